@@ -1,0 +1,29 @@
+/*
+How bad input is reported: fail() throws, main() prints the one line and exits with code 1. What was half done is
+undone on the way by destructors.
+*/
+#pragma once
+
+#include <cstdarg>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+struct Error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// printf into a std::string.
+__attribute__((format(printf, 1, 2))) inline std::string text(const char* format, ...) {
+    va_list arguments, again;
+    va_start(arguments, format);
+    va_copy(again, arguments);
+    std::string result((size_t)vsnprintf(nullptr, 0, format, again), '\0');
+    va_end(again);
+    vsnprintf(result.data(), result.size() + 1, format, arguments);
+    va_end(arguments);
+    return result;
+}
+
+// The message names the thing (file, option), then the reason, then the remedy: "FILE: reason; do this".
+#define fail(...) throw Error(text(__VA_ARGS__))

@@ -1,0 +1,171 @@
+/*
+What every kernel file uses: the activation type floatX, checked API calls, vector loads and stores, warp and block
+sums, and the two ways to start work on a stream (a CUDA kernel, or a plain function on the cpu device).
+*/
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <type_traits>
+#include <utility>
+
+#ifdef DEVICE_CPU
+#include "kernels/host_cuda.h"
+#else
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include "kernels/ptx.cuh"
+#endif
+
+#ifdef __CUDACC__
+#include <nvtx3/nvToolsExt.h>
+#endif
+
+// ----------------------------------------------------------------------------
+// types
+
+// The type of parameters and activations. Gradients of parameters, and all sums, are float.
+#ifdef PRECISION_BF16
+using floatX = __nv_bfloat16;
+constexpr const char* floatX_name = "bf16";
+#else
+using floatX = float;
+constexpr const char* floatX_name = "fp32";
+#endif
+
+#ifdef DEVICE_CPU
+#define HOST_DEVICE
+constexpr const char* device_name = "cpu";
+#else
+#define HOST_DEVICE __host__ __device__
+constexpr const char* device_name = "cuda";
+#endif
+
+template <typename Integer>
+HOST_DEVICE constexpr Integer ceil_div(Integer a, std::type_identity_t<Integer> b) {
+    return (a + b - 1) / b;
+}
+
+// ----------------------------------------------------------------------------
+// checked calls
+
+inline void cuda_check(cudaError_t error, const char* call, const char* file, int line) {
+    if (error == cudaSuccess) return;
+    fprintf(stderr, "train_gpt: %s failed: %s (%s:%d)\n", call, cudaGetErrorString(error), file, line);
+    exit(1);
+}
+#define cudaCheck(call) cuda_check((call), #call, __FILE__, __LINE__)
+
+// ----------------------------------------------------------------------------
+// starting work on a stream
+
+// Names the enclosing function in profiles (Nsight Systems) for as long as it runs.
+struct ProfileRange {
+#ifdef __CUDACC__
+    explicit ProfileRange(const char* name) { nvtxRangePushA(name); }
+    ~ProfileRange() { nvtxRangePop(); }
+#else
+    explicit ProfileRange(const char*) {}
+#endif
+};
+
+// A launcher's body is one ON_DEVICE: the plain loop for the cpu device, and the kernel launch for the others.
+#ifdef DEVICE_CPU
+
+#define ON_DEVICE(stream, cpu_call, ...)                                                                     \
+    ProfileRange profile_range(__func__);                                                                    \
+    host_stream(stream).enqueue([=] { cpu_call; })
+
+#else
+
+#define ON_DEVICE(stream, cpu_call, ...)                                                                     \
+    ProfileRange profile_range(__func__);                                                                    \
+    __VA_ARGS__
+
+// kernel<<<grid, block, shared_bytes, stream>>>(arguments...), with converted arguments and errors checked.
+template <typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+            Arguments... arguments) {
+    static_assert(sizeof...(Parameters) == sizeof...(Arguments), "wrong number of kernel arguments");
+    constexpr size_t shared_bytes_without_asking = 48 * 1024;
+    if (shared_bytes > shared_bytes_without_asking) {
+        cudaCheck(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       (int)shared_bytes));
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    cudaCheck(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+// ----------------------------------------------------------------------------
+// inside kernels
+
+constexpr int warp_size = 32;
+
+// N elements moved by one load or store.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vec {
+    T at[N];
+    __device__ T& operator[](int i) { return at[i]; }
+    __device__ const T& operator[](int i) const { return at[i]; }
+};
+
+// Elements of T in 16 bytes, the widest access of a thread.
+template <typename T>
+constexpr int vec_width = 16 / sizeof(T);
+
+template <int N, typename T>
+__device__ Vec<T, N> load(const T* from) {
+    return *reinterpret_cast<const Vec<T, N>*>(from);
+}
+
+template <int N, typename T>
+__device__ void store(T* to, const Vec<T, N>& values) {
+    *reinterpret_cast<Vec<T, N>*>(to) = values;
+}
+
+// Calls f with the widest vector of T (as std::integral_constant) that divides a row of `row` elements.
+template <typename T, typename F>
+void with_vec_width(size_t row, F&& f) {
+    if (row % vec_width<T> == 0)
+        f(std::integral_constant<int, vec_width<T>>{});
+    else
+        f(std::integral_constant<int, 1>{});
+}
+
+// The sum over a warp, in every lane. The order of additions is fixed.
+__device__ inline float warp_sum(float value) {
+    for (int offset = warp_size / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
+    return value;
+}
+
+__device__ inline float warp_max(float value) {
+    for (int offset = warp_size / 2; offset > 0; offset /= 2) {
+        value = fmaxf(value, __shfl_xor_sync(~0u, value, offset));
+    }
+    return value;
+}
+
+// Combines one value per warp into one per block, in every thread. All threads of a one-dimensional block take part.
+template <float (*warp_combine)(float)>
+__device__ float block_combine(float value, float neutral) {
+    __shared__ float per_warp[warp_size];
+    int warp = threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
+    int warps = blockDim.x / warp_size;
+    value = warp_combine(value);
+    __syncthreads();  // per_warp may still be read from an earlier call
+    if (lane == 0) per_warp[warp] = value;
+    __syncthreads();
+    return warp_combine(lane < warps ? per_warp[lane] : neutral);
+}
+
+__device__ inline float block_sum(float value) { return block_combine<warp_sum>(value, 0.0f); }
+__device__ inline float block_max(float value) { return block_combine<warp_max>(value, -INFINITY); }
+
+#endif
