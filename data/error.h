@@ -13,17 +13,30 @@ struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// printf into a std::string.
-__attribute__((format(printf, 1, 2))) inline std::string text(const char* format, ...) {
-    va_list arguments, again;
-    va_start(arguments, format);
+inline std::string text_of(const char* format, va_list arguments) {
+    va_list again;
     va_copy(again, arguments);
     std::string result((size_t)vsnprintf(nullptr, 0, format, again), '\0');
     va_end(again);
     vsnprintf(result.data(), result.size() + 1, format, arguments);
+    return result;
+}
+
+// printf into a std::string.
+__attribute__((format(printf, 1, 2))) inline std::string text(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    std::string result = text_of(format, arguments);
     va_end(arguments);
     return result;
 }
 
 // The message names the thing (file, option), then the reason, then the remedy: "FILE: reason; do this".
-#define fail(...) throw Error(text(__VA_ARGS__))
+// (A function, because a macro of this name breaks the standard headers that declare ios::fail().)
+[[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    std::string message = text_of(format, arguments);
+    va_end(arguments);
+    throw Error(message);
+}

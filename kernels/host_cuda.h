@@ -30,6 +30,7 @@ enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
     cudaErrorNotReady = 600,
     cudaErrorLaunchFailure = 719,
 };
@@ -39,6 +40,7 @@ inline const char* cudaGetErrorString(cudaError_t error) {
     case cudaSuccess: return "no error";
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorNotReady: return "device not ready";
     default: return "unspecified launch failure";
     }
@@ -240,16 +242,28 @@ inline size_t host_available_memory() {
     return available;
 }
 
+// What a device that stands behind this API, such as a simulated GPU, replaces before main.
+struct HostDevice {
+    void* (*allocate)(size_t bytes) = [](size_t bytes) -> void* {
+        void* pointer;
+        return posix_memalign(&pointer, 256, bytes) == 0 ? pointer : nullptr;
+    };
+    void (*release)(void* pointer) = free;
+    int major = 0, minor = 0;  // compute capability
+};
+inline constinit HostDevice host_device;
+
 // Linux hands out memory it does not have and kills the process later, so the check is ours.
 inline cudaError_t cudaMalloc(void** pointer, size_t bytes) {
     *pointer = nullptr;
     if (bytes == 0) return cudaSuccess;
     if (bytes > host_available_memory()) return cudaErrorMemoryAllocation;
-    return posix_memalign(pointer, 256, bytes) == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
+    *pointer = host_device.allocate(bytes);
+    return *pointer ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 inline cudaError_t cudaFree(void* pointer) {
-    free(pointer);
+    if (pointer) host_device.release(pointer);
     return cudaSuccess;
 }
 
@@ -337,6 +351,8 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
     snprintf(properties->name, sizeof properties->name, "%s", name.c_str());
     size_t free_bytes;
     cudaMemGetInfo(&free_bytes, &properties->totalGlobalMem);
+    properties->major = host_device.major;
+    properties->minor = host_device.minor;
     properties->multiProcessorCount = (int)std::thread::hardware_concurrency();
     return cudaSuccess;
 }

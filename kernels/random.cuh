@@ -15,8 +15,10 @@ struct Random4 {
     uint32_t at[4];
 };
 
-HOST_DEVICE inline Random4 philox(uint64_t key, uint64_t counter) {
-    uint32_t x[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), 0, 0};
+// The counter has 128 bits, for numbers that are counted in two ways, such as by element and by step.
+HOST_DEVICE inline Random4 philox(uint64_t key, uint64_t counter, uint64_t counter_high = 0) {
+    uint32_t x[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), (uint32_t)counter_high,
+                     (uint32_t)(counter_high >> 32)};
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     for (int round = 0; round < 10; round++) {
         uint64_t product0 = (uint64_t)0xD2511F53u * x[0], product1 = (uint64_t)0xCD9E8D57u * x[2];

@@ -1,0 +1,192 @@
+/*
+Files that are read whole and files that are written whole. A MappedFile is a read-only view of a regular file
+of any size. A NewFile appears under its name complete and safely on disk, or not at all: it is written beside
+its place as NAME.partial, and renamed at the end.
+*/
+#pragma once
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <fcntl.h>
+#include <string>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+#include "data/error.h"
+
+// "PATH: cannot ACTION: REASON; REMEDY", with the reason in errno.
+[[noreturn]] inline void fail_with_errno(const std::string& path, const char* action) {
+    int reason = errno;
+    const char* remedy = "check the file system, then try again";
+    switch (reason) {
+    case ENOENT:
+    case ENOTDIR:
+        remedy = "check the path";
+        break;
+    case EACCES:
+    case EPERM:
+        remedy = "check the permissions";
+        break;
+    case EROFS:
+        remedy = "name another place";
+        break;
+    case ENOSPC:
+    case EDQUOT:
+        remedy = "free some space there or name another place, then try again";
+        break;
+    case EMFILE:
+        remedy = "raise the limit of open files (ulimit -n)";
+        break;
+    }
+    fail("%s: cannot %s: %s; %s", path.c_str(), action, strerror(reason), remedy);
+}
+
+// Owns a file descriptor.
+class FileHandle {
+public:
+    explicit FileHandle(int descriptor = -1) : descriptor_(descriptor) {}
+    FileHandle(FileHandle&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+    FileHandle& operator=(FileHandle&& other) noexcept {
+        std::swap(descriptor_, other.descriptor_);
+        return *this;
+    }
+    ~FileHandle() { close(); }
+
+    int get() const { return descriptor_; }
+    explicit operator bool() const { return descriptor_ >= 0; }
+
+    // What close(2) says; some file systems report a full disk only here.
+    int close() {
+        int descriptor = std::exchange(descriptor_, -1);
+        return descriptor < 0 ? 0 : ::close(descriptor);
+    }
+
+private:
+    int descriptor_;
+};
+
+// Opens a regular file for reading. Anything else is refused; a pipe is not waited for.
+inline FileHandle open_regular(const std::string& path, struct stat* status) {
+    FileHandle file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (!file) fail_with_errno(path, "open it");
+    if (fstat(file.get(), status) != 0) fail_with_errno(path, "look at it");
+    if (S_ISDIR(status->st_mode)) fail("%s: is a folder; name the files in it", path.c_str());
+    if (!S_ISREG(status->st_mode)) fail("%s: is not a regular file; copy it to one", path.c_str());
+    return file;
+}
+
+// ----------------------------------------------------------------------------
+// reading
+
+class MappedFile {
+public:
+    explicit MappedFile(const std::string& path) {
+        struct stat status;
+        FileHandle file = open_regular(path, &status);
+        size_ = (size_t)status.st_size;
+        if (size_ == 0) return;  // nothing to map
+        void* address = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
+        if (address == MAP_FAILED) fail_with_errno(path, "map it into memory");
+        data_ = (const char*)address;
+    }
+
+    MappedFile(MappedFile&& other) noexcept
+        : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    MappedFile& operator=(MappedFile&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(size_, other.size_);
+        return *this;
+    }
+    ~MappedFile() {
+        if (data_) munmap((void*)data_, size_);
+    }
+
+    const char* data() const { return data_; }
+    size_t size() const { return size_; }
+
+private:
+    const char* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+// ----------------------------------------------------------------------------
+// writing
+
+class NewFile {
+public:
+    explicit NewFile(std::string path) : path_(std::move(path)), partial_(path_ + ".partial") {
+        file_ = FileHandle(open(partial_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+        if (!file_) fail_with_errno(path_, "create it");
+        // What an interrupted run left behind is written again; what a running one writes is not touched.
+        bool busy = flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        if (busy || !still_ours()) {
+            fail("%s: another process is writing it; wait for that to end or choose another name",
+                 path_.c_str());
+        }
+        exists_ = true;
+        if (ftruncate(file_.get(), 0) != 0) fail_with_errno(path_, "write it");
+    }
+
+    NewFile(const NewFile&) = delete;
+    NewFile& operator=(const NewFile&) = delete;
+    ~NewFile() {
+        if (exists_) unlink(partial_.c_str());
+    }
+
+    // Appends.
+    void write(const void* data, size_t bytes) {
+        write_at(size_, data, bytes);
+        size_ += bytes;
+    }
+
+    // Writes over what is there.
+    void write_at(uint64_t offset, const void* data, size_t bytes) {
+        for (size_t done = 0; done < bytes;) {
+            ssize_t written =
+                pwrite(file_.get(), (const char*)data + done, bytes - done, (off_t)(offset + done));
+            if (written < 0 && errno == EINTR) continue;
+            if (written < 0) fail_with_errno(path_, "write it");
+            done += (size_t)written;
+        }
+    }
+
+    // All of it is on disk after this; nothing more can be written.
+    void finish() {
+        if (!file_) return;
+        if (fsync(file_.get()) != 0) fail_with_errno(path_, "write it");
+        if (file_.close() != 0) fail_with_errno(path_, "write it");
+    }
+
+    // Gives the file its name, durably.
+    void commit() {
+        finish();
+        if (rename(partial_.c_str(), path_.c_str()) != 0)
+            fail_with_errno(path_, "give the new file this name");
+        exists_ = false;
+        size_t slash = path_.rfind('/');
+        std::string folder = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
+        FileHandle handle(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+        // Folders that may be written but not listed, and some file systems, cannot be synchronised by name.
+        if (handle && fsync(handle.get()) != 0 && errno != EINVAL) fail_with_errno(folder, "write it");
+    }
+
+    bool finished() const { return !file_; }
+    const std::string& path() const { return path_; }
+
+private:
+    // Between our open() and flock() another process may have given the file its final name.
+    bool still_ours() const {
+        struct stat opened, named;
+        return fstat(file_.get(), &opened) == 0 && stat(partial_.c_str(), &named) == 0 &&
+               opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+    }
+
+    std::string path_, partial_;
+    FileHandle file_;
+    uint64_t size_ = 0;
+    bool exists_ = false;
+};

@@ -1,0 +1,233 @@
+/*
+Every option of the program, one row each: the parser, --help, the log header and the record in run
+directories and weights files are all made from this table. A value is known by one name: learning_rate in the
+struct and in JSON,
+--learning-rate on the command line.
+*/
+#pragma once
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "data/model_config.h"
+
+enum Command { command_train = 1, command_sample = 2, command_tokenize = 4 };
+
+// Sizes left at 0 that can be worked out from the others are filled in by complete().
+struct Options : ModelConfig {
+    std::string model = "tiny";
+
+    std::string train_data, val_data;  // globs, comma separated
+    std::string tokenizer = "none";    // none | bytes
+    int document_end = -1;             // token that ends a document; -1: documents are not told apart
+    std::string run_dir;
+    bool overwrite = false;
+    int seed = 1337;
+
+    int steps = 1000;
+    int micro_batch = 4;
+    int sequence_length = 0;     // 0: context
+    long long global_batch = 0;  // tokens of one step; 0: one micro-batch
+
+    float learning_rate = 6e-4f;
+    std::string schedule = "cosine";  // cosine | linear | constant | wsd
+    int warmup_steps = -1;            // -1: a twentieth of the run, at most 2000
+    float final_learning_rate = 0.1f;
+    float decay_fraction = 0.2f;
+    float weight_decay = 0.1f;
+    float beta1 = 0.9f;
+    float beta2 = 0.95f;
+    float adam_eps = 1e-8f;
+    float gradient_clip = 1;
+
+    bool master_weights = true;
+    bool stochastic_rounding = false;
+    std::string recompute = "none";  // none | mlp | block
+    int loss_chunk = 0;
+
+    int log_every = 1;
+    float peak_tflops = 0;
+
+    int val_every = 100;
+    int val_batches = 20;
+    int sample_every = 0;
+    int sample_tokens = 256;
+    std::string prompt;
+
+    std::string run;  // sample: what to sample from
+    int tokens = 256;
+    float temperature = 1;
+    int top_k = 0;
+    int samples = 1;
+
+    std::vector<std::string> inputs;  // tokenize: what to read
+    std::string output;
+    double val_fraction = 0.01;
+    long long shard_tokens = 100 << 20;
+};
+
+// What a row accepts: numbers from low to high, one of the choices, or any text.
+struct Limits {
+    double low = 0, high = 0;
+    std::vector<std::string> choices = {};
+};
+
+struct OptionRow {
+    using Member = std::variant<int Options::*, long long Options::*, float Options::*, double Options::*,
+                                bool Options::*, std::string Options::*, std::vector<std::string> Options::*>;
+    const char* field;
+    Member member;
+    int commands;  // Command bits
+    const char* group;
+    Limits limits;
+    const char* help;
+    bool shapes_model = false;  // weights made with one value mean nothing under another
+    bool positional = false;    // given without its name
+};
+
+inline const std::vector<OptionRow>& option_table() {
+    constexpr int train = command_train, sample = command_sample, tokenize = command_tokenize;
+    constexpr bool shapes_model = true, positional = true;
+    constexpr double most = 2147483647;  // shown as no limit
+    const Limits any_text = {}, on_off = {0, 0, {"on", "off"}};
+    const auto range = [](double low, double high) { return Limits{low, high}; };
+    const auto one_of = [](std::vector<std::string> choices) { return Limits{0, 0, std::move(choices)}; };
+#define FIELD(name) #name, &Options::name
+    static const std::vector<OptionRow> table = {
+        {FIELD(model), train, "Model", any_text,
+         "Starting point: a preset's name, or a Hugging Face config.json or the folder that holds one. The "
+         "other model options change it."},
+        {FIELD(layers), train, "Model", range(1, 10000), "Transformer blocks.", shapes_model},
+        {FIELD(channels), train, "Model", range(1, 131072), "Width of the residual stream.", shapes_model},
+        {FIELD(heads), train, "Model", range(1, 4096), "Query heads of each attention layer.", shapes_model},
+        {FIELD(kv_heads), train, "Model", range(0, 4096),
+         "Key and value heads; fewer than --heads is grouped-query attention. 0: as many as --heads.",
+         shapes_model},
+        {FIELD(head_size), train, "Model", range(0, 256), "Width of a head. 0: channels / heads.",
+         shapes_model},
+        {FIELD(mlp_width), train, "Model", range(0, 1048576), "Hidden width of the MLP. 0: 4 * channels.",
+         shapes_model},
+        {FIELD(vocab_size), train, "Model", range(1, 16777216), "Number of different tokens.", shapes_model},
+        {FIELD(context), train, "Model", range(1, 16777216), "Positions the model is made for, in tokens.",
+         shapes_model},
+        {FIELD(norm), train, "Model", one_of({"layernorm", "rmsnorm"}), "Normalisation before each sublayer.",
+         shapes_model},
+        {FIELD(norm_eps), train, "Model", range(1e-12, 1), "Added to the variance before its square root.",
+         shapes_model},
+        {FIELD(position), train, "Model", one_of({"learned", "rope"}),
+         "How positions are told: a learned vector each, or rotation of queries and keys (RoPE).",
+         shapes_model},
+        {FIELD(rope_theta), train, "Model", range(1, 1e12), "RoPE: base of the wavelengths.", shapes_model},
+        {FIELD(rope_dims), train, "Model", range(0, 256), "RoPE: rotated dimensions of each head. 0: all.",
+         shapes_model},
+        {FIELD(rope_scaling), train, "Model", range(1, 1e6),
+         "RoPE: Llama 3.1 stretching of long wavelengths by this factor. 1: none.", shapes_model},
+        {FIELD(rope_low_frequency), train, "Model", range(1e-3, 1e6),
+         "RoPE scaling: wavelengths beyond the original context over this are stretched in full.",
+         shapes_model},
+        {FIELD(rope_high_frequency), train, "Model", range(1e-3, 1e6),
+         "RoPE scaling: wavelengths below the original context over this are left alone.", shapes_model},
+        {FIELD(rope_original_context), train, "Model", range(1, 16777216),
+         "RoPE scaling: context before stretching, in tokens.", shapes_model},
+        {FIELD(mlp), train, "Model", one_of({"gelu", "gelu-exact", "swiglu"}),
+         "Activation of the MLP: GELU by its tanh formula, GELU by the error function, or gated SiLU.",
+         shapes_model},
+        {FIELD(bias), train, "Model", on_off, "Biases in the matrix products and in layernorm.",
+         shapes_model},
+        {FIELD(window), train, "Model", range(0, 16777216),
+         "Sliding window: each token attends to this many tokens, itself included. 0: to all before it.",
+         shapes_model},
+        {FIELD(block), train, "Model", one_of({"sequential", "parallel"}),
+         "MLP after attention, or both side by side behind one norm.", shapes_model},
+        {FIELD(tie_embeddings), train, "Model", on_off, "Use the token embedding as the output matrix too.",
+         shapes_model},
+        {FIELD(qk_norm), train, "Model", on_off, "RMSNorm of each query and key head before RoPE.",
+         shapes_model},
+
+        {FIELD(train_data), train, "Data", any_text,
+         "Token files to train on: paths or glob patterns, separated by commas. Made by train_gpt tokenize."},
+        {FIELD(val_data), train, "Data", any_text,
+         "Token files to measure the validation loss on, in the same form. Empty: no validation."},
+        {FIELD(tokenizer), train, "Data", one_of({"none", "bytes"}),
+         "How samples are shown: as token numbers, or as text with one token for each byte.", shapes_model},
+        {FIELD(document_end), train, "Data", range(-1, 16777215),
+         "Token that ends a document; attention does not reach across it. -1: documents are not told apart.",
+         shapes_model},
+
+        {FIELD(run_dir), train, "Run", any_text,
+         "Folder for the log, the options, the samples and the weights. Empty: runs/ and the model's name."},
+        {FIELD(overwrite), train | tokenize, "Run", on_off, "Replace what an earlier run left there."},
+        {FIELD(seed), train | sample | tokenize, "Run", range(0, most),
+         "Seed of all random numbers: the same seed gives the same result, bit for bit."},
+        {FIELD(log_every), train, "Run", range(1, most),
+         "Steps between lines on the screen; log.jsonl has every step."},
+        {FIELD(peak_tflops), train, "Run", range(0, 1e6),
+         "TFLOP/s that MFU is a share of. 0: the card's published dense rate, where it is known."},
+        {FIELD(steps), train, "Run", range(1, most), "Optimizer steps of the run."},
+        {FIELD(micro_batch), train, "Run", range(1, 1048576),
+         "Sequences that go through the model at once; more is faster and takes more memory."},
+        {FIELD(sequence_length), train, "Run", range(0, 16777216), "Tokens of each sequence. 0: --context."},
+        {FIELD(global_batch), train, "Run", range(0, 1e12),
+         "Tokens of each step, gathered from several micro-batches where need be; may end in k, M or G "
+         "(1024, 1024^2, 1024^3). 0: one micro-batch."},
+
+        {FIELD(learning_rate), train, "Optimizer", range(0, 10), "AdamW: step size at its peak."},
+        {FIELD(schedule), train, "Optimizer", one_of({"cosine", "linear", "constant", "wsd"}),
+         "Course of the learning rate after the warm-up; wsd stays at the peak and falls at the end of the "
+         "run."},
+        {FIELD(warmup_steps), train, "Optimizer", range(-1, most),
+         "Steps in which the learning rate rises from 0 to its peak. -1: a twentieth of the run, at most "
+         "2000."},
+        {FIELD(final_learning_rate), train, "Optimizer", range(0, 1),
+         "Learning rate at the last step, as a fraction of the peak."},
+        {FIELD(decay_fraction), train, "Optimizer", range(0, 1),
+         "wsd: part of the run in which the learning rate falls."},
+        {FIELD(weight_decay), train, "Optimizer", range(0, 10),
+         "AdamW: decay of the matrices towards 0; biases and norms do not decay."},
+        {FIELD(beta1), train, "Optimizer", range(0, 0.999999), "AdamW: memory of the gradient's mean."},
+        {FIELD(beta2), train, "Optimizer", range(0, 0.999999),
+         "AdamW: memory of the gradient's mean square."},
+        {FIELD(adam_eps), train, "Optimizer", range(1e-20, 1),
+         "AdamW: added to the root of the mean square."},
+        {FIELD(gradient_clip), train, "Optimizer", range(0, 1e9),
+         "Gradients whose global norm exceeds this are scaled down to it. 0: never."},
+
+        {FIELD(master_weights), train, "Memory", on_off,
+         "bf16 builds: keep an fp32 copy of the weights for the optimizer, 4 bytes a parameter."},
+        {FIELD(stochastic_rounding), train, "Memory", on_off,
+         "bf16 builds: round updated weights up or down at random, so that small updates are not lost."},
+        {FIELD(recompute), train, "Memory", one_of({"none", "mlp", "block"}),
+         "Activations to compute again in the backward pass instead of keeping them; the result is the "
+         "same."},
+        {FIELD(loss_chunk), train, "Memory", range(0, 16777216),
+         "Tokens whose logits exist at the same time. 0: chosen by size."},
+
+        {FIELD(val_every), train, "Evaluation", range(0, most), "Steps between validations. 0: never."},
+        {FIELD(val_batches), train, "Evaluation", range(1, 1048576), "Micro-batches of one validation."},
+        {FIELD(sample_every), train, "Sampling", range(0, most),
+         "Steps between samples from the model. 0: never."},
+        {FIELD(sample_tokens), train, "Sampling", range(1, 16777216), "Tokens of such a sample."},
+        {FIELD(prompt), train | sample, "Sampling", any_text, "Text that samples go on from."},
+
+        {FIELD(run), sample, "Sampling", any_text, "Run directory or weights file to sample from.", false,
+         positional},
+        {FIELD(tokens), sample, "Sampling", range(1, 16777216), "Tokens to add to the prompt."},
+        {FIELD(temperature), sample, "Sampling", range(0, 100),
+         "Divides the logits: below 1 plays safe, above 1 is wild. 0: always the likeliest token."},
+        {FIELD(top_k), sample, "Sampling", range(0, 16777216),
+         "Choose among this many likeliest tokens. 0: among all."},
+        {FIELD(samples), sample, "Sampling", range(1, 1048576), "Number of samples."},
+
+        {FIELD(inputs), tokenize, "Text", any_text, "Files and folders to read; folders with all they hold.",
+         false, positional},
+        {FIELD(output), tokenize, "Text", any_text,
+         "Beginning of the names of the files to write: PREFIX_train_000000.bin, PREFIX_val_000000.bin ..."},
+        {FIELD(val_fraction), tokenize, "Text", range(0, 1),
+         "Part of the documents kept for validation. 0: none."},
+        {FIELD(shard_tokens), tokenize, "Text", range(1024, 1 << 30),
+         "Tokens of each file at most; may end in k, M or G."},
+    };
+#undef FIELD
+    return table;
+}

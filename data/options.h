@@ -1,0 +1,211 @@
+/*
+From the command line to Options: the defaults, then the preset or config.json named by --model, then what was
+given explicitly, then complete(), which fills in what follows from the rest and refuses what does not fit
+together.
+*/
+#pragma once
+
+#define CXXOPTS_VECTOR_DELIMITER '\0'
+#include <cxxopts.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/error.h"
+#include "data/hf_config.h"
+#include "data/option_help.h"
+#include "data/option_table.h"
+#include "data/option_values.h"
+#include "data/presets.h"
+
+// ----------------------------------------------------------------------------
+// what fits together
+
+// The folder in runs/ for a model: a preset's name, or that of the folder which holds its config.json.
+inline std::string model_label(const std::string& model) {
+    if (find_preset(model)) return model;
+    std::filesystem::path path = std::filesystem::absolute(hf_config_path(model)).lexically_normal();
+    return (path.filename() == "config.json" ? path.parent_path().filename() : path.stem()).string();
+}
+
+inline void complete_training(Options& options) {
+    if (options.train_data.empty()) {
+        fail("--train-data: missing; name token files, such as those that `train_gpt tokenize` writes");
+    }
+    if (options.sequence_length == 0) options.sequence_length = options.context;
+    if (options.sequence_length > options.context) {
+        fail("--sequence-length %d: longer than the model's context of %d; lower it or raise --context",
+             options.sequence_length, options.context);
+    }
+    long long tokens = (long long)options.micro_batch * options.sequence_length;
+    if (tokens > INT32_MAX) {
+        fail(
+            "--micro-batch %d: with sequences of %d tokens more than 2^31 tokens at once; lower it and raise "
+            "--global-batch instead",
+            options.micro_batch, options.sequence_length);
+    }
+    if (options.global_batch == 0) options.global_batch = tokens;
+    if (options.global_batch % tokens) {
+        long long below = options.global_batch / tokens * tokens, above = below + tokens;
+        fail("--global-batch %lld: not a multiple of the micro-batch of %d sequences * %d tokens = %lld; "
+             "give %s%lld",
+             options.global_batch, options.micro_batch, options.sequence_length, tokens,
+             below ? text("%lld or ", below).c_str() : "", above);
+    }
+    if (options.warmup_steps < 0) options.warmup_steps = std::min(options.steps / 20, 2000);
+    if (options.warmup_steps > options.steps) {
+        fail("--warmup-steps %d: more than the run's %d steps; lower it or raise --steps",
+             options.warmup_steps, options.steps);
+    }
+    if (options.document_end >= options.vocab_size) {
+        fail("--document-end %d: not a token of a vocabulary of %d; give -1 or a smaller number",
+             options.document_end, options.vocab_size);
+    }
+    if (options.tokenizer == "bytes" && options.vocab_size < 257) {
+        fail("--vocab-size %d: too small for --tokenizer bytes; give at least 257 (256 bytes and the end of "
+             "a text)",
+             options.vocab_size);
+    }
+    if (options.tokenizer == "none" && !options.prompt.empty()) {
+        fail("--prompt: cannot be turned into tokens without a tokenizer; add --tokenizer bytes or leave it "
+             "out");
+    }
+    if (options.run_dir.empty()) options.run_dir = "runs/" + model_label(options.model);
+}
+
+inline void complete(Options& options, Command command) {
+    for (const OptionRow& row : option_table()) {
+        if (row.commands & command) check_limits(row, options);
+    }
+    if (command == command_train) {
+        complete(static_cast<ModelConfig&>(options));
+        complete_training(options);
+    }
+    if (command == command_sample && options.run.empty()) {
+        fail("train_gpt sample: nothing to sample from; name a run directory or a weights file");
+    }
+    if (command == command_tokenize && options.inputs.empty()) {
+        fail("train_gpt tokenize: nothing to read; name files or folders of text");
+    }
+    if (command == command_tokenize && options.output.empty()) {
+        fail("--output: missing; give the beginning of the names of the files to write, such as data/mytext");
+    }
+}
+
+// ----------------------------------------------------------------------------
+// the command line
+
+// Takes a preset or a foreign config; --model names it.
+inline void apply_model(Options& options) {
+    if (const Preset* preset = find_preset(options.model)) {
+        static_cast<ModelConfig&>(options) = preset->config;
+        options.tokenizer = preset->tokenizer;
+        options.document_end = preset->document_end;
+    } else if (std::string path = hf_config_path(options.model); !path.empty()) {
+        static_cast<ModelConfig&>(options) = read_hf_config(path);
+    } else {
+        std::vector<std::string> names;
+        for (const Preset& row : preset_table()) names.push_back(row.name);
+        fail("--model %s: neither a preset nor a config.json%s; `train_gpt train --help` lists the presets",
+             printable(options.model).c_str(), nearest_name(options.model, names).c_str());
+    }
+}
+
+// An on|off option may stand alone, for on. Gives each of them its value.
+inline std::vector<std::string> with_switch_values(int argc, const char* const* argv) {
+    std::vector<std::string> arguments(argv, argv + argc);
+    for (int i = 1; i < argc; i++) {
+        const OptionRow* row = find_option(arguments[i]);
+        if (!row || !is_switch(*row)) continue;
+        bool has_value = i + 1 < argc && (arguments[i + 1] == "on" || arguments[i + 1] == "off");
+        if (!has_value) arguments[i] += "=on";
+    }
+    return arguments;
+}
+
+inline void refuse_unknown(const std::string& argument, Command command) {
+    std::string name = argument.substr(0, argument.find('='));
+    if (const OptionRow* row = find_option(name); row && !(row->commands & command)) {
+        fail("%s: not an option of train_gpt %s; see train_gpt %s --help", name.c_str(),
+             command_name(command), command_name(command));
+    }
+    std::vector<std::string> names;
+    for (const OptionRow& row : option_table()) {
+        if (row.commands & command && !row.positional) names.push_back(option_name(row));
+    }
+    fail("%s: no such option%s; see train_gpt %s --help", printable(name).c_str(),
+         nearest_name(name, names).c_str(), command_name(command));
+}
+
+// argv[0] is the command's own name. Prints the help and exits where that is asked for.
+inline Options parse_options(Command command, int argc, const char* const* argv) {
+    cxxopts::Options parser("train_gpt");
+    parser.allow_unrecognised_options();
+    parser.add_options()("h,help", "");
+    const OptionRow* positional = nullptr;
+    for (const OptionRow& row : option_table()) {
+        if (!(row.commands & command)) continue;
+        if (row.positional) {
+            positional = &row;
+        } else {
+            parser.add_options()(option_name(row).substr(2), "", cxxopts::value<std::string>());
+        }
+    }
+
+    std::vector<std::string> arguments = with_switch_values(argc, argv);
+    std::vector<const char*> pointers;
+    for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
+    std::vector<cxxopts::KeyValue> given;
+    std::vector<std::string> others;
+    try {
+        cxxopts::ParseResult result = parser.parse((int)pointers.size(), pointers.data());
+        if (result.count("help")) {
+            fputs(help_text(command, terminal_width()).c_str(), stdout);
+            exit(0);
+        }
+        given = result.arguments();
+        others = result.unmatched();
+    } catch (const cxxopts::exceptions::missing_argument&) {
+        fail("%s: value missing; see train_gpt %s --help", arguments.back().c_str(), command_name(command));
+    } catch (const cxxopts::exceptions::exception& error) {
+        fail("command line: %s; see train_gpt %s --help", printable(error.what()).c_str(),
+             command_name(command));
+    }
+
+    Options options;
+    for (const auto& pair : given) {
+        if (pair.value().starts_with("--") && find_option(pair.value())) {
+            fail("--%s: value missing before %s; see train_gpt %s --help", pair.key().c_str(),
+                 pair.value().c_str(), command_name(command));
+        }
+        if (pair.key() == "model") options.model = pair.value();
+    }
+    for (const std::string& argument : others) {
+        if (argument.size() > 1 && argument[0] == '-') refuse_unknown(argument, command);
+        if (!positional || !add_value(*positional, options, argument)) {
+            fail("%s: unexpected; options are written --name value and switches on or off, see train_gpt %s "
+                 "--help",
+                 printable(argument).c_str(), command_name(command));
+        }
+    }
+    if (command == command_train) apply_model(options);
+    for (const auto& pair : given) set_value(*find_option("--" + pair.key()), options, pair.value());
+    complete(options, command);
+    return options;
+}
+
+// The command a first argument names.
+inline Command parse_command(const std::string& name) {
+    std::vector<std::string> names;
+    for (const CommandHelp& row : command_table()) {
+        if (name == row.name) return row.command;
+        names.push_back(row.name);
+    }
+    fail("%s: no such command%s; train_gpt --help lists them", printable(name).c_str(),
+         nearest_name(name, names).c_str());
+}

@@ -1,0 +1,350 @@
+/*
+The weights file: a table of named tensors, and one JSON object that says what they belong to. All numbers are
+little-endian.
+
+    at  bytes
+     0      8  magic: 89 54 47 50 54 0d 0a 1a ("\x89TGPT\r\n\x1a"; a transfer that converts line ends breaks
+it) 8      4  version of this format: 1 12      4  zero 16      8  H, bytes of the header; a multiple of 64 24
+8  XXH3-64 of the header 32      8  D, bytes of the data; a multiple of 64 40      8  XXH3-64 of the data 48
+16  zero 64      H  header: {"tensors": [{"name", "dtype": "fp32" | "bf16", "shape": [...], "offset",
+"bytes"}, ...], ...}, then spaces; what else the object holds is the writer's affair 64+H      D  data: each
+tensor row-major, at its offset from here; then zeros up to the next multiple of 64, where the next one of the
+table begins 64+H+D         end of the file
+
+The writer gives the file its name only when it is complete and on disk. The reader checks all of the above,
+both hashes included, before it hands out a byte.
+*/
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <xxhash.h>
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <string>
+#include <sys/statvfs.h>
+#include <unistd.h>
+#include <vector>
+
+#include "data/error.h"
+#include "data/file.h"
+#include "data/json.h"
+
+enum class Dtype { fp32, bf16 };
+
+inline const char* dtype_name(Dtype dtype) {
+    return dtype == Dtype::fp32 ? "fp32" : "bf16";
+}
+inline uint64_t dtype_size(Dtype dtype) {
+    return dtype == Dtype::fp32 ? 4 : 2;
+}
+
+struct StoredTensor {
+    std::string name;
+    std::vector<int64_t> shape;
+    Dtype dtype = Dtype::fp32;
+    uint64_t offset = 0;  // in the data
+    uint64_t bytes = 0;
+};
+
+namespace weights_format {
+
+constexpr unsigned char magic[8] = {0x89, 'T', 'G', 'P', 'T', '\r', '\n', 0x1a};
+constexpr uint32_t version = 1;
+constexpr uint64_t alignment = 64;
+constexpr uint64_t longest_header = 16 << 20;
+
+struct Preamble {
+    unsigned char magic[8];
+    uint32_t version;
+    uint32_t zero;
+    uint64_t header_bytes, header_hash;
+    uint64_t data_bytes, data_hash;
+    unsigned char zeros[16];
+};
+static_assert(sizeof(Preamble) == alignment && std::endian::native == std::endian::little);
+
+inline uint64_t aligned(uint64_t bytes) {
+    return (bytes + alignment - 1) / alignment * alignment;
+}
+
+// Bytes of a tensor; false if there are none, or more than a file can hold.
+inline bool tensor_bytes(const StoredTensor& tensor, uint64_t* bytes) {
+    constexpr uint64_t most = (uint64_t)1 << 62;
+    *bytes = dtype_size(tensor.dtype);
+    for (int64_t dimension : tensor.shape) {
+        if (dimension < 1 || __builtin_mul_overflow(*bytes, (uint64_t)dimension, bytes) || *bytes > most)
+            return false;
+    }
+    return true;
+}
+
+// XXH3-64 of what is fed to it piece by piece.
+class Hash {
+public:
+    Hash() : state_(XXH3_createState(), XXH3_freeState) { XXH3_64bits_reset(state_.get()); }
+    void add(const void* data, size_t bytes) { XXH3_64bits_update(state_.get(), data, bytes); }
+    uint64_t value() const { return XXH3_64bits_digest(state_.get()); }
+
+private:
+    std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state_;
+};
+
+}  // namespace weights_format
+
+// ----------------------------------------------------------------------------
+// writing
+
+class WeightsWriter {
+public:
+    // `header` is a JSON object without "tensors"; of each tensor, name, shape and dtype count.
+    WeightsWriter(const std::string& path, nlohmann::ordered_json header, std::vector<StoredTensor> tensors)
+        : tensors_(std::move(tensors)), preamble_(), file_(path) {
+        using namespace weights_format;
+        auto table = nlohmann::ordered_json::array();
+        for (StoredTensor& tensor : tensors_) {
+            if (!tensor_bytes(tensor, &tensor.bytes)) {
+                fail("%s: tensor %s has no size that can be stored; check its shape", path.c_str(),
+                     tensor.name.c_str());
+            }
+            tensor.offset = preamble_.data_bytes;
+            preamble_.data_bytes += aligned(tensor.bytes);
+            table.push_back({{"name", tensor.name},
+                             {"dtype", dtype_name(tensor.dtype)},
+                             {"shape", tensor.shape},
+                             {"offset", tensor.offset},
+                             {"bytes", tensor.bytes}});
+        }
+        header["tensors"] = std::move(table);
+        std::string source = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+        source.resize(aligned(source.size()), ' ');
+
+        memcpy(preamble_.magic, magic, sizeof magic);
+        preamble_.version = version;
+        preamble_.header_bytes = source.size();
+        preamble_.header_hash = XXH3_64bits(source.data(), source.size());
+        check_space();
+        Preamble unfinished = {};
+        file_.write(&unfinished, sizeof unfinished);
+        file_.write(source.data(), source.size());
+    }
+
+    // The next bytes of a tensor. Tensors come in the order of the table, each in as many pieces as is
+    // convenient.
+    void write(const std::string& name, const void* data, size_t bytes) {
+        if (next_ == tensors_.size() || tensors_[next_].name != name ||
+            bytes > tensors_[next_].bytes - written_) {
+            fail("%s: tensor %s written out of turn or beyond its end; write tensors whole, in the order of "
+                 "the table",
+                 file_.path().c_str(), name.c_str());
+        }
+        append(data, bytes);
+        written_ += bytes;
+        if (written_ < tensors_[next_].bytes) return;
+        const char zeros[weights_format::alignment] = {};
+        append(zeros, weights_format::aligned(written_) - written_);
+        written_ = 0;
+        next_++;
+    }
+
+    // Until this has returned, the file is not there; without it, nothing is left behind.
+    void commit() {
+        if (next_ < tensors_.size()) {
+            fail("%s: tensor %s was not written; write all of the table", file_.path().c_str(),
+                 tensors_[next_].name.c_str());
+        }
+        preamble_.data_hash = hash_.value();
+        file_.write_at(0, &preamble_, sizeof preamble_);
+        file_.commit();
+    }
+
+private:
+    void append(const void* data, size_t bytes) {
+        file_.write(data, bytes);
+        hash_.add(data, bytes);
+    }
+
+    // A disk that is already too full is better reported before an hour of writing than after.
+    void check_space() {
+        std::string folder = std::filesystem::absolute(file_.path()).parent_path().string();
+        struct statvfs status;
+        if (statvfs(folder.c_str(), &status) != 0) return;  // writing will tell
+        uint64_t needed = sizeof preamble_ + preamble_.header_bytes + preamble_.data_bytes;
+        uint64_t free_bytes = (uint64_t)status.f_bavail * status.f_frsize;
+        if (free_bytes >= needed) return;
+        constexpr double MB = 1e6;
+        fail("%s: needs %.1f MB, and %.1f MB are free; free some space there or name another place",
+             file_.path().c_str(), (double)needed / MB, (double)free_bytes / MB);
+    }
+
+    std::vector<StoredTensor> tensors_;
+    weights_format::Preamble preamble_;
+    NewFile file_;
+    weights_format::Hash hash_;
+    size_t next_ = 0;       // the tensor being written
+    uint64_t written_ = 0;  // bytes of it so far
+};
+
+// ----------------------------------------------------------------------------
+// reading
+
+class WeightsReader {
+public:
+    explicit WeightsReader(const std::string& path) : path_(path), file_(open_regular(path, &status_)) {
+        read_preamble();
+        read_header();
+        check_tensors();
+        check_data();
+    }
+
+    const nlohmann::json& header() const { return header_; }
+    const std::vector<StoredTensor>& tensors() const { return tensors_; }
+    const std::string& path() const { return path_; }
+
+    const StoredTensor& tensor(const std::string& name) const {
+        for (const StoredTensor& tensor : tensors_) {
+            if (tensor.name == name) return tensor;
+        }
+        fail("%s: tensor %s is missing; the file is of another model", path_.c_str(), name.c_str());
+    }
+
+    // Copies bytes [from, from + bytes) of a tensor.
+    void read(const StoredTensor& tensor, uint64_t from, void* to, size_t bytes) const {
+        if (from > tensor.bytes || bytes > tensor.bytes - from) {
+            fail("%s: tensor %s has %llu bytes, more were asked for; the file is of another model",
+                 path_.c_str(), printable(tensor.name).c_str(), (unsigned long long)tensor.bytes);
+        }
+        read_at(data_begin() + tensor.offset + from, to, bytes);
+    }
+
+private:
+    uint64_t data_begin() const { return sizeof preamble_ + preamble_.header_bytes; }
+
+    [[noreturn]] void refuse(const char* reason) const { fail("%s: %s", path_.c_str(), reason); }
+
+    void read_at(uint64_t offset, void* to, size_t bytes) const {
+        for (size_t done = 0; done < bytes;) {
+            ssize_t got = pread(file_.get(), (char*)to + done, bytes - done, (off_t)(offset + done));
+            if (got < 0 && errno == EINTR) continue;
+            if (got < 0) fail_with_errno(path_, "read it");
+            if (got == 0) refuse("became shorter while it was read; read it again when nothing writes it");
+            done += (size_t)got;
+        }
+    }
+
+    void read_preamble() {
+        using namespace weights_format;
+        uint64_t size = (uint64_t)status_.st_size;
+        if (size < sizeof preamble_)
+            refuse("too short for a weights file; copy it again, or name another file");
+        read_at(0, &preamble_, sizeof preamble_);
+        if (memcmp(preamble_.magic, magic, sizeof magic) != 0) {
+            refuse("not a weights file (wrong magic); name one that train_gpt wrote");
+        }
+        if (preamble_.version != version) {
+            fail("%s: weights format %u, and this program reads format %u; use the program that wrote the "
+                 "file",
+                 path_.c_str(), preamble_.version, version);
+        }
+        uint64_t rest = size - sizeof preamble_;
+        bool zeros = preamble_.zero == 0;
+        for (unsigned char byte : preamble_.zeros) zeros = zeros && byte == 0;
+        if (!zeros || preamble_.header_bytes > longest_header || preamble_.header_bytes % alignment ||
+            preamble_.data_bytes % alignment) {
+            refuse("damaged in its first 64 bytes; copy it again from where it was written");
+        }
+        if (preamble_.header_bytes > rest || preamble_.data_bytes != rest - preamble_.header_bytes) {
+            bool shorter =
+                preamble_.header_bytes > rest || preamble_.data_bytes > rest - preamble_.header_bytes;
+            fail("%s: %llu bytes, %s than its header says; copy it again from where it was written",
+                 path_.c_str(), (unsigned long long)size, shorter ? "fewer" : "more");
+        }
+    }
+
+    void read_header() {
+        std::string source(preamble_.header_bytes, '\0');
+        read_at(sizeof preamble_, source.data(), source.size());
+        if (XXH3_64bits(source.data(), source.size()) != preamble_.header_hash) {
+            refuse("header does not match its checksum; copy it again from where it was written");
+        }
+        header_ = parse_json(source, path_);
+        if (!header_.is_object() || !header_.contains("tensors") || !header_["tensors"].is_array()) {
+            refuse("header has no table of tensors; the program that wrote it is at fault");
+        }
+    }
+
+    StoredTensor parse_tensor(const nlohmann::json& row, size_t index) const {
+        std::string where = text("%s: tensor %zu of the table", path_.c_str(), index);
+        auto field = [&](const char* key, bool right_type) -> const nlohmann::json& {
+            if (!right_type)
+                fail("%s: %s is missing or of the wrong type; the file is damaged", where.c_str(), key);
+            return row[key];
+        };
+        if (!row.is_object()) fail("%s: not a JSON object; the file is damaged", where.c_str());
+        StoredTensor tensor;
+        tensor.name = field("name", row.contains("name") && row["name"].is_string()).get<std::string>();
+        where = text("%s: tensor %s", path_.c_str(), printable(tensor.name).c_str());
+        auto dtype = field("dtype", row.contains("dtype") && row["dtype"].is_string()).get<std::string>();
+        if (dtype != "fp32" && dtype != "bf16") {
+            fail("%s: dtype %s; only fp32 and bf16 are known", where.c_str(), printable(dtype).c_str());
+        }
+        tensor.dtype = dtype == "fp32" ? Dtype::fp32 : Dtype::bf16;
+        for (const auto& dimension : field("shape", row.contains("shape") && row["shape"].is_array())) {
+            tensor.shape.push_back(json_integer(dimension, 1, INT64_MAX, where + " shape"));
+        }
+        tensor.offset =
+            (uint64_t)json_integer(field("offset", row.contains("offset")), 0, INT64_MAX, where + " offset");
+        tensor.bytes =
+            (uint64_t)json_integer(field("bytes", row.contains("bytes")), 1, INT64_MAX, where + " bytes");
+        uint64_t bytes;
+        if (!weights_format::tensor_bytes(tensor, &bytes) || bytes != tensor.bytes) {
+            fail("%s: %llu bytes do not agree with its shape; the file is damaged", where.c_str(),
+                 (unsigned long long)tensor.bytes);
+        }
+        return tensor;
+    }
+
+    // Each tensor begins where the one before it ends, so there are no overlaps and no holes.
+    void check_tensors() {
+        std::set<std::string> names;
+        uint64_t end = 0;
+        for (const auto& row : header_["tensors"]) {
+            StoredTensor tensor = parse_tensor(row, tensors_.size());
+            bool fits = tensor.offset == end && tensor.bytes <= preamble_.data_bytes - end;
+            if (!fits || !names.insert(tensor.name).second) {
+                fail("%s: tensor %s overlaps another, leaves a hole, ends beyond the data or is there twice; "
+                     "the file "
+                     "is damaged",
+                     path_.c_str(), printable(tensor.name).c_str());
+            }
+            end += weights_format::aligned(tensor.bytes);
+            tensors_.push_back(std::move(tensor));
+        }
+        if (end != preamble_.data_bytes) refuse("data beyond the last tensor; the file is damaged");
+        header_.erase("tensors");
+    }
+
+    void check_data() {
+        weights_format::Hash hash;
+        std::vector<char> piece((size_t)1 << 20);
+        for (uint64_t done = 0; done < preamble_.data_bytes; done += piece.size()) {
+            size_t bytes = std::min<uint64_t>(piece.size(), preamble_.data_bytes - done);
+            read_at(data_begin() + done, piece.data(), bytes);
+            hash.add(piece.data(), bytes);
+        }
+        if (hash.value() != preamble_.data_hash) {
+            refuse("weights do not match their checksum; copy it again from where it was written");
+        }
+    }
+
+    std::string path_;
+    struct stat status_;
+    FileHandle file_;
+    weights_format::Preamble preamble_;
+    nlohmann::json header_;
+    std::vector<StoredTensor> tensors_;
+};

@@ -1,0 +1,57 @@
+/*
+Words for messages: foreign text made safe to print, lists, and the nearest known name to a misspelt one.
+*/
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+// Text from a file or the command line, fit for a one-line message: no control characters, not too long.
+inline std::string printable(std::string_view from) {
+    constexpr size_t longest = 100;
+    std::string result(from.substr(0, longest));
+    for (char& c : result) {
+        if ((unsigned char)c < 0x20 || c == 0x7f) c = '?';
+    }
+    if (from.size() > longest) result += "...";
+    return result;
+}
+
+// "a, b or c"
+inline std::string alternatives(const std::vector<std::string>& words) {
+    std::string result;
+    for (size_t i = 0; i < words.size(); i++) {
+        if (i > 0) result += i + 1 == words.size() ? " or " : ", ";
+        result += words[i];
+    }
+    return result;
+}
+
+// Levenshtein: insertions, deletions and substitutions that turn one word into the other.
+inline size_t edit_distance(std::string_view from, std::string_view to) {
+    std::vector<size_t> row(to.size() + 1);
+    for (size_t j = 0; j <= to.size(); j++) row[j] = j;
+    for (size_t i = 1; i <= from.size(); i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= to.size(); j++) {
+            size_t substituted = diagonal + (from[i - 1] != to[j - 1]);
+            diagonal = row[j];
+            row[j] = std::min({substituted, row[j] + 1, row[j - 1] + 1});
+        }
+    }
+    return row.back();
+}
+
+// ", the nearest is NAME", or nothing if no name is near.
+inline std::string nearest_name(const std::string& word, const std::vector<std::string>& names) {
+    if (word.size() > 100) return "";
+    const std::string* nearest = nullptr;
+    size_t distance = word.size() / 3 + 2;
+    for (const std::string& name : names) {
+        if (size_t d = edit_distance(word, name); d < distance) distance = d, nearest = &name;
+    }
+    return nearest ? ", the nearest is " + *nearest : "";
+}

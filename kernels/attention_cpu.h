@@ -1,0 +1,322 @@
+/*
+Attention on the CPU, in tiles of 64 queries by 64 keys that stay in the cache. Formula and layout:
+attention.cuh.
+
+Scores are kept transposed, (keys, queries): a vector then holds one key's scores with 16 queries, so that
+maximum and sum of a softmax need no sums across a vector, and the only transposed copies that the products
+want are those of q and dout, made once per tile of queries. Every sum runs over tiles in ascending order
+whatever the number of threads.
+*/
+#pragma once
+
+#include <algorithm>
+#include <omp.h>
+
+#include "kernels/attention_shape.h"
+#include "kernels/common.cuh"
+#include "kernels/fast_math.cuh"
+#include "kernels/tile_product.h"
+
+// ----------------------------------------------------------------------------
+// tiles
+
+constexpr int max_head_size = 256;
+
+inline void store_rows(floatX* to, int stride, const float* from, int width, int count, int HS, float scale) {
+    for (int i = 0; i < count; i++) {
+#pragma omp simd
+        for (int c = 0; c < HS; c++) to[(size_t)i * stride + c] = floatX(scale * from[i * width + c]);
+    }
+}
+
+// 64 rows of a head as float, with zeros after the last row and the last column.
+struct alignas(64) HeadTile {
+    static constexpr int rows = 64;
+    float at[rows * max_head_size];
+    int width;  // columns: the head size rounded up to whole vectors
+
+    explicit HeadTile(int HS) : width(ceil_div(HS, 16) * 16) {}
+    Elements elements() const { return {at, width, 1}; }
+    void clear() { std::fill_n(at, rows * width, 0.0f); }
+
+    void load(const floatX* from, int stride, int count, int HS, float scale = 1.0f) {
+        clear();
+        for (int i = 0; i < count; i++) {
+#pragma omp simd
+            for (int c = 0; c < HS; c++) at[i * width + c] = scale * float(from[(size_t)i * stride + c]);
+        }
+    }
+
+    void store(floatX* to, int stride, int count, int HS, float scale = 1.0f) const {
+        store_rows(to, stride, at, width, count, HS, scale);
+    }
+
+    // Makes this (columns, 64) matrix from a tile.
+    void transpose(const HeadTile& from) {
+        for (int c = 0; c < width; c++)
+            for (int i = 0; i < rows; i++) at[c * rows + i] = from.at[i * width + c];
+    }
+};
+
+constexpr int tile_rows = HeadTile::rows;
+
+// One value per pair of a key and a query, (keys, queries).
+struct alignas(64) ScoreTile {
+    float at[tile_rows * tile_rows];
+    Elements keys() const { return {at, tile_rows, 1}; }
+    Elements queries() const { return keys().transposed(); }
+};
+
+// One tile of keys of a head, with their values.
+struct KeyTile {
+    int number, start, count;
+    HeadTile k, v;
+
+    KeyTile(const AttentionShape& s, const floatX* qkv, int b, int kv_head, int number)
+        : number(number),
+          start(number * tile_rows),
+          count(std::min(tile_rows, s.T - start)),
+          k(s.HS),
+          v(s.HS) {
+        k.load(qkv + s.key(b, start, kv_head), s.qkv_row(), count, s.HS);
+        v.load(qkv + s.value(b, start, kv_head), s.qkv_row(), count, s.HS);
+    }
+};
+
+// One tile of queries of a head, and the keys that each sees.
+struct QueryTile {
+    int number, start, count;
+    int first_key_tile;  // that any of these queries sees
+    int first_key[tile_rows];
+    HeadTile q, qT;  // times the scale of the scores
+
+    QueryTile(const AttentionShape& s, const floatX* qkv, int b, int h, int number)
+        : number(number),
+          start(number * tile_rows),
+          count(std::min(tile_rows, s.T - start)),
+          q(s.HS),
+          qT(s.HS) {
+        for (int i = 0; i < tile_rows; i++) first_key[i] = s.first_key(b, start + std::min(i, count - 1));
+        first_key_tile = first_key[0] / tile_rows;
+        q.load(qkv + s.query(b, start, h), s.qkv_row(), count, s.HS, s.scale());
+        qT.transpose(q);
+    }
+
+    // Scores of these queries with a tile of keys, -inf where a query does not see the key.
+    void scores(ScoreTile& p, const KeyTile& keys, int HS) const {
+        tile_product(p.at, tile_rows, keys.k.elements(), qT.at, tile_rows, tile_rows, tile_rows, HS, false);
+        int end = keys.start + tile_rows - 1;
+        if (first_key[tile_rows - 1] <= keys.start && end <= start) return;
+        for (int j = 0; j < tile_rows; j++) {
+#pragma omp simd
+            for (int i = 0; i < tile_rows; i++) {
+                bool seen = first_key[i] <= keys.start + j && keys.start + j <= start + i;
+                p.at[j * tile_rows + i] = seen ? p.at[j * tile_rows + i] : -INFINITY;
+            }
+        }
+    }
+};
+
+// ----------------------------------------------------------------------------
+// forward
+
+// The output of one tile of queries of head h.
+inline void attention_forward_tile_cpu(floatX* out, float* lse, const floatX* qkv, const AttentionShape& s,
+                                       int b, int h, int query_tile) {
+    QueryTile queries(s, qkv, b, h, query_tile);
+    ScoreTile p;
+    HeadTile sum(s.HS);
+    sum.clear();
+    alignas(64) float maximum[tile_rows], total[tile_rows], shrink[tile_rows];
+    std::fill_n(maximum, tile_rows, -1e30f);  // finite: a query may see nothing of its first tile of keys
+    std::fill_n(total, tile_rows, 0.0f);
+
+    for (int key_tile = queries.first_key_tile; key_tile <= query_tile; key_tile++) {
+        KeyTile keys(s, qkv, b, h / s.group(), key_tile);
+        queries.scores(p, keys, s.HS);
+
+        std::copy_n(maximum, tile_rows, shrink);
+        for (int j = 0; j < tile_rows; j++) {
+#pragma omp simd
+            for (int i = 0; i < tile_rows; i++) {
+                float score = p.at[j * tile_rows + i];
+                maximum[i] = score > maximum[i] ? score : maximum[i];
+            }
+        }
+#pragma omp simd
+        for (int i = 0; i < tile_rows; i++) {
+            shrink[i] = fast_exp(shrink[i] - maximum[i]);
+            total[i] *= shrink[i];
+        }
+        for (int j = 0; j < tile_rows; j++) {
+#pragma omp simd
+            for (int i = 0; i < tile_rows; i++) {
+                float e = fast_exp(p.at[j * tile_rows + i] - maximum[i]);
+                p.at[j * tile_rows + i] = e;
+                total[i] += e;
+            }
+        }
+        for (int i = 0; i < tile_rows; i++) {
+#pragma omp simd
+            for (int c = 0; c < sum.width; c++) sum.at[i * sum.width + c] *= shrink[i];
+        }
+        tile_product(sum.at, sum.width, p.queries(), keys.v.at, sum.width, tile_rows, sum.width, tile_rows,
+                     true);
+    }
+
+    for (int i = 0; i < queries.count; i++) {
+        int t = queries.start + i;
+        store_rows(out + s.output(b, t, h), 0, sum.at + i * sum.width, 0, 1, s.HS, 1 / total[i]);
+        lse[s.lse(b, t, h)] = maximum[i] + logf(total[i]);
+    }
+}
+
+// Late tiles see more keys: they go first, so that no thread is left with a long one at the end.
+inline void attention_forward_cpu(floatX* out, float* lse, const floatX* qkv, const AttentionShape& s) {
+    int tiles = ceil_div(s.T, tile_rows);
+#pragma omp parallel for collapse(3) schedule(dynamic)
+    for (int i = 0; i < tiles; i++)
+        for (int b = 0; b < s.B; b++)
+            for (int h = 0; h < s.NH; h++) attention_forward_tile_cpu(out, lse, qkv, s, b, h, tiles - 1 - i);
+}
+
+// ----------------------------------------------------------------------------
+// backward
+
+struct AttentionBackward {
+    floatX* dqkv;
+    const floatX *dout, *qkv, *out;
+    const float* lse;
+    AttentionShape shape;
+};
+
+// What the backward pass needs of one tile of queries.
+struct BackwardQueries : QueryTile {
+    HeadTile dout, doutT;
+    alignas(64) float lse[tile_rows], dot[tile_rows];  // dot: dout . out of each query
+
+    BackwardQueries(const AttentionBackward& a, int b, int h, int number)
+        : QueryTile(a.shape, a.qkv, b, h, number), dout(a.shape.HS), doutT(a.shape.HS) {
+        const AttentionShape& s = a.shape;
+        dout.load(a.dout + s.output(b, start, h), s.out_row(), count, s.HS);
+        doutT.transpose(dout);
+        std::fill_n(lse, tile_rows, INFINITY);  // no probability for the rows after the last
+        std::fill_n(dot, tile_rows, 0.0f);
+        for (int i = 0; i < count; i++) {
+            lse[i] = a.lse[s.lse(b, start + i, h)];
+            const floatX* o = a.out + s.output(b, start + i, h);
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int c = 0; c < s.HS; c++) sum += dout.at[i * dout.width + c] * float(o[c]);
+            dot[i] = sum;
+        }
+    }
+
+    // Probabilities and gradients of the scores with a tile of keys.
+    void dscores(ScoreTile& p, ScoreTile& ds, const KeyTile& keys, int HS) const {
+        scores(p, keys, HS);
+        tile_product(ds.at, tile_rows, keys.v.elements(), doutT.at, tile_rows, tile_rows, tile_rows, HS,
+                     false);
+        for (int j = 0; j < tile_rows; j++) {
+#pragma omp simd
+            for (int i = 0; i < tile_rows; i++) {
+                float probability = fast_exp(p.at[j * tile_rows + i] - lse[i]);
+                p.at[j * tile_rows + i] = probability;
+                ds.at[j * tile_rows + i] = probability * (ds.at[j * tile_rows + i] - dot[i]);
+            }
+        }
+    }
+
+    // Adds these queries' part of the gradients of a tile of keys and values, both (64, width).
+    void add_dkv(float* dk, float* dv, const ScoreTile& p, const ScoreTile& ds) const {
+        tile_product(dk, q.width, ds.keys(), q.at, q.width, tile_rows, q.width, tile_rows, true);
+        tile_product(dv, q.width, p.keys(), dout.at, q.width, tile_rows, q.width, tile_rows, true);
+    }
+};
+
+// A tile of queries with all keys it sees: its dq, and unless dkv (tiles, 2, 64, width) is null, its part of
+// that.
+inline void attention_backward_queries_cpu(const AttentionBackward& a, float* dkv, int b, int h,
+                                           int query_tile) {
+    const AttentionShape& s = a.shape;
+    BackwardQueries queries(a, b, h, query_tile);
+    ScoreTile p, ds;
+    HeadTile dq(s.HS);
+    dq.clear();
+    for (int key_tile = queries.first_key_tile; key_tile <= query_tile; key_tile++) {
+        KeyTile keys(s, a.qkv, b, h / s.group(), key_tile);
+        queries.dscores(p, ds, keys, s.HS);
+        tile_product(dq.at, dq.width, ds.queries(), keys.k.at, dq.width, tile_rows, dq.width, tile_rows,
+                     true);
+        if (dkv) {
+            float* dk = dkv + (size_t)key_tile * 2 * tile_rows * dq.width;
+            queries.add_dkv(dk, dk + tile_rows * dq.width, p, ds);
+        }
+    }
+    dq.store(a.dqkv + s.query(b, queries.start, h), s.qkv_row(), queries.count, s.HS, s.scale());
+}
+
+// A tile of keys with all queries that see it: its dk and dv.
+inline void attention_backward_keys_cpu(const AttentionBackward& a, int b, int kv_head, int key_tile) {
+    const AttentionShape& s = a.shape;
+    KeyTile keys(s, a.qkv, b, kv_head, key_tile);
+    ScoreTile p, ds;
+    HeadTile dk(s.HS), dv(s.HS);
+    dk.clear();
+    dv.clear();
+    for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++) {
+        for (int start = keys.start; start < s.T; start += tile_rows) {
+            if (s.first_key(b, start) >= keys.start + tile_rows) break;
+            BackwardQueries queries(a, b, h, start / tile_rows);
+            queries.dscores(p, ds, keys, s.HS);
+            queries.add_dkv(dk.at, dv.at, p, ds);
+        }
+    }
+    dk.store(a.dqkv + s.key(b, keys.start, kv_head), s.qkv_row(), keys.count, s.HS);
+    dv.store(a.dqkv + s.value(b, keys.start, kv_head), s.qkv_row(), keys.count, s.HS);
+}
+
+// All gradients of one key/value head and its query heads. dkv: (tiles, 2, 64, width)
+inline void attention_backward_head_cpu(const AttentionBackward& a, float* dkv, int b, int kv_head) {
+    const AttentionShape& s = a.shape;
+    int tiles = ceil_div(s.T, tile_rows), width = HeadTile(s.HS).width;
+    std::fill_n(dkv, (size_t)tiles * 2 * tile_rows * width, 0.0f);
+    for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
+        for (int i = 0; i < tiles; i++) attention_backward_queries_cpu(a, dkv, b, h, i);
+    for (int i = 0; i < tiles; i++) {
+        int t = i * tile_rows, count = std::min(tile_rows, s.T - t);
+        float* dk = dkv + (size_t)i * 2 * tile_rows * width;
+        store_rows(a.dqkv + s.key(b, t, kv_head), s.qkv_row(), dk, width, count, s.HS, 1.0f);
+        store_rows(a.dqkv + s.value(b, t, kv_head), s.qkv_row(), dk + tile_rows * width, width, count, s.HS,
+                   1.0f);
+    }
+}
+
+// Floats of scratch: dkv of every head.
+inline size_t attention_backward_scratch_cpu(int B, int T, int NKV, int HS) {
+    return (size_t)B * NKV * ceil_div(T, tile_rows) * 2 * tile_rows * HeadTile(HS).width;
+}
+
+// Head by head, a pair of tiles is visited once and costs five products. With too few heads to occupy the
+// threads, gradients of queries and of keys are made apart, tile by tile, for seven products. Both add the
+// same products in the same order: the choice does not show in the result.
+inline void attention_backward_cpu(const AttentionBackward& a, float* scratch) {
+    const AttentionShape& s = a.shape;
+    int tiles = ceil_div(s.T, tile_rows), heads = s.B * s.NKV, threads = omp_get_max_threads();
+    if (7 * heads >= 5 * ceil_div(heads, threads) * threads) {
+        size_t head_scratch = attention_backward_scratch_cpu(1, s.T, 1, s.HS);
+#pragma omp parallel for schedule(dynamic)
+        for (int head = 0; head < heads; head++) {
+            attention_backward_head_cpu(a, scratch + head * head_scratch, head / s.NKV, head % s.NKV);
+        }
+        return;
+    }
+#pragma omp parallel for collapse(3) schedule(dynamic)
+    for (int i = 0; i < tiles; i++)
+        for (int b = 0; b < s.B; b++)
+            for (int h = 0; h < s.NH; h++) attention_backward_queries_cpu(a, nullptr, b, h, tiles - 1 - i);
+#pragma omp parallel for collapse(3) schedule(dynamic)
+    for (int i = 0; i < tiles; i++)
+        for (int b = 0; b < s.B; b++)
+            for (int h = 0; h < s.NKV; h++) attention_backward_keys_cpu(a, b, h, i);
+}

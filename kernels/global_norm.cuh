@@ -1,0 +1,102 @@
+/*
+The norm of all gradients, and the factor that clips it (Pascanu, Mikolov & Bengio, 2013).
+
+    norm = sqrt(sum of squares),   scale = min(1, max_norm / norm)
+
+The values are summed in chunks of a fixed size, then the chunks in order, so the sum depends on neither the
+number of threads nor the device's size. A norm or a loss that is not finite makes the scale NaN, and the
+optimizer then changes nothing: a bad step is stopped on the device, without waiting for the host to look.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cfloat>
+
+#include "kernels/common.cuh"
+
+constexpr size_t norm_chunk = 16384;
+
+// The scratch of sum_squares, in floats.
+inline size_t sum_squares_scratch(size_t n) {
+    return ceil_div(n, norm_chunk);
+}
+
+HOST_DEVICE inline void write_clip_scale(float* norm_and_scale, float sum_squares, float loss,
+                                         float max_norm) {
+    float norm = sqrtf(sum_squares);
+    float scale = max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0f;
+    bool finite = norm <= FLT_MAX && fabsf(loss) <= FLT_MAX;  // false for NaN
+    norm_and_scale[0] = norm;
+    norm_and_scale[1] = finite ? scale : NAN;
+}
+
+// ----------------------------------------------------------------------------
+// CPU
+
+inline void sum_squares_cpu(float* total, float* scratch, const float* values, size_t n, bool accumulate) {
+    size_t chunks = ceil_div(n, norm_chunk);
+#pragma omp parallel for
+    for (size_t chunk = 0; chunk < chunks; chunk++) {
+        double sum = 0;
+        size_t end = std::min(n, (chunk + 1) * norm_chunk);
+#pragma omp simd reduction(+ : sum)
+        for (size_t i = chunk * norm_chunk; i < end; i++) sum += (double)values[i] * values[i];
+        scratch[chunk] = (float)sum;
+    }
+    double sum = accumulate ? *total : 0;
+    for (size_t chunk = 0; chunk < chunks; chunk++) sum += scratch[chunk];
+    *total = (float)sum;
+}
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+
+#ifndef DEVICE_CPU
+
+// A block for each chunk.
+template <int W>
+__global__ void sum_squares_kernel(float* scratch, const float* values, size_t n) {
+    size_t start = blockIdx.x * norm_chunk, end = min(n, start + norm_chunk);
+    float sum = 0;
+    for (size_t i = start + threadIdx.x * W; i < end; i += blockDim.x * W) {
+        auto x = load<W>(values + i);
+        for (int k = 0; k < W; k++) sum += x[k] * x[k];
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) scratch[blockIdx.x] = sum;
+}
+
+__global__ void sum_chunks_kernel(float* total, const float* scratch, size_t chunks, bool accumulate) {
+    float sum = 0;
+    for (size_t i = threadIdx.x; i < chunks; i += blockDim.x) sum += scratch[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *total = accumulate ? *total + sum : sum;
+}
+
+__global__ void clip_scale_kernel(float* norm_and_scale, const float* sum_squares, const float* loss,
+                                  float max_norm) {
+    write_clip_scale(norm_and_scale, *sum_squares, *loss, max_norm);
+}
+
+#endif
+
+// ----------------------------------------------------------------------------
+// launchers
+
+inline void sum_squares(float* total /* (1) = or += */, float* scratch /* (sum_squares_scratch(n)) */,
+                        const float* values /* (n) */, size_t n, bool accumulate, cudaStream_t stream) {
+    ON_DEVICE(stream, sum_squares_cpu(total, scratch, values, n, accumulate),
+              with_vec_width<float>(n, [=](auto width) {
+                  size_t chunks = ceil_div(n, norm_chunk);
+                  if (chunks > 0)
+                      launch(sum_squares_kernel<width>, chunks, 256, 0, stream, scratch, values, n);
+                  launch(sum_chunks_kernel, 1, 1024, 0, stream, total, scratch, chunks, accumulate);
+              }));
+}
+
+// max_norm 0 does not clip.
+inline void clip_scale(float* norm_and_scale /* (2) */, const float* sum_squares /* (1) */,
+                       const float* loss /* (1) */, float max_norm, cudaStream_t stream) {
+    ON_DEVICE(stream, write_clip_scale(norm_and_scale, *sum_squares, *loss, max_norm),
+              launch(clip_scale_kernel, 1, 1, 0, stream, norm_and_scale, sum_squares, loss, max_norm));
+}

@@ -1,0 +1,261 @@
+/*
+The linear layer, where nearly all the time of training goes:
+
+    forward      out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC)
+    backward     dinp (N, C) = dout (N, OC) weight
+                 dweight += dout^T inp
+                 dbias += column sums of dout
+
+The backward pass needs inp and weight. The products are left to the vendor's library, cuBLASLt or oneDNN,
+with sums in fp32 on both; what can be done while a result is still in registers (bias, GELU, +=) rides along
+as its epilogue. Column sums go in two stages, over a fixed number of slices of rows, so their order depends
+on nothing but N.
+*/
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/common.cuh"
+#include "kernels/gelu.cuh"
+#include "kernels/random.cuh"
+
+#ifdef DEVICE_CPU
+#include <oneapi/dnnl/dnnl.hpp>
+#else
+#include "kernels/cublas.cuh"
+#endif
+
+// Column sums: stage one sums slice s, rows s, s + bias_slices, ..., of dout; stage two sums the slices.
+constexpr int bias_slices = 64;
+
+// Floats of scratch that matmul_backward_bias needs.
+inline size_t matmul_backward_bias_scratch(int OC) {
+    return (size_t)bias_slices * OC;
+}
+
+#ifdef DEVICE_CPU
+// ----------------------------------------------------------------------------
+// CPU
+
+// A primitive rather than dnnl_sgemm for the bias, and because it is faster when C is long. Making one again
+// is cheap: oneDNN keeps the code that it has compiled.
+inline void matmul_forward_cpu(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias,
+                               int N, int C, int OC, bool accumulate) {
+    using dnnl::matmul, dnnl::memory;
+    static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+    constexpr auto type = memory::data_type::f32;
+    memory::desc inp_desc({N, C}, type, {C, 1});
+    memory::desc weight_desc({C, OC}, type, {1, C});  // transposed
+    memory::desc bias_desc({1, OC}, type, {OC, 1});
+    memory::desc out_desc({N, OC}, type, {OC, 1});
+    dnnl::primitive_attr attributes;
+    if (accumulate) {
+        dnnl::post_ops after;
+        after.append_sum();
+        attributes.set_post_ops(after);
+    }
+    matmul::desc product = bias ? matmul::desc(inp_desc, weight_desc, bias_desc, out_desc)
+                                : matmul::desc(inp_desc, weight_desc, out_desc);
+    std::unordered_map<int, memory> operands = {
+        {DNNL_ARG_SRC, memory(inp_desc, engine, (void*)inp)},
+        {DNNL_ARG_WEIGHTS, memory(weight_desc, engine, (void*)weight)},
+        {DNNL_ARG_DST, memory(out_desc, engine, out)},
+    };
+    if (bias) operands[DNNL_ARG_BIAS] = memory(bias_desc, engine, (void*)bias);
+    dnnl::stream stream(engine);
+    matmul(matmul::primitive_desc(product, attributes, engine)).execute(stream, operands);
+    stream.wait();
+}
+
+inline void matmul_backward_input_cpu(floatX* dinp, const floatX* dout, const floatX* weight, int N, int C,
+                                      int OC, bool accumulate) {
+    dnnl::sgemm('N', 'N', N, C, OC, 1, dout, OC, weight, C, accumulate, dinp, C);
+}
+
+inline void matmul_backward_weight_cpu(float* dweight, const floatX* dout, const floatX* inp, int N, int C,
+                                       int OC) {
+    dnnl::sgemm('T', 'N', OC, C, N, 1, dout, OC, inp, C, 1, dweight, C);
+}
+
+inline void matmul_backward_bias_cpu(float* dbias, float* scratch, const floatX* dout, int N, int OC) {
+#pragma omp parallel for
+    for (int slice = 0; slice < bias_slices; slice++) {
+        float* sums = scratch + (size_t)slice * OC;
+        std::fill_n(sums, OC, 0.0f);
+        for (int n = slice; n < N; n += bias_slices) {
+            const floatX* row = dout + (size_t)n * OC;
+#pragma omp simd
+            for (int o = 0; o < OC; o++) sums[o] += row[o];
+        }
+    }
+    for (int slice = 0; slice < bias_slices; slice++) {
+        const float* sums = scratch + (size_t)slice * OC;
+#pragma omp simd
+        for (int o = 0; o < OC; o++) dbias[o] += sums[o];
+    }
+}
+
+inline size_t matmul_workspace_bytes() {
+    return 0;
+}
+
+#else
+// ----------------------------------------------------------------------------
+// CUDA kernels
+
+constexpr int bias_warps = 16;
+
+// Block (x, y) sums slice y of rows for the 32 W columns from 32 W x on. Its warps take turns at the rows.
+template <int W>
+__global__ void sum_columns_kernel(float* sums, const floatX* dout, int N, int OC) {
+    __shared__ float per_warp[bias_warps][warp_size * W];
+    int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size, slice = blockIdx.y;
+    int first = blockIdx.x * warp_size * W, column = first + lane * W;
+    float sum[W] = {};
+    if (column < OC) {
+#pragma unroll 4
+        for (int n = slice + warp * bias_slices; n < N; n += bias_warps * bias_slices) {
+            auto row = load<W>(dout + (size_t)n * OC + column);
+            for (int i = 0; i < W; i++) sum[i] += float(row[i]);
+        }
+    }
+    for (int i = 0; i < W; i++)
+        per_warp[warp][i * warp_size + lane] = sum[i];  // neighbours in different banks
+    __syncthreads();
+    for (int i = threadIdx.x; i < warp_size * W; i += blockDim.x) {
+        float total = 0;
+        for (int w = 0; w < bias_warps; w++) total += per_warp[w][i % W * warp_size + i / W];
+        if (first + i < OC) sums[(size_t)slice * OC + first + i] = total;
+    }
+}
+
+__global__ void add_slices_kernel(float* dbias, const float* sums, int OC) {
+    int column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= OC) return;
+    float total = 0;
+#pragma unroll 16
+    for (int slice = 0; slice < bias_slices; slice++) total += sums[(size_t)slice * OC + column];
+    dbias[column] += total;
+}
+
+inline void launch_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC,
+                                 cudaStream_t stream) {
+    with_vec_width<floatX>(OC, [&](auto W) {
+        dim3 grid(ceil_div(OC, warp_size * W), bias_slices);
+        launch(sum_columns_kernel<W>, grid, bias_warps * warp_size, 0, stream, scratch, dout, N, OC);
+    });
+    launch(add_slices_kernel, ceil_div(OC, 64), 64, 0, stream, dbias, scratch, OC);
+}
+
+// Where cuBLASLt's GELU is faster than a kernel of its own: on other cards it launches one too, and a slow
+// one.
+inline bool gelu_epilogue_pays(Gelu form, const floatX* bias, int OC) {
+    return form == Gelu::tanh && bias && cublas_device().major == 9 && sizeof(floatX) == 2 && OC % 8 == 0;
+}
+
+#endif
+// ----------------------------------------------------------------------------
+// launchers
+
+// accumulate: out += the product and bias, instead of =.
+inline void matmul_forward(floatX* out,           // (N, OC)
+                           const floatX* inp,     // (N, C)
+                           const floatX* weight,  // (OC, C)
+                           const floatX* bias,    // (OC), or null
+                           int N, int C, int OC, cudaStream_t stream, bool accumulate = false) {
+    ON_DEVICE(stream, matmul_forward_cpu(out, inp, weight, bias, N, C, OC, accumulate),
+              multiply({.m = OC, .n = N, .k = C, .transpose_a = true, .accumulate = accumulate},
+                       {.a = weight, .b = inp, .d = out, .bias = bias}, stream));
+}
+
+// out = gelu(pre). In one product with it, out is made of pre before pre is rounded to floatX.
+inline void matmul_gelu_forward(Gelu form,
+                                floatX* out,           // (N, OC)
+                                floatX* pre,           // (N, OC): what gelu_backward needs
+                                const floatX* inp,     // (N, C)
+                                const floatX* weight,  // (OC, C)
+                                const floatX* bias,    // (OC), or null
+                                int N, int C, int OC, cudaStream_t stream) {
+#ifndef DEVICE_CPU
+    if (gelu_epilogue_pays(form, bias, OC)) {
+        ProfileRange profile_range(__func__);
+        return multiply({.m = OC, .n = N, .k = C, .transpose_a = true},
+                        {.a = weight, .b = inp, .d = out, .bias = bias, .pre_gelu = pre}, stream);
+    }
+#endif
+    matmul_forward(pre, inp, weight, bias, N, C, OC, stream);
+    gelu_forward(form, out, pre, (size_t)N * OC, stream);
+}
+
+inline void matmul_backward_input(floatX* dinp,          // (N, C)
+                                  const floatX* dout,    // (N, OC)
+                                  const floatX* weight,  // (OC, C)
+                                  int N, int C, int OC, cudaStream_t stream, bool accumulate = false) {
+    ON_DEVICE(stream, matmul_backward_input_cpu(dinp, dout, weight, N, C, OC, accumulate),
+              multiply({.m = C, .n = N, .k = OC, .accumulate = accumulate},
+                       {.a = weight, .b = dout, .d = dinp}, stream));
+}
+
+inline void matmul_backward_weight(float* dweight,      // (OC, C) +=
+                                   const floatX* dout,  // (N, OC)
+                                   const floatX* inp,   // (N, C)
+                                   int N, int C, int OC, cudaStream_t stream) {
+    ON_DEVICE(
+        stream, matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC),
+        multiply({.m = C, .n = OC, .k = N, .transpose_b = true, .accumulate = true, .d_type = CUDA_R_32F},
+                 {.a = inp, .b = dout, .d = dweight}, stream));
+}
+
+inline void matmul_backward_bias(float* dbias,        // (OC) +=
+                                 float* scratch,      // (matmul_backward_bias_scratch(OC))
+                                 const floatX* dout,  // (N, OC)
+                                 int N, int OC, cudaStream_t stream) {
+    ON_DEVICE(stream, matmul_backward_bias_cpu(dbias, scratch, dout, N, OC),
+              launch_backward_bias(dbias, scratch, dout, N, OC, stream));
+}
+
+// ----------------------------------------------------------------------------
+// speed of the device
+
+// FLOP/s of a product of two (size, size) matrices: what this device can do, to compare training with.
+inline double gemm_rate(int size, cudaStream_t stream) {
+    size_t elements = (size_t)size * size;
+    // Normal numbers: constant ones would use less power, and run at a higher clock. They may repeat.
+    std::vector<floatX> numbers(std::min(elements, size_t(1) << 20));
+    uint64_t key = random_key(0, "gemm rate");
+    for (size_t i = 0; i < numbers.size(); i++) numbers[i] = floatX(random_normal(key, i));
+    floatX* matrices[3];  // out, inp, weight
+    for (floatX*& matrix : matrices) {
+        cudaCheck(cudaMalloc((void**)&matrix, elements * sizeof(floatX)));
+        for (size_t at = 0; at < elements; at += numbers.size()) {
+            size_t count = std::min(numbers.size(), elements - at);
+            cudaCheck(
+                cudaMemcpy(matrix + at, numbers.data(), count * sizeof(floatX), cudaMemcpyHostToDevice));
+        }
+    }
+    cudaEvent_t start, end;
+    cudaCheck(cudaEventCreate(&start));
+    cudaCheck(cudaEventCreate(&end));
+    auto seconds = [&](int products) {
+        cudaCheck(cudaEventRecord(start, stream));
+        for (int i = 0; i < products; i++) {
+            matmul_forward(matrices[0], matrices[1], matrices[2], nullptr, size, size, size, stream);
+        }
+        cudaCheck(cudaEventRecord(end, stream));
+        cudaCheck(cudaEventSynchronize(end));
+        float milliseconds;
+        cudaCheck(cudaEventElapsedTime(&milliseconds, start, end));
+        return milliseconds / 1e3 / products;
+    };
+    seconds(1);  // the first is slow: libraries load their code
+    constexpr double long_enough = 0.02;
+    int products = (int)std::clamp(long_enough / seconds(1), 1.0, 100.0);
+    std::vector<double> times(5);
+    for (double& time : times) time = seconds(products);
+    std::sort(times.begin(), times.end());
+    cudaCheck(cudaEventDestroy(start));
+    cudaCheck(cudaEventDestroy(end));
+    for (floatX* matrix : matrices) cudaCheck(cudaFree(matrix));
+    return 2.0 * size * size * size / times[times.size() / 2];
+}

@@ -1,0 +1,324 @@
+/*
+LayerNorm and RMSNorm of the rows of inp (N, C), and both fused with the residual addition before them.
+
+    layernorm:  out = (inp - mean) * rstd * weight + bias     mean = average of the row, rstd =
+1/sqrt(variance + eps) rmsnorm:    out = inp * rstd * weight                     rstd = 1/sqrt(average of the
+squares + eps)
+
+Ba, Kiros and Hinton, "Layer Normalization" (2016); Zhang and Sennrich, "Root Mean Square Layer Normalization"
+(2019). RMSNorm is LayerNorm with the mean taken as 0, and one set of functions computes both.
+
+Saved for the backward pass: inp, rstd (N), and for layernorm mean (N). With xhat = (inp - mean) * rstd and
+dxhat = dout * weight, the backward pass is
+
+    dinp    += rstd * (dxhat - average(dxhat) - xhat * average(dxhat * xhat))     (rmsnorm: without the first
+average) dweight += sum over rows of dout * xhat dbias   += sum over rows of dout
+
+dinp accumulates because it is the gradient of the residual stream, which reaches it along the skip connection
+too.
+
+The variance is computed from the centred row, in a second pass: E[x^2] - E[x]^2 would cancel when the mean is
+large. A row stays in the first-level cache, so further passes over it are nearly free. The sums over rows are
+made in two stages, partial sums of fixed sets of rows and then their sum, so they do not depend on the number
+of threads.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/common.cuh"
+
+enum class Norm { layernorm, rmsnorm };
+
+// Sets of rows with a partial sum of their own: many short rows, or fewer long ones, fill a GPU.
+inline int norm_partials(int C) {
+    return std::clamp((1 << 20) / C, 128, 1024);
+}
+
+// Floats of scratch that norm_backward needs, whatever N is.
+inline size_t norm_backward_scratch(int C) {
+    return (size_t)norm_partials(C) * 2 * C;
+}
+
+// ----------------------------------------------------------------------------
+// CPU
+
+inline float row_mean_cpu(const floatX* x, int C) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int c = 0; c < C; c++) sum += float(x[c]);
+    return sum / C;
+}
+
+inline float row_variance_cpu(const floatX* x, float mean, int C) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int c = 0; c < C; c++) sum += (float(x[c]) - mean) * (float(x[c]) - mean);
+    return sum / C;
+}
+
+// Without inp2 this is the norm of inp1, and residual is not used.
+inline void norm_forward_cpu(Norm norm, floatX* residual, floatX* out, float* mean, float* rstd,
+                             const floatX* inp1, const floatX* inp2, const floatX* weight, const floatX* bias,
+                             int N, int C, float eps) {
+#pragma omp parallel for
+    for (int row = 0; row < N; row++) {
+        size_t start = (size_t)row * C;
+        const floatX* x = inp1 + start;
+        if (inp2) {
+            const floatX* y = inp2 + start;
+            floatX* sum = residual + start;
+#pragma omp simd
+            for (int c = 0; c < C; c++) sum[c] = floatX(float(x[c]) + float(y[c]));
+            x = sum;
+        }
+        float m = norm == Norm::layernorm ? row_mean_cpu(x, C) : 0.0f;
+        float r = 1.0f / sqrtf(row_variance_cpu(x, m, C) + eps);
+        if (norm == Norm::layernorm) mean[row] = m;
+        rstd[row] = r;
+        floatX* o = out + start;
+#pragma omp simd
+        for (int c = 0; c < C; c++) {
+            o[c] = floatX((float(x[c]) - m) * r * float(weight[c]) + (bias ? float(bias[c]) : 0.0f));
+        }
+    }
+}
+
+// first += sum of partials[.][0], and unless it is null second += sum of partials[.][1]; partials (count, 2,
+// C).
+inline void add_partials_cpu(float* first, float* second, const float* partials, int count, int C) {
+    constexpr int columns = 128;
+#pragma omp parallel for
+    for (int start = 0; start < C; start += columns) {
+        int end = std::min(start + columns, C);
+        for (int k = 0; k < count; k++) {
+            const float *partial1 = partials + (size_t)k * 2 * C, *partial2 = partial1 + C;
+#pragma omp simd
+            for (int c = start; c < end; c++) first[c] += partial1[c];
+            if (!second) continue;
+#pragma omp simd
+            for (int c = start; c < end; c++) second[c] += partial2[c];
+        }
+    }
+}
+
+// Rows with a partial sum of their own on the CPU: at most 128 sets, and not so small that adding them would
+// cost.
+inline int rows_per_partial_cpu(int N) {
+    return std::max(16, ceil_div(N, 128));
+}
+
+inline void norm_backward_cpu(Norm norm, floatX* dinp, float* dweight, float* dbias, float* scratch,
+                              const floatX* dout, const floatX* inp, const floatX* weight, const float* mean,
+                              const float* rstd, int N, int C) {
+    int rows = rows_per_partial_cpu(N), count = ceil_div(N, rows);
+#pragma omp parallel for
+    for (int k = 0; k < count; k++) {
+        float* dw = scratch + (size_t)k * 2 * C;
+        float* db = dw + C;
+        std::fill_n(dw, 2 * C, 0.0f);
+        for (int row = k * rows; row < std::min(N, (k + 1) * rows); row++) {
+            const floatX *dy = dout + (size_t)row * C, *x = inp + (size_t)row * C;
+            floatX* dx = dinp + (size_t)row * C;
+            float m = norm == Norm::layernorm ? mean[row] : 0.0f, r = rstd[row];
+
+            float sum = 0, sum_xhat = 0;
+#pragma omp simd reduction(+ : sum, sum_xhat)
+            for (int c = 0; c < C; c++) {
+                float dxhat = float(dy[c]) * float(weight[c]);
+                sum += dxhat;
+                sum_xhat += dxhat * ((float(x[c]) - m) * r);
+            }
+            float average = norm == Norm::layernorm ? sum / C : 0.0f, average_xhat = sum_xhat / C;
+#pragma omp simd
+            for (int c = 0; c < C; c++) {
+                float xhat = (float(x[c]) - m) * r, dxhat = float(dy[c]) * float(weight[c]);
+                dw[c] += float(dy[c]) * xhat;
+                db[c] += float(dy[c]);
+                dx[c] = floatX(float(dx[c]) + r * (dxhat - average - xhat * average_xhat));
+            }
+        }
+    }
+    add_partials_cpu(dweight, dbias, scratch, count, C);
+}
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+#ifndef DEVICE_CPU
+
+// The sum of f over a row, in every lane of the warp that reads it.
+template <int W, typename F>
+__device__ float warp_row_sum(const floatX* row, int C, F f) {
+    float sum = 0;
+    for (int c = threadIdx.x % warp_size * W; c < C; c += warp_size * W) {
+        Vec<floatX, W> x = load<W>(row + c);
+        for (int i = 0; i < W; i++) sum += f(float(x[i]));
+    }
+    return warp_sum(sum);
+}
+
+// A warp does one row, and each lane comes back to the same columns in every pass.
+template <int W>
+__global__ void norm_forward_kernel(Norm norm, floatX* residual, floatX* out, float* mean, float* rstd,
+                                    const floatX* inp1, const floatX* inp2, const floatX* weight,
+                                    const floatX* bias, int N, int C, float eps) {
+    int lane = threadIdx.x % warp_size;
+    int row = blockIdx.x * (blockDim.x / warp_size) + threadIdx.x / warp_size;
+    if (row >= N) return;
+    size_t start = (size_t)row * C;
+    const floatX* x = inp1 + start;
+    if (inp2) {
+        for (int c = lane * W; c < C; c += warp_size * W) {
+            Vec<floatX, W> sum = load<W>(x + c), y = load<W>(inp2 + start + c);
+            for (int i = 0; i < W; i++) sum[i] = floatX(float(sum[i]) + float(y[i]));
+            store(residual + start + c, sum);
+        }
+        x = residual + start;
+    }
+    float m = 0;
+    if (norm == Norm::layernorm) m = warp_row_sum<W>(x, C, [](float x) { return x; }) / C;
+    float variance = warp_row_sum<W>(x, C, [m](float x) { return (x - m) * (x - m); }) / C;
+    float r = 1.0f / sqrtf(variance + eps);
+    if (lane == 0) {
+        if (norm == Norm::layernorm) mean[row] = m;
+        rstd[row] = r;
+    }
+    for (int c = lane * W; c < C; c += warp_size * W) {
+        Vec<floatX, W> y = load<W>(x + c), w = load<W>(weight + c), b = {};
+        if (bias) b = load<W>(bias + c);
+        for (int i = 0; i < W; i++) y[i] = floatX((float(y[i]) - m) * r * float(w[i]) + float(b[i]));
+        store(out + start + c, y);
+    }
+}
+
+// A block does every gridDim.x-th row and writes one partial sum (2, C). Each thread owns the same columns of
+// every row, so the sums over rows need no barrier. They are kept in shared memory, where element i of vector
+// c / W is at i * (C / W) + c / W: neighbouring threads then use neighbouring banks.
+template <int W>
+__global__ void norm_backward_kernel(Norm norm, floatX* dinp, float* partials, const floatX* dout,
+                                     const floatX* inp, const floatX* weight, const float* mean,
+                                     const float* rstd, int N, int C) {
+    float* dweight = dynamic_shared<float>();  // (C)
+    float* dbias = dweight + C;                // (C)
+    int first = threadIdx.x * W, step = blockDim.x * W, plane = C / W;
+    for (int c = first; c < C; c += step) {
+        for (int i = 0; i < W; i++) dweight[i * plane + c / W] = dbias[i * plane + c / W] = 0;
+    }
+    for (int row = blockIdx.x; row < N; row += gridDim.x) {
+        const floatX *dy = dout + (size_t)row * C, *x = inp + (size_t)row * C;
+        floatX* dx = dinp + (size_t)row * C;
+        float m = norm == Norm::layernorm ? mean[row] : 0.0f, r = rstd[row];
+
+        float sum = 0, sum_xhat = 0;
+        for (int c = first; c < C; c += step) {
+            Vec<floatX, W> dyc = load<W>(dy + c), xc = load<W>(x + c), w = load<W>(weight + c);
+            for (int i = 0; i < W; i++) {
+                float dxhat = float(dyc[i]) * float(w[i]);
+                sum += dxhat;
+                sum_xhat += dxhat * ((float(xc[i]) - m) * r);
+            }
+        }
+        float average = norm == Norm::layernorm ? block_sum(sum) / C : 0.0f;
+        float average_xhat = block_sum(sum_xhat) / C;
+        for (int c = first; c < C; c += step) {
+            Vec<floatX, W> dyc = load<W>(dy + c), xc = load<W>(x + c), w = load<W>(weight + c);
+            Vec<floatX, W> dxc = load<W>(dx + c);
+            for (int i = 0; i < W; i++) {
+                float xhat = (float(xc[i]) - m) * r, dxhat = float(dyc[i]) * float(w[i]);
+                dweight[i * plane + c / W] += float(dyc[i]) * xhat;
+                dbias[i * plane + c / W] += float(dyc[i]);
+                dxc[i] = floatX(float(dxc[i]) + r * (dxhat - average - xhat * average_xhat));
+            }
+            store(dx + c, dxc);
+        }
+    }
+    partials += (size_t)blockIdx.x * 2 * C;
+    for (int c = first; c < C; c += step) {
+        for (int i = 0; i < W; i++) {
+            partials[c + i] = dweight[i * plane + c / W];
+            partials[C + c + i] = dbias[i * plane + c / W];
+        }
+    }
+}
+
+// A block does 32 columns of the first (blockIdx.y = 0) or second sum; its warps share the partial sums.
+__global__ void add_partials_kernel(float* first, float* second, const float* partials, int count, int C) {
+    __shared__ float warp_sums[warp_size][warp_size];
+    int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size, warps = blockDim.x / warp_size;
+    int c = blockIdx.x * warp_size + lane;
+    float sum = 0;
+    if (c < C) {
+        for (int k = warp; k < count; k += warps) sum += partials[((size_t)k * 2 + blockIdx.y) * C + c];
+    }
+    warp_sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || c >= C) return;
+    for (int w = 1; w < warps; w++) sum += warp_sums[w][lane];
+    (blockIdx.y == 0 ? first : second)[c] += sum;
+}
+
+// As add_partials_cpu.
+inline void add_partials(float* first, float* second, const float* partials, int count, int C,
+                         cudaStream_t stream) {
+    launch(add_partials_kernel, dim3(ceil_div(C, warp_size), second ? 2 : 1), 1024, 0, stream, first, second,
+           partials, count, C);
+}
+
+#endif
+
+// ----------------------------------------------------------------------------
+// launchers
+
+// residual = inp1 + inp2, rounded to floatX, and out = norm(residual): bit for bit what the addition followed
+// by norm_forward gives, so that either can stand in for the other when activations are recomputed.
+inline void residual_norm_forward(Norm norm,
+                                  floatX* residual,      // (N, C), may be inp1
+                                  floatX* out,           // (N, C)
+                                  float* mean,           // (N), null for rmsnorm
+                                  float* rstd,           // (N)
+                                  const floatX* inp1,    // (N, C)
+                                  const floatX* inp2,    // (N, C)
+                                  const floatX* weight,  // (C)
+                                  const floatX* bias,    // (C), may be null
+                                  int N, int C, float eps, cudaStream_t stream) {
+    ON_DEVICE(stream, norm_forward_cpu(norm, residual, out, mean, rstd, inp1, inp2, weight, bias, N, C, eps),
+              with_vec_width<floatX>(C, [&](auto width) {
+                  constexpr int warps = 4;
+                  launch(norm_forward_kernel<width()>, ceil_div(N, warps), warps * warp_size, 0, stream, norm,
+                         residual, out, mean, rstd, inp1, inp2, weight, bias, N, C, eps);
+              }));
+}
+
+inline void norm_forward(Norm norm,
+                         floatX* out,           // (N, C)
+                         float* mean,           // (N), null for rmsnorm
+                         float* rstd,           // (N)
+                         const floatX* inp,     // (N, C)
+                         const floatX* weight,  // (C)
+                         const floatX* bias,    // (C), may be null
+                         int N, int C, float eps, cudaStream_t stream) {
+    residual_norm_forward(norm, nullptr, out, mean, rstd, inp, nullptr, weight, bias, N, C, eps, stream);
+}
+
+inline void norm_backward(Norm norm,
+                          floatX* dinp,          // (N, C), accumulates
+                          float* dweight,        // (C), accumulates
+                          float* dbias,          // (C), accumulates, may be null
+                          float* scratch,        // (norm_backward_scratch(C))
+                          const floatX* dout,    // (N, C)
+                          const floatX* inp,     // (N, C)
+                          const floatX* weight,  // (C)
+                          const float* mean,     // (N), null for rmsnorm
+                          const float* rstd,     // (N)
+                          int N, int C, cudaStream_t stream) {
+    ON_DEVICE(stream,
+              norm_backward_cpu(norm, dinp, dweight, dbias, scratch, dout, inp, weight, mean, rstd, N, C),
+              with_vec_width<floatX>(C, [&](auto width) {
+                  int count = std::min(N, norm_partials(C));
+                  int threads = std::min(512, ceil_div(C, width() * warp_size) * warp_size);
+                  launch(norm_backward_kernel<width()>, count, threads, 2 * C * sizeof(float), stream, norm,
+                         dinp, scratch, dout, inp, weight, mean, rstd, N, C);
+                  add_partials(dweight, dbias, scratch, count, C, stream);
+              }));
+}

@@ -1,0 +1,107 @@
+/*
+The PTX instructions that have no CUDA C++ spelling, one thin wrapper each: tensor-core products, the matrix loads
+that feed them, and asynchronous copies to shared memory. All need compute capability 8.0; none need more.
+
+Fragments (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With group = lane / 4 and pair = lane % 4, a register holds two
+bf16 of neighbouring columns, the lower column in the lower half:
+
+    A (16 x 16, row major)   a[0]: row group,     columns 2 pair, 2 pair + 1
+                             a[1]: row group + 8, the same columns
+                             a[2]: row group,     columns 2 pair + 8, 2 pair + 9
+                             a[3]: row group + 8, the same columns as a[2]
+    B (16 x 8)               b[0]: rows 2 pair, 2 pair + 1 of column group
+                             b[1]: rows 2 pair + 8, 2 pair + 9 of column group
+    D (16 x 8, float)        d[0], d[1]: row group,     columns 2 pair, 2 pair + 1
+                             d[2], d[3]: row group + 8, the same columns
+
+ldmatrix reads 8 x 8 matrices of 16-bit elements. Lane 8 m + r gives the address of row r (16 bytes, 16-byte aligned) of
+matrix m, and register m of each lane receives columns 2 pair and 2 pair + 1 of row group. So x4 on the four quarters of a
+row-major tile, in the order top left, bottom left, top right, bottom right, fills A; x2 on rows that are columns of B
+fills B; and the _trans forms, which transpose each 8 x 8 matrix, do the same from memory that is laid out the other way.
+*/
+#include <cuda_runtime.h>
+
+#ifndef KERNELS_PTX_CUH  // a runtime that is not NVIDIA's brings these functions with it
+#define KERNELS_PTX_CUH
+
+#include <cstdint>
+
+// The dynamic shared memory of the block, 128-byte aligned.
+template <typename T>
+__device__ T* dynamic_shared() {
+    extern __shared__ __align__(128) unsigned char dynamic_shared_bytes[];
+    return reinterpret_cast<T*>(dynamic_shared_bytes);
+}
+
+__device__ inline uint32_t shared_address(const void* shared) {
+    return (uint32_t)__cvta_generic_to_shared(shared);
+}
+
+// ----------------------------------------------------------------------------
+// tensor cores
+
+// d += a @ b: bf16 products, float sums. All 32 lanes of the warp take part.
+__device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Four 8 x 8 matrices; `row` is this lane's row address.
+__device__ inline void ldmatrix_x4(uint32_t (&out)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+__device__ inline void ldmatrix_x4_trans(uint32_t (&out)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// Two 8 x 8 matrices; the addresses of lanes 16 to 31 are not used.
+__device__ inline void ldmatrix_x2(uint32_t (&out)[2], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(out[0]), "=r"(out[1])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+__device__ inline void ldmatrix_x2_trans(uint32_t (&out)[2], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(out[0]), "=r"(out[1])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// ----------------------------------------------------------------------------
+// asynchronous copies from global to shared memory
+
+// Starts a copy of 16 bytes (both addresses 16-byte aligned). The bytes may be read by this thread after
+// cp_async_wait, and by the other threads of the block after a __syncthreads that follows it.
+__device__ inline void cp_async_16(void* shared, const void* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global)
+                 : "memory");
+}
+
+// The same where `valid`; 16 zero bytes, and no read of `global`, where not.
+__device__ inline void cp_async_16(void* shared, const void* global, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+// Closes the group of copies that this thread started since the last commit.
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most the `pending` youngest groups of this thread are still under way.
+template <int pending>
+__device__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+#endif

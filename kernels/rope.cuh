@@ -1,0 +1,134 @@
+/*
+Rotary position embedding: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021).
+
+In each query and key head, elements i and i + R/2 of the first R are a pair (the "rotate half" convention of
+Hugging Face models; the paper pairs 2i and 2i + 1). At position t a pair is turned by the angle t *
+theta^(-2i/R):
+
+    out[i]       = inp[i] * cos - inp[i + R/2] * sin
+    out[i + R/2] = inp[i] * sin + inp[i + R/2] * cos
+
+A row of qkv is [NH query heads | NKV key heads | NKV value heads], each HS wide; value heads, and elements
+from R on, stay as they are. A rotation is undone by the opposite one, so it runs in place, saves nothing, and
+its backward pass is the same function with the angles negated. The angles come from a table, because large
+ones need double precision.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "kernels/common.cuh"
+
+// The frequency scaling of Llama 3.1, by which a model trained on original_context tokens reads longer texts
+// ("llama3" in Hugging Face configs): waves longer than original_context / low_frequency are slowed down by
+// `factor`, those shorter than original_context / high_frequency are kept, and those between are
+// interpolated. Factor 1: no scaling.
+struct RopeScaling {
+    float factor = 1, low_frequency = 1, high_frequency = 4;
+    int original_context = 8192;
+};
+
+// The angle per position of pair i, in radians.
+inline double rope_frequency(int i, int R, double theta, const RopeScaling& scaling) {
+    double frequency = std::pow(theta, -2.0 * i / R);
+    double waves = scaling.original_context * frequency / 6.283185307179586;  // in the original context
+    double kept = (waves - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency);
+    kept = std::clamp(kept, 0.0, 1.0);
+    return frequency * (kept + (1 - kept) / scaling.factor);
+}
+
+// Cosine and sine of every angle, computed in double precision.
+inline void rope_table(float* table,  // host (T, R/2, 2)
+                       int T, int R, float theta, RopeScaling scaling) {
+#pragma omp parallel for
+    for (int i = 0; i < R / 2; i++) {
+        double frequency = rope_frequency(i, R, theta, scaling);
+        for (int t = 0; t < T; t++) {
+            float* entry = table + ((size_t)t * (R / 2) + i) * 2;
+            entry[0] = (float)std::cos(t * frequency);
+            entry[1] = (float)std::sin(t * frequency);
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------
+// CPU
+
+// direction is 1, or -1 for the opposite rotation.
+inline void rope_cpu(floatX* qkv, const float* table, float direction, int N, int T, int NH, int NKV, int HS,
+                     int R) {
+#pragma omp parallel for
+    for (int row = 0; row < N; row++) {
+        const float* angles = table + (size_t)(row % T) * R;
+        for (int h = 0; h < NH + NKV; h++) {
+            floatX* x = qkv + ((size_t)row * (NH + 2 * NKV) + h) * HS;
+            floatX* y = x + R / 2;
+#pragma omp simd
+            for (int i = 0; i < R / 2; i++) {
+                float cosine = angles[2 * i], sine = direction * angles[2 * i + 1];
+                float xi = float(x[i]), yi = float(y[i]);
+                x[i] = floatX(xi * cosine - yi * sine);
+                y[i] = floatX(xi * sine + yi * cosine);
+            }
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+#ifndef DEVICE_CPU
+
+// A block does one row, so that all its heads share the angles; a thread turns W neighbouring pairs at a
+// time.
+template <int W>
+__global__ void rope_kernel(floatX* qkv, const float* table, float direction, int T, int NH, int NKV, int HS,
+                            int R) {
+    const float* angles = table + (size_t)(blockIdx.x % T) * R;
+    floatX* row = qkv + (size_t)blockIdx.x * (NH + 2 * NKV) * HS;
+    int vectors = R / 2 / W;  // in half a head
+    for (int item = threadIdx.x; item < (NH + NKV) * vectors; item += blockDim.x) {
+        int i = item % vectors * W;
+        floatX* x = row + item / vectors * HS + i;
+        floatX* y = x + R / 2;
+        Vec<floatX, W> xs = load<W>(x), ys = load<W>(y);
+        for (int k = 0; k < W; k++) {
+            Vec<float, 2> angle = load<2>(angles + 2 * (i + k));
+            float cosine = angle[0], sine = direction * angle[1], xk = float(xs[k]), yk = float(ys[k]);
+            xs[k] = floatX(xk * cosine - yk * sine);
+            ys[k] = floatX(xk * sine + yk * cosine);
+        }
+        store(x, xs);
+        store(y, ys);
+    }
+}
+
+#endif
+
+// ----------------------------------------------------------------------------
+// launchers
+
+inline void rope(floatX* qkv, const float* table, float direction, int B, int T, int NH, int NKV, int HS,
+                 int R, cudaStream_t stream) {
+    ON_DEVICE(
+        stream, rope_cpu(qkv, table, direction, B * T, T, NH, NKV, HS, R),
+        with_vec_width<floatX>(std::gcd(R / 2, HS), [&](auto width) {
+            int threads = std::min(256, ceil_div((NH + NKV) * (R / 2 / width()), warp_size) * warp_size);
+            launch(rope_kernel<width()>, B * T, threads, 0, stream, qkv, table, direction, T, NH, NKV, HS, R);
+        }));
+}
+
+// In place.
+inline void rope_forward(floatX* qkv,         // (B, T, (NH + 2 NKV) * HS)
+                         const float* table,  // (T, R/2, 2) from rope_table
+                         int B, int T, int NH, int NKV, int HS, int R, cudaStream_t stream) {
+    rope(qkv, table, 1.0f, B, T, NH, NKV, HS, R, stream);
+}
+
+// In place: the gradient of the rotated heads becomes that of the heads before rotation.
+inline void rope_backward(floatX* dqkv,        // (B, T, (NH + 2 NKV) * HS)
+                          const float* table,  // (T, R/2, 2) from rope_table
+                          int B, int T, int NH, int NKV, int HS, int R, cudaStream_t stream) {
+    rope(dqkv, table, -1.0f, B, T, NH, NKV, HS, R, stream);
+}

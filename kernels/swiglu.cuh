@@ -1,0 +1,108 @@
+/*
+SwiGLU (Shazeer, "GLU variants improve transformer", 2020): a gated activation.
+
+    out[n, f] = silu(gate) * up,   silu(x) = x sigmoid(x),   gate = inp[n, f], up = inp[n, F + f]
+
+inp is (N, 2F): one matrix product makes both halves of a row. out is (N, F); the backward pass needs inp.
+*/
+#pragma once
+
+#include "kernels/common.cuh"
+#include "kernels/fast_math.cuh"
+
+HOST_DEVICE inline float swiglu(float gate, float up) {
+    return gate * fast_sigmoid(gate) * up;
+}
+
+struct SwigluSlope {
+    float gate, up;
+};
+
+// The derivatives of swiglu by its two arguments.
+HOST_DEVICE inline SwigluSlope swiglu_slope(float gate, float up) {
+    float s = fast_sigmoid(gate);
+    return {up * s * (1 + gate * (1 - s)), gate * s};
+}
+
+// ----------------------------------------------------------------------------
+// CPU
+
+inline void swiglu_forward_cpu(floatX* out, const floatX* inp, int N, int F) {
+#pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        const floatX *gate = inp + (size_t)n * 2 * F, *up = gate + F;
+        floatX* row = out + (size_t)n * F;
+#pragma omp simd
+        for (int f = 0; f < F; f++) row[f] = floatX(swiglu(float(gate[f]), float(up[f])));
+    }
+}
+
+inline void swiglu_backward_cpu(floatX* dinp, const floatX* dout, const floatX* inp, int N, int F) {
+#pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        const floatX *gate = inp + (size_t)n * 2 * F, *up = gate + F, *dout_row = dout + (size_t)n * F;
+        floatX *dgate = dinp + (size_t)n * 2 * F, *dup = dgate + F;
+#pragma omp simd
+        for (int f = 0; f < F; f++) {
+            SwigluSlope slope = swiglu_slope(float(gate[f]), float(up[f]));
+            dgate[f] = floatX(slope.gate * float(dout_row[f]));
+            dup[f] = floatX(slope.up * float(dout_row[f]));
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------
+// CUDA kernels: a row of blocks for each row of inp, a thread for W neighbours of the row
+
+#ifndef DEVICE_CPU
+
+constexpr unsigned swiglu_block = 256;
+
+template <int W>
+__global__ void swiglu_forward_kernel(floatX* out, const floatX* inp, int F) {
+    size_t row = blockIdx.x;
+    int f = (int)(blockIdx.y * blockDim.x + threadIdx.x) * W;
+    if (f >= F) return;
+    auto gate = load<W>(inp + row * 2 * F + f), up = load<W>(inp + row * 2 * F + F + f);
+    for (int k = 0; k < W; k++) gate[k] = floatX(swiglu(float(gate[k]), float(up[k])));
+    store(out + row * F + f, gate);
+}
+
+template <int W>
+__global__ void swiglu_backward_kernel(floatX* dinp, const floatX* dout, const floatX* inp, int F) {
+    size_t row = blockIdx.x;
+    int f = (int)(blockIdx.y * blockDim.x + threadIdx.x) * W;
+    if (f >= F) return;
+    auto gate = load<W>(inp + row * 2 * F + f), up = load<W>(inp + row * 2 * F + F + f);
+    auto d = load<W>(dout + row * F + f);
+    for (int k = 0; k < W; k++) {
+        SwigluSlope slope = swiglu_slope(float(gate[k]), float(up[k]));
+        gate[k] = floatX(slope.gate * float(d[k]));
+        up[k] = floatX(slope.up * float(d[k]));
+    }
+    store(dinp + row * 2 * F + f, gate);
+    store(dinp + row * 2 * F + F + f, up);
+}
+
+#endif
+
+// ----------------------------------------------------------------------------
+// launchers
+
+inline void swiglu_forward(floatX* out /* (N, F) */, const floatX* inp /* (N, 2F) */, int N, int F,
+                           cudaStream_t stream) {
+    ON_DEVICE(stream, swiglu_forward_cpu(out, inp, N, F), with_vec_width<floatX>(F, [=](auto width) {
+                  constexpr int W = width;
+                  dim3 grid(N, ceil_div((unsigned)F, swiglu_block * W));
+                  launch(swiglu_forward_kernel<W>, grid, swiglu_block, 0, stream, out, inp, F);
+              }));
+}
+
+inline void swiglu_backward(floatX* dinp /* (N, 2F), may be inp */, const floatX* dout /* (N, F) */,
+                            const floatX* inp /* (N, 2F) */, int N, int F, cudaStream_t stream) {
+    ON_DEVICE(stream, swiglu_backward_cpu(dinp, dout, inp, N, F), with_vec_width<floatX>(F, [=](auto width) {
+                  constexpr int W = width;
+                  dim3 grid(N, ceil_div((unsigned)F, swiglu_block * W));
+                  launch(swiglu_backward_kernel<W>, grid, swiglu_block, 0, stream, dinp, dout, inp, F);
+              }));
+}

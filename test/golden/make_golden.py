@@ -1,0 +1,273 @@
+#!/usr/bin/env python3
+"""
+Writes the golden runs beside this script: what PyTorch computes for five tiny models, for our trainer to
+reproduce.
+
+    pip install torch transformers numpy          (CPU builds suffice; nothing else is downloaded)
+    python3 test/golden/make_golden.py [model ...]
+
+gpt2, llama, llama3 and qwen are the models of Hugging Face transformers. parallel, which has no counterpart
+there, is written below with PyTorch's own layers. Each is trained for ten steps by torch.optim.AdamW with
+clip_grad_norm_. Everything is computed in float64 from weights that are exact in float32, and stored as
+float32 (transformers computes the angles of RoPE in float32, whatever the model). Running the script again
+gives the same bytes.
+
+A file is: 8 bytes "GOLDEN\\0\\0", the length of the JSON (u64, little endian), the JSON, padded with spaces
+so that the data begins at a multiple of 64 bytes, and the data. The JSON holds the config (fields of
+ModelConfig), the optimizer settings, the loss and the unclipped gradient norm of every step, and a table of
+tensors by kind: `weight` (initial), `gradient` (step 1, unclipped), `final` (after the last step), `logits`
+(step 1), `tokens` and `targets` (all steps; -1 is ignored by the loss). Offsets are bytes from the start of
+the data. Names and layouts are ours: linear weights are (out, in); qkv is the rows of [query heads | key
+heads | value heads], and fc of a SwiGLU is the rows of [gate | up].
+
+A caution for comparisons: the gradient of GPT-2's key biases is zero in exact arithmetic (softmax ignores a
+constant), so there AdamW divides rounding noise by itself, and `final` means nothing beyond learning_rate *
+steps.
+"""
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+BATCH, TIME, STEPS, SEED = 2, 12, 10, 1
+OPTIMIZER = dict(learning_rate=2e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
+
+# The fields of ModelConfig; each model states what differs.
+CONFIG = dict(layers=2, channels=24, heads=4, kv_heads=4, head_size=6, mlp_width=50, vocab_size=61,
+              context=16, norm="layernorm", norm_eps=1e-5, position="learned", rope_theta=10000.0,
+              rope_dims=0, rope_scaling=1.0, rope_low_frequency=1.0, rope_high_frequency=4.0,
+              rope_original_context=8192, mlp="gelu", bias=True, window=0, block="sequential",
+              tie_embeddings=True, qk_norm=False)
+
+CONFIGS = {
+    "gpt2": CONFIG,
+    "llama": CONFIG | dict(channels=32, kv_heads=2, head_size=8, mlp_width=44, norm="rmsnorm",
+                           position="rope", rope_dims=8, mlp="swiglu", bias=False, tie_embeddings=False),
+    "qwen": CONFIG | dict(kv_heads=2, head_size=16, mlp_width=40, norm="rmsnorm", norm_eps=1e-6,
+                          position="rope", rope_theta=1e6, rope_dims=16, mlp="swiglu", bias=False,
+                          qk_norm=True),
+    "parallel": CONFIG | dict(heads=3, kv_heads=1, head_size=8, mlp_width=52, position="rope", rope_dims=4,
+                              mlp="gelu-exact", bias=False, window=5, block="parallel"),
+}
+# With these the four frequencies of a head are, in turn: kept, blended, divided, divided.
+CONFIGS["llama3"] = CONFIGS["llama"] | dict(context=256, rope_scaling=4.0, rope_original_context=128)
+# Between the gradient norms of a run, so that some of its steps are clipped.
+GRADIENT_CLIP = {"gpt2": 2.8, "llama": 6.3, "llama3": 5.4, "qwen": 4.2, "parallel": 2.9}
+IGNORED_TARGETS = {"llama3": 0.25}  # share of the targets
+
+
+# A model is a function from a config to (module, names), where names maps each of our tensors to the module's
+# parameters that make it, stacked by rows. Modules return logits, or an object that has them.
+
+
+def gpt2(c):
+    model = GPT2LMHeadModel(GPT2Config(
+        n_layer=c["layers"], n_embd=c["channels"], n_head=c["heads"], n_inner=c["mlp_width"],
+        vocab_size=c["vocab_size"], n_positions=c["context"], layer_norm_epsilon=c["norm_eps"],
+        activation_function="gelu_new", resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, use_cache=False,
+        bos_token_id=None, eos_token_id=None))
+    ours = {"ln_1": "norm1", "attn.c_attn": "qkv", "attn.c_proj": "attproj", "ln_2": "norm2",
+            "mlp.c_fc": "fc", "mlp.c_proj": "fcproj"}
+    names = {"wte": ["transformer.wte.weight"], "wpe": ["transformer.wpe.weight"]}
+    for l in range(c["layers"]):
+        for theirs, name in ours.items():
+            for part in "weight", "bias":
+                names[f"layers.{l}.{name}.{part}"] = [f"transformer.h.{l}.{theirs}.{part}"]
+    for part in "weight", "bias":
+        names[f"normf.{part}"] = [f"transformer.ln_f.{part}"]
+    return model, names
+
+
+def llama(c):
+    return like_llama(c, LlamaConfig, LlamaForCausalLM)
+
+
+def qwen(c):
+    return like_llama(c, Qwen3Config, Qwen3ForCausalLM)
+
+
+def like_llama(c, config_class, model_class):
+    rope = dict(rope_type="default", rope_theta=c["rope_theta"])
+    if c["rope_scaling"] != 1:
+        rope |= dict(rope_type="llama3", factor=c["rope_scaling"], low_freq_factor=c["rope_low_frequency"],
+                     high_freq_factor=c["rope_high_frequency"],
+                     original_max_position_embeddings=c["rope_original_context"])
+    model = model_class(config_class(
+        num_hidden_layers=c["layers"], hidden_size=c["channels"], num_attention_heads=c["heads"],
+        num_key_value_heads=c["kv_heads"], head_dim=c["head_size"], intermediate_size=c["mlp_width"],
+        vocab_size=c["vocab_size"], max_position_embeddings=c["context"], rms_norm_eps=c["norm_eps"],
+        tie_word_embeddings=c["tie_embeddings"], rope_parameters=rope, use_cache=False,
+        bos_token_id=None, eos_token_id=None))
+    names = {"wte": ["model.embed_tokens.weight"], "normf.weight": ["model.norm.weight"]}
+    if not c["tie_embeddings"]:
+        names["head.weight"] = ["lm_head.weight"]
+    ours = {"norm1": ["input_layernorm"], "qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            "attproj": ["self_attn.o_proj"], "norm2": ["post_attention_layernorm"],
+            "fc": ["mlp.gate_proj", "mlp.up_proj"], "fcproj": ["mlp.down_proj"]}
+    if c["qk_norm"]:
+        ours |= {"qnorm": ["self_attn.q_norm"], "knorm": ["self_attn.k_norm"]}
+    for l in range(c["layers"]):
+        for name, theirs in ours.items():
+            names[f"layers.{l}.{name}.weight"] = [f"model.layers.{l}.{t}.weight" for t in theirs]
+    return model, names
+
+
+def rms_norm(self, x):
+    """The forward of transformers' RMSNorms, which would round to float32."""
+    return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+
+
+LlamaRMSNorm.forward = Qwen3RMSNorm.forward = rms_norm
+
+
+def window_mask(time, window):
+    """(T, T) of bool: position i sees j where max(0, i - window + 1) <= j <= i."""
+    return torch.ones(time, time, dtype=torch.bool).tril().triu(1 - window)
+
+
+class ParallelBlock(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.heads, self.kv_heads, self.head_size = c["heads"], c["kv_heads"], c["head_size"]
+        self.window, self.rope_dims, self.rope_theta = c["window"], c["rope_dims"], c["rope_theta"]
+        C, qkv_rows = c["channels"], (self.heads + 2 * self.kv_heads) * self.head_size
+        self.norm1 = nn.LayerNorm(C, eps=c["norm_eps"], bias=False)
+        self.qkv = nn.Linear(C, qkv_rows, bias=False)
+        self.attproj = nn.Linear(self.heads * self.head_size, C, bias=False)
+        self.fc = nn.Linear(C, c["mlp_width"], bias=False)
+        self.fcproj = nn.Linear(c["mlp_width"], C, bias=False)
+
+    def attention(self, x):
+        B, T, _ = x.shape
+        qkv = self.qkv(x).view(B, T, -1, self.head_size).transpose(1, 2)
+        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        frequency = self.rope_theta ** (-torch.arange(0, self.rope_dims, 2).double() / self.rope_dims)
+        angle = torch.outer(torch.arange(T).double(), frequency).repeat(1, 2)[None]
+        q, k = apply_rotary_pos_emb(q, k, angle.cos(), angle.sin())
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=window_mask(T, self.window), enable_gqa=True)
+        return self.attproj(out.transpose(1, 2).reshape(B, T, -1))
+
+    def forward(self, x):
+        n = self.norm1(x)
+        return x + self.attention(n) + self.fcproj(F.gelu(self.fc(n)))
+
+
+class Parallel(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.wte = nn.Embedding(c["vocab_size"], c["channels"])
+        self.layers = nn.ModuleList(ParallelBlock(c) for _ in range(c["layers"]))
+        self.normf = nn.LayerNorm(c["channels"], eps=c["norm_eps"], bias=False)
+
+    def forward(self, tokens):
+        x = self.wte(tokens)
+        for block in self.layers:
+            x = block(x)
+        return self.normf(x) @ self.wte.weight.T
+
+
+def parallel(c):
+    model = Parallel(c)
+    return model, {name.replace("wte.weight", "wte"): [name] for name, _ in model.named_parameters()}
+
+
+MODELS = {"gpt2": gpt2, "llama": llama, "llama3": llama, "qwen": qwen, "parallel": parallel}
+
+
+def randomize(model, random):
+    """Weights that no layer could ignore unnoticed: biases are not 0 and norm weights are not 1."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            mean, deviation = (0, 0.2) if p.dim() == 2 else (0, 0.1) if name.endswith("bias") else (1, 0.2)
+            values = (mean + deviation * random.standard_normal(tuple(p.shape))).astype(np.float32)
+            p.copy_(torch.from_numpy(values))
+
+
+def collect(model, names, read):
+    """Our tensors, made of read(parameter) of the module's."""
+    transposed = isinstance(model, GPT2LMHeadModel)  # its linear layers are Conv1D, with (in, out) weights
+    tensors = {}
+    for name, parts in names.items():
+        rows = torch.cat([read(model.get_parameter(part)).detach() for part in parts])
+        is_linear = rows.dim() == 2 and name.startswith("layers.")
+        tensors[name] = (rows.T if transposed and is_linear else rows).numpy().astype("<f4")
+    return tensors
+
+
+def run(name):
+    config = CONFIGS[name]
+    random = np.random.default_rng([SEED, *name.encode()])
+    model, names = MODELS[name](config)
+    model.double().eval()
+    randomize(model, random)
+    assert sum(len(parts) for parts in names.values()) == len(list(model.parameters()))
+
+    # The square makes some tokens frequent, and leaves others out.
+    stream = (random.random((STEPS, BATCH, TIME + 1)) ** 2 * config["vocab_size"]).astype("<i4")
+    tokens, targets = stream[..., :-1].copy(), stream[..., 1:].copy()
+    targets[random.random(targets.shape) < IGNORED_TARGETS.get(name, 0)] = -1
+
+    o = OPTIMIZER | dict(gradient_clip=GRADIENT_CLIP[name])
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    adamw = torch.optim.AdamW([dict(params=matrices, weight_decay=o["weight_decay"]),
+                               dict(params=vectors, weight_decay=0)],
+                              lr=o["learning_rate"], betas=(o["beta1"], o["beta2"]), eps=o["eps"])
+    kinds = {"weight": collect(model, names, lambda p: p)}
+    losses, gradient_norms = [], []
+    for step in range(STEPS):
+        out = model(torch.from_numpy(tokens[step]).long())
+        logits = getattr(out, "logits", out)
+        loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets[step]).long().flatten(),
+                               ignore_index=-1)
+        adamw.zero_grad()
+        loss.backward()
+        if step == 0:
+            kinds["gradient"] = collect(model, names, lambda p: p.grad)
+            kinds["logits"] = {"logits": logits.detach().numpy().astype("<f4")}
+        losses.append(loss.item())
+        gradient_norms.append(nn.utils.clip_grad_norm_(model.parameters(), o["gradient_clip"]).item())
+        adamw.step()
+    kinds |= {"final": collect(model, names, lambda p: p), "tokens": {"tokens": tokens},
+              "targets": {"targets": targets}}
+    return config, o, losses, gradient_norms, kinds
+
+
+def write(path, config, optimizer, losses, gradient_norms, kinds):
+    table, data = [], b""
+    for kind, tensors in kinds.items():
+        for name, array in tensors.items():
+            table.append(dict(name=name, kind=kind, dtype={"f": "f32", "i": "i32"}[array.dtype.kind],
+                              shape=array.shape, offset=len(data)))
+            data += array.tobytes()
+    digits = lambda values: [float(f"{v:.10g}") for v in values]
+    header = json.dumps(dict(config=config, batch=BATCH, time=TIME, steps=STEPS, optimizer=optimizer,
+                             losses=digits(losses), gradient_norms=digits(gradient_norms), tensors=table))
+    header += " " * (-(16 + len(header)) % 64)
+    path.write_bytes(b"GOLDEN\0\0" + struct.pack("<Q", len(header)) + header.encode() + data)
+
+
+def main():
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    for name in sys.argv[1:] or MODELS:
+        config, optimizer, losses, gradient_norms, kinds = run(name)
+        path = Path(__file__).with_name(name + ".bin")
+        write(path, config, optimizer, losses, gradient_norms, kinds)
+        print(f"{path.name}: {path.stat().st_size} bytes, loss {losses[0]:.4f} -> {losses[-1]:.4f}, "
+              f"{sum(n > optimizer['gradient_clip'] for n in gradient_norms)} of {STEPS} steps clipped")
+
+
+if __name__ == "__main__":
+    main()

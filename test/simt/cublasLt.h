@@ -1,0 +1,304 @@
+/*
+The part of cuBLASLt that kernels/cublas.cuh uses, on the host: the product runs on the stream by oneDNN's
+sgemm, on fp32 copies, with the epilogue and the roundings of the library.
+
+Stricter than the library, which only promises that a wrong call may fail: an algorithm runs only the problem
+that it was found for, on pointers as aligned as was promised, with a workspace of its size, which it
+overwrites.
+*/
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <dnnl.h>
+
+// clang-format off
+enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED = 1, CUBLAS_STATUS_INVALID_VALUE = 7,
+                      CUBLAS_STATUS_NOT_SUPPORTED = 15 };
+enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
+enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
+enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
+enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4,
+                          CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 164 };
+enum cublasLtReductionScheme_t { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 };
+enum cublasLtMatmulDescAttributes_t {
+    CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4, CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12 };
+enum cublasLtMatmulPreferenceAttributes_t {
+    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8 };
+// clang-format on
+
+struct HostMatrixLayout {
+    cudaDataType type;
+    uint64_t rows, columns;
+    int64_t ld;
+    bool operator==(const HostMatrixLayout&) const = default;
+};
+
+struct HostMatmulDesc {
+    int32_t transpose_a = CUBLAS_OP_N, transpose_b = CUBLAS_OP_N;
+    uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    const void* bias = nullptr;
+    void* aux = nullptr;
+    int64_t aux_ld = 0;
+};
+
+struct HostMatmulPreference {
+    uint64_t workspace = 0;
+    uint32_t reduction = 7;
+    uint32_t align_a = 256, align_b = 256, align_c = 256, align_d = 256;
+};
+
+using cublasLtHandle_t = int*;
+using cublasLtMatrixLayout_t = HostMatrixLayout*;
+using cublasLtMatmulDesc_t = HostMatmulDesc*;
+using cublasLtMatmulPreference_t = HostMatmulPreference*;
+
+// What the heuristic saw.
+struct cublasLtMatmulAlgo_t {
+    HostMatmulDesc operation;
+    HostMatrixLayout a, b, c, d;
+    HostMatmulPreference preference;
+};
+
+struct cublasLtMatmulHeuristicResult_t {
+    cublasLtMatmulAlgo_t algo;
+    size_t workspaceSize;
+    cublasStatus_t state;
+};
+
+inline const char* cublasLtGetStatusString(cublasStatus_t status) {
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+        return "success";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+        return "the library was not initialized";
+    case CUBLAS_STATUS_INVALID_VALUE:
+        return "an invalid value was passed";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+        return "the operation is not supported";
+    }
+    return "unknown status";
+}
+
+inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+    static int context;
+    *handle = &context;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type,
+                                                 uint64_t rows, uint64_t columns, int64_t ld) {
+    *layout = new HostMatrixLayout{type, rows, columns, ld};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
+                                               cudaDataType scale) {
+    if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+    *desc = new HostMatmulDesc;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+    *preference = new HostMatmulPreference;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+    delete preference;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+namespace cublas_host {
+
+template <typename T>
+cublasStatus_t set(T& field, const void* value, size_t bytes) {
+    if (!value || bytes != sizeof field) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(&field, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+inline size_t bytes(cudaDataType type) {
+    return type == CUDA_R_16BF ? 2 : 4;
+}
+
+inline bool aligned(const void* pointer, size_t to) {
+    return (uintptr_t)pointer % to == 0;
+}
+
+constexpr size_t workspace_needed = 1 << 16;
+
+// Whether the parts of a problem fit together.
+inline cublasStatus_t check(const HostMatmulDesc& op, const HostMatrixLayout& a, const HostMatrixLayout& b,
+                            const HostMatrixLayout& c, const HostMatrixLayout& d) {
+    bool ta = op.transpose_a == CUBLAS_OP_T, tb = op.transpose_b == CUBLAS_OP_T;
+    uint64_t m = ta ? a.columns : a.rows, k = ta ? a.rows : a.columns;
+    uint64_t bk = tb ? b.columns : b.rows, n = tb ? b.rows : b.columns;
+    for (const HostMatrixLayout* layout : {&a, &b, &c, &d}) {
+        if (!layout->rows || !layout->columns || layout->ld < (int64_t)layout->rows)
+            return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    if (k != bk || d.rows != m || d.columns != n || c != d) return CUBLAS_STATUS_INVALID_VALUE;
+    if (a.type != b.type || (d.type != a.type && d.type != CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    switch (op.epilogue) {
+    case CUBLASLT_EPILOGUE_DEFAULT:
+        return CUBLAS_STATUS_SUCCESS;
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+        if (!op.aux || op.aux_ld % 8 || op.aux_ld < (int64_t)m || !aligned(op.aux, 16))
+            return CUBLAS_STATUS_INVALID_VALUE;
+        [[fallthrough]];
+    case CUBLASLT_EPILOGUE_BIAS:
+        return op.bias && aligned(op.bias, bytes(d.type)) ? CUBLAS_STATUS_SUCCESS
+                                                          : CUBLAS_STATUS_INVALID_VALUE;
+    default:
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+}
+
+// The columns of a matrix, one after the other.
+inline std::vector<float> read(const void* from, const HostMatrixLayout& layout) {
+    std::vector<float> values(layout.rows * layout.columns);
+    for (uint64_t column = 0; column < layout.columns; column++) {
+        for (uint64_t row = 0; row < layout.rows; row++) {
+            size_t at = column * (size_t)layout.ld + row;
+            float value = layout.type == CUDA_R_16BF ? float(((const __nv_bfloat16*)from)[at])
+                                                     : ((const float*)from)[at];
+            values[column * layout.rows + row] = value;
+        }
+    }
+    return values;
+}
+
+inline void write(void* to, const HostMatrixLayout& layout, uint64_t row, uint64_t column, float value) {
+    size_t at = column * (size_t)layout.ld + row;
+    if (layout.type == CUDA_R_16BF)
+        ((__nv_bfloat16*)to)[at] = value;
+    else
+        ((float*)to)[at] = value;
+}
+
+inline void run(const HostMatmulDesc& op, float alpha, const void* A, const HostMatrixLayout& a,
+                const void* B, const HostMatrixLayout& b, float beta, const void* C, void* D,
+                const HostMatrixLayout& d) {
+    bool ta = op.transpose_a == CUBLAS_OP_T, tb = op.transpose_b == CUBLAS_OP_T;
+    int64_t m = d.rows, n = d.columns, k = ta ? a.rows : a.columns;
+    std::vector<float> left = read(A, a), right = read(B, b), result(m * n);
+    // dnnl_sgemm is row-major: its matrices are the transposes of ours, in the other order.
+    dnnl_sgemm(tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, k, alpha, right.data(), b.rows, left.data(), a.rows, 0,
+               result.data(), m);
+    HostMatrixLayout bias_layout{d.type, d.rows, 1, (int64_t)d.rows};
+    HostMatrixLayout aux_layout{d.type, d.rows, d.columns, op.aux_ld};
+    std::vector<float> old = beta ? read(C, d) : std::vector<float>(result.size());
+    std::vector<float> bias =
+        op.epilogue == CUBLASLT_EPILOGUE_DEFAULT ? std::vector<float>(m) : read(op.bias, bias_layout);
+    for (int64_t column = 0; column < n; column++) {
+        for (int64_t row = 0; row < m; row++) {
+            size_t at = column * m + row;
+            float value = result[at] + beta * old[at] + bias[row];
+            if (op.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+                write(op.aux, aux_layout, row, column, value);
+                float u = 0.7978845608f * (value + 0.044715f * value * value * value);
+                value = 0.5f * value * (1 + std::tanh(u));
+            }
+            write(D, d, row, column, value);
+        }
+    }
+}
+
+}  // namespace cublas_host
+
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                                     cublasLtMatmulDescAttributes_t attribute,
+                                                     const void* value, size_t bytes) {
+    switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+        return cublas_host::set(desc->transpose_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+        return cublas_host::set(desc->transpose_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+        return cublas_host::set(desc->epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+        return cublas_host::set(desc->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+        return cublas_host::set(desc->aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+        return cublas_host::set(desc->aux_ld, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                           cublasLtMatmulPreferenceAttributes_t attribute,
+                                                           const void* value, size_t bytes) {
+    switch (attribute) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+        return cublas_host::set(preference->workspace, value, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+        return cublas_host::set(preference->reduction, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+        return cublas_host::set(preference->align_a, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+        return cublas_host::set(preference->align_b, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+        return cublas_host::set(preference->align_c, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+        return cublas_host::set(preference->align_d, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                                                     cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                                     cublasLtMatmulPreference_t preference, int wanted,
+                                                     cublasLtMatmulHeuristicResult_t results[], int* found) {
+    *found = 0;
+    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    if (auto status = cublas_host::check(*operation, *a, *b, *c, *d)) return status;
+    if (preference->workspace < cublas_host::workspace_needed) return CUBLAS_STATUS_NOT_SUPPORTED;
+    results[0] = {
+        {*operation, *a, *b, *c, *d, *preference}, cublas_host::workspace_needed, CUBLAS_STATUS_SUCCESS};
+    *found = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                                     const void* alpha, const void* A, cublasLtMatrixLayout_t a,
+                                     const void* B, cublasLtMatrixLayout_t b, const void* beta, const void* C,
+                                     cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d,
+                                     const cublasLtMatmulAlgo_t* algo, void* workspace,
+                                     size_t workspace_bytes, cudaStream_t stream) {
+    using namespace cublas_host;
+    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (auto status = check(*operation, *a, *b, *c, *d)) return status;
+    const HostMatmulDesc& seen = algo->operation;
+    const HostMatmulPreference& promised = algo->preference;
+    bool same_problem = algo->a == *a && algo->b == *b && algo->c == *c && algo->d == *d &&
+                        seen.transpose_a == operation->transpose_a &&
+                        seen.transpose_b == operation->transpose_b && seen.epilogue == operation->epilogue &&
+                        seen.aux_ld == operation->aux_ld;
+    bool as_aligned = aligned(A, promised.align_a) && aligned(B, promised.align_b) &&
+                      aligned(C, promised.align_c) && aligned(D, promised.align_d);
+    bool has_workspace = workspace && aligned(workspace, 256) && workspace_bytes >= workspace_needed;
+    if (!A || !B || !C || !D || !same_problem || !as_aligned || !has_workspace)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    // The descriptors are read now, the matrices when the stream comes to it.
+    host_stream(stream).enqueue([=, op = *operation, a = *a, b = *b, d = *d, alpha = *(const float*)alpha,
+                                 beta = *(const float*)beta] {
+        memset(workspace, 0xff, workspace_needed);
+        run(op, alpha, A, a, B, b, beta, C, D, d);
+    });
+    return CUBLAS_STATUS_SUCCESS;
+}

@@ -1,0 +1,141 @@
+/*
+The address space of the simulated device: where device memory, stacks and shared memory lie, and what of it is alive.
+*/
+#pragma once
+
+#include <cstdint>
+#include <link.h>
+#include <new>
+#include <sys/mman.h>
+
+namespace simt {
+
+constexpr size_t page = 4096;
+
+struct Region {
+    uintptr_t begin = 0;
+    size_t size = 0;
+
+    bool holds(uintptr_t at) const { return at - begin < size; }
+};
+
+// Address space without memory behind it; memory comes with mprotect, page by page, when it is first touched.
+inline Region reserve(size_t size, int protection = PROT_NONE) {
+    void* at = mmap(nullptr, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) throw std::bad_alloc();
+    return {(uintptr_t)at, size};
+}
+
+// ----------------------------------------------------------------------------
+// device memory
+
+// An allocation begins on a page, a page without access follows it, and addresses are never used twice, so that
+// almost every stray access shows. The valid bytes of each page are counted, which makes the check exact.
+class DeviceMemory {
+public:
+    DeviceMemory()
+        : region_(reserve(size_t(1) << 40)),
+          valid_((uint16_t*)reserve(region_.size / page * sizeof(uint16_t), PROT_READ | PROT_WRITE).begin),
+          next_(region_.begin) {}
+
+    bool holds(uintptr_t at) const { return region_.holds(at); }
+
+    // Callers see to it that one thread at a time allocates or frees.
+    void* allocate(size_t bytes) {
+        size_t pages = (bytes + page - 1) / page;
+        if (pages >= (region_.begin + region_.size - next_) / page) return nullptr;
+        if (mprotect((void*)next_, pages * page, PROT_READ | PROT_WRITE) != 0) return nullptr;
+        uint16_t* valid = &valid_[(next_ - region_.begin) / page];
+        for (size_t i = 0; i < pages; i++) valid[i] = (uint16_t)(bytes - i * page < page ? bytes - i * page : page);
+        void* result = (void*)next_;
+        next_ += (pages + 1) * page;
+        return result;
+    }
+
+    void release(void* pointer) {
+        uint16_t* valid = &valid_[((uintptr_t)pointer - region_.begin) / page];
+        size_t pages = 0;
+        while (valid[pages]) valid[pages++] = 0;
+        mmap(pointer, pages * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    }
+
+    bool alive(uintptr_t at, size_t bytes) const {
+        size_t first = at - region_.begin, last = first + bytes - 1;
+        if (last >= region_.size || last % page >= valid_[last / page]) return false;
+        for (size_t p = first / page; p < last / page; p++) {
+            if (valid_[p] < page) return false;
+        }
+        return true;
+    }
+
+private:
+    Region region_;
+    uint16_t* valid_;  // (pages) valid bytes of each, from its start
+    uintptr_t next_;
+};
+
+// ----------------------------------------------------------------------------
+// stacks
+
+// A page of kernel parameters, then one stack per thread, each above a page without access.
+// Code runs as part of a kernel exactly if its stack pointer lies here.
+class Stacks {
+public:
+    static constexpr size_t stack_size = 64 * 1024, max_threads = 1024;
+
+    Stacks() : region_(reserve((max_threads + 1) * stack_size)) {
+        mprotect((void*)region_.begin, stack_size, PROT_READ | PROT_WRITE);
+    }
+
+    const Region& region() const { return region_; }
+    void* parameters() const { return (void*)region_.begin; }
+
+    // The upper ends differ in their lowest bits, else all threads would compete for the same lines of the cache.
+    void* top(size_t thread) {
+        for (; ready_ <= thread; ready_++) {
+            void* lowest = (void*)(region_.begin + (ready_ + 1) * stack_size + page);
+            mprotect(lowest, stack_size - page, PROT_READ | PROT_WRITE);
+        }
+        return (void*)(region_.begin + (thread + 2) * stack_size - thread * 3 % 64 * 64);
+    }
+
+private:
+    Region region_;
+    size_t ready_ = 0;
+};
+
+// ----------------------------------------------------------------------------
+// the program: its variables, and its thread-local block, which holds the static shared memory of all kernels
+
+struct Program {
+    Region image;
+    Region thread_locals;  // of the calling thread
+
+    Program() {
+        dl_iterate_phdr(
+            [](dl_phdr_info* info, size_t, void* data) {
+                Program& program = *static_cast<Program*>(data);
+                uintptr_t end = 0;
+                program.image.begin = UINTPTR_MAX;
+                for (int i = 0; i < info->dlpi_phnum; i++) {
+                    const auto& header = info->dlpi_phdr[i];
+                    uintptr_t begin = info->dlpi_addr + header.p_vaddr;
+                    if (header.p_type == PT_LOAD) {
+                        program.image.begin = std::min(program.image.begin, begin);
+                        end = std::max<uintptr_t>(end, begin + header.p_memsz);
+                    }
+                    if (header.p_type == PT_TLS && info->dlpi_tls_data) {
+                        program.thread_locals = {(uintptr_t)info->dlpi_tls_data, header.p_memsz};
+                    }
+                }
+                program.image.size = end - program.image.begin;
+                program.base = info->dlpi_addr;
+                return 1;  // the first object is the program
+            },
+            this);
+    }
+
+    uintptr_t base = 0;  // what to subtract from an address to find it in the file
+};
+
+}  // namespace simt

@@ -1,0 +1,451 @@
+#include <boost/context/detail/fcontext.hpp>
+#include <algorithm>
+#include <array>
+#include <cstdarg>
+#include <map>
+#include <numeric>
+
+#include "test/simt/cuda_bf16.h"
+#include "test/simt/memory.h"
+#include "test/simt/shadow.h"
+#include "test/simt/simt.h"
+
+// The variables that kernels see as threadIdx and so on.
+struct Index {
+    unsigned x, y, z;
+};
+Index thread_index asm("simt_thread_index"), block_index asm("simt_block_index");
+dim3 block_size asm("simt_block_size"), grid_size asm("simt_grid_size");
+
+namespace simt {
+namespace {
+
+using boost::context::detail::fcontext_t;
+using boost::context::detail::jump_fcontext;
+using boost::context::detail::make_fcontext;
+using boost::context::detail::transfer_t;
+
+constexpr unsigned warp_size = 32, max_warps = Stacks::max_threads / warp_size;
+constexpr size_t max_dynamic_shared = 227 * 1024, dynamic_shared_without_asking = 48 * 1024;
+
+// ----------------------------------------------------------------------------
+// state
+
+// Computes the results of a warp operation once all of its lanes have come. lanes[i] is what lane i passed.
+using Complete = void (*)(void* const* lanes, unsigned present);
+
+struct Copy {
+    void* shared;
+    const void* global;  // null: zeros
+};
+
+struct Warp {
+    struct Meeting {
+        const char* name;
+        Complete complete;
+        unsigned mask, present;
+    };
+    unsigned ended;  // lanes, those that never were included
+    uint32_t epoch;  // warp operations so far
+    unsigned meetings;
+    std::array<Meeting, warp_size> meeting;
+    std::array<void*, warp_size> arguments;
+};
+
+struct Thread {
+    fcontext_t context;
+    unsigned number;  // in its block
+    Index index;
+    Warp* warp;
+    const char* waits_in;  // null while it can run
+    bool ended;
+    std::vector<std::vector<Copy>> copies;  // committed groups, oldest first, then the open one
+
+    unsigned lane() const { return number % warp_size; }
+};
+
+struct Failure {
+    bool happened = false;
+    Kind kind;
+    std::string text;
+    const void* where;  // address in the kernel's code
+};
+
+Stacks stacks;
+DeviceMemory device_memory;
+Program program;
+Region dynamic_space = reserve(1 << 20, PROT_READ | PROT_WRITE);
+const uintptr_t dynamic_begin = dynamic_space.begin + (256 << 10);
+size_t dynamic_size;
+std::vector<Byte> dynamic_bytes(max_dynamic_shared), static_bytes;
+
+std::array<Thread, Stacks::max_threads> threads;
+std::array<Warp, max_warps> warps;
+Thread* running;
+fcontext_t scheduler;
+Invoke invoke;
+Failure failure;
+
+struct {
+    unsigned threads, ended;
+    uint32_t interval = 1, first_interval;
+    const char* barrier;  // what the waiting threads wait in
+    unsigned waiting, votes, result;
+} block;
+
+// The threads that can run; the last one is next.
+std::array<Thread*, Stacks::max_threads> ready;
+unsigned ready_count;
+
+uint64_t seed = [] {
+    const char* text = getenv("SIMT_SEED");
+    return text ? strtoull(text, nullptr, 0) : 1;
+}();
+uint64_t random_state;
+
+// xorshift64*
+uint32_t random(uint32_t below) {
+    random_state ^= random_state >> 12;
+    random_state ^= random_state << 25;
+    random_state ^= random_state >> 27;
+    return (uint32_t)((random_state * 0x2545F4914F6CDD1Du >> 32) * below >> 32);
+}
+
+void seed_random(uint64_t of_what) {
+    random_state = (seed * 0x9E3779B97F4A7C15u ^ of_what * 0xD1B54A32D192ED03u) | 1;
+    for (int i = 0; i < 4; i++) random(1);
+}
+
+// ----------------------------------------------------------------------------
+// failing
+
+std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+std::string format(const char* pattern, ...) {
+    char text[512];
+    va_list arguments;
+    va_start(arguments, pattern);
+    vsnprintf(text, sizeof text, pattern, arguments);
+    va_end(arguments);
+    return text;
+}
+
+std::string name(Index i) { return format("(%u,%u,%u)", i.x, i.y, i.z); }
+std::string name(const Thread& thread) { return "thread " + name(thread.index); }
+
+// Ends the kernel. Fibers are left where they are; their stacks serve the next block.
+[[noreturn]] void fail(Kind kind, std::string text, const void* where) {
+    failure = {true, kind, std::move(text), where};
+    jump_fcontext(scheduler, nullptr);
+    __builtin_unreachable();
+}
+
+// ----------------------------------------------------------------------------
+// fibers
+
+void arrive(transfer_t from) {
+    (from.data ? static_cast<Thread*>(from.data)->context : scheduler) = from.fctx;
+}
+
+// Returns when `running` has its turn again.
+void run_next() {
+    Thread* self = running;
+    fcontext_t to = scheduler;
+    if (ready_count) {
+        running = ready[--ready_count];
+        if (running == self) return;  // it was the last to come to a barrier, and is the first to leave
+        thread_index = running->index;
+        to = running->context;
+    }
+    arrive(jump_fcontext(to, self));
+}
+
+void make_ready(Thread& thread) {
+    thread.waits_in = nullptr;
+    ready[ready_count++] = &thread;
+}
+
+// In an order that the seed decides.
+void make_ready(const Warp& warp, unsigned lanes) {
+    Thread* first = &threads[(&warp - &warps[0]) * warp_size];
+    unsigned factor = random(warp_size) | 1, offset = random(warp_size);
+    for (unsigned i = 0; i < warp_size; i++) {
+        unsigned lane = (i * factor + offset) % warp_size;
+        if (lanes >> lane & 1) make_ready(first[lane]);
+    }
+}
+
+void make_all_ready() {
+    unsigned order[max_warps], count = (block.threads + warp_size - 1) / warp_size;
+    std::iota(order, order + count, 0);
+    for (unsigned i = count; i > 0; i--) {
+        std::swap(order[i - 1], order[random(i)]);
+        Warp& warp = warps[order[i - 1]];
+        make_ready(warp, ~warp.ended);
+    }
+}
+
+// Completes a meeting of a warp if nobody is missing. The running thread, if it takes part, simply goes on.
+bool complete(Warp& warp, unsigned at) {
+    Warp::Meeting meeting = warp.meeting[at];
+    if (meeting.mask & ~(meeting.present | warp.ended)) return false;
+    warp.meeting[at] = warp.meeting[--warp.meetings];
+    warp.epoch++;
+    meeting.complete(warp.arguments.data(), meeting.present);
+    unsigned self = &warp == running->warp && !running->ended ? 1u << running->lane() : 0;
+    if (meeting.present & self) running->waits_in = nullptr;
+    make_ready(warp, meeting.present & ~self);
+    return true;
+}
+
+void meet(const char* name, unsigned mask, Complete complete_with, void* arguments) {
+    Warp& warp = *running->warp;
+    unsigned self = 1u << running->lane();
+    if (!(mask & self)) {
+        fail(Kind::divergence, simt::name(*running) + format(" calls %s with a mask (0x%08x) that lacks it", name, mask),
+             __builtin_return_address(0));
+    }
+    unsigned at = 0;
+    while (at < warp.meetings && (warp.meeting[at].mask != mask || warp.meeting[at].complete != complete_with)) at++;
+    if (at == warp.meetings) warp.meeting[warp.meetings++] = {name, complete_with, mask, 0};
+    warp.meeting[at].present |= self;
+    warp.arguments[running->lane()] = arguments;
+    running->waits_in = name;
+    if (!complete(warp, at)) run_next();
+}
+
+void end_thread() {
+    Warp& warp = *running->warp;
+    running->ended = true;
+    block.ended++;
+    warp.ended |= 1u << running->lane();
+    for (unsigned at = 0; at < warp.meetings;) {
+        if (!complete(warp, at)) at++;
+    }
+}
+
+void thread_main(transfer_t from) {
+    arrive(from);
+    invoke(stacks.parameters());
+    end_thread();
+    run_next();
+}
+
+// ----------------------------------------------------------------------------
+// blocks and grids
+
+void start_block() {
+    block.threads = block_size.x * block_size.y * block_size.z;
+    block.ended = block.waiting = block.votes = 0;
+    block.first_interval = ++block.interval;
+    ready_count = 0;
+    memset((void*)program.thread_locals.begin, 0xff, program.thread_locals.size);
+    memset((void*)dynamic_begin, 0xff, dynamic_size);
+    for (unsigned w = 0; w * warp_size < block.threads; w++) {
+        unsigned lanes = std::min(block.threads - w * warp_size, warp_size);
+        warps[w].ended = lanes == warp_size ? 0 : ~0u << lanes;
+        warps[w].epoch = warps[w].meetings = 0;
+    }
+    Index index = {0, 0, 0};
+    for (unsigned t = 0; t < block.threads; t++) {
+        Thread& thread = threads[t];
+        thread.context = make_fcontext(stacks.top(t), Stacks::stack_size - 2 * page, thread_main);
+        thread.number = t;
+        thread.index = index;
+        thread.warp = &warps[t / warp_size];
+        thread.waits_in = nullptr;
+        thread.ended = false;
+        thread.copies.clear();
+        if (++index.x == block_size.x) index.x = 0, index.y++;
+        if (index.y == block_size.y) index.y = 0, index.z++;
+    }
+    make_all_ready();
+}
+
+// Nobody can run, and some have not ended.
+void describe_deadlock() {
+    struct Group {
+        unsigned count = 0;
+        Index first;
+    };
+    std::map<std::string, Group> groups;
+    for (unsigned t = 0; t < block.threads; t++) {
+        const Thread& thread = threads[t];
+        Group& group = groups[thread.ended ? "have ended" : std::string("wait in ") + thread.waits_in];
+        if (group.count++ == 0) group.first = thread.index;
+    }
+    std::string text = "a barrier that not all threads reach:";
+    for (auto& [what, group] : groups) {
+        text += format(" %u threads (first: %s) %s,", group.count, name(group.first).c_str(), what.c_str());
+    }
+    text.pop_back();
+    failure = {true, Kind::divergence, text, nullptr};
+}
+
+bool run_block() {
+    start_block();
+    running = nullptr;
+    run_next();
+    if (!failure.happened && block.ended < block.threads) describe_deadlock();
+    return !failure.happened;
+}
+
+// ----------------------------------------------------------------------------
+// reports
+
+std::mutex errors_mutex;
+std::vector<Error> errors;
+int keepers = 0;
+
+// What addr2line says, line by line; empty if there is nothing to say.
+std::vector<std::string> addr2line(const char* options, const void* address) {
+    char path[page] = {};
+    if (readlink("/proc/self/exe", path, sizeof path - 1) < 0) return {};
+    std::string command = format("addr2line %s -C -e '%s' 0x%zx 2>/dev/null", options, path,
+                                 (size_t)address - program.base);
+    std::vector<std::string> lines;
+    if (FILE* pipe = popen(command.c_str(), "r")) {
+        char line[4096];
+        while (fgets(line, sizeof line, pipe)) lines.emplace_back(line, strcspn(line, "\n"));
+        pclose(pipe);
+    }
+    return lines;
+}
+
+// "at kernels/norm.cuh:55": the innermost place in the kernel's source, then where that was inlined.
+std::string location(const void* where) {
+    if (!where) return "";
+    std::string text;
+    char directory[page] = {};
+    std::string here = getcwd(directory, sizeof directory) ? std::string(directory) + "/" : "";
+    for (std::string line : addr2line("-i", (const char*)where - 1)) {
+        if (line.find("test/simt/") != line.npos || line[0] == '?') continue;
+        if (line.starts_with(here)) line.erase(0, here.size());
+        line.erase(std::min(line.find(" (discriminator"), line.size()));
+        text += (text.empty() ? ", at " : ", inlined at ") + line;
+    }
+    return text;
+}
+
+void report(const void* kernel) {
+    auto kernel_lines = addr2line("-f", kernel);
+    std::string text = format("%s, in kernel %s, block %s", failure.text.c_str(),
+                              kernel_lines.empty() ? "?" : kernel_lines[0].c_str(), name(block_index).c_str());
+    text += location(failure.where);
+    std::lock_guard lock(errors_mutex);
+    if (!keepers) {
+        fflush(stdout);
+        fprintf(stderr, "simt: %s\n", text.c_str());
+        _exit(1);
+    }
+    errors.push_back({failure.kind, text});
+}
+
+void run_grid(const cudaLaunchConfig_t& config, const void* kernel) {
+    program = {};  // the thread-local block is that of this thread
+    static_bytes.resize(program.thread_locals.size);
+    failure.happened = false;
+    grid_size = config.gridDim;
+    block_size = config.blockDim;
+    dynamic_size = config.dynamicSmemBytes;
+    size_t blocks = (size_t)grid_size.x * grid_size.y * grid_size.z;
+    std::vector<uint32_t> order(blocks);
+    std::iota(order.begin(), order.end(), 0);
+    seed_random(blocks);
+    for (size_t i = blocks; i > 0; i--) {
+        std::swap(order[i - 1], order[random((uint32_t)i)]);
+        uint32_t b = order[i - 1];
+        block_index = {b % grid_size.x, b / grid_size.x % grid_size.y, b / grid_size.x / grid_size.y};
+        if (!run_block()) return report(kernel);
+    }
+}
+
+std::mutex limits_mutex;
+std::map<const void*, size_t> limits;  // dynamic shared memory that a kernel asked for
+
+std::mutex memory_mutex;
+
+// Before main, so that all device memory is ours.
+[[maybe_unused]] const bool installed = [] {
+    host_device.allocate = [](size_t bytes) {
+        std::lock_guard lock(memory_mutex);
+        return device_memory.allocate(bytes);
+    };
+    host_device.release = [](void* pointer) {
+        std::lock_guard lock(memory_mutex);
+        device_memory.release(pointer);
+    };
+    host_device.major = 9;
+    return true;
+}();
+
+}  // namespace
+
+// ----------------------------------------------------------------------------
+// for tests
+
+Errors::Errors() {
+    std::lock_guard lock(errors_mutex);
+    keepers++;
+}
+
+Errors::~Errors() {
+    std::lock_guard lock(errors_mutex);
+    if (--keepers == 0) errors.clear();
+}
+
+std::vector<Error> Errors::take() {
+    std::lock_guard lock(errors_mutex);
+    return std::exchange(errors, {});
+}
+
+void set_seed(uint64_t new_seed) { seed = new_seed; }
+
+// ----------------------------------------------------------------------------
+// launching
+
+cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes) {
+    if (bytes > max_dynamic_shared) return cudaErrorInvalidValue;
+    std::lock_guard lock(limits_mutex);
+    limits[kernel] = bytes;
+    return cudaSuccess;
+}
+
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, Invoke call, const void* parameters,
+                   size_t parameters_bytes) {
+    dim3 grid = config.gridDim, threads = config.blockDim;
+    size_t limit = dynamic_shared_without_asking;
+    {
+        std::lock_guard lock(limits_mutex);
+        if (auto found = limits.find(kernel); found != limits.end()) limit = std::max(limit, found->second);
+    }
+    if (config.dynamicSmemBytes > limit || parameters_bytes > page) return cudaErrorInvalidValue;
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535 ||
+        threads.x == 0 || threads.y == 0 || threads.z == 0 || threads.z > 64 ||
+        (size_t)threads.x * threads.y * threads.z > Stacks::max_threads) {
+        return cudaErrorInvalidConfiguration;
+    }
+    // One thread of the host runs all kernels, one at a time, and nothing else: its thread-local variables are the
+    // static shared memory. It is never destroyed, for streams may outlive any other object.
+    static HostStream& device = *new HostStream;
+    static std::mutex one_grid;
+    std::string copy((const char*)parameters, parameters_bytes);
+    host_stream(config.stream).enqueue([=] {
+        std::lock_guard lock(one_grid);
+        device.enqueue([&] {
+            memcpy(stacks.parameters(), copy.data(), copy.size());
+            invoke = call;
+            run_grid(config, kernel);
+        });
+        device.synchronize();
+    });
+    return cudaSuccess;
+}
+
+void* dynamic_shared() { return (void*)dynamic_begin; }
+unsigned lane() { return running->lane(); }
+unsigned live_lanes() { return ~running->warp->ended; }
+
+}  // namespace simt
+
+#include "test/simt/checks.h"
+#include "test/simt/operations.h"

@@ -1,0 +1,84 @@
+/*
+A simulated GPU, so that CUDA kernels run and are checked on machines that have none.
+
+Every CUDA thread is a fiber. One block runs at a time; its threads run one after the other, each until it waits (for a
+barrier, or for the other lanes of its warp) or ends. A seed decides the order of blocks, warps and lanes.
+
+Kernels are compiled with -fsanitize=thread but not linked with its library: the hooks that the compiler calls at each
+memory access are ours, and look for
+  - accesses outside of live device memory and of the block's shared memory, and misaligned ones;
+  - reads of shared memory that no thread of the block wrote;
+  - races: accesses to the same byte of shared memory by two threads, at least one of them writing, that neither a
+    __syncthreads nor an operation of their common warp orders;
+  - barriers and warp operations that some of the threads they wait for never reach.
+The first error ends the kernel, and the process too unless the test has made an Errors object.
+*/
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/host_cuda.h"
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
+    cudaStream_t stream;
+};
+
+namespace simt {
+
+// ----------------------------------------------------------------------------
+// for tests
+
+enum class Kind { out_of_bounds, misaligned, unwritten, race, divergence };
+
+struct Error {
+    Kind kind;
+    std::string text;  // one line: what, which kernel, block and thread, where
+};
+
+// While one of these exists, an error ends only its kernel and is kept here.
+class Errors {
+public:
+    Errors();
+    ~Errors();
+    std::vector<Error> take();  // of all kernels that have ended; the caller synchronises the stream
+};
+
+// The order of threads and blocks. Starts as the environment variable SIMT_SEED, or 1.
+void set_seed(uint64_t seed);
+
+// ----------------------------------------------------------------------------
+// for the stand-ins of CUDA's headers
+
+using Invoke = void (*)(const void* parameters);
+
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, Invoke invoke, const void* parameters,
+                   size_t parameters_bytes);
+cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes);
+
+int sync_block(const char* name, bool predicate);  // returns in how many threads the predicate holds
+
+// Every lane of `mask` that has not ended calls this with its own value.
+uint64_t shuffle(unsigned mask, uint64_t value, unsigned source_lane);
+unsigned ballot(unsigned mask, bool predicate);
+void sync_warp(unsigned mask);
+unsigned live_lanes();
+unsigned lane();
+
+void* dynamic_shared();
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+void ldmatrix(uint32_t* out, const void* row, int matrices, bool transposed);
+void cp_async_16(void* shared, const void* global, bool valid);
+void cp_async_commit();
+void cp_async_wait(int pending);
+
+}  // namespace simt

@@ -1,0 +1,206 @@
+// Attention against the textbook formula in double precision.
+#include "kernels/attention.cuh"
+
+#include <omp.h>
+
+#include "test/testing.h"
+
+struct Case {
+    int B, T, NH, NKV, HS;
+    int window = 0;
+    std::vector<int> documents = {};  // first positions of the documents of every sequence
+
+    size_t rows() const { return (size_t)B * T; }
+    size_t qkv_row() const { return (size_t)(NH + 2 * NKV) * HS; }
+
+    // (B, T). The documents of sequence b start b positions later than listed.
+    std::vector<int> doc_start() const {
+        std::vector<int> starts;
+        for (int b = 0; b < B; b++)
+            for (int t = 0; t < T; t++) {
+                int start = 0;
+                for (int document : documents) {
+                    if (document + b <= t) start = document + b;
+                }
+                starts.push_back(start);
+            }
+        return starts;
+    }
+
+    std::string name() const {
+        std::string text;
+        for (int x : {B, T, NH, NKV, HS, window, (int)documents.size()}) text += std::to_string(x) + " ";
+        return text;
+    }
+};
+
+struct Reference {
+    std::vector<double> out, lse, dqkv;
+
+    Reference(const Case& c, const std::vector<double>& qkv, const std::vector<double>& dout)
+        : out(c.rows() * c.NH * c.HS), lse(c.rows() * c.NH), dqkv(qkv.size()) {
+        std::vector<int> doc_start = c.doc_start();
+        double scale = 1 / std::sqrt((double)c.HS);
+        for (int b = 0; b < c.B; b++)
+            for (int h = 0; h < c.NH; h++)
+                for (int i = 0; i < c.T; i++) {
+                    auto vector_of = [&](int t, int head) {
+                        return ((size_t)b * c.T + t) * c.qkv_row() + head * c.HS;
+                    };
+                    int key_head = c.NH + h / (c.NH / c.NKV), value_head = key_head + c.NKV;
+                    size_t q = vector_of(i, h), o = (((size_t)b * c.T + i) * c.NH + h) * c.HS;
+                    int first = doc_start[b * c.T + i];
+                    if (c.window) first = std::max(first, i - c.window + 1);
+
+                    std::vector<double> p(c.T), dp(c.T);
+                    double maximum = -INFINITY, total = 0, mean_dp = 0;
+                    for (int j = first; j <= i; j++) {
+                        for (int x = 0; x < c.HS; x++)
+                            p[j] += scale * qkv[q + x] * qkv[vector_of(j, key_head) + x];
+                        maximum = std::max(maximum, p[j]);
+                    }
+                    for (int j = first; j <= i; j++) total += p[j] = std::exp(p[j] - maximum);
+                    lse[((size_t)b * c.NH + h) * c.T + i] = maximum + std::log(total);
+                    for (int j = first; j <= i; j++) {
+                        p[j] /= total;
+                        for (int x = 0; x < c.HS; x++) {
+                            out[o + x] += p[j] * qkv[vector_of(j, value_head) + x];
+                            dp[j] += dout[o + x] * qkv[vector_of(j, value_head) + x];
+                            dqkv[vector_of(j, value_head) + x] += p[j] * dout[o + x];
+                        }
+                        mean_dp += p[j] * dp[j];
+                    }
+                    for (int j = first; j <= i; j++) {
+                        double dscore = p[j] * (dp[j] - mean_dp) * scale;
+                        for (int x = 0; x < c.HS; x++) {
+                            dqkv[q + x] += dscore * qkv[vector_of(j, key_head) + x];
+                            dqkv[vector_of(j, key_head) + x] += dscore * qkv[q + x];
+                        }
+                    }
+                }
+    }
+};
+
+// One layer's buffers on the device, run forward and backward.
+struct Run {
+    Buffer<floatX> qkv, dout, out, dqkv;
+    Buffer<float> lse, scratch;
+    Buffer<int> doc_start;
+
+    Run(const Case& c, const std::vector<floatX>& qkv_values, const std::vector<floatX>& dout_values)
+        : qkv(qkv_values),
+          dout(dout_values),
+          out(c.rows() * c.NH * c.HS),
+          dqkv(qkv.size()),
+          lse(c.rows() * c.NH),
+          scratch(attention_backward_scratch(c.B, c.T, c.NH, c.NKV, c.HS)),
+          doc_start(c.doc_start()) {
+        const int* documents = c.documents.empty() ? nullptr : (const int*)doc_start;
+        attention_forward(out, lse, qkv, documents, c.B, c.T, c.NH, c.NKV, c.HS, c.window, test_stream());
+        attention_backward(dqkv, scratch, dout, qkv, out, lse, documents, c.B, c.T, c.NH, c.NKV, c.HS,
+                           c.window, test_stream());
+    }
+
+    // Everything computed, bit by bit.
+    std::vector<float> bits() {
+        std::vector<float> all = lse.host();
+        for (floatX value : out.host()) all.push_back(float(value));
+        for (floatX value : dqkv.host()) all.push_back(float(value));
+        return all;
+    }
+};
+
+static std::vector<floatX> make_qkv(const Case& c, float scale = 1) {
+    return random_values<floatX>("qkv", c.rows() * c.qkv_row(), scale);
+}
+
+static std::vector<floatX> make_dout(const Case& c) {
+    return random_values<floatX>("dout", c.rows() * c.NH * c.HS);
+}
+
+static void check(const Case& c, float scale = 1) {
+    CAPTURE(c.name());
+    std::vector<floatX> qkv = make_qkv(c, scale), dout = make_dout(c);
+    Run run(c, qkv, dout);
+    Reference reference(c, to_doubles(qkv), to_doubles(dout));
+    CHECK_CLOSE(run.out, reference.out, tolerance<floatX>);
+    CHECK_CLOSE(run.lse, reference.lse, 2e-5);
+    CHECK_CLOSE(run.dqkv, reference.dqkv, tolerance<floatX>);
+}
+
+TEST_CASE("lengths around the tiles") {
+    for (int T : {1, 7, 64, 65, 129, 200}) check({2, T, 2, 2, 64});
+}
+
+TEST_CASE("head sizes, also those that are no multiple of a vector") {
+    for (int HS : {1, 8, 20, 32, 40, 80, 96, 128}) check({1, 70, 2, 1, HS});
+    for (int HS : {130, 192, 256}) check({1, 70, 1, 1, HS});
+}
+
+TEST_CASE("several query heads share a key/value head") {
+    check({2, 67, 6, 2, 20});
+    check({1, 67, 3, 1, 64});
+}
+
+TEST_CASE("sliding window") {
+    for (int window : {1, 5, 64, 100, 1000}) check({1, 200, 1, 1, 32, window});
+}
+
+TEST_CASE("documents") {
+    check({2, 200, 1, 1, 32, 0, {3, 4, 40, 64, 130, 190}});
+    check({2, 65, 1, 1, 8, 0, {60}});
+}
+
+TEST_CASE("shared heads, window and documents together") {
+    check({2, 200, 4, 2, 20, 70, {10, 100}});
+    check({2, 150, 2, 1, 64, 30, {1, 63, 64, 100}});
+    check({1, 100, 2, 1, 160, 30, {20, 50}});
+}
+
+TEST_CASE("large scores do not overflow") {
+    // Scores of several hundred: the softmax all but picks a key, and exp of a score alone would be Inf.
+    // Rounding of such a score to float is already worth 3e-5 of its probability.
+    Case c{1, 100, 2, 2, 32};
+    std::vector<floatX> qkv = make_qkv(c, 16), dout = make_dout(c);
+    Run run(c, qkv, dout);
+    Reference reference(c, to_doubles(qkv), to_doubles(dout));
+    CHECK_CLOSE(run.out, reference.out, 5 * tolerance<floatX>);
+    CHECK_CLOSE(run.lse, reference.lse, 2e-5);
+    CHECK_CLOSE(run.dqkv, reference.dqkv, 20 * tolerance<floatX>);
+}
+
+TEST_CASE("a NaN is not hidden") {
+    Case c{1, 70, 1, 1, 16};
+    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+    qkv[5 * c.qkv_row() + 16] = floatX(NAN);  // key 5
+    Run run(c, qkv, dout);
+    std::vector<double> out = run.out.doubles();
+    CHECK(!std::isnan(out[4 * c.HS]));
+    for (int t : {5, 63, 69}) CHECK(std::isnan(out[t * c.HS]));
+    CHECK(std::isnan(run.dqkv.doubles()[69 * c.qkv_row()]));
+}
+
+TEST_CASE("the same bits on every run") {
+    Case c{2, 150, 4, 2, 40, 100, {10, 77}};
+    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+    CHECK(Run(c, qkv, dout).bits() == Run(c, qkv, dout).bits());
+}
+
+#ifdef DEVICE_CPU
+TEST_CASE("the same bits with any number of threads") {
+    auto use_threads = [](int number) {
+        host_stream(test_stream()).enqueue([=] { omp_set_num_threads(number); });
+    };
+    for (Case c : {Case{2, 300, 4, 2, 40, 200, {10, 77}}, Case{1, 200, 3, 3, 64}}) {
+        std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+        use_threads(1);
+        std::vector<float> one = Run(c, qkv, dout).bits();
+        for (int threads : {2, 3, 4, 16}) {
+            CAPTURE(threads);
+            use_threads(threads);
+            CHECK(Run(c, qkv, dout).bits() == one);
+        }
+    }
+    use_threads(omp_get_max_threads());
+}
+#endif

@@ -1,0 +1,444 @@
+// Options, presets and Hugging Face configs: what is read, and the one line that bad input gets.
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "data/options.h"
+#include "data/run_log.h"
+#include "test/testing.h"
+
+static Options parse(Command command, std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), command_name(command));
+    return parse_options(command, (int)arguments.size(), arguments.data());
+}
+
+static Options train(std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
+    return parse(command_train, arguments);
+}
+
+// What f() is refused with.
+template <typename F>
+static std::string refusal(F&& f) {
+    try {
+        f();
+    } catch (const Error& error) {
+        std::string message = error.what();
+        CHECK(message.find('\n') == std::string::npos);
+        CHECK(message.find(';') != std::string::npos);  // a reason and a remedy
+        return message;
+    }
+    return "accepted";
+}
+
+#define CHECK_REFUSED(expression, words)                                                                     \
+    do {                                                                                                     \
+        std::string message = refusal([&] { expression; });                                                  \
+        INFO(message);                                                                                       \
+        CHECK(message.find(words) != std::string::npos);                                                     \
+    } while (0)
+
+static std::string temporary_folder() {
+    char name[] = "/tmp/test_options_XXXXXX";
+    REQUIRE(mkdtemp(name));
+    return name;
+}
+
+TEST_CASE("presets have the published numbers of parameters") {
+    struct {
+        const char* name;
+        int64_t parameters;
+    } published[] = {
+        {"gpt2-124M", 124439808},    {"gpt2-350M", 354823168},    {"gpt2-774M", 774030080},
+        {"gpt2-1558M", 1557611200},  {"llama2-7B", 6738415616},   {"llama3-8B", 8030261248},
+        {"llama3-70B", 70553706496}, {"llama3.1-8B", 8030261248}, {"llama3.2-1B", 1235814400},
+        {"llama3.2-3B", 3212749824}, {"mistral-7B", 7241732096},  {"qwen3-0.6B", 596049920},
+        {"qwen3-1.7B", 1720574976},  {"qwen3-8B", 8190735360},
+    };
+    for (auto& row : published) {
+        INFO(row.name);
+        const Preset* preset = find_preset(row.name);
+        REQUIRE(preset);
+        ModelConfig config = preset->config;
+        complete(config);
+        CHECK(parameter_count(config) == row.parameters);
+    }
+    // The paper gives two or three digits.
+    for (auto [name, billions] : {std::pair{"gpt3-125M", 0.125},
+                                  {"gpt3-350M", 0.356},
+                                  {"gpt3-760M", 0.760},
+                                  {"gpt3-2.7B", 2.65},
+                                  {"gpt3-6.7B", 6.66},
+                                  {"gpt3-175B", 174.6}}) {
+        ModelConfig config = find_preset(name)->config;
+        complete(config);
+        CHECK(parameter_count(config) / 1e9 == doctest::Approx(billions).epsilon(0.01));
+    }
+}
+
+TEST_CASE("every preset is accepted and makes the same options again from its record") {
+    for (const Preset& preset : preset_table()) {
+        Options options = train({"--model", preset.name});
+        auto record = options_to_json(options, command_train);
+        Options again = options_from_json(nlohmann::json::parse(record.dump()), "record");
+        CHECK(options_to_json(again, command_train) == record);
+        CHECK(again.head_size > 0);
+    }
+}
+
+TEST_CASE("explicit options come over the preset, in any order, and the rest follows") {
+    Options options =
+        train({"--channels=256", "--model", "gpt2-124M", "--heads", "4", "--learning-rate", "1e-3"});
+    CHECK(options.layers == 12);
+    CHECK(options.channels == 256);
+    CHECK(options.head_size == 64);
+    CHECK(options.kv_heads == 4);
+    CHECK(options.mlp_width == 1024);
+    CHECK(options.learning_rate == 1e-3f);
+    CHECK(options.sequence_length == 1024);
+    CHECK(options.global_batch == 4 * 1024);
+    CHECK(options.warmup_steps == 50);
+    CHECK(options.run_dir == "runs/gpt2-124M");
+    CHECK(train({}).tokenizer == "bytes");
+    CHECK(train({}).document_end == 256);
+    CHECK(train({"--seed", "1", "--seed", "2"}).seed == 2);
+    CHECK(train({"--model", "gpt2-124M", "--global-batch", "512k"}).global_batch == 524288);
+    CHECK(train({"--micro-batch", "1024", "--sequence-length", "256", "--global-batch", "1M"}).global_batch ==
+          1 << 20);
+    CHECK(train({"--document-end", "-1"}).document_end == -1);
+    CHECK(train({"--beta1", "0.999999"}).beta1 == 0.999999f);
+}
+
+TEST_CASE("switches") {
+    CHECK(!train({}).bias);
+    CHECK(train({"--bias"}).bias);
+    CHECK(train({"--bias", "on"}).bias);
+    CHECK(train({"--bias", "--steps", "3"}).bias);
+    CHECK(train({"--bias=off", "--model", "gpt2-124M"}).bias == false);
+    CHECK_REFUSED(train({"--bias=maybe"}), "--bias maybe: not a switch; give on or off");
+}
+
+TEST_CASE("commands with arguments that have no name") {
+    Options options =
+        parse(command_tokenize, {"a,b.txt", "--output", "o", "--overwrite", "c", "--shard-tokens", "4k"});
+    CHECK(options.inputs == std::vector<std::string>{"a,b.txt", "c"});
+    CHECK(options.shard_tokens == 4096);
+    CHECK(options.overwrite);
+    CHECK(parse(command_sample, {"--seed", "3", "runs/tiny"}).run == "runs/tiny");
+    CHECK(parse(command_sample, {"r", "--prompt", "a b, -c"}).prompt == "a b, -c");
+    CHECK(parse_command("sample") == command_sample);
+    CHECK_REFUSED(parse_command("trian"), "trian: no such command, the nearest is train; ");
+    CHECK_REFUSED(parse(command_sample, {"a", "b"}), "b: unexpected; ");
+    CHECK_REFUSED(parse(command_sample, {}), "nothing to sample from; ");
+    CHECK_REFUSED(parse(command_tokenize, {"--output", "o"}), "nothing to read; ");
+    CHECK_REFUSED(parse(command_tokenize, {"a"}), "--output: missing; ");
+}
+
+TEST_CASE("bad options") {
+    CHECK_REFUSED(parse(command_train, {}), "--train-data: missing; ");
+    CHECK_REFUSED(train({"--layers", "0"}), "--layers 0: out of range; give a whole number from 1 to 10000");
+    CHECK_REFUSED(train({"--layers", "12abc"}), "--layers 12abc: not a number; ");
+    CHECK_REFUSED(train({"--layers", "1.5"}), "--layers 1.5: not a number; ");
+    CHECK_REFUSED(train({"--layers", " 3"}), "not a number; ");
+    CHECK_REFUSED(train({"--layers", "+3"}), "not a number; ");
+    CHECK_REFUSED(train({"--layers", ""}), "--layers '': not a number; ");
+    CHECK_REFUSED(train({"--steps", "99999999999999999999"}),
+                  "out of range; give a whole number of at least 1");
+    CHECK_REFUSED(train({"--steps", "1k"}), "not a number; ");
+    CHECK_REFUSED(train({"--global-batch", "k"}), "not a number; ");
+    CHECK_REFUSED(train({"--global-batch", "9999999999G"}), "too large; ");
+    CHECK_REFUSED(train({"--global-batch", "-1k"}), "out of range; ");
+    CHECK_REFUSED(train({"--learning-rate", "nan"}), "not a finite number; give a number from 0 to 10");
+    CHECK_REFUSED(train({"--learning-rate", "inf"}), "not a finite number; ");
+    CHECK_REFUSED(train({"--learning-rate", "1e-3x"}), "not a number; ");
+    CHECK_REFUSED(train({"--learning-rate", "1e999"}), "out of range; ");
+    CHECK_REFUSED(train({"--learning-rate", "0x1"}), "not a number; ");
+    CHECK_REFUSED(train({"--beta2", "1"}), "out of range; ");
+    CHECK_REFUSED(train({"--schedule", "cosin"}),
+                  "not one of the choices; give cosine, linear, constant or wsd");
+    CHECK_REFUSED(train({"--lerning-rate", "1"}), "no such option, the nearest is --learning-rate; ");
+    CHECK_REFUSED(train({"--lerning-rate=1"}),
+                  "--lerning-rate: no such option, the nearest is --learning-rate; ");
+    CHECK_REFUSED(train({"--xyzzy-plugh", "1"}), "--xyzzy-plugh: no such option; ");
+    CHECK_REFUSED(train({"-l", "1"}), "-l: no such option; ");
+    CHECK_REFUSED(train({"--top-k", "1"}), "--top-k: not an option of train_gpt train; ");
+    CHECK_REFUSED(train({"--steps"}), "--steps: value missing; ");
+    CHECK_REFUSED(train({"--steps", "--seed", "3"}), "--steps: value missing before --seed; ");
+    CHECK_REFUSED(train({"3"}), "3: unexpected; ");
+    CHECK_REFUSED(train({"--", "3"}), "3: unexpected; ");
+    CHECK_REFUSED(train({"--evil\n\x1b[31m"}), "no such option");
+    CHECK_REFUSED(train({"--model", "gpt2-124"}),
+                  "neither a preset nor a config.json, the nearest is gpt2-124M; ");
+    CHECK_REFUSED(train({"--model", ""}), "neither a preset nor a config.json");
+}
+
+TEST_CASE("options that do not fit together") {
+    CHECK_REFUSED(train({"--heads", "3"}), "--heads 3: does not divide --channels 128; ");
+    CHECK_REFUSED(train({"--kv-heads", "3"}), "--kv-heads 3: does not divide --heads 4; ");
+    CHECK_REFUSED(train({"--kv-heads", "8"}), "does not divide");
+    CHECK_REFUSED(train({"--heads", "1", "--kv-heads", "1", "--channels", "512"}),
+                  "--head-size 512: attention takes");
+    CHECK_REFUSED(train({"--head-size", "33"}), "--rope-dims 33: ");
+    CHECK_REFUSED(train({"--rope-dims", "34"}), "--rope-dims 34: ");
+    CHECK_REFUSED(train({"--rope-scaling", "2", "--rope-low-frequency", "4"}), "--rope-high-frequency 4: ");
+    CHECK_REFUSED(train({"--sequence-length", "512"}),
+                  "--sequence-length 512: longer than the model's context of 256; ");
+    CHECK_REFUSED(train({"--global-batch", "2500"}), "4 sequences * 256 tokens = 1024; give 2048 or 3072");
+    CHECK_REFUSED(train({"--global-batch", "7"}), "= 1024; give 1024");
+    CHECK_REFUSED(train({"--micro-batch", "1048576", "--context", "4096"}), "--micro-batch 1048576: ");
+    CHECK_REFUSED(train({"--warmup-steps", "2000"}), "--warmup-steps 2000: more than the run's 1000 steps; ");
+    CHECK_REFUSED(train({"--vocab-size", "256", "--document-end", "256"}), "--document-end 256: not a token");
+    CHECK_REFUSED(train({"--vocab-size", "256", "--document-end", "-1"}), "--vocab-size 256: too small");
+    CHECK_REFUSED(train({"--model", "gpt2-124M", "--prompt", "a"}), "--prompt: cannot be turned into tokens");
+    CHECK_REFUSED(train({"--layers", "10000", "--channels", "131072", "--heads", "1024", "--kv-heads", "0",
+                         "--mlp-width", "1048576"}),
+                  "parameters: too large; ");
+    CHECK_REFUSED(train({"--channels", "8388608"}), "--channels 8388608: out of range; ");
+}
+
+TEST_CASE("records of options") {
+    auto record = nlohmann::json::parse(options_to_json(train({}), command_train).dump());
+    CHECK(record["learning_rate"].dump() == "0.0006");
+    CHECK(record["bias"] == false);
+    auto changed = [&](const char* key, nlohmann::json value) {
+        auto copy = record;
+        copy[key] = std::move(value);
+        return options_from_json(copy, "weights.bin");
+    };
+    CHECK(changed("layers", 7).layers == 7);
+    CHECK_REFUSED(changed("layers", "7"), "weights.bin: option layers should not be of type string; ");
+    CHECK_REFUSED(changed("layers", 7.5), "weights.bin: --layers 7.5: not a number; ");
+    CHECK_REFUSED(changed("layers", -7), "weights.bin: --layers -7: out of range; ");
+    CHECK_REFUSED(changed("norm", "batchnorm"), "weights.bin: --norm batchnorm: not one of the choices; ");
+    CHECK_REFUSED(changed("bias", "on"), "option bias should not be of type string; ");
+    CHECK_REFUSED(changed("local_filter", true), "weights.bin: option local_filter is not known here; ");
+    auto without = record;
+    without.erase("learning_rate");
+    CHECK(options_from_json(without, "weights.bin").learning_rate == 6e-4f);
+    without.erase("qk_norm");
+    CHECK_REFUSED(options_from_json(without, "weights.bin"), "weights.bin: option qk_norm is missing; ");
+    CHECK_REFUSED(options_from_json(nlohmann::json::array(), "weights.bin"), "weights.bin: ");
+}
+
+TEST_CASE("help names every option, its choices and its default, within the width") {
+    for (const CommandHelp& command : command_table()) {
+        for (int width : {60, 110}) {
+            std::string help = help_text(command.command, width);
+            for (const OptionRow& row : option_table()) {
+                if (!(row.commands & command.command)) continue;
+                INFO(row.field);
+                CHECK(help.find(row.positional ? positional_name(row) : option_name(row)) !=
+                      std::string::npos);
+                CHECK(std::string(row.help).back() == '.');
+            }
+            std::istringstream lines(help.substr(help.find("\n\n"
+                                                           "Run")));
+            for (std::string line; std::getline(lines, line);) CHECK((int)line.size() <= width);
+        }
+    }
+    CHECK(help_text(command_train, 110).find("default 0.0006") != std::string::npos);
+    CHECK(help_text(command_train, 110).find("qwen3-0.6B") != std::string::npos);
+    CHECK(general_help(110).find("tokenize") != std::string::npos);
+    CHECK(options_summary(train({}), command_train, 110).find("learning-rate=0.0006") != std::string::npos);
+}
+
+// ----------------------------------------------------------------------------
+// Hugging Face
+
+static nlohmann::json hf_gpt2() {
+    return nlohmann::json::parse(R"({"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": 0.1, "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256,
+        "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768,
+        "n_head": 12, "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "summary_activation": null,
+        "summary_first_dropout": 0.1, "summary_proj_to_labels": true, "summary_type": "cls_index",
+        "summary_use_proj": true, "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}},
+        "vocab_size": 50257})");
+}
+
+static nlohmann::json hf_llama() {
+    return nlohmann::json::parse(R"({"architectures": ["LlamaForCausalLM"], "attention_bias": false,
+        "attention_dropout": 0.0, "bos_token_id": 128000, "eos_token_id": 128001, "head_dim": 64, "hidden_act": "silu",
+        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072,
+        "mlp_bias": false, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16,
+        "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+        "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                         "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+        "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+        "transformers_version": "4.45.0", "use_cache": true, "vocab_size": 128256})");
+}
+
+static nlohmann::json hf_qwen3() {
+    return nlohmann::json::parse(R"({"architectures": ["Qwen3ForCausalLM"], "attention_bias": false,
+        "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3072,
+        "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3", "num_attention_heads": 16,
+        "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": null,
+        "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false, "vocab_size": 151936})");
+}
+
+static nlohmann::json hf_mistral() {
+    return nlohmann::json::parse(
+        R"({"architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.34.0.dev0",
+        "use_cache": true, "vocab_size": 32000})");
+}
+
+static ModelConfig read_hf(const nlohmann::json& json) {
+    return parse_hf_config(json.dump(), "config.json");
+}
+
+static nlohmann::json with(nlohmann::json json, const char* key, nlohmann::json value) {
+    json[key] = std::move(value);
+    return json;
+}
+
+static nlohmann::json without(nlohmann::json json, const char* key) {
+    json.erase(key);
+    return json;
+}
+
+// All of a config, as text.
+static std::string description(ModelConfig config) {
+    complete(config);
+    Options options;
+    static_cast<ModelConfig&>(options) = config;
+    std::string summary = options_summary(options, command_train, 100000);
+    return summary.substr(summary.find("layers="), summary.find('\n') - summary.find("layers="));
+}
+
+TEST_CASE("published configs are the presets") {
+    CHECK(description(read_hf(hf_gpt2())) == description(find_preset("gpt2-124M")->config));
+    CHECK(description(read_hf(hf_llama())) == description(find_preset("llama3.2-1B")->config));
+    CHECK(description(read_hf(hf_mistral())) == description(find_preset("mistral-7B")->config));
+    CHECK(description(read_hf(hf_qwen3())) == description(find_preset("qwen3-0.6B")->config));
+}
+
+TEST_CASE("variants of the families that are the same arithmetic") {
+    CHECK(read_hf(with(hf_gpt2(), "activation_function", "gelu")).mlp == "gelu-exact");
+    CHECK(read_hf(with(hf_gpt2(), "n_inner", 1000)).mlp_width == 1000);
+    CHECK(read_hf(without(hf_llama(), "num_key_value_heads")).kv_heads == 32);
+    CHECK(read_hf(without(hf_llama(), "rope_scaling")).rope_scaling == 1);
+    CHECK(read_hf(with(with(hf_llama(), "attention_bias", true), "mlp_bias", true)).bias);
+    CHECK(read_hf(with(hf_mistral(), "sliding_window", nullptr)).window == 0);
+    auto windowed = with(with(hf_qwen3(), "use_sliding_window", true), "sliding_window", 512);
+    CHECK(read_hf(windowed).window == 0);  // from layer 28 of 28 on
+    CHECK(read_hf(with(windowed, "max_window_layers", 0)).window == 512);
+    CHECK_REFUSED(read_hf(with(windowed, "max_window_layers", 5)), "max_window_layers 5 is not supported; ");
+    auto rope = nlohmann::json{{"rope_type", "default"}, {"rope_theta", 1000000}};
+    auto newer = with(without(without(hf_qwen3(), "rope_theta"), "rope_scaling"), "rope_parameters", rope);
+    CHECK(read_hf(newer).rope_theta == 1000000);
+    CHECK(read_hf(with(newer, "layer_types", std::vector<std::string>(28, "full_attention"))).window == 0);
+    CHECK_REFUSED(read_hf(with(newer, "layer_types", std::vector<std::string>(28, "sliding_attention"))),
+                  "layer_types");
+}
+
+TEST_CASE("configs that cannot be expressed, or make no sense") {
+    for (const char* key : {"model_type", "n_layer", "n_embd", "n_head", "n_positions", "vocab_size"}) {
+        CHECK_REFUSED(read_hf(without(hf_gpt2(), key)), "config.json: " + std::string(key) + " is missing; ");
+    }
+    for (const char* key : {"hidden_size", "num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act"}) {
+        CHECK_REFUSED(read_hf(without(hf_qwen3(), key)),
+                      "config.json: " + std::string(key) + " is missing; ");
+    }
+    CHECK_REFUSED(read_hf(without(hf_mistral(), "sliding_window")), "sliding_window is missing; ");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "model_type", "bert")), "model_type bert is not supported; ");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "model_type", "evil\n\x1b[2J")), "model_type evil?");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", "12")),
+                  "; it must be a whole number from 1 to 16777216");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", -12)), "; it must be a whole number from 1 to 16777216");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", 1.5)), "; it must be a whole number from 1 to 16777216");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", 18446744073709551615u)),
+                  "; it must be a whole number from 1 to 16777216");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", nlohmann::json::array())),
+                  "; it must be a whole number from 1 to 16777216");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_embd", 770)), "config.json: --heads 12: does not divide");
+    CHECK_REFUSED(read_hf(with(with(hf_gpt2(), "n_embd", 16777216), "n_head", 65536)), "config.json: ");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "layer_norm_epsilon", 0)),
+                  "layer_norm_epsilon is 0; it must be a number above 0");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "activation_function", "relu")),
+                  "activation_function relu is not supported; ");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "scale_attn_by_inverse_layer_idx", true)), "is not supported; ");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "scale_attn_weights", "yes")),
+                  "scale_attn_weights is \"yes\"; it must be true or false");
+    CHECK_REFUSED(read_hf(with(hf_llama(), "attention_bias", true)),
+                  "attention_bias true is not supported; ");
+    CHECK_REFUSED(read_hf(with(hf_llama(), "hidden_act", "gelu")), "hidden_act gelu is not supported; ");
+    CHECK_REFUSED(read_hf(with(hf_llama(), "attn_logit_softcapping", 50.0)),
+                  "attn_logit_softcapping is not known");
+    CHECK_REFUSED(read_hf(with(hf_llama(), "quantization_config", {{"bits", 4}})),
+                  "quantization_config is not known");
+    for (const char* type : {"linear", "dynamic", "yarn", "longrope"}) {
+        CHECK_REFUSED(read_hf(with(hf_llama(), "rope_scaling", {{"type", type}, {"factor", 2.0}})),
+                      "config.json: rope_scaling: rope_type " + std::string(type) + " is not supported; ");
+    }
+    CHECK_REFUSED(read_hf(with(hf_llama(), "rope_scaling", 2)),
+                  "config.json: rope_scaling: not a JSON object; ");
+    CHECK_REFUSED(read_hf(with(hf_qwen3(), "attention_bias", true)),
+                  "attention_bias true is not supported; ");
+    CHECK_REFUSED(read_hf(nlohmann::json::array()), "config.json: not a JSON object; ");
+    CHECK_REFUSED(parse_hf_config("", "config.json"), "config.json: not valid JSON at byte ");
+    CHECK_REFUSED(parse_hf_config("{\"n_layer\": 1e999}", "config.json"), "config.json: not valid JSON");
+    CHECK_REFUSED(parse_hf_config("{\"model_type\": \"\xff\"}", "config.json"),
+                  "config.json: not valid JSON");
+    CHECK_REFUSED(parse_hf_config(std::string(100000, '['), "config.json"), "nested more than 32 deep; ");
+    std::string whole = hf_llama().dump();
+    for (size_t length = 0; length < whole.size(); length++) {
+        CHECK_REFUSED(parse_hf_config(whole.substr(0, length), "config.json"),
+                      "config.json: not valid JSON at byte ");
+    }
+}
+
+TEST_CASE("--model with a path") {
+    std::string folder = temporary_folder();
+    std::ofstream(folder + "/config.json") << hf_qwen3().dump();
+    Options options = train({"--model", folder.c_str(), "--layers", "2"});
+    CHECK(options.layers == 2);
+    CHECK(options.qk_norm);
+    CHECK(options.run_dir == "runs/" + std::filesystem::path(folder).filename().string());
+    CHECK(train({"--model", (folder + "/config.json").c_str()}).layers == 28);
+
+    std::ofstream(folder + "/config.json", std::ios::app) << std::string(2 << 20, ' ');
+    CHECK_REFUSED(train({"--model", folder.c_str()}), "a config.json is smaller than a megabyte");
+    std::filesystem::remove(folder + "/config.json");
+    CHECK_REFUSED(train({"--model", folder.c_str()}), "/config.json: cannot open it: No such file");
+    std::filesystem::remove_all(folder);
+}
+
+// ----------------------------------------------------------------------------
+// run directory
+
+TEST_CASE("a run directory is not overwritten by accident") {
+    std::string folder = temporary_folder(), run = folder + "/a/b";
+    auto lines = [&] {
+        std::ifstream file(run + "/log.jsonl");
+        std::vector<nlohmann::json> result;
+        for (std::string line; std::getline(file, line);) result.push_back(nlohmann::json::parse(line));
+        return result;
+    };
+    auto options = options_to_json(train({}), command_train);
+    {
+        RunLog log(run, options, false);
+        log.write({{"step", 0}, {"loss", 5.5}, {"text", "\xff"}});
+        CHECK(lines().size() == 1);  // there before the log is closed
+        log.write({{"step", 1}, {"loss", 5.25}});
+        CHECK(log.file("x") == run + "/x");
+    }
+    CHECK(lines()[1]["loss"] == 5.25);
+    std::ifstream record(run + "/options.json");
+    CHECK(nlohmann::ordered_json::parse(record) == options);
+
+    CHECK_REFUSED(RunLog(run, options, false), run + ": already holds a run; ");
+    CHECK(lines().size() == 2);
+    RunLog(run, options, true).write({{"step", 7}});
+    CHECK(lines().size() == 1);
+
+    std::ofstream(folder + "/file") << "x";
+    CHECK_REFUSED(RunLog(folder + "/file", options, false), "/file: cannot make the run directory: ");
+    CHECK_REFUSED(RunLog("/proc/run", options, false), "/proc/run: cannot make the run directory: ");
+    std::filesystem::remove_all(folder);
+}

@@ -1,0 +1,1276 @@
+/*
+train_gpt: pre-trains GPT-style transformers. Read it top to bottom:
+
+    parameters    one table: name, shape, initialisation, weight decay
+    activations   one table: name, size, kept for every layer or recomputed
+    model         memory, initial weights
+    forward       embedding, blocks, classifier
+    backward      the forward pass in reverse
+    update        gradient norm, clipping, AdamW
+    batches       from token shards to the device
+    weights       to and from a file
+    sampling      text from a model
+    training      the loop, with evaluation, samples and the log
+    main          the subcommands
+
+Each layer's arithmetic is in kernels/, what is read and written on disk in data/.
+*/
+#include <csignal>
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "comm/world.h"             // launched by mpirun or alone
+#include "data/error.h"             // fail
+#include "data/model_config.h"      // ModelConfig
+#include "data/options.h"           // the options table, parse_options
+#include "data/run_log.h"           // the run directory and log.jsonl
+#include "data/sample_order.h"      // which tokens a sample is made of
+#include "data/token_shards.h"      // .bin files of tokens
+#include "data/tokenize.h"          // the tokenize subcommand
+#include "data/tokenizer.h"         // bytes <-> tokens
+#include "data/weights_file.h"      // named tensors in a file
+#include "kernels/adamw.cuh"        // adamw_update
+#include "kernels/attention.cuh"    // attention_forward, attention_backward
+#include "kernels/classifier.cuh"   // classifier, sum_losses
+#include "kernels/embedding.cuh"    // embedding_forward, embedding_backward, bucket_tokens
+#include "kernels/gelu.cuh"         // gelu_backward
+#include "kernels/global_norm.cuh"  // sum_squares, clip_scale
+#include "kernels/matmul.cuh"       // matmul_*, gemm_rate
+#include "kernels/norm.cuh"         // norm_forward, residual_norm_forward, norm_backward
+#include "kernels/qk_norm.cuh"      // qk_norm_forward, qk_norm_backward
+#include "kernels/random.cuh"       // random_key, random_normal
+#include "kernels/rope.cuh"         // rope_table, rope_forward, rope_backward
+#include "kernels/swiglu.cuh"       // swiglu_forward, swiglu_backward
+
+// ----------------------------------------------------------------------------
+// parameters
+// ----------------------------------------------------------------------------
+
+// A model is a chain of units: the embedding, each block, and the head. A unit's parameters lie together in memory.
+enum class Unit { embedding, block, head };
+
+enum Tensor {
+    wte, wpe,                                                                                      // embedding
+    norm1w, norm1b, qkvw, qkvb, qnormw, knormw, attprojw, attprojb, norm2w, norm2b, fcw, fcb, fcprojw, fcprojb,
+    normfw, normfb, headw,                                                                         // head
+    tensor_count
+};
+
+struct TensorRow {
+    Tensor id;
+    Unit unit;
+    const char* name;     // in files; the tensors of block 3 are "layers.3." + name
+    size_t rows, cols;    // cols 0: a vector
+    float mean, deviation;  // initial values are normal
+    bool decay;           // weight decay: matrices only
+    size_t padding_rows = 0;  // rows in memory beyond `rows`: always zero, not in files
+
+    std::vector<int64_t> shape() const {
+        return cols ? std::vector<int64_t>{(int64_t)rows, (int64_t)cols} : std::vector<int64_t>{(int64_t)rows};
+    }
+    size_t size() const { return rows * std::max<size_t>(cols, 1); }
+    size_t padded_size() const { return (rows + padding_rows) * std::max<size_t>(cols, 1); }
+};
+
+constexpr int vocab_multiple = 128;  // the vocabulary is padded to this: products with odd sizes are slow
+
+inline int padded_vocab(const ModelConfig& c) { return ceil_div(c.vocab_size, vocab_multiple) * vocab_multiple; }
+
+inline int qkv_width(const ModelConfig& c) { return (c.heads + 2 * c.kv_heads) * c.head_size; }
+
+inline int fc_width(const ModelConfig& c) { return c.mlp == "swiglu" ? 2 * c.mlp_width : c.mlp_width; }
+
+// The parameters of a model, one row each. Initial values follow GPT-2: normal(0, 0.02), and the two projections back
+// to the residual stream scaled by 1/sqrt(2 layers).
+inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
+    size_t C = c.channels, V = c.vocab_size, A = (size_t)c.heads * c.head_size, QKV = qkv_width(c);
+    size_t padding = padded_vocab(c) - c.vocab_size;
+    float std_in = 0.02f, std_out = 0.02f / std::sqrt(2.0f * c.layers);
+    bool norm_bias = c.bias && c.norm == "layernorm", two_norms = c.block == "sequential";
+    std::vector<TensorRow> rows;
+    auto add = [&](bool present, TensorRow row) { if (present) rows.push_back(row); };
+    using enum Unit;
+    //  present when              id        unit       name              rows  cols  mean deviation decay
+    add(true,                    {wte,      embedding, "wte",            V,    C,    0, std_in,  true, padding});
+    add(c.position == "learned", {wpe,      embedding, "wpe",            (size_t)c.context, C, 0, std_in, true});
+    add(true,                    {norm1w,   block,     "norm1.weight",   C,    0,    1, 0,       false});
+    add(norm_bias,               {norm1b,   block,     "norm1.bias",     C,    0,    0, 0,       false});
+    add(true,                    {qkvw,     block,     "qkv.weight",     QKV,  C,    0, std_in,  true});
+    add(c.bias,                  {qkvb,     block,     "qkv.bias",       QKV,  0,    0, 0,       false});
+    add(c.qk_norm,               {qnormw,   block,     "qnorm.weight",   (size_t)c.head_size, 0, 1, 0, false});
+    add(c.qk_norm,               {knormw,   block,     "knorm.weight",   (size_t)c.head_size, 0, 1, 0, false});
+    add(true,                    {attprojw, block,     "attproj.weight", C,    A,    0, std_out, true});
+    add(c.bias,                  {attprojb, block,     "attproj.bias",   C,    0,    0, 0,       false});
+    add(two_norms,               {norm2w,   block,     "norm2.weight",   C,    0,    1, 0,       false});
+    add(two_norms && norm_bias,  {norm2b,   block,     "norm2.bias",     C,    0,    0, 0,       false});
+    add(true,                    {fcw,      block,     "fc.weight",      (size_t)fc_width(c), C, 0, std_in, true});
+    add(c.bias,                  {fcb,      block,     "fc.bias",        (size_t)fc_width(c), 0, 0, 0, false});
+    add(true,                    {fcprojw,  block,     "fcproj.weight",  C, (size_t)c.mlp_width, 0, std_out, true});
+    add(c.bias,                  {fcprojb,  block,     "fcproj.bias",    C,    0,    0, 0,       false});
+    add(true,                    {normfw,   head,      "normf.weight",   C,    0,    1, 0,       false});
+    add(norm_bias,               {normfb,   head,      "normf.bias",     C,    0,    0, 0,       false});
+    add(!c.tie_embeddings,       {headw,    head,      "head.weight",    V,    C,    0, std_in,  true, padding});
+    return rows;
+}
+
+// The tensors of one unit inside a buffer: parameters, gradients or optimizer state. Null where a switch is off.
+template <typename T>
+struct UnitTensors {
+    T* at[tensor_count] = {};
+    T* operator[](Tensor id) const { return at[id]; }
+};
+
+// Where each tensor lies: units one after the other, tensors inside a unit aligned to 256 bytes.
+class ParameterLayout {
+public:
+    explicit ParameterLayout(const ModelConfig& config) : layers(config.layers), rows_(tensor_table(config)) {
+        constexpr size_t alignment = 64;  // elements
+        for (const TensorRow& row : rows_) {
+            size_t& end = unit_size_[(int)row.unit];
+            offset_[row.id] = end;
+            end += ceil_div(row.padded_size(), alignment) * alignment;
+        }
+    }
+
+    size_t unit_offset(int unit) const {
+        if (unit == 0) return 0;
+        return unit_size_[(int)Unit::embedding] + (size_t)(unit - 1) * unit_size_[(int)Unit::block];
+    }
+
+    size_t size() const { return unit_offset(layers + 1) + unit_size_[(int)Unit::head]; }
+
+    size_t parameter_count() const {
+        size_t count = 0;
+        each([&](const TensorRow& row, const std::string&, size_t) { count += row.size(); });
+        return count;
+    }
+
+    template <typename T>
+    UnitTensors<T> unit(T* buffer, int unit) const {
+        UnitTensors<T> tensors;
+        for (const TensorRow& row : rows_) {
+            if (row.unit == kind(unit)) tensors.at[row.id] = buffer + unit_offset(unit) + offset_[row.id];
+        }
+        return tensors;
+    }
+
+    // Calls visit(row, full name, offset in the buffer) for each tensor of the model, in the order of memory.
+    template <typename Visit>
+    void each(Visit&& visit) const {
+        for (int unit = 0; unit < layers + 2; unit++) {
+            for (const TensorRow& row : rows_) {
+                if (row.unit != kind(unit)) continue;
+                std::string prefix = row.unit == Unit::block ? text("layers.%d.", unit - 1) : "";
+                visit(row, prefix + row.name, unit_offset(unit) + offset_[row.id]);
+            }
+        }
+    }
+
+    const int layers;
+
+private:
+    Unit kind(int unit) const {
+        return unit == 0 ? Unit::embedding : unit <= layers ? Unit::block : Unit::head;
+    }
+
+    std::vector<TensorRow> rows_;
+    size_t offset_[tensor_count] = {};
+    size_t unit_size_[3] = {};
+};
+
+// ----------------------------------------------------------------------------
+// activations
+// ----------------------------------------------------------------------------
+
+// What a pass through the model writes, as one layer sees it. Fields that are kept for the backward pass point to the
+// layer's own memory, the others to memory that all layers share. N = B*T; A = NH*HS; F is mlp_width, F1 is 2F for
+// SwiGLU and F otherwise.
+struct Activations {
+    // forward, block
+    floatX* residual;    // (N, C) input of the block
+    floatX* norm1;       // (N, C)
+    float* norm1_mean;   // (N) layernorm only, as all means
+    float* norm1_rstd;   // (N)
+    floatX* qkv_raw;     // (N, QKV) before the norm of queries and keys
+    float* qk_rstd;      // (N, NH + NKV)
+    floatX* qkv;         // (N, QKV) as attention reads it: normed and rotated
+    floatX* att;         // (N, A)
+    float* lse;          // (B, NH, T)
+    floatX* residual2;   // (N, C) between attention and MLP (sequential block)
+    floatX* norm2;       // (N, C)
+    float* norm2_mean;   // (N)
+    float* norm2_rstd;   // (N)
+    floatX* fc;          // (N, F1)
+    floatX* act;         // (N, F)
+    floatX* delta;       // (N, C) what the last part of a block adds to the residual stream
+    // forward, head
+    floatX* residualf;   // (N, C)
+    floatX* normf;       // (N, C)
+    float* normf_mean;   // (N)
+    float* normf_rstd;   // (N)
+    floatX* logits;      // (loss chunk, Vp)
+    float* losses;       // (N)
+    // backward
+    floatX* dresidual;   // (N, C)
+    floatX* dnorm;       // (N, C)
+    floatX* dact;        // (N, F)
+    floatX* dfc;         // (N, F1)
+    floatX* datt;        // (N, A)
+    floatX* dqkv;        // (N, QKV)
+    float* scratch;      // two-stage sums
+};
+
+struct ActivationRow {
+    const char* name;
+    size_t field;         // where the pointer is in Activations
+    size_t element_size;
+    size_t elements;
+    bool every_layer;     // kept for each layer, or one for all
+
+    size_t bytes() const { return ceil_div(elements * element_size, 256) * 256; }
+    void point(Activations& view, char* memory) const { memcpy((char*)&view + field, &memory, sizeof memory); }
+};
+
+#define FIELD(name) #name, offsetof(Activations, name), sizeof(*Activations::name)
+
+enum class Recompute { none, mlp, block };
+
+// Sizes that the activations depend on.
+struct Workload {
+    int B, T;        // sequences and tokens of each, in a micro-batch
+    bool training;   // false: forward only, nothing is kept
+    Recompute recompute = Recompute::none;
+    int loss_chunk;  // tokens whose logits exist at the same time
+};
+
+inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const Workload& w) {
+    size_t N = (size_t)w.B * w.T, C = c.channels, QKV = qkv_width(c), A = (size_t)c.heads * c.head_size;
+    size_t F = c.mlp_width, F1 = fc_width(c), chunk = w.loss_chunk;
+    bool keep = w.training;
+    bool keep_hidden = keep && w.recompute == Recompute::none;
+    bool keep_block = keep && w.recompute != Recompute::block;
+    bool mean = c.norm == "layernorm", two_norms = c.block == "sequential";
+    size_t scratch = std::max({attention_backward_scratch(w.B, w.T, c.heads, c.kv_heads, c.head_size),
+                               norm_backward_scratch(c.channels),
+                               qk_norm_backward_scratch(c.head_size), sum_squares_scratch(ParameterLayout(c).size()),
+                               matmul_backward_bias_scratch((int)std::max({F1, QKV, C}))});
+    std::vector<ActivationRow> rows;
+    auto add = [&](bool present, ActivationRow row) { if (present && row.elements) rows.push_back(row); };
+    add(true,              {FIELD(residual),        N * C,                keep});
+    add(true,              {FIELD(norm1),              N * C,                keep_block});
+    add(mean,              {FIELD(norm1_mean),    N,                    keep_block});
+    add(true,              {FIELD(norm1_rstd),    N,                    keep_block});
+    add(c.qk_norm,         {FIELD(qkv_raw),          N * QKV,              keep_block});
+    add(c.qk_norm,         {FIELD(qk_rstd),          N * (c.heads + c.kv_heads), keep_block});
+    add(true,              {FIELD(qkv),                  N * QKV,              keep_block});
+    add(true,              {FIELD(att),                  N * A,                keep_block});
+    add(true,              {FIELD(lse),                  N * c.heads,          keep_block});
+    add(two_norms,         {FIELD(residual2),      N * C,                keep_block});
+    add(two_norms,         {FIELD(norm2),              N * C,                keep_hidden});
+    add(two_norms && mean, {FIELD(norm2_mean),    N,                    keep_hidden});
+    add(two_norms,         {FIELD(norm2_rstd),    N,                    keep_hidden});
+    add(true,              {FIELD(fc),                    N * F1,               keep_hidden});
+    add(true,              {FIELD(act),                  N * F,                keep_hidden});
+    add(true,              {FIELD(delta),              N * C,                false});
+    add(true,              {FIELD(residualf),      N * C,                false});
+    add(true,              {FIELD(normf),              N * C,                false});
+    add(mean,              {FIELD(normf_mean),    N,                    false});
+    add(true,              {FIELD(normf_rstd),    N,                    false});
+    add(true,              {FIELD(logits),            chunk * padded_vocab(c), false});
+    add(true,              {FIELD(losses),            N,                    false});
+    add(w.training,        {FIELD(dresidual),      N * C,                false});
+    add(w.training,        {FIELD(dnorm),              N * C,                false});
+    add(w.training,        {FIELD(dact),                N * F,                false});
+    add(w.training,        {FIELD(dfc),                  N * F1,               false});
+    add(w.training,        {FIELD(datt),                N * A,                false});
+    add(w.training,        {FIELD(dqkv),                N * QKV,              false});
+    add(w.training,        {FIELD(scratch),          scratch,              false});
+#undef FIELD
+    return rows;
+}
+
+inline size_t activation_bytes(const ModelConfig& config, const Workload& workload) {
+    size_t bytes = 0;
+    for (const ActivationRow& row : activation_table(config, workload)) {
+        bytes += row.bytes() * (row.every_layer ? config.layers : 1);
+    }
+    return bytes;
+}
+
+// ----------------------------------------------------------------------------
+// model
+// ----------------------------------------------------------------------------
+
+// One micro-batch on the device.
+struct Batch {
+    int B, T;
+    const int* tokens = nullptr;     // (B, T)
+    const int* targets = nullptr;    // (B, T) -1: no loss here
+    const int* order = nullptr;      // (B*T) positions sorted by token
+    const int* starts = nullptr;     // (buckets + 1) where each distinct token begins in order
+    const int* doc_start = nullptr;  // (B, T) first position of each position's document; null: one document a row
+    int buckets = 0;
+};
+
+struct Gpt {
+    ModelConfig config;
+    Workload workload;
+    ParameterLayout layout;
+    Norm norm;
+    bool parallel, swiglu;
+    Gelu gelu;
+
+    // one allocation for each class of memory
+    floatX* params = nullptr;        // (layout.size())
+    float* grads = nullptr;          // (layout.size())
+    float* m = nullptr;              // (layout.size()) first moment
+    float* v = nullptr;              // (layout.size()) second moment
+    float* master = nullptr;         // (layout.size()) fp32 parameters; null where params are the only copy
+    char* activations = nullptr;
+    float* rope = nullptr;           // (T, R/2, 2) cosines and sines
+    float* stats = nullptr;          // (4) loss, sum of squares, gradient norm, clipping scale
+
+    std::vector<Activations> acts;   // one view for each layer
+    cudaStream_t stream = nullptr;
+
+    Gpt(const ModelConfig& config, const Workload& workload, bool keep_master);
+    ~Gpt();
+    Gpt(const Gpt&) = delete;
+    Gpt& operator=(const Gpt&) = delete;
+
+    UnitTensors<floatX> weights(int unit) const { return layout.unit(params, unit); }
+    UnitTensors<float> gradients(int unit) const { return layout.unit(grads, unit); }
+    int head_unit() const { return layout.layers + 1; }
+    int rope_dims() const { return config.position == "rope" ? config.rope_dims : 0; }
+    // (Vp, C) the classifier's weights
+    template <typename T>
+    T* head_weight(T* buffer) const {
+        return config.tie_embeddings ? layout.unit(buffer, 0)[wte] : layout.unit(buffer, head_unit())[headw];
+    }
+};
+
+// Bytes of each class of memory that a model takes.
+struct MemoryClass {
+    const char* name;
+    size_t bytes;
+};
+
+inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const Workload& w, bool keep_master) {
+    size_t n = ParameterLayout(config).size();
+    size_t rope = config.position == "rope" ? (size_t)w.T * config.rope_dims * sizeof(float) : 0;
+    size_t copies = 2 + (keep_master ? 1 : 0);
+    std::vector<MemoryClass> classes = {{"parameters", n * sizeof(floatX)}};
+    if (w.training) {
+        classes.push_back({"gradients", n * sizeof(float)});
+        classes.push_back({"optimizer", n * sizeof(float) * copies});
+    }
+    classes.push_back({"activations", activation_bytes(config, w) + rope});
+    return classes;
+}
+
+inline size_t memory_total(const ModelConfig& config, const Workload& workload, bool keep_master) {
+    size_t total = 0;
+    for (const MemoryClass& part : memory_classes(config, workload, keep_master)) total += part.bytes;
+    return total;
+}
+
+// The largest micro-batch whose memory fits in `available` bytes; 0 if none does.
+inline int largest_micro_batch(const ModelConfig& config, Workload workload, bool keep_master, size_t available) {
+    int fits = 0, too_large = 1 << 16;
+    while (too_large - fits > 1) {
+        workload.B = fits + (too_large - fits) / 2;
+        (memory_total(config, workload, keep_master) <= available ? fits : too_large) = workload.B;
+    }
+    return fits;
+}
+
+inline std::string gib(size_t bytes) {
+    return bytes < (size_t)10 << 20 ? text("%.2f MiB", bytes / 1048576.0) : text("%.2f GiB", bytes / 1073741824.0);
+}
+
+inline void check_memory(const ModelConfig& config, const Workload& workload, bool keep_master) {
+    size_t available, total, need = memory_total(config, workload, keep_master);
+    cudaCheck(cudaMemGetInfo(&available, &total));
+    if (need <= available) return;
+    int fits = largest_micro_batch(config, workload, keep_master, available);
+    if (fits > 0) {
+        fail("--micro-batch %d: needs %s of memory and %s are free; --micro-batch %d fits, --recompute block saves more",
+             workload.B, gib(need).c_str(), gib(available).c_str(), fits);
+    }
+    fail("the model needs %s of memory and %s are free; choose a smaller --model, a shorter --sequence-length or "
+         "--recompute block",
+         gib(need).c_str(), gib(available).c_str());
+}
+
+template <typename T>
+void allocate(T*& pointer, size_t count) {
+    cudaCheck(cudaMalloc((void**)&pointer, count * sizeof(T)));
+}
+
+Gpt::Gpt(const ModelConfig& config_, const Workload& workload_, bool keep_master)
+    : config(config_), workload(workload_), layout(config) {
+    norm = config.norm == "rmsnorm" ? Norm::rmsnorm : Norm::layernorm;
+    parallel = config.block == "parallel";
+    swiglu = config.mlp == "swiglu";
+    gelu = config.mlp == "gelu-exact" ? Gelu::exact : Gelu::tanh;
+    check_memory(config, workload, keep_master);
+    cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+
+    size_t n = layout.size();
+    auto allocate_zeros = [&]<typename T>(T*& pointer) {
+        allocate(pointer, n);
+        cudaCheck(cudaMemsetAsync(pointer, 0, n * sizeof(T), stream));
+    };
+    allocate_zeros(params);
+    if (workload.training) {
+        allocate_zeros(grads);
+        allocate_zeros(m);
+        allocate_zeros(v);
+        if (keep_master) allocate_zeros(master);
+    }
+    allocate(stats, 4);
+
+    auto table = activation_table(config, workload);
+    allocate(activations, activation_bytes(config, workload));
+    acts.resize(config.layers);
+    char* next = activations;
+    for (const ActivationRow& row : table) {
+        for (int layer = 0; layer < config.layers; layer++) {
+            char* own = row.every_layer ? next + layer * row.bytes() : next;
+            row.point(acts[layer], own);
+        }
+        next += row.bytes() * (row.every_layer ? config.layers : 1);
+    }
+
+    if (int R = rope_dims()) {
+        std::vector<float> table((size_t)workload.T * R);
+        RopeScaling scaling = {config.rope_scaling, config.rope_low_frequency, config.rope_high_frequency,
+                               config.rope_original_context};
+        rope_table(table.data(), workload.T, R, config.rope_theta, scaling);
+        allocate(rope, table.size());
+        cudaCheck(cudaMemcpy(rope, table.data(), table.size() * sizeof(float), cudaMemcpyHostToDevice));
+    }
+    cudaCheck(cudaStreamSynchronize(stream));
+}
+
+Gpt::~Gpt() {
+    cudaStreamSynchronize(stream);
+    for (void* pointer : {(void*)params, (void*)grads, (void*)m, (void*)v, (void*)master, (void*)activations,
+                          (void*)rope, (void*)stats}) {
+        cudaFree(pointer);
+    }
+    cudaStreamDestroy(stream);
+}
+
+// Sets a tensor from host values: the parameters, and the fp32 master copy where there is one.
+inline void set_tensor(Gpt& model, size_t offset, const float* values, size_t count) {
+    std::vector<floatX> rounded(values, values + count);
+    cudaCheck(cudaMemcpy(model.params + offset, rounded.data(), count * sizeof(floatX), cudaMemcpyHostToDevice));
+    if (model.master) {
+        cudaCheck(cudaMemcpy(model.master + offset, values, count * sizeof(float), cudaMemcpyHostToDevice));
+    }
+}
+
+// Each value depends on the seed, the tensor's name and the element only.
+inline void initialize(Gpt& model, uint64_t seed) {
+    constexpr size_t piece = 1 << 22;
+    std::vector<float> values;
+    model.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
+        uint64_t key = random_key(seed, name);
+        for (size_t begin = 0; begin < row.size(); begin += piece) {
+            values.assign(std::min(piece, row.size() - begin), row.mean);
+            if (row.deviation > 0) {
+#pragma omp parallel for
+                for (size_t i = 0; i < values.size(); i++) {
+                    values[i] += row.deviation * random_normal(key, begin + i);
+                }
+            }
+            set_tensor(model, offset + begin, values.data(), values.size());
+        }
+    });
+}
+
+// ----------------------------------------------------------------------------
+// forward
+// ----------------------------------------------------------------------------
+
+// norm1 is in place; writes qkv, att, and what attention adds to the residual stream (delta).
+inline void attention_part(Gpt& g, int layer, const Batch& batch) {
+    auto& a = g.acts[layer];
+    auto w = g.weights(layer + 1);
+    auto& c = g.config;
+    int B = batch.B, T = batch.T, N = B * T, C = c.channels, A = c.heads * c.head_size;
+    matmul_forward(c.qk_norm ? a.qkv_raw : a.qkv, a.norm1, w[qkvw], w[qkvb], N, C, qkv_width(c), g.stream);
+    if (c.qk_norm) {
+        qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, w[qnormw], w[knormw], N, c.heads, c.kv_heads, c.head_size,
+                        c.norm_eps, g.stream);
+    }
+    if (int R = g.rope_dims()) rope_forward(a.qkv, g.rope, B, T, c.heads, c.kv_heads, c.head_size, R, g.stream);
+    attention_forward(a.att, a.lse, a.qkv, batch.doc_start, B, T, c.heads, c.kv_heads, c.head_size, c.window,
+                      g.stream);
+    matmul_forward(a.delta, a.att, w[attprojw], w[attprojb], N, A, C, g.stream);
+}
+
+// What the MLP reads: its own norm, or in a parallel block the norm it shares with attention.
+inline floatX* mlp_input(const Gpt& g, int layer) {
+    return g.parallel ? g.acts[layer].norm1 : g.acts[layer].norm2;
+}
+
+// Writes fc and act.
+inline void mlp_hidden(Gpt& g, int layer, const Batch& batch) {
+    auto& a = g.acts[layer];
+    auto w = g.weights(layer + 1);
+    int N = batch.B * batch.T, C = g.config.channels, F = g.config.mlp_width;
+    if (g.swiglu) {
+        matmul_forward(a.fc, mlp_input(g, layer), w[fcw], w[fcb], N, C, 2 * F, g.stream);
+        swiglu_forward(a.act, a.fc, N, F, g.stream);
+    } else {
+        matmul_gelu_forward(g.gelu, a.act, a.fc, mlp_input(g, layer), w[fcw], w[fcb], N, C, F, g.stream);
+    }
+}
+
+// Runs the block from its input to act. The input is a.residual, or before the first pass over it, what the block
+// before left: that block's stream and delta, added here in the same pass over memory as the norm.
+inline void block_forward(Gpt& g, int layer, const Batch& batch, bool input_ready) {
+    auto& a = g.acts[layer];
+    auto w = g.weights(layer + 1);
+    int N = batch.B * batch.T, C = g.config.channels;
+    float eps = g.config.norm_eps;
+    if (input_ready) {
+        norm_forward(g.norm, a.norm1, a.norm1_mean, a.norm1_rstd, a.residual, w[norm1w], w[norm1b], N, C, eps, g.stream);
+    } else {
+        auto& before = g.acts[layer - 1];
+        residual_norm_forward(g.norm, a.residual, a.norm1, a.norm1_mean, a.norm1_rstd,
+                              g.parallel ? before.residual : before.residual2, before.delta, w[norm1w], w[norm1b], N,
+                              C, eps, g.stream);
+    }
+    attention_part(g, layer, batch);
+    if (!g.parallel) {
+        residual_norm_forward(g.norm, a.residual2, a.norm2, a.norm2_mean, a.norm2_rstd, a.residual, a.delta,
+                              w[norm2w], w[norm2b], N, C, eps, g.stream);
+    }
+    mlp_hidden(g, layer, batch);
+}
+
+// From tokens to the normed output of the last block (normf).
+inline void forward(Gpt& g, const Batch& batch) {
+    auto& c = g.config;
+    int B = batch.B, T = batch.T, N = B * T, C = c.channels, last = c.layers - 1;
+    auto embedding = g.weights(0), head = g.weights(g.head_unit());
+    embedding_forward(g.acts[0].residual, batch.tokens, embedding[wte], embedding[wpe], B, T, C, g.stream);
+    for (int layer = 0; layer <= last; layer++) {
+        auto& a = g.acts[layer];
+        auto w = g.weights(layer + 1);
+        block_forward(g, layer, batch, layer == 0);
+        // a parallel block's MLP adds to what its attention left in delta
+        matmul_forward(a.delta, a.act, w[fcprojw], w[fcprojb], N, c.mlp_width, C, g.stream, g.parallel);
+    }
+    auto& a = g.acts[last];
+    residual_norm_forward(g.norm, a.residualf, a.normf, a.normf_mean, a.normf_rstd,
+                          g.parallel ? a.residual : a.residual2, a.delta, head[normfw], head[normfb], N, C, c.norm_eps,
+                          g.stream);
+}
+
+// Adds the sum of the losses to stats[0]. With a gradient, the loss counts dloss times: writes dnorm (the gradient of
+// normf) and adds to that of the classifier's weights. Logits exist for loss_chunk tokens at a time.
+inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient) {
+    auto& a = g.acts[0];
+    int N = batch.B * batch.T, C = g.config.channels, V = g.config.vocab_size, Vp = padded_vocab(g.config);
+    const floatX* weight = g.head_weight(g.params);
+    for (int begin = 0; begin < N; begin += g.workload.loss_chunk) {
+        int n = std::min(g.workload.loss_chunk, N - begin);
+        const floatX* inp = a.normf + (size_t)begin * C;
+        matmul_forward(a.logits, inp, weight, nullptr, n, C, Vp, g.stream);
+        classifier(a.logits, a.losses + begin, batch.targets + begin, dloss, n, V, Vp, want_gradient, g.stream);
+        if (!want_gradient) continue;
+        matmul_backward_input(a.dnorm + (size_t)begin * C, a.logits, weight, n, C, Vp, g.stream);
+        matmul_backward_weight(g.head_weight(g.grads), a.logits, inp, n, C, Vp, g.stream);
+    }
+    sum_losses(g.stats, a.losses, N, g.stream);
+}
+
+// ----------------------------------------------------------------------------
+// backward
+// ----------------------------------------------------------------------------
+
+// The three products of a linear layer's backward pass. Shapes as in matmul.cuh.
+inline void linear_backward(Gpt& g, floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
+                            const floatX* weight, int N, int C, int OC, bool accumulate_dinp = false) {
+    matmul_backward_weight(dweight, dout, inp, N, C, OC, g.stream);
+    if (dbias) matmul_backward_bias(dbias, g.acts[0].scratch, dout, N, OC, g.stream);
+    matmul_backward_input(dinp, dout, weight, N, C, OC, g.stream, accumulate_dinp);
+}
+
+// Makes again what the forward pass of the layer did not keep, with the same operations, so with the same bits.
+inline void recompute(Gpt& g, int layer, const Batch& batch) {
+    if (g.workload.recompute == Recompute::block) block_forward(g, layer, batch, true);
+    if (g.workload.recompute == Recompute::mlp) {
+        auto& a = g.acts[layer];
+        auto w = g.weights(layer + 1);
+        if (!g.parallel) {
+            norm_forward(g.norm, a.norm2, a.norm2_mean, a.norm2_rstd, a.residual2, w[norm2w], w[norm2b],
+                         batch.B * batch.T, g.config.channels, g.config.norm_eps, g.stream);
+        }
+        mlp_hidden(g, layer, batch);
+    }
+}
+
+// From dnorm as classify() left it to the gradients of all parameters. dresidual is the gradient of the residual
+// stream: each part of a block reads it as the gradient of its output and adds that of its input.
+inline void backward(Gpt& g, const Batch& batch) {
+    auto& c = g.config;
+    int B = batch.B, T = batch.T, N = B * T, C = c.channels, F = c.mlp_width, F1 = fc_width(c);
+    int A = c.heads * c.head_size, QKV = qkv_width(c);
+    {
+        auto& a = g.acts[0];
+        auto w = g.weights(g.head_unit());
+        auto dw = g.gradients(g.head_unit());
+        cudaCheck(cudaMemsetAsync(a.dresidual, 0, (size_t)N * C * sizeof(floatX), g.stream));
+        norm_backward(g.norm, a.dresidual, dw[normfw], dw[normfb], a.scratch, a.dnorm, a.residualf, w[normfw],
+                      a.normf_mean, a.normf_rstd, N, C, g.stream);
+    }
+    for (int layer = c.layers - 1; layer >= 0; layer--) {
+        auto& a = g.acts[layer];
+        auto w = g.weights(layer + 1);
+        auto dw = g.gradients(layer + 1);
+        recompute(g, layer, batch);
+
+        // MLP
+        linear_backward(g, a.dact, dw[fcprojw], dw[fcprojb], a.dresidual, a.act, w[fcprojw], N, F, C);
+        if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, N, F, g.stream);
+        else gelu_backward(g.gelu, a.dfc, a.dact, a.fc, (size_t)N * F, g.stream);
+        linear_backward(g, a.dnorm, dw[fcw], dw[fcb], a.dfc, mlp_input(g, layer), w[fcw], N, C, F1);
+        // attention of a parallel block has the same output gradient as its MLP, so dresidual stays as it is
+        if (!g.parallel) {
+            norm_backward(g.norm, a.dresidual, dw[norm2w], dw[norm2b], a.scratch, a.dnorm, a.residual2, w[norm2w],
+                          a.norm2_mean, a.norm2_rstd, N, C, g.stream);
+        }
+
+        // attention
+        linear_backward(g, a.datt, dw[attprojw], dw[attprojb], a.dresidual, a.att, w[attprojw], N, A, C);
+        attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, batch.doc_start, B, T, c.heads, c.kv_heads,
+                           c.head_size, c.window, g.stream);
+        if (int R = g.rope_dims()) rope_backward(a.dqkv, g.rope, B, T, c.heads, c.kv_heads, c.head_size, R, g.stream);
+        if (c.qk_norm) {
+            qk_norm_backward(a.dqkv, dw[qnormw], dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd, w[qnormw],
+                             w[knormw], N, c.heads, c.kv_heads, c.head_size, g.stream);
+        }
+        linear_backward(g, a.dnorm, dw[qkvw], dw[qkvb], a.dqkv, a.norm1, w[qkvw], N, C, QKV, g.parallel);
+        norm_backward(g.norm, a.dresidual, dw[norm1w], dw[norm1b], a.scratch, a.dnorm, a.residual, w[norm1w],
+                      a.norm1_mean, a.norm1_rstd, N, C, g.stream);
+    }
+    auto dw = g.gradients(0);
+    embedding_backward(dw[wte], dw[wpe], g.acts[0].dresidual, batch.tokens, batch.order, batch.starts, batch.buckets, B,
+                       T, C, g.stream);
+}
+
+// ----------------------------------------------------------------------------
+// update
+// ----------------------------------------------------------------------------
+
+struct StepStats {
+    float loss;           // mean over the targets of the step
+    float gradient_norm;  // before clipping
+    bool finite;          // false: the weights were left as they were
+};
+
+// Clips the gradients to `max_norm` and updates the parameters. The decision not to update because the loss or the
+// gradient is not finite falls on the device, so nothing has to wait for the host.
+inline void update(Gpt& g, AdamW settings, float max_norm, uint64_t seed) {
+    float *loss = &g.stats[0], *squares = &g.stats[1], *norm_and_scale = &g.stats[2];
+    sum_squares(squares, g.acts[0].scratch, g.grads, g.layout.size(), false, g.stream);
+    clip_scale(norm_and_scale, squares, loss, max_norm, g.stream);
+    float weight_decay = settings.weight_decay;
+    g.layout.each([&](const TensorRow& row, const std::string& name, size_t at) {
+        settings.weight_decay = row.decay ? weight_decay : 0;
+        adamw_update(g.params + at, g.master ? g.master + at : nullptr, g.m + at, g.v + at, g.grads + at,
+                     norm_and_scale + 1, row.size(), settings, random_key(seed, name), g.stream);
+    });
+}
+
+// Starts a step: no gradient, no loss.
+inline void zero_gradients(Gpt& g) {
+    cudaCheck(cudaMemsetAsync(g.grads, 0, g.layout.size() * sizeof(float), g.stream));
+    cudaCheck(cudaMemsetAsync(g.stats, 0, sizeof(float), g.stream));
+}
+
+// Waits for the device. `targets` is the number of targets whose losses were summed.
+inline StepStats read_stats(Gpt& g, double targets) {
+    float stats[4];
+    cudaCheck(cudaMemcpyAsync(stats, g.stats, sizeof stats, cudaMemcpyDeviceToHost, g.stream));
+    cudaCheck(cudaStreamSynchronize(g.stream));
+    return {(float)(stats[0] / targets), stats[2], !std::isnan(stats[3])};
+}
+
+// The first tensor whose gradient has a value that is not finite, for the message that stops a run.
+inline std::string first_bad_gradient(const Gpt& g) {
+    std::string bad;
+    g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
+        if (!bad.empty()) return;
+        std::vector<float> values(row.size());
+        cudaCheck(cudaMemcpy(values.data(), g.grads + offset, values.size() * sizeof(float), cudaMemcpyDeviceToHost));
+        for (size_t i = 0; i < values.size() && bad.empty(); i++) {
+            if (!std::isfinite(values[i])) bad = text("%s[%zu] = %g", name.c_str(), i, values[i]);
+        }
+    });
+    return bad.empty() ? "none" : bad;
+}
+
+// ----------------------------------------------------------------------------
+// batches
+// ----------------------------------------------------------------------------
+
+// Brings micro-batches to the device. While the device works on one, the host prepares the next.
+class Batches {
+public:
+    Batches(const TokenLoader& loader, const Workload& workload, int document_end, cudaStream_t stream)
+        : loader_(loader), B_(workload.B), T_(workload.T), document_end_(document_end), stream_(stream) {
+        size_t N = (size_t)B_ * T_;
+        size_ = 4 * N + (N + 1);
+        allocate(device_, size_);
+        for (Slot& slot : slots_) {
+            cudaCheck(cudaMallocHost((void**)&slot.host, size_ * sizeof(int)));
+            cudaCheck(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming));
+        }
+    }
+
+    ~Batches() {
+        cudaStreamSynchronize(stream_);
+        cudaFree(device_);
+        for (Slot& slot : slots_) {
+            cudaFreeHost(slot.host);
+            cudaEventDestroy(slot.copied);
+        }
+    }
+
+    Batches(const Batches&) = delete;
+    Batches& operator=(const Batches&) = delete;
+
+    // Samples first, first + 1, ... in the order of the run; rows from `count` on are empty and have no targets.
+    Batch load(uint64_t first, int count) {
+        Slot& slot = slots_[next_++ % 2];
+        cudaCheck(cudaEventSynchronize(slot.copied));  // its memory is free once the last copy from it is over
+        size_t N = (size_t)B_ * T_;
+        int *tokens = slot.host, *targets = tokens + N, *doc_start = targets + N, *order = doc_start + N,
+            *starts = order + N;
+        for (int row = 0; row < B_; row++) {
+            size_t at = (size_t)row * T_;
+            if (row < count) {
+                loader_.load(first + row, tokens + at, targets + at);
+            } else {
+                std::fill_n(tokens + at, T_, 0);
+                std::fill_n(targets + at, T_, -1);
+            }
+            for (int t = 0, start = 0; t < T_; t++) {
+                doc_start[at + t] = start;
+                if (tokens[at + t] == document_end_) start = t + 1;
+            }
+        }
+        int buckets = bucket_tokens(order, starts, tokens, (int)N);
+        cudaCheck(cudaMemcpyAsync(device_, slot.host, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
+        cudaCheck(cudaEventRecord(slot.copied, stream_));
+        return {B_, T_, device_, device_ + N, device_ + 3 * N, device_ + 4 * N,
+                document_end_ >= 0 ? device_ + 2 * N : nullptr, buckets};
+    }
+
+private:
+    struct Slot {
+        int* host;
+        cudaEvent_t copied;
+    };
+
+    const TokenLoader& loader_;
+    const int B_, T_, document_end_;
+    cudaStream_t stream_;
+    size_t size_;
+    int* device_;
+    Slot slots_[2];
+    size_t next_ = 0;
+};
+
+// ----------------------------------------------------------------------------
+// sampling
+// ----------------------------------------------------------------------------
+
+struct Sampling {
+    int tokens;         // how many to add
+    float temperature;  // 0: always the most likely token
+    int top_k;          // choose among the k most likely; 0: all
+    int end;            // token that ends the text; -1: none
+};
+
+// Chooses a token from its logits (V), with u uniform in [0, 1).
+inline int choose_token(std::vector<float> logits, const Sampling& sampling, float u) {
+    auto most_likely = std::max_element(logits.begin(), logits.end());
+    if (sampling.temperature <= 0) return (int)(most_likely - logits.begin());
+    float largest = *most_likely, threshold = -INFINITY;
+    if (sampling.top_k > 0 && sampling.top_k < (int)logits.size()) {
+        std::vector<float> sorted = logits;
+        std::nth_element(sorted.begin(), sorted.begin() + (sampling.top_k - 1), sorted.end(), std::greater<>());
+        threshold = sorted[sampling.top_k - 1];
+    }
+    double total = 0;
+    for (float& logit : logits) {
+        logit = logit < threshold ? 0 : std::exp((logit - largest) / sampling.temperature);
+        total += logit;
+    }
+    double remaining = u * total;
+    int last = 0;
+    for (int i = 0; i < (int)logits.size(); i++) {
+        if (logits[i] == 0) continue;
+        last = i;
+        remaining -= logits[i];
+        if (remaining < 0) break;
+    }
+    return last;
+}
+
+// Continues `context`, computing the whole of it again for each token; a context longer than the model's is cut at
+// its start. Calls show(token) for each new token. The same key gives the same text.
+template <typename Show>
+void generate(Gpt& g, std::vector<int> context, const Sampling& sampling, uint64_t key, Show&& show) {
+    constexpr int step = 64;  // lengths are rounded up to this, so that products come in few shapes
+    int limit = g.workload.T, V = g.config.vocab_size, Vp = padded_vocab(g.config), C = g.config.channels;
+    int* device_tokens;
+    allocate(device_tokens, limit);
+    for (int i = 0; i < sampling.tokens; i++) {
+        int length = (int)std::min<size_t>(context.size(), limit), padded = std::min(ceil_div(length, step) * step, limit);
+        std::vector<int> tokens(context.end() - length, context.end());
+        tokens.resize(padded, 0);  // positions after the last token do not reach it
+        cudaCheck(cudaMemcpyAsync(device_tokens, tokens.data(), padded * sizeof(int), cudaMemcpyHostToDevice, g.stream));
+        Batch batch = {.B = 1, .T = padded, .tokens = device_tokens};
+        forward(g, batch);
+        auto& a = g.acts[0];
+        matmul_forward(a.logits, a.normf + (size_t)(length - 1) * C, g.head_weight(g.params), nullptr, 1, C, Vp, g.stream);
+        std::vector<floatX> logits(V);
+        cudaCheck(cudaMemcpyAsync(logits.data(), a.logits, V * sizeof(floatX), cudaMemcpyDeviceToHost, g.stream));
+        cudaCheck(cudaStreamSynchronize(g.stream));
+        int token = choose_token({logits.begin(), logits.end()}, sampling, random_uniform(philox(key, i).at[0]));
+        if (token == sampling.end) break;
+        context.push_back(token);
+        show(token);
+    }
+    cudaCheck(cudaFree(device_tokens));
+}
+
+// ----------------------------------------------------------------------------
+// training
+// ----------------------------------------------------------------------------
+
+// The rate of step `step` of `steps` (from 0), as a share of the peak. Warm-up rises linearly to 1; the last step runs
+// at the final rate exactly. "wsd" is warm-up, stable, decay (Hu et al., MiniCPM, 2024).
+inline float schedule(const Options& o, int step) {
+    if (step < o.warmup_steps) return (float)(step + 1) / o.warmup_steps;
+    float last = o.final_learning_rate;
+    float progress = (float)(step + 1 - o.warmup_steps) / (o.steps - o.warmup_steps);  // (0, 1]
+    if (o.schedule == "cosine") return last + (1 - last) * 0.5f * (1 + std::cos((float)M_PI * progress));
+    if (o.schedule == "linear") return 1 - (1 - last) * progress;
+    if (o.schedule == "wsd") {
+        float decay = (float)(o.steps - 1 - step) / std::max(1.0f, o.decay_fraction * o.steps);  // 1 .. 0 while decaying
+        return decay >= 1 ? 1 : last + (1 - last) * decay;
+    }
+    return 1;
+}
+
+// Model FLOPs of training on one token: 6 for each parameter of a product, and 12 h for each position that attention
+// counts: the whole sequence by the published definition (Korthikanti et al. 2022), or what a causal mask leaves.
+inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
+    double C = c.channels, A = c.heads * c.head_size;
+    double block = C * qkv_width(c) + A * C + C * fc_width(c) + (double)c.mlp_width * C;
+    double positions = causal ? T / 2.0 : T;
+    if (c.window > 0 && c.window < T) positions = c.window - c.window * (c.window - 1.0) / (2.0 * T);
+    return 6 * (c.layers * block + C * c.vocab_size) + 12 * c.layers * A * positions;
+}
+
+// FLOP/s of dense products in floatX by the vendor's data sheet; 0 for a card (or precision) not in the list.
+inline double published_peak(const std::string& device) {
+    static const struct { const char* name; double bf16; } cards[] = {
+        {"NVIDIA H200", 989.4e12},        {"NVIDIA H100 80GB HBM3", 989.4e12}, {"NVIDIA H100 PCIe", 756e12},
+        {"NVIDIA A100-SXM4-80GB", 312e12}, {"NVIDIA A100-SXM4-40GB", 312e12},   {"NVIDIA A100 80GB PCIe", 312e12},
+    };
+    for (auto& card : cards) {
+        if (device == card.name && sizeof(floatX) == 2) return card.bf16;
+    }
+    return 0;
+}
+
+static volatile sig_atomic_t stop_requested = 0;
+
+// The first Ctrl-C (or SIGTERM) ends the run after the step; the second ends the program at once.
+inline void request_stop(int signal) {
+    stop_requested = signal;
+    std::signal(signal, SIG_DFL);
+}
+
+inline std::string duration(double seconds) {
+    long s = std::lround(seconds);
+    if (s < 60) return text("%lds", s);
+    if (s < 3600) return text("%ldm%02lds", s / 60, s % 60);
+    return text("%ldh%02ldm", s / 3600, s / 60 % 60);
+}
+
+// 1234567 as "1.23M".
+inline std::string human(double value) {
+    const char* suffix[] = {"", "k", "M", "G", "T", "P"};
+    int i = 0;
+    for (; value >= 999.5 && i < 5; i++) value /= 1000;
+    return text(value < 10 && i ? "%.2f%s" : value < 100 && i ? "%.1f%s" : "%.0f%s", value, suffix[i]);
+}
+
+// Rates and shares of the device's peak, from the time steps take.
+class Meter {
+public:
+    Meter(const ModelConfig& config, int T, double peak_flops, double gemm_flops)
+        : full_(flops_per_token(config, T, false)), causal_(flops_per_token(config, T, true)), peak_(peak_flops),
+          gemm_(gemm_flops) {}
+
+    double mfu(double tokens_per_second) const { return peak_ > 0 ? full_ * tokens_per_second / peak_ : 0; }
+    double gemm_share(double tokens_per_second) const { return full_ * tokens_per_second / gemm_; }
+    double gemm_share_causal(double tokens_per_second) const { return causal_ * tokens_per_second / gemm_; }
+    bool has_peak() const { return peak_ > 0; }
+
+private:
+    double full_, causal_, peak_, gemm_;
+};
+
+inline double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+inline Recompute recompute_mode(const std::string& name) {
+    return name == "block" ? Recompute::block : name == "mlp" ? Recompute::mlp : Recompute::none;
+}
+
+// Tokens whose logits exist at once, if the user leaves it open: enough for an efficient product, at most 256 MiB.
+inline int chosen_loss_chunk(const ModelConfig& config, int tokens) {
+    size_t row = padded_vocab(config) * sizeof(floatX), budget = (size_t)256 << 20;
+    return (int)std::clamp<size_t>(budget / row, 1, tokens);
+}
+
+inline Workload training_workload(const Options& o) {
+    int tokens = o.micro_batch * o.sequence_length;
+    int chunk = o.loss_chunk > 0 ? std::min(o.loss_chunk, tokens) : chosen_loss_chunk(o, tokens);
+    return {o.micro_batch, o.sequence_length, true, recompute_mode(o.recompute), chunk};
+}
+
+// fp32 parameters are their own master copy.
+inline bool keeps_master(const Options& o) { return o.master_weights && sizeof(floatX) < sizeof(float); }
+
+// Mean loss over the first `count` samples.
+inline float evaluate(Gpt& g, Batches& batches, uint64_t count) {
+    cudaCheck(cudaMemsetAsync(g.stats, 0, sizeof(float), g.stream));
+    for (uint64_t first = 0; first < count; first += g.workload.B) {
+        Batch batch = batches.load(first, (int)std::min<uint64_t>(g.workload.B, count - first));
+        forward(g, batch);
+        classify(g, batch, 0, false);
+    }
+    return read_stats(g, (double)count * g.workload.T).loss;
+}
+
+// One step of `micro_batches` micro-batches from sample `first` on.
+inline void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batches, AdamW settings, float max_norm,
+                       uint64_t seed) {
+    float dloss = 1.0f / ((float)micro_batches * g.workload.B * g.workload.T);
+    zero_gradients(g);
+    for (int micro = 0; micro < micro_batches; micro++) {
+        Batch batch = batches.load(first + (uint64_t)micro * g.workload.B, g.workload.B);
+        forward(g, batch);
+        classify(g, batch, dloss, true);
+        backward(g, batch);
+    }
+    update(g, settings, max_norm, seed);
+}
+
+inline AdamW adamw_settings(const Options& o, int step) {
+    return {o.learning_rate * schedule(o, step), o.beta1, o.beta2, o.adam_eps, o.weight_decay, step + 1,
+            o.stochastic_rounding};
+}
+
+inline std::string token_text(const Options& o, int token) {
+    return o.tokenizer == "bytes" ? ByteTokenizer::decode(token) : text("%d ", token);
+}
+
+// The tokens a sample starts from: the prompt, or what comes before a document.
+inline std::vector<int> prompt_tokens(const Options& o) {
+    if (o.prompt.empty()) return {std::max(o.document_end, 0)};
+    return ByteTokenizer::encode(o.prompt);
+}
+
+inline std::string sample_text(Gpt& g, const Options& o, int step) {
+    std::string sample = o.prompt;
+    uint64_t key = random_key(o.seed, text("sample at step %d", step));
+    generate(g, prompt_tokens(o), {o.sample_tokens, 0.8f, 0, o.document_end}, key,
+             [&](int token) { sample += token_text(o, token); });
+    return sample;
+}
+
+// ----------------------------------------------------------------------------
+// weights in a file
+// ----------------------------------------------------------------------------
+
+constexpr size_t file_piece = 1 << 22;  // elements that pass through host memory at a time
+
+// Writes the fp32 master copy if there is one, else the parameters. Padding rows stay out.
+inline void save_weights(Gpt& g, const Options& o, const std::string& path) {
+    cudaCheck(cudaStreamSynchronize(g.stream));
+    bool fp32 = g.master || sizeof(floatX) == sizeof(float);
+    size_t width = fp32 ? sizeof(float) : sizeof(floatX);
+    const char* from = g.master ? (const char*)g.master : (const char*)g.params;
+    std::vector<StoredTensor> tensors;
+    g.layout.each([&](const TensorRow& row, const std::string& name, size_t) {
+        tensors.push_back({name, row.shape(), fp32 ? Dtype::fp32 : Dtype::bf16});
+    });
+    WeightsWriter writer(path, {{"options", options_to_json(o, command_train)}}, tensors);
+    std::vector<char> staging;
+    g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
+        for (size_t begin = 0; begin < row.size(); begin += file_piece) {
+            staging.resize(std::min(file_piece, row.size() - begin) * width);
+            cudaCheck(cudaMemcpy(staging.data(), from + (offset + begin) * width, staging.size(), cudaMemcpyDeviceToHost));
+            writer.write(name, staging.data(), staging.size());
+        }
+    });
+    writer.commit();
+}
+
+// bf16 is the upper half of fp32.
+inline float bf16_to_float(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+inline void load_weights(Gpt& g, const WeightsReader& reader) {
+    std::vector<float> values;
+    std::vector<uint16_t> narrow;
+    g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
+        const StoredTensor& tensor = reader.tensor(name);
+        if (tensor.shape != row.shape()) {
+            fail("%s: tensor %s has another shape than its options say; the file is damaged", reader.path().c_str(),
+                 name.c_str());
+        }
+        for (size_t begin = 0; begin < row.size(); begin += file_piece) {
+            values.resize(std::min(file_piece, row.size() - begin));
+            if (tensor.dtype == Dtype::fp32) {
+                reader.read(tensor, begin * sizeof(float), values.data(), values.size() * sizeof(float));
+            } else {
+                narrow.resize(values.size());
+                reader.read(tensor, begin * sizeof(uint16_t), narrow.data(), narrow.size() * sizeof(uint16_t));
+                std::transform(narrow.begin(), narrow.end(), values.begin(), bf16_to_float);
+            }
+            set_tensor(g, offset + begin, values.data(), values.size());
+        }
+    });
+}
+
+// ----------------------------------------------------------------------------
+// the train command
+// ----------------------------------------------------------------------------
+
+// The GEMM rate of this device, from the largest product that takes a reasonable time.
+inline double measured_gemm_rate(cudaStream_t stream) {
+    double rate = 0;
+    for (int size = 512; size <= 8192; size *= 2) {
+        rate = std::max(rate, gemm_rate(size, stream));
+        if (2.0 * size * size * size / rate > 0.05) break;
+    }
+    return rate;
+}
+
+inline void print_memory(const Options& o, const Workload& workload) {
+    size_t available, total, need = memory_total(o, workload, keeps_master(o));
+    cudaCheck(cudaMemGetInfo(&available, &total));
+    printf("memory      ");
+    for (const MemoryClass& part : memory_classes(o, workload, keeps_master(o))) {
+        printf(" %s %s,", part.name, gib(part.bytes).c_str());
+    }
+    printf(" %s in all\n             %s free, enough for --micro-batch %d\n", gib(need).c_str(), gib(available).c_str(),
+           largest_micro_batch(o, workload, keeps_master(o), available));
+}
+
+inline void print_run(const Options& o, const Workload& workload, const TokenLoader& data) {
+    double count = (double)ParameterLayout(o).parameter_count();
+    printf("model        %s: %s parameters, %d layers of %d channels, %sFLOP per token (%s if attention counts causal)\n",
+           o.model.c_str(), human(count).c_str(), o.layers, o.channels,
+           human(flops_per_token(o, workload.T, false)).c_str(), human(flops_per_token(o, workload.T, true)).c_str());
+    printf("data         %s tokens, %s samples of %d\n", human((double)data.shards().total_tokens()).c_str(),
+           human((double)data.samples_per_epoch()).c_str(), workload.T);
+    for (const std::string& path : data.too_short()) printf("             %s is shorter than a sample: not used\n", path.c_str());
+    double epochs = (double)o.steps * o.global_batch / workload.T / data.samples_per_epoch();
+    printf("run          %s: %d steps of %lld tokens (%d x %d at a time), %.2f epochs\n", o.run_dir.c_str(), o.steps,
+           o.global_batch, workload.B, workload.T, epochs);
+}
+
+// What the user sees and the log keeps of each step.
+class Progress {
+public:
+    Progress(const Options& o, const Meter& meter, RunLog& log) : o_(o), meter_(meter), log_(log) {}
+
+    void step(int step, const StepStats& stats, float learning_rate, double seconds) {
+        double rate = o_.global_batch / seconds;
+        recent_ = recent_ == 0 ? seconds : 0.95 * recent_ + 0.05 * seconds;
+        nlohmann::ordered_json line = {{"step", step}, {"loss", stats.loss}, {"grad_norm", stats.gradient_norm},
+                                       {"lr", learning_rate}, {"tokens", step * o_.global_batch},
+                                       {"tokens_per_s", rate}, {"mfu", nullptr},
+                                       {"gemm_share", meter_.gemm_share(rate)}, {"ms", seconds * 1e3}};
+        if (meter_.has_peak()) line["mfu"] = meter_.mfu(rate);
+        log_.write(line);
+        std::string left = duration(recent_ * (o_.steps - step));
+        if (step % o_.log_every && step != 1 && step != o_.steps) {
+            if (isatty(1)) printf("\r\033[Kstep %d/%d  loss %.4f  %s left", step, o_.steps, stats.loss, left.c_str());
+        } else {
+            clear();
+            std::string mfu = meter_.has_peak() ? text("  MFU %4.1f%%", 100 * meter_.mfu(rate)) : "";
+            printf("step %6d/%d  loss %.4f  norm %6.3f  lr %.2e  %7.1f ms  %6s tok/s%s  %4.1f%% of GEMM rate  %s left\n",
+                   step, o_.steps, stats.loss, stats.gradient_norm, learning_rate, seconds * 1e3, human(rate).c_str(),
+                   mfu.c_str(), 100 * meter_.gemm_share(rate), left.c_str());
+        }
+        fflush(stdout);
+    }
+
+    void validation(int step, float loss) {
+        clear();
+        printf("step %6d/%d  validation loss %.4f\n", step, o_.steps, loss);
+        fflush(stdout);
+        log_.write({{"step", step}, {"val_loss", loss}});
+    }
+
+    void sample(int step, const std::string& sample) {
+        clear();
+        printf("---- sample at step %d\n%s\n----\n", step, sample.c_str());
+        fflush(stdout);
+        log_.write({{"step", step}, {"sample", sample}});
+    }
+
+private:
+    void clear() const {
+        if (isatty(1)) printf("\r\033[K");
+    }
+
+    const Options& o_;
+    const Meter& meter_;
+    RunLog& log_;
+    double recent_ = 0;  // seconds of a step, averaged
+};
+
+inline void train(const Options& o) {
+    // What can be refused is refused before the run directory is made and memory is taken.
+    Workload workload = training_workload(o);
+    TokenLoader train_data(o.train_data, o.vocab_size, workload.T, SampleOrder::shuffled, o.seed);
+    std::unique_ptr<TokenLoader> val_data;
+    if (!o.val_data.empty()) {
+        val_data = std::make_unique<TokenLoader>(o.val_data, o.vocab_size, workload.T, SampleOrder::sequential);
+    }
+    check_memory(o, workload, keeps_master(o));
+    RunLog log(o.run_dir, options_to_json(o, command_train), o.overwrite);
+
+    cudaDeviceProp device;
+    cudaCheck(cudaGetDeviceProperties(&device, 0));
+    printf("device       %s (%s, %s; %s)\n", device.name, device_name, floatX_name, communication_libraries().c_str());
+    print_run(o, workload, train_data);
+    print_memory(o, workload);
+    fflush(stdout);
+
+    Gpt g(o, workload, keeps_master(o));
+    initialize(g, o.seed);
+    double gemm = measured_gemm_rate(g.stream), published = published_peak(device.name);
+    Meter meter(o, workload.T, o.peak_tflops > 0 ? o.peak_tflops * 1e12 : published, gemm);
+    printf("rate         %sFLOP/s measured in products%s\n", human(gemm).c_str(),
+           published > 0 ? text(", %sFLOP/s published", human(published).c_str()).c_str() : "");
+
+    Batches batches(train_data, workload, o.document_end, g.stream);
+    std::unique_ptr<Batches> val_batches;
+    uint64_t val_samples = 0;
+    if (val_data) {
+        val_batches = std::make_unique<Batches>(*val_data, workload, o.document_end, g.stream);
+        val_samples = std::min<uint64_t>(val_data->samples_per_epoch(), (uint64_t)o.val_batches * workload.B);
+    }
+    std::string weights_path = log.file("weights.bin");
+    int micro_batches = (int)(o.global_batch / ((long long)workload.B * workload.T));
+    uint64_t samples_per_step = (uint64_t)micro_batches * workload.B;
+    Progress progress(o, meter, log);
+    std::signal(SIGINT, request_stop);
+    std::signal(SIGTERM, request_stop);
+
+    int step = 0;
+    for (;; step++) {
+        bool last = step == o.steps || stop_requested;
+        auto due = [&](int every) { return every > 0 && (last || step % every == 0); };
+        if (val_data && due(o.val_every)) progress.validation(step, evaluate(g, *val_batches, val_samples));
+        if (due(o.sample_every)) progress.sample(step, sample_text(g, o, step));
+        if (last) break;
+
+        double start = seconds_now();
+        AdamW settings = adamw_settings(o, step);
+        train_step(g, batches, step * samples_per_step, micro_batches, settings, o.gradient_clip, o.seed);
+        StepStats stats = read_stats(g, (double)o.global_batch);
+        if (!stats.finite) {
+            std::string bad = first_bad_gradient(g);
+            save_weights(g, o, weights_path);
+            fail("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; the weights from before "
+                 "this step are in %s, try a lower --learning-rate or a longer --warmup-steps",
+                 step + 1, stats.loss, stats.gradient_norm, bad.c_str(), weights_path.c_str());
+        }
+        progress.step(step + 1, stats, settings.learning_rate, seconds_now() - start);
+    }
+    save_weights(g, o, weights_path);
+    printf("%s after step %d; the weights are in %s\n", stop_requested ? "stopped as asked" : "done", step, weights_path.c_str());
+}
+
+// ----------------------------------------------------------------------------
+// the sample command
+// ----------------------------------------------------------------------------
+
+// Prints text from a run directory or a weights file.
+inline void sample(const Options& command) {
+    bool directory = std::filesystem::is_directory(command.run);
+    WeightsReader reader(directory ? command.run + "/weights.bin" : command.run);
+    if (!reader.header().contains("options")) fail("%s: no options in the header; the file is damaged", reader.path().c_str());
+    Options o = options_from_json(reader.header()["options"], reader.path());
+    complete(static_cast<ModelConfig&>(o));
+    if (!command.prompt.empty() && o.tokenizer == "none") {
+        fail("--prompt: %s was trained without a tokenizer; leave --prompt out", reader.path().c_str());
+    }
+    o.prompt = command.prompt;
+    Gpt g(o, {1, o.context, false, Recompute::none, 1}, false);
+    load_weights(g, reader);
+    for (int i = 0; i < command.samples; i++) {
+        printf("%s", o.prompt.c_str());
+        generate(g, prompt_tokens(o), {command.tokens, command.temperature, command.top_k, o.document_end},
+                 random_key(command.seed, text("sample %d", i)), [&](int token) {
+                     fputs(token_text(o, token).c_str(), stdout);
+                     fflush(stdout);
+                 });
+        printf("\n%s", i + 1 < command.samples ? "----\n" : "");
+    }
+}
+
+// ----------------------------------------------------------------------------
+// main
+// ----------------------------------------------------------------------------
+
+#ifndef TESTING
+int main(int argc, char** argv) try {
+    if (argc < 2 || std::string(argv[1]) == "--help" || std::string(argv[1]) == "-h") {
+        fputs(general_help(terminal_width()).c_str(), stdout);
+        return 0;
+    }
+    World world(&argc, &argv);
+    Command command = parse_command(argv[1]);
+    Options options = parse_options(command, argc - 1, argv + 1);
+    world.require_one_process();
+    switch (command) {
+    case command_train: train(options); break;
+    case command_sample: sample(options); break;
+    case command_tokenize:
+        tokenize({options.inputs, options.output, options.val_fraction, options.shard_tokens, (uint64_t)options.seed,
+                  options.overwrite});
+        break;
+    }
+    return 0;
+} catch (const Error& error) {
+    fprintf(stderr, "train_gpt: %s\n", error.what());
+    return 1;
+}
+#endif
