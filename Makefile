@@ -40,7 +40,7 @@ CPU_ARCH ?= $(if $(filter cuda,$(DEVICE)),x86-64-v3,native)
 GPU_ARCH ?= 80 90a
 MPI      ?= on
 MPICXX   ?= mpicxx
-PYTHON   ?= python3
+cores    := $(shell nproc)
 BUILD    := build/$(DEVICE)-$(PRECISION)
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -54,8 +54,15 @@ mpi_compile := -DWITHOUT_MPI
 mpi_link    :=
 endif
 
+empty :=
+comma := ,
+hash  := \#
+# a b c as a,b,c
+list   = $(subst $(empty) $(empty),$(comma),$(strip $(1)))
+
 precision_fp32 :=
 precision_bf16 := -DPRECISION_BF16
+cuda_include := $(if $(NVCC),$(dir $(NVCC))../include)
 includes := -I. $(patsubst -I%,-isystem %,$(mpi_compile)) $(CPPFLAGS)
 defines  := $(precision_$(PRECISION))
 # GCC 12 sees an overlap that is not there in operator+ of std::string (its bug 105651): -Wno-restrict
@@ -77,9 +84,6 @@ libs    := -ldnnl -lboost_context
 shim    := $(BUILD)/simt.o
 endif
 ifeq ($(DEVICE),cuda)
-empty :=
-comma := ,
-list   = $(subst $(empty) $(empty),$(comma),$(strip $(1)))
 compile := $(NVCC) -x cu -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda --threads 0 \
            $(foreach arch,$(GPU_ARCH),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) -Werror all-warnings \
            -Xcompiler $(call list,-march=$(CPU_ARCH) -fopenmp -Wall -Wextra) $(defines) $(includes)
@@ -87,7 +91,7 @@ link    := $(NVCC) -Xcompiler -fopenmp
 libs    := -lcublasLt -lnccl
 endif
 libs += -lxxhash $(LDFLAGS)
-nvcc_link = $(if $(filter cuda,$(DEVICE)),$(foreach flag,$(mpi_link),-Xlinker $(flag)),$(mpi_link))
+mpi_libs = $(if $(filter cuda,$(DEVICE)),$(foreach flag,$(mpi_link),-Xlinker $(flag)),$(mpi_link))
 
 # ---------------------------------------------------------------------------------------------------------------------
 # what must be installed: header or program, and the Debian package that has it
@@ -97,10 +101,9 @@ need_build += $(if $(filter cuda,$(DEVICE)),cublasLt.h=libcublas-dev nccl.h=libn
 need_build += $(if $(filter on,$(MPI)),mpi.h=libopenmpi-dev)
 need_test  := doctest/doctest.h=doctest-dev boost/context/detail/fcontext.hpp=libboost-context-dev dnnl.h=libdnnl-dev
 need_tools := $(CXX)=g++ $(if $(filter on,$(MPI)),mpirun=openmpi-bin)
-fuzzers    := clang++=clang libclang_rt.fuzzer=libclang-rt-dev
 
-has_header  = printf '\#if !__has_include(<%s>)\n\#error\n\#endif\n' $(1) | $(CXX) -E -x c++ $(includes) \
-              $(if $(filter cuda,$(DEVICE)),-I$(dir $(NVCC))../include) - >/dev/null 2>&1
+has_header  = printf '$(hash)if !__has_include(<%s>)\n$(hash)error\n$(hash)endif\n' $(1) | $(CXX) -E -x c++ $(includes) \
+              $(if $(filter cuda,$(DEVICE)),-I$(cuda_include)) - >/dev/null 2>&1
 has_program = command -v $(1) >/dev/null 2>&1
 
 part  = $(word $(1),$(subst =, ,$(2)))
@@ -127,7 +130,7 @@ say_device:
 	@echo "building for DEVICE=$(DEVICE): $(why)"
 
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(shim)
-	$(link) $^ -o $@ $(libs) $(nvcc_link)
+	$(link) $^ -o $@ $(libs) $(mpi_libs)
 
 $(BUILD)/%.o: %.cu $(BUILD)/command | $(BUILD)/found-build
 	$(compile) -MMD -MP -c $< -o $@
@@ -146,32 +149,111 @@ $(BUILD)/command: FORCE
 .SECONDARY:
 
 # ---------------------------------------------------------------------------------------------------------------------
-# tests
+# tests. A suite is a program built from test/test_*.cu, for a device and a precision, or a script test/*.sh.
 
-test_sources := $(basename $(notdir $(wildcard test/test_*.cu)))
-host_only    := test_data test_options test_weights_file
-units        := $(filter-out test_main $(if $(filter simt,$(DEVICE)),$(host_only),test_simt),$(test_sources))
+all_units := $(filter-out test_main,$(basename $(notdir $(wildcard test/test_*.cu))))
+host_only := test_data test_sample_order test_tokenize test_options test_weights_file
+not_cpu   := test_simt test_ptx
+not_simt  := $(host_only)
+not_cuda  := test_simt test_host_cuda
+units     := $(filter-out $(not_$(DEVICE)),$(all_units))
 
 .PHONY: units
 units: $(units:%=$(BUILD)/%)
 
 $(BUILD)/test_%: $(BUILD)/test_%.o $(BUILD)/test_main.o $(shim)
-	$(link) $^ -o $@ $(libs) $(nvcc_link)
+	$(link) $^ -o $@ $(libs) $(mpi_libs)
 
 $(BUILD)/test_%.o: test/test_%.cu $(BUILD)/command | $(BUILD)/found-build $(BUILD)/found-test
 	$(compile) -MMD -MP -c $< -o $@
 
-# The shim calls no hooks itself.
-$(BUILD)/simt.o: test/simt/simt.cc $(BUILD)/command
+# The shim is not instrumented: it is what the instrumentation calls.
+$(BUILD)/simt.o: test/simt/simt.cc $(BUILD)/command | $(BUILD)/found-test
 	$(filter-out -fsanitize=thread,$(compile)) -MMD -MP -c $< -o $@
 
-# ---------------------------------------------------------------------------------------------------------------------
-# everything else
+.PHONY: test test-all
+test: deps
+	@$(MAKE) --no-print-directory -j$(cores) DEVICE=cpu units build/cpu-fp32/train_gpt
+	@$(MAKE) --no-print-directory -j$(cores) DEVICE=simt PRECISION=fp32 units build/simt-fp32/train_gpt
+	@$(MAKE) --no-print-directory -j$(cores) DEVICE=simt PRECISION=bf16 units
+	@test/run.sh cpu-fp32 simt-fp32 simt-bf16 test/check_bad_input.sh test/check_runs.sh
 
-.PHONY: clean
-clean:
-	rm -rf build train_gpt
+test-all: deps
+	@EXTRA="test/check_sanitizers.sh test/check_fuzzers.sh test/check_cuda.sh" $(MAKE) --no-print-directory test
+
+# ---------------------------------------------------------------------------------------------------------------------
+# first steps
+
+TEXT          ?= /usr/include
+quick         := runs/quickstart
+QUICK_OPTIONS ?= --steps 600 --micro-batch 16 --learning-rate 3e-3 --val-every 150 --log-every 25
+.PHONY: quickstart
+quickstart: deps
+	@$(MAKE) --no-print-directory DEVICE=$(DEVICE)
+	@mkdir -p $(quick)
+	@echo "1. tokens from the text in $(TEXT)"
+	@./train_gpt tokenize $(TEXT) --output $(quick)/text --val-fraction 0.02 --overwrite
+	@echo "2. training on them"
+	@./train_gpt train --model tiny --train-data '$(quick)/text_train_*.bin' --val-data '$(quick)/text_val_*.bin' \
+	    --run-dir $(quick)/run --overwrite $(QUICK_OPTIONS)
+	@echo "3. what it has learnt"
+	@./train_gpt sample $(quick)/run --tokens 400 --temperature 0.7
+	@echo "next: ./train_gpt sample $(quick)/run --prompt '#include' (more text), ./train_gpt train --help (your own run),"
+	@echo "      make test (prove the build), make bench (measure the speed)"
+
+.PHONY: bench
+bench:
+	@$(MAKE) --no-print-directory $(BUILD)/bench
+	$(BUILD)/bench
+
+$(BUILD)/bench: $(BUILD)/bench.o
+	$(link) $^ -o $@ $(libs) $(mpi_libs)
+
+$(BUILD)/bench.o: test/bench.cu $(BUILD)/command | $(BUILD)/found-build
+	$(compile) -MMD -MP -c $< -o $@
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what is here
+
+.PHONY: deps
+deps:
+	@missing=$$($(call find_missing,$(need_build) $(need_test))); \
+	[ -n "$$missing" ] || exit 0; \
+	install="apt-get install -y --no-install-recommends $$(echo $$missing)"; \
+	if ! command -v apt-get >/dev/null; then echo "train_gpt: missing here: $$(echo $$missing) (names of Debian packages); install them"; exit 1; fi; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; elif sudo -n true 2>/dev/null; then sudo=sudo; else echo "train_gpt: run: sudo $$install"; exit 1; fi; \
+	echo "installing $$(echo $$missing)"; \
+	{ $$sudo apt-get update && DEBIAN_FRONTEND=noninteractive $$sudo $$install; } >/tmp/train_gpt_deps.$$$$ 2>&1 || { \
+	    cat /tmp/train_gpt_deps.$$$$; echo "train_gpt: could not install; run: $$install"; exit 1; }; \
+	rm -f /tmp/train_gpt_deps.$$$$
+
+show = @printf '%-12s %-62s %s\n' '$(1)' '$(2)' '$(3)'
+# the place of a header, or "not found"
+where = $(or $(shell printf '$(hash)include <$(1)>\n' | $(CXX) -M -x c++ -std=c++20 $(includes) -I$(cuda_include) - 2>/dev/null | tr ' \\' '\n\n' | grep -m1 '/$(1)$$'),not found: package $(2))
+
+.PHONY: info
+info:
+	$(call show,what,found here,to override)
+	$(call show,device,$(DEVICE)$(if $(why), ($(why))),DEVICE=cuda|cpu|simt)
+	$(call show,precision,$(PRECISION),PRECISION=bf16|fp32)
+	$(call show,compiler,$(or $(shell $(CXX) --version 2>/dev/null | head -1),$(CXX) not found: package g++),CXX=clang++)
+	$(call show,CPU,$(shell sed -n 's/model name.*: //p;T;q' /proc/cpuinfo)$(comma) $(cores) cores$(comma) code for $(CPU_ARCH),CPU_ARCH=x86-64-v3)
+	$(call show,nvcc,$(or $(NVCC),not found)$(if $(NVCC), $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')$(comma) code for sm_$(subst $(empty) $(empty), sm_,$(GPU_ARCH))),NVCC=path GPU_ARCH="80 90a")
+	$(call show,GPU,$(or $(shell nvidia-smi --query-gpu=name,driver_version --format=csv$(comma)noheader 2>/dev/null | head -1),none),)
+	$(call show,cuBLASLt,$(call where,cublasLt.h,libcublas-dev),CPPFLAGS=-I... LDFLAGS=-L...)
+	$(call show,NCCL,$(call where,nccl.h,libnccl-dev),CPPFLAGS=-I... LDFLAGS=-L...)
+	$(call show,MPI,$(if $(filter off,$(MPI)),off,$(call where,mpi.h,libopenmpi-dev)),MPI=off MPICXX=path)
+	$(call show,oneDNN,$(call where,dnnl.h,libdnnl-dev),CPPFLAGS=-I... LDFLAGS=-L...)
+	$(call show,cxxopts,$(call where,cxxopts.hpp,libcxxopts-dev),CPPFLAGS=-I...)
+	$(call show,JSON,$(call where,nlohmann/json.hpp,nlohmann-json3-dev),CPPFLAGS=-I...)
+	$(call show,xxHash,$(call where,xxhash.h,libxxhash-dev),CPPFLAGS=-I... LDFLAGS=-L...)
+	$(call show,doctest,$(call where,doctest/doctest.h,doctest-dev),(tests only))
+	$(call show,Boost,$(call where,boost/context/detail/fcontext.hpp,libboost-context-dev),(tests only))
 
 .PHONY: format
 format:
 	git ls-files '*.cu' '*.cuh' '*.h' '*.cc' | xargs clang-format -i
+
+.PHONY: clean
+clean:
+	rm -rf build train_gpt

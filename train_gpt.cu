@@ -385,8 +385,8 @@ inline int largest_micro_batch(const ModelConfig& config, Workload workload, boo
     return fits;
 }
 
-inline std::string gib(size_t bytes) {
-    return bytes < (size_t)10 << 20 ? text("%.2f MiB", bytes / 1048576.0) : text("%.2f GiB", bytes / 1073741824.0);
+inline std::string size_text(size_t bytes) {
+    return bytes < (size_t)1 << 30 ? text("%.1f MiB", bytes / 0x1p20) : text("%.2f GiB", bytes / 0x1p30);
 }
 
 inline void check_memory(const ModelConfig& config, const Workload& workload, bool keep_master) {
@@ -396,11 +396,11 @@ inline void check_memory(const ModelConfig& config, const Workload& workload, bo
     int fits = largest_micro_batch(config, workload, keep_master, available);
     if (fits > 0) {
         fail("--micro-batch %d: needs %s of memory and %s are free; --micro-batch %d fits, --recompute block saves more",
-             workload.B, gib(need).c_str(), gib(available).c_str(), fits);
+             workload.B, size_text(need).c_str(), size_text(available).c_str(), fits);
     }
     fail("the model needs %s of memory and %s are free; choose a smaller --model, a shorter --sequence-length or "
          "--recompute block",
-         gib(need).c_str(), gib(available).c_str());
+         size_text(need).c_str(), size_text(available).c_str());
 }
 
 template <typename T>
@@ -1083,9 +1083,9 @@ inline void print_memory(const Options& o, const Workload& workload) {
     cudaCheck(cudaMemGetInfo(&available, &total));
     printf("memory      ");
     for (const MemoryClass& part : memory_classes(o, workload, keeps_master(o))) {
-        printf(" %s %s,", part.name, gib(part.bytes).c_str());
+        printf(" %s %s,", part.name, size_text(part.bytes).c_str());
     }
-    printf(" %s in all\n             %s free, enough for --micro-batch %d\n", gib(need).c_str(), gib(available).c_str(),
+    printf(" %s in all\n             %s free, enough for --micro-batch %d\n", size_text(need).c_str(), size_text(available).c_str(),
            largest_micro_batch(o, workload, keeps_master(o), available));
 }
 
@@ -1154,7 +1154,19 @@ private:
     double recent_ = 0;  // seconds of a step, averaged
 };
 
+// Options about rounding depend on what parameters are made of, which is decided when the program is built.
+inline void check_precision(const Options& o) {
+    if (sizeof(floatX) == sizeof(float)) {
+        const char* remedy = "parameters are fp32 in this program; leave it out, or build with PRECISION=bf16";
+        if (o.stochastic_rounding) fail("--stochastic-rounding on: %s", remedy);
+        if (!o.master_weights) fail("--master-weights off: %s", remedy);
+    } else if (!o.master_weights && !o.stochastic_rounding) {
+        fail("--master-weights off: bf16 alone loses small updates; add --stochastic-rounding on");
+    }
+}
+
 inline void train(const Options& o) {
+    check_precision(o);
     // What can be refused is refused before the run directory is made and memory is taken.
     Workload workload = training_workload(o);
     TokenLoader train_data(o.train_data, o.vocab_size, workload.T, SampleOrder::shuffled, o.seed);
@@ -1164,7 +1176,10 @@ inline void train(const Options& o) {
     }
     check_memory(o, workload, keeps_master(o));
     RunLog log(o.run_dir, options_to_json(o, command_train), o.overwrite);
+    std::string weights_path = log.file("weights.bin");
+    std::filesystem::remove(weights_path);  // of a run that this one replaces
 
+    printf("%s\n", options_summary(o, command_train, terminal_width()).c_str());
     cudaDeviceProp device;
     cudaCheck(cudaGetDeviceProperties(&device, 0));
     printf("device       %s (%s, %s; %s)\n", device.name, device_name, floatX_name, communication_libraries().c_str());
@@ -1186,7 +1201,6 @@ inline void train(const Options& o) {
         val_batches = std::make_unique<Batches>(*val_data, workload, o.document_end, g.stream);
         val_samples = std::min<uint64_t>(val_data->samples_per_epoch(), (uint64_t)o.val_batches * workload.B);
     }
-    std::string weights_path = log.file("weights.bin");
     int micro_batches = (int)(o.global_batch / ((long long)workload.B * workload.T));
     uint64_t samples_per_step = (uint64_t)micro_batches * workload.B;
     Progress progress(o, meter, log);
@@ -1210,7 +1224,8 @@ inline void train(const Options& o) {
             save_weights(g, o, weights_path);
             fail("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; the weights from before "
                  "this step are in %s, try a lower --learning-rate or a longer --warmup-steps",
-                 step + 1, stats.loss, stats.gradient_norm, bad.c_str(), weights_path.c_str());
+                 step + 1, std::isnan(stats.loss) ? NAN : stats.loss,  // without the sign that a NaN can have
+                 std::isnan(stats.gradient_norm) ? NAN : stats.gradient_norm, bad.c_str(), weights_path.c_str());
         }
         progress.step(step + 1, stats, settings.learning_rate, seconds_now() - start);
     }

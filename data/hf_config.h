@@ -92,7 +92,6 @@ public:
     }
 
     std::string where(const char* key) const { return file_ + ": " + key; }
-    const std::string& file() const { return file_; }
 
 private:
     const nlohmann::json& object_;

@@ -152,8 +152,7 @@ inline std::string help_text(Command command, int width) {
         }
     }
     if (command == command_train) result += preset_help(width);
-    return result + "\nA switch without a value is on. --global-batch and --shard-tokens may end in k, M or "
-                    "G: 1024, 1024^2, 1024^3.\n";
+    return result;
 }
 
 inline std::string general_help(int width) {

@@ -5,7 +5,6 @@ together.
 */
 #pragma once
 
-#define CXXOPTS_VECTOR_DELIMITER '\0'
 #include <cxxopts.hpp>
 
 #include <algorithm>

@@ -91,7 +91,7 @@ inline ModelConfig qwen3(int layers, int channels, int heads, int kv_heads, int 
 
 // Small enough to learn something in two minutes on a laptop. Its tokens are bytes, and 256 ends a document.
 inline ModelConfig tiny() {
-    ModelConfig config = llama(4, 128, 4, 4, 384);
+    ModelConfig config = llama(4, 128, 4, 0, 384);
     config.vocab_size = 257;
     config.context = 256;
     config.tie_embeddings = true;

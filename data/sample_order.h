@@ -61,8 +61,8 @@ enum class SampleOrder { shuffled, sequential };
 // Serves samples by global index. All of it may be called by several threads at once.
 class TokenLoader {
 public:
-    // `list` as in files_named(). Sequential order ignores the seed and is the same in each epoch
-    // (validation).
+    // `list` as in files_named(). Sequential order, for validation, ignores the seed and repeats in each
+    // epoch.
     TokenLoader(const std::string& list, int vocab, int T, SampleOrder order, uint64_t seed = 0)
         : shards_(list, vocab), T_(T), order_(order), key_(random_key(seed, "data order")) {
         for (size_t i = 0; i < shards_.size(); i++) {
@@ -100,8 +100,7 @@ public:
     void load(uint64_t sample, int* inputs /* (T) */, int* targets /* (T) */) const {
         auto [shard, token] = place(sample);
         shards_.copy(shard, token, T_, inputs);
-        std::copy_n(inputs + 1, T_ - 1, targets);
-        shards_.copy(shard, token + T_, 1, targets + T_ - 1);
+        shards_.copy(shard, token + 1, T_, targets);
     }
 
 private:
@@ -112,7 +111,7 @@ private:
         }
         fail("%s: has %lld tokens%s, and a sample takes %d; use more text or a shorter --sequence-length",
              shards_[longest].path().c_str(), (long long)shards_[longest].count(),
-             shards_.size() > 1 ? ", more than the other shards" : "", T_ + 1);
+             shards_.size() > 1 ? ", the most of all shards" : "", T_ + 1);
     }
 
     TokenShards shards_;

@@ -6,9 +6,10 @@ AdamW (Loshchilov & Hutter, "Decoupled weight decay regularization", 2019), as t
     m_hat = m / (1 - beta1^step)             v_hat = v / (1 - beta2^step)
     w = w (1 - learning_rate weight_decay) - learning_rate m_hat / (sqrt(v_hat) + eps)
 
-Every array is (n), and float but for the parameters, which are floatX. In bf16, w is too coarse to be stepped in
-place: most updates are less than half its last digit. So it is either kept in float beside the parameters (master),
-or rounded up or down at random so that its mean is exact (stochastic rounding). A NaN scale changes nothing at all.
+Every array is (n), and float but for the parameters, which are floatX. In bf16, w is too coarse to be stepped
+in place: most updates are less than half its last digit. So it is either kept in float beside the parameters
+(master), or rounded up or down at random so that its mean is exact (stochastic rounding). A NaN scale changes
+nothing at all.
 */
 #pragma once
 

@@ -2,8 +2,8 @@
 Causal self-attention with grouped key/value heads, without a (T, T) matrix in memory (Dao, FlashAttention-2,
 2023).
 
-    out_i = sum_j p_ij v_j,  p_ij = exp(q_i . k_j / sqrt(HS) - lse_i),  lse_i = log sum_j exp(q_i . k_j /
-sqrt(HS))
+    out_i = sum_j p_ij v_j,  p_ij = exp(s_ij - lse_i),  s_ij = q_i . k_j / sqrt(HS),  lse_i = log sum_j
+exp(s_ij)
 
 where j runs over the keys that query i sees: those of its document, no more than `window`, none after i. A
 block takes a tile of queries and goes over the keys in tiles. It keeps for each query the largest score so
@@ -21,6 +21,7 @@ are computed twice, but nothing is added atomically, and the bits are the same o
 
 #include "kernels/attention_cpu.h"
 #include "kernels/attention_shape.h"
+#include "kernels/attention_tiles.cuh"
 #include "kernels/common.cuh"
 
 // ----------------------------------------------------------------------------
@@ -31,160 +32,22 @@ are computed twice, but nothing is added atomically, and the bits are the same o
 
 #ifndef DEVICE_CPU
 
-// A block is four warps. Tiles of heads in shared memory are HSP columns wide: the head size rounded up to a
-// size that the kernels are compiled for, zeros beyond the head. Rows are 16 bytes apart beyond that, which
-// spreads a column over the banks.
-constexpr int attention_warps = 4, attention_threads = attention_warps * warp_size;
-constexpr float log2_e = 1.44269504f;
-
-template <int columns>
-constexpr int tile_stride = columns + vec_width<floatX>;
+// Does every one of the queries [q, q + queries) see every one of the keys [k, k + keys)?
+__device__ inline bool all_seen(const AttentionShape& s, int b, int q, int queries, int k, int keys) {
+    return k + keys - 1 <= q && s.first_key(b, min(q + queries, s.T) - 1) <= k;
+}
 
 // Rows of queries and of keys in a tile of the forward kernel.
 constexpr int forward_queries = attention_warps * 16;
 template <int HSP>
 constexpr int forward_keys = HSP <= 128 ? 64 : 32;
 
-// Rows [0, count) of a head to a tile in shared memory, zeros after the last row and column. Arrives as
-// cp.async does.
-template <int rows, int HSP>
-__device__ void load_tile(floatX* to, const floatX* from, int stride, int count, int HS) {
-    constexpr int W = vec_width<floatX>;
-    bool aligned = HS % W == 0;
-    for (int i = threadIdx.x; i < rows * HSP / W; i += attention_threads) {
-        int row = i / (HSP / W), column = i % (HSP / W) * W;
-        const floatX* source = from + (size_t)row * stride + column;
-        floatX* target = to + row * tile_stride<HSP> + column;
-        if (aligned) {
-            bool valid = row < count && column < HS;
-            cp_async_16(target, valid ? source : from, valid);
-        } else {
-            for (int c = 0; c < W; c++) {
-                target[c] = row < count && column + c < HS ? source[c] : floatX(0.0f);
-            }
-        }
-    }
-}
-
-// The reverse, from a tile that all threads have finished writing.
-template <int rows, int HSP>
-__device__ void store_tile(floatX* to, const floatX* from, int stride, int count, int HS) {
-    constexpr int W = vec_width<floatX>;
-    bool aligned = HS % W == 0;
-    for (int i = threadIdx.x; i < rows * HSP / W; i += attention_threads) {
-        int row = i / (HSP / W), column = i % (HSP / W) * W;
-        if (row >= count) return;
-        const floatX* source = from + row * tile_stride<HSP> + column;
-        floatX* target = to + (size_t)row * stride + column;
-        if (aligned) {
-            if (column < HS) store(target, load<W>(source));
-        } else {
-            for (int c = 0; c < W && column + c < HS; c++) target[c] = source[c];
-        }
-    }
-}
-
-__device__ inline void load_tile_wait() {
-    cp_async_commit();
-    cp_async_wait<0>();
-    __syncthreads();
-}
-
-// 16 rows of a matrix in the registers of a warp, as mma.sync leaves them: of each 8 columns, lane 4 g + t
-// holds columns 2 t and 2 t + 1 of row g, then of row g + 8.
-template <int columns>
-struct Fragment {
-    float at[columns / 8][4];
-
-    __device__ static int row(int i) { return threadIdx.x % warp_size / 4 + i / 2 * 8; }
-    __device__ static int column(int n, int i) { return n * 8 + threadIdx.x % 4 * 2 + i % 2; }
-
-    __device__ Fragment() {
-        for (int n = 0; n < columns / 8; n++)
-            for (int i = 0; i < 4; i++) at[n][i] = 0;
-    }
-
-    // Writes rows of floatX, those of the upper 8 rows times scale[0], of the others times scale[1].
-    __device__ void store(floatX* to, int stride, float scale_0, float scale_1) const {
-        for (int n = 0; n < columns / 8; n++) {
-            ::store(to + row(0) * stride + column(n, 0),
-                    Vec<floatX, 2>{floatX(at[n][0] * scale_0), floatX(at[n][1] * scale_0)});
-            ::store(to + row(2) * stride + column(n, 0),
-                    Vec<floatX, 2>{floatX(at[n][2] * scale_1), floatX(at[n][3] * scale_1)});
-        }
-    }
-};
-
-// How the right-hand side of a product lies in shared memory.
-enum class Right { rows, columns };  // (K, N), or its transpose (N, K)
-
-// sum (16, N) += a (16, K) b (K, N) by one warp, a and b in shared memory.
-template <Right right, int K, int N>
-__device__ void warp_product(Fragment<N>& sum, const __nv_bfloat16* a, int a_stride, const __nv_bfloat16* b,
-                             int b_stride) {
-    int lane = threadIdx.x % warp_size;
-    for (int k = 0; k < K; k += 16) {
-        uint32_t left[4], two[4];
-        ldmatrix_x4(left, a + lane % 16 * a_stride + k + lane / 16 * 8);
-        for (int n = 0; n < N; n += 16) {
-            if constexpr (right == Right::columns)
-                ldmatrix_x4(two, b + (n + lane / 16 * 8 + lane % 8) * b_stride + k + lane / 8 % 2 * 8);
-            else
-                ldmatrix_x4_trans(two, b + (k + lane % 16) * b_stride + n + lane / 16 * 8);
-            mma_m16n8k16(sum.at[n / 8], left, {two[0], two[1]});
-            mma_m16n8k16(sum.at[n / 8 + 1], left, {two[2], two[3]});
-        }
-    }
-}
-
-template <Right right, int K, int N>
-__device__ void warp_product(Fragment<N>& sum, const float* a, int a_stride, const float* b, int b_stride) {
-    for (int k = 0; k < K; k += 4) {
-        Vec<float, 4> upper = load<4>(a + sum.row(0) * a_stride + k);
-        Vec<float, 4> lower = load<4>(a + sum.row(2) * a_stride + k);
-        for (int n = 0; n < N / 8; n++) {
-            Vec<float, 4> b0, b1;  // two columns, four rows
-            if constexpr (right == Right::columns) {
-                b0 = load<4>(b + sum.column(n, 0) * b_stride + k);
-                b1 = load<4>(b + sum.column(n, 1) * b_stride + k);
-            } else {
-                for (int i = 0; i < 4; i++) {
-                    Vec<float, 2> row = load<2>(b + (k + i) * b_stride + sum.column(n, 0));
-                    b0[i] = row[0];
-                    b1[i] = row[1];
-                }
-            }
-            for (int i = 0; i < 4; i++) {
-                sum.at[n][0] += upper[i] * b0[i];
-                sum.at[n][1] += upper[i] * b1[i];
-                sum.at[n][2] += lower[i] * b0[i];
-                sum.at[n][3] += lower[i] * b1[i];
-            }
-        }
-    }
-}
-
-// Over the four lanes that share the rows of a fragment.
-__device__ inline float quad_max(float value) {
-    value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
-    return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
-}
-
-__device__ inline float quad_sum(float value) {
-    value += __shfl_xor_sync(~0u, value, 1);
-    return value + __shfl_xor_sync(~0u, value, 2);
-}
-
-// Does every one of the queries [q, q + queries) see every one of the keys [k, k + keys)?
-__device__ inline bool all_seen(const AttentionShape& s, int b, int q, int queries, int k, int keys) {
-    return k + keys - 1 <= q && s.first_key(b, min(q + queries, s.T) - 1) <= k;
-}
-
 template <int HSP>
-constexpr size_t forward_shared = (forward_queries + 2 * forward_keys<HSP>)*tile_stride<HSP> +
-                                  forward_queries* tile_stride<forward_keys<HSP>>;
+constexpr size_t forward_shared_bytes = sizeof(floatX) *
+                                        ((forward_queries + 2 * forward_keys<HSP>)*tile_stride<HSP> +
+                                         forward_queries * tile_stride<forward_keys<HSP>>);
 
-// Grid (tiles of queries, NH, B). Each warp owns 16 queries. While it multiplies with one of k and v, the
+// Grid (tiles of queries, NH, B). Each warp owns 16 queries; while it multiplies with one of k and v, the
 // other arrives.
 template <int HSP>
 __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* qkv, AttentionShape s) {
@@ -210,9 +73,9 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         load_tile<keys, HSP>(k, qkv + s.key(b, start, kv_head), s.qkv_row(), s.T - start, s.HS);
     };
 
-    float scale = s.scale() * log2_e;  // powers of two from here on
-    float largest[2] = {-1e30f, -1e30f},
-          total[2] = {0.0f, 0.0f};  // finite: a query may see nothing of its first tile
+    float scale = s.scale() * log2_e;     // powers of two from here on
+    float largest[2] = {-1e30f, -1e30f};  // finite: a query may see nothing of its first tile of keys
+    float total[2] = {0.0f, 0.0f};
     Fragment<HSP> sum;
     load_tile<queries, HSP>(q, qkv + s.query(b, q_start, h), s.qkv_row(), s.T - q_start, s.HS);
     load_keys(k_start);
@@ -263,8 +126,7 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
 }
 
 // dot (B, NH, T) = dout . out of each query and head, by one warp each.
-__global__ void attention_dot_kernel(float* dot, const floatX* dout, const floatX* out,
-                                            AttentionShape s) {
+__global__ void attention_dot_kernel(float* dot, const floatX* dout, const floatX* out, AttentionShape s) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / warp_size;  // (B, T, NH)
     if (i >= (size_t)s.B * s.T * s.NH) return;
     float sum = 0;
@@ -430,8 +292,7 @@ __global__ void attention_backward_queries_kernel(floatX* dqkv, const floatX* do
     Layout::store_heads(dqkv + s.query(b, q_start, h), q, dq, s.scale(), s.qkv_row(), s.T - q_start, s.HS);
 }
 
-// Calls f with the smallest width (as std::integral_constant) that the kernels are compiled for and HS fits
-// in.
+// Calls f with the smallest of the compiled widths that holds HS, as std::integral_constant.
 template <typename F>
 void with_head_width(int HS, F&& f) {
     if (HS <= 32)
@@ -446,31 +307,6 @@ void with_head_width(int HS, F&& f) {
         f(std::integral_constant<int, 192>{});
     else
         f(std::integral_constant<int, 256>{});
-}
-
-inline void launch_attention_forward(floatX* out, float* lse, const floatX* qkv, const AttentionShape& s,
-                                     cudaStream_t stream) {
-    with_head_width(s.HS, [&](auto HSP) {
-        constexpr size_t shared_bytes = forward_shared<HSP> * sizeof(floatX);
-        launch(attention_forward_kernel<HSP>, dim3(ceil_div(s.T, forward_queries), s.NH, s.B),
-               attention_threads, shared_bytes, stream, out, lse, qkv, s);
-    });
-}
-
-inline void launch_attention_backward(floatX* dqkv, float* dot, const floatX* dout, const floatX* qkv,
-                                      const floatX* out, const float* lse, const AttentionShape& s,
-                                      cudaStream_t stream) {
-    size_t heads = (size_t)s.B * s.T * s.NH;
-    launch(attention_dot_kernel, ceil_div(heads, attention_warps), attention_threads, 0, stream, dot, dout,
-           out, s);
-    with_head_width(s.HS, [&](auto HSP) {
-        using Layout = BackwardLayout<HSP>;
-        unsigned tiles = ceil_div(s.T, Layout::owned);
-        launch(attention_backward_keys_kernel<HSP>, dim3(tiles, s.NKV, s.B), attention_threads,
-               Layout::shared_bytes, stream, dqkv, dout, qkv, lse, dot, s);
-        launch(attention_backward_queries_kernel<HSP>, dim3(tiles, s.NH, s.B), attention_threads,
-               Layout::shared_bytes, stream, dqkv, dout, qkv, lse, dot, s);
-    });
 }
 
 #endif
@@ -491,15 +327,18 @@ inline size_t attention_backward_scratch(int B, int T, int NH, int NKV, int HS) 
 
 // Position i of a sequence attends to max(doc_start[i], i - window + 1) ... i (window 0: no limit; doc_start
 // null: 0). doc_start[i] <= i, and it never decreases along a sequence. Query head h reads key/value head h /
-// (NH / NKV); NKV divides NH; HS is at most 256.
+// (NH / NKV).
 inline void attention_forward(floatX* out,           // (B, T, NH, HS)
                               float* lse,            // (B, NH, T)
                               const floatX* qkv,     // (B, T, NH + 2*NKV, HS)
                               const int* doc_start,  // (B, T), nullable
                               int B, int T, int NH, int NKV, int HS, int window, cudaStream_t stream) {
-    AttentionShape shape = {B, T, NH, NKV, HS, window, doc_start};
-    ON_DEVICE(stream, attention_forward_cpu(out, lse, qkv, shape),
-              launch_attention_forward(out, lse, qkv, shape, stream));
+    AttentionShape shape = attention_shape(B, T, NH, NKV, HS, window, doc_start);
+    ON_DEVICE(stream, attention_forward_cpu(out, lse, qkv, shape), with_head_width(HS, [&](auto HSP) {
+                  dim3 grid(ceil_div(T, forward_queries), NH, B);
+                  launch(attention_forward_kernel<HSP>, grid, attention_threads, forward_shared_bytes<HSP>,
+                         stream, out, lse, qkv, shape);
+              }));
 }
 
 // out and lse are those of the forward pass.
@@ -511,7 +350,19 @@ inline void attention_backward(floatX* dqkv,          // (B, T, NH + 2*NKV, HS)
                                const float* lse,      // (B, NH, T)
                                const int* doc_start,  // (B, T), nullable
                                int B, int T, int NH, int NKV, int HS, int window, cudaStream_t stream) {
-    AttentionShape shape = {B, T, NH, NKV, HS, window, doc_start};
-    ON_DEVICE(stream, attention_backward_cpu({dqkv, dout, qkv, out, lse, shape}, scratch),
-              launch_attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream));
+    AttentionShape shape = attention_shape(B, T, NH, NKV, HS, window, doc_start);
+    ON_DEVICE(stream, attention_backward_cpu({dqkv, dout, qkv, out, lse, shape}, scratch), {
+        float* dot = scratch;  // (B, NH, T)
+        size_t rows = (size_t)B * T * NH;
+        launch(attention_dot_kernel, ceil_div(rows, attention_warps), attention_threads, 0, stream, dot, dout,
+               out, shape);
+        with_head_width(HS, [&](auto HSP) {
+            using Layout = BackwardLayout<HSP>;
+            unsigned tiles = ceil_div(T, Layout::owned);
+            launch(attention_backward_keys_kernel<HSP>, dim3(tiles, NKV, B), attention_threads,
+                   Layout::shared_bytes, stream, dqkv, dout, qkv, lse, dot, shape);
+            launch(attention_backward_queries_kernel<HSP>, dim3(tiles, NH, B), attention_threads,
+                   Layout::shared_bytes, stream, dqkv, dout, qkv, lse, dot, shape);
+        });
+    });
 }

@@ -20,8 +20,6 @@ whatever the number of threads.
 // ----------------------------------------------------------------------------
 // tiles
 
-constexpr int max_head_size = 256;
-
 inline void store_rows(floatX* to, int stride, const float* from, int width, int count, int HS, float scale) {
     for (int i = 0; i < count; i++) {
 #pragma omp simd
@@ -40,7 +38,7 @@ struct alignas(64) HeadTile {
     void clear() { std::fill_n(at, rows * width, 0.0f); }
 
     void load(const floatX* from, int stride, int count, int HS, float scale = 1.0f) {
-        clear();
+        if (count < rows || HS < width) clear();
         for (int i = 0; i < count; i++) {
 #pragma omp simd
             for (int c = 0; c < HS; c++) at[i * width + c] = scale * float(from[(size_t)i * stride + c]);
@@ -69,15 +67,11 @@ struct alignas(64) ScoreTile {
 
 // One tile of keys of a head, with their values.
 struct KeyTile {
-    int number, start, count;
+    int start, count;
     HeadTile k, v;
 
     KeyTile(const AttentionShape& s, const floatX* qkv, int b, int kv_head, int number)
-        : number(number),
-          start(number * tile_rows),
-          count(std::min(tile_rows, s.T - start)),
-          k(s.HS),
-          v(s.HS) {
+        : start(number * tile_rows), count(std::min(tile_rows, s.T - start)), k(s.HS), v(s.HS) {
         k.load(qkv + s.key(b, start, kv_head), s.qkv_row(), count, s.HS);
         v.load(qkv + s.value(b, start, kv_head), s.qkv_row(), count, s.HS);
     }
@@ -85,17 +79,13 @@ struct KeyTile {
 
 // One tile of queries of a head, and the keys that each sees.
 struct QueryTile {
-    int number, start, count;
+    int start, count;
     int first_key_tile;  // that any of these queries sees
     int first_key[tile_rows];
     HeadTile q, qT;  // times the scale of the scores
 
     QueryTile(const AttentionShape& s, const floatX* qkv, int b, int h, int number)
-        : number(number),
-          start(number * tile_rows),
-          count(std::min(tile_rows, s.T - start)),
-          q(s.HS),
-          qT(s.HS) {
+        : start(number * tile_rows), count(std::min(tile_rows, s.T - start)), q(s.HS), qT(s.HS) {
         for (int i = 0; i < tile_rows; i++) first_key[i] = s.first_key(b, start + std::min(i, count - 1));
         first_key_tile = first_key[0] / tile_rows;
         q.load(qkv + s.query(b, start, h), s.qkv_row(), count, s.HS, s.scale());

@@ -8,6 +8,8 @@ devices.
 
 #include "kernels/common.cuh"
 
+constexpr int max_head_size = 256;
+
 struct AttentionShape {
     int B, T, NH, NKV, HS;
     int window;            // keys a query sees at most, itself included; 0: no limit
@@ -44,3 +46,14 @@ struct AttentionShape {
 private:
     HOST_DEVICE size_t position(int b, int t) const { return (size_t)b * T + t; }
 };
+
+inline AttentionShape attention_shape(int B, int T, int NH, int NKV, int HS, int window,
+                                      const int* doc_start) {
+    if (HS > max_head_size || NH % NKV != 0) {
+        fprintf(stderr, "train_gpt: no attention for %d query heads on %d key/value heads of size %d: ", NH,
+                NKV, HS);
+        fprintf(stderr, "the size must be at most %d, the numbers divisible\n", max_head_size);
+        exit(1);
+    }
+    return {B, T, NH, NKV, HS, window, doc_start};
+}

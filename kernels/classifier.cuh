@@ -109,11 +109,12 @@ __global__ void classifier_kernel(floatX* logits, float* losses, const int* targ
     if (!want_gradient) return;
     __syncthreads();  // the loss was read from the logits that are now replaced
 
+    float inverse = 1 / total.sum;
     for (int v = threadIdx.x * W; v < Vp; v += blockDim.x * W) {
         auto x = load<W>(row + v);
         for (int k = 0; k < W; k++) {
             bool counts = target >= 0 && v + k < V;
-            float probability = counts ? expf(float(x[k]) - total.max) / total.sum : 0.0f;
+            float probability = counts ? expf(float(x[k]) - total.max) * inverse : 0.0f;
             x[k] = floatX((probability - (v + k == target)) * dloss);
         }
         store(row + v, x);

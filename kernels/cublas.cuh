@@ -74,8 +74,9 @@ struct ProductPlan {
     cublasLtMatmulAlgo_t algorithm;
 };
 
-// Largest power of two that divides the address, up to the 256 that cudaMalloc gives.
+// Largest power of two that divides the address, up to the 256 that cudaMalloc gives; 0 for null.
 inline uint32_t pointer_alignment(const void* pointer) {
+    if (!pointer) return 0;
     uintptr_t address = (uintptr_t)pointer | 256;
     return (uint32_t)(address & -address);
 }
@@ -148,14 +149,12 @@ inline void multiply(const Product& product, const Operands& operands, cudaStrea
         cublasCheck(cublasLtCreate(&created));
         return created;
     }();
-    // All that a choice of algorithm depends on. A null pointer counts as aligned, so the last two are an
-    // epilogue's.
-    using Key = std::pair<Product, std::array<uint32_t, 7>>;
+    // All that a choice of algorithm depends on. Which epilogue it is shows in which pointers are null.
+    using Key = std::pair<Product, std::array<uint32_t, 5>>;
     static std::map<Key, ProductPlan> plans;
     Key key = {product,
                {pointer_alignment(operands.a), pointer_alignment(operands.b), pointer_alignment(operands.d),
-                pointer_alignment(operands.bias), pointer_alignment(operands.pre_gelu),
-                operands.bias != nullptr, operands.pre_gelu != nullptr}};
+                pointer_alignment(operands.bias), pointer_alignment(operands.pre_gelu)}};
     auto plan = plans.find(key);
     if (plan == plans.end()) plan = plans.emplace(key, make_plan(handle, product, operands)).first;
 

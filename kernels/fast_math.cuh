@@ -47,8 +47,7 @@ struct Normal {
     float density, below;
 };
 
-// To 3e-7 absolute: Abramowitz & Stegun, Handbook of Mathematical Functions, 7.1.26, where both share one
-// e^(-x^2/2).
+// To 3e-7 absolute: Abramowitz & Stegun, Handbook of Mathematical Functions, 26.2.17.
 HOST_DEVICE inline Normal fast_normal(float x) {
     float density = 0.39894228f * fast_exp(-0.5f * x * x);
     float t = 1 / (1 + 0.2316419f * fabsf(x));

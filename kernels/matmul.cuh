@@ -70,12 +70,14 @@ inline void matmul_forward_cpu(floatX* out, const floatX* inp, const floatX* wei
 
 inline void matmul_backward_input_cpu(floatX* dinp, const floatX* dout, const floatX* weight, int N, int C,
                                       int OC, bool accumulate) {
-    dnnl::sgemm('N', 'N', N, C, OC, 1, dout, OC, weight, C, accumulate, dinp, C);
+    auto status = dnnl_sgemm('N', 'N', N, C, OC, 1, dout, OC, weight, C, accumulate, dinp, C);
+    dnnl::error::wrap_c_api(status, "dnnl_sgemm failed");
 }
 
 inline void matmul_backward_weight_cpu(float* dweight, const floatX* dout, const floatX* inp, int N, int C,
                                        int OC) {
-    dnnl::sgemm('T', 'N', OC, C, N, 1, dout, OC, inp, C, 1, dweight, C);
+    auto status = dnnl_sgemm('T', 'N', OC, C, N, 1, dout, OC, inp, C, 1, dweight, C);
+    dnnl::error::wrap_c_api(status, "dnnl_sgemm failed");
 }
 
 inline void matmul_backward_bias_cpu(float* dbias, float* scratch, const floatX* dout, int N, int OC) {
@@ -94,10 +96,6 @@ inline void matmul_backward_bias_cpu(float* dbias, float* scratch, const floatX*
 #pragma omp simd
         for (int o = 0; o < OC; o++) dbias[o] += sums[o];
     }
-}
-
-inline size_t matmul_workspace_bytes() {
-    return 0;
 }
 
 #else
@@ -120,8 +118,8 @@ __global__ void sum_columns_kernel(float* sums, const floatX* dout, int N, int O
             for (int i = 0; i < W; i++) sum[i] += float(row[i]);
         }
     }
-    for (int i = 0; i < W; i++)
-        per_warp[warp][i * warp_size + lane] = sum[i];  // neighbours in different banks
+    // Element i of all lanes lies together, so that neighbours write to different banks.
+    for (int i = 0; i < W; i++) per_warp[warp][i * warp_size + lane] = sum[i];
     __syncthreads();
     for (int i = threadIdx.x; i < warp_size * W; i += blockDim.x) {
         float total = 0;
@@ -148,7 +146,7 @@ inline void launch_backward_bias(float* dbias, float* scratch, const floatX* dou
     launch(add_slices_kernel, ceil_div(OC, 64), 64, 0, stream, dbias, scratch, OC);
 }
 
-// Where cuBLASLt's GELU is faster than a kernel of its own: on other cards it launches one too, and a slow
+// Where cuBLASLt's GELU is faster than a kernel of ours: before Hopper it starts a second one too, a slow
 // one.
 inline bool gelu_epilogue_pays(Gelu form, const floatX* bias, int OC) {
     return form == Gelu::tanh && bias && cublas_device().major == 9 && sizeof(floatX) == 2 && OC % 8 == 0;
@@ -244,7 +242,7 @@ inline double gemm_rate(int size, cudaStream_t stream) {
         }
         cudaCheck(cudaEventRecord(end, stream));
         cudaCheck(cudaEventSynchronize(end));
-        float milliseconds;
+        float milliseconds = 0;
         cudaCheck(cudaEventElapsedTime(&milliseconds, start, end));
         return milliseconds / 1e3 / products;
     };

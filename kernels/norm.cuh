@@ -1,9 +1,10 @@
 /*
 LayerNorm and RMSNorm of the rows of inp (N, C), and both fused with the residual addition before them.
 
-    layernorm:  out = (inp - mean) * rstd * weight + bias     mean = average of the row, rstd =
-1/sqrt(variance + eps) rmsnorm:    out = inp * rstd * weight                     rstd = 1/sqrt(average of the
-squares + eps)
+    layernorm:  out = (inp - mean) * rstd * weight + bias
+                mean = average of the row, rstd = 1 / sqrt(variance + eps)
+    rmsnorm:    out = inp * rstd * weight
+                rstd = 1 / sqrt(average of the squares + eps)
 
 Ba, Kiros and Hinton, "Layer Normalization" (2016); Zhang and Sennrich, "Root Mean Square Layer Normalization"
 (2019). RMSNorm is LayerNorm with the mean taken as 0, and one set of functions computes both.
@@ -11,11 +12,12 @@ Ba, Kiros and Hinton, "Layer Normalization" (2016); Zhang and Sennrich, "Root Me
 Saved for the backward pass: inp, rstd (N), and for layernorm mean (N). With xhat = (inp - mean) * rstd and
 dxhat = dout * weight, the backward pass is
 
-    dinp    += rstd * (dxhat - average(dxhat) - xhat * average(dxhat * xhat))     (rmsnorm: without the first
-average) dweight += sum over rows of dout * xhat dbias   += sum over rows of dout
+    dinp    += rstd * (dxhat - average(dxhat) - xhat * average(dxhat * xhat))
+    dweight += sum over rows of dout * xhat
+    dbias   += sum over rows of dout
 
-dinp accumulates because it is the gradient of the residual stream, which reaches it along the skip connection
-too.
+where rmsnorm does without average(dxhat) and dbias. dinp accumulates because it is the gradient of the
+residual stream, which reaches it along the skip connection too.
 
 The variance is computed from the centred row, in a second pass: E[x^2] - E[x]^2 would cancel when the mean is
 large. A row stays in the first-level cache, so further passes over it are nearly free. The sums over rows are
@@ -85,8 +87,7 @@ inline void norm_forward_cpu(Norm norm, floatX* residual, floatX* out, float* me
     }
 }
 
-// first += sum of partials[.][0], and unless it is null second += sum of partials[.][1]; partials (count, 2,
-// C).
+// first += sum of partials[.][0], and second, unless null, += sum of partials[.][1]; partials (count, 2, C).
 inline void add_partials_cpu(float* first, float* second, const float* partials, int count, int C) {
     constexpr int columns = 128;
 #pragma omp parallel for
@@ -103,8 +104,7 @@ inline void add_partials_cpu(float* first, float* second, const float* partials,
     }
 }
 
-// Rows with a partial sum of their own on the CPU: at most 128 sets, and not so small that adding them would
-// cost.
+// Rows that share a partial sum on the CPU: at most 128 sets, and none so small that adding them would cost.
 inline int rows_per_partial_cpu(int N) {
     return std::max(16, ceil_div(N, 128));
 }

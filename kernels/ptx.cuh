@@ -1,9 +1,10 @@
 /*
-The PTX instructions that have no CUDA C++ spelling, one thin wrapper each: tensor-core products, the matrix loads
-that feed them, and asynchronous copies to shared memory. All need compute capability 8.0; none need more.
+The PTX instructions that have no CUDA C++ spelling, one thin wrapper each: tensor-core products, the matrix
+loads that feed them, and asynchronous copies to shared memory. All need compute capability 8.0; none need
+more.
 
-Fragments (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With group = lane / 4 and pair = lane % 4, a register holds two
-bf16 of neighbouring columns, the lower column in the lower half:
+Fragments (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With group = lane / 4 and pair = lane % 4, a
+register holds two bf16 of neighbouring columns, the lower column in the lower half:
 
     A (16 x 16, row major)   a[0]: row group,     columns 2 pair, 2 pair + 1
                              a[1]: row group + 8, the same columns
@@ -14,10 +15,11 @@ bf16 of neighbouring columns, the lower column in the lower half:
     D (16 x 8, float)        d[0], d[1]: row group,     columns 2 pair, 2 pair + 1
                              d[2], d[3]: row group + 8, the same columns
 
-ldmatrix reads 8 x 8 matrices of 16-bit elements. Lane 8 m + r gives the address of row r (16 bytes, 16-byte aligned) of
-matrix m, and register m of each lane receives columns 2 pair and 2 pair + 1 of row group. So x4 on the four quarters of a
-row-major tile, in the order top left, bottom left, top right, bottom right, fills A; x2 on rows that are columns of B
-fills B; and the _trans forms, which transpose each 8 x 8 matrix, do the same from memory that is laid out the other way.
+ldmatrix reads 8 x 8 matrices of 16-bit elements. Lane 8 m + r gives the address of row r (16 bytes, 16-byte
+aligned) of matrix m, and register m of each lane receives columns 2 pair and 2 pair + 1 of row group. So x4
+on the four quarters of a row-major tile, in the order top left, bottom left, top right, bottom right, fills
+A; x2 on rows that are columns of B fills B; and the _trans forms, which transpose each 8 x 8 matrix, do the
+same from memory that is laid out the other way.
 */
 #include <cuda_runtime.h>
 
@@ -96,7 +98,9 @@ __device__ inline void cp_async_16(void* shared, const void* global, bool valid)
 }
 
 // Closes the group of copies that this thread started since the last commit.
-__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void cp_async_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 // Waits until at most the `pending` youngest groups of this thread are still under way.
 template <int pending>

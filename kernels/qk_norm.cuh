@@ -1,7 +1,6 @@
 /*
 RMSNorm of every query head and every key head, before the rotary embedding (Dehghani et al., "Scaling Vision
-Transformers to 22 Billion Parameters", 2023; used so by Qwen3 and Gemma 3). It keeps the attention logits
-bounded.
+Transformers to 22 Billion Parameters", 2023; used by Qwen3 and Gemma 3). It bounds the attention logits.
 
 A row of qkv is [NH query heads | NKV key heads | NKV value heads], each HS wide. Each of the first two kinds
 has one weight (HS), shared by its heads:
@@ -119,8 +118,8 @@ __global__ void qk_norm_forward_kernel(floatX* out, float* rstd, const floatX* i
     }
 }
 
-// A warp does a fixed set of (row, head) and keeps their sums for both weights in shared memory, in the order
-// of norm_backward_kernel; at the end the block adds those of its warps and writes one partial sum (2, HS).
+// A warp does a fixed set of (row, head) and keeps their sums for both weights in shared memory, laid out as
+// in norm_backward_kernel; at the end the block adds those of its warps and writes one partial sum (2, HS).
 template <int W>
 __global__ void qk_norm_backward_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
                                         const float* rstd, const floatX* qweight, const floatX* kweight,

@@ -2,8 +2,7 @@
 Rotary position embedding: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021).
 
 In each query and key head, elements i and i + R/2 of the first R are a pair (the "rotate half" convention of
-Hugging Face models; the paper pairs 2i and 2i + 1). At position t a pair is turned by the angle t *
-theta^(-2i/R):
+Hugging Face models; the paper pairs 2i and 2i + 1). At position t they are turned by t * theta^(-2i/R):
 
     out[i]       = inp[i] * cos - inp[i + R/2] * sin
     out[i + R/2] = inp[i] * sin + inp[i + R/2] * cos
@@ -23,8 +22,8 @@ ones need double precision.
 
 // The frequency scaling of Llama 3.1, by which a model trained on original_context tokens reads longer texts
 // ("llama3" in Hugging Face configs): waves longer than original_context / low_frequency are slowed down by
-// `factor`, those shorter than original_context / high_frequency are kept, and those between are
-// interpolated. Factor 1: no scaling.
+// `factor`, those shorter than original_context / high_frequency are kept, and those between interpolated.
+// Factor 1: no scaling.
 struct RopeScaling {
     float factor = 1, low_frequency = 1, high_frequency = 4;
     int original_context = 8192;
@@ -80,8 +79,7 @@ inline void rope_cpu(floatX* qkv, const float* table, float direction, int N, in
 // CUDA kernels
 #ifndef DEVICE_CPU
 
-// A block does one row, so that all its heads share the angles; a thread turns W neighbouring pairs at a
-// time.
+// A block does one row, so that its heads share the angles. A thread turns W neighbouring pairs at a time.
 template <int W>
 __global__ void rope_kernel(floatX* qkv, const float* table, float direction, int T, int NH, int NKV, int HS,
                             int R) {

@@ -4,13 +4,13 @@ attention on the CPU. A block of the result stays in registers while the whole i
 */
 #pragma once
 
-// One vector register, the number of those that a product holds sums in, and the most of them side by side.
+// Floats in a vector register, and how many registers a product holds sums in.
 #if defined __AVX512F__
-constexpr int vector_lanes = 16, sum_registers = 16, max_vectors = 4;
+constexpr int vector_lanes = 16, sum_registers = 16;
 #elif defined __AVX__
-constexpr int vector_lanes = 8, sum_registers = 8, max_vectors = 2;
+constexpr int vector_lanes = 8, sum_registers = 8;
 #else
-constexpr int vector_lanes = 4, sum_registers = 8, max_vectors = 2;
+constexpr int vector_lanes = 4, sum_registers = 8;
 #endif
 typedef float Lanes
     __attribute__((vector_size(vector_lanes * sizeof(float)), aligned(alignof(float)), may_alias));
@@ -35,11 +35,12 @@ inline void tile_product_columns(float* c, int ldc, Elements a, const float* b, 
             }
         const float* a_rows = a.data + m * a.row;
         for (int k = 0; k < K; k++) {
-            for (int i = 0; i < rows; i++)
-                for (int v = 0; v < vectors; v++) {
-                    sum[i][v] +=
-                        a_rows[i * a.row + k * a.column] * *(const Lanes*)(b + k * ldb + v * vector_lanes);
-                }
+            Lanes right[vectors];
+            for (int v = 0; v < vectors; v++) right[v] = *(const Lanes*)(b + k * ldb + v * vector_lanes);
+            for (int i = 0; i < rows; i++) {
+                float left = a_rows[i * a.row + k * a.column];
+                for (int v = 0; v < vectors; v++) sum[i][v] += left * right[v];
+            }
         }
         for (int i = 0; i < rows; i++)
             for (int v = 0; v < vectors; v++) *(Lanes*)(c + (m + i) * ldc + v * vector_lanes) = sum[i][v];
@@ -50,11 +51,8 @@ inline void tile_product_columns(float* c, int ldc, Elements a, const float* b, 
 inline void tile_product(float* c, int ldc, Elements a, const float* b, int ldb, int M, int N, int K,
                          bool accumulate) {
     int n = 0;
-    for (; n + max_vectors * vector_lanes <= N; n += max_vectors * vector_lanes) {
-        tile_product_columns<max_vectors>(c + n, ldc, a, b + n, ldb, M, K, accumulate);
-    }
     for (; n + 2 * vector_lanes <= N; n += 2 * vector_lanes) {
         tile_product_columns<2>(c + n, ldc, a, b + n, ldb, M, K, accumulate);
     }
-    for (; n < N; n += vector_lanes) tile_product_columns<1>(c + n, ldc, a, b + n, ldb, M, K, accumulate);
+    if (n < N) tile_product_columns<1>(c + n, ldc, a, b + n, ldb, M, K, accumulate);
 }

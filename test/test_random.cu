@@ -34,7 +34,7 @@ TEST_CASE("uniform numbers") {
 }
 
 TEST_CASE("normal numbers") {
-    const int n = 1 << 18;
+    const int n = 1 << 20;
     double moment[5] = {}, neighbours = 0, last = 0;
     for (int i = 0; i < n; i++) {
         double x = random_normal(random_key(2, "normal"), i);

@@ -12,7 +12,7 @@ struct __nv_bfloat16 {
 
     __nv_bfloat16() = default;
     template <typename Number>
-        requires std::is_arithmetic_v<Number>
+    requires std::is_arithmetic_v<Number>
     constexpr __nv_bfloat16(Number number) : bits(round((float)number)) {}
 
     constexpr operator float() const { return std::bit_cast<float>((uint32_t)bits << 16); }
@@ -31,10 +31,24 @@ struct alignas(4) __nv_bfloat162 {
     __nv_bfloat16 x, y;
 };
 
-constexpr __nv_bfloat16 __float2bfloat16(float number) { return number; }
-constexpr __nv_bfloat16 __float2bfloat16_rn(float number) { return number; }
-constexpr __nv_bfloat16 __double2bfloat16(double number) { return number; }
-constexpr float __bfloat162float(__nv_bfloat16 number) { return number; }
-constexpr uint16_t __bfloat16_as_ushort(__nv_bfloat16 number) { return number.bits; }
-constexpr __nv_bfloat16 __ushort_as_bfloat16(uint16_t bits) { return std::bit_cast<__nv_bfloat16>(bits); }
-constexpr __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {x, y}; }
+constexpr __nv_bfloat16 __float2bfloat16(float number) {
+    return number;
+}
+constexpr __nv_bfloat16 __float2bfloat16_rn(float number) {
+    return number;
+}
+constexpr __nv_bfloat16 __double2bfloat16(double number) {
+    return number;
+}
+constexpr float __bfloat162float(__nv_bfloat16 number) {
+    return number;
+}
+constexpr uint16_t __bfloat16_as_ushort(__nv_bfloat16 number) {
+    return number.bits;
+}
+constexpr __nv_bfloat16 __ushort_as_bfloat16(uint16_t bits) {
+    return std::bit_cast<__nv_bfloat16>(bits);
+}
+constexpr __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+    return {x, y};
+}

@@ -20,8 +20,9 @@ The part of CUDA C++ that kernels use, for g++ and the simulated device of simt.
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
-// All fibers of a block run on one thread, which runs nothing else.
-#define __shared__ static thread_local
+// All fibers of a block run on one thread, which runs nothing else. As in CUDA, nothing initialises the
+// variable. An alignment stands before: alignas(16) __shared__ float tile[64].
+#define __shared__ static constinit thread_local
 
 // ----------------------------------------------------------------------------
 // built-in types and variables
@@ -53,18 +54,20 @@ constexpr int warpSize = 32;
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 
 template <typename Kernel>
-cudaError_t cudaFuncSetAttribute(const Kernel* kernel, cudaFuncAttribute, int bytes) {
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
     return bytes < 0 ? cudaErrorInvalidValue : simt::allow_dynamic_shared((const void*)kernel, (size_t)bytes);
 }
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-    static_assert((std::is_trivially_copyable_v<Parameters> && ...), "kernel parameters are copied byte by byte");
+    static_assert((std::is_trivially_copyable_v<Parameters> && ...),
+                  "kernel parameters are copied byte by byte");
     using Call = std::tuple<void (*)(Parameters...), Parameters...>;
     Call call(kernel, std::forward<Arguments>(arguments)...);
     auto invoke = [](const void* parameters) {
-        std::apply([](auto kernel, auto... values) { kernel(values...); }, *static_cast<const Call*>(parameters));
+        std::apply([](auto kernel, auto... values) { kernel(values...); },
+                   *static_cast<const Call*>(parameters));
     };
     return simt::launch(*config, (const void*)kernel, invoke, &call, sizeof call);
 }
@@ -72,18 +75,36 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 // ----------------------------------------------------------------------------
 // barriers, warp operations
 
-inline void __syncthreads() { simt::sync_block("__syncthreads", false); }
-inline int __syncthreads_count(int predicate) { return simt::sync_block("__syncthreads_count", predicate); }
-inline int __syncthreads_or(int predicate) { return simt::sync_block("__syncthreads_or", predicate) != 0; }
-inline int __syncthreads_and(int predicate) { return simt::sync_block("__syncthreads_and", !predicate) == 0; }
-inline void __syncwarp(unsigned mask = ~0u) { simt::sync_warp(mask); }
+inline void __syncthreads() {
+    simt::sync_block("__syncthreads", false);
+}
+inline int __syncthreads_count(int predicate) {
+    return simt::sync_block("__syncthreads_count", predicate);
+}
+inline int __syncthreads_or(int predicate) {
+    return simt::sync_block("__syncthreads_or", predicate) != 0;
+}
+inline int __syncthreads_and(int predicate) {
+    return simt::sync_block("__syncthreads_and", !predicate) == 0;
+}
+inline void __syncwarp(unsigned mask = ~0u) {
+    simt::sync_warp(mask);
+}
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 
-inline unsigned __activemask() { return simt::live_lanes(); }
-inline unsigned __ballot_sync(unsigned mask, int predicate) { return simt::ballot(mask, predicate); }
-inline int __any_sync(unsigned mask, int predicate) { return simt::ballot(mask, predicate) != 0; }
-inline int __all_sync(unsigned mask, int predicate) { return simt::ballot(mask, !predicate) == 0; }
+inline unsigned __activemask() {
+    return simt::live_lanes();
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+    return simt::ballot(mask, predicate);
+}
+inline int __any_sync(unsigned mask, int predicate) {
+    return simt::ballot(mask, predicate) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate) {
+    return simt::ballot(mask, !predicate) == 0;
+}
 
 namespace simt {
 template <typename T>
@@ -97,7 +118,8 @@ T shuffle_from(unsigned mask, T value, int source) {
 }
 }  // namespace simt
 
-// The lanes of a warp form segments of `width`; a lane whose source is outside of its segment keeps its own value.
+// The lanes of a warp form segments of `width`; a lane whose source is outside of its segment keeps its own
+// value.
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int source, int width = warpSize) {
     int lane = (int)simt::lane(), first = lane & ~(width - 1);
@@ -145,11 +167,11 @@ inline unsigned __reduce_min_sync(unsigned mask, unsigned value) {
 }
 
 // ----------------------------------------------------------------------------
-// atomics: each returns the old value
+// atomics: each returns the old value. Inlined, so that reports name the line of the kernel
 
 namespace simt {
 template <typename T, typename Change>
-T atomic_change(T* at, Change change) {
+__forceinline__ T atomic_change(T* at, Change change) {
     T old, changed;
     __atomic_load(at, &old, __ATOMIC_RELAXED);
     do changed = change(old);
@@ -159,31 +181,31 @@ T atomic_change(T* at, Change change) {
 }  // namespace simt
 
 template <typename T>
-T atomicAdd(T* at, std::type_identity_t<T> value) {
+__forceinline__ T atomicAdd(T* at, std::type_identity_t<T> value) {
     return simt::atomic_change(at, [=](T old) { return T(old + value); });
 }
 template <typename T>
-T atomicMax(T* at, std::type_identity_t<T> value) {
+__forceinline__ T atomicMax(T* at, std::type_identity_t<T> value) {
     return simt::atomic_change(at, [=](T old) { return std::max(old, value); });
 }
 template <typename T>
-T atomicMin(T* at, std::type_identity_t<T> value) {
+__forceinline__ T atomicMin(T* at, std::type_identity_t<T> value) {
     return simt::atomic_change(at, [=](T old) { return std::min(old, value); });
 }
 template <typename T>
-T atomicOr(T* at, std::type_identity_t<T> value) {
+__forceinline__ T atomicOr(T* at, std::type_identity_t<T> value) {
     return simt::atomic_change(at, [=](T old) { return old | value; });
 }
 template <typename T>
-T atomicAnd(T* at, std::type_identity_t<T> value) {
+__forceinline__ T atomicAnd(T* at, std::type_identity_t<T> value) {
     return simt::atomic_change(at, [=](T old) { return old & value; });
 }
 template <typename T>
-T atomicExch(T* at, std::type_identity_t<T> value) {
+__forceinline__ T atomicExch(T* at, std::type_identity_t<T> value) {
     return simt::atomic_change(at, [=](T) { return value; });
 }
 template <typename T>
-T atomicCAS(T* at, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
+__forceinline__ T atomicCAS(T* at, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
     return simt::atomic_change(at, [=](T old) { return old == expected ? value : old; });
 }
 
@@ -203,14 +225,30 @@ void __stcs(T* at, T value) {
     *at = value;
 }
 
-inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
-inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
-inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
-inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
-inline int __popc(unsigned x) { return std::popcount(x); }
-inline int __clz(int x) { return std::countl_zero((unsigned)x); }
-inline int __ffs(int x) { return x ? std::countr_zero((unsigned)x) + 1 : 0; }
-inline unsigned __umulhi(unsigned x, unsigned y) { return (unsigned)((uint64_t)x * y >> 32); }
+inline unsigned __float_as_uint(float x) {
+    return std::bit_cast<unsigned>(x);
+}
+inline int __float_as_int(float x) {
+    return std::bit_cast<int>(x);
+}
+inline float __uint_as_float(unsigned x) {
+    return std::bit_cast<float>(x);
+}
+inline float __int_as_float(int x) {
+    return std::bit_cast<float>(x);
+}
+inline int __popc(unsigned x) {
+    return std::popcount(x);
+}
+inline int __clz(int x) {
+    return std::countl_zero((unsigned)x);
+}
+inline int __ffs(int x) {
+    return x ? std::countr_zero((unsigned)x) + 1 : 0;
+}
+inline unsigned __umulhi(unsigned x, unsigned y) {
+    return (unsigned)((uint64_t)x * y >> 32);
+}
 
 // glibc declares functions of some of these names for itself.
 #define __expf(x) expf(x)
@@ -221,23 +259,37 @@ inline unsigned __umulhi(unsigned x, unsigned y) { return (unsigned)((uint64_t)x
 #define __sinf(x) sinf(x)
 #define __cosf(x) cosf(x)
 #define __tanhf(x) tanhf(x)
-inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-inline float __frsqrt_rn(float x) { return rsqrtf(x); }
-inline float __fsqrt_rn(float x) { return std::sqrt(x); }
-inline float __frcp_rn(float x) { return 1.0f / x; }
-inline float __fdividef(float x, float y) { return x / y; }
-inline float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
-inline float __saturatef(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); }
-inline int __float2int_rn(float x) { return (int)std::nearbyint(x); }
+inline float rsqrtf(float x) {
+    return 1.0f / std::sqrt(x);
+}
+inline float __frsqrt_rn(float x) {
+    return rsqrtf(x);
+}
+inline float __fsqrt_rn(float x) {
+    return std::sqrt(x);
+}
+inline float __frcp_rn(float x) {
+    return 1.0f / x;
+}
+inline float __fdividef(float x, float y) {
+    return x / y;
+}
+inline float __fmaf_rn(float x, float y, float z) {
+    return std::fma(x, y, z);
+}
+inline float __saturatef(float x) {
+    return std::fmin(std::fmax(x, 0.0f), 1.0f);
+}
+inline int __float2int_rn(float x) {
+    return (int)std::nearbyint(x);
+}
 
 template <typename A, typename B>
-    requires(std::is_arithmetic_v<A> && std::is_arithmetic_v<B>)
-constexpr std::common_type_t<A, B> min(A a, B b) {
+requires(std::is_arithmetic_v<A>&& std::is_arithmetic_v<B>) constexpr std::common_type_t<A, B> min(A a, B b) {
     return b < a ? b : a;
 }
 template <typename A, typename B>
-    requires(std::is_arithmetic_v<A> && std::is_arithmetic_v<B>)
-constexpr std::common_type_t<A, B> max(A a, B b) {
+requires(std::is_arithmetic_v<A>&& std::is_arithmetic_v<B>) constexpr std::common_type_t<A, B> max(A a, B b) {
     return a < b ? b : a;
 }
 

@@ -1,5 +1,6 @@
 /*
-The address space of the simulated device: where device memory, stacks and shared memory lie, and what of it is alive.
+The address space of the simulated device: where device memory, stacks and shared memory lie, and what of it
+is alive.
 */
 #pragma once
 
@@ -29,8 +30,9 @@ inline Region reserve(size_t size, int protection = PROT_NONE) {
 // ----------------------------------------------------------------------------
 // device memory
 
-// An allocation begins on a page, a page without access follows it, and addresses are never used twice, so that
-// almost every stray access shows. The valid bytes of each page are counted, which makes the check exact.
+// An allocation begins on a page, a page without access follows it, and addresses are never used twice, so
+// that almost every stray access shows. The valid bytes of each page are counted, which makes the check
+// exact.
 class DeviceMemory {
 public:
     DeviceMemory()
@@ -46,7 +48,8 @@ public:
         if (pages >= (region_.begin + region_.size - next_) / page) return nullptr;
         if (mprotect((void*)next_, pages * page, PROT_READ | PROT_WRITE) != 0) return nullptr;
         uint16_t* valid = &valid_[(next_ - region_.begin) / page];
-        for (size_t i = 0; i < pages; i++) valid[i] = (uint16_t)(bytes - i * page < page ? bytes - i * page : page);
+        for (size_t i = 0; i < pages; i++)
+            valid[i] = (uint16_t)(bytes - i * page < page ? bytes - i * page : page);
         void* result = (void*)next_;
         next_ += (pages + 1) * page;
         return result;
@@ -56,7 +59,8 @@ public:
         uint16_t* valid = &valid_[((uintptr_t)pointer - region_.begin) / page];
         size_t pages = 0;
         while (valid[pages]) valid[pages++] = 0;
-        mmap(pointer, pages * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        mmap(pointer, pages * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+             0);
     }
 
     bool alive(uintptr_t at, size_t bytes) const {
@@ -77,30 +81,29 @@ private:
 // ----------------------------------------------------------------------------
 // stacks
 
-// A page of kernel parameters, then one stack per thread, each above a page without access.
+// Room for kernel parameters, then one stack per thread, each above a page without access.
 // Code runs as part of a kernel exactly if its stack pointer lies here.
 class Stacks {
 public:
-    static constexpr size_t stack_size = 64 * 1024, max_threads = 1024;
+    static constexpr size_t room = 64 * 1024, stack_size = room - 2 * page, max_threads = 1024;
 
-    Stacks() : region_(reserve((max_threads + 1) * stack_size)) {
-        mprotect((void*)region_.begin, stack_size, PROT_READ | PROT_WRITE);
-    }
+    Stacks() : begin_(reserve(size).begin) { mprotect((void*)begin_, room, PROT_READ | PROT_WRITE); }
 
-    const Region& region() const { return region_; }
-    void* parameters() const { return (void*)region_.begin; }
+    bool holds(uintptr_t at) const { return at - begin_ < size; }
+    void* parameters() const { return (void*)begin_; }
 
-    // The upper ends differ in their lowest bits, else all threads would compete for the same lines of the cache.
+    // The upper ends differ in their lower bits, else all threads would compete for the same lines of the cache.
     void* top(size_t thread) {
         for (; ready_ <= thread; ready_++) {
-            void* lowest = (void*)(region_.begin + (ready_ + 1) * stack_size + page);
-            mprotect(lowest, stack_size - page, PROT_READ | PROT_WRITE);
+            mprotect((void*)(begin_ + (ready_ + 1) * room + page), room - page, PROT_READ | PROT_WRITE);
         }
-        return (void*)(region_.begin + (thread + 2) * stack_size - thread * 3 % 64 * 64);
+        return (void*)(begin_ + (thread + 2) * room - thread * 3 % 64 * 64);
     }
 
 private:
-    Region region_;
+    static constexpr size_t size = (max_threads + 1) * room;
+
+    uintptr_t begin_;
     size_t ready_ = 0;
 };
 

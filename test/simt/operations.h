@@ -7,8 +7,8 @@ namespace simt {
 
 int sync_block(const char* name, bool predicate) {
     if (block.waiting && strcmp(name, block.barrier) != 0) {
-        fail(Kind::divergence, simt::name(*running) + format(" calls %s while others wait in %s", name, block.barrier),
-             __builtin_return_address(0));
+        fail(Kind::divergence, __builtin_return_address(0), "%s calls %s while others wait in %s",
+             simt::name(*running).text, name, block.barrier);
     }
     block.barrier = name;
     block.waiting++;
@@ -25,7 +25,8 @@ int sync_block(const char* name, bool predicate) {
 }
 
 void sync_warp(unsigned mask) {
-    meet("__syncwarp", mask, [](void* const*, unsigned) {}, nullptr);
+    meet(
+        "__syncwarp", mask, [](void* const*, unsigned) {}, nullptr);
 }
 
 // The value of a lane that does not take part is undefined in CUDA, and all ones here.
@@ -65,7 +66,7 @@ unsigned ballot(unsigned mask, bool predicate) {
 namespace {
 
 void need_whole_warp(const char* name, unsigned present) {
-    if (present != ~0u) fail(Kind::divergence, format("%s without all 32 lanes", name), nullptr);
+    if (present != ~0u) fail(Kind::divergence, nullptr, "%s without all 32 lanes", name);
 }
 
 float bf16_half(uint32_t pair, int half) {
@@ -90,7 +91,8 @@ void multiply(void* const* lanes, unsigned present) {
         const auto& own = *static_cast<const MmaLane*>(lanes[lane]);
         int group = lane / 4, pair = lane % 4 * 2;
         for (int half = 0; half < 2; half++) {
-            for (int i = 0; i < 4; i++) a[group + i % 2 * 8][pair + i / 2 * 8 + half] = bf16_half(own.a[i], half);
+            for (int i = 0; i < 4; i++)
+                a[group + i % 2 * 8][pair + i / 2 * 8 + half] = bf16_half(own.a[i], half);
             for (int i = 0; i < 2; i++) b[pair + i * 8 + half][group] = bf16_half(own.b[i], half);
         }
     }
@@ -138,7 +140,8 @@ bool is_shared(const void* pointer) {
 
 void need_shared(const void* pointer, const char* name, const void* where) {
     if (is_shared(pointer)) return;
-    fail(Kind::out_of_bounds, simt::name(*running) + format(": %s needs an address in shared memory", name), where);
+    fail(Kind::out_of_bounds, where, "%s: %s needs an address in shared memory", simt::name(*running).text,
+         name);
 }
 
 }  // namespace
@@ -157,12 +160,9 @@ void ldmatrix(uint32_t* out, const void* row, int matrices, bool transposed) {
 // From here to the wait the bytes belong to the copy: whoever else reads or writes them is reported.
 void cp_async_16(void* shared, const void* global, bool valid) {
     const void* where = __builtin_return_address(0);
-    auto at = (uintptr_t)shared;
     need_shared(shared, "cp.async", where);
-    if (at % 16) fail_access(Kind::misaligned, *running, Access::write, at, 16, " with cp.async", where);
     if (valid) check(*running, global, 16, 16, Access::read, where);
-    Byte* byte = shared_bytes(*running, at, 16, Access::write, where);
-    check_shared(byte, *running, at, 16, Access::write, where, pending_bit);
+    check(*running, shared, 16, 16, Access::write, where, pending_bit);
     if (running->copies.empty()) running->copies.emplace_back();
     running->copies.back().push_back({shared, valid ? global : nullptr});
 }
@@ -181,9 +181,7 @@ void cp_async_wait(int pending) {
                 memcpy(copy.shared, copy.global, 16);
             else
                 memset(copy.shared, 0, 16);
-            auto at = (uintptr_t)copy.shared;
-            const void* where = __builtin_return_address(0);
-            check_shared(shared_bytes(*running, at, 16, Access::write, where), *running, at, 16, Access::write, where);
+            check(*running, copy.shared, 16, 16, Access::write, __builtin_return_address(0));
         }
         groups.erase(groups.begin());
     }

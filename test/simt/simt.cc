@@ -67,7 +67,7 @@ struct Thread {
 struct Failure {
     bool happened = false;
     Kind kind;
-    std::string text;
+    char text[512];
     const void* where;  // address in the kernel's code
 };
 
@@ -77,7 +77,7 @@ Program program;
 Region dynamic_space = reserve(1 << 20, PROT_READ | PROT_WRITE);
 const uintptr_t dynamic_begin = dynamic_space.begin + (256 << 10);
 size_t dynamic_size;
-std::vector<Byte> dynamic_bytes(max_dynamic_shared), static_bytes;
+Shadow* shadow;  // of dynamic shared memory, then of the thread-local block
 
 std::array<Thread, Stacks::max_threads> threads;
 std::array<Warp, max_warps> warps;
@@ -119,22 +119,31 @@ void seed_random(uint64_t of_what) {
 // ----------------------------------------------------------------------------
 // failing
 
-std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
-std::string format(const char* pattern, ...) {
-    char text[512];
-    va_list arguments;
-    va_start(arguments, pattern);
-    vsnprintf(text, sizeof text, pattern, arguments);
-    va_end(arguments);
-    return text;
+struct Name {
+    char text[64];
+};
+
+Name name(Index i, const char* what = "") {
+    Name result;
+    snprintf(result.text, sizeof result.text, "%s(%u,%u,%u)", what, i.x, i.y, i.z);
+    return result;
 }
 
-std::string name(Index i) { return format("(%u,%u,%u)", i.x, i.y, i.z); }
-std::string name(const Thread& thread) { return "thread " + name(thread.index); }
+Name name(const Thread& thread) {
+    return name(thread.index, "thread ");
+}
 
 // Ends the kernel. Fibers are left where they are; their stacks serve the next block.
-[[noreturn]] void fail(Kind kind, std::string text, const void* where) {
-    failure = {true, kind, std::move(text), where};
+// No std::string here and in callers: the linker may have chosen a copy of its functions that calls our
+// hooks.
+[[noreturn, gnu::format(printf, 3, 4)]] void fail(Kind kind, const void* where, const char* pattern, ...) {
+    failure.happened = true;
+    failure.kind = kind;
+    failure.where = where;
+    va_list arguments;
+    va_start(arguments, pattern);
+    vsnprintf(failure.text, sizeof failure.text, pattern, arguments);
+    va_end(arguments);
     jump_fcontext(scheduler, nullptr);
     __builtin_unreachable();
 }
@@ -201,11 +210,13 @@ void meet(const char* name, unsigned mask, Complete complete_with, void* argumen
     Warp& warp = *running->warp;
     unsigned self = 1u << running->lane();
     if (!(mask & self)) {
-        fail(Kind::divergence, simt::name(*running) + format(" calls %s with a mask (0x%08x) that lacks it", name, mask),
-             __builtin_return_address(0));
+        fail(Kind::divergence, __builtin_return_address(0), "%s calls %s with a mask (0x%08x) that lacks it",
+             simt::name(*running).text, name, mask);
     }
     unsigned at = 0;
-    while (at < warp.meetings && (warp.meeting[at].mask != mask || warp.meeting[at].complete != complete_with)) at++;
+    while (at < warp.meetings &&
+           (warp.meeting[at].mask != mask || warp.meeting[at].complete != complete_with))
+        at++;
     if (at == warp.meetings) warp.meeting[warp.meetings++] = {name, complete_with, mask, 0};
     warp.meeting[at].present |= self;
     warp.arguments[running->lane()] = arguments;
@@ -231,7 +242,7 @@ void thread_main(transfer_t from) {
 }
 
 // ----------------------------------------------------------------------------
-// blocks and grids
+// blocks
 
 void start_block() {
     block.threads = block_size.x * block_size.y * block_size.z;
@@ -248,7 +259,7 @@ void start_block() {
     Index index = {0, 0, 0};
     for (unsigned t = 0; t < block.threads; t++) {
         Thread& thread = threads[t];
-        thread.context = make_fcontext(stacks.top(t), Stacks::stack_size - 2 * page, thread_main);
+        thread.context = make_fcontext(stacks.top(t), Stacks::stack_size, thread_main);
         thread.number = t;
         thread.index = index;
         thread.warp = &warps[t / warp_size];
@@ -273,12 +284,15 @@ void describe_deadlock() {
         Group& group = groups[thread.ended ? "have ended" : std::string("wait in ") + thread.waits_in];
         if (group.count++ == 0) group.first = thread.index;
     }
-    std::string text = "a barrier that not all threads reach:";
+    std::string text = "a barrier that not all threads reach";
+    const char* separator = ": ";
     for (auto& [what, group] : groups) {
-        text += format(" %u threads (first: %s) %s,", group.count, name(group.first).c_str(), what.c_str());
+        text += separator + std::to_string(group.count) + " threads (first: " + name(group.first).text +
+                ") " + what;
+        separator = ", ";
     }
-    text.pop_back();
-    failure = {true, Kind::divergence, text, nullptr};
+    failure = {true, Kind::divergence, {}, nullptr};
+    snprintf(failure.text, sizeof failure.text, "%s", text.c_str());
 }
 
 bool run_block() {
@@ -289,60 +303,16 @@ bool run_block() {
     return !failure.happened;
 }
 
+void report(const void* kernel);
+
 // ----------------------------------------------------------------------------
-// reports
-
-std::mutex errors_mutex;
-std::vector<Error> errors;
-int keepers = 0;
-
-// What addr2line says, line by line; empty if there is nothing to say.
-std::vector<std::string> addr2line(const char* options, const void* address) {
-    char path[page] = {};
-    if (readlink("/proc/self/exe", path, sizeof path - 1) < 0) return {};
-    std::string command = format("addr2line %s -C -e '%s' 0x%zx 2>/dev/null", options, path,
-                                 (size_t)address - program.base);
-    std::vector<std::string> lines;
-    if (FILE* pipe = popen(command.c_str(), "r")) {
-        char line[4096];
-        while (fgets(line, sizeof line, pipe)) lines.emplace_back(line, strcspn(line, "\n"));
-        pclose(pipe);
-    }
-    return lines;
-}
-
-// "at kernels/norm.cuh:55": the innermost place in the kernel's source, then where that was inlined.
-std::string location(const void* where) {
-    if (!where) return "";
-    std::string text;
-    char directory[page] = {};
-    std::string here = getcwd(directory, sizeof directory) ? std::string(directory) + "/" : "";
-    for (std::string line : addr2line("-i", (const char*)where - 1)) {
-        if (line.find("test/simt/") != line.npos || line[0] == '?') continue;
-        if (line.starts_with(here)) line.erase(0, here.size());
-        line.erase(std::min(line.find(" (discriminator"), line.size()));
-        text += (text.empty() ? ", at " : ", inlined at ") + line;
-    }
-    return text;
-}
-
-void report(const void* kernel) {
-    auto kernel_lines = addr2line("-f", kernel);
-    std::string text = format("%s, in kernel %s, block %s", failure.text.c_str(),
-                              kernel_lines.empty() ? "?" : kernel_lines[0].c_str(), name(block_index).c_str());
-    text += location(failure.where);
-    std::lock_guard lock(errors_mutex);
-    if (!keepers) {
-        fflush(stdout);
-        fprintf(stderr, "simt: %s\n", text.c_str());
-        _exit(1);
-    }
-    errors.push_back({failure.kind, text});
-}
+// grids
 
 void run_grid(const cudaLaunchConfig_t& config, const void* kernel) {
-    program = {};  // the thread-local block is that of this thread
-    static_bytes.resize(program.thread_locals.size);
+    if (!shadow) {
+        program = {};  // the thread-local block is that of this thread
+        shadow = new Shadow(max_dynamic_shared + program.thread_locals.size);
+    }
     failure.happened = false;
     grid_size = config.gridDim;
     block_size = config.blockDim;
@@ -380,25 +350,9 @@ std::mutex memory_mutex;
 
 }  // namespace
 
-// ----------------------------------------------------------------------------
-// for tests
-
-Errors::Errors() {
-    std::lock_guard lock(errors_mutex);
-    keepers++;
+void set_seed(uint64_t new_seed) {
+    seed = new_seed;
 }
-
-Errors::~Errors() {
-    std::lock_guard lock(errors_mutex);
-    if (--keepers == 0) errors.clear();
-}
-
-std::vector<Error> Errors::take() {
-    std::lock_guard lock(errors_mutex);
-    return std::exchange(errors, {});
-}
-
-void set_seed(uint64_t new_seed) { seed = new_seed; }
 
 // ----------------------------------------------------------------------------
 // launching
@@ -424,8 +378,8 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, Invoke 
         (size_t)threads.x * threads.y * threads.z > Stacks::max_threads) {
         return cudaErrorInvalidConfiguration;
     }
-    // One thread of the host runs all kernels, one at a time, and nothing else: its thread-local variables are the
-    // static shared memory. It is never destroyed, for streams may outlive any other object.
+    // One thread of the host runs all kernels, one at a time, and nothing else: its thread-local variables
+    // are the static shared memory. It is never destroyed, for streams may outlive any other object.
     static HostStream& device = *new HostStream;
     static std::mutex one_grid;
     std::string copy((const char*)parameters, parameters_bytes);
@@ -441,11 +395,18 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, Invoke 
     return cudaSuccess;
 }
 
-void* dynamic_shared() { return (void*)dynamic_begin; }
-unsigned lane() { return running->lane(); }
-unsigned live_lanes() { return ~running->warp->ended; }
+void* dynamic_shared() {
+    return (void*)dynamic_begin;
+}
+unsigned lane() {
+    return running->lane();
+}
+unsigned live_lanes() {
+    return ~running->warp->ended;
+}
 
 }  // namespace simt
 
 #include "test/simt/checks.h"
 #include "test/simt/operations.h"
+#include "test/simt/reports.h"

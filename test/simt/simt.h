@@ -1,14 +1,16 @@
 /*
 A simulated GPU, so that CUDA kernels run and are checked on machines that have none.
 
-Every CUDA thread is a fiber. One block runs at a time; its threads run one after the other, each until it waits (for a
-barrier, or for the other lanes of its warp) or ends. A seed decides the order of blocks, warps and lanes.
+Every CUDA thread is a fiber. One block runs at a time; its threads run one after the other, each until it
+waits (for a barrier, or for the other lanes of its warp) or ends. A seed decides the order of blocks, warps
+and lanes.
 
-Kernels are compiled with -fsanitize=thread but not linked with its library: the hooks that the compiler calls at each
-memory access are ours, and look for
+Kernels are compiled with -fsanitize=thread but not linked with its library: the hooks that the compiler calls
+at each memory access are ours, and look for
   - accesses outside of live device memory and of the block's shared memory, and misaligned ones;
   - reads of shared memory that no thread of the block wrote;
-  - races: accesses to the same byte of shared memory by two threads, at least one of them writing, that neither a
+  - races: accesses to the same byte of shared memory by two threads, at least one of them writing, that
+neither a
     __syncthreads nor an operation of their common warp orders;
   - barriers and warp operations that some of the threads they wait for never reach.
 The first error ends the kernel, and the process too unless the test has made an Errors object.
@@ -61,8 +63,8 @@ void set_seed(uint64_t seed);
 
 using Invoke = void (*)(const void* parameters);
 
-cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, Invoke invoke, const void* parameters,
-                   size_t parameters_bytes);
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, Invoke invoke,
+                   const void* parameters, size_t parameters_bytes);
 cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes);
 
 int sync_block(const char* name, bool predicate);  // returns in how many threads the predicate holds

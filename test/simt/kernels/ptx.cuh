@@ -1,5 +1,6 @@
 /*
-The functions of the product's kernels/ptx.cuh on the simulated device. Fragment layouts are described there.
+The functions of the product's kernels/ptx.cuh on the simulated device. Fragment layouts are described
+there. Inlined, so that reports name the line of the kernel.
 */
 #ifndef KERNELS_PTX_CUH
 #define KERNELS_PTX_CUH
@@ -11,21 +12,32 @@ T* dynamic_shared() {
     return static_cast<T*>(simt::dynamic_shared());
 }
 
-inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+[[gnu::always_inline]] inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4],
+                                                const uint32_t (&b)[2]) {
     simt::mma_m16n8k16(d, a, b);
 }
 
-inline void ldmatrix_x4(uint32_t (&out)[4], const void* row) { simt::ldmatrix(out, row, 4, false); }
-inline void ldmatrix_x4_trans(uint32_t (&out)[4], const void* row) { simt::ldmatrix(out, row, 4, true); }
-inline void ldmatrix_x2(uint32_t (&out)[2], const void* row) { simt::ldmatrix(out, row, 2, false); }
-inline void ldmatrix_x2_trans(uint32_t (&out)[2], const void* row) { simt::ldmatrix(out, row, 2, true); }
+[[gnu::always_inline]] inline void ldmatrix_x4(uint32_t (&out)[4], const void* row) {
+    simt::ldmatrix(out, row, 4, false);
+}
+[[gnu::always_inline]] inline void ldmatrix_x4_trans(uint32_t (&out)[4], const void* row) {
+    simt::ldmatrix(out, row, 4, true);
+}
+[[gnu::always_inline]] inline void ldmatrix_x2(uint32_t (&out)[2], const void* row) {
+    simt::ldmatrix(out, row, 2, false);
+}
+[[gnu::always_inline]] inline void ldmatrix_x2_trans(uint32_t (&out)[2], const void* row) {
+    simt::ldmatrix(out, row, 2, true);
+}
 
-inline void cp_async_16(void* shared, const void* global, bool valid = true) {
+[[gnu::always_inline]] inline void cp_async_16(void* shared, const void* global, bool valid = true) {
     simt::cp_async_16(shared, global, valid);
 }
-inline void cp_async_commit() { simt::cp_async_commit(); }
+[[gnu::always_inline]] inline void cp_async_commit() {
+    simt::cp_async_commit();
+}
 template <int pending>
-void cp_async_wait() {
+[[gnu::always_inline]] inline void cp_async_wait() {
     simt::cp_async_wait(pending);
 }
 

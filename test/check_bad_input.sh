@@ -1,0 +1,171 @@
+#!/usr/bin/env bash
+# Bad input of every kind: the exit code is 1, standard error is one line that names the thing, the reason and the
+# remedy, and no file is new, changed or gone.
+cd "$(dirname "$0")/.." || exit 1
+program=$PWD/build/cpu-fp32/train_gpt
+work=$(mktemp -d)
+trap 'umount "$work/full" 2>/dev/null; rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# refuse NAME THING -- ARGUMENTS...    THING (a regular expression) must be in the message
+refuse() {
+    local name=$1 thing=$2 before after message rc
+    shift 3
+    before=$(find . -type f ! -name message -exec md5sum {} + | sort)
+    timeout 60 "$program" "$@" >/dev/null 2>message </dev/null
+    rc=$?
+    message=$(<message)
+    after=$(find . -type f ! -name message -exec md5sum {} + | sort)
+    local why=
+    [ $rc = 1 ] || why="exit code $rc"
+    [ "$(wc -l <message)" = 1 ] || why="$why; $(wc -l <message) lines"
+    [[ $message == "train_gpt: "* ]] || why="$why; does not begin with train_gpt:"
+    [[ $message == *[:\;]*\;* ]] || [[ $message == *:*\;* ]] || why="$why; no remedy after ';'"
+    grep -qE -- "$thing" message || why="$why; does not name $thing"
+    [ "$before" = "$after" ] || why="$why; files changed: $(diff <(echo "$before") <(echo "$after") | tr '\n' ' ')"
+    [ -z "$why" ] && echo "ok $name" || echo "FAILED $name: $why: $message"
+}
+
+# le32 NUMBER...    each as four little-endian bytes
+le32() {
+    local n
+    for n in "$@"; do printf "\\x$(printf %02x $((n & 255)))\\x$(printf %02x $((n >> 8 & 255)))\\x$(printf %02x $((n >> 16 & 255)))\\x$(printf %02x $((n >> 24 & 255)))"; done
+}
+
+# shard FILE MAGIC VERSION COUNT BYTES    a token file whose header says COUNT, with BYTES bytes of tokens
+shard() {
+    { le32 "$2" "$3" "$4"; head -c 1012 /dev/zero; head -c "$5" /dev/zero; } >"$1"
+}
+
+small=(--layers 1 --channels 16 --heads 2 --context 32 --micro-batch 2)
+train=(train --model tiny "${small[@]}" --train-data good.bin --run-dir run --steps 2)
+
+shard good.bin 20240520 1 2000 4000
+echo some text >text.txt
+mkdir empty
+
+# the command line
+refuse "unknown command" "trian" -- trian
+refuse "unknown option" "--learning-rat" -- "${train[@]}" --learning-rat 1
+refuse "one letter" "-z" -- "${train[@]}" -z 3
+refuse "an option of another command" "--temperature" -- "${train[@]}" --temperature 1
+refuse "no value" "--steps" -- train --train-data good.bin --steps
+refuse "a word for a number" "--steps" -- "${train[@]}" --steps many
+refuse "trailing letters" "--steps" -- "${train[@]}" --steps 12abc
+refuse "a fraction of a step" "--steps" -- "${train[@]}" --steps 1.5
+refuse "negative" "--steps" -- "${train[@]}" --steps -3
+refuse "zero" "--micro-batch" -- "${train[@]}" --micro-batch 0
+refuse "too large for its type" "--steps" -- "${train[@]}" --steps 99999999999999999999
+refuse "not a number" "--learning-rate" -- "${train[@]}" --learning-rate nan
+refuse "infinite" "--learning-rate" -- "${train[@]}" --learning-rate inf
+refuse "out of range" "--beta1" -- "${train[@]}" --beta1 1.5
+refuse "no such choice" "--schedule" -- "${train[@]}" --schedule cosin
+refuse "not on or off" "maybe" -- "${train[@]}" --bias maybe
+refuse "empty value" "--schedule" -- "${train[@]}" --schedule ""
+refuse "a stray word" "stray" -- "${train[@]}" stray
+
+# settings that do not go together
+refuse "heads do not divide" "--channels|--heads" -- "${train[@]}" --channels 50 --heads 3
+refuse "kv-heads do not divide" "--kv-heads" -- "${train[@]}" --heads 4 --kv-heads 3
+refuse "odd head for RoPE" "--head-size|--rope" -- "${train[@]}" --head-size 7
+refuse "head too wide" "--head-size" -- "${train[@]}" --head-size 512
+refuse "sequence beyond the context" "--sequence-length" -- "${train[@]}" --sequence-length 64
+refuse "global batch not a multiple" "--global-batch" -- "${train[@]}" --global-batch 65
+refuse "warm-up longer than the run" "--warmup-steps" -- "${train[@]}" --warmup-steps 5
+refuse "prompt without tokenizer" "--prompt" -- "${train[@]}" --tokenizer none --prompt hello
+refuse "vocabulary too small for bytes" "--vocab-size" -- "${train[@]}" --vocab-size 100 --document-end -1
+refuse "document end outside the vocabulary" "--document-end" -- "${train[@]}" --document-end 300
+refuse "parameters beyond counting" "." -- "${train[@]}" --layers 10000 --channels 131072 --heads 1024 --head-size 128
+refuse "more memory than there is" "memory" -- "${train[@]}" --micro-batch 200000
+refuse "bf16 options in fp32" "--stochastic-rounding" -- "${train[@]}" --stochastic-rounding on
+
+# models
+refuse "unknown preset" "gpt5" -- train --model gpt5 --train-data good.bin --run-dir run
+mkdir config && echo '{"model_type": "gpt2", "n_layer": ' >config/config.json
+refuse "config cut short" "config.json" -- train --model config --train-data good.bin --run-dir run
+echo '{"model_type": "bert"}' >config/config.json
+refuse "foreign architecture" "bert" -- train --model config --train-data good.bin --run-dir run
+echo '{"model_type":"gpt2","n_layer":2,"n_embd":-4,"n_head":2,"vocab_size":257,"n_positions":32}' >config/config.json
+refuse "negative width" "n_embd" -- train --model config --train-data good.bin --run-dir run
+printf '[%.0s' {1..100000} >config/config.json
+refuse "nested without end" "config.json" -- train --model config --train-data good.bin --run-dir run
+
+# token files
+refuse "missing" "absent.bin" -- "${train[@]}" --train-data absent.bin
+refuse "pattern without a match" "no\*such" -- "${train[@]}" --train-data 'no*such*.bin'
+refuse "no data named" "--train-data" -- train --run-dir run
+refuse "a folder" "empty" -- "${train[@]}" --train-data empty
+: >zero.bin
+refuse "empty file" "zero.bin" -- "${train[@]}" --train-data zero.bin
+head -c 500 good.bin >short.bin
+refuse "cut in the header" "short.bin" -- "${train[@]}" --train-data short.bin
+head -c 3000 good.bin >cut.bin
+refuse "cut in the tokens" "cut.bin" -- "${train[@]}" --train-data cut.bin
+{ cat good.bin; echo; } >long.bin
+refuse "trailing bytes" "long.bin" -- "${train[@]}" --train-data long.bin
+shard magic.bin 12345 1 2000 4000
+refuse "wrong magic" "magic.bin" -- "${train[@]}" --train-data magic.bin
+shard version.bin 20240520 9 2000 4000
+refuse "wrong version" "version.bin" -- "${train[@]}" --train-data version.bin
+shard none.bin 20240520 1 0 0
+refuse "no tokens" "none.bin" -- "${train[@]}" --train-data none.bin
+shard negative.bin 20240520 1 -5 4000
+refuse "negative count" "negative.bin" -- "${train[@]}" --train-data negative.bin
+shard few.bin 20240520 1 20 40
+refuse "shorter than a sample" "few.bin" -- "${train[@]}" --train-data few.bin
+shard wide.bin 20240801 7 1000 4000
+refuse "two widths" "wide.bin|good.bin" -- "${train[@]}" --train-data good.bin,wide.bin
+refuse "bad validation data" "zero.bin" -- "${train[@]}" --val-data zero.bin
+mkfifo pipe
+refuse "a pipe" "pipe" -- "${train[@]}" --train-data pipe
+
+# run directories
+mkdir -p taken && echo '{}' >taken/log.jsonl
+refuse "already holds a run" "taken" -- "${train[@]}" --run-dir taken
+refuse "a file in its place" "text.txt" -- "${train[@]}" --run-dir text.txt
+refuse "below a file" "text.txt" -- "${train[@]}" --run-dir text.txt/run
+
+# weights files
+"$program" "${train[@]}" --run-dir made --log-every 2 >/dev/null 2>&1 || echo "FAILED cannot train for the weights tests"
+refuse "no weights there" "empty" -- sample empty
+refuse "nothing to sample from" "sample" -- sample
+refuse "not a weights file" "text.txt" -- sample text.txt
+head -c 200 made/weights.bin >head.bin
+refuse "weights cut in the header" "head.bin" -- sample head.bin
+head -c -64 made/weights.bin >cut_weights.bin
+refuse "weights cut at the end" "cut_weights.bin" -- sample cut_weights.bin
+{ cat made/weights.bin; echo x; } >long_weights.bin
+refuse "weights with trailing bytes" "long_weights.bin" -- sample long_weights.bin
+cp made/weights.bin flipped.bin
+printf '\xff' | dd of=flipped.bin bs=1 seek=20000 conv=notrunc status=none
+refuse "a flipped byte of a weight" "flipped.bin" -- sample flipped.bin
+cp made/weights.bin header.bin
+printf 'X' | dd of=header.bin bs=1 seek=100 conv=notrunc status=none
+refuse "a flipped byte of the header" "header.bin" -- sample header.bin
+refuse "temperature below zero" "--temperature" -- sample made --temperature -1
+
+# tokenize
+refuse "nothing to tokenize" "tokenize" -- tokenize --output out
+refuse "missing input" "absent.txt" -- tokenize absent.txt --output out
+refuse "no output" "--output" -- tokenize text.txt
+refuse "an empty folder" "empty" -- tokenize empty --output out
+refuse "output folder missing" "nowhere" -- tokenize text.txt --output nowhere/out
+refuse "fraction above one" "--val-fraction" -- tokenize text.txt --output out --val-fraction 1.5
+echo x >old_train_000000.bin
+refuse "output there already" "old_train" -- tokenize text.txt --output old
+
+# a full disk
+mkdir full
+if mount -t tmpfs -o size=64k tmpfs full 2>/dev/null; then
+    head -c 200000 /dev/urandom >large.txt
+    refuse "disk full while tokenizing" "full" -- tokenize large.txt --output full/out
+    [ -z "$(ls full)" ] && echo "ok nothing left on the full disk" || echo "FAILED left on the full disk: $(ls full)"
+    timeout 60 "$program" "${train[@]}" --channels 64 --run-dir full/run >/dev/null 2>message
+    rc=$?
+    { [ $rc = 1 ] && [ "$(wc -l <message)" = 1 ] && grep -q 'full/run' message && [ ! -e full/run/weights.bin ] &&
+        [ -z "$(ls full/run | grep partial)" ]; } && echo "ok disk full at the end of training" ||
+        echo "FAILED disk full at the end of training: exit code $rc: $(<message)"
+    umount full
+else
+    echo "skipped: full disk (cannot mount a tmpfs here)"
+fi

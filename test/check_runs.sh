@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# Whole runs of the program: the same curve on every device, the same bits for every choice of memory, an end that
+# loses nothing, and the memory that the report promised.
+cd "$(dirname "$0")/.." || exit 1
+cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt
+text=$PWD/kernels
+work=$(mktemp -d)
+[ -n "$KEEP" ] || trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# check NAME COMMAND...    ok if the command succeeds; what it prints is dropped
+check() {
+    local name=$1
+    shift
+    if "$@" >/dev/null 2>&1; then echo "ok $name"; else echo "FAILED $name"; fi
+}
+
+# field NAME DIR    the values of a field of log.jsonl, one a line
+field() { sed -nE "s/.*\"$1\":([-+.0-9e]+|null).*/\1/p" "$2/log.jsonl"; }
+
+# close A B LIMIT    the losses of two runs agree to LIMIT (relative)
+close() {
+    [ -s "$1/log.jsonl" ] && [ "$(field loss "$1" | wc -l)" = "$(field loss "$2" | wc -l)" ] &&
+        paste <(field loss "$1") <(field loss "$2") |
+        awk -v limit="$3" '{ d = $1 - $2; if (d < 0) d = -d; if (!(d <= limit * $2)) bad = 1; n++ } END { exit bad || !n }'
+}
+
+same_losses() { [ -n "$(field loss "$1")" ] && diff <(field loss "$1") <(field loss "$2") >/dev/null; }
+
+mkdir data
+"$cpu" tokenize "$text" --output data/text --val-fraction 0.2 >tokenize.out || echo "FAILED tokenize"
+tiny=(train --model tiny --layers 2 --channels 32 --heads 2 --kv-heads 1 --mlp-width 48 --context 48
+    --train-data 'data/text_train_*.bin' --steps 6 --micro-batch 2 --learning-rate 1e-2 --warmup-steps 2)
+
+# run NAME PROGRAM OPTIONS...
+run() {
+    local name=$1 program=$2
+    shift 2
+    "$program" "${tiny[@]}" --run-dir "$name" "$@" >"$name.out" 2>&1 || { echo "FAILED to run $name"; cat "$name.out"; }
+}
+
+run plain "$cpu" --overwrite
+run simt "$simt"
+check "simt trains along the curve of cpu" close simt plain 1e-5
+check "the loss falls" awk 'NR == 1 { first = $1 } { last = $1 } END { exit !(last < first) }' <(field loss plain)
+
+run gpt2 "$cpu" --norm layernorm --position learned --mlp gelu --bias on
+run gpt2-simt "$simt" --norm layernorm --position learned --mlp gelu --bias on
+check "simt trains along the curve of cpu, GPT-2 shape" close gpt2-simt gpt2 1e-5
+
+cp plain/weights.bin first.bin
+run plain "$cpu" --overwrite
+check "a run repeated gives the same file, bit for bit" cmp -s first.bin plain/weights.bin
+for mode in mlp block; do
+    run "recompute-$mode" "$cpu" --recompute $mode
+    check "recompute $mode gives the same losses, bit for bit" same_losses "recompute-$mode" plain
+done
+run accumulated "$cpu" --micro-batch 1 --global-batch 96
+check "accumulation gives the losses of one batch" close accumulated plain 1e-5
+run seed "$cpu" --seed 5
+check "another seed gives another run" test "$(field loss seed | head -1)" != "$(field loss plain | head -1)"
+
+check "log.jsonl has every field" grep -qE \
+    '"step":1,"loss":[0-9.]+,"grad_norm":[0-9.]+,"lr":[0-9.e-]+,"tokens":96,"tokens_per_s":[0-9.]+,"mfu":(null|[0-9.]+),"gemm_share":[0-9.]+,"ms":[0-9.]+' plain/log.jsonl
+
+run long "$cpu" --steps 60 --val-data 'data/text_val_*.bin' --val-every 30 --val-batches 8 --sample-every 60 --sample-tokens 40
+check "validation loss falls" awk 'NR == 1 { first = $1 } { last = $1 } END { exit !(NR == 3 && last < first - 1) }' <(field val_loss long)
+check "a sample is shown and logged" grep -q '"sample"' long/log.jsonl
+"$cpu" sample long --prompt '#include' --tokens 50 --seed 3 >sample1.out && "$cpu" sample long --prompt '#include' --tokens 50 --seed 3 >sample2.out
+check "a sample begins with its prompt" grep -qa '^#include' sample1.out
+check "a sample repeated is the same" cmp -s sample1.out sample2.out
+check "help names options, ranges and presets" grep -q 'gpt2-124M' <("$cpu" train --help)
+
+# a run that is asked to stop
+"$cpu" "${tiny[@]}" --run-dir stopped --steps 100000 >stopped.out 2>&1 &
+pid=$!
+for _ in $(seq 100); do [ "$(field loss stopped 2>/dev/null | wc -l)" -ge 5 ] && break; sleep 0.1; done
+kill -INT $pid
+wait $pid
+check "Ctrl-C ends with exit code 0" test $? = 0
+check "Ctrl-C leaves the weights" "$cpu" sample stopped --tokens 1
+check "Ctrl-C leaves a whole log" test "$(grep -c '}$' stopped/log.jsonl)" = "$(wc -l <stopped/log.jsonl)"
+
+# a step that is not finite
+"$cpu" "${tiny[@]}" --run-dir diverged --steps 100 --learning-rate 10 --weight-decay 1 --warmup-steps 0 --schedule constant >diverged.out 2>diverged.err
+check "a step that is not finite ends the run with exit code 1" test $? = 1
+check "and says what was seen" grep -qE 'step [0-9]+: loss .* gradient norm .* not finite' diverged.err
+check "and leaves usable weights" "$cpu" sample diverged --tokens 1
+
+# the memory report
+"$cpu" "${tiny[@]}" --run-dir memory --layers 6 --channels 512 --heads 8 --context 256 --micro-batch 8 --steps 1 --warmup-steps 0 >memory.out 2>&1 &
+pid=$!
+peak=0
+while kill -0 $pid 2>/dev/null; do
+    now=$(sed -nE 's/VmHWM:[[:space:]]*([0-9]+) kB/\1/p' /proc/$pid/status 2>/dev/null)
+    [ "${now:-0}" -gt "$peak" ] && peak=$now
+    sleep 0.02
+done
+promised=$(sed -nE 's/^memory .* ([0-9.]+) MiB in all.*/\1/p' memory.out)
+# the program itself, its libraries, their buffers and the product that measures the GEMM rate take 150 MiB
+check "memory stays within the report (peak $((peak / 1024)) MiB, report $promised MiB)" \
+    awk -v peak="$peak" -v promised="$promised" 'BEGIN { exit !(promised > 0 && peak > 0 && peak / 1024 < promised + 150) }'
+
+# several processes
+if command -v mpirun >/dev/null; then
+    mpi=(mpirun --oversubscribe --allow-run-as-root)
+    check "mpirun -np 1 trains" "${mpi[@]}" -np 1 "$cpu" "${tiny[@]}" --run-dir one
+    "${mpi[@]}" -np 2 "$cpu" "${tiny[@]}" --run-dir two >two.out 2>&1
+    check "two processes are refused before anything is written" test $? != 0 -a ! -e two
+else
+    echo "skipped: mpirun is not here"
+fi

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Runs test suites and adds up their results.
+#
+#   test/run.sh SUITE...    a suite is a build (cpu-fp32: all of build/cpu-fp32/test_*) or a script
+#
+# A script prints one line for each check, beginning with "ok" or "FAILED". More suites can come in $EXTRA.
+# The last line is "N passed, N failed"; the exit code is 1 if anything failed.
+cd "$(dirname "$0")/.." || exit 1
+passed=0 failed=0
+
+# count NAME PASSED FAILED OUTPUT
+count() {
+    printf '%-34s %4d passed, %d failed%s\n' "$1" "$2" "$3" "$4"
+    passed=$((passed + $2)) failed=$((failed + $3))
+}
+
+run_unit() {
+    local out rc start=$SECONDS
+    out=$("$1" 2>&1)
+    rc=$?
+    local cases
+    cases=$(sed -nE 's/.*test cases: *[0-9]+ \| *([0-9]+) passed \| *([0-9]+) failed.*/\1 \2/p' <<<"$out")
+    local good=${cases% *} bad=${cases#* }
+    # a program that died, or found an error outside a case, failed
+    if [ -z "$cases" ] || { [ $rc != 0 ] && [ "$bad" = 0 ]; }; then good=${good:-0} bad=1; fi
+    [ "$bad" = 0 ] || echo "$out"
+    count "${1#build/}" "$good" "$bad" ", $((SECONDS - start)) s"
+}
+
+run_script() {
+    local out start=$SECONDS
+    out=$("$1" 2>&1)
+    local rc=$? good bad
+    good=$(grep -c '^ok' <<<"$out")
+    bad=$(grep -c '^FAILED' <<<"$out")
+    if [ $rc != 0 ] && [ "$bad" = 0 ]; then bad=1; fi
+    [ "$bad" = 0 ] && grep '^skipped' <<<"$out"
+    [ "$bad" = 0 ] || grep -v '^ok' <<<"$out"
+    count "$1" "$good" "$bad" ", $((SECONDS - start)) s"
+}
+
+for suite in "$@" $EXTRA; do
+    case $suite in
+    *.sh) run_script "$suite" ;;
+    *)
+        for unit in $(find "build/$suite" -maxdepth 1 -name 'test_*' -type f -executable | sort); do
+            run_unit "$unit"
+        done
+        ;;
+    esac
+done
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ] && [ "$passed" -gt 0 ]
