@@ -58,10 +58,12 @@ struct Byte {
         return Finding::none;
     }
 
+    // What was read before is forgotten: whoever races with it races with this write, too.
     [[gnu::always_inline]] Finding note_write(Stamp me) {
         if (unordered(write, me)) return Finding::race_with_write;
         if (unordered(read, me) || unordered(other_read, me)) return Finding::race_with_read;
         write = me;
+        if (!(me & atomic_bit)) read = other_read = 0;
         return Finding::none;
     }
 
@@ -73,45 +75,38 @@ struct Byte {
     Stamp racing_read(Stamp me) const { return unordered(read, me) ? read : other_read; }
 };
 
-// The bytes of a range of addresses. Three arrays, so that the bytes of a word, which mostly have the same past, are
-// compared and updated as vectors.
+// The bytes of a range of addresses. While the bytes of a word have the same past, the first of them stands for all.
 class Shadow {
 public:
-    explicit Shadow(size_t bytes) : write_(bytes), read_(bytes), other_read_(bytes) {}
+    explicit Shadow(size_t bytes) : bytes_(bytes + word), split_(bytes / word + 1) {}
 
     // Notes an access to `bytes` bytes. `culprit` becomes the byte of a finding.
     [[gnu::always_inline]] Finding note(size_t at, size_t bytes, Access access, Stamp me, uint32_t oldest,
                                         Byte& culprit) {
-        if (bytes % 4 == 0) return note_words<4>(at, bytes, access, me, oldest, culprit);
-        if (bytes == 2) return note_words<2>(at, bytes, access, me, oldest, culprit);
-        return note_words<1>(at, bytes, access, me, oldest, culprit);
+        Finding finding = Finding::none;
+        for (size_t end = at + bytes; at < end && finding == Finding::none;) {
+            char& split = split_[at / word];
+            Byte* byte = &bytes_[at];
+            if (at % word == 0 && end - at >= word && !split) {
+                finding = byte->note(access, me, oldest);
+                if (finding != Finding::none) culprit = *byte;
+                at += word;
+            } else {
+                if (!split) std::fill_n(&bytes_[at / word * word] + 1, word - 1, bytes_[at / word * word]);
+                split = true;
+                finding = byte->note(access, me, oldest);
+                if (finding != Finding::none) culprit = *byte;
+                at++;
+            }
+        }
+        return finding;
     }
 
 private:
-    template <size_t word>
-    [[gnu::always_inline]] Finding note_words(size_t at, size_t bytes, Access access, Stamp me, uint32_t oldest,
-                                              Byte& culprit) {
-        for (size_t end = at + bytes; at < end; at += word) {
-            Stamp *write = &write_[at], *read = &read_[at], *other_read = &other_read_[at], difference = 0;
-#pragma GCC unroll 4
-            for (size_t i = 1; i < word; i++) {
-                difference |= (write[i] ^ write[0]) | (read[i] ^ read[0]) | (other_read[i] ^ other_read[0]);
-            }
-            size_t step = difference ? 1 : word;  // bytes treated as one
-            for (size_t i = 0; i < word; i += step) {
-                culprit = {write[i], read[i], other_read[i]};
-                Finding finding = culprit.note(access, me, oldest);
-                if (finding != Finding::none) return finding;
-#pragma GCC unroll 4
-                for (size_t j = 0; j < word; j++) {
-                    if (j < step) write[i + j] = culprit.write, read[i + j] = culprit.read, other_read[i + j] = culprit.other_read;
-                }
-            }
-        }
-        return Finding::none;
-    }
+    static constexpr size_t word = 4;
 
-    std::vector<Stamp> write_, read_, other_read_;
+    std::vector<Byte> bytes_;
+    std::vector<char> split_;  // by word
 };
 
 }  // namespace simt

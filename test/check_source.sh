@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# The source as its readers find it: formatted, within 110 columns, and with a README that names targets there are.
+cd "$(dirname "$0")/.." || exit 1
+check() {
+    local name=$1
+    shift
+    if "$@"; then echo "ok $name"; else echo "FAILED $name"; fi
+}
+
+sources=$(git ls-files '*.cu' '*.cuh' '*.h' '*.cc')
+formatted() { clang-format --dry-run -Werror $sources 2>&1 | grep -E 'error' | head -5; [ "${PIPESTATUS[0]}" = 0 ]; }
+narrow() { ! grep -nE '^.{111,}' $sources Makefile; }
+targets() {
+    local target rc=0
+    for target in $(grep -oE '\bmake [a-z][a-z-]+' README.md | awk '{print $2}' | sort -u); do
+        grep -qE "^([a-z-]+ )*$target( [a-z-]+)*:" Makefile || { echo "README.md: make $target: no such target"; rc=1; }
+    done
+    return $rc
+}
+
+if command -v clang-format >/dev/null; then check "formatted" formatted; else echo "skipped: clang-format is not here"; fi
+check "within 110 columns" narrow
+check "targets in the README" targets
