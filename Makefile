@@ -154,9 +154,9 @@ $(BUILD)/command: FORCE
 
 all_units := $(filter-out test_main,$(basename $(notdir $(wildcard test/test_*.cu))))
 host_only := test_data test_sample_order test_tokenize test_options test_weights_file
-not_cpu   := test_simt test_ptx
+not_cpu   := test_simt test_simt_errors test_ptx
 not_simt  := $(host_only)
-not_cuda  := test_simt test_host_cuda
+not_cuda  := test_simt test_simt_errors test_host_cuda
 units     := $(filter-out $(not_$(DEVICE)),$(all_units))
 
 .PHONY: units

@@ -298,7 +298,7 @@ inline cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaS
     if (bytes == 0) return cudaSuccess;
     host_stream(stream).enqueue([=] {
         constexpr size_t piece = size_t(1) << 20;
-#pragma omp parallel for
+#pragma omp parallel for if (bytes > piece)
         for (size_t at = 0; at < bytes; at += piece) {
             memset((char*)pointer + at, value, std::min(piece, bytes - at));
         }

@@ -54,7 +54,6 @@ Stamp stamp(const Thread& thread) {
                                          size_t alignment, Access access, const void* where,
                                          Stamp flags = 0) {
     auto at = (uintptr_t)pointer;
-    if (stacks.holds(at) || bytes == 0) return;
     if (at % alignment) [[unlikely]]
         fail(Kind::misaligned, where, "%s %s %zu bytes at 0x%zx, which is not a multiple of %zu",
              name(thread).text, verb(access), bytes, at, alignment);
@@ -78,8 +77,19 @@ Stamp stamp(const Thread& thread) {
     }
 }
 
-bool in_kernel() {
-    return stacks.holds((uintptr_t)__builtin_frame_address(0));
+// Whether a hook has anything to check: code of a kernel that uses memory other than the stacks of its threads.
+[[gnu::always_inline]] inline bool concerns_us(const volatile void* at) {
+    return stacks.holds((uintptr_t)__builtin_frame_address(0)) && !stacks.holds((uintptr_t)at);
+}
+
+// Not inlined, so that the hooks are short when they have nothing to check.
+template <size_t bytes, size_t alignment, Access access>
+[[gnu::noinline]] void checked(const volatile void* at, const void* where) {
+    check(*running, (const void*)at, bytes, alignment, access, where);
+}
+
+[[gnu::noinline]] void checked_range(const void* at, size_t bytes, Access access, const void* where) {
+    check(*running, at, bytes, 1, access, where);
 }
 
 }  // namespace
@@ -89,8 +99,12 @@ bool in_kernel() {
 // the compiler's hooks
 
 #define CHECK_HERE(at, bytes, alignment, access)                                                             \
-    if (simt::in_kernel())                                                                                   \
-    simt::check(*simt::running, at, bytes, alignment, simt::Access::access, __builtin_return_address(0))
+    if (simt::concerns_us(at))                                                                               \
+    simt::checked<bytes, alignment, simt::Access::access>(at, __builtin_return_address(0))
+
+#define CHECK_RANGE(at, bytes, access)                                                                       \
+    if (bytes && simt::concerns_us(at))                                                                      \
+    simt::checked_range(at, bytes, simt::Access::access, __builtin_return_address(0))
 
 #define SIZED_HOOKS(bytes)                                                                                   \
     void __tsan_read##bytes(void* at) {                                                                      \
@@ -108,29 +122,29 @@ bool in_kernel() {
 
 #define ATOMIC_CHANGE(bits, name)                                                                            \
     uint##bits##_t __tsan_atomic##bits##_##name(volatile void* at, uint##bits##_t value, int) {              \
-        CHECK_HERE((void*)at, bits / 8, bits / 8, atomic);                                                   \
+        CHECK_HERE(at, bits / 8, bits / 8, atomic);                                                          \
         return __atomic_##name((volatile uint##bits##_t*)at, value, __ATOMIC_SEQ_CST);                       \
     }
 
 #define ATOMIC_COMPARE(bits, strength)                                                                       \
     int __tsan_atomic##bits##_compare_exchange_##strength(volatile void* at, void* expected,                 \
                                                           uint##bits##_t value, int, int) {                  \
-        CHECK_HERE((void*)at, bits / 8, bits / 8, atomic);                                                   \
+        CHECK_HERE(at, bits / 8, bits / 8, atomic);                                                          \
         return __atomic_compare_exchange_n((volatile uint##bits##_t*)at, (uint##bits##_t*)expected, value,   \
                                            false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                       \
     }
 
 #define ATOMIC_HOOKS(bits)                                                                                   \
     uint##bits##_t __tsan_atomic##bits##_load(const volatile void* at, int) {                                \
-        CHECK_HERE((void*)at, bits / 8, bits / 8, atomic);                                                   \
+        CHECK_HERE(at, bits / 8, bits / 8, atomic);                                                          \
         return __atomic_load_n((const volatile uint##bits##_t*)at, __ATOMIC_SEQ_CST);                        \
     }                                                                                                        \
     void __tsan_atomic##bits##_store(volatile void* at, uint##bits##_t value, int) {                         \
-        CHECK_HERE((void*)at, bits / 8, bits / 8, atomic);                                                   \
+        CHECK_HERE(at, bits / 8, bits / 8, atomic);                                                          \
         __atomic_store_n((volatile uint##bits##_t*)at, value, __ATOMIC_SEQ_CST);                             \
     }                                                                                                        \
     uint##bits##_t __tsan_atomic##bits##_exchange(volatile void* at, uint##bits##_t value, int) {            \
-        CHECK_HERE((void*)at, bits / 8, bits / 8, atomic);                                                   \
+        CHECK_HERE(at, bits / 8, bits / 8, atomic);                                                          \
         return __atomic_exchange_n((volatile uint##bits##_t*)at, value, __ATOMIC_SEQ_CST);                   \
     }                                                                                                        \
     ATOMIC_CHANGE(bits, fetch_add)                                                                           \
@@ -151,10 +165,10 @@ SIZED_HOOKS(8)
 SIZED_HOOKS(16)
 
 void __tsan_read_range(void* at, size_t bytes) {
-    CHECK_HERE(at, bytes, 1, read);
+    CHECK_RANGE(at, bytes, read);
 }
 void __tsan_write_range(void* at, size_t bytes) {
-    CHECK_HERE(at, bytes, 1, write);
+    CHECK_RANGE(at, bytes, write);
 }
 
 ATOMIC_HOOKS(8)

@@ -5,6 +5,16 @@ Part of simt.cc: barriers, warp operations, and the instructions of kernels/ptx.
 
 namespace simt {
 
+void* dynamic_shared() {
+    return (void*)dynamic_begin;
+}
+unsigned lane() {
+    return running->lane();
+}
+unsigned live_lanes() {
+    return ~running->warp->ended;
+}
+
 int sync_block(const char* name, bool predicate) {
     if (block.waiting && strcmp(name, block.barrier) != 0) {
         fail(Kind::divergence, __builtin_return_address(0), "%s calls %s while others wait in %s",

@@ -8,6 +8,7 @@ they come from one warp and there was a warp operation between them.
 */
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -83,27 +84,40 @@ public:
     // Notes an access to `bytes` bytes. `culprit` becomes the byte of a finding.
     [[gnu::always_inline]] Finding note(size_t at, size_t bytes, Access access, Stamp me, uint32_t oldest,
                                         Byte& culprit) {
-        Finding finding = Finding::none;
-        for (size_t end = at + bytes; at < end && finding == Finding::none;) {
-            char& split = split_[at / word];
-            Byte* byte = &bytes_[at];
-            if (at % word == 0 && end - at >= word && !split) {
-                finding = byte->note(access, me, oldest);
-                if (finding != Finding::none) culprit = *byte;
-                at += word;
-            } else {
-                if (!split) std::fill_n(&bytes_[at / word * word] + 1, word - 1, bytes_[at / word * word]);
-                split = true;
-                finding = byte->note(access, me, oldest);
-                if (finding != Finding::none) culprit = *byte;
-                at++;
-            }
+        for (size_t end = at + bytes; at < end;) {
+            size_t count = std::min(word - at % word, end - at);
+            Finding finding = count == word && !split_[at / word]
+                                  ? note_bytes(at, 1, access, me, oldest, culprit)
+                                  : note_part(at, count, access, me, oldest, culprit);
+            if (finding != Finding::none) return finding;
+            at += count;
         }
-        return finding;
+        return Finding::none;
     }
 
 private:
     static constexpr size_t word = 4;
+
+    [[gnu::always_inline]] Finding note_bytes(size_t at, size_t count, Access access, Stamp me,
+                                              uint32_t oldest, Byte& culprit) {
+        for (size_t i = at; i < at + count; i++) {
+            Finding finding = bytes_[i].note(access, me, oldest);
+            if (finding != Finding::none) {
+                culprit = bytes_[i];
+                return finding;
+            }
+        }
+        return Finding::none;
+    }
+
+    [[gnu::noinline]] Finding note_part(size_t at, size_t count, Access access, Stamp me, uint32_t oldest,
+                                        Byte& culprit) {
+        char& split = split_[at / word];
+        Byte* first = &bytes_[at / word * word];
+        if (!split) std::fill_n(first + 1, word - 1, *first);
+        split = !(access == Access::write && count == word);  // after which its bytes are the same again
+        return note_bytes(at, count, access, me, oldest, culprit);
+    }
 
     std::vector<Byte> bytes_;
     std::vector<char> split_;  // by word

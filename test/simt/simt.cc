@@ -1,3 +1,4 @@
+// The simulated device: threads, warps and blocks, and how they take turns. Its other parts are included at the end.
 #include <boost/context/detail/fcontext.hpp>
 #include <algorithm>
 #include <array>
@@ -303,110 +304,10 @@ bool run_block() {
     return !failure.happened;
 }
 
-void report(const void* kernel);
-
-// ----------------------------------------------------------------------------
-// grids
-
-void run_grid(const cudaLaunchConfig_t& config, const void* kernel) {
-    if (!shadow) {
-        program = {};  // the thread-local block is that of this thread
-        shadow = new Shadow(max_dynamic_shared + program.thread_locals.size);
-    }
-    failure.happened = false;
-    grid_size = config.gridDim;
-    block_size = config.blockDim;
-    dynamic_size = config.dynamicSmemBytes;
-    size_t blocks = (size_t)grid_size.x * grid_size.y * grid_size.z;
-    std::vector<uint32_t> order(blocks);
-    std::iota(order.begin(), order.end(), 0);
-    seed_random(blocks);
-    for (size_t i = blocks; i > 0; i--) {
-        std::swap(order[i - 1], order[random((uint32_t)i)]);
-        uint32_t b = order[i - 1];
-        block_index = {b % grid_size.x, b / grid_size.x % grid_size.y, b / grid_size.x / grid_size.y};
-        if (!run_block()) return report(kernel);
-    }
-}
-
-std::mutex limits_mutex;
-std::map<const void*, size_t> limits;  // dynamic shared memory that a kernel asked for
-
-std::mutex memory_mutex;
-
-// Before main, so that all device memory is ours.
-[[maybe_unused]] const bool installed = [] {
-    host_device.allocate = [](size_t bytes) {
-        std::lock_guard lock(memory_mutex);
-        return device_memory.allocate(bytes);
-    };
-    host_device.release = [](void* pointer) {
-        std::lock_guard lock(memory_mutex);
-        device_memory.release(pointer);
-    };
-    host_device.major = 9;
-    return true;
-}();
-
 }  // namespace
-
-void set_seed(uint64_t new_seed) {
-    seed = new_seed;
-}
-
-// ----------------------------------------------------------------------------
-// launching
-
-cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes) {
-    if (bytes > max_dynamic_shared) return cudaErrorInvalidValue;
-    std::lock_guard lock(limits_mutex);
-    limits[kernel] = bytes;
-    return cudaSuccess;
-}
-
-cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, Invoke call, const void* parameters,
-                   size_t parameters_bytes) {
-    dim3 grid = config.gridDim, threads = config.blockDim;
-    size_t limit = dynamic_shared_without_asking;
-    {
-        std::lock_guard lock(limits_mutex);
-        if (auto found = limits.find(kernel); found != limits.end()) limit = std::max(limit, found->second);
-    }
-    if (config.dynamicSmemBytes > limit || parameters_bytes > page) return cudaErrorInvalidValue;
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535 ||
-        threads.x == 0 || threads.y == 0 || threads.z == 0 || threads.z > 64 ||
-        (size_t)threads.x * threads.y * threads.z > Stacks::max_threads) {
-        return cudaErrorInvalidConfiguration;
-    }
-    // One thread of the host runs all kernels, one at a time, and nothing else: its thread-local variables
-    // are the static shared memory. It is never destroyed, for streams may outlive any other object.
-    static HostStream& device = *new HostStream;
-    static std::mutex one_grid;
-    std::string copy((const char*)parameters, parameters_bytes);
-    host_stream(config.stream).enqueue([=] {
-        std::lock_guard lock(one_grid);
-        device.enqueue([&] {
-            memcpy(stacks.parameters(), copy.data(), copy.size());
-            invoke = call;
-            run_grid(config, kernel);
-        });
-        device.synchronize();
-    });
-    return cudaSuccess;
-}
-
-void* dynamic_shared() {
-    return (void*)dynamic_begin;
-}
-unsigned lane() {
-    return running->lane();
-}
-unsigned live_lanes() {
-    return ~running->warp->ended;
-}
-
 }  // namespace simt
 
+#include "test/simt/reports.h"
+#include "test/simt/grids.h"
 #include "test/simt/checks.h"
 #include "test/simt/operations.h"
-#include "test/simt/reports.h"
