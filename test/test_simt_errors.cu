@@ -208,6 +208,18 @@ __global__ void cp_async_too_early_kernel(float* out, const float* inp) {
     }
 }
 
+// The buffer holds older values, which the reader would see on a GPU, too, if it is unlucky.
+__global__ void cp_async_over_old_values_kernel(float* out, const float* inp) {
+    auto* values = dynamic_shared<Vec<float, 4>>();
+    int t = threadIdx.x;
+    values[t] = {};
+    __syncthreads();
+    cp_async_16(&values[t], inp + 4 * t);
+    cp_async_commit();
+    store(out + 4 * t, values[t]);
+    cp_async_wait<0>();
+}
+
 __global__ void cp_async_misaligned_kernel(const float* inp) {
     cp_async_16(dynamic_shared<float>() + 4 * threadIdx.x, inp + 1);
 }
@@ -232,6 +244,7 @@ TEST_CASE("an asynchronous copy must be waited for") {
     REQUIRE(without_barrier.size() == 1);
     CHECK((without_barrier[0].kind == Kind::unwritten || without_barrier[0].kind == Kind::race));
     check_one(errors(cp_async_too_early_kernel), Kind::race, {});
+    check_one(errors(cp_async_over_old_values_kernel), Kind::unwritten, {"before a cp.async of thread ("});
     check_one(errors_of(cp_async_misaligned_kernel, 1, 1, 1024, (float*)inp), Kind::misaligned, {});
 }
 

@@ -92,7 +92,8 @@ public:
     bool holds(uintptr_t at) const { return at - begin_ < size; }
     void* parameters() const { return (void*)begin_; }
 
-    // The upper ends differ in their lower bits, else all threads would compete for the same lines of the cache.
+    // The upper ends differ in their lower bits, else all threads would compete for the same lines of
+    // the cache.
     void* top(size_t thread) {
         for (; ready_ <= thread; ready_++) {
             mprotect((void*)(begin_ + (ready_ + 1) * room + page), room - page, PROT_READ | PROT_WRITE);

@@ -76,7 +76,8 @@ struct Byte {
     Stamp racing_read(Stamp me) const { return unordered(read, me) ? read : other_read; }
 };
 
-// The bytes of a range of addresses. While the bytes of a word have the same past, the first of them stands for all.
+// The bytes of a range of addresses. While the bytes of a word have the same past, the first of them stands
+// for all.
 class Shadow {
 public:
     explicit Shadow(size_t bytes) : bytes_(bytes + word), split_(bytes / word + 1) {}
