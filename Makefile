@@ -8,7 +8,7 @@
 #   make deps          install the packages that are missing
 #   make format, make clean
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------
 # choices
 
 NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc))
@@ -44,7 +44,7 @@ MPICXX   ?= mpicxx
 cores    := $(shell nproc)
 BUILD    := build/$(DEVICE)-$(PRECISION)
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------
 # how each device is compiled and linked
 
 ifeq ($(MPI),on)
@@ -94,7 +94,7 @@ endif
 libs += -lxxhash $(LDFLAGS)
 mpi_libs = $(if $(filter cuda,$(DEVICE)),$(foreach flag,$(mpi_link),-Xlinker $(flag)),$(mpi_link))
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------
 # what must be installed: header or program, and the Debian package that has it
 
 need_build := cxxopts.hpp=libcxxopts-dev nlohmann/json.hpp=nlohmann-json3-dev xxhash.h=libxxhash-dev
@@ -117,7 +117,7 @@ define require
     echo "train_gpt: missing here: $$(echo $$missing); run 'make deps', or: apt-get install $$(echo $$missing)" >&2; exit 1; }
 endef
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------
 # the program
 
 .DEFAULT_GOAL := all
@@ -149,7 +149,7 @@ $(BUILD)/command: FORCE
 -include $(wildcard $(BUILD)/*.d)
 .SECONDARY:
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------
 # tests. A suite is a program built from test/test_*.cu, for a device and a precision, or a script test/*.sh.
 
 all_units := $(filter-out test_main,$(basename $(notdir $(wildcard test/test_*.cu))))
@@ -182,7 +182,7 @@ test: deps
 test-all: deps
 	@EXTRA="test/check_source.sh test/check_sanitizers.sh test/check_fuzzers.sh test/check_cuda.sh" $(MAKE) --no-print-directory test
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------
 # first steps
 
 TEXT          ?= /usr/include
@@ -213,7 +213,7 @@ $(BUILD)/bench: $(BUILD)/bench.o
 $(BUILD)/bench.o: test/bench.cu $(BUILD)/command | $(BUILD)/found-build
 	$(compile) -MMD -MP -c $< -o $@
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------
 # what is here
 
 .PHONY: deps

@@ -47,27 +47,32 @@ Each layer's arithmetic is in kernels/, what is read and written on disk in data
 // parameters
 // ----------------------------------------------------------------------------
 
-// A model is a chain of units: the embedding, each block, and the head. A unit's parameters lie together in memory.
+// A model is a chain of units: the embedding, each block, and the head. A unit's parameters lie together in
+// memory.
 enum class Unit { embedding, block, head };
 
+// clang-format off
 enum Tensor {
-    wte, wpe,                                                                                      // embedding
-    norm1w, norm1b, qkvw, qkvb, qnormw, knormw, attprojw, attprojb, norm2w, norm2b, fcw, fcb, fcprojw, fcprojb,
-    normfw, normfb, headw,                                                                         // head
+    wte, wpe,                                                    // embedding
+    norm1w, norm1b, qkvw, qkvb, qnormw, knormw, attprojw, attprojb,  // block
+    norm2w, norm2b, fcw, fcb, fcprojw, fcprojb,
+    normfw, normfb, headw,                                       // head
     tensor_count
 };
+// clang-format on
 
 struct TensorRow {
     Tensor id;
     Unit unit;
-    const char* name;     // in files; the tensors of block 3 are "layers.3." + name
-    size_t rows, cols;    // cols 0: a vector
-    float mean, deviation;  // initial values are normal
-    bool decay;           // weight decay: matrices only
+    const char* name;         // in files; the tensors of block 3 are "layers.3." + name
+    size_t rows, cols;        // cols 0: a vector
+    float mean, deviation;    // initial values are normal
+    bool decay;               // weight decay: matrices only
     size_t padding_rows = 0;  // rows in memory beyond `rows`: always zero, not in files
 
     std::vector<int64_t> shape() const {
-        return cols ? std::vector<int64_t>{(int64_t)rows, (int64_t)cols} : std::vector<int64_t>{(int64_t)rows};
+        return cols ? std::vector<int64_t>{(int64_t)rows, (int64_t)cols}
+                    : std::vector<int64_t>{(int64_t)rows};
     }
     size_t size() const { return rows * std::max<size_t>(cols, 1); }
     size_t padded_size() const { return (rows + padding_rows) * std::max<size_t>(cols, 1); }
@@ -75,46 +80,58 @@ struct TensorRow {
 
 constexpr int vocab_multiple = 128;  // the vocabulary is padded to this: products with odd sizes are slow
 
-inline int padded_vocab(const ModelConfig& c) { return ceil_div(c.vocab_size, vocab_multiple) * vocab_multiple; }
+inline int padded_vocab(const ModelConfig& c) {
+    return ceil_div(c.vocab_size, vocab_multiple) * vocab_multiple;
+}
 
-inline int qkv_width(const ModelConfig& c) { return (c.heads + 2 * c.kv_heads) * c.head_size; }
+inline int qkv_width(const ModelConfig& c) {
+    return (c.heads + 2 * c.kv_heads) * c.head_size;
+}
 
-inline int fc_width(const ModelConfig& c) { return c.mlp == "swiglu" ? 2 * c.mlp_width : c.mlp_width; }
+inline int fc_width(const ModelConfig& c) {
+    return c.mlp == "swiglu" ? 2 * c.mlp_width : c.mlp_width;
+}
 
-// The parameters of a model, one row each. Initial values follow GPT-2: normal(0, 0.02), and the two projections back
-// to the residual stream scaled by 1/sqrt(2 layers).
+// The parameters of a model, one row each. Initial values follow GPT-2: normal(0, 0.02), and the two
+// projections back to the residual stream scaled by 1/sqrt(2 layers).
 inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
-    size_t C = c.channels, V = c.vocab_size, A = (size_t)c.heads * c.head_size, QKV = qkv_width(c);
-    size_t padding = padded_vocab(c) - c.vocab_size;
-    float std_in = 0.02f, std_out = 0.02f / std::sqrt(2.0f * c.layers);
-    bool norm_bias = c.bias && c.norm == "layernorm", two_norms = c.block == "sequential";
+    size_t C = c.channels, V = c.vocab_size, P = c.context, HS = c.head_size, A = c.heads * HS,
+           F = c.mlp_width;
+    size_t QKV = qkv_width(c), F1 = fc_width(c), pad = padded_vocab(c) - c.vocab_size;
+    float in = 0.02f, out = 0.02f / std::sqrt(2.0f * c.layers);
+    bool bias = c.bias, norm_bias = bias && c.norm == "layernorm", two_norms = c.block == "sequential";
     std::vector<TensorRow> rows;
-    auto add = [&](bool present, TensorRow row) { if (present) rows.push_back(row); };
+    auto add = [&](bool present, TensorRow row) {
+        if (present) rows.push_back(row);
+    };
     using enum Unit;
-    //  present when              id        unit       name              rows  cols  mean deviation decay
-    add(true,                    {wte,      embedding, "wte",            V,    C,    0, std_in,  true, padding});
-    add(c.position == "learned", {wpe,      embedding, "wpe",            (size_t)c.context, C, 0, std_in, true});
-    add(true,                    {norm1w,   block,     "norm1.weight",   C,    0,    1, 0,       false});
-    add(norm_bias,               {norm1b,   block,     "norm1.bias",     C,    0,    0, 0,       false});
-    add(true,                    {qkvw,     block,     "qkv.weight",     QKV,  C,    0, std_in,  true});
-    add(c.bias,                  {qkvb,     block,     "qkv.bias",       QKV,  0,    0, 0,       false});
-    add(c.qk_norm,               {qnormw,   block,     "qnorm.weight",   (size_t)c.head_size, 0, 1, 0, false});
-    add(c.qk_norm,               {knormw,   block,     "knorm.weight",   (size_t)c.head_size, 0, 1, 0, false});
-    add(true,                    {attprojw, block,     "attproj.weight", C,    A,    0, std_out, true});
-    add(c.bias,                  {attprojb, block,     "attproj.bias",   C,    0,    0, 0,       false});
-    add(two_norms,               {norm2w,   block,     "norm2.weight",   C,    0,    1, 0,       false});
-    add(two_norms && norm_bias,  {norm2b,   block,     "norm2.bias",     C,    0,    0, 0,       false});
-    add(true,                    {fcw,      block,     "fc.weight",      (size_t)fc_width(c), C, 0, std_in, true});
-    add(c.bias,                  {fcb,      block,     "fc.bias",        (size_t)fc_width(c), 0, 0, 0, false});
-    add(true,                    {fcprojw,  block,     "fcproj.weight",  C, (size_t)c.mlp_width, 0, std_out, true});
-    add(c.bias,                  {fcprojb,  block,     "fcproj.bias",    C,    0,    0, 0,       false});
-    add(true,                    {normfw,   head,      "normf.weight",   C,    0,    1, 0,       false});
-    add(norm_bias,               {normfb,   head,      "normf.bias",     C,    0,    0, 0,       false});
-    add(!c.tie_embeddings,       {headw,    head,      "head.weight",    V,    C,    0, std_in,  true, padding});
+    // clang-format off
+    //  present when              id        unit       name              rows cols mean dev. decay
+    add(true,                    {wte,      embedding, "wte",            V,   C,   0,   in,  true, pad});
+    add(c.position == "learned", {wpe,      embedding, "wpe",            P,   C,   0,   in,  true});
+    add(true,                    {norm1w,   block,     "norm1.weight",   C,   0,   1,   0,   false});
+    add(norm_bias,               {norm1b,   block,     "norm1.bias",     C,   0,   0,   0,   false});
+    add(true,                    {qkvw,     block,     "qkv.weight",     QKV, C,   0,   in,  true});
+    add(bias,                    {qkvb,     block,     "qkv.bias",       QKV, 0,   0,   0,   false});
+    add(c.qk_norm,               {qnormw,   block,     "qnorm.weight",   HS,  0,   1,   0,   false});
+    add(c.qk_norm,               {knormw,   block,     "knorm.weight",   HS,  0,   1,   0,   false});
+    add(true,                    {attprojw, block,     "attproj.weight", C,   A,   0,   out, true});
+    add(bias,                    {attprojb, block,     "attproj.bias",   C,   0,   0,   0,   false});
+    add(two_norms,               {norm2w,   block,     "norm2.weight",   C,   0,   1,   0,   false});
+    add(two_norms && norm_bias,  {norm2b,   block,     "norm2.bias",     C,   0,   0,   0,   false});
+    add(true,                    {fcw,      block,     "fc.weight",      F1,  C,   0,   in,  true});
+    add(bias,                    {fcb,      block,     "fc.bias",        F1,  0,   0,   0,   false});
+    add(true,                    {fcprojw,  block,     "fcproj.weight",  C,   F,   0,   out, true});
+    add(bias,                    {fcprojb,  block,     "fcproj.bias",    C,   0,   0,   0,   false});
+    add(true,                    {normfw,   head,      "normf.weight",   C,   0,   1,   0,   false});
+    add(norm_bias,               {normfb,   head,      "normf.bias",     C,   0,   0,   0,   false});
+    add(!c.tie_embeddings,       {headw,    head,      "head.weight",    V,   C,   0,   in,  true, pad});
+    // clang-format on
     return rows;
 }
 
-// The tensors of one unit inside a buffer: parameters, gradients or optimizer state. Null where a switch is off.
+// The tensors of one unit inside a buffer: parameters, gradients or optimizer state. Null where a switch is
+// off.
 template <typename T>
 struct UnitTensors {
     T* at[tensor_count] = {};
@@ -183,53 +200,55 @@ private:
 // activations
 // ----------------------------------------------------------------------------
 
-// What a pass through the model writes, as one layer sees it. Fields that are kept for the backward pass point to the
-// layer's own memory, the others to memory that all layers share. N = B*T; A = NH*HS; F is mlp_width, F1 is 2F for
-// SwiGLU and F otherwise.
+// What a pass through the model writes, as one layer sees it. Fields that are kept for the backward pass
+// point to the layer's own memory, the others to memory that all layers share. N = B*T; A = NH*HS; F is
+// mlp_width, F1 is 2F for SwiGLU and F otherwise.
 struct Activations {
     // forward, block
-    floatX* residual;    // (N, C) input of the block
-    floatX* norm1;       // (N, C)
-    float* norm1_mean;   // (N) layernorm only, as all means
-    float* norm1_rstd;   // (N)
-    floatX* qkv_raw;     // (N, QKV) before the norm of queries and keys
-    float* qk_rstd;      // (N, NH + NKV)
-    floatX* qkv;         // (N, QKV) as attention reads it: normed and rotated
-    floatX* att;         // (N, A)
-    float* lse;          // (B, NH, T)
-    floatX* residual2;   // (N, C) between attention and MLP (sequential block)
-    floatX* norm2;       // (N, C)
-    float* norm2_mean;   // (N)
-    float* norm2_rstd;   // (N)
-    floatX* fc;          // (N, F1)
-    floatX* act;         // (N, F)
-    floatX* delta;       // (N, C) what the last part of a block adds to the residual stream
+    floatX* residual;   // (N, C) input of the block
+    floatX* norm1;      // (N, C)
+    float* norm1_mean;  // (N) layernorm only, as all means
+    float* norm1_rstd;  // (N)
+    floatX* qkv_raw;    // (N, QKV) before the norm of queries and keys
+    float* qk_rstd;     // (N, NH + NKV)
+    floatX* qkv;        // (N, QKV) as attention reads it: normed and rotated
+    floatX* att;        // (N, A)
+    float* lse;         // (B, NH, T)
+    floatX* residual2;  // (N, C) between attention and MLP (sequential block)
+    floatX* norm2;      // (N, C)
+    float* norm2_mean;  // (N)
+    float* norm2_rstd;  // (N)
+    floatX* fc;         // (N, F1)
+    floatX* act;        // (N, F)
+    floatX* delta;      // (N, C) what the last part of a block adds to the residual stream
     // forward, head
-    floatX* residualf;   // (N, C)
-    floatX* normf;       // (N, C)
-    float* normf_mean;   // (N)
-    float* normf_rstd;   // (N)
-    floatX* logits;      // (loss chunk, Vp)
-    float* losses;       // (N)
+    floatX* residualf;  // (N, C)
+    floatX* normf;      // (N, C)
+    float* normf_mean;  // (N)
+    float* normf_rstd;  // (N)
+    floatX* logits;     // (loss chunk, Vp)
+    float* losses;      // (N)
     // backward
-    floatX* dresidual;   // (N, C)
-    floatX* dnorm;       // (N, C)
-    floatX* dact;        // (N, F)
-    floatX* dfc;         // (N, F1)
-    floatX* datt;        // (N, A)
-    floatX* dqkv;        // (N, QKV)
-    float* scratch;      // two-stage sums
+    floatX* dresidual;  // (N, C)
+    floatX* dnorm;      // (N, C)
+    floatX* dact;       // (N, F)
+    floatX* dfc;        // (N, F1)
+    floatX* datt;       // (N, A)
+    floatX* dqkv;       // (N, QKV)
+    float* scratch;     // two-stage sums
 };
 
 struct ActivationRow {
     const char* name;
-    size_t field;         // where the pointer is in Activations
+    size_t field;  // where the pointer is in Activations
     size_t element_size;
     size_t elements;
-    bool every_layer;     // kept for each layer, or one for all
+    bool every_layer;  // kept for each layer, or one for all
 
     size_t bytes() const { return ceil_div(elements * element_size, 256) * 256; }
-    void point(Activations& view, char* memory) const { memcpy((char*)&view + field, &memory, sizeof memory); }
+    void point(Activations& view, char* memory) const {
+        memcpy((char*)&view + field, &memory, sizeof memory);
+    }
 };
 
 #define FIELD(name) #name, offsetof(Activations, name), sizeof(*Activations::name)
@@ -238,8 +257,8 @@ enum class Recompute { none, mlp, block };
 
 // Sizes that the activations depend on.
 struct Workload {
-    int B, T;        // sequences and tokens of each, in a micro-batch
-    bool training;   // false: forward only, nothing is kept
+    int B, T;       // sequences and tokens of each, in a micro-batch
+    bool training;  // false: forward only, nothing is kept
     Recompute recompute = Recompute::none;
     int loss_chunk;  // tokens whose logits exist at the same time
 };
@@ -252,11 +271,14 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     bool keep_block = keep && w.recompute != Recompute::block;
     bool mean = c.norm == "layernorm", two_norms = c.block == "sequential";
     size_t scratch = std::max({attention_backward_scratch(w.B, w.T, c.heads, c.kv_heads, c.head_size),
-                               norm_backward_scratch(c.channels),
-                               qk_norm_backward_scratch(c.head_size), sum_squares_scratch(ParameterLayout(c).size()),
+                               norm_backward_scratch(c.channels), qk_norm_backward_scratch(c.head_size),
+                               sum_squares_scratch(ParameterLayout(c).size()),
                                matmul_backward_bias_scratch((int)std::max({F1, QKV, C}))});
     std::vector<ActivationRow> rows;
-    auto add = [&](bool present, ActivationRow row) { if (present && row.elements) rows.push_back(row); };
+    auto add = [&](bool present, ActivationRow row) {
+        if (present && row.elements) rows.push_back(row);
+    };
+    // clang-format off
     add(true,              {FIELD(residual),        N * C,                keep});
     add(true,              {FIELD(norm1),              N * C,                keep_block});
     add(mean,              {FIELD(norm1_mean),    N,                    keep_block});
@@ -286,6 +308,7 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     add(w.training,        {FIELD(datt),                N * A,                false});
     add(w.training,        {FIELD(dqkv),                N * QKV,              false});
     add(w.training,        {FIELD(scratch),          scratch,              false});
+    // clang-format on
 #undef FIELD
     return rows;
 }
@@ -305,11 +328,12 @@ inline size_t activation_bytes(const ModelConfig& config, const Workload& worklo
 // One micro-batch on the device.
 struct Batch {
     int B, T;
-    const int* tokens = nullptr;     // (B, T)
-    const int* targets = nullptr;    // (B, T) -1: no loss here
-    const int* order = nullptr;      // (B*T) positions sorted by token
-    const int* starts = nullptr;     // (buckets + 1) where each distinct token begins in order
-    const int* doc_start = nullptr;  // (B, T) first position of each position's document; null: one document a row
+    const int* tokens = nullptr;   // (B, T)
+    const int* targets = nullptr;  // (B, T) -1: no loss here
+    const int* order = nullptr;    // (B*T) positions sorted by token
+    const int* starts = nullptr;   // (buckets + 1) where each distinct token begins in order
+    const int* doc_start =
+        nullptr;  // (B, T) first position of each position's document; null: one document a row
     int buckets = 0;
 };
 
@@ -322,16 +346,16 @@ struct Gpt {
     Gelu gelu;
 
     // one allocation for each class of memory
-    floatX* params = nullptr;        // (layout.size())
-    float* grads = nullptr;          // (layout.size())
-    float* m = nullptr;              // (layout.size()) first moment
-    float* v = nullptr;              // (layout.size()) second moment
-    float* master = nullptr;         // (layout.size()) fp32 parameters; null where params are the only copy
+    floatX* params = nullptr;  // (layout.size())
+    float* grads = nullptr;    // (layout.size())
+    float* m = nullptr;        // (layout.size()) first moment
+    float* v = nullptr;        // (layout.size()) second moment
+    float* master = nullptr;   // (layout.size()) fp32 parameters; null where params are the only copy
     char* activations = nullptr;
-    float* rope = nullptr;           // (T, R/2, 2) cosines and sines
-    float* stats = nullptr;          // (4) loss, sum of squares, gradient norm, clipping scale
+    float* rope = nullptr;   // (T, R/2, 2) cosines and sines
+    float* stats = nullptr;  // (4) loss, sum of squares, gradient norm, clipping scale
 
-    std::vector<Activations> acts;   // one view for each layer
+    std::vector<Activations> acts;  // one view for each layer
     cudaStream_t stream = nullptr;
 
     Gpt(const ModelConfig& config, const Workload& workload, bool keep_master);
@@ -356,7 +380,8 @@ struct MemoryClass {
     size_t bytes;
 };
 
-inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const Workload& w, bool keep_master) {
+inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const Workload& w,
+                                               bool keep_master) {
     size_t n = ParameterLayout(config).size();
     size_t rope = config.position == "rope" ? (size_t)w.T * config.rope_dims * sizeof(float) : 0;
     size_t copies = 2 + (keep_master ? 1 : 0);
@@ -376,7 +401,8 @@ inline size_t memory_total(const ModelConfig& config, const Workload& workload, 
 }
 
 // The largest micro-batch whose memory fits in `available` bytes; 0 if none does.
-inline int largest_micro_batch(const ModelConfig& config, Workload workload, bool keep_master, size_t available) {
+inline int largest_micro_batch(const ModelConfig& config, Workload workload, bool keep_master,
+                               size_t available) {
     int fits = 0, too_large = 1 << 16;
     while (too_large - fits > 1) {
         workload.B = fits + (too_large - fits) / 2;
@@ -395,10 +421,12 @@ inline void check_memory(const ModelConfig& config, const Workload& workload, bo
     if (need <= available) return;
     int fits = largest_micro_batch(config, workload, keep_master, available);
     if (fits > 0) {
-        fail("--micro-batch %d: needs %s of memory and %s are free; --micro-batch %d fits, --recompute block saves more",
+        fail("--micro-batch %d: needs %s of memory and %s are free; --micro-batch %d fits, --recompute block "
+             "saves more",
              workload.B, size_text(need).c_str(), size_text(available).c_str(), fits);
     }
-    fail("the model needs %s of memory and %s are free; choose a smaller --model, a shorter --sequence-length or "
+    fail("the model needs %s of memory and %s are free; choose a smaller --model, a shorter "
+         "--sequence-length or "
          "--recompute block",
          size_text(need).c_str(), size_text(available).c_str());
 }
@@ -466,7 +494,8 @@ Gpt::~Gpt() {
 // Sets a tensor from host values: the parameters, and the fp32 master copy where there is one.
 inline void set_tensor(Gpt& model, size_t offset, const float* values, size_t count) {
     std::vector<floatX> rounded(values, values + count);
-    cudaCheck(cudaMemcpy(model.params + offset, rounded.data(), count * sizeof(floatX), cudaMemcpyHostToDevice));
+    cudaCheck(
+        cudaMemcpy(model.params + offset, rounded.data(), count * sizeof(floatX), cudaMemcpyHostToDevice));
     if (model.master) {
         cudaCheck(cudaMemcpy(model.master + offset, values, count * sizeof(float), cudaMemcpyHostToDevice));
     }
@@ -503,10 +532,11 @@ inline void attention_part(Gpt& g, int layer, const Batch& batch) {
     int B = batch.B, T = batch.T, N = B * T, C = c.channels, A = c.heads * c.head_size;
     matmul_forward(c.qk_norm ? a.qkv_raw : a.qkv, a.norm1, w[qkvw], w[qkvb], N, C, qkv_width(c), g.stream);
     if (c.qk_norm) {
-        qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, w[qnormw], w[knormw], N, c.heads, c.kv_heads, c.head_size,
-                        c.norm_eps, g.stream);
+        qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, w[qnormw], w[knormw], N, c.heads, c.kv_heads,
+                        c.head_size, c.norm_eps, g.stream);
     }
-    if (int R = g.rope_dims()) rope_forward(a.qkv, g.rope, B, T, c.heads, c.kv_heads, c.head_size, R, g.stream);
+    if (int R = g.rope_dims())
+        rope_forward(a.qkv, g.rope, B, T, c.heads, c.kv_heads, c.head_size, R, g.stream);
     attention_forward(a.att, a.lse, a.qkv, batch.doc_start, B, T, c.heads, c.kv_heads, c.head_size, c.window,
                       g.stream);
     matmul_forward(a.delta, a.att, w[attprojw], w[attprojb], N, A, C, g.stream);
@@ -530,20 +560,21 @@ inline void mlp_hidden(Gpt& g, int layer, const Batch& batch) {
     }
 }
 
-// Runs the block from its input to act. The input is a.residual, or before the first pass over it, what the block
-// before left: that block's stream and delta, added here in the same pass over memory as the norm.
+// Runs the block from its input to act. The input is a.residual, or before the first pass over it, what the
+// block before left: that block's stream and delta, added here in the same pass over memory as the norm.
 inline void block_forward(Gpt& g, int layer, const Batch& batch, bool input_ready) {
     auto& a = g.acts[layer];
     auto w = g.weights(layer + 1);
     int N = batch.B * batch.T, C = g.config.channels;
     float eps = g.config.norm_eps;
     if (input_ready) {
-        norm_forward(g.norm, a.norm1, a.norm1_mean, a.norm1_rstd, a.residual, w[norm1w], w[norm1b], N, C, eps, g.stream);
+        norm_forward(g.norm, a.norm1, a.norm1_mean, a.norm1_rstd, a.residual, w[norm1w], w[norm1b], N, C, eps,
+                     g.stream);
     } else {
         auto& before = g.acts[layer - 1];
         residual_norm_forward(g.norm, a.residual, a.norm1, a.norm1_mean, a.norm1_rstd,
-                              g.parallel ? before.residual : before.residual2, before.delta, w[norm1w], w[norm1b], N,
-                              C, eps, g.stream);
+                              g.parallel ? before.residual : before.residual2, before.delta, w[norm1w],
+                              w[norm1b], N, C, eps, g.stream);
     }
     attention_part(g, layer, batch);
     if (!g.parallel) {
@@ -568,12 +599,13 @@ inline void forward(Gpt& g, const Batch& batch) {
     }
     auto& a = g.acts[last];
     residual_norm_forward(g.norm, a.residualf, a.normf, a.normf_mean, a.normf_rstd,
-                          g.parallel ? a.residual : a.residual2, a.delta, head[normfw], head[normfb], N, C, c.norm_eps,
-                          g.stream);
+                          g.parallel ? a.residual : a.residual2, a.delta, head[normfw], head[normfb], N, C,
+                          c.norm_eps, g.stream);
 }
 
-// Adds the sum of the losses to stats[0]. With a gradient, the loss counts dloss times: writes dnorm (the gradient of
-// normf) and adds to that of the classifier's weights. Logits exist for loss_chunk tokens at a time.
+// Adds the sum of the losses to stats[0]. With a gradient, the loss counts dloss times: writes dnorm (the
+// gradient of normf) and adds to that of the classifier's weights. Logits exist for loss_chunk tokens at a
+// time.
 inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient) {
     auto& a = g.acts[0];
     int N = batch.B * batch.T, C = g.config.channels, V = g.config.vocab_size, Vp = padded_vocab(g.config);
@@ -582,7 +614,8 @@ inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient
         int n = std::min(g.workload.loss_chunk, N - begin);
         const floatX* inp = a.normf + (size_t)begin * C;
         matmul_forward(a.logits, inp, weight, nullptr, n, C, Vp, g.stream);
-        classifier(a.logits, a.losses + begin, batch.targets + begin, dloss, n, V, Vp, want_gradient, g.stream);
+        classifier(a.logits, a.losses + begin, batch.targets + begin, dloss, n, V, Vp, want_gradient,
+                   g.stream);
         if (!want_gradient) continue;
         matmul_backward_input(a.dnorm + (size_t)begin * C, a.logits, weight, n, C, Vp, g.stream);
         matmul_backward_weight(g.head_weight(g.grads), a.logits, inp, n, C, Vp, g.stream);
@@ -595,14 +628,16 @@ inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient
 // ----------------------------------------------------------------------------
 
 // The three products of a linear layer's backward pass. Shapes as in matmul.cuh.
-inline void linear_backward(Gpt& g, floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                            const floatX* weight, int N, int C, int OC, bool accumulate_dinp = false) {
+inline void linear_backward(Gpt& g, floatX* dinp, float* dweight, float* dbias, const floatX* dout,
+                            const floatX* inp, const floatX* weight, int N, int C, int OC,
+                            bool accumulate_dinp = false) {
     matmul_backward_weight(dweight, dout, inp, N, C, OC, g.stream);
     if (dbias) matmul_backward_bias(dbias, g.acts[0].scratch, dout, N, OC, g.stream);
     matmul_backward_input(dinp, dout, weight, N, C, OC, g.stream, accumulate_dinp);
 }
 
-// Makes again what the forward pass of the layer did not keep, with the same operations, so with the same bits.
+// Makes again what the forward pass of the layer did not keep, with the same operations, so with the same
+// bits.
 inline void recompute(Gpt& g, int layer, const Batch& batch) {
     if (g.workload.recompute == Recompute::block) block_forward(g, layer, batch, true);
     if (g.workload.recompute == Recompute::mlp) {
@@ -616,8 +651,8 @@ inline void recompute(Gpt& g, int layer, const Batch& batch) {
     }
 }
 
-// From dnorm as classify() left it to the gradients of all parameters. dresidual is the gradient of the residual
-// stream: each part of a block reads it as the gradient of its output and adds that of its input.
+// From dnorm as classify() left it to the gradients of all parameters. dresidual is the gradient of the
+// residual stream: each part of a block reads it as the gradient of its output and adds that of its input.
 inline void backward(Gpt& g, const Batch& batch) {
     auto& c = g.config;
     int B = batch.B, T = batch.T, N = B * T, C = c.channels, F = c.mlp_width, F1 = fc_width(c);
@@ -638,31 +673,34 @@ inline void backward(Gpt& g, const Batch& batch) {
 
         // MLP
         linear_backward(g, a.dact, dw[fcprojw], dw[fcprojb], a.dresidual, a.act, w[fcprojw], N, F, C);
-        if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, N, F, g.stream);
-        else gelu_backward(g.gelu, a.dfc, a.dact, a.fc, (size_t)N * F, g.stream);
+        if (g.swiglu)
+            swiglu_backward(a.dfc, a.dact, a.fc, N, F, g.stream);
+        else
+            gelu_backward(g.gelu, a.dfc, a.dact, a.fc, (size_t)N * F, g.stream);
         linear_backward(g, a.dnorm, dw[fcw], dw[fcb], a.dfc, mlp_input(g, layer), w[fcw], N, C, F1);
         // attention of a parallel block has the same output gradient as its MLP, so dresidual stays as it is
         if (!g.parallel) {
-            norm_backward(g.norm, a.dresidual, dw[norm2w], dw[norm2b], a.scratch, a.dnorm, a.residual2, w[norm2w],
-                          a.norm2_mean, a.norm2_rstd, N, C, g.stream);
+            norm_backward(g.norm, a.dresidual, dw[norm2w], dw[norm2b], a.scratch, a.dnorm, a.residual2,
+                          w[norm2w], a.norm2_mean, a.norm2_rstd, N, C, g.stream);
         }
 
         // attention
         linear_backward(g, a.datt, dw[attprojw], dw[attprojb], a.dresidual, a.att, w[attprojw], N, A, C);
-        attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, batch.doc_start, B, T, c.heads, c.kv_heads,
-                           c.head_size, c.window, g.stream);
-        if (int R = g.rope_dims()) rope_backward(a.dqkv, g.rope, B, T, c.heads, c.kv_heads, c.head_size, R, g.stream);
+        attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, batch.doc_start, B, T, c.heads,
+                           c.kv_heads, c.head_size, c.window, g.stream);
+        if (int R = g.rope_dims())
+            rope_backward(a.dqkv, g.rope, B, T, c.heads, c.kv_heads, c.head_size, R, g.stream);
         if (c.qk_norm) {
-            qk_norm_backward(a.dqkv, dw[qnormw], dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd, w[qnormw],
-                             w[knormw], N, c.heads, c.kv_heads, c.head_size, g.stream);
+            qk_norm_backward(a.dqkv, dw[qnormw], dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
+                             w[qnormw], w[knormw], N, c.heads, c.kv_heads, c.head_size, g.stream);
         }
         linear_backward(g, a.dnorm, dw[qkvw], dw[qkvb], a.dqkv, a.norm1, w[qkvw], N, C, QKV, g.parallel);
         norm_backward(g.norm, a.dresidual, dw[norm1w], dw[norm1b], a.scratch, a.dnorm, a.residual, w[norm1w],
                       a.norm1_mean, a.norm1_rstd, N, C, g.stream);
     }
     auto dw = g.gradients(0);
-    embedding_backward(dw[wte], dw[wpe], g.acts[0].dresidual, batch.tokens, batch.order, batch.starts, batch.buckets, B,
-                       T, C, g.stream);
+    embedding_backward(dw[wte], dw[wpe], g.acts[0].dresidual, batch.tokens, batch.order, batch.starts,
+                       batch.buckets, B, T, C, g.stream);
 }
 
 // ----------------------------------------------------------------------------
@@ -675,8 +713,8 @@ struct StepStats {
     bool finite;          // false: the weights were left as they were
 };
 
-// Clips the gradients to `max_norm` and updates the parameters. The decision not to update because the loss or the
-// gradient is not finite falls on the device, so nothing has to wait for the host.
+// Clips the gradients to `max_norm` and updates the parameters. The decision not to update because the loss
+// or the gradient is not finite falls on the device, so nothing has to wait for the host.
 inline void update(Gpt& g, AdamW settings, float max_norm, uint64_t seed) {
     float *loss = &g.stats[0], *squares = &g.stats[1], *norm_and_scale = &g.stats[2];
     sum_squares(squares, g.acts[0].scratch, g.grads, g.layout.size(), false, g.stream);
@@ -709,7 +747,8 @@ inline std::string first_bad_gradient(const Gpt& g) {
     g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
         if (!bad.empty()) return;
         std::vector<float> values(row.size());
-        cudaCheck(cudaMemcpy(values.data(), g.grads + offset, values.size() * sizeof(float), cudaMemcpyDeviceToHost));
+        cudaCheck(cudaMemcpy(values.data(), g.grads + offset, values.size() * sizeof(float),
+                             cudaMemcpyDeviceToHost));
         for (size_t i = 0; i < values.size() && bad.empty(); i++) {
             if (!std::isfinite(values[i])) bad = text("%s[%zu] = %g", name.c_str(), i, values[i]);
         }
@@ -747,10 +786,12 @@ public:
     Batches(const Batches&) = delete;
     Batches& operator=(const Batches&) = delete;
 
-    // Samples first, first + 1, ... in the order of the run; rows from `count` on are empty and have no targets.
+    // Samples first, first + 1, ... in the order of the run; rows from `count` on are empty and have no
+    // targets.
     Batch load(uint64_t first, int count) {
         Slot& slot = slots_[next_++ % 2];
-        cudaCheck(cudaEventSynchronize(slot.copied));  // its memory is free once the last copy from it is over
+        cudaCheck(
+            cudaEventSynchronize(slot.copied));  // its memory is free once the last copy from it is over
         size_t N = (size_t)B_ * T_;
         int *tokens = slot.host, *targets = tokens + N, *doc_start = targets + N, *order = doc_start + N,
             *starts = order + N;
@@ -770,8 +811,14 @@ public:
         int buckets = bucket_tokens(order, starts, tokens, (int)N);
         cudaCheck(cudaMemcpyAsync(device_, slot.host, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
         cudaCheck(cudaEventRecord(slot.copied, stream_));
-        return {B_, T_, device_, device_ + N, device_ + 3 * N, device_ + 4 * N,
-                document_end_ >= 0 ? device_ + 2 * N : nullptr, buckets};
+        return {B_,
+                T_,
+                device_,
+                device_ + N,
+                device_ + 3 * N,
+                device_ + 4 * N,
+                document_end_ >= 0 ? device_ + 2 * N : nullptr,
+                buckets};
     }
 
 private:
@@ -807,7 +854,8 @@ inline int choose_token(std::vector<float> logits, const Sampling& sampling, flo
     float largest = *most_likely, threshold = -INFINITY;
     if (sampling.top_k > 0 && sampling.top_k < (int)logits.size()) {
         std::vector<float> sorted = logits;
-        std::nth_element(sorted.begin(), sorted.begin() + (sampling.top_k - 1), sorted.end(), std::greater<>());
+        std::nth_element(sorted.begin(), sorted.begin() + (sampling.top_k - 1), sorted.end(),
+                         std::greater<>());
         threshold = sorted[sampling.top_k - 1];
     }
     double total = 0;
@@ -826,8 +874,8 @@ inline int choose_token(std::vector<float> logits, const Sampling& sampling, flo
     return last;
 }
 
-// Continues `context`, computing the whole of it again for each token; a context longer than the model's is cut at
-// its start. Calls show(token) for each new token. The same key gives the same text.
+// Continues `context`, computing the whole of it again for each token; a context longer than the model's is
+// cut at its start. Calls show(token) for each new token. The same key gives the same text.
 template <typename Show>
 void generate(Gpt& g, std::vector<int> context, const Sampling& sampling, uint64_t key, Show&& show) {
     constexpr int step = 64;  // lengths are rounded up to this, so that products come in few shapes
@@ -835,18 +883,23 @@ void generate(Gpt& g, std::vector<int> context, const Sampling& sampling, uint64
     int* device_tokens;
     allocate(device_tokens, limit);
     for (int i = 0; i < sampling.tokens; i++) {
-        int length = (int)std::min<size_t>(context.size(), limit), padded = std::min(ceil_div(length, step) * step, limit);
+        int length = (int)std::min<size_t>(context.size(), limit),
+            padded = std::min(ceil_div(length, step) * step, limit);
         std::vector<int> tokens(context.end() - length, context.end());
         tokens.resize(padded, 0);  // positions after the last token do not reach it
-        cudaCheck(cudaMemcpyAsync(device_tokens, tokens.data(), padded * sizeof(int), cudaMemcpyHostToDevice, g.stream));
+        cudaCheck(cudaMemcpyAsync(device_tokens, tokens.data(), padded * sizeof(int), cudaMemcpyHostToDevice,
+                                  g.stream));
         Batch batch = {.B = 1, .T = padded, .tokens = device_tokens};
         forward(g, batch);
         auto& a = g.acts[0];
-        matmul_forward(a.logits, a.normf + (size_t)(length - 1) * C, g.head_weight(g.params), nullptr, 1, C, Vp, g.stream);
+        matmul_forward(a.logits, a.normf + (size_t)(length - 1) * C, g.head_weight(g.params), nullptr, 1, C,
+                       Vp, g.stream);
         std::vector<floatX> logits(V);
-        cudaCheck(cudaMemcpyAsync(logits.data(), a.logits, V * sizeof(floatX), cudaMemcpyDeviceToHost, g.stream));
+        cudaCheck(
+            cudaMemcpyAsync(logits.data(), a.logits, V * sizeof(floatX), cudaMemcpyDeviceToHost, g.stream));
         cudaCheck(cudaStreamSynchronize(g.stream));
-        int token = choose_token({logits.begin(), logits.end()}, sampling, random_uniform(philox(key, i).at[0]));
+        int token =
+            choose_token({logits.begin(), logits.end()}, sampling, random_uniform(philox(key, i).at[0]));
         if (token == sampling.end) break;
         context.push_back(token);
         show(token);
@@ -858,8 +911,8 @@ void generate(Gpt& g, std::vector<int> context, const Sampling& sampling, uint64
 // training
 // ----------------------------------------------------------------------------
 
-// The rate of step `step` of `steps` (from 0), as a share of the peak. Warm-up rises linearly to 1; the last step runs
-// at the final rate exactly. "wsd" is warm-up, stable, decay (Hu et al., MiniCPM, 2024).
+// The rate of step `step` of `steps` (from 0), as a share of the peak. Warm-up rises linearly to 1; the last
+// step runs at the final rate exactly. "wsd" is warm-up, stable, decay (Hu et al., MiniCPM, 2024).
 inline float schedule(const Options& o, int step) {
     if (step < o.warmup_steps) return (float)(step + 1) / o.warmup_steps;
     float last = o.final_learning_rate;
@@ -867,14 +920,16 @@ inline float schedule(const Options& o, int step) {
     if (o.schedule == "cosine") return last + (1 - last) * 0.5f * (1 + std::cos((float)M_PI * progress));
     if (o.schedule == "linear") return 1 - (1 - last) * progress;
     if (o.schedule == "wsd") {
-        float decay = (float)(o.steps - 1 - step) / std::max(1.0f, o.decay_fraction * o.steps);  // 1 .. 0 while decaying
+        float decay = (float)(o.steps - 1 - step) /
+                      std::max(1.0f, o.decay_fraction * o.steps);  // 1 .. 0 while decaying
         return decay >= 1 ? 1 : last + (1 - last) * decay;
     }
     return 1;
 }
 
-// Model FLOPs of training on one token: 6 for each parameter of a product, and 12 h for each position that attention
-// counts: the whole sequence by the published definition (Korthikanti et al. 2022), or what a causal mask leaves.
+// Model FLOPs of training on one token: 6 for each parameter of a product, and 12 h for each position that
+// attention counts: the whole sequence by the published definition (Korthikanti et al. 2022), or what a
+// causal mask leaves.
 inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
     double C = c.channels, A = c.heads * c.head_size;
     double block = C * qkv_width(c) + A * C + C * fc_width(c) + (double)c.mlp_width * C;
@@ -885,9 +940,13 @@ inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
 
 // FLOP/s of dense products in floatX by the vendor's data sheet; 0 for a card (or precision) not in the list.
 inline double published_peak(const std::string& device) {
-    static const struct { const char* name; double bf16; } cards[] = {
-        {"NVIDIA H200", 989.4e12},        {"NVIDIA H100 80GB HBM3", 989.4e12}, {"NVIDIA H100 PCIe", 756e12},
-        {"NVIDIA A100-SXM4-80GB", 312e12}, {"NVIDIA A100-SXM4-40GB", 312e12},   {"NVIDIA A100 80GB PCIe", 312e12},
+    static const struct {
+        const char* name;
+        double bf16;
+    } cards[] = {
+        {"NVIDIA H200", 989.4e12},         {"NVIDIA H100 80GB HBM3", 989.4e12},
+        {"NVIDIA H100 PCIe", 756e12},      {"NVIDIA A100-SXM4-80GB", 312e12},
+        {"NVIDIA A100-SXM4-40GB", 312e12}, {"NVIDIA A100 80GB PCIe", 312e12},
     };
     for (auto& card : cards) {
         if (device == card.name && sizeof(floatX) == 2) return card.bf16;
@@ -922,7 +981,9 @@ inline std::string human(double value) {
 class Meter {
 public:
     Meter(const ModelConfig& config, int T, double peak_flops, double gemm_flops)
-        : full_(flops_per_token(config, T, false)), causal_(flops_per_token(config, T, true)), peak_(peak_flops),
+        : full_(flops_per_token(config, T, false)),
+          causal_(flops_per_token(config, T, true)),
+          peak_(peak_flops),
           gemm_(gemm_flops) {}
 
     double mfu(double tokens_per_second) const { return peak_ > 0 ? full_ * tokens_per_second / peak_ : 0; }
@@ -942,7 +1003,8 @@ inline Recompute recompute_mode(const std::string& name) {
     return name == "block" ? Recompute::block : name == "mlp" ? Recompute::mlp : Recompute::none;
 }
 
-// Tokens whose logits exist at once, if the user leaves it open: enough for an efficient product, at most 256 MiB.
+// Tokens whose logits exist at once, if the user leaves it open: enough for an efficient product, at most 256
+// MiB.
 inline int chosen_loss_chunk(const ModelConfig& config, int tokens) {
     size_t row = padded_vocab(config) * sizeof(floatX), budget = (size_t)256 << 20;
     return (int)std::clamp<size_t>(budget / row, 1, tokens);
@@ -955,7 +1017,9 @@ inline Workload training_workload(const Options& o) {
 }
 
 // fp32 parameters are their own master copy.
-inline bool keeps_master(const Options& o) { return o.master_weights && sizeof(floatX) < sizeof(float); }
+inline bool keeps_master(const Options& o) {
+    return o.master_weights && sizeof(floatX) < sizeof(float);
+}
 
 // Mean loss over the first `count` samples.
 inline float evaluate(Gpt& g, Batches& batches, uint64_t count) {
@@ -969,8 +1033,8 @@ inline float evaluate(Gpt& g, Batches& batches, uint64_t count) {
 }
 
 // One step of `micro_batches` micro-batches from sample `first` on.
-inline void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batches, AdamW settings, float max_norm,
-                       uint64_t seed) {
+inline void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batches, AdamW settings,
+                       float max_norm, uint64_t seed) {
     float dloss = 1.0f / ((float)micro_batches * g.workload.B * g.workload.T);
     zero_gradients(g);
     for (int micro = 0; micro < micro_batches; micro++) {
@@ -983,7 +1047,12 @@ inline void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batch
 }
 
 inline AdamW adamw_settings(const Options& o, int step) {
-    return {o.learning_rate * schedule(o, step), o.beta1, o.beta2, o.adam_eps, o.weight_decay, step + 1,
+    return {o.learning_rate * schedule(o, step),
+            o.beta1,
+            o.beta2,
+            o.adam_eps,
+            o.weight_decay,
+            step + 1,
             o.stochastic_rounding};
 }
 
@@ -1026,7 +1095,8 @@ inline void save_weights(Gpt& g, const Options& o, const std::string& path) {
     g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
         for (size_t begin = 0; begin < row.size(); begin += file_piece) {
             staging.resize(std::min(file_piece, row.size() - begin) * width);
-            cudaCheck(cudaMemcpy(staging.data(), from + (offset + begin) * width, staging.size(), cudaMemcpyDeviceToHost));
+            cudaCheck(cudaMemcpy(staging.data(), from + (offset + begin) * width, staging.size(),
+                                 cudaMemcpyDeviceToHost));
             writer.write(name, staging.data(), staging.size());
         }
     });
@@ -1047,8 +1117,8 @@ inline void load_weights(Gpt& g, const WeightsReader& reader) {
     g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
         const StoredTensor& tensor = reader.tensor(name);
         if (tensor.shape != row.shape()) {
-            fail("%s: tensor %s has another shape than its options say; the file is damaged", reader.path().c_str(),
-                 name.c_str());
+            fail("%s: tensor %s has another shape than its options say; the file is damaged",
+                 reader.path().c_str(), name.c_str());
         }
         for (size_t begin = 0; begin < row.size(); begin += file_piece) {
             values.resize(std::min(file_piece, row.size() - begin));
@@ -1056,7 +1126,8 @@ inline void load_weights(Gpt& g, const WeightsReader& reader) {
                 reader.read(tensor, begin * sizeof(float), values.data(), values.size() * sizeof(float));
             } else {
                 narrow.resize(values.size());
-                reader.read(tensor, begin * sizeof(uint16_t), narrow.data(), narrow.size() * sizeof(uint16_t));
+                reader.read(tensor, begin * sizeof(uint16_t), narrow.data(),
+                            narrow.size() * sizeof(uint16_t));
                 std::transform(narrow.begin(), narrow.end(), values.begin(), bf16_to_float);
             }
             set_tensor(g, offset + begin, values.data(), values.size());
@@ -1085,21 +1156,24 @@ inline void print_memory(const Options& o, const Workload& workload) {
     for (const MemoryClass& part : memory_classes(o, workload, keeps_master(o))) {
         printf(" %s %s,", part.name, size_text(part.bytes).c_str());
     }
-    printf(" %s in all\n             %s free, enough for --micro-batch %d\n", size_text(need).c_str(), size_text(available).c_str(),
-           largest_micro_batch(o, workload, keeps_master(o), available));
+    printf(" %s in all\n             %s free, enough for --micro-batch %d\n", size_text(need).c_str(),
+           size_text(available).c_str(), largest_micro_batch(o, workload, keeps_master(o), available));
 }
 
 inline void print_run(const Options& o, const Workload& workload, const TokenLoader& data) {
     double count = (double)ParameterLayout(o).parameter_count();
-    printf("model        %s: %s parameters, %d layers of %d channels, %sFLOP per token (%s if attention counts causal)\n",
+    printf("model        %s: %s parameters, %d layers of %d channels, %sFLOP per token (%s if attention "
+           "counts causal)\n",
            o.model.c_str(), human(count).c_str(), o.layers, o.channels,
-           human(flops_per_token(o, workload.T, false)).c_str(), human(flops_per_token(o, workload.T, true)).c_str());
+           human(flops_per_token(o, workload.T, false)).c_str(),
+           human(flops_per_token(o, workload.T, true)).c_str());
     printf("data         %s tokens, %s samples of %d\n", human((double)data.shards().total_tokens()).c_str(),
            human((double)data.samples_per_epoch()).c_str(), workload.T);
-    for (const std::string& path : data.too_short()) printf("             %s is shorter than a sample: not used\n", path.c_str());
+    for (const std::string& path : data.too_short())
+        printf("             %s is shorter than a sample: not used\n", path.c_str());
     double epochs = (double)o.steps * o.global_batch / workload.T / data.samples_per_epoch();
-    printf("run          %s: %d steps of %lld tokens (%d x %d at a time), %.2f epochs\n", o.run_dir.c_str(), o.steps,
-           o.global_batch, workload.B, workload.T, epochs);
+    printf("run          %s: %d steps of %lld tokens (%d x %d at a time), %.2f epochs\n", o.run_dir.c_str(),
+           o.steps, o.global_batch, workload.B, workload.T, epochs);
 }
 
 // What the user sees and the log keeps of each step.
@@ -1110,21 +1184,28 @@ public:
     void step(int step, const StepStats& stats, float learning_rate, double seconds) {
         double rate = o_.global_batch / seconds;
         recent_ = recent_ == 0 ? seconds : 0.95 * recent_ + 0.05 * seconds;
-        nlohmann::ordered_json line = {{"step", step}, {"loss", stats.loss}, {"grad_norm", stats.gradient_norm},
-                                       {"lr", learning_rate}, {"tokens", step * o_.global_batch},
-                                       {"tokens_per_s", rate}, {"mfu", nullptr},
-                                       {"gemm_share", meter_.gemm_share(rate)}, {"ms", seconds * 1e3}};
+        nlohmann::ordered_json line = {{"step", step},
+                                       {"loss", stats.loss},
+                                       {"grad_norm", stats.gradient_norm},
+                                       {"lr", learning_rate},
+                                       {"tokens", step * o_.global_batch},
+                                       {"tokens_per_s", rate},
+                                       {"mfu", nullptr},
+                                       {"gemm_share", meter_.gemm_share(rate)},
+                                       {"ms", seconds * 1e3}};
         if (meter_.has_peak()) line["mfu"] = meter_.mfu(rate);
         log_.write(line);
         std::string left = duration(recent_ * (o_.steps - step));
         if (step % o_.log_every && step != 1 && step != o_.steps) {
-            if (isatty(1)) printf("\r\033[Kstep %d/%d  loss %.4f  %s left", step, o_.steps, stats.loss, left.c_str());
+            if (isatty(1))
+                printf("\r\033[Kstep %d/%d  loss %.4f  %s left", step, o_.steps, stats.loss, left.c_str());
         } else {
             clear();
             std::string mfu = meter_.has_peak() ? text("  MFU %4.1f%%", 100 * meter_.mfu(rate)) : "";
-            printf("step %6d/%d  loss %.4f  norm %6.3f  lr %.2e  %7.1f ms  %6s tok/s%s  %4.1f%% of GEMM rate  %s left\n",
-                   step, o_.steps, stats.loss, stats.gradient_norm, learning_rate, seconds * 1e3, human(rate).c_str(),
-                   mfu.c_str(), 100 * meter_.gemm_share(rate), left.c_str());
+            printf("step %6d/%d  loss %.4f  norm %6.3f  lr %.2e  %7.1f ms  %6s tok/s%s  %4.1f%% of GEMM rate "
+                   " %s left\n",
+                   step, o_.steps, stats.loss, stats.gradient_norm, learning_rate, seconds * 1e3,
+                   human(rate).c_str(), mfu.c_str(), 100 * meter_.gemm_share(rate), left.c_str());
         }
         fflush(stdout);
     }
@@ -1157,7 +1238,8 @@ private:
 // Options about rounding depend on what parameters are made of, which is decided when the program is built.
 inline void check_precision(const Options& o) {
     if (sizeof(floatX) == sizeof(float)) {
-        const char* remedy = "parameters are fp32 in this program; leave it out, or build with PRECISION=bf16";
+        const char* remedy =
+            "parameters are fp32 in this program; leave it out, or build with PRECISION=bf16";
         if (o.stochastic_rounding) fail("--stochastic-rounding on: %s", remedy);
         if (!o.master_weights) fail("--master-weights off: %s", remedy);
     } else if (!o.master_weights && !o.stochastic_rounding) {
@@ -1172,7 +1254,8 @@ inline void train(const Options& o) {
     TokenLoader train_data(o.train_data, o.vocab_size, workload.T, SampleOrder::shuffled, o.seed);
     std::unique_ptr<TokenLoader> val_data;
     if (!o.val_data.empty()) {
-        val_data = std::make_unique<TokenLoader>(o.val_data, o.vocab_size, workload.T, SampleOrder::sequential);
+        val_data =
+            std::make_unique<TokenLoader>(o.val_data, o.vocab_size, workload.T, SampleOrder::sequential);
     }
     check_memory(o, workload, keeps_master(o));
     RunLog log(o.run_dir, options_to_json(o, command_train), o.overwrite);
@@ -1182,7 +1265,8 @@ inline void train(const Options& o) {
     printf("%s\n", options_summary(o, command_train, terminal_width()).c_str());
     cudaDeviceProp device;
     cudaCheck(cudaGetDeviceProperties(&device, 0));
-    printf("device       %s (%s, %s; %s)\n", device.name, device_name, floatX_name, communication_libraries().c_str());
+    printf("device       %s (%s, %s; %s)\n", device.name, device_name, floatX_name,
+           communication_libraries().c_str());
     print_run(o, workload, train_data);
     print_memory(o, workload);
     fflush(stdout);
@@ -1222,15 +1306,18 @@ inline void train(const Options& o) {
         if (!stats.finite) {
             std::string bad = first_bad_gradient(g);
             save_weights(g, o, weights_path);
-            fail("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; the weights from before "
+            fail("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; the weights "
+                 "from before "
                  "this step are in %s, try a lower --learning-rate or a longer --warmup-steps",
                  step + 1, std::isnan(stats.loss) ? NAN : stats.loss,  // without the sign that a NaN can have
-                 std::isnan(stats.gradient_norm) ? NAN : stats.gradient_norm, bad.c_str(), weights_path.c_str());
+                 std::isnan(stats.gradient_norm) ? NAN : stats.gradient_norm, bad.c_str(),
+                 weights_path.c_str());
         }
         progress.step(step + 1, stats, settings.learning_rate, seconds_now() - start);
     }
     save_weights(g, o, weights_path);
-    printf("%s after step %d; the weights are in %s\n", stop_requested ? "stopped as asked" : "done", step, weights_path.c_str());
+    printf("%s after step %d; the weights are in %s\n", stop_requested ? "stopped as asked" : "done", step,
+           weights_path.c_str());
 }
 
 // ----------------------------------------------------------------------------
@@ -1241,7 +1328,8 @@ inline void train(const Options& o) {
 inline void sample(const Options& command) {
     bool directory = std::filesystem::is_directory(command.run);
     WeightsReader reader(directory ? command.run + "/weights.bin" : command.run);
-    if (!reader.header().contains("options")) fail("%s: no options in the header; the file is damaged", reader.path().c_str());
+    if (!reader.header().contains("options"))
+        fail("%s: no options in the header; the file is damaged", reader.path().c_str());
     Options o = options_from_json(reader.header()["options"], reader.path());
     complete(static_cast<ModelConfig&>(o));
     if (!command.prompt.empty() && o.tokenizer == "none") {
@@ -1276,11 +1364,15 @@ int main(int argc, char** argv) try {
     Options options = parse_options(command, argc - 1, argv + 1);
     world.require_one_process();
     switch (command) {
-    case command_train: train(options); break;
-    case command_sample: sample(options); break;
+    case command_train:
+        train(options);
+        break;
+    case command_sample:
+        sample(options);
+        break;
     case command_tokenize:
-        tokenize({options.inputs, options.output, options.val_fraction, options.shard_tokens, (uint64_t)options.seed,
-                  options.overwrite});
+        tokenize({options.inputs, options.output, options.val_fraction, options.shard_tokens,
+                  (uint64_t)options.seed, options.overwrite});
         break;
     }
     return 0;

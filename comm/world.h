@@ -1,6 +1,7 @@
 /*
-The processes of a run. Started alone, a program is a world of one and never touches MPI; started by mpirun or srun
-it joins the others. Training works in one process, so a larger world is refused before anything is read or written.
+The processes of a run. Started alone, a program is a world of one and never touches MPI; started by mpirun or
+srun it joins the others. Training works in one process, so a larger world is refused before anything is read
+or written.
 */
 #pragma once
 
@@ -21,7 +22,8 @@ public:
             launched_ = launched_ || getenv(variable);
         }
         if (!launched_) return;
-        if (MPI_Init(argc, argv) != MPI_SUCCESS) fail("MPI_Init failed; check the Open MPI installation (mpirun -version)");
+        if (MPI_Init(argc, argv) != MPI_SUCCESS)
+            fail("MPI_Init failed; check the Open MPI installation (mpirun -version)");
         MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
         MPI_Comm_size(MPI_COMM_WORLD, &size_);
     }
@@ -37,7 +39,8 @@ public:
     int size() const { return size_; }
 
     void require_one_process() const {
-        if (size_ > 1) fail("mpirun -np %d: one process trains one model; start it with -np 1 or without mpirun", size_);
+        if (size_ > 1)
+            fail("mpirun -np %d: one process trains one model; start it with -np 1 or without mpirun", size_);
     }
 
 private:

@@ -1,6 +1,6 @@
 /*
-How bad input is reported: fail() throws, main() prints the one line and exits with code 1. What was half done is
-undone on the way by destructors.
+How bad input is reported: fail() throws, main() prints the one line and exits with code 1. What was half done
+is undone on the way by destructors.
 */
 #pragma once
 

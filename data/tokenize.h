@@ -294,8 +294,8 @@ inline uint64_t cut_of(const Document& document, double fraction) {
     auto [path, size] = document;
     if (size < 2) fail("%s: is too short to split; give more text, or --val-fraction 0", path.c_str());
     uint64_t cut = std::clamp<uint64_t>((uint64_t)((double)size * (1 - fraction)), 1, size - 1);
-    printf("tokenize: %s is the only document, so its last %llu bytes are for validation\n",
-            path.c_str(), (unsigned long long)(size - cut));
+    printf("tokenize: %s is the only document, so its last %llu bytes are for validation\n", path.c_str(),
+           (unsigned long long)(size - cut));
     return cut;
 }
 
@@ -321,8 +321,7 @@ inline void tokenize(const TokenizeOptions& options) {
              options.inputs.empty() ? "the list of inputs" : options.inputs[0].c_str());
     }
     if (search.skipped > 0) {
-        printf("tokenize: skipped %zu empty files, broken links, pipes and devices\n",
-                search.skipped);
+        printf("tokenize: skipped %zu empty files, broken links, pipes and devices\n", search.skipped);
     }
 
     DocumentSplitter splitter(options);

@@ -3,13 +3,19 @@ The weights file: a table of named tensors, and one JSON object that says what t
 little-endian.
 
     at  bytes
-     0      8  magic: 89 54 47 50 54 0d 0a 1a ("\x89TGPT\r\n\x1a"; a transfer that converts line ends breaks
-it) 8      4  version of this format: 1 12      4  zero 16      8  H, bytes of the header; a multiple of 64 24
-8  XXH3-64 of the header 32      8  D, bytes of the data; a multiple of 64 40      8  XXH3-64 of the data 48
-16  zero 64      H  header: {"tensors": [{"name", "dtype": "fp32" | "bf16", "shape": [...], "offset",
-"bytes"}, ...], ...}, then spaces; what else the object holds is the writer's affair 64+H      D  data: each
-tensor row-major, at its offset from here; then zeros up to the next multiple of 64, where the next one of the
-table begins 64+H+D         end of the file
+     0      8  magic: 89 54 47 50 54 0d 0a 1a ("\x89TGPT\r\n\x1a"; a transfer that converts line ends breaks it)
+     8      4  version of this format: 1
+    12      4  zero
+    16      8  H, bytes of the header; a multiple of 64
+    24      8  XXH3-64 of the header
+    32      8  D, bytes of the data; a multiple of 64
+    40      8  XXH3-64 of the data
+    48     16  zero
+    64      H  header: {"tensors": [{"name", "dtype": "fp32" | "bf16", "shape": [...], "offset", "bytes"}, ...],
+               ...}, then spaces; what else the object holds is the writer's affair
+  64+H      D  data: each tensor row-major, at its offset from here; then zeros up to the next multiple of 64,
+               where the next one of the table begins
+64+H+D         end of the file
 
 The writer gives the file its name only when it is complete and on disk. The reader checks all of the above,
 both hashes included, before it hands out a byte.

@@ -1,6 +1,6 @@
 /*
-What every kernel file uses: the activation type floatX, checked API calls, vector loads and stores, warp and block
-sums, and the two ways to start work on a stream (a CUDA kernel, or a plain function on the cpu device).
+What every kernel file uses: the activation type floatX, checked API calls, vector loads and stores, warp and
+block sums, and the two ways to start work on a stream (a CUDA kernel, or a plain function on the cpu device).
 */
 #pragma once
 
@@ -65,14 +65,19 @@ inline void cuda_check(cudaError_t error, const char* call, const char* file, in
 // Names the enclosing function in profiles (Nsight Systems) for as long as it runs.
 struct ProfileRange {
 #ifdef __CUDACC__
-    explicit ProfileRange(const char* name) { nvtxRangePushA(name); }
-    ~ProfileRange() { nvtxRangePop(); }
+    explicit ProfileRange(const char* name) {
+        nvtxRangePushA(name);
+    }
+    ~ProfileRange() {
+        nvtxRangePop();
+    }
 #else
     explicit ProfileRange(const char*) {}
 #endif
 };
 
-// A launcher's body is one ON_DEVICE: the plain loop for the cpu device, and the kernel launch for the others.
+// A launcher's body is one ON_DEVICE: the plain loop for the cpu device, and the kernel launch for the
+// others.
 #ifdef DEVICE_CPU
 
 #define ON_DEVICE(stream, cpu_call, ...)                                                                     \
@@ -152,7 +157,8 @@ __device__ inline float warp_max(float value) {
     return value;
 }
 
-// Combines one value per warp into one per block, in every thread. All threads of a one-dimensional block take part.
+// Combines one value per warp into one per block, in every thread. All threads of a one-dimensional block
+// take part.
 template <float (*warp_combine)(float)>
 __device__ float block_combine(float value, float neutral) {
     __shared__ float per_warp[warp_size];
@@ -165,7 +171,11 @@ __device__ float block_combine(float value, float neutral) {
     return warp_combine(lane < warps ? per_warp[lane] : neutral);
 }
 
-__device__ inline float block_sum(float value) { return block_combine<warp_sum>(value, 0.0f); }
-__device__ inline float block_max(float value) { return block_combine<warp_max>(value, -INFINITY); }
+__device__ inline float block_sum(float value) {
+    return block_combine<warp_sum>(value, 0.0f);
+}
+__device__ inline float block_max(float value) {
+    return block_combine<warp_max>(value, -INFINITY);
+}
 
 #endif

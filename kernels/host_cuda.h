@@ -2,8 +2,8 @@
 The subset of the CUDA runtime API that train_gpt uses, for machines without a GPU.
 
 "Device" memory is host memory. A stream is a worker thread that runs its tasks in order; nothing else orders
-two streams, so code that forgets an event misbehaves here as it would on a card (and ThreadSanitizer sees it).
-Like non-blocking CUDA streams, streams made here do not synchronise with the default stream.
+two streams, so code that forgets an event misbehaves here as it would on a card (and ThreadSanitizer sees
+it). Like non-blocking CUDA streams, streams made here do not synchronise with the default stream.
 */
 #pragma once
 
@@ -37,17 +37,25 @@ enum cudaError_t {
 
 inline const char* cudaGetErrorString(cudaError_t error) {
     switch (error) {
-    case cudaSuccess: return "no error";
-    case cudaErrorInvalidValue: return "invalid argument";
-    case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-    case cudaErrorNotReady: return "device not ready";
-    default: return "unspecified launch failure";
+    case cudaSuccess:
+        return "no error";
+    case cudaErrorInvalidValue:
+        return "invalid argument";
+    case cudaErrorMemoryAllocation:
+        return "out of memory";
+    case cudaErrorInvalidConfiguration:
+        return "invalid configuration argument";
+    case cudaErrorNotReady:
+        return "device not ready";
+    default:
+        return "unspecified launch failure";
     }
 }
 
 // Kernels on the host report their own errors; there is no sticky state to read back.
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaGetLastError() {
+    return cudaSuccess;
+}
 
 // ----------------------------------------------------------------------------
 // streams
@@ -143,7 +151,8 @@ inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void
 // ----------------------------------------------------------------------------
 // events
 
-// What one cudaEventRecord marked. Waiters hold the mark they saw, so an event can be recorded again meanwhile.
+// What one cudaEventRecord marked. Waiters hold the mark they saw, so an event can be recorded again
+// meanwhile.
 struct HostMark {
     std::mutex mutex;
     std::condition_variable reached_changed;
@@ -220,7 +229,8 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, 
 // ----------------------------------------------------------------------------
 // memory
 
-// Bytes this process could still take: what the kernel calls available, or what is left of a control group's limit.
+// Bytes this process could still take: what the kernel calls available, or what is left of a control group's
+// limit.
 inline size_t host_available_memory() {
     auto first_number = [](const char* path, const char* key) -> size_t {
         FILE* file = fopen(path, "r");
@@ -267,8 +277,12 @@ inline cudaError_t cudaFree(void* pointer) {
     return cudaSuccess;
 }
 
-inline cudaError_t cudaMallocHost(void** pointer, size_t bytes) { return cudaMalloc(pointer, bytes); }
-inline cudaError_t cudaFreeHost(void* pointer) { return cudaFree(pointer); }
+inline cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
+    return cudaMalloc(pointer, bytes);
+}
+inline cudaError_t cudaFreeHost(void* pointer) {
+    return cudaFree(pointer);
+}
 
 inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
     *free_bytes = host_available_memory();
@@ -284,7 +298,8 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault,
 };
 
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                                   cudaStream_t stream) {
     if (bytes) host_stream(stream).enqueue([=] { memcpy(to, from, bytes); });
     return cudaSuccess;
 }
@@ -326,7 +341,9 @@ inline cudaError_t cudaGetDeviceCount(int* count) {
     return cudaSuccess;
 }
 
-inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+inline cudaError_t cudaSetDevice(int) {
+    return cudaSuccess;
+}
 
 inline cudaError_t cudaGetDevice(int* device) {
     *device = 0;

@@ -1,7 +1,7 @@
 /*
-Random numbers as a function of (key, counter): Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random
-numbers: as easy as 1, 2, 3" (SC 2011). There is no state, so a number does not depend on which rank, thread or step
-of a loop asks for it: the n-th number of a tensor is the same for every layout of the work.
+Random numbers as a function of (key, counter): Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel
+random numbers: as easy as 1, 2, 3" (SC 2011). There is no state, so a number does not depend on which rank,
+thread or step of a loop asks for it: the n-th number of a tensor is the same for every layout of the work.
 */
 #pragma once
 
@@ -29,7 +29,8 @@ HOST_DEVICE inline Random4 philox(uint64_t key, uint64_t counter, uint64_t count
     return {{x[0], x[1], x[2], x[3]}};
 }
 
-// The key of a named purpose ("wte", "data order") under a run's seed: FNV-1a of the name, mixed with the seed.
+// The key of a named purpose ("wte", "data order") under a run's seed: FNV-1a of the name, mixed with the
+// seed.
 inline uint64_t random_key(uint64_t seed, std::string_view name) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (unsigned char c : name) hash = (hash ^ c) * 0x100000001b3u;
@@ -38,7 +39,9 @@ inline uint64_t random_key(uint64_t seed, std::string_view name) {
 }
 
 // Uniform in [0, 1), with 24 bits.
-HOST_DEVICE inline float random_uniform(uint32_t bits) { return (float)(bits >> 8) * 0x1p-24f; }
+HOST_DEVICE inline float random_uniform(uint32_t bits) {
+    return (float)(bits >> 8) * 0x1p-24f;
+}
 
 // The i-th number of a stream of standard normal numbers (Box-Muller; two from each 64 random bits).
 inline float random_normal(uint64_t key, uint64_t i) {

@@ -45,7 +45,8 @@ inline double step_seconds(Gpt& g, const Batch& batch, int repeats) {
         classify(g, batch, 1.0f / (batch.B * batch.T), true);
         backward(g, batch);
         update(g, {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1, false}, 1.0f, 0);
-        if (!read_stats(g, batch.B * batch.T).finite) fail("bench: a step was not finite; the kernels are at fault");
+        if (!read_stats(g, batch.B * batch.T).finite)
+            fail("bench: a step was not finite; the kernels are at fault");
         if (step > 0) seconds.push_back(seconds_now() - start);
     }
     std::nth_element(seconds.begin(), seconds.begin() + repeats / 2, seconds.end());
@@ -63,7 +64,8 @@ int main(int argc, char** argv) try {
     cudaDeviceProp device;
     cudaCheck(cudaGetDeviceProperties(&device, 0));
     printf("%s (%s, %s): gpt2-124M, training step\n", device.name, device_name, floatX_name);
-    printf("%4s %6s %10s %10s %12s %14s %10s\n", "B", "T", "ms", "tokens/s", "GEMM GFLOP/s", "share of GEMM", "MFU");
+    printf("%4s %6s %10s %10s %12s %14s %10s\n", "B", "T", "ms", "tokens/s", "GEMM GFLOP/s", "share of GEMM",
+           "MFU");
     bool keep_master = sizeof(floatX) < sizeof(float);
     for (auto [B, T] : shapes) {
         Workload workload = {B, T, true, Recompute::none, chosen_loss_chunk(config, B * T)};

@@ -1,4 +1,5 @@
-// Tests of kernels/host_cuda.h: streams, events and memory without a GPU behave as the CUDA runtime documents.
+// Tests of kernels/host_cuda.h: streams, events and memory without a GPU behave as the CUDA runtime
+// documents.
 #include "test/testing.h"
 
 #include <atomic>

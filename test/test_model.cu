@@ -1,6 +1,6 @@
 /*
-The whole model: against golden runs of PyTorch (test/golden/), against finite differences for every switch, and the
-promises about recomputation, repetition, accumulation and steps that are not finite.
+The whole model: against golden runs of PyTorch (test/golden/), against finite differences for every switch,
+and the promises about recomputation, repetition, accumulation and steps that are not finite.
 */
 #define TESTING
 #include "train_gpt.cu"
@@ -18,7 +18,8 @@ constexpr bool on_cpu = std::string_view(device_name) == "cpu";
 // The micro-batch of given tokens and targets, on the device.
 class TestBatch {
 public:
-    TestBatch(int B, int T, const std::vector<int>& tokens, const std::vector<int>& targets) : tokens_(tokens), targets_(targets), order_(tokens.size()), starts_(tokens.size() + 1) {
+    TestBatch(int B, int T, const std::vector<int>& tokens, const std::vector<int>& targets)
+        : tokens_(tokens), targets_(targets), order_(tokens.size()), starts_(tokens.size() + 1) {
         std::vector<int> order(tokens.size()), starts(tokens.size() + 1);
         int buckets = bucket_tokens(order.data(), starts.data(), tokens.data(), (int)tokens.size());
         cudaCheck(cudaMemcpy(order_, order.data(), order.size() * sizeof(int), cudaMemcpyHostToDevice));
@@ -98,7 +99,8 @@ struct Golden {
         c.vocab_size = json["vocab_size"], c.context = json["context"], c.norm = json["norm"];
         c.norm_eps = json["norm_eps"], c.position = json["position"], c.rope_theta = json["rope_theta"];
         c.rope_dims = json["rope_dims"], c.rope_scaling = json["rope_scaling"];
-        c.rope_low_frequency = json["rope_low_frequency"], c.rope_high_frequency = json["rope_high_frequency"];
+        c.rope_low_frequency = json["rope_low_frequency"],
+        c.rope_high_frequency = json["rope_high_frequency"];
         c.rope_original_context = json["rope_original_context"], c.mlp = json["mlp"], c.bias = json["bias"];
         c.window = json["window"], c.block = json["block"], c.tie_embeddings = json["tie_embeddings"];
         c.qk_norm = json["qk_norm"];
@@ -107,8 +109,8 @@ struct Golden {
     }
 };
 
-// A key bias shifts all scores of a query alike, so its gradient is zero and what remains of it is rounding, which
-// AdamW blows up to its full step. Those rows say nothing about the final weights.
+// A key bias shifts all scores of a query alike, so its gradient is zero and what remains of it is rounding,
+// which AdamW blows up to its full step. Those rows say nothing about the final weights.
 void drop_key_bias(const ModelConfig& c, const std::string& name, std::vector<double>& values) {
     if (!name.ends_with("qkv.bias") || c.position != "learned") return;
     auto keys = values.begin() + c.heads * c.head_size;
@@ -135,26 +137,32 @@ void check_golden(const char* name) {
         if (step == 0) {
             int V = config.vocab_size, Vp = padded_vocab(config);
             Buffer<floatX> logits((size_t)N * Vp);
-            matmul_forward(logits, g.acts[0].normf, g.head_weight(g.params), nullptr, N, config.channels, Vp, g.stream);
+            matmul_forward(logits, g.acts[0].normf, g.head_weight(g.params), nullptr, N, config.channels, Vp,
+                           g.stream);
             cudaCheck(cudaStreamSynchronize(g.stream));
             auto padded = logits.doubles();
             std::vector<double> got;
             for (int i = 0; i < N; i++) got.insert(got.end(), &padded[i * Vp], &padded[i * Vp] + V);
-            CHECK(relative_error(got, to_doubles(golden.tensor<float>("logits", "logits"))) < (exact ? 1e-5 : 2e-2));
+            CHECK(relative_error(got, to_doubles(golden.tensor<float>("logits", "logits"))) <
+                  (exact ? 1e-5 : 2e-2));
             g.layout.each([&](const TensorRow& row, const std::string& tensor, size_t offset) {
                 INFO(tensor);
-                auto want = to_doubles(golden.tensor<float>("gradient", tensor)), got = gradient_of(g, offset, row.size());
+                auto want = to_doubles(golden.tensor<float>("gradient", tensor)),
+                     got = gradient_of(g, offset, row.size());
                 drop_key_bias(config, tensor, want);
                 drop_key_bias(config, tensor, got);
                 CHECK(relative_error(got, want) < (exact ? 2e-5 : 6e-2));
             });
         }
-        AdamW settings = {o["learning_rate"], o["beta1"], o["beta2"], o["eps"], o["weight_decay"], step + 1, false};
+        AdamW settings = {o["learning_rate"], o["beta1"], o["beta2"], o["eps"],
+                          o["weight_decay"],  step + 1,   false};
         update(g, settings, o["gradient_clip"], 0);
         StepStats stats = read_stats(g, batch.valid());
         CHECK(stats.finite);
-        CHECK(stats.loss == doctest::Approx((double)golden.header["losses"][step]).epsilon(exact ? 2e-6 : 2e-2));
-        CHECK(stats.gradient_norm == doctest::Approx((double)golden.header["gradient_norms"][step]).epsilon(exact ? 2e-5 : 5e-2));
+        CHECK(stats.loss ==
+              doctest::Approx((double)golden.header["losses"][step]).epsilon(exact ? 2e-6 : 2e-2));
+        CHECK(stats.gradient_norm ==
+              doctest::Approx((double)golden.header["gradient_norms"][step]).epsilon(exact ? 2e-5 : 5e-2));
     }
     g.layout.each([&](const TensorRow& row, const std::string& tensor, size_t offset) {
         INFO(tensor);
@@ -168,18 +176,29 @@ void check_golden(const char* name) {
     });
 }
 
-TEST_CASE("golden: GPT-2") { check_golden("gpt2"); }
-TEST_CASE("golden: LLaMA, grouped heads") { check_golden("llama"); }
-TEST_CASE("golden: LLaMA with scaled RoPE and masked targets") { check_golden("llama3"); }
-TEST_CASE("golden: Qwen, QK-norm") { check_golden("qwen"); }
-TEST_CASE("golden: parallel block, sliding window, partial RoPE") { check_golden("parallel"); }
+TEST_CASE("golden: GPT-2") {
+    check_golden("gpt2");
+}
+TEST_CASE("golden: LLaMA, grouped heads") {
+    check_golden("llama");
+}
+TEST_CASE("golden: LLaMA with scaled RoPE and masked targets") {
+    check_golden("llama3");
+}
+TEST_CASE("golden: Qwen, QK-norm") {
+    check_golden("qwen");
+}
+TEST_CASE("golden: parallel block, sliding window, partial RoPE") {
+    check_golden("parallel");
+}
 
 // ----------------------------------------------------------------------------
 // models of every kind
 
 ModelConfig small_config() {
     ModelConfig c;
-    c.layers = 2, c.channels = 20, c.heads = 4, c.head_size = 6, c.mlp_width = 28, c.vocab_size = 37, c.context = 16;
+    c.layers = 2, c.channels = 20, c.heads = 4, c.head_size = 6, c.mlp_width = 28, c.vocab_size = 37,
+    c.context = 16;
     complete(c);
     return c;
 }
@@ -202,8 +221,10 @@ const Variant variants[] = {
     {"parallel", [](ModelConfig& c) { c.block = "parallel"; }},
     {"untied", [](ModelConfig& c) { c.tie_embeddings = false; }},
     {"qk-norm", [](ModelConfig& c) { c.qk_norm = true; }},
-    {"all together", [](ModelConfig& c) {
-         c.norm = "rmsnorm", c.position = "rope", c.rope_dims = 6, c.mlp = "swiglu", c.bias = false, c.kv_heads = 1;
+    {"all together",
+     [](ModelConfig& c) {
+         c.norm = "rmsnorm", c.position = "rope", c.rope_dims = 6, c.mlp = "swiglu", c.bias = false,
+         c.kv_heads = 1;
          c.window = 4, c.block = "parallel", c.tie_embeddings = false, c.qk_norm = true;
      }},
 };
@@ -252,11 +273,13 @@ TEST_CASE("gradients agree with finite differences for every switch" * doctest::
             auto gradient = gradient_of(g, offset, row.size());
             auto direction = random_values<float>(("direction " + name).c_str(), row.size());
             double slope = 0, norm = 0;
-            for (size_t i = 0; i < row.size(); i++) slope += gradient[i] * direction[i], norm += direction[i] * direction[i];
+            for (size_t i = 0; i < row.size(); i++)
+                slope += gradient[i] * direction[i], norm += direction[i] * direction[i];
             double step = 1e-2 / std::sqrt(norm), loss[2];
             for (int side = 0; side < 2; side++) {
                 auto moved = start;
-                for (size_t i = 0; i < row.size(); i++) moved[i] += (float)((side ? step : -step) * direction[i]);
+                for (size_t i = 0; i < row.size(); i++)
+                    moved[i] += (float)((side ? step : -step) * direction[i]);
                 set_tensor(g, offset, moved.data(), moved.size());
                 loss[side] = loss_of(g, batch);
             }
@@ -265,7 +288,8 @@ TEST_CASE("gradients agree with finite differences for every switch" * doctest::
             for (double value : gradient) gradient_norm += value * value;
             double measured = (loss[1] - loss[0]) / (2 * step);
             // rounding of the loss, then of the slope itself
-            CHECK(std::abs(measured - slope) < 2e-6 / step + 2e-3 * std::sqrt(gradient_norm * norm / row.size()));
+            CHECK(std::abs(measured - slope) <
+                  2e-6 / step + 2e-3 * std::sqrt(gradient_norm * norm / row.size()));
         });
     }
 }
@@ -290,7 +314,8 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 
 TEST_CASE("recomputation and repetition do not change a bit") {
     for (const Variant& variant : variants) {
-        if (!on_cpu && &variant != std::begin(variants) && &variant != std::end(variants) - 1) continue;  // slow there
+        if (!on_cpu && &variant != std::begin(variants) && &variant != std::end(variants) - 1)
+            continue;  // slow there
         INFO(variant.name);
         ModelConfig config = small_config();
         variant.change(config);
@@ -319,7 +344,8 @@ TEST_CASE("accumulated micro-batches are one batch") {
     forward_backward(g, whole);
     auto want = gradient_of(g, 0, g.layout.size());
     float loss = read_stats(g, whole.valid()).loss;
-    auto tokens = from_device((*whole).tokens, 2 * test_T), targets = from_device((*whole).targets, 2 * test_T);
+    auto tokens = from_device((*whole).tokens, 2 * test_T),
+         targets = from_device((*whole).targets, 2 * test_T);
     zero_gradients(g);
     for (int row = 0; row < 2; row++) {
         TestBatch part(1, test_T, {tokens.begin() + row * test_T, tokens.begin() + (row + 1) * test_T},
@@ -354,7 +380,8 @@ TEST_CASE("a step that is not finite leaves the weights as they were") {
 TEST_CASE("initial weights depend on the seed and the tensor's name only") {
     ModelConfig shallow = small_config(), deep = small_config();
     deep.layers = 3;
-    Gpt a(shallow, {1, 4, false, Recompute::none, 4}, false), b(deep, {1, 4, false, Recompute::none, 4}, false);
+    Gpt a(shallow, {1, 4, false, Recompute::none, 4}, false),
+        b(deep, {1, 4, false, Recompute::none, 4}, false);
     initialize(a, 5);
     initialize(b, 5);
     size_t count = (size_t)qkv_width(shallow) * shallow.channels;
@@ -370,7 +397,8 @@ TEST_CASE("initial weights depend on the seed and the tensor's name only") {
 TEST_CASE("documents do not see each other") {
     // the same document after another one, and alone
     ModelConfig config = small_config();
-    config.position = "rope", config.rope_dims = 6;  // relative positions: the place in the row does not matter
+    config.position = "rope",
+    config.rope_dims = 6;  // relative positions: the place in the row does not matter
     Gpt g(config, {1, 12, false, Recompute::none, 12}, false);
     randomize(g);
     std::vector<int> both = {3, 9, 4, 4, 7, 1, 20, 21, 22, 23, 24, 25}, alone(both.begin() + 6, both.end());
@@ -384,7 +412,8 @@ TEST_CASE("documents do not see each other") {
     auto after = to_doubles(from_device(g.acts[0].normf + 6 * config.channels, 6 * config.channels));
     forward(g, *single);
     cudaCheck(cudaStreamSynchronize(g.stream));
-    CHECK(relative_error(to_doubles(from_device(g.acts[0].normf, 6 * config.channels)), after) < (exact ? 1e-5 : 3e-2));
+    CHECK(relative_error(to_doubles(from_device(g.acts[0].normf, 6 * config.channels)), after) <
+          (exact ? 1e-5 : 3e-2));
 }
 
 TEST_CASE("a sample depends on its key only, and top-k 1 is greedy") {
@@ -425,7 +454,8 @@ TEST_CASE("FLOPs follow the published formula") {
     c.layers = 96, c.channels = 12288, c.heads = 96, c.vocab_size = 51200;
     complete(c);
     double l = 96, h = 12288, s = 2048, V = 51200;
-    CHECK(flops_per_token(c, 2048, false) == doctest::Approx(72 * l * h * h * (1 + s / (6 * h) + V / (12 * l * h))));
+    CHECK(flops_per_token(c, 2048, false) ==
+          doctest::Approx(72 * l * h * h * (1 + s / (6 * h) + V / (12 * l * h))));
     CHECK(flops_per_token(c, 2048, true) < flops_per_token(c, 2048, false));
 }
 

@@ -23,8 +23,8 @@ inline cudaStream_t test_stream() {
     return stream;
 }
 
-// Device memory of exactly `size` elements. It starts as NaN bit patterns (0xff bytes), so an element that a kernel
-// should have written and did not, or read and should not have, shows in the result.
+// Device memory of exactly `size` elements. It starts as NaN bit patterns (0xff bytes), so an element that a
+// kernel should have written and did not, or read and should not have, shows in the result.
 template <typename T>
 class Buffer {
 public:
@@ -39,8 +39,8 @@ public:
 
     // Converts, so that a Buffer<floatX> is made from float data.
     template <typename U>
-        requires(!std::is_same_v<T, U>)
-    explicit Buffer(const std::vector<U>& values) : Buffer(std::vector<T>(values.begin(), values.end())) {}
+    requires(!std::is_same_v<T, U>) explicit Buffer(const std::vector<U>& values)
+        : Buffer(std::vector<T>(values.begin(), values.end())) {}
 
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;

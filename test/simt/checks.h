@@ -77,7 +77,8 @@ Stamp stamp(const Thread& thread) {
     }
 }
 
-// Whether a hook has anything to check: code of a kernel that uses memory other than the stacks of its threads.
+// Whether a hook has anything to check: code of a kernel that uses memory other than the stacks of its
+// threads.
 [[gnu::always_inline]] inline bool concerns_us(const volatile void* at) {
     return stacks.holds((uintptr_t)__builtin_frame_address(0)) && !stacks.holds((uintptr_t)at);
 }

@@ -20,7 +20,8 @@ overwrites.
 #include <dnnl.h>
 
 // clang-format off
-enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED = 1, CUBLAS_STATUS_INVALID_VALUE = 7,
+enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED = 1,
+                      CUBLAS_STATUS_INVALID_VALUE = 7,
                       CUBLAS_STATUS_NOT_SUPPORTED = 15 };
 enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };

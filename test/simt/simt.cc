@@ -1,4 +1,5 @@
-// The simulated device: threads, warps and blocks, and how they take turns. Its other parts are included at the end.
+// The simulated device: threads, warps and blocks, and how they take turns. Its other parts are included at
+// the end.
 #include <boost/context/detail/fcontext.hpp>
 #include <algorithm>
 #include <array>
