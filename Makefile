@@ -41,6 +41,7 @@ CPU_ARCH ?= $(if $(filter cuda,$(DEVICE)),x86-64-v3,native)
 GPU_ARCH ?= 80 90a
 MPI      ?= on
 MPICXX   ?= mpicxx
+NCCL     ?= -lnccl
 cores    := $(shell nproc)
 BUILD    := build/$(DEVICE)-$(PRECISION)
 
@@ -89,7 +90,7 @@ compile := $(NVCC) -x cu -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --ext
            $(foreach arch,$(GPU_ARCH),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) $(if $(STRICT),-Werror all-warnings) \
            -Xcompiler $(call list,-march=$(CPU_ARCH) -fopenmp -Wall -Wextra) $(defines) $(includes)
 link    := $(NVCC) -Xcompiler -fopenmp
-libs    := -lcublasLt -lnccl
+libs    := -lcublasLt $(NCCL)
 endif
 libs += -lxxhash $(LDFLAGS)
 mpi_libs = $(if $(filter cuda,$(DEVICE)),$(foreach flag,$(mpi_link),-Xlinker $(flag)),$(mpi_link))
@@ -100,7 +101,8 @@ mpi_libs = $(if $(filter cuda,$(DEVICE)),$(foreach flag,$(mpi_link),-Xlinker $(f
 need_build := cxxopts.hpp=libcxxopts-dev nlohmann/json.hpp=nlohmann-json3-dev xxhash.h=libxxhash-dev
 need_build += $(if $(filter cuda,$(DEVICE)),cublasLt.h=libcublas-dev nccl.h=libnccl-dev,dnnl.h=libdnnl-dev)
 need_build += $(if $(filter on,$(MPI)),mpi.h=libopenmpi-dev)
-need_test  := doctest/doctest.h=doctest-dev boost/context/detail/fcontext.hpp=libboost-context-dev dnnl.h=libdnnl-dev
+need_test  := doctest/doctest.h=doctest-dev
+need_simt  := boost/context/detail/fcontext.hpp=libboost-context-dev dnnl.h=libdnnl-dev
 need_tools := $(CXX)=g++ $(if $(filter on,$(MPI)),mpirun=openmpi-bin)
 
 has_header  = printf '$(hash)if !__has_include(<%s>)\n$(hash)error\n$(hash)endif\n' $(1) | $(CXX) -E -x c++ $(includes) \
@@ -169,7 +171,7 @@ $(BUILD)/test_%.o: test/test_%.cu $(BUILD)/command | $(BUILD)/found-build $(BUIL
 	$(compile) -MMD -MP -c $< -o $@
 
 # The shim is not instrumented: it is what the instrumentation calls.
-$(BUILD)/simt.o: test/simt/simt.cc $(BUILD)/command | $(BUILD)/found-test
+$(BUILD)/simt.o: test/simt/simt.cc $(BUILD)/command | $(BUILD)/found-simt
 	$(filter-out -fsanitize=thread,$(compile)) -MMD -MP -c $< -o $@
 
 .PHONY: test test-all
@@ -186,8 +188,9 @@ test-all: deps
 # first steps
 
 TEXT          ?= /usr/include
+PROMPT        ?= $(if $(filter /usr/include,$(TEXT)),typedef struct)
 quick         := runs/quickstart
-QUICK_OPTIONS ?= --steps 600 --micro-batch 16 --learning-rate 3e-3 --val-every 150 --log-every 25
+QUICK_OPTIONS ?= --steps 1400 --micro-batch 8 --learning-rate 3e-3 --val-every 350 --val-batches 40 --log-every 50
 .PHONY: quickstart
 quickstart: deps
 	@$(MAKE) --no-print-directory DEVICE=$(DEVICE)
@@ -198,7 +201,7 @@ quickstart: deps
 	@./train_gpt train --model tiny --train-data '$(quick)/text_train_*.bin' --val-data '$(quick)/text_val_*.bin' \
 	    --run-dir $(quick)/run --overwrite $(QUICK_OPTIONS)
 	@echo "3. what it has learnt"
-	@./train_gpt sample $(quick)/run --tokens 400 --temperature 0.7
+	@./train_gpt sample $(quick)/run --tokens 400 --samples 2 --temperature 0.8 --prompt '$(PROMPT)'
 	@echo "next: ./train_gpt sample $(quick)/run --prompt '#include' (more text), ./train_gpt train --help (your own run),"
 	@echo "      make test (prove the build), make bench (measure the speed)"
 
@@ -218,7 +221,7 @@ $(BUILD)/bench.o: test/bench.cu $(BUILD)/command | $(BUILD)/found-build
 
 .PHONY: deps
 deps:
-	@missing=$$($(call find_missing,$(need_build) $(need_test))); \
+	@missing=$$($(call find_missing,$(need_build) $(need_test) $(need_simt))); \
 	[ -n "$$missing" ] || exit 0; \
 	install="apt-get install -y --no-install-recommends $$(echo $$missing)"; \
 	if ! command -v apt-get >/dev/null; then echo "train_gpt: missing here: $$(echo $$missing) (names of Debian packages); install them"; exit 1; fi; \
@@ -242,7 +245,7 @@ info:
 	$(call show,nvcc,$(or $(NVCC),not found)$(if $(NVCC), $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')$(comma) code for sm_$(subst $(empty) $(empty), sm_,$(GPU_ARCH))),NVCC=path GPU_ARCH="80 90a")
 	$(call show,GPU,$(or $(shell nvidia-smi --query-gpu=name,driver_version --format=csv$(comma)noheader 2>/dev/null | head -1),none),)
 	$(call show,cuBLASLt,$(call where,cublasLt.h,libcublas-dev),CPPFLAGS=-I... LDFLAGS=-L...)
-	$(call show,NCCL,$(call where,nccl.h,libnccl-dev),CPPFLAGS=-I... LDFLAGS=-L...)
+	$(call show,NCCL,$(call where,nccl.h,libnccl-dev),CPPFLAGS=-I... LDFLAGS=-L... NCCL=-l:libnccl.so.2)
 	$(call show,MPI,$(if $(filter off,$(MPI)),off,$(call where,mpi.h,libopenmpi-dev)),MPI=off MPICXX=path)
 	$(call show,oneDNN,$(call where,dnnl.h,libdnnl-dev),CPPFLAGS=-I... LDFLAGS=-L...)
 	$(call show,cxxopts,$(call where,cxxopts.hpp,libcxxopts-dev),CPPFLAGS=-I...)

@@ -279,35 +279,35 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
         if (present && row.elements) rows.push_back(row);
     };
     // clang-format off
-    add(true,              {FIELD(residual),        N * C,                keep});
-    add(true,              {FIELD(norm1),              N * C,                keep_block});
-    add(mean,              {FIELD(norm1_mean),    N,                    keep_block});
-    add(true,              {FIELD(norm1_rstd),    N,                    keep_block});
-    add(c.qk_norm,         {FIELD(qkv_raw),          N * QKV,              keep_block});
-    add(c.qk_norm,         {FIELD(qk_rstd),          N * (c.heads + c.kv_heads), keep_block});
-    add(true,              {FIELD(qkv),                  N * QKV,              keep_block});
-    add(true,              {FIELD(att),                  N * A,                keep_block});
-    add(true,              {FIELD(lse),                  N * c.heads,          keep_block});
-    add(two_norms,         {FIELD(residual2),      N * C,                keep_block});
-    add(two_norms,         {FIELD(norm2),              N * C,                keep_hidden});
-    add(two_norms && mean, {FIELD(norm2_mean),    N,                    keep_hidden});
-    add(two_norms,         {FIELD(norm2_rstd),    N,                    keep_hidden});
-    add(true,              {FIELD(fc),                    N * F1,               keep_hidden});
-    add(true,              {FIELD(act),                  N * F,                keep_hidden});
-    add(true,              {FIELD(delta),              N * C,                false});
-    add(true,              {FIELD(residualf),      N * C,                false});
-    add(true,              {FIELD(normf),              N * C,                false});
-    add(mean,              {FIELD(normf_mean),    N,                    false});
-    add(true,              {FIELD(normf_rstd),    N,                    false});
-    add(true,              {FIELD(logits),            chunk * padded_vocab(c), false});
-    add(true,              {FIELD(losses),            N,                    false});
-    add(w.training,        {FIELD(dresidual),      N * C,                false});
-    add(w.training,        {FIELD(dnorm),              N * C,                false});
-    add(w.training,        {FIELD(dact),                N * F,                false});
-    add(w.training,        {FIELD(dfc),                  N * F1,               false});
-    add(w.training,        {FIELD(datt),                N * A,                false});
-    add(w.training,        {FIELD(dqkv),                N * QKV,              false});
-    add(w.training,        {FIELD(scratch),          scratch,              false});
+    add(true,              {FIELD(residual),   N * C,                          keep});
+    add(true,              {FIELD(norm1),      N * C,                          keep_block});
+    add(mean,              {FIELD(norm1_mean), N,                              keep_block});
+    add(true,              {FIELD(norm1_rstd), N,                              keep_block});
+    add(c.qk_norm,         {FIELD(qkv_raw),    N * QKV,                        keep_block});
+    add(c.qk_norm,         {FIELD(qk_rstd),    N * (c.heads + c.kv_heads),     keep_block});
+    add(true,              {FIELD(qkv),        N * QKV,                        keep_block});
+    add(true,              {FIELD(att),        N * A,                          keep_block});
+    add(true,              {FIELD(lse),        N * c.heads,                    keep_block});
+    add(two_norms,         {FIELD(residual2),  N * C,                          keep_block});
+    add(two_norms,         {FIELD(norm2),      N * C,                          keep_hidden});
+    add(two_norms && mean, {FIELD(norm2_mean), N,                              keep_hidden});
+    add(two_norms,         {FIELD(norm2_rstd), N,                              keep_hidden});
+    add(true,              {FIELD(fc),         N * F1,                         keep_hidden});
+    add(true,              {FIELD(act),        N * F,                          keep_hidden});
+    add(true,              {FIELD(delta),      N * C,                          false});
+    add(true,              {FIELD(residualf),  N * C,                          false});
+    add(true,              {FIELD(normf),      N * C,                          false});
+    add(mean,              {FIELD(normf_mean), N,                              false});
+    add(true,              {FIELD(normf_rstd), N,                              false});
+    add(true,              {FIELD(logits),     chunk * padded_vocab(c),        false});
+    add(true,              {FIELD(losses),     N,                              false});
+    add(w.training,        {FIELD(dresidual),  N * C,                          false});
+    add(w.training,        {FIELD(dnorm),      N * C,                          false});
+    add(w.training,        {FIELD(dact),       N * F,                          false});
+    add(w.training,        {FIELD(dfc),        N * F1,                         false});
+    add(w.training,        {FIELD(datt),       N * A,                          false});
+    add(w.training,        {FIELD(dqkv),       N * QKV,                        false});
+    add(w.training,        {FIELD(scratch),    scratch,                        false});
     // clang-format on
 #undef FIELD
     return rows;
@@ -328,12 +328,11 @@ inline size_t activation_bytes(const ModelConfig& config, const Workload& worklo
 // One micro-batch on the device.
 struct Batch {
     int B, T;
-    const int* tokens = nullptr;   // (B, T)
-    const int* targets = nullptr;  // (B, T) -1: no loss here
-    const int* order = nullptr;    // (B*T) positions sorted by token
-    const int* starts = nullptr;   // (buckets + 1) where each distinct token begins in order
-    const int* doc_start =
-        nullptr;  // (B, T) first position of each position's document; null: one document a row
+    const int* tokens = nullptr;     // (B, T)
+    const int* targets = nullptr;    // (B, T) -1: no loss here
+    const int* order = nullptr;      // (B*T) positions sorted by token
+    const int* starts = nullptr;     // (buckets + 1) where each distinct token begins in order
+    const int* doc_start = nullptr;  // (B, T) where each position's document begins; null: at 0
     int buckets = 0;
 };
 
@@ -425,10 +424,10 @@ inline void check_memory(const ModelConfig& config, const Workload& workload, bo
              "saves more",
              workload.B, size_text(need).c_str(), size_text(available).c_str(), fits);
     }
-    fail("the model needs %s of memory and %s are free; choose a smaller --model, a shorter "
-         "--sequence-length or "
-         "--recompute block",
-         size_text(need).c_str(), size_text(available).c_str());
+    fail(
+        "the model needs %s of memory and %s are free; choose a smaller --model, a shorter --sequence-length "
+        "or --recompute block",
+        size_text(need).c_str(), size_text(available).c_str());
 }
 
 template <typename T>
