@@ -36,7 +36,6 @@ $(error PRECISION=bf16: a CPU trains in fp32; leave PRECISION out, or give DEVIC
 endif
 
 CXX      := $(if $(filter default,$(origin CXX)),g++,$(CXX))
-# STRICT=1: warnings are errors
 CPU_ARCH ?= $(if $(filter cuda,$(DEVICE)),x86-64-v3,native)
 GPU_ARCH ?= 80 90a
 MPI      ?= on
@@ -68,6 +67,7 @@ cuda_include := $(if $(NVCC),$(dir $(NVCC))../include)
 includes := -I. $(patsubst -I%,-isystem %,$(mpi_compile)) $(CPPFLAGS)
 defines  := $(precision_$(PRECISION))
 # GCC 12 sees an overlap that is not there in operator+ of std::string (its bug 105651): -Wno-restrict
+# STRICT=1 makes warnings errors.
 warnings := -Wall -Wextra -Wno-restrict $(if $(STRICT),-Werror)
 host     := -std=c++20 -g -fno-math-errno -fno-trapping-math -march=$(CPU_ARCH) -fopenmp $(warnings) $(CXXFLAGS)
 

@@ -130,8 +130,7 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     return rows;
 }
 
-// The tensors of one unit inside a buffer: parameters, gradients or optimizer state. Null where a switch is
-// off.
+// The tensors of one unit in a buffer of parameters, gradients or moments. Null where a switch is off.
 template <typename T>
 struct UnitTensors {
     T* at[tensor_count] = {};
@@ -279,35 +278,35 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
         if (present && row.elements) rows.push_back(row);
     };
     // clang-format off
-    add(true,              {FIELD(residual),   N * C,                          keep});
-    add(true,              {FIELD(norm1),      N * C,                          keep_block});
-    add(mean,              {FIELD(norm1_mean), N,                              keep_block});
-    add(true,              {FIELD(norm1_rstd), N,                              keep_block});
-    add(c.qk_norm,         {FIELD(qkv_raw),    N * QKV,                        keep_block});
-    add(c.qk_norm,         {FIELD(qk_rstd),    N * (c.heads + c.kv_heads),     keep_block});
-    add(true,              {FIELD(qkv),        N * QKV,                        keep_block});
-    add(true,              {FIELD(att),        N * A,                          keep_block});
-    add(true,              {FIELD(lse),        N * c.heads,                    keep_block});
-    add(two_norms,         {FIELD(residual2),  N * C,                          keep_block});
-    add(two_norms,         {FIELD(norm2),      N * C,                          keep_hidden});
-    add(two_norms && mean, {FIELD(norm2_mean), N,                              keep_hidden});
-    add(two_norms,         {FIELD(norm2_rstd), N,                              keep_hidden});
-    add(true,              {FIELD(fc),         N * F1,                         keep_hidden});
-    add(true,              {FIELD(act),        N * F,                          keep_hidden});
-    add(true,              {FIELD(delta),      N * C,                          false});
-    add(true,              {FIELD(residualf),  N * C,                          false});
-    add(true,              {FIELD(normf),      N * C,                          false});
-    add(mean,              {FIELD(normf_mean), N,                              false});
-    add(true,              {FIELD(normf_rstd), N,                              false});
-    add(true,              {FIELD(logits),     chunk * padded_vocab(c),        false});
-    add(true,              {FIELD(losses),     N,                              false});
-    add(w.training,        {FIELD(dresidual),  N * C,                          false});
-    add(w.training,        {FIELD(dnorm),      N * C,                          false});
-    add(w.training,        {FIELD(dact),       N * F,                          false});
-    add(w.training,        {FIELD(dfc),        N * F1,                         false});
-    add(w.training,        {FIELD(datt),       N * A,                          false});
-    add(w.training,        {FIELD(dqkv),       N * QKV,                        false});
-    add(w.training,        {FIELD(scratch),    scratch,                        false});
+    add(true,              {FIELD(residual),   N * C,                      keep});
+    add(true,              {FIELD(norm1),      N * C,                      keep_block});
+    add(mean,              {FIELD(norm1_mean), N,                          keep_block});
+    add(true,              {FIELD(norm1_rstd), N,                          keep_block});
+    add(c.qk_norm,         {FIELD(qkv_raw),    N * QKV,                    keep_block});
+    add(c.qk_norm,         {FIELD(qk_rstd),    N * (c.heads + c.kv_heads), keep_block});
+    add(true,              {FIELD(qkv),        N * QKV,                    keep_block});
+    add(true,              {FIELD(att),        N * A,                      keep_block});
+    add(true,              {FIELD(lse),        N * c.heads,                keep_block});
+    add(two_norms,         {FIELD(residual2),  N * C,                      keep_block});
+    add(two_norms,         {FIELD(norm2),      N * C,                      keep_hidden});
+    add(two_norms && mean, {FIELD(norm2_mean), N,                          keep_hidden});
+    add(two_norms,         {FIELD(norm2_rstd), N,                          keep_hidden});
+    add(true,              {FIELD(fc),         N * F1,                     keep_hidden});
+    add(true,              {FIELD(act),        N * F,                      keep_hidden});
+    add(true,              {FIELD(delta),      N * C,                      false});
+    add(true,              {FIELD(residualf),  N * C,                      false});
+    add(true,              {FIELD(normf),      N * C,                      false});
+    add(mean,              {FIELD(normf_mean), N,                          false});
+    add(true,              {FIELD(normf_rstd), N,                          false});
+    add(true,              {FIELD(logits),     chunk * padded_vocab(c),    false});
+    add(true,              {FIELD(losses),     N,                          false});
+    add(w.training,        {FIELD(dresidual),  N * C,                      false});
+    add(w.training,        {FIELD(dnorm),      N * C,                      false});
+    add(w.training,        {FIELD(dact),       N * F,                      false});
+    add(w.training,        {FIELD(dfc),        N * F1,                     false});
+    add(w.training,        {FIELD(datt),       N * A,                      false});
+    add(w.training,        {FIELD(dqkv),       N * QKV,                    false});
+    add(w.training,        {FIELD(scratch),    scratch,                    false});
     // clang-format on
 #undef FIELD
     return rows;
@@ -402,7 +401,7 @@ inline size_t memory_total(const ModelConfig& config, const Workload& workload, 
 // The largest micro-batch whose memory fits in `available` bytes; 0 if none does.
 inline int largest_micro_batch(const ModelConfig& config, Workload workload, bool keep_master,
                                size_t available) {
-    int fits = 0, too_large = 1 << 16;
+    int fits = 0, too_large = INT32_MAX / workload.T;
     while (too_large - fits > 1) {
         workload.B = fits + (too_large - fits) / 2;
         (memory_total(config, workload, keep_master) <= available ? fits : too_large) = workload.B;
@@ -414,9 +413,17 @@ inline std::string size_text(size_t bytes) {
     return bytes < (size_t)1 << 30 ? text("%.1f MiB", bytes / 0x1p20) : text("%.2f GiB", bytes / 0x1p30);
 }
 
-inline void check_memory(const ModelConfig& config, const Workload& workload, bool keep_master) {
-    size_t available, total, need = memory_total(config, workload, keep_master);
+constexpr size_t library_memory = (size_t)256 << 20;  // for the libraries' code and their workspaces
+
+// What a model may take: the free memory, less what is kept back for the libraries.
+inline size_t available_memory() {
+    size_t available, total;
     cudaCheck(cudaMemGetInfo(&available, &total));
+    return available - std::min(available, library_memory);
+}
+
+inline void check_memory(const ModelConfig& config, const Workload& workload, bool keep_master) {
+    size_t available = available_memory(), need = memory_total(config, workload, keep_master);
     if (need <= available) return;
     int fits = largest_micro_batch(config, workload, keep_master, available);
     if (fits > 0) {
@@ -424,15 +431,20 @@ inline void check_memory(const ModelConfig& config, const Workload& workload, bo
              "saves more",
              workload.B, size_text(need).c_str(), size_text(available).c_str(), fits);
     }
-    fail(
-        "the model needs %s of memory and %s are free; choose a smaller --model, a shorter --sequence-length "
-        "or --recompute block",
-        size_text(need).c_str(), size_text(available).c_str());
+    fail("the model needs %s of memory and %s are free; %s", size_text(need).c_str(),
+         size_text(available).c_str(),
+         workload.training ? "choose a smaller --model, a shorter --sequence-length or --recompute block"
+                           : "free some, or ask for fewer --tokens");
 }
 
 template <typename T>
 void allocate(T*& pointer, size_t count) {
-    cudaCheck(cudaMalloc((void**)&pointer, count * sizeof(T)));
+    cudaError_t error = cudaMalloc((void**)&pointer, count * sizeof(T));
+    if (error == cudaErrorMemoryAllocation) {
+        fail("memory: %s are not to be had at once; free some, or choose a smaller --micro-batch or --model",
+             size_text(count * sizeof(T)).c_str());
+    }
+    cudaCheck(error);
 }
 
 Gpt::Gpt(const ModelConfig& config_, const Workload& workload_, bool keep_master)
@@ -476,7 +488,7 @@ Gpt::Gpt(const ModelConfig& config_, const Workload& workload_, bool keep_master
                                config.rope_original_context};
         rope_table(table.data(), workload.T, R, config.rope_theta, scaling);
         allocate(rope, table.size());
-        cudaCheck(cudaMemcpy(rope, table.data(), table.size() * sizeof(float), cudaMemcpyHostToDevice));
+        copy_to_device(rope, table.data(), table.size(), stream);
     }
     cudaCheck(cudaStreamSynchronize(stream));
 }
@@ -493,11 +505,8 @@ Gpt::~Gpt() {
 // Sets a tensor from host values: the parameters, and the fp32 master copy where there is one.
 inline void set_tensor(Gpt& model, size_t offset, const float* values, size_t count) {
     std::vector<floatX> rounded(values, values + count);
-    cudaCheck(
-        cudaMemcpy(model.params + offset, rounded.data(), count * sizeof(floatX), cudaMemcpyHostToDevice));
-    if (model.master) {
-        cudaCheck(cudaMemcpy(model.master + offset, values, count * sizeof(float), cudaMemcpyHostToDevice));
-    }
+    copy_to_device(model.params + offset, rounded.data(), count, model.stream);
+    if (model.master) copy_to_device(model.master + offset, values, count, model.stream);
 }
 
 // Each value depends on the seed, the tensor's name and the element only.
@@ -635,8 +644,7 @@ inline void linear_backward(Gpt& g, floatX* dinp, float* dweight, float* dbias, 
     matmul_backward_input(dinp, dout, weight, N, C, OC, g.stream, accumulate_dinp);
 }
 
-// Makes again what the forward pass of the layer did not keep, with the same operations, so with the same
-// bits.
+// Makes again what the forward pass of the layer did not keep: by the same operations, so the same bits.
 inline void recompute(Gpt& g, int layer, const Batch& batch) {
     if (g.workload.recompute == Recompute::block) block_forward(g, layer, batch, true);
     if (g.workload.recompute == Recompute::mlp) {
@@ -700,6 +708,13 @@ inline void backward(Gpt& g, const Batch& batch) {
     auto dw = g.gradients(0);
     embedding_backward(dw[wte], dw[wpe], g.acts[0].dresidual, batch.tokens, batch.order, batch.starts,
                        batch.buckets, B, T, C, g.stream);
+}
+
+// Adds the gradients of a micro-batch whose losses count dloss times, and their sum to stats[0].
+inline void accumulate_gradients(Gpt& g, const Batch& batch, float dloss) {
+    forward(g, batch);
+    classify(g, batch, dloss, true);
+    backward(g, batch);
 }
 
 // ----------------------------------------------------------------------------
@@ -785,8 +800,7 @@ public:
     Batches(const Batches&) = delete;
     Batches& operator=(const Batches&) = delete;
 
-    // Samples first, first + 1, ... in the order of the run; rows from `count` on are empty and have no
-    // targets.
+    // Samples first, first + 1, ... in the order of the run; rows from `count` on have no targets.
     Batch load(uint64_t first, int count) {
         Slot& slot = slots_[next_++ % 2];
         cudaCheck(
@@ -919,8 +933,8 @@ inline float schedule(const Options& o, int step) {
     if (o.schedule == "cosine") return last + (1 - last) * 0.5f * (1 + std::cos((float)M_PI * progress));
     if (o.schedule == "linear") return 1 - (1 - last) * progress;
     if (o.schedule == "wsd") {
-        float decay = (float)(o.steps - 1 - step) /
-                      std::max(1.0f, o.decay_fraction * o.steps);  // 1 .. 0 while decaying
+        float length = std::clamp(o.decay_fraction * o.steps, 1.0f, (float)(o.steps - o.warmup_steps));
+        float decay = (float)(o.steps - 1 - step) / length;  // 1 .. 0 while decaying
         return decay >= 1 ? 1 : last + (1 - last) * decay;
     }
     return 1;
@@ -955,10 +969,16 @@ inline double published_peak(const std::string& device) {
 
 static volatile sig_atomic_t stop_requested = 0;
 
-// The first Ctrl-C (or SIGTERM) ends the run after the step; the second ends the program at once.
+// Ctrl-C, SIGTERM, or a terminal or pipe that closes ends the run after the step; a second Ctrl-C ends the
+// program at once.
 inline void request_stop(int signal) {
     stop_requested = signal;
-    std::signal(signal, SIG_DFL);
+    if (signal != SIGPIPE) std::signal(signal, SIG_DFL);  // what is still printed brings that one again
+}
+
+inline void stop_on_signals() {
+    for (int signal : {SIGINT, SIGTERM, SIGPIPE}) std::signal(signal, request_stop);
+    if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // started by nohup
 }
 
 inline std::string duration(double seconds) {
@@ -1002,8 +1022,8 @@ inline Recompute recompute_mode(const std::string& name) {
     return name == "block" ? Recompute::block : name == "mlp" ? Recompute::mlp : Recompute::none;
 }
 
-// Tokens whose logits exist at once, if the user leaves it open: enough for an efficient product, at most 256
-// MiB.
+// Tokens whose logits exist at once, if the user leaves it open: enough for an efficient product, within
+// 256 MiB.
 inline int chosen_loss_chunk(const ModelConfig& config, int tokens) {
     size_t row = padded_vocab(config) * sizeof(floatX), budget = (size_t)256 << 20;
     return (int)std::clamp<size_t>(budget / row, 1, tokens);
@@ -1037,10 +1057,7 @@ inline void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batch
     float dloss = 1.0f / ((float)micro_batches * g.workload.B * g.workload.T);
     zero_gradients(g);
     for (int micro = 0; micro < micro_batches; micro++) {
-        Batch batch = batches.load(first + (uint64_t)micro * g.workload.B, g.workload.B);
-        forward(g, batch);
-        classify(g, batch, dloss, true);
-        backward(g, batch);
+        accumulate_gradients(g, batches.load(first + (uint64_t)micro * g.workload.B, g.workload.B), dloss);
     }
     update(g, settings, max_norm, seed);
 }
@@ -1056,7 +1073,9 @@ inline AdamW adamw_settings(const Options& o, int step) {
 }
 
 inline std::string token_text(const Options& o, int token) {
-    return o.tokenizer == "bytes" ? ByteTokenizer::decode(token) : text("%d ", token);
+    if (o.tokenizer == "none") return text("%d ", token);
+    // the vocabulary may have more words than the tokenizer
+    return token < ByteTokenizer::vocab_size ? ByteTokenizer::decode(token) : text("<|%d|>", token);
 }
 
 // The tokens a sample starts from: the prompt, or what comes before a document.
@@ -1138,10 +1157,12 @@ inline void load_weights(Gpt& g, const WeightsReader& reader) {
 // the train command
 // ----------------------------------------------------------------------------
 
-// The GEMM rate of this device, from the largest product that takes a reasonable time.
+// The GEMM rate of this device, from the largest product that takes a reasonable time and fits beside the
+// model.
 inline double measured_gemm_rate(cudaStream_t stream) {
     double rate = 0;
     for (int size = 512; size <= 8192; size *= 2) {
+        if (rate > 0 && 3 * sizeof(floatX) * size * size > available_memory()) break;
         rate = std::max(rate, gemm_rate(size, stream));
         if (2.0 * size * size * size / rate > 0.05) break;
     }
@@ -1149,14 +1170,14 @@ inline double measured_gemm_rate(cudaStream_t stream) {
 }
 
 inline void print_memory(const Options& o, const Workload& workload) {
-    size_t available, total, need = memory_total(o, workload, keeps_master(o));
-    cudaCheck(cudaMemGetInfo(&available, &total));
+    size_t available = available_memory(), need = memory_total(o, workload, keeps_master(o));
     printf("memory      ");
     for (const MemoryClass& part : memory_classes(o, workload, keeps_master(o))) {
         printf(" %s %s,", part.name, size_text(part.bytes).c_str());
     }
-    printf(" %s in all\n             %s free, enough for --micro-batch %d\n", size_text(need).c_str(),
-           size_text(available).c_str(), largest_micro_batch(o, workload, keeps_master(o), available));
+    printf(" %s in all\n             %s free and %s kept for libraries, enough for --micro-batch %d\n",
+           size_text(need).c_str(), size_text(available).c_str(), size_text(library_memory).c_str(),
+           largest_micro_batch(o, workload, keeps_master(o), available));
 }
 
 inline void print_run(const Options& o, const Workload& workload, const TokenLoader& data) {
@@ -1179,6 +1200,12 @@ inline void print_run(const Options& o, const Workload& workload, const TokenLoa
 class Progress {
 public:
     Progress(const Options& o, const Meter& meter, RunLog& log) : o_(o), meter_(meter), log_(log) {}
+
+    // An error message begins on a line of its own.
+    ~Progress() {
+        clear();
+        fflush(stdout);
+    }
 
     void step(int step, const StepStats& stats, float learning_rate, double seconds) {
         double rate = o_.global_batch / seconds;
@@ -1246,6 +1273,11 @@ inline void check_precision(const Options& o) {
     }
 }
 
+// The sign that a NaN can have says nothing.
+inline float without_sign(float value) {
+    return std::isnan(value) ? NAN : value;
+}
+
 inline void train(const Options& o) {
     check_precision(o);
     // What can be refused is refused before the run directory is made and memory is taken.
@@ -1258,8 +1290,7 @@ inline void train(const Options& o) {
     }
     check_memory(o, workload, keeps_master(o));
     RunLog log(o.run_dir, options_to_json(o, command_train), o.overwrite);
-    std::string weights_path = log.file("weights.bin");
-    std::filesystem::remove(weights_path);  // of a run that this one replaces
+    std::string weights_path = log.weights_path();
 
     printf("%s\n", options_summary(o, command_train, terminal_width()).c_str());
     cudaDeviceProp device;
@@ -1287,32 +1318,38 @@ inline void train(const Options& o) {
     int micro_batches = (int)(o.global_batch / ((long long)workload.B * workload.T));
     uint64_t samples_per_step = (uint64_t)micro_batches * workload.B;
     Progress progress(o, meter, log);
-    std::signal(SIGINT, request_stop);
-    std::signal(SIGTERM, request_stop);
+    stop_on_signals();
 
-    int step = 0;
-    for (;; step++) {
-        bool last = step == o.steps || stop_requested;
-        auto due = [&](int every) { return every > 0 && (last || step % every == 0); };
-        if (val_data && due(o.val_every)) progress.validation(step, evaluate(g, *val_batches, val_samples));
-        if (due(o.sample_every)) progress.sample(step, sample_text(g, o, step));
-        if (last) break;
+    int step = 0;  // steps done
+    try {
+        for (;;) {
+            // A run that is asked to stop may be killed soon, so it saves its weights before anything else.
+            auto due = [&](int every) {
+                return every > 0 && !stop_requested && (step == o.steps || step % every == 0);
+            };
+            if (val_data && due(o.val_every))
+                progress.validation(step, evaluate(g, *val_batches, val_samples));
+            if (due(o.sample_every)) progress.sample(step, sample_text(g, o, step));
+            if (step == o.steps || stop_requested) break;
 
-        double start = seconds_now();
-        AdamW settings = adamw_settings(o, step);
-        train_step(g, batches, step * samples_per_step, micro_batches, settings, o.gradient_clip, o.seed);
-        StepStats stats = read_stats(g, (double)o.global_batch);
-        if (!stats.finite) {
-            std::string bad = first_bad_gradient(g);
-            save_weights(g, o, weights_path);
-            fail("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; the weights "
-                 "from before "
-                 "this step are in %s, try a lower --learning-rate or a longer --warmup-steps",
-                 step + 1, std::isnan(stats.loss) ? NAN : stats.loss,  // without the sign that a NaN can have
-                 std::isnan(stats.gradient_norm) ? NAN : stats.gradient_norm, bad.c_str(),
-                 weights_path.c_str());
+            double start = seconds_now();
+            AdamW settings = adamw_settings(o, step);
+            train_step(g, batches, step * samples_per_step, micro_batches, settings, o.gradient_clip, o.seed);
+            StepStats stats = read_stats(g, (double)o.global_batch);
+            if (!stats.finite) {
+                fail("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; try a lower "
+                     "--learning-rate or a longer --warmup-steps",
+                     step + 1, without_sign(stats.loss), without_sign(stats.gradient_norm),
+                     first_bad_gradient(g).c_str());
+            }
+            step++;
+            progress.step(step, stats, settings.learning_rate, seconds_now() - start);
         }
-        progress.step(step + 1, stats, settings.learning_rate, seconds_now() - start);
+    } catch (const Error& error) {
+        if (step == 0) throw;
+        // Bad data or a full disk costs at most the step that met it.
+        save_weights(g, o, weights_path);
+        fail("%s; the weights after step %d are in %s", error.what(), step, weights_path.c_str());
     }
     save_weights(g, o, weights_path);
     printf("%s after step %d; the weights are in %s\n", stop_requested ? "stopped as asked" : "done", step,
@@ -1325,17 +1362,18 @@ inline void train(const Options& o) {
 
 // Prints text from a run directory or a weights file.
 inline void sample(const Options& command) {
-    bool directory = std::filesystem::is_directory(command.run);
+    std::error_code not_there;  // which the reader reports
+    bool directory = std::filesystem::is_directory(command.run, not_there);
     WeightsReader reader(directory ? command.run + "/weights.bin" : command.run);
     if (!reader.header().contains("options"))
         fail("%s: no options in the header; the file is damaged", reader.path().c_str());
-    Options o = options_from_json(reader.header()["options"], reader.path());
-    complete(static_cast<ModelConfig&>(o));
+    Options o = stored_options(reader.header()["options"], reader.path());
     if (!command.prompt.empty() && o.tokenizer == "none") {
         fail("--prompt: %s was trained without a tokenizer; leave --prompt out", reader.path().c_str());
     }
     o.prompt = command.prompt;
-    Gpt g(o, {1, o.context, false, Recompute::none, 1}, false);
+    size_t length = prompt_tokens(o).size() + command.tokens;
+    Gpt g(o, {1, (int)std::min<size_t>(length, o.context), false, Recompute::none, 1}, false);
     load_weights(g, reader);
     for (int i = 0; i < command.samples; i++) {
         printf("%s", o.prompt.c_str());
@@ -1354,13 +1392,14 @@ inline void sample(const Options& command) {
 
 #ifndef TESTING
 int main(int argc, char** argv) try {
+    open_standard_streams();
     if (argc < 2 || std::string(argv[1]) == "--help" || std::string(argv[1]) == "-h") {
         fputs(general_help(terminal_width()).c_str(), stdout);
         return 0;
     }
-    World world(&argc, &argv);
     Command command = parse_command(argv[1]);
     Options options = parse_options(command, argc - 1, argv + 1);
+    World world(&argc, &argv);
     world.require_one_process();
     switch (command) {
     case command_train:
@@ -1374,9 +1413,13 @@ int main(int argc, char** argv) try {
                   (uint64_t)options.seed, options.overwrite});
         break;
     }
+    check_standard_output();
     return 0;
-} catch (const Error& error) {
-    fprintf(stderr, "train_gpt: %s\n", error.what());
+} catch (const std::bad_alloc&) {
+    fprintf(stderr, "train_gpt: memory: the system gives no more; free some or choose smaller sizes\n");
+    return 1;
+} catch (const std::exception& error) {
+    fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
     return 1;
 }
 #endif

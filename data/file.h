@@ -6,7 +6,9 @@ its place as NAME.partial, and renamed at the end.
 #pragma once
 
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <fcntl.h>
 #include <string>
@@ -25,6 +27,8 @@ its place as NAME.partial, and renamed at the end.
     switch (reason) {
     case ENOENT:
     case ENOTDIR:
+    case EISDIR:
+    case ENAMETOOLONG:
         remedy = "check the path";
         break;
     case EACCES:
@@ -80,7 +84,34 @@ inline FileHandle open_regular(const std::string& path, struct stat* status) {
 }
 
 // ----------------------------------------------------------------------------
+// standard streams
+
+// Gives those that are closed to /dev/null, so that no file of ours takes their place.
+inline void open_standard_streams() {
+    int descriptor;
+    do descriptor = open("/dev/null", O_RDWR);
+    while (descriptor >= 0 && descriptor <= STDERR_FILENO);
+    close(descriptor);
+}
+
+// Whether all that was printed got through.
+inline void check_standard_output() {
+    if (fflush(stdout) != 0 || ferror(stdout))
+        fail("standard output: not all could be written; check the disk or the program that it goes to");
+}
+
+// ----------------------------------------------------------------------------
 // reading
+
+// A page of a mapped file that is gone (the file was cut short, or its disk failed) cannot be reported by the
+// read that meets it.
+inline void stop_at_lost_page(int) {
+    constexpr char message[] =
+        "train_gpt: token files: one was cut short or could not be read while in use; put it back and start "
+        "again\n";
+    [[maybe_unused]] ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
+    _exit(1);
+}
 
 class MappedFile {
 public:
@@ -91,6 +122,7 @@ public:
         if (size_ == 0) return;  // nothing to map
         void* address = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
         if (address == MAP_FAILED) fail_with_errno(path, "map it into memory");
+        std::signal(SIGBUS, stop_at_lost_page);
         data_ = (const char*)address;
     }
 

@@ -1,8 +1,7 @@
 /*
 Every option of the program, one row each: the parser, --help, the log header and the record in run
-directories and weights files are all made from this table. A value is known by one name: learning_rate in the
-struct and in JSON,
---learning-rate on the command line.
+directories and weights files are all made from this table. A value is known by one name: learning_rate in
+the struct and in JSON, --learning-rate on the command line.
 */
 #pragma once
 

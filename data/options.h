@@ -21,6 +21,7 @@ together.
 #include "data/option_table.h"
 #include "data/option_values.h"
 #include "data/presets.h"
+#include "data/tokenizer.h"
 
 // ----------------------------------------------------------------------------
 // what fits together
@@ -30,6 +31,20 @@ inline std::string model_label(const std::string& model) {
     if (find_preset(model)) return model;
     std::filesystem::path path = std::filesystem::absolute(hf_config_path(model)).lexically_normal();
     return (path.filename() == "config.json" ? path.parent_path().filename() : path.stem()).string();
+}
+
+// The model, and the tokens that it is made for.
+inline void complete_model(Options& options) {
+    complete(static_cast<ModelConfig&>(options));
+    if (options.document_end >= options.vocab_size) {
+        fail("--document-end %d: not a token of a vocabulary of %d; give -1 or a smaller number",
+             options.document_end, options.vocab_size);
+    }
+    if (options.tokenizer == "bytes" && options.vocab_size < ByteTokenizer::vocab_size) {
+        fail("--vocab-size %d: too small for --tokenizer bytes; give at least %d (256 bytes and the end of a "
+             "text)",
+             options.vocab_size, ByteTokenizer::vocab_size);
+    }
 }
 
 inline void complete_training(Options& options) {
@@ -56,19 +71,15 @@ inline void complete_training(Options& options) {
              options.global_batch, options.micro_batch, options.sequence_length, tokens,
              below ? text("%lld or ", below).c_str() : "", above);
     }
+    if (options.global_batch / tokens > INT32_MAX) {
+        fail("--global-batch %lld: more than 2^31 micro-batches of %lld tokens; lower it or raise "
+             "--micro-batch",
+             options.global_batch, tokens);
+    }
     if (options.warmup_steps < 0) options.warmup_steps = std::min(options.steps / 20, 2000);
     if (options.warmup_steps > options.steps) {
         fail("--warmup-steps %d: more than the run's %d steps; lower it or raise --steps",
              options.warmup_steps, options.steps);
-    }
-    if (options.document_end >= options.vocab_size) {
-        fail("--document-end %d: not a token of a vocabulary of %d; give -1 or a smaller number",
-             options.document_end, options.vocab_size);
-    }
-    if (options.tokenizer == "bytes" && options.vocab_size < 257) {
-        fail("--vocab-size %d: too small for --tokenizer bytes; give at least 257 (256 bytes and the end of "
-             "a text)",
-             options.vocab_size);
     }
     if (options.tokenizer == "none" && !options.prompt.empty()) {
         fail("--prompt: cannot be turned into tokens without a tokenizer; add --tokenizer bytes or leave it "
@@ -82,7 +93,7 @@ inline void complete(Options& options, Command command) {
         if (row.commands & command) check_limits(row, options);
     }
     if (command == command_train) {
-        complete(static_cast<ModelConfig&>(options));
+        complete_model(options);
         complete_training(options);
     }
     if (command == command_sample && options.run.empty()) {
@@ -195,6 +206,17 @@ inline Options parse_options(Command command, int argc, const char* const* argv)
     if (command == command_train) apply_model(options);
     for (const auto& pair : given) set_value(*find_option("--" + pair.key()), options, pair.value());
     complete(options, command);
+    return options;
+}
+
+// The options of the training run that a file holds weights of.
+inline Options stored_options(const nlohmann::json& json, const std::string& file) {
+    Options options = options_from_json(json, file);
+    try {
+        complete_model(options);
+    } catch (const Error& error) {
+        fail("%s: %s", file.c_str(), error.what());
+    }
     return options;
 }
 

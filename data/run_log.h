@@ -1,6 +1,7 @@
 /*
-The run directory: options.json says how the run was started, and log.jsonl tells how it went, one JSON object
-to a line. A line is on its way to disk before the next step begins, so that a killed run leaves a whole log.
+The run directory: options.json says how the run was started, log.jsonl tells how it went, one JSON object
+to a line, and weights.bin is what came of it. A line is on its way to disk before the next step begins, so
+that a killed run leaves a whole log. The log stays locked for as long as the run lasts.
 */
 #pragma once
 
@@ -9,6 +10,8 @@ to a line. A line is on its way to disk before the next step begins, so that a k
 #include <fcntl.h>
 #include <filesystem>
 #include <string>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "data/error.h"
@@ -16,8 +19,8 @@ to a line. A line is on its way to disk before the next step begins, so that a k
 
 class RunLog {
 public:
-    // Makes the directory. One that holds a run already is refused, or with `overwrite` cleared of its
-    // record.
+    // Makes the directory. One that holds a run already (a line of log, or weights) is refused, or with
+    // `overwrite` cleared of it; what a run left that failed before its first step is not in the way.
     RunLog(const std::string& directory, const nlohmann::ordered_json& options, bool overwrite)
         : directory_(directory), path_(directory + "/log.jsonl") {
         std::error_code error;
@@ -26,16 +29,26 @@ public:
             fail("%s: cannot make the run directory: %s; check the path or name another with --run-dir",
                  directory.c_str(), error.message().c_str());
         }
-        int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (overwrite ? O_TRUNC : O_EXCL);
-        file_ = FileHandle(open(path_.c_str(), flags, 0666));
-        if (!file_ && errno == EEXIST) {
+        struct stat log;
+        bool holds_run =
+            (stat(path_.c_str(), &log) == 0 && log.st_size > 0) || access(weights_path().c_str(), F_OK) == 0;
+        if (holds_run && !overwrite) {
             fail("%s: already holds a run; name another directory with --run-dir, or replace it with "
                  "--overwrite",
                  directory.c_str());
         }
+        file_ = FileHandle(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
         if (!file_) fail_with_errno(path_, "create it");
+        if (flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+            fail("%s: another process is training there; wait for its end or name another directory with "
+                 "--run-dir",
+                 directory.c_str());
+        }
+        if (ftruncate(file_.get(), 0) != 0) fail_with_errno(path_, "empty it");
+        if (unlink(weights_path().c_str()) != 0 && errno != ENOENT)
+            fail_with_errno(weights_path(), "remove it");
 
-        NewFile record(file("options.json"));
+        NewFile record(directory + "/options.json");
         std::string line_text = options.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
         record.write(line_text.data(), line_text.size());
         record.commit();
@@ -51,8 +64,7 @@ public:
         }
     }
 
-    // A path in the run directory.
-    std::string file(const std::string& name) const { return directory_ + "/" + name; }
+    std::string weights_path() const { return directory_ + "/weights.bin"; }
 
 private:
     std::string directory_, path_;

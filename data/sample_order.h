@@ -6,8 +6,7 @@ shard, at stride T, so each token but a shard's first is predicted once per epoc
 
 The order is a permutation computed one element at a time, with no table: a Feistel network over the next
 power of two (every half-round is a bijection whatever its function is), applied again to results that fall
-outside 0 .. S-1
-("cycle walking"; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+outside 0 .. S-1 ("cycle walking"; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
 */
 #pragma once
 
@@ -61,8 +60,7 @@ enum class SampleOrder { shuffled, sequential };
 // Serves samples by global index. All of it may be called by several threads at once.
 class TokenLoader {
 public:
-    // `list` as in files_named(). Sequential order, for validation, ignores the seed and repeats in each
-    // epoch.
+    // `list` as in files_named(). Sequential order, for validation, is the same in every epoch.
     TokenLoader(const std::string& list, int vocab, int T, SampleOrder order, uint64_t seed = 0)
         : shards_(list, vocab), T_(T), order_(order), key_(random_key(seed, "data order")) {
         for (size_t i = 0; i < shards_.size(); i++) {

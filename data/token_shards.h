@@ -110,8 +110,7 @@ private:
         int64_t bad =
             std::find_if(tokens, tokens + n, [=](Stored t) { return t >= (uint32_t)vocab; }) - tokens;
         fail("%s: token %lld is %u, outside the vocabulary of %d; the file was made with another tokenizer: "
-             "choose "
-             "the model's vocabulary to fit, or tokenize the text again",
+             "choose the model's vocabulary to fit, or tokenize the text again",
              path_.c_str(), (long long)(start + bad), (unsigned)tokens[bad], vocab);
     }
 
@@ -121,8 +120,7 @@ private:
     int width_ = 0;
 };
 
-// The files that a comma-separated list of paths and patterns ("data/*.bin,more.bin") names, sorted, each
-// once.
+// The files, sorted, that a comma-separated list of paths and patterns ("data/*.bin,more.bin") names.
 inline std::vector<std::string> files_named(const std::string& list) {
     std::vector<std::string> files;
     for (size_t begin = 0; begin <= list.size();) {

@@ -32,7 +32,7 @@ struct TokenizeOptions {
     std::vector<std::string> inputs;  // files and folders
     std::string output;               // beginning of the names of the shards
     double val_fraction = 0.01;       // 0: no validation shards
-    int64_t shard_tokens = 100'000'000;
+    int64_t shard_tokens = 100 << 20;
     uint64_t seed = 1;
     bool overwrite = false;
 };
@@ -187,8 +187,7 @@ private:
     uint64_t total_ = 0;
 };
 
-// What an earlier run with this output left: OUTPUT_{train,val}_DIGITS.bin, or .bin.partial if it was
-// interrupted.
+// What an earlier run with this output left: OUTPUT_{train,val}_DIGITS.bin, or .bin.partial if interrupted.
 inline std::vector<std::string> existing_outputs(const std::string& output) {
     size_t slash = output.rfind('/');
     std::string folder = slash == std::string::npos ? "" : output.substr(0, slash + 1);
@@ -250,8 +249,7 @@ public:
         : train(options.output + "_train", ByteTokenizer::vocab_size, options.shard_tokens),
           val(options.output + "_val", ByteTokenizer::vocab_size, options.shard_tokens) {}
 
-    // Bytes before the cut are for training, those after it for validation; each part is a document of its
-    // own.
+    // Bytes before the cut are for training, those after it for validation; each part is a document.
     void add(const Document& document, uint64_t cut, TokenizeProgress& progress) {
         struct stat status;
         FileHandle file = open_regular(document.path, &status);
@@ -308,8 +306,9 @@ inline void tokenize(const TokenizeOptions& options) {
              (long long)max_shard_tokens);
     }
     std::vector<std::string> older = existing_outputs(options.output);
-    if (!older.empty() && !options.overwrite) {
-        fail("%s: exists already; give --overwrite, or another --output", older[0].c_str());
+    for (const std::string& path : older) {
+        if (path.ends_with(".partial") || options.overwrite) continue;
+        fail("%s: exists already; give --overwrite, or another --output", path.c_str());
     }
 
     DocumentSearch search;

@@ -3,7 +3,7 @@ The weights file: a table of named tensors, and one JSON object that says what t
 little-endian.
 
     at  bytes
-     0      8  magic: 89 54 47 50 54 0d 0a 1a ("\x89TGPT\r\n\x1a"; a transfer that converts line ends breaks it)
+     0      8  magic: 89 54 47 50 54 0d 0a 1a ("\x89TGPT\r\n\x1a"; converting line ends breaks it)
      8      4  version of this format: 1
     12      4  zero
     16      8  H, bytes of the header; a multiple of 64
@@ -11,8 +11,8 @@ little-endian.
     32      8  D, bytes of the data; a multiple of 64
     40      8  XXH3-64 of the data
     48     16  zero
-    64      H  header: {"tensors": [{"name", "dtype": "fp32" | "bf16", "shape": [...], "offset", "bytes"}, ...],
-               ...}, then spaces; what else the object holds is the writer's affair
+    64      H  header: {"tensors": [{"name", "dtype": "fp32" | "bf16", "shape": [...], "offset", "bytes"},
+               ...], ...}, then spaces; what else the object holds is the writer's affair
   64+H      D  data: each tensor row-major, at its offset from here; then zeros up to the next multiple of 64,
                where the next one of the table begins
 64+H+D         end of the file
@@ -139,8 +139,7 @@ public:
         file_.write(source.data(), source.size());
     }
 
-    // The next bytes of a tensor. Tensors come in the order of the table, each in as many pieces as is
-    // convenient.
+    // The next bytes of a tensor. Tensors come in the order of the table, each in any number of pieces.
     void write(const std::string& name, const void* data, size_t bytes) {
         if (next_ == tensors_.size() || tensors_[next_].name != name ||
             bytes > tensors_[next_].bytes - written_) {
@@ -323,8 +322,7 @@ private:
             bool fits = tensor.offset == end && tensor.bytes <= preamble_.data_bytes - end;
             if (!fits || !names.insert(tensor.name).second) {
                 fail("%s: tensor %s overlaps another, leaves a hole, ends beyond the data or is there twice; "
-                     "the file "
-                     "is damaged",
+                     "the file is damaged",
                      path_.c_str(), printable(tensor.name).c_str());
             }
             end += weights_format::aligned(tensor.bytes);

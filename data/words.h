@@ -8,15 +8,19 @@ Words for messages: foreign text made safe to print, lists, and the nearest know
 #include <string_view>
 #include <vector>
 
-// Text from a file or the command line, fit for a one-line message: no control characters, not too long.
-inline std::string printable(std::string_view from) {
-    constexpr size_t longest = 100;
-    std::string result(from.substr(0, longest));
+// Without control characters, which could break a line or drive the terminal.
+inline std::string one_line(std::string_view from) {
+    std::string result(from);
     for (char& c : result) {
         if ((unsigned char)c < 0x20 || c == 0x7f) c = '?';
     }
-    if (from.size() > longest) result += "...";
     return result;
+}
+
+// Text from a file or the command line, fit for a message: on one line and not too long.
+inline std::string printable(std::string_view from) {
+    constexpr size_t longest = 100;
+    return one_line(from.substr(0, longest)) + (from.size() > longest ? "..." : "");
 }
 
 // "a, b or c"

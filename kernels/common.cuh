@@ -59,6 +59,14 @@ inline void cuda_check(cudaError_t error, const char* call, const char* file, in
 }
 #define cudaCheck(call) cuda_check((call), #call, __FILE__, __LINE__)
 
+// Host memory to the device, in the order of the stream, and waits. A plain cudaMemcpy can return before the
+// bytes have arrived, and streams that do not block do not wait for the stream that it uses.
+template <typename T>
+void copy_to_device(T* to, const T* from, size_t count, cudaStream_t stream) {
+    cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyHostToDevice, stream));
+    cudaCheck(cudaStreamSynchronize(stream));
+}
+
 // ----------------------------------------------------------------------------
 // starting work on a stream
 
@@ -95,7 +103,7 @@ template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
             Arguments... arguments) {
     static_assert(sizeof...(Parameters) == sizeof...(Arguments), "wrong number of kernel arguments");
-    constexpr size_t shared_bytes_without_asking = 48 * 1024;
+    constexpr size_t shared_bytes_without_asking = 32 * 1024;  // of 48 KiB, with the kernel's static arrays
     if (shared_bytes > shared_bytes_without_asking) {
         cudaCheck(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)shared_bytes));

@@ -112,6 +112,7 @@ __global__ void embedding_backward_kernel(float* dwte, const floatX* dout, const
 
     float sum[W] = {};
     if (c < C) {
+#pragma unroll 4
         for (int i = start + warp; i < end; i += bucket_warps)
             add_to<W>(sum, dout + (size_t)order[i] * C + c);
     }

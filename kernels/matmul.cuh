@@ -228,8 +228,8 @@ inline double gemm_rate(int size, cudaStream_t stream) {
         cudaCheck(cudaMalloc((void**)&matrix, elements * sizeof(floatX)));
         for (size_t at = 0; at < elements; at += numbers.size()) {
             size_t count = std::min(numbers.size(), elements - at);
-            cudaCheck(
-                cudaMemcpy(matrix + at, numbers.data(), count * sizeof(floatX), cudaMemcpyHostToDevice));
+            cudaCheck(cudaMemcpyAsync(matrix + at, numbers.data(), count * sizeof(floatX),
+                                      cudaMemcpyHostToDevice, stream));
         }
     }
     cudaEvent_t start, end;

@@ -22,7 +22,7 @@ public:
         }
         int buckets = bucket_tokens(order, starts, tokens, N);
         allocate(device_, values.size());
-        cudaCheck(cudaMemcpy(device_, values.data(), values.size() * sizeof(int), cudaMemcpyHostToDevice));
+        copy_to_device(device_, values.data(), values.size(), g.stream);
         batch_ = {B, T, device_, device_ + N, device_ + 2 * N, device_ + 3 * N, nullptr, buckets};
     }
     ~RandomBatch() { cudaFree(device_); }
@@ -41,9 +41,7 @@ inline double step_seconds(Gpt& g, const Batch& batch, int repeats) {
     for (int step = 0; step <= repeats; step++) {
         double start = seconds_now();
         zero_gradients(g);
-        forward(g, batch);
-        classify(g, batch, 1.0f / (batch.B * batch.T), true);
-        backward(g, batch);
+        accumulate_gradients(g, batch, 1.0f / (batch.B * batch.T));
         update(g, {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1, false}, 1.0f, 0);
         if (!read_stats(g, batch.B * batch.T).finite)
             fail("bench: a step was not finite; the kernels are at fault");

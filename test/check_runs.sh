@@ -71,15 +71,33 @@ check "a sample begins with its prompt" grep -qa '^#include' sample1.out
 check "a sample repeated is the same" cmp -s sample1.out sample2.out
 check "help names options, ranges and presets" grep -q 'gpt2-124M' <("$cpu" train --help)
 
+# what is printed
+run wide "$cpu" --vocab-size 2000 --sample-every 6 --sample-tokens 40
+check "a vocabulary wider than the tokenizer's can be sampled" test -s wide/weights.bin
+"$cpu" sample long --tokens 5 >/dev/full 2>full.err
+check "output that is lost is not passed over" test $? = 1 -a "$(wc -l <full.err)" = 1
+"$cpu" "${tiny[@]}" --run-dir closed --steps 100000 2>/dev/null | head -1 >/dev/null
+check "a closed pipe ends the run, and leaves the weights" "$cpu" sample closed --tokens 1
+
 # a run that is asked to stop
 "$cpu" "${tiny[@]}" --run-dir stopped --steps 100000 >stopped.out 2>&1 &
 pid=$!
 for _ in $(seq 100); do [ "$(field loss stopped 2>/dev/null | wc -l)" -ge 5 ] && break; sleep 0.1; done
+"$cpu" "${tiny[@]}" --run-dir stopped --overwrite >/dev/null 2>busy.err
+check "two runs do not share a directory" grep -q 'stopped: another process is training there; ' busy.err
 kill -INT $pid
 wait $pid
 check "Ctrl-C ends with exit code 0" test $? = 0
 check "Ctrl-C leaves the weights" "$cpu" sample stopped --tokens 1
 check "Ctrl-C leaves a whole log" test "$(grep -c '}$' stopped/log.jsonl)" = "$(wc -l <stopped/log.jsonl)"
+
+# data that turns out to be bad: one token is not in the vocabulary
+cp data/text_train_000000.bin bad.bin
+printf '\xff\xff' | dd of=bad.bin bs=1 seek=$(($(stat -c %s bad.bin) - 2000)) conv=notrunc status=none
+"$cpu" "${tiny[@]}" --run-dir bad --train-data bad.bin --steps 100000 >bad.out 2>bad.err
+check "a token outside the vocabulary ends the run with exit code 1" test $? = 1 -a "$(wc -l <bad.err)" = 1
+check "and names the file and the weights" grep -qE '^train_gpt: bad.bin: token .* vocabulary .*; the weights after step [0-9]+ are in bad/' bad.err
+check "and leaves the weights" "$cpu" sample bad --tokens 1
 
 # a step that is not finite
 "$cpu" "${tiny[@]}" --run-dir diverged --steps 100 --learning-rate 10 --weight-decay 1 --warmup-steps 0 --schedule constant >diverged.out 2>diverged.err

@@ -338,6 +338,15 @@ TEST_CASE("--model with a path") {
     CHECK_REFUSED(train({"--model", folder.path.c_str()}), "/config.json: cannot open it: No such file");
 }
 
+TEST_CASE("the tokens that a file asks for are in its vocabulary") {
+    nlohmann::json json = options_to_json(train({}), command_train);
+    CHECK(stored_options(json, "f").document_end == 256);
+    json["document_end"] = 300;
+    CHECK_REFUSED(stored_options(json, "f"), "f: --document-end 300: ");
+    json["document_end"] = -1, json["vocab_size"] = 100;
+    CHECK_REFUSED(stored_options(json, "f"), "f: --vocab-size 100: ");
+}
+
 // ----------------------------------------------------------------------------
 // run directory
 
@@ -356,7 +365,7 @@ TEST_CASE("a run directory is not overwritten by accident") {
         log.write({{"step", 0}, {"loss", 5.5}, {"text", "\xff"}});
         CHECK(lines().size() == 1);  // there before the log is closed
         log.write({{"step", 1}, {"loss", 5.25}});
-        CHECK(log.file("x") == run + "/x");
+        CHECK_REFUSED(RunLog(run, options, true), run + ": another process is training there; ");
     }
     CHECK(lines()[1]["loss"] == 5.25);
     std::ifstream record(run + "/options.json");
@@ -366,6 +375,12 @@ TEST_CASE("a run directory is not overwritten by accident") {
     CHECK(lines().size() == 2);
     RunLog(run, options, true).write({{"step", 7}});
     CHECK(lines().size() == 1);
+    write_file(run + "/weights.bin", "x");
+    write_file(run + "/log.jsonl", "");
+    CHECK_REFUSED(RunLog(run, options, false), run + ": already holds a run; ");
+    RunLog(run, options, true);
+    CHECK(!std::filesystem::exists(run + "/weights.bin"));
+    RunLog(run, options, false);  // nothing came of the run before
 
     write_file(folder / "file", "x");
     CHECK_REFUSED(RunLog(folder / "file", options, false), "/file: cannot make the run directory: ");

@@ -30,11 +30,12 @@ class Buffer {
 public:
     explicit Buffer(size_t size) : size_(size) {
         cudaCheck(cudaMalloc((void**)&data_, std::max<size_t>(size, 1) * sizeof(T)));
-        cudaCheck(cudaMemset(data_, 0xff, size * sizeof(T)));
+        cudaCheck(cudaMemsetAsync(data_, 0xff, size * sizeof(T), test_stream()));
+        cudaCheck(cudaStreamSynchronize(test_stream()));
     }
 
     explicit Buffer(const std::vector<T>& values) : Buffer(values.size()) {
-        cudaCheck(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice));
+        copy_to_device(data_, values.data(), size_, test_stream());
     }
 
     // Converts, so that a Buffer<floatX> is made from float data.

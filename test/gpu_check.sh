@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# What only a GPU can show, on a machine with one NVIDIA card: the unit tests on the card in bf16 and fp32, a short
+# training run, and the speed. The summary comes last; the exit code is 1 if anything failed.
+#
+#   test/gpu_check.sh [--write] [--sanitize]
+#
+#   --write       writes the summary to test/gpu_results.md
+#   --sanitize    also runs the tests of kernels under compute-sanitizer (minutes)
+#   DEPS=DIR      unpacked Debian packages (dpkg -x FILE DIR) of what the machine lacks: libcxxopts-dev,
+#                 nlohmann-json3-dev, libxxhash-dev, doctest-dev
+#   BENCH="B T.." micro-batches and lengths to measure; COMMIT=NAME where the source is no git clone
+#
+# Without Open MPI it builds with MPI=off; without an installed NCCL it takes the one that PyTorch brings.
+cd "$(dirname "$0")/.." || exit 1
+write='' sanitize=''
+for option in "$@"; do
+    case $option in
+    --write) write=yes ;;
+    --sanitize) sanitize=yes ;;
+    *) echo "gpu_check.sh: $option: no such option; there are --write and --sanitize" >&2; exit 1 ;;
+    esac
+done
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bench_shapes=${BENCH:-64 1024 32 1024 4 1024}
+
+# ----------------------------------------------------------------------------------------------------------
+# what is here
+
+nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+[ -n "$nvcc" ] || { echo "gpu_check.sh: no nvcc here; install the CUDA Toolkit" >&2; exit 1; }
+query() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -1; }
+card=$(query name)
+[ -n "$card" ] || { echo "gpu_check.sh: nvidia-smi finds no GPU here" >&2; exit 1; }
+arch=$(query compute_cap | tr -d .)
+[ "$arch" = 90 ] && arch=90a
+cuda=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+commit=${COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}
+
+has_header() { echo "#include <$1>" | g++ -E -x c++ -I"$(dirname "$nvcc")/../include" - >/dev/null 2>&1; }
+includes=() links=()
+use_library() { [ ! -d "$1" ] || links+=(-L"$1" -Xlinker -rpath="$1"); }
+use_library "$(dirname "$(dirname "$(realpath "$nvcc")")")/lib64"
+if [ -n "$DEPS" ]; then
+    deps=$(realpath "$DEPS") || exit 1
+    includes+=(-isystem "$deps/usr/include")
+    use_library "$deps/usr/lib/$(uname -m)-linux-gnu"
+fi
+options=(DEVICE=cuda GPU_ARCH="$arch" NVCC="$nvcc")
+command -v mpicxx >/dev/null || options+=(MPI=off)
+if ! has_header nccl.h; then
+    nccl=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null)
+    [ -n "$nccl" ] || { echo "gpu_check.sh: no nccl.h here; install libnccl-dev, or PyTorch" >&2; exit 1; }
+    includes+=(-isystem "$nccl/include")
+    use_library "$nccl/lib"
+    options+=(NCCL=-l:libnccl.so.2)  # the wheel has no libnccl.so
+fi
+options+=(CPPFLAGS="${includes[*]}" LDFLAGS="${links[*]}")
+
+# ----------------------------------------------------------------------------------------------------------
+# checks; what they say is also the summary
+
+summary=$work/summary
+failed=0
+say() { echo "$*" | tee -a "$summary"; }
+# check NAME COMMAND...    ok if the command succeeds
+check() {
+    local name=$1
+    shift
+    if "$@"; then say "ok $name"; else say "FAILED $name"; failed=$((failed + 1)); fi
+}
+
+# build PRECISION TARGETS...    as much of it as can be built
+build() {
+    make --no-print-directory -k -j"$(nproc)" "${options[@]}" PRECISION="$1" units "${@:2}" >"$work/build-$1" 2>&1 && return
+    grep -E 'error|Error|missing|undefined' "$work/build-$1" | head -20
+    return 1
+}
+
+program() { echo "build/cuda-$1/train_gpt"; }
+
+# train NAME PRECISION    trains `tiny` on the source of this program
+train() {
+    "$(program "$2")" train --model tiny --train-data "$work/text_train_*.bin" --val-data "$work/text_val_*.bin" \
+        --run-dir "$work/$1" --steps 300 --micro-batch 16 --learning-rate 3e-3 --val-every 300 --log-every 100 \
+        >"$work/$1.out" 2>&1 && grep -E '^(memory|rate|step)' "$work/$1.out" && return
+    tail -5 "$work/$1.out"
+    return 1
+}
+
+val_loss() { sed -n 's/.*"val_loss":\([0-9.]\{1,6\}\).*/\1/p' "$work/$1/log.jsonl" | tail -1; }
+# a bf16 run ends where the fp32 run does, to 5%
+same_end() {
+    awk -v a="$(val_loss bf16)" -v b="$(val_loss fp32)" 'BEGIN { d = a - b; exit !(a > 0 && b > 0 && d * d < (0.05 * b) ^ 2) }'
+}
+steps() { grep -oE '"(loss|grad_norm)":[^,]*' "$work/$1/log.jsonl"; }
+same_steps() { [ -n "$(steps bf16)" ] && diff <(steps bf16) <(steps again); }
+learnt() { awk -v loss="$(val_loss "$1")" 'BEGIN { exit !(loss > 0 && loss < 3) }'; }  # bytes at random: 5.5
+
+sanitized() { timeout 300 compute-sanitizer --error-exitcode 1 "$1" >"$work/sanitizer" 2>&1 || { tail -40 "$work/sanitizer"; return 1; }; }
+
+start=$SECONDS
+phase() { echo "---- $1 ($((SECONDS - start)) s)"; }
+
+phase "building for sm_$arch: ${options[*]}"
+build fp32 "$(program fp32)" &
+fp32_build=$!
+check "builds in bf16" build bf16 "$(program bf16)" build/cuda-bf16/bench
+check "builds in fp32" wait $fp32_build
+
+phase "unit tests"
+timeout 240 test/run.sh cuda-bf16 cuda-fp32 2>&1 | tee "$work/tests"
+tests=$(tail -1 "$work/tests")
+check "unit tests: $tests" grep -q ' 0 failed' <<<"$tests"
+if [ -n "$sanitize" ]; then
+    for unit in adamw attention classifier embedding gelu matmul norm qk_norm rope; do
+        check "compute-sanitizer: test_$unit" sanitized build/cuda-bf16/test_$unit
+    done
+fi
+
+phase "training"
+check "tokens of the source" "$(program bf16)" tokenize kernels data comm train_gpt.cu --output "$work/text" --val-fraction 0.1
+check "trains tiny in bf16" train bf16 bf16
+check "trains tiny in fp32" train fp32 fp32
+check "trains tiny in bf16 again" train again bf16
+check "validation loss in bf16: $(val_loss bf16)" learnt bf16
+check "validation loss in fp32: $(val_loss fp32), as in bf16" same_end
+check "the same run twice gives the same losses and gradients, bit for bit" same_steps
+
+phase "speed"
+# shellcheck disable=SC2086  # shapes are words
+timeout 120 build/cuda-bf16/bench $bench_shapes 2>&1 | tee "$work/bench"
+check "benchmark" test "${PIPESTATUS[0]}" = 0
+
+# ----------------------------------------------------------------------------------------------------------
+# the summary
+
+report() {
+    echo "# Measured on a GPU"
+    echo
+    echo "By test/gpu_check.sh on $(date -u +%Y-%m-%d): $card, driver $(query driver_version), CUDA $cuda, commit $commit."
+    echo
+    echo '```'
+    cat "$summary" "$work/bench"
+    echo '```'
+}
+phase "summary"
+report
+[ -z "$write" ] || report >test/gpu_results.md
+echo "$((SECONDS - start)) s, $failed checks failed"
+[ "$failed" = 0 ]
