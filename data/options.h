@@ -103,7 +103,8 @@ inline void complete(Options& options, Command command) {
         fail("train_gpt tokenize: nothing to read; name files or folders of text");
     }
     if (command == command_tokenize && options.output.empty()) {
-        fail("--output: missing; give the beginning of the names of the files to write, such as data/mytext");
+        fail("--output: missing; give the beginning of the names of the files to write, such as "
+             "tokens/mytext");
     }
 }
 
