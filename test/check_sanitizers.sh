@@ -7,12 +7,13 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export OMP_NUM_THREADS=2
 
-# build NAME FLAGS TARGETS...
+# build NAME SANITIZERS FLAGS TARGETS...    FLAGS are for the compiler only
 build() {
-    local name=$1 flags=$2
-    shift 2
+    local name=$1 sanitizers=-fsanitize=$2 flags=$3
+    shift 3
     # not STRICT: with sanitizers GCC warns of what it does not understand
-    make --no-print-directory -j"$(nproc)" STRICT= DEVICE=cpu BUILD="build/$name" CXXFLAGS="-O1 $flags" LDFLAGS="$flags" "$@" \
+    make --no-print-directory -j"$(nproc)" STRICT= DEVICE=cpu BUILD="build/$name" CXXFLAGS="-O1 $sanitizers $flags" \
+        LDFLAGS="$sanitizers" "$@" \
         >"$work/$name.log" 2>&1 || { grep -E 'error|Error' "$work/$name.log" | head -20; echo "FAILED $name: does not build"; exit 1; }
 }
 
@@ -34,13 +35,13 @@ train() {
         "$2" sample "$dir/run" --tokens 8
 }
 
-build asan "-fsanitize=address,undefined -fno-sanitize-recover=undefined" units build/asan/train_gpt
+build asan address,undefined -fno-sanitize-recover=undefined units build/asan/train_gpt
 for unit in build/asan/test_*; do
     [ -x "$unit" ] && [ -f "$unit" ] && [ "${unit%.*}" = "$unit" ] && check "$unit" "$unit"
 done
 check "training under address and undefined" train asan build/asan/train_gpt
 
-build tsan "-fsanitize=thread -fno-openmp -Wno-unknown-pragmas" build/tsan/test_host_cuda build/tsan/train_gpt
+build tsan thread "-fno-openmp -Wno-unknown-pragmas" build/tsan/test_host_cuda build/tsan/train_gpt
 export OMP_NUM_THREADS=1
 check "streams under thread" build/tsan/test_host_cuda
 check "training under thread" train tsan build/tsan/train_gpt
