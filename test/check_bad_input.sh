@@ -133,7 +133,7 @@ refuse "below a file" "text.txt" -- "${train[@]}" --run-dir text.txt/run
 refuse "no weights there" "empty" -- sample empty
 cp -r made no_log && rm no_log/log.jsonl
 refuse "weights without a log are a run too" "no_log" -- "${train[@]}" --run-dir no_log
-refuse "a name too long for the file system" "xxx" -- sample "$(printf 'x%.0s' {1..5000})"
+refuse "a name too long for the file system" "aaa" -- sample "$(printf 'a%.0s' {1..5000})"
 refuse "nothing to sample from" "sample" -- sample
 refuse "not a weights file" "text.txt" -- sample text.txt
 head -c 200 made/weights.bin >head.bin

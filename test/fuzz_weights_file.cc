@@ -5,20 +5,12 @@
 #include <sys/mman.h>
 
 #include "data/weights_file.h"
+#include "test/forged_weights.h"
 #include "test/fuzz_json.h"
 
-static std::string with_preamble(std::string header, std::string data) {
-    using namespace weights_format;
-    header.resize(aligned(header.size()), ' ');
-    data.resize(aligned(data.size()), '\0');
-    Preamble preamble = {};
-    memcpy(preamble.magic, magic, sizeof magic);
-    preamble.version = version;
-    preamble.header_bytes = header.size();
-    preamble.header_hash = XXH3_64bits(header.data(), header.size());
-    preamble.data_bytes = data.size();
-    preamble.data_hash = XXH3_64bits(data.data(), data.size());
-    return std::string((const char*)&preamble, sizeof preamble) + header + data;
+static std::string with_preamble(const std::string& header, std::string data) {
+    data.resize(weights_format::aligned(data.size()), '\0');
+    return forged_weights(header, data);
 }
 
 static std::string file_from(uint8_t choice, const std::string& rest) {

@@ -8,6 +8,7 @@
 
 #include "data/weights_file.h"
 #include "test/file_testing.h"
+#include "test/forged_weights.h"
 
 static std::vector<StoredTensor> example_table() {
     return {{"wte", {5, 7}, Dtype::fp32}, {"norm", {3}, Dtype::bf16}, {"scale", {}, Dtype::fp32}};
@@ -30,18 +31,8 @@ static std::string contents(const std::string& path) {
     return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// A file with the given header and data, and right checksums.
-static void forge(const std::string& path, std::string header, const std::string& data) {
-    using namespace weights_format;
-    header.resize(aligned(header.size()), ' ');
-    Preamble preamble = {};
-    memcpy(preamble.magic, magic, sizeof magic);
-    preamble.version = version;
-    preamble.header_bytes = header.size();
-    preamble.header_hash = XXH3_64bits(header.data(), header.size());
-    preamble.data_bytes = data.size();
-    preamble.data_hash = XXH3_64bits(data.data(), data.size());
-    write_file(path, std::string((const char*)&preamble, sizeof preamble) + header + data);
+static void forge(const std::string& path, const std::string& header, const std::string& data) {
+    write_file(path, forged_weights(header, data));
 }
 
 TEST_CASE("what is written is read back") {
