@@ -3,7 +3,8 @@
 #   make               build ./train_gpt for the device found here (make DEVICE=cuda|cpu|simt to choose)
 #   make quickstart    train a small model on text found on this machine (TEXT=path for your own)
 #   make test          build and run the tests; make test-all adds fuzzing, sanitizers and longer runs
-#   make bench         measure speed
+#   make bench         measure speed; make bench-parallel what several processes cost and hide
+#   make dist          pack the program with the libraries it needs, to be copied to other machines
 #   make info          what was found here, and how to override it
 #   make deps          install the packages that are missing
 #   make format, make clean
@@ -35,21 +36,35 @@ ifeq ($(DEVICE)-$(PRECISION),cpu-bf16)
 $(error PRECISION=bf16: a CPU trains in fp32; leave PRECISION out, or give DEVICE=cuda or DEVICE=simt)
 endif
 
+COMM ?= $(if $(filter cuda,$(DEVICE)),nccl,mpi)
+ifeq ($(filter nccl mpi,$(COMM)),)
+$(error COMM=$(COMM): no way for processes to talk; give nccl or mpi)
+endif
+ifeq ($(COMM)-$(filter cuda,$(DEVICE)),nccl-)
+$(error COMM=nccl: NCCL joins GPUs; leave COMM out, or give DEVICE=cuda)
+endif
+
 CXX      := $(if $(filter default,$(origin CXX)),g++,$(CXX))
-CPU_ARCH ?= $(if $(filter cuda,$(DEVICE)),x86-64-v3,native)
+dist     := $(filter dist,$(MAKECMDGOALS))# what is packed runs on other machines, and is built apart
+CPU_ARCH ?= $(if $(filter cuda,$(DEVICE))$(dist),x86-64-v3,native)
 GPU_ARCH ?= 80 90a
 MPI      ?= on
+ifeq ($(DEVICE)-$(COMM)-$(MPI),cuda-mpi-off)
+$(error COMM=mpi MPI=off: one excludes the other; leave one out)
+endif
 MPICXX   ?= mpicxx
 NCCL     ?= -lnccl
 cores    := $(shell nproc)
-BUILD    := build/$(DEVICE)-$(PRECISION)
+staged   := $(if $(filter cuda-mpi,$(DEVICE)-$(COMM)),yes)# GPUs that talk through host memory and MPI
+BUILD    := build/$(DEVICE)-$(PRECISION)$(if $(staged),-mpi)$(if $(dist),-$(CPU_ARCH))
 
 # ----------------------------------------------------------------------------------------------------------
 # how each device is compiled and linked
 
 ifeq ($(MPI),on)
-mpi_compile := $(shell $(MPICXX) --showme:compile 2>/dev/null)
-mpi_link    := $(shell $(MPICXX) --showme:link 2>/dev/null)
+# without MPI's own C++ interface: it is not used, and newer versions have none
+mpi_compile := $(shell $(MPICXX) --showme:compile 2>/dev/null) -DOMPI_SKIP_MPICXX
+mpi_link    := $(filter-out -lmpi_cxx,$(shell $(MPICXX) --showme:link 2>/dev/null))
 else
 mpi_compile := -DWITHOUT_MPI
 mpi_link    :=
@@ -65,7 +80,7 @@ precision_fp32 :=
 precision_bf16 := -DPRECISION_BF16
 cuda_include := $(if $(NVCC),$(dir $(NVCC))../include)
 includes := -I. $(patsubst -I%,-isystem %,$(mpi_compile)) $(CPPFLAGS)
-defines  := $(precision_$(PRECISION))
+defines  := $(precision_$(PRECISION)) $(if $(staged),-DCOMM_MPI)
 # GCC 12 sees an overlap that is not there in operator+ of std::string (its bug 105651): -Wno-restrict
 # STRICT=1 makes warnings errors.
 warnings := -Wall -Wextra -Wno-restrict $(if $(STRICT),-Werror)
@@ -90,16 +105,20 @@ compile := $(NVCC) -x cu -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --ext
            $(foreach arch,$(GPU_ARCH),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) $(if $(STRICT),-Werror all-warnings) \
            -Xcompiler $(call list,-march=$(CPU_ARCH) -fopenmp -Wall -Wextra) $(defines) $(includes)
 link    := $(NVCC) -Xcompiler -fopenmp
-libs    := -lcublasLt $(NCCL)
+libs    := -lcublasLt $(if $(staged),,$(NCCL))
 endif
-libs += -lxxhash $(LDFLAGS)
-mpi_libs = $(if $(filter cuda,$(DEVICE)),$(foreach flag,$(mpi_link),-Xlinker $(flag)),$(mpi_link))
+# nvcc does not know -Wl
+to_linker = $(if $(filter cuda,$(DEVICE)),$(foreach flag,$(1),-Xlinker $(patsubst -Wl$(comma)%,%,$(flag))),$(1))
+# A packed program finds its libraries in the folder lib beside it, wherever it was copied to. With
+# --disable-new-dtags they find theirs there too.
+libs := $(call to_linker,-Wl$(comma)-rpath$(comma)'$$ORIGIN/lib') $(libs) -lxxhash $(LDFLAGS) \
+        $(call to_linker,$(mpi_link) -Wl$(comma)--disable-new-dtags)
 
 # ----------------------------------------------------------------------------------------------------------
 # what must be installed: header or program, and the Debian package that has it
 
 need_build := cxxopts.hpp=libcxxopts-dev nlohmann/json.hpp=nlohmann-json3-dev xxhash.h=libxxhash-dev
-need_build += $(if $(filter cuda,$(DEVICE)),cublasLt.h=libcublas-dev nccl.h=libnccl-dev,dnnl.h=libdnnl-dev)
+need_build += $(if $(filter cuda,$(DEVICE)),cublasLt.h=libcublas-dev $(if $(staged),,nccl.h=libnccl-dev),dnnl.h=libdnnl-dev)
 need_build += $(if $(filter on,$(MPI)),mpi.h=libopenmpi-dev)
 need_test  := doctest/doctest.h=doctest-dev
 need_simt  := boost/context/detail/fcontext.hpp=libboost-context-dev dnnl.h=libdnnl-dev
@@ -133,7 +152,7 @@ say_device:
 	@echo "building for DEVICE=$(DEVICE): $(why)"
 
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(shim)
-	$(link) $^ -o $@ $(libs) $(mpi_libs)
+	$(link) $^ -o $@ $(libs)
 
 $(BUILD)/%.o: %.cu $(BUILD)/command | $(BUILD)/found-build
 	$(compile) -MMD -MP -c $< -o $@
@@ -154,18 +173,30 @@ $(BUILD)/command: FORCE
 # ----------------------------------------------------------------------------------------------------------
 # tests. A suite is a program built from test/test_*.cu, for a device and a precision, or a script test/*.sh.
 
-all_units := $(filter-out test_main,$(basename $(notdir $(wildcard test/test_*.cu))))
-host_only := test_data test_sample_order test_tokenize test_options test_weights_file
+all_units := $(filter-out test_main test_ranks_main,$(basename $(notdir $(wildcard test/test_*.cu))))
+host_only := test_data test_sample_order test_tokenize test_options test_weights_file test_compare_runs
 not_cpu   := test_simt test_simt_errors test_ptx
 not_simt  := $(host_only)
 not_cuda  := test_simt test_simt_errors test_host_cuda
-units     := $(filter-out $(not_$(DEVICE)),$(all_units))
+# Units that test/run.sh starts with mpirun, once for each of these numbers of ranks.
+with_ranks             := test_collectives test_mesh test_zero
+ranks_test_collectives := 1 2 3 4
+ranks_test_mesh        := 1 2 4 6
+ranks_test_zero        := 1 2 4
+units     := $(filter-out $(not_$(DEVICE)) $(if $(filter off,$(MPI)),$(with_ranks)),$(all_units))
 
 .PHONY: units
 units: $(units:%=$(BUILD)/%)
 
 $(BUILD)/test_%: $(BUILD)/test_%.o $(BUILD)/test_main.o $(shim)
-	$(link) $^ -o $@ $(libs) $(mpi_libs)
+	$(link) $^ -o $@ $(libs)
+
+$(with_ranks:%=$(BUILD)/%): $(BUILD)/test_%: $(BUILD)/test_%.o $(BUILD)/test_ranks_main.o $(shim) $(BUILD)/test_%.ranks
+	$(link) $(filter %.o,$^) -o $@ $(libs)
+
+$(BUILD)/test_%.ranks: Makefile
+	@mkdir -p $(BUILD)
+	@echo $(ranks_test_$*) > $@
 
 $(BUILD)/test_%.o: test/test_%.cu $(BUILD)/command | $(BUILD)/found-build $(BUILD)/found-test
 	$(compile) -MMD -MP -c $< -o $@
@@ -210,11 +241,45 @@ bench:
 	@$(MAKE) --no-print-directory $(BUILD)/bench
 	$(BUILD)/bench
 
-$(BUILD)/bench: $(BUILD)/bench.o
-	$(link) $^ -o $@ $(libs) $(mpi_libs)
+.PHONY: bench-parallel
+bench-parallel:
+	@$(MAKE) --no-print-directory $(BUILD)/bench_parallel $(BUILD)/train_gpt
+	test/bench_parallel.sh $(BUILD)
 
-$(BUILD)/bench.o: test/bench.cu $(BUILD)/command | $(BUILD)/found-build
+# programs in test/ that are no tests
+tools := bench bench_parallel compare_runs
+$(tools:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(shim)
+	$(link) $^ -o $@ $(libs)
+
+$(tools:%=$(BUILD)/%.o): $(BUILD)/%.o: test/%.cu $(BUILD)/command | $(BUILD)/found-build
 	$(compile) -MMD -MP -c $< -o $@
+
+# ----------------------------------------------------------------------------------------------------------
+# a folder to copy to other machines: the program and the libraries it needs
+
+DIST   ?= dist
+packed := $(DIST)/train_gpt-$(DEVICE)-$(CPU_ARCH)
+# What a node brings: the C library, the driver of the card, and Open MPI with what only that needs.
+node_has := ld-linux|lib(c|m|dl|rt|pthread|resolv|util)\.so|lib(cuda|nvidia-ml)\.so|lib(mpi|open-)
+
+# Follows the names of needed libraries from the program on. $$1 is what is looked through.
+.PHONY: dist
+dist: $(BUILD)/train_gpt
+	@rm -rf $(packed) $(packed).tar.gz; mkdir -p $(packed)/lib; cp $< README.md LICENSE $(packed); \
+	places=$$(ldd $<); set -- $<; \
+	while [ $$# -gt 0 ]; do \
+	    for name in $$(readelf -d $$1 | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -vE '^($(node_has))'); do \
+	        [ ! -e $(packed)/lib/$$name ] || continue; \
+	        place=$$(echo "$$places" | awk -v name=$$name '$$1 == name && $$3 ~ /^\// { print $$3 }'); \
+	        [ -n "$$place" ] || { rm -rf $(packed); \
+	            echo "train_gpt: dist: $$name: not found here; install it, or name its folder in LD_LIBRARY_PATH" >&2; exit 1; }; \
+	        cp $$place $(packed)/lib/$$name; set -- "$$@" $$place; \
+	    done; \
+	    shift; \
+	done
+	@tar -C $(DIST) -czf $(packed).tar.gz $(notdir $(packed))
+	@echo "$(packed).tar.gz: $$(du -h $(packed).tar.gz | cut -f1), with $$(ls $(packed)/lib | wc -l) libraries;" \
+	    "a node needs $(if $(filter cuda,$(DEVICE)),a driver$(if $(mpi_link), and Open MPI,),$(if $(mpi_link),Open MPI,nothing else))"
 
 # ----------------------------------------------------------------------------------------------------------
 # what is here
@@ -260,4 +325,4 @@ format:
 
 .PHONY: clean
 clean:
-	rm -rf build train_gpt
+	rm -rf build dist train_gpt

@@ -6,90 +6,82 @@ train_gpt: pre-trains GPT-style transformers. Read it top to bottom:
     model         memory, initial weights
     forward       embedding, blocks, classifier
     backward      the forward pass in reverse
-    update        gradient norm, clipping, AdamW
+    update        gradient norm, clipping, AdamW (in comm/zero.h, for one rank as for many)
     batches       from token shards to the device
     weights       to and from a file
     sampling      text from a model
     training      the loop, with evaluation, samples and the log
     main          the subcommands
 
-Each layer's arithmetic is in kernels/, what is read and written on disk in data/.
+Each layer's arithmetic is in kernels/, how the work is cut over ranks in comm/, what is read and written on
+disk in data/.
 */
 #include <csignal>
-#include <chrono>
+#include <cstring>
 #include <memory>
+#include <span>
 #include <vector>
 
-#include "comm/world.h"             // launched by mpirun or alone
-#include "data/error.h"             // fail
-#include "data/model_config.h"      // ModelConfig
-#include "data/options.h"           // the options table, parse_options
-#include "data/run_log.h"           // the run directory and log.jsonl
-#include "data/sample_order.h"      // which tokens a sample is made of
-#include "data/token_shards.h"      // .bin files of tokens
-#include "data/tokenize.h"          // the tokenize subcommand
-#include "data/tokenizer.h"         // bytes <-> tokens
-#include "data/weights_file.h"      // named tensors in a file
-#include "kernels/adamw.cuh"        // adamw_update
-#include "kernels/attention.cuh"    // attention_forward, attention_backward
-#include "kernels/classifier.cuh"   // classifier, sum_losses
-#include "kernels/embedding.cuh"    // embedding_forward, embedding_backward, bucket_tokens
-#include "kernels/gelu.cuh"         // gelu_backward
-#include "kernels/global_norm.cuh"  // sum_squares, clip_scale
-#include "kernels/matmul.cuh"       // matmul_*, gemm_rate
-#include "kernels/norm.cuh"         // norm_forward, residual_norm_forward, norm_backward
-#include "kernels/qk_norm.cuh"      // qk_norm_forward, qk_norm_backward
-#include "kernels/random.cuh"       // random_key, random_normal
-#include "kernels/rope.cuh"         // rope_table, rope_forward, rope_backward
-#include "kernels/swiglu.cuh"       // swiglu_forward, swiglu_backward
+#include "comm/memory.h"           // allocate, MemoryClass
+#include "comm/mesh.h"             // Mesh: this rank's place and its groups
+#include "comm/parameters.h"       // TensorRow, ParameterLayout
+#include "comm/watch.h"            // wait_for
+#include "comm/whole_tensors.h"    // set_tensors, collect_tensors
+#include "comm/world.h"            // launched by mpirun or alone
+#include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
+#include "data/error.h"            // fail
+#include "data/meter.h"            // FLOPs, rates, durations
+#include "data/model_config.h"     // ModelConfig
+#include "data/options.h"          // the options table, parse_options
+#include "data/run_log.h"          // the run directory and log.jsonl
+#include "data/sample_order.h"     // which tokens a sample is made of
+#include "data/token_shards.h"     // .bin files of tokens
+#include "data/tokenize.h"         // the tokenize subcommand
+#include "data/tokenizer.h"        // bytes <-> tokens
+#include "data/weights_file.h"     // named tensors in a file
+#include "kernels/adamw.cuh"       // AdamW
+#include "kernels/attention.cuh"   // attention_forward, attention_backward
+#include "kernels/classifier.cuh"  // classifier, sum_losses
+#include "kernels/embedding.cuh"   // embedding_forward, embedding_backward, bucket_tokens
+#include "kernels/gelu.cuh"        // gelu_backward
+#include "kernels/matmul.cuh"      // matmul_*, gemm_rate
+#include "kernels/norm.cuh"        // norm_forward, residual_norm_forward, norm_backward
+#include "kernels/qk_norm.cuh"     // qk_norm_forward, qk_norm_backward
+#include "kernels/random.cuh"      // random_key, random_normal
+#include "kernels/rope.cuh"        // rope_table, rope_forward, rope_backward
+#include "kernels/swiglu.cuh"      // swiglu_forward, swiglu_backward
 
 // ----------------------------------------------------------------------------
 // parameters
 // ----------------------------------------------------------------------------
 
-// A model is a chain of units: the embedding, each block, and the head. A unit's parameters lie together in
-// memory.
-enum class Unit { embedding, block, head };
-
-// clang-format off
 enum Tensor {
-    wte, wpe,                                                    // embedding
-    norm1w, norm1b, qkvw, qkvb, qnormw, knormw, attprojw, attprojb,  // block
-    norm2w, norm2b, fcw, fcb, fcprojw, fcprojb,
-    normfw, normfb, headw,                                       // head
+    wte,
+    wpe,  // embedding
+    norm1w,
+    norm1b,
+    qkvw,
+    qkvb,
+    qnormw,
+    knormw,
+    attprojw,
+    attprojb,  // block
+    norm2w,
+    norm2b,
+    fcw,
+    fcb,
+    fcprojw,
+    fcprojb,
+    normfw,
+    normfb,
+    headw,  // head
     tensor_count
-};
-// clang-format on
-
-struct TensorRow {
-    Tensor id;
-    Unit unit;
-    const char* name;         // in files; the tensors of block 3 are "layers.3." + name
-    size_t rows, cols;        // cols 0: a vector
-    float mean, deviation;    // initial values are normal
-    bool decay;               // weight decay: matrices only
-    size_t padding_rows = 0;  // rows in memory beyond `rows`: always zero, not in files
-
-    std::vector<int64_t> shape() const {
-        return cols ? std::vector<int64_t>{(int64_t)rows, (int64_t)cols}
-                    : std::vector<int64_t>{(int64_t)rows};
-    }
-    size_t size() const { return rows * std::max<size_t>(cols, 1); }
-    size_t padded_size() const { return (rows + padding_rows) * std::max<size_t>(cols, 1); }
 };
 
 constexpr int vocab_multiple = 128;  // the vocabulary is padded to this: products with odd sizes are slow
 
 inline int padded_vocab(const ModelConfig& c) {
     return ceil_div(c.vocab_size, vocab_multiple) * vocab_multiple;
-}
-
-inline int qkv_width(const ModelConfig& c) {
-    return (c.heads + 2 * c.kv_heads) * c.head_size;
-}
-
-inline int fc_width(const ModelConfig& c) {
-    return c.mlp == "swiglu" ? 2 * c.mlp_width : c.mlp_width;
 }
 
 // The parameters of a model, one row each. Initial values follow GPT-2: normal(0, 0.02), and the two
@@ -105,95 +97,32 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
         if (present) rows.push_back(row);
     };
     using enum Unit;
-    // clang-format off
-    //  present when              id        unit       name              rows cols mean dev. decay
-    add(true,                    {wte,      embedding, "wte",            V,   C,   0,   in,  true, pad});
-    add(c.position == "learned", {wpe,      embedding, "wpe",            P,   C,   0,   in,  true});
-    add(true,                    {norm1w,   block,     "norm1.weight",   C,   0,   1,   0,   false});
-    add(norm_bias,               {norm1b,   block,     "norm1.bias",     C,   0,   0,   0,   false});
-    add(true,                    {qkvw,     block,     "qkv.weight",     QKV, C,   0,   in,  true});
-    add(bias,                    {qkvb,     block,     "qkv.bias",       QKV, 0,   0,   0,   false});
-    add(c.qk_norm,               {qnormw,   block,     "qnorm.weight",   HS,  0,   1,   0,   false});
-    add(c.qk_norm,               {knormw,   block,     "knorm.weight",   HS,  0,   1,   0,   false});
-    add(true,                    {attprojw, block,     "attproj.weight", C,   A,   0,   out, true});
-    add(bias,                    {attprojb, block,     "attproj.bias",   C,   0,   0,   0,   false});
-    add(two_norms,               {norm2w,   block,     "norm2.weight",   C,   0,   1,   0,   false});
-    add(two_norms && norm_bias,  {norm2b,   block,     "norm2.bias",     C,   0,   0,   0,   false});
-    add(true,                    {fcw,      block,     "fc.weight",      F1,  C,   0,   in,  true});
-    add(bias,                    {fcb,      block,     "fc.bias",        F1,  0,   0,   0,   false});
-    add(true,                    {fcprojw,  block,     "fcproj.weight",  C,   F,   0,   out, true});
-    add(bias,                    {fcprojb,  block,     "fcproj.bias",    C,   0,   0,   0,   false});
-    add(true,                    {normfw,   head,      "normf.weight",   C,   0,   1,   0,   false});
-    add(norm_bias,               {normfb,   head,      "normf.bias",     C,   0,   0,   0,   false});
-    add(!c.tie_embeddings,       {headw,    head,      "head.weight",    V,   C,   0,   in,  true, pad});
-    // clang-format on
+    add(true, {wte, embedding, "wte", V, C, 0, in, true, pad});
+    add(c.position == "learned", {wpe, embedding, "wpe", P, C, 0, in, true});
+    add(true, {norm1w, block, "norm1.weight", C, 0, 1, 0, false});
+    add(norm_bias, {norm1b, block, "norm1.bias", C, 0, 0, 0, false});
+    add(true, {qkvw, block, "qkv.weight", QKV, C, 0, in, true});
+    add(bias, {qkvb, block, "qkv.bias", QKV, 0, 0, 0, false});
+    add(c.qk_norm, {qnormw, block, "qnorm.weight", HS, 0, 1, 0, false});
+    add(c.qk_norm, {knormw, block, "knorm.weight", HS, 0, 1, 0, false});
+    add(true, {attprojw, block, "attproj.weight", C, A, 0, out, true});
+    add(bias, {attprojb, block, "attproj.bias", C, 0, 0, 0, false});
+    add(two_norms, {norm2w, block, "norm2.weight", C, 0, 1, 0, false});
+    add(two_norms && norm_bias, {norm2b, block, "norm2.bias", C, 0, 0, 0, false});
+    add(true, {fcw, block, "fc.weight", F1, C, 0, in, true});
+    add(bias, {fcb, block, "fc.bias", F1, 0, 0, 0, false});
+    add(true, {fcprojw, block, "fcproj.weight", C, F, 0, out, true});
+    add(bias, {fcprojb, block, "fcproj.bias", C, 0, 0, 0, false});
+    add(true, {normfw, head, "normf.weight", C, 0, 1, 0, false});
+    add(norm_bias, {normfb, head, "normf.bias", C, 0, 0, 0, false});
+    add(!c.tie_embeddings, {headw, head, "head.weight", V, C, 0, in, true, pad});
     return rows;
 }
 
-// The tensors of one unit in a buffer of parameters, gradients or moments. Null where a switch is off.
-template <typename T>
-struct UnitTensors {
-    T* at[tensor_count] = {};
-    T* operator[](Tensor id) const { return at[id]; }
-};
-
-// Where each tensor lies: units one after the other, tensors inside a unit aligned to 256 bytes.
-class ParameterLayout {
-public:
-    explicit ParameterLayout(const ModelConfig& config) : layers(config.layers), rows_(tensor_table(config)) {
-        constexpr size_t alignment = 64;  // elements
-        for (const TensorRow& row : rows_) {
-            size_t& end = unit_size_[(int)row.unit];
-            offset_[row.id] = end;
-            end += ceil_div(row.padded_size(), alignment) * alignment;
-        }
-    }
-
-    size_t unit_offset(int unit) const {
-        if (unit == 0) return 0;
-        return unit_size_[(int)Unit::embedding] + (size_t)(unit - 1) * unit_size_[(int)Unit::block];
-    }
-
-    size_t size() const { return unit_offset(layers + 1) + unit_size_[(int)Unit::head]; }
-
-    size_t parameter_count() const {
-        size_t count = 0;
-        each([&](const TensorRow& row, const std::string&, size_t) { count += row.size(); });
-        return count;
-    }
-
-    template <typename T>
-    UnitTensors<T> unit(T* buffer, int unit) const {
-        UnitTensors<T> tensors;
-        for (const TensorRow& row : rows_) {
-            if (row.unit == kind(unit)) tensors.at[row.id] = buffer + unit_offset(unit) + offset_[row.id];
-        }
-        return tensors;
-    }
-
-    // Calls visit(row, full name, offset in the buffer) for each tensor of the model, in the order of memory.
-    template <typename Visit>
-    void each(Visit&& visit) const {
-        for (int unit = 0; unit < layers + 2; unit++) {
-            for (const TensorRow& row : rows_) {
-                if (row.unit != kind(unit)) continue;
-                std::string prefix = row.unit == Unit::block ? text("layers.%d.", unit - 1) : "";
-                visit(row, prefix + row.name, unit_offset(unit) + offset_[row.id]);
-            }
-        }
-    }
-
-    const int layers;
-
-private:
-    Unit kind(int unit) const {
-        return unit == 0 ? Unit::embedding : unit <= layers ? Unit::block : Unit::head;
-    }
-
-    std::vector<TensorRow> rows_;
-    size_t offset_[tensor_count] = {};
-    size_t unit_size_[3] = {};
-};
+// For a data group of `ranks`.
+inline ParameterLayout parameter_layout(const ModelConfig& config, int ranks = 1) {
+    return ParameterLayout(tensor_table(config), config.layers, config.tie_embeddings, ranks);
+}
 
 // ----------------------------------------------------------------------------
 // activations
@@ -271,43 +200,40 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     bool mean = c.norm == "layernorm", two_norms = c.block == "sequential";
     size_t scratch = std::max({attention_backward_scratch(w.B, w.T, c.heads, c.kv_heads, c.head_size),
                                norm_backward_scratch(c.channels), qk_norm_backward_scratch(c.head_size),
-                               sum_squares_scratch(ParameterLayout(c).size()),
                                matmul_backward_bias_scratch((int)std::max({F1, QKV, C}))});
     std::vector<ActivationRow> rows;
     auto add = [&](bool present, ActivationRow row) {
         if (present && row.elements) rows.push_back(row);
     };
-    // clang-format off
-    add(true,              {FIELD(residual),   N * C,                      keep});
-    add(true,              {FIELD(norm1),      N * C,                      keep_block});
-    add(mean,              {FIELD(norm1_mean), N,                          keep_block});
-    add(true,              {FIELD(norm1_rstd), N,                          keep_block});
-    add(c.qk_norm,         {FIELD(qkv_raw),    N * QKV,                    keep_block});
-    add(c.qk_norm,         {FIELD(qk_rstd),    N * (c.heads + c.kv_heads), keep_block});
-    add(true,              {FIELD(qkv),        N * QKV,                    keep_block});
-    add(true,              {FIELD(att),        N * A,                      keep_block});
-    add(true,              {FIELD(lse),        N * c.heads,                keep_block});
-    add(two_norms,         {FIELD(residual2),  N * C,                      keep_block});
-    add(two_norms,         {FIELD(norm2),      N * C,                      keep_hidden});
-    add(two_norms && mean, {FIELD(norm2_mean), N,                          keep_hidden});
-    add(two_norms,         {FIELD(norm2_rstd), N,                          keep_hidden});
-    add(true,              {FIELD(fc),         N * F1,                     keep_hidden});
-    add(true,              {FIELD(act),        N * F,                      keep_hidden});
-    add(true,              {FIELD(delta),      N * C,                      false});
-    add(true,              {FIELD(residualf),  N * C,                      false});
-    add(true,              {FIELD(normf),      N * C,                      false});
-    add(mean,              {FIELD(normf_mean), N,                          false});
-    add(true,              {FIELD(normf_rstd), N,                          false});
-    add(true,              {FIELD(logits),     chunk * padded_vocab(c),    false});
-    add(true,              {FIELD(losses),     N,                          false});
-    add(w.training,        {FIELD(dresidual),  N * C,                      false});
-    add(w.training,        {FIELD(dnorm),      N * C,                      false});
-    add(w.training,        {FIELD(dact),       N * F,                      false});
-    add(w.training,        {FIELD(dfc),        N * F1,                     false});
-    add(w.training,        {FIELD(datt),       N * A,                      false});
-    add(w.training,        {FIELD(dqkv),       N * QKV,                    false});
-    add(w.training,        {FIELD(scratch),    scratch,                    false});
-    // clang-format on
+    add(true, {FIELD(residual), N * C, keep});
+    add(true, {FIELD(norm1), N * C, keep_block});
+    add(mean, {FIELD(norm1_mean), N, keep_block});
+    add(true, {FIELD(norm1_rstd), N, keep_block});
+    add(c.qk_norm, {FIELD(qkv_raw), N * QKV, keep_block});
+    add(c.qk_norm, {FIELD(qk_rstd), N * (c.heads + c.kv_heads), keep_block});
+    add(true, {FIELD(qkv), N * QKV, keep_block});
+    add(true, {FIELD(att), N * A, keep_block});
+    add(true, {FIELD(lse), N * c.heads, keep_block});
+    add(two_norms, {FIELD(residual2), N * C, keep_block});
+    add(two_norms, {FIELD(norm2), N * C, keep_hidden});
+    add(two_norms && mean, {FIELD(norm2_mean), N, keep_hidden});
+    add(two_norms, {FIELD(norm2_rstd), N, keep_hidden});
+    add(true, {FIELD(fc), N * F1, keep_hidden});
+    add(true, {FIELD(act), N * F, keep_hidden});
+    add(true, {FIELD(delta), N * C, false});
+    add(true, {FIELD(residualf), N * C, false});
+    add(true, {FIELD(normf), N * C, false});
+    add(mean, {FIELD(normf_mean), N, false});
+    add(true, {FIELD(normf_rstd), N, false});
+    add(true, {FIELD(logits), chunk * padded_vocab(c), false});
+    add(true, {FIELD(losses), N, false});
+    add(w.training, {FIELD(dresidual), N * C, false});
+    add(w.training, {FIELD(dnorm), N * C, false});
+    add(w.training, {FIELD(dact), N * F, false});
+    add(w.training, {FIELD(dfc), N * F1, false});
+    add(w.training, {FIELD(datt), N * A, false});
+    add(w.training, {FIELD(dqkv), N * QKV, false});
+    add(w.training, {FIELD(scratch), scratch, false});
 #undef FIELD
     return rows;
 }
@@ -335,97 +261,93 @@ struct Batch {
     int buckets = 0;
 };
 
+// The stream that computes; it outlives what works on it.
+struct ComputeStream {
+    cudaStream_t stream;
+    ComputeStream() { cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+    ~ComputeStream() {
+        cudaStreamSynchronize(stream);
+        cudaStreamDestroy(stream);
+    }
+    ComputeStream(const ComputeStream&) = delete;
+    ComputeStream& operator=(const ComputeStream&) = delete;
+};
+
+inline const Mesh& one_process() {
+    static const Mesh mesh;
+    return mesh;
+}
+
 struct Gpt {
     ModelConfig config;
     Workload workload;
+    const Mesh& mesh;
     ParameterLayout layout;
     Norm norm;
     bool parallel, swiglu;
     Gelu gelu;
 
+    ComputeStream compute;
+    cudaStream_t stream;
+    ZeroState state;  // parameters, gradients, optimizer state
+
     // one allocation for each class of memory
-    floatX* params = nullptr;  // (layout.size())
-    float* grads = nullptr;    // (layout.size())
-    float* m = nullptr;        // (layout.size()) first moment
-    float* v = nullptr;        // (layout.size()) second moment
-    float* master = nullptr;   // (layout.size()) fp32 parameters; null where params are the only copy
     char* activations = nullptr;
     float* rope = nullptr;   // (T, R/2, 2) cosines and sines
-    float* stats = nullptr;  // (4) loss, sum of squares, gradient norm, clipping scale
+    float* stats = nullptr;  // (stat_count)
 
     std::vector<Activations> acts;  // one view for each layer
-    cudaStream_t stream = nullptr;
 
-    Gpt(const ModelConfig& config, const Workload& workload, bool keep_master);
+    Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
+        const Mesh& mesh = one_process());
     ~Gpt();
     Gpt(const Gpt&) = delete;
     Gpt& operator=(const Gpt&) = delete;
 
-    UnitTensors<floatX> weights(int unit) const { return layout.unit(params, unit); }
-    UnitTensors<float> gradients(int unit) const { return layout.unit(grads, unit); }
-    int head_unit() const { return layout.layers + 1; }
+    // Of a unit that is acquired, or whose gradients have begun.
+    UnitTensors<floatX> weights(int unit) const { return layout.tensors(unit, state.params(unit)); }
+    UnitTensors<float> gradients(int unit) const { return layout.tensors(unit, state.grads(unit)); }
+    int head_unit() const { return layout.last_unit(); }
     int rope_dims() const { return config.position == "rope" ? config.rope_dims : 0; }
-    // (Vp, C) the classifier's weights
-    template <typename T>
-    T* head_weight(T* buffer) const {
-        return config.tie_embeddings ? layout.unit(buffer, 0)[wte] : layout.unit(buffer, head_unit())[headw];
-    }
+    // where the classifier's weights (Vp, C) are
+    int classifier_unit() const { return config.tie_embeddings ? 0 : head_unit(); }
+    Tensor classifier_weight() const { return config.tie_embeddings ? wte : headw; }
 };
 
-// Bytes of each class of memory that a model takes.
-struct MemoryClass {
-    const char* name;
-    size_t bytes;
-};
-
+// Bytes of each class of memory that a model takes on one rank.
 inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const Workload& w,
-                                               bool keep_master) {
-    size_t n = ParameterLayout(config).size();
+                                               const ZeroSettings& settings, const MeshShape& shape = {}) {
     size_t rope = config.position == "rope" ? (size_t)w.T * config.rope_dims * sizeof(float) : 0;
-    size_t copies = 2 + (keep_master ? 1 : 0);
-    std::vector<MemoryClass> classes = {{"parameters", n * sizeof(floatX)}};
-    if (w.training) {
-        classes.push_back({"gradients", n * sizeof(float)});
-        classes.push_back({"optimizer", n * sizeof(float) * copies});
-    }
+    auto classes = ZeroState::memory(parameter_layout(config, shape.dp), shape, settings);
     classes.push_back({"activations", activation_bytes(config, w) + rope});
     return classes;
 }
 
-inline size_t memory_total(const ModelConfig& config, const Workload& workload, bool keep_master) {
+// On the device.
+inline size_t memory_total(const std::vector<MemoryClass>& classes) {
     size_t total = 0;
-    for (const MemoryClass& part : memory_classes(config, workload, keep_master)) total += part.bytes;
+    for (const MemoryClass& part : classes) total += part.on_host && has_own_memory ? 0 : part.bytes;
     return total;
 }
 
 // The largest micro-batch whose memory fits in `available` bytes; 0 if none does.
-inline int largest_micro_batch(const ModelConfig& config, Workload workload, bool keep_master,
-                               size_t available) {
+inline int largest_micro_batch(const ModelConfig& config, Workload workload, const ZeroSettings& settings,
+                               const MeshShape& shape, size_t available) {
     int fits = 0, too_large = INT32_MAX / workload.T;
     while (too_large - fits > 1) {
         workload.B = fits + (too_large - fits) / 2;
-        (memory_total(config, workload, keep_master) <= available ? fits : too_large) = workload.B;
+        size_t need = memory_total(memory_classes(config, workload, settings, shape));
+        (need <= available ? fits : too_large) = workload.B;
     }
     return fits;
 }
 
-inline std::string size_text(size_t bytes) {
-    return bytes < (size_t)1 << 30 ? text("%.1f MiB", bytes / 0x1p20) : text("%.2f GiB", bytes / 0x1p30);
-}
-
-constexpr size_t library_memory = (size_t)256 << 20;  // for the libraries' code and their workspaces
-
-// What a model may take: the free memory, less what is kept back for the libraries.
-inline size_t available_memory() {
-    size_t available, total;
-    cudaCheck(cudaMemGetInfo(&available, &total));
-    return available - std::min(available, library_memory);
-}
-
-inline void check_memory(const ModelConfig& config, const Workload& workload, bool keep_master) {
-    size_t available = available_memory(), need = memory_total(config, workload, keep_master);
+inline void check_memory(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
+                         const MeshShape& shape = {}, int ranks_sharing = 1) {
+    size_t available = available_memory(ranks_sharing);
+    size_t need = memory_total(memory_classes(config, workload, settings, shape));
     if (need <= available) return;
-    int fits = largest_micro_batch(config, workload, keep_master, available);
+    int fits = largest_micro_batch(config, workload, settings, shape, available);
     if (fits > 0) {
         fail("--micro-batch %d: needs %s of memory and %s are free; --micro-batch %d fits, --recompute block "
              "saves more",
@@ -433,42 +355,24 @@ inline void check_memory(const ModelConfig& config, const Workload& workload, bo
     }
     fail("the model needs %s of memory and %s are free; %s", size_text(need).c_str(),
          size_text(available).c_str(),
-         workload.training ? "choose a smaller --model, a shorter --sequence-length or --recompute block"
+         workload.training ? "choose a smaller --model, a shorter --sequence-length or --recompute block, or "
+                             "cut it over more processes with --zero"
                            : "free some, or ask for fewer --tokens");
 }
 
-template <typename T>
-void allocate(T*& pointer, size_t count) {
-    cudaError_t error = cudaMalloc((void**)&pointer, count * sizeof(T));
-    if (error == cudaErrorMemoryAllocation) {
-        fail("memory: %s are not to be had at once; free some, or choose a smaller --micro-batch or --model",
-             size_text(count * sizeof(T)).c_str());
-    }
-    cudaCheck(error);
-}
-
-Gpt::Gpt(const ModelConfig& config_, const Workload& workload_, bool keep_master)
-    : config(config_), workload(workload_), layout(config) {
+Gpt::Gpt(const ModelConfig& config_, const Workload& workload_, const ZeroSettings& settings,
+         const Mesh& mesh_)
+    : config(config_),
+      workload(workload_),
+      mesh(mesh_),
+      layout(parameter_layout(config, mesh.shape.dp)),
+      stream(compute.stream),
+      state(layout, mesh, settings, stream) {
     norm = config.norm == "rmsnorm" ? Norm::rmsnorm : Norm::layernorm;
     parallel = config.block == "parallel";
     swiglu = config.mlp == "swiglu";
     gelu = config.mlp == "gelu-exact" ? Gelu::exact : Gelu::tanh;
-    check_memory(config, workload, keep_master);
-    cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-
-    size_t n = layout.size();
-    auto allocate_zeros = [&]<typename T>(T*& pointer) {
-        allocate(pointer, n);
-        cudaCheck(cudaMemsetAsync(pointer, 0, n * sizeof(T), stream));
-    };
-    allocate_zeros(params);
-    if (workload.training) {
-        allocate_zeros(grads);
-        allocate_zeros(m);
-        allocate_zeros(v);
-        if (keep_master) allocate_zeros(master);
-    }
-    allocate(stats, 4);
+    allocate(stats, stat_count);
 
     auto table = activation_table(config, workload);
     allocate(activations, activation_bytes(config, workload));
@@ -495,36 +399,20 @@ Gpt::Gpt(const ModelConfig& config_, const Workload& workload_, bool keep_master
 
 Gpt::~Gpt() {
     cudaStreamSynchronize(stream);
-    for (void* pointer : {(void*)params, (void*)grads, (void*)m, (void*)v, (void*)master, (void*)activations,
-                          (void*)rope, (void*)stats}) {
-        cudaFree(pointer);
-    }
-    cudaStreamDestroy(stream);
-}
-
-// Sets a tensor from host values: the parameters, and the fp32 master copy where there is one.
-inline void set_tensor(Gpt& model, size_t offset, const float* values, size_t count) {
-    std::vector<floatX> rounded(values, values + count);
-    copy_to_device(model.params + offset, rounded.data(), count, model.stream);
-    if (model.master) copy_to_device(model.master + offset, values, count, model.stream);
+    for (void* pointer : {(void*)activations, (void*)rope, (void*)stats}) cudaFree(pointer);
 }
 
 // Each value depends on the seed, the tensor's name and the element only.
 inline void initialize(Gpt& model, uint64_t seed) {
-    constexpr size_t piece = 1 << 22;
     std::vector<float> values;
-    model.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
+    set_tensors(model.state, [&](const TensorRow& row, const std::string& name, size_t first, size_t count) {
         uint64_t key = random_key(seed, name);
-        for (size_t begin = 0; begin < row.size(); begin += piece) {
-            values.assign(std::min(piece, row.size() - begin), row.mean);
-            if (row.deviation > 0) {
+        values.assign(count, row.mean);
+        if (row.deviation > 0) {
 #pragma omp parallel for
-                for (size_t i = 0; i < values.size(); i++) {
-                    values[i] += row.deviation * random_normal(key, begin + i);
-                }
-            }
-            set_tensor(model, offset + begin, values.data(), values.size());
+            for (size_t i = 0; i < count; i++) values[i] += row.deviation * random_normal(key, first + i);
         }
+        return std::span<const float>(values);
     });
 }
 
@@ -596,28 +484,42 @@ inline void block_forward(Gpt& g, int layer, const Batch& batch, bool input_read
 inline void forward(Gpt& g, const Batch& batch) {
     auto& c = g.config;
     int B = batch.B, T = batch.T, N = B * T, C = c.channels, last = c.layers - 1;
-    auto embedding = g.weights(0), head = g.weights(g.head_unit());
+    g.state.acquire(0, +1);
+    auto embedding = g.weights(0);
     embedding_forward(g.acts[0].residual, batch.tokens, embedding[wte], embedding[wpe], B, T, C, g.stream);
+    g.state.release(0);
     for (int layer = 0; layer <= last; layer++) {
+        g.state.acquire(layer + 1, +1);
         auto& a = g.acts[layer];
         auto w = g.weights(layer + 1);
         block_forward(g, layer, batch, layer == 0);
         // a parallel block's MLP adds to what its attention left in delta
         matmul_forward(a.delta, a.act, w[fcprojw], w[fcprojb], N, c.mlp_width, C, g.stream, g.parallel);
+        g.state.release(layer + 1);
     }
+    g.state.acquire(g.head_unit(), +1);
+    auto head = g.weights(g.head_unit());
     auto& a = g.acts[last];
     residual_norm_forward(g.norm, a.residualf, a.normf, a.normf_mean, a.normf_rstd,
                           g.parallel ? a.residual : a.residual2, a.delta, head[normfw], head[normfb], N, C,
                           c.norm_eps, g.stream);
+    g.state.release(g.head_unit());
 }
 
-// Adds the sum of the losses to stats[0]. With a gradient, the loss counts dloss times: writes dnorm (the
+// Adds the sum of the losses to stats. With a gradient, the loss counts dloss times: writes dnorm (the
 // gradient of normf) and adds to that of the classifier's weights. Logits exist for loss_chunk tokens at a
 // time.
 inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient) {
     auto& a = g.acts[0];
     int N = batch.B * batch.T, C = g.config.channels, V = g.config.vocab_size, Vp = padded_vocab(g.config);
-    const floatX* weight = g.head_weight(g.params);
+    int unit = g.classifier_unit();
+    g.state.acquire(unit, 0);
+    const floatX* weight = g.weights(unit)[g.classifier_weight()];
+    float* dweight = nullptr;
+    if (want_gradient) {
+        g.state.begin_gradients(unit);
+        dweight = g.gradients(unit)[g.classifier_weight()];
+    }
     for (int begin = 0; begin < N; begin += g.workload.loss_chunk) {
         int n = std::min(g.workload.loss_chunk, N - begin);
         const floatX* inp = a.normf + (size_t)begin * C;
@@ -626,9 +528,10 @@ inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient
                    g.stream);
         if (!want_gradient) continue;
         matmul_backward_input(a.dnorm + (size_t)begin * C, a.logits, weight, n, C, Vp, g.stream);
-        matmul_backward_weight(g.head_weight(g.grads), a.logits, inp, n, C, Vp, g.stream);
+        matmul_backward_weight(dweight, a.logits, inp, n, C, Vp, g.stream);
     }
-    sum_losses(g.stats, a.losses, N, g.stream);
+    g.state.release(unit);
+    sum_losses(g.stats + stat_loss, a.losses, N, g.stream);
 }
 
 // ----------------------------------------------------------------------------
@@ -660,19 +563,28 @@ inline void recompute(Gpt& g, int layer, const Batch& batch) {
 
 // From dnorm as classify() left it to the gradients of all parameters. dresidual is the gradient of the
 // residual stream: each part of a block reads it as the gradient of its output and adds that of its input.
-inline void backward(Gpt& g, const Batch& batch) {
+// After the last micro-batch of a step the gradients of each unit are summed over the ranks as soon as they
+// are there.
+inline void backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
     auto& c = g.config;
     int B = batch.B, T = batch.T, N = B * T, C = c.channels, F = c.mlp_width, F1 = fc_width(c);
     int A = c.heads * c.head_size, QKV = qkv_width(c);
     {
+        int unit = g.head_unit();
+        g.state.acquire(unit, -1);
+        g.state.begin_gradients(unit);
         auto& a = g.acts[0];
-        auto w = g.weights(g.head_unit());
-        auto dw = g.gradients(g.head_unit());
+        auto w = g.weights(unit);
+        auto dw = g.gradients(unit);
         cudaCheck(cudaMemsetAsync(a.dresidual, 0, (size_t)N * C * sizeof(floatX), g.stream));
         norm_backward(g.norm, a.dresidual, dw[normfw], dw[normfb], a.scratch, a.dnorm, a.residualf, w[normfw],
                       a.normf_mean, a.normf_rstd, N, C, g.stream);
+        g.state.release(unit);
+        g.state.reduce_gradients(unit, last_micro_batch);
     }
     for (int layer = c.layers - 1; layer >= 0; layer--) {
+        g.state.acquire(layer + 1, -1);
+        g.state.begin_gradients(layer + 1);
         auto& a = g.acts[layer];
         auto w = g.weights(layer + 1);
         auto dw = g.gradients(layer + 1);
@@ -704,17 +616,21 @@ inline void backward(Gpt& g, const Batch& batch) {
         linear_backward(g, a.dnorm, dw[qkvw], dw[qkvb], a.dqkv, a.norm1, w[qkvw], N, C, QKV, g.parallel);
         norm_backward(g.norm, a.dresidual, dw[norm1w], dw[norm1b], a.scratch, a.dnorm, a.residual, w[norm1w],
                       a.norm1_mean, a.norm1_rstd, N, C, g.stream);
+        g.state.release(layer + 1);
+        g.state.reduce_gradients(layer + 1, last_micro_batch);
     }
+    g.state.begin_gradients(0);
     auto dw = g.gradients(0);
     embedding_backward(dw[wte], dw[wpe], g.acts[0].dresidual, batch.tokens, batch.order, batch.starts,
                        batch.buckets, B, T, C, g.stream);
+    g.state.reduce_gradients(0, last_micro_batch);
 }
 
-// Adds the gradients of a micro-batch whose losses count dloss times, and their sum to stats[0].
-inline void accumulate_gradients(Gpt& g, const Batch& batch, float dloss) {
+// Adds the gradients of a micro-batch whose losses count dloss times, and their sum to stats.
+inline void accumulate_gradients(Gpt& g, const Batch& batch, float dloss, bool last_micro_batch) {
     forward(g, batch);
     classify(g, batch, dloss, true);
-    backward(g, batch);
+    backward(g, batch, last_micro_batch);
 }
 
 // ----------------------------------------------------------------------------
@@ -725,60 +641,68 @@ struct StepStats {
     float loss;           // mean over the targets of the step
     float gradient_norm;  // before clipping
     bool finite;          // false: the weights were left as they were
+    bool stop;            // a rank was asked to stop
 };
-
-// Clips the gradients to `max_norm` and updates the parameters. The decision not to update because the loss
-// or the gradient is not finite falls on the device, so nothing has to wait for the host.
-inline void update(Gpt& g, AdamW settings, float max_norm, uint64_t seed) {
-    float *loss = &g.stats[0], *squares = &g.stats[1], *norm_and_scale = &g.stats[2];
-    sum_squares(squares, g.acts[0].scratch, g.grads, g.layout.size(), false, g.stream);
-    clip_scale(norm_and_scale, squares, loss, max_norm, g.stream);
-    float weight_decay = settings.weight_decay;
-    g.layout.each([&](const TensorRow& row, const std::string& name, size_t at) {
-        settings.weight_decay = row.decay ? weight_decay : 0;
-        adamw_update(g.params + at, g.master ? g.master + at : nullptr, g.m + at, g.v + at, g.grads + at,
-                     norm_and_scale + 1, row.size(), settings, random_key(seed, name), g.stream);
-    });
-}
 
 // Starts a step: no gradient, no loss.
 inline void zero_gradients(Gpt& g) {
-    cudaCheck(cudaMemsetAsync(g.grads, 0, g.layout.size() * sizeof(float), g.stream));
-    cudaCheck(cudaMemsetAsync(g.stats, 0, sizeof(float), g.stream));
+    g.state.zero_gradients();
+    cudaCheck(cudaMemsetAsync(g.stats, 0, stat_count * sizeof(float), g.stream));
 }
 
 // Waits for the device. `targets` is the number of targets whose losses were summed.
 inline StepStats read_stats(Gpt& g, double targets) {
-    float stats[4];
+    float stats[stat_count];
     cudaCheck(cudaMemcpyAsync(stats, g.stats, sizeof stats, cudaMemcpyDeviceToHost, g.stream));
-    cudaCheck(cudaStreamSynchronize(g.stream));
-    return {(float)(stats[0] / targets), stats[2], !std::isnan(stats[3])};
+    wait_for(g.stream, g.mesh);
+    return {(float)(stats[stat_loss] / targets), stats[stat_norm], !std::isnan(stats[stat_scale]),
+            stats[stat_stop] > 0};
 }
 
-// The first tensor whose gradient has a value that is not finite, for the message that stops a run.
+// The first gradient of this rank that is not finite, for the message that stops a run; empty if there is
+// none.
 inline std::string first_bad_gradient(const Gpt& g) {
-    std::string bad;
-    g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
-        if (!bad.empty()) return;
-        std::vector<float> values(row.size());
-        cudaCheck(cudaMemcpy(values.data(), g.grads + offset, values.size() * sizeof(float),
+    for (int unit = 0; unit < g.layout.units(); unit++) {
+        std::vector<float> values(g.state.part_size(unit));
+        cudaCheck(cudaMemcpy(values.data(), g.state.owned_grads(unit), values.size() * sizeof(float),
                              cudaMemcpyDeviceToHost));
-        for (size_t i = 0; i < values.size() && bad.empty(); i++) {
-            if (!std::isfinite(values[i])) bad = text("%s[%zu] = %g", name.c_str(), i, values[i]);
+        for (const TensorPart& part : g.state.owned_parts(unit)) {
+            const float* value = &values[part.at - g.state.owned_begin(unit)];
+            for (size_t i = 0; i < part.count; i++) {
+                if (!std::isfinite(value[i]))
+                    return text("%s[%zu] = %g", part.name.c_str(), part.first + i, value[i]);
+            }
         }
-    });
-    return bad.empty() ? "none" : bad;
+    }
+    return "";
 }
 
 // ----------------------------------------------------------------------------
 // batches
 // ----------------------------------------------------------------------------
 
-// Brings micro-batches to the device. While the device works on one, the host prepares the next.
+// Runs what one rank does alone. What goes wrong is kept for the moment when all ranks can hear of it.
+template <typename Work>
+void note_trouble(std::string& trouble, Work&& work) {
+    try {
+        work();
+    } catch (const Error& error) {
+        if (trouble.empty()) trouble = error.what();
+    }
+}
+
+// Brings micro-batches to the device. While the device works on one, the host prepares the next. What cannot
+// be read is written to `trouble`, and the batch has no targets: one rank alone cannot leave a step.
 class Batches {
 public:
-    Batches(const TokenLoader& loader, const Workload& workload, int document_end, cudaStream_t stream)
-        : loader_(loader), B_(workload.B), T_(workload.T), document_end_(document_end), stream_(stream) {
+    Batches(const TokenLoader& loader, const Workload& workload, int document_end, cudaStream_t stream,
+            std::string& trouble)
+        : loader_(loader),
+          B_(workload.B),
+          T_(workload.T),
+          document_end_(document_end),
+          stream_(stream),
+          trouble_(trouble) {
         size_t N = (size_t)B_ * T_;
         size_ = 4 * N + (N + 1);
         allocate(device_, size_);
@@ -810,9 +734,7 @@ public:
             *starts = order + N;
         for (int row = 0; row < B_; row++) {
             size_t at = (size_t)row * T_;
-            if (row < count) {
-                loader_.load(first + row, tokens + at, targets + at);
-            } else {
+            if (row >= count || !read(first + row, tokens + at, targets + at)) {
                 std::fill_n(tokens + at, T_, 0);
                 std::fill_n(targets + at, T_, -1);
             }
@@ -840,9 +762,19 @@ private:
         cudaEvent_t copied;
     };
 
+    bool read(uint64_t sample, int* tokens, int* targets) {
+        bool done = false;
+        note_trouble(trouble_, [&] {
+            loader_.load(sample, tokens, targets);
+            done = true;
+        });
+        return done;
+    }
+
     const TokenLoader& loader_;
     const int B_, T_, document_end_;
     cudaStream_t stream_;
+    std::string& trouble_;
     size_t size_;
     int* device_;
     Slot slots_[2];
@@ -888,7 +820,8 @@ inline int choose_token(std::vector<float> logits, const Sampling& sampling, flo
 }
 
 // Continues `context`, computing the whole of it again for each token; a context longer than the model's is
-// cut at its start. Calls show(token) for each new token. The same key gives the same text.
+// cut at its start. Calls show(token) for each new token. The same key gives the same text. All ranks do the
+// same work, and take the tokens that the first one chooses.
 template <typename Show>
 void generate(Gpt& g, std::vector<int> context, const Sampling& sampling, uint64_t key, Show&& show) {
     constexpr int step = 64;  // lengths are rounded up to this, so that products come in few shapes
@@ -905,14 +838,23 @@ void generate(Gpt& g, std::vector<int> context, const Sampling& sampling, uint64
         Batch batch = {.B = 1, .T = padded, .tokens = device_tokens};
         forward(g, batch);
         auto& a = g.acts[0];
-        matmul_forward(a.logits, a.normf + (size_t)(length - 1) * C, g.head_weight(g.params), nullptr, 1, C,
-                       Vp, g.stream);
+        int unit = g.classifier_unit();
+        g.state.acquire(unit, 0);
+        matmul_forward(a.logits, a.normf + (size_t)(length - 1) * C, g.weights(unit)[g.classifier_weight()],
+                       nullptr, 1, C, Vp, g.stream);
+        g.state.release(unit);
         std::vector<floatX> logits(V);
         cudaCheck(
             cudaMemcpyAsync(logits.data(), a.logits, V * sizeof(floatX), cudaMemcpyDeviceToHost, g.stream));
         cudaCheck(cudaStreamSynchronize(g.stream));
         int token =
             choose_token({logits.begin(), logits.end()}, sampling, random_uniform(philox(key, i).at[0]));
+        if (g.mesh.world().size() > 1) {
+            copy_to_device(device_tokens, &token, 1, g.stream);
+            g.mesh.world().broadcast(device_tokens, 1, 0, Traffic::statistics, g.stream);
+            cudaCheck(cudaMemcpyAsync(&token, device_tokens, sizeof token, cudaMemcpyDeviceToHost, g.stream));
+            cudaCheck(cudaStreamSynchronize(g.stream));
+        }
         if (token == sampling.end) break;
         context.push_back(token);
         show(token);
@@ -940,33 +882,6 @@ inline float schedule(const Options& o, int step) {
     return 1;
 }
 
-// Model FLOPs of training on one token: 6 for each parameter of a product, and 12 h for each position that
-// attention counts: the whole sequence by the published definition (Korthikanti et al. 2022), or what a
-// causal mask leaves.
-inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
-    double C = c.channels, A = c.heads * c.head_size;
-    double block = C * qkv_width(c) + A * C + C * fc_width(c) + (double)c.mlp_width * C;
-    double positions = causal ? T / 2.0 : T;
-    if (c.window > 0 && c.window < T) positions = c.window - c.window * (c.window - 1.0) / (2.0 * T);
-    return 6 * (c.layers * block + C * c.vocab_size) + 12 * c.layers * A * positions;
-}
-
-// FLOP/s of dense products in floatX by the vendor's data sheet; 0 for a card (or precision) not in the list.
-inline double published_peak(const std::string& device) {
-    static const struct {
-        const char* name;
-        double bf16;
-    } cards[] = {
-        {"NVIDIA H200", 989.4e12},         {"NVIDIA H100 80GB HBM3", 989.4e12},
-        {"NVIDIA H100 PCIe", 756e12},      {"NVIDIA A100-SXM4-80GB", 312e12},
-        {"NVIDIA A100-SXM4-40GB", 312e12}, {"NVIDIA A100 80GB PCIe", 312e12},
-    };
-    for (auto& card : cards) {
-        if (device == card.name && sizeof(floatX) == 2) return card.bf16;
-    }
-    return 0;
-}
-
 static volatile sig_atomic_t stop_requested = 0;
 
 // Ctrl-C, SIGTERM, or a terminal or pipe that closes ends the run after the step; a second Ctrl-C ends the
@@ -979,43 +894,6 @@ inline void request_stop(int signal) {
 inline void stop_on_signals() {
     for (int signal : {SIGINT, SIGTERM, SIGPIPE}) std::signal(signal, request_stop);
     if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // started by nohup
-}
-
-inline std::string duration(double seconds) {
-    long s = std::lround(seconds);
-    if (s < 60) return text("%lds", s);
-    if (s < 3600) return text("%ldm%02lds", s / 60, s % 60);
-    return text("%ldh%02ldm", s / 3600, s / 60 % 60);
-}
-
-// 1234567 as "1.23M".
-inline std::string human(double value) {
-    const char* suffix[] = {"", "k", "M", "G", "T", "P"};
-    int i = 0;
-    for (; value >= 999.5 && i < 5; i++) value /= 1000;
-    return text(value < 10 && i ? "%.2f%s" : value < 100 && i ? "%.1f%s" : "%.0f%s", value, suffix[i]);
-}
-
-// Rates and shares of the device's peak, from the time steps take.
-class Meter {
-public:
-    Meter(const ModelConfig& config, int T, double peak_flops, double gemm_flops)
-        : full_(flops_per_token(config, T, false)),
-          causal_(flops_per_token(config, T, true)),
-          peak_(peak_flops),
-          gemm_(gemm_flops) {}
-
-    double mfu(double tokens_per_second) const { return peak_ > 0 ? full_ * tokens_per_second / peak_ : 0; }
-    double gemm_share(double tokens_per_second) const { return full_ * tokens_per_second / gemm_; }
-    double gemm_share_causal(double tokens_per_second) const { return causal_ * tokens_per_second / gemm_; }
-    bool has_peak() const { return peak_ > 0; }
-
-private:
-    double full_, causal_, peak_, gemm_;
-};
-
-inline double seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 inline Recompute recompute_mode(const std::string& name) {
@@ -1036,30 +914,50 @@ inline Workload training_workload(const Options& o) {
 }
 
 // fp32 parameters are their own master copy.
-inline bool keeps_master(const Options& o) {
-    return o.master_weights && sizeof(floatX) < sizeof(float);
+inline ZeroSettings zero_settings(const Options& o) {
+    return {.level = o.zero,
+            .keep_master = o.master_weights && sizeof(floatX) < sizeof(float),
+            .offload = o.offload == "optimizer",
+            .overlap = o.overlap,
+            .prefetch = o.prefetch};
 }
 
-// Mean loss over the first `count` samples.
+inline MeshShape mesh_shape(const Options& o) {
+    return {.tp = o.tp, .pp = o.pp, .dp = o.dp, .shard = o.shard_group};
+}
+
+// Mean loss over the first `count` samples, which the data ranks share.
 inline float evaluate(Gpt& g, Batches& batches, uint64_t count) {
-    cudaCheck(cudaMemsetAsync(g.stats, 0, sizeof(float), g.stream));
-    for (uint64_t first = 0; first < count; first += g.workload.B) {
-        Batch batch = batches.load(first, (int)std::min<uint64_t>(g.workload.B, count - first));
+    cudaCheck(cudaMemsetAsync(g.stats, 0, stat_count * sizeof(float), g.stream));
+    uint64_t B = g.workload.B, of_all = B * g.mesh.shape.dp;
+    for (uint64_t first = B * g.mesh.data_rank(); first < ceil_div(count, of_all) * of_all; first += of_all) {
+        Batch batch = batches.load(first, (int)std::min(B, count - std::min(count, first)));
         forward(g, batch);
         classify(g, batch, 0, false);
     }
+    g.state.sum_statistics(g.stats);
     return read_stats(g, (double)count * g.workload.T).loss;
 }
 
-// One step of `micro_batches` micro-batches from sample `first` on.
+// One step of `micro_batches` micro-batches on each data rank, from sample `first` on. A rank in trouble
+// makes the loss of all ranks NaN, so that none of them changes its weights.
 inline void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batches, AdamW settings,
-                       float max_norm, uint64_t seed) {
-    float dloss = 1.0f / ((float)micro_batches * g.workload.B * g.workload.T);
+                       float max_norm, uint64_t seed, const std::string& trouble) {
+    int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), B = g.workload.B;
+    float dloss = 1.0f / ((float)micro_batches * ranks * B * g.workload.T);
     zero_gradients(g);
     for (int micro = 0; micro < micro_batches; micro++) {
-        accumulate_gradients(g, batches.load(first + (uint64_t)micro * g.workload.B, g.workload.B), dloss);
+        Batch batch = batches.load(first + ((uint64_t)micro * ranks + rank) * B, B);
+        accumulate_gradients(g, batch, dloss, micro == micro_batches - 1);
     }
-    update(g, settings, max_norm, seed);
+    constexpr int nan_bytes = 0xff, some_number = 0x3f;
+    if (!trouble.empty()) {
+        cudaCheck(cudaMemsetAsync(g.stats + stat_loss, nan_bytes, sizeof(float), g.stream));
+    }
+    if (stop_requested) {
+        cudaCheck(cudaMemsetAsync(g.stats + stat_stop, some_number, sizeof(float), g.stream));
+    }
+    g.state.update(g.stats, settings, max_norm, seed);
 }
 
 inline AdamW adamw_settings(const Options& o, int step) {
@@ -1096,29 +994,32 @@ inline std::string sample_text(Gpt& g, const Options& o, int step) {
 // weights in a file
 // ----------------------------------------------------------------------------
 
-constexpr size_t file_piece = 1 << 22;  // elements that pass through host memory at a time
-
-// Writes the fp32 master copy if there is one, else the parameters. Padding rows stay out.
-inline void save_weights(Gpt& g, const Options& o, const std::string& path) {
-    cudaCheck(cudaStreamSynchronize(g.stream));
-    bool fp32 = g.master || sizeof(floatX) == sizeof(float);
-    size_t width = fp32 ? sizeof(float) : sizeof(floatX);
-    const char* from = g.master ? (const char*)g.master : (const char*)g.params;
-    std::vector<StoredTensor> tensors;
-    g.layout.each([&](const TensorRow& row, const std::string& name, size_t) {
-        tensors.push_back({name, row.shape(), fp32 ? Dtype::fp32 : Dtype::bf16});
+// Writes the fp32 master copy if there is one, else the parameters, from rank 0. Padding rows stay out. All
+// ranks call it together, and all throw what goes wrong on the first.
+inline void save_weights(Gpt& g, const Options& o, const std::string& path, const World& world) {
+    std::unique_ptr<WeightsWriter> writer;
+    auto on_root = [&](auto&& work) {
+        world.together([&] {
+            if (world.is_root()) work();
+        });
+    };
+    on_root([&] {
+        Dtype dtype = g.state.keeps_floats() ? Dtype::fp32 : Dtype::bf16;
+        std::vector<StoredTensor> tensors;
+        g.layout.each([&](const TensorRow& row, const std::string& name, size_t) {
+            tensors.push_back({name, row.shape(), dtype});
+        });
+        writer = std::make_unique<WeightsWriter>(
+            path, nlohmann::ordered_json{{"options", options_to_json(o, command_train)}}, tensors);
     });
-    WeightsWriter writer(path, {{"options", options_to_json(o, command_train)}}, tensors);
-    std::vector<char> staging;
-    g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
-        for (size_t begin = 0; begin < row.size(); begin += file_piece) {
-            staging.resize(std::min(file_piece, row.size() - begin) * width);
-            cudaCheck(cudaMemcpy(staging.data(), from + (offset + begin) * width, staging.size(),
-                                 cudaMemcpyDeviceToHost));
-            writer.write(name, staging.data(), staging.size());
-        }
+    std::string trouble;  // the other ranks send on, so it is thrown when they are done
+    collect_tensors(g.state, [&](const std::string& name, const void* data, size_t bytes) {
+        note_trouble(trouble, [&] { writer->write(name, data, bytes); });
     });
-    writer.commit();
+    on_root([&] {
+        if (!trouble.empty()) fail("%s", trouble.c_str());
+        writer->commit();
+    });
 }
 
 // bf16 is the upper half of fp32.
@@ -1132,24 +1033,21 @@ inline float bf16_to_float(uint16_t bits) {
 inline void load_weights(Gpt& g, const WeightsReader& reader) {
     std::vector<float> values;
     std::vector<uint16_t> narrow;
-    g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
+    set_tensors(g.state, [&](const TensorRow& row, const std::string& name, size_t first, size_t count) {
         const StoredTensor& tensor = reader.tensor(name);
         if (tensor.shape != row.shape()) {
             fail("%s: tensor %s has another shape than its options say; the file is damaged",
                  reader.path().c_str(), name.c_str());
         }
-        for (size_t begin = 0; begin < row.size(); begin += file_piece) {
-            values.resize(std::min(file_piece, row.size() - begin));
-            if (tensor.dtype == Dtype::fp32) {
-                reader.read(tensor, begin * sizeof(float), values.data(), values.size() * sizeof(float));
-            } else {
-                narrow.resize(values.size());
-                reader.read(tensor, begin * sizeof(uint16_t), narrow.data(),
-                            narrow.size() * sizeof(uint16_t));
-                std::transform(narrow.begin(), narrow.end(), values.begin(), bf16_to_float);
-            }
-            set_tensor(g, offset + begin, values.data(), values.size());
+        values.resize(count);
+        if (tensor.dtype == Dtype::fp32) {
+            reader.read(tensor, first * sizeof(float), values.data(), count * sizeof(float));
+        } else {
+            narrow.resize(count);
+            reader.read(tensor, first * sizeof(uint16_t), narrow.data(), count * sizeof(uint16_t));
+            std::transform(narrow.begin(), narrow.end(), values.begin(), bf16_to_float);
         }
+        return std::span<const float>(values);
     });
 }
 
@@ -1169,19 +1067,19 @@ inline double measured_gemm_rate(cudaStream_t stream) {
     return rate;
 }
 
-inline void print_memory(const Options& o, const Workload& workload) {
-    size_t available = available_memory(), need = memory_total(o, workload, keeps_master(o));
+inline void print_memory(const Options& o, const Workload& workload, int ranks_sharing) {
+    auto classes = memory_classes(o, workload, zero_settings(o), mesh_shape(o));
+    size_t available = available_memory(ranks_sharing);
     printf("memory      ");
-    for (const MemoryClass& part : memory_classes(o, workload, keeps_master(o))) {
-        printf(" %s %s,", part.name, size_text(part.bytes).c_str());
-    }
-    printf(" %s in all\n             %s free and %s kept for libraries, enough for --micro-batch %d\n",
-           size_text(need).c_str(), size_text(available).c_str(), size_text(library_memory).c_str(),
-           largest_micro_batch(o, workload, keeps_master(o), available));
+    for (const MemoryClass& part : classes) printf(" %s %s,", part.name, size_text(part.bytes).c_str());
+    printf(" %s in all%s\n             %s free and %s kept for libraries, enough for --micro-batch %d\n",
+           size_text(memory_total(classes)).c_str(), o.dp > 1 ? " on each rank" : "",
+           size_text(available).c_str(), size_text(library_memory).c_str(),
+           largest_micro_batch(o, workload, zero_settings(o), mesh_shape(o), available));
 }
 
 inline void print_run(const Options& o, const Workload& workload, const TokenLoader& data) {
-    double count = (double)ParameterLayout(o).parameter_count();
+    double count = (double)parameter_layout(o).parameter_count();
     printf("model        %s: %s parameters, %d layers of %d channels, %sFLOP per token (%s if attention "
            "counts causal)\n",
            o.model.c_str(), human(count).c_str(), o.layers, o.channels,
@@ -1192,14 +1090,23 @@ inline void print_run(const Options& o, const Workload& workload, const TokenLoa
     for (const std::string& path : data.too_short())
         printf("             %s is shorter than a sample: not used\n", path.c_str());
     double epochs = (double)o.steps * o.global_batch / workload.T / data.samples_per_epoch();
-    printf("run          %s: %d steps of %lld tokens (%d x %d at a time), %.2f epochs\n", o.run_dir.c_str(),
-           o.steps, o.global_batch, workload.B, workload.T, epochs);
+    printf("run          %s: %d steps of %lld tokens (%d x %d at a time%s), %.2f epochs\n", o.run_dir.c_str(),
+           o.steps, o.global_batch, workload.B, workload.T,
+           o.dp > 1 ? text(" on each of %d ranks", o.dp).c_str() : "", epochs);
 }
 
-// What the user sees and the log keeps of each step.
+// By this rank, since the start.
+inline uint64_t sent_bytes() {
+    uint64_t bytes = 0;
+    for (auto& of_kind : traffic_bytes) bytes += of_kind;
+    return bytes;
+}
+
+// What the user sees and the log keeps of each step. Rank 0 alone has a log.
 class Progress {
 public:
-    Progress(const Options& o, const Meter& meter, RunLog& log) : o_(o), meter_(meter), log_(log) {}
+    Progress(const Options& o, const Meter& meter, RunLog* log)
+        : o_(o), meter_(meter), log_(log), on_terminal_(isatty(1) && !launched_processes()) {}
 
     // An error message begins on a line of its own.
     ~Progress() {
@@ -1220,10 +1127,12 @@ public:
                                        {"gemm_share", meter_.gemm_share(rate)},
                                        {"ms", seconds * 1e3}};
         if (meter_.has_peak()) line["mfu"] = meter_.mfu(rate);
-        log_.write(line);
+        if (o_.dp > 1) line["sent_bytes"] = sent_bytes() - sent_before_;
+        sent_before_ = sent_bytes();
+        write(line);
         std::string left = duration(recent_ * (o_.steps - step));
         if (step % o_.log_every && step != 1 && step != o_.steps) {
-            if (isatty(1))
+            if (on_terminal_)
                 printf("\r\033[Kstep %d/%d  loss %.4f  %s left", step, o_.steps, stats.loss, left.c_str());
         } else {
             clear();
@@ -1240,25 +1149,31 @@ public:
         clear();
         printf("step %6d/%d  validation loss %.4f\n", step, o_.steps, loss);
         fflush(stdout);
-        log_.write({{"step", step}, {"val_loss", loss}});
+        write({{"step", step}, {"val_loss", loss}});
     }
 
     void sample(int step, const std::string& sample) {
         clear();
         printf("---- sample at step %d\n%s\n----\n", step, sample.c_str());
         fflush(stdout);
-        log_.write({{"step", step}, {"sample", sample}});
+        write({{"step", step}, {"sample", sample}});
     }
 
 private:
     void clear() const {
-        if (isatty(1)) printf("\r\033[K");
+        if (on_terminal_) printf("\r\033[K");
+    }
+
+    void write(const nlohmann::ordered_json& line) {
+        if (log_) log_->write(line);
     }
 
     const Options& o_;
     const Meter& meter_;
-    RunLog& log_;
-    double recent_ = 0;  // seconds of a step, averaged
+    RunLog* log_;
+    const bool on_terminal_;    // mpirun shows its processes a terminal whatever its own output is
+    double recent_ = 0;         // seconds of a step, averaged
+    uint64_t sent_before_ = 0;  // bytes that this rank had sent at the last step
 };
 
 // Options about rounding depend on what parameters are made of, which is decided when the program is built.
@@ -1278,81 +1193,157 @@ inline float without_sign(float value) {
     return std::isnan(value) ? NAN : value;
 }
 
-inline void train(const Options& o) {
-    check_precision(o);
+inline int ranks_sharing_device(const World& world) {
+    int devices;
+    cudaCheck(cudaGetDeviceCount(&devices));
+    return ceil_div(world.local_size(), devices);
+}
+
+inline void check_communication(const Options& o) {
+    if (o.tp > 1 || o.pp > 1) {
+        fail("--tp %d --pp %d: models are cut over data ranks only; leave both out, and use --zero 3 for a "
+             "model "
+             "that is too large for one device",
+             o.tp, o.pp);
+    }
+#ifdef RANKS_USE_NCCL
+    if (o.throttle_link > 0) {
+        fail("--throttle-link %g: NCCL's links cannot be slowed down; leave it out, or build with COMM=mpi",
+             o.throttle_link);
+    }
+#else
+    host_link_speed(o.throttle_link);
+#endif
+}
+
+// Where all ranks learn that one of them is in trouble.
+inline void raise_trouble(const World& world, const std::string& trouble) {
+    world.together([&] {
+        if (!trouble.empty()) fail("%s", trouble.c_str());
+    });
+}
+
+// What to print of an exception.
+inline std::string message_of(const std::exception& error) {
+    bool memory = dynamic_cast<const std::bad_alloc*>(&error);
+    return memory ? "memory: the system gives no more; free some or choose smaller sizes"
+                  : one_line(error.what());
+}
+
+// Ends the job because of an error that only this rank knows of: the others may wait for it.
+[[noreturn]] inline void leave_alone(const World& world, const std::exception& error) {
+    fprintf(stderr, "train_gpt: %s: %s\n", world.name().c_str(), message_of(error).c_str());
+    world.abort();
+}
+
+inline void train(const Options& o, const World& world) {
     // What can be refused is refused before the run directory is made and memory is taken.
     Workload workload = training_workload(o);
-    TokenLoader train_data(o.train_data, o.vocab_size, workload.T, SampleOrder::shuffled, o.seed);
-    std::unique_ptr<TokenLoader> val_data;
-    if (!o.val_data.empty()) {
-        val_data =
-            std::make_unique<TokenLoader>(o.val_data, o.vocab_size, workload.T, SampleOrder::sequential);
-    }
-    check_memory(o, workload, keeps_master(o));
-    RunLog log(o.run_dir, options_to_json(o, command_train), o.overwrite);
-    std::string weights_path = log.weights_path();
+    std::unique_ptr<TokenLoader> train_data, val_data;
+    std::unique_ptr<RunLog> log;
+    world.together([&] {
+        check_precision(o);
+        check_communication(o);
+        train_data = std::make_unique<TokenLoader>(o.train_data, o.vocab_size, workload.T,
+                                                   SampleOrder::shuffled, o.seed);
+        if (!o.val_data.empty()) {
+            val_data =
+                std::make_unique<TokenLoader>(o.val_data, o.vocab_size, workload.T, SampleOrder::sequential);
+        }
+        check_memory(o, workload, zero_settings(o), mesh_shape(o), ranks_sharing_device(world));
+    });
+    world.together([&] {
+        if (!world.is_root()) return;
+        log = std::make_unique<RunLog>(o.run_dir, options_to_json(o, command_train), o.overwrite);
+    });
+    std::string weights_path = o.run_dir + "/weights.bin";
 
     printf("%s\n", options_summary(o, command_train, terminal_width()).c_str());
     cudaDeviceProp device;
     cudaCheck(cudaGetDeviceProperties(&device, 0));
     printf("device       %s (%s, %s; %s)\n", device.name, device_name, floatX_name,
            communication_libraries().c_str());
-    print_run(o, workload, train_data);
-    print_memory(o, workload);
+    print_run(o, workload, *train_data);
+    print_memory(o, workload, ranks_sharing_device(world));
     fflush(stdout);
 
-    Gpt g(o, workload, keeps_master(o));
+    Mesh mesh(world, mesh_shape(o), nullptr);
+    mesh.timeout_seconds = o.communication_timeout;
+    if (world.size() > 1) printf("ranks        %s\n", mesh.picture().c_str());
+    Gpt g(o, workload, zero_settings(o), mesh);
     initialize(g, o.seed);
-    double gemm = measured_gemm_rate(g.stream), published = published_peak(device.name);
-    Meter meter(o, workload.T, o.peak_tflops > 0 ? o.peak_tflops * 1e12 : published, gemm);
+    double gemm = measured_gemm_rate(g.stream), published = published_peak(device.name, sizeof(floatX) == 2);
+    Meter meter(o, workload.T, o.peak_tflops > 0 ? o.peak_tflops * 1e12 : published, gemm, world.size());
     printf("rate         %sFLOP/s measured in products%s\n", human(gemm).c_str(),
            published > 0 ? text(", %sFLOP/s published", human(published).c_str()).c_str() : "");
 
-    Batches batches(train_data, workload, o.document_end, g.stream);
+    uint64_t samples_per_step = (uint64_t)(o.global_batch / workload.T);
+    std::string trouble;  // what went wrong on this rank, to be raised when all ranks can hear of it
+    Batches batches(*train_data, workload, o.document_end, g.stream, trouble);
     std::unique_ptr<Batches> val_batches;
     uint64_t val_samples = 0;
     if (val_data) {
-        val_batches = std::make_unique<Batches>(*val_data, workload, o.document_end, g.stream);
-        val_samples = std::min<uint64_t>(val_data->samples_per_epoch(), (uint64_t)o.val_batches * workload.B);
+        val_batches = std::make_unique<Batches>(*val_data, workload, o.document_end, g.stream, trouble);
+        val_samples = std::min<uint64_t>(val_data->samples_per_epoch(), o.val_batches * samples_per_step);
     }
-    int micro_batches = (int)(o.global_batch / ((long long)workload.B * workload.T));
-    uint64_t samples_per_step = (uint64_t)micro_batches * workload.B;
-    Progress progress(o, meter, log);
+    int micro_batches = (int)(samples_per_step / ((uint64_t)workload.B * o.dp));
+    Progress progress(o, meter, log.get());
     stop_on_signals();
 
-    int step = 0;  // steps done
+    int step = 0;           // steps done
+    bool stopping = false;  // as all ranks agreed in the last step
+    auto asked_to_stop = [&] { return stopping || (world.size() == 1 && stop_requested); };
     try {
         for (;;) {
             // A run that is asked to stop may be killed soon, so it saves its weights before anything else.
             auto due = [&](int every) {
-                return every > 0 && !stop_requested && (step == o.steps || step % every == 0);
+                return every > 0 && !asked_to_stop() && (step == o.steps || step % every == 0);
             };
-            if (val_data && due(o.val_every))
-                progress.validation(step, evaluate(g, *val_batches, val_samples));
-            if (due(o.sample_every)) progress.sample(step, sample_text(g, o, step));
-            if (step == o.steps || stop_requested) break;
+            if (val_data && due(o.val_every)) {
+                float loss = evaluate(g, *val_batches, val_samples);
+                note_trouble(trouble, [&] { progress.validation(step, loss); });
+            }
+            if (due(o.sample_every)) {
+                std::string sample = sample_text(g, o, step);
+                note_trouble(trouble, [&] { progress.sample(step, sample); });
+            }
+            if (step == o.steps || asked_to_stop() || (world.size() == 1 && !trouble.empty())) break;
 
             double start = seconds_now();
             AdamW settings = adamw_settings(o, step);
-            train_step(g, batches, step * samples_per_step, micro_batches, settings, o.gradient_clip, o.seed);
+            train_step(g, batches, step * samples_per_step, micro_batches, settings, o.gradient_clip, o.seed,
+                       trouble);
             StepStats stats = read_stats(g, (double)o.global_batch);
             if (!stats.finite) {
-                fail("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; try a lower "
-                     "--learning-rate or a longer --warmup-steps",
-                     step + 1, without_sign(stats.loss), without_sign(stats.gradient_norm),
-                     first_bad_gradient(g).c_str());
+                raise_trouble(world, trouble);
+                std::string bad;
+                for (const std::string& of_rank : world.gather(first_bad_gradient(g))) {
+                    if (bad.empty()) bad = of_rank;
+                }
+                raise_trouble(
+                    world, text("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; "
+                                "try a lower --learning-rate or a longer --warmup-steps",
+                                step + 1, without_sign(stats.loss), without_sign(stats.gradient_norm),
+                                bad.empty() ? "none" : bad.c_str()));
             }
             step++;
-            progress.step(step, stats, settings.learning_rate, seconds_now() - start);
+            stopping = stats.stop;
+            note_trouble(trouble,
+                         [&] { progress.step(step, stats, settings.learning_rate, seconds_now() - start); });
         }
-    } catch (const Error& error) {
+        raise_trouble(world, trouble);
+    } catch (const CommonError& error) {
         if (step == 0) throw;
         // Bad data or a full disk costs at most the step that met it.
-        save_weights(g, o, weights_path);
-        fail("%s; the weights after step %d are in %s", error.what(), step, weights_path.c_str());
+        save_weights(g, o, weights_path, world);
+        throw CommonError(
+            text("%s; the weights after step %d are in %s", error.what(), step, weights_path.c_str()));
+    } catch (const std::exception& error) {
+        if (world.size() > 1) leave_alone(world, error);  // streams that wait for others cannot be put away
+        throw;
     }
-    save_weights(g, o, weights_path);
-    printf("%s after step %d; the weights are in %s\n", stop_requested ? "stopped as asked" : "done", step,
+    save_weights(g, o, weights_path, world);
+    printf("%s after step %d; the weights are in %s\n", asked_to_stop() ? "stopped as asked" : "done", step,
            weights_path.c_str());
 }
 
@@ -1373,7 +1364,10 @@ inline void sample(const Options& command) {
     }
     o.prompt = command.prompt;
     size_t length = prompt_tokens(o).size() + command.tokens;
-    Gpt g(o, {1, (int)std::min<size_t>(length, o.context), false, Recompute::none, 1}, false);
+    Workload workload = {1, (int)std::min<size_t>(length, o.context), false, Recompute::none, 1};
+    ZeroSettings settings = {.training = false};
+    check_memory(o, workload, settings);
+    Gpt g(o, workload, settings);
     load_weights(g, reader);
     for (int i = 0; i < command.samples; i++) {
         printf("%s", o.prompt.c_str());
@@ -1391,19 +1385,26 @@ inline void sample(const Options& command) {
 // ----------------------------------------------------------------------------
 
 #ifndef TESTING
-int main(int argc, char** argv) try {
-    open_standard_streams();
-    if (argc < 2 || std::string(argv[1]) == "--help" || std::string(argv[1]) == "-h") {
-        fputs(general_help(terminal_width()).c_str(), stdout);
-        return 0;
-    }
+// What every rank does; throws what stops it.
+static void run(int argc, char** argv, const World& world) {
     Command command = parse_command(argv[1]);
-    Options options = parse_options(command, argc - 1, argv + 1);
-    World world(&argc, &argv);
-    world.require_one_process();
+    Options options;
+    world.together([&] {
+        options = parse_options(command, argc - 1, argv + 1, command == command_train ? world.size() : 1);
+        if (command != command_train && world.size() > 1) {
+            fail("train_gpt %s: works in one process and there are %d; start it without mpirun", argv[1],
+                 world.size());
+        }
+    });
+    choose_device(world);
+#ifndef __CUDACC__
+    if (world.size() > 1) host_device.threads = threads_per_rank(world);
+#endif
+    // One rank speaks for all.
+    if (!world.is_root() && !freopen("/dev/null", "w", stdout)) fail_with_errno("/dev/null", "write it");
     switch (command) {
     case command_train:
-        train(options);
+        train(options, world);
         break;
     case command_sample:
         sample(options);
@@ -1414,12 +1415,32 @@ int main(int argc, char** argv) try {
         break;
     }
     check_standard_output();
-    return 0;
-} catch (const std::bad_alloc&) {
-    fprintf(stderr, "train_gpt: memory: the system gives no more; free some or choose smaller sizes\n");
-    return 1;
+}
+
+int main(int argc, char** argv) try {
+    open_standard_streams();
+    auto asks_for_help = [](const char* word) { return !strcmp(word, "--help") || !strcmp(word, "-h"); };
+    if (argc < 2 || asks_for_help(argv[1])) {
+        fputs(general_help(terminal_width()).c_str(), stdout);
+        return 0;
+    }
+    if (std::any_of(argv + 2, argv + argc, asks_for_help)) {
+        fputs(help_text(parse_command(argv[1]), terminal_width()).c_str(), stdout);
+        return 0;
+    }
+    World world(&argc, &argv);
+    try {
+        run(argc, argv, world);
+        return 0;
+    } catch (const CommonError& error) {
+        if (world.is_root()) fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
+        return 1;
+    } catch (const std::exception& error) {
+        if (world.size() > 1) leave_alone(world, error);
+        throw;
+    }
 } catch (const std::exception& error) {
-    fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
+    fprintf(stderr, "train_gpt: %s\n", message_of(error).c_str());
     return 1;
 }
 #endif

@@ -36,6 +36,16 @@ struct ModelConfig {
     bool qk_norm = false;
 };
 
+// Outputs of the product that makes queries, keys and values.
+inline int qkv_width(const ModelConfig& c) {
+    return (c.heads + 2 * c.kv_heads) * c.head_size;
+}
+
+// Outputs of the first product of the MLP: SwiGLU has a gate beside each value.
+inline int fc_width(const ModelConfig& c) {
+    return c.mlp == "swiglu" ? 2 * c.mlp_width : c.mlp_width;
+}
+
 // Parameters of a completed config; a tied output matrix counts once.
 inline int64_t parameter_count(const ModelConfig& c) {
     bool layernorm_bias = c.norm == "layernorm" && c.bias;

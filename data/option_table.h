@@ -27,7 +27,18 @@ struct Options : ModelConfig {
     int steps = 1000;
     int micro_batch = 4;
     int sequence_length = 0;     // 0: context
-    long long global_batch = 0;  // tokens of one step; 0: one micro-batch
+    long long global_batch = 0;  // tokens of one step; 0: one micro-batch of each data rank
+
+    int dp = 0;  // 0: processes / (tp * pp)
+    int tp = 1;
+    int pp = 1;
+    int zero = 0;
+    int shard_group = 0;  // 0: dp, and 1 where --zero 0 cuts nothing
+    bool overlap = true;
+    int prefetch = 1;
+    std::string offload = "none";     // none | optimizer
+    float throttle_link = 0;          // GB/s; 0: as fast as it goes
+    int communication_timeout = 600;  // seconds; 0: for ever
 
     float learning_rate = 6e-4f;
     std::string schedule = "cosine";  // cosine | linear | constant | wsd
@@ -89,6 +100,7 @@ inline const std::vector<OptionRow>& option_table() {
     constexpr int train = command_train, sample = command_sample, tokenize = command_tokenize;
     constexpr bool shapes_model = true, positional = true;
     constexpr double most = 2147483647;  // shown as no limit
+    constexpr double most_ranks = 1048576;
     const Limits any_text = {}, on_off = {0, 0, {"on", "off"}};
     const auto range = [](double low, double high) { return Limits{low, high}; };
     const auto one_of = [](std::vector<std::string> choices) { return Limits{0, 0, std::move(choices)}; };
@@ -165,11 +177,12 @@ inline const std::vector<OptionRow>& option_table() {
          "TFLOP/s that MFU is a share of. 0: the card's published dense rate, where it is known."},
         {FIELD(steps), train, "Run", range(1, most), "Optimizer steps of the run."},
         {FIELD(micro_batch), train, "Run", range(1, 1048576),
-         "Sequences that go through the model at once; more is faster and takes more memory."},
+         "Sequences that go through the model at once on each data rank; more is faster and takes more "
+         "memory."},
         {FIELD(sequence_length), train, "Run", range(0, 16777216), "Tokens of each sequence. 0: --context."},
         {FIELD(global_batch), train, "Run", range(0, 1e12),
          "Tokens of each step, gathered from several micro-batches where need be; may end in k, M or G "
-         "(1024, 1024^2, 1024^3). 0: one micro-batch."},
+         "(1024, 1024^2, 1024^3). 0: one micro-batch of each data rank."},
 
         {FIELD(learning_rate), train, "Optimizer", range(0, 10), "AdamW: step size at its peak."},
         {FIELD(schedule), train, "Optimizer", one_of({"cosine", "linear", "constant", "wsd"}),
@@ -202,8 +215,38 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(loss_chunk), train, "Memory", range(0, 16777216),
          "Tokens whose logits exist at the same time. 0: chosen by size."},
 
+        {FIELD(dp), train, "Layout", range(0, most_ranks),
+         "Data parallelism: ranks (processes) that train on different sequences and add up their gradients. "
+         "0: the number of processes / (tp * pp)."},
+        {FIELD(tp), train, "Layout", range(1, most_ranks),
+         "Tensor parallelism: ranks that share each layer, every one with a part of the heads and of the "
+         "MLP. They talk in every layer, so they belong into one machine."},
+        {FIELD(pp), train, "Layout", range(1, most_ranks),
+         "Pipeline parallelism: ranks that the layers are dealt to, in order."},
+        {FIELD(zero), train, "Layout", range(0, 3),
+         "ZeRO: what a shard group keeps once instead of each data rank whole. 0: nothing, 1: the "
+         "optimizer's state, 2: the gradients too, 3: the parameters too. Each level saves memory; 1 sends "
+         "as "
+         "much as 0, 2 and 3 more where a step has several micro-batches."},
+        {FIELD(shard_group), train, "Layout", range(0, most_ranks),
+         "Data ranks that --zero cuts over; the groups repeat each other. Smaller than --dp is hybrid "
+         "sharding: the large messages stay within a group. 0: all data ranks."},
+        {FIELD(overlap), train, "Layout", on_off,
+         "Talk to the other ranks while computing; the result is the same."},
+        {FIELD(prefetch), train, "Layout", range(0, 16),
+         "--zero 3: layers whose parameters are gathered before they are needed, each in memory of its own; "
+         "the result is the same."},
+        {FIELD(offload), train, "Layout", one_of({"none", "optimizer"}),
+         "What lives in the memory of the host: the optimizer's state, updated there, frees device memory."},
+        {FIELD(throttle_link), train, "Layout", range(0, 1000),
+         "Builds whose ranks talk over MPI: send at most this many GB/s, to see what a slow network costs. "
+         "0: as fast as it goes."},
+        {FIELD(communication_timeout), train, "Layout", range(0, most),
+         "Seconds that a step may wait for the other ranks before the run ends. 0: for ever."},
+
         {FIELD(val_every), train, "Evaluation", range(0, most), "Steps between validations. 0: never."},
-        {FIELD(val_batches), train, "Evaluation", range(1, 1048576), "Micro-batches of one validation."},
+        {FIELD(val_batches), train, "Evaluation", range(1, 1048576),
+         "Batches of --global-batch tokens that one validation takes."},
         {FIELD(sample_every), train, "Sampling", range(0, most),
          "Steps between samples from the model. 0: never."},
         {FIELD(sample_tokens), train, "Sampling", range(1, 16777216), "Tokens of such a sample."},

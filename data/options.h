@@ -17,6 +17,7 @@ together.
 
 #include "data/error.h"
 #include "data/hf_config.h"
+#include "data/layout_options.h"
 #include "data/option_help.h"
 #include "data/option_table.h"
 #include "data/option_values.h"
@@ -47,7 +48,7 @@ inline void complete_model(Options& options) {
     }
 }
 
-inline void complete_training(Options& options) {
+inline void complete_training(Options& options, int processes) {
     if (options.train_data.empty()) {
         fail("--train-data: missing; name token files, such as those that `train_gpt tokenize` writes");
     }
@@ -63,19 +64,7 @@ inline void complete_training(Options& options) {
             "--global-batch instead",
             options.micro_batch, options.sequence_length);
     }
-    if (options.global_batch == 0) options.global_batch = tokens;
-    if (options.global_batch % tokens) {
-        long long below = options.global_batch / tokens * tokens, above = below + tokens;
-        fail("--global-batch %lld: not a multiple of the micro-batch of %d sequences * %d tokens = %lld; "
-             "give %s%lld",
-             options.global_batch, options.micro_batch, options.sequence_length, tokens,
-             below ? text("%lld or ", below).c_str() : "", above);
-    }
-    if (options.global_batch / tokens > INT32_MAX) {
-        fail("--global-batch %lld: more than 2^31 micro-batches of %lld tokens; lower it or raise "
-             "--micro-batch",
-             options.global_batch, tokens);
-    }
+    complete_layout(options, processes);
     if (options.warmup_steps < 0) options.warmup_steps = std::min(options.steps / 20, 2000);
     if (options.warmup_steps > options.steps) {
         fail("--warmup-steps %d: more than the run's %d steps; lower it or raise --steps",
@@ -88,13 +77,13 @@ inline void complete_training(Options& options) {
     if (options.run_dir.empty()) options.run_dir = "runs/" + model_label(options.model);
 }
 
-inline void complete(Options& options, Command command) {
+inline void complete(Options& options, Command command, int processes) {
     for (const OptionRow& row : option_table()) {
         if (row.commands & command) check_limits(row, options);
     }
     if (command == command_train) {
         complete_model(options);
-        complete_training(options);
+        complete_training(options, processes);
     }
     if (command == command_sample && options.run.empty()) {
         fail("train_gpt sample: nothing to sample from; name a run directory or a weights file");
@@ -153,8 +142,9 @@ inline void refuse_unknown(const std::string& argument, Command command) {
          nearest_name(name, names).c_str(), command_name(command));
 }
 
-// argv[0] is the command's own name. Prints the help and exits where that is asked for.
-inline Options parse_options(Command command, int argc, const char* const* argv) {
+// argv[0] is the command's own name; `processes` are to train together. Prints the help and exits where that
+// is asked for.
+inline Options parse_options(Command command, int argc, const char* const* argv, int processes = 1) {
     cxxopts::Options parser("train_gpt");
     parser.allow_unrecognised_options();
     parser.add_options()("h,help", "");
@@ -206,7 +196,7 @@ inline Options parse_options(Command command, int argc, const char* const* argv)
     }
     if (command == command_train) apply_model(options);
     for (const auto& pair : given) set_value(*find_option("--" + pair.key()), options, pair.value());
-    complete(options, command);
+    complete(options, command, processes);
     return options;
 }
 

@@ -10,6 +10,10 @@ Every array is (n), and float but for the parameters, which are floatX. In bf16,
 in place: most updates are less than half its last digit. So it is either kept in float beside the parameters
 (master), or rounded up or down at random so that its mean is exact (stochastic rounding). A NaN scale changes
 nothing at all.
+
+The arrays may be any part of a tensor, and may lie on the device or on the host: the result is the same bit
+for bit. So random numbers are counted from the start of the tensor, and it is written out which products and
+sums are rounded once, as fmaf: compilers fuse what they are left to fuse, each in its own way.
 */
 #pragma once
 
@@ -19,6 +23,7 @@ nothing at all.
 #include <cmath>
 
 #include "kernels/common.cuh"
+#include "kernels/ragged.cuh"
 #include "kernels/random.cuh"
 
 // Double because 1 - beta is taken in double, as in PyTorch: 1 - 0.999f is off by 1e-5.
@@ -46,24 +51,42 @@ struct AdamWFactors {
           stochastic_rounding(a.stochastic_rounding) {}
 };
 
-// Updates m and v, and returns the new w.
-HOST_DEVICE inline float adamw_element(float w, float& m, float& v, float g, const AdamWFactors& a) {
-    m = m + a.new1 * (g - m);
-    v = a.beta2 * v + a.new2 * g * g;
-    return w * a.decay - a.step_size * m / (sqrtf(v) * a.root_correction + a.eps);
+// Updates m and v, and returns the new w. No sum stands outside of an fmaf, so compilers find nothing to
+// fuse.
+HOST_DEVICE inline float adamw_element(float w, float& m, float& v, float grad, float scale,
+                                       const AdamWFactors& a) {
+    float g = grad * scale;
+    m = fmaf(a.new1, fmaf(grad, scale, -m), m);
+    v = fmaf(a.new2 * g, g, a.beta2 * v);
+    float change = a.step_size * m / fmaf(sqrtf(v), a.root_correction, a.eps);
+    return fmaf(w, a.decay, -change);
 }
 
-// w as the i-th parameter. Stochastic rounding takes one of the two neighbours in bf16, the nearer one more
+// The random numbers of elements i .. i + 3 of a tensor in this step. philox gives all four at once if i
+// is a multiple of 4; else they are the end of one four and the beginning of the next. They are moved into
+// place by steps of 2 and 1, because a GPU has no registers that can be indexed.
+HOST_DEVICE inline Random4 adamw_random(uint64_t key, size_t i, int step) {
+    Random4 low = philox(key, i / 4, step);
+    if (i % 4 == 0) return low;
+    Random4 high = philox(key, i / 4 + 1, step);
+    if (i & 2) {
+        low = {{low.at[2], low.at[3], high.at[0], high.at[1]}};
+        high.at[0] = high.at[2];
+    }
+    if (i & 1) low = {{low.at[1], low.at[2], low.at[3], high.at[0]}};
+    return low;
+}
+
+// w as a parameter. Stochastic rounding takes one of the two neighbours in bf16, the nearer one more
 // often: the 16 bits that bf16 drops are a fraction, and adding a random fraction carries with just that
 // probability.
-HOST_DEVICE inline floatX adamw_round(float w, [[maybe_unused]] const AdamWFactors& a,
-                                      [[maybe_unused]] uint64_t key, [[maybe_unused]] size_t i) {
+HOST_DEVICE inline floatX adamw_round(float w, [[maybe_unused]] bool stochastic,
+                                      [[maybe_unused]] uint32_t random) {
     if constexpr (std::is_same_v<floatX, float>) {
         return w;
     } else {
         bool finite = fabsf(w) <= FLT_MAX;  // the low bits of NaN are no fraction
-        if (!a.stochastic_rounding || !finite) return floatX(w);
-        uint32_t random = philox(key, i / 4, a.step).at[i % 4];
+        if (!stochastic || !finite) return floatX(w);
         return floatX(std::bit_cast<float>((std::bit_cast<uint32_t>(w) + (random >> 16)) & 0xffff0000u));
     }
 }
@@ -71,23 +94,43 @@ HOST_DEVICE inline floatX adamw_round(float w, [[maybe_unused]] const AdamWFacto
 // ----------------------------------------------------------------------------
 // CPU
 
-template <bool has_master>
-void adamw_update_cpu(floatX* params, float* master, float* m, float* v, const float* grads,
-                      const float* scale, size_t n, AdamWFactors a, uint64_t key) {
-    float s = *scale;
-    if (std::isnan(s)) return;
-    constexpr size_t piece = 65536;  // fixed, and of whole vectors: the number of threads changes no bit
-#pragma omp parallel for
+template <bool has_master, bool stochastic>
+void adamw_update_cpu(floatX* params, float* master, float* m, float* v, const float* grads, float scale,
+                      size_t first, size_t n, AdamWFactors a, uint64_t key) {
+    constexpr size_t piece = 4096;  // of which the random numbers are drawn at once
+#pragma omp parallel for if (n > 4 * piece)
     for (size_t start = 0; start < n; start += piece) {
         size_t end = std::min(n, start + piece);
+        size_t fours = (first + start) / 4, phase = (first + start) % 4;
+        [[maybe_unused]] uint32_t random[stochastic ? piece + 4 : 1];
+        if constexpr (stochastic) {
+            for (size_t i = 0; i < phase + end - start; i += 4) {
+                std::copy_n(philox(key, fours + i / 4, a.step).at, 4, random + i);
+            }
+        }
 #pragma omp simd
         for (size_t i = start; i < end; i++) {
             float w = has_master ? master[i] : float(params[i]);
-            w = adamw_element(w, m[i], v[i], grads[i] * s, a);
+            w = adamw_element(w, m[i], v[i], grads[i], scale, a);
             if constexpr (has_master) master[i] = w;
-            params[i] = adamw_round(w, a, key, i);
+            params[i] = adamw_round(w, stochastic, stochastic ? random[phase + i - start] : 0);
         }
     }
+}
+
+// As adamw_update, but at once, on this thread and OpenMP's, with memory of the host. It makes no call of
+// CUDA, so that cudaLaunchHostFunc can run it.
+inline void adamw_update_on_host(floatX* params /* (n) */,
+                                 float* master /* (n), or null: params are the only copy */,
+                                 float* m /* (n) */, float* v /* (n) */, const float* grads /* (n) */,
+                                 const float* scale /* (1) */, size_t first, size_t n, const AdamW& hyper,
+                                 uint64_t key) {
+    AdamWFactors a(hyper);
+    if (std::isnan(*scale)) return;
+    bool stochastic = a.stochastic_rounding && !std::is_same_v<floatX, float>;
+    auto run = master ? (stochastic ? adamw_update_cpu<true, true> : adamw_update_cpu<true, false>)
+                      : (stochastic ? adamw_update_cpu<false, true> : adamw_update_cpu<false, false>);
+    run(params, master, m, v, grads, *scale, first, n, a, key);
 }
 
 // ----------------------------------------------------------------------------
@@ -99,23 +142,29 @@ constexpr unsigned adamw_block = 256;  // threads, of W elements each
 
 template <bool has_master, int W>
 __global__ void adamw_update_kernel(floatX* params, float* master, float* m, float* v, const float* grads,
-                                    const float* scale, size_t n, AdamWFactors a, uint64_t key) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+                                    const float* scale, size_t first, size_t n, int skip, AdamWFactors a,
+                                    uint64_t key) {
     float s = *scale;
-    if (i >= n || std::isnan(s)) return;
-    auto ms = load<W>(m + i), vs = load<W>(v + i), gs = load<W>(grads + i);
-    auto ps = load<W>(params + i);
-    Vec<float, W> ws;
-    if constexpr (has_master) ws = load<W>(master + i);
-    for (int k = 0; k < W; k++) {
-        if constexpr (!has_master) ws[k] = float(ps[k]);
-        ws[k] = adamw_element(ws[k], ms[k], vs[k], gs[k] * s, a);
-        ps[k] = adamw_round(ws[k], a, key, i + k);
-    }
-    store(m + i, ms);
-    store(v + i, vs);
-    store(params + i, ps);
-    if constexpr (has_master) store(master + i, ws);
+    if (std::isnan(s)) return;
+    each_ragged_vector<W>(n, skip, [&](auto width, size_t i) {
+        auto ms = load<width>(m + i), vs = load<width>(v + i), gs = load<width>(grads + i);
+        auto ps = load<width>(params + i);
+        Vec<float, width> ws;
+        if constexpr (has_master) ws = load<width>(master + i);
+        Random4 random = {};
+        if (a.stochastic_rounding && !std::is_same_v<floatX, float>) {
+            random = adamw_random(key, first + i, a.step);
+        }
+        for (int k = 0; k < width; k++) {
+            if constexpr (!has_master) ws[k] = float(ps[k]);
+            ws[k] = adamw_element(ws[k], ms[k], vs[k], gs[k], s, a);
+            ps[k] = adamw_round(ws[k], a.stochastic_rounding, random.at[k]);
+        }
+        store(m + i, ms);
+        store(v + i, vs);
+        store(params + i, ps);
+        if constexpr (has_master) store(master + i, ws);
+    });
 }
 
 #endif
@@ -123,20 +172,20 @@ __global__ void adamw_update_kernel(floatX* params, float* master, float* m, flo
 // ----------------------------------------------------------------------------
 // launchers
 
-// key: of the random numbers of stochastic rounding, different for each tensor.
+// The arrays are elements first .. first + n - 1 of a tensor. key: of the random numbers of stochastic
+// rounding, different for each tensor; those are counted from the tensor's start, so that it does not matter
+// how a tensor is cut.
 inline void adamw_update(floatX* params /* (n) */, float* master /* (n), or null: params are the only copy */,
                          float* m /* (n) */, float* v /* (n) */, const float* grads /* (n) */,
-                         const float* scale /* (1) */, size_t n, AdamW hyper, uint64_t key,
+                         const float* scale /* (1) */, size_t first, size_t n, AdamW hyper, uint64_t key,
                          cudaStream_t stream) {
-    AdamWFactors a(hyper);
     if (n == 0) return;
-    ON_DEVICE(stream,
-              (master ? adamw_update_cpu<true> : adamw_update_cpu<false>)(params, master, m, v, grads, scale,
-                                                                          n, a, key),
-              with_vec_width<float>(n, [=](auto width) {
+    ON_DEVICE(stream, adamw_update_on_host(params, master, m, v, grads, scale, first, n, hyper, key),
+              RaggedVectors vectors = ragged_vectors(params, master ? master : m, m, v, grads);
+              with_ragged_width(vectors, n, [=](auto width, size_t threads) {
                   constexpr int W = width;
                   auto kernel = master ? adamw_update_kernel<true, W> : adamw_update_kernel<false, W>;
-                  launch(kernel, ceil_div(n, adamw_block * W), adamw_block, 0, stream, params, master, m, v,
-                         grads, scale, n, a, key);
+                  launch(kernel, ceil_div(threads, adamw_block), adamw_block, 0, stream, params, master, m, v,
+                         grads, scale, first, n, vectors.skip, AdamWFactors(hyper), key);
               }));
 }

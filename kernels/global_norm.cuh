@@ -83,10 +83,12 @@ __global__ void clip_scale_kernel(float* norm_and_scale, const float* sum_square
 // ----------------------------------------------------------------------------
 // launchers
 
+// n may be 0; values and scratch are not looked at then. Values that begin or end within 16 bytes are summed
+// in another order than aligned ones.
 inline void sum_squares(float* total /* (1) = or += */, float* scratch /* (sum_squares_scratch(n)) */,
                         const float* values /* (n) */, size_t n, bool accumulate, cudaStream_t stream) {
     ON_DEVICE(stream, sum_squares_cpu(total, scratch, values, n, accumulate),
-              with_vec_width<float>(n, [=](auto width) {
+              with_vec_width<float>(n | (uintptr_t)values / sizeof(float), [=](auto width) {
                   size_t chunks = ceil_div(n, norm_chunk);
                   if (chunks > 0)
                       launch(sum_squares_kernel<width>, chunks, 256, 0, stream, scratch, values, n);

@@ -23,6 +23,10 @@ it). Like non-blocking CUDA streams, streams made here do not synchronise with t
 #include <thread>
 #include <unistd.h>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 // ----------------------------------------------------------------------------
 // errors
 
@@ -58,12 +62,28 @@ inline cudaError_t cudaGetLastError() {
 }
 
 // ----------------------------------------------------------------------------
+// the device behind this API
+
+// A simulated GPU replaces the functions before main. The program sets `threads` before it makes a stream.
+struct HostDevice {
+    void* (*allocate)(size_t bytes) = [](size_t bytes) -> void* {
+        void* pointer;
+        return posix_memalign(&pointer, 256, bytes) == 0 ? pointer : nullptr;
+    };
+    void (*release)(void* pointer) = free;
+    int major = 0, minor = 0;  // compute capability
+    int threads = 0;           // OpenMP threads of each stream; 0: as OpenMP chooses
+};
+inline constinit HostDevice host_device;
+
+// ----------------------------------------------------------------------------
 // streams
 
 class HostStream {
 public:
     HostStream() : worker_([this] { run(); }) {}
 
+    // Waits for all work, so that a caller can free the memory which that work uses.
     ~HostStream() {
         {
             std::lock_guard lock(mutex_);
@@ -94,6 +114,11 @@ public:
 private:
     // A task stays at the front of the queue while it runs, so an empty queue means that all work is done.
     void run() {
+#ifdef _OPENMP
+        // OpenMP keeps this number for each thread, and a thread does not inherit it from the one that made
+        // it.
+        if (host_device.threads > 0) omp_set_num_threads(host_device.threads);
+#endif
         std::unique_lock lock(mutex_);
         for (;;) {
             wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
@@ -119,8 +144,11 @@ using cudaStream_t = HostStream*;
 
 constexpr unsigned cudaStreamNonBlocking = 1;
 
+// The default stream is never destroyed: its destructor would run in exit() and wait there for a task that
+// may never end, such as one that waits for another process which has failed. exit() just leaves such tasks
+// behind, in whatever stream.
 inline HostStream& host_stream(cudaStream_t stream) {
-    static HostStream default_stream;
+    static HostStream& default_stream = *new HostStream;
     return stream ? *stream : default_stream;
 }
 
@@ -129,6 +157,8 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
     return cudaSuccess;
 }
 
+// Unlike CUDA's, waits for the work that is left, and so for ever if that never ends: a process that gives up
+// on such work calls exit() or _exit() and leaves the stream alone.
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     delete stream;
     return cudaSuccess;
@@ -251,17 +281,6 @@ inline size_t host_available_memory() {
     if (limit != SIZE_MAX && used != SIZE_MAX) available = std::min(available, limit - std::min(limit, used));
     return available;
 }
-
-// What a device that stands behind this API, such as a simulated GPU, replaces before main.
-struct HostDevice {
-    void* (*allocate)(size_t bytes) = [](size_t bytes) -> void* {
-        void* pointer;
-        return posix_memalign(&pointer, 256, bytes) == 0 ? pointer : nullptr;
-    };
-    void (*release)(void* pointer) = free;
-    int major = 0, minor = 0;  // compute capability
-};
-inline constinit HostDevice host_device;
 
 // Linux hands out memory it does not have and kills the process later, so the check is ours.
 inline cudaError_t cudaMalloc(void** pointer, size_t bytes) {

@@ -3,6 +3,7 @@
 #include "test/testing.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <tuple>
 
@@ -46,6 +47,33 @@ TEST_CASE("sum of ten million squares") {
     CHECK(norm_squared(values, 0, false) == doctest::Approx(want).epsilon(1e-6));
 }
 #endif
+
+// As a model's parameters are: one call for each unit, some of which have no values on this rank.
+TEST_CASE("sum of squares in parts") {
+    auto values = random_values<float>("values", 50'000);
+    double want = 0;
+    for (float value : values) want += (double)value * value;
+    Buffer<float> device_values(values), scratch(sum_squares_scratch(values.size()));
+    Buffer<float> total(std::vector<float>{NAN});
+    sum_squares(total, nullptr, nullptr, 0, false, test_stream());
+    CHECK(total.host()[0] == 0);
+    size_t at = 0;
+    for (size_t end : {0, 4, 5, 1029, 1029, 20000, 50000}) {  // ends and begins anywhere in a vector
+        sum_squares(total, scratch, device_values + at, end - at, true, test_stream());
+        at = end;
+    }
+    sum_squares(total, nullptr, nullptr, 0, true, test_stream());
+    float sum = total.host()[0];
+    CHECK(sum == doctest::Approx(want).epsilon(1e-6));
+    sum_squares(total, nullptr, nullptr, 0, true, test_stream());
+    CHECK(total.host()[0] == sum);
+
+    // starts after the start of a vector, with whole vectors to sum
+    sum_squares(total, scratch, device_values + 3, 1024, false, test_stream());
+    want = 0;
+    for (size_t i = 3; i < 1027; i++) want += (double)values[i] * values[i];
+    CHECK(total.host()[0] == doctest::Approx(want).epsilon(1e-6));
+}
 
 TEST_CASE("clip scale") {
     auto clip = [](float squares, float loss, float max_norm) {
@@ -91,7 +119,7 @@ struct State {
 
     void update(const std::vector<float>& grads, float scale, const AdamW& with, uint64_t key = 77) {
         Buffer<float> device_grads(grads), device_scale(std::vector<float>{scale});
-        adamw_update(params, has_master ? (float*)master : nullptr, m, v, device_grads, device_scale,
+        adamw_update(params, has_master ? (float*)master : nullptr, m, v, device_grads, device_scale, 0,
                      grads.size(), with, key, test_stream());
         cudaCheck(cudaStreamSynchronize(test_stream()));
     }
@@ -168,6 +196,178 @@ TEST_CASE("the same step gives the same bits, with stochastic rounding too") {
         two.update(grads, 1.0f, with);
         CHECK(one.bits() == two.bits());
     }
+}
+
+// ----------------------------------------------------------------------------
+// the same bits: of parts of a tensor, on the host, by every compiler
+
+// One tensor in memory of the host.
+struct HostState {
+    std::vector<floatX> params;
+    std::vector<float> master, m, v, grads;
+
+    // Signs and magnitudes of all kinds, denormal numbers and zeros among them. Squares stay finite.
+    explicit HostState(size_t n)
+        : params(n), master(wide("master", n)), m(wide("m", n)), v(wide("v", n)), grads(wide("grads", n)) {
+        for (float& x : v) x = std::fabs(x);
+        for (size_t i = 0; i < n; i++) params[i] = floatX(master[i]);
+    }
+
+    static std::vector<float> wide(const char* name, size_t n) {
+        std::vector<float> values(n);
+        uint64_t key = random_key(5, name);
+        for (size_t i = 0; i < n; i++) {
+            Random4 random = philox(key, i);
+            float magnitude = random.at[1] % 8 == 0 ? -140 : 30;  // every eighth may be denormal
+            float value = std::exp2(magnitude * random_uniform(random.at[2]) - (random.at[1] % 8 ? 25 : 9));
+            values[i] = random.at[1] % 64 == 1 ? 0 : random.at[0] % 2 ? value : -value;
+        }
+        return values;
+    }
+
+    void update(float scale, const AdamW& with, bool has_master, size_t first = 0) {
+        adamw_update_on_host(params.data(), has_master ? master.data() : nullptr, m.data(), v.data(),
+                             grads.data(), &scale, first, m.size(), with, 77);
+    }
+};
+
+template <typename T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+static void check_same(const HostState& got, const HostState& want) {
+    CHECK(same_bits(got.params, want.params));
+    CHECK(same_bits(got.master, want.master));
+    CHECK(same_bits(got.m, want.m));
+    CHECK(same_bits(got.v, want.v));
+}
+
+// Calls f(has_master, settings) for each way to keep and round the parameters.
+template <typename F>
+void each_rounding(F&& f) {
+    for (bool has_master : {true, false}) {
+        for (bool stochastic : {false, true}) {
+            AdamW with = hyper;
+            with.step = 3;
+            with.stochastic_rounding = stochastic;
+            CAPTURE(has_master);
+            CAPTURE(stochastic);
+            f(has_master, with);
+        }
+    }
+}
+
+// Where the arrays of a part begin after a multiple of 16 bytes, in elements.
+struct Offsets {
+    size_t params, master, m, v, grads;
+};
+
+// Updates elements begin .. end - 1 of `all`, copied to buffers of their own.
+static void update_part(HostState& all, size_t begin, size_t end, const Offsets& at, bool has_master,
+                        const AdamW& with) {
+    size_t n = end - begin;
+    auto part = [&]<typename T>(const std::vector<T>& values, size_t offset) {
+        std::vector<T> result(offset + n);
+        std::copy_n(values.begin() + begin, n, result.begin() + offset);
+        return result;
+    };
+    Buffer<floatX> params(part(all.params, at.params));
+    Buffer<float> master(part(all.master, at.master)), m(part(all.m, at.m)), v(part(all.v, at.v)),
+        grads(part(all.grads, at.grads)), scale(std::vector<float>{0.7f});
+    adamw_update(params + at.params, has_master ? master + at.master : nullptr, m + at.m, v + at.v,
+                 grads + at.grads, scale, begin, n, with, 77, test_stream());
+    auto back = [&]<typename T>(const Buffer<T>& buffer, size_t offset, std::vector<T>& values) {
+        auto got = buffer.host();
+        std::copy_n(got.begin() + offset, n, values.begin() + begin);
+    };
+    back(params, at.params, all.params);
+    if (has_master) back(master, at.master, all.master);
+    back(m, at.m, all.m);
+    back(v, at.v, all.v);
+}
+
+TEST_CASE("the kernel and the host update to the same bits") {
+    for (size_t n : {1, 3, 4, 1027, 40000}) {
+        CAPTURE(n);
+        each_rounding([&](bool has_master, const AdamW& with) {
+            HostState on_host(n), on_device = on_host;
+            on_host.update(0.7f, with, has_master);
+            update_part(on_device, 0, n, {}, has_master, with);
+            check_same(on_device, on_host);
+        });
+    }
+}
+
+// However a tensor is cut, and wherever the parts lie in memory.
+TEST_CASE("updating parts of a tensor is the same as updating it whole") {
+    const std::vector<size_t> cuts = {0, 1, 2, 5, 9, 9, 16, 34, 1003, 1005, 2049, 6000, 6001};
+    const size_t n = cuts.back();
+    const Offsets all_offsets[] = {{0, 0, 0, 0, 0}, {1, 1, 1, 1, 1}, {3, 3, 3, 3, 3}, {1, 0, 0, 0, 0},
+                                   {0, 1, 0, 0, 0}, {0, 0, 2, 0, 0}, {0, 0, 0, 3, 0}, {2, 2, 2, 2, 1}};
+    each_rounding([&](bool has_master, const AdamW& with) {
+        HostState whole(n), before = whole;
+        whole.update(0.7f, with, has_master);
+        for (const Offsets& at : all_offsets) {
+            CAPTURE(at.params);
+            CAPTURE(at.grads);
+            HostState parts = before;
+            for (size_t i = 0; i + 1 < cuts.size(); i++) {
+                update_part(parts, cuts[i], cuts[i + 1], at, has_master, with);
+            }
+            check_same(parts, whole);
+        }
+    });
+    // and on the host, where a part begins anywhere too
+    each_rounding([&](bool has_master, const AdamW& with) {
+        HostState whole(n), before = whole;
+        whole.update(0.7f, with, has_master);
+        const float scale = 0.7f;
+        for (size_t i = 0; i + 1 < cuts.size(); i++) {
+            size_t at = cuts[i];
+            adamw_update_on_host(&before.params[at], has_master ? &before.master[at] : nullptr, &before.m[at],
+                                 &before.v[at], &before.grads[at], &scale, at, cuts[i + 1] - at, with, 77);
+        }
+        check_same(before, whole);
+    });
+}
+
+// `first` counts elements of tensors that have more than 2^32 of them.
+TEST_CASE("parts far into a tensor have random numbers of their own") {
+    AdamW with = hyper;
+    with.stochastic_rounding = true;
+    for (size_t first : {size_t(0), size_t(5), (size_t(1) << 34) + 3}) {
+        HostState on_host(1001), on_device = on_host, at_start = on_host;
+        on_host.update(0.7f, with, false, first);
+        at_start.update(0.7f, with, false);
+        Buffer<floatX> params(on_device.params);
+        Buffer<float> m(on_device.m), v(on_device.v), grads(on_device.grads), scale(std::vector<float>{0.7f});
+        adamw_update(params, nullptr, m, v, grads, scale, first, 1001, with, 77, test_stream());
+        CHECK(same_bits(params.host(), on_host.params));
+        bool rounds = !std::is_same_v<floatX, float> && first != 0;
+        CHECK(same_bits(on_host.params, at_start.params) == !rounds);
+    }
+}
+
+// A volatile variable keeps its own rounding, whatever a compiler would like to fuse. What the functions do
+// is held to that, so that they agree on machines and with compilers that no test sees together.
+TEST_CASE("products and sums are rounded as written") {
+    const size_t n = 20000;
+    const float scale = 0.7f;
+    HostState before(n), after = before;
+    update_part(after, 0, n, {}, true, hyper);
+    AdamWFactors a(hyper);
+    size_t wrong = 0;
+    for (size_t i = 0; i < n; i++) {
+        volatile float g = before.grads[i] * scale, new_g = a.new2 * g, old_v = a.beta2 * before.v[i];
+        volatile float difference = std::fma(before.grads[i], scale, -before.m[i]);
+        volatile float m = std::fma(a.new1, difference, before.m[i]), v = std::fma(new_g, g, old_v);
+        volatile float step = a.step_size * m, root = std::sqrt(v);
+        volatile float divisor = std::fma(root, a.root_correction, a.eps), change = step / divisor;
+        volatile float w = std::fma(before.master[i], a.decay, -change);
+        wrong += m != after.m[i] || v != after.v[i] || w != after.master[i];
+    }
+    CHECK(wrong == 0);
 }
 
 #ifdef PRECISION_BF16

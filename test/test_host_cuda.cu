@@ -2,12 +2,24 @@
 // documents.
 #include "test/testing.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
+#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <numeric>
+#include <set>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#ifdef _OPENMP
+#include <dnnl.h>
+#include <omp.h>
+#endif
 
 namespace {
 
@@ -275,4 +287,153 @@ TEST_CASE("work that is left when a stream is destroyed is done") {
     for (int i = 0; i < 100; i++) enqueue(stream, add);
     cudaCheck(cudaStreamDestroy(stream));
     CHECK(count == 100);
+}
+
+// As a communication stream beside a compute stream: each step waits for the other stream's last one.
+TEST_CASE("two streams wait for each other in turn") {
+    constexpr int steps = 500;
+    cudaStream_t compute = new_stream(), communication = new_stream();
+    cudaEvent_t computed = new_event(), communicated = new_event();  // recorded again and again
+    std::vector<int> order;
+    std::vector<std::function<void()>> tasks(2 * steps);
+    for (int i = 0; i < 2 * steps; i++) tasks[i] = [&order, i] { order.push_back(i); };
+    Gate gate;
+    std::function<void()> wait = [&] { gate.wait(); };
+    enqueue(compute, wait);  // until everything is queued
+    for (int step = 0; step < steps; step++) {
+        enqueue(compute, tasks[2 * step]);
+        cudaCheck(cudaEventRecord(computed, compute));
+        cudaCheck(cudaStreamWaitEvent(communication, computed));
+        enqueue(communication, tasks[2 * step + 1]);
+        cudaCheck(cudaEventRecord(communicated, communication));
+        cudaCheck(cudaStreamWaitEvent(compute, communicated));
+    }
+    CHECK(cudaStreamQuery(compute) == cudaErrorNotReady);
+    CHECK(cudaStreamQuery(communication) == cudaErrorNotReady);
+    gate.open();
+    cudaCheck(cudaStreamSynchronize(compute));
+    std::vector<int> want(2 * steps);
+    std::iota(want.begin(), want.end(), 0);
+    CHECK(order == want);
+    CHECK(cudaEventQuery(communicated) == cudaSuccess);
+    cudaCheck(cudaStreamSynchronize(communication));
+    CHECK(cudaStreamQuery(communication) == cudaSuccess);
+    for (cudaEvent_t event : {computed, communicated}) cudaCheck(cudaEventDestroy(event));
+    for (cudaStream_t stream : {compute, communication}) cudaCheck(cudaStreamDestroy(stream));
+}
+
+#ifdef _OPENMP
+namespace {
+
+std::set<std::string> threads_of_this_process() {
+    std::set<std::string> threads;
+    for (auto& entry : std::filesystem::directory_iterator("/proc/self/task")) threads.insert(entry.path());
+    return threads;
+}
+
+int openmp_threads_of_new_stream() {
+    cudaStream_t stream = new_stream();
+    int threads = 0;
+    std::function<void()> count = [&] {
+#pragma omp parallel
+#pragma omp single
+        threads = omp_get_num_threads();
+    };
+    enqueue(stream, count);
+    cudaCheck(cudaStreamSynchronize(stream));
+    cudaCheck(cudaStreamDestroy(stream));
+    return threads;
+}
+
+// Threads that a product of oneDNN on a new stream adds to the process. OpenMP keeps a team until its first
+// thread ends, and the stream's own thread is one of the team. Threads of earlier teams may still be ending.
+int threads_of_product() {
+    constexpr int size = 256;
+    std::vector<float> a(size * size, 1.0f), b(size * size, 2.0f), c(size * size);
+    std::set<std::string> before = threads_of_this_process(), during;
+    cudaStream_t stream = new_stream();
+    std::function<void()> multiply = [&] {
+        dnnl_sgemm('N', 'N', size, size, size, 1, a.data(), size, b.data(), size, 0, c.data(), size);
+        during = threads_of_this_process();
+    };
+    enqueue(stream, multiply);
+    cudaCheck(cudaStreamSynchronize(stream));
+    cudaCheck(cudaStreamDestroy(stream));
+    CHECK(c[0] == 2.0f * size);
+    return (int)std::ranges::count_if(during, [&](auto& thread) { return !before.contains(thread); });
+}
+
+}  // namespace
+
+TEST_CASE("a stream has the OpenMP threads it is given, for loops and for products") {
+    int before = host_device.threads;
+    host_device.threads = 0;
+    CHECK(openmp_threads_of_new_stream() == omp_get_max_threads());
+    for (int threads : {1, 2, 3}) {
+        CAPTURE(threads);
+        host_device.threads = threads;
+        CHECK(openmp_threads_of_new_stream() == threads);
+        CHECK(threads_of_product() == threads);
+    }
+    host_device.threads = before;
+}
+#endif
+
+// ----------------------------------------------------------------------------
+// leaving with work that never ends
+
+namespace {
+
+constexpr int left_with = 7;  // the exit code
+
+// The way out, for the test that is run by the one after it.
+constexpr const char* way_variable = "TEST_HOST_CUDA_WAY_OUT";
+
+// Starts this program anew to run the test below, and returns how it ended; -1 if it did not.
+int leave(const char* way) {
+    std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+    std::string filter = "--test-case=leaving with streams that are stuck", no_skip = "--no-skip";
+    char* arguments[] = {program.data(), filter.data(), no_skip.data(), nullptr};
+    setenv(way_variable, way, 1);
+    pid_t child;
+    REQUIRE(posix_spawn(&child, program.c_str(), nullptr, nullptr, arguments, environ) == 0);
+    unsetenv(way_variable);
+    int status;
+    for (int i = 0; i < 3000; i++) {
+        if (waitpid(child, &status, WNOHANG) == child) return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+        std::this_thread::sleep_for(milliseconds(10));
+    }
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    return -1;
+}
+
+}  // namespace
+
+TEST_CASE("leaving with streams that are stuck" * doctest::skip()) {
+    const char* way = getenv(way_variable);
+    if (!way) return;
+    cudaStream_t stuck = new_stream(), waiter = new_stream(), other = new_stream();
+    std::function<void()> sleep = [] {
+        for (;;) std::this_thread::sleep_for(milliseconds(1000));
+    };
+    std::function<void()> exit_there = [] { exit(left_with); };
+    cudaEvent_t event = new_event();
+    enqueue(stuck, sleep);
+    enqueue(nullptr, sleep);
+    cudaCheck(cudaEventRecord(event, stuck));
+    cudaCheck(cudaStreamWaitEvent(waiter, event));
+    cudaCheck(cudaStreamWaitEvent(nullptr, event));
+    cudaCheck(cudaEventDestroy(event));
+    if (std::string(way) == "exit") exit(left_with);
+    if (std::string(way) == "_exit") _exit(left_with);
+    enqueue(other, exit_there);
+    cudaCheck(cudaStreamSynchronize(waiter));
+}
+
+TEST_CASE("a process can leave its streams in the middle of work that never ends") {
+    for (const char* way : {"exit", "_exit", "exit of another thread"}) {
+        CAPTURE(way);
+        CHECK(leave(way) == left_with);
+    }
 }

@@ -2,56 +2,23 @@
 The whole model: against golden runs of PyTorch (test/golden/), against finite differences for every switch,
 and the promises about recomputation, repetition, accumulation and steps that are not finite.
 */
-#define TESTING
-#include "train_gpt.cu"
-
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "test/testing.h"
+#include "test/model_testing.h"
 
 namespace {
 
-constexpr bool exact = std::is_same_v<floatX, float>;
-constexpr bool on_cpu = std::string_view(device_name) == "cpu";
-
-// The micro-batch of given tokens and targets, on the device.
-class TestBatch {
-public:
-    TestBatch(int B, int T, const std::vector<int>& tokens, const std::vector<int>& targets)
-        : tokens_(tokens), targets_(targets), order_(tokens.size()), starts_(tokens.size() + 1) {
-        std::vector<int> order(tokens.size()), starts(tokens.size() + 1);
-        int buckets = bucket_tokens(order.data(), starts.data(), tokens.data(), (int)tokens.size());
-        copy_to_device<int>(order_, order.data(), order.size(), test_stream());
-        copy_to_device<int>(starts_, starts.data(), starts.size(), test_stream());
-        batch_ = {B, T, tokens_, targets_, order_, starts_, nullptr, buckets};
-        valid_ = (int)std::count_if(targets.begin(), targets.end(), [](int target) { return target >= 0; });
-    }
-
-    const Batch& operator*() const { return batch_; }
-    int valid() const { return valid_; }
-
-private:
-    Buffer<int> tokens_, targets_, order_, starts_;
-    Batch batch_;
-    int valid_;
-};
-
-template <typename T>
-std::vector<T> from_device(const T* pointer, size_t count) {
-    std::vector<T> values(count);
-    cudaCheck(cudaMemcpy(values.data(), pointer, count * sizeof(T), cudaMemcpyDeviceToHost));
-    return values;
-}
-
-std::vector<double> gradient_of(const Gpt& g, size_t offset, size_t count) {
-    cudaCheck(cudaStreamSynchronize(g.stream));
-    return to_doubles(from_device(g.grads + offset, count));
+// One rank owns everything, unit after unit.
+void set_tensor(Gpt& g, size_t offset, const float* values, size_t count) {
+    std::vector<floatX> rounded(values, values + count);
+    copy_to_device(g.state.params(0) + offset, rounded.data(), count, g.stream);
+    if (float* master = g.state.owned_master(0)) copy_to_device(master + offset, values, count, g.stream);
 }
 
 void forward_backward(Gpt& g, const TestBatch& batch) {
     zero_gradients(g);
-    accumulate_gradients(g, *batch, 1.0f / batch.valid());
+    accumulate_gradients(g, *batch, 1.0f / batch.valid(), true);
 }
 
 // ----------------------------------------------------------------------------
@@ -120,7 +87,7 @@ void check_golden(const char* name) {
     Golden golden(name);
     ModelConfig config = golden.config();
     int B = golden.header["batch"], T = golden.header["time"], steps = golden.header["steps"], N = B * T;
-    Gpt g(config, {B, T, true, Recompute::none, 7}, !exact);
+    Gpt g(config, {B, T, true, Recompute::none, 7}, with_master);
     g.layout.each([&](const TensorRow& row, const std::string& tensor, size_t offset) {
         auto values = golden.tensor<float>("weight", tensor);
         REQUIRE(values.size() == row.size());
@@ -135,8 +102,8 @@ void check_golden(const char* name) {
         if (step == 0) {
             int V = config.vocab_size, Vp = padded_vocab(config);
             Buffer<floatX> logits((size_t)N * Vp);
-            matmul_forward(logits, g.acts[0].normf, g.head_weight(g.params), nullptr, N, config.channels, Vp,
-                           g.stream);
+            matmul_forward(logits, g.acts[0].normf, g.weights(g.classifier_unit())[g.classifier_weight()],
+                           nullptr, N, config.channels, Vp, g.stream);
             cudaCheck(cudaStreamSynchronize(g.stream));
             auto padded = logits.doubles();
             std::vector<double> got;
@@ -154,7 +121,7 @@ void check_golden(const char* name) {
         }
         AdamW settings = {o["learning_rate"], o["beta1"], o["beta2"], o["eps"],
                           o["weight_decay"],  step + 1,   false};
-        update(g, settings, o["gradient_clip"], 0);
+        g.state.update(g.stats, settings, o["gradient_clip"], 0);
         StepStats stats = read_stats(g, batch.valid());
         CHECK(stats.finite);
         CHECK(stats.loss ==
@@ -164,12 +131,13 @@ void check_golden(const char* name) {
     }
     g.layout.each([&](const TensorRow& row, const std::string& tensor, size_t offset) {
         INFO(tensor);
-        auto got = to_doubles(from_device((exact ? (float*)(void*)g.params : g.master) + offset, row.size()));
+        auto got = to_doubles(from_device(
+            (exact ? (float*)(void*)g.state.params(0) : g.state.owned_master(0)) + offset, row.size()));
         auto want = to_doubles(golden.tensor<float>("final", tensor));
         drop_key_bias(config, tensor, got);
         drop_key_bias(config, tensor, want);
         CHECK(relative_error(got, want) < (exact ? 2e-5 : 3e-2));
-        auto padding = from_device(g.params + offset + row.size(), row.padded_size() - row.size());
+        auto padding = from_device(g.state.params(0) + offset + row.size(), row.padded_size() - row.size());
         CHECK(std::all_of(padding.begin(), padding.end(), [](floatX value) { return (float)value == 0; }));
     });
 }
@@ -192,14 +160,6 @@ TEST_CASE("golden: parallel block, sliding window, partial RoPE") {
 
 // ----------------------------------------------------------------------------
 // models of every kind
-
-ModelConfig small_config() {
-    ModelConfig c;
-    c.layers = 2, c.channels = 20, c.heads = 4, c.head_size = 6, c.mlp_width = 28, c.vocab_size = 37,
-    c.context = 16;
-    complete(c);
-    return c;
-}
 
 struct Variant {
     const char* name;
@@ -261,13 +221,13 @@ TEST_CASE("gradients agree with finite differences for every switch" * doctest::
         INFO(variant.name);
         ModelConfig config = small_config();
         variant.change(config);
-        Gpt g(config, {test_B, test_T, true, Recompute::none, 8}, false);
+        Gpt g(config, {test_B, test_T, true, Recompute::none, 8}, {});
         randomize(g);
         TestBatch batch = random_batch("differences", config.vocab_size);
         forward_backward(g, batch);
         g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
             INFO(name);
-            auto start = from_device((float*)(void*)g.params + offset, row.size());
+            auto start = from_device((float*)(void*)g.state.params(0) + offset, row.size());
             auto gradient = gradient_of(g, offset, row.size());
             auto direction = random_values<float>(("direction " + name).c_str(), row.size());
             double slope = 0, norm = 0;
@@ -294,15 +254,15 @@ TEST_CASE("gradients agree with finite differences for every switch" * doctest::
 
 // The parameters' bits after two steps.
 std::vector<floatX> trained(const ModelConfig& config, Recompute recompute) {
-    Gpt g(config, {test_B, test_T, true, recompute, 8}, !exact);
+    Gpt g(config, {test_B, test_T, true, recompute, 8}, with_master);
     initialize(g, 5);
     for (int step = 0; step < 2; step++) {
         TestBatch batch = random_batch(step ? "second" : "first", config.vocab_size);
         forward_backward(g, batch);
-        update(g, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1, false}, 1.0f, 0);
+        g.state.update(g.stats, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1, false}, 1.0f, 0);
         CHECK(read_stats(g, batch.valid()).finite);
     }
-    return from_device(g.params, g.layout.size());
+    return from_device(g.state.params(0), g.layout.size());
 }
 
 template <typename T>
@@ -337,7 +297,7 @@ TEST_CASE("recomputation keeps less") {
 TEST_CASE("accumulated micro-batches are one batch") {
     ModelConfig config = small_config();
     TestBatch whole = random_batch("whole", config.vocab_size, 2, test_T);
-    Gpt g(config, {2, test_T, true, Recompute::none, 64}, !exact);
+    Gpt g(config, {2, test_T, true, Recompute::none, 64}, with_master);
     randomize(g);
     forward_backward(g, whole);
     auto want = gradient_of(g, 0, g.layout.size());
@@ -348,7 +308,7 @@ TEST_CASE("accumulated micro-batches are one batch") {
     for (int row = 0; row < 2; row++) {
         TestBatch part(1, test_T, {tokens.begin() + row * test_T, tokens.begin() + (row + 1) * test_T},
                        {targets.begin() + row * test_T, targets.begin() + (row + 1) * test_T});
-        accumulate_gradients(g, *part, 1.0f / whole.valid());
+        accumulate_gradients(g, *part, 1.0f / whole.valid(), row == 1);
         cudaCheck(cudaStreamSynchronize(g.stream));
     }
     CHECK(relative_error(gradient_of(g, 0, g.layout.size()), want) < tolerance<floatX>);
@@ -357,27 +317,27 @@ TEST_CASE("accumulated micro-batches are one batch") {
 
 TEST_CASE("a step that is not finite leaves the weights as they were") {
     ModelConfig config = small_config();
-    Gpt g(config, {test_B, test_T, true, Recompute::none, 8}, !exact);
+    Gpt g(config, {test_B, test_T, true, Recompute::none, 8}, with_master);
     initialize(g, 5);
     TestBatch batch = random_batch("first", config.vocab_size);
     forward_backward(g, batch);
     cudaCheck(cudaStreamSynchronize(g.stream));
     float infinity = INFINITY;
     copy_to_device(g.gradients(1)[qkvw] + 3, &infinity, 1, g.stream);
-    auto before = from_device(g.params, g.layout.size());
-    auto moment = from_device(g.m, g.layout.size());
-    update(g, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 1.0f, 0);
+    auto before = from_device(g.state.params(0), g.layout.size());
+    auto moment = from_device(g.state.owned_m(0), g.layout.size());
+    g.state.update(g.stats, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 1.0f, 0);
     CHECK_FALSE(read_stats(g, batch.valid()).finite);
-    CHECK(same_bits(from_device(g.params, g.layout.size()), before));
-    CHECK(same_bits(from_device(g.m, g.layout.size()), moment));
+    CHECK(same_bits(from_device(g.state.params(0), g.layout.size()), before));
+    CHECK(same_bits(from_device(g.state.owned_m(0), g.layout.size()), moment));
     CHECK(first_bad_gradient(g) == "layers.0.qkv.weight[3] = inf");
 }
 
 TEST_CASE("initial weights depend on the seed and the tensor's name only") {
     ModelConfig shallow = small_config(), deep = small_config();
     deep.layers = 3;
-    Gpt a(shallow, {1, 4, false, Recompute::none, 4}, false),
-        b(deep, {1, 4, false, Recompute::none, 4}, false);
+    Gpt a(shallow, {1, 4, false, Recompute::none, 4}, inference),
+        b(deep, {1, 4, false, Recompute::none, 4}, inference);
     initialize(a, 5);
     initialize(b, 5);
     size_t count = (size_t)qkv_width(shallow) * shallow.channels;
@@ -395,7 +355,7 @@ TEST_CASE("documents do not see each other") {
     ModelConfig config = small_config();
     config.position = "rope",
     config.rope_dims = 6;  // relative positions: the place in the row does not matter
-    Gpt g(config, {1, 12, false, Recompute::none, 12}, false);
+    Gpt g(config, {1, 12, false, Recompute::none, 12}, inference);
     randomize(g);
     std::vector<int> both = {3, 9, 4, 4, 7, 1, 20, 21, 22, 23, 24, 25}, alone(both.begin() + 6, both.end());
     std::vector<int> starts = {0, 0, 0, 0, 0, 0, 6, 6, 6, 6, 6, 6};
@@ -414,7 +374,7 @@ TEST_CASE("documents do not see each other") {
 
 TEST_CASE("a sample depends on its key only, and top-k 1 is greedy") {
     ModelConfig config = small_config();
-    Gpt g(config, {1, 16, false, Recompute::none, 16}, false);
+    Gpt g(config, {1, 16, false, Recompute::none, 16}, inference);
     randomize(g);
     auto sample = [&](Sampling sampling, uint64_t key) {
         std::vector<int> tokens;
@@ -452,13 +412,13 @@ TEST_CASE("the table of tensors has as many parameters as the options promise") 
         INFO(preset.name);
         ModelConfig config = preset.config;
         complete(config);
-        CHECK(ParameterLayout(config).parameter_count() == (size_t)parameter_count(config));
+        CHECK(parameter_layout(config).parameter_count() == (size_t)parameter_count(config));
     }
     for (const Variant& variant : variants) {
         INFO(variant.name);
         ModelConfig config = small_config();
         variant.change(config);
-        CHECK(ParameterLayout(config).parameter_count() == (size_t)parameter_count(config));
+        CHECK(parameter_layout(config).parameter_count() == (size_t)parameter_count(config));
     }
 }
 

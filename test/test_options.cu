@@ -1,4 +1,5 @@
 // Options, presets and Hugging Face configs: what is read, and the one line that bad input gets.
+#include <cstring>
 #include <fstream>
 #include <sstream>
 
@@ -7,14 +8,14 @@
 #include "test/file_testing.h"
 #include "test/hf_configs.h"
 
-static Options parse(Command command, std::vector<const char*> arguments) {
+static Options parse(Command command, std::vector<const char*> arguments, int processes = 1) {
     arguments.insert(arguments.begin(), command_name(command));
-    return parse_options(command, (int)arguments.size(), arguments.data());
+    return parse_options(command, (int)arguments.size(), arguments.data(), processes);
 }
 
-static Options train(std::vector<const char*> arguments) {
+static Options train(std::vector<const char*> arguments, int processes = 1) {
     arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
-    return parse(command_train, arguments);
+    return parse(command_train, arguments, processes);
 }
 
 TEST_CASE("presets have the published numbers of parameters") {
@@ -212,6 +213,204 @@ TEST_CASE("help names every option, its choices and its default, within the widt
     CHECK(help_text(command_train, 110).find("qwen3-0.6B") != std::string::npos);
     CHECK(general_help(110).find("tokenize") != std::string::npos);
     CHECK(options_summary(train({}), command_train, 110).find("learning-rate=0.0006") != std::string::npos);
+}
+
+// ----------------------------------------------------------------------------
+// layouts
+
+// Words of a command line.
+static std::vector<const char*> words_of(std::string& line) {
+    std::vector<const char*> words;
+    for (char* word = strtok(line.data(), " "); word; word = strtok(nullptr, " ")) words.push_back(word);
+    return words;
+}
+
+// Of the model `tiny`: 4 layers, 128 channels, 4 heads, an MLP of 344, a context of 256; micro-batches of 4.
+TEST_CASE("what is left out of a layout follows from the number of processes") {
+    constexpr long long k = 1024;
+    struct {
+        int processes;
+        std::string options;
+        int dp, shard_group;
+        long long global_batch;
+    } rows[] = {
+        {1, "", 1, 1, k},
+        {1, "--zero 3", 1, 1, k},
+        {1, "--dp 1 --tp 1 --pp 1 --shard-group 1 --zero 0", 1, 1, k},
+        {4, "", 4, 1, 4 * k},
+        {7, "", 7, 1, 7 * k},
+        {4, "--shard-group 1", 4, 1, 4 * k},
+        {4, "--zero 1", 4, 4, 4 * k},
+        {4, "--zero 2 --shard-group 2", 4, 2, 4 * k},
+        {4, "--zero 3 --shard-group 1", 4, 1, 4 * k},
+        {12, "--zero 3 --shard-group 6", 12, 6, 12 * k},
+        {8, "--tp 2", 4, 1, 4 * k},
+        {8, "--tp 4 --pp 2", 1, 1, k},
+        {8, "--tp 2 --pp 2 --zero 1", 2, 2, 2 * k},
+        {8, "--tp 2 --pp 2 --dp 2", 2, 1, 2 * k},
+        {4, "--pp 4", 1, 1, k},
+        {4, "--global-batch 16k", 4, 1, 16 * k},
+        {4, "--micro-batch 1 --sequence-length 32", 4, 1, 128},
+        {3, "--global-batch 6144", 3, 1, 6 * k},
+        // fewer key and value heads than tensor ranks: some ranks share one
+        {4, "--tp 4 --kv-heads 2", 1, 1, k},
+        {4, "--tp 4 --kv-heads 1", 1, 1, k},
+        {1048576, "--micro-batch 1 --sequence-length 1", 1048576, 1, 1048576},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.processes);
+        CAPTURE(row.options);
+        std::string line = row.options;
+        Options options = train(words_of(line), row.processes);
+        CHECK(options.dp == row.dp);
+        CHECK(options.shard_group == row.shard_group);
+        CHECK(options.global_batch == row.global_batch);
+        CHECK(options.tp * options.pp * options.dp == row.processes);
+    }
+}
+
+TEST_CASE("layouts that do not fit, and the nearest that do") {
+    struct {
+        int processes;
+        std::string options, message;
+    } rows[] = {
+        // the number of processes
+        {6, "--tp 4 --heads 12 --channels 96 --mlp-width 384",
+         "--tp 4: a multiple of 4 processes is needed and this run has 6; give --tp 3 or --tp 2, or start 4 "
+         "or 8 (mpirun -np 4)"},
+        {6, "--tp 4", "this run has 6; give --tp 2 or --tp 1, or start 4 or 8 (mpirun -np 4)"},
+        {1, "--tp 2", "has 1; give --tp 1, or start 2 (mpirun -np 2)"},
+        {6, "--tp 2 --pp 2",
+         "--tp 2 --pp 2: a multiple of 4 processes is needed and this run has 6; give --tp 1 "
+         "or --pp 1, or start 4 or 8"},
+        {6, "--pp 4",
+         "--pp 4: a multiple of 4 processes is needed and this run has 6; give --pp 3 or --pp 2"},
+        {7, "--pp 2",
+         "--pp 2: a multiple of 2 processes is needed and this run has 7; give --pp 1, or start 6 "
+         "or 8 (mpirun -np 6)"},
+        {1, "--dp 4",
+         "--dp 4: with --tp 1 and --pp 1 a layout of 4 processes, and this run has 1; give --dp 1, "
+         "or start 4 (mpirun -np 4)"},
+        {8, "--dp 4", "this run has 8; give --dp 8, or start 4"},
+        {8, "--tp 4 --dp 4",
+         "a layout of 16 processes, and this run has 8; give --dp 2 or --tp 2, or start 16"},
+        {4, "--tp 1048576 --pp 1048576 --dp 1048576", "1152921504606846976 processes, and this run has 4"},
+        {4, "--tp 1048576 --pp 1048576", "a multiple of 1099511627776 processes"},
+        // the model
+        {3, "--tp 3", "--tp 3: does not divide --heads 4; give --tp 1"},
+        {8, "--tp 8", "--tp 8: does not divide --heads 4; give --tp 4 or --tp 2"},
+        {8, "--tp 8 --dp 1", "does not divide --heads 4; give --tp 4 --dp 2 or --tp 2 --dp 4"},
+        {4, "--tp 4 --channels 126 --heads 4 --head-size 32",
+         "--tp 4: does not divide --channels 126; give --tp 2 or --tp 1"},
+        {4, "--tp 4 --mlp-width 342", "--tp 4: does not divide --mlp-width 342; give --tp 2 or --tp 1"},
+        {4, "--tp 4 --heads 12 --kv-heads 6 --channels 144",
+         "--tp 4: neither divides --kv-heads 6 nor is a multiple of it; give --tp 2 or --tp 1"},
+        {4, "--tp 4 --vocab-size 3 --tokenizer none --document-end -1",
+         "--tp 4: more parts than --vocab-size 3; give --tp 2"},
+        {6, "--pp 6", "--pp 6: more stages than --layers 4; give --pp 3 or --pp 2"},
+        {8, "--tp 2 --pp 4 --layers 3", "--pp 4: more stages than --layers 3; give --pp 2 or --pp 1"},
+        // shard groups
+        {4, "--shard-group 2",
+         "--shard-group 2: with --zero 0 every rank keeps everything; add --zero 1, 2 or 3"},
+        {8, "--zero 1 --shard-group 3", "--shard-group 3: does not divide the 8 data ranks; give 2 or 4"},
+        {6, "--zero 3 --shard-group 4", "does not divide the 6 data ranks; give 3 or 6"},
+        {4, "--zero 3 --shard-group 8", "--shard-group 8: does not divide the 4 data ranks; give 4"},
+        {8, "--zero 3 --tp 2 --shard-group 8", "does not divide the 4 data ranks; give 4"},
+        {1, "--zero 1 --shard-group 2", "does not divide the 1 data rank; give 1"},
+        // the batch
+        {6, "--global-batch 8k",
+         "--global-batch 8192: not a multiple of the micro-batch of 4 sequences * 256 "
+         "tokens * 6 data ranks = 6144; give 6144 or 12288"},
+        {4, "--global-batch 2k", "* 4 data ranks = 4096; give 4096, or --micro-batch 2"},
+        {1, "--global-batch 2500", "256 tokens = 1024; give 2048 or 3072"},
+        {1, "--global-batch 1536", "256 tokens = 1024; give 1024 or 2048, or --micro-batch 3"},
+        {8, "--tp 2 --global-batch 1k", "* 4 data ranks = 4096; give 4096, or --micro-batch 1"},
+        {1048576, "--micro-batch 4096", "--global-batch 1099511627776: out of range; "},
+        // ranges
+        {1, "--tp 0", "--tp 0: out of range; "},
+        {1, "--pp -1", "--pp -1: out of range; "},
+        {1, "--dp 2000000", "--dp 2000000: out of range; "},
+        {1, "--zero 4", "--zero 4: out of range; give a whole number from 0 to 3"},
+        {1, "--prefetch 17", "--prefetch 17: out of range; give a whole number from 0 to 16"},
+        {1, "--offload weights", "--offload weights: not one of the choices; give none or optimizer"},
+        {1, "--throttle-link -1", "--throttle-link -1: out of range; "},
+        {1, "--communication-timeout -1", "--communication-timeout -1: out of range; "},
+        {1, "--overlap perhaps", "perhaps"},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.processes);
+        CAPTURE(row.options);
+        std::string line = row.options;
+        CHECK_REFUSED(train(words_of(line), row.processes), row.message);
+    }
+}
+
+// The layouts that a refusal offers: "give --tp 2 --dp 4 or --pp 2, or start ..."
+static std::vector<std::string> offered_layouts(const std::string& refusal) {
+    std::vector<std::string> offers;
+    size_t give = refusal.find("; give --");
+    if (give == std::string::npos) return offers;
+    std::string rest = refusal.substr(give + 7);
+    rest = rest.substr(0, rest.find(','));
+    for (size_t at = 0; at != std::string::npos;) {
+        size_t end = rest.find(" or ", at);
+        offers.push_back(rest.substr(at, end == std::string::npos ? end : end - at));
+        at = end == std::string::npos ? end : end + 4;
+    }
+    return offers;
+}
+
+TEST_CASE("every layout that a refusal offers is accepted") {
+    int refused = 0, accepted = 0;
+    for (const char* model : {"tiny", "gpt2-124M", "llama3.2-1B"}) {
+        for (int processes : {1, 2, 3, 4, 6, 8, 12, 16, 24, 48}) {
+            for (int tp : {1, 2, 3, 4, 8, 16}) {
+                for (int pp : {1, 2, 3, 8, 24}) {
+                    for (int dp : {0, 1, 2, 6}) {
+                        std::string line = text("--model %s --tp %d --pp %d", model, tp, pp);
+                        if (dp) line += text(" --dp %d", dp);
+                        std::string asked = line;
+                        std::string error = error_of([&] { train(words_of(line), processes); });
+                        if (error == "no error") {
+                            accepted++;
+                            continue;
+                        }
+                        refused++;
+                        CAPTURE(processes);
+                        CAPTURE(asked);
+                        CAPTURE(error);
+                        std::vector<std::string> offers = offered_layouts(error);
+                        CHECK(offers.size() >= 1);
+                        CHECK(offers.size() <= 2);
+                        for (const std::string& offer : offers) {
+                            std::string changed = asked + " " + offer;
+                            CHECK(error_of([&] { train(words_of(changed), processes); }) == "no error");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    CHECK(refused > 1000);
+    CHECK(accepted > 100);
+}
+
+TEST_CASE("a run's record holds its layout, and needs none") {
+    Options options = train({"--zero", "3", "--shard-group", "2", "--offload", "optimizer"}, 4);
+    auto record = nlohmann::json::parse(options_to_json(options, command_train).dump());
+    CHECK(record["dp"] == 4);
+    CHECK(record["shard_group"] == 2);
+    CHECK(record["zero"] == 3);
+    CHECK(record["offload"] == "optimizer");
+    CHECK(record["overlap"] == true);
+    CHECK(stored_options(record, "weights.bin").dp == 4);
+    for (const OptionRow& row : option_table()) {
+        if (std::string(row.group) != "Layout") continue;
+        CHECK(!row.shapes_model);
+        CHECK(row.commands == command_train);
+        record.erase(row.field);
+    }
+    CHECK(stored_options(record, "weights.bin").tp == 1);
 }
 
 // ----------------------------------------------------------------------------

@@ -1,0 +1,240 @@
+/*
+Groups of ranks and what they do together on their data: NCCL where ranks have a GPU each, comm/host_nccl.h where they
+have not (on CPUs, and with -DCOMM_MPI where ranks share a GPU).
+
+Every process counts what it sends, by the purpose it is sent for. The counts are those of ring algorithms, which is
+what comm/host_nccl.h uses and what a bandwidth-bound NCCL comes to; so plans can be compared with them to the byte.
+*/
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <type_traits>
+
+#include "data/error.h"
+#include "kernels/common.cuh"
+
+#if defined(__CUDACC__) && !defined(COMM_MPI)
+#include <nccl.h>
+#else
+#include "comm/host_nccl.h"
+#endif
+
+// ----------------------------------------------------------------------------
+// errors
+
+inline void nccl_check(ncclResult_t result, const char* call, const char* file, int line,
+                       ncclComm_t comm = nullptr) {
+    if (result == ncclSuccess) return;
+    std::string reason = ncclGetErrorString(result);
+    const char* last = ncclGetLastError(comm);
+    if (last && *last) reason += std::string(": ") + last;
+    fail("%s failed: %s (%s:%d)", call, reason.c_str(), file, line);
+}
+
+// Throws Error, which names the call, its place and NCCL's reason.
+#define ncclCheck(call) nccl_check((call), #call, __FILE__, __LINE__)
+
+// ----------------------------------------------------------------------------
+// traffic
+
+enum class Traffic { gradients, parameters, statistics, weights };
+inline constexpr std::array<const char*, 4> traffic_names = {"gradients", "parameters", "statistics",
+                                                             "weights"};
+
+inline std::array<std::atomic<uint64_t>, traffic_names.size()> traffic_bytes;
+
+// What this process has sent (when its streams are done) since the start or reset_traffic.
+inline uint64_t bytes_sent(Traffic kind) {
+    return traffic_bytes[(size_t)kind];
+}
+
+inline void reset_traffic() {
+    for (auto& bytes : traffic_bytes) bytes = 0;
+}
+
+// ----------------------------------------------------------------------------
+// types
+
+template <typename T>
+constexpr ncclDataType_t nccl_type() {
+    if constexpr (std::is_same_v<T, float>)
+        return ncclFloat;
+    else if constexpr (std::is_same_v<T, double>)
+        return ncclDouble;
+    else if constexpr (std::is_integral_v<T> && sizeof(T) == 1)
+        return std::is_signed_v<T> ? ncclInt8 : ncclUint8;
+    else if constexpr (std::is_integral_v<T> && sizeof(T) == 4)
+        return std::is_signed_v<T> ? ncclInt32 : ncclUint32;
+    else if constexpr (std::is_integral_v<T> && sizeof(T) == 8)
+        return std::is_signed_v<T> ? ncclInt64 : ncclUint64;
+    else {
+#ifndef DEVICE_CPU
+        static_assert(std::is_same_v<T, __nv_bfloat16>, "not a type that NCCL has");
+#else
+        static_assert(sizeof(T) == 0, "not a type that NCCL has");
+#endif
+        return ncclBfloat16;
+    }
+}
+
+// ----------------------------------------------------------------------------
+// communicators
+
+// A group of ranks. Copies are the same group. Default constructed: a group of one, where every call does nothing.
+// All ranks of a group make the same calls in the same order. Calls on data put their work on the stream and return;
+// they throw Error if NCCL refuses. T: float, floatX, or an integer.
+class Communicator {
+public:
+    Communicator() = default;
+
+    // All ranks of `world` (anything with rank(), size() and broadcast(void*, size_t bytes, int root)). Waits until all
+    // have come and have exchanged something on the stream, so that what does not work shows here.
+    template <typename World>
+    static Communicator of_world(const World& world, cudaStream_t stream) {
+        if (world.size() == 1) return {};
+        ncclUniqueId id = {};
+        if (world.rank() == 0) ncclCheck(ncclGetUniqueId(&id));
+        world.broadcast(&id, sizeof id, 0);
+        ncclComm_t made = nullptr;
+        ncclCheck(ncclCommInitRank(&made, world.size(), id, world.rank()));
+        Communicator all(made);
+        int* number = nullptr;
+        cudaCheck(cudaMalloc((void**)&number, sizeof *number));
+        cudaCheck(cudaMemsetAsync(number, 0, sizeof *number, stream));
+        ncclCheck(ncclAllReduce(number, number, 1, ncclInt32, ncclSum, made, stream));
+        cudaCheck(cudaStreamSynchronize(stream));
+        cudaCheck(cudaFree(number));
+        all.check();
+        return all;
+    }
+
+    // Ranks with the same color form a group, ordered by key. A rank with a negative color is in none: a group of one.
+    Communicator split(int color, int key) const {
+        if (size() == 1) return {};
+        ncclComm_t part = nullptr;
+        check_call(ncclCommSplit(comm(), color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &part, nullptr),
+                   "ncclCommSplit", __LINE__);
+        if (!part) return {};
+        Communicator made(part);
+        return made.size() == 1 ? Communicator() : made;
+    }
+
+    int rank() const { return shared_ ? shared_->rank : 0; }
+    int size() const { return shared_ ? shared_->size : 1; }
+    bool same_group(const Communicator& other) const { return shared_ == other.shared_; }
+
+    // The sum over the ranks, in place. (count)
+    template <typename T>
+    void all_reduce(T* data, size_t count, Traffic kind, cudaStream_t stream) const {
+        if (!shared_) return;
+        check_call(ncclAllReduce(data, data, count, nccl_type<T>(), ncclSum, comm(), stream), "ncclAllReduce",
+                   __LINE__);
+        // of the chunks, each rank sends all but one in either pass
+        size_t kept = chunk(count, rank() + 1) + chunk(count, rank() + 2);
+        add(kind, (2 * count - kept) * sizeof(T));
+    }
+
+    // data (size * part): the sum over the ranks of part `rank` is then at data + rank * part; the rest is as it was.
+    template <typename T>
+    void reduce_scatter(T* data, size_t part, Traffic kind, cudaStream_t stream) const {
+        if (!shared_) return;
+        T* own = data + (size_t)rank() * part;
+        check_call(ncclReduceScatter(data, own, part, nccl_type<T>(), ncclSum, comm(), stream),
+                   "ncclReduceScatter", __LINE__);
+        add(kind, (size_t)(size() - 1) * part * sizeof(T));
+    }
+
+    // The part at data + rank * part of every rank, to all. data (size * part)
+    template <typename T>
+    void all_gather(T* data, size_t part, Traffic kind, cudaStream_t stream) const {
+        if (!shared_) return;
+        const T* own = data + (size_t)rank() * part;
+        check_call(ncclAllGather(own, data, part, nccl_type<T>(), comm(), stream), "ncclAllGather", __LINE__);
+        add(kind, (size_t)(size() - 1) * part * sizeof(T));
+    }
+
+    // The data of `root` to all. (count)
+    template <typename T>
+    void broadcast(T* data, size_t count, int root, Traffic kind, cudaStream_t stream) const {
+        if (!shared_) return;
+        check_call(ncclBroadcast(data, data, count, nccl_type<T>(), root, comm(), stream), "ncclBroadcast",
+                   __LINE__);
+        bool last = (rank() + 1) % size() == root;
+        if (!last) add(kind, count * sizeof(T));
+    }
+
+    // To the rank that receives. Sends and receives between ncclGroupStart and ncclGroupEnd wait for each other in no
+    // order.
+    template <typename T>
+    void send(const T* data, size_t count, int to, Traffic kind, cudaStream_t stream) const {
+        require_group(to);
+        check_call(ncclSend(data, count, nccl_type<T>(), to, comm(), stream), "ncclSend", __LINE__);
+        add(kind, count * sizeof(T));
+    }
+
+    template <typename T>
+    void receive(T* data, size_t count, int from, cudaStream_t stream) const {
+        require_group(from);
+        check_call(ncclRecv(data, count, nccl_type<T>(), from, comm(), stream), "ncclRecv", __LINE__);
+    }
+
+    // Throws Error if what is on the streams has failed.
+    void check() const {
+        if (!shared_) return;
+        ncclResult_t error = ncclSuccess;
+        check_call(ncclCommGetAsyncError(comm(), &error), "ncclCommGetAsyncError", __LINE__);
+        if (error != ncclInProgress) check_call(error, "communication between the processes", __LINE__);
+    }
+
+    // Ends what is on the streams, undone. No more calls can be made on this group.
+    void abort() const {
+        if (shared_) shared_->end(ncclCommAbort);
+    }
+
+private:
+    struct Shared {
+        ncclComm_t comm = nullptr;
+        int rank = 0, size = 1;
+
+        void end(ncclResult_t (*how)(ncclComm_t)) {
+            if (comm) how(comm);
+            comm = nullptr;
+        }
+        // While an exception is on its way, the other ranks may never come to what this one waits for.
+        ~Shared() { end(std::uncaught_exceptions() ? ncclCommAbort : ncclCommDestroy); }
+    };
+
+    explicit Communicator(ncclComm_t comm) : shared_(std::make_shared<Shared>()) {
+        shared_->comm = comm;
+        ncclCheck(ncclCommUserRank(comm, &shared_->rank));
+        ncclCheck(ncclCommCount(comm, &shared_->size));
+    }
+
+    ncclComm_t comm() const {
+        if (!shared_->comm) fail("communicator: used after it was aborted");
+        return shared_->comm;
+    }
+
+    void check_call(ncclResult_t result, const char* call, int line) const {
+        nccl_check(result, call, __FILE__, line, shared_->comm);
+    }
+
+    void require_group(int other) const {
+        if (!shared_) fail("communicator: a group of one sends to rank %d", other);
+    }
+
+    // Elements in a chunk, of `count` cut into one for each rank.
+    size_t chunk(size_t count, int index) const {
+        auto ranks = (size_t)size(), c = (size_t)index % ranks;
+        return count / ranks + (c < count % ranks);
+    }
+
+    static void add(Traffic kind, size_t bytes) { traffic_bytes[(size_t)kind] += bytes; }
+
+    std::shared_ptr<Shared> shared_;
+};

@@ -1,0 +1,52 @@
+/*
+Memory is taken at the start, one allocation for each class, in sizes that are known (and printed) before.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+
+#include "data/error.h"        // fail, text
+#include "kernels/common.cuh"  // the CUDA runtime, cudaCheck
+
+// Whether the device's memory is another than the host's.
+#ifdef __CUDACC__
+constexpr bool has_own_memory = true;
+#else
+constexpr bool has_own_memory = false;
+#endif
+
+// Bytes that a class of memory takes on this rank.
+struct MemoryClass {
+    const char* name;
+    size_t bytes;
+    bool on_host = false;  // pinned host memory
+};
+
+inline std::string size_text(size_t bytes) {
+    return bytes < (size_t)1 << 30 ? text("%.1f MiB", bytes / 0x1p20) : text("%.2f GiB", bytes / 0x1p30);
+}
+
+constexpr size_t library_memory = (size_t)256 << 20;  // for the libraries' code and their workspaces
+
+// What a rank may take when `ranks` of them share the device: its part of the free memory, less what is kept
+// back for the libraries.
+inline size_t available_memory(int ranks = 1) {
+    size_t available, total;
+    cudaCheck(cudaMemGetInfo(&available, &total));
+    available /= ranks;
+    return available - std::min(available, library_memory);
+}
+
+template <typename T>
+void allocate(T*& pointer, size_t count, bool on_host = false) {
+    auto take = on_host ? [](void** to, size_t bytes) { return cudaMallocHost(to, bytes); }
+                        : [](void** to, size_t bytes) { return cudaMalloc(to, bytes); };
+    cudaError_t error = take((void**)&pointer, count * sizeof(T));
+    if (error == cudaErrorMemoryAllocation) {
+        fail("memory: %s are not to be had at once; free some, or choose a smaller --micro-batch or --model",
+             size_text(count * sizeof(T)).c_str());
+    }
+    cudaCheck(error);
+}

@@ -1,0 +1,221 @@
+/*
+The mesh: every rank has a place along four axes, and talks to those that differ from it in one of them.
+
+      tensor    shares each layer                 fastest: neighbours in number, so in the same machine
+      shard     shares the state that ZeRO cuts
+      replica   repeats the shard group
+      pipeline  has other layers                  slowest
+
+Shard and replica together are the data ranks, which train on different sequences. 8 ranks with --tp 2
+--shard-group 2 --dp 4:
+
+                    shard 0      shard 1
+      replica 0   |  0   1  |  |  2   3  |        tensor  {0 1} {2 3} {4 5} {6 7}
+      replica 1   |  4   5  |  |  6   7  |        shard   {0 2} {1 3} {4 6} {5 7}     data {0 2 4 6} {1 3 5 7}
+                  tensor 0 1                      replica {0 4} {1 5} {2 6} {3 7}
+
+Members of a group are ordered by rank. Groups are made by splits of the world in one order that follows from
+the shape alone, so ranks cannot disagree, and each split is one exchange: no barriers.
+*/
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "comm/collectives.h"
+#include "comm/world.h"
+#include "data/error.h"
+
+// Ranks along each axis; the world has tp * dp * pp. shard divides dp.
+struct MeshShape {
+    int tp = 1, pp = 1, dp = 1, shard = 1;
+    int replicas() const { return dp / shard; }
+    int ranks() const { return tp * dp * pp; }
+};
+
+struct MeshPosition {
+    int tensor = 0, shard = 0, replica = 0, pipeline = 0;
+    bool operator==(const MeshPosition&) const = default;
+};
+
+inline MeshPosition position_of(int rank, const MeshShape& shape) {
+    MeshPosition position;
+    position.tensor = rank % shape.tp;
+    rank /= shape.tp;
+    position.shard = rank % shape.shard;
+    rank /= shape.shard;
+    position.replica = rank % shape.replicas();
+    position.pipeline = rank / shape.replicas();
+    return position;
+}
+
+inline int rank_of(const MeshPosition& position, const MeshShape& shape) {
+    int rank = position.pipeline;
+    rank = rank * shape.replicas() + position.replica;
+    rank = rank * shape.shard + position.shard;
+    return rank * shape.tp + position.tensor;
+}
+
+// Axes of the mesh as bits. A group is the ranks that differ in some axes and agree in the others.
+enum MeshAxis { tensor_axis = 1, shard_axis = 2, replica_axis = 4, pipeline_axis = 8 };
+
+// The members of the group of `rank` that runs along `axes`, in order.
+inline std::vector<int> group_of(int rank, int axes, const MeshShape& shape) {
+    MeshPosition mine = position_of(rank, shape);
+    std::vector<int> members;
+    for (int other = 0; other < shape.ranks(); other++) {
+        MeshPosition theirs = position_of(other, shape);
+        int differing = (theirs.tensor != mine.tensor ? tensor_axis : 0) |
+                        (theirs.shard != mine.shard ? shard_axis : 0) |
+                        (theirs.replica != mine.replica ? replica_axis : 0) |
+                        (theirs.pipeline != mine.pipeline ? pipeline_axis : 0);
+        if ((differing & ~axes) == 0) members.push_back(other);
+    }
+    return members;
+}
+
+// The communicators of this rank. Must end before the World it is made from.
+class Mesh {
+public:
+    // A world of one.
+    Mesh() = default;
+
+    // For all ranks. shape.ranks() must be the size of the world.
+    Mesh(const World& world, const MeshShape& shape, cudaStream_t stream) : shape(shape) {
+        if (shape.ranks() != world.size() || shape.shard < 1 || shape.dp % shape.shard) {
+            fail("mesh: tp %d * pp %d * dp %d in shard groups of %d does not fit %d processes; see "
+                 "complete_layout",
+                 shape.tp, shape.pp, shape.dp, shape.shard, world.size());
+        }
+        position = position_of(world.rank(), shape);
+        if (world.size() == 1) return;
+        auto start = std::chrono::steady_clock::now();
+        world_ = Communicator::of_world(world, stream);
+        groups_ = {{all_axes(), world_}};
+        tensor_ = group(tensor_axis);
+        shard_ = group(shard_axis);
+        replica_ = group(replica_axis);
+        data_ = group(shard_axis | replica_axis);
+        pipeline_ = group(pipeline_axis);
+        groups_built = (int)groups_.size();
+        build_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+
+    MeshShape shape;
+    MeshPosition position;
+    double timeout_seconds = 0;  // that a rank waits for the others (comm/watch.h); 0: for ever
+
+    // Groups with the same members are one communicator; a group of one talks to nobody.
+    const Communicator& world() const { return world_; }
+    const Communicator& tensor() const { return tensor_; }
+    const Communicator& shard() const { return shard_; }
+    const Communicator& replica() const { return replica_; }  // those that hold the same shard
+    const Communicator& data() const { return data_; }
+    const Communicator& pipeline() const { return pipeline_; }
+
+    // Among the data ranks.
+    int data_rank() const { return position.replica * shape.shard + position.shard; }
+
+    int groups_built = 0;      // communicators of this rank
+    double build_seconds = 0;  // that it took to make them, on this rank
+
+    // Throws Error if the library has reported one for any group.
+    void check() const {
+        for (const Group& group : groups_) group.communicator.check();
+    }
+
+    // Ends what the groups have under way on streams, undone, so that streams come to their end. The groups
+    // are of no use afterwards.
+    void abort() const {
+        for (const Group& group : groups_) group.communicator.abort();
+    }
+
+    // Lines for the header of the run: what the ranks are, and who talks to whom.
+    std::string picture() const {
+        std::string result =
+            text("%d rank%s = %d replica%s x %d shard%s (tensor %d, pipeline %d)", shape.ranks(),
+                 plural(shape.ranks()), shape.replicas(), plural(shape.replicas()), shape.shard,
+                 plural(shape.shard), shape.tp, shape.pp);
+        if (groups_built) {
+            result += text("; %d group%s built in %.0f ms", groups_built, plural(groups_built),
+                           build_seconds * 1e3);
+        }
+        struct {
+            const char* name;
+            int axis;
+        } rows[] = {{"tensor", tensor_axis},
+                    {"shard", shard_axis},
+                    {"replica", replica_axis},
+                    {"pipeline", pipeline_axis}};
+        for (auto [name, axis] : rows) {
+            if (size_along(axis) > 1) result += text("\n  %-10s %s", name, groups_text(axis).c_str());
+        }
+        return result;
+    }
+
+private:
+    struct Group {
+        int axes;
+        Communicator communicator;
+    };
+
+    static const char* plural(int count) { return count == 1 ? "" : "s"; }
+
+    int size_along(int axis) const {
+        return axis == tensor_axis    ? shape.tp
+               : axis == shard_axis   ? shape.shard
+               : axis == replica_axis ? shape.replicas()
+                                      : shape.pp;
+    }
+
+    // Only axes with more than one rank tell groups apart.
+    int real(int axes) const {
+        for (int axis : {tensor_axis, shard_axis, replica_axis, pipeline_axis}) {
+            if (size_along(axis) == 1) axes &= ~axis;
+        }
+        return axes;
+    }
+    int all_axes() const { return real(tensor_axis | shard_axis | replica_axis | pipeline_axis); }
+
+    // The communicator along these axes: none for a group of one, one that is there already, or a new one.
+    Communicator group(int axes) {
+        axes = real(axes);
+        if (axes == 0) return {};
+        for (const Group& group : groups_) {
+            if (group.axes == axes) return group.communicator;
+        }
+        // The lowest member's rank names the group.
+        int rank = rank_of(position, shape), color = rank_of(origin(axes), shape);
+        groups_.push_back({axes, world_.split(color, rank)});
+        return groups_.back().communicator;
+    }
+
+    // This rank's position at the beginning of the axes.
+    MeshPosition origin(int axes) const {
+        MeshPosition first = position;
+        if (axes & tensor_axis) first.tensor = 0;
+        if (axes & shard_axis) first.shard = 0;
+        if (axes & replica_axis) first.replica = 0;
+        if (axes & pipeline_axis) first.pipeline = 0;
+        return first;
+    }
+
+    // "{0 1} {2 3}", as much as fits in a line.
+    std::string groups_text(int axis) const {
+        constexpr size_t width = 90;
+        std::string result;
+        for (int rank = 0; rank < shape.ranks() && result.size() <= width; rank++) {
+            std::vector<int> members = group_of(rank, axis, shape);
+            if (members[0] != rank) continue;
+            result += result.empty() ? "{" : " {";
+            for (int member : members) result += text("%s%d", member == rank ? "" : " ", member);
+            result += '}';
+        }
+        if (result.size() > width) result = result.substr(0, result.rfind(' ', width)) + " ...";
+        return result;
+    }
+
+    std::vector<Group> groups_;  // communicators with their axes, in the order they were made
+    Communicator world_, tensor_, shard_, replica_, data_, pipeline_;
+};

@@ -1,0 +1,57 @@
+/*
+Waiting for work that other ranks take part in. A plain cudaStreamSynchronize would wait for ever for a rank
+that is stuck, and NCCL tells of a broken link only to those who ask. So the wait looks at the stream again
+and again, asks the groups for errors meanwhile, and gives up after a time.
+*/
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "comm/mesh.h"
+#include "data/error.h"
+#include "kernels/common.cuh"
+
+// Waits until all work in the stream is done. If a group of the mesh reports an error, or timeout_seconds
+// have passed (0: never), it aborts the groups, so that streams can end, and throws Error; the run cannot go
+// on then.
+inline void wait_for(cudaStream_t stream, const Mesh& mesh, double timeout_seconds) {
+    if (mesh.shape.ranks() == 1) {
+        cudaCheck(cudaStreamSynchronize(stream));
+        return;
+    }
+    using Clock = std::chrono::steady_clock;
+    using namespace std::chrono_literals;
+    constexpr Clock::duration shortest_nap = 5us, longest_nap = 200us, between_checks = 20ms;
+    Clock::time_point start = Clock::now(), checked = start;
+    try {
+        for (;;) {
+            cudaError_t state = cudaStreamQuery(stream);
+            if (state == cudaSuccess) return;
+            if (state != cudaErrorNotReady) cudaCheck(state);
+            Clock::time_point now = Clock::now();
+            if (now - checked > between_checks) {
+                mesh.check();
+                checked = now;
+            }
+            double waited = std::chrono::duration<double>(now - start).count();
+            if (timeout_seconds > 0 && waited > timeout_seconds) {
+                fail("communication: waited %.4g s for the other ranks; see whether one of them is stuck, or "
+                     "raise --communication-timeout (0: wait for ever)",
+                     waited);
+            }
+            // A nap grows with the wait: it makes that longer by no more than an eighth.
+            std::this_thread::sleep_for(
+                std::clamp<Clock::duration>((now - start) / 8, shortest_nap, longest_nap));
+        }
+    } catch (const Error&) {
+        mesh.abort();
+        throw;
+    }
+}
+
+// The same, for as long as the mesh says.
+inline void wait_for(cudaStream_t stream, const Mesh& mesh) {
+    wait_for(stream, mesh, mesh.timeout_seconds);
+}

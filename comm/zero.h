@@ -1,0 +1,493 @@
+/*
+ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020): the
+ranks of a shard group hold a part each of what plain data parallelism holds on every rank.
+
+    level   cut over the shard group          a step sends
+    0       nothing (a shard group of one)    all-reduce of the gradients
+    1       optimizer state                   reduce-scatter of the gradients, all-gather of the parameters
+    2       and gradients                     the same, reduce-scatter for each micro-batch
+    3       and parameters                    and all-gather of each unit's parameters before its use
+
+Every unit of the layout is cut evenly: part r of each unit belongs to rank r of the shard group. Where the
+shard group is smaller than the data group (hybrid sharding), the ranks that own the same part, one in each
+group, all-reduce its gradient. So level 0 is nothing but a shard group of one.
+
+The passes over the model see one protocol at every level:
+
+    acquire(unit)  ... params(unit) ...  release(unit)
+    begin_gradients(unit) ... grads(unit) ... reduce_gradients(unit)
+
+Communication has a stream of its own: gradients are reduced while the backward pass goes on to the next unit,
+parameters arrive while the forward pass works on earlier ones. Without overlap that stream is the compute
+stream itself: the same operations one after the other, so the same bits.
+
+Offload keeps the optimizer's state in host memory and steps it there, unit after unit, while the device goes
+on with the units that are done.
+*/
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "comm/memory.h"            // allocate, MemoryClass
+#include "comm/mesh.h"              // Mesh, Communicator
+#include "comm/parameters.h"        // ParameterLayout
+#include "comm/unit_places.h"       // UnitPlaces
+#include "comm/watch.h"             // wait_for
+#include "kernels/accumulate.cuh"   // accumulate
+#include "kernels/adamw.cuh"        // adamw_update
+#include "kernels/global_norm.cuh"  // sum_squares, clip_scale
+#include "kernels/random.cuh"       // random_key
+
+struct ZeroSettings {
+    int level = 0;
+    bool training = true;      // false: parameters only
+    bool keep_master = false;  // an fp32 copy of the parameters for the optimizer
+    bool offload = false;
+    bool overlap = true;
+    int prefetch = 1;  // level 3: units gathered ahead of their use
+};
+
+// What a step comes to, in device memory. The first three are sums over the ranks.
+enum Statistic { stat_loss, stat_squares, stat_stop, stat_norm, stat_scale, stat_count };
+constexpr int summed_statistics = 3;
+
+class ZeroState {
+public:
+    ZeroState(const ParameterLayout& layout, const Mesh& mesh, const ZeroSettings& settings,
+              cudaStream_t compute);
+    ~ZeroState();
+    ZeroState(const ZeroState&) = delete;
+    ZeroState& operator=(const ZeroState&) = delete;
+
+    // Bytes by class, as the constructor takes them.
+    static std::vector<MemoryClass> memory(const ParameterLayout& layout, const MeshShape& shape,
+                                           const ZeroSettings& settings);
+
+    // ---- parameters, (unit_size) each
+
+    // The compute stream's next work finds the unit at params(unit), until release(unit). Units that follow
+    // in this direction (+1, -1, or 0 for none) are gathered ahead.
+    void acquire(int unit, int direction);
+    void release(int unit);
+    floatX* params(int unit) const {
+        return cut_params_ ? params_ + shard_size() + param_places_.offset(param_places_.place(unit))
+                           : params_ + layout_.unit_offset(unit);
+    }
+
+    // ---- gradients, (unit_size) each
+
+    // Starts a step: all gradients are zero.
+    void zero_gradients();
+    // The compute stream's next work adds to grads(unit), until reduce_gradients(unit). The second call in a
+    // micro-batch does nothing.
+    void begin_gradients(int unit);
+    void reduce_gradients(int unit, bool last_micro_batch);
+    float* grads(int unit) const {
+        return cut_grads_ ? grads_ + shard_size() + grad_places_.offset(grad_places_.place(unit))
+                          : grads_ + layout_.unit_offset(unit);
+    }
+
+    // ---- the step
+
+    // Sums the statistics of all ranks, clips the gradients to `max_norm` and steps the parameters. Whether
+    // to leave them alone, because the loss or a gradient is not finite, is decided on the device, alike on
+    // every rank.
+    void update(float* stats, const AdamW& settings, float max_norm, uint64_t seed);
+    // Sums the first statistics over all ranks.
+    void sum_statistics(float* stats);
+
+    // ---- what this rank owns
+
+    // Elements [owned_begin, owned_begin + part_size) of a unit.
+    size_t owned_begin(int unit) const { return mesh_.position.shard * part_size(unit); }
+    size_t part_size(int unit) const { return layout_.unit_size(unit) / shards_; }
+    std::vector<TensorPart> owned_parts(int unit) const {
+        return layout_.parts(unit, owned_begin(unit), owned_begin(unit) + part_size(unit));
+    }
+    floatX* owned_params(int unit) const {
+        return params_ + (cut_params_ ? shard_offset(unit) : layout_.unit_offset(unit) + owned_begin(unit));
+    }
+    float* owned_grads(int unit) const {
+        return grads_ + (cut_grads_ ? shard_offset(unit) : layout_.unit_offset(unit) + owned_begin(unit));
+    }
+    // fp32 parameters are their own master copy.
+    bool keeps_floats() const { return settings_.keep_master || sizeof(floatX) == sizeof(float); }
+    const Mesh& mesh() const { return mesh_; }
+    const ParameterLayout& layout() const { return layout_; }
+    cudaStream_t stream() const { return compute_; }
+    float* owned_m(int unit) const { return m_ + shard_offset(unit); }
+    float* owned_v(int unit) const { return v_ + shard_offset(unit); }
+    float* owned_master(int unit) const { return master_ ? master_ + shard_offset(unit) : nullptr; }
+
+    // Sets elements of the own part of a unit, from `at` on (counted from the part's beginning), and waits.
+    // What others see of it comes with share().
+    void set(int unit, size_t at, std::span<const float> values);
+    // For all ranks: after set(), everyone sees everyone's parameters.
+    void share();
+    // Waits for all work on the state.
+    void synchronize() const;
+
+    // Bytes that the classes of memory() hold in fact.
+    size_t bytes_held() const { return bytes_held_; }
+
+private:
+    struct Place {
+        int unit = -1;  // what lies there
+        bool in_use = false;
+        cudaEvent_t ready, free;
+    };
+
+    // One tensor's part in a step on the host.
+    struct HostUpdate {
+        const ZeroState* state;
+        AdamW settings;
+        uint64_t seed;
+        int unit;
+    };
+
+    struct Sizes {  // elements
+        size_t params, grads, norm_scratch, moments, host_copies;
+    };
+    static Sizes sizes(const ParameterLayout&, int shards, const ZeroSettings&);
+
+    template <typename T>
+    void take(T*& pointer, size_t count, bool on_host = false);
+    cudaEvent_t new_event();
+    static std::vector<Place> new_places(const UnitPlaces& places, ZeroState& state);
+
+    size_t shard_size() const { return layout_.size() / shards_; }
+    size_t shard_offset(int unit) const { return layout_.unit_offset(unit) / shards_; }
+
+    // Work given to `after` from now on waits for the work given to `before` until now.
+    void order(cudaStream_t before, cudaStream_t after);
+    void gather(int unit);
+    void step_on_device(int unit, const float* scale, const AdamW& settings, uint64_t seed);
+    void step_on_host(int unit, const AdamW& settings, uint64_t seed);
+    void publish(int unit);
+
+    const ParameterLayout& layout_;
+    const Mesh& mesh_;
+    const ZeroSettings settings_;
+    const int shards_;
+    const bool cut_grads_, cut_params_;
+    const UnitPlaces param_places_, grad_places_;
+
+    cudaStream_t compute_, communication_, host_;  // host_: copies to and from it, and steps there
+    std::vector<cudaStream_t> own_streams_;
+    std::vector<cudaEvent_t> events_;
+    cudaEvent_t order_, gradients_copied_;
+    std::vector<cudaEvent_t> updated_;       // for each unit: its parameters are those of the new step
+    std::vector<Place> param_at_, grad_at_;  // what lies in each place
+
+    floatX* params_ = nullptr;  // all units, or (cut) the own part of each and then the places
+    float* grads_ = nullptr;    // likewise
+    float* norm_scratch_ = nullptr;
+    float *m_ = nullptr, *v_ = nullptr, *master_ = nullptr;  // the own part of each unit
+    // offload: host memory, which m_, v_ and master_ are then as well
+    float* host_grads_ = nullptr;    // the own part of each unit
+    floatX* host_params_ = nullptr;  // likewise
+    float* host_scale_ = nullptr;    // (1)
+    std::vector<HostUpdate> host_updates_;
+    std::vector<std::pair<void*, bool>> allocations_;  // and whether they are in host memory
+    size_t bytes_held_ = 0;
+};
+
+// ----------------------------------------------------------------------------
+// memory
+
+inline ZeroState::Sizes ZeroState::sizes(const ParameterLayout& layout, int shards, const ZeroSettings& s) {
+    size_t whole = layout.size(), part = whole / shards, largest = 0;
+    for (int unit = 0; unit < layout.units(); unit++) largest = std::max(largest, layout.unit_size(unit));
+    bool cut_grads = s.level >= 2 && shards > 1, cut_params = s.level >= 3 && shards > 1;
+    return {.params = cut_params ? part + UnitPlaces(layout, s.prefetch + 1).size() : whole,
+            .grads = !s.training ? 0
+                     : cut_grads ? part + UnitPlaces(layout, 2).size()
+                                 : whole,
+            .norm_scratch = s.training ? sum_squares_scratch(largest / shards) : 0,
+            .moments = s.training ? part : 0,
+            .host_copies = s.training && s.offload ? part : 0};
+}
+
+inline std::vector<MemoryClass> ZeroState::memory(const ParameterLayout& layout, const MeshShape& shape,
+                                                  const ZeroSettings& s) {
+    Sizes size = sizes(layout, shape.shard, s);
+    size_t copies = s.keep_master ? 3 : 2;
+    std::vector<MemoryClass> classes = {{"parameters", size.params * sizeof(floatX)}};
+    if (!s.training) return classes;
+    classes.push_back({"gradients", (size.grads + size.norm_scratch) * sizeof(float)});
+    classes.push_back({"optimizer", size.moments * copies * sizeof(float), s.offload});
+    if (s.offload) {
+        classes.push_back({"copies for offload",
+                           size.host_copies * (sizeof(float) + sizeof(floatX)) + sizeof(float), true});
+    }
+    return classes;
+}
+
+template <typename T>
+void ZeroState::take(T*& pointer, size_t count, bool on_host) {
+    allocate(pointer, count, on_host);
+    if (count == 0) return;
+    allocations_.push_back({pointer, on_host});
+    bytes_held_ += count * sizeof(T);
+    cudaCheck(cudaMemsetAsync(pointer, 0, count * sizeof(T), compute_));
+}
+
+inline cudaEvent_t ZeroState::new_event() {
+    cudaEvent_t event;
+    cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    events_.push_back(event);
+    return event;
+}
+
+inline std::vector<ZeroState::Place> ZeroState::new_places(const UnitPlaces& places, ZeroState& state) {
+    std::vector<Place> result(places.count());
+    for (Place& place : result) place.ready = state.new_event(), place.free = state.new_event();
+    return result;
+}
+
+inline ZeroState::ZeroState(const ParameterLayout& layout, const Mesh& mesh, const ZeroSettings& settings,
+                            cudaStream_t compute)
+    : layout_(layout),
+      mesh_(mesh),
+      settings_(settings),
+      shards_(mesh.shape.shard),
+      cut_grads_(settings.training && settings.level >= 2 && shards_ > 1),
+      cut_params_(settings.level >= 3 && shards_ > 1),
+      param_places_(layout, settings.prefetch + 1),
+      grad_places_(layout, 2),
+      compute_(compute),
+      communication_(compute),
+      host_(compute) {
+    if (settings.overlap && (mesh.shape.dp > 1 || settings.offload)) {
+        for (cudaStream_t* stream : {&communication_, &host_}) {
+            cudaCheck(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
+            own_streams_.push_back(*stream);
+        }
+    }
+    order_ = new_event();
+    gradients_copied_ = new_event();
+    for (int unit = 0; unit < layout.units(); unit++) updated_.push_back(new_event());
+    if (cut_params_) param_at_ = new_places(param_places_, *this);
+    if (cut_grads_) grad_at_ = new_places(grad_places_, *this);
+
+    Sizes size = sizes(layout, shards_, settings);
+    take(params_, size.params);
+    take(grads_, size.grads);
+    take(norm_scratch_, size.norm_scratch);
+    take(m_, size.moments, settings.offload);
+    take(v_, size.moments, settings.offload);
+    if (settings.keep_master) take(master_, size.moments, settings.offload);
+    if (size.host_copies > 0) {
+        take(host_grads_, size.host_copies, true);
+        take(host_params_, size.host_copies, true);
+        take(host_scale_, 1, true);
+    }
+    cudaCheck(cudaStreamSynchronize(compute_));
+}
+
+inline ZeroState::~ZeroState() {
+    cudaStreamSynchronize(compute_);
+    for (cudaStream_t stream : own_streams_) {
+        cudaStreamSynchronize(stream);
+        cudaStreamDestroy(stream);
+    }
+    for (cudaEvent_t event : events_) cudaEventDestroy(event);
+    for (auto [pointer, on_host] : allocations_) on_host ? cudaFreeHost(pointer) : cudaFree(pointer);
+}
+
+inline void ZeroState::order(cudaStream_t before, cudaStream_t after) {
+    if (before == after) return;
+    cudaCheck(cudaEventRecord(order_, before));
+    cudaCheck(cudaStreamWaitEvent(after, order_, 0));
+}
+
+// ----------------------------------------------------------------------------
+// parameters
+
+// Brings the parts of a unit together in its place, unless they are there.
+inline void ZeroState::gather(int unit) {
+    Place& place = param_at_[param_places_.place(unit)];
+    if (place.unit == unit) return;
+    place.unit = unit;
+    cudaCheck(cudaStreamWaitEvent(communication_, place.free, 0));
+    cudaCheck(cudaMemcpyAsync(params(unit) + owned_begin(unit), owned_params(unit),
+                              part_size(unit) * sizeof(floatX), cudaMemcpyDeviceToDevice, communication_));
+    mesh_.shard().all_gather(params(unit), part_size(unit), Traffic::parameters, communication_);
+    cudaCheck(cudaEventRecord(place.ready, communication_));
+}
+
+inline void ZeroState::acquire(int unit, int direction) {
+    if (!cut_params_) {
+        cudaCheck(cudaStreamWaitEvent(compute_, updated_[unit], 0));
+        return;
+    }
+    gather(unit);
+    Place& place = param_at_[param_places_.place(unit)];
+    place.in_use = true;
+    cudaCheck(cudaStreamWaitEvent(compute_, place.ready, 0));
+    // the backward pass does not read the embedding
+    int end = direction > 0 ? layout_.last_unit() : 1;
+    for (int ahead = 1; direction != 0 && ahead <= settings_.prefetch; ahead++) {
+        int next = unit + direction * ahead;
+        if (direction > 0 ? next > end : next < end) break;
+        if (!param_at_[param_places_.place(next)].in_use) gather(next);
+    }
+}
+
+inline void ZeroState::release(int unit) {
+    if (!cut_params_) return;
+    Place& place = param_at_[param_places_.place(unit)];
+    place.in_use = false;
+    cudaCheck(cudaEventRecord(place.free, compute_));
+}
+
+// ----------------------------------------------------------------------------
+// gradients
+
+inline void ZeroState::zero_gradients() {
+    cudaCheck(cudaStreamWaitEvent(compute_, gradients_copied_, 0));  // offload has read the last ones
+    size_t kept = cut_grads_ ? shard_size() : layout_.size();
+    cudaCheck(cudaMemsetAsync(grads_, 0, kept * sizeof(float), compute_));
+}
+
+inline void ZeroState::begin_gradients(int unit) {
+    if (!cut_grads_) return;
+    Place& place = grad_at_[grad_places_.place(unit)];
+    if (place.in_use) return;
+    place.in_use = true;
+    cudaCheck(cudaStreamWaitEvent(compute_, place.free, 0));
+    cudaCheck(cudaMemsetAsync(grads(unit), 0, layout_.unit_size(unit) * sizeof(float), compute_));
+}
+
+// Gradients that stay whole are summed over the ranks once, when the last micro-batch has added to them. A
+// cut gradient cannot wait: the place it is made in is needed for another unit.
+inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
+    if (!cut_grads_ && !last_micro_batch) return;
+    order(compute_, communication_);
+    size_t part = part_size(unit);
+    mesh_.shard().reduce_scatter(grads(unit), part, Traffic::gradients, communication_);
+    if (cut_grads_) {
+        accumulate(owned_grads(unit), grads(unit) + owned_begin(unit), part, communication_);
+        Place& place = grad_at_[grad_places_.place(unit)];
+        place.in_use = false;
+        cudaCheck(cudaEventRecord(place.free, communication_));
+    }
+    if (!last_micro_batch) return;
+    mesh_.replica().all_reduce(owned_grads(unit), part, Traffic::gradients, communication_);
+    if (settings_.offload) {
+        order(communication_, host_);
+        cudaCheck(cudaMemcpyAsync(host_grads_ + shard_offset(unit), owned_grads(unit), part * sizeof(float),
+                                  cudaMemcpyDeviceToHost, host_));
+        cudaCheck(cudaEventRecord(gradients_copied_, host_));
+    }
+}
+
+// ----------------------------------------------------------------------------
+// the step
+
+inline void ZeroState::sum_statistics(float* stats) {
+    order(compute_, communication_);
+    mesh_.data().all_reduce(stats, summed_statistics, Traffic::statistics, communication_);
+    order(communication_, compute_);
+}
+
+inline void ZeroState::update(float* stats, const AdamW& settings, float max_norm, uint64_t seed) {
+    order(communication_, compute_);  // the last gradient has been summed
+    for (int unit = 0; unit < layout_.units(); unit++) {
+        sum_squares(stats + stat_squares, norm_scratch_, owned_grads(unit), part_size(unit), unit > 0,
+                    compute_);
+    }
+    // replicas hold the same gradients, which count once
+    if (mesh_.position.replica > 0) {
+        cudaCheck(cudaMemsetAsync(stats + stat_squares, 0, sizeof(float), compute_));
+    }
+    sum_statistics(stats);
+    clip_scale(stats + stat_norm, stats + stat_squares, stats + stat_loss, max_norm, compute_);
+
+    for (Place& place : param_at_) place.unit = -1;  // what was gathered is old now
+    if (settings_.offload) {
+        cudaCheck(cudaMemcpyAsync(host_scale_, stats + stat_scale, sizeof(float), cudaMemcpyDeviceToHost,
+                                  compute_));
+        order(compute_, host_);
+        host_updates_.clear();
+        host_updates_.reserve(layout_.units());
+    }
+    for (int unit = 0; unit < layout_.units(); unit++) {
+        if (settings_.offload)
+            step_on_host(unit, settings, seed);
+        else
+            step_on_device(unit, stats + stat_scale, settings, seed);
+        publish(unit);
+    }
+    for (int unit = 0; cut_params_ && unit <= std::min(settings_.prefetch, layout_.layers); unit++) {
+        gather(unit);
+    }
+}
+
+inline void ZeroState::step_on_device(int unit, const float* scale, const AdamW& settings, uint64_t seed) {
+    for (const TensorPart& part : owned_parts(unit)) {
+        AdamW own = settings;
+        if (!part.row->decay) own.weight_decay = 0;
+        size_t at = part.at - owned_begin(unit);
+        adamw_update(owned_params(unit) + at, master_ ? owned_master(unit) + at : nullptr, owned_m(unit) + at,
+                     owned_v(unit) + at, owned_grads(unit) + at, scale, part.first, part.count, own,
+                     random_key(seed, part.name), compute_);
+    }
+}
+
+inline void ZeroState::step_on_host(int unit, const AdamW& settings, uint64_t seed) {
+    host_updates_.push_back({this, settings, seed, unit});
+    auto run = [](void* data) {
+        auto& [state, settings, seed, unit] = *(HostUpdate*)data;
+        size_t base = state->shard_offset(unit);
+        for (const TensorPart& part : state->owned_parts(unit)) {
+            AdamW own = settings;
+            if (!part.row->decay) own.weight_decay = 0;
+            size_t at = base + part.at - state->owned_begin(unit);
+            float* master = state->master_ ? state->master_ + at : nullptr;
+            adamw_update_on_host(state->host_params_ + at, master, state->m_ + at, state->v_ + at,
+                                 state->host_grads_ + at, state->host_scale_, part.first, part.count, own,
+                                 random_key(seed, part.name));
+        }
+    };
+    cudaCheck(cudaLaunchHostFunc(host_, run, &host_updates_.back()));
+    cudaCheck(cudaMemcpyAsync(owned_params(unit), host_params_ + shard_offset(unit),
+                              part_size(unit) * sizeof(floatX), cudaMemcpyHostToDevice, host_));
+}
+
+// Brings a unit's new parameters to all who use them, behind what the compute stream does next.
+inline void ZeroState::publish(int unit) {
+    order(settings_.offload ? host_ : compute_, communication_);
+    if (cut_params_) return;
+    mesh_.shard().all_gather(params(unit), part_size(unit), Traffic::parameters, communication_);
+    cudaCheck(cudaEventRecord(updated_[unit], communication_));
+}
+
+// ----------------------------------------------------------------------------
+// what this rank owns
+
+inline void ZeroState::set(int unit, size_t at, std::span<const float> values) {
+    std::vector<floatX> rounded(values.begin(), values.end());
+    copy_to_device(owned_params(unit) + at, rounded.data(), rounded.size(), compute_);
+    if (master_) {
+        cudaCheck(cudaMemcpyAsync(owned_master(unit) + at, values.data(), values.size_bytes(),
+                                  cudaMemcpyDefault, compute_));
+    }
+    if (host_params_) std::copy(rounded.begin(), rounded.end(), host_params_ + shard_offset(unit) + at);
+    cudaCheck(cudaStreamSynchronize(compute_));
+}
+
+inline void ZeroState::share() {
+    for (Place& place : param_at_) place.unit = -1;
+    for (int unit = 0; !cut_params_ && unit < layout_.units(); unit++) {
+        mesh_.shard().all_gather(params(unit), part_size(unit), Traffic::weights, compute_);
+    }
+    wait_for(compute_, mesh_);
+}
+
+inline void ZeroState::synchronize() const {
+    for (cudaStream_t stream : {host_, communication_, compute_}) wait_for(stream, mesh_);
+}

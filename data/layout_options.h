@@ -1,0 +1,171 @@
+/*
+How a run is cut over its processes: fills in --dp, --shard-group and --global-batch, and refuses a layout
+that does not fit the number of processes, the model or the batch. A refusal names the two nearest layouts
+that fit processes and model, found by trying them all: there are few ways to write a number as a product of
+three.
+*/
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "data/error.h"
+#include "data/option_table.h"
+#include "data/option_values.h"
+#include "data/words.h"
+
+// ----------------------------------------------------------------------------
+// what a model can be cut into
+
+// Why a completed model cannot be cut into tp * pp parts, or nothing if it can.
+inline std::string cut_refusal(const ModelConfig& model, int tp, int pp) {
+    struct {
+        const char* option;
+        int size;
+    } divided[] = {
+        {"--heads", model.heads}, {"--channels", model.channels}, {"--mlp-width", model.mlp_width}};
+    for (auto [option, size] : divided) {
+        if (size % tp) return text("--tp %d: does not divide %s %d", tp, option, size);
+    }
+    // With fewer key and value heads than ranks, several ranks keep a copy of the same one.
+    if (model.kv_heads % tp && tp % model.kv_heads) {
+        return text("--tp %d: neither divides --kv-heads %d nor is a multiple of it", tp, model.kv_heads);
+    }
+    if (model.vocab_size < tp) return text("--tp %d: more parts than --vocab-size %d", tp, model.vocab_size);
+    if (model.layers < pp) return text("--pp %d: more stages than --layers %d", pp, model.layers);
+    return "";
+}
+
+// ----------------------------------------------------------------------------
+// layouts that fit
+
+struct Layout {
+    int tp, pp, dp;
+};
+
+// Options that turn one layout into another: "--tp 2 --dp 4". A dp of 0 follows from the rest.
+inline std::string layout_changes(const Layout& from, const Layout& to) {
+    std::string changes;
+    auto add = [&](const char* option, int value) {
+        changes += text("%s%s %d", changes.empty() ? "" : " ", option, value);
+    };
+    if (to.tp != from.tp) add("--tp", to.tp);
+    if (to.pp != from.pp) add("--pp", to.pp);
+    if (from.dp && to.dp != from.dp) add("--dp", to.dp);
+    return changes;
+}
+
+// The two layouts of all processes that fit the model and are nearest to the one asked for, as a remedy:
+// first those that change the fewest options, then those that change --tp and --pp least, for --dp is what is
+// left. A way of cutting that was not asked for is not proposed.
+inline std::string nearest_layouts(const ModelConfig& model, const Layout& asked, int processes) {
+    struct Candidate {
+        std::array<int, 4> distance;
+        std::string changes;
+        auto operator<=>(const Candidate&) const = default;
+    };
+    std::vector<Candidate> candidates;
+    for (int tp = 1; tp <= processes; tp++) {
+        if (processes % tp || (tp > 1 && asked.tp == 1)) continue;
+        for (int pp = 1; pp <= processes / tp; pp++) {
+            if (processes / tp % pp || (pp > 1 && asked.pp == 1)) continue;
+            if (!cut_refusal(model, tp, pp).empty()) continue;
+            Layout layout = {tp, pp, processes / tp / pp};
+            int changed = (tp != asked.tp) + (pp != asked.pp) + (asked.dp && layout.dp != asked.dp);
+            int by = std::abs(tp - asked.tp) + std::abs(pp - asked.pp);
+            candidates.push_back({{changed, by, tp, pp}, layout_changes(asked, layout)});
+        }
+    }
+    std::sort(candidates.begin(), candidates.end());
+    std::vector<std::string> nearest;
+    for (size_t i = 0; i < std::min<size_t>(2, candidates.size()); i++) {
+        nearest.push_back(candidates[i].changes);
+    }
+    return alternatives(nearest);
+}
+
+// ----------------------------------------------------------------------------
+// filling in
+
+inline void complete_ranks(Options& options, int processes) {
+    Layout asked = {options.tp, options.pp, options.dp};
+    long long parts = (long long)options.tp * options.pp;
+    if (options.dp == 0 && processes % parts) {
+        long long below = processes / parts * parts, above = below + parts;
+        std::string product = options.pp == 1   ? text("--tp %d", options.tp)
+                              : options.tp == 1 ? text("--pp %d", options.pp)
+                                                : text("--tp %d --pp %d", options.tp, options.pp);
+        fail("%s: a multiple of %lld processes is needed and this run has %d; give %s, or start %s%lld "
+             "(mpirun "
+             "-np %lld)",
+             product.c_str(), parts, processes, nearest_layouts(options, asked, processes).c_str(),
+             below ? text("%lld or ", below).c_str() : "", above, below ? below : above);
+    }
+    if (options.dp == 0) options.dp = (int)(processes / parts);
+    // Below 2^60: each is at most 2^20.
+    if (parts * options.dp != processes) {
+        fail("--dp %d: with --tp %d and --pp %d a layout of %lld processes, and this run has %d; give %s, or "
+             "start %lld (mpirun -np %lld)",
+             options.dp, options.tp, options.pp, parts * options.dp, processes,
+             nearest_layouts(options, asked, processes).c_str(), parts * options.dp, parts * options.dp);
+    }
+    if (std::string refusal = cut_refusal(options, options.tp, options.pp); !refusal.empty()) {
+        fail("%s; give %s", refusal.c_str(), nearest_layouts(options, asked, processes).c_str());
+    }
+}
+
+inline void complete_shard_group(Options& options) {
+    if (options.zero == 0) {
+        if (options.shard_group > 1) {
+            fail(
+                "--shard-group %d: with --zero 0 every rank keeps everything; add --zero 1, 2 or 3, or leave "
+                "--shard-group out",
+                options.shard_group);
+        }
+        options.shard_group = 1;
+        return;
+    }
+    if (options.shard_group == 0) options.shard_group = options.dp;
+    if (options.dp % options.shard_group) {
+        int below = std::min(options.shard_group, options.dp), above = below;
+        while (options.dp % below) below--;
+        while (options.dp % above) above++;
+        fail("--shard-group %d: does not divide the %d data rank%s; give %d%s", options.shard_group,
+             options.dp, options.dp == 1 ? "" : "s", below,
+             above != below ? text(" or %d", above).c_str() : "");
+    }
+}
+
+inline void complete_global_batch(Options& options) {
+    long long sequences = (long long)options.sequence_length * options.dp;  // tokens, one for each data rank
+    long long tokens = sequences * options.micro_batch;
+    if (options.global_batch == 0) options.global_batch = tokens;
+    if (options.global_batch % tokens) {
+        long long below = options.global_batch / tokens * tokens, above = below + tokens;
+        int smaller = options.micro_batch - 1;
+        while (smaller > 0 && options.global_batch % (sequences * smaller)) smaller--;
+        fail("--global-batch %lld: not a multiple of the micro-batch of %d sequences * %d tokens%s = %lld; "
+             "give %s%lld%s",
+             options.global_batch, options.micro_batch, options.sequence_length,
+             options.dp > 1 ? text(" * %d data ranks", options.dp).c_str() : "", tokens,
+             below ? text("%lld or ", below).c_str() : "", above,
+             smaller ? text(", or --micro-batch %d", smaller).c_str() : "");
+    }
+    if (options.global_batch / tokens > INT32_MAX) {
+        fail("--global-batch %lld: more than 2^31 micro-batches of %lld tokens; lower it or raise "
+             "--micro-batch",
+             options.global_batch, tokens);
+    }
+    check_limits(*find_option("--global-batch"), options);
+}
+
+// For options that are complete but for the layout. Nothing is cut yet, so a refusal costs no memory.
+inline void complete_layout(Options& options, int processes) {
+    complete_ranks(options, processes);
+    complete_shard_group(options);
+    complete_global_batch(options);
+}

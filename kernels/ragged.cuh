@@ -1,0 +1,58 @@
+/*
+Element-wise kernels on any part of an array. A part that ranks cut out of a tensor may begin and end in the
+middle of a vector. If all arrays do so at the same place, the whole vectors between are still moved whole,
+and only the first and the last thread go element by element; if they do not, every thread takes one element.
+*/
+#pragma once
+
+#include "kernels/common.cuh"
+
+#ifndef DEVICE_CPU
+
+// How a kernel of n elements is laid out: thread t takes elements t * width - skip up to the next thread's.
+struct RaggedVectors {
+    int width;
+    int skip;  // elements of the first vector that lie before the arrays
+};
+
+constexpr int ragged_width = vec_width<float>;
+
+template <typename T>
+int elements_into_vector(const T* pointer) {
+    return (int)((uintptr_t)pointer / sizeof(T) % ragged_width);
+}
+
+// For element-wise work on all these arrays.
+template <typename T, typename... Others>
+RaggedVectors ragged_vectors(const T* array, const Others*... others) {
+    int skip = elements_into_vector(array);
+    bool alike = ((elements_into_vector(others) == skip) && ...);
+    return alike ? RaggedVectors{ragged_width, skip} : RaggedVectors{1, 0};
+}
+
+// Calls f with the width as std::integral_constant and the number of threads.
+template <typename F>
+void with_ragged_width(RaggedVectors vectors, size_t n, F&& f) {
+    size_t threads = ceil_div(n + vectors.skip, (size_t)vectors.width);
+    if (vectors.width == ragged_width)
+        f(std::integral_constant<int, ragged_width>{}, threads);
+    else
+        f(std::integral_constant<int, 1>{}, threads);
+}
+
+// In a kernel: calls f(width, i) for the thread's elements i .. i + width - 1, whole if they all exist, else
+// one by one.
+template <int W, typename F>
+__device__ void each_ragged_vector(size_t n, int skip, F&& f) {
+    ptrdiff_t first = ((ptrdiff_t)blockIdx.x * blockDim.x + threadIdx.x) * W - skip;
+    if (first >= 0 && first + W <= (ptrdiff_t)n) {
+        f(std::integral_constant<int, W>{}, (size_t)first);
+    } else {
+        for (int k = 0; k < W; k++) {
+            ptrdiff_t i = first + k;
+            if (i >= 0 && i < (ptrdiff_t)n) f(std::integral_constant<int, 1>{}, (size_t)i);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,177 @@
+#!/usr/bin/env bash
+# Jobs of several ranks that end badly: whatever happens to one rank, the job ends within seconds, with the reason in one
+# line and no process left; and a job that is asked to stop saves its weights.
+#
+#   SEED=N    repeats the random moments and ranks of an earlier run, which printed it; KILLS=N how many (20)
+cd "$(dirname "$0")/.." || exit 1
+. test/ranks.sh
+cpu=$PWD/build/cpu-fp32/train_gpt text=$PWD/kernels
+command -v mpirun >/dev/null || { echo "skipped: failures of ranks (mpirun is not here)"; exit 0; }
+work=$(mktemp -d)
+cd "$work" || exit 1
+seed=${SEED:-$((RANDOM * 32768 + RANDOM))}
+echo "seed $seed"
+RANDOM=$seed
+
+# check NAME COMMAND...    ok if the command succeeds; what it prints is dropped
+check() {
+    local name=$1
+    shift
+    if "$@" >/dev/null 2>&1; then echo "ok $name"; else echo "FAILED $name"; fi
+}
+
+"$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
+tiny=(train --model tiny --layers 2 --channels 32 --heads 2 --mlp-width 48 --context 48 --steps 100000 --micro-batch 2
+    --warmup-steps 0 --learning-rate 1e-3 --train-data 'text_train_*.bin')
+
+# Processes of a run: its folder is on their command lines, and nobody else's. mpirun's comes with `launcher`.
+rank_pids() { pgrep -f "^$cpu .*--run-dir $work/$1( |\$)"; }
+launcher_pid() { pgrep -f "^mpirun .*--run-dir $work/$1( |\$)"; }
+kill_all() { for run in "$work"/*.out; do run=$(basename "$run" .out); kill -9 $(launcher_pid "$run") $(rank_pids "$run") 2>/dev/null; done; }
+trap 'kill_all; rm -rf "$work"' EXIT
+
+# wait_for SECONDS COMMAND...    until the command succeeds
+wait_for() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ $SECONDS -lt $end ] || return 1
+        sleep 0.05
+    done
+}
+has_ranks() { [ "$(rank_pids "$1" | wc -l)" = "$2" ]; }
+has_steps() {
+    local steps
+    steps=$(grep -c '"loss"' "$1/log.jsonl" 2>/dev/null)
+    [ "${steps:-0}" -ge "$2" ]
+}
+
+# start NAME RANKS OPTIONS...    in the background; its process is $job
+start() {
+    local name=$1 n=$2
+    shift 2
+    RANKS_TIMEOUT=120 ranks "$n" "$cpu" "${tiny[@]}" --run-dir "$work/$name" "$@" >"$name.out" 2>"$name.err" &
+    job=$!
+}
+
+# ended NAME SECONDS    true if the job ends by then; its exit code is in $code
+ended() {
+    local late=0
+    wait_for "$2" job_is_over || late=1
+    [ $late = 0 ] || kill_all
+    wait "$job" 2>/dev/null
+    code=$?
+    return $late
+}
+job_is_over() { ! kill -0 "$job" 2>/dev/null; }
+nothing_left() { wait_for 2 has_ranks "$1" 0 && [ -z "$(launcher_pid "$1")" ]; }
+one_line() { [ "$(grep -c '^train_gpt: ' "$1.err")" = 1 ]; }
+
+# ----------------------------------------------------------------------------------------------------------
+# a rank that is killed
+
+for ((i = 0; i < ${KILLS:-20}; i++)); do
+    name=killed$i victim=$((RANDOM % 4)) delay=$((200 + RANDOM % 2800))
+    label="rank $victim of a run at ZeRO $((i % 4)), killed after $delay ms"
+    start $name 4 --zero $((i % 4))
+    wait_for 60 has_ranks $name 4 || { echo "FAILED $label: does not start"; kill_all; continue; }
+    sleep $((delay / 1000)).$(printf '%03d' $((delay % 1000)))
+    if ! kill -9 "$(rank_pids $name | sed -n "$((victim + 1))p")"; then
+        echo "FAILED $label: it has ended before that"
+        tail -3 $name.err
+    elif ! ended $name 20; then
+        echo "FAILED $label: the job goes on"
+    elif [ $code = 0 ]; then
+        echo "FAILED $label: exit code 0"
+    elif ! nothing_left $name; then
+        echo "FAILED $label: processes are left"
+    else
+        echo "ok $label: exit code $code"
+    fi
+done
+
+start orphans 3 --zero 3
+wait_for 60 has_steps orphans 3
+kill -9 "$(launcher_pid orphans)"
+check "no rank outlives an mpirun that is killed" wait_for 20 nothing_left orphans
+wait "$job" 2>/dev/null
+
+# ----------------------------------------------------------------------------------------------------------
+# a rank that stops answering
+
+start stuck 3 --zero 3 --communication-timeout 3
+wait_for 60 has_steps stuck 3
+stopped=$(rank_pids stuck | sed -n 2p)
+kill -STOP "$stopped"
+check "a rank that stops answering ends the job" ended stuck 30
+check "with an exit code" test "$code" != 0
+check "and a reason" grep -q '^train_gpt: .*--communication-timeout' stuck.err
+check "and leaves no process" nothing_left stuck
+
+# ----------------------------------------------------------------------------------------------------------
+# a rank that meets an error
+
+# one token of the data is not in the vocabulary
+cp text_train_000000.bin bad.bin
+printf '\xff\xff' | dd of=bad.bin bs=1 seek=$(($(stat -c %s bad.bin) - 20000)) conv=notrunc status=none
+for zero in 0 3; do
+    start bad$zero 4 --zero $zero --train-data bad.bin
+    check "bad data on one rank ends the job, ZeRO $zero" ended bad$zero 60
+    check "with exit code 1" test "$code" = 1
+    check "and one line that names the file and the weights" eval "one_line bad$zero && grep -q '^train_gpt: .*bad.bin: token .*; .*bad$zero/weights.bin' bad$zero.err"
+    check "which can be used" "$cpu" sample bad$zero --tokens 1
+    check "and leaves no process" nothing_left bad$zero
+done
+
+start diverged 4 --zero 2 --learning-rate 10 --weight-decay 1 --schedule constant
+check "a step that is not finite ends the job" ended diverged 60
+check "with exit code 1 and one line" eval "test $code = 1 && one_line diverged && grep -q 'not finite' diverged.err"
+
+# ----------------------------------------------------------------------------------------------------------
+# a job that is asked to stop
+
+# mpirun passes SIGUSR1 on. SIGTERM and Ctrl-C it answers itself: it waits, sends SIGTERM to the ranks, waits again and
+# kills them. Its wait is 1 second, which is too short for a machine that is busy with other tests (and for large models).
+# It does not read their output meanwhile, so there is little.
+asked() { # SIGNAL ZERO CODES
+    local name=asked$1 signal=$1
+    OMPI_MCA_odls_base_sigkill_timeout=4 start $name 4 --zero "$2" --log-every 100000
+    wait_for 60 has_steps $name 5
+    kill -"$signal" "$(launcher_pid $name)"
+    check "SIG$signal to mpirun ends the job, ZeRO $2" ended $name 30
+    check "with exit code $3" test "$code" = "$3"
+    check "says so" grep -q '^stopped as asked after step' $name.out
+    check "leaves weights" "$cpu" sample $name --tokens 1
+    check "leaves no process" nothing_left $name
+}
+asked USR1 3 0
+asked TERM 0 1
+asked INT 3 1
+start asked_one 4 --zero 1 --log-every 100000
+wait_for 60 has_steps asked_one 5
+kill -TERM "$(rank_pids asked_one | sed -n 3p)"
+check "SIGTERM to one rank stops all of them" ended asked_one 30
+check "with exit code 0 and weights" eval "test $code = 0 && '$cpu' sample asked_one --tokens 1"
+
+# ----------------------------------------------------------------------------------------------------------
+# what is refused, is refused in one line by the whole job, and before anything is written
+
+# refused WORDS RANKS OPTIONS...
+refused() {
+    local words=$1 n=$2
+    shift 2
+    rm -rf refused
+    start refused "$n" "$@"
+    ended refused 60 && [ $code = 1 ] && one_line refused && grep -qE "^train_gpt: .*$words.*; " refused.err &&
+        [ ! -e refused ] && nothing_left refused && echo "ok refused: $*" && return
+    echo "FAILED refused: $*: exit code $code"
+    grep '^train_gpt' refused.err
+}
+refused '--dp 3' 4 --dp 3
+refused '--tp 3' 4 --tp 3
+refused '--shard-group 3' 4 --zero 1 --shard-group 3
+refused '--global-batch' 3 --global-batch 192
+refused 'nothing' 2 --train-data 'nothing_*.bin'
+refused '--zero' 2 --zero 4
+refused '--laerning-rate' 2 --laerning-rate 1
+refused 'memory' 2 --layers 100 --channels 8192 --heads 64

@@ -1,0 +1,57 @@
+/*
+What the tests of the whole model share: the program without its main, small models, and batches of given
+tokens.
+*/
+#pragma once
+
+#define TESTING
+#include "train_gpt.cu"
+
+#include "test/testing.h"
+
+constexpr bool exact = std::is_same_v<floatX, float>;
+constexpr bool on_cpu = std::string_view(device_name) == "cpu";
+
+// The micro-batch of given tokens and targets, on the device.
+class TestBatch {
+public:
+    TestBatch(int B, int T, const std::vector<int>& tokens, const std::vector<int>& targets)
+        : tokens_(tokens), targets_(targets), order_(tokens.size()), starts_(tokens.size() + 1) {
+        std::vector<int> order(tokens.size()), starts(tokens.size() + 1);
+        int buckets = bucket_tokens(order.data(), starts.data(), tokens.data(), (int)tokens.size());
+        copy_to_device<int>(order_, order.data(), order.size(), test_stream());
+        copy_to_device<int>(starts_, starts.data(), starts.size(), test_stream());
+        batch_ = {B, T, tokens_, targets_, order_, starts_, nullptr, buckets};
+        valid_ = (int)std::count_if(targets.begin(), targets.end(), [](int target) { return target >= 0; });
+    }
+
+    const Batch& operator*() const { return batch_; }
+    int valid() const { return valid_; }
+
+private:
+    Buffer<int> tokens_, targets_, order_, starts_;
+    Batch batch_;
+    int valid_;
+};
+
+inline const ZeroSettings with_master = {.keep_master = !exact}, inference = {.training = false};
+
+template <typename T>
+std::vector<T> from_device(const T* pointer, size_t count) {
+    std::vector<T> values(count);
+    cudaCheck(cudaMemcpy(values.data(), pointer, count * sizeof(T), cudaMemcpyDeviceToHost));
+    return values;
+}
+
+inline std::vector<double> gradient_of(const Gpt& g, size_t offset, size_t count) {
+    cudaCheck(cudaStreamSynchronize(g.stream));
+    return to_doubles(from_device(g.state.grads(0) + offset, count));
+}
+
+inline ModelConfig small_config() {
+    ModelConfig c;
+    c.layers = 2, c.channels = 20, c.heads = 4, c.head_size = 6, c.mlp_width = 28, c.vocab_size = 37,
+    c.context = 16;
+    complete(c);
+    return c;
+}

@@ -1,0 +1,276 @@
+/*
+ZeRO on real ranks against one rank: the same steps, the same bits on all replicas, and the bytes sent and
+held that the formulas say. Every rank also trains alone on the whole batch and compares.
+*/
+#include "test/model_testing.h"
+#include "test/ranks.h"
+
+namespace {
+
+constexpr int T = 11, sequences = 8, steps = 3;  // sequences of one step, over all ranks and micro-batches
+
+struct Case {
+    const char* name;
+    int level;
+    bool whole_group;  // the shard group is all ranks; or else half of them
+    bool tied;
+    int micro_batches;
+    bool on_simt = false;  // the simulated GPU is slow: it runs few
+    ZeroSettings settings = {};
+};
+
+const Case cases[] = {
+    {"plain data parallel", 0, true, true, 1},
+    {"plain, accumulating", 0, true, false, 2},
+    {"ZeRO 1", 1, true, true, 1},
+    {"ZeRO 1, accumulating", 1, true, false, 2, true},
+    {"ZeRO 1, hybrid", 1, false, true, 2},
+    {"ZeRO 2", 2, true, false, 1},
+    {"ZeRO 2, accumulating", 2, true, true, 2},
+    {"ZeRO 2, hybrid", 2, false, false, 2},
+    {"ZeRO 3", 3, true, false, 1},
+    {"ZeRO 3, tied", 3, true, true, 1},
+    {"ZeRO 3, accumulating", 3, true, false, 2, true},
+    {"ZeRO 3, tied, accumulating", 3, true, true, 2},
+    {"ZeRO 3, hybrid", 3, false, true, 2},
+    {"ZeRO 3, nothing ahead", 3, true, false, 2, false, {.prefetch = 0}},
+    {"ZeRO 3, far ahead", 3, true, false, 2, false, {.prefetch = 9}},
+    {"ZeRO 3, no overlap", 3, true, true, 1, false, {.overlap = false}},
+    {"ZeRO 1, offload", 1, true, true, 2, false, {.offload = true}},
+    {"ZeRO 3, offload", 3, true, false, 1, false, {.offload = true}},
+};
+
+ModelConfig config_of(const Case& c) {
+    ModelConfig config = small_config();
+    config.layers = 3;
+    config.tie_embeddings = c.tied;
+    if (!c.tied) {
+        config.norm = "rmsnorm", config.position = "rope", config.rope_dims = 6;
+        config.mlp = "swiglu", config.bias = false, config.kv_heads = 2;
+    }
+    return config;
+}
+
+MeshShape shape_of(const Case& c) {
+    int ranks = test_world().size();
+    int group = c.level == 0 ? 1 : c.whole_group || ranks % 2 ? ranks : ranks / 2;
+    return {.dp = ranks, .shard = group};
+}
+
+ZeroSettings settings_of(const Case& c) {
+    ZeroSettings settings = c.settings;
+    settings.level = c.level;
+    settings.keep_master = !exact;
+    return settings;
+}
+
+// Rows [first, first + count) of a step's batch.
+TestBatch rows_of(int step, int first, int count, int vocab) {
+    std::vector<int> tokens(count * T), targets(count * T);
+    for (int i = 0; i < count * T; i++) {
+        Random4 random = philox(random_key(7, text("step %d", step)), first * T + i);
+        tokens[i] = random.at[0] % vocab;
+        targets[i] = random.at[1] % vocab;
+    }
+    return TestBatch(count, T, tokens, targets);
+}
+
+StepStats step_of(Gpt& g, int step, int micro_batches) {
+    int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), B = sequences / ranks / micro_batches;
+    zero_gradients(g);
+    for (int micro = 0; micro < micro_batches; micro++) {
+        TestBatch batch = rows_of(step, (micro * ranks + rank) * B, B, g.config.vocab_size);
+        accumulate_gradients(g, *batch, 1.0f / (sequences * T), micro == micro_batches - 1);
+        cudaCheck(cudaStreamSynchronize(g.stream));  // the batch ends here
+    }
+    g.state.update(g.stats, {1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 0.5f, 0);
+    return read_stats(g, sequences * T);
+}
+
+Workload workload_of(int B) {
+    return {B, T, true, Recompute::none, 16};
+}
+
+// The bits of all parameters as the forward pass of this rank sees them.
+std::string seen_parameters(Gpt& g) {
+    std::string bits;
+    for (int unit = 0; unit < g.layout.units(); unit++) {
+        g.state.acquire(unit, 0);
+        std::string of_unit(g.layout.unit_size(unit) * sizeof(floatX), 0);
+        cudaCheck(cudaMemcpyAsync(of_unit.data(), g.state.params(unit), of_unit.size(),
+                                  cudaMemcpyDeviceToHost, g.stream));
+        g.state.release(unit);
+        cudaCheck(cudaStreamSynchronize(g.stream));
+        bits += of_unit;
+    }
+    return bits;
+}
+
+// All tensors as they would be saved, on every rank.
+std::vector<double> collected(Gpt& g) {
+    std::string bytes;
+    collect_tensors(g.state, [&](const std::string&, const void* data, size_t size) {
+        bytes.append((const char*)data, size);
+    });
+    bytes = test_world().gather(bytes)[0];
+    if (!g.state.keeps_floats()) {
+        auto* values = (const floatX*)bytes.data();
+        return to_doubles(std::vector<floatX>(values, values + bytes.size() / sizeof(floatX)));
+    }
+    auto* values = (const float*)bytes.data();
+    return {values, values + bytes.size() / sizeof(float)};
+}
+
+// A step's results depend on rounding: in bf16 also on that of activations, which differ with the batch.
+constexpr double loss_limit = exact ? 1e-6 : 2e-3, norm_limit = exact ? 1e-5 : 2e-2,
+                 weight_limit = exact ? 1e-5 : 2e-2;
+
+}  // namespace
+
+TEST_CASE("every level takes the steps of one rank, and all ranks hold the same bits") {
+    for (const Case& c : cases) {
+        if (!on_cpu && !c.on_simt) continue;
+        CAPTURE(c.name);
+        ModelConfig config = config_of(c);
+        Mesh mesh(test_world(), shape_of(c), test_stream());
+        Gpt alone(config, workload_of(sequences), with_master);
+        Gpt g(config, workload_of(sequences / mesh.shape.dp / c.micro_batches), settings_of(c), mesh);
+        initialize(alone, 5);
+        initialize(g, 5);
+        CHECK(relative_error(collected(g), collected(alone)) == 0);
+        for (int step = 0; step < steps; step++) {
+            StepStats want = step_of(alone, step, 1), got = step_of(g, step, c.micro_batches);
+            CHECK(got.finite);
+            CHECK(got.loss == doctest::Approx(want.loss).epsilon(loss_limit));
+            CHECK(got.gradient_norm == doctest::Approx(want.gradient_norm).epsilon(norm_limit));
+            auto replicas = test_world().gather(seen_parameters(g));
+            for (const std::string& bits : replicas) CHECK((bits == replicas[0]));
+        }
+        CHECK(relative_error(collected(g), collected(alone)) < weight_limit);
+    }
+}
+
+TEST_CASE("overlap, offload and units gathered ahead do not change a bit") {
+    const ZeroSettings variants[] = {{.overlap = false},
+                                     {.prefetch = 0},
+                                     {.prefetch = 2},
+                                     {.offload = true},
+                                     {.offload = true, .overlap = false}};
+    for (int level : {1, 2, 3}) {
+        if (!on_cpu && level != 3) continue;
+        Case c = {"", level, true, level == 2, 2};
+        ModelConfig config = config_of(c);
+        Mesh mesh(test_world(), shape_of(c), test_stream());
+        std::vector<std::string> bits;
+        auto train = [&](const ZeroSettings& variant) {
+            c.settings = variant;
+            Gpt g(config, workload_of(sequences / mesh.shape.dp / 2), settings_of(c), mesh);
+            initialize(g, 5);
+            for (int step = 0; step < steps; step++) CHECK(step_of(g, step, 2).finite);
+            return seen_parameters(g);
+        };
+        std::string plain = train({});
+        for (const ZeroSettings& variant : variants) {
+            if (!on_cpu && !(variant.offload && variant.overlap)) continue;
+            CAPTURE(text("level %d overlap %d offload %d prefetch %d", level, variant.overlap,
+                         variant.offload, variant.prefetch));
+            CHECK((train(variant) == plain));
+        }
+    }
+}
+
+TEST_CASE("a step that is not finite on one rank changes the weights of none") {
+    for (int level = on_cpu ? 0 : 3; level <= 3; level++) {
+        CAPTURE(level);
+        Case c = {"", level, true, true, 1};
+        Mesh mesh(test_world(), shape_of(c), test_stream());
+        Gpt g(config_of(c), workload_of(sequences / mesh.shape.dp), settings_of(c), mesh);
+        initialize(g, 5);
+        std::string before = seen_parameters(g);
+        auto poisoned_step = [&](auto&& poison) {
+            int B = g.workload.B;
+            TestBatch batch = rows_of(0, mesh.data_rank() * B, B, g.config.vocab_size);
+            zero_gradients(g);
+            accumulate_gradients(g, *batch, 1.0f / (sequences * T), true);
+            cudaCheck(cudaStreamSynchronize(g.stream));
+            if (test_world().rank() == test_world().size() - 1) poison();
+            g.state.update(g.stats, {1e-2, 0.9, 0.95, 1e-8, 0.1, 1, false}, 1, 0);
+            return read_stats(g, sequences * T);
+        };
+        StepStats stats = poisoned_step(
+            [&] { cudaCheck(cudaMemsetAsync(g.stats + stat_loss, 0xff, sizeof(float), g.stream)); });
+        CHECK_FALSE(stats.finite);
+        CHECK((seen_parameters(g) == before));
+        CHECK(poisoned_step([] {}).finite);
+        CHECK_FALSE((seen_parameters(g) == before));
+    }
+}
+
+TEST_CASE("bytes sent in a step are those of the formulas") {
+    for (const Case& c : cases) {
+        if (!on_cpu && !c.on_simt) continue;
+        CAPTURE(c.name);
+        ModelConfig config = config_of(c);
+        Mesh mesh(test_world(), shape_of(c), test_stream());
+        Gpt g(config, workload_of(sequences / mesh.shape.dp / c.micro_batches), settings_of(c), mesh);
+        initialize(g, 5);
+        step_of(g, 0, c.micro_batches);  // from here on each step begins as it will go on
+        reset_traffic();
+        step_of(g, 1, c.micro_batches);
+
+        size_t N = g.layout.size(), D = mesh.shape.dp, S = mesh.shape.shard, R = D / S, M = c.micro_batches;
+        size_t first = g.layout.unit_size(0), block = g.layout.unit_size(1),
+               last = g.layout.unit_size(g.head_unit()), L = config.layers;
+        bool cut = S > 1;
+        // reduce-scatter over the shard group, for every micro-batch where gradients are cut, then all-reduce
+        size_t passes = c.level >= 2 ? M : 1;
+        CHECK(bytes_sent(Traffic::gradients) == 4 * (passes * N * (S - 1) / S + 2 * (R - 1) * (N / S) / R));
+        // All-gather after the update, or before each use. Blocks stay in their places until they are in the
+        // way: the backward pass finds the last ones of the forward pass there, and the next forward pass the
+        // first ones.
+        size_t kept = std::min<size_t>(L, c.settings.prefetch + 1);
+        size_t gathered =
+            c.level == 0  ? 0
+            : c.level < 3 ? N
+                          : (c.tied ? 1 : M) * (first + last) + (2 * M - 1) * (L - kept) * block + L * block;
+        CHECK(bytes_sent(Traffic::parameters) == (cut ? gathered * (S - 1) / S * sizeof(floatX) : 0));
+        CHECK(bytes_sent(Traffic::statistics) <= 2 * summed_statistics * sizeof(float));
+        CHECK(bytes_sent(Traffic::weights) == 0);
+    }
+}
+
+TEST_CASE("memory held is what the formulas say") {
+    ModelConfig config = small_config();
+    config.layers = 6, config.channels = 128, config.heads = 4, config.head_size = 32, config.mlp_width = 512;
+    config.vocab_size = 1000;
+    for (bool tied : {true, false}) {
+        config.tie_embeddings = tied;
+        for (int level = 0; level <= 3; level++) {
+            for (bool offload : {false, true}) {
+                CAPTURE(text("level %d, tied %d, offload %d", level, tied, offload));
+                Case c = {"", level, true, tied, 1, false, {.offload = offload}};
+                Mesh mesh(test_world(), shape_of(c), test_stream());
+                ZeroSettings settings = settings_of(c);
+                Gpt g(config, workload_of(1), settings, mesh);
+
+                size_t planned = 0;
+                for (auto& part : ZeroState::memory(g.layout, mesh.shape, settings)) planned += part.bytes;
+                CHECK(g.state.bytes_held() == planned);
+
+                // N parameters, S ranks; x bytes a parameter, fp32 gradients and moments, fp32 copy beside
+                // bf16
+                double N = (double)parameter_count(config), S = mesh.shape.shard, x = sizeof(floatX);
+                double first = ((double)config.vocab_size + config.context) * config.channels;
+                double last = config.channels * (tied ? 2.0 : config.vocab_size + 2.0);
+                double block = (N - first - last) / config.layers;
+                double outer = tied ? first + last : std::max(first, last);
+                bool cut_gradients = level >= 2 && S > 1, cut_parameters = level >= 3 && S > 1;
+                double parameters = x * (cut_parameters ? N / S + 2 * block + outer : N);
+                double gradients = 4 * (cut_gradients ? N / S + 2 * block + outer : N);
+                double optimizer = N / S * (exact ? 8 : 12) + (offload ? N / S * (4 + x) : 0);
+                double formula = parameters + gradients + optimizer;
+                CHECK((double)g.state.bytes_held() == doctest::Approx(formula).epsilon(0.02));
+            }
+        }
+    }
+}
