@@ -103,7 +103,7 @@ endif
 ifeq ($(DEVICE),cuda)
 compile := $(NVCC) -x cu -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda --threads 0 \
            $(foreach arch,$(GPU_ARCH),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) $(if $(STRICT),-Werror all-warnings) \
-           -Xcompiler $(call list,-march=$(CPU_ARCH) -fopenmp -Wall -Wextra) $(defines) $(includes)
+           -Xcompiler $(call list,-march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra) $(defines) $(includes)
 link    := $(NVCC) -Xcompiler -fopenmp
 libs    := -lcublasLt $(if $(staged),,$(NCCL))
 endif
@@ -174,15 +174,16 @@ $(BUILD)/command: FORCE
 # tests. A suite is a program built from test/test_*.cu, for a device and a precision, or a script test/*.sh.
 
 all_units := $(filter-out test_main test_ranks_main,$(basename $(notdir $(wildcard test/test_*.cu))))
-host_only := test_data test_sample_order test_tokenize test_options test_weights_file test_compare_runs
+host_only := test_data test_sample_order test_tokenize test_options test_weights_file test_compare_runs test_meter
 not_cpu   := test_simt test_simt_errors test_ptx
-not_simt  := $(host_only)
+not_simt  := $(host_only) test_mesh
 not_cuda  := test_simt test_simt_errors test_host_cuda
 # Units that test/run.sh starts with mpirun, once for each of these numbers of ranks.
-with_ranks             := test_collectives test_mesh test_zero
-ranks_test_collectives := 1 2 3 4
-ranks_test_mesh        := 1 2 4 6
-ranks_test_zero        := 1 2 4
+with_ranks             := test_collectives test_transport test_mesh test_zero
+ranks_test_collectives := $(if $(filter simt,$(DEVICE)),3,1 2 3 4)
+ranks_test_transport   := $(if $(filter simt,$(DEVICE)),3,1 2 3 4)
+ranks_test_mesh        := 1 2 3 4 6
+ranks_test_zero        := $(if $(filter simt,$(DEVICE)),2,1 2 4)
 units     := $(filter-out $(not_$(DEVICE)) $(if $(filter off,$(MPI)),$(with_ranks)),$(all_units))
 
 .PHONY: units
@@ -205,15 +206,17 @@ $(BUILD)/test_%.o: test/test_%.cu $(BUILD)/command | $(BUILD)/found-build $(BUIL
 $(BUILD)/simt.o: test/simt/simt.cc $(BUILD)/command | $(BUILD)/found-simt
 	$(filter-out -fsanitize=thread,$(compile)) -MMD -MP -c $< -o $@
 
+more_checks := source layouts failures dist sanitizers fuzzers cuda
+
 .PHONY: test test-all
 test: deps
-	@$(MAKE) --no-print-directory -j$(cores) DEVICE=cpu units build/cpu-fp32/train_gpt
+	@$(MAKE) --no-print-directory -j$(cores) DEVICE=cpu units build/cpu-fp32/train_gpt build/cpu-fp32/compare_runs
 	@$(MAKE) --no-print-directory -j$(cores) DEVICE=simt PRECISION=fp32 units build/simt-fp32/train_gpt
 	@$(MAKE) --no-print-directory -j$(cores) DEVICE=simt PRECISION=bf16 units
 	@test/run.sh cpu-fp32 simt-fp32 simt-bf16 test/check_bad_input.sh test/check_runs.sh
 
 test-all: deps
-	@EXTRA="test/check_source.sh test/check_sanitizers.sh test/check_fuzzers.sh test/check_cuda.sh" $(MAKE) --no-print-directory test
+	@EXTRA="$(more_checks:%=test/check_%.sh)" $(MAKE) --no-print-directory test
 
 # ----------------------------------------------------------------------------------------------------------
 # first steps
@@ -243,7 +246,7 @@ bench:
 
 .PHONY: bench-parallel
 bench-parallel:
-	@$(MAKE) --no-print-directory $(BUILD)/bench_parallel $(BUILD)/train_gpt
+	@$(MAKE) --no-print-directory $(BUILD)/bench_parallel
 	test/bench_parallel.sh $(BUILD)
 
 # programs in test/ that are no tests
@@ -312,6 +315,7 @@ info:
 	$(call show,cuBLASLt,$(call where,cublasLt.h,libcublas-dev),CPPFLAGS=-I... LDFLAGS=-L...)
 	$(call show,NCCL,$(call where,nccl.h,libnccl-dev),CPPFLAGS=-I... LDFLAGS=-L... NCCL=-l:libnccl.so.2)
 	$(call show,MPI,$(if $(filter off,$(MPI)),off,$(call where,mpi.h,libopenmpi-dev)),MPI=off MPICXX=path)
+	$(call show,ranks talk,over $(if $(filter nccl,$(COMM)),NCCL,$(if $(filter off,$(MPI)),nothing: one process only,MPI)),$(if $(filter cuda,$(DEVICE)),COMM=nccl|mpi))
 	$(call show,oneDNN,$(call where,dnnl.h,libdnnl-dev),CPPFLAGS=-I... LDFLAGS=-L...)
 	$(call show,cxxopts,$(call where,cxxopts.hpp,libcxxopts-dev),CPPFLAGS=-I...)
 	$(call show,JSON,$(call where,nlohmann/json.hpp,nlohmann-json3-dev),CPPFLAGS=-I...)

@@ -653,8 +653,7 @@ inline void zero_gradients(Gpt& g) {
 // Waits for the device. `targets` is the number of targets whose losses were summed.
 inline StepStats read_stats(Gpt& g, double targets) {
     float stats[stat_count];
-    cudaCheck(cudaMemcpyAsync(stats, g.stats, sizeof stats, cudaMemcpyDeviceToHost, g.stream));
-    wait_for(g.stream, g.mesh);
+    copy_to_host(stats, g.stats, stat_count, g.stream, g.mesh);
     return {(float)(stats[stat_loss] / targets), stats[stat_norm], !std::isnan(stats[stat_scale]),
             stats[stat_stop] > 0};
 }
@@ -695,13 +694,13 @@ void note_trouble(std::string& trouble, Work&& work) {
 // be read is written to `trouble`, and the batch has no targets: one rank alone cannot leave a step.
 class Batches {
 public:
-    Batches(const TokenLoader& loader, const Workload& workload, int document_end, cudaStream_t stream,
-            std::string& trouble)
+    Batches(const TokenLoader& loader, const Gpt& g, int document_end, std::string& trouble)
         : loader_(loader),
-          B_(workload.B),
-          T_(workload.T),
+          mesh_(g.mesh),
+          B_(g.workload.B),
+          T_(g.workload.T),
           document_end_(document_end),
-          stream_(stream),
+          stream_(g.stream),
           trouble_(trouble) {
         size_t N = (size_t)B_ * T_;
         size_ = 4 * N + (N + 1);
@@ -727,8 +726,7 @@ public:
     // Samples first, first + 1, ... in the order of the run; rows from `count` on have no targets.
     Batch load(uint64_t first, int count) {
         Slot& slot = slots_[next_++ % 2];
-        cudaCheck(
-            cudaEventSynchronize(slot.copied));  // its memory is free once the last copy from it is over
+        wait_for(slot.copied, mesh_);  // its memory is free once the last copy from it is over
         size_t N = (size_t)B_ * T_;
         int *tokens = slot.host, *targets = tokens + N, *doc_start = targets + N, *order = doc_start + N,
             *starts = order + N;
@@ -772,6 +770,7 @@ private:
     }
 
     const TokenLoader& loader_;
+    const Mesh& mesh_;
     const int B_, T_, document_end_;
     cudaStream_t stream_;
     std::string& trouble_;
@@ -844,16 +843,13 @@ void generate(Gpt& g, std::vector<int> context, const Sampling& sampling, uint64
                        nullptr, 1, C, Vp, g.stream);
         g.state.release(unit);
         std::vector<floatX> logits(V);
-        cudaCheck(
-            cudaMemcpyAsync(logits.data(), a.logits, V * sizeof(floatX), cudaMemcpyDeviceToHost, g.stream));
-        cudaCheck(cudaStreamSynchronize(g.stream));
+        copy_to_host(logits.data(), a.logits, V, g.stream, g.mesh);
         int token =
             choose_token({logits.begin(), logits.end()}, sampling, random_uniform(philox(key, i).at[0]));
         if (g.mesh.world().size() > 1) {
             copy_to_device(device_tokens, &token, 1, g.stream);
             g.mesh.world().broadcast(device_tokens, 1, 0, Traffic::statistics, g.stream);
-            cudaCheck(cudaMemcpyAsync(&token, device_tokens, sizeof token, cudaMemcpyDeviceToHost, g.stream));
-            cudaCheck(cudaStreamSynchronize(g.stream));
+            copy_to_host(&token, device_tokens, 1, g.stream, g.mesh);
         }
         if (token == sampling.end) break;
         context.push_back(token);
@@ -926,8 +922,14 @@ inline MeshShape mesh_shape(const Options& o) {
     return {.tp = o.tp, .pp = o.pp, .dp = o.dp, .shard = o.shard_group};
 }
 
+// Makes the loss of all ranks NaN, because this one is in trouble.
+inline void spoil_loss(Gpt& g) {
+    constexpr int nan_bytes = 0xff;
+    cudaCheck(cudaMemsetAsync(g.stats + stat_loss, nan_bytes, sizeof(float), g.stream));
+}
+
 // Mean loss over the first `count` samples, which the data ranks share.
-inline float evaluate(Gpt& g, Batches& batches, uint64_t count) {
+inline float evaluate(Gpt& g, Batches& batches, uint64_t count, const std::string& trouble) {
     cudaCheck(cudaMemsetAsync(g.stats, 0, stat_count * sizeof(float), g.stream));
     uint64_t B = g.workload.B, of_all = B * g.mesh.shape.dp;
     for (uint64_t first = B * g.mesh.data_rank(); first < ceil_div(count, of_all) * of_all; first += of_all) {
@@ -935,6 +937,7 @@ inline float evaluate(Gpt& g, Batches& batches, uint64_t count) {
         forward(g, batch);
         classify(g, batch, 0, false);
     }
+    if (!trouble.empty()) spoil_loss(g);
     g.state.sum_statistics(g.stats);
     return read_stats(g, (double)count * g.workload.T).loss;
 }
@@ -950,11 +953,9 @@ inline void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batch
         Batch batch = batches.load(first + ((uint64_t)micro * ranks + rank) * B, B);
         accumulate_gradients(g, batch, dloss, micro == micro_batches - 1);
     }
-    constexpr int nan_bytes = 0xff, some_number = 0x3f;
-    if (!trouble.empty()) {
-        cudaCheck(cudaMemsetAsync(g.stats + stat_loss, nan_bytes, sizeof(float), g.stream));
-    }
+    if (!trouble.empty()) spoil_loss(g);
     if (stop_requested) {
+        constexpr int some_number = 0x3f;
         cudaCheck(cudaMemsetAsync(g.stats + stat_stop, some_number, sizeof(float), g.stream));
     }
     g.state.update(g.stats, settings, max_norm, seed);
@@ -1193,10 +1194,14 @@ inline float without_sign(float value) {
     return std::isnan(value) ? NAN : value;
 }
 
-inline int ranks_sharing_device(const World& world) {
+inline int ranks_sharing_device([[maybe_unused]] const World& world) {
+#ifdef RANKS_USE_NCCL
+    return 1;  // though a rank may see no device but its own
+#else
     int devices;
     cudaCheck(cudaGetDeviceCount(&devices));
     return ceil_div(world.local_size(), devices);
+#endif
 }
 
 inline void check_communication(const Options& o) {
@@ -1279,11 +1284,11 @@ inline void train(const Options& o, const World& world) {
 
     uint64_t samples_per_step = (uint64_t)(o.global_batch / workload.T);
     std::string trouble;  // what went wrong on this rank, to be raised when all ranks can hear of it
-    Batches batches(*train_data, workload, o.document_end, g.stream, trouble);
+    Batches batches(*train_data, g, o.document_end, trouble);
     std::unique_ptr<Batches> val_batches;
     uint64_t val_samples = 0;
     if (val_data) {
-        val_batches = std::make_unique<Batches>(*val_data, workload, o.document_end, g.stream, trouble);
+        val_batches = std::make_unique<Batches>(*val_data, g, o.document_end, trouble);
         val_samples = std::min<uint64_t>(val_data->samples_per_epoch(), o.val_batches * samples_per_step);
     }
     int micro_batches = (int)(samples_per_step / ((uint64_t)workload.B * o.dp));
@@ -1300,8 +1305,8 @@ inline void train(const Options& o, const World& world) {
                 return every > 0 && !asked_to_stop() && (step == o.steps || step % every == 0);
             };
             if (val_data && due(o.val_every)) {
-                float loss = evaluate(g, *val_batches, val_samples);
-                note_trouble(trouble, [&] { progress.validation(step, loss); });
+                float loss = evaluate(g, *val_batches, val_samples, trouble);
+                note_trouble(trouble, [&] { progress.validation(step, without_sign(loss)); });
             }
             if (due(o.sample_every)) {
                 std::string sample = sample_text(g, o, step);

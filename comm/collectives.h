@@ -1,9 +1,10 @@
 /*
-Groups of ranks and what they do together on their data: NCCL where ranks have a GPU each, comm/host_nccl.h where they
-have not (on CPUs, and with -DCOMM_MPI where ranks share a GPU).
+Groups of ranks and what they do together on their data: NCCL where ranks have a GPU each, comm/host_nccl.h
+where they have not (on CPUs, and with -DCOMM_MPI where ranks share a GPU).
 
-Every process counts what it sends, by the purpose it is sent for. The counts are those of ring algorithms, which is
-what comm/host_nccl.h uses and what a bandwidth-bound NCCL comes to; so plans can be compared with them to the byte.
+Every process counts what it sends, by the purpose it is sent for. The counts are those of ring algorithms,
+which is what comm/host_nccl.h uses and what a bandwidth-bound NCCL comes to; so plans can be compared with
+them to the byte.
 */
 #pragma once
 
@@ -85,15 +86,15 @@ constexpr ncclDataType_t nccl_type() {
 // ----------------------------------------------------------------------------
 // communicators
 
-// A group of ranks. Copies are the same group. Default constructed: a group of one, where every call does nothing.
-// All ranks of a group make the same calls in the same order. Calls on data put their work on the stream and return;
-// they throw Error if NCCL refuses. T: float, floatX, or an integer.
+// A group of ranks. Copies are the same group. Default constructed: a group of one, where every call does
+// nothing. All ranks of a group make the same calls in the same order. Calls on data put their work on the
+// stream and return; they throw Error if NCCL refuses. T: float, floatX, or an integer.
 class Communicator {
 public:
     Communicator() = default;
 
-    // All ranks of `world` (anything with rank(), size() and broadcast(void*, size_t bytes, int root)). Waits until all
-    // have come and have exchanged something on the stream, so that what does not work shows here.
+    // All ranks of `world` (anything with rank(), size() and broadcast(void*, size_t bytes, int root)). Waits
+    // until all have come and have exchanged something on the stream, so that what does not work shows here.
     template <typename World>
     static Communicator of_world(const World& world, cudaStream_t stream) {
         if (world.size() == 1) return {};
@@ -113,7 +114,8 @@ public:
         return all;
     }
 
-    // Ranks with the same color form a group, ordered by key. A rank with a negative color is in none: a group of one.
+    // Ranks with the same color form a group, ordered by key. A rank with a negative color is in none: a
+    // group of one.
     Communicator split(int color, int key) const {
         if (size() == 1) return {};
         ncclComm_t part = nullptr;
@@ -139,7 +141,8 @@ public:
         add(kind, (2 * count - kept) * sizeof(T));
     }
 
-    // data (size * part): the sum over the ranks of part `rank` is then at data + rank * part; the rest is as it was.
+    // data (size * part): the sum over the ranks of part `rank` is then at data + rank * part; the rest is as
+    // it was.
     template <typename T>
     void reduce_scatter(T* data, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
@@ -168,8 +171,8 @@ public:
         if (!last) add(kind, count * sizeof(T));
     }
 
-    // To the rank that receives. Sends and receives between ncclGroupStart and ncclGroupEnd wait for each other in no
-    // order.
+    // To the rank that receives. Sends and receives between ncclGroupStart and ncclGroupEnd wait for each
+    // other in no order.
     template <typename T>
     void send(const T* data, size_t count, int to, Traffic kind, cudaStream_t stream) const {
         require_group(to);

@@ -13,21 +13,18 @@ and again, asks the groups for errors meanwhile, and gives up after a time.
 #include "data/error.h"
 #include "kernels/common.cuh"
 
-// Waits until all work in the stream is done. If a group of the mesh reports an error, or timeout_seconds
-// have passed (0: never), it aborts the groups, so that streams can end, and throws Error; the run cannot go
-// on then.
-inline void wait_for(cudaStream_t stream, const Mesh& mesh, double timeout_seconds) {
-    if (mesh.shape.ranks() == 1) {
-        cudaCheck(cudaStreamSynchronize(stream));
-        return;
-    }
+// Waits until look() is no longer cudaErrorNotReady. If a group of the mesh reports an error, or
+// timeout_seconds have passed (0: never), it aborts the groups, so that streams can end, and throws Error;
+// the run cannot go on then.
+template <typename Look>
+void wait_watching(const Mesh& mesh, double timeout_seconds, Look&& look) {
     using Clock = std::chrono::steady_clock;
     using namespace std::chrono_literals;
     constexpr Clock::duration shortest_nap = 5us, longest_nap = 200us, between_checks = 20ms;
     Clock::time_point start = Clock::now(), checked = start;
     try {
         for (;;) {
-            cudaError_t state = cudaStreamQuery(stream);
+            cudaError_t state = look();
             if (state == cudaSuccess) return;
             if (state != cudaErrorNotReady) cudaCheck(state);
             Clock::time_point now = Clock::now();
@@ -51,7 +48,34 @@ inline void wait_for(cudaStream_t stream, const Mesh& mesh, double timeout_secon
     }
 }
 
+// Waits until all work in the stream is done.
+inline void wait_for(cudaStream_t stream, const Mesh& mesh, double timeout_seconds) {
+    if (mesh.shape.ranks() == 1) {
+        cudaCheck(cudaStreamSynchronize(stream));
+        return;
+    }
+    wait_watching(mesh, timeout_seconds, [&] { return cudaStreamQuery(stream); });
+}
+
 // The same, for as long as the mesh says.
 inline void wait_for(cudaStream_t stream, const Mesh& mesh) {
     wait_for(stream, mesh, mesh.timeout_seconds);
+}
+
+// Waits until the stream has come to the event. One that was never recorded is over.
+inline void wait_for(cudaEvent_t event, const Mesh& mesh) {
+    if (mesh.shape.ranks() == 1) {
+        cudaCheck(cudaEventSynchronize(event));
+        return;
+    }
+    wait_watching(mesh, mesh.timeout_seconds, [&] { return cudaEventQuery(event); });
+}
+
+// Copies what the stream's work leaves on the device, and waits. To memory that is not pinned, CUDA's own
+// copy would wait for that work, unwatched.
+template <typename T>
+void copy_to_host(T* to, const T* from, size_t count, cudaStream_t stream, const Mesh& mesh) {
+    wait_for(stream, mesh);
+    cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, stream));
+    cudaCheck(cudaStreamSynchronize(stream));
 }

@@ -17,6 +17,7 @@ constexpr size_t tensor_piece = 1 << 22;  // elements that pass through host mem
 // count) of a tensor, as a span of floats; a rank asks for those it owns.
 template <typename Values>
 void set_tensors(ZeroState& state, Values&& values) {
+    state.synchronize();
     for (int unit = 0; unit < state.layout().units(); unit++) {
         for (const TensorPart& part : state.owned_parts(unit)) {
             for (size_t done = 0; done < part.count; done += tensor_piece) {
@@ -47,6 +48,7 @@ void collect_tensors(ZeroState& state, Visit&& visit) {
     auto pass = [&](int owner, char* from, const std::string& name, size_t bytes) {
         if (group.rank() != 0) {
             group.send(from, bytes, 0, Traffic::weights, state.stream());
+            wait_for(state.stream(), mesh);  // no longer than rank 0 takes for what the others have before
             return;
         }
         if (owner != 0) {
@@ -54,8 +56,7 @@ void collect_tensors(ZeroState& state, Visit&& visit) {
             group.receive(received, bytes, owner, state.stream());
         }
         staging.resize(bytes);
-        cudaCheck(cudaMemcpyAsync(staging.data(), from, bytes, cudaMemcpyDefault, state.stream()));
-        wait_for(state.stream(), mesh);
+        copy_to_host(staging.data(), from, bytes, state.stream(), mesh);
         visit(name, staging.data(), bytes);
     };
     for (int unit = 0; unit < layout.units(); unit++) {
@@ -72,6 +73,5 @@ void collect_tensors(ZeroState& state, Visit&& visit) {
             }
         }
     }
-    wait_for(state.stream(), mesh);
     cudaFree(received);
 }

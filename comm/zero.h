@@ -27,6 +27,7 @@ on with the units that are done.
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -73,7 +74,7 @@ public:
     void acquire(int unit, int direction);
     void release(int unit);
     floatX* params(int unit) const {
-        return cut_params_ ? params_ + shard_size() + param_places_.offset(param_places_.place(unit))
+        return cut_params_ ? whole_params_ + param_places_.offset(param_places_.place(unit))
                            : params_ + layout_.unit_offset(unit);
     }
 
@@ -86,7 +87,7 @@ public:
     void begin_gradients(int unit);
     void reduce_gradients(int unit, bool last_micro_batch);
     float* grads(int unit) const {
-        return cut_grads_ ? grads_ + shard_size() + grad_places_.offset(grad_places_.place(unit))
+        return cut_grads_ ? whole_grads_ + grad_places_.offset(grad_places_.place(unit))
                           : grads_ + layout_.unit_offset(unit);
     }
 
@@ -140,7 +141,7 @@ private:
         cudaEvent_t ready, free;
     };
 
-    // One tensor's part in a step on the host.
+    // A unit's step on the host.
     struct HostUpdate {
         const ZeroState* state;
         AdamW settings;
@@ -149,7 +150,7 @@ private:
     };
 
     struct Sizes {  // elements
-        size_t params, grads, norm_scratch, moments, host_copies;
+        size_t params, grads, whole_params, whole_grads, norm_scratch, moments, host_copies;
     };
     static Sizes sizes(const ParameterLayout&, int shards, const ZeroSettings&);
 
@@ -182,15 +183,16 @@ private:
     std::vector<cudaEvent_t> updated_;       // for each unit: its parameters are those of the new step
     std::vector<Place> param_at_, grad_at_;  // what lies in each place
 
-    floatX* params_ = nullptr;  // all units, or (cut) the own part of each and then the places
-    float* grads_ = nullptr;    // likewise
+    floatX* params_ = nullptr;        // all units, or (cut) the own part of each
+    float* grads_ = nullptr;          // likewise
+    floatX* whole_params_ = nullptr;  // cut: the places of units in use
+    float* whole_grads_ = nullptr;    // likewise
     float* norm_scratch_ = nullptr;
     float *m_ = nullptr, *v_ = nullptr, *master_ = nullptr;  // the own part of each unit
     // offload: host memory, which m_, v_ and master_ are then as well
-    float* host_grads_ = nullptr;    // the own part of each unit
-    floatX* host_params_ = nullptr;  // likewise
-    float* host_scale_ = nullptr;    // (1)
-    std::vector<HostUpdate> host_updates_;
+    float* host_grads_ = nullptr;                      // the own part of each unit
+    floatX* host_params_ = nullptr;                    // likewise
+    float* host_scale_ = nullptr;                      // (1)
     std::vector<std::pair<void*, bool>> allocations_;  // and whether they are in host memory
     size_t bytes_held_ = 0;
 };
@@ -201,11 +203,13 @@ private:
 inline ZeroState::Sizes ZeroState::sizes(const ParameterLayout& layout, int shards, const ZeroSettings& s) {
     size_t whole = layout.size(), part = whole / shards, largest = 0;
     for (int unit = 0; unit < layout.units(); unit++) largest = std::max(largest, layout.unit_size(unit));
-    bool cut_grads = s.level >= 2 && shards > 1, cut_params = s.level >= 3 && shards > 1;
-    return {.params = cut_params ? part + UnitPlaces(layout, s.prefetch + 1).size() : whole,
+    bool cut_grads = s.training && s.level >= 2 && shards > 1, cut_params = s.level >= 3 && shards > 1;
+    return {.params = cut_params ? part : whole,
             .grads = !s.training ? 0
-                     : cut_grads ? part + UnitPlaces(layout, 2).size()
+                     : cut_grads ? part
                                  : whole,
+            .whole_params = cut_params ? UnitPlaces(layout, s.prefetch + 1).size() : 0,
+            .whole_grads = cut_grads ? UnitPlaces(layout, 2).size() : 0,
             .norm_scratch = s.training ? sum_squares_scratch(largest / shards) : 0,
             .moments = s.training ? part : 0,
             .host_copies = s.training && s.offload ? part : 0};
@@ -216,6 +220,9 @@ inline std::vector<MemoryClass> ZeroState::memory(const ParameterLayout& layout,
     Sizes size = sizes(layout, shape.shard, s);
     size_t copies = s.keep_master ? 3 : 2;
     std::vector<MemoryClass> classes = {{"parameters", size.params * sizeof(floatX)}};
+    if (size_t whole = size.whole_params * sizeof(floatX) + size.whole_grads * sizeof(float)) {
+        classes.push_back({"units in use", whole});
+    }
     if (!s.training) return classes;
     classes.push_back({"gradients", (size.grads + size.norm_scratch) * sizeof(float)});
     classes.push_back({"optimizer", size.moments * copies * sizeof(float), s.offload});
@@ -276,6 +283,8 @@ inline ZeroState::ZeroState(const ParameterLayout& layout, const Mesh& mesh, con
     Sizes size = sizes(layout, shards_, settings);
     take(params_, size.params);
     take(grads_, size.grads);
+    take(whole_params_, size.whole_params);
+    take(whole_grads_, size.whole_grads);
     take(norm_scratch_, size.norm_scratch);
     take(m_, size.moments, settings.offload);
     take(v_, size.moments, settings.offload);
@@ -412,8 +421,6 @@ inline void ZeroState::update(float* stats, const AdamW& settings, float max_nor
         cudaCheck(cudaMemcpyAsync(host_scale_, stats + stat_scale, sizeof(float), cudaMemcpyDeviceToHost,
                                   compute_));
         order(compute_, host_);
-        host_updates_.clear();
-        host_updates_.reserve(layout_.units());
     }
     for (int unit = 0; unit < layout_.units(); unit++) {
         if (settings_.offload)
@@ -421,9 +428,6 @@ inline void ZeroState::update(float* stats, const AdamW& settings, float max_nor
         else
             step_on_device(unit, stats + stat_scale, settings, seed);
         publish(unit);
-    }
-    for (int unit = 0; cut_params_ && unit <= std::min(settings_.prefetch, layout_.layers); unit++) {
-        gather(unit);
     }
 }
 
@@ -439,9 +443,9 @@ inline void ZeroState::step_on_device(int unit, const float* scale, const AdamW&
 }
 
 inline void ZeroState::step_on_host(int unit, const AdamW& settings, uint64_t seed) {
-    host_updates_.push_back({this, settings, seed, unit});
     auto run = [](void* data) {
-        auto& [state, settings, seed, unit] = *(HostUpdate*)data;
+        std::unique_ptr<HostUpdate> own_update((HostUpdate*)data);
+        auto& [state, settings, seed, unit] = *own_update;
         size_t base = state->shard_offset(unit);
         for (const TensorPart& part : state->owned_parts(unit)) {
             AdamW own = settings;
@@ -453,7 +457,8 @@ inline void ZeroState::step_on_host(int unit, const AdamW& settings, uint64_t se
                                  random_key(seed, part.name));
         }
     };
-    cudaCheck(cudaLaunchHostFunc(host_, run, &host_updates_.back()));
+    // it runs when the caller may be at the next step already
+    cudaCheck(cudaLaunchHostFunc(host_, run, new HostUpdate{this, settings, seed, unit}));
     cudaCheck(cudaMemcpyAsync(owned_params(unit), host_params_ + shard_offset(unit),
                               part_size(unit) * sizeof(floatX), cudaMemcpyHostToDevice, host_));
 }
@@ -461,7 +466,10 @@ inline void ZeroState::step_on_host(int unit, const AdamW& settings, uint64_t se
 // Brings a unit's new parameters to all who use them, behind what the compute stream does next.
 inline void ZeroState::publish(int unit) {
     order(settings_.offload ? host_ : compute_, communication_);
-    if (cut_params_) return;
+    if (cut_params_) {  // the first units are gathered while others are stepped
+        if (unit <= std::min(settings_.prefetch, layout_.layers)) gather(unit);
+        return;
+    }
     mesh_.shard().all_gather(params(unit), part_size(unit), Traffic::parameters, communication_);
     cudaCheck(cudaEventRecord(updated_[unit], communication_));
 }

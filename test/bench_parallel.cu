@@ -1,83 +1,114 @@
 /*
-How much of the communication hides behind the computation. Every link is slowed down until what a step sends
-takes as long as what it computes; then the step is timed with and without overlap.
+What several ranks cost and hide, over the host transport.
 
-    mpirun -np N bench_parallel
+    mpirun -np N bench_parallel overlap    how much communication hides behind computation, over links slowed
+                                           down until a step's bytes take as long as its computation
+    mpirun -np N bench_parallel groups     how long it takes to build the groups of a mesh
 
     compute     a step over links that are not slowed down
     link        a step's bytes / compute
+    serial      a step without overlap, over slow links
     can hide    gradients travel during the backward pass (two thirds of the computation), parameters during
                 the forward pass, those of ZeRO 3 during both; what takes longer than its pass cannot hide
     hidden      (serial - overlapped) / can hide
 */
 #include "test/bench.h"
 
-// What a rank sends in a step for each purpose.
-struct Sent {
-    double gradients, parameters;
-};
-
-inline Sent sent_in_step(Gpt& g, const Batch& batch) {
-    step_seconds(g, batch, 1);
-    reset_traffic();
-    constexpr int steps = 2;  // with the one that warms up
-    step_seconds(g, batch, steps - 1);
-    return {(double)bytes_sent(Traffic::gradients) / steps, (double)bytes_sent(Traffic::parameters) / steps};
+inline void bench_groups(const World& world) {
+    int n = world.size(), tp = n >= 8 ? 2 : 1, pp = n >= 16 ? 2 : 1, dp = n / tp / pp;
+    MeshShape shape = {tp, pp, dp, dp >= 4 ? 2 : dp};
+    int slowest = INT_MAX, groups = 0;
+    for (int i = 0; i < 3; i++) {
+        world.barrier();
+        Mesh mesh(world, shape, nullptr);
+        slowest = std::min(slowest, world.largest((int)(mesh.build_seconds * 1e6)));
+        groups = mesh.groups_built;
+    }
+    printf("%8d %8d %10.1f\n", n, groups, slowest / 1e3);
 }
 
-int main(int argc, char** argv) try {
-    World world(&argc, &argv);
-    choose_device(world);
 #ifdef RANKS_USE_NCCL
+
+inline void bench_overlap(const World&) {
     fail("bench_parallel: slows down the host transport, and this program uses NCCL; build with COMM=mpi");
+}
+
 #else
-    if (!world.is_root() && !freopen("/dev/null", "w", stdout)) fail("/dev/null: cannot be opened");
-    if (world.size() < 2)
-        fail("bench_parallel: one process sends nothing; start it with mpirun -np 2 or more");
-    constexpr int repeats = 7;
+
+inline double median(std::vector<double> values) {
+    std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+    return values[values.size() / 2];
+}
+
+// Seconds of the three kinds of step, taken in turns so that they meet the same noise.
+struct StepTimes {
+    std::vector<double> compute, serial, overlapped;
+};
+
+inline void bench_overlap(const World& world) {
     ModelConfig config;
     config.layers = 12, config.channels = 256, config.heads = 4, config.vocab_size = 512,
     config.context = 128;
     complete(config);
     Workload workload = {2, 128, true, Recompute::none, 256};
-    printf("%d ranks, %d threads each: %s parameters, micro-batch %d x %d\n", world.size(),
-           threads_per_rank(world) ? threads_per_rank(world) : atoi(getenv("OMP_NUM_THREADS")),
+    printf("%d ranks: %s parameters, micro-batch %d x %d\n", world.size(),
            human((double)parameter_count(config)).c_str(), workload.B, workload.T);
-    printf("%-8s %10s %12s %11s %10s %12s %13s %12s %8s\n", "ZeRO", "sent MB", "compute ms", "link GB/s",
-           "serial ms", "overlap ms", "saved ms", "can hide ms", "hidden");
+    printf("%-6s %9s %11s %10s %10s %14s %11s %8s\n", "ZeRO", "sent MB", "compute ms", "link GB/s",
+           "serial ms", "overlapped ms", "can hide ms", "hidden");
     for (int level = 0; level <= 3; level++) {
         Mesh mesh(world, {.dp = world.size(), .shard = level ? world.size() : 1}, nullptr);
-        ZeroSettings overlapped = {.level = level, .keep_master = sizeof(floatX) < sizeof(float)},
-                     serial = overlapped;
-        serial.overlap = false;
-        auto seconds_of = [&](const ZeroSettings& settings, double link, Sent* sent) {
-            Gpt g(config, workload, settings, mesh);
-            initialize(g, 1);
-            RandomBatch batch(g, config.vocab_size);
-            host_link_speed(0);
-            if (sent) *sent = sent_in_step(g, *batch);
+        ZeroSettings on = {.level = level, .keep_master = sizeof(floatX) < sizeof(float)}, off = on;
+        off.overlap = false;
+        Gpt overlapped(config, workload, on, mesh), serial(config, workload, off, mesh);
+        RandomBatch batch(serial, config.vocab_size), same_batch(overlapped, config.vocab_size);
+        initialize(overlapped, 1);
+        initialize(serial, 1);
+        constexpr int rounds = 3, steps = 3;
+        auto time_steps = [&](Gpt& g, const Batch& batch, double link) {
             host_link_speed(link);
-            double seconds = step_seconds(g, *batch, repeats);
+            double seconds = step_seconds(g, batch, steps);
+            g.state.synchronize();
             host_link_speed(0);
-            // all ranks use the numbers of the first
-            world.broadcast(&seconds, sizeof seconds);
+            world.broadcast(&seconds, sizeof seconds);  // all ranks use the times of the first
             return seconds;
         };
-        Sent sent;
-        double compute = seconds_of(serial, 0, &sent);
-        double bytes = sent.gradients + sent.parameters, link = bytes / compute / 1e9;
-        double apart = seconds_of(serial, link, nullptr), together = seconds_of(overlapped, link, nullptr);
-        double gradients = sent.gradients / link / 1e9, parameters = sent.parameters / link / 1e9;
-        double forward = compute / 3, backward = compute - forward;
-        double can_hide = level < 3 ? std::min(gradients, backward) + std::min(parameters, forward)
-                                    : std::min(gradients + parameters, compute);
-        printf("%-8d %10.1f %12.1f %11.3f %10.1f %12.1f %13.1f %12.1f %7.0f%%\n", level, bytes / 1e6,
-               compute * 1e3, link, apart * 1e3, together * 1e3, (apart - together) * 1e3, can_hide * 1e3,
-               100 * (apart - together) / can_hide);
+        reset_traffic();
+        double compute = time_steps(serial, *batch, 0);
+        double gradients = (double)bytes_sent(Traffic::gradients) / (steps + 1),
+               parameters = (double)bytes_sent(Traffic::parameters) / (steps + 1);
+        double link = (gradients + parameters) / compute / 1e9;
+        StepTimes times;
+        for (int round = 0; round < rounds; round++) {
+            times.compute.push_back(time_steps(serial, *batch, 0));
+            times.serial.push_back(time_steps(serial, *batch, link));
+            times.overlapped.push_back(time_steps(overlapped, *same_batch, link));
+        }
+        compute = median(times.compute);
+        double saved = median(times.serial) - median(times.overlapped);
+        double send_gradients = gradients / link / 1e9, send_parameters = parameters / link / 1e9;
+        double can_hide =
+            level < 3 ? std::min(send_gradients, compute * 2 / 3) + std::min(send_parameters, compute / 3)
+                      : std::min(send_gradients + send_parameters, compute);
+        printf("%-6d %9.1f %11.1f %10.3f %10.1f %14.1f %11.1f %7.0f%%\n", level,
+               (gradients + parameters) / 1e6, compute * 1e3, link, median(times.serial) * 1e3,
+               median(times.overlapped) * 1e3, can_hide * 1e3, 100 * saved / can_hide);
         fflush(stdout);
     }
-    return 0;
+}
+
 #endif
+
+int main(int argc, char** argv) try {
+    World world(&argc, &argv);
+    choose_device(world);
+    if (!world.is_root() && !freopen("/dev/null", "w", stdout)) fail("/dev/null: cannot be opened");
+    std::string what = argc == 2 ? argv[1] : "";
+    if (world.size() < 2)
+        fail("bench_parallel: one process sends nothing; start it with mpirun -np 2 or more");
+    if (what != "groups" && what != "overlap")
+        fail("bench_parallel: what to measure? give groups or overlap");
+    what == "groups" ? bench_groups(world) : bench_overlap(world);
+    return 0;
 } catch (const Error& error) {
     fprintf(stderr, "train_gpt: %s\n", error.what());
     return 1;

@@ -21,4 +21,4 @@ build() {
 }
 
 build "sm_80 and sm_90a in bf16" PRECISION=bf16 build/cuda-bf16/train_gpt
-build "sm_80 in fp32" PRECISION=fp32 GPU_ARCH=80 build/cuda-fp32/train_gpt
+build "sm_80 in fp32, ranks that talk over MPI" PRECISION=fp32 GPU_ARCH=80 COMM=mpi build/cuda-fp32-mpi/train_gpt

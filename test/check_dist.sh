@@ -14,8 +14,9 @@ check() {
 
 # The program that is built already, so that this takes seconds; another machine would want CPU_ARCH=x86-64-v3.
 pack() { make --no-print-directory DEVICE=cpu BUILD=build/cpu-fp32 CPU_ARCH=native DIST="$work/dist" "$@" dist; }
-check "make dist" pack
 packed=$work/dist/train_gpt-cpu-native
+check "make dist" pack
+[ -s "$packed.tar.gz" ] || exit 1
 check "the archive holds the folder" cmp <(tar -tzf "$packed.tar.gz" | grep -v '/$' | sort) \
     <(cd "$work/dist" && find train_gpt-cpu-native -type f | sort)
 
@@ -26,12 +27,14 @@ moved=$work/elsewhere/train_gpt-cpu-native
 
 # uses NAME PLACE    the program loads the library from there
 uses() { env -i ldd "$moved/train_gpt" | grep -q "^[[:space:]]*$1 => $2"; }
-for name in $(cd "$moved/lib" && ls); do
+for name in "$moved"/lib/*; do
+    name=${name##*/}
     check "$name is the packed one" uses "$name" "$moved/lib/$name"
 done
 check "the libraries that were asked for are there" ls "$moved"/lib/lib{dnnl,xxhash,stdc++,gcc_s,gomp}.so.*
 check "Open MPI is the node's" uses 'libmpi[^ ]*' '/[^ ]*lib'
-check "neither Open MPI nor the C library is packed" test -z "$(ls "$moved/lib" | grep -E '^(libmpi|libopen-|libc\.|libm\.|ld-)')"
+check "neither Open MPI nor the C library is packed" \
+    test -z "$(find "$moved/lib" -name 'libmpi*' -o -name 'libopen-*' -o -name 'libc.*' -o -name 'libm.*' -o -name 'ld-*')"
 
 cp -r kernels "$work/elsewhere/text"
 tokenize=(tokenize text --output tokens --val-fraction 0.1)
@@ -74,6 +77,7 @@ take() {
 libmpi=$(ldd "$moved/train_gpt" | sed -nE 's/.*libmpi\.so[^ ]* => ([^ ]*).*/\1/p')
 mkdir -p "$root"/{proc,sys,dev,tmp,etc,usr/{share,lib,lib64,bin}}
 for folder in /lib /lib64 /bin; do [ ! -L $folder ] || cp -P $folder "$root/"; done
+# shellcheck disable=SC2046  # a list of files
 take "$(command -v mpirun)" "$libmpi" $(find "$(dirname "$libmpi")"/{openmpi,pmix2} -name 'mca_*.so' -o -name 'pmix_*.so' 2>/dev/null)
 cp -rL /etc/passwd /etc/openmpi "$root/etc/" 2>/dev/null
 cp -rL /usr/share/openmpi "$root/usr/share/" 2>/dev/null

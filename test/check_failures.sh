@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.." || exit 1
 . test/ranks.sh
 cpu=$PWD/build/cpu-fp32/train_gpt text=$PWD/kernels
 command -v mpirun >/dev/null || { echo "skipped: failures of ranks (mpirun is not here)"; exit 0; }
+command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
 work=$(mktemp -d)
 cd "$work" || exit 1
 seed=${SEED:-$((RANDOM * 32768 + RANDOM))}
@@ -27,7 +28,14 @@ tiny=(train --model tiny --layers 2 --channels 32 --heads 2 --mlp-width 48 --con
 # Processes of a run: its folder is on their command lines, and nobody else's. mpirun's comes with `launcher`.
 rank_pids() { pgrep -f "^$cpu .*--run-dir $work/$1( |\$)"; }
 launcher_pid() { pgrep -f "^mpirun .*--run-dir $work/$1( |\$)"; }
-kill_all() { for run in "$work"/*.out; do run=$(basename "$run" .out); kill -9 $(launcher_pid "$run") $(rank_pids "$run") 2>/dev/null; done; }
+kill_all() {
+    local out run
+    for out in "$work"/*.out; do
+        run=$(basename "$out" .out)
+        # shellcheck disable=SC2046  # a list of numbers
+        kill -9 $(launcher_pid "$run") $(rank_pids "$run") 2>/dev/null
+    done
+}
 trap 'kill_all; rm -rf "$work"' EXIT
 
 # wait_for SECONDS COMMAND...    until the command succeeds
@@ -72,10 +80,13 @@ one_line() { [ "$(grep -c '^train_gpt: ' "$1.err")" = 1 ]; }
 
 for ((i = 0; i < ${KILLS:-20}; i++)); do
     name=killed$i victim=$((RANDOM % 4)) delay=$((200 + RANDOM % 2800))
-    label="rank $victim of a run at ZeRO $((i % 4)), killed after $delay ms"
+    # half of them while they start or train, half while they train
+    since='start' begun=(has_ranks $name 4)
+    [ $((i / 4 % 2)) = 0 ] || since='first step' begun=(has_steps $name 1)
+    label="rank $victim of a run at ZeRO $((i % 4)), killed $delay ms after its $since"
     start $name 4 --zero $((i % 4))
-    wait_for 60 has_ranks $name 4 || { echo "FAILED $label: does not start"; kill_all; continue; }
-    sleep $((delay / 1000)).$(printf '%03d' $((delay % 1000)))
+    wait_for 60 "${begun[@]}" || { echo "FAILED $label: does not start"; kill_all; continue; }
+    sleep "$(printf '%d.%03d' $((delay / 1000)) $((delay % 1000)))"
     if ! kill -9 "$(rank_pids $name | sed -n "$((victim + 1))p")"; then
         echo "FAILED $label: it has ended before that"
         tail -3 $name.err

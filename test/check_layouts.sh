@@ -103,7 +103,7 @@ while read -r shape n options; do
     number=$((number + 1))
     read -ra of_row <<<"$options"
     if train "row$number" "$n" "$cpu" "${of_shape[@]}" "${of_row[@]}" </dev/null; then
-        agree "$shape on $n $options" "row$number" "$shape" --losses 1e-6 --weights 4e-6
+        agree "$shape on $n $options" "row$number" "$shape" --losses 1e-6 --weights 3e-6
     else
         echo "FAILED to run $shape on $n $options"
     fi
@@ -163,7 +163,7 @@ if wanted simt; then
         read -ra of_row <<<"$options"
         number=$((number + 1))
         if train "simt$number" 2 "$simt" "${small[@]}" --micro-batch 2 "${of_row[@]}"; then
-            agree "simt on 2 $options" "simt$number" on_cpu --losses 1e-5 --weights 1e-4
+            agree "simt on 2 $options" "simt$number" on_cpu --losses 1e-6 --weights 2e-6
         else
             echo "FAILED to run simt on 2 $options"
         fi

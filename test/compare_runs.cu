@@ -1,13 +1,13 @@
 /*
-Compares two run directories: what log.jsonl says of each step, and each tensor of weights.bin. It prints one line
-with the largest differences and where they are; the exit code is 1 if one is beyond its limit, or if the two are
-not runs of the same length and model.
+Compares two run directories: what log.jsonl says of each step, and each tensor of weights.bin. It prints one
+line with the largest differences and where they are; the exit code is 1 if one is beyond its limit, or if the
+two are not runs of the same length and model.
 
     compare_runs RUN REFERENCE [--losses LIMIT] [--weights LIMIT] [--bitwise]
 
 Losses, gradient norms and validation losses are compared relative to the reference; a tensor by the largest
-difference of its elements, relative to the largest element of the reference. --bitwise: both limits are 0, and
-tensors must have the same bytes.
+difference of its elements, relative to the largest element of the reference. --bitwise: both limits are 0,
+and tensors must have the same bytes.
 */
 #include <nlohmann/json.hpp>
 
@@ -28,7 +28,8 @@ struct RunLimits {
     bool bitwise = false;
 };
 
-// The largest difference of a kind so far. NaN counts as infinite, also where both have it: such runs prove nothing.
+// The largest difference of a kind so far. NaN counts as infinite, also where both have it: such runs prove
+// nothing.
 struct Largest {
     double value = 0;
     std::string where;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What only a GPU can show, on a machine with one NVIDIA card: the unit tests on the card in bf16 and fp32, a short
-# training run, and the speed. The summary comes last; the exit code is 1 if anything failed.
+# training run, several ranks that share the card, and the speed. The summary comes last; the exit code is 1 if anything
+# failed.
 #
 #   test/gpu_check.sh [--write] [--sanitize]
 #
@@ -10,8 +11,9 @@
 #                 nlohmann-json3-dev, libxxhash-dev, doctest-dev
 #   BENCH="B T.." micro-batches and lengths to measure; COMMIT=NAME where the source is no git clone
 #
-# Without Open MPI it builds with MPI=off; without an installed NCCL it takes the one that PyTorch brings.
+# Without Open MPI it builds with MPI=off and leaves out the ranks; without an installed NCCL it takes the one that PyTorch brings.
 cd "$(dirname "$0")/.." || exit 1
+. test/ranks.sh
 write='' sanitize=''
 for option in "$@"; do
     case $option in
@@ -47,7 +49,8 @@ if [ -n "$DEPS" ]; then
     use_library "$deps/usr/lib/$(uname -m)-linux-gnu"
 fi
 options=(DEVICE=cuda GPU_ARCH="$arch" NVCC="$nvcc")
-command -v mpicxx >/dev/null || options+=(MPI=off)
+mpi=yes
+command -v mpicxx >/dev/null && command -v mpirun >/dev/null || mpi='' options+=(MPI=off)
 if ! has_header nccl.h; then
     nccl=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null)
     [ -n "$nccl" ] || { echo "gpu_check.sh: no nccl.h here; install libnccl-dev, or PyTorch" >&2; exit 1; }
@@ -77,6 +80,14 @@ build() {
     return 1
 }
 
+# Several ranks on one card cannot talk over NCCL.
+build_ranks() {
+    make --no-print-directory -k -j"$(nproc)" "${options[@]}" COMM=mpi PRECISION="$1" \
+        "build/cuda-$1-mpi"/{test_collectives,test_transport,test_mesh,test_zero,train_gpt,compare_runs} >"$work/build-$1-mpi" 2>&1 && return
+    grep -E 'error|Error|missing|undefined' "$work/build-$1-mpi" | head -20
+    return 1
+}
+
 program() { echo "build/cuda-$1/train_gpt"; }
 
 # train NAME PRECISION    trains `tiny` on the source of this program
@@ -97,6 +108,15 @@ steps() { grep -oE '"(loss|grad_norm)":[^,]*' "$work/$1/log.jsonl"; }
 same_steps() { [ -n "$(steps bf16)" ] && diff <(steps bf16) <(steps again); }
 learnt() { awk -v loss="$(val_loss "$1")" 'BEGIN { exit !(loss > 0 && loss < 3) }'; }  # bytes at random: 5.5
 
+# train_ranks NAME RANKS PROGRAM OPTIONS...    steps of 24 sequences, whatever the ranks; with mpirun also for one rank
+train_ranks() {
+    ranks "$2" "$3" train --model tiny --train-data "$work/text_train_*.bin" --run-dir "$work/$1" --steps 20 \
+        --global-batch 6144 --learning-rate 1e-3 --adam-eps 1e-5 "${@:4}" >"$work/$1.out" 2>&1 && return
+    tail -5 "$work/$1.out"
+    return 1
+}
+compare() { build/cuda-fp32-mpi/compare_runs "$work/$1" "$work/$2" "${@:3}"; }
+
 sanitized() { timeout 300 compute-sanitizer --error-exitcode 1 "$1" >"$work/sanitizer" 2>&1 || { tail -40 "$work/sanitizer"; return 1; }; }
 
 start=$SECONDS
@@ -107,9 +127,13 @@ build fp32 "$(program fp32)" &
 fp32_build=$!
 check "builds in bf16" build bf16 "$(program bf16)" build/cuda-bf16/bench
 check "builds in fp32" wait $fp32_build
+if [ -n "$mpi" ]; then
+    check "builds in bf16 for ranks over MPI" build_ranks bf16
+    check "builds in fp32 for ranks over MPI" build_ranks fp32
+fi
 
 phase "unit tests"
-timeout 240 test/run.sh cuda-bf16 cuda-fp32 2>&1 | tee "$work/tests"
+timeout 400 test/run.sh cuda-bf16 cuda-fp32 ${mpi:+cuda-bf16-mpi cuda-fp32-mpi} 2>&1 | tee "$work/tests"
 tests=$(tail -1 "$work/tests")
 check "unit tests: $tests" grep -q ' 0 failed' <<<"$tests"
 if [ -n "$sanitize" ]; then
@@ -126,6 +150,27 @@ check "trains tiny in bf16 again" train again bf16
 check "validation loss in bf16: $(val_loss bf16)" learnt bf16
 check "validation loss in fp32: $(val_loss fp32), as in bf16" same_end
 check "the same run twice gives the same losses and gradients, bit for bit" same_steps
+
+if [ -n "$mpi" ]; then
+    phase "ranks"
+    shared=build/cuda-fp32-mpi/train_gpt
+    check "trains in one rank over NCCL" train_ranks nccl 1 "$(program fp32)" --micro-batch 8
+    check "trains in one rank over MPI" train_ranks one 1 "$shared" --micro-batch 8
+    check "with the same bits" compare nccl one --bitwise
+    for zero in 0 1 2 3; do
+        check "trains in 2 ranks on one card, ZeRO $zero" train_ranks zero$zero 2 "$shared" --micro-batch 4 --zero $zero
+        # the sums of a product depend on the batch here, as the library chooses its kernels by size
+        check "with the losses of one process" compare zero$zero one --losses 1e-4 --weights 1e-2
+    done
+    check "without overlap" train_ranks serial 2 "$shared" --micro-batch 4 --zero 3 --overlap off --prefetch 0
+    check "the same bits" compare serial zero3 --bitwise
+    check "with offload" train_ranks offload 2 "$shared" --micro-batch 4 --zero 3 --offload optimizer
+    check "the losses without" compare offload zero3 --losses 1e-5 --weights 1e-4
+    check "hybrid, in 4 ranks" train_ranks hybrid 4 "$shared" --micro-batch 2 --zero 3 --shard-group 2
+    check "also with the losses of one process" compare hybrid one --losses 1e-4 --weights 1e-2
+else
+    say "skipped: ranks (Open MPI is not here)"
+fi
 
 phase "speed"
 # shellcheck disable=SC2086  # shapes are words

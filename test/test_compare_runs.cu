@@ -1,4 +1,5 @@
-// compare_runs: what the proofs of layouts rest on sees a planted difference of each kind, just beyond the limit.
+// compare_runs: what the proofs of layouts rest on sees a planted difference of each kind, just beyond the
+// limit.
 #define TESTING
 #include "test/compare_runs.cu"
 

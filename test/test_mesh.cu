@@ -381,19 +381,3 @@ TEST_CASE("a wait for a rank that does not come ends with the reason and the rem
     cudaCheck(cudaStreamDestroy(stream));
     world.barrier();
 }
-
-// Prints what README states. Not a test: build/cpu-fp32/test_mesh --no-skip -tc="time to build*"
-TEST_CASE("time to build the groups" * doctest::skip()) {
-    const World& world = test_world();
-    int n = world.size(), tp = n >= 8 ? 2 : 1, pp = n >= 16 ? 2 : 1, dp = n / tp / pp;
-    MeshShape shape = {tp, pp, dp, dp >= 4 ? 2 : dp};
-    for (int i = 0; i < 3; i++) {
-        world.barrier();
-        Mesh mesh(world, shape, test_stream());
-        int slowest = world.largest((int)(mesh.build_seconds * 1e6));
-        if (world.is_root()) {
-            printf("%d ranks: %d groups in %.1f ms (the slowest rank)\n", n, mesh.groups_built,
-                   slowest / 1e3);
-        }
-    }
-}

@@ -1,7 +1,7 @@
 /*
 doctest's main for suites of several ranks: the suite runs on every rank of mpirun, or alone. Rank 0 prints
-its report, another rank prints only when something failed on it; all ranks end with 1 if something failed on
-any.
+its report, another rank prints only when something failed on it; all ranks end with 1 if something failed
+on any.
 */
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>

@@ -107,13 +107,13 @@ std::string seen_parameters(Gpt& g) {
 }
 
 // All tensors as they would be saved, on every rank.
-std::vector<double> collected(Gpt& g) {
+std::vector<double> collected(ZeroState& state) {
     std::string bytes;
-    collect_tensors(g.state, [&](const std::string&, const void* data, size_t size) {
+    collect_tensors(state, [&](const std::string&, const void* data, size_t size) {
         bytes.append((const char*)data, size);
     });
     bytes = test_world().gather(bytes)[0];
-    if (!g.state.keeps_floats()) {
+    if (!state.keeps_floats()) {
         auto* values = (const floatX*)bytes.data();
         return to_doubles(std::vector<floatX>(values, values + bytes.size() / sizeof(floatX)));
     }
@@ -130,14 +130,14 @@ constexpr double loss_limit = exact ? 1e-6 : 2e-3, norm_limit = exact ? 1e-5 : 2
 TEST_CASE("every level takes the steps of one rank, and all ranks hold the same bits") {
     for (const Case& c : cases) {
         if (!on_cpu && !c.on_simt) continue;
-        CAPTURE(c.name);
+        CAPTURE(std::string(c.name));
         ModelConfig config = config_of(c);
         Mesh mesh(test_world(), shape_of(c), test_stream());
         Gpt alone(config, workload_of(sequences), with_master);
         Gpt g(config, workload_of(sequences / mesh.shape.dp / c.micro_batches), settings_of(c), mesh);
         initialize(alone, 5);
         initialize(g, 5);
-        CHECK(relative_error(collected(g), collected(alone)) == 0);
+        CHECK(relative_error(collected(g.state), collected(alone.state)) == 0);
         for (int step = 0; step < steps; step++) {
             StepStats want = step_of(alone, step, 1), got = step_of(g, step, c.micro_batches);
             CHECK(got.finite);
@@ -146,7 +146,7 @@ TEST_CASE("every level takes the steps of one rank, and all ranks hold the same 
             auto replicas = test_world().gather(seen_parameters(g));
             for (const std::string& bits : replicas) CHECK((bits == replicas[0]));
         }
-        CHECK(relative_error(collected(g), collected(alone)) < weight_limit);
+        CHECK(relative_error(collected(g.state), collected(alone.state)) < weight_limit);
     }
 }
 
@@ -179,6 +179,200 @@ TEST_CASE("overlap, offload and units gathered ahead do not change a bit") {
     }
 }
 
+namespace {
+
+// Four blocks of nothing but parameters.
+ParameterLayout bare_layout(bool tied, int ranks) {
+    return ParameterLayout({{0, Unit::embedding, "in", 50, 8, 0, 1, true},
+                            {1, Unit::block, "weight", 40, 8, 0, 1, true},
+                            {2, Unit::block, "bias", 24, 0, 0, 1, false},
+                            {3, Unit::head, "out", 45, 8, 0, 1, true}},
+                           4, tied, ranks);
+}
+
+// For all ranks.
+void set_normal(ZeroState& state) {
+    std::vector<float> values;
+    set_tensors(state, [&](const TensorRow&, const std::string& name, size_t first, size_t count) {
+        values.resize(count);
+        for (size_t i = 0; i < count; i++) values[i] = random_normal(random_key(3, name), first + i);
+        return std::span<const float>(values);
+    });
+}
+
+}  // namespace
+
+#ifndef RANKS_USE_NCCL  // which cannot be slowed down
+namespace {
+
+struct Slowness {
+    int compute;  // microseconds before and after each look at parameters or gradients
+    double link;  // GB/s; 0: not slowed down
+};
+
+// Steps with noise for gradients; with overlap, none of them is waited for. Returns the bits of all
+// parameters at each use, of the statistics after each step, and of the optimizer's state in the end.
+std::string bare_steps(const Case& c, const Slowness& slowness) {
+    constexpr int bare_step_count = 3;
+    Mesh mesh(test_world(), shape_of(c), test_stream());
+    ParameterLayout layout = bare_layout(c.tied, mesh.shape.dp);
+    cudaStream_t compute = test_stream();
+    ZeroState state(layout, mesh, settings_of(c), compute);
+    set_normal(state);
+    size_t looks = (size_t)bare_step_count * c.micro_batches * 3;
+    Buffer<float> noise(
+        random_values<float>(text("noise of %d", mesh.data_rank()).c_str(), looks * layout.size() / 3, 1));
+    Buffer<floatX> seen(looks * layout.size());
+    Buffer<float> stats(stat_count), seen_stats(bare_step_count * stat_count);
+    size_t seen_end = 0, noise_end = 0;
+    auto pause = [&] {
+        if (!slowness.compute) return;
+        cudaCheck(cudaLaunchHostFunc(
+            compute, [](void* time) { usleep(*(const int*)time); }, (void*)&slowness.compute));
+    };
+    auto look = [&](int unit, int direction) {
+        state.acquire(unit, direction);
+        pause();
+        cudaCheck(cudaMemcpyAsync((floatX*)seen + seen_end, state.params(unit),
+                                  layout.unit_size(unit) * sizeof(floatX), cudaMemcpyDeviceToDevice,
+                                  compute));
+        seen_end += layout.unit_size(unit);
+        state.release(unit);
+    };
+    auto add_noise = [&](int unit, size_t count) {
+        state.begin_gradients(unit);
+        pause();
+        accumulate(state.grads(unit), (float*)noise + noise_end, count, compute);
+        noise_end += count;
+    };
+    int head = layout.last_unit(), classifier = c.tied ? 0 : head;
+    host_link_speed(slowness.link);
+    for (int step = 0; step < bare_step_count; step++) {
+        state.zero_gradients();
+        cudaCheck(cudaMemsetAsync(stats, 0, stat_count * sizeof(float), compute));
+        for (int micro = 0; micro < c.micro_batches; micro++) {
+            bool last = micro == c.micro_batches - 1;
+            for (int unit = 0; unit <= head; unit++) look(unit, +1);
+            look(classifier, 0);
+            add_noise(classifier, 1);
+            for (int unit = head; unit > 0; unit--) {
+                look(unit, -1);
+                add_noise(unit, layout.unit_size(unit) - (unit == classifier));
+                state.reduce_gradients(unit, last);
+            }
+            add_noise(0, layout.unit_size(0) - (classifier == 0));
+            state.reduce_gradients(0, last);
+        }
+        pause();
+        accumulate((float*)stats + stat_loss, noise, 1, compute);
+        state.update(stats, {0.1 / (step + 1), 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 20, 0);
+        cudaCheck(cudaMemcpyAsync((float*)seen_stats + step * stat_count, stats, stat_count * sizeof(float),
+                                  cudaMemcpyDeviceToDevice, compute));
+        if (!c.settings.overlap) state.synchronize();
+    }
+    for (int unit = 0; unit <= head; unit++) look(unit, +1);
+    state.synchronize();
+    host_link_speed(0);
+    std::string bits;
+    auto add = [&](auto& buffer, size_t count) {
+        auto values = buffer.host();
+        bits.append((const char*)values.data(), count * sizeof values[0]);
+    };
+    add(seen, seen_end);
+    add(seen_stats, seen_stats.size());
+    collect_tensors(state, [&](const std::string&, const void* data, size_t size) {
+        bits.append((const char*)data, size);
+    });
+    return bits;
+}
+
+}  // namespace
+
+// What one stream forgets to wait for from another is not there yet when that other is slow.
+TEST_CASE("a slow link or slow computation does not change a bit") {
+    const Case kinds[] = {{"plain", 0, true, true, 2},
+                          {"ZeRO 1", 1, true, false, 2, false, {.offload = true}},
+                          {"ZeRO 1, hybrid", 1, false, false, 1},
+                          {"ZeRO 2", 2, true, true, 1, false, {.offload = true}},
+                          {"ZeRO 2, hybrid", 2, false, false, 2},
+                          {"ZeRO 3, nothing ahead", 3, true, false, 2, false, {.prefetch = 0}},
+                          {"ZeRO 3", 3, true, true, 2, true},
+                          {"ZeRO 3, hybrid, far ahead", 3, false, false, 1, false, {.prefetch = 3}},
+                          {"ZeRO 3, offload", 3, true, false, 1, true, {.offload = true, .prefetch = 2}}};
+    for (Case c : kinds) {
+        if (!on_cpu && !c.on_simt) continue;
+        CAPTURE(std::string(c.name));
+        Case in_order = c;
+        in_order.settings.overlap = false;
+        std::string want = bare_steps(in_order, {0, 0});
+        CHECK((bare_steps(c, {0, 0}) == want));
+        CHECK((bare_steps(c, {1000, 0}) == want));
+        CHECK((bare_steps(c, {0, 2e-3}) == want));
+    }
+}
+#endif
+
+TEST_CASE("every element is stepped alike whoever owns it, random rounding too") {
+    Mesh one;
+    for (int level : {1, 3}) {
+        for (bool offload : {false, true}) {
+            CAPTURE(text("level %d, offload %d", level, offload));
+            Case c = {"", level, level == 1, false, 1};
+            auto stepped = [&](const Mesh& mesh) {
+                // padded alike, so that elements have the same noise
+                ParameterLayout layout = bare_layout(false, test_world().size());
+                ZeroSettings settings = {.level = level, .offload = offload};
+                ZeroState state(layout, mesh, settings, test_stream());
+                set_normal(state);
+                Buffer<float> noise(random_values<float>("noise", layout.size(), 1));
+                for (int step = 0; step < 2; step++) {
+                    state.zero_gradients();
+                    Buffer<float> stats(std::vector<float>(stat_count, 0));
+                    for (int unit = layout.last_unit(); unit >= 0; unit--) {
+                        state.begin_gradients(unit);
+                        // a sum with zeros has no order
+                        if (mesh.data_rank() == 0) {
+                            accumulate(state.grads(unit), (float*)noise + layout.unit_offset(unit),
+                                       layout.unit_size(unit), test_stream());
+                        }
+                        state.reduce_gradients(unit, true);
+                    }
+                    state.update(stats, {0.1, 0.9, 0.95, 1e-8, 0.1, step + 1, !exact}, 0, 9);
+                    state.synchronize();
+                }
+                return collected(state);
+            };
+            CHECK(relative_error(stepped(Mesh(test_world(), shape_of(c), test_stream())), stepped(one)) == 0);
+        }
+    }
+}
+
+TEST_CASE("a tensor of several pieces is set and collected whole") {
+    constexpr size_t size = 2 * tensor_piece + 3;
+    auto value = [](size_t i) { return exact ? (float)i : (float)(i >> 15); };  // no rounding
+    Mesh mesh(test_world(), {.dp = test_world().size(), .shard = test_world().size()}, test_stream());
+    ParameterLayout layout({{0, Unit::embedding, "in", size, 0, 0, 1, true},
+                            {1, Unit::block, "weight", 40, 8, 0, 1, true},
+                            {2, Unit::head, "out", 45, 8, 0, 1, true}},
+                           1, false, mesh.shape.dp);
+    // where there is a master copy, that is what is collected
+    ZeroState state(layout, mesh, {.level = 1, .training = !exact, .keep_master = !exact}, test_stream());
+    std::vector<float> values;
+    set_tensors(state, [&](const TensorRow&, const std::string&, size_t first, size_t count) {
+        values.resize(count);
+        for (size_t i = 0; i < count; i++) values[i] = value(first + i);
+        return std::span<const float>(values);
+    });
+    size_t next = 0, wrong = 0;
+    collect_tensors(state, [&](const std::string& name, const void* data, size_t bytes) {
+        for (size_t i = 0; name == "in" && i < bytes / sizeof(float); i++) {
+            wrong += ((const float*)data)[i] != value(next++);
+        }
+    });
+    CHECK(wrong == 0);
+    CHECK(next == (test_world().is_root() ? size : 0));
+}
+
 TEST_CASE("a step that is not finite on one rank changes the weights of none") {
     for (int level = on_cpu ? 0 : 3; level <= 3; level++) {
         CAPTURE(level);
@@ -201,15 +395,21 @@ TEST_CASE("a step that is not finite on one rank changes the weights of none") {
             [&] { cudaCheck(cudaMemsetAsync(g.stats + stat_loss, 0xff, sizeof(float), g.stream)); });
         CHECK_FALSE(stats.finite);
         CHECK((seen_parameters(g) == before));
-        CHECK(poisoned_step([] {}).finite);
+        CHECK_FALSE(stats.stop);
+        stats = poisoned_step(
+            [&] { cudaCheck(cudaMemsetAsync(g.stats + stat_stop, 0x3f, sizeof(float), g.stream)); });
+        CHECK(stats.finite);
+        CHECK(stats.stop);  // which one rank was asked for
         CHECK_FALSE((seen_parameters(g) == before));
+        initialize(g, 5);
+        CHECK((seen_parameters(g) == before));  // nothing of what was gathered is left
     }
 }
 
 TEST_CASE("bytes sent in a step are those of the formulas") {
     for (const Case& c : cases) {
         if (!on_cpu && !c.on_simt) continue;
-        CAPTURE(c.name);
+        CAPTURE(std::string(c.name));
         ModelConfig config = config_of(c);
         Mesh mesh(test_world(), shape_of(c), test_stream());
         Gpt g(config, workload_of(sequences / mesh.shape.dp / c.micro_batches), settings_of(c), mesh);
