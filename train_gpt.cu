@@ -1275,7 +1275,9 @@ inline void train(const Options& o, const World& world) {
     Mesh mesh(world, mesh_shape(o), nullptr);
     mesh.timeout_seconds = o.communication_timeout;
     if (world.size() > 1) printf("ranks        %s\n", mesh.picture().c_str());
-    Gpt g(o, workload, zero_settings(o), mesh);
+    ZeroSettings settings = zero_settings(o);
+    settings.host_threads = threads_per_rank(world);
+    Gpt g(o, workload, settings, mesh);
     initialize(g, o.seed);
     double gemm = measured_gemm_rate(g.stream), published = published_peak(device.name, sizeof(floatX) == 2);
     Meter meter(o, workload.T, o.peak_tflops > 0 ? o.peak_tflops * 1e12 : published, gemm, world.size());
@@ -1315,8 +1317,8 @@ inline void train(const Options& o, const World& world) {
             if (step == o.steps || asked_to_stop() || (world.size() == 1 && !trouble.empty())) break;
 
             double start = seconds_now();
-            AdamW settings = adamw_settings(o, step);
-            train_step(g, batches, step * samples_per_step, micro_batches, settings, o.gradient_clip, o.seed,
+            AdamW adamw = adamw_settings(o, step);
+            train_step(g, batches, step * samples_per_step, micro_batches, adamw, o.gradient_clip, o.seed,
                        trouble);
             StepStats stats = read_stats(g, (double)o.global_batch);
             if (!stats.finite) {
@@ -1334,7 +1336,7 @@ inline void train(const Options& o, const World& world) {
             step++;
             stopping = stats.stop;
             note_trouble(trouble,
-                         [&] { progress.step(step, stats, settings.learning_rate, seconds_now() - start); });
+                         [&] { progress.step(step, stats, adamw.learning_rate, seconds_now() - start); });
         }
         raise_trouble(world, trouble);
     } catch (const CommonError& error) {

@@ -27,7 +27,6 @@ on with the units that are done.
 #pragma once
 
 #include <algorithm>
-#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -38,15 +37,15 @@ on with the units that are done.
 #include "comm/unit_places.h"       // UnitPlaces
 #include "comm/watch.h"             // wait_for
 #include "kernels/accumulate.cuh"   // accumulate
-#include "kernels/adamw.cuh"        // adamw_update
-#include "kernels/global_norm.cuh"  // sum_squares, clip_scale
-#include "kernels/random.cuh"       // random_key
+#include "kernels/adamw.cuh"        // AdamW
+#include "kernels/global_norm.cuh"  // sum_squares_scratch
 
 struct ZeroSettings {
     int level = 0;
     bool training = true;      // false: parameters only
     bool keep_master = false;  // an fp32 copy of the parameters for the optimizer
     bool offload = false;
+    int host_threads = 0;  // OpenMP threads of offloaded steps; 0: as OpenMP chooses
     bool overlap = true;
     int prefetch = 1;  // level 3: units gathered ahead of their use
 };
@@ -395,86 +394,6 @@ inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
 }
 
 // ----------------------------------------------------------------------------
-// the step
-
-inline void ZeroState::sum_statistics(float* stats) {
-    order(compute_, communication_);
-    mesh_.data().all_reduce(stats, summed_statistics, Traffic::statistics, communication_);
-    order(communication_, compute_);
-}
-
-inline void ZeroState::update(float* stats, const AdamW& settings, float max_norm, uint64_t seed) {
-    order(communication_, compute_);  // the last gradient has been summed
-    for (int unit = 0; unit < layout_.units(); unit++) {
-        sum_squares(stats + stat_squares, norm_scratch_, owned_grads(unit), part_size(unit), unit > 0,
-                    compute_);
-    }
-    // replicas hold the same gradients, which count once
-    if (mesh_.position.replica > 0) {
-        cudaCheck(cudaMemsetAsync(stats + stat_squares, 0, sizeof(float), compute_));
-    }
-    sum_statistics(stats);
-    clip_scale(stats + stat_norm, stats + stat_squares, stats + stat_loss, max_norm, compute_);
-
-    for (Place& place : param_at_) place.unit = -1;  // what was gathered is old now
-    if (settings_.offload) {
-        cudaCheck(cudaMemcpyAsync(host_scale_, stats + stat_scale, sizeof(float), cudaMemcpyDeviceToHost,
-                                  compute_));
-        order(compute_, host_);
-    }
-    for (int unit = 0; unit < layout_.units(); unit++) {
-        if (settings_.offload)
-            step_on_host(unit, settings, seed);
-        else
-            step_on_device(unit, stats + stat_scale, settings, seed);
-        publish(unit);
-    }
-}
-
-inline void ZeroState::step_on_device(int unit, const float* scale, const AdamW& settings, uint64_t seed) {
-    for (const TensorPart& part : owned_parts(unit)) {
-        AdamW own = settings;
-        if (!part.row->decay) own.weight_decay = 0;
-        size_t at = part.at - owned_begin(unit);
-        adamw_update(owned_params(unit) + at, master_ ? owned_master(unit) + at : nullptr, owned_m(unit) + at,
-                     owned_v(unit) + at, owned_grads(unit) + at, scale, part.first, part.count, own,
-                     random_key(seed, part.name), compute_);
-    }
-}
-
-inline void ZeroState::step_on_host(int unit, const AdamW& settings, uint64_t seed) {
-    auto run = [](void* data) {
-        std::unique_ptr<HostUpdate> own_update((HostUpdate*)data);
-        auto& [state, settings, seed, unit] = *own_update;
-        size_t base = state->shard_offset(unit);
-        for (const TensorPart& part : state->owned_parts(unit)) {
-            AdamW own = settings;
-            if (!part.row->decay) own.weight_decay = 0;
-            size_t at = base + part.at - state->owned_begin(unit);
-            float* master = state->master_ ? state->master_ + at : nullptr;
-            adamw_update_on_host(state->host_params_ + at, master, state->m_ + at, state->v_ + at,
-                                 state->host_grads_ + at, state->host_scale_, part.first, part.count, own,
-                                 random_key(seed, part.name));
-        }
-    };
-    // it runs when the caller may be at the next step already
-    cudaCheck(cudaLaunchHostFunc(host_, run, new HostUpdate{this, settings, seed, unit}));
-    cudaCheck(cudaMemcpyAsync(owned_params(unit), host_params_ + shard_offset(unit),
-                              part_size(unit) * sizeof(floatX), cudaMemcpyHostToDevice, host_));
-}
-
-// Brings a unit's new parameters to all who use them, behind what the compute stream does next.
-inline void ZeroState::publish(int unit) {
-    order(settings_.offload ? host_ : compute_, communication_);
-    if (cut_params_) {  // the first units are gathered while others are stepped
-        if (unit <= std::min(settings_.prefetch, layout_.layers)) gather(unit);
-        return;
-    }
-    mesh_.shard().all_gather(params(unit), part_size(unit), Traffic::parameters, communication_);
-    cudaCheck(cudaEventRecord(updated_[unit], communication_));
-}
-
-// ----------------------------------------------------------------------------
 // what this rank owns
 
 inline void ZeroState::set(int unit, size_t at, std::span<const float> values) {
@@ -499,3 +418,5 @@ inline void ZeroState::share() {
 inline void ZeroState::synchronize() const {
     for (cudaStream_t stream : {host_, communication_, compute_}) wait_for(stream, mesh_);
 }
+
+#include "comm/zero_step.h"  // update

@@ -110,14 +110,17 @@ wait "$job" 2>/dev/null
 # ----------------------------------------------------------------------------------------------------------
 # a rank that stops answering
 
-start stuck 3 --zero 3 --communication-timeout 3
-wait_for 60 has_steps stuck 3
-stopped=$(rank_pids stuck | sed -n 2p)
-kill -STOP "$stopped"
-check "a rank that stops answering ends the job" ended stuck 30
-check "with an exit code" test "$code" != 0
-check "and a reason" grep -q '^train_gpt: .*--communication-timeout' stuck.err
-check "and leaves no process" nothing_left stuck
+# in a step of one micro-batch, and of thirty: the host waits in other places
+for sequences in 6 180; do
+    run=stuck$sequences
+    start $run 3 --zero 3 --communication-timeout 3 --global-batch $((sequences * 48))
+    wait_for 60 has_steps $run 2
+    kill -STOP "$(rank_pids $run | sed -n 2p)"
+    check "a rank that stops answering ends the job, $sequences sequences a step" ended $run 30
+    check "with an exit code" test "$code" != 0
+    check "and a reason" grep -q '^train_gpt: .*--communication-timeout' $run.err
+    check "and leaves no process" nothing_left $run
+done
 
 # ----------------------------------------------------------------------------------------------------------
 # a rank that meets an error
