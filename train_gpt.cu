@@ -880,15 +880,16 @@ inline float schedule(const Options& o, int step) {
 
 static volatile sig_atomic_t stop_requested = 0;
 
-// Ctrl-C, SIGTERM, or a terminal or pipe that closes ends the run after the step; a second Ctrl-C ends the
-// program at once.
+// Ctrl-C, SIGTERM, SIGUSR1, or a terminal or pipe that closes ends the run after the step; a second Ctrl-C
+// ends the program at once. SIGUSR1 is the one that mpirun passes on without killing the ranks a second
+// later.
 inline void request_stop(int signal) {
     stop_requested = signal;
     if (signal != SIGPIPE) std::signal(signal, SIG_DFL);  // what is still printed brings that one again
 }
 
 inline void stop_on_signals() {
-    for (int signal : {SIGINT, SIGTERM, SIGPIPE}) std::signal(signal, request_stop);
+    for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE}) std::signal(signal, request_stop);
     if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // started by nohup
 }
 
@@ -1063,7 +1064,7 @@ inline double measured_gemm_rate(cudaStream_t stream) {
     for (int size = 512; size <= 8192; size *= 2) {
         if (rate > 0 && 3 * sizeof(floatX) * size * size > available_memory()) break;
         rate = std::max(rate, gemm_rate(size, stream));
-        if (2.0 * size * size * size / rate > 0.05) break;
+        if (2.0 * size * size * size / rate > 0.01) break;
     }
     return rate;
 }

@@ -1,7 +1,7 @@
 /*
-The step of ZeroState: each rank sums the squares of the gradients it owns, the sums become the global norm, and
-AdamW (on the device, or on the host for --offload optimizer) steps the parameters the rank owns. What others
-need of them is sent unit by unit, behind the forward pass that begins meanwhile.
+The step of ZeroState: each rank sums the squares of the gradients it owns, the sums become the global norm,
+and AdamW (on the device, or on the host for --offload optimizer) steps the parameters the rank owns. What
+others need of them is sent unit by unit, behind the forward pass that begins meanwhile.
 */
 #pragma once
 
