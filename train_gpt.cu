@@ -1207,9 +1207,9 @@ inline int ranks_sharing_device([[maybe_unused]] const World& world) {
 
 inline void check_communication(const Options& o) {
     if (o.tp > 1 || o.pp > 1) {
-        fail("--tp %d --pp %d: models are cut over data ranks only; leave both out, and use --zero 3 for a "
-             "model "
-             "that is too large for one device",
+        fail("--tp %d --pp %d: models are cut over data ranks only; leave both out, and use --zero 3 where "
+             "one "
+             "device is too small",
              o.tp, o.pp);
     }
 #ifdef RANKS_USE_NCCL
@@ -1227,6 +1227,21 @@ inline void raise_trouble(const World& world, const std::string& trouble) {
     world.together([&] {
         if (!trouble.empty()) fail("%s", trouble.c_str());
     });
+}
+
+// For all ranks, after a step whose loss or gradient is not finite: throws the reason.
+inline void raise_not_finite(const Gpt& g, const World& world, const std::string& trouble, int step,
+                             const StepStats& stats) {
+    raise_trouble(world, trouble);
+    std::string bad;
+    for (const std::string& of_rank : world.gather(first_bad_gradient(g))) {
+        if (bad.empty()) bad = of_rank;
+    }
+    raise_trouble(world,
+                  text("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; try a "
+                       "lower --learning-rate or a longer --warmup-steps",
+                       step, without_sign(stats.loss), without_sign(stats.gradient_norm),
+                       bad.empty() ? "none" : bad.c_str()));
 }
 
 // What to print of an exception.
@@ -1322,18 +1337,7 @@ inline void train(const Options& o, const World& world) {
             train_step(g, batches, step * samples_per_step, micro_batches, adamw, o.gradient_clip, o.seed,
                        trouble);
             StepStats stats = read_stats(g, (double)o.global_batch);
-            if (!stats.finite) {
-                raise_trouble(world, trouble);
-                std::string bad;
-                for (const std::string& of_rank : world.gather(first_bad_gradient(g))) {
-                    if (bad.empty()) bad = of_rank;
-                }
-                raise_trouble(
-                    world, text("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; "
-                                "try a lower --learning-rate or a longer --warmup-steps",
-                                step + 1, without_sign(stats.loss), without_sign(stats.gradient_norm),
-                                bad.empty() ? "none" : bad.c_str()));
-            }
+            if (!stats.finite) raise_not_finite(g, world, trouble, step + 1, stats);
             step++;
             stopping = stats.stop;
             note_trouble(trouble,

@@ -50,7 +50,7 @@ inline void bench_overlap(const World& world) {
     config.layers = 12, config.channels = 256, config.heads = 4, config.vocab_size = 512,
     config.context = 128;
     complete(config);
-    Workload workload = {2, 128, true, Recompute::none, 256};
+    Workload workload = {8, 128, true, Recompute::none, 1024};
     printf("%d ranks: %s parameters, micro-batch %d x %d\n", world.size(),
            human((double)parameter_count(config)).c_str(), workload.B, workload.T);
     printf("%-6s %9s %11s %10s %10s %14s %11s %8s\n", "ZeRO", "sent MB", "compute ms", "link GB/s",
@@ -63,7 +63,7 @@ inline void bench_overlap(const World& world) {
         RandomBatch batch(serial, config.vocab_size), same_batch(overlapped, config.vocab_size);
         initialize(overlapped, 1);
         initialize(serial, 1);
-        constexpr int rounds = 3, steps = 3;
+        constexpr int rounds = 3, steps = 2;
         auto time_steps = [&](Gpt& g, const Batch& batch, double link) {
             host_link_speed(link);
             double seconds = step_seconds(g, batch, steps);
