@@ -120,7 +120,7 @@ libs := $(call to_linker,-Wl$(comma)-rpath$(comma)'$$ORIGIN/lib') $(libs) -lxxha
 need_build := cxxopts.hpp=libcxxopts-dev nlohmann/json.hpp=nlohmann-json3-dev xxhash.h=libxxhash-dev
 need_build += $(if $(filter cuda,$(DEVICE)),cublasLt.h=libcublas-dev $(if $(staged),,nccl.h=libnccl-dev),dnnl.h=libdnnl-dev)
 need_build += $(if $(filter on,$(MPI)),mpi.h=libopenmpi-dev)
-need_test  := doctest/doctest.h=doctest-dev
+need_test  := doctest/doctest.h=doctest-dev pcre2.h=libpcre2-dev utf8proc.h=libutf8proc-dev
 need_simt  := boost/context/detail/fcontext.hpp=libboost-context-dev dnnl.h=libdnnl-dev
 need_tools := $(CXX)=g++ $(if $(filter on,$(MPI)),mpirun=openmpi-bin)
 
@@ -174,7 +174,8 @@ $(BUILD)/command: FORCE
 # tests. A suite is a program built from test/test_*.cu, for a device and a precision, or a script test/*.sh.
 
 all_units := $(filter-out test_main test_ranks_main,$(basename $(notdir $(wildcard test/test_*.cu))))
-host_only := test_data test_sample_order test_tokenize test_options test_weights_file test_compare_runs test_meter
+host_only := test_data test_sample_order test_tokenize test_options test_weights_file test_compare_runs test_meter \
+             test_bpe test_bpe_training test_hf_tokenizer test_megatron test_blend
 not_cpu   := test_simt test_simt_errors test_ptx
 not_simt  := $(host_only) test_mesh
 not_cuda  := test_simt test_simt_errors test_host_cuda
@@ -186,11 +187,13 @@ ranks_test_mesh        := 1 2 3 4 6
 ranks_test_zero        := $(if $(filter simt,$(DEVICE)),2,1 2 4)
 units     := $(filter-out $(not_$(DEVICE)) $(if $(filter off,$(MPI)),$(with_ranks)),$(all_units))
 
+tokenizer_libs := -lpcre2-8 -lutf8proc
+
 .PHONY: units
 units: $(units:%=$(BUILD)/%)
 
 $(BUILD)/test_%: $(BUILD)/test_%.o $(BUILD)/test_main.o $(shim)
-	$(link) $^ -o $@ $(libs)
+	$(link) $^ -o $@ $(libs) $(if $(filter test_bpe test_hf_tokenizer,$(@F)),$(tokenizer_libs))
 
 $(with_ranks:%=$(BUILD)/%): $(BUILD)/test_%: $(BUILD)/test_%.o $(BUILD)/test_ranks_main.o $(shim) $(BUILD)/test_%.ranks
 	$(link) $(filter %.o,$^) -o $@ $(libs)
@@ -250,9 +253,9 @@ bench-parallel:
 	test/bench_parallel.sh $(BUILD)
 
 # programs in test/ that are no tests
-tools := bench bench_parallel compare_runs
+tools := bench bench_parallel bench_tokenizer compare_runs
 $(tools:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(shim)
-	$(link) $^ -o $@ $(libs)
+	$(link) $^ -o $@ $(libs) $(if $(filter bench_tokenizer,$(@F)),$(tokenizer_libs))
 
 $(tools:%=$(BUILD)/%.o): $(BUILD)/%.o: test/%.cu $(BUILD)/command | $(BUILD)/found-build
 	$(compile) -MMD -MP -c $< -o $@
@@ -320,6 +323,8 @@ info:
 	$(call show,cxxopts,$(call where,cxxopts.hpp,libcxxopts-dev),CPPFLAGS=-I...)
 	$(call show,JSON,$(call where,nlohmann/json.hpp,nlohmann-json3-dev),CPPFLAGS=-I...)
 	$(call show,xxHash,$(call where,xxhash.h,libxxhash-dev),CPPFLAGS=-I... LDFLAGS=-L...)
+	$(call show,PCRE2,$(call where,pcre2.h,libpcre2-dev),(tests only))
+	$(call show,utf8proc,$(call where,utf8proc.h,libutf8proc-dev),(tests only))
 	$(call show,doctest,$(call where,doctest/doctest.h,doctest-dev),(tests only))
 	$(call show,Boost,$(call where,boost/context/detail/fcontext.hpp,libboost-context-dev),(tests only))
 
