@@ -291,15 +291,96 @@ TEST_CASE("hf tokenizer: a pattern that leaves text out") {
                 "leaves out text (\" \")");
 }
 
-TEST_CASE("hf tokenizer: merges as lines of text") {
-    json file = golden_file("gpt2");
-    json lines = json::array({"#version: 0.2"});
-    for (const json& merge : file["model"]["merges"])
-        lines.push_back(merge[0].get<std::string>() + " " + merge[1].get<std::string>());
-    file["model"]["merges"] = lines;
-    HfTokenizer tokenizer = parse_tokenizer_json(file.dump(), "tokenizer.json");
-    std::string text = golden_ids()["texts"]["english"];
-    CHECK(tokenizer.encode(text) == golden_ids()["tokenizers"]["gpt2"]["english"]["ids"]);
+// ----------------------------------------------------------------------------
+// the parts
+
+static std::string cut(const std::string& pattern, const std::string& text) {
+    std::string pieces;
+    Pattern(pattern, "here").split(text, [&](size_t begin, size_t end, bool matched) {
+        pieces += (matched ? "[" : "(") + text.substr(begin, end - begin) + (matched ? "]" : ")");
+    });
+    return pieces;
+}
+
+TEST_CASE("pattern: what it cuts") {
+    CHECK(cut("\\p{L}+", "añ1中b ") == "[añ](1)[中b]( )");
+    CHECK(cut("[^\\p{L}]", "añ\xff!") == "(añ)[\xff][!]");
+    CHECK(cut("\\S+", "a\u00a0b\u3000\xff\xfe c") == "[a](\u00a0)[b](\u3000)[\xff\xfe]( )[c]");
+    CHECK(cut("\\p{Lu}\\p{Ll}+", "Äbc DE Ωμ") == "[Äbc]( DE )[Ωμ]");
+    CHECK(cut("(?i:k|'s)", "kK\u212a's'S'\u017f\u017f") == "[k][K][\u212a]['s]['S]['\u017f](\u017f)");
+    CHECK(cut("(?i:[a-c]+)x", "aBCx") == "[aBCx]");
+    CHECK(cut("\\s+(?!\\S)|\\s+", "a   b ") == "(a)[  ][ ](b)[ ]");
+    CHECK(cut("(?<=é)a|a(?=é)", "aéaa") == "[a](é)[a](a)");
+    CHECK(cut("a{2}|b{1,2}|c{2,}", "aaabbbccc") == "[aa](a)[bb][b][ccc]");
+    CHECK(cut("[一-龥\\x{3040}-\\u30ff]+", "中文かなx") == "[中文かな](x)");
+    CHECK(cut("[-a\\]]+|\\-|[^\\S\\n]", "a-]- \n") == "[a-]-][ ](\n)");
+    CHECK(cut("\\d+|\\P{Nd}", "1٣x") == "[1٣][x]");
+    CHECK(cut("[^\\s\\S]|x", "yx") == "(y)[x]");
+    CHECK(cut(Pattern::quoted("a.é\n▁"), "a.é\n▁axé") == "[a.é\n▁](axé)");
+    CHECK(cut("a", "") == "");
+    std::string every;  // each character of ASCII
+    for (int c = 1; c < 128; c++) every += (char)c;
+    CHECK(cut(Pattern::quoted(every), every) == "[" + every + "]");
+}
+
+TEST_CASE("pattern: what is refused") {
+    for (const char* pattern : {"\\w",         "\\b",          "^a",      "a$",      ".",       "(?i)a",
+                                "(?<name>a)",  "(a",           "a)",      "[a",      "[]",      "[a&&b]",
+                                "[[:alpha:]]", "a**",          "a{1,2}+", "a{2}?",   "a{,2}",   "+a",
+                                "(?=a)+",      "\\p{Greek}",   "\\p",     "\\p{L",   "a\\",     "\\x41",
+                                "\\x{110000}", "[z-a]",        "[a-\\s]", "[\\s-a]", "(?i:st)", "(?i:é)",
+                                "(?i:[^a])",   "(?i:\\p{Lu})", "a*",      "a|",      "\\1",     "(?(1)a)",
+                                "(*FAIL)",     "(?<=a+)b",     "{",       "]",       "\xff"}) {
+        CAPTURE(pattern);
+        check_error(error_of([&] { cut(pattern, "aaa"); }), "here", "not supported");
+    }
+}
+
+TEST_CASE("pattern: going back without end is stopped") {
+    check_error(error_of([] { cut("(a+)+[bc]", std::string(60, 'a')); }), "here", "takes too long");
+    CHECK(cut("\\s*[\\r\\n]+|\\s+", std::string(20'000'000, ' ')).size() == 20'000'002);
+}
+
+TEST_CASE("utf-8: every code point, and nothing else") {
+    for (int32_t code = 0; code < code_points; code++) {
+        std::string bytes;
+        append_utf8(bytes, code);
+        const char *at = bytes.data(), *end = at + bytes.size();
+        bool surrogate = code >= 0xd800 && code < 0xe000;
+        int32_t read = next_code_point(at, end);
+        if (read != (surrogate ? invalid_byte : code) || (at == end) == surrogate) FAIL(code);
+        for (size_t cut = 1; cut < bytes.size(); cut++) {
+            if (is_utf8(std::string_view(bytes).substr(0, cut))) FAIL(code);
+        }
+    }
+    for (const char* bytes :
+         {"\x80", "\xbf", "\xc1\xbf", "\xe0\x9f\xbf", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80",
+          "\xf5\x80\x80\x80", "\xff", "\xc3(", "\xe4\xb8(", "\xf0\x9f\x98("}) {
+        CHECK_FALSE(is_utf8(bytes));
+    }
+}
+
+TEST_CASE("unicode categories: the table is whole") {
+    int64_t all = 0;
+    for (size_t i = 0; i < category_names.size(); i += 2) {
+        std::optional<CodeRanges> ranges = code_points_of_category(category_names.substr(i, 2));
+        REQUIRE(ranges.has_value());
+        for (auto [first, last] : *ranges) all += last - first + 1;
+    }
+    CHECK(all == code_points);
+    CHECK(code_points_of_category("Zl") == CodeRanges{{0x2028, 0x2028}});
+    CHECK(code_points_of_category("Cs") == CodeRanges{{0xd800, 0xdfff}});
+    CHECK_FALSE(code_points_of_category("X").has_value());
+    CHECK_FALSE(code_points_of_category("").has_value());
+}
+
+TEST_CASE("byte alphabet: there and back") {
+    std::string bytes;
+    for (int byte = 0; byte < 256; byte++) bytes += (char)byte;
+    CHECK(from_byte_alphabet(to_byte_alphabet(bytes)) == bytes);
+    CHECK(to_byte_alphabet(" a\n\xff") == "ĠaĊÿ");
+    CHECK_FALSE(from_byte_alphabet("a b").has_value());
+    CHECK_FALSE(from_byte_alphabet("中").has_value());
 }
 
 // ----------------------------------------------------------------------------
