@@ -95,6 +95,7 @@ public:
         groups_ = {{all_axes(), world_}};
         tensor_ = group(tensor_axis);
         shard_ = group(shard_axis);
+        if (shape.shard > 1) gathers_ = make_group(shard_axis);
         replica_ = group(replica_axis);
         data_ = group(shard_axis | replica_axis);
         pipeline_ = group(pipeline_axis);
@@ -106,10 +107,13 @@ public:
     MeshPosition position;
     double timeout_seconds = 0;  // that a rank waits for the others (comm/watch.h); 0: for ever
 
-    // Groups with the same members are one communicator; a group of one talks to nobody.
+    // Groups with the same members are one communicator, gathers() aside; a group of one talks to nobody.
     const Communicator& world() const { return world_; }
     const Communicator& tensor() const { return tensor_; }
     const Communicator& shard() const { return shard_; }
+    // The shard group once more: NCCL runs the calls of one communicator one after another, and parameters are
+    // gathered while gradients are reduced.
+    const Communicator& gathers() const { return gathers_; }
     const Communicator& replica() const { return replica_; }  // those that hold the same shard
     const Communicator& data() const { return data_; }
     const Communicator& pipeline() const { return pipeline_; }
@@ -185,6 +189,11 @@ private:
         for (const Group& group : groups_) {
             if (group.axes == axes) return group.communicator;
         }
+        return make_group(axes);
+    }
+
+    // A new communicator along these axes.
+    Communicator make_group(int axes) {
         // The lowest member's rank names the group.
         int rank = rank_of(position, shape), color = rank_of(origin(axes), shape);
         groups_.push_back({axes, world_.split(color, rank)});
@@ -217,5 +226,5 @@ private:
     }
 
     std::vector<Group> groups_;  // communicators with their axes, in the order they were made
-    Communicator world_, tensor_, shard_, replica_, data_, pipeline_;
+    Communicator world_, tensor_, shard_, gathers_, replica_, data_, pipeline_;
 };

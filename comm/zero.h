@@ -17,9 +17,9 @@ The passes over the model see one protocol at every level:
     acquire(unit)  ... params(unit) ...  release(unit)
     begin_gradients(unit) ... grads(unit) ... reduce_gradients(unit)
 
-Communication has a stream of its own: gradients are reduced while the backward pass goes on to the next unit,
-parameters arrive while the forward pass works on earlier ones. Without overlap that stream is the compute
-stream itself: the same operations one after the other, so the same bits.
+Communication has streams of its own: gradients are reduced while the backward pass goes on to the next unit,
+parameters arrive while the passes work on earlier ones, and neither waits behind the other. Without overlap
+those streams are the compute stream itself: the same operations one after the other, so the same bits.
 
 Offload keeps the optimizer's state in host memory and steps it there, unit after unit, while the device goes
 on with the units that are done.
@@ -175,7 +175,8 @@ private:
     const bool cut_grads_, cut_params_;
     const UnitPlaces param_places_, grad_places_;
 
-    cudaStream_t compute_, communication_, host_;  // host_: copies to and from it, and steps there
+    cudaStream_t compute_, reductions_, gathers_;
+    cudaStream_t host_;  // copies to and from it, and steps there
     std::vector<cudaStream_t> own_streams_;
     std::vector<cudaEvent_t> events_;
     cudaEvent_t order_, gradients_copied_;
@@ -265,10 +266,11 @@ inline ZeroState::ZeroState(const ParameterLayout& layout, const Mesh& mesh, con
       param_places_(layout, settings.prefetch + 1),
       grad_places_(layout, 2),
       compute_(compute),
-      communication_(compute),
+      reductions_(compute),
+      gathers_(compute),
       host_(compute) {
     if (settings.overlap && (mesh.shape.dp > 1 || settings.offload)) {
-        for (cudaStream_t* stream : {&communication_, &host_}) {
+        for (cudaStream_t* stream : {&reductions_, &gathers_, &host_}) {
             cudaCheck(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
             own_streams_.push_back(*stream);
         }
@@ -320,11 +322,11 @@ inline void ZeroState::gather(int unit) {
     Place& place = param_at_[param_places_.place(unit)];
     if (place.unit == unit) return;
     place.unit = unit;
-    cudaCheck(cudaStreamWaitEvent(communication_, place.free, 0));
+    cudaCheck(cudaStreamWaitEvent(gathers_, place.free, 0));
     cudaCheck(cudaMemcpyAsync(params(unit) + owned_begin(unit), owned_params(unit),
-                              part_size(unit) * sizeof(floatX), cudaMemcpyDeviceToDevice, communication_));
-    mesh_.shard().all_gather(params(unit), part_size(unit), Traffic::parameters, communication_);
-    cudaCheck(cudaEventRecord(place.ready, communication_));
+                              part_size(unit) * sizeof(floatX), cudaMemcpyDeviceToDevice, gathers_));
+    mesh_.gathers().all_gather(params(unit), part_size(unit), Traffic::parameters, gathers_);
+    cudaCheck(cudaEventRecord(place.ready, gathers_));
 }
 
 inline void ZeroState::acquire(int unit, int direction) {
@@ -374,19 +376,19 @@ inline void ZeroState::begin_gradients(int unit) {
 // cut gradient cannot wait: the place it is made in is needed for another unit.
 inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
     if (!cut_grads_ && !last_micro_batch) return;
-    order(compute_, communication_);
+    order(compute_, reductions_);
     size_t part = part_size(unit);
-    mesh_.shard().reduce_scatter(grads(unit), part, Traffic::gradients, communication_);
+    mesh_.shard().reduce_scatter(grads(unit), part, Traffic::gradients, reductions_);
     if (cut_grads_) {
-        accumulate(owned_grads(unit), grads(unit) + owned_begin(unit), part, communication_);
+        accumulate(owned_grads(unit), grads(unit) + owned_begin(unit), part, reductions_);
         Place& place = grad_at_[grad_places_.place(unit)];
         place.in_use = false;
-        cudaCheck(cudaEventRecord(place.free, communication_));
+        cudaCheck(cudaEventRecord(place.free, reductions_));
     }
     if (!last_micro_batch) return;
-    mesh_.replica().all_reduce(owned_grads(unit), part, Traffic::gradients, communication_);
+    mesh_.replica().all_reduce(owned_grads(unit), part, Traffic::gradients, reductions_);
     if (settings_.offload) {
-        order(communication_, host_);
+        order(reductions_, host_);
         cudaCheck(cudaMemcpyAsync(host_grads_ + shard_offset(unit), owned_grads(unit), part * sizeof(float),
                                   cudaMemcpyDeviceToHost, host_));
         cudaCheck(cudaEventRecord(gradients_copied_, host_));
@@ -416,7 +418,7 @@ inline void ZeroState::share() {
 }
 
 inline void ZeroState::synchronize() const {
-    for (cudaStream_t stream : {host_, communication_, compute_}) wait_for(stream, mesh_);
+    for (cudaStream_t stream : {host_, reductions_, gathers_, compute_}) wait_for(stream, mesh_);
 }
 
 #include "comm/zero_step.h"  // update

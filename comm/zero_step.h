@@ -16,13 +16,14 @@ others need of them is sent unit by unit, behind the forward pass that begins me
 #include "kernels/random.cuh"       // random_key
 
 inline void ZeroState::sum_statistics(float* stats) {
-    order(compute_, communication_);
-    mesh_.data().all_reduce(stats, summed_statistics, Traffic::statistics, communication_);
-    order(communication_, compute_);
+    order(compute_, reductions_);
+    mesh_.data().all_reduce(stats, summed_statistics, Traffic::statistics, reductions_);
+    order(reductions_, compute_);
 }
 
 inline void ZeroState::update(float* stats, const AdamW& settings, float max_norm, uint64_t seed) {
-    order(communication_, compute_);  // the last gradient has been summed
+    order(reductions_, compute_);  // the last gradient has been summed
+    order(gathers_, compute_);     // and what is stepped now has been read
     for (int unit = 0; unit < layout_.units(); unit++) {
         sum_squares(stats + stat_squares, norm_scratch_, owned_grads(unit), part_size(unit), unit > 0,
                     compute_);
@@ -88,11 +89,11 @@ inline void ZeroState::step_on_host(int unit, const AdamW& settings, uint64_t se
 
 // Brings a unit's new parameters to all who use them, behind what the compute stream does next.
 inline void ZeroState::publish(int unit) {
-    order(settings_.offload ? host_ : compute_, communication_);
+    order(settings_.offload ? host_ : compute_, gathers_);
     if (cut_params_) {  // the first units are gathered while others are stepped
         if (unit <= std::min(settings_.prefetch, layout_.layers)) gather(unit);
         return;
     }
-    mesh_.shard().all_gather(params(unit), part_size(unit), Traffic::parameters, communication_);
-    cudaCheck(cudaEventRecord(updated_[unit], communication_));
+    mesh_.gathers().all_gather(params(unit), part_size(unit), Traffic::parameters, gathers_);
+    cudaCheck(cudaEventRecord(updated_[unit], gathers_));
 }

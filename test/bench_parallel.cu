@@ -47,7 +47,7 @@ struct StepTimes {
 
 inline void bench_overlap(const World& world) {
     ModelConfig config;
-    config.layers = 12, config.channels = 256, config.heads = 4, config.vocab_size = 512,
+    config.layers = 24, config.channels = 256, config.heads = 4, config.vocab_size = 512,
     config.context = 128;
     complete(config);
     Workload workload = {8, 128, true, Recompute::none, 1024};

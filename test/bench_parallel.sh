@@ -4,6 +4,7 @@
 #   test/bench_parallel.sh BUILD    the folder of a build (make bench-parallel gives it)
 cd "$(dirname "$0")/.." || exit 1
 . test/ranks.sh
+export RANKS_TIMEOUT=3600
 program=$1/bench_parallel
 echo "building the groups of a mesh"
 printf '%8s %8s %10s\n' ranks groups ms

@@ -167,7 +167,11 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
                 CHECK(same == group->same_group(*other));
             }
         }
-        CHECK(mesh.groups_built == (int)different.size());
+        // ... but for gathers, which go beside the reductions of the same ranks.
+        CHECK(text_of(members_of(mesh.gathers())) == text_of(members_of(mesh.shard())));
+        bool own_group = mesh.gathers().size() > 1;
+        if (own_group) CHECK(!mesh.gathers().same_group(mesh.shard()));
+        CHECK(mesh.groups_built == (int)different.size() + own_group);
         CHECK((mesh.build_seconds > 0) == (world.size() > 1));
         mesh.check();
     }
