@@ -111,16 +111,17 @@ endif
 to_linker = $(if $(filter cuda,$(DEVICE)),$(foreach flag,$(1),-Xlinker $(patsubst -Wl$(comma)%,%,$(flag))),$(1))
 # A packed program finds its libraries in the folder lib beside it, wherever it was copied to. With
 # --disable-new-dtags they find theirs there too.
-libs := $(call to_linker,-Wl$(comma)-rpath$(comma)'$$ORIGIN/lib') $(libs) -lxxhash $(LDFLAGS) \
+libs := $(call to_linker,-Wl$(comma)-rpath$(comma)'$$ORIGIN/lib') $(libs) -lxxhash -lpcre2-8 -lutf8proc -lz $(LDFLAGS) \
         $(call to_linker,$(mpi_link) -Wl$(comma)--disable-new-dtags)
 
 # ----------------------------------------------------------------------------------------------------------
 # what must be installed: header or program, and the Debian package that has it
 
-need_build := cxxopts.hpp=libcxxopts-dev nlohmann/json.hpp=nlohmann-json3-dev xxhash.h=libxxhash-dev
+need_build := cxxopts.hpp=libcxxopts-dev nlohmann/json.hpp=nlohmann-json3-dev xxhash.h=libxxhash-dev pcre2.h=libpcre2-dev \
+              utf8proc.h=libutf8proc-dev zlib.h=zlib1g-dev
 need_build += $(if $(filter cuda,$(DEVICE)),cublasLt.h=libcublas-dev $(if $(staged),,nccl.h=libnccl-dev),dnnl.h=libdnnl-dev)
 need_build += $(if $(filter on,$(MPI)),mpi.h=libopenmpi-dev)
-need_test  := doctest/doctest.h=doctest-dev pcre2.h=libpcre2-dev utf8proc.h=libutf8proc-dev
+need_test  := doctest/doctest.h=doctest-dev
 need_simt  := boost/context/detail/fcontext.hpp=libboost-context-dev dnnl.h=libdnnl-dev
 need_tools := $(CXX)=g++ $(if $(filter on,$(MPI)),mpirun=openmpi-bin)
 
@@ -175,25 +176,25 @@ $(BUILD)/command: FORCE
 
 all_units := $(filter-out test_main test_ranks_main,$(basename $(notdir $(wildcard test/test_*.cu))))
 host_only := test_data test_sample_order test_tokenize test_options test_weights_file test_compare_runs test_meter \
-             test_bpe test_bpe_training test_hf_tokenizer test_megatron test_blend
+             test_bpe test_bpe_training test_hf_tokenizer test_tokenizer test_megatron test_blend test_choices \
+             test_data_report test_batch_reader test_text_documents test_sampler
 not_cpu   := test_simt test_simt_errors test_ptx
-not_simt  := $(host_only) test_mesh
+not_simt  := $(host_only) test_mesh test_node_reader
 not_cuda  := test_simt test_simt_errors test_host_cuda
 # Units that test/run.sh starts with mpirun, once for each of these numbers of ranks.
-with_ranks             := test_collectives test_transport test_mesh test_zero
+with_ranks             := test_collectives test_transport test_mesh test_zero test_node_reader
 ranks_test_collectives := $(if $(filter simt,$(DEVICE)),3,1 2 3 4)
 ranks_test_transport   := $(if $(filter simt,$(DEVICE)),3,1 2 3 4)
 ranks_test_mesh        := 1 2 3 4 6
+ranks_test_node_reader := 1 2 4
 ranks_test_zero        := $(if $(filter simt,$(DEVICE)),2,1 2 4)
 units     := $(filter-out $(not_$(DEVICE)) $(if $(filter off,$(MPI)),$(with_ranks)),$(all_units))
-
-tokenizer_libs := -lpcre2-8 -lutf8proc
 
 .PHONY: units
 units: $(units:%=$(BUILD)/%)
 
 $(BUILD)/test_%: $(BUILD)/test_%.o $(BUILD)/test_main.o $(shim)
-	$(link) $^ -o $@ $(libs) $(if $(filter test_bpe test_hf_tokenizer,$(@F)),$(tokenizer_libs))
+	$(link) $^ -o $@ $(libs)
 
 $(with_ranks:%=$(BUILD)/%): $(BUILD)/test_%: $(BUILD)/test_%.o $(BUILD)/test_ranks_main.o $(shim) $(BUILD)/test_%.ranks
 	$(link) $(filter %.o,$^) -o $@ $(libs)
@@ -216,7 +217,7 @@ test: deps
 	@$(MAKE) --no-print-directory -j$(cores) DEVICE=cpu units build/cpu-fp32/train_gpt build/cpu-fp32/compare_runs
 	@$(MAKE) --no-print-directory -j$(cores) DEVICE=simt PRECISION=fp32 units build/simt-fp32/train_gpt
 	@$(MAKE) --no-print-directory -j$(cores) DEVICE=simt PRECISION=bf16 units
-	@test/run.sh cpu-fp32 simt-fp32 simt-bf16 test/check_bad_input.sh test/check_runs.sh
+	@test/run.sh cpu-fp32 simt-fp32 simt-bf16 test/check_bad_input.sh test/check_runs.sh test/check_text.sh
 
 test-all: deps
 	@EXTRA="$(more_checks:%=test/check_%.sh)" $(MAKE) --no-print-directory test
@@ -227,18 +228,18 @@ test-all: deps
 TEXT          ?= /usr/include
 PROMPT        ?= $(if $(filter /usr/include,$(TEXT)),typedef struct)
 quick         := runs/quickstart
-QUICK_OPTIONS ?= --steps 1400 --micro-batch 8 --learning-rate 3e-3 --val-every 350 --val-batches 40 --log-every 50
+QUICK_OPTIONS ?= --steps 1200 --micro-batch 8 --learning-rate 3e-3 --val-every 300 --val-batches 40 --log-every 50
 .PHONY: quickstart
 quickstart: deps
 	@$(MAKE) --no-print-directory DEVICE=$(DEVICE)
 	@mkdir -p $(quick)
-	@echo "1. tokens from the text in $(TEXT)"
-	@./train_gpt tokenize $(TEXT) --output $(quick)/text --val-fraction 0.02 --overwrite
+	@echo "1. a vocabulary, and tokens, from the text in $(TEXT)"
+	@./train_gpt tokenize $(TEXT) --output $(quick)/text --train-tokenizer 2048 --val-fraction 0.02 --overwrite
 	@echo "2. training on them"
-	@./train_gpt train --model tiny --train-data '$(quick)/text_train_*.bin' --val-data '$(quick)/text_val_*.bin' \
+	@./train_gpt train --model tiny --tokenizer $(quick)/text_tokenizer.json --train-data '$(quick)/text_train_*.bin' --val-data '$(quick)/text_val_*.bin' \
 	    --run-dir $(quick)/run --overwrite $(QUICK_OPTIONS)
 	@echo "3. what it has learnt"
-	@./train_gpt sample $(quick)/run --tokens 400 --samples 2 --temperature 0.8 --prompt '$(PROMPT)'
+	@./train_gpt sample $(quick)/run --tokens 150 --samples 2 --temperature 0.8 --top-p 0.95 --prompt '$(PROMPT)'
 	@echo "next: ./train_gpt sample $(quick)/run --prompt '#include' (more text), ./train_gpt train --help (your own run),"
 	@echo "      make test (prove the build), make bench (measure the speed)"
 
@@ -255,7 +256,7 @@ bench-parallel:
 # programs in test/ that are no tests
 tools := bench bench_parallel bench_tokenizer compare_runs
 $(tools:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(shim)
-	$(link) $^ -o $@ $(libs) $(if $(filter bench_tokenizer,$(@F)),$(tokenizer_libs))
+	$(link) $^ -o $@ $(libs)
 
 $(tools:%=$(BUILD)/%.o): $(BUILD)/%.o: test/%.cu $(BUILD)/command | $(BUILD)/found-build
 	$(compile) -MMD -MP -c $< -o $@
@@ -323,8 +324,9 @@ info:
 	$(call show,cxxopts,$(call where,cxxopts.hpp,libcxxopts-dev),CPPFLAGS=-I...)
 	$(call show,JSON,$(call where,nlohmann/json.hpp,nlohmann-json3-dev),CPPFLAGS=-I...)
 	$(call show,xxHash,$(call where,xxhash.h,libxxhash-dev),CPPFLAGS=-I... LDFLAGS=-L...)
-	$(call show,PCRE2,$(call where,pcre2.h,libpcre2-dev),(tests only))
-	$(call show,utf8proc,$(call where,utf8proc.h,libutf8proc-dev),(tests only))
+	$(call show,PCRE2,$(call where,pcre2.h,libpcre2-dev),CPPFLAGS=-I... LDFLAGS=-L...)
+	$(call show,utf8proc,$(call where,utf8proc.h,libutf8proc-dev),CPPFLAGS=-I... LDFLAGS=-L...)
+	$(call show,zlib,$(call where,zlib.h,zlib1g-dev),CPPFLAGS=-I... LDFLAGS=-L...)
 	$(call show,doctest,$(call where,doctest/doctest.h,doctest-dev),(tests only))
 	$(call show,Boost,$(call where,boost/context/detail/fcontext.hpp,libboost-context-dev),(tests only))
 

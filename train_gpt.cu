@@ -16,34 +16,43 @@ train_gpt: pre-trains GPT-style transformers. Read it top to bottom:
 Each layer's arithmetic is in kernels/, how the work is cut over ranks in comm/, what is read and written on
 disk in data/.
 */
-#include <csignal>
 #include <cstring>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "comm/device_batches.h"   // Batch, Batches
 #include "comm/memory.h"           // allocate, MemoryClass
 #include "comm/mesh.h"             // Mesh: this rank's place and its groups
+#include "comm/node_reader.h"      // batches read once for all ranks of a machine
 #include "comm/parameters.h"       // TensorRow, ParameterLayout
 #include "comm/watch.h"            // wait_for
-#include "comm/whole_tensors.h"    // set_tensors, collect_tensors
+#include "comm/weights_io.h"       // save_weights, load_weights
+#include "comm/whole_tensors.h"    // set_tensors
 #include "comm/world.h"            // launched by mpirun or alone
 #include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
+#include "data/choices.h"          // multiple-choice questions
+#include "data/data_report.h"      // the data subcommand
 #include "data/error.h"            // fail
 #include "data/meter.h"            // FLOPs, rates, durations
 #include "data/model_config.h"     // ModelConfig
 #include "data/options.h"          // the options table, parse_options
 #include "data/run_log.h"          // the run directory and log.jsonl
 #include "data/sample_order.h"     // which tokens a sample is made of
-#include "data/token_shards.h"     // .bin files of tokens
+#include "data/sampler.h"          // choose_token
+#include "data/schedule.h"         // the course of the learning rate
+#include "data/step_log.h"         // what is shown and kept of each step
+#include "data/stop_signals.h"     // how a run is asked to stop
+#include "data/stop_text.h"        // texts that end a sample
 #include "data/tokenize.h"         // the tokenize subcommand
-#include "data/tokenizer.h"        // bytes <-> tokens
-#include "data/weights_file.h"     // named tensors in a file
+#include "data/tokenizer.h"        // text <-> tokens
+#include "data/trained_model.h"    // what a run left
 #include "kernels/adamw.cuh"       // AdamW
 #include "kernels/attention.cuh"   // attention_forward, attention_backward
 #include "kernels/classifier.cuh"  // classifier, sum_losses
 #include "kernels/embedding.cuh"   // embedding_forward, embedding_backward, bucket_tokens
 #include "kernels/gelu.cuh"        // gelu_backward
+#include "kernels/kv_cache.cuh"    // kv_cache_append, kv_cache_attention
 #include "kernels/matmul.cuh"      // matmul_*, gemm_rate
 #include "kernels/norm.cuh"        // norm_forward, residual_norm_forward, norm_backward
 #include "kernels/qk_norm.cuh"     // qk_norm_forward, qk_norm_backward
@@ -149,6 +158,7 @@ struct Activations {
     floatX* fc;         // (N, F1)
     floatX* act;        // (N, F)
     floatX* delta;      // (N, C) what the last part of a block adds to the residual stream
+    floatX* cache;      // (cache rows, cache length, 2, NKV, HS) keys and values of earlier tokens
     // forward, head
     floatX* residualf;  // (N, C)
     floatX* normf;      // (N, C)
@@ -189,7 +199,16 @@ struct Workload {
     bool training;  // false: forward only, nothing is kept
     Recompute recompute = Recompute::none;
     int loss_chunk;  // tokens whose logits exist at the same time
+    // Texts that are written together, and the tokens of each whose keys and values are kept. 0: none.
+    int cache_rows = 0, cache_length = 0;
+
+    int positions() const { return std::max(T, cache_length); }
 };
+
+// Elements of the key/value cache of one text, in one layer.
+inline size_t cache_row_size(const ModelConfig& c, int length) {
+    return (size_t)length * 2 * c.kv_heads * c.head_size;
+}
 
 inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const Workload& w) {
     size_t N = (size_t)w.B * w.T, C = c.channels, QKV = qkv_width(c), A = (size_t)c.heads * c.head_size;
@@ -221,6 +240,7 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     add(true, {FIELD(fc), N * F1, keep_hidden});
     add(true, {FIELD(act), N * F, keep_hidden});
     add(true, {FIELD(delta), N * C, false});
+    add(true, {FIELD(cache), cache_row_size(c, w.cache_length) * w.cache_rows, true});
     add(true, {FIELD(residualf), N * C, false});
     add(true, {FIELD(normf), N * C, false});
     add(mean, {FIELD(normf_mean), N, false});
@@ -249,17 +269,6 @@ inline size_t activation_bytes(const ModelConfig& config, const Workload& worklo
 // ----------------------------------------------------------------------------
 // model
 // ----------------------------------------------------------------------------
-
-// One micro-batch on the device.
-struct Batch {
-    int B, T;
-    const int* tokens = nullptr;     // (B, T)
-    const int* targets = nullptr;    // (B, T) -1: no loss here
-    const int* order = nullptr;      // (B*T) positions sorted by token
-    const int* starts = nullptr;     // (buckets + 1) where each distinct token begins in order
-    const int* doc_start = nullptr;  // (B, T) where each position's document begins; null: at 0
-    int buckets = 0;
-};
 
 // The stream that computes; it outlives what works on it.
 struct ComputeStream {
@@ -293,7 +302,7 @@ struct Gpt {
 
     // one allocation for each class of memory
     char* activations = nullptr;
-    float* rope = nullptr;   // (T, R/2, 2) cosines and sines
+    float* rope = nullptr;   // (positions, R/2, 2) cosines and sines
     float* stats = nullptr;  // (stat_count)
 
     std::vector<Activations> acts;  // one view for each layer
@@ -317,7 +326,7 @@ struct Gpt {
 // Bytes of each class of memory that a model takes on one rank.
 inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const Workload& w,
                                                const ZeroSettings& settings, const MeshShape& shape = {}) {
-    size_t rope = config.position == "rope" ? (size_t)w.T * config.rope_dims * sizeof(float) : 0;
+    size_t rope = config.position == "rope" ? (size_t)w.positions() * config.rope_dims * sizeof(float) : 0;
     auto classes = ZeroState::memory(parameter_layout(config, shape.dp), shape, settings);
     classes.push_back({"activations", activation_bytes(config, w) + rope});
     return classes;
@@ -387,10 +396,11 @@ Gpt::Gpt(const ModelConfig& config_, const Workload& workload_, const ZeroSettin
     }
 
     if (int R = rope_dims()) {
-        std::vector<float> table((size_t)workload.T * R);
+        int positions = workload.positions();
+        std::vector<float> table((size_t)positions * R);
         RopeScaling scaling = {config.rope_scaling, config.rope_low_frequency, config.rope_high_frequency,
                                config.rope_original_context};
-        rope_table(table.data(), workload.T, R, config.rope_theta, scaling);
+        rope_table(table.data(), positions, R, config.rope_theta, scaling);
         allocate(rope, table.size());
         copy_to_device(rope, table.data(), table.size(), stream);
     }
@@ -431,10 +441,22 @@ inline void attention_part(Gpt& g, int layer, const Batch& batch) {
         qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, w[qnormw], w[knormw], N, c.heads, c.kv_heads,
                         c.head_size, c.norm_eps, g.stream);
     }
-    if (int R = g.rope_dims())
-        rope_forward(a.qkv, g.rope, B, T, c.heads, c.kv_heads, c.head_size, R, g.stream);
-    attention_forward(a.att, a.lse, a.qkv, batch.doc_start, B, T, c.heads, c.kv_heads, c.head_size, c.window,
-                      g.stream);
+    if (int R = g.rope_dims()) {
+        rope_forward(a.qkv, g.rope + (size_t)batch.past * R, B, T, c.heads, c.kv_heads, c.head_size, R,
+                     g.stream);
+    }
+    int limit = g.workload.cache_length;
+    floatX* cache = limit ? a.cache + batch.row * cache_row_size(c, limit) : nullptr;
+    if (cache) {
+        kv_cache_append(cache, a.qkv, B, T, limit, batch.past, c.heads, c.kv_heads, c.head_size, g.stream);
+    }
+    if (batch.past > 0) {
+        kv_cache_attention(a.att, a.qkv, cache, B, T, limit, batch.past, c.heads, c.kv_heads, c.head_size,
+                           c.window, g.stream);
+    } else {
+        attention_forward(a.att, a.lse, a.qkv, batch.doc_start, B, T, c.heads, c.kv_heads, c.head_size,
+                          c.window, g.stream);
+    }
     matmul_forward(a.delta, a.att, w[attprojw], w[attprojb], N, A, C, g.stream);
 }
 
@@ -486,7 +508,9 @@ inline void forward(Gpt& g, const Batch& batch) {
     int B = batch.B, T = batch.T, N = B * T, C = c.channels, last = c.layers - 1;
     g.state.acquire(0, +1);
     auto embedding = g.weights(0);
-    embedding_forward(g.acts[0].residual, batch.tokens, embedding[wte], embedding[wpe], B, T, C, g.stream);
+    floatX* positions = embedding[wpe] ? embedding[wpe] + (size_t)batch.past * C : nullptr;
+    embedding_forward(g.acts[0].residual, batch.tokens, embedding[wte], positions, batch.counted_from, B, T,
+                      C, g.stream);
     g.state.release(0);
     for (int layer = 0; layer <= last; layer++) {
         g.state.acquire(layer + 1, +1);
@@ -622,7 +646,7 @@ inline void backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
     g.state.begin_gradients(0);
     auto dw = g.gradients(0);
     embedding_backward(dw[wte], dw[wpe], g.acts[0].dresidual, batch.tokens, batch.order, batch.starts,
-                       batch.buckets, B, T, C, g.stream);
+                       batch.buckets, batch.counted_from, B, T, C, g.stream);
     g.state.reduce_gradients(0, last_micro_batch);
 }
 
@@ -677,221 +701,139 @@ inline std::string first_bad_gradient(const Gpt& g) {
 }
 
 // ----------------------------------------------------------------------------
-// batches
-// ----------------------------------------------------------------------------
-
-// Runs what one rank does alone. What goes wrong is kept for the moment when all ranks can hear of it.
-template <typename Work>
-void note_trouble(std::string& trouble, Work&& work) {
-    try {
-        work();
-    } catch (const Error& error) {
-        if (trouble.empty()) trouble = error.what();
-    }
-}
-
-// Brings micro-batches to the device. While the device works on one, the host prepares the next. What cannot
-// be read is written to `trouble`, and the batch has no targets: one rank alone cannot leave a step.
-class Batches {
-public:
-    Batches(const TokenLoader& loader, const Gpt& g, int document_end, std::string& trouble)
-        : loader_(loader),
-          mesh_(g.mesh),
-          B_(g.workload.B),
-          T_(g.workload.T),
-          document_end_(document_end),
-          stream_(g.stream),
-          trouble_(trouble) {
-        size_t N = (size_t)B_ * T_;
-        size_ = 4 * N + (N + 1);
-        allocate(device_, size_);
-        for (Slot& slot : slots_) {
-            cudaCheck(cudaMallocHost((void**)&slot.host, size_ * sizeof(int)));
-            cudaCheck(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming));
-        }
-    }
-
-    ~Batches() {
-        cudaStreamSynchronize(stream_);
-        cudaFree(device_);
-        for (Slot& slot : slots_) {
-            cudaFreeHost(slot.host);
-            cudaEventDestroy(slot.copied);
-        }
-    }
-
-    Batches(const Batches&) = delete;
-    Batches& operator=(const Batches&) = delete;
-
-    // Samples first, first + 1, ... in the order of the run; rows from `count` on have no targets.
-    Batch load(uint64_t first, int count) {
-        Slot& slot = slots_[next_++ % 2];
-        wait_for(slot.copied, mesh_);  // its memory is free once the last copy from it is over
-        size_t N = (size_t)B_ * T_;
-        int *tokens = slot.host, *targets = tokens + N, *doc_start = targets + N, *order = doc_start + N,
-            *starts = order + N;
-        for (int row = 0; row < B_; row++) {
-            size_t at = (size_t)row * T_;
-            if (row >= count || !read(first + row, tokens + at, targets + at)) {
-                std::fill_n(tokens + at, T_, 0);
-                std::fill_n(targets + at, T_, -1);
-            }
-            for (int t = 0, start = 0; t < T_; t++) {
-                doc_start[at + t] = start;
-                if (tokens[at + t] == document_end_) start = t + 1;
-            }
-        }
-        int buckets = bucket_tokens(order, starts, tokens, (int)N);
-        cudaCheck(cudaMemcpyAsync(device_, slot.host, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
-        cudaCheck(cudaEventRecord(slot.copied, stream_));
-        return {B_,
-                T_,
-                device_,
-                device_ + N,
-                device_ + 3 * N,
-                device_ + 4 * N,
-                document_end_ >= 0 ? device_ + 2 * N : nullptr,
-                buckets};
-    }
-
-private:
-    struct Slot {
-        int* host;
-        cudaEvent_t copied;
-    };
-
-    bool read(uint64_t sample, int* tokens, int* targets) {
-        bool done = false;
-        note_trouble(trouble_, [&] {
-            loader_.load(sample, tokens, targets);
-            done = true;
-        });
-        return done;
-    }
-
-    const TokenLoader& loader_;
-    const Mesh& mesh_;
-    const int B_, T_, document_end_;
-    cudaStream_t stream_;
-    std::string& trouble_;
-    size_t size_;
-    int* device_;
-    Slot slots_[2];
-    size_t next_ = 0;
-};
-
-// ----------------------------------------------------------------------------
 // sampling
 // ----------------------------------------------------------------------------
 
-struct Sampling {
-    int tokens;         // how many to add
-    float temperature;  // 0: always the most likely token
-    int top_k;          // choose among the k most likely; 0: all
-    int end;            // token that ends the text; -1: none
-};
-
-// Chooses a token from its logits (V), with u uniform in [0, 1).
-inline int choose_token(std::vector<float> logits, const Sampling& sampling, float u) {
-    auto most_likely = std::max_element(logits.begin(), logits.end());
-    if (sampling.temperature <= 0) return (int)(most_likely - logits.begin());
-    float largest = *most_likely, threshold = -INFINITY;
-    if (sampling.top_k > 0 && sampling.top_k < (int)logits.size()) {
-        std::vector<float> sorted = logits;
-        std::nth_element(sorted.begin(), sorted.begin() + (sampling.top_k - 1), sorted.end(),
-                         std::greater<>());
-        threshold = sorted[sampling.top_k - 1];
+// Logits of the tokens that follow rows `first`, first + 1, ... of normf, one row for each.
+inline std::vector<std::vector<float>> next_logits(Gpt& g, size_t first, int rows) {
+    auto& a = g.acts[0];
+    int unit = g.classifier_unit(), V = g.config.vocab_size, Vp = padded_vocab(g.config),
+        C = g.config.channels;
+    g.state.acquire(unit, 0);
+    matmul_forward(a.logits, a.normf + first * C, g.weights(unit)[g.classifier_weight()], nullptr, rows, C,
+                   Vp, g.stream);
+    g.state.release(unit);
+    std::vector<floatX> values((size_t)rows * Vp);
+    copy_to_host(values.data(), a.logits, values.size(), g.stream, g.mesh);
+    std::vector<std::vector<float>> logits;
+    for (int row = 0; row < rows; row++) {
+        const floatX* begin = &values[(size_t)row * Vp];
+        logits.emplace_back(begin, begin + V);
     }
-    double total = 0;
-    for (float& logit : logits) {
-        logit = logit < threshold ? 0 : std::exp((logit - largest) / sampling.temperature);
-        total += logit;
-    }
-    double remaining = u * total;
-    int last = 0;
-    for (int i = 0; i < (int)logits.size(); i++) {
-        if (logits[i] == 0) continue;
-        last = i;
-        remaining -= logits[i];
-        if (remaining < 0) break;
-    }
-    return last;
+    return logits;
 }
 
-// Continues `context`, computing the whole of it again for each token; a context longer than the model's is
-// cut at its start. Calls show(token) for each new token. The same key gives the same text. All ranks do the
-// same work, and take the tokens that the first one chooses.
-template <typename Show>
-void generate(Gpt& g, std::vector<int> context, const Sampling& sampling, uint64_t key, Show&& show) {
-    constexpr int step = 64;  // lengths are rounded up to this, so that products come in few shapes
-    int limit = g.workload.T, V = g.config.vocab_size, Vp = padded_vocab(g.config), C = g.config.channels;
-    int* device_tokens;
-    allocate(device_tokens, limit);
-    for (int i = 0; i < sampling.tokens; i++) {
-        int length = (int)std::min<size_t>(context.size(), limit),
-            padded = std::min(ceil_div(length, step) * step, limit);
-        std::vector<int> tokens(context.end() - length, context.end());
-        tokens.resize(padded, 0);  // positions after the last token do not reach it
-        cudaCheck(cudaMemcpyAsync(device_tokens, tokens.data(), padded * sizeof(int), cudaMemcpyHostToDevice,
-                                  g.stream));
-        Batch batch = {.B = 1, .T = padded, .tokens = device_tokens};
-        forward(g, batch);
-        auto& a = g.acts[0];
-        int unit = g.classifier_unit();
-        g.state.acquire(unit, 0);
-        matmul_forward(a.logits, a.normf + (size_t)(length - 1) * C, g.weights(unit)[g.classifier_weight()],
-                       nullptr, 1, C, Vp, g.stream);
-        g.state.release(unit);
-        std::vector<floatX> logits(V);
-        copy_to_host(logits.data(), a.logits, V, g.stream, g.mesh);
-        int token =
-            choose_token({logits.begin(), logits.end()}, sampling, random_uniform(philox(key, i).at[0]));
-        if (g.mesh.world().size() > 1) {
-            copy_to_device(device_tokens, &token, 1, g.stream);
-            g.mesh.world().broadcast(device_tokens, 1, 0, Traffic::statistics, g.stream);
-            copy_to_host(&token, device_tokens, 1, g.stream, g.mesh);
+// Continues `prompt` once for each of some texts, all of them together. What is not in the cache is computed
+// again: all of it where there is no cache. When the model's context is full, its older half is left out from
+// then on, and the rest has new positions.
+class Writer {
+public:
+    Writer(Gpt& g, const std::vector<int>& prompt, int texts)
+        : g_(g),
+          cached_(g.workload.cache_length > 0),
+          limit_(cached_ ? g.workload.cache_length : std::min(g.workload.T, g.config.context)),
+          texts_(texts, prompt),
+          tokens_(std::max(limit_, texts)) {}
+
+    const std::vector<int>& text(int number) const { return texts_[number]; }
+
+    // Logits (V) of what comes next, for each text.
+    std::vector<std::vector<float>> next() {
+        int length = (int)(texts_[0].size() - begin_), rows = (int)texts_.size();
+        if (length > limit_) {
+            length = std::max(limit_ / 2, 1);
+            begin_ = texts_[0].size() - length;
+            past_ = 0;
         }
-        if (token == sampling.end) break;
-        context.push_back(token);
-        show(token);
+        std::vector<std::vector<float>> logits;
+        if (past_ > 0) {
+            std::vector<int> newest;
+            for (const auto& text : texts_) newest.push_back(text.back());
+            pass(newest, {.B = rows, .T = 1, .past = past_});
+            logits = next_logits(g_, 0, rows);
+        } else {
+            for (int row = 0; row < (all_alike_ ? 1 : rows); row++) logits.push_back(read(row, length));
+            if (all_alike_) logits.resize(rows, logits[0]);
+            if (all_alike_ && cached_) copy_first_row(length);
+        }
+        past_ = cached_ ? length : 0;
+        return logits;
     }
-    cudaCheck(cudaFree(device_tokens));
+
+    // A token for each text. All ranks take those of the first.
+    void add(std::vector<int>& tokens) {
+        if (g_.mesh.world().size() > 1) {
+            copy_to_device(tokens_.data, tokens.data(), tokens.size(), g_.stream);
+            g_.mesh.world().broadcast(tokens_.data, tokens.size(), 0, Traffic::statistics, g_.stream);
+            copy_to_host(tokens.data(), tokens_.data, tokens.size(), g_.stream, g_.mesh);
+        }
+        for (size_t i = 0; i < texts_.size(); i++) texts_[i].push_back(tokens[i]);
+        all_alike_ = false;
+    }
+
+private:
+    void pass(const std::vector<int>& tokens, Batch batch) {
+        copy_to_device(tokens_.data, tokens.data(), tokens.size(), g_.stream);
+        batch.tokens = tokens_.data;
+        forward(g_, batch);
+    }
+
+    // The last `length` tokens of a text, from the beginning.
+    std::vector<float> read(int row, int length) {
+        constexpr int step = 64;  // lengths are rounded up to this, so that products come in few shapes
+        std::vector<int> tokens(texts_[row].begin() + begin_, texts_[row].end());
+        tokens.resize(std::min(ceil_div(length, step) * step, limit_), 0);  // what is behind reaches nothing
+        pass(tokens, {.B = 1, .T = (int)tokens.size(), .row = row});
+        return next_logits(g_, length - 1, 1)[0];
+    }
+
+    // The prompt was read once.
+    void copy_first_row(int length) {
+        size_t row = cache_row_size(g_.config, limit_), used = cache_row_size(g_.config, length);
+        for (const Activations& a : g_.acts) {
+            for (size_t i = 1; i < texts_.size(); i++) {
+                cudaCheck(cudaMemcpyAsync(a.cache + i * row, a.cache, used * sizeof(floatX),
+                                          cudaMemcpyDeviceToDevice, g_.stream));
+            }
+        }
+    }
+
+    Gpt& g_;
+    const bool cached_;
+    const int limit_;  // tokens that the model sees at once
+    std::vector<std::vector<int>> texts_;
+    bool all_alike_ = true;
+    size_t begin_ = 0;  // of what the model sees
+    int past_ = 0;      // tokens of that in the cache
+    DeviceInts tokens_;
+};
+
+// Adds up to `count` tokens to the prompt, for each key a text of its own: the same key gives the same text.
+// show(text, token) is called for each new token and says whether the text goes on; the token `end` ends it
+// too. All ranks do the same work, and take the tokens that the first one chooses.
+template <typename Show>
+void generate(Gpt& g, const std::vector<int>& prompt, int count, int end, const Sampling& sampling,
+              const std::vector<uint64_t>& keys, Show&& show) {
+    Writer writer(g, prompt, (int)keys.size());
+    std::vector<bool> over(keys.size());
+    for (int i = 0; i < count && std::count(over.begin(), over.end(), false) > 0; i++) {
+        auto logits = writer.next();
+        std::vector<int> tokens(keys.size());
+        for (size_t text = 0; text < keys.size(); text++) {
+            if (over[text]) continue;
+            float u = random_uniform(philox(keys[text], i).at[0]);
+            tokens[text] = choose_token(std::move(logits[text]), sampling, writer.text((int)text), u);
+        }
+        writer.add(tokens);
+        for (size_t text = 0; text < keys.size(); text++) {
+            if (!over[text]) over[text] = tokens[text] == end || !show((int)text, tokens[text]);
+        }
+    }
 }
 
 // ----------------------------------------------------------------------------
 // training
 // ----------------------------------------------------------------------------
-
-// The rate of step `step` of `steps` (from 0), as a share of the peak. Warm-up rises linearly to 1; the last
-// step runs at the final rate exactly. "wsd" is warm-up, stable, decay (Hu et al., MiniCPM, 2024).
-inline float schedule(const Options& o, int step) {
-    if (step < o.warmup_steps) return (float)(step + 1) / o.warmup_steps;
-    float last = o.final_learning_rate;
-    float progress = (float)(step + 1 - o.warmup_steps) / (o.steps - o.warmup_steps);  // (0, 1]
-    if (o.schedule == "cosine") return last + (1 - last) * 0.5f * (1 + std::cos((float)M_PI * progress));
-    if (o.schedule == "linear") return 1 - (1 - last) * progress;
-    if (o.schedule == "wsd") {
-        float length = std::clamp(o.decay_fraction * o.steps, 1.0f, (float)(o.steps - o.warmup_steps));
-        float decay = (float)(o.steps - 1 - step) / length;  // 1 .. 0 while decaying
-        return decay >= 1 ? 1 : last + (1 - last) * decay;
-    }
-    return 1;
-}
-
-static volatile sig_atomic_t stop_requested = 0;
-
-// Ctrl-C, SIGTERM, SIGUSR1, or a terminal or pipe that closes ends the run after the step; a second Ctrl-C
-// ends the program at once. SIGUSR1 is the one that mpirun passes on without killing the ranks a second
-// later.
-inline void request_stop(int signal) {
-    stop_requested = signal;
-    if (signal != SIGPIPE) std::signal(signal, SIG_DFL);  // what is still printed brings that one again
-}
-
-inline void stop_on_signals() {
-    for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE}) std::signal(signal, request_stop);
-    if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // started by nohup
-}
 
 inline Recompute recompute_mode(const std::string& name) {
     return name == "block" ? Recompute::block : name == "mlp" ? Recompute::mlp : Recompute::none;
@@ -972,85 +914,22 @@ inline AdamW adamw_settings(const Options& o, int step) {
             o.stochastic_rounding};
 }
 
-inline std::string token_text(const Options& o, int token) {
-    if (o.tokenizer == "none") return text("%d ", token);
-    // the vocabulary may have more words than the tokenizer
-    return token < ByteTokenizer::vocab_size ? ByteTokenizer::decode(token) : text("<|%d|>", token);
+// The tokens a text starts from: the prompt, or what comes before a document.
+inline std::vector<int> prompt_tokens(const Options& o, const Tokenizer* tokenizer, std::string_view prompt) {
+    if (prompt.empty()) return {std::max(o.document_end, 0)};
+    return tokenizer->encode(prompt);
 }
 
-// The tokens a sample starts from: the prompt, or what comes before a document.
-inline std::vector<int> prompt_tokens(const Options& o) {
-    if (o.prompt.empty()) return {std::max(o.document_end, 0)};
-    return ByteTokenizer::encode(o.prompt);
-}
-
-inline std::string sample_text(Gpt& g, const Options& o, int step) {
+inline std::string sample_text(Gpt& g, const Options& o, const Tokenizer* tokenizer, int step) {
+    TextDecoder decoder(tokenizer, o.prompt.empty());
     std::string sample = o.prompt;
     uint64_t key = random_key(o.seed, text("sample at step %d", step));
-    generate(g, prompt_tokens(o), {o.sample_tokens, 0.8f, 0, o.document_end}, key,
-             [&](int token) { sample += token_text(o, token); });
-    return sample;
-}
-
-// ----------------------------------------------------------------------------
-// weights in a file
-// ----------------------------------------------------------------------------
-
-// Writes the fp32 master copy if there is one, else the parameters, from rank 0. Padding rows stay out. All
-// ranks call it together, and all throw what goes wrong on the first.
-inline void save_weights(Gpt& g, const Options& o, const std::string& path, const World& world) {
-    std::unique_ptr<WeightsWriter> writer;
-    auto on_root = [&](auto&& work) {
-        world.together([&] {
-            if (world.is_root()) work();
-        });
-    };
-    on_root([&] {
-        Dtype dtype = g.state.keeps_floats() ? Dtype::fp32 : Dtype::bf16;
-        std::vector<StoredTensor> tensors;
-        g.layout.each([&](const TensorRow& row, const std::string& name, size_t) {
-            tensors.push_back({name, row.shape(), dtype});
-        });
-        writer = std::make_unique<WeightsWriter>(
-            path, nlohmann::ordered_json{{"options", options_to_json(o, command_train)}}, tensors);
-    });
-    std::string trouble;  // the other ranks send on, so it is thrown when they are done
-    collect_tensors(g.state, [&](const std::string& name, const void* data, size_t bytes) {
-        note_trouble(trouble, [&] { writer->write(name, data, bytes); });
-    });
-    on_root([&] {
-        if (!trouble.empty()) fail("%s", trouble.c_str());
-        writer->commit();
-    });
-}
-
-// bf16 is the upper half of fp32.
-inline float bf16_to_float(uint16_t bits) {
-    uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, sizeof value);
-    return value;
-}
-
-inline void load_weights(Gpt& g, const WeightsReader& reader) {
-    std::vector<float> values;
-    std::vector<uint16_t> narrow;
-    set_tensors(g.state, [&](const TensorRow& row, const std::string& name, size_t first, size_t count) {
-        const StoredTensor& tensor = reader.tensor(name);
-        if (tensor.shape != row.shape()) {
-            fail("%s: tensor %s has another shape than its options say; the file is damaged",
-                 reader.path().c_str(), name.c_str());
-        }
-        values.resize(count);
-        if (tensor.dtype == Dtype::fp32) {
-            reader.read(tensor, first * sizeof(float), values.data(), count * sizeof(float));
-        } else {
-            narrow.resize(count);
-            reader.read(tensor, first * sizeof(uint16_t), narrow.data(), count * sizeof(uint16_t));
-            std::transform(narrow.begin(), narrow.end(), values.begin(), bf16_to_float);
-        }
-        return std::span<const float>(values);
-    });
+    generate(g, prompt_tokens(o, tokenizer, o.prompt), o.sample_tokens, o.document_end, {.temperature = 0.8f},
+             {key}, [&](int, int token) {
+                 sample += decoder.add(token);
+                 return true;
+             });
+    return sample + decoder.finish();
 }
 
 // ----------------------------------------------------------------------------
@@ -1087,8 +966,9 @@ inline void print_run(const Options& o, const Workload& workload, const TokenLoa
            o.model.c_str(), human(count).c_str(), o.layers, o.channels,
            human(flops_per_token(o, workload.T, false)).c_str(),
            human(flops_per_token(o, workload.T, true)).c_str());
-    printf("data         %s tokens, %s samples of %d\n", human((double)data.shards().total_tokens()).c_str(),
+    printf("data         %s tokens, %s samples of %d\n", human((double)data.total_tokens()).c_str(),
            human((double)data.samples_per_epoch()).c_str(), workload.T);
+    for (const std::string& line : data.summary()) printf("             %s\n", line.c_str());
     for (const std::string& path : data.too_short())
         printf("             %s is shorter than a sample: not used\n", path.c_str());
     double epochs = (double)o.steps * o.global_batch / workload.T / data.samples_per_epoch();
@@ -1103,80 +983,6 @@ inline uint64_t sent_bytes() {
     for (auto& of_kind : traffic_bytes) bytes += of_kind;
     return bytes;
 }
-
-// What the user sees and the log keeps of each step. Rank 0 alone has a log.
-class Progress {
-public:
-    Progress(const Options& o, const Meter& meter, RunLog* log)
-        : o_(o), meter_(meter), log_(log), on_terminal_(isatty(1) && !launched_processes()) {}
-
-    // An error message begins on a line of its own.
-    ~Progress() {
-        clear();
-        fflush(stdout);
-    }
-
-    void step(int step, const StepStats& stats, float learning_rate, double seconds) {
-        double rate = o_.global_batch / seconds;
-        recent_ = recent_ == 0 ? seconds : 0.95 * recent_ + 0.05 * seconds;
-        nlohmann::ordered_json line = {{"step", step},
-                                       {"loss", stats.loss},
-                                       {"grad_norm", stats.gradient_norm},
-                                       {"lr", learning_rate},
-                                       {"tokens", step * o_.global_batch},
-                                       {"tokens_per_s", rate},
-                                       {"mfu", nullptr},
-                                       {"gemm_share", meter_.gemm_share(rate)},
-                                       {"ms", seconds * 1e3}};
-        if (meter_.has_peak()) line["mfu"] = meter_.mfu(rate);
-        if (o_.dp > 1) line["sent_bytes"] = sent_bytes() - sent_before_;
-        sent_before_ = sent_bytes();
-        write(line);
-        std::string left = duration(recent_ * (o_.steps - step));
-        if (step % o_.log_every && step != 1 && step != o_.steps) {
-            if (on_terminal_)
-                printf("\r\033[Kstep %d/%d  loss %.4f  %s left", step, o_.steps, stats.loss, left.c_str());
-        } else {
-            clear();
-            std::string mfu = meter_.has_peak() ? text("  MFU %4.1f%%", 100 * meter_.mfu(rate)) : "";
-            printf("step %6d/%d  loss %.4f  norm %6.3f  lr %.2e  %7.1f ms  %6s tok/s%s  %4.1f%% of GEMM rate "
-                   " %s left\n",
-                   step, o_.steps, stats.loss, stats.gradient_norm, learning_rate, seconds * 1e3,
-                   human(rate).c_str(), mfu.c_str(), 100 * meter_.gemm_share(rate), left.c_str());
-        }
-        fflush(stdout);
-    }
-
-    void validation(int step, float loss) {
-        clear();
-        printf("step %6d/%d  validation loss %.4f\n", step, o_.steps, loss);
-        fflush(stdout);
-        write({{"step", step}, {"val_loss", loss}});
-    }
-
-    void sample(int step, const std::string& sample) {
-        clear();
-        printf("---- sample at step %d\n%s\n----\n", step, sample.c_str());
-        fflush(stdout);
-        write({{"step", step}, {"sample", sample}});
-    }
-
-private:
-    void clear() const {
-        if (on_terminal_) printf("\r\033[K");
-    }
-
-    void write(const nlohmann::ordered_json& line) {
-        if (log_) log_->write(line);
-    }
-
-    const Options& o_;
-    const Meter& meter_;
-    RunLog* log_;
-    const bool on_terminal_;    // mpirun shows its processes a terminal whatever its own output is
-    double recent_ = 0;         // seconds of a step, averaged
-    uint64_t sent_before_ = 0;  // bytes that this rank had sent at the last step
-};
 
 // Options about rounding depend on what parameters are made of, which is decided when the program is built.
 inline void check_precision(const Options& o) {
@@ -1257,10 +1063,12 @@ inline std::string message_of(const std::exception& error) {
     world.abort();
 }
 
+// For all ranks.
 inline void train(const Options& o, const World& world) {
     // What can be refused is refused before the run directory is made and memory is taken.
     Workload workload = training_workload(o);
     std::unique_ptr<TokenLoader> train_data, val_data;
+    std::unique_ptr<Tokenizer> tokenizer;
     std::unique_ptr<RunLog> log;
     world.together([&] {
         check_precision(o);
@@ -1271,13 +1079,14 @@ inline void train(const Options& o, const World& world) {
             val_data =
                 std::make_unique<TokenLoader>(o.val_data, o.vocab_size, workload.T, SampleOrder::sequential);
         }
+        if (o.tokenizer != "none") tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(o.tokenizer));
         check_memory(o, workload, zero_settings(o), mesh_shape(o), ranks_sharing_device(world));
     });
     world.together([&] {
         if (!world.is_root()) return;
         log = std::make_unique<RunLog>(o.run_dir, options_to_json(o, command_train), o.overwrite);
+        if (tokenizer && !tokenizer->file().empty()) tokenizer->write(tokenizer_path(o.run_dir));
     });
-    std::string weights_path = o.run_dir + "/weights.bin";
 
     printf("%s\n", options_summary(o, command_train, terminal_width()).c_str());
     cudaDeviceProp device;
@@ -1295,6 +1104,10 @@ inline void train(const Options& o, const World& world) {
     settings.host_threads = threads_per_rank(world);
     Gpt g(o, workload, settings, mesh);
     initialize(g, o.seed);
+    std::string weights_path = o.run_dir + "/weights.bin";
+    auto save = [&] {
+        save_weights(g.state, {{"options", options_to_json(o, command_train)}}, weights_path, world);
+    };
     double gemm = measured_gemm_rate(g.stream), published = published_peak(device.name, sizeof(floatX) == 2);
     Meter meter(o, workload.T, o.peak_tflops > 0 ? o.peak_tflops * 1e12 : published, gemm, world.size());
     printf("rate         %sFLOP/s measured in products%s\n", human(gemm).c_str(),
@@ -1302,15 +1115,23 @@ inline void train(const Options& o, const World& world) {
 
     uint64_t samples_per_step = (uint64_t)(o.global_batch / workload.T);
     std::string trouble;  // what went wrong on this rank, to be raised when all ranks can hear of it
-    Batches batches(*train_data, g, o.document_end, trouble);
-    std::unique_ptr<Batches> val_batches;
+    auto make_batches = [&](const TokenLoader& loader) {
+        BatchShape shape = {workload.B, workload.T, o.document_end};
+        uint64_t stride = (uint64_t)workload.B * o.dp;  // the data ranks take turns
+        return std::make_unique<Batches>(
+            make_batch_source(world, o.data_reader == "node", loader, shape, stride), shape,
+            o.reset_positions, g.stream, mesh, trouble);
+    };
+    std::unique_ptr<Batches> batches = make_batches(*train_data), val_batches;
     uint64_t val_samples = 0;
     if (val_data) {
-        val_batches = std::make_unique<Batches>(*val_data, g, o.document_end, trouble);
+        val_batches = make_batches(*val_data);
         val_samples = std::min<uint64_t>(val_data->samples_per_epoch(), o.val_batches * samples_per_step);
     }
     int micro_batches = (int)(samples_per_step / ((uint64_t)workload.B * o.dp));
-    Progress progress(o, meter, log.get());
+    // mpirun shows its processes a terminal whatever its own output is
+    StepLog progress(o, meter, log.get(), isatty(1) && !launched_processes());
+    uint64_t sent_before = 0;
     stop_on_signals();
 
     int step = 0;           // steps done
@@ -1327,34 +1148,37 @@ inline void train(const Options& o, const World& world) {
                 note_trouble(trouble, [&] { progress.validation(step, without_sign(loss)); });
             }
             if (due(o.sample_every)) {
-                std::string sample = sample_text(g, o, step);
+                std::string sample = sample_text(g, o, tokenizer.get(), step);
                 note_trouble(trouble, [&] { progress.sample(step, sample); });
             }
             if (step == o.steps || asked_to_stop() || (world.size() == 1 && !trouble.empty())) break;
 
             double start = seconds_now();
             AdamW adamw = adamw_settings(o, step);
-            train_step(g, batches, step * samples_per_step, micro_batches, adamw, o.gradient_clip, o.seed,
+            train_step(g, *batches, step * samples_per_step, micro_batches, adamw, o.gradient_clip, o.seed,
                        trouble);
             StepStats stats = read_stats(g, (double)o.global_batch);
             if (!stats.finite) raise_not_finite(g, world, trouble, step + 1, stats);
             step++;
             stopping = stats.stop;
-            note_trouble(trouble,
-                         [&] { progress.step(step, stats, adamw.learning_rate, seconds_now() - start); });
+            uint64_t sent = sent_bytes() - std::exchange(sent_before, sent_bytes());
+            note_trouble(trouble, [&] {
+                progress.step(step, stats.loss, stats.gradient_norm, adamw.learning_rate,
+                              seconds_now() - start, sent);
+            });
         }
         raise_trouble(world, trouble);
     } catch (const CommonError& error) {
         if (step == 0) throw;
         // Bad data or a full disk costs at most the step that met it.
-        save_weights(g, o, weights_path, world);
+        save();
         throw CommonError(
             text("%s; the weights after step %d are in %s", error.what(), step, weights_path.c_str()));
     } catch (const std::exception& error) {
         if (world.size() > 1) leave_alone(world, error);  // streams that wait for others cannot be put away
         throw;
     }
-    save_weights(g, o, weights_path, world);
+    save();
     printf("%s after step %d; the weights are in %s\n", asked_to_stop() ? "stopped as asked" : "done", step,
            weights_path.c_str());
 }
@@ -1363,33 +1187,199 @@ inline void train(const Options& o, const World& world) {
 // the sample command
 // ----------------------------------------------------------------------------
 
-// Prints text from a run directory or a weights file.
-inline void sample(const Options& command) {
-    std::error_code not_there;  // which the reader reports
-    bool directory = std::filesystem::is_directory(command.run, not_there);
-    WeightsReader reader(directory ? command.run + "/weights.bin" : command.run);
-    if (!reader.header().contains("options"))
-        fail("%s: no options in the header; the file is damaged", reader.path().c_str());
-    Options o = stored_options(reader.header()["options"], reader.path());
-    if (!command.prompt.empty() && o.tokenizer == "none") {
-        fail("--prompt: %s was trained without a tokenizer; leave --prompt out", reader.path().c_str());
+// Continues a prompt and prints it: a single text as it comes, several when all are there.
+inline void print_samples(Gpt& g, const TrainedModel& model, const Options& command,
+                          const std::string& prompt, int number) {
+    const Options& o = model.options;
+    int samples = command.samples;
+    bool streams = samples == 1;
+    std::vector<uint64_t> keys;
+    std::vector<TextDecoder> decoders(samples, TextDecoder(model.tokenizer.get(), prompt.empty()));
+    std::vector<StopText> stops(samples, StopText(command.stop));
+    std::vector<std::string> texts(samples, prompt);
+    for (int i = 0; i < samples; i++) keys.push_back(random_key(command.seed, text("sample %d", number + i)));
+    auto add = [&](int i, const std::string& piece) {
+        texts[i] += piece;
+        if (!streams) return;
+        fputs(piece.c_str(), stdout);
+        fflush(stdout);
+    };
+
+    if (streams) fputs(prompt.c_str(), stdout);
+    double start = seconds_now();
+    long long tokens = 0;
+    generate(g, prompt_tokens(o, model.tokenizer.get(), prompt), command.tokens, o.document_end,
+             {command.temperature, command.top_k, command.top_p, command.min_p, command.repetition_penalty},
+             keys, [&](int i, int token) {
+                 tokens++;
+                 add(i, stops[i].add(decoders[i].add(token)));
+                 return !stops[i].stopped();
+             });
+    double seconds = seconds_now() - start;
+    for (int i = 0; i < samples; i++) {
+        add(i, stops[i].add(decoders[i].finish()));
+        add(i, stops[i].finish());
+        printf("%s\n%s", streams ? "" : texts[i].c_str(), i + 1 < samples ? "----\n" : "");
     }
-    o.prompt = command.prompt;
-    size_t length = prompt_tokens(o).size() + command.tokens;
-    Workload workload = {1, (int)std::min<size_t>(length, o.context), false, Recompute::none, 1};
+    fflush(stdout);
+    fprintf(stderr, "%lld tokens in %.1f s, %.1f tokens/s\n", tokens, seconds, tokens / seconds);
+}
+
+inline void sample(const Options& command) {
+    TrainedModel model(command.run, command.tokenizer);
+    const Options& o = model.options;
+    std::string prompt = command.prompt_file.empty() ? command.prompt : read_text(command.prompt_file);
+    if (!model.tokenizer && (command.interactive || !prompt.empty() || !command.stop.empty())) {
+        fail("%s: %s was trained without a tokenizer; leave it out, or name a tokenizer with --tokenizer",
+             command.interactive ? "--interactive"
+             : prompt.empty()    ? "--stop"
+                                 : "--prompt",
+             model.reader.path().c_str());
+    }
+    // A prompt that is not known yet may fill the context.
+    size_t length = command.interactive
+                        ? o.context
+                        : prompt_tokens(o, model.tokenizer.get(), prompt).size() + command.tokens;
+    int limit = (int)std::min<size_t>(length, o.context);
+    Workload workload = {.B = 1,
+                         .T = std::max(limit, command.samples),
+                         .training = false,
+                         .loss_chunk = command.samples,
+                         .cache_rows = command.cache ? command.samples : 0,
+                         .cache_length = command.cache ? limit : 0};
     ZeroSettings settings = {.training = false};
     check_memory(o, workload, settings);
     Gpt g(o, workload, settings);
-    load_weights(g, reader);
-    for (int i = 0; i < command.samples; i++) {
-        printf("%s", o.prompt.c_str());
-        generate(g, prompt_tokens(o), {command.tokens, command.temperature, command.top_k, o.document_end},
-                 random_key(command.seed, text("sample %d", i)), [&](int token) {
-                     fputs(token_text(o, token).c_str(), stdout);
-                     fflush(stdout);
-                 });
-        printf("\n%s", i + 1 < command.samples ? "----\n" : "");
+    load_weights(g.state, model.reader);
+    if (!command.interactive) return print_samples(g, model, command, prompt, 0);
+    bool on_terminal = isatty(STDIN_FILENO);
+    for (int number = 0; !stop_requested; number++) {
+        if (on_terminal) fputs("> ", stdout), fflush(stdout);
+        if (!std::getline(std::cin, prompt)) break;
+        if (!prompt.empty()) print_samples(g, model, command, prompt, number);
     }
+    if (on_terminal) printf("\n");
+}
+
+// ----------------------------------------------------------------------------
+// the eval command
+// ----------------------------------------------------------------------------
+
+// Reads (N) losses of the last batch, and calls visit(position, loss) for those that have a target.
+template <typename Visit>
+void each_loss(Gpt& g, const int* targets, Visit&& visit) {
+    std::vector<float> losses((size_t)g.workload.B * g.workload.T);
+    copy_to_host(losses.data(), g.acts[0].losses, losses.size(), g.stream, g.mesh);
+    for (size_t i = 0; i < losses.size(); i++) {
+        if (targets[i] >= 0) visit(i, losses[i]);
+    }
+}
+
+// Loss, perplexity and bits per byte on token files.
+inline void evaluate_data(Gpt& g, const TrainedModel& model, const Options& command) {
+    const Options& o = model.options;
+    int B = g.workload.B, T = g.workload.T;
+    TokenLoader loader(command.data, o.vocab_size, T, SampleOrder::sequential);
+    uint64_t count = loader.samples_per_epoch();
+    if (command.limit > 0) count = std::min<uint64_t>(count, command.limit);
+    std::string trouble;
+    BatchShape shape = {B, T, o.document_end};
+    Batches batches(std::make_unique<BatchReader>(loader, B, T, o.document_end, B), shape, o.reset_positions,
+                    g.stream, g.mesh, trouble);
+    double loss = 0;
+    uint64_t targets = 0, bytes = 0;
+    ProgressLine progress("eval", (double)count * T);
+    for (uint64_t first = 0; first < count; first += B) {
+        Batch batch = batches.load(first, (int)std::min<uint64_t>(B, count - first));
+        if (!trouble.empty()) fail("%s", trouble.c_str());
+        forward(g, batch);
+        classify(g, batch, 0, false);
+        each_loss(g, batches.targets(), [&](size_t i, float value) {
+            int target = batches.targets()[i];
+            loss += value;
+            targets++;
+            if (model.tokenizer && target != o.document_end && model.tokenizer->has(target))
+                bytes += model.tokenizer->token_bytes(target).size();
+        });
+        progress.add((double)B * T);
+    }
+    progress.clear();
+    double mean = loss / targets;
+    printf("loss %.4f  perplexity %.2f", mean, std::exp(mean));
+    if (bytes > 0) printf("  bits per byte %.4f", loss / std::log(2.0) / bytes);
+    printf("  (%llu tokens%s in %llu samples of %s)\n", (unsigned long long)targets,
+           bytes > 0 ? text(", %llu bytes of text", (unsigned long long)bytes).c_str() : "",
+           (unsigned long long)count, command.data.c_str());
+}
+
+// Which choice the model finds likeliest, for multiple-choice questions.
+inline void evaluate_choices(Gpt& g, const TrainedModel& model, const Options& command) {
+    std::vector<ChoiceExample> examples =
+        read_choices(command.choices, model.tokenizer.get(), model.options.vocab_size);
+    if (command.limit > 0 && examples.size() > (size_t)command.limit) examples.resize(command.limit);
+    int B = g.workload.B, T = g.workload.T;
+    std::vector<std::vector<double>> likelihoods;
+    std::vector<std::pair<size_t, size_t>> rows;  // example and choice
+    for (size_t i = 0; i < examples.size(); i++) {
+        likelihoods.emplace_back(examples[i].choices.size());
+        for (size_t j = 0; j < examples[i].choices.size(); j++) rows.push_back({i, j});
+    }
+    DeviceInts device((size_t)2 * B * T);
+    ProgressLine progress("eval", (double)rows.size());
+    for (size_t first = 0; first < rows.size(); first += B) {
+        std::vector<int> inputs((size_t)2 * B * T);
+        int* targets = inputs.data() + (size_t)B * T;
+        std::fill_n(targets, (size_t)B * T, -1);
+        for (size_t i = first; i < std::min(first + B, rows.size()); i++) {
+            size_t at = (i - first) * T;
+            choice_row(examples[rows[i].first], rows[i].second, T, &inputs[at], targets + at);
+        }
+        copy_to_device(device.data, inputs.data(), inputs.size(), g.stream);
+        Batch batch = {.B = B, .T = T, .tokens = device.data, .targets = device.data + (size_t)B * T};
+        forward(g, batch);
+        classify(g, batch, 0, false);
+        each_loss(g, targets, [&](size_t i, float loss) {
+            auto [example, choice] = rows[first + i / T];
+            likelihoods[example][choice] -= loss;
+        });
+        progress.add(B);
+    }
+    progress.clear();
+    ChoiceScore score;
+    for (size_t i = 0; i < examples.size(); i++) score.add(examples[i], likelihoods[i]);
+    printf("right %.1f%% by the sum of log-likelihoods, %.1f%% by their mean per token (+- %.1f), of %lld "
+           "questions of %s\n",
+           100 * score.accuracy(), 100 * score.accuracy_by_mean(),
+           100 * score.standard_error(score.accuracy()), (long long)score.examples, command.choices.c_str());
+}
+
+inline void evaluate_run(const Options& command) {
+    TrainedModel model(command.run, command.tokenizer);
+    Options& o = model.options;
+    o.micro_batch = command.micro_batch;
+    o.sequence_length = command.sequence_length;
+    complete_sequence_length(o);
+    int tokens = o.micro_batch * o.sequence_length;
+    Workload workload = {o.micro_batch, o.sequence_length, false, Recompute::none,
+                         chosen_loss_chunk(o, tokens)};
+    ZeroSettings settings = {.training = false};
+    check_memory(o, workload, settings);
+    Gpt g(o, workload, settings);
+    load_weights(g.state, model.reader);
+    if (!command.data.empty()) evaluate_data(g, model, command);
+    if (!command.choices.empty()) evaluate_choices(g, model, command);
+}
+
+// ----------------------------------------------------------------------------
+// the data command
+// ----------------------------------------------------------------------------
+
+inline void look_into_data(const Options& o) {
+    std::unique_ptr<Tokenizer> tokenizer;
+    if (!o.tokenizer.empty() && o.tokenizer != "none")
+        tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(o.tokenizer));
+    report_data(o.inputs, tokenizer.get(),
+                o.document_end < 0 && tokenizer ? tokenizer->end_of_text() : o.document_end);
 }
 
 // ----------------------------------------------------------------------------
@@ -1421,9 +1411,25 @@ static void run(int argc, char** argv, const World& world) {
     case command_sample:
         sample(options);
         break;
+    case command_eval:
+        evaluate_run(options);
+        break;
+    case command_data:
+        look_into_data(options);
+        break;
     case command_tokenize:
-        tokenize({options.inputs, options.output, options.val_fraction, options.shard_tokens,
-                  (uint64_t)options.seed, options.overwrite});
+        tokenize({.inputs = options.inputs,
+                  .output = options.output,
+                  .val_fraction = options.val_fraction,
+                  .shard_tokens = options.shard_tokens,
+                  .seed = (uint64_t)options.seed,
+                  .overwrite = options.overwrite,
+                  .tokenizer = options.tokenizer,
+                  .text_field = options.text_field,
+                  .threads = options.threads,
+                  .train_tokenizer = options.train_tokenizer,
+                  .pre_tokenizer = options.pre_tokenizer,
+                  .tokenizer_text = options.tokenizer_text});
         break;
     }
     check_standard_output();

@@ -50,3 +50,13 @@ void allocate(T*& pointer, size_t count, bool on_host = false) {
     }
     cudaCheck(error);
 }
+
+// Numbers on the device, for as long as this lives.
+struct DeviceInts {
+    int* data;
+
+    explicit DeviceInts(size_t count) { allocate(data, count); }
+    ~DeviceInts() { cudaFree(data); }
+    DeviceInts(const DeviceInts&) = delete;
+    DeviceInts& operator=(const DeviceInts&) = delete;
+};

@@ -111,8 +111,8 @@ public:
     const Communicator& world() const { return world_; }
     const Communicator& tensor() const { return tensor_; }
     const Communicator& shard() const { return shard_; }
-    // The shard group once more: NCCL runs the calls of one communicator one after another, and parameters are
-    // gathered while gradients are reduced.
+    // The shard group once more: NCCL runs the calls of one communicator one after another, and parameters
+    // are gathered while gradients are reduced.
     const Communicator& gathers() const { return gathers_; }
     const Communicator& replica() const { return replica_; }  // those that hold the same shard
     const Communicator& data() const { return data_; }

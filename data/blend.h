@@ -22,8 +22,10 @@ after any number of draws, each source has its share to within one draw (Baruah,
 #include <vector>
 
 #include "data/error.h"
-#include "data/sample_order.h"
+#include "data/permutation.h"
 #include "data/words.h"
+
+enum class SampleOrder { shuffled, sequential };
 
 struct BlendSource {
     std::string files;  // as for files_named(), of one pattern when there are weights
@@ -229,9 +231,10 @@ private:
 };
 
 // The order of all samples: each source gives its own in an order of its own, each once in each epoch of it.
+// Sequential order is the same in every epoch.
 class BlendOrder {
 public:
-    // `sizes`: samples in each source. A blend of one source is in the order of TokenLoader.
+    // `sizes`: samples in each source.
     BlendOrder(Blend blend, std::vector<uint64_t> sizes, SampleOrder order, uint64_t seed)
         : blend_(std::move(blend)),
           sizes_(std::move(sizes)),

@@ -40,3 +40,14 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
     va_end(arguments);
     throw Error(message);
 }
+
+// Runs what cannot throw where it is, on one of several ranks, say, which cannot leave a step alone. What
+// goes wrong is kept for the moment when it can be reported; the first counts.
+template <typename Work>
+void note_trouble(std::string& trouble, Work&& work) {
+    try {
+        work();
+    } catch (const Error& error) {
+        if (trouble.empty()) trouble = error.what();
+    }
+}

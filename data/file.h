@@ -11,6 +11,8 @@ its place as NAME.partial, and renamed at the end.
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
+#include <iostream>
+#include <iterator>
 #include <string>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -222,3 +224,10 @@ private:
     uint64_t size_ = 0;
     bool exists_ = false;
 };
+
+// Text of a file; "-" is the standard input.
+inline std::string read_text(const std::string& path) {
+    if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
+    MappedFile file(path);
+    return std::string(file.data(), file.size());
+}

@@ -101,11 +101,14 @@ public:
 
     // What a token adds to the text; an added token adds its name.
     const std::string& token_bytes(int token) const {
-        if (token < 0 || token >= vocab_size() || texts_[(size_t)token].empty()) {
+        if (!has(token)) {
             fail("token %d: is not in the vocabulary of %d; check the tokenizer", token, vocab_size());
         }
         return bytes_[(size_t)token];
     }
+
+    // Ids below vocab_size() may be unused.
+    bool has(int token) const { return token >= 0 && token < vocab_size() && !texts_[(size_t)token].empty(); }
 
     // Spaces that decoding drops where the text begins.
     int dropped_spaces() const { return dropped_spaces_; }

@@ -26,13 +26,20 @@ inline const std::vector<CommandHelp>& command_table() {
     static const std::vector<CommandHelp> table = {
         {command_tokenize,
          "tokenize",
-         "Turns text files and folders into token files, one token for each byte.",
+         "Turns text into token files: files and folders, .jsonl and .gz too.",
          {"tokenize /usr/include --output tokens/headers",
-          "tokenize notes.txt book.txt --output tokens/mine --val-fraction 0.1"}},
+          "tokenize wiki.jsonl.gz books --output tokens/mine --train-tokenizer 32000 --val-fraction 0.001",
+          "tokenize code --output tokens/code --tokenizer Qwen3-0.6B/tokenizer.json"}},
+        {command_data,
+         "data",
+         "Says what token files hold: documents, their lengths, the beginning as text, and any damage.",
+         {"data tokens/mine_*.bin --tokenizer tokens/mine_tokenizer.json", "data megatron/web.idx"}},
         {command_train,
          "train",
          "Trains a model on token files.",
          {"train --train-data 'tokens/headers_train_*.bin' --val-data 'tokens/headers_val_*.bin'",
+          "train --tokenizer tokens/mine_tokenizer.json --train-data "
+          "'0.7:tokens/mine_train_*.bin,0.3:code.idx'",
           "train --model gpt2-124M --train-data 'fineweb_train_*.bin' --micro-batch 8 --global-batch 512k",
           "train --model llama3.2-1B --layers 4 --train-data 'llama_*.bin' --recompute block --run-dir "
           "runs/cut"}},
@@ -40,7 +47,12 @@ inline const std::vector<CommandHelp>& command_table() {
          "sample",
          "Writes text with a trained model.",
          {"sample runs/tiny --prompt '#include <' --tokens 400",
-          "sample runs/tiny --temperature 0 --samples 1"}},
+          "sample runs/tiny --samples 8 --temperature 0.8 --top-p 0.95 --stop 'THE END'",
+          "sample runs/tiny --interactive"}},
+        {command_eval,
+         "eval",
+         "Measures a trained model: loss, perplexity and bits per byte, and multiple-choice questions.",
+         {"eval runs/tiny --data 'tokens/headers_val_*.bin'", "eval runs/tiny --choices hellaswag_val.bin"}},
     };
     return table;
 }

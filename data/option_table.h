@@ -11,15 +11,23 @@ the struct and in JSON, --learning-rate on the command line.
 
 #include "data/model_config.h"
 
-enum Command { command_train = 1, command_sample = 2, command_tokenize = 4 };
+enum Command {
+    command_train = 1,
+    command_sample = 2,
+    command_tokenize = 4,
+    command_eval = 8,
+    command_data = 16
+};
 
 // Sizes left at 0 that can be worked out from the others are filled in by complete().
 struct Options : ModelConfig {
     std::string model = "tiny";
 
-    std::string train_data, val_data;  // globs, comma separated
-    std::string tokenizer = "none";    // none | bytes
+    std::string train_data, val_data;  // globs, comma separated, with weights before them or without
+    std::string tokenizer;             // none | bytes | a file; empty: as fits the command
     int document_end = -1;             // token that ends a document; -1: documents are not told apart
+    bool reset_positions = false;
+    std::string data_reader = "rank";  // rank | node
     std::string run_dir;
     bool overwrite = false;
     int seed = 1337;
@@ -69,10 +77,25 @@ struct Options : ModelConfig {
     int tokens = 256;
     float temperature = 1;
     int top_k = 0;
+    float top_p = 1;
+    float min_p = 0;
+    float repetition_penalty = 1;
     int samples = 1;
+    std::string prompt_file;
+    bool interactive = false;
+    std::vector<std::string> stop;
+    bool cache = true;
 
-    std::vector<std::string> inputs;  // tokenize: what to read
+    std::string data, choices;  // eval: what to measure on
+    int limit = 0;              // samples or examples; 0: all
+
+    std::vector<std::string> inputs;  // tokenize, data: what to read
     std::string output;
+    int train_tokenizer = 0;  // tokens of its vocabulary; 0: none is trained
+    std::string pre_tokenizer = "llama3";
+    long long tokenizer_text = 1 << 30;  // bytes
+    std::string text_field = "text";
+    int threads = 0;  // 0: one for each core
     double val_fraction = 0.01;
     long long shard_tokens = 100 << 20;
 };
@@ -97,7 +120,8 @@ struct OptionRow {
 };
 
 inline const std::vector<OptionRow>& option_table() {
-    constexpr int train = command_train, sample = command_sample, tokenize = command_tokenize;
+    constexpr int train = command_train, sample = command_sample, tokenize = command_tokenize,
+                  eval = command_eval, data_command = command_data;
     constexpr bool shapes_model = true, positional = true;
     constexpr double most = 2147483647;  // shown as no limit
     constexpr double most_ranks = 1048576;
@@ -157,14 +181,27 @@ inline const std::vector<OptionRow>& option_table() {
          shapes_model},
 
         {FIELD(train_data), train, "Data", any_text,
-         "Token files to train on: paths or glob patterns, separated by commas. Made by train_gpt tokenize."},
+         "Token files to train on, .bin of llm.c (train_gpt tokenize makes them) or .idx of Megatron: paths "
+         "or "
+         "glob patterns, separated by commas; with weights, a blend: 0.7:web_*.bin,0.3:code.idx."},
         {FIELD(val_data), train, "Data", any_text,
          "Token files to measure the validation loss on, in the same form. Empty: no validation."},
-        {FIELD(tokenizer), train, "Data", one_of({"none", "bytes"}),
-         "How samples are shown: as token numbers, or as text with one token for each byte.", shapes_model},
-        {FIELD(document_end), train, "Data", range(-1, 16777215),
+        {FIELD(tokenizer), train | sample | tokenize | eval | data_command, "Data", any_text,
+         "What turns text into tokens: none, bytes (a token for each), a tokenizer.json, or a rank file of "
+         "tiktoken as ENCODING:FILE. train takes the vocabulary's size and the document end from it. Empty: "
+         "that of the model for train, bytes for tokenize, the one of the run for sample and eval, none for "
+         "data.",
+         shapes_model},
+        {FIELD(document_end), train | data_command, "Data", range(-1, 16777215),
          "Token that ends a document; attention does not reach across it. -1: documents are not told apart.",
          shapes_model},
+        {FIELD(reset_positions), train, "Data", on_off,
+         "Count positions from the beginning of each document. For learned positions: rotary ones tell "
+         "distances only, so it makes no difference to them."},
+        {FIELD(data_reader), train, "Data", one_of({"rank", "node"}),
+         "Who reads the files: each rank what it needs, or one process of each machine for all there, so "
+         "that "
+         "a shared file system has one reader from each. The batches are the same."},
 
         {FIELD(run_dir), train, "Run", any_text,
          "Folder for the log, the options, the samples and the weights. Empty: runs/ and the model's name."},
@@ -176,10 +213,11 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(peak_tflops), train, "Run", range(0, 1e6),
          "TFLOP/s that MFU is a share of. 0: the card's published dense rate, where it is known."},
         {FIELD(steps), train, "Run", range(1, most), "Optimizer steps of the run."},
-        {FIELD(micro_batch), train, "Run", range(1, 1048576),
+        {FIELD(micro_batch), train | eval, "Run", range(1, 1048576),
          "Sequences that go through the model at once on each data rank; more is faster and takes more "
          "memory."},
-        {FIELD(sequence_length), train, "Run", range(0, 16777216), "Tokens of each sequence. 0: --context."},
+        {FIELD(sequence_length), train | eval, "Run", range(0, 16777216),
+         "Tokens of each sequence. 0: --context."},
         {FIELD(global_batch), train, "Run", range(0, 1e12),
          "Tokens of each step, gathered from several micro-batches where need be; may end in k, M or G "
          "(1024, 1024^2, 1024^3). 0: one micro-batch of each data rank."},
@@ -252,23 +290,59 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(sample_tokens), train, "Sampling", range(1, 16777216), "Tokens of such a sample."},
         {FIELD(prompt), train | sample, "Sampling", any_text, "Text that samples go on from."},
 
-        {FIELD(run), sample, "Sampling", any_text, "Run directory or weights file to sample from.", false,
-         positional},
+        {FIELD(run), sample | eval, "Model", any_text, "Run directory or weights file.", false, positional},
+        {FIELD(prompt_file), sample, "Sampling", any_text,
+         "File that holds the prompt; - for the standard input."},
+        {FIELD(interactive), sample, "Sampling", on_off,
+         "Ask for prompts, one a line, and answer each, until the input ends."},
         {FIELD(tokens), sample, "Sampling", range(1, 16777216), "Tokens to add to the prompt."},
         {FIELD(temperature), sample, "Sampling", range(0, 100),
          "Divides the logits: below 1 plays safe, above 1 is wild. 0: always the likeliest token."},
         {FIELD(top_k), sample, "Sampling", range(0, 16777216),
          "Choose among this many likeliest tokens. 0: among all."},
-        {FIELD(samples), sample, "Sampling", range(1, 1048576), "Number of samples."},
+        {FIELD(top_p), sample, "Sampling", range(0, 1),
+         "Choose among the fewest likeliest tokens that have this much probability together. 1: among all."},
+        {FIELD(min_p), sample, "Sampling", range(0, 1),
+         "Leave out tokens whose probability is less than this share of the likeliest one's. 0: none."},
+        {FIELD(repetition_penalty), sample, "Sampling", range(0.01, 100),
+         "Makes tokens that the text has already less likely: their logits are divided by it, or multiplied "
+         "where negative. 1: no penalty."},
+        {FIELD(stop), sample, "Sampling", any_text,
+         "Text that ends a sample, and is left out. May be given several times."},
+        {FIELD(samples), sample, "Sampling", range(1, 65536),
+         "Number of samples, which are made together; one alone appears word by word."},
+        {FIELD(cache), sample, "Sampling", on_off,
+         "Keep keys and values of earlier tokens, instead of computing them again for each token."},
 
-        {FIELD(inputs), tokenize, "Text", any_text, "Files and folders to read; folders with all they hold.",
+        {FIELD(data), eval, "Evaluation", any_text,
+         "Token files to measure loss, perplexity and bits per byte on, in the form of --train-data."},
+        {FIELD(choices), eval, "Evaluation", any_text,
+         "Multiple-choice questions: lines of JSON, {\"context\": ..., \"choices\": [...], \"answer\": 0}, "
+         "or an "
+         "evaluation .bin of llm.c (HellaSwag)."},
+        {FIELD(limit), eval, "Evaluation", range(0, most), "Samples and questions to take at most. 0: all."},
+
+        {FIELD(inputs), tokenize | data_command, "Text", any_text,
+         "tokenize: files and folders of text; a file is a document, and in a .jsonl each line; .gz too. "
+         "data: "
+         "token files.",
          false, positional},
         {FIELD(output), tokenize, "Text", any_text,
          "Beginning of the names of the files to write: PREFIX_train_000000.bin, PREFIX_val_000000.bin ..."},
+        {FIELD(text_field), tokenize, "Text", any_text,
+         ".jsonl: the field that holds a document's text; every line must have it."},
         {FIELD(val_fraction), tokenize, "Text", range(0, 1),
          "Part of the documents kept for validation. 0: none."},
         {FIELD(shard_tokens), tokenize, "Text", range(1024, 1 << 30),
          "Tokens of each file at most; may end in k, M or G."},
+        {FIELD(threads), tokenize, "Text", range(0, 4096), "Threads that encode. 0: one for each core."},
+        {FIELD(train_tokenizer), tokenize, "Text", range(0, 16777216),
+         "Train a byte-level BPE tokenizer with so many tokens on the text, write it to "
+         "PREFIX_tokenizer.json and use it; the last of them ends a text. 0: use --tokenizer."},
+        {FIELD(pre_tokenizer), tokenize, "Text", one_of({"gpt2", "llama3", "qwen"}),
+         "Whose rules cut text into words for a tokenizer that is trained."},
+        {FIELD(tokenizer_text), tokenize, "Text", range(1, 1e12),
+         "Bytes of text that a tokenizer is trained on at most, taken from all files; may end in k, M or G."},
     };
 #undef FIELD
     return table;

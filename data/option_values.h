@@ -165,7 +165,7 @@ inline void set_value(const OptionRow& row, Options& options, const std::string&
         } else if constexpr (std::is_same_v<Value, std::string>) {
             value = source;
         } else {
-            value = {source};
+            value.push_back(source);
         }
     });
     check_limits(row, options);

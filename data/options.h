@@ -11,6 +11,7 @@ together.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,10 +42,13 @@ inline void complete_model(Options& options) {
         fail("--document-end %d: not a token of a vocabulary of %d; give -1 or a smaller number",
              options.document_end, options.vocab_size);
     }
-    if (options.tokenizer == "bytes" && options.vocab_size < ByteTokenizer::vocab_size) {
-        fail("--vocab-size %d: too small for --tokenizer bytes; give at least %d (256 bytes and the end of a "
-             "text)",
-             options.vocab_size, ByteTokenizer::vocab_size);
+}
+
+inline void complete_sequence_length(Options& options) {
+    if (options.sequence_length == 0) options.sequence_length = options.context;
+    if (options.sequence_length > options.context) {
+        fail("--sequence-length %d: longer than the model's context of %d; lower it or raise --context",
+             options.sequence_length, options.context);
     }
 }
 
@@ -52,11 +56,8 @@ inline void complete_training(Options& options, int processes) {
     if (options.train_data.empty()) {
         fail("--train-data: missing; name token files, such as those that `train_gpt tokenize` writes");
     }
-    if (options.sequence_length == 0) options.sequence_length = options.context;
-    if (options.sequence_length > options.context) {
-        fail("--sequence-length %d: longer than the model's context of %d; lower it or raise --context",
-             options.sequence_length, options.context);
-    }
+    if (options.tokenizer.empty()) options.tokenizer = "none";
+    complete_sequence_length(options);
     long long tokens = (long long)options.micro_batch * options.sequence_length;
     if (tokens > INT32_MAX) {
         fail(
@@ -70,6 +71,9 @@ inline void complete_training(Options& options, int processes) {
         fail("--warmup-steps %d: more than the run's %d steps; lower it or raise --steps",
              options.warmup_steps, options.steps);
     }
+    if (options.reset_positions && options.document_end < 0) {
+        fail("--reset-positions on: documents are not told apart; give --document-end too, or leave it out");
+    }
     if (options.tokenizer == "none" && !options.prompt.empty()) {
         fail("--prompt: cannot be turned into tokens without a tokenizer; add --tokenizer bytes or leave it "
              "out");
@@ -77,23 +81,63 @@ inline void complete_training(Options& options, int processes) {
     if (options.run_dir.empty()) options.run_dir = "runs/" + model_label(options.model);
 }
 
+inline void complete_sampling(const Options& options) {
+    if (options.run.empty())
+        fail("train_gpt sample: nothing to sample from; name a run directory or a weights file");
+    int prompts = !options.prompt.empty() + !options.prompt_file.empty() + options.interactive;
+    if (prompts > 1) {
+        fail("train_gpt sample: a prompt comes from --prompt, --prompt-file or --interactive on; give one of "
+             "them");
+    }
+    if (options.interactive && options.samples > 1)
+        fail("--samples %d: --interactive on answers once; leave one of them out", options.samples);
+    for (const std::string& stop : options.stop) {
+        if (stop.empty()) fail("--stop: an empty text ends every sample at once; give some text");
+    }
+}
+
+inline void complete_evaluation(const Options& options) {
+    if (options.run.empty())
+        fail("train_gpt eval: nothing to evaluate; name a run directory or a weights file");
+    if (options.data.empty() && options.choices.empty())
+        fail("train_gpt eval: nothing to measure on; give --data or --choices");
+}
+
+inline void complete_tokenizing(Options& options) {
+    if (options.inputs.empty()) fail("train_gpt tokenize: nothing to read; name files or folders of text");
+    if (options.output.empty()) {
+        fail("--output: missing; give the beginning of the names of the files to write, such as "
+             "tokens/mytext");
+    }
+    if (options.train_tokenizer > 0 && !options.tokenizer.empty())
+        fail("--tokenizer %s: --train-tokenizer makes one; leave one of them out",
+             printable(options.tokenizer).c_str());
+    if (options.tokenizer.empty()) options.tokenizer = "bytes";
+    if (options.tokenizer == "none")
+        fail("--tokenizer none: text becomes tokens by a tokenizer; give bytes or a file");
+}
+
 inline void complete(Options& options, Command command, int processes) {
     for (const OptionRow& row : option_table()) {
         if (row.commands & command) check_limits(row, options);
     }
-    if (command == command_train) {
+    switch (command) {
+    case command_train:
         complete_model(options);
         complete_training(options, processes);
-    }
-    if (command == command_sample && options.run.empty()) {
-        fail("train_gpt sample: nothing to sample from; name a run directory or a weights file");
-    }
-    if (command == command_tokenize && options.inputs.empty()) {
-        fail("train_gpt tokenize: nothing to read; name files or folders of text");
-    }
-    if (command == command_tokenize && options.output.empty()) {
-        fail("--output: missing; give the beginning of the names of the files to write, such as "
-             "tokens/mytext");
+        break;
+    case command_sample:
+        complete_sampling(options);
+        break;
+    case command_eval:
+        complete_evaluation(options);
+        break;
+    case command_tokenize:
+        complete_tokenizing(options);
+        break;
+    case command_data:
+        if (options.inputs.empty()) fail("train_gpt data: nothing to look into; name token files");
+        break;
     }
 }
 
@@ -115,6 +159,32 @@ inline void apply_model(Options& options) {
              printable(options.model).c_str(), nearest_name(options.model, names).c_str());
     }
 }
+
+// A tokenizer that is asked for brings its vocabulary and the token that ends a document along, unless these
+// are given themselves.
+class TokenizerChoice {
+public:
+    // The one asked for, or that of the model.
+    TokenizerChoice(Options& options, const std::string& asked_for) {
+        const std::string& name = asked_for.empty() ? options.tokenizer : asked_for;
+        if (name.empty() || name == "none") return;
+        Tokenizer tokenizer = Tokenizer::load(name);
+        needed_ = tokenizer.vocab_size();
+        if (asked_for.empty()) return;
+        options.vocab_size = needed_;
+        options.document_end = tokenizer.end_of_text();
+    }
+
+    void check(const Options& options) const {
+        if (options.vocab_size < needed_) {
+            fail("--vocab-size %d: too small for --tokenizer %s; give at least %d", options.vocab_size,
+                 printable(options.tokenizer).c_str(), needed_);
+        }
+    }
+
+private:
+    int needed_ = 0;  // tokens
+};
 
 // An on|off option may stand alone, for on. Gives each of them its value.
 inline std::vector<std::string> with_switch_values(int argc, const char* const* argv) {
@@ -179,12 +249,14 @@ inline Options parse_options(Command command, int argc, const char* const* argv,
     }
 
     Options options;
+    std::string tokenizer;
     for (const auto& pair : given) {
         if (pair.value().starts_with("--") && find_option(pair.value())) {
             fail("--%s: value missing before %s; see train_gpt %s --help", pair.key().c_str(),
                  pair.value().c_str(), command_name(command));
         }
         if (pair.key() == "model") options.model = pair.value();
+        if (pair.key() == "tokenizer") tokenizer = pair.value();
     }
     for (const std::string& argument : others) {
         if (argument.size() > 1 && argument[0] == '-') refuse_unknown(argument, command);
@@ -194,8 +266,13 @@ inline Options parse_options(Command command, int argc, const char* const* argv,
                  printable(argument).c_str(), command_name(command));
         }
     }
-    if (command == command_train) apply_model(options);
+    std::optional<TokenizerChoice> choice;
+    if (command == command_train) {
+        apply_model(options);
+        choice.emplace(options, tokenizer);
+    }
     for (const auto& pair : given) set_value(*find_option("--" + pair.key()), options, pair.value());
+    if (choice) choice->check(options);
     complete(options, command, processes);
     return options;
 }

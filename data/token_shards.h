@@ -145,37 +145,6 @@ inline std::vector<std::string> files_named(const std::string& list) {
     return files;
 }
 
-// The shards of a data set, in the order of their names.
-class TokenShards {
-public:
-    TokenShards(const std::string& list, int vocab) : vocab_(vocab) {
-        for (const std::string& file : files_named(list)) {
-            const TokenShard& shard = shards_.emplace_back(file);
-            total_ += shard.count();
-            if (shard.width() != shards_[0].width()) {
-                fail("%s: has %d-byte tokens and %s has %d-byte ones, so their tokenizers differ; name files "
-                     "of one kind",
-                     shard.path().c_str(), shard.width(), shards_[0].path().c_str(), shards_[0].width());
-            }
-        }
-        if (shards_.empty())
-            fail("'%s': names no token shards; give paths or patterns such as data/*.bin", list.c_str());
-    }
-
-    int64_t total_tokens() const { return total_; }
-    size_t size() const { return shards_.size(); }
-    const TokenShard& operator[](size_t i) const { return shards_[i]; }
-
-    void copy(size_t shard, int64_t start, int64_t n, int* out) const {
-        shards_[shard].copy(start, n, vocab_, out);
-    }
-
-private:
-    std::vector<TokenShard> shards_;
-    int vocab_;
-    int64_t total_ = 0;
-};
-
 // ----------------------------------------------------------------------------
 // writing
 

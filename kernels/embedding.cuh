@@ -1,12 +1,15 @@
 /*
 Embedding: a row of the token table plus, with learned positions, a row of the position table.
 
-    out[b, t, :] = wte[tokens[b, t], :] + wpe[t, :]
+    out[b, t, :] = wte[tokens[b, t], :] + wpe[t - doc_start[b, t], :]
 
-out is (B, T, C), wte (V, C), wpe (T, C) or null; the backward pass needs tokens.
-Many positions hold the same token, so the backward pass would need atomics, whose order changes the sum.
-Instead the host sorts the positions into buckets of one token each, and one worker adds up a bucket in the
-order of positions.
+out is (B, T, C), wte (V, C), wpe (T, C) or null; the backward pass needs tokens. doc_start (B, T) says where
+in the row the document of a token begins: positions count from there, so a document looks the same wherever
+it was packed. Null: they count from the beginning of the row.
+Many tokens share a row of a table, so the backward pass would need atomics, whose order changes the sum.
+Instead one worker adds up all that a row of a table receives, in a fixed order. For wte the host sorts the
+tokens of a batch into buckets of the same one. For wpe the worker of a position walks through the batch and
+leaps from one document to the next, as each has that position once at most.
 */
 #pragma once
 
@@ -37,22 +40,34 @@ inline int bucket_tokens(int* order /* (N) */, int* starts /* (N + 1) */, const 
     return buckets;
 }
 
+// The position of token n = b * T + t.
+HOST_DEVICE inline int position_of(int n, const int* doc_start, int T) {
+    return n % T - (doc_start ? doc_start[n] : 0);
+}
+
+// The first place after n, itself at position `at`, where position p can be: in this document if p is still
+// to come, else in one that begins after n at the earliest.
+HOST_DEVICE inline int next_candidate(int p, int n, int at) {
+    return n + (at < p ? p - at : p + 1);
+}
+
 // ----------------------------------------------------------------------------
 // CPU
 
-inline void embedding_forward_cpu(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int B,
-                                  int T, int C) {
+inline void embedding_forward_cpu(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe,
+                                  const int* doc_start, int B, int T, int C) {
 #pragma omp parallel for
     for (int n = 0; n < B * T; n++) {
         floatX* row = out + (size_t)n * C;
         const floatX *token = wte + (size_t)tokens[n] * C,
-                     *position = wpe ? wpe + (size_t)(n % T) * C : nullptr;
+                     *position = wpe ? wpe + (size_t)position_of(n, doc_start, T) * C : nullptr;
         for (int c = 0; c < C; c++) row[c] = wpe ? floatX(float(token[c]) + float(position[c])) : token[c];
     }
 }
 
 inline void embedding_backward_cpu(float* dwte, float* dwpe, const floatX* dout, const int* tokens,
-                                   const int* order, const int* starts, int buckets, int B, int T, int C) {
+                                   const int* order, const int* starts, int buckets, const int* doc_start,
+                                   int B, int T, int C) {
     auto add_row = [=](float* to, int n) {
         const floatX* row = dout + (size_t)n * C;
 #pragma omp simd
@@ -64,9 +79,21 @@ inline void embedding_backward_cpu(float* dwte, float* dwpe, const floatX* dout,
         for (int i = starts[k]; i < starts[k + 1]; i++) add_row(to, order[i]);
     }
     if (!dwpe) return;
+    if (!doc_start) {
 #pragma omp parallel for
-    for (int t = 0; t < T; t++) {
-        for (int b = 0; b < B; b++) add_row(dwpe + (size_t)t * C, b * T + t);
+        for (int t = 0; t < T; t++) {
+            for (int b = 0; b < B; b++) add_row(dwpe + (size_t)t * C, b * T + t);
+        }
+        return;
+    }
+    // all documents have the first positions, and few the last
+#pragma omp parallel for schedule(dynamic, 16)
+    for (int p = 0; p < T; p++) {
+        for (int n = p; n < B * T;) {
+            int at = position_of(n, doc_start, T);
+            if (at == p) add_row(dwpe + (size_t)p * C, n);
+            n = next_candidate(p, n, at);
+        }
     }
 }
 
@@ -80,13 +107,13 @@ constexpr unsigned embedding_block = 256;
 // A row of blocks for each position, a thread for W neighbouring channels.
 template <int W>
 __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe,
-                                         int T, int C) {
+                                         const int* doc_start, int T, int C) {
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * W;
     if (c >= C) return;
     size_t n = blockIdx.x;
     auto sum = load<W>(wte + (size_t)tokens[n] * C + c);
     if (wpe) {
-        auto position = load<W>(wpe + n % T * C + c);
+        auto position = load<W>(wpe + (size_t)position_of((int)n, doc_start, T) * C + c);
         for (int k = 0; k < W; k++) sum[k] = floatX(float(sum[k]) + float(position[k]));
     }
     store(out + n * C + c, sum);
@@ -98,14 +125,30 @@ __device__ void add_to(float (&sum)[W], const floatX* from) {
     for (int k = 0; k < W; k++) sum[k] += float(values[k]);
 }
 
-// The sum of a bucket by a block of warps: each takes every 8th position of the bucket, and a lane W
-// channels.
-constexpr unsigned bucket_warps = 8;
+// A row of a gradient is the work of a block of warps: each sums its share of the tokens, a lane W channels.
+constexpr unsigned row_warps = 8;
 
+// Adds the sums of the first `used` warps to the W channels at `to`, or nowhere if it is null. All threads of
+// the block take part.
+template <int W>
+__device__ void add_warp_sums(float* to, const float (&sum)[W], int used) {
+    __shared__ float sums[row_warps][W][warp_size];
+    int lane = threadIdx.x, warp = threadIdx.y;
+    for (int k = 0; k < W; k++) sums[warp][k][lane] = sum[k];
+    __syncthreads();
+
+    if (warp > 0 || !to) return;
+    for (int k = 0; k < W; k++) {
+        float total = 0;
+        for (int w = 0; w < used; w++) total += sums[w][k][lane];
+        to[k] += total;
+    }
+}
+
+// A block for a bucket, of which each warp takes every 8th token.
 template <int W>
 __global__ void embedding_backward_kernel(float* dwte, const floatX* dout, const int* tokens,
                                           const int* order, const int* starts, int C) {
-    __shared__ float sums[bucket_warps][W][warp_size];
     int lane = threadIdx.x, warp = threadIdx.y;
     int start = starts[blockIdx.x], end = starts[blockIdx.x + 1];
     int c = (int)(blockIdx.y * warp_size + lane) * W;
@@ -113,20 +156,10 @@ __global__ void embedding_backward_kernel(float* dwte, const floatX* dout, const
     float sum[W] = {};
     if (c < C) {
 #pragma unroll 4
-        for (int i = start + warp; i < end; i += bucket_warps)
-            add_to<W>(sum, dout + (size_t)order[i] * C + c);
+        for (int i = start + warp; i < end; i += row_warps) add_to<W>(sum, dout + (size_t)order[i] * C + c);
     }
-    for (int k = 0; k < W; k++) sums[warp][k][lane] = sum[k];
-    __syncthreads();
-
-    if (warp > 0 || c >= C) return;
-    int used = min(end - start, (int)bucket_warps);
-    float* to = dwte + (size_t)tokens[order[start]] * C + c;
-    for (int k = 0; k < W; k++) {
-        float total = 0;
-        for (int w = 0; w < used; w++) total += sums[w][k][lane];
-        to[k] += total;
-    }
+    float* to = c < C ? dwte + (size_t)tokens[order[start]] * C + c : nullptr;
+    add_warp_sums<W>(to, sum, min(end - start, (int)row_warps));
 }
 
 template <int W>
@@ -139,20 +172,42 @@ __global__ void position_backward_kernel(float* dwpe, const floatX* dout, int B,
     for (int k = 0; k < W; k++) dwpe[t * C + c + k] += sum[k];
 }
 
+// A block for a position, of which each warp looks through an equal part of the batch: 32 tokens at a glance,
+// then from the last of them to where the position can be next.
+template <int W>
+__global__ void document_position_backward_kernel(float* dwpe, const floatX* dout, const int* doc_start,
+                                                  int N, int T, int C) {
+    int lane = threadIdx.x, warp = threadIdx.y, p = blockIdx.x;
+    int c = (int)(blockIdx.y * warp_size + lane) * W;
+    int part = ceil_div(N, row_warps), n = warp * part, end = min(n + part, N);
+
+    float sum[W] = {};
+    while (n < end) {
+        int at = n + lane < end ? position_of(n + lane, doc_start, T) : -1;
+        for (unsigned found = __ballot_sync(~0u, at == p); found; found &= found - 1) {
+            if (c < C) add_to<W>(sum, dout + (size_t)(n + __ffs((int)found) - 1) * C + c);
+        }
+        n = next_candidate(p, n + warp_size - 1, __shfl_sync(~0u, at, warp_size - 1));
+    }
+    add_warp_sums<W>(c < C ? dwpe + (size_t)p * C + c : nullptr, sum, row_warps);
+}
+
 #endif
 
 // ----------------------------------------------------------------------------
 // launchers
 
+// doc_start[b, t] <= t, and the token it points to begins its own document.
 inline void embedding_forward(floatX* out /* (B, T, C) */, const int* tokens /* (B, T) */,
-                              const floatX* wte /* (V, C) */, const floatX* wpe /* (T, C) or null */, int B,
-                              int T, int C, cudaStream_t stream) {
-    ON_DEVICE(stream, embedding_forward_cpu(out, tokens, wte, wpe, B, T, C),
+                              const floatX* wte /* (V, C) */, const floatX* wpe /* (T, C) or null */,
+                              const int* doc_start /* (B, T) or null */, int B, int T, int C,
+                              cudaStream_t stream) {
+    ON_DEVICE(stream, embedding_forward_cpu(out, tokens, wte, wpe, doc_start, B, T, C),
               with_vec_width<floatX>(C, [=](auto width) {
                   constexpr int W = width;
                   dim3 grid(B * T, ceil_div((unsigned)C, embedding_block * W));
                   launch(embedding_forward_kernel<W>, grid, embedding_block, 0, stream, out, tokens, wte, wpe,
-                         T, C);
+                         doc_start, T, C);
               }));
 }
 
@@ -160,14 +215,22 @@ inline void embedding_forward(floatX* out /* (B, T, C) */, const int* tokens /* 
 inline void embedding_backward(float* dwte /* (V, C) += */, float* dwpe /* (T, C) +=, or null */,
                                const floatX* dout /* (B, T, C) */, const int* tokens /* (B, T) */,
                                const int* order /* (B*T) */, const int* starts /* (B*T + 1) */, int buckets,
-                               int B, int T, int C, cudaStream_t stream) {
-    ON_DEVICE(stream, embedding_backward_cpu(dwte, dwpe, dout, tokens, order, starts, buckets, B, T, C),
+                               const int* doc_start /* (B, T) or null */, int B, int T, int C,
+                               cudaStream_t stream) {
+    ON_DEVICE(stream,
+              embedding_backward_cpu(dwte, dwpe, dout, tokens, order, starts, buckets, doc_start, B, T, C),
               with_vec_width<floatX>(C, [=](auto width) {
                   constexpr int W = width;
-                  dim3 grid(buckets, ceil_div(C, warp_size * W)), block(warp_size, bucket_warps);
+                  dim3 grid(buckets, ceil_div(C, warp_size * W)), block(warp_size, row_warps);
                   launch(embedding_backward_kernel<W>, grid, block, 0, stream, dwte, dout, tokens, order,
                          starts, C);
                   if (!dwpe) return;
+                  if (doc_start) {
+                      grid.x = T;
+                      launch(document_position_backward_kernel<W>, grid, block, 0, stream, dwpe, dout,
+                             doc_start, B * T, T, C);
+                      return;
+                  }
                   dim3 position_grid(T, ceil_div((unsigned)C, embedding_block * W));
                   launch(position_backward_kernel<W>, position_grid, embedding_block, 0, stream, dwpe, dout,
                          B, T, C);

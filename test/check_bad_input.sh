@@ -2,7 +2,7 @@
 # Bad input of every kind: the exit code is 1, standard error is one line that names the thing, the reason and the
 # remedy, and no file is new, changed or gone.
 cd "$(dirname "$0")/.." || exit 1
-program=$PWD/build/cpu-fp32/train_gpt
+program=$PWD/build/cpu-fp32/train_gpt golden=$PWD/test/golden/tokenizers
 work=$(mktemp -d)
 trap 'umount "$work/full" 2>/dev/null; rm -rf "$work"' EXIT
 cd "$work" || exit 1
@@ -37,6 +37,8 @@ shard() {
     { le32 "$2" "$3" "$4"; head -c 1012 /dev/zero; head -c "$5" /dev/zero; } >"$1"
 }
 
+cp "$golden/gpt2.json" .
+head -c 5000 gpt2.json >broken.json
 small=(--layers 1 --channels 16 --heads 2 --context 32 --micro-batch 2)
 train=(train --model tiny "${small[@]}" --train-data good.bin --run-dir run --steps 2)
 
@@ -150,7 +152,42 @@ printf 'X' | dd of=header.bin bs=1 seek=100 conv=notrunc status=none
 refuse "a flipped byte of the header" "header.bin" -- sample header.bin
 refuse "temperature below zero" "--temperature" -- sample made --temperature -1
 
+refuse "two prompts" "--prompt-file" -- sample made --prompt a --prompt-file text.txt
+refuse "a prompt file that is missing" "absent.txt" -- sample made --prompt-file absent.txt
+refuse "a tokenizer that the model has no tokens for" "--tokenizer" -- sample made --tokenizer gpt2.json
+mkdir bare && sed 's/"tokenizer":"bytes"/"tokenizer":"x.js"/' made/weights.bin >bare/weights.bin
+refuse "a header that was changed" "bare" -- sample bare
+
+# eval
+refuse "nothing to evaluate" "eval" -- eval
+refuse "nothing to evaluate on" "--data" -- eval made
+refuse "evaluation data missing" "absent.bin" -- eval made --data absent.bin
+refuse "evaluation data cut" "cut.bin" -- eval made --data good.bin,cut.bin
+refuse "a sequence longer than the context" "--sequence-length" -- eval made --data good.bin --sequence-length 64
+printf '{"context": "a", "choices": ["b", "c"], "answer": 0}\n{"context": "a", "choices": ["b", "c"], "answer": 2}\n' >questions.jsonl
+refuse "an answer that is no choice" "questions.jsonl:2" -- eval made --choices questions.jsonl
+{ le32 20240522 1 2 60; head -c 1008 /dev/zero; head -c 60 /dev/zero; } >questions.bin
+refuse "damaged questions of llm.c" "questions.bin" -- eval made --choices questions.bin
+
+# data
+refuse "nothing to look into" "data" -- data
+refuse "a damaged file beside a good one" "cut.bin" -- data good.bin cut.bin
+{ le32 20240801 7 1; head -c 1012 /dev/zero; le32 999; } >strange.bin
+refuse "a token that the tokenizer has not" "strange.bin" -- data strange.bin --tokenizer bytes
+
 # tokenize
+echo '{"text": 1}' >number.jsonl
+refuse "a line whose text is no text" "number.jsonl:1" -- tokenize number.jsonl --output out
+printf '{"text": "a"}\n{"text": "b"\n' >cut.jsonl
+refuse "a line of JSON that is cut" "cut.jsonl:2" -- tokenize cut.jsonl --output out
+gzip <"$program" | head -c 100000 >cut.txt.gz
+refuse "gzip that is cut" "cut.txt.gz" -- tokenize cut.txt.gz --output out
+refuse "no such tokenizer" "--tokenizer" -- tokenize text.txt --output out --tokenizer byte
+echo '{"model": {"type": "WordPiece", "vocab": {}}}' >wordpiece.json
+refuse "a tokenizer of another kind" "wordpiece.json" -- tokenize text.txt --output out --tokenizer wordpiece.json
+refuse "a tokenizer that is no JSON" "broken.json" -- tokenize text.txt --output out --tokenizer broken.json
+refuse "a tokenizer twice" "--train-tokenizer" -- tokenize text.txt --output out --tokenizer bytes --train-tokenizer 300
+refuse "a vocabulary smaller than the bytes" "." -- tokenize text.txt --output out --train-tokenizer 100
 refuse "nothing to tokenize" "tokenize" -- tokenize --output out
 refuse "missing input" "absent.txt" -- tokenize absent.txt --output out
 refuse "no output" "--output" -- tokenize text.txt

@@ -16,7 +16,7 @@ fuzz() {
     local name=$1 corpus=$work/$1.corpus
     mkdir -p "$corpus"
     if ! clang++ -std=c++20 -g -O1 -fsanitize=$sanitizers -fno-sanitize-recover=undefined -DDEVICE_CPU -Wno-unknown-pragmas \
-        -I. "test/$name.cc" -o "$work/$name" -lxxhash -lpcre2-8 -lutf8proc >"$work/$name.log" 2>&1; then
+        -I. "test/$name.cc" -o "$work/$name" -lxxhash -lpcre2-8 -lutf8proc -lz >"$work/$name.log" 2>&1; then
         head -20 "$work/$name.log"
         echo "FAILED $name: does not build"
     elif (cd "$work" && "./$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 "$corpus") >"$work/$name.log" 2>&1; then

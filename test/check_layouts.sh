@@ -103,7 +103,7 @@ while read -r shape n options; do
     number=$((number + 1))
     read -ra of_row <<<"$options"
     if train "row$number" "$n" "$cpu" "${of_shape[@]}" "${of_row[@]}" </dev/null; then
-        agree "$shape on $n $options" "row$number" "$shape" --losses 1e-6 --weights 3e-6
+        agree "$shape on $n $options" "row$number" "$shape" --losses 1e-6 --weights 1e-5
     else
         echo "FAILED to run $shape on $n $options"
     fi

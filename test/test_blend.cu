@@ -189,14 +189,3 @@ TEST_CASE("blend: each source gives each of its samples once per epoch, in an or
     CHECK_REFUSED(BlendOrder(Blend({1, 1}), {3}, SampleOrder::shuffled, 1), "2 sources and 1 sizes");
     CHECK_REFUSED(BlendOrder(Blend({1, 1}), {3, 0}, SampleOrder::shuffled, 1), "no samples");
 }
-
-TEST_CASE("blend: one source is in the order of the loader") {
-    TemporaryFolder folder;
-    std::vector<uint16_t> tokens(1001);
-    std::iota(tokens.begin(), tokens.end(), (uint16_t)0);
-    write_file(folder / "a.bin", shard_bytes(tokens));
-    TokenLoader loader(folder / "a.bin", 65536, 10, SampleOrder::shuffled, 5);
-    BlendOrder order(Blend({1}), {loader.samples_per_epoch()}, SampleOrder::shuffled, 5);
-    for (uint64_t sample = 0; sample < 300; sample++)
-        REQUIRE((int64_t)(10 * order(sample).sample) == loader.place(sample).token);
-}

@@ -2,6 +2,7 @@
 #include "test/file_testing.h"
 
 #include "data/sample_order.h"
+#include "data/token_source.h"
 #include "data/token_shards.h"
 #include "kernels/random.cuh"
 
@@ -127,11 +128,11 @@ TEST_CASE("shards: larger than 2 GiB") {
         file.seekp(1024 + 2 * (count - 2));
         file.write((const char*)last, sizeof last);
     }
-    TokenShards shards(path, 257);
+    TokenSource source(path, 257);
     int out[3];
-    shards.copy(0, 0, 2, out);
+    source.copy(0, 0, 2, out);
     CHECK((out[0] == 11 && out[1] == 0));
-    shards.copy(0, count - 3, 3, out);
+    source.copy(0, count - 3, 3, out);
     CHECK((out[0] == 0 && out[1] == 22 && out[2] == 33));
     TokenLoader loader(path, 257, 1, SampleOrder::sequential);
     int input, target;
@@ -148,16 +149,16 @@ TEST_CASE("shards: lists and patterns") {
     CHECK(files_named((folder / "b.bin") + "," + (folder / "a.bin")) == two);
     CHECK(files_named((folder / "[ab].bin") + "," + (folder / "a.bin") + ",") == two);
     CHECK(files_named(folder / "odd[1].bin") == std::vector<std::string>{folder / "odd[1].bin"});
-    CHECK(TokenShards(folder / "*.bin", 257).total_tokens() == 12);
+    CHECK(TokenSource(folder / "*.bin", 257).total_tokens() == 12);
 
     std::string none = folder / "none*.bin";
-    check_error(error_of([&] { TokenShards(none + "," + (folder / "a.bin"), 257); }), none, "no such file");
-    check_error(error_of([] { TokenShards(",", 257); }), "','", "names no token shards");
+    check_error(error_of([&] { TokenSource(none + "," + (folder / "a.bin"), 257); }), none, "no such file");
+    check_error(error_of([] { TokenSource(",", 257); }), "','", "names no token files");
     write_file(folder / "wide.bin", shard_bytes<uint32_t>(20240801, 7, 3, {1, 2, 3}));
-    check_error(error_of([&] { TokenShards(folder / "*.bin", 257); }), folder / "wide.bin",
+    check_error(error_of([&] { TokenSource(folder / "*.bin", 257); }), folder / "wide.bin",
                 "tokenizers differ");
     write_file(folder / "wide.bin", "x");
-    check_error(error_of([&] { TokenShards(folder / "*.bin", 257); }), folder / "wide.bin", "too few");
+    check_error(error_of([&] { TokenSource(folder / "*.bin", 257); }), folder / "wide.bin", "too few");
 }
 
 TEST_CASE("shards: a writer that does not end well leaves nothing") {

@@ -32,20 +32,41 @@ TEST_CASE("tokens are sorted into buckets") {
     }
 }
 
-struct EmbeddingShape {
-    int B, T, C, V;
-};
+// Where the document of each token begins: documents of 1 to `longest` tokens.
+static std::vector<int> random_documents(int B, int T, int longest) {
+    std::vector<int> doc_start;
+    for (int b = 0; b < B; b++) {
+        for (int t = 0, start = 0, end = 0; t < T; t++) {
+            if (t == end) {
+                start = t;
+                end += 1 + (int)(philox(random_key(6, "documents"), b * T + t).at[0] % longest);
+            }
+            doc_start.push_back(start);
+        }
+    }
+    return doc_start;
+}
 
 TEST_CASE("embedding forward and backward") {
-    for (auto [B, T, C, V] : std::vector<EmbeddingShape>{
-             {1, 1, 1, 1}, {1, 5, 7, 3}, {2, 9, 8, 50}, {3, 40, 24, 5}, {4, 17, 300, 30}, {2, 3, 2056, 10}}) {
-        for (bool with_positions : {true, false}) {
+    struct Shape {
+        int B, T, C, V;
+    };
+    enum { no_positions = -1, rows = 0 };  // or documents of so many tokens at most
+    for (auto [B, T, C, V] : std::vector<Shape>{{1, 1, 1, 1},
+                                                {1, 5, 7, 3},
+                                                {2, 9, 8, 50},
+                                                {3, 40, 24, 5},
+                                                {4, 17, 300, 30},
+                                                {2, 3, 2056, 10},
+                                                {7, 301, 8, 20}}) {
+        for (int positions : {(int)no_positions, (int)rows, 1, 2, 12, 90, 100000}) {
             CAPTURE(B);
             CAPTURE(T);
             CAPTURE(C);
-            CAPTURE(with_positions);
+            CAPTURE(positions);
             int N = B * T;
             auto tokens = random_tokens(N, V);
+            auto doc_start = random_documents(B, T, std::max(positions, 1));
             auto wte = random_values<floatX>("wte", (size_t)V * C),
                  wpe = random_values<floatX>("wpe", (size_t)T * C);
             auto d = random_values<floatX>("d", (size_t)N * C);
@@ -55,31 +76,37 @@ TEST_CASE("embedding forward and backward") {
             std::vector<double> want((size_t)N * C), want_dwte = to_doubles(dwte_before),
                                                      want_dwpe = to_doubles(dwpe_before);
             for (int n = 0; n < N; n++) {
+                int place = positions == rows ? n % T : n % T - doc_start[n];
                 for (int c = 0; c < C; c++) {
                     size_t i = (size_t)n * C + c, token = (size_t)tokens[n] * C + c,
-                           position = (size_t)(n % T) * C + c;
-                    want[i] = (double)float(wte[token]) + (with_positions ? float(wpe[position]) : 0.0f);
+                           position = (size_t)place * C + c;
+                    want[i] = (double)float(wte[token]);
                     want_dwte[token] += float(d[i]);
+                    if (positions == no_positions) continue;
+                    want[i] += float(wpe[position]);
                     want_dwpe[position] += float(d[i]);
                 }
             }
 
             std::vector<int> order(N), starts(N + 1);
             int buckets = bucket_tokens(order.data(), starts.data(), tokens.data(), N);
-            Buffer<int> device_tokens(tokens), device_order(order), device_starts(starts);
+            Buffer<int> device_tokens(tokens), device_order(order), device_starts(starts),
+                device_doc_start(doc_start);
             Buffer<floatX> out((size_t)N * C), device_wte(wte), device_wpe(wpe), dout(d);
-            floatX* positions = with_positions ? (floatX*)device_wpe : nullptr;
-            embedding_forward(out, device_tokens, device_wte, positions, B, T, C, test_stream());
+            int* documents = positions == rows ? nullptr : (int*)device_doc_start;
+            embedding_forward(out, device_tokens, device_wte,
+                              positions == no_positions ? nullptr : (floatX*)device_wpe, documents, B, T, C,
+                              test_stream());
             CHECK_CLOSE(out, want, tolerance<floatX>);
 
             std::vector<float> first_dwte, first_dwpe;
             for (int run = 0; run < 2; run++) {
                 Buffer<float> dwte(dwte_before), dwpe(dwpe_before);
-                float* dpositions = with_positions ? (float*)dwpe : nullptr;
-                embedding_backward(dwte, dpositions, dout, device_tokens, device_order, device_starts,
-                                   buckets, B, T, C, test_stream());
+                embedding_backward(dwte, positions == no_positions ? nullptr : (float*)dwpe, dout,
+                                   device_tokens, device_order, device_starts, buckets, documents, B, T, C,
+                                   test_stream());
                 CHECK_CLOSE(dwte, want_dwte, tolerance<float>);
-                if (with_positions) CHECK_CLOSE(dwpe, want_dwpe, tolerance<float>);
+                CHECK_CLOSE(dwpe, want_dwpe, tolerance<float>);
                 if (run == 0) {
                     first_dwte = dwte.host();
                     first_dwpe = dwpe.host();
@@ -90,4 +117,20 @@ TEST_CASE("embedding forward and backward") {
             }
         }
     }
+}
+
+TEST_CASE("a document looks the same wherever it was packed") {
+    int T = 64, C = 24, V = 20, length = 23, at = 2 * T + 30;  // in row 2, after another document
+    auto tokens = random_tokens(3 * T, V), doc_start = random_documents(3, T, 10);
+    for (int t = 0; t < length; t++) doc_start[at + t] = 30;
+    for (int n = at + length; n < 3 * T; n++) doc_start[n] = 30 + length;
+    std::vector<int> alone(tokens.begin() + at, tokens.begin() + at + length);
+
+    Buffer<int> device_tokens(tokens), device_doc_start(doc_start), device_alone(alone);
+    Buffer<floatX> wte(random_values<floatX>("wte", V * C)), wpe(random_values<floatX>("wpe", T * C));
+    Buffer<floatX> out(3 * T * C), out_alone(length * C);
+    embedding_forward(out, device_tokens, wte, wpe, device_doc_start, 3, T, C, test_stream());
+    embedding_forward(out_alone, device_alone, wte, wpe, nullptr, 1, length, C, test_stream());
+    auto packed = out.doubles();
+    CHECK(std::vector(packed.begin() + at * C, packed.begin() + (at + length) * C) == out_alone.doubles());
 }

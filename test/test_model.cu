@@ -352,40 +352,93 @@ TEST_CASE("initial weights depend on the seed and the tensor's name only") {
 
 TEST_CASE("documents do not see each other") {
     // the same document after another one, and alone
-    ModelConfig config = small_config();
-    config.position = "rope",
-    config.rope_dims = 6;  // relative positions: the place in the row does not matter
-    Gpt g(config, {1, 12, false, Recompute::none, 12}, inference);
-    randomize(g);
-    std::vector<int> both = {3, 9, 4, 4, 7, 1, 20, 21, 22, 23, 24, 25}, alone(both.begin() + 6, both.end());
-    std::vector<int> starts = {0, 0, 0, 0, 0, 0, 6, 6, 6, 6, 6, 6};
-    TestBatch joined(1, 12, both, both), single(1, 6, alone, alone);
-    Buffer<int> doc_start(starts);
-    Batch batch = *joined;
-    batch.doc_start = doc_start;
-    forward(g, batch);
-    cudaCheck(cudaStreamSynchronize(g.stream));
-    auto after = to_doubles(from_device(g.acts[0].normf + 6 * config.channels, 6 * config.channels));
-    forward(g, *single);
-    cudaCheck(cudaStreamSynchronize(g.stream));
-    CHECK(relative_error(to_doubles(from_device(g.acts[0].normf, 6 * config.channels)), after) <
-          (exact ? 1e-5 : 3e-2));
+    for (const char* position : {"rope", "learned"}) {
+        INFO(position);
+        bool learned = std::string(position) == "learned";
+        ModelConfig config = small_config();
+        config.position = position;
+        if (!learned) config.rope_dims = 6;  // relative positions: the place in the row does not matter
+        Gpt g(config, {1, 12, false, Recompute::none, 12}, inference);
+        randomize(g);
+        std::vector<int> both = {3, 9, 4, 4, 7, 1, 20, 21, 22, 23, 24, 25},
+                         alone(both.begin() + 6, both.end());
+        std::vector<int> starts = {0, 0, 0, 0, 0, 0, 6, 6, 6, 6, 6, 6};
+        TestBatch joined(1, 12, both, both), single(1, 6, alone, alone);
+        Buffer<int> doc_start(starts);
+        Batch batch = *joined;
+        batch.doc_start = doc_start;
+        if (learned) batch.counted_from = doc_start;
+        forward(g, batch);
+        cudaCheck(cudaStreamSynchronize(g.stream));
+        auto after = to_doubles(from_device(g.acts[0].normf + 6 * config.channels, 6 * config.channels));
+        forward(g, *single);
+        cudaCheck(cudaStreamSynchronize(g.stream));
+        CHECK(relative_error(to_doubles(from_device(g.acts[0].normf, 6 * config.channels)), after) <
+              (exact ? 1e-5 : 3e-2));
+    }
 }
 
 TEST_CASE("a sample depends on its key only, and top-k 1 is greedy") {
     ModelConfig config = small_config();
     Gpt g(config, {1, 16, false, Recompute::none, 16}, inference);
     randomize(g);
-    auto sample = [&](Sampling sampling, uint64_t key) {
+    auto sample = [&](Sampling sampling, uint64_t key, int end = -1, size_t most = 24) {
         std::vector<int> tokens;
-        generate(g, {1, 2, 3}, sampling, key, [&](int token) { tokens.push_back(token); });
+        generate(g, {1, 2, 3}, 24, end, sampling, {key}, [&](int, int token) {
+            tokens.push_back(token);
+            return tokens.size() < most;
+        });
         return tokens;
     };
-    auto first = sample({24, 1.0f, 0, -1}, 11);
+    auto first = sample({}, 11);
     CHECK(first.size() == 24);
-    CHECK(sample({24, 1.0f, 0, -1}, 11) == first);
-    CHECK(sample({24, 1.0f, 0, -1}, 12) != first);
-    CHECK(sample({24, 1.0f, 1, -1}, 11) == sample({24, 0.0f, 0, -1}, 12));
+    CHECK(sample({}, 11) == first);
+    CHECK(sample({}, 12) != first);
+    CHECK(sample({.top_k = 1}, 11) == sample({.temperature = 0}, 12));
+    auto end = std::find(first.begin(), first.end(), first[9]);
+    CHECK(sample({}, 11, first[9]) == std::vector<int>(first.begin(), end));
+    CHECK(sample({}, 11, -1, 5) == std::vector<int>(first.begin(), first.begin() + 5));
+}
+
+TEST_CASE("with a key/value cache texts go on as without, beyond the context too") {
+    constexpr int count = 3, steps = 40;
+    for (const Variant& variant : variants) {
+        for (int prompt_tokens : {1, 5, 16, 37}) {
+            INFO(variant.name);
+            INFO(prompt_tokens);
+            ModelConfig config = small_config();
+            variant.change(config);
+            complete(config);
+            Gpt without(config, {1, 16, false, Recompute::none, 1}, inference);
+            Gpt with(config,
+                     {.B = 1,
+                      .T = 16,
+                      .training = false,
+                      .loss_chunk = count,
+                      .cache_rows = count,
+                      .cache_length = 16},
+                     inference);
+            randomize(without);
+            randomize(with);
+            std::vector<int> prompt;
+            for (int i = 0; i < prompt_tokens; i++) prompt.push_back((i * 7 + 3) % config.vocab_size);
+            Writer cached(with, prompt, count), computed(without, prompt, count);
+            double worst = 0;
+            for (int step = 0; step < steps; step++) {
+                auto got = cached.next(), want = computed.next();
+                std::vector<int> tokens;
+                for (int i = 0; i < count; i++) {
+                    std::vector<double> a(got[i].begin(), got[i].end()), b(want[i].begin(), want[i].end());
+                    worst = std::max(worst, relative_error(a, b));
+                    tokens.push_back((step * step + 11 * i + 1) % config.vocab_size);
+                }
+                std::vector<int> same = tokens;
+                cached.add(tokens);
+                computed.add(same);
+            }
+            CHECK(worst < (exact ? 1e-5 : 5e-2));
+        }
+    }
 }
 
 TEST_CASE("the schedules reach their ends") {

@@ -1,0 +1,111 @@
+/*
+Micro-batches on the device. While the device works on one, the host has the next one ready: a BatchSource reads
+it ahead, and two blocks of pinned memory take turns, so that no copy waits for another.
+*/
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "comm/memory.h"        // allocate
+#include "comm/mesh.h"          // Mesh
+#include "comm/watch.h"         // wait_for
+#include "data/batch_reader.h"  // BatchSource, HostBatch
+#include "data/error.h"         // note_trouble
+
+// One micro-batch on the device.
+struct Batch {
+    int B, T;
+    const int* tokens = nullptr;     // (B, T)
+    const int* targets = nullptr;    // (B, T) -1: no loss here
+    const int* order = nullptr;      // (B*T) positions sorted by token
+    const int* starts = nullptr;     // (buckets + 1) where each distinct token begins in order
+    const int* doc_start = nullptr;  // (B, T) where each position's document begins; null: at 0
+    int buckets = 0;
+    const int* counted_from = nullptr;  // (B, T) where each position is counted from; null: 0
+    int past = 0;                       // tokens before the first, which are in the key/value cache
+    int row = 0;                        // of the cache, for the first sequence
+};
+
+// Brings micro-batches to the device. While the device works on one, the host prepares the next. What cannot
+// be read is written to `trouble`, and the batch has no targets: one rank alone cannot leave a step.
+class Batches {
+public:
+    // reset_positions: positions are counted from the beginning of each document.
+    Batches(std::unique_ptr<BatchSource> source, const BatchShape& shape, bool reset_positions,
+            cudaStream_t stream, const Mesh& mesh, std::string& trouble)
+        : source_(std::move(source)),
+          shape_(shape),
+          reset_positions_(reset_positions),
+          stream_(stream),
+          mesh_(mesh),
+          trouble_(trouble),
+          size_(batch_ints(shape.B, shape.T)) {
+        allocate(device_, size_);
+        for (Slot& slot : slots_) {
+            cudaCheck(cudaMallocHost((void**)&slot.host, size_ * sizeof(int)));
+            cudaCheck(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming));
+        }
+    }
+
+    ~Batches() {
+        cudaStreamSynchronize(stream_);
+        cudaFree(device_);
+        for (Slot& slot : slots_) {
+            cudaFreeHost(slot.host);
+            cudaEventDestroy(slot.copied);
+        }
+    }
+
+    Batches(const Batches&) = delete;
+    Batches& operator=(const Batches&) = delete;
+
+    // Samples first, first + 1, ... in the order of the run; rows from `count` on have no targets.
+    Batch load(uint64_t first, int count) {
+        Slot& slot = slots_[next_++ % 2];
+        wait_for(slot.copied, mesh_);  // its memory is free once the last copy from it is over
+        const HostBatch* batch = nullptr;
+        note_trouble(trouble_, [&] { batch = &source_->load(first, count); });
+        if (!batch) batch = &source_->load(first, 0);
+        std::copy_n(batch->tokens, size_, slot.host);  // the other arrays are behind it
+        int buckets = batch->buckets;
+        auto [B, T, document_end] = shape_;
+        size_t N = (size_t)B * T;
+        targets_ = slot.host + N;
+        cudaCheck(cudaMemcpyAsync(device_, slot.host, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
+        cudaCheck(cudaEventRecord(slot.copied, stream_));
+        const int* documents = document_end >= 0 ? device_ + 2 * N : nullptr;
+        return {.B = B,
+                .T = T,
+                .tokens = device_,
+                .targets = device_ + N,
+                .order = device_ + 3 * N,
+                .starts = device_ + 4 * N,
+                .doc_start = documents,
+                .buckets = buckets,
+                .counted_from = reset_positions_ ? documents : nullptr};
+    }
+
+    // (B, T) of the last batch, until the next one.
+    const int* targets() const { return targets_; }
+
+private:
+    struct Slot {
+        int* host;
+        cudaEvent_t copied;
+    };
+
+    std::unique_ptr<BatchSource> source_;
+    const BatchShape shape_;
+    const bool reset_positions_;
+    cudaStream_t stream_;
+    const Mesh& mesh_;
+    std::string& trouble_;
+    const size_t size_;  // ints
+    int* device_;
+    Slot slots_[2];
+    const int* targets_ = nullptr;
+    size_t next_ = 0;
+};

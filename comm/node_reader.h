@@ -1,0 +1,292 @@
+/*
+--data-reader node: one process of each machine reads the batches of all processes there, so that a file
+system which many machines share has one reader from each. Ranks keep their own pace: each leaves its request
+in a mailbox in shared memory, and finds its batch there.
+
+The memory has no name, so nothing is left of it whatever becomes of the processes: they open it as a
+descriptor of the first one. Who waits sleeps on a word of a mailbox (futex), which needs no lock that a dead
+process could hold; the wait ends when the reading process does.
+*/
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <linux/futex.h>
+#include <memory>
+#include <new>
+#include <poll.h>
+#include <string>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include "comm/world.h"
+#include "data/batch_reader.h"
+#include "data/error.h"
+#include "data/file.h"
+
+// ----------------------------------------------------------------------------
+// waiting between processes
+
+using SharedWord = std::atomic<uint32_t>;
+static_assert(SharedWord::is_always_lock_free && sizeof(SharedWord) == sizeof(uint32_t));
+
+// Sleeps while the word is `value`, for a second at most.
+inline void wait_while(SharedWord& word, uint32_t value) {
+    struct timespec second = {1, 0};
+    syscall(SYS_futex, &word, FUTEX_WAIT, value, &second, nullptr, 0);
+}
+
+inline void wake_all(SharedWord& word) {
+    syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// ----------------------------------------------------------------------------
+// the shared memory
+
+// Of one process. It writes a request while the state is not `asked`, and the reader the answer while it is.
+struct Mailbox {
+    enum State : uint32_t { idle, asked, answered };
+    alignas(64) SharedWord state;
+    BatchRequest request;
+    int block;  // which of its two blocks to read into
+    int buckets;
+    char error[4096];  // cut to this length; empty: none
+};
+
+class NodeMemory {
+public:
+    // Made by the process that reads, for so many.
+    NodeMemory(int processes, const BatchShape& shape)
+        : descriptor_(memfd_create("train_gpt batches", MFD_CLOEXEC)) {
+        if (!descriptor_) fail_with_errno("--data-reader node: shared memory", "make it");
+        lay_out(processes, shape);
+        // Filling the last of the memory would not fail here, but have the system kill some process.
+        size_t most = (size_t)sysconf(_SC_PHYS_PAGES) / 2 * (size_t)sysconf(_SC_PAGESIZE);
+        int error = bytes_ > most ? ENOMEM : posix_fallocate(descriptor_.get(), 0, (off_t)bytes_);
+        if (error) {
+            fail("--data-reader node: %zu bytes of shared memory cannot be had: %s; free some, choose a "
+                 "smaller "
+                 "--micro-batch, or use --data-reader rank",
+                 bytes_, strerror(error));
+        }
+        map();
+        new (&header()) Header{};
+        for (int i = 0; i < processes; i++) new (&mailbox(i)) Mailbox{};
+        address_ = text("%d %d", (int)getpid(), descriptor_.get());
+    }
+
+    // The memory at the address() that another process gives.
+    NodeMemory(const std::string& address, int processes, const BatchShape& shape) : address_(address) {
+        int descriptor = -1;
+        if (sscanf(address.c_str(), "%d %d", &process_, &descriptor) != 2)
+            fail("--data-reader node: '%s' is no place of shared memory; use --data-reader rank",
+                 address.c_str());
+        std::string path = text("/proc/%d/fd/%d", process_, descriptor);
+        descriptor_ = FileHandle(open(path.c_str(), O_RDWR | O_CLOEXEC));
+        lay_out(processes, shape);
+        struct stat status;
+        if (!descriptor_ || fstat(descriptor_.get(), &status) != 0 || status.st_size != (off_t)bytes_) {
+            fail("--data-reader node: process %d cannot use the shared memory of process %d (%s); use "
+                 "--data-reader rank",
+                 (int)getpid(), process_, descriptor_ ? "it has another size" : strerror(errno));
+        }
+        map();
+        // Older kernels do not have it; then the launcher alone notices that the process has died.
+        watch_ = FileHandle((int)syscall(SYS_pidfd_open, process_, 0));
+    }
+
+    NodeMemory(const NodeMemory&) = delete;
+    NodeMemory& operator=(const NodeMemory&) = delete;
+    ~NodeMemory() {
+        if (memory_) munmap(memory_, bytes_);
+    }
+
+    // Where other processes of this machine find it, for as long as this object is there.
+    const std::string& address() const { return address_; }
+    int processes() const { return processes_; }
+    Mailbox& mailbox(int process) const {
+        return *(Mailbox*)(memory_ + sizeof(Header) + sizeof(Mailbox) * process);
+    }
+    int* block(int process, int number) const {
+        return (int*)(memory_ + blocks_) + ((size_t)process * 2 + (size_t)number) * stride_;
+    }
+
+    SharedWord& requests() const { return header().requests; }  // counts them
+    // No more requests are answered.
+    void end() const { header().ended = 1; }
+    bool reader_ended() const {
+        if (header().ended) return true;
+        struct pollfd process = {watch_.get(), POLLIN, 0};
+        return watch_ && poll(&process, 1, 0) > 0;
+    }
+
+private:
+    struct Header {
+        alignas(64) SharedWord requests;
+        SharedWord ended;
+    };
+
+    void lay_out(int processes, const BatchShape& shape) {
+        constexpr size_t line = 64 / sizeof(int);
+        processes_ = processes;
+        stride_ = ceil_div(batch_ints(shape.B, shape.T), line) * line;
+        blocks_ = sizeof(Header) + sizeof(Mailbox) * (size_t)processes;
+        bytes_ = blocks_ + (size_t)processes * 2 * stride_ * sizeof(int);
+    }
+
+    void map() {
+        void* address = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_.get(), 0);
+        if (address == MAP_FAILED) fail_with_errno("--data-reader node: shared memory", "map it");
+        memory_ = (char*)address;
+    }
+
+    Header& header() const { return *(Header*)memory_; }
+
+    FileHandle descriptor_, watch_;
+    std::string address_;
+    int process_ = 0, processes_ = 0;
+    size_t stride_ = 0;  // ints from one block to the next
+    size_t blocks_ = 0;  // bytes before them
+    size_t bytes_ = 0;
+    char* memory_ = nullptr;
+};
+
+// ----------------------------------------------------------------------------
+// the reading process
+
+// Answers what is asked in the mailboxes, in a thread of its own.
+class NodeServer {
+public:
+    NodeServer(const NodeMemory& memory, const TokenLoader& loader, const BatchShape& shape)
+        : memory_(memory), loader_(loader), shape_(shape), thread_([this] { run(); }) {}
+
+    // Requests that are not answered by then fail.
+    ~NodeServer() {
+        memory_.end();
+        memory_.requests()++;
+        wake_all(memory_.requests());
+        thread_.join();
+        for (int i = 0; i < memory_.processes(); i++) wake_all(memory_.mailbox(i).state);
+    }
+
+private:
+    void run() {
+        while (!memory_.reader_ended()) {
+            uint32_t seen = memory_.requests();
+            bool found = false;
+            for (int i = 0; i < memory_.processes() && !memory_.reader_ended(); i++) {
+                if (memory_.mailbox(i).state != Mailbox::asked) continue;
+                answer(i);
+                found = true;
+            }
+            if (!found) wait_while(memory_.requests(), seen);
+        }
+    }
+
+    void answer(int process) {
+        Mailbox& box = memory_.mailbox(process);
+        std::string error;
+        box.buckets = try_read_batch(loader_, shape_, box.request, memory_.block(process, box.block), error);
+        snprintf(box.error, sizeof box.error, "%s", error.c_str());
+        box.state = Mailbox::answered;
+        wake_all(box.state);
+    }
+
+    const NodeMemory& memory_;
+    const TokenLoader& loader_;
+    const BatchShape shape_;
+    std::thread thread_;
+};
+
+// ----------------------------------------------------------------------------
+// what a rank has
+
+class NodeReader final : public BatchSource {
+public:
+    // The reader of process number `process` of a machine. The one that is given a loader, which must outlive
+    // it, reads for all; when it is gone, load() of the others throws.
+    NodeReader(std::unique_ptr<NodeMemory> memory, int process, const BatchShape& shape, uint64_t stride,
+               const TokenLoader* loader)
+        : BatchSource(shape, stride), memory_(std::move(memory)), process_(process) {
+        if (loader) server_ = std::make_unique<NodeServer>(*memory_, *loader, shape);
+    }
+
+protected:
+    const int* block(int number) const override { return memory_->block(process_, number); }
+
+    void start(int block, BatchRequest request) override {
+        Mailbox& box = memory_->mailbox(process_);
+        box.request = request;
+        box.block = block;
+        box.state = Mailbox::asked;
+        memory_->requests()++;
+        wake_all(memory_->requests());
+    }
+
+    int finish() override {
+        Mailbox& box = memory_->mailbox(process_);
+        while (box.state == Mailbox::asked) {
+            if (memory_->reader_ended() && box.state == Mailbox::asked) {
+                fail("--data-reader node: the process that reads for this machine has ended; see its "
+                     "messages");
+            }
+            wait_while(box.state, Mailbox::asked);
+        }
+        if (box.error[0]) fail("%s", box.error);
+        return box.buckets;
+    }
+
+private:
+    std::unique_ptr<NodeMemory> memory_;
+    int process_;
+    std::unique_ptr<NodeServer> server_;
+};
+
+// ----------------------------------------------------------------------------
+
+// Names what processes share that can use each other's memory: the machine, since it was started, and the
+// numbers of processes. (Containers on one machine may have each their own.)
+inline std::string this_node() {
+    char processes[64] = "";
+    if (readlink("/proc/self/ns/pid", processes, sizeof processes - 1) < 0) processes[0] = '\0';
+    std::string start;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> start;
+    return start + " " + processes;
+}
+
+// For all ranks: the reader of this rank's batches, by itself or (per_node) with the others on its machine.
+inline std::unique_ptr<BatchSource> make_batch_source(const World& world, bool per_node,
+                                                      const TokenLoader& loader, const BatchShape& shape,
+                                                      uint64_t stride,
+                                                      const std::string& node = this_node()) {
+    auto own = [&] {
+        return std::make_unique<BatchReader>(loader, shape.B, shape.T, shape.document_end, stride);
+    };
+    if (!per_node || world.size() == 1) return own();
+    std::vector<std::string> nodes = world.gather(node);
+    auto first = (size_t)(std::find(nodes.begin(), nodes.end(), node) - nodes.begin());
+    auto process = (int)std::count(nodes.begin(), nodes.begin() + world.rank(), node);
+    auto processes = (int)std::count(nodes.begin(), nodes.end(), node);
+    std::unique_ptr<NodeMemory> memory;
+    world.together([&] {
+        if (process == 0 && processes > 1) memory = std::make_unique<NodeMemory>(processes, shape);
+    });
+    std::vector<std::string> addresses = world.gather(memory ? memory->address() : "");
+    world.together([&] {
+        if (process > 0) memory = std::make_unique<NodeMemory>(addresses[first], processes, shape);
+    });
+    if (processes == 1) return own();
+    return std::make_unique<NodeReader>(std::move(memory), process, shape, stride,
+                                        process == 0 ? &loader : nullptr);
+}

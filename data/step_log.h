@@ -1,0 +1,89 @@
+/*
+What the user sees and the log keeps of each step: lines on the screen, and the same as JSON in log.jsonl.
+Rank 0 alone has a log.
+*/
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "data/meter.h"
+#include "data/options.h"
+#include "data/run_log.h"
+
+class StepLog {
+public:
+    // `log` may be null. On a terminal, steps between two lines are drawn over each other.
+    StepLog(const Options& o, const Meter& meter, RunLog* log, bool on_terminal)
+        : o_(o), meter_(meter), log_(log), on_terminal_(on_terminal) {}
+
+    // An error message begins on a line of its own.
+    ~StepLog() {
+        clear();
+        fflush(stdout);
+    }
+
+    // sent_bytes: by this rank.
+    void step(int step, float loss, float gradient_norm, float learning_rate, double seconds,
+              uint64_t sent_bytes) {
+        double rate = o_.global_batch / seconds;
+        recent_ = recent_ == 0 ? seconds : 0.95 * recent_ + 0.05 * seconds;
+        nlohmann::ordered_json line = {{"step", step},
+                                       {"loss", loss},
+                                       {"grad_norm", gradient_norm},
+                                       {"lr", learning_rate},
+                                       {"tokens", step * o_.global_batch},
+                                       {"tokens_per_s", rate},
+                                       {"mfu", nullptr},
+                                       {"gemm_share", meter_.gemm_share(rate)},
+                                       {"ms", seconds * 1e3}};
+        if (meter_.has_peak()) line["mfu"] = meter_.mfu(rate);
+        if (o_.dp > 1) line["sent_bytes"] = sent_bytes;
+        write(line);
+        std::string left = duration(recent_ * (o_.steps - step));
+        if (step % o_.log_every && step != 1 && step != o_.steps) {
+            if (on_terminal_)
+                printf("\r\033[Kstep %d/%d  loss %.4f  %s left", step, o_.steps, loss, left.c_str());
+        } else {
+            clear();
+            std::string mfu = meter_.has_peak() ? text("  MFU %4.1f%%", 100 * meter_.mfu(rate)) : "";
+            printf("step %6d/%d  loss %.4f  norm %6.3f  lr %.2e  %7.1f ms  %6s tok/s%s  %4.1f%% of GEMM rate "
+                   " %s left\n",
+                   step, o_.steps, loss, gradient_norm, learning_rate, seconds * 1e3, human(rate).c_str(),
+                   mfu.c_str(), 100 * meter_.gemm_share(rate), left.c_str());
+        }
+        fflush(stdout);
+    }
+
+    void validation(int step, float loss) {
+        clear();
+        printf("step %6d/%d  validation loss %.4f\n", step, o_.steps, loss);
+        fflush(stdout);
+        write({{"step", step}, {"val_loss", loss}});
+    }
+
+    void sample(int step, const std::string& sample) {
+        clear();
+        printf("---- sample at step %d\n%s\n----\n", step, sample.c_str());
+        fflush(stdout);
+        write({{"step", step}, {"sample", sample}});
+    }
+
+private:
+    void clear() const {
+        if (on_terminal_) printf("\r\033[K");
+    }
+
+    void write(const nlohmann::ordered_json& line) {
+        if (log_) log_->write(line);
+    }
+
+    const Options& o_;
+    const Meter& meter_;
+    RunLog* log_;
+    const bool on_terminal_;
+    double recent_ = 0;  // seconds of a step, averaged
+};
