@@ -84,7 +84,8 @@ defines  := $(precision_$(PRECISION)) $(if $(staged),-DCOMM_MPI)
 # GCC 12 sees an overlap that is not there in operator+ of std::string (its bug 105651): -Wno-restrict
 # STRICT=1 makes warnings errors.
 warnings := -Wall -Wextra -Wno-restrict $(if $(STRICT),-Werror)
-host     := -std=c++20 -g -fno-math-errno -fno-trapping-math -march=$(CPU_ARCH) -fopenmp $(warnings) $(CXXFLAGS)
+# -g1: as much as a stack trace needs; more makes compiling a third longer
+host     := -std=c++20 -g1 -fno-math-errno -fno-trapping-math -march=$(CPU_ARCH) -fopenmp $(warnings) $(CXXFLAGS)
 
 ifeq ($(DEVICE),cpu)
 compile := $(CXX) -x c++ -O3 $(host) -DDEVICE_CPU $(defines) $(includes)
@@ -203,8 +204,9 @@ $(BUILD)/test_%.ranks: Makefile
 	@mkdir -p $(BUILD)
 	@echo $(ranks_test_$*) > $@
 
+# Suites without kernels are compiled more quickly.
 $(BUILD)/test_%.o: test/test_%.cu $(BUILD)/command | $(BUILD)/found-build $(BUILD)/found-test
-	$(compile) -MMD -MP -c $< -o $@
+	$(compile) $(if $(and $(filter cpu,$(DEVICE)),$(filter test_$*,$(host_only))),-O1) -MMD -MP -c $< -o $@
 
 # The shim is not instrumented: it is what the instrumentation calls.
 $(BUILD)/simt.o: test/simt/simt.cc $(BUILD)/command | $(BUILD)/found-simt

@@ -7,16 +7,19 @@ train_gpt: pre-trains GPT-style transformers. Read it top to bottom:
     forward       embedding, blocks, classifier
     backward      the forward pass in reverse
     update        gradient norm, clipping, AdamW (in comm/zero.h, for one rank as for many)
-    batches       from token shards to the device
-    weights       to and from a file
-    sampling      text from a model
-    training      the loop, with evaluation, samples and the log
-    main          the subcommands
+    sampling      text from a model, with a key/value cache
+    training      one step, and what goes before it; the train command
+    commands      sample, eval, data
+    main          from the command line to a command
 
 Each layer's arithmetic is in kernels/, how the work is cut over ranks in comm/, what is read and written on
 disk in data/.
 */
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstring>
+#include <iostream>
 #include <memory>
 #include <span>
 #include <vector>
@@ -26,14 +29,15 @@ disk in data/.
 #include "comm/mesh.h"             // Mesh: this rank's place and its groups
 #include "comm/node_reader.h"      // batches read once for all ranks of a machine
 #include "comm/parameters.h"       // TensorRow, ParameterLayout
-#include "comm/watch.h"            // wait_for
+#include "comm/watch.h"            // copy_to_host
 #include "comm/weights_io.h"       // save_weights, load_weights
 #include "comm/whole_tensors.h"    // set_tensors
 #include "comm/world.h"            // launched by mpirun or alone
 #include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
 #include "data/choices.h"          // multiple-choice questions
 #include "data/data_report.h"      // the data subcommand
-#include "data/error.h"            // fail
+#include "data/error.h"            // fail, note_trouble
+#include "data/file.h"             // read_text, print_bytes
 #include "data/meter.h"            // FLOPs, rates, durations
 #include "data/model_config.h"     // ModelConfig
 #include "data/options.h"          // the options table, parse_options
@@ -358,15 +362,15 @@ inline void check_memory(const ModelConfig& config, const Workload& workload, co
     if (need <= available) return;
     int fits = largest_micro_batch(config, workload, settings, shape, available);
     if (fits > 0) {
-        fail("--micro-batch %d: needs %s of memory and %s are free; --micro-batch %d fits, --recompute block "
-             "saves more",
-             workload.B, size_text(need).c_str(), size_text(available).c_str(), fits);
+        fail("--micro-batch %d: needs %s of memory and %s are free; --micro-batch %d fits%s", workload.B,
+             size_text(need).c_str(), size_text(available).c_str(), fits,
+             workload.training ? ", --recompute block saves more" : "");
     }
     fail("the model needs %s of memory and %s are free; %s", size_text(need).c_str(),
          size_text(available).c_str(),
          workload.training ? "choose a smaller --model, a shorter --sequence-length or --recompute block, or "
                              "cut it over more processes with --zero"
-                           : "free some, or ask for fewer --tokens");
+                           : "free some, or ask for less at once");
 }
 
 Gpt::Gpt(const ModelConfig& config_, const Workload& workload_, const ZeroSettings& settings,
@@ -819,14 +823,19 @@ void generate(Gpt& g, const std::vector<int>& prompt, int count, int end, const 
     for (int i = 0; i < count && std::count(over.begin(), over.end(), false) > 0; i++) {
         auto logits = writer.next();
         std::vector<int> tokens(keys.size());
-        for (size_t text = 0; text < keys.size(); text++) {
-            if (over[text]) continue;
-            float u = random_uniform(philox(keys[text], i).at[0]);
-            tokens[text] = choose_token(std::move(logits[text]), sampling, writer.text((int)text), u);
+        std::string trouble;
+        for (size_t row = 0; row < keys.size(); row++) {
+            if (over[row]) continue;
+            float u = random_uniform(philox(keys[row], i).at[0]);
+            note_trouble(trouble, [&] {
+                tokens[row] = choose_token(std::move(logits[row]), sampling, writer.text((int)row), u);
+            });
         }
+        if (!trouble.empty()) tokens[0] = -1;  // so that all ranks hear of it
         writer.add(tokens);
-        for (size_t text = 0; text < keys.size(); text++) {
-            if (!over[text]) over[text] = tokens[text] == end || !show((int)text, tokens[text]);
+        if (tokens[0] < 0) fail("%s", trouble.empty() ? "sample: no token can be chosen" : trouble.c_str());
+        for (size_t row = 0; row < keys.size(); row++) {
+            if (!over[row]) over[row] = tokens[row] == end || !show((int)row, tokens[row]);
         }
     }
 }
@@ -917,7 +926,9 @@ inline AdamW adamw_settings(const Options& o, int step) {
 // The tokens a text starts from: the prompt, or what comes before a document.
 inline std::vector<int> prompt_tokens(const Options& o, const Tokenizer* tokenizer, std::string_view prompt) {
     if (prompt.empty()) return {std::max(o.document_end, 0)};
-    return tokenizer->encode(prompt);
+    std::vector<int> tokens = tokenizer->encode(prompt);
+    if (tokens.empty()) fail("--prompt: has no tokens; give it other text, or use another tokenizer");
+    return tokens;
 }
 
 inline std::string sample_text(Gpt& g, const Options& o, const Tokenizer* tokenizer, int step) {
@@ -1079,12 +1090,20 @@ inline void train(const Options& o, const World& world) {
             val_data =
                 std::make_unique<TokenLoader>(o.val_data, o.vocab_size, workload.T, SampleOrder::sequential);
         }
+        // Tokens of another vocabulary are noticed before an earlier run is cleared away.
+        std::vector<int> tokens(2 * workload.T);
+        for (const auto* loader : {&train_data, &val_data}) {
+            if (*loader) (*loader)->load(0, tokens.data(), tokens.data() + workload.T);
+        }
         if (o.tokenizer != "none") tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(o.tokenizer));
         check_memory(o, workload, zero_settings(o), mesh_shape(o), ranks_sharing_device(world));
     });
     world.together([&] {
         if (!world.is_root()) return;
         log = std::make_unique<RunLog>(o.run_dir, options_to_json(o, command_train), o.overwrite);
+        size_t width = zero_settings(o).keep_master ? sizeof(float) : sizeof(floatX);
+        check_space(log->weights_path(), parameter_layout(o).parameter_count() * width);
+        unlink(tokenizer_path(o.run_dir).c_str());
         if (tokenizer && !tokenizer->file().empty()) tokenizer->write(tokenizer_path(o.run_dir));
     });
 
@@ -1131,7 +1150,6 @@ inline void train(const Options& o, const World& world) {
     int micro_batches = (int)(samples_per_step / ((uint64_t)workload.B * o.dp));
     // mpirun shows its processes a terminal whatever its own output is
     StepLog progress(o, meter, log.get(), isatty(1) && !launched_processes());
-    uint64_t sent_before = 0;
     stop_on_signals();
 
     int step = 0;           // steps done
@@ -1148,12 +1166,13 @@ inline void train(const Options& o, const World& world) {
                 note_trouble(trouble, [&] { progress.validation(step, without_sign(loss)); });
             }
             if (due(o.sample_every)) {
-                std::string sample = sample_text(g, o, tokenizer.get(), step);
-                note_trouble(trouble, [&] { progress.sample(step, sample); });
+                note_trouble(trouble,
+                             [&] { progress.sample(step, sample_text(g, o, tokenizer.get(), step)); });
             }
             if (step == o.steps || asked_to_stop() || (world.size() == 1 && !trouble.empty())) break;
 
             double start = seconds_now();
+            uint64_t sent_before = sent_bytes();
             AdamW adamw = adamw_settings(o, step);
             train_step(g, *batches, step * samples_per_step, micro_batches, adamw, o.gradient_clip, o.seed,
                        trouble);
@@ -1161,7 +1180,7 @@ inline void train(const Options& o, const World& world) {
             if (!stats.finite) raise_not_finite(g, world, trouble, step + 1, stats);
             step++;
             stopping = stats.stop;
-            uint64_t sent = sent_bytes() - std::exchange(sent_before, sent_bytes());
+            uint64_t sent = sent_bytes() - sent_before;
             note_trouble(trouble, [&] {
                 progress.step(step, stats.loss, stats.gradient_norm, adamw.learning_rate,
                               seconds_now() - start, sent);
@@ -1201,11 +1220,11 @@ inline void print_samples(Gpt& g, const TrainedModel& model, const Options& comm
     auto add = [&](int i, const std::string& piece) {
         texts[i] += piece;
         if (!streams) return;
-        fputs(piece.c_str(), stdout);
+        print_bytes(piece);
         fflush(stdout);
     };
 
-    if (streams) fputs(prompt.c_str(), stdout);
+    if (streams) print_bytes(prompt);
     double start = seconds_now();
     long long tokens = 0;
     generate(g, prompt_tokens(o, model.tokenizer.get(), prompt), command.tokens, o.document_end,
@@ -1219,9 +1238,10 @@ inline void print_samples(Gpt& g, const TrainedModel& model, const Options& comm
     for (int i = 0; i < samples; i++) {
         add(i, stops[i].add(decoders[i].finish()));
         add(i, stops[i].finish());
-        printf("%s\n%s", streams ? "" : texts[i].c_str(), i + 1 < samples ? "----\n" : "");
+        if (!streams) print_bytes(texts[i]);
+        printf("\n%s", i + 1 < samples ? "----\n" : "");
     }
-    fflush(stdout);
+    check_standard_output();
     fprintf(stderr, "%lld tokens in %.1f s, %.1f tokens/s\n", tokens, seconds, tokens / seconds);
 }
 
@@ -1230,11 +1250,12 @@ inline void sample(const Options& command) {
     const Options& o = model.options;
     std::string prompt = command.prompt_file.empty() ? command.prompt : read_text(command.prompt_file);
     if (!model.tokenizer && (command.interactive || !prompt.empty() || !command.stop.empty())) {
-        fail("%s: %s was trained without a tokenizer; leave it out, or name a tokenizer with --tokenizer",
-             command.interactive ? "--interactive"
-             : prompt.empty()    ? "--stop"
-                                 : "--prompt",
-             model.reader.path().c_str());
+        const char* option = command.interactive           ? "--interactive"
+                             : prompt.empty()              ? "--stop"
+                             : command.prompt_file.empty() ? "--prompt"
+                                                           : "--prompt-file";
+        fail("%s: needs a tokenizer, and there is none for %s; leave it out, or name one with --tokenizer",
+             option, model.reader.path().c_str());
     }
     // A prompt that is not known yet may fill the context.
     size_t length = command.interactive
@@ -1253,9 +1274,10 @@ inline void sample(const Options& command) {
     load_weights(g.state, model.reader);
     if (!command.interactive) return print_samples(g, model, command, prompt, 0);
     bool on_terminal = isatty(STDIN_FILENO);
-    for (int number = 0; !stop_requested; number++) {
+    for (int number = 0;; number++) {
         if (on_terminal) fputs("> ", stdout), fflush(stdout);
         if (!std::getline(std::cin, prompt)) break;
+        if (prompt.ends_with('\r')) prompt.pop_back();
         if (!prompt.empty()) print_samples(g, model, command, prompt, number);
     }
     if (on_terminal) printf("\n");
@@ -1284,11 +1306,11 @@ inline void evaluate_data(Gpt& g, const TrainedModel& model, const Options& comm
     if (command.limit > 0) count = std::min<uint64_t>(count, command.limit);
     std::string trouble;
     BatchShape shape = {B, T, o.document_end};
-    Batches batches(std::make_unique<BatchReader>(loader, B, T, o.document_end, B), shape, o.reset_positions,
-                    g.stream, g.mesh, trouble);
+    Batches batches(std::make_unique<BatchReader>(loader, shape, B), shape, o.reset_positions, g.stream,
+                    g.mesh, trouble);
     double loss = 0;
     uint64_t targets = 0, bytes = 0;
-    ProgressLine progress("eval", (double)count * T);
+    ProgressLine progress("eval", (double)count * T, "tokens");
     for (uint64_t first = 0; first < count; first += B) {
         Batch batch = batches.load(first, (int)std::min<uint64_t>(B, count - first));
         if (!trouble.empty()) fail("%s", trouble.c_str());
@@ -1298,8 +1320,12 @@ inline void evaluate_data(Gpt& g, const TrainedModel& model, const Options& comm
             int target = batches.targets()[i];
             loss += value;
             targets++;
-            if (model.tokenizer && target != o.document_end && model.tokenizer->has(target))
-                bytes += model.tokenizer->token_bytes(target).size();
+            if (!model.tokenizer || target == o.document_end) return;
+            if (!model.tokenizer->has(target)) {
+                fail("%s: has token %d, which the tokenizer has not; name the one it was made with",
+                     command.data.c_str(), target);
+            }
+            bytes += model.tokenizer->token_bytes(target).size();
         });
         progress.add((double)B * T);
     }
@@ -1325,7 +1351,7 @@ inline void evaluate_choices(Gpt& g, const TrainedModel& model, const Options& c
         for (size_t j = 0; j < examples[i].choices.size(); j++) rows.push_back({i, j});
     }
     DeviceInts device((size_t)2 * B * T);
-    ProgressLine progress("eval", (double)rows.size());
+    ProgressLine progress("eval", (double)rows.size(), "choices");
     for (size_t first = 0; first < rows.size(); first += B) {
         std::vector<int> inputs((size_t)2 * B * T);
         int* targets = inputs.data() + (size_t)B * T;
@@ -1359,6 +1385,7 @@ inline void evaluate_run(const Options& command) {
     o.micro_batch = command.micro_batch;
     o.sequence_length = command.sequence_length;
     complete_sequence_length(o);
+    check_micro_batch(o);
     int tokens = o.micro_batch * o.sequence_length;
     Workload workload = {o.micro_batch, o.sequence_length, false, Recompute::none,
                          chosen_loss_chunk(o, tokens)};

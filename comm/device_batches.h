@@ -1,6 +1,6 @@
 /*
-Micro-batches on the device. While the device works on one, the host has the next one ready: a BatchSource reads
-it ahead, and two blocks of pinned memory take turns, so that no copy waits for another.
+Micro-batches on the device. While the device works on one, the host has the next one ready: a BatchSource
+reads it ahead, and two blocks of pinned memory take turns, so that no copy waits for another.
 */
 #pragma once
 

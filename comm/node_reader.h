@@ -182,8 +182,9 @@ public:
 
 private:
     void run() {
-        while (!memory_.reader_ended()) {
+        for (;;) {
             uint32_t seen = memory_.requests();
+            if (memory_.reader_ended()) return;
             bool found = false;
             for (int i = 0; i < memory_.processes() && !memory_.reader_ended(); i++) {
                 if (memory_.mailbox(i).state != Mailbox::asked) continue;
@@ -270,9 +271,7 @@ inline std::unique_ptr<BatchSource> make_batch_source(const World& world, bool p
                                                       const TokenLoader& loader, const BatchShape& shape,
                                                       uint64_t stride,
                                                       const std::string& node = this_node()) {
-    auto own = [&] {
-        return std::make_unique<BatchReader>(loader, shape.B, shape.T, shape.document_end, stride);
-    };
+    auto own = [&] { return std::make_unique<BatchReader>(loader, shape, stride); };
     if (!per_node || world.size() == 1) return own();
     std::vector<std::string> nodes = world.gather(node);
     auto first = (size_t)(std::find(nodes.begin(), nodes.end(), node) - nodes.begin());

@@ -159,9 +159,9 @@ private:
 class BatchReader final : public BatchSource {
 public:
     // The loader must outlive the reader.
-    BatchReader(const TokenLoader& loader, int B, int T, int document_end, uint64_t stride)
-        : BatchSource({B, T, document_end}, stride), loader_(loader) {
-        for (std::vector<int>& block : blocks_) block.resize(batch_ints(B, T));
+    BatchReader(const TokenLoader& loader, const BatchShape& shape, uint64_t stride)
+        : BatchSource(shape, stride), loader_(loader) {
+        for (std::vector<int>& block : blocks_) block.resize(batch_ints(shape.B, shape.T));
         thread_ = std::thread([this] { run(); });
     }
 

@@ -4,8 +4,8 @@ falls below the fraction that is asked for, so text is never split between the t
 not change it. Where there are two documents or more, each kind gets one at least.
 
 How many documents there are is not known before all lines are read. So the first ones are held back until
-there is one of each kind by the hash. If that takes too much memory, or the text ends, the held ones with the
-lowest and the highest hash make up for what is missing; a single document is cut.
+there is one of each kind by the hash. If that takes too much memory, or the text ends, the smallest of the
+held ones is for validation, or the largest for training, if that is missing; a single document is cut.
 */
 #pragma once
 
@@ -27,22 +27,24 @@ inline double validation_draw(uint64_t seed, uint64_t document) {
     return (double)((uint64_t)random.at[0] << 32 | random.at[1]) * 0x1p-64;
 }
 
-// Marks the documents of validation among `documents` whose first number is `first`: about `fraction` of
-// them, and one at least of each kind that is needed, if there are two or more.
-inline std::vector<bool> choose_validation(size_t documents, double fraction, uint64_t seed,
+// Marks the documents of validation, of documents of these sizes whose first number is `first`: about
+// `fraction` of them, and one at least of each kind that is needed, if there are two or more. One that must
+// be for validation is the smallest, one that must be for training the largest.
+inline std::vector<bool> choose_validation(const std::vector<uint64_t>& sizes, double fraction, uint64_t seed,
                                            uint64_t first = 0, bool need_train = true, bool need_val = true) {
+    size_t documents = sizes.size();
     std::vector<bool> chosen(documents);
     if (fraction <= 0 || documents == 0) return chosen;
-    size_t lowest = 0, highest = 0;
-    double low = 2, high = -1;
+    auto rank = [&](size_t i) { return std::pair(sizes[i], validation_draw(seed, first + i)); };
+    size_t smallest = 0, largest = 0, count = 0;
     for (size_t i = 0; i < documents; i++) {
-        double draw = validation_draw(seed, first + i);
-        chosen[i] = draw < fraction;
-        if (draw < low) lowest = i, low = draw;
-        if (draw >= high) highest = i, high = draw;
+        chosen[i] = validation_draw(seed, first + i) < fraction;
+        count += chosen[i];
+        if (rank(i) < rank(smallest)) smallest = i;
+        if (rank(i) >= rank(largest)) largest = i;
     }
-    if (need_val) chosen[lowest] = true;
-    if (need_train) chosen[highest] = false;
+    if (need_val && count == 0) chosen[smallest] = true, count = 1;
+    if (need_train && count == documents) chosen[largest] = false;
     return chosen;
 }
 
@@ -132,8 +134,10 @@ private:
         uint64_t known = documents_ + inside_;
         std::vector<bool> chosen(ends_.size());  // one alone cannot be of both kinds: it is for training
         if (known > 1) {
-            chosen = choose_validation(ends_.size(), options_.val_fraction, options_.seed,
-                                       known - ends_.size(), train_.total() == 0, val_.total() == 0);
+            std::vector<uint64_t> sizes(ends_.begin(), ends_.end());
+            for (size_t i = sizes.size() - 1; i > 0; i--) sizes[i] -= sizes[i - 1];
+            chosen = choose_validation(sizes, options_.val_fraction, options_.seed, known - ends_.size(),
+                                       train_.total() == 0, val_.total() == 0);
         }
         size_t begin = 0;
         for (size_t i = 0; i < ends_.size(); i++) {

@@ -41,6 +41,7 @@ its place as NAME.partial, and renamed at the end.
         remedy = "name another place";
         break;
     case ENOSPC:
+    case EFBIG:
     case EDQUOT:
         remedy = "free some space there or name another place, then try again";
         break;
@@ -88,8 +89,10 @@ inline FileHandle open_regular(const std::string& path, struct stat* status) {
 // ----------------------------------------------------------------------------
 // standard streams
 
-// Gives those that are closed to /dev/null, so that no file of ours takes their place.
+// Gives those that are closed to /dev/null, so that no file of ours takes their place. A file that may not
+// grow further (ulimit -f) is an error of write(), and no signal.
 inline void open_standard_streams() {
+    std::signal(SIGXFSZ, SIG_IGN);
     int descriptor;
     do descriptor = open("/dev/null", O_RDWR);
     while (descriptor >= 0 && descriptor <= STDERR_FILENO);
@@ -224,6 +227,11 @@ private:
     uint64_t size_ = 0;
     bool exists_ = false;
 };
+
+// To the standard output, zero bytes too.
+inline void print_bytes(const std::string& text) {
+    fwrite(text.data(), 1, text.size(), stdout);
+}
 
 // Text of a file; "-" is the standard input.
 inline std::string read_text(const std::string& path) {

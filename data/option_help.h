@@ -157,11 +157,13 @@ inline std::string help_text(Command command, int width) {
         for (const char* example : row.examples) result += std::string("  train_gpt ") + example + "\n";
     }
     for (const std::string& group : option_groups(command)) {
-        result += "\n" + group + (group == "Model" ? " (defaults: those of --model)" : "") + "\n";
+        std::string rows;
         for (const OptionRow& row : option_table()) {
             if (row.commands & command && row.group == group && !row.positional)
-                result += option_help(row, width);
+                rows += option_help(row, width);
         }
+        if (rows.empty()) continue;
+        result += "\n" + group + (group == "Model" ? " (defaults: those of --model)" : "") + "\n" + rows;
     }
     if (command == command_train) result += preset_help(width);
     return result;

@@ -309,7 +309,7 @@ inline const std::vector<OptionRow>& option_table() {
          "where negative. 1: no penalty."},
         {FIELD(stop), sample, "Sampling", any_text,
          "Text that ends a sample, and is left out. May be given several times."},
-        {FIELD(samples), sample, "Sampling", range(1, 65536),
+        {FIELD(samples), sample, "Sampling", range(1, 65535),
          "Number of samples, which are made together; one alone appears word by word."},
         {FIELD(cache), sample, "Sampling", on_off,
          "Keep keys and values of earlier tokens, instead of computing them again for each token."},

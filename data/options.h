@@ -47,8 +47,15 @@ inline void complete_model(Options& options) {
 inline void complete_sequence_length(Options& options) {
     if (options.sequence_length == 0) options.sequence_length = options.context;
     if (options.sequence_length > options.context) {
-        fail("--sequence-length %d: longer than the model's context of %d; lower it or raise --context",
-             options.sequence_length, options.context);
+        fail("--sequence-length %d: longer than the model's context of %d; lower it", options.sequence_length,
+             options.context);
+    }
+}
+
+inline void check_micro_batch(const Options& options) {
+    if ((long long)options.micro_batch * options.sequence_length > INT32_MAX) {
+        fail("--micro-batch %d: with sequences of %d tokens more than 2^31 tokens at once; lower it",
+             options.micro_batch, options.sequence_length);
     }
 }
 
@@ -58,13 +65,7 @@ inline void complete_training(Options& options, int processes) {
     }
     if (options.tokenizer.empty()) options.tokenizer = "none";
     complete_sequence_length(options);
-    long long tokens = (long long)options.micro_batch * options.sequence_length;
-    if (tokens > INT32_MAX) {
-        fail(
-            "--micro-batch %d: with sequences of %d tokens more than 2^31 tokens at once; lower it and raise "
-            "--global-batch instead",
-            options.micro_batch, options.sequence_length);
-    }
+    check_micro_batch(options);
     complete_layout(options, processes);
     if (options.warmup_steps < 0) options.warmup_steps = std::min(options.steps / 20, 2000);
     if (options.warmup_steps > options.steps) {
@@ -251,7 +252,7 @@ inline Options parse_options(Command command, int argc, const char* const* argv,
     Options options;
     std::string tokenizer;
     for (const auto& pair : given) {
-        if (pair.value().starts_with("--") && find_option(pair.value())) {
+        if (pair.value().starts_with("--") && find_option(pair.value().substr(0, pair.value().find('=')))) {
             fail("--%s: value missing before %s; see train_gpt %s --help", pair.key().c_str(),
                  pair.value().c_str(), command_name(command));
         }

@@ -2,7 +2,8 @@
 Work on a sequence of things by several threads, with the results in the order of the things. Whoever is free
 takes the next thing, so slow ones hold nobody up; how far the threads run ahead of the results is bounded.
 
-A failure is thrown where its result would have come, so what is done before it does not depend on the threads.
+A failure is thrown where its result would have come, so what is done before it does not depend on the
+threads.
 */
 #pragma once
 
@@ -13,6 +14,7 @@ A failure is thrown where its result would have come, so what is done before it 
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -25,9 +27,9 @@ public:
         : next_(std::move(next)), work_(std::move(work)), slots_(2 * std::max(1u, threads) + 2) {
         try {
             for (unsigned i = 0; i < std::max(1u, threads); i++) threads_.emplace_back([this] { run(); });
-        } catch (...) {
+        } catch (const std::system_error&) {
             stop();
-            throw;
+            fail("--threads %u: the system gives no more threads; lower it", threads);
         }
     }
     OrderedWork(const OrderedWork&) = delete;

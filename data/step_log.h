@@ -10,6 +10,7 @@ Rank 0 alone has a log.
 
 #include <nlohmann/json.hpp>
 
+#include "data/file.h"
 #include "data/meter.h"
 #include "data/options.h"
 #include "data/run_log.h"
@@ -67,7 +68,9 @@ public:
 
     void sample(int step, const std::string& sample) {
         clear();
-        printf("---- sample at step %d\n%s\n----\n", step, sample.c_str());
+        printf("---- sample at step %d\n", step);
+        print_bytes(sample);
+        printf("\n----\n");
         fflush(stdout);
         write({{"step", step}, {"sample", sample}});
     }

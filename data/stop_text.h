@@ -1,6 +1,6 @@
 /*
-Ends a text where one of some given texts appears in it. Text comes in pieces, and what may be the beginning of
-such a text is held back until it is clear; so nothing of it is ever shown.
+Ends a text where one of some given texts appears in it. Text comes in pieces, and what may be the beginning
+of such a text is held back until it is clear; so nothing of it is ever shown.
 */
 #pragma once
 

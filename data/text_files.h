@@ -9,7 +9,9 @@ taken for a shorter text.
 #pragma once
 
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <set>
@@ -24,6 +26,7 @@ taken for a shorter text.
 
 #include "data/error.h"
 #include "data/file.h"
+#include "data/token_shards.h"  // shard_formats
 
 struct TextFile {
     std::string path;
@@ -38,7 +41,7 @@ class DocumentSearch {
 public:
     std::vector<TextFile> files;
     uint64_t bytes = 0;
-    size_t skipped = 0;  // empty files, and in folders also broken links, pipes and devices
+    size_t skipped = 0;  // empty files; in folders also what is hidden, tokens, broken links, pipes, devices
 
     // Links given by name are followed, and so are links to files; links to folders found on the way are not.
     void add(const std::string& path, bool given_by_name = true) {
@@ -57,7 +60,7 @@ public:
         if (S_ISDIR(status.st_mode))
             add_folder(path);
         else if (S_ISREG(status.st_mode))
-            add_file(path, (uint64_t)status.st_size);
+            add_file(path, (uint64_t)status.st_size, given_by_name);
         else if (given_by_name)
             fail("%s: is neither a file nor a folder; copy its text to a file", path.c_str());
         else
@@ -80,23 +83,65 @@ private:
                  error.code().message().c_str());
         }
         std::sort(names.begin(), names.end());
-        for (const std::string& name : names) add(name, false);
+        for (const std::string& name : names) {
+            if (std::filesystem::path(name).filename().string().starts_with('.'))
+                skipped++;  // .git, and what editors leave
+            else
+                add(name, false);
+        }
     }
 
     // A file that cannot be read is found here, before hours of work.
-    void add_file(const std::string& path, uint64_t size) {
+    void add_file(const std::string& path, uint64_t size, bool given_by_name) {
         if (size == 0) {
             skipped++;
             return;
         }
         struct stat status;
         FileHandle file = open_regular(path, &status);
-        unsigned char first[3] = {};
+        char first[6] = {};
         if (pread(file.get(), first, sizeof first, 0) < 0) fail_with_errno(path, "read it");
-        bool named = path.ends_with(".gz");
-        bool compressed = named || (first[0] == 0x1f && first[1] == 0x8b && first[2] == 8);
-        files.push_back({path, size, compressed, path.ends_with(named ? ".jsonl.gz" : ".jsonl")});
+        std::string_view beginning(first, sizeof first);
+        if (!given_by_name && is_made_here(path, beginning)) {
+            skipped++;
+            return;
+        }
+        refuse_packed(path, beginning);
+        std::string name = path;
+        for (char& c : name) c = (char)tolower((unsigned char)c);
+        bool named = name.ends_with(".gz");
+        bool compressed = named || beginning.starts_with("\x1f\x8b\x08");
+        if (named) name.resize(name.size() - 3);
+        files.push_back({path, size, compressed, name.ends_with(".jsonl") || name.ends_with(".ndjson")});
         bytes += size;
+    }
+
+    // Token shards and tokenizers, which may lie beside the text they were made from.
+    static bool is_made_here(const std::string& path, std::string_view beginning) {
+        int32_t magic;
+        memcpy(&magic, beginning.data(), sizeof magic);
+        bool shard = false;
+        for (const ShardFormat& format : shard_formats) shard = shard || magic == format.magic;
+        return shard || path.ends_with("_tokenizer.json");
+    }
+
+    // Packed text would be taken for text of strange bytes.
+    static void refuse_packed(const std::string& path, std::string_view beginning) {
+        struct {
+            std::string_view magic;
+            const char* name;
+        } kinds[] = {{"\x28\xb5\x2f\xfd", "zstd"},
+                     {std::string_view("\xfd"
+                                       "7zXZ\0",
+                                       6),
+                      "xz"},
+                     {"BZh", "bzip2"},
+                     {"PK\x03\x04", "zip"},
+                     {"PAR1", "Parquet"}};
+        for (const auto& [magic, name] : kinds) {
+            if (beginning.starts_with(magic))
+                fail("%s: is packed with %s; unpack it first, or leave it out", path.c_str(), name);
+        }
     }
 
     std::set<std::pair<dev_t, ino_t>> seen_;

@@ -14,7 +14,6 @@ their names when all of them are complete: a run that fails leaves none.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -26,6 +25,7 @@ their names when all of them are complete: a run that fails leaves none.
 #include "data/ordered_work.h"
 #include "data/progress.h"
 #include "data/shard_series.h"
+#include "data/stop_signals.h"
 #include "data/text_documents.h"
 #include "data/text_files.h"
 #include "data/tokenizer.h"
@@ -123,7 +123,8 @@ inline DocumentSearch find_text(const TokenizeOptions& options, const std::vecto
              options.inputs.empty() ? "the list of inputs" : options.inputs[0].c_str());
     }
     if (search.skipped > 0) {
-        printf("tokenize: skipped %zu empty files, broken links, pipes and devices\n", search.skipped);
+        printf("tokenize: skipped %zu files: empty or hidden, tokens, broken links, pipes or devices\n",
+               search.skipped);
     }
     return search;
 }
@@ -147,7 +148,9 @@ void tokenize_files(const TokenizeOptions& options, const AnyTokenizer& tokenize
         split.validation = {false, true};
     } else if (std::none_of(files.begin(), files.end(),
                             [](const TextFile& file) { return file.lines || file.compressed; })) {
-        split.validation = choose_validation(files.size(), options.val_fraction, options.seed);
+        std::vector<uint64_t> sizes;
+        for (const TextFile& file : files) sizes.push_back(file.bytes);
+        split.validation = choose_validation(sizes, options.val_fraction, options.seed);
     }
 
     Clock::time_point start = Clock::now();
@@ -161,6 +164,7 @@ void tokenize_files(const TokenizeOptions& options, const AnyTokenizer& tokenize
             [&](const TextBatch& batch) { return encode_batch(batch, tokenizer, options.text_field); },
             threads);
         for (TokenBatch batch; work.take(batch);) {
+            check_interrupted("tokenize");
             const int* tokens = batch.tokens.data();
             for (auto [n, last] : batch.pieces) {
                 splitter.add(tokens, n, last);
@@ -174,8 +178,8 @@ void tokenize_files(const TokenizeOptions& options, const AnyTokenizer& tokenize
         fail("%s: has no text; name files or folders with text in them", options.inputs[0].c_str());
     splitter.finish(options.inputs[0]);
     double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    if (tokenizer_file) tokenizer_file->commit();
     splitter.commit(older);
+    if (tokenizer_file) tokenizer_file->commit();
 
     if (splitter.empty() > 0)
         printf("tokenize: skipped %llu empty documents\n", (unsigned long long)splitter.empty());
@@ -196,12 +200,15 @@ inline void tokenize(const TokenizeOptions& options) {
         fail("--shard-tokens %lld: must be 1 .. %lld; 100000000 is usual", (long long)options.shard_tokens,
              (long long)max_shard_tokens);
     }
+    stop_on_signals();
     unsigned threads = options.threads > 0 ? (unsigned)options.threads : std::thread::hardware_concurrency();
     std::string tokenizer_path = options.output + "_tokenizer.json";
     bool trains = options.train_tokenizer > 0;
     std::vector<std::string> older = existing_outputs(options.output);
     std::vector<std::string> in_the_way = older;
-    if (trains && access(tokenizer_path.c_str(), F_OK) == 0) in_the_way.push_back(tokenizer_path);
+    // The tokenizer of other tokens would be taken for that of these.
+    bool misleads = options.tokenizer != tokenizer_path && access(tokenizer_path.c_str(), F_OK) == 0;
+    if (misleads) in_the_way.push_back(tokenizer_path);
     for (const std::string& path : in_the_way) {
         if (path.ends_with(".partial") || options.overwrite) continue;
         fail("%s: exists already; give --overwrite, or another --output", path.c_str());
@@ -214,7 +221,9 @@ inline void tokenize(const TokenizeOptions& options) {
                  printable(options.tokenizer).c_str());
         }
         DocumentSearch search = find_text(options, older);
-        return tokenize_files(options, tokenizer, search, older, threads, nullptr);
+        tokenize_files(options, tokenizer, search, older, threads, nullptr);
+        if (misleads) unlink(tokenizer_path.c_str());
+        return;
     }
     DocumentSearch search = find_text(options, older);
     NewFile file(tokenizer_path);

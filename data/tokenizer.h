@@ -147,6 +147,7 @@ private:
     }
 
     static bool has_safe_cuts(const nlohmann::json& step, int& patterns) {
+        if (!step.is_object()) return false;
         std::string type = step.value("type", "");
         if (type == "Sequence") {
             for (const auto& each : step["pretokenizers"]) {

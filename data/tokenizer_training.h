@@ -17,6 +17,7 @@ Where there is more text than it may learn from, it reads parts that are spread 
 
 #include "data/bpe_training.h"
 #include "data/error.h"
+#include "data/stop_signals.h"
 #include "data/json_lines.h"
 #include "data/progress.h"
 #include "data/text_files.h"
@@ -195,6 +196,7 @@ inline HfTokenizer train_tokenizer(const std::vector<TextFile>& files, const Tok
         for (const FilePart& part : parts) total += (double)std::min(part.bytes, part.file->bytes);
         ProgressLine progress("tokenize: reading words", total);
         for (const FilePart& part : parts) {
+            check_interrupted("tokenize");
             TextInput input(*part.file);
             text.add(part, input);
             progress.add((double)input.consumed());

@@ -31,7 +31,8 @@ struct TrainedModel {
         std::string name = tokenizer_name.empty() ? options.tokenizer : tokenizer_name;
         if (name == "none") return;
         if (tokenizer_name.empty() && name != "bytes") {
-            name = tokenizer_path(std::filesystem::path(reader.path()).parent_path().string());
+            std::string folder = std::filesystem::path(reader.path()).parent_path().string();
+            name = tokenizer_path(folder.empty() ? "." : folder);
             if (access(name.c_str(), F_OK) != 0) {
                 fail("%s: the tokenizer of the run is missing; name it with --tokenizer", name.c_str());
             }

@@ -105,6 +105,18 @@ private:
 // ----------------------------------------------------------------------------
 // writing
 
+// Refuses a file that is larger than what is free in its folder: better before hours of work than after.
+inline void check_space(const std::string& path, uint64_t needed) {
+    std::string folder = std::filesystem::absolute(path).parent_path().string();
+    struct statvfs status;
+    if (statvfs(folder.c_str(), &status) != 0) return;  // writing will tell
+    uint64_t free_bytes = (uint64_t)status.f_bavail * status.f_frsize;
+    if (free_bytes >= needed) return;
+    constexpr double MB = 1e6;
+    fail("%s: needs %.1f MB, and %.1f MB are free; free some space there or name another place", path.c_str(),
+         (double)needed / MB, (double)free_bytes / MB);
+}
+
 class WeightsWriter {
 public:
     // `header` is a JSON object without "tensors"; of each tensor, name, shape and dtype count.
@@ -133,7 +145,7 @@ public:
         preamble_.version = version;
         preamble_.header_bytes = source.size();
         preamble_.header_hash = XXH3_64bits(source.data(), source.size());
-        check_space();
+        check_space(file_.path(), sizeof preamble_ + preamble_.header_bytes + preamble_.data_bytes);
         Preamble unfinished = {};
         file_.write(&unfinished, sizeof unfinished);
         file_.write(source.data(), source.size());
@@ -171,19 +183,6 @@ private:
     void append(const void* data, size_t bytes) {
         file_.write(data, bytes);
         hash_.add(data, bytes);
-    }
-
-    // A disk that is already too full is better reported before an hour of writing than after.
-    void check_space() {
-        std::string folder = std::filesystem::absolute(file_.path()).parent_path().string();
-        struct statvfs status;
-        if (statvfs(folder.c_str(), &status) != 0) return;  // writing will tell
-        uint64_t needed = sizeof preamble_ + preamble_.header_bytes + preamble_.data_bytes;
-        uint64_t free_bytes = (uint64_t)status.f_bavail * status.f_frsize;
-        if (free_bytes >= needed) return;
-        constexpr double MB = 1e6;
-        fail("%s: needs %.1f MB, and %.1f MB are free; free some space there or name another place",
-             file_.path().c_str(), (double)needed / MB, (double)free_bytes / MB);
     }
 
     std::vector<StoredTensor> tensors_;

@@ -148,7 +148,12 @@ public:
     explicit WordCounter(SplitIntoWords split, unsigned threads = std::thread::hardware_concurrency(),
                          size_t chunk = default_chunk)
         : split_(std::move(split)), chunk_(chunk), next_look_(chunk), counts_(std::max(1u, threads)) {
-        for (WordCounts& counts : counts_) threads_.emplace_back([this, &counts] { work(counts); });
+        try {
+            for (WordCounts& counts : counts_) threads_.emplace_back([this, &counts] { work(counts); });
+        } catch (const std::system_error&) {
+            stop(true);
+            fail("--threads %u: the system gives no more threads; lower it", threads);
+        }
     }
 
     WordCounter(const WordCounter&) = delete;

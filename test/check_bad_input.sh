@@ -173,9 +173,15 @@ refuse "damaged questions of llm.c" "questions.bin" -- eval made --choices quest
 refuse "nothing to look into" "data" -- data
 refuse "a damaged file beside a good one" "cut.bin" -- data good.bin cut.bin
 { le32 20240801 7 1; head -c 1012 /dev/zero; le32 999; } >strange.bin
+{ le32 20240520 1 2000; head -c 1012 /dev/zero; head -c 4000 /dev/zero | tr '\0' '\377'; } >strange_train.bin
 refuse "a token that the tokenizer has not" "strange.bin" -- data strange.bin --tokenizer bytes
 
+# an earlier run is left alone by one that cannot begin
+refuse "tokens of another vocabulary beside a run" "strange_train.bin" -- "${train[@]}" --train-data strange_train.bin --run-dir made --overwrite
+
 # tokenize
+printf '\x28\xb5\x2f\xfd more' >packed.txt
+refuse "text packed in another way" "packed.txt" -- tokenize packed.txt --output out
 echo '{"text": 1}' >number.jsonl
 refuse "a line whose text is no text" "number.jsonl:1" -- tokenize number.jsonl --output out
 printf '{"text": "a"}\n{"text": "b"\n' >cut.jsonl

@@ -40,12 +40,28 @@ check "a tokenizer is trained" grep -q '"merges"' tokens/mine_tokenizer.json
 run data "$program" data 'tokens/mine_*.bin' --tokenizer tokens/mine_tokenizer.json
 check "every document is there: files, lines of JSON" test \
     "$(sed -nE 's/^ *documents +([0-9,]+) .*/\1/p' data.out | tail -1)" = $(($(ls text/*.cuh | wc -l) + 3))
+mkdir text/.git && echo hidden >text/.git/config && cp tokens/mine_val_000000.bin text
 run again "$program" tokenize text --output tokens/again --tokenizer tokens/mine_tokenizer.json --val-fraction 0.2 --threads 1
 check "the trained tokenizer used as a file gives the same tokens, on one thread too" \
     cmp tokens/again_train_000000.bin tokens/mine_train_000000.bin
 run short "$program" tokenize short --output tokens/short --tokenizer tokens/mine_tokenizer.json --val-fraction 0
 run llama3 "$program" tokenize text/*.cuh --output tokens/llama3 --tokenizer "$llama3" --val-fraction 0
 check "a tokenizer of Hugging Face" test -s tokens/llama3_train_000000.bin
+
+run replaced "$program" tokenize text/*.cuh --output tokens/replaced --train-tokenizer 300
+check "tokens beside another tokenizer are refused" bash -c "! '$program' tokenize text/*.cuh --output tokens/replaced --tokenizer bytes"
+run replaced "$program" tokenize text/*.cuh --output tokens/replaced --tokenizer bytes --overwrite
+check "or take its place" test ! -e tokens/replaced_tokenizer.json -a -s tokens/replaced_train_000000.bin
+
+# A run that is interrupted leaves nothing.
+head -c 300000000 /dev/zero | tr '\0' 'a ' | fold -w 97 >long.txt
+"$program" tokenize long.txt --output tokens/interrupted --tokenizer tokens/mine_tokenizer.json >/dev/null 2>interrupted.err &
+pid=$!
+for _ in $(seq 200); do ls tokens/interrupted* >/dev/null 2>&1 && break; sleep 0.05; done
+kill -INT $pid
+wait $pid
+check "an interrupted run leaves nothing" test $? = 1 -a -z "$(ls tokens | grep interrupted)" -a "$(wc -l <interrupted.err)" = 1
+rm long.txt
 
 # little ENDIAN-BYTES NUMBER    a number in so many bytes, lowest first
 little() {
@@ -103,6 +119,14 @@ run long-no-cache "${sample[@]}" --prompt 'inline void' --tokens 200 --temperatu
 check "the same text beyond the context" cmp long.out long-no-cache.out
 run three "${sample[@]}" --prompt 'inline void' --samples 3
 check "several samples, the first as alone" test "$(sed '/^----$/,$d' three.out)" = "$(cat prompt.out)" -a "$(grep -c '^----$' three.out)" = 2
+(cd plain && "$program" sample weights.bin --prompt 'inline void' --tokens 30 --seed 4) >inside.out 2>/dev/null
+check "a weights file has its tokenizer beside it" cmp inside.out prompt.out
+printf 'ab\0cd' >zero.txt
+run zero "${sample[@]}" --prompt-file zero.txt --samples 2
+check "zero bytes are text too" test "$(head -c 5 zero.out | od -An -c)" = "$(od -An -c zero.txt)"
+sed -E 's/"normalizer": ?null/"normalizer":{"type":"Replace","pattern":{"String":"a"},"content":""}/' plain/tokenizer.json >nothing.json
+"${sample[@]}" --tokenizer nothing.json --prompt aaa >nothing.out 2>&1
+check "a prompt of no tokens is refused" grep -q '^train_gpt: --prompt: has no tokens' nothing.out
 stop=$(head -c 16 prompt.out | tail -c 2)
 run stop "${sample[@]}" --prompt 'inline void' --stop "$stop" --stop 'something else'
 check "a sample ends before a stop text" test "$(cat stop.out)" = "$(head -c 14 prompt.out)"
@@ -110,6 +134,12 @@ run sampler "${sample[@]}" --prompt 'inline void' --top-k 20 --top-p 0.8 --min-p
 check "the sampler's options change the text" test "$(cat sampler.out)" != "$(cat prompt.out)"
 printf 'inline void\n\nconst\n' | "$program" sample plain --interactive --tokens 30 --seed 4 >interactive.out 2>/dev/null
 check "prompts line by line" test "$(head -c "$(stat -c %s prompt.out)" interactive.out)" = "$(cat prompt.out)" -a "$(grep -c const interactive.out)" -ge 1
+
+# A model whose logits are no numbers cannot go on, and what was trained before is kept.
+"$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --run-dir broken --norm rmsnorm --tie-embeddings off --weight-decay 10 \
+    --learning-rate 10 --schedule constant --warmup-steps 0 --micro-batch 1 --sequence-length 2 --sample-every 1 >broken.out 2>broken.err
+check "a sample that cannot be made ends the run in one line" test "$(wc -l <broken.err)" = 1
+check "and leaves the weights" test -s broken/weights.bin
 
 # ----------------------------------------------------------------------------------------------------------
 # evaluation

@@ -55,7 +55,7 @@ TEST_CASE("batches: any request, guessed or not") {
         for (uint64_t stride : {(uint64_t)shape.B, 4 * (uint64_t)shape.B, uint64_t(0)}) {
             CAPTURE(shape.B);
             CAPTURE(stride);
-            BatchReader reader(loader, shape.B, shape.T, shape.document_end, stride);
+            BatchReader reader(loader, shape, stride);
             auto check = [&](uint64_t first, int count) {
                 CAPTURE(first);
                 CAPTURE(count);
@@ -77,7 +77,7 @@ TEST_CASE("batches: one is valid until the next call") {
     write_file(folder / "a.bin", shard_bytes(random_tokens(20000, 1000)));
     const int B = 4, T = 32;
     TokenLoader loader(folder / "a.bin", 1000, T, SampleOrder::shuffled, 3);
-    BatchReader reader(loader, B, T, -1, B);
+    BatchReader reader(loader, {B, T, -1}, B);
     for (uint64_t first = 0; first < 20 * B; first += B) {
         const HostBatch& batch = reader.load(first, B);
         std::vector<int> now(batch.tokens, batch.tokens + batch_ints(B, T));
@@ -102,7 +102,7 @@ TEST_CASE("batches: the next one is read before it is asked for, and no other") 
     bool ahead = false;
     for (int attempt = 0; attempt < 12 && !ahead; attempt++) {
         fill(1);
-        BatchReader reader(loader, B, T, -1, 2 * B);
+        BatchReader reader(loader, {B, T, -1}, 2 * B);
         CHECK(reader.load(0, B).tokens[0] == 1);
         std::this_thread::sleep_for(std::chrono::milliseconds(1 << attempt));
         fill(2);
@@ -111,7 +111,7 @@ TEST_CASE("batches: the next one is read before it is asked for, and no other") 
     CHECK(ahead);
     for (auto [first, count] : {std::pair(B, B), {2 * B, B - 1}, {0, B}}) {
         fill(1);
-        BatchReader reader(loader, B, T, -1, 2 * B);
+        BatchReader reader(loader, {B, T, -1}, 2 * B);
         CHECK(reader.load(0, B).tokens[0] == 1);
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         fill(2);
@@ -132,7 +132,7 @@ TEST_CASE("batches: what cannot be read is said when it is asked for, and the ne
                     "token 74 is 77, outside the vocabulary of 50");
     };
     {
-        BatchReader reader(loader, B, T, -1, B);
+        BatchReader reader(loader, {B, T, -1}, B);
         for (uint64_t first : {4, 6}) check_batch(reader.load(first, B), loader, {B, T, -1}, first, B);
         check_failure(reader);
         check_batch(reader.load(10, B), loader, {B, T, -1}, 10, B);
@@ -144,18 +144,18 @@ TEST_CASE("batches: what cannot be read is said when it is asked for, and the ne
         check_batch(reader.load(10, B), loader, {B, T, -1}, 10, B);
     }
     {
-        BatchReader reader(loader, B, T, -1, B);  // from the first on
+        BatchReader reader(loader, {B, T, -1}, B);  // from the first on
         check_failure(reader);
         check_batch(reader.load(10, B), loader, {B, T, -1}, 10, B);
     }
     {
-        BatchReader reader(loader, B, T, -1, B);  // read ahead, and never asked for
+        BatchReader reader(loader, {B, T, -1}, B);  // read ahead, and never asked for
         reader.load(6, B);
         check_batch(reader.load(20, B), loader, {B, T, -1}, 20, B);
     }
     {
-        BatchReader reader(loader, B, T, -1, B);
+        BatchReader reader(loader, {B, T, -1}, B);
         reader.load(6, B);
     }
-    BatchReader never_asked(loader, B, T, -1, B);
+    BatchReader never_asked(loader, {B, T, -1}, B);
 }

@@ -56,7 +56,7 @@ TEST_CASE("node reader: the batches of a reader for each rank, however ranks lie
             CAPTURE(shape.B);
             TokenLoader loader(list, 500, shape.T, SampleOrder::shuffled, 5);
             uint64_t B = (uint64_t)shape.B, stride = ranks * B;
-            BatchReader own(loader, shape.B, shape.T, shape.document_end, stride);
+            BatchReader own(loader, shape, stride);
             auto shared = make_batch_source(world, true, loader, shape, stride, node);
             int wrong = 0;
             auto compare = [&](uint64_t first, int count) {
@@ -192,7 +192,7 @@ TEST_CASE("node reader: a wait ends when the reading process is killed") {
     ReadingProcess other(folder / "a.bin", shape);
     NodeReader reader(std::make_unique<NodeMemory>(other.address, 2, shape), 1, shape, 4, nullptr);
     TokenLoader loader(folder / "a.bin", 500, shape.T, SampleOrder::sequential);
-    BatchReader own(loader, shape.B, shape.T, shape.document_end, 4);
+    BatchReader own(loader, shape, 4);
     for (uint64_t first : {0, 4, 8, 40}) CHECK(same(reader.load(first, 4), own.load(first, 4), shape));
     other.kill();
     error_of([&] { reader.load(44, 4); });  // was read ahead, perhaps

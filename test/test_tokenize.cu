@@ -97,7 +97,7 @@ TEST_CASE("tokenize: files and folders, split by document") {
 
 TEST_CASE("tokenize: the split") {
     auto chosen = [](size_t documents, double fraction, uint64_t seed) {
-        std::vector<bool> choice = choose_validation(documents, fraction, seed);
+        std::vector<bool> choice = choose_validation(std::vector<uint64_t>(documents, 9), fraction, seed);
         return std::count(choice.begin(), choice.end(), true);
     };
     for (uint64_t seed = 0; seed < 20; seed++) {
@@ -110,8 +110,14 @@ TEST_CASE("tokenize: the split") {
         }
         CHECK(std::abs(chosen(20000, 0.1, seed) - 2000) < 250);
     }
+    // One that has to be for validation is small, and one that has to be for training is large.
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        CHECK(choose_validation({1000, 10, 500}, 1e-9, seed) == std::vector<bool>{false, true, false});
+        CHECK(choose_validation({10, 1000, 500}, 0.999999, seed) == std::vector<bool>{true, false, true});
+    }
     // More documents leave the earlier choices as they are.
-    std::vector<bool> few = choose_validation(500, 0.1, 3), many = choose_validation(1000, 0.1, 3);
+    std::vector<bool> few = choose_validation(std::vector<uint64_t>(500, 9), 0.1, 3),
+                      many = choose_validation(std::vector<uint64_t>(1000, 9), 0.1, 3);
     CHECK(std::equal(few.begin(), few.end(), many.begin()));
 }
 
@@ -388,7 +394,9 @@ TEST_CASE("document split: the same for any parts, and both kinds where there ar
             std::vector<std::string> train = documents_of(output + "_train_*.bin", 1000);
             std::vector<std::string> val = documents_of(output + "_val_*.bin", 1000);
             CHECK(train.size() + val.size() == count);
-            std::vector<bool> chosen = choose_validation(count, fraction, (uint64_t)round);
+            std::vector<uint64_t> sizes;
+            for (const std::string& document : documents) sizes.push_back(document.size() + 1);
+            std::vector<bool> chosen = choose_validation(sizes, fraction, (uint64_t)round);
             size_t in_val = 0, by_hash = 0;
             for (size_t i = 0; i < count; i++) {
                 bool is_val = std::find(val.begin(), val.end(), documents[i]) != val.end();

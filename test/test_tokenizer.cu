@@ -1,5 +1,5 @@
-// The tokenizers behind one interface: how they are named, long texts cut without a trace, tokens that become text
-// one by one, and texts that end a sample.
+// The tokenizers behind one interface: how they are named, long texts cut without a trace, tokens that become
+// text one by one, and texts that end a sample.
 #include <fstream>
 
 #include <nlohmann/json.hpp>
@@ -89,6 +89,17 @@ TEST_CASE("tokenizer: files by name, folder or encoding; others are refused") {
                 "cannot open it");
     check_error(error_of([&] { Tokenizer::load("gpt2:" + (folder / "none")); }), folder / "none",
                 "cannot open it");
+}
+
+TEST_CASE("tokenizer: a file without normalizer and pre-tokenizer") {
+    TemporaryFolder folder;
+    std::ifstream file(golden + "llama2.json", std::ios::binary);
+    nlohmann::json parts = nlohmann::json::parse(file);
+    parts["normalizer"] = parts["pre_tokenizer"] = nullptr;
+    write_file(folder / "plain.json", parts.dump());
+    Tokenizer tokenizer = Tokenizer::load(folder / "plain.json");
+    CHECK(tokenizer.cut_place("some words, and more of them") == 0);
+    CHECK(tokenizer.decode(tokenizer.encode("some words")) == "some words");
 }
 
 TEST_CASE("tokenizer: cutting a long text changes no token") {
