@@ -1,0 +1,214 @@
+/*
+What each pipeline stage does, in order, as lists that can be read, tested and timed without running anything.
+
+The model's layers are cut into stages * chunks parts; part c * stages + s is chunk c of stage s. A micro-batch
+goes forward through the parts in order, and backward through them in reverse. With 4 stages and 4 micro-batches
+(0 .. 3 forward, a .. d backward, which takes twice as long; time goes to the right):
+
+    gpipe  0123.........aabbccdd      1f1b  0123......aa.bb.cc.dd      zero-bubble  0123...awbwcwdw
+           .0123......aabbccdd..            .012....aa3bb.cc.dd..                   .012..a3bwcwdww
+           ..0123...aabbccdd....            ..01..aa2bb3cc.dd....                   ..01.a2b3cwdwww
+           ...0123aabbccdd......            ...0aa1bb2cc3dd......                   ...0a1b2c3dwwww
+
+    gpipe         all forward, then all backward: a stage keeps the activations of every micro-batch.
+    1f1b          backward as soon as can be: stage s keeps those of stages - s at most.
+    interleaved   1f1b with several chunks on each stage: a micro-batch comes round sooner, so the stages begin
+                  and end closer together.
+    zero-bubble   1f1b with the backward pass in two: first the gradient of the input, which the stage before
+                  waits for, and later that of the weights (w), for which nobody waits.
+
+GPipe: Huang et al. (2019). 1F1B: Narayanan et al., PipeDream-Flush (2021). Interleaved: Narayanan et al.,
+"Efficient Large-Scale Language Model Training on GPU Clusters" (2021). Zero-bubble: ZB-H1 of Qi et al., "Zero
+Bubble Pipeline Parallelism" (2023).
+*/
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "data/error.h"
+
+enum class PipelineWork {
+    forward,
+    backward,        // both gradients at once
+    input_gradient,  // the first half of a backward pass
+    weight_gradient  // the second
+};
+
+struct PipelineAction {
+    PipelineWork work;
+    int micro_batch, chunk;
+    bool operator==(const PipelineAction&) const = default;
+};
+
+enum class PipelineSchedule { gpipe, one_f_one_b, interleaved, zero_bubble };
+
+struct PipelineShape {
+    PipelineSchedule schedule;
+    int stages, micro_batches, chunks = 1;  // chunks of each stage
+};
+
+inline void check_pipeline(const PipelineShape& shape) {
+    auto [schedule, stages, micro_batches, chunks] = shape;
+    if (stages < 1 || micro_batches < 1 || chunks < 1)
+        fail("pipeline: %d stages, %d micro-batches, %d chunks: each must be 1 or more; give such numbers",
+             stages, micro_batches, chunks);
+    bool interleaved = schedule == PipelineSchedule::interleaved;
+    if (chunks > 1 && !interleaved)
+        fail("pipeline: %d chunks on a stage are for the interleaved schedule; choose that, or 1", chunks);
+    if (interleaved && micro_batches % stages != 0) {
+        fail("pipeline: %d micro-batches do not go round %d stages evenly; give a multiple of %d",
+             micro_batches, stages, stages);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// the lists
+
+// The k-th piece of forward work of any stage, of micro_batches * chunks: with several chunks, as many
+// micro-batches as there are stages go through the first chunk, then the same ones through the next.
+inline PipelineAction forward_action(const PipelineShape& shape, int k) {
+    int round = shape.stages * shape.chunks, in_round = k % round;
+    if (shape.chunks == 1) return {PipelineWork::forward, k, 0};
+    return {PipelineWork::forward, k / round * shape.stages + in_round % shape.stages,
+            in_round / shape.stages};
+}
+
+// Backward work comes in the same order, with the chunks reversed.
+inline PipelineAction backward_action(const PipelineShape& shape, int k,
+                                      PipelineWork work = PipelineWork::backward) {
+    PipelineAction forward = forward_action(shape, k);
+    return {work, forward.micro_batch, shape.chunks - 1 - forward.chunk};
+}
+
+// How many forwards a stage is ahead before it takes turns: enough that the first gradient can come back.
+inline int warm_up(const PipelineShape& shape, int stage) {
+    int behind = shape.stages - 1 - stage, all = shape.micro_batches * shape.chunks;
+    switch (shape.schedule) {
+    case PipelineSchedule::gpipe:
+        return all;
+    case PipelineSchedule::interleaved:
+        return shape.chunks == 1 ? std::min(behind, all)
+                                 : std::min(2 * behind + (shape.chunks - 1) * shape.stages, all);
+    default:
+        return std::min(behind, all);
+    }
+}
+
+// All that stage `stage` does in a step, in order.
+inline std::vector<PipelineAction> pipeline_actions(const PipelineShape& shape, int stage) {
+    check_pipeline(shape);
+    bool splits = shape.schedule == PipelineSchedule::zero_bubble;
+    int all = shape.micro_batches * shape.chunks, ahead = warm_up(shape, stage);
+    int forwards = 0, backwards = 0, weights = 0;
+    std::vector<PipelineAction> actions;
+    auto weight = [&] {
+        actions.push_back(backward_action(shape, weights++, PipelineWork::weight_gradient));
+    };
+    while (forwards < ahead) actions.push_back(forward_action(shape, forwards++));
+    while (backwards < all) {
+        bool steady = forwards < all;
+        if (steady) actions.push_back(forward_action(shape, forwards++));
+        PipelineWork work = splits ? PipelineWork::input_gradient : PipelineWork::backward;
+        actions.push_back(backward_action(shape, backwards++, work));
+        // Later stages are ahead by fewer forwards, and may keep as many more activations for w: then no stage
+        // keeps more than the first. When there are no forwards left, w takes the time between gradients.
+        if (splits && backwards - weights > (steady ? stage : 0)) weight();
+    }
+    while (splits && weights < all) weight();
+    return actions;
+}
+
+// ----------------------------------------------------------------------------
+// timing
+
+struct PipelineCosts {
+    double forward = 1, input_gradient = 1, weight_gradient = 1;  // of one chunk
+    double transfer = 0;                                          // from one stage to the next
+
+    double of(PipelineWork work) const {
+        switch (work) {
+        case PipelineWork::forward:
+            return forward;
+        case PipelineWork::backward:
+            return input_gradient + weight_gradient;
+        case PipelineWork::input_gradient:
+            return input_gradient;
+        default:
+            return weight_gradient;
+        }
+    }
+};
+
+struct PipelineTiming {
+    double seconds = 0;          // of the step, in the unit of the costs
+    std::vector<double> busy;    // (stages)
+    std::vector<int> most_kept;  // (stages) activations of a chunk's micro-batch held at the same time
+    // What the stages wait, as a share of what they compute.
+    double bubble() const {
+        double idle = 0, work = 0;
+        for (double stage : busy) idle += seconds - stage, work += stage;
+        return idle / work;
+    }
+};
+
+// Lets every stage go through its list, each action as soon as what it needs has arrived. Throws Error if the
+// lists wait for each other for ever.
+inline PipelineTiming time_pipeline(const PipelineShape& shape, const PipelineCosts& costs) {
+    int S = shape.stages, M = shape.micro_batches, parts = S * shape.chunks;
+    std::vector<std::vector<PipelineAction>> lists;
+    for (int stage = 0; stage < S; stage++) lists.push_back(pipeline_actions(shape, stage));
+    constexpr double never = -1;
+    std::vector<double> forward_done((size_t)parts * M, never), backward_done((size_t)parts * M, never);
+    std::vector<size_t> next(S, 0);
+    std::vector<double> free_at(S, 0);
+    std::vector<int> kept(S, 0);
+    PipelineTiming timing = {0, std::vector<double>(S, 0), std::vector<int>(S, 0)};
+
+    // When an action's input is there; never if it has not been made yet.
+    auto ready = [&](int stage, const PipelineAction& action) {
+        int part = action.chunk * S + stage;
+        auto at = [&](const std::vector<double>& done, int which) {
+            return done[(size_t)which * M + action.micro_batch];
+        };
+        auto sent = [&](double time) { return time == never || S == 1 ? time : time + costs.transfer; };
+        switch (action.work) {
+        case PipelineWork::forward:
+            return part == 0 ? 0 : sent(at(forward_done, part - 1));
+        case PipelineWork::weight_gradient:
+            return at(backward_done, part);
+        default:
+            return part == parts - 1 ? at(forward_done, part) : sent(at(backward_done, part + 1));
+        }
+    };
+    for (bool any = true; any;) {
+        any = false;
+        for (int stage = 0; stage < S; stage++) {
+            while (next[stage] < lists[stage].size()) {
+                const PipelineAction& action = lists[stage][next[stage]];
+                double input = ready(stage, action);
+                if (input == never) break;
+                double end = std::max(free_at[stage], input) + costs.of(action.work);
+                size_t cell = (size_t)(action.chunk * S + stage) * M + action.micro_batch;
+                if (action.work == PipelineWork::forward) {
+                    forward_done[cell] = end;
+                    timing.most_kept[stage] = std::max(timing.most_kept[stage], ++kept[stage]);
+                } else {
+                    if (action.work != PipelineWork::weight_gradient) backward_done[cell] = end;
+                    if (action.work != PipelineWork::input_gradient) kept[stage]--;
+                }
+                free_at[stage] = end;
+                timing.busy[stage] += costs.of(action.work);
+                timing.seconds = std::max(timing.seconds, end);
+                next[stage]++;
+                any = true;
+            }
+        }
+    }
+    for (int stage = 0; stage < S; stage++) {
+        if (next[stage] < lists[stage].size())
+            fail("pipeline: stage %d waits for ever at action %zu of its list", stage, next[stage]);
+    }
+    return timing;
+}
