@@ -178,7 +178,7 @@ $(BUILD)/command: FORCE
 all_units := $(filter-out test_main test_ranks_main,$(basename $(notdir $(wildcard test/test_*.cu))))
 host_only := test_data test_sample_order test_tokenize test_options test_weights_file test_compare_runs test_meter \
              test_bpe test_bpe_training test_hf_tokenizer test_tokenizer test_megatron test_blend test_choices \
-             test_data_report test_batch_reader test_text_documents test_sampler test_pipeline_schedule
+             test_data_report test_batch_reader test_text_documents test_sampler test_pipeline_schedule test_pipeline_layers
 not_cpu   := test_simt test_simt_errors test_ptx
 not_simt  := $(host_only) test_mesh test_node_reader
 not_cuda  := test_simt test_simt_errors test_host_cuda
