@@ -1,9 +1,9 @@
 /*
 What each pipeline stage does, in order, as lists that can be read, tested and timed without running anything.
 
-The model's layers are cut into stages * chunks parts; part c * stages + s is chunk c of stage s. A micro-batch
-goes forward through the parts in order, and backward through them in reverse. With 4 stages and 4 micro-batches
-(0 .. 3 forward, a .. d backward, which takes twice as long; time goes to the right):
+The model's layers are cut into stages * chunks parts; part c * stages + s is chunk c of stage s. A
+micro-batch goes forward through the parts in order, and backward through them in reverse. With 4 stages and 4
+micro-batches (0 .. 3 forward, a .. d backward, which takes twice as long; time goes to the right):
 
     gpipe  0123.........aabbccdd      1f1b  0123......aa.bb.cc.dd      zero-bubble  0123...awbwcwdw
            .0123......aabbccdd..            .012....aa3bb.cc.dd..                   .012..a3bwcwdww
@@ -12,8 +12,8 @@ goes forward through the parts in order, and backward through them in reverse. W
 
     gpipe         all forward, then all backward: a stage keeps the activations of every micro-batch.
     1f1b          backward as soon as can be: stage s keeps those of stages - s at most.
-    interleaved   1f1b with several chunks on each stage: a micro-batch comes round sooner, so the stages begin
-                  and end closer together.
+    interleaved   1f1b with several chunks on each stage: a micro-batch comes round sooner, so the stages
+                  begin and end closer together.
     zero-bubble   1f1b with the backward pass in two: first the gradient of the input, which the stage before
                   waits for, and later that of the weights (w), for which nobody waits.
 
@@ -112,8 +112,9 @@ inline std::vector<PipelineAction> pipeline_actions(const PipelineShape& shape, 
         if (steady) actions.push_back(forward_action(shape, forwards++));
         PipelineWork work = splits ? PipelineWork::input_gradient : PipelineWork::backward;
         actions.push_back(backward_action(shape, backwards++, work));
-        // Later stages are ahead by fewer forwards, and may keep as many more activations for w: then no stage
-        // keeps more than the first. When there are no forwards left, w takes the time between gradients.
+        // Later stages are ahead by fewer forwards, and may keep as many more activations for w: then no
+        // stage keeps more than the first. When there are no forwards left, w takes the time between
+        // gradients.
         if (splits && backwards - weights > (steady ? stage : 0)) weight();
     }
     while (splits && weights < all) weight();

@@ -1,4 +1,5 @@
-// Pipeline schedules: every list is whole and can be run, and takes the time and memory of the published formulas.
+// Pipeline schedules: every list is whole and can be run, and takes the time and memory of the published
+// formulas.
 #include <doctest/doctest.h>
 
 #include <map>
