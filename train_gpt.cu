@@ -1421,8 +1421,7 @@ static void run(int argc, char** argv, const World& world) {
     world.together([&] {
         options = parse_options(command, argc - 1, argv + 1, command == command_train ? world.size() : 1);
         if (command != command_train && world.size() > 1) {
-            fail("train_gpt %s: works in one process and there are %d; start it without mpirun", argv[1],
-                 world.size());
+            fail("%s: works in one process and there are %d; start it without mpirun", argv[1], world.size());
         }
     });
     choose_device(world);

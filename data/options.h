@@ -83,11 +83,10 @@ inline void complete_training(Options& options, int processes) {
 }
 
 inline void complete_sampling(const Options& options) {
-    if (options.run.empty())
-        fail("train_gpt sample: nothing to sample from; name a run directory or a weights file");
+    if (options.run.empty()) fail("sample: nothing to sample from; name a run directory or a weights file");
     int prompts = !options.prompt.empty() + !options.prompt_file.empty() + options.interactive;
     if (prompts > 1) {
-        fail("train_gpt sample: a prompt comes from --prompt, --prompt-file or --interactive on; give one of "
+        fail("sample: a prompt comes from --prompt, --prompt-file or --interactive on; give one of "
              "them");
     }
     if (options.interactive && options.samples > 1)
@@ -98,14 +97,13 @@ inline void complete_sampling(const Options& options) {
 }
 
 inline void complete_evaluation(const Options& options) {
-    if (options.run.empty())
-        fail("train_gpt eval: nothing to evaluate; name a run directory or a weights file");
+    if (options.run.empty()) fail("eval: nothing to evaluate; name a run directory or a weights file");
     if (options.data.empty() && options.choices.empty())
-        fail("train_gpt eval: nothing to measure on; give --data or --choices");
+        fail("eval: nothing to measure on; give --data or --choices");
 }
 
 inline void complete_tokenizing(Options& options) {
-    if (options.inputs.empty()) fail("train_gpt tokenize: nothing to read; name files or folders of text");
+    if (options.inputs.empty()) fail("tokenize: nothing to read; name files or folders of text");
     if (options.output.empty()) {
         fail("--output: missing; give the beginning of the names of the files to write, such as "
              "tokens/mytext");
@@ -137,7 +135,7 @@ inline void complete(Options& options, Command command, int processes) {
         complete_tokenizing(options);
         break;
     case command_data:
-        if (options.inputs.empty()) fail("train_gpt data: nothing to look into; name token files");
+        if (options.inputs.empty()) fail("data: nothing to look into; name token files");
         break;
     }
 }

@@ -10,6 +10,8 @@ is. decode(encode(text)) == text for all but tokenizers whose file asks for a ch
 */
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -48,6 +50,9 @@ public:
         }
         if (path.ends_with(".json")) {
             tokenizer.hf_ = std::make_unique<HfTokenizer>(HfTokenizer::read(path));
+        } else if (is_encoding(name) && access(name.c_str(), F_OK) != 0) {
+            fail("--tokenizer %s: is an encoding of tiktoken; give its rank file too, as %s:FILE",
+                 name.c_str(), name.c_str());
         } else if (is_encoding(encoding)) {
             tokenizer.hf_ = std::make_unique<HfTokenizer>(read_tiktoken(path, encoding));
         } else {

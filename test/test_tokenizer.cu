@@ -84,6 +84,8 @@ TEST_CASE("tokenizer: files by name, folder or encoding; others are refused") {
 
     check_error(error_of([&] { Tokenizer::load(folder / "other"); }), "--tokenizer " + (folder / "other"),
                 "not a tokenizer");
+    check_error(error_of([&] { Tokenizer::load("cl100k_base"); }), "--tokenizer cl100k_base",
+                "cl100k_base:FILE");
     check_error(error_of([&] { Tokenizer::load("byte"); }), "--tokenizer byte", "not a tokenizer");
     check_error(error_of([&] { Tokenizer::load(folder / "none.json"); }), folder / "none.json",
                 "cannot open it");
