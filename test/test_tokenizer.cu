@@ -15,8 +15,9 @@ static const std::vector<std::string> names = {"gpt2",  "llama3", "qwen",     "d
 
 static std::vector<std::string> sample_texts() {
     std::ifstream file(golden + "ids.json", std::ios::binary);
+    const nlohmann::json ids = nlohmann::json::parse(file);
     std::vector<std::string> texts;
-    for (const auto& [title, text] : nlohmann::json::parse(file)["texts"].items()) texts.push_back(text);
+    for (const auto& [title, text] : ids["texts"].items()) texts.push_back(text);
     std::string bytes(3000, '\0');
     for (size_t i = 0; i < bytes.size(); i++) bytes[i] = (char)philox(9, i).at[0];
     texts.push_back(bytes);
