@@ -28,7 +28,7 @@ fuzz() {
 }
 
 for source in test/fuzz_*.cc; do
-    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+    while [ "$(jobs -rp | wc -l)" -ge $((2 * $(nproc))) ]; do wait -n; done
     fuzz "$(basename "$source" .cc)" &
 done
 wait
