@@ -1061,16 +1061,9 @@ inline void raise_not_finite(const Gpt& g, const World& world, const std::string
                        bad.empty() ? "none" : bad.c_str()));
 }
 
-// What to print of an exception.
-inline std::string message_of(const std::exception& error) {
-    bool memory = dynamic_cast<const std::bad_alloc*>(&error);
-    return memory ? "memory: the system gives no more; free some or choose smaller sizes"
-                  : one_line(error.what());
-}
-
 // Ends the job because of an error that only this rank knows of: the others may wait for it.
 [[noreturn]] inline void leave_alone(const World& world, const std::exception& error) {
-    fprintf(stderr, "train_gpt: %s: %s\n", world.name().c_str(), message_of(error).c_str());
+    fprintf(stderr, "train_gpt: %s: %s\n", world.name().c_str(), one_line(message_of(error)).c_str());
     world.abort();
 }
 
@@ -1095,14 +1088,14 @@ inline void train(const Options& o, const World& world) {
         for (const auto* loader : {&train_data, &val_data}) {
             if (*loader) (*loader)->load(0, tokens.data(), tokens.data() + workload.T);
         }
-        if (o.tokenizer != "none") tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(o.tokenizer));
+        tokenizer = Tokenizer::load_if_any(o.tokenizer);
         check_memory(o, workload, zero_settings(o), mesh_shape(o), ranks_sharing_device(world));
     });
     world.together([&] {
         if (!world.is_root()) return;
         log = std::make_unique<RunLog>(o.run_dir, options_to_json(o, command_train), o.overwrite);
         size_t width = zero_settings(o).keep_master ? sizeof(float) : sizeof(floatX);
-        check_space(log->weights_path(), parameter_layout(o).parameter_count() * width);
+        check_space(weights_path(o.run_dir), parameter_layout(o).parameter_count() * width);
         unlink(tokenizer_path(o.run_dir).c_str());
         if (tokenizer && !tokenizer->file().empty()) tokenizer->write(tokenizer_path(o.run_dir));
     });
@@ -1123,9 +1116,9 @@ inline void train(const Options& o, const World& world) {
     settings.host_threads = threads_per_rank(world);
     Gpt g(o, workload, settings, mesh);
     initialize(g, o.seed);
-    std::string weights_path = o.run_dir + "/weights.bin";
+    const std::string weights = weights_path(o.run_dir);
     auto save = [&] {
-        save_weights(g.state, {{"options", options_to_json(o, command_train)}}, weights_path, world);
+        save_weights(g.state, {{"options", options_to_json(o, command_train)}}, weights, world);
     };
     double gemm = measured_gemm_rate(g.stream), published = published_peak(device.name, sizeof(floatX) == 2);
     Meter meter(o, workload.T, o.peak_tflops > 0 ? o.peak_tflops * 1e12 : published, gemm, world.size());
@@ -1138,8 +1131,8 @@ inline void train(const Options& o, const World& world) {
         BatchShape shape = {workload.B, workload.T, o.document_end};
         uint64_t stride = (uint64_t)workload.B * o.dp;  // the data ranks take turns
         return std::make_unique<Batches>(
-            make_batch_source(world, o.data_reader == "node", loader, shape, stride), shape,
-            o.reset_positions, g.stream, mesh, trouble);
+            make_batch_source(world, o.data_reader == "node", loader, shape, stride), o.reset_positions,
+            g.stream, mesh, trouble);
     };
     std::unique_ptr<Batches> batches = make_batches(*train_data), val_batches;
     uint64_t val_samples = 0;
@@ -1192,19 +1185,28 @@ inline void train(const Options& o, const World& world) {
         // Bad data or a full disk costs at most the step that met it.
         save();
         throw CommonError(
-            text("%s; the weights after step %d are in %s", error.what(), step, weights_path.c_str()));
+            text("%s; the weights after step %d are in %s", error.what(), step, weights.c_str()));
     } catch (const std::exception& error) {
         if (world.size() > 1) leave_alone(world, error);  // streams that wait for others cannot be put away
         throw;
     }
     save();
     printf("%s after step %d; the weights are in %s\n", asked_to_stop() ? "stopped as asked" : "done", step,
-           weights_path.c_str());
+           weights.c_str());
 }
 
 // ----------------------------------------------------------------------------
 // the sample command
 // ----------------------------------------------------------------------------
+
+// A model that is not trained any further.
+inline std::unique_ptr<Gpt> load_model(const TrainedModel& model, const Workload& workload) {
+    ZeroSettings settings = {.training = false};
+    check_memory(model.options, workload, settings);
+    auto g = std::make_unique<Gpt>(model.options, workload, settings);
+    load_weights(g->state, model.reader);
+    return g;
+}
 
 // Continues a prompt and prints it: a single text as it comes, several when all are there.
 inline void print_samples(Gpt& g, const TrainedModel& model, const Options& command,
@@ -1268,17 +1270,14 @@ inline void sample(const Options& command) {
                          .loss_chunk = command.samples,
                          .cache_rows = command.cache ? command.samples : 0,
                          .cache_length = command.cache ? limit : 0};
-    ZeroSettings settings = {.training = false};
-    check_memory(o, workload, settings);
-    Gpt g(o, workload, settings);
-    load_weights(g.state, model.reader);
-    if (!command.interactive) return print_samples(g, model, command, prompt, 0);
+    std::unique_ptr<Gpt> g = load_model(model, workload);
+    if (!command.interactive) return print_samples(*g, model, command, prompt, 0);
     bool on_terminal = isatty(STDIN_FILENO);
     for (int number = 0;; number++) {
         if (on_terminal) fputs("> ", stdout), fflush(stdout);
         if (!std::getline(std::cin, prompt)) break;
         if (prompt.ends_with('\r')) prompt.pop_back();
-        if (!prompt.empty()) print_samples(g, model, command, prompt, number);
+        if (!prompt.empty()) print_samples(*g, model, command, prompt, number);
     }
     if (on_terminal) printf("\n");
 }
@@ -1306,8 +1305,8 @@ inline void evaluate_data(Gpt& g, const TrainedModel& model, const Options& comm
     if (command.limit > 0) count = std::min<uint64_t>(count, command.limit);
     std::string trouble;
     BatchShape shape = {B, T, o.document_end};
-    Batches batches(std::make_unique<BatchReader>(loader, shape, B), shape, o.reset_positions, g.stream,
-                    g.mesh, trouble);
+    Batches batches(std::make_unique<BatchReader>(loader, shape, B), o.reset_positions, g.stream, g.mesh,
+                    trouble);
     double loss = 0;
     uint64_t targets = 0, bytes = 0;
     ProgressLine progress("eval", (double)count * T, "tokens");
@@ -1389,12 +1388,9 @@ inline void evaluate_run(const Options& command) {
     int tokens = o.micro_batch * o.sequence_length;
     Workload workload = {o.micro_batch, o.sequence_length, false, Recompute::none,
                          chosen_loss_chunk(o, tokens)};
-    ZeroSettings settings = {.training = false};
-    check_memory(o, workload, settings);
-    Gpt g(o, workload, settings);
-    load_weights(g.state, model.reader);
-    if (!command.data.empty()) evaluate_data(g, model, command);
-    if (!command.choices.empty()) evaluate_choices(g, model, command);
+    std::unique_ptr<Gpt> g = load_model(model, workload);
+    if (!command.data.empty()) evaluate_data(*g, model, command);
+    if (!command.choices.empty()) evaluate_choices(*g, model, command);
 }
 
 // ----------------------------------------------------------------------------
@@ -1402,11 +1398,7 @@ inline void evaluate_run(const Options& command) {
 // ----------------------------------------------------------------------------
 
 inline void look_into_data(const Options& o) {
-    std::unique_ptr<Tokenizer> tokenizer;
-    if (!o.tokenizer.empty() && o.tokenizer != "none")
-        tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(o.tokenizer));
-    report_data(o.inputs, tokenizer.get(),
-                o.document_end < 0 && tokenizer ? tokenizer->end_of_text() : o.document_end);
+    report_data(o.inputs, Tokenizer::load_if_any(o.tokenizer).get(), o.document_end);
 }
 
 // ----------------------------------------------------------------------------
@@ -1484,7 +1476,7 @@ int main(int argc, char** argv) try {
         throw;
     }
 } catch (const std::exception& error) {
-    fprintf(stderr, "train_gpt: %s\n", message_of(error).c_str());
+    fprintf(stderr, "train_gpt: %s\n", one_line(message_of(error)).c_str());
     return 1;
 }
 #endif

@@ -34,15 +34,14 @@ struct Batch {
 class Batches {
 public:
     // reset_positions: positions are counted from the beginning of each document.
-    Batches(std::unique_ptr<BatchSource> source, const BatchShape& shape, bool reset_positions,
-            cudaStream_t stream, const Mesh& mesh, std::string& trouble)
+    Batches(std::unique_ptr<BatchSource> source, bool reset_positions, cudaStream_t stream, const Mesh& mesh,
+            std::string& trouble)
         : source_(std::move(source)),
-          shape_(shape),
           reset_positions_(reset_positions),
           stream_(stream),
           mesh_(mesh),
           trouble_(trouble),
-          size_(batch_ints(shape.B, shape.T)) {
+          size_(batch_ints(source_->shape().B, source_->shape().T)) {
         allocate(device_, size_);
         for (Slot& slot : slots_) {
             cudaCheck(cudaMallocHost((void**)&slot.host, size_ * sizeof(int)));
@@ -71,7 +70,7 @@ public:
         if (!batch) batch = &source_->load(first, 0);
         std::copy_n(batch->tokens, size_, slot.host);  // the other arrays are behind it
         int buckets = batch->buckets;
-        auto [B, T, document_end] = shape_;
+        auto [B, T, document_end] = source_->shape();
         size_t N = (size_t)B * T;
         targets_ = slot.host + N;
         cudaCheck(cudaMemcpyAsync(device_, slot.host, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
@@ -98,7 +97,6 @@ private:
     };
 
     std::unique_ptr<BatchSource> source_;
-    const BatchShape shape_;
     const bool reset_positions_;
     cudaStream_t stream_;
     const Mesh& mesh_;

@@ -13,6 +13,7 @@ the classifier as work of the last.
 #include <vector>
 
 #include "data/error.h"
+#include "data/words.h"
 
 // What a part comes to, in any unit: time, or bytes.
 struct LayerLoads {
@@ -72,17 +73,16 @@ inline std::vector<int> even_split(const LayerLoads& loads, int parts) {
 inline std::vector<int> parse_split(const std::string& list, int layers, int parts) {
     std::vector<int> split;
     long long sum = 0;
-    for (size_t at = 0; at <= list.size();) {
-        size_t end = std::min(list.find(',', at), list.size());
+    for (const std::string& item : comma_separated(list)) {
         int number = 0;
-        auto [rest, error] = std::from_chars(list.data() + at, list.data() + end, number);
-        if (error != std::errc() || rest != list.data() + end || number < 1) {
+        const char* end = item.data() + item.size();
+        auto [rest, error] = std::from_chars(item.data(), end, number);
+        if (error != std::errc() || rest != end || number < 1) {
             fail("--pp-layers %s: '%s' is no number of layers; write it like 3,4,4,3", list.c_str(),
-                 list.substr(at, end - at).c_str());
+                 item.c_str());
         }
         split.push_back(number);
         sum += number;
-        at = end + 1;
     }
     if ((int)split.size() != parts || sum != layers) {
         fail("--pp-layers %s: %zu parts of %lld layers in all, and the model has %d layers for %d parts; "

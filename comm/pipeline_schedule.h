@@ -70,7 +70,6 @@ inline void check_pipeline(const PipelineShape& shape) {
 // micro-batches as there are stages go through the first chunk, then the same ones through the next.
 inline PipelineAction forward_action(const PipelineShape& shape, int k) {
     int round = shape.stages * shape.chunks, in_round = k % round;
-    if (shape.chunks == 1) return {PipelineWork::forward, k, 0};
     return {PipelineWork::forward, k / round * shape.stages + in_round % shape.stages,
             in_round / shape.stages};
 }

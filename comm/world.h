@@ -186,10 +186,8 @@ public:
         try {
             std::forward<Step>(step)();
             failed = false;
-        } catch (const std::bad_alloc&) {
-            message = "memory: the system gives no more; free some or choose smaller sizes";
         } catch (const std::exception& error) {
-            message = error.what();
+            message = message_of(error);
         }
         if (largest(failed)) throw_common(failed, message);
     }

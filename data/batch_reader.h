@@ -83,10 +83,8 @@ inline int try_read_batch(const TokenLoader& loader, const BatchShape& shape, Ba
     try {
         error.clear();
         return read_batch(loader, shape, request, memory);
-    } catch (const std::bad_alloc&) {
-        error = "memory: the system gives no more; free some or choose smaller sizes";
     } catch (const std::exception& problem) {
-        error = problem.what();
+        error = message_of(problem);
     }
     return 0;
 }
@@ -94,6 +92,7 @@ inline int try_read_batch(const TokenLoader& loader, const BatchShape& shape, Ba
 class BatchSource {
 public:
     virtual ~BatchSource() = default;
+    const BatchShape& shape() const { return shape_; }
     BatchSource(const BatchSource&) = delete;
     BatchSource& operator=(const BatchSource&) = delete;
 

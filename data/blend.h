@@ -96,10 +96,7 @@ inline std::vector<BlendSource> parse_blend(const std::string& list) {
     std::vector<BlendSource> sources;
     std::vector<DecimalWeight> weights;
     std::string without_weight;
-    for (size_t begin = 0; begin <= list.size();) {
-        size_t end = std::min(list.find(',', begin), list.size());
-        std::string item = list.substr(begin, end - begin);
-        begin = end + 1;
+    for (const std::string& item : comma_separated(list)) {
         if (item.empty()) continue;
         std::string_view number, files;
         if (!read_weight(item, &number, &files)) {

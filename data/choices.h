@@ -36,6 +36,7 @@ their mean. The reading is strict: the file is right in every field, or it is re
 #include "data/json_object.h"
 #include "data/tokenizer.h"
 #include "data/utf8.h"
+#include "data/words.h"
 
 struct ChoiceExample {
     std::vector<int> context;               // not empty
@@ -108,10 +109,8 @@ inline std::vector<ChoiceExample> parse_choice_lines(std::string_view content, c
                                                      const std::string& path) {
     std::vector<ChoiceExample> examples;
     for (size_t number = 1; !content.empty(); number++) {
-        size_t end = std::min(content.find('\n'), content.size());
-        std::string_view line = content.substr(0, end);
-        content.remove_prefix(std::min(end + 1, content.size()));
-        if (line.find_first_not_of(" \t\r") == line.npos) continue;
+        std::string_view line = next_line(content);
+        if (is_blank(line)) continue;
         examples.push_back(parse_choices(line, tokenizer, text("%s:%zu", path.c_str(), number)));
     }
     return examples;

@@ -30,6 +30,7 @@ begin.
 #include "data/token_shards.h"
 #include "data/tokenizer.h"
 #include "data/visible_text.h"
+#include "data/words.h"
 
 // ----------------------------------------------------------------------------
 
@@ -262,22 +263,18 @@ private:
 
 // The index beside a .bin that is no file of llm.c, or else the path itself.
 inline std::string index_or_shard(const std::string& path) {
-    if (!path.ends_with(".bin")) return path;
-    std::string index = path.substr(0, path.size() - 4) + ".idx";
-    if (access(index.c_str(), F_OK) != 0) return path;
+    std::string index = index_beside(path);
+    if (index.empty()) return path;
     FileHandle file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     int32_t magic = 0;
     if (!file || pread(file.get(), &magic, sizeof magic, 0) != sizeof magic) return index;
-    for (const ShardFormat& format : shard_formats) {
-        if (magic == format.magic) return path;
-    }
-    return magic == choice_file_magic ? path : index;
+    return find_shard_format(magic) || magic == choice_file_magic ? path : index;
 }
 
 // Bytes that are read of a file named to report_data(); 0 if it is not there.
 inline double data_bytes(const std::string& path) {
     struct stat status;
-    std::string tokens = path.ends_with(".idx") ? path.substr(0, path.size() - 4) + ".bin" : path;
+    std::string tokens = path.ends_with(".idx") ? tokens_beside(path) : path;
     return stat(tokens.c_str(), &status) == 0 ? (double)status.st_size : 0;
 }
 
@@ -308,10 +305,7 @@ inline void report_data(const std::vector<std::string>& names, const Tokenizer* 
     };
     // A list is taken apart here, so that one name that is wrong does not take the others with it.
     auto add_list = [&](const std::string& list) {
-        for (size_t begin = 0; begin <= list.size();) {
-            size_t end = std::min(list.find(',', begin), list.size());
-            std::string name = list.substr(begin, end - begin);
-            begin = end + 1;
+        for (const std::string& name : comma_separated(list)) {
             try_to(name, [&] {
                 for (const std::string& path : files_named(name)) add(index_or_shard(path), true);
             });

@@ -6,6 +6,7 @@ is undone on the way by destructors.
 
 #include <cstdarg>
 #include <cstdio>
+#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -39,6 +40,12 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
     std::string message = text_of(format, arguments);
     va_end(arguments);
     throw Error(message);
+}
+
+// What to say of an exception.
+inline std::string message_of(const std::exception& error) {
+    bool memory = dynamic_cast<const std::bad_alloc*>(&error);
+    return memory ? "memory: the system gives no more; free some or choose smaller sizes" : error.what();
 }
 
 // Runs what cannot throw where it is, on one of several ranks, say, which cannot leave a step alone. What

@@ -85,10 +85,6 @@ private:
     Found found_ = nothing;
 };
 
-inline bool is_blank(std::string_view line) {
-    return line.find_first_not_of(" \t\r\n") == line.npos;
-}
-
 // Takes the text out of a line that is not blank. Returns what is wrong with the line and what to do,
 // "REASON; REMEDY", or nothing.
 inline std::string read_json_line(std::string_view line, const std::string& field,

@@ -25,6 +25,20 @@ is read; whether a token is in the vocabulary is checked when it is used.
 #include "data/file.h"
 #include "data/token_shards.h"
 
+// The two files of a data set differ in the last four characters of their names.
+inline std::string tokens_beside(const std::string& index_path) {
+    if (!index_path.ends_with(".idx"))
+        fail("%s: is no name of an index; name the .idx file of a Megatron data set", index_path.c_str());
+    return index_path.substr(0, index_path.size() - 4) + ".bin";
+}
+
+// The index of a .bin; empty if there is none.
+inline std::string index_beside(const std::string& path) {
+    if (!path.ends_with(".bin")) return "";
+    std::string index = path.substr(0, path.size() - 4) + ".idx";
+    return access(index.c_str(), F_OK) == 0 ? index : "";
+}
+
 class MegatronData {
 public:
     // PREFIX.idx, with PREFIX.bin beside it.
@@ -73,21 +87,15 @@ public:
     // Tokens start .. start+n-1, which must lie in the file; each must be below vocab.
     void copy(int64_t start, int64_t n, int vocab, int* out) const {
         if (width_ == 2)
-            copy_from((const uint16_t*)file_.data(), start, n, vocab, out);
+            copy_tokens((const uint16_t*)file_.data(), start, n, vocab, out, path_);
         else
-            copy_from((const int32_t*)file_.data(), start, n, vocab, out);
+            copy_tokens((const int32_t*)file_.data(), start, n, vocab, out, path_);
     }
 
 private:
     static constexpr std::string_view magic{"MMIDIDX\0\0", 9}, older_magic{"TNTIDX\0\0", 8};
     static constexpr size_t header_bytes = 34;
     static constexpr uint8_t code_int32 = 4, code_uint16 = 8;
-
-    static std::string tokens_beside(const std::string& index_path) {
-        if (!index_path.ends_with(".idx"))
-            fail("%s: is no name of an index; name the .idx file of a Megatron data set", index_path.c_str());
-        return index_path.substr(0, index_path.size() - 4) + ".bin";
-    }
 
     template <typename T>
     T number_at(uint64_t offset) const {
@@ -208,23 +216,6 @@ private:
                  index_path_.c_str(), (long long)i, (long long)first, (long long)before,
                  (long long)sequences_);
         }
-    }
-
-    template <typename Stored>
-    void copy_from(const Stored* tokens, int64_t start, int64_t n, int vocab, int* out) const {
-        tokens += start;
-        uint32_t largest = 0;  // a negative token is a very large one
-        for (int64_t i = 0; i < n; i++) {
-            largest = std::max(largest, (uint32_t)tokens[i]);
-            out[i] = (int)tokens[i];
-        }
-        if (largest < (uint32_t)vocab) return;
-        int64_t bad = 0;
-        while ((uint32_t)tokens[bad] < (uint32_t)vocab) bad++;
-        fail("%s: token %lld is %d, outside the vocabulary of %d; the file was made with another tokenizer: "
-             "choose "
-             "the model's vocabulary to fit, or tokenize the text again",
-             path_.c_str(), (long long)(start + bad), (int)tokens[bad], vocab);
     }
 
     std::string index_path_, path_;

@@ -165,13 +165,12 @@ class TokenizerChoice {
 public:
     // The one asked for, or that of the model.
     TokenizerChoice(Options& options, const std::string& asked_for) {
-        const std::string& name = asked_for.empty() ? options.tokenizer : asked_for;
-        if (name.empty() || name == "none") return;
-        Tokenizer tokenizer = Tokenizer::load(name);
-        needed_ = tokenizer.vocab_size();
+        auto tokenizer = Tokenizer::load_if_any(asked_for.empty() ? options.tokenizer : asked_for);
+        if (!tokenizer) return;
+        needed_ = tokenizer->vocab_size();
         if (asked_for.empty()) return;
         options.vocab_size = needed_;
-        options.document_end = tokenizer.end_of_text();
+        options.document_end = tokenizer->end_of_text();
     }
 
     void check(const Options& options) const {

@@ -17,21 +17,31 @@ that a killed run leaves a whole log. The log stays locked for as long as the ru
 #include "data/error.h"
 #include "data/file.h"
 
+inline std::string weights_path(const std::string& run_dir) {
+    return run_dir + "/weights.bin";
+}
+
+// A copy, whatever kind of file the tokenizer came from.
+inline std::string tokenizer_path(const std::string& run_dir) {
+    return run_dir + "/tokenizer.json";
+}
+
 class RunLog {
 public:
     // Makes the directory. One that holds a run already (a line of log, or weights) is refused, or with
     // `overwrite` cleared of it; what a run left that failed before its first step is not in the way.
     RunLog(const std::string& directory, const nlohmann::ordered_json& options, bool overwrite)
-        : directory_(directory), path_(directory + "/log.jsonl") {
+        : path_(directory + "/log.jsonl") {
         std::error_code error;
         std::filesystem::create_directories(directory, error);
         if (error) {
             fail("%s: cannot make the run directory: %s; check the path or name another with --run-dir",
                  directory.c_str(), error.message().c_str());
         }
+        std::string weights = weights_path(directory);
         struct stat log;
         bool holds_run =
-            (stat(path_.c_str(), &log) == 0 && log.st_size > 0) || access(weights_path().c_str(), F_OK) == 0;
+            (stat(path_.c_str(), &log) == 0 && log.st_size > 0) || access(weights.c_str(), F_OK) == 0;
         if (holds_run && !overwrite) {
             fail("%s: already holds a run; name another directory with --run-dir, or replace it with "
                  "--overwrite",
@@ -45,8 +55,7 @@ public:
                  directory.c_str());
         }
         if (ftruncate(file_.get(), 0) != 0) fail_with_errno(path_, "empty it");
-        if (unlink(weights_path().c_str()) != 0 && errno != ENOENT)
-            fail_with_errno(weights_path(), "remove it");
+        if (unlink(weights.c_str()) != 0 && errno != ENOENT) fail_with_errno(weights, "remove it");
 
         NewFile record(directory + "/options.json");
         std::string line_text = options.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
@@ -64,9 +73,7 @@ public:
         }
     }
 
-    std::string weights_path() const { return directory_ + "/weights.bin"; }
-
 private:
-    std::string directory_, path_;
+    std::string path_;
     FileHandle file_;
 };

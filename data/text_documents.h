@@ -103,16 +103,6 @@ private:
         if (!more) input_.reset();
     }
 
-    // The size without the beginning of a character that ends a text; all of it if there is nothing else.
-    static size_t whole_characters(std::string_view text) {
-        for (size_t back = 1; back <= 3 && back < text.size(); back++) {
-            char byte = text[text.size() - back];
-            if ((byte & 0xc0) == 0x80) continue;
-            return text.size() - ((size_t)utf8_length(byte) > back ? back : 0);
-        }
-        return text.size();
-    }
-
     // A whole document, or a part of it that ends where it can be cut.
     void read_document(TextBatch& batch) {
         size_t wanted = size_ - batch.text.size();
@@ -123,6 +113,7 @@ private:
             at_ += rest_.size() - before;
             if (!more || at_ == end) {
                 size_t size = more ? whole_characters(rest_) : rest_.size();
+                if (size == 0) size = rest_.size();  // there is nothing else
                 batch.pieces.push_back({size, true});
                 batch.text.append(rest_, 0, size);
                 rest_.erase(0, size);
@@ -168,8 +159,7 @@ void documents_of(const TextBatch& batch, const std::string& text_field, F&& pie
     }
     std::string document;
     for (uint64_t line = batch.first_line; !rest.empty(); line++) {
-        std::string_view one = rest.substr(0, rest.find('\n'));
-        rest.remove_prefix(std::min(rest.size(), one.size() + 1));
+        std::string_view one = next_line(rest);
         if (is_blank(one)) continue;
         std::string wrong = read_json_line(one, text_field, document);
         if (!wrong.empty()) fail("%s:%llu: %s", batch.path.c_str(), (unsigned long long)line, wrong.c_str());

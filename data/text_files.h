@@ -26,7 +26,7 @@ taken for a shorter text.
 
 #include "data/error.h"
 #include "data/file.h"
-#include "data/token_shards.h"  // shard_formats
+#include "data/token_shards.h"  // find_shard_format
 
 struct TextFile {
     std::string path;
@@ -120,9 +120,7 @@ private:
     static bool is_made_here(const std::string& path, std::string_view beginning) {
         int32_t magic;
         memcpy(&magic, beginning.data(), sizeof magic);
-        bool shard = false;
-        for (const ShardFormat& format : shard_formats) shard = shard || magic == format.magic;
-        return shard || path.ends_with("_tokenizer.json");
+        return find_shard_format(magic) || path.ends_with("_tokenizer.json");
     }
 
     // Packed text would be taken for text of strange bytes.

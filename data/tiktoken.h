@@ -17,6 +17,7 @@ from one pair only, the two parts that it has when all lower ranks are merged: t
 #include <vector>
 
 #include "data/tokenizer_json.h"
+#include "data/words.h"
 
 struct TiktokenEncoding {
     std::string name, pattern;
@@ -73,6 +74,17 @@ inline const std::vector<TiktokenEncoding>& tiktoken_encodings() {
     return encodings;
 }
 
+// What a tokenizer.json has for text that is cut by a pattern and then written in the byte alphabet.
+inline nlohmann::json byte_level_settings(bool use_regex) {
+    return {
+        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};
+}
+inline nlohmann::json pattern_settings(const std::string& pattern) {
+    nlohmann::json split = {
+        {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
+    return {{"type", "Sequence"}, {"pretokenizers", {split, byte_level_settings(false)}}};
+}
+
 inline const TiktokenEncoding& tiktoken_encoding(const std::string& name) {
     std::vector<std::string> names;
     for (const TiktokenEncoding& encoding : tiktoken_encodings()) {
@@ -109,8 +121,7 @@ inline HfTokenizer parse_tiktoken(std::string_view source, const TiktokenEncodin
     constexpr int highest = (1 << 22) - 1;
     constexpr size_t longest = 4096;
     for (int line = 1; !source.empty(); line++) {
-        std::string_view text = source.substr(0, source.find('\n'));
-        source.remove_prefix(std::min(source.size(), text.size() + 1));
+        std::string_view text = next_line(source);
         if (text.ends_with('\r')) text.remove_suffix(1);
         if (text.empty()) continue;
         size_t space = text.find(' ');
@@ -164,15 +175,9 @@ inline HfTokenizer parse_tiktoken(std::string_view source, const TiktokenEncodin
                  encoding.name.c_str());
         parts.added.push_back({id, content, false, false, false, true});
     }
-    nlohmann::json byte_level = {
-        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
-    nlohmann::json split = {{"type", "Split"},
-                            {"pattern", {{"Regex", encoding.pattern}}},
-                            {"behavior", "Isolated"},
-                            {"invert", false}};
-    parts.pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", {split, byte_level}}};
+    parts.pre_tokenizer = pattern_settings(encoding.pattern);
     if (encoding.nfc) parts.normalizer = {{"type", "NFC"}};
-    parts.decoder = byte_level;
+    parts.decoder = byte_level_settings(false);
     return HfTokenizer(std::move(parts), file);
 }
 

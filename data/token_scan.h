@@ -11,7 +11,6 @@ loop that compiles to vector instructions, and at single tokens only in blocks w
 
 #include "data/length_histogram.h"
 
-// What there is to know of a stream of tokens that comes in pieces.
 class TokenScan {
 public:
     // `document_end`: -1 for none.

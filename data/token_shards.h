@@ -21,6 +21,7 @@ used.
 
 #include "data/error.h"
 #include "data/file.h"
+#include "data/words.h"
 
 static_assert(std::endian::native == std::endian::little,
               "the files read and written here are little-endian");
@@ -34,6 +35,14 @@ struct ShardFormat {
 };
 constexpr ShardFormat shard_formats[] = {{20240520, 1, 2}, {20240801, 7, 4}};
 
+// Null if no shard begins like that.
+inline const ShardFormat* find_shard_format(int32_t magic) {
+    for (const ShardFormat& format : shard_formats) {
+        if (format.magic == magic) return &format;
+    }
+    return nullptr;
+}
+
 // The narrowest format that holds every token of a vocabulary.
 inline const ShardFormat& shard_format_for(int vocab) {
     return shard_formats[vocab <= 65536 ? 0 : 1];
@@ -41,6 +50,24 @@ inline const ShardFormat& shard_format_for(int vocab) {
 
 // ----------------------------------------------------------------------------
 // reading
+
+// Tokens start .. start+n-1 of a file to `out`; throws Error unless each is below vocab.
+template <typename Stored>
+void copy_tokens(const Stored* tokens, int64_t start, int64_t n, int vocab, int* out,
+                 const std::string& path) {
+    tokens += start;
+    uint32_t largest = 0;  // a negative token is a very large one
+    for (int64_t i = 0; i < n; i++) {
+        largest = std::max(largest, (uint32_t)tokens[i]);
+        out[i] = (int)tokens[i];
+    }
+    if (largest < (uint32_t)vocab) return;
+    auto is_bad = [=](Stored token) { return (uint32_t)token >= (uint32_t)vocab; };
+    int64_t bad = std::find_if(tokens, tokens + n, is_bad) - tokens;
+    fail("%s: token %lld is %lld, outside the vocabulary of %d; the file was made with another tokenizer: "
+         "choose the model's vocabulary to fit, or tokenize the text again",
+         path.c_str(), (long long)(start + bad), (long long)tokens[bad], vocab);
+}
 
 class TokenShard {
 public:
@@ -54,9 +81,9 @@ public:
     void copy(int64_t start, int64_t n, int vocab, int* out) const {
         const char* tokens = file_.data() + shard_header_bytes;
         if (width_ == 2)
-            copy_from((const uint16_t*)tokens, start, n, vocab, out);
+            copy_tokens((const uint16_t*)tokens, start, n, vocab, out, path_);
         else
-            copy_from((const uint32_t*)tokens, start, n, vocab, out);
+            copy_tokens((const uint32_t*)tokens, start, n, vocab, out, path_);
     }
 
 private:
@@ -71,13 +98,9 @@ private:
         int32_t header[3];
         memcpy(header, file_.data(), sizeof header);
         auto [magic, version, count] = header;
-        const ShardFormat* format = nullptr;
-        for (const ShardFormat& known : shard_formats) {
-            if (magic == known.magic) format = &known;
-            if (magic == (int32_t)__builtin_bswap32((uint32_t)known.magic)) {
-                fail("%s: was written by a big-endian machine; write it on a little-endian one", path);
-            }
-        }
+        if (find_shard_format((int32_t)__builtin_bswap32((uint32_t)magic)))
+            fail("%s: was written by a big-endian machine; write it on a little-endian one", path);
+        const ShardFormat* format = find_shard_format(magic);
         if (!format) {
             fail("%s: is not a token shard (it begins with %d, not 20240520 or 20240801); make one with "
                  "'train_gpt tokenize' or llm.c's scripts",
@@ -98,22 +121,6 @@ private:
         }
     }
 
-    template <typename Stored>
-    void copy_from(const Stored* tokens, int64_t start, int64_t n, int vocab, int* out) const {
-        tokens += start;
-        uint32_t largest = 0;
-        for (int64_t i = 0; i < n; i++) {
-            largest = std::max<uint32_t>(largest, tokens[i]);
-            out[i] = (int)tokens[i];
-        }
-        if (largest < (uint32_t)vocab) return;
-        int64_t bad =
-            std::find_if(tokens, tokens + n, [=](Stored t) { return t >= (uint32_t)vocab; }) - tokens;
-        fail("%s: token %lld is %u, outside the vocabulary of %d; the file was made with another tokenizer: "
-             "choose the model's vocabulary to fit, or tokenize the text again",
-             path_.c_str(), (long long)(start + bad), (unsigned)tokens[bad], vocab);
-    }
-
     std::string path_;
     MappedFile file_;
     int64_t count_ = 0;
@@ -123,10 +130,7 @@ private:
 // The files, sorted, that a comma-separated list of paths and patterns ("data/*.bin,more.bin") names.
 inline std::vector<std::string> files_named(const std::string& list) {
     std::vector<std::string> files;
-    for (size_t begin = 0; begin <= list.size();) {
-        size_t end = std::min(list.find(',', begin), list.size());
-        std::string pattern = list.substr(begin, end - begin);
-        begin = end + 1;
+    for (const std::string& pattern : comma_separated(list)) {
         if (pattern.empty()) continue;
         if (access(pattern.c_str(), F_OK) == 0) {  // also names that look like patterns
             files.push_back(pattern);

@@ -38,8 +38,8 @@ private:
         try {
             return TokenShard(path);
         } catch (const Error&) {
-            std::string index = path.ends_with(".bin") ? path.substr(0, path.size() - 4) + ".idx" : "";
-            if (index.empty() || access(index.c_str(), F_OK) != 0) throw;
+            std::string index = index_beside(path);
+            if (index.empty()) throw;
             fail("%s: is no token shard, but the tokens of a Megatron data set; name its index %s instead",
                  path.c_str(), index.c_str());
         }

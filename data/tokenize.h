@@ -46,21 +46,6 @@ struct TokenizeOptions {
     int64_t tokenizer_text = 1 << 30;  // bytes that it learns from at most
 };
 
-// A tokenizer of our own making; the same interface as Tokenizer.
-class TrainedTokenizer {
-public:
-    explicit TrainedTokenizer(HfTokenizer tokenizer) : tokenizer_(std::move(tokenizer)) {}
-
-    void encode(std::string_view text, std::vector<int>& tokens) const { tokenizer_.encode(text, tokens); }
-    int vocab_size() const { return tokenizer_.vocab_size(); }
-    int end_of_text() const { return vocab_size() - 1; }
-    size_t cut_place(std::string_view text) const { return last_word_boundary(text, 0); }
-    std::string json() const { return tokenizer_json(tokenizer_.parts()); }
-
-private:
-    HfTokenizer tokenizer_;
-};
-
 // The tokens of a TextBatch.
 struct TokenBatch {
     struct Piece {
@@ -72,9 +57,8 @@ struct TokenBatch {
     uint64_t input_bytes = 0, text_bytes = 0;
 };
 
-template <typename AnyTokenizer>
-TokenBatch encode_batch(const TextBatch& batch, const AnyTokenizer& tokenizer,
-                        const std::string& text_field) {
+inline TokenBatch encode_batch(const TextBatch& batch, const Tokenizer& tokenizer,
+                               const std::string& text_field) {
     TokenBatch result;
     result.input_bytes = batch.input_bytes;
     std::vector<int> tokens;
@@ -129,10 +113,9 @@ inline DocumentSearch find_text(const TokenizeOptions& options, const std::vecto
     return search;
 }
 
-// Tokenizes the files with a Tokenizer or a TrainedTokenizer, whose file gets its name with the shards.
-template <typename AnyTokenizer>
-void tokenize_files(const TokenizeOptions& options, const AnyTokenizer& tokenizer, DocumentSearch& search,
-                    const std::vector<std::string>& older, unsigned threads, NewFile* tokenizer_file) {
+// Tokenizes the files. A tokenizer that was trained for them gets its file's name with the shards.
+inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& tokenizer, DocumentSearch& search,
+                           const std::vector<std::string>& older, unsigned threads, NewFile* tokenizer_file) {
     using Clock = std::chrono::steady_clock;
     SplitOptions split{options.output,
                        tokenizer.vocab_size(),
@@ -229,7 +212,7 @@ inline void tokenize(const TokenizeOptions& options) {
     NewFile file(tokenizer_path);
     TokenizerTraining training{options.train_tokenizer, options.pre_tokenizer,
                                (uint64_t)options.tokenizer_text, options.text_field, threads};
-    TrainedTokenizer tokenizer(train_tokenizer(search.files, training, tokenizer_path));
+    Tokenizer tokenizer(train_tokenizer(search.files, training, tokenizer_path), tokenizer_path);
     std::string json = tokenizer.json();
     file.write(json.data(), json.size());
     tokenize_files(options, tokenizer, search, older, threads, &file);

@@ -34,11 +34,17 @@ public:
     // One token for each byte.
     Tokenizer() = default;
 
+    // `file` is where it comes from.
+    Tokenizer(HfTokenizer tokenizer, std::string file)
+        : hf_(std::make_unique<HfTokenizer>(std::move(tokenizer))),
+          file_(std::move(file)),
+          end_of_text_(find_end_of_text()),
+          can_cut_(has_safe_cuts()) {}
+
     // "bytes"; a tokenizer.json or the folder that holds one; a file of tiktoken, named ENCODING.tiktoken or
     // given as ENCODING:FILE.
     static Tokenizer load(const std::string& name) {
-        Tokenizer tokenizer;
-        if (name == "bytes") return tokenizer;
+        if (name == "bytes") return Tokenizer();
         std::string path = name;
         std::error_code not_there;
         if (std::filesystem::is_directory(path, not_there)) path += "/tokenizer.json";
@@ -48,23 +54,21 @@ public:
             encoding = path.substr(0, colon);
             path = path.substr(colon + 1);
         }
-        if (path.ends_with(".json")) {
-            tokenizer.hf_ = std::make_unique<HfTokenizer>(HfTokenizer::read(path));
-        } else if (is_encoding(name) && access(name.c_str(), F_OK) != 0) {
+        if (path.ends_with(".json")) return Tokenizer(HfTokenizer::read(path), path);
+        if (is_encoding(name) && access(name.c_str(), F_OK) != 0) {
             fail("--tokenizer %s: is an encoding of tiktoken; give its rank file too, as %s:FILE",
                  name.c_str(), name.c_str());
-        } else if (is_encoding(encoding)) {
-            tokenizer.hf_ = std::make_unique<HfTokenizer>(read_tiktoken(path, encoding));
-        } else {
-            fail("--tokenizer %s: not a tokenizer; give bytes, a tokenizer.json, or a rank file of tiktoken "
-                 "as "
-                 "ENCODING:FILE, the encoding being %s",
-                 printable(name).c_str(), alternatives(encodings()).c_str());
         }
-        tokenizer.file_ = path;
-        tokenizer.end_of_text_ = tokenizer.find_end_of_text();
-        tokenizer.can_cut_ = tokenizer.has_safe_cuts();
-        return tokenizer;
+        if (is_encoding(encoding)) return Tokenizer(read_tiktoken(path, encoding), path);
+        fail("--tokenizer %s: not a tokenizer; give bytes, a tokenizer.json, or a rank file of tiktoken as "
+             "ENCODING:FILE, the encoding being %s",
+             printable(name).c_str(), alternatives(encodings()).c_str());
+    }
+
+    // The same, or null where there is to be none: for "none" and "".
+    static std::unique_ptr<Tokenizer> load_if_any(const std::string& name) {
+        if (name.empty() || name == "none") return nullptr;
+        return std::make_unique<Tokenizer>(load(name));
     }
 
     // Any number of threads may encode with one tokenizer at a time.
@@ -118,6 +122,7 @@ public:
     const std::string& file() const { return file_; }
 
     // As a tokenizer.json. Not for bytes.
+    std::string json() const { return tokenizer_json(hf_->parts()); }
     void write(const std::string& path) const { hf_->write(path); }
 
 private:
@@ -200,13 +205,7 @@ public:
             else
                 held_.erase(0, 1), drop_--;
         }
-        size_t complete = held_.size();
-        for (size_t back = 1; back <= std::min<size_t>(3, held_.size()); back++) {
-            size_t at = held_.size() - back;
-            if ((held_[at] & 0xc0) == 0x80) continue;  // a character began further in front
-            if ((size_t)utf8_length(held_[at]) > back && (uint8_t)held_[at] >= 0xc2) complete = at;
-            break;
-        }
+        size_t complete = whole_characters(held_);
         std::string text = held_.substr(0, complete);
         held_.erase(0, complete);
         return text;

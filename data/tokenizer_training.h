@@ -17,9 +17,9 @@ Where there is more text than it may learn from, it reads parts that are spread 
 
 #include "data/bpe_training.h"
 #include "data/error.h"
-#include "data/stop_signals.h"
 #include "data/json_lines.h"
 #include "data/progress.h"
+#include "data/stop_signals.h"
 #include "data/text_files.h"
 #include "data/tiktoken.h"
 #include "data/tokenizer_json.h"
@@ -35,19 +35,10 @@ struct TokenizerTraining {
 
 // As a tokenizer.json has it.
 inline nlohmann::json pre_tokenizer_settings(const std::string& name) {
-    nlohmann::json bytes = {
-        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
-    if (name == "gpt2") {
-        bytes["use_regex"] = true;
-        return bytes;
-    }
+    if (name == "gpt2") return byte_level_settings(true);
     if (name != "llama3" && name != "qwen")
         fail("--pre-tokenizer %s: is not known; give gpt2, llama3 or qwen", printable(name).c_str());
-    nlohmann::json split = {{"type", "Split"},
-                            {"pattern", {{"Regex", tiktoken_encoding(name).pattern}}},
-                            {"behavior", "Isolated"},
-                            {"invert", false}};
-    return {{"type", "Sequence"}, {"pretokenizers", {split, bytes}}};
+    return pattern_settings(tiktoken_encoding(name).pattern);
 }
 
 inline TokenizerParts tokenizer_parts(const TrainedBpe& trained, const nlohmann::json& pre_tokenizer) {
@@ -57,8 +48,7 @@ inline TokenizerParts tokenizer_parts(const TrainedBpe& trained, const nlohmann:
         parts.merges.push_back({left, right, 256 + (int)parts.merges.size()});
     parts.added.push_back({(int)trained.tokens.size(), "<|endoftext|>", false, false, false, true});
     parts.pre_tokenizer = pre_tokenizer;
-    parts.decoder = {
-        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+    parts.decoder = byte_level_settings(true);
     return parts;
 }
 
@@ -152,8 +142,7 @@ private:
         size_t end = ended ? rest_.size() : rest_.rfind('\n') + 1;  // 0 if there is none
         std::string_view lines = std::string_view(rest_).substr(0, end);
         while (!lines.empty()) {
-            std::string_view line = lines.substr(0, lines.find('\n'));
-            lines.remove_prefix(std::min(lines.size(), line.size() + 1));
+            std::string_view line = next_line(lines);
             if (is_blank(line) || !read_json_line(line, options_.text_field, document_).empty()) continue;
             count(document_);
             words_.end_document();

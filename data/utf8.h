@@ -43,6 +43,16 @@ inline int utf8_length(char first) {
     return byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
 }
 
+// The size of a text without the beginning of a character at its end that may go on.
+inline size_t whole_characters(std::string_view text) {
+    for (size_t back = 1; back <= 3 && back <= text.size(); back++) {
+        char byte = text[text.size() - back];
+        if ((byte & 0xc0) == 0x80) continue;  // a character began further in front
+        return text.size() - ((size_t)utf8_length(byte) > back ? back : 0);
+    }
+    return text.size();
+}
+
 inline void append_utf8(std::string& text, int32_t code) {
     if (code < 0x80) {
         text += (char)code;

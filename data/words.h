@@ -1,5 +1,6 @@
 /*
-Words for messages: foreign text made safe to print, lists, and the nearest known name to a misspelt one.
+Lists and lines taken apart, and words for messages: foreign text made safe to print, alternatives, and the
+nearest known name to a misspelt one.
 */
 #pragma once
 
@@ -7,6 +8,28 @@ Words for messages: foreign text made safe to print, lists, and the nearest know
 #include <string>
 #include <string_view>
 #include <vector>
+
+// The items of "a,b,c"; empty ones too.
+inline std::vector<std::string> comma_separated(std::string_view list) {
+    std::vector<std::string> items;
+    for (size_t begin = 0; begin <= list.size();) {
+        size_t end = std::min(list.find(',', begin), list.size());
+        items.emplace_back(list.substr(begin, end - begin));
+        begin = end + 1;
+    }
+    return items;
+}
+
+// Takes a line from the front of a text that is not empty, and its line feed; returns it without that.
+inline std::string_view next_line(std::string_view& rest) {
+    std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+    return line;
+}
+
+inline bool is_blank(std::string_view line) {
+    return line.find_first_not_of(" \t\r\n") == line.npos;
+}
 
 // Without control characters, which could break a line or drive the terminal.
 inline std::string one_line(std::string_view from) {

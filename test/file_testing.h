@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 struct TemporaryFolder {
     std::string path;
     TemporaryFolder() {
-        std::string name = (fs::temp_directory_path() / "test_data.XXXXXX").string();
+        std::string name = fs::temp_directory_path() / ("test_data." + std::string(6, 'X'));  // for mkdtemp
         REQUIRE(mkdtemp(name.data()));
         path = name;
     }
