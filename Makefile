@@ -177,19 +177,25 @@ $(BUILD)/command: FORCE
 
 all_units := $(filter-out test_main test_ranks_main,$(basename $(notdir $(wildcard test/test_*.cu))))
 host_only := test_data test_sample_order test_tokenize test_options test_weights_file test_compare_runs test_meter \
+             test_generation test_evaluation \
              test_bpe test_bpe_training test_hf_tokenizer test_tokenizer test_megatron test_blend test_choices \
-             test_data_report test_batch_reader test_text_documents test_sampler test_pipeline_schedule test_pipeline_layers
+             test_data_report test_batch_reader test_text_documents test_sampler test_pipeline_schedule test_pipeline_layers test_parameters
 not_cpu   := test_simt test_simt_errors test_ptx
 not_simt  := $(host_only) test_mesh test_node_reader
 not_cuda  := test_simt test_simt_errors test_host_cuda
 # Units that test/run.sh starts with mpirun, once for each of these numbers of ranks.
-with_ranks             := test_collectives test_transport test_mesh test_zero test_node_reader
-ranks_test_collectives := $(if $(filter simt,$(DEVICE)),3,1 2 3 4)
-ranks_test_transport   := $(if $(filter simt,$(DEVICE)),3,1 2 3 4)
-ranks_test_mesh        := 1 2 3 4 6
-ranks_test_node_reader := 1 2 4
-ranks_test_zero        := $(if $(filter simt,$(DEVICE)),2,1 2 4)
-units     := $(filter-out $(not_$(DEVICE)) $(if $(filter off,$(MPI)),$(with_ranks)),$(all_units))
+with_ranks := test_collectives test_transport test_mesh test_zero test_node_reader test_tensor_parallel test_pipeline \
+              test_layouts
+ranks_test_collectives     := $(if $(filter simt,$(DEVICE)),3,1 2 3 4)
+ranks_test_transport       := $(if $(filter simt,$(DEVICE)),3,1 2 3 4)
+ranks_test_mesh            := 1 2 3 4 6
+ranks_test_node_reader     := 1 2 4
+ranks_test_zero            := $(if $(filter simt,$(DEVICE)),2,1 2 4)
+ranks_test_tensor_parallel := $(if $(filter simt,$(DEVICE)),2,1 2 4)
+ranks_test_pipeline        := $(if $(filter simt,$(DEVICE)),2,1 2 4)
+ranks_test_layouts         := $(if $(filter simt,$(DEVICE)),2,2 4)
+# LEAVE_OUT=test_x: builds the units without it
+units     := $(filter-out $(LEAVE_OUT) $(not_$(DEVICE)) $(if $(filter off,$(MPI)),$(with_ranks)),$(all_units))
 
 .PHONY: units
 units: $(units:%=$(BUILD)/%)

@@ -1,11 +1,12 @@
 /*
 train_gpt: pre-trains GPT-style transformers. Read it top to bottom:
 
-    parameters    one table: name, shape, initialisation, weight decay
-    activations   one table: name, size, kept for every layer or recomputed
+    parameters    one table: name, shape, initialisation, weight decay, how it is cut
+    activations   one table: name, size, how long it is kept
     model         memory, initial weights
     forward       embedding, blocks, classifier
     backward      the forward pass in reverse
+    passes        micro-batches through the stages of a pipeline
     update        gradient norm, clipping, AdamW (in comm/zero.h, for one rank as for many)
     sampling      text from a model, with a key/value cache
     training      one step, and what goes before it; the train command
@@ -13,41 +14,47 @@ train_gpt: pre-trains GPT-style transformers. Read it top to bottom:
     main          from the command line to a command
 
 Each layer's arithmetic is in kernels/, how the work is cut over ranks in comm/, what is read and written on
-disk in data/.
+disk, and what the commands make of passes through a model, in data/.
 */
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <iostream>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "comm/activation_rows.h"  // ActivationRow
+#include "comm/build_checks.h"     // check_precision, check_communication
 #include "comm/device_batches.h"   // Batch, Batches
+#include "comm/division.h"         // Division: how the model is cut
+#include "comm/held_layers.h"      // HeldLayers
 #include "comm/memory.h"           // allocate, MemoryClass
 #include "comm/mesh.h"             // Mesh: this rank's place and its groups
+#include "comm/model_share.h"      // Share: what this rank has of the model
 #include "comm/node_reader.h"      // batches read once for all ranks of a machine
 #include "comm/parameters.h"       // TensorRow, ParameterLayout
+#include "comm/pipeline.h"         // Pipeline: micro-batches from stage to stage
+#include "comm/tensor_parallel.h"  // SequenceShards: rows of activations over tensor ranks
 #include "comm/watch.h"            // copy_to_host
 #include "comm/weights_io.h"       // save_weights, load_weights
 #include "comm/whole_tensors.h"    // set_tensors
 #include "comm/world.h"            // launched by mpirun or alone
 #include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
-#include "data/choices.h"          // multiple-choice questions
 #include "data/data_report.h"      // the data subcommand
 #include "data/error.h"            // fail, note_trouble
-#include "data/file.h"             // read_text, print_bytes
+#include "data/evaluation.h"       // the loss on token files, multiple-choice questions
+#include "data/file.h"             // check_standard_output, check_space
+#include "data/generation.h"       // TextWriter, write_texts, Sampling, the sample command
 #include "data/meter.h"            // FLOPs, rates, durations
 #include "data/model_config.h"     // ModelConfig
 #include "data/options.h"          // the options table, parse_options
+#include "data/run_report.h"       // the header of a run
 #include "data/run_log.h"          // the run directory and log.jsonl
 #include "data/sample_order.h"     // which tokens a sample is made of
-#include "data/sampler.h"          // choose_token
 #include "data/schedule.h"         // the course of the learning rate
 #include "data/step_log.h"         // what is shown and kept of each step
 #include "data/stop_signals.h"     // how a run is asked to stop
-#include "data/stop_text.h"        // texts that end a sample
 #include "data/tokenize.h"         // the tokenize subcommand
 #include "data/tokenizer.h"        // text <-> tokens
 #include "data/trained_model.h"    // what a run left
@@ -61,6 +68,7 @@ disk in data/.
 #include "kernels/norm.cuh"        // norm_forward, residual_norm_forward, norm_backward
 #include "kernels/qk_norm.cuh"     // qk_norm_forward, qk_norm_backward
 #include "kernels/random.cuh"      // random_key, random_normal
+#include "kernels/residual.cuh"    // residual_forward
 #include "kernels/rope.cuh"        // rope_table, rope_forward, rope_backward
 #include "kernels/swiglu.cuh"      // swiglu_forward, swiglu_backward
 
@@ -93,104 +101,105 @@ enum Tensor {
 
 constexpr int vocab_multiple = 128;  // the vocabulary is padded to this: products with odd sizes are slow
 
-inline int padded_vocab(const ModelConfig& c) {
-    return ceil_div(c.vocab_size, vocab_multiple) * vocab_multiple;
+// Rows of the vocabulary on each of `tp` ranks.
+inline int padded_vocab(const ModelConfig& c, int tp = 1) {
+    return ceil_div(ceil_div(c.vocab_size, tp), vocab_multiple) * vocab_multiple;
 }
 
 // The parameters of a model, one row each. Initial values follow GPT-2: normal(0, 0.02), and the two
 // projections back to the residual stream scaled by 1/sqrt(2 layers).
+//
+// Tensor ranks have a part of the heads, of the MLP and of the vocabulary each (Shoeybi et al.,
+// "Megatron-LM", 2019): rows of the matrices that read the residual stream, columns of those that write to
+// it. Norms, and biases of what is written, work on a part of the tokens each (Korthikanti et al., "Reducing
+// activation recomputation in large transformer models", 2022), so their gradients are summed.
 inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     size_t C = c.channels, V = c.vocab_size, P = c.context, HS = c.head_size, A = c.heads * HS,
-           F = c.mlp_width;
-    size_t QKV = qkv_width(c), F1 = fc_width(c), pad = padded_vocab(c) - c.vocab_size;
+           KV = c.kv_heads * HS, F = c.mlp_width, F1 = fc_width(c);
     float in = 0.02f, out = 0.02f / std::sqrt(2.0f * c.layers);
     bool bias = c.bias, norm_bias = bias && c.norm == "layernorm", two_norms = c.block == "sequential";
-    std::vector<TensorRow> rows;
+    std::vector<Section> heads = {{A, c.heads}, {KV, c.kv_heads}, {KV, c.kv_heads}}, hidden = {{F, 0}};
+    if (F1 > F) hidden.push_back({F, 0});  // gates, then values
+    std::vector<TensorRow> table;
     auto add = [&](bool present, TensorRow row) {
-        if (present) rows.push_back(row);
+        if (present) table.push_back(row);
     };
     using enum Unit;
-    add(true, {wte, embedding, "wte", V, C, 0, in, true, pad});
-    add(c.position == "learned", {wpe, embedding, "wpe", P, C, 0, in, true});
-    add(true, {norm1w, block, "norm1.weight", C, 0, 1, 0, false});
-    add(norm_bias, {norm1b, block, "norm1.bias", C, 0, 0, 0, false});
-    add(true, {qkvw, block, "qkv.weight", QKV, C, 0, in, true});
-    add(bias, {qkvb, block, "qkv.bias", QKV, 0, 0, 0, false});
-    add(c.qk_norm, {qnormw, block, "qnorm.weight", HS, 0, 1, 0, false});
-    add(c.qk_norm, {knormw, block, "knorm.weight", HS, 0, 1, 0, false});
-    add(true, {attprojw, block, "attproj.weight", C, A, 0, out, true});
-    add(bias, {attprojb, block, "attproj.bias", C, 0, 0, 0, false});
-    add(two_norms, {norm2w, block, "norm2.weight", C, 0, 1, 0, false});
-    add(two_norms && norm_bias, {norm2b, block, "norm2.bias", C, 0, 0, 0, false});
-    add(true, {fcw, block, "fc.weight", F1, C, 0, in, true});
-    add(bias, {fcb, block, "fc.bias", F1, 0, 0, 0, false});
-    add(true, {fcprojw, block, "fcproj.weight", C, F, 0, out, true});
-    add(bias, {fcprojb, block, "fcproj.bias", C, 0, 0, 0, false});
-    add(true, {normfw, head, "normf.weight", C, 0, 1, 0, false});
-    add(norm_bias, {normfb, head, "normf.bias", C, 0, 0, 0, false});
-    add(!c.tie_embeddings, {headw, head, "head.weight", V, C, 0, in, true, pad});
-    return rows;
+    using enum Cut;
+    add(true, {wte, embedding, "wte", V, C, 0, in, true, rows, {}, vocab_multiple});
+    add(c.position == "learned", {wpe, embedding, "wpe", P, C, 0, in, true, summed});
+    add(true, {norm1w, block, "norm1.weight", C, 0, 1, 0, false, summed});
+    add(norm_bias, {norm1b, block, "norm1.bias", C, 0, 0, 0, false, summed});
+    add(true, {qkvw, block, "qkv.weight", A + 2 * KV, C, 0, in, true, rows, heads});
+    add(bias, {qkvb, block, "qkv.bias", A + 2 * KV, 0, 0, 0, false, rows, heads});
+    add(c.qk_norm, {qnormw, block, "qnorm.weight", HS, 0, 1, 0, false, summed});
+    add(c.qk_norm, {knormw, block, "knorm.weight", HS, 0, 1, 0, false, summed});
+    add(true, {attprojw, block, "attproj.weight", C, A, 0, out, true, columns});
+    add(bias, {attprojb, block, "attproj.bias", C, 0, 0, 0, false, summed});
+    add(two_norms, {norm2w, block, "norm2.weight", C, 0, 1, 0, false, summed});
+    add(two_norms && norm_bias, {norm2b, block, "norm2.bias", C, 0, 0, 0, false, summed});
+    add(true, {fcw, block, "fc.weight", F1, C, 0, in, true, rows, hidden});
+    add(bias, {fcb, block, "fc.bias", F1, 0, 0, 0, false, rows, hidden});
+    add(true, {fcprojw, block, "fcproj.weight", C, F, 0, out, true, columns});
+    add(bias, {fcprojb, block, "fcproj.bias", C, 0, 0, 0, false, summed});
+    add(true, {normfw, head, "normf.weight", C, 0, 1, 0, false, summed});
+    add(norm_bias, {normfb, head, "normf.bias", C, 0, 0, 0, false, summed});
+    add(!c.tie_embeddings, {headw, head, "head.weight", V, C, 0, in, true, rows, {}, vocab_multiple});
+    return table;
 }
 
 // For a data group of `ranks`.
-inline ParameterLayout parameter_layout(const ModelConfig& config, int ranks = 1) {
-    return ParameterLayout(tensor_table(config), config.layers, config.tie_embeddings, ranks);
+inline ParameterLayout parameter_layout(const ModelConfig& config, int ranks = 1, ModelPlace place = {}) {
+    return ParameterLayout(tensor_table(config), config.layers, config.tie_embeddings, ranks, place);
 }
 
 // ----------------------------------------------------------------------------
 // activations
 // ----------------------------------------------------------------------------
 
-// What a pass through the model writes, as one layer sees it. Fields that are kept for the backward pass
-// point to the layer's own memory, the others to memory that all layers share. N = B*T; A = NH*HS; F is
-// mlp_width, F1 is 2F for SwiGLU and F otherwise.
+// What a pass through the model writes, as one layer sees it. N = B*T; n are the rows of those that this
+// tensor rank has, N without tensor parallelism. NH, NKV and F (mlp_width) are this rank's part; A = NH*HS,
+// F1 is 2F for SwiGLU and F otherwise.
 struct Activations {
     // forward, block
-    floatX* residual;   // (N, C) input of the block
+    floatX* residual;   // (n, C) input of the block
     floatX* norm1;      // (N, C)
-    float* norm1_mean;  // (N) layernorm only, as all means
-    float* norm1_rstd;  // (N)
+    float* norm1_mean;  // (n) layernorm only, as all means
+    float* norm1_rstd;  // (n)
     floatX* qkv_raw;    // (N, QKV) before the norm of queries and keys
     float* qk_rstd;     // (N, NH + NKV)
     floatX* qkv;        // (N, QKV) as attention reads it: normed and rotated
     floatX* att;        // (N, A)
     float* lse;         // (B, NH, T)
-    floatX* residual2;  // (N, C) between attention and MLP (sequential block)
+    floatX* residual2;  // (n, C) between attention and MLP (sequential block)
     floatX* norm2;      // (N, C)
-    float* norm2_mean;  // (N)
-    float* norm2_rstd;  // (N)
+    float* norm2_mean;  // (n)
+    float* norm2_rstd;  // (n)
     floatX* fc;         // (N, F1)
     floatX* act;        // (N, F)
-    floatX* delta;      // (N, C) what the last part of a block adds to the residual stream
+    floatX* delta;      // (n, C) what the last part of a block adds to the residual stream
     floatX* cache;      // (cache rows, cache length, 2, NKV, HS) keys and values of earlier tokens
     // forward, head
-    floatX* residualf;  // (N, C)
+    floatX* residualf;  // (n, C)
     floatX* normf;      // (N, C)
-    float* normf_mean;  // (N)
-    float* normf_rstd;  // (N)
+    float* normf_mean;  // (n)
+    float* normf_rstd;  // (n)
     floatX* logits;     // (loss chunk, Vp)
+    float* parts;       // (tensor ranks, loss chunk, 3) what each knows of a row of logits
     float* losses;      // (N)
     // backward
-    floatX* dresidual;  // (N, C)
-    floatX* dnorm;      // (N, C)
+    floatX* dresidual;  // (n, C)
+    floatX* dnorm;      // (n, C)
     floatX* dact;       // (N, F)
     floatX* dfc;        // (N, F1)
     floatX* datt;       // (N, A)
     floatX* dqkv;       // (N, QKV)
+    floatX* dmlp_out;   // (N, C) all rows of dresidual as the MLP reads it
+    floatX* datt_out;   // (N, C) and as attention does
     float* scratch;     // two-stage sums
-};
-
-struct ActivationRow {
-    const char* name;
-    size_t field;  // where the pointer is in Activations
-    size_t element_size;
-    size_t elements;
-    bool every_layer;  // kept for each layer, or one for all
-
-    size_t bytes() const { return ceil_div(elements * element_size, 256) * 256; }
-    void point(Activations& view, char* memory) const {
-        memcpy((char*)&view + field, &memory, sizeof memory);
-    }
+    // tensor parallelism
+    floatX* own_norm;  // (n, C) of a norm, before all have it
+    floatX* summands;  // (N, C) of a product, before the ranks' are summed
 };
 
 #define FIELD(name) #name, offsetof(Activations, name), sizeof(*Activations::name)
@@ -214,13 +223,19 @@ inline size_t cache_row_size(const ModelConfig& c, int length) {
     return (size_t)length * 2 * c.kv_heads * c.head_size;
 }
 
-inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const Workload& w) {
-    size_t N = (size_t)w.B * w.T, C = c.channels, QKV = qkv_width(c), A = (size_t)c.heads * c.head_size;
-    size_t F = c.mlp_width, F1 = fc_width(c), chunk = w.loss_chunk;
-    bool keep = w.training;
-    bool keep_hidden = keep && w.recompute == Recompute::none;
-    bool keep_block = keep && w.recompute != Recompute::block;
-    bool mean = c.norm == "layernorm", two_norms = c.block == "sequential";
+inline std::vector<ActivationRow> activation_table(const ModelConfig& config, const Workload& w,
+                                                   const Share& share) {
+    int tp = share.division().tp;
+    ModelConfig c = local_part(config, tp);
+    size_t N = (size_t)w.B * w.T, n = N / tp, C = c.channels, QKV = qkv_width(c),
+           A = (size_t)c.heads * c.head_size, F = c.mlp_width, F1 = fc_width(c), chunk = w.loss_chunk;
+    bool mean = c.norm == "layernorm", two_norms = c.block == "sequential", cut = tp > 1;
+    // Whether the weights' gradients are left for later, with what they are made from.
+    bool later = w.training && std::ranges::max(share.room.pending) > 0;
+    Keep until_weights = later ? Keep::pending : Keep::shared;
+    Keep block = w.training && w.recompute != Recompute::block ? Keep::layer : Keep::shared;
+    Keep hidden = w.training && w.recompute == Recompute::none ? Keep::layer : Keep::shared;
+    auto product_input = [&](Keep kept) { return kept == Keep::shared && later ? Keep::remade : kept; };
     size_t scratch = std::max({attention_backward_scratch(w.B, w.T, c.heads, c.kv_heads, c.head_size),
                                norm_backward_scratch(c.channels), qk_norm_backward_scratch(c.head_size),
                                matmul_backward_bias_scratch((int)std::max({F1, QKV, C}))});
@@ -228,45 +243,65 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     auto add = [&](bool present, ActivationRow row) {
         if (present && row.elements) rows.push_back(row);
     };
-    add(true, {FIELD(residual), N * C, keep});
-    add(true, {FIELD(norm1), N * C, keep_block});
-    add(mean, {FIELD(norm1_mean), N, keep_block});
-    add(true, {FIELD(norm1_rstd), N, keep_block});
-    add(c.qk_norm, {FIELD(qkv_raw), N * QKV, keep_block});
-    add(c.qk_norm, {FIELD(qk_rstd), N * (c.heads + c.kv_heads), keep_block});
-    add(true, {FIELD(qkv), N * QKV, keep_block});
-    add(true, {FIELD(att), N * A, keep_block});
-    add(true, {FIELD(lse), N * c.heads, keep_block});
-    add(two_norms, {FIELD(residual2), N * C, keep_block});
-    add(two_norms, {FIELD(norm2), N * C, keep_hidden});
-    add(two_norms && mean, {FIELD(norm2_mean), N, keep_hidden});
-    add(two_norms, {FIELD(norm2_rstd), N, keep_hidden});
-    add(true, {FIELD(fc), N * F1, keep_hidden});
-    add(true, {FIELD(act), N * F, keep_hidden});
-    add(true, {FIELD(delta), N * C, false});
-    add(true, {FIELD(cache), cache_row_size(c, w.cache_length) * w.cache_rows, true});
-    add(true, {FIELD(residualf), N * C, false});
-    add(true, {FIELD(normf), N * C, false});
-    add(mean, {FIELD(normf_mean), N, false});
-    add(true, {FIELD(normf_rstd), N, false});
-    add(true, {FIELD(logits), chunk * padded_vocab(c), false});
-    add(true, {FIELD(losses), N, false});
-    add(w.training, {FIELD(dresidual), N * C, false});
-    add(w.training, {FIELD(dnorm), N * C, false});
-    add(w.training, {FIELD(dact), N * F, false});
-    add(w.training, {FIELD(dfc), N * F1, false});
-    add(w.training, {FIELD(datt), N * A, false});
-    add(w.training, {FIELD(dqkv), N * QKV, false});
-    add(w.training, {FIELD(scratch), scratch, false});
+    add(true, {FIELD(residual), n * C, w.training ? Keep::inner : Keep::shared});
+    add(true, {FIELD(norm1), N * C, product_input(block)});
+    add(mean, {FIELD(norm1_mean), n, block});
+    add(true, {FIELD(norm1_rstd), n, block});
+    add(c.qk_norm, {FIELD(qkv_raw), N * QKV, block});
+    add(c.qk_norm, {FIELD(qk_rstd), N * (c.heads + c.kv_heads), block});
+    add(true, {FIELD(qkv), N * QKV, block});
+    add(true, {FIELD(att), N * A, product_input(block)});
+    add(true, {FIELD(lse), N * c.heads, block});
+    add(two_norms, {FIELD(residual2), n * C, block});
+    add(two_norms, {FIELD(norm2), N * C, product_input(hidden)});
+    add(two_norms && mean, {FIELD(norm2_mean), n, hidden});
+    add(two_norms, {FIELD(norm2_rstd), n, hidden});
+    add(true, {FIELD(fc), N * F1, hidden});
+    add(true, {FIELD(act), N * F, product_input(hidden)});
+    add(true, {FIELD(delta), n * C, Keep::shared});
+    add(true, {FIELD(cache), cache_row_size(c, w.cache_length) * w.cache_rows, Keep::layer});
+    if (share.has_head()) {
+        Keep head = w.training ? Keep::head : Keep::shared;
+        add(true, {FIELD(residualf), n * C, head});
+        add(true, {FIELD(normf), N * C, head});
+        add(mean, {FIELD(normf_mean), n, head});
+        add(true, {FIELD(normf_rstd), n, head});
+        // for a sample, those of one token come together from all tensor ranks
+        add(true, {FIELD(logits), std::max<size_t>(chunk, tp) * padded_vocab(c, tp), Keep::shared});
+        add(cut, {FIELD(parts), tp * chunk * 3, Keep::shared});
+        add(true, {FIELD(losses), N, Keep::shared});
+    }
+    add(cut, {FIELD(own_norm), n * C, Keep::shared});
+    add(cut, {FIELD(summands), N * C, Keep::shared});
+    if (!w.training) return rows;
+    add(true, {FIELD(dnorm), n * C, Keep::shared});
+    add(true, {FIELD(dact), N * F, Keep::shared});
+    add(true, {FIELD(dfc), N * F1, until_weights});
+    add(true, {FIELD(datt), N * A, Keep::shared});
+    add(true, {FIELD(dqkv), N * QKV, until_weights});
+    add(cut || later, {FIELD(dmlp_out), N * C, until_weights});
+    add(later && two_norms, {FIELD(datt_out), N * C, until_weights});
+    add(true, {FIELD(scratch), scratch, Keep::shared});
 #undef FIELD
     return rows;
 }
 
-inline size_t activation_bytes(const ModelConfig& config, const Workload& workload) {
+// What is kept of one micro-batch for one layer.
+inline size_t layer_bytes(const ModelConfig& config, const Workload& w, const Share& share) {
     size_t bytes = 0;
-    for (const ActivationRow& row : activation_table(config, workload)) {
-        bytes += row.bytes() * (row.every_layer ? config.layers : 1);
+    for (const ActivationRow& row : activation_table(config, w, share)) {
+        if (row.keep == Keep::layer || row.keep == Keep::inner) bytes += row.bytes();
     }
+    return bytes;
+}
+
+// With what goes from stage to stage: the input of each part, and the gradient of the residual stream.
+inline size_t activation_bytes(const ModelConfig& config, const Workload& w, const Share& share) {
+    auto& division = share.division();
+    size_t own = (size_t)w.B * w.T / division.tp * config.channels;
+    size_t bytes = Pipeline::bytes(division.pipeline, share.room, share.stage(), own);
+    for (const ActivationRow& row : activation_table(config, w, share))
+        bytes += row.bytes() * row.instances(share);
     return bytes;
 }
 
@@ -274,27 +309,11 @@ inline size_t activation_bytes(const ModelConfig& config, const Workload& worklo
 // model
 // ----------------------------------------------------------------------------
 
-// The stream that computes; it outlives what works on it.
-struct ComputeStream {
-    cudaStream_t stream;
-    ComputeStream() { cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
-    ~ComputeStream() {
-        cudaStreamSynchronize(stream);
-        cudaStreamDestroy(stream);
-    }
-    ComputeStream(const ComputeStream&) = delete;
-    ComputeStream& operator=(const ComputeStream&) = delete;
-};
-
-inline const Mesh& one_process() {
-    static const Mesh mesh;
-    return mesh;
-}
-
 struct Gpt {
-    ModelConfig config;
+    ModelConfig config, local;  // the whole model, and what this rank has of a block
     Workload workload;
     const Mesh& mesh;
+    Share share;  // of the model, that this rank has
     ParameterLayout layout;
     Norm norm;
     bool parallel, swiglu;
@@ -302,20 +321,32 @@ struct Gpt {
 
     ComputeStream compute;
     cudaStream_t stream;
-    ZeroState state;  // parameters, gradients, optimizer state
+    ZeroState state;      // parameters, gradients, optimizer state
+    SequenceShards rows;  // activations over tensor ranks
+    Pipeline pipeline;    // and from stage to stage
 
     // one allocation for each class of memory
     char* activations = nullptr;
     float* rope = nullptr;   // (positions, R/2, 2) cosines and sines
     float* stats = nullptr;  // (stat_count)
 
-    std::vector<Activations> acts;  // one view for each layer
+    std::vector<ActivationRow> table;
+    std::vector<Activations> acts;       // for each layer, of the micro-batch that is worked on
+    HeldLayers held_layers, held_inner;  // instances of Keep::layer and of Keep::inner
 
+    // division.tp and its stages are those of the mesh.
     Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
-        const Mesh& mesh = one_process());
+        const Mesh& mesh = one_process(), const Division& division = {});
     ~Gpt();
     Gpt(const Gpt&) = delete;
     Gpt& operator=(const Gpt&) = delete;
+
+    // Points acts to what is kept for this task.
+    void show(const PipelineTask& task);
+    // Where all rows of what is then summed into `own` are made: there, if nothing is cut.
+    floatX* summands(floatX* own) const { return rows.ranks() == 1 ? own : acts[0].summands; }
+    // Where a norm's own rows are made, before they are gathered in `all`.
+    floatX* own_norm(floatX* all) const { return rows.ranks() == 1 ? all : acts[0].own_norm; }
 
     // Of a unit that is acquired, or whose gradients have begun.
     UnitTensors<floatX> weights(int unit) const { return layout.tensors(unit, state.params(unit)); }
@@ -325,42 +356,51 @@ struct Gpt {
     // where the classifier's weights (Vp, C) are
     int classifier_unit() const { return config.tie_embeddings ? 0 : head_unit(); }
     Tensor classifier_weight() const { return config.tie_embeddings ? wte : headw; }
+    int local_vocab() const { return padded_vocab(config, rows.ranks()); }
 };
 
-// Bytes of each class of memory that a model takes on one rank.
+// Bytes of each class of memory that a model takes on one rank: the one of the stage that takes most.
 inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const Workload& w,
-                                               const ZeroSettings& settings, const MeshShape& shape = {}) {
+                                               const ZeroSettings& settings, const MeshShape& shape = {},
+                                               const Division& division = {}) {
     size_t rope = config.position == "rope" ? (size_t)w.positions() * config.rope_dims * sizeof(float) : 0;
-    auto classes = ZeroState::memory(parameter_layout(config, shape.dp), shape, settings);
-    classes.push_back({"activations", activation_bytes(config, w) + rope});
-    return classes;
-}
-
-// On the device.
-inline size_t memory_total(const std::vector<MemoryClass>& classes) {
-    size_t total = 0;
-    for (const MemoryClass& part : classes) total += part.on_host && has_own_memory ? 0 : part.bytes;
-    return total;
-}
-
-// The largest micro-batch whose memory fits in `available` bytes; 0 if none does.
-inline int largest_micro_batch(const ModelConfig& config, Workload workload, const ZeroSettings& settings,
-                               const MeshShape& shape, size_t available) {
-    int fits = 0, too_large = INT32_MAX / workload.T;
-    while (too_large - fits > 1) {
-        workload.B = fits + (too_large - fits) / 2;
-        size_t need = memory_total(memory_classes(config, workload, settings, shape));
-        (need <= available ? fits : too_large) = workload.B;
+    std::vector<MemoryClass> most;
+    for (int stage = 0; stage < shape.pp; stage++) {
+        Share share(config, division, {.pipeline = stage}, w.training);
+        auto classes = ZeroState::memory(parameter_layout(config, shape.dp, share.place()), shape, settings);
+        classes.push_back({"activations", activation_bytes(config, w, share) + rope});
+        if (memory_total(classes) > memory_total(most)) most = classes;
     }
-    return fits;
+    return most;
+}
+
+// The largest micro-batch whose memory fits in `available` bytes; 0 if none does. A step of several stays as
+// large as it is: smaller ones are more, of which a pipeline may keep more.
+inline int largest_micro_batch(const ModelConfig& config, Workload workload, const ZeroSettings& settings,
+                               const MeshShape& shape, Division division, size_t available) {
+    auto& [schedule, stages, micro_batches, chunks] = division.pipeline;
+    int step = micro_batches * workload.B, single = micro_batches == 1;
+    int round = schedule == PipelineSchedule::interleaved ? stages : 1;  // micro-batches come in multiples
+    auto fits = [&](int B) {
+        workload.B = B;
+        if (!single) micro_batches = ceil_div(ceil_div(step, B), round) * round;
+        return memory_total(memory_classes(config, workload, settings, shape, division)) <= available;
+    };
+    int most = 0, too_large = single ? INT32_MAX / workload.T : step / round + 1;
+    while (too_large - most > 1) {
+        int B = most + (too_large - most) / 2;
+        (fits(B) ? most : too_large) = B;
+    }
+    while (!single && most > 0 && (step % (most * round) || !fits(most))) most--;
+    return most;
 }
 
 inline void check_memory(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
-                         const MeshShape& shape = {}, int ranks_sharing = 1) {
+                         const MeshShape& shape = {}, const Division& division = {}, int ranks_sharing = 1) {
     size_t available = available_memory(ranks_sharing);
-    size_t need = memory_total(memory_classes(config, workload, settings, shape));
+    size_t need = memory_total(memory_classes(config, workload, settings, shape, division));
     if (need <= available) return;
-    int fits = largest_micro_batch(config, workload, settings, shape, available);
+    int fits = largest_micro_batch(config, workload, settings, shape, division, available);
     if (fits > 0) {
         fail("--micro-batch %d: needs %s of memory and %s are free; --micro-batch %d fits%s", workload.B,
              size_text(need).c_str(), size_text(available).c_str(), fits,
@@ -369,34 +409,41 @@ inline void check_memory(const ModelConfig& config, const Workload& workload, co
     fail("the model needs %s of memory and %s are free; %s", size_text(need).c_str(),
          size_text(available).c_str(),
          workload.training ? "choose a smaller --model, a shorter --sequence-length or --recompute block, or "
-                             "cut it over more processes with --zero"
+                             "cut it over more processes with --zero, --tp or --pp"
                            : "free some, or ask for less at once");
 }
 
 Gpt::Gpt(const ModelConfig& config_, const Workload& workload_, const ZeroSettings& settings,
-         const Mesh& mesh_)
+         const Mesh& mesh_, const Division& division)
     : config(config_),
+      local(local_part(config, division.tp)),
       workload(workload_),
       mesh(mesh_),
-      layout(parameter_layout(config, mesh.shape.dp)),
+      share(config, division, mesh.position, workload.training),
+      layout(parameter_layout(config, mesh.shape.dp, share.place())),
       stream(compute.stream),
-      state(layout, mesh, settings, stream) {
+      state(layout, mesh, settings, stream),
+      rows(mesh.tensor(), division.row_chunks, settings.overlap, stream),
+      pipeline(mesh, division.pipeline, share.room,
+               (size_t)workload.B * workload.T / division.tp * config.channels, stream, settings.overlap),
+      held_layers(share.layers(0)),
+      held_inner(share.layers(1)) {
     norm = config.norm == "rmsnorm" ? Norm::rmsnorm : Norm::layernorm;
     parallel = config.block == "parallel";
     swiglu = config.mlp == "swiglu";
     gelu = config.mlp == "gelu-exact" ? Gelu::exact : Gelu::tanh;
     allocate(stats, stat_count);
 
-    auto table = activation_table(config, workload);
-    allocate(activations, activation_bytes(config, workload));
+    table = activation_table(config, workload, share);
+    size_t bytes = 0;
+    for (const ActivationRow& row : table) bytes += row.bytes() * row.instances(share);
+    allocate(activations, bytes);
     acts.resize(config.layers);
     char* next = activations;
-    for (const ActivationRow& row : table) {
-        for (int layer = 0; layer < config.layers; layer++) {
-            char* own = row.every_layer ? next + layer * row.bytes() : next;
-            row.point(acts[layer], own);
-        }
-        next += row.bytes() * (row.every_layer ? config.layers : 1);
+    for (ActivationRow& row : table) {
+        row.memory = next;
+        next += row.bytes() * row.instances(share);
+        for (Activations& view : acts) row.point(&view, 0);
     }
 
     if (int R = rope_dims()) {
@@ -409,6 +456,30 @@ Gpt::Gpt(const ModelConfig& config_, const Workload& workload_, const ZeroSettin
         copy_to_device(rope, table.data(), table.size(), stream);
     }
     cudaCheck(cudaStreamSynchronize(stream));
+}
+
+void Gpt::show(const PipelineTask& task) {
+    int begin = share.first_layer(task.chunk), end = share.end_layer(task.chunk);
+    PipelineAction action = {task.work, task.micro_batch, task.chunk};
+    std::vector<int> places = held_layers.enter(action), inner_places = held_inner.enter(action);
+    bool forward = task.work == PipelineWork::forward;
+    for (const ActivationRow& row : table) {
+        if (row.keep == Keep::shared) continue;  // always in the same place
+        if (row.keep == Keep::head) {
+            if (task.part < share.last_part()) continue;
+            for (Activations& view : acts) row.point(&view, task.slot);
+            continue;
+        }
+        size_t pending = row.first_pending(share, task.chunk, task.pending_slot);
+        for (int layer = row.keep == Keep::inner ? begin + 1 : begin; layer < end; layer++) {
+            row.point(&acts[layer], row.keep == Keep::layer   ? places[layer - begin]
+                                    : row.keep == Keep::inner ? inner_places[layer - begin - 1]
+                                    : forward                 ? 0
+                                                              : pending + (layer - begin));
+        }
+    }
+    acts[begin].residual = task.input;
+    for (Activations& view : acts) view.dresidual = task.gradient;
 }
 
 Gpt::~Gpt() {
@@ -434,13 +505,31 @@ inline void initialize(Gpt& model, uint64_t seed) {
 // forward
 // ----------------------------------------------------------------------------
 
-// norm1 is in place; writes qkv, att, and what attention adds to the residual stream (delta).
+// out (own rows, OC) = inp (N, C) times a weight (OC, C) that is cut by columns: every tensor rank makes its
+// summands of all rows.
+inline void summed_product(Gpt& g, floatX* out, const floatX* inp, const floatX* weight, const floatX* bias,
+                           int N, int C, int OC, bool accumulate) {
+    floatX* all = g.summands(out);
+    if (g.rows.rank() > 0) bias = nullptr;  // once in the sum
+    g.rows.scatter(out, all, N, OC, [&](int first, int rows) {
+        matmul_forward(all + (size_t)first * OC, inp + (size_t)first * C, weight, bias, rows, C, OC, g.stream,
+                       accumulate);
+    });
+    g.rows.wait();
+}
+
+// The own rows of norm1 are in place; writes qkv, att, and what attention adds to the residual stream: to
+// delta, or in a parallel block to where the MLP adds its part before they are summed.
 inline void attention_part(Gpt& g, int layer, const Batch& batch) {
     auto& a = g.acts[layer];
     auto w = g.weights(layer + 1);
-    auto& c = g.config;
-    int B = batch.B, T = batch.T, N = B * T, C = c.channels, A = c.heads * c.head_size;
-    matmul_forward(c.qk_norm ? a.qkv_raw : a.qkv, a.norm1, w[qkvw], w[qkvb], N, C, qkv_width(c), g.stream);
+    auto& c = g.local;
+    int B = batch.B, T = batch.T, N = B * T, C = c.channels, A = c.heads * c.head_size, QKV = qkv_width(c);
+    floatX* qkv = c.qk_norm ? a.qkv_raw : a.qkv;
+    g.rows.gather(g.own_norm(a.norm1), a.norm1, N, C, [&](int first, int rows) {
+        matmul_forward(qkv + (size_t)first * QKV, a.norm1 + (size_t)first * C, w[qkvw], w[qkvb], rows, C, QKV,
+                       g.stream);
+    });
     if (c.qk_norm) {
         qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, w[qnormw], w[knormw], N, c.heads, c.kv_heads,
                         c.head_size, c.norm_eps, g.stream);
@@ -461,7 +550,12 @@ inline void attention_part(Gpt& g, int layer, const Batch& batch) {
         attention_forward(a.att, a.lse, a.qkv, batch.doc_start, B, T, c.heads, c.kv_heads, c.head_size,
                           c.window, g.stream);
     }
-    matmul_forward(a.delta, a.att, w[attprojw], w[attprojb], N, A, C, g.stream);
+    if (g.parallel) {
+        const floatX* bias = g.rows.rank() > 0 ? nullptr : w[attprojb];
+        matmul_forward(g.summands(a.delta), a.att, w[attprojw], bias, N, A, C, g.stream);
+    } else {
+        summed_product(g, a.delta, a.att, w[attprojw], w[attprojb], N, A, C, false);
+    }
 }
 
 // What the MLP reads: its own norm, or in a parallel block the norm it shares with attention.
@@ -473,13 +567,21 @@ inline floatX* mlp_input(const Gpt& g, int layer) {
 inline void mlp_hidden(Gpt& g, int layer, const Batch& batch) {
     auto& a = g.acts[layer];
     auto w = g.weights(layer + 1);
-    int N = batch.B * batch.T, C = g.config.channels, F = g.config.mlp_width;
-    if (g.swiglu) {
-        matmul_forward(a.fc, mlp_input(g, layer), w[fcw], w[fcb], N, C, 2 * F, g.stream);
-        swiglu_forward(a.act, a.fc, N, F, g.stream);
-    } else {
-        matmul_gelu_forward(g.gelu, a.act, a.fc, mlp_input(g, layer), w[fcw], w[fcb], N, C, F, g.stream);
-    }
+    int N = batch.B * batch.T, C = g.config.channels, F = g.local.mlp_width, F1 = fc_width(g.local);
+    auto product = [&](int first, int rows) {
+        const floatX* inp = mlp_input(g, layer) + (size_t)first * C;
+        floatX *fc = a.fc + (size_t)first * F1, *act = a.act + (size_t)first * F;
+        if (g.swiglu) {
+            matmul_forward(fc, inp, w[fcw], w[fcb], rows, C, F1, g.stream);
+            swiglu_forward(act, fc, rows, F, g.stream);
+        } else {
+            matmul_gelu_forward(g.gelu, act, fc, inp, w[fcw], w[fcb], rows, C, F, g.stream);
+        }
+    };
+    if (g.parallel)
+        product(0, N);  // norm1 was gathered for attention
+    else
+        g.rows.gather(g.own_norm(a.norm2), a.norm2, N, C, product);
 }
 
 // Runs the block from its input to act. The input is a.residual, or before the first pass over it, what the
@@ -487,63 +589,98 @@ inline void mlp_hidden(Gpt& g, int layer, const Batch& batch) {
 inline void block_forward(Gpt& g, int layer, const Batch& batch, bool input_ready) {
     auto& a = g.acts[layer];
     auto w = g.weights(layer + 1);
-    int N = batch.B * batch.T, C = g.config.channels;
+    int n = g.rows.own_rows(batch.B * batch.T), C = g.config.channels;
     float eps = g.config.norm_eps;
+    floatX* normed = g.own_norm(a.norm1);
     if (input_ready) {
-        norm_forward(g.norm, a.norm1, a.norm1_mean, a.norm1_rstd, a.residual, w[norm1w], w[norm1b], N, C, eps,
+        norm_forward(g.norm, normed, a.norm1_mean, a.norm1_rstd, a.residual, w[norm1w], w[norm1b], n, C, eps,
                      g.stream);
     } else {
         auto& before = g.acts[layer - 1];
-        residual_norm_forward(g.norm, a.residual, a.norm1, a.norm1_mean, a.norm1_rstd,
+        residual_norm_forward(g.norm, a.residual, normed, a.norm1_mean, a.norm1_rstd,
                               g.parallel ? before.residual : before.residual2, before.delta, w[norm1w],
-                              w[norm1b], N, C, eps, g.stream);
+                              w[norm1b], n, C, eps, g.stream);
     }
     attention_part(g, layer, batch);
     if (!g.parallel) {
-        residual_norm_forward(g.norm, a.residual2, a.norm2, a.norm2_mean, a.norm2_rstd, a.residual, a.delta,
-                              w[norm2w], w[norm2b], N, C, eps, g.stream);
+        residual_norm_forward(g.norm, a.residual2, g.own_norm(a.norm2), a.norm2_mean, a.norm2_rstd,
+                              a.residual, a.delta, w[norm2w], w[norm2b], n, C, eps, g.stream);
     }
     mlp_hidden(g, layer, batch);
 }
 
-// From tokens to the normed output of the last block (normf).
-inline void forward(Gpt& g, const Batch& batch) {
-    auto& c = g.config;
-    int B = batch.B, T = batch.T, N = B * T, C = c.channels, last = c.layers - 1;
+// Rows of the token and position tables to `out` (own rows, C). Each tensor rank has a part of the words,
+// and the first one adds the positions.
+inline void embed(Gpt& g, const Batch& batch, floatX* out) {
+    int C = g.config.channels;
     g.state.acquire(0, +1);
-    auto embedding = g.weights(0);
-    floatX* positions = embedding[wpe] ? embedding[wpe] + (size_t)batch.past * C : nullptr;
-    embedding_forward(g.acts[0].residual, batch.tokens, embedding[wte], positions, batch.counted_from, B, T,
-                      C, g.stream);
+    auto w = g.weights(0);
+    floatX* positions = w[wpe] && g.rows.rank() == 0 ? w[wpe] + (size_t)batch.past * C : nullptr;
+    floatX* all = g.summands(out);
+    embedding_forward(all, batch.tokens, w[wte], positions, batch.counted_from, batch.B, batch.T, C, g.stream,
+                      g.share.words());
+    g.rows.scatter(out, all, batch.B * batch.T, C);
     g.state.release(0);
-    for (int layer = 0; layer <= last; layer++) {
+}
+
+// The part of the forward pass that a task stands for: from tokens or the stream of the part before, to the
+// stream for the next part or the normed output of the last block (normf).
+inline void forward_part(Gpt& g, const Batch& batch, const PipelineTask& task) {
+    int N = batch.B * batch.T, n = g.rows.own_rows(N), C = g.config.channels;
+    int begin = g.share.first_layer(task.chunk), end = g.share.end_layer(task.chunk);
+    if (task.part == 0) embed(g, batch, task.input);
+    for (int layer = begin; layer < end; layer++) {
         g.state.acquire(layer + 1, +1);
         auto& a = g.acts[layer];
         auto w = g.weights(layer + 1);
-        block_forward(g, layer, batch, layer == 0);
-        // a parallel block's MLP adds to what its attention left in delta
-        matmul_forward(a.delta, a.act, w[fcprojw], w[fcprojb], N, c.mlp_width, C, g.stream, g.parallel);
+        block_forward(g, layer, batch, layer == begin);
+        // a parallel block's MLP adds to what its attention left
+        summed_product(g, a.delta, a.act, w[fcprojw], w[fcprojb], N, g.local.mlp_width, C, g.parallel);
         g.state.release(layer + 1);
+    }
+    auto& a = g.acts[end - 1];
+    floatX* stream = g.parallel ? a.residual : a.residual2;
+    if (task.part < g.share.last_part()) {
+        residual_forward(task.output, stream, a.delta, (size_t)n * C, g.stream);
+        return;
     }
     g.state.acquire(g.head_unit(), +1);
     auto head = g.weights(g.head_unit());
-    auto& a = g.acts[last];
-    residual_norm_forward(g.norm, a.residualf, a.normf, a.normf_mean, a.normf_rstd,
-                          g.parallel ? a.residual : a.residual2, a.delta, head[normfw], head[normfb], N, C,
-                          c.norm_eps, g.stream);
+    floatX* normed = g.own_norm(a.normf);
+    residual_norm_forward(g.norm, a.residualf, normed, a.normf_mean, a.normf_rstd, stream, a.delta,
+                          head[normfw], head[normfb], n, C, g.config.norm_eps, g.stream);
+    g.rows.gather(normed, a.normf, N, C);
     g.state.release(g.head_unit());
 }
 
-// Adds the sum of the losses to stats. With a gradient, the loss counts dloss times: writes dnorm (the
-// gradient of normf) and adds to that of the classifier's weights. Logits exist for loss_chunk tokens at a
-// time.
+// From logits of this rank's words to losses, and to the gradient of the logits.
+inline void classify_rows(Gpt& g, float* losses, const int* targets, float dloss, int rows,
+                          bool want_gradient) {
+    auto& a = g.acts[0];
+    auto [first_word, V] = g.share.words();
+    int Vp = g.local_vocab(), ranks = g.rows.ranks();
+    if (ranks == 1) {
+        classifier(a.logits, losses, targets, dloss, rows, V, Vp, want_gradient, g.stream);
+        return;
+    }
+    size_t part = (size_t)rows * 3;
+    classifier_part(a.parts + g.rows.rank() * part, a.logits, targets, first_word, rows, V, Vp, g.stream);
+    g.rows.exchange(a.parts, part);
+    classifier_whole(a.logits, losses, a.parts, ranks, targets, dloss, first_word, rows, V, Vp, want_gradient,
+                     g.stream);
+}
+
+// On the last stage: adds the sum of the losses to stats. With a gradient, the loss counts dloss times:
+// writes dnorm (the gradient of normf) and adds to that of the classifier's weights. Logits exist for
+// loss_chunk tokens at a time.
 inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient) {
     auto& a = g.acts[0];
-    int N = batch.B * batch.T, C = g.config.channels, V = g.config.vocab_size, Vp = padded_vocab(g.config);
+    int N = batch.B * batch.T, C = g.config.channels, Vp = g.local_vocab();
     int unit = g.classifier_unit();
     g.state.acquire(unit, 0);
     const floatX* weight = g.weights(unit)[g.classifier_weight()];
     float* dweight = nullptr;
+    floatX* dnorm = g.summands(a.dnorm);
     if (want_gradient) {
         g.state.begin_gradients(unit);
         dweight = g.gradients(unit)[g.classifier_weight()];
@@ -552,27 +689,85 @@ inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient
         int n = std::min(g.workload.loss_chunk, N - begin);
         const floatX* inp = a.normf + (size_t)begin * C;
         matmul_forward(a.logits, inp, weight, nullptr, n, C, Vp, g.stream);
-        classifier(a.logits, a.losses + begin, batch.targets + begin, dloss, n, V, Vp, want_gradient,
-                   g.stream);
+        classify_rows(g, a.losses + begin, batch.targets + begin, dloss, n, want_gradient);
         if (!want_gradient) continue;
-        matmul_backward_input(a.dnorm + (size_t)begin * C, a.logits, weight, n, C, Vp, g.stream);
+        matmul_backward_input(dnorm + (size_t)begin * C, a.logits, weight, n, C, Vp, g.stream);
         matmul_backward_weight(dweight, a.logits, inp, n, C, Vp, g.stream);
     }
     g.state.release(unit);
-    sum_losses(g.stats + stat_loss, a.losses, N, g.stream);
+    if (want_gradient) g.rows.scatter(a.dnorm, dnorm, N, C);
+    // all tensor ranks know the losses, and one counts them
+    if (g.rows.rank() == 0) sum_losses(g.stats + stat_loss, a.losses, N, g.stream);
 }
 
 // ----------------------------------------------------------------------------
 // backward
 // ----------------------------------------------------------------------------
 
-// The three products of a linear layer's backward pass. Shapes as in matmul.cuh.
-inline void linear_backward(Gpt& g, floatX* dinp, float* dweight, float* dbias, const floatX* dout,
-                            const floatX* inp, const floatX* weight, int N, int C, int OC,
-                            bool accumulate_dinp = false) {
-    matmul_backward_weight(dweight, dout, inp, N, C, OC, g.stream);
-    if (dbias) matmul_backward_bias(dbias, g.acts[0].scratch, dout, N, OC, g.stream);
-    matmul_backward_input(dinp, dout, weight, N, C, OC, g.stream, accumulate_dinp);
+// A matrix of a block, and what its gradients are made from. Shapes as in matmul.cuh.
+struct Linear {
+    Tensor weight, bias;
+    int C, OC;
+    const floatX* inp;  // (N, C)
+    floatX* dout;       // (N, OC) null: dresidual is read where it is
+};
+
+struct BlockLinears {
+    Linear qkv, attproj, fc, fcproj;
+
+    BlockLinears(const Gpt& g, int layer) {
+        auto& a = g.acts[layer];
+        auto& c = g.local;
+        int C = c.channels, A = c.heads * c.head_size, F = c.mlp_width;
+        // attention and MLP of a parallel block have one gradient; and without a place of its own, that of
+        // attention comes where the MLP's has been used
+        floatX* datt_out = a.datt_out ? a.datt_out : a.dmlp_out;
+        qkv = {qkvw, qkvb, C, qkv_width(c), a.norm1, a.dqkv};
+        attproj = {attprojw, attprojb, A, C, a.att, datt_out};
+        fc = {fcw, fcb, C, fc_width(c), mlp_input(g, layer), a.dfc};
+        fcproj = {fcprojw, fcprojb, F, C, a.act, a.dmlp_out};
+    }
+};
+
+// Backward pass of a matrix that reads the residual stream: the gradient of its input goes to dnorm, and is
+// summed over the tensor ranks behind the product for the weights. `sum` off: the summands wait for those of
+// another matrix, which accumulates. with_weights off: the weights' gradient is left for later.
+inline void reader_backward(Gpt& g, int layer, const Linear& l, int N, bool accumulate, bool sum,
+                            bool with_weights) {
+    auto& a = g.acts[layer];
+    auto w = g.weights(layer + 1);
+    auto dw = g.gradients(layer + 1);
+    floatX* all = g.summands(a.dnorm);
+    auto product = [&](int first, int rows) {
+        matmul_backward_input(all + (size_t)first * l.C, l.dout + (size_t)first * l.OC, w[l.weight], rows,
+                              l.C, l.OC, g.stream, accumulate);
+    };
+    if (dw[l.bias]) matmul_backward_bias(dw[l.bias], a.scratch, l.dout, N, l.OC, g.stream);
+    sum ? g.rows.scatter(a.dnorm, all, N, l.C, product) : product(0, N);
+    if (with_weights) matmul_backward_weight(dw[l.weight], l.dout, l.inp, N, l.C, l.OC, g.stream);
+    g.rows.wait();
+}
+
+// Of a matrix that writes to the residual stream, whose gradient comes from all tensor ranks, unless it is
+// there already.
+inline void writer_backward(Gpt& g, int layer, const Linear& l, floatX* dinp, int N, bool gathered,
+                            bool with_weights) {
+    auto& a = g.acts[layer];
+    auto w = g.weights(layer + 1);
+    auto dw = g.gradients(layer + 1);
+    floatX *own = a.dresidual, *all = l.dout ? l.dout : own;
+    auto product = [&](int first, int rows) {
+        matmul_backward_input(dinp + (size_t)first * l.C, all + (size_t)first * l.OC, w[l.weight], rows, l.C,
+                              l.OC, g.stream, false);
+    };
+    if (dw[l.bias]) matmul_backward_bias(dw[l.bias], a.scratch, own, g.rows.own_rows(N), l.OC, g.stream);
+    if (g.rows.ranks() == 1 && all != own && !gathered) {  // for later, when dresidual has changed
+        size_t bytes = (size_t)N * l.OC * sizeof(floatX);
+        cudaCheck(cudaMemcpyAsync(all, own, bytes, cudaMemcpyDeviceToDevice, g.stream));
+        gathered = true;
+    }
+    gathered ? product(0, N) : g.rows.gather(own, all, N, l.OC, product);
+    if (with_weights) matmul_backward_weight(dw[l.weight], all, l.inp, N, l.C, l.OC, g.stream);
 }
 
 // Makes again what the forward pass of the layer did not keep: by the same operations, so the same bits.
@@ -582,83 +777,175 @@ inline void recompute(Gpt& g, int layer, const Batch& batch) {
         auto& a = g.acts[layer];
         auto w = g.weights(layer + 1);
         if (!g.parallel) {
-            norm_forward(g.norm, a.norm2, a.norm2_mean, a.norm2_rstd, a.residual2, w[norm2w], w[norm2b],
-                         batch.B * batch.T, g.config.channels, g.config.norm_eps, g.stream);
+            norm_forward(g.norm, g.own_norm(a.norm2), a.norm2_mean, a.norm2_rstd, a.residual2, w[norm2w],
+                         w[norm2b], g.rows.own_rows(batch.B * batch.T), g.config.channels, g.config.norm_eps,
+                         g.stream);
         }
         mlp_hidden(g, layer, batch);
     }
 }
 
-// From dnorm as classify() left it to the gradients of all parameters. dresidual is the gradient of the
-// residual stream: each part of a block reads it as the gradient of its output and adds that of its input.
-// After the last micro-batch of a step the gradients of each unit are summed over the ranks as soon as they
-// are there.
-inline void backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
-    auto& c = g.config;
-    int B = batch.B, T = batch.T, N = B * T, C = c.channels, F = c.mlp_width, F1 = fc_width(c);
-    int A = c.heads * c.head_size, QKV = qkv_width(c);
-    {
-        int unit = g.head_unit();
-        g.state.acquire(unit, -1);
-        g.state.begin_gradients(unit);
-        auto& a = g.acts[0];
-        auto w = g.weights(unit);
-        auto dw = g.gradients(unit);
-        cudaCheck(cudaMemsetAsync(a.dresidual, 0, (size_t)N * C * sizeof(floatX), g.stream));
-        norm_backward(g.norm, a.dresidual, dw[normfw], dw[normfb], a.scratch, a.dnorm, a.residualf, w[normfw],
-                      a.normf_mean, a.normf_rstd, N, C, g.stream);
-        g.state.release(unit);
-        g.state.reduce_gradients(unit, last_micro_batch);
-    }
-    for (int layer = c.layers - 1; layer >= 0; layer--) {
-        g.state.acquire(layer + 1, -1);
-        g.state.begin_gradients(layer + 1);
-        auto& a = g.acts[layer];
-        auto w = g.weights(layer + 1);
-        auto dw = g.gradients(layer + 1);
-        recompute(g, layer, batch);
+// dresidual is the gradient of the residual stream: each part of the block reads it as the gradient of its
+// output and adds that of its input. with_weights off: the gradients of the matrices are left for
+// weight_gradients().
+inline void block_backward(Gpt& g, int layer, const Batch& batch, bool with_weights) {
+    auto& c = g.local;
+    int B = batch.B, T = batch.T, N = B * T, n = g.rows.own_rows(N), C = c.channels, F = c.mlp_width;
+    auto& a = g.acts[layer];
+    auto w = g.weights(layer + 1);
+    auto dw = g.gradients(layer + 1);
+    BlockLinears linears(g, layer);
+    recompute(g, layer, batch);
 
-        // MLP
-        linear_backward(g, a.dact, dw[fcprojw], dw[fcprojb], a.dresidual, a.act, w[fcprojw], N, F, C);
-        if (g.swiglu)
-            swiglu_backward(a.dfc, a.dact, a.fc, N, F, g.stream);
-        else
-            gelu_backward(g.gelu, a.dfc, a.dact, a.fc, (size_t)N * F, g.stream);
-        linear_backward(g, a.dnorm, dw[fcw], dw[fcb], a.dfc, mlp_input(g, layer), w[fcw], N, C, F1);
-        // attention of a parallel block has the same output gradient as its MLP, so dresidual stays as it is
-        if (!g.parallel) {
-            norm_backward(g.norm, a.dresidual, dw[norm2w], dw[norm2b], a.scratch, a.dnorm, a.residual2,
-                          w[norm2w], a.norm2_mean, a.norm2_rstd, N, C, g.stream);
-        }
-
-        // attention
-        linear_backward(g, a.datt, dw[attprojw], dw[attprojb], a.dresidual, a.att, w[attprojw], N, A, C);
-        attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, batch.doc_start, B, T, c.heads,
-                           c.kv_heads, c.head_size, c.window, g.stream);
-        if (int R = g.rope_dims())
-            rope_backward(a.dqkv, g.rope, B, T, c.heads, c.kv_heads, c.head_size, R, g.stream);
-        if (c.qk_norm) {
-            qk_norm_backward(a.dqkv, dw[qnormw], dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
-                             w[qnormw], w[knormw], N, c.heads, c.kv_heads, c.head_size, g.stream);
-        }
-        linear_backward(g, a.dnorm, dw[qkvw], dw[qkvb], a.dqkv, a.norm1, w[qkvw], N, C, QKV, g.parallel);
-        norm_backward(g.norm, a.dresidual, dw[norm1w], dw[norm1b], a.scratch, a.dnorm, a.residual, w[norm1w],
-                      a.norm1_mean, a.norm1_rstd, N, C, g.stream);
-        g.state.release(layer + 1);
-        g.state.reduce_gradients(layer + 1, last_micro_batch);
+    // MLP
+    writer_backward(g, layer, linears.fcproj, a.dact, N, false, with_weights);
+    if (g.swiglu)
+        swiglu_backward(a.dfc, a.dact, a.fc, N, F, g.stream);
+    else
+        gelu_backward(g.gelu, a.dfc, a.dact, a.fc, (size_t)N * F, g.stream);
+    reader_backward(g, layer, linears.fc, N, false, !g.parallel, with_weights);
+    // attention of a parallel block has the same output gradient as its MLP, so dresidual stays as it is
+    if (!g.parallel) {
+        norm_backward(g.norm, a.dresidual, dw[norm2w], dw[norm2b], a.scratch, a.dnorm, a.residual2, w[norm2w],
+                      a.norm2_mean, a.norm2_rstd, n, C, g.stream);
     }
+
+    // attention
+    writer_backward(g, layer, linears.attproj, a.datt, N, g.parallel, with_weights);
+    attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, batch.doc_start, B, T, c.heads,
+                       c.kv_heads, c.head_size, c.window, g.stream);
+    if (int R = g.rope_dims())
+        rope_backward(a.dqkv, g.rope, B, T, c.heads, c.kv_heads, c.head_size, R, g.stream);
+    if (c.qk_norm) {
+        qk_norm_backward(a.dqkv, dw[qnormw], dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd, w[qnormw],
+                         w[knormw], N, c.heads, c.kv_heads, c.head_size, g.stream);
+    }
+    reader_backward(g, layer, linears.qkv, N, g.parallel, true, with_weights);
+    norm_backward(g.norm, a.dresidual, dw[norm1w], dw[norm1b], a.scratch, a.dnorm, a.residual, w[norm1w],
+                  a.norm1_mean, a.norm1_rstd, n, C, g.stream);
+}
+
+// From dnorm as classify() left it to dresidual.
+inline void head_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
+    int unit = g.head_unit(), n = g.rows.own_rows(batch.B * batch.T), C = g.config.channels;
+    g.state.acquire(unit, -1);
+    g.state.begin_gradients(unit);
+    auto& a = g.acts[0];
+    auto w = g.weights(unit);
+    auto dw = g.gradients(unit);
+    cudaCheck(cudaMemsetAsync(a.dresidual, 0, (size_t)n * C * sizeof(floatX), g.stream));
+    norm_backward(g.norm, a.dresidual, dw[normfw], dw[normfb], a.scratch, a.dnorm, a.residualf, w[normfw],
+                  a.normf_mean, a.normf_rstd, n, C, g.stream);
+    g.state.release(unit);
+    g.state.reduce_gradients(unit, last_micro_batch);
+}
+
+// From dresidual to the gradients of the tables.
+inline void embed_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
+    int C = g.config.channels;
     g.state.begin_gradients(0);
     auto dw = g.gradients(0);
-    embedding_backward(dw[wte], dw[wpe], g.acts[0].dresidual, batch.tokens, batch.order, batch.starts,
-                       batch.buckets, batch.counted_from, B, T, C, g.stream);
+    floatX *own = g.acts[0].dresidual, *all = g.summands(own);
+    g.rows.gather(own, all, batch.B * batch.T, C);
+    float* dpositions = g.rows.rank() == 0 ? dw[wpe] : nullptr;  // as in the forward pass
+    embedding_backward(dw[wte], dpositions, all, batch.tokens, batch.order, batch.starts, batch.buckets,
+                       batch.counted_from, batch.B, batch.T, C, g.stream, g.share.words());
     g.state.reduce_gradients(0, last_micro_batch);
 }
 
-// Adds the gradients of a micro-batch whose losses count dloss times, and their sum to stats.
-inline void accumulate_gradients(Gpt& g, const Batch& batch, float dloss, bool last_micro_batch) {
-    forward(g, batch);
-    classify(g, batch, dloss, true);
-    backward(g, batch, last_micro_batch);
+// The part of the backward pass that a task stands for: from the loss, or from the gradient that the next
+// part sent, to the gradients of the parameters and what the part before is sent. After the last micro-batch
+// of a step the gradients of each unit are summed over the ranks as soon as they are there.
+inline void backward_part(Gpt& g, const Batch& batch, const PipelineTask& task, float dloss,
+                          bool last_micro_batch) {
+    bool with_weights = task.work == PipelineWork::backward;
+    if (task.part == g.share.last_part()) {
+        classify(g, batch, dloss, true);
+        // tied embeddings are used for nothing else on the last of several stages
+        if (g.layout.has(0) && !g.share.has_embedding()) g.state.reduce_gradients(0, last_micro_batch);
+        head_backward(g, batch, last_micro_batch);
+    }
+    int begin = g.share.first_layer(task.chunk), end = g.share.end_layer(task.chunk);
+    for (int layer = end - 1; layer >= begin; layer--) {
+        g.state.acquire(layer + 1, -1);
+        g.state.begin_gradients(layer + 1);
+        block_backward(g, layer, batch, with_weights);
+        g.state.release(layer + 1);
+        g.state.reduce_gradients(layer + 1, last_micro_batch && with_weights);
+    }
+    if (task.part == 0) embed_backward(g, batch, last_micro_batch);
+}
+
+// The gradients of the blocks' matrices, which backward_part() left.
+inline void weight_gradients(Gpt& g, const Batch& batch, const PipelineTask& task, bool last_micro_batch) {
+    int N = batch.B * batch.T;
+    for (int layer = g.share.end_layer(task.chunk) - 1; layer >= g.share.first_layer(task.chunk); layer--) {
+        g.state.begin_gradients(layer + 1);
+        auto dw = g.gradients(layer + 1);
+        BlockLinears all(g, layer);
+        for (const Linear& l : {all.fcproj, all.fc, all.attproj, all.qkv})
+            matmul_backward_weight(dw[l.weight], l.dout, l.inp, N, l.C, l.OC, g.stream);
+        g.state.reduce_gradients(layer + 1, last_micro_batch);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// passes
+// ----------------------------------------------------------------------------
+
+// Goes through a list of actions on micro-batches of `tokens` tokens. load(micro_batch, slot) brings one to
+// the device when the first action on it comes, work(batch, task) does the actions of this stage.
+template <typename Load, typename Work>
+void run_pipeline(Gpt& g, const std::vector<PipelineAction>& actions, int tokens, Load&& load, Work&& work) {
+    std::vector<Batch> batches(g.share.room.micro_batches);
+    std::vector<int> loaded(batches.size(), -1);
+    size_t size = (size_t)g.rows.own_rows(tokens) * g.config.channels;
+    bool has_backward = pipeline_room(actions, g.share.chunks()).has_backward;
+    for (HeldLayers* held : {&g.held_layers, &g.held_inner}) held->begin_run(has_backward);
+    g.pipeline.run(actions, size, [&](const PipelineTask& task) {
+        int slot = task.batch_slot;
+        if (loaded[slot] != task.micro_batch) batches[slot] = load(task.micro_batch, slot);
+        loaded[slot] = task.micro_batch;
+        g.show(task);
+        work(batches[slot], task);
+    });
+}
+
+// From tokens to normf on the last stage.
+inline void forward(Gpt& g, const Batch& batch) {
+    auto load = [&](int, int) { return batch; };
+    run_pipeline(g, forward_actions(g.share.pipeline(1)), batch.B * batch.T, load,
+                 [&](const Batch& batch, const PipelineTask& task) { forward_part(g, batch, task); });
+}
+
+// Adds the losses of micro-batches load(0, slot), load(1, slot) ... to stats.
+template <typename Load>
+void add_losses(Gpt& g, int micro_batches, Load&& load) {
+    run_pipeline(g, forward_actions(g.share.pipeline(micro_batches)), g.workload.B * g.workload.T, load,
+                 [&](const Batch& batch, const PipelineTask& task) {
+                     forward_part(g, batch, task);
+                     if (task.part == g.share.last_part()) classify(g, batch, 0, false);
+                 });
+}
+
+// Adds their gradients too, with losses that count dloss times. ends_step: they are the last of the step.
+template <typename Load>
+void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, bool ends_step = true) {
+    auto actions = pipeline_actions(g.share.pipeline(micro_batches), g.share.stage());
+    run_pipeline(g, actions, g.workload.B * g.workload.T, load,
+                 [&](const Batch& batch, const PipelineTask& task) {
+                     bool last = ends_step && task.micro_batch == micro_batches - 1;
+                     switch (task.work) {
+                     case PipelineWork::forward:
+                         forward_part(g, batch, task);
+                         break;
+                     case PipelineWork::weight_gradient:
+                         weight_gradients(g, batch, task, last);
+                         break;
+                     default:
+                         backward_part(g, batch, task, dloss, last);
+                     }
+                 });
 }
 
 // ----------------------------------------------------------------------------
@@ -686,158 +973,93 @@ inline StepStats read_stats(Gpt& g, double targets) {
             stats[stat_stop] > 0};
 }
 
-// The first gradient of this rank that is not finite, for the message that stops a run; empty if there is
-// none.
-inline std::string first_bad_gradient(const Gpt& g) {
-    for (int unit = 0; unit < g.layout.units(); unit++) {
-        std::vector<float> values(g.state.part_size(unit));
-        cudaCheck(cudaMemcpy(values.data(), g.state.owned_grads(unit), values.size() * sizeof(float),
-                             cudaMemcpyDeviceToHost));
-        for (const TensorPart& part : g.state.owned_parts(unit)) {
-            const float* value = &values[part.at - g.state.owned_begin(unit)];
-            for (size_t i = 0; i < part.count; i++) {
-                if (!std::isfinite(value[i]))
-                    return text("%s[%zu] = %g", part.name.c_str(), part.first + i, value[i]);
-            }
-        }
-    }
-    return "";
-}
-
 // ----------------------------------------------------------------------------
 // sampling
 // ----------------------------------------------------------------------------
 
-// Logits of the tokens that follow rows `first`, first + 1, ... of normf, one row for each.
-inline std::vector<std::vector<float>> next_logits(Gpt& g, size_t first, int rows) {
-    auto& a = g.acts[0];
-    int unit = g.classifier_unit(), V = g.config.vocab_size, Vp = padded_vocab(g.config),
-        C = g.config.channels;
-    g.state.acquire(unit, 0);
-    matmul_forward(a.logits, a.normf + first * C, g.weights(unit)[g.classifier_weight()], nullptr, rows, C,
-                   Vp, g.stream);
-    g.state.release(unit);
-    std::vector<floatX> values((size_t)rows * Vp);
-    copy_to_host(values.data(), a.logits, values.size(), g.stream, g.mesh);
-    std::vector<std::vector<float>> logits;
-    for (int row = 0; row < rows; row++) {
-        const floatX* begin = &values[(size_t)row * Vp];
-        logits.emplace_back(begin, begin + V);
-    }
-    return logits;
-}
-
-// Continues `prompt` once for each of some texts, all of them together. What is not in the cache is computed
-// again: all of it where there is no cache. When the model's context is full, its older half is left out from
-// then on, and the rest has new positions.
-class Writer {
+// Continues `prompt` once for each of some texts with this model. One rank has the logits, and chooses.
+class Writer final : public TextWriter {
 public:
     Writer(Gpt& g, const std::vector<int>& prompt, int texts)
-        : g_(g),
-          cached_(g.workload.cache_length > 0),
-          limit_(cached_ ? g.workload.cache_length : std::min(g.workload.T, g.config.context)),
-          texts_(texts, prompt),
-          tokens_(std::max(limit_, texts)) {}
-
-    const std::vector<int>& text(int number) const { return texts_[number]; }
-
-    // Logits (V) of what comes next, for each text.
-    std::vector<std::vector<float>> next() {
-        int length = (int)(texts_[0].size() - begin_), rows = (int)texts_.size();
-        if (length > limit_) {
-            length = std::max(limit_ / 2, 1);
-            begin_ = texts_[0].size() - length;
-            past_ = 0;
-        }
-        std::vector<std::vector<float>> logits;
-        if (past_ > 0) {
-            std::vector<int> newest;
-            for (const auto& text : texts_) newest.push_back(text.back());
-            pass(newest, {.B = rows, .T = 1, .past = past_});
-            logits = next_logits(g_, 0, rows);
-        } else {
-            for (int row = 0; row < (all_alike_ ? 1 : rows); row++) logits.push_back(read(row, length));
-            if (all_alike_) logits.resize(rows, logits[0]);
-            if (all_alike_ && cached_) copy_first_row(length);
-        }
-        past_ = cached_ ? length : 0;
-        return logits;
-    }
-
-    // A token for each text. All ranks take those of the first.
-    void add(std::vector<int>& tokens) {
-        if (g_.mesh.world().size() > 1) {
-            copy_to_device(tokens_.data, tokens.data(), tokens.size(), g_.stream);
-            g_.mesh.world().broadcast(tokens_.data, tokens.size(), 0, Traffic::statistics, g_.stream);
-            copy_to_host(tokens.data(), tokens_.data, tokens.size(), g_.stream, g_.mesh);
-        }
-        for (size_t i = 0; i < texts_.size(); i++) texts_[i].push_back(tokens[i]);
-        all_alike_ = false;
-    }
+        : TextWriter(prompt, texts, g.workload.cache_length, std::min(g.workload.T, g.config.context),
+                     g.rows.ranks()),
+          g_(g),
+          chooser_({.pipeline = g.mesh.shape.pp - 1}),
+          tokens_(std::max(limit(), texts)) {}
 
 private:
+    std::vector<std::vector<float>> read(const std::vector<int>& tokens, int length, int row) override {
+        pass(tokens, {.B = 1, .T = (int)tokens.size(), .row = row});
+        return next_logits(length - 1, 1);
+    }
+
+    std::vector<std::vector<float>> go_on(const std::vector<int>& newest, int past) override {
+        pass(newest, {.B = (int)newest.size(), .T = 1, .past = past});
+        return next_logits(0, (int)newest.size());
+    }
+
     void pass(const std::vector<int>& tokens, Batch batch) {
         copy_to_device(tokens_.data, tokens.data(), tokens.size(), g_.stream);
         batch.tokens = tokens_.data;
         forward(g_, batch);
     }
 
-    // The last `length` tokens of a text, from the beginning.
-    std::vector<float> read(int row, int length) {
-        constexpr int step = 64;  // lengths are rounded up to this, so that products come in few shapes
-        std::vector<int> tokens(texts_[row].begin() + begin_, texts_[row].end());
-        tokens.resize(std::min(ceil_div(length, step) * step, limit_), 0);  // what is behind reaches nothing
-        pass(tokens, {.B = 1, .T = (int)tokens.size(), .row = row});
-        return next_logits(g_, length - 1, 1)[0];
+    // Logits of the tokens that follow rows `first`, first + 1, ... of normf, one row for each.
+    std::vector<std::vector<float>> next_logits(size_t first, int rows) {
+        std::vector<std::vector<float>> logits;
+        if (!g_.share.has_head()) return logits;
+        int unit = g_.classifier_unit(), Vp = g_.local_vocab(), C = g_.config.channels,
+            ranks = g_.rows.ranks();
+        size_t part = (size_t)rows * Vp;
+        g_.state.acquire(unit, 0);
+        floatX* all = g_.acts[0].logits;
+        matmul_forward(all + g_.rows.rank() * part, g_.acts[0].normf + first * C,
+                       g_.weights(unit)[g_.classifier_weight()], nullptr, rows, C, Vp, g_.stream);
+        g_.state.release(unit);
+        g_.rows.exchange(all, part);
+        if (!(g_.mesh.position == chooser_)) return logits;
+        std::vector<floatX> values(ranks * part);
+        copy_to_host(values.data(), all, values.size(), g_.stream, g_.mesh);
+        for (int row = 0; row < rows; row++) {
+            logits.emplace_back();
+            for (int rank = 0; rank < ranks; rank++) {
+                const floatX* begin = &values[rank * part + (size_t)row * Vp];
+                logits.back().insert(logits.back().end(), begin, begin + g_.share.words_of(rank).count);
+            }
+        }
+        return logits;
     }
 
-    // The prompt was read once.
-    void copy_first_row(int length) {
-        size_t row = cache_row_size(g_.config, limit_), used = cache_row_size(g_.config, length);
+    void copy_first_row(int length, int texts) override {
+        size_t row = cache_row_size(g_.config, limit()), used = cache_row_size(g_.config, length);
         for (const Activations& a : g_.acts) {
-            for (size_t i = 1; i < texts_.size(); i++) {
+            for (int i = 1; i < texts; i++) {
                 cudaCheck(cudaMemcpyAsync(a.cache + i * row, a.cache, used * sizeof(floatX),
                                           cudaMemcpyDeviceToDevice, g_.stream));
             }
         }
     }
 
+    // All ranks take the tokens of the one that chooses.
+    void share(std::vector<int>& tokens) override {
+        if (g_.mesh.world().size() == 1) return;
+        copy_to_device(tokens_.data, tokens.data(), tokens.size(), g_.stream);
+        g_.mesh.world().broadcast(tokens_.data, tokens.size(), rank_of(chooser_, g_.mesh.shape),
+                                  Traffic::statistics, g_.stream);
+        copy_to_host(tokens.data(), tokens_.data, tokens.size(), g_.stream, g_.mesh);
+    }
+
     Gpt& g_;
-    const bool cached_;
-    const int limit_;  // tokens that the model sees at once
-    std::vector<std::vector<int>> texts_;
-    bool all_alike_ = true;
-    size_t begin_ = 0;  // of what the model sees
-    int past_ = 0;      // tokens of that in the cache
-    DeviceInts tokens_;
+    const MeshPosition chooser_;
+    DeviceArray<int> tokens_;
 };
 
-// Adds up to `count` tokens to the prompt, for each key a text of its own: the same key gives the same text.
-// show(text, token) is called for each new token and says whether the text goes on; the token `end` ends it
-// too. All ranks do the same work, and take the tokens that the first one chooses.
+// Adds up to `count` tokens to the prompt, for each key a text of its own: write_texts() says how.
 template <typename Show>
 void generate(Gpt& g, const std::vector<int>& prompt, int count, int end, const Sampling& sampling,
               const std::vector<uint64_t>& keys, Show&& show) {
     Writer writer(g, prompt, (int)keys.size());
-    std::vector<bool> over(keys.size());
-    for (int i = 0; i < count && std::count(over.begin(), over.end(), false) > 0; i++) {
-        auto logits = writer.next();
-        std::vector<int> tokens(keys.size());
-        std::string trouble;
-        for (size_t row = 0; row < keys.size(); row++) {
-            if (over[row]) continue;
-            float u = random_uniform(philox(keys[row], i).at[0]);
-            note_trouble(trouble, [&] {
-                tokens[row] = choose_token(std::move(logits[row]), sampling, writer.text((int)row), u);
-            });
-        }
-        if (!trouble.empty()) tokens[0] = -1;  // so that all ranks hear of it
-        writer.add(tokens);
-        if (tokens[0] < 0) fail("%s", trouble.empty() ? "sample: no token can be chosen" : trouble.c_str());
-        for (size_t row = 0; row < keys.size(); row++) {
-            if (!over[row]) over[row] = tokens[row] == end || !show((int)row, tokens[row]);
-        }
-    }
+    write_texts(writer, count, end, sampling, keys, show);
 }
 
 // ----------------------------------------------------------------------------
@@ -870,8 +1092,13 @@ inline ZeroSettings zero_settings(const Options& o) {
             .prefetch = o.prefetch};
 }
 
-inline MeshShape mesh_shape(const Options& o) {
-    return {.tp = o.tp, .pp = o.pp, .dp = o.dp, .shard = o.shard_group};
+inline Division division_of(const Options& o, const Workload& w) {
+    size_t parameters = parameter_layout(o).parameter_count();
+    double state =
+        (double)memory_total(ZeroState::memory(parameter_layout(o), {}, zero_settings(o))) / parameters;
+    return divide(o, {.state = state * block_parameters(o),
+                      .activations = (double)layer_bytes(o, w, Share(o, {.tp = o.tp}, {}, true)),
+                      .table = state * padded_vocab(o) * o.channels});
 }
 
 // Makes the loss of all ranks NaN, because this one is in trouble.
@@ -884,11 +1111,10 @@ inline void spoil_loss(Gpt& g) {
 inline float evaluate(Gpt& g, Batches& batches, uint64_t count, const std::string& trouble) {
     cudaCheck(cudaMemsetAsync(g.stats, 0, stat_count * sizeof(float), g.stream));
     uint64_t B = g.workload.B, of_all = B * g.mesh.shape.dp;
-    for (uint64_t first = B * g.mesh.data_rank(); first < ceil_div(count, of_all) * of_all; first += of_all) {
-        Batch batch = batches.load(first, (int)std::min(B, count - std::min(count, first)));
-        forward(g, batch);
-        classify(g, batch, 0, false);
-    }
+    add_losses(g, (int)ceil_div(count, of_all), [&](int micro, int slot) {
+        uint64_t first = micro * of_all + B * g.mesh.data_rank();
+        return batches.load(first, (int)std::min(B, count - std::min(count, first)), slot);
+    });
     if (!trouble.empty()) spoil_loss(g);
     g.state.sum_statistics(g.stats);
     return read_stats(g, (double)count * g.workload.T).loss;
@@ -901,10 +1127,10 @@ inline void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batch
     int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), B = g.workload.B;
     float dloss = 1.0f / ((float)micro_batches * ranks * B * g.workload.T);
     zero_gradients(g);
-    for (int micro = 0; micro < micro_batches; micro++) {
-        Batch batch = batches.load(first + ((uint64_t)micro * ranks + rank) * B, B);
-        accumulate_gradients(g, batch, dloss, micro == micro_batches - 1);
-    }
+    auto load = [&](int micro, int slot) {
+        return batches.load(first + ((uint64_t)micro * ranks + rank) * B, B, slot);
+    };
+    accumulate_gradients(g, micro_batches, load, dloss);
     if (!trouble.empty()) spoil_loss(g);
     if (stop_requested) {
         constexpr int some_number = 0x3f;
@@ -923,14 +1149,6 @@ inline AdamW adamw_settings(const Options& o, int step) {
             o.stochastic_rounding};
 }
 
-// The tokens a text starts from: the prompt, or what comes before a document.
-inline std::vector<int> prompt_tokens(const Options& o, const Tokenizer* tokenizer, std::string_view prompt) {
-    if (prompt.empty()) return {std::max(o.document_end, 0)};
-    std::vector<int> tokens = tokenizer->encode(prompt);
-    if (tokens.empty()) fail("--prompt: has no tokens; give it other text, or use another tokenizer");
-    return tokens;
-}
-
 inline std::string sample_text(Gpt& g, const Options& o, const Tokenizer* tokenizer, int step) {
     TextDecoder decoder(tokenizer, o.prompt.empty());
     std::string sample = o.prompt;
@@ -947,103 +1165,19 @@ inline std::string sample_text(Gpt& g, const Options& o, const Tokenizer* tokeni
 // the train command
 // ----------------------------------------------------------------------------
 
-// The GEMM rate of this device, from the largest product that takes a reasonable time and fits beside the
-// model.
-inline double measured_gemm_rate(cudaStream_t stream) {
-    double rate = 0;
-    for (int size = 512; size <= 8192; size *= 2) {
-        if (rate > 0 && 3 * sizeof(floatX) * size * size > available_memory()) break;
-        rate = std::max(rate, gemm_rate(size, stream));
-        if (2.0 * size * size * size / rate > 0.01) break;
-    }
-    return rate;
-}
-
-inline void print_memory(const Options& o, const Workload& workload, int ranks_sharing) {
-    auto classes = memory_classes(o, workload, zero_settings(o), mesh_shape(o));
+inline void print_memory(const Options& o, const Workload& workload, const Division& division,
+                         int ranks_sharing) {
+    auto classes = memory_classes(o, workload, zero_settings(o), mesh_shape(o), division);
     size_t available = available_memory(ranks_sharing);
     printf("memory      ");
     for (const MemoryClass& part : classes) printf(" %s %s,", part.name, size_text(part.bytes).c_str());
     printf(" %s in all%s\n             %s free and %s kept for libraries, enough for --micro-batch %d\n",
-           size_text(memory_total(classes)).c_str(), o.dp > 1 ? " on each rank" : "",
+           size_text(memory_total(classes)).c_str(),
+           o.pp > 1          ? " on the stage that takes most"
+           : o.dp * o.tp > 1 ? " on each rank"
+                             : "",
            size_text(available).c_str(), size_text(library_memory).c_str(),
-           largest_micro_batch(o, workload, zero_settings(o), mesh_shape(o), available));
-}
-
-inline void print_run(const Options& o, const Workload& workload, const TokenLoader& data) {
-    double count = (double)parameter_layout(o).parameter_count();
-    printf("model        %s: %s parameters, %d layers of %d channels, %sFLOP per token (%s if attention "
-           "counts causal)\n",
-           o.model.c_str(), human(count).c_str(), o.layers, o.channels,
-           human(flops_per_token(o, workload.T, false)).c_str(),
-           human(flops_per_token(o, workload.T, true)).c_str());
-    printf("data         %s tokens, %s samples of %d\n", human((double)data.total_tokens()).c_str(),
-           human((double)data.samples_per_epoch()).c_str(), workload.T);
-    for (const std::string& line : data.summary()) printf("             %s\n", line.c_str());
-    for (const std::string& path : data.too_short())
-        printf("             %s is shorter than a sample: not used\n", path.c_str());
-    double epochs = (double)o.steps * o.global_batch / workload.T / data.samples_per_epoch();
-    printf("run          %s: %d steps of %lld tokens (%d x %d at a time%s), %.2f epochs\n", o.run_dir.c_str(),
-           o.steps, o.global_batch, workload.B, workload.T,
-           o.dp > 1 ? text(" on each of %d ranks", o.dp).c_str() : "", epochs);
-}
-
-// By this rank, since the start.
-inline uint64_t sent_bytes() {
-    uint64_t bytes = 0;
-    for (auto& of_kind : traffic_bytes) bytes += of_kind;
-    return bytes;
-}
-
-// Options about rounding depend on what parameters are made of, which is decided when the program is built.
-inline void check_precision(const Options& o) {
-    if (sizeof(floatX) == sizeof(float)) {
-        const char* remedy =
-            "parameters are fp32 in this program; leave it out, or build with PRECISION=bf16";
-        if (o.stochastic_rounding) fail("--stochastic-rounding on: %s", remedy);
-        if (!o.master_weights) fail("--master-weights off: %s", remedy);
-    } else if (!o.master_weights && !o.stochastic_rounding) {
-        fail("--master-weights off: bf16 alone loses small updates; add --stochastic-rounding on");
-    }
-}
-
-// The sign that a NaN can have says nothing.
-inline float without_sign(float value) {
-    return std::isnan(value) ? NAN : value;
-}
-
-inline int ranks_sharing_device([[maybe_unused]] const World& world) {
-#ifdef RANKS_USE_NCCL
-    return 1;  // though a rank may see no device but its own
-#else
-    int devices;
-    cudaCheck(cudaGetDeviceCount(&devices));
-    return ceil_div(world.local_size(), devices);
-#endif
-}
-
-inline void check_communication(const Options& o) {
-    if (o.tp > 1 || o.pp > 1) {
-        fail("--tp %d --pp %d: models are cut over data ranks only; leave both out, and use --zero 3 where "
-             "one "
-             "device is too small",
-             o.tp, o.pp);
-    }
-#ifdef RANKS_USE_NCCL
-    if (o.throttle_link > 0) {
-        fail("--throttle-link %g: NCCL's links cannot be slowed down; leave it out, or build with COMM=mpi",
-             o.throttle_link);
-    }
-#else
-    host_link_speed(o.throttle_link);
-#endif
-}
-
-// Where all ranks learn that one of them is in trouble.
-inline void raise_trouble(const World& world, const std::string& trouble) {
-    world.together([&] {
-        if (!trouble.empty()) fail("%s", trouble.c_str());
-    });
+           largest_micro_batch(o, workload, zero_settings(o), mesh_shape(o), division, available));
 }
 
 // For all ranks, after a step whose loss or gradient is not finite: throws the reason.
@@ -1051,7 +1185,7 @@ inline void raise_not_finite(const Gpt& g, const World& world, const std::string
                              const StepStats& stats) {
     raise_trouble(world, trouble);
     std::string bad;
-    for (const std::string& of_rank : world.gather(first_bad_gradient(g))) {
+    for (const std::string& of_rank : world.gather(first_bad_gradient(g.state))) {
         if (bad.empty()) bad = of_rank;
     }
     raise_trouble(world,
@@ -1061,16 +1195,11 @@ inline void raise_not_finite(const Gpt& g, const World& world, const std::string
                        bad.empty() ? "none" : bad.c_str()));
 }
 
-// Ends the job because of an error that only this rank knows of: the others may wait for it.
-[[noreturn]] inline void leave_alone(const World& world, const std::exception& error) {
-    fprintf(stderr, "train_gpt: %s: %s\n", world.name().c_str(), one_line(message_of(error)).c_str());
-    world.abort();
-}
-
 // For all ranks.
 inline void train(const Options& o, const World& world) {
     // What can be refused is refused before the run directory is made and memory is taken.
     Workload workload = training_workload(o);
+    Division division;
     std::unique_ptr<TokenLoader> train_data, val_data;
     std::unique_ptr<Tokenizer> tokenizer;
     std::unique_ptr<RunLog> log;
@@ -1089,7 +1218,8 @@ inline void train(const Options& o, const World& world) {
             if (*loader) (*loader)->load(0, tokens.data(), tokens.data() + workload.T);
         }
         tokenizer = Tokenizer::load_if_any(o.tokenizer);
-        check_memory(o, workload, zero_settings(o), mesh_shape(o), ranks_sharing_device(world));
+        division = division_of(o, workload);
+        check_memory(o, workload, zero_settings(o), mesh_shape(o), division, ranks_sharing_device(world));
     });
     world.together([&] {
         if (!world.is_root()) return;
@@ -1105,22 +1235,27 @@ inline void train(const Options& o, const World& world) {
     cudaCheck(cudaGetDeviceProperties(&device, 0));
     printf("device       %s (%s, %s; %s)\n", device.name, device_name, floatX_name,
            communication_libraries().c_str());
-    print_run(o, workload, *train_data);
-    print_memory(o, workload, ranks_sharing_device(world));
+    print_run(o, *train_data);
+    print_memory(o, workload, division, ranks_sharing_device(world));
     fflush(stdout);
 
     Mesh mesh(world, mesh_shape(o), nullptr);
     mesh.timeout_seconds = o.communication_timeout;
     if (world.size() > 1) printf("ranks        %s\n", mesh.picture().c_str());
+    if (o.pp > 1) printf("pipeline     %s\n", pipeline_text(division, o.pp_schedule).c_str());
     ZeroSettings settings = zero_settings(o);
     settings.host_threads = threads_per_rank(world);
-    Gpt g(o, workload, settings, mesh);
+    Gpt g(o, workload, settings, mesh, division);
     initialize(g, o.seed);
     const std::string weights = weights_path(o.run_dir);
     auto save = [&] {
-        save_weights(g.state, {{"options", options_to_json(o, command_train)}}, weights, world);
+        auto layout_at = [&](const MeshPosition& position) {
+            return parameter_layout(o, o.dp, Share(o, division, position, true).place());
+        };
+        save_weights(g.state, layout_at, {{"options", options_to_json(o, command_train)}}, weights, world);
     };
-    double gemm = measured_gemm_rate(g.stream), published = published_peak(device.name, sizeof(floatX) == 2);
+    double gemm = measured_gemm_rate(available_memory(), g.stream),
+           published = published_peak(device.name, sizeof(floatX) == 2);
     Meter meter(o, workload.T, o.peak_tflops > 0 ? o.peak_tflops * 1e12 : published, gemm, world.size());
     printf("rate         %sFLOP/s measured in products%s\n", human(gemm).c_str(),
            published > 0 ? text(", %sFLOP/s published", human(published).c_str()).c_str() : "");
@@ -1132,7 +1267,7 @@ inline void train(const Options& o, const World& world) {
         uint64_t stride = (uint64_t)workload.B * o.dp;  // the data ranks take turns
         return std::make_unique<Batches>(
             make_batch_source(world, o.data_reader == "node", loader, shape, stride), o.reset_positions,
-            g.stream, mesh, trouble);
+            g.stream, mesh, trouble, g.share.room.micro_batches);
     };
     std::unique_ptr<Batches> batches = make_batches(*train_data), val_batches;
     uint64_t val_samples = 0;
@@ -1140,7 +1275,7 @@ inline void train(const Options& o, const World& world) {
         val_batches = make_batches(*val_data);
         val_samples = std::min<uint64_t>(val_data->samples_per_epoch(), o.val_batches * samples_per_step);
     }
-    int micro_batches = (int)(samples_per_step / ((uint64_t)workload.B * o.dp));
+    int micro_batches = micro_batches_per_step(o);
     // mpirun shows its processes a terminal whatever its own output is
     StepLog progress(o, meter, log.get(), isatty(1) && !launched_processes());
     stop_on_signals();
@@ -1208,189 +1343,56 @@ inline std::unique_ptr<Gpt> load_model(const TrainedModel& model, const Workload
     return g;
 }
 
-// Continues a prompt and prints it: a single text as it comes, several when all are there.
-inline void print_samples(Gpt& g, const TrainedModel& model, const Options& command,
-                          const std::string& prompt, int number) {
-    const Options& o = model.options;
-    int samples = command.samples;
-    bool streams = samples == 1;
-    std::vector<uint64_t> keys;
-    std::vector<TextDecoder> decoders(samples, TextDecoder(model.tokenizer.get(), prompt.empty()));
-    std::vector<StopText> stops(samples, StopText(command.stop));
-    std::vector<std::string> texts(samples, prompt);
-    for (int i = 0; i < samples; i++) keys.push_back(random_key(command.seed, text("sample %d", number + i)));
-    auto add = [&](int i, const std::string& piece) {
-        texts[i] += piece;
-        if (!streams) return;
-        print_bytes(piece);
-        fflush(stdout);
-    };
-
-    if (streams) print_bytes(prompt);
-    double start = seconds_now();
-    long long tokens = 0;
-    generate(g, prompt_tokens(o, model.tokenizer.get(), prompt), command.tokens, o.document_end,
-             {command.temperature, command.top_k, command.top_p, command.min_p, command.repetition_penalty},
-             keys, [&](int i, int token) {
-                 tokens++;
-                 add(i, stops[i].add(decoders[i].add(token)));
-                 return !stops[i].stopped();
-             });
-    double seconds = seconds_now() - start;
-    for (int i = 0; i < samples; i++) {
-        add(i, stops[i].add(decoders[i].finish()));
-        add(i, stops[i].finish());
-        if (!streams) print_bytes(texts[i]);
-        printf("\n%s", i + 1 < samples ? "----\n" : "");
-    }
-    check_standard_output();
-    fprintf(stderr, "%lld tokens in %.1f s, %.1f tokens/s\n", tokens, seconds, tokens / seconds);
-}
-
 inline void sample(const Options& command) {
     TrainedModel model(command.run, command.tokenizer);
-    const Options& o = model.options;
-    std::string prompt = command.prompt_file.empty() ? command.prompt : read_text(command.prompt_file);
-    if (!model.tokenizer && (command.interactive || !prompt.empty() || !command.stop.empty())) {
-        const char* option = command.interactive           ? "--interactive"
-                             : prompt.empty()              ? "--stop"
-                             : command.prompt_file.empty() ? "--prompt"
-                                                           : "--prompt-file";
-        fail("%s: needs a tokenizer, and there is none for %s; leave it out, or name one with --tokenizer",
-             option, model.reader.path().c_str());
-    }
-    // A prompt that is not known yet may fill the context.
-    size_t length = command.interactive
-                        ? o.context
-                        : prompt_tokens(o, model.tokenizer.get(), prompt).size() + command.tokens;
-    int limit = (int)std::min<size_t>(length, o.context);
+    std::string prompt = sample_prompt(model, command);
+    int length = sample_length(model, command, prompt), samples = command.samples;
     Workload workload = {.B = 1,
-                         .T = std::max(limit, command.samples),
+                         .T = std::max(length, samples),
                          .training = false,
-                         .loss_chunk = command.samples,
-                         .cache_rows = command.cache ? command.samples : 0,
-                         .cache_length = command.cache ? limit : 0};
+                         .loss_chunk = samples,
+                         .cache_rows = command.cache ? samples : 0,
+                         .cache_length = command.cache ? length : 0};
     std::unique_ptr<Gpt> g = load_model(model, workload);
-    if (!command.interactive) return print_samples(*g, model, command, prompt, 0);
-    bool on_terminal = isatty(STDIN_FILENO);
-    for (int number = 0;; number++) {
-        if (on_terminal) fputs("> ", stdout), fflush(stdout);
-        if (!std::getline(std::cin, prompt)) break;
-        if (prompt.ends_with('\r')) prompt.pop_back();
-        if (!prompt.empty()) print_samples(*g, model, command, prompt, number);
-    }
-    if (on_terminal) printf("\n");
+    auto writer = [&](const std::vector<int>& tokens, int texts) { return Writer(*g, tokens, texts); };
+    write_samples(model, command, prompt, writer);
 }
 
 // ----------------------------------------------------------------------------
 // the eval command
 // ----------------------------------------------------------------------------
 
-// Reads (N) losses of the last batch, and calls visit(position, loss) for those that have a target.
-template <typename Visit>
-void each_loss(Gpt& g, const int* targets, Visit&& visit) {
-    std::vector<float> losses((size_t)g.workload.B * g.workload.T);
-    copy_to_host(losses.data(), g.acts[0].losses, losses.size(), g.stream, g.mesh);
-    for (size_t i = 0; i < losses.size(); i++) {
-        if (targets[i] >= 0) visit(i, losses[i]);
-    }
-}
-
-// Loss, perplexity and bits per byte on token files.
-inline void evaluate_data(Gpt& g, const TrainedModel& model, const Options& command) {
-    const Options& o = model.options;
+// The losses (B*T) of a batch as data/evaluation.h has them. `device` has room for three numbers of each
+// position.
+inline std::vector<float> batch_losses(Gpt& g, const HostBatch& host, bool reset_positions,
+                                       DeviceArray<int>& device) {
     int B = g.workload.B, T = g.workload.T;
-    TokenLoader loader(command.data, o.vocab_size, T, SampleOrder::sequential);
-    uint64_t count = loader.samples_per_epoch();
-    if (command.limit > 0) count = std::min<uint64_t>(count, command.limit);
-    std::string trouble;
-    BatchShape shape = {B, T, o.document_end};
-    Batches batches(std::make_unique<BatchReader>(loader, shape, B), o.reset_positions, g.stream, g.mesh,
-                    trouble);
-    double loss = 0;
-    uint64_t targets = 0, bytes = 0;
-    ProgressLine progress("eval", (double)count * T, "tokens");
-    for (uint64_t first = 0; first < count; first += B) {
-        Batch batch = batches.load(first, (int)std::min<uint64_t>(B, count - first));
-        if (!trouble.empty()) fail("%s", trouble.c_str());
-        forward(g, batch);
-        classify(g, batch, 0, false);
-        each_loss(g, batches.targets(), [&](size_t i, float value) {
-            int target = batches.targets()[i];
-            loss += value;
-            targets++;
-            if (!model.tokenizer || target == o.document_end) return;
-            if (!model.tokenizer->has(target)) {
-                fail("%s: has token %d, which the tokenizer has not; name the one it was made with",
-                     command.data.c_str(), target);
-            }
-            bytes += model.tokenizer->token_bytes(target).size();
-        });
-        progress.add((double)B * T);
-    }
-    progress.clear();
-    double mean = loss / targets;
-    printf("loss %.4f  perplexity %.2f", mean, std::exp(mean));
-    if (bytes > 0) printf("  bits per byte %.4f", loss / std::log(2.0) / bytes);
-    printf("  (%llu tokens%s in %llu samples of %s)\n", (unsigned long long)targets,
-           bytes > 0 ? text(", %llu bytes of text", (unsigned long long)bytes).c_str() : "",
-           (unsigned long long)count, command.data.c_str());
-}
-
-// Which choice the model finds likeliest, for multiple-choice questions.
-inline void evaluate_choices(Gpt& g, const TrainedModel& model, const Options& command) {
-    std::vector<ChoiceExample> examples =
-        read_choices(command.choices, model.tokenizer.get(), model.options.vocab_size);
-    if (command.limit > 0 && examples.size() > (size_t)command.limit) examples.resize(command.limit);
-    int B = g.workload.B, T = g.workload.T;
-    std::vector<std::vector<double>> likelihoods;
-    std::vector<std::pair<size_t, size_t>> rows;  // example and choice
-    for (size_t i = 0; i < examples.size(); i++) {
-        likelihoods.emplace_back(examples[i].choices.size());
-        for (size_t j = 0; j < examples[i].choices.size(); j++) rows.push_back({i, j});
-    }
-    DeviceInts device((size_t)2 * B * T);
-    ProgressLine progress("eval", (double)rows.size(), "choices");
-    for (size_t first = 0; first < rows.size(); first += B) {
-        std::vector<int> inputs((size_t)2 * B * T);
-        int* targets = inputs.data() + (size_t)B * T;
-        std::fill_n(targets, (size_t)B * T, -1);
-        for (size_t i = first; i < std::min(first + B, rows.size()); i++) {
-            size_t at = (i - first) * T;
-            choice_row(examples[rows[i].first], rows[i].second, T, &inputs[at], targets + at);
-        }
-        copy_to_device(device.data, inputs.data(), inputs.size(), g.stream);
-        Batch batch = {.B = B, .T = T, .tokens = device.data, .targets = device.data + (size_t)B * T};
-        forward(g, batch);
-        classify(g, batch, 0, false);
-        each_loss(g, targets, [&](size_t i, float loss) {
-            auto [example, choice] = rows[first + i / T];
-            likelihoods[example][choice] -= loss;
-        });
-        progress.add(B);
-    }
-    progress.clear();
-    ChoiceScore score;
-    for (size_t i = 0; i < examples.size(); i++) score.add(examples[i], likelihoods[i]);
-    printf("right %.1f%% by the sum of log-likelihoods, %.1f%% by their mean per token (+- %.1f), of %lld "
-           "questions of %s\n",
-           100 * score.accuracy(), 100 * score.accuracy_by_mean(),
-           100 * score.standard_error(score.accuracy()), (long long)score.examples, command.choices.c_str());
+    size_t N = (size_t)B * T;
+    copy_to_device(device.data, host.tokens, (host.doc_start ? 3 : 2) * N, g.stream);
+    const int* documents = host.doc_start ? device.data + 2 * N : nullptr;
+    Batch batch = {.B = B,
+                   .T = T,
+                   .tokens = device.data,
+                   .targets = device.data + N,
+                   .doc_start = documents,
+                   .counted_from = reset_positions ? documents : nullptr};
+    forward(g, batch);
+    classify(g, batch, 0, false);
+    std::vector<float> losses(N);
+    copy_to_host(losses.data(), g.acts[0].losses, N, g.stream, g.mesh);
+    return losses;
 }
 
 inline void evaluate_run(const Options& command) {
     TrainedModel model(command.run, command.tokenizer);
-    Options& o = model.options;
-    o.micro_batch = command.micro_batch;
-    o.sequence_length = command.sequence_length;
-    complete_sequence_length(o);
-    check_micro_batch(o);
+    const Options& o = shape_evaluation(model.options, command);
     int tokens = o.micro_batch * o.sequence_length;
     Workload workload = {o.micro_batch, o.sequence_length, false, Recompute::none,
                          chosen_loss_chunk(o, tokens)};
     std::unique_ptr<Gpt> g = load_model(model, workload);
-    if (!command.data.empty()) evaluate_data(*g, model, command);
-    if (!command.choices.empty()) evaluate_choices(*g, model, command);
+    DeviceArray<int> device((size_t)3 * tokens);
+    auto losses = [&](const HostBatch& batch) { return batch_losses(*g, batch, o.reset_positions, device); };
+    print_scores(model, command, losses);
 }
 
 // ----------------------------------------------------------------------------

@@ -43,15 +43,22 @@ inline void nccl_check(ncclResult_t result, const char* call, const char* file, 
 // ----------------------------------------------------------------------------
 // traffic
 
-enum class Traffic { gradients, parameters, statistics, weights };
-inline constexpr std::array<const char*, 4> traffic_names = {"gradients", "parameters", "statistics",
-                                                             "weights"};
+enum class Traffic { gradients, parameters, statistics, weights, activations, pipeline };
+inline constexpr std::array<const char*, 6> traffic_names = {"gradients", "parameters",  "statistics",
+                                                             "weights",   "activations", "pipeline"};
 
 inline std::array<std::atomic<uint64_t>, traffic_names.size()> traffic_bytes;
 
 // What this process has sent (when its streams are done) since the start or reset_traffic.
 inline uint64_t bytes_sent(Traffic kind) {
     return traffic_bytes[(size_t)kind];
+}
+
+// Of all kinds.
+inline uint64_t sent_bytes() {
+    uint64_t bytes = 0;
+    for (auto& of_kind : traffic_bytes) bytes += of_kind;
+    return bytes;
 }
 
 inline void reset_traffic() {
@@ -86,9 +93,26 @@ constexpr ncclDataType_t nccl_type() {
 // ----------------------------------------------------------------------------
 // communicators
 
-// A group of ranks. Copies are the same group. Default constructed: a group of one, where every call does
-// nothing. All ranks of a group make the same calls in the same order. Calls on data put their work on the
-// stream and return; they throw Error if NCCL refuses. T: float, floatX, or an integer.
+// A stream for communication: where it competes with computation for a GPU, it goes first.
+inline cudaStream_t new_communication_stream() {
+    int least, greatest;
+    cudaStream_t stream;
+    cudaCheck(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    cudaCheck(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest));
+    return stream;
+}
+
+// Calls that work() makes begin together: many small messages then take little longer than one.
+template <typename Work>
+void grouped(Work&& work) {
+    ncclCheck(ncclGroupStart());
+    work();
+    ncclCheck(ncclGroupEnd());
+}
+
+// A group of ranks. Copies are the same group. Default constructed: a group of one, where calls do nothing
+// but copy what shall be elsewhere. All ranks of a group make the same calls in the same order. Calls on data
+// put their work on the stream and return; they throw Error if NCCL refuses. T: float, floatX, or an integer.
 class Communicator {
 public:
     Communicator() = default;
@@ -115,20 +139,32 @@ public:
     }
 
     // Ranks with the same color form a group, ordered by key. A rank with a negative color is in none: a
-    // group of one.
-    Communicator split(int color, int key) const {
+    // group of one. max_blocks: of each of its kernels on a GPU, of which other work keeps the rest.
+    Communicator split(int color, int key, [[maybe_unused]] int max_blocks = 32) const {
         if (size() == 1) return {};
         ncclComm_t part = nullptr;
-        check_call(ncclCommSplit(comm(), color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &part, nullptr),
+        ncclConfig_t* config = nullptr;
+#if defined(__CUDACC__) && !defined(COMM_MPI)
+        ncclConfig_t limited = NCCL_CONFIG_INITIALIZER;
+        limited.maxCTAs = max_blocks;
+        config = &limited;
+#endif
+        check_call(ncclCommSplit(comm(), color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &part, config),
                    "ncclCommSplit", __LINE__);
         if (!part) return {};
         Communicator made(part);
         return made.size() == 1 ? Communicator() : made;
     }
 
-    int rank() const { return shared_ ? shared_->rank : 0; }
-    int size() const { return shared_ ? shared_->size : 1; }
-    bool same_group(const Communicator& other) const { return shared_ == other.shared_; }
+    int rank() const {
+        return shared_ ? shared_->rank : 0;
+    }
+    int size() const {
+        return shared_ ? shared_->size : 1;
+    }
+    bool same_group(const Communicator& other) const {
+        return shared_ == other.shared_;
+    }
 
     // The sum over the ranks, in place. (count)
     template <typename T>
@@ -145,8 +181,13 @@ public:
     // it was.
     template <typename T>
     void reduce_scatter(T* data, size_t part, Traffic kind, cudaStream_t stream) const {
-        if (!shared_) return;
-        T* own = data + (size_t)rank() * part;
+        reduce_scatter(data, data + (size_t)rank() * part, part, kind, stream);
+    }
+
+    // The same to `own` (part), which lies elsewhere; all of data (size * part) is as it was.
+    template <typename T>
+    void reduce_scatter(const T* data, T* own, size_t part, Traffic kind, cudaStream_t stream) const {
+        if (!shared_) return copy_own(own, data, part, stream);
         check_call(ncclReduceScatter(data, own, part, nccl_type<T>(), ncclSum, comm(), stream),
                    "ncclReduceScatter", __LINE__);
         add(kind, (size_t)(size() - 1) * part * sizeof(T));
@@ -155,8 +196,13 @@ public:
     // The part at data + rank * part of every rank, to all. data (size * part)
     template <typename T>
     void all_gather(T* data, size_t part, Traffic kind, cudaStream_t stream) const {
-        if (!shared_) return;
-        const T* own = data + (size_t)rank() * part;
+        all_gather(data + (size_t)rank() * part, data, part, kind, stream);
+    }
+
+    // The same from `own` (part), which lies elsewhere.
+    template <typename T>
+    void all_gather(const T* own, T* data, size_t part, Traffic kind, cudaStream_t stream) const {
+        if (!shared_) return copy_own(data, own, part, stream);
         check_call(ncclAllGather(own, data, part, nccl_type<T>(), comm(), stream), "ncclAllGather", __LINE__);
         add(kind, (size_t)(size() - 1) * part * sizeof(T));
     }
@@ -231,13 +277,22 @@ private:
         if (!shared_) fail("communicator: a group of one sends to rank %d", other);
     }
 
+    // What a group of one has to do.
+    template <typename T>
+    static void copy_own(T* to, const T* from, size_t count, cudaStream_t stream) {
+        if (to == from) return;
+        cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDeviceToDevice, stream));
+    }
+
     // Elements in a chunk, of `count` cut into one for each rank.
     size_t chunk(size_t count, int index) const {
         auto ranks = (size_t)size(), c = (size_t)index % ranks;
         return count / ranks + (c < count % ranks);
     }
 
-    static void add(Traffic kind, size_t bytes) { traffic_bytes[(size_t)kind] += bytes; }
+    static void add(Traffic kind, size_t bytes) {
+        traffic_bytes[(size_t)kind] += bytes;
+    }
 
     std::shared_ptr<Shared> shared_;
 };

@@ -33,16 +33,17 @@ struct Batch {
 // be read is written to `trouble`, and the batch has no targets: one rank alone cannot leave a step.
 class Batches {
 public:
-    // reset_positions: positions are counted from the beginning of each document.
+    // reset_positions: positions are counted from the beginning of each document. slots: batches that are on
+    // the device at the same time.
     Batches(std::unique_ptr<BatchSource> source, bool reset_positions, cudaStream_t stream, const Mesh& mesh,
-            std::string& trouble)
+            std::string& trouble, int slots = 1)
         : source_(std::move(source)),
           reset_positions_(reset_positions),
           stream_(stream),
           mesh_(mesh),
           trouble_(trouble),
           size_(batch_ints(source_->shape().B, source_->shape().T)) {
-        allocate(device_, size_);
+        allocate(device_, size_ * slots);
         for (Slot& slot : slots_) {
             cudaCheck(cudaMallocHost((void**)&slot.host, size_ * sizeof(int)));
             cudaCheck(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming));
@@ -61,8 +62,10 @@ public:
     Batches(const Batches&) = delete;
     Batches& operator=(const Batches&) = delete;
 
-    // Samples first, first + 1, ... in the order of the run; rows from `count` on have no targets.
-    Batch load(uint64_t first, int count) {
+    // Samples first, first + 1, ... in the order of the run; rows from `count` on have no targets. On the
+    // device they take the place of what was loaded to this slot.
+    Batch load(uint64_t first, int count, int slot_on_device = 0) {
+        int* device = device_ + slot_on_device * size_;
         Slot& slot = slots_[next_++ % 2];
         wait_for(slot.copied, mesh_);  // its memory is free once the last copy from it is over
         const HostBatch* batch = nullptr;
@@ -72,23 +75,19 @@ public:
         int buckets = batch->buckets;
         auto [B, T, document_end] = source_->shape();
         size_t N = (size_t)B * T;
-        targets_ = slot.host + N;
-        cudaCheck(cudaMemcpyAsync(device_, slot.host, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
+        cudaCheck(cudaMemcpyAsync(device, slot.host, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
         cudaCheck(cudaEventRecord(slot.copied, stream_));
-        const int* documents = document_end >= 0 ? device_ + 2 * N : nullptr;
+        const int* documents = document_end >= 0 ? device + 2 * N : nullptr;
         return {.B = B,
                 .T = T,
-                .tokens = device_,
-                .targets = device_ + N,
-                .order = device_ + 3 * N,
-                .starts = device_ + 4 * N,
+                .tokens = device,
+                .targets = device + N,
+                .order = device + 3 * N,
+                .starts = device + 4 * N,
                 .doc_start = documents,
                 .buckets = buckets,
                 .counted_from = reset_positions_ ? documents : nullptr};
     }
-
-    // (B, T) of the last batch, until the next one.
-    const int* targets() const { return targets_; }
 
 private:
     struct Slot {
@@ -104,6 +103,5 @@ private:
     const size_t size_;  // ints
     int* device_;
     Slot slots_[2];
-    const int* targets_ = nullptr;
     size_t next_ = 0;
 };

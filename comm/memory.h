@@ -6,6 +6,7 @@ Memory is taken at the start, one allocation for each class, in sizes that are k
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "data/error.h"        // fail, text
 #include "kernels/common.cuh"  // the CUDA runtime, cudaCheck
@@ -23,6 +24,13 @@ struct MemoryClass {
     size_t bytes;
     bool on_host = false;  // pinned host memory
 };
+
+// On the device.
+inline size_t memory_total(const std::vector<MemoryClass>& classes) {
+    size_t total = 0;
+    for (const MemoryClass& part : classes) total += part.on_host && has_own_memory ? 0 : part.bytes;
+    return total;
+}
 
 inline std::string size_text(size_t bytes) {
     return bytes < (size_t)1 << 30 ? text("%.1f MiB", bytes / 0x1p20) : text("%.2f GiB", bytes / 0x1p30);
@@ -51,12 +59,25 @@ void allocate(T*& pointer, size_t count, bool on_host = false) {
     cudaCheck(error);
 }
 
-// Numbers on the device, for as long as this lives.
-struct DeviceInts {
-    int* data;
+// Memory of the device, for as long as this lives.
+template <typename T>
+struct DeviceArray {
+    T* data;
 
-    explicit DeviceInts(size_t count) { allocate(data, count); }
-    ~DeviceInts() { cudaFree(data); }
-    DeviceInts(const DeviceInts&) = delete;
-    DeviceInts& operator=(const DeviceInts&) = delete;
+    explicit DeviceArray(size_t count) { allocate(data, count); }
+    ~DeviceArray() { cudaFree(data); }
+    DeviceArray(const DeviceArray&) = delete;
+    DeviceArray& operator=(const DeviceArray&) = delete;
+};
+
+// The stream that computes; it ends when its work does.
+struct ComputeStream {
+    cudaStream_t stream;
+    ComputeStream() { cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+    ~ComputeStream() {
+        cudaStreamSynchronize(stream);
+        cudaStreamDestroy(stream);
+    }
+    ComputeStream(const ComputeStream&) = delete;
+    ComputeStream& operator=(const ComputeStream&) = delete;
 };

@@ -30,9 +30,15 @@ the shape alone, so ranks cannot disagree, and each split is one exchange: no ba
 // Ranks along each axis; the world has tp * dp * pp. shard divides dp.
 struct MeshShape {
     int tp = 1, pp = 1, dp = 1, shard = 1;
+    int copies = 1;     // tensor ranks that share a key/value head
+    bool ring = false;  // the last pipeline stage is followed by the first, as the interleaved schedule needs
     int replicas() const { return dp / shard; }
     int ranks() const { return tp * dp * pp; }
 };
+
+// Thread blocks that a kernel of NCCL may take on a GPU. Those that wait for another rank hold theirs, so all
+// that can wait at the same time, and a product, must fit: four links, and three groups.
+constexpr int blocks_of_links = 4, blocks_of_groups = 16;
 
 struct MeshPosition {
     int tensor = 0, shard = 0, replica = 0, pipeline = 0;
@@ -75,6 +81,15 @@ inline std::vector<int> group_of(int rank, int axes, const MeshShape& shape) {
     return members;
 }
 
+// What a pipeline stage is connected by. Each link goes one way between two neighbours, which have it for
+// themselves: NCCL runs the calls of one communicator one after another, and what goes one way must not wait
+// for the other. Where there is no neighbour, there is a group of one.
+struct MeshLinks {
+    static constexpr int sender = 0, receiver = 1;  // the ranks of every link
+    Communicator forward_in, forward_out;           // from the stage before, to the stage behind
+    Communicator backward_in, backward_out;         // from the stage behind, to the stage before
+};
+
 // The communicators of this rank. Must end before the World it is made from.
 class Mesh {
 public:
@@ -97,8 +112,15 @@ public:
         shard_ = group(shard_axis);
         if (shape.shard > 1) gathers_ = make_group(shard_axis);
         replica_ = group(replica_axis);
-        data_ = group(shard_axis | replica_axis);
-        pipeline_ = group(pipeline_axis);
+        if (shape.copies > 1 && shape.copies < shape.tp) {
+            int color = (world.rank() - position.tensor) + position.tensor / shape.copies;
+            copies_ = add_group(world_.split(color, position.tensor, blocks_of_groups));
+        }
+        if (shape.pp > 1) {
+            make_links(stream);
+            make_ends();
+        }
+        connect(stream);
         groups_built = (int)groups_.size();
         build_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
@@ -115,8 +137,12 @@ public:
     // are gathered while gradients are reduced.
     const Communicator& gathers() const { return gathers_; }
     const Communicator& replica() const { return replica_; }  // those that hold the same shard
-    const Communicator& data() const { return data_; }
-    const Communicator& pipeline() const { return pipeline_; }
+    // Tensor ranks that have copies of the same heads; a group of one if each has its own or all the same.
+    const Communicator& copies() const { return copies_; }
+    const MeshLinks& links() const { return links_; }
+    // The first stage and the last, which share what lies at both ends of a model. A group of one between
+    // them.
+    const Communicator& ends() const { return ends_; }
 
     // Among the data ranks.
     int data_rank() const { return position.replica * shape.shard + position.shard; }
@@ -196,8 +222,65 @@ private:
     Communicator make_group(int axes) {
         // The lowest member's rank names the group.
         int rank = rank_of(position, shape), color = rank_of(origin(axes), shape);
-        groups_.push_back({axes, world_.split(color, rank)});
+        groups_.push_back({axes, world_.split(color, rank, blocks_of_groups)});
         return groups_.back().communicator;
+    }
+
+    // Links that begin at even stages are made first, then those at odd ones, then the one that closes the
+    // ring: so a rank has one neighbour at a time. A number is sent over each, for NCCL connects two ranks
+    // when they first talk, and its calls wait for that: in a pipeline, for a rank that may be at another
+    // call.
+    void make_links(cudaStream_t stream) {
+        int stages = shape.pp, stage = position.pipeline, before = (stage + stages - 1) % stages;
+        int* number = nullptr;
+        cudaCheck(cudaMalloc((void**)&number, sizeof *number));
+        cudaCheck(cudaMemsetAsync(number, 0, sizeof *number, stream));
+        for (int turn = 0; turn < (shape.ring ? 3 : 2); turn++) {
+            auto has_turn = [&](int begin) { return turn == (begin == stages - 1 ? 2 : begin % 2); };
+            bool begins = has_turn(stage), ends = has_turn(before);
+            MeshPosition begin = position;
+            begin.pipeline = begins ? stage : before;
+            int color = begins || ends ? rank_of(begin, shape) : -1;
+            auto link = [&](Communicator& in, Communicator& out, bool sends) {
+                Communicator made = add_group(
+                    world_.split(color, sends ? MeshLinks::sender : MeshLinks::receiver, blocks_of_links));
+                if (color < 0) return;
+                (sends ? out : in) = made;
+                if (sends)
+                    made.send(number, 1, MeshLinks::receiver, Traffic::pipeline, stream);
+                else
+                    made.receive(number, 1, MeshLinks::sender, stream);
+            };
+            link(links_.forward_in, links_.forward_out, begins);
+            link(links_.backward_in, links_.backward_out, !begins);
+        }
+        cudaCheck(cudaStreamSynchronize(stream));
+        cudaCheck(cudaFree(number));
+    }
+
+    void make_ends() {
+        int stage = position.pipeline;
+        bool at_end = stage == 0 || stage == shape.pp - 1;
+        int color = at_end ? rank_of(origin(pipeline_axis), shape) : -1;
+        ends_ = add_group(world_.split(color, stage, blocks_of_groups));
+    }
+
+    // NCCL connects the ranks of a group when they first talk, and takes memory for that: both are better
+    // over before a step, where kernels of one rank wait for those of another.
+    void connect(cudaStream_t stream) const {
+        int* number = nullptr;
+        cudaCheck(cudaMalloc((void**)&number, sizeof *number));
+        cudaCheck(cudaMemsetAsync(number, 0, sizeof *number, stream));
+        for (const Communicator* group : {&tensor_, &shard_, &gathers_, &replica_, &copies_, &ends_})
+            group->all_reduce(number, 1, Traffic::statistics, stream);
+        cudaCheck(cudaStreamSynchronize(stream));
+        cudaCheck(cudaFree(number));
+    }
+
+    // One that no axes find.
+    Communicator add_group(const Communicator& made) {
+        if (made.size() > 1) groups_.push_back({0, made});
+        return made;
     }
 
     // This rank's position at the beginning of the axes.
@@ -226,5 +309,11 @@ private:
     }
 
     std::vector<Group> groups_;  // communicators with their axes, in the order they were made
-    Communicator world_, tensor_, shard_, gathers_, replica_, data_, pipeline_;
+    Communicator world_, tensor_, shard_, gathers_, replica_, copies_, ends_;
+    MeshLinks links_;
 };
+
+inline const Mesh& one_process() {
+    static const Mesh mesh;
+    return mesh;
+}

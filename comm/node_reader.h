@@ -76,8 +76,7 @@ public:
         int error = bytes_ > most ? ENOMEM : posix_fallocate(descriptor_.get(), 0, (off_t)bytes_);
         if (error) {
             fail("--data-reader node: %zu bytes of shared memory cannot be had: %s; free some, choose a "
-                 "smaller "
-                 "--micro-batch, or use --data-reader rank",
+                 "smaller --micro-batch, or use --data-reader rank",
                  bytes_, strerror(error));
         }
         map();

@@ -3,6 +3,20 @@ Where the parameters of a model lie. A table has one row for each tensor; the te
 make a unit (the embedding, each block, the head), and a unit is one flat buffer, padded so that any number of
 ranks up to `ranks` that divides it cuts it into equal parts. What is true of parameters is true of their
 gradients and of the optimizer's state.
+
+A rank has the units of its pipeline stage, and of each tensor what its tensor rank has. 2 tensor ranks:
+
+    Cut        the tensor         rank 0       rank 1
+    summed     a b c d            a b c d      a b c d     the gradient is the sum of both
+    rows       a b                a b          c d
+               c d
+               e f                e f          g h         (another section, cut like the first)
+               g h
+    columns    a b                a            b
+               c d                c            d
+
+A unit has the same size on all tensor ranks. In it lie first the tensors that are summed, then those that are
+cut.
 */
 #pragma once
 
@@ -12,27 +26,52 @@ gradients and of the optimizer's state.
 #include <string>
 #include <vector>
 
-#include "data/error.h"        // text
+#include "data/error.h"        // fail, text
 #include "kernels/common.cuh"  // ceil_div
 
 // A model is a chain of units: the embedding, each block, and the head.
 enum class Unit { embedding, block, head };
 
+// What of a tensor each tensor rank has.
+enum class Cut {
+    summed,  // all of it, and the gradient of its part of the work: their sum is the gradient
+    rows,    // a part of the rows, section by section
+    columns  // a part of the columns, evenly
+};
+
+// Rows that are cut for themselves: the queries of attention, say, or its keys.
+struct Section {
+    size_t rows;
+    // Into how many it can be cut at most; 0: any number. With more tensor ranks than pieces, neighbours have
+    // a copy each of the same piece, and its gradient is the sum of theirs.
+    int pieces;
+};
+
 struct TensorRow {
     int id;
     Unit unit;
-    const char* name;         // in files; the tensors of block 3 are "layers.3." + name
-    size_t rows, cols;        // cols 0: a vector
-    float mean, deviation;    // initial values are normal
-    bool decay;               // weight decay: matrices only
-    size_t padding_rows = 0;  // rows in memory beyond `rows`: always zero, not in files
+    const char* name;       // in files; the tensors of block 3 are "layers.3." + name
+    size_t rows, cols;      // cols 0: a vector
+    float mean, deviation;  // initial values are normal
+    bool decay;             // weight decay: matrices only
+    Cut cut = Cut::summed;
+    std::vector<Section> sections = {};  // of the rows; empty: one of them all
+    size_t pad_to = 1;  // a rank's rows are padded to a multiple of it: always zero, not in files
 
     std::vector<int64_t> shape() const {
         return cols ? std::vector<int64_t>{(int64_t)rows, (int64_t)cols}
                     : std::vector<int64_t>{(int64_t)rows};
     }
-    size_t size() const { return rows * std::max<size_t>(cols, 1); }
-    size_t padded_size() const { return (rows + padding_rows) * std::max<size_t>(cols, 1); }
+    size_t width() const { return std::max<size_t>(cols, 1); }
+    size_t size() const { return rows * width(); }
+};
+
+// Which part of a model a rank has.
+struct ModelPlace {
+    int tp = 1, tensor = 0;       // tensor ranks, and which of them this is
+    std::vector<int> units = {};  // of this stage, ascending; empty: all
+    // The embedding is here for the tied classifier only. Another stage's counts.
+    bool embedding_copy = false;
 };
 
 // The tensors of one unit in a buffer of parameters, gradients or moments. Null where a switch is off.
@@ -43,65 +82,134 @@ struct UnitTensors {
     T* operator[](int id) const { return at[id]; }
 };
 
-// A run of elements of one tensor, as a part of a unit holds it.
+// What a rank has of a tensor. first_row: of the whole tensor, where rows are cut and make one section.
+struct LocalShape {
+    size_t first_row, rows, padded_rows, cols;
+    size_t padded_size() const { return padded_rows * std::max<size_t>(cols, 1); }
+};
+
+// A run of elements of one tensor, as a part of a unit holds it. Never of more than one section.
 struct TensorPart {
     const TensorRow* row;
     std::string name;
-    size_t first, count;  // elements [first, first + count) of the tensor
-    size_t at;            // where the first of them is in the unit
+    // The number of the first element, for random numbers: that of the whole tensor; or where columns are
+    // cut, of the tensor as all ranks' columns one rank after another. Copies have the same numbers.
+    size_t first;
+    size_t count;
+    size_t at;  // where the first of them is in the unit
+
+    // Calls visit(first, count, offset) for each run of elements [first, first + count) of the whole tensor,
+    // row-major, that are here one after another, `offset` from the beginning of this part.
+    template <typename Visit>
+    void each_run(Visit&& visit) const {
+        if (columns == 0) {
+            visit(first, count, (size_t)0);
+            return;
+        }
+        for (size_t done = 0; done < count;) {
+            size_t line = (inside + done) / columns, column = (inside + done) % columns;
+            size_t run = std::min(columns - column, count - done);
+            visit(line * row->cols + first_column + column, run, done);
+            done += run;
+        }
+    }
+
+    // Elements [begin, begin + n) of this part.
+    TensorPart slice(size_t begin, size_t n) const {
+        TensorPart part = *this;
+        part.first += begin, part.at += begin, part.inside += begin, part.count = n;
+        return part;
+    }
+
+    size_t columns = 0;       // of a row are here; 0: the columns are not cut
+    size_t first_column = 0;  // of those
+    size_t inside = 0;        // elements of the tensor that are here and come before
+};
+
+// Elements [begin, end) of a unit.
+struct UnitRange {
+    size_t begin, end;
+    bool operator==(const UnitRange&) const = default;
+};
+
+// Elements of a unit whose gradient is the sum over `ranks` neighbouring tensor ranks: rank / ranks numbers
+// the groups of neighbours.
+struct GradientSum {
+    size_t begin, count;
+    int ranks;
+    bool operator==(const GradientSum&) const = default;
 };
 
 class ParameterLayout {
 public:
     // Each unit can be cut for any divisor of `ranks`, each part beginning on 256 bytes. tied: the head reads
     // the embedding's parameters, and adds to their gradient.
-    ParameterLayout(std::vector<TensorRow> rows, int layers_, bool tied_, int ranks)
-        : layers(layers_), tied(tied_), rows_(std::move(rows)) {
-        constexpr size_t alignment = 64;  // elements
-        auto round_up = [](size_t size, size_t to) { return ceil_div(size, to) * to; };
+    ParameterLayout(std::vector<TensorRow> rows, int layers_, bool tied_, int ranks, ModelPlace place_ = {})
+        : layers(layers_), tied(tied_), place(std::move(place_)), rows_(std::move(rows)), held_(place.units) {
+        std::stable_sort(rows_.begin(), rows_.end(),
+                         [](const TensorRow& a, const TensorRow& b) { return turn(a) < turn(b); });
+        size_t size[3] = {};
         for (const TensorRow& row : rows_) {
-            size_t& end = unit_size_[(int)row.unit];
-            offset_[row.id] = end;
-            end += round_up(row.padded_size(), alignment);
+            Local& local = local_[row.id] = local_part(row);
+            local.offset = size[(int)row.unit];
+            size[(int)row.unit] += round_up(local.shape.padded_size(), alignment);
         }
-        for (size_t& size : unit_size_) size = round_up(size, alignment * ranks);
+        if (held_.empty()) {
+            for (int unit = 0; unit < units(); unit++) held_.push_back(unit);
+        }
+        unit_size_.resize(units());
+        for (int unit : held_) unit_size_[unit] = round_up(size[(int)kind(unit)], alignment * ranks);
+        unit_offset_.push_back(0);
+        for (size_t unit_size : unit_size_) unit_offset_.push_back(unit_offset_.back() + unit_size);
     }
 
+    // Units have the same numbers on all stages.
     int units() const { return layers + 2; }
     int last_unit() const { return layers + 1; }
+    const std::vector<int>& held() const { return held_; }  // the units that are here
+    bool has(int unit) const { return unit_size_[unit] > 0; }
 
-    size_t unit_size(int unit) const { return unit_size_[(int)kind(unit)]; }
+    size_t unit_size(int unit) const { return unit_size_[unit]; }  // 0: it is not here
+    size_t unit_offset(int unit) const { return unit_offset_[unit]; }
+    size_t size() const { return unit_offset_.back(); }
 
-    size_t unit_offset(int unit) const {
-        if (unit == 0) return 0;
-        return unit_size_[(int)Unit::embedding] + (size_t)(unit - 1) * unit_size_[(int)Unit::block];
-    }
-
-    size_t size() const { return unit_offset(last_unit()) + unit_size_[(int)Unit::head]; }
-
+    // Of the whole model.
     size_t parameter_count() const {
         size_t count = 0;
-        each([&](const TensorRow& row, const std::string&, size_t) { count += row.size(); });
+        each_of_model([&](const TensorRow& row, const std::string&) { count += row.size(); });
         return count;
     }
+
+    LocalShape here(int id) const { return local_[id].shape; }
 
     template <typename T>
     UnitTensors<T> tensors(int unit, T* memory) const {
         UnitTensors<T> tensors;
         for (const TensorRow& row : rows_) {
-            if (row.unit == kind(unit)) tensors.at[row.id] = memory + offset_[row.id];
+            if (row.unit == kind(unit) && has(unit)) tensors.at[row.id] = memory + local_[row.id].offset;
         }
         return tensors;
     }
 
-    // Calls visit(row, full name, offset among all units) for each tensor of the model, in the order of
+    // Calls visit(row, full name, offset among all units) for each tensor that is here, in the order of
     // memory.
     template <typename Visit>
     void each(Visit&& visit) const {
-        for (int unit = 0; unit < units(); unit++) {
+        for (int unit : held_) {
             for (const TensorRow& row : rows_) {
                 if (row.unit == kind(unit))
-                    visit(row, full_name(row, unit), unit_offset(unit) + offset_[row.id]);
+                    visit(row, full_name(row, unit), unit_offset(unit) + local_[row.id].offset);
+            }
+        }
+    }
+
+    // Calls visit(row, full name) for each tensor of the model, in an order that all places agree on: that of
+    // memory, where all is here.
+    template <typename Visit>
+    void each_of_model(Visit&& visit) const {
+        for (int unit = 0; unit < units(); unit++) {
+            for (const TensorRow& row : rows_) {
+                if (row.unit == kind(unit)) visit(row, full_name(row, unit));
             }
         }
     }
@@ -109,19 +217,137 @@ public:
     // What elements [begin, end) of a unit hold, padding left out.
     std::vector<TensorPart> parts(int unit, size_t begin, size_t end) const {
         std::vector<TensorPart> parts;
-        for (const TensorRow& row : rows_) {
-            if (row.unit != kind(unit)) continue;
-            size_t start = offset_[row.id];
-            size_t from = std::max(begin, start), to = std::min(end, start + row.size());
-            if (from < to) parts.push_back({&row, full_name(row, unit), from - start, to - from, from});
-        }
+        if (!has(unit)) return parts;
+        each_section(unit, [&](const TensorRow& row, const Local& local, const LocalSection& section) {
+            size_t start = local.offset + section.local;
+            size_t from = std::max(begin, start), to = std::min(end, start + section.count);
+            if (from >= to) return;
+            TensorPart part = {&row, full_name(row, unit), section.number + from - start, to - from, from};
+            if (local.columns_cut) {
+                part.columns = local.shape.cols;
+                part.first_column = place.tensor * part.columns;
+                part.inside = from - start;
+            }
+            parts.push_back(std::move(part));
+        });
         return parts;
+    }
+
+    // The elements of a unit that this rank counts where all ranks' come together, as in the norm of the
+    // gradients and in files. Of copies, the first counts. Padding may be among them: it is zero.
+    std::vector<UnitRange> counted(int unit) const {
+        std::vector<UnitRange> ranges;
+        if (!has(unit) || (unit == 0 && place.embedding_copy)) return ranges;
+        bool counts = false;
+        each_section(unit, [&](const TensorRow&, const Local& local, const LocalSection& section) {
+            size_t at = local.offset + section.local;
+            bool counted_here = place.tensor % section.copies == 0;
+            if (counted_here && !counts) ranges.push_back({at, unit_size(unit)});
+            if (!counted_here && counts) ranges.back().end = at;
+            counts = counted_here;
+        });
+        return ranges;
+    }
+
+    // What parts of counted ranges the elements [begin, end) of a unit hold.
+    std::vector<TensorPart> counted_parts(int unit, size_t begin, size_t end) const {
+        std::vector<TensorPart> result;
+        for (UnitRange range : counted(unit)) {
+            for (TensorPart& part : parts(unit, std::max(begin, range.begin), std::min(end, range.end)))
+                result.push_back(std::move(part));
+        }
+        return result;
+    }
+
+    // What must be summed over tensor ranks before it is the gradient.
+    std::vector<GradientSum> sums(int unit) const {
+        std::vector<GradientSum> sums;
+        if (place.tp == 1 || !has(unit)) return sums;
+        each_section(unit, [&](const TensorRow& row, const Local& local, const LocalSection& section) {
+            if (section.copies == 1 || section.count == 0) return;
+            size_t at = local.offset + section.local;
+            // tensors that are summed make one range with the padding between them
+            bool goes_on = !sums.empty() && sums.back().ranks == section.copies &&
+                           (row.cut == Cut::summed || sums.back().begin + sums.back().count == at);
+            if (!goes_on) sums.push_back({at, 0, section.copies});
+            sums.back().count = at + section.count - sums.back().begin;
+        });
+        return sums;
     }
 
     const int layers;
     const bool tied;
+    const ModelPlace place;
 
 private:
+    static constexpr size_t alignment = 64;  // elements
+
+    // In elements. Columns that are cut make one section.
+    struct LocalSection {
+        size_t number;  // of its first element
+        size_t local;   // where it begins in the tensor that is here
+        size_t count;
+        int copies;  // neighbouring tensor ranks that have the same
+    };
+    struct Local {
+        size_t offset = 0;  // in the unit
+        LocalShape shape = {};
+        bool columns_cut = false;
+        std::vector<LocalSection> sections = {};
+    };
+
+    static size_t round_up(size_t size, size_t to) { return ceil_div(size, to) * to; }
+
+    // By unit, and as they lie in it.
+    static int turn(const TensorRow& row) { return (int)row.unit * 2 + (row.cut != Cut::summed); }
+
+    Local local_part(const TensorRow& row) const {
+        Local local;
+        size_t tp = place.tp, tensor = place.tensor;
+        local.columns_cut = row.cut == Cut::columns && tp > 1;
+        if (row.cut != Cut::rows || tp == 1) {
+            size_t cols = local.columns_cut ? row.cols / tp : row.cols;
+            if (local.columns_cut && cols * tp != row.cols) refuse(row);
+            local.shape = {0, row.rows, round_up(row.rows, row.pad_to), cols};
+            size_t size = row.rows * std::max<size_t>(cols, 1);
+            local.sections = {
+                {local.columns_cut ? tensor * size : 0, 0, size, local.columns_cut ? 1 : place.tp}};
+            return local;
+        }
+        std::vector<Section> sections = row.sections;
+        if (sections.empty()) sections = {{row.rows, 0}};
+        size_t begin = 0, here = 0, most = 0;  // rows
+        for (Section section : sections) {
+            size_t rows = section.rows, pieces = section.pieces,
+                   cuts = pieces > 0 ? std::min(pieces, tp) : tp;
+            // parts that are not alike would move what is behind them
+            if (tp % cuts || (pieces > 0 && pieces % cuts) || (sections.size() > 1 && rows % cuts))
+                refuse(row);
+            size_t copies = tp / cuts, part = tensor / copies;
+            size_t from = rows * part / cuts, to = rows * (part + 1) / cuts;
+            local.sections.push_back(
+                {(begin + from) * row.width(), here * row.width(), (to - from) * row.width(), (int)copies});
+            if (begin == 0) local.shape.first_row = from;
+            begin += rows;
+            here += to - from;
+            most += ceil_div(rows, cuts);
+        }
+        if (begin != row.rows) {
+            fail("tensor %s: %zu rows, but %zu in its sections; each row is in one", row.name, row.rows,
+                 begin);
+        }
+        local.shape.rows = here;
+        local.shape.padded_rows = round_up(most, row.pad_to);
+        local.shape.cols = row.cols;
+        return local;
+    }
+
+    [[noreturn]] void refuse(const TensorRow& row) const {
+        fail("--tp %d: tensor %s cannot be cut into so many parts; choose a --tp that divides the heads and "
+             "the width of the MLP",
+             place.tp, row.name);
+    }
+
     Unit kind(int unit) const {
         return unit == 0 ? Unit::embedding : unit <= layers ? Unit::block : Unit::head;
     }
@@ -130,7 +356,17 @@ private:
         return (row.unit == Unit::block ? text("layers.%d.", unit - 1) : "") + row.name;
     }
 
-    std::vector<TensorRow> rows_;
-    size_t offset_[UnitTensors<float>::most] = {};
-    size_t unit_size_[3] = {};
+    // Calls visit(row, local, section) in the order of memory.
+    template <typename Visit>
+    void each_section(int unit, Visit&& visit) const {
+        for (const TensorRow& row : rows_) {
+            if (row.unit != kind(unit)) continue;
+            for (const LocalSection& section : local_[row.id].sections) visit(row, local_[row.id], section);
+        }
+    }
+
+    std::vector<TensorRow> rows_;  // in the order of memory
+    std::vector<int> held_;
+    Local local_[UnitTensors<float>::most];
+    std::vector<size_t> unit_size_, unit_offset_;
 };

@@ -57,10 +57,6 @@ inline void check_pipeline(const PipelineShape& shape) {
     bool interleaved = schedule == PipelineSchedule::interleaved;
     if (chunks > 1 && !interleaved)
         fail("pipeline: %d chunks on a stage are for the interleaved schedule; choose that, or 1", chunks);
-    if (interleaved && micro_batches % stages != 0) {
-        fail("pipeline: %d micro-batches do not go round %d stages evenly; give a multiple of %d",
-             micro_batches, stages, stages);
-    }
 }
 
 // ----------------------------------------------------------------------------
@@ -98,6 +94,10 @@ inline int warm_up(const PipelineShape& shape, int stage) {
 // All that stage `stage` does in a step, in order.
 inline std::vector<PipelineAction> pipeline_actions(const PipelineShape& shape, int stage) {
     check_pipeline(shape);
+    if (shape.schedule == PipelineSchedule::interleaved && shape.micro_batches % shape.stages != 0) {
+        fail("pipeline: %d micro-batches do not go round %d stages evenly; give a multiple of %d",
+             shape.micro_batches, shape.stages, shape.stages);
+    }
     bool splits = shape.schedule == PipelineSchedule::zero_bubble;
     int all = shape.micro_batches * shape.chunks, ahead = warm_up(shape, stage);
     int forwards = 0, backwards = 0, weights = 0;
@@ -120,12 +120,28 @@ inline std::vector<PipelineAction> pipeline_actions(const PipelineShape& shape, 
     return actions;
 }
 
+// Every forward, for a pass that computes losses alone: the same on all stages, and nothing is kept after it.
+// In the order of forward_action(), for any number of micro-batches.
+inline std::vector<PipelineAction> forward_actions(const PipelineShape& shape) {
+    check_pipeline(shape);
+    std::vector<PipelineAction> actions;
+    for (int first = 0; first < shape.micro_batches; first += shape.stages) {
+        int end = std::min(first + shape.stages, shape.micro_batches);
+        for (int chunk = 0; chunk < shape.chunks; chunk++) {
+            for (int micro_batch = first; micro_batch < end; micro_batch++)
+                actions.push_back({PipelineWork::forward, micro_batch, chunk});
+        }
+    }
+    return actions;
+}
+
 // ----------------------------------------------------------------------------
 // timing
 
 struct PipelineCosts {
     double forward = 1, input_gradient = 1, weight_gradient = 1;  // of one chunk
-    double transfer = 0;                                          // from one stage to the next
+    double transfer = 0;  // from one stage to the next; what a stage sends leaves one after another
+    bool overlap = true;  // or else a stage stands still while it sends
 
     double of(PipelineWork work) const {
         switch (work) {
@@ -160,43 +176,41 @@ inline PipelineTiming time_pipeline(const PipelineShape& shape, const PipelineCo
     std::vector<std::vector<PipelineAction>> lists;
     for (int stage = 0; stage < S; stage++) lists.push_back(pipeline_actions(shape, stage));
     constexpr double never = -1;
-    std::vector<double> forward_done((size_t)parts * M, never), backward_done((size_t)parts * M, never);
+    std::vector<double> input_at((size_t)parts * M, never), gradient_at((size_t)parts * M, never);
+    std::fill_n(input_at.begin(), M, 0);  // the first part has its input
     std::vector<size_t> next(S, 0);
-    std::vector<double> free_at(S, 0);
+    std::vector<double> free_at(S, 0), link_free_at(S, 0);
     std::vector<int> kept(S, 0);
     PipelineTiming timing = {0, std::vector<double>(S, 0), std::vector<int>(S, 0)};
-
-    // When an action's input is there; never if it has not been made yet.
-    auto ready = [&](int stage, const PipelineAction& action) {
-        int part = action.chunk * S + stage;
-        auto at = [&](const std::vector<double>& done, int which) {
-            return done[(size_t)which * M + action.micro_batch];
-        };
-        auto sent = [&](double time) { return time == never || S == 1 ? time : time + costs.transfer; };
-        switch (action.work) {
-        case PipelineWork::forward:
-            return part == 0 ? 0 : sent(at(forward_done, part - 1));
-        case PipelineWork::weight_gradient:
-            return at(backward_done, part);
-        default:
-            return part == parts - 1 ? at(forward_done, part) : sent(at(backward_done, part + 1));
-        }
-    };
     for (bool any = true; any;) {
         any = false;
         for (int stage = 0; stage < S; stage++) {
             while (next[stage] < lists[stage].size()) {
                 const PipelineAction& action = lists[stage][next[stage]];
-                double input = ready(stage, action);
+                PipelineWork work = action.work;
+                int part = action.chunk * S + stage;
+                auto at = [&](int of_part) { return (size_t)of_part * M + action.micro_batch; };
+                double input = work == PipelineWork::forward           ? input_at[at(part)]
+                               : work == PipelineWork::weight_gradient ? 0
+                                                                       : gradient_at[at(part)];
                 if (input == never) break;
-                double end = std::max(free_at[stage], input) + costs.of(action.work);
-                size_t cell = (size_t)(action.chunk * S + stage) * M + action.micro_batch;
-                if (action.work == PipelineWork::forward) {
-                    forward_done[cell] = end;
+                double end = std::max(free_at[stage], input) + costs.of(work);
+                auto sent = [&] {
+                    if (S == 1) return end;
+                    double& free = link_free_at[stage];
+                    free = std::max(free, end) + costs.transfer;
+                    if (!costs.overlap) end = free;
+                    return free;
+                };
+                if (work == PipelineWork::forward) {
                     timing.most_kept[stage] = std::max(timing.most_kept[stage], ++kept[stage]);
+                    if (part == parts - 1)
+                        gradient_at[at(part)] = end;
+                    else
+                        input_at[at(part + 1)] = sent();
                 } else {
-                    if (action.work != PipelineWork::weight_gradient) backward_done[cell] = end;
-                    if (action.work != PipelineWork::input_gradient) kept[stage]--;
+                    if (work != PipelineWork::weight_gradient && part > 0) gradient_at[at(part - 1)] = sent();
+                    if (work != PipelineWork::input_gradient) kept[stage]--;
                 }
                 free_at[stage] = end;
                 timing.busy[stage] += costs.of(action.work);

@@ -12,32 +12,35 @@ turns in a few places. The embedding and the head have one place for both, unles
 
 class UnitPlaces {
 public:
-    UnitPlaces(const ParameterLayout& layout, int for_blocks)
-        : last_unit_(layout.last_unit()), blocks_(std::min(for_blocks, layout.layers)), tied_(layout.tied) {
-        size_t block = layout.unit_size(1), first = layout.unit_size(0), last = layout.unit_size(last_unit_);
-        for (int i = 0; i < blocks_; i++) add(block);
-        add(tied_ ? first : std::max(first, last));
-        if (tied_) add(last);
+    UnitPlaces(const ParameterLayout& layout, int for_blocks) : place_(layout.units(), -1) {
+        int last_unit = layout.last_unit();
+        std::vector<int> blocks;
+        for (int unit : layout.held()) {
+            if (unit > 0 && unit < last_unit) blocks.push_back(unit);
+        }
+        int turns = std::min(for_blocks, (int)blocks.size());
+        for (int i = 0; i < turns; i++) add(layout.unit_size(blocks[i]));
+        for (size_t i = 0; i < blocks.size(); i++) place_[blocks[i]] = (int)i % turns;
+
+        size_t first = layout.unit_size(0), last = layout.unit_size(last_unit);
+        bool one_place = !layout.tied && first > 0 && last > 0;
+        if (first > 0) place_[0] = add(one_place ? std::max(first, last) : first);
+        if (last > 0) place_[last_unit] = one_place ? place_[0] : add(last);
     }
 
     int count() const { return (int)offsets_.size(); }
     size_t size() const { return size_; }
     size_t offset(int place) const { return offsets_[place]; }
-
-    int place(int unit) const {
-        if (unit == 0) return blocks_;
-        if (unit == last_unit_) return blocks_ + (tied_ ? 1 : 0);
-        return (unit - 1) % blocks_;
-    }
+    int place(int unit) const { return place_[unit]; }  // of a unit that is here
 
 private:
-    void add(size_t elements) {
+    int add(size_t elements) {
         offsets_.push_back(size_);
         size_ += elements;
+        return count() - 1;
     }
 
-    int last_unit_, blocks_;
-    bool tied_;
+    std::vector<int> place_;  // of each unit; -1: it is not here
     std::vector<size_t> offsets_;
     size_t size_ = 0;
 };

@@ -16,10 +16,12 @@ Weights between the ranks that hold their parts and one file.
 #include "data/error.h"
 #include "data/weights_file.h"
 
-// Writes the fp32 master copy if there is one, else the parameters, from rank 0. Padding rows stay out. All
-// ranks call it together, and all throw what goes wrong on the first.
-inline void save_weights(ZeroState& state, const nlohmann::ordered_json& header, const std::string& path,
-                         const World& world) {
+// Writes the fp32 master copy if there is one, else the parameters, from rank 0: the same file however the
+// model is cut. layout_at(position) gives the layout of the rank there. All ranks call it together, and all
+// throw what goes wrong on the first.
+template <typename LayoutAt>
+void save_weights(ZeroState& state, LayoutAt&& layout_at, const nlohmann::ordered_json& header,
+                  const std::string& path, const World& world) {
     std::unique_ptr<WeightsWriter> writer;
     auto on_root = [&](auto&& work) {
         world.together([&] {
@@ -29,15 +31,16 @@ inline void save_weights(ZeroState& state, const nlohmann::ordered_json& header,
     on_root([&] {
         Dtype dtype = state.keeps_floats() ? Dtype::fp32 : Dtype::bf16;
         std::vector<StoredTensor> tensors;
-        state.layout().each([&](const TensorRow& row, const std::string& name, size_t) {
+        state.layout().each_of_model([&](const TensorRow& row, const std::string& name) {
             tensors.push_back({name, row.shape(), dtype});
         });
         writer = std::make_unique<WeightsWriter>(path, header, tensors);
     });
     std::string trouble;  // the other ranks send on, so it is thrown when they are done
-    collect_tensors(state, [&](const std::string& name, const void* data, size_t bytes) {
-        note_trouble(trouble, [&] { writer->write(name, data, bytes); });
-    });
+    collect_tensors(state, layout_at,
+                    [&](const std::string& name, uint64_t from, const void* data, size_t bytes) {
+                        note_trouble(trouble, [&] { writer->write_at(name, from, data, bytes); });
+                    });
     on_root([&] {
         if (!trouble.empty()) fail("%s", trouble.c_str());
         writer->commit();

@@ -25,6 +25,7 @@ rest (an exception, exit() in the middle) ends the whole job with MPI_Abort.
 
 #include "comm/mpi_calls.h"
 #include "data/error.h"
+#include "data/words.h"
 #include "kernels/common.cuh"
 
 #if defined(__CUDACC__) && !defined(COMM_MPI)
@@ -68,8 +69,7 @@ public:
         if (promised > 1 && size_ != promised) {
             leave();
             fail("MPI: %d processes were started, but this one finds %d; start them with the mpirun of the "
-                 "MPI "
-                 "it is built with (%s), or with srun --mpi=pmix",
+                 "MPI it is built with (%s), or with srun --mpi=pmix",
                  promised, size_, mpi_library().c_str());
         }
 #endif
@@ -305,6 +305,13 @@ inline int threads_per_rank(const World& world) {
 // For all ranks: takes the GPU of this rank's number on its machine. NCCL wants a GPU for each rank; over
 // MPI, ranks can share one.
 inline void choose_device(const World& world) {
+    // Streams that compute, reduce, gather and send in four directions wait for each other, and would wait
+    // for ever if they shared the few queues that a GPU has by default, or the one that some clusters set.
+    // So might a kernel that is loaded when it is first launched, for that waits for all that run.
+    if (world.size() > 1) {
+        setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+        setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    }
     world.together([&] {
         int devices = 0;
         cudaError_t error = cudaGetDeviceCount(&devices);
@@ -349,4 +356,17 @@ inline std::string communication_libraries() {
     libraries += " (host transport)";
 #endif
     return libraries;
+}
+
+// Where all ranks learn that one of them is in trouble.
+inline void raise_trouble(const World& world, const std::string& trouble) {
+    world.together([&] {
+        if (!trouble.empty()) fail("%s", trouble.c_str());
+    });
+}
+
+// Ends the job because of an error that only this rank knows of: the others may wait for it.
+[[noreturn]] inline void leave_alone(const World& world, const std::exception& error) {
+    fprintf(stderr, "train_gpt: %s: %s\n", world.name().c_str(), one_line(message_of(error)).c_str());
+    world.abort();
 }

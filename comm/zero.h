@@ -12,6 +12,10 @@ Every unit of the layout is cut evenly: part r of each unit belongs to rank r of
 shard group is smaller than the data group (hybrid sharding), the ranks that own the same part, one in each
 group, all-reduce its gradient. So level 0 is nothing but a shard group of one.
 
+Tensor and pipeline ranks have other parameters, with two exceptions: what tensor ranks have copies of, and
+tied embeddings, which are on the first and on the last stage. Right before the step, those that own the same
+elements sum their gradients. All of them get the same bits from a sum, so copies stay equal.
+
 The passes over the model see one protocol at every level:
 
     acquire(unit)  ... params(unit) ...  release(unit)
@@ -158,12 +162,23 @@ private:
     cudaEvent_t new_event();
     static std::vector<Place> new_places(const UnitPlaces& places, ZeroState& state);
 
+    // Ranks next to each other that share the copies of a tensor.
+    const Communicator& neighbours(int ranks) const {
+        return ranks == mesh_.tensor().size() ? mesh_.tensor() : mesh_.copies();
+    }
+    // On the first and the last stage.
+    bool has_twin(int unit) const { return unit == 0 && layout_.tied && mesh_.ends().size() > 1; }
+    bool has_copies(int unit) const { return has_twin(unit) || !layout_.sums(unit).empty(); }
+
     size_t shard_size() const { return layout_.size() / shards_; }
     size_t shard_offset(int unit) const { return layout_.unit_offset(unit) / shards_; }
 
     // Work given to `after` from now on waits for the work given to `before` until now.
     void order(cudaStream_t before, cudaStream_t after);
     void gather(int unit);
+    void copy_gradients_to_host(int unit);
+    void sum_copies();
+    void sum_own_squares(float* sum);
     void step_on_device(int unit, const float* scale, const AdamW& settings, uint64_t seed);
     void step_on_host(int unit, const AdamW& settings, uint64_t seed);
     void publish(int unit);
@@ -202,7 +217,7 @@ private:
 
 inline ZeroState::Sizes ZeroState::sizes(const ParameterLayout& layout, int shards, const ZeroSettings& s) {
     size_t whole = layout.size(), part = whole / shards, largest = 0;
-    for (int unit = 0; unit < layout.units(); unit++) largest = std::max(largest, layout.unit_size(unit));
+    for (int unit : layout.held()) largest = std::max(largest, layout.unit_size(unit));
     bool cut_grads = s.training && s.level >= 2 && shards > 1, cut_params = s.level >= 3 && shards > 1;
     return {.params = cut_params ? part : whole,
             .grads = !s.training ? 0
@@ -269,10 +284,18 @@ inline ZeroState::ZeroState(const ParameterLayout& layout, const Mesh& mesh, con
       reductions_(compute),
       gathers_(compute),
       host_(compute) {
-    if (settings.overlap && (mesh.shape.dp > 1 || settings.offload)) {
+    if (settings.overlap && (mesh.shape.ranks() > 1 || settings.offload)) {
         for (cudaStream_t* stream : {&reductions_, &gathers_, &host_}) {
-            cudaCheck(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
+            *stream = new_communication_stream();
             own_streams_.push_back(*stream);
+        }
+    }
+    for (int unit : layout.held()) {
+        for (const GradientSum& sum : layout.sums(unit)) {
+            if (neighbours(sum.ranks).size() != sum.ranks)
+                fail("ZeRO: %d tensor ranks share copies, and the mesh has no groups of them; see "
+                     "MeshShape::copies",
+                     sum.ranks);
         }
     }
     order_ = new_event();
@@ -343,6 +366,7 @@ inline void ZeroState::acquire(int unit, int direction) {
     for (int ahead = 1; direction != 0 && ahead <= settings_.prefetch; ahead++) {
         int next = unit + direction * ahead;
         if (direction > 0 ? next > end : next < end) break;
+        if (!layout_.has(next)) break;  // it is on another stage
         if (!param_at_[param_places_.place(next)].in_use) gather(next);
     }
 }
@@ -387,12 +411,14 @@ inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
     }
     if (!last_micro_batch) return;
     mesh_.replica().all_reduce(owned_grads(unit), part, Traffic::gradients, reductions_);
-    if (settings_.offload) {
-        order(reductions_, host_);
-        cudaCheck(cudaMemcpyAsync(host_grads_ + shard_offset(unit), owned_grads(unit), part * sizeof(float),
-                                  cudaMemcpyDeviceToHost, host_));
-        cudaCheck(cudaEventRecord(gradients_copied_, host_));
-    }
+    if (settings_.offload && !has_copies(unit)) copy_gradients_to_host(unit);
+}
+
+inline void ZeroState::copy_gradients_to_host(int unit) {
+    order(reductions_, host_);
+    cudaCheck(cudaMemcpyAsync(host_grads_ + shard_offset(unit), owned_grads(unit),
+                              part_size(unit) * sizeof(float), cudaMemcpyDeviceToHost, host_));
+    cudaCheck(cudaEventRecord(gradients_copied_, host_));
 }
 
 // ----------------------------------------------------------------------------
@@ -411,7 +437,8 @@ inline void ZeroState::set(int unit, size_t at, std::span<const float> values) {
 
 inline void ZeroState::share() {
     for (Place& place : param_at_) place.unit = -1;
-    for (int unit = 0; !cut_params_ && unit < layout_.units(); unit++) {
+    for (int unit : layout_.held()) {
+        if (cut_params_) break;
         mesh_.shard().all_gather(params(unit), part_size(unit), Traffic::weights, compute_);
     }
     wait_for(compute_, mesh_);

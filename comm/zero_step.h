@@ -17,21 +17,52 @@ others need of them is sent unit by unit, behind the forward pass that begins me
 
 inline void ZeroState::sum_statistics(float* stats) {
     order(compute_, reductions_);
-    mesh_.data().all_reduce(stats, summed_statistics, Traffic::statistics, reductions_);
+    mesh_.world().all_reduce(stats, summed_statistics, Traffic::statistics, reductions_);
     order(reductions_, compute_);
 }
 
+// Gradients of what this rank has copies of become the sum over all that have them.
+inline void ZeroState::sum_copies() {
+    auto sum_of_tensor_ranks = [&] {
+        for (int unit : layout_.held()) {
+            size_t own_begin = owned_begin(unit), own_end = own_begin + part_size(unit);
+            for (const GradientSum& sum : layout_.sums(unit)) {
+                size_t begin = std::max(sum.begin, own_begin), end = std::min(sum.begin + sum.count, own_end);
+                if (begin >= end) continue;
+                neighbours(sum.ranks).all_reduce(owned_grads(unit) + (begin - own_begin), end - begin,
+                                                 Traffic::gradients, reductions_);
+            }
+        }
+    };
+    if (mesh_.tensor().size() > 1) grouped(sum_of_tensor_ranks);
+    for (int unit : layout_.held()) {
+        if (!has_copies(unit)) continue;
+        if (has_twin(unit))
+            mesh_.ends().all_reduce(owned_grads(unit), part_size(unit), Traffic::gradients, reductions_);
+        if (settings_.offload) copy_gradients_to_host(unit);
+    }
+}
+
+// Of what this rank has copies of, one rank counts the gradient.
+inline void ZeroState::sum_own_squares(float* sum) {
+    cudaCheck(cudaMemsetAsync(sum, 0, sizeof(float), compute_));
+    if (mesh_.position.replica > 0) return;
+    for (int unit : layout_.held()) {
+        size_t own_begin = owned_begin(unit), own_end = own_begin + part_size(unit);
+        for (auto [range_begin, range_end] : layout_.counted(unit)) {
+            size_t begin = std::max(range_begin, own_begin), end = std::min(range_end, own_end);
+            if (begin >= end) continue;
+            sum_squares(sum, norm_scratch_, owned_grads(unit) + (begin - own_begin), end - begin, true,
+                        compute_);
+        }
+    }
+}
+
 inline void ZeroState::update(float* stats, const AdamW& settings, float max_norm, uint64_t seed) {
+    sum_copies();
     order(reductions_, compute_);  // the last gradient has been summed
     order(gathers_, compute_);     // and what is stepped now has been read
-    for (int unit = 0; unit < layout_.units(); unit++) {
-        sum_squares(stats + stat_squares, norm_scratch_, owned_grads(unit), part_size(unit), unit > 0,
-                    compute_);
-    }
-    // replicas hold the same gradients, which count once
-    if (mesh_.position.replica > 0) {
-        cudaCheck(cudaMemsetAsync(stats + stat_squares, 0, sizeof(float), compute_));
-    }
+    sum_own_squares(stats + stat_squares);
     sum_statistics(stats);
     clip_scale(stats + stat_norm, stats + stat_squares, stats + stat_loss, max_norm, compute_);
 
@@ -41,7 +72,7 @@ inline void ZeroState::update(float* stats, const AdamW& settings, float max_nor
                                   compute_));
         order(compute_, host_);
     }
-    for (int unit = 0; unit < layout_.units(); unit++) {
+    for (int unit : layout_.held()) {
         if (settings_.offload)
             step_on_host(unit, settings, seed);
         else
@@ -91,7 +122,9 @@ inline void ZeroState::step_on_host(int unit, const AdamW& settings, uint64_t se
 inline void ZeroState::publish(int unit) {
     order(settings_.offload ? host_ : compute_, gathers_);
     if (cut_params_) {  // the first units are gathered while others are stepped
-        if (unit <= std::min(settings_.prefetch, layout_.layers)) gather(unit);
+        auto& held = layout_.held();
+        auto number = std::find(held.begin(), held.end(), unit) - held.begin();
+        if (number <= settings_.prefetch && unit <= layout_.layers) gather(unit);
         return;
     }
     mesh_.gathers().all_gather(params(unit), part_size(unit), Traffic::parameters, gathers_);

@@ -184,8 +184,7 @@ private:
         for (uint64_t share : share_) {
             if (share == 0) {
                 fail("blend: a weight is less than a millionth of all weights; leave the source out, or give "
-                     "it a "
-                     "larger one");
+                     "it a larger one");
             }
         }
     }

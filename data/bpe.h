@@ -74,8 +74,7 @@ public:
                 id_of_.find(options.byte_fallback ? text("<0x%02X>", byte) : std::string(1, (char)byte));
             if (found == id_of_.end()) {
                 fail("%s: the vocabulary has no token for byte 0x%02X, so not every text can be encoded; use "
-                     "a "
-                     "tokenizer with all 256",
+                     "a tokenizer with all 256",
                      owner.c_str(), byte);
             }
             byte_tokens_[(size_t)byte] = found->second;

@@ -86,6 +86,19 @@ inline FileHandle open_regular(const std::string& path, struct stat* status) {
     return file;
 }
 
+// Reads bytes [offset, offset + bytes) of a file. False: it ends before that.
+inline bool read_at(const FileHandle& file, const std::string& path, uint64_t offset, void* to,
+                    size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t got = pread(file.get(), (char*)to + done, bytes - done, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) fail_with_errno(path, "read it");
+        if (got == 0) return false;
+        done += (size_t)got;
+    }
+    return true;
+}
+
 // ----------------------------------------------------------------------------
 // standard streams
 
@@ -165,7 +178,7 @@ public:
                  path_.c_str());
         }
         exists_ = true;
-        if (ftruncate(file_.get(), 0) != 0) fail_with_errno(path_, "write it");
+        resize(0);
     }
 
     NewFile(const NewFile&) = delete;
@@ -189,6 +202,17 @@ public:
             if (written < 0) fail_with_errno(path_, "write it");
             done += (size_t)written;
         }
+    }
+
+    // Makes it this long; what is not written is zero.
+    void resize(uint64_t bytes) {
+        if (ftruncate(file_.get(), (off_t)bytes) != 0) fail_with_errno(path_, "write it");
+    }
+
+    // Reads back what was written.
+    void read_back(uint64_t offset, void* to, size_t bytes) const {
+        if (!read_at(file_, path_, offset, to, bytes))
+            fail("%s: became shorter while it was written; see who else writes there", path_.c_str());
     }
 
     // All of it is on disk after this; nothing more can be written.

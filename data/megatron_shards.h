@@ -140,8 +140,7 @@ private:
         uint64_t rest = bytes.size() - header_bytes;
         if (sequences > rest / 12 || documents > rest / 8 || 12 * sequences + 8 * documents > rest) {
             fail("%s: is truncated: %zu bytes, too few for the %llu sequences and %llu borders of documents "
-                 "of its "
-                 "header; copy it again",
+                 "of its header; copy it again",
                  path, bytes.size(), (unsigned long long)sequences, (unsigned long long)documents);
         }
         rest -= 12 * sequences + 8 * documents;
@@ -149,8 +148,7 @@ private:
             fail("%s: is of a data set of several modes (text and images); name one of text alone", path);
         if (rest > 0) {
             fail("%s: is too long: %llu bytes follow the %llu sequences and %llu borders of documents of its "
-                 "header; "
-                 "copy it again",
+                 "header; copy it again",
                  path, (unsigned long long)rest, (unsigned long long)sequences,
                  (unsigned long long)documents);
         }
@@ -186,8 +184,7 @@ private:
             }
             if (pointer(i) < 0 || (uint64_t)pointer(i) != bytes) {
                 fail("%s: sequence %lld begins at byte %lld, and those before it end at %llu; the file is "
-                     "damaged: "
-                     "copy it again",
+                     "damaged: copy it again",
                      index_path_.c_str(), (long long)i, (long long)pointer(i), (unsigned long long)bytes);
             }
             bytes += (uint64_t)length(i) * (uint64_t)width_;
@@ -211,8 +208,7 @@ private:
                 continue;
             }
             fail("%s: border %lld of the documents is %lld, and the one before is %lld of %lld sequences; "
-                 "the file "
-                 "is damaged: copy it again",
+                 "the file is damaged: copy it again",
                  index_path_.c_str(), (long long)i, (long long)first, (long long)before,
                  (long long)sequences_);
         }

@@ -80,3 +80,8 @@ private:
 inline double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
+
+// The sign that a NaN can have says nothing.
+inline float without_sign(float value) {
+    return std::isnan(value) ? NAN : value;
+}

@@ -63,6 +63,14 @@ inline int64_t parameter_count(const ModelConfig& c) {
     return embedding + c.layers * (attention + mlp + norms) + head;
 }
 
+// Of one layer.
+inline int64_t block_parameters(ModelConfig c) {
+    c.layers = 1;
+    int64_t one = parameter_count(c);
+    c.layers = 0;
+    return one - parameter_count(c);
+}
+
 // Fills in the zeros and refuses what is not a model.
 inline void complete(ModelConfig& c) {
     constexpr int most = 1 << 24;  // of any one size: no product of two overflows

@@ -35,11 +35,15 @@ struct Options : ModelConfig {
     int steps = 1000;
     int micro_batch = 4;
     int sequence_length = 0;     // 0: context
-    long long global_batch = 0;  // tokens of one step; 0: one micro-batch of each data rank
+    long long global_batch = 0;  // tokens of one step; 0: as few as can be
 
     int dp = 0;  // 0: processes / (tp * pp)
     int tp = 1;
     int pp = 1;
+    int tp_overlap = 0;                // 0: chosen by complete_layout
+    std::string pp_schedule = "1f1b";  // gpipe | 1f1b | interleaved | zero-bubble
+    int pp_chunks = 0;                 // 0: 2 for an interleaved pipeline, else 1
+    std::string pp_layers = "time";    // time | memory | a list like 3,4,4,3
     int zero = 0;
     int shard_group = 0;  // 0: dp, and 1 where --zero 0 cuts nothing
     bool overlap = true;
@@ -182,8 +186,7 @@ inline const std::vector<OptionRow>& option_table() {
 
         {FIELD(train_data), train, "Data", any_text,
          "Token files to train on, .bin of llm.c (train_gpt tokenize makes them) or .idx of Megatron: paths "
-         "or "
-         "glob patterns, separated by commas; with weights, a blend: 0.7:web_*.bin,0.3:code.idx."},
+         "or glob patterns, separated by commas; with weights, a blend: 0.7:web_*.bin,0.3:code.idx."},
         {FIELD(val_data), train, "Data", any_text,
          "Token files to measure the validation loss on, in the same form. Empty: no validation."},
         {FIELD(tokenizer), train | sample | tokenize | eval | data_command, "Data", any_text,
@@ -200,8 +203,7 @@ inline const std::vector<OptionRow>& option_table() {
          "distances only, so it makes no difference to them."},
         {FIELD(data_reader), train, "Data", one_of({"rank", "node"}),
          "Who reads the files: each rank what it needs, or one process of each machine for all there, so "
-         "that "
-         "a shared file system has one reader from each. The batches are the same."},
+         "that a shared file system has one reader from each. The batches are the same."},
 
         {FIELD(run_dir), train, "Run", any_text,
          "Folder for the log, the options, the samples and the weights. Empty: runs/ and the model's name."},
@@ -220,7 +222,8 @@ inline const std::vector<OptionRow>& option_table() {
          "Tokens of each sequence. 0: --context."},
         {FIELD(global_batch), train, "Run", range(0, 1e12),
          "Tokens of each step, gathered from several micro-batches where need be; may end in k, M or G "
-         "(1024, 1024^2, 1024^3). 0: one micro-batch of each data rank."},
+         "(1024, 1024^2, 1024^3). 0: one micro-batch of each data rank, or --pp of them where --pp-schedule "
+         "is interleaved."},
 
         {FIELD(learning_rate), train, "Optimizer", range(0, 10), "AdamW: step size at its peak."},
         {FIELD(schedule), train, "Optimizer", one_of({"cosine", "linear", "constant", "wsd"}),
@@ -258,14 +261,35 @@ inline const std::vector<OptionRow>& option_table() {
          "0: the number of processes / (tp * pp)."},
         {FIELD(tp), train, "Layout", range(1, most_ranks),
          "Tensor parallelism: ranks that share each layer, every one with a part of the heads and of the "
-         "MLP. They talk in every layer, so they belong into one machine."},
+         "MLP, and of the sequence in between. They talk in every layer, so they belong into one machine. It "
+         "must divide --heads, --channels, --mlp-width and --sequence-length."},
         {FIELD(pp), train, "Layout", range(1, most_ranks),
-         "Pipeline parallelism: ranks that the layers are dealt to, in order."},
+         "Pipeline parallelism: stages that the layers are dealt to, in order, each on ranks of its own. "
+         "Only what goes from one layer to the next is sent, so stages may be far apart; but they wait for "
+         "each other at the beginning and end of a step, the less the more micro-batches --global-batch "
+         "holds."},
+        {FIELD(tp_overlap), train, "Layout", range(0, 64),
+         "--tp: parts in which the rows around a product are sent, each while another is computed. More "
+         "parts hide more of the sending, and make smaller, slower products. It must divide the rows of a "
+         "rank, micro-batch * sequence length / tp. 0: the largest of 4, 3, 2 and 1 that does."},
+        {FIELD(pp_schedule), train, "Layout", one_of({"gpipe", "1f1b", "interleaved", "zero-bubble"}),
+         "--pp: order of the work on a stage. gpipe: all micro-batches forward, then all backward, keeping "
+         "the activations of every one. 1f1b: backward as soon as can be, keeping those of --pp "
+         "micro-batches at most. interleaved: 1f1b with --pp-chunks parts of the layers on each stage, so "
+         "that stages wait less and send more; the micro-batches of a step must be a multiple of --pp. "
+         "zero-bubble: 1f1b that puts off the gradients of the weights to when it would wait, and needs "
+         "memory for that; with --zero 2 or 3 it sends gradients twice."},
+        {FIELD(pp_chunks), train, "Layout", range(0, 10000),
+         "--pp-schedule interleaved: parts of the layers on each stage. More parts make the stages wait less "
+         "and send more. 0: 2 for an interleaved pipeline, else 1."},
+        {FIELD(pp_layers), train, "Layout", any_text,
+         "--pp: layers of each part. time: so that the slowest part is as fast as can be, for it sets the "
+         "pace of all; memory: so that the fullest stage needs as little as can be, to fit a larger model; "
+         "or pp * pp-chunks numbers in the order of the layers, such as 3,4,4,3."},
         {FIELD(zero), train, "Layout", range(0, 3),
          "ZeRO: what a shard group keeps once instead of each data rank whole. 0: nothing, 1: the "
          "optimizer's state, 2: the gradients too, 3: the parameters too. Each level saves memory; 1 sends "
-         "as "
-         "much as 0, 2 and 3 more where a step has several micro-batches."},
+         "as much as 0, 2 and 3 more where a step has several micro-batches."},
         {FIELD(shard_group), train, "Layout", range(0, most_ranks),
          "Data ranks that --zero cuts over; the groups repeat each other. Smaller than --dp is hybrid "
          "sharding: the large messages stay within a group. 0: all data ranks."},
@@ -280,7 +304,8 @@ inline const std::vector<OptionRow>& option_table() {
          "Builds whose ranks talk over MPI: send at most this many GB/s, to see what a slow network costs. "
          "0: as fast as it goes."},
         {FIELD(communication_timeout), train, "Layout", range(0, most),
-         "Seconds that a step may wait for the other ranks before the run ends. 0: for ever."},
+         "Seconds that a rank waits for the end of a step, its own work included, before it takes the others "
+         "for dead and ends the run. 0: for ever."},
 
         {FIELD(val_every), train, "Evaluation", range(0, most), "Steps between validations. 0: never."},
         {FIELD(val_batches), train, "Evaluation", range(1, 1048576),
@@ -318,14 +343,12 @@ inline const std::vector<OptionRow>& option_table() {
          "Token files to measure loss, perplexity and bits per byte on, in the form of --train-data."},
         {FIELD(choices), eval, "Evaluation", any_text,
          "Multiple-choice questions: lines of JSON, {\"context\": ..., \"choices\": [...], \"answer\": 0}, "
-         "or an "
-         "evaluation .bin of llm.c (HellaSwag)."},
+         "or an evaluation .bin of llm.c (HellaSwag)."},
         {FIELD(limit), eval, "Evaluation", range(0, most), "Samples and questions to take at most. 0: all."},
 
         {FIELD(inputs), tokenize | data_command, "Text", any_text,
          "tokenize: files and folders of text; a file is a document, and in a .jsonl each line; .gz too. "
-         "data: "
-         "token files.",
+         "data: token files.",
          false, positional},
         {FIELD(output), tokenize, "Text", any_text,
          "Beginning of the names of the files to write: PREFIX_train_000000.bin, PREFIX_val_000000.bin ..."},

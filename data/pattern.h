@@ -213,8 +213,7 @@ private:
             if (result == PCRE2_ERROR_NOMATCH) return;
             if (result < 0) {
                 fail("%s: the pattern \"%s\" takes too long or too much memory on this text (PCRE2 error "
-                     "%d); cut the "
-                     "text at shorter lines",
+                     "%d); cut the text at shorter lines",
                      owner_.c_str(), printable(source_).c_str(), result);
             }
             size_t begin = place[0];

@@ -182,8 +182,7 @@ private:
             case SplitBehavior::removed:
                 if (matched) {
                     fail("%s: the pattern \"%s\" leaves out text (\"%s\"), which could not be given back; "
-                         "use a "
-                         "tokenizer that keeps all text",
+                         "use a tokenizer that keeps all text",
                          file_.c_str(), printable(step.pattern->source()).c_str(),
                          printable(text.substr(begin, end - begin)).c_str());
                 }

@@ -42,7 +42,7 @@ public:
                                        {"gemm_share", meter_.gemm_share(rate)},
                                        {"ms", seconds * 1e3}};
         if (meter_.has_peak()) line["mfu"] = meter_.mfu(rate);
-        if (o_.dp > 1) line["sent_bytes"] = sent_bytes;
+        if (o_.dp * o_.tp * o_.pp > 1) line["sent_bytes"] = sent_bytes;
         write(line);
         std::string left = duration(recent_ * (o_.steps - step));
         if (step % o_.log_every && step != 1 && step != o_.steps) {

@@ -168,8 +168,7 @@ inline HfTokenizer train_tokenizer(const std::vector<TextFile>& files, const Tok
                                    const std::string& name) {
     if (options.vocab_size < 257) {
         fail("--train-tokenizer %d: too few tokens; 257 hold the bytes and the end of a text, and 8192 are "
-             "usual "
-             "for a small model",
+             "usual for a small model",
              options.vocab_size);
     }
     nlohmann::json settings = pre_tokenizer_settings(options.pre_tokenizer);

@@ -25,12 +25,14 @@ both hashes included, before it hands out a byte.
 #include <nlohmann/json.hpp>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -63,6 +65,7 @@ constexpr unsigned char magic[8] = {0x89, 'T', 'G', 'P', 'T', '\r', '\n', 0x1a};
 constexpr uint32_t version = 1;
 constexpr uint64_t alignment = 64;
 constexpr uint64_t longest_header = 16 << 20;
+constexpr size_t read_piece = 1 << 20;
 
 struct Preamble {
     unsigned char magic[8];
@@ -100,6 +103,37 @@ private:
     std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state_;
 };
 
+// Which bytes have been written.
+class Ranges {
+public:
+    // Bytes [begin, end). False if one of them is there already.
+    bool add(uint64_t begin, uint64_t end) {
+        if (begin == end) return true;
+        auto next = end_of_.lower_bound(begin);
+        if (next != end_of_.end() && next->first < end) return false;
+        auto before = next == end_of_.begin() ? end_of_.end() : std::prev(next);
+        if (before != end_of_.end() && before->second > begin) return false;
+        if (next != end_of_.end() && next->first == end) {
+            end = next->second;
+            end_of_.erase(next);
+        }
+        if (before != end_of_.end() && before->second == begin)
+            before->second = end;
+        else
+            end_of_[begin] = end;
+        return true;
+    }
+
+    // Whether all of [begin, end) is there.
+    bool has(uint64_t begin, uint64_t end) const {
+        auto next = end_of_.upper_bound(begin);
+        return next != end_of_.begin() && std::prev(next)->second >= end;
+    }
+
+private:
+    std::map<uint64_t, uint64_t> end_of_;  // each that has a gap before and behind it, by its begin
+};
+
 }  // namespace weights_format
 
 // ----------------------------------------------------------------------------
@@ -131,6 +165,7 @@ public:
             }
             tensor.offset = preamble_.data_bytes;
             preamble_.data_bytes += aligned(tensor.bytes);
+            by_name_[tensor.name] = (size_t)(&tensor - tensors_.data());
             table.push_back({{"name", tensor.name},
                              {"dtype", dtype_name(tensor.dtype)},
                              {"shape", tensor.shape},
@@ -146,33 +181,49 @@ public:
         preamble_.header_bytes = source.size();
         preamble_.header_hash = XXH3_64bits(source.data(), source.size());
         check_space(file_.path(), sizeof preamble_ + preamble_.header_bytes + preamble_.data_bytes);
-        Preamble unfinished = {};
-        file_.write(&unfinished, sizeof unfinished);
-        file_.write(source.data(), source.size());
+        file_.resize(data_begin() + preamble_.data_bytes);
+        file_.write_at(sizeof preamble_, source.data(), source.size());
     }
 
-    // The next bytes of a tensor. Tensors come in the order of the table, each in any number of pieces.
-    void write(const std::string& name, const void* data, size_t bytes) {
-        if (next_ == tensors_.size() || tensors_[next_].name != name ||
-            bytes > tensors_[next_].bytes - written_) {
-            fail("%s: tensor %s written out of turn or beyond its end; write tensors whole, in the order of "
-                 "the table",
+    // Bytes [from, from + bytes) of a tensor. The pieces can come in any order, each byte once.
+    void write_at(const std::string& name, uint64_t from, const void* data, size_t bytes) {
+        auto row = by_name_.find(name);
+        if (row == by_name_.end() || from > tensors_[row->second].bytes ||
+            bytes > tensors_[row->second].bytes - from) {
+            fail("%s: tensor %s is not in the table, or written beyond its end; write what the table says",
                  file_.path().c_str(), name.c_str());
         }
-        append(data, bytes);
-        written_ += bytes;
-        if (written_ < tensors_[next_].bytes) return;
+        const StoredTensor& tensor = tensors_[row->second];
+        uint64_t at = tensor.offset + from;
+        if (!written_.add(at, at + bytes)) {
+            fail("%s: tensor %s: bytes from %llu on written twice; write each once", file_.path().c_str(),
+                 name.c_str(), (unsigned long long)from);
+        }
+        file_.write_at(data_begin() + at, data, bytes);
+        if (at != hashed_) return;
+        hash_.add(data, bytes);
+        hashed_ += bytes;
+        if (from + bytes < tensor.bytes) return;
         const char zeros[weights_format::alignment] = {};
-        append(zeros, weights_format::aligned(written_) - written_);
-        written_ = 0;
-        next_++;
+        hash_.add(zeros, weights_format::aligned(hashed_) - hashed_);
+        hashed_ = weights_format::aligned(hashed_);
     }
 
     // Until this has returned, the file is not there; without it, nothing is left behind.
     void commit() {
-        if (next_ < tensors_.size()) {
-            fail("%s: tensor %s was not written; write all of the table", file_.path().c_str(),
-                 tensors_[next_].name.c_str());
+        for (const StoredTensor& tensor : tensors_) {
+            if (!written_.has(tensor.offset, tensor.offset + tensor.bytes)) {
+                fail("%s: tensor %s was not written, or not all of it; write all of the table",
+                     file_.path().c_str(), tensor.name.c_str());
+            }
+        }
+        // what came out of turn is hashed now
+        std::vector<char> piece(weights_format::read_piece);
+        while (hashed_ < preamble_.data_bytes) {
+            size_t bytes = std::min<uint64_t>(piece.size(), preamble_.data_bytes - hashed_);
+            file_.read_back(data_begin() + hashed_, piece.data(), bytes);
+            hash_.add(piece.data(), bytes);
+            hashed_ += bytes;
         }
         preamble_.data_hash = hash_.value();
         file_.write_at(0, &preamble_, sizeof preamble_);
@@ -180,17 +231,15 @@ public:
     }
 
 private:
-    void append(const void* data, size_t bytes) {
-        file_.write(data, bytes);
-        hash_.add(data, bytes);
-    }
+    uint64_t data_begin() const { return sizeof preamble_ + preamble_.header_bytes; }
 
     std::vector<StoredTensor> tensors_;
+    std::map<std::string, size_t> by_name_;  // index of each tensor
     weights_format::Preamble preamble_;
     NewFile file_;
+    weights_format::Ranges written_;  // of the data
     weights_format::Hash hash_;
-    size_t next_ = 0;       // the tensor being written
-    uint64_t written_ = 0;  // bytes of it so far
+    uint64_t hashed_ = 0;  // bytes of the data, from its beginning
 };
 
 // ----------------------------------------------------------------------------
@@ -210,9 +259,8 @@ public:
     const std::string& path() const { return path_; }
 
     const StoredTensor& tensor(const std::string& name) const {
-        for (const StoredTensor& tensor : tensors_) {
-            if (tensor.name == name) return tensor;
-        }
+        auto row = by_name_.find(name);
+        if (row != by_name_.end()) return tensors_[row->second];
         fail("%s: tensor %s is missing; the file is of another model", path_.c_str(), name.c_str());
     }
 
@@ -222,7 +270,7 @@ public:
             fail("%s: tensor %s has %llu bytes, more were asked for; the file is of another model",
                  path_.c_str(), printable(tensor.name).c_str(), (unsigned long long)tensor.bytes);
         }
-        read_at(data_begin() + tensor.offset + from, to, bytes);
+        read_bytes(data_begin() + tensor.offset + from, to, bytes);
     }
 
 private:
@@ -230,14 +278,9 @@ private:
 
     [[noreturn]] void refuse(const char* reason) const { fail("%s: %s", path_.c_str(), reason); }
 
-    void read_at(uint64_t offset, void* to, size_t bytes) const {
-        for (size_t done = 0; done < bytes;) {
-            ssize_t got = pread(file_.get(), (char*)to + done, bytes - done, (off_t)(offset + done));
-            if (got < 0 && errno == EINTR) continue;
-            if (got < 0) fail_with_errno(path_, "read it");
-            if (got == 0) refuse("became shorter while it was read; read it again when nothing writes it");
-            done += (size_t)got;
-        }
+    void read_bytes(uint64_t offset, void* to, size_t bytes) const {
+        if (!read_at(file_, path_, offset, to, bytes))
+            refuse("became shorter while it was read; read it again when nothing writes it");
     }
 
     void read_preamble() {
@@ -245,7 +288,7 @@ private:
         uint64_t size = (uint64_t)status_.st_size;
         if (size < sizeof preamble_)
             refuse("too short for a weights file; copy it again, or name another file");
-        read_at(0, &preamble_, sizeof preamble_);
+        read_bytes(0, &preamble_, sizeof preamble_);
         if (memcmp(preamble_.magic, magic, sizeof magic) != 0) {
             refuse("not a weights file (wrong magic); name one that train_gpt wrote");
         }
@@ -271,7 +314,7 @@ private:
 
     void read_header() {
         std::string source(preamble_.header_bytes, '\0');
-        read_at(sizeof preamble_, source.data(), source.size());
+        read_bytes(sizeof preamble_, source.data(), source.size());
         if (XXH3_64bits(source.data(), source.size()) != preamble_.header_hash) {
             refuse("header does not match its checksum; copy it again from where it was written");
         }
@@ -314,12 +357,11 @@ private:
 
     // Each tensor begins where the one before it ends, so there are no overlaps and no holes.
     void check_tensors() {
-        std::set<std::string> names;
         uint64_t end = 0;
         for (const auto& row : header_["tensors"]) {
             StoredTensor tensor = parse_tensor(row, tensors_.size());
             bool fits = tensor.offset == end && tensor.bytes <= preamble_.data_bytes - end;
-            if (!fits || !names.insert(tensor.name).second) {
+            if (!fits || !by_name_.emplace(tensor.name, tensors_.size()).second) {
                 fail("%s: tensor %s overlaps another, leaves a hole, ends beyond the data or is there twice; "
                      "the file is damaged",
                      path_.c_str(), printable(tensor.name).c_str());
@@ -333,10 +375,10 @@ private:
 
     void check_data() {
         weights_format::Hash hash;
-        std::vector<char> piece((size_t)1 << 20);
+        std::vector<char> piece(weights_format::read_piece);
         for (uint64_t done = 0; done < preamble_.data_bytes; done += piece.size()) {
             size_t bytes = std::min<uint64_t>(piece.size(), preamble_.data_bytes - done);
-            read_at(data_begin() + done, piece.data(), bytes);
+            read_bytes(data_begin() + done, piece.data(), bytes);
             hash.add(piece.data(), bytes);
         }
         if (hash.value() != preamble_.data_hash) {
@@ -350,4 +392,5 @@ private:
     weights_format::Preamble preamble_;
     nlohmann::json header_;
     std::vector<StoredTensor> tensors_;
+    std::map<std::string, size_t> by_name_;  // index of each tensor
 };

@@ -9,9 +9,15 @@ target -1 has loss 0 and zero gradient. Nothing is saved: the gradient takes the
 largest activation. The maximum (subtracted, so that exp does not overflow) and the sum come from one pass: a
 sum relative to the maximum so far is rescaled when the maximum grows (Milakov & Gimelshein, "Online
 normalizer calculation for softmax", 2018).
+
+Where the vocabulary is cut over several devices, each has the logits of some words that follow one another,
+and it is done in two steps, between which the devices exchange three numbers a row: classifier_part finds the
+maximum and the sum over the words of one device, and classifier_whole merges what all have found, in their
+order, so that every device gets the same bits.
 */
 #pragma once
 
+#include <algorithm>
 #include <cfloat>
 
 #include "kernels/common.cuh"
@@ -27,21 +33,72 @@ HOST_DEVICE inline SoftmaxSum merge(SoftmaxSum a, SoftmaxSum b) {
     return {max, a.sum * fast_exp(a.max - max) + b.sum * fast_exp(b.max - max)};
 }
 
+// Where the target is among words first_word .. first_word + V - 1, or -1: it is elsewhere, or there is none.
+// Padding columns are no place for it, though the first words of the next device would have their numbers.
+HOST_DEVICE inline int target_here(int target, int first_word, int V) {
+    return target >= first_word && target - first_word < V ? target - first_word : -1;
+}
+
+// What one device knows of a row, kept as three floats, which are easy to send.
+struct ClassifierPart {
+    SoftmaxSum total;
+    float target_logit = 0;  // 0 where the target is not among the words
+};
+constexpr int classifier_part_floats = 3;
+
+HOST_DEVICE inline void store_part(float* parts, size_t n, ClassifierPart part) {
+    float* to = parts + n * classifier_part_floats;
+    to[0] = part.total.max;
+    to[1] = part.total.sum;
+    to[2] = part.target_logit;
+}
+
+// Row n of all parts (ranks, N, 3) together. A single part stays as it is, bit for bit.
+HOST_DEVICE inline ClassifierPart merge_parts(const float* parts, int ranks, int n, int N) {
+    const float* row = parts + (size_t)n * classifier_part_floats;
+    size_t stride = (size_t)N * classifier_part_floats;
+    ClassifierPart whole;
+    for (int r = 0; r < ranks; r++) whole.total.max = fmaxf(whole.total.max, row[r * stride]);
+    for (int r = 0; r < ranks; r++) {
+        whole.total.sum += row[r * stride + 1] * fast_exp(row[r * stride] - whole.total.max);
+        whole.target_logit += row[r * stride + 2];
+    }
+    return whole;
+}
+
 // ----------------------------------------------------------------------------
 // CPU
 
 inline SoftmaxSum softmax_sum_cpu(const floatX* x, int size) {
-    float max = -FLT_MAX, sum = 0;
+    constexpr int chunk = 2048;  // stays in the first-level cache between its maximum and its sum
+    SoftmaxSum total;
+    for (int start = 0; start < size; start += chunk) {
+        int end = std::min(start + chunk, size);
+        float max = -FLT_MAX, sum = 0;
 #pragma omp simd reduction(max : max)
-    for (int i = 0; i < size; i++) max = float(x[i]) > max ? float(x[i]) : max;
+        for (int i = start; i < end; i++) max = float(x[i]) > max ? float(x[i]) : max;
 #pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < size; i++) sum += fast_exp(float(x[i]) - max);
-    return {max, sum};
+        for (int i = start; i < end; i++) sum += fast_exp(float(x[i]) - max);
+        total = merge(total, {max, sum});
+    }
+    return total;
+}
+
+// The gradient of a row in place of its logits; target is -1 if it is not among its words.
+inline void classifier_gradient_cpu(floatX* row, SoftmaxSum total, int target, float dloss, int V, int Vp) {
+    float target_logit = target < 0 ? 0.0f : float(row[target]);
+    float scale = dloss / total.sum;
+#pragma omp simd
+    for (int v = 0; v < V; v++) row[v] = floatX(fast_exp(float(row[v]) - total.max) * scale);
+    if (target >= 0) {
+        float probability = fast_exp(target_logit - total.max) / total.sum;
+        row[target] = floatX((probability - 1) * dloss);
+    }
+    std::fill(row + V, row + Vp, floatX(0.0f));
 }
 
 inline void classifier_cpu(floatX* logits, float* losses, const int* targets, float dloss, int N, int V,
                            int Vp, bool want_gradient) {
-    constexpr int chunk = 2048;  // stays in the first-level cache between its maximum and its sum
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         floatX* row = logits + (size_t)n * Vp;
@@ -50,19 +107,40 @@ inline void classifier_cpu(floatX* logits, float* losses, const int* targets, fl
             if (want_gradient) std::fill(row, row + Vp, floatX(0.0f));
             continue;
         }
-        SoftmaxSum total;
-        for (int v = 0; v < V; v += chunk)
-            total = merge(total, softmax_sum_cpu(row + v, std::min(chunk, V - v)));
-        float target_logit = float(row[targets[n]]);
-        losses[n] = logf(total.sum) + total.max - target_logit;
-        if (!want_gradient) continue;
+        SoftmaxSum total = softmax_sum_cpu(row, V);
+        losses[n] = logf(total.sum) + total.max - float(row[targets[n]]);
+        if (want_gradient) classifier_gradient_cpu(row, total, targets[n], dloss, V, Vp);
+    }
+}
 
-        float scale = dloss / total.sum;
-#pragma omp simd
-        for (int v = 0; v < V; v++) row[v] = floatX(fast_exp(float(row[v]) - total.max) * scale);
-        float probability = fast_exp(target_logit - total.max) / total.sum;
-        row[targets[n]] = floatX((probability - 1) * dloss);
-        std::fill(row + V, row + Vp, floatX(0.0f));
+inline void classifier_part_cpu(float* part, const floatX* logits, const int* targets, int first_word, int N,
+                                int V, int Vp) {
+#pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        const floatX* row = logits + (size_t)n * Vp;
+        int here = target_here(targets[n], first_word, V);
+        ClassifierPart found;
+        if (targets[n] >= 0) found.total = softmax_sum_cpu(row, V);
+        if (here >= 0) found.target_logit = float(row[here]);
+        store_part(part, n, found);
+    }
+}
+
+inline void classifier_whole_cpu(floatX* logits, float* losses, const float* parts, int ranks,
+                                 const int* targets, float dloss, int first_word, int N, int V, int Vp,
+                                 bool want_gradient) {
+#pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        floatX* row = logits + (size_t)n * Vp;
+        if (targets[n] < 0) {
+            losses[n] = 0;
+            if (want_gradient) std::fill(row, row + Vp, floatX(0.0f));
+            continue;
+        }
+        ClassifierPart whole = merge_parts(parts, ranks, n, N);
+        losses[n] = logf(whole.total.sum) + whole.total.max - whole.target_logit;
+        int here = target_here(targets[n], first_word, V);
+        if (want_gradient) classifier_gradient_cpu(row, whole.total, here, dloss, V, Vp);
     }
 }
 
@@ -96,6 +174,23 @@ __device__ SoftmaxSum softmax_sum(const floatX* row, int V) {
     return {max, block_sum(total.sum * expf(total.max - max))};
 }
 
+// The gradient of a row in place of its logits; target is -1 if it is not among its words. All of it is 0 if
+// the row has no target at all.
+template <int W>
+__device__ void classifier_gradient(floatX* row, SoftmaxSum total, bool has_target, int target, float dloss,
+                                    int V, int Vp) {
+    float inverse = 1 / total.sum;
+    for (int v = threadIdx.x * W; v < Vp; v += blockDim.x * W) {
+        auto x = load<W>(row + v);
+        for (int k = 0; k < W; k++) {
+            bool counts = has_target && v + k < V;
+            float probability = counts ? expf(float(x[k]) - total.max) * inverse : 0.0f;
+            x[k] = floatX((probability - (v + k == target)) * dloss);
+        }
+        store(row + v, x);
+    }
+}
+
 template <int W>
 __global__ void classifier_kernel(floatX* logits, float* losses, const int* targets, float dloss, int V,
                                   int Vp, bool want_gradient) {
@@ -108,17 +203,34 @@ __global__ void classifier_kernel(floatX* logits, float* losses, const int* targ
     }
     if (!want_gradient) return;
     __syncthreads();  // the loss was read from the logits that are now replaced
+    classifier_gradient<W>(row, total, target >= 0, target, dloss, V, Vp);
+}
 
-    float inverse = 1 / total.sum;
-    for (int v = threadIdx.x * W; v < Vp; v += blockDim.x * W) {
-        auto x = load<W>(row + v);
-        for (int k = 0; k < W; k++) {
-            bool counts = target >= 0 && v + k < V;
-            float probability = counts ? expf(float(x[k]) - total.max) * inverse : 0.0f;
-            x[k] = floatX((probability - (v + k == target)) * dloss);
-        }
-        store(row + v, x);
+template <int W>
+__global__ void classifier_part_kernel(float* part, const floatX* logits, const int* targets, int first_word,
+                                       int V, int Vp) {
+    const floatX* row = logits + (size_t)blockIdx.x * Vp;
+    int target = targets[blockIdx.x], here = target_here(target, first_word, V);
+    ClassifierPart found;
+    if (target >= 0) found.total = softmax_sum<W>(row, V);
+    if (threadIdx.x > 0) return;
+    if (here >= 0) found.target_logit = float(row[here]);
+    store_part(part, blockIdx.x, found);
+}
+
+template <int W>
+__global__ void classifier_whole_kernel(floatX* logits, float* losses, const float* parts, int ranks,
+                                        const int* targets, float dloss, int first_word, int N, int V, int Vp,
+                                        bool want_gradient) {
+    int target = targets[blockIdx.x];
+    ClassifierPart whole;
+    if (target >= 0) whole = merge_parts(parts, ranks, blockIdx.x, N);
+    if (threadIdx.x == 0) {
+        losses[blockIdx.x] = target < 0 ? 0.0f : logf(whole.total.sum) + whole.total.max - whole.target_logit;
     }
+    if (!want_gradient) return;
+    floatX* row = logits + (size_t)blockIdx.x * Vp;
+    classifier_gradient<W>(row, whole.total, target >= 0, target_here(target, first_word, V), dloss, V, Vp);
 }
 
 __global__ void sum_losses_kernel(float* total, const float* losses, int N) {
@@ -140,6 +252,33 @@ inline void classifier(floatX* logits /* (N, Vp) */, float* losses /* (N) */, co
               with_vec_width<floatX>(Vp, [=](auto width) {
                   launch(classifier_kernel<width>, N, classifier_block, 0, stream, logits, losses, targets,
                          dloss, V, Vp, want_gradient);
+              }));
+}
+
+// For each row {maximum, sum of exp(logit - maximum), logit of the target or 0 if it is not here} over words
+// first_word .. first_word + V - 1, whose logits are here. targets are words of the whole vocabulary.
+inline void classifier_part(float* part /* (N, 3) */, const floatX* logits /* (N, Vp) */,
+                            const int* targets /* (N) */, int first_word, int N, int V, int Vp,
+                            cudaStream_t stream) {
+    ON_DEVICE(stream, classifier_part_cpu(part, logits, targets, first_word, N, V, Vp),
+              with_vec_width<floatX>(Vp, [=](auto width) {
+                  launch(classifier_part_kernel<width>, N, classifier_block, 0, stream, part, logits, targets,
+                         first_word, V, Vp);
+              }));
+}
+
+// As classifier, of a vocabulary whose words first_word .. first_word + V - 1 are here. parts is what
+// classifier_part has found for all of it, and the losses are those of all of it, the same on every rank.
+inline void classifier_whole(floatX* logits /* (N, Vp) */, float* losses /* (N) */,
+                             const float* parts /* (ranks, N, 3) */, int ranks, const int* targets /* (N) */,
+                             float dloss, int first_word, int N, int V, int Vp, bool want_gradient,
+                             cudaStream_t stream) {
+    ON_DEVICE(stream,
+              classifier_whole_cpu(logits, losses, parts, ranks, targets, dloss, first_word, N, V, Vp,
+                                   want_gradient),
+              with_vec_width<floatX>(Vp, [=](auto width) {
+                  launch(classifier_whole_kernel<width>, N, classifier_block, 0, stream, logits, losses,
+                         parts, ranks, targets, dloss, first_word, N, V, Vp, want_gradient);
               }));
 }
 

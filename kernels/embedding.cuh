@@ -10,12 +10,24 @@ Many tokens share a row of a table, so the backward pass would need atomics, who
 Instead one worker adds up all that a row of a table receives, in a fixed order. For wte the host sorts the
 tokens of a batch into buckets of the same one. For wpe the worker of a position walks through the batch and
 leaps from one document to the next, as each has that position once at most.
+
+Where the vocabulary is cut over several devices, a WordRange says which rows of the table are here. The other
+words are zeros, so that the sum over the devices, of which one adds the positions, is the embedding.
 */
 #pragma once
 
 #include <algorithm>
+#include <climits>
 
 #include "kernels/common.cuh"
+
+// The words whose rows a token table has: first .. first + count - 1.
+struct WordRange {
+    int first = 0, count = INT_MAX;
+
+    HOST_DEVICE bool has(int word) const { return word >= first && word - first < count; }
+    HOST_DEVICE size_t row(int word) const { return (size_t)(word - first); }
+};
 
 // Sorts the positions 0 .. N-1 by token, equal tokens by position: bucket k is order[starts[k]] ..
 // order[starts[k+1] - 1]. Returns the number of buckets. A radix sort, one byte of the token at a time, that
@@ -55,19 +67,24 @@ HOST_DEVICE inline int next_candidate(int p, int n, int at) {
 // CPU
 
 inline void embedding_forward_cpu(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe,
-                                  const int* doc_start, int B, int T, int C) {
+                                  const int* doc_start, int B, int T, int C, WordRange words) {
 #pragma omp parallel for
     for (int n = 0; n < B * T; n++) {
         floatX* row = out + (size_t)n * C;
-        const floatX *token = wte + (size_t)tokens[n] * C,
+        const floatX *token = words.has(tokens[n]) ? wte + words.row(tokens[n]) * C : nullptr,
                      *position = wpe ? wpe + (size_t)position_of(n, doc_start, T) * C : nullptr;
-        for (int c = 0; c < C; c++) row[c] = wpe ? floatX(float(token[c]) + float(position[c])) : token[c];
+        if (token && position)
+            for (int c = 0; c < C; c++) row[c] = floatX(float(token[c]) + float(position[c]));
+        else if (token || position)
+            std::copy_n(token ? token : position, C, row);
+        else
+            std::fill_n(row, C, floatX(0.0f));
     }
 }
 
 inline void embedding_backward_cpu(float* dwte, float* dwpe, const floatX* dout, const int* tokens,
                                    const int* order, const int* starts, int buckets, const int* doc_start,
-                                   int B, int T, int C) {
+                                   int B, int T, int C, WordRange words) {
     auto add_row = [=](float* to, int n) {
         const floatX* row = dout + (size_t)n * C;
 #pragma omp simd
@@ -75,7 +92,9 @@ inline void embedding_backward_cpu(float* dwte, float* dwpe, const floatX* dout,
     };
 #pragma omp parallel for schedule(dynamic, 16)
     for (int k = 0; k < buckets; k++) {
-        float* to = dwte + (size_t)tokens[order[starts[k]]] * C;
+        int word = tokens[order[starts[k]]];
+        if (!words.has(word)) continue;
+        float* to = dwte + words.row(word) * C;
         for (int i = starts[k]; i < starts[k + 1]; i++) add_row(to, order[i]);
     }
     if (!dwpe) return;
@@ -107,11 +126,12 @@ constexpr unsigned embedding_block = 256;
 // A row of blocks for each position, a thread for W neighbouring channels.
 template <int W>
 __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe,
-                                         const int* doc_start, int T, int C) {
+                                         const int* doc_start, int T, int C, WordRange words) {
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * W;
     if (c >= C) return;
     size_t n = blockIdx.x;
-    auto sum = load<W>(wte + (size_t)tokens[n] * C + c);
+    Vec<floatX, W> sum = {};
+    if (words.has(tokens[n])) sum = load<W>(wte + words.row(tokens[n]) * C + c);
     if (wpe) {
         auto position = load<W>(wpe + (size_t)position_of((int)n, doc_start, T) * C + c);
         for (int k = 0; k < W; k++) sum[k] = floatX(float(sum[k]) + float(position[k]));
@@ -148,17 +168,18 @@ __device__ void add_warp_sums(float* to, const float (&sum)[W], int used) {
 // A block for a bucket, of which each warp takes every 8th token.
 template <int W>
 __global__ void embedding_backward_kernel(float* dwte, const floatX* dout, const int* tokens,
-                                          const int* order, const int* starts, int C) {
+                                          const int* order, const int* starts, int C, WordRange words) {
     int lane = threadIdx.x, warp = threadIdx.y;
     int start = starts[blockIdx.x], end = starts[blockIdx.x + 1];
-    int c = (int)(blockIdx.y * warp_size + lane) * W;
+    int c = (int)(blockIdx.y * warp_size + lane) * W, word = tokens[order[start]];
+    if (!words.has(word)) return;
 
     float sum[W] = {};
     if (c < C) {
 #pragma unroll 4
         for (int i = start + warp; i < end; i += row_warps) add_to<W>(sum, dout + (size_t)order[i] * C + c);
     }
-    float* to = c < C ? dwte + (size_t)tokens[order[start]] * C + c : nullptr;
+    float* to = c < C ? dwte + words.row(word) * C + c : nullptr;
     add_warp_sums<W>(to, sum, min(end - start, (int)row_warps));
 }
 
@@ -197,42 +218,44 @@ __global__ void document_position_backward_kernel(float* dwpe, const floatX* dou
 // ----------------------------------------------------------------------------
 // launchers
 
-// doc_start[b, t] <= t, and the token it points to begins its own document.
+// doc_start[b, t] <= t, and the token it points to begins its own document. A word that is not here counts as
+// zeros: its row is that of the position alone, or 0 without positions.
 inline void embedding_forward(floatX* out /* (B, T, C) */, const int* tokens /* (B, T) */,
-                              const floatX* wte /* (V, C) */, const floatX* wpe /* (T, C) or null */,
+                              const floatX* wte /* (words, C) */, const floatX* wpe /* (T, C) or null */,
                               const int* doc_start /* (B, T) or null */, int B, int T, int C,
-                              cudaStream_t stream) {
-    ON_DEVICE(stream, embedding_forward_cpu(out, tokens, wte, wpe, doc_start, B, T, C),
+                              cudaStream_t stream, WordRange words = {}) {
+    ON_DEVICE(stream, embedding_forward_cpu(out, tokens, wte, wpe, doc_start, B, T, C, words),
               with_vec_width<floatX>(C, [=](auto width) {
                   constexpr int W = width;
                   dim3 grid(B * T, ceil_div((unsigned)C, embedding_block * W));
                   launch(embedding_forward_kernel<W>, grid, embedding_block, 0, stream, out, tokens, wte, wpe,
-                         doc_start, T, C);
+                         doc_start, T, C, words);
               }));
 }
 
-// order, starts and buckets are of bucket_tokens.
-inline void embedding_backward(float* dwte /* (V, C) += */, float* dwpe /* (T, C) +=, or null */,
+// order, starts and buckets are of bucket_tokens. dwpe gets the gradient of every token, dwte of those here.
+inline void embedding_backward(float* dwte /* (words, C) += */, float* dwpe /* (T, C) +=, or null */,
                                const floatX* dout /* (B, T, C) */, const int* tokens /* (B, T) */,
                                const int* order /* (B*T) */, const int* starts /* (B*T + 1) */, int buckets,
                                const int* doc_start /* (B, T) or null */, int B, int T, int C,
-                               cudaStream_t stream) {
-    ON_DEVICE(stream,
-              embedding_backward_cpu(dwte, dwpe, dout, tokens, order, starts, buckets, doc_start, B, T, C),
-              with_vec_width<floatX>(C, [=](auto width) {
-                  constexpr int W = width;
-                  dim3 grid(buckets, ceil_div(C, warp_size * W)), block(warp_size, row_warps);
-                  launch(embedding_backward_kernel<W>, grid, block, 0, stream, dwte, dout, tokens, order,
-                         starts, C);
-                  if (!dwpe) return;
-                  if (doc_start) {
-                      grid.x = T;
-                      launch(document_position_backward_kernel<W>, grid, block, 0, stream, dwpe, dout,
-                             doc_start, B * T, T, C);
-                      return;
-                  }
-                  dim3 position_grid(T, ceil_div((unsigned)C, embedding_block * W));
-                  launch(position_backward_kernel<W>, position_grid, embedding_block, 0, stream, dwpe, dout,
-                         B, T, C);
-              }));
+                               cudaStream_t stream, WordRange words = {}) {
+    ON_DEVICE(
+        stream,
+        embedding_backward_cpu(dwte, dwpe, dout, tokens, order, starts, buckets, doc_start, B, T, C, words),
+        with_vec_width<floatX>(C, [=](auto width) {
+            constexpr int W = width;
+            dim3 grid(buckets, ceil_div(C, warp_size * W)), block(warp_size, row_warps);
+            launch(embedding_backward_kernel<W>, grid, block, 0, stream, dwte, dout, tokens, order, starts, C,
+                   words);
+            if (!dwpe) return;
+            if (doc_start) {
+                grid.x = T;
+                launch(document_position_backward_kernel<W>, grid, block, 0, stream, dwpe, dout, doc_start,
+                       B * T, T, C);
+                return;
+            }
+            dim3 position_grid(T, ceil_div((unsigned)C, embedding_block * W));
+            launch(position_backward_kernel<W>, position_grid, embedding_block, 0, stream, dwpe, dout, B, T,
+                   C);
+        }));
 }

@@ -157,6 +157,16 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
     return cudaSuccess;
 }
 
+// Streams are threads, and equal.
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    *least = *greatest = 0;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+
 // Unlike CUDA's, waits for the work that is left, and so for ever if that never ends: a process that gives up
 // on such work calls exit() or _exit() and leaves the stream alone.
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {

@@ -257,3 +257,15 @@ inline double gemm_rate(int size, cudaStream_t stream) {
     for (floatX* matrix : matrices) cudaCheck(cudaFree(matrix));
     return 2.0 * size * size * size / times[times.size() / 2];
 }
+
+// The GEMM rate of this device, from the largest product that takes a reasonable time and fits in
+// `available` bytes.
+inline double measured_gemm_rate(size_t available, cudaStream_t stream) {
+    double rate = 0;
+    for (int size = 512; size <= 8192; size *= 2) {
+        if (rate > 0 && 3 * sizeof(floatX) * size * size > available) break;
+        rate = std::max(rate, gemm_rate(size, stream));
+        if (2.0 * size * size * size / rate > 0.01) break;
+    }
+    return rate;
+}

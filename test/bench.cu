@@ -27,7 +27,8 @@ int main(int argc, char** argv) try {
         Gpt g(config, workload, settings);
         initialize(g, 1);
         RandomBatch batch(g, config.vocab_size);
-        double gemm = measured_gemm_rate(g.stream), seconds = step_seconds(g, *batch, repeats);
+        double gemm = measured_gemm_rate(available_memory(), g.stream),
+               seconds = median_step_seconds(g, *batch, repeats);
         double rate = B * T / seconds, peak = published_peak(device.name, sizeof(floatX) == 2);
         Meter meter(config, T, peak, gemm, 1);
         printf("%4d %6d %10.1f %10.0f %12.1f %13.1f%% %7.1f%% %10s\n", B, T, seconds * 1e3, rate, gemm / 1e9,

@@ -3,8 +3,7 @@ What the benchmarks share: the program without its main, batches without data, a
 */
 #pragma once
 
-#define TESTING
-#include "train_gpt.cu"
+#include "test/program.h"
 
 // Tokens without data: the speed does not depend on what they are.
 class RandomBatch {
@@ -33,18 +32,28 @@ private:
     Batch batch_;
 };
 
-// Seconds of a training step: the median of several.
-inline double step_seconds(Gpt& g, const Batch& batch, int repeats) {
+inline double median(std::vector<double> values) {
+    std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+    return values[values.size() / 2];
+}
+
+// Seconds of step number `step`, counted from 1, on some micro-batches.
+inline double step_seconds(Gpt& g, const Batch& batch, int step, int micro_batches = 1) {
+    double start = seconds_now(), targets = (double)batch.B * batch.T * micro_batches;
+    zero_gradients(g);
+    accumulate_gradients(
+        g, micro_batches, [&](int, int) { return batch; }, (float)(1 / targets));
+    g.state.update(g.stats, {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, step, false}, 1.0f, 0);
+    if (!read_stats(g, targets).finite) fail("bench: a step was not finite; the kernels are at fault");
+    return seconds_now() - start;
+}
+
+// The median of several, after one that is not counted.
+inline double median_step_seconds(Gpt& g, const Batch& batch, int repeats) {
     std::vector<double> seconds;
     for (int step = 0; step <= repeats; step++) {
-        double start = seconds_now();
-        zero_gradients(g);
-        accumulate_gradients(g, batch, 1.0f / (batch.B * batch.T), true);
-        g.state.update(g.stats, {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1, false}, 1.0f, 0);
-        if (!read_stats(g, batch.B * batch.T).finite)
-            fail("bench: a step was not finite; the kernels are at fault");
-        if (step > 0) seconds.push_back(seconds_now() - start);
+        double of_step = step_seconds(g, batch, step + 1);
+        if (step > 0) seconds.push_back(of_step);
     }
-    std::nth_element(seconds.begin(), seconds.begin() + repeats / 2, seconds.end());
-    return seconds[repeats / 2];
+    return median(seconds);
 }

@@ -12,7 +12,12 @@ for n in 2 4 8 16 32; do
     ranks "$n" "$program" groups || exit 1
 done
 echo
-echo "overlap of communication and computation (a core for each rank)"
-for ((n = 2; n <= $(nproc); n *= 2)); do
-    ranks "$n" "$program" overlap || exit 1
+echo "how much of what is sent hides behind computation (a core for each rank)"
+for kind in data tensor pipeline; do
+    ranks 2 "$program" $kind || exit 1
+done
+echo
+echo "the same model and batch cut in several ways"
+for n in 2 4; do
+    ranks "$n" "$program" layouts || exit 1
 done

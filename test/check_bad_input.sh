@@ -74,6 +74,11 @@ refuse "head too wide" "--head-size" -- "${train[@]}" --head-size 512
 refuse "sequence beyond the context" "--sequence-length" -- "${train[@]}" --sequence-length 64
 refuse "global batch not a multiple" "--global-batch" -- "${train[@]}" --global-batch 65
 refuse "more micro-batches than can be counted" "--global-batch" -- "${train[@]}" --micro-batch 1 --sequence-length 1 --global-batch 1000000000000
+refuse "layers for other stages" "--pp-layers" -- "${train[@]}" --pp-layers 1,1
+refuse "layers that are no numbers" "--pp-layers" -- "${train[@]}" --pp-layers $'tine\nand memory'
+refuse "chunks where there are none" "--pp-chunks" -- "${train[@]}" --pp-chunks 2
+refuse "more chunks than layers" "--pp-chunks" -- "${train[@]}" --pp-schedule interleaved --pp-chunks 2
+refuse "stages without processes" "--pp" -- "${train[@]}" --pp 2 --pp-schedule interleaved
 refuse "warm-up longer than the run" "--warmup-steps" -- "${train[@]}" --warmup-steps 5
 refuse "prompt without tokenizer" "--prompt" -- "${train[@]}" --tokenizer none --prompt hello
 refuse "vocabulary too small for bytes" "--vocab-size" -- "${train[@]}" --vocab-size 100 --document-end -1

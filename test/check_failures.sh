@@ -2,7 +2,7 @@
 # Jobs of several ranks that end badly: whatever happens to one rank, the job ends within seconds, with the reason in one
 # line and no process left; and a job that is asked to stop saves its weights.
 #
-#   SEED=N    repeats the random moments and ranks of an earlier run, which printed it; KILLS=N how many (20)
+#   SEED=N    repeats the random moments and ranks of an earlier run, which printed it; KILLS=N how many (15)
 cd "$(dirname "$0")/.." || exit 1
 . test/ranks.sh
 cpu=$PWD/build/cpu-fp32/train_gpt text=$PWD/kernels
@@ -78,13 +78,15 @@ one_line() { [ "$(grep -c '^train_gpt: ' "$1.err")" = 1 ]; }
 # ----------------------------------------------------------------------------------------------------------
 # a rank that is killed
 
-for ((i = 0; i < ${KILLS:-20}; i++)); do
+layouts=("--zero 0" "--tp 2 --pp 2 --zero 1" "--zero 3" "--tp 2 --zero 2" "--pp 2 --pp-schedule zero-bubble" "--zero 1")
+for ((i = 0; i < ${KILLS:-15}; i++)); do
     name=killed$i victim=$((RANDOM % 4)) delay=$((200 + RANDOM % 2800))
     # half of them while they start or train, half while they train
     since='start' begun=(has_ranks $name 4)
     [ $((i / 4 % 2)) = 0 ] || since='first step' begun=(has_steps $name 1)
-    label="rank $victim of a run at ZeRO $((i % 4)), killed $delay ms after its $since"
-    start $name 4 --zero $((i % 4))
+    read -ra layout <<<"${layouts[i % ${#layouts[@]}]}"
+    label="rank $victim of a run ${layout[*]}, killed $delay ms after its $since"
+    start $name 4 "${layout[@]}"
     wait_for 60 "${begun[@]}" || { echo "FAILED $label: does not start"; kill_all; continue; }
     sleep "$(printf '%d.%03d' $((delay / 1000)) $((delay % 1000)))"
     if ! kill -9 "$(rank_pids $name | sed -n "$((victim + 1))p")"; then

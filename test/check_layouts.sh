@@ -22,14 +22,14 @@ export OMP_NUM_THREADS=1
 # --adam-eps: some gradients are zero but for rounding (those of key biases: softmax does not see them), and with a
 # small one AdamW would make updates of that noise.
 common=(--context 24 --steps 10 --global-batch 576 --gradient-clip 0.5 --warmup-steps 2 --adam-eps 1e-5
-    --val-every 5 --val-batches 2 --train-data 'text_train_*.bin' --val-data 'text_val_*.bin' --model tiny)
-# Sizes that divide by nothing in sight: what is cut into shards leaves a remainder.
+    --val-every 5 --val-batches 2 --sample-every 10 --sample-tokens 4 --train-data 'text_train_*.bin' --val-data 'text_val_*.bin' --model tiny)
+# Sizes that divide by little: what is cut into shards, stages or vocabularies leaves a remainder.
 declare -A shapes=(
-    [gpt2]="--vocab-size 257 --layers 3 --channels 60 --heads 5 --norm layernorm --position learned --mlp gelu
+    [gpt2]="--vocab-size 257 --layers 5 --channels 60 --heads 4 --norm layernorm --position learned --mlp gelu
         --bias on --tie-embeddings on"
-    [llama]="--vocab-size 259 --layers 3 --channels 60 --heads 6 --kv-heads 2 --mlp-width 52 --norm rmsnorm
+    [llama]="--vocab-size 259 --layers 6 --channels 56 --heads 4 --kv-heads 2 --mlp-width 52 --norm rmsnorm
         --position rope --mlp swiglu --bias off --tie-embeddings off"
-    [parallel]="--vocab-size 263 --layers 2 --channels 28 --heads 2 --kv-heads 1 --mlp-width 37 --norm layernorm
+    [parallel]="--vocab-size 263 --layers 4 --channels 28 --heads 2 --kv-heads 1 --mlp-width 38 --norm layernorm
         --position rope --mlp gelu --bias on --tie-embeddings off --block parallel --qk-norm on --window 7"
 )
 
@@ -56,38 +56,55 @@ wanted() { [[ -z $only || $* == *"$only"* ]]; }
 # layouts against one process
 
 layouts='
-gpt2      1 --micro-batch 8
 gpt2      1 --micro-batch 2 --recompute block --zero 3 --offload optimizer
+gpt2      1 --micro-batch 4 --pp-schedule zero-bubble
 llama     1 --micro-batch 1 --zero 2
-gpt2      2 --micro-batch 12
-gpt2      2 --micro-batch 3 --zero 1
+llama     1 --micro-batch 4 --pp-schedule interleaved --pp-chunks 3
 gpt2      2 --micro-batch 6 --zero 2 --offload optimizer
 gpt2      2 --micro-batch 4 --zero 3
 llama     2 --micro-batch 3
 llama     2 --micro-batch 6 --zero 1 --recompute mlp
 llama     2 --micro-batch 2 --zero 3 --recompute block
-parallel  2 --micro-batch 4 --zero 2
-gpt2      3 --micro-batch 8 --zero 1
 gpt2      3 --micro-batch 2 --zero 3 --prefetch 3
-llama     3 --micro-batch 4
 llama     3 --micro-batch 4 --zero 2 --overlap off
 parallel  3 --micro-batch 1 --zero 3 --offload optimizer
-gpt2      4 --micro-batch 3 --recompute block
 gpt2      4 --micro-batch 2 --zero 1 --shard-group 2
-gpt2      4 --micro-batch 6 --zero 2 --shard-group 2
-gpt2      4 --micro-batch 3 --zero 3 --shard-group 2
-llama     4 --micro-batch 6 --zero 1 --offload optimizer
-llama     4 --micro-batch 2 --zero 2
 llama     4 --micro-batch 3 --zero 3 --prefetch 0
 llama     4 --micro-batch 2 --zero 3 --shard-group 2 --recompute block --offload optimizer
-parallel  4 --micro-batch 6 --zero 3 --shard-group 2
-parallel  4 --micro-batch 2 --zero 3 --shard-group 1
-gpt2      8 --micro-batch 1 --zero 1 --shard-group 2
 gpt2      8 --micro-batch 3 --zero 3
-llama     8 --micro-batch 3
-llama     8 --micro-batch 1 --zero 2 --shard-group 2
 llama     8 --micro-batch 1 --zero 3 --shard-group 4 --recompute mlp
 parallel  8 --micro-batch 3 --zero 3 --shard-group 2
+gpt2      2 --tp 2 --micro-batch 8
+gpt2      2 --tp 2 --micro-batch 3 --tp-overlap 1 --recompute block
+llama     2 --tp 2 --micro-batch 6 --recompute mlp
+parallel  2 --tp 2 --micro-batch 4
+parallel  2 --tp 2 --micro-batch 6 --recompute block --offload optimizer
+llama     4 --tp 4 --micro-batch 8
+llama     4 --tp 2 --micro-batch 3 --zero 2
+gpt2      4 --tp 2 --micro-batch 2 --zero 3
+gpt2      2 --pp 2 --micro-batch 4
+gpt2      2 --pp 2 --micro-batch 2 --pp-schedule zero-bubble
+llama     2 --pp 2 --micro-batch 3 --pp-schedule gpipe
+llama     2 --pp 2 --micro-batch 6 --pp-schedule interleaved --pp-chunks 3
+parallel  2 --pp 2 --micro-batch 2 --pp-schedule zero-bubble --recompute block
+gpt2      3 --pp 3 --micro-batch 4 --pp-layers 1,3,1
+gpt2      4 --pp 4 --micro-batch 2
+gpt2      4 --pp 2 --micro-batch 2 --zero 1
+gpt2      4 --pp 2 --micro-batch 3 --zero 3 --pp-schedule zero-bubble
+llama     4 --pp 2 --micro-batch 2 --zero 2 --pp-schedule interleaved
+gpt2      4 --tp 2 --pp 2 --micro-batch 4
+gpt2      4 --tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble --recompute mlp
+llama     4 --tp 2 --pp 2 --micro-batch 2 --pp-schedule interleaved
+parallel  4 --tp 2 --pp 2 --micro-batch 6 --pp-schedule zero-bubble
+llama     6 --tp 2 --pp 3 --micro-batch 3 --pp-layers 3,1,2
+gpt2      8 --tp 2 --pp 2 --zero 1 --micro-batch 2
+gpt2      8 --tp 2 --pp 2 --zero 3 --micro-batch 1 --pp-schedule interleaved --recompute block
+gpt2      8 --pp 4 --zero 1 --micro-batch 2 --pp-schedule gpipe --offload optimizer
+llama     8 --tp 4 --pp 2 --micro-batch 4 --pp-schedule zero-bubble
+llama     8 --tp 2 --pp 2 --zero 2 --micro-batch 2 --pp-layers memory
+llama     8 --tp 2 --zero 3 --shard-group 2 --micro-batch 1
+parallel  8 --tp 2 --pp 4 --micro-batch 3
+parallel  8 --tp 2 --pp 2 --zero 1 --offload optimizer --pp-schedule zero-bubble --micro-batch 2
 '
 declare -A referenced
 number=0
@@ -129,6 +146,17 @@ neutral='
 --zero 3                   | --recompute block
 --zero 3 --shard-group 2   |
 --zero 3 --shard-group 2   | --overlap off --prefetch 0 --recompute mlp --offload optimizer
+--tp 2                     | --overlap off
+--tp 2                     | --recompute block
+--tp 2                     | --recompute mlp --offload optimizer
+--pp 2                     | --overlap off
+--pp 2                     | --pp-schedule gpipe
+--pp 2                     | --pp-schedule zero-bubble
+--pp 2                     | --pp-schedule zero-bubble --recompute mlp --overlap off
+--tp 2 --pp 2              |
+--tp 2 --pp 2              | --overlap off --recompute block --pp-schedule zero-bubble
+--pp 2 --zero 3            | --overlap off --prefetch 0
+--pp 2 --pp-schedule interleaved | --overlap off --recompute block
 '
 declare -A first_run
 number=0
@@ -138,7 +166,7 @@ while IFS='|' read -r both second; do
     read -ra of_both <<<"$both"
     read -ra of_second <<<"$second"
     n=2
-    [[ $both != *shard-group* ]] || n=4
+    [[ $both != *shard-group* && $both != *tp*pp* && $both != *pp*zero* ]] || n=4
     number=$((number + 1))
     label="${of_both[*]} on $n: the same bits ${of_second[*]:-again}"
     if [ -z "${first_run[$both]}" ]; then
@@ -159,7 +187,8 @@ small=(--layers 2 --channels 20 --heads 2 --kv-heads 1 --mlp-width 24 --vocab-si
     --global-batch 64 --val-batches 1)
 if wanted simt; then
     train on_cpu 1 "$cpu" "${small[@]}" --micro-batch 4 || echo "FAILED to run simt's reference"
-    for options in "--zero 1" "--zero 3" "--zero 3 --micro-batch 1 --recompute block --offload optimizer"; do
+    for options in "--zero 1" "--zero 3" "--zero 3 --micro-batch 1 --recompute block --offload optimizer" \
+        "--tp 2" "--pp 2" "--pp 2 --micro-batch 1 --pp-schedule zero-bubble"; do
         read -ra of_row <<<"$options"
         number=$((number + 1))
         if train "simt$number" 2 "$simt" "${small[@]}" --micro-batch 2 "${of_row[@]}"; then

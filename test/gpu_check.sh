@@ -83,7 +83,7 @@ build() {
 # Several ranks on one card cannot talk over NCCL.
 build_ranks() {
     make --no-print-directory -k -j"$(nproc)" "${options[@]}" COMM=mpi PRECISION="$1" \
-        "build/cuda-$1-mpi"/{test_collectives,test_transport,test_mesh,test_zero,train_gpt,compare_runs} >"$work/build-$1-mpi" 2>&1 && return
+        "build/cuda-$1-mpi"/{test_collectives,test_transport,test_mesh,test_zero,test_tensor_parallel,test_pipeline,train_gpt,compare_runs} >"$work/build-$1-mpi" 2>&1 && return
     grep -E 'error|Error|missing|undefined' "$work/build-$1-mpi" | head -20
     return 1
 }
@@ -137,7 +137,7 @@ timeout 400 test/run.sh cuda-bf16 cuda-fp32 ${mpi:+cuda-bf16-mpi cuda-fp32-mpi} 
 tests=$(tail -1 "$work/tests")
 check "unit tests: $tests" grep -q ' 0 failed' <<<"$tests"
 if [ -n "$sanitize" ]; then
-    for unit in adamw attention classifier embedding gelu matmul norm qk_norm rope; do
+    for unit in adamw attention classifier embedding gelu matmul norm qk_norm residual rope; do
         check "compute-sanitizer: test_$unit" sanitized build/cuda-bf16/test_$unit
     done
 fi
@@ -166,6 +166,12 @@ if [ -n "$mpi" ]; then
     check "the same bits" compare serial zero3 --bitwise
     check "with offload" train_ranks offload 2 "$shared" --micro-batch 4 --zero 3 --offload optimizer
     check "the losses without" compare offload zero3 --losses 1e-5 --weights 1e-4
+    for layout in "2 --tp 2" "2 --pp 2" "2 --pp 2 --pp-schedule zero-bubble" "4 --tp 2 --pp 2 --pp-schedule interleaved"; do
+        read -r n of_layout <<<"$layout"
+        # shellcheck disable=SC2086  # options are words
+        check "in $n ranks $of_layout" train_ranks cut "$n" "$shared" --overwrite --micro-batch 4 $of_layout
+        check "with the losses of one process too" compare cut one --losses 1e-4 --weights 1e-2
+    done
     check "hybrid, in 4 ranks" train_ranks hybrid 4 "$shared" --micro-batch 2 --zero 3 --shard-group 2
     check "also with the losses of one process" compare hybrid one --losses 1e-4 --weights 1e-2
 else

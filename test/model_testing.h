@@ -4,8 +4,7 @@ tokens.
 */
 #pragma once
 
-#define TESTING
-#include "train_gpt.cu"
+#include "test/program.h"
 
 #include "test/testing.h"
 

@@ -115,6 +115,170 @@ TEST_CASE("NaN and Inf") {
     CHECK(losses.host()[0] == 0);
 }
 
+// Words of a vocabulary cut over ranks, with as many padding columns everywhere as make the shares alike.
+struct Words {
+    int first, V, Vp;
+};
+
+static Words words_of_rank(int V, int rank, int ranks, int pad_to) {
+    int first = (int)((int64_t)V * rank / ranks), end = (int)((int64_t)V * (rank + 1) / ranks);
+    return {first, end - first, ceil_div(ceil_div(V, ranks), pad_to) * pad_to};
+}
+
+// The columns of a rank; what padding columns hold must not matter.
+static std::vector<floatX> logits_of_rank(const std::vector<floatX>& logits, int N, int V, Words words) {
+    std::vector<floatX> own;
+    for (int n = 0; n < N; n++) {
+        for (int v = 0; v < words.Vp; v++) {
+            floatX padding = floatX(v % 2 ? NAN : 1e30f);
+            own.push_back(v < words.V ? logits[(size_t)n * V + words.first + v] : padding);
+        }
+    }
+    return own;
+}
+
+static void check_cut_vocabulary(int V, int ranks, int pad_to, float spread) {
+    CAPTURE(V);
+    CAPTURE(ranks);
+    CAPTURE(pad_to);
+    CAPTURE(spread);
+    auto targets = some_targets(4, V);
+    for (int r = 0; r < ranks; r++) {  // either side of every cut
+        int first = words_of_rank(V, r, ranks, pad_to).first;
+        targets.push_back(std::min(first, V - 1));
+        targets.push_back(std::max(first - 1, 0));
+    }
+    const int N = (int)targets.size();
+    const float dloss = 0.125f;
+    auto logits = random_values<floatX>("logits", (size_t)N * V, spread);
+    std::vector<double> losses, dlogits;
+    reference(losses, dlogits, logits, targets, dloss, {N, V, V});
+
+    Buffer<int> device_targets(targets);
+    Buffer<float> parts((size_t)ranks * N * 3);
+    for (int r = 0; r < ranks; r++) {
+        Words words = words_of_rank(V, r, ranks, pad_to);
+        Buffer<floatX> own(logits_of_rank(logits, N, V, words));
+        classifier_part(parts + (size_t)r * N * 3, own, device_targets, words.first, N, words.V, words.Vp,
+                        test_stream());
+        auto got = parts.doubles();
+        for (int n = 0; n < N; n++) {
+            const double* part = &got[((size_t)r * N + n) * 3];
+            double max = -FLT_MAX, sum = 0, target_logit = 0;
+            for (int v = words.first; targets[n] >= 0 && v < words.first + words.V; v++) {
+                max = std::max(max, (double)float(logits[(size_t)n * V + v]));
+                if (v == targets[n]) target_logit = float(logits[(size_t)n * V + v]);
+            }
+            for (int v = words.first; targets[n] >= 0 && v < words.first + words.V; v++)
+                sum += std::exp(float(logits[(size_t)n * V + v]) - max);
+            CHECK(part[0] == max);
+            CHECK(part[1] == doctest::Approx(sum).epsilon(1e-5));
+            CHECK(part[2] == target_logit);
+        }
+    }
+
+    Words all = words_of_rank(V, 0, 1, pad_to);
+    Buffer<floatX> device_uncut(logits_of_rank(logits, N, V, all));
+    Buffer<float> uncut_losses(N);
+    classifier(device_uncut, uncut_losses, device_targets, dloss, N, V, all.Vp, true, test_stream());
+    std::vector<double> uncut, rows = device_uncut.doubles();
+    for (int n = 0; n < N; n++) {
+        auto row = rows.begin() + (ptrdiff_t)n * all.Vp;
+        uncut.insert(uncut.end(), row, row + V);
+    }
+
+    std::vector<double> together((size_t)N * V, NAN);
+    std::vector<float> first_losses;
+    for (int r = 0; r < ranks; r++) {
+        CAPTURE(r);
+        Words words = words_of_rank(V, r, ranks, pad_to);
+        auto before = logits_of_rank(logits, N, V, words);
+        Buffer<floatX> own(before), untouched(before);
+        Buffer<float> own_losses(N), losses_only(N);
+        classifier_whole(own, own_losses, parts, ranks, device_targets, dloss, words.first, N, words.V,
+                         words.Vp, true, test_stream());
+        classifier_whole(untouched, losses_only, parts, ranks, device_targets, dloss, words.first, N, words.V,
+                         words.Vp, false, test_stream());
+        if (r == 0) first_losses = own_losses.host();
+        CHECK(own_losses.host() == first_losses);  // the same bits everywhere
+        CHECK(losses_only.host() == first_losses);
+
+        auto got = own.doubles(), after = untouched.doubles(), same = to_doubles(before);
+        bool padding_is_zero = true, unchanged = true;
+        for (int n = 0; n < N; n++) {
+            for (int v = 0; v < words.Vp; v++) {
+                size_t i = (size_t)n * words.Vp + v;
+                if (v < words.V)
+                    together[(size_t)n * V + words.first + v] = got[i];
+                else
+                    padding_is_zero &= got[i] == 0;
+                unchanged &= after[i] == same[i] || (v >= words.V && std::isnan(after[i]));
+            }
+        }
+        CHECK(padding_is_zero);
+        CHECK(unchanged);
+
+        auto got_losses = own_losses.doubles(), whole_losses = uncut_losses.doubles();
+        for (int n = 0; n < N; n++) {
+            CHECK(got_losses[n] == doctest::Approx(losses[n]).epsilon(1e-5));
+            CHECK(got_losses[n] == doctest::Approx(whole_losses[n]).epsilon(1e-5));
+            if (ranks == 1) CHECK(got_losses[n] == whole_losses[n]);
+        }
+    }
+    CHECK(relative_error(together, dlogits) < tolerance<floatX>);
+    CHECK(relative_error(together, uncut) < tolerance<floatX>);
+    if (ranks == 1) CHECK(together == uncut);
+    for (int n = 0; n < N; n++) {
+        if (targets[n] >= 0) continue;
+        for (int v = 0; v < V; v++) CHECK(together[(size_t)n * V + v] == 0);
+    }
+}
+
+TEST_CASE("a vocabulary cut over ranks has the losses and gradients of the whole") {
+    for (int V : {1, 2, 7, 100, 257, 1000}) {
+        for (int ranks : {1, 2, 3, 8}) {  // also more than there are words
+            for (int pad_to : {1, 8}) {
+                for (float spread : {1.0f, 30.0f}) check_cut_vocabulary(V, ranks, pad_to, spread);
+            }
+        }
+    }
+    check_cut_vocabulary(9001, 1, 128, 3.0f);
+    check_cut_vocabulary(9001, 2, 128, 3.0f);
+    check_cut_vocabulary(9001, 4, 1, 3.0f);
+}
+
+TEST_CASE("NaN and Inf reach the losses of all ranks, words ruled out do not") {
+    const int V = 40, ranks = 4;
+    auto losses_with = [&](int from, int to, float value) {
+        auto logits = random_values<floatX>("logits", V);
+        for (int v = from; v < to; v++) logits[v] = floatX(value);
+        Buffer<int> targets(std::vector<int>{2});
+        Buffer<float> parts(ranks * 3), losses(1);
+        for (int r = 0; r < ranks; r++) {
+            Words words = words_of_rank(V, r, ranks, 8);
+            Buffer<floatX> own(logits_of_rank(logits, 1, V, words));
+            classifier_part(parts + r * 3, own, targets, words.first, 1, words.V, words.Vp, test_stream());
+            cudaCheck(cudaStreamSynchronize(test_stream()));  // before `own` is freed
+        }
+        std::vector<float> all;
+        for (int r = 0; r < ranks; r++) {
+            Words words = words_of_rank(V, r, ranks, 8);
+            Buffer<floatX> own(logits_of_rank(logits, 1, V, words));
+            classifier_whole(own, losses, parts, ranks, targets, 1.0f, words.first, 1, words.V, words.Vp,
+                             true, test_stream());
+            all.push_back(losses.host()[0]);
+        }
+        return all;
+    };
+    for (int at : {0, 2, 17, V - 1}) {
+        CAPTURE(at);
+        for (float loss : losses_with(at, at + 1, NAN)) CHECK(std::isnan(loss));
+        for (float loss : losses_with(at, at + 1, INFINITY)) CHECK(!std::isfinite(loss));
+    }
+    for (float loss : losses_with(10, V, -INFINITY)) CHECK(std::isfinite(loss));  // all words of three ranks
+    for (float loss : losses_with(3, V, -INFINITY)) CHECK(loss < losses_with(0, 0, 0)[0]);
+}
+
 TEST_CASE("sum of losses") {
     for (int N : {1, 31, 1000, 5000}) {
         auto losses = random_values<float>("losses", N, 1.0f, 5.0f);

@@ -153,6 +153,37 @@ TEST_CASE("a sum with NaN or infinity is not finite") {
 }
 
 // ----------------------------------------------------------------------------
+// the calls of a Communicator whose result lies elsewhere
+
+TEST_CASE_TEMPLATE("a Communicator gathers from elsewhere and scatters to elsewhere", T, float, int64_t) {
+    Communicator all = Communicator::of_world(test_world(), test_stream());
+    int rank = test_world().rank(), size = test_world().size();
+    for (size_t part : {size_t(0), size_t(1), size_t(1001)}) {
+        CAPTURE(part);
+        size_t count = part * (size_t)size, begin = part * (size_t)rank;
+        auto mine = inputs<T>(rank, 0, count);
+        std::vector<T> mine_own(mine.begin() + begin, mine.begin() + begin + part), want;
+        for (int r = 0; r < size; r++) {
+            auto theirs = inputs<T>(r, part * (size_t)r, part * (size_t)(r + 1));
+            want.insert(want.end(), theirs.begin(), theirs.end());
+        }
+        auto sums = reduced<T>(all_members(), count, 1);
+
+        Guarded<T> own(part, 0, mine_own), gathered(count), data(count, 0, mine), sum(part);
+        uint64_t before = bytes_sent(Traffic::activations), pipeline = bytes_sent(Traffic::pipeline);
+        all.all_gather((const T*)own.data(), gathered.data(), part, Traffic::activations, test_stream());
+        all.reduce_scatter((const T*)data.data(), sum.data(), part, Traffic::activations, test_stream());
+        CHECK(bytes_sent(Traffic::activations) - before == 2 * (count - part) * sizeof(T));
+        CHECK(bytes_sent(Traffic::pipeline) == pipeline);
+        CHECK(same_bits(gathered.host(), want));
+        CHECK(same_bits(own.host(), mine_own));
+        CHECK(close(sum.host(), {sums.begin() + begin, sums.begin() + begin + part}));
+        CHECK(same_bits(data.host(), mine));
+        for (Guarded<T>* each : {&own, &gathered, &data, &sum}) CHECK(each->guards_hold());
+    }
+}
+
+// ----------------------------------------------------------------------------
 // messages between two ranks
 
 TEST_CASE("each rank sends to the next and receives from the one before") {

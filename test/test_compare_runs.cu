@@ -34,8 +34,8 @@ struct Run {
                        const char* second = "norm") {
         WeightsWriter writer(folder / "weights.bin", nlohmann::ordered_json::object(),
                              {{"wte", {(int64_t)wte.size()}}, {second, {(int64_t)norm.size()}}});
-        writer.write("wte", wte.data(), wte.size() * sizeof(float));
-        writer.write(second, norm.data(), norm.size() * sizeof(float));
+        writer.write_at("wte", 0, wte.data(), wte.size() * sizeof(float));
+        writer.write_at(second, 0, norm.data(), norm.size() * sizeof(float));
         writer.commit();
     }
 };

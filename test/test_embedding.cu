@@ -134,3 +134,85 @@ TEST_CASE("a document looks the same wherever it was packed") {
     auto packed = out.doubles();
     CHECK(std::vector(packed.begin() + at * C, packed.begin() + (at + length) * C) == out_alone.doubles());
 }
+
+// Ranges of words, one after another, of which some can be empty.
+static std::vector<WordRange> cut_words(int V, int ranks) {
+    std::vector<WordRange> words;
+    for (int r = 0; r < ranks; r++) words.push_back({V * r / ranks, V * (r + 1) / ranks - V * r / ranks});
+    return words;
+}
+
+TEST_CASE("a token table cut by words") {
+    struct Shape {
+        int B, T, C, V;
+    };
+    for (auto [B, T, C, V] :
+         std::vector<Shape>{{1, 1, 1, 1}, {1, 5, 7, 3}, {2, 9, 8, 50}, {3, 40, 24, 5}, {4, 17, 300, 31}}) {
+        for (int ranks : {1, 2, 3, 6}) {
+            for (bool positions : {false, true}) {
+                CAPTURE(V);
+                CAPTURE(C);
+                CAPTURE(ranks);
+                CAPTURE(positions);
+                int N = B * T;
+                size_t size = (size_t)N * C;
+                auto tokens = random_tokens(N, V);
+                auto wte = random_values<floatX>("wte", (size_t)V * C),
+                     wpe = random_values<floatX>("wpe", (size_t)T * C), d = random_values<floatX>("d", size);
+                auto dwte = random_values<float>("dwte", (size_t)V * C),
+                     dwpe = random_values<float>("dwpe", (size_t)T * C);
+                std::vector<int> order(N), starts(N + 1);
+                int buckets = bucket_tokens(order.data(), starts.data(), tokens.data(), N);
+                Buffer<int> device_tokens(tokens), device_order(order), device_starts(starts);
+                Buffer<floatX> dout(d), device_wpe(wpe), whole_wte(wte), whole(size);
+                Buffer<float> whole_dwte(dwte), whole_dwpe(dwpe);
+                floatX* added = positions ? (floatX*)device_wpe : nullptr;
+                embedding_forward(whole, device_tokens, whole_wte, added, nullptr, B, T, C, test_stream());
+                embedding_backward(whole_dwte, whole_dwpe, dout, device_tokens, device_order, device_starts,
+                                   buckets, nullptr, B, T, C, test_stream());
+                auto whole_rows = whole.doubles();
+
+                std::vector<float> all_dwte;
+                for (WordRange words : cut_words(V, ranks)) {
+                    // memory of exactly these words: others must not be touched
+                    auto begin = (ptrdiff_t)words.first * C, end = begin + (ptrdiff_t)words.count * C;
+                    Buffer<floatX> own_wte(std::vector(wte.begin() + begin, wte.begin() + end)), out(size);
+                    Buffer<float> own_dwte(std::vector(dwte.begin() + begin, dwte.begin() + end)),
+                        own_dwpe(dwpe);
+                    embedding_forward(out, device_tokens, own_wte, added, nullptr, B, T, C, test_stream(),
+                                      words);
+                    auto got = out.doubles();
+                    std::vector<double> want(size);
+                    for (size_t i = 0; i < size; i++) {
+                        int token = tokens[i / C];
+                        bool here = token >= words.first && token < words.first + words.count;
+                        double position = positions ? (double)float(wpe[i / C % T * C + i % C]) : 0.0;
+                        want[i] = here ? whole_rows[i] : position;
+                    }
+                    CHECK(got == want);
+
+                    embedding_backward(own_dwte, positions ? (float*)own_dwpe : nullptr, dout, device_tokens,
+                                       device_order, device_starts, buckets, nullptr, B, T, C, test_stream(),
+                                       words);
+                    for (float gradient : own_dwte.host()) all_dwte.push_back(gradient);
+                    CHECK(own_dwpe.host() == (positions ? whole_dwpe.host() : dwpe));
+                }
+                CHECK(all_dwte == whole_dwte.host());
+
+                // the sum over all, one of them with the positions
+                std::vector<float> sum(size, 0.0f);
+                bool first = true;
+                for (WordRange words : cut_words(V, ranks)) {
+                    auto begin = (ptrdiff_t)words.first * C, end = begin + (ptrdiff_t)words.count * C;
+                    Buffer<floatX> own_wte(std::vector(wte.begin() + begin, wte.begin() + end)), out(size);
+                    embedding_forward(out, device_tokens, own_wte, first ? added : nullptr, nullptr, B, T, C,
+                                      test_stream(), words);
+                    auto rows = out.doubles();
+                    for (size_t i = 0; i < size; i++) sum[i] = float(floatX(sum[i] + (float)rows[i]));
+                    first = false;
+                }
+                CHECK(to_doubles(sum) == whole_rows);
+            }
+        }
+    }
+}

@@ -19,7 +19,9 @@ std::vector<MeshShape> shapes_of(int ranks) {
             if (ranks % (tp * pp)) continue;
             int dp = ranks / tp / pp;
             for (int shard = 1; shard <= dp; shard++) {
-                if (dp % shard == 0) shapes.push_back({tp, pp, dp, shard});
+                if (dp % shard) continue;
+                shapes.push_back({tp, pp, dp, shard});
+                if (pp > 1) shapes.push_back({tp, pp, dp, shard, true});
             }
         }
     }
@@ -33,6 +35,29 @@ std::vector<int> members_of(const Communicator& group) {
     cudaCheck(cudaMemcpy(numbers + group.rank(), &mine, sizeof mine, cudaMemcpyHostToDevice));
     group.all_gather((int*)numbers, 1, Traffic::statistics, test_stream());
     return numbers.host();
+}
+
+// The numbers of the ranks at the other ends of the links, or -1: forward_in, forward_out, backward_in,
+// backward_out.
+std::vector<int> neighbours_of(const MeshLinks& links) {
+    auto mine = (float)test_world().rank();
+    Buffer<float> number(std::vector<float>(1, mine)), met(std::vector<float>(4, -1.0f));
+    // Everyone's numbers go forward, and then backward.
+    auto exchange = [&](const Communicator& in, const Communicator& out, float* from, float* back) {
+        auto pass = [&](const Communicator& way_in, int sender, const Communicator& way_out, float* to) {
+            ncclCheck(ncclGroupStart());
+            if (way_out.size() > 1)
+                way_out.send((float*)number, 1, 1 - sender, Traffic::statistics, test_stream());
+            if (way_in.size() > 1) way_in.receive(to, 1, sender, test_stream());
+            ncclCheck(ncclGroupEnd());
+        };
+        pass(in, MeshLinks::sender, out, from);
+        pass(out, MeshLinks::receiver, in, back);
+    };
+    exchange(links.forward_in, links.forward_out, met, met + 1);
+    exchange(links.backward_in, links.backward_out, met + 2, met + 3);
+    std::vector<float> all = met.host();
+    return {all.begin(), all.end()};
 }
 
 std::string text_of(const std::vector<int>& numbers) {
@@ -146,19 +171,14 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
         CHECK(text_of(members_of(mesh.tensor())) == expected(true, false, false, false));
         CHECK(text_of(members_of(mesh.shard())) == expected(false, true, false, false));
         CHECK(text_of(members_of(mesh.replica())) == expected(false, false, true, false));
-        CHECK(text_of(members_of(mesh.data())) == expected(false, true, true, false));
-        CHECK(text_of(members_of(mesh.pipeline())) == expected(false, false, false, true));
 
-        CHECK(mesh.data().rank() == mesh.data_rank());
         CHECK(mesh.shard().rank() == mesh.position.shard);
         CHECK(mesh.replica().rank() == mesh.position.replica);
         CHECK(mesh.tensor().rank() == mesh.position.tensor);
-        CHECK(mesh.pipeline().rank() == mesh.position.pipeline);
 
         // Groups with the same members are one, and nothing is made for a group of one.
         std::set<std::string> different;
-        const Communicator* groups[] = {&mesh.world(),   &mesh.tensor(), &mesh.shard(),
-                                        &mesh.replica(), &mesh.data(),   &mesh.pipeline()};
+        const Communicator* groups[] = {&mesh.world(), &mesh.tensor(), &mesh.shard(), &mesh.replica()};
         for (const Communicator* group : groups) {
             std::string members = text_of(members_of(*group));
             if (group->size() > 1) different.insert(members);
@@ -171,7 +191,33 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
         CHECK(text_of(members_of(mesh.gathers())) == text_of(members_of(mesh.shard())));
         bool own_group = mesh.gathers().size() > 1;
         if (own_group) CHECK(!mesh.gathers().same_group(mesh.shard()));
-        CHECK(mesh.groups_built == (int)different.size() + own_group);
+
+        // Links are between neighbours, each for itself.
+        int step = shape.tp * shape.dp, stage = mesh.position.pipeline, last = shape.pp - 1;
+        bool round = shape.ring && last > 0;
+        int before = stage > 0 ? world.rank() - step : round ? world.rank() + last * step : -1;
+        int behind = stage < last ? world.rank() + step : round ? world.rank() - last * step : -1;
+        const MeshLinks& links = mesh.links();
+        CHECK(neighbours_of(links) == std::vector<int>{before, behind, behind, before});
+        const Communicator* ways[] = {&links.forward_in, &links.forward_out, &links.backward_in,
+                                      &links.backward_out};
+        int linked = 0;
+        for (const Communicator* way : ways) {
+            if (way->size() == 1) continue;
+            linked++;
+            bool receives = way == &links.forward_in || way == &links.backward_in;
+            CHECK(way->rank() == (receives ? MeshLinks::receiver : MeshLinks::sender));
+            for (const Communicator* other : groups) CHECK(!way->same_group(*other));
+            for (const Communicator* other : ways) CHECK((way == other) == way->same_group(*other));
+        }
+
+        // The ends of the pipeline.
+        int first = world.rank() - stage * step;
+        bool at_end = last > 0 && (stage == 0 || stage == last);
+        std::vector<int> ends = {first, first + last * step};
+        CHECK(members_of(mesh.ends()) == (at_end ? ends : std::vector<int>{world.rank()}));
+
+        CHECK(mesh.groups_built == (int)different.size() + own_group + linked + at_end);
         CHECK((mesh.build_seconds > 0) == (world.size() > 1));
         mesh.check();
     }
@@ -356,11 +402,31 @@ TEST_CASE("a wait ends with the work, and sees it done") {
     Mesh mesh(world, {1, 1, world.size(), 1}, test_stream());
     for (int i = 0; i < 20; i++) {
         Buffer<float> numbers(std::vector<float>(1000, 1.0f));
-        mesh.data().all_reduce((float*)numbers, numbers.size(), Traffic::gradients, test_stream());
+        mesh.world().all_reduce((float*)numbers, numbers.size(), Traffic::gradients, test_stream());
         wait_for(test_stream(), mesh, 60);
         CHECK(cudaStreamQuery(test_stream()) == cudaSuccess);
         CHECK(numbers.host() == std::vector<float>(1000, (float)world.size()));
     }
+}
+
+TEST_CASE("an abort ends what is on the links and between the ends") {
+    const World& world = test_world();
+    if (world.size() == 1) return;
+    Mesh mesh(world, {.pp = world.size(), .ring = true}, test_stream());
+    const Communicator* groups[] = {&mesh.links().forward_in, &mesh.links().backward_in, &mesh.ends()};
+    Buffer<float> number(1);
+    for (const Communicator* group : groups) {
+        if (group->size() == 1) continue;
+        group->receive((float*)number, 1, 1 - group->rank(), test_stream());  // nobody sends
+    }
+    CHECK(cudaStreamQuery(test_stream()) == cudaErrorNotReady);
+    mesh.abort();
+    cudaCheck(cudaStreamSynchronize(test_stream()));
+    for (const Communicator* group : groups) {
+        if (group->size() == 1) continue;
+        CHECK(error_of([&] { group->check(); }).find("abort") != std::string::npos);
+    }
+    world.barrier();
 }
 
 TEST_CASE("a wait for a rank that does not come ends with the reason and the remedy") {
@@ -373,7 +439,7 @@ TEST_CASE("a wait for a rank that does not come ends with the reason and the rem
         Buffer<float> numbers(std::vector<float>(1000, 1.0f));
         if (world.rank() > 0) {
             mesh.world().all_reduce((float*)numbers, numbers.size(), Traffic::gradients, stream);
-            CHECK_REFUSED(wait_for(stream, mesh, 0.05), "waited 0.05");
+            CHECK_REFUSED(wait_for(stream, mesh, 0.05), "waited 0.");
             std::string again = error_of([&] {
                 mesh.world().all_reduce((float*)numbers, numbers.size(), Traffic::gradients, stream);
             });

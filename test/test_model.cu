@@ -137,7 +137,8 @@ void check_golden(const char* name) {
         drop_key_bias(config, tensor, got);
         drop_key_bias(config, tensor, want);
         CHECK(relative_error(got, want) < (exact ? 2e-5 : 3e-2));
-        auto padding = from_device(g.state.params(0) + offset + row.size(), row.padded_size() - row.size());
+        auto padding = from_device(g.state.params(0) + offset + row.size(),
+                                   g.layout.here(row.id).padded_size() - row.size());
         CHECK(std::all_of(padding.begin(), padding.end(), [](floatX value) { return (float)value == 0; }));
     });
 }
@@ -286,12 +287,12 @@ TEST_CASE("recomputation and repetition do not change a bit") {
 
 TEST_CASE("recomputation keeps less") {
     ModelConfig config = small_config();
-    size_t none = activation_bytes(config, {8, 16, true, Recompute::none, 8});
-    size_t mlp = activation_bytes(config, {8, 16, true, Recompute::mlp, 8});
-    size_t block = activation_bytes(config, {8, 16, true, Recompute::block, 8});
-    CHECK(mlp < none);
-    CHECK(block < mlp);
-    CHECK(activation_bytes(config, {8, 16, false, Recompute::none, 8}) < block);
+    auto bytes = [&](bool training, Recompute recompute) {
+        return activation_bytes(config, {8, 16, training, recompute, 8}, Share(config, {}, {}, training));
+    };
+    CHECK(bytes(true, Recompute::mlp) < bytes(true, Recompute::none));
+    CHECK(bytes(true, Recompute::block) < bytes(true, Recompute::mlp));
+    CHECK(bytes(false, Recompute::none) < bytes(true, Recompute::block));
 }
 
 TEST_CASE("accumulated micro-batches are one batch") {
@@ -330,7 +331,7 @@ TEST_CASE("a step that is not finite leaves the weights as they were") {
     CHECK_FALSE(read_stats(g, batch.valid()).finite);
     CHECK(same_bits(from_device(g.state.params(0), g.layout.size()), before));
     CHECK(same_bits(from_device(g.state.owned_m(0), g.layout.size()), moment));
-    CHECK(first_bad_gradient(g) == "layers.0.qkv.weight[3] = inf");
+    CHECK(first_bad_gradient(g.state) == "layers.0.qkv.weight[3] = inf");
 }
 
 TEST_CASE("initial weights depend on the seed and the tensor's name only") {

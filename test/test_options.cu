@@ -285,6 +285,11 @@ TEST_CASE("what is left out of a layout follows from the number of processes") {
         {4, "--tp 4 --kv-heads 2", 1, 1, k},
         {4, "--tp 4 --kv-heads 1", 1, 1, k},
         {1048576, "--micro-batch 1 --sequence-length 1", 1048576, 1, 1048576},
+        // an interleaved pipeline takes a micro-batch for each stage at least
+        {4, "--pp 2 --pp-schedule interleaved", 2, 1, 4 * k},
+        {4, "--pp 2 --pp-schedule interleaved --global-batch 12k", 2, 1, 12 * k},
+        {1, "--pp-schedule interleaved", 1, 1, k},
+        {4, "--pp 2 --pp-schedule zero-bubble", 2, 1, 2 * k},
     };
     for (auto& row : rows) {
         CAPTURE(row.processes);
@@ -298,13 +303,73 @@ TEST_CASE("what is left out of a layout follows from the number of processes") {
     }
 }
 
+TEST_CASE("the parts that tensor parallelism sends, and those of a pipeline") {
+    struct {
+        int processes;
+        std::string options;
+        int tp_overlap, pp_chunks;
+    } rows[] = {
+        {1, "", 1, 1},
+        {1, "--tp-overlap 3", 1, 1},  // one tensor rank sends nothing
+        {2, "--tp 2", 4, 1},          // 512 rows
+        {2, "--tp 2 --tp-overlap 1", 1, 1},
+        {2, "--tp 2 --tp-overlap 64", 64, 1},
+        {4, "--tp 4 --micro-batch 1 --sequence-length 36", 3, 1},  // 9 rows
+        {4, "--tp 4 --micro-batch 1 --sequence-length 24", 3, 1},  // 6 rows
+        {4, "--tp 4 --micro-batch 1 --sequence-length 40", 2, 1},  // 10 rows
+        {4, "--tp 4 --micro-batch 1 --sequence-length 28", 1, 1},  // 7 rows
+        {2, "--pp 2", 1, 1},
+        {2, "--pp 2 --pp-schedule gpipe --pp-chunks 1", 1, 1},
+        {2, "--pp 2 --pp-schedule zero-bubble", 1, 1},
+        {2, "--pp 2 --pp-schedule interleaved", 1, 2},
+        {4, "--pp 2 --tp 2 --pp-schedule interleaved", 4, 2},
+        {2, "--pp 2 --pp-schedule interleaved --pp-chunks 1", 1, 1},
+        {2, "--pp 2 --pp-schedule interleaved --pp-chunks 3 --layers 7", 1, 3},
+        {1, "--pp-schedule interleaved", 1, 1},
+        {1, "--pp-schedule interleaved --pp-chunks 4", 1, 4},
+        {1, "--pp-schedule zero-bubble", 1, 1},
+        {2, "--pp 2 --pp-layers memory", 1, 1},
+        {2, "--pp 2 --pp-layers 3,1", 1, 1},
+        {2, "--pp 2 --pp-schedule interleaved --layers 7 --pp-layers 1,2,2,2", 1, 2},
+        {1, "--pp-layers 4", 1, 1},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.processes);
+        CAPTURE(row.options);
+        std::string line = row.options;
+        Options options = train(words_of(line), row.processes);
+        CHECK(options.tp_overlap == row.tp_overlap);
+        CHECK(options.pp_chunks == row.pp_chunks);
+    }
+    CHECK(train({}).pp_schedule == "1f1b");
+    CHECK(train({}).pp_layers == "time");
+}
+
+TEST_CASE("layers of the parts of a pipeline, as a list") {
+    using Split = std::vector<int>;
+    CHECK(parse_split("3,4,4,3", 14, 4) == Split{3, 4, 4, 3});
+    CHECK(parse_split("5", 5, 1) == Split{5});
+    for (const char* bad : {"", "3,", "3,,4", "a", "3,0,4", "-1,8", "3 4", "99999999999", "Time", "3;4"})
+        check_error(error_of([&] { parse_split(bad, 7, 2); }), text("--pp-layers %s", bad),
+                    "is no number of layers; give time, memory or a list such as 3,4,4,3");
+    check_error(error_of([] { parse_split("a\n\x1b[2J", 7, 2); }), "--pp-layers a??[2J", "'a??[2J' is no");
+    check_error(error_of([] { parse_split("3,4", 8, 2); }), "--pp-layers 3,4",
+                "7 layers in all, and the model has 8; ");
+    check_error(error_of([] { parse_split("2147483647,2147483647,3", 1, 3); }),
+                "--pp-layers 2147483647,2147483647,3", "4294967297 layers in all, and the model has 1; ");
+    check_error(error_of([] { parse_split("3,4", 7, 3); }), "--pp-layers 3,4",
+                "2 numbers, and --pp with --pp-chunks makes 3 parts; ");
+    check_error(error_of([] { parse_split("7", 7, 2); }), "--pp-layers 7", "1 number, and");
+    check_error(error_of([] { parse_split("3,4", 7, 1); }), "--pp-layers 3,4", "makes 1 part; ");
+}
+
 TEST_CASE("layouts that do not fit, and the nearest that do") {
     struct {
         int processes;
         std::string options, message;
     } rows[] = {
         // the number of processes
-        {6, "--tp 4 --heads 12 --channels 96 --mlp-width 384",
+        {6, "--tp 4 --heads 12 --channels 96 --mlp-width 384 --sequence-length 96",
          "--tp 4: a multiple of 4 processes is needed and this run has 6; give --tp 3 or --tp 2, or start 4 "
          "or 8 (mpirun -np 4)"},
         {6, "--tp 4", "this run has 6; give --tp 2 or --tp 1, or start 4 or 8 (mpirun -np 4)"},
@@ -323,8 +388,8 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
         {8, "--dp 4", "this run has 8; give --dp 8, or start 4"},
         {8, "--tp 4 --dp 4",
          "a layout of 16 processes, and this run has 8; give --dp 2 or --tp 2, or start 16"},
-        {4, "--tp 1048576 --pp 1048576 --dp 1048576", "1152921504606846976 processes, and this run has 4"},
-        {4, "--tp 1048576 --pp 1048576", "a multiple of 1099511627776 processes"},
+        {4, "--tp 1048576 --pp 1048576 --dp 1048576", "--tp 1048576: does not divide --heads 4; give "},
+        {4, "--tp 1048576 --pp 1048576", "--tp 1048576: does not divide --heads 4; give "},
         // the model
         {3, "--tp 3", "--tp 3: does not divide --heads 4; give --tp 1"},
         {8, "--tp 8", "--tp 8: does not divide --heads 4; give --tp 4 or --tp 2"},
@@ -338,6 +403,43 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
          "--tp 4: more parts than --vocab-size 3; give --tp 2"},
         {6, "--pp 6", "--pp 6: more stages than --layers 4; give --pp 3 or --pp 2"},
         {8, "--tp 2 --pp 4 --layers 3", "--pp 4: more stages than --layers 3; give --pp 2 or --pp 1"},
+        {4, "--tp 4 --sequence-length 250",
+         "--tp 4: does not divide --sequence-length 250; give --tp 2 or --tp 1"},
+        // the parts of a pipeline
+        {3, "--pp 3 --pp-schedule interleaved",
+         "--pp 3: with --pp-chunks 2 more parts than --layers 4; give --pp 1, or --pp-chunks 1"},
+        {4, "--pp 4 --pp-schedule interleaved --pp-chunks 3 --layers 11",
+         "--pp 4: with --pp-chunks 3 more parts than --layers 11; give --pp 2 or --pp 1, or --pp-chunks 2"},
+        {8, "--pp 8 --pp-schedule interleaved --layers 6",
+         "--pp 8: more stages than --layers 6; give --pp 2 or --pp 1"},
+        {2, "--pp 2 --pp-schedule interleaved --layers 1",
+         "--pp 2: more stages than --layers 1; give --pp 1"},
+        {2, "--pp 2 --pp-schedule interleaved --pp-chunks 5",
+         "--pp-chunks 5: more parts than --layers 4; lower it"},
+        {2, "--pp 2 --pp-chunks 2",
+         "--pp-chunks 2: with --pp-schedule 1f1b a stage has one part of the layers; add --pp-schedule "
+         "interleaved, or leave --pp-chunks out"},
+        {1, "--pp-chunks 2 --pp-schedule zero-bubble",
+         "--pp-chunks 2: with --pp-schedule zero-bubble a stage"},
+        {2, "--pp 2 --pp-layers 1,2", "--pp-layers 1,2: 3 layers in all, and the model has 4; "},
+        {2, "--pp 2 --pp-layers 4", "--pp-layers 4: 1 number, and --pp with --pp-chunks makes 2 parts; "},
+        {1, "--pp-layers 2,2", "--pp-layers 2,2: 2 numbers, and --pp with --pp-chunks makes 1 part; "},
+        {2, "--pp 2 --pp-schedule interleaved --pp-layers 2,2",
+         "2 numbers, and --pp with --pp-chunks makes 4"},
+        {2, "--pp 2 --pp-layers tme",
+         "--pp-layers tme: 'tme' is no number of layers; give time, memory or a list such as 3,4,4,3"},
+        // the parts that tensor parallelism sends
+        {2, "--tp 2 --tp-overlap 3",
+         "--tp-overlap 3: does not divide the 512 rows of a rank, 4 sequences * 256 tokens / 2 tensor ranks; "
+         "give 2 or 4"},
+        {2, "--tp 2 --tp-overlap 63",
+         "the 512 rows of a rank, 4 sequences * 256 tokens / 2 tensor ranks; give 32 or 64"},
+        {2, "--tp 2 --tp-overlap 64 --sequence-length 250",
+         "the 500 rows of a rank, 4 sequences * 250 tokens / 2 "
+         "tensor ranks; give 50"},
+        {2, "--tp 2 --tp-overlap 4 --sequence-length 2 --micro-batch 2",
+         "the 2 rows of a rank, 2 sequences * 2 "
+         "tokens / 2 tensor ranks; give 2"},
         // shard groups
         {4, "--shard-group 2",
          "--shard-group 2: with --zero 0 every rank keeps everything; add --zero 1, 2 or 3"},
@@ -355,11 +457,24 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
         {1, "--global-batch 1536", "256 tokens = 1024; give 1024 or 2048, or --micro-batch 3"},
         {8, "--tp 2 --global-batch 1k", "* 4 data ranks = 4096; give 4096, or --micro-batch 1"},
         {1048576, "--micro-batch 4096", "--global-batch 1099511627776: out of range; "},
+        {2, "--pp 2 --pp-schedule interleaved --global-batch 3k",
+         "--global-batch 3072: 3 micro-batches of 1024 tokens, and --pp-schedule interleaved needs a "
+         "multiple of --pp 2; give 2048 or 4096"},
+        {4, "--pp 4 --pp-schedule interleaved --pp-chunks 1 --global-batch 1k",
+         "--global-batch 1024: 1 micro-batch of 1024 tokens, and --pp-schedule interleaved needs a multiple "
+         "of --pp 4; give 4096"},
+        {4, "--pp 2 --pp-schedule interleaved --global-batch 10k",
+         "--global-batch 10240: 5 micro-batches of 2048 tokens, and --pp-schedule interleaved needs a "
+         "multiple of --pp 2; give 8192 or 12288"},
         // ranges
         {1, "--tp 0", "--tp 0: out of range; "},
         {1, "--pp -1", "--pp -1: out of range; "},
         {1, "--dp 2000000", "--dp 2000000: out of range; "},
         {1, "--zero 4", "--zero 4: out of range; give a whole number from 0 to 3"},
+        {1, "--tp-overlap 65", "--tp-overlap 65: out of range; give a whole number from 0 to 64"},
+        {1, "--pp-chunks -1", "--pp-chunks -1: out of range; "},
+        {1, "--pp-schedule 1F1B",
+         "--pp-schedule 1F1B: not one of the choices; give gpipe, 1f1b, interleaved or zero-bubble"},
         {1, "--prefetch 17", "--prefetch 17: out of range; give a whole number from 0 to 16"},
         {1, "--offload weights", "--offload weights: not one of the choices; give none or optimizer"},
         {1, "--throttle-link -1", "--throttle-link -1: out of range; "},
@@ -391,13 +506,18 @@ static std::vector<std::string> offered_layouts(const std::string& refusal) {
 
 TEST_CASE("every layout that a refusal offers is accepted") {
     int refused = 0, accepted = 0;
-    for (const char* model : {"tiny", "gpt2-124M", "llama3.2-1B"}) {
+    for (auto [model, interleaved] : {std::pair{"tiny", false},
+                                      {"tiny", true},
+                                      {"gpt2-124M", false},
+                                      {"gpt2-124M", true},
+                                      {"llama3.2-1B", false}}) {
         for (int processes : {1, 2, 3, 4, 6, 8, 12, 16, 24, 48}) {
             for (int tp : {1, 2, 3, 4, 8, 16}) {
                 for (int pp : {1, 2, 3, 8, 24}) {
                     for (int dp : {0, 1, 2, 6}) {
                         std::string line = text("--model %s --tp %d --pp %d", model, tp, pp);
                         if (dp) line += text(" --dp %d", dp);
+                        if (interleaved) line += " --pp-schedule interleaved";
                         std::string asked = line;
                         std::string error = error_of([&] { train(words_of(line), processes); });
                         if (error == "no error") {
@@ -432,6 +552,9 @@ TEST_CASE("a run's record holds its layout, and needs none") {
     CHECK(record["zero"] == 3);
     CHECK(record["offload"] == "optimizer");
     CHECK(record["overlap"] == true);
+    CHECK(record["pp_schedule"] == "1f1b");
+    CHECK(record["pp_chunks"] == 1);
+    CHECK(record["pp_layers"] == "time");
     CHECK(stored_options(record, "weights.bin").dp == 4);
     for (const OptionRow& row : option_table()) {
         if (std::string(row.group) != "Layout") continue;

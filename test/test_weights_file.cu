@@ -1,8 +1,10 @@
 // The weights file: what is written is read back, nothing is left half-written, and damage of any kind is one
 // line.
+#include <algorithm>
 #include <csignal>
 #include <fstream>
 #include <iterator>
+#include <random>
 
 #include <sys/resource.h>
 
@@ -19,10 +21,10 @@ static void write_example(const std::string& path) {
     std::vector<char> bytes(140);
     for (size_t i = 0; i < bytes.size(); i++) bytes[i] = (char)i;
     WeightsWriter writer(path, {{"options", {{"layers", 12}}}}, example_table());
-    writer.write("wte", bytes.data(), 100);  // in two pieces
-    writer.write("wte", bytes.data() + 100, 40);
-    writer.write("norm", bytes.data(), 6);
-    writer.write("scale", bytes.data(), 4);
+    writer.write_at("wte", 0, bytes.data(), 100);  // in two pieces
+    writer.write_at("wte", 100, bytes.data() + 100, 40);
+    writer.write_at("norm", 0, bytes.data(), 6);
+    writer.write_at("scale", 0, bytes.data(), 4);
     writer.commit();
 }
 
@@ -81,6 +83,37 @@ TEST_CASE("the bytes are those of the description") {
     CHECK(contents(path + "2") == file);
 }
 
+TEST_CASE("pieces in any order make the same file") {
+    TemporaryFolder folder;
+    write_example(folder / "in order");
+    std::string want = contents(folder / "in order");
+    char bytes[140];
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (char)i;
+    struct Piece {
+        const char* name;
+        size_t from, count;
+    };
+    std::vector<Piece> pieces = {{"scale", 0, 1}, {"scale", 1, 3}, {"norm", 0, 6}};
+    for (size_t from = 0; from < sizeof bytes; from += 20) pieces.push_back({"wte", from, 20});
+    for (uint32_t round = 0; round < 100; round++) {
+        CAPTURE(round);
+        std::shuffle(pieces.begin(), pieces.end(), std::mt19937(round));
+        std::string path = folder / "shuffled";
+        {
+            WeightsWriter writer(path, {{"options", {{"layers", 12}}}}, example_table());
+            for (size_t i = 0; i < pieces.size(); i++) {
+                Piece piece = pieces[i], again = pieces[round % (i + 1)];
+                CHECK_THROWS_AS(writer.commit(), Error);
+                writer.write_at(piece.name, piece.from, bytes + piece.from, piece.count);
+                CHECK_REFUSED(writer.write_at(again.name, again.from + again.count - 1, bytes, 1), "twice; ");
+            }
+            writer.commit();
+        }
+        CHECK((contents(path) == want));
+        CHECK_NOTHROW(WeightsReader{path});
+    }
+}
+
 TEST_CASE("an unfinished file is not there, and the one before stays") {
     TemporaryFolder folder;
     std::string path = folder / "weights.bin";
@@ -93,11 +126,14 @@ TEST_CASE("an unfinished file is not there, and the one before stays") {
         WeightsWriter writer(path, {}, example_table());
         CHECK(folder.files().size() == 2);
         CHECK_REFUSED(WeightsWriter(path, {}, example_table()), "another process is writing it; ");
-        CHECK_REFUSED(writer.write("norm", bytes, 6), "tensor norm written out of turn");
-        CHECK_REFUSED(writer.write("wte", bytes, 141), "tensor wte written out of turn or beyond its end");
-        writer.write("wte", bytes, 140);
-        CHECK_REFUSED(writer.write("wte", bytes, 1), "tensor wte written out of turn");
-        CHECK_REFUSED(writer.commit(), "tensor norm was not written; ");
+        CHECK_REFUSED(writer.write_at("other", 0, bytes, 6), "tensor other is not in the table, or ");
+        CHECK_REFUSED(writer.write_at("wte", 0, bytes, 141),
+                      "tensor wte is not in the table, or written bey");
+        CHECK_REFUSED(writer.write_at("wte", 100, bytes, 41), "written beyond its end; ");
+        CHECK_REFUSED(writer.write_at("wte", UINT64_MAX, bytes, 2), "written beyond its end; ");
+        writer.write_at("wte", 0, bytes, 140);
+        CHECK_REFUSED(writer.write_at("wte", 139, bytes, 1), "tensor wte: bytes from 139 on written twice; ");
+        CHECK_REFUSED(writer.commit(), "tensor norm was not written, or not all of it; ");
     }
     CHECK(folder.files().size() == 1);
     CHECK(contents(path) == before);
@@ -143,7 +179,7 @@ TEST_CASE("full disk") {
     {
         WeightsWriter writer(disk.folder / "w.bin", {}, table);
         write_file(disk.folder / "other", std::string(160 * 1024, 'x'));  // fills up after the check
-        CHECK_REFUSED(writer.write("wte", bytes.data(), bytes.size()),
+        CHECK_REFUSED(writer.write_at("wte", 0, bytes.data(), bytes.size()),
                       "w.bin: cannot write it: No space left");
     }
     CHECK(disk.folder.files() == std::vector<std::string>{"other"});

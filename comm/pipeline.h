@@ -1,0 +1,314 @@
+/*
+Runs the list of a pipeline stage (comm/pipeline_schedule.h): receives what each piece of work needs, calls
+back for the work itself, and sends on what it made. It knows nothing of layers.
+
+What arrives lands in buffers that are used in turn:
+
+    inputs      of each chunk, as many as it keeps micro-batches, and one more, into which the next input
+                comes while the stage is at work. An input stays until its backward work is done.
+    gradients   three: one arrives, one is worked on, one leaves. The work turns the gradient of its output
+                into that of its input in place.
+    outputs     two: one is made, one leaves.
+
+The host goes through the list without waiting, and each link has a stream of its own (comm/pipeline_links.h),
+so what is sent and received goes on behind the work, each way for itself:
+
+    forward_in   receive 5 ..|    receive 6 ....|
+    backward_in  receive c ........|    receive d ....|
+    compute      |  F4  |     B b      |  F5  |     B c
+    forward_out         | send 4 ....|        | send 5 ..
+    backward_out                       | send b ....|
+
+A receive is given to its stream as soon as its buffer was given its last work. Without overlap the compute
+stream waits for each send; and since there is a place for what comes next, stages that send to each other
+still do not wait for ever. Either way each buffer goes through the same values.
+*/
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "comm/memory.h"             // allocate
+#include "comm/mesh.h"               // Mesh
+#include "comm/pipeline_links.h"     // PipelineTurns, PipelineReceiver, PipelineSender
+#include "comm/pipeline_room.h"      // PipelineRoom
+#include "comm/pipeline_schedule.h"  // PipelineAction, PipelineShape
+#include "comm/watch.h"              // wait_for
+#include "data/error.h"              // fail
+
+// A piece of work, and its memory. `count` is that of the run.
+struct PipelineTask {
+    PipelineWork work;
+    int micro_batch, chunk, part;  // part = chunk * stages + stage
+    int slot;                      // of what is kept from forward to backward: below kept[chunk]
+    int pending_slot;              // of what is kept from input_gradient to weight_gradient
+    int batch_slot;                // of what is kept while any chunk has work on the micro-batch
+    floatX* input;     // (count) what the part before made; the first part may write its own there
+    floatX* output;    // forward: (count) to be written, for the next part; null on the last part
+    floatX* gradient;  // backward, input_gradient: (count) of the output (the last part finds anything); the
+                       // work turns it into that of the input
+};
+
+// When a piece of work was done: seconds since the compute stream began the run.
+struct PipelineSpan {
+    PipelineWork work;
+    int micro_batch, chunk;
+    double begin, end;
+};
+
+class Pipeline {
+public:
+    // room: of the list that needs most. count: elements that go from part to part, at most.
+    Pipeline(const Mesh& mesh, const PipelineShape& shape, const PipelineRoom& room, size_t count,
+             cudaStream_t compute, bool overlap);
+    ~Pipeline();
+    Pipeline(const Pipeline&) = delete;
+    Pipeline& operator=(const Pipeline&) = delete;
+
+    // For all stages: does what the lists of one schedule say. work(const PipelineTask&) puts a piece of work
+    // on the compute stream. Returns when all is given to the streams; the next run can follow at once. The
+    // micro-batches of a chunk go forward in order, and backward too.
+    template <typename Work>
+    void run(const std::vector<PipelineAction>& list, size_t count, Work&& work) {
+        begin_run(list, count);
+        for (const PipelineAction& action : list) {
+            forward_in_.receive_ahead();
+            backward_in_.receive_ahead();
+            const PipelineTask task = enter(action);
+            mark();
+            work(task);
+            mark();
+            leave(task);
+        }
+    }
+
+    // Device memory that a stage takes.
+    static size_t bytes(const PipelineShape& shape, const PipelineRoom& room, int stage, size_t count);
+    size_t bytes_held() const { return bytes_held_; }
+
+    // Whether runs from now on note when each piece of work was done.
+    void record_timeline(bool on) { recording_ = on; }
+    // Of the last run, which it waits for.
+    std::vector<PipelineSpan> timeline() const;
+
+private:
+    struct Sizes {  // places
+        std::vector<int> inputs;
+        int gradients, outputs;
+    };
+    static Sizes sizes(const PipelineShape& shape, const PipelineRoom& room, int stage);
+
+    // Elements from one place to the next, which begins at a multiple of 256 bytes.
+    static size_t stride(size_t count) {
+        constexpr size_t unit = 256 / sizeof(floatX);
+        return ceil_div(count, unit) * unit;
+    }
+
+    int part(int chunk) const { return chunk * shape_.stages + stage_; }
+    bool is_last(int part) const { return part == shape_.stages * shape_.chunks - 1; }
+    bool has_before(int chunk) const { return shape_.stages > 1 && part(chunk) > 0; }
+    bool has_behind(int chunk) const { return shape_.stages > 1 && !is_last(part(chunk)); }
+
+    void begin_run(const std::vector<PipelineAction>& list, size_t count);
+    PipelineTask enter(const PipelineAction& action);
+    void leave(const PipelineTask& task);
+    void mark();
+
+    const Mesh& mesh_;
+    const PipelineShape shape_;
+    const PipelineRoom room_;
+    const int stage_;
+    const size_t most_;  // elements
+    const bool overlap_;
+    cudaStream_t compute_;
+
+    struct Free {
+        void operator()(floatX* memory) const { cudaFree(memory); }
+    };
+    std::unique_ptr<floatX, Free> memory_;  // outlives the links, which may be at work in it
+    size_t bytes_held_ = 0;
+    std::vector<PipelineTurns> inputs_;  // (chunks)
+    std::vector<PipelineTurns> others_;  // gradients, outputs
+    PipelineTurns& gradients() { return others_[0]; }
+    PipelineTurns& outputs() { return others_[1]; }
+    PipelineReceiver forward_in_, backward_in_;
+    PipelineSender forward_out_, backward_out_;
+
+    // the run
+    size_t count_ = 0;
+    bool has_backward_ = false;
+
+    // the timeline: an event before the run, and one before and after each piece of work
+    bool recording_ = false;
+    std::vector<PipelineAction> recorded_;
+    std::vector<cudaEvent_t> marks_;
+    size_t marked_ = 0;
+};
+
+// ----------------------------------------------------------------------------
+// memory
+
+inline Pipeline::Sizes Pipeline::sizes(const PipelineShape& shape, const PipelineRoom& room, int stage) {
+    bool alone = shape.stages == 1, sends = !alone && (stage < shape.stages - 1 || shape.chunks > 1);
+    Sizes sizes = {room.kept, !room.has_backward ? 0 : alone ? 1 : 3, sends ? 2 : 0};
+    for (int chunk = 0; chunk < shape.chunks; chunk++) {
+        if (chunk + stage > 0) sizes.inputs[chunk]++;  // the first part receives nothing ahead
+    }
+    return sizes;
+}
+
+inline size_t Pipeline::bytes(const PipelineShape& shape, const PipelineRoom& room, int stage, size_t count) {
+    Sizes size = sizes(shape, room, stage);
+    int places = size.gradients + size.outputs;
+    for (int of_chunk : size.inputs) places += of_chunk;
+    return (size_t)places * stride(count) * sizeof(floatX);
+}
+
+inline Pipeline::Pipeline(const Mesh& mesh, const PipelineShape& shape, const PipelineRoom& room,
+                          size_t count, cudaStream_t compute, bool overlap)
+    : mesh_(mesh),
+      shape_(shape),
+      room_(room),
+      stage_(mesh.position.pipeline),
+      most_(count),
+      overlap_(overlap),
+      compute_(compute),
+      forward_in_(mesh.links().forward_in),
+      backward_in_(mesh.links().backward_in),
+      forward_out_(mesh.links().forward_out),
+      backward_out_(mesh.links().backward_out) {
+    check_pipeline(shape);
+    if (shape.stages != mesh.shape.pp || (int)room.kept.size() != shape.chunks)
+        fail("pipeline: %d stages of %d chunks on a mesh of %d, with room for %zu; make all for one shape",
+             shape.stages, shape.chunks, mesh.shape.pp, room.kept.size());
+    if (shape.stages > 1 && shape.chunks > 1 && !mesh.shape.ring)
+        fail("pipeline: %d chunks on a stage go round, and the mesh has no way from the last stage to the "
+             "first; make it with MeshShape::ring",
+             shape.chunks);
+
+    bytes_held_ = bytes(shape, room, stage_, count);
+    floatX* memory = nullptr;
+    allocate(memory, bytes_held_ / sizeof(floatX));
+    memory_.reset(memory);
+    Sizes size = sizes(shape, room, stage_);
+    for (int places : size.inputs) inputs_.emplace_back(places, stride(count), memory);
+    for (int places : {size.gradients, size.outputs}) others_.emplace_back(places, stride(count), memory);
+}
+
+// The links wait for their streams when they end.
+inline Pipeline::~Pipeline() {
+    cudaStreamSynchronize(compute_);
+    for (cudaEvent_t event : marks_) cudaEventDestroy(event);
+}
+
+// ----------------------------------------------------------------------------
+// a run
+
+inline void Pipeline::begin_run(const std::vector<PipelineAction>& list, size_t count) {
+    PipelineRoom need = pipeline_room(list, shape_.chunks);
+    if (count > most_ || !room_.holds(need))
+        fail("pipeline: a list of %zu actions on %zu elements needs more room than was taken; make the "
+             "pipeline with the room of the list that needs most",
+             list.size(), count);
+    count_ = count;
+    has_backward_ = need.has_backward;
+
+    for (PipelineTurns& turns : inputs_) turns.ended = 0;
+    for (PipelineTurns& turns : others_) turns.ended = 0;
+    forward_in_.begin_run(count);
+    backward_in_.begin_run(count);
+    size_t gradient = 0;
+    for (auto [work, micro_batch, chunk] : list) {
+        if (work == PipelineWork::forward) {
+            if (has_before(chunk)) forward_in_.expect(inputs_[chunk], (size_t)micro_batch);
+        } else if (work != PipelineWork::weight_gradient) {
+            if (has_behind(chunk)) backward_in_.expect(gradients(), gradient);
+            gradient++;
+        }
+    }
+
+    marked_ = 0;
+    recorded_.clear();
+    if (recording_) recorded_ = list;
+    mark();
+}
+
+// The memory of a piece of work; the compute stream waits until it is as the work needs it.
+inline PipelineTask Pipeline::enter(const PipelineAction& action) {
+    auto [work, micro_batch, chunk] = action;
+    PipelineTask task = {.work = work,
+                         .micro_batch = micro_batch,
+                         .chunk = chunk,
+                         .part = part(chunk),
+                         .slot = micro_batch % room_.kept[chunk],
+                         .pending_slot = micro_batch % std::max(1, room_.pending[chunk]),
+                         .batch_slot = micro_batch % room_.micro_batches,
+                         .input = inputs_[chunk].at((size_t)micro_batch).data,
+                         .output = nullptr,
+                         .gradient = nullptr};
+    if (work == PipelineWork::forward) {
+        if (has_before(chunk)) forward_in_.take(compute_);
+        if (has_behind(chunk)) {
+            PipelinePlace& place = outputs().at(outputs().ended);
+            place.free.hold(compute_);
+            task.output = place.data;
+        } else if (!is_last(task.part)) {
+            task.output = inputs_[chunk + 1].at((size_t)micro_batch).data;
+        }
+    } else if (work != PipelineWork::weight_gradient) {
+        PipelinePlace& place = gradients().at(gradients().ended);
+        if (has_behind(chunk))
+            backward_in_.take(compute_);
+        else
+            place.free.hold(compute_);
+        task.gradient = place.data;
+    }
+    return task;
+}
+
+inline void Pipeline::leave(const PipelineTask& task) {
+    bool forward = task.work == PipelineWork::forward;
+    if (forward && has_behind(task.chunk))
+        forward_out_.send(outputs().at(outputs().ended++), count_, compute_, overlap_);
+    if (task.gradient) {
+        PipelinePlace& place = gradients().at(gradients().ended++);
+        if (has_before(task.chunk))
+            backward_out_.send(place, count_, compute_, overlap_);
+        else
+            place.free.record(compute_);
+    }
+    bool ends = forward ? !has_backward_ : task.work != PipelineWork::input_gradient;
+    if (ends) {
+        inputs_[task.chunk].at((size_t)task.micro_batch).free.record(compute_);
+        inputs_[task.chunk].ended++;
+    }
+}
+
+// ----------------------------------------------------------------------------
+// the timeline
+
+inline void Pipeline::mark() {
+    if (!recording_) return;
+    if (marked_ == marks_.size()) {
+        marks_.emplace_back();
+        cudaCheck(cudaEventCreate(&marks_.back()));
+    }
+    cudaCheck(cudaEventRecord(marks_[marked_++], compute_));
+}
+
+inline std::vector<PipelineSpan> Pipeline::timeline() const {
+    std::vector<PipelineSpan> spans;
+    if (recorded_.empty()) return spans;
+    wait_for(marks_[marked_ - 1], mesh_);
+    auto seconds = [&](size_t mark) {
+        float milliseconds = 0;
+        cudaCheck(cudaEventElapsedTime(&milliseconds, marks_[0], marks_[mark]));
+        return (double)milliseconds / 1e3;
+    };
+    for (size_t i = 0; i < recorded_.size(); i++) {
+        auto [work, micro_batch, chunk] = recorded_[i];
+        spans.push_back({work, micro_batch, chunk, seconds(2 * i + 1), seconds(2 * i + 2)});
+    }
+    return spans;
+}

@@ -1,0 +1,30 @@
+/*
+What a run is about to do, for its header.
+*/
+#pragma once
+
+#include <cstdio>
+#include <string>
+
+#include "data/meter.h"
+#include "data/model_config.h"
+#include "data/options.h"
+#include "data/sample_order.h"
+
+inline void print_run(const Options& o, const TokenLoader& data) {
+    double count = (double)parameter_count(o);
+    int T = o.sequence_length;
+    printf("model        %s: %s parameters, %d layers of %d channels, %sFLOP per token (%s if attention "
+           "counts causal)\n",
+           o.model.c_str(), human(count).c_str(), o.layers, o.channels,
+           human(flops_per_token(o, T, false)).c_str(), human(flops_per_token(o, T, true)).c_str());
+    printf("data         %s tokens, %s samples of %d\n", human((double)data.total_tokens()).c_str(),
+           human((double)data.samples_per_epoch()).c_str(), T);
+    for (const std::string& line : data.summary()) printf("             %s\n", line.c_str());
+    for (const std::string& path : data.too_short())
+        printf("             %s is shorter than a sample: not used\n", path.c_str());
+    double epochs = (double)o.steps * o.global_batch / T / data.samples_per_epoch();
+    printf("run          %s: %d steps of %lld tokens (%d x %d at a time%s), %.2f epochs\n", o.run_dir.c_str(),
+           o.steps, o.global_batch, o.micro_batch, T,
+           o.dp > 1 ? text(" on each of %d data ranks", o.dp).c_str() : "", epochs);
+}
