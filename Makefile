@@ -181,7 +181,7 @@ host_only := test_data test_sample_order test_tokenize test_options test_weights
              test_bpe test_bpe_training test_hf_tokenizer test_tokenizer test_megatron test_blend test_choices \
              test_data_report test_batch_reader test_text_documents test_sampler test_pipeline_schedule test_pipeline_layers test_parameters
 not_cpu   := test_simt test_simt_errors test_ptx
-not_simt  := $(host_only) test_mesh test_node_reader
+not_simt  := $(host_only) test_mesh test_node_reader test_layouts
 not_cuda  := test_simt test_simt_errors test_host_cuda
 # Units that test/run.sh starts with mpirun, once for each of these numbers of ranks.
 with_ranks := test_collectives test_transport test_mesh test_zero test_node_reader test_tensor_parallel test_pipeline \
@@ -193,7 +193,7 @@ ranks_test_node_reader     := 1 2 4
 ranks_test_zero            := $(if $(filter simt,$(DEVICE)),2,1 2 4)
 ranks_test_tensor_parallel := $(if $(filter simt,$(DEVICE)),2,1 2 4)
 ranks_test_pipeline        := $(if $(filter simt,$(DEVICE)),2,1 2 4)
-ranks_test_layouts         := $(if $(filter simt,$(DEVICE)),2,2 4)
+ranks_test_layouts         := 2 4
 # LEAVE_OUT=test_x: builds the units without it
 units     := $(filter-out $(LEAVE_OUT) $(not_$(DEVICE)) $(if $(filter off,$(MPI)),$(with_ranks)),$(all_units))
 
@@ -210,9 +210,9 @@ $(BUILD)/test_%.ranks: Makefile
 	@mkdir -p $(BUILD)
 	@echo $(ranks_test_$*) > $@
 
-# Suites without kernels are compiled more quickly.
+# Suites without kernels, and those of whole steps of tiny models, are compiled more quickly.
 $(BUILD)/test_%.o: test/test_%.cu $(BUILD)/command | $(BUILD)/found-build $(BUILD)/found-test
-	$(compile) $(if $(and $(filter cpu,$(DEVICE)),$(filter test_$*,$(host_only))),-O1) -MMD -MP -c $< -o $@
+	$(compile) $(if $(and $(filter cpu,$(DEVICE)),$(filter test_$*,$(host_only) test_zero test_layouts)),-O1) -MMD -MP -c $< -o $@
 
 # The shim is not instrumented: it is what the instrumentation calls.
 $(BUILD)/simt.o: test/simt/simt.cc $(BUILD)/command | $(BUILD)/found-simt
