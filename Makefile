@@ -3,7 +3,8 @@
 #   make               build ./train_gpt for the device found here (make DEVICE=cuda|cpu|simt to choose)
 #   make quickstart    train a small model on text found on this machine (TEXT=path for your own)
 #   make test          build and run the tests; make test-all adds fuzzing, sanitizers and longer runs
-#   make bench         measure speed; make bench-parallel what several processes cost and hide
+#   make bench         measure speed; make bench-parallel what several processes cost and hide;
+#                      make bench-checkpoint what saving and loading take
 #   make dist          pack the program with the libraries it needs, to be copied to other machines
 #   make info          what was found here, and how to override it
 #   make deps          install the packages that are missing
@@ -176,16 +177,16 @@ $(BUILD)/command: FORCE
 # tests. A suite is a program built from test/test_*.cu, for a device and a precision, or a script test/*.sh.
 
 all_units := $(filter-out test_main test_ranks_main,$(basename $(notdir $(wildcard test/test_*.cu))))
-host_only := test_data test_sample_order test_tokenize test_options test_weights_file test_compare_runs test_meter \
-             test_generation test_evaluation \
-             test_bpe test_bpe_training test_hf_tokenizer test_tokenizer test_megatron test_blend test_choices \
-             test_data_report test_batch_reader test_text_documents test_sampler test_pipeline_schedule test_pipeline_layers test_parameters
+host_only := test_data test_sample_order test_tokenize test_options test_compare_runs test_meter test_generation test_evaluation \
+             test_bpe test_bpe_training test_hf_tokenizer test_tokenizer test_megatron test_blend test_choices test_hf_models \
+             test_data_report test_batch_reader test_text_documents test_sampler test_pipeline_schedule test_pipeline_layers \
+             test_parameters test_safetensors test_llmc test_checkpoint_index test_checkpoint_files test_inspect test_resume test_run_log
 not_cpu   := test_simt test_simt_errors test_ptx
 not_simt  := $(host_only) test_mesh test_node_reader test_layouts
 not_cuda  := test_simt test_simt_errors test_host_cuda
 # Units that test/run.sh starts with mpirun, once for each of these numbers of ranks.
 with_ranks := test_collectives test_transport test_mesh test_zero test_node_reader test_tensor_parallel test_pipeline \
-              test_layouts
+              test_layouts test_checkpoints
 ranks_test_collectives     := $(if $(filter simt,$(DEVICE)),3,1 2 3 4)
 ranks_test_transport       := $(if $(filter simt,$(DEVICE)),3,1 2 3 4)
 ranks_test_mesh            := 1 2 3 4 6
@@ -194,6 +195,7 @@ ranks_test_zero            := $(if $(filter simt,$(DEVICE)),2,1 2 4)
 ranks_test_tensor_parallel := $(if $(filter simt,$(DEVICE)),2,1 2 4)
 ranks_test_pipeline        := $(if $(filter simt,$(DEVICE)),2,1 2 4)
 ranks_test_layouts         := 2 4
+ranks_test_checkpoints     := $(if $(filter simt,$(DEVICE)),2,1 2 4)
 # LEAVE_OUT=test_x: builds the units without it
 units     := $(filter-out $(LEAVE_OUT) $(not_$(DEVICE)) $(if $(filter off,$(MPI)),$(with_ranks)),$(all_units))
 
@@ -212,17 +214,20 @@ $(BUILD)/test_%.ranks: Makefile
 
 # Suites without kernels, and those of whole steps of tiny models, are compiled more quickly.
 $(BUILD)/test_%.o: test/test_%.cu $(BUILD)/command | $(BUILD)/found-build $(BUILD)/found-test
-	$(compile) $(if $(and $(filter cpu,$(DEVICE)),$(filter test_$*,$(host_only) test_zero test_layouts)),-O1) -MMD -MP -c $< -o $@
+	$(compile) $(if $(and $(filter cpu,$(DEVICE)),$(filter test_$*,$(host_only) test_zero test_layouts test_checkpoints)),-O1) -MMD -MP -c $< -o $@
 
 # The shim is not instrumented: it is what the instrumentation calls.
 $(BUILD)/simt.o: test/simt/simt.cc $(BUILD)/command | $(BUILD)/found-simt
 	$(filter-out -fsanitize=thread,$(compile)) -MMD -MP -c $< -o $@
 
-more_checks := source layouts failures dist sanitizers fuzzers cuda
+more_checks := source layouts failures crashes damage reshard dist sanitizers fuzzers cuda transformers llmc
+
+# besides the units
+tested := train_gpt compare_runs forge_checkpoint reshard fault_injection.so
 
 .PHONY: test test-all
 test: deps
-	@$(MAKE) --no-print-directory -j$(cores) DEVICE=cpu units build/cpu-fp32/train_gpt build/cpu-fp32/compare_runs
+	@$(MAKE) --no-print-directory -j$(cores) DEVICE=cpu units $(tested:%=build/cpu-fp32/%)
 	@$(MAKE) --no-print-directory -j$(cores) DEVICE=simt PRECISION=fp32 units build/simt-fp32/train_gpt
 	@$(MAKE) --no-print-directory -j$(cores) DEVICE=simt PRECISION=bf16 units
 	@test/run.sh cpu-fp32 simt-fp32 simt-bf16 test/check_bad_input.sh test/check_runs.sh test/check_text.sh
@@ -261,13 +266,22 @@ bench-parallel:
 	@$(MAKE) --no-print-directory $(BUILD)/bench_parallel
 	test/bench_parallel.sh $(BUILD)
 
+.PHONY: bench-checkpoint
+bench-checkpoint:
+	@$(MAKE) --no-print-directory $(BUILD)/bench_checkpoint
+	test/bench_checkpoint.sh $(BUILD)
+
 # programs in test/ that are no tests
-tools := bench bench_parallel bench_tokenizer compare_runs
+tools := bench bench_parallel bench_tokenizer compare_runs reshard token_likelihoods bench_checkpoint forge_checkpoint
 $(tools:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(shim)
 	$(link) $^ -o $@ $(libs)
 
 $(tools:%=$(BUILD)/%.o): $(BUILD)/%.o: test/%.cu $(BUILD)/command | $(BUILD)/found-build
 	$(compile) -MMD -MP -c $< -o $@
+
+# What the tests put between a program and its file system.
+$(BUILD)/%.so: test/%.cc $(BUILD)/command
+	$(CXX) -std=c++20 -O1 -g1 $(warnings) -shared -fPIC $< -o $@
 
 # ----------------------------------------------------------------------------------------------------------
 # a folder to copy to other machines: the program and the libraries it needs

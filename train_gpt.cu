@@ -19,6 +19,7 @@ disk, and what the commands make of passes through a model, in data/.
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -28,16 +29,18 @@ disk, and what the commands make of passes through a model, in data/.
 #include "comm/build_checks.h"     // check_precision, check_communication
 #include "comm/device_batches.h"   // Batch, Batches
 #include "comm/division.h"         // Division: how the model is cut
+#include "comm/find_on_root.h"     // find_on_root
 #include "comm/held_layers.h"      // HeldLayers
 #include "comm/memory.h"           // allocate, MemoryClass
+#include "comm/memory_plan.h"      // MemoryPlan: what fits
 #include "comm/mesh.h"             // Mesh: this rank's place and its groups
 #include "comm/model_share.h"      // Share: what this rank has of the model
 #include "comm/node_reader.h"      // batches read once for all ranks of a machine
 #include "comm/parameters.h"       // TensorRow, ParameterLayout
 #include "comm/pipeline.h"         // Pipeline: micro-batches from stage to stage
+#include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
 #include "comm/tensor_parallel.h"  // SequenceShards: rows of activations over tensor ranks
 #include "comm/watch.h"            // copy_to_host
-#include "comm/weights_io.h"       // save_weights, load_weights
 #include "comm/whole_tensors.h"    // set_tensors
 #include "comm/world.h"            // launched by mpirun or alone
 #include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
@@ -46,8 +49,10 @@ disk, and what the commands make of passes through a model, in data/.
 #include "data/evaluation.h"       // the loss on token files, multiple-choice questions
 #include "data/file.h"             // check_standard_output, check_space
 #include "data/generation.h"       // TextWriter, write_texts, Sampling, the sample command
+#include "data/inspect.h"          // the inspect command
 #include "data/meter.h"            // FLOPs, rates, durations
 #include "data/model_config.h"     // ModelConfig
+#include "data/model_exchange.h"   // the export and import commands
 #include "data/options.h"          // the options table, parse_options
 #include "data/run_report.h"       // the header of a run
 #include "data/run_log.h"          // the run directory and log.jsonl
@@ -367,50 +372,30 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
     std::vector<MemoryClass> most;
     for (int stage = 0; stage < shape.pp; stage++) {
         Share share(config, division, {.pipeline = stage}, w.training);
-        auto classes = ZeroState::memory(parameter_layout(config, shape.dp, share.place()), shape, settings);
+        ParameterLayout layout = parameter_layout(config, shape.dp, share.place());
+        auto classes = ZeroState::memory(layout, shape, settings);
         classes.push_back({"activations", activation_bytes(config, w, share) + rope});
+        if (settings.staging) {
+            size_t bytes = CheckpointSaver::staging_bytes(layout, shape, settings);
+            classes.push_back({"staging for checkpoints", bytes, true});
+        }
         if (memory_total(classes) > memory_total(most)) most = classes;
     }
     return most;
 }
 
-// The largest micro-batch whose memory fits in `available` bytes; 0 if none does. A step of several stays as
-// large as it is: smaller ones are more, of which a pipeline may keep more.
-inline int largest_micro_batch(const ModelConfig& config, Workload workload, const ZeroSettings& settings,
-                               const MeshShape& shape, Division division, size_t available) {
-    auto& [schedule, stages, micro_batches, chunks] = division.pipeline;
-    int step = micro_batches * workload.B, single = micro_batches == 1;
-    int round = schedule == PipelineSchedule::interleaved ? stages : 1;  // micro-batches come in multiples
-    auto fits = [&](int B) {
-        workload.B = B;
-        if (!single) micro_batches = ceil_div(ceil_div(step, B), round) * round;
-        return memory_total(memory_classes(config, workload, settings, shape, division)) <= available;
+inline MemoryPlan memory_plan(const ModelConfig& config, const Workload& workload,
+                              const ZeroSettings& settings, const MeshShape& shape = {},
+                              const Division& division = {}, int ranks_sharing_device = 1) {
+    auto classes = [=](int B, int micro_batches) {
+        Workload w = workload;
+        Division d = division;
+        w.B = B, d.pipeline.micro_batches = micro_batches;
+        return memory_classes(config, w, settings, shape, d);
     };
-    int most = 0, too_large = single ? INT32_MAX / workload.T : step / round + 1;
-    while (too_large - most > 1) {
-        int B = most + (too_large - most) / 2;
-        (fits(B) ? most : too_large) = B;
-    }
-    while (!single && most > 0 && (step % (most * round) || !fits(most))) most--;
-    return most;
-}
-
-inline void check_memory(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
-                         const MeshShape& shape = {}, const Division& division = {}, int ranks_sharing = 1) {
-    size_t available = available_memory(ranks_sharing);
-    size_t need = memory_total(memory_classes(config, workload, settings, shape, division));
-    if (need <= available) return;
-    int fits = largest_micro_batch(config, workload, settings, shape, division, available);
-    if (fits > 0) {
-        fail("--micro-batch %d: needs %s of memory and %s are free; --micro-batch %d fits%s", workload.B,
-             size_text(need).c_str(), size_text(available).c_str(), fits,
-             workload.training ? ", --recompute block saves more" : "");
-    }
-    fail("the model needs %s of memory and %s are free; %s", size_text(need).c_str(),
-         size_text(available).c_str(),
-         workload.training ? "choose a smaller --model, a shorter --sequence-length or --recompute block, or "
-                             "cut it over more processes with --zero, --tp or --pp"
-                           : "free some, or ask for less at once");
+    return {
+        workload.B, workload.T, division.pipeline, workload.training, available_memory(ranks_sharing_device),
+        classes};
 }
 
 Gpt::Gpt(const ModelConfig& config_, const Workload& workload_, const ZeroSettings& settings,
@@ -952,11 +937,16 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
 // update
 // ----------------------------------------------------------------------------
 
+// What a rank adds to a statistic that counts ranks: a float of four equal bytes, which a memset can write.
+constexpr int one_rank_byte = 0x3f;
+constexpr float one_rank = std::bit_cast<float>(0x3f3f3f3f);
+
 struct StepStats {
     float loss;           // mean over the targets of the step
     float gradient_norm;  // before clipping
     bool finite;          // false: the weights were left as they were
     bool stop;            // a rank was asked to stop
+    bool saved;           // no rank need be waited for to go on with a checkpoint
 };
 
 // Starts a step: no gradient, no loss.
@@ -970,7 +960,7 @@ inline StepStats read_stats(Gpt& g, double targets) {
     float stats[stat_count];
     copy_to_host(stats, g.stats, stat_count, g.stream, g.mesh);
     return {(float)(stats[stat_loss] / targets), stats[stat_norm], !std::isnan(stats[stat_scale]),
-            stats[stat_stop] > 0};
+            stats[stat_stop] > 0, stats[stat_saved] > (g.mesh.shape.ranks() - 0.5f) * one_rank};
 }
 
 // ----------------------------------------------------------------------------
@@ -1089,7 +1079,8 @@ inline ZeroSettings zero_settings(const Options& o) {
             .keep_master = o.master_weights && sizeof(floatX) < sizeof(float),
             .offload = o.offload == "optimizer",
             .overlap = o.overlap,
-            .prefetch = o.prefetch};
+            .prefetch = o.prefetch,
+            .staging = o.async_save && o.save_every > 0 && o.save_every < o.steps};
 }
 
 inline Division division_of(const Options& o, const Workload& w) {
@@ -1120,10 +1111,16 @@ inline float evaluate(Gpt& g, Batches& batches, uint64_t count, const std::strin
     return read_stats(g, (double)count * g.workload.T).loss;
 }
 
+// Adds this rank to those that say so, for all ranks to see after the step.
+inline void count_rank(Gpt& g, Statistic what) {
+    cudaCheck(cudaMemsetAsync(g.stats + what, one_rank_byte, sizeof(float), g.stream));
+}
+
 // One step of `micro_batches` micro-batches on each data rank, from sample `first` on. A rank in trouble
-// makes the loss of all ranks NaN, so that none of them changes its weights.
+// makes the loss of all ranks NaN, so that none of them changes its weights. saved: it need not be waited for
+// to go on with a checkpoint.
 inline void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batches, AdamW settings,
-                       float max_norm, uint64_t seed, const std::string& trouble) {
+                       float max_norm, uint64_t seed, const std::string& trouble, bool saved) {
     int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), B = g.workload.B;
     float dloss = 1.0f / ((float)micro_batches * ranks * B * g.workload.T);
     zero_gradients(g);
@@ -1132,10 +1129,8 @@ inline void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batch
     };
     accumulate_gradients(g, micro_batches, load, dloss);
     if (!trouble.empty()) spoil_loss(g);
-    if (stop_requested) {
-        constexpr int some_number = 0x3f;
-        cudaCheck(cudaMemsetAsync(g.stats + stat_stop, some_number, sizeof(float), g.stream));
-    }
+    if (stop_requested) count_rank(g, stat_stop);
+    if (saved) count_rank(g, stat_saved);
     g.state.update(g.stats, settings, max_norm, seed);
 }
 
@@ -1165,21 +1160,6 @@ inline std::string sample_text(Gpt& g, const Options& o, const Tokenizer* tokeni
 // the train command
 // ----------------------------------------------------------------------------
 
-inline void print_memory(const Options& o, const Workload& workload, const Division& division,
-                         int ranks_sharing) {
-    auto classes = memory_classes(o, workload, zero_settings(o), mesh_shape(o), division);
-    size_t available = available_memory(ranks_sharing);
-    printf("memory      ");
-    for (const MemoryClass& part : classes) printf(" %s %s,", part.name, size_text(part.bytes).c_str());
-    printf(" %s in all%s\n             %s free and %s kept for libraries, enough for --micro-batch %d\n",
-           size_text(memory_total(classes)).c_str(),
-           o.pp > 1          ? " on the stage that takes most"
-           : o.dp * o.tp > 1 ? " on each rank"
-                             : "",
-           size_text(available).c_str(), size_text(library_memory).c_str(),
-           largest_micro_batch(o, workload, zero_settings(o), mesh_shape(o), division, available));
-}
-
 // For all ranks, after a step whose loss or gradient is not finite: throws the reason.
 inline void raise_not_finite(const Gpt& g, const World& world, const std::string& trouble, int step,
                              const StepStats& stats) {
@@ -1195,14 +1175,26 @@ inline void raise_not_finite(const Gpt& g, const World& world, const std::string
                        bad.empty() ? "none" : bad.c_str()));
 }
 
+// For all ranks: where the run goes on, or begins with weights of its own or another's.
+inline RunPosition begin_run(Gpt& g, const CommandLine& line, RunCheckpoints& checkpoints) {
+    if (line.origin && !line.weights_only) return checkpoints.resume(line.origin->step);
+    if (line.origin)
+        checkpoints.take_weights(line.origin->checkpoint);
+    else
+        initialize(g, line.options.seed);
+    return {};
+}
+
 // For all ranks.
-inline void train(const Options& o, const World& world) {
+inline void train(const CommandLine& line, const World& world) {
+    const Options& o = line.options;
     // What can be refused is refused before the run directory is made and memory is taken.
     Workload workload = training_workload(o);
     Division division;
     std::unique_ptr<TokenLoader> train_data, val_data;
     std::unique_ptr<Tokenizer> tokenizer;
     std::unique_ptr<RunLog> log;
+    std::unique_ptr<MemoryPlan> memory;
     world.together([&] {
         check_precision(o);
         check_communication(o);
@@ -1219,15 +1211,13 @@ inline void train(const Options& o, const World& world) {
         }
         tokenizer = Tokenizer::load_if_any(o.tokenizer);
         division = division_of(o, workload);
-        check_memory(o, workload, zero_settings(o), mesh_shape(o), division, ranks_sharing_device(world));
+        memory = std::make_unique<MemoryPlan>(
+            memory_plan(o, workload, zero_settings(o), mesh_shape(o), division, ranks_sharing_device(world)));
+        memory->check();
     });
     world.together([&] {
         if (!world.is_root()) return;
-        log = std::make_unique<RunLog>(o.run_dir, options_to_json(o, command_train), o.overwrite);
-        size_t width = zero_settings(o).keep_master ? sizeof(float) : sizeof(floatX);
-        check_space(weights_path(o.run_dir), parameter_layout(o).parameter_count() * width);
-        unlink(tokenizer_path(o.run_dir).c_str());
-        if (tokenizer && !tokenizer->file().empty()) tokenizer->write(tokenizer_path(o.run_dir));
+        log = std::make_unique<RunLog>(o.run_dir, line.folder);
     });
 
     printf("%s\n", options_summary(o, command_train, terminal_width()).c_str());
@@ -1236,7 +1226,8 @@ inline void train(const Options& o, const World& world) {
     printf("device       %s (%s, %s; %s)\n", device.name, device_name, floatX_name,
            communication_libraries().c_str());
     print_run(o, *train_data);
-    print_memory(o, workload, division, ranks_sharing_device(world));
+    for (const std::string& note : line.notes) printf("             %s\n", note.c_str());
+    memory->print(o.pp > 1 ? " on the stage that takes most" : o.dp * o.tp > 1 ? " on each rank" : "");
     fflush(stdout);
 
     Mesh mesh(world, mesh_shape(o), nullptr);
@@ -1246,22 +1237,37 @@ inline void train(const Options& o, const World& world) {
     ZeroSettings settings = zero_settings(o);
     settings.host_threads = threads_per_rank(world);
     Gpt g(o, workload, settings, mesh, division);
-    initialize(g, o.seed);
-    const std::string weights = weights_path(o.run_dir);
-    auto save = [&] {
-        auto layout_at = [&](const MeshPosition& position) {
-            return parameter_layout(o, o.dp, Share(o, division, position, true).place());
-        };
-        save_weights(g.state, layout_at, {{"options", options_to_json(o, command_train)}}, weights, world);
-    };
+
     double gemm = measured_gemm_rate(available_memory(), g.stream),
            published = published_peak(device.name, sizeof(floatX) == 2);
     Meter meter(o, workload.T, o.peak_tflops > 0 ? o.peak_tflops * 1e12 : published, gemm, world.size());
     printf("rate         %sFLOP/s measured in products%s\n", human(gemm).c_str(),
            published > 0 ? text(", %sFLOP/s published", human(published).c_str()).c_str() : "");
 
-    uint64_t samples_per_step = (uint64_t)(o.global_batch / workload.T);
     std::string trouble;  // what went wrong on this rank, to be raised when all ranks can hear of it
+    // mpirun shows its processes a terminal whatever its own output is
+    StepLog progress(o, meter, log.get(), isatty(1) && !launched_processes());
+    auto layout_at = [&](const MeshPosition& position) {
+        return parameter_layout(o, o.dp, Share(o, division, position, true).place());
+    };
+    RunCheckpoints checkpoints(g.state, layout_at, o, world, log.get(), [&](const SaveReport& report) {
+        note_trouble(trouble, [&] { progress.checkpoint(report); });
+    });
+    RunPosition at = begin_run(g, line, checkpoints);
+    const int first_step = at.step;
+    world.together([&] {
+        if (!log) return;
+        if (line.folder != RunFolder::replaced)
+            check_space(checkpoints_folder(o.run_dir), checkpoints.bytes());
+        for (const std::string& note : log->begin(options_to_json(o, command_train), at.step))
+            printf("             %s\n", note.c_str());
+        if (tokenizer && !tokenizer->file().empty())
+            tokenizer->write(tokenizer_path(o.run_dir));
+        else if (line.folder != RunFolder::continued)
+            unlink(tokenizer_path(o.run_dir).c_str());
+    });
+
+    uint64_t samples_per_step = (uint64_t)(o.global_batch / workload.T);
     auto make_batches = [&](const TokenLoader& loader) {
         BatchShape shape = {workload.B, workload.T, o.document_end};
         uint64_t stride = (uint64_t)workload.B * o.dp;  // the data ranks take turns
@@ -1276,58 +1282,55 @@ inline void train(const Options& o, const World& world) {
         val_samples = std::min<uint64_t>(val_data->samples_per_epoch(), o.val_batches * samples_per_step);
     }
     int micro_batches = micro_batches_per_step(o);
-    // mpirun shows its processes a terminal whatever its own output is
-    StepLog progress(o, meter, log.get(), isatty(1) && !launched_processes());
     stop_on_signals();
 
-    int step = 0;           // steps done
     bool stopping = false;  // as all ranks agreed in the last step
     auto asked_to_stop = [&] { return stopping || (world.size() == 1 && stop_requested); };
     try {
         for (;;) {
-            // A run that is asked to stop may be killed soon, so it saves its weights before anything else.
+            // A run that is asked to stop may be killed soon, so it saves its state before anything else.
             auto due = [&](int every) {
-                return every > 0 && !asked_to_stop() && (step == o.steps || step % every == 0);
+                return every > 0 && !asked_to_stop() && (at.step == o.steps || at.step % every == 0);
             };
             if (val_data && due(o.val_every)) {
                 float loss = evaluate(g, *val_batches, val_samples, trouble);
-                note_trouble(trouble, [&] { progress.validation(step, without_sign(loss)); });
+                note_trouble(trouble, [&] { progress.validation(at.step, without_sign(loss)); });
             }
             if (due(o.sample_every)) {
                 note_trouble(trouble,
-                             [&] { progress.sample(step, sample_text(g, o, tokenizer.get(), step)); });
+                             [&] { progress.sample(at.step, sample_text(g, o, tokenizer.get(), at.step)); });
             }
-            if (step == o.steps || asked_to_stop() || (world.size() == 1 && !trouble.empty())) break;
+            if (at.step == o.steps || asked_to_stop() || (world.size() == 1 && !trouble.empty())) break;
+            if (due(o.save_every) && at.step > first_step) checkpoints.save(at);
 
             double start = seconds_now();
             uint64_t sent_before = sent_bytes();
-            AdamW adamw = adamw_settings(o, step);
-            train_step(g, *batches, step * samples_per_step, micro_batches, adamw, o.gradient_clip, o.seed,
-                       trouble);
+            AdamW adamw = adamw_settings(o, at.step);
+            train_step(g, *batches, at.samples, micro_batches, adamw, o.gradient_clip, o.seed, trouble,
+                       checkpoints.is_ready());
             StepStats stats = read_stats(g, (double)o.global_batch);
-            if (!stats.finite) raise_not_finite(g, world, trouble, step + 1, stats);
-            step++;
+            if (!stats.finite) raise_not_finite(g, world, trouble, at.step + 1, stats);
+            at = {at.step + 1, at.samples + samples_per_step};
             stopping = stats.stop;
             uint64_t sent = sent_bytes() - sent_before;
             note_trouble(trouble, [&] {
-                progress.step(step, stats.loss, stats.gradient_norm, adamw.learning_rate,
-                              seconds_now() - start, sent);
+                progress.step(at.step, at.samples * workload.T, stats.loss, stats.gradient_norm,
+                              adamw.learning_rate, seconds_now() - start, sent);
             });
+            if (stats.saved) checkpoints.advance();
         }
         raise_trouble(world, trouble);
     } catch (const CommonError& error) {
-        if (step == 0) throw;
+        if (at.step == first_step) throw;
         // Bad data or a full disk costs at most the step that met it.
-        save();
-        throw CommonError(
-            text("%s; the weights after step %d are in %s", error.what(), step, weights.c_str()));
+        throw CommonError(text("%s; %s", error.what(), checkpoints.rescue(at).c_str()));
     } catch (const std::exception& error) {
         if (world.size() > 1) leave_alone(world, error);  // streams that wait for others cannot be put away
         throw;
     }
-    save();
-    printf("%s after step %d; the weights are in %s\n", asked_to_stop() ? "stopped as asked" : "done", step,
-           weights.c_str());
+    std::string saved = checkpoints.finish_at(at);
+    printf("%s after step %d; the checkpoint is %s\n", asked_to_stop() ? "stopped as asked" : "done", at.step,
+           saved.c_str());
 }
 
 // ----------------------------------------------------------------------------
@@ -1335,15 +1338,17 @@ inline void train(const Options& o, const World& world) {
 // ----------------------------------------------------------------------------
 
 // A model that is not trained any further.
-inline std::unique_ptr<Gpt> load_model(const TrainedModel& model, const Workload& workload) {
+inline std::unique_ptr<Gpt> load_model(const TrainedModel& model, const Workload& workload,
+                                       const World& world) {
     ZeroSettings settings = {.training = false};
-    check_memory(model.options, workload, settings);
+    memory_plan(model.options, workload, settings).check();
     auto g = std::make_unique<Gpt>(model.options, workload, settings);
-    load_weights(g->state, model.reader);
+    auto layout_at = [&](const MeshPosition&) { return g->layout; };
+    load_checkpoint(g->state, world, layout_at, model.reader, true);
     return g;
 }
 
-inline void sample(const Options& command) {
+inline void sample(const Options& command, const World& world) {
     TrainedModel model(command.run, command.tokenizer);
     std::string prompt = sample_prompt(model, command);
     int length = sample_length(model, command, prompt), samples = command.samples;
@@ -1353,7 +1358,7 @@ inline void sample(const Options& command) {
                          .loss_chunk = samples,
                          .cache_rows = command.cache ? samples : 0,
                          .cache_length = command.cache ? length : 0};
-    std::unique_ptr<Gpt> g = load_model(model, workload);
+    std::unique_ptr<Gpt> g = load_model(model, workload, world);
     auto writer = [&](const std::vector<int>& tokens, int texts) { return Writer(*g, tokens, texts); };
     write_samples(model, command, prompt, writer);
 }
@@ -1383,13 +1388,13 @@ inline std::vector<float> batch_losses(Gpt& g, const HostBatch& host, bool reset
     return losses;
 }
 
-inline void evaluate_run(const Options& command) {
+inline void evaluate_run(const Options& command, const World& world) {
     TrainedModel model(command.run, command.tokenizer);
     const Options& o = shape_evaluation(model.options, command);
     int tokens = o.micro_batch * o.sequence_length;
     Workload workload = {o.micro_batch, o.sequence_length, false, Recompute::none,
                          chosen_loss_chunk(o, tokens)};
-    std::unique_ptr<Gpt> g = load_model(model, workload);
+    std::unique_ptr<Gpt> g = load_model(model, workload, world);
     DeviceArray<int> device((size_t)3 * tokens);
     auto losses = [&](const HostBatch& batch) { return batch_losses(*g, batch, o.reset_positions, device); };
     print_scores(model, command, losses);
@@ -1411,45 +1416,49 @@ inline void look_into_data(const Options& o) {
 // What every rank does; throws what stops it.
 static void run(int argc, char** argv, const World& world) {
     Command command = parse_command(argv[1]);
-    Options options;
+    std::vector<std::string> places;
     world.together([&] {
-        options = parse_options(command, argc - 1, argv + 1, command == command_train ? world.size() : 1);
+        places = origin_places(command, argc - 1, argv + 1);
         if (command != command_train && world.size() > 1) {
             fail("%s: works in one process and there are %d; start it without mpirun", argv[1], world.size());
         }
     });
+    FindCheckpoint find = find_on_root(world, places);
+    CommandLine line;
+    world.together([&] { line = parse_options(command, argc - 1, argv + 1, world.size(), find); });
     choose_device(world);
 #ifndef __CUDACC__
     if (world.size() > 1) host_device.threads = threads_per_rank(world);
 #endif
     // One rank speaks for all.
     if (!world.is_root() && !freopen("/dev/null", "w", stdout)) fail_with_errno("/dev/null", "write it");
+    const Options& options = line.options;
     switch (command) {
     case command_train:
-        train(options, world);
+        train(line, world);
         break;
     case command_sample:
-        sample(options);
+        sample(options, world);
         break;
     case command_eval:
-        evaluate_run(options);
+        evaluate_run(options, world);
         break;
     case command_data:
         look_into_data(options);
         break;
+    case command_inspect:
+        inspect_checkpoint(options.run, options.verify);
+        break;
+    case command_export:
+        export_model(options);
+        break;
+    case command_import:
+        import_model(options, [](const Options& model) {
+            return checkpoint_tensors(parameter_layout(model), {.training = false});
+        });
+        break;
     case command_tokenize:
-        tokenize({.inputs = options.inputs,
-                  .output = options.output,
-                  .val_fraction = options.val_fraction,
-                  .shard_tokens = options.shard_tokens,
-                  .seed = (uint64_t)options.seed,
-                  .overwrite = options.overwrite,
-                  .tokenizer = options.tokenizer,
-                  .text_field = options.text_field,
-                  .threads = options.threads,
-                  .train_tokenizer = options.train_tokenizer,
-                  .pre_tokenizer = options.pre_tokenizer,
-                  .tokenizer_text = options.tokenizer_text});
+        tokenize(options);
         break;
     }
     check_standard_output();
@@ -1464,6 +1473,10 @@ int main(int argc, char** argv) try {
     }
     if (std::any_of(argv + 2, argv + argc, asks_for_help)) {
         fputs(help_text(parse_command(argv[1]), terminal_width()).c_str(), stdout);
+        return 0;
+    }
+    if (!strcmp(argv[1], "--version")) {
+        puts(program_version);
         return 0;
     }
     World world(&argc, &argv);

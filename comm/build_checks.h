@@ -12,10 +12,13 @@ Options that this program, as it was built, cannot follow.
 // Options about rounding depend on what parameters are made of, which is decided when the program is built.
 inline void check_precision(const Options& o) {
     if (sizeof(floatX) == sizeof(float)) {
-        const char* remedy =
-            "parameters are fp32 in this program; leave it out, or build with PRECISION=bf16";
-        if (o.stochastic_rounding) fail("--stochastic-rounding on: %s", remedy);
-        if (!o.master_weights) fail("--master-weights off: %s", remedy);
+        // It may be given, or be that of a checkpoint.
+        auto refuse = [](const char* option, const char* value, const char* other) {
+            fail("%s %s: parameters are fp32 in this program; give %s %s, or build with PRECISION=bf16",
+                 option, value, option, other);
+        };
+        if (o.stochastic_rounding) refuse("--stochastic-rounding", "on", "off");
+        if (!o.master_weights) refuse("--master-weights", "off", "on");
     } else if (!o.master_weights && !o.stochastic_rounding) {
         fail("--master-weights off: bf16 alone loses small updates; add --stochastic-rounding on");
     }

@@ -53,8 +53,9 @@ void allocate(T*& pointer, size_t count, bool on_host = false) {
                         : [](void** to, size_t bytes) { return cudaMalloc(to, bytes); };
     cudaError_t error = take((void**)&pointer, count * sizeof(T));
     if (error == cudaErrorMemoryAllocation) {
-        fail("memory: %s are not to be had at once; free some, or choose a smaller --micro-batch or --model",
-             size_text(count * sizeof(T)).c_str());
+        fail("%s: %s are not to be had at once; free some, or %s", on_host ? "host memory" : "memory",
+             size_text(count * sizeof(T)).c_str(),
+             on_host ? "do without --async-save and --offload" : "choose a smaller --micro-batch or --model");
     }
     cudaCheck(error);
 }
@@ -68,6 +69,17 @@ struct DeviceArray {
     ~DeviceArray() { cudaFree(data); }
     DeviceArray(const DeviceArray&) = delete;
     DeviceArray& operator=(const DeviceArray&) = delete;
+};
+
+// The same in pinned memory of the host.
+template <typename T>
+struct HostArray {
+    T* data;
+
+    explicit HostArray(size_t count) { allocate(data, count, true); }
+    ~HostArray() { cudaFreeHost(data); }
+    HostArray(const HostArray&) = delete;
+    HostArray& operator=(const HostArray&) = delete;
 };
 
 // The stream that computes; it ends when its work does.

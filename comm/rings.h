@@ -27,7 +27,7 @@ second half alone an all-gather.
 #include "comm/message_flow.h"  // MessageFlow, Piece
 #include "kernels/common.cuh"   // ceil_div
 
-constexpr size_t largest_piece = size_t(1) << 19;  // half of a core's second-level cache, or less
+constexpr size_t largest_message = size_t(1) << 19;  // half of a core's second-level cache, or less
 
 // Chunk c of `count` elements cut into `chunks`: elements [chunk_begin(c), chunk_begin(c + 1)). The first
 // ones have an element more where the cut is uneven.
@@ -60,7 +60,7 @@ public:
         steps_ = adding_steps_ + (scatters ? 0 : ranks_ - 1);
 
         size_t largest_chunk = ceil_div(buffers.count, ranks_);
-        pieces_ = std::max<size_t>(ceil_div(largest_chunk, largest_piece / buffers.element_bytes), 1);
+        pieces_ = std::max<size_t>(ceil_div(largest_chunk, largest_message / buffers.element_bytes), 1);
         block_ = std::min(pieces_, most_under_way);
         pieces_ = ceil_div(pieces_, block_) * block_;
         under_way = lead = block_;
@@ -133,15 +133,15 @@ class ChainFlow : public MessageFlow {
 public:
     ChainFlow(MPI_Comm comm, int tag, char* data, size_t bytes, int from, int to)
         : MessageFlow(comm, tag, to, from), data_(data), bytes_(bytes) {
-        size_t pieces = ceil_div(bytes, largest_piece);
+        size_t pieces = ceil_div(bytes, largest_message);
         sends = to < 0 ? 0 : pieces;
         receives = from < 0 ? 0 : pieces;
     }
 
 private:
     Piece incoming(size_t index) override {
-        size_t at = index * largest_piece;
-        return {data_ + at, std::min(largest_piece, bytes_ - at)};
+        size_t at = index * largest_message;
+        return {data_ + at, std::min(largest_message, bytes_ - at)};
     }
     Piece outgoing(size_t index) override { return incoming(index); }
 

@@ -20,6 +20,7 @@ rest (an exception, exit() in the middle) ends the whole job with MPI_Abort.
 #include <new>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -155,6 +156,9 @@ public:
         return texts;
     }
 
+    // For all ranks: to_each[r] goes to rank r, and what each rank sent comes back. (comm/world_exchange.h)
+    std::vector<std::string> exchange(const std::vector<std::string_view>& to_each) const;
+
     // For all ranks: returns when every rank is here.
     void barrier() const {
 #ifndef WITHOUT_MPI
@@ -190,6 +194,11 @@ public:
             message = message_of(error);
         }
         if (largest(failed)) throw_common(failed, message);
+    }
+
+    // After the error of together() was caught: the ranks do not leave with it, but go on.
+    void go_on() const {
+        agreed_ = false;
     }
 
     // Ends the job at once, on all ranks, with exit code 1.
@@ -370,3 +379,5 @@ inline void raise_trouble(const World& world, const std::string& trouble) {
     fprintf(stderr, "train_gpt: %s: %s\n", world.name().c_str(), one_line(message_of(error)).c_str());
     world.abort();
 }
+
+#include "comm/world_exchange.h"  // exchange

@@ -40,7 +40,8 @@ on with the units that are done.
 #include "comm/parameters.h"        // ParameterLayout
 #include "comm/unit_places.h"       // UnitPlaces
 #include "comm/watch.h"             // wait_for
-#include "kernels/accumulate.cuh"   // accumulate
+#include "data/dtype.h"             // Dtype
+#include "data/slot.h"              // Slot
 #include "kernels/adamw.cuh"        // AdamW
 #include "kernels/global_norm.cuh"  // sum_squares_scratch
 
@@ -52,11 +53,23 @@ struct ZeroSettings {
     int host_threads = 0;  // OpenMP threads of offloaded steps; 0: as OpenMP chooses
     bool overlap = true;
     int prefetch = 1;  // level 3: units gathered ahead of their use
+    // Room in host memory for a copy of the state, which is written while training goes on.
+    bool staging = false;
 };
 
-// What a step comes to, in device memory. The first three are sums over the ranks.
-enum Statistic { stat_loss, stat_squares, stat_stop, stat_norm, stat_scale, stat_count };
-constexpr int summed_statistics = 3;
+// What a state keeps of each element, and how.
+inline std::vector<Slot> slots_of(const ZeroSettings& settings) {
+    using enum Slot;
+    if (!settings.training) return {weight};
+    return settings.keep_master ? std::vector{weight, master, m, v} : std::vector{weight, m, v};
+}
+constexpr Dtype dtype_of(Slot slot) {
+    return slot == Slot::weight && sizeof(floatX) == 2 ? Dtype::bf16 : Dtype::fp32;
+}
+
+// What a step comes to, in device memory. The first four are sums over the ranks.
+enum Statistic { stat_loss, stat_squares, stat_stop, stat_saved, stat_norm, stat_scale, stat_count };
+constexpr int summed_statistics = 4;
 
 class ZeroState {
 public:
@@ -121,6 +134,7 @@ public:
     bool keeps_floats() const { return settings_.keep_master || sizeof(floatX) == sizeof(float); }
     const Mesh& mesh() const { return mesh_; }
     const ParameterLayout& layout() const { return layout_; }
+    const ZeroSettings& settings() const { return settings_; }
     cudaStream_t stream() const { return compute_; }
     float* owned_m(int unit) const { return m_ + shard_offset(unit); }
     float* owned_v(int unit) const { return v_ + shard_offset(unit); }
@@ -129,6 +143,9 @@ public:
     // Sets elements of the own part of a unit, from `at` on (counted from the part's beginning), and waits.
     // What others see of it comes with share().
     void set(int unit, size_t at, std::span<const float> values);
+    // The same elements of one slot, as they are stored, to and from host memory: work of the compute stream.
+    void copy_out(Slot slot, int unit, size_t at, size_t count, void* to) const;
+    void copy_in(Slot slot, int unit, size_t at, size_t count, const void* from);
     // For all ranks: after set(), everyone sees everyone's parameters.
     void share();
     // Waits for all work on the state.
@@ -161,6 +178,8 @@ private:
     void take(T*& pointer, size_t count, bool on_host = false);
     cudaEvent_t new_event();
     static std::vector<Place> new_places(const UnitPlaces& places, ZeroState& state);
+
+    char* owned(Slot slot, int unit) const;
 
     // Ranks next to each other that share the copies of a tensor.
     const Communicator& neighbours(int ranks) const {
@@ -338,100 +357,34 @@ inline void ZeroState::order(cudaStream_t before, cudaStream_t after) {
 }
 
 // ----------------------------------------------------------------------------
-// parameters
-
-// Brings the parts of a unit together in its place, unless they are there.
-inline void ZeroState::gather(int unit) {
-    Place& place = param_at_[param_places_.place(unit)];
-    if (place.unit == unit) return;
-    place.unit = unit;
-    cudaCheck(cudaStreamWaitEvent(gathers_, place.free, 0));
-    cudaCheck(cudaMemcpyAsync(params(unit) + owned_begin(unit), owned_params(unit),
-                              part_size(unit) * sizeof(floatX), cudaMemcpyDeviceToDevice, gathers_));
-    mesh_.gathers().all_gather(params(unit), part_size(unit), Traffic::parameters, gathers_);
-    cudaCheck(cudaEventRecord(place.ready, gathers_));
-}
-
-inline void ZeroState::acquire(int unit, int direction) {
-    if (!cut_params_) {
-        cudaCheck(cudaStreamWaitEvent(compute_, updated_[unit], 0));
-        return;
-    }
-    gather(unit);
-    Place& place = param_at_[param_places_.place(unit)];
-    place.in_use = true;
-    cudaCheck(cudaStreamWaitEvent(compute_, place.ready, 0));
-    // the backward pass does not read the embedding
-    int end = direction > 0 ? layout_.last_unit() : 1;
-    for (int ahead = 1; direction != 0 && ahead <= settings_.prefetch; ahead++) {
-        int next = unit + direction * ahead;
-        if (direction > 0 ? next > end : next < end) break;
-        if (!layout_.has(next)) break;  // it is on another stage
-        if (!param_at_[param_places_.place(next)].in_use) gather(next);
-    }
-}
-
-inline void ZeroState::release(int unit) {
-    if (!cut_params_) return;
-    Place& place = param_at_[param_places_.place(unit)];
-    place.in_use = false;
-    cudaCheck(cudaEventRecord(place.free, compute_));
-}
-
-// ----------------------------------------------------------------------------
-// gradients
-
-inline void ZeroState::zero_gradients() {
-    cudaCheck(cudaStreamWaitEvent(compute_, gradients_copied_, 0));  // offload has read the last ones
-    size_t kept = cut_grads_ ? shard_size() : layout_.size();
-    cudaCheck(cudaMemsetAsync(grads_, 0, kept * sizeof(float), compute_));
-}
-
-inline void ZeroState::begin_gradients(int unit) {
-    if (!cut_grads_) return;
-    Place& place = grad_at_[grad_places_.place(unit)];
-    if (place.in_use) return;
-    place.in_use = true;
-    cudaCheck(cudaStreamWaitEvent(compute_, place.free, 0));
-    cudaCheck(cudaMemsetAsync(grads(unit), 0, layout_.unit_size(unit) * sizeof(float), compute_));
-}
-
-// Gradients that stay whole are summed over the ranks once, when the last micro-batch has added to them. A
-// cut gradient cannot wait: the place it is made in is needed for another unit.
-inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
-    if (!cut_grads_ && !last_micro_batch) return;
-    order(compute_, reductions_);
-    size_t part = part_size(unit);
-    mesh_.shard().reduce_scatter(grads(unit), part, Traffic::gradients, reductions_);
-    if (cut_grads_) {
-        accumulate(owned_grads(unit), grads(unit) + owned_begin(unit), part, reductions_);
-        Place& place = grad_at_[grad_places_.place(unit)];
-        place.in_use = false;
-        cudaCheck(cudaEventRecord(place.free, reductions_));
-    }
-    if (!last_micro_batch) return;
-    mesh_.replica().all_reduce(owned_grads(unit), part, Traffic::gradients, reductions_);
-    if (settings_.offload && !has_copies(unit)) copy_gradients_to_host(unit);
-}
-
-inline void ZeroState::copy_gradients_to_host(int unit) {
-    order(reductions_, host_);
-    cudaCheck(cudaMemcpyAsync(host_grads_ + shard_offset(unit), owned_grads(unit),
-                              part_size(unit) * sizeof(float), cudaMemcpyDeviceToHost, host_));
-    cudaCheck(cudaEventRecord(gradients_copied_, host_));
-}
-
-// ----------------------------------------------------------------------------
 // what this rank owns
+
+inline char* ZeroState::owned(Slot slot, int unit) const {
+    return slot == Slot::weight   ? (char*)owned_params(unit)
+           : slot == Slot::master ? (char*)owned_master(unit)
+           : slot == Slot::m      ? (char*)owned_m(unit)
+                                  : (char*)owned_v(unit);
+}
+
+inline void ZeroState::copy_out(Slot slot, int unit, size_t at, size_t count, void* to) const {
+    size_t width = dtype_size(dtype_of(slot));
+    cudaCheck(
+        cudaMemcpyAsync(to, owned(slot, unit) + at * width, count * width, cudaMemcpyDefault, compute_));
+}
+
+inline void ZeroState::copy_in(Slot slot, int unit, size_t at, size_t count, const void* from) {
+    size_t width = dtype_size(dtype_of(slot));
+    auto copy = [&](void* to) {
+        cudaCheck(cudaMemcpyAsync(to, from, count * width, cudaMemcpyDefault, compute_));
+    };
+    copy(owned(slot, unit) + at * width);
+    if (slot == Slot::weight && host_params_) copy(host_params_ + shard_offset(unit) + at);
+}
 
 inline void ZeroState::set(int unit, size_t at, std::span<const float> values) {
     std::vector<floatX> rounded(values.begin(), values.end());
-    copy_to_device(owned_params(unit) + at, rounded.data(), rounded.size(), compute_);
-    if (master_) {
-        cudaCheck(cudaMemcpyAsync(owned_master(unit) + at, values.data(), values.size_bytes(),
-                                  cudaMemcpyDefault, compute_));
-    }
-    if (host_params_) std::copy(rounded.begin(), rounded.end(), host_params_ + shard_offset(unit) + at);
+    copy_in(Slot::weight, unit, at, rounded.size(), rounded.data());
+    if (master_) copy_in(Slot::master, unit, at, values.size(), values.data());
     cudaCheck(cudaStreamSynchronize(compute_));
 }
 
@@ -448,4 +401,5 @@ inline void ZeroState::synchronize() const {
     for (cudaStream_t stream : {host_, reductions_, gathers_, compute_}) wait_for(stream, mesh_);
 }
 
-#include "comm/zero_step.h"  // update
+#include "comm/zero_passes.h"  // acquire, release, gradients
+#include "comm/zero_step.h"    // update

@@ -11,12 +11,14 @@ its place as NAME.partial, and renamed at the end.
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
 #include <iostream>
 #include <iterator>
 #include <string>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 #include <utility>
 
@@ -99,6 +101,43 @@ inline bool read_at(const FileHandle& file, const std::string& path, uint64_t of
     return true;
 }
 
+// All of a small file. One of more than `most` bytes is refused as what the caller says that it is not.
+inline std::string read_whole(const std::string& path, uint64_t most, const char* refusal) {
+    struct stat status;
+    FileHandle file = open_regular(path, &status);
+    if ((uint64_t)status.st_size > most)
+        fail("%s: %lld bytes; %s", path.c_str(), (long long)status.st_size, refusal);
+    std::string bytes((size_t)status.st_size, '\0');
+    if (!read_at(file, path, 0, bytes.data(), bytes.size()))
+        fail("%s: became shorter while it was read; read it again when nothing writes it", path.c_str());
+    return bytes;
+}
+
+// Writes bytes [offset, offset + bytes) of a file.
+inline void write_at(const FileHandle& file, const std::string& path, uint64_t offset, const void* data,
+                     size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t written = pwrite(file.get(), (const char*)data + done, bytes - done, (off_t)(offset + done));
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) fail_with_errno(path, "write it");
+        done += (size_t)written;
+    }
+}
+
+// What was written to the file, or the names in the folder, are on disk after this.
+inline void sync_file(const FileHandle& file, const std::string& path) {
+    while (fsync(file.get()) != 0) {
+        if (errno == EINVAL) return;  // some file systems cannot do that to a folder, and need not
+        if (errno != EINTR) fail_with_errno(path, "write it");
+    }
+}
+
+inline void sync_folder(const std::string& folder) {
+    FileHandle handle(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!handle) fail_with_errno(folder, "open it");
+    sync_file(handle, folder);
+}
+
 // ----------------------------------------------------------------------------
 // standard streams
 
@@ -124,9 +163,8 @@ inline void check_standard_output() {
 // A page of a mapped file that is gone (the file was cut short, or its disk failed) cannot be reported by the
 // read that meets it.
 inline void stop_at_lost_page(int) {
-    constexpr char message[] =
-        "train_gpt: token files: one was cut short or could not be read while in use; put it back and start "
-        "again\n";
+    constexpr char message[] = "train_gpt: files: one was cut short or could not be read while in use; put "
+                               "it back and start again\n";
     [[maybe_unused]] ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
     _exit(1);
 }
@@ -166,10 +204,25 @@ private:
 // ----------------------------------------------------------------------------
 // writing
 
+// Refuses a file that is larger than what is free in its folder: better before hours of work than after.
+inline void check_space(const std::string& path, uint64_t needed) {
+    std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+    struct statvfs status;
+    while (statvfs(folder.c_str(), &status) != 0) {
+        if (errno != ENOENT || !folder.has_relative_path()) return;  // writing will tell
+        folder = folder.parent_path();                               // of one that is still to be made
+    }
+    uint64_t free_bytes = (uint64_t)status.f_bavail * status.f_frsize;
+    if (free_bytes >= needed) return;
+    constexpr double MB = 1e6;
+    fail("%s: needs %.1f MB, and %.1f MB are free; free some space there or name another place", path.c_str(),
+         (double)needed / MB, (double)free_bytes / MB);
+}
+
 class NewFile {
 public:
     explicit NewFile(std::string path) : path_(std::move(path)), partial_(path_ + ".partial") {
-        file_ = FileHandle(open(partial_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+        file_ = FileHandle(open(partial_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
         if (!file_) fail_with_errno(path_, "create it");
         // What an interrupted run left behind is written again; what a running one writes is not touched.
         bool busy = flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
@@ -195,13 +248,7 @@ public:
 
     // Writes over what is there.
     void write_at(uint64_t offset, const void* data, size_t bytes) {
-        for (size_t done = 0; done < bytes;) {
-            ssize_t written =
-                pwrite(file_.get(), (const char*)data + done, bytes - done, (off_t)(offset + done));
-            if (written < 0 && errno == EINTR) continue;
-            if (written < 0) fail_with_errno(path_, "write it");
-            done += (size_t)written;
-        }
+        ::write_at(file_, path_, offset, data, bytes);
     }
 
     // Makes it this long; what is not written is zero.
@@ -209,16 +256,10 @@ public:
         if (ftruncate(file_.get(), (off_t)bytes) != 0) fail_with_errno(path_, "write it");
     }
 
-    // Reads back what was written.
-    void read_back(uint64_t offset, void* to, size_t bytes) const {
-        if (!read_at(file_, path_, offset, to, bytes))
-            fail("%s: became shorter while it was written; see who else writes there", path_.c_str());
-    }
-
     // All of it is on disk after this; nothing more can be written.
     void finish() {
         if (!file_) return;
-        if (fsync(file_.get()) != 0) fail_with_errno(path_, "write it");
+        sync_file(file_, path_);
         if (file_.close() != 0) fail_with_errno(path_, "write it");
     }
 
@@ -228,11 +269,8 @@ public:
         if (rename(partial_.c_str(), path_.c_str()) != 0)
             fail_with_errno(path_, "give the new file this name");
         exists_ = false;
-        size_t slash = path_.rfind('/');
-        std::string folder = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
-        FileHandle handle(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-        // Folders that may be written but not listed, and some file systems, cannot be synchronised by name.
-        if (handle && fsync(handle.get()) != 0 && errno != EINVAL) fail_with_errno(folder, "write it");
+        std::filesystem::path folder = std::filesystem::path(path_).parent_path();
+        sync_folder(folder.empty() ? "." : folder.string());
     }
 
     bool finished() const { return !file_; }

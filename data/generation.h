@@ -152,7 +152,7 @@ inline std::string sample_prompt(const TrainedModel& model, const Options& comma
                              : command.prompt_file.empty() ? "--prompt"
                                                            : "--prompt-file";
         fail("%s: needs a tokenizer, and there is none for %s; leave it out, or name one with --tokenizer",
-             option, model.reader.path().c_str());
+             option, model.reader.folder().c_str());
     }
     return prompt;
 }

@@ -36,13 +36,16 @@ inline const std::vector<CommandHelp>& command_table() {
          {"data tokens/mine_*.bin --tokenizer tokens/mine_tokenizer.json", "data megatron/web.idx"}},
         {command_train,
          "train",
-         "Trains a model on token files.",
+         "Trains a model on token files, from the beginning or from a checkpoint.",
          {"train --train-data 'tokens/headers_train_*.bin' --val-data 'tokens/headers_val_*.bin'",
           "train --tokenizer tokens/mine_tokenizer.json --train-data "
           "'0.7:tokens/mine_train_*.bin,0.3:code.idx'",
           "train --model gpt2-124M --train-data 'fineweb_train_*.bin' --micro-batch 8 --global-batch 512k",
           "train --model llama3.2-1B --layers 4 --train-data 'llama_*.bin' --recompute block --run-dir "
-          "runs/cut"}},
+          "runs/cut",
+          "train --run-dir runs/mine --train-data 'mine_train_*.bin' --steps 100000 --resume auto",
+          "train --resume runs/mine/checkpoints/step_00005000 --run-dir runs/branch --learning-rate 1e-4",
+          "train --init runs/qwen3 --train-data 'mine_train_*.bin' --run-dir runs/tuned --steps 500"}},
         {command_sample,
          "sample",
          "Writes text with a trained model.",
@@ -53,6 +56,20 @@ inline const std::vector<CommandHelp>& command_table() {
          "eval",
          "Measures a trained model: loss, perplexity and bits per byte, and multiple-choice questions.",
          {"eval runs/tiny --data 'tokens/headers_val_*.bin'", "eval runs/tiny --choices hellaswag_val.bin"}},
+        {command_inspect,
+         "inspect",
+         "Says what a checkpoint holds: step, options, tensors, files, and any damage.",
+         {"inspect runs/tiny", "inspect runs/tiny/checkpoints/step_00001000 --verify"}},
+        {command_export,
+         "export",
+         "Writes a trained model in the form of other programs: Hugging Face transformers, llm.c.",
+         {"export runs/tiny --output tiny-hf", "export runs/tiny --output tiny-hf --dtype bf16",
+          "export runs/gpt2-124M --format llmc --output gpt2_124M.bin --dtype fp32"}},
+        {command_import,
+         "import",
+         "Makes a run directory of a model that others trained: to sample, measure, and train on with "
+         "--init.",
+         {"import Qwen3-0.6B --output runs/qwen3", "import gpt2_124M_bf16.bin --output runs/gpt2"}},
     };
     return table;
 }
@@ -123,7 +140,9 @@ inline std::string option_help(const OptionRow& row, int width) {
                         : row.limits.choices.empty() ? " TEXT"
                                                      : " NAME";
     std::string limits = is_switch(row) ? "" : limits_text(row);
-    std::string standard = row.shapes_model ? "" : value_text(row, Options());
+    // What describes the model is as --model says, but for that itself.
+    bool has_default = !describes_model(row) || row.member == OptionRow::Member(&Options::model);
+    std::string standard = has_default ? value_text(row, Options()) : "";
     if (!standard.empty()) standard = "default " + standard;
     std::string notes = limits + (limits.empty() || standard.empty() ? "" : "; ") + standard;
     std::string help = row.help + (notes.empty() ? "" : " [" + notes + "]");
@@ -176,7 +195,8 @@ inline std::string general_help(int width) {
         line.resize(14, ' ');
         result += line + wrapped(row.purpose, 14, 14, width);
     }
-    return result + "\ntrain_gpt COMMAND --help explains a command's options.\n";
+    return result + "\ntrain_gpt COMMAND --help explains a command's options; train_gpt --version tells the "
+                    "version.\n";
 }
 
 // ----------------------------------------------------------------------------

@@ -40,6 +40,11 @@ decltype(auto) with_member(const OptionRow& row, AnyOptions& options, F&& f) {
     return std::visit([&](auto member) -> decltype(auto) { return f(options.*member); }, row.member);
 }
 
+// Whether weights are made for a value of it, so that it goes where they go.
+inline bool describes_model(const OptionRow& row) {
+    return row.resume == Resume::shape || row.resume == Resume::tokens;
+}
+
 inline bool is_switch(const OptionRow& row) {
     return std::holds_alternative<bool Options::*>(row.member);
 }
@@ -220,7 +225,16 @@ inline void set_from_json(const OptionRow& row, Options& options, const nlohmann
     }
 }
 
-// Reads what options_to_json wrote for a training run. Every option that shapes the model must be there.
+// Those alone that tell what weights are made for: what is known of a model from elsewhere.
+inline nlohmann::ordered_json model_options_to_json(const Options& options) {
+    nlohmann::ordered_json json = options_to_json(options, command_train);
+    for (const OptionRow& row : option_table()) {
+        if (!describes_model(row)) json.erase(row.field);
+    }
+    return json;
+}
+
+// Reads what these wrote. Every option that describes the model must be there.
 inline Options options_from_json(const nlohmann::json& json, const std::string& file) {
     if (!json.is_object()) fail("%s: options are not a JSON object; the file is damaged", file.c_str());
     Options options;
@@ -228,7 +242,7 @@ inline Options options_from_json(const nlohmann::json& json, const std::string& 
     for (const OptionRow& row : option_table()) {
         if (!(row.commands & command_train)) continue;
         if (!json.contains(row.field)) {
-            if (!row.shapes_model) continue;
+            if (!describes_model(row)) continue;
             fail("%s: option %s is missing; use the program that wrote the file", file.c_str(), row.field);
         }
         known.insert(row.field);

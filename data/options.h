@@ -1,144 +1,31 @@
 /*
-From the command line to Options: the defaults, then the preset or config.json named by --model, then what was
-given explicitly, then complete(), which fills in what follows from the rest and refuses what does not fit
-together.
+From the command line to Options: the defaults, then the preset or config.json named by --model, or what a
+checkpoint has (data/resume.h), then what was given explicitly, then complete() (data/option_rules.h), which
+fills in what follows from the rest and refuses what does not fit together.
 */
 #pragma once
 
 #include <cxxopts.hpp>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "data/error.h"
+#include "data/find_checkpoint.h"
 #include "data/hf_config.h"
-#include "data/layout_options.h"
 #include "data/option_help.h"
+#include "data/option_rules.h"
 #include "data/option_table.h"
 #include "data/option_values.h"
 #include "data/presets.h"
+#include "data/resume.h"
+#include "data/run_log.h"
 #include "data/tokenizer.h"
-
-// ----------------------------------------------------------------------------
-// what fits together
-
-// The folder in runs/ for a model: a preset's name, or that of the folder which holds its config.json.
-inline std::string model_label(const std::string& model) {
-    if (find_preset(model)) return model;
-    std::filesystem::path path = std::filesystem::absolute(hf_config_path(model)).lexically_normal();
-    return (path.filename() == "config.json" ? path.parent_path().filename() : path.stem()).string();
-}
-
-// The model, and the tokens that it is made for.
-inline void complete_model(Options& options) {
-    complete(static_cast<ModelConfig&>(options));
-    if (options.document_end >= options.vocab_size) {
-        fail("--document-end %d: not a token of a vocabulary of %d; give -1 or a smaller number",
-             options.document_end, options.vocab_size);
-    }
-}
-
-inline void complete_sequence_length(Options& options) {
-    if (options.sequence_length == 0) options.sequence_length = options.context;
-    if (options.sequence_length > options.context) {
-        fail("--sequence-length %d: longer than the model's context of %d; lower it", options.sequence_length,
-             options.context);
-    }
-}
-
-inline void check_micro_batch(const Options& options) {
-    if ((long long)options.micro_batch * options.sequence_length > INT32_MAX) {
-        fail("--micro-batch %d: with sequences of %d tokens more than 2^31 tokens at once; lower it",
-             options.micro_batch, options.sequence_length);
-    }
-}
-
-inline void complete_training(Options& options, int processes) {
-    if (options.train_data.empty()) {
-        fail("--train-data: missing; name token files, such as those that `train_gpt tokenize` writes");
-    }
-    if (options.tokenizer.empty()) options.tokenizer = "none";
-    complete_sequence_length(options);
-    check_micro_batch(options);
-    complete_layout(options, processes);
-    if (options.warmup_steps < 0) options.warmup_steps = std::min(options.steps / 20, 2000);
-    if (options.warmup_steps > options.steps) {
-        fail("--warmup-steps %d: more than the run's %d steps; lower it or raise --steps",
-             options.warmup_steps, options.steps);
-    }
-    if (options.reset_positions && options.document_end < 0) {
-        fail("--reset-positions on: documents are not told apart; give --document-end too, or leave it out");
-    }
-    if (options.tokenizer == "none" && !options.prompt.empty()) {
-        fail("--prompt: cannot be turned into tokens without a tokenizer; add --tokenizer bytes or leave it "
-             "out");
-    }
-    if (options.run_dir.empty()) options.run_dir = "runs/" + model_label(options.model);
-}
-
-inline void complete_sampling(const Options& options) {
-    if (options.run.empty()) fail("sample: nothing to sample from; name a run directory or a weights file");
-    int prompts = !options.prompt.empty() + !options.prompt_file.empty() + options.interactive;
-    if (prompts > 1) {
-        fail("sample: a prompt comes from --prompt, --prompt-file or --interactive on; give one of "
-             "them");
-    }
-    if (options.interactive && options.samples > 1)
-        fail("--samples %d: --interactive on answers once; leave one of them out", options.samples);
-    for (const std::string& stop : options.stop) {
-        if (stop.empty()) fail("--stop: an empty text ends every sample at once; give some text");
-    }
-}
-
-inline void complete_evaluation(const Options& options) {
-    if (options.run.empty()) fail("eval: nothing to evaluate; name a run directory or a weights file");
-    if (options.data.empty() && options.choices.empty())
-        fail("eval: nothing to measure on; give --data or --choices");
-}
-
-inline void complete_tokenizing(Options& options) {
-    if (options.inputs.empty()) fail("tokenize: nothing to read; name files or folders of text");
-    if (options.output.empty()) {
-        fail("--output: missing; give the beginning of the names of the files to write, such as "
-             "tokens/mytext");
-    }
-    if (options.train_tokenizer > 0 && !options.tokenizer.empty())
-        fail("--tokenizer %s: --train-tokenizer makes one; leave one of them out",
-             printable(options.tokenizer).c_str());
-    if (options.tokenizer.empty()) options.tokenizer = "bytes";
-    if (options.tokenizer == "none")
-        fail("--tokenizer none: text becomes tokens by a tokenizer; give bytes or a file");
-}
-
-inline void complete(Options& options, Command command, int processes) {
-    for (const OptionRow& row : option_table()) {
-        if (row.commands & command) check_limits(row, options);
-    }
-    switch (command) {
-    case command_train:
-        complete_model(options);
-        complete_training(options, processes);
-        break;
-    case command_sample:
-        complete_sampling(options);
-        break;
-    case command_eval:
-        complete_evaluation(options);
-        break;
-    case command_tokenize:
-        complete_tokenizing(options);
-        break;
-    case command_data:
-        if (options.inputs.empty()) fail("data: nothing to look into; name token files");
-        break;
-    }
-}
 
 // ----------------------------------------------------------------------------
 // the command line
@@ -210,9 +97,9 @@ inline void refuse_unknown(const std::string& argument, Command command) {
          nearest_name(name, names).c_str(), command_name(command));
 }
 
-// argv[0] is the command's own name; `processes` are to train together. Prints the help and exits where that
-// is asked for.
-inline Options parse_options(Command command, int argc, const char* const* argv, int processes = 1) {
+// Takes a command line apart; argv[0] is the command's own name. Positional arguments go to `options`. Prints
+// the help and exits where that is asked for.
+inline GivenOptions read_arguments(Command command, int argc, const char* const* argv, Options& options) {
     cxxopts::Options parser("train_gpt");
     parser.allow_unrecognised_options();
     parser.add_options()("h,help", "");
@@ -229,7 +116,7 @@ inline Options parse_options(Command command, int argc, const char* const* argv,
     std::vector<std::string> arguments = with_switch_values(argc, argv);
     std::vector<const char*> pointers;
     for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
-    std::vector<cxxopts::KeyValue> given;
+    GivenOptions given;
     std::vector<std::string> others;
     try {
         cxxopts::ParseResult result = parser.parse((int)pointers.size(), pointers.data());
@@ -237,7 +124,8 @@ inline Options parse_options(Command command, int argc, const char* const* argv,
             fputs(help_text(command, terminal_width()).c_str(), stdout);
             exit(0);
         }
-        given = result.arguments();
+        for (const auto& pair : result.arguments())
+            given.push_back({find_option("--" + pair.key()), pair.value()});
         others = result.unmatched();
     } catch (const cxxopts::exceptions::missing_argument&) {
         fail("%s: value missing; see train_gpt %s --help", arguments.back().c_str(), command_name(command));
@@ -246,15 +134,12 @@ inline Options parse_options(Command command, int argc, const char* const* argv,
              command_name(command));
     }
 
-    Options options;
-    std::string tokenizer;
-    for (const auto& pair : given) {
-        if (pair.value().starts_with("--") && find_option(pair.value().substr(0, pair.value().find('=')))) {
-            fail("--%s: value missing before %s; see train_gpt %s --help", pair.key().c_str(),
-                 pair.value().c_str(), command_name(command));
+    for (const GivenOption& option : given) {
+        const std::string& value = option.value;
+        if (value.starts_with("--") && find_option(value.substr(0, value.find('=')))) {
+            fail("%s: value missing before %s; see train_gpt %s --help", option_name(*option.row).c_str(),
+                 value.c_str(), command_name(command));
         }
-        if (pair.key() == "model") options.model = pair.value();
-        if (pair.key() == "tokenizer") tokenizer = pair.value();
     }
     for (const std::string& argument : others) {
         if (argument.size() > 1 && argument[0] == '-') refuse_unknown(argument, command);
@@ -264,26 +149,179 @@ inline Options parse_options(Command command, int argc, const char* const* argv,
                  printable(argument).c_str(), command_name(command));
         }
     }
-    std::optional<TokenizerChoice> choice;
-    if (command == command_train) {
-        apply_model(options);
-        choice.emplace(options, tokenizer);
-    }
-    for (const auto& pair : given) set_value(*find_option("--" + pair.key()), options, pair.value());
-    if (choice) choice->check(options);
-    complete(options, command, processes);
-    return options;
+    return given;
 }
 
-// The options of the training run that a file holds weights of.
-inline Options stored_options(const nlohmann::json& json, const std::string& file) {
-    Options options = options_from_json(json, file);
-    try {
-        complete_model(options);
-    } catch (const Error& error) {
-        fail("%s: %s", file.c_str(), error.what());
+inline void set_values(const GivenOptions& given, Options& options) {
+    for (const GivenOption& option : given) set_value(*option.row, options, option.value);
+}
+
+// ----------------------------------------------------------------------------
+// where a training run begins
+
+// What a command line asks for.
+struct CommandLine {
+    Options options;
+    // train:
+    std::optional<StoredRun> origin;      // the checkpoint that the run goes on from
+    bool weights_only = false;            // of which it takes the weights alone
+    RunFolder folder = RunFolder::fresh;  // what its directory is to it
+    std::vector<std::string> notes;       // for its header
+};
+
+inline void check_origin(const Options& asked) {
+    if (asked.resume == "auto" && asked.overwrite)
+        fail("--overwrite: deletes what --resume auto goes on from; leave one of them out");
+    if (!asked.resume.empty() && !asked.init.empty() && asked.resume != "auto") {
+        fail("--init %s: weights come from --resume %s already; leave one of them out",
+             printable(asked.init).c_str(), printable(asked.resume).c_str());
     }
-    return options;
+    if (!asked.resume.empty() && !asked.init.empty() && asked.run_dir.empty())
+        fail("--run-dir: missing; with --resume auto and --init, name the directory of the run");
+}
+
+inline std::optional<StoredRun> named_checkpoint(const char* option, const std::string& place,
+                                                 const FindCheckpoint& find) {
+    std::optional<StoredRun> found = find(place);
+    if (!found) {
+        fail("%s %s: no checkpoint there; name a run directory that has some, or the folder of one", option,
+             printable(place).c_str());
+    }
+    return found;
+}
+
+// Where --resume looks; empty: nowhere.
+inline std::string resumed_place(const Options& asked) {
+    if (asked.resume != "auto") return asked.resume;
+    return asked.run_dir.empty() ? default_run_dir(asked.model) : asked.run_dir;
+}
+
+// With --resume auto, --init is for the first start of the run.
+inline void find_origin(CommandLine& line, const Options& asked, const FindCheckpoint& find) {
+    check_origin(asked);
+    if (asked.resume == "auto") {
+        std::string run_dir = resumed_place(asked);
+        line.origin = find(run_dir);
+        line.folder = RunFolder::continued;
+        if (!line.origin) line.notes.push_back("no checkpoint in " + run_dir + " yet: a new run begins");
+    } else if (!asked.resume.empty()) {
+        line.origin = named_checkpoint("--resume", asked.resume, find);
+    }
+    if (!line.origin && !asked.init.empty()) {
+        line.origin = named_checkpoint("--init", asked.init, find);
+        line.weights_only = true;
+    }
+    if (!line.origin) return;
+    for (const std::string& reason : line.origin->unusable) line.notes.push_back("passed over: " + reason);
+}
+
+inline bool is_same_folder(const std::string& a, const std::string& b) {
+    std::error_code not_there;
+    return a == b || std::filesystem::equivalent(a, b, not_there);
+}
+
+// The run directory, when it is known.
+inline void check_run_folder(CommandLine& line) {
+    const Options& o = line.options;
+    bool of_origin = line.origin && is_same_folder(line.origin->run_dir, o.run_dir);
+    if (of_origin && o.overwrite) {
+        fail("--overwrite: deletes what %s %s takes; leave it out, or name another directory with --run-dir",
+             line.weights_only ? "--init" : "--resume", printable(line.origin->checkpoint).c_str());
+    }
+    if (o.overwrite) line.folder = RunFolder::replaced;
+    if (of_origin && !line.weights_only) line.folder = RunFolder::continued;
+}
+
+inline bool is_same_tokenizer(const std::string& a, const std::string& b) {
+    auto content = [](const std::string& name) {
+        auto tokenizer = Tokenizer::load_if_any(name);
+        return tokenizer && !tokenizer->file().empty() ? tokenizer->json() : name;
+    };
+    return a == b || content(a) == content(b);
+}
+
+// A run that goes on has a copy of its tokenizer, whatever the file was that it came from.
+inline void take_own_tokenizer(CommandLine& line, const StoredOptions& stored) {
+    std::string& asked = line.options.tokenizer;
+    if (line.weights_only || stored.tokenizer() == "none") return;
+    if (!is_same_tokenizer(asked, stored.tokenizer())) {
+        fail("--tokenizer %s: the run has another, %s; leave the option out, or begin a run with --init",
+             printable(asked).c_str(), printable(stored.tokenizer()).c_str());
+    }
+    asked = stored.tokenizer();
+}
+
+inline void complete_origin(CommandLine& line, const StoredOptions& stored, const GivenOptions& given,
+                            int processes) {
+    Options& options = line.options;
+    const StoredRun& origin = *line.origin;
+    stored.check_fixed(options, given);
+    take_own_tokenizer(line, stored);
+    stored.take_layout(options, given, processes);
+    if (auto tokenizer = Tokenizer::load_if_any(options.tokenizer)) {
+        check_tokenizer(*tokenizer, options.tokenizer, options, origin.checkpoint);
+        if (is_given("--tokenizer", given) && !is_given("--document-end", given))
+            options.document_end = tokenizer->end_of_text();
+    }
+    if (line.weights_only) return;
+    if (options.run_dir.empty()) options.run_dir = origin.run_dir;
+    if (options.steps < origin.step) {
+        fail("--steps %d: the checkpoint %s is after step %lld; give more steps, or go on from an earlier "
+             "checkpoint",
+             options.steps, origin.checkpoint.c_str(), (long long)origin.step);
+    }
+}
+
+inline void parse_training(CommandLine& line, const GivenOptions& given, int processes,
+                           const FindCheckpoint& find) {
+    Options& options = line.options;
+    Options asked;  // what is given, over the defaults
+    set_values(given, asked);
+    find_origin(line, asked, find);
+    if (line.origin) {
+        StoredOptions stored(*line.origin, line.weights_only);
+        stored.take_over(options);
+        set_values(given, options);
+        complete_origin(line, stored, given, processes);
+        complete(options, command_train, processes);
+        for (std::string& change : stored.changes(options, given)) line.notes.push_back(std::move(change));
+    } else {
+        options.model = asked.model;
+        apply_model(options);
+        TokenizerChoice choice(options, asked.tokenizer);
+        set_values(given, options);
+        choice.check(options);
+        complete(options, command_train, processes);
+    }
+    check_run_folder(line);
+}
+
+// The places where parse_options() looks for a checkpoint, at each if there was none at those before it. They
+// follow from the command line alone.
+inline std::vector<std::string> origin_places(Command command, int argc, const char* const* argv) {
+    Options asked;
+    GivenOptions given = read_arguments(command, argc, argv, asked);
+    if (command != command_train) return {};
+    set_values(given, asked);
+    check_origin(asked);
+    std::vector<std::string> places;
+    for (const std::string& place : {resumed_place(asked), asked.init})
+        if (!place.empty()) places.push_back(place);
+    return places;
+}
+
+// `processes` are to train together.
+inline CommandLine parse_options(Command command, int argc, const char* const* argv, int processes = 1,
+                                 const FindCheckpoint& find = find_checkpoint) {
+    CommandLine line;
+    GivenOptions given = read_arguments(command, argc, argv, line.options);
+    if (command == command_train) {
+        parse_training(line, given, processes, find);
+    } else {
+        set_values(given, line.options);
+        complete(line.options, command, processes);
+    }
+    return line;
 }
 
 // The command a first argument names.

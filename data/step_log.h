@@ -14,6 +14,8 @@ Rank 0 alone has a log.
 #include "data/meter.h"
 #include "data/options.h"
 #include "data/run_log.h"
+#include "data/save_report.h"
+#include "data/words.h"
 
 class StepLog {
 public:
@@ -27,8 +29,8 @@ public:
         fflush(stdout);
     }
 
-    // sent_bytes: by this rank.
-    void step(int step, float loss, float gradient_norm, float learning_rate, double seconds,
+    // tokens: trained on in all. sent_bytes: by this rank.
+    void step(int step, uint64_t tokens, float loss, float gradient_norm, float learning_rate, double seconds,
               uint64_t sent_bytes) {
         double rate = o_.global_batch / seconds;
         recent_ = recent_ == 0 ? seconds : 0.95 * recent_ + 0.05 * seconds;
@@ -36,7 +38,7 @@ public:
                                        {"loss", loss},
                                        {"grad_norm", gradient_norm},
                                        {"lr", learning_rate},
-                                       {"tokens", step * o_.global_batch},
+                                       {"tokens", tokens},
                                        {"tokens_per_s", rate},
                                        {"mfu", nullptr},
                                        {"gemm_share", meter_.gemm_share(rate)},
@@ -75,7 +77,37 @@ public:
         write({{"step", step}, {"sample", sample}});
     }
 
+    void checkpoint(const SaveReport& report) {
+        if (!report.trouble.empty()) {
+            checkpoint_failed(report);
+            return;
+        }
+        last_checkpoint_ = report.folder;
+        double rate = (double)report.bytes / report.seconds;
+        clear();
+        printf("checkpoint after step %lld: %sB, training waited %.2f s, written in %.2f s (%sB/s)\n",
+               (long long)report.step, human((double)report.bytes).c_str(), report.stalled, report.seconds,
+               human(rate).c_str());
+        if (!report.remark.empty()) printf("older checkpoints stay: %s\n", one_line(report.remark).c_str());
+        fflush(stdout);
+        write({{"step", report.step},
+               {"checkpoint", report.folder},
+               {"bytes", report.bytes},
+               {"stall_ms", report.stalled * 1e3},
+               {"write_ms", report.seconds * 1e3}});
+    }
+
 private:
+    void checkpoint_failed(const SaveReport& report) {
+        clear();
+        printf("checkpoint after step %lld: NOT saved: %s; %s\n", (long long)report.step,
+               one_line(report.trouble).c_str(),
+               last_checkpoint_.empty() ? "older ones are as they were"
+                                        : ("the last one is " + last_checkpoint_).c_str());
+        fflush(stdout);
+        write({{"step", report.step}, {"checkpoint", nullptr}, {"trouble", report.trouble}});
+    }
+
     void clear() const {
         if (on_terminal_) printf("\r\033[K");
     }
@@ -88,5 +120,6 @@ private:
     const Meter& meter_;
     RunLog* log_;
     const bool on_terminal_;
-    double recent_ = 0;  // seconds of a step, averaged
+    std::string last_checkpoint_;  // of this run, that was written since it was started
+    double recent_ = 0;            // seconds of a step, averaged
 };

@@ -22,6 +22,7 @@ their names when all of them are complete: a run that fails leaves none.
 #include "data/document_split.h"
 #include "data/error.h"
 #include "data/file.h"
+#include "data/option_fields.h"
 #include "data/ordered_work.h"
 #include "data/progress.h"
 #include "data/shard_series.h"
@@ -216,4 +217,20 @@ inline void tokenize(const TokenizeOptions& options) {
     std::string json = tokenizer.json();
     file.write(json.data(), json.size());
     tokenize_files(options, tokenizer, search, older, threads, &file);
+}
+
+// The command.
+inline void tokenize(const Options& o) {
+    tokenize(TokenizeOptions{.inputs = o.inputs,
+                             .output = o.output,
+                             .val_fraction = o.val_fraction,
+                             .shard_tokens = o.shard_tokens,
+                             .seed = (uint64_t)o.seed,
+                             .overwrite = o.overwrite,
+                             .tokenizer = o.tokenizer,
+                             .text_field = o.text_field,
+                             .threads = o.threads,
+                             .train_tokenizer = o.train_tokenizer,
+                             .pre_tokenizer = o.pre_tokenizer,
+                             .tokenizer_text = o.tokenizer_text});
 }

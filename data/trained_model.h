@@ -3,46 +3,37 @@ What a run left: its weights, the options that shaped them, and the tokenizer th
 */
 #pragma once
 
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <unistd.h>
 
+#include "data/checkpoint_files.h"
+#include "data/checkpoint_folder.h"
 #include "data/error.h"
-#include "data/options.h"
+#include "data/find_checkpoint.h"
+#include "data/option_rules.h"
 #include "data/run_log.h"
 #include "data/tokenizer.h"
-#include "data/weights_file.h"
 
 struct TrainedModel {
-    WeightsReader reader;
+    CheckpointReader reader;
     Options options;
     std::unique_ptr<Tokenizer> tokenizer;
 
-    // From a run directory or a weights file. `tokenizer_name` takes the place of the run's own tokenizer.
-    TrainedModel(const std::string& run, const std::string& tokenizer_name) : reader(weights_file(run)) {
-        if (!reader.header().contains("options"))
-            fail("%s: no options in the header; the file is damaged", reader.path().c_str());
-        options = stored_options(reader.header()["options"], reader.path());
+    // From a run directory, whose newest checkpoint it is, or the folder of a checkpoint. `tokenizer_name`
+    // takes the place of the run's own tokenizer.
+    TrainedModel(const std::string& run, const std::string& tokenizer_name) : reader(newest_checkpoint(run)) {
+        StoredRun stored = stored_run(reader);
+        options = stored_options(stored.options, stored.checkpoint);
         std::string name = tokenizer_name.empty() ? options.tokenizer : tokenizer_name;
         if (tokenizer_name.empty() && name != "bytes" && name != "none") {
-            std::string folder = std::filesystem::path(reader.path()).parent_path().string();
-            name = tokenizer_path(folder.empty() ? "." : folder);
-            if (access(name.c_str(), F_OK) != 0) {
-                fail("%s: the tokenizer of the run is missing; name it with --tokenizer", name.c_str());
+            if (stored.tokenizer.empty()) {
+                fail("%s: the tokenizer of the run is missing; name it with --tokenizer",
+                     tokenizer_path(stored.run_dir.empty() ? run : stored.run_dir).c_str());
             }
+            name = stored.tokenizer;
         }
         tokenizer = Tokenizer::load_if_any(name);
-        if (tokenizer && tokenizer->vocab_size() > options.vocab_size) {
-            fail("--tokenizer %s: has %d tokens, and the model of %s only %d; name the one it was trained "
-                 "with",
-                 name.c_str(), tokenizer->vocab_size(), reader.path().c_str(), options.vocab_size);
-        }
-    }
-
-private:
-    static std::string weights_file(const std::string& run) {
-        std::error_code not_there;  // which the reader reports
-        return std::filesystem::is_directory(run, not_there) ? weights_path(run) : run;
+        if (tokenizer) check_tokenizer(*tokenizer, name, options, stored.checkpoint);
     }
 };

@@ -46,6 +46,14 @@ inline std::string printable(std::string_view from) {
     return one_line(from.substr(0, longest)) + (from.size() > longest ? "..." : "");
 }
 
+// "3 x 4"
+template <typename Size>
+std::string shape_text(const std::vector<Size>& shape) {
+    std::string result;
+    for (Size size : shape) result += (result.empty() ? "" : " x ") + std::to_string(size);
+    return result.empty() ? "()" : result;
+}
+
 // "a, b or c"
 inline std::string alternatives(const std::vector<std::string>& words) {
     std::string result;

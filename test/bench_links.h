@@ -44,6 +44,24 @@ public:
         return seconds;
     }
 
+    // Of the forward and backward pass alone, without what ends a step. The same number on all ranks.
+    double pass_seconds() {
+        std::vector<double> seconds;
+        for (int i = 0; i < 3; i++) {
+            world_.barrier();
+            zero_gradients(g);
+            cudaCheck(cudaStreamSynchronize(g.stream));
+            double start = seconds_now();
+            accumulate_gradients(
+                g, micro_batches_, [&](int, int) { return *batch_; }, 1, false);
+            g.state.synchronize();
+            seconds.push_back(seconds_now() - start);
+        }
+        double typical = median(seconds);
+        world_.broadcast(&typical, sizeof typical);
+        return typical;
+    }
+
     // Bytes that the first rank sent in the last step.
     double sent(Traffic kind) const { return sent_[(size_t)kind]; }
     double sent() const { return std::accumulate(sent_.begin(), sent_.end(), 0.0); }

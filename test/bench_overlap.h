@@ -11,8 +11,9 @@ long as its computation.
 
 What can be hidden depends on what there is to hide it behind:
 
-    data        Gradients travel during the backward pass (two thirds of the computation), parameters during
-                the forward pass, those of ZeRO 3 during both; what takes longer than its pass cannot hide.
+    data        Gradients travel during the backward pass (two thirds of both passes) once the first layer
+                of it is done, parameters during the forward pass, those of ZeRO 3 during both; what takes
+                longer cannot hide.
     tensor      Rows travel in n chunks while the product they belong to works on others. The product waits
                 for the first chunk of a gather, and the last of a scatter waits for the product. So of a
                 product of p seconds and its rows of s seconds, (n - 1) / n of the shorter can hide. In the
@@ -148,7 +149,7 @@ inline double pipeline_can_hide(const World& world, CutModel& model, double link
 // ----------------------------------------------------------------------------
 // the table
 
-// One row. can_hide(model, compute, link) has the seconds of a step.
+// One row. can_hide(model, link) has the seconds of a step.
 template <typename CanHide>
 void bench_overlap(const World& world, const char* name, const MeshShape& shape, int zero,
                    const ModelConfig& config, const Workload& workload, const Division& division,
@@ -168,7 +169,7 @@ void bench_overlap(const World& world, const char* name, const MeshShape& shape,
         overlaps.push_back(overlapped.seconds(link));
     }
     compute = median(computes);
-    double hide = can_hide(serial, compute, link);
+    double hide = can_hide(serial, link);
     printf("%-14s %9.1f %11.1f %10.3f %10.1f %14.1f %11.1f %7.0f%%\n", name, sent / 1e6, compute * 1e3,
            link / 1e9, median(serials) * 1e3, median(overlaps) * 1e3, hide * 1e3,
            100 * (median(serials) - median(overlaps)) / hide);
@@ -191,11 +192,12 @@ inline ModelConfig bench_config(int layers, int channels) {
 inline void bench_data_overlap(const World& world) {
     print_overlap_header(world);
     for (int level = 0; level <= 3; level++) {
-        auto can_hide = [&](CutModel& model, double compute, double link) {
+        auto can_hide = [&](CutModel& model, double link) {
             double gradients = model.sent(Traffic::gradients) / link,
-                   parameters = model.sent(Traffic::parameters) / link;
-            return level < 3 ? std::min(gradients, compute * 2 / 3) + std::min(parameters, compute / 3)
-                             : std::min(gradients + parameters, compute);
+                   parameters = model.sent(Traffic::parameters) / link, passes = model.pass_seconds(),
+                   layers = model.g.config.layers, during_backward = passes * 2 / 3 * (layers - 1) / layers;
+            return level < 3 ? std::min(gradients, during_backward) + std::min(parameters, passes / 3)
+                             : std::min(gradients + parameters, passes);
         };
         int ranks = world.size();
         bench_overlap(world, text("ZeRO %d", level).c_str(), {.dp = ranks, .shard = level ? ranks : 1}, level,
@@ -204,9 +206,7 @@ inline void bench_data_overlap(const World& world) {
 }
 
 inline void bench_tensor_overlap(const World& world) {
-    auto can_hide = [&](CutModel& model, double, double link) {
-        return tensor_can_hide(world, model.g, link);
-    };
+    auto can_hide = [&](CutModel& model, double link) { return tensor_can_hide(world, model.g, link); };
     print_overlap_header(world);
     constexpr int chunks = 4;
     bench_overlap(world, text("%d chunks", chunks).c_str(), {.tp = world.size()}, 0, bench_config(2, 1024),
@@ -214,9 +214,7 @@ inline void bench_tensor_overlap(const World& world) {
 }
 
 inline void bench_pipeline_overlap(const World& world) {
-    auto can_hide = [&](CutModel& model, double, double link) {
-        return pipeline_can_hide(world, model, link);
-    };
+    auto can_hide = [&](CutModel& model, double link) { return pipeline_can_hide(world, model, link); };
     int ranks = world.size();
     struct {
         const char* name;

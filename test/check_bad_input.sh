@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Bad input of every kind: the exit code is 1, standard error is one line that names the thing, the reason and the
-# remedy, and no file is new, changed or gone.
+# remedy, and no file is new, changed or gone. PROGRAM=FILE checks another build.
 cd "$(dirname "$0")/.." || exit 1
-program=$PWD/build/cpu-fp32/train_gpt golden=$PWD/test/golden/tokenizers
+program=${PROGRAM:-$PWD/build/cpu-fp32/train_gpt} golden=$PWD/test/golden/tokenizers
 work=$(mktemp -d)
 trap 'umount "$work/full" 2>/dev/null; rm -rf "$work"' EXIT
 cd "$work" || exit 1
@@ -85,7 +85,7 @@ refuse "vocabulary too small for bytes" "--vocab-size" -- "${train[@]}" --vocab-
 refuse "document end outside the vocabulary" "--document-end" -- "${train[@]}" --document-end 300
 refuse "parameters beyond counting" "." -- "${train[@]}" --layers 10000 --channels 131072 --heads 1024 --head-size 128
 refuse "more memory than there is" "memory" -- "${train[@]}" --micro-batch 200000
-refuse "bf16 options in fp32" "--stochastic-rounding" -- "${train[@]}" --stochastic-rounding on
+refuse "bf16 options in fp32" "give --stochastic-rounding off" -- "${train[@]}" --stochastic-rounding on
 
 # models
 refuse "unknown preset" "gpt5" -- train --model gpt5 --train-data good.bin --run-dir run
@@ -135,33 +135,54 @@ refuse "already holds a run" "taken" -- "${train[@]}" --run-dir taken
 refuse "a file in its place" "text.txt" -- "${train[@]}" --run-dir text.txt
 refuse "below a file" "text.txt" -- "${train[@]}" --run-dir text.txt/run
 
-# weights files
-"$program" "${train[@]}" --run-dir made --log-every 2 >/dev/null 2>&1 || echo "FAILED cannot train for the weights tests"
-refuse "no weights there" "empty" -- sample empty
+# checkpoints
+"$program" "${train[@]}" --run-dir made --log-every 2 >/dev/null 2>&1 || echo "FAILED cannot train for the tests of checkpoints"
+made=$(echo made/checkpoints/step_*)
+# damaged NAME COMMAND    a copy of the run whose checkpoint (in the current folder) the command has changed
+damaged() { cp -r made "$1" && (cd "$1"/checkpoints/step_* && eval "$2"); }
+refuse "no checkpoint there" "empty" -- sample empty
 cp -r made no_log && rm no_log/log.jsonl
-refuse "weights without a log are a run too" "no_log" -- "${train[@]}" --run-dir no_log
+refuse "a checkpoint without a log is a run too" "no_log" -- "${train[@]}" --run-dir no_log
 refuse "a name too long for the file system" "aaa" -- sample "$(printf 'a%.0s' {1..5000})"
 refuse "nothing to sample from" "sample" -- sample
-refuse "not a weights file" "text.txt" -- sample text.txt
-head -c 200 made/weights.bin >head.bin
-refuse "weights cut in the header" "head.bin" -- sample head.bin
-head -c -64 made/weights.bin >cut_weights.bin
-refuse "weights cut at the end" "cut_weights.bin" -- sample cut_weights.bin
-{ cat made/weights.bin; echo x; } >long_weights.bin
-refuse "weights with trailing bytes" "long_weights.bin" -- sample long_weights.bin
-cp made/weights.bin flipped.bin
-printf '\xff' | dd of=flipped.bin bs=1 seek=20000 conv=notrunc status=none
-refuse "a flipped byte of a weight" "flipped.bin" -- sample flipped.bin
-cp made/weights.bin header.bin
-printf 'X' | dd of=header.bin bs=1 seek=100 conv=notrunc status=none
-refuse "a flipped byte of the header" "header.bin" -- sample header.bin
+refuse "not a checkpoint" "text.txt" -- sample text.txt
+damaged head 'truncate -s 200 index.bin'
+refuse "an index cut in the header" "head/checkpoints.*index.bin" -- sample head
+damaged short 'truncate -s -64 data_00000.bin'
+refuse "a data file cut at the end" "short/checkpoints.*data_00000.bin" -- sample short
+damaged long 'echo x >>data_00000.bin'
+refuse "a data file with trailing bytes" "long/checkpoints.*data_00000.bin" -- sample long
+damaged gone 'rm data_00000.bin'
+refuse "a data file that is missing" "gone/checkpoints.*data_00000.bin" -- sample gone
+damaged flipped 'printf "\xff" | dd of=data_00000.bin bs=1 seek=200 conv=notrunc status=none'
+refuse "a flipped byte of a weight" "flipped/checkpoints.*data_00000.bin" -- sample flipped
+refuse "the same, inspected" "flipped/checkpoints" -- inspect flipped --verify
+damaged header 'printf X | dd of=index.bin bs=1 seek=100 conv=notrunc status=none'
+refuse "a flipped byte of the index" "header/checkpoints.*index.bin" -- sample header
+damaged bare "sed -i 's/\"tokenizer\":\"bytes\"/\"tokenizer\":\"x.js\"/' index.bin"
+refuse "a header that was changed" "bare/checkpoints.*index.bin" -- sample bare
+refuse "a checkpoint under another step's name" "step_00000099" -- sample "$(cp -r "$made" step_00000099 && echo step_00000099)"
+refuse "resuming from nowhere" "--resume" -- "${train[@]}" --run-dir fresh --resume empty
+refuse "resuming another model" "--layers" -- "${train[@]}" --run-dir made --resume auto --layers 3
+refuse "resuming with another seed" "--seed" -- "${train[@]}" --run-dir made --resume auto --seed 8
+refuse "resuming and replacing" "--overwrite" -- "${train[@]}" --run-dir made --resume auto --overwrite
+refuse "resuming what is done" "--steps" -- "${train[@]}" --run-dir made --resume auto --steps 1
+refuse "resuming from a damaged checkpoint" "flipped/checkpoints" -- "${train[@]}" --run-dir flipped --resume auto
+refuse "weights from nowhere" "--init" -- "${train[@]}" --run-dir fresh --init empty
+refuse "exporting nothing" "export" -- export
+refuse "exporting to nowhere" "--output" -- export made
+refuse "exporting what llm.c has not" "--" -- export made --format llmc --output out.bin
+refuse "importing nothing" "import" -- import
+refuse "importing to nowhere" "--output" -- import empty
+refuse "importing an empty folder" "empty" -- import empty --output imported
+refuse "importing text" "text.txt" -- import text.txt --output imported
+
+# sample
 refuse "temperature below zero" "--temperature" -- sample made --temperature -1
 
 refuse "two prompts" "--prompt-file" -- sample made --prompt a --prompt-file text.txt
 refuse "a prompt file that is missing" "absent.txt" -- sample made --prompt-file absent.txt
 refuse "a tokenizer that the model has no tokens for" "--tokenizer" -- sample made --tokenizer gpt2.json
-mkdir bare && sed 's/"tokenizer":"bytes"/"tokenizer":"x.js"/' made/weights.bin >bare/weights.bin
-refuse "a header that was changed" "bare" -- sample bare
 
 # eval
 refuse "nothing to evaluate" "eval" -- eval
@@ -216,8 +237,7 @@ if mount -t tmpfs -o size=64k tmpfs full 2>/dev/null; then
     [ -z "$(ls full)" ] && echo "ok nothing left on the full disk" || echo "FAILED left on the full disk: $(ls full)"
     timeout 60 "$program" "${train[@]}" --channels 64 --run-dir full/run >/dev/null 2>message
     rc=$?
-    { [ $rc = 1 ] && [ "$(wc -l <message)" = 1 ] && grep -q 'full/run' message && [ ! -e full/run/weights.bin ] &&
-        [ -z "$(ls full/run | grep partial)" ]; } && echo "ok disk full at the end of training" ||
+    { [ $rc = 1 ] && [ "$(wc -l <message)" = 1 ] && grep -q 'full/run' message && [ -z "$(ls full/run/checkpoints)" ]; } && echo "ok disk full at the end of training" ||
         echo "FAILED disk full at the end of training: exit code $rc: $(<message)"
     umount full
 else

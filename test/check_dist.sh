@@ -42,7 +42,7 @@ train=(train --model tiny --layers 1 --channels 32 --heads 2 --context 32 --step
 cd "$work/elsewhere" || exit 1
 check "tokenizes with no environment" env -i "$moved/train_gpt" "${tokenize[@]}"
 check "trains with no environment" env -i "$moved/train_gpt" "${train[@]}" --run-dir plain
-check "and leaves weights" test -s plain/weights.bin
+check "and leaves a checkpoint" test -e plain/checkpoints/*/index.bin
 mv "$moved/lib/libxxhash.so.0" .
 check "a library is not found by another way" env -i bash -c "! ldd '$moved/train_gpt' | grep -q 'libxxhash.*$moved'"
 mv libxxhash.so.0 "$moved/lib/"
@@ -101,4 +101,4 @@ check "trains on a bare node" train_there bare
 check "to the same weights" build/cpu-fp32/compare_runs "$root/elsewhere/bare" "$root/elsewhere/plain" --bitwise
 # isolated: no ssh there to ask for other nodes
 check "trains on a bare node under mpirun" train_there two mpirun "${mpirun_options[@]}" --mca plm isolated -np 2
-check "and leaves weights there" test -s "$root/elsewhere/two/weights.bin"
+check "and leaves a checkpoint there" test -e "$root"/elsewhere/two/checkpoints/*/index.bin

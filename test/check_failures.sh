@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Jobs of several ranks that end badly: whatever happens to one rank, the job ends within seconds, with the reason in one
-# line and no process left; and a job that is asked to stop saves its weights.
+# line and no process left; and a job that is asked to stop saves.
 #
 #   SEED=N    repeats the random moments and ranks of an earlier run, which printed it; KILLS=N how many (15)
 cd "$(dirname "$0")/.." || exit 1
-. test/ranks.sh
+. test/jobs.sh
 cpu=$PWD/build/cpu-fp32/train_gpt text=$PWD/kernels
 command -v mpirun >/dev/null || { echo "skipped: failures of ranks (mpirun is not here)"; exit 0; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
@@ -25,55 +25,10 @@ check() {
 tiny=(train --model tiny --layers 2 --channels 32 --heads 2 --mlp-width 48 --context 48 --steps 100000 --micro-batch 2
     --warmup-steps 0 --learning-rate 1e-3 --train-data 'text_train_*.bin')
 
-# Processes of a run: its folder is on their command lines, and nobody else's. mpirun's comes with `launcher`.
-rank_pids() { pgrep -f "^$cpu .*--run-dir $work/$1( |\$)"; }
-launcher_pid() { pgrep -f "^mpirun .*--run-dir $work/$1( |\$)"; }
-kill_all() {
-    local out run
-    for out in "$work"/*.out; do
-        run=$(basename "$out" .out)
-        # shellcheck disable=SC2046  # a list of numbers
-        kill -9 $(launcher_pid "$run") $(rank_pids "$run") 2>/dev/null
-    done
-}
 trap 'kill_all; rm -rf "$work"' EXIT
 
-# wait_for SECONDS COMMAND...    until the command succeeds
-wait_for() {
-    local end=$((SECONDS + $1))
-    shift
-    until "$@"; do
-        [ $SECONDS -lt $end ] || return 1
-        sleep 0.05
-    done
-}
-has_ranks() { [ "$(rank_pids "$1" | wc -l)" = "$2" ]; }
-has_steps() {
-    local steps
-    steps=$(grep -c '"loss"' "$1/log.jsonl" 2>/dev/null)
-    [ "${steps:-0}" -ge "$2" ]
-}
-
 # start NAME RANKS OPTIONS...    in the background; its process is $job
-start() {
-    local name=$1 n=$2
-    shift 2
-    RANKS_TIMEOUT=120 ranks "$n" "$cpu" "${tiny[@]}" --run-dir "$work/$name" "$@" >"$name.out" 2>"$name.err" &
-    job=$!
-}
-
-# ended NAME SECONDS    true if the job ends by then; its exit code is in $code
-ended() {
-    local late=0
-    wait_for "$2" job_is_over || late=1
-    [ $late = 0 ] || kill_all
-    wait "$job" 2>/dev/null
-    code=$?
-    return $late
-}
-job_is_over() { ! kill -0 "$job" 2>/dev/null; }
-nothing_left() { wait_for 2 has_ranks "$1" 0 && [ -z "$(launcher_pid "$1")" ]; }
-one_line() { [ "$(grep -c '^train_gpt: ' "$1.err")" = 1 ]; }
+start() { start_job "$1" "$2" "$cpu" "${tiny[@]}" "${@:3}"; }
 
 # ----------------------------------------------------------------------------------------------------------
 # a rank that is killed
@@ -134,7 +89,7 @@ for zero in 0 3; do
     start bad$zero 4 --zero $zero --train-data bad.bin
     check "bad data on one rank ends the job, ZeRO $zero" ended bad$zero 60
     check "with exit code 1" test "$code" = 1
-    check "and one line that names the file and the weights" eval "one_line bad$zero && grep -q '^train_gpt: .*bad.bin: token .*; .*bad$zero/weights.bin' bad$zero.err"
+    check "and one line that names the file and the checkpoint" eval "one_line bad$zero && grep -q '^train_gpt: .*bad.bin: token .*; .*bad$zero/checkpoints/step_' bad$zero.err"
     check "which can be used" "$cpu" sample bad$zero --tokens 1
     check "and leaves no process" nothing_left bad$zero
 done
@@ -157,7 +112,7 @@ asked() { # SIGNAL ZERO CODES
     check "SIG$signal to mpirun ends the job, ZeRO $2" ended $name 30
     check "with exit code $3" test "$code" = "$3"
     check "says so" grep -q '^stopped as asked after step' $name.out
-    check "leaves weights" "$cpu" sample $name --tokens 1
+    check "leaves a checkpoint" "$cpu" sample $name --tokens 1
     check "leaves no process" nothing_left $name
 }
 asked USR1 3 0
@@ -167,7 +122,7 @@ start asked_one 4 --zero 1 --log-every 100000
 wait_for 60 has_steps asked_one 5
 kill -TERM "$(rank_pids asked_one | sed -n 3p)"
 check "SIGTERM to one rank stops all of them" ended asked_one 30
-check "with exit code 0 and weights" eval "test $code = 0 && '$cpu' sample asked_one --tokens 1"
+check "with exit code 0 and a checkpoint" eval "test $code = 0 && '$cpu' sample asked_one --tokens 1"
 
 # ----------------------------------------------------------------------------------------------------------
 # what is refused, is refused in one line by the whole job, and before anything is written

@@ -192,7 +192,7 @@ if wanted simt; then
         read -ra of_row <<<"$options"
         number=$((number + 1))
         if train "simt$number" 2 "$simt" "${small[@]}" --micro-batch 2 "${of_row[@]}"; then
-            agree "simt on 2 $options" "simt$number" on_cpu --losses 1e-6 --weights 2e-6
+            agree "simt on 2 $options" "simt$number" on_cpu --losses 1e-6 --weights 1e-5
         else
             echo "FAILED to run simt on 2 $options"
         fi

@@ -2,7 +2,7 @@
 # Whole runs of the program: the same curve on every device, the same bits for every choice of memory, an end that
 # loses nothing, and the memory that the report promised.
 cd "$(dirname "$0")/.." || exit 1
-cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt
+cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 text=$PWD/kernels
 work=$(mktemp -d)
 [ -n "$KEEP" ] || trap 'rm -rf "$work"' EXIT
@@ -48,9 +48,9 @@ run gpt2 "$cpu" --norm layernorm --position learned --mlp gelu --bias on
 run gpt2-simt "$simt" --norm layernorm --position learned --mlp gelu --bias on
 check "simt trains along the curve of cpu, GPT-2 shape" close gpt2-simt gpt2 1e-5
 
-cp plain/weights.bin first.bin
+rm -rf first && cp -r plain first
 run plain "$cpu" --overwrite
-check "a run repeated gives the same file, bit for bit" cmp -s first.bin plain/weights.bin
+check "a run repeated gives the same weights and moments, bit for bit" "$compare" first plain --bitwise
 for mode in mlp block; do
     run "recompute-$mode" "$cpu" --recompute $mode
     check "recompute $mode gives the same losses, bit for bit" same_losses "recompute-$mode" plain
@@ -73,7 +73,7 @@ check "help names options, ranges and presets" grep -q 'gpt2-124M' <("$cpu" trai
 
 # what is printed
 run wide "$cpu" --vocab-size 2000 --sample-every 6 --sample-tokens 40
-check "a vocabulary wider than the tokenizer's can be sampled" test -s wide/weights.bin
+check "a vocabulary wider than the tokenizer's can be sampled" test -e wide/checkpoints/*/index.bin
 "$cpu" sample long --tokens 5 >/dev/full 2>full.err
 check "output that is lost is not passed over" test $? = 1 -a "$(wc -l <full.err)" = 1
 "$cpu" "${tiny[@]}" --run-dir closed --steps 100000 2>/dev/null | head -1 >/dev/null
@@ -96,7 +96,7 @@ cp data/text_train_000000.bin bad.bin
 printf '\xff\xff' | dd of=bad.bin bs=1 seek=$(($(stat -c %s bad.bin) - 2000)) conv=notrunc status=none
 "$cpu" "${tiny[@]}" --run-dir bad --train-data bad.bin --steps 100000 >bad.out 2>bad.err
 check "a token outside the vocabulary ends the run with exit code 1" test $? = 1 -a "$(wc -l <bad.err)" = 1
-check "and names the file and the weights" grep -qE '^train_gpt: bad.bin: token .* vocabulary .*; the weights after step [0-9]+ are in bad/' bad.err
+check "and names the file and the checkpoint" grep -qE '^train_gpt: bad.bin: token .* vocabulary .*; the run up to step [0-9]+ is saved in bad/checkpoints/' bad.err
 check "and leaves the weights" "$cpu" sample bad --tokens 1
 
 # a step that is not finite

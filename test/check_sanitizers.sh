@@ -37,18 +37,24 @@ launch() { if [ "$1" = 1 ]; then "${@:2}"; else OMP_NUM_THREADS=1 ASAN_OPTIONS=$
 # tokens PROGRAM    for the runs to train on
 tokens() { "$1" tokenize kernels --output "$work/text" --val-fraction 0.2 --overwrite; }
 
-# train PROGRAM N OPTIONS...    a short training run with validation and samples, and sampling from its weights
+# train PROGRAM N OPTIONS...    a short training run with validation, samples and checkpoints; it is resumed, and its
+# weights are sampled from
 train() {
     local program=$1 n=$2
-    launch "$n" "$program" train --layers 2 --channels 32 --heads 4 --kv-heads 2 --mlp-width 48 --context 48 --steps 4 --qk-norm \
-        --warmup-steps 1 --train-data "$work/text_train_*.bin" --val-data "$work/text_val_*.bin" --val-every 2 \
-        --val-batches 2 --sample-every 4 --sample-tokens 8 --run-dir "$work/run" --overwrite --micro-batch 2 "${@:3}" &&
-        "$program" sample "$work/run" --tokens 8
+    local run=("$program" train --layers 2 --channels 32 --heads 4 --kv-heads 2 --mlp-width 48 --context 48 --qk-norm
+        --warmup-steps 1 --train-data "$work/text_train_*.bin" --val-data "$work/text_val_*.bin" --val-every 2
+        --val-batches 2 --sample-every 4 --sample-tokens 8 --save-every 2 --run-dir "$work/run" --micro-batch 2 "${@:3}")
+    launch "$n" "${run[@]}" --steps 4 --overwrite && launch "$n" "${run[@]}" --steps 6 --resume auto &&
+        "$program" inspect "$work/run" --verify on && "$program" sample "$work/run" --tokens 8
 }
+# bad_input PROGRAM    what it prints holds the word where a check of it failed
+bad_input() { PROGRAM=$PWD/$1 test/check_bad_input.sh | grep -v ^ok | if grep FAILED; then return 1; fi; }
 accumulate=(--global-batch 768) # for 4 ranks: two micro-batches
 
-# the runs below show of layouts and ZeRO what those suites would
-build asan address,undefined -fno-sanitize-recover=undefined "$work/keep_libraries.o -rdynamic" LEAVE_OUT='test_layouts test_zero' units build/asan/train_gpt
+# The runs below show of whole steps what those suites would, and bad input of what is read from files.
+# shellcheck disable=SC2016  # make knows host_only
+build asan address,undefined -fno-sanitize-recover=undefined "$work/keep_libraries.o -rdynamic" \
+    LEAVE_OUT='$(host_only) test_layouts test_zero test_model' units build/asan/train_gpt
 for unit in build/asan/test_*; do
     [ -x "$unit" ] && [ -f "$unit" ] && [ "${unit%.*}" = "$unit" ] || continue
     check "$unit" "$unit"
@@ -56,6 +62,7 @@ for unit in build/asan/test_*; do
 done
 program=build/asan/train_gpt
 check "tokenizing under address and undefined" tokens $program
+check "bad input under address and undefined" bad_input $program
 check "training under address and undefined" train $program 1 --recompute block
 for zero in 0 1 2 3; do
     check "training on 2 ranks under address and undefined, ZeRO $zero" train $program 2 --zero $zero

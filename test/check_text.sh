@@ -119,8 +119,8 @@ run long-no-cache "${sample[@]}" --prompt 'inline void' --tokens 200 --temperatu
 check "the same text beyond the context" cmp long.out long-no-cache.out
 run three "${sample[@]}" --prompt 'inline void' --samples 3
 check "several samples, the first as alone" test "$(sed '/^----$/,$d' three.out)" = "$(cat prompt.out)" -a "$(grep -c '^----$' three.out)" = 2
-(cd plain && "$program" sample weights.bin --prompt 'inline void' --tokens 30 --seed 4) >inside.out 2>/dev/null
-check "a weights file has its tokenizer beside it" cmp inside.out prompt.out
+(cd plain/checkpoints && "$program" sample step_* --prompt 'inline void' --tokens 30 --seed 4) >inside.out 2>/dev/null
+check "a checkpoint has its tokenizer beside it" cmp inside.out prompt.out
 printf 'ab\0cd' >zero.txt
 run zero "${sample[@]}" --prompt-file zero.txt --samples 2
 check "zero bytes are text too" test "$(head -c 5 zero.out | od -An -c)" = "$(od -An -c zero.txt)"
@@ -139,7 +139,7 @@ check "prompts line by line" test "$(head -c "$(stat -c %s prompt.out)" interact
 "$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --run-dir broken --norm rmsnorm --tie-embeddings off --weight-decay 10 \
     --learning-rate 10 --schedule constant --warmup-steps 0 --micro-batch 1 --sequence-length 2 --sample-every 1 >broken.out 2>broken.err
 check "a sample that cannot be made ends the run in one line" test "$(wc -l <broken.err)" = 1
-check "and leaves the weights" test -s broken/weights.bin
+check "and leaves the weights" test -e broken/checkpoints/*/index.bin
 
 # ----------------------------------------------------------------------------------------------------------
 # evaluation

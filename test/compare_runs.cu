@@ -1,13 +1,14 @@
 /*
-Compares two run directories: what log.jsonl says of each step, and each tensor of weights.bin. It prints one
-line with the largest differences and where they are; the exit code is 1 if one is beyond its limit, or if the
-two are not runs of the same length and model.
+Compares two run directories: what log.jsonl says of each step, and each tensor of the newest checkpoints,
+with its moments. It prints one line with the largest differences and where they are; the exit code is 1 if
+one is beyond its limit, or if the two are not runs of the same length and model.
 
-    compare_runs RUN REFERENCE [--losses LIMIT] [--weights LIMIT] [--bitwise]
+    compare_runs RUN REFERENCE [--losses LIMIT] [--weights LIMIT] [--moments LIMIT] [--bitwise]
 
 Losses, gradient norms and validation losses are compared relative to the reference; a tensor by the largest
-difference of its elements, relative to the largest element of the reference. --bitwise: both limits are 0,
-and tensors must have the same bytes.
+difference of its elements, relative to the largest element of the reference, a moment relative to the largest
+element of this moment in any tensor. How a checkpoint is cut into pieces does not matter. --bitwise: all
+limits are 0, and tensors must have the same bits.
 */
 #include <nlohmann/json.hpp>
 
@@ -19,12 +20,13 @@ and tensors must have the same bytes.
 #include <string>
 #include <vector>
 
+#include "data/checkpoint_files.h"
+#include "data/checkpoint_folder.h"
 #include "data/error.h"
 #include "data/json.h"
-#include "data/weights_file.h"
 
 struct RunLimits {
-    double losses = 1e-5, weights = 1e-5;
+    double losses = 1e-5, weights = 1e-5, moments = 1e-5;
     bool bitwise = false;
 };
 
@@ -87,44 +89,70 @@ inline std::map<std::string, Largest> compare_logs(const std::string& run, const
 }
 
 // ----------------------------------------------------------------------------
-// weights
+// checkpoints
 
-// The elements of a tensor as float; bf16 is the upper half of fp32.
-inline std::vector<float> tensor_values(const WeightsReader& reader, const StoredTensor& tensor,
-                                        std::vector<char>& bytes) {
-    bytes.resize(tensor.bytes);
-    reader.read(tensor, 0, bytes.data(), bytes.size());
-    size_t width = dtype_size(tensor.dtype);
-    std::vector<float> values(bytes.size() / width);
-    for (size_t i = 0; i < values.size(); i++) {
-        uint32_t bits = 0;
-        memcpy((char*)&bits + sizeof bits - width, &bytes[i * width], width);
-        memcpy(&values[i], &bits, sizeof bits);
+// How much a tensor in one slot differs, and how large it is.
+struct TensorDifference {
+    std::string name;
+    double largest = 1e-30, difference = 0;
+};
+
+// With `bitwise`, bits that differ count even where the values are equal.
+inline TensorDifference compare_tensor(const std::string& name, const std::vector<float>& values,
+                                       const std::vector<float>& want, bool bitwise) {
+    TensorDifference result = {name};
+    for (size_t i = 0; i < want.size(); i++) {
+        double element = std::abs((double)values[i] - want[i]);
+        result.difference = std::isnan(element) ? INFINITY : std::max(result.difference, element);
+        result.largest = std::max(result.largest, (double)std::abs(want[i]));
     }
-    return values;
+    bool same_bits = memcmp(values.data(), want.data(), want.size() * sizeof(float)) == 0;
+    if (bitwise && !same_bits) result.difference = std::max(result.difference, 1e-45);
+    return result;
 }
 
-// Largest difference of any tensor. With `bitwise`, bytes that differ count even where the values are equal.
-inline Largest compare_weights(const std::string& run, const std::string& reference, bool bitwise) {
-    WeightsReader a(run + "/weights.bin"), b(reference + "/weights.bin");
-    if (a.tensors().size() != b.tensors().size())
-        fail("%zu tensors and %zu; not runs of one model", a.tensors().size(), b.tensors().size());
-    Largest largest;
-    std::vector<char> bytes_a, bytes_b;
-    for (const StoredTensor& tensor : b.tensors()) {
-        const StoredTensor& other = a.tensor(tensor.name);
-        if (other.shape != tensor.shape || other.dtype != tensor.dtype)
+// Fails unless both are of the same step and model.
+inline void check_comparable(const CheckpointIndex& a, const CheckpointIndex& b) {
+    if (a.step() != b.step() || a.samples() != b.samples()) {
+        fail("newest checkpoints of step %lld, sample %lld, and of step %lld, sample %lld; not runs of one "
+             "length",
+             (long long)a.step(), (long long)a.samples(), (long long)b.step(), (long long)b.samples());
+    }
+    if (a.tensors.size() != b.tensors.size())
+        fail("%zu tensors and %zu; not runs of one model", a.tensors.size(), b.tensors.size());
+    for (const CheckpointTensor& tensor : b.tensors) {
+        int other = a.find(tensor.name);
+        if (other < 0) fail("only one of the runs has tensor %s; not runs of one model", tensor.name.c_str());
+        if (a.tensors[(size_t)other].shape != tensor.shape || a.tensors[(size_t)other].slots != tensor.slots)
             fail("tensor %s has two shapes or types; not runs of one model", tensor.name.c_str());
-        std::vector<float> values = tensor_values(a, other, bytes_a),
-                           want = tensor_values(b, tensor, bytes_b);
-        double scale = 1e-30, difference = 0;
-        for (size_t i = 0; i < want.size(); i++) {
-            double element = std::abs((double)values[i] - want[i]);
-            difference = std::isnan(element) ? INFINITY : std::max(difference, element);
-            scale = std::max(scale, (double)std::abs(want[i]));
+    }
+}
+
+// Largest difference of any tensor, in each slot of the newest checkpoints.
+inline std::map<Slot, Largest> compare_checkpoints(const std::string& run, const std::string& reference,
+                                                   bool bitwise) {
+    CheckpointReader a(newest_checkpoint(run)), b(newest_checkpoint(reference));
+    check_comparable(a.index(), b.index());
+    std::map<Slot, std::vector<TensorDifference>> tensors;
+    const auto& table = b.index().tensors;
+    for (int i = 0; i < (int)table.size(); i++) {
+        for (int slot = 0; slot < slot_count; slot++) {
+            if (!table[(size_t)i].slots[(size_t)slot]) continue;
+            const std::string& name = table[(size_t)i].name;
+            std::vector<float> values(table[(size_t)i].size()), want(values.size());
+            a.read_floats(a.index().find(name), (Slot)slot, 0, values.size(), values.data());
+            b.read_floats(i, (Slot)slot, 0, want.size(), want.data());
+            tensors[(Slot)slot].push_back(compare_tensor(name, values, want, bitwise));
         }
-        if (bitwise && bytes_a != bytes_b) difference = std::max(difference, 1e-45);
-        largest.add(difference / scale, tensor.name);
+    }
+    std::map<Slot, Largest> largest;
+    for (const auto& [slot, differences] : tensors) {
+        // The gradients of some tensors are zero but for rounding: their moments have no scale of their own.
+        bool moment = slot == Slot::m || slot == Slot::v;
+        double scale = 1e-30;
+        for (const TensorDifference& tensor : differences) scale = std::max(scale, tensor.largest);
+        for (const TensorDifference& tensor : differences)
+            largest[slot].add(tensor.difference / (moment ? scale : tensor.largest), tensor.name);
     }
     return largest;
 }
@@ -135,7 +163,7 @@ inline Largest compare_weights(const std::string& run, const std::string& refere
 // True if the runs agree; `line` says how well.
 inline bool compare_runs(const std::string& run, const std::string& reference, RunLimits limits,
                          std::string* line) {
-    if (limits.bitwise) limits.losses = limits.weights = 0;
+    if (limits.bitwise) limits.losses = limits.weights = limits.moments = 0;
     bool good = true;
     *line = run + " and " + reference + ":";
     auto judge = [&](const std::string& name, const Largest& largest, double limit) {
@@ -148,7 +176,10 @@ inline bool compare_runs(const std::string& run, const std::string& reference, R
         bool exact = name == "lr" || name == "tokens";
         if (!exact || largest.value > 0) judge(name, largest, exact ? 0 : limits.losses);
     }
-    judge("weights", compare_weights(run, reference, limits.bitwise), limits.weights);
+    for (const auto& [slot, largest] : compare_checkpoints(run, reference, limits.bitwise)) {
+        bool moment = slot == Slot::m || slot == Slot::v;
+        judge(slot_name(slot), largest, moment ? limits.moments : limits.weights);
+    }
     line->back() = ';';
     *line += good ? " they agree" : " they differ";
     return good;
@@ -164,11 +195,13 @@ inline RunLimits parse_limits(int argc, char** argv) {
         }
         double* limit = option == "--losses"    ? &limits.losses
                         : option == "--weights" ? &limits.weights
+                        : option == "--moments" ? &limits.moments
                                                 : nullptr;
         char* end = nullptr;
         if (limit && i + 1 < argc) *limit = strtod(argv[++i], &end);
         if (!end || *end || end == argv[i] || !(*limit >= 0))
-            fail("%s: no such option or no limit after it; there are --losses, --weights and --bitwise",
+            fail("%s: no such option or no limit after it; there are --losses, --weights, --moments and "
+                 "--bitwise",
                  argv[i]);
     }
     return limits;
@@ -176,7 +209,9 @@ inline RunLimits parse_limits(int argc, char** argv) {
 
 #ifndef TESTING
 int main(int argc, char** argv) try {
-    if (argc < 3) fail("usage: compare_runs RUN REFERENCE [--losses LIMIT] [--weights LIMIT] [--bitwise]");
+    if (argc < 3)
+        fail("usage: compare_runs RUN REFERENCE [--losses LIMIT] [--weights LIMIT] [--moments LIMIT] "
+             "[--bitwise]");
     std::string line;
     bool good = compare_runs(argv[1], argv[2], parse_limits(argc, argv), &line);
     printf("%s\n", line.c_str());

@@ -90,11 +90,11 @@ build_ranks() {
 
 program() { echo "build/cuda-$1/train_gpt"; }
 
-# train NAME PRECISION    trains `tiny` on the source of this program
+# train NAME PRECISION OPTIONS...    trains `tiny` on the source of this program
 train() {
     "$(program "$2")" train --model tiny --train-data "$work/text_train_*.bin" --val-data "$work/text_val_*.bin" \
         --run-dir "$work/$1" --steps 300 --micro-batch 16 --learning-rate 3e-3 --val-every 300 --log-every 100 \
-        >"$work/$1.out" 2>&1 && grep -E '^(memory|rate|step)' "$work/$1.out" && return
+        "${@:3}" >"$work/$1.out" 2>&1 && grep -E '^(memory|rate|step)' "$work/$1.out" && return
     tail -5 "$work/$1.out"
     return 1
 }
@@ -105,7 +105,9 @@ same_end() {
     awk -v a="$(val_loss bf16)" -v b="$(val_loss fp32)" 'BEGIN { d = a - b; exit !(a > 0 && b > 0 && d * d < (0.05 * b) ^ 2) }'
 }
 steps() { grep -oE '"(loss|grad_norm)":[^,]*' "$work/$1/log.jsonl"; }
-same_steps() { [ -n "$(steps bf16)" ] && diff <(steps bf16) <(steps again); }
+same_steps() { [ -n "$(steps bf16)" ] && diff <(steps bf16) <(steps "$1"); }
+# loses NAME STEP    what came after a checkpoint, as if the run had been killed
+loses() { mv "$work/$1/checkpoints/step_$2" "$work/lost"; }
 learnt() { awk -v loss="$(val_loss "$1")" 'BEGIN { exit !(loss > 0 && loss < 3) }'; }  # bytes at random: 5.5
 
 # train_ranks NAME RANKS PROGRAM OPTIONS...    steps of 24 sequences, whatever the ranks; with mpirun also for one rank
@@ -125,7 +127,7 @@ phase() { echo "---- $1 ($((SECONDS - start)) s)"; }
 phase "building for sm_$arch: ${options[*]}"
 build fp32 "$(program fp32)" &
 fp32_build=$!
-check "builds in bf16" build bf16 "$(program bf16)" build/cuda-bf16/bench
+check "builds in bf16" build bf16 "$(program bf16)" build/cuda-bf16/{bench,compare_runs}
 check "builds in fp32" wait $fp32_build
 if [ -n "$mpi" ]; then
     check "builds in bf16 for ranks over MPI" build_ranks bf16
@@ -149,7 +151,13 @@ check "trains tiny in fp32" train fp32 fp32
 check "trains tiny in bf16 again" train again bf16
 check "validation loss in bf16: $(val_loss bf16)" learnt bf16
 check "validation loss in fp32: $(val_loss fp32), as in bf16" same_end
-check "the same run twice gives the same losses and gradients, bit for bit" same_steps
+check "the same run twice gives the same losses and gradients, bit for bit" same_steps again
+check "saves while it trains" train resumed bf16 --save-every 150 --keep 0
+loses resumed 00000300
+check "goes on from a checkpoint" train resumed bf16 --resume auto
+check "with the same losses and gradients, bit for bit" same_steps resumed
+check "to the same weights and moments, bit for bit" build/cuda-bf16/compare_runs "$work/resumed" "$work/bf16" --bitwise
+check "whose checkpoint is whole" "$(program bf16)" inspect "$work/resumed" --verify
 
 if [ -n "$mpi" ]; then
     phase "ranks"
@@ -160,20 +168,20 @@ if [ -n "$mpi" ]; then
     for zero in 0 1 2 3; do
         check "trains in 2 ranks on one card, ZeRO $zero" train_ranks zero$zero 2 "$shared" --micro-batch 4 --zero $zero
         # the sums of a product depend on the batch here, as the library chooses its kernels by size
-        check "with the losses of one process" compare zero$zero one --losses 1e-4 --weights 1e-2
+        check "with the losses of one process" compare zero$zero one --losses 1e-4 --weights 1e-2 --moments 1e-2
     done
     check "without overlap" train_ranks serial 2 "$shared" --micro-batch 4 --zero 3 --overlap off --prefetch 0
     check "the same bits" compare serial zero3 --bitwise
     check "with offload" train_ranks offload 2 "$shared" --micro-batch 4 --zero 3 --offload optimizer
-    check "the losses without" compare offload zero3 --losses 1e-5 --weights 1e-4
+    check "the losses without" compare offload zero3 --losses 1e-5 --weights 1e-4 --moments 1e-4
     for layout in "2 --tp 2" "2 --pp 2" "2 --pp 2 --pp-schedule zero-bubble" "4 --tp 2 --pp 2 --pp-schedule interleaved"; do
         read -r n of_layout <<<"$layout"
         # shellcheck disable=SC2086  # options are words
         check "in $n ranks $of_layout" train_ranks cut "$n" "$shared" --overwrite --micro-batch 4 $of_layout
-        check "with the losses of one process too" compare cut one --losses 1e-4 --weights 1e-2
+        check "with the losses of one process too" compare cut one --losses 1e-4 --weights 1e-2 --moments 1e-2
     done
     check "hybrid, in 4 ranks" train_ranks hybrid 4 "$shared" --micro-batch 2 --zero 3 --shard-group 2
-    check "also with the losses of one process" compare hybrid one --losses 1e-4 --weights 1e-2
+    check "also with the losses of one process" compare hybrid one --losses 1e-4 --weights 1e-2 --moments 1e-2
 else
     say "skipped: ranks (Open MPI is not here)"
 fi

@@ -44,3 +44,28 @@ inline nlohmann::json hf_mistral() {
         "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.34.0.dev0",
         "use_cache": true, "vocab_size": 32000})");
 }
+
+// pythia-70m
+inline nlohmann::json hf_gpt_neox() {
+    return nlohmann::json::parse(
+        R"({"architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0,
+        "hidden_act": "gelu", "hidden_size": 512, "initializer_range": 0.02, "intermediate_size": 2048,
+        "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "model_type": "gpt_neox",
+        "num_attention_heads": 8, "num_hidden_layers": 6, "rotary_emb_base": 10000, "rotary_pct": 0.25,
+        "tie_word_embeddings": false, "torch_dtype": "float16", "transformers_version": "4.24.0", "use_cache": true,
+        "use_parallel_residual": true, "vocab_size": 50304})");
+}
+
+// gpt-j-6b
+inline nlohmann::json hf_gptj() {
+    return nlohmann::json::parse(R"({"activation_function": "gelu_new", "architectures": ["GPTJForCausalLM"],
+        "attn_pdrop": 0.0, "bos_token_id": 50256, "embd_pdrop": 0.0, "eos_token_id": 50256,
+        "gradient_checkpointing": false, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+        "model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_inner": null, "n_layer": 28, "n_positions": 2048,
+        "resid_pdrop": 0.0, "rotary": true, "rotary_dim": 64, "scale_attn_weights": true,
+        "summary_activation": null, "summary_first_dropout": 0.1, "summary_proj_to_labels": true,
+        "summary_type": "cls_index", "summary_use_proj": true, "task_specific_params":
+        {"text-generation": {"do_sample": true, "max_length": 50, "temperature": 1.0}},
+        "tie_word_embeddings": false, "tokenizer_class": "GPT2Tokenizer", "transformers_version": "4.18.0.dev0",
+        "use_cache": true, "vocab_size": 50400})");
+}

@@ -3,6 +3,7 @@
 #define TESTING
 #include "test/compare_runs.cu"
 
+#include "data/checkpoint_builder.h"
 #include "test/file_testing.h"
 
 namespace {
@@ -16,7 +17,10 @@ const Logs good_log = {
     R"({"step":2,"sample":"text"})",
 };
 
-const std::vector<float> good_wte = {0.5f, -8.0f, 0.25f, 0.0f}, good_norm = {1.0f, 1.0f};
+using Tensors = std::map<std::string, std::vector<float>>;
+
+const Tensors good_tensors = {{"norm", {1.0f, 1.0f}}, {"wte", {0.5f, -8.0f, 0.25f, 0.0f}}};
+const Tensors good_moments = {{"norm", {1e-6f, 0.0f}}, {"wte", {0.5f, -2.0f, 0.25f, 0.0f}}};
 
 // A run directory whose log has `replacement` for line `at`.
 struct Run {
@@ -27,18 +31,34 @@ struct Run {
         std::string content;
         for (const std::string& line : log) content += line + "\n";
         write_file(folder / "log.jsonl", content);
-        write_weights(good_wte, good_norm);
+        write_checkpoint(good_tensors, good_moments);
     }
 
-    void write_weights(const std::vector<float>& wte, const std::vector<float>& norm,
-                       const char* second = "norm") {
-        WeightsWriter writer(folder / "weights.bin", nlohmann::ordered_json::object(),
-                             {{"wte", {(int64_t)wte.size()}}, {second, {(int64_t)norm.size()}}});
-        writer.write_at("wte", 0, wte.data(), wte.size() * sizeof(float));
-        writer.write_at(second, 0, norm.data(), norm.size() * sizeof(float));
-        writer.commit();
+    void write_checkpoint(const Tensors& weights, const Tensors& moments, int64_t step = 2,
+                          int64_t samples = 6) {
+        std::vector<CheckpointTensor> table;
+        for (const auto& [name, values] : weights) {
+            table.push_back({name, {(int64_t)values.size()}, {Dtype::fp32}});
+            if (moments.contains(name)) table.back().slots[(size_t)Slot::m] = Dtype::fp32;
+        }
+        nlohmann::ordered_json about = {{"program", "test"}, {"step", step}, {"samples", samples}};
+        about["options"] = nlohmann::ordered_json::object();
+        CheckpointBuilder builder(folder.path, step, about, table);
+        for (int i = 0; i < (int)table.size(); i++) {
+            const std::string& name = table[(size_t)i].name;
+            builder.append(i, Slot::weight, 0, weights.at(name).size(), weights.at(name).data());
+            if (moments.contains(name))
+                builder.append(i, Slot::m, 0, moments.at(name).size(), moments.at(name).data());
+        }
+        builder.commit();
     }
 };
+
+// With one element replaced.
+Tensors with(Tensors tensors, const char* name, size_t element, float value) {
+    tensors[name][element] = value;
+    return tensors;
+}
 
 bool agree(const Run& run, RunLimits limits = {}) {
     static const Run reference;
@@ -109,35 +129,64 @@ TEST_CASE("steps and fields that one run lacks") {
 }
 
 TEST_CASE("weights: relative to the largest element of the tensor") {
-    auto with_wte = [](float second_to_last) {
+    auto with_weight = [](const char* name, size_t element, float value) {
         Run run;
-        run.write_weights({0.5f, -8.0f, second_to_last, 0.0f}, good_norm);
+        run.write_checkpoint(with(good_tensors, name, element, value), good_moments);
         return run;
     };
-    CHECK(agree(with_wte(0.25f + 7e-5f)));
-    CHECK_FALSE(agree(with_wte(0.25f + 9e-5f)));
-    CHECK_FALSE(agree(with_wte(0.25f + 1e-7f), bitwise));
-    CHECK(agree(with_wte(0.25f + 9e-5f), {.weights = 2e-5}));
-    CHECK_FALSE(agree(with_wte(NAN)));
-    Run norm;
-    norm.write_weights(good_wte, {1.0f, 1.0f + 2e-5f});
-    CHECK_FALSE(agree(norm));
+    CHECK(agree(with_weight("wte", 2, 0.25f + 7e-5f)));
+    CHECK_FALSE(agree(with_weight("wte", 2, 0.25f + 9e-5f)));
+    CHECK_FALSE(agree(with_weight("wte", 2, 0.25f + 1e-7f), bitwise));
+    CHECK(agree(with_weight("wte", 2, 0.25f + 9e-5f), {.weights = 2e-5}));
+    CHECK_FALSE(agree(with_weight("wte", 2, NAN)));
+    CHECK_FALSE(agree(with_weight("norm", 1, 1.0f + 2e-5f)));
+}
+
+TEST_CASE("moments: relative to the largest element of any tensor") {
+    auto with_moment = [](const char* name, size_t element, float value) {
+        Run run;
+        run.write_checkpoint(good_tensors, with(good_moments, name, element, value));
+        return run;
+    };
+    CHECK(agree(with_moment("norm", 0, 1e-6f + 1.9e-5f)));
+    CHECK_FALSE(agree(with_moment("norm", 0, 1e-6f + 2.1e-5f)));
+    CHECK(agree(with_moment("norm", 0, 1e-6f + 2.1e-5f), {.moments = 2e-5}));
+    CHECK_FALSE(agree(with_moment("norm", 0, 1.0001e-6f), bitwise));
+    CHECK_FALSE(agree(with_moment("wte", 3, NAN)));
 }
 
 TEST_CASE("the sign of zero is a difference of bits only") {
     Run run;
-    run.write_weights({0.5f, -8.0f, 0.25f, -0.0f}, good_norm);
+    run.write_checkpoint(with(good_tensors, "wte", 3, -0.0f), good_moments);
     CHECK(agree(run));
     CHECK_FALSE(agree(run, bitwise));
 }
 
-TEST_CASE("weights of another model") {
-    Run shape, name;
-    shape.write_weights({0.5f, -8.0f, 0.25f}, good_norm);
+TEST_CASE("the newest checkpoint counts") {
+    Run run;
+    run.write_checkpoint(with(good_tensors, "wte", 0, 7), good_moments, 1);
+    CHECK(agree(run, bitwise));
+    run.write_checkpoint(good_tensors, good_moments, 3);
+    CHECK_THROWS_WITH(agree(run), doctest::Contains("step 3, sample 6, and of step 2"));
+    run.write_checkpoint(good_tensors, good_moments, 2, 7);
+    remove_checkpoint(run.folder.path, 3);
+    CHECK_THROWS_WITH(agree(run), doctest::Contains("step 2, sample 7, and of step 2, sample 6"));
+}
+
+TEST_CASE("checkpoints of another model") {
+    Run shape, name, slots;
+    Tensors shorter = good_tensors, renamed = good_tensors;
+    shorter["wte"].pop_back();
+    shape.write_checkpoint(shorter, shorter);
     CHECK_THROWS_WITH(agree(shape), doctest::Contains("tensor wte has two shapes"));
-    name.write_weights(good_wte, good_norm, "bias");
-    CHECK_THROWS_WITH(agree(name), doctest::Contains("tensor norm is missing"));
-    fs::remove(name.folder / "weights.bin");
+    auto norm = renamed.extract("norm");
+    norm.key() = "bias";
+    renamed.insert(std::move(norm));
+    name.write_checkpoint(renamed, renamed);
+    CHECK_THROWS_WITH(agree(name), doctest::Contains("only one of the runs has tensor norm"));
+    slots.write_checkpoint(good_tensors, {});
+    CHECK_THROWS_WITH(agree(slots), doctest::Contains("has two shapes or types"));
+    fs::remove_all(checkpoints_folder(name.folder.path));
     CHECK_THROWS_AS(agree(name), Error);
 }
 
@@ -149,6 +198,7 @@ TEST_CASE("limits on the command line") {
     };
     CHECK(limits({"", "a", "b", "--losses", "1e-3", "--bitwise"}).losses == 1e-3);
     CHECK(limits({"", "a", "b", "--weights", "0.5"}).weights == 0.5);
+    CHECK(limits({"", "a", "b", "--moments", "0.5"}).moments == 0.5);
     CHECK_THROWS_AS(limits({"", "a", "b", "--losses"}), Error);
     CHECK_THROWS_AS(limits({"", "a", "b", "--losses", "x"}), Error);
     CHECK_THROWS_AS(limits({"", "a", "b", "--weights", "nan"}), Error);

@@ -1,16 +1,14 @@
 // Options, presets and Hugging Face configs: what is read, and the one line that bad input gets.
 #include <cstring>
-#include <fstream>
 #include <sstream>
 
 #include "data/options.h"
-#include "data/run_log.h"
 #include "test/file_testing.h"
 #include "test/hf_configs.h"
 
 static Options parse(Command command, std::vector<const char*> arguments, int processes = 1) {
     arguments.insert(arguments.begin(), command_name(command));
-    return parse_options(command, (int)arguments.size(), arguments.data(), processes);
+    return parse_options(command, (int)arguments.size(), arguments.data(), processes).options;
 }
 
 static Options train(std::vector<const char*> arguments, int processes = 1) {
@@ -192,21 +190,21 @@ TEST_CASE("records of options") {
     auto changed = [&](const char* key, nlohmann::json value) {
         auto copy = record;
         copy[key] = std::move(value);
-        return options_from_json(copy, "weights.bin");
+        return options_from_json(copy, "index.bin");
     };
     CHECK(changed("layers", 7).layers == 7);
-    CHECK_REFUSED(changed("layers", "7"), "weights.bin: option layers should not be of type string; ");
-    CHECK_REFUSED(changed("layers", 7.5), "weights.bin: --layers 7.5: not a number; ");
-    CHECK_REFUSED(changed("layers", -7), "weights.bin: --layers -7: out of range; ");
-    CHECK_REFUSED(changed("norm", "batchnorm"), "weights.bin: --norm batchnorm: not one of the choices; ");
+    CHECK_REFUSED(changed("layers", "7"), "index.bin: option layers should not be of type string; ");
+    CHECK_REFUSED(changed("layers", 7.5), "index.bin: --layers 7.5: not a number; ");
+    CHECK_REFUSED(changed("layers", -7), "index.bin: --layers -7: out of range; ");
+    CHECK_REFUSED(changed("norm", "batchnorm"), "index.bin: --norm batchnorm: not one of the choices; ");
     CHECK_REFUSED(changed("bias", "on"), "option bias should not be of type string; ");
-    CHECK_REFUSED(changed("local_filter", true), "weights.bin: option local_filter is not known here; ");
+    CHECK_REFUSED(changed("local_filter", true), "index.bin: option local_filter is not known here; ");
     auto without = record;
     without.erase("learning_rate");
-    CHECK(options_from_json(without, "weights.bin").learning_rate == 6e-4f);
+    CHECK(options_from_json(without, "index.bin").learning_rate == 6e-4f);
     without.erase("qk_norm");
-    CHECK_REFUSED(options_from_json(without, "weights.bin"), "weights.bin: option qk_norm is missing; ");
-    CHECK_REFUSED(options_from_json(nlohmann::json::array(), "weights.bin"), "weights.bin: ");
+    CHECK_REFUSED(options_from_json(without, "index.bin"), "index.bin: option qk_norm is missing; ");
+    CHECK_REFUSED(options_from_json(nlohmann::json::array(), "index.bin"), "index.bin: ");
 }
 
 TEST_CASE("a tokenizer brings its vocabulary and document end, and what is given itself counts more") {
@@ -555,14 +553,14 @@ TEST_CASE("a run's record holds its layout, and needs none") {
     CHECK(record["pp_schedule"] == "1f1b");
     CHECK(record["pp_chunks"] == 1);
     CHECK(record["pp_layers"] == "time");
-    CHECK(stored_options(record, "weights.bin").dp == 4);
+    CHECK(stored_options(record, "index.bin").dp == 4);
     for (const OptionRow& row : option_table()) {
         if (std::string(row.group) != "Layout") continue;
-        CHECK(!row.shapes_model);
+        CHECK(!describes_model(row));
         CHECK(row.commands == command_train);
         record.erase(row.field);
     }
-    CHECK(stored_options(record, "weights.bin").tp == 1);
+    CHECK(stored_options(record, "index.bin").tp == 1);
 }
 
 // ----------------------------------------------------------------------------
@@ -694,55 +692,4 @@ TEST_CASE("the tokens that a file asks for are in its vocabulary") {
     CHECK(stored_options(json, "f").document_end == 256);
     json["document_end"] = 300;
     CHECK_REFUSED(stored_options(json, "f"), "f: --document-end 300: ");
-}
-
-// ----------------------------------------------------------------------------
-// run directory
-
-TEST_CASE("a run directory is not overwritten by accident") {
-    TemporaryFolder folder;
-    std::string run = folder / "a/b";
-    auto lines = [&] {
-        std::ifstream file(run + "/log.jsonl");
-        std::vector<nlohmann::json> result;
-        for (std::string line; std::getline(file, line);) result.push_back(nlohmann::json::parse(line));
-        return result;
-    };
-    auto options = options_to_json(train({}), command_train);
-    {
-        RunLog log(run, options, false);
-        log.write({{"step", 0}, {"loss", 5.5}, {"text", "\xff"}});
-        CHECK(lines().size() == 1);  // there before the log is closed
-        log.write({{"step", 1}, {"loss", 5.25}});
-        CHECK_REFUSED(RunLog(run, options, true), run + ": another process is training there; ");
-    }
-    CHECK(lines()[1]["loss"] == 5.25);
-    std::ifstream record(run + "/options.json");
-    CHECK(nlohmann::ordered_json::parse(record) == options);
-
-    CHECK_REFUSED(RunLog(run, options, false), run + ": already holds a run; ");
-    CHECK(lines().size() == 2);
-    RunLog(run, options, true).write({{"step", 7}});
-    CHECK(lines().size() == 1);
-    write_file(run + "/weights.bin", "x");
-    write_file(run + "/log.jsonl", "");
-    CHECK_REFUSED(RunLog(run, options, false), run + ": already holds a run; ");
-    RunLog(run, options, true);
-    CHECK(!std::filesystem::exists(run + "/weights.bin"));
-    RunLog(run, options, false);  // nothing came of the run before
-
-    write_file(folder / "file", "x");
-    CHECK_REFUSED(RunLog(folder / "file", options, false), "/file: cannot make the run directory: ");
-    CHECK_REFUSED(RunLog("/proc/run", options, false), "/proc/run: cannot make the run directory: ");
-}
-
-TEST_CASE("a log on a full disk") {
-    SmallDisk disk("64k");
-    if (!disk.mounted) return;
-    auto fill = [&] {
-        RunLog log(disk.folder / "run", {{"layers", 1}}, false);
-        for (int step = 0; step < 10000; step++) log.write({{"step", step}, {"loss", 1.5}});
-    };
-    CHECK_REFUSED(fill(), "/run/log.jsonl: cannot write it: No space left on device; ");
-    CHECK_REFUSED(RunLog(disk.folder / "other", {{"layers", 1}}, false), "No space left on device; ");
 }

@@ -1,0 +1,267 @@
+/*
+Loading a state from a checkpoint of any layout. Each piece of the files is read and verified once, by one
+rank, which sends what is in it to all who own it. So the ranks read disjoint parts of the checkpoint, and
+what they read is mostly their own.
+
+Ranks read in rounds: as much as one piece may hold, then an exchange, while the next is read. Replicas get
+the same, so few of them read in one round: what a rank receives in it does not grow with their number.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <future>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "comm/checkpoint_places.h"   // TensorPlaces
+#include "comm/checkpoint_sources.h"  // slot_sources, check_tensors
+#include "comm/memory.h"              // HostArray
+#include "comm/world.h"               // World
+#include "comm/zero.h"                // ZeroState
+#include "data/checkpoint_files.h"    // CheckpointReader
+
+// ----------------------------------------------------------------------------
+// what goes from rank to rank
+
+// Elements of one stored slot for the part of a unit that a rank owns. Their bytes follow.
+struct RunHeader {
+    Slot slot;
+    int unit;
+    uint64_t at, count;
+};
+
+// Runs, one behind the other. Those that are neighbours where they go become one.
+class RunMessage {
+public:
+    void add(const RunHeader& run, const char* values, size_t width) {
+        bool goes_on = run.slot == last_.slot && run.unit == last_.unit && run.at == last_.at + last_.count;
+        if (goes_on && !bytes_.empty()) {
+            last_.count += run.count;
+        } else {
+            last_ = run;
+            last_at_ = bytes_.size();
+            bytes_.resize(last_at_ + sizeof last_);
+        }
+        memcpy(&bytes_[last_at_], &last_, sizeof last_);
+        bytes_.append(values, run.count * width);
+    }
+
+    std::string_view bytes() const { return bytes_; }
+
+    // Calls visit(header, values) for each run. width(slot) gives the bytes of an element.
+    template <typename Width, typename Visit>
+    static void each(std::string_view message, Width&& width, Visit&& visit) {
+        while (!message.empty()) {
+            RunHeader header;
+            memcpy(&header, message.data(), sizeof header);
+            message.remove_prefix(sizeof header);
+            visit(header, message.data());
+            message.remove_prefix(header.count * width(header.slot));
+        }
+    }
+
+private:
+    std::string bytes_;
+    RunHeader last_ = {};
+    size_t last_at_ = 0;
+};
+
+// ----------------------------------------------------------------------------
+// loading
+
+class CheckpointLoader {
+public:
+    template <typename LayoutAt>
+    CheckpointLoader(ZeroState& state, const World& world, LayoutAt&& layout_at,
+                     const CheckpointReader& reader, const SlotSources& sources)
+        : state_(state),
+          world_(world),
+          reader_(reader),
+          sources_(sources),
+          places_(shape(), layout_at, reader.index()),
+          buffers_(2 * batch_room) {
+        plan();
+    }
+
+    // What was read may be on its way to the state.
+    ~CheckpointLoader() { cudaStreamSynchronize(state_.stream()); }
+
+    CheckpointLoader(const CheckpointLoader&) = delete;
+    CheckpointLoader& operator=(const CheckpointLoader&) = delete;
+
+    void load() {
+        state_.synchronize();
+        read_ahead(0);
+        int turn = state_.mesh().position.replica / replicas_at_once;
+        for (int now = 0; now < (int)rounds_.size(); now++) {
+            for (size_t round = 0; round < rounds_[now]; round++) {
+                Messages messages;
+                world_.together([&] {
+                    if (turn == now && round < batches_.size()) messages = take(round);
+                });
+                deliver(messages);
+            }
+        }
+        state_.share();
+    }
+
+private:
+    static constexpr int replicas_at_once = 8;
+    static constexpr size_t batch_room = largest_piece * sizeof(float);
+    static constexpr size_t large_run = 64 << 10;  // bytes that are worth a copy to the device of their own
+
+    struct Batch {  // what is read in one round
+        std::vector<const CheckpointPiece*> pieces;
+        size_t bytes = 0;
+    };
+    // What goes to all owners of a part, by the rank of the first of them.
+    using Messages = std::map<int, RunMessage>;
+
+    const MeshShape& shape() const { return state_.mesh().shape; }
+    Dtype stored(Slot slot) const { return *reader_.index().tensors[0].dtype(slot); }
+    size_t width_of(Slot slot) const { return dtype_size(stored(slot)); }
+
+    // What this rank reads, and in how many rounds the ranks of each turn have read all of theirs.
+    void plan() {
+        struct Plan {
+            size_t batches = 0;
+            uint64_t elements = 0;  // of the last one
+        };
+        std::vector<Plan> plans(shape().ranks());
+        PieceReaders readers(places_);
+        for (const CheckpointPiece& piece : reader_.index().pieces) {
+            if (!sources_.uses(piece.slot)) continue;
+            int rank = readers.take(piece);
+            Plan& plan = plans[rank];
+            bool fits = plan.batches > 0 && plan.elements + piece.count <= largest_piece;
+            if (!fits) plan.batches++, plan.elements = 0;
+            plan.elements += piece.count;
+            if (rank != world_.rank()) continue;
+            batches_.resize(plan.batches);
+            batches_.back().pieces.push_back(&piece);
+            batches_.back().bytes += reader_.index().bytes_of(piece);
+        }
+        rounds_.resize(ceil_div(shape().replicas(), replicas_at_once));
+        for (int rank = 0; rank < shape().ranks(); rank++) {
+            size_t& rounds = rounds_[position_of(rank, shape()).replica / replicas_at_once];
+            rounds = std::max(rounds, plans[rank].batches);
+        }
+    }
+
+    char* buffer(size_t number) { return buffers_.data + number % 2 * batch_room; }
+
+    void read_ahead(size_t number) {
+        if (number >= batches_.size()) return;
+        ahead_ = std::async(std::launch::async, [this, number, to = buffer(number)]() mutable {
+            for (const CheckpointPiece* piece : batches_[number].pieces) {
+                reader_.read(*piece, to);
+                to += reader_.index().bytes_of(*piece);
+            }
+        });
+    }
+
+    // Waits for what is read ahead. What this rank owns of it goes to the state, the rest is for others.
+    Messages take(size_t number) {
+        ahead_.get();
+        read_ahead(number + 1);
+        Messages messages;
+        const char* from = buffer(number);
+        for (const CheckpointPiece* piece : batches_[number].pieces) {
+            size_t width = width_of(piece->slot);
+            places_.each_owned(*piece, [&](const Owners& owners, const PieceRun& run) {
+                const char* values = from + run.from * width;
+                RunHeader header = {piece->slot, run.unit, run.at, run.count};
+                bool mine = owners.rank(state_.mesh().position.replica, shape()) == world_.rank();
+                if (mine && run.count * width >= large_run) put(header, values);
+                if (mine && run.count * width < large_run) own_.add(header, values, width);
+                if (!mine || shape().replicas() > 1)
+                    messages[owners.rank(0, shape())].add(header, values, width);
+            });
+            from += piece->count * width;
+        }
+        put_all(own_.bytes());
+        return messages;
+    }
+
+    // For all ranks.
+    void deliver(const Messages& messages) {
+        std::vector<std::string_view> to_each(world_.size());
+        for (auto& [first, message] : messages) {
+            MeshPosition position = position_of(first, shape());
+            for (position.replica = 0; position.replica < shape().replicas(); position.replica++)
+                to_each[rank_of(position, shape())] = message.bytes();
+        }
+        to_each[world_.rank()] = {};  // is there already
+        std::vector<std::string> received = world_.exchange(to_each);
+        for (const std::string& message : received) put_all(message);
+        cudaCheck(cudaStreamSynchronize(state_.stream()));
+        converted_.clear();
+        own_ = {};
+    }
+
+    void put_all(std::string_view message) {
+        RunMessage::each(
+            message, [&](Slot slot) { return width_of(slot); },
+            [&](const RunHeader& run, const char* values) { put(run, values); });
+    }
+
+    // The values must stay where they are until the stream has come to its end.
+    void put(const RunHeader& run, const char* values) {
+        for (Slot slot : slots_of(state_.settings())) {
+            if (sources_[slot] != run.slot) continue;
+            bool alike = stored(run.slot) == dtype_of(slot);
+            if (!alike) converted_.push_back(other_dtype(values, run.count, stored(run.slot)));
+            state_.copy_in(slot, run.unit, run.at, run.count, alike ? values : converted_.back().data());
+        }
+    }
+
+    // bf16 as fp32, and fp32 as bf16.
+    static std::string other_dtype(const char* values, size_t count, Dtype dtype) {
+        auto convert = [&]<typename From, typename To>(To (*conversion)(From)) {
+            std::string result(count * sizeof(To), '\0');
+            for (size_t i = 0; i < count; i++) {
+                From value;
+                memcpy(&value, values + i * sizeof value, sizeof value);
+                To other = conversion(value);
+                memcpy(&result[i * sizeof other], &other, sizeof other);
+            }
+            return result;
+        };
+        return dtype == Dtype::bf16 ? convert(bf16_to_float) : convert(float_to_bf16);
+    }
+
+    ZeroState& state_;
+    const World& world_;
+    const CheckpointReader& reader_;
+    SlotSources sources_;
+    const TensorPlaces places_;
+    std::vector<Batch> batches_;         // that this rank reads
+    std::vector<size_t> rounds_;         // of each turn
+    HostArray<char> buffers_;            // two: of the batch that is delivered, and of the next one
+    RunMessage own_;                     // this rank's small runs of the batch, neighbours made one
+    std::deque<std::string> converted_;  // to the state's precision, in this round
+    std::future<void> ahead_;            // of the next batch
+};
+
+// For all ranks: sets the state to what a checkpoint holds, bit for bit where both store it alike.
+// layout_at(position) gives the layout of a rank. weights_only: the moments stay as they are. If the
+// checkpoint is of another model, or what is read is damaged, all ranks throw the same CommonError, and the
+// state is of no use until another one is loaded, after world.go_on(). Returns what was converted on the way,
+// for the header of the run; empty: nothing.
+template <typename LayoutAt>
+std::string load_checkpoint(ZeroState& state, const World& world, LayoutAt&& layout_at,
+                            const CheckpointReader& reader, bool weights_only) {
+    SlotSources sources;
+    world.together([&] {
+        check_tensors(reader, state.layout());
+        sources = slot_sources(reader, state.settings(), weights_only);
+    });
+    CheckpointLoader(state, world, layout_at, reader, sources).load();
+    return conversions(reader.index().tensors[0], sources);
+}

@@ -1,0 +1,231 @@
+/*
+Who writes which elements of a state, and who has them when they are read.
+
+The part of a unit that a rank owns is repeated by its replicas, and tensor ranks and the two ends of a
+pipeline have copies: so every replica writes one slice of the part, and of copies the first counts. A part
+of 12 elements on 3 replicas, of which the second half is a copy that another tensor rank counts:
+
+                elements     written
+    replica 0   0 1 2 3      0 1 2 3
+    replica 1   4 5 6 7      4 5
+    replica 2   8 9 10 11    none
+
+So every element of the model is written once, and as much by each rank as can be without sending anything.
+A piece is read by one of the ranks that would write something of it: on the layout that it was saved with,
+by the one that wrote it, and on another by the one that has the least to read so far.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/mesh.h"              // MeshShape
+#include "comm/parameters.h"        // ParameterLayout
+#include "comm/zero.h"              // ZeroSettings
+#include "data/checkpoint_index.h"  // CheckpointPiece
+
+// The tensors of a model as a state with these settings stores them, in the order of each_of_model().
+inline std::vector<CheckpointTensor> checkpoint_tensors(const ParameterLayout& layout,
+                                                        const ZeroSettings& settings) {
+    std::vector<CheckpointTensor> tensors;
+    layout.each_of_model([&](const TensorRow& row, const std::string& name) {
+        CheckpointTensor tensor = {name, row.shape(), {}};
+        for (Slot slot : slots_of(settings)) tensor.slots[(size_t)slot] = dtype_of(slot);
+        tensors.push_back(std::move(tensor));
+    });
+    return tensors;
+}
+
+// ----------------------------------------------------------------------------
+// writing
+
+// A piece, and where the rank has it: `at` counts from the beginning of the part that it owns of the unit.
+struct OwnPiece {
+    int unit;
+    size_t at;
+    CheckpointPiece piece;
+    uint64_t bytes() const { return piece.count * dtype_size(dtype_of(piece.slot)); }
+};
+
+// What the rank at this position writes, slot after slot of each run of a tensor.
+inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, const MeshShape& shape,
+                                             const MeshPosition& position, const ZeroSettings& settings) {
+    std::vector<OwnPiece> pieces;
+    std::map<std::string, uint32_t> numbers;
+    layout.each_of_model(
+        [&](const TensorRow&, const std::string& name) { numbers.emplace(name, (uint32_t)numbers.size()); });
+    auto add = [&](int unit, size_t owned_begin, const TensorPart& part) {
+        OwnPiece own = {unit, part.at - owned_begin, {}};
+        own.piece.tensor = numbers.at(part.name);
+        own.piece.column = part.first_column;
+        own.piece.columns = part.columns ? part.columns : part.row->width();
+        own.piece.begin = part.columns ? part.inside : part.first;
+        own.piece.count = part.count;
+        for (Slot slot : slots_of(settings)) {
+            own.piece.slot = slot;
+            pieces.push_back(own);
+        }
+    };
+    for (int unit : layout.held()) {
+        size_t part_size = layout.unit_size(unit) / shape.shard, begin = position.shard * part_size;
+        size_t slice = part_size / shape.replicas(), from = begin + position.replica * slice;
+        for (const TensorPart& part : layout.counted_parts(unit, from, from + slice)) {
+            for (size_t done = 0; done < part.count; done += largest_piece)
+                add(unit, begin, part.slice(done, std::min(largest_piece, part.count - done)));
+        }
+    }
+    return pieces;
+}
+
+// ----------------------------------------------------------------------------
+// reading
+
+// The ranks that share one part of a unit: all replicas at a place.
+struct Owners {
+    int tensor, shard, pipeline;
+    int rank(int replica, const MeshShape& shape) const {
+        return rank_of({.tensor = tensor, .shard = shard, .replica = replica, .pipeline = pipeline}, shape);
+    }
+};
+
+// Elements that lie one after another in a piece, and in the part of a unit that ranks own.
+struct PieceRun {
+    size_t from;  // in the piece
+    int unit;
+    size_t at;  // in the owned part
+    size_t count;
+};
+
+class TensorPlaces {
+public:
+    // layout_at(position) gives the layout of a rank; the index has all of its tensors.
+    template <typename LayoutAt>
+    TensorPlaces(const MeshShape& shape, LayoutAt&& layout_at, const CheckpointIndex& index)
+        : shape_(shape), index_(index), held_(index.tensors.size()) {
+        for (const CheckpointTensor& tensor : index.tensors) numbers_.emplace(tensor.name, numbers_.size());
+        for (int pipeline = 0; pipeline < shape.pp; pipeline++) {
+            for (int tensor = 0; tensor < shape.tp; tensor++)
+                add(tensor, pipeline, layout_at(MeshPosition{.tensor = tensor, .pipeline = pipeline}));
+        }
+    }
+
+    int ranks() const { return shape_.ranks(); }
+
+    // The ranks that would write something of a piece.
+    std::set<int> writers_of(const CheckpointPiece& piece) const {
+        std::set<int> writers;
+        for (const Held& held : held_[piece.tensor]) {
+            if (!held.counted) continue;
+            size_t slice = held.part_size / shape_.replicas();
+            int last = -1;
+            each_run(held, piece, [&](const Owners& owners, const PieceRun& run) {
+                for (size_t r = run.at / slice; r <= (run.at + run.count - 1) / slice; r++) {
+                    int rank = owners.rank((int)r, shape_);
+                    if (rank != last) writers.insert(rank);  // rows of one matrix mostly go to the same
+                    last = rank;
+                }
+            });
+        }
+        return writers;
+    }
+
+    // Calls visit(owners, run) for all who own something of a piece.
+    template <typename Visit>
+    void each_owned(const CheckpointPiece& piece, Visit&& visit) const {
+        for (const Held& held : held_[piece.tensor]) each_run(held, piece, visit);
+    }
+
+private:
+    // A run of a tensor in a unit at one place, whole however it is cut into shards. Of whole rows, the
+    // elements from `first` on; where columns are cut, all rows of its box.
+    struct Held {
+        int tensor, pipeline, unit;
+        bool counted;
+        size_t part_size;  // of the unit
+        size_t at;         // in the unit
+        size_t first, count;
+        size_t column, columns;  // columns 0: not cut
+    };
+
+    void add(int tensor, int pipeline, const ParameterLayout& layout) {
+        for (int unit : layout.held()) {
+            std::vector<UnitRange> counted = layout.counted(unit);
+            for (const TensorPart& part : layout.parts(unit, 0, layout.unit_size(unit))) {
+                bool counts = std::any_of(counted.begin(), counted.end(), [&](UnitRange range) {
+                    return part.at >= range.begin && part.at < range.end;
+                });
+                held_[numbers_.at(part.name)].push_back(
+                    {tensor, pipeline, unit, counts, layout.unit_size(unit) / shape_.shard, part.at,
+                     part.first, part.count, part.first_column, part.columns});
+            }
+        }
+    }
+
+    template <typename Visit>
+    void each_run(const Held& held, const CheckpointPiece& piece, Visit&& visit) const {
+        piece.each_run(width(piece), [&](uint64_t first, uint64_t count, uint64_t from) {
+            each_common(held, width(piece), first, count, from, [&](PieceRun run, int shard) {
+                visit(Owners{held.tensor, shard, held.pipeline}, run);
+            });
+        });
+    }
+
+    uint64_t width(const CheckpointPiece& piece) const { return index_.tensors[piece.tensor].width(); }
+
+    // What is held of elements [first, first + count) of the whole tensor, of which the first is element
+    // `from` of a piece: calls visit(run, shard), cut where the next shard begins.
+    template <typename Visit>
+    static void each_common(const Held& held, uint64_t width, uint64_t first, uint64_t count, uint64_t from,
+                            Visit&& visit) {
+        auto cut_to_shards = [&](size_t begin, size_t at, size_t n) {
+            while (n > 0) {
+                size_t shard = at / held.part_size, inside = at % held.part_size;
+                size_t here = std::min(n, held.part_size - inside);
+                visit(PieceRun{begin, held.unit, inside, here}, (int)shard);
+                begin += here, at += here, n -= here;
+            }
+        };
+        uint64_t end = first + count;
+        if (held.columns == 0) {
+            uint64_t begin = std::max<uint64_t>(first, held.first);
+            uint64_t stop = std::min<uint64_t>(end, held.first + held.count);
+            if (begin < stop) cut_to_shards(from + begin - first, held.at + begin - held.first, stop - begin);
+            return;
+        }
+        for (uint64_t row = first / width; row * width < end; row++) {
+            uint64_t line = row * width + held.column;  // where the row begins that is held
+            uint64_t begin = std::max(first, line), stop = std::min(end, line + held.columns);
+            if (begin >= stop) continue;
+            cut_to_shards(from + begin - first, held.at + row * held.columns + begin - line, stop - begin);
+        }
+    }
+
+    const MeshShape shape_;
+    const CheckpointIndex& index_;
+    std::map<std::string, size_t> numbers_;  // of the tensors
+    std::vector<std::vector<Held>> held_;    // of each tensor
+};
+
+// Deals the pieces of a checkpoint to those who read them. It deals the same on every rank that gives it the
+// same pieces.
+class PieceReaders {
+public:
+    explicit PieceReaders(const TensorPlaces& places) : places_(places), elements_((size_t)places.ranks()) {}
+
+    // The rank that reads the next piece.
+    int take(const CheckpointPiece& piece) {
+        std::set<int> writers = places_.writers_of(piece);
+        int reader = *std::ranges::min_element(writers, {}, [&](int rank) { return elements_[rank]; });
+        elements_[reader] += piece.count;
+        return reader;
+    }
+
+private:
+    const TensorPlaces& places_;
+    std::vector<uint64_t> elements_;  // for each rank to read, so far
+};

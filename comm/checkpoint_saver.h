@@ -1,0 +1,253 @@
+/*
+Saving a state: every rank writes its slices to a data file of its own, and the first one publishes the
+checkpoint when all are on disk. A run that saves in the background stops for a copy into host memory only:
+
+    save()      all ranks    wait for the work under way, copy
+                threads      hash, write, fsync
+    advance()   all ranks    when all have written: the first rank learns what is where
+                its thread   write the index, give the folder its name, delete older checkpoints
+    advance()   all ranks    when that is done: learn what came of it
+
+What goes wrong on any rank on the way leaves nothing of the new checkpoint, and the older ones as they
+were. It is reported and not thrown: losing a checkpoint is no reason to lose the run.
+*/
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "comm/checkpoint_places.h"  // pieces_to_write
+#include "comm/memory.h"             // HostArray
+#include "comm/shared_task.h"        // SharedTask
+#include "comm/world.h"              // World
+#include "comm/zero.h"               // ZeroState
+#include "data/checkpoint_files.h"   // CheckpointDataFile
+#include "data/checkpoint_folder.h"  // NewCheckpoint, keep_newest
+#include "data/save_report.h"        // SaveReport
+
+class CheckpointSaver {
+public:
+    // For all ranks. Of older checkpoints, the newest stay, `keep` with the new one (0: all), and those whose
+    // step is a multiple of keep_every (0: none).
+    CheckpointSaver(ZeroState& state, const World& world, const std::string& run_dir, int keep,
+                    int64_t keep_every, bool in_background)
+        : state_(state),
+          world_(world),
+          run_dir_(run_dir),
+          keep_(keep),
+          keep_every_(keep_every),
+          in_background_(in_background),
+          pieces_(pieces_to_write(state.layout(), mesh().shape, mesh().position, state.settings())),
+          room_(staging_room()),
+          staging_(room_),
+          task_(world, in_background) {
+        // The first copy is not to wait until the system has found memory.
+        memset(staging_.data, 0, room_);
+        // Files are numbered without gaps: ranks that have nothing to write have none.
+        std::vector<std::string> sizes = world.gather(std::to_string(total_bytes(pieces_)));
+        for (int rank = 0; rank < world.size(); rank++) {
+            uint64_t bytes = std::stoull(sizes[rank]);
+            all_bytes_ += bytes;
+            if (rank < world.rank() && bytes > 0) file_number_++;
+        }
+    }
+
+    // Waits for what the thread does. A save that was not finished leaves no checkpoint.
+    ~CheckpointSaver() = default;
+    CheckpointSaver(const CheckpointSaver&) = delete;
+    CheckpointSaver& operator=(const CheckpointSaver&) = delete;
+
+    // Host memory that saving in the background takes on each rank.
+    static size_t staging_bytes(const ParameterLayout& layout, const MeshShape& shape,
+                                const ZeroSettings& settings) {
+        size_t width = 0;  // of an element, all slots together
+        for (Slot slot : slots_of(settings)) width += dtype_size(dtype_of(slot));
+        return layout.size() / shape.dp * width;
+    }
+
+    // For all ranks: takes a copy of the state, to be written in the background, or writes it at once. about:
+    // what the header of the index says, step and samples among it. Returns the report of the save before
+    // this one, if it had to be waited for; or that of this one, if it is not written in the background.
+    std::optional<SaveReport> save(nlohmann::ordered_json about) {
+        Clock::time_point start = Clock::now();
+        std::optional<SaveReport> before;
+        if (under_way()) before = finish();
+        report_ = {};
+        report_.step = about.at("step").get<int64_t>();
+        report_.folder = checkpoint_folder(run_dir_, report_.step);
+        report_.bytes = all_bytes_;
+        about_ = std::move(about);
+        phase_ = Phase::writing;
+        begin_folder();
+        if (report_.trouble.empty()) {
+            state_.synchronize();
+            Clock::time_point copied = Clock::now();
+            if (in_background_) copy(0, pieces_.size());
+            report_.seconds = seconds_since(copied);
+            task_.start([this](std::string&) { write(); });
+        }
+        report_.stalled = seconds_since(start);
+        return in_background_ ? before : finish();
+    }
+
+    uint64_t bytes() const { return all_bytes_; }  // of a checkpoint
+
+    // Whether a save has begun and is not over: the same on all ranks.
+    bool under_way() const { return phase_ != Phase::none; }
+    // Whether this rank need not be waited for: its part is on disk, or published, or has failed.
+    bool is_ready() const { return task_.done(); }
+
+    // For all ranks, while a save is under way: goes on with it, best when all ranks are ready. Returns the
+    // report when it is over.
+    std::optional<SaveReport> advance() {
+        Clock::time_point start = Clock::now();
+        if (report_.trouble.empty()) {
+            TaskOutcome outcome = task_.finish();
+            report_.trouble = outcome.trouble;
+            report_.remark = outcome.remark;
+            report_.seconds += outcome.seconds;
+        }
+        if (phase_ == Phase::writing && report_.trouble.empty()) {
+            publish();
+            phase_ = Phase::publishing;
+            report_.stalled += seconds_since(start);
+            return std::nullopt;
+        }
+        new_checkpoint_.reset();  // if it is not published, nothing of it stays
+        phase_ = Phase::none;
+        report_.stalled += seconds_since(start);
+        return report_;
+    }
+
+    // For all ranks, while a save is under way: waits until it is over.
+    SaveReport finish() {
+        std::optional<SaveReport> report;
+        while (!report) report = advance();
+        return *report;
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+    enum class Phase { none, writing, publishing };
+
+    const Mesh& mesh() const { return state_.mesh(); }
+
+    static double seconds_since(Clock::time_point start) {
+        return std::chrono::duration<double>(Clock::now() - start).count();
+    }
+
+    size_t staging_room() const {
+        size_t all = staging_bytes(state_.layout(), mesh().shape, state_.settings());
+        return in_background_ ? all : std::min(all, largest_piece * sizeof(float));
+    }
+
+    static uint64_t total_bytes(const std::vector<OwnPiece>& pieces) {
+        uint64_t bytes = 0;
+        for (const OwnPiece& own : pieces) bytes += own.bytes();
+        return bytes;
+    }
+
+    // For all ranks: makes the folder to write to.
+    void begin_folder() {
+        SharedTask task(world_, false);
+        task.start([this](std::string&) {
+            if (!world_.is_root()) return;
+            new_checkpoint_ = std::make_unique<NewCheckpoint>(run_dir_, report_.step);
+            check_space(new_checkpoint_->folder(), all_bytes_);
+            save_id_ = new_save_id();
+        });
+        report_.trouble = task.finish().trouble;
+        folder_ = world_.gather(new_checkpoint_ ? new_checkpoint_->folder() : "")[0];
+        world_.broadcast(&save_id_, sizeof save_id_);
+    }
+
+    // Copies pieces [begin, end) into the staging memory, one behind the other.
+    void copy(size_t begin, size_t end) {
+        char* to = staging_.data;
+        for (size_t i = begin; i < end; i++) {
+            const OwnPiece& own = pieces_[i];
+            state_.copy_out(own.piece.slot, own.unit, own.at, own.piece.count, to);
+            to += own.bytes();
+        }
+        cudaCheck(cudaStreamSynchronize(state_.stream()));
+    }
+
+    // Writes this rank's file, as much at a time as the staging memory holds.
+    void write() {
+        if (pieces_.empty()) return;
+        CheckpointDataFile file(folder_, file_number_, save_id_);
+        for (size_t begin = 0, end; begin < pieces_.size(); begin = end) {
+            uint64_t bytes = 0;
+            for (end = begin; end < pieces_.size() && bytes + pieces_[end].bytes() <= room_; end++)
+                bytes += pieces_[end].bytes();
+            if (!in_background_) copy(begin, end);  // otherwise all of it is there
+            const char* from = staging_.data;
+            for (size_t i = begin; i < end; i++) {
+                file.append(pieces_[i].piece, from, pieces_[i].bytes());
+                from += pieces_[i].bytes();
+            }
+        }
+        file.finish();
+    }
+
+    // For all ranks: the first learns where everyone's pieces are, and publishes the checkpoint.
+    void publish() {
+        std::vector<std::string_view> to_each(world_.size());
+        std::string table = table_of(pieces_);
+        to_each[0] = table;
+        task_.start([this, tables = world_.exchange(to_each)](std::string& remark) {
+            if (!world_.is_root()) return;
+            new_checkpoint_->commit(index_of(tables));
+            note_trouble(remark, [&] { keep_newest(run_dir_, keep_, keep_every_); });
+        });
+    }
+
+    static std::string table_of(const std::vector<OwnPiece>& pieces) {
+        std::string table;
+        for (const OwnPiece& own : pieces) table.append((const char*)&own.piece, sizeof own.piece);
+        return table;
+    }
+
+    // The index of everyone's pieces.
+    CheckpointIndex index_of(const std::vector<std::string>& tables) const {
+        CheckpointIndex index = {
+            save_id_, about_, checkpoint_tensors(state_.layout(), state_.settings()), {}, {}};
+        for (const std::string& table : tables) {
+            if (table.empty()) continue;
+            size_t first = index.pieces.size(), count = table.size() / sizeof(CheckpointPiece);
+            index.pieces.resize(first + count);
+            memcpy(&index.pieces[first], table.data(), table.size());
+            const CheckpointPiece& last = index.pieces.back();
+            index.file_bytes.push_back(last.offset + index.bytes_of(last));
+        }
+        return index;
+    }
+
+    ZeroState& state_;
+    const World& world_;
+    const std::string run_dir_;
+    const int keep_;
+    const int64_t keep_every_;
+    const bool in_background_;
+    std::vector<OwnPiece> pieces_;  // that this rank writes
+    uint64_t all_bytes_ = 0;        // of all ranks' pieces
+    int file_number_ = 0;
+    const size_t room_;  // bytes of staging memory
+    HostArray<char> staging_;
+
+    // the save under way
+    Phase phase_ = Phase::none;
+    nlohmann::ordered_json about_;
+    std::unique_ptr<NewCheckpoint> new_checkpoint_;  // on the first rank
+    std::string folder_;                             // where it is written
+    uint64_t save_id_ = 0;
+    SaveReport report_;
+    SharedTask task_;  // last, for it uses the others
+};

@@ -1,0 +1,195 @@
+/*
+The checkpoints of a run: where it goes on from, and what is saved of it while it goes on.
+*/
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include "comm/checkpoint_loader.h"  // load_checkpoint
+#include "comm/checkpoint_saver.h"   // CheckpointSaver
+#include "comm/world.h"              // World, CommonError
+#include "data/checkpoint_folder.h"  // checkpoint_steps
+#include "data/options.h"            // Options, options_to_json
+#include "data/program_version.h"    // program_version
+
+// How far a run has come.
+struct RunPosition {
+    int step = 0;          // steps done
+    uint64_t samples = 0;  // taken from the data, in the order of the run
+};
+
+class RunCheckpoints {
+public:
+    using LayoutAt = std::function<ParameterLayout(const MeshPosition&)>;
+    using Report = std::function<void(const SaveReport&)>;
+
+    // layout_at gives the layout of the rank there. report is called on all ranks with what came of a save.
+    RunCheckpoints(ZeroState& state, LayoutAt layout_at, const Options& o, const World& world, RunLog* log,
+                   Report report)
+        : state_(state),
+          layout_at_(std::move(layout_at)),
+          options_(o),
+          world_(world),
+          log_(log),
+          report_(std::move(report)),
+          saver_(state, world, o.run_dir, o.keep, o.keep_every, state.settings().staging) {}
+
+    // For all ranks: the state of the newest checkpoint that is whole, of those --resume names, from the one of
+    // this step on.
+    RunPosition resume(int64_t newest) {
+        std::string first_trouble;
+        std::vector<std::string> folders = candidates(newest);
+        if (folders.empty())
+            throw CommonError("--resume: the checkpoints are gone meanwhile; see who else writes there");
+        for (const std::string& folder : folders) {
+            try {
+                RunPosition position = load(folder, false);
+                printf("resume       %s: goes on after step %d\n", folder.c_str(), position.step);
+                if (is_own(folder, position.step)) on_disk_ = position.step;
+                return position;
+            } catch (const CommonError& error) {
+                if (folders.size() == 1) throw;
+                world_.go_on();
+                if (first_trouble.empty()) first_trouble = error.what();
+                printf("resume       passed over: %s\n", one_line(error.what()).c_str());
+            }
+        }
+        throw CommonError(text("--resume %s: none of %zu checkpoints can be used; the newest: %s",
+                               printable(options_.resume).c_str(), folders.size(), first_trouble.c_str()));
+    }
+
+    // For all ranks: the weights alone.
+    void take_weights(const std::string& folder) {
+        load(folder, true);
+        printf("weights      of %s\n", folder.c_str());
+    }
+
+    // For all ranks: begins to save, or saves. The log is on disk before, so that it tells of every step that
+    // a checkpoint has, even if the power fails.
+    void save(const RunPosition& position) {
+        world_.together([&] {
+            if (log_) log_->sync();
+        });
+        if (auto report = saver_.save(header(position))) tell(*report);
+    }
+
+    uint64_t bytes() const { return saver_.bytes(); }  // of one
+    // Whether a save is under way that need not wait for this rank.
+    bool is_ready() const { return saver_.under_way() && saver_.is_ready(); }
+
+    // For all ranks, when all are ready: goes on with a save under way.
+    void advance() {
+        if (auto report = saver_.advance()) tell(*report);
+    }
+
+    // For all ranks: waits for a save under way.
+    void finish() {
+        if (saver_.under_way()) tell(saver_.finish());
+    }
+
+    // For all ranks: returns when this position is on disk, and gives the checkpoint's folder. Throws why it
+    // is not.
+    std::string finish_at(const RunPosition& position) {
+        finish();
+        if (on_disk_ != position.step) {
+            save(position);
+            finish();
+        }
+        if (on_disk_ != position.step) throw CommonError(trouble_);
+        return checkpoint_folder(options_.run_dir, position.step);
+    }
+
+    // For all ranks, in a run that ends with an error: saves what it has come to, and says what came of that.
+    std::string rescue(const RunPosition& position) {
+        world_.go_on();
+        try {
+            std::string folder = finish_at(position);
+            return text("the run up to step %d is saved in %s", position.step, folder.c_str());
+        } catch (const CommonError& error) {
+            return text("nor could step %d be saved: %s", position.step, error.what());
+        }
+    }
+
+private:
+    // For all ranks: checkpoints to go on from, the best first, as the first rank sees them.
+    std::vector<std::string> candidates(int64_t newest) const {
+        std::string mine, run = options_.resume == "auto" ? options_.run_dir : options_.resume;
+        world_.together([&] {
+            if (access(index_path(run).c_str(), F_OK) == 0) {
+                mine = run + '\0';
+            } else {
+                for (int64_t step : checkpoint_steps(run)) {
+                    if (step <= newest) mine += checkpoint_folder(run, step) + '\0';
+                }
+            }
+        });
+        std::vector<std::string> folders;
+        std::string all = world_.gather(mine)[0];
+        for (size_t begin = 0, end; begin < all.size(); begin = end + 1) {
+            end = all.find('\0', begin);
+            folders.push_back(all.substr(begin, end - begin));
+        }
+        return folders;
+    }
+
+    // For all ranks: whether it is, for the first rank, the checkpoint of this step in the run directory.
+    bool is_own(const std::string& folder, int step) const {
+        return world_.largest(world_.is_root() &&
+                              is_same_folder(folder, checkpoint_folder(options_.run_dir, step)));
+    }
+
+    // That a checkpoint's state means what this run takes it for.
+    void check_same_meaning(const nlohmann::ordered_json& stored, const std::string& folder) const {
+        nlohmann::ordered_json own = options_to_json(options_, command_train);
+        for (const OptionRow& row : option_table()) {
+            bool fixed = row.resume == Resume::shape || row.resume == Resume::fixed;
+            if (!fixed || !stored.contains(row.field) || stored[row.field] == own[row.field]) continue;
+            fail("%s: made with %s %s, and the run has %s; name a checkpoint of this run", folder.c_str(),
+                 option_name(row).c_str(), json_text(stored[row.field]).c_str(),
+                 json_text(own[row.field]).c_str());
+        }
+    }
+
+    RunPosition load(const std::string& folder, bool weights_only) {
+        std::unique_ptr<CheckpointReader> reader;
+        world_.together([&] {
+            reader = std::make_unique<CheckpointReader>(folder, world_.is_root());  // one looks at all files
+            if (!weights_only) check_same_meaning(reader->index().about.at("options"), folder);
+        });
+        std::string converted = load_checkpoint(state_, world_, layout_at_, *reader, weights_only);
+        if (!converted.empty()) printf("             %s\n", converted.c_str());
+        auto& index = reader->index();
+        return {(int)index.step(), (uint64_t)index.samples()};
+    }
+
+    nlohmann::ordered_json header(const RunPosition& position) const {
+        return {{"program", program_version},
+                {"step", position.step},
+                {"samples", position.samples},
+                {"options", options_to_json(options_, command_train)}};
+    }
+
+    void tell(const SaveReport& report) {
+        trouble_ = report.trouble;
+        if (trouble_.empty()) on_disk_ = (int)report.step;
+        report_(report);
+    }
+
+    ZeroState& state_;
+    LayoutAt layout_at_;
+    const Options& options_;
+    const World& world_;
+    RunLog* const log_;  // on the first rank
+    Report report_;
+    CheckpointSaver saver_;
+    int on_disk_ = -1;     // step of the last checkpoint that is
+    std::string trouble_;  // of the last save
+};

@@ -1,0 +1,48 @@
+/*
+Floating-point numbers as files of others hold them, widened to float.
+*/
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+#include "data/dtype.h"
+
+enum class FloatFormat { f16, bf16, f32, f64 };
+
+inline uint64_t float_bytes(FloatFormat format) {
+    return format == FloatFormat::f64 ? 8 : format == FloatFormat::f32 ? 4 : 2;
+}
+
+// IEEE 754 binary16: a sign, 5 bits of exponent with a bias of 15, 10 of fraction. Every value is a float's.
+inline float half_to_float(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 0x3ff;
+    if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000 | fraction << 13);  // infinite, or NaN
+    if (exponent > 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+    float tiny = (float)fraction * 0x1p-24f;
+    return sign ? -tiny : tiny;
+}
+
+// Widens n numbers that lie anywhere; a double is rounded.
+inline void widen(FloatFormat format, const char* from, uint64_t n, float* to) {
+    auto each = [&]<typename Stored>(Stored, auto&& convert) {
+        for (uint64_t i = 0; i < n; i++) {
+            Stored value;
+            memcpy(&value, from + i * sizeof value, sizeof value);
+            to[i] = convert(value);
+        }
+    };
+    switch (format) {
+    case FloatFormat::f16:
+        return each(uint16_t(), half_to_float);
+    case FloatFormat::bf16:
+        return to_floats(Dtype::bf16, from, n, to);
+    case FloatFormat::f32:
+        return to_floats(Dtype::fp32, from, n, to);
+    case FloatFormat::f64:
+        return each(double(), [](double value) { return (float)value; });
+    }
+}

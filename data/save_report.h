@@ -1,0 +1,17 @@
+/*
+What came of saving a checkpoint.
+*/
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+struct SaveReport {
+    int64_t step = 0;
+    std::string folder;
+    uint64_t bytes = 0;   // of all ranks
+    double stalled = 0;   // seconds that training waited, on this rank
+    double seconds = 0;   // of work: to copy, write and publish
+    std::string trouble;  // why there is no checkpoint; empty: it is on disk
+    std::string remark;   // why older ones are still there; empty: those that were to go are gone
+};

@@ -1,0 +1,265 @@
+/*
+A library that stands between a program and the file system (LD_PRELOAD), and makes one call go wrong. Calls
+are counted that change what is in a folder `checkpoints`, or below it; everything else goes through. Nothing
+of the program knows of it.
+
+    FAULT_AT=k         the call that is struck, counted from 1; without it, none is
+    FAULT=kill         (if nothing else is said) the process is killed before the call
+          torn         before the call; of a write, after its first half
+          power        before the call, and what was written to any file and not synchronised since is lost
+          ENOSPC, EIO  the call fails with this error
+    FAULT_LASTING=1    calls after it fail as well
+    FAULT_CALLS=...    only these are counted, of: create, write, truncate, sync, rename, unlink, mkdir, rmdir
+                       (all of those without it) and read
+    FAULT_RANK=r       only in rank r of an MPI job
+    FAULT_LIST=path    a line for each call that was counted, with its number, is appended to this file
+
+A process that is killed leaves the system's cache of its files whole; `power` is for what a machine that goes
+down does to them. Calls that libc makes of itself (those of stdio) are not seen.
+*/
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace {
+
+std::string setting(const char* name, const char* otherwise = "") {
+    const char* value = getenv(name);
+    return value && *value ? value : otherwise;
+}
+
+// The function of this name that would have been called without us.
+#define REAL(name) ((decltype(&::name))dlsym(RTLD_NEXT, #name))
+
+class Faults {
+public:
+    // True if the call must fail; errno says why. `half` does half of it, if it can be done by halves.
+    template <typename Half>
+    bool strike(const char* call, const std::string& path, Half&& half) {
+        if (!concerned_ || !below_checkpoints(path) ||
+            calls_.find("," + std::string(call) + ",") == calls_.npos)
+            return false;
+        std::lock_guard lock(mutex_);
+        count_++;
+        list(call, path);
+        if (at_ == 0 || count_ < at_ || (count_ > at_ && !lasting_)) return false;
+        if (kind_ == "ENOSPC" || kind_ == "EIO") {
+            errno = kind_ == "EIO" ? EIO : ENOSPC;
+            return true;
+        }
+        if (kind_ == "torn") half();
+        if (kind_ == "power") lose_unsynchronised();
+        kill(getpid(), SIGKILL);
+        return true;
+    }
+    bool strike(const char* call, const std::string& path) {
+        return strike(call, path, [] {});
+    }
+
+    // A file about to be written is kept open, under whatever name it is by then, until it is synchronised.
+    void writes(int file) {
+        std::lock_guard lock(mutex_);
+        struct stat status;
+        if (kind_ != "power" || fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) return;
+        auto [kept, added] = unsynchronised_.try_emplace({status.st_dev, status.st_ino});
+        if (added) kept->second = {fcntl(file, F_DUPFD_CLOEXEC, 0), status.st_size};
+    }
+    void synchronised(int file) {
+        std::lock_guard lock(mutex_);
+        struct stat status;
+        if (fstat(file, &status) != 0) return;
+        auto kept = unsynchronised_.find({status.st_dev, status.st_ino});
+        if (kept == unsynchronised_.end()) return;
+        close(kept->second.file);
+        unsynchronised_.erase(kept);
+    }
+
+private:
+    static bool below_checkpoints(const std::string& path) {
+        return path.find("/checkpoints/") != path.npos || path.starts_with("checkpoints/") ||
+               path.ends_with("/checkpoints");
+    }
+
+    void list(const char* call, const std::string& path) {
+        if (list_.empty()) return;
+        std::string name = path.substr(path.find("checkpoints"));
+        std::string line = std::to_string(count_) + " " + call + " " + name + "\n";
+        int file = REAL(open)(list_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+        if (file < 0 || REAL(write)(file, line.data(), line.size()) != (ssize_t)line.size()) abort();
+        close(file);
+    }
+
+    void lose_unsynchronised() {
+        for (auto& [unused, kept] : unsynchronised_) {
+            struct stat status;
+            if (fstat(kept.file, &status) != 0) abort();
+            if (kept.safe < status.st_size && REAL(ftruncate)(kept.file, kept.safe) != 0) abort();
+        }
+    }
+
+    std::mutex mutex_;
+    bool concerned_ =
+        setting("FAULT_RANK").empty() || setting("FAULT_RANK") == setting("OMPI_COMM_WORLD_RANK");
+    std::string calls_ =
+        "," + setting("FAULT_CALLS", "create,write,truncate,sync,rename,unlink,mkdir,rmdir") + ",";
+    std::string kind_ = setting("FAULT", "kill"), list_ = setting("FAULT_LIST");
+    long at_ = atol(setting("FAULT_AT", "0").c_str()), count_ = 0;
+    bool lasting_ = setting("FAULT_LASTING") == "1";
+    struct Unsynchronised {
+        int file;
+        off_t safe;  // bytes that are on disk
+    };
+    std::map<std::pair<dev_t, ino_t>, Unsynchronised> unsynchronised_;
+};
+
+// Never destroyed: files are written until the process is gone.
+Faults& faults() {
+    static auto* all = new Faults;
+    return *all;
+}
+
+// The path of an open file, or of a name in an open folder.
+std::string path_of(int file) {
+    char path[PATH_MAX];
+    ssize_t length = readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), path, sizeof path);
+    return std::string(path, length > 0 ? (size_t)length : 0);
+}
+std::string path_at(int folder, const char* name) {
+    return folder == AT_FDCWD || *name == '/' ? name : path_of(folder) + "/" + name;
+}
+
+template <typename Real>
+int open_at(Real&& real, int folder, const char* name, int flags) {
+    if ((flags & O_CREAT) && faults().strike("create", path_at(folder, name))) return -1;
+    return real();
+}
+
+// `write_first(n)` writes the first n bytes.
+template <typename WriteFirst>
+ssize_t write_some(int file, size_t bytes, WriteFirst&& write_first) {
+    if (faults().strike("write", path_of(file), [&] { (void)!write_first(bytes / 2); })) return -1;
+    faults().writes(file);
+    return write_first(bytes);
+}
+
+template <typename Real>
+int truncate_file(int file, Real&& real) {
+    if (faults().strike("truncate", path_of(file))) return -1;
+    faults().writes(file);
+    return real();
+}
+
+template <typename Real>
+int synchronise(int file, Real&& real) {
+    if (faults().strike("sync", path_of(file))) return -1;
+    int result = real();
+    if (result == 0) faults().synchronised(file);
+    return result;
+}
+
+mode_t mode_of(int flags, va_list arguments) {
+    return flags & (O_CREAT | O_TMPFILE) ? va_arg(arguments, mode_t) : 0;
+}
+
+}  // namespace
+
+// ----------------------------------------------------------------------------
+// what the program calls in place of libc's
+
+extern "C" {
+
+#define OPEN(name)                                                                                           \
+    int name(const char* path, int flags, ...) {                                                             \
+        va_list arguments;                                                                                   \
+        va_start(arguments, flags);                                                                          \
+        mode_t mode = mode_of(flags, arguments);                                                             \
+        va_end(arguments);                                                                                   \
+        return open_at([&] { return REAL(name)(path, flags, mode); }, AT_FDCWD, path, flags);                \
+    }
+OPEN(open)
+OPEN(open64)
+
+#define OPENAT(name)                                                                                         \
+    int name(int folder, const char* path, int flags, ...) {                                                 \
+        va_list arguments;                                                                                   \
+        va_start(arguments, flags);                                                                          \
+        mode_t mode = mode_of(flags, arguments);                                                             \
+        va_end(arguments);                                                                                   \
+        return open_at([&] { return REAL(name)(folder, path, flags, mode); }, folder, path, flags);          \
+    }
+OPENAT(openat)
+OPENAT(openat64)
+
+ssize_t write(int file, const void* data, size_t bytes) {
+    return write_some(file, bytes, [&](size_t n) { return REAL(write)(file, data, n); });
+}
+ssize_t pwrite(int file, const void* data, size_t bytes, off_t offset) {
+    return write_some(file, bytes, [&](size_t n) { return REAL(pwrite)(file, data, n, offset); });
+}
+ssize_t pwrite64(int file, const void* data, size_t bytes, off64_t offset) {
+    return write_some(file, bytes, [&](size_t n) { return REAL(pwrite64)(file, data, n, offset); });
+}
+
+ssize_t read(int file, void* data, size_t bytes) {
+    return faults().strike("read", path_of(file)) ? -1 : REAL(read)(file, data, bytes);
+}
+ssize_t pread(int file, void* data, size_t bytes, off_t offset) {
+    return faults().strike("read", path_of(file)) ? -1 : REAL(pread)(file, data, bytes, offset);
+}
+ssize_t pread64(int file, void* data, size_t bytes, off64_t offset) {
+    return faults().strike("read", path_of(file)) ? -1 : REAL(pread64)(file, data, bytes, offset);
+}
+
+int ftruncate(int file, off_t bytes) noexcept {
+    return truncate_file(file, [&] { return REAL(ftruncate)(file, bytes); });
+}
+int ftruncate64(int file, off64_t bytes) noexcept {
+    return truncate_file(file, [&] { return REAL(ftruncate64)(file, bytes); });
+}
+int fallocate(int file, int mode, off_t offset, off_t bytes) {
+    return truncate_file(file, [&] { return REAL(fallocate)(file, mode, offset, bytes); });
+}
+
+int fsync(int file) {
+    return synchronise(file, [&] { return REAL(fsync)(file); });
+}
+int fdatasync(int file) {
+    return synchronise(file, [&] { return REAL(fdatasync)(file); });
+}
+
+// Known by the new name.
+int rename(const char* from, const char* to) noexcept {
+    return faults().strike("rename", to) ? -1 : REAL(rename)(from, to);
+}
+int unlink(const char* path) noexcept {
+    return faults().strike("unlink", path) ? -1 : REAL(unlink)(path);
+}
+int unlinkat(int folder, const char* path, int flags) noexcept {
+    const char* call = flags & AT_REMOVEDIR ? "rmdir" : "unlink";
+    return faults().strike(call, path_at(folder, path)) ? -1 : REAL(unlinkat)(folder, path, flags);
+}
+int remove(const char* path) noexcept {
+    return faults().strike("unlink", path) ? -1 : REAL(remove)(path);
+}
+int mkdir(const char* path, mode_t mode) noexcept {
+    return faults().strike("mkdir", path) ? -1 : REAL(mkdir)(path, mode);
+}
+int rmdir(const char* path) noexcept {
+    return faults().strike("rmdir", path) ? -1 : REAL(rmdir)(path);
+}
+
+}  // extern "C"
