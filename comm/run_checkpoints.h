@@ -42,8 +42,8 @@ public:
           report_(std::move(report)),
           saver_(state, world, o.run_dir, o.keep, o.keep_every, state.settings().staging) {}
 
-    // For all ranks: the state of the newest checkpoint that is whole, of those --resume names, from the one of
-    // this step on.
+    // For all ranks: the state of the newest checkpoint that is whole, of those --resume names, from the one
+    // of this step on.
     RunPosition resume(int64_t newest) {
         std::string first_trouble;
         std::vector<std::string> folders = candidates(newest);
