@@ -74,10 +74,8 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
     for (int unit : layout.held()) {
         size_t part_size = layout.unit_size(unit) / shape.shard, begin = position.shard * part_size;
         size_t slice = part_size / shape.replicas(), from = begin + position.replica * slice;
-        for (const TensorPart& part : layout.counted_parts(unit, from, from + slice)) {
-            for (size_t done = 0; done < part.count; done += largest_piece)
-                add(unit, begin, part.slice(done, std::min(largest_piece, part.count - done)));
-        }
+        each_piece(layout.counted_parts(unit, from, from + slice), largest_piece,
+                   [&](const TensorPart& piece) { add(unit, begin, piece); });
     }
     return pieces;
 }

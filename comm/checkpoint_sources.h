@@ -25,7 +25,7 @@ precision and what is kept for the optimizer need not be.
 #include "comm/zero.h"              // slots_of, dtype_of
 #include "data/checkpoint_files.h"  // CheckpointReader
 #include "data/error.h"
-#include "data/words.h"  // printable
+#include "data/words.h"  // printable, shape_text
 
 // From which stored slot each slot of a state comes. A slot of the state that nothing is said of stays as
 // it is.
@@ -77,12 +77,6 @@ inline std::string conversions(const CheckpointTensor& stored, const SlotSources
         all.push_back("the fp32 master copy in the checkpoint is left out");
     std::string result;
     for (const std::string& one : all) result += (result.empty() ? "" : "; ") + one;
-    return result;
-}
-
-inline std::string shape_text(const std::vector<int64_t>& shape) {
-    std::string result;
-    for (int64_t size : shape) result += (result.empty() ? "" : " x ") + std::to_string(size);
     return result;
 }
 

@@ -60,27 +60,20 @@ void allocate(T*& pointer, size_t count, bool on_host = false) {
     cudaCheck(error);
 }
 
-// Memory of the device, for as long as this lives.
-template <typename T>
-struct DeviceArray {
+// Memory for as long as this lives.
+template <typename T, bool on_host>
+struct OwnedArray {
     T* data;
 
-    explicit DeviceArray(size_t count) { allocate(data, count); }
-    ~DeviceArray() { cudaFree(data); }
-    DeviceArray(const DeviceArray&) = delete;
-    DeviceArray& operator=(const DeviceArray&) = delete;
+    explicit OwnedArray(size_t count) { allocate(data, count, on_host); }
+    ~OwnedArray() { on_host ? cudaFreeHost(data) : cudaFree(data); }
+    OwnedArray(const OwnedArray&) = delete;
+    OwnedArray& operator=(const OwnedArray&) = delete;
 };
-
-// The same in pinned memory of the host.
 template <typename T>
-struct HostArray {
-    T* data;
-
-    explicit HostArray(size_t count) { allocate(data, count, true); }
-    ~HostArray() { cudaFreeHost(data); }
-    HostArray(const HostArray&) = delete;
-    HostArray& operator=(const HostArray&) = delete;
-};
+using DeviceArray = OwnedArray<T, false>;
+template <typename T>
+using HostArray = OwnedArray<T, true>;  // pinned
 
 // The stream that computes; it ends when its work does.
 struct ComputeStream {

@@ -126,6 +126,15 @@ struct TensorPart {
     size_t inside = 0;        // elements of the tensor that are here and come before
 };
 
+// Calls visit(piece) for parts in turn, cut where they have more than `most` elements.
+template <typename Visit>
+void each_piece(const std::vector<TensorPart>& parts, size_t most, Visit&& visit) {
+    for (const TensorPart& part : parts) {
+        for (size_t done = 0; done < part.count; done += most)
+            visit(part.slice(done, std::min(most, part.count - done)));
+    }
+}
+
 // Elements [begin, end) of a unit.
 struct UnitRange {
     size_t begin, end;

@@ -16,15 +16,6 @@ on one rank.
 
 constexpr size_t tensor_piece = 1 << 22;  // elements that pass through host memory at a time
 
-// Calls visit(piece) for parts in turn, cut where they are longer than a piece.
-template <typename Visit>
-void each_piece(const std::vector<TensorPart>& parts, Visit&& visit) {
-    for (const TensorPart& part : parts) {
-        for (size_t done = 0; done < part.count; done += tensor_piece)
-            visit(part.slice(done, std::min(tensor_piece, part.count - done)));
-    }
-}
-
 // For all ranks: sets every parameter. values(row, name, first, count) gives the elements [first, first +
 // count) of a whole tensor, as a span of floats; a rank asks for those it owns.
 template <typename Values>
@@ -32,7 +23,7 @@ void set_tensors(ZeroState& state, Values&& values) {
     state.synchronize();
     std::vector<float> here;
     for (int unit : state.layout().held()) {
-        each_piece(state.owned_parts(unit), [&](const TensorPart& piece) {
+        each_piece(state.owned_parts(unit), tensor_piece, [&](const TensorPart& piece) {
             here.resize(piece.count);
             piece.each_run([&](size_t first, size_t count, size_t offset) {
                 std::span<const float> run = values(*piece.row, piece.name, first, count);

@@ -130,8 +130,6 @@ public:
     float* owned_grads(int unit) const {
         return grads_ + (cut_grads_ ? shard_offset(unit) : layout_.unit_offset(unit) + owned_begin(unit));
     }
-    // fp32 parameters are their own master copy.
-    bool keeps_floats() const { return settings_.keep_master || sizeof(floatX) == sizeof(float); }
     const Mesh& mesh() const { return mesh_; }
     const ParameterLayout& layout() const { return layout_; }
     const ZeroSettings& settings() const { return settings_; }

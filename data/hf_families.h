@@ -65,14 +65,19 @@ inline void read_gelu(HfObject& config, const char* key, ModelConfig& model) {
     model.mlp = tanh ? "gelu" : "gelu-exact";
 }
 
-inline ModelConfig gpt2(HfObject& config) {
-    ModelConfig model;
+// The sizes under the names of GPT-2, which GPT-J took over.
+inline void read_openai_sizes(HfObject& config, ModelConfig& model) {
     model.layers = config.size("n_layer");
     model.channels = config.size("n_embd");
     model.heads = config.size("n_head");
     model.mlp_width = config.size("n_inner", 0);
     model.vocab_size = config.size("vocab_size");
     model.context = config.size("n_positions");
+}
+
+inline ModelConfig gpt2(HfObject& config) {
+    ModelConfig model;
+    read_openai_sizes(config, model);
     model.norm_eps = config.real("layer_norm_epsilon", 1e-5f);
     model.tie_embeddings = config.flag("tie_word_embeddings", true);
     config.ignore("reorder_and_upcast_attn");  // a matter of rounding
@@ -223,12 +228,7 @@ inline ModelConfig gptj(HfObject& config) {
     model.position = "rope";
     model.block = "parallel";
     model.bias = false;  // of those that GPT-J has, all must be zero
-    model.layers = config.size("n_layer");
-    model.channels = config.size("n_embd");
-    model.heads = config.size("n_head");
-    model.mlp_width = config.size("n_inner", 0);
-    model.vocab_size = config.size("vocab_size");
-    model.context = config.size("n_positions");
+    read_openai_sizes(config, model);
     model.rope_dims = config.size("rotary_dim");
     model.norm_eps = config.real("layer_norm_epsilon", 1e-5f);
     model.tie_embeddings = config.flag("tie_word_embeddings", false);

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.." || exit 1
 . test/ranks.sh
 export RANKS_TIMEOUT=3600
 program=$1/bench_checkpoint
-folder=$(mktemp -d "${FOLDER:-.}/bench_checkpoint.XXXXXX") || exit 1
+folder=$(mktemp -d -p "${FOLDER:-.}") || exit 1
 trap 'rm -rf "$folder"' EXIT
 for model in ${MODELS:-gpt2-124M gpt2-350M}; do
     echo "$model, with AdamW's moments"

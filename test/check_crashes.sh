@@ -4,15 +4,13 @@
 #
 #   SEED=N    repeats the random moments of an earlier run, which printed it; KILLS=N how many (50)
 cd "$(dirname "$0")/.." || exit 1
+. test/seed.sh
 . test/jobs.sh
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
 text=$PWD/kernels
 work=$(mktemp -d)
 trap 'kill_all; umount "$work/small" 2>/dev/null; rm -rf "$work"' EXIT
 cd "$work" || exit 1
-seed=${SEED:-$((RANDOM * 32768 + RANDOM))}
-echo "seed $seed"
-RANDOM=$seed
 export OMP_NUM_THREADS=1
 
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"

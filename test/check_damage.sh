@@ -4,15 +4,13 @@
 #
 #   SEED=N    repeats the random places of an earlier run, which printed it; FLIPS=N how many bits are flipped (200)
 cd "$(dirname "$0")/.." || exit 1
+. test/seed.sh
 . test/ranks.sh
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs forge=$PWD/build/cpu-fp32/forge_checkpoint
 faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
-seed=${SEED:-$((RANDOM * 32768 + RANDOM))}
-echo "seed $seed"
-RANDOM=$seed
 export OMP_NUM_THREADS=1
 
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"

@@ -4,15 +4,13 @@
 #
 #   SEED=N    repeats the random moments and ranks of an earlier run, which printed it; KILLS=N how many (15)
 cd "$(dirname "$0")/.." || exit 1
+. test/seed.sh
 . test/jobs.sh
 cpu=$PWD/build/cpu-fp32/train_gpt text=$PWD/kernels
 command -v mpirun >/dev/null || { echo "skipped: failures of ranks (mpirun is not here)"; exit 0; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
 work=$(mktemp -d)
 cd "$work" || exit 1
-seed=${SEED:-$((RANDOM * 32768 + RANDOM))}
-echo "seed $seed"
-RANDOM=$seed
 
 # check NAME COMMAND...    ok if the command succeeds; what it prints is dropped
 check() {

@@ -4,14 +4,8 @@
 #
 #   test/check_transformers.sh [FAMILY...]
 cd "$(dirname "$0")/.." || exit 1
-for python in $PYTHON python3 /opt/*/bin/python3; do
-    "$python" -c 'import torch, transformers' 2>/dev/null && break
-    python=
-done
-if [ -z "$python" ]; then
-    echo "skipped: transformers (no Python with torch and transformers; name one in PYTHON)"
-    exit 0
-fi
+against=transformers
+. test/python.sh
 make --no-print-directory DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt build/cpu-fp32/token_likelihoods >/dev/null ||
     { echo "FAILED transformers: does not build"; exit 1; }
 OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 "$python" test/transformers_round_trip.py build/cpu-fp32/train_gpt build/cpu-fp32/token_likelihoods \

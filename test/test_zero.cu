@@ -148,7 +148,7 @@ std::map<std::string, std::string> collected_bytes(ZeroState& state) {
 std::vector<double> collected(ZeroState& state) {
     std::string bytes;
     for (auto& [name, tensor] : collected_bytes(state)) bytes += tensor;
-    if (!state.keeps_floats()) {
+    if (!state.settings().keep_master && sizeof(floatX) < sizeof(float)) {
         auto* values = (const floatX*)bytes.data();
         return to_doubles(std::vector<floatX>(values, values + bytes.size() / sizeof(floatX)));
     }
