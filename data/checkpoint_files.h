@@ -25,6 +25,7 @@ to the end. What pieces there are says the index (data/checkpoint_index.h).
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <random>
 #include <string>
 #include <vector>
@@ -82,6 +83,22 @@ inline DataPreamble data_preamble(uint32_t file, uint64_t save_id, uint64_t byte
     return preamble;
 }
 
+// The checksum of bytes that move(done, n) moves chunk by chunk to or from a file: a chunk is hashed while the
+// processor has it in its cache.
+template <typename Move>
+uint64_t move_and_hash(const void* data, uint64_t bytes, Move&& move) {
+    constexpr uint64_t chunk = 256 << 10;
+    std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
+    if (!state) throw std::bad_alloc();
+    XXH3_64bits_reset(state.get());
+    for (uint64_t done = 0, n; done < bytes; done += n) {
+        n = std::min(chunk, bytes - done);
+        move(done, n);
+        XXH3_64bits_update(state.get(), (const char*)data + done, n);
+    }
+    return XXH3_64bits_digest(state.get());
+}
+
 }  // namespace checkpoint_format
 
 // ----------------------------------------------------------------------------
@@ -108,8 +125,9 @@ public:
     void append(CheckpointPiece& piece, const void* data, uint64_t bytes) {
         piece.file = number_;
         piece.offset = end_;
-        piece.hash = XXH3_64bits(data, bytes);
-        write_at(file_, path_, end_, data, bytes);
+        piece.hash = checkpoint_format::move_and_hash(data, bytes, [&](uint64_t done, uint64_t n) {
+            write_at(file_, path_, end_ + done, (const char*)data + done, n);
+        });
         // So that the disk begins now, and not at fsync(); what goes wrong is said there.
         sync_file_range(file_.get(), (off_t)end_, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
         end_ += bytes;
@@ -193,10 +211,12 @@ public:
     void read(const CheckpointPiece& piece, void* to) const {
         uint64_t bytes = index_.bytes_of(piece);
         std::shared_ptr<const FileHandle> file = data_file(piece.file);
-        if (!read_at(*file, name_of(piece), piece.offset, to, bytes))
-            fail("%s: the file became shorter; use another checkpoint", name_of(piece).c_str());
-        if (XXH3_64bits(to, bytes) != piece.hash)
-            fail("%s: does not match its checksum; use another checkpoint", name_of(piece).c_str());
+        std::string name = name_of(piece);
+        uint64_t hash = checkpoint_format::move_and_hash(to, bytes, [&](uint64_t done, uint64_t n) {
+            if (!read_at(*file, name, piece.offset + done, (char*)to + done, n))
+                fail("%s: the file became shorter; use another checkpoint", name.c_str());
+        });
+        if (hash != piece.hash) fail("%s: does not match its checksum; use another checkpoint", name.c_str());
     }
 
     // Elements [first, first + count) of a tensor as floats. The pieces they lie in are kept, so that reading
