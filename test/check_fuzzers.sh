@@ -2,7 +2,7 @@
 # The readers of files that others wrote, a while each under libFuzzer with the address and undefined-behaviour
 # sanitizers. Needs clang and its run-time library (Debian: clang libclang-rt-14-dev). SECONDS_EACH says how long.
 cd "$(dirname "$0")/.." || exit 1
-seconds=${SECONDS_EACH:-15}
+seconds=${SECONDS_EACH:-10}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 sanitizers=fuzzer,address,undefined
