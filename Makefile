@@ -3,8 +3,9 @@
 #   make               build ./train_gpt for the device found here (make DEVICE=cuda|cpu|simt to choose)
 #   make quickstart    train a small model on text found on this machine (TEXT=path for your own)
 #   make test          build and run the tests; make test-all adds fuzzing, sanitizers and longer runs
-#   make bench         measure speed; make bench-parallel what several processes cost and hide;
-#                      make bench-checkpoint what saving and loading take
+#   make bench         measure speed: make bench-kernels each kernel, make bench-train whole models;
+#                      make bench-parallel what several processes cost and hide, make bench-checkpoint
+#                      what saving and loading take
 #   make dist          pack the program with the libraries it needs, to be copied to other machines
 #   make info          what was found here, and how to override it
 #   make deps          install the packages that are missing
@@ -48,7 +49,7 @@ endif
 CXX      := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 dist     := $(filter dist,$(MAKECMDGOALS))# what is packed runs on other machines, and is built apart
 CPU_ARCH ?= $(if $(filter cuda,$(DEVICE))$(dist),x86-64-v3,native)
-GPU_ARCH ?= 80 90a
+GPU_ARCH ?= 80 90a# 90 is taken as 90a: without the a, a Hopper's own instructions are not to be had
 MPI      ?= on
 ifeq ($(DEVICE)-$(COMM)-$(MPI),cuda-mpi-off)
 $(error COMM=mpi MPI=off: one excludes the other; leave one out)
@@ -83,7 +84,7 @@ cuda_include := $(if $(NVCC),$(dir $(NVCC))../include)
 includes := -I. $(patsubst -I%,-isystem %,$(mpi_compile)) $(CPPFLAGS)
 defines  := $(precision_$(PRECISION)) $(if $(staged),-DCOMM_MPI)
 # GCC 12 sees an overlap that is not there in operator+ of std::string (its bug 105651): -Wno-restrict
-# STRICT=1 makes warnings errors.
+# STRICT=1 makes errors of warnings, and of kernels that spill registers or keep arrays in local memory.
 warnings := -Wall -Wextra -Wno-restrict $(if $(STRICT),-Werror)
 # -g1: as much as a stack trace needs; more makes compiling a third longer
 host     := -std=c++20 -g1 -fno-math-errno -fno-trapping-math -march=$(CPU_ARCH) -fopenmp $(warnings) $(CXXFLAGS)
@@ -104,7 +105,8 @@ shim    := $(BUILD)/simt.o
 endif
 ifeq ($(DEVICE),cuda)
 compile := $(NVCC) -x cu -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda --threads 0 \
-           $(foreach arch,$(GPU_ARCH),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) $(if $(STRICT),-Werror all-warnings) \
+           $(foreach arch,$(patsubst 90,90a,$(GPU_ARCH)),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) \
+           $(if $(STRICT),-Werror all-warnings -Xptxas -v) \
            -Xcompiler $(call list,-march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra -Wno-restrict) $(defines) $(includes)
 link    := $(NVCC) -Xcompiler -fopenmp
 libs    := -lcublasLt $(if $(staged),,$(NCCL))
@@ -181,14 +183,17 @@ host_only := test_data test_sample_order test_tokenize test_options test_compare
              test_bpe test_bpe_training test_hf_tokenizer test_tokenizer test_megatron test_blend test_choices test_hf_models \
              test_data_report test_batch_reader test_text_documents test_sampler test_pipeline_schedule test_pipeline_layers \
              test_parameters test_safetensors test_llmc test_checkpoint_index test_checkpoint_files test_inspect test_resume test_run_log
-not_cpu   := test_simt test_simt_errors test_ptx
-# what ranks do with the kernels is tried in bf16, where weights and master weights are two things
+not_cpu   := test_simt test_simt_errors test_simt_hopper_errors test_ptx test_ptx_hopper test_attention_hopper test_product_tuning \
+             test_graph
+# Of the simulated device, what knows no precision, and what ranks do with the kernels, is tried in bf16 only: there
+# weights and master weights are two things.
 not_simt  := $(host_only) test_mesh test_node_reader test_layouts \
-             $(if $(filter fp32,$(PRECISION)),test_collectives test_transport test_zero test_tensor_parallel test_pipeline test_checkpoints)
-not_cuda  := test_simt test_simt_errors test_host_cuda
+             $(if $(filter fp32,$(PRECISION)),$(not_cpu) test_collectives test_transport test_zero test_tensor_parallel test_pipeline \
+             test_checkpoints)
+not_cuda  := test_simt test_simt_errors test_simt_hopper_errors test_host_cuda
 # Units that test/run.sh starts with mpirun, once for each of these numbers of ranks.
 with_ranks := test_collectives test_transport test_mesh test_zero test_node_reader test_tensor_parallel test_pipeline \
-              test_layouts test_checkpoints
+              test_layouts test_checkpoints test_product_tuning
 ranks_test_collectives     := $(if $(filter simt,$(DEVICE)),3,1 2 3 4)
 ranks_test_transport       := $(if $(filter simt,$(DEVICE)),3,1 2 3 4)
 ranks_test_mesh            := 1 2 3 4 6
@@ -197,12 +202,15 @@ ranks_test_zero            := $(if $(filter simt,$(DEVICE)),2,1 2 4)
 ranks_test_tensor_parallel := $(if $(filter simt,$(DEVICE)),2,1 2 4)
 ranks_test_pipeline        := $(if $(filter simt,$(DEVICE)),2,1 2 4)
 ranks_test_layouts         := 2 4
+ranks_test_product_tuning  := $(if $(filter simt,$(DEVICE)),2,1 2)
 ranks_test_checkpoints     := $(if $(filter simt,$(DEVICE)),2,1 2 4)
 # LEAVE_OUT=test_x: builds the units without it
 units     := $(filter-out $(LEAVE_OUT) $(not_$(DEVICE)) $(if $(filter off,$(MPI)),$(with_ranks)),$(all_units))
 
-.PHONY: units
+.PHONY: units device_units
 units: $(units:%=$(BUILD)/%)
+# those that run something on the device
+device_units: $(patsubst %,$(BUILD)/%,$(filter-out $(host_only),$(units)))
 
 $(BUILD)/test_%: $(BUILD)/test_%.o $(BUILD)/test_main.o $(shim)
 	$(link) $^ -o $@ $(libs)
@@ -223,7 +231,7 @@ $(BUILD)/test_%.o: test/test_%.cu $(BUILD)/command | $(BUILD)/found-build $(BUIL
 $(BUILD)/simt.o: test/simt/simt.cc $(BUILD)/command | $(BUILD)/found-simt
 	$(filter-out -fsanitize=thread,$(compile)) -MMD -MP -c $< -o $@
 
-more_checks := source layouts failures crashes damage reshard dist sanitizers fuzzers cuda transformers llmc
+more_checks := source bench layouts failures crashes damage reshard dist sanitizers fuzzers cuda transformers llmc
 
 # besides the units
 tested := train_gpt compare_runs forge_checkpoint reshard fault_injection.so
@@ -260,9 +268,19 @@ quickstart: deps
 	@echo "      make test (prove the build), make bench (measure the speed)"
 
 .PHONY: bench
-bench:
-	@$(MAKE) --no-print-directory $(BUILD)/bench
-	$(BUILD)/bench
+bench: bench-kernels bench-train
+
+# KERNELS: groups of kernels, and --quick or --full
+.PHONY: bench-kernels
+bench-kernels:
+	@$(MAKE) --no-print-directory $(BUILD)/bench_kernels
+	$(BUILD)/bench_kernels $(KERNELS)
+
+# MODELS: MODEL:BxT or MODEL:BxTxM each
+.PHONY: bench-train
+bench-train:
+	@$(MAKE) --no-print-directory $(BUILD)/bench_train
+	test/bench_train.sh $(BUILD) $(MODELS)
 
 .PHONY: bench-parallel
 bench-parallel:
@@ -275,7 +293,7 @@ bench-checkpoint:
 	test/bench_checkpoint.sh $(BUILD)
 
 # programs in test/ that are no tests
-tools := bench bench_parallel bench_tokenizer compare_runs reshard token_likelihoods bench_checkpoint forge_checkpoint
+tools := bench_kernels bench_train bench_parallel bench_tokenizer compare_runs reshard token_likelihoods bench_checkpoint forge_checkpoint
 $(tools:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(shim)
 	$(link) $^ -o $@ $(libs)
 

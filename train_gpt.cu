@@ -1,7 +1,6 @@
 /*
 train_gpt: pre-trains GPT-style transformers. Read it top to bottom:
 
-    parameters    one table: name, shape, initialisation, weight decay, how it is cut
     activations   one table: name, size, how long it is kept
     model         memory, initial weights
     forward       embedding, blocks, classifier
@@ -14,7 +13,8 @@ train_gpt: pre-trains GPT-style transformers. Read it top to bottom:
     main          from the command line to a command
 
 Each layer's arithmetic is in kernels/, how the work is cut over ranks in comm/, what is read and written on
-disk, and what the commands make of passes through a model, in data/.
+disk, and what the commands make of passes through a model, in data/. The parameters are one table as well, of
+name, shape, initialisation, weight decay and cut: comm/tensor_table.h.
 */
 #include <unistd.h>
 
@@ -26,20 +26,24 @@ disk, and what the commands make of passes through a model, in data/.
 #include <vector>
 
 #include "comm/activation_rows.h"  // ActivationRow
-#include "comm/build_checks.h"     // check_precision, check_communication
+#include "comm/build_checks.h"     // what this build cannot follow
 #include "comm/device_batches.h"   // Batch, Batches
 #include "comm/division.h"         // Division: how the model is cut
 #include "comm/find_on_root.h"     // find_on_root
+#include "comm/graph_choice.h"     // Graphs: work given to the device at once
 #include "comm/held_layers.h"      // HeldLayers
 #include "comm/memory.h"           // allocate, MemoryClass
 #include "comm/memory_plan.h"      // MemoryPlan: what fits
 #include "comm/mesh.h"             // Mesh: this rank's place and its groups
 #include "comm/model_share.h"      // Share: what this rank has of the model
 #include "comm/node_reader.h"      // batches read once for all ranks of a machine
-#include "comm/parameters.h"       // TensorRow, ParameterLayout
+#include "comm/option_settings.h"  // zero_settings, adamw_settings
+#include "comm/parameters.h"       // ParameterLayout
 #include "comm/pipeline.h"         // Pipeline: micro-batches from stage to stage
+#include "comm/product_choices.h"  // tune_products
 #include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
 #include "comm/tensor_parallel.h"  // SequenceShards: rows of activations over tensor ranks
+#include "comm/tensor_table.h"     // tensor_table, parameter_layout
 #include "comm/watch.h"            // copy_to_host
 #include "comm/whole_tensors.h"    // set_tensors
 #include "comm/world.h"            // launched by mpirun or alone
@@ -57,7 +61,6 @@ disk, and what the commands make of passes through a model, in data/.
 #include "data/run_report.h"       // the header of a run
 #include "data/run_log.h"          // the run directory and log.jsonl
 #include "data/sample_order.h"     // which tokens a sample is made of
-#include "data/schedule.h"         // the course of the learning rate
 #include "data/step_log.h"         // what is shown and kept of each step
 #include "data/stop_signals.h"     // how a run is asked to stop
 #include "data/tokenize.h"         // the tokenize subcommand
@@ -67,6 +70,7 @@ disk, and what the commands make of passes through a model, in data/.
 #include "kernels/attention.cuh"   // attention_forward, attention_backward
 #include "kernels/classifier.cuh"  // classifier, sum_losses
 #include "kernels/embedding.cuh"   // embedding_forward, embedding_backward, bucket_tokens
+#include "kernels/fp8_matmul.cuh"  // BlockProducts
 #include "kernels/gelu.cuh"        // gelu_backward
 #include "kernels/kv_cache.cuh"    // kv_cache_append, kv_cache_attention
 #include "kernels/matmul.cuh"      // matmul_*, gemm_rate
@@ -76,87 +80,6 @@ disk, and what the commands make of passes through a model, in data/.
 #include "kernels/residual.cuh"    // residual_forward
 #include "kernels/rope.cuh"        // rope_table, rope_forward, rope_backward
 #include "kernels/swiglu.cuh"      // swiglu_forward, swiglu_backward
-
-// ----------------------------------------------------------------------------
-// parameters
-// ----------------------------------------------------------------------------
-
-enum Tensor {
-    wte,
-    wpe,  // embedding
-    norm1w,
-    norm1b,
-    qkvw,
-    qkvb,
-    qnormw,
-    knormw,
-    attprojw,
-    attprojb,  // block
-    norm2w,
-    norm2b,
-    fcw,
-    fcb,
-    fcprojw,
-    fcprojb,
-    normfw,
-    normfb,
-    headw,  // head
-    tensor_count
-};
-
-constexpr int vocab_multiple = 128;  // the vocabulary is padded to this: products with odd sizes are slow
-
-// Rows of the vocabulary on each of `tp` ranks.
-inline int padded_vocab(const ModelConfig& c, int tp = 1) {
-    return ceil_div(ceil_div(c.vocab_size, tp), vocab_multiple) * vocab_multiple;
-}
-
-// The parameters of a model, one row each. Initial values follow GPT-2: normal(0, 0.02), and the two
-// projections back to the residual stream scaled by 1/sqrt(2 layers).
-//
-// Tensor ranks have a part of the heads, of the MLP and of the vocabulary each (Shoeybi et al.,
-// "Megatron-LM", 2019): rows of the matrices that read the residual stream, columns of those that write to
-// it. Norms, and biases of what is written, work on a part of the tokens each (Korthikanti et al., "Reducing
-// activation recomputation in large transformer models", 2022), so their gradients are summed.
-inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
-    size_t C = c.channels, V = c.vocab_size, P = c.context, HS = c.head_size, A = c.heads * HS,
-           KV = c.kv_heads * HS, F = c.mlp_width, F1 = fc_width(c);
-    float in = 0.02f, out = 0.02f / std::sqrt(2.0f * c.layers);
-    bool bias = c.bias, norm_bias = bias && c.norm == "layernorm", two_norms = c.block == "sequential";
-    std::vector<Section> heads = {{A, c.heads}, {KV, c.kv_heads}, {KV, c.kv_heads}}, hidden = {{F, 0}};
-    if (F1 > F) hidden.push_back({F, 0});  // gates, then values
-    std::vector<TensorRow> table;
-    auto add = [&](bool present, TensorRow row) {
-        if (present) table.push_back(row);
-    };
-    using enum Unit;
-    using enum Cut;
-    add(true, {wte, embedding, "wte", V, C, 0, in, true, rows, {}, vocab_multiple});
-    add(c.position == "learned", {wpe, embedding, "wpe", P, C, 0, in, true, summed});
-    add(true, {norm1w, block, "norm1.weight", C, 0, 1, 0, false, summed});
-    add(norm_bias, {norm1b, block, "norm1.bias", C, 0, 0, 0, false, summed});
-    add(true, {qkvw, block, "qkv.weight", A + 2 * KV, C, 0, in, true, rows, heads});
-    add(bias, {qkvb, block, "qkv.bias", A + 2 * KV, 0, 0, 0, false, rows, heads});
-    add(c.qk_norm, {qnormw, block, "qnorm.weight", HS, 0, 1, 0, false, summed});
-    add(c.qk_norm, {knormw, block, "knorm.weight", HS, 0, 1, 0, false, summed});
-    add(true, {attprojw, block, "attproj.weight", C, A, 0, out, true, columns});
-    add(bias, {attprojb, block, "attproj.bias", C, 0, 0, 0, false, summed});
-    add(two_norms, {norm2w, block, "norm2.weight", C, 0, 1, 0, false, summed});
-    add(two_norms && norm_bias, {norm2b, block, "norm2.bias", C, 0, 0, 0, false, summed});
-    add(true, {fcw, block, "fc.weight", F1, C, 0, in, true, rows, hidden});
-    add(bias, {fcb, block, "fc.bias", F1, 0, 0, 0, false, rows, hidden});
-    add(true, {fcprojw, block, "fcproj.weight", C, F, 0, out, true, columns});
-    add(bias, {fcprojb, block, "fcproj.bias", C, 0, 0, 0, false, summed});
-    add(true, {normfw, head, "normf.weight", C, 0, 1, 0, false, summed});
-    add(norm_bias, {normfb, head, "normf.bias", C, 0, 0, 0, false, summed});
-    add(!c.tie_embeddings, {headw, head, "head.weight", V, C, 0, in, true, rows, {}, vocab_multiple});
-    return table;
-}
-
-// For a data group of `ranks`.
-inline ParameterLayout parameter_layout(const ModelConfig& config, int ranks = 1, ModelPlace place = {}) {
-    return ParameterLayout(tensor_table(config), config.layers, config.tie_embeddings, ranks, place);
-}
 
 // ----------------------------------------------------------------------------
 // activations
@@ -219,6 +142,7 @@ struct Workload {
     int loss_chunk;  // tokens whose logits exist at the same time
     // Texts that are written together, and the tokens of each whose keys and values are kept. 0: none.
     int cache_rows = 0, cache_length = 0;
+    bool fp8 = false;  // products of the blocks
 
     int positions() const { return std::max(T, cache_length); }
 };
@@ -310,6 +234,19 @@ inline size_t activation_bytes(const ModelConfig& config, const Workload& w, con
     return bytes;
 }
 
+// What the products of the blocks on this rank take in fp8.
+inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const Share& share) {
+    if (!w.fp8) return {};
+    ModelConfig c = local_part(config, share.division().tp);
+    size_t C = c.channels, QKV = qkv_width(c), A = c.heads * c.head_size, F = c.mlp_width, F1 = fc_width(c);
+    size_t layers = 0;
+    for (int of_chunk : share.layers(0)) layers += of_chunk;
+    return {.weights = layers * C * (QKV + A + F1 + F),
+            .matrices = 4 * layers,
+            .rows = (size_t)w.B * w.T,
+            .width = std::max({C, QKV, A, F1})};
+}
+
 // ----------------------------------------------------------------------------
 // model
 // ----------------------------------------------------------------------------
@@ -329,12 +266,15 @@ struct Gpt {
     ZeroState state;      // parameters, gradients, optimizer state
     SequenceShards rows;  // activations over tensor ranks
     Pipeline pipeline;    // and from stage to stage
+    DeviceArray<char> fp8_memory;
+    BlockProducts products;  // of the blocks' matrices
 
     // one allocation for each class of memory
     char* activations = nullptr;
     float* rope = nullptr;   // (positions, R/2, 2) cosines and sines
     float* stats = nullptr;  // (stat_count)
 
+    Graphs graphs;  // of the work on a micro-batch
     std::vector<ActivationRow> table;
     std::vector<Activations> acts;       // for each layer, of the micro-batch that is worked on
     HeldLayers held_layers, held_inner;  // instances of Keep::layer and of Keep::inner
@@ -375,6 +315,7 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
         ParameterLayout layout = parameter_layout(config, shape.dp, share.place());
         auto classes = ZeroState::memory(layout, shape, settings);
         classes.push_back({"activations", activation_bytes(config, w, share) + rope});
+        if (w.fp8) classes.push_back({"fp8 copies", fp8_sizes(config, w, share).bytes()});
         if (settings.staging) {
             size_t bytes = CheckpointSaver::staging_bytes(layout, shape, settings);
             classes.push_back({"staging for checkpoints", bytes, true});
@@ -411,6 +352,8 @@ Gpt::Gpt(const ModelConfig& config_, const Workload& workload_, const ZeroSettin
       rows(mesh.tensor(), division.row_chunks, settings.overlap, stream),
       pipeline(mesh, division.pipeline, share.room,
                (size_t)workload.B * workload.T / division.tp * config.channels, stream, settings.overlap),
+      fp8_memory(fp8_sizes(config, workload, share).bytes()),
+      products(fp8_sizes(config, workload, share), fp8_memory.data, stream),
       held_layers(share.layers(0)),
       held_inner(share.layers(1)) {
     norm = config.norm == "rmsnorm" ? Norm::rmsnorm : Norm::layernorm;
@@ -497,8 +440,8 @@ inline void summed_product(Gpt& g, floatX* out, const floatX* inp, const floatX*
     floatX* all = g.summands(out);
     if (g.rows.rank() > 0) bias = nullptr;  // once in the sum
     g.rows.scatter(out, all, N, OC, [&](int first, int rows) {
-        matmul_forward(all + (size_t)first * OC, inp + (size_t)first * C, weight, bias, rows, C, OC, g.stream,
-                       accumulate);
+        g.products.forward(all + (size_t)first * OC, inp + (size_t)first * C, weight, bias, rows, C, OC,
+                           accumulate);
     });
     g.rows.wait();
 }
@@ -512,16 +455,16 @@ inline void attention_part(Gpt& g, int layer, const Batch& batch) {
     int B = batch.B, T = batch.T, N = B * T, C = c.channels, A = c.heads * c.head_size, QKV = qkv_width(c);
     floatX* qkv = c.qk_norm ? a.qkv_raw : a.qkv;
     g.rows.gather(g.own_norm(a.norm1), a.norm1, N, C, [&](int first, int rows) {
-        matmul_forward(qkv + (size_t)first * QKV, a.norm1 + (size_t)first * C, w[qkvw], w[qkvb], rows, C, QKV,
-                       g.stream);
+        g.products.forward(qkv + (size_t)first * QKV, a.norm1 + (size_t)first * C, w[qkvw], w[qkvb], rows, C,
+                           QKV);
     });
+    int R = g.rope_dims();
+    const float* angles = g.rope + (size_t)batch.past * R;
     if (c.qk_norm) {
-        qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, w[qnormw], w[knormw], N, c.heads, c.kv_heads,
-                        c.head_size, c.norm_eps, g.stream);
-    }
-    if (int R = g.rope_dims()) {
-        rope_forward(a.qkv, g.rope + (size_t)batch.past * R, B, T, c.heads, c.kv_heads, c.head_size, R,
-                     g.stream);
+        qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, w[qnormw], w[knormw], {angles, T, R}, N, c.heads,
+                        c.kv_heads, c.head_size, c.norm_eps, g.stream);
+    } else if (R > 0) {
+        rope_forward(a.qkv, angles, B, T, c.heads, c.kv_heads, c.head_size, R, g.stream);
     }
     int limit = g.workload.cache_length;
     floatX* cache = limit ? a.cache + batch.row * cache_row_size(c, limit) : nullptr;
@@ -537,7 +480,7 @@ inline void attention_part(Gpt& g, int layer, const Batch& batch) {
     }
     if (g.parallel) {
         const floatX* bias = g.rows.rank() > 0 ? nullptr : w[attprojb];
-        matmul_forward(g.summands(a.delta), a.att, w[attprojw], bias, N, A, C, g.stream);
+        g.products.forward(g.summands(a.delta), a.att, w[attprojw], bias, N, A, C);
     } else {
         summed_product(g, a.delta, a.att, w[attprojw], w[attprojb], N, A, C, false);
     }
@@ -557,10 +500,10 @@ inline void mlp_hidden(Gpt& g, int layer, const Batch& batch) {
         const floatX* inp = mlp_input(g, layer) + (size_t)first * C;
         floatX *fc = a.fc + (size_t)first * F1, *act = a.act + (size_t)first * F;
         if (g.swiglu) {
-            matmul_forward(fc, inp, w[fcw], w[fcb], rows, C, F1, g.stream);
+            g.products.forward(fc, inp, w[fcw], w[fcb], rows, C, F1);
             swiglu_forward(act, fc, rows, F, g.stream);
         } else {
-            matmul_gelu_forward(g.gelu, act, fc, inp, w[fcw], w[fcb], rows, C, F, g.stream);
+            g.products.gelu_forward(g.gelu, act, fc, inp, w[fcw], w[fcb], rows, C, F);
         }
     };
     if (g.parallel)
@@ -724,12 +667,12 @@ inline void reader_backward(Gpt& g, int layer, const Linear& l, int N, bool accu
     auto dw = g.gradients(layer + 1);
     floatX* all = g.summands(a.dnorm);
     auto product = [&](int first, int rows) {
-        matmul_backward_input(all + (size_t)first * l.C, l.dout + (size_t)first * l.OC, w[l.weight], rows,
-                              l.C, l.OC, g.stream, accumulate);
+        g.products.backward_input(all + (size_t)first * l.C, l.dout + (size_t)first * l.OC, w[l.weight], rows,
+                                  l.C, l.OC, accumulate);
     };
     if (dw[l.bias]) matmul_backward_bias(dw[l.bias], a.scratch, l.dout, N, l.OC, g.stream);
     sum ? g.rows.scatter(a.dnorm, all, N, l.C, product) : product(0, N);
-    if (with_weights) matmul_backward_weight(dw[l.weight], l.dout, l.inp, N, l.C, l.OC, g.stream);
+    if (with_weights) g.products.backward_weight(dw[l.weight], l.dout, l.inp, N, l.C, l.OC);
     g.rows.wait();
 }
 
@@ -742,8 +685,8 @@ inline void writer_backward(Gpt& g, int layer, const Linear& l, floatX* dinp, in
     auto dw = g.gradients(layer + 1);
     floatX *own = a.dresidual, *all = l.dout ? l.dout : own;
     auto product = [&](int first, int rows) {
-        matmul_backward_input(dinp + (size_t)first * l.C, all + (size_t)first * l.OC, w[l.weight], rows, l.C,
-                              l.OC, g.stream, false);
+        g.products.backward_input(dinp + (size_t)first * l.C, all + (size_t)first * l.OC, w[l.weight], rows,
+                                  l.C, l.OC);
     };
     if (dw[l.bias]) matmul_backward_bias(dw[l.bias], a.scratch, own, g.rows.own_rows(N), l.OC, g.stream);
     if (g.rows.ranks() == 1 && all != own && !gathered) {  // for later, when dresidual has changed
@@ -752,7 +695,7 @@ inline void writer_backward(Gpt& g, int layer, const Linear& l, floatX* dinp, in
         gathered = true;
     }
     gathered ? product(0, N) : g.rows.gather(own, all, N, l.OC, product);
-    if (with_weights) matmul_backward_weight(dw[l.weight], all, l.inp, N, l.C, l.OC, g.stream);
+    if (with_weights) g.products.backward_weight(dw[l.weight], all, l.inp, N, l.C, l.OC);
 }
 
 // Makes again what the forward pass of the layer did not keep: by the same operations, so the same bits.
@@ -799,11 +742,12 @@ inline void block_backward(Gpt& g, int layer, const Batch& batch, bool with_weig
     writer_backward(g, layer, linears.attproj, a.datt, N, g.parallel, with_weights);
     attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, batch.doc_start, B, T, c.heads,
                        c.kv_heads, c.head_size, c.window, g.stream);
-    if (int R = g.rope_dims())
-        rope_backward(a.dqkv, g.rope, B, T, c.heads, c.kv_heads, c.head_size, R, g.stream);
+    int R = g.rope_dims();
     if (c.qk_norm) {
         qk_norm_backward(a.dqkv, dw[qnormw], dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd, w[qnormw],
-                         w[knormw], N, c.heads, c.kv_heads, c.head_size, g.stream);
+                         w[knormw], {g.rope, T, R}, N, c.heads, c.kv_heads, c.head_size, g.stream);
+    } else if (R > 0) {
+        rope_backward(a.dqkv, g.rope, B, T, c.heads, c.kv_heads, c.head_size, R, g.stream);
     }
     reader_backward(g, layer, linears.qkv, N, g.parallel, true, with_weights);
     norm_backward(g.norm, a.dresidual, dw[norm1w], dw[norm1b], a.scratch, a.dnorm, a.residual, w[norm1w],
@@ -839,7 +783,7 @@ inline void embed_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
 }
 
 // The part of the backward pass that a task stands for: from the loss, or from the gradient that the next
-// part sent, to the gradients of the parameters and what the part before is sent. After the last micro-batch
+// part sent, to the gradients of the blocks and what the part before is sent. After the last micro-batch
 // of a step the gradients of each unit are summed over the ranks as soon as they are there.
 inline void backward_part(Gpt& g, const Batch& batch, const PipelineTask& task, float dloss,
                           bool last_micro_batch) {
@@ -858,7 +802,6 @@ inline void backward_part(Gpt& g, const Batch& batch, const PipelineTask& task, 
         g.state.release(layer + 1);
         g.state.reduce_gradients(layer + 1, last_micro_batch && with_weights);
     }
-    if (task.part == 0) embed_backward(g, batch, last_micro_batch);
 }
 
 // The gradients of the blocks' matrices, which backward_part() left.
@@ -869,7 +812,7 @@ inline void weight_gradients(Gpt& g, const Batch& batch, const PipelineTask& tas
         auto dw = g.gradients(layer + 1);
         BlockLinears all(g, layer);
         for (const Linear& l : {all.fcproj, all.fc, all.attproj, all.qkv})
-            matmul_backward_weight(dw[l.weight], l.dout, l.inp, N, l.C, l.OC, g.stream);
+            g.products.backward_weight(dw[l.weight], l.dout, l.inp, N, l.C, l.OC);
         g.state.reduce_gradients(layer + 1, last_micro_batch);
     }
 }
@@ -920,16 +863,17 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
     run_pipeline(g, actions, g.workload.B * g.workload.T, load,
                  [&](const Batch& batch, const PipelineTask& task) {
                      bool last = ends_step && task.micro_batch == micro_batches - 1;
-                     switch (task.work) {
-                     case PipelineWork::forward:
-                         forward_part(g, batch, task);
-                         break;
-                     case PipelineWork::weight_gradient:
-                         weight_gradients(g, batch, task, last);
-                         break;
-                     default:
-                         backward_part(g, batch, task, dloss, last);
-                     }
+                     g.graphs.run(task_key(batch, task, dloss, last, g.acts), g.stream, [&] {
+                         switch (task.work) {
+                         case PipelineWork::forward:
+                             return forward_part(g, batch, task);
+                         case PipelineWork::weight_gradient:
+                             return weight_gradients(g, batch, task, last);
+                         default:
+                             return backward_part(g, batch, task, dloss, last);
+                         }
+                     });
+                     if (task.part == 0 && task.gradient) embed_backward(g, batch, last);
                  });
 }
 
@@ -1060,27 +1004,23 @@ inline Recompute recompute_mode(const std::string& name) {
     return name == "block" ? Recompute::block : name == "mlp" ? Recompute::mlp : Recompute::none;
 }
 
-// Tokens whose logits exist at once, if the user leaves it open: enough for an efficient product, within
-// 256 MiB.
+// Tokens whose logits exist at once, if the user leaves it open. Each chunk reads and writes all of the fp32
+// gradient of the classifier's weights: 8 bytes for 2 FLOPs a token. A card that does 150 to 300 FLOPs in the
+// time of a byte is kept busy by some thousand tokens at once, which in bf16 take up to 1 GiB.
 inline int chosen_loss_chunk(const ModelConfig& config, int tokens) {
-    size_t row = padded_vocab(config) * sizeof(floatX), budget = (size_t)256 << 20;
-    return (int)std::clamp<size_t>(budget / row, 1, tokens);
+    constexpr size_t budget = (sizeof(floatX) == 2 ? 1024 : 256) << 20;
+    return (int)std::clamp<size_t>(budget / (padded_vocab(config) * sizeof(floatX)), 1, tokens);
 }
 
 inline Workload training_workload(const Options& o) {
     int tokens = o.micro_batch * o.sequence_length;
     int chunk = o.loss_chunk > 0 ? std::min(o.loss_chunk, tokens) : chosen_loss_chunk(o, tokens);
-    return {o.micro_batch, o.sequence_length, true, recompute_mode(o.recompute), chunk};
-}
-
-// fp32 parameters are their own master copy.
-inline ZeroSettings zero_settings(const Options& o) {
-    return {.level = o.zero,
-            .keep_master = o.master_weights && sizeof(floatX) < sizeof(float),
-            .offload = o.offload == "optimizer",
-            .overlap = o.overlap,
-            .prefetch = o.prefetch,
-            .staging = o.async_save && o.save_every > 0 && o.save_every < o.steps};
+    return {.B = o.micro_batch,
+            .T = o.sequence_length,
+            .training = true,
+            .recompute = recompute_mode(o.recompute),
+            .loss_chunk = chunk,
+            .fp8 = o.matmul_dtype == "fp8"};
 }
 
 inline Division division_of(const Options& o, const Workload& w) {
@@ -1116,32 +1056,28 @@ inline void count_rank(Gpt& g, Statistic what) {
     cudaCheck(cudaMemsetAsync(g.stats + what, one_rank_byte, sizeof(float), g.stream));
 }
 
-// One step of `micro_batches` micro-batches on each data rank, from sample `first` on. A rank in trouble
-// makes the loss of all ranks NaN, so that none of them changes its weights. saved: it need not be waited for
-// to go on with a checkpoint.
-inline void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batches, AdamW settings,
-                       float max_norm, uint64_t seed, const std::string& trouble, bool saved) {
+// The losses and gradients of `micro_batches` micro-batches on each data rank, from sample `first` on.
+inline void pass_step(Gpt& g, Batches& batches, uint64_t first, int micro_batches, bool ends_step) {
     int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), B = g.workload.B;
     float dloss = 1.0f / ((float)micro_batches * ranks * B * g.workload.T);
     zero_gradients(g);
     auto load = [&](int micro, int slot) {
         return batches.load(first + ((uint64_t)micro * ranks + rank) * B, B, slot);
     };
-    accumulate_gradients(g, micro_batches, load, dloss);
+    accumulate_gradients(g, micro_batches, load, dloss, ends_step);
+}
+
+// One step of `micro_batches` micro-batches on each data rank, from sample `first` on. A rank in trouble
+// makes the loss of all ranks NaN, so that none of them changes its weights. saved: it need not be waited for
+// to go on with a checkpoint.
+inline void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batches, AdamW settings,
+                       float max_norm, uint64_t seed, const std::string& trouble, bool saved) {
+    pass_step(g, batches, first, micro_batches, true);
     if (!trouble.empty()) spoil_loss(g);
     if (stop_requested) count_rank(g, stat_stop);
     if (saved) count_rank(g, stat_saved);
     g.state.update(g.stats, settings, max_norm, seed);
-}
-
-inline AdamW adamw_settings(const Options& o, int step) {
-    return {o.learning_rate * schedule(o, step),
-            o.beta1,
-            o.beta2,
-            o.adam_eps,
-            o.weight_decay,
-            step + 1,
-            o.stochastic_rounding};
+    g.products.weights_changed(g.graphs.on);
 }
 
 inline std::string sample_text(Gpt& g, const Options& o, const Tokenizer* tokenizer, int step) {
@@ -1197,6 +1133,8 @@ inline void train(const CommandLine& line, const World& world) {
     std::unique_ptr<MemoryPlan> memory;
     world.together([&] {
         check_precision(o);
+        choose_attention(o);
+        check_matmul_dtype(o);
         check_communication(o);
         train_data = std::make_unique<TokenLoader>(o.train_data, o.vocab_size, workload.T,
                                                    SampleOrder::shuffled, o.seed);
@@ -1217,6 +1155,7 @@ inline void train(const CommandLine& line, const World& world) {
     });
     world.together([&] {
         if (!world.is_root()) return;
+        check_tuning(o);
         log = std::make_unique<RunLog>(o.run_dir, line.folder);
     });
 
@@ -1240,6 +1179,7 @@ inline void train(const CommandLine& line, const World& world) {
 
     double gemm = measured_gemm_rate(available_memory(), g.stream),
            published = published_peak(device.name, sizeof(floatX) == 2);
+    g.graphs.on = choose_graphs(o, gemm);
     Meter meter(o, workload.T, o.peak_tflops > 0 ? o.peak_tflops * 1e12 : published, gemm, world.size());
     printf("rate         %sFLOP/s measured in products%s\n", human(gemm).c_str(),
            published > 0 ? text(", %sFLOP/s published", human(published).c_str()).c_str() : "");
@@ -1282,6 +1222,13 @@ inline void train(const CommandLine& line, const World& world) {
         val_samples = std::min<uint64_t>(val_data->samples_per_epoch(), o.val_batches * samples_per_step);
     }
     int micro_batches = micro_batches_per_step(o);
+    auto first_passes = [&] {
+        pass_step(g, *batches, at.samples, std::min(micro_batches, o.pp), false);
+        g.state.synchronize();
+    };
+    for (const std::string& note : tune_products(world, o, line.origin ? line.origin->run_dir : "",
+                                                 mesh.data_rank() == 0, g.stream, first_passes))
+        printf("products     %s\n", note.c_str());
     stop_on_signals();
 
     bool stopping = false;  // as all ranks agreed in the last step

@@ -42,8 +42,8 @@ on with the units that are done.
 #include "comm/watch.h"             // wait_for
 #include "data/dtype.h"             // Dtype
 #include "data/slot.h"              // Slot
-#include "kernels/adamw.cuh"        // AdamW
-#include "kernels/global_norm.cuh"  // sum_squares_scratch
+#include "kernels/adamw.cuh"        // AdamW, AdamWPart
+#include "kernels/global_norm.cuh"  // SquaresRange, sum_squares_scratch
 
 struct ZeroSettings {
     int level = 0;
@@ -194,8 +194,8 @@ private:
     void order(cudaStream_t before, cudaStream_t after);
     void gather(int unit);
     void copy_gradients_to_host(int unit);
+    void plan_step();
     void sum_copies();
-    void sum_own_squares(float* sum);
     void step_on_device(int unit, const float* scale, const AdamW& settings, uint64_t seed);
     void step_on_host(int unit, const AdamW& settings, uint64_t seed);
     void publish(int unit);
@@ -212,8 +212,10 @@ private:
     std::vector<cudaStream_t> own_streams_;
     std::vector<cudaEvent_t> events_;
     cudaEvent_t order_, gradients_copied_;
-    std::vector<cudaEvent_t> updated_;       // for each unit: its parameters are those of the new step
-    std::vector<Place> param_at_, grad_at_;  // what lies in each place
+    std::vector<std::vector<AdamWPart>> steps_;  // for each unit: its own part
+    std::vector<SquaresRange> counted_;          // of grads_, in the norm
+    std::vector<cudaEvent_t> updated_;           // for each unit: its parameters are those of the new step
+    std::vector<Place> param_at_, grad_at_;      // what lies in each place
 
     floatX* params_ = nullptr;        // all units, or (cut) the own part of each
     float* grads_ = nullptr;          // likewise
@@ -233,8 +235,12 @@ private:
 // memory
 
 inline ZeroState::Sizes ZeroState::sizes(const ParameterLayout& layout, int shards, const ZeroSettings& s) {
-    size_t whole = layout.size(), part = whole / shards, largest = 0;
-    for (int unit : layout.held()) largest = std::max(largest, layout.unit_size(unit));
+    size_t whole = layout.size(), part = whole / shards, norm_scratch = 0;
+    for (int unit : layout.held()) {
+        // a chunk may be cut by each end of a range, of which a tensor has one at most
+        size_t size = layout.unit_size(unit), tensors = layout.parts(unit, 0, size).size();
+        norm_scratch += sum_squares_scratch(size / shards) + tensors;
+    }
     bool cut_grads = s.training && s.level >= 2 && shards > 1, cut_params = s.level >= 3 && shards > 1;
     return {.params = cut_params ? part : whole,
             .grads = !s.training ? 0
@@ -242,7 +248,7 @@ inline ZeroState::Sizes ZeroState::sizes(const ParameterLayout& layout, int shar
                                  : whole,
             .whole_params = cut_params ? UnitPlaces(layout, s.prefetch + 1).size() : 0,
             .whole_grads = cut_grads ? UnitPlaces(layout, 2).size() : 0,
-            .norm_scratch = s.training ? sum_squares_scratch(largest / shards) : 0,
+            .norm_scratch = s.training ? norm_scratch : 0,
             .moments = s.training ? part : 0,
             .host_copies = s.training && s.offload ? part : 0};
 }
@@ -335,6 +341,7 @@ inline ZeroState::ZeroState(const ParameterLayout& layout, const Mesh& mesh, con
         take(host_params_, size.host_copies, true);
         take(host_scale_, 1, true);
     }
+    if (settings.training) plan_step();
     cudaCheck(cudaStreamSynchronize(compute_));
 }
 

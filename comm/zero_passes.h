@@ -26,7 +26,8 @@ inline void ZeroState::gather(int unit) {
 
 inline void ZeroState::acquire(int unit, int direction) {
     if (!cut_params_) {
-        cudaCheck(cudaStreamWaitEvent(compute_, updated_[unit], 0));
+        // what is on one stream only is in order anyway
+        if (!own_streams_.empty()) cudaCheck(cudaStreamWaitEvent(compute_, updated_[unit], 0));
         return;
     }
     gather(unit);

@@ -1,7 +1,8 @@
 /*
 The step of ZeroState: each rank sums the squares of the gradients it owns, the sums become the global norm,
-and AdamW (on the device, or on the host for --offload optimizer) steps the parameters the rank owns. What
-others need of them is sent unit by unit, behind the forward pass that begins meanwhile.
+and AdamW (on the device, or on the host for --offload optimizer) steps the parameters the rank owns, each
+unit in one launch. What others need of them is sent unit by unit, behind the forward pass that begins
+meanwhile.
 */
 #pragma once
 
@@ -13,12 +14,30 @@ others need of them is sent unit by unit, behind the forward pass that begins me
 #include "comm/zero.h"              // ZeroState
 #include "kernels/adamw.cuh"        // adamw_update, adamw_update_on_host
 #include "kernels/global_norm.cuh"  // sum_squares, clip_scale
-#include "kernels/random.cuh"       // random_key
+#include "kernels/random.cuh"       // name_hash
 
 inline void ZeroState::sum_statistics(float* stats) {
     order(compute_, reductions_);
     mesh_.world().all_reduce(stats, summed_statistics, Traffic::statistics, reductions_);
     order(reductions_, compute_);
+}
+
+// What a step goes through on this rank, as the launchers take it.
+inline void ZeroState::plan_step() {
+    steps_.resize(layout_.units());
+    for (int unit : layout_.held()) {
+        for (const TensorPart& part : owned_parts(unit)) {
+            steps_[unit].push_back(
+                {part.at - owned_begin(unit), part.count, part.first, name_hash(part.name), part.row->decay});
+        }
+        if (mesh_.position.replica > 0) continue;  // of copies, one rank counts the gradient
+        size_t own_begin = owned_begin(unit), own_end = own_begin + part_size(unit);
+        for (auto [range_begin, range_end] : layout_.counted(unit)) {
+            size_t begin = std::max(range_begin, own_begin), end = std::min(range_end, own_end);
+            if (begin >= end) continue;
+            counted_.push_back({owned_grads(unit) - grads_ + (begin - own_begin), end - begin});
+        }
+    }
 }
 
 // Gradients of what this rank has copies of become the sum over all that have them.
@@ -43,26 +62,11 @@ inline void ZeroState::sum_copies() {
     }
 }
 
-// Of what this rank has copies of, one rank counts the gradient.
-inline void ZeroState::sum_own_squares(float* sum) {
-    cudaCheck(cudaMemsetAsync(sum, 0, sizeof(float), compute_));
-    if (mesh_.position.replica > 0) return;
-    for (int unit : layout_.held()) {
-        size_t own_begin = owned_begin(unit), own_end = own_begin + part_size(unit);
-        for (auto [range_begin, range_end] : layout_.counted(unit)) {
-            size_t begin = std::max(range_begin, own_begin), end = std::min(range_end, own_end);
-            if (begin >= end) continue;
-            sum_squares(sum, norm_scratch_, owned_grads(unit) + (begin - own_begin), end - begin, true,
-                        compute_);
-        }
-    }
-}
-
 inline void ZeroState::update(float* stats, const AdamW& settings, float max_norm, uint64_t seed) {
     sum_copies();
     order(reductions_, compute_);  // the last gradient has been summed
     order(gathers_, compute_);     // and what is stepped now has been read
-    sum_own_squares(stats + stat_squares);
+    sum_squares(stats + stat_squares, norm_scratch_, grads_, counted_, compute_);
     sum_statistics(stats);
     clip_scale(stats + stat_norm, stats + stat_squares, stats + stat_loss, max_norm, compute_);
 
@@ -81,18 +85,9 @@ inline void ZeroState::update(float* stats, const AdamW& settings, float max_nor
     }
 }
 
-inline AdamW settings_of(const TensorRow& row, AdamW settings) {
-    if (!row.decay) settings.weight_decay = 0;
-    return settings;
-}
-
 inline void ZeroState::step_on_device(int unit, const float* scale, const AdamW& settings, uint64_t seed) {
-    for (const TensorPart& part : owned_parts(unit)) {
-        size_t at = part.at - owned_begin(unit);
-        adamw_update(owned_params(unit) + at, master_ ? owned_master(unit) + at : nullptr, owned_m(unit) + at,
-                     owned_v(unit) + at, owned_grads(unit) + at, scale, part.first, part.count,
-                     settings_of(*part.row, settings), random_key(seed, part.name), compute_);
-    }
+    adamw_update(owned_params(unit), owned_master(unit), owned_m(unit), owned_v(unit), owned_grads(unit),
+                 scale, steps_[unit], settings, seed, compute_);
 }
 
 inline void ZeroState::step_on_host(int unit, const AdamW& settings, uint64_t seed) {
@@ -103,14 +98,10 @@ inline void ZeroState::step_on_host(int unit, const AdamW& settings, uint64_t se
         // a thread of CUDA's or of a stream's: it does not know what others were told
         if (int threads = state->settings_.host_threads) omp_set_num_threads(threads);
 #endif
-        size_t base = state->shard_offset(unit);
-        for (const TensorPart& part : state->owned_parts(unit)) {
-            size_t at = base + part.at - state->owned_begin(unit);
-            float* master = state->master_ ? state->master_ + at : nullptr;
-            adamw_update_on_host(state->host_params_ + at, master, state->m_ + at, state->v_ + at,
-                                 state->host_grads_ + at, state->host_scale_, part.first, part.count,
-                                 settings_of(*part.row, settings), random_key(seed, part.name));
-        }
+        size_t at = state->shard_offset(unit);
+        adamw_update_on_host(state->host_params_ + at, state->owned_master(unit), state->m_ + at,
+                             state->v_ + at, state->host_grads_ + at, state->host_scale_, state->steps_[unit],
+                             settings, seed);
     };
     // it runs when the caller may be at the next step already
     cudaCheck(cudaLaunchHostFunc(host_, run, new HostUpdate{this, settings, seed, unit}));

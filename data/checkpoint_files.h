@@ -83,8 +83,8 @@ inline DataPreamble data_preamble(uint32_t file, uint64_t save_id, uint64_t byte
     return preamble;
 }
 
-// The checksum of bytes that move(done, n) moves chunk by chunk to or from a file: a chunk is hashed while the
-// processor has it in its cache.
+// The checksum of bytes that move(done, n) moves chunk by chunk to or from a file: a chunk is hashed while
+// the processor has it in its cache.
 template <typename Move>
 uint64_t move_and_hash(const void* data, uint64_t bytes, Move&& move) {
     constexpr uint64_t chunk = 256 << 10;

@@ -70,13 +70,17 @@ struct Options : ModelConfig {
     float adam_eps = 1e-8f;
     float gradient_clip = 1;
 
+    std::string matmul_dtype = "bf16";  // bf16 | fp8
     bool master_weights = true;
     bool stochastic_rounding = false;
-    std::string recompute = "none";  // none | mlp | block
+    std::string recompute = "none";    // none | mlp | block
+    std::string attention = "auto";    // auto | mma | wgmma
+    std::string cuda_graphs = "auto";  // auto | on | off
     int loss_chunk = 0;
 
     int log_every = 1;
     float peak_tflops = 0;
+    std::string matmul_tuning = "on";  // on | off | a file
 
     int val_every = 100;
     int val_batches = 20;

@@ -65,6 +65,22 @@ inline void check_checkpoint_options(const Options& options) {
     }
 }
 
+// What talks to others, or to the host, cannot be given to the device in one piece.
+inline void check_graphs(const Options& options, int processes) {
+    if (options.cuda_graphs != "on") return;
+    if (processes > 1) {
+        fail(
+            "--cuda-graphs on: the passes of one process can be captured, and there are %d; give auto or off",
+            processes);
+    }
+    if (options.offload != "none") {
+        fail("--cuda-graphs on: passes that send gradients to the host cannot be captured; give auto or off, "
+             "or "
+             "leave out --offload %s",
+             options.offload.c_str());
+    }
+}
+
 inline void complete_training(Options& options, int processes) {
     if (options.train_data.empty()) {
         fail("--train-data: missing; name token files, such as those that `train_gpt tokenize` writes");
@@ -73,6 +89,7 @@ inline void complete_training(Options& options, int processes) {
     complete_sequence_length(options);
     check_micro_batch(options);
     complete_layout(options, processes);
+    check_graphs(options, processes);
     if (options.warmup_steps < 0) options.warmup_steps = std::min(options.steps / 20, 2000);
     if (options.warmup_steps > options.steps) {
         fail("--warmup-steps %d: more than the run's %d steps; lower it or raise --steps",
@@ -86,6 +103,7 @@ inline void complete_training(Options& options, int processes) {
              "out");
     }
     check_checkpoint_options(options);
+    if (options.matmul_tuning.empty()) fail("--matmul-tuning: empty; give on, off or a file");
     if (options.run_dir.empty()) options.run_dir = default_run_dir(options.model);
 }
 

@@ -136,6 +136,12 @@ inline const std::vector<OptionRow>& option_table() {
          "Steps between lines on the screen; log.jsonl has every step."},
         {FIELD(peak_tflops), train, "Run", range(0, 1e6),
          "TFLOP/s that MFU is a share of. 0: the card's published dense rate, where it is known.", here},
+        {FIELD(matmul_tuning), train, "Run", any_text,
+         "bf16 builds for GPUs: before the first step, time several algorithms of cuBLASLt for each matrix "
+         "product of the model and take the fastest, which may change the last bits of results. The choice "
+         "is kept in the run directory, in matmul_algorithms.json, and a resumed run takes it again. A "
+         "file: keep it there, for several runs to share and agree bit for bit. off: take what cuBLASLt "
+         "proposes."},
         {FIELD(steps), train, "Run", range(1, most), "Optimizer steps of the run.", noted},
         {FIELD(micro_batch), train | eval, "Run", range(1, 1048576),
          "Sequences that go through the model at once on each data rank; more is faster and takes more "
@@ -192,6 +198,10 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(gradient_clip), train, "Optimizer", range(0, 1e9),
          "Gradients whose global norm exceeds this are scaled down to it. 0: never.", noted},
 
+        {FIELD(matmul_dtype), train, "Memory", one_of({"bf16", "fp8"}),
+         "bf16 builds: numbers that the four matrix products of a block are made of. fp8, on Hopper: faster "
+         "and coarser, with a copy of these weights more; not with --zero 3. fp32 builds multiply in fp32.",
+         noted},
         {FIELD(master_weights), train, "Memory", on_off,
          "bf16 builds: keep an fp32 copy of the weights for the optimizer, 4 bytes a parameter.", noted},
         {FIELD(stochastic_rounding), train, "Memory", on_off,
@@ -202,6 +212,16 @@ inline const std::vector<OptionRow>& option_table() {
          "same."},
         {FIELD(loss_chunk), train, "Memory", range(0, 16777216),
          "Tokens whose logits exist at the same time. 0: chosen by size."},
+
+        {FIELD(attention), train, "Speed", one_of({"auto", "mma", "wgmma"}),
+         "GPUs: the kernels of attention; they differ in rounding. wgmma: those of Hopper, in bf16, for "
+         "heads "
+         "of a multiple of 8 up to 128. mma: those of every card since Ampere. auto: wgmma where it can.",
+         noted},
+        {FIELD(cuda_graphs), train, "Speed", one_of({"auto", "on", "off"}),
+         "Give each pass over a micro-batch to the device in one piece (CUDA graphs) instead of kernel by "
+         "kernel; the result is the same. auto: in one process with a GPU, where layers are so small that "
+         "giving kernels out takes longer than running them."},
 
         {FIELD(dp), train, "Layout", range(0, most_ranks),
          "Data parallelism: ranks (processes) that train on different sequences and add up their gradients. "

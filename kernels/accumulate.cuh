@@ -29,7 +29,8 @@ constexpr unsigned accumulate_block = 256;  // threads, of W elements each
 
 template <int W>
 __global__ void accumulate_kernel(float* out, const float* inp, size_t n, int skip) {
-    each_ragged_vector<W>(n, skip, [&](auto width, size_t i) {
+    size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    each_ragged_vector<W>(thread, n, skip, [&](auto width, size_t i) {
         auto sum = load<width>(out + i), more = load<width>(inp + i);
         for (int k = 0; k < width; k++) sum[k] += more[k];
         store(out + i, sum);
@@ -44,8 +45,8 @@ __global__ void accumulate_kernel(float* out, const float* inp, size_t n, int sk
 inline void accumulate(float* out /* (n) += */, const float* inp /* (n) */, size_t n, cudaStream_t stream) {
     if (n == 0) return;
     ON_DEVICE(stream, accumulate_cpu(out, inp, n), RaggedVectors vectors = ragged_vectors(out, inp);
-              with_ragged_width(vectors, n, [=](auto width, size_t threads) {
-                  launch(accumulate_kernel<width>, ceil_div(threads, accumulate_block), accumulate_block, 0,
-                         stream, out, inp, n, vectors.skip);
+              with_ragged_width(vectors, [=](auto width) {
+                  launch(accumulate_kernel<width>, ceil_div(vectors.threads(n), accumulate_block),
+                         accumulate_block, 0, stream, out, inp, n, vectors.skip);
               }));
 }

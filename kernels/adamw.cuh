@@ -11,9 +11,10 @@ in place: most updates are less than half its last digit. So it is either kept i
 (master), or rounded up or down at random so that its mean is exact (stochastic rounding). A NaN scale changes
 nothing at all.
 
-The arrays may be any part of a tensor, and may lie on the device or on the host: the result is the same bit
-for bit. So random numbers are counted from the start of the tensor, and it is written out which products and
-sums are rounded once, as fmaf: compilers fuse what they are left to fuse, each in its own way.
+A unit of many tensors is stepped in one launch. Its parts may be any parts of tensors, and may lie on the
+device or on the host: the result is the same bit for bit. So random numbers are counted from the start of a
+tensor, and it is written out which products and sums are rounded once, as fmaf: compilers fuse what they are
+left to fuse, each in its own way.
 */
 #pragma once
 
@@ -21,7 +22,9 @@ sums are rounded once, as fmaf: compilers fuse what they are left to fuse, each 
 #include <bit>
 #include <cfloat>
 #include <cmath>
+#include <vector>
 
+#include "kernels/block_table.cuh"
 #include "kernels/common.cuh"
 #include "kernels/ragged.cuh"
 #include "kernels/random.cuh"
@@ -33,7 +36,16 @@ struct AdamW {
     bool stochastic_rounding;
 };
 
-// The same in the terms of the inner loop.
+// A run of elements of one tensor.
+struct AdamWPart {
+    size_t at;      // where it begins in the arrays
+    size_t count;   // elements
+    size_t first;   // where it begins in the tensor
+    uint64_t name;  // hash of the tensor's name: each has random numbers of its own
+    bool decays;    // by weight_decay
+};
+
+// The same settings in the terms of the inner loop.
 struct AdamWFactors {
     float decay, beta2, new1, new2, step_size, root_correction, eps;
     int step;
@@ -49,6 +61,12 @@ struct AdamWFactors {
           eps((float)a.eps),
           step(a.step),
           stochastic_rounding(a.stochastic_rounding) {}
+
+    HOST_DEVICE AdamWFactors of(const AdamWPart& part) const {
+        AdamWFactors factors = *this;
+        if (!part.decays) factors.decay = 1;
+        return factors;
+    }
 };
 
 // Updates m and v, and returns the new w. No sum stands outside of an fmaf, so compilers find nothing to
@@ -120,17 +138,19 @@ void adamw_update_cpu(floatX* params, float* master, float* m, float* v, const f
 
 // As adamw_update, but at once, on this thread and OpenMP's, with memory of the host. It makes no call of
 // CUDA, so that cudaLaunchHostFunc can run it.
-inline void adamw_update_on_host(floatX* params /* (n) */,
-                                 float* master /* (n), or null: params are the only copy */,
-                                 float* m /* (n) */, float* v /* (n) */, const float* grads /* (n) */,
-                                 const float* scale /* (1) */, size_t first, size_t n, const AdamW& hyper,
-                                 uint64_t key) {
-    AdamWFactors a(hyper);
+inline void adamw_update_on_host(floatX* params, float* master, float* m, float* v, const float* grads,
+                                 const float* scale, const std::vector<AdamWPart>& parts, const AdamW& hyper,
+                                 uint64_t seed) {
+    AdamWFactors all(hyper);
     if (std::isnan(*scale)) return;
-    bool stochastic = a.stochastic_rounding && !std::is_same_v<floatX, float>;
+    bool stochastic = all.stochastic_rounding && !std::is_same_v<floatX, float>;
     auto run = master ? (stochastic ? adamw_update_cpu<true, true> : adamw_update_cpu<true, false>)
                       : (stochastic ? adamw_update_cpu<false, true> : adamw_update_cpu<false, false>);
-    run(params, master, m, v, grads, *scale, first, n, a, key);
+    for (const AdamWPart& part : parts) {
+        size_t at = part.at;
+        run(params + at, master ? master + at : nullptr, m + at, v + at, grads + at, *scale, part.first,
+            part.count, all.of(part), random_key(seed, part.name));
+    }
 }
 
 // ----------------------------------------------------------------------------
@@ -140,30 +160,60 @@ inline void adamw_update_on_host(floatX* params /* (n) */,
 
 constexpr unsigned adamw_block = 256;  // threads, of W elements each
 
+struct AdamWWork {
+    AdamWPart part;
+    uint64_t key;  // of its random numbers
+};
+using AdamWTable = BlockTable<AdamWWork, 32>;
+
 template <bool has_master, int W>
 __global__ void adamw_update_kernel(floatX* params, float* master, float* m, float* v, const float* grads,
-                                    const float* scale, size_t first, size_t n, int skip, AdamWFactors a,
-                                    uint64_t key) {
+                                    const float* scale, AdamWFactors all, RaggedVectors vectors,
+                                    const __grid_constant__ AdamWTable table) {
+    int number = table.find(blockIdx.x);
+    const auto& [part, key] = table.part[number];
+    AdamWFactors a = all.of(part);
+    size_t thread = (size_t)table.place(blockIdx.x, number) * blockDim.x + threadIdx.x;
     float s = *scale;
-    if (std::isnan(s)) return;
-    each_ragged_vector<W>(n, skip, [&](auto width, size_t i) {
-        auto ms = load<width>(m + i), vs = load<width>(v + i), gs = load<width>(grads + i);
-        auto ps = load<width>(params + i);
+    each_ragged_vector<W>(thread, part.count, vectors.from(part.at).skip, [&](auto width, size_t i) {
+        size_t at = part.at + i;
+        auto ms = load<width>(m + at), vs = load<width>(v + at), gs = load<width>(grads + at);
+        auto ps = load<width>(params + at);
         Vec<float, width> ws;
-        if constexpr (has_master) ws = load<width>(master + i);
+        if constexpr (has_master) ws = load<width>(master + at);
         Random4 random = {};
         if (a.stochastic_rounding && !std::is_same_v<floatX, float>) {
-            random = adamw_random(key, first + i, a.step);
+            random = adamw_random(key, part.first + i, a.step);
         }
+        if (std::isnan(s)) return;  // seen when the loads are under way
         for (int k = 0; k < width; k++) {
             if constexpr (!has_master) ws[k] = float(ps[k]);
             ws[k] = adamw_element(ws[k], ms[k], vs[k], gs[k], s, a);
             ps[k] = adamw_round(ws[k], a.stochastic_rounding, random.at[k]);
         }
-        store(m + i, ms);
-        store(v + i, vs);
-        store(params + i, ps);
-        if constexpr (has_master) store(master + i, ws);
+        store(m + at, ms);
+        store(v + at, vs);
+        store(params + at, ps);
+        if constexpr (has_master) store(master + at, ws);
+    });
+}
+
+inline void launch_adamw(floatX* params, float* master, float* m, float* v, const float* grads,
+                         const float* scale, const std::vector<AdamWPart>& parts, const AdamW& hyper,
+                         uint64_t seed, cudaStream_t stream) {
+    std::vector<AdamWWork> works;
+    for (const AdamWPart& part : parts) works.push_back({part, random_key(seed, part.name)});
+    RaggedVectors vectors = ragged_vectors(params, master ? master : m, m, v, grads);
+    auto blocks = [=](const AdamWWork& work) {
+        size_t threads = work.part.count ? vectors.from(work.part.at).threads(work.part.count) : 0;
+        return (unsigned)ceil_div(threads, adamw_block);
+    };
+    with_ragged_width(vectors, [&](auto width) {
+        auto kernel = master ? adamw_update_kernel<true, width> : adamw_update_kernel<false, width>;
+        each_block_table<AdamWTable>(works, blocks, [&](const AdamWTable& table) {
+            launch(kernel, table.blocks(), adamw_block, 0, stream, params, master, m, v, grads, scale,
+                   AdamWFactors(hyper), vectors, table);
+        });
     });
 }
 
@@ -172,20 +222,12 @@ __global__ void adamw_update_kernel(floatX* params, float* master, float* m, flo
 // ----------------------------------------------------------------------------
 // launchers
 
-// The arrays are elements first .. first + n - 1 of a tensor. key: of the random numbers of stochastic
-// rounding, different for each tensor; those are counted from the tensor's start, so that it does not matter
-// how a tensor is cut.
-inline void adamw_update(floatX* params /* (n) */, float* master /* (n), or null: params are the only copy */,
-                         float* m /* (n) */, float* v /* (n) */, const float* grads /* (n) */,
-                         const float* scale /* (1) */, size_t first, size_t n, AdamW hyper, uint64_t key,
+// The arrays hold the parts. Random numbers of stochastic rounding are counted from a tensor's start, so that
+// it does not matter how a tensor is cut.
+inline void adamw_update(floatX* params, float* master /* or null: params are the only copy */, float* m,
+                         float* v, const float* grads, const float* scale /* (1) */,
+                         const std::vector<AdamWPart>& parts, AdamW hyper, uint64_t seed,
                          cudaStream_t stream) {
-    if (n == 0) return;
-    ON_DEVICE(stream, adamw_update_on_host(params, master, m, v, grads, scale, first, n, hyper, key),
-              RaggedVectors vectors = ragged_vectors(params, master ? master : m, m, v, grads);
-              with_ragged_width(vectors, n, [=](auto width, size_t threads) {
-                  constexpr int W = width;
-                  auto kernel = master ? adamw_update_kernel<true, W> : adamw_update_kernel<false, W>;
-                  launch(kernel, ceil_div(threads, adamw_block), adamw_block, 0, stream, params, master, m, v,
-                         grads, scale, first, n, vectors.skip, AdamWFactors(hyper), key);
-              }));
+    ON_DEVICE(stream, adamw_update_on_host(params, master, m, v, grads, scale, parts, hyper, seed),
+              launch_adamw(params, master, m, v, grads, scale, parts, hyper, seed, stream));
 }

@@ -8,131 +8,257 @@ warp, on tensor cores for bf16 and with the same layout of results for float.
 
 #ifndef DEVICE_CPU
 
-// A block is four warps. Tiles of heads in shared memory are HSP columns wide: the head size rounded up to a
-// size that the kernels are compiled for, zeros beyond the head. Rows are 16 bytes apart beyond that, which
-// spreads a column over the banks.
-constexpr int attention_warps = 4, attention_threads = attention_warps * warp_size;
 constexpr float log2_e = 1.44269504f;
 
-template <int columns>
-constexpr int tile_stride = columns + vec_width<floatX>;
+__device__ inline int lane_id() {
+    return threadIdx.x % warp_size;
+}
 
-// Rows [0, count) of a head to a tile in shared memory, zeros after the last row and column. Arrives as
-// cp.async does.
-template <int rows, int HSP>
-__device__ void load_tile(floatX* to, const floatX* from, int stride, int count, int HS) {
-    constexpr int W = vec_width<floatX>;
-    bool aligned = HS % W == 0;
-    for (int i = threadIdx.x; i < rows * HSP / W; i += attention_threads) {
-        int row = i / (HSP / W), column = i % (HSP / W) * W;
-        const floatX* source = from + (size_t)row * stride + column;
-        floatX* target = to + row * tile_stride<HSP> + column;
-        if (aligned) {
+// ----------------------------------------------------------------------------
+// tiles in shared memory
+
+// Rows of a matrix. Of the 16-byte pieces of a row, row r keeps piece c where c ^ r would be: eight rows of
+// one column then lie in different banks, as do the eight pieces of a row.
+template <int columns>
+struct Tile {
+    static constexpr int W = vec_width<floatX>, pieces = columns / W;
+    static_assert(pieces % 4 == 0);
+
+    static constexpr int group = pieces % 8 == 0 ? 8 : 4;  // of pieces that change places
+
+    floatX* data;
+
+    // Column `column` + `step`, which have no bits in common: the step, the same in all lanes, is then added
+    // last, and the rest need not be computed again for the next step.
+    __device__ floatX* at(int row, int column, int step = 0) const {
+        int twist = (group == 8 ? row & 7 : row >> 1 & 3) * W;
+        return data + row * columns + step / (group * W) * (group * W) +
+               (column ^ twist ^ step % (group * W));
+    }
+
+    // The tile without its rows before `row`, a multiple of 8.
+    __device__ Tile from_row(int row) const { return {data + row * columns}; }
+};
+
+// Calls f(row, column) for the first column of each 16-byte piece that is this thread's part of a tile: eight
+// threads, or four where the pieces of a row are no multiple of eight, go along a row together.
+template <int rows, int columns, int threads, typename F>
+__device__ void each_piece(int thread, F&& f) {
+    constexpr int pieces = Tile<columns>::pieces, W = Tile<columns>::W;
+    constexpr int lanes = Tile<columns>::group, step = threads / lanes;
+    int first_row = thread / lanes, first_piece = thread % lanes;
+#pragma unroll
+    for (int row = 0; row < rows; row += step)
+#pragma unroll
+        for (int piece = 0; piece < pieces; piece += lanes)
+            if (rows % step == 0 || first_row + row < rows) f(first_row + row, (first_piece + piece) * W);
+}
+
+// Rows [0, count) of a head to a tile, zeros after the last row and column. Arrives as cp.async does.
+template <int rows, int threads, int HSP>
+__device__ void load_tile(Tile<HSP> to, const floatX* from, int stride, int count, int HS,
+                          int thread = threadIdx.x) {
+    if (HS % Tile<HSP>::W == 0) {
+        each_piece<rows, HSP, threads>(thread, [&](int row, int column) {
             bool valid = row < count && column < HS;
-            cp_async_16(target, valid ? source : from, valid);
-        } else {
-            for (int c = 0; c < W; c++) {
-                target[c] = row < count && column + c < HS ? source[c] : floatX(0.0f);
-            }
+            cp_async_16(to.at(row, column), from + (size_t)row * stride + column, valid);
+        });
+    } else {
+#pragma unroll 1
+        for (int i = thread; i < rows * HSP; i += threads) {
+            int row = i / HSP, column = i % HSP;
+            *to.at(row, column) =
+                row < count && column < HS ? from[(size_t)row * stride + column] : floatX(0.0f);
         }
     }
 }
 
-// The reverse, from a tile that all threads have finished writing.
-template <int rows, int HSP>
-__device__ void store_tile(floatX* to, const floatX* from, int stride, int count, int HS) {
-    constexpr int W = vec_width<floatX>;
-    bool aligned = HS % W == 0;
-    for (int i = threadIdx.x; i < rows * HSP / W; i += attention_threads) {
-        int row = i / (HSP / W), column = i % (HSP / W) * W;
-        if (row >= count) return;
-        const floatX* source = from + row * tile_stride<HSP> + column;
-        floatX* target = to + (size_t)row * stride + column;
-        if (aligned) {
-            if (column < HS) store(target, load<W>(source));
-        } else {
-            for (int c = 0; c < W && column + c < HS; c++) target[c] = source[c];
+// The reverse, by `threads` threads of which this is `thread`: rows [0, count) of the `rows` from `first` on.
+template <int rows, int threads, int HSP>
+__device__ void store_tile(floatX* to, Tile<HSP> from, int first, int thread, int stride, int count, int HS) {
+    constexpr int W = Tile<HSP>::W;
+    if (HS % W == 0) {
+        each_piece<rows, HSP, threads>(thread, [&](int row, int column) {
+            if (row >= count || column >= HS) return;
+            store(to + (size_t)row * stride + column, load<W>(from.at(first + row, column)));
+        });
+    } else {
+#pragma unroll 1
+        for (int i = thread; i < rows * HSP; i += threads) {
+            int row = i / HSP, column = i % HSP;
+            if (row < count && column < HS) to[(size_t)row * stride + column] = *from.at(first + row, column);
         }
     }
 }
 
-__device__ inline void load_tile_wait() {
-    cp_async_commit();
-    cp_async_wait<0>();
-    __syncthreads();
-}
+// ----------------------------------------------------------------------------
+// products
 
-// 16 rows of a matrix in the registers of a warp, as mma.sync leaves them: of each 8 columns, lane 4 g + t
+// Rows of a matrix in the registers of a warp, as mma.sync leaves them: of each 16 x 8 block, lane 4 g + t
 // holds columns 2 t and 2 t + 1 of row g, then of row g + 8.
-template <int columns>
+template <int rows_, int columns_>
 struct Fragment {
-    float at[columns / 8][4];
+    static constexpr int rows = rows_, columns = columns_;
+    float at[rows / 16][columns / 8][4];
 
-    __device__ static int row(int i) { return threadIdx.x % warp_size / 4 + i / 2 * 8; }
-    __device__ static int column(int n, int i) { return n * 8 + threadIdx.x % 4 * 2 + i % 2; }
+    __device__ static int row(int m, int i) { return m * 16 + lane_id() / 4 + i / 2 * 8; }
+    __device__ static int column(int n, int i) { return n * 8 + lane_id() % 4 * 2 + i % 2; }
+
+    // Calls f(element, m, n, i) for each element of this thread.
+    template <typename F>
+    __device__ void each(F&& f) {
+#pragma unroll
+        for (int m = 0; m < rows / 16; m++)
+#pragma unroll
+            for (int n = 0; n < columns / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) f(at[m][n][i], m, n, i);
+    }
+
+    // Calls f(m, i) for each of the two rows row(m, 2 * i) that this thread has in 16.
+    template <typename F>
+    __device__ static void each_row(F&& f) {
+#pragma unroll
+        for (int m = 0; m < rows / 16; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) f(m, i);
+    }
 
     __device__ Fragment() {
-        for (int n = 0; n < columns / 8; n++)
-            for (int i = 0; i < 4; i++) at[n][i] = 0;
+        each([](float& element, int, int, int) { element = 0; });
     }
 
-    // Writes the rows as floatX, `row(0)` times scale_0 and `row(2)` times scale_1.
-    __device__ void store(floatX* to, int stride, float scale_0, float scale_1) const {
-        for (int n = 0; n < columns / 8; n++) {
-            ::store(to + row(0) * stride + column(n, 0),
-                    Vec<floatX, 2>{floatX(at[n][0] * scale_0), floatX(at[n][1] * scale_0)});
-            ::store(to + row(2) * stride + column(n, 0),
-                    Vec<floatX, 2>{floatX(at[n][2] * scale_1), floatX(at[n][3] * scale_1)});
+    // Writes the rows as floatX from (row, column) of a tile on.
+    template <int width>
+    __device__ void store(Tile<width> to, int first_row, int first_column) const {
+#pragma unroll
+        for (int m = 0; m < rows / 16; m++)
+#pragma unroll
+            for (int n = 0; n < columns / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i += 2) {
+                    ::store(to.at(first_row + row(m, i), first_column + column(n, i)),
+                            Vec<floatX, 2>{floatX(at[m][n][i]), floatX(at[m][n][i + 1])});
+                }
+    }
+};
+
+// 16 rows of the left side of a product, and as many columns as one step of it takes: those of a tile from
+// (row, k) on, or of the transpose of a tile. With bf16 also those of a Fragment from (16 m, k) on, which are
+// in the right lanes already; with float they have to go over shared memory.
+template <typename T>
+struct LeftOf;
+using Left = LeftOf<floatX>;
+constexpr bool tensor_cores = std::is_same_v<floatX, __nv_bfloat16>;
+
+template <>
+struct LeftOf<__nv_bfloat16> {
+    static constexpr int depth = 16;
+    uint32_t at[4];  // as mma.sync takes them
+
+    template <int width>
+    __device__ void load(Tile<width> tile, int row, int k) {
+        ldmatrix_x4(at, tile.at(row + lane_id() % 16, lane_id() / 16 * 8, k));
+    }
+
+    template <int width>
+    __device__ void load_transposed(Tile<width> tile, int row, int k) {
+        ldmatrix_x4_trans(at, tile.at(k + lane_id() % 8 + lane_id() / 16 * 8, row + lane_id() / 8 % 2 * 8));
+    }
+
+    template <typename Fragment>
+    __device__ void take(const Fragment& from, int m, int k) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float* pair = &from.at[m][k / 8 + i / 2][i % 2 * 2];
+            at[i] = bf16_pair(pair[0], pair[1]);
         }
     }
 };
 
-// How the right-hand side of a product lies in shared memory.
+template <>
+struct LeftOf<float> {
+    static constexpr int depth = 4;
+    float at[2][depth];  // all columns of rows g and g + 8, the same in four lanes
+
+    template <int width>
+    __device__ void load(Tile<width> tile, int row, int k) {
+        for (int i = 0; i < 2 * depth; i++)
+            at[i / depth][i % depth] = *tile.at(row + lane_id() / 4 + i / depth * 8, k + i % depth);
+    }
+
+    template <int width>
+    __device__ void load_transposed(Tile<width> tile, int row, int k) {
+        for (int i = 0; i < 2 * depth; i++)
+            at[i / depth][i % depth] = *tile.at(k + i % depth, row + lane_id() / 4 + i / depth * 8);
+    }
+};
+
+// How the right side of a product lies in its tile.
 enum class Right { rows, columns };  // (K, N), or its transpose (N, K)
 
-// sum (16, N) += a (16, K) b (K, N) by one warp, a and b in shared memory.
-template <Right right, int K, int N>
-__device__ void warp_product(Fragment<N>& sum, const __nv_bfloat16* a, int a_stride, const __nv_bfloat16* b,
-                             int b_stride) {
-    int lane = threadIdx.x % warp_size;
-    for (int k = 0; k < K; k += 16) {
-        uint32_t left[4], two[4];
-        ldmatrix_x4(left, a + lane % 16 * a_stride + k + lane / 16 * 8);
+// sum += left b for one step k of the product, b being the N columns from `first` on of what the tile holds.
+template <Right right, int rows, int N, int width>
+__device__ void product_step(Fragment<rows, N>& sum, const LeftOf<__nv_bfloat16> (&left)[rows / 16],
+                             Tile<width> b, int first, int k) {
+    static_assert(N == 8 || N % 16 == 0);
+    int lane = lane_id();
+    if constexpr (N == 8) {
+        uint32_t one[2];
+        if constexpr (right == Right::columns)
+            ldmatrix_x2(one, b.at(first + lane % 8, lane / 8 % 2 * 8, k));
+        else
+            ldmatrix_x2_trans(one, b.at(k + lane % 16, first));
+        for (int m = 0; m < rows / 16; m++) mma_m16n8k16(sum.at[m][0], left[m].at, one);
+    } else {
+#pragma unroll
         for (int n = 0; n < N; n += 16) {
+            uint32_t two[4];
             if constexpr (right == Right::columns)
-                ldmatrix_x4(two, b + (n + lane / 16 * 8 + lane % 8) * b_stride + k + lane / 8 % 2 * 8);
+                ldmatrix_x4(two, b.at(first + n + lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8, k));
             else
-                ldmatrix_x4_trans(two, b + (k + lane % 16) * b_stride + n + lane / 16 * 8);
-            mma_m16n8k16(sum.at[n / 8], left, {two[0], two[1]});
-            mma_m16n8k16(sum.at[n / 8 + 1], left, {two[2], two[3]});
+                ldmatrix_x4_trans(two, b.at(k + lane % 16, first + n + lane / 16 * 8));
+#pragma unroll
+            for (int m = 0; m < rows / 16; m++) {
+                mma_m16n8k16(sum.at[m][n / 8], left[m].at, {two[0], two[1]});
+                mma_m16n8k16(sum.at[m][n / 8 + 1], left[m].at, {two[2], two[3]});
+            }
         }
     }
 }
 
-template <Right right, int K, int N>
-__device__ void warp_product(Fragment<N>& sum, const float* a, int a_stride, const float* b, int b_stride) {
-    for (int k = 0; k < K; k += 4) {
-        Vec<float, 4> upper = load<4>(a + sum.row(0) * a_stride + k);
-        Vec<float, 4> lower = load<4>(a + sum.row(2) * a_stride + k);
-        for (int n = 0; n < N / 8; n++) {
-            Vec<float, 4> b0, b1;  // two columns, four rows
-            if constexpr (right == Right::columns) {
-                b0 = load<4>(b + sum.column(n, 0) * b_stride + k);
-                b1 = load<4>(b + sum.column(n, 1) * b_stride + k);
-            } else {
-                for (int i = 0; i < 4; i++) {
-                    Vec<float, 2> row = load<2>(b + (k + i) * b_stride + sum.column(n, 0));
-                    b0[i] = row[0];
-                    b1[i] = row[1];
-                }
-            }
-            for (int i = 0; i < 4; i++) {
-                sum.at[n][0] += upper[i] * b0[i];
-                sum.at[n][1] += upper[i] * b1[i];
-                sum.at[n][2] += lower[i] * b0[i];
-                sum.at[n][3] += lower[i] * b1[i];
+template <Right right, int rows, int N, int width>
+__device__ void product_step(Fragment<rows, N>& sum, const LeftOf<float> (&left)[rows / 16], Tile<width> b,
+                             int first, int k) {
+#pragma unroll
+    for (int n = 0; n < N / 8; n++) {
+        for (int i = 0; i < LeftOf<float>::depth; i++) {
+            int column = first + sum.column(n, 0);
+            float b0 = right == Right::columns ? *b.at(column, k + i) : *b.at(k + i, column);
+            float b1 = right == Right::columns ? *b.at(column + 1, k + i) : *b.at(k + i, column + 1);
+#pragma unroll
+            for (int m = 0; m < rows / 16; m++) {
+                sum.at[m][n][0] += left[m].at[0][i] * b0;
+                sum.at[m][n][1] += left[m].at[0][i] * b1;
+                sum.at[m][n][2] += left[m].at[1][i] * b0;
+                sum.at[m][n][3] += left[m].at[1][i] * b1;
             }
         }
+    }
+}
+
+// sum (rows, N) += left (rows, K) b (K, N) by one warp. left_at(left, m, k) makes the left side of one step;
+// where that comes from registers, the compiler has to know k. Elsewhere four steps at a time are enough to
+// hide the loads, and leave registers for the sums.
+template <Right right, int K, int rows, int N, int width, typename LeftAt>
+__device__ void warp_product(Fragment<rows, N>& sum, LeftAt&& left_at, Tile<width> b, int first = 0) {
+    static_assert(K % Left::depth == 0);
+#pragma unroll(!tensor_cores ? 1 : right == Right::columns ? 4 : K / Left::depth)
+    for (int k = 0; k < K; k += Left::depth) {
+        Left left[rows / 16];
+#pragma unroll
+        for (int m = 0; m < rows / 16; m++) left_at(left[m], m, k);
+        product_step<right>(sum, left, b, first, k);
     }
 }
 
@@ -145,6 +271,42 @@ __device__ inline float quad_max(float value) {
 __device__ inline float quad_sum(float value) {
     value += __shfl_xor_sync(~0u, value, 1);
     return value + __shfl_xor_sync(~0u, value, 2);
+}
+
+// ----------------------------------------------------------------------------
+// shapes
+
+// Does every one of the queries [q, q + queries), of which the last sees no key before last_first, see every
+// one of the keys [k, k + keys)?
+__device__ inline bool all_seen(int q, int last_first, int k, int keys) {
+    return k + keys - 1 <= q && last_first <= k;
+}
+
+// The head size rounded up to a width that the kernels are compiled for.
+inline int head_width(int HS) {
+    for (int width : {32, 64, 96, 128, 192}) {
+        if (HS <= width) return width;
+    }
+    return 256;
+}
+
+// Calls f with head_width(HS) as std::integral_constant.
+template <typename F>
+void with_head_width(int HS, F&& f) {
+    switch (head_width(HS)) {
+    case 32:
+        return f(std::integral_constant<int, 32>{});
+    case 64:
+        return f(std::integral_constant<int, 64>{});
+    case 96:
+        return f(std::integral_constant<int, 96>{});
+    case 128:
+        return f(std::integral_constant<int, 128>{});
+    case 192:
+        return f(std::integral_constant<int, 192>{});
+    default:
+        return f(std::integral_constant<int, 256>{});
+    }
 }
 
 #endif

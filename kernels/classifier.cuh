@@ -155,60 +155,77 @@ inline void sum_losses_cpu(float* total, const float* losses, int N) {
 
 #ifndef DEVICE_CPU
 
-// A block for each row.
-constexpr unsigned classifier_block = 512;
+// A block for each row. With as many threads as a block can have there are few rows at a time, two on each
+// multiprocessor, so that they stay in the second-level cache from one pass to the next.
+constexpr int classifier_block = 1024;
 
 template <int W>
 __device__ SoftmaxSum softmax_sum(const floatX* row, int V) {
     SoftmaxSum total;
-    for (int v = threadIdx.x * W; v < V; v += blockDim.x * W) {
+    int whole = V / W * W;  // words in whole vectors
+#pragma unroll 2
+    for (int v = threadIdx.x * W; v < whole; v += blockDim.x * W) {
         auto x = load<W>(row + v);
-        int words = min(W, V - v);
         float max = total.max;
-        for (int k = 0; k < words; k++) max = fmaxf(max, float(x[k]));
-        total.sum *= expf(total.max - max);
-        for (int k = 0; k < words; k++) total.sum += expf(float(x[k]) - max);
+        for (int k = 0; k < W; k++) max = fmaxf(max, float(x[k]));
+        total.sum *= fast_exp(total.max - max);
+        for (int k = 0; k < W; k++) total.sum += fast_exp(float(x[k]) - max);
         total.max = max;
     }
+    if (int v = whole + threadIdx.x; v < V) total = merge(total, {float(row[v]), 1});
     float max = block_max(total.max);
-    return {max, block_sum(total.sum * expf(total.max - max))};
+    return {max, block_sum(total.sum * fast_exp(total.max - max))};
 }
 
-// The gradient of a row in place of its logits; target is -1 if it is not among its words. All of it is 0 if
-// the row has no target at all.
+// The gradient of a row in place of its logits; target is -1 if it is not among its words. Backwards: what
+// softmax_sum has read last is nearest.
 template <int W>
-__device__ void classifier_gradient(floatX* row, SoftmaxSum total, bool has_target, int target, float dloss,
-                                    int V, int Vp) {
-    float inverse = 1 / total.sum;
-    for (int v = threadIdx.x * W; v < Vp; v += blockDim.x * W) {
-        auto x = load<W>(row + v);
-        for (int k = 0; k < W; k++) {
-            bool counts = has_target && v + k < V;
-            float probability = counts ? expf(float(x[k]) - total.max) * inverse : 0.0f;
-            x[k] = floatX((probability - (v + k == target)) * dloss);
-        }
-        store(row + v, x);
+__device__ void classifier_gradient(floatX* row, SoftmaxSum total, int target, float target_logit,
+                                    float dloss, int V, int Vp) {
+    float scale = dloss / total.sum;
+    auto gradient = [&](floatX logit) { return floatX(fast_exp(float(logit) - total.max) * scale); };
+    int whole = V / W * W, step = blockDim.x * W;
+    for (int v = whole + threadIdx.x; v < Vp; v += blockDim.x) {
+        row[v] = v < V ? gradient(row[v]) : floatX(0.0f);
     }
+    for (int v = whole - W - (int)threadIdx.x * W; v >= 0; v -= step) {
+        auto x = load_last<W>(row + v);
+        for (int k = 0; k < W; k++) x[k] = gradient(x[k]);
+        store_last(row + v, x);
+    }
+    if (target < 0) return;
+    __syncthreads();
+    float probability = fast_exp(target_logit - total.max) / total.sum;
+    if (threadIdx.x == 0) row[target] = floatX((probability - 1) * dloss);
+}
+
+// That of a row without a target.
+template <int W>
+__device__ void clear_row(floatX* row, int Vp) {
+    for (int v = threadIdx.x * W; v < Vp; v += blockDim.x * W) store_last(row + v, Vec<floatX, W>{});
 }
 
 template <int W>
-__global__ void classifier_kernel(floatX* logits, float* losses, const int* targets, float dloss, int V,
-                                  int Vp, bool want_gradient) {
+__global__ void __launch_bounds__(classifier_block, 2)
+    classifier_kernel(floatX* logits, float* losses, const int* targets, float dloss, int V, int Vp,
+                      bool want_gradient) {
     floatX* row = logits + (size_t)blockIdx.x * Vp;
     int target = targets[blockIdx.x];
-    SoftmaxSum total;
-    if (target >= 0) total = softmax_sum<W>(row, V);
-    if (threadIdx.x == 0) {
-        losses[blockIdx.x] = target < 0 ? 0.0f : logf(total.sum) + total.max - float(row[target]);
+    if (target < 0) {
+        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+        if (want_gradient) clear_row<W>(row, Vp);
+        return;
     }
-    if (!want_gradient) return;
-    __syncthreads();  // the loss was read from the logits that are now replaced
-    classifier_gradient<W>(row, total, target >= 0, target, dloss, V, Vp);
+    float target_logit = float(row[target]);
+    SoftmaxSum total = softmax_sum<W>(row, V);  // and all threads have read the logit that will be replaced
+    if (threadIdx.x == 0) losses[blockIdx.x] = logf(total.sum) + total.max - target_logit;
+    if (want_gradient) classifier_gradient<W>(row, total, target, target_logit, dloss, V, Vp);
 }
 
 template <int W>
-__global__ void classifier_part_kernel(float* part, const floatX* logits, const int* targets, int first_word,
-                                       int V, int Vp) {
+__global__ void __launch_bounds__(classifier_block, 2)
+    classifier_part_kernel(float* part, const floatX* logits, const int* targets, int first_word, int V,
+                           int Vp) {
     const floatX* row = logits + (size_t)blockIdx.x * Vp;
     int target = targets[blockIdx.x], here = target_here(target, first_word, V);
     ClassifierPart found;
@@ -219,18 +236,21 @@ __global__ void classifier_part_kernel(float* part, const floatX* logits, const 
 }
 
 template <int W>
-__global__ void classifier_whole_kernel(floatX* logits, float* losses, const float* parts, int ranks,
-                                        const int* targets, float dloss, int first_word, int N, int V, int Vp,
-                                        bool want_gradient) {
-    int target = targets[blockIdx.x];
-    ClassifierPart whole;
-    if (target >= 0) whole = merge_parts(parts, ranks, blockIdx.x, N);
-    if (threadIdx.x == 0) {
-        losses[blockIdx.x] = target < 0 ? 0.0f : logf(whole.total.sum) + whole.total.max - whole.target_logit;
-    }
-    if (!want_gradient) return;
+__global__ void __launch_bounds__(classifier_block, 2)
+    classifier_whole_kernel(floatX* logits, float* losses, const float* parts, int ranks, const int* targets,
+                            float dloss, int first_word, int N, int V, int Vp, bool want_gradient) {
     floatX* row = logits + (size_t)blockIdx.x * Vp;
-    classifier_gradient<W>(row, whole.total, target >= 0, target_here(target, first_word, V), dloss, V, Vp);
+    int target = targets[blockIdx.x];
+    if (target < 0) {
+        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+        if (want_gradient) clear_row<W>(row, Vp);
+        return;
+    }
+    ClassifierPart whole = merge_parts(parts, ranks, blockIdx.x, N);
+    if (threadIdx.x == 0) losses[blockIdx.x] = logf(whole.total.sum) + whole.total.max - whole.target_logit;
+    if (!want_gradient) return;
+    int here = target_here(target, first_word, V);
+    classifier_gradient<W>(row, whole.total, here, whole.target_logit, dloss, V, Vp);
 }
 
 __global__ void sum_losses_kernel(float* total, const float* losses, int N) {
@@ -250,8 +270,8 @@ inline void classifier(floatX* logits /* (N, Vp) */, float* losses /* (N) */, co
                        float dloss, int N, int V, int Vp, bool want_gradient, cudaStream_t stream) {
     ON_DEVICE(stream, classifier_cpu(logits, losses, targets, dloss, N, V, Vp, want_gradient),
               with_vec_width<floatX>(Vp, [=](auto width) {
-                  launch(classifier_kernel<width>, N, classifier_block, 0, stream, logits, losses, targets,
-                         dloss, V, Vp, want_gradient);
+                  launch(classifier_kernel<width>, N, row_threads(Vp / width(), classifier_block), 0, stream,
+                         logits, losses, targets, dloss, V, Vp, want_gradient);
               }));
 }
 
@@ -262,8 +282,8 @@ inline void classifier_part(float* part /* (N, 3) */, const floatX* logits /* (N
                             cudaStream_t stream) {
     ON_DEVICE(stream, classifier_part_cpu(part, logits, targets, first_word, N, V, Vp),
               with_vec_width<floatX>(Vp, [=](auto width) {
-                  launch(classifier_part_kernel<width>, N, classifier_block, 0, stream, part, logits, targets,
-                         first_word, V, Vp);
+                  launch(classifier_part_kernel<width>, N, row_threads(Vp / width(), classifier_block), 0,
+                         stream, part, logits, targets, first_word, V, Vp);
               }));
 }
 
@@ -277,8 +297,9 @@ inline void classifier_whole(floatX* logits /* (N, Vp) */, float* losses /* (N) 
               classifier_whole_cpu(logits, losses, parts, ranks, targets, dloss, first_word, N, V, Vp,
                                    want_gradient),
               with_vec_width<floatX>(Vp, [=](auto width) {
-                  launch(classifier_whole_kernel<width>, N, classifier_block, 0, stream, logits, losses,
-                         parts, ranks, targets, dloss, first_word, N, V, Vp, want_gradient);
+                  launch(classifier_whole_kernel<width>, N, row_threads(Vp / width(), classifier_block), 0,
+                         stream, logits, losses, parts, ranks, targets, dloss, first_word, N, V, Vp,
+                         want_gradient);
               }));
 }
 

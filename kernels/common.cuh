@@ -4,6 +4,7 @@ block sums, and the two ways to start work on a stream (a CUDA kernel, or a plai
 */
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -47,6 +48,11 @@ constexpr const char* device_name = "cuda";
 template <typename Integer>
 HOST_DEVICE constexpr Integer ceil_div(Integer a, std::type_identity_t<Integer> b) {
     return (a + b - 1) / b;
+}
+
+// Workers for one item or more: the fewest that are done as early as `most` of them would be.
+constexpr int even_share(int items, int most) {
+    return ceil_div(items, ceil_div(items, most));
 }
 
 // ----------------------------------------------------------------------------
@@ -116,10 +122,27 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
     cudaCheck(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
+// Of the device that this process uses.
+inline const cudaDeviceProp& device_properties() {
+    static const cudaDeviceProp properties = [] {
+        cudaDeviceProp result;
+        int device;
+        cudaCheck(cudaGetDevice(&device));
+        cudaCheck(cudaGetDeviceProperties(&result, device));
+        return result;
+    }();
+    return properties;
+}
+
 // ----------------------------------------------------------------------------
 // inside kernels
 
 constexpr int warp_size = 32;
+
+// The same for threads, in whole warps.
+constexpr int row_threads(int items, int most) {
+    return ceil_div(even_share(items, most), warp_size) * warp_size;
+}
 
 // N elements moved by one load or store.
 template <typename T, int N>
@@ -143,6 +166,23 @@ __device__ void store(T* to, const Vec<T, N>& values) {
     *reinterpret_cast<Vec<T, N>*>(to) = values;
 }
 
+// The same where it is the last use of these bytes for long: they are the first to leave the caches.
+template <int N, typename T>
+__device__ Vec<T, N> load_last(const T* from) {
+    if constexpr (sizeof(Vec<T, N>) == 16)
+        return std::bit_cast<Vec<T, N>>(__ldcs(reinterpret_cast<const uint4*>(from)));
+    else
+        return load<N>(from);
+}
+
+template <int N, typename T>
+__device__ void store_last(T* to, const Vec<T, N>& values) {
+    if constexpr (sizeof(Vec<T, N>) == 16)
+        __stcs(reinterpret_cast<uint4*>(to), std::bit_cast<uint4>(values));
+    else
+        store(to, values);
+}
+
 // Calls f with the widest vector of T (as std::integral_constant) that divides a row of `row` elements.
 template <typename T, typename F>
 void with_vec_width(size_t row, F&& f) {
@@ -155,6 +195,12 @@ void with_vec_width(size_t row, F&& f) {
 // The sum over a warp, in every lane. The order of additions is fixed.
 __device__ inline float warp_sum(float value) {
     for (int offset = warp_size / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
+    return value;
+}
+
+// The sum over each `lanes` neighbouring lanes, a power of two of them, in all of them.
+__device__ inline float group_sum(float value, int lanes) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
     return value;
 }
 

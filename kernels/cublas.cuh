@@ -5,14 +5,20 @@ cuBLASLt runs a product in three steps: describe it, ask which algorithm is best
 first two take longer than a small product, so what they give is kept for the next product of the same kind.
 The algorithm decides the order of sums; keeping it also means that the same product gives the same bits for
 the whole run.
+
+Which algorithm is best the library only estimates: it does not know what is in the caches, or that a product
+is added to what is there. Where the products of a model have been timed (product_tuning.cuh), the fastest is
+taken instead: AlgorithmChoices has it, as bytes that mean the same to the same library on the same card.
 */
 #pragma once
 
 #include <array>
 #include <compare>
+#include <cstring>
 #include <cublasLt.h>
 #include <map>
-#include <utility>
+#include <string>
+#include <vector>
 
 #include "kernels/common.cuh"
 
@@ -23,20 +29,9 @@ inline void cublas_check(cublasStatus_t status, const char* call, const char* fi
 }
 #define cublasCheck(call) cublas_check((call), #call, __FILE__, __LINE__)
 
-inline const cudaDeviceProp& cublas_device() {
-    static const cudaDeviceProp properties = [] {
-        cudaDeviceProp result;
-        int device;
-        cudaCheck(cudaGetDevice(&device));
-        cudaCheck(cudaGetDeviceProperties(&result, device));
-        return result;
-    }();
-    return properties;
-}
-
 // Memory that cuBLASLt may use while a product runs. Only Hopper's kernels gain from more than a little.
 inline size_t cublas_workspace_bytes() {
-    return size_t(cublas_device().major == 9 ? 32 : 4) << 20;
+    return size_t(device_properties().major == 9 ? 32 : 4) << 20;
 }
 
 // Each stream has its own, made at the first product on it: products of two streams may run at the same time.
@@ -57,21 +52,17 @@ struct Product {
     bool transpose_a = false, transpose_b = false;
     bool accumulate = false;  // D +=
     cudaDataType d_type = cuda_type<floatX>;
+    // fp8: only with A transposed and B not, and scales for both
+    cudaDataType a_type = cuda_type<floatX>, b_type = cuda_type<floatX>;
     auto operator<=>(const Product&) const = default;
 };
 
 struct Operands {
     const void *a, *b;
     void* d;
-    const void* bias = nullptr;  // (m): added to each column
-    void* pre_gelu = nullptr;    // like d: receives the product, and d its GELU
-};
-
-// What to know about a kind of product before running it, found once.
-struct ProductPlan {
-    cublasLtMatmulDesc_t operation;
-    cublasLtMatrixLayout_t a, b, d;
-    cublasLtMatmulAlgo_t algorithm;
+    const void* bias = nullptr;                          // (m): added to each column
+    void* pre_gelu = nullptr;                            // like d: receives the product, and d its GELU
+    const float *a_scale = nullptr, *b_scale = nullptr;  // (1) fp8: what 1 counts
 };
 
 // Largest power of two that divides the address, up to the 256 that cudaMalloc gives; 0 for null.
@@ -79,6 +70,82 @@ inline uint32_t pointer_alignment(const void* pointer) {
     if (!pointer) return 0;
     uintptr_t address = (uintptr_t)pointer | 256;
     return (uint32_t)(address & -address);
+}
+
+// All that a choice of algorithm depends on, but for the card and the library.
+struct ProductKind {
+    Product product;
+    std::array<uint32_t, 5> alignments;  // of a, b, d, bias and pre_gelu; 0: there is none
+    auto operator<=>(const ProductKind&) const = default;
+
+    ProductKind(const Product& product, const Operands& with)
+        : product(product),
+          alignments{pointer_alignment(with.a), pointer_alignment(with.b), pointer_alignment(with.d),
+                     pointer_alignment(with.bias), pointer_alignment(with.pre_gelu)} {}
+    bool has_bias() const { return alignments[3] > 0; }
+    bool has_gelu() const { return alignments[4] > 0; }
+};
+
+inline const char* type_text(cudaDataType type) {
+    return type == CUDA_R_32F       ? "fp32"
+           : type == CUDA_R_16BF    ? "bf16"
+           : type == CUDA_R_8F_E4M3 ? "e4m3"
+                                    : "e5m2";
+}
+
+inline std::string kind_text(const ProductKind& kind) {
+    auto& [m, n, k, transpose_a, transpose_b, accumulate, d_type, a_type, b_type] = kind.product;
+    auto& at = kind.alignments;
+    char text[256];
+    snprintf(text, sizeof text, "%d x %d x %d %c%c %s x %s%s %s%s%s aligned %u %u %u %u %u", m, n, k,
+             transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', type_text(a_type), type_text(b_type),
+             accumulate ? " +=" : " =", type_text(d_type), kind.has_bias() ? " + bias" : "",
+             kind.has_gelu() ? ", GELU" : "", at[0], at[1], at[2], at[3], at[4]);
+    return text;
+}
+
+// And these: algorithms of another setup mean nothing here.
+inline std::string cublas_setup() {
+    const cudaDeviceProp& device = device_properties();
+    return std::string(device.name) + ", " + std::to_string(device.multiProcessorCount) +
+           " multiprocessors, cuBLASLt " + std::to_string(cublasLtGetVersion()) + ", workspace " +
+           std::to_string(cublas_workspace_bytes());
+}
+
+// The library's own type has no name, which nvcc does not take for elements of a std::vector.
+struct Algorithm {
+    cublasLtMatmulAlgo_t opaque;
+
+    std::string bytes() const { return std::string((const char*)&opaque, sizeof opaque); }
+};
+
+// The algorithm for each kind_text(), byte by byte; no bytes: GELU is left to a kernel of its own.
+using AlgorithmChoices = std::map<std::string, std::string>;
+
+// What to know about a kind of product before running it, found once.
+struct ProductPlan {
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t a, b, d;
+    float beta;
+    Algorithm algorithm;
+    bool gelu_apart;  // GELU is faster by a kernel of its own, or cannot be had otherwise
+    bool chosen;      // by AlgorithmChoices
+};
+
+struct Cublas {
+    cublasLtHandle_t handle;
+    std::map<ProductKind, ProductPlan> plans;
+    AlgorithmChoices choices;
+    // where products are noted as they are made, each kind with its last operands; null: nowhere
+    std::map<ProductKind, Operands>* noted = nullptr;
+
+    Cublas() { cublasCheck(cublasLtCreate(&handle)); }
+};
+
+// Used by one host thread, the one that launches.
+inline Cublas& cublas() {
+    static Cublas cublas;
+    return cublas;
 }
 
 template <typename T>
@@ -92,76 +159,138 @@ void set_attribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferen
     cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
 }
 
-inline void set_epilogue(cublasLtMatmulDesc_t operation, const Operands& operands) {
-    set_attribute(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
-    set_attribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, operands.pre_gelu);
+inline bool is_fp8(cudaDataType type) {
+    return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
 }
 
-inline ProductPlan make_plan(cublasLtHandle_t handle, const Product& product, const Operands& operands) {
-    auto [m, n, k, transpose_a, transpose_b, accumulate, d_type] = product;
-    ProductPlan plan;
+inline void set_pointers(cublasLtMatmulDesc_t operation, const Operands& operands) {
+    set_attribute(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
+    set_attribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, operands.pre_gelu);
+    if (!operands.a_scale) return;
+    set_attribute(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.a_scale);
+    set_attribute(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.b_scale);
+}
+
+inline ProductPlan describe(const ProductKind& kind, const Operands& operands) {
+    auto [m, n, k, transpose_a, transpose_b, accumulate, d_type, a_type, b_type] = kind.product;
+    ProductPlan plan = {};
+    plan.beta = accumulate;
     cublasCheck(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
-                  operands.pre_gelu ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
-                  : operands.bias   ? CUBLASLT_EPILOGUE_BIAS
+                  kind.has_gelu()   ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+                  : kind.has_bias() ? CUBLASLT_EPILOGUE_BIAS
                                     : CUBLASLT_EPILOGUE_DEFAULT);
-    if (operands.pre_gelu) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)m);
-    set_epilogue(plan.operation, operands);  // the choice of an algorithm looks at their alignment
+    if (kind.has_gelu()) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)m);
+    // Sums in the fewer bits of the tensor cores are enough for activations, and not for gradients.
+    if (is_fp8(a_type) && a_type == b_type)
+        set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
+    set_pointers(plan.operation, operands);  // the choice of an algorithm looks at their alignment
 
     auto layout = [](cublasLtMatrixLayout_t* result, cudaDataType type, int rows, int columns) {
         cublasCheck(cublasLtMatrixLayoutCreate(result, type, rows, columns, rows));
     };
-    layout(&plan.a, cuda_type<floatX>, transpose_a ? k : m, transpose_a ? m : k);
-    layout(&plan.b, cuda_type<floatX>, transpose_b ? n : k, transpose_b ? k : n);
+    layout(&plan.a, a_type, transpose_a ? k : m, transpose_a ? m : k);
+    layout(&plan.b, b_type, transpose_b ? n : k, transpose_b ? k : n);
     layout(&plan.d, d_type, m, n);
+    return plan;
+}
 
+constexpr int most_candidates = 16;
+
+// Algorithms for a product, up to `most` of these, in the order that the library expects of their speed.
+inline std::vector<Algorithm> proposed_algorithms(const ProductKind& kind, const ProductPlan& plan,
+                                                  int most) {
     cublasLtMatmulPreference_t preference;
     cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
     set_attribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)cublas_workspace_bytes());
     // When a sum is split over blocks, its parts are added in fp32, not in the type of D.
     set_attribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                   (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
-    set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, pointer_alignment(operands.a));
-    set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, pointer_alignment(operands.b));
-    set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, pointer_alignment(operands.d));
-    set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, pointer_alignment(operands.d));
-    cublasLtMatmulHeuristicResult_t best;
+    auto [a, b, d, bias, pre_gelu] = kind.alignments;
+    set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, a);
+    set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, b);
+    set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, d);
+    set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, d);
+    std::array<cublasLtMatmulHeuristicResult_t, most_candidates> results;
     int found = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, plan.operation, plan.a, plan.b, plan.d,
-                                                           plan.d, preference, 1, &best, &found);
-    if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
-        fprintf(stderr,
-                "train_gpt: cuBLASLt has no algorithm for a %s product of m = %d, n = %d, k = %d%s: %s\n",
-                floatX_name, m, n, k, operands.pre_gelu ? " with GELU" : "", cublasLtGetStatusString(status));
+    cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(cublas().handle, plan.operation, plan.a, plan.b, plan.d, plan.d,
+                                       preference, most, results.data(), &found);
+    cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
+    std::vector<Algorithm> algorithms;
+    if (status != CUBLAS_STATUS_SUCCESS) found = 0;
+    for (int i = 0; i < found; i++) {
+        if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({results[i].algo});
+    }
+    if (algorithms.empty() && !kind.has_gelu()) {
+        fprintf(stderr, "train_gpt: cuBLASLt has no algorithm for the product %s: %s\n",
+                kind_text(kind).c_str(), cublasLtGetStatusString(status));
         exit(1);
     }
-    cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
-    plan.algorithm = best.algo;
+    return algorithms;
+}
+
+// Takes the algorithm that was chosen, if the library would run it.
+inline void take_choice(const ProductKind& kind, ProductPlan& plan) {
+    auto choice = cublas().choices.find(kind_text(kind));
+    if (choice == cublas().choices.end()) return;
+    const std::string& bytes = choice->second;
+    if (bytes.empty()) {
+        plan.gelu_apart = plan.chosen = kind.has_gelu();
+        return;
+    }
+    Algorithm algorithm;
+    cublasLtMatmulHeuristicResult_t result;
+    if (bytes.size() != sizeof algorithm) return;
+    memcpy(&algorithm, bytes.data(), sizeof algorithm);
+    cublasStatus_t status = cublasLtMatmulAlgoCheck(cublas().handle, plan.operation, plan.a, plan.b, plan.d,
+                                                    plan.d, &algorithm.opaque, &result);
+    if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > cublas_workspace_bytes()) return;
+    plan.algorithm = algorithm;
+    plan.gelu_apart = false;
+    plan.chosen = true;
+}
+
+inline ProductPlan make_plan(const ProductKind& kind, const Operands& operands) {
+    ProductPlan plan = describe(kind, operands);
+    auto algorithms = proposed_algorithms(kind, plan, 1);
+    if (!algorithms.empty()) plan.algorithm = algorithms[0];
+    // Where nobody has measured: other cards than Hopper start a second kernel for GELU too, a slow one.
+    plan.gelu_apart = kind.has_gelu() && (algorithms.empty() || device_properties().major != 9);
+    take_choice(kind, plan);
     return plan;
 }
 
-// Called by one host thread, the one that launches.
-inline void multiply(const Product& product, const Operands& operands, cudaStream_t stream) {
-    static const cublasLtHandle_t handle = [] {
-        cublasLtHandle_t created;
-        cublasCheck(cublasLtCreate(&created));
-        return created;
-    }();
-    // All that a choice of algorithm depends on. Which epilogue it is shows in which pointers are null.
-    using Key = std::pair<Product, std::array<uint32_t, 5>>;
-    static std::map<Key, ProductPlan> plans;
-    Key key = {product,
-               {pointer_alignment(operands.a), pointer_alignment(operands.b), pointer_alignment(operands.d),
-                pointer_alignment(operands.bias), pointer_alignment(operands.pre_gelu)}};
-    auto plan = plans.find(key);
-    if (plan == plans.end()) plan = plans.emplace(key, make_plan(handle, product, operands)).first;
+inline ProductPlan& find_plan(const Product& product, const Operands& operands) {
+    Cublas& c = cublas();
+    ProductKind kind(product, operands);
+    if (c.noted) c.noted->insert_or_assign(kind, operands);
+    auto plan = c.plans.find(kind);
+    if (plan == c.plans.end()) plan = c.plans.emplace(kind, make_plan(kind, operands)).first;
+    return plan->second;
+}
 
-    auto& [operation, a, b, d, algorithm] = plan->second;
-    set_epilogue(operation, operands);
-    float alpha = 1, beta = product.accumulate;
-    cublasCheck(cublasLtMatmul(handle, operation, &alpha, operands.a, a, operands.b, b, &beta, operands.d, d,
-                               operands.d, d, &algorithm, cublas_workspace(stream), cublas_workspace_bytes(),
-                               stream));
+// For products from now on.
+inline void choose_algorithms(const AlgorithmChoices& choices) {
+    cublas().choices = choices;
+    for (auto& [kind, plan] : cublas().plans) take_choice(kind, plan);
+}
+
+inline cublasStatus_t start_product(const ProductPlan& plan, const Algorithm& algorithm,
+                                    const Operands& operands, cudaStream_t stream) {
+    set_pointers(plan.operation, operands);
+    float alpha = 1;
+    return cublasLtMatmul(cublas().handle, plan.operation, &alpha, operands.a, plan.a, operands.b, plan.b,
+                          &plan.beta, operands.d, plan.d, operands.d, plan.d, &algorithm.opaque,
+                          cublas_workspace(stream), cublas_workspace_bytes(), stream);
+}
+
+inline void multiply(const ProductPlan& plan, const Operands& operands, cudaStream_t stream) {
+    cublasCheck(start_product(plan, plan.algorithm, operands, stream));
+}
+
+inline void multiply(const Product& product, const Operands& operands, cudaStream_t stream) {
+    multiply(find_plan(product, operands), operands, stream);
 }

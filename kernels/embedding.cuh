@@ -121,7 +121,7 @@ inline void embedding_backward_cpu(float* dwte, float* dwpe, const floatX* dout,
 
 #ifndef DEVICE_CPU
 
-constexpr unsigned embedding_block = 256;
+constexpr int embedding_block = 256;
 
 // A row of blocks for each position, a thread for W neighbouring channels.
 template <int W>
@@ -189,6 +189,7 @@ __global__ void position_backward_kernel(float* dwpe, const floatX* dout, int B,
     if (c >= C) return;
     size_t t = blockIdx.x;
     float sum[W] = {};
+#pragma unroll 4
     for (int b = 0; b < B; b++) add_to<W>(sum, dout + (b * (size_t)T + t) * C + c);
     for (int k = 0; k < W; k++) dwpe[t * C + c + k] += sum[k];
 }
@@ -227,8 +228,9 @@ inline void embedding_forward(floatX* out /* (B, T, C) */, const int* tokens /* 
     ON_DEVICE(stream, embedding_forward_cpu(out, tokens, wte, wpe, doc_start, B, T, C, words),
               with_vec_width<floatX>(C, [=](auto width) {
                   constexpr int W = width;
-                  dim3 grid(B * T, ceil_div((unsigned)C, embedding_block * W));
-                  launch(embedding_forward_kernel<W>, grid, embedding_block, 0, stream, out, tokens, wte, wpe,
+                  int threads = row_threads(C / W, embedding_block);
+                  dim3 grid(B * T, ceil_div(C, threads * W));
+                  launch(embedding_forward_kernel<W>, grid, threads, 0, stream, out, tokens, wte, wpe,
                          doc_start, T, C, words);
               }));
 }
@@ -254,8 +256,8 @@ inline void embedding_backward(float* dwte /* (words, C) += */, float* dwpe /* (
                        B * T, T, C);
                 return;
             }
-            dim3 position_grid(T, ceil_div((unsigned)C, embedding_block * W));
-            launch(position_backward_kernel<W>, position_grid, embedding_block, 0, stream, dwpe, dout, B, T,
-                   C);
+            int threads = row_threads(C / W, embedding_block);
+            dim3 position_grid(T, ceil_div(C, threads * W));
+            launch(position_backward_kernel<W>, position_grid, threads, 0, stream, dwpe, dout, B, T, C);
         }));
 }

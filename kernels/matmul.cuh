@@ -146,13 +146,8 @@ inline void launch_backward_bias(float* dbias, float* scratch, const floatX* dou
     launch(add_slices_kernel, ceil_div(OC, 64), 64, 0, stream, dbias, scratch, OC);
 }
 
-// Where cuBLASLt's GELU is faster than a kernel of ours: before Hopper it starts a second one too, a slow
-// one.
-inline bool gelu_epilogue_pays(Gelu form, const floatX* bias, int OC) {
-    return form == Gelu::tanh && bias && cublas_device().major == 9 && sizeof(floatX) == 2 && OC % 8 == 0;
-}
-
 #endif
+
 // ----------------------------------------------------------------------------
 // launchers
 
@@ -167,7 +162,7 @@ inline void matmul_forward(floatX* out,           // (N, OC)
                        {.a = weight, .b = inp, .d = out, .bias = bias}, stream));
 }
 
-// out = gelu(pre). In one product with it, out is made of pre before pre is rounded to floatX.
+// out = gelu(pre). As an epilogue of the product, it is made of pre before pre is rounded to floatX.
 inline void matmul_gelu_forward(Gelu form,
                                 floatX* out,           // (N, OC)
                                 floatX* pre,           // (N, OC): what gelu_backward needs
@@ -176,10 +171,13 @@ inline void matmul_gelu_forward(Gelu form,
                                 const floatX* bias,    // (OC), or null
                                 int N, int C, int OC, cudaStream_t stream) {
 #ifndef DEVICE_CPU
-    if (gelu_epilogue_pays(form, bias, OC)) {
-        ProfileRange profile_range(__func__);
-        return multiply({.m = OC, .n = N, .k = C, .transpose_a = true},
-                        {.a = weight, .b = inp, .d = out, .bias = bias, .pre_gelu = pre}, stream);
+    if (form == Gelu::tanh && bias && OC % 8 == 0 && sizeof(floatX) == 2) {  // what cuBLASLt can do
+        Operands operands = {.a = weight, .b = inp, .d = out, .bias = bias, .pre_gelu = pre};
+        const ProductPlan& plan = find_plan({.m = OC, .n = N, .k = C, .transpose_a = true}, operands);
+        if (!plan.gelu_apart) {
+            ProfileRange profile_range(__func__);
+            return multiply(plan, operands, stream);
+        }
     }
 #endif
     matmul_forward(pre, inp, weight, bias, N, C, OC, stream);

@@ -20,9 +20,9 @@ where rmsnorm does without average(dxhat) and dbias. dinp accumulates because it
 residual stream, which reaches it along the skip connection too.
 
 The variance is computed from the centred row, in a second pass: E[x^2] - E[x]^2 would cancel when the mean is
-large. A row stays in the first-level cache, so further passes over it are nearly free. The sums over rows are
-made in two stages, partial sums of fixed sets of rows and then their sum, so they do not depend on the number
-of threads.
+large. On a GPU each row is read from memory once: the forward pass keeps it in shared memory, and the
+backward pass finds it in the first-level cache. The sums over rows are made in two stages, partial sums of
+fixed sets of rows and then their sum, so they do not depend on the number of threads or multiprocessors.
 */
 #pragma once
 
@@ -33,9 +33,10 @@ of threads.
 
 enum class Norm { layernorm, rmsnorm };
 
-// Sets of rows with a partial sum of their own: many short rows, or fewer long ones, fill a GPU.
+// Sets of rows with a partial sum of their own, at most: two blocks for each multiprocessor of an H100 (132),
+// or one where rows are long.
 inline int norm_partials(int C) {
-    return std::clamp((1 << 20) / C, 128, 1024);
+    return std::clamp((1 << 20) / C, 132, 264);
 }
 
 // Floats of scratch that norm_backward needs, whatever N is.
@@ -147,44 +148,44 @@ inline void norm_backward_cpu(Norm norm, floatX* dinp, float* dweight, float* db
 // CUDA kernels
 #ifndef DEVICE_CPU
 
-// The sum of f over a row, in every lane of the warp that reads it.
-template <int W, typename F>
-__device__ float warp_row_sum(const floatX* row, int C, F f) {
-    float sum = 0;
-    for (int c = threadIdx.x % warp_size * W; c < C; c += warp_size * W) {
-        Vec<floatX, W> x = load<W>(row + c);
-        for (int i = 0; i < W; i++) sum += f(float(x[i]));
-    }
-    return warp_sum(sum);
+// The sum over the blockDim.x threads of a row. They are a warp, or else all threads of the block.
+__device__ inline float row_sum(float value) {
+    return blockDim.x == warp_size ? warp_sum(value) : block_sum(value);
 }
 
-// A warp does one row, and each lane comes back to the same columns in every pass.
+// The threads of a row (blockDim.x) come back to the same columns in every pass, and find in shared memory
+// what they left there.
 template <int W>
 __global__ void norm_forward_kernel(Norm norm, floatX* residual, floatX* out, float* mean, float* rstd,
                                     const floatX* inp1, const floatX* inp2, const floatX* weight,
                                     const floatX* bias, int N, int C, float eps) {
-    int lane = threadIdx.x % warp_size;
-    int row = blockIdx.x * (blockDim.x / warp_size) + threadIdx.x / warp_size;
+    int row = blockIdx.x * blockDim.y + threadIdx.y, first = threadIdx.x * W, step = blockDim.x * W;
     if (row >= N) return;
     size_t start = (size_t)row * C;
-    const floatX* x = inp1 + start;
-    if (inp2) {
-        for (int c = lane * W; c < C; c += warp_size * W) {
-            Vec<floatX, W> sum = load<W>(x + c), y = load<W>(inp2 + start + c);
-            for (int i = 0; i < W; i++) sum[i] = floatX(float(sum[i]) + float(y[i]));
-            store(residual + start + c, sum);
+    floatX* x = dynamic_shared<floatX>() + threadIdx.y * C;  // (C)
+    float sum = 0;
+    for (int c = first; c < C; c += step) {
+        Vec<floatX, W> xc = load<W>(inp1 + start + c);
+        if (inp2) {
+            Vec<floatX, W> y = load<W>(inp2 + start + c);
+            for (int i = 0; i < W; i++) xc[i] = floatX(float(xc[i]) + float(y[i]));
+            store(residual + start + c, xc);
         }
-        x = residual + start;
+        for (int i = 0; i < W; i++) sum += float(xc[i]);
+        store(x + c, xc);
     }
-    float m = 0;
-    if (norm == Norm::layernorm) m = warp_row_sum<W>(x, C, [](float x) { return x; }) / C;
-    float variance = warp_row_sum<W>(x, C, [m](float x) { return (x - m) * (x - m); }) / C;
-    float r = 1.0f / sqrtf(variance + eps);
-    if (lane == 0) {
+    float m = norm == Norm::layernorm ? row_sum(sum) / C : 0.0f;
+    float squares = 0;
+    for (int c = first; c < C; c += step) {
+        Vec<floatX, W> xc = load<W>(x + c);
+        for (int i = 0; i < W; i++) squares += (float(xc[i]) - m) * (float(xc[i]) - m);
+    }
+    float r = 1.0f / sqrtf(row_sum(squares) / C + eps);
+    if (threadIdx.x == 0) {
         if (norm == Norm::layernorm) mean[row] = m;
         rstd[row] = r;
     }
-    for (int c = lane * W; c < C; c += warp_size * W) {
+    for (int c = first; c < C; c += step) {
         Vec<floatX, W> y = load<W>(x + c), w = load<W>(weight + c), b = {};
         if (bias) b = load<W>(bias + c);
         for (int i = 0; i < W; i++) y[i] = floatX((float(y[i]) - m) * r * float(w[i]) + float(b[i]));
@@ -192,36 +193,60 @@ __global__ void norm_forward_kernel(Norm norm, floatX* residual, floatX* out, fl
     }
 }
 
-// A block does every gridDim.x-th row and writes one partial sum (2, C). Each thread owns the same columns of
-// every row, so the sums over rows need no barrier. They are kept in shared memory, where element i of vector
-// c / W is at i * (C / W) + c / W: neighbouring threads then use neighbouring banks.
+// Two sums over the blockDim.x threads of a row. All threads of the block take part, `turn` being 0 and 1 in
+// turn, so that one barrier a time is enough.
+struct TwoSums {
+    float first, second;
+};
+__device__ inline TwoSums row_sums(TwoSums sums, int turn) {
+    __shared__ TwoSums per_warp[2][warp_size];
+    int warps = blockDim.x / warp_size, warp = threadIdx.y * warps + threadIdx.x / warp_size;
+    sums = {warp_sum(sums.first), warp_sum(sums.second)};
+    if (threadIdx.x % warp_size == 0) per_warp[turn][warp] = sums;
+    __syncthreads();
+    sums = {0, 0};
+    for (int w = 0; w < warps; w++) {
+        TwoSums other = per_warp[turn][threadIdx.y * warps + w];
+        sums.first += other.first;
+        sums.second += other.second;
+    }
+    return sums;
+}
+
+// A block does blockDim.y rows at a time and writes one partial sum (2, C) of all it does. A thread owns the
+// same columns of all its rows, and keeps their sums in shared memory, where element i of vector c / W is at
+// i * (C / W) + c / W: neighbouring threads then use neighbouring banks.
 template <int W>
 __global__ void norm_backward_kernel(Norm norm, floatX* dinp, float* partials, const floatX* dout,
                                      const floatX* inp, const floatX* weight, const float* mean,
                                      const float* rstd, int N, int C) {
-    float* dweight = dynamic_shared<float>();  // (C)
-    float* dbias = dweight + C;                // (C)
-    int first = threadIdx.x * W, step = blockDim.x * W, plane = C / W;
+    float* sums = dynamic_shared<float>();        // (blockDim.y, 2, C)
+    float* dweight = sums + threadIdx.y * 2 * C;  // (C)
+    float* dbias = dweight + C;                   // (C)
+    int first = threadIdx.x * W, step = blockDim.x * W, plane = C / W, turn = 0;
     for (int c = first; c < C; c += step) {
         for (int i = 0; i < W; i++) dweight[i * plane + c / W] = dbias[i * plane + c / W] = 0;
     }
-    for (int row = blockIdx.x; row < N; row += gridDim.x) {
+    for (int begin = blockIdx.x * blockDim.y; begin < N; begin += gridDim.x * blockDim.y, turn ^= 1) {
+        int row = begin + threadIdx.y, columns = row < N ? C : 0;
         const floatX *dy = dout + (size_t)row * C, *x = inp + (size_t)row * C;
         floatX* dx = dinp + (size_t)row * C;
-        float m = norm == Norm::layernorm ? mean[row] : 0.0f, r = rstd[row];
+        float m = 0, r = 0;
+        if (row < N) m = norm == Norm::layernorm ? mean[row] : 0.0f, r = rstd[row];
 
-        float sum = 0, sum_xhat = 0;
-        for (int c = first; c < C; c += step) {
+        TwoSums sum = {0, 0};
+        for (int c = first; c < columns; c += step) {
             Vec<floatX, W> dyc = load<W>(dy + c), xc = load<W>(x + c), w = load<W>(weight + c);
+            prefetch_to_l2(dx + c);
             for (int i = 0; i < W; i++) {
                 float dxhat = float(dyc[i]) * float(w[i]);
-                sum += dxhat;
-                sum_xhat += dxhat * ((float(xc[i]) - m) * r);
+                sum.first += dxhat;
+                sum.second += dxhat * ((float(xc[i]) - m) * r);
             }
         }
-        float average = norm == Norm::layernorm ? block_sum(sum) / C : 0.0f;
-        float average_xhat = block_sum(sum_xhat) / C;
-        for (int c = first; c < C; c += step) {
+        sum = row_sums(sum, turn);
+        float average = norm == Norm::layernorm ? sum.first / C : 0.0f, average_xhat = sum.second / C;
+        for (int c = first; c < columns; c += step) {
             Vec<floatX, W> dyc = load<W>(dy + c), xc = load<W>(x + c), w = load<W>(weight + c);
             Vec<floatX, W> dxc = load<W>(dx + c);
             for (int i = 0; i < W; i++) {
@@ -233,12 +258,13 @@ __global__ void norm_backward_kernel(Norm norm, floatX* dinp, float* partials, c
             store(dx + c, dxc);
         }
     }
+    __syncthreads();
     partials += (size_t)blockIdx.x * 2 * C;
-    for (int c = first; c < C; c += step) {
-        for (int i = 0; i < W; i++) {
-            partials[c + i] = dweight[i * plane + c / W];
-            partials[C + c + i] = dbias[i * plane + c / W];
-        }
+    for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < 2 * C; c += blockDim.x * blockDim.y) {
+        int at = c / C * C + c % C % W * plane + c % C / W;
+        float sum = 0;
+        for (int y = 0; y < (int)blockDim.y; y++) sum += sums[y * 2 * C + at];
+        partials[c] = sum;
     }
 }
 
@@ -284,9 +310,11 @@ inline void residual_norm_forward(Norm norm,
                                   int N, int C, float eps, cudaStream_t stream) {
     ON_DEVICE(stream, norm_forward_cpu(norm, residual, out, mean, rstd, inp1, inp2, weight, bias, N, C, eps),
               with_vec_width<floatX>(C, [&](auto width) {
-                  constexpr int warps = 4;
-                  launch(norm_forward_kernel<width()>, ceil_div(N, warps), warps * warp_size, 0, stream, norm,
-                         residual, out, mean, rstd, inp1, inp2, weight, bias, N, C, eps);
+                  int threads = row_threads(ceil_div(C / width(), 4), 1024);
+                  int rows = threads == warp_size ? 4 : 1;
+                  launch(norm_forward_kernel<width()>, ceil_div(N, rows), dim3(threads, rows),
+                         (size_t)rows * C * sizeof(floatX), stream, norm, residual, out, mean, rstd, inp1,
+                         inp2, weight, bias, N, C, eps);
               }));
 }
 
@@ -315,10 +343,11 @@ inline void norm_backward(Norm norm,
     ON_DEVICE(stream,
               norm_backward_cpu(norm, dinp, dweight, dbias, scratch, dout, inp, weight, mean, rstd, N, C),
               with_vec_width<floatX>(C, [&](auto width) {
-                  int count = std::min(N, norm_partials(C));
-                  int threads = std::min(512, ceil_div(C, width() * warp_size) * warp_size);
-                  launch(norm_backward_kernel<width()>, count, threads, 2 * C * sizeof(float), stream, norm,
-                         dinp, scratch, dout, inp, weight, mean, rstd, N, C);
+                  int threads = row_threads(C / width(), 1024), rows = std::max(512 / threads, 1);
+                  int count = even_share(ceil_div(N, rows), norm_partials(C));
+                  launch(norm_backward_kernel<width()>, count, dim3(threads, rows),
+                         (size_t)rows * 2 * C * sizeof(float), stream, norm, dinp, scratch, dout, inp, weight,
+                         mean, rstd, N, C);
                   add_partials(dweight, dbias, scratch, count, C, stream);
               }));
 }

@@ -1,7 +1,7 @@
 /*
-The PTX instructions that have no CUDA C++ spelling, one thin wrapper each: tensor-core products, the matrix
-loads that feed them, and asynchronous copies to shared memory. All need compute capability 8.0; none need
-more.
+The PTX instructions that have no CUDA C++ spelling, or none that is as short, one thin wrapper each:
+tensor-core products, the matrix loads that feed them, asynchronous copies to shared memory, sums in global
+memory, and some arithmetic. All need compute capability 8.0; none need more.
 
 Fragments (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With group = lane / 4 and pair = lane % 4, a
 register holds two bf16 of neighbouring columns, the lower column in the lower half:
@@ -21,6 +21,7 @@ on the four quarters of a row-major tile, in the order top left, bottom left, to
 A; x2 on rows that are columns of B fills B; and the _trans forms, which transpose each 8 x 8 matrix, do the
 same from memory that is laid out the other way.
 */
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #ifndef KERNELS_PTX_CUH  // a runtime that is not NVIDIA's brings these functions with it
@@ -33,6 +34,13 @@ template <typename T>
 __device__ T* dynamic_shared() {
     extern __shared__ __align__(128) unsigned char dynamic_shared_bytes[];
     return reinterpret_cast<T*>(dynamic_shared_bytes);
+}
+
+// The same number, of which the compiler knows nothing: what is computed from it inside of a loop is not kept
+// in registers from one round to the next.
+__device__ inline int pinned(int number) {
+    asm volatile("" : "+r"(number));
+    return number;
 }
 
 __device__ inline uint32_t shared_address(const void* shared) {
@@ -81,6 +89,20 @@ __device__ inline void ldmatrix_x2_trans(uint32_t (&out)[2], const void* row) {
 }
 
 // ----------------------------------------------------------------------------
+// sums in global memory
+
+// *sum += value, without asking for the old value.
+__device__ inline void add_global(float* sum, float value) {
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sum), "f"(value) : "memory");
+}
+
+// What this thread did, or saw done, comes before what it does next, for all threads of the device.
+// __threadfence also puts all fences in one order, and takes longer.
+__device__ inline void fence_device() {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
+// ----------------------------------------------------------------------------
 // asynchronous copies from global to shared memory
 
 // Starts a copy of 16 bytes (both addresses 16-byte aligned). The bytes may be read by this thread after
@@ -106,6 +128,35 @@ __device__ inline void cp_async_commit() {
 template <int pending>
 __device__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+// ----------------------------------------------------------------------------
+// arithmetic: one instruction each, to 2 ulp; what would be denormal is 0
+
+__device__ inline float exp2_approx(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+__device__ inline float inverse_approx(float x) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+// Two numbers rounded to bf16, as fragments hold them.
+__device__ inline uint32_t bf16_pair(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return __bfloat16_as_ushort(pair.x) | (uint32_t)__bfloat16_as_ushort(pair.y) << 16;
+}
+
+// ----------------------------------------------------------------------------
+// caches
+
+// Begins to bring what is at this address of global memory to the second-level cache.
+__device__ inline void prefetch_to_l2(const void* global) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
 #endif

@@ -1,5 +1,6 @@
 /*
-RMSNorm of every query head and every key head, before the rotary embedding (Dehghani et al., "Scaling Vision
+RMSNorm of every query head and every key head, and the rotary embedding that follows (rope.cuh): heads are
+read and written once for both (Dehghani et al., "Scaling Vision
 Transformers to 22 Billion Parameters", 2023; used by Qwen3 and Gemma 3). It bounds the attention logits.
 
 A row of qkv is [NH query heads | NKV key heads | NKV value heads], each HS wide. Each of the first two kinds
@@ -7,18 +8,20 @@ has one weight (HS), shared by its heads:
 
     out = inp * rstd * weight         rstd = 1/sqrt(average of the squares of the head + eps)
 
-Value heads are copied. Saved for the backward pass: inp and rstd (N, NH + NKV). With xhat = inp * rstd and
-dxhat = dout * weight:
+Then heads are turned; value heads are copied. Saved for the backward pass: inp and rstd (N, NH + NKV). With
+xhat = inp * rstd, dout turned back, and dxhat = dout * weight:
 
     dinp     = rstd * (dxhat - xhat * average(dxhat * xhat))        (value heads: dout)
     dweight += sum over rows and heads of dout * xhat
 
-Seen as heads of HS elements, all of qkv is one array of N * (NH + 2 NKV) rows, and that is how the kernels
-walk it.
+A head is short, so on a GPU a part of a warp does it: as many lanes as it has vectors.
 */
 #pragma once
 
+#include <bit>
+
 #include "kernels/norm.cuh"
+#include "kernels/rope.cuh"
 
 constexpr int qk_norm_partials = 512;
 
@@ -31,7 +34,8 @@ inline size_t qk_norm_backward_scratch(int HS) {
 // CPU
 
 inline void qk_norm_forward_cpu(floatX* out, float* rstd, const floatX* inp, const floatX* qweight,
-                                const floatX* kweight, int N, int NH, int NKV, int HS, float eps) {
+                                const floatX* kweight, Rotation rope, int N, int NH, int NKV, int HS,
+                                float eps) {
     int heads = NH + 2 * NKV;
 #pragma omp parallel for
     for (int row = 0; row < N; row++) {
@@ -49,13 +53,19 @@ inline void qk_norm_forward_cpu(floatX* out, float* rstd, const floatX* inp, con
             for (int c = 0; c < HS; c++) o[c] = floatX(float(x[c]) * r * float(weight[c]));
         }
     }
+    if (rope.R > 0) rope_cpu(out, rope.table, 1.0f, N, rope.T, NH, NKV, HS, rope.R);
 }
 
 inline void qk_norm_backward_cpu(floatX* dinp, float* dqweight, float* dkweight, float* scratch,
                                  const floatX* dout, const floatX* inp, const float* rstd,
-                                 const floatX* qweight, const floatX* kweight, int N, int NH, int NKV,
-                                 int HS) {
+                                 const floatX* qweight, const floatX* kweight, Rotation rope, int N, int NH,
+                                 int NKV, int HS) {
     int heads = NH + 2 * NKV, rows = rows_per_partial_cpu(N), count = ceil_div(N, rows);
+    if (rope.R > 0) {
+        if (dinp != dout) std::copy_n(dout, (size_t)N * heads * HS, dinp);
+        rope_cpu(dinp, rope.table, -1.0f, N, rope.T, NH, NKV, HS, rope.R);
+        dout = dinp;
+    }
 #pragma omp parallel for
     for (int k = 0; k < count; k++) {
         float* partial = scratch + (size_t)k * 2 * HS;
@@ -93,78 +103,104 @@ inline void qk_norm_backward_cpu(floatX* dinp, float* dqweight, float* dkweight,
 // CUDA kernels
 #ifndef DEVICE_CPU
 
-// A warp does one head of one row.
+// The lanes that do a head: a power of two of them.
+inline int qk_norm_lanes(int vectors) {
+    return std::min((int)std::bit_ceil((unsigned)vectors), warp_size);
+}
+
+// A block does a row. All its threads go through as many heads, whether they are there or not, because the
+// lanes of a warp add up together.
 template <int W>
 __global__ void qk_norm_forward_kernel(floatX* out, float* rstd, const floatX* inp, const floatX* qweight,
-                                       const floatX* kweight, int N, int NH, int NKV, int HS, float eps) {
-    int heads = NH + 2 * NKV, lane = threadIdx.x % warp_size, warps = blockDim.x / warp_size;
-    size_t item = (size_t)blockIdx.x * warps + threadIdx.x / warp_size;
-    if (item >= (size_t)N * heads) return;
-    size_t row = item / heads;
-    int h = (int)(item % heads);
-    const floatX* x = inp + item * HS;
-    floatX* o = out + item * HS;
-    if (h >= NH + NKV) {
-        for (int c = lane * W; c < HS; c += warp_size * W) store(o + c, load<W>(x + c));
-        return;
-    }
-    const floatX* weight = h < NH ? qweight : kweight;
-    float r = 1.0f / sqrtf(warp_row_sum<W>(x, HS, [](float x) { return x * x; }) / HS + eps);
-    if (lane == 0) rstd[row * (NH + NKV) + h] = r;
-    for (int c = lane * W; c < HS; c += warp_size * W) {
-        Vec<floatX, W> y = load<W>(x + c), w = load<W>(weight + c);
-        for (int i = 0; i < W; i++) y[i] = floatX(float(y[i]) * r * float(w[i]));
-        store(o + c, y);
+                                       const floatX* kweight, Rotation rope, int lanes, int NH, int NKV,
+                                       int HS, float eps) {
+    int heads = NH + 2 * NKV, groups = blockDim.x / lanes, group = threadIdx.x / lanes;
+    int first = threadIdx.x % lanes * W, step = lanes * W;
+    size_t row = blockIdx.x;
+    for (int begin = 0; begin < heads; begin += groups) {
+        int h = begin + group, end = h < heads ? HS : 0;
+        const floatX* x = inp + (row * heads + h) * HS;
+        floatX* o = out + (row * heads + h) * HS;
+        const floatX* weight = h < NH ? qweight : h < NH + NKV ? kweight : nullptr;
+
+        float squares = 0;
+        for (int c = first; c < end; c += step) {
+            Vec<floatX, W> xc = load<W>(x + c);
+            for (int i = 0; i < W; i++) squares += float(xc[i]) * float(xc[i]);
+        }
+        float r = 1.0f / sqrtf(group_sum(squares, lanes) / HS + eps);
+        if (weight && first == 0) rstd[row * (NH + NKV) + h] = r;
+        auto normed = [&](int c) {
+            Vec<floatX, W> y = load<W>(x + c), w = load<W>(weight + c);
+            for (int i = 0; i < W; i++) y[i] = floatX(float(y[i]) * r * float(w[i]));
+            return y;
+        };
+        for (int c = first; c < end; c += step) {
+            store(o + c, !weight      ? load<W>(x + c)
+                         : c < rope.R ? turned<W>(c, rope.R, rope.angles(row), 1.0f, normed)
+                                      : normed(c));
+        }
     }
 }
 
-// A warp does a fixed set of (row, head) and keeps their sums for both weights in shared memory, laid out as
-// in norm_backward_kernel; at the end the block adds those of its warps and writes one partial sum (2, HS).
+// A block does every gridDim.x-th row. Each thread owns the same columns of all its heads, and keeps their
+// sums for both weights in shared memory, side by side with those of other threads. At the end the block adds
+// those of its groups of lanes and writes one partial sum (2, HS). dinp may be dout: what a thread has turned
+// back waits in shared memory until its group has read all of the head.
 template <int W>
 __global__ void qk_norm_backward_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
                                         const float* rstd, const floatX* qweight, const floatX* kweight,
-                                        int N, int NH, int NKV, int HS) {
-    int heads = NH + 2 * NKV, lane = threadIdx.x % warp_size;
-    int warp = threadIdx.x / warp_size, warps = blockDim.x / warp_size;
-    float* sums = dynamic_shared<float>();  // (warps, 2, HS)
-    for (int i = threadIdx.x; i < warps * 2 * HS; i += blockDim.x) sums[i] = 0;
+                                        Rotation rope, int lanes, int N, int NH, int NKV, int HS) {
+    int heads = NH + 2 * NKV, threads = blockDim.x, groups = threads / lanes, group = threadIdx.x / lanes;
+    int first = threadIdx.x % lanes * W, step = lanes * W, visits = ceil_div(HS, step);
+    float* sums = dynamic_shared<float>();                      // (2, visits, W, threads)
+    floatX* kept = (floatX*)(sums + 2 * visits * W * threads);  // (visits, threads, W)
+    kept += threadIdx.x * W;
+    for (int i = threadIdx.x; i < 2 * visits * W * threads; i += threads) sums[i] = 0;
     __syncthreads();
 
-    size_t items = (size_t)N * heads, step = (size_t)gridDim.x * warps;
-    for (size_t item = (size_t)blockIdx.x * warps + warp; item < items; item += step) {
-        size_t row = item / heads;
-        int h = (int)(item % heads);
-        const floatX *dy = dout + item * HS, *x = inp + item * HS;
-        floatX* dx = dinp + item * HS;
-        if (h >= NH + NKV) {
-            for (int c = lane * W; dx != dy && c < HS; c += warp_size * W) store(dx + c, load<W>(dy + c));
-            continue;
-        }
-        const floatX* weight = h < NH ? qweight : kweight;
-        float* dweight = sums + (warp * 2 + (h < NH ? 0 : 1)) * HS;
-        float r = rstd[row * (NH + NKV) + h];
+    for (size_t row = blockIdx.x; row < (size_t)N; row += gridDim.x) {
+        for (int begin = 0; begin < heads; begin += groups) {
+            int h = begin + group, end = h < NH + NKV ? HS : 0;
+            size_t start = (row * heads + h) * HS;
+            const floatX *dy = dout + start, *x = inp + start, *weight = h < NH ? qweight : kweight;
+            floatX* dx = dinp + start;
+            float r = end > 0 ? rstd[row * (NH + NKV) + h] : 0.0f;
 
-        float sum_xhat = 0;
-        for (int c = lane * W; c < HS; c += warp_size * W) {
-            Vec<floatX, W> dyc = load<W>(dy + c), xc = load<W>(x + c), w = load<W>(weight + c);
-            for (int i = 0; i < W; i++) sum_xhat += float(dyc[i]) * float(w[i]) * (float(xc[i]) * r);
-        }
-        float average_xhat = warp_sum(sum_xhat) / HS;
-        for (int c = lane * W; c < HS; c += warp_size * W) {
-            Vec<floatX, W> dyc = load<W>(dy + c), xc = load<W>(x + c), w = load<W>(weight + c), dxc;
-            for (int i = 0; i < W; i++) {
-                float xhat = float(xc[i]) * r;
-                dweight[i * (HS / W) + c / W] += float(dyc[i]) * xhat;
-                dxc[i] = floatX(r * (float(dyc[i]) * float(w[i]) - xhat * average_xhat));
+            auto as_is = [&](int c) { return load<W>(dy + c); };
+            float sum_xhat = 0;
+            floatX* turned_back = kept;
+            for (int c = first; c < end; c += step, turned_back += W * threads) {
+                Vec<floatX, W> xc = load<W>(x + c), w = load<W>(weight + c);
+                Vec<floatX, W> dyc =
+                    c < rope.R ? turned<W>(c, rope.R, rope.angles(row), -1.0f, as_is) : as_is(c);
+                for (int i = 0; i < W; i++) sum_xhat += float(dyc[i]) * float(w[i]) * (float(xc[i]) * r);
+                store(turned_back, dyc);
             }
-            store(dx + c, dxc);
+            float average_xhat = group_sum(sum_xhat, lanes) / HS;
+            __syncwarp();
+            float* dweight = sums + (h < NH ? 0 : visits * W * threads) + threadIdx.x;
+            turned_back = kept;
+            for (int c = first; c < end; c += step, dweight += W * threads, turned_back += W * threads) {
+                Vec<floatX, W> dyc = load<W>(turned_back);
+                Vec<floatX, W> xc = load<W>(x + c), w = load<W>(weight + c), dxc;
+                for (int i = 0; i < W; i++) {
+                    float xhat = float(xc[i]) * r;
+                    dweight[i * threads] += float(dyc[i]) * xhat;
+                    dxc[i] = floatX(r * (float(dyc[i]) * float(w[i]) - xhat * average_xhat));
+                }
+                store(dx + c, dxc);
+            }
+            if (h < NH + NKV || h >= heads || dx == dy) continue;
+            for (int c = first; c < HS; c += step) store(dx + c, load<W>(dy + c));
         }
     }
     __syncthreads();
-    for (int c = threadIdx.x; c < 2 * HS; c += blockDim.x) {
-        int at = c / HS * HS + c % HS % W * (HS / W) + c % HS / W;
+    for (int c = threadIdx.x; c < 2 * HS; c += threads) {
+        int column = c % HS, visit = column / step, lane = column % step / W;
+        const float* of_column = sums + ((c / HS * visits + visit) * W + column % W) * threads + lane;
         float sum = 0;
-        for (int w = 0; w < warps; w++) sum += sums[w * 2 * HS + at];
+        for (int g = 0; g < groups; g++) sum += of_column[g * lanes];
         partials[(size_t)blockIdx.x * 2 * HS + c] = sum;
     }
 }
@@ -179,13 +215,12 @@ inline void qk_norm_forward(floatX* out,            // (N, (NH + 2 NKV) * HS)
                             const floatX* inp,      // (N, (NH + 2 NKV) * HS)
                             const floatX* qweight,  // (HS)
                             const floatX* kweight,  // (HS)
-                            int N, int NH, int NKV, int HS, float eps, cudaStream_t stream) {
-    ON_DEVICE(stream, qk_norm_forward_cpu(out, rstd, inp, qweight, kweight, N, NH, NKV, HS, eps),
-              with_vec_width<floatX>(HS, [&](auto width) {
-                  constexpr int warps = 4;
-                  size_t blocks = ceil_div((size_t)N * (NH + 2 * NKV), warps);
-                  launch(qk_norm_forward_kernel<width()>, (unsigned)blocks, warps * warp_size, 0, stream, out,
-                         rstd, inp, qweight, kweight, N, NH, NKV, HS, eps);
+                            Rotation rope, int N, int NH, int NKV, int HS, float eps, cudaStream_t stream) {
+    ON_DEVICE(stream, qk_norm_forward_cpu(out, rstd, inp, qweight, kweight, rope, N, NH, NKV, HS, eps),
+              with_vec_width<floatX>(std::gcd(rope.R / 2, HS), [&](auto width) {
+                  int lanes = qk_norm_lanes(HS / width());
+                  launch(qk_norm_forward_kernel<width()>, N, row_threads((NH + 2 * NKV) * lanes, 512), 0,
+                         stream, out, rstd, inp, qweight, kweight, rope, lanes, NH, NKV, HS, eps);
               }));
 }
 
@@ -198,17 +233,17 @@ inline void qk_norm_backward(floatX* dinp,           // (N, (NH + 2 NKV) * HS), 
                              const float* rstd,      // (N, NH + NKV)
                              const floatX* qweight,  // (HS)
                              const floatX* kweight,  // (HS)
-                             int N, int NH, int NKV, int HS, cudaStream_t stream) {
+                             Rotation rope, int N, int NH, int NKV, int HS, cudaStream_t stream) {
     ON_DEVICE(stream,
-              qk_norm_backward_cpu(dinp, dqweight, dkweight, scratch, dout, inp, rstd, qweight, kweight, N,
-                                   NH, NKV, HS),
-              with_vec_width<floatX>(HS, [&](auto width) {
-                  constexpr int warps = 8;
-                  size_t items = (size_t)N * (NH + 2 * NKV);
-                  int count = (int)std::min<size_t>(ceil_div(items, warps), qk_norm_partials);
-                  launch(qk_norm_backward_kernel<width()>, count, warps * warp_size,
-                         warps * 2 * HS * sizeof(float), stream, dinp, scratch, dout, inp, rstd, qweight,
-                         kweight, N, NH, NKV, HS);
+              qk_norm_backward_cpu(dinp, dqweight, dkweight, scratch, dout, inp, rstd, qweight, kweight, rope,
+                                   N, NH, NKV, HS),
+              with_vec_width<floatX>(std::gcd(rope.R / 2, HS), [&](auto width) {
+                  int lanes = qk_norm_lanes(HS / width()), count = even_share(N, qk_norm_partials);
+                  int threads = row_threads((NH + 2 * NKV) * lanes, 256);
+                  int elements = ceil_div(HS, lanes * width()) * width() * threads;  // of a head for each
+                  launch(qk_norm_backward_kernel<width()>, count, threads,
+                         elements * (2 * sizeof(float) + sizeof(floatX)), stream, dinp, scratch, dout, inp,
+                         rstd, qweight, kweight, rope, lanes, N, NH, NKV, HS);
                   add_partials(dqweight, dkweight, scratch, count, HS, stream);
               }));
 }

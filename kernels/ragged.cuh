@@ -13,6 +13,10 @@ and only the first and the last thread go element by element; if they do not, ev
 struct RaggedVectors {
     int width;
     int skip;  // elements of the first vector that lie before the arrays
+
+    size_t threads(size_t n) const { return ceil_div(n + skip, (size_t)width); }
+    // Of the arrays' elements from `at` on.
+    HOST_DEVICE RaggedVectors from(size_t at) const { return {width, (int)((skip + at) % width)}; }
 };
 
 constexpr int ragged_width = vec_width<float>;
@@ -30,21 +34,20 @@ RaggedVectors ragged_vectors(const T* array, const Others*... others) {
     return alike ? RaggedVectors{ragged_width, skip} : RaggedVectors{1, 0};
 }
 
-// Calls f with the width as std::integral_constant and the number of threads.
+// Calls f with the width as std::integral_constant.
 template <typename F>
-void with_ragged_width(RaggedVectors vectors, size_t n, F&& f) {
-    size_t threads = ceil_div(n + vectors.skip, (size_t)vectors.width);
+void with_ragged_width(RaggedVectors vectors, F&& f) {
     if (vectors.width == ragged_width)
-        f(std::integral_constant<int, ragged_width>{}, threads);
+        f(std::integral_constant<int, ragged_width>{});
     else
-        f(std::integral_constant<int, 1>{}, threads);
+        f(std::integral_constant<int, 1>{});
 }
 
-// In a kernel: calls f(width, i) for the thread's elements i .. i + width - 1, whole if they all exist, else
-// one by one.
+// In a kernel: calls f(width, i) for the elements i .. i + width - 1 of a thread, whole if they all exist,
+// else one by one.
 template <int W, typename F>
-__device__ void each_ragged_vector(size_t n, int skip, F&& f) {
-    ptrdiff_t first = ((ptrdiff_t)blockIdx.x * blockDim.x + threadIdx.x) * W - skip;
+__device__ void each_ragged_vector(size_t thread, size_t n, int skip, F&& f) {
+    ptrdiff_t first = (ptrdiff_t)thread * W - skip;
     if (first >= 0 && first + W <= (ptrdiff_t)n) {
         f(std::integral_constant<int, W>{}, (size_t)first);
     } else {

@@ -29,13 +29,21 @@ HOST_DEVICE inline Random4 philox(uint64_t key, uint64_t counter, uint64_t count
     return {{x[0], x[1], x[2], x[3]}};
 }
 
-// The key of a named purpose ("wte", "data order") under a run's seed: FNV-1a of the name, mixed with the
-// seed.
-inline uint64_t random_key(uint64_t seed, std::string_view name) {
+// FNV-1a.
+inline uint64_t name_hash(std::string_view name) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (unsigned char c : name) hash = (hash ^ c) * 0x100000001b3u;
+    return hash;
+}
+
+// The key of a named purpose ("wte", "data order") under a run's seed: the hash of the name, mixed with the
+// seed.
+inline uint64_t random_key(uint64_t seed, uint64_t hash) {
     Random4 mixed = philox(seed, hash);
     return (uint64_t)mixed.at[0] << 32 | mixed.at[1];
+}
+inline uint64_t random_key(uint64_t seed, std::string_view name) {
+    return random_key(seed, name_hash(name));
 }
 
 // Uniform in [0, 1), with 24 bits.

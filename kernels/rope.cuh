@@ -52,6 +52,14 @@ inline void rope_table(float* table,  // host (T, R/2, 2)
     }
 }
 
+// How rows of heads are turned where that is a part of another pass over them. R 0: not at all.
+struct Rotation {
+    const float* table = nullptr;  // (T, R/2, 2) from rope_table
+    int T = 1, R = 0;              // row n is at position n % T
+
+    HOST_DEVICE const float* angles(size_t row) const { return table + row % T * R; }
+};
+
 // ----------------------------------------------------------------------------
 // CPU
 
@@ -79,6 +87,21 @@ inline void rope_cpu(floatX* qkv, const float* table, float direction, int N, in
 // CUDA kernels
 #ifndef DEVICE_CPU
 
+// Elements c .. c + W - 1 of a head, turned, for c below R. element(c) gives those of the head as it was; W
+// divides R / 2. direction as above.
+template <int W, typename F>
+__device__ Vec<floatX, W> turned(int c, int R, const float* angles, float direction, F&& element) {
+    bool second = c >= R / 2;
+    int partner = second ? c - R / 2 : c + R / 2;
+    Vec<floatX, W> x = element(c), y = element(partner);
+    Vec<float, 2 * W> angle = load<2 * W>(angles + 2 * min(c, partner));
+    if (!second) direction = -direction;
+    for (int k = 0; k < W; k++) {
+        x[k] = floatX(float(x[k]) * angle[2 * k] + float(y[k]) * (direction * angle[2 * k + 1]));
+    }
+    return x;
+}
+
 // A block does one row, so that its heads share the angles. A thread turns W neighbouring pairs at a time.
 template <int W>
 __global__ void rope_kernel(floatX* qkv, const float* table, float direction, int T, int NH, int NKV, int HS,
@@ -91,9 +114,10 @@ __global__ void rope_kernel(floatX* qkv, const float* table, float direction, in
         floatX* x = row + item / vectors * HS + i;
         floatX* y = x + R / 2;
         Vec<floatX, W> xs = load<W>(x), ys = load<W>(y);
+        Vec<float, 2 * W> angle = load<2 * W>(angles + 2 * i);
         for (int k = 0; k < W; k++) {
-            Vec<float, 2> angle = load<2>(angles + 2 * (i + k));
-            float cosine = angle[0], sine = direction * angle[1], xk = float(xs[k]), yk = float(ys[k]);
+            float cosine = angle[2 * k], sine = direction * angle[2 * k + 1];
+            float xk = float(xs[k]), yk = float(ys[k]);
             xs[k] = floatX(xk * cosine - yk * sine);
             ys[k] = floatX(xk * sine + yk * cosine);
         }
@@ -109,12 +133,12 @@ __global__ void rope_kernel(floatX* qkv, const float* table, float direction, in
 
 inline void rope(floatX* qkv, const float* table, float direction, int B, int T, int NH, int NKV, int HS,
                  int R, cudaStream_t stream) {
-    ON_DEVICE(
-        stream, rope_cpu(qkv, table, direction, B * T, T, NH, NKV, HS, R),
-        with_vec_width<floatX>(std::gcd(R / 2, HS), [&](auto width) {
-            int threads = std::min(256, ceil_div((NH + NKV) * (R / 2 / width()), warp_size) * warp_size);
-            launch(rope_kernel<width()>, B * T, threads, 0, stream, qkv, table, direction, T, NH, NKV, HS, R);
-        }));
+    ON_DEVICE(stream, rope_cpu(qkv, table, direction, B * T, T, NH, NKV, HS, R),
+              with_vec_width<floatX>(std::gcd(R / 2, HS), [&](auto width) {
+                  int threads = row_threads((NH + NKV) * (R / 2 / width()), 256);
+                  launch(rope_kernel<width()>, B * T, threads, 0, stream, qkv, table, direction, T, NH, NKV,
+                         HS, R);
+              }));
 }
 
 // In place.

@@ -56,7 +56,7 @@ inline void swiglu_backward_cpu(floatX* dinp, const floatX* dout, const floatX* 
 
 #ifndef DEVICE_CPU
 
-constexpr unsigned swiglu_block = 256;
+constexpr int swiglu_block = 256;
 
 template <int W>
 __global__ void swiglu_forward_kernel(floatX* out, const floatX* inp, int F) {
@@ -93,8 +93,9 @@ inline void swiglu_forward(floatX* out /* (N, F) */, const floatX* inp /* (N, 2F
                            cudaStream_t stream) {
     ON_DEVICE(stream, swiglu_forward_cpu(out, inp, N, F), with_vec_width<floatX>(F, [=](auto width) {
                   constexpr int W = width;
-                  dim3 grid(N, ceil_div((unsigned)F, swiglu_block * W));
-                  launch(swiglu_forward_kernel<W>, grid, swiglu_block, 0, stream, out, inp, F);
+                  int threads = row_threads(F / W, swiglu_block);
+                  dim3 grid(N, ceil_div(F, threads * W));
+                  launch(swiglu_forward_kernel<W>, grid, threads, 0, stream, out, inp, F);
               }));
 }
 
@@ -102,7 +103,8 @@ inline void swiglu_backward(floatX* dinp /* (N, 2F), may be inp */, const floatX
                             const floatX* inp /* (N, 2F) */, int N, int F, cudaStream_t stream) {
     ON_DEVICE(stream, swiglu_backward_cpu(dinp, dout, inp, N, F), with_vec_width<floatX>(F, [=](auto width) {
                   constexpr int W = width;
-                  dim3 grid(N, ceil_div((unsigned)F, swiglu_block * W));
-                  launch(swiglu_backward_kernel<W>, grid, swiglu_block, 0, stream, dinp, dout, inp, F);
+                  int threads = row_threads(F / W, swiglu_block);
+                  dim3 grid(N, ceil_div(F, threads * W));
+                  launch(swiglu_backward_kernel<W>, grid, threads, 0, stream, dinp, dout, inp, F);
               }));
 }

@@ -3,6 +3,7 @@ What the benchmarks share: the program without its main, batches without data, a
 */
 #pragma once
 
+#include "test/bench_times.h"
 #include "test/program.h"
 
 // Tokens without data: the speed does not depend on what they are.
@@ -32,18 +33,15 @@ private:
     Batch batch_;
 };
 
-inline double median(std::vector<double> values) {
-    std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-    return values[values.size() / 2];
-}
-
 // Seconds of step number `step`, counted from 1, on some micro-batches.
 inline double step_seconds(Gpt& g, const Batch& batch, int step, int micro_batches = 1) {
     double start = seconds_now(), targets = (double)batch.B * batch.T * micro_batches;
     zero_gradients(g);
     accumulate_gradients(
         g, micro_batches, [&](int, int) { return batch; }, (float)(1 / targets));
-    g.state.update(g.stats, {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, step, false}, 1.0f, 0);
+    bool at_random = sizeof(floatX) < sizeof(float) && !g.state.settings().keep_master;
+    g.state.update(g.stats, {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, step, at_random}, 1.0f, 0);
+    g.products.weights_changed(g.graphs.on);
     if (!read_stats(g, targets).finite) fail("bench: a step was not finite; the kernels are at fault");
     return seconds_now() - start;
 }

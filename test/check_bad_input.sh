@@ -86,6 +86,8 @@ refuse "document end outside the vocabulary" "--document-end" -- "${train[@]}" -
 refuse "parameters beyond counting" "." -- "${train[@]}" --layers 10000 --channels 131072 --heads 1024 --head-size 128
 refuse "more memory than there is" "memory" -- "${train[@]}" --micro-batch 200000
 refuse "bf16 options in fp32" "give --stochastic-rounding off" -- "${train[@]}" --stochastic-rounding on
+refuse "fp8 in fp32" "--matmul-dtype fp8.*PRECISION=bf16" -- "${train[@]}" --matmul-dtype fp8
+refuse "algorithms for products that are not timed" "--matmul-tuning here.json" -- "${train[@]}" --matmul-tuning here.json
 
 # models
 refuse "unknown preset" "gpt5" -- train --model gpt5 --train-data good.bin --run-dir run

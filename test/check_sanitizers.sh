@@ -19,7 +19,7 @@ build() {
     local name=$1 sanitizers=-fsanitize=$2 flags=$3 link=$4
     shift 4
     # not STRICT: with sanitizers GCC warns of what it does not understand
-    make --no-print-directory -j"$(nproc)" STRICT= DEVICE=cpu BUILD="build/$name" CXXFLAGS="-O0 $sanitizers $flags" \
+    make --no-print-directory -j"$(nproc)" STRICT= DEVICE=cpu quickly= BUILD="build/$name" CXXFLAGS="-O0 $sanitizers $flags" \
         LDFLAGS="$sanitizers $link" "$@" \
         >"$work/$name.log" 2>&1 || { grep -E 'error|Error' "$work/$name.log" | head -20; echo "FAILED $name: does not build"; exit 1; }
 }

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# What only a GPU can show, on a machine with one NVIDIA card: the unit tests on the card in bf16 and fp32, a short
-# training run, several ranks that share the card, and the speed. The summary comes last; the exit code is 1 if anything
-# failed.
+# What only a GPU can show, on a machine with one NVIDIA card: the unit tests on the card in bf16 and fp32, short
+# training runs, several ranks that share the card, the speed of each kernel, and of whole models beside PyTorch. It
+# takes less than 9 minutes where there are 16 cores to compile on. The summary comes last; the exit code is 1 if
+# anything failed.
 #
 #   test/gpu_check.sh [--write] [--sanitize]
 #
-#   --write       writes the summary to test/gpu_results.md
-#   --sanitize    also runs the tests of kernels under compute-sanitizer (minutes)
+#   --write       writes all results to test/gpu_results.md
+#   --sanitize    also runs the tests of kernels under compute-sanitizer (minutes more)
 #   DEPS=DIR      unpacked Debian packages (dpkg -x FILE DIR) of what the machine lacks: libcxxopts-dev,
 #                 nlohmann-json3-dev, libxxhash-dev, doctest-dev
-#   BENCH="B T.." micro-batches and lengths to measure; COMMIT=NAME where the source is no git clone
+#   SECONDS_LEFT=N    in all (530); what is measured last, PyTorch's models, gets what is left of them
+#   COMMIT=NAME       where the source is no git clone
 #
 # Without Open MPI it builds with MPI=off and leaves out the ranks; without an installed NCCL it takes the one that PyTorch brings.
 cd "$(dirname "$0")/.." || exit 1
@@ -24,7 +26,6 @@ for option in "$@"; do
 done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-bench_shapes=${BENCH:-64 1024 32 1024 4 1024}
 
 # ----------------------------------------------------------------------------------------------------------
 # what is here
@@ -73,9 +74,10 @@ check() {
     if "$@"; then say "ok $name"; else say "FAILED $name"; failed=$((failed + 1)); fi
 }
 
-# build PRECISION TARGETS...    as much of it as can be built
+# build PRECISION TARGETS...    as much of it as can be built, what takes longest first
 build() {
-    make --no-print-directory -k -j"$(nproc)" "${options[@]}" PRECISION="$1" units "${@:2}" >"$work/build-$1" 2>&1 && return
+    make --no-print-directory -k -j"$(nproc)" "${options[@]}" PRECISION="$1" "${@:2}" "build/cuda-$1/test_model" device_units \
+        >"$work/build-$1" 2>&1 && return
     grep -E 'error|Error|missing|undefined' "$work/build-$1" | head -20
     return 1
 }
@@ -83,7 +85,7 @@ build() {
 # Several ranks on one card cannot talk over NCCL.
 build_ranks() {
     make --no-print-directory -k -j"$(nproc)" "${options[@]}" COMM=mpi PRECISION="$1" \
-        "build/cuda-$1-mpi"/{test_collectives,test_transport,test_mesh,test_zero,test_tensor_parallel,test_pipeline,train_gpt,compare_runs} >"$work/build-$1-mpi" 2>&1 && return
+        "build/cuda-$1-mpi"/{test_collectives,test_transport,test_mesh,test_zero,test_tensor_parallel,test_pipeline,test_product_tuning,train_gpt,compare_runs} >"$work/build-$1-mpi" 2>&1 && return
     grep -E 'error|Error|missing|undefined' "$work/build-$1-mpi" | head -20
     return 1
 }
@@ -123,11 +125,27 @@ sanitized() { timeout 300 compute-sanitizer --error-exitcode 1 "$1" >"$work/sani
 
 start=$SECONDS
 phase() { echo "---- $1 ($((SECONDS - start)) s)"; }
+left() { echo $((${SECONDS_LEFT:-530} - SECONDS + start)); }
+
+# unit_tests NAME BUILDS...    the last line of what it writes adds up
+unit_tests() { timeout 300 test/run.sh "${@:2}" >"$work/tests-$1" 2>&1; }
+add_up() { sed -n '$p' "$work"/tests-* | awk '{ passed += $1; failed += $3 } END { print passed + 0 " passed, " failed + 0 " failed" }'; }
+all_passed() { [[ $tests == *" 0 failed" ]] && ! sed -s -n '$p' "$work"/tests-* | grep -vq ' passed, '; }
+
+# Of each kernel the shape with the smallest share of what the card can do.
+slowest() {
+    awk 'NR <= 3 { print }
+         NR > 3 && /%/ { name = substr($0, 1, 26); share = $NF + 0
+                         if (!(name in least)) order[n++] = name
+                         if (!(name in least) || share < least[name]) { least[name] = share; line[name] = $0 } }
+         /WRONG/ { print }
+         END { for (i = 0; i < n; i++) print line[order[i]] }' "$work/kernels"
+}
 
 phase "building for sm_$arch: ${options[*]}"
 build fp32 "$(program fp32)" &
 fp32_build=$!
-check "builds in bf16" build bf16 "$(program bf16)" build/cuda-bf16/{bench,compare_runs}
+check "builds in bf16" build bf16 "$(program bf16)" build/cuda-bf16/{bench_train,bench_kernels,compare_runs}
 check "builds in fp32" wait $fp32_build
 if [ -n "$mpi" ]; then
     check "builds in bf16 for ranks over MPI" build_ranks bf16
@@ -135,9 +153,13 @@ if [ -n "$mpi" ]; then
 fi
 
 phase "unit tests"
-timeout 400 test/run.sh cuda-bf16 cuda-fp32 ${mpi:+cuda-bf16-mpi cuda-fp32-mpi} 2>&1 | tee "$work/tests"
-tests=$(tail -1 "$work/tests")
-check "unit tests: $tests" grep -q ' 0 failed' <<<"$tests"
+unit_tests bf16 cuda-bf16 ${mpi:+cuda-bf16-mpi} &
+bf16_tests=$!
+unit_tests fp32 cuda-fp32 ${mpi:+cuda-fp32-mpi}
+wait $bf16_tests
+cat "$work"/tests-bf16 "$work"/tests-fp32
+tests=$(add_up)
+check "unit tests: $tests" all_passed
 if [ -n "$sanitize" ]; then
     for unit in adamw attention classifier embedding gelu matmul norm qk_norm residual rope; do
         check "compute-sanitizer: test_$unit" sanitized build/cuda-bf16/test_$unit
@@ -187,24 +209,31 @@ else
 fi
 
 phase "speed"
-# shellcheck disable=SC2086  # shapes are words
-timeout 120 build/cuda-bf16/bench $bench_shapes 2>&1 | tee "$work/bench"
-check "benchmark" test "${PIPESTATUS[0]}" = 0
+# to a file and to the screen, with the exit code of the first
+measure() { timeout "$2" "${@:3}" 2>&1 | tee "$work/$1"; return "${PIPESTATUS[0]}"; }
+check "kernels on the shapes of models, against references" measure kernels 120 build/cuda-bf16/bench_kernels
+check "trains whole models" measure models 200 env PARTS=ours test/bench_train.sh build/cuda-bf16
+phase "PyTorch ($(left) s left)"
+if [ "$(left)" -gt 20 ]; then
+    measure pytorch "$(left)" env PARTS=pytorch test/bench_train.sh build/cuda-bf16 || say "PyTorch: not measured to the end"
+else
+    echo "PyTorch: left out, no time" | tee "$work/pytorch"
+fi
 
 # ----------------------------------------------------------------------------------------------------------
 # the summary
 
+heading() { echo "$card, driver $(query driver_version), CUDA $cuda, commit $commit, $(date -u +%Y-%m-%d)"; }
 report() {
-    echo "# Measured on a GPU"
-    echo
-    echo "By test/gpu_check.sh on $(date -u +%Y-%m-%d): $card, driver $(query driver_version), CUDA $cuda, commit $commit."
-    echo
-    echo '```'
-    cat "$summary" "$work/bench"
-    echo '```'
+    printf '# Measured on a GPU\n\nBy test/gpu_check.sh: %s.\n' "$(heading)"
+    local part
+    for part in models pytorch kernels summary; do printf '\n```\n%s\n```\n' "$(cat "$work/$part")"; done
 }
-phase "summary"
-report
 [ -z "$write" ] || report >test/gpu_results.md
-echo "$((SECONDS - start)) s, $failed checks failed"
+phase "summary"
+heading
+grep -v '^ok' "$summary"
+slowest
+cat "$work/models" "$work/pytorch"
+echo "$((SECONDS - start)) s, $(grep -c '^ok' "$summary") checks passed, $failed failed"
 [ "$failed" = 0 ]

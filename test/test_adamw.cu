@@ -10,10 +10,17 @@
 // ----------------------------------------------------------------------------
 // global norm
 
-static float norm_squared(const std::vector<float>& values, float before, bool accumulate) {
-    Buffer<float> device_values(values), scratch(sum_squares_scratch(values.size())),
-        total(std::vector<float>{before});
-    sum_squares(total, scratch, device_values, values.size(), accumulate, test_stream());
+static double squares(const std::vector<float>& values, size_t begin, size_t end) {
+    double sum = 0;
+    for (size_t i = begin; i < end; i++) sum += (double)values[i] * values[i];
+    return sum;
+}
+
+static float norm_squared(const std::vector<float>& values, const std::vector<SquaresRange>& ranges) {
+    size_t scratch_size = 0;
+    for (const SquaresRange& range : ranges) scratch_size += sum_squares_scratch(range.count);
+    Buffer<float> device_values(values), scratch(scratch_size), total(1);
+    sum_squares(total, scratch, device_values, ranges, test_stream());
     return total.host()[0];
 }
 
@@ -21,58 +28,46 @@ TEST_CASE("sum of squares") {
     for (size_t n : {0, 1, 3, 1000, 16384, 16385, 70003, 100000}) {
         CAPTURE(n);
         auto values = random_values<float>("values", n, 0.01f);
-        double want = 0;
-        for (float value : values) want += (double)value * value;
-        CHECK(norm_squared(values, NAN, false) == doctest::Approx(want).epsilon(1e-6));
-        CHECK(norm_squared(values, 2.5f, true) == doctest::Approx(want + 2.5).epsilon(1e-6));
-        CHECK(norm_squared(values, NAN, false) == norm_squared(values, NAN, false));
+        CHECK(norm_squared(values, {{0, n}}) == doctest::Approx(squares(values, 0, n)).epsilon(1e-6));
+        CHECK(norm_squared(values, {{0, n}}) == norm_squared(values, {{0, n}}));
         for (float bad : {NAN, INFINITY, -INFINITY, 1e30f}) {
             if (n == 0 || n > 16385) continue;
             auto with_bad = values;
             with_bad[n / 2] = bad;
-            CHECK(!std::isfinite(norm_squared(with_bad, 0, false)));
+            CHECK(!std::isfinite(norm_squared(with_bad, {{0, n}})));
         }
     }
+    CHECK(norm_squared({}, {}) == 0);
 }
 
 #ifdef DEVICE_CPU
 TEST_CASE("sum of ten million squares") {
     size_t n = 10'000'003;
     std::vector<float> values(n);
-    double want = 0;
-    for (size_t i = 0; i < n; i++) {
-        values[i] = random_uniform(philox(9, i).at[0]) * 1e-3f;
-        want += (double)values[i] * values[i];
-    }
-    CHECK(norm_squared(values, 0, false) == doctest::Approx(want).epsilon(1e-6));
+    for (size_t i = 0; i < n; i++) values[i] = random_uniform(philox(9, i).at[0]) * 1e-3f;
+    CHECK(norm_squared(values, {{0, n}}) == doctest::Approx(squares(values, 0, n)).epsilon(1e-6));
 }
 #endif
 
-// As a model's parameters are: one call for each unit, some of which have no values on this rank.
-TEST_CASE("sum of squares in parts") {
-    auto values = random_values<float>("values", 50'000);
-    double want = 0;
-    for (float value : values) want += (double)value * value;
-    Buffer<float> device_values(values), scratch(sum_squares_scratch(values.size()));
-    Buffer<float> total(std::vector<float>{NAN});
-    sum_squares(total, nullptr, nullptr, 0, false, test_stream());
-    CHECK(total.host()[0] == 0);
-    size_t at = 0;
-    for (size_t end : {0, 4, 5, 1029, 1029, 20000, 50000}) {  // ends and begins anywhere in a vector
-        sum_squares(total, scratch, device_values + at, end - at, true, test_stream());
-        at = end;
-    }
-    sum_squares(total, nullptr, nullptr, 0, true, test_stream());
-    float sum = total.host()[0];
-    CHECK(sum == doctest::Approx(want).epsilon(1e-6));
-    sum_squares(total, nullptr, nullptr, 0, true, test_stream());
-    CHECK(total.host()[0] == sum);
-
-    // starts after the start of a vector, with whole vectors to sum
-    sum_squares(total, scratch, device_values + 3, 1024, false, test_stream());
-    want = 0;
-    for (size_t i = 3; i < 1027; i++) want += (double)values[i] * values[i];
-    CHECK(total.host()[0] == doctest::Approx(want).epsilon(1e-6));
+// As a model's gradients are: a range or more for each unit, some without values on this rank. What lies
+// between them is not counted.
+TEST_CASE("sum of squares in ranges") {
+    const std::vector<float> values = random_values<float>("values", 60'000);
+    auto check = [&](const std::vector<SquaresRange>& ranges) {
+        std::vector<float> with_gaps(values.size(), NAN);
+        double want = 0;
+        for (auto [at, count] : ranges) {
+            std::copy_n(values.begin() + at, count, with_gaps.begin() + at);
+            want += squares(values, at, at + count);
+        }
+        CHECK(norm_squared(with_gaps, ranges) == doctest::Approx(want).epsilon(1e-6));
+    };
+    check({{0, 4}, {4, 1}, {5, 1024}, {1029, 0}, {1029, 20000}, {30000, 30000}});  // anywhere in a vector
+    check({{3, 1024}});  // begins after the start of a vector, with whole vectors to sum
+    check({{64, 0}, {128, 40000}, {50000, 64}, {50064, 0}});
+    std::vector<SquaresRange> many;  // more than a launch takes
+    for (size_t i = 0; i < 300; i++) many.push_back({i * 200, i % 3 * 64});
+    check(many);
 }
 
 TEST_CASE("clip scale") {
@@ -117,10 +112,10 @@ struct State {
           v(std::vector<float>(weights.size())),
           has_master(has_master) {}
 
-    void update(const std::vector<float>& grads, float scale, const AdamW& with, uint64_t key = 77) {
+    void update(const std::vector<float>& grads, float scale, const AdamW& with, uint64_t name = 77) {
         Buffer<float> device_grads(grads), device_scale(std::vector<float>{scale});
-        adamw_update(params, has_master ? (float*)master : nullptr, m, v, device_grads, device_scale, 0,
-                     grads.size(), with, key, test_stream());
+        adamw_update(params, has_master ? (float*)master : nullptr, m, v, device_grads, device_scale,
+                     {{0, grads.size(), 0, name, true}}, with, 5, test_stream());
         cudaCheck(cudaStreamSynchronize(test_stream()));
     }
 
@@ -226,8 +221,12 @@ struct HostState {
     }
 
     void update(float scale, const AdamW& with, bool has_master, size_t first = 0) {
+        update_parts(scale, with, has_master, {{0, m.size(), first, 77, true}});
+    }
+
+    void update_parts(float scale, const AdamW& with, bool has_master, const std::vector<AdamWPart>& parts) {
         adamw_update_on_host(params.data(), has_master ? master.data() : nullptr, m.data(), v.data(),
-                             grads.data(), &scale, first, m.size(), with, 77);
+                             grads.data(), &scale, parts, with, 5);
     }
 };
 
@@ -276,7 +275,7 @@ static void update_part(HostState& all, size_t begin, size_t end, const Offsets&
     Buffer<float> master(part(all.master, at.master)), m(part(all.m, at.m)), v(part(all.v, at.v)),
         grads(part(all.grads, at.grads)), scale(std::vector<float>{0.7f});
     adamw_update(params + at.params, has_master ? master + at.master : nullptr, m + at.m, v + at.v,
-                 grads + at.grads, scale, begin, n, with, 77, test_stream());
+                 grads + at.grads, scale, {{0, n, begin, 77, true}}, with, 5, test_stream());
     auto back = [&]<typename T>(const Buffer<T>& buffer, size_t offset, std::vector<T>& values) {
         auto got = buffer.host();
         std::copy_n(got.begin() + offset, n, values.begin() + begin);
@@ -320,15 +319,42 @@ TEST_CASE("updating parts of a tensor is the same as updating it whole") {
     });
     // and on the host, where a part begins anywhere too
     each_rounding([&](bool has_master, const AdamW& with) {
-        HostState whole(n), before = whole;
+        HostState whole(n), cut = whole;
         whole.update(0.7f, with, has_master);
-        const float scale = 0.7f;
-        for (size_t i = 0; i + 1 < cuts.size(); i++) {
-            size_t at = cuts[i];
-            adamw_update_on_host(&before.params[at], has_master ? &before.master[at] : nullptr, &before.m[at],
-                                 &before.v[at], &before.grads[at], &scale, at, cuts[i + 1] - at, with, 77);
-        }
-        check_same(before, whole);
+        std::vector<AdamWPart> parts;
+        for (size_t i = 0; i + 1 < cuts.size(); i++)
+            parts.push_back({cuts[i], cuts[i + 1] - cuts[i], cuts[i], 77, true});
+        cut.update_parts(0.7f, with, has_master, parts);
+        check_same(cut, whole);
+    });
+}
+
+// As a unit is: parts of many tensors, with and without decay, of which nothing between them is touched.
+TEST_CASE("the parts of many tensors are updated at once, each as if alone") {
+    std::vector<AdamWPart> parts;
+    size_t at = 2;
+    for (uint64_t k = 0; k < 75; k++) {  // more than a launch takes
+        size_t count = k % 5 == 4 ? 0 : k * 37 % 300, first = k % 3 ? k * 1000 + k % 7 : 0;
+        parts.push_back({at, count, first, name_hash("tensor") + k / 2, k % 2 == 0});
+        at += count + (k % 4 == 0 ? 3 : 0);
+        if (k % 2) at = ceil_div(at, size_t(64)) * 64;
+    }
+    const size_t n = at + 5;
+    each_rounding([&](bool has_master, const AdamW& with) {
+        HostState want(n), before = want, at_once = want;
+        for (const AdamWPart& part : parts) want.update_parts(0.7f, with, has_master, {part});
+        at_once.update_parts(0.7f, with, has_master, parts);
+        check_same(at_once, want);
+
+        Buffer<floatX> params(before.params);
+        Buffer<float> master(before.master), m(before.m), v(before.v), grads(before.grads),
+            scale(std::vector<float>{0.7f});
+        adamw_update(params, has_master ? (float*)master : nullptr, m, v, grads, scale, parts, with, 5,
+                     test_stream());
+        CHECK(same_bits(params.host(), want.params));
+        CHECK(same_bits(master.host(), want.master));
+        CHECK(same_bits(m.host(), want.m));
+        CHECK(same_bits(v.host(), want.v));
     });
 }
 
@@ -342,7 +368,8 @@ TEST_CASE("parts far into a tensor have random numbers of their own") {
         at_start.update(0.7f, with, false);
         Buffer<floatX> params(on_device.params);
         Buffer<float> m(on_device.m), v(on_device.v), grads(on_device.grads), scale(std::vector<float>{0.7f});
-        adamw_update(params, nullptr, m, v, grads, scale, first, 1001, with, 77, test_stream());
+        adamw_update(params, nullptr, m, v, grads, scale, {{0, 1001, first, 77, true}}, with, 5,
+                     test_stream());
         CHECK(same_bits(params.host(), on_host.params));
         bool rounds = !std::is_same_v<floatX, float> && first != 0;
         CHECK(same_bits(on_host.params, at_start.params) == !rounds);
@@ -383,9 +410,9 @@ TEST_CASE("stochastic rounding is exact in the mean") {
         return std::accumulate(moves.begin(), moves.end(), 0.0);
     };
     for (float weight : {1.5f, -1.5f}) {
-        auto moved = [&](bool stochastic, int at, uint64_t key) {
+        auto moved = [&](bool stochastic, int at, uint64_t name) {
             State state(std::vector<float>(n, weight), false);
-            state.update(grads, 1.0f, {step, 0, 0, 0, 0, at, stochastic}, key);
+            state.update(grads, 1.0f, {step, 0, 0, 0, 0, at, stochastic}, name);
             std::vector<double> moves;
             for (double w : state.params.doubles()) moves.push_back((weight - w) / digit);
             return moves;

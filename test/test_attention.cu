@@ -1,132 +1,14 @@
-// Attention against the textbook formula in double precision.
-#include "kernels/attention.cuh"
-
+// Attention against the textbook formula in double precision: on GPUs, the kernels of every card.
 #include <omp.h>
 
-#include "test/testing.h"
+#include "test/attention_testing.h"
 
-struct Case {
-    int B, T, NH, NKV, HS;
-    int window = 0;
-    std::vector<int> documents = {};  // first positions of the documents of every sequence
-
-    size_t rows() const { return (size_t)B * T; }
-    size_t qkv_row() const { return (size_t)(NH + 2 * NKV) * HS; }
-
-    // (B, T). The documents of sequence b start b positions later than listed.
-    std::vector<int> doc_start() const {
-        std::vector<int> starts;
-        for (int b = 0; b < B; b++)
-            for (int t = 0; t < T; t++) {
-                int start = 0;
-                for (int document : documents) {
-                    if (document + b <= t) start = document + b;
-                }
-                starts.push_back(start);
-            }
-        return starts;
-    }
-
-    std::string name() const {
-        std::string text;
-        for (int x : {B, T, NH, NKV, HS, window, (int)documents.size()}) text += std::to_string(x) + " ";
-        return text;
-    }
-};
-
-struct Reference {
-    std::vector<double> out, lse, dqkv;
-
-    Reference(const Case& c, const std::vector<double>& qkv, const std::vector<double>& dout)
-        : out(c.rows() * c.NH * c.HS), lse(c.rows() * c.NH), dqkv(qkv.size()) {
-        std::vector<int> doc_start = c.doc_start();
-        double scale = 1 / std::sqrt((double)c.HS);
-        for (int b = 0; b < c.B; b++)
-            for (int h = 0; h < c.NH; h++)
-                for (int i = 0; i < c.T; i++) {
-                    auto vector_of = [&](int t, int head) {
-                        return ((size_t)b * c.T + t) * c.qkv_row() + head * c.HS;
-                    };
-                    int key_head = c.NH + h / (c.NH / c.NKV), value_head = key_head + c.NKV;
-                    size_t q = vector_of(i, h), o = (((size_t)b * c.T + i) * c.NH + h) * c.HS;
-                    int first = doc_start[b * c.T + i];
-                    if (c.window) first = std::max(first, i - c.window + 1);
-
-                    std::vector<double> p(c.T), dp(c.T);
-                    double maximum = -INFINITY, total = 0, mean_dp = 0;
-                    for (int j = first; j <= i; j++) {
-                        for (int x = 0; x < c.HS; x++)
-                            p[j] += scale * qkv[q + x] * qkv[vector_of(j, key_head) + x];
-                        maximum = std::max(maximum, p[j]);
-                    }
-                    for (int j = first; j <= i; j++) total += p[j] = std::exp(p[j] - maximum);
-                    lse[((size_t)b * c.NH + h) * c.T + i] = maximum + std::log(total);
-                    for (int j = first; j <= i; j++) {
-                        p[j] /= total;
-                        for (int x = 0; x < c.HS; x++) {
-                            out[o + x] += p[j] * qkv[vector_of(j, value_head) + x];
-                            dp[j] += dout[o + x] * qkv[vector_of(j, value_head) + x];
-                            dqkv[vector_of(j, value_head) + x] += p[j] * dout[o + x];
-                        }
-                        mean_dp += p[j] * dp[j];
-                    }
-                    for (int j = first; j <= i; j++) {
-                        double dscore = p[j] * (dp[j] - mean_dp) * scale;
-                        for (int x = 0; x < c.HS; x++) {
-                            dqkv[q + x] += dscore * qkv[vector_of(j, key_head) + x];
-                            dqkv[vector_of(j, key_head) + x] += dscore * qkv[q + x];
-                        }
-                    }
-                }
-    }
-};
-
-// One layer's buffers on the device, run forward and backward.
-struct Run {
-    Buffer<floatX> qkv, dout, out, dqkv;
-    Buffer<float> lse, scratch;
-    Buffer<int> doc_start;
-
-    Run(const Case& c, const std::vector<floatX>& qkv_values, const std::vector<floatX>& dout_values)
-        : qkv(qkv_values),
-          dout(dout_values),
-          out(c.rows() * c.NH * c.HS),
-          dqkv(qkv.size()),
-          lse(c.rows() * c.NH),
-          scratch(attention_backward_scratch(c.B, c.T, c.NH, c.NKV, c.HS)),
-          doc_start(c.doc_start()) {
-        const int* documents = c.documents.empty() ? nullptr : (const int*)doc_start;
-        attention_forward(out, lse, qkv, documents, c.B, c.T, c.NH, c.NKV, c.HS, c.window, test_stream());
-        attention_backward(dqkv, scratch, dout, qkv, out, lse, documents, c.B, c.T, c.NH, c.NKV, c.HS,
-                           c.window, test_stream());
-    }
-
-    // Everything computed, bit by bit.
-    std::vector<float> bits() {
-        std::vector<float> all = lse.host();
-        for (floatX value : out.host()) all.push_back(float(value));
-        for (floatX value : dqkv.host()) all.push_back(float(value));
-        return all;
-    }
-};
-
-static std::vector<floatX> make_qkv(const Case& c, float scale = 1) {
-    return random_values<floatX>("qkv", c.rows() * c.qkv_row(), scale);
-}
-
-static std::vector<floatX> make_dout(const Case& c) {
-    return random_values<floatX>("dout", c.rows() * c.NH * c.HS);
-}
-
-static void check(const Case& c, float scale = 1) {
-    CAPTURE(c.name());
-    std::vector<floatX> qkv = make_qkv(c, scale), dout = make_dout(c);
-    Run run(c, qkv, dout);
-    Reference reference(c, to_doubles(qkv), to_doubles(dout));
-    CHECK_CLOSE(run.out, reference.out, tolerance<floatX>);
-    CHECK_CLOSE(run.lse, reference.lse, 2e-5);
-    CHECK_CLOSE(run.dqkv, reference.dqkv, tolerance<floatX>);
-}
+#ifndef DEVICE_CPU
+[[maybe_unused]] static const bool chosen = [] {
+    attention_kernels = AttentionKernels::mma;
+    return true;
+}();
+#endif
 
 TEST_CASE("lengths around the tiles") {
     for (int T : {1, 7, 64, 65, 129, 200}) check({2, T, 2, 2, 64});
@@ -137,6 +19,14 @@ TEST_CASE("head sizes, also those that are no multiple of a vector") {
     for (int HS : {130, 192, 256}) check({1, 70, 1, 1, HS});
 }
 
+TEST_CASE("several tiles of queries and of keys") {
+    int factor = sizeof(floatX) == 2 ? 2 : 1;  // tiles of float are smaller
+    check({2, 140 * factor, 2, 1, 64});
+    check({1, 155 * factor, 1, 1, 128});
+    check({1, 75 * factor, 2, 1, 96});
+    check({1, 75 * factor, 2, 2, 256});
+}
+
 TEST_CASE("several query heads share a key/value head") {
     check({2, 67, 6, 2, 20});
     check({1, 67, 3, 1, 64});
@@ -144,6 +34,13 @@ TEST_CASE("several query heads share a key/value head") {
 
 TEST_CASE("sliding window") {
     for (int window : {1, 5, 64, 100, 1000}) check({1, 200, 1, 1, 32, window});
+}
+
+TEST_CASE("windows that end within tiles") {
+    check({1, 400, 1, 1, 32, 129});
+    check({1, 300, 2, 1, 64, 100});
+    check({1, 200, 1, 1, 128, 65});
+    check({1, 140, 1, 1, 256, 33});
 }
 
 TEST_CASE("documents") {
@@ -160,14 +57,35 @@ TEST_CASE("shared heads, window and documents together") {
 TEST_CASE("large scores do not overflow") {
     // Scores of several hundred: the softmax all but picks a key, and exp of a score alone would be Inf.
     // Rounding of such a score to float is already worth 3e-5 of its probability.
-    Case c{1, 100, 2, 2, 32};
-    std::vector<floatX> qkv = make_qkv(c, 16), dout = make_dout(c);
-    Run run(c, qkv, dout);
-    Reference reference(c, to_doubles(qkv), to_doubles(dout));
-    CHECK_CLOSE(run.out, reference.out, tolerance<floatX>);
-    CHECK_CLOSE(run.lse, reference.lse, 2e-5);
-    CHECK_CLOSE(run.dqkv, reference.dqkv, 5 * tolerance<floatX>);
+    check({1, 100, 2, 2, 32}, 16, 5 * tolerance<floatX>);
 }
+
+#ifndef DEVICE_CPU
+// The gradients on a card of another kind, tiles and the order of blocks being chosen by card.
+static void check_on_card(const Case& c, const AttentionCard& card) {
+    CAPTURE(c.name());
+    CAPTURE(card.shared_bytes);
+    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+    Run run(c, qkv, dout);
+    Buffer<floatX> dqkv(qkv.size());
+    Buffer<float> scratch(run.scratch.size());
+    const int* documents = c.documents.empty() ? nullptr : (const int*)run.doc_start;
+    attention_mma_backward(dqkv, scratch, run.dout, run.qkv, run.out, run.lse,
+                           attention_shape(c.B, c.T, c.NH, c.NKV, c.HS, c.window, documents), test_stream(),
+                           card);
+    CHECK_CLOSE(dqkv, Reference(c, to_doubles(qkv), to_doubles(dout)).dqkv, tolerance<floatX>);
+}
+
+TEST_CASE("cards with little shared memory") {
+    for (int HS : {32, 64, 96, 128, 160, 256})
+        check_on_card({1, 150, 2, 1, HS, 100, {20}}, {99 * 1024, 6 << 20});
+}
+
+TEST_CASE("more heads than the cache holds") {
+    Case c{3, 140, 2, 1, 16};
+    for (size_t heads : {0, 2}) check_on_card(c, {163 * 1024, heads * 2 * 140 * 16 * 24});
+}
+#endif
 
 TEST_CASE("a NaN is not hidden") {
     Case c{1, 70, 1, 1, 16};
@@ -185,6 +103,20 @@ TEST_CASE("the same bits on every run") {
     std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
     CHECK(Run(c, qkv, dout).bits() == Run(c, qkv, dout).bits());
 }
+
+#if !defined(DEVICE_CPU) && !defined(__CUDACC__)
+TEST_CASE("the same bits in any order of blocks and threads") {
+    Case c{2, 200, 2, 1, 32, 150, {10, 77}};
+    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+    auto bits = [&](uint64_t seed) {
+        simt::set_seed(seed);
+        return Run(c, qkv, dout).bits();
+    };
+    std::vector<float> first = bits(1);
+    for (uint64_t seed : {2, 3}) CHECK(bits(seed) == first);
+    simt::set_seed(1);
+}
+#endif
 
 #ifdef DEVICE_CPU
 TEST_CASE("the same bits with any number of threads") {

@@ -437,3 +437,124 @@ TEST_CASE("a process can leave its streams in the middle of work that never ends
         CHECK(leave(way) == left_with);
     }
 }
+
+// ----------------------------------------------------------------------------
+// graphs
+
+namespace {
+
+cudaGraphExec_t executable(cudaGraph_t graph) {
+    cudaGraphExec_t made;
+    cudaCheck(cudaGraphInstantiate(&made, graph, 0));
+    cudaCheck(cudaGraphDestroy(graph));
+    return made;
+}
+
+void begin_capture(cudaStream_t stream) {
+    cudaCheck(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+}
+
+}  // namespace
+
+TEST_CASE("a captured stream runs nothing; its graph runs all of it, in order, each time") {
+    cudaStream_t stream = new_stream(), other = new_stream();
+    std::vector<int> order;
+    std::function<void()> first = [&] { order.push_back(1); }, second = [&] { order.push_back(2); };
+    begin_capture(stream);
+    enqueue(stream, first);
+    enqueue(stream, second);
+    cudaGraph_t graph;
+    cudaCheck(cudaStreamEndCapture(stream, &graph));
+    cudaCheck(cudaStreamSynchronize(stream));
+    CHECK(order.empty());
+    cudaGraphExec_t work = executable(graph);
+    cudaCheck(cudaGraphLaunch(work, stream));
+    cudaCheck(cudaStreamSynchronize(stream));
+    cudaCheck(cudaGraphLaunch(work, other));
+    cudaCheck(cudaGraphExecDestroy(work));  // what was launched still runs
+    cudaCheck(cudaStreamSynchronize(other));
+    CHECK(order == std::vector<int>{1, 2, 1, 2});
+    enqueue(stream, second);
+    cudaCheck(cudaStreamSynchronize(stream));
+    CHECK(order.size() == 5);
+    cudaCheck(cudaStreamDestroy(stream));
+    cudaCheck(cudaStreamDestroy(other));
+}
+
+TEST_CASE("a stream that waits for a captured one is captured too, and must be waited for") {
+    cudaStream_t stream = new_stream(), other = new_stream();
+    cudaEvent_t forked = new_event(), joined = new_event();
+    std::vector<int> order;
+    std::function<void()> tasks[4];
+    for (int i = 0; i < 4; i++) tasks[i] = [&order, i] { order.push_back(i); };
+    cudaGraph_t graph;
+    for (bool joins : {true, false}) {
+        begin_capture(stream);
+        enqueue(stream, tasks[0]);
+        cudaCheck(cudaEventRecord(forked, stream));
+        cudaCheck(cudaStreamWaitEvent(other, forked, 0));
+        enqueue(other, tasks[1]);
+        cudaCheck(cudaEventRecord(joined, other));
+        if (!joins) enqueue(other, tasks[2]);  // after what is waited for
+        cudaCheck(cudaStreamWaitEvent(stream, joined, 0));
+        enqueue(stream, tasks[3]);
+        cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+        if (!joins) {
+            CHECK(ended == cudaErrorStreamCaptureUnjoined);
+            CHECK(graph == nullptr);
+            continue;
+        }
+        cudaCheck(ended);
+        cudaGraphExec_t work = executable(graph);
+        cudaCheck(cudaGraphLaunch(work, stream));
+        cudaCheck(cudaStreamSynchronize(stream));
+        cudaCheck(cudaGraphExecDestroy(work));
+        CHECK(order == std::vector<int>{0, 1, 3});
+        // outside, an event of a capture stands for nothing
+        CHECK(cudaStreamWaitEvent(other, joined, 0) == cudaErrorCapturedEvent);
+        CHECK(cudaEventSynchronize(joined) == cudaErrorCapturedEvent);
+    }
+    order.clear();
+    enqueue(other, tasks[2]);  // it is free again
+    cudaCheck(cudaStreamSynchronize(other));
+    CHECK(order == std::vector<int>{2});
+    for (cudaEvent_t event : {forked, joined}) cudaCheck(cudaEventDestroy(event));
+    for (cudaStream_t s : {stream, other}) cudaCheck(cudaStreamDestroy(s));
+}
+
+TEST_CASE("what cannot be captured is refused, and the capture is lost") {
+    cudaStream_t stream = new_stream(), other = new_stream();
+    cudaEvent_t outside = new_event();
+    cudaCheck(cudaEventRecord(outside, other));
+    void* memory = nullptr;
+    const struct {
+        cudaError_t error;
+        std::function<cudaError_t()> call;
+    } refused[] = {
+        {cudaErrorStreamCaptureUnsupported, [&] { return cudaStreamSynchronize(stream); }},
+        {cudaErrorStreamCaptureUnsupported, [&] { return cudaStreamQuery(stream); }},
+        {cudaErrorStreamCaptureIsolation, [&] { return cudaStreamWaitEvent(stream, outside, 0); }},
+    };
+    for (auto& [error, call] : refused) {
+        begin_capture(stream);
+        CHECK(call() == error);
+        cudaGraph_t graph;
+        CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
+        CHECK(graph == nullptr);
+        CHECK(call() == cudaSuccess);
+    }
+    begin_capture(stream);
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaErrorIllegalState);
+    CHECK(cudaMalloc(&memory, 16) == cudaErrorStreamCaptureUnsupported);
+    CHECK(cudaFree(nullptr) == cudaErrorStreamCaptureUnsupported);
+    std::thread([&] { CHECK(cudaMalloc(&memory, 16) == cudaSuccess); }).join();  // others go on
+    cudaGraph_t graph;
+    cudaCheck(cudaStreamEndCapture(stream, &graph));
+    cudaCheck(cudaGraphDestroy(graph));
+    cudaCheck(cudaFree(memory));
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorIllegalState);
+    CHECK(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeThreadLocal) ==
+          cudaErrorStreamCaptureUnsupported);
+    cudaCheck(cudaEventDestroy(outside));
+    for (cudaStream_t s : {stream, other}) cudaCheck(cudaStreamDestroy(s));
+}

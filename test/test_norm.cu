@@ -134,7 +134,8 @@ TEST_CASE("norm: forward and backward over shapes") {
         CAPTURE(biased);
         struct {
             int N, C;
-        } shapes[] = {{1, 2}, {1, 7}, {3, 33}, {5, 64}, {37, 40}, {50, 384}, {1100, 24}, {2, 6152}};
+        } shapes[] = {{1, 2},     {1, 7},     {3, 33},   {5, 64},   {37, 40}, {50, 384},
+                      {1100, 24}, {600, 264}, {2, 6152}, {2, 2051}, {3, 8200}};
         for (auto [N, C] : shapes) {
             CAPTURE(N);
             CAPTURE(C);

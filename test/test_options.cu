@@ -159,6 +159,7 @@ TEST_CASE("options that do not fit together") {
     CHECK_REFUSED(train({"--global-batch", "7"}), "= 1024; give 1024");
     CHECK_REFUSED(train({"--micro-batch", "1048576", "--context", "4096"}), "--micro-batch 1048576: ");
     CHECK_REFUSED(train({"--warmup-steps", "2000"}), "--warmup-steps 2000: more than the run's 1000 steps; ");
+    CHECK_REFUSED(train({"--matmul-tuning", ""}), "--matmul-tuning: empty; give on, off or a file");
     CHECK_REFUSED(train({"--document-end", "257"}), "--document-end 257: not a token");
     CHECK_REFUSED(train({"--vocab-size", "256", "--document-end", "-1"}), "--vocab-size 256: too small");
     CHECK_REFUSED(train({"--tokenizer", "none", "--reset-positions", "--document-end", "-1"}),
@@ -478,6 +479,10 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
         {1, "--throttle-link -1", "--throttle-link -1: out of range; "},
         {1, "--communication-timeout -1", "--communication-timeout -1: out of range; "},
         {1, "--overlap perhaps", "perhaps"},
+        // graphs
+        {2, "--cuda-graphs on",
+         "--cuda-graphs on: the passes of one process can be captured, and there are 2; give auto or off"},
+        {1, "--cuda-graphs on --offload optimizer", "or leave out --offload optimizer"},
     };
     for (auto& row : rows) {
         CAPTURE(row.processes);

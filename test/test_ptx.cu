@@ -85,6 +85,18 @@ __global__ void copy_kernel(float* out, const float* inp, int rounds, int valid)
     }
 }
 
+// Of each value 2^value, then the value and its negative rounded to bf16; sum becomes the sum of all.
+__global__ void arithmetic_kernel(float* powers, uint32_t* pairs, float* sum, const float* values) {
+    int t = threadIdx.x;
+    powers[t] = exp2_approx(values[t]);
+    pairs[t] = bf16_pair(values[t], -values[t]);
+    for (int turn = 0; turn < (int)blockDim.x; turn++) {
+        if (turn == t) add_global(sum, values[t]);
+        fence_device();
+        __syncthreads();
+    }
+}
+
 }  // namespace
 
 TEST_CASE("tensor-core products of fragments that ldmatrix loads") {
@@ -100,4 +112,27 @@ TEST_CASE("asynchronous copies to shared memory") {
     std::vector<double> want;
     for (size_t i = 0; i < values.size(); i++) want.push_back(i < valid * 4 ? 2 * (double)values[i] : 0);
     CHECK(out.doubles() == want);
+}
+
+TEST_CASE("powers of two, pairs of bf16, sums in global memory") {
+    auto values = random_values<float>("values", 62, 20.0f);
+    values.insert(values.end(), {-200.0f, 0.0f});
+    int size = (int)values.size();
+    Buffer<float> inp(values), powers(size), sum(std::vector<float>{0.5f});
+    Buffer<uint32_t> pairs(size);
+    launch(arithmetic_kernel, 1, size, 0, test_stream(), (float*)powers, (uint32_t*)pairs, (float*)sum,
+           (float*)inp);
+    std::vector<float> got_powers = powers.host();
+    std::vector<uint32_t> got_pairs = pairs.host();
+    float total = 0.5f;
+    for (int i = 0; i < size; i++) {
+        CAPTURE(values[i]);
+        CHECK(got_powers[i] == doctest::Approx(std::exp2((double)values[i])).epsilon(1e-6));
+        bf16 pair[2];
+        memcpy(pair, &got_pairs[i], sizeof pair);
+        CHECK(float(pair[0]) == float(bf16(values[i])));
+        CHECK(float(pair[1]) == float(bf16(-values[i])));
+        total += values[i];
+    }
+    CHECK(sum.host()[0] == total);
 }

@@ -27,8 +27,8 @@ const char* verb(Access access) {
     if (finding == Finding::unwritten)
         snprintf(what, sizeof what, "%s, which no thread of the block wrote", place);
     else if (finding == Finding::pending)
-        snprintf(what, sizeof what, "%s, before a cp.async of %s to it was waited for", place,
-                 name(other).text);
+        snprintf(what, sizeof what, "%s, before a %s of %s to it was waited for", place,
+                 byte.write & engine_bit ? "bulk copy" : "cp.async", name(other).text);
     else
         snprintf(what, sizeof what, "%s, which %s %s since the last barrier: a race", place, name(other).text,
                  was_read ? "read" : "wrote");
@@ -74,6 +74,22 @@ Stamp stamp(const Thread& thread) {
     } else if (!program.image.holds(at)) [[unlikely]] {
         fail_access(Kind::out_of_bounds, thread, access, at, bytes, ", which is not memory of the device",
                     where);
+    }
+}
+
+// A read by the tensor cores or the copy engine: what a thread stored there must be known to them.
+void check_engine_read(const Thread& thread, const void* pointer, size_t bytes, const void* where) {
+    check(thread, pointer, bytes, 16, Access::read, where);
+    size_t index = (uintptr_t)pointer - dynamic_begin;
+    for (size_t at = index; at < index + bytes; at += 4) {
+        Stamp write = shadow->last_write(at);
+        const Thread& writer = threads[write & thread_bits];
+        if (write & engine_bit || write >> epoch_shift < writer.fenced >> epoch_shift) continue;
+        fail(Kind::unfenced, where,
+             "%s reads 16 bytes at dynamic shared memory + %zu by an asynchronous copy or product, which %s "
+             "wrote "
+             "and did not fence_async",
+             name(thread).text, index, name(writer).text);
     }
 }
 

@@ -2,12 +2,17 @@
 The part of cuBLASLt that kernels/cublas.cuh uses, on the host: the product runs on the stream by oneDNN's
 sgemm, on fp32 copies, with the epilogue and the roundings of the library.
 
+There are several algorithms for each problem: number i sums over k in i + 1 parts, one after the other, so
+their results differ in their last bits. They are 64 bytes that mean the same in another process.
+
 Stricter than the library, which only promises that a wrong call may fail: an algorithm runs only the problem
 that it was found for, on pointers as aligned as was promised, with a workspace of its size, which it
 overwrites.
 */
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -16,6 +21,7 @@ overwrites.
 #include <vector>
 
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <dnnl.h>
 
@@ -23,7 +29,7 @@ overwrites.
 enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED = 1,
                       CUBLAS_STATUS_INVALID_VALUE = 7,
                       CUBLAS_STATUS_NOT_SUPPORTED = 15 };
-enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
+enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16BF = 14, CUDA_R_8F_E4M3 = 28, CUDA_R_8F_E5M2 = 29 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
 enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4,
@@ -32,7 +38,8 @@ enum cublasLtReductionScheme_t { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 };
 enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4, CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
     CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12 };
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
+    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18, CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25 };
 enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
@@ -52,6 +59,8 @@ struct HostMatmulDesc {
     const void* bias = nullptr;
     void* aux = nullptr;
     int64_t aux_ld = 0;
+    const float *a_scale = nullptr, *b_scale = nullptr;
+    int8_t fast = 0;
 };
 
 struct HostMatmulPreference {
@@ -65,12 +74,13 @@ using cublasLtMatrixLayout_t = HostMatrixLayout*;
 using cublasLtMatmulDesc_t = HostMatmulDesc*;
 using cublasLtMatmulPreference_t = HostMatmulPreference*;
 
-// What the heuristic saw.
+// What the heuristic saw of the problem, and which of the algorithms for it this is.
 struct cublasLtMatmulAlgo_t {
-    HostMatmulDesc operation;
-    HostMatrixLayout a, b, c, d;
-    HostMatmulPreference preference;
+    uint64_t number, problem;
+    uint32_t align_a, align_b, align_c, align_d;
+    uint64_t unused[4];
 };
+static_assert(sizeof(cublasLtMatmulAlgo_t) == 64);
 
 struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;
@@ -90,6 +100,10 @@ inline const char* cublasLtGetStatusString(cublasStatus_t status) {
         return "the operation is not supported";
     }
     return "unknown status";
+}
+
+inline size_t cublasLtGetVersion() {
+    return 130000;
 }
 
 inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
@@ -131,7 +145,11 @@ cublasStatus_t set(T& field, const void* value, size_t bytes) {
 }
 
 inline size_t bytes(cudaDataType type) {
-    return type == CUDA_R_16BF ? 2 : 4;
+    return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1;
+}
+
+inline bool is_fp8(cudaDataType type) {
+    return bytes(type) == 1;
 }
 
 inline bool aligned(const void* pointer, size_t to) {
@@ -139,6 +157,18 @@ inline bool aligned(const void* pointer, size_t to) {
 }
 
 constexpr size_t workspace_needed = 1 << 16;
+constexpr int algorithms = 3;
+
+// Tells problems apart, alike in all processes.
+inline uint64_t problem_number(const HostMatmulDesc& op, const HostMatrixLayout& a, const HostMatrixLayout& b,
+                               const HostMatrixLayout& c, const HostMatrixLayout& d) {
+    uint64_t number = 0;
+    auto add = [&](uint64_t part) { number = (number ^ part) * 0x9e3779b97f4a7c15 + (number >> 29); };
+    for (const HostMatrixLayout* layout : {&a, &b, &c, &d})
+        add(layout->type), add(layout->rows), add(layout->columns), add(layout->ld);
+    add(op.transpose_a), add(op.transpose_b), add(op.epilogue), add(op.aux_ld), add(op.fast);
+    return number;
+}
 
 // Whether the parts of a problem fit together.
 inline cublasStatus_t check(const HostMatmulDesc& op, const HostMatrixLayout& a, const HostMatrixLayout& b,
@@ -151,7 +181,16 @@ inline cublasStatus_t check(const HostMatmulDesc& op, const HostMatrixLayout& a,
             return CUBLAS_STATUS_INVALID_VALUE;
     }
     if (k != bk || d.rows != m || d.columns != n || c != d) return CUBLAS_STATUS_INVALID_VALUE;
-    if (a.type != b.type || (d.type != a.type && d.type != CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (is_fp8(a.type) || is_fp8(b.type)) {
+        // as Hopper has it: the inner dimension is the fast one of both, and rows are of whole 16 bytes
+        bool types =
+            is_fp8(a.type) && is_fp8(b.type) && (a.type == CUDA_R_8F_E4M3 || b.type == CUDA_R_8F_E4M3);
+        if (!types || !ta || tb || is_fp8(d.type) || a.ld % 16 || b.ld % 16 || d.ld * bytes(d.type) % 16)
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (op.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) return CUBLAS_STATUS_NOT_SUPPORTED;
+    } else if (a.type != b.type || (d.type != a.type && d.type != CUDA_R_32F)) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
     switch (op.epilogue) {
     case CUBLASLT_EPILOGUE_DEFAULT:
         return CUBLAS_STATUS_SUCCESS;
@@ -173,8 +212,18 @@ inline std::vector<float> read(const void* from, const HostMatrixLayout& layout)
     for (uint64_t column = 0; column < layout.columns; column++) {
         for (uint64_t row = 0; row < layout.rows; row++) {
             size_t at = column * (size_t)layout.ld + row;
-            float value = layout.type == CUDA_R_16BF ? float(((const __nv_bfloat16*)from)[at])
-                                                     : ((const float*)from)[at];
+            float value;
+            switch (layout.type) {
+            case CUDA_R_32F:
+                value = ((const float*)from)[at];
+                break;
+            case CUDA_R_16BF:
+                value = ((const __nv_bfloat16*)from)[at];
+                break;
+            default:
+                value = simt::fp8_number(layout.type == CUDA_R_8F_E4M3 ? __NV_E4M3 : __NV_E5M2,
+                                         ((const uint8_t*)from)[at]);
+            }
             values[column * layout.rows + row] = value;
         }
     }
@@ -191,13 +240,20 @@ inline void write(void* to, const HostMatrixLayout& layout, uint64_t row, uint64
 
 inline void run(const HostMatmulDesc& op, float alpha, const void* A, const HostMatrixLayout& a,
                 const void* B, const HostMatrixLayout& b, float beta, const void* C, void* D,
-                const HostMatrixLayout& d) {
+                const HostMatrixLayout& d, uint64_t number) {
     bool ta = op.transpose_a == CUBLAS_OP_T, tb = op.transpose_b == CUBLAS_OP_T;
     int64_t m = d.rows, n = d.columns, k = ta ? a.rows : a.columns;
     std::vector<float> left = read(A, a), right = read(B, b), result(m * n);
+    if (is_fp8(a.type)) alpha *= *op.a_scale * *op.b_scale;
     // dnnl_sgemm is row-major: its matrices are the transposes of ours, in the other order.
-    dnnl_sgemm(tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, k, alpha, right.data(), b.rows, left.data(), a.rows, 0,
-               result.data(), m);
+    for (int64_t part = 0, parts = number + 1; part < parts; part++) {
+        int64_t begin = k * part / parts, end = k * (part + 1) / parts;
+        const float* x = right.data() + (tb ? begin * b.rows : begin);
+        const float* y = left.data() + (ta ? begin : begin * a.rows);
+        if (begin < end)
+            dnnl_sgemm(tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, end - begin, alpha, x, b.rows, y, a.rows, 1,
+                       result.data(), m);
+    }
     HostMatrixLayout bias_layout{d.type, d.rows, 1, (int64_t)d.rows};
     HostMatrixLayout aux_layout{d.type, d.rows, d.columns, op.aux_ld};
     std::vector<float> old = beta ? read(C, d) : std::vector<float>(result.size());
@@ -235,6 +291,12 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
         return cublas_host::set(desc->aux, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
         return cublas_host::set(desc->aux_ld, value, bytes);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+        return cublas_host::set(desc->a_scale, value, bytes);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+        return cublas_host::set(desc->b_scale, value, bytes);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
+        return cublas_host::set(desc->fast, value, bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -269,9 +331,33 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
     if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
     if (auto status = cublas_host::check(*operation, *a, *b, *c, *d)) return status;
     if (preference->workspace < cublas_host::workspace_needed) return CUBLAS_STATUS_NOT_SUPPORTED;
-    results[0] = {
-        {*operation, *a, *b, *c, *d, *preference}, cublas_host::workspace_needed, CUBLAS_STATUS_SUCCESS};
-    *found = 1;
+    uint64_t problem = cublas_host::problem_number(*operation, *a, *b, *c, *d);
+    *found = std::min(wanted, cublas_host::algorithms);
+    for (int i = 0; i < *found; i++) {
+        results[i] = {{(uint64_t)i,
+                       problem,
+                       preference->align_a,
+                       preference->align_b,
+                       preference->align_c,
+                       preference->align_d,
+                       {}},
+                      cublas_host::workspace_needed,
+                      CUBLAS_STATUS_SUCCESS};
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              const cublasLtMatmulAlgo_t* algo,
+                                              cublasLtMatmulHeuristicResult_t* result) {
+    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (auto status = cublas_host::check(*operation, *a, *b, *c, *d)) return status;
+    if (algo->problem != cublas_host::problem_number(*operation, *a, *b, *c, *d))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (algo->number >= cublas_host::algorithms) return CUBLAS_STATUS_NOT_SUPPORTED;
+    *result = {*algo, cublas_host::workspace_needed, CUBLAS_STATUS_SUCCESS};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -283,23 +369,20 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
                                      size_t workspace_bytes, cudaStream_t stream) {
     using namespace cublas_host;
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (auto status = check(*operation, *a, *b, *c, *d)) return status;
-    const HostMatmulDesc& seen = algo->operation;
-    const HostMatmulPreference& promised = algo->preference;
-    bool same_problem = algo->a == *a && algo->b == *b && algo->c == *c && algo->d == *d &&
-                        seen.transpose_a == operation->transpose_a &&
-                        seen.transpose_b == operation->transpose_b && seen.epilogue == operation->epilogue &&
-                        seen.aux_ld == operation->aux_ld;
-    bool as_aligned = aligned(A, promised.align_a) && aligned(B, promised.align_b) &&
-                      aligned(C, promised.align_c) && aligned(D, promised.align_d);
+    cublasLtMatmulHeuristicResult_t checked;
+    if (auto status = cublasLtMatmulAlgoCheck(handle, operation, a, b, c, d, algo, &checked)) return status;
+    bool as_aligned = aligned(A, algo->align_a) && aligned(B, algo->align_b) && aligned(C, algo->align_c) &&
+                      aligned(D, algo->align_d);
     bool has_workspace = workspace && aligned(workspace, 256) && workspace_bytes >= workspace_needed;
-    if (!A || !B || !C || !D || !same_problem || !as_aligned || !has_workspace)
+    // Left out, scales are 1; no caller here means that.
+    bool has_scales = !is_fp8(a->type) || (operation->a_scale && operation->b_scale);
+    if (!A || !B || !C || !D || !has_scales || !as_aligned || !has_workspace)
         return CUBLAS_STATUS_INVALID_VALUE;
     // The descriptors are read now, the matrices when the stream comes to it.
     host_stream(stream).enqueue([=, op = *operation, a = *a, b = *b, d = *d, alpha = *(const float*)alpha,
-                                 beta = *(const float*)beta] {
+                                 beta = *(const float*)beta, number = algo->number] {
         memset(workspace, 0xff, workspace_needed);
-        run(op, alpha, A, a, B, b, beta, C, D, d);
+        run(op, alpha, A, a, B, b, beta, C, D, d, number);
     });
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -92,6 +92,9 @@ inline void __syncwarp(unsigned mask = ~0u) {
 }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
+[[noreturn]] inline void __trap() {
+    abort();
+}
 
 inline unsigned __activemask() {
     return simt::live_lanes();

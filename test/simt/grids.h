@@ -19,6 +19,7 @@ std::mutex memory_mutex;
         device_memory.release(pointer);
     };
     host_device.major = 9;
+    host_device.shared_bytes = max_dynamic_shared;
     return true;
 }();
 

@@ -167,6 +167,15 @@ void ldmatrix(uint32_t* out, const void* row, int matrices, bool transposed) {
     meet("ldmatrix", ~0u, load_matrices, &self);
 }
 
+void add_global(float* sum, float value) {
+    const void* where = __builtin_return_address(0);
+    check(*running, sum, sizeof *sum, sizeof *sum, Access::atomic, where);
+    if (!device_memory.holds((uintptr_t)sum))
+        fail(Kind::out_of_bounds, where, "%s: red.global needs an address in global memory",
+             simt::name(*running).text);
+    *sum += value;
+}
+
 // From here to the wait the bytes belong to the copy: whoever else reads or writes them is reported.
 void cp_async_16(void* shared, const void* global, bool valid) {
     const void* where = __builtin_return_address(0);

@@ -4,11 +4,15 @@ barrier.
 
 An access is stamped with the interval between barriers (of all blocks, counted up for ever), the number of
 warp operations its warp had done, and its thread. Two accesses are ordered if their intervals differ, or if
-they come from one warp and there was a warp operation between them.
+they come from one warp and there was a warp operation between them, or if the warp of the later one has seen
+the earlier: barriers of a part of the block (mbarriers, named barriers) hand on what their warps did before.
+All of that is kept by warp, so what one lane waited for counts as waited for by the others, and an arrival
+orders the lanes of its warp as a warp operation does.
 */
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -16,11 +20,12 @@ namespace simt {
 
 enum class Access { read, write, atomic };
 
-// interval (32 bits) | warp operations (20) | copy under way (1) | atomic (1) | thread (10)
+// interval (32 bits) | warp operations (19) | by the copy engine (1) | copy under way (1) | atomic (1) |
+// thread (10)
 using Stamp = uint64_t;
-constexpr int interval_shift = 32, epoch_shift = 12;
+constexpr int interval_shift = 32, epoch_shift = 13;
 constexpr Stamp thread_bits = 1023, warp_bits = thread_bits & ~Stamp(31), atomic_bit = 1 << 10,
-                pending_bit = 1 << 11,
+                pending_bit = 1 << 11, engine_bit = 1 << 12,
                 epoch_bits = ((Stamp(1) << interval_shift) - 1) & (~Stamp(0) << epoch_shift);
 
 inline Stamp make_stamp(uint32_t interval, uint32_t warp_epoch, unsigned thread) {
@@ -34,10 +39,28 @@ inline bool same_warp(Stamp a, Stamp b) {
     return ((a ^ b) & warp_bits) == 0;
 }
 
+inline int warp_of(Stamp stamp) {
+    return int(stamp & warp_bits) / 32;
+}
+inline uint32_t epoch_of(Stamp stamp) {
+    return uint32_t(stamp & epoch_bits) >> epoch_shift;
+}
+
+// For each warp of the block, how many of its epochs are known to lie before.
+using Clock = std::array<uint32_t, 32>;
+
+inline void join(Clock& clock, const Clock& other) {
+    for (size_t w = 0; w < clock.size(); w++) clock[w] = std::max(clock[w], other[w]);
+}
+
+inline std::array<Clock, 32> seen_by;  // warp of the running block
+
+// a came first
 inline bool unordered(Stamp a, Stamp b) {
     Stamp difference = a ^ b;
     if (difference >> interval_shift || !(difference & thread_bits)) return false;
     if (!(difference & warp_bits) && (difference & epoch_bits)) return false;
+    if (difference & warp_bits && epoch_of(a) < seen_by[warp_of(b)][warp_of(a)]) return false;
     return !(a & b & atomic_bit);
 }
 
@@ -95,6 +118,8 @@ public:
         }
         return Finding::none;
     }
+
+    Stamp last_write(size_t at) const { return bytes_[split_[at / word] ? at : at / word * word].write; }
 
 private:
     static constexpr size_t word = 4;

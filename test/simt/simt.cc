@@ -28,7 +28,7 @@ using boost::context::detail::make_fcontext;
 using boost::context::detail::transfer_t;
 
 constexpr unsigned warp_size = 32, max_warps = Stacks::max_threads / warp_size;
-constexpr size_t max_dynamic_shared = 227 * 1024, dynamic_shared_without_asking = 48 * 1024;
+constexpr size_t dynamic_shared_without_asking = 48 * 1024;
 
 // ----------------------------------------------------------------------------
 // state
@@ -39,6 +39,28 @@ using Complete = void (*)(void* const* lanes, unsigned present);
 struct Copy {
     void* shared;
     const void* global;  // null: zeros
+};
+
+// What one bulk copy moves between shared memory and global memory, piece by piece.
+struct BulkCopy {
+    struct Piece {
+        void* shared;
+        void* global;  // null: zeros
+        size_t bytes;
+    };
+    std::vector<Piece> pieces;
+    bool add;
+    Stamp issued;
+    const void* where;
+};
+
+// Of bulk stores, each one piece.
+struct BulkGroup {
+    struct Unit {
+        char bytes[16];
+    };
+    std::vector<BulkCopy> copies;
+    std::vector<std::vector<Unit>> read;  // what each copy found, once it has read its source
 };
 
 struct Warp {
@@ -62,6 +84,8 @@ struct Thread {
     const char* waits_in;  // null while it can run
     bool ended;
     std::vector<std::vector<Copy>> copies;  // committed groups, oldest first, then the open one
+    std::vector<BulkGroup> stores;          // the same of bulk copies to global memory
+    Stamp fenced;                           // when it last called fence_async
 
     unsigned lane() const { return number % warp_size; }
 };
@@ -135,9 +159,9 @@ Name name(const Thread& thread) {
     return name(thread.index, "thread ");
 }
 
-// Ends the kernel. Fibers are left where they are; their stacks serve the next block.
-// No std::string here and in callers: the linker may have chosen a copy of its functions that calls our
-// hooks.
+// Ends the kernel. Fibers are left where they are; their stacks serve the next block. No std::string here and
+// in callers, and no containers but of types of our own: the linker may have chosen a copy of their functions
+// that calls our hooks.
 [[noreturn, gnu::format(printf, 3, 4)]] void fail(Kind kind, const void* where, const char* pattern, ...) {
     failure.happened = true;
     failure.kind = kind;
@@ -236,15 +260,22 @@ void end_thread() {
     }
 }
 
+void end_stores();
+void end_hopper();
+
 void thread_main(transfer_t from) {
     arrive(from);
     invoke(stacks.parameters());
+    end_stores();
     end_thread();
+    if (block.ended == block.threads) end_hopper();
     run_next();
 }
 
 // ----------------------------------------------------------------------------
 // blocks
+
+void start_hopper();
 
 void start_block() {
     block.threads = block_size.x * block_size.y * block_size.z;
@@ -268,9 +299,12 @@ void start_block() {
         thread.waits_in = nullptr;
         thread.ended = false;
         thread.copies.clear();
+        thread.stores.clear();
+        thread.fenced = 0;
         if (++index.x == block_size.x) index.x = 0, index.y++;
         if (index.y == block_size.y) index.y = 0, index.z++;
     }
+    start_hopper();
     make_all_ready();
 }
 
@@ -286,7 +320,7 @@ void describe_deadlock() {
         Group& group = groups[thread.ended ? "have ended" : std::string("wait in ") + thread.waits_in];
         if (group.count++ == 0) group.first = thread.index;
     }
-    std::string text = "a barrier that not all threads reach";
+    std::string text = "a wait that never ends";
     const char* separator = ": ";
     for (auto& [what, group] : groups) {
         text += separator + std::to_string(group.count) + " threads (first: " + name(group.first).text +
@@ -312,3 +346,5 @@ bool run_block() {
 #include "test/simt/grids.h"
 #include "test/simt/checks.h"
 #include "test/simt/operations.h"
+#include "test/simt/hopper.h"
+#include "test/simt/wgmma.h"

@@ -2,21 +2,23 @@
 A simulated GPU, so that CUDA kernels run and are checked on machines that have none.
 
 Every CUDA thread is a fiber. One block runs at a time; its threads run one after the other, each until it
-waits (for a barrier, or for the other lanes of its warp) or ends. A seed decides the order of blocks, warps
-and lanes.
+waits (for a barrier, for a copy, or for the other lanes of its warp) or ends. A seed decides the order of
+blocks, warps and lanes.
 
 Kernels are compiled with -fsanitize=thread but not linked with its library: the hooks that the compiler calls
 at each memory access are ours, and look for
   - accesses outside of live device memory and of the block's shared memory, and misaligned ones;
   - reads of shared memory that no thread of the block wrote;
   - races: accesses to the same byte of shared memory by two threads, at least one of them writing, that
-neither a
-    __syncthreads nor an operation of their common warp orders;
-  - barriers and warp operations that some of the threads they wait for never reach.
+    neither a barrier nor an operation of their common warp orders;
+  - barriers and warp operations that some of the threads they wait for never reach;
+  - shared memory that the tensor cores or the copy engine read before what was stored there is known to them;
+  - operands of Hopper's instructions that the instruction does not take.
 The first error ends the kernel, and the process too unless the test has made an Errors object.
 */
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -40,7 +42,7 @@ namespace simt {
 // ----------------------------------------------------------------------------
 // for tests
 
-enum class Kind { out_of_bounds, misaligned, unwritten, race, divergence };
+enum class Kind { out_of_bounds, misaligned, unwritten, race, divergence, unfenced, misuse };
 
 struct Error {
     Kind kind;
@@ -61,6 +63,8 @@ void set_seed(uint64_t seed);
 // ----------------------------------------------------------------------------
 // for the stand-ins of CUDA's headers
 
+constexpr size_t max_dynamic_shared = 227 * 1024;  // of a block
+
 using Invoke = void (*)(const void* parameters);
 
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, Invoke invoke,
@@ -79,8 +83,30 @@ unsigned lane();
 void* dynamic_shared();
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 void ldmatrix(uint32_t* out, const void* row, int matrices, bool transposed);
+void add_global(float* sum, float value);
 void cp_async_16(void* shared, const void* global, bool valid);
 void cp_async_commit();
 void cp_async_wait(int pending);
+
+// Of Hopper. `count` floats of D in each thread; `a` holds four registers.
+uint64_t matrix_descriptor(const void* start, uint64_t swizzle, int leading, int stride);
+void wgmma(float* d, int count, uint64_t a, bool a_mn, uint64_t b, bool b_mn, bool keep);
+void wgmma(float* d, int count, const uint32_t* a, uint64_t b, bool b_mn, bool keep);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(int pending);
+void mbarrier_init(uint64_t* barrier, int arrivals);
+void mbarrier_arrive(uint64_t* barrier, int bytes);
+void mbarrier_wait(uint64_t* barrier, int phase);
+void named_barrier(int id, int threads, bool wait);
+void fence_async();
+void set_registers(int registers, bool more);
+void copy_box(void* to, const void* map, std::array<int, 4> at, uint64_t* barrier);
+void bulk_load(void* to, const void* from, int bytes, uint64_t* barrier);
+void bulk_store(void* to, const void* from, int bytes, bool add);
+void bulk_commit();
+void bulk_wait(int pending, bool only_read);
+void counter_wait(const unsigned* counter, unsigned value);
+void counter_set(unsigned* counter, unsigned value);
 
 }  // namespace simt

@@ -5,6 +5,10 @@ there. Inlined, so that reports name the line of the kernel.
 #ifndef KERNELS_PTX_CUH
 #define KERNELS_PTX_CUH
 
+#include <bit>
+#include <cmath>
+
+#include "test/simt/cuda_bf16.h"
 #include "test/simt/simt.h"
 
 template <typename T>
@@ -30,6 +34,23 @@ T* dynamic_shared() {
     simt::ldmatrix(out, row, 2, true);
 }
 
+inline int pinned(int number) {
+    return number;
+}
+
+inline float exp2_approx(float x) {
+    float result = exp2f(x);
+    return result < 0x1p-126f ? 0.0f : result;
+}
+inline uint32_t bf16_pair(float low, float high) {
+    return __nv_bfloat16(low).bits | (uint32_t)__nv_bfloat16(high).bits << 16;
+}
+
+[[gnu::always_inline]] inline void add_global(float* sum, float value) {
+    simt::add_global(sum, value);
+}
+inline void fence_device() {}
+
 [[gnu::always_inline]] inline void cp_async_16(void* shared, const void* global, bool valid = true) {
     simt::cp_async_16(shared, global, valid);
 }
@@ -40,5 +61,7 @@ template <int pending>
 [[gnu::always_inline]] inline void cp_async_wait() {
     simt::cp_async_wait(pending);
 }
+
+inline void prefetch_to_l2(const void*) {}
 
 #endif

@@ -1,0 +1,267 @@
+/*
+The forward pass of attention (see attention.cuh) for Hopper: wgmma and the copy engine.
+
+As many blocks as there are multiprocessors take one tile of 128 queries after the other. One thread of a
+block brings the queries and, from the last tile of keys that they see to the first, keys and values, two
+tiles ahead. Two warpgroups own 64 queries each. Scores and probabilities never leave their registers:
+
+    scores = q k'           of one tile of keys         the products of both are started together, and
+    sum   += p v            of the tile before          while they run, the other warpgroup has its softmax
+
+The two warpgroups take turns in starting products, by two named barriers, so that one multiplies while the
+other computes exponentials, which take about as long.
+
+Queries that see many keys go first; heads in sections, so that keys and values of a section stay in the L2
+cache.
+*/
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/attention_hopper_tiles.cuh"
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+
+constexpr int hopper_queries = computing_groups * warpgroup_rows, hopper_keys = 128;
+
+template <int HSP>
+struct alignas(1024) HopperForwardShared {
+    static constexpr int buffers = 2;
+    using Tile = SwizzledTile<128, HSP>;  // of queries and of keys
+    char q[Tile::bytes], k[buffers][Tile::bytes], v[buffers][Tile::bytes];
+    Handover q_there, k_there[buffers], v_there[buffers];
+};
+
+// Tile number n of all blocks: of which head and queries, and the tiles of keys that these see.
+struct HopperQueries {
+    int b, h, start, first_keys, last_keys;
+
+    __device__ HopperQueries(const AttentionShape& s, int section, int n) {
+        int tiles = ceil_div(s.T, hopper_queries), first_head = n / (tiles * section) * section;
+        int heads = min(section, s.B * s.NH - first_head);
+        n -= first_head * tiles;
+        int head = first_head + n % heads;
+        b = head / s.NH;
+        h = head % s.NH;
+        start = (tiles - 1 - n / heads) * hopper_queries;
+        first_keys = s.first_key(b, start) / hopper_keys;
+        last_keys = (min(start + hopper_queries, s.T) - 1) / hopper_keys;
+    }
+};
+
+template <int HSP>
+__device__ void hopper_forward_load(HopperForwardShared<HSP>& shared, const CUtensorMap& map,
+                                    const AttentionShape& s, int section, int tiles) {
+    using Tile = typename HopperForwardShared<HSP>::Tile;
+    Ring<1> q;
+    Ring<HopperForwardShared<HSP>::buffers> ring;
+    for (int n = blockIdx.x; n < tiles; n += gridDim.x) {
+        HopperQueries work(s, section, n);
+        int key_head = s.NH + work.h / s.group(), value_head = key_head + s.NKV;
+        Tile::load(shared.q, map, work.h, work.start, work.b, shared.q_there.fill(q.phase, Tile::bytes));
+        q.next();
+        for (int keys = work.last_keys; keys >= work.first_keys; keys--) {
+            Mbarrier* k_full = shared.k_there[ring.at].fill(ring.phase, Tile::bytes);
+            Tile::load(shared.k[ring.at], map, key_head, keys * hopper_keys, work.b, k_full);
+            Mbarrier* v_full = shared.v_there[ring.at].fill(ring.phase, Tile::bytes);
+            Tile::load(shared.v[ring.at], map, value_head, keys * hopper_keys, work.b, v_full);
+            ring.next();
+        }
+    }
+}
+
+// The softmax of this thread's two rows, over all keys so far.
+struct OnlineSoftmax {
+    float scale;  // scores are multiplied by it, and are powers of two then
+    float largest[2] = {-1e30f, -1e30f}, total[2] = {0.0f, 0.0f}, shrink[2] = {};
+
+    // scores become probabilities relative to the largest score so far; `shrink` is what earlier ones, and
+    // sums of them, must be multiplied by.
+    template <int count>
+    __device__ void add(float (&scores)[count]) {
+        float offset[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float before = largest[i];
+#pragma unroll
+            for (int n = 0; n < count; n++)
+                if (n / 2 % 2 == i) largest[i] = fmaxf(largest[i], scores[n]);
+            largest[i] = quad_max(largest[i]);
+            shrink[i] = exp2_approx((before - largest[i]) * scale);
+            total[i] *= shrink[i];
+            offset[i] = largest[i] * scale;
+        }
+#pragma unroll
+        for (int n = 0; n < count; n++) {
+            scores[n] = exp2_approx(fmaf(scores[n], scale, -offset[n / 2 % 2]));
+            total[n / 2 % 2] += scores[n];
+        }
+    }
+};
+
+template <int HSP>
+__device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX* out, float* lse,
+                                       const AttentionShape& s, int group, int section, int tiles) {
+    using Tile = typename HopperForwardShared<HSP>::Tile;
+    auto take_turn = [&] { named_barrier_sync(1 + group, computing_threads); };
+    auto pass_turn = [&] { named_barrier_arrive(2 - group, computing_threads); };
+    if (group == 1) pass_turn();  // group 0 begins
+
+    float scores[hopper_keys / 2], sum[HSP / 2];
+    uint32_t p[hopper_keys / 16][4];
+    Ring<1> q;
+    Ring<HopperForwardShared<HSP>::buffers> k, v;
+    auto start_scores = [&] {
+        uint64_t left = Tile::rows_from(shared.q, group * warpgroup_rows),
+                 right = Tile::rows_from(shared.k[k.at], 0);
+#pragma unroll
+        for (int c = 0; c < HSP; c += 16)
+            wgmma<Major::k, Major::k>(scores, Tile::right(left, c), Tile::right(right, c), c > 0);
+        wgmma_commit();
+    };
+    auto start_sum = [&](bool keep) {
+        uint64_t right = Tile::columns_from(shared.v[v.at], 0);
+#pragma unroll
+        for (int c = 0; c < hopper_keys; c += 16)
+            wgmma<Major::mn>(sum, p[c / 16], Tile::down(right, c), keep || c > 0);
+        wgmma_commit();
+    };
+
+    for (int n = blockIdx.x; n < tiles; n += gridDim.x) {
+        HopperQueries work(s, section, n);
+        int first_row = work.start + group * warpgroup_rows;
+        int query[2] = {first_row + result_row(0), first_row + result_row(2)}, first_key[2];
+        for (int i = 0; i < 2; i++) first_key[i] = s.first_key(work.b, min(query[i], s.T - 1));
+        int last_first_key = s.first_key(work.b, min(first_row + warpgroup_rows, s.T) - 1);
+        OnlineSoftmax softmax{s.scale() * log2_e};
+        auto add_scores = [&](int keys) {
+            int start = keys * hopper_keys;
+            if (start + hopper_keys - 1 > first_row || last_first_key > start) {
+#pragma unroll
+                for (int i = 0; i < hopper_keys / 2; i++) {
+                    int key = start + result_column(i);
+                    bool seen = first_key[i / 2 % 2] <= key && key <= query[i / 2 % 2];
+                    scores[i] = seen ? scores[i] : -INFINITY;
+                }
+            }
+            softmax.add(scores);
+        };
+
+        shared.q_there.wait(q.phase);
+        q.next();
+        shared.k_there[k.at].wait(k.phase);
+        take_turn();
+        wgmma_fence();
+        start_scores();
+        pass_turn();
+        wgmma_wait<0>();
+        pin(scores);
+        shared.k_there[k.at].done();
+        k.next();
+        add_scores(work.last_keys);
+        pack_results(p, scores);
+        shared.v_there[v.at].wait(v.phase);
+        bool more = false;  // than nothing is in `sum`
+        for (int keys = work.last_keys - 1; keys >= work.first_keys; keys--) {
+            shared.k_there[k.at].wait(k.phase);
+            take_turn();
+            pin(scores);
+            pin(sum);
+            wgmma_fence();
+            start_scores();
+            start_sum(more);
+            pass_turn();
+            wgmma_wait<1>();
+            pin(scores);
+            shared.k_there[k.at].done();
+            k.next();
+            add_scores(keys);
+            pin(scores);
+            // This wait also keeps the compiler from moving the next one up, above the softmax.
+            Handover& v_done = shared.v_there[v.at];
+            v.next();
+            shared.v_there[v.at].wait(v.phase);
+            wgmma_wait<0>();
+            pin(sum);
+            v_done.done();
+#pragma unroll
+            for (int i = 0; i < HSP / 2; i++) sum[i] *= softmax.shrink[i / 2 % 2];
+            pack_results(p, scores);
+            more = true;
+        }
+        shared.q_there.done();
+        pin(sum);
+        wgmma_fence();
+        start_sum(more);
+        wgmma_wait<0>();
+        pin(sum);
+        shared.v_there[v.at].done();
+        v.next();
+
+        float scale[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float total = quad_sum(softmax.total[i]);
+            scale[i] = 1 / total;
+            if (threadIdx.x % 4 == 0 && query[i] < s.T)
+                lse[s.lse(work.b, query[i], work.h)] = softmax.largest[i] * s.scale() + logf(total);
+        }
+        store_results(out + s.output(work.b, first_row, work.h), s.out_row(), sum, scale, s.T - first_row,
+                      s.HS);
+    }
+    if (group == 0) take_turn();  // the last that group 1 passed
+}
+
+template <int HSP>
+__device__ void hopper_forward_block(floatX* out, float* lse, const CUtensorMap& map, const AttentionShape& s,
+                                     int section, int tiles) {
+    auto& shared = *swizzled_shared<HopperForwardShared<HSP>>();
+    if (threadIdx.x == 0) {
+        prefetch_tensor_map(map);
+        shared.q_there.init();
+        for (Handover& handover : shared.k_there) handover.init();
+        for (Handover& handover : shared.v_there) handover.init();
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    int group = warpgroup_number();
+    if (group == 0) {
+        give_registers_up<loading_registers>();
+        if (threadIdx.x == 0) hopper_forward_load<HSP>(shared, map, s, section, tiles);
+    } else {
+        take_registers<computing_registers>();
+        hopper_forward_compute<HSP>(shared, out, lse, s, group - 1, section, tiles);
+    }
+}
+
+// `tiles` in all, of `section` heads at a time.
+template <int HSP>
+__global__ void __launch_bounds__(hopper_threads, 1)
+    attention_hopper_forward_kernel(floatX* out, float* lse, const __grid_constant__ CUtensorMap map,
+                                    AttentionShape s, int section, int tiles) {
+    if constexpr (is_hopper)
+        hopper_forward_block<HSP>(out, lse, map, s, section, tiles);
+    else
+        __trap();
+}
+
+// ----------------------------------------------------------------------------
+// launchers
+
+// For shapes of which hopper_attention_fits. out (B, T, NH, HS), lse (B, NH, T), qkv (B, T, NH + 2*NKV, HS).
+inline void attention_hopper_forward(floatX* out, float* lse, const floatX* qkv, const AttentionShape& shape,
+                                     cudaStream_t stream) {
+    ProfileRange profile_range(__func__);
+    with_tile_width<64, 96, 128>(shape.HS, [&](auto HSP) {
+        using Shared = HopperForwardShared<HSP>;
+        CUtensorMap map = Shared::Tile::map(qkv, shape, shape.NH + 2 * shape.NKV);
+        constexpr size_t cached_bytes = size_t(16) << 20;  // of keys and values; leaves room for the rest
+        size_t head_bytes = (size_t)2 * shape.T * shape.HS * sizeof(floatX);
+        int heads = shape.B * shape.NH;
+        int section = std::min<size_t>(heads, std::max<size_t>(1, cached_bytes / head_bytes) * shape.group());
+        int tiles = ceil_div(shape.T, hopper_queries) * heads;
+        launch(attention_hopper_forward_kernel<HSP>, std::min(tiles, device_properties().multiProcessorCount),
+               hopper_threads, sizeof(Shared), stream, out, lse, map, shape, section, tiles);
+    });
+}

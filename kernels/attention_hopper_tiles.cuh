@@ -1,0 +1,180 @@
+/*
+What the attention kernels of Hopper are made of: tiles of heads that the copy engine brings to shared memory
+and wgmma reads there, the order of a ring of them, and rows of results on their way out.
+
+A block is three warpgroups. The first loads: it gives its registers to the other two, which compute.
+*/
+#pragma once
+
+#include "kernels/attention_shape.h"
+#include "kernels/attention_tiles.cuh"
+#include "kernels/common.cuh"
+#include "kernels/ptx_hopper.cuh"
+#include "kernels/tensor_map.cuh"
+
+constexpr int warpgroup_size = 128, warpgroup_rows = 64;
+constexpr int computing_groups = 2, computing_threads = computing_groups * warpgroup_size;
+constexpr int computing_warps = computing_threads / warp_size;
+constexpr int hopper_threads = computing_threads + warpgroup_size;
+// Of a thread. Together they are what the block starts with: 168 of each.
+constexpr int loading_registers = 40, computing_registers = 232;
+
+// A tile of `rows` positions of a head: panels of as many columns as a swizzle is wide, one after the other.
+template <int rows, int HSP>
+struct SwizzledTile {
+    static constexpr int columns = HSP % 64 == 0 ? 64 : 32, width = columns * sizeof(floatX);
+    static constexpr int panel = rows * width, bytes = rows * HSP * (int)sizeof(floatX);
+    static constexpr Swizzle swizzle = columns == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64;
+
+    // By one thread; the bytes count at `barrier`.
+    __device__ static void load(char* to, const CUtensorMap& map, int head, int t, int b, Mbarrier* barrier) {
+        for (int i = 0; i < HSP / columns; i++)
+            copy_box(to + i * panel, map, i * columns, head, t, b, barrier);
+    }
+
+    // Of a product that sums over the head: the matrix from a row on, and what lies `k` columns further
+    // right.
+    __device__ static uint64_t rows_from(const char* tile, int row) {
+        return matrix_descriptor(tile + row * width, swizzle, panel, 8 * width);
+    }
+    __device__ static uint64_t right(uint64_t rows_from, int k) {
+        return advance(rows_from, k / columns * panel + k % columns * (int)sizeof(floatX));
+    }
+
+    // Of a product that sums over the rows: the matrix from a column on (the first of a panel), and what lies
+    // `k` rows further down.
+    __device__ static uint64_t columns_from(const char* tile, int column) {
+        return matrix_descriptor(tile + column / columns * panel, swizzle, panel, 8 * width);
+    }
+    __device__ static uint64_t down(uint64_t columns_from, int k) { return advance(columns_from, k * width); }
+
+    // Two neighbours of a row where a product will look for them, in columns `column` (0, 2, 4 or 6) +
+    // `right` (a multiple of eight) and the next. Of tiles whose panels are as wide as an atom.
+    __device__ static void store(char* tile, int row, int column, int right, uint32_t pair) {
+        static_assert(width == 128);
+        int first = row * width + (row % 8 * 16 + column * (int)sizeof(floatX));
+        *reinterpret_cast<uint32_t*>(tile + right / columns * panel + (first ^ right % columns / 8 * 16)) =
+            pair;
+    }
+
+    // Boxes of panels from (B, T, heads, HS): zeros beyond HS and T.
+    static CUtensorMap map(const floatX* from, const AttentionShape& s, int heads) {
+        size_t row = (size_t)heads * s.HS;
+        return tensor_map(from,
+                          {{s.HS, heads, s.T, s.B}, {(size_t)s.HS, row, s.T * row}, {columns, 1, rows, 1}});
+    }
+};
+
+// Which of a ring of buffers is next, and how often the ring went round.
+template <int buffers>
+struct Ring {
+    int at = 0, phase = 0;
+    __device__ void next() {
+        if (++at == buffers) at = 0, phase ^= 1;
+    }
+};
+
+// A buffer that one thread fills and warps of the computing groups use.
+struct Handover {
+    Mbarrier full, empty;
+
+    __device__ void init() {
+        mbarrier_init(&full, 1);
+        mbarrier_init(&empty, computing_warps);
+    }
+    // The thread that fills: waits until the buffer is free, and announces what comes.
+    __device__ Mbarrier* fill(int phase, int bytes) {
+        mbarrier_wait(&empty, phase ^ 1);
+        mbarrier_arrive_expect(&full, bytes);
+        return &full;
+    }
+    __device__ void wait(int phase) { mbarrier_wait(&full, phase); }
+    __device__ void done() {
+        if (threadIdx.x % warp_size == 0) mbarrier_arrive(&empty);
+    }
+};
+
+// The warpgroup of this thread, known by the compiler to be the same in the warp.
+__device__ inline int warpgroup_number() {
+    return __shfl_sync(~0u, (int)threadIdx.x / warpgroup_size, 0);
+}
+
+// Result n of a product in this thread lies in row result_row(n) of its warpgroup's 64, column
+// result_column(n): as much further down and to the right of its result 0 as in every thread.
+__device__ constexpr int further_down(int n) {
+    return n / 2 % 2 * 8;
+}
+__device__ constexpr int further_right(int n) {
+    return n / 4 * 8 + n % 2;
+}
+__device__ inline int result_row(int n) {
+    return threadIdx.x % warpgroup_size / warp_size * 16 + threadIdx.x % warp_size / 4 + further_down(n);
+}
+__device__ inline int result_column(int n) {
+    return threadIdx.x % 4 * 2 + further_right(n);
+}
+
+// Results as the left side of a further product: 16 columns in each four registers.
+template <int count>
+__device__ void pack_results(uint32_t (&to)[count / 8][4], const float (&from)[count]) {
+#pragma unroll
+    for (int n = 0; n < count / 2; n++) to[n / 4][n % 4] = bf16_pair(from[2 * n], from[2 * n + 1]);
+}
+
+// Result n of those.
+template <int pieces>
+__device__ float packed_result(const uint32_t (&from)[pieces][4], int n) {
+    uint32_t pair = from[n / 8][n / 2 % 4];
+    return __uint_as_float(n % 2 ? pair & 0xffff0000u : pair << 16);
+}
+
+// Four words in each lane of a quad: lane i gets word i of all lanes, in their order.
+__device__ inline void transpose_quad(uint32_t (&words)[4]) {
+    bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t got = __shfl_xor_sync(~0u, odd ? words[i] : words[i + 1], 1);
+        (odd ? words[i] : words[i + 1]) = got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t got = __shfl_xor_sync(~0u, upper ? words[i] : words[i + 2], 2);
+        (upper ? words[i] : words[i + 2]) = got;
+    }
+}
+
+// Writes a warpgroup's results, rows below `rows` and columns below HS (a multiple of 8), `to` being where
+// column 0 of its row 0 belongs. The results of row result_row(2 i) are multiplied by scale[i].
+template <int count>
+__device__ void store_results(floatX* to, size_t stride, const float (&results)[count],
+                              const float (&scale)[2], int rows, int HS) {
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int n = 2 * i; n < count; n += 16) {
+            uint32_t words[4];  // of four times eight columns
+#pragma unroll
+            for (int w = 0; w < 4; w++)
+                words[w] = bf16_pair(results[n + w * 4] * scale[i], results[n + w * 4 + 1] * scale[i]);
+            transpose_quad(words);
+            int row = result_row(2 * i), column = n / 16 * 32 + threadIdx.x % 4 * 8;
+            if (row < rows && column < HS)
+                *reinterpret_cast<uint4*>(to + row * stride + column) =
+                    make_uint4(words[0], words[1], words[2], words[3]);
+        }
+}
+
+// Calls f with the first of the compiled widths of tiles that holds HS, as std::integral_constant.
+template <int width, int... wider, typename F>
+void with_tile_width(int HS, F&& f) {
+    if constexpr (sizeof...(wider) > 0) {
+        if (HS > width) return with_tile_width<wider...>(HS, f);
+    }
+    f(std::integral_constant<int, width>{});
+}
+
+// Whether the kernels of Hopper can do this: on its card, for heads whose vectors are whole units of 16
+// bytes, as the copy engine needs them, and no longer than a tile is wide.
+inline bool hopper_attention_fits(const AttentionShape& shape) {
+    return device_properties().major == 9 && shape.HS % 8 == 0 && shape.HS <= 128;
+}

@@ -1,0 +1,293 @@
+/*
+The backward pass of attention on mma.sync, in one kernel with five products. Formula and layout:
+attention.cuh.
+
+A block owns a tile of keys. It goes over the queries that see them, from the last tile of queries down to the
+diagonal, for each head of its group, and sums dk and dv in registers. Scores are made transposed, keys by
+queries: what the registers then hold of p and ds is the left side of the products for dv and dk.
+
+A block adds to dq in its turn (attention_dq.cuh). It and the block of the tile of keys before walk the same
+way over the same tiles of queries, so that only at their start does one wait for the other.
+*/
+#pragma once
+
+#include "kernels/attention_dq.cuh"
+#include "kernels/attention_shape.h"
+#include "kernels/attention_tiles.cuh"
+#include "kernels/common.cuh"
+
+#ifndef DEVICE_CPU
+
+// ----------------------------------------------------------------------------
+// tiles
+
+// Tiles of `keys` by `queries`. Each of eight warps owns 16 keys, and where the block has fewer than 128, a
+// part of the columns of every product with them; p and ds then meet in shared memory. With two stages,
+// queries arrive while those before them are in use. One block fills a multiprocessor.
+template <int HSP_, int keys_, int queries_, int stages_>
+struct BackwardTiles {
+    static constexpr int HSP = HSP_, keys = keys_, queries = queries_, stages = stages_;
+    static constexpr int warps = 8, threads = warps * warp_size;
+    static constexpr int parts = warps * 16 / keys;
+    static constexpr int part_queries = queries / parts, head_columns = HSP / parts;
+    // Columns of scores at a time. With 64 of them beside wide heads the registers of sm_90 do not suffice.
+#if __CUDA_ARCH__ >= 900
+    static constexpr int most_scores = HSP_ > 64 ? 32 : 64;
+#else
+    static constexpr int most_scores = 64;
+#endif
+    static constexpr int scores = part_queries < most_scores ? part_queries : most_scores;
+
+    // dq: 32 queries by warp where the columns can be cut so
+    static constexpr int step = tensor_cores ? 16 : 8;
+    static constexpr int dq_rows = queries * HSP / 32 % (warps * step) == 0 ? 32 : 16;
+    static constexpr int dq_parts = warps * dq_rows / queries, dq_columns = HSP / dq_parts;
+
+    static constexpr bool p_in_registers = tensor_cores && parts == 1;
+    static constexpr int score_tiles = p_in_registers ? 1 : 2;  // ds, p
+    static constexpr size_t shared_bytes =
+        sizeof(floatX) * (2 * keys * HSP + stages * 2 * queries * HSP + score_tiles * keys * queries) +
+        sizeof(float) * stages * 3 * queries;
+    static constexpr int accumulators = 2 * 16 * (scores + head_columns) / warp_size;  // by thread
+};
+
+// The largest of the tiles whose sums fit in registers and which fit in `shared` bytes.
+template <int HSP, size_t shared, typename First, typename... Rest>
+constexpr auto choose_backward_tiles() {
+    constexpr int registers = tensor_cores ? 192 : 128;
+    if constexpr (sizeof...(Rest) == 0 || (First::shared_bytes <= shared && First::accumulators <= registers))
+        return First{};
+    else
+        return choose_backward_tiles<HSP, shared, Rest...>();
+}
+
+template <int HSP, size_t shared>
+using BackwardTilesFor =
+    decltype(choose_backward_tiles<HSP, shared, BackwardTiles<HSP, 128, 128, 2>,
+                                   BackwardTiles<HSP, 128, 64, 2>, BackwardTiles<HSP, 64, 64, 2>,
+                                   BackwardTiles<HSP, 64, 32, 2>, BackwardTiles<HSP, 64, 32, 1>,
+                                   BackwardTiles<HSP, 32, 32, 1>>());
+
+// ----------------------------------------------------------------------------
+// kernels
+
+// The last tile of `queries` queries that sees a key before `end`, found among those from `first` on.
+__device__ inline int last_query_tile(const AttentionShape& s, int b, int queries, int first, int end) {
+    int last = (s.T - 1) / queries;
+    while (first < last) {
+        int middle = (first + last + 1) / 2;
+        if (s.first_key(b, middle * queries) < end)
+            first = middle;
+        else
+            last = middle - 1;
+    }
+    return first;
+}
+
+// A block per tile of keys, key/value head and sequence; `scale` makes powers of two of scores. Tickets go to
+// `section` heads at a time, as many as the L2 cache holds: among these, the first tiles of keys, which most
+// queries see, go first.
+template <typename Tiles>
+__global__ void __launch_bounds__(Tiles::threads, 1)
+    attention_backward_kernel(floatX* dqkv, BackwardScratch scratch, const floatX* dout, const floatX* qkv,
+                              AttentionShape s, float scale, int section) {
+    constexpr int HSP = Tiles::HSP, keys = Tiles::keys, queries = Tiles::queries, parts = Tiles::parts;
+    constexpr int stages = Tiles::stages, threads = Tiles::threads;
+    Tile<HSP> k{dynamic_shared<floatX>()};                  // (keys, HSP)
+    Tile<HSP> v{k.data + keys * HSP};                       // (keys, HSP)
+    floatX* staged = v.data + keys * HSP;                   // (stages, q and dout, queries, HSP)
+    Tile<queries> ds{staged + stages * 2 * queries * HSP};  // (keys, queries)
+    Tile<queries> p{ds.data + (Tiles::score_tiles - 1) * keys * queries};  // (keys, queries)
+    float* stats = (float*)(p.data + keys * queries);                      // (stages, queries, 2)
+    int* first_keys = (int*)(stats + stages * 2 * queries);                // (stages, queries)
+    __shared__ unsigned drawn;
+    __shared__ Turn turn;
+
+    if (threadIdx.x == 0) drawn = atomicAdd(scratch.ticket(), 1);
+    __syncthreads();
+    int ticket = drawn, key_tiles = ceil_div(s.T, keys), heads = s.B * s.NKV;
+    int first_of_section = ticket / (section * key_tiles) * section;
+    int in_section = ticket % (section * key_tiles), here = min(section, heads - first_of_section);
+    int key_tile = in_section / here, head = first_of_section + in_section % here;
+    int b = head / s.NKV, kv_head = head % s.NKV, k_start = key_tile * keys;
+    int first_head = kv_head * s.group(), last_head = first_head + s.group() - 1;
+
+    int warp = threadIdx.x / warp_size, part = warp % parts, warp_row = warp / parts * 16;
+    int dq_row = warp / Tiles::dq_parts * Tiles::dq_rows;
+    int dq_column = warp % Tiles::dq_parts * Tiles::dq_columns;
+
+    int first_tile = k_start / queries;
+    int last_tile = last_query_tile(s, b, queries, first_tile, min(k_start + keys, s.T));
+    auto load_queries = [&](int tile, int h, int stage) {
+        int start = tile * queries, count = s.T - start;
+        floatX* q = staged + stage * 2 * queries * HSP;
+        load_tile<queries, threads, HSP>({q}, qkv + s.query(b, start, h), s.qkv_row(), count, s.HS);
+        load_tile<queries, threads, HSP>({q + queries * HSP}, dout + s.output(b, start, h), s.out_row(),
+                                         count, s.HS);
+        const float* from_stats = scratch.stats(b, h, start);
+        const int* from_first = scratch.first_keys(b, start);
+        for (int i = threadIdx.x * 4; i < 2 * queries; i += threads * 4)
+            cp_async_16(stats + stage * 2 * queries + i, from_stats + i);
+        for (int i = threadIdx.x * 4; i < queries; i += threads * 4)
+            cp_async_16(first_keys + stage * queries + i, from_first + i);
+        cp_async_commit();
+    };
+
+    Fragment<16, Tiles::head_columns> dk, dv;
+    load_tile<keys, threads>(k, qkv + s.key(b, k_start, kv_head), s.qkv_row(), s.T - k_start, s.HS);
+    load_tile<keys, threads>(v, qkv + s.value(b, k_start, kv_head), s.qkv_row(), s.T - k_start, s.HS);
+    load_queries(last_tile, first_head, 0);
+    int tile = last_tile, h = first_head, stage = 0;
+    while (true) {
+        cp_async_wait<0>();
+        __syncthreads();  // these queries are there, and those before them no longer in use
+        int q_start = tile * queries;
+        unsigned seen = 0;
+        if (threadIdx.x == 0) {
+            if (tile < last_tile || h > first_head) turn.pass();
+            unsigned number = key_tile - s.first_key(b, q_start) / keys;
+            turn = {scratch.counter(b, h, tile), number,
+                    (size_t)(scratch.dq(b, h, q_start, 0) - scratch.data)};
+            seen = turn.now();
+        }
+        Tile<HSP> q{staged + stage * 2 * queries * HSP}, dout_q{q.data + queries * HSP};
+        const float* tile_stats = stats + stage * 2 * queries;
+        const int* tile_first = first_keys + stage * queries;
+        bool masked = !all_seen(q_start, s.first_key(b, min(q_start + queries, s.T) - 1), k_start, keys);
+        if (++h > last_head) {
+            h = first_head;
+            tile--;
+        }
+        bool more = tile >= first_tile;
+        if constexpr (stages == 2) {
+            stage ^= 1;
+            if (more) load_queries(tile, h, stage);
+        }
+
+#pragma unroll 1
+        for (int c = 0; c < Tiles::part_queries; c += Tiles::scores) {
+            Fragment<16, Tiles::scores> scores, dscores;
+            int first_score = part * Tiles::part_queries + c;
+            warp_product<Right::columns, HSP>(
+                scores, [&](Left& left, int, int at) { left.load(k, warp_row, at); }, q, first_score);
+            warp_product<Right::columns, HSP>(
+                dscores, [&](Left& left, int, int at) { left.load(v, warp_row, at); }, dout_q, first_score);
+            if (masked) {
+                int key = k_start + warp_row + scores.row(0, 0);
+#pragma unroll
+                for (int n = 0; n < Tiles::scores / 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        int query = first_score + scores.column(n, i);
+                        int first = tile_first[query] - key, seen = q_start + query - key;
+                        if (0 < first || 0 > seen) scores.at[0][n][i] = -INFINITY;
+                        if (8 < first || 8 > seen) scores.at[0][n][2 + i] = -INFINITY;
+                    }
+            }
+#pragma unroll
+            for (int n = 0; n < Tiles::scores / 8; n++) {
+                Vec<float, 4> of_two = load<4>(tile_stats + 2 * (first_score + scores.column(n, 0)));
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float lse = of_two[i % 2 * 2], dot = of_two[i % 2 * 2 + 1];
+                    float probability = exp2_approx(scores.at[0][n][i] * scale - lse);
+                    scores.at[0][n][i] = probability;
+                    dscores.at[0][n][i] = probability * (dscores.at[0][n][i] - dot);
+                }
+            }
+            dscores.store(ds, warp_row, first_score);
+            if constexpr (Tiles::p_in_registers) {
+                warp_product<Right::rows, Tiles::scores>(
+                    dv, [&](auto& left, int, int at) { left.take(scores, 0, at); }, dout_q.from_row(c));
+                warp_product<Right::rows, Tiles::scores>(
+                    dk, [&](auto& left, int, int at) { left.take(dscores, 0, at); }, q.from_row(c));
+            } else {
+                scores.store(p, warp_row, first_score);
+            }
+        }
+        if (threadIdx.x == 0) turn.wait(seen);
+        __syncthreads();  // ds is whole, and it is this block's turn
+        if constexpr (!Tiles::p_in_registers) {
+            int first_column = part * Tiles::head_columns;
+            warp_product<Right::rows, queries>(
+                dv, [&](Left& left, int, int at) { left.load(p, warp_row, at); }, dout_q, first_column);
+            warp_product<Right::rows, queries>(
+                dk, [&](Left& left, int, int at) { left.load(ds, warp_row, at); }, q, first_column);
+        }
+        Fragment<Tiles::dq_rows, Tiles::dq_columns> dq;
+        warp_product<Right::rows, keys>(
+            dq, [&](Left& left, int m, int at) { left.load_transposed(ds, dq_row + m * 16, at); }, k,
+            dq_column);
+        float* sums = scratch.data + turn.sums + BackwardScratch::offset(dq_row, dq_column, HSP) + lane_id();
+        auto at = [&](int m, int n, int i) {
+            return sums + BackwardScratch::offset(m * 16, n * 8, HSP) + i * 32;
+        };
+        if (turn.number == 0)
+            dq.each([&](float& element, int m, int n, int i) { *at(m, n, i) = element; });
+        else
+            dq.each([&](float& element, int m, int n, int i) { add_global(at(m, n, i), element); });
+        if (!more) break;
+        if constexpr (stages == 1) {
+            __syncthreads();
+            load_queries(tile, h, stage);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) turn.pass();
+    dk.each([&](float& element, int, int, int) { element *= scale / log2_e; });
+    dk.store(k, warp_row, part * Tiles::head_columns);
+    dv.store(v, warp_row, part * Tiles::head_columns);
+    __syncthreads();
+    int count = s.T - k_start;
+    store_tile<keys, threads>(dqkv + s.key(b, k_start, kv_head), k, 0, threadIdx.x, s.qkv_row(), count, s.HS);
+    store_tile<keys, threads>(dqkv + s.value(b, k_start, kv_head), v, 0, threadIdx.x, s.qkv_row(), count,
+                              s.HS);
+}
+
+// ----------------------------------------------------------------------------
+// launching
+
+// What a card has that matters here.
+struct AttentionCard {
+    size_t shared_bytes;  // of a block
+    size_t L2_bytes;
+};
+
+inline AttentionCard attention_card() {
+    const cudaDeviceProp& device = device_properties();
+    return {device.sharedMemPerBlockOptin, (size_t)device.l2CacheSize};
+}
+
+inline void attention_mma_backward(floatX* dqkv, float* scratch_data, const floatX* dout, const floatX* qkv,
+                                   const floatX* out, const float* lse, const AttentionShape& s,
+                                   cudaStream_t stream, const AttentionCard& card = attention_card()) {
+    constexpr int block = 256;
+    BackwardScratch scratch(scratch_data, s.B, s.T, s.NH, s.HS);
+    cudaCheck(cudaMemsetAsync(scratch.ticket(), 0, (scratch.tiles() + 1) * sizeof(unsigned), stream));
+    with_vec_width<floatX>(s.HS, [&](auto W) {
+        launch(attention_stats_kernel<W>, ceil_div(scratch.all_rows() * 8, block), block, 0, stream, scratch,
+               dout, out, lse, s);
+    });
+
+    // q, dout, dq and, of each group, k and v: in half of the L2 cache, for the other half is on its way out
+    size_t head_bytes =
+        (size_t)s.T * s.HS * (s.group() * (2 * sizeof(floatX) + sizeof(float)) + 2 * sizeof(floatX));
+    int heads = s.B * s.NKV, section = (int)std::clamp<size_t>(card.L2_bytes / 2 / head_bytes, 1, heads);
+    with_head_width(s.HS, [&](auto HSP) {
+        auto with = [&](auto tiles) {
+            using Tiles = decltype(tiles);
+            launch(attention_backward_kernel<Tiles>, ceil_div(s.T, Tiles::keys) * heads, Tiles::threads,
+                   Tiles::shared_bytes, stream, dqkv, scratch, dout, qkv, s, s.scale() * log2_e, section);
+        };
+        constexpr size_t large = 163 * 1024,
+                         small = 99 * 1024;  // an A100 and up; the others of its time and later
+        if (card.shared_bytes >= large)
+            with(BackwardTilesFor<HSP, large>{});
+        else
+            with(BackwardTilesFor<HSP, small>{});
+    });
+    size_t pieces = (size_t)s.B * s.T * s.NH * ceil_div(s.HS, 8);
+    launch(attention_dq_kernel, ceil_div(pieces, block), block, 0, stream, dqkv, scratch, s);
+}
+
+#endif

@@ -1,0 +1,140 @@
+/*
+The forward pass of attention on mma.sync. Formula and layout: attention.cuh.
+
+A block takes a tile of queries and goes over the keys in tiles. It keeps for each query the largest score so
+far and the sums relative to it, and shrinks the sums when a larger score turns up. The probabilities never
+leave the registers: where a product leaves its result is where the next one takes its left side from.
+*/
+#pragma once
+
+#include "kernels/attention_shape.h"
+#include "kernels/attention_tiles.cuh"
+#include "kernels/common.cuh"
+
+#ifndef DEVICE_CPU
+
+// Four warps, of which each owns 32 queries, or 16 where the sums of 32 would not fit in its registers. Two
+// blocks share a multiprocessor: one multiplies while the other takes exponentials.
+template <int HSP>
+struct ForwardTiles {
+    static constexpr int warps = 4, threads = warps * warp_size;
+    static constexpr int queries = tensor_cores && HSP <= 128 ? 128 : 64, warp_queries = queries / warps;
+    static constexpr int keys = !tensor_cores || HSP > 192 ? 32 : HSP > 64 ? 64 : 128;
+    static constexpr size_t shared_bytes =
+        sizeof(floatX) * ((queries + 2 * keys) * HSP + (tensor_cores ? 0 : queries * keys));
+};
+
+// Grid (tiles of queries, NH, B); `scale` makes powers of two of scores. Keys arrive under the product with
+// the values of the tile before, values under the product with the keys.
+template <int HSP>
+__global__ void __launch_bounds__(ForwardTiles<HSP>::threads, 2)
+    attention_forward_kernel(floatX* out, float* lse, const floatX* qkv, AttentionShape s, float scale) {
+    using Tiles = ForwardTiles<HSP>;
+    constexpr int queries = Tiles::queries, keys = Tiles::keys, threads = Tiles::threads;
+    Tile<HSP> q{dynamic_shared<floatX>()};  // (queries, HSP)
+    Tile<HSP> k{q.data + queries * HSP};    // (keys, HSP)
+    Tile<HSP> v{k.data + keys * HSP};       // (keys, HSP)
+
+    int b = blockIdx.z, h = blockIdx.y, kv_head = h / s.group();
+    int q_start = (gridDim.x - 1 - blockIdx.x) * queries;  // late tiles see more keys: they go first
+    int q_end = min(q_start + queries, s.T);
+    int k_start = s.first_key(b, q_start) / keys * keys, last_first = s.first_key(b, q_end - 1);
+    int warp_row = threadIdx.x / warp_size * Tiles::warp_queries;
+    // Registers are all in use: where keys lie is found out again for each tile.
+    auto load_keys = [&](Tile<HSP> to, size_t from) {
+        load_tile<keys, threads>(to, qkv + from, s.qkv_row(), s.T - k_start, s.HS, pinned(threadIdx.x));
+        cp_async_commit();
+    };
+    auto arrived = [] {
+        cp_async_wait<0>();
+        __syncthreads();
+    };
+
+    using Scores = Fragment<Tiles::warp_queries, keys>;
+    using Rows = float[Tiles::warp_queries / 16][2];
+    Rows largest, total;  // of the scores times scale
+    Scores::each_row([&](int m, int i) {
+        largest[m][i] = -1e30f;  // finite: a query may see nothing of its first tile of keys
+        total[m][i] = 0;
+    });
+    Fragment<Tiles::warp_queries, HSP> sum;
+    load_tile<queries, threads>(q, qkv + s.query(b, q_start, h), s.qkv_row(), s.T - q_start, s.HS);
+    load_keys(k, s.key(b, k_start, pinned(kv_head)));
+    while (true) {
+        arrived();  // k; and v is no longer in use
+        load_keys(v, s.value(b, k_start, pinned(kv_head)));
+        Scores p;
+        warp_product<Right::columns, HSP>(
+            p, [&](Left& left, int m, int at) { left.load(q, warp_row + m * 16, at); }, k);
+        arrived();  // v; and k is no longer in use
+        int start = k_start;
+        bool masked = !all_seen(q_start, last_first, start, keys), last = start + keys >= q_end;
+        k_start += keys;
+        if (!last) load_keys(k, s.key(b, k_start, pinned(kv_head)));
+
+        if (masked) {
+            Scores::each_row([&](int m, int i) {
+                int query = q_start + warp_row + p.row(m, 2 * i);
+                int first = s.first_key(b, min(query, s.T - 1)) - start - p.column(0, 0);
+                int seen = query - start - p.column(0, 0);
+#pragma unroll
+                for (int n = 0; n < keys / 8; n++)
+#pragma unroll
+                    for (int c = 0; c < 2; c++) {
+                        if (n * 8 + c < first || n * 8 + c > seen) p.at[m][n][2 * i + c] = -INFINITY;
+                    }
+            });
+        }
+        Rows shrink;
+        Scores::each_row([&](int m, int i) {
+            float here = -INFINITY, before = largest[m][i];
+#pragma unroll
+            for (int n = 0; n < keys / 8; n++)
+                here = fmaxf(here, fmaxf(p.at[m][n][2 * i], p.at[m][n][2 * i + 1]));
+            largest[m][i] = fmaxf(before, quad_max(here) * scale);
+            shrink[m][i] = exp2_approx(before - largest[m][i]);
+            total[m][i] *= shrink[m][i];
+        });
+        p.each([&](float& element, int m, int, int i) {
+            element = exp2_approx(element * scale - largest[m][i / 2]);
+            total[m][i / 2] += element;
+        });
+        sum.each([&](float& element, int m, int, int i) { element *= shrink[m][i / 2]; });
+        if constexpr (tensor_cores) {
+            warp_product<Right::rows, keys>(
+                sum, [&](auto& left, int m, int at) { left.take(p, m, at); }, v);
+        } else {
+            Tile<keys> p_tile{v.data + keys * HSP};  // (queries, keys)
+            p.store(p_tile, warp_row, 0);
+            __syncwarp();
+            warp_product<Right::rows, keys>(
+                sum, [&](Left& left, int m, int at) { left.load(p_tile, warp_row + m * 16, at); }, v);
+        }
+        if (last) break;
+    }
+
+    Rows inverse;
+    Scores::each_row([&](int m, int i) {
+        int query = q_start + warp_row + sum.row(m, 2 * i);
+        float all = quad_sum(total[m][i]);
+        inverse[m][i] = 1 / all;
+        if (lane_id() % 4 == 0 && query < s.T) lse[s.lse(b, query, h)] = largest[m][i] / log2_e + logf(all);
+    });
+    sum.each([&](float& element, int m, int, int i) { element *= inverse[m][i / 2]; });
+    sum.store(q, warp_row, 0);  // nobody else reads these rows
+    __syncwarp();
+    int start = q_start + warp_row;
+    store_tile<Tiles::warp_queries, warp_size>(out + s.output(b, start, h), q, warp_row, lane_id(),
+                                               s.out_row(), s.T - start, s.HS);
+}
+
+inline void attention_mma_forward(floatX* out, float* lse, const floatX* qkv, const AttentionShape& s,
+                                  cudaStream_t stream) {
+    with_head_width(s.HS, [&](auto HSP) {
+        using Tiles = ForwardTiles<HSP>;
+        launch(attention_forward_kernel<HSP>, dim3(ceil_div(s.T, Tiles::queries), s.NH, s.B), Tiles::threads,
+               Tiles::shared_bytes, stream, out, lse, qkv, s, s.scale() * log2_e);
+    });
+}
+
+#endif

@@ -1,0 +1,197 @@
+/*
+The products of a linear layer in fp8: activations and weights in e4m3, gradients in e5m2, results in floatX,
+and in fp32 for the weights' gradient. As in matmul.cuh:
+
+    forward      out (N, OC) = inp (N, C) weight (OC, C)^T + bias        of inp8, weight8
+    backward     dinp (N, C) = dout (N, OC) weight                       of dout8, the transpose of weight8
+                 dweight += dout^T inp                                   of the transposes of dout8 and inp8
+
+BlockProducts has these for all matrices of the blocks that a rank holds, or the products of matmul.cuh where
+fp8 is off. A weight is known by where it lies, and is quantised at its first use after it has changed, both
+ways at once; what activations and gradients become lives in memory that all products share, until the next.
+*/
+#pragma once
+
+#include <map>
+
+#include "kernels/fp8.cuh"
+#include "kernels/matmul.cuh"
+
+#ifndef DEVICE_CPU
+inline const float* fp8_one(const Fp8Matrix& matrix) {
+    return matrix.scale + 1;
+}
+
+inline void fp8_matmul_forward(floatX* out, const Fp8Matrix& inp, const Fp8Matrix& weight, const floatX* bias,
+                               int N, int C, int OC, cudaStream_t stream, bool accumulate) {
+    ProfileRange profile_range(__func__);
+    multiply({.m = OC,
+              .n = N,
+              .k = C,
+              .transpose_a = true,
+              .accumulate = accumulate,
+              .a_type = CUDA_R_8F_E4M3,
+              .b_type = CUDA_R_8F_E4M3},
+             {.a = weight.values,
+              .b = inp.values,
+              .d = out,
+              .bias = bias,
+              .a_scale = fp8_one(weight),
+              .b_scale = fp8_one(inp)},
+             stream);
+}
+
+inline void fp8_matmul_backward_input(floatX* dinp, const Fp8Matrix& dout, const Fp8Matrix& weight, int N,
+                                      int C, int OC, cudaStream_t stream, bool accumulate) {
+    ProfileRange profile_range(__func__);
+    multiply({.m = C,
+              .n = N,
+              .k = OC,
+              .transpose_a = true,
+              .accumulate = accumulate,
+              .a_type = CUDA_R_8F_E4M3,
+              .b_type = CUDA_R_8F_E5M2},
+             {.a = weight.transposed,
+              .b = dout.values,
+              .d = dinp,
+              .a_scale = fp8_one(weight),
+              .b_scale = fp8_one(dout)},
+             stream);
+}
+
+inline void fp8_matmul_backward_weight(float* dweight, const Fp8Matrix& dout, const Fp8Matrix& inp, int N,
+                                       int C, int OC, cudaStream_t stream) {
+    ProfileRange profile_range(__func__);
+    multiply({.m = C,
+              .n = OC,
+              .k = N,
+              .transpose_a = true,
+              .accumulate = true,
+              .d_type = CUDA_R_32F,
+              .a_type = CUDA_R_8F_E4M3,
+              .b_type = CUDA_R_8F_E5M2},
+             {.a = inp.transposed,
+              .b = dout.transposed,
+              .d = dweight,
+              .a_scale = fp8_one(inp),
+              .b_scale = fp8_one(dout)},
+             stream);
+}
+#endif
+
+// What fp8 products need memory for.
+struct Fp8Sizes {
+    size_t weights = 0;          // elements of all matrices
+    size_t matrices = 0;         // how many these are
+    size_t rows = 0, width = 0;  // of the largest activation or gradient
+    bool on() const { return matrices > 0; }
+    // Each weight both ways, an activation, and a gradient both ways.
+    size_t bytes() const { return on() ? 2 * weights + 3 * rows * width + (matrices + 2) * scale_bytes : 0; }
+    static constexpr size_t scale_bytes = 256;  // keeps all that comes behind a scale aligned
+};
+
+class BlockProducts {
+public:
+    // memory: sizes.bytes() of the device, aligned to 256.
+    BlockProducts(const Fp8Sizes& sizes, void* memory, cudaStream_t stream)
+        : on_(sizes.on()), rows_(sizes.rows), stream_(stream), next_((uint8_t*)memory) {
+        if (!on_) return;
+        size_t activation = sizes.rows * sizes.width;
+        inp_ = {take(activation), nullptr, take_scale()};
+        dout_ = {take(activation), take(activation), take_scale()};
+    }
+
+    // at_once: they are quantised now and not at their next use, for that may be in a CUDA graph, which does
+    // on every launch what it did when it was captured.
+    void weights_changed([[maybe_unused]] bool at_once) {
+        for (auto& [place, weight] : weights_) {
+            weight.is_fresh = false;
+#ifndef DEVICE_CPU
+            if (at_once) quantized(place, weight.OC, weight.C);
+#endif
+        }
+    }
+
+    void forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int C,
+                 int OC, bool accumulate = false) {
+#ifndef DEVICE_CPU
+        if (on_) {
+            fp8_quantize(inp_, Fp8::e4m3, inp, N, C, stream_);
+            return fp8_matmul_forward(out, inp_, quantized(weight, OC, C), bias, N, C, OC, stream_,
+                                      accumulate);
+        }
+#endif
+        matmul_forward(out, inp, weight, bias, N, C, OC, stream_, accumulate);
+    }
+
+    void gelu_forward(Gelu form, floatX* out, floatX* pre, const floatX* inp, const floatX* weight,
+                      const floatX* bias, int N, int C, int OC) {
+        if (!on_) return matmul_gelu_forward(form, out, pre, inp, weight, bias, N, C, OC, stream_);
+        forward(pre, inp, weight, bias, N, C, OC);
+        ::gelu_forward(form, out, pre, (size_t)N * OC, stream_);
+    }
+
+    void backward_input(floatX* dinp, const floatX* dout, const floatX* weight, int N, int C, int OC,
+                        bool accumulate = false) {
+#ifndef DEVICE_CPU
+        if (on_) {
+            bool whole = (size_t)N == rows_;  // what backward_weight() needs as well
+            fp8_quantize({dout_.values, whole ? dout_.transposed : nullptr, dout_.scale}, Fp8::e5m2, dout, N,
+                         OC, stream_);
+            transposed_ = whole ? dout : nullptr;
+            return fp8_matmul_backward_input(dinp, dout_, quantized(weight, OC, C), N, C, OC, stream_,
+                                             accumulate);
+        }
+#endif
+        matmul_backward_input(dinp, dout, weight, N, C, OC, stream_, accumulate);
+    }
+
+    // dout: as it was for backward_input().
+    void backward_weight(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC) {
+#ifndef DEVICE_CPU
+        if (on_) {
+            if (dout != transposed_) {
+                fp8_quantize({nullptr, dout_.transposed, dout_.scale}, Fp8::e5m2, dout, N, OC, stream_);
+                transposed_ = dout;
+            }
+            Fp8Matrix columns = {nullptr, inp_.values, inp_.scale};
+            fp8_quantize(columns, Fp8::e4m3, inp, N, C, stream_);
+            return fp8_matmul_backward_weight(dweight, dout_, columns, N, C, OC, stream_);
+        }
+#endif
+        matmul_backward_weight(dweight, dout, inp, N, C, OC, stream_);
+    }
+
+private:
+    uint8_t* take(size_t bytes) {
+        uint8_t* taken = next_;
+        next_ += bytes;
+        return taken;
+    }
+    float* take_scale() {
+        return (float*)take(Fp8Sizes::scale_bytes);
+    }
+
+    const Fp8Matrix& quantized(const floatX* weight, int OC, int C) {
+        Weight& known = weights_[weight];
+        size_t size = (size_t)OC * C;
+        if (!known.matrix.values) known = {{take(size), take(size), take_scale()}, OC, C};
+        if (!known.is_fresh) fp8_quantize(known.matrix, Fp8::e4m3, weight, OC, C, stream_);
+        known.is_fresh = true;
+        return known.matrix;
+    }
+
+    struct Weight {
+        Fp8Matrix matrix = {};
+        int OC = 0, C = 0;
+        bool is_fresh = false;
+    };
+
+    const bool on_;
+    const size_t rows_;
+    cudaStream_t stream_;
+    uint8_t* next_;  // memory that is not taken yet
+    Fp8Matrix inp_ = {}, dout_ = {};
+    const floatX* transposed_ = nullptr;  // whose transpose is in dout_
+    std::map<const floatX*, Weight> weights_;
+};

@@ -1,0 +1,65 @@
+/*
+CUDA graphs for machines without a GPU: work that is captured once from one or more streams, and then run as
+often as wanted. What CUDA refuses to capture is refused here too: waiting for the device, allocating, events
+from outside, and streams that the first one does not wait for in the end.
+*/
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "kernels/host_streams.h"
+
+using HostGraph = std::vector<std::function<void()>>;
+using cudaGraph_t = std::shared_ptr<const HostGraph>*;
+using cudaGraphExec_t = std::shared_ptr<const HostGraph>*;
+
+// What others do meanwhile is not this capture's concern.
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    if (!stream) return cudaErrorStreamCaptureUnsupported;
+    if (stream->capture()) return cudaErrorIllegalState;
+    auto capture = std::make_shared<HostCapture>();
+    capture->origin = stream;
+    stream->join(capture);
+    host_captures++;
+    return cudaSuccess;
+}
+
+// By the thread that began it.
+inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+    *graph = nullptr;
+    if (!stream || !stream->capture() || stream->capture()->origin != stream) return cudaErrorIllegalState;
+    auto capture = stream->capture();
+    for (HostStream* captured : capture->streams) captured->leave_capture();
+    capture->ended = true;
+    host_captures--;
+    if (capture->invalid) return cudaErrorStreamCaptureInvalidated;
+    if (!capture->unjoined.empty()) return cudaErrorStreamCaptureUnjoined;
+    *graph = new std::shared_ptr(std::make_shared<const HostGraph>(std::move(capture->tasks)));
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned = 0) {
+    *executable = new std::shared_ptr(*graph);
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+    if (host_stream(stream).capture()) return refuse_while_capturing(host_stream(stream));
+    host_stream(stream).enqueue([graph = *executable] {
+        for (auto& task : *graph) task();
+    });
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+    delete executable;
+    return cudaSuccess;
+}

@@ -1,0 +1,382 @@
+/*
+Streams and events of host_cuda.h, what the rest of it shares with them (errors, the device), and captures: a
+stream that is captured keeps the work given to it for a graph (host_graphs.h) instead of running it, and so
+does each stream that waits for one in the same capture.
+*/
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <sys/syscall.h>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+// ----------------------------------------------------------------------------
+// errors
+
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorIllegalState = 401,
+    cudaErrorNotReady = 600,
+    cudaErrorLaunchFailure = 719,
+    cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorStreamCaptureUnjoined = 904,
+    cudaErrorStreamCaptureIsolation = 905,
+    cudaErrorCapturedEvent = 907,
+};
+
+inline const char* cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+    case cudaSuccess:
+        return "no error";
+    case cudaErrorInvalidValue:
+        return "invalid argument";
+    case cudaErrorMemoryAllocation:
+        return "out of memory";
+    case cudaErrorInvalidConfiguration:
+        return "invalid configuration argument";
+    case cudaErrorNotReady:
+        return "device not ready";
+    case cudaErrorIllegalState:
+        return "the operation cannot be performed in the present state";
+    case cudaErrorStreamCaptureUnsupported:
+        return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+        return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureUnjoined:
+        return "capturing stream has unjoined work";
+    case cudaErrorStreamCaptureIsolation:
+        return "dependency created on uncaptured work in another stream";
+    case cudaErrorCapturedEvent:
+        return "operation not permitted on an event last recorded in a capturing stream";
+    default:
+        return "unspecified launch failure";
+    }
+}
+
+// Kernels on the host report their own errors; there is no sticky state to read back.
+inline cudaError_t cudaGetLastError() {
+    return cudaSuccess;
+}
+
+// ----------------------------------------------------------------------------
+// the device behind this API
+
+// A simulated GPU replaces the functions before main. The program sets `threads` before it makes a stream.
+struct HostDevice {
+    void* (*allocate)(size_t bytes) = [](size_t bytes) -> void* {
+        void* pointer;
+        return posix_memalign(&pointer, 256, bytes) == 0 ? pointer : nullptr;
+    };
+    void (*release)(void* pointer) = free;
+    int major = 0, minor = 0;  // compute capability
+    size_t shared_bytes = 0;   // of a block
+    int threads = 0;           // OpenMP threads of each stream; 0: as OpenMP chooses
+};
+inline constinit HostDevice host_device;
+
+// ----------------------------------------------------------------------------
+// streams
+
+// Lets the calling thread run soon whenever it has something to do, by asking Linux for short turns: it
+// takes no more of a core than before, but in smaller pieces. Kernels before 6.12 do not mind, nor do we.
+inline void take_short_turns() {
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t turn, deadline, period;  // nanoseconds
+    } attributes = {};  // sched_attr of sched_setattr(2), which has no wrapper in older glibc
+    constexpr long this_thread = 0, no_flags = 0;
+    if (syscall(SYS_sched_getattr, this_thread, &attributes, sizeof attributes, no_flags) != 0) return;
+    attributes.turn = 100'000;
+    syscall(SYS_sched_setattr, this_thread, &attributes, no_flags);
+}
+
+class HostStream;
+
+// Work of one or more streams, in the order in which the host gave it to them: an order that also follows
+// every event among them, so that one stream can run it all.
+struct HostCapture {
+    HostStream* origin;
+    std::vector<HostStream*> streams;
+    std::vector<std::function<void()>> tasks;
+    // Of each other stream, the length of the list after its last work, unless a stream has waited for it
+    // since.
+    std::map<HostStream*, size_t> unjoined;
+    bool invalid = false;  // something was asked of it that cannot be captured
+    bool ended = false;
+};
+
+// Captures that this thread has begun and not ended: it may not allocate, nor wait for the device.
+inline thread_local int host_captures = 0;
+
+class HostStream {
+public:
+    explicit HostStream(bool goes_first = false)
+        : worker_([this, goes_first] {
+              if (goes_first) take_short_turns();
+              run();
+          }) {}
+
+    // Waits for all work, so that a caller can free the memory which that work uses.
+    ~HostStream() {
+        {
+            std::lock_guard lock(mutex_);
+            stopping_ = true;
+        }
+        wake_.notify_all();
+        worker_.join();
+    }
+
+    void enqueue(std::function<void()> task) {
+        if (capture_) {
+            capture_->tasks.push_back(std::move(task));
+            if (capture_->origin != this) capture_->unjoined[this] = capture_->tasks.size();
+            return;
+        }
+        {
+            std::lock_guard lock(mutex_);
+            tasks_.push_back(std::move(task));
+        }
+        wake_.notify_one();
+    }
+
+    void synchronize() {
+        std::unique_lock lock(mutex_);
+        idle_.wait(lock, [this] { return tasks_.empty(); });
+    }
+
+    bool idle() {
+        std::lock_guard lock(mutex_);
+        return tasks_.empty();
+    }
+
+    // Null: work runs. For the thread that gives it.
+    const std::shared_ptr<HostCapture>& capture() const { return capture_; }
+    void join(const std::shared_ptr<HostCapture>& capture) {
+        capture_ = capture;
+        capture->streams.push_back(this);
+    }
+    void leave_capture() { capture_ = nullptr; }
+
+private:
+    // A task stays at the front of the queue while it runs, so an empty queue means that all work is done.
+    void run() {
+#ifdef _OPENMP
+        // OpenMP keeps this number for each thread, and a thread does not inherit it from the one that made
+        // it.
+        if (host_device.threads > 0) omp_set_num_threads(host_device.threads);
+#endif
+        std::unique_lock lock(mutex_);
+        for (;;) {
+            wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+            if (tasks_.empty()) return;
+            auto task = std::move(tasks_.front());
+            lock.unlock();
+            task();
+            task = nullptr;
+            lock.lock();
+            tasks_.pop_front();
+            if (tasks_.empty()) idle_.notify_all();
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable wake_, idle_;
+    std::deque<std::function<void()>> tasks_;
+    bool stopping_ = false;
+    std::shared_ptr<HostCapture> capture_;
+    std::thread worker_;  // last: it starts running when everything above exists
+};
+
+using cudaStream_t = HostStream*;
+
+constexpr unsigned cudaStreamNonBlocking = 1;
+
+// The default stream is never destroyed: its destructor would run in exit() and wait there for a task that
+// may never end, such as one that waits for another process which has failed. exit() just leaves such tasks
+// behind, in whatever stream.
+inline HostStream& host_stream(cudaStream_t stream) {
+    static HostStream& default_stream = *new HostStream;
+    return stream ? *stream : default_stream;
+}
+
+// What would have to wait for work that is only being captured: the capture is lost.
+inline cudaError_t refuse_while_capturing(HostStream& stream) {
+    stream.capture()->invalid = true;
+    return cudaErrorStreamCaptureUnsupported;
+}
+
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+    *stream = new HostStream;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    *least = 0, *greatest = -1;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
+    *stream = new HostStream(priority < 0);
+    return cudaSuccess;
+}
+
+// Unlike CUDA's, waits for the work that is left, and so for ever if that never ends: a process that gives up
+// on such work calls exit() or _exit() and leaves the stream alone.
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    delete stream;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (host_stream(stream).capture()) return refuse_while_capturing(host_stream(stream));
+    host_stream(stream).synchronize();
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    if (host_stream(stream).capture()) return refuse_while_capturing(host_stream(stream));
+    return host_stream(stream).idle() ? cudaSuccess : cudaErrorNotReady;
+}
+
+inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void*), void* data) {
+    host_stream(stream).enqueue([=] { function(data); });
+    return cudaSuccess;
+}
+
+// ----------------------------------------------------------------------------
+// events
+
+// What one cudaEventRecord marked. Waiters hold the mark they saw, so an event can be recorded again
+// meanwhile.
+struct HostMark {
+    std::mutex mutex;
+    std::condition_variable reached_changed;
+    bool reached = false;
+    std::chrono::steady_clock::time_point time;
+
+    void reach() {
+        std::lock_guard lock(mutex);
+        reached = true;
+        time = std::chrono::steady_clock::now();
+        reached_changed.notify_all();
+    }
+
+    void wait() {
+        std::unique_lock lock(mutex);
+        reached_changed.wait(lock, [this] { return reached; });
+    }
+};
+
+struct HostEvent {
+    std::shared_ptr<HostMark> mark;  // empty: never recorded, which counts as complete
+    // recorded in a capture: after so much of its work, on this stream
+    std::shared_ptr<HostCapture> capture;
+    HostStream* stream = nullptr;
+    size_t position = 0;
+};
+
+using cudaEvent_t = HostEvent*;
+
+constexpr unsigned cudaEventDefault = 0;
+constexpr unsigned cudaEventDisableTiming = 2;
+
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+    *event = new HostEvent;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventCreate(cudaEvent_t* event) {
+    return cudaEventCreateWithFlags(event, cudaEventDefault);
+}
+
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete event;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    HostStream& recorded = host_stream(stream);
+    event->mark = nullptr;
+    event->capture = recorded.capture();
+    if (event->capture) {
+        event->stream = &recorded;
+        event->position = event->capture->tasks.size();
+        return cudaSuccess;
+    }
+    auto mark = std::make_shared<HostMark>();
+    event->mark = mark;
+    recorded.enqueue([mark] { mark->reach(); });
+    return cudaSuccess;
+}
+
+// The list of a capture is in order anyway; what is left to do is to know who belongs to it.
+inline cudaError_t wait_in_capture(HostStream& stream, const HostEvent& event) {
+    HostCapture& capture = *event.capture;
+    if (capture.ended) return cudaErrorCapturedEvent;
+    if (!stream.capture()) stream.join(event.capture);
+    if (stream.capture() != event.capture) {
+        capture.invalid = stream.capture()->invalid = true;
+        return cudaErrorStreamCaptureIsolation;
+    }
+    auto work = capture.unjoined.find(event.stream);
+    if (event.stream != &stream && work != capture.unjoined.end() && work->second <= event.position)
+        capture.unjoined.erase(work);
+    if (capture.origin != &stream) capture.unjoined[&stream] = capture.tasks.size();
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
+    HostStream& waiting = host_stream(stream);
+    if (event->capture) return wait_in_capture(waiting, *event);
+    if (event->mark && waiting.capture()) {
+        waiting.capture()->invalid = true;
+        return cudaErrorStreamCaptureIsolation;
+    }
+    if (auto mark = event->mark) waiting.enqueue([mark] { mark->wait(); });
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    if (event->capture) return cudaErrorCapturedEvent;
+    if (auto mark = event->mark) mark->wait();
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+    if (event->capture) return cudaErrorCapturedEvent;
+    if (!event->mark) return cudaSuccess;
+    std::lock_guard lock(event->mark->mutex);
+    return event->mark->reached ? cudaSuccess : cudaErrorNotReady;
+}
+
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+    if (!start->mark || !end->mark) return cudaErrorInvalidValue;
+    start->mark->wait();
+    end->mark->wait();
+    *milliseconds = std::chrono::duration<float, std::milli>(end->mark->time - start->mark->time).count();
+    return cudaSuccess;
+}

@@ -1,0 +1,157 @@
+/*
+The fastest algorithm for each product of a model, by the clock:
+
+    noted = note_products(step)          every kind of product in it, with operands
+    tuned = tune_products(noted, stream)
+
+Products are timed where the step has left their operands: on real numbers at real addresses, and where they
+are added to what is there, with that. Only what they write must be of no use any more, as activations and
+gradients are before a step begins. The caches are cold, and the candidates take turns, so that a card that
+grows warm does so for all of them; the median of several rounds counts.
+
+The candidates are what the library proposes; for GELU, one more is the best product without it and a kernel
+behind it. What the library would take stays, unless another is faster by more than the clock's noise.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/cublas.cuh"
+#include "kernels/gelu.cuh"
+
+constexpr int timing_rounds = 5;
+constexpr double clearly_faster = 0.99;  // of the time of another
+
+using NotedProducts = std::map<ProductKind, Operands>;
+
+template <typename Step>
+NotedProducts note_products(Step&& step) {
+    NotedProducts noted;
+    cublas().noted = &noted;
+    step();
+    cublas().noted = nullptr;
+    return noted;
+}
+
+struct TunedProduct {
+    std::string kind, algorithm;   // as AlgorithmChoices has them
+    double seconds, seconds_once;  // with this algorithm, and with the one that was taken before
+    bool changed;
+};
+
+// Times work on a stream, with caches that hold none of its operands.
+class ColdClock {
+public:
+    explicit ColdClock(cudaStream_t stream)
+        : stream_(stream), bytes_(2 * (size_t)device_properties().l2CacheSize) {
+        // Where the run has left no room, a part of the cache must do.
+        cudaError_t error;
+        while ((error = cudaMalloc(&other_memory_, bytes_)) == cudaErrorMemoryAllocation && bytes_ > 1)
+            bytes_ /= 2;
+        cudaCheck(error);
+        cudaCheck(cudaEventCreate(&start_));
+        cudaCheck(cudaEventCreate(&end_));
+    }
+    ~ColdClock() {
+        cudaEventDestroy(start_);
+        cudaEventDestroy(end_);
+        cudaFree(other_memory_);
+    }
+    ColdClock(const ColdClock&) = delete;
+    ColdClock& operator=(const ColdClock&) = delete;
+
+    // work() gives it to the stream; false: it could not, which takes for ever. While the card fills its
+    // caches with something else, the host is ahead of it, so that starting the work takes no time.
+    double seconds(const std::function<bool()>& work) {
+        cudaCheck(cudaMemsetAsync(other_memory_, 0, bytes_, stream_));
+        cudaCheck(cudaEventRecord(start_, stream_));
+        bool started = work();
+        cudaCheck(cudaEventRecord(end_, stream_));
+        cudaCheck(cudaEventSynchronize(end_));
+        float milliseconds = 0;
+        cudaCheck(cudaEventElapsedTime(&milliseconds, start_, end_));
+        return started ? milliseconds / 1e3 : INFINITY;
+    }
+
+    // The median of each.
+    std::vector<double> compare(const std::vector<std::function<bool()>>& candidates) {
+        std::vector<std::vector<double>> times(candidates.size());
+        for (const auto& candidate : candidates) seconds(candidate);  // libraries load their code
+        for (int round = 0; round < timing_rounds; round++) {
+            for (size_t i = 0; i < candidates.size(); i++) times[i].push_back(seconds(candidates[i]));
+        }
+        std::vector<double> medians;
+        for (auto& of_one : times) {
+            std::sort(of_one.begin(), of_one.end());
+            medians.push_back(of_one[timing_rounds / 2]);
+        }
+        return medians;
+    }
+
+private:
+    cudaStream_t stream_;
+    size_t bytes_;
+    void* other_memory_;
+    cudaEvent_t start_, end_;
+};
+
+// The product of a kind with GELU, before that.
+inline Operands without_gelu(Operands operands) {
+    operands.d = operands.pre_gelu;
+    operands.pre_gelu = nullptr;
+    return operands;
+}
+
+inline TunedProduct tune_product(const ProductKind& kind, const Operands& operands, ColdClock& clock,
+                                 cudaStream_t stream) {
+    ProductPlan& plan = find_plan(kind.product, operands);
+    std::vector<Algorithm> algorithms = proposed_algorithms(kind, plan, most_candidates);
+    std::vector<std::function<bool()>> candidates;
+    for (const Algorithm& algorithm : algorithms) {
+        candidates.push_back(
+            [&] { return start_product(plan, algorithm, operands, stream) == CUBLAS_STATUS_SUCCESS; });
+    }
+    if (kind.has_gelu()) {
+        candidates.push_back([&] {
+            Operands before = without_gelu(operands);
+            multiply(kind.product, before, stream);
+            size_t n = (size_t)kind.product.m * kind.product.n;
+            gelu_forward(Gelu::tanh, (floatX*)operands.d, (const floatX*)before.d, n, stream);
+            return true;
+        });
+    }
+    std::vector<double> times = clock.compare(candidates);
+    size_t usual = plan.gelu_apart ? candidates.size() - 1 : 0;
+    size_t best = (size_t)(std::min_element(times.begin(), times.end()) - times.begin());
+    if (times[best] > clearly_faster * times[usual]) best = usual;
+
+    plan.gelu_apart = best == algorithms.size();
+    if (!plan.gelu_apart) plan.algorithm = algorithms[best];
+    plan.chosen = true;
+    return {kind_text(kind), plan.gelu_apart ? "" : plan.algorithm.bytes(), times[best], times[usual],
+            best != usual};
+}
+
+// Of those that were noted, the kinds for which nothing is chosen yet.
+inline std::vector<TunedProduct> tune_products(NotedProducts products, cudaStream_t stream) {
+    std::erase_if(products, [](auto& noted) { return find_plan(noted.first.product, noted.second).chosen; });
+    for (auto& [kind, operands] : NotedProducts(products)) {
+        if (!kind.has_gelu()) continue;
+        Operands before = without_gelu(operands);
+        products.emplace(ProductKind(kind.product, before), before);
+    }
+    ColdClock clock(stream);
+    std::vector<TunedProduct> tuned;
+    for (bool gelu : {false, true}) {  // behind the products that one without an epilogue would take
+        for (auto& [kind, operands] : products) {
+            if (kind.has_gelu() == gelu && !find_plan(kind.product, operands).chosen)
+                tuned.push_back(tune_product(kind, operands, clock, stream));
+        }
+    }
+    return tuned;
+}
