@@ -231,7 +231,8 @@ $(BUILD)/test_%.o: test/test_%.cu $(BUILD)/command | $(BUILD)/found-build $(BUIL
 $(BUILD)/simt.o: test/simt/simt.cc $(BUILD)/command | $(BUILD)/found-simt
 	$(filter-out -fsanitize=thread,$(compile)) -MMD -MP -c $< -o $@
 
-more_checks := source bench layouts failures crashes damage reshard dist sanitizers fuzzers cuda transformers llmc
+# the longest first: they run side by side
+more_checks := sanitizers cuda crashes layouts bench failures damage fuzzers transformers llmc reshard dist source
 
 # besides the units
 tested := train_gpt compare_runs forge_checkpoint reshard fault_injection.so

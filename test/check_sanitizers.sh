@@ -51,10 +51,11 @@ train() {
 bad_input() { PROGRAM=$PWD/$1 test/check_bad_input.sh | grep -v ^ok | if grep FAILED; then return 1; fi; }
 accumulate=(--global-batch 768) # for 4 ranks: two micro-batches
 
-# The runs below show of whole steps what those suites would, and bad input of what is read from files.
+# The runs below show of whole steps, checkpoints and groups of ranks what those suites would, and bad input of what is
+# read from files.
 # shellcheck disable=SC2016  # make knows host_only
 build asan address,undefined -fno-sanitize-recover=undefined "$work/keep_libraries.o -rdynamic" \
-    LEAVE_OUT='$(host_only) test_layouts test_zero test_model' units build/asan/train_gpt
+    LEAVE_OUT='$(host_only) test_layouts test_zero test_model test_checkpoints test_mesh' units build/asan/train_gpt
 for unit in build/asan/test_*; do
     [ -x "$unit" ] && [ -f "$unit" ] && [ "${unit%.*}" = "$unit" ] || continue
     check "$unit" "$unit"
