@@ -37,7 +37,7 @@ All sums are made in a fixed order, and the bits are the same on every run.
 
 enum class AttentionKernels { fastest, mma, wgmma };
 
-// Those that are asked for. Set before the first pass: the backward pass takes the same as the forward pass.
+// Those that are asked for. Set before the first pass.
 inline AttentionKernels attention_kernels = AttentionKernels::fastest;
 
 // Whether there are kernels of Hopper for heads of this shape here.
@@ -49,11 +49,15 @@ inline bool has_wgmma_attention([[maybe_unused]] const AttentionShape& shape) {
 #endif
 }
 
+// The same for both passes of a layer.
+[[maybe_unused]] inline bool takes_wgmma(const AttentionShape& shape) {
+    return attention_kernels != AttentionKernels::mma && has_wgmma_attention(shape);
+}
+
 inline void launch_attention_forward(floatX* out, float* lse, const floatX* qkv, const AttentionShape& shape,
                                      cudaStream_t stream) {
 #ifdef PRECISION_BF16
-    if (attention_kernels != AttentionKernels::mma && has_wgmma_attention(shape))
-        return attention_hopper_forward(out, lse, qkv, shape, stream);
+    if (takes_wgmma(shape)) return attention_hopper_forward(out, lse, qkv, shape, stream);
 #endif
     attention_mma_forward(out, lse, qkv, shape, stream);
 }
@@ -62,7 +66,7 @@ inline void launch_attention_backward(floatX* dqkv, float* scratch, const floatX
                                       const floatX* out, const float* lse, const AttentionShape& shape,
                                       cudaStream_t stream) {
 #ifdef PRECISION_BF16
-    if (attention_kernels != AttentionKernels::mma && has_wgmma_attention(shape))
+    if (takes_wgmma(shape))
         return attention_hopper_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream);
 #endif
     attention_mma_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream);

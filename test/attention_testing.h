@@ -128,3 +128,15 @@ inline void check(const Case& c, float scale = 1, double backward_tolerance = to
     CHECK_CLOSE(run.lse, reference.lse, 2e-5);
     CHECK_CLOSE(run.dqkv, reference.dqkv, backward_tolerance);
 }
+
+// Of T positions, those that see key 5.
+inline void check_nan_shows(int T) {
+    Case c{1, T, 1, 1, 16};
+    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+    qkv[5 * c.qkv_row() + 16] = floatX(NAN);  // key 5
+    Run run(c, qkv, dout);
+    std::vector<double> out = run.out.doubles();
+    CHECK(!std::isnan(out[4 * c.HS]));
+    for (int t : {5, 63, T - 1}) CHECK(std::isnan(out[t * c.HS]));
+    CHECK(std::isnan(run.dqkv.doubles()[(T - 1) * c.qkv_row()]));
+}

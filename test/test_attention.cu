@@ -88,14 +88,7 @@ TEST_CASE("more heads than the cache holds") {
 #endif
 
 TEST_CASE("a NaN is not hidden") {
-    Case c{1, 70, 1, 1, 16};
-    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
-    qkv[5 * c.qkv_row() + 16] = floatX(NAN);  // key 5
-    Run run(c, qkv, dout);
-    std::vector<double> out = run.out.doubles();
-    CHECK(!std::isnan(out[4 * c.HS]));
-    for (int t : {5, 63, 69}) CHECK(std::isnan(out[t * c.HS]));
-    CHECK(std::isnan(run.dqkv.doubles()[69 * c.qkv_row()]));
+    check_nan_shows(70);
 }
 
 TEST_CASE("the same bits on every run") {
