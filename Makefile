@@ -107,7 +107,7 @@ ifeq ($(DEVICE),cuda)
 compile := $(NVCC) -x cu -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda --threads 0 \
            $(foreach arch,$(patsubst 90,90a,$(GPU_ARCH)),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) \
            $(if $(STRICT),-Werror all-warnings -Xptxas -v) \
-           -Xcompiler $(call list,-march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra -Wno-restrict) $(defines) $(includes)
+           -Xcompiler $(call list,-march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra -Wno-restrict $(CXXFLAGS)) $(defines) $(includes)
 link    := $(NVCC) -Xcompiler -fopenmp
 libs    := -lcublasLt $(if $(staged),,$(NCCL))
 endif
@@ -178,19 +178,20 @@ $(BUILD)/command: FORCE
 # ----------------------------------------------------------------------------------------------------------
 # tests. A suite is a program built from test/test_*.cu, for a device and a precision, or a script test/*.sh.
 
-all_units := $(filter-out test_main test_ranks_main,$(basename $(notdir $(wildcard test/test_*.cu))))
+# the largest first, for they take longest to compile
+all_units := $(filter-out test_main test_ranks_main,$(basename $(notdir $(shell ls -S test/test_*.cu))))
 host_only := test_data test_sample_order test_tokenize test_options test_compare_runs test_meter test_generation test_evaluation \
              test_bpe test_bpe_training test_hf_tokenizer test_tokenizer test_megatron test_blend test_choices test_hf_models \
              test_data_report test_batch_reader test_text_documents test_sampler test_pipeline_schedule test_pipeline_layers \
              test_parameters test_safetensors test_llmc test_checkpoint_index test_checkpoint_files test_inspect test_resume test_run_log
-not_cpu   := test_simt test_simt_errors test_simt_hopper_errors test_ptx test_ptx_hopper test_attention_hopper test_product_tuning \
-             test_graph
-# Of the simulated device, what knows no precision, and what ranks do with the kernels, is tried in bf16 only: there
-# weights and master weights are two things.
+not_cpu   := test_simt test_simt_errors test_simt_grid_errors test_simt_hopper_errors test_ptx test_ptx_hopper \
+             test_attention_hopper test_product_tuning test_graph
+# Of the simulated device, what knows no precision, the whole model, and what ranks do with the kernels, is tried in bf16
+# only: there weights and master weights are two things. In fp32 whole runs follow those of the CPU (check_runs.sh).
 not_simt  := $(host_only) test_mesh test_node_reader test_layouts \
-             $(if $(filter fp32,$(PRECISION)),$(not_cpu) test_collectives test_transport test_zero test_tensor_parallel test_pipeline \
+             $(if $(filter fp32,$(PRECISION)),$(not_cpu) test_model test_collectives test_transport test_zero test_tensor_parallel test_pipeline \
              test_checkpoints)
-not_cuda  := test_simt test_simt_errors test_simt_hopper_errors test_host_cuda
+not_cuda  := test_simt test_simt_errors test_simt_grid_errors test_simt_hopper_errors test_host_cuda
 # Units that test/run.sh starts with mpirun, once for each of these numbers of ranks.
 with_ranks := test_collectives test_transport test_mesh test_zero test_node_reader test_tensor_parallel test_pipeline \
               test_layouts test_checkpoints test_product_tuning
@@ -223,9 +224,9 @@ $(BUILD)/test_%.ranks: Makefile
 	@echo $(ranks_test_$*) > $@
 
 # Suites without kernels, and those of whole steps of tiny models, are compiled more quickly.
-quickly = $(if $(filter $(1),$(host_only)),-Og,$(if $(filter $(1),test_zero test_layouts test_checkpoints),-O1))
+quickly = $(if $(filter $(1),$(host_only)),-Og,$(if $(filter $(1),test_zero test_layouts test_checkpoints test_model test_graph),-O1))
 $(BUILD)/test_%.o: test/test_%.cu $(BUILD)/command | $(BUILD)/found-build $(BUILD)/found-test
-	$(compile) $(if $(filter cpu,$(DEVICE)),$(call quickly,test_$*)) -MMD -MP -c $< -o $@
+	$(compile) $(if $(filter cuda,$(DEVICE)),,$(call quickly,test_$*)) -MMD -MP -c $< -o $@
 
 # The shim is not instrumented: it is what the instrumentation calls.
 $(BUILD)/simt.o: test/simt/simt.cc $(BUILD)/command | $(BUILD)/found-simt
@@ -239,10 +240,17 @@ tested := train_gpt compare_runs forge_checkpoint reshard fault_injection.so
 
 .PHONY: test test-all
 test: deps
-	@$(MAKE) --no-print-directory -j$(cores) DEVICE=cpu units $(tested:%=build/cpu-fp32/%)
-	@$(MAKE) --no-print-directory -j$(cores) DEVICE=simt PRECISION=fp32 units build/simt-fp32/train_gpt
-	@$(MAKE) --no-print-directory -j$(cores) DEVICE=simt PRECISION=bf16 units
+	@$(MAKE) --no-print-directory -j$(cores) built-cpu built-simt-fp32 built-simt-bf16
 	@test/run.sh cpu-fp32 simt-fp32 simt-bf16 test/check_bad_input.sh test/check_runs.sh test/check_text.sh
+
+# What takes longest to compile goes first, and one build goes on where another has nothing left to do.
+.PHONY: built-cpu built-simt-fp32 built-simt-bf16
+built-cpu:
+	@+$(MAKE) --no-print-directory DEVICE=cpu $(tested:%=build/cpu-fp32/%) units
+built-simt-fp32:
+	@+$(MAKE) --no-print-directory DEVICE=simt PRECISION=fp32 build/simt-fp32/train_gpt units
+built-simt-bf16:
+	@+$(MAKE) --no-print-directory DEVICE=simt PRECISION=bf16 units
 
 test-all: deps
 	@EXTRA="$(more_checks:%=test/check_%.sh)" $(MAKE) --no-print-directory test

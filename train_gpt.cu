@@ -69,9 +69,9 @@ name, shape, initialisation, weight decay and cut: comm/tensor_table.h.
 #include "kernels/adamw.cuh"       // AdamW
 #include "kernels/attention.cuh"   // attention_forward, attention_backward
 #include "kernels/classifier.cuh"  // classifier, sum_losses
-#include "kernels/embedding.cuh"   // embedding_forward, embedding_backward, bucket_tokens
+#include "kernels/embedding.cuh"   // embedding_forward, embedding_backward
 #include "kernels/fp8_matmul.cuh"  // BlockProducts
-#include "kernels/gelu.cuh"        // gelu_backward
+#include "kernels/gelu.cuh"        // Gelu
 #include "kernels/kv_cache.cuh"    // kv_cache_append, kv_cache_attention
 #include "kernels/matmul.cuh"      // matmul_*, gemm_rate
 #include "kernels/norm.cuh"        // norm_forward, residual_norm_forward, norm_backward
@@ -118,7 +118,7 @@ struct Activations {
     // backward
     floatX* dresidual;  // (n, C)
     floatX* dnorm;      // (n, C)
-    floatX* dact;       // (N, F)
+    floatX* dact;       // (N, F) SwiGLU only: that of GELU becomes dfc where it is made
     floatX* dfc;        // (N, F1)
     floatX* datt;       // (N, A)
     floatX* dqkv;       // (N, QKV)
@@ -167,7 +167,8 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& config, co
     auto product_input = [&](Keep kept) { return kept == Keep::shared && later ? Keep::remade : kept; };
     size_t scratch = std::max({attention_backward_scratch(w.B, w.T, c.heads, c.kv_heads, c.head_size),
                                norm_backward_scratch(c.channels), qk_norm_backward_scratch(c.head_size),
-                               matmul_backward_bias_scratch((int)std::max({F1, QKV, C}))});
+                               matmul_backward_bias_scratch((int)std::max({F1, QKV, C})),
+                               embedding_backward_scratch(w.B * w.T, c.channels)});
     std::vector<ActivationRow> rows;
     auto add = [&](bool present, ActivationRow row) {
         if (present && row.elements) rows.push_back(row);
@@ -204,7 +205,7 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& config, co
     add(cut, {FIELD(summands), N * C, Keep::shared});
     if (!w.training) return rows;
     add(true, {FIELD(dnorm), n * C, Keep::shared});
-    add(true, {FIELD(dact), N * F, Keep::shared});
+    add(c.mlp == "swiglu", {FIELD(dact), N * F, Keep::shared});
     add(true, {FIELD(dfc), N * F1, until_weights});
     add(true, {FIELD(datt), N * A, Keep::shared});
     add(true, {FIELD(dqkv), N * QKV, until_weights});
@@ -274,6 +275,8 @@ struct Gpt {
     float* rope = nullptr;   // (positions, R/2, 2) cosines and sines
     float* stats = nullptr;  // (stat_count)
 
+    HostArray<float> sent_stats{stat_count};  // what the host sees of stats once it is past the event
+    cudaEvent_t stats_sent;
     Graphs graphs;  // of the work on a micro-batch
     std::vector<ActivationRow> table;
     std::vector<Activations> acts;       // for each layer, of the micro-batch that is worked on
@@ -327,12 +330,15 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
 
 inline MemoryPlan memory_plan(const ModelConfig& config, const Workload& workload,
                               const ZeroSettings& settings, const MeshShape& shape = {},
-                              const Division& division = {}, int ranks_sharing_device = 1) {
+                              const Division& division = {}, int ranks_sharing_device = 1,
+                              size_t of_graphs = 0) {
     auto classes = [=](int B, int micro_batches) {
         Workload w = workload;
         Division d = division;
         w.B = B, d.pipeline.micro_batches = micro_batches;
-        return memory_classes(config, w, settings, shape, d);
+        auto classes = memory_classes(config, w, settings, shape, d);
+        if (of_graphs > 0) classes.push_back({"graphs up to", of_graphs});
+        return classes;
     };
     return {
         workload.B, workload.T, division.pipeline, workload.training, available_memory(ranks_sharing_device),
@@ -361,6 +367,7 @@ Gpt::Gpt(const ModelConfig& config_, const Workload& workload_, const ZeroSettin
     swiglu = config.mlp == "swiglu";
     gelu = config.mlp == "gelu-exact" ? Gelu::exact : Gelu::tanh;
     allocate(stats, stat_count);
+    cudaCheck(cudaEventCreateWithFlags(&stats_sent, cudaEventDisableTiming));
 
     table = activation_table(config, workload, share);
     size_t bytes = 0;
@@ -413,6 +420,7 @@ void Gpt::show(const PipelineTask& task) {
 Gpt::~Gpt() {
     cudaStreamSynchronize(stream);
     for (void* pointer : {(void*)activations, (void*)rope, (void*)stats}) cudaFree(pointer);
+    cudaEventDestroy(stats_sent);
 }
 
 // Each value depends on the seed, the tensor's name and the element only.
@@ -638,6 +646,9 @@ struct Linear {
     int C, OC;
     const floatX* inp;  // (N, C)
     floatX* dout;       // (N, OC) null: dresidual is read where it is
+    // each tensor rank makes the gradient of the bias from its own rows of dresidual
+    bool bias_of_own_rows = false;
+    const floatX* pre_gelu = nullptr;  // (N, C) what inp is the GELU of, where it is
 };
 
 struct BlockLinears {
@@ -650,12 +661,19 @@ struct BlockLinears {
         // attention and MLP of a parallel block have one gradient; and without a place of its own, that of
         // attention comes where the MLP's has been used
         floatX* datt_out = a.datt_out ? a.datt_out : a.dmlp_out;
+        bool cut = g.rows.ranks() > 1;
         qkv = {qkvw, qkvb, C, qkv_width(c), a.norm1, a.dqkv};
-        attproj = {attprojw, attprojb, A, C, a.att, datt_out};
+        attproj = {attprojw, attprojb, A, C, a.att, datt_out, cut};
         fc = {fcw, fcb, C, fc_width(c), mlp_input(g, layer), a.dfc};
-        fcproj = {fcprojw, fcprojb, F, C, a.act, a.dmlp_out};
+        fcproj = {fcprojw, fcprojb, F, C, a.act, a.dmlp_out, cut, g.swiglu ? nullptr : a.fc};
     }
 };
+
+inline void weight_backward(Gpt& g, int layer, const Linear& l, const floatX* dout, int N) {
+    auto dw = g.gradients(layer + 1);
+    float* dbias = l.bias_of_own_rows ? nullptr : dw[l.bias];
+    g.products.backward_weight(dw[l.weight], dout, l.inp, N, l.C, l.OC, dbias, g.acts[layer].scratch);
+}
 
 // Backward pass of a matrix that reads the residual stream: the gradient of its input goes to dnorm, and is
 // summed over the tensor ranks behind the product for the weights. `sum` off: the summands wait for those of
@@ -664,20 +682,18 @@ inline void reader_backward(Gpt& g, int layer, const Linear& l, int N, bool accu
                             bool with_weights) {
     auto& a = g.acts[layer];
     auto w = g.weights(layer + 1);
-    auto dw = g.gradients(layer + 1);
     floatX* all = g.summands(a.dnorm);
     auto product = [&](int first, int rows) {
         g.products.backward_input(all + (size_t)first * l.C, l.dout + (size_t)first * l.OC, w[l.weight], rows,
                                   l.C, l.OC, accumulate);
     };
-    if (dw[l.bias]) matmul_backward_bias(dw[l.bias], a.scratch, l.dout, N, l.OC, g.stream);
     sum ? g.rows.scatter(a.dnorm, all, N, l.C, product) : product(0, N);
-    if (with_weights) g.products.backward_weight(dw[l.weight], l.dout, l.inp, N, l.C, l.OC);
+    if (with_weights) weight_backward(g, layer, l, l.dout, N);
     g.rows.wait();
 }
 
 // Of a matrix that writes to the residual stream, whose gradient comes from all tensor ranks, unless it is
-// there already.
+// there already. dinp is the gradient of what the matrix reads, or of what that is the GELU of.
 inline void writer_backward(Gpt& g, int layer, const Linear& l, floatX* dinp, int N, bool gathered,
                             bool with_weights) {
     auto& a = g.acts[layer];
@@ -685,17 +701,23 @@ inline void writer_backward(Gpt& g, int layer, const Linear& l, floatX* dinp, in
     auto dw = g.gradients(layer + 1);
     floatX *own = a.dresidual, *all = l.dout ? l.dout : own;
     auto product = [&](int first, int rows) {
-        g.products.backward_input(dinp + (size_t)first * l.C, all + (size_t)first * l.OC, w[l.weight], rows,
-                                  l.C, l.OC);
+        floatX *dx = dinp + (size_t)first * l.C, *dy = all + (size_t)first * l.OC;
+        if (l.pre_gelu) {
+            const floatX* pre_gelu = l.pre_gelu + (size_t)first * l.C;
+            g.products.backward_gelu(g.gelu, dx, pre_gelu, dy, w[l.weight], rows, l.C, l.OC);
+        } else {
+            g.products.backward_input(dx, dy, w[l.weight], rows, l.C, l.OC);
+        }
     };
-    if (dw[l.bias]) matmul_backward_bias(dw[l.bias], a.scratch, own, g.rows.own_rows(N), l.OC, g.stream);
+    if (l.bias_of_own_rows && dw[l.bias])
+        matmul_backward_bias(dw[l.bias], a.scratch, own, g.rows.own_rows(N), l.OC, g.stream);
     if (g.rows.ranks() == 1 && all != own && !gathered) {  // for later, when dresidual has changed
         size_t bytes = (size_t)N * l.OC * sizeof(floatX);
         cudaCheck(cudaMemcpyAsync(all, own, bytes, cudaMemcpyDeviceToDevice, g.stream));
         gathered = true;
     }
     gathered ? product(0, N) : g.rows.gather(own, all, N, l.OC, product);
-    if (with_weights) g.products.backward_weight(dw[l.weight], all, l.inp, N, l.C, l.OC);
+    if (with_weights) weight_backward(g, layer, l, all, N);
 }
 
 // Makes again what the forward pass of the layer did not keep: by the same operations, so the same bits.
@@ -726,11 +748,8 @@ inline void block_backward(Gpt& g, int layer, const Batch& batch, bool with_weig
     recompute(g, layer, batch);
 
     // MLP
-    writer_backward(g, layer, linears.fcproj, a.dact, N, false, with_weights);
-    if (g.swiglu)
-        swiglu_backward(a.dfc, a.dact, a.fc, N, F, g.stream);
-    else
-        gelu_backward(g.gelu, a.dfc, a.dact, a.fc, (size_t)N * F, g.stream);
+    writer_backward(g, layer, linears.fcproj, g.swiglu ? a.dact : a.dfc, N, false, with_weights);
+    if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, N, F, g.stream);
     reader_backward(g, layer, linears.fc, N, false, !g.parallel, with_weights);
     // attention of a parallel block has the same output gradient as its MLP, so dresidual stays as it is
     if (!g.parallel) {
@@ -777,14 +796,15 @@ inline void embed_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
     floatX *own = g.acts[0].dresidual, *all = g.summands(own);
     g.rows.gather(own, all, batch.B * batch.T, C);
     float* dpositions = g.rows.rank() == 0 ? dw[wpe] : nullptr;  // as in the forward pass
-    embedding_backward(dw[wte], dpositions, all, batch.tokens, batch.order, batch.starts, batch.buckets,
-                       batch.counted_from, batch.B, batch.T, C, g.stream, g.share.words());
+    embedding_backward(dw[wte], dpositions, g.acts[0].scratch, all, batch.tokens, batch.by_token,
+                       batch.by_position, batch.counted_from, batch.B, batch.T, C, g.stream, g.share.words());
     g.state.reduce_gradients(0, last_micro_batch);
 }
 
 // The part of the backward pass that a task stands for: from the loss, or from the gradient that the next
-// part sent, to the gradients of the blocks and what the part before is sent. After the last micro-batch
-// of a step the gradients of each unit are summed over the ranks as soon as they are there.
+// part sent, to the gradients of the blocks and what the part before is sent, or to those of the tables.
+// After the last micro-batch of a step the gradients of each unit are summed over the ranks as soon as they
+// are there.
 inline void backward_part(Gpt& g, const Batch& batch, const PipelineTask& task, float dloss,
                           bool last_micro_batch) {
     bool with_weights = task.work == PipelineWork::backward;
@@ -802,6 +822,7 @@ inline void backward_part(Gpt& g, const Batch& batch, const PipelineTask& task, 
         g.state.release(layer + 1);
         g.state.reduce_gradients(layer + 1, last_micro_batch && with_weights);
     }
+    if (task.part == 0) embed_backward(g, batch, last_micro_batch);
 }
 
 // The gradients of the blocks' matrices, which backward_part() left.
@@ -809,10 +830,9 @@ inline void weight_gradients(Gpt& g, const Batch& batch, const PipelineTask& tas
     int N = batch.B * batch.T;
     for (int layer = g.share.end_layer(task.chunk) - 1; layer >= g.share.first_layer(task.chunk); layer--) {
         g.state.begin_gradients(layer + 1);
-        auto dw = g.gradients(layer + 1);
         BlockLinears all(g, layer);
         for (const Linear& l : {all.fcproj, all.fc, all.attproj, all.qkv})
-            g.products.backward_weight(dw[l.weight], l.dout, l.inp, N, l.C, l.OC);
+            weight_backward(g, layer, l, l.dout, N);
         g.state.reduce_gradients(layer + 1, last_micro_batch);
     }
 }
@@ -863,7 +883,8 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
     run_pipeline(g, actions, g.workload.B * g.workload.T, load,
                  [&](const Batch& batch, const PipelineTask& task) {
                      bool last = ends_step && task.micro_batch == micro_batches - 1;
-                     g.graphs.run(task_key(batch, task, dloss, last, g.acts), g.stream, [&] {
+                     auto key = [&] { return task_key(batch, task, dloss, last, g.acts); };
+                     g.graphs.run(key, g.stream, [&] {
                          switch (task.work) {
                          case PipelineWork::forward:
                              return forward_part(g, batch, task);
@@ -873,7 +894,6 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
                              return backward_part(g, batch, task, dloss, last);
                          }
                      });
-                     if (task.part == 0 && task.gradient) embed_backward(g, batch, last);
                  });
 }
 
@@ -899,12 +919,25 @@ inline void zero_gradients(Gpt& g) {
     cudaCheck(cudaMemsetAsync(g.stats, 0, stat_count * sizeof(float), g.stream));
 }
 
-// Waits for the device. `targets` is the number of targets whose losses were summed.
-inline StepStats read_stats(Gpt& g, double targets) {
-    float stats[stat_count];
-    copy_to_host(stats, g.stats, stat_count, g.stream, g.mesh);
+// Sends the host what they are when the compute stream comes here.
+inline void send_stats(Gpt& g) {
+    cudaCheck(cudaMemcpyAsync(g.sent_stats.data, g.stats, stat_count * sizeof(float), cudaMemcpyDeviceToHost,
+                              g.stream));
+    cudaCheck(cudaEventRecord(g.stats_sent, g.stream));
+}
+
+// Waits for them. `targets` is the number of targets whose losses were summed.
+inline StepStats await_stats(Gpt& g, double targets) {
+    wait_for(g.stats_sent, g.mesh);
+    const float* stats = g.sent_stats.data;
     return {(float)(stats[stat_loss] / targets), stats[stat_norm], !std::isnan(stats[stat_scale]),
             stats[stat_stop] > 0, stats[stat_saved] > (g.mesh.shape.ranks() - 0.5f) * one_rank};
+}
+
+// When all work of the compute stream is done.
+inline StepStats read_stats(Gpt& g, double targets) {
+    send_stats(g);
+    return await_stats(g, targets);
 }
 
 // ----------------------------------------------------------------------------
@@ -1069,14 +1102,15 @@ inline void pass_step(Gpt& g, Batches& batches, uint64_t first, int micro_batche
 
 // One step of `micro_batches` micro-batches on each data rank, from sample `first` on. A rank in trouble
 // makes the loss of all ranks NaN, so that none of them changes its weights. saved: it need not be waited for
-// to go on with a checkpoint.
+// to go on with a checkpoint. The statistics are sent before the weights change: while they do, the host can
+// read them and give the device the next step.
 inline void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batches, AdamW settings,
                        float max_norm, uint64_t seed, const std::string& trouble, bool saved) {
     pass_step(g, batches, first, micro_batches, true);
     if (!trouble.empty()) spoil_loss(g);
     if (stop_requested) count_rank(g, stat_stop);
     if (saved) count_rank(g, stat_saved);
-    g.state.update(g.stats, settings, max_norm, seed);
+    g.state.update(g.stats, settings, max_norm, seed, [&] { send_stats(g); });
     g.products.weights_changed(g.graphs.on);
 }
 
@@ -1149,8 +1183,9 @@ inline void train(const CommandLine& line, const World& world) {
         }
         tokenizer = Tokenizer::load_if_any(o.tokenizer);
         division = division_of(o, workload);
-        memory = std::make_unique<MemoryPlan>(
-            memory_plan(o, workload, zero_settings(o), mesh_shape(o), division, ranks_sharing_device(world)));
+        memory =
+            std::make_unique<MemoryPlan>(memory_plan(o, workload, zero_settings(o), mesh_shape(o), division,
+                                                     ranks_sharing_device(world), graph_memory(o)));
         memory->check();
     });
     world.together([&] {
@@ -1160,8 +1195,7 @@ inline void train(const CommandLine& line, const World& world) {
     });
 
     printf("%s\n", options_summary(o, command_train, terminal_width()).c_str());
-    cudaDeviceProp device;
-    cudaCheck(cudaGetDeviceProperties(&device, 0));
+    const cudaDeviceProp& device = device_properties();
     printf("device       %s (%s, %s; %s)\n", device.name, device_name, floatX_name,
            communication_libraries().c_str());
     print_run(o, *train_data);
@@ -1233,12 +1267,16 @@ inline void train(const CommandLine& line, const World& world) {
 
     bool stopping = false;  // as all ranks agreed in the last step
     auto asked_to_stop = [&] { return stopping || (world.size() == 1 && stop_requested); };
+    // A run that is asked to stop may be killed soon, so it saves its state before anything else.
+    auto due = [&](int every) {
+        return every > 0 && !asked_to_stop() && (at.step == o.steps || at.step % every == 0);
+    };
+    auto next_is_a_step = [&] {
+        bool ends = at.step == o.steps || asked_to_stop();
+        return !ends && !due(val_data ? o.val_every : 0) && !due(o.sample_every) && !due(o.save_every);
+    };
     try {
         for (;;) {
-            // A run that is asked to stop may be killed soon, so it saves its state before anything else.
-            auto due = [&](int every) {
-                return every > 0 && !asked_to_stop() && (at.step == o.steps || at.step % every == 0);
-            };
             if (val_data && due(o.val_every)) {
                 float loss = evaluate(g, *val_batches, val_samples, trouble);
                 note_trouble(trouble, [&] { progress.validation(at.step, without_sign(loss)); });
@@ -1255,10 +1293,12 @@ inline void train(const CommandLine& line, const World& world) {
             AdamW adamw = adamw_settings(o, at.step);
             train_step(g, *batches, at.samples, micro_batches, adamw, o.gradient_clip, o.seed, trouble,
                        checkpoints.is_ready());
-            StepStats stats = read_stats(g, (double)o.global_batch);
+            StepStats stats = await_stats(g, (double)o.global_batch);
             if (!stats.finite) raise_not_finite(g, world, trouble, at.step + 1, stats);
             at = {at.step + 1, at.samples + samples_per_step};
             stopping = stats.stop;
+            // The update still runs. A next step waits for it, in its own time; else its time is this step's.
+            if (!next_is_a_step()) g.state.synchronize();
             uint64_t sent = sent_bytes() - sent_before;
             note_trouble(trouble, [&] {
                 progress.step(at.step, at.samples * workload.T, stats.loss, stats.gradient_norm,

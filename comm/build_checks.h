@@ -62,8 +62,7 @@ inline void check_matmul_dtype(const Options& o) {
         refuse(text("this program has no such products (%s, %s); build with DEVICE=cuda PRECISION=bf16",
                     device_name, floatX_name));
     }
-    cudaDeviceProp device;
-    cudaCheck(cudaGetDeviceProperties(&device, 0));
+    const cudaDeviceProp& device = device_properties();
     if (device.major < 9) refuse(text("%s has no such products; take a Hopper or later", device.name));
     if (o.zero == 3)
         refuse("copies of all weights stay on each rank, which --zero 3 does not; give --zero 2");

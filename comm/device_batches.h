@@ -18,12 +18,11 @@ reads it ahead, and two blocks of pinned memory take turns, so that no copy wait
 // One micro-batch on the device.
 struct Batch {
     int B, T;
-    const int* tokens = nullptr;     // (B, T)
-    const int* targets = nullptr;    // (B, T) -1: no loss here
-    const int* order = nullptr;      // (B*T) positions sorted by token
-    const int* starts = nullptr;     // (buckets + 1) where each distinct token begins in order
-    const int* doc_start = nullptr;  // (B, T) where each position's document begins; null: at 0
-    int buckets = 0;
+    const int* tokens = nullptr;        // (B, T)
+    const int* targets = nullptr;       // (B, T) -1: no loss here
+    const int* by_token = nullptr;      // (B*T) places sorted by their token
+    const int* by_position = nullptr;   // (B*T) places sorted by their position in the document
+    const int* doc_start = nullptr;     // (B, T) where each position's document begins; null: at 0
     const int* counted_from = nullptr;  // (B, T) where each position is counted from; null: 0
     int past = 0;                       // tokens before the first, which are in the key/value cache
     int row = 0;                        // of the cache, for the first sequence
@@ -72,7 +71,6 @@ public:
         note_trouble(trouble_, [&] { batch = &source_->load(first, count); });
         if (!batch) batch = &source_->load(first, 0);
         std::copy_n(batch->tokens, size_, slot.host);  // the other arrays are behind it
-        int buckets = batch->buckets;
         auto [B, T, document_end] = source_->shape();
         size_t N = (size_t)B * T;
         cudaCheck(cudaMemcpyAsync(device, slot.host, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
@@ -82,10 +80,9 @@ public:
                 .T = T,
                 .tokens = device,
                 .targets = device + N,
-                .order = device + 3 * N,
-                .starts = device + 4 * N,
+                .by_token = device + 3 * N,
+                .by_position = device + 4 * N,
                 .doc_start = documents,
-                .buckets = buckets,
                 .counted_from = reset_positions_ ? documents : nullptr};
     }
 

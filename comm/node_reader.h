@@ -59,8 +59,7 @@ struct Mailbox {
     enum State : uint32_t { idle, asked, answered };
     alignas(64) SharedWord state;
     BatchRequest request;
-    int block;  // which of its two blocks to read into
-    int buckets;
+    int block;         // which of its two blocks to read into
     char error[4096];  // cut to this length; empty: none
 };
 
@@ -197,7 +196,7 @@ private:
     void answer(int process) {
         Mailbox& box = memory_.mailbox(process);
         std::string error;
-        box.buckets = try_read_batch(loader_, shape_, box.request, memory_.block(process, box.block), error);
+        try_read_batch(loader_, shape_, box.request, memory_.block(process, box.block), error);
         snprintf(box.error, sizeof box.error, "%s", error.c_str());
         box.state = Mailbox::answered;
         wake_all(box.state);
@@ -234,7 +233,7 @@ protected:
         wake_all(memory_->requests());
     }
 
-    int finish() override {
+    void finish() override {
         Mailbox& box = memory_->mailbox(process_);
         while (box.state == Mailbox::asked) {
             if (memory_->reader_ended() && box.state == Mailbox::asked) {
@@ -244,7 +243,6 @@ protected:
             wait_while(box.state, Mailbox::asked);
         }
         if (box.error[0]) fail("%s", box.error);
-        return box.buckets;
     }
 
 private:

@@ -333,11 +333,8 @@ inline void choose_device(const World& world) {
     });
 #ifdef RANKS_USE_NCCL
     // Slurm may show each process only its own GPU, so GPUs are told apart by what they are, not by number.
-    int device = 0;
-    cudaDeviceProp properties;
-    cudaCheck(cudaGetDevice(&device));
-    cudaCheck(cudaGetDeviceProperties(&properties, device));
-    std::string mine(properties.uuid.bytes, sizeof properties.uuid.bytes);
+    const auto& uuid = device_properties().uuid;
+    std::string mine(uuid.bytes, sizeof uuid.bytes);
     std::set<std::string> different;
     for (const std::string& gpu : world.gather(world.host() + " " + mine)) {
         if (gpu.starts_with(world.host() + " ")) different.insert(gpu);

@@ -31,6 +31,7 @@ on with the units that are done.
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -111,8 +112,10 @@ public:
 
     // Sums the statistics of all ranks, clips the gradients to `max_norm` and steps the parameters. Whether
     // to leave them alone, because the loss or a gradient is not finite, is decided on the device, alike on
-    // every rank.
-    void update(float* stats, const AdamW& settings, float max_norm, uint64_t seed);
+    // every rank. measured() is called where the compute stream has the statistics, before it steps anything.
+    void update(
+        float* stats, const AdamW& settings, float max_norm, uint64_t seed,
+        const std::function<void()>& measured = [] {});
     // Sums the first statistics over all ranks.
     void sum_statistics(float* stats);
 

@@ -62,13 +62,15 @@ inline void ZeroState::sum_copies() {
     }
 }
 
-inline void ZeroState::update(float* stats, const AdamW& settings, float max_norm, uint64_t seed) {
+inline void ZeroState::update(float* stats, const AdamW& settings, float max_norm, uint64_t seed,
+                              const std::function<void()>& measured) {
     sum_copies();
     order(reductions_, compute_);  // the last gradient has been summed
     order(gathers_, compute_);     // and what is stepped now has been read
     sum_squares(stats + stat_squares, norm_scratch_, grads_, counted_, compute_);
     sum_statistics(stats);
     clip_scale(stats + stat_norm, stats + stat_squares, stats + stat_loss, max_norm, compute_);
+    measured();
 
     for (Place& place : param_at_) place.unit = -1;  // what was gathered is old now
     if (settings_.offload) {

@@ -20,26 +20,25 @@ says how one batch is read; what is read ahead, and when, is decided here once.
 
 #include "data/error.h"
 #include "data/sample_order.h"
-#include "kernels/embedding.cuh"  // bucket_tokens
+#include "kernels/embedding.cuh"  // sort_by_token, sort_by_position
 
 // The five arrays lie one behind the other in this order, batch_ints() in all, so that they can be copied at
 // once. N = B*T.
 struct HostBatch {
-    const int* tokens = nullptr;     // (B, T)
-    const int* targets = nullptr;    // (B, T) -1: none
-    const int* doc_start = nullptr;  // (B, T) where in its row each position's document begins
-    const int* order = nullptr;      // (N) positions sorted by token, as of bucket_tokens()
-    const int* starts = nullptr;     // (N + 1) where each distinct token begins in order
-    int buckets = 0;                 // distinct tokens
+    const int* tokens = nullptr;       // (B, T)
+    const int* targets = nullptr;      // (B, T) -1: none
+    const int* doc_start = nullptr;    // (B, T) where in its row each position's document begins
+    const int* by_token = nullptr;     // (N) places sorted by their token
+    const int* by_position = nullptr;  // (N) places sorted by their position in the document
 };
 
 inline size_t batch_ints(int B, int T) {
-    return 5 * (size_t)B * (size_t)T + 1;
+    return 5 * (size_t)B * (size_t)T;
 }
 
-inline HostBatch batch_at(const int* memory, int B, int T, int buckets) {
+inline HostBatch batch_at(const int* memory, int B, int T) {
     size_t N = (size_t)B * (size_t)T;
-    return {memory, memory + N, memory + 2 * N, memory + 3 * N, memory + 4 * N, buckets};
+    return {memory, memory + N, memory + 2 * N, memory + 3 * N, memory + 4 * N};
 }
 
 // What the batches of a run have in common.
@@ -55,12 +54,13 @@ struct BatchRequest {
     bool operator==(const BatchRequest&) const = default;
 };
 
-// Writes batch_ints() numbers. Returns the number of buckets.
-inline int read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request, int* memory) {
+// Writes batch_ints() numbers.
+inline void read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request,
+                       int* memory) {
     auto [B, T, document_end] = shape;
     size_t N = (size_t)B * (size_t)T;
-    int *tokens = memory, *targets = tokens + N, *doc_start = targets + N, *order = doc_start + N,
-        *starts = order + N;
+    int *tokens = memory, *targets = tokens + N, *doc_start = targets + N, *by_token = doc_start + N,
+        *by_position = by_token + N;
     for (int row = 0; row < B; row++) {
         size_t at = (size_t)row * (size_t)T;
         if (row < request.count) {
@@ -74,19 +74,19 @@ inline int read_batch(const TokenLoader& loader, const BatchShape& shape, BatchR
             if (tokens[at + (size_t)t] == document_end) start = t + 1;
         }
     }
-    return bucket_tokens(order, starts, tokens, (int)N);
+    sort_by_token(by_token, tokens, (int)N);
+    sort_by_position(by_position, doc_start, B, T);
 }
 
 // The same for a thread that cannot throw: writes what went wrong to `error`, or makes it empty.
-inline int try_read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request,
-                          int* memory, std::string& error) {
+inline void try_read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request,
+                           int* memory, std::string& error) {
     try {
         error.clear();
-        return read_batch(loader, shape, request, memory);
+        read_batch(loader, shape, request, memory);
     } catch (const std::exception& problem) {
         error = message_of(problem);
     }
-    return 0;
 }
 
 class BatchSource {
@@ -108,15 +108,14 @@ public:
             start(back, wanted);
         }
         reading_ = false;
-        int buckets;
         try {
-            buckets = finish();
+            finish();
         } catch (const Error&) {
             read_ahead(back, next);
             throw;
         }
         front_ = back;
-        batch_ = batch_at(block(front_), shape_.B, shape_.T, buckets);
+        batch_ = batch_at(block(front_), shape_.B, shape_.T);
         read_ahead(1 - front_, next);
         return batch_;
     }
@@ -128,8 +127,8 @@ protected:
     virtual const int* block(int number) const = 0;
     // Begins to read into a block. One batch is read at a time.
     virtual void start(int block, BatchRequest request) = 0;
-    // Waits for it. Returns the number of buckets; throws Error if the batch could not be read.
-    virtual int finish() = 0;
+    // Waits for it. Throws Error if the batch could not be read.
+    virtual void finish() = 0;
 
     const BatchShape shape_;
 
@@ -186,11 +185,10 @@ protected:
         changed_.notify_all();
     }
 
-    int finish() override {
+    void finish() override {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return !busy_; });
         if (!error_.empty()) fail("%s", error_.c_str());
-        return buckets_;
     }
 
 private:
@@ -201,7 +199,7 @@ private:
             if (ending_) return;
             // While busy_, the fields of the batch belong to this thread.
             lock.unlock();
-            buckets_ = try_read_batch(loader_, shape_, request_, into_, error_);
+            try_read_batch(loader_, shape_, request_, into_, error_);
             lock.lock();
             busy_ = false;
             changed_.notify_all();
@@ -216,7 +214,6 @@ private:
     bool busy_ = false, ending_ = false;
     BatchRequest request_ = {};
     int* into_ = nullptr;
-    int buckets_ = 0;
     std::string error_;
 
     std::thread thread_;

@@ -83,10 +83,12 @@ inline size_t attention_backward_scratch(int B, int T, [[maybe_unused]] int NH, 
 #ifdef DEVICE_CPU
     return attention_backward_scratch_cpu(B, T, NKV, HS);
 #else
-    size_t floats = BackwardScratch(nullptr, B, T, NH, HS).floats();
+    size_t floats = 0;
+    auto count = [&](int width) { floats = BackwardScratch(nullptr, B, T, NH, width).floats(); };
+    with_head_width(HS, count);
 #ifdef PRECISION_BF16
     if (has_wgmma_attention(attention_shape(B, T, NH, NKV, HS, 0, nullptr)))
-        floats = std::max(floats, attention_hopper_backward_scratch(B, T, NH, NKV, HS));
+        with_hopper_width(HS, count);  // as wide as the other tiles, or wider
 #endif
     return floats;
 #endif

@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(hopper_threads, 1)
 inline void attention_hopper_forward(floatX* out, float* lse, const floatX* qkv, const AttentionShape& shape,
                                      cudaStream_t stream) {
     ProfileRange profile_range(__func__);
-    with_tile_width<64, 96, 128>(shape.HS, [&](auto HSP) {
+    with_hopper_width(shape.HS, [&](auto HSP) {
         using Shared = HopperForwardShared<HSP>;
         CUtensorMap map = Shared::Tile::map(qkv, shape, shape.NH + 2 * shape.NKV);
         constexpr size_t cached_bytes = size_t(16) << 20;  // of keys and values; leaves room for the rest

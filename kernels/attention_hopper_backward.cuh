@@ -10,23 +10,19 @@ heads of the group. Its two computing warpgroups own 64 keys each. With keys as 
 where p and ds stay in registers on their way to dv and dk; only for dq does ds go through shared memory, for
 its sum is over the keys of both warpgroups.
 
-dq is summed over blocks, in float, in memory, and always in the same order: that of tile i of queries begins
-with the tile of keys on its diagonal and goes down from there. A counter for each tile of queries says whose
-turn it is. A block begins at its diagonal, too, so blocks of one head that run side by side, each a step
-behind the one above, find their turn come when they need it. Blocks take their work in the order of these
-turns, so that a block waits only for such as began before it. The copy engine does the additions, asked by a
-thread of its own.
+Blocks take turns in adding to dq (attention_backward.cuh): to that of a tile of queries first the tile of
+keys on its diagonal, then down from there. A block begins at its diagonal, too, so blocks of one head that
+run side by side, each a step behind the one above, find their turn come when they need it. The copy engine
+does the additions, asked by a thread of its own.
 */
 #pragma once
 
+#include "kernels/attention_backward.cuh"
 #include "kernels/attention_hopper_tiles.cuh"
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
-// Sums of dq lie as the registers of the computing threads had them: in a tile four floats of each thread of
-// the first warpgroup, then the next four; then those of the other. Each has half of the queries, or half of
-// the columns.
 template <int HSP>
 struct HopperBackward {
     static constexpr int keys = 128, queries = HSP == 64 ? 128 : 64, buffers = 2;
@@ -40,54 +36,27 @@ struct HopperBackward {
         char q[buffers][QueryTile::bytes], dout[buffers][QueryTile::bytes];
         char ds[buffers][ScoreTile::bytes];
         float dq[dq_floats];
-        float lse[buffers][queries], dot[buffers][queries];
-        int first[buffers][queries];  // the first key that each query sees
+        float stats[buffers][2 * queries];  // of each query lse and dot, as in the scratch
+        int first_keys[buffers][queries];
         Mbarrier keys_there, dq_full, dq_empty;
         Handover queries_there[buffers];
         int ticket;
     };
 
-    // Where a warpgroup's part of the product for dq lies in the tile.
+    // Each warpgroup makes 64 queries by 64 columns of dq: half of the queries, or of the columns. Where
+    // these are 96, the second makes some that the first has too.
     __device__ static int dq_query(int group) { return queries == 128 ? group * 64 : 0; }
-    __device__ static int dq_column(int group) { return queries == 128 ? 0 : group * 64; }
+    __device__ static int dq_column(int group) { return queries == 128 ? 0 : group * (HSP - 64); }
+    __device__ static int dq_again(int group) { return queries == 128 ? 0 : group * (128 - HSP); }
+    // Sums of dq lie as the registers of a warpgroup have them, 64 queries by 8 columns at a time: four
+    // floats of each of its threads. This is the number of those that a warpgroup's part begins with.
+    __device__ static int dq_unit(int group) { return (dq_query(group) / 64 * HSP + dq_column(group)) / 8; }
 };
 
-// What the kernels share in memory. Rows of lse, dot and first, and dq, are whole tiles of queries.
-struct HopperBackwardScratch {
-    float *lse, *dot;   // (B, NH, tiles of queries, queries) lse of powers of two, and dout . out
-    int* first;         // (B, tiles of queries, queries) the first key that each query sees
-    float* dq;          // (B, NH, tiles of queries, dq_floats)
-    unsigned* turns;    // (B, NH, tiles of queries) how many blocks have added to dq
-    unsigned* tickets;  // how many blocks have begun
-};
-
-// dot = dout . out of each query and head, by 16 threads each; lse in powers of two. Behind the last query an
-// lse for which every probability is zero.
-__global__ void attention_hopper_dot_kernel(HopperBackwardScratch scratch, const floatX* dout,
-                                            const floatX* out, const float* lse, AttentionShape s, int rows) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 16;  // (B, rows, NH)
-    if (i >= (size_t)s.B * rows * s.NH) return;
-    int h = i % s.NH, t = i / s.NH % rows, b = i / s.NH / rows, column = threadIdx.x % 16 * 8;
-    float sum = 0;
-    if (t < s.T && column < s.HS) {
-        auto left = load<8>(dout + s.output(b, t, h) + column),
-             right = load<8>(out + s.output(b, t, h) + column);
-        for (int c = 0; c < 8; c++) sum += float(left[c]) * float(right[c]);
-    }
-    unsigned lanes = 0xffffu << threadIdx.x % warp_size / 16 * 16;
-    for (int offset = 8; offset > 0; offset /= 2) sum += __shfl_xor_sync(lanes, sum, offset);
-    if (column == 0) {
-        size_t to = ((size_t)b * s.NH + h) * rows + t;
-        scratch.dot[to] = sum;
-        scratch.lse[to] = t < s.T ? lse[s.lse(b, t, h)] * log2_e : INFINITY;
-        if (h == 0) scratch.first[(size_t)b * rows + t] = s.first_key(b, min(t, s.T - 1));
-    }
-}
-
-// The work of a block: a tile of keys, and the tiles of queries [first, end) that see some of them.
+// The work of a block: a tile of keys, and the tiles of queries that see some of them.
 template <int HSP>
 struct HopperKeys {
-    int b, kv_head, start, first, end;
+    int b, kv_head, start, first, last;
 
     __device__ HopperKeys(const AttentionShape& s, int ticket) {
         using Sizes = HopperBackward<HSP>;
@@ -96,14 +65,7 @@ struct HopperKeys {
         kv_head = head % s.NKV;
         start = (tiles - 1 - ticket % tiles) * Sizes::keys;
         first = start / Sizes::queries;
-        end = first + 1;
-        for (int beyond = ceil_div(s.T, Sizes::queries); end < beyond;) {  // the first key never moves back
-            int middle = (end + beyond) / 2;
-            if (s.first_key(b, middle * Sizes::queries) < start + Sizes::keys)
-                end = middle + 1;
-            else
-                beyond = middle;
-        }
+        last = last_query_tile(s, b, Sizes::queries, first, start + Sizes::keys);
     }
 
     // Calls f(query head, tile of queries) in the order in which the block goes over them.
@@ -112,7 +74,7 @@ struct HopperKeys {
 #pragma unroll 1
         for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
 #pragma unroll 1
-            for (int i = first; i < end; i++) f(h, i);
+            for (int i = first; i <= last; i++) f(h, i);
     }
 };
 
@@ -120,26 +82,23 @@ template <int HSP>
 __device__ void hopper_backward_load(typename HopperBackward<HSP>::Shared& shared,
                                      const HopperKeys<HSP>& work, const CUtensorMap& key_map,
                                      const CUtensorMap& query_map, const CUtensorMap& dout_map,
-                                     const HopperBackwardScratch& scratch, const AttentionShape& s) {
+                                     const BackwardScratch& scratch, const AttentionShape& s) {
     using Sizes = HopperBackward<HSP>;
     using KeyTile = typename Sizes::KeyTile;
     using QueryTile = typename Sizes::QueryTile;
-    constexpr int row_bytes = Sizes::queries * sizeof(float);
     mbarrier_arrive_expect(&shared.keys_there, 2 * KeyTile::bytes);
     KeyTile::load(shared.k, key_map, s.NH + work.kv_head, work.start, work.b, &shared.keys_there);
     KeyTile::load(shared.v, key_map, s.NH + s.NKV + work.kv_head, work.start, work.b, &shared.keys_there);
     Ring<Sizes::buffers> ring;
-    int tiles = ceil_div(s.T, Sizes::queries);
     work.each(s, [&](int h, int i) {
-        size_t row = (((size_t)work.b * s.NH + h) * tiles + i) * Sizes::queries;
-        Mbarrier* full = shared.queries_there[ring.at].fill(ring.phase, 2 * QueryTile::bytes + 3 * row_bytes);
-        QueryTile::load(shared.q[ring.at], query_map, h, i * Sizes::queries, work.b, full);
-        bulk_load(shared.lse[ring.at], scratch.lse + row, row_bytes, full);
-        bulk_load(shared.first[ring.at], scratch.first + ((size_t)work.b * tiles + i) * Sizes::queries,
-                  row_bytes, full);
-
-        QueryTile::load(shared.dout[ring.at], dout_map, h, i * Sizes::queries, work.b, full);
-        bulk_load(shared.dot[ring.at], scratch.dot + row, row_bytes, full);
+        int row = i * Sizes::queries, at = ring.at;
+        constexpr int stats_bytes = sizeof shared.stats[0], first_bytes = sizeof shared.first_keys[0];
+        Mbarrier* full =
+            shared.queries_there[at].fill(ring.phase, 2 * QueryTile::bytes + stats_bytes + first_bytes);
+        QueryTile::load(shared.q[at], query_map, h, row, work.b, full);
+        bulk_load(shared.stats[at], scratch.stats(work.b, h, row), stats_bytes, full);
+        bulk_load(shared.first_keys[at], scratch.first_keys(work.b, row), first_bytes, full);
+        QueryTile::load(shared.dout[at], dout_map, h, row, work.b, full);
         ring.next();
     });
 }
@@ -147,29 +106,27 @@ __device__ void hopper_backward_load(typename HopperBackward<HSP>::Shared& share
 // Adds what the computing warpgroups leave in shared.dq to the sums in memory, each when it is its turn.
 template <int HSP>
 __device__ void hopper_backward_add(typename HopperBackward<HSP>::Shared& shared, const HopperKeys<HSP>& work,
-                                    const HopperBackwardScratch& scratch, const AttentionShape& s) {
+                                    const BackwardScratch& scratch, const AttentionShape& s) {
     using Sizes = HopperBackward<HSP>;
     constexpr int bytes = Sizes::dq_floats * sizeof(float);
-    int tiles = ceil_div(s.T, Sizes::queries);
     Ring<1> ring;
     work.each(s, [&](int h, int i) {
-        size_t tile = ((size_t)work.b * s.NH + h) * tiles + i;
-        float* dq = scratch.dq + tile * Sizes::dq_floats;
-        unsigned turn = (i - work.first) * Sizes::queries / Sizes::keys;
+        int row = i * Sizes::queries;
+        Turn turn = scratch.turn(work.b, h, row, (row - work.start) / Sizes::keys);
+        turn.wait();
         mbarrier_wait(&shared.dq_full, ring.phase);
         ring.next();
-        counter_wait(scratch.turns + tile, turn);
         fence_async_global();
-        if (turn == 0)
-            bulk_store(dq, shared.dq, bytes);
+        if (turn.number == 0)
+            bulk_store(scratch.data + turn.sums, shared.dq, bytes);
         else
-            bulk_add(dq, shared.dq, bytes);
+            bulk_add(scratch.data + turn.sums, shared.dq, bytes);
         bulk_commit();
         bulk_wait_read<0>();
         mbarrier_arrive(&shared.dq_empty);
         bulk_wait<0>();
         fence_async_global();
-        counter_set(scratch.turns + tile, turn + 1);
+        turn.pass();
     });
 }
 
@@ -213,20 +170,19 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
         float p[count], ds[count];
         int buffer = ring.at, first_query = i * queries;
         int row = group * warpgroup_rows + pinned(result_row(0)), column = pinned(result_column(0));
+        const float* stats = shared.stats[buffer] + 2 * column;
+        const int* first_key = shared.first_keys[buffer];
         shared.queries_there[buffer].wait(ring.phase);
 #pragma unroll
-        for (int n = 0; n < count; n++) ds[n] = -shared.dot[buffer][column + further_right(n)];
+        for (int n = 0; n < count; n++) ds[n] = -stats[2 * further_right(n) + 1];
         pin(ds);
         wgmma_fence();
         start_scores(p, shared.k, shared.q[buffer], false);
         start_scores(ds, shared.v, shared.dout[buffer], true);
         wgmma_wait<1>();
         pin(p);
-        const float* lse = shared.lse[buffer];
-        const int* first_key = shared.first[buffer];
 #pragma unroll
-        for (int n = 0; n < count; n++)
-            p[n] = exp2_approx(fmaf(p[n], scale, -lse[column + further_right(n)]));
+        for (int n = 0; n < count; n++) p[n] = exp2_approx(fmaf(p[n], scale, -stats[2 * further_right(n)]));
         if (first_row + warpgroup_rows - 1 > first_query || first_key[queries - 1] > first_row) {
 #pragma unroll
             for (int n = 0; n < count; n++) {
@@ -271,11 +227,12 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
 
         mbarrier_wait(&shared.dq_empty, dq_ring.phase ^ 1);
         dq_ring.next();
-        float* to = shared.dq + (group * 8 * warpgroup_size + threadIdx.x % warpgroup_size) * 4;
+        float* to = shared.dq + (Sizes::dq_unit(group) * warpgroup_size + threadIdx.x % warpgroup_size) * 4;
 #pragma unroll
         for (int n = 0; n < 32; n += 4)
-            *reinterpret_cast<float4*>(to + n * warpgroup_size) =
-                make_float4(dq[n], dq[n + 1], dq[n + 2], dq[n + 3]);
+            if (further_right(n) >= Sizes::dq_again(group))
+                *reinterpret_cast<float4*>(to + n * warpgroup_size) =
+                    make_float4(dq[n], dq[n + 1], dq[n + 2], dq[n + 3]);
         fence_async();
         __syncwarp();
         if (threadIdx.x % warp_size == 0) mbarrier_arrive(&shared.dq_full);
@@ -288,11 +245,11 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
 
 template <int HSP>
 __device__ void hopper_backward_block(floatX* dqkv, const CUtensorMap& key_map, const CUtensorMap& query_map,
-                                      const CUtensorMap& dout_map, const HopperBackwardScratch& scratch,
+                                      const CUtensorMap& dout_map, const BackwardScratch& scratch,
                                       const AttentionShape& s) {
     auto& shared = *swizzled_shared<typename HopperBackward<HSP>::Shared>();
     if (threadIdx.x == 0) {
-        shared.ticket = atomicAdd(scratch.tickets, 1);
+        shared.ticket = atomicAdd(scratch.ticket(), 1);
         mbarrier_init(&shared.keys_there, 1);
         mbarrier_init(&shared.dq_full, computing_warps);
         mbarrier_init(&shared.dq_empty, 1);
@@ -319,8 +276,8 @@ template <int HSP>
 __global__ void __launch_bounds__(hopper_threads, 1)
     attention_hopper_backward_kernel(floatX* dqkv, const __grid_constant__ CUtensorMap key_map,
                                      const __grid_constant__ CUtensorMap query_map,
-                                     const __grid_constant__ CUtensorMap dout_map,
-                                     HopperBackwardScratch scratch, AttentionShape s) {
+                                     const __grid_constant__ CUtensorMap dout_map, BackwardScratch scratch,
+                                     AttentionShape s) {
     if constexpr (is_hopper)
         hopper_backward_block<HSP>(dqkv, key_map, query_map, dout_map, scratch, s);
     else
@@ -329,67 +286,46 @@ __global__ void __launch_bounds__(hopper_threads, 1)
 
 // The sums of dq to their place in dqkv: by each thread, eight columns of two rows.
 template <int HSP>
-__global__ void attention_hopper_queries_kernel(floatX* dqkv, const float* dq, AttentionShape s, int tiles) {
-    using Sizes = HopperBackward<HSP>;
-    size_t thread = (size_t)blockIdx.x * blockDim.x + threadIdx.x, tile = thread / 512;
-    if (tile >= (size_t)s.B * s.NH * tiles) return;
-    int unit = thread % 8, quad = thread / 8 % 32, group = thread / 256 % 2;
-    const float* from = dq + tile * Sizes::dq_floats + ((group * 8 + unit) * 32 + quad) * 16;
+__global__ void attention_hopper_dq_kernel(floatX* dqkv, BackwardScratch scratch, AttentionShape s) {
+    constexpr int units = HSP / 8;
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;  // (B, NH, rows / 64, 32, units): whole blocks
+    int unit = i % units, quad = i / units % 32, strips = scratch.rows / 64;
+    size_t strip = i / units / 32;
+    int column = unit * 8, row = strip % strips * 64 + quad / 8 * 16 + quad % 8;
+    int h = strip / strips % s.NH, b = strip / strips / s.NH;
+    if (row >= s.T || column >= s.HS) return;
+    const float* from = scratch.data + ((strip * units + unit) * 32 + quad) * 16;
     Vec<floatX, 8> rows[2];
-    for (int i = 0; i < 4; i++) {
-        Vec<float, 4> lane = load<4>(from + i * 4);
-        for (int n = 0; n < 4; n++) rows[n / 2][i * 2 + n % 2] = floatX(lane[n] * s.scale());
+    for (int l = 0; l < 4; l++) {
+        Vec<float, 4> lane = load<4>(from + l * 4);
+        for (int n = 0; n < 4; n++) rows[n / 2][l * 2 + n % 2] = floatX(lane[n] * s.scale());
     }
-    int i = tile % tiles, h = tile / tiles % s.NH, b = tile / tiles / s.NH;
-    int column = Sizes::dq_column(group) + unit * 8;
-    for (int r = 0; r < 2; r++) {
-        int t = i * Sizes::queries + Sizes::dq_query(group) + quad / 8 * 16 + quad % 8 + r * 8;
-        if (t < s.T && column < s.HS) store(dqkv + s.query(b, t, h) + column, rows[r]);
-    }
+    floatX* to = dqkv + s.query(b, row, h) + column;
+    store(to, rows[0]);
+    if (row + 8 < s.T) store(to + 8 * s.qkv_row(), rows[1]);
 }
 
 // ----------------------------------------------------------------------------
 // launchers
 
-// Floats of scratch that attention_hopper_backward needs.
-inline size_t attention_hopper_backward_scratch(int B, int T, int NH, int, int HS) {
-    size_t floats = 0;
-    with_tile_width<64, 128>(HS, [&](auto HSP) {
-        using Sizes = HopperBackward<HSP>;
-        size_t tiles = (size_t)B * NH * ceil_div(T, Sizes::queries);
-        floats = tiles * (2 * Sizes::queries + Sizes::dq_floats + 1) + tiles / NH * Sizes::queries + 1;
-    });
-    return floats;
-}
-
 // For shapes of which hopper_attention_fits. dqkv as qkv (B, T, NH + 2*NKV, HS), dout and out (B, T, NH, HS),
-// lse (B, NH, T); scratch begins at a multiple of 16 bytes.
-inline void attention_hopper_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv,
-                                      const floatX* out, const float* lse, const AttentionShape& s,
-                                      cudaStream_t stream) {
+// lse (B, NH, T).
+inline void attention_hopper_backward(floatX* dqkv, float* scratch_data, const floatX* dout,
+                                      const floatX* qkv, const floatX* out, const float* lse,
+                                      const AttentionShape& s, cudaStream_t stream) {
     ProfileRange profile_range(__func__);
-    with_tile_width<64, 128>(s.HS, [&](auto HSP) {
+    with_hopper_width(s.HS, [&](auto HSP) {
         using Sizes = HopperBackward<HSP>;
-        int per_head = ceil_div(s.T, Sizes::queries), rows = per_head * Sizes::queries;
-        size_t tiles = (size_t)s.B * s.NH * per_head;
-        HopperBackwardScratch memory;
-        memory.dq = scratch;
-        memory.lse = memory.dq + tiles * Sizes::dq_floats;
-        memory.dot = memory.lse + tiles * Sizes::queries;
-        memory.first = (int*)(memory.dot + tiles * Sizes::queries);
-        memory.turns = (unsigned*)(memory.first + (size_t)s.B * rows);
-        memory.tickets = memory.turns + tiles;
-        cudaCheck(cudaMemsetAsync(memory.turns, 0, (tiles + 1) * sizeof(unsigned), stream));
-        constexpr int threads = 256;
-        launch(attention_hopper_dot_kernel, ceil_div((size_t)s.B * rows * s.NH * 16, threads), threads, 0,
-               stream, memory, dout, out, lse, s, rows);
+        BackwardScratch scratch(scratch_data, s.B, s.T, s.NH, HSP);
+        prepare_backward_scratch(scratch, dout, out, lse, s, stream);
         CUtensorMap key_map = Sizes::KeyTile::map(qkv, s, s.NH + 2 * s.NKV);
         CUtensorMap query_map = Sizes::QueryTile::map(qkv, s, s.NH + 2 * s.NKV);
         CUtensorMap dout_map = Sizes::QueryTile::map(dout, s, s.NH);
         launch(attention_hopper_backward_kernel<HSP>, ceil_div(s.T, Sizes::keys) * s.B * s.NKV,
                hopper_threads, sizeof(typename Sizes::Shared), stream, dqkv, key_map, query_map, dout_map,
-               memory, s);
-        launch(attention_hopper_queries_kernel<HSP>, ceil_div(tiles * 512, threads), threads, 0, stream, dqkv,
-               memory.dq, s, per_head);
+               scratch, s);
+        constexpr int block = 256, part = 16;  // floats that a thread takes
+        launch(attention_hopper_dq_kernel<HSP>, scratch.all_rows() * HSP / part / block, block, 0, stream,
+               dqkv, scratch, s);
     });
 }

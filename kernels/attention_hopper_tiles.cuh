@@ -164,13 +164,10 @@ __device__ void store_results(floatX* to, size_t stride, const float (&results)[
         }
 }
 
-// Calls f with the first of the compiled widths of tiles that holds HS, as std::integral_constant.
-template <int width, int... wider, typename F>
-void with_tile_width(int HS, F&& f) {
-    if constexpr (sizeof...(wider) > 0) {
-        if (HS > width) return with_tile_width<wider...>(HS, f);
-    }
-    f(std::integral_constant<int, width>{});
+// Calls f with the width of tiles for heads of this size, as std::integral_constant.
+template <typename F>
+void with_hopper_width(int HS, F&& f) {
+    with_width<64, 96, 128>(HS, f);
 }
 
 // Whether the kernels of Hopper can do this: on its card, for heads whose vectors are whole units of 16

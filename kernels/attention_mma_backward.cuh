@@ -6,12 +6,13 @@ A block owns a tile of keys. It goes over the queries that see them, from the la
 diagonal, for each head of its group, and sums dk and dv in registers. Scores are made transposed, keys by
 queries: what the registers then hold of p and ds is the left side of the products for dv and dk.
 
-A block adds to dq in its turn (attention_dq.cuh). It and the block of the tile of keys before walk the same
-way over the same tiles of queries, so that only at their start does one wait for the other.
+A block adds to dq in its turn (attention_backward.cuh); the turns go to the tiles of keys in ascending order.
+It and the block of the tile of keys before walk the same way over the same tiles of queries, so that only at
+their start does one wait for the other.
 */
 #pragma once
 
-#include "kernels/attention_dq.cuh"
+#include "kernels/attention_backward.cuh"
 #include "kernels/attention_shape.h"
 #include "kernels/attention_tiles.cuh"
 #include "kernels/common.cuh"
@@ -28,8 +29,9 @@ template <int HSP_, int keys_, int queries_, int stages_>
 struct BackwardTiles {
     static constexpr int HSP = HSP_, keys = keys_, queries = queries_, stages = stages_;
     static constexpr int warps = 8, threads = warps * warp_size;
-    static constexpr int parts = warps * 16 / keys;
-    static constexpr int part_queries = queries / parts, head_columns = HSP / parts;
+    static constexpr int parts = warps * 16 / keys, head_columns = HSP / parts;
+    // Where there are not eight queries for each part, the last parts have none.
+    static constexpr int part_queries = queries / parts < 8 ? 8 : queries / parts;
     // Columns of scores at a time. With 64 of them beside wide heads the registers of sm_90 do not suffice.
 #if __CUDA_ARCH__ >= 900
     static constexpr int most_scores = HSP_ > 64 ? 32 : 64;
@@ -40,7 +42,7 @@ struct BackwardTiles {
 
     // dq: 32 queries by warp where the columns can be cut so
     static constexpr int step = tensor_cores ? 16 : 8;
-    static constexpr int dq_rows = queries * HSP / 32 % (warps * step) == 0 ? 32 : 16;
+    static constexpr int dq_rows = queries >= 32 && queries * HSP / 32 % (warps * step) == 0 ? 32 : 16;
     static constexpr int dq_parts = warps * dq_rows / queries, dq_columns = HSP / dq_parts;
 
     static constexpr bool p_in_registers = tensor_cores && parts == 1;
@@ -52,36 +54,32 @@ struct BackwardTiles {
 };
 
 // The largest of the tiles whose sums fit in registers and which fit in `shared` bytes.
-template <int HSP, size_t shared, typename First, typename... Rest>
+template <size_t shared, typename First, typename... Rest>
 constexpr auto choose_backward_tiles() {
     constexpr int registers = tensor_cores ? 192 : 128;
-    if constexpr (sizeof...(Rest) == 0 || (First::shared_bytes <= shared && First::accumulators <= registers))
+    constexpr size_t own = 128;  // bytes of the kernel's variables, which stand before the tiles
+    constexpr bool fits = First::shared_bytes + own <= shared && First::accumulators <= registers;
+    static_assert(fits || sizeof...(Rest) > 0);
+    if constexpr (fits)
         return First{};
     else
-        return choose_backward_tiles<HSP, shared, Rest...>();
+        return choose_backward_tiles<shared, Rest...>();
 }
 
 template <int HSP, size_t shared>
 using BackwardTilesFor =
-    decltype(choose_backward_tiles<HSP, shared, BackwardTiles<HSP, 128, 128, 2>,
-                                   BackwardTiles<HSP, 128, 64, 2>, BackwardTiles<HSP, 64, 64, 2>,
-                                   BackwardTiles<HSP, 64, 32, 2>, BackwardTiles<HSP, 64, 32, 1>,
-                                   BackwardTiles<HSP, 32, 32, 1>>());
+    decltype(choose_backward_tiles<shared, BackwardTiles<HSP, 128, 128, 2>, BackwardTiles<HSP, 128, 64, 2>,
+                                   BackwardTiles<HSP, 64, 64, 2>, BackwardTiles<HSP, 64, 32, 2>,
+                                   BackwardTiles<HSP, 64, 32, 1>, BackwardTiles<HSP, 32, 32, 1>,
+                                   BackwardTiles<HSP, 16, 16, 1>>());
 
 // ----------------------------------------------------------------------------
 // kernels
 
-// The last tile of `queries` queries that sees a key before `end`, found among those from `first` on.
-__device__ inline int last_query_tile(const AttentionShape& s, int b, int queries, int first, int end) {
-    int last = (s.T - 1) / queries;
-    while (first < last) {
-        int middle = (first + last + 1) / 2;
-        if (s.first_key(b, middle * queries) < end)
-            first = middle;
-        else
-            last = middle - 1;
-    }
-    return first;
+// Sums of dq lie 16 x 8 at a time, in the order in which a warp adds them: (4, 32), register by lane. This is
+// how far behind the first those of a row, a multiple of 16, and a column, of 8, are.
+__device__ inline size_t dq_offset(int row, int column, int width) {
+    return (size_t)row * width + column * 16;
 }
 
 // A block per tile of keys, key/value head and sequence; `scale` makes powers of two of scores. Tickets go to
@@ -117,7 +115,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     int dq_column = warp % Tiles::dq_parts * Tiles::dq_columns;
 
     int first_tile = k_start / queries;
-    int last_tile = last_query_tile(s, b, queries, first_tile, min(k_start + keys, s.T));
+    int last_tile = last_query_tile(s, b, queries, first_tile, k_start + keys);
     auto load_queries = [&](int tile, int h, int stage) {
         int start = tile * queries, count = s.T - start;
         floatX* q = staged + stage * 2 * queries * HSP;
@@ -145,10 +143,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         unsigned seen = 0;
         if (threadIdx.x == 0) {
             if (tile < last_tile || h > first_head) turn.pass();
-            unsigned number = key_tile - s.first_key(b, q_start) / keys;
-            turn = {scratch.counter(b, h, tile), number,
-                    (size_t)(scratch.dq(b, h, q_start, 0) - scratch.data)};
-            seen = turn.now();
+            turn = scratch.turn(b, h, q_start, key_tile - s.first_key(b, q_start) / keys);
+            seen = counter_now(turn.counter);
         }
         Tile<HSP> q{staged + stage * 2 * queries * HSP}, dout_q{q.data + queries * HSP};
         const float* tile_stats = stats + stage * 2 * queries;
@@ -168,6 +164,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         for (int c = 0; c < Tiles::part_queries; c += Tiles::scores) {
             Fragment<16, Tiles::scores> scores, dscores;
             int first_score = part * Tiles::part_queries + c;
+            if (parts * Tiles::part_queries > queries && first_score >= queries) break;
             warp_product<Right::columns, HSP>(
                 scores, [&](Left& left, int, int at) { left.load(k, warp_row, at); }, q, first_score);
             warp_product<Right::columns, HSP>(
@@ -218,10 +215,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         warp_product<Right::rows, keys>(
             dq, [&](Left& left, int m, int at) { left.load_transposed(ds, dq_row + m * 16, at); }, k,
             dq_column);
-        float* sums = scratch.data + turn.sums + BackwardScratch::offset(dq_row, dq_column, HSP) + lane_id();
-        auto at = [&](int m, int n, int i) {
-            return sums + BackwardScratch::offset(m * 16, n * 8, HSP) + i * 32;
-        };
+        float* sums = scratch.data + turn.sums + dq_offset(dq_row, dq_column, HSP) + lane_id();
+        auto at = [&](int m, int n, int i) { return sums + dq_offset(m * 16, n * 8, HSP) + i * 32; };
         if (turn.number == 0)
             dq.each([&](float& element, int m, int n, int i) { *at(m, n, i) = element; });
         else
@@ -244,6 +239,27 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
                               s.HS);
 }
 
+// dq from its sums: eight columns of a query by a thread.
+__global__ void attention_dq_kernel(floatX* dqkv, BackwardScratch scratch, AttentionShape s) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int pieces = ceil_div(s.HS, 8);  // (B, T, NH, pieces)
+    if (i >= (size_t)s.B * s.T * s.NH * pieces) return;
+    int column = i % pieces * 8, h = i / pieces % s.NH, t = i / pieces / s.NH % s.T,
+        b = i / pieces / s.NH / s.T;
+    const float* sums = scratch.data + scratch.sums(b, h, t / 16 * 16) + dq_offset(0, column, scratch.width) +
+                        t / 8 % 2 * 64 + t % 8 * 4;
+    Vec<float, 4> even = load<4>(sums), odd = load<4>(sums + 32);
+    Vec<floatX, 8> dq;
+    for (int c = 0; c < 8; c++) dq[c] = floatX((c % 2 ? odd[c / 2] : even[c / 2]) * s.scale());
+    floatX* to = dqkv + s.query(b, t, h) + column;
+    constexpr int W = vec_width<floatX>;
+    if (s.HS % 8 == 0) {
+        for (int c = 0; c < 8; c += W) store(to + c, load<W>(&dq[c]));
+    } else {
+        for (int c = 0; c < 8 && column + c < s.HS; c++) to[c] = dq[c];
+    }
+}
+
 // ----------------------------------------------------------------------------
 // launching
 
@@ -261,33 +277,27 @@ inline AttentionCard attention_card() {
 inline void attention_mma_backward(floatX* dqkv, float* scratch_data, const floatX* dout, const floatX* qkv,
                                    const floatX* out, const float* lse, const AttentionShape& s,
                                    cudaStream_t stream, const AttentionCard& card = attention_card()) {
-    constexpr int block = 256;
-    BackwardScratch scratch(scratch_data, s.B, s.T, s.NH, s.HS);
-    cudaCheck(cudaMemsetAsync(scratch.ticket(), 0, (scratch.tiles() + 1) * sizeof(unsigned), stream));
-    with_vec_width<floatX>(s.HS, [&](auto W) {
-        launch(attention_stats_kernel<W>, ceil_div(scratch.all_rows() * 8, block), block, 0, stream, scratch,
-               dout, out, lse, s);
-    });
-
     // q, dout, dq and, of each group, k and v: in half of the L2 cache, for the other half is on its way out
     size_t head_bytes =
         (size_t)s.T * s.HS * (s.group() * (2 * sizeof(floatX) + sizeof(float)) + 2 * sizeof(floatX));
     int heads = s.B * s.NKV, section = (int)std::clamp<size_t>(card.L2_bytes / 2 / head_bytes, 1, heads);
     with_head_width(s.HS, [&](auto HSP) {
+        BackwardScratch scratch(scratch_data, s.B, s.T, s.NH, HSP);
+        prepare_backward_scratch(scratch, dout, out, lse, s, stream);
         auto with = [&](auto tiles) {
             using Tiles = decltype(tiles);
             launch(attention_backward_kernel<Tiles>, ceil_div(s.T, Tiles::keys) * heads, Tiles::threads,
                    Tiles::shared_bytes, stream, dqkv, scratch, dout, qkv, s, s.scale() * log2_e, section);
         };
-        constexpr size_t large = 163 * 1024,
-                         small = 99 * 1024;  // an A100 and up; the others of its time and later
+        constexpr size_t large = 163 * 1024;  // an A100 and up; others of its time and later have the least
         if (card.shared_bytes >= large)
             with(BackwardTilesFor<HSP, large>{});
         else
-            with(BackwardTilesFor<HSP, small>{});
+            with(BackwardTilesFor<HSP, least_shared_bytes>{});
+        constexpr int block = 256;
+        size_t pieces = (size_t)s.B * s.T * s.NH * ceil_div(s.HS, 8);
+        launch(attention_dq_kernel, ceil_div(pieces, block), block, 0, stream, dqkv, scratch, s);
     });
-    size_t pieces = (size_t)s.B * s.T * s.NH * ceil_div(s.HS, 8);
-    launch(attention_dq_kernel, ceil_div(pieces, block), block, 0, stream, dqkv, scratch, s);
 }
 
 #endif

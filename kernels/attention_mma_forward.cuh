@@ -13,15 +13,18 @@ leave the registers: where a product leaves its result is where the next one tak
 
 #ifndef DEVICE_CPU
 
-// Four warps, of which each owns 32 queries, or 16 where the sums of 32 would not fit in its registers. Two
-// blocks share a multiprocessor: one multiplies while the other takes exponentials.
+// Each warp owns 32 queries, or 16 where the sums of 32 would not fit in its registers. Two blocks share a
+// multiprocessor: one multiplies while the other takes exponentials. Wide heads of float have small tiles,
+// which leave registers for addresses and need no more shared memory than every card has.
 template <int HSP>
 struct ForwardTiles {
-    static constexpr int warps = 4, threads = warps * warp_size;
-    static constexpr int queries = tensor_cores && HSP <= 128 ? 128 : 64, warp_queries = queries / warps;
-    static constexpr int keys = !tensor_cores || HSP > 192 ? 32 : HSP > 64 ? 64 : 128;
+    static constexpr bool wide = HSP > 128;
+    static constexpr int warps = tensor_cores || !wide ? 4 : 2, threads = warps * warp_size;
+    static constexpr int warp_queries = tensor_cores && !wide ? 32 : 16, queries = warps * warp_queries;
+    static constexpr int keys = tensor_cores ? (HSP > 192 ? 32 : HSP > 64 ? 64 : 128) : wide ? 16 : 32;
     static constexpr size_t shared_bytes =
         sizeof(floatX) * ((queries + 2 * keys) * HSP + (tensor_cores ? 0 : queries * keys));
+    static_assert(shared_bytes <= least_shared_bytes);
 };
 
 // Grid (tiles of queries, NH, B); `scale` makes powers of two of scores. Keys arrive under the product with

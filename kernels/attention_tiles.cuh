@@ -10,6 +10,9 @@ warp, on tensor cores for bf16 and with the same layout of results for float.
 
 constexpr float log2_e = 1.44269504f;
 
+// What a block may have of shared memory on the cards that have least.
+constexpr size_t least_shared_bytes = 99 * 1024;
+
 __device__ inline int lane_id() {
     return threadIdx.x % warp_size;
 }
@@ -230,18 +233,20 @@ __device__ void product_step(Fragment<rows, N>& sum, const LeftOf<__nv_bfloat16>
 template <Right right, int rows, int N, int width>
 __device__ void product_step(Fragment<rows, N>& sum, const LeftOf<float> (&left)[rows / 16], Tile<width> b,
                              int first, int k) {
+    first = pinned(first);  // with wide heads the sums leave no registers for the addresses of all steps
 #pragma unroll
     for (int n = 0; n < N / 8; n++) {
         for (int i = 0; i < LeftOf<float>::depth; i++) {
             int column = first + sum.column(n, 0);
-            float b0 = right == Right::columns ? *b.at(column, k + i) : *b.at(k + i, column);
-            float b1 = right == Right::columns ? *b.at(column + 1, k + i) : *b.at(k + i, column + 1);
+            Vec<float, 2> pair = right == Right::columns
+                                     ? Vec<float, 2>{*b.at(column, k + i), *b.at(column + 1, k + i)}
+                                     : load<2>(b.at(k + i, column));
 #pragma unroll
             for (int m = 0; m < rows / 16; m++) {
-                sum.at[m][n][0] += left[m].at[0][i] * b0;
-                sum.at[m][n][1] += left[m].at[0][i] * b1;
-                sum.at[m][n][2] += left[m].at[1][i] * b0;
-                sum.at[m][n][3] += left[m].at[1][i] * b1;
+                sum.at[m][n][0] += left[m].at[0][i] * pair[0];
+                sum.at[m][n][1] += left[m].at[0][i] * pair[1];
+                sum.at[m][n][2] += left[m].at[1][i] * pair[0];
+                sum.at[m][n][3] += left[m].at[1][i] * pair[1];
             }
         }
     }
@@ -282,31 +287,19 @@ __device__ inline bool all_seen(int q, int last_first, int k, int keys) {
     return k + keys - 1 <= q && last_first <= k;
 }
 
-// The head size rounded up to a width that the kernels are compiled for.
-inline int head_width(int HS) {
-    for (int width : {32, 64, 96, 128, 192}) {
-        if (HS <= width) return width;
+// Calls f with the first of these widths of tiles that holds HS, as std::integral_constant.
+template <int width, int... wider, typename F>
+void with_width(int HS, F&& f) {
+    if constexpr (sizeof...(wider) > 0) {
+        if (HS > width) return with_width<wider...>(HS, f);
     }
-    return 256;
+    f(std::integral_constant<int, width>{});
 }
 
-// Calls f with head_width(HS) as std::integral_constant.
+// The same of the widths that the kernels on mma.sync are compiled for.
 template <typename F>
 void with_head_width(int HS, F&& f) {
-    switch (head_width(HS)) {
-    case 32:
-        return f(std::integral_constant<int, 32>{});
-    case 64:
-        return f(std::integral_constant<int, 64>{});
-    case 96:
-        return f(std::integral_constant<int, 96>{});
-    case 128:
-        return f(std::integral_constant<int, 128>{});
-    case 192:
-        return f(std::integral_constant<int, 192>{});
-    default:
-        return f(std::integral_constant<int, 256>{});
-    }
+    with_width<32, 64, 96, 128, 192, 256>(HS, f);
 }
 
 #endif

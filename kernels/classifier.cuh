@@ -255,6 +255,7 @@ __global__ void __launch_bounds__(classifier_block, 2)
 
 __global__ void sum_losses_kernel(float* total, const float* losses, int N) {
     float sum = 0;
+#pragma unroll 8
     for (int n = threadIdx.x; n < N; n += blockDim.x) sum += losses[n];
     sum = block_sum(sum);
     if (threadIdx.x == 0) *total += sum;

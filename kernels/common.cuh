@@ -73,6 +73,18 @@ void copy_to_device(T* to, const T* from, size_t count, cudaStream_t stream) {
     cudaCheck(cudaStreamSynchronize(stream));
 }
 
+// Of the device that this process uses, which it has chosen before it asks.
+inline const cudaDeviceProp& device_properties() {
+    static const cudaDeviceProp properties = [] {
+        cudaDeviceProp result;
+        int device;
+        cudaCheck(cudaGetDevice(&device));
+        cudaCheck(cudaGetDeviceProperties(&result, device));
+        return result;
+    }();
+    return properties;
+}
+
 // ----------------------------------------------------------------------------
 // starting work on a stream
 
@@ -120,18 +132,6 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     cudaCheck(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
-}
-
-// Of the device that this process uses.
-inline const cudaDeviceProp& device_properties() {
-    static const cudaDeviceProp properties = [] {
-        cudaDeviceProp result;
-        int device;
-        cudaCheck(cudaGetDevice(&device));
-        cudaCheck(cudaGetDeviceProperties(&result, device));
-        return result;
-    }();
-    return properties;
 }
 
 // ----------------------------------------------------------------------------

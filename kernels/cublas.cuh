@@ -1,5 +1,5 @@
 /*
-Products of matrices by cuBLASLt, for the kernels of matmul.cuh: multiply(what, with what, stream).
+Products of matrices by cuBLASLt, for the kernels of matmul.cuh: how each kind is run, and started.
 
 cuBLASLt runs a product in three steps: describe it, ask which algorithm is best for it, start that one. The
 first two take longer than a small product, so what they give is kept for the next product of the same kind.
@@ -45,12 +45,51 @@ inline void* cublas_workspace(cudaStream_t stream) {
 template <typename T>
 constexpr cudaDataType cuda_type = sizeof(T) == 2 ? CUDA_R_16BF : CUDA_R_32F;
 
+// What is done with numbers that a product has in registers anyway. gelu is in its tanh form.
+enum class Epilogue {
+    none,
+    bias,           // D = the product + bias
+    bias_gelu,      // pre_gelu = the product + bias, D = gelu(pre_gelu)
+    gelu_gradient,  // D = gelu'(pre_gelu) times the product
+    bias_gradient,  // dbias += the sums of B over k
+};
+
+// One for gelu_gradient and bias_gradient together is not used: it has dbias in the type of D.
+struct EpilogueRow {
+    cublasLtEpilogue_t name;
+    const char* text;
+    Epilogue in_front;     // of the product, where a kernel behind it does the rest; the same: none can
+    bool fused_on_hopper;  // where both can be and nobody has measured; on other cards it is not fused
+};
+
+constexpr EpilogueRow epilogue_rows[] = {
+    // in the order of Epilogue
+    {CUBLASLT_EPILOGUE_DEFAULT, "", Epilogue::none, true},
+    {CUBLASLT_EPILOGUE_BIAS, " + bias", Epilogue::bias, true},
+    {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, " + bias, GELU", Epilogue::bias, true},
+    {CUBLASLT_EPILOGUE_DGELU, ", gradient of GELU", Epilogue::none, true},
+    {CUBLASLT_EPILOGUE_BGRADB, ", gradient of bias", Epilogue::none, false},
+};
+
+constexpr const EpilogueRow& epilogue_row(Epilogue epilogue) {
+    return epilogue_rows[(int)epilogue];
+}
+
+constexpr bool can_be_unfused(Epilogue epilogue) {
+    return epilogue_row(epilogue).in_front != epilogue;
+}
+
+constexpr Epilogue bias_if_any(const void* bias) {
+    return bias ? Epilogue::bias : Epilogue::none;
+}
+
 // D (m, n) = op(A) op(B) in the library's terms, where matrices are stored by columns: our rows are its
 // columns, so A is what has our innermost dimension.
 struct Product {
     int m, n, k;
     bool transpose_a = false, transpose_b = false;
     bool accumulate = false;  // D +=
+    Epilogue epilogue = Epilogue::none;
     cudaDataType d_type = cuda_type<floatX>;
     // fp8: only with A transposed and B not, and scales for both
     cudaDataType a_type = cuda_type<floatX>, b_type = cuda_type<floatX>;
@@ -60,9 +99,14 @@ struct Product {
 struct Operands {
     const void *a, *b;
     void* d;
-    const void* bias = nullptr;                          // (m): added to each column
-    void* pre_gelu = nullptr;                            // like d: receives the product, and d its GELU
+    const void* bias = nullptr;                          // (m)
+    void* pre_gelu = nullptr;                            // like d
+    float* dbias = nullptr;                              // (n)
+    float* sums = nullptr;                               // scratch of matmul_backward_bias(), for dbias
     const float *a_scale = nullptr, *b_scale = nullptr;  // (1) fp8: what 1 counts
+
+    // The library's bias: read, or where it has gradients, written.
+    const void* vector() const { return sums ? sums : bias; }
 };
 
 // Largest power of two that divides the address, up to the 256 that cudaMalloc gives; 0 for null.
@@ -75,15 +119,13 @@ inline uint32_t pointer_alignment(const void* pointer) {
 // All that a choice of algorithm depends on, but for the card and the library.
 struct ProductKind {
     Product product;
-    std::array<uint32_t, 5> alignments;  // of a, b, d, bias and pre_gelu; 0: there is none
+    std::array<uint32_t, 5> alignments;  // of a, b, d, vector() and pre_gelu; 0: there is none
     auto operator<=>(const ProductKind&) const = default;
 
     ProductKind(const Product& product, const Operands& with)
         : product(product),
           alignments{pointer_alignment(with.a), pointer_alignment(with.b), pointer_alignment(with.d),
-                     pointer_alignment(with.bias), pointer_alignment(with.pre_gelu)} {}
-    bool has_bias() const { return alignments[3] > 0; }
-    bool has_gelu() const { return alignments[4] > 0; }
+                     pointer_alignment(with.vector()), pointer_alignment(with.pre_gelu)} {}
 };
 
 inline const char* type_text(cudaDataType type) {
@@ -94,13 +136,13 @@ inline const char* type_text(cudaDataType type) {
 }
 
 inline std::string kind_text(const ProductKind& kind) {
-    auto& [m, n, k, transpose_a, transpose_b, accumulate, d_type, a_type, b_type] = kind.product;
+    auto& [m, n, k, transpose_a, transpose_b, accumulate, epilogue, d_type, a_type, b_type] = kind.product;
     auto& at = kind.alignments;
     char text[256];
-    snprintf(text, sizeof text, "%d x %d x %d %c%c %s x %s%s %s%s%s aligned %u %u %u %u %u", m, n, k,
+    snprintf(text, sizeof text, "%d x %d x %d %c%c %s x %s%s %s%s aligned %u %u %u %u %u", m, n, k,
              transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', type_text(a_type), type_text(b_type),
-             accumulate ? " +=" : " =", type_text(d_type), kind.has_bias() ? " + bias" : "",
-             kind.has_gelu() ? ", GELU" : "", at[0], at[1], at[2], at[3], at[4]);
+             accumulate ? " +=" : " =", type_text(d_type), epilogue_row(epilogue).text, at[0], at[1], at[2],
+             at[3], at[4]);
     return text;
 }
 
@@ -119,7 +161,7 @@ struct Algorithm {
     std::string bytes() const { return std::string((const char*)&opaque, sizeof opaque); }
 };
 
-// The algorithm for each kind_text(), byte by byte; no bytes: GELU is left to a kernel of its own.
+// The algorithm for each kind_text(), byte by byte; no bytes: the epilogue is left to a kernel of its own.
 using AlgorithmChoices = std::map<std::string, std::string>;
 
 // What to know about a kind of product before running it, found once.
@@ -128,8 +170,8 @@ struct ProductPlan {
     cublasLtMatrixLayout_t a, b, d;
     float beta;
     Algorithm algorithm;
-    bool gelu_apart;  // GELU is faster by a kernel of its own, or cannot be had otherwise
-    bool chosen;      // by AlgorithmChoices
+    bool unfused;  // the epilogue is faster by a kernel of its own, or cannot be had otherwise
+    bool chosen;   // by AlgorithmChoices
 };
 
 struct Cublas {
@@ -164,7 +206,7 @@ inline bool is_fp8(cudaDataType type) {
 }
 
 inline void set_pointers(cublasLtMatmulDesc_t operation, const Operands& operands) {
-    set_attribute(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
+    set_attribute(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.vector());
     set_attribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, operands.pre_gelu);
     if (!operands.a_scale) return;
     set_attribute(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.a_scale);
@@ -172,17 +214,14 @@ inline void set_pointers(cublasLtMatmulDesc_t operation, const Operands& operand
 }
 
 inline ProductPlan describe(const ProductKind& kind, const Operands& operands) {
-    auto [m, n, k, transpose_a, transpose_b, accumulate, d_type, a_type, b_type] = kind.product;
+    auto [m, n, k, transpose_a, transpose_b, accumulate, epilogue, d_type, a_type, b_type] = kind.product;
     ProductPlan plan = {};
     plan.beta = accumulate;
     cublasCheck(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-    set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
-                  kind.has_gelu()   ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
-                  : kind.has_bias() ? CUBLASLT_EPILOGUE_BIAS
-                                    : CUBLASLT_EPILOGUE_DEFAULT);
-    if (kind.has_gelu()) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)m);
+    set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_row(epilogue).name);
+    if (operands.pre_gelu) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)m);
     // Sums in the fewer bits of the tensor cores are enough for activations, and not for gradients.
     if (is_fp8(a_type) && a_type == b_type)
         set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
@@ -208,7 +247,7 @@ inline std::vector<Algorithm> proposed_algorithms(const ProductKind& kind, const
     // When a sum is split over blocks, its parts are added in fp32, not in the type of D.
     set_attribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                   (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
-    auto [a, b, d, bias, pre_gelu] = kind.alignments;
+    auto [a, b, d, vector, pre_gelu] = kind.alignments;
     set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, a);
     set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, b);
     set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, d);
@@ -224,7 +263,7 @@ inline std::vector<Algorithm> proposed_algorithms(const ProductKind& kind, const
     for (int i = 0; i < found; i++) {
         if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({results[i].algo});
     }
-    if (algorithms.empty() && !kind.has_gelu()) {
+    if (algorithms.empty() && !can_be_unfused(kind.product.epilogue)) {
         fprintf(stderr, "train_gpt: cuBLASLt has no algorithm for the product %s: %s\n",
                 kind_text(kind).c_str(), cublasLtGetStatusString(status));
         exit(1);
@@ -238,7 +277,7 @@ inline void take_choice(const ProductKind& kind, ProductPlan& plan) {
     if (choice == cublas().choices.end()) return;
     const std::string& bytes = choice->second;
     if (bytes.empty()) {
-        plan.gelu_apart = plan.chosen = kind.has_gelu();
+        plan.unfused = plan.chosen = can_be_unfused(kind.product.epilogue);
         return;
     }
     Algorithm algorithm;
@@ -249,7 +288,7 @@ inline void take_choice(const ProductKind& kind, ProductPlan& plan) {
                                                     plan.d, &algorithm.opaque, &result);
     if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > cublas_workspace_bytes()) return;
     plan.algorithm = algorithm;
-    plan.gelu_apart = false;
+    plan.unfused = false;
     plan.chosen = true;
 }
 
@@ -257,8 +296,10 @@ inline ProductPlan make_plan(const ProductKind& kind, const Operands& operands) 
     ProductPlan plan = describe(kind, operands);
     auto algorithms = proposed_algorithms(kind, plan, 1);
     if (!algorithms.empty()) plan.algorithm = algorithms[0];
-    // Where nobody has measured: other cards than Hopper start a second kernel for GELU too, a slow one.
-    plan.gelu_apart = kind.has_gelu() && (algorithms.empty() || device_properties().major != 9);
+    // Other cards than Hopper start a second kernel for GELU as an epilogue too, a slow one.
+    Epilogue epilogue = kind.product.epilogue;
+    bool usual = device_properties().major == 9 && epilogue_row(epilogue).fused_on_hopper;
+    plan.unfused = can_be_unfused(epilogue) && (algorithms.empty() || !usual);
     take_choice(kind, plan);
     return plan;
 }
@@ -285,12 +326,4 @@ inline cublasStatus_t start_product(const ProductPlan& plan, const Algorithm& al
     return cublasLtMatmul(cublas().handle, plan.operation, &alpha, operands.a, plan.a, operands.b, plan.b,
                           &plan.beta, operands.d, plan.d, operands.d, plan.d, &algorithm.opaque,
                           cublas_workspace(stream), cublas_workspace_bytes(), stream);
-}
-
-inline void multiply(const ProductPlan& plan, const Operands& operands, cudaStream_t stream) {
-    cublasCheck(start_product(plan, plan.algorithm, operands, stream));
-}
-
-inline void multiply(const Product& product, const Operands& operands, cudaStream_t stream) {
-    multiply(find_plan(product, operands), operands, stream);
 }

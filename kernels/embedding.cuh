@@ -6,10 +6,20 @@ Embedding: a row of the token table plus, with learned positions, a row of the p
 out is (B, T, C), wte (V, C), wpe (T, C) or null; the backward pass needs tokens. doc_start (B, T) says where
 in the row the document of a token begins: positions count from there, so a document looks the same wherever
 it was packed. Null: they count from the beginning of the row.
+
 Many tokens share a row of a table, so the backward pass would need atomics, whose order changes the sum.
-Instead one worker adds up all that a row of a table receives, in a fixed order. For wte the host sorts the
-tokens of a batch into buckets of the same one. For wpe the worker of a position walks through the batch and
-leaps from one document to the next, as each has that position once at most.
+Instead the host sorts the tokens, and rows of dout for the same row of a table are summed one after another.
+On a GPU this is a segmented reduction: the sorted list is cut into pieces of 64, one for each warp, so that
+all have the same work, whether tokens are rare or one of them is all of the batch. A warp adds the sums that
+begin in its piece to the table. The one that began before it leaves as a carry. The carries are a sorted list
+too, of 1/64 the length, and are summed into the table by the next launch in the same way: three launches do
+for 64^3 = 262,144 tokens. It is fixed what is added to what, so every run has the same bits; and the launches
+are the same for all tokens, so a CUDA graph can hold them.
+
+The memory traffic of the backward pass is dout once, and the rows of the tables that occur, read and written
+in float; and for carries, which a cache can hold, up to 1/64 of the elements of dout for each table, written
+and read in float. With positions dout is read again, but from the second-level cache: the launch goes through
+the channels in slices of 128 (16 MiB for 65,536 tokens in bf16), each by token first, then by position.
 
 Where the vocabulary is cut over several devices, a WordRange says which rows of the table are here. The other
 words are zeros, so that the sum over the devices, of which one adds the positions, is the embedding.
@@ -18,6 +28,7 @@ words are zeros, so that the sum over the devices, of which one adds the positio
 
 #include <algorithm>
 #include <climits>
+#include <vector>
 
 #include "kernels/common.cuh"
 
@@ -29,27 +40,25 @@ struct WordRange {
     HOST_DEVICE size_t row(int word) const { return (size_t)(word - first); }
 };
 
-// Sorts the positions 0 .. N-1 by token, equal tokens by position: bucket k is order[starts[k]] ..
-// order[starts[k+1] - 1]. Returns the number of buckets. A radix sort, one byte of the token at a time, that
-// moves between the two outputs.
-inline int bucket_tokens(int* order /* (N) */, int* starts /* (N + 1) */, const int* tokens /* (N) */,
-                         int N) {
-    for (int n = 0; n < N; n++) order[n] = n;
-    int *from = order, *to = starts;
-    for (int shift = 0; shift < 32; shift += 8) {
-        auto digit = [=](int n) { return (uint32_t)tokens[n] >> shift & 255; };
+// Sorts 0 .. N-1 by key(n) >= 0, and those of the same key by n. A radix sort, one byte of the key at a time.
+template <typename Key>
+void sort_by(int* order /* (N) */, int N, Key&& key) {
+    std::vector<int> other(N);
+    int *from = order, *to = other.data();
+    uint32_t largest = 0;
+    for (int n = 0; n < N; n++) {
+        order[n] = n;
+        largest = std::max(largest, (uint32_t)key(n));
+    }
+    for (int shift = 0; shift < 32 && largest >> shift; shift += 8) {
+        auto digit = [&](int n) { return (uint32_t)key(n) >> shift & 255; };
         int ends[257] = {};
         for (int n = 0; n < N; n++) ends[digit(n) + 1]++;
         for (int d = 0; d < 256; d++) ends[d + 1] += ends[d];
         for (int i = 0; i < N; i++) to[ends[digit(from[i])]++] = from[i];
         std::swap(from, to);
     }
-    int buckets = 0;
-    for (int i = 0; i < N; i++) {
-        if (i == 0 || tokens[order[i]] != tokens[order[i - 1]]) starts[buckets++] = i;
-    }
-    starts[buckets] = N;
-    return buckets;
+    if (from != order) std::copy_n(from, N, order);
 }
 
 // The position of token n = b * T + t.
@@ -57,11 +66,34 @@ HOST_DEVICE inline int position_of(int n, const int* doc_start, int T) {
     return n % T - (doc_start ? doc_start[n] : 0);
 }
 
-// The first place after n, itself at position `at`, where position p can be: in this document if p is still
-// to come, else in one that begins after n at the earliest.
-HOST_DEVICE inline int next_candidate(int p, int n, int at) {
-    return n + (at < p ? p - at : p + 1);
+// What the backward pass wants to know of a batch.
+inline void sort_by_token(int* order /* (N) */, const int* tokens /* (N) */, int N) {
+    sort_by(order, N, [=](int n) { return tokens[n]; });
 }
+inline void sort_by_position(int* order /* (B*T) */, const int* doc_start /* (B, T) */, int B, int T) {
+    sort_by(order, B * T, [=](int n) { return position_of(n, doc_start, T); });
+}
+
+// Lists of rows of dout, place(i), and of the rows of a table that get them, row(i), or -1: none does. Equal
+// rows follow one another.
+struct TokenList {
+    const int *by_token, *tokens;
+    WordRange words;
+
+    HOST_DEVICE int place(int i) const { return by_token[i]; }
+    HOST_DEVICE int row(int i) const {
+        int word = tokens[by_token[i]];
+        return words.has(word) ? word - words.first : -1;
+    }
+};
+
+struct PositionList {
+    const int *by_position, *doc_start;  // null: the order is known
+    int B, T;
+
+    HOST_DEVICE int place(int i) const { return by_position ? by_position[i] : i % B * T + i / B; }
+    HOST_DEVICE int row(int i) const { return position_of(place(i), doc_start, T); }
+};
 
 // ----------------------------------------------------------------------------
 // CPU
@@ -82,38 +114,26 @@ inline void embedding_forward_cpu(floatX* out, const int* tokens, const floatX* 
     }
 }
 
-inline void embedding_backward_cpu(float* dwte, float* dwpe, const floatX* dout, const int* tokens,
-                                   const int* order, const int* starts, int buckets, const int* doc_start,
-                                   int B, int T, int C, WordRange words) {
-    auto add_row = [=](float* to, int n) {
-        const floatX* row = dout + (size_t)n * C;
+// Who meets the first of equal rows adds them all.
+template <typename List>
+void add_rows_cpu(float* table, const floatX* dout, const List& list, int N, int C) {
+#pragma omp parallel for schedule(dynamic, 64)
+    for (int first = 0; first < N; first++) {
+        int row = list.row(first);
+        if (row < 0 || (first > 0 && list.row(first - 1) == row)) continue;
+        float* to = table + (size_t)row * C;
+        for (int i = first; i < N && list.row(i) == row; i++) {
+            const floatX* from = dout + (size_t)list.place(i) * C;
 #pragma omp simd
-        for (int c = 0; c < C; c++) to[c] += float(row[c]);
-    };
-#pragma omp parallel for schedule(dynamic, 16)
-    for (int k = 0; k < buckets; k++) {
-        int word = tokens[order[starts[k]]];
-        if (!words.has(word)) continue;
-        float* to = dwte + words.row(word) * C;
-        for (int i = starts[k]; i < starts[k + 1]; i++) add_row(to, order[i]);
-    }
-    if (!dwpe) return;
-    if (!doc_start) {
-#pragma omp parallel for
-        for (int t = 0; t < T; t++) {
-            for (int b = 0; b < B; b++) add_row(dwpe + (size_t)t * C, b * T + t);
-        }
-        return;
-    }
-    // all documents have the first positions, and few the last
-#pragma omp parallel for schedule(dynamic, 16)
-    for (int p = 0; p < T; p++) {
-        for (int n = p; n < B * T;) {
-            int at = position_of(n, doc_start, T);
-            if (at == p) add_row(dwpe + (size_t)p * C, n);
-            n = next_candidate(p, n, at);
+            for (int c = 0; c < C; c++) to[c] += float(from[c]);
         }
     }
+}
+
+inline void embedding_backward_cpu(float* dwte, float* dwpe, const floatX* dout, const TokenList& tokens,
+                                   const PositionList& positions, int N, int C) {
+    add_rows_cpu(dwte, dout, tokens, N, C);
+    if (dwpe) add_rows_cpu(dwpe, dout, positions, N, C);
 }
 
 // ----------------------------------------------------------------------------
@@ -139,79 +159,124 @@ __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const f
     store(out + n * C + c, sum);
 }
 
+constexpr int sum_length = 64;  // of a piece
+constexpr int sum_warps = 4;    // of a block, with a piece each
+constexpr int sum_ahead = 8;    // rows that a warp loads at once
+// of a multiprocessor, at least; in bf16 they have 48 KiB on their way, more than an H200 brings in 1 us
+constexpr int sum_blocks = 6;
+
+// The carries of pieces are a list as well, of rows one after another.
+struct CarryList {
+    const int* rows;
+
+    HOST_DEVICE int place(int i) const { return i; }
+    HOST_DEVICE int row(int i) const { return rows[i]; }
+};
+
+// What is summed where.
+template <typename List, typename T>
+struct RowSums {
+    List list;
+    int count;                  // of the list
+    const T* inp;               // (rows, C)
+    float* table;               // (rows, C) +=
+    float* carries = nullptr;   // (pieces, C)
+    int* carry_rows = nullptr;  // (pieces) of the table; -1: no row of this table goes on into the piece
+
+    HOST_DEVICE int pieces() const { return ceil_div(count, sum_length); }
+    HOST_DEVICE int blocks() const { return ceil_div(pieces(), sum_warps); }
+    RowSums<CarryList, float> of_carries() const { return {{carry_rows}, pieces(), carries, table}; }
+};
+
 template <int W>
-__device__ void add_to(float (&sum)[W], const floatX* from) {
-    auto values = load<W>(from);
-    for (int k = 0; k < W; k++) sum[k] += float(values[k]);
+__device__ void add_to(float* total, Vec<float, W> sum) {
+    auto before = load_last<W>(total);
+    for (int w = 0; w < W; w++) sum[w] += before[w];
+    store_last(total, sum);
 }
 
-// A row of a gradient is the work of a block of warps: each sums its share of the tokens, a lane W channels.
-constexpr unsigned row_warps = 8;
-
-// Adds the sums of the first `used` warps to the W channels at `to`, or nowhere if it is null. All threads of
-// the block take part.
-template <int W>
-__device__ void add_warp_sums(float* to, const float (&sum)[W], int used) {
-    __shared__ float sums[row_warps][W][warp_size];
-    int lane = threadIdx.x, warp = threadIdx.y;
-    for (int k = 0; k < W; k++) sums[warp][k][lane] = sum[k];
-    __syncthreads();
-
-    if (warp > 0 || !to) return;
-    for (int k = 0; k < W; k++) {
-        float total = 0;
-        for (int w = 0; w < used; w++) total += sums[w][k][lane];
-        to[k] += total;
-    }
-}
-
-// A block for a bucket, of which each warp takes every 8th token.
-template <int W>
-__global__ void embedding_backward_kernel(float* dwte, const floatX* dout, const int* tokens,
-                                          const int* order, const int* starts, int C, WordRange words) {
-    int lane = threadIdx.x, warp = threadIdx.y;
-    int start = starts[blockIdx.x], end = starts[blockIdx.x + 1];
-    int c = (int)(blockIdx.y * warp_size + lane) * W, word = tokens[order[start]];
-    if (!words.has(word)) return;
-
-    float sum[W] = {};
-    if (c < C) {
-#pragma unroll 4
-        for (int i = start + warp; i < end; i += row_warps) add_to<W>(sum, dout + (size_t)order[i] * C + c);
-    }
-    float* to = c < C ? dwte + words.row(word) * C + c : nullptr;
-    add_warp_sums<W>(to, sum, min(end - start, (int)row_warps));
-}
-
-template <int W>
-__global__ void position_backward_kernel(float* dwpe, const floatX* dout, int B, int T, int C) {
-    int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * W;
-    if (c >= C) return;
-    size_t t = blockIdx.x;
-    float sum[W] = {};
-#pragma unroll 4
-    for (int b = 0; b < B; b++) add_to<W>(sum, dout + (b * (size_t)T + t) * C + c);
-    for (int k = 0; k < W; k++) dwpe[t * C + c + k] += sum[k];
-}
-
-// A block for a position, of which each warp looks through an equal part of the batch: 32 tokens at a glance,
-// then from the last of them to where the position can be next.
-template <int W>
-__global__ void document_position_backward_kernel(float* dwpe, const floatX* dout, const int* doc_start,
-                                                  int N, int T, int C) {
-    int lane = threadIdx.x, warp = threadIdx.y, p = blockIdx.x;
-    int c = (int)(blockIdx.y * warp_size + lane) * W;
-    int part = ceil_div(N, row_warps), n = warp * part, end = min(n + part, N);
-
-    float sum[W] = {};
-    while (n < end) {
-        int at = n + lane < end ? position_of(n + lane, doc_start, T) : -1;
-        for (unsigned found = __ballot_sync(~0u, at == p); found; found &= found - 1) {
-            if (c < C) add_to<W>(sum, dout + (size_t)(n + __ffs((int)found) - 1) * C + c);
+// A warp's work on a piece, of which a lane does channels c .. c + W - 1.
+template <int W, typename List, typename T>
+__device__ void sum_piece(const RowSums<List, T>& sums, int piece, int C, int c) {
+    const List& list = sums.list;
+    int lane = threadIdx.x, begin = piece * sum_length, end = min(begin + sum_length, sums.count);
+    if (begin >= end) return;
+    int carried_row = begin > 0 && list.row(begin) == list.row(begin - 1) ? list.row(begin) : -1;
+    bool in_carry = carried_row >= 0;
+    const T* inp = sums.inp + min(c, C - W);  // lanes without channels read along
+    Vec<float, W> sum = {};
+#pragma unroll 1
+    for (int first = begin; first < end; first += warp_size) {
+        // Each lane looks at one of the next rows. In a mask, bit j is row j of them.
+        constexpr int none = -2;
+        int i = first + lane, place = 0, row = -1, next = -1;
+        if (i < end) place = list.place(i), row = list.row(i), next = i + 1 < end ? list.row(i + 1) : none;
+        unsigned here = __ballot_sync(~0u, row >= 0), ends = __ballot_sync(~0u, row != next);
+        unsigned to_carry = in_carry ? ends & -ends : 0, to_table = here & ends & ~to_carry;
+        in_carry = in_carry && !ends;
+        if (!here) {
+            sum = {};
+            continue;
         }
-        n = next_candidate(p, n + warp_size - 1, __shfl_sync(~0u, at, warp_size - 1));
+#pragma unroll 1
+        for (int group = 0; group < warp_size; group += sum_ahead) {
+            Vec<T, W> values[sum_ahead];
+#pragma unroll
+            for (int k = 0; k < sum_ahead; k++)
+                values[k] = load<W>(inp + (size_t)__shfl_sync(~0u, place, group + k) * C);
+#pragma unroll
+            for (int k = 0; k < sum_ahead; k++) {
+                if (!(to_table >> (group + k) & 1)) continue;
+                const float* total = sums.table + (size_t)__shfl_sync(~0u, row, group + k) * C + c;
+                if (c < C) prefetch_to_l2(total);
+            }
+#pragma unroll
+            for (int k = 0; k < sum_ahead; k++) {
+                int j = group + k;
+                for (int w = 0; w < W; w++) sum[w] += float(values[k][w]);
+                if (!(ends >> j & 1)) continue;
+                if (to_table >> j & 1) {
+                    float* total = sums.table + (size_t)__shfl_sync(~0u, row, j) * C + c;
+                    if (c < C) add_to(total, sum);
+                } else if (to_carry >> j & 1) {
+                    if (c < C) store(sums.carries + (size_t)piece * C + c, sum);
+                }
+                sum = {};
+            }
+        }
     }
-    add_warp_sums<W>(c < C ? dwpe + (size_t)p * C + c : nullptr, sum, row_warps);
+    if (blockIdx.y == 0 && lane == 0) sums.carry_rows[piece] = carried_row;
+}
+
+// A column of blocks for the pieces of one list, then of the other. blockIdx.y: a slice of the channels.
+template <int W, typename First, typename Second>
+__global__ void __launch_bounds__(warp_size* sum_warps, sum_blocks)
+    sum_rows_kernel(const First first, const Second second, int C) {
+    int c = (int)(blockIdx.y * warp_size + threadIdx.x) * W, blocks = first.blocks();
+    int piece = (int)(blockIdx.x * sum_warps + threadIdx.y);
+    if ((int)blockIdx.x < blocks)
+        sum_piece<W>(first, piece, C, c);
+    else
+        sum_piece<W>(second, piece - blocks * sum_warps, C, c);
+}
+
+// Floats of the carries of so many pieces and of their rows: a multiple of 16 bytes if a row is.
+inline size_t carry_floats(int pieces, int C) {
+    return (size_t)pieces * C + ceil_div(pieces, 4) * 4;
+}
+
+template <int W, typename First, typename Second>
+void launch_sum_rows(First first, Second second, float* scratch, int C, cudaStream_t stream) {
+    auto place_carries = [&](auto& sums) {
+        sums.carries = scratch;
+        sums.carry_rows = (int*)(scratch + (size_t)sums.pieces() * C);
+        scratch += carry_floats(sums.pieces(), C);
+    };
+    place_carries(first);
+    place_carries(second);
+    dim3 grid(first.blocks() + second.blocks(), ceil_div(C, warp_size * W)), block(warp_size, sum_warps);
+    launch(sum_rows_kernel<W, First, Second>, grid, block, 0, stream, first, second, C);
+    if (first.pieces() > 1) launch_sum_rows<W>(first.of_carries(), second.of_carries(), scratch, C, stream);
 }
 
 #endif
@@ -235,29 +300,34 @@ inline void embedding_forward(floatX* out /* (B, T, C) */, const int* tokens /* 
               }));
 }
 
-// order, starts and buckets are of bucket_tokens. dwpe gets the gradient of every token, dwte of those here.
+// Floats of scratch that embedding_backward needs for N tokens.
+inline size_t embedding_backward_scratch([[maybe_unused]] int N, [[maybe_unused]] int C) {
+    size_t size = 0;
+#ifndef DEVICE_CPU
+    int pieces = N;
+    do {
+        pieces = ceil_div(pieces, sum_length);
+        size += 2 * carry_floats(pieces, C);
+    } while (pieces > 1);
+#endif
+    return size;
+}
+
+// dwpe gets the gradient of every token, dwte of those here.
 inline void embedding_backward(float* dwte /* (words, C) += */, float* dwpe /* (T, C) +=, or null */,
+                               [[maybe_unused]] float* scratch /* (embedding_backward_scratch(B*T, C)) */,
                                const floatX* dout /* (B, T, C) */, const int* tokens /* (B, T) */,
-                               const int* order /* (B*T) */, const int* starts /* (B*T + 1) */, int buckets,
+                               const int* by_token /* (B*T) of sort_by_token */,
+                               const int* by_position /* (B*T) of sort_by_position; null as doc_start */,
                                const int* doc_start /* (B, T) or null */, int B, int T, int C,
                                cudaStream_t stream, WordRange words = {}) {
-    ON_DEVICE(
-        stream,
-        embedding_backward_cpu(dwte, dwpe, dout, tokens, order, starts, buckets, doc_start, B, T, C, words),
-        with_vec_width<floatX>(C, [=](auto width) {
-            constexpr int W = width;
-            dim3 grid(buckets, ceil_div(C, warp_size * W)), block(warp_size, row_warps);
-            launch(embedding_backward_kernel<W>, grid, block, 0, stream, dwte, dout, tokens, order, starts, C,
-                   words);
-            if (!dwpe) return;
-            if (doc_start) {
-                grid.x = T;
-                launch(document_position_backward_kernel<W>, grid, block, 0, stream, dwpe, dout, doc_start,
-                       B * T, T, C);
-                return;
-            }
-            int threads = row_threads(C / W, embedding_block);
-            dim3 position_grid(T, ceil_div(C, threads * W));
-            launch(position_backward_kernel<W>, position_grid, threads, 0, stream, dwpe, dout, B, T, C);
-        }));
+    int N = B * T;
+    TokenList of_tokens = {by_token, tokens, words};
+    PositionList of_positions = {doc_start ? by_position : nullptr, doc_start, B, T};
+    ON_DEVICE(stream, embedding_backward_cpu(dwte, dwpe, dout, of_tokens, of_positions, N, C),
+              with_vec_width<float>(C, [=](auto width) {
+                  RowSums<TokenList, floatX> first = {of_tokens, N, dout, dwte};
+                  RowSums<PositionList, floatX> second = {of_positions, dwpe ? N : 0, dout, dwpe};
+                  launch_sum_rows<width()>(first, second, scratch, C, stream);
+              }));
 }

@@ -30,6 +30,7 @@ inline void fp8_matmul_forward(floatX* out, const Fp8Matrix& inp, const Fp8Matri
               .k = C,
               .transpose_a = true,
               .accumulate = accumulate,
+              .epilogue = bias_if_any(bias),
               .a_type = CUDA_R_8F_E4M3,
               .b_type = CUDA_R_8F_E4M3},
              {.a = weight.values,
@@ -146,8 +147,17 @@ public:
         matmul_backward_input(dinp, dout, weight, N, C, OC, stream_, accumulate);
     }
 
-    // dout: as it was for backward_input().
-    void backward_weight(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC) {
+    // As matmul_backward_gelu().
+    void backward_gelu(Gelu form, floatX* dpre, const floatX* pre, const floatX* dout, const floatX* weight,
+                       int N, int C, int OC) {
+        if (!on_) return matmul_backward_gelu(form, dpre, pre, dout, weight, N, C, OC, stream_);
+        backward_input(dpre, dout, weight, N, C, OC);
+        gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream_);
+    }
+
+    // dout: as it was for the gradient of inp. dbias, scratch: as for matmul_backward_weight().
+    void backward_weight(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
+                         float* dbias = nullptr, float* scratch = nullptr) {
 #ifndef DEVICE_CPU
         if (on_) {
             if (dout != transposed_) {
@@ -156,10 +166,11 @@ public:
             }
             Fp8Matrix columns = {nullptr, inp_.values, inp_.scale};
             fp8_quantize(columns, Fp8::e4m3, inp, N, C, stream_);
+            if (dbias) matmul_backward_bias(dbias, scratch, dout, N, OC, stream_);
             return fp8_matmul_backward_weight(dweight, dout_, columns, N, C, OC, stream_);
         }
 #endif
-        matmul_backward_weight(dweight, dout, inp, N, C, OC, stream_);
+        matmul_backward_weight(dweight, dout, inp, N, C, OC, stream_, dbias, scratch);
     }
 
 private:

@@ -49,11 +49,11 @@ public:
             if (graph) cudaGraphExecDestroy(graph);
     }
 
-    // Puts work() on the stream, or what it would put there.
-    template <typename Work>
-    void run(const std::string& key, cudaStream_t stream, Work&& work) {
+    // Puts work() on the stream, or what it would put there. key(): the key of the work.
+    template <typename Key, typename Work>
+    void run(Key&& key, cudaStream_t stream, Work&& work) {
         if (!on) return work();
-        auto [place, is_new] = graphs_.try_emplace(key, nullptr);
+        auto [place, is_new] = graphs_.try_emplace(key(), nullptr);
         if (is_new) return work();
         if (!place->second) place->second = capture(stream, work);
         cudaCheck(cudaGraphLaunch(place->second, stream));

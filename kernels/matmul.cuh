@@ -7,13 +7,15 @@ The linear layer, where nearly all the time of training goes:
                  dbias += column sums of dout
 
 The backward pass needs inp and weight. The products are left to the vendor's library, cuBLASLt or oneDNN,
-with sums in fp32 on both; what can be done while a result is still in registers (bias, GELU, +=) rides along
-as its epilogue. Column sums go in two stages, over a fixed number of slices of rows, so their order depends
-on nothing but N.
+with sums in fp32 on both. What can be done while numbers are in registers (+=, bias, GELU, its gradient,
+column sums) rides along as an epilogue, or is left to a kernel behind the product where that is faster. The
+kernel's column sums go in two stages, over a fixed number of slices of rows, so their order depends on
+nothing but N.
 */
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "kernels/common.cuh"
@@ -74,12 +76,6 @@ inline void matmul_backward_input_cpu(floatX* dinp, const floatX* dout, const fl
     dnnl::error::wrap_c_api(status, "dnnl_sgemm failed");
 }
 
-inline void matmul_backward_weight_cpu(float* dweight, const floatX* dout, const floatX* inp, int N, int C,
-                                       int OC) {
-    auto status = dnnl_sgemm('T', 'N', OC, C, N, 1, dout, OC, inp, C, 1, dweight, C);
-    dnnl::error::wrap_c_api(status, "dnnl_sgemm failed");
-}
-
 inline void matmul_backward_bias_cpu(float* dbias, float* scratch, const floatX* dout, int N, int OC) {
 #pragma omp parallel for
     for (int slice = 0; slice < bias_slices; slice++) {
@@ -96,6 +92,13 @@ inline void matmul_backward_bias_cpu(float* dbias, float* scratch, const floatX*
 #pragma omp simd
         for (int o = 0; o < OC; o++) dbias[o] += sums[o];
     }
+}
+
+inline void matmul_backward_weight_cpu(float* dweight, const floatX* dout, const floatX* inp, int N, int C,
+                                       int OC, float* dbias, float* scratch) {
+    if (dbias) matmul_backward_bias_cpu(dbias, scratch, dout, N, OC);
+    auto status = dnnl_sgemm('T', 'N', OC, C, N, 1, dout, OC, inp, C, 1, dweight, C);
+    dnnl::error::wrap_c_api(status, "dnnl_sgemm failed");
 }
 
 #else
@@ -128,13 +131,19 @@ __global__ void sum_columns_kernel(float* sums, const floatX* dout, int N, int O
     }
 }
 
+template <int slices>
 __global__ void add_slices_kernel(float* dbias, const float* sums, int OC) {
     int column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= OC) return;
     float total = 0;
 #pragma unroll 16
-    for (int slice = 0; slice < bias_slices; slice++) total += sums[(size_t)slice * OC + column];
+    for (int slice = 0; slice < slices; slice++) total += sums[(size_t)slice * OC + column];
     dbias[column] += total;
+}
+
+template <int slices>
+void launch_add_slices(float* dbias, const float* sums, int OC, cudaStream_t stream) {
+    launch(add_slices_kernel<slices>, ceil_div(OC, 64), 64, 0, stream, dbias, sums, OC);
 }
 
 inline void launch_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC,
@@ -143,7 +152,53 @@ inline void launch_backward_bias(float* dbias, float* scratch, const floatX* dou
         dim3 grid(ceil_div(OC, warp_size * W), bias_slices);
         launch(sum_columns_kernel<W>, grid, bias_warps * warp_size, 0, stream, scratch, dout, N, OC);
     });
-    launch(add_slices_kernel, ceil_div(OC, 64), 64, 0, stream, dbias, scratch, OC);
+    launch_add_slices<bias_slices>(dbias, scratch, OC, stream);
+}
+
+// ----------------------------------------------------------------------------
+// products with their epilogues
+
+// By the library, if it can. It has no += for dbias.
+inline cublasStatus_t multiply_fused(const Product& product, const ProductPlan& plan,
+                                     const Algorithm& algorithm, const Operands& operands,
+                                     cudaStream_t stream) {
+    cublasStatus_t status = start_product(plan, algorithm, operands, stream);
+    if (status == CUBLAS_STATUS_SUCCESS && operands.dbias)
+        launch_add_slices<1>(operands.dbias, operands.sums, product.n, stream);
+    return status;
+}
+
+// What the library is asked for where a kernel behind it does the rest.
+inline std::pair<Product, Operands> product_in_front(Product product, Operands operands) {
+    if (product.epilogue == Epilogue::bias_gelu) operands.d = operands.pre_gelu;
+    product.epilogue = epilogue_row(product.epilogue).in_front;
+    operands.pre_gelu = operands.dbias = operands.sums = nullptr;
+    return {product, operands};
+}
+
+inline void multiply_unfused(const Product& product, const Operands& with, cudaStream_t stream) {
+    auto [in_front, operands] = product_in_front(product, with);
+    const ProductPlan& plan = find_plan(in_front, operands);
+    cublasCheck(start_product(plan, plan.algorithm, operands, stream));
+    auto *d = (floatX*)with.d, *pre_gelu = (floatX*)with.pre_gelu;
+    size_t size = (size_t)product.m * product.n;
+    if (product.epilogue == Epilogue::bias_gelu) gelu_forward(Gelu::tanh, d, pre_gelu, size, stream);
+    if (product.epilogue == Epilogue::gelu_gradient) gelu_backward(Gelu::tanh, d, d, pre_gelu, size, stream);
+    if (product.epilogue == Epilogue::bias_gradient)
+        launch_backward_bias(with.dbias, with.sums, (const floatX*)with.b, product.k, product.n, stream);
+}
+
+inline void multiply(const Product& product, const Operands& operands, cudaStream_t stream) {
+    const ProductPlan& plan = find_plan(product, operands);
+    if (plan.unfused)
+        multiply_unfused(product, operands, stream);
+    else
+        cublasCheck(multiply_fused(product, plan, plan.algorithm, operands, stream));
+}
+
+// Whether cuBLASLt has it as an epilogue, for rows of this width.
+constexpr bool gelu_may_ride(Gelu form, int width) {
+    return form == Gelu::tanh && width % 8 == 0 && sizeof(floatX) == 2;
 }
 
 #endif
@@ -158,7 +213,12 @@ inline void matmul_forward(floatX* out,           // (N, OC)
                            const floatX* bias,    // (OC), or null
                            int N, int C, int OC, cudaStream_t stream, bool accumulate = false) {
     ON_DEVICE(stream, matmul_forward_cpu(out, inp, weight, bias, N, C, OC, accumulate),
-              multiply({.m = OC, .n = N, .k = C, .transpose_a = true, .accumulate = accumulate},
+              multiply({.m = OC,
+                        .n = N,
+                        .k = C,
+                        .transpose_a = true,
+                        .accumulate = accumulate,
+                        .epilogue = bias_if_any(bias)},
                        {.a = weight, .b = inp, .d = out, .bias = bias}, stream));
 }
 
@@ -171,13 +231,10 @@ inline void matmul_gelu_forward(Gelu form,
                                 const floatX* bias,    // (OC), or null
                                 int N, int C, int OC, cudaStream_t stream) {
 #ifndef DEVICE_CPU
-    if (form == Gelu::tanh && bias && OC % 8 == 0 && sizeof(floatX) == 2) {  // what cuBLASLt can do
-        Operands operands = {.a = weight, .b = inp, .d = out, .bias = bias, .pre_gelu = pre};
-        const ProductPlan& plan = find_plan({.m = OC, .n = N, .k = C, .transpose_a = true}, operands);
-        if (!plan.gelu_apart) {
-            ProfileRange profile_range(__func__);
-            return multiply(plan, operands, stream);
-        }
+    if (bias && gelu_may_ride(form, OC)) {
+        ProfileRange profile_range(__func__);
+        return multiply({.m = OC, .n = N, .k = C, .transpose_a = true, .epilogue = Epilogue::bias_gelu},
+                        {.a = weight, .b = inp, .d = out, .bias = bias, .pre_gelu = pre}, stream);
     }
 #endif
     matmul_forward(pre, inp, weight, bias, N, C, OC, stream);
@@ -193,14 +250,23 @@ inline void matmul_backward_input(floatX* dinp,          // (N, C)
                        {.a = weight, .b = dout, .d = dinp}, stream));
 }
 
-inline void matmul_backward_weight(float* dweight,      // (OC, C) +=
-                                   const floatX* dout,  // (N, OC)
-                                   const floatX* inp,   // (N, C)
-                                   int N, int C, int OC, cudaStream_t stream) {
-    ON_DEVICE(
-        stream, matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC),
-        multiply({.m = C, .n = OC, .k = N, .transpose_b = true, .accumulate = true, .d_type = CUDA_R_32F},
-                 {.a = inp, .b = dout, .d = dweight}, stream));
+// Where inp is gelu(pre): dpre = gelu'(pre) times the gradient of inp. As an epilogue of the product, it is
+// made of that gradient before it is rounded to floatX.
+inline void matmul_backward_gelu(Gelu form,
+                                 floatX* dpre,          // (N, C)
+                                 const floatX* pre,     // (N, C)
+                                 const floatX* dout,    // (N, OC)
+                                 const floatX* weight,  // (OC, C)
+                                 int N, int C, int OC, cudaStream_t stream) {
+#ifndef DEVICE_CPU
+    if (gelu_may_ride(form, C)) {
+        ProfileRange profile_range(__func__);
+        return multiply({.m = C, .n = N, .k = OC, .epilogue = Epilogue::gelu_gradient},
+                        {.a = weight, .b = dout, .d = dpre, .pre_gelu = (void*)pre}, stream);
+    }
+#endif
+    matmul_backward_input(dpre, dout, weight, N, C, OC, stream);
+    gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream);
 }
 
 inline void matmul_backward_bias(float* dbias,        // (OC) +=
@@ -209,6 +275,25 @@ inline void matmul_backward_bias(float* dbias,        // (OC) +=
                                  int N, int OC, cudaStream_t stream) {
     ON_DEVICE(stream, matmul_backward_bias_cpu(dbias, scratch, dout, N, OC),
               launch_backward_bias(dbias, scratch, dout, N, OC, stream));
+}
+
+// With the gradient of the bias, unless dbias is null.
+inline void matmul_backward_weight(float* dweight,      // (OC, C) +=
+                                   const floatX* dout,  // (N, OC)
+                                   const floatX* inp,   // (N, C)
+                                   int N, int C, int OC, cudaStream_t stream,
+                                   float* dbias = nullptr,      // (OC) +=
+                                   float* scratch = nullptr) {  // (matmul_backward_bias_scratch(OC)) for it
+    ON_DEVICE(stream, matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, dbias, scratch),
+              multiply({.m = C,
+                        .n = OC,
+                        .k = N,
+                        .transpose_b = true,
+                        .accumulate = true,
+                        .epilogue = dbias ? Epilogue::bias_gradient : Epilogue::none,
+                        .d_type = CUDA_R_32F},
+                       {.a = inp, .b = dout, .d = dweight, .dbias = dbias, .sums = dbias ? scratch : nullptr},
+                       stream));
 }
 
 // ----------------------------------------------------------------------------

@@ -33,10 +33,10 @@ fixed sets of rows and then their sum, so they do not depend on the number of th
 
 enum class Norm { layernorm, rmsnorm };
 
-// Sets of rows with a partial sum of their own, at most: two blocks for each multiprocessor of an H100 (132),
-// or one where rows are long.
+// Sets of rows with a partial sum of their own, at most: three blocks for each multiprocessor of an H100
+// (132), so that some load while others add up, or fewer where rows are long.
 inline int norm_partials(int C) {
-    return std::clamp((1 << 20) / C, 132, 264);
+    return std::clamp((1 << 20) / C, 132, 396);
 }
 
 // Floats of scratch that norm_backward needs, whatever N is.
@@ -275,6 +275,7 @@ __global__ void add_partials_kernel(float* first, float* second, const float* pa
     int c = blockIdx.x * warp_size + lane;
     float sum = 0;
     if (c < C) {
+#pragma unroll 8
         for (int k = warp; k < count; k += warps) sum += partials[((size_t)k * 2 + blockIdx.y) * C + c];
     }
     warp_sums[warp][lane] = sum;

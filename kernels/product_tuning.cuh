@@ -9,8 +9,9 @@ are added to what is there, with that. Only what they write must be of no use an
 gradients are before a step begins. The caches are cold, and the candidates take turns, so that a card that
 grows warm does so for all of them; the median of several rounds counts.
 
-The candidates are what the library proposes; for GELU, one more is the best product without it and a kernel
-behind it. What the library would take stays, unless another is faster by more than the clock's noise.
+The candidates are what the library proposes; where a kernel can do the epilogue, one more is the best
+product without it and that kernel behind it. What would be taken untimed stays, unless another is faster by
+more than the clock's noise.
 */
 #pragma once
 
@@ -21,8 +22,7 @@ behind it. What the library would take stays, unless another is faster by more t
 #include <string>
 #include <vector>
 
-#include "kernels/cublas.cuh"
-#include "kernels/gelu.cuh"
+#include "kernels/matmul.cuh"
 
 constexpr int timing_rounds = 5;
 constexpr double clearly_faster = 0.99;  // of the time of another
@@ -100,40 +100,31 @@ private:
     cudaEvent_t start_, end_;
 };
 
-// The product of a kind with GELU, before that.
-inline Operands without_gelu(Operands operands) {
-    operands.d = operands.pre_gelu;
-    operands.pre_gelu = nullptr;
-    return operands;
-}
-
 inline TunedProduct tune_product(const ProductKind& kind, const Operands& operands, ColdClock& clock,
                                  cudaStream_t stream) {
     ProductPlan& plan = find_plan(kind.product, operands);
     std::vector<Algorithm> algorithms = proposed_algorithms(kind, plan, most_candidates);
     std::vector<std::function<bool()>> candidates;
     for (const Algorithm& algorithm : algorithms) {
-        candidates.push_back(
-            [&] { return start_product(plan, algorithm, operands, stream) == CUBLAS_STATUS_SUCCESS; });
-    }
-    if (kind.has_gelu()) {
         candidates.push_back([&] {
-            Operands before = without_gelu(operands);
-            multiply(kind.product, before, stream);
-            size_t n = (size_t)kind.product.m * kind.product.n;
-            gelu_forward(Gelu::tanh, (floatX*)operands.d, (const floatX*)before.d, n, stream);
+            return multiply_fused(kind.product, plan, algorithm, operands, stream) == CUBLAS_STATUS_SUCCESS;
+        });
+    }
+    if (can_be_unfused(kind.product.epilogue)) {
+        candidates.push_back([&] {
+            multiply_unfused(kind.product, operands, stream);
             return true;
         });
     }
     std::vector<double> times = clock.compare(candidates);
-    size_t usual = plan.gelu_apart ? candidates.size() - 1 : 0;
+    size_t usual = plan.unfused ? candidates.size() - 1 : 0;
     size_t best = (size_t)(std::min_element(times.begin(), times.end()) - times.begin());
     if (times[best] > clearly_faster * times[usual]) best = usual;
 
-    plan.gelu_apart = best == algorithms.size();
-    if (!plan.gelu_apart) plan.algorithm = algorithms[best];
+    plan.unfused = best == algorithms.size();
+    if (!plan.unfused) plan.algorithm = algorithms[best];
     plan.chosen = true;
-    return {kind_text(kind), plan.gelu_apart ? "" : plan.algorithm.bytes(), times[best], times[usual],
+    return {kind_text(kind), plan.unfused ? "" : plan.algorithm.bytes(), times[best], times[usual],
             best != usual};
 }
 
@@ -141,15 +132,14 @@ inline TunedProduct tune_product(const ProductKind& kind, const Operands& operan
 inline std::vector<TunedProduct> tune_products(NotedProducts products, cudaStream_t stream) {
     std::erase_if(products, [](auto& noted) { return find_plan(noted.first.product, noted.second).chosen; });
     for (auto& [kind, operands] : NotedProducts(products)) {
-        if (!kind.has_gelu()) continue;
-        Operands before = without_gelu(operands);
-        products.emplace(ProductKind(kind.product, before), before);
+        auto [in_front, without] = product_in_front(kind.product, operands);
+        products.emplace(ProductKind(in_front, without), without);
     }
     ColdClock clock(stream);
     std::vector<TunedProduct> tuned;
-    for (bool gelu : {false, true}) {  // behind the products that one without an epilogue would take
+    for (bool unfused : {false, true}) {  // first what may be in front of others
         for (auto& [kind, operands] : products) {
-            if (kind.has_gelu() == gelu && !find_plan(kind.product, operands).chosen)
+            if (can_be_unfused(kind.product.epilogue) == unfused && !find_plan(kind.product, operands).chosen)
                 tuned.push_back(tune_product(kind, operands, clock, stream));
         }
     }

@@ -89,17 +89,34 @@ __device__ inline void ldmatrix_x2_trans(uint32_t (&out)[2], const void* row) {
 }
 
 // ----------------------------------------------------------------------------
-// sums in global memory
+// sums in global memory, and turns of blocks
 
 // *sum += value, without asking for the old value.
 __device__ inline void add_global(float* sum, float value) {
     asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sum), "f"(value) : "memory");
 }
 
-// What this thread did, or saw done, comes before what it does next, for all threads of the device.
-// __threadfence also puts all fences in one order, and takes longer.
-__device__ inline void fence_device() {
+// What a counter in global memory says now. By itself this orders nothing.
+__device__ inline unsigned counter_now(const unsigned* counter) {
+    unsigned now;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter));
+    return now;
+}
+
+// Waits until a counter has this value. What the thread that set it to that did before, or saw done, comes
+// before what this thread does from here on; and so do both, over the barriers on either side, for the other
+// threads of the two blocks. `seen` is what counter_now said a while ago.
+__device__ inline void counter_wait(const unsigned* counter, unsigned value, unsigned seen) {
+    while (seen != value) seen = counter_now(counter);
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
+__device__ inline void counter_wait(const unsigned* counter, unsigned value) {
+    counter_wait(counter, value, counter_now(counter));
+}
+
+__device__ inline void counter_set(unsigned* counter, unsigned value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
 
 // ----------------------------------------------------------------------------

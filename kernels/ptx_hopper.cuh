@@ -276,18 +276,4 @@ __device__ void bulk_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// ----------------------------------------------------------------------------
-// turns of blocks
-
-// Waits until a counter in global memory has this value, and then sees what was written before it was set.
-__device__ inline void counter_wait(const unsigned* counter, unsigned value) {
-    unsigned now;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-    while (now != value);
-}
-
-__device__ inline void counter_set(unsigned* counter, unsigned value) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
-}
-
 #endif

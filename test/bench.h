@@ -11,17 +11,17 @@ class RandomBatch {
 public:
     RandomBatch(const Gpt& g, int vocab) {
         int B = g.workload.B, T = g.workload.T, N = B * T;
-        std::vector<int> values(4 * (size_t)N + 1);
-        int *tokens = values.data(), *targets = tokens + N, *order = targets + N, *starts = order + N;
+        std::vector<int> values(3 * (size_t)N);
+        int *tokens = values.data(), *targets = tokens + N, *by_token = targets + N;
         for (int i = 0; i < N; i++) {
             Random4 random = philox(1, i);
             tokens[i] = (int)(random.at[0] % vocab);
             targets[i] = (int)(random.at[1] % vocab);
         }
-        int buckets = bucket_tokens(order, starts, tokens, N);
+        sort_by_token(by_token, tokens, N);
         allocate(device_, values.size());
         copy_to_device(device_, values.data(), values.size(), g.stream);
-        batch_ = {B, T, device_, device_ + N, device_ + 2 * N, device_ + 3 * N, nullptr, buckets};
+        batch_ = {B, T, device_, device_ + N, device_ + 2 * N};
     }
     ~RandomBatch() { cudaFree(device_); }
     RandomBatch(const RandomBatch&) = delete;

@@ -41,9 +41,8 @@ int main(int argc, char** argv) try {
             fail("bench_kernels: %s: no such group; there are%s, and --quick and --full", argv[i],
                  names.c_str());
     }
-    cudaDeviceProp device;
-    cudaCheck(cudaGetDeviceProperties(&device, 0));
-    printf("%s (%s, %s%s)\n", device.name, device_name, floatX_name, simulated ? ", simulated" : "");
+    printf("%s (%s, %s%s)\n", device_properties().name, device_name, floatX_name,
+           simulated ? ", simulated" : "");
     ComputeStream compute;
     Bench bench(compute.stream, small);
     for (size_t i = 0; i < std::size(groups); i++) {

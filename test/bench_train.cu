@@ -230,8 +230,7 @@ int main(int argc, char** argv) try {
         }
     }
     if (simulated) fail("bench_train: a simulated device has no speed; build with DEVICE=cuda or DEVICE=cpu");
-    cudaDeviceProp device;
-    cudaCheck(cudaGetDeviceProperties(&device, 0));
+    const cudaDeviceProp& device = device_properties();
     if (rows.empty()) rows = default_rows(device);
     double gemm;
     {

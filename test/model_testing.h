@@ -15,12 +15,11 @@ constexpr bool on_cpu = std::string_view(device_name) == "cpu";
 class TestBatch {
 public:
     TestBatch(int B, int T, const std::vector<int>& tokens, const std::vector<int>& targets)
-        : tokens_(tokens), targets_(targets), order_(tokens.size()), starts_(tokens.size() + 1) {
-        std::vector<int> order(tokens.size()), starts(tokens.size() + 1);
-        int buckets = bucket_tokens(order.data(), starts.data(), tokens.data(), (int)tokens.size());
-        copy_to_device<int>(order_, order.data(), order.size(), test_stream());
-        copy_to_device<int>(starts_, starts.data(), starts.size(), test_stream());
-        batch_ = {B, T, tokens_, targets_, order_, starts_, nullptr, buckets};
+        : tokens_(tokens), targets_(targets), by_token_(tokens.size()) {
+        std::vector<int> by_token(tokens.size());
+        sort_by_token(by_token.data(), tokens.data(), (int)tokens.size());
+        copy_to_device<int>(by_token_, by_token.data(), by_token.size(), test_stream());
+        batch_ = {B, T, tokens_, targets_, by_token_};
         valid_ = (int)std::count_if(targets.begin(), targets.end(), [](int target) { return target >= 0; });
     }
 
@@ -28,7 +27,7 @@ public:
     int valid() const { return valid_; }
 
 private:
-    Buffer<int> tokens_, targets_, order_, starts_;
+    Buffer<int> tokens_, targets_, by_token_;
     Batch batch_;
     int valid_;
 };

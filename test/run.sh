@@ -8,12 +8,14 @@
 # The last line is "N passed, N failed"; the exit code is 1 if anything failed.
 cd "$(dirname "$0")/.." || exit 1
 . test/ranks.sh
-passed=0 failed=0
+figures=$(mktemp) # a line for each unit and script that has ended: how many passed and failed
+trap 'rm -f "$figures"' EXIT
+started=0
 
-# count NAME PASSED FAILED OUTPUT
+# count NAME PASSED FAILED SECONDS OUTPUT    in one piece, for several run at once
 count() {
-    printf '%-38s %4d passed, %d failed%s\n' "$1" "$2" "$3" "$4"
-    passed=$((passed + $2)) failed=$((failed + $3))
+    printf '%s%-38s %4d passed, %d failed, %d s\n' "${5:+$5$'\n'}" "$1" "$2" "$3" "$4"
+    echo "$2 $3" >>"$figures"
 }
 
 # run_unit NAME COMMAND...
@@ -27,9 +29,9 @@ run_unit() {
     local good=${cases% *} bad=${cases#* }
     # a program that died, or found an error outside a case, failed
     if [ -z "$cases" ] || { [ $rc != 0 ] && [ "$bad" = 0 ]; }; then good=${good:-0} bad=1; fi
-    [ "$bad" = 0 ] || echo "$out"
-    [ $rc != 124 ] && [ $rc != 137 ] || echo "$name: killed, it did not end"
-    count "$name" "$good" "$bad" ", $((SECONDS - start)) s"
+    [ "$bad" != 0 ] || out=
+    [ $rc != 124 ] && [ $rc != 137 ] || out+=$'\n'"$name: killed, it did not end"
+    count "$name" "$good" "$bad" $((SECONDS - start)) "$out"
 }
 
 # run_unit_with_ranks UNIT    NCCL wants a GPU for each rank
@@ -44,45 +46,50 @@ run_unit_with_ranks() {
             echo "skipped: ${unit#build/} with $n ranks: $(command -v mpirun >/dev/null && echo "$most GPUs" || echo no mpirun) here"
             continue
         fi
+        started=$((started + 1))
         run_unit "${unit#build/} x $n" ranks "$n" "$unit"
     done
 }
 
 run_script() {
-    local out start=$SECONDS
+    local out rc good bad start=$SECONDS
     out=$("$1" 2>&1)
-    local rc=$? good bad
+    rc=$?
     good=$(grep -c '^ok' <<<"$out")
     bad=$(grep -c '^FAILED' <<<"$out")
     if [ $rc != 0 ] && [ "$bad" = 0 ]; then bad=1; fi
     if [ "$bad" = 0 ]; then out=$(grep '^skipped' <<<"$out"); else out=$(grep -v '^ok' <<<"$out"); fi
-    count "$1" "$good" "$bad" ", $((SECONDS - start)) s${out:+$'\n'$out}"
-    echo "$good $bad" >"$2"
+    count "$1" "$good" "$bad" $((SECONDS - start)) "$out"
 }
 
-# Scripts wait for ranks and disks more than they compute, so several run at once. Each leaves its figures in a file.
-figures=$(mktemp -d)
-trap 'rm -rf "$figures"' EXIT
-started=0
-start_script() {
-    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
-    run_script "$1" "$figures/$started" &
+# start COMMAND...    What has one thread, or waits for a disk, leaves a core to another. Nothing shares a GPU.
+start() {
+    local most
+    most=$([[ $suite == cuda-* ]] && echo 1 || nproc)
+    while [ "$(jobs -rp | wc -l)" -ge "$most" ]; do wait -n; done
     started=$((started + 1))
+    OMP_WAIT_POLICY=passive "$@" &
 }
 
+units() { find "build/$1" -maxdepth 1 -name 'test_*' -type f -executable | sort; }
+
+# Alone, those with ranks: some look at the time.
 for suite in "$@" $EXTRA; do
-    case $suite in
-    *.sh) start_script "$suite" ;;
-    *)
-        for unit in $(find "build/$suite" -maxdepth 1 -name 'test_*' -type f -executable | sort); do
-            if [ -e "$unit.ranks" ]; then run_unit_with_ranks "$unit"; else run_unit "${unit#build/}" "$unit"; fi
-        done
-        ;;
-    esac
+    [[ $suite == *.sh ]] && continue
+    for unit in $(units "$suite"); do
+        [ ! -e "$unit.ranks" ] || run_unit_with_ranks "$unit"
+    done
+done
+for suite in "$@" $EXTRA; do
+    if [[ $suite == *.sh ]]; then
+        start run_script "$suite"
+        continue
+    fi
+    for unit in $(units "$suite"); do
+        [ -e "$unit.ranks" ] || start run_unit "${unit#build/}" "$unit"
+    done
 done
 wait
-for ((i = 0; i < started; i++)); do
-    read -r good bad <"$figures/$i" && passed=$((passed + good)) failed=$((failed + bad)) || failed=$((failed + 1))
-done
+read -r passed failed < <(awk -v started="$started" '{ good += $1; bad += $2 } END { print good + 0, bad + started - NR }' "$figures")
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

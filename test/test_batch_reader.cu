@@ -21,10 +21,10 @@ static void check_batch(const HostBatch& batch, const TokenLoader& loader, const
     size_t N = (size_t)B * (size_t)T;
     REQUIRE(batch.targets == batch.tokens + N);
     REQUIRE(batch.doc_start == batch.targets + N);
-    REQUIRE(batch.order == batch.doc_start + N);
-    REQUIRE(batch.starts == batch.order + N);
-    CHECK((size_t)(batch.starts + N + 1 - batch.tokens) == batch_ints(B, T));
-    std::map<int, std::vector<int>> positions;
+    REQUIRE(batch.by_token == batch.doc_start + N);
+    REQUIRE(batch.by_position == batch.by_token + N);
+    CHECK((size_t)(batch.by_position + N - batch.tokens) == batch_ints(B, T));
+    std::map<int, std::vector<int>> of_tokens, of_positions;
     int wrong = 0;
     for (int row = 0; row < B; row++) {
         std::vector<int> inputs((size_t)T, 0), targets((size_t)T, -1);
@@ -34,17 +34,18 @@ static void check_batch(const HostBatch& batch, const TokenLoader& loader, const
             wrong += batch.tokens[n] != inputs[(size_t)t] || batch.targets[n] != targets[(size_t)t];
             while (start > 0 && inputs[(size_t)start - 1] != document_end) start--;
             wrong += batch.doc_start[n] != start;
-            positions[inputs[(size_t)t]].push_back(n);
+            of_tokens[inputs[(size_t)t]].push_back(n);
+            of_positions[t - start].push_back(n);
         }
     }
     CHECK(wrong == 0);
-    REQUIRE(batch.buckets == (int)positions.size());
-    int bucket = 0;
-    for (const auto& [token, places] : positions) {
-        std::vector<int> order(batch.order + batch.starts[bucket], batch.order + batch.starts[bucket + 1]);
-        CHECK(order == places);
-        bucket++;
-    }
+    auto check_order = [&](const int* order, const std::map<int, std::vector<int>>& places_of) {
+        std::vector<int> want;
+        for (const auto& [key, places] : places_of) want.insert(want.end(), places.begin(), places.end());
+        CHECK(std::vector<int>(order, order + N) == want);
+    };
+    check_order(batch.by_token, of_tokens);
+    check_order(batch.by_position, of_positions);
 }
 
 TEST_CASE("batches: any request, guessed or not") {

@@ -1,3 +1,5 @@
+#include <array>
+
 #include "kernels/embedding.cuh"
 #include "test/testing.h"
 
@@ -7,28 +9,17 @@ static std::vector<int> random_tokens(int N, int V) {
     return tokens;
 }
 
-TEST_CASE("tokens are sorted into buckets") {
+TEST_CASE("places are sorted by token") {
     for (auto [N, V] :
          {std::pair{0, 1}, {1, 1}, {5, 1}, {100, 7}, {1000, 300}, {777, 200000}, {50, INT32_MAX}}) {
         CAPTURE(N);
         CAPTURE(V);
         auto tokens = random_tokens(N, V);
-        std::vector<int> order(N, -1), starts(N + 1, -1);
-        int buckets = bucket_tokens(order.data(), starts.data(), tokens.data(), N);
-
-        std::vector<int> want(N);
+        std::vector<int> order(N, -1), want(N);
+        sort_by_token(order.data(), tokens.data(), N);
         for (int n = 0; n < N; n++) want[n] = n;
         std::stable_sort(want.begin(), want.end(), [&](int a, int b) { return tokens[a] < tokens[b]; });
         CHECK(order == want);
-
-        std::vector<int> want_starts;
-        for (int i = 0; i < N; i++) {
-            if (i == 0 || tokens[want[i]] != tokens[want[i - 1]]) want_starts.push_back(i);
-        }
-        CHECK(buckets == (int)want_starts.size());
-        want_starts.push_back(N);
-        starts.resize(buckets + 1);
-        CHECK(starts == want_starts);
     }
 }
 
@@ -45,6 +36,55 @@ static std::vector<int> random_documents(int B, int T, int longest) {
         }
     }
     return doc_start;
+}
+
+TEST_CASE("places are sorted by position") {
+    for (auto [B, T, longest] : {std::array{1, 1, 1}, {2, 9, 1}, {3, 50, 12}, {2, 700, 300}, {1, 5, 100}}) {
+        CAPTURE(T);
+        auto doc_start = random_documents(B, T, longest);
+        std::vector<int> order(B * T, -1), want(B * T);
+        sort_by_position(order.data(), doc_start.data(), B, T);
+        for (int n = 0; n < B * T; n++) want[n] = n;
+        std::stable_sort(want.begin(), want.end(),
+                         [&, T = T](int a, int b) { return a % T - doc_start[a] < b % T - doc_start[b]; });
+        CHECK(order == want);
+    }
+}
+
+// The backward pass of these tokens, and of documents of so many tokens at most, or one in each row (0), or
+// without positions (-1), against sums in double precision; and that a second run has the same bits.
+static void check_backward(const std::vector<int>& tokens, int B, int T, int C, int V, int documents) {
+    int N = B * T;
+    auto doc_start = random_documents(B, T, std::max(documents, 1));
+    auto d = random_values<floatX>("d", (size_t)N * C);
+    auto dwte_before = random_values<float>("dwte", (size_t)V * C),
+         dwpe_before = random_values<float>("dwpe", (size_t)T * C);
+    std::vector<double> want_dwte = to_doubles(dwte_before), want_dwpe = to_doubles(dwpe_before);
+    for (int n = 0; n < N; n++) {
+        int position = documents > 0 ? n % T - doc_start[n] : n % T;
+        for (int c = 0; c < C; c++) {
+            double value = float(d[(size_t)n * C + c]);
+            want_dwte[(size_t)tokens[n] * C + c] += value;
+            if (documents >= 0) want_dwpe[(size_t)position * C + c] += value;
+        }
+    }
+
+    std::vector<int> by_token(N), by_position(N);
+    sort_by_token(by_token.data(), tokens.data(), N);
+    sort_by_position(by_position.data(), doc_start.data(), B, T);
+    Buffer<int> device_tokens(tokens), order(by_token), position_order(by_position), starts(doc_start);
+    Buffer<floatX> dout(d);
+    std::vector<float> first_dwte, first_dwpe;
+    for (int run = 0; run < 2; run++) {
+        Buffer<float> dwte(dwte_before), dwpe(dwpe_before), scratch(embedding_backward_scratch(N, C));
+        embedding_backward(dwte, documents >= 0 ? (float*)dwpe : nullptr, scratch, dout, device_tokens, order,
+                           position_order, documents > 0 ? (int*)starts : nullptr, B, T, C, test_stream());
+        CHECK_CLOSE(dwte, want_dwte, tolerance<float>);
+        CHECK_CLOSE(dwpe, want_dwpe, tolerance<float>);
+        if (run == 0) first_dwte = dwte.host(), first_dwpe = dwpe.host();
+        CHECK(dwte.host() == first_dwte);
+        CHECK(dwpe.host() == first_dwpe);
+    }
 }
 
 TEST_CASE("embedding forward and backward") {
@@ -69,54 +109,47 @@ TEST_CASE("embedding forward and backward") {
             auto doc_start = random_documents(B, T, std::max(positions, 1));
             auto wte = random_values<floatX>("wte", (size_t)V * C),
                  wpe = random_values<floatX>("wpe", (size_t)T * C);
-            auto d = random_values<floatX>("d", (size_t)N * C);
-            auto dwte_before = random_values<float>("dwte", (size_t)V * C);
-            auto dwpe_before = random_values<float>("dwpe", (size_t)T * C);
-
-            std::vector<double> want((size_t)N * C), want_dwte = to_doubles(dwte_before),
-                                                     want_dwpe = to_doubles(dwpe_before);
+            std::vector<double> want((size_t)N * C);
             for (int n = 0; n < N; n++) {
                 int place = positions == rows ? n % T : n % T - doc_start[n];
                 for (int c = 0; c < C; c++) {
-                    size_t i = (size_t)n * C + c, token = (size_t)tokens[n] * C + c,
-                           position = (size_t)place * C + c;
-                    want[i] = (double)float(wte[token]);
-                    want_dwte[token] += float(d[i]);
-                    if (positions == no_positions) continue;
-                    want[i] += float(wpe[position]);
-                    want_dwpe[position] += float(d[i]);
+                    size_t i = (size_t)n * C + c;
+                    want[i] = (double)float(wte[(size_t)tokens[n] * C + c]);
+                    if (positions != no_positions) want[i] += float(wpe[(size_t)place * C + c]);
                 }
             }
-
-            std::vector<int> order(N), starts(N + 1);
-            int buckets = bucket_tokens(order.data(), starts.data(), tokens.data(), N);
-            Buffer<int> device_tokens(tokens), device_order(order), device_starts(starts),
-                device_doc_start(doc_start);
-            Buffer<floatX> out((size_t)N * C), device_wte(wte), device_wpe(wpe), dout(d);
-            int* documents = positions == rows ? nullptr : (int*)device_doc_start;
+            Buffer<int> device_tokens(tokens), device_doc_start(doc_start);
+            Buffer<floatX> out((size_t)N * C), device_wte(wte), device_wpe(wpe);
             embedding_forward(out, device_tokens, device_wte,
-                              positions == no_positions ? nullptr : (floatX*)device_wpe, documents, B, T, C,
-                              test_stream());
+                              positions == no_positions ? nullptr : (floatX*)device_wpe,
+                              positions == rows ? nullptr : (int*)device_doc_start, B, T, C, test_stream());
             CHECK_CLOSE(out, want, tolerance<floatX>);
-
-            std::vector<float> first_dwte, first_dwpe;
-            for (int run = 0; run < 2; run++) {
-                Buffer<float> dwte(dwte_before), dwpe(dwpe_before);
-                embedding_backward(dwte, positions == no_positions ? nullptr : (float*)dwpe, dout,
-                                   device_tokens, device_order, device_starts, buckets, documents, B, T, C,
-                                   test_stream());
-                CHECK_CLOSE(dwte, want_dwte, tolerance<float>);
-                CHECK_CLOSE(dwpe, want_dwpe, tolerance<float>);
-                if (run == 0) {
-                    first_dwte = dwte.host();
-                    first_dwpe = dwpe.host();
-                } else {
-                    CHECK(dwte.host() == first_dwte);
-                    CHECK(dwpe.host() == first_dwpe);
-                }
-            }
+            check_backward(tokens, B, T, C, V, positions);
         }
     }
+}
+
+TEST_CASE("embedding backward: tokens that are rare, frequent, and all of the batch") {
+    auto repeated = [](int N, int times) {
+        std::vector<int> tokens(N);
+        for (int n = 0; n < N; n++) tokens[n] = (int)((int64_t)n * 7919 % N / times);  // 7919 is a prime
+        return tokens;
+    };
+    // Each is all of a piece, or one more or less; the last make lists of heads that are cut as well.
+    for (int times : {1, 2, 63, 64, 65, 127, 128, 129, 300, 5000}) {
+        CAPTURE(times);
+        int B = 5, T = 1000, N = B * T;
+        check_backward(repeated(N, times), B, T, 4, N, 0);
+    }
+    for (auto [B, T] : {std::pair{64, 3}, {65, 2}, {128, 2}, {130, 33}, {1, 64}, {1, 65}, {1, 4160}}) {
+        CAPTURE(B);
+        check_backward(std::vector<int>(B * T, 2), B, T, 3, 5, 0);
+        check_backward(random_tokens(B * T, 3), B, T, 4, 3, 40);
+    }
+    // a third of the batch is one token, the others are rare
+    auto tokens = random_tokens(6000, 4000);
+    for (size_t n = 0; n < tokens.size(); n += 3) tokens[n] = 1234;
+    check_backward(tokens, 6, 1000, 8, 4000, 300);
 }
 
 TEST_CASE("a document looks the same wherever it was packed") {
@@ -161,15 +194,16 @@ TEST_CASE("a token table cut by words") {
                      wpe = random_values<floatX>("wpe", (size_t)T * C), d = random_values<floatX>("d", size);
                 auto dwte = random_values<float>("dwte", (size_t)V * C),
                      dwpe = random_values<float>("dwpe", (size_t)T * C);
-                std::vector<int> order(N), starts(N + 1);
-                int buckets = bucket_tokens(order.data(), starts.data(), tokens.data(), N);
-                Buffer<int> device_tokens(tokens), device_order(order), device_starts(starts);
+                std::vector<int> order(N);
+                sort_by_token(order.data(), tokens.data(), N);
+                Buffer<int> device_tokens(tokens), device_order(order);
+                Buffer<float> scratch(embedding_backward_scratch(N, C));
                 Buffer<floatX> dout(d), device_wpe(wpe), whole_wte(wte), whole(size);
                 Buffer<float> whole_dwte(dwte), whole_dwpe(dwpe);
                 floatX* added = positions ? (floatX*)device_wpe : nullptr;
                 embedding_forward(whole, device_tokens, whole_wte, added, nullptr, B, T, C, test_stream());
-                embedding_backward(whole_dwte, whole_dwpe, dout, device_tokens, device_order, device_starts,
-                                   buckets, nullptr, B, T, C, test_stream());
+                embedding_backward(whole_dwte, whole_dwpe, scratch, dout, device_tokens, device_order,
+                                   nullptr, nullptr, B, T, C, test_stream());
                 auto whole_rows = whole.doubles();
 
                 std::vector<float> all_dwte;
@@ -191,8 +225,8 @@ TEST_CASE("a token table cut by words") {
                     }
                     CHECK(got == want);
 
-                    embedding_backward(own_dwte, positions ? (float*)own_dwpe : nullptr, dout, device_tokens,
-                                       device_order, device_starts, buckets, nullptr, B, T, C, test_stream(),
+                    embedding_backward(own_dwte, positions ? (float*)own_dwpe : nullptr, scratch, dout,
+                                       device_tokens, device_order, nullptr, nullptr, B, T, C, test_stream(),
                                        words);
                     for (float gradient : own_dwte.host()) all_dwte.push_back(gradient);
                     CHECK(own_dwpe.host() == (positions ? whole_dwpe.host() : dwpe));

@@ -192,6 +192,20 @@ TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
         CHECK_CLOSE(dweight, want_dweight, simulated ? tolerance<float> : 1e-3);
     }
 
+    // GELU's gradient and that of the bias are kernels behind them
+    Buffer<floatX> dpre(N * C), dinp_alone(N * C);
+    Buffer<float> dweight(before), dbias(std::vector<float>(OC, 1.0f)),
+        scratch(matmul_backward_bias_scratch(OC));
+    products.backward_input(dinp_alone, dout_, weight_, N, C, OC);
+    gelu_backward(Gelu::tanh, dinp_alone, dinp_alone, inp_, N * C, test_stream());
+    products.backward_gelu(Gelu::tanh, dpre, inp_, dout_, weight_, N, C, OC);
+    CHECK(dpre.doubles() == dinp_alone.doubles());
+    products.backward_weight(dweight, dout_, inp_, N, C, OC, dbias, scratch);
+    CHECK_CLOSE(dweight, want_dweight, simulated ? tolerance<float> : 1e-3);
+    std::vector<double> want_dbias(OC, 1.0);
+    for (int i = 0; i < N * OC; i++) want_dbias[i % OC] += (double)(float)dout[i];
+    CHECK_CLOSE(dbias, want_dbias, tolerance<float>);
+
     // a weight is rounded once, until it is said to have changed
     products.forward(out, inp_, weight_, nullptr, N, C, OC);
     auto old = out.doubles();

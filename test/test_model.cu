@@ -334,6 +334,30 @@ TEST_CASE("a step that is not finite leaves the weights as they were") {
     CHECK(first_bad_gradient(g.state) == "layers.0.qkv.weight[3] = inf");
 }
 
+TEST_CASE("the statistics of a step are sent before its weights change") {
+    ModelConfig config = small_config();
+    Gpt g(config, {test_B, test_T, true, Recompute::none, 8}, with_master);
+    initialize(g, 5);
+    TestBatch batch = random_batch("first", config.vocab_size);
+    forward_backward(g, batch);
+    cudaCheck(cudaStreamSynchronize(g.stream));
+    size_t size = g.layout.size();
+    auto before = from_device(g.state.params(0), size);
+    Buffer<floatX> when_sent(size);
+    g.state.update(g.stats, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 1.0f, 0, [&] {
+        send_stats(g);
+        cudaCheck(cudaMemcpyAsync(when_sent, g.state.params(0), size * sizeof(floatX),
+                                  cudaMemcpyDeviceToDevice, g.stream));
+    });
+    StepStats sent = await_stats(g, batch.valid()), stats = read_stats(g, batch.valid());
+    CHECK(sent.finite);
+    CHECK(sent.loss == stats.loss);
+    CHECK(sent.gradient_norm == stats.gradient_norm);
+    CHECK(sent.gradient_norm > 0);
+    CHECK(same_bits(from_device((floatX*)when_sent, size), before));
+    CHECK_FALSE(same_bits(from_device(g.state.params(0), size), before));
+}
+
 TEST_CASE("initial weights depend on the seed and the tensor's name only") {
     ModelConfig shallow = small_config(), deep = small_config();
     deep.layers = 3;

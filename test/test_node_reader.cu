@@ -33,11 +33,10 @@ static std::vector<uint16_t> random_tokens(size_t count, uint32_t vocab) {
 }
 
 static bool same(const HostBatch& a, const HostBatch& b, const BatchShape& shape) {
-    // after the last bucket, nothing is said
-    size_t N = (size_t)shape.B * (size_t)shape.T, ints = 4 * N + (size_t)b.buckets + 1;
-    return a.buckets == b.buckets && a.targets == a.tokens + N && a.doc_start == a.tokens + 2 * N &&
-           a.order == a.tokens + 3 * N && a.starts == a.tokens + 4 * N &&
-           std::equal(a.tokens, a.tokens + ints, b.tokens);
+    size_t N = (size_t)shape.B * (size_t)shape.T;
+    return a.targets == a.tokens + N && a.doc_start == a.tokens + 2 * N && a.by_token == a.tokens + 3 * N &&
+           a.by_position == a.tokens + 4 * N &&
+           std::equal(a.tokens, a.tokens + batch_ints(shape.B, shape.T), b.tokens);
 }
 
 TEST_CASE("node reader: the batches of a reader for each rank, however ranks lie on machines") {

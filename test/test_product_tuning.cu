@@ -12,12 +12,21 @@ on its way to a file, to other ranks and back. Runs on any number of ranks.
 
 namespace {
 
+std::vector<std::string> algorithms(const Product& product, const Operands& operands) {
+    std::vector<std::string> all;
+    ProductKind kind(product, operands);
+    for (auto& algorithm : proposed_algorithms(kind, describe(kind, operands), most_candidates))
+        all.push_back(algorithm.bytes());
+    return all;
+}
+
 // One product of each sort that a linear layer makes.
 struct Layer {
     int N, C = 48, OC = 40;
     Buffer<floatX> inp, weight, bias, dout;
     Buffer<floatX> out{(size_t)N * OC}, act{(size_t)N * OC}, dinp{(size_t)N * C};
-    Buffer<float> dweight{std::vector<float>((size_t)OC * C)};
+    Buffer<float> dweight{std::vector<float>((size_t)OC * C)}, dbias{std::vector<float>(OC)},
+        sums{matmul_backward_bias_scratch(OC)};
 
     explicit Layer(int N)
         : N(N),
@@ -29,16 +38,20 @@ struct Layer {
 
     void forward() { matmul_forward(out, inp, weight, bias, N, C, OC, test_stream()); }
     void gelu() { matmul_gelu_forward(Gelu::tanh, act, out, inp, weight, bias, N, C, OC, test_stream()); }
+    void gelu_gradient() {
+        matmul_backward_gelu(Gelu::tanh, dinp, inp, dout, weight, N, C, OC, test_stream());
+    }
+    void bias_gradient() { matmul_backward_weight(dweight, dout, inp, N, C, OC, test_stream(), dbias, sums); }
     void backward() {
         matmul_backward_input(dinp, dout, weight, N, C, OC, test_stream());
         matmul_backward_weight(dweight, dout, inp, N, C, OC, test_stream());
     }
 
-    Product product() const { return {.m = OC, .n = N, .k = C, .transpose_a = true}; }
+    Product product() const {
+        return {.m = OC, .n = N, .k = C, .transpose_a = true, .epilogue = Epilogue::bias};
+    }
     Operands operands() { return {.a = weight, .b = inp, .d = out, .bias = bias}; }
-    Operands with_gelu() { return {.a = weight, .b = inp, .d = act, .bias = bias, .pre_gelu = out}; }
     std::string kind() { return kind_text({product(), operands()}); }
-    std::string gelu_kind() { return kind_text({product(), with_gelu()}); }
 
     // By each of the algorithms that the library proposes.
     std::vector<std::vector<double>> outs() {
@@ -52,13 +65,7 @@ struct Layer {
         return results;
     }
 
-    std::vector<std::string> algorithms() {
-        std::vector<std::string> all;
-        ProductKind kind(product(), operands());
-        for (auto& algorithm : proposed_algorithms(kind, describe(kind, operands()), most_candidates))
-            all.push_back(algorithm.bytes());
-        return all;
-    }
+    std::vector<std::string> algorithms() { return ::algorithms(product(), operands()); }
 };
 
 bool is_chosen(const Product& product, const Operands& operands) {
@@ -117,7 +124,7 @@ TEST_CASE("every kind of product is noted and timed") {
     auto step = [&] { layer.forward(), layer.backward(), layer.forward(); };
     NotedProducts noted = note_products(step);
     REQUIRE(noted.size() == 3);
-    layer.gelu();  // is noted no more
+    layer.bias_gradient();  // is noted no more
     CHECK(noted.size() == 3);
     auto want = layer.out.doubles();
     auto tuned = tune_products(noted, test_stream());
@@ -132,30 +139,110 @@ TEST_CASE("every kind of product is noted and timed") {
     CHECK(tune_products(note_products(step), test_stream()).empty());
 }
 
-TEST_CASE("GELU as an epilogue or apart, whichever was chosen") {
-    if (sizeof(floatX) != 2) return;  // always apart
+TEST_CASE("an epilogue fused or not, whichever was chosen") {
     Forgetful forgetful;
     Layer layer(48);
-    auto run = [&](const AlgorithmChoices& choices) {
-        cublas().plans.clear();
-        choose_algorithms(choices);
-        layer.gelu();
-        return layer.act.doubles();
+    struct Case {
+        Product product;
+        Operands operands;
+        std::function<void()> run, unfused;  // by what was chosen; and as if there were no epilogues
+        std::function<std::vector<double>()> result;
     };
-    auto apart = run({{layer.gelu_kind(), ""}});
-    layer.forward();
-    gelu_forward(Gelu::tanh, layer.act, layer.out, layer.out.size(), test_stream());
-    CHECK(apart == layer.act.doubles());
+    std::vector<Case> cases;
+    auto weight_products = [&](auto&& product) {
+        return [&layer, product] {
+            cudaCheck(cudaMemsetAsync(layer.dweight, 0, layer.dweight.size() * sizeof(float), test_stream()));
+            cudaCheck(cudaMemsetAsync(layer.dbias, 0, layer.dbias.size() * sizeof(float), test_stream()));
+            product();
+        };
+    };
+    cases.push_back(
+        {{.m = layer.C,
+          .n = layer.OC,
+          .k = layer.N,
+          .transpose_b = true,
+          .accumulate = true,
+          .epilogue = Epilogue::bias_gradient,
+          .d_type = CUDA_R_32F},
+         {.a = layer.inp, .b = layer.dout, .d = layer.dweight, .dbias = layer.dbias, .sums = layer.sums},
+         weight_products([&] { layer.bias_gradient(); }),
+         weight_products([&] {
+             layer.backward();
+             matmul_backward_bias(layer.dbias, layer.sums, layer.dout, layer.N, layer.OC, test_stream());
+         }),
+         [&] {
+             auto both = layer.dweight.doubles(), dbias = layer.dbias.doubles();
+             both.insert(both.end(), dbias.begin(), dbias.end());
+             return both;
+         }});
+    if (sizeof(floatX) == 2) {  // GELU is always unfused elsewhere
+        cases.push_back(
+            {{.m = layer.OC,
+              .n = layer.N,
+              .k = layer.C,
+              .transpose_a = true,
+              .epilogue = Epilogue::bias_gelu},
+             {.a = layer.weight, .b = layer.inp, .d = layer.act, .bias = layer.bias, .pre_gelu = layer.out},
+             [&] { layer.gelu(); },
+             [&] {
+                 layer.forward();
+                 gelu_forward(Gelu::tanh, layer.act, layer.out, layer.out.size(), test_stream());
+             },
+             [&] { return layer.act.doubles(); }});
+        cases.push_back({{.m = layer.C, .n = layer.N, .k = layer.OC, .epilogue = Epilogue::gelu_gradient},
+                         {.a = layer.weight, .b = layer.dout, .d = layer.dinp, .pre_gelu = layer.inp},
+                         [&] { layer.gelu_gradient(); },
+                         [&] {
+                             layer.backward();
+                             gelu_backward(Gelu::tanh, layer.dinp, layer.dinp, layer.inp, layer.dinp.size(),
+                                           test_stream());
+                         },
+                         [&] { return layer.dinp.doubles(); }});
+    }
+    for (Case& c : cases) {
+        std::string kind = kind_text({c.product, c.operands});
+        CAPTURE(kind);
+        auto without = product_in_front(c.product, c.operands);
+        std::string in_front = kind_text({without.first, without.second});
+        auto result = [&](const AlgorithmChoices& choices) {
+            cublas().plans.clear();
+            choose_algorithms(choices);
+            c.run();
+            return c.result();
+        };
+        auto is_unfused = [&] { return find_plan(c.product, c.operands).unfused; };
+        auto unfused = result({{kind, ""}});
+        CHECK(is_unfused());
+        CHECK(is_chosen(c.product, c.operands));
+        c.unfused();
+        CHECK(unfused == c.result());
 
-    cublas().plans.clear();
-    choose_algorithms({});
-    auto tuned = tune_products(note_products([&] { layer.gelu(); }), test_stream());
-    REQUIRE(tuned.size() == 2);  // without GELU first, for the other to be compared with
-    CHECK(tuned[0].kind == layer.kind());
-    CHECK(tuned[1].kind == layer.gelu_kind());
-    auto chosen = run({{tuned[0].kind, tuned[0].algorithm}, {tuned[1].kind, tuned[1].algorithm}});
-    CHECK(relative_error(chosen, apart) < tolerance<floatX>);
-    CHECK(is_chosen(layer.product(), layer.with_gelu()));
+        auto proposed = algorithms(c.product, c.operands);
+        if (simulated) CHECK(proposed.size() > 1);
+        bool differ = false;
+        for (const std::string& bytes : proposed) {
+            auto fused = result({{kind, bytes}});
+            CHECK_FALSE(is_unfused());
+            CHECK(relative_error(fused, unfused) < tolerance<floatX>);
+            differ = differ || fused != unfused;
+        }
+        if (simulated) CHECK(differ);  // what is in registers is not rounded yet, or summed in another order
+
+        result({});
+        bool usual = device_properties().major == 9 && c.product.epilogue != Epilogue::bias_gradient;
+        CHECK(is_unfused() == (!usual || proposed.empty()));
+        auto tuned = tune_products(note_products(c.run), test_stream());
+        REQUIRE(tuned.size() == 2);  // what is in front comes first, for the other to be compared with
+        CHECK(tuned[0].kind == in_front);
+        CHECK(tuned[0].algorithm != "");
+        CHECK(tuned[1].kind == kind);
+        CHECK((tuned[1].algorithm == "") == is_unfused());
+        c.run();
+        auto once = c.result();
+        CHECK(relative_error(once, unfused) < tolerance<floatX>);
+        CHECK(result({{tuned[0].kind, tuned[0].algorithm}, {tuned[1].kind, tuned[1].algorithm}}) == once);
+        CHECK(is_chosen(c.product, c.operands));
+    }
 }
 
 TEST_CASE("a file of algorithms reads as it was written, or is refused") {
@@ -191,7 +278,12 @@ TEST_CASE("all ranks choose alike, and again what is in the file") {
     TemporaryFolder folder;  // of rank 0 it counts
     std::string file = folder / "algorithms.json";
     Layer common(50), own(60 + world.rank());  // as the stages of a pipeline
-    auto step = [&] { common.forward(), common.backward(), own.forward(); };
+    auto step = [&] {
+        common.forward(), common.backward(), own.forward();
+        common.gelu(), common.gelu_gradient(), common.bias_gradient();
+    };
+    // in fp32 GELU is always unfused
+    const size_t kinds = (sizeof(floatX) == 2 ? 6 : 4) + (size_t)world.size();
     auto choose = [&](const std::string& origin) {
         cublas().plans.clear();
         return choose_products(world, file, origin, true, test_stream(), step);
@@ -204,7 +296,7 @@ TEST_CASE("all ranks choose alike, and again what is in the file") {
     auto notes = choose("");
     CHECK(notes.size() == 1);
     std::string chosen = chosen_by_all();
-    CHECK(cublas().choices.size() == 3 + (size_t)world.size());
+    CHECK(cublas().choices.size() == kinds);
     if (world.is_root()) CHECK(read_algorithms(file)[cublas_setup()] == cublas().choices);
 
     choose_algorithms({});
@@ -226,7 +318,7 @@ TEST_CASE("all ranks choose alike, and again what is in the file") {
     if (world.is_root()) {
         AlgorithmTable after = read_algorithms(file);
         CHECK(after["another card"] == table["another card"]);
-        CHECK(after[cublas_setup()].size() == 3 + (size_t)world.size());
+        CHECK(after[cublas_setup()].size() == kinds);
         CHECK(after[cublas_setup()][common.kind()] != std::string(3, '\x01'));
         write_file(file, "damaged");
     }

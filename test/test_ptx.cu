@@ -92,7 +92,6 @@ __global__ void arithmetic_kernel(float* powers, uint32_t* pairs, float* sum, co
     pairs[t] = bf16_pair(values[t], -values[t]);
     for (int turn = 0; turn < (int)blockDim.x; turn++) {
         if (turn == t) add_global(sum, values[t]);
-        fence_device();
         __syncthreads();
     }
 }

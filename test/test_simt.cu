@@ -2,6 +2,7 @@
 #include "test/simt/errors.h"
 
 #include <algorithm>
+#include <fstream>
 #include <numeric>
 #include <set>
 
@@ -258,6 +259,33 @@ TEST_CASE("kernels of two streams run one after the other") {
     CHECK(a.host() == numbers(256));
     CHECK(b.host() == numbers(256));
     cudaCheck(cudaStreamDestroy(other));
+}
+
+// ----------------------------------------------------------------------------
+// memory
+
+namespace {
+
+__global__ void fill_kernel(float* out, size_t count) {
+    size_t threads = gridDim.x * blockDim.x;
+    for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += threads) out[i] = 1;
+}
+
+}  // namespace
+
+TEST_CASE("what is remembered of freed memory takes no memory") {
+    auto resident_bytes = [] {
+        size_t pages = 0;
+        std::ifstream("/proc/self/statm") >> pages >> pages;
+        return pages * 4096;
+    };
+    size_t before = 0;
+    for (int round = 0; round < 10; round++) {
+        Buffer<float> values(1 << 19);
+        CHECK(errors_of(fill_kernel, 8, 256, 0, (float*)values, values.size()).empty());
+        if (round == 0) before = resident_bytes();
+    }
+    CHECK(resident_bytes() < before + (32 << 20));
 }
 
 // ----------------------------------------------------------------------------

@@ -16,23 +16,32 @@ const char* verb(Access access) {
     fail(kind, where, "%s %s %zu bytes at 0x%zx%s", name(thread).text, verb(access), bytes, at, what);
 }
 
-[[noreturn, gnu::noinline]] void fail_shared(const Thread& thread, Access access, const Byte& byte,
-                                             Finding finding, Stamp me, uintptr_t at, size_t bytes,
-                                             const void* where) {
+template <Scope scope>
+[[noreturn, gnu::noinline]] void fail_order(const Thread& thread, Access access,
+                                            const History<scope>& history, Finding finding, Stamp me,
+                                            uintptr_t at, size_t bytes, const void* where) {
     char place[64] = " (static shared memory)", what[256];
-    if (dynamic_space.holds(at))
+    if (scope == Scope::grid)
+        snprintf(place, sizeof place, " (device memory, byte %zu of its allocation)",
+                 device_memory.offset(at));
+    else if (dynamic_space.holds(at))
         snprintf(place, sizeof place, " (dynamic shared memory + %zu)", at - dynamic_begin);
-    bool was_read = finding == Finding::race_with_read;
-    const Thread& other = threads[(was_read ? byte.racing_read(me) : byte.write) & thread_bits];
+    Stamp theirs = finding == Finding::race_with_use ? history.racing_use(access, me) : history.write;
+    Name other = name(threads[theirs & thread_bits]);
+    const char* did = theirs & atomic_bit                 ? "updated atomically"
+                      : finding == Finding::race_with_use ? "read"
+                                                          : "wrote";
     if (finding == Finding::unwritten)
         snprintf(what, sizeof what, "%s, which no thread of the block wrote", place);
     else if (finding == Finding::pending)
         snprintf(what, sizeof what, "%s, before a %s of %s to it was waited for", place,
-                 byte.write & engine_bit ? "bulk copy" : "cp.async", name(other).text);
+                 theirs & engine_bit ? "bulk copy" : "cp.async", other.text);
+    else if (interval_of(theirs) >= block_start)
+        snprintf(what, sizeof what, "%s, which %s %s since the last barrier: a race", place, other.text, did);
     else
-        snprintf(what, sizeof what, "%s, which %s %s since the last barrier: a race", place, name(other).text,
-                 was_read ? "read" : "wrote");
-    bool race = finding == Finding::race_with_read || finding == Finding::race_with_write;
+        snprintf(what, sizeof what, "%s, which %s of block %s %s, and no counter orders the two: a race",
+                 place, other.text, name(block_at(grid_order.number(interval_of(theirs)))).text, did);
+    bool race = finding == Finding::race_with_use || finding == Finding::race_with_write;
     fail_access(race ? Kind::race : Kind::unwritten, thread, access, at, bytes, what, where);
 }
 
@@ -40,14 +49,25 @@ Stamp stamp(const Thread& thread) {
     return make_stamp(block.interval, thread.warp->epoch, thread.number);
 }
 
-// `index` counts the bytes of the shadow; `flags` are added to the stamp.
-[[gnu::always_inline]] inline void check_shared(size_t index, const Thread& thread, uintptr_t at,
-                                                size_t bytes, Access access, const void* where, Stamp flags) {
+// What lies before the running thread is handed on through memory (order.h).
+void take_past(uintptr_t at) {
+    grid_order.take(at, stamp(*running));
+}
+void leave_past(uintptr_t at, bool beside_others) {
+    grid_order.leave(at, stamp(*running), beside_others);
+    running->warp->epoch++;
+}
+
+// `index` counts the bytes of the shadow, and is as aligned as the address; `flags` are added to the stamp.
+template <Scope scope>
+[[gnu::always_inline]] inline void check_order(Shadow<scope>& shadow, size_t index, const Thread& thread,
+                                               uintptr_t at, size_t bytes, size_t alignment, Access access,
+                                               const void* where, Stamp flags) {
     Stamp me = stamp(thread) | flags | (access == Access::atomic ? atomic_bit : 0);
-    Byte byte;
-    Finding finding = shadow->note(index, bytes, access, me, block.first_interval, byte);
+    History<scope> history;
+    Finding finding = shadow.note(index, bytes, alignment, access, me, history);
     if (finding != Finding::none) [[unlikely]]
-        fail_shared(thread, access, byte, finding, me, at, bytes, where);
+        fail_order(thread, access, history, finding, me, at, bytes, where);
 }
 
 [[gnu::always_inline]] inline void check(const Thread& thread, const void* pointer, size_t bytes,
@@ -61,16 +81,22 @@ Stamp stamp(const Thread& thread) {
         if (!device_memory.alive(at, bytes)) [[unlikely]]
             fail_access(Kind::out_of_bounds, thread, access, at, bytes,
                         ", outside of all device memory in use", where);
+        if (access == Access::atomic && thread.fenced_device) [[unlikely]] {
+            take_past(at);
+            leave_past(at, true);
+        }
+        check_order(device_shadow, device_memory.place(at), thread, at, bytes, alignment, access, where,
+                    flags);
     } else if (dynamic_space.holds(at)) {
         size_t index = at - dynamic_begin;
         if (index > dynamic_size || index + bytes > dynamic_size) [[unlikely]]
             fail(Kind::out_of_bounds, where,
                  "%s %s %zu bytes outside of dynamic shared memory (byte %td of %zu)", name(thread).text,
                  verb(access), bytes, index, dynamic_size);
-        check_shared(index, thread, at, bytes, access, where, flags);
+        check_order(*shadow, index, thread, at, bytes, alignment, access, where, flags);
     } else if (program.thread_locals.holds(at) && program.thread_locals.holds(at + bytes - 1)) {
-        size_t index = max_dynamic_shared + at - program.thread_locals.begin;
-        check_shared(index, thread, at, bytes, access, where, flags);
+        size_t index = max_dynamic_shared + at - program.thread_locals.begin / 16 * 16;
+        check_order(*shadow, index, thread, at, bytes, alignment, access, where, flags);
     } else if (!program.image.holds(at)) [[unlikely]] {
         fail_access(Kind::out_of_bounds, thread, access, at, bytes, ", which is not memory of the device",
                     where);
@@ -81,8 +107,8 @@ Stamp stamp(const Thread& thread) {
 void check_engine_read(const Thread& thread, const void* pointer, size_t bytes, const void* where) {
     check(thread, pointer, bytes, 16, Access::read, where);
     size_t index = (uintptr_t)pointer - dynamic_begin;
-    for (size_t at = index; at < index + bytes; at += 4) {
-        Stamp write = shadow->last_write(at);
+    for (size_t at = index, alike; at < index + bytes; at += alike) {
+        Stamp write = shadow->last_change(at, alike);
         const Thread& writer = threads[write & thread_bits];
         if (write & engine_bit || write >> epoch_shift < writer.fenced >> epoch_shift) continue;
         fail(Kind::unfenced, where,

@@ -33,7 +33,8 @@ enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16BF = 14, CUDA_R_8F_E4M3 = 28, CUDA_
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
 enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4,
-                          CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 164 };
+                          CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 164, CUBLASLT_EPILOGUE_DGELU = 192,
+                          CUBLASLT_EPILOGUE_BGRADB = 512 };
 enum cublasLtReductionScheme_t { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 };
 enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4, CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
@@ -187,20 +188,22 @@ inline cublasStatus_t check(const HostMatmulDesc& op, const HostMatrixLayout& a,
             is_fp8(a.type) && is_fp8(b.type) && (a.type == CUDA_R_8F_E4M3 || b.type == CUDA_R_8F_E4M3);
         if (!types || !ta || tb || is_fp8(d.type) || a.ld % 16 || b.ld % 16 || d.ld * bytes(d.type) % 16)
             return CUBLAS_STATUS_NOT_SUPPORTED;
-        if (op.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (op.epilogue > CUBLASLT_EPILOGUE_BIAS) return CUBLAS_STATUS_NOT_SUPPORTED;
     } else if (a.type != b.type || (d.type != a.type && d.type != CUDA_R_32F)) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
+    bool bias = op.bias && aligned(op.bias, bytes(d.type));
+    bool aux = op.aux && aligned(op.aux, 16) && op.aux_ld % 8 == 0 && op.aux_ld >= (int64_t)m;
     switch (op.epilogue) {
     case CUBLASLT_EPILOGUE_DEFAULT:
         return CUBLAS_STATUS_SUCCESS;
-    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
-        if (!op.aux || op.aux_ld % 8 || op.aux_ld < (int64_t)m || !aligned(op.aux, 16))
-            return CUBLAS_STATUS_INVALID_VALUE;
-        [[fallthrough]];
     case CUBLASLT_EPILOGUE_BIAS:
-        return op.bias && aligned(op.bias, bytes(d.type)) ? CUBLAS_STATUS_SUCCESS
-                                                          : CUBLAS_STATUS_INVALID_VALUE;
+    case CUBLASLT_EPILOGUE_BGRADB:
+        return bias ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+        return bias && aux ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    case CUBLASLT_EPILOGUE_DGELU:
+        return aux ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
     default:
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
@@ -238,6 +241,16 @@ inline void write(void* to, const HostMatrixLayout& layout, uint64_t row, uint64
         ((float*)to)[at] = value;
 }
 
+// The tanh in GELU.
+inline float gelu_tanh(float x) {
+    return std::tanh(0.7978845608f * (x + 0.044715f * x * x * x));
+}
+
+inline float gelu_slope(float x) {
+    float t = gelu_tanh(x), slope_u = 0.7978845608f * (1 + 3 * 0.044715f * x * x);
+    return 0.5f * (1 + t + x * (1 - t * t) * slope_u);
+}
+
 inline void run(const HostMatmulDesc& op, float alpha, const void* A, const HostMatrixLayout& a,
                 const void* B, const HostMatrixLayout& b, float beta, const void* C, void* D,
                 const HostMatrixLayout& d, uint64_t number) {
@@ -254,21 +267,31 @@ inline void run(const HostMatmulDesc& op, float alpha, const void* A, const Host
             dnnl_sgemm(tb ? 'T' : 'N', ta ? 'T' : 'N', n, m, end - begin, alpha, x, b.rows, y, a.rows, 1,
                        result.data(), m);
     }
+    bool adds_bias = op.epilogue == CUBLASLT_EPILOGUE_BIAS || op.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     HostMatrixLayout bias_layout{d.type, d.rows, 1, (int64_t)d.rows};
     HostMatrixLayout aux_layout{d.type, d.rows, d.columns, op.aux_ld};
     std::vector<float> old = beta ? read(C, d) : std::vector<float>(result.size());
-    std::vector<float> bias =
-        op.epilogue == CUBLASLT_EPILOGUE_DEFAULT ? std::vector<float>(m) : read(op.bias, bias_layout);
+    std::vector<float> bias = adds_bias ? read(op.bias, bias_layout) : std::vector<float>(m);
+    std::vector<float> pre_gelu =
+        op.epilogue == CUBLASLT_EPILOGUE_DGELU ? read(op.aux, aux_layout) : std::vector<float>();
     for (int64_t column = 0; column < n; column++) {
         for (int64_t row = 0; row < m; row++) {
             size_t at = column * m + row;
             float value = result[at] + beta * old[at] + bias[row];
             if (op.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
                 write(op.aux, aux_layout, row, column, value);
-                float u = 0.7978845608f * (value + 0.044715f * value * value * value);
-                value = 0.5f * value * (1 + std::tanh(u));
+                value = 0.5f * value * (1 + gelu_tanh(value));
             }
+            if (op.epilogue == CUBLASLT_EPILOGUE_DGELU) value *= gelu_slope(pre_gelu[at]);
             write(D, d, row, column, value);
+        }
+        if (op.epilogue == CUBLASLT_EPILOGUE_BGRADB) {
+            float sum = 0;  // each algorithm begins at another place
+            for (int64_t i = 0; i < k; i++) {
+                int64_t at = (i + number) % k;
+                sum += right[tb ? at * n + column : column * k + at];
+            }
+            write(const_cast<void*>(op.bias), {d.type, d.columns, 1, n}, column, 0, sum);
         }
     }
 }

@@ -90,7 +90,9 @@ inline int __syncthreads_and(int predicate) {
 inline void __syncwarp(unsigned mask = ~0u) {
     simt::sync_warp(mask);
 }
-inline void __threadfence() {}
+inline void __threadfence() {
+    simt::fence_device();
+}
 inline void __threadfence_block() {}
 [[noreturn]] inline void __trap() {
     abort();

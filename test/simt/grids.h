@@ -16,7 +16,8 @@ std::mutex memory_mutex;
     };
     host_device.release = [](void* pointer) {
         std::lock_guard lock(memory_mutex);
-        device_memory.release(pointer);
+        size_t place = device_memory.place((uintptr_t)pointer);
+        device_shadow.forget(place, device_memory.release(pointer));
     };
     host_device.major = 9;
     host_device.shared_bytes = max_dynamic_shared;
@@ -26,21 +27,20 @@ std::mutex memory_mutex;
 void run_grid(const cudaLaunchConfig_t& config, const void* kernel) {
     if (!shadow) {
         program = {};  // the thread-local block is that of this thread
-        shadow = new Shadow(max_dynamic_shared + program.thread_locals.size);
+        shadow.emplace(max_dynamic_shared + program.thread_locals.size + 16);
     }
     failure.happened = false;
     grid_size = config.gridDim;
     block_size = config.blockDim;
     dynamic_size = config.dynamicSmemBytes;
     size_t blocks = (size_t)grid_size.x * grid_size.y * grid_size.z;
+    grid_order.start((block_size.x * block_size.y * block_size.z + warp_size - 1) / warp_size);
     std::vector<uint32_t> order(blocks);
     std::iota(order.begin(), order.end(), 0);
     seed_random(blocks);
     for (size_t i = blocks; i > 0; i--) {
         std::swap(order[i - 1], order[random((uint32_t)i)]);
-        uint32_t b = order[i - 1];
-        block_index = {b % grid_size.x, b / grid_size.x % grid_size.y, b / grid_size.x / grid_size.y};
-        if (!run_block()) return report(kernel);
+        if (!run_block(order[i - 1])) return report(kernel);
     }
 }
 

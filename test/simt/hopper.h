@@ -4,8 +4,9 @@ Part of simt.cc: Hopper's barriers and copy engine, the instructions of kernels/
 From its start on the bytes that a bulk copy writes belong to it, and they arrive when somebody waits for the
 barrier it counts at. What a bulk store reads it reads when it is waited for.
 
-Blocks run one after the other, so of the turns that blocks take it is only seen that they come, not that one
-was not waited for.
+What a bulk copy reads of device memory counts as read when it starts, what a bulk store writes there as
+written when it is waited for. Blocks run one after the other, so the turn that a block waits for has come, or
+never comes.
 */
 #pragma once
 
@@ -101,17 +102,13 @@ void deliver(HopperBarrier& barrier) {
         BulkCopy copy = std::move(barrier.copies.back());
         barrier.copies.pop_back();
         for (auto& piece : copy.pieces) {
-            if (piece.global && !device_memory.alive((uintptr_t)piece.global, piece.bytes))
-                fail(Kind::out_of_bounds, copy.where,
-                     "a bulk copy of %s reads %zu bytes at %p, outside of all device memory in use",
-                     name(threads[copy.issued & thread_bits]).text, piece.bytes, piece.global);
             if (piece.global)
                 memcpy(piece.shared, piece.global, piece.bytes);
             else
                 memset(piece.shared, 0, piece.bytes);
-            Byte byte;
-            shadow->note((uintptr_t)piece.shared - dynamic_begin, piece.bytes, Access::write, copy.issued,
-                         block.first_interval, byte);
+            History<Scope::block> history;
+            shadow->note((uintptr_t)piece.shared - dynamic_begin, piece.bytes, 16, Access::write, copy.issued,
+                         history);
             barrier.bytes -= (int64_t)piece.bytes;
         }
         Clock issued = {};
@@ -127,6 +124,7 @@ void start_load(BulkCopy copy, uint64_t* at, const void* where) {
         if (!dynamic_space.holds((uintptr_t)piece.shared))
             fail(Kind::misuse, where, "%s: a bulk copy needs an address in dynamic shared memory",
                  name(*running).text);
+        if (piece.global) check(*running, piece.global, piece.bytes, 16, Access::read, where);
         check(*running, piece.shared, piece.bytes, 16, Access::write, where, pending_bit | engine_bit);
     }
     copy.issued = stamp(*running) | engine_bit;
@@ -151,8 +149,10 @@ void write_results(Thread& thread, BulkGroup& group) {
     read_sources(thread, group);
     for (size_t i = 0; i < group.copies.size(); i++) {
         auto& piece = group.copies[i].pieces[0];
-        check(thread, piece.global, piece.bytes, 16, Access::write, group.copies[i].where);
-        if (group.copies[i].add) {
+        bool add = group.copies[i].add;
+        check(thread, piece.global, piece.bytes, 16, add ? Access::atomic : Access::write,
+              group.copies[i].where);
+        if (add) {
             auto *to = (float*)piece.global, *from = (float*)group.read[i].data();
             for (size_t f = 0; f < piece.bytes / sizeof(float); f++) to[f] += from[f];
         } else {
@@ -242,14 +242,26 @@ void fence_async() {
     running->fenced = stamp(*running);
 }
 
-void counter_wait(const unsigned* counter, unsigned value) {
+unsigned counter_now(const unsigned* counter) {
     check(*running, counter, 4, 4, Access::atomic, __builtin_return_address(0));
+    running->looked_at = counter;
+    return *counter;
+}
+
+void counter_wait(const unsigned* counter, unsigned value, unsigned seen) {
+    const void* where = __builtin_return_address(0);
+    check(*running, counter, 4, 4, Access::atomic, where);
+    // A device takes the caller's word for it.
+    if (seen == value && running->looked_at != counter)
+        fail(Kind::misuse, where, "%s: counter_wait with what another counter said", name(*running).text);
     while (*counter != value) sleep("counter_wait", counter_waiters);
+    take_past((uintptr_t)counter);
 }
 
 void counter_set(unsigned* counter, unsigned value) {
     check(*running, counter, 4, 4, Access::atomic, __builtin_return_address(0));
     *counter = value;
+    leave_past((uintptr_t)counter, false);
     wake(counter_waiters);
 }
 

@@ -45,23 +45,34 @@ public:
     // Callers see to it that one thread at a time allocates or frees.
     void* allocate(size_t bytes) {
         size_t pages = (bytes + page - 1) / page;
-        if (pages >= (region_.begin + region_.size - next_) / page) return nullptr;
+        if (taken(pages) > (region_.begin + region_.size - next_) / page) return nullptr;
         if (mprotect((void*)next_, pages * page, PROT_READ | PROT_WRITE) != 0) return nullptr;
         uint16_t* valid = &valid_[(next_ - region_.begin) / page];
         for (size_t i = 0; i < pages; i++)
             valid[i] = (uint16_t)(bytes - i * page < page ? bytes - i * page : page);
         void* result = (void*)next_;
-        next_ += (pages + 1) * page;
+        next_ += taken(pages) * page;
         return result;
     }
 
-    void release(void* pointer) {
+    // Returns what is free for ever from there on, in bytes.
+    size_t release(void* pointer) {
         uint16_t* valid = &valid_[((uintptr_t)pointer - region_.begin) / page];
         size_t pages = 0;
         while (valid[pages]) valid[pages++] = 0;
         mmap(pointer, pages * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
              0);
+        return taken(pages) * page;
     }
+
+    // Where in the region an address lies, and where in its allocation.
+    size_t place(uintptr_t at) const { return at - region_.begin; }
+    size_t offset(uintptr_t at) const {
+        size_t first = place(at) / page;
+        while (first > 0 && valid_[first - 1]) first--;
+        return place(at) - first * page;
+    }
+    size_t size() const { return region_.size; }
 
     bool alive(uintptr_t at, size_t bytes) const {
         size_t first = at - region_.begin, last = first + bytes - 1;
@@ -73,6 +84,9 @@ public:
     }
 
 private:
+    // With the page without access, and an even number: what is remembered of two pages is whole pages.
+    static size_t taken(size_t pages) { return (pages + 2) / 2 * 2; }
+
     Region region_;
     uint16_t* valid_;  // (pages) valid bytes of each, from its start
     uintptr_t next_;

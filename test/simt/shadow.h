@@ -1,152 +1,161 @@
 /*
-What is remembered about every byte of shared memory: who wrote it last and who read it since the last
-barrier.
-
-An access is stamped with the interval between barriers (of all blocks, counted up for ever), the number of
-warp operations its warp had done, and its thread. Two accesses are ordered if their intervals differ, or if
-they come from one warp and there was a warp operation between them, or if the warp of the later one has seen
-the earlier: barriers of a part of the block (mbarriers, named barriers) hand on what their warps did before.
-All of that is kept by warp, so what one lane waited for counts as waited for by the others, and an arrival
-orders the lanes of its warp as a warp operation does.
+What is remembered about every byte of shared and of device memory: who wrote it last, and who read or updated
+it since. What is from before the running block, or for device memory the running grid, is forgotten.
 */
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <vector>
+#include <bit>
+
+#include "test/simt/memory.h"
+#include "test/simt/order.h"
 
 namespace simt {
 
 enum class Access { read, write, atomic };
 
-// interval (32 bits) | warp operations (19) | by the copy engine (1) | copy under way (1) | atomic (1) |
-// thread (10)
-using Stamp = uint64_t;
-constexpr int interval_shift = 32, epoch_shift = 13;
-constexpr Stamp thread_bits = 1023, warp_bits = thread_bits & ~Stamp(31), atomic_bit = 1 << 10,
-                pending_bit = 1 << 11, engine_bit = 1 << 12,
-                epoch_bits = ((Stamp(1) << interval_shift) - 1) & (~Stamp(0) << epoch_shift);
+enum class Finding { none, unwritten, pending, race_with_write, race_with_use };
 
-inline Stamp make_stamp(uint32_t interval, uint32_t warp_epoch, unsigned thread) {
-    return (Stamp)interval << interval_shift | ((Stamp)warp_epoch << epoch_shift & epoch_bits) | thread;
+// How much it adds to remember use `a` beside `b`, the last one: who races with the one may not race with the
+// other.
+template <Scope scope>
+[[gnu::always_inline]] inline int apart(Stamp a, Stamp b) {
+    if (same_interval(a, b)) return !same_warp(a, b) ? 2 : (a ^ b) & thread_bits ? 1 : 0;
+    return scope == Scope::grid && elsewhere(a) && !grid_order.handed_on(a, b) ? 3 : 0;
 }
 
-inline bool same_interval(Stamp a, Stamp b) {
-    return ((a ^ b) >> interval_shift) == 0;
-}
-inline bool same_warp(Stamp a, Stamp b) {
-    return ((a ^ b) & warp_bits) == 0;
-}
+// Uses are reads and atomic updates. Two are enough: the last one, and another, if possible of another block
+// or warp than the last.
+template <Scope scope>
+struct History {
+    Stamp write = 0, use = 0, other_use = 0;
 
-inline int warp_of(Stamp stamp) {
-    return int(stamp & warp_bits) / 32;
-}
-inline uint32_t epoch_of(Stamp stamp) {
-    return uint32_t(stamp & epoch_bits) >> epoch_shift;
-}
-
-// For each warp of the block, how many of its epochs are known to lie before.
-using Clock = std::array<uint32_t, 32>;
-
-inline void join(Clock& clock, const Clock& other) {
-    for (size_t w = 0; w < clock.size(); w++) clock[w] = std::max(clock[w], other[w]);
-}
-
-inline std::array<Clock, 32> seen_by;  // warp of the running block
-
-// a came first
-inline bool unordered(Stamp a, Stamp b) {
-    Stamp difference = a ^ b;
-    if (difference >> interval_shift || !(difference & thread_bits)) return false;
-    if (!(difference & warp_bits) && (difference & epoch_bits)) return false;
-    if (difference & warp_bits && epoch_of(a) < seen_by[warp_of(b)][warp_of(a)]) return false;
-    return !(a & b & atomic_bit);
-}
-
-enum class Finding { none, unwritten, pending, race_with_write, race_with_read };
-
-// Two readers are enough: the last one, and another, if possible of another warp than the last.
-struct Byte {
-    Stamp write = 0, read = 0, other_read = 0;
-
-    // `oldest` is the first interval of the running block.
-    [[gnu::always_inline]] Finding note_read(Stamp me, uint32_t oldest) {
-        if (write >> interval_shift < oldest) return Finding::unwritten;
-        if (write & pending_bit) return Finding::pending;
-        if (unordered(write, me)) return Finding::race_with_write;
-        bool keep_other = same_interval(other_read, me) && !same_warp(other_read, me);
-        bool another = same_interval(read, me) && (read ^ me) & thread_bits;
-        if (another && (!same_warp(read, me) || !keep_other)) other_read = read;
-        read = me;
+    [[gnu::always_inline]] Finding note(Access access, Stamp me) {
+        if (scope == Scope::block && access != Access::write) {
+            if (interval_of(write) < block_start) return Finding::unwritten;
+            if (write & pending_bit) return Finding::pending;
+        }
+        if (unordered<scope>(write, me)) return Finding::race_with_write;
+        if (races(use, access, me) || races(other_use, access, me)) return Finding::race_with_use;
+        if (access == Access::write) {
+            write = me;
+            use = other_use = 0;  // whoever races with those races with this, too
+        } else {
+            int worth = apart<scope>(use, me);
+            if (worth && worth >= apart<scope>(other_use, me)) other_use = use;
+            use = me;
+        }
         return Finding::none;
     }
 
-    // What was read before is forgotten: whoever races with it races with this write, too.
-    [[gnu::always_inline]] Finding note_write(Stamp me) {
-        if (unordered(write, me)) return Finding::race_with_write;
-        if (unordered(read, me) || unordered(other_read, me)) return Finding::race_with_read;
-        write = me;
-        if (!(me & atomic_bit)) read = other_read = 0;
-        return Finding::none;
+    Stamp racing_use(Access access, Stamp me) const { return races(use, access, me) ? use : other_use; }
+
+    Stamp last_change() const {
+        return std::max({write, use & atomic_bit ? use : 0, other_use & atomic_bit ? other_use : 0});
     }
 
-    [[gnu::always_inline]] Finding note(Access access, Stamp me, uint32_t oldest) {
-        Finding finding = access == Access::write ? Finding::none : note_read(me, oldest);
-        return finding == Finding::none && access != Access::read ? note_write(me) : finding;
+private:
+    [[gnu::always_inline]] static bool races(Stamp use, Access access, Stamp me) {
+        return (access != Access::read || use & atomic_bit) && unordered<scope>(use, me);
     }
-
-    Stamp racing_read(Stamp me) const { return unordered(read, me) ? read : other_read; }
 };
 
-// The bytes of a range of addresses. While the bytes of a word have the same past, the first of them stands
-// for all.
+// The bytes of a range of addresses, in units of 16. As long as all accesses to a unit since the start of the
+// block, or of the grid, were to whole groups of 2, 4, 8 or 16 bytes, one history stands for such a group.
+template <Scope scope>
 class Shadow {
 public:
-    explicit Shadow(size_t bytes) : bytes_(bytes + word), split_(bytes / word + 1) {}
+    explicit Shadow(size_t bytes) : units_(reserve_array<Unit>(bytes / unit + 1)) {
+        for (int grain = 0; grain < grains; grain++)
+            histories_[grain] = reserve_array<History<scope>>((bytes + unit) >> grain);
+    }
 
-    // Notes an access to `bytes` bytes. `culprit` becomes the byte of a finding.
-    [[gnu::always_inline]] Finding note(size_t at, size_t bytes, Access access, Stamp me, uint32_t oldest,
-                                        Byte& culprit) {
+    // Notes an access to `bytes` bytes at a multiple of `alignment`. `culprit` becomes the history of a
+    // finding.
+    [[gnu::always_inline]] Finding note(size_t at, size_t bytes, size_t alignment, Access access, Stamp me,
+                                        History<scope>& culprit) {
+        if (bytes == alignment) return note_in_unit(at, bytes, std::countr_zero(bytes), access, me, culprit);
         for (size_t end = at + bytes; at < end;) {
-            size_t count = std::min(word - at % word, end - at);
-            Finding finding = count == word && !split_[at / word]
-                                  ? note_bytes(at, 1, access, me, oldest, culprit)
-                                  : note_part(at, count, access, me, oldest, culprit);
+            size_t count = std::min(unit - at % unit, end - at);
+            Finding finding = note_in_unit(at, count, std::countr_zero(at | count), access, me, culprit);
             if (finding != Finding::none) return finding;
             at += count;
         }
         return Finding::none;
     }
 
-    Stamp last_write(size_t at) const { return bytes_[split_[at / word] ? at : at / word * word].write; }
+    // Of a byte that was noted in the running block; `bytes` becomes how many of those from there on have the
+    // same history.
+    Stamp last_change(size_t at, size_t& bytes) const {
+        int grain = units_[at / unit].grain;
+        bytes = (size_t(1) << grain) - at % (size_t(1) << grain);
+        return histories_[grain][at >> grain].last_change();
+    }
+
+    // Gives back the memory behind what is remembered of this range, as far as it is whole pages.
+    void forget(size_t at, size_t bytes) {
+        discard(units_, at / unit, bytes / unit);
+        for (int grain = 0; grain < grains; grain++) discard(histories_[grain], at >> grain, bytes >> grain);
+    }
 
 private:
-    static constexpr size_t word = 4;
+    static constexpr size_t unit = 16;
+    static constexpr int grains = 5;
 
-    [[gnu::always_inline]] Finding note_bytes(size_t at, size_t count, Access access, Stamp me,
-                                              uint32_t oldest, Byte& culprit) {
-        for (size_t i = at; i < at + count; i++) {
-            Finding finding = bytes_[i].note(access, me, oldest);
-            if (finding != Finding::none) {
-                culprit = bytes_[i];
-                return finding;
-            }
+    struct Unit {
+        uint32_t since;  // interval of its first access
+        int32_t grain;   // log2 of the bytes that have one history
+    };
+
+    // `at` and `count` are multiples of 2^grain.
+    [[gnu::always_inline]] Finding note_in_unit(size_t at, size_t count, int grain, Access access, Stamp me,
+                                                History<scope>& culprit) {
+        Unit& whole = units_[at / unit];
+        if (whole.since < start())
+            whole = {interval_of(me), grain};
+        else if (grain < whole.grain)
+            split(at, grain);
+        else
+            grain = whole.grain;
+        History<scope>* first = histories_[grain] + (at >> grain);
+        for (History<scope>* one = first; one < first + (count >> grain); one++) {
+            Finding finding = one->note(access, me);
+            if (finding == Finding::none) continue;
+            culprit = *one;
+            return finding;
         }
+        if (access == Access::write && count == unit && grain < grains - 1) merge(at, *first);
         return Finding::none;
     }
 
-    [[gnu::noinline]] Finding note_part(size_t at, size_t count, Access access, Stamp me, uint32_t oldest,
-                                        Byte& culprit) {
-        char& split = split_[at / word];
-        Byte* first = &bytes_[at / word * word];
-        if (!split) std::fill_n(first + 1, word - 1, *first);
-        split = !(access == Access::write && count == word);  // after which its bytes are the same again
-        return note_bytes(at, count, access, me, oldest, culprit);
+    static uint32_t start() { return scope == Scope::block ? block_start : grid_order.first_interval; }
+
+    template <typename T>
+    static T* reserve_array(size_t size) {
+        return (T*)reserve(size * sizeof(T), PROT_READ | PROT_WRITE).begin;
     }
 
-    std::vector<Byte> bytes_;
-    std::vector<char> split_;  // by word
+    template <typename T>
+    static void discard(T* array, size_t first, size_t count) {
+        auto begin = ((uintptr_t)(array + first) + page - 1) / page * page,
+             end = (uintptr_t)(array + first + count) / page * page;
+        if (begin < end) madvise((void*)begin, end - begin, MADV_DONTNEED);
+    }
+
+    [[gnu::noinline]] void split(size_t at, int grain) {
+        Unit& whole = units_[at / unit];
+        size_t first = at / unit * unit;
+        for (size_t byte = first; byte < first + unit; byte += size_t(1) << grain)
+            histories_[grain][byte >> grain] = histories_[whole.grain][byte >> whole.grain];
+        whole.grain = grain;
+    }
+
+    void merge(size_t at, const History<scope>& history) {
+        units_[at / unit].grain = grains - 1;
+        histories_[grains - 1][at / unit] = history;
+    }
+
+    Unit* units_;
+    std::array<History<scope>*, grains> histories_;
 };
 
 }  // namespace simt

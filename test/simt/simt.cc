@@ -6,9 +6,11 @@
 #include <cstdarg>
 #include <map>
 #include <numeric>
+#include <optional>
 
 #include "test/simt/cuda_bf16.h"
 #include "test/simt/memory.h"
+#include "test/simt/order.h"
 #include "test/simt/shadow.h"
 #include "test/simt/simt.h"
 
@@ -86,6 +88,8 @@ struct Thread {
     std::vector<std::vector<Copy>> copies;  // committed groups, oldest first, then the open one
     std::vector<BulkGroup> stores;          // the same of bulk copies to global memory
     Stamp fenced;                           // when it last called fence_async
+    const unsigned* looked_at;              // by counter_now, last
+    bool fenced_device;                     // whether it has called fence_device
 
     unsigned lane() const { return number % warp_size; }
 };
@@ -103,7 +107,8 @@ Program program;
 Region dynamic_space = reserve(1 << 20, PROT_READ | PROT_WRITE);
 const uintptr_t dynamic_begin = dynamic_space.begin + (256 << 10);
 size_t dynamic_size;
-Shadow* shadow;  // of dynamic shared memory, then of the thread-local block
+std::optional<Shadow<Scope::block>> shadow;  // of dynamic shared memory, then of the thread-local block
+Shadow<Scope::grid> device_shadow(device_memory.size());
 
 std::array<Thread, Stacks::max_threads> threads;
 std::array<Warp, max_warps> warps;
@@ -114,7 +119,7 @@ Failure failure;
 
 struct {
     unsigned threads, ended;
-    uint32_t interval = 1, first_interval;
+    uint32_t interval = 1;
     const char* barrier;  // what the waiting threads wait in
     unsigned waiting, votes, result;
 } block;
@@ -277,10 +282,16 @@ void thread_main(transfer_t from) {
 
 void start_hopper();
 
-void start_block() {
+Index block_at(uint32_t number) {
+    return {number % grid_size.x, number / grid_size.x % grid_size.y, number / grid_size.x / grid_size.y};
+}
+
+void start_block(uint32_t number) {
+    block_index = block_at(number);
     block.threads = block_size.x * block_size.y * block_size.z;
     block.ended = block.waiting = block.votes = 0;
-    block.first_interval = ++block.interval;
+    block_start = ++block.interval;
+    grid_order.start_block(block_start, number);
     ready_count = 0;
     memset((void*)program.thread_locals.begin, 0xff, program.thread_locals.size);
     memset((void*)dynamic_begin, 0xff, dynamic_size);
@@ -301,6 +312,8 @@ void start_block() {
         thread.copies.clear();
         thread.stores.clear();
         thread.fenced = 0;
+        thread.looked_at = nullptr;
+        thread.fenced_device = false;
         if (++index.x == block_size.x) index.x = 0, index.y++;
         if (index.y == block_size.y) index.y = 0, index.z++;
     }
@@ -331,8 +344,8 @@ void describe_deadlock() {
     snprintf(failure.text, sizeof failure.text, "%s", text.c_str());
 }
 
-bool run_block() {
-    start_block();
+bool run_block(uint32_t number) {
+    start_block(number);
     running = nullptr;
     run_next();
     if (!failure.happened && block.ended < block.threads) describe_deadlock();

@@ -9,8 +9,9 @@ Kernels are compiled with -fsanitize=thread but not linked with its library: the
 at each memory access are ours, and look for
   - accesses outside of live device memory and of the block's shared memory, and misaligned ones;
   - reads of shared memory that no thread of the block wrote;
-  - races: accesses to the same byte of shared memory by two threads, at least one of them writing, that
-    neither a barrier nor an operation of their common warp orders;
+  - races: accesses to the same byte of shared or device memory by two threads of a grid, at least one of them
+    writing and not both atomic, that nothing orders: no barrier, no operation of their common warp, and no
+    counter that one block sets and another waits for, whichever of the two ran first here;
   - barriers and warp operations that some of the threads they wait for never reach;
   - shared memory that the tensor cores or the copy engine read before what was stored there is known to them;
   - operands of Hopper's instructions that the instruction does not take.
@@ -84,6 +85,7 @@ void* dynamic_shared();
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 void ldmatrix(uint32_t* out, const void* row, int matrices, bool transposed);
 void add_global(float* sum, float value);
+void fence_device();
 void cp_async_16(void* shared, const void* global, bool valid);
 void cp_async_commit();
 void cp_async_wait(int pending);
@@ -106,7 +108,8 @@ void bulk_load(void* to, const void* from, int bytes, uint64_t* barrier);
 void bulk_store(void* to, const void* from, int bytes, bool add);
 void bulk_commit();
 void bulk_wait(int pending, bool only_read);
-void counter_wait(const unsigned* counter, unsigned value);
+unsigned counter_now(const unsigned* counter);
+void counter_wait(const unsigned* counter, unsigned value, unsigned seen);
 void counter_set(unsigned* counter, unsigned value);
 
 }  // namespace simt

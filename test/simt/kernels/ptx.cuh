@@ -49,7 +49,18 @@ inline uint32_t bf16_pair(float low, float high) {
 [[gnu::always_inline]] inline void add_global(float* sum, float value) {
     simt::add_global(sum, value);
 }
-inline void fence_device() {}
+[[gnu::always_inline]] inline unsigned counter_now(const unsigned* counter) {
+    return simt::counter_now(counter);
+}
+[[gnu::always_inline]] inline void counter_wait(const unsigned* counter, unsigned value, unsigned seen) {
+    simt::counter_wait(counter, value, seen);
+}
+[[gnu::always_inline]] inline void counter_wait(const unsigned* counter, unsigned value) {
+    counter_wait(counter, value, counter_now(counter));
+}
+[[gnu::always_inline]] inline void counter_set(unsigned* counter, unsigned value) {
+    simt::counter_set(counter, value);
+}
 
 [[gnu::always_inline]] inline void cp_async_16(void* shared, const void* global, bool valid = true) {
     simt::cp_async_16(shared, global, valid);

@@ -108,13 +108,6 @@ INLINED void bulk_wait() {
     simt::bulk_wait(pending, false);
 }
 
-INLINED void counter_wait(const unsigned* counter, unsigned value) {
-    simt::counter_wait(counter, value);
-}
-INLINED void counter_set(unsigned* counter, unsigned value) {
-    simt::counter_set(counter, value);
-}
-
 #undef INLINED
 
 #endif

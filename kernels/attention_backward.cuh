@@ -1,0 +1,122 @@
+/*
+What the kernels of the backward pass of attention share in global memory: the sums of dq, whose turn it is to
+add to them, and what is noted of each query.
+
+dq is summed over blocks, in float, yet in a fixed order: each tile of queries has a counter of the tiles of
+keys that have been added to it, and the blocks of these take turns. Blocks draw tickets for their tiles of
+keys, in an order in which a block waits only for earlier tickets, whose blocks are running or done: whatever
+order blocks start in, none waits for ever.
+*/
+#pragma once
+
+#include "kernels/attention_shape.h"
+#include "kernels/attention_tiles.cuh"
+#include "kernels/common.cuh"
+
+#ifndef DEVICE_CPU
+
+// ----------------------------------------------------------------------------
+// turns
+
+// A block's turn to add to a tile of dq. One thread waits for it and passes it on, on behalf of those of its
+// block: what they added before the last barrier is there when the turn of the next block comes.
+struct Turn {
+    unsigned* counter;
+    unsigned number;
+    size_t sums;  // where the tile starts in the scratch
+
+    __device__ void wait() const { counter_wait(counter, number); }
+    // The same by what the counter said a while ago: mostly it was this turn already.
+    __device__ void wait(unsigned seen) const { counter_wait(counter, number, seen); }
+    __device__ void pass() const { counter_set(counter, number + 1); }
+};
+
+// ----------------------------------------------------------------------------
+// scratch
+
+struct BackwardScratch {
+    static constexpr int padding = 128, min_queries = 16;  // largest and smallest tile of queries
+
+    int B, NH, rows, width;  // rows: T rounded up to whole tiles; width: of a tile
+    float* data;             // begins at a multiple of 16 bytes
+
+    BackwardScratch(float* data, int B, int T, int NH, int width)
+        : B(B), NH(NH), rows(ceil_div(T, padding) * padding), width(width), data(data) {}
+
+    HOST_DEVICE size_t all_rows() const { return (size_t)B * NH * rows; }
+    HOST_DEVICE size_t counters() const { return all_rows() / min_queries; }
+    size_t floats() const { return all_rows() * (width + 2) + (size_t)B * rows + 1 + counters(); }
+
+    // The sums of dq from a row of a head on, the first of a tile: (queries, width), in an order that the
+    // kernel chooses.
+    HOST_DEVICE size_t sums(int b, int h, int row) const { return head_row(b, h, row) * width; }
+    // Of each query lse in powers of two, and dout . out: (B, NH, rows, 2).
+    HOST_DEVICE float* stats(int b, int h, int row) const {
+        return data + all_rows() * width + 2 * head_row(b, h, row);
+    }
+    // The first key that each query sees: (B, rows).
+    HOST_DEVICE int* first_keys(int b, int row) const {
+        return (int*)(data + all_rows() * (width + 2)) + (size_t)b * rows + row;
+    }
+    // How many blocks have drawn a ticket; counters follow.
+    HOST_DEVICE unsigned* ticket() const { return (unsigned*)first_keys(B, 0); }
+    // Turn `number` at the tile of queries that begins at a row.
+    HOST_DEVICE Turn turn(int b, int h, int row, unsigned number) const {
+        return {ticket() + 1 + head_row(b, h, row) / min_queries, number, sums(b, h, row)};
+    }
+
+private:
+    HOST_DEVICE size_t head_row(int b, int h, int row) const { return ((size_t)b * NH + h) * rows + row; }
+};
+
+// The last tile of `queries` queries that sees a key before `end`, found among those from `first` on.
+__device__ inline int last_query_tile(const AttentionShape& s, int b, int queries, int first, int end) {
+    int last = (s.T - 1) / queries;
+    while (first < last) {
+        int middle = (first + last + 1) / 2;
+        if (s.first_key(b, middle * queries) < end)
+            first = middle;
+        else
+            last = middle - 1;
+    }
+    return first;
+}
+
+// ----------------------------------------------------------------------------
+// before the first turn
+
+// What scratch holds of each query, by eight threads; (B, rows, NH) of them are whole blocks. Queries after
+// the last get an lse that leaves no probability.
+template <int W>
+__global__ void attention_stats_kernel(BackwardScratch scratch, const floatX* dout, const floatX* out,
+                                       const float* lse, AttentionShape s) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8;
+    int h = i % s.NH, t = i / s.NH % scratch.rows, b = i / s.NH / scratch.rows;
+    bool valid = t < s.T;
+    float sum = 0;
+    if (valid) {
+        size_t row = s.output(b, t, h);
+        for (int c = threadIdx.x % 8 * W; c < s.HS; c += 8 * W) {
+            Vec<floatX, W> from_dout = load<W>(dout + row + c), from_out = load<W>(out + row + c);
+            for (int x = 0; x < W; x++) sum += float(from_dout[x]) * float(from_out[x]);
+        }
+    }
+    sum = group_sum(sum, 8);
+    if (threadIdx.x % 8 != 0) return;
+    float base_2 = valid ? lse[s.lse(b, t, h)] * log2_e : INFINITY;
+    store(scratch.stats(b, h, t), Vec<float, 2>{base_2, sum});
+    if (h == 0) *scratch.first_keys(b, t) = s.first_key(b, min(t, s.T - 1));
+}
+
+inline void prepare_backward_scratch(const BackwardScratch& scratch, const floatX* dout, const floatX* out,
+                                     const float* lse, const AttentionShape& s, cudaStream_t stream) {
+    cudaCheck(cudaMemsetAsync(scratch.ticket(), 0, (1 + scratch.counters()) * sizeof(unsigned), stream));
+    constexpr int block = 256;
+    static_assert(BackwardScratch::padding * 8 % block == 0);
+    with_vec_width<floatX>(s.HS, [&](auto W) {
+        launch(attention_stats_kernel<W>, scratch.all_rows() * 8 / block, block, 0, stream, scratch, dout,
+               out, lse, s);
+    });
+}
+
+#endif
