@@ -128,6 +128,11 @@ inline double gelu_exactly(double x) {
     return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
 
+inline double gelu_slope_exactly(double x) {
+    constexpr double h = 1e-5;
+    return (gelu_exactly(x + h) - gelu_exactly(x - h)) / (2 * h);
+}
+
 // Results that are stored as floatX, and sums of fp32.
 constexpr double rounded_limit = sizeof(floatX) == 2 ? 8e-3 : 2e-5,
                  summed_limit = sizeof(floatX) == 2 ? 3e-4 : 1e-4;

@@ -147,7 +147,7 @@ inline void attention_rows(Bench& bench) {
 struct LinearCase {
     std::string name;
     int N, C, OC;
-    bool bias, gelu;
+    bool bias, gelu, of_gelu;  // gelu(out) is wanted too; inp is that of another
 };
 
 // The matrices of a preset's block, with the tokens of a micro-batch, and its classifier.
@@ -155,29 +155,30 @@ inline void add_linears(std::vector<LinearCase>& cases, const char* preset, int 
     ModelConfig c = find_preset(preset)->config;
     complete(c);
     int A = c.heads * c.head_size;
-    auto add = [&](const char* matrix, int N, int inputs, int outputs, bool bias, bool gelu) {
-        cases.push_back({text("%s %s", preset, matrix), N, inputs, outputs, bias, gelu});
+    bool gelu = c.mlp == "gelu";
+    auto add = [&](const char* matrix, int N, int inputs, int outputs, bool bias, bool makes_gelu = false,
+                   bool of_gelu = false) {
+        cases.push_back({text("%s %s", preset, matrix), N, inputs, outputs, bias, makes_gelu, of_gelu});
     };
-    add("qkv", tokens, c.channels, qkv_width(c), c.bias, false);
-    add("attproj", tokens, A, c.channels, c.bias, false);
-    add("fc", tokens, c.channels, fc_width(c), c.bias, c.mlp == "gelu");
-    add("fcproj", tokens, c.mlp_width, c.channels, c.bias, false);
-    if (logits_tokens)
-        add("logits", logits_tokens, c.channels, ceil_div(c.vocab_size, 128) * 128, false, false);
+    add("qkv", tokens, c.channels, qkv_width(c), c.bias);
+    add("attproj", tokens, A, c.channels, c.bias);
+    add("fc", tokens, c.channels, fc_width(c), c.bias, gelu);
+    add("fcproj", tokens, c.mlp_width, c.channels, c.bias, false, gelu);
+    if (logits_tokens) add("logits", logits_tokens, c.channels, ceil_div(c.vocab_size, 128) * 128, false);
 }
 
 inline void matmul_rows(Bench& bench) {
     std::vector<LinearCase> cases;
     if (bench.small) {
         add_linears(cases, "tiny", 96, 40);
-        cases.push_back({"gelu", 33, 64, 96, true, true});
+        cases.push_back({"gelu", 33, 64, 96, true, true, true});
     } else {
         add_linears(cases, "gpt2-124M", 32 * 1024, 2048);
         add_linears(cases, "gpt2-1558M", 16 * 1024, 2048);
         add_linears(cases, "llama3-8B", 8192, 1024);
     }
     for (const LinearCase& linear : cases) {
-        auto [name, N, C, OC, has_bias, gelu] = linear;
+        auto [name, N, C, OC, has_bias, gelu, of_gelu] = linear;
         std::string shape = text("%s %dx%dx%d", name.c_str(), N, C, OC);
         Work work = {.flops = 2.0 * N * C * OC};
         Numbers<floatX> inp((size_t)N * C, "inp", bench.stream),
@@ -209,21 +210,44 @@ inline void matmul_rows(Bench& bench) {
                 [&] { matmul_forward(out, inp, weight, of_bias, N, C, OC, bench.stream); },
                 [&](Check& check) { check.compare(out, rounded_limit, product); });
         }
-        bench.row(
-            "matmul backward input", shape, work,
-            [&] { matmul_backward_input(dinp, dout, weight, N, C, OC, bench.stream); },
-            [&](Check& check) {
-                check.compare(dinp, rounded_limit, [&](size_t e) {
-                    size_t n = e / C, c = e % C;
-                    double sum = 0;
-                    for (int o = 0; o < OC; o++) sum += dout.at(n * OC + o) * weight.at((size_t)o * C + c);
-                    return sum;
+        auto input_gradient = [&](size_t e) {
+            size_t n = e / C, c = e % C;
+            double sum = 0;
+            for (int o = 0; o < OC; o++) sum += dout.at(n * OC + o) * weight.at((size_t)o * C + c);
+            return sum;
+        };
+        if (of_gelu) {
+            Numbers<floatX> pre((size_t)N * C, "pre", bench.stream);
+            bench.row(
+                "matmul backward gelu", shape, work,
+                [&] { matmul_backward_gelu(Gelu::tanh, dinp, pre, dout, weight, N, C, OC, bench.stream); },
+                [&](Check& check) {
+                    check.compare(dinp, rounded_limit, [&](size_t e) {
+                        return input_gradient(e) * gelu_slope_exactly(pre.at(e));
+                    });
                 });
-            });
+        } else {
+            bench.row(
+                "matmul backward input", shape, work,
+                [&] { matmul_backward_input(dinp, dout, weight, N, C, OC, bench.stream); },
+                [&](Check& check) { check.compare(dinp, rounded_limit, input_gradient); });
+        }
+        Numbers<float> dbias(OC, "dbias", bench.stream);
+        Array<float> sums(matmul_backward_bias_scratch(OC), bench.stream);
         bench.row(
-            "matmul backward weight", shape, work,
-            [&] { matmul_backward_weight(dweight, dout, inp, N, C, OC, bench.stream); },
+            has_bias ? "matmul backward w, bias" : "matmul backward weight", shape, work,
+            [&] {
+                matmul_backward_weight(dweight, dout, inp, N, C, OC, bench.stream,
+                                       has_bias ? dbias.data : nullptr, sums);
+            },
             [&](Check& check) {
+                if (has_bias) {
+                    check.compare(dbias, summed_limit, [&](size_t o) {
+                        double sum = dbias.at(o);
+                        for (int n = 0; n < N; n++) sum += dout.at((size_t)n * OC + o);
+                        return sum;
+                    });
+                }
                 check.compare(dweight, summed_limit, [&](size_t e) {
                     size_t o = e / C, c = e % C;
                     double sum = dweight.at(e);
