@@ -62,10 +62,11 @@ run_script() {
     count "$1" "$good" "$bad" $((SECONDS - start)) "$out"
 }
 
-# start COMMAND...    What has one thread, or waits for a disk, leaves a core to another. Nothing shares a GPU.
+# start COMMAND...    What has one thread, or waits for a disk or for ranks, leaves cores to others: there is one more at
+# work than there are cores. Nothing shares a GPU.
 start() {
     local most
-    most=$([[ $suite == cuda-* ]] && echo 1 || nproc)
+    most=$([[ $suite == cuda-* ]] && echo 1 || echo $(($(nproc) + 1)))
     while [ "$(jobs -rp | wc -l)" -ge "$most" ]; do wait -n; done
     started=$((started + 1))
     OMP_WAIT_POLICY=passive "$@" &
