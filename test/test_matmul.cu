@@ -96,6 +96,18 @@ struct Layer {
     }
 };
 
+// Calls f(layer, N, C, OC) for all shapes.
+template <typename F>
+void each_layer(F&& f) {
+    for (Shape shape : shapes) {
+        CAPTURE(shape.N);
+        CAPTURE(shape.C);
+        CAPTURE(shape.OC);
+        Layer layer(shape);
+        f(layer, shape.N, shape.C, shape.OC);
+    }
+}
+
 // The values after `offset` others.
 std::vector<floatX> behind(const std::vector<floatX>& values, int offset) {
     std::vector<floatX> moved(values.size() + offset);
@@ -111,12 +123,7 @@ std::vector<double> map(std::vector<double> values, double (*f)(double)) {
 }  // namespace
 
 TEST_CASE("matmul_forward") {
-    for (Shape shape : shapes) {
-        CAPTURE(shape.N);
-        CAPTURE(shape.C);
-        CAPTURE(shape.OC);
-        Layer layer(shape);
-        auto [N, C, OC] = shape;
+    each_layer([](Layer& layer, int N, int C, int OC) {
         auto before = random_values<floatX>("before", (size_t)N * OC);
         for (bool with_bias : {false, true}) {
             for (bool accumulate : {false, true}) {
@@ -136,7 +143,7 @@ TEST_CASE("matmul_forward") {
                 CHECK(out.doubles() == again.doubles());
             }
         }
-    }
+    });
 }
 
 TEST_CASE("matmul_forward of operands that start anywhere") {
@@ -152,12 +159,7 @@ TEST_CASE("matmul_forward of operands that start anywhere") {
 }
 
 TEST_CASE("matmul_gelu_forward") {
-    for (Shape shape : shapes) {
-        CAPTURE(shape.N);
-        CAPTURE(shape.C);
-        CAPTURE(shape.OC);
-        Layer layer(shape);
-        auto [N, C, OC] = shape;
+    each_layer([](Layer& layer, int N, int C, int OC) {
         for (bool with_bias : {false, true}) {
             for (Gelu form : {Gelu::tanh, Gelu::exact}) {
                 CAPTURE(with_bias);
@@ -172,7 +174,7 @@ TEST_CASE("matmul_gelu_forward") {
                             2 * tolerance<floatX>);
             }
         }
-    }
+    });
 }
 
 #ifndef DEVICE_CPU
@@ -186,12 +188,7 @@ TEST_CASE("products on two streams have a workspace each") {
 #endif
 
 TEST_CASE("matmul_backward_input") {
-    for (Shape shape : shapes) {
-        CAPTURE(shape.N);
-        CAPTURE(shape.C);
-        CAPTURE(shape.OC);
-        Layer layer(shape);
-        auto [N, C, OC] = shape;
+    each_layer([](Layer& layer, int N, int C, int OC) {
         auto dout = to_doubles(layer.dout), weight = to_doubles(layer.weight);
         auto want = product(N, C, OC, by_row(dout, OC), by_row(weight, C));
         Buffer<floatX> dinp((size_t)N * C);
@@ -207,16 +204,11 @@ TEST_CASE("matmul_backward_input") {
         for (size_t i = 0; i < want.size(); i++) want[i] += (double)(float)before[i];
         CHECK_CLOSE(sum, want, tolerance<floatX>);
         CHECK(sum.doubles() == again.doubles());
-    }
+    });
 }
 
 TEST_CASE("matmul_backward_weight") {
-    for (Shape shape : shapes) {
-        CAPTURE(shape.N);
-        CAPTURE(shape.C);
-        CAPTURE(shape.OC);
-        Layer layer(shape);
-        auto [N, C, OC] = shape;
+    each_layer([](Layer& layer, int N, int C, int OC) {
         auto before = random_values<float>("before", (size_t)OC * C);
         auto want = layer.backward_weight(before);
         Buffer<float> dweight(before), again(before);
@@ -225,7 +217,7 @@ TEST_CASE("matmul_backward_weight") {
         }
         CHECK_CLOSE(dweight, want, tolerance<float>);  // float in every build
         CHECK(dweight.doubles() == again.doubles());
-    }
+    });
 }
 
 TEST_CASE("matmul_backward_bias") {
@@ -246,12 +238,7 @@ TEST_CASE("matmul_backward_bias") {
 }
 
 TEST_CASE("matmul_backward_weight with the gradient of the bias") {
-    for (Shape shape : shapes) {
-        CAPTURE(shape.N);
-        CAPTURE(shape.C);
-        CAPTURE(shape.OC);
-        Layer layer(shape);
-        auto [N, C, OC] = shape;
+    each_layer([](Layer& layer, int N, int C, int OC) {
         auto before = random_values<float>("before", (size_t)OC * C),
              bias_before = random_values<float>("before", OC);
         Buffer<float> dweight(before), dbias(bias_before), scratch(matmul_backward_bias_scratch(OC));
@@ -259,16 +246,11 @@ TEST_CASE("matmul_backward_weight with the gradient of the bias") {
                                scratch);
         CHECK_CLOSE(dweight, layer.backward_weight(before), tolerance<float>);
         CHECK_CLOSE(dbias, layer.backward_bias(bias_before), tolerance<float>);
-    }
+    });
 }
 
 TEST_CASE("matmul_backward_gelu") {
-    for (Shape shape : shapes) {
-        CAPTURE(shape.N);
-        CAPTURE(shape.C);
-        CAPTURE(shape.OC);
-        Layer layer(shape);
-        auto [N, C, OC] = shape;
+    each_layer([](Layer& layer, int N, int C, int OC) {
         for (Gelu form : {Gelu::tanh, Gelu::exact}) {
             CAPTURE((int)form);
             Buffer<floatX> dpre((size_t)N * C);
@@ -276,7 +258,7 @@ TEST_CASE("matmul_backward_gelu") {
                                  OC, test_stream());
             CHECK_CLOSE(dpre, layer.backward_gelu(form), 2 * tolerance<floatX>);
         }
-    }
+    });
 }
 
 #ifndef DEVICE_CPU
