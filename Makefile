@@ -2,7 +2,8 @@
 #
 #   make               build ./train_gpt for the device found here (make DEVICE=cuda|cpu|simt to choose)
 #   make quickstart    train a small model on text found on this machine (TEXT=path for your own)
-#   make test          build and run the tests; make test-all adds fuzzing, sanitizers and longer runs
+#   make test          build and run the tests (make test UNIT=norm: some of them); make test-all adds
+#                      fuzzing, sanitizers and longer runs, make soak goes on for hours
 #   make bench         measure speed: make bench-kernels each kernel, make bench-train whole models;
 #                      make bench-parallel what several processes cost and hide, make bench-checkpoint
 #                      what saving and loading take
@@ -58,7 +59,15 @@ MPICXX   ?= mpicxx
 NCCL     ?= -lnccl
 cores    := $(shell nproc)
 staged   := $(if $(filter cuda-mpi,$(DEVICE)-$(COMM)),yes)# GPUs that talk through host memory and MPI
-BUILD    := build/$(DEVICE)-$(PRECISION)$(if $(staged),-mpi)$(if $(dist),-$(CPU_ARCH))
+ifneq ($(filter-out address thread,$(SANITIZE)),)
+$(error SANITIZE=$(SANITIZE): not a sanitizer; give address, which brings undefined, or thread)
+endif
+ifneq ($(and $(SANITIZE),$(filter-out cpu,$(DEVICE))),)
+$(error SANITIZE=$(SANITIZE): sanitizers see the code of the host only; give DEVICE=cpu)
+endif
+build    := $(or $(SANITIZE),$(DEVICE)-$(PRECISION)$(if $(staged),-mpi)$(if $(dist),-$(CPU_ARCH)))
+BUILD    := build/$(build)
+shared   := build/shared
 
 # ----------------------------------------------------------------------------------------------------------
 # how each device is compiled and linked
@@ -89,10 +98,21 @@ warnings := -Wall -Wextra -Wno-restrict $(if $(STRICT),-Werror)
 # -g1: as much as a stack trace needs; more makes compiling a third longer
 host     := -std=c++20 -g1 -fno-math-errno -fno-trapping-math -march=$(CPU_ARCH) -fopenmp $(warnings) $(CXXFLAGS)
 
+# what knows no device
+plain   := $(CXX) -x c++ $(host) $(includes)
 ifeq ($(DEVICE),cpu)
 compile := $(CXX) -x c++ -O3 $(host) -DDEVICE_CPU $(defines) $(includes)
 link    := $(CXX) -fopenmp
 libs    := -ldnnl
+endif
+# GCC warns of what it does not understand in sanitized code. OpenMP's library is not instrumented: under thread the
+# threads are those of streams and readers. Leaks of Open MPI are known by the library they are in, which must stay.
+sanitize_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+sanitize_thread  := -fsanitize=thread -fno-openmp -Wno-unknown-pragmas
+ifneq ($(SANITIZE),)
+compile := $(filter-out -Werror,$(compile)) -O0 $(sanitize_$(SANITIZE))
+link    += $(filter -fsanitize%,$(sanitize_$(SANITIZE))) -rdynamic
+objects := $(shared)/keep_libraries.o
 endif
 ifeq ($(DEVICE),simt)
 # -fsanitize=thread when compiling only: the shim supplies what it calls at each access to memory. A load stays in the
@@ -101,7 +121,7 @@ compile := $(CXX) -x c++ -O2 $(host) -Wno-unknown-pragmas -fsanitize=thread -fno
            $(defines) -Itest/simt $(includes)
 link    := $(CXX) -fopenmp
 libs    := -ldnnl -lboost_context
-shim    := $(BUILD)/simt.o
+objects := $(shared)/simt.o
 endif
 ifeq ($(DEVICE),cuda)
 compile := $(NVCC) -x cu -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda --threads 0 \
@@ -156,11 +176,12 @@ all: $(if $(why),say_device) $(BUILD)/train_gpt
 say_device:
 	@echo "building for DEVICE=$(DEVICE): $(why)"
 
-$(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(shim)
+$(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(objects)
 	$(link) $^ -o $@ $(libs)
 
+# On a simulated device nobody trains for long: the program is compiled more quickly.
 $(BUILD)/%.o: %.cu $(BUILD)/command | $(BUILD)/found-build
-	$(compile) -MMD -MP -c $< -o $@
+	$(compile)$(if $(filter simt,$(DEVICE)), -O1) -MMD -MP -c $< -o $@
 
 $(BUILD)/found-%:
 	$(call require,$(need_$*))
@@ -172,88 +193,10 @@ $(BUILD)/command: FORCE
 	@echo '$(compile)' | cmp -s - $@ || echo '$(compile)' > $@
 .PHONY: FORCE
 
--include $(wildcard $(BUILD)/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/tests/*.d $(shared)/*.d)
 .SECONDARY:
 
-# ----------------------------------------------------------------------------------------------------------
-# tests. A suite is a program built from test/test_*.cu, for a device and a precision, or a script test/*.sh.
-
-# the largest first, for they take longest to compile
-all_units := $(filter-out test_main test_ranks_main,$(basename $(notdir $(shell ls -S test/test_*.cu))))
-host_only := test_data test_sample_order test_tokenize test_options test_compare_runs test_meter test_generation test_evaluation \
-             test_bpe test_bpe_training test_hf_tokenizer test_tokenizer test_megatron test_blend test_choices test_hf_models \
-             test_data_report test_batch_reader test_text_documents test_sampler test_pipeline_schedule test_pipeline_layers \
-             test_parameters test_safetensors test_llmc test_checkpoint_index test_checkpoint_files test_inspect test_resume test_run_log
-not_cpu   := test_simt test_simt_errors test_simt_grid_errors test_simt_hopper_errors test_ptx test_ptx_hopper \
-             test_attention_hopper test_product_tuning test_graph
-# Of the simulated device, what knows no precision, the whole model, and what ranks do with the kernels, is tried in bf16
-# only: there weights and master weights are two things. In fp32 whole runs follow those of the CPU (check_runs.sh).
-not_simt  := $(host_only) test_mesh test_node_reader test_layouts \
-             $(if $(filter fp32,$(PRECISION)),$(not_cpu) test_model test_collectives test_transport test_zero test_tensor_parallel test_pipeline \
-             test_checkpoints)
-not_cuda  := test_simt test_simt_errors test_simt_grid_errors test_simt_hopper_errors test_host_cuda
-# Units that test/run.sh starts with mpirun, once for each of these numbers of ranks.
-with_ranks := test_collectives test_transport test_mesh test_zero test_node_reader test_tensor_parallel test_pipeline \
-              test_layouts test_checkpoints test_product_tuning
-ranks_test_collectives     := $(if $(filter simt,$(DEVICE)),3,1 2 3 4)
-ranks_test_transport       := $(if $(filter simt,$(DEVICE)),3,1 2 3 4)
-ranks_test_mesh            := 1 2 3 4 6
-ranks_test_node_reader     := 1 2 4
-ranks_test_zero            := $(if $(filter simt,$(DEVICE)),2,1 2 4)
-ranks_test_tensor_parallel := $(if $(filter simt,$(DEVICE)),2,1 2 4)
-ranks_test_pipeline        := $(if $(filter simt,$(DEVICE)),2,1 2 4)
-ranks_test_layouts         := 2 4
-ranks_test_product_tuning  := $(if $(filter simt,$(DEVICE)),2,1 2)
-ranks_test_checkpoints     := $(if $(filter simt,$(DEVICE)),2,1 2 4)
-# LEAVE_OUT=test_x: builds the units without it
-units     := $(filter-out $(LEAVE_OUT) $(not_$(DEVICE)) $(if $(filter off,$(MPI)),$(with_ranks)),$(all_units))
-
-.PHONY: units device_units
-units: $(units:%=$(BUILD)/%)
-# those that run something on the device
-device_units: $(patsubst %,$(BUILD)/%,$(filter-out $(host_only),$(units)))
-
-$(BUILD)/test_%: $(BUILD)/test_%.o $(BUILD)/test_main.o $(shim)
-	$(link) $^ -o $@ $(libs)
-
-$(with_ranks:%=$(BUILD)/%): $(BUILD)/test_%: $(BUILD)/test_%.o $(BUILD)/test_ranks_main.o $(shim) $(BUILD)/test_%.ranks
-	$(link) $(filter %.o,$^) -o $@ $(libs)
-
-$(BUILD)/test_%.ranks: Makefile
-	@mkdir -p $(BUILD)
-	@echo $(ranks_test_$*) > $@
-
-# Suites without kernels, and those of whole steps of tiny models, are compiled more quickly.
-quickly = $(if $(filter $(1),$(host_only)),-Og,$(if $(filter $(1),test_zero test_layouts test_checkpoints test_model test_graph),-O1))
-$(BUILD)/test_%.o: test/test_%.cu $(BUILD)/command | $(BUILD)/found-build $(BUILD)/found-test
-	$(compile) $(if $(filter cuda,$(DEVICE)),,$(call quickly,test_$*)) -MMD -MP -c $< -o $@
-
-# The shim is not instrumented: it is what the instrumentation calls.
-$(BUILD)/simt.o: test/simt/simt.cc $(BUILD)/command | $(BUILD)/found-simt
-	$(filter-out -fsanitize=thread,$(compile)) -MMD -MP -c $< -o $@
-
-# the longest first: they run side by side
-more_checks := sanitizers cuda crashes layouts bench failures damage fuzzers transformers llmc reshard dist source
-
-# besides the units
-tested := train_gpt compare_runs forge_checkpoint reshard fault_injection.so
-
-.PHONY: test test-all
-test: deps
-	@$(MAKE) --no-print-directory -j$(cores) built-cpu built-simt-fp32 built-simt-bf16
-	@test/run.sh cpu-fp32 simt-fp32 simt-bf16 test/check_bad_input.sh test/check_runs.sh test/check_text.sh
-
-# What takes longest to compile goes first, and one build goes on where another has nothing left to do.
-.PHONY: built-cpu built-simt-fp32 built-simt-bf16
-built-cpu:
-	@+$(MAKE) --no-print-directory DEVICE=cpu $(tested:%=build/cpu-fp32/%) units
-built-simt-fp32:
-	@+$(MAKE) --no-print-directory DEVICE=simt PRECISION=fp32 build/simt-fp32/train_gpt units
-built-simt-bf16:
-	@+$(MAKE) --no-print-directory DEVICE=simt PRECISION=bf16 units
-
-test-all: deps
-	@EXTRA="$(more_checks:%=test/check_%.sh)" $(MAKE) --no-print-directory test
+include test/tests.mk
 
 # ----------------------------------------------------------------------------------------------------------
 # first steps
@@ -275,43 +218,6 @@ quickstart: deps
 	@./train_gpt sample $(quick)/run --tokens 150 --samples 2 --temperature 0.8 --top-p 0.95 --prompt '$(PROMPT)'
 	@echo "next: ./train_gpt sample $(quick)/run --prompt '#include' (more text), ./train_gpt train --help (your own run),"
 	@echo "      make test (prove the build), make bench (measure the speed)"
-
-.PHONY: bench
-bench: bench-kernels bench-train
-
-# KERNELS: groups of kernels, and --quick or --full
-.PHONY: bench-kernels
-bench-kernels:
-	@$(MAKE) --no-print-directory $(BUILD)/bench_kernels
-	$(BUILD)/bench_kernels $(KERNELS)
-
-# MODELS: MODEL:BxT or MODEL:BxTxM each
-.PHONY: bench-train
-bench-train:
-	@$(MAKE) --no-print-directory $(BUILD)/bench_train
-	test/bench_train.sh $(BUILD) $(MODELS)
-
-.PHONY: bench-parallel
-bench-parallel:
-	@$(MAKE) --no-print-directory $(BUILD)/bench_parallel
-	test/bench_parallel.sh $(BUILD)
-
-.PHONY: bench-checkpoint
-bench-checkpoint:
-	@$(MAKE) --no-print-directory $(BUILD)/bench_checkpoint
-	test/bench_checkpoint.sh $(BUILD)
-
-# programs in test/ that are no tests
-tools := bench_kernels bench_train bench_parallel bench_tokenizer compare_runs reshard token_likelihoods bench_checkpoint forge_checkpoint
-$(tools:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(shim)
-	$(link) $^ -o $@ $(libs)
-
-$(tools:%=$(BUILD)/%.o): $(BUILD)/%.o: test/%.cu $(BUILD)/command | $(BUILD)/found-build
-	$(compile) -MMD -MP -c $< -o $@
-
-# What the tests put between a program and its file system.
-$(BUILD)/%.so: test/%.cc $(BUILD)/command
-	$(CXX) -std=c++20 -O1 -g1 $(warnings) -shared -fPIC $< -o $@
 
 # ----------------------------------------------------------------------------------------------------------
 # a folder to copy to other machines: the program and the libraries it needs

@@ -15,7 +15,7 @@
 #
 # Without Open MPI it builds with MPI=off and leaves out the ranks; without an installed NCCL it takes the one that PyTorch brings.
 cd "$(dirname "$0")/.." || exit 1
-. test/ranks.sh
+. test/support/ranks.sh
 write='' sanitize=''
 for option in "$@"; do
     case $option in
@@ -212,10 +212,10 @@ phase "speed"
 # to a file and to the screen, with the exit code of the first
 measure() { timeout "$2" "${@:3}" 2>&1 | tee "$work/$1"; return "${PIPESTATUS[0]}"; }
 check "kernels on the shapes of models, against references" measure kernels 120 build/cuda-bf16/bench_kernels
-check "trains whole models" measure models 200 env PARTS=ours test/bench_train.sh build/cuda-bf16
+check "trains whole models" measure models 200 env PARTS=ours test/bench/bench_train.sh build/cuda-bf16
 phase "PyTorch ($(left) s left)"
 if [ "$(left)" -gt 20 ]; then
-    measure pytorch "$(left)" env PARTS=pytorch test/bench_train.sh build/cuda-bf16 || say "PyTorch: not measured to the end"
+    measure pytorch "$(left)" env PARTS=pytorch test/bench/bench_train.sh build/cuda-bf16 || say "PyTorch: not measured to the end"
 else
     echo "PyTorch: left out, no time" | tee "$work/pytorch"
 fi

@@ -1,96 +1,84 @@
 #!/usr/bin/env bash
-# Runs test suites and adds up their results.
+# Builds and runs the tests, in one pool of jobs, and adds up how they ended. test/README.md says what there is.
 #
-#   test/run.sh SUITE...    a suite is a build (cpu-fp32: all of build/cpu-fp32/test_*) or a script
+#   test/run.sh [test|all|soak]   what `make test`, `make test-all` or `make soak` run
+#   test/run.sh list [SUITE]      prints the jobs of the suite, and runs nothing
+#   test/run.sh units BUILD       prints the units that run on a build
 #
-# A script prints one line for each check, beginning with "ok" or "FAILED". A unit with a file UNIT.ranks beside it is
-# started with mpirun, once for each number of ranks in that file. More suites can come in $EXTRA.
-# The last line is "N passed, N failed"; the exit code is 1 if anything failed.
+#   UNIT="norm runs"   only test_norm.cu and check_runs.sh, with one program for each unit
+#   CASE='*odd*'       only the cases with such names
+#   BUILDS="cpu-fp32"  only on these builds; BUILT=yes: they have been built, with one program for each unit
+#   JOBS=N             how many jobs run at once: one more than there are cores, for some wait for a disk or for ranks
+#   ALLOWED_SKIPS=RE   a skipped case whose reason does not match fails
+#
+# The last line is "N passed, N failed, N skipped"; the exit code is 1 if anything failed.
 cd "$(dirname "$0")/.." || exit 1
-. test/ranks.sh
-figures=$(mktemp) # a line for each unit and script that has ended: how many passed and failed
-trap 'rm -f "$figures"' EXIT
-started=0
+. test/support/plan.sh
+export RESULTS=build/test-results
 
-# count NAME PASSED FAILED SECONDS OUTPUT    in one piece, for several run at once
-count() {
-    printf '%s%-38s %4d passed, %d failed, %d s\n' "${5:+$5$'\n'}" "$1" "$2" "$3" "$4"
-    echo "$2 $3" >>"$figures"
-}
+mode=run
+case $1 in
+list | units) mode=$1; shift ;;
+esac
+if [ "$mode" = units ]; then
+    units_of "$1"
+    exit
+fi
+suite=${1:-test}
+[ "$suite" = test ] && [ -z "$UNIT" ] || export LONG=yes
+read_settings
+plan "$suite" || exit 1 # fills builds, jobs and alone
+if [ "$mode" = list ]; then
+    printf '%s\n' "${jobs[@]}" "${alone[@]}" | awk -F'|' '{ printf "%-42s %3d s  %s\n", $2, $1, $3 }'
+    exit
+fi
 
-# run_unit NAME COMMAND...
-run_unit() {
-    local name=$1 out rc start=$SECONDS
-    shift
-    out=$("$@" 2>&1)
-    rc=$?
-    local cases
-    cases=$(sed -nE 's/.*test cases: *[0-9]+ \| *([0-9]+) passed \| *([0-9]+) failed.*/\1 \2/p' <<<"$out" | tail -1)
-    local good=${cases% *} bad=${cases#* }
-    # a program that died, or found an error outside a case, failed
-    if [ -z "$cases" ] || { [ $rc != 0 ] && [ "$bad" = 0 ]; }; then good=${good:-0} bad=1; fi
-    [ "$bad" != 0 ] || out=
-    [ $rc != 124 ] && [ $rc != 137 ] || out+=$'\n'"$name: killed, it did not end"
-    count "$name" "$good" "$bad" $((SECONDS - start)) "$out"
-}
+# ----------------------------------------------------------------------------------------------------------
+# the pool: a makefile with a target for each thing to build, and one for each thing to run
 
-# run_unit_with_ranks UNIT    NCCL wants a GPU for each rank
-run_unit_with_ranks() {
-    local unit=$1 n most=1000
-    case $unit in
-    build/cuda-*-mpi/*) ;;
-    build/cuda-*) most=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU') ;;
-    esac
-    for n in $(<"$unit.ranks"); do
-        if ! command -v mpirun >/dev/null || [ "$n" -gt "$most" ]; then
-            echo "skipped: ${unit#build/} with $n ranks: $(command -v mpirun >/dev/null && echo "$most GPUs" || echo no mpirun) here"
-            continue
-        fi
-        started=$((started + 1))
-        run_unit "${unit#build/} x $n" ranks "$n" "$unit"
+rm -rf "$RESULTS"
+mkdir -p "$RESULTS"
+pool=build/test-pool.mk
+
+# result NAME    the file that the result of a job goes to
+result() { echo "$RESULTS/${1//\//.}"; }
+longest_first() { sort -t'|' -k1,1nr -s; }
+
+# A build's stamps, and objects that several programs share, are made before the programs that need them.
+write_pool() {
+    local target options first goals=() seconds name need kind arguments
+    printf '.DEFAULT_GOAL := all\n.PHONY: FORCE\nFORCE:\n'
+    first=
+    for target in "${!builds[@]}"; do # one after another: some of it is the same for all
+        printf 'build/%s/ready: FORCE %s\n' "$target" "$first"
+        first=build/$target/ready
+        printf '\t+@test/support/job.sh build %s $(MAKE) -s %s %s\n' "$target/ready" "$(build_options "$target")" "$first"
     done
+    while IFS='|' read -r _ target; do
+        [ -n "$target" ] || continue
+        options=${target#build/}
+        first=build/${options%%/*}/ready
+        printf '%s: FORCE | %s\n\t+@test/support/job.sh build %s $(MAKE) -s %s %s\n' \
+            "$target" "$first" "${target#build/}" "$(build_options "${options%%/*}")" "$target"
+        goals+=("$target")
+    done < <(needed_targets | longest_first)
+    while IFS='|' read -r seconds name need kind arguments; do
+        target=$(result "$name")
+        printf '%s: | %s\n\t+@test/support/job.sh %s %s %s\n' "$target" "$need" "$kind" "$name" "$arguments"
+        goals+=("$target")
+    done < <(printf '%s\n' "${jobs[@]}" | longest_first)
+    printf 'all: %s\n' "${goals[*]}"
 }
+write_pool >"$pool"
+printf '%s\n' "${jobs[@]}" "${alone[@]}" | cut -d'|' -f2 | grep . >"$RESULTS/planned"
 
-run_script() {
-    local out rc good bad start=$SECONDS
-    out=$("$1" 2>&1)
-    rc=$?
-    good=$(grep -c '^ok' <<<"$out")
-    bad=$(grep -c '^FAILED' <<<"$out")
-    if [ $rc != 0 ] && [ "$bad" = 0 ]; then bad=1; fi
-    if [ "$bad" = 0 ]; then out=$(grep '^skipped' <<<"$out"); else out=$(grep -v '^ok' <<<"$out"); fi
-    count "$1" "$good" "$bad" $((SECONDS - start)) "$out"
-}
+start=$(date +%s.%N)
+make --no-print-directory -k -j"${JOBS:-$(($(nproc) + 1))}" -f "$pool" 2>&1 |
+    grep --line-buffered -vE '^make(\[[0-9]+\])?: (\*\*\*|Target)'
+# What looks at the time has the machine to itself.
+while IFS='|' read -r _ name need kind arguments; do
+    # shellcheck disable=SC2086  # arguments are words
+    [ ! -e "$need" ] || test/support/job.sh "$kind" "$name" $arguments
+done < <(printf '%s\n' "${alone[@]}" | grep .)
 
-# start COMMAND...    What has one thread, or waits for a disk or for ranks, leaves cores to others: there is one more at
-# work than there are cores. Nothing shares a GPU.
-start() {
-    local most
-    most=$([[ $suite == cuda-* ]] && echo 1 || echo $(($(nproc) + 1)))
-    while [ "$(jobs -rp | wc -l)" -ge "$most" ]; do wait -n; done
-    started=$((started + 1))
-    OMP_WAIT_POLICY=passive "$@" &
-}
-
-units() { find "build/$1" -maxdepth 1 -name 'test_*' -type f -executable | sort; }
-
-# Alone, those with ranks: some look at the time.
-for suite in "$@" $EXTRA; do
-    [[ $suite == *.sh ]] && continue
-    for unit in $(units "$suite"); do
-        [ ! -e "$unit.ranks" ] || run_unit_with_ranks "$unit"
-    done
-done
-for suite in "$@" $EXTRA; do
-    if [[ $suite == *.sh ]]; then
-        start run_script "$suite"
-        continue
-    fi
-    for unit in $(units "$suite"); do
-        [ -e "$unit.ranks" ] || start run_unit "${unit#build/}" "$unit"
-    done
-done
-wait
-read -r passed failed < <(awk -v started="$started" '{ good += $1; bad += $2 } END { print good + 0, bad + started - NR }' "$figures")
-echo "$passed passed, $failed failed"
-[ "$failed" = 0 ] && [ "$passed" -gt 0 ]
+test/support/summary.sh "$RESULTS" "$(echo "$(date +%s.%N) $start" | awk '{ print $1 - $2 }')"

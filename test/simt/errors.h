@@ -3,7 +3,7 @@ For tests of the simulated device: which errors a kernel causes.
 */
 #pragma once
 
-#include "test/testing.h"
+#include "test/support/testing.h"
 
 // The errors that a kernel causes.
 template <typename... Parameters, typename... Arguments>

@@ -34,7 +34,8 @@ std::string location(const void* where) {
     char directory[page] = {};
     std::string here = getcwd(directory, sizeof directory) ? std::string(directory) + "/" : "";
     for (std::string line : addr2line("-i", (const char*)where - 1)) {
-        if (line.find("test/simt/") != line.npos || line[0] == '?') continue;
+        bool of_shim = line.find("test/simt/") != line.npos && line.find("test/simt/test_") == line.npos;
+        if (of_shim || line[0] == '?') continue;
         if (line.starts_with(here)) line.erase(0, here.size());
         line.erase(std::min(line.find(" (discriminator"), line.size()));
         text += (text.empty() ? ", at " : ", inlined at ") + line;

@@ -1,0 +1,57 @@
+/*
+What the benchmarks share: the program without its main, batches without data, and the time of a step.
+*/
+#pragma once
+
+#include "test/bench/bench_times.h"
+#include "test/support/program.h"
+
+// Tokens without data: the speed does not depend on what they are.
+class RandomBatch {
+public:
+    RandomBatch(const Gpt& g, int vocab) {
+        int B = g.workload.B, T = g.workload.T, N = B * T;
+        std::vector<int> values(3 * (size_t)N);
+        int *tokens = values.data(), *targets = tokens + N, *by_token = targets + N;
+        for (int i = 0; i < N; i++) {
+            Random4 random = philox(1, i);
+            tokens[i] = (int)(random.at[0] % vocab);
+            targets[i] = (int)(random.at[1] % vocab);
+        }
+        sort_by_token(by_token, tokens, N);
+        allocate(device_, values.size());
+        copy_to_device(device_, values.data(), values.size(), g.stream);
+        batch_ = {B, T, device_, device_ + N, device_ + 2 * N};
+    }
+    ~RandomBatch() { cudaFree(device_); }
+    RandomBatch(const RandomBatch&) = delete;
+    RandomBatch& operator=(const RandomBatch&) = delete;
+    const Batch& operator*() const { return batch_; }
+
+private:
+    int* device_;
+    Batch batch_;
+};
+
+// Seconds of step number `step`, counted from 1, on some micro-batches.
+inline double step_seconds(Gpt& g, const Batch& batch, int step, int micro_batches = 1) {
+    double start = seconds_now(), targets = (double)batch.B * batch.T * micro_batches;
+    zero_gradients(g);
+    accumulate_gradients(
+        g, micro_batches, [&](int, int) { return batch; }, (float)(1 / targets));
+    bool at_random = sizeof(floatX) < sizeof(float) && !g.state.settings().keep_master;
+    g.state.update(g.stats, {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, step, at_random}, 1.0f, 0);
+    g.products.weights_changed(g.graphs.on);
+    if (!read_stats(g, targets).finite) fail("bench: a step was not finite; the kernels are at fault");
+    return seconds_now() - start;
+}
+
+// The median of several, after one that is not counted.
+inline double median_step_seconds(Gpt& g, const Batch& batch, int repeats) {
+    std::vector<double> seconds;
+    for (int step = 0; step <= repeats; step++) {
+        double of_step = step_seconds(g, batch, step + 1);
+        if (step > 0) seconds.push_back(of_step);
+    }
+    return median(seconds);
+}

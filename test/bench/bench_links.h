@@ -1,0 +1,76 @@
+/*
+What the benchmarks of several ranks share: a model that is cut over them in some way, and its steps over
+links that are slowed down.
+*/
+#pragma once
+
+#include <array>
+#include <numeric>
+
+#include "test/bench/bench.h"
+
+// Bytes per second; 0: as fast as they go.
+inline void set_link([[maybe_unused]] double speed) {
+#ifdef RANKS_USE_NCCL
+    fail("bench_parallel: slows down the host transport, and this program uses NCCL; build with COMM=mpi");
+#else
+    host_link_speed(speed / 1e9);
+#endif
+}
+
+class CutModel {
+public:
+    CutModel(const World& world, const Mesh& mesh, const ModelConfig& config, const Workload& workload,
+             const ZeroSettings& settings, const Division& division)
+        : g(config, workload, settings, mesh, division),
+          world_(world),
+          batch_(g, config.vocab_size),
+          micro_batches_(division.pipeline.micro_batches) {
+        initialize(g, 1);
+    }
+
+    // Seconds of a step. The same number on all ranks, as that of sent().
+    double seconds(double link) {
+        world_.barrier();
+        reset_traffic();
+        set_link(link);
+        double seconds = step_seconds(g, *batch_, ++step_, micro_batches_);
+        g.state.synchronize();
+        world_.barrier();
+        set_link(0);
+        world_.broadcast(&seconds, sizeof seconds);
+        for (size_t kind = 0; kind < sent_.size(); kind++) sent_[kind] = (double)bytes_sent((Traffic)kind);
+        world_.broadcast(sent_.data(), sizeof sent_);
+        return seconds;
+    }
+
+    // Of the forward and backward pass alone, without what ends a step. The same number on all ranks.
+    double pass_seconds() {
+        std::vector<double> seconds;
+        for (int i = 0; i < 3; i++) {
+            world_.barrier();
+            zero_gradients(g);
+            cudaCheck(cudaStreamSynchronize(g.stream));
+            double start = seconds_now();
+            accumulate_gradients(
+                g, micro_batches_, [&](int, int) { return *batch_; }, 1, false);
+            g.state.synchronize();
+            seconds.push_back(seconds_now() - start);
+        }
+        double typical = median(seconds);
+        world_.broadcast(&typical, sizeof typical);
+        return typical;
+    }
+
+    // Bytes that the first rank sent in the last step.
+    double sent(Traffic kind) const { return sent_[(size_t)kind]; }
+    double sent() const { return std::accumulate(sent_.begin(), sent_.end(), 0.0); }
+
+    Gpt g;
+
+private:
+    const World& world_;
+    RandomBatch batch_;
+    int micro_batches_, step_ = 0;
+    std::array<double, traffic_names.size()> sent_ = {};
+};

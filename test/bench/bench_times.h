@@ -1,0 +1,14 @@
+/*
+What all benchmarks know of times.
+*/
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "test/support/simulated.h"
+
+inline double median(std::vector<double> values) {
+    std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+    return values[values.size() / 2];
+}

@@ -1,0 +1,553 @@
+// States saved and loaded on all ranks: every byte comes back, wherever the elements lie, and what goes
+// wrong on one rank leaves the older checkpoints and the other ranks as they were.
+// devices: cpu simt-bf16 cuda
+// ranks: 2 1 4
+// seconds: 10
+#include <sys/resource.h>
+
+#include "comm/find_on_root.h"
+#include "data/checkpoint_builder.h"
+#include "test/comm/checkpoint_testing.h"
+#include "test/support/file_testing.h"
+#include "test/support/ranks.h"
+#include "test/support/testing.h"
+
+namespace {
+
+constexpr bool narrow = sizeof(floatX) == 2;
+
+struct Case {
+    const char* name;
+    MeshShape shape;
+    ZeroSettings settings;
+    bool tied = true;
+};
+
+// Those that fit the ranks of the test.
+std::vector<Case> cases() {
+    int n = test_world().size();
+    std::vector<Case> all = {{"plain", {.dp = n}, {.level = 0}},
+                             {"ZeRO 1", {.dp = n, .shard = n}, {.level = 1}, false},
+                             {"ZeRO 2, offload", {.dp = n, .shard = n}, {.level = 2, .offload = true}},
+                             {"ZeRO 3", {.dp = n, .shard = n}, {.level = 3}},
+                             {"weights only", {.dp = n, .shard = n}, {.level = 3, .training = false}},
+                             {"tensor", {.tp = n, .copies = n > 2 ? n / 2 : 1}, {}, false},
+                             {"pipeline", {.pp = n}, {.offload = true}},
+                             {"ZeRO 1, hybrid", {.dp = 4, .shard = 2}, {.level = 1, .offload = true}},
+                             {"ZeRO 3, hybrid", {.dp = 4, .shard = 2}, {.level = 3}, false},
+                             {"tensor and pipeline", {.tp = 2, .pp = 2}, {}},
+                             {"tensor and ZeRO 3", {.tp = 2, .dp = 2, .shard = 2}, {.level = 3}},
+                             {"pipeline and replicas", {.pp = 2, .dp = 2}, {.level = 0}, false}};
+    std::vector<Case> fitting;
+    for (Case& c : all) {
+        c.settings.keep_master = narrow;
+        if (c.shape.ranks() == n) fitting.push_back(c);
+    }
+    return fitting;
+}
+
+// A run directory that all ranks share.
+struct CommonFolder {
+    TemporaryFolder own;
+    std::string path = test_world().gather(own.path)[0];
+    ~CommonFolder() { test_world().barrier(); }
+    std::string operator/(const std::string& name) const { return path + "/" + name; }
+};
+
+// For all ranks: saves, and returns the report however that is done.
+SaveReport save_now(CheckpointSaver& saver, int64_t step) {
+    std::optional<SaveReport> report = saver.save(about_step(step));
+    return saver.under_way() ? saver.finish() : *report;
+}
+
+std::string load(ToyState& toy, const std::string& folder, bool weights_only = false) {
+    CheckpointReader reader(folder);
+    return load_checkpoint(toy.state, test_world(), toy.layout_at(), reader, weights_only);
+}
+
+// A checkpoint of a model with its weights stored like this; of one process.
+void store(const ToyModel& model, const std::string& run_dir, Dtype weight, bool master) {
+    ParameterLayout layout = toy_layout(model, {}, {});
+    std::vector<CheckpointTensor> tensors = checkpoint_tensors(layout, {.training = false});
+    for (CheckpointTensor& tensor : tensors) {
+        tensor.slots = {weight};
+        if (master) tensor.slots[(size_t)Slot::master] = Dtype::fp32;
+    }
+    CheckpointBuilder builder(run_dir, 1, about_step(1), tensors);
+    for (int t = 0; t < (int)tensors.size(); t++) {
+        std::vector<float> values(tensors[t].size());
+        for (Slot slot : {Slot::weight, Slot::master}) {
+            if (!tensors[t].dtype(slot)) continue;
+            for (size_t i = 0; i < values.size(); i++) values[i] = value_of(key_of(slot, tensors[t].name), i);
+            builder.append(t, slot, 0, values.size(), values.data());
+        }
+    }
+    builder.commit();
+}
+
+// Whether the error is the same on all ranks.
+bool common(const std::string& error) {
+    for (const std::string& other : test_world().gather(error)) {
+        if (other != error) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
+TEST_CASE("messages of everyone to everyone") {
+    int n = test_world().size(), me = test_world().rank();
+    // some are empty, some long
+    auto message = [](int from, int to) {
+        return std::string((size_t)((from * 3 + to) % 4) * 100000, (char)('a' + from * 8 + to));
+    };
+    std::vector<std::string> mine;
+    for (int to = 0; to < n; to++) mine.push_back(message(me, to));
+    std::vector<std::string> received = test_world().exchange({mine.begin(), mine.end()});
+    REQUIRE((int)received.size() == n);
+    for (int from = 0; from < n; from++) CHECK((received[from] == message(from, me)));
+}
+
+TEST_CASE("a state comes back bit for bit") {
+    for (const Case& c : cases()) {
+        for (bool in_background : {false, true}) {
+            CAPTURE(std::string(c.name));
+            CAPTURE(in_background);
+            CommonFolder run;
+            ToyState toy(test_world(), c.shape, toy_model(c.tied), c.settings);
+            std::vector<Slot> slots = slots_of(c.settings);
+            CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, in_background);
+            fill(toy.state);
+            CHECK(wrong_bytes(toy.state, slots) == 0);
+            std::optional<SaveReport> report = saver.save(about_step(7));
+            CHECK(saver.under_way() == in_background);
+            // what is saved is the state at that time
+            fill(toy.state, 1);
+            if (in_background) {
+                CHECK(!report);
+                report = saver.finish();
+            }
+            CHECK(saver.is_ready());
+            CHECK(!saver.under_way());
+            CHECK(report->trouble == "");
+            CHECK(report->remark == "");
+            CHECK(report->step == 7);
+            CHECK(report->folder == checkpoint_folder(run.path, 7));
+            CHECK(report->stalled > 0);
+            size_t elements = toy.layout.parameter_count(), width = 0;
+            for (Slot slot : slots) width += dtype_size(dtype_of(slot));
+            CHECK(report->bytes == elements * width);  // each written once
+
+            CHECK(load(toy, report->folder) == "");
+            CHECK(wrong_bytes(toy.state, slots) == 0);
+            CheckpointReader reader(report->folder);
+            CHECK(reader.index().step() == 7);
+            CHECK(reader.index().samples() == 21);
+            CHECK(reader.index().about["options"]["seed"] == 5);
+        }
+    }
+}
+
+TEST_CASE("on the same layout each rank reads what it wrote") {
+    for (const Case& c : cases()) {
+        CAPTURE(std::string(c.name));
+        CommonFolder run;
+        ToyState toy(test_world(), c.shape, toy_model(c.tied), c.settings);
+        CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, false);
+        CHECK(save_now(saver, 1).trouble == "");
+        CheckpointReader reader(checkpoint_folder(run.path, 1));
+        TensorPlaces places(c.shape, toy.layout_at(), reader.index());
+        PieceReaders readers(places);
+        std::map<uint32_t, int> reader_of;  // each file
+        size_t others = 0;
+        for (const CheckpointPiece& piece : reader.index().pieces) {
+            int rank = readers.take(piece);
+            others += rank != reader_of.emplace(piece.file, rank).first->second;
+        }
+        CHECK(others == 0);
+        CHECK(reader_of.size() == reader.index().file_bytes.size());
+        int before = -1;
+        for (auto [file, rank] : reader_of) {
+            CHECK(rank > before);
+            before = rank;
+        }
+    }
+}
+
+TEST_CASE("tensor ranks read as much each of what one process wrote") {
+    int n = test_world().size();
+    ToyModel model = toy_model(true);
+    MeshShape shape = {.tp = n, .copies = n > 2 ? n / 2 : 1};
+    CommonFolder run;
+    test_world().together([&] {
+        if (test_world().is_root()) store(model, run.path, Dtype::fp32, true);
+    });
+    CheckpointReader reader(checkpoint_folder(run.path, 1));
+    TensorPlaces places(
+        shape, [&](const MeshPosition& position) { return toy_layout(model, shape, position); },
+        reader.index());
+    PieceReaders readers(places);
+    std::vector<uint64_t> elements((size_t)n);
+    uint64_t largest = 0;
+    for (const CheckpointPiece& piece : reader.index().pieces) {
+        largest = std::max(largest, piece.count);
+        elements[(size_t)readers.take(piece)] += piece.count;
+    }
+    auto [least, most] = std::ranges::minmax(elements);
+    CHECK(most - least <= largest);
+}
+
+TEST_CASE("where a run begins is what the first rank sees") {
+    bool root = test_world().is_root();
+    StoredRun run = {.checkpoint = "runs/\xff/step_1",  // no UTF-8
+                     .run_dir = "runs/\xff",
+                     .tokenizer = "",
+                     .step = 1ll << 40,
+                     .options = {{"learning_rate", 0.1f}, {"layers", 3}, {"bias", true}},
+                     .unusable = {"a\xff; b", "c"}};
+    size_t looks = 0;
+    auto look = [&](const std::string& place) -> std::optional<StoredRun> {
+        looks++;
+        if (place == "none") return std::nullopt;
+        if (place == "bad") fail("bad: none can be used; use another");
+        return run;
+    };
+    // as far as there is something
+    FindCheckpoint find = find_on_root(test_world(), {"none", "runs/a", "bad"}, look);
+    CHECK(looks == (root ? 2 : 0));
+    CHECK(!find("none"));
+    std::optional<StoredRun> found = find("runs/a");
+    REQUIRE(found);
+    CHECK(found->checkpoint == run.checkpoint);
+    CHECK(found->run_dir == run.run_dir);
+    CHECK(found->tokenizer.empty());
+    CHECK(found->step == run.step);
+    CHECK(found->options == run.options);
+    CHECK(found->unusable == run.unusable);
+    find = find_on_root(test_world(), {"bad", "runs/a"}, look);
+    CHECK_REFUSED(find("bad"), "bad: none can be used; use another");
+    find_on_root(test_world(), {}, look);
+    CHECK(looks == (root ? 3 : 0));
+}
+
+TEST_CASE("ranks without a part of so small a model write no file") {
+    int n = test_world().size();
+    ToyModel small = {
+        {{0, Unit::embedding, "in", 3, 0, 0, 1, true}, {1, Unit::head, "out", 70, 0, 0, 1, true}}, 0, false};
+    CommonFolder run;
+    ToyState toy(test_world(), {.dp = n, .shard = n}, small, {.level = 3});
+    CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, true);
+    fill(toy.state);
+    CHECK(save_now(saver, 1).trouble == "");
+    std::string folder = checkpoint_folder(run.path, 1);
+    CHECK(CheckpointReader(folder).index().file_bytes.size() == (size_t)std::min(n, 2));
+    CHECK(fs::exists(folder + "/" + data_file_name(std::min(n, 2) - 1)));
+    fill(toy.state, 1);
+    load(toy, folder);
+    CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings())) == 0);
+}
+
+TEST_CASE("a step on the host goes on from what was loaded") {
+    // there it begins with the master copy, which is not the weight here
+    if (narrow) SKIP("the host's step is compared in fp32");
+    CommonFolder run;
+    int n = test_world().size();
+    ToyState toy(test_world(), {.dp = n, .shard = n}, toy_model(true), {.level = 1, .offload = true});
+    CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, false);
+    fill(toy.state);
+    CHECK(save_now(saver, 1).trouble == "");
+    ToyState fresh(test_world(), toy.shape, toy.model, toy.state.settings());
+    load(fresh, checkpoint_folder(run.path, 1), true);
+    // without gradients and moments, nothing moves
+    fresh.state.zero_gradients();
+    Buffer<float> stats(std::vector<float>(stat_count, 0));
+    fresh.state.update(stats, {0.1, 0.9, 0.95, 1e-8, 0, 1, false}, 1, 0);
+    CHECK(wrong_bytes(fresh.state, {Slot::weight}) == 0);
+}
+
+TEST_CASE("saves in a row, of which the newest are kept") {
+    CommonFolder run;
+    ToyState toy(test_world(), {.dp = test_world().size()}, toy_model(true), {.keep_master = narrow});
+    CheckpointSaver saver(toy.state, test_world(), run.path, 2, 20, true);
+    CHECK(!saver.under_way());
+    for (int step = 10; step <= 50; step += 10) {
+        fill(toy.state, step);
+        // the one before is not waited for by the caller
+        std::optional<SaveReport> before = saver.save(about_step(step));
+        CHECK(before.has_value() == (step > 10));
+        if (before) {
+            CHECK(before->step == step - 10);
+            CHECK(before->trouble == "");
+        }
+    }
+    CHECK(saver.finish().step == 50);
+    CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{50, 40, 20});
+    for (int step : {20, 40, 50}) {
+        load(toy, checkpoint_folder(run.path, step));
+        CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings()), step) == 0);
+    }
+    // the same step again takes the place of the first
+    fill(toy.state, 1);
+    CHECK(save_now(saver, 50).trouble == "");
+    load(toy, checkpoint_folder(run.path, 50));
+    CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings()), 1) == 0);
+}
+
+TEST_CASE("a save that was not finished leaves no checkpoint") {
+    CommonFolder run;
+    ToyState toy(test_world(), {.dp = test_world().size()}, toy_model(true), {});
+    {
+        CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, true);
+        saver.save(about_step(1));
+    }
+    CHECK(checkpoint_steps(run.path).empty());
+}
+
+TEST_CASE("a folder that cannot be made costs the checkpoint, and nothing else") {
+    int n = test_world().size();
+    ToyState toy(test_world(), {.dp = n, .shard = n}, toy_model(false), {.level = 3});
+    for (bool in_background : {false, true}) {
+        CAPTURE(in_background);
+        CommonFolder run;
+        CheckpointSaver saver(toy.state, test_world(), run.path, 1, 0, in_background);
+        fill(toy.state);
+        CHECK(save_now(saver, 1).trouble == "");
+
+        // a file where the folder of checkpoints should be
+        std::string aside = run / "aside";
+        auto on_root = [&](auto&& work) {
+            test_world().barrier();
+            if (test_world().is_root()) work();
+            test_world().barrier();
+        };
+        on_root([&] {
+            fs::rename(checkpoints_folder(run.path), aside);
+            write_file(checkpoints_folder(run.path), "not a folder");
+        });
+        SaveReport report = save_now(saver, 2);
+        CHECK(report.trouble.find("/checkpoints: cannot make it: ") != std::string::npos);
+        CHECK(report.trouble.find(n > 1 ? "rank 0 of" : "; ") != std::string::npos);
+        CHECK(common(report.trouble));
+        CHECK(!saver.under_way());
+        on_root([&] {
+            fs::remove(checkpoints_folder(run.path));
+            fs::rename(aside, checkpoints_folder(run.path));
+        });
+        CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{1});
+        load(toy, checkpoint_folder(run.path, 1));
+        CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings())) == 0);
+        CHECK(save_now(saver, 3).trouble == "");
+        CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{3});
+    }
+}
+
+TEST_CASE("a file that is too large for its rank costs the checkpoint, and nothing else") {
+    int n = test_world().size();
+    ToyState toy(test_world(), {.dp = n, .shard = n}, toy_model(false), {});
+    open_standard_streams();  // a limit is no signal then
+    for (bool in_background : {false, true}) {
+        CAPTURE(in_background);
+        CommonFolder run;
+        CheckpointSaver saver(toy.state, test_world(), run.path, 1, 0, in_background);
+        fill(toy.state);
+        CHECK(save_now(saver, 1).trouble == "");
+        struct rlimit free_limit, limit;
+        REQUIRE(getrlimit(RLIMIT_FSIZE, &free_limit) == 0);
+        limit = free_limit;
+        limit.rlim_cur = 1000;
+        bool last = test_world().rank() == n - 1;
+        if (last) setrlimit(RLIMIT_FSIZE, &limit);
+        std::optional<SaveReport> report = saver.save(about_step(2));
+        while (!saver.is_ready()) sched_yield();
+        if (last) setrlimit(RLIMIT_FSIZE, &free_limit);
+        if (!report) report = saver.finish();
+        CAPTURE(report->trouble);
+        CHECK(report->trouble.find(data_file_name(n - 1) + ": cannot write it: File too large; ") !=
+              std::string::npos);
+        CHECK(report->trouble.find(n > 1 ? text("rank %d of %d", n - 1, n) : "; ") != std::string::npos);
+        CHECK(common(report->trouble));
+        CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{1});
+        CHECK(!fs::exists(checkpoint_folder(run.path, 2) + ".partial"));
+        fill(toy.state, 1);
+        CHECK(save_now(saver, 2).trouble == "");
+        CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{2});
+    }
+}
+
+TEST_CASE("a damaged piece is an error of all ranks, and an older checkpoint loads after it") {
+    CommonFolder run;
+    int n = test_world().size();
+    ToyState toy(test_world(), {.dp = n, .shard = n}, toy_model(true), {.level = 1, .keep_master = narrow});
+    CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, false);
+    for (int step : {1, 2}) {
+        fill(toy.state, step);
+        CHECK(save_now(saver, step).trouble == "");
+    }
+    std::string newest = newest_checkpoint(run.path), file = newest + "/" + data_file_name(n - 1);
+    test_world().together([&] {
+        if (!test_world().is_root()) return;
+        std::string bytes = read_text(file);
+        bytes[bytes.size() - 5] ^= 4;
+        write_file(file, bytes);
+    });
+    std::string error = error_of([&] { load(toy, newest); });
+    CAPTURE(error);
+    CHECK(error.find(file + ": tensor ") != std::string::npos);
+    CHECK(error.find("does not match its checksum") != std::string::npos);
+    CHECK(common(error));
+    test_world().go_on();
+    load(toy, checkpoint_folder(run.path, 1));
+    CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings()), 1) == 0);
+}
+
+TEST_CASE("a checkpoint of another model is refused by name") {
+    CommonFolder run;
+    int n = test_world().size();
+    ToyModel saved = toy_model(false);
+    {
+        ToyState toy(test_world(), {.dp = n}, saved, {.training = false});
+        CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, false);
+        fill(toy.state);
+        CHECK(save_now(saver, 1).trouble == "");
+    }
+    std::string folder = checkpoint_folder(run.path, 1);
+    auto refused = [&](const ToyModel& model, const ZeroSettings& settings, const char* words) {
+        ToyState toy(test_world(), {.dp = n, .shard = n}, model, settings);
+        CHECK_REFUSED(load(toy, folder), words);
+        test_world().go_on();
+    };
+    ToyModel other = saved;
+    refused(saved, {}, "has weights only, and no state of the optimizer; ");
+    other.rows[0].rows = 52;
+    refused(other, {.training = false}, "tensor in is 51 x 16, and in the model 52 x 16; ");
+    other = saved;
+    other.layers = 6;
+    refused(other, {.training = false}, "has no tensor layers.5.norm, which the model has; ");
+    other.layers = 4;
+    refused(other, {.training = false}, "has a tensor layers.4.norm, which the model has not; ");
+}
+
+TEST_CASE("weights alone can be loaded into a state that trains") {
+    CommonFolder run;
+    int n = test_world().size();
+    ToyState toy(test_world(), {.dp = n, .shard = n}, toy_model(true), {.level = 1, .keep_master = narrow});
+    CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, false);
+    fill(toy.state);
+    CHECK(save_now(saver, 1).trouble == "");
+    fill(toy.state, 1);
+    load(toy, checkpoint_folder(run.path, 1), true);
+    CHECK(wrong_bytes(toy.state,
+                      narrow ? std::vector{Slot::weight, Slot::master} : std::vector{Slot::weight}) == 0);
+    // the moments are what they were; what the passes see is of the first values, so only slots are compared
+    for (int unit : toy.layout.held()) {
+        for (const TensorPart& part : toy.state.owned_parts(unit)) {
+            for (Slot slot : {Slot::m, Slot::v}) {
+                std::string got = values_of(slot, part);
+                toy.state.copy_out(slot, unit, part.at - toy.state.owned_begin(unit), part.count, got.data());
+                cudaCheck(cudaStreamSynchronize(toy.state.stream()));
+                CHECK((got == values_of(slot, part, 1)));
+            }
+        }
+    }
+}
+
+namespace {
+
+// A matrix and a vector of more than one piece each.
+ToyModel large_model() {
+    using enum Unit;
+    return {{{0, embedding, "in", 2 * largest_piece + 3, 0, 0, 1, true},
+             {1, block, "out", 3001, 3002, 0, 1, true, Cut::columns},
+             {2, head, "normf", 5, 0, 1, 1, false}},
+            1,
+            false};
+}
+
+}  // namespace
+
+TEST_CASE("tensors of several pieces, of whole rows and of some columns") {
+    if (!on_cpu) SKIP("large tensors are moved on the CPU only");
+    if (test_world().size() != 2) SKIP("large tensors are moved between two ranks");
+    CommonFolder run;
+    const MeshShape shapes[] = {{.dp = 2, .shard = 2}, {.dp = 2}, {.tp = 2}};
+    int step = 0;
+    for (const MeshShape& shape : shapes) {
+        ToyState toy(test_world(), shape, large_model(), {.training = false});
+        CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, shape.tp > 1);
+        fill(toy.state);
+        CHECK(save_now(saver, ++step).trouble == "");
+    }
+    for (const MeshShape& shape : shapes) {
+        for (int from = 1; from <= step; from++) {
+            CAPTURE(from);
+            ToyState toy(test_world(), shape, large_model(), {.training = false});
+            load(toy, checkpoint_folder(run.path, from));
+            CHECK(wrong_bytes(toy.state, {Slot::weight}) == 0);
+        }
+    }
+}
+
+// What is told when such weights are loaded.
+static std::string expected_words(Dtype weight, bool master, bool keep_master) {
+    bool wide = weight == Dtype::fp32;
+    std::string words;
+    if (wide && narrow) words = "weights fp32 in the checkpoint, rounded to bf16";
+    if (!wide && !narrow && (!master || keep_master))
+        words = "weights bf16 in the checkpoint, widened to fp32";
+    if (!wide && !narrow && master && !keep_master)
+        words = "weights bf16 in the checkpoint, taken from its fp32 master copy";
+    std::string copy;
+    if (keep_master && !master)
+        copy = text("no master copy in the checkpoint, made from its %s weights", dtype_name(weight));
+    if (narrow && master && !keep_master) copy = "the fp32 master copy in the checkpoint is left out";
+    return words + (words.empty() || copy.empty() ? "" : "; ") + copy;
+}
+
+TEST_CASE("weights that are stored in another precision") {
+    struct Stored {
+        Dtype weight;
+        bool master;
+    };
+    int n = test_world().size();
+    ToyModel model = toy_model(true);
+    for (Stored stored :
+         {Stored{Dtype::fp32, false}, Stored{Dtype::bf16, false}, Stored{Dtype::bf16, true}}) {
+        for (bool keep_master : {false, true}) {
+            CAPTURE(
+                text("%s, master %d, to master %d", dtype_name(stored.weight), stored.master, keep_master));
+            CommonFolder run;
+            test_world().together([&] {
+                if (test_world().is_root()) store(model, run.path, stored.weight, stored.master);
+            });
+            ToyState toy(test_world(), {.dp = n, .shard = n}, model,
+                         {.level = 1, .keep_master = keep_master});
+            std::string told = load(toy, checkpoint_folder(run.path, 1), true);
+            CHECK(told == expected_words(stored.weight, stored.master, keep_master));
+            auto rounded = [](float value) { return bf16_to_float(float_to_bf16(value)); };
+            size_t wrong = 0;
+            for (int unit : toy.layout.held()) {
+                for (const TensorPart& part : toy.state.owned_parts(unit)) {
+                    size_t at = part.at - toy.state.owned_begin(unit);
+                    std::vector<floatX> weight(part.count);
+                    std::vector<float> master(part.count);
+                    toy.state.copy_out(Slot::weight, unit, at, part.count, weight.data());
+                    if (keep_master) toy.state.copy_out(Slot::master, unit, at, part.count, master.data());
+                    cudaCheck(cudaStreamSynchronize(toy.state.stream()));
+                    part.each_run([&](size_t first, size_t count, size_t offset) {
+                        for (size_t i = 0; i < count; i++) {
+                            float exact = value_of(key_of(Slot::weight, part.name), first + i);
+                            if (stored.weight == Dtype::bf16) exact = rounded(exact);
+                            float copy =
+                                stored.master ? value_of(key_of(Slot::master, part.name), first + i) : exact;
+                            // without a copy of their own, fp32 parameters take the one that is stored
+                            float want = narrow ? rounded(exact) : keep_master ? exact : copy;
+                            wrong += (float)weight[offset + i] != want;
+                            if (keep_master) wrong += master[offset + i] != copy;
+                        }
+                    });
+                }
+            }
+            CHECK(wrong == 0);
+        }
+    }
+}

@@ -1,0 +1,455 @@
+// The mesh of ranks and the control plane: numbering, members of groups, errors that all ranks agree on.
+// devices: cpu cuda
+// ranks: 2 1 3 4 6
+#include <chrono>
+#include <set>
+#include <thread>
+
+#include "comm/mesh.h"
+#include "comm/watch.h"
+#include "test/support/file_testing.h"
+#include "test/support/ranks.h"
+#include "test/support/testing.h"
+
+namespace {
+
+// All shapes of a number of ranks.
+std::vector<MeshShape> shapes_of(int ranks) {
+    std::vector<MeshShape> shapes;
+    for (int tp = 1; tp <= ranks; tp++) {
+        for (int pp = 1; tp * pp <= ranks; pp++) {
+            if (ranks % (tp * pp)) continue;
+            int dp = ranks / tp / pp;
+            for (int shard = 1; shard <= dp; shard++) {
+                if (dp % shard) continue;
+                shapes.push_back({tp, pp, dp, shard});
+                if (pp > 1) shapes.push_back({tp, pp, dp, shard, true});
+            }
+        }
+    }
+    return shapes;
+}
+
+// The numbers of the ranks in a group, by their order in it, as the communicator sees them.
+std::vector<int> members_of(const Communicator& group) {
+    Buffer<int> numbers((size_t)group.size());
+    int mine = test_world().rank();
+    cudaCheck(cudaMemcpy(numbers + group.rank(), &mine, sizeof mine, cudaMemcpyHostToDevice));
+    group.all_gather((int*)numbers, 1, Traffic::statistics, test_stream());
+    return numbers.host();
+}
+
+// The numbers of the ranks at the other ends of the links, or -1: forward_in, forward_out, backward_in,
+// backward_out.
+std::vector<int> neighbours_of(const MeshLinks& links) {
+    auto mine = (float)test_world().rank();
+    Buffer<float> number(std::vector<float>(1, mine)), met(std::vector<float>(4, -1.0f));
+    // Everyone's numbers go forward, and then backward.
+    auto exchange = [&](const Communicator& in, const Communicator& out, float* from, float* back) {
+        auto pass = [&](const Communicator& way_in, int sender, const Communicator& way_out, float* to) {
+            ncclCheck(ncclGroupStart());
+            if (way_out.size() > 1)
+                way_out.send((float*)number, 1, 1 - sender, Traffic::statistics, test_stream());
+            if (way_in.size() > 1) way_in.receive(to, 1, sender, test_stream());
+            ncclCheck(ncclGroupEnd());
+        };
+        pass(in, MeshLinks::sender, out, from);
+        pass(out, MeshLinks::receiver, in, back);
+    };
+    exchange(links.forward_in, links.forward_out, met, met + 1);
+    exchange(links.backward_in, links.backward_out, met + 2, met + 3);
+    std::vector<float> all = met.host();
+    return {all.begin(), all.end()};
+}
+
+std::string text_of(const std::vector<int>& numbers) {
+    std::string result;
+    for (int number : numbers) result += text("%d ", number);
+    return result;
+}
+
+}  // namespace
+
+// ----------------------------------------------------------------------------
+// arithmetic
+
+TEST_CASE("each rank has a place of its own, and is found there") {
+    for (int ranks = 1; ranks <= 32; ranks++) {
+        for (const MeshShape& shape : shapes_of(ranks)) {
+            CAPTURE(text("tp %d pp %d dp %d shard %d", shape.tp, shape.pp, shape.dp, shape.shard));
+            std::set<std::vector<int>> places;
+            bool found = true, inside = true;
+            for (int rank = 0; rank < ranks; rank++) {
+                MeshPosition p = position_of(rank, shape);
+                found = found && rank_of(p, shape) == rank;
+                inside = inside && p.tensor >= 0 && p.tensor < shape.tp && p.shard >= 0 &&
+                         p.shard < shape.shard && p.replica >= 0 && p.replica < shape.dp / shape.shard &&
+                         p.pipeline >= 0 && p.pipeline < shape.pp;
+                places.insert({p.tensor, p.shard, p.replica, p.pipeline});
+            }
+            CHECK(found);
+            CHECK(inside);
+            CHECK((int)places.size() == ranks);
+        }
+    }
+}
+
+TEST_CASE("neighbours along an axis are a fixed step apart: tensor 1, then shard, replica, pipeline") {
+    for (int ranks = 1; ranks <= 32; ranks++) {
+        for (const MeshShape& shape : shapes_of(ranks)) {
+            CAPTURE(text("tp %d pp %d dp %d shard %d", shape.tp, shape.pp, shape.dp, shape.shard));
+            bool right = true;
+            for (int rank = 0; rank < ranks; rank++) {
+                MeshPosition p = position_of(rank, shape);
+                auto step = [&](int MeshPosition::*axis) {
+                    MeshPosition next = p;
+                    next.*axis += 1;
+                    return rank_of(next, shape) - rank;
+                };
+                right = right && step(&MeshPosition::tensor) == 1 && step(&MeshPosition::shard) == shape.tp &&
+                        step(&MeshPosition::replica) == shape.tp * shape.shard &&
+                        step(&MeshPosition::pipeline) == shape.tp * shape.dp;
+            }
+            CHECK(right);
+        }
+    }
+}
+
+TEST_CASE("groups along each set of axes cut the world evenly") {
+    for (int ranks : {1, 6, 8, 12, 16, 24}) {
+        for (const MeshShape& shape : shapes_of(ranks)) {
+            CAPTURE(text("tp %d pp %d dp %d shard %d", shape.tp, shape.pp, shape.dp, shape.shard));
+            int sizes[] = {shape.tp, shape.shard, shape.dp / shape.shard, shape.pp};
+            bool right = true;
+            for (int axes = 0; axes < 16; axes++) {
+                int size = 1;
+                for (int axis = 0; axis < 4; axis++) size *= axes >> axis & 1 ? sizes[axis] : 1;
+                for (int rank = 0; rank < ranks; rank++) {
+                    std::vector<int> group = group_of(rank, axes, shape);
+                    right = right && (int)group.size() == size &&
+                            std::is_sorted(group.begin(), group.end()) &&
+                            std::count(group.begin(), group.end(), rank) == 1;
+                    for (int member : group) right = right && group_of(member, axes, shape) == group;
+                }
+            }
+            CHECK(right);
+        }
+    }
+}
+
+TEST_CASE("the example in the documentation") {
+    MeshShape shape = {2, 1, 4, 2};
+    CHECK(group_of(5, tensor_axis, shape) == std::vector<int>{4, 5});
+    CHECK(group_of(5, shard_axis, shape) == std::vector<int>{5, 7});
+    CHECK(group_of(5, replica_axis, shape) == std::vector<int>{1, 5});
+    CHECK(group_of(5, shard_axis | replica_axis, shape) == std::vector<int>{1, 3, 5, 7});
+    CHECK(group_of(5, pipeline_axis, shape) == std::vector<int>{5});
+    CHECK(position_of(5, shape) == MeshPosition{1, 0, 1, 0});
+}
+
+// ----------------------------------------------------------------------------
+// communicators
+
+TEST_CASE("each communicator of every shape has the members it should have, in order") {
+    const World& world = test_world();
+    for (const MeshShape& shape : shapes_of(world.size())) {
+        CAPTURE(text("tp %d pp %d dp %d shard %d", shape.tp, shape.pp, shape.dp, shape.shard));
+        Mesh mesh(world, shape, test_stream());
+        // Worked out here from the definition: ranks that agree in the other coordinates.
+        auto expected = [&](bool tensor, bool shard, bool replica, bool pipeline) {
+            std::vector<int> members;
+            int R = shape.dp / shape.shard, mine = world.rank();
+            int t = mine % shape.tp, s = mine / shape.tp % shape.shard, r = mine / shape.tp / shape.shard % R,
+                p = mine / shape.tp / shape.dp;
+            for (int rank = 0; rank < world.size(); rank++) {
+                bool in = (tensor || rank % shape.tp == t) && (shard || rank / shape.tp % shape.shard == s) &&
+                          (replica || rank / shape.tp / shape.shard % R == r) &&
+                          (pipeline || rank / shape.tp / shape.dp == p);
+                if (in) members.push_back(rank);
+            }
+            return text_of(members);
+        };
+        CHECK(text_of(members_of(mesh.world())) == expected(true, true, true, true));
+        CHECK(text_of(members_of(mesh.tensor())) == expected(true, false, false, false));
+        CHECK(text_of(members_of(mesh.shard())) == expected(false, true, false, false));
+        CHECK(text_of(members_of(mesh.replica())) == expected(false, false, true, false));
+
+        CHECK(mesh.shard().rank() == mesh.position.shard);
+        CHECK(mesh.replica().rank() == mesh.position.replica);
+        CHECK(mesh.tensor().rank() == mesh.position.tensor);
+
+        // Groups with the same members are one, and nothing is made for a group of one.
+        std::set<std::string> different;
+        const Communicator* groups[] = {&mesh.world(), &mesh.tensor(), &mesh.shard(), &mesh.replica()};
+        for (const Communicator* group : groups) {
+            std::string members = text_of(members_of(*group));
+            if (group->size() > 1) different.insert(members);
+            for (const Communicator* other : groups) {
+                bool same = text_of(members_of(*other)) == members;
+                CHECK(same == group->same_group(*other));
+            }
+        }
+        // ... but for gathers, which go beside the reductions of the same ranks.
+        CHECK(text_of(members_of(mesh.gathers())) == text_of(members_of(mesh.shard())));
+        bool own_group = mesh.gathers().size() > 1;
+        if (own_group) CHECK(!mesh.gathers().same_group(mesh.shard()));
+
+        // Links are between neighbours, each for itself.
+        int step = shape.tp * shape.dp, stage = mesh.position.pipeline, last = shape.pp - 1;
+        bool round = shape.ring && last > 0;
+        int before = stage > 0 ? world.rank() - step : round ? world.rank() + last * step : -1;
+        int behind = stage < last ? world.rank() + step : round ? world.rank() - last * step : -1;
+        const MeshLinks& links = mesh.links();
+        CHECK(neighbours_of(links) == std::vector<int>{before, behind, behind, before});
+        const Communicator* ways[] = {&links.forward_in, &links.forward_out, &links.backward_in,
+                                      &links.backward_out};
+        int linked = 0;
+        for (const Communicator* way : ways) {
+            if (way->size() == 1) continue;
+            linked++;
+            bool receives = way == &links.forward_in || way == &links.backward_in;
+            CHECK(way->rank() == (receives ? MeshLinks::receiver : MeshLinks::sender));
+            for (const Communicator* other : groups) CHECK(!way->same_group(*other));
+            for (const Communicator* other : ways) CHECK((way == other) == way->same_group(*other));
+        }
+
+        // The ends of the pipeline.
+        int first = world.rank() - stage * step;
+        bool at_end = last > 0 && (stage == 0 || stage == last);
+        std::vector<int> ends = {first, first + last * step};
+        CHECK(members_of(mesh.ends()) == (at_end ? ends : std::vector<int>{world.rank()}));
+
+        CHECK(mesh.groups_built == (int)different.size() + own_group + linked + at_end);
+        CHECK((mesh.build_seconds > 0) == (world.size() > 1));
+        mesh.check();
+    }
+}
+
+TEST_CASE("a shape that is not that of the world is refused") {
+    const World& world = test_world();
+    CHECK_REFUSED(Mesh(world, {2, 1, world.size(), 1}, test_stream()), "mesh: tp 2 * pp 1");
+    CHECK_REFUSED(Mesh(world, {1, 1, world.size(), world.size() + 1}, test_stream()), "shard groups of");
+}
+
+TEST_CASE("the picture names the sizes and the groups") {
+    CHECK(Mesh().picture() == "1 rank = 1 replica x 1 shard (tensor 1, pipeline 1)");
+    Mesh mesh;
+    mesh.shape = {1, 1, 4, 2};
+    mesh.groups_built = 3;
+    mesh.build_seconds = 0.012;
+    CHECK(mesh.picture() ==
+          "4 ranks = 2 replicas x 2 shards (tensor 1, pipeline 1); 3 groups built in 12 ms\n"
+          "  shard      {0 1} {2 3}\n"
+          "  replica    {0 2} {1 3}");
+    mesh.shape = {8, 4, 512, 64};
+    std::istringstream lines(mesh.picture());
+    int count = 0;
+    for (std::string line; std::getline(lines, line); count++) {
+        CHECK(line.size() <= 110);
+        if (count > 0) CHECK(line.ends_with(" ..."));
+    }
+    CHECK(count == 5);
+}
+
+// ----------------------------------------------------------------------------
+// the control plane
+
+TEST_CASE("broadcast gives root's bytes to everyone") {
+    const World& world = test_world();
+    for (int root = 0; root < world.size(); root++) {
+        std::vector<int> values(1000, -1);
+        if (world.rank() == root) {
+            for (int i = 0; i < 1000; i++) values[(size_t)i] = root * 1000 + i;
+        }
+        world.broadcast(values.data(), values.size() * sizeof(int), root);
+        CHECK(values.front() == root * 1000);
+        CHECK(values.back() == root * 1000 + 999);
+        world.broadcast(nullptr, 0, root);
+    }
+}
+
+TEST_CASE("gather brings everyone's text, whatever its length") {
+    const World& world = test_world();
+    for (size_t most : {0, 1, 100000}) {
+        // Lengths differ between ranks, and some are 0.
+        auto of_rank = [&](int rank) { return std::string(most * (size_t)rank, (char)('a' + rank)); };
+        std::vector<std::string> texts = world.gather(of_rank(world.rank()));
+        REQUIRE((int)texts.size() == world.size());
+        for (int rank = 0; rank < world.size(); rank++) CHECK(texts[(size_t)rank] == of_rank(rank));
+    }
+}
+
+TEST_CASE("the largest value of all ranks") {
+    const World& world = test_world();
+    CHECK(world.largest(world.rank()) == world.size() - 1);
+    CHECK(world.largest(-world.rank() - 5) == -5);
+}
+
+TEST_CASE("ranks of one machine are told apart") {
+    const World& world = test_world();
+    CHECK(world.local_rank() >= 0);
+    CHECK(world.local_rank() < world.local_size());
+    auto places = world.gather(world.host() + text(" %d", world.local_rank()));
+    CHECK(std::set<std::string>(places.begin(), places.end()).size() == (size_t)world.size());
+}
+
+static std::string common_error_of(const std::function<void()>& step) {
+    try {
+        test_world().together(step);
+    } catch (const CommonError& error) {
+        return error.what();
+    }
+    return "none";
+}
+
+TEST_CASE("an error on some ranks is thrown by all, with the name of the first") {
+    const World& world = test_world();
+    int ranks = world.size();
+    for (int bad = 0; bad < ranks; bad++) {
+        CAPTURE(bad);
+        std::string got = common_error_of([&] {
+            if (world.rank() >= bad) fail("x.bin: cannot be read; look after it");
+        });
+        std::string prefix = bad == 0 ? "" : text("rank %d of %d on %s: ", bad, ranks, world.host().c_str());
+        CHECK(got == prefix + "x.bin: cannot be read; look after it");
+    }
+    // Messages that differ: the first rank's, by name.
+    std::string got = common_error_of([&] { fail("file %d: bad; mend it", world.rank()); });
+    std::string prefix = ranks == 1 ? "" : text("rank 0 of %d on %s: ", ranks, world.host().c_str());
+    CHECK(got == prefix + "file 0: bad; mend it");
+}
+
+TEST_CASE("an error on one rank only does not leave the others behind") {
+    const World& world = test_world();
+    for (int bad = 0; bad < world.size(); bad++) {
+        std::string got = common_error_of([&] {
+            if (world.rank() == bad) throw Error("");  // a message of nothing is a message
+        });
+        CHECK(got == (world.size() == 1
+                          ? ""
+                          : text("rank %d of %d on %s: ", bad, world.size(), world.host().c_str())));
+    }
+}
+
+TEST_CASE("no error, other exceptions, and errors within errors") {
+    const World& world = test_world();
+    int done = 0;
+    CHECK(common_error_of([&] { done++; }) == "none");
+    CHECK(done == 1);
+    CHECK(common_error_of([] { throw std::bad_alloc(); }).starts_with("memory: "));
+    CHECK(common_error_of([] { throw std::runtime_error("words"); }) == "words");
+    // What one `together` has agreed on passes the next unchanged.
+    std::string inner = common_error_of([&] {
+        if (world.rank() == world.size() - 1) fail("a: b; c");
+    });
+    std::string outer = common_error_of([&] {
+        world.together([&] {
+            if (world.rank() == world.size() - 1) fail("a: b; c");
+        });
+    });
+    CHECK(outer == inner);
+}
+
+TEST_CASE("threads for each rank: its share of the cores, of those it may use, unless told otherwise") {
+    const World& world = test_world();
+    const char* set = getenv("OMP_NUM_THREADS");
+    std::string kept = set ? set : "";
+    unsetenv("OMP_NUM_THREADS");
+    cpu_set_t allowed, one;
+    REQUIRE(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), share = std::max(1, cores / world.local_size());
+    CHECK(threads_per_rank(world) == std::min(share, CPU_COUNT(&allowed)));
+    CPU_ZERO(&one);
+    for (int core = 0; core < CPU_SETSIZE && CPU_COUNT(&one) == 0; core++) {
+        if (CPU_ISSET(core, &allowed)) CPU_SET(core, &one);
+    }
+    REQUIRE(sched_setaffinity(0, sizeof one, &one) == 0);
+    CHECK(threads_per_rank(world) == 1);
+    REQUIRE(sched_setaffinity(0, sizeof allowed, &allowed) == 0);
+    setenv("OMP_NUM_THREADS", "3", 1);
+    CHECK(threads_per_rank(world) == 0);
+    if (set) {
+        setenv("OMP_NUM_THREADS", kept.c_str(), 1);
+    } else {
+        unsetenv("OMP_NUM_THREADS");
+    }
+}
+
+TEST_CASE("launchers say how many processes there are") {
+    const char* variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
+    std::vector<std::pair<const char*, std::string>> kept;
+    for (const char* variable : variables) {
+        if (const char* value = getenv(variable)) kept.emplace_back(variable, value);
+        unsetenv(variable);
+    }
+    CHECK(launched_processes() == 0);
+    for (const char* variable : variables) {
+        setenv(variable, "3", 1);
+        CHECK(launched_processes() == 3);
+        unsetenv(variable);
+    }
+    // mpirun within a Slurm job: Slurm counts the daemons of mpirun.
+    setenv("SLURM_STEP_NUM_TASKS", "2", 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "5", 1);
+    CHECK(launched_processes() == 5);
+    for (const char* variable : variables) unsetenv(variable);
+    for (auto& [variable, value] : kept) setenv(variable, value.c_str(), 1);
+}
+
+// ----------------------------------------------------------------------------
+// waiting
+
+TEST_CASE("a wait ends with the work, and sees it done") {
+    const World& world = test_world();
+    Mesh mesh(world, {1, 1, world.size(), 1}, test_stream());
+    for (int i = 0; i < 20; i++) {
+        Buffer<float> numbers(std::vector<float>(1000, 1.0f));
+        mesh.world().all_reduce((float*)numbers, numbers.size(), Traffic::gradients, test_stream());
+        wait_for(test_stream(), mesh, 60);
+        CHECK(cudaStreamQuery(test_stream()) == cudaSuccess);
+        CHECK(numbers.host() == std::vector<float>(1000, (float)world.size()));
+    }
+}
+
+TEST_CASE("an abort ends what is on the links and between the ends") {
+    const World& world = test_world();
+    if (world.size() == 1) SKIP("one rank has no other");
+    Mesh mesh(world, {.pp = world.size(), .ring = true}, test_stream());
+    const Communicator* groups[] = {&mesh.links().forward_in, &mesh.links().backward_in, &mesh.ends()};
+    Buffer<float> number(1);
+    for (const Communicator* group : groups) {
+        if (group->size() == 1) continue;
+        group->receive((float*)number, 1, 1 - group->rank(), test_stream());  // nobody sends
+    }
+    CHECK(cudaStreamQuery(test_stream()) == cudaErrorNotReady);
+    mesh.abort();
+    cudaCheck(cudaStreamSynchronize(test_stream()));
+    for (const Communicator* group : groups) {
+        if (group->size() == 1) continue;
+        CHECK(error_of([&] { group->check(); }).find("abort") != std::string::npos);
+    }
+    world.barrier();
+}
+
+TEST_CASE("a wait for a rank that does not come ends with the reason and the remedy") {
+    const World& world = test_world();
+    if (world.size() == 1) SKIP("one rank has no other");
+    Mesh mesh(world, {1, 1, world.size(), 1}, test_stream());
+    cudaStream_t stream;
+    cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    {
+        Buffer<float> numbers(std::vector<float>(1000, 1.0f));
+        if (world.rank() > 0) {
+            mesh.world().all_reduce((float*)numbers, numbers.size(), Traffic::gradients, stream);
+            CHECK_REFUSED(wait_for(stream, mesh, 0.05), "waited 0.");
+            std::string again = error_of([&] {
+                mesh.world().all_reduce((float*)numbers, numbers.size(), Traffic::gradients, stream);
+            });
+            CHECK(again.find("abort") != std::string::npos);
+        }
+        // The groups were aborted, so the stream can end.
+        cudaCheck(cudaStreamSynchronize(stream));
+    }
+    cudaCheck(cudaStreamDestroy(stream));
+    world.barrier();
+}

@@ -1,0 +1,226 @@
+// One reader for the processes of a machine. On every rank of
+// `mpirun -np N build/cpu-fp32/test_node_reader`, for any N, and alone. Ranks must make the same calls, so
+// nothing here leaves a case early.
+// devices: cpu cuda address
+// ranks: 2 1 4
+#include "test/support/file_testing.h"
+
+#include <chrono>
+#include <csignal>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include "comm/node_reader.h"
+#include "test/support/ranks.h"
+
+// The same folder on all ranks.
+struct CommonFolder {
+    TemporaryFolder mine;
+    std::string path = test_world().gather(mine.path)[0];
+    ~CommonFolder() { test_world().barrier(); }
+    std::string operator/(const std::string& name) const { return path + "/" + name; }
+};
+
+static void write_on_root(const std::string& path, const std::vector<uint16_t>& tokens) {
+    if (test_world().is_root()) write_file(path, shard_bytes(tokens));
+    test_world().barrier();
+}
+
+static std::vector<uint16_t> random_tokens(size_t count, uint32_t vocab) {
+    std::vector<uint16_t> tokens(count);
+    uint64_t key = random_key(1, "tokens");
+    for (size_t i = 0; i < count; i++) tokens[i] = (uint16_t)(philox(key, i).at[0] % vocab);
+    return tokens;
+}
+
+static bool same(const HostBatch& a, const HostBatch& b, const BatchShape& shape) {
+    size_t N = (size_t)shape.B * (size_t)shape.T;
+    return a.targets == a.tokens + N && a.doc_start == a.tokens + 2 * N && a.by_token == a.tokens + 3 * N &&
+           a.by_position == a.tokens + 4 * N &&
+           std::equal(a.tokens, a.tokens + batch_ints(shape.B, shape.T), b.tokens);
+}
+
+TEST_CASE("node reader: the batches of a reader for each rank, however ranks lie on machines") {
+    CommonFolder folder;
+    const World& world = test_world();
+    uint64_t ranks = (uint64_t)world.size(), rank = (uint64_t)world.rank();
+    write_on_root(folder / "a.bin", random_tokens(6000, 500));
+    write_on_root(folder / "b.bin", random_tokens(3000, 500));
+    std::string list = "0.75:" + (folder / "a.bin") + ",0.25:" + (folder / "b.bin");
+    std::vector<std::string> nodes = {"one", text("of rank %llu", (unsigned long long)rank),
+                                      text("odd %d", (int)rank % 2), rank == 0 ? "first" : "others",
+                                      rank + 1 == ranks ? "last" : "others"};
+    for (const std::string& node : nodes) {
+        for (BatchShape shape : {BatchShape{1, 5, -1}, {3, 32, 7}, {8, 64, 0}}) {
+            CAPTURE(node);
+            CAPTURE(shape.B);
+            TokenLoader loader(list, 500, shape.T, SampleOrder::shuffled, 5);
+            uint64_t B = (uint64_t)shape.B, stride = ranks * B;
+            BatchReader own(loader, shape, stride);
+            auto shared = make_batch_source(world, true, loader, shape, stride, node);
+            int wrong = 0;
+            auto compare = [&](uint64_t first, int count) {
+                const HostBatch& batch = shared->load(first, count);
+                wrong += !same(batch, own.load(first, count), shape);
+            };
+            // each at its own pace
+            for (uint64_t step = 0; step < 20 + 30 * (rank % 3); step++) {
+                compare(step * stride + rank * B, shape.B);
+                if (step % 7 == rank) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+            }
+            compare(rank * B, shape.B - 1);
+            compare(rank * B + stride, 0);
+            compare(rank, shape.B);
+            CHECK(wrong == 0);
+            world.barrier();
+        }
+    }
+}
+
+TEST_CASE("node reader: a batch is valid until the next call") {
+    CommonFolder folder;
+    const World& world = test_world();
+    write_on_root(folder / "a.bin", random_tokens(9000, 500));
+    const BatchShape shape = {4, 32, -1};
+    TokenLoader loader(folder / "a.bin", 500, shape.T, SampleOrder::shuffled, 5);
+    auto reader = make_batch_source(world, true, loader, shape, 4, "one");
+    int wrong = 0;
+    for (uint64_t first = 0; first < 80; first += 4) {
+        const HostBatch& batch = reader->load(first, shape.B);
+        std::vector<int> now(batch.tokens, batch.tokens + 4 * 4 * 32);
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        wrong += !std::equal(now.begin(), now.end(), batch.tokens);
+    }
+    CHECK(wrong == 0);
+    world.barrier();
+}
+
+TEST_CASE("node reader: what cannot be read is said to the ranks that need it") {
+    CommonFolder folder;
+    const World& world = test_world();
+    uint64_t ranks = (uint64_t)world.size(), rank = (uint64_t)world.rank(), bad_rank = ranks - 1;
+    const BatchShape shape = {2, 8, -1};
+    const uint64_t steps = 10, stride = 2 * ranks;
+    std::vector<uint16_t> tokens(steps * stride * 8 + 1, 3);
+    tokens[(4 * stride + 2 * bad_rank) * 8 + 1] = 77;  // of step 4 on the last rank
+    write_on_root(folder / "a.bin", tokens);
+    TokenLoader loader(folder / "a.bin", 50, shape.T, SampleOrder::sequential);
+    auto reader = make_batch_source(world, true, loader, shape, stride, "one");
+    for (int round = 0; round < 2; round++) {
+        for (uint64_t step = 0; step < steps; step++) {
+            CAPTURE(step);
+            std::string error = error_of([&] { reader->load(step * stride + 2 * rank, shape.B); });
+            if (step == 4 && rank == bad_rank)
+                check_error(error, folder / "a.bin", "is 77, outside the vocabulary of 50");
+            else
+                CHECK(error == "no error");
+        }
+    }
+    CHECK(error_of([&] { reader->load(4 * stride + 2 * rank, 0); }) == "no error");
+    world.barrier();
+}
+
+TEST_CASE("node reader: ranks do not wait for one that has left") {
+    CommonFolder folder;
+    const World& world = test_world();
+    write_on_root(folder / "a.bin", random_tokens(9000, 500));
+    const BatchShape shape = {4, 32, -1};
+    TokenLoader loader(folder / "a.bin", 500, shape.T, SampleOrder::shuffled, 5);
+    auto others = make_batch_source(world, true, loader, shape, 4, "one");
+    others->load(0, shape.B);
+    world.barrier();
+    if (world.rank() + 1 == world.size() && world.size() > 1) others.reset();  // not the one that reads
+    world.barrier();
+    if (others) CHECK(error_of([&] { others->load(4, shape.B); }) == "no error");
+    world.barrier();
+    if (world.is_root()) others.reset();
+    world.barrier();
+    if (others) {
+        // a batch that was read ahead can still be had
+        error_of([&] { others->load(8, shape.B); });
+        for (uint64_t first : {100, 12})
+            check_error(error_of([&] { others->load(first, shape.B); }), "--data-reader node", "has ended");
+    }
+    world.barrier();
+}
+
+// ----------------------------------------------------------------------------
+// the shared memory, with a process of our own
+
+// A process that reads for two, of which this one is the second.
+struct ReadingProcess {
+    pid_t process;
+    std::string address;
+    ReadingProcess(const std::string& path, const BatchShape& shape) {
+        int ends[2];
+        REQUIRE(pipe(ends) == 0);
+        process = fork();
+        if (process == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            serve(path, shape, ends[1]);
+            _exit(1);
+        }
+        char words[64] = "";
+        for (size_t at = 0; at + 1 < sizeof words && !strchr(words, '\n'); at++) {
+            if (read(ends[0], words + at, 1) != 1) break;
+        }
+        close(ends[0]), close(ends[1]);
+        address = words;
+    }
+    static void serve(const std::string& path, const BatchShape& shape, int to) {
+        try {
+            TokenLoader loader(path, 500, shape.T, SampleOrder::sequential);
+            NodeMemory memory(2, shape);
+            NodeServer server(memory, loader, shape);
+            dprintf(to, "%s\n", memory.address().c_str());
+            for (;;) pause();
+        } catch (const Error& error) {
+            dprintf(to, "%s\n", error.what());
+        }
+    }
+    void kill() {
+        if (process > 0) ::kill(process, SIGKILL);
+        process = 0;  // not reaped: a dead process that is still known must be noticed too
+    }
+    ~ReadingProcess() { kill(); }
+};
+
+TEST_CASE("node reader: a wait ends when the reading process is killed") {
+    TemporaryFolder folder;
+    write_file(folder / "a.bin", shard_bytes(random_tokens(9000, 500)));
+    const BatchShape shape = {4, 32, 5};
+    ReadingProcess other(folder / "a.bin", shape);
+    NodeReader reader(std::make_unique<NodeMemory>(other.address, 2, shape), 1, shape, 4, nullptr);
+    TokenLoader loader(folder / "a.bin", 500, shape.T, SampleOrder::sequential);
+    BatchReader own(loader, shape, 4);
+    for (uint64_t first : {0, 4, 8, 40}) CHECK(same(reader.load(first, 4), own.load(first, 4), shape));
+    other.kill();
+    error_of([&] { reader.load(44, 4); });  // was read ahead, perhaps
+    check_error(error_of([&] { reader.load(48, 4); }), "--data-reader node", "has ended");
+    check_error(error_of([&] { reader.load(0, 4); }), "--data-reader node", "has ended");
+}
+
+TEST_CASE("node reader: memory that cannot be shared") {
+    const BatchShape shape = {4, 32, 5};
+    auto error = [&](const std::string& address, const BatchShape& shape) {
+        return error_of([&] { NodeMemory(address, 2, shape); });
+    };
+    NodeMemory memory(2, shape);
+    CHECK(error(memory.address(), shape) == "no error");
+    check_error(error(memory.address(), {4, 64, 5}), "--data-reader node", "it has another size");
+    check_error(error(text("%d 1000", (int)getpid()), shape), "--data-reader node", "No such file");
+    check_error(error("", shape), "--data-reader node", "is no place of shared memory");
+    // where a process may have little of it
+    struct rlimit limit;
+    REQUIRE(getrlimit(RLIMIT_FSIZE, &limit) == 0);
+    struct rlimit small = {4096, limit.rlim_max};
+    auto handler = std::signal(SIGXFSZ, SIG_IGN);
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
+    std::string refused = error_of([&] { NodeMemory(2, shape); });
+    std::string too_large = error_of([&] { NodeMemory(2, {1 << 20, 1 << 20, 5}); });
+    setrlimit(RLIMIT_FSIZE, &limit);
+    std::signal(SIGXFSZ, handler);
+    check_error(refused, "--data-reader node", "bytes of shared memory cannot be had: File too large");
+    check_error(too_large, "--data-reader node", "bytes of shared memory cannot be had: Cannot allocate");
+}

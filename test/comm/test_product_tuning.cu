@@ -1,0 +1,329 @@
+/*
+Products that are timed: candidates that differ in their last bits, what is chosen among them, and the choice
+on its way to a file, to other ranks and back. Runs on any number of ranks.
+*/
+// devices: simt-bf16 cuda
+// ranks: 2 1
+#include "test/support/file_testing.h"
+#include "test/support/ranks.h"
+#include "test/support/simulated.h"
+#include "test/support/testing.h"
+
+#include "comm/product_choices.h"
+#include "kernels/matmul.cuh"
+
+namespace {
+
+std::vector<std::string> proposed(const Product& product, const Operands& operands) {
+    std::vector<std::string> all;
+    ProductKind kind(product, operands);
+    for (auto& algorithm : proposed_algorithms(kind, describe(kind, operands), most_candidates))
+        all.push_back(algorithm.bytes());
+    return all;
+}
+
+// One product of each sort that a linear layer makes.
+struct Layer {
+    int N, C = 48, OC = 40;
+    Buffer<floatX> inp, weight, bias, dout;
+    Buffer<floatX> out{(size_t)N * OC}, act{(size_t)N * OC}, dinp{(size_t)N * C};
+    Buffer<float> dweight{std::vector<float>((size_t)OC * C)}, dbias{std::vector<float>(OC)},
+        sums{matmul_backward_bias_scratch(OC)};
+
+    explicit Layer(int N)
+        : N(N),
+          inp(random_values<floatX>("inp", (size_t)N * C)),
+          weight(random_values<floatX>("weight", (size_t)OC * C)),
+          bias(random_values<floatX>("bias", OC)),
+          dout(random_values<floatX>("dout", (size_t)N * OC)) {}
+    ~Layer() { cudaStreamSynchronize(test_stream()); }
+
+    void forward() { matmul_forward(out, inp, weight, bias, N, C, OC, test_stream()); }
+    void gelu() { matmul_gelu_forward(Gelu::tanh, act, out, inp, weight, bias, N, C, OC, test_stream()); }
+    void gelu_gradient() {
+        matmul_backward_gelu(Gelu::tanh, dinp, inp, dout, weight, N, C, OC, test_stream());
+    }
+    void bias_gradient() { matmul_backward_weight(dweight, dout, inp, N, C, OC, test_stream(), dbias, sums); }
+    void backward() {
+        matmul_backward_input(dinp, dout, weight, N, C, OC, test_stream());
+        matmul_backward_weight(dweight, dout, inp, N, C, OC, test_stream());
+    }
+
+    Product product() const {
+        return {.m = OC, .n = N, .k = C, .transpose_a = true, .epilogue = Epilogue::bias};
+    }
+    Operands operands() { return {.a = weight, .b = inp, .d = out, .bias = bias}; }
+    std::string kind() { return kind_text({product(), operands()}); }
+
+    // By each of the algorithms that the library proposes.
+    std::vector<std::vector<double>> outs() {
+        std::vector<std::vector<double>> results;
+        for (const std::string& bytes : algorithms()) {
+            choose_algorithms({{kind(), bytes}});
+            forward();
+            results.push_back(out.doubles());
+        }
+        choose_algorithms({});
+        return results;
+    }
+
+    std::vector<std::string> algorithms() { return proposed(product(), operands()); }
+};
+
+bool is_chosen(const Product& product, const Operands& operands) {
+    return find_plan(product, operands).chosen;
+}
+
+// What the products of the layer take from now on is unknown again.
+struct Forgetful {
+    Forgetful() { cublas().plans.clear(), choose_algorithms({}); }
+    ~Forgetful() { cublas().plans.clear(), choose_algorithms({}); }
+};
+
+}  // namespace
+
+TEST_CASE("the algorithm that is chosen makes the product") {
+    Forgetful forgetful;
+    Layer layer(35);
+    auto outs = layer.outs();
+    REQUIRE(outs.size() > 1);
+    bool differ = false;
+    for (auto& out : outs) {
+        CHECK(relative_error(out, outs[0]) < tolerance<floatX>);
+        differ = differ || out != outs[0];
+    }
+    if (simulated && sizeof(floatX) == sizeof(float)) CHECK(differ);  // elsewhere rounding may hide it
+    for (size_t i : {outs.size() - 1, size_t(1)}) {
+        choose_algorithms({{layer.kind(), layer.algorithms()[i]}});
+        layer.forward();
+        CHECK(layer.out.doubles() == outs[i]);
+        CHECK(is_chosen(layer.product(), layer.operands()));
+    }
+}
+
+TEST_CASE("what the library refuses is not taken") {
+    Forgetful forgetful;
+    Layer layer(36), other(37);
+    layer.forward();
+    auto usual = layer.out.doubles();
+    std::vector<std::string> wrong = {std::string(3, 'x'), ""};
+    if (simulated) {  // the library need not see what is wrong with these
+        wrong.push_back(other.algorithms()[1]);
+        wrong.push_back(std::string(64, '\xff'));
+    }
+    for (const std::string& bytes : wrong) {
+        cublas().plans.clear();
+        choose_algorithms({{layer.kind(), bytes}});
+        layer.forward();
+        CHECK_FALSE(is_chosen(layer.product(), layer.operands()));
+        CHECK(layer.out.doubles() == usual);
+    }
+}
+
+TEST_CASE("every kind of product is noted and timed") {
+    Forgetful forgetful;
+    Layer layer(64);
+    auto step = [&] { layer.forward(), layer.backward(), layer.forward(); };
+    NotedProducts noted = note_products(step);
+    REQUIRE(noted.size() == 3);
+    layer.bias_gradient();  // is noted no more
+    CHECK(noted.size() == 3);
+    auto want = layer.out.doubles();
+    auto tuned = tune_products(noted, test_stream());
+    REQUIRE(tuned.size() == 3);
+    for (const TunedProduct& product : tuned) {
+        CHECK(product.algorithm.size() == sizeof(Algorithm));
+        CHECK(product.seconds <= product.seconds_once);
+        CHECK((product.changed || product.seconds == product.seconds_once));
+    }
+    step();
+    CHECK(relative_error(layer.out.doubles(), want) < tolerance<floatX>);
+    CHECK(tune_products(note_products(step), test_stream()).empty());
+}
+
+TEST_CASE("an epilogue fused or not, whichever was chosen") {
+    Forgetful forgetful;
+    Layer layer(48);
+    struct Case {
+        Product product;
+        Operands operands;
+        std::function<void()> run, unfused;  // by what was chosen; and as if there were no epilogues
+        std::function<std::vector<double>()> result;
+    };
+    std::vector<Case> cases;
+    auto weight_products = [&](auto&& product) {
+        return [&layer, product] {
+            cudaCheck(cudaMemsetAsync(layer.dweight, 0, layer.dweight.size() * sizeof(float), test_stream()));
+            cudaCheck(cudaMemsetAsync(layer.dbias, 0, layer.dbias.size() * sizeof(float), test_stream()));
+            product();
+        };
+    };
+    cases.push_back(
+        {{.m = layer.C,
+          .n = layer.OC,
+          .k = layer.N,
+          .transpose_b = true,
+          .accumulate = true,
+          .epilogue = Epilogue::bias_gradient,
+          .d_type = CUDA_R_32F},
+         {.a = layer.inp, .b = layer.dout, .d = layer.dweight, .dbias = layer.dbias, .sums = layer.sums},
+         weight_products([&] { layer.bias_gradient(); }),
+         weight_products([&] {
+             layer.backward();
+             matmul_backward_bias(layer.dbias, layer.sums, layer.dout, layer.N, layer.OC, test_stream());
+         }),
+         [&] {
+             auto both = layer.dweight.doubles(), dbias = layer.dbias.doubles();
+             both.insert(both.end(), dbias.begin(), dbias.end());
+             return both;
+         }});
+    if (sizeof(floatX) == 2) {  // GELU is always unfused elsewhere
+        cases.push_back(
+            {{.m = layer.OC,
+              .n = layer.N,
+              .k = layer.C,
+              .transpose_a = true,
+              .epilogue = Epilogue::bias_gelu},
+             {.a = layer.weight, .b = layer.inp, .d = layer.act, .bias = layer.bias, .pre_gelu = layer.out},
+             [&] { layer.gelu(); },
+             [&] {
+                 layer.forward();
+                 gelu_forward(Gelu::tanh, layer.act, layer.out, layer.out.size(), test_stream());
+             },
+             [&] { return layer.act.doubles(); }});
+        cases.push_back({{.m = layer.C, .n = layer.N, .k = layer.OC, .epilogue = Epilogue::gelu_gradient},
+                         {.a = layer.weight, .b = layer.dout, .d = layer.dinp, .pre_gelu = layer.inp},
+                         [&] { layer.gelu_gradient(); },
+                         [&] {
+                             layer.backward();
+                             gelu_backward(Gelu::tanh, layer.dinp, layer.dinp, layer.inp, layer.dinp.size(),
+                                           test_stream());
+                         },
+                         [&] { return layer.dinp.doubles(); }});
+    }
+    for (Case& c : cases) {
+        std::string kind = kind_text({c.product, c.operands});
+        CAPTURE(kind);
+        auto without = product_in_front(c.product, c.operands);
+        std::string in_front = kind_text({without.first, without.second});
+        auto result = [&](const AlgorithmChoices& choices) {
+            cublas().plans.clear();
+            choose_algorithms(choices);
+            c.run();
+            return c.result();
+        };
+        auto is_unfused = [&] { return find_plan(c.product, c.operands).unfused; };
+        auto unfused = result({{kind, ""}});
+        CHECK(is_unfused());
+        CHECK(is_chosen(c.product, c.operands));
+        c.unfused();
+        CHECK(unfused == c.result());
+
+        auto candidates = proposed(c.product, c.operands);
+        if (simulated) CHECK(candidates.size() > 1);
+        bool differ = false;
+        for (const std::string& bytes : candidates) {
+            auto fused = result({{kind, bytes}});
+            CHECK_FALSE(is_unfused());
+            CHECK(relative_error(fused, unfused) < tolerance<floatX>);
+            differ = differ || fused != unfused;
+        }
+        if (simulated) CHECK(differ);  // what is in registers is not rounded yet, or summed in another order
+
+        result({});
+        bool usual = device_properties().major == 9 && c.product.epilogue != Epilogue::bias_gradient;
+        CHECK(is_unfused() == (!usual || candidates.empty()));
+        auto tuned = tune_products(note_products(c.run), test_stream());
+        REQUIRE(tuned.size() == 2);  // what is in front comes first, for the other to be compared with
+        CHECK(tuned[0].kind == in_front);
+        CHECK(tuned[0].algorithm != "");
+        CHECK(tuned[1].kind == kind);
+        CHECK((tuned[1].algorithm == "") == is_unfused());
+        c.run();
+        auto once = c.result();
+        CHECK(relative_error(once, unfused) < tolerance<floatX>);
+        CHECK(result({{tuned[0].kind, tuned[0].algorithm}, {tuned[1].kind, tuned[1].algorithm}}) == once);
+        CHECK(is_chosen(c.product, c.operands));
+    }
+}
+
+TEST_CASE("a file of algorithms reads as it was written, or is refused") {
+    TemporaryFolder folder;
+    std::string path = folder / "algorithms.json";
+    CHECK(read_algorithms(path).empty());
+    AlgorithmTable table = {{"a card", {{"a kind", std::string("\0\xff\x10", 3)}, {"GELU", ""}}},
+                            {"another", {{"a kind", "xyz"}}}};
+    write_algorithms(path, table);
+    CHECK(read_algorithms(path) == table);
+    std::string whole = read_text(path);
+    auto changed = [&](const std::string& from, const std::string& to) {
+        std::string content = whole;
+        return content.replace(content.find(from), from.size(), to);
+    };
+    for (const std::string& content :
+         {whole.substr(0, whole.size() / 2), std::string(), std::string("[]"), std::string("{}"),
+          changed("00ff", "00fe"), changed("a kind", "a kond"), changed("checksum", "chocksum"),
+          std::string(R"({"algorithms": 3, "checksum": "x"})")}) {
+        write_file(path, content);
+        CHECK_THROWS_WITH_AS(read_algorithms(path), doctest::Contains("delete it to have the products"),
+                             Error);
+    }
+    nlohmann::json strange = {{"a card", {{"a kind", 7}}}};
+    write_file(path,
+               nlohmann::json{{"algorithms", strange}, {"checksum", algorithm_checksum(strange)}}.dump());
+    CHECK_THROWS_WITH_AS(read_algorithms(path), doctest::Contains("delete it to have the products"), Error);
+}
+
+TEST_CASE("all ranks choose alike, and again what is in the file") {
+    Forgetful forgetful;
+    const World& world = test_world();
+    TemporaryFolder folder;  // of rank 0 it counts
+    std::string file = folder / "algorithms.json";
+    Layer common(50), own(60 + world.rank());  // as the stages of a pipeline
+    auto step = [&] {
+        common.forward(), common.backward(), own.forward();
+        common.gelu(), common.gelu_gradient(), common.bias_gradient();
+    };
+    // in fp32 GELU is always unfused
+    const size_t kinds = (sizeof(floatX) == 2 ? 6 : 4) + (size_t)world.size();
+    auto choose = [&](const std::string& origin) {
+        cublas().plans.clear();
+        return choose_products(world, file, origin, true, test_stream(), step);
+    };
+    auto chosen_by_all = [&] {
+        std::vector<std::string> of_each = world.gather(choices_to_json(cublas().choices).dump());
+        for (const std::string& of_rank : of_each) CHECK(of_rank == of_each[0]);
+        return of_each[0];
+    };
+    auto notes = choose("");
+    CHECK(notes.size() == 1);
+    std::string chosen = chosen_by_all();
+    CHECK(cublas().choices.size() == kinds);
+    if (world.is_root()) CHECK(read_algorithms(file)[cublas_setup()] == cublas().choices);
+
+    choose_algorithms({});
+    CHECK(choose("").empty());  // nothing is left to be timed
+    CHECK(chosen_by_all() == chosen);
+
+    std::string origin = file;
+    file = folder / "of_a_run_that_goes_on.json";
+    CHECK(choose(origin).empty());
+    CHECK(chosen_by_all() == chosen);
+
+    // an algorithm that is none is timed again, and what another card has chosen stays
+    AlgorithmTable table = {{"another card", {{"a kind", "bytes"}}}, {cublas_setup(), cublas().choices}};
+    table[cublas_setup()][common.kind()] = std::string(3, '\x01');
+    if (world.is_root()) write_algorithms(file, table);
+    CHECK(choose("").size() == 1);
+    CHECK(is_chosen(common.product(), common.operands()));
+    chosen_by_all();
+    if (world.is_root()) {
+        AlgorithmTable after = read_algorithms(file);
+        CHECK(after["another card"] == table["another card"]);
+        CHECK(after[cublas_setup()].size() == kinds);
+        CHECK(after[cublas_setup()][common.kind()] != std::string(3, '\x01'));
+        write_file(file, "damaged");
+    }
+    CHECK_THROWS_AS(choose(""), CommonError);
+    world.go_on();
+}

@@ -1,0 +1,188 @@
+// Text from a model: what it is shown of the texts, how they go on and end, and what ranks tell each other.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <set>
+
+#include "data/generation.h"
+#include "test/support/file_testing.h"
+
+constexpr int vocab = 11;
+using Texts = std::vector<std::vector<int>>;
+
+// Stands for a model whose logits depend on all that it sees.
+class FakeWriter : public TextWriter {
+public:
+    FakeWriter(const std::vector<int>& prompt, int texts, int cache_length, int without_cache)
+        : TextWriter(prompt, texts, cache_length, without_cache), cache_((size_t)texts) {}
+
+    std::vector<std::vector<int>> seen;     // by each row of logits, in this order
+    std::vector<size_t> lengths_read;       // of all that was read from the beginning
+    std::vector<std::vector<int>> decided;  // the tokens that were to be shared
+    bool damaged = false;
+    bool chooses = true;
+    std::vector<int> from_elsewhere;  // tokens another rank chose
+
+private:
+    std::vector<std::vector<float>> logits(const std::vector<std::vector<int>>& contexts) {
+        std::vector<std::vector<float>> rows;
+        for (const auto& context : contexts) {
+            seen.push_back(context);
+            uint64_t key = 7;
+            for (int token : context) key = random_key(key, std::to_string(token));
+            std::vector<float> row(vocab);
+            for (int i = 0; i < vocab; i++) row[(size_t)i] = damaged ? NAN : random_normal(key, (uint64_t)i);
+            rows.push_back(row);
+        }
+        if (!chooses) rows.clear();
+        return rows;
+    }
+
+    std::vector<std::vector<float>> read(const std::vector<int>& tokens, int length, int row) override {
+        lengths_read.push_back(tokens.size());
+        cache_[(size_t)row] = std::vector<int>(tokens.begin(), tokens.begin() + length);
+        return logits({cache_[(size_t)row]});
+    }
+
+    std::vector<std::vector<float>> go_on(const std::vector<int>& newest, int past) override {
+        REQUIRE(newest.size() == cache_.size());
+        for (size_t row = 0; row < cache_.size(); row++) {
+            REQUIRE((int)cache_[row].size() == past);
+            cache_[row].push_back(newest[row]);
+        }
+        return logits(cache_);
+    }
+
+    void copy_first_row(int length, int texts) override {
+        REQUIRE(texts == (int)cache_.size());
+        for (auto& row : cache_) row = std::vector<int>(cache_[0].begin(), cache_[0].begin() + length);
+    }
+
+    void share(std::vector<int>& tokens) override {
+        decided.push_back(tokens);
+        if (!from_elsewhere.empty()) tokens = from_elsewhere;
+    }
+
+    std::vector<std::vector<int>> cache_;
+};
+
+TEST_CASE("generation: the older half is left out when the model sees no more") {
+    for (bool cached : {false, true}) {
+        for (int limit : {1, 2, 5, 6}) {
+            for (int prompt_length : {1, 4, 6, 13}) {
+                CAPTURE(cached);
+                CAPTURE(limit);
+                CAPTURE(prompt_length);
+                std::vector<int> text;
+                for (int i = 0; i < prompt_length; i++) text.push_back(i % vocab);
+                FakeWriter writer(text, 1, cached ? limit : 0, cached ? 99 : limit);
+                std::vector<int> shown = text;  // worked out from the definition
+                for (int i = 0; i < 20; i++) {
+                    if ((int)shown.size() > limit)
+                        shown.erase(shown.begin(), shown.end() - std::max(limit / 2, 1));
+                    REQUIRE(writer.next().size() == 1);
+                    CHECK(writer.seen.back() == shown);
+                    std::vector<int> token = {(3 * i + 1) % vocab};
+                    writer.add(token);
+                    text.push_back(token[0]);
+                    shown.push_back(token[0]);
+                    CHECK(writer.text(0) == text);
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("generation: what is read has few lengths") {
+    FakeWriter writer({1}, 1, 0, 100);
+    for (int i = 0; i < 150; i++) {
+        writer.next();
+        std::vector<int> token = {i % vocab};
+        writer.add(token);
+    }
+    std::set<size_t> lengths(writer.lengths_read.begin(), writer.lengths_read.end());
+    CHECK(lengths == std::set<size_t>{64, 100});
+}
+
+TEST_CASE("generation: a prompt is read once for all texts") {
+    for (bool cached : {false, true}) {
+        FakeWriter writer({1, 2, 3}, 4, cached ? 9 : 0, 9);
+        auto logits = writer.next();
+        CHECK(writer.seen.size() == 1);
+        REQUIRE(logits.size() == 4);
+        CHECK(logits[3] == logits[0]);
+        std::vector<int> tokens = {4, 5, 4, 6};
+        writer.add(tokens);
+        logits = writer.next();
+        CHECK(writer.seen.size() == 5);
+        CHECK(writer.seen.back() == std::vector<int>{1, 2, 3, 6});
+        CHECK(logits[2] == logits[0]);
+        CHECK(logits[1] != logits[0]);
+        CHECK(writer.lengths_read.size() == (cached ? 1 : 5));
+    }
+}
+
+// The new tokens of each text.
+static std::vector<std::vector<int>> write(const std::vector<uint64_t>& keys, bool cached = true,
+                                           int end = -1, size_t most = 99) {
+    FakeWriter writer({1, 2, 3}, (int)keys.size(), cached ? 9 : 0, 9);
+    std::vector<std::vector<int>> texts(keys.size());
+    write_texts(writer, 30, end, {}, keys, [&](int i, int token) {
+        texts[(size_t)i].push_back(token);
+        return texts[(size_t)i].size() < most;
+    });
+    return texts;
+}
+
+TEST_CASE("generation: a text depends on its key only, and ends by itself") {
+    auto texts = write({11, 12, 11});
+    CHECK(texts[0].size() == 30);
+    CHECK(texts[0] != texts[1]);
+    CHECK(texts[0] == texts[2]);
+    CHECK(write({12}) == Texts{texts[1]});
+    CHECK(write({11, 12, 11}, false) == texts);
+
+    CHECK(write({11, 12}, true, -1, 5) == Texts{std::vector<int>(texts[0].begin(), texts[0].begin() + 5),
+                                                std::vector<int>(texts[1].begin(), texts[1].begin() + 5)});
+    int end = texts[0][4];
+    auto until = [&](const std::vector<int>& all) {
+        return std::vector<int>(all.begin(), std::find(all.begin(), all.end(), end));
+    };
+    auto ended = write({11, 12}, true, end);
+    CHECK(ended == Texts{until(texts[0]), until(texts[1])});
+    CHECK(ended[0].size() != ended[1].size());
+}
+
+TEST_CASE("generation: all ranks take the tokens of the one that chooses, and hear of its trouble") {
+    auto write = [](FakeWriter& writer) {
+        std::vector<int> shown;
+        write_texts(writer, 3, -1, {}, {5, 6}, [&](int, int token) { return shown.push_back(token), true; });
+        return shown;
+    };
+    FakeWriter listens({1}, 2, 9, 9);
+    listens.chooses = false;
+    listens.from_elsewhere = {8, 9};
+    CHECK(write(listens) == std::vector<int>{8, 9, 8, 9, 8, 9});
+    CHECK(listens.text(1) == std::vector<int>{1, 9, 9, 9});
+
+    FakeWriter damaged({1}, 2, 9, 9);
+    damaged.damaged = true;
+    CHECK_REFUSED(write(damaged), "the weights are damaged");
+    REQUIRE(damaged.decided.size() == 1);
+    CHECK(damaged.decided[0][0] == -1);
+
+    FakeWriter hears({1}, 2, 9, 9);
+    hears.chooses = false;
+    hears.from_elsewhere = {-1, 0};
+    CHECK(error_of([&] { write(hears); }) == "sample: no token can be chosen");
+}
+
+TEST_CASE("generation: what a text starts from") {
+    Tokenizer bytes;
+    Options o;
+    o.document_end = 256;
+    CHECK(prompt_tokens(o, &bytes, "") == std::vector<int>{256});
+    CHECK(prompt_tokens(o, &bytes, "ab") == std::vector<int>{97, 98});
+    o.document_end = -1;
+    CHECK(prompt_tokens(o, nullptr, "") == std::vector<int>{0});
+}

@@ -1,0 +1,700 @@
+// Options, presets and Hugging Face configs: what is read, and the one line that bad input gets.
+#include <cstring>
+#include <sstream>
+
+#include "data/options.h"
+#include "test/support/file_testing.h"
+#include "test/data/hf_configs.h"
+
+static Options parse(Command command, std::vector<const char*> arguments, int processes = 1) {
+    arguments.insert(arguments.begin(), command_name(command));
+    return parse_options(command, (int)arguments.size(), arguments.data(), processes).options;
+}
+
+static Options train(std::vector<const char*> arguments, int processes = 1) {
+    arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
+    return parse(command_train, arguments, processes);
+}
+
+TEST_CASE("presets have the published numbers of parameters") {
+    struct {
+        const char* name;
+        int64_t parameters;
+    } published[] = {
+        {"gpt2-124M", 124439808},    {"gpt2-350M", 354823168},    {"gpt2-774M", 774030080},
+        {"gpt2-1558M", 1557611200},  {"llama2-7B", 6738415616},   {"llama3-8B", 8030261248},
+        {"llama3-70B", 70553706496}, {"llama3.1-8B", 8030261248}, {"llama3.2-1B", 1235814400},
+        {"llama3.2-3B", 3212749824}, {"mistral-7B", 7241732096},  {"qwen3-0.6B", 596049920},
+        {"qwen3-1.7B", 1720574976},  {"qwen3-8B", 8190735360},
+    };
+    for (auto& row : published) {
+        INFO(row.name);
+        const Preset* preset = find_preset(row.name);
+        REQUIRE(preset);
+        ModelConfig config = preset->config;
+        complete(config);
+        CHECK(parameter_count(config) == row.parameters);
+    }
+    // The paper gives two or three digits.
+    for (auto [name, billions] : {std::pair{"gpt3-125M", 0.125},
+                                  {"gpt3-350M", 0.356},
+                                  {"gpt3-760M", 0.760},
+                                  {"gpt3-2.7B", 2.65},
+                                  {"gpt3-6.7B", 6.66},
+                                  {"gpt3-175B", 174.6}}) {
+        ModelConfig config = find_preset(name)->config;
+        complete(config);
+        CHECK(parameter_count(config) / 1e9 == doctest::Approx(billions).epsilon(0.01));
+    }
+}
+
+TEST_CASE("every preset is accepted and makes the same options again from its record") {
+    for (const Preset& preset : preset_table()) {
+        Options options = train({"--model", preset.name});
+        auto record = options_to_json(options, command_train);
+        Options again = options_from_json(nlohmann::json::parse(record.dump()), "record");
+        CHECK(options_to_json(again, command_train) == record);
+        CHECK(again.head_size > 0);
+    }
+}
+
+TEST_CASE("explicit options come over the preset, in any order, and the rest follows") {
+    Options options =
+        train({"--channels=256", "--model", "gpt2-124M", "--heads", "4", "--learning-rate", "1e-3"});
+    CHECK(options.layers == 12);
+    CHECK(options.channels == 256);
+    CHECK(options.head_size == 64);
+    CHECK(options.kv_heads == 4);
+    CHECK(options.mlp_width == 1024);
+    CHECK(options.learning_rate == 1e-3f);
+    CHECK(options.sequence_length == 1024);
+    CHECK(options.global_batch == 4 * 1024);
+    CHECK(options.warmup_steps == 50);
+    CHECK(options.run_dir == "runs/gpt2-124M");
+    CHECK(train({}).tokenizer == "bytes");
+    CHECK(train({}).document_end == 256);
+    CHECK(train({"--seed", "1", "--seed", "2"}).seed == 2);
+    CHECK(train({"--model", "gpt2-124M", "--global-batch", "512k"}).global_batch == 524288);
+    CHECK(train({"--micro-batch", "1024", "--sequence-length", "256", "--global-batch", "1M"}).global_batch ==
+          1 << 20);
+    CHECK(train({"--document-end", "-1"}).document_end == -1);
+    CHECK(train({"--beta1", "0.999999"}).beta1 == 0.999999f);
+}
+
+TEST_CASE("switches") {
+    CHECK(!train({}).bias);
+    CHECK(train({"--bias"}).bias);
+    CHECK(train({"--bias", "on"}).bias);
+    CHECK(train({"--bias", "--steps", "3"}).bias);
+    CHECK(train({"--bias=off", "--model", "gpt2-124M"}).bias == false);
+    CHECK_REFUSED(train({"--bias=maybe"}), "--bias maybe: not a switch; give on or off");
+}
+
+TEST_CASE("commands with arguments that have no name") {
+    Options options =
+        parse(command_tokenize, {"a,b.txt", "--output", "o", "--overwrite", "c", "--shard-tokens", "4k"});
+    CHECK(options.inputs == std::vector<std::string>{"a,b.txt", "c"});
+    CHECK(options.shard_tokens == 4096);
+    CHECK(options.overwrite);
+    CHECK(parse(command_sample, {"--seed", "3", "runs/tiny"}).run == "runs/tiny");
+    CHECK(parse(command_sample, {"r", "--prompt", "a b, -c"}).prompt == "a b, -c");
+    CHECK(parse_command("sample") == command_sample);
+    CHECK_REFUSED(parse_command("trian"), "trian: no such command, the nearest is train; ");
+    CHECK_REFUSED(parse(command_sample, {"a", "b"}), "b: unexpected; ");
+    CHECK_REFUSED(parse(command_sample, {}), "nothing to sample from; ");
+    CHECK_REFUSED(parse(command_tokenize, {"--output", "o"}), "nothing to read; ");
+    CHECK_REFUSED(parse(command_tokenize, {"a"}), "--output: missing; ");
+}
+
+TEST_CASE("bad options") {
+    CHECK_REFUSED(parse(command_train, {}), "--train-data: missing; ");
+    CHECK_REFUSED(train({"--layers", "0"}), "--layers 0: out of range; give a whole number from 1 to 10000");
+    CHECK_REFUSED(train({"--layers", "12abc"}), "--layers 12abc: not a number; ");
+    CHECK_REFUSED(train({"--layers", "1.5"}), "--layers 1.5: not a number; ");
+    CHECK_REFUSED(train({"--layers", " 3"}), "not a number; ");
+    CHECK_REFUSED(train({"--layers", "+3"}), "not a number; ");
+    CHECK_REFUSED(train({"--layers", ""}), "--layers '': not a number; ");
+    CHECK_REFUSED(train({"--steps", "99999999999999999999"}),
+                  "out of range; give a whole number of at least 1");
+    CHECK_REFUSED(train({"--steps", "1k"}), "not a number; ");
+    CHECK_REFUSED(train({"--global-batch", "k"}), "not a number; ");
+    CHECK_REFUSED(train({"--global-batch", "9999999999G"}), "too large; ");
+    CHECK_REFUSED(train({"--global-batch", "-1k"}), "out of range; ");
+    CHECK_REFUSED(train({"--learning-rate", "nan"}), "not a finite number; give a number from 0 to 10");
+    CHECK_REFUSED(train({"--learning-rate", "inf"}), "not a finite number; ");
+    CHECK_REFUSED(train({"--learning-rate", "1e-3x"}), "not a number; ");
+    CHECK_REFUSED(train({"--learning-rate", "1e999"}), "out of range; ");
+    CHECK_REFUSED(train({"--learning-rate", "0x1"}), "not a number; ");
+    CHECK_REFUSED(train({"--beta2", "1"}), "out of range; ");
+    CHECK_REFUSED(train({"--schedule", "cosin"}),
+                  "not one of the choices; give cosine, linear, constant or wsd");
+    CHECK_REFUSED(train({"--lerning-rate", "1"}), "no such option, the nearest is --learning-rate; ");
+    CHECK_REFUSED(train({"--lerning-rate=1"}),
+                  "--lerning-rate: no such option, the nearest is --learning-rate; ");
+    CHECK_REFUSED(train({"--xyzzy-plugh", "1"}), "--xyzzy-plugh: no such option; ");
+    CHECK_REFUSED(train({"-l", "1"}), "-l: no such option; ");
+    CHECK_REFUSED(train({"--top-k", "1"}), "--top-k: not an option of train_gpt train; ");
+    CHECK_REFUSED(train({"--steps"}), "--steps: value missing; ");
+    CHECK_REFUSED(train({"--steps", "--seed", "3"}), "--steps: value missing before --seed; ");
+    CHECK_REFUSED(train({"3"}), "3: unexpected; ");
+    CHECK_REFUSED(train({"--", "3"}), "3: unexpected; ");
+    CHECK_REFUSED(train({"--evil\n\x1b[31m"}), "no such option");
+    CHECK_REFUSED(train({"--model", "gpt2-124"}),
+                  "neither a preset nor a config.json, the nearest is gpt2-124M; ");
+    CHECK_REFUSED(train({"--model", ""}), "neither a preset nor a config.json");
+}
+
+TEST_CASE("options that do not fit together") {
+    CHECK_REFUSED(train({"--heads", "3"}), "--heads 3: does not divide --channels 128; ");
+    CHECK_REFUSED(train({"--kv-heads", "3"}), "--kv-heads 3: does not divide --heads 4; ");
+    CHECK_REFUSED(train({"--kv-heads", "8"}), "does not divide");
+    CHECK_REFUSED(train({"--heads", "1", "--kv-heads", "1", "--channels", "512"}),
+                  "--head-size 512: attention takes");
+    CHECK_REFUSED(train({"--head-size", "33"}), "--rope-dims 33: ");
+    CHECK_REFUSED(train({"--rope-dims", "34"}), "--rope-dims 34: ");
+    CHECK_REFUSED(train({"--rope-scaling", "2", "--rope-low-frequency", "4"}), "--rope-high-frequency 4: ");
+    CHECK_REFUSED(train({"--sequence-length", "512"}),
+                  "--sequence-length 512: longer than the model's context of 256; ");
+    CHECK_REFUSED(train({"--global-batch", "2500"}), "4 sequences * 256 tokens = 1024; give 2048 or 3072");
+    CHECK_REFUSED(train({"--global-batch", "7"}), "= 1024; give 1024");
+    CHECK_REFUSED(train({"--micro-batch", "1048576", "--context", "4096"}), "--micro-batch 1048576: ");
+    CHECK_REFUSED(train({"--warmup-steps", "2000"}), "--warmup-steps 2000: more than the run's 1000 steps; ");
+    CHECK_REFUSED(train({"--matmul-tuning", ""}), "--matmul-tuning: empty; give on, off or a file");
+    CHECK_REFUSED(train({"--document-end", "257"}), "--document-end 257: not a token");
+    CHECK_REFUSED(train({"--vocab-size", "256", "--document-end", "-1"}), "--vocab-size 256: too small");
+    CHECK_REFUSED(train({"--tokenizer", "none", "--reset-positions", "--document-end", "-1"}),
+                  "--reset-positions on: documents are not told apart; ");
+    CHECK_REFUSED(train({"--tokenizer", "bites"}), "--tokenizer bites: not a tokenizer; ");
+    CHECK_REFUSED(train({"--tokenizer", "bites.json"}), "bites.json: cannot open it");
+    CHECK_REFUSED(parse(command_sample, {"r", "--prompt", "a", "--prompt-file", "b"}), "a prompt comes from");
+    CHECK_REFUSED(parse(command_sample, {"r", "--interactive", "--samples", "2"}), "--samples 2: ");
+    CHECK_REFUSED(parse(command_sample, {"r", "--stop", ""}), "--stop: an empty text");
+    CHECK_REFUSED(parse(command_eval, {"r"}), "nothing to measure on; ");
+    CHECK_REFUSED(parse(command_eval, {"--data", "x"}), "nothing to evaluate; ");
+    CHECK_REFUSED(parse(command_data, {}), "nothing to look into; ");
+    CHECK_REFUSED(parse(command_tokenize, {"a", "--output", "b", "--tokenizer", "none"}),
+                  "--tokenizer none: ");
+    CHECK_REFUSED(
+        parse(command_tokenize, {"a", "--output", "b", "--tokenizer", "bytes", "--train-tokenizer", "300"}),
+        "--tokenizer bytes: --train-tokenizer makes one; ");
+    CHECK_REFUSED(train({"--model", "gpt2-124M", "--prompt", "a"}), "--prompt: cannot be turned into tokens");
+    CHECK_REFUSED(train({"--layers", "10000", "--channels", "131072", "--heads", "1024", "--kv-heads", "0",
+                         "--mlp-width", "1048576"}),
+                  "parameters: too large; ");
+    CHECK_REFUSED(train({"--channels", "8388608"}), "--channels 8388608: out of range; ");
+}
+
+TEST_CASE("records of options") {
+    auto record = nlohmann::json::parse(options_to_json(train({}), command_train).dump());
+    CHECK(record["learning_rate"].dump() == "0.0006");
+    CHECK(record["bias"] == false);
+    auto changed = [&](const char* key, nlohmann::json value) {
+        auto copy = record;
+        copy[key] = std::move(value);
+        return options_from_json(copy, "index.bin");
+    };
+    CHECK(changed("layers", 7).layers == 7);
+    CHECK_REFUSED(changed("layers", "7"), "index.bin: option layers should not be of type string; ");
+    CHECK_REFUSED(changed("layers", 7.5), "index.bin: --layers 7.5: not a number; ");
+    CHECK_REFUSED(changed("layers", -7), "index.bin: --layers -7: out of range; ");
+    CHECK_REFUSED(changed("norm", "batchnorm"), "index.bin: --norm batchnorm: not one of the choices; ");
+    CHECK_REFUSED(changed("bias", "on"), "option bias should not be of type string; ");
+    CHECK_REFUSED(changed("local_filter", true), "index.bin: option local_filter is not known here; ");
+    auto without = record;
+    without.erase("learning_rate");
+    CHECK(options_from_json(without, "index.bin").learning_rate == 6e-4f);
+    without.erase("qk_norm");
+    CHECK_REFUSED(options_from_json(without, "index.bin"), "index.bin: option qk_norm is missing; ");
+    CHECK_REFUSED(options_from_json(nlohmann::json::array(), "index.bin"), "index.bin: ");
+}
+
+TEST_CASE("a tokenizer brings its vocabulary and document end, and what is given itself counts more") {
+    CHECK(train({"--model", "gpt2-124M"}).vocab_size == 50257);
+    Options bytes = train({"--model", "gpt2-124M", "--tokenizer", "bytes"});
+    CHECK(bytes.vocab_size == 257);
+    CHECK(bytes.document_end == 256);
+    Options wider = train({"--tokenizer", "bytes", "--vocab-size", "300", "--document-end", "-1"});
+    CHECK(wider.vocab_size == 300);
+    CHECK(wider.document_end == -1);
+    Options llama3 = train({"--tokenizer", "test/golden/tokenizers/llama3.json"});
+    CHECK(llama3.vocab_size == Tokenizer::load("test/golden/tokenizers/llama3.json").vocab_size());
+    CHECK(parse(command_sample, {"r", "--stop", "a", "--stop", "b"}).stop ==
+          std::vector<std::string>{"a", "b"});
+}
+
+TEST_CASE("help names every option, its choices and its default, within the width") {
+    for (const CommandHelp& command : command_table()) {
+        for (int width : {60, 110}) {
+            std::string help = help_text(command.command, width);
+            for (const OptionRow& row : option_table()) {
+                if (!(row.commands & command.command)) continue;
+                INFO(row.field);
+                CHECK(help.find(row.positional ? positional_name(row) : option_name(row)) !=
+                      std::string::npos);
+                CHECK(std::string(row.help).back() == '.');
+            }
+            std::istringstream lines(help.substr(help.find("\n  --")));
+            for (std::string line; std::getline(lines, line);) CHECK((int)line.size() <= width);
+        }
+    }
+    CHECK(help_text(command_train, 110).find("default 0.0006") != std::string::npos);
+    CHECK(help_text(command_train, 110).find("qwen3-0.6B") != std::string::npos);
+    CHECK(general_help(110).find("tokenize") != std::string::npos);
+    CHECK(options_summary(train({}), command_train, 110).find("learning-rate=0.0006") != std::string::npos);
+}
+
+// ----------------------------------------------------------------------------
+// layouts
+
+// Words of a command line.
+static std::vector<const char*> words_of(std::string& line) {
+    std::vector<const char*> words;
+    for (char* word = strtok(line.data(), " "); word; word = strtok(nullptr, " ")) words.push_back(word);
+    return words;
+}
+
+// Of the model `tiny`: 4 layers, 128 channels, 4 heads, an MLP of 344, a context of 256; micro-batches of 4.
+TEST_CASE("what is left out of a layout follows from the number of processes") {
+    constexpr long long k = 1024;
+    struct {
+        int processes;
+        std::string options;
+        int dp, shard_group;
+        long long global_batch;
+    } rows[] = {
+        {1, "", 1, 1, k},
+        {1, "--zero 3", 1, 1, k},
+        {1, "--dp 1 --tp 1 --pp 1 --shard-group 1 --zero 0", 1, 1, k},
+        {4, "", 4, 1, 4 * k},
+        {7, "", 7, 1, 7 * k},
+        {4, "--shard-group 1", 4, 1, 4 * k},
+        {4, "--zero 1", 4, 4, 4 * k},
+        {4, "--zero 2 --shard-group 2", 4, 2, 4 * k},
+        {4, "--zero 3 --shard-group 1", 4, 1, 4 * k},
+        {12, "--zero 3 --shard-group 6", 12, 6, 12 * k},
+        {8, "--tp 2", 4, 1, 4 * k},
+        {8, "--tp 4 --pp 2", 1, 1, k},
+        {8, "--tp 2 --pp 2 --zero 1", 2, 2, 2 * k},
+        {8, "--tp 2 --pp 2 --dp 2", 2, 1, 2 * k},
+        {4, "--pp 4", 1, 1, k},
+        {4, "--global-batch 16k", 4, 1, 16 * k},
+        {4, "--micro-batch 1 --sequence-length 32", 4, 1, 128},
+        {3, "--global-batch 6144", 3, 1, 6 * k},
+        // fewer key and value heads than tensor ranks: some ranks share one
+        {4, "--tp 4 --kv-heads 2", 1, 1, k},
+        {4, "--tp 4 --kv-heads 1", 1, 1, k},
+        {1048576, "--micro-batch 1 --sequence-length 1", 1048576, 1, 1048576},
+        // an interleaved pipeline takes a micro-batch for each stage at least
+        {4, "--pp 2 --pp-schedule interleaved", 2, 1, 4 * k},
+        {4, "--pp 2 --pp-schedule interleaved --global-batch 12k", 2, 1, 12 * k},
+        {1, "--pp-schedule interleaved", 1, 1, k},
+        {4, "--pp 2 --pp-schedule zero-bubble", 2, 1, 2 * k},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.processes);
+        CAPTURE(row.options);
+        std::string line = row.options;
+        Options options = train(words_of(line), row.processes);
+        CHECK(options.dp == row.dp);
+        CHECK(options.shard_group == row.shard_group);
+        CHECK(options.global_batch == row.global_batch);
+        CHECK(options.tp * options.pp * options.dp == row.processes);
+    }
+}
+
+TEST_CASE("the parts that tensor parallelism sends, and those of a pipeline") {
+    struct {
+        int processes;
+        std::string options;
+        int tp_overlap, pp_chunks;
+    } rows[] = {
+        {1, "", 1, 1},
+        {1, "--tp-overlap 3", 1, 1},  // one tensor rank sends nothing
+        {2, "--tp 2", 4, 1},          // 512 rows
+        {2, "--tp 2 --tp-overlap 1", 1, 1},
+        {2, "--tp 2 --tp-overlap 64", 64, 1},
+        {4, "--tp 4 --micro-batch 1 --sequence-length 36", 3, 1},  // 9 rows
+        {4, "--tp 4 --micro-batch 1 --sequence-length 24", 3, 1},  // 6 rows
+        {4, "--tp 4 --micro-batch 1 --sequence-length 40", 2, 1},  // 10 rows
+        {4, "--tp 4 --micro-batch 1 --sequence-length 28", 1, 1},  // 7 rows
+        {2, "--pp 2", 1, 1},
+        {2, "--pp 2 --pp-schedule gpipe --pp-chunks 1", 1, 1},
+        {2, "--pp 2 --pp-schedule zero-bubble", 1, 1},
+        {2, "--pp 2 --pp-schedule interleaved", 1, 2},
+        {4, "--pp 2 --tp 2 --pp-schedule interleaved", 4, 2},
+        {2, "--pp 2 --pp-schedule interleaved --pp-chunks 1", 1, 1},
+        {2, "--pp 2 --pp-schedule interleaved --pp-chunks 3 --layers 7", 1, 3},
+        {1, "--pp-schedule interleaved", 1, 1},
+        {1, "--pp-schedule interleaved --pp-chunks 4", 1, 4},
+        {1, "--pp-schedule zero-bubble", 1, 1},
+        {2, "--pp 2 --pp-layers memory", 1, 1},
+        {2, "--pp 2 --pp-layers 3,1", 1, 1},
+        {2, "--pp 2 --pp-schedule interleaved --layers 7 --pp-layers 1,2,2,2", 1, 2},
+        {1, "--pp-layers 4", 1, 1},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.processes);
+        CAPTURE(row.options);
+        std::string line = row.options;
+        Options options = train(words_of(line), row.processes);
+        CHECK(options.tp_overlap == row.tp_overlap);
+        CHECK(options.pp_chunks == row.pp_chunks);
+    }
+    CHECK(train({}).pp_schedule == "1f1b");
+    CHECK(train({}).pp_layers == "time");
+}
+
+TEST_CASE("layers of the parts of a pipeline, as a list") {
+    using Split = std::vector<int>;
+    CHECK(parse_split("3,4,4,3", 14, 4) == Split{3, 4, 4, 3});
+    CHECK(parse_split("5", 5, 1) == Split{5});
+    for (const char* bad : {"", "3,", "3,,4", "a", "3,0,4", "-1,8", "3 4", "99999999999", "Time", "3;4"})
+        check_error(error_of([&] { parse_split(bad, 7, 2); }), text("--pp-layers %s", bad),
+                    "is no number of layers; give time, memory or a list such as 3,4,4,3");
+    check_error(error_of([] { parse_split("a\n\x1b[2J", 7, 2); }), "--pp-layers a??[2J", "'a??[2J' is no");
+    check_error(error_of([] { parse_split("3,4", 8, 2); }), "--pp-layers 3,4",
+                "7 layers in all, and the model has 8; ");
+    check_error(error_of([] { parse_split("2147483647,2147483647,3", 1, 3); }),
+                "--pp-layers 2147483647,2147483647,3", "4294967297 layers in all, and the model has 1; ");
+    check_error(error_of([] { parse_split("3,4", 7, 3); }), "--pp-layers 3,4",
+                "2 numbers, and --pp with --pp-chunks makes 3 parts; ");
+    check_error(error_of([] { parse_split("7", 7, 2); }), "--pp-layers 7", "1 number, and");
+    check_error(error_of([] { parse_split("3,4", 7, 1); }), "--pp-layers 3,4", "makes 1 part; ");
+}
+
+TEST_CASE("layouts that do not fit, and the nearest that do") {
+    struct {
+        int processes;
+        std::string options, message;
+    } rows[] = {
+        // the number of processes
+        {6, "--tp 4 --heads 12 --channels 96 --mlp-width 384 --sequence-length 96",
+         "--tp 4: a multiple of 4 processes is needed and this run has 6; give --tp 3 or --tp 2, or start 4 "
+         "or 8 (mpirun -np 4)"},
+        {6, "--tp 4", "this run has 6; give --tp 2 or --tp 1, or start 4 or 8 (mpirun -np 4)"},
+        {1, "--tp 2", "has 1; give --tp 1, or start 2 (mpirun -np 2)"},
+        {6, "--tp 2 --pp 2",
+         "--tp 2 --pp 2: a multiple of 4 processes is needed and this run has 6; give --tp 1 "
+         "or --pp 1, or start 4 or 8"},
+        {6, "--pp 4",
+         "--pp 4: a multiple of 4 processes is needed and this run has 6; give --pp 3 or --pp 2"},
+        {7, "--pp 2",
+         "--pp 2: a multiple of 2 processes is needed and this run has 7; give --pp 1, or start 6 "
+         "or 8 (mpirun -np 6)"},
+        {1, "--dp 4",
+         "--dp 4: with --tp 1 and --pp 1 a layout of 4 processes, and this run has 1; give --dp 1, "
+         "or start 4 (mpirun -np 4)"},
+        {8, "--dp 4", "this run has 8; give --dp 8, or start 4"},
+        {8, "--tp 4 --dp 4",
+         "a layout of 16 processes, and this run has 8; give --dp 2 or --tp 2, or start 16"},
+        {4, "--tp 1048576 --pp 1048576 --dp 1048576", "--tp 1048576: does not divide --heads 4; give "},
+        {4, "--tp 1048576 --pp 1048576", "--tp 1048576: does not divide --heads 4; give "},
+        // the model
+        {3, "--tp 3", "--tp 3: does not divide --heads 4; give --tp 1"},
+        {8, "--tp 8", "--tp 8: does not divide --heads 4; give --tp 4 or --tp 2"},
+        {8, "--tp 8 --dp 1", "does not divide --heads 4; give --tp 4 --dp 2 or --tp 2 --dp 4"},
+        {4, "--tp 4 --channels 126 --heads 4 --head-size 32",
+         "--tp 4: does not divide --channels 126; give --tp 2 or --tp 1"},
+        {4, "--tp 4 --mlp-width 342", "--tp 4: does not divide --mlp-width 342; give --tp 2 or --tp 1"},
+        {4, "--tp 4 --heads 12 --kv-heads 6 --channels 144",
+         "--tp 4: neither divides --kv-heads 6 nor is a multiple of it; give --tp 2 or --tp 1"},
+        {4, "--tp 4 --vocab-size 3 --tokenizer none --document-end -1",
+         "--tp 4: more parts than --vocab-size 3; give --tp 2"},
+        {6, "--pp 6", "--pp 6: more stages than --layers 4; give --pp 3 or --pp 2"},
+        {8, "--tp 2 --pp 4 --layers 3", "--pp 4: more stages than --layers 3; give --pp 2 or --pp 1"},
+        {4, "--tp 4 --sequence-length 250",
+         "--tp 4: does not divide --sequence-length 250; give --tp 2 or --tp 1"},
+        // the parts of a pipeline
+        {3, "--pp 3 --pp-schedule interleaved",
+         "--pp 3: with --pp-chunks 2 more parts than --layers 4; give --pp 1, or --pp-chunks 1"},
+        {4, "--pp 4 --pp-schedule interleaved --pp-chunks 3 --layers 11",
+         "--pp 4: with --pp-chunks 3 more parts than --layers 11; give --pp 2 or --pp 1, or --pp-chunks 2"},
+        {8, "--pp 8 --pp-schedule interleaved --layers 6",
+         "--pp 8: more stages than --layers 6; give --pp 2 or --pp 1"},
+        {2, "--pp 2 --pp-schedule interleaved --layers 1",
+         "--pp 2: more stages than --layers 1; give --pp 1"},
+        {2, "--pp 2 --pp-schedule interleaved --pp-chunks 5",
+         "--pp-chunks 5: more parts than --layers 4; lower it"},
+        {2, "--pp 2 --pp-chunks 2",
+         "--pp-chunks 2: with --pp-schedule 1f1b a stage has one part of the layers; add --pp-schedule "
+         "interleaved, or leave --pp-chunks out"},
+        {1, "--pp-chunks 2 --pp-schedule zero-bubble",
+         "--pp-chunks 2: with --pp-schedule zero-bubble a stage"},
+        {2, "--pp 2 --pp-layers 1,2", "--pp-layers 1,2: 3 layers in all, and the model has 4; "},
+        {2, "--pp 2 --pp-layers 4", "--pp-layers 4: 1 number, and --pp with --pp-chunks makes 2 parts; "},
+        {1, "--pp-layers 2,2", "--pp-layers 2,2: 2 numbers, and --pp with --pp-chunks makes 1 part; "},
+        {2, "--pp 2 --pp-schedule interleaved --pp-layers 2,2",
+         "2 numbers, and --pp with --pp-chunks makes 4"},
+        {2, "--pp 2 --pp-layers tme",
+         "--pp-layers tme: 'tme' is no number of layers; give time, memory or a list such as 3,4,4,3"},
+        // the parts that tensor parallelism sends
+        {2, "--tp 2 --tp-overlap 3",
+         "--tp-overlap 3: does not divide the 512 rows of a rank, 4 sequences * 256 tokens / 2 tensor ranks; "
+         "give 2 or 4"},
+        {2, "--tp 2 --tp-overlap 63",
+         "the 512 rows of a rank, 4 sequences * 256 tokens / 2 tensor ranks; give 32 or 64"},
+        {2, "--tp 2 --tp-overlap 64 --sequence-length 250",
+         "the 500 rows of a rank, 4 sequences * 250 tokens / 2 "
+         "tensor ranks; give 50"},
+        {2, "--tp 2 --tp-overlap 4 --sequence-length 2 --micro-batch 2",
+         "the 2 rows of a rank, 2 sequences * 2 "
+         "tokens / 2 tensor ranks; give 2"},
+        // shard groups
+        {4, "--shard-group 2",
+         "--shard-group 2: with --zero 0 every rank keeps everything; add --zero 1, 2 or 3"},
+        {8, "--zero 1 --shard-group 3", "--shard-group 3: does not divide the 8 data ranks; give 2 or 4"},
+        {6, "--zero 3 --shard-group 4", "does not divide the 6 data ranks; give 3 or 6"},
+        {4, "--zero 3 --shard-group 8", "--shard-group 8: does not divide the 4 data ranks; give 4"},
+        {8, "--zero 3 --tp 2 --shard-group 8", "does not divide the 4 data ranks; give 4"},
+        {1, "--zero 1 --shard-group 2", "does not divide the 1 data rank; give 1"},
+        // the batch
+        {6, "--global-batch 8k",
+         "--global-batch 8192: not a multiple of the micro-batch of 4 sequences * 256 "
+         "tokens * 6 data ranks = 6144; give 6144 or 12288"},
+        {4, "--global-batch 2k", "* 4 data ranks = 4096; give 4096, or --micro-batch 2"},
+        {1, "--global-batch 2500", "256 tokens = 1024; give 2048 or 3072"},
+        {1, "--global-batch 1536", "256 tokens = 1024; give 1024 or 2048, or --micro-batch 3"},
+        {8, "--tp 2 --global-batch 1k", "* 4 data ranks = 4096; give 4096, or --micro-batch 1"},
+        {1048576, "--micro-batch 4096", "--global-batch 1099511627776: out of range; "},
+        {2, "--pp 2 --pp-schedule interleaved --global-batch 3k",
+         "--global-batch 3072: 3 micro-batches of 1024 tokens, and --pp-schedule interleaved needs a "
+         "multiple of --pp 2; give 2048 or 4096"},
+        {4, "--pp 4 --pp-schedule interleaved --pp-chunks 1 --global-batch 1k",
+         "--global-batch 1024: 1 micro-batch of 1024 tokens, and --pp-schedule interleaved needs a multiple "
+         "of --pp 4; give 4096"},
+        {4, "--pp 2 --pp-schedule interleaved --global-batch 10k",
+         "--global-batch 10240: 5 micro-batches of 2048 tokens, and --pp-schedule interleaved needs a "
+         "multiple of --pp 2; give 8192 or 12288"},
+        // ranges
+        {1, "--tp 0", "--tp 0: out of range; "},
+        {1, "--pp -1", "--pp -1: out of range; "},
+        {1, "--dp 2000000", "--dp 2000000: out of range; "},
+        {1, "--zero 4", "--zero 4: out of range; give a whole number from 0 to 3"},
+        {1, "--tp-overlap 65", "--tp-overlap 65: out of range; give a whole number from 0 to 64"},
+        {1, "--pp-chunks -1", "--pp-chunks -1: out of range; "},
+        {1, "--pp-schedule 1F1B",
+         "--pp-schedule 1F1B: not one of the choices; give gpipe, 1f1b, interleaved or zero-bubble"},
+        {1, "--prefetch 17", "--prefetch 17: out of range; give a whole number from 0 to 16"},
+        {1, "--offload weights", "--offload weights: not one of the choices; give none or optimizer"},
+        {1, "--throttle-link -1", "--throttle-link -1: out of range; "},
+        {1, "--communication-timeout -1", "--communication-timeout -1: out of range; "},
+        {1, "--overlap perhaps", "perhaps"},
+        // graphs
+        {2, "--cuda-graphs on",
+         "--cuda-graphs on: the passes of one process can be captured, and there are 2; give auto or off"},
+        {1, "--cuda-graphs on --offload optimizer", "or leave out --offload optimizer"},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.processes);
+        CAPTURE(row.options);
+        std::string line = row.options;
+        CHECK_REFUSED(train(words_of(line), row.processes), row.message);
+    }
+}
+
+// The layouts that a refusal offers: "give --tp 2 --dp 4 or --pp 2, or start ..."
+static std::vector<std::string> offered_layouts(const std::string& refusal) {
+    std::vector<std::string> offers;
+    size_t give = refusal.find("; give --");
+    if (give == std::string::npos) return offers;
+    std::string rest = refusal.substr(give + 7);
+    rest = rest.substr(0, rest.find(','));
+    for (size_t at = 0; at != std::string::npos;) {
+        size_t end = rest.find(" or ", at);
+        offers.push_back(rest.substr(at, end == std::string::npos ? end : end - at));
+        at = end == std::string::npos ? end : end + 4;
+    }
+    return offers;
+}
+
+TEST_CASE("every layout that a refusal offers is accepted" * doctest::test_suite("long")) {
+    int refused = 0, accepted = 0;
+    for (auto [model, interleaved] : {std::pair{"tiny", false},
+                                      {"tiny", true},
+                                      {"gpt2-124M", false},
+                                      {"gpt2-124M", true},
+                                      {"llama3.2-1B", false}}) {
+        for (int processes : {1, 2, 3, 4, 6, 8, 12, 16, 24, 48}) {
+            for (int tp : {1, 2, 3, 4, 8, 16}) {
+                for (int pp : {1, 2, 3, 8, 24}) {
+                    for (int dp : {0, 1, 2, 6}) {
+                        std::string line = text("--model %s --tp %d --pp %d", model, tp, pp);
+                        if (dp) line += text(" --dp %d", dp);
+                        if (interleaved) line += " --pp-schedule interleaved";
+                        std::string asked = line;
+                        std::string error = error_of([&] { train(words_of(line), processes); });
+                        if (error == "no error") {
+                            accepted++;
+                            continue;
+                        }
+                        refused++;
+                        CAPTURE(processes);
+                        CAPTURE(asked);
+                        CAPTURE(error);
+                        std::vector<std::string> offers = offered_layouts(error);
+                        CHECK(offers.size() >= 1);
+                        CHECK(offers.size() <= 2);
+                        for (const std::string& offer : offers) {
+                            std::string changed = asked + " " + offer;
+                            CHECK(error_of([&] { train(words_of(changed), processes); }) == "no error");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    CHECK(refused > 1000);
+    CHECK(accepted > 100);
+}
+
+TEST_CASE("a run's record holds its layout, and needs none") {
+    Options options = train({"--zero", "3", "--shard-group", "2", "--offload", "optimizer"}, 4);
+    auto record = nlohmann::json::parse(options_to_json(options, command_train).dump());
+    CHECK(record["dp"] == 4);
+    CHECK(record["shard_group"] == 2);
+    CHECK(record["zero"] == 3);
+    CHECK(record["offload"] == "optimizer");
+    CHECK(record["overlap"] == true);
+    CHECK(record["pp_schedule"] == "1f1b");
+    CHECK(record["pp_chunks"] == 1);
+    CHECK(record["pp_layers"] == "time");
+    CHECK(stored_options(record, "index.bin").dp == 4);
+    for (const OptionRow& row : option_table()) {
+        if (std::string(row.group) != "Layout") continue;
+        CHECK(!describes_model(row));
+        CHECK(row.commands == command_train);
+        record.erase(row.field);
+    }
+    CHECK(stored_options(record, "index.bin").tp == 1);
+}
+
+// ----------------------------------------------------------------------------
+// Hugging Face
+
+static ModelConfig read_hf(const nlohmann::json& json) {
+    return parse_hf_config(json.dump(), "config.json");
+}
+
+static nlohmann::json with(nlohmann::json json, const char* key, nlohmann::json value) {
+    json[key] = std::move(value);
+    return json;
+}
+
+static nlohmann::json without(nlohmann::json json, const char* key) {
+    json.erase(key);
+    return json;
+}
+
+// All of a config, as text.
+static std::string description(ModelConfig config) {
+    complete(config);
+    Options options;
+    static_cast<ModelConfig&>(options) = config;
+    std::string summary = options_summary(options, command_train, 100000);
+    return summary.substr(summary.find("layers="), summary.find('\n') - summary.find("layers="));
+}
+
+TEST_CASE("published configs are the presets") {
+    CHECK(description(read_hf(hf_gpt2())) == description(find_preset("gpt2-124M")->config));
+    CHECK(description(read_hf(hf_llama())) == description(find_preset("llama3.2-1B")->config));
+    CHECK(description(read_hf(hf_mistral())) == description(find_preset("mistral-7B")->config));
+    CHECK(description(read_hf(hf_qwen3())) == description(find_preset("qwen3-0.6B")->config));
+}
+
+TEST_CASE("variants of the families that are the same arithmetic") {
+    CHECK(read_hf(with(hf_gpt2(), "activation_function", "gelu")).mlp == "gelu-exact");
+    CHECK(read_hf(with(hf_gpt2(), "n_inner", 1000)).mlp_width == 1000);
+    CHECK(read_hf(without(hf_llama(), "num_key_value_heads")).kv_heads == 32);
+    CHECK(read_hf(without(hf_llama(), "rope_scaling")).rope_scaling == 1);
+    CHECK(read_hf(with(with(hf_llama(), "attention_bias", true), "mlp_bias", true)).bias);
+    CHECK(read_hf(with(hf_mistral(), "sliding_window", nullptr)).window == 0);
+    auto windowed = with(with(hf_qwen3(), "use_sliding_window", true), "sliding_window", 512);
+    CHECK(read_hf(windowed).window == 0);  // from layer 28 of 28 on
+    CHECK(read_hf(with(windowed, "max_window_layers", 0)).window == 512);
+    CHECK_REFUSED(read_hf(with(windowed, "max_window_layers", 5)), "max_window_layers 5 is not supported; ");
+    auto rope = nlohmann::json{{"rope_type", "default"}, {"rope_theta", 1000000}};
+    auto newer = with(without(without(hf_qwen3(), "rope_theta"), "rope_scaling"), "rope_parameters", rope);
+    CHECK(read_hf(newer).rope_theta == 1000000);
+    CHECK(read_hf(with(newer, "layer_types", std::vector<std::string>(28, "full_attention"))).window == 0);
+    CHECK_REFUSED(read_hf(with(newer, "layer_types", std::vector<std::string>(28, "sliding_attention"))),
+                  "layer_types");
+}
+
+TEST_CASE("configs that cannot be expressed, or make no sense") {
+    for (const char* key : {"model_type", "n_layer", "n_embd", "n_head", "n_positions", "vocab_size"}) {
+        CHECK_REFUSED(read_hf(without(hf_gpt2(), key)), "config.json: " + std::string(key) + " is missing; ");
+    }
+    for (const char* key : {"hidden_size", "num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act"}) {
+        CHECK_REFUSED(read_hf(without(hf_qwen3(), key)),
+                      "config.json: " + std::string(key) + " is missing; ");
+    }
+    CHECK_REFUSED(read_hf(without(hf_mistral(), "sliding_window")), "sliding_window is missing; ");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "model_type", "bert")), "model_type bert is not supported; ");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "model_type", "evil\n\x1b[2J")), "model_type evil?");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", "12")),
+                  "; it must be a whole number from 1 to 16777216");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", -12)), "; it must be a whole number from 1 to 16777216");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", 1.5)), "; it must be a whole number from 1 to 16777216");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", 18446744073709551615u)),
+                  "; it must be a whole number from 1 to 16777216");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", nlohmann::json::array())),
+                  "; it must be a whole number from 1 to 16777216");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_embd", 770)), "config.json: --heads 12: does not divide");
+    CHECK_REFUSED(read_hf(with(with(hf_gpt2(), "n_embd", 16777216), "n_head", 65536)), "config.json: ");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "layer_norm_epsilon", 0)),
+                  "layer_norm_epsilon is 0; it must be a number above 0");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "activation_function", "relu")),
+                  "activation_function relu is not supported; ");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "scale_attn_by_inverse_layer_idx", true)), "is not supported; ");
+    CHECK_REFUSED(read_hf(with(hf_gpt2(), "scale_attn_weights", "yes")),
+                  "scale_attn_weights is \"yes\"; it must be true or false");
+    CHECK_REFUSED(read_hf(with(hf_llama(), "attention_bias", true)),
+                  "attention_bias true is not supported; ");
+    CHECK_REFUSED(read_hf(with(hf_llama(), "hidden_act", "gelu")), "hidden_act gelu is not supported; ");
+    CHECK_REFUSED(read_hf(with(hf_llama(), "attn_logit_softcapping", 50.0)),
+                  "attn_logit_softcapping is not known");
+    CHECK_REFUSED(read_hf(with(hf_llama(), "quantization_config", {{"bits", 4}})),
+                  "quantization_config is not known");
+    for (const char* type : {"linear", "dynamic", "yarn", "longrope"}) {
+        CHECK_REFUSED(read_hf(with(hf_llama(), "rope_scaling", {{"type", type}, {"factor", 2.0}})),
+                      "config.json: rope_scaling: rope_type " + std::string(type) + " is not supported; ");
+    }
+    CHECK_REFUSED(read_hf(with(hf_llama(), "rope_scaling", 2)),
+                  "config.json: rope_scaling: not a JSON object; ");
+    CHECK_REFUSED(read_hf(with(hf_qwen3(), "attention_bias", true)),
+                  "attention_bias true is not supported; ");
+    CHECK_REFUSED(read_hf(nlohmann::json::array()), "config.json: not a JSON object; ");
+    CHECK_REFUSED(parse_hf_config("", "config.json"), "config.json: not valid JSON at byte ");
+    CHECK_REFUSED(parse_hf_config("{\"n_layer\": 1e999}", "config.json"), "config.json: not valid JSON");
+    CHECK_REFUSED(parse_hf_config("{\"model_type\": \"\xff\"}", "config.json"),
+                  "config.json: not valid JSON");
+    CHECK_REFUSED(parse_hf_config(std::string(100000, '['), "config.json"), "nested more than 32 deep; ");
+    std::string whole = hf_llama().dump();
+    for (size_t length = 0; length < whole.size(); length++) {
+        CHECK_REFUSED(parse_hf_config(whole.substr(0, length), "config.json"),
+                      "config.json: not valid JSON at byte ");
+    }
+}
+
+TEST_CASE("--model with a path") {
+    TemporaryFolder folder;
+    std::string config = folder / "config.json";
+    write_file(config, hf_qwen3().dump());
+    Options options = train({"--model", folder.path.c_str(), "--layers", "2"});
+    CHECK(options.layers == 2);
+    CHECK(options.qk_norm);
+    CHECK(options.run_dir == "runs/" + fs::path(folder.path).filename().string());
+    CHECK(train({"--model", config.c_str()}).layers == 28);
+
+    write_file(config, hf_qwen3().dump() + std::string(2 << 20, ' '));
+    CHECK_REFUSED(train({"--model", folder.path.c_str()}), "a config.json is smaller than a megabyte");
+    fs::remove(config);
+    CHECK_REFUSED(train({"--model", folder.path.c_str()}), "/config.json: cannot open it: No such file");
+}
+
+TEST_CASE("the tokens that a file asks for are in its vocabulary") {
+    nlohmann::json json = options_to_json(train({}), command_train);
+    CHECK(stored_options(json, "f").document_end == 256);
+    json["document_end"] = 300;
+    CHECK_REFUSED(stored_options(json, "f"), "f: --document-end 300: ");
+}

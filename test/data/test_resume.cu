@@ -1,0 +1,517 @@
+// A run that goes on from a checkpoint, or begins with the weights of one: the options that it takes over,
+// those that are refused or told, and how the checkpoint is found.
+#include <map>
+
+#include "data/checkpoint_builder.h"
+#include "data/options.h"
+#include "data/trained_model.h"
+#include "test/support/file_testing.h"
+
+// Checkpoints by the place where they are looked for.
+using Checkpoints = std::map<std::string, StoredRun>;
+
+static CommandLine train(std::vector<const char*> arguments, const Checkpoints& checkpoints = {},
+                         int processes = 1) {
+    arguments.insert(arguments.begin(), "train");
+    auto find = [&](const std::string& place) -> std::optional<StoredRun> {
+        auto found = checkpoints.find(place);
+        if (found == checkpoints.end()) return std::nullopt;
+        return found->second;
+    };
+    return parse_options(command_train, (int)arguments.size(), arguments.data(), processes, find);
+}
+
+// What a run that was started like this leaves after 100 steps.
+static StoredRun run_with(std::vector<const char*> arguments, int processes = 1) {
+    arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
+    StoredRun run;
+    run.checkpoint = "runs/a/checkpoints/step_00000100";
+    run.run_dir = "runs/a";
+    run.step = 100;
+    run.options = options_to_json(train(arguments, {}, processes).options, command_train);
+    return run;
+}
+
+static Checkpoints at_runs_a(std::vector<const char*> arguments, int processes = 1) {
+    return {{"runs/a", run_with(std::move(arguments), processes)}};
+}
+
+// The record of a run but for what belongs to one start alone.
+static nlohmann::json lasting(const Options& options) {
+    nlohmann::json json = options_to_json(options, command_train);
+    for (const OptionRow& row : option_table()) {
+        if (row.resume == Resume::here) json.erase(row.field);
+    }
+    return json;
+}
+
+TEST_CASE("what is not given is as it was") {
+    Checkpoints checkpoints =
+        at_runs_a({"--model",      "gpt2-124M", "--layers",        "3",     "--seed",        "7",
+                   "--steps",      "2000",      "--learning-rate", "1e-3",  "--micro-batch", "2",
+                   "--recompute",  "block",     "--val-every",     "50",    "--prompt",      "once",
+                   "--tokenizer",  "bytes",     "--save-every",    "10",    "--keep",        "0",
+                   "--zero",       "2",         "--shard-group",   "2",     "--tp",          "2",
+                   "--tp-overlap", "8",         "--run-dir",       "runs/a"},
+                  8);
+    CommandLine line = train({"--resume", "runs/a"}, checkpoints, 8);
+    CHECK(lasting(line.options) ==
+          lasting(options_from_json(checkpoints.at("runs/a").options, "checkpoint")));
+    CHECK(line.options.layers == 3);
+    CHECK(line.options.warmup_steps == 100);
+    CHECK(line.options.run_dir == "runs/a");
+    CHECK(line.options.shard_group == 2);
+    CHECK(line.folder == RunFolder::continued);
+    CHECK(line.origin->step == 100);
+    CHECK(!line.weights_only);
+    CHECK(line.notes.empty());
+    CHECK(train({"--resume", "auto", "--run-dir", "runs/a"}, checkpoints, 8).options.layers == 3);
+    // what belongs to one start
+    CHECK(line.options.resume == "runs/a");
+    CHECK(train({"--resume", "runs/a", "--data-reader", "node"}, checkpoints, 8).options.data_reader ==
+          "node");
+    CHECK(train({"--resume", "runs/a"}, at_runs_a({"--data-reader", "node"})).options.data_reader == "rank");
+    CHECK(!train({"--resume", "runs/a"}, at_runs_a({"--overwrite"})).options.overwrite);
+}
+
+TEST_CASE("every option that a run has can be given again as it was") {
+    Checkpoints checkpoints = at_runs_a({"--model", "qwen3-0.6B", "--schedule", "wsd", "--sequence-length",
+                                         "128", "--run-dir", "runs/a", "--tokenizer", "bytes", "--zero", "1"},
+                                        2);
+    Options stored = options_from_json(checkpoints.at("runs/a").options, "checkpoint");
+    std::vector<std::string> words = {"--resume", "auto"};
+    for (const OptionRow& row : option_table()) {
+        bool of_origin = row.member == OptionRow::Member(&Options::resume);
+        if (!(row.commands & command_train) || of_origin) continue;
+        words.push_back(option_name(row) + "=" + value_text(row, stored));
+    }
+    std::vector<const char*> arguments;
+    for (const std::string& word : words) arguments.push_back(word.c_str());
+    CommandLine line = train(arguments, checkpoints, 2);
+    CHECK(line.notes.empty());
+    CHECK(lasting(line.options) == lasting(stored));
+}
+
+TEST_CASE("another value is used and told, or used without a word, or refused") {
+    Checkpoints checkpoints = at_runs_a({"--run-dir", "runs/a"});
+    auto notes = [&](std::vector<const char*> arguments) {
+        arguments.insert(arguments.begin(), {"--resume", "runs/a"});
+        return train(arguments, checkpoints).notes;
+    };
+    CommandLine line = train({"--resume", "runs/a", "--learning-rate", "3e-4", "--steps", "5000", "--prompt",
+                              "hm", "--recompute", "mlp", "--val-data", "v.bin"},
+                             checkpoints);
+    CHECK(line.options.learning_rate == 3e-4f);
+    CHECK(line.options.steps == 5000);
+    CHECK(line.options.prompt == "hm");
+    CHECK(line.options.recompute == "mlp");
+    using Lines = std::vector<std::string>;
+    CHECK(line.notes == Lines{"--val-data v.bin: the checkpoint had ''",
+                              "--steps 5000: the checkpoint had 1000",
+                              "--learning-rate 0.0003: the checkpoint had 0.0006"});
+    CHECK(notes({"--learning-rate", "0.0006", "--seed", "1337", "--layers", "4"}) == Lines{});
+    CHECK(notes({"--global-batch", "4k"}) == Lines{"--global-batch 4096: the checkpoint had 1024"});
+    CHECK(notes({"--global-batch", "0", "--micro-batch", "8"}) ==
+          Lines{"--global-batch 2048: the checkpoint had 1024"});
+    CHECK(notes({"--zero", "1", "--pp-schedule", "gpipe"}) ==
+          Lines{"--pp-schedule gpipe: the checkpoint had 1f1b", "--zero 1: the checkpoint had 0"});
+    CHECK(notes({"--document-end", "-1"}) == Lines{"--document-end -1: the checkpoint had 256"});
+    // 0 stands for what follows from the model
+    CHECK(notes({"--kv-heads", "4", "--head-size", "0", "--sequence-length", "0"}) == Lines{});
+
+    struct {
+        const char *option, *value, *stored;
+    } fixed[] = {{"--layers", "6", "4"},
+                 {"--seed", "2", "1337"},
+                 {"--sequence-length", "128", "256"},
+                 {"--heads", "3", "4"},
+                 {"--kv-heads", "3", "4"},
+                 {"--vocab-size", "100", "257"},
+                 {"--norm", "layernorm", "rmsnorm"},
+                 {"--model", "gpt2-124M", "tiny"},
+                 {"--window", "16", "0"},
+                 {"--tie-embeddings", "off", "on"},
+                 {"--mlp-width", "0", "384"}};
+    for (auto& row : fixed) {
+        CHECK_REFUSED(train({"--resume", "runs/a", row.option, row.value}, checkpoints),
+                      text("%s %s: the checkpoint runs/a/checkpoints/step_00000100 was made with %s; ",
+                           row.option, row.value, row.stored));
+    }
+    CHECK_REFUSED(train({"--resume", "runs/a", "--steps", "99"}, checkpoints),
+                  "--steps 99: the checkpoint runs/a/checkpoints/step_00000100 is after step 100; ");
+    CHECK(train({"--resume", "runs/a", "--steps", "100"}, checkpoints).options.steps == 100);
+    CHECK_REFUSED(train({"--resume", "runs/a", "--layers", "x"}, checkpoints), "--layers x: not a number; ");
+}
+
+TEST_CASE("every option of train has been given a thought") {
+    // Those that shape the state or the data can be told from those that do not.
+    auto policy = [](const char* name) { return find_option(name)->resume; };
+    for (const OptionRow& row : option_table()) {
+        INFO(row.field);
+        std::string group = row.group;
+        if (!(row.commands & command_train)) CHECK(row.resume == Resume::free);
+        if (group == "Model" && row.commands & command_train) CHECK(row.resume == Resume::shape);
+        if (group == "Optimizer") CHECK(row.resume == Resume::noted);
+        if (group == "Evaluation" || group == "Sampling") CHECK(row.resume == Resume::free);
+    }
+    for (const char* name : {"--seed", "--sequence-length"}) CHECK(policy(name) == Resume::fixed);
+    for (const char* name : {"--train-data", "--val-data", "--steps", "--global-batch", "--master-weights",
+                             "--stochastic-rounding", "--tp", "--pp", "--zero", "--pp-schedule"})
+        CHECK(policy(name) == Resume::noted);
+    for (const char* name : {"--tokenizer", "--document-end"}) CHECK(policy(name) == Resume::tokens);
+    for (const char* name : {"--dp", "--shard-group", "--tp-overlap", "--pp-chunks", "--pp-layers"})
+        CHECK(policy(name) == Resume::layout);
+    for (const char* name : {"--run-dir", "--overwrite", "--resume", "--init", "--throttle-link"})
+        CHECK(policy(name) == Resume::here);
+}
+
+TEST_CASE("on another number of processes the run is cut anew") {
+    Checkpoints of_4 =
+        at_runs_a({"--run-dir", "runs/a", "--zero", "1", "--shard-group", "2", "--global-batch", "12k"}, 4);
+    CommandLine line = train({"--resume", "auto", "--run-dir", "runs/a"}, of_4, 2);
+    CHECK(line.options.dp == 2);
+    CHECK(line.options.shard_group == 2);
+    CHECK(line.options.global_batch == 12288);
+    CHECK(line.notes == std::vector<std::string>{"--dp 2: the checkpoint had 4"});
+    line = train({"--resume", "runs/a"}, of_4, 6);
+    CHECK(line.options.dp == 6);
+    CHECK(line.options.shard_group == 6);
+    CHECK(train({"--resume", "runs/a"}, of_4, 4).options.shard_group == 2);
+    CHECK(train({"--resume", "runs/a", "--zero", "3"}, of_4, 4).options.shard_group == 4);
+    CHECK(train({"--resume", "runs/a", "--shard-group", "1"}, of_4, 4).options.shard_group == 1);
+    CHECK(train({"--resume", "runs/a", "--zero", "0"}, of_4, 4).options.shard_group == 1);
+    // the batch is what it was, and must fit
+    CHECK_REFUSED(
+        train({"--resume", "runs/a"}, of_4, 5),
+        "--global-batch 12288: not a multiple of the micro-batch of 4 sequences * 256 tokens * 5 data "
+        "ranks = 5120; give 10240 or 15360");
+    CHECK(train({"--resume", "runs/a", "--global-batch", "10k"}, of_4, 5).options.global_batch == 10240);
+    CHECK(train({"--resume", "runs/a", "--micro-batch", "1"}, of_4, 3).options.global_batch == 12288);
+
+    Checkpoints piped =
+        at_runs_a({"--run-dir", "runs/a", "--pp", "2", "--pp-layers", "3,1", "--global-batch", "8k"}, 2);
+    CHECK(train({"--resume", "runs/a"}, piped, 2).options.pp_layers == "3,1");
+    CHECK(train({"--resume", "runs/a"}, piped, 4).options.pp_layers == "time");
+    CHECK(train({"--resume", "runs/a", "--pp", "1"}, piped).options.pp_layers == "time");
+    CHECK(
+        train({"--resume", "runs/a", "--pp", "4"}, piped, 4).notes ==
+        std::vector<std::string>{"--pp 4: the checkpoint had 2", "--pp-layers time: the checkpoint had 3,1"});
+    CHECK_REFUSED(train({"--resume", "runs/a"}, piped, 3), "--pp 2: a multiple of 2 processes is needed");
+
+    Checkpoints cut = at_runs_a({"--run-dir", "runs/a", "--tp", "2", "--tp-overlap", "8"}, 2);
+    CHECK(train({"--resume", "runs/a"}, cut, 2).options.tp_overlap == 8);
+    CHECK(train({"--resume", "runs/a", "--micro-batch", "1", "--global-batch", "1k"}, cut, 2)
+              .options.tp_overlap == 4);
+    CHECK(train({"--resume", "runs/a", "--tp", "1"}, cut).options.tp_overlap == 1);
+}
+
+TEST_CASE("the run directory follows from the checkpoint, or from the model") {
+    StoredRun tiny = run_with({});
+    tiny.run_dir = "runs/tiny";
+    CHECK(train({"--resume", "auto", "--train-data", "x"}, {{"runs/tiny", tiny}}).origin->step == 100);
+    CHECK(train({"--resume", "auto", "--train-data", "x"}, {{"runs/other", tiny}}).options.run_dir ==
+          "runs/tiny");
+    StoredRun gpt2 = run_with({"--model", "gpt2-124M"});
+    gpt2.run_dir = "runs/gpt2-124M";
+    CHECK(train({"--resume", "auto", "--model", "gpt2-124M"}, {{"runs/gpt2-124M", gpt2}}).options.channels ==
+          768);
+
+    Checkpoints named = {{"elsewhere/step_00000100", run_with({"--run-dir", "runs/a"})}};
+    CommandLine line = train({"--resume", "elsewhere/step_00000100"}, named);
+    CHECK(line.options.run_dir == "runs/a");
+    CHECK(line.folder == RunFolder::continued);
+    line = train({"--resume", "elsewhere/step_00000100", "--run-dir", "runs/branch"}, named);
+    CHECK(line.options.run_dir == "runs/branch");
+    CHECK(line.folder == RunFolder::fresh);
+    named.begin()->second.run_dir = "";
+    CHECK(train({"--resume", "elsewhere/step_00000100"}, named).options.run_dir == "runs/tiny");
+
+    // a model that was moved since
+    TemporaryFolder folder;
+    StoredRun moved = run_with({});
+    moved.options["model"] = folder / "gone/My-Model/config.json";
+    CHECK(train({"--init", "m", "--train-data", "x"}, {{"m", moved}}).options.run_dir == "runs/My-Model");
+    moved.options["model"] = folder / "gone/My-Model-0.6B/";
+    CHECK(train({"--init", "m", "--train-data", "x"}, {{"m", moved}}).options.run_dir ==
+          "runs/My-Model-0.6B");
+}
+
+TEST_CASE("a run that can begin or go on with the same words") {
+    CommandLine line = train({"--resume", "auto", "--train-data", "x.bin", "--layers", "2"});
+    CHECK(!line.origin);
+    CHECK(line.options.layers == 2);
+    CHECK(line.options.tokenizer == "bytes");
+    CHECK(line.folder == RunFolder::continued);
+    CHECK(line.notes == std::vector<std::string>{"no checkpoint in runs/tiny yet: a new run begins"});
+
+    Checkpoints base = {{"base", run_with({"--layers", "3"})}};
+    std::vector<const char*> words = {"--resume",  "auto",       "--init",       "base",
+                                      "--run-dir", "runs/tuned", "--train-data", "y.bin"};
+    line = train(words, base);
+    CHECK(line.weights_only);
+    CHECK(line.options.layers == 3);
+    base["runs/tuned"] = run_with({"--layers", "3", "--run-dir", "runs/tuned", "--learning-rate", "1e-5"});
+    base["runs/tuned"].run_dir = "runs/tuned";
+    line = train(words, base);
+    CHECK(!line.weights_only);
+    CHECK(line.options.learning_rate == 1e-5f);
+    CHECK(line.notes == std::vector<std::string>{"--train-data y.bin: the checkpoint had x.bin"});
+
+    StoredRun broken = run_with({});
+    broken.unusable = {"step 300: torn; use another", "step 200: gone; use another"};
+    std::vector<std::string> told = {"passed over: step 300: torn; use another",
+                                     "passed over: step 200: gone; use another"};
+    CHECK(train({"--init", "runs/a", "--train-data", "x"}, {{"runs/a", broken}}).notes == told);
+    CHECK(train({"--resume", "runs/a"}, {{"runs/a", broken}}).notes == told);
+}
+
+TEST_CASE("ways to begin that exclude each other, or lead nowhere") {
+    Checkpoints checkpoints = at_runs_a({"--run-dir", "runs/a"});
+    CHECK_REFUSED(train({"--resume", "runs/b"}, checkpoints), "--resume runs/b: no checkpoint there; ");
+    CHECK_REFUSED(train({"--init", "runs/b"}, checkpoints), "--init runs/b: no checkpoint there; ");
+    CHECK_REFUSED(train({"--init", "auto"}, checkpoints), "--init auto: no checkpoint there; ");
+    CHECK_REFUSED(train({"--resume", "runs/a", "--overwrite"}, checkpoints),
+                  "--overwrite: deletes what --resume runs/a/checkpoints/step_00000100 takes; ");
+    CHECK_REFUSED(train({"--resume", "runs/a", "--init", "runs/a"}, checkpoints),
+                  "--init runs/a: weights come from --resume runs/a already; ");
+    CHECK_REFUSED(train({"--resume", "auto", "--init", "runs/a"}, checkpoints), "--run-dir: missing; ");
+    CHECK_REFUSED(
+        train({"--init", "runs/a", "--run-dir", "runs/a", "--overwrite", "--train-data", "x"}, checkpoints),
+        "--overwrite: deletes what --init runs/a/checkpoints/step_00000100 takes; ");
+    CHECK_REFUSED(train({"--resume", "auto", "--model", "tyni"}), "neither a preset nor a config.json");
+    CHECK(train({"--train-data", "x", "--overwrite"}).folder == RunFolder::replaced);
+    CHECK(train({"--train-data", "x"}).folder == RunFolder::fresh);
+    CHECK_REFUSED(
+        train({"--train-data", "x", "--keep-every", "500"}),
+        "--keep-every 500: there is no checkpoint after every so many steps with --save-every 1000; ");
+    CHECK_REFUSED(train({"--train-data", "x", "--keep-every", "500", "--save-every", "0"}),
+                  "--save-every 0; ");
+    CHECK(train({"--train-data", "x", "--keep-every", "500", "--save-every", "100"}).options.keep_every ==
+          500);
+}
+
+TEST_CASE("weights alone: the model and its text, and nothing else") {
+    StoredRun base = run_with({"--model", "gpt2-124M", "--layers", "2", "--tokenizer", "bytes", "--seed", "7",
+                               "--learning-rate", "1e-3", "--steps", "50", "--sequence-length", "64",
+                               "--zero", "1", "--document-end", "10"},
+                              2);
+    base.run_dir = "runs/base";
+    Checkpoints checkpoints = {{"runs/base", base}};
+    CommandLine line =
+        train({"--init", "runs/base", "--train-data", "y.bin", "--run-dir", "runs/tuned"}, checkpoints);
+    const Options &o = line.options, fresh = train({"--train-data", "y.bin"}).options;
+    CHECK(line.weights_only);
+    CHECK(line.folder == RunFolder::fresh);
+    CHECK(line.notes.empty());
+    CHECK(o.model == "gpt2-124M");
+    CHECK(o.layers == 2);
+    CHECK(o.channels == 768);
+    CHECK(o.vocab_size == 257);
+    CHECK(o.tokenizer == "bytes");
+    CHECK(o.document_end == 10);
+    CHECK(o.sequence_length == 1024);
+    CHECK(o.seed == fresh.seed);
+    CHECK(o.learning_rate == fresh.learning_rate);
+    CHECK(o.steps == fresh.steps);
+    CHECK(o.zero == 0);
+    CHECK(o.train_data == "y.bin");
+    CHECK_REFUSED(train({"--init", "runs/base"}, checkpoints), "--train-data: missing; ");
+    std::vector<const char*> words = {"--init", "runs/base", "--train-data", "y.bin"};
+    auto with = [&](std::vector<const char*> more) {
+        more.insert(more.begin(), words.begin(), words.end());
+        return train(more, checkpoints);
+    };
+    CHECK(with({"--seed", "3", "--sequence-length", "32", "--learning-rate", "1"}).notes.empty());
+    CHECK(with({"--document-end", "-1"}).notes[0] == "--document-end -1: the checkpoint had 10");
+    CHECK_REFUSED(with({"--layers", "3"}), "--layers 3: the checkpoint ");
+    CHECK_REFUSED(with({"--model", "tiny"}), "--model tiny: the checkpoint ");
+
+    // a model from elsewhere, of which nothing else is known
+    base.options = model_options_to_json(line.options);
+    CHECK(!base.options.contains("seed"));
+    CHECK(train(words, {{"runs/base", base}}).options.layers == 2);
+    base.step = 0;
+    CommandLine resumed =
+        train({"--resume", "runs/base", "--train-data", "z", "--seed", "3"}, {{"runs/base", base}});
+    CHECK(resumed.options.seed == 3);
+    CHECK(resumed.options.global_batch == 4 * 1024);
+    CHECK(resumed.notes.empty());
+    base.options.erase("layers");
+    CHECK_REFUSED(train(words, {{"runs/base", base}}), "option layers is missing; ");
+    base.options = nlohmann::json::array();
+    CHECK_REFUSED(train(words, {{"runs/base", base}}), "options are not a JSON object; ");
+}
+
+TEST_CASE("the tokenizer is the copy in the run, unless another is given") {
+    std::string llama3 = "test/golden/tokenizers/llama3.json";
+    Checkpoints checkpoints = at_runs_a({"--tokenizer", llama3.c_str(), "--run-dir", "runs/a"});
+    StoredRun& run = checkpoints.at("runs/a");
+    run.options["tokenizer"] = "gone/since.json";
+    CHECK_REFUSED(train({"--resume", "runs/a"}, checkpoints), "gone/since.json: cannot open it");
+    run.tokenizer = llama3;
+    CommandLine line = train({"--resume", "runs/a"}, checkpoints);
+    CHECK(line.options.tokenizer == llama3);
+    CHECK(line.notes.empty());
+    // the file it came from is the same tokenizer, and another is refused
+    line = train({"--resume", "runs/a", "--tokenizer", "./test/golden/tokenizers/llama3.json"}, checkpoints);
+    CHECK(line.options.tokenizer == llama3);
+    CHECK(line.notes.empty());
+    for (const char* other : {"bytes", "none", "test/golden/tokenizers/gpt2.json"}) {
+        CHECK_REFUSED(train({"--resume", "runs/a", "--tokenizer", other}, checkpoints),
+                      "the run has another, " + llama3);
+    }
+    // with its weights alone, another brings its token that ends a document along, unless one is given
+    int llama3_end = Tokenizer::load(llama3).end_of_text(), bytes_end = Tokenizer::byte_end_of_text;
+    line = train({"--init", "runs/a", "--tokenizer", "bytes", "--train-data", "y.bin"}, checkpoints);
+    CHECK(line.options.tokenizer == "bytes");
+    CHECK(line.options.vocab_size == Tokenizer::load(llama3).vocab_size());
+    CHECK(line.options.document_end == bytes_end);
+    CHECK(line.notes ==
+          std::vector<std::string>{"--tokenizer bytes: the checkpoint had " + llama3,
+                                   text("--document-end %d: the checkpoint had %d", bytes_end, llama3_end)});
+    line = train({"--init", "runs/a", "--tokenizer", "bytes", "--document-end", "7", "--train-data", "y.bin"},
+                 checkpoints);
+    CHECK(line.options.document_end == 7);
+
+    Checkpoints bytes = at_runs_a({"--run-dir", "runs/a"});
+    bytes.at("runs/a").tokenizer = llama3;  // of no use to a run that has none
+    CHECK(train({"--resume", "runs/a"}, bytes).options.tokenizer == "bytes");
+    CHECK_REFUSED(train({"--resume", "runs/a", "--tokenizer", llama3.c_str()}, bytes),
+                  "the run has another, bytes");
+    CHECK_REFUSED(train({"--init", "runs/a", "--train-data", "y.bin", "--tokenizer", llama3.c_str()}, bytes),
+                  "and the model of runs/a/checkpoints/step_00000100 only 257; ");
+}
+
+TEST_CASE("the places where a run may begin follow from the command line") {
+    auto places = [](std::vector<const char*> arguments) {
+        arguments.insert(arguments.begin(), "train");
+        return origin_places(command_train, (int)arguments.size(), arguments.data());
+    };
+    using Places = std::vector<std::string>;
+    CHECK(places({}) == Places{});
+    CHECK(places({"--resume", "a/b"}) == Places{"a/b"});
+    CHECK(places({"--init", "a"}) == Places{"a"});
+    CHECK(places({"--resume", "auto", "--model", "gpt2-124M"}) == Places{"runs/gpt2-124M"});
+    CHECK(places({"--resume", "auto", "--run-dir", "c", "--init", "a"}) == Places{"c", "a"});
+    CHECK_REFUSED(places({"--resume", "a", "--init", "b"}), "--init b: weights come from --resume a");
+    const char* sample[] = {"sample", "runs/a"};
+    CHECK(origin_places(command_sample, 2, sample) == Places{});
+}
+
+TEST_CASE("options of other programs") {
+    Checkpoints checkpoints = at_runs_a({"--run-dir", "runs/a", "--seed", "7"});
+    StoredRun& run = checkpoints.at("runs/a");
+    run.options.erase("seed");
+    run.options.erase("save_every");
+    run.options.erase("pp_chunks");
+    CommandLine line = train({"--resume", "runs/a", "--seed", "3", "--save-every", "5"}, checkpoints);
+    CHECK(line.options.seed == 3);
+    CHECK(line.notes.empty());
+    CHECK(train({"--resume", "runs/a"}, checkpoints).options.seed == Options().seed);
+    run.options["local_filter"] = true;
+    CHECK_REFUSED(train({"--resume", "runs/a"}, checkpoints), "option local_filter is not known here; ");
+}
+
+// ----------------------------------------------------------------------------
+// checkpoints on disk
+
+static const std::vector<float> some_values = {1, 2, 3, 4, 5, 6};
+
+static void make_checkpoint(const std::string& run_dir, int64_t step, const nlohmann::ordered_json& options) {
+    CheckpointBuilder builder(
+        run_dir, step, {{"program", "test"}, {"step", step}, {"samples", 4 * step}, {"options", options}},
+        {{"wte", {3, 2}, {Dtype::fp32}}});
+    builder.append(0, Slot::weight, 0, 6, some_values.data());
+    builder.commit();
+}
+
+TEST_CASE("the newest checkpoint that can be used is found") {
+    TemporaryFolder folder;
+    std::string run = folder / "run";
+    auto options = options_to_json(train({"--train-data", "x"}).options, command_train);
+    CHECK(!find_checkpoint(run));
+    fs::create_directories(run);
+    CHECK(!find_checkpoint(run));
+    for (int step : {5, 10, 100}) make_checkpoint(run, step, options);
+    fs::create_directories(checkpoint_folder(run, 200) + ".partial");
+    std::optional<StoredRun> found = find_checkpoint(run);
+    REQUIRE(found);
+    CHECK(found->step == 100);
+    CHECK(found->checkpoint == checkpoint_folder(run, 100));
+    CHECK(found->run_dir == run);
+    CHECK(found->tokenizer.empty());
+    CHECK(found->options == nlohmann::json(options));
+    CHECK(found->unusable.empty());
+    write_file(tokenizer_path(run), "{}");
+    CHECK(find_checkpoint(run)->tokenizer == tokenizer_path(run));
+    CHECK(find_checkpoint(checkpoint_folder(run, 10))->step == 10);
+    CHECK(find_checkpoint(checkpoint_folder(run, 10) + "/")->run_dir == run);
+
+    // from the command line to the disk
+    auto parse = [](std::vector<const char*> arguments) {
+        arguments.insert(arguments.begin(), "train");
+        return parse_options(command_train, (int)arguments.size(), arguments.data());
+    };
+    std::string other = run + "/../run";
+    fs::remove(tokenizer_path(run));
+    CommandLine line = parse({"--resume", run.c_str(), "--run-dir", other.c_str()});
+    CHECK(line.folder == RunFolder::continued);
+    CHECK(line.origin->step == 100);
+
+    // damage
+    fs::resize_file(checkpoint_folder(run, 100) + "/data_00000.bin", 70);
+    fs::remove(checkpoint_folder(run, 10) + "/data_00000.bin");
+    found = find_checkpoint(run);
+    REQUIRE(found);
+    CHECK(found->step == 5);
+    REQUIRE(found->unusable.size() == 2);
+    CHECK(found->unusable[0].starts_with(checkpoint_folder(run, 100)));
+    CHECK(found->unusable[1].starts_with(checkpoint_folder(run, 10)));
+    CHECK(parse({"--init", run.c_str(), "--train-data", "x"}).notes.size() == 2);
+    CHECK_REFUSED(find_checkpoint(checkpoint_folder(run, 10)), checkpoint_folder(run, 10));
+    fs::remove_all(checkpoint_folder(run, 10));
+    fs::remove_all(checkpoint_folder(run, 100));
+    fs::rename(checkpoint_folder(run, 5), checkpoint_folder(run, 7));
+    CHECK_REFUSED(find_checkpoint(run), run + ": it has 1 checkpoint, and none can be used, ");
+    CHECK_REFUSED(find_checkpoint(run), "holds a checkpoint of step 5; ");
+    CHECK_REFUSED(parse({"--resume", "auto", "--run-dir", run.c_str()}), "none can be used");
+}
+
+TEST_CASE("the run that a checkpoint lies in") {
+    CHECK(run_of_checkpoint("runs/a/checkpoints/step_00000001") == "runs/a");
+    CHECK(run_of_checkpoint("runs/a/checkpoints/step_00000001//") == "runs/a");
+    CHECK(run_of_checkpoint("/a/./checkpoints/b/../step_00000001") == "/a");
+    CHECK(run_of_checkpoint("checkpoints/step_00000001") == ".");
+    CHECK(run_of_checkpoint("step_00000001") == "");
+    CHECK(run_of_checkpoint("backup/step_00000001") == "");
+    CHECK(run_of_checkpoint("") == "");
+}
+
+TEST_CASE("a trained model is a run or a checkpoint of it") {
+    TemporaryFolder folder;
+    std::string run = folder / "run", llama3 = "test/golden/tokenizers/llama3.json";
+    auto record = [&](std::vector<const char*> arguments) {
+        arguments.insert(arguments.begin(), {"--train-data", "x"});
+        return options_to_json(train(arguments).options, command_train);
+    };
+    make_checkpoint(run, 5, record({"--layers", "2"}));
+    make_checkpoint(run, 7, record({"--layers", "3"}));
+    TrainedModel model(run, "");
+    CHECK(model.options.layers == 3);
+    CHECK(model.tokenizer->vocab_size() == 257);
+    std::vector<float> values(6);
+    model.reader.read_floats(0, Slot::weight, 0, 6, values.data());
+    CHECK(values == some_values);
+    CHECK(TrainedModel(checkpoint_folder(run, 5), "").options.layers == 2);
+    CHECK(!TrainedModel(run, "none").tokenizer);
+    CHECK_REFUSED(TrainedModel(run, llama3), "and the model of " + checkpoint_folder(run, 7) + " only 257; ");
+    CHECK_REFUSED(TrainedModel(folder / "none", ""), folder / "none" + ": ");
+
+    make_checkpoint(run, 9, record({"--tokenizer", llama3.c_str()}));
+    CHECK_REFUSED(TrainedModel(run, ""), run + "/tokenizer.json: the tokenizer of the run is missing; ");
+    fs::copy_file(llama3, tokenizer_path(run));
+    CHECK(TrainedModel(run, "").tokenizer->file() == tokenizer_path(run));
+    CHECK(TrainedModel(checkpoint_folder(run, 9), "").tokenizer->file() == tokenizer_path(run));
+    make_checkpoint(run, 10, {{"layers", 1}});
+    CHECK_REFUSED(TrainedModel(run, ""), checkpoint_folder(run, 10) + ": option ");
+}

@@ -1,0 +1,244 @@
+// The run directory: runs that begin, replace others or go on, and the log of their steps as one curve.
+#include <fstream>
+
+#include "data/checkpoint_builder.h"
+#include "data/run_log.h"
+#include "data/step_log.h"
+#include "test/data/failing_calls.h"
+#include "test/support/file_testing.h"
+
+static const nlohmann::ordered_json some_options = {{"layers", 4}, {"learning_rate", 0.0006}};
+
+static std::string content_of(const std::string& path) {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+static std::vector<nlohmann::json> lines_of(const std::string& run) {
+    std::ifstream file(run + "/log.jsonl");
+    std::vector<nlohmann::json> result;
+    for (std::string line; std::getline(file, line);) result.push_back(nlohmann::json::parse(line));
+    return result;
+}
+
+static void make_checkpoint(const std::string& run_dir, int64_t step) {
+    CheckpointBuilder builder(
+        run_dir, step, {{"program", "test"}, {"step", step}, {"samples", 0}, {"options", some_options}},
+        {{"wte", {1}, {Dtype::fp32}}});
+    float value = 1;
+    builder.append(0, Slot::weight, 0, 1, &value);
+    builder.commit();
+}
+
+static nlohmann::ordered_json step_line(int step, const char* what = "loss") {
+    return {{"step", step}, {what, 1.5}};
+}
+
+TEST_CASE("a run directory is not overwritten by accident") {
+    TemporaryFolder folder;
+    std::string run = folder / "a/b";
+    {
+        RunLog log(run, RunFolder::fresh);
+        CHECK(log.begin(some_options, 0).empty());
+        log.write({{"step", 0}, {"loss", 5.5}, {"text", "\xff"}});
+        CHECK(lines_of(run).size() == 1);  // there before the log is closed
+        log.write({{"step", 1}, {"loss", 5.25}});
+        for (RunFolder use : {RunFolder::replaced, RunFolder::continued})
+            CHECK_REFUSED(RunLog(run, use), run + ": another process is training there; ");
+    }
+    CHECK(lines_of(run)[1]["loss"] == 5.25);
+    CHECK(nlohmann::ordered_json::parse(content_of(run + "/options.json")) == some_options);
+    CHECK_REFUSED(RunLog(run, RunFolder::fresh), run + ": already holds a run; ");
+
+    // nothing is changed before the run begins
+    make_checkpoint(run, 1);
+    RunLog(run, RunFolder::replaced);
+    CHECK(lines_of(run).size() == 2);
+    CHECK(checkpoint_steps(run).size() == 1);
+
+    RunLog(run, RunFolder::replaced).begin({{"layers", 5}}, 0);
+    CHECK(lines_of(run).empty());
+    CHECK(checkpoint_steps(run).empty());
+    CHECK(nlohmann::json::parse(content_of(run + "/options.json"))["layers"] == 5);
+    RunLog(run, RunFolder::fresh).begin(some_options, 0);  // nothing came of the run before
+
+    make_checkpoint(run, 7);
+    CHECK_REFUSED(RunLog(run, RunFolder::fresh), run + ": already holds a run; ");
+
+    write_file(folder / "file", "x");
+    CHECK_REFUSED(RunLog(folder / "file", RunFolder::fresh), "/file: cannot make the run directory: ");
+    CHECK_REFUSED(RunLog("/proc/run", RunFolder::fresh), "/proc/run: cannot make the run directory: ");
+
+    // options of the command that makes it
+    std::string refused = error_of([&] { RunLog(run, RunFolder::fresh, "--output"); });
+    CHECK(refused == run + ": already holds a run; replace it with --overwrite, or name another directory "
+                           "with --output");
+    CHECK_REFUSED(RunLog(run, RunFolder::fresh), "; go on with it with --resume auto, replace it with");
+}
+
+TEST_CASE("a log is on disk when it is said to be") {
+    TemporaryFolder folder;
+    std::string run = folder / "run";
+    RunLog log(run, RunFolder::fresh);
+    log.begin(some_options, 0);
+    log.write(step_line(1));
+    synced.clear();
+    interrupted_syncs = 3;
+    log.sync();
+    CHECK(synced == std::vector<std::string>{run + "/log.jsonl"});
+    fail_next_sync_of = run + "/log.jsonl";
+    CHECK_REFUSED(log.sync(), "log.jsonl: cannot write it: Input/output error; ");
+}
+
+TEST_CASE("a run that is there takes the place of another") {
+    TemporaryFolder folder;
+    std::string run = folder / "run";
+    RunLog log(run, RunFolder::replaced);
+    log.write(step_line(1));
+    for (int step : {5, 100, 200}) make_checkpoint(run, step);
+    // whatever cannot be removed, the older run has its newest checkpoint until the last
+    fail_next_rename_to = checkpoint_folder(run, 200) + ".partial";
+    CHECK_REFUSED(log.begin_as({{"layers", 3}}, 5), "step_00000200: cannot rename it: ");
+    CHECK(checkpoint_steps(run) == std::vector<int64_t>{200, 5});
+    CHECK(lines_of(run).size() == 1);
+    log.begin_as({{"layers", 3}}, 5);
+    CHECK(checkpoint_steps(run) == std::vector<int64_t>{5});
+    CHECK(lines_of(run).empty());
+    CHECK(nlohmann::json::parse(content_of(run + "/options.json"))["layers"] == 3);
+}
+
+TEST_CASE("what killed runs left of a checkpoint is no run, and goes") {
+    TemporaryFolder folder;
+    std::string run = folder / "run", partial = checkpoint_folder(run, 5) + ".partial";
+    for (RunFolder use : {RunFolder::fresh, RunFolder::replaced, RunFolder::continued}) {
+        fs::create_directories(partial);
+        RunLog(run, use).begin(some_options, 0);
+        CHECK(!fs::exists(partial));
+    }
+}
+
+TEST_CASE("a run that goes on has one curve") {
+    TemporaryFolder folder;
+    std::string run = folder / "run";
+    std::vector<nlohmann::ordered_json> expected;
+    {
+        RunLog log(run, RunFolder::fresh);
+        log.begin(some_options, 0);
+        // each line with whether it is of the past when the run goes on after step 100
+        auto write = [&](const nlohmann::ordered_json& line, bool stays) {
+            log.write(line);
+            if (stays) expected.push_back(line);
+        };
+        write(step_line(0, "val_loss"), true);
+        write(step_line(99), true);
+        write(step_line(99, "val_loss"), true);
+        write(step_line(100), true);
+        write(step_line(100, "val_loss"), false);  // it is measured again
+        write(step_line(100, "sample"), false);
+        write(step_line(101), false);
+        write({{"step", 100}, {"checkpoint", "step_00000100"}, {"bytes", 5}}, true);  // came late
+        write(step_line(102), false);
+        write({{"step", 100}, {"checkpoint", nullptr}, {"trouble", "full"}}, true);
+        write({{"step", 102}, {"checkpoint", "step_00000102"}}, false);
+    }
+    for (int step : {50, 100, 102, 150}) make_checkpoint(run, step);
+    {
+        RunLog log(run, RunFolder::continued);
+        std::vector<std::string> notes = log.begin({{"layers", 9}}, 100);
+        REQUIRE(notes.size() == 2);
+        CHECK(notes[0].starts_with(checkpoint_folder(run, 150) + ": newer than step 100"));
+        CHECK(notes[0].ends_with("step_00000150.aside"));
+        log.write(step_line(101, "new"));
+    }
+    CHECK(checkpoint_steps(run) == std::vector<int64_t>{100, 50});
+    CHECK(fs::exists(checkpoint_folder(run, 150) + ".aside/index.bin"));
+    expected.push_back(step_line(101, "new"));
+    CHECK(nlohmann::json(lines_of(run)) == nlohmann::json(expected));
+    CHECK(nlohmann::json::parse(content_of(run + "/options.json"))["layers"] == 9);
+
+    // once more from the same step gives the same
+    expected.pop_back();
+    CHECK(RunLog(run, RunFolder::continued).begin(some_options, 100).empty());
+    CHECK(nlohmann::json(lines_of(run)) == nlohmann::json(expected));
+}
+
+TEST_CASE("a log that was torn anywhere is cut to whole lines") {
+    TemporaryFolder folder;
+    std::string run = folder / "run", path = run + "/log.jsonl", whole;
+    for (int step = 1; step <= 6; step++) whole += step_line(step).dump() + "\n";
+    RunLog(run, RunFolder::fresh).begin(some_options, 0);
+    size_t line = whole.size() / 6;
+    for (size_t length = 0; length <= whole.size(); length++) {
+        write_file(path, whole.substr(0, length));
+        RunLog log(run, RunFolder::continued);
+        log.begin(some_options, 4);
+        CAPTURE(length);
+        CHECK(content_of(path) == whole.substr(0, std::min(length / line, (size_t)4) * line));
+        log.write(step_line(5));
+        CHECK(content_of(path).ends_with("{\"step\":5,\"loss\":1.5}\n"));
+    }
+    // other than our program writes
+    for (const char* odd : {"\n", "[]\n", "{}\n", "{\"step\":\"3\"}\n", "{\"step\":3.5}\n",
+                            "{\"step\":1e99}\n", "x\n", "\xff\n", "{\"step\":18446744073709551615}\n"}) {
+        write_file(path, whole.substr(0, line) + odd + whole.substr(line));
+        RunLog(run, RunFolder::continued).begin(some_options, 4);
+        CHECK(content_of(path) == whole.substr(0, 4 * line));
+    }
+    write_file(path, whole + std::string(100000, '[') + "\n");
+    RunLog(run, RunFolder::continued).begin(some_options, 6);
+    CHECK(content_of(path) == whole);
+    RunLog(run, RunFolder::continued).begin(some_options, 0);
+    CHECK(content_of(path).empty());
+}
+
+TEST_CASE("a run from a checkpoint of another has a log of its own") {
+    TemporaryFolder folder;
+    std::string run = folder / "branch";
+    RunLog log(run, RunFolder::fresh);
+    CHECK(log.begin(some_options, 100).empty());
+    log.write(step_line(101));
+    CHECK(lines_of(run).size() == 1);
+}
+
+TEST_CASE("a log on a full disk") {
+    SmallDisk disk("64k");
+    if (!disk.mounted) SKIP("a small tmpfs cannot be mounted here");
+    auto fill = [&] {
+        RunLog log(disk.folder / "run", RunFolder::fresh);
+        log.begin(some_options, 0);
+        for (int step = 0; step < 10000; step++) log.write(step_line(step));
+    };
+    CHECK_REFUSED(fill(), "/run/log.jsonl: cannot write it: No space left on device; ");
+    auto begin = [&] { RunLog(disk.folder / "other", RunFolder::fresh).begin(some_options, 0); };
+    CHECK_REFUSED(begin(), "No space left on device; ");
+}
+
+TEST_CASE("checkpoints in the log") {
+    TemporaryFolder folder;
+    std::string run = folder / "run";
+    RunLog log(run, RunFolder::fresh);
+    log.begin(some_options, 0);
+    Options options;
+    Meter meter(options, 16, 0, 1e9, 1);
+    StepLog steps(options, meter, &log, false);
+    SaveReport report;
+    report.step = 100;
+    report.folder = "run/checkpoints/step_00000100";
+    report.bytes = 1500000000;
+    report.stalled = 0.25;
+    report.seconds = 2;
+    steps.checkpoint(report);
+    report.step = 200;
+    report.trouble = "disk: full; free some";
+    steps.checkpoint(report);
+    auto lines = lines_of(run);
+    REQUIRE(lines.size() == 2);
+    CHECK(lines[0] == nlohmann::json{{"step", 100},
+                                     {"checkpoint", "run/checkpoints/step_00000100"},
+                                     {"bytes", 1500000000},
+                                     {"stall_ms", 250.0},
+                                     {"write_ms", 2000.0}});
+    CHECK(lines[1]["checkpoint"].is_null());
+    CHECK(lines[1]["trouble"] == "disk: full; free some");
+    StepLog(options, meter, nullptr, false).checkpoint(report);  // of a rank that has no log
+}

@@ -1,0 +1,425 @@
+// Documents of files: the search for them, gzip, JSON lines, batches; and work that keeps its order.
+#include "test/support/file_testing.h"
+
+#include <atomic>
+#include <unistd.h>
+
+#include "data/ordered_work.h"
+#include "data/text_documents.h"
+#include "kernels/random.cuh"
+#include "test/data/gzip_testing.h"
+
+// Numbers below `bound`, one after the other.
+struct Draws {
+    uint64_t key, at = 0;
+    size_t operator()(size_t bound) { return philox(key, at++).at[0] % bound; }
+};
+
+static std::string random_text(Draws& draw, size_t size, size_t letters) {
+    std::string text(size, '\0');
+    for (char& c : text) c = "ab \n\xc3\xa9z."[draw(letters)];
+    return text;
+}
+
+static DocumentSearch found(const std::vector<std::string>& paths) {
+    DocumentSearch search;
+    for (const std::string& path : paths) search.add(path);
+    return search;
+}
+
+static std::string whole(const TextFile& file, size_t piece = 1000) {
+    TextInput input(file);
+    std::string text;
+    while (input.append(text, piece)) {
+    }
+    CHECK(input.consumed() == file.bytes);
+    return text;
+}
+
+TEST_CASE("text files: what is compressed and what is lines") {
+    TemporaryFolder folder;
+    struct {
+        const char* name;
+        std::string content;
+        bool compressed, lines;
+    } cases[] = {{"a.txt", "text", false, false},
+                 {"b.txt.gz", gzip("text"), true, false},
+                 {"c", gzip("text"), true, false},
+                 {"d.jsonl", "{}", false, true},
+                 {"e.jsonl.gz", gzip("{}"), true, true},
+                 {"f.jsonl", gzip("{}"), true, true},
+                 {"g.json", "{}", false, false},
+                 {"h.gz.txt", "\x1f\x8b", false, false},
+                 {"jsonl", "x", false, false}};
+    for (const auto& one : cases) write_file(folder / one.name, one.content);
+    DocumentSearch search = found({folder.path});
+    REQUIRE(search.files.size() == std::size(cases));
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < std::size(cases); i++) {
+        CAPTURE(cases[i].name);
+        CHECK(search.files[i].path == folder / cases[i].name);
+        CHECK(search.files[i].compressed == cases[i].compressed);
+        CHECK(search.files[i].lines == cases[i].lines);
+        CHECK(search.files[i].bytes == cases[i].content.size());
+        bytes += cases[i].content.size();
+    }
+    CHECK(search.bytes == bytes);
+}
+
+// ----------------------------------------------------------------------------
+// gzip
+
+TEST_CASE("gzip: the text comes back, however it was compressed and is asked for") {
+    TemporaryFolder folder;
+    Draws draw{random_key(1, "gzip")};
+    for (int round = 0; round < 40; round++) {
+        CAPTURE(round);
+        std::string text, compressed;
+        for (size_t member = 0; member <= draw(4); member++) {
+            std::string part = random_text(draw, draw(3) == 0 ? 0 : draw(70000), 1 + draw(8));
+            text += part;
+            compressed += gzip(part, (int)draw(10));
+        }
+        if (compressed.empty()) continue;
+        write_file(folder / "x.gz", compressed);
+        DocumentSearch search = found({folder / "x.gz"});
+        CHECK(whole(search.files[0], 1 + draw(5000)) == text);
+    }
+    std::string zeros(50 << 20, '\0');  // much text from little
+    write_file(folder / "zeros.gz", gzip(zeros));
+    CHECK((whole(found({folder / "zeros.gz"}).files[0], 1 << 20) == zeros));
+}
+
+TEST_CASE("gzip: cut short anywhere, or damaged, it is refused") {
+    TemporaryFolder folder;
+    Draws draw{random_key(2, "gzip")};
+    std::string text = random_text(draw, 300, 8), good = gzip(text), path = folder / "x.gz";
+    auto error = [&](const std::string& content) {
+        write_file(path, content);
+        std::string read = text;
+        std::string message = error_of([&] { read = whole(found({path}).files[0]); });
+        CHECK(read == text);
+        return message;
+    };
+    CHECK(error(good) == "no error");
+    for (size_t size = 1; size < good.size(); size++)
+        check_error(error(good.substr(0, size)), path, "cut short");
+    check_error(error(good + good.substr(0, 20)), path, "cut short");
+    check_error(error(good + "more"), path, "damaged");
+    check_error(error("no gzip at all, but named so"), path, "damaged");
+    size_t refused = 0;
+    for (size_t at = 0; at < good.size(); at++) {
+        std::string damaged = good;
+        damaged[at] = (char)(damaged[at] ^ 0x10);
+        std::string message = error(damaged);  // and what is not refused is the text
+        refused += message != "no error";
+        if (message != "no error") check_error(message, path, "; ");
+    }
+    CHECK(refused >= good.size() - 10);  // the time and the system in its header mean nothing
+    write_file(path, "");
+    CHECK(found({path}).files.empty());
+}
+
+// ----------------------------------------------------------------------------
+// JSON lines
+
+TEST_CASE("JSON lines: the text of the field") {
+    struct {
+        std::string line, document;
+    } cases[] = {
+        {R"({"text": "plain"})", "plain"},
+        {R"(  { "text":"" , "n":1}  )", ""},
+        {R"({"id": 7, "meta": {"text": "in", "list": [{"text": 1}]}, "text": "outer", "z": null})", "outer"},
+        {R"({"text": "a\n\t\"\\\/\u0041\u00e9\ud83d\ude00\u0000b"})",
+         std::string("a\n\t\"\\/A\xc3\xa9\xf0\x9f\x98\x80\0b", 15)},
+        {R"({"te\u0078t": "escaped name"})", "escaped name"},
+        {R"({"Text": "other", "text ": "other", "text": "mine", "n": -1.5e10, "b": [true, false]})", "mine"},
+        {"{\"text\": \"\xc3\xa9\xf0\x9f\x98\x80 \x7f\"}", "\xc3\xa9\xf0\x9f\x98\x80 \x7f"},
+        {"\xef\xbb\xbf{\"text\": \"behind a byte order mark\"}", "behind a byte order mark"},
+        {R"({"text": "<|endoftext|>"})", "<|endoftext|>"},
+    };
+    for (const auto& one : cases) {
+        CAPTURE(one.line);
+        std::string document = "left from before";
+        CHECK(read_json_line(one.line, "text", document) == "");
+        CHECK(document == one.document);
+    }
+    std::string document;
+    CHECK(read_json_line(R"({"text": "no", "": "empty name"})", "", document) == "");
+    CHECK(document == "empty name");
+    std::string deep =
+        "{\"a\": " + std::string(100000, '[') + std::string(100000, ']') + ", \"text\": \"x\"}";
+    CHECK(read_json_line(deep, "text", document) == "");
+    CHECK(document == "x");
+}
+
+TEST_CASE("JSON lines: damaged lines are refused with a reason and a remedy") {
+    struct {
+        std::string line, reason;
+    } cases[] = {
+        {R"({"text": "half)", "not valid JSON at byte 15"},
+        {R"({"text": "a"} {"text": "b"})", "not valid JSON at byte 15"},
+        {R"({"text": "a"}x)", "not valid JSON"},
+        {R"({"text": "a",})", "not valid JSON"},
+        {R"({text: "a"})", "not valid JSON at byte 3"},
+        {R"({'text': 'a'})", "not valid JSON"},
+        {"{\"text\": \"\xff\"}", "not valid JSON"},
+        {"{\"text\": \"\xed\xa0\x80\"}", "not valid JSON"},
+        {R"({"text": "\ud800"})", "not valid JSON"},
+        {R"({"text": "\udc00\ud800"})", "not valid JSON"},
+        {std::string("{\"text\": \"\0\"}", 13), "not valid JSON"},
+        {"{\"text\": \"a\tb\"}", "not valid JSON"},
+        {R"({"text": "a", "n": 1e999})", "not valid JSON"},
+        {"plain text", "not valid JSON"},
+        {R"("text")", "no JSON object"},
+        {R"(["text"])", "no JSON object"},
+        {R"([{"text": "a"}])", "no JSON object"},
+        {"null", "no JSON object"},
+        {"{}", "no field \"text\""},
+        {R"({"content": "a"})", "no field \"text\""},
+        {R"({"meta": {"text": "a"}})", "no field \"text\""},
+        {R"({"text": null})", "is no text"},
+        {R"({"text": 1})", "is no text"},
+        {R"({"text": true})", "is no text"},
+        {R"({"text": -1})", "is no text"},
+        {R"({"text": 1.5})", "is no text"},
+        {R"({"text": ["a"]})", "is no text"},
+        {R"({"text": {"text": "a"}})", "is no text"},
+        {R"({"text": "a", "text": "b"})", "twice"},
+        {R"({"text": [], "text": "b"})", "twice"},
+    };
+    for (const auto& one : cases) {
+        CAPTURE(one.line);
+        std::string document, wrong = read_json_line(one.line, "text", document);
+        CAPTURE(wrong);
+        CHECK(wrong.find(one.reason) != std::string::npos);
+        CHECK(wrong.find("; ") != std::string::npos);
+        CHECK(wrong.find('\n') == std::string::npos);
+    }
+    std::string document, wrong = read_json_line("{}", "a\nb", document);
+    CHECK(wrong.find("\"a?b\"") != std::string::npos);
+}
+
+// ----------------------------------------------------------------------------
+// batches
+
+using Documents = std::vector<std::string>;
+
+static Documents documents_in(const std::vector<TextFile>& files, size_t size,
+                              const std::function<size_t(std::string_view)>& cut, size_t* largest = nullptr,
+                              const std::string& field = "text") {
+    TextBatches batches(files, cut, size);
+    Documents documents;
+    bool inside = false;
+    uint64_t bytes = 0, input_bytes = 0;
+    for (TextBatch batch; batches.next(batch);) {
+        input_bytes += batch.input_bytes;
+        if (largest) *largest = std::max(*largest, batch.text.size());
+        documents_of(batch, field, [&](std::string_view text, bool last) {
+            if (!inside) documents.emplace_back();
+            documents.back() += text;
+            inside = !last;
+        });
+    }
+    CHECK(!inside);
+    for (const TextFile& file : files) bytes += file.bytes;
+    CHECK(input_bytes <= bytes);
+    if (input_bytes + 64 < bytes)
+        CHECK(input_bytes == bytes);  // an empty file may come behind the last batch
+    return documents;
+}
+
+static size_t cut_anywhere(std::string_view text) {
+    return text.size();
+}
+static size_t cut_nowhere(std::string_view) {
+    return 0;
+}
+static size_t cut_behind_z(std::string_view text) {
+    return text.rfind('z') + 1;
+}  // 0 if there is none
+
+TEST_CASE("batches: all documents in order, for any size, place to cut and compression") {
+    Draws draw{random_key(3, "batches")};
+    for (int round = 0; round < 60; round++) {
+        CAPTURE(round);
+        TemporaryFolder in;
+        Documents wanted;
+        for (size_t i = 0, files = 1 + draw(12); i < files; i++) {
+            bool lines = draw(3) == 0, compressed = draw(3) == 0;
+            std::string content;
+            if (lines) {
+                for (size_t n = draw(30); n > 0; n--) {
+                    if (draw(4) == 0) {
+                        content += draw(2) ? "\n" : " \t\r\n";
+                        continue;
+                    }
+                    std::string document = draw(4) == 0 ? "" : random_text(draw, draw(300), 4);
+                    wanted.push_back(document);
+                    content += nlohmann::json({{"n", i}, {"text", document}}).dump();
+                    content += n == 1 && draw(2) ? "" : draw(2) ? "\n" : "\r\n";
+                }
+                if (content.empty()) content = "\n";
+            } else {
+                content = random_text(draw, 1 + draw(draw(4) == 0 ? 5000 : 200), 8);
+                wanted.push_back(content);
+            }
+            write_file(in / text("%02zu%s%s", i, lines ? ".jsonl" : ".txt", compressed ? ".gz" : ""),
+                       compressed ? gzip(content) : content);
+        }
+        DocumentSearch search = found({in.path});
+        for (size_t size : {(size_t)1, 2 + draw(100), 100 + draw(3000), (size_t)1 << 20}) {
+            CAPTURE(size);
+            for (auto cut : {cut_anywhere, cut_nowhere, cut_behind_z})
+                REQUIRE((documents_in(search.files, size, cut) == wanted));
+        }
+    }
+}
+
+TEST_CASE("batches: hold a bounded part of a text that can be cut") {
+    TemporaryFolder folder;
+    std::string large(10 << 20, 'q');
+    for (size_t i = 0; i < large.size(); i += 1000) large[i] = 'z';
+    write_file(folder / "large", large);
+    write_file(folder / "large.gz", gzip(large));
+    DocumentSearch search = found({folder / "large", folder / "large.gz"});
+    size_t largest = 0;
+    CHECK((documents_in(search.files, 1 << 16, cut_behind_z, &largest) == Documents{large, large}));
+    CHECK(largest <= 1 << 16);
+    largest = 0;
+    CHECK((documents_in(search.files, 1 << 16, cut_nowhere, &largest) == Documents{large, large}));
+    CHECK(largest == large.size());
+}
+
+TEST_CASE("batches: small documents and lines share one, lines of 100 MB have their own") {
+    TemporaryFolder folder;
+    for (int i = 0; i < 500; i++) write_file(folder / text("%03d.txt", i), std::string(100, 'x'));
+    std::string lines;
+    for (int i = 0; i < 5000; i++) lines += "{\"text\": \"" + std::string(87, 'x') + "\"}\n";
+    write_file(folder / "a.jsonl", lines);
+    DocumentSearch search = found({folder.path});
+    TextBatches batches(search.files, cut_anywhere, 10000);
+    size_t count = 0;
+    for (TextBatch batch; batches.next(batch); count++) CHECK(batch.text.size() <= 10100);
+    CHECK(count <= 5 + 50 + 2);
+
+    std::string document(100 << 20, 'y'),
+        content = "{\"text\": \"first\"}\n{\"text\": \"" + document + "\"}\n";
+    write_file(folder / "long.jsonl", content + "{\"text\": \"last\"}");
+    Documents documents = documents_in(found({folder / "long.jsonl"}).files, 1 << 20, cut_anywhere);
+    REQUIRE(documents.size() == 3);
+    CHECK(documents[0] == "first");
+    CHECK((documents[1] == document));
+    CHECK(documents[2] == "last");
+}
+
+TEST_CASE("batches: a file that is cut is two documents, and characters stay whole") {
+    TemporaryFolder folder;
+    std::string content = "0123\xc3\xa9\xf0\x9f\x98\x80"
+                          "89abc";  // characters of two and of four bytes
+    write_file(folder / "x", content);
+    write_file(folder / "x.gz", gzip(content));
+    for (size_t cut = 1; cut < content.size(); cut++) {
+        CAPTURE(cut);
+        size_t moved = cut == 5 ? 4 : cut > 6 && cut < 10 ? 6 : cut;
+        for (const char* name : {"x", "x.gz"}) {
+            DocumentSearch search = found({folder / name});
+            search.files[0].cut = cut;
+            CHECK(documents_in(search.files, 1000, cut_anywhere) ==
+                  Documents{content.substr(0, moved), content.substr(moved)});
+        }
+    }
+    write_file(folder / "short", "\xc3\xa9");  // neither part may be empty
+    DocumentSearch search = found({folder / "short"});
+    search.files[0].cut = 1;
+    CHECK(documents_in(search.files, 1, cut_anywhere) == Documents{"\xc3", "\xa9"});
+}
+
+TEST_CASE("batches: a damaged line is named by its number") {
+    TemporaryFolder folder;
+    std::string path = folder / "x.jsonl", content;
+    for (int i = 1; i <= 1000; i++) {
+        if (i == 777)
+            content += "{\"text\": \"half\n";
+        else
+            content += i % 10 == 0 ? "\n" : "{\"text\": \"good\"}\r\n";
+    }
+    write_file(path, content);
+    for (size_t size : {1, 100, 1 << 20})
+        check_error(error_of([&] { documents_in(found({path}).files, size, cut_anywhere); }), path + ":777",
+                    "not valid JSON");
+    write_file(path, "{\"text\": \"a\"}\n{\"body\": \"b\"}");
+    check_error(error_of([&] { documents_in(found({path}).files, 100, cut_anywhere); }), path + ":2",
+                "no field \"text\"");
+    check_error(error_of([&] { documents_in(found({path}).files, 100, cut_anywhere, nullptr, "body"); }),
+                path + ":1", "no field \"body\"");
+}
+
+// ----------------------------------------------------------------------------
+// work in order
+
+TEST_CASE("ordered work: results in order, and no thread far ahead") {
+    for (unsigned threads : {1u, 2u, 7u}) {
+        std::atomic<int> given = 0, taken = 0, farthest = 0;
+        {
+            OrderedWork<int, int> work(
+                [&](int& thing) {
+                    thing = given;
+                    if (thing == 2000) return false;
+                    given++;
+                    farthest = std::max(farthest.load(), given - taken);
+                    return true;
+                },
+                [](const int& thing) {
+                    if (thing % 37 == 0) usleep(200);  // slow ones
+                    return thing * 3;
+                },
+                threads);
+            int result = -1;
+            for (int i = 0; i < 2000; i++) {
+                REQUIRE(work.take(result));
+                taken = i + 1;
+                REQUIRE(result == 3 * i);
+            }
+            CHECK(!work.take(result));
+            CHECK(!work.take(result));
+        }
+        CHECK(farthest <= (int)(2 * threads + 3));
+    }
+}
+
+TEST_CASE("ordered work: a failure comes in its place, and all threads end") {
+    for (bool in_next : {false, true}) {
+        for (int failing : {0, 1, 50, 99}) {
+            int given = 0;
+            OrderedWork<int, int> work(
+                [&](int& thing) {
+                    if (in_next && given == failing) fail("thing %d: bad; leave it out", given);
+                    thing = given++;
+                    return thing < 100;
+                },
+                [&](const int& thing) {
+                    if (!in_next && thing >= failing && thing % 3 == failing % 3)
+                        fail("thing %d: bad; leave it out", thing);
+                    return thing;
+                },
+                4);
+            int result = -1, taken = 0;
+            std::string error = error_of([&] {
+                while (work.take(result)) CHECK(result == taken++);
+            });
+            CHECK(taken == failing);
+            CHECK(error == text("thing %d: bad; leave it out", failing));
+        }
+    }
+    // One that is left early waits for nothing but the work in hand.
+    int given = 0, result = -1;
+    OrderedWork<int, int> work(
+        [&](int& thing) {
+            thing = given++;
+            return true;
+        },
+        [](const int& thing) { return thing; }, 3);
+    CHECK(work.take(result));
+    CHECK(result == 0);
+}

@@ -1,0 +1,38 @@
+// libFuzzer: whatever a config.json holds, it is one line of refusal, or a model that fits together and is
+// the same when its config is written and read again. The first byte chooses between the rest as text, and a
+// published config damaged by the rest.
+#include <cstdlib>
+
+#include "data/hf_config.h"
+#include "data/hf_config_writer.h"
+#include "test/fuzz/fuzz_json.h"
+#include "test/data/hf_configs.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    if (size == 0) return 0;
+    std::string text((const char*)data + 1, size - 1);
+    static const nlohmann::json published[] = {hf_gpt2(),  hf_llama(),    hf_mistral(),
+                                               hf_qwen3(), hf_gpt_neox(), hf_gptj()};
+    constexpr size_t kinds = std::size(published) + 1;
+    if (data[0] % kinds < std::size(published)) {
+        nlohmann::json config = published[data[0] % kinds];
+        damage_json(config, text);
+        text = config.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    }
+    ModelConfig config;
+    try {
+        config = parse_hf_config(text, "config.json");
+        complete(config);
+        if (parameter_count(config) <= 0 || config.heads % config.kv_heads) abort();
+    } catch (const Error& error) {
+        for (const char* c = error.what(); *c; c++) {
+            if ((unsigned char)*c < 0x20) abort();
+        }
+        return 0;
+    }
+    std::string written = hf_config_json(config, "float32", -1).dump();
+    ModelConfig again = parse_hf_config(written, "config.json");
+    complete(again);
+    if (hf_config_json(again, "float32", -1).dump() != written) abort();
+    return 0;
+}

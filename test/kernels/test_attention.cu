@@ -1,0 +1,140 @@
+// Attention against the textbook formula in double precision: on GPUs, the kernels of every card.
+// seconds: 15
+#include <omp.h>
+
+#include "test/kernels/attention_testing.h"
+#include "test/support/simulated.h"
+
+namespace {
+
+// The kernels that every card runs, also on a card that has faster ones.
+#ifdef DEVICE_CPU
+struct EveryCard {};
+#else
+struct EveryCard : UseKernels<AttentionKernels::mma> {};
+#endif
+
+// What does not depend on the size of tiles; the simulated device is slow, and shows it in bf16.
+const auto shown_in_bf16 = doctest::test_suite(simulated && sizeof(floatX) == 4 ? "long" : "");
+
+}  // namespace
+
+TEST_CASE_FIXTURE(EveryCard, "lengths around the tiles") {
+    for (int T : {1, 7, 64, 65, 129, 200}) check({2, T, 2, 2, 64});
+}
+
+TEST_CASE_FIXTURE(EveryCard, "head sizes, also those that are no multiple of a vector") {
+    for (int HS : {1, 8, 20, 32, 40, 80, 96, 128}) check({1, 70, 2, 1, HS});
+    for (int HS : {130, 192, 256}) check({1, 70, 1, 1, HS});
+}
+
+TEST_CASE_FIXTURE(EveryCard, "several tiles of queries and of keys") {
+    int factor = sizeof(floatX) == 2 ? 2 : 1;  // tiles of float are smaller
+    check({2, 140 * factor, 2, 1, 64});
+    check({1, 155 * factor, 1, 1, 128});
+    check({1, 75 * factor, 2, 1, 96});
+    check({1, 75 * factor, 2, 2, 256});
+}
+
+TEST_CASE_FIXTURE(EveryCard, "several query heads share a key/value head" * shown_in_bf16) {
+    check({2, 67, 6, 2, 20});
+    check({1, 67, 3, 1, 64});
+}
+
+TEST_CASE_FIXTURE(EveryCard, "sliding window" * shown_in_bf16) {
+    for (int window : {1, 5, 64, 100, 1000}) check({1, 200, 1, 1, 32, window});
+}
+
+TEST_CASE_FIXTURE(EveryCard, "windows that end within tiles" * shown_in_bf16) {
+    check({1, 400, 1, 1, 32, 129});
+    check({1, 300, 2, 1, 64, 100});
+    check({1, 200, 1, 1, 128, 65});
+    check({1, 140, 1, 1, 256, 33});
+}
+
+TEST_CASE_FIXTURE(EveryCard, "documents" * shown_in_bf16) {
+    check({2, 200, 1, 1, 32, 0, {3, 4, 40, 64, 130, 190}});
+    check({2, 65, 1, 1, 8, 0, {60}});
+}
+
+TEST_CASE_FIXTURE(EveryCard, "shared heads, window and documents together" * shown_in_bf16) {
+    check({2, 200, 4, 2, 20, 70, {10, 100}});
+    check({2, 150, 2, 1, 64, 30, {1, 63, 64, 100}});
+    check({1, 100, 2, 1, 160, 30, {20, 50}});
+}
+
+TEST_CASE_FIXTURE(EveryCard, "large scores do not overflow") {
+    // Scores of several hundred: the softmax all but picks a key, and exp of a score alone would be Inf.
+    // Rounding of such a score to float is already worth 3e-5 of its probability.
+    check({1, 100, 2, 2, 32}, 16, 5 * tolerance<floatX>);
+}
+
+#ifndef DEVICE_CPU
+// The gradients on a card of another kind, tiles and the order of blocks being chosen by card.
+static void check_on_card(const Case& c, const AttentionCard& card) {
+    CAPTURE(c.name());
+    CAPTURE(card.shared_bytes);
+    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+    Run run(c, qkv, dout);
+    Buffer<floatX> dqkv(qkv.size());
+    Buffer<float> scratch(run.scratch.size());
+    const int* documents = c.documents.empty() ? nullptr : (const int*)run.doc_start;
+    attention_mma_backward(dqkv, scratch, run.dout, run.qkv, run.out, run.lse,
+                           attention_shape(c.B, c.T, c.NH, c.NKV, c.HS, c.window, documents), test_stream(),
+                           card);
+    CHECK_CLOSE(dqkv, Reference(c, to_doubles(qkv), to_doubles(dout)).dqkv, tolerance<floatX>);
+}
+
+TEST_CASE_FIXTURE(EveryCard, "cards with little shared memory") {
+    for (int HS : {32, 64, 96, 128, 160, 256})
+        check_on_card({1, 150, 2, 1, HS, 100, {20}}, {99 * 1024, 6 << 20});
+}
+
+TEST_CASE_FIXTURE(EveryCard, "more heads than the cache holds" * shown_in_bf16) {
+    Case c{3, 140, 2, 1, 16};
+    for (size_t heads : {0, 2}) check_on_card(c, {163 * 1024, heads * 2 * 140 * 16 * 24});
+}
+#endif
+
+TEST_CASE_FIXTURE(EveryCard, "a NaN is not hidden") {
+    check_nan_shows(70);
+}
+
+TEST_CASE_FIXTURE(EveryCard, "the same bits on every run") {
+    Case c{2, 150, 4, 2, 40, 100, {10, 77}};
+    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+    CHECK(Run(c, qkv, dout).bits() == Run(c, qkv, dout).bits());
+}
+
+#if !defined(DEVICE_CPU) && !defined(__CUDACC__)
+TEST_CASE_FIXTURE(EveryCard, "the same bits in any order of blocks and threads" * shown_in_bf16) {
+    Case c{2, 200, 2, 1, 32, 150, {10, 77}};
+    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+    auto bits = [&](uint64_t seed) {
+        simt::set_seed(seed);
+        return Run(c, qkv, dout).bits();
+    };
+    std::vector<float> first = bits(1);
+    for (uint64_t seed : {2, 3}) CHECK(bits(seed) == first);
+    simt::set_seed(1);
+}
+#endif
+
+#ifdef DEVICE_CPU
+TEST_CASE_FIXTURE(EveryCard, "the same bits with any number of threads") {
+    auto use_threads = [](int number) {
+        host_stream(test_stream()).enqueue([=] { omp_set_num_threads(number); });
+    };
+    for (Case c : {Case{2, 300, 4, 2, 40, 200, {10, 77}}, Case{1, 200, 3, 3, 64}}) {
+        std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+        use_threads(1);
+        std::vector<float> one = Run(c, qkv, dout).bits();
+        for (int threads : {2, 3, 4, 16}) {
+            CAPTURE(threads);
+            use_threads(threads);
+            CHECK(Run(c, qkv, dout).bits() == one);
+        }
+    }
+    use_threads(omp_get_max_threads());
+}
+#endif

@@ -1,0 +1,82 @@
+// The attention kernels of Hopper against the textbook formula in double precision. They are of bf16 only.
+// devices: simt-bf16 cuda-bf16
+// seconds: 6
+#include "test/kernels/attention_testing.h"
+
+#ifdef PRECISION_BF16
+
+namespace {
+
+using Hopper = UseKernels<AttentionKernels::wgmma>;
+
+// On other cards the program takes other kernels.
+bool on_hopper() {
+    return device_properties().major == 9;
+}
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Hopper, "lengths around the tiles") {
+    for (int T : {1, 7, 64, 65, 129, 300}) check({2, T, 2, 2, 64});
+}
+
+TEST_CASE_FIXTURE(Hopper, "head sizes") {
+    for (int HS : {8, 40, 64, 72, 96, 104, 128}) check({1, 140, 2, 1, HS});
+}
+
+TEST_CASE_FIXTURE(Hopper, "several query heads share a key/value head") {
+    check({2, 140, 6, 2, 24});
+    check({1, 260, 3, 1, 128});
+}
+
+TEST_CASE_FIXTURE(Hopper, "sliding window and documents") {
+    for (int window : {1, 5, 100, 1000}) check({1, 300, 1, 1, 32, window});
+    check({2, 300, 2, 1, 64, 0, {3, 4, 40, 64, 130, 290}});
+    check({2, 200, 4, 2, 128, 70, {10, 100}});
+    check({1, 700, 2, 1, 80, 300, {150, 151, 400}});
+}
+
+TEST_CASE_FIXTURE(Hopper, "heads in sections of any size, on any number of blocks") {
+    if (!on_hopper()) SKIP("no card of Hopper's kind here");
+    Case c{2, 300, 3, 1, 64};
+    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+    Run whole(c, qkv, dout);
+    AttentionShape shape = attention_shape(c.B, c.T, c.NH, c.NKV, c.HS, 0, nullptr);
+    using Shared = HopperForwardShared<64>;
+    CUtensorMap map = Shared::Tile::map(whole.qkv, shape, c.NH + 2 * c.NKV);
+    int tiles = ceil_div(c.T, hopper_queries) * c.B * c.NH;
+    for (auto [section, blocks] : {std::pair{1, 3}, {4, 1}, {5, tiles}}) {
+        CAPTURE(section);
+        Buffer<floatX> out(whole.out.size());
+        Buffer<float> lse(whole.lse.size());
+        launch(attention_hopper_forward_kernel<64>, blocks, hopper_threads, sizeof(Shared), test_stream(),
+               (floatX*)out, (float*)lse, map, shape, section, tiles);
+        CHECK(out.doubles() == whole.out.doubles());
+        CHECK(lse.host() == whole.lse.host());
+    }
+}
+
+TEST_CASE_FIXTURE(Hopper, "what the kernels leave to others") {
+    if (!on_hopper()) SKIP("no card of Hopper's kind here");
+    auto fits = [](int HS) { return hopper_attention_fits(attention_shape(1, 5, 4, 2, HS, 0, nullptr)); };
+    CHECK(fits(8));
+    CHECK(fits(128));
+    CHECK(!fits(20));   // rows of heads that are no whole units of 16 bytes
+    CHECK(!fits(136));  // wider than a tile
+}
+
+TEST_CASE_FIXTURE(Hopper, "large scores do not overflow") {
+    check({1, 150, 2, 2, 32}, 16, 5 * tolerance<floatX>);
+}
+
+TEST_CASE_FIXTURE(Hopper, "the same bits on every run") {
+    Case c{2, 300, 4, 2, 40, 200, {10, 77}};
+    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+    CHECK(Run(c, qkv, dout).bits() == Run(c, qkv, dout).bits());
+}
+
+TEST_CASE_FIXTURE(Hopper, "a NaN is not hidden") {
+    check_nan_shows(140);
+}
+
+#endif

@@ -1,0 +1,252 @@
+#include <array>
+
+#include "kernels/embedding.cuh"
+#include "test/support/testing.h"
+
+static std::vector<int> random_tokens(int N, int V) {
+    std::vector<int> tokens(N);
+    for (int n = 0; n < N; n++) tokens[n] = (int)(philox(random_key(5, "tokens"), n).at[0] % V);
+    return tokens;
+}
+
+TEST_CASE("places are sorted by token") {
+    for (auto [N, V] :
+         {std::pair{0, 1}, {1, 1}, {5, 1}, {100, 7}, {1000, 300}, {777, 200000}, {50, INT32_MAX}}) {
+        CAPTURE(N);
+        CAPTURE(V);
+        auto tokens = random_tokens(N, V);
+        std::vector<int> order(N, -1), want(N);
+        sort_by_token(order.data(), tokens.data(), N);
+        for (int n = 0; n < N; n++) want[n] = n;
+        std::stable_sort(want.begin(), want.end(), [&](int a, int b) { return tokens[a] < tokens[b]; });
+        CHECK(order == want);
+    }
+}
+
+// Where the document of each token begins: documents of 1 to `longest` tokens.
+static std::vector<int> random_documents(int B, int T, int longest) {
+    std::vector<int> doc_start;
+    for (int b = 0; b < B; b++) {
+        for (int t = 0, start = 0, end = 0; t < T; t++) {
+            if (t == end) {
+                start = t;
+                end += 1 + (int)(philox(random_key(6, "documents"), b * T + t).at[0] % longest);
+            }
+            doc_start.push_back(start);
+        }
+    }
+    return doc_start;
+}
+
+TEST_CASE("places are sorted by position") {
+    for (auto [B, T, longest] : {std::array{1, 1, 1}, {2, 9, 1}, {3, 50, 12}, {2, 700, 300}, {1, 5, 100}}) {
+        CAPTURE(T);
+        auto doc_start = random_documents(B, T, longest);
+        std::vector<int> order(B * T, -1), want(B * T);
+        sort_by_position(order.data(), doc_start.data(), B, T);
+        for (int n = 0; n < B * T; n++) want[n] = n;
+        std::stable_sort(want.begin(), want.end(),
+                         [&, T = T](int a, int b) { return a % T - doc_start[a] < b % T - doc_start[b]; });
+        CHECK(order == want);
+    }
+}
+
+// The backward pass of these tokens, and of documents of so many tokens at most, or one in each row (0), or
+// without positions (-1), against sums in double precision; and that a second run has the same bits.
+static void check_backward(const std::vector<int>& tokens, int B, int T, int C, int V, int documents) {
+    int N = B * T;
+    auto doc_start = random_documents(B, T, std::max(documents, 1));
+    auto d = random_values<floatX>("d", (size_t)N * C);
+    auto dwte_before = random_values<float>("dwte", (size_t)V * C),
+         dwpe_before = random_values<float>("dwpe", (size_t)T * C);
+    std::vector<double> want_dwte = to_doubles(dwte_before), want_dwpe = to_doubles(dwpe_before);
+    for (int n = 0; n < N; n++) {
+        int position = documents > 0 ? n % T - doc_start[n] : n % T;
+        for (int c = 0; c < C; c++) {
+            double value = float(d[(size_t)n * C + c]);
+            want_dwte[(size_t)tokens[n] * C + c] += value;
+            if (documents >= 0) want_dwpe[(size_t)position * C + c] += value;
+        }
+    }
+
+    std::vector<int> by_token(N), by_position(N);
+    sort_by_token(by_token.data(), tokens.data(), N);
+    sort_by_position(by_position.data(), doc_start.data(), B, T);
+    Buffer<int> device_tokens(tokens), order(by_token), position_order(by_position), starts(doc_start);
+    Buffer<floatX> dout(d);
+    std::vector<float> first_dwte, first_dwpe;
+    for (int run = 0; run < 2; run++) {
+        Buffer<float> dwte(dwte_before), dwpe(dwpe_before), scratch(embedding_backward_scratch(N, C));
+        embedding_backward(dwte, documents >= 0 ? (float*)dwpe : nullptr, scratch, dout, device_tokens, order,
+                           position_order, documents > 0 ? (int*)starts : nullptr, B, T, C, test_stream());
+        CHECK_CLOSE(dwte, want_dwte, tolerance<float>);
+        CHECK_CLOSE(dwpe, want_dwpe, tolerance<float>);
+        if (run == 0) first_dwte = dwte.host(), first_dwpe = dwpe.host();
+        CHECK(dwte.host() == first_dwte);
+        CHECK(dwpe.host() == first_dwpe);
+    }
+}
+
+TEST_CASE("embedding forward and backward") {
+    struct Shape {
+        int B, T, C, V;
+    };
+    enum { no_positions = -1, rows = 0 };  // or documents of so many tokens at most
+    for (auto [B, T, C, V] : std::vector<Shape>{{1, 1, 1, 1},
+                                                {1, 5, 7, 3},
+                                                {2, 9, 8, 50},
+                                                {3, 40, 24, 5},
+                                                {4, 17, 300, 30},
+                                                {2, 3, 2056, 10},
+                                                {7, 301, 8, 20}}) {
+        for (int positions : {(int)no_positions, (int)rows, 1, 2, 12, 90, 100000}) {
+            CAPTURE(B);
+            CAPTURE(T);
+            CAPTURE(C);
+            CAPTURE(positions);
+            int N = B * T;
+            auto tokens = random_tokens(N, V);
+            auto doc_start = random_documents(B, T, std::max(positions, 1));
+            auto wte = random_values<floatX>("wte", (size_t)V * C),
+                 wpe = random_values<floatX>("wpe", (size_t)T * C);
+            std::vector<double> want((size_t)N * C);
+            for (int n = 0; n < N; n++) {
+                int place = positions == rows ? n % T : n % T - doc_start[n];
+                for (int c = 0; c < C; c++) {
+                    size_t i = (size_t)n * C + c;
+                    want[i] = (double)float(wte[(size_t)tokens[n] * C + c]);
+                    if (positions != no_positions) want[i] += float(wpe[(size_t)place * C + c]);
+                }
+            }
+            Buffer<int> device_tokens(tokens), device_doc_start(doc_start);
+            Buffer<floatX> out((size_t)N * C), device_wte(wte), device_wpe(wpe);
+            embedding_forward(out, device_tokens, device_wte,
+                              positions == no_positions ? nullptr : (floatX*)device_wpe,
+                              positions == rows ? nullptr : (int*)device_doc_start, B, T, C, test_stream());
+            CHECK_CLOSE(out, want, tolerance<floatX>);
+            check_backward(tokens, B, T, C, V, positions);
+        }
+    }
+}
+
+TEST_CASE("embedding backward: tokens that are rare, frequent, and all of the batch") {
+    auto repeated = [](int N, int times) {
+        std::vector<int> tokens(N);
+        for (int n = 0; n < N; n++) tokens[n] = (int)((int64_t)n * 7919 % N / times);  // 7919 is a prime
+        return tokens;
+    };
+    // Each is all of a piece, or one more or less; the last make lists of heads that are cut as well.
+    for (int times : {1, 2, 63, 64, 65, 127, 128, 129, 300, 5000}) {
+        CAPTURE(times);
+        int B = 5, T = 1000, N = B * T;
+        check_backward(repeated(N, times), B, T, 4, N, 0);
+    }
+    for (auto [B, T] : {std::pair{64, 3}, {65, 2}, {128, 2}, {130, 33}, {1, 64}, {1, 65}, {1, 4160}}) {
+        CAPTURE(B);
+        check_backward(std::vector<int>(B * T, 2), B, T, 3, 5, 0);
+        check_backward(random_tokens(B * T, 3), B, T, 4, 3, 40);
+    }
+    // a third of the batch is one token, the others are rare
+    auto tokens = random_tokens(6000, 4000);
+    for (size_t n = 0; n < tokens.size(); n += 3) tokens[n] = 1234;
+    check_backward(tokens, 6, 1000, 8, 4000, 300);
+}
+
+TEST_CASE("a document looks the same wherever it was packed") {
+    int T = 64, C = 24, V = 20, length = 23, at = 2 * T + 30;  // in row 2, after another document
+    auto tokens = random_tokens(3 * T, V), doc_start = random_documents(3, T, 10);
+    for (int t = 0; t < length; t++) doc_start[at + t] = 30;
+    for (int n = at + length; n < 3 * T; n++) doc_start[n] = 30 + length;
+    std::vector<int> alone(tokens.begin() + at, tokens.begin() + at + length);
+
+    Buffer<int> device_tokens(tokens), device_doc_start(doc_start), device_alone(alone);
+    Buffer<floatX> wte(random_values<floatX>("wte", V * C)), wpe(random_values<floatX>("wpe", T * C));
+    Buffer<floatX> out(3 * T * C), out_alone(length * C);
+    embedding_forward(out, device_tokens, wte, wpe, device_doc_start, 3, T, C, test_stream());
+    embedding_forward(out_alone, device_alone, wte, wpe, nullptr, 1, length, C, test_stream());
+    auto packed = out.doubles();
+    CHECK(std::vector(packed.begin() + at * C, packed.begin() + (at + length) * C) == out_alone.doubles());
+}
+
+// Ranges of words, one after another, of which some can be empty.
+static std::vector<WordRange> cut_words(int V, int ranks) {
+    std::vector<WordRange> words;
+    for (int r = 0; r < ranks; r++) words.push_back({V * r / ranks, V * (r + 1) / ranks - V * r / ranks});
+    return words;
+}
+
+TEST_CASE("a token table cut by words") {
+    struct Shape {
+        int B, T, C, V;
+    };
+    for (auto [B, T, C, V] :
+         std::vector<Shape>{{1, 1, 1, 1}, {1, 5, 7, 3}, {2, 9, 8, 50}, {3, 40, 24, 5}, {4, 17, 300, 31}}) {
+        for (int ranks : {1, 2, 3, 6}) {
+            for (bool positions : {false, true}) {
+                CAPTURE(V);
+                CAPTURE(C);
+                CAPTURE(ranks);
+                CAPTURE(positions);
+                int N = B * T;
+                size_t size = (size_t)N * C;
+                auto tokens = random_tokens(N, V);
+                auto wte = random_values<floatX>("wte", (size_t)V * C),
+                     wpe = random_values<floatX>("wpe", (size_t)T * C), d = random_values<floatX>("d", size);
+                auto dwte = random_values<float>("dwte", (size_t)V * C),
+                     dwpe = random_values<float>("dwpe", (size_t)T * C);
+                std::vector<int> order(N);
+                sort_by_token(order.data(), tokens.data(), N);
+                Buffer<int> device_tokens(tokens), device_order(order);
+                Buffer<float> scratch(embedding_backward_scratch(N, C));
+                Buffer<floatX> dout(d), device_wpe(wpe), whole_wte(wte), whole(size);
+                Buffer<float> whole_dwte(dwte), whole_dwpe(dwpe);
+                floatX* added = positions ? (floatX*)device_wpe : nullptr;
+                embedding_forward(whole, device_tokens, whole_wte, added, nullptr, B, T, C, test_stream());
+                embedding_backward(whole_dwte, whole_dwpe, scratch, dout, device_tokens, device_order,
+                                   nullptr, nullptr, B, T, C, test_stream());
+                auto whole_rows = whole.doubles();
+
+                std::vector<float> all_dwte;
+                for (WordRange words : cut_words(V, ranks)) {
+                    // memory of exactly these words: others must not be touched
+                    auto begin = (ptrdiff_t)words.first * C, end = begin + (ptrdiff_t)words.count * C;
+                    Buffer<floatX> own_wte(std::vector(wte.begin() + begin, wte.begin() + end)), out(size);
+                    Buffer<float> own_dwte(std::vector(dwte.begin() + begin, dwte.begin() + end)),
+                        own_dwpe(dwpe);
+                    embedding_forward(out, device_tokens, own_wte, added, nullptr, B, T, C, test_stream(),
+                                      words);
+                    auto got = out.doubles();
+                    std::vector<double> want(size);
+                    for (size_t i = 0; i < size; i++) {
+                        int token = tokens[i / C];
+                        bool here = token >= words.first && token < words.first + words.count;
+                        double position = positions ? (double)float(wpe[i / C % T * C + i % C]) : 0.0;
+                        want[i] = here ? whole_rows[i] : position;
+                    }
+                    CHECK(got == want);
+
+                    embedding_backward(own_dwte, positions ? (float*)own_dwpe : nullptr, scratch, dout,
+                                       device_tokens, device_order, nullptr, nullptr, B, T, C, test_stream(),
+                                       words);
+                    for (float gradient : own_dwte.host()) all_dwte.push_back(gradient);
+                    CHECK(own_dwpe.host() == (positions ? whole_dwpe.host() : dwpe));
+                }
+                CHECK(all_dwte == whole_dwte.host());
+
+                // the sum over all, one of them with the positions
+                std::vector<float> sum(size, 0.0f);
+                bool first = true;
+                for (WordRange words : cut_words(V, ranks)) {
+                    auto begin = (ptrdiff_t)words.first * C, end = begin + (ptrdiff_t)words.count * C;
+                    Buffer<floatX> own_wte(std::vector(wte.begin() + begin, wte.begin() + end)), out(size);
+                    embedding_forward(out, device_tokens, own_wte, first ? added : nullptr, nullptr, B, T, C,
+                                      test_stream(), words);
+                    auto rows = out.doubles();
+                    for (size_t i = 0; i < size; i++) sum[i] = float(floatX(sum[i] + (float)rows[i]));
+                    first = false;
+                }
+                CHECK(to_doubles(sum) == whole_rows);
+            }
+        }
+    }
+}

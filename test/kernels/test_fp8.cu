@@ -1,0 +1,221 @@
+/*
+fp8: every number of each format, rounding, and matrices that are quantised both ways.
+*/
+#include "test/support/simulated.h"
+#include "test/support/testing.h"
+
+#include "kernels/fp8_matmul.cuh"
+
+namespace {
+
+constexpr Fp8 formats[] = {Fp8::e4m3, Fp8::e5m2};
+
+struct Quantized {
+    size_t rows, columns;
+    Buffer<uint8_t> values, transposed;
+    Buffer<float> scale{2};
+
+    Quantized(Fp8 format, const std::vector<floatX>& inp, size_t rows, size_t columns, bool both = true)
+        : rows(rows), columns(columns), values(rows * columns), transposed(rows * columns) {
+        Buffer<floatX> device(inp);
+        fp8_quantize({values, both ? (uint8_t*)transposed : nullptr, scale}, format, device, rows, columns,
+                     test_stream());
+        cudaCheck(cudaStreamSynchronize(test_stream()));
+    }
+};
+
+bool same(uint8_t a, uint8_t b) {
+    return a == b || ((a & 0x7f) == 0x7f && (b & 0x7f) == 0x7f);  // NaN has no sign
+}
+
+}  // namespace
+
+TEST_CASE("fp8: every number is its own nearest, and ties go to even") {
+    for (Fp8 format : formats) {
+        CAPTURE((int)format);
+        int finite = format == Fp8::e4m3 ? 0x7f : 0x7c;
+        float before = -1;
+        for (int bits = 0; bits < finite; bits++) {
+            CAPTURE(bits);
+            float value = fp8_value(format, (uint8_t)bits);
+            CHECK(value > before);
+            CHECK(fp8_round(format, value) == bits);
+            CHECK(fp8_round(format, -value) == (bits | 0x80));
+            if (bits > 0) {
+                float middle = (before + value) / 2;
+                CHECK(fp8_round(format, middle) == (bits % 2 ? bits - 1 : bits));
+                CHECK(fp8_round(format, std::nextafter(middle, INFINITY)) == bits);
+                CHECK(fp8_round(format, std::nextafter(middle, -INFINITY)) == bits - 1);
+            }
+            before = value;
+        }
+        CHECK(before == fp8_largest(format));
+        for (float large : {before * 1.01f, before * 1000, INFINITY})
+            CHECK(fp8_round(format, large) == finite - 1);
+        CHECK(std::isnan(fp8_value(format, fp8_round(format, NAN))));
+    }
+    CHECK(fp8_value(Fp8::e4m3, 0x08) == 0x1p-6f);
+    CHECK(fp8_value(Fp8::e4m3, 0x01) == 0x1p-9f);
+    CHECK(fp8_value(Fp8::e5m2, 0x01) == 0x1p-16f);
+    CHECK(fp8_value(Fp8::e4m3, 0xb8) == -1);
+}
+
+TEST_CASE("fp8: a matrix and its transpose, as the specification has them") {
+    struct Shape {
+        size_t rows, columns;
+    };
+    for (auto [rows, columns] :
+         {Shape{1, 1}, {1, 7}, {16, 16}, {33, 65}, {48, 80}, {64, 64}, {130, 96}, {160, 208}, {257, 3}}) {
+        for (Fp8 format : formats) {
+            CAPTURE(rows);
+            CAPTURE(columns);
+            CAPTURE((int)format);
+            auto inp = random_values<floatX>("inp", rows * columns, 3e-5f);
+            Quantized got(format, inp, rows, columns);
+            std::vector<uint8_t> values(inp.size()), transposed(inp.size());
+            float scale[2];
+            fp8_quantize_cpu({values.data(), transposed.data(), scale}, format, inp.data(), rows, columns);
+            CHECK(got.values.host() == values);
+            CHECK(got.transposed.host() == transposed);
+            CHECK(got.scale.host() == std::vector<float>(scale, scale + 2));
+            // the largest element is the largest number, and all are as near as the format has them
+            int bad = 0;
+            double half_step = format == Fp8::e4m3 ? 1.0 / 16 : 1.0 / 8;
+            for (size_t i = 0; i < inp.size(); i++) {
+                double x = (double)(float)inp[i], back = fp8_value(format, values[i]) * (double)scale[1];
+                double smallest = fp8_value(format, 1) * (double)scale[1];
+                bad += std::fabs(back - x) > 1.001 * (half_step * std::fabs(x) + smallest / 2);
+            }
+            CHECK(bad == 0);
+            CHECK(scale[1] * fp8_largest(format) == doctest::Approx(scale[0]));
+        }
+    }
+}
+
+TEST_CASE("fp8: one copy alone") {
+    auto inp = random_values<floatX>("inp", 32 * 48);
+    Quantized both(Fp8::e4m3, inp, 32, 48), one(Fp8::e4m3, inp, 32, 48, false);
+    CHECK(one.values.host() == both.values.host());
+    for (uint8_t untouched : one.transposed.host()) CHECK(untouched == 0xff);
+}
+
+TEST_CASE("fp8: zeros, numbers that are hardly there, and numbers that are none") {
+    for (size_t columns : {16, 17}) {
+        for (Fp8 format : formats) {
+            std::vector<floatX> inp(32 * columns, floatX(0.0f));
+            for (uint8_t bits : Quantized(format, inp, 32, columns).values.host()) CHECK(bits == 0);
+            inp[7] = floatX(1e-38f);
+            Quantized tiny(format, inp, 32, columns);
+            CHECK(std::isfinite(tiny.scale.host()[1]));
+            CHECK((tiny.values.host()[7] & 0x7f) < 0x7c);
+
+            inp[5] = floatX(1.0f), inp[9] = floatX(NAN);
+            Quantized with_nan(format, inp, 32, columns);
+            CHECK(std::isnan(with_nan.scale.host()[1]));
+            CHECK(same(with_nan.values.host()[9], 0x7f));
+
+            inp[9] = floatX(-INFINITY);
+            Quantized infinite(format, inp, 32, columns);
+            float one = infinite.scale.host()[1];
+            CHECK_FALSE(std::isfinite(fp8_value(format, infinite.values.host()[9]) * one));
+        }
+    }
+}
+
+#ifndef DEVICE_CPU
+namespace {
+
+// What becomes of a matrix in fp8, by the specification.
+std::vector<double> through_fp8(Fp8 format, const std::vector<floatX>& inp) {
+    std::vector<uint8_t> bits(inp.size());
+    float scale[2];
+    fp8_quantize_cpu({bits.data(), nullptr, scale}, format, inp.data(), inp.size(), 1);
+    std::vector<double> values;
+    for (uint8_t b : bits) values.push_back((double)fp8_value(format, b) * scale[1]);
+    return values;
+}
+
+// x (rows, inner) y (inner, columns), of which x or y may be given transposed.
+std::vector<double> product(const std::vector<double>& x, bool x_transposed, const std::vector<double>& y,
+                            bool y_transposed, int rows, int columns, int inner, std::vector<double> sum) {
+    for (int i = 0; i < rows; i++) {
+        for (int j = 0; j < columns; j++) {
+            for (int k = 0; k < inner; k++) {
+                sum[i * columns + j] += x[x_transposed ? k * rows + i : i * inner + k] *
+                                        y[y_transposed ? j * inner + k : k * columns + j];
+            }
+        }
+    }
+    return sum;
+}
+
+}  // namespace
+
+TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
+    if (sizeof(floatX) == sizeof(float) || device_properties().major < 9)
+        SKIP("fp8 is refused here, by precision or card");
+    const int N = 48, C = 80, OC = 112;
+    auto inp = random_values<floatX>("inp", N * C), weight = random_values<floatX>("weight", OC * C, 0.02f),
+         bias = random_values<floatX>("bias", OC), dout = random_values<floatX>("dout", N * OC, 1e-6f),
+         other = random_values<floatX>("other", OC * C, 3.0f);
+    auto x = through_fp8(Fp8::e4m3, inp), w = through_fp8(Fp8::e4m3, weight),
+         dy = through_fp8(Fp8::e5m2, dout);
+    Fp8Sizes sizes = {.weights = 2 * OC * C, .matrices = 2, .rows = N, .width = OC};
+    Buffer<uint8_t> memory(sizes.bytes());
+    BlockProducts products(sizes, memory, test_stream());
+    Buffer<floatX> inp_(inp), weight_(weight), other_(other), bias_(bias), dout_(dout), out(N * OC),
+        dinp(N * C);
+
+    products.forward(out, inp_, weight_, bias_, N, C, OC);
+    std::vector<double> biases(N * OC), zero(N * C);
+    for (int i = 0; i < N * OC; i++) biases[i] = (double)(float)bias[i % OC];
+    auto want = product(x, false, w, true, N, OC, C, biases);
+    CHECK_CLOSE(out, want, tolerance<floatX>);
+    CHECK(relative_error(want, product(to_doubles(inp), false, to_doubles(weight), true, N, OC, C, biases)) <
+          0.05);
+
+    auto want_dinp = product(dy, false, w, false, N, C, OC, zero);
+    products.forward(out, inp_, other_, nullptr, N, C, OC);
+    products.backward_input(dinp, dout_, weight_, N, C, OC);
+    CHECK_CLOSE(dinp, want_dinp, tolerance<floatX>);
+    products.backward_input(dinp, dout_, weight_, N, C, OC, true);
+    for (double& value : want_dinp) value *= 2;
+    CHECK_CLOSE(dinp, want_dinp, 2 * tolerance<floatX>);
+
+    auto before = random_values<float>("before", OC * C, 1e-6f);
+    auto want_dweight = product(dy, true, x, false, OC, C, N, to_doubles(before));
+    for (bool part : {false, true}) {  // with the transpose from before, and with one of its own
+        if (part) products.backward_input(dinp, dout_, weight_, N / 3, C, OC);
+        Buffer<float> dweight(before);
+        products.backward_weight(dweight, dout_, inp_, N, C, OC);
+        // tensor cores keep about 13 bits of a sum in fp8
+        CHECK_CLOSE(dweight, want_dweight, simulated ? tolerance<float> : 1e-3);
+    }
+
+    // GELU's gradient and that of the bias are kernels behind them
+    Buffer<floatX> dpre(N * C), dinp_alone(N * C);
+    Buffer<float> dweight(before), dbias(std::vector<float>(OC, 1.0f)),
+        scratch(matmul_backward_bias_scratch(OC));
+    products.backward_input(dinp_alone, dout_, weight_, N, C, OC);
+    gelu_backward(Gelu::tanh, dinp_alone, dinp_alone, inp_, N * C, test_stream());
+    products.backward_gelu(Gelu::tanh, dpre, inp_, dout_, weight_, N, C, OC);
+    CHECK(dpre.doubles() == dinp_alone.doubles());
+    products.backward_weight(dweight, dout_, inp_, N, C, OC, dbias, scratch);
+    CHECK_CLOSE(dweight, want_dweight, simulated ? tolerance<float> : 1e-3);
+    std::vector<double> want_dbias(OC, 1.0);
+    for (int i = 0; i < N * OC; i++) want_dbias[i % OC] += (double)(float)dout[i];
+    CHECK_CLOSE(dbias, want_dbias, tolerance<float>);
+
+    // a weight is rounded once, until it is said to have changed
+    products.forward(out, inp_, weight_, nullptr, N, C, OC);
+    auto old = out.doubles();
+    copy_to_device<floatX>(weight_, other.data(), other.size(), test_stream());
+    products.forward(out, inp_, weight_, nullptr, N, C, OC);
+    CHECK(out.doubles() == old);
+    products.weights_changed(false);
+    products.forward(out, inp_, weight_, nullptr, N, C, OC);
+    CHECK_CLOSE(out,
+                product(x, false, through_fp8(Fp8::e4m3, other), true, N, OC, C, std::vector<double>(N * OC)),
+                tolerance<floatX>);
+}
+#endif

@@ -1,0 +1,561 @@
+// Tests of kernels/host_cuda.h: streams, events and memory without a GPU behave as the CUDA runtime
+// documents.
+// devices: cpu simt-bf16 address thread
+#include "test/support/testing.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <filesystem>
+#include <functional>
+#include <mutex>
+#include <numeric>
+#include <set>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#ifdef _OPENMP
+#include <dnnl.h>
+#include <omp.h>
+#endif
+
+namespace {
+
+using std::chrono::milliseconds;
+
+cudaStream_t new_stream() {
+    cudaStream_t stream;
+    cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+}
+
+cudaEvent_t new_event() {
+    cudaEvent_t event;
+    cudaCheck(cudaEventCreate(&event));
+    return event;
+}
+
+// Runs `task` on the stream. The task must outlive its run.
+void enqueue(cudaStream_t stream, std::function<void()>& task) {
+    cudaCheck(cudaLaunchHostFunc(
+        stream, [](void* data) { (*static_cast<std::function<void()>*>(data))(); }, &task));
+}
+
+// Streams can be held here. Nobody waits for ever: a test of something broken fails instead.
+class Gate {
+public:
+    void open() {
+        std::lock_guard lock(mutex_);
+        is_open_ = true;
+        changed_.notify_all();
+    }
+
+    bool wait() {
+        std::unique_lock lock(mutex_);
+        return changed_.wait_for(lock, milliseconds(20'000), [this] { return is_open_; });
+    }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool is_open_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("a stream runs its work in order") {
+    cudaStream_t stream = new_stream();
+    std::vector<int> order;
+    std::vector<std::function<void()>> tasks(1000);
+    for (int i = 0; i < 1000; i++) {
+        tasks[i] = [&order, i] { order.push_back(i); };
+        enqueue(stream, tasks[i]);
+    }
+    cudaCheck(cudaStreamSynchronize(stream));
+    std::vector<int> want(1000);
+    std::iota(want.begin(), want.end(), 0);
+    CHECK(order == want);
+    cudaCheck(cudaStreamDestroy(stream));
+}
+
+TEST_CASE("work is asynchronous: the caller goes on at once") {
+    cudaStream_t stream = new_stream();
+    Gate gate;
+    std::atomic<bool> done = false;
+    std::function<void()> wait = [&] { gate.wait(); }, finish = [&] { done = true; };
+    enqueue(stream, wait);
+    enqueue(stream, finish);
+    CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
+    CHECK(!done);
+    gate.open();
+    cudaCheck(cudaStreamSynchronize(stream));
+    CHECK(done);
+    CHECK(cudaStreamQuery(stream) == cudaSuccess);
+    cudaCheck(cudaStreamDestroy(stream));
+}
+
+TEST_CASE("two streams are not ordered") {
+    cudaStream_t first = new_stream(), second = new_stream();
+    Gate gate;
+    bool passed = false;
+    std::function<void()> wait = [&] { passed = gate.wait(); }, open = [&] { gate.open(); };
+    enqueue(first, wait);
+    enqueue(second, open);  // would come too late if it waited for the first stream
+    cudaCheck(cudaStreamSynchronize(first));
+    CHECK(passed);
+    cudaCheck(cudaStreamDestroy(first));
+    cudaCheck(cudaStreamDestroy(second));
+}
+
+TEST_CASE("streams do not wait for the default stream") {
+    cudaStream_t stream = new_stream();
+    Gate gate;
+    bool passed = false;
+    std::function<void()> wait = [&] { passed = gate.wait(); }, open = [&] { gate.open(); };
+    enqueue(nullptr, wait);
+    enqueue(stream, open);
+    cudaCheck(cudaStreamSynchronize(nullptr));
+    CHECK(passed);
+    cudaCheck(cudaStreamDestroy(stream));
+}
+
+TEST_CASE("an event orders two streams") {
+    cudaStream_t first = new_stream(), second = new_stream();
+    cudaEvent_t event = new_event();
+    Gate gate;
+    std::atomic<int> value = 0, seen = -1;
+    std::function<void()> set = [&] { gate.wait(), value = 1; }, look = [&] { seen = value.load(); };
+    enqueue(first, set);
+    cudaCheck(cudaEventRecord(event, first));
+    cudaCheck(cudaStreamWaitEvent(second, event));
+    enqueue(second, look);
+    CHECK(cudaEventQuery(event) == cudaErrorNotReady);
+    CHECK(cudaStreamQuery(second) == cudaErrorNotReady);
+    CHECK(seen == -1);
+    gate.open();
+    cudaCheck(cudaStreamSynchronize(second));
+    CHECK(seen == 1);
+    CHECK(cudaEventQuery(event) == cudaSuccess);
+    cudaCheck(cudaEventDestroy(event));
+    cudaCheck(cudaStreamDestroy(first));
+    cudaCheck(cudaStreamDestroy(second));
+}
+
+TEST_CASE("a stream waits for what an event had recorded, not for what it records later") {
+    cudaStream_t held = new_stream(), free = new_stream(), waiter = new_stream();
+    cudaEvent_t event = new_event();
+    Gate gate;
+    std::atomic<bool> opened = false, opened_before = false;
+    std::function<void()> wait = [&] { gate.wait(); }, look = [&] { opened_before = opened.load(); };
+
+    enqueue(held, wait);
+    cudaCheck(cudaEventRecord(event, held));
+    cudaCheck(cudaStreamWaitEvent(waiter, event));
+    enqueue(waiter, look);
+    cudaCheck(cudaEventRecord(event, free));
+    cudaCheck(cudaEventSynchronize(event));  // the later record, which nothing holds
+    CHECK(cudaEventQuery(event) == cudaSuccess);
+    CHECK(cudaStreamQuery(waiter) == cudaErrorNotReady);
+    opened = true;
+    gate.open();
+    cudaCheck(cudaStreamSynchronize(waiter));
+    CHECK(opened_before);
+
+    // The other way round: a wait for a record that is done does not see a later one that is not.
+    Gate second_gate;
+    std::function<void()> wait_again = [&] { second_gate.wait(); };
+    cudaCheck(cudaStreamWaitEvent(waiter, event));
+    enqueue(held, wait_again);
+    cudaCheck(cudaEventRecord(event, held));
+    cudaCheck(cudaStreamSynchronize(waiter));
+    CHECK(cudaEventQuery(event) == cudaErrorNotReady);
+    second_gate.open();
+    cudaCheck(cudaEventSynchronize(event));
+
+    cudaCheck(cudaEventDestroy(event));
+    for (cudaStream_t stream : {held, free, waiter}) cudaCheck(cudaStreamDestroy(stream));
+}
+
+TEST_CASE("an event can be destroyed while streams still use it") {
+    cudaStream_t first = new_stream(), second = new_stream();
+    cudaEvent_t event = new_event();
+    Gate gate;
+    std::function<void()> wait = [&] { gate.wait(); };
+    enqueue(first, wait);
+    cudaCheck(cudaEventRecord(event, first));
+    cudaCheck(cudaStreamWaitEvent(second, event));
+    cudaCheck(cudaEventDestroy(event));
+    CHECK(cudaStreamQuery(second) == cudaErrorNotReady);
+    gate.open();
+    cudaCheck(cudaStreamSynchronize(second));
+    cudaCheck(cudaStreamDestroy(first));
+    cudaCheck(cudaStreamDestroy(second));
+}
+
+TEST_CASE("an event that was never recorded counts as complete") {
+    cudaEvent_t event = new_event(), other = new_event();
+    CHECK(cudaEventQuery(event) == cudaSuccess);
+    CHECK(cudaEventSynchronize(event) == cudaSuccess);
+    CHECK(cudaStreamWaitEvent(test_stream(), event) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(test_stream()) == cudaSuccess);
+    float elapsed;
+    CHECK(cudaEventElapsedTime(&elapsed, event, other) != cudaSuccess);
+    cudaCheck(cudaEventDestroy(event));
+    cudaCheck(cudaEventDestroy(other));
+}
+
+TEST_CASE("the time between two events") {
+    cudaEvent_t start = new_event(), end = new_event();
+    std::function<void()> sleep = [] { std::this_thread::sleep_for(milliseconds(30)); };
+    cudaCheck(cudaEventRecord(start, test_stream()));
+    enqueue(test_stream(), sleep);
+    cudaCheck(cudaEventRecord(end, test_stream()));
+    cudaCheck(cudaEventSynchronize(end));
+    float elapsed, reversed;
+    cudaCheck(cudaEventElapsedTime(&elapsed, start, end));
+    cudaCheck(cudaEventElapsedTime(&reversed, end, start));
+    CHECK(elapsed >= 30);
+    CHECK(elapsed < 5000);
+    CHECK(reversed == -elapsed);
+    cudaCheck(cudaEventDestroy(start));
+    cudaCheck(cudaEventDestroy(end));
+}
+
+TEST_CASE("copies and fills take their turn in the stream") {
+    constexpr size_t size = 3'000'001;  // more than one piece of a fill
+    auto* host = (unsigned char*)nullptr;
+    cudaCheck(cudaMallocHost((void**)&host, 2 * size));
+    Buffer<unsigned char> first(size), second(size);
+    for (size_t i = 0; i < size; i++) host[i] = (unsigned char)(i * 7);
+    Gate gate;
+    std::function<void()> wait = [&] { gate.wait(); };
+    enqueue(test_stream(), wait);
+    cudaCheck(cudaMemcpyAsync(first, host, size, cudaMemcpyHostToDevice, test_stream()));
+    cudaCheck(cudaMemsetAsync(first + 10, 5, size - 20, test_stream()));
+    cudaCheck(cudaMemcpyAsync(second, first, size, cudaMemcpyDeviceToDevice, test_stream()));
+    cudaCheck(cudaMemcpyAsync(host + size, second, size, cudaMemcpyDeviceToHost, test_stream()));
+    host[3] = 200;  // before the copy reads it
+    gate.open();
+    cudaCheck(cudaStreamSynchronize(test_stream()));
+    host[3] = 200;
+    size_t wrong = 0;
+    for (size_t i = 0; i < size; i++) wrong += host[size + i] != (i < 10 || i >= size - 10 ? host[i] : 5);
+    CHECK(wrong == 0);
+    cudaCheck(cudaFreeHost(host));
+}
+
+TEST_CASE("memory") {
+    size_t free_bytes, total_bytes;
+    cudaCheck(cudaMemGetInfo(&free_bytes, &total_bytes));
+    CHECK(free_bytes > 0);
+    CHECK(free_bytes <= total_bytes);
+
+    void* pointer = &free_bytes;
+    CHECK(cudaMalloc(&pointer, size_t(1) << 60) == cudaErrorMemoryAllocation);
+    CHECK(pointer == nullptr);
+    CHECK(cudaMalloc(&pointer, 2 * total_bytes) == cudaErrorMemoryAllocation);
+    CHECK(cudaMalloc(&pointer, 0) == cudaSuccess);
+    CHECK(cudaFree(nullptr) == cudaSuccess);
+    for (size_t bytes : {1, 255, 4097}) {
+        cudaCheck(cudaMalloc(&pointer, bytes));
+        CHECK((uintptr_t)pointer % 256 == 0);
+        cudaCheck(cudaFree(pointer));
+    }
+    CHECK(std::string(cudaGetErrorString(cudaErrorMemoryAllocation)) == "out of memory");
+}
+
+TEST_CASE("the device describes itself") {
+    int count = 0, device = -1;
+    cudaCheck(cudaGetDeviceCount(&count));
+    CHECK(count == 1);
+    cudaCheck(cudaSetDevice(0));
+    cudaCheck(cudaGetDevice(&device));
+    CHECK(device == 0);
+    cudaDeviceProp properties;
+    cudaCheck(cudaGetDeviceProperties(&properties, 0));
+    CHECK(properties.name[0] != 0);
+    CHECK(properties.multiProcessorCount > 0);
+    CHECK(properties.totalGlobalMem > 0);
+}
+
+TEST_CASE("work that is left when a stream is destroyed is done") {
+    cudaStream_t stream = new_stream();
+    std::atomic<int> count = 0;
+    std::function<void()> add = [&] { count++; };
+    for (int i = 0; i < 100; i++) enqueue(stream, add);
+    cudaCheck(cudaStreamDestroy(stream));
+    CHECK(count == 100);
+}
+
+// As a communication stream beside a compute stream: each step waits for the other stream's last one.
+TEST_CASE("two streams wait for each other in turn") {
+    constexpr int steps = 500;
+    cudaStream_t compute = new_stream(), communication = new_stream();
+    cudaEvent_t computed = new_event(), communicated = new_event();  // recorded again and again
+    std::vector<int> order;
+    std::vector<std::function<void()>> tasks(2 * steps);
+    for (int i = 0; i < 2 * steps; i++) tasks[i] = [&order, i] { order.push_back(i); };
+    Gate gate;
+    std::function<void()> wait = [&] { gate.wait(); };
+    enqueue(compute, wait);  // until everything is queued
+    for (int step = 0; step < steps; step++) {
+        enqueue(compute, tasks[2 * step]);
+        cudaCheck(cudaEventRecord(computed, compute));
+        cudaCheck(cudaStreamWaitEvent(communication, computed));
+        enqueue(communication, tasks[2 * step + 1]);
+        cudaCheck(cudaEventRecord(communicated, communication));
+        cudaCheck(cudaStreamWaitEvent(compute, communicated));
+    }
+    CHECK(cudaStreamQuery(compute) == cudaErrorNotReady);
+    CHECK(cudaStreamQuery(communication) == cudaErrorNotReady);
+    gate.open();
+    cudaCheck(cudaStreamSynchronize(compute));
+    std::vector<int> want(2 * steps);
+    std::iota(want.begin(), want.end(), 0);
+    CHECK(order == want);
+    CHECK(cudaEventQuery(communicated) == cudaSuccess);
+    cudaCheck(cudaStreamSynchronize(communication));
+    CHECK(cudaStreamQuery(communication) == cudaSuccess);
+    for (cudaEvent_t event : {computed, communicated}) cudaCheck(cudaEventDestroy(event));
+    for (cudaStream_t stream : {compute, communication}) cudaCheck(cudaStreamDestroy(stream));
+}
+
+#ifdef _OPENMP
+namespace {
+
+std::set<std::string> threads_of_this_process() {
+    std::set<std::string> threads;
+    for (auto& entry : std::filesystem::directory_iterator("/proc/self/task")) threads.insert(entry.path());
+    return threads;
+}
+
+int openmp_threads_of_new_stream() {
+    cudaStream_t stream = new_stream();
+    int threads = 0;
+    std::function<void()> count = [&] {
+#pragma omp parallel
+#pragma omp single
+        threads = omp_get_num_threads();
+    };
+    enqueue(stream, count);
+    cudaCheck(cudaStreamSynchronize(stream));
+    cudaCheck(cudaStreamDestroy(stream));
+    return threads;
+}
+
+// Threads that a product of oneDNN on a new stream adds to the process. OpenMP keeps a team until its first
+// thread ends, and the stream's own thread is one of the team. Threads of earlier teams may still be ending.
+int threads_of_product() {
+    constexpr int size = 256;
+    std::vector<float> a(size * size, 1.0f), b(size * size, 2.0f), c(size * size);
+    std::set<std::string> before = threads_of_this_process(), during;
+    cudaStream_t stream = new_stream();
+    std::function<void()> multiply = [&] {
+        dnnl_sgemm('N', 'N', size, size, size, 1, a.data(), size, b.data(), size, 0, c.data(), size);
+        during = threads_of_this_process();
+    };
+    enqueue(stream, multiply);
+    cudaCheck(cudaStreamSynchronize(stream));
+    cudaCheck(cudaStreamDestroy(stream));
+    CHECK(c[0] == 2.0f * size);
+    return (int)std::ranges::count_if(during, [&](auto& thread) { return !before.contains(thread); });
+}
+
+}  // namespace
+
+TEST_CASE("a stream has the OpenMP threads it is given, for loops and for products") {
+    int before = host_device.threads;
+    host_device.threads = 0;
+    CHECK(openmp_threads_of_new_stream() == omp_get_max_threads());
+    for (int threads : {1, 2, 3}) {
+        CAPTURE(threads);
+        host_device.threads = threads;
+        CHECK(openmp_threads_of_new_stream() == threads);
+        CHECK(threads_of_product() == threads);
+    }
+    host_device.threads = before;
+}
+#endif
+
+// ----------------------------------------------------------------------------
+// leaving with work that never ends
+
+namespace {
+
+constexpr int left_with = 7;  // the exit code
+
+// The way out, for the test that is run by the one after it.
+constexpr const char* way_variable = "TEST_HOST_CUDA_WAY_OUT";
+
+// Starts this program anew to run the test below, and returns how it ended; -1 if it did not.
+int leave(const char* way) {
+    std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+    std::string filter = "--test-case=leaving with streams that are stuck", no_skip = "--no-skip";
+    char* arguments[] = {program.data(), filter.data(), no_skip.data(), nullptr};
+    setenv(way_variable, way, 1);
+    pid_t child;
+    REQUIRE(posix_spawn(&child, program.c_str(), nullptr, nullptr, arguments, environ) == 0);
+    unsetenv(way_variable);
+    int status;
+    for (int i = 0; i < 3000; i++) {
+        if (waitpid(child, &status, WNOHANG) == child) return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+        std::this_thread::sleep_for(milliseconds(10));
+    }
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    return -1;
+}
+
+}  // namespace
+
+TEST_CASE("leaving with streams that are stuck" * doctest::skip()) {
+    const char* way = getenv(way_variable);
+    if (!way) return;
+    cudaStream_t stuck = new_stream(), waiter = new_stream(), other = new_stream();
+    std::function<void()> sleep = [] {
+        for (;;) std::this_thread::sleep_for(milliseconds(1000));
+    };
+    std::function<void()> exit_there = [] { exit(left_with); };
+    cudaEvent_t event = new_event();
+    enqueue(stuck, sleep);
+    enqueue(nullptr, sleep);
+    cudaCheck(cudaEventRecord(event, stuck));
+    cudaCheck(cudaStreamWaitEvent(waiter, event));
+    cudaCheck(cudaStreamWaitEvent(nullptr, event));
+    cudaCheck(cudaEventDestroy(event));
+    if (std::string(way) == "exit") exit(left_with);
+    if (std::string(way) == "_exit") _exit(left_with);
+    enqueue(other, exit_there);
+    cudaCheck(cudaStreamSynchronize(waiter));
+}
+
+TEST_CASE("a process can leave its streams in the middle of work that never ends") {
+    for (const char* way : {"exit", "_exit", "exit of another thread"}) {
+        CAPTURE(way);
+        CHECK(leave(way) == left_with);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// graphs
+
+namespace {
+
+cudaGraphExec_t executable(cudaGraph_t graph) {
+    cudaGraphExec_t made;
+    cudaCheck(cudaGraphInstantiate(&made, graph, 0));
+    cudaCheck(cudaGraphDestroy(graph));
+    return made;
+}
+
+void begin_capture(cudaStream_t stream) {
+    cudaCheck(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+}
+
+}  // namespace
+
+TEST_CASE("a captured stream runs nothing; its graph runs all of it, in order, each time") {
+    cudaStream_t stream = new_stream(), other = new_stream();
+    std::vector<int> order;
+    std::function<void()> first = [&] { order.push_back(1); }, second = [&] { order.push_back(2); };
+    begin_capture(stream);
+    enqueue(stream, first);
+    enqueue(stream, second);
+    cudaGraph_t graph;
+    cudaCheck(cudaStreamEndCapture(stream, &graph));
+    cudaCheck(cudaStreamSynchronize(stream));
+    CHECK(order.empty());
+    cudaGraphExec_t work = executable(graph);
+    cudaCheck(cudaGraphLaunch(work, stream));
+    cudaCheck(cudaStreamSynchronize(stream));
+    cudaCheck(cudaGraphLaunch(work, other));
+    cudaCheck(cudaGraphExecDestroy(work));  // what was launched still runs
+    cudaCheck(cudaStreamSynchronize(other));
+    CHECK(order == std::vector<int>{1, 2, 1, 2});
+    enqueue(stream, second);
+    cudaCheck(cudaStreamSynchronize(stream));
+    CHECK(order.size() == 5);
+    cudaCheck(cudaStreamDestroy(stream));
+    cudaCheck(cudaStreamDestroy(other));
+}
+
+TEST_CASE("a stream that waits for a captured one is captured too, and must be waited for") {
+    cudaStream_t stream = new_stream(), other = new_stream();
+    cudaEvent_t forked = new_event(), joined = new_event();
+    std::vector<int> order;
+    std::function<void()> tasks[4];
+    for (int i = 0; i < 4; i++) tasks[i] = [&order, i] { order.push_back(i); };
+    cudaGraph_t graph;
+    for (bool joins : {true, false}) {
+        begin_capture(stream);
+        enqueue(stream, tasks[0]);
+        cudaCheck(cudaEventRecord(forked, stream));
+        cudaCheck(cudaStreamWaitEvent(other, forked, 0));
+        enqueue(other, tasks[1]);
+        cudaCheck(cudaEventRecord(joined, other));
+        if (!joins) enqueue(other, tasks[2]);  // after what is waited for
+        cudaCheck(cudaStreamWaitEvent(stream, joined, 0));
+        enqueue(stream, tasks[3]);
+        cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+        if (!joins) {
+            CHECK(ended == cudaErrorStreamCaptureUnjoined);
+            CHECK(graph == nullptr);
+            continue;
+        }
+        cudaCheck(ended);
+        cudaGraphExec_t work = executable(graph);
+        cudaCheck(cudaGraphLaunch(work, stream));
+        cudaCheck(cudaStreamSynchronize(stream));
+        cudaCheck(cudaGraphExecDestroy(work));
+        CHECK(order == std::vector<int>{0, 1, 3});
+        // outside, an event of a capture stands for nothing
+        CHECK(cudaStreamWaitEvent(other, joined, 0) == cudaErrorCapturedEvent);
+        CHECK(cudaEventSynchronize(joined) == cudaErrorCapturedEvent);
+    }
+    order.clear();
+    enqueue(other, tasks[2]);  // it is free again
+    cudaCheck(cudaStreamSynchronize(other));
+    CHECK(order == std::vector<int>{2});
+    for (cudaEvent_t event : {forked, joined}) cudaCheck(cudaEventDestroy(event));
+    for (cudaStream_t s : {stream, other}) cudaCheck(cudaStreamDestroy(s));
+}
+
+TEST_CASE("what cannot be captured is refused, and the capture is lost") {
+    cudaStream_t stream = new_stream(), other = new_stream();
+    cudaEvent_t outside = new_event();
+    cudaCheck(cudaEventRecord(outside, other));
+    void* memory = nullptr;
+    const struct {
+        cudaError_t error;
+        std::function<cudaError_t()> call;
+    } refused[] = {
+        {cudaErrorStreamCaptureUnsupported, [&] { return cudaStreamSynchronize(stream); }},
+        {cudaErrorStreamCaptureUnsupported, [&] { return cudaStreamQuery(stream); }},
+        {cudaErrorStreamCaptureIsolation, [&] { return cudaStreamWaitEvent(stream, outside, 0); }},
+    };
+    for (auto& [error, call] : refused) {
+        begin_capture(stream);
+        CHECK(call() == error);
+        cudaGraph_t graph;
+        CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
+        CHECK(graph == nullptr);
+        CHECK(call() == cudaSuccess);
+    }
+    begin_capture(stream);
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaErrorIllegalState);
+    CHECK(cudaMalloc(&memory, 16) == cudaErrorStreamCaptureUnsupported);
+    CHECK(cudaFree(nullptr) == cudaErrorStreamCaptureUnsupported);
+    std::thread([&] { CHECK(cudaMalloc(&memory, 16) == cudaSuccess); }).join();  // others go on
+    cudaGraph_t graph;
+    cudaCheck(cudaStreamEndCapture(stream, &graph));
+    cudaCheck(cudaGraphDestroy(graph));
+    cudaCheck(cudaFree(memory));
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorIllegalState);
+    CHECK(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeThreadLocal) ==
+          cudaErrorStreamCaptureUnsupported);
+    cudaCheck(cudaEventDestroy(outside));
+    for (cudaStream_t s : {stream, other}) cudaCheck(cudaStreamDestroy(s));
+}

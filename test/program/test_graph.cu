@@ -1,0 +1,147 @@
+// CUDA graphs: what is captured runs again as it did, and training has the same bits.
+// devices: simt-bf16 cuda
+// seconds: 12
+#include "test/program/model_testing.h"
+
+namespace {
+
+constexpr int B = 2, T = 40, V = 37, steps = 3;  // more tokens than the embedding sums in one launch
+
+struct Ending {
+    std::vector<floatX> weights;
+    std::vector<float> losses;
+    size_t launched;
+};
+
+// A few steps of three micro-batches each, in two places that take turns, with other tokens in each step.
+Ending train_steps(const ModelConfig& config, Recompute recompute, bool fp8, bool graphs, bool documents) {
+    constexpr int micro_batches = 3;
+    Gpt g(config, {.B = B, .T = T, .training = true, .recompute = recompute, .loss_chunk = 32, .fp8 = fp8},
+          with_master);
+    g.graphs.on = graphs;
+    initialize(g, 7);
+    constexpr size_t size = 5 * B * T;
+    DeviceArray<int> memory(2 * size);
+    Ending ending;
+    for (int step = 0; step < steps; step++) {
+        zero_gradients(g);
+        auto load = [&](int micro_batch, int) {
+            std::vector<int> values(size);
+            int *tokens = values.data(), *targets = tokens + B * T, *documents_at = targets + B * T,
+                *by_token = documents_at + B * T, *by_position = by_token + B * T;
+            for (int i = 0; i < B * T; i++) {
+                Random4 random = philox(step * micro_batches + micro_batch, i);
+                // few different tokens in some micro-batches, or only one
+                tokens[i] = (int)(random.at[0] % (micro_batch < 2 ? 1 + 2 * micro_batch : V));
+                targets[i] = (int)(random.at[1] % V);
+                documents_at[i] = i % T >= 5 ? 5 : 0;
+            }
+            sort_by_token(by_token, tokens, B * T);
+            sort_by_position(by_position, documents_at, B, T);
+            int* device = memory.data + (micro_batch % 2) * size;
+            copy_to_device(device, values.data(), size, g.stream);
+            const int* of_documents = documents ? device + 2 * B * T : nullptr;
+            return Batch{.B = B,
+                         .T = T,
+                         .tokens = device,
+                         .targets = device + B * T,
+                         .by_token = device + 3 * B * T,
+                         .by_position = device + 4 * B * T,
+                         .doc_start = of_documents,
+                         .counted_from = of_documents};
+        };
+        accumulate_gradients(g, micro_batches, load, 1.0f / (micro_batches * B * T));
+        g.state.update(g.stats, {1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 1.0f, 1);
+        g.products.weights_changed(graphs);
+        ending.losses.push_back(read_stats(g, micro_batches * B * T).loss);
+    }
+    ending.weights = from_device(g.state.params(0), g.layout.size());
+    ending.launched = g.graphs.launched();
+    return ending;
+}
+
+ModelConfig gpt2_config() {
+    ModelConfig c = small_config();
+    c.context = T;
+    return c;
+}
+
+ModelConfig llama_config() {
+    ModelConfig c = small_config();
+    c.head_size = 0, c.mlp_width = 32, c.kv_heads = 2, c.channels = 32;
+    c.norm = "rmsnorm", c.position = "rope", c.mlp = "swiglu", c.bias = false, c.tie_embeddings = false;
+    c.qk_norm = true;
+    complete(c);
+    return c;
+}
+
+cudaStream_t new_stream() {
+    cudaStream_t stream;
+    cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+}
+
+}  // namespace
+
+static void check_same_bits(const ModelConfig& config, Recompute recompute, bool documents, bool fp8) {
+    CAPTURE(config.norm);
+    CAPTURE((int)recompute);
+    fp8 = fp8 && has_products_in_bf16 && device_properties().major >= 9;
+    Ending without = train_steps(config, recompute, fp8, false, documents);
+    Ending with = train_steps(config, recompute, fp8, true, documents);
+    CHECK(without.launched == 0);
+    // three passes forward and three back, all from a graph after the first step
+    CHECK(with.launched == 6 * (steps - 1));
+    CHECK(with.losses == without.losses);
+    CHECK(with.losses.back() != with.losses.front());
+    CHECK(memcmp(with.weights.data(), without.weights.data(), with.weights.size() * sizeof(floatX)) == 0);
+}
+
+TEST_CASE("training has the same bits with and without graphs") {
+    check_same_bits(gpt2_config(), Recompute::mlp, true, false);
+    check_same_bits(llama_config(), Recompute::block, true, true);
+}
+
+TEST_CASE("training has the same bits with and without graphs where all is kept" *
+          doctest::test_suite("long")) {
+    check_same_bits(gpt2_config(), Recompute::none, false, false);
+    check_same_bits(llama_config(), Recompute::none, false, false);
+}
+
+TEST_CASE("a graph runs what was captured, each time on what is in memory then") {
+    cudaStream_t stream = new_stream();
+    Graphs graphs;
+    graphs.on = true;
+    DeviceArray<float> total(4), step(4);
+    std::vector<float> one = {1, 2, 3, 4}, zero(4);
+    copy_to_device(total.data, zero.data(), 4, stream);
+    for (int i = 1; i <= 5; i++) {
+        std::vector<float> values;
+        for (float x : one) values.push_back(x * i);
+        copy_to_device(step.data, values.data(), 4, stream);
+        graphs.run([&] { return graph_key(total.data); }, stream,
+                   [&] { accumulate(total.data, step.data, 4, stream); });
+    }
+    cudaCheck(cudaStreamSynchronize(stream));
+    CHECK(from_device(total.data, 4) == std::vector<float>{15, 30, 45, 60});
+    CHECK(graphs.launched() == 4);
+    CHECK(graphs.count() == 1);
+    graphs.on = false;
+    auto no_key = []() -> std::string {
+        FAIL("nobody asks for it");
+        return "";
+    };
+    bool worked = false;
+    graphs.run(no_key, stream, [&] { worked = true; });
+    CHECK(worked);
+    cudaCheck(cudaStreamDestroy(stream));
+}
+
+TEST_CASE("keys tell numbers, pointers and lists apart") {
+    int a, b;
+    std::vector<int*> list = {&a}, other = {&b};
+    CHECK(graph_key(1, &a, list) == graph_key(1, &a, list));
+    CHECK(graph_key(1, &a, list) != graph_key(1, &a, other));
+    CHECK(graph_key(1, &a) != graph_key(2, &a));
+    CHECK(graph_key(1.0f, &a) != graph_key(1.0f, &b));
+}

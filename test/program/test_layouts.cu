@@ -1,0 +1,685 @@
+/*
+Layouts of a run (tensor, pipeline and data parallelism, and ZeRO) against formulas: the bytes that each rank
+sends in a step for each purpose, to the byte, and the memory that it takes. The formulas are written here
+once more, from the papers and from what is cut, and share nothing with the program but the sizes.
+
+    t tensor ranks, p stages, S ranks of a shard group, R replicas, m micro-batches of N tokens, e bytes of a
+    floatX. A ring sends (n - 1)/n of a buffer from each of n ranks in one pass.
+*/
+// devices: cpu cuda
+// ranks: 2 4
+#include <map>
+#include <numeric>
+
+#include "test/program/model_testing.h"
+#include "test/support/ranks.h"
+
+namespace {
+
+struct Case {
+    const char* name;
+    MeshShape mesh;
+    int micro_batches = 2;
+    struct {
+        bool parallel = false, tied = true, llama = false;
+        int kv_heads = 4;
+    } model = {};
+    Recompute recompute = Recompute::none;
+    struct {
+        PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+        int chunks = 1;
+        std::vector<int> split = {};  // empty: even
+    } pipeline = {};
+    int row_chunks = 1;
+    ZeroSettings settings = {};
+    bool among_few = false;  // that are run on the simulated GPU, which is slow, and again to compare bits
+};
+
+using enum PipelineSchedule;
+constexpr auto mlp = Recompute::mlp, block = Recompute::block;
+constexpr bool parallel_block = true, untied = false, llama = true;
+
+const Case cases[] = {
+    // 2 ranks
+    {"tensor", {.tp = 2}, 2, {}, {}, {}, 1, {}, true},
+    {"tensor, in chunks", {.tp = 2}, 1, {}, {}, {}, 4},
+    {"tensor, parallel block", {.tp = 2}, 2, {parallel_block}},
+    {"tensor, parallel block, other switches", {.tp = 2}, 3, {parallel_block, untied, llama, 2}},
+    {"tensor, recompute mlp", {.tp = 2}, 2, {false, untied}, mlp},
+    {"tensor, recompute block", {.tp = 2}, 2, {}, block, {}, 2},
+    {"tensor, parallel block, recompute mlp", {.tp = 2}, 2, {parallel_block}, mlp},
+    {"tensor, parallel block, recompute block", {.tp = 2}, 2, {parallel_block}, block},
+    {"tensor, shared heads", {.tp = 2}, 2, {false, true, false, 1}},
+    {"tensor, shared heads, other switches", {.tp = 2}, 1, {false, untied, llama, 1}},
+    {"1f1b", {.pp = 2}, 3},
+    {"1f1b, untied, recompute", {.pp = 2}, 3, {false, untied}, block},
+    {"1f1b, uneven", {.pp = 2}, 4, {}, {}, {one_f_one_b, 1, {3, 1}}},
+    {"gpipe", {.pp = 2}, 3, {}, mlp, {gpipe}},
+    {"interleaved", {.pp = 2}, 4, {}, {}, {interleaved, 2}},
+    {"interleaved, untied", {.pp = 2}, 6, {false, untied}, {}, {interleaved, 2}},
+    {"zero-bubble", {.pp = 2}, 3, {}, {}, {zero_bubble}, 1, {}, true},
+    {"zero-bubble, parallel block", {.pp = 2}, 4, {parallel_block, untied, llama}, block, {zero_bubble}},
+    {"data", {.dp = 2, .shard = 1}},
+    {"zero-bubble in one stage, ZeRO 2", {.dp = 2, .shard = 2}, 2, {}, {}, {zero_bubble}, 1, {.level = 2}},
+    {"ZeRO 3, recompute", {.dp = 2, .shard = 2}, 2, {false, untied}, block, {}, 1, {.level = 3}},
+    // 4 ranks
+    {"4 tensor", {.tp = 4}, 2},
+    {"4 tensor, in chunks, recompute", {.tp = 4}, 1, {}, block, {}, 2},
+    {"4 tensor, 2 heads", {.tp = 4}, 2, {false, true, false, 2}},
+    {"4 tensor, 2 heads, other switches", {.tp = 4}, 1, {parallel_block, untied, llama, 2}},
+    {"4 tensor, 1 head", {.tp = 4}, 1, {false, untied, false, 1}, mlp},
+    {"4 stages", {.pp = 4}, 5},
+    {"4 stages, untied, few micro-batches", {.pp = 4}, 2, {parallel_block, untied, llama}},
+    {"4 stages, gpipe, uneven", {.pp = 4}, 5, {}, {}, {gpipe, 1, {1, 2, 3, 2}}},
+    {"4 stages, interleaved", {.pp = 4}, 8, {}, {}, {interleaved, 2}},
+    {"4 stages, zero-bubble", {.pp = 4}, 6, {}, {}, {zero_bubble}},
+    {"tensor and stages", {.tp = 2, .pp = 2}, 3},
+    {"tensor and stages, gpipe", {.tp = 2, .pp = 2}, 2, {parallel_block, untied, llama, 1}, mlp, {gpipe}},
+    {"tensor and stages, interleaved", {.tp = 2, .pp = 2}, 4, {}, block, {interleaved, 2}, 2, {}, true},
+    {"tensor and stages, zero-bubble",
+     {.tp = 2, .pp = 2},
+     3,
+     {false, true, true, 1},
+     block,
+     {zero_bubble},
+     1,
+     {},
+     true},
+    {"tensor and data", {.tp = 2, .dp = 2}, 2},
+    {"tensor and ZeRO 1", {.tp = 2, .dp = 2, .shard = 2}, 2, {}, {}, {}, 2, {.level = 1}},
+    {"tensor and ZeRO 2, shared heads",
+     {.tp = 2, .dp = 2, .shard = 2},
+     2,
+     {false, true, false, 1},
+     {},
+     {},
+     1,
+     {.level = 2}},
+    {"tensor and ZeRO 3", {.tp = 2, .dp = 2, .shard = 2}, 2, {false, untied}, {}, {}, 1, {.level = 3}},
+    {"stages and data", {.pp = 2, .dp = 2}, 3},
+    {"stages and ZeRO 1", {.pp = 2, .dp = 2, .shard = 2}, 3, {}, {}, {}, 1, {.level = 1}},
+    {"stages and ZeRO 2", {.pp = 2, .dp = 2, .shard = 2}, 4, {}, {}, {interleaved, 2}, 1, {.level = 2}},
+    {"stages and ZeRO 2, zero-bubble",
+     {.pp = 2, .dp = 2, .shard = 2},
+     3,
+     {false, untied},
+     {},
+     {zero_bubble},
+     1,
+     {.level = 2}},
+    {"stages and ZeRO 3", {.pp = 2, .dp = 2, .shard = 2}, 3, {}, block, {}, 1, {.level = 3}},
+    {"stages and ZeRO 3, nothing ahead",
+     {.pp = 2, .dp = 2, .shard = 2},
+     4,
+     {false, untied},
+     {},
+     {interleaved, 2},
+     1,
+     {.level = 3, .prefetch = 0}},
+    {"stages and ZeRO 3, uneven",
+     {.pp = 2, .dp = 2, .shard = 2},
+     4,
+     {},
+     {},
+     {gpipe, 1, {5, 3}},
+     1,
+     {.level = 3, .prefetch = 2}},
+    {"ZeRO 2, hybrid", {.dp = 4, .shard = 2}, 2, {}, {}, {}, 1, {.level = 2}},
+    {"ZeRO 3, hybrid", {.dp = 4, .shard = 2}, 2, {parallel_block}, mlp, {}, 1, {.level = 3}},
+};
+
+bool runs(const Case& c) {
+    return c.mesh.ranks() == test_world().size() && (on_cpu || c.among_few);
+}
+
+// large: so that padding does not count.
+ModelConfig config_of(const Case& c, bool large = false) {
+    ModelConfig config;
+    config.channels = large ? 128 : 32, config.heads = 4, config.kv_heads = c.model.kv_heads;
+    config.mlp_width = large ? 448 : 48, config.vocab_size = large ? 1024 : 53, config.context = 128;
+    config.layers = !c.pipeline.split.empty()
+                        ? std::accumulate(c.pipeline.split.begin(), c.pipeline.split.end(), 0)
+                        : std::max(3, c.mesh.pp * c.pipeline.chunks);
+    if (c.mesh.pp > 1 && c.pipeline.split.empty()) config.layers = 2 * c.mesh.pp * c.pipeline.chunks;
+    config.block = c.model.parallel ? "parallel" : "sequential";
+    config.tie_embeddings = c.model.tied;
+    if (c.model.llama) {
+        config.norm = "rmsnorm", config.position = "rope", config.mlp = "swiglu";
+        config.bias = false, config.qk_norm = true;
+    }
+    complete(config);
+    return config;
+}
+
+// ----------------------------------------------------------------------------
+// what a rank has of the model
+
+size_t round_up(size_t size, size_t to) {
+    return (size + to - 1) / to * to;
+}
+
+// Elements of tensors one after another, each beginning on a multiple of 64.
+size_t laid_out(const std::vector<size_t>& tensors) {
+    size_t end = 0;
+    for (size_t size : tensors) end = round_up(end, 64) + size;
+    return end;
+}
+
+// Sizes of the tensors of the embedding, a block and the head that one tensor rank has. Of copies, the
+// gradients are summed over all tensor ranks.
+struct UnitSizes {
+    std::vector<size_t> copies, others;
+    size_t parameters() const {
+        size_t sum = 0;
+        for (auto* tensors : {&copies, &others}) sum = std::accumulate(tensors->begin(), tensors->end(), sum);
+        return sum;
+    }
+    // In memory: any data group up to `ranks` can cut it.
+    size_t padded(int ranks) const {
+        std::vector<size_t> all = copies;
+        all.insert(all.end(), others.begin(), others.end());
+        return round_up(laid_out(all), 64 * (size_t)ranks);
+    }
+};
+
+struct Sizes {
+    size_t C, HS, A, KV, F, F1;  // of one tensor rank
+    size_t vocab;                // rows of the table: a multiple of 128
+    UnitSizes embedding, block, head;
+    size_t shared_heads;  // parameters of key and value heads, without their biases
+    size_t shared_bias;
+
+    Sizes(const ModelConfig& c, size_t t) {
+        C = c.channels, HS = c.head_size, A = c.heads / t * HS;
+        KV = std::max<size_t>(c.kv_heads, t) / t * HS;
+        F = c.mlp_width / t, F1 = c.mlp == "swiglu" ? 2 * F : F;
+        vocab = round_up((c.vocab_size + t - 1) / t, 128);
+        bool layernorm = c.norm == "layernorm";
+        auto norm = [&](UnitSizes& unit) { unit.copies.insert(unit.copies.end(), layernorm ? 2 : 1, C); };
+        embedding.others = {vocab * C};
+        if (c.position == "learned") embedding.copies = {c.context * C};
+        norm(block);
+        if (c.qk_norm) block.copies.insert(block.copies.end(), 2, HS);
+        if (c.bias) block.copies.push_back(C);
+        if (c.block == "sequential") norm(block);
+        if (c.bias) block.copies.push_back(C);
+        block.others = {(A + 2 * KV) * C, A * C, F1 * C, F * C};
+        if (c.bias) block.others.insert(block.others.end(), {A + 2 * KV, F1});
+        norm(head);
+        if (!c.tie_embeddings) head.others = {vocab * C};
+        shared_heads = 2 * KV * C;
+        shared_bias = c.bias ? 2 * KV : 0;
+    }
+};
+
+// A rank's place, and the units that its stage has.
+struct Place {
+    const Case& c;
+    ModelConfig config;
+    Sizes sizes;
+    MeshPosition at;
+    size_t t, p, S, R, v, m;
+    bool first, last;                      // stage
+    std::vector<std::vector<int>> layers;  // of each chunk
+
+    Place(const Case& c_, const ModelConfig& config_, const MeshPosition& at_)
+        : c(c_), config(config_), sizes(config, c.mesh.tp), at(at_) {
+        t = c.mesh.tp, p = c.mesh.pp, S = c.mesh.shard, R = c.mesh.dp / S;
+        v = c.pipeline.chunks, m = c.micro_batches;
+        first = at.pipeline == 0, last = at.pipeline + 1 == c.mesh.pp;
+        layers.resize(v);
+        int layer = 0;
+        for (size_t part = 0; part < p * v; part++) {
+            for (int i = 0; i < split()[part]; i++, layer++) {
+                if ((int)(part % p) == at.pipeline) layers[part / p].push_back(layer);
+            }
+        }
+    }
+    std::vector<int> split() const {
+        return c.pipeline.split.empty() ? std::vector<int>(p * v, config.layers / (int)(p * v))
+                                        : c.pipeline.split;
+    }
+    size_t layer_count() const {
+        size_t count = 0;
+        for (auto& of_chunk : layers) count += of_chunk.size();
+        return count;
+    }
+    // Tied embeddings are on the first and on the last stage.
+    bool has_table() const { return first || (last && config.tie_embeddings); }
+    size_t table() const { return has_table() ? sizes.embedding.padded(c.mesh.dp) : 0; }
+    size_t block() const { return sizes.block.padded(c.mesh.dp); }
+    size_t head() const { return last ? sizes.head.padded(c.mesh.dp) : 0; }
+    size_t all() const { return table() + layer_count() * block() + head(); }
+    bool cut_gradients() const { return c.settings.level >= 2 && S > 1; }
+    bool cut_parameters() const { return c.settings.level >= 3 && S > 1; }
+
+    PipelineShape shape() const { return {c.pipeline.schedule, (int)p, (int)m, (int)v}; }
+    Division division() const { return {(int)t, c.row_chunks, shape(), split()}; }
+};
+
+// ----------------------------------------------------------------------------
+// bytes
+
+constexpr size_t e = sizeof(floatX);
+constexpr int T = 8, B = 1, N = B * T, exchanged = 3;  // numbers of a row of logits
+
+// What one rank of a ring of n sends when `count` elements are summed: all but one of n parts in each of two
+// passes. Parts are as even as they can be.
+size_t all_reduced(size_t count, size_t n, size_t rank) {
+    if (n == 1) return 0;
+    auto part = [&](size_t i) { return count / n + (i % n < count % n); };
+    return 2 * count - part(rank + 1) - part(rank + 2);
+}
+
+// All-gathers and reduce-scatters of N*C, in one micro-batch: 4 and 4 a layer; a parallel block has half; one
+// each for the embedding and for the classifier.
+size_t formula_activations(const Place& a) {
+    bool parallel = a.c.model.parallel;
+    size_t layer = parallel ? 4 : 8;
+    // the MLP's input is gathered once more; or also attention's, and its output is summed
+    if (a.c.recompute == Recompute::mlp) layer += parallel ? 0 : 1;
+    if (a.c.recompute == Recompute::block) layer += parallel ? 1 : 3;
+    size_t passes = a.layer_count() * layer + (a.first ? 2 : 0) + (a.last ? 2 : 0);
+    return a.m * passes * (a.t - 1) * (N / a.t) * a.sizes.C * e;
+}
+
+// N*C/t forward over each boundary between parts, and as much back.
+size_t formula_pipeline(const Place& a) {
+    if (a.p == 1) return 0;
+    size_t forward = a.v - (a.last ? 1 : 0), backward = a.v - (a.first ? 1 : 0);
+    return a.m * (forward + backward) * (N / a.t) * a.sizes.C * e;
+}
+
+// In fp32. Gradients that are cut are reduced for each micro-batch, of blocks also after each half of a
+// backward pass in two.
+size_t formula_gradients(const Place& a) {
+    auto unit = [&](const UnitSizes& sizes, bool is_block) {
+        size_t passes = a.cut_gradients() ? a.m : 1, U = sizes.padded(a.c.mesh.dp), own = U / a.S;
+        if (is_block && a.cut_gradients() && a.c.pipeline.schedule == zero_bubble) passes *= 2;
+        // of copies, each rank sums over tensor ranks what it owns, once a step
+        size_t own_begin = a.at.shard * own;
+        auto summed = [&](size_t begin, size_t count, size_t ranks, size_t rank) {
+            size_t from = std::max(begin, own_begin), to = std::min(begin + count, own_begin + own);
+            return from < to ? all_reduced(to - from, ranks, rank) : 0;
+        };
+        size_t sums = summed(0, laid_out(sizes.copies), a.t, a.at.tensor);
+        if (size_t heads = a.config.kv_heads; is_block && heads < a.t) {
+            size_t sharing = a.t / heads, rank = a.at.tensor % sharing,
+                   at = round_up(laid_out(sizes.copies), 64);
+            const Sizes& z = a.sizes;
+            sums += summed(at + z.A * z.C, z.shared_heads, sharing, rank);
+            at += round_up((z.A + 2 * z.KV) * z.C, 64);
+            sums += summed(at + z.A, z.shared_bias, sharing, rank);
+        }
+        return passes * (a.S - 1) * own + sums + all_reduced(own, a.R, a.at.replica);
+    };
+    size_t count = a.layer_count() * unit(a.sizes.block, true);
+    if (a.has_table()) count += unit(a.sizes.embedding, false);
+    if (a.last) count += unit(a.sizes.head, false);
+    // the first and the last stage add up what they own of the gradient of tied embeddings
+    if (a.p > 1 && a.config.tie_embeddings && a.has_table()) count += a.table() / a.S;
+    return count * sizeof(float);
+}
+
+// Level 3: elements of the units that a stage gathers. A unit is gathered when it is used and not in its
+// place. Blocks take turns in a few places. The embedding and the head have one together if they are on the
+// same stage, and one each if the head uses the embedding.
+size_t gathered(const Place& a) {
+    constexpr int table = -1, head = -2;
+    std::map<int, size_t> place;  // of each unit
+    for (auto& of_chunk : a.layers) {
+        for (int layer : of_chunk)
+            place[layer] = place.size() % std::min<size_t>(a.c.settings.prefetch + 1, a.layer_count());
+    }
+    place[table] = SIZE_MAX, place[head] = a.config.tie_embeddings || !a.first ? SIZE_MAX - 1 : SIZE_MAX;
+    std::map<size_t, int> lies;  // the unit at each place
+    size_t elements = 0;
+    auto use = [&](int unit) {
+        auto [entry, is_new] = lies.insert({place[unit], unit});
+        if (is_new || entry->second != unit)
+            elements += unit == table ? a.table() : unit == head ? a.head() : a.block();
+        entry->second = unit;
+    };
+    for (auto [work, micro_batch, chunk] : pipeline_actions(a.shape(), a.at.pipeline)) {
+        auto layers = a.layers[chunk];
+        bool first_part = a.first && chunk == 0, last_part = a.last && chunk + 1 == (int)a.v;
+        if (work == PipelineWork::forward) {
+            if (first_part) use(table);
+            for (int layer : layers) use(layer);
+            if (last_part) use(head);
+        } else if (work != PipelineWork::weight_gradient) {
+            if (last_part) use(a.config.tie_embeddings ? table : head), use(head);
+            for (auto layer = layers.rbegin(); layer != layers.rend(); layer++) use(*layer);
+        }
+    }
+    return elements;
+}
+
+size_t formula_parameters(const Place& a) {
+    return (a.S - 1) * ((a.cut_parameters() ? gathered(a) : a.all()) / a.S) * e;
+}
+
+// The loss, the norm and whether to stop; and for the classifier what each tensor rank knows of each row.
+size_t formula_statistics(const Place& a) {
+    constexpr size_t numbers = 4;  // loss, square of the norm, ranks asked to stop, ranks that have saved
+    size_t step = all_reduced(numbers, a.c.mesh.ranks(), test_world().rank());
+    return (step + (a.last ? a.m * (a.t - 1) * exchanged * N : 0)) * sizeof(float);
+}
+
+// ----------------------------------------------------------------------------
+// runs
+
+MeshShape mesh_of(const Case& c) {
+    MeshShape mesh = c.mesh;
+    mesh.ring = c.pipeline.chunks > 1;
+    mesh.copies = std::max(1, mesh.tp / config_of(c).kv_heads);
+    return mesh;
+}
+
+ZeroSettings settings_of(const Case& c) {
+    ZeroSettings settings = c.settings;
+    settings.keep_master = !exact;
+    return settings;
+}
+
+Workload workload_of(const Case& c, int B, int T) {
+    return {B, T, true, c.recompute, B * T / 2};
+}
+
+StepStats step_of(Gpt& g, const Case& c, int step) {
+    int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), count = c.micro_batches;
+    std::vector<std::unique_ptr<TestBatch>> batches;
+    for (int micro = 0; micro < count; micro++) {
+        std::vector<int> tokens(N), targets(N);
+        for (int i = 0; i < N; i++) {
+            uint64_t key = random_key(7, text("step %d", step));
+            Random4 random = philox(key, (micro * ranks + rank) * N + i);
+            tokens[i] = random.at[0] % g.config.vocab_size;
+            targets[i] = random.at[1] % g.config.vocab_size;
+        }
+        batches.push_back(std::make_unique<TestBatch>(B, T, tokens, targets));
+    }
+    double targets = (double)count * ranks * N;
+    zero_gradients(g);
+    accumulate_gradients(
+        g, count, [&](int micro, int) { return **batches[micro]; }, (float)(1 / targets));
+    g.state.update(g.stats, {1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 0.5f, 0);
+    StepStats stats = read_stats(g, targets);
+    g.state.synchronize();
+    test_world().largest(0);  // all have what was sent to them
+    return stats;
+}
+
+}  // namespace
+
+TEST_CASE("bytes sent in a step are those of the formulas") {
+    for (const Case& c : cases) {
+        if (!runs(c)) continue;
+        CAPTURE(std::string(c.name));
+        ModelConfig config = config_of(c);
+        Mesh mesh(test_world(), mesh_of(c), test_stream());
+        Place a(c, config, mesh.position);
+        Gpt g(config, workload_of(c, B, T), settings_of(c), mesh, a.division());
+        initialize(g, 5);
+        CHECK(step_of(g, c, 0).finite);  // from here on each step begins as it will go on
+        reset_traffic();
+        [[maybe_unused]] uint64_t before = 0;
+#ifndef RANKS_USE_NCCL
+        before = host_bytes_sent();
+#endif
+        test_world().largest(0);
+        CHECK(step_of(g, c, 1).finite);
+        CHECK(bytes_sent(Traffic::activations) == formula_activations(a));
+        CHECK(bytes_sent(Traffic::pipeline) == formula_pipeline(a));
+        CHECK(bytes_sent(Traffic::gradients) == formula_gradients(a));
+        CHECK(bytes_sent(Traffic::parameters) == formula_parameters(a));
+        CHECK(bytes_sent(Traffic::statistics) == formula_statistics(a));
+        CHECK(bytes_sent(Traffic::weights) == 0);
+#ifndef RANKS_USE_NCCL
+        uint64_t counted = 0;
+        for (size_t kind = 0; kind < traffic_names.size(); kind++) counted += bytes_sent((Traffic)kind);
+        CHECK(host_bytes_sent() - before == counted);
+#endif
+    }
+}
+
+// ----------------------------------------------------------------------------
+// memory
+
+namespace {
+
+// Of parameters, gradients and the optimizer: parameters in floatX, gradients in fp32, and two moments and a
+// master copy (which fp32 parameters are themselves).
+double formula_state(const Place& a) {
+    double block = (double)a.sizes.block.parameters(), layers = (double)a.layer_count(), S = (double)a.S;
+    double table = a.has_table() ? (double)a.sizes.embedding.parameters() : 0;
+    double head = a.last ? (double)a.sizes.head.parameters() : 0, all = table + layers * block + head;
+    double ends = a.config.tie_embeddings ? table + head : std::max(table, head);
+    auto held = [&](bool cut, double units) {
+        return cut ? all / S + std::min(units, layers) * block + ends : all;
+    };
+    return e * held(a.cut_parameters(), a.c.settings.prefetch + 1) + 4 * held(a.cut_gradients(), 2) +
+           (exact ? 8 : 12) * all / S;
+}
+
+// Micro-batches that a stage holds between their forward and their backward pass; of an interleaved one, over
+// all chunks.
+size_t held_micro_batches(const Place& a) {
+    size_t behind = a.p - 1 - a.at.pipeline;
+    switch (a.c.pipeline.schedule) {
+    case gpipe:
+        return a.m;
+    case interleaved:  // the first stage: p * (1 + (p - 1)/(p * v)) of all its layers
+        return std::min(a.v * a.m, (a.v - 1) * a.p + 2 * behind + 1);
+    case zero_bubble:
+        return std::min(a.p, a.m);
+    default:
+        return std::min(behind + 1, a.m);
+    }
+}
+
+// What is divided by t and what is whole: rows between products are cut (n = N/t of them), and what is within
+// attention and the MLP by heads and columns; whole are the inputs of products that read the residual stream.
+double formula_activations_held(const Place& a, int B, int T) {
+    auto& z = a.sizes;
+    auto& config = a.config;
+    bool parallel = a.c.model.parallel, cut = a.t > 1, splits = a.c.pipeline.schedule == zero_bubble;
+    double N = B * T, n = N / (double)a.t, C = (double)z.C, QKV = (double)(z.A + 2 * z.KV), A = (double)z.A;
+    double F = (double)z.F, F1 = (double)z.F1, heads = A / (double)z.HS, kv_heads = (double)(z.KV / z.HS);
+    double norm = n * (config.norm == "layernorm" ? 8 : 4);  // bytes of what a norm keeps of each row
+    double layers = (double)a.layer_count(), slots = (double)held_micro_batches(a);
+    double passes = layers * slots / (double)a.v;  // of a layer over a micro-batch, that are held
+    double inner = (layers / (double)a.v - 1) * slots;
+    double pending = splits ? layers * (double)std::min<size_t>(a.at.pipeline + 1, a.m) : 0;
+    // bytes
+    double residual = e * n * C, attention = e * N * QKV + 4 * N * heads + norm,
+           attention_inputs = e * N * (C + A);
+    if (config.qk_norm) attention += e * N * QKV + 4 * N * (heads + kv_heads);
+    if (!parallel) attention += e * n * C;
+    double hidden = e * N * F1 + (parallel ? 0 : norm), hidden_inputs = e * N * (F + (parallel ? 0 : C));
+    bool keeps_attention = a.c.recompute != Recompute::block, keeps_hidden = a.c.recompute == Recompute::none;
+    double bytes = inner * residual;
+    bytes += (keeps_attention ? passes : 1) * attention;
+    bytes += (keeps_attention ? passes : 1 + pending) * attention_inputs;
+    bytes += (keeps_hidden ? passes : 1) * hidden;
+    bytes += (keeps_hidden ? passes : 1 + pending) * hidden_inputs;
+    if (a.last) {
+        double kept = splits || a.c.pipeline.schedule == gpipe ? slots : 1;
+        bytes += kept * (e * (n + N) * C + norm) + e * (N / 2) * (double)z.vocab + 4 * N;
+        if (cut) bytes += 4 * (double)a.t * (N / 2) * exchanged;
+    }
+    // once: what a block adds, gradients
+    double dact = config.mlp == "swiglu" ? F : 0;
+    bytes += 2 * residual + e * N * (dact + A) + (splits ? pending : 1) * e * N * (F1 + QKV);
+    if (cut) bytes += e * (n + N) * C;
+    if (cut || splits) bytes += (splits ? pending : 1) * e * N * C;
+    if (splits && !parallel) bytes += pending * e * N * C;
+    size_t scratch =
+        std::max({attention_backward_scratch(B, T, (int)heads, (int)kv_heads, config.head_size),
+                  norm_backward_scratch((int)z.C), matmul_backward_bias_scratch((int)std::max(F1, QKV)),
+                  embedding_backward_scratch(B * T, (int)z.C)});
+    bytes += 4 * (double)scratch;
+    if (config.position == "rope") bytes += 4.0 * T * config.rope_dims;
+    // the pipeline: inputs, and one more of each chunk that is sent some; gradients; outputs. The chunks of a
+    // stage have places for inputs of their own, and do not all need their most at the same time.
+    double apart = a.m > a.p ? (double)a.v - 1 : 0;
+    double buffers = slots + apart + (double)a.v - (a.first ? 1 : 0) + (a.p > 1 ? 3 : 1);
+    if (a.p > 1 && (!a.last || a.v > 1)) buffers += 2;
+    return bytes + buffers * residual;
+}
+
+#ifndef __CUDACC__
+std::atomic<size_t> taken;
+#endif
+
+// Bytes of the device that are taken until the end of its life.
+class TakenMemory {
+public:
+#ifdef __CUDACC__
+    bool known() const {
+        return false;
+    }
+    size_t bytes() const {
+        return 0;
+    }
+#else
+    TakenMemory() {
+        taken = 0;
+        allocate_ = host_device.allocate;
+        host_device.allocate = [](size_t bytes) {
+            taken += bytes;
+            return allocate_(bytes);
+        };
+    }
+    ~TakenMemory() {
+        host_device.allocate = allocate_;
+    }
+    bool known() const {
+        return true;
+    }
+    size_t bytes() const {
+        return taken;
+    }
+
+private:
+    static inline void* (*allocate_)(size_t);
+#endif
+};
+
+}  // namespace
+
+TEST_CASE("memory held is what the formulas say, and what is printed before") {
+    constexpr int large_B = 4, large_T = 128;
+    for (const Case& c : cases) {
+        if (!runs(c)) continue;
+        CAPTURE(std::string(c.name));
+        ModelConfig config = config_of(c, true);
+        Mesh mesh(test_world(), mesh_of(c), test_stream());
+        Place a(c, config, mesh.position);
+        Workload workload = workload_of(c, large_B, large_T);
+        ZeroSettings settings = settings_of(c);
+        TakenMemory memory;
+        Gpt g(config, workload, settings, mesh, a.division());
+        size_t rope = g.rope ? (size_t)large_T * config.rope_dims * sizeof(float) : 0;
+        size_t activations = g.pipeline.bytes_held() + rope;
+        for (const ActivationRow& row : g.table) activations += row.bytes() * row.instances(g.share);
+        size_t held = g.state.bytes_held() + activations;
+        constexpr size_t stats = 2 * stat_count * sizeof(float);  // the device's, and what the host sees
+        if (memory.known()) CHECK(memory.bytes() == held + stats);
+        CHECK((double)g.state.bytes_held() == doctest::Approx(formula_state(a)).epsilon(0.02));
+        double formula = formula_activations_held(a, large_B, large_T);
+        CHECK((double)activations == doctest::Approx(formula).epsilon(0.02));
+
+        size_t most = 0;
+        for (const std::string& of_rank : test_world().gather(std::to_string(held)))
+            most = std::max<size_t>(most, std::stoull(of_rank));
+        CHECK(memory_total(memory_classes(config, workload, settings, mesh.shape, a.division())) == most);
+    }
+}
+
+TEST_CASE("chunks share the memory of their layers, and no two layers have the same at the same time") {
+    using enum PipelineWork;
+    const std::vector<int> layers[] = {{2}, {1}, {2, 2}, {1, 3}, {3, 0, 2}};
+    for (auto schedule : {gpipe, one_f_one_b, interleaved, zero_bubble}) {
+        for (int p : {1, 2, 3, 4}) {
+            for (auto& of_chunk : layers) {
+                PipelineShape shape = {schedule, p, 4 * p, (int)of_chunk.size()};
+                if (shape.chunks > 1 && schedule != interleaved) continue;
+                for (int stage = 0; stage < p; stage++) {
+                    CAPTURE(text("schedule %d, stage %d of %d, %d chunks", (int)schedule, stage, p,
+                                 shape.chunks));
+                    auto list = pipeline_actions(shape, stage);
+                    HeldLayers held(of_chunk);
+                    held.begin_run(true);
+                    std::map<std::pair<int, int>, std::vector<int>> places;  // of each micro-batch in a chunk
+                    size_t most = 0;
+                    for (const PipelineAction& action : list) {
+                        auto& mine = places[{action.chunk, action.micro_batch}];
+                        std::vector<int> now = held.enter(action);
+                        CHECK((int)now.size() == of_chunk[action.chunk]);
+                        if (action.work == forward) mine = now;
+                        CHECK(mine == now);
+                        std::vector<int> in_use;
+                        for (auto& [key, used] : places)
+                            in_use.insert(in_use.end(), used.begin(), used.end());
+                        most = std::max(most, in_use.size());
+                        std::sort(in_use.begin(), in_use.end());
+                        CHECK(std::adjacent_find(in_use.begin(), in_use.end()) == in_use.end());
+                        if (action.work == backward || action.work == weight_gradient) mine.clear();
+                    }
+                    CHECK(HeldLayers::places(of_chunk, list, true) == most);
+                }
+            }
+        }
+    }
+    // without a backward pass each layer has its own
+    HeldLayers held({2, 1});
+    held.begin_run(false);
+    for (int micro_batch : {0, 1}) {
+        CHECK(held.enter({forward, micro_batch, 0}) == std::vector<int>{0, 1});
+        CHECK(held.enter({forward, micro_batch, 1}) == std::vector<int>{2});
+    }
+    CHECK(HeldLayers::places({2, 1}, forward_actions({interleaved, 2, 4, 2}), false) == 3);
+}
+
+// ----------------------------------------------------------------------------
+// bits
+
+namespace {
+
+// The statistics of two steps and the bits of all parameters after them, as this rank sees them.
+std::string trained(const Case& c, const Mesh& mesh, bool overlap) {
+    ModelConfig config = config_of(c);
+    ZeroSettings settings = settings_of(c);
+    settings.overlap = overlap;
+    Gpt g(config, workload_of(c, B, T), settings, mesh, Place(c, config, mesh.position).division());
+    initialize(g, 5);
+    std::string bits;
+    for (int step = 0; step < 2; step++) {
+        StepStats stats = step_of(g, c, step);
+        CHECK(stats.finite);
+        CHECK(stats.loss > 0);
+        for (float value : {stats.loss, stats.gradient_norm}) bits.append((const char*)&value, sizeof value);
+    }
+    for (int unit : g.layout.held()) {
+        g.state.acquire(unit, 0);
+        g.state.synchronize();
+        auto values = from_device(g.state.params(unit), g.layout.unit_size(unit));
+        g.state.release(unit);
+        bits.append((const char*)values.data(), values.size() * sizeof values[0]);
+    }
+    return bits;
+}
+
+}  // namespace
+
+TEST_CASE("overlap, and another run of the same layout, do not change a bit") {
+    for (const Case& c : cases) {
+        if (!runs(c) || !c.among_few) continue;
+        CAPTURE(std::string(c.name));
+        Mesh mesh(test_world(), mesh_of(c), test_stream());
+        std::string want = trained(c, mesh, false);
+        CHECK((trained(c, mesh, true) == want));
+        if (on_cpu) CHECK((trained(c, mesh, true) == want));
+    }
+}

@@ -1,0 +1,514 @@
+/*
+The whole model: against golden runs of PyTorch (test/golden/), against finite differences for every switch,
+and the promises about recomputation, repetition, accumulation and steps that are not finite.
+*/
+// seconds: 15
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "test/program/model_testing.h"
+
+namespace {
+
+// One rank owns everything, unit after unit.
+void set_tensor(Gpt& g, size_t offset, const float* values, size_t count) {
+    std::vector<floatX> rounded(values, values + count);
+    copy_to_device(g.state.params(0) + offset, rounded.data(), count, g.stream);
+    if (float* master = g.state.owned_master(0)) copy_to_device(master + offset, values, count, g.stream);
+}
+
+void forward_backward(Gpt& g, const TestBatch& batch) {
+    zero_gradients(g);
+    accumulate_gradients(g, *batch, 1.0f / batch.valid(), true);
+}
+
+// ----------------------------------------------------------------------------
+// golden runs
+
+struct Golden {
+    nlohmann::json header;
+    std::vector<char> data;
+
+    explicit Golden(const char* name) {
+        std::string path = text("test/golden/%s.bin", name);
+        std::ifstream file(path, std::ios::binary);
+        REQUIRE_MESSAGE(file.good(), path);
+        char magic[8];
+        uint64_t length = 0;
+        file.read(magic, 8).read((char*)&length, 8);
+        REQUIRE(std::string(magic, 6) == "GOLDEN");
+        std::string json(length, 0);
+        file.read(json.data(), (std::streamsize)length);
+        header = nlohmann::json::parse(json);
+        data.assign(std::istreambuf_iterator<char>(file), {});
+    }
+
+    template <typename T>
+    std::vector<T> tensor(const std::string& kind, const std::string& name) const {
+        for (auto& row : header["tensors"]) {
+            if (row["kind"] != kind || row["name"] != name) continue;
+            size_t count = 1;
+            for (size_t extent : row["shape"]) count *= extent;
+            std::vector<T> values(count);
+            memcpy(values.data(), data.data() + (size_t)row["offset"], count * sizeof(T));
+            return values;
+        }
+        FAIL("no " << kind << " " << name);
+        return {};
+    }
+
+    ModelConfig config() const {
+        ModelConfig c;
+        auto& json = header["config"];
+        c.layers = json["layers"], c.channels = json["channels"], c.heads = json["heads"];
+        c.kv_heads = json["kv_heads"], c.head_size = json["head_size"], c.mlp_width = json["mlp_width"];
+        c.vocab_size = json["vocab_size"], c.context = json["context"], c.norm = json["norm"];
+        c.norm_eps = json["norm_eps"], c.position = json["position"], c.rope_theta = json["rope_theta"];
+        c.rope_dims = json["rope_dims"], c.rope_scaling = json["rope_scaling"];
+        c.rope_low_frequency = json["rope_low_frequency"],
+        c.rope_high_frequency = json["rope_high_frequency"];
+        c.rope_original_context = json["rope_original_context"], c.mlp = json["mlp"], c.bias = json["bias"];
+        c.window = json["window"], c.block = json["block"], c.tie_embeddings = json["tie_embeddings"];
+        c.qk_norm = json["qk_norm"];
+        complete(c);
+        return c;
+    }
+};
+
+// A key bias shifts all scores of a query alike, so its gradient is zero and what remains of it is rounding,
+// which AdamW blows up to its full step. Those rows say nothing about the final weights.
+void drop_key_bias(const ModelConfig& c, const std::string& name, std::vector<double>& values) {
+    if (!name.ends_with("qkv.bias") || c.position != "learned") return;
+    auto keys = values.begin() + c.heads * c.head_size;
+    values.erase(keys, keys + c.kv_heads * c.head_size);
+}
+
+void check_golden(const char* name) {
+    INFO(name);
+    Golden golden(name);
+    ModelConfig config = golden.config();
+    int B = golden.header["batch"], T = golden.header["time"], steps = golden.header["steps"], N = B * T;
+    Gpt g(config, {B, T, true, Recompute::none, 7}, with_master);
+    g.layout.each([&](const TensorRow& row, const std::string& tensor, size_t offset) {
+        auto values = golden.tensor<float>("weight", tensor);
+        REQUIRE(values.size() == row.size());
+        set_tensor(g, offset, values.data(), values.size());
+    });
+    auto tokens = golden.tensor<int>("tokens", "tokens"), targets = golden.tensor<int>("targets", "targets");
+    auto& o = golden.header["optimizer"];
+    for (int step = 0; step < steps; step++) {
+        TestBatch batch(B, T, {tokens.begin() + step * N, tokens.begin() + (step + 1) * N},
+                        {targets.begin() + step * N, targets.begin() + (step + 1) * N});
+        forward_backward(g, batch);
+        if (step == 0) {
+            int V = config.vocab_size, Vp = padded_vocab(config);
+            Buffer<floatX> logits((size_t)N * Vp);
+            matmul_forward(logits, g.acts[0].normf, g.weights(g.classifier_unit())[g.classifier_weight()],
+                           nullptr, N, config.channels, Vp, g.stream);
+            cudaCheck(cudaStreamSynchronize(g.stream));
+            auto padded = logits.doubles();
+            std::vector<double> got;
+            for (int i = 0; i < N; i++) got.insert(got.end(), &padded[i * Vp], &padded[i * Vp] + V);
+            CHECK(relative_error(got, to_doubles(golden.tensor<float>("logits", "logits"))) <
+                  (exact ? 1e-5 : 2e-2));
+            g.layout.each([&](const TensorRow& row, const std::string& tensor, size_t offset) {
+                INFO(tensor);
+                auto want = to_doubles(golden.tensor<float>("gradient", tensor)),
+                     got = gradient_of(g, offset, row.size());
+                drop_key_bias(config, tensor, want);
+                drop_key_bias(config, tensor, got);
+                CHECK(relative_error(got, want) < (exact ? 2e-5 : 6e-2));
+            });
+        }
+        AdamW settings = {o["learning_rate"], o["beta1"], o["beta2"], o["eps"],
+                          o["weight_decay"],  step + 1,   false};
+        g.state.update(g.stats, settings, o["gradient_clip"], 0);
+        StepStats stats = read_stats(g, batch.valid());
+        CHECK(stats.finite);
+        CHECK(stats.loss ==
+              doctest::Approx((double)golden.header["losses"][step]).epsilon(exact ? 2e-6 : 2e-2));
+        CHECK(stats.gradient_norm ==
+              doctest::Approx((double)golden.header["gradient_norms"][step]).epsilon(exact ? 2e-5 : 5e-2));
+    }
+    g.layout.each([&](const TensorRow& row, const std::string& tensor, size_t offset) {
+        INFO(tensor);
+        auto got = to_doubles(from_device(
+            (exact ? (float*)(void*)g.state.params(0) : g.state.owned_master(0)) + offset, row.size()));
+        auto want = to_doubles(golden.tensor<float>("final", tensor));
+        drop_key_bias(config, tensor, got);
+        drop_key_bias(config, tensor, want);
+        CHECK(relative_error(got, want) < (exact ? 2e-5 : 3e-2));
+        auto padding = from_device(g.state.params(0) + offset + row.size(),
+                                   g.layout.here(row.id).padded_size() - row.size());
+        CHECK(std::all_of(padding.begin(), padding.end(), [](floatX value) { return (float)value == 0; }));
+    });
+}
+
+TEST_CASE("golden: GPT-2") {
+    check_golden("gpt2");
+}
+TEST_CASE("golden: LLaMA, grouped heads") {
+    check_golden("llama");
+}
+TEST_CASE("golden: LLaMA with scaled RoPE and masked targets") {
+    check_golden("llama3");
+}
+TEST_CASE("golden: Qwen, QK-norm") {
+    check_golden("qwen");
+}
+TEST_CASE("golden: parallel block, sliding window, partial RoPE") {
+    check_golden("parallel");
+}
+
+// ----------------------------------------------------------------------------
+// models of every kind
+
+struct Variant {
+    const char* name;
+    void (*change)(ModelConfig&);
+};
+
+const Variant variants[] = {
+    {"plain", [](ModelConfig&) {}},
+    {"rmsnorm", [](ModelConfig& c) { c.norm = "rmsnorm"; }},
+    {"rope", [](ModelConfig& c) { c.position = "rope", c.rope_dims = 6; }},
+    {"partial rope", [](ModelConfig& c) { c.position = "rope", c.rope_dims = 4; }},
+    {"gelu-exact", [](ModelConfig& c) { c.mlp = "gelu-exact"; }},
+    {"swiglu", [](ModelConfig& c) { c.mlp = "swiglu"; }},
+    {"no bias", [](ModelConfig& c) { c.bias = false; }},
+    {"kv-heads", [](ModelConfig& c) { c.kv_heads = 2; }},
+    {"window", [](ModelConfig& c) { c.window = 3; }},
+    {"parallel", [](ModelConfig& c) { c.block = "parallel"; }},
+    {"untied", [](ModelConfig& c) { c.tie_embeddings = false; }},
+    {"qk-norm", [](ModelConfig& c) { c.qk_norm = true; }},
+    {"all together",
+     [](ModelConfig& c) {
+         c.norm = "rmsnorm", c.position = "rope", c.rope_dims = 6, c.mlp = "swiglu", c.bias = false,
+         c.kv_heads = 1;
+         c.window = 4, c.block = "parallel", c.tie_embeddings = false, c.qk_norm = true;
+     }},
+};
+
+constexpr int test_B = 2, test_T = 11;
+
+TestBatch random_batch(const char* name, int vocab, int B = test_B, int T = test_T) {
+    std::vector<int> tokens(B * T), targets(B * T);
+    for (int i = 0; i < B * T; i++) {
+        Random4 random = philox(random_key(7, name), i);
+        tokens[i] = random.at[0] % vocab;
+        targets[i] = random.at[1] % vocab;
+    }
+    return TestBatch(B, T, tokens, targets);
+}
+
+// Larger than the usual initial weights, so that nothing is linear.
+void randomize(Gpt& g) {
+    g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
+        auto values = random_values<float>(name.c_str(), row.size(), 0.3f, row.mean);
+        set_tensor(g, offset, values.data(), values.size());
+    });
+}
+
+double loss_of(Gpt& g, const TestBatch& batch) {
+    forward(g, *batch);
+    classify(g, *batch, 0, false);
+    cudaCheck(cudaStreamSynchronize(g.stream));
+    double total = 0;
+    for (float loss : from_device(g.acts[0].losses, (size_t)(*batch).B * (*batch).T)) total += loss;
+    return total / batch.valid();
+}
+
+TEST_CASE("gradients agree with finite differences for every switch" * doctest::skip(!on_cpu)) {
+    for (const Variant& variant : variants) {
+        INFO(variant.name);
+        ModelConfig config = small_config();
+        variant.change(config);
+        Gpt g(config, {test_B, test_T, true, Recompute::none, 8}, {});
+        randomize(g);
+        TestBatch batch = random_batch("differences", config.vocab_size);
+        forward_backward(g, batch);
+        g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
+            INFO(name);
+            auto start = from_device((float*)(void*)g.state.params(0) + offset, row.size());
+            auto gradient = gradient_of(g, offset, row.size());
+            auto direction = random_values<float>(("direction " + name).c_str(), row.size());
+            double slope = 0, norm = 0;
+            for (size_t i = 0; i < row.size(); i++)
+                slope += gradient[i] * direction[i], norm += direction[i] * direction[i];
+            double step = 1e-2 / std::sqrt(norm), loss[2];
+            for (int side = 0; side < 2; side++) {
+                auto moved = start;
+                for (size_t i = 0; i < row.size(); i++)
+                    moved[i] += (float)((side ? step : -step) * direction[i]);
+                set_tensor(g, offset, moved.data(), moved.size());
+                loss[side] = loss_of(g, batch);
+            }
+            set_tensor(g, offset, start.data(), start.size());
+            double gradient_norm = 0;
+            for (double value : gradient) gradient_norm += value * value;
+            double measured = (loss[1] - loss[0]) / (2 * step);
+            // rounding of the loss, then of the slope itself
+            CHECK(std::abs(measured - slope) <
+                  2e-6 / step + 2e-3 * std::sqrt(gradient_norm * norm / row.size()));
+        });
+    }
+}
+
+// The parameters' bits after two steps.
+std::vector<floatX> trained(const ModelConfig& config, Recompute recompute) {
+    Gpt g(config, {test_B, test_T, true, recompute, 8}, with_master);
+    initialize(g, 5);
+    for (int step = 0; step < 2; step++) {
+        TestBatch batch = random_batch(step ? "second" : "first", config.vocab_size);
+        forward_backward(g, batch);
+        g.state.update(g.stats, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1, false}, 1.0f, 0);
+        CHECK(read_stats(g, batch.valid()).finite);
+    }
+    return from_device(g.state.params(0), g.layout.size());
+}
+
+TEST_CASE("recomputation and repetition do not change a bit") {
+    for (const Variant& variant : variants) {
+        if (!on_cpu && &variant != std::begin(variants) && &variant != std::end(variants) - 1)
+            continue;  // slow there
+        INFO(variant.name);
+        ModelConfig config = small_config();
+        variant.change(config);
+        auto plain = trained(config, Recompute::none);
+        CHECK(same_bits(trained(config, Recompute::none), plain));
+        CHECK(same_bits(trained(config, Recompute::mlp), plain));
+        CHECK(same_bits(trained(config, Recompute::block), plain));
+    }
+}
+
+TEST_CASE("recomputation keeps less") {
+    ModelConfig config = small_config();
+    auto bytes = [&](bool training, Recompute recompute) {
+        return activation_bytes(config, {8, 16, training, recompute, 8}, Share(config, {}, {}, training));
+    };
+    CHECK(bytes(true, Recompute::mlp) < bytes(true, Recompute::none));
+    CHECK(bytes(true, Recompute::block) < bytes(true, Recompute::mlp));
+    CHECK(bytes(false, Recompute::none) < bytes(true, Recompute::block));
+}
+
+TEST_CASE("accumulated micro-batches are one batch") {
+    ModelConfig config = small_config();
+    TestBatch whole = random_batch("whole", config.vocab_size, 2, test_T);
+    Gpt g(config, {2, test_T, true, Recompute::none, 64}, with_master);
+    randomize(g);
+    forward_backward(g, whole);
+    auto want = gradient_of(g, 0, g.layout.size());
+    float loss = read_stats(g, whole.valid()).loss;
+    auto tokens = from_device((*whole).tokens, 2 * test_T),
+         targets = from_device((*whole).targets, 2 * test_T);
+    zero_gradients(g);
+    for (int row = 0; row < 2; row++) {
+        TestBatch part(1, test_T, {tokens.begin() + row * test_T, tokens.begin() + (row + 1) * test_T},
+                       {targets.begin() + row * test_T, targets.begin() + (row + 1) * test_T});
+        accumulate_gradients(g, *part, 1.0f / whole.valid(), row == 1);
+        cudaCheck(cudaStreamSynchronize(g.stream));
+    }
+    CHECK(relative_error(gradient_of(g, 0, g.layout.size()), want) < tolerance<floatX>);
+    CHECK(read_stats(g, whole.valid()).loss == doctest::Approx(loss).epsilon(1e-6));
+}
+
+TEST_CASE("a step that is not finite leaves the weights as they were") {
+    ModelConfig config = small_config();
+    Gpt g(config, {test_B, test_T, true, Recompute::none, 8}, with_master);
+    initialize(g, 5);
+    TestBatch batch = random_batch("first", config.vocab_size);
+    forward_backward(g, batch);
+    cudaCheck(cudaStreamSynchronize(g.stream));
+    float infinity = INFINITY;
+    copy_to_device(g.gradients(1)[qkvw] + 3, &infinity, 1, g.stream);
+    auto before = from_device(g.state.params(0), g.layout.size());
+    auto moment = from_device(g.state.owned_m(0), g.layout.size());
+    g.state.update(g.stats, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 1.0f, 0);
+    CHECK_FALSE(read_stats(g, batch.valid()).finite);
+    CHECK(same_bits(from_device(g.state.params(0), g.layout.size()), before));
+    CHECK(same_bits(from_device(g.state.owned_m(0), g.layout.size()), moment));
+    CHECK(first_bad_gradient(g.state) == "layers.0.qkv.weight[3] = inf");
+}
+
+TEST_CASE("the statistics of a step are sent before its weights change") {
+    ModelConfig config = small_config();
+    Gpt g(config, {test_B, test_T, true, Recompute::none, 8}, with_master);
+    initialize(g, 5);
+    TestBatch batch = random_batch("first", config.vocab_size);
+    forward_backward(g, batch);
+    cudaCheck(cudaStreamSynchronize(g.stream));
+    size_t size = g.layout.size();
+    auto before = from_device(g.state.params(0), size);
+    Buffer<floatX> when_sent(size);
+    g.state.update(g.stats, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 1.0f, 0, [&] {
+        send_stats(g);
+        cudaCheck(cudaMemcpyAsync(when_sent, g.state.params(0), size * sizeof(floatX),
+                                  cudaMemcpyDeviceToDevice, g.stream));
+    });
+    StepStats sent = await_stats(g, batch.valid()), stats = read_stats(g, batch.valid());
+    CHECK(sent.finite);
+    CHECK(sent.loss == stats.loss);
+    CHECK(sent.gradient_norm == stats.gradient_norm);
+    CHECK(sent.gradient_norm > 0);
+    CHECK(same_bits(from_device((floatX*)when_sent, size), before));
+    CHECK_FALSE(same_bits(from_device(g.state.params(0), size), before));
+}
+
+TEST_CASE("initial weights depend on the seed and the tensor's name only") {
+    ModelConfig shallow = small_config(), deep = small_config();
+    deep.layers = 3;
+    Gpt a(shallow, {1, 4, false, Recompute::none, 4}, inference),
+        b(deep, {1, 4, false, Recompute::none, 4}, inference);
+    initialize(a, 5);
+    initialize(b, 5);
+    size_t count = (size_t)qkv_width(shallow) * shallow.channels;
+    CHECK(same_bits(from_device(a.weights(2)[qkvw], count), from_device(b.weights(2)[qkvw], count)));
+    CHECK_FALSE(same_bits(from_device(a.weights(1)[qkvw], count), from_device(a.weights(2)[qkvw], count)));
+    initialize(b, 6);
+    CHECK_FALSE(same_bits(from_device(a.weights(2)[qkvw], count), from_device(b.weights(2)[qkvw], count)));
+    double squares = 0;
+    for (double value : to_doubles(from_device(a.weights(1)[qkvw], count))) squares += value * value;
+    CHECK(std::sqrt(squares / count) == doctest::Approx(0.02).epsilon(0.05));
+}
+
+TEST_CASE("documents do not see each other") {
+    // the same document after another one, and alone
+    for (const char* position : {"rope", "learned"}) {
+        INFO(position);
+        bool learned = std::string(position) == "learned";
+        ModelConfig config = small_config();
+        config.position = position;
+        if (!learned) config.rope_dims = 6;  // relative positions: the place in the row does not matter
+        Gpt g(config, {1, 12, false, Recompute::none, 12}, inference);
+        randomize(g);
+        std::vector<int> both = {3, 9, 4, 4, 7, 1, 20, 21, 22, 23, 24, 25},
+                         alone(both.begin() + 6, both.end());
+        std::vector<int> starts = {0, 0, 0, 0, 0, 0, 6, 6, 6, 6, 6, 6};
+        TestBatch joined(1, 12, both, both), single(1, 6, alone, alone);
+        Buffer<int> doc_start(starts);
+        Batch batch = *joined;
+        batch.doc_start = doc_start;
+        if (learned) batch.counted_from = doc_start;
+        forward(g, batch);
+        cudaCheck(cudaStreamSynchronize(g.stream));
+        auto after = to_doubles(from_device(g.acts[0].normf + 6 * config.channels, 6 * config.channels));
+        forward(g, *single);
+        cudaCheck(cudaStreamSynchronize(g.stream));
+        CHECK(relative_error(to_doubles(from_device(g.acts[0].normf, 6 * config.channels)), after) <
+              (exact ? 1e-5 : 3e-2));
+    }
+}
+
+// It is drawn on the host, whatever the device.
+TEST_CASE("a sample depends on its key only, and top-k 1 is greedy" *
+          doctest::test_suite(on_cpu ? "" : "long")) {
+    ModelConfig config = small_config();
+    Gpt g(config, {1, 16, false, Recompute::none, 16}, inference);
+    randomize(g);
+    auto sample = [&](Sampling sampling, uint64_t key, int end = -1, size_t most = 24) {
+        std::vector<int> tokens;
+        generate(g, {1, 2, 3}, 24, end, sampling, {key}, [&](int, int token) {
+            tokens.push_back(token);
+            return tokens.size() < most;
+        });
+        return tokens;
+    };
+    auto first = sample({}, 11);
+    CHECK(first.size() == 24);
+    CHECK(sample({}, 11) == first);
+    CHECK(sample({}, 12) != first);
+    CHECK(sample({.top_k = 1}, 11) == sample({.temperature = 0}, 12));
+    auto end = std::find(first.begin(), first.end(), first[9]);
+    CHECK(sample({}, 11, first[9]) == std::vector<int>(first.begin(), end));
+    CHECK(sample({}, 11, -1, 5) == std::vector<int>(first.begin(), first.begin() + 5));
+}
+
+TEST_CASE("with a key/value cache texts go on as without, beyond the context too") {
+    constexpr int count = 3, steps = on_cpu ? 40 : 12;
+    for (const Variant& variant : variants) {
+        std::string name = variant.name;
+        if (!on_cpu && name != "plain" && name != "window" && name != "all together") continue;
+        for (int prompt_tokens : on_cpu ? std::vector<int>{1, 5, 16, 37} : std::vector<int>{20}) {
+            INFO(variant.name);
+            INFO(prompt_tokens);
+            ModelConfig config = small_config();
+            variant.change(config);
+            complete(config);
+            Gpt without(config, {1, 16, false, Recompute::none, 1}, inference);
+            Gpt with(config,
+                     {.B = 1,
+                      .T = 16,
+                      .training = false,
+                      .loss_chunk = count,
+                      .cache_rows = count,
+                      .cache_length = 16},
+                     inference);
+            randomize(without);
+            randomize(with);
+            std::vector<int> prompt;
+            for (int i = 0; i < prompt_tokens; i++) prompt.push_back((i * 7 + 3) % config.vocab_size);
+            Writer cached(with, prompt, count), computed(without, prompt, count);
+            double worst = 0;
+            for (int step = 0; step < steps; step++) {
+                auto got = cached.next(), want = computed.next();
+                std::vector<int> tokens;
+                for (int i = 0; i < count; i++) {
+                    std::vector<double> a(got[i].begin(), got[i].end()), b(want[i].begin(), want[i].end());
+                    worst = std::max(worst, relative_error(a, b));
+                    tokens.push_back((step * step + 11 * i + 1) % config.vocab_size);
+                }
+                std::vector<int> same = tokens;
+                cached.add(tokens);
+                computed.add(same);
+            }
+            CHECK(worst < (exact ? 1e-5 : 5e-2));
+        }
+    }
+}
+
+TEST_CASE("the schedules reach their ends") {
+    Options o;
+    o.steps = 100, o.warmup_steps = 10, o.final_learning_rate = 0.1f, o.decay_fraction = 0.2f;
+    for (const char* name : {"cosine", "linear", "wsd"}) {
+        o.schedule = name;
+        CHECK(schedule(o, 0) == doctest::Approx(0.1));
+        CHECK(schedule(o, 9) == doctest::Approx(1));
+        CHECK(schedule(o, 99) == doctest::Approx(0.1));
+        for (int step = 10; step < 100; step++) CHECK(schedule(o, step) <= schedule(o, step - 1));
+    }
+    o.schedule = "wsd";
+    CHECK(schedule(o, 79) == 1);
+    o.schedule = "constant";
+    CHECK(schedule(o, 99) == 1);
+    // a decay that is longer than what the warm-up leaves falls from the peak all the same
+    o.schedule = "wsd", o.warmup_steps = 50, o.decay_fraction = 1;
+    CHECK(schedule(o, 50) > 0.97f);
+}
+
+TEST_CASE("the table of tensors has as many parameters as the options promise") {
+    for (const Preset& preset : preset_table()) {
+        INFO(preset.name);
+        ModelConfig config = preset.config;
+        complete(config);
+        CHECK(parameter_layout(config).parameter_count() == (size_t)parameter_count(config));
+    }
+    for (const Variant& variant : variants) {
+        INFO(variant.name);
+        ModelConfig config = small_config();
+        variant.change(config);
+        CHECK(parameter_layout(config).parameter_count() == (size_t)parameter_count(config));
+    }
+}
+
+TEST_CASE("FLOPs follow the published formula") {
+    // 72 B s l h^2 (1 + s/(6h) + V/(12 l h)) for a GPT with an MLP of 4h (Korthikanti et al. 2022)
+    ModelConfig c;
+    c.layers = 96, c.channels = 12288, c.heads = 96, c.vocab_size = 51200;
+    complete(c);
+    double l = 96, h = 12288, s = 2048, V = 51200;
+    CHECK(flops_per_token(c, 2048, false) ==
+          doctest::Approx(72 * l * h * h * (1 + s / (6 * h) + V / (12 * l * h))));
+    CHECK(flops_per_token(c, 2048, true) < flops_per_token(c, 2048, false));
+}
+
+}  // namespace

@@ -1,0 +1,598 @@
+/*
+ZeRO on real ranks against one rank: the same steps, the same bits on all replicas, and the bytes sent and
+held that the formulas say. Every rank also trains alone on the whole batch and compares.
+*/
+// ranks: 2 1 4
+// seconds: 25
+#include <map>
+
+#include "comm/checkpoint_places.h"
+#include "test/program/model_testing.h"
+#include "test/support/ranks.h"
+
+namespace {
+
+constexpr int T = 11, sequences = 8;   // of one step, over all ranks and micro-batches
+constexpr int steps = on_cpu ? 3 : 2;  // the simulated GPU is slow
+
+struct Case {
+    const char* name;
+    int level;
+    bool whole_group;  // the shard group is all ranks; or else half of them
+    bool tied;
+    int micro_batches;
+    bool on_simt = false;  // the simulated GPU is slow: it runs few
+    ZeroSettings settings = {};
+};
+
+const Case cases[] = {
+    {"plain data parallel", 0, true, true, 1},
+    {"plain, accumulating", 0, true, false, 2},
+    {"ZeRO 1", 1, true, true, 1},
+    {"ZeRO 1, accumulating", 1, true, false, 2, true},
+    {"ZeRO 1, hybrid", 1, false, true, 2},
+    {"ZeRO 2", 2, true, false, 1},
+    {"ZeRO 2, accumulating", 2, true, true, 2},
+    {"ZeRO 2, hybrid", 2, false, false, 2},
+    {"ZeRO 3", 3, true, false, 1},
+    {"ZeRO 3, tied", 3, true, true, 1},
+    {"ZeRO 3, accumulating", 3, true, false, 2, true},
+    {"ZeRO 3, tied, accumulating", 3, true, true, 2},
+    {"ZeRO 3, hybrid", 3, false, true, 2},
+    {"ZeRO 3, nothing ahead", 3, true, false, 2, false, {.prefetch = 0}},
+    {"ZeRO 3, far ahead", 3, true, false, 2, false, {.prefetch = 9}},
+    {"ZeRO 3, no overlap", 3, true, true, 1, false, {.overlap = false}},
+    {"ZeRO 1, offload", 1, true, true, 2, false, {.offload = true}},
+    {"ZeRO 3, offload", 3, true, false, 1, false, {.offload = true}},
+};
+
+ModelConfig config_of(const Case& c) {
+    ModelConfig config = small_config();
+    config.layers = 3;
+    config.tie_embeddings = c.tied;
+    if (!c.tied) {
+        config.norm = "rmsnorm", config.position = "rope", config.rope_dims = 6;
+        config.mlp = "swiglu", config.bias = false, config.kv_heads = 2;
+    }
+    return config;
+}
+
+MeshShape shape_of(const Case& c) {
+    int ranks = test_world().size();
+    int group = c.level == 0 ? 1 : c.whole_group || ranks % 2 ? ranks : ranks / 2;
+    return {.dp = ranks, .shard = group};
+}
+
+ZeroSettings settings_of(const Case& c) {
+    ZeroSettings settings = c.settings;
+    settings.level = c.level;
+    settings.keep_master = !exact;
+    return settings;
+}
+
+// Rows [first, first + count) of a step's batch.
+TestBatch rows_of(int step, int first, int count, int vocab) {
+    std::vector<int> tokens(count * T), targets(count * T);
+    for (int i = 0; i < count * T; i++) {
+        Random4 random = philox(random_key(7, text("step %d", step)), first * T + i);
+        tokens[i] = random.at[0] % vocab;
+        targets[i] = random.at[1] % vocab;
+    }
+    return TestBatch(count, T, tokens, targets);
+}
+
+StepStats step_of(Gpt& g, int step, int micro_batches) {
+    int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), B = sequences / ranks / micro_batches;
+    zero_gradients(g);
+    for (int micro = 0; micro < micro_batches; micro++) {
+        TestBatch batch = rows_of(step, (micro * ranks + rank) * B, B, g.config.vocab_size);
+        accumulate_gradients(g, *batch, 1.0f / (sequences * T), micro == micro_batches - 1);
+        cudaCheck(cudaStreamSynchronize(g.stream));  // the batch ends here
+    }
+    g.state.update(g.stats, {1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 0.5f, 0);
+    return read_stats(g, sequences * T);
+}
+
+Workload workload_of(int B) {
+    return {B, T, true, Recompute::none, 16};
+}
+
+// The bits of all parameters as the forward pass of this rank sees them.
+std::string seen_parameters(Gpt& g) {
+    std::string bits;
+    for (int unit = 0; unit < g.layout.units(); unit++) {
+        g.state.acquire(unit, 0);
+        std::string of_unit(g.layout.unit_size(unit) * sizeof(floatX), 0);
+        cudaCheck(cudaMemcpyAsync(of_unit.data(), g.state.params(unit), of_unit.size(),
+                                  cudaMemcpyDeviceToHost, g.stream));
+        g.state.release(unit);
+        cudaCheck(cudaStreamSynchronize(g.stream));
+        bits += of_unit;
+    }
+    return bits;
+}
+
+// All tensors as they would be saved, by name: the master copy of the parameters, or the parameters
+// themselves.
+std::map<std::string, std::string> collected_bytes(ZeroState& state) {
+    const Mesh& mesh = state.mesh();
+    bool has_master = state.settings().training && state.settings().keep_master;
+    Slot slot = has_master ? Slot::master : Slot::weight;
+    size_t width = dtype_size(dtype_of(slot));
+    std::vector<CheckpointTensor> model = checkpoint_tensors(state.layout(), state.settings());
+    state.synchronize();
+    std::string mine;  // pieces, each with its bytes behind it
+    for (const OwnPiece& own : pieces_to_write(state.layout(), mesh.shape, mesh.position, state.settings())) {
+        if (own.piece.slot != slot) continue;
+        std::string bytes(own.bytes(), 0);
+        state.copy_out(slot, own.unit, own.at, own.piece.count, bytes.data());
+        state.synchronize();
+        mine.append((const char*)&own.piece, sizeof own.piece) += bytes;
+    }
+    std::map<std::string, std::string> tensors;
+    for (const CheckpointTensor& tensor : model) tensors[tensor.name].resize(tensor.size() * width);
+    bool alone = mesh.shape.ranks() == 1;
+    for (const std::string& pieces : alone ? std::vector{mine} : test_world().gather(mine)) {
+        for (size_t at = 0; at < pieces.size();) {
+            CheckpointPiece piece;
+            memcpy(&piece, &pieces[at], sizeof piece);
+            at += sizeof piece;
+            const CheckpointTensor& tensor = model[piece.tensor];
+            piece.each_run(tensor.width(), [&](size_t first, size_t count, size_t offset) {
+                memcpy(&tensors[tensor.name][first * width], &pieces[at + offset * width], count * width);
+            });
+            at += piece.count * width;
+        }
+    }
+    return tensors;
+}
+
+// The same one after another.
+std::vector<double> collected(ZeroState& state) {
+    std::string bytes;
+    for (auto& [name, tensor] : collected_bytes(state)) bytes += tensor;
+    if (!state.settings().keep_master && sizeof(floatX) < sizeof(float)) {
+        auto* values = (const floatX*)bytes.data();
+        return to_doubles(std::vector<floatX>(values, values + bytes.size() / sizeof(floatX)));
+    }
+    auto* values = (const float*)bytes.data();
+    return {values, values + bytes.size() / sizeof(float)};
+}
+
+// A step's results depend on rounding: in bf16 also on that of activations, which differ with the batch.
+constexpr double loss_limit = exact ? 1e-6 : 2e-3, norm_limit = exact ? 1e-5 : 2e-2,
+                 weight_limit = exact ? 1e-5 : 2e-2;
+
+}  // namespace
+
+TEST_CASE("every level takes the steps of one rank, and all ranks hold the same bits") {
+    for (const Case& c : cases) {
+        if (!on_cpu && !c.on_simt) continue;
+        CAPTURE(std::string(c.name));
+        ModelConfig config = config_of(c);
+        Mesh mesh(test_world(), shape_of(c), test_stream());
+        Gpt g(config, workload_of(sequences / mesh.shape.dp / c.micro_batches), settings_of(c), mesh);
+        initialize(g, 5);
+        std::optional<Gpt> alone;  // of one rank; what all others have is compared with that rank's
+        if (test_world().is_root()) {
+            alone.emplace(config, workload_of(sequences), with_master);
+            initialize(*alone, 5);
+        }
+        auto difference = [&] {
+            std::vector<double> got = collected(g.state);
+            return alone ? relative_error(got, collected(alone->state)) : 0;
+        };
+        CHECK(difference() == 0);
+        for (int step = 0; step < steps; step++) {
+            StepStats got = step_of(g, step, c.micro_batches);
+            CHECK(got.finite);
+            if (alone) {
+                StepStats want = step_of(*alone, step, 1);
+                CHECK(got.loss == doctest::Approx(want.loss).epsilon(loss_limit));
+                CHECK(got.gradient_norm == doctest::Approx(want.gradient_norm).epsilon(norm_limit));
+            }
+            std::string seen = text("%.9g %.9g ", got.loss, got.gradient_norm) + seen_parameters(g);
+            auto replicas = test_world().gather(seen);
+            for (const std::string& bits : replicas) CHECK((bits == replicas[0]));
+        }
+        CHECK(difference() < weight_limit);
+    }
+}
+
+TEST_CASE("overlap, offload and units gathered ahead do not change a bit") {
+    const ZeroSettings variants[] = {{.overlap = false},
+                                     {.prefetch = 0},
+                                     {.prefetch = 2},
+                                     {.offload = true},
+                                     {.offload = true, .overlap = false}};
+    for (int level : {1, 2, 3}) {
+        if (!on_cpu && level != 3) continue;
+        Case c = {"", level, true, level == 2, 2};
+        ModelConfig config = config_of(c);
+        Mesh mesh(test_world(), shape_of(c), test_stream());
+        std::vector<std::string> bits;
+        auto train = [&](const ZeroSettings& variant) {
+            c.settings = variant;
+            Gpt g(config, workload_of(sequences / mesh.shape.dp / 2), settings_of(c), mesh);
+            initialize(g, 5);
+            for (int step = 0; step < steps; step++) CHECK(step_of(g, step, 2).finite);
+            return seen_parameters(g);
+        };
+        std::string plain = train({});
+        for (const ZeroSettings& variant : variants) {
+            if (!on_cpu && !(variant.offload && variant.overlap)) continue;
+            CAPTURE(text("level %d overlap %d offload %d prefetch %d", level, variant.overlap,
+                         variant.offload, variant.prefetch));
+            CHECK((train(variant) == plain));
+        }
+    }
+}
+
+namespace {
+
+// Four blocks of nothing but parameters.
+ParameterLayout bare_layout(bool tied, int ranks) {
+    return ParameterLayout({{0, Unit::embedding, "in", 50, 8, 0, 1, true},
+                            {1, Unit::block, "weight", 40, 8, 0, 1, true},
+                            {2, Unit::block, "bias", 24, 0, 0, 1, false},
+                            {3, Unit::head, "out", 45, 8, 0, 1, true}},
+                           4, tied, ranks);
+}
+
+// For all ranks.
+void set_normal(ZeroState& state) {
+    std::vector<float> values;
+    set_tensors(state, [&](const TensorRow&, const std::string& name, size_t first, size_t count) {
+        values.resize(count);
+        for (size_t i = 0; i < count; i++) values[i] = random_normal(random_key(3, name), first + i);
+        return std::span<const float>(values);
+    });
+}
+
+}  // namespace
+
+#ifndef RANKS_USE_NCCL  // which cannot be slowed down
+namespace {
+
+struct Slowness {
+    int compute;  // microseconds before and after each look at parameters or gradients
+    double link;  // GB/s; 0: not slowed down
+};
+
+// Steps with noise for gradients; with overlap, none of them is waited for. Returns the bits of all
+// parameters at each use, of the statistics after each step, and of the optimizer's state in the end.
+std::string bare_steps(const Case& c, const Slowness& slowness) {
+    constexpr int bare_step_count = 3;
+    Mesh mesh(test_world(), shape_of(c), test_stream());
+    ParameterLayout layout = bare_layout(c.tied, mesh.shape.dp);
+    cudaStream_t compute = test_stream();
+    ZeroState state(layout, mesh, settings_of(c), compute);
+    set_normal(state);
+    size_t looks = (size_t)bare_step_count * c.micro_batches * 3;
+    Buffer<float> noise(
+        random_values<float>(text("noise of %d", mesh.data_rank()).c_str(), looks * layout.size() / 3, 1));
+    Buffer<floatX> seen(looks * layout.size());
+    Buffer<float> stats(stat_count), seen_stats(bare_step_count * stat_count);
+    size_t seen_end = 0, noise_end = 0;
+    auto pause = [&] {
+        if (!slowness.compute) return;
+        cudaCheck(cudaLaunchHostFunc(
+            compute, [](void* time) { usleep(*(const int*)time); }, (void*)&slowness.compute));
+    };
+    auto look = [&](int unit, int direction) {
+        state.acquire(unit, direction);
+        pause();
+        cudaCheck(cudaMemcpyAsync((floatX*)seen + seen_end, state.params(unit),
+                                  layout.unit_size(unit) * sizeof(floatX), cudaMemcpyDeviceToDevice,
+                                  compute));
+        seen_end += layout.unit_size(unit);
+        state.release(unit);
+    };
+    auto add_noise = [&](int unit, size_t count) {
+        state.begin_gradients(unit);
+        pause();
+        accumulate(state.grads(unit), (float*)noise + noise_end, count, compute);
+        noise_end += count;
+    };
+    int head = layout.last_unit(), classifier = c.tied ? 0 : head;
+    host_link_speed(slowness.link);
+    for (int step = 0; step < bare_step_count; step++) {
+        state.zero_gradients();
+        cudaCheck(cudaMemsetAsync(stats, 0, stat_count * sizeof(float), compute));
+        for (int micro = 0; micro < c.micro_batches; micro++) {
+            bool last = micro == c.micro_batches - 1;
+            for (int unit = 0; unit <= head; unit++) look(unit, +1);
+            look(classifier, 0);
+            add_noise(classifier, 1);
+            for (int unit = head; unit > 0; unit--) {
+                look(unit, -1);
+                add_noise(unit, layout.unit_size(unit) - (unit == classifier));
+                state.reduce_gradients(unit, last);
+            }
+            add_noise(0, layout.unit_size(0) - (classifier == 0));
+            state.reduce_gradients(0, last);
+        }
+        pause();
+        accumulate((float*)stats + stat_loss, noise, 1, compute);
+        state.update(stats, {0.1 / (step + 1), 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 20, 0);
+        cudaCheck(cudaMemcpyAsync((float*)seen_stats + step * stat_count, stats, stat_count * sizeof(float),
+                                  cudaMemcpyDeviceToDevice, compute));
+        if (!c.settings.overlap) state.synchronize();
+    }
+    for (int unit = 0; unit <= head; unit++) look(unit, +1);
+    state.synchronize();
+    host_link_speed(0);
+    std::string bits;
+    auto add = [&](auto& buffer, size_t count) {
+        auto values = buffer.host();
+        bits.append((const char*)values.data(), count * sizeof values[0]);
+    };
+    add(seen, seen_end);
+    add(seen_stats, seen_stats.size());
+    for (auto& [name, tensor] : collected_bytes(state)) bits += tensor;
+    return bits;
+}
+
+}  // namespace
+
+// What one stream forgets to wait for from another is not there yet when that other is slow.
+TEST_CASE("a slow link or slow computation does not change a bit") {
+    const Case kinds[] = {{"plain", 0, true, true, 2},
+                          {"ZeRO 1", 1, true, false, 2, false, {.offload = true}},
+                          {"ZeRO 1, hybrid", 1, false, false, 1},
+                          {"ZeRO 2", 2, true, true, 1, false, {.offload = true}},
+                          {"ZeRO 2, hybrid", 2, false, false, 2},
+                          {"ZeRO 3, nothing ahead", 3, true, false, 2, false, {.prefetch = 0}},
+                          {"ZeRO 3", 3, true, true, 2, true},
+                          {"ZeRO 3, hybrid, far ahead", 3, false, false, 1, false, {.prefetch = 3}},
+                          {"ZeRO 3, offload", 3, true, false, 1, true, {.offload = true, .prefetch = 2}}};
+    for (Case c : kinds) {
+        if (!on_cpu && !c.on_simt) continue;
+        CAPTURE(std::string(c.name));
+        Case in_order = c;
+        in_order.settings.overlap = false;
+        std::string want = bare_steps(in_order, {0, 0});
+        CHECK((bare_steps(c, {0, 0}) == want));
+        CHECK((bare_steps(c, {1000, 0}) == want));
+        CHECK((bare_steps(c, {0, 2e-3}) == want));
+    }
+}
+#endif
+
+TEST_CASE("every element is stepped alike whoever owns it, random rounding too") {
+    Mesh one;
+    for (int level : {1, 3}) {
+        for (bool offload : {false, true}) {
+            CAPTURE(text("level %d, offload %d", level, offload));
+            Case c = {"", level, level == 1, false, 1};
+            auto stepped = [&](const Mesh& mesh) {
+                // padded alike, so that elements have the same noise
+                ParameterLayout layout = bare_layout(false, test_world().size());
+                ZeroSettings settings = {.level = level, .offload = offload};
+                ZeroState state(layout, mesh, settings, test_stream());
+                set_normal(state);
+                Buffer<float> noise(random_values<float>("noise", layout.size(), 1));
+                for (int step = 0; step < 2; step++) {
+                    state.zero_gradients();
+                    Buffer<float> stats(std::vector<float>(stat_count, 0));
+                    for (int unit = layout.last_unit(); unit >= 0; unit--) {
+                        state.begin_gradients(unit);
+                        // a sum with zeros has no order
+                        if (mesh.data_rank() == 0) {
+                            accumulate(state.grads(unit), (float*)noise + layout.unit_offset(unit),
+                                       layout.unit_size(unit), test_stream());
+                        }
+                        state.reduce_gradients(unit, true);
+                    }
+                    state.update(stats, {0.1, 0.9, 0.95, 1e-8, 0.1, step + 1, !exact}, 0, 9);
+                    state.synchronize();
+                }
+                return collected(state);
+            };
+            CHECK(relative_error(stepped(Mesh(test_world(), shape_of(c), test_stream())), stepped(one)) == 0);
+        }
+    }
+}
+
+TEST_CASE("a tensor of several pieces is set and collected whole") {
+    constexpr size_t size = 2 * tensor_piece + 3;
+    auto value = [](size_t i) { return exact ? (float)i : (float)(i >> 15); };  // no rounding
+    Mesh mesh(test_world(), {.dp = test_world().size(), .shard = test_world().size()}, test_stream());
+    ParameterLayout layout({{0, Unit::embedding, "in", size, 0, 0, 1, true},
+                            {1, Unit::block, "weight", 40, 8, 0, 1, true},
+                            {2, Unit::head, "out", 45, 8, 0, 1, true}},
+                           1, false, mesh.shape.dp);
+    // where there is a master copy, that is what is collected
+    ZeroState state(layout, mesh, {.level = 1, .training = !exact, .keep_master = !exact}, test_stream());
+    std::vector<float> values;
+    set_tensors(state, [&](const TensorRow&, const std::string&, size_t first, size_t count) {
+        values.resize(count);
+        for (size_t i = 0; i < count; i++) values[i] = value(first + i);
+        return std::span<const float>(values);
+    });
+    std::string bytes = collected_bytes(state)["in"];
+    CHECK(bytes.size() == size * sizeof(float));
+    size_t wrong = 0;
+    for (size_t i = 0; i < bytes.size() / sizeof(float); i++)
+        wrong += ((const float*)bytes.data())[i] != value(i);
+    CHECK(wrong == 0);
+}
+
+namespace {
+
+// One tensor of each kind of cut.
+ParameterLayout cut_layout(const MeshShape& shape, const MeshPosition& position) {
+    ModelPlace place = {.tp = shape.tp, .tensor = position.tensor};
+    bool last = position.pipeline == shape.pp - 1;
+    if (shape.pp > 1) {
+        for (int unit = 0; unit <= 5; unit++) {
+            if (std::min(unit / 2, shape.pp - 1) == position.pipeline || (last && unit == 0))
+                place.units.push_back(unit);
+        }
+        place.embedding_copy = last;
+    }
+    using enum Unit;
+    return ParameterLayout({{0, embedding, "in", 51, 8, 0, 1, true, Cut::rows, {}, 16},
+                            {1, block, "norm", 12, 0, 1, 1, false, Cut::summed},
+                            {2, block, "heads", 32, 8, 0, 1, true, Cut::rows, {{24, 12}, {4, 1}, {4, 1}}},
+                            {3, block, "out", 6, 12, 0, 1, true, Cut::columns},
+                            {4, block, "scale", 3, 0, 0, 1, false},
+                            {5, head, "normf", 12, 0, 1, 1, false, Cut::summed}},
+                           4, true, shape.dp, place);
+}
+
+// Elements that the passes of this rank would not find as set_normal sets them, copies among them.
+size_t not_normal(ZeroState& state) {
+    size_t wrong = 0;
+    const ParameterLayout& layout = state.layout();
+    for (int unit : layout.held()) {
+        state.acquire(unit, 0);
+        state.synchronize();
+        std::vector<floatX> seen = from_device(state.params(unit), layout.unit_size(unit));
+        state.release(unit);
+        for (const TensorPart& part : layout.parts(unit, 0, seen.size())) {
+            uint64_t key = random_key(3, part.name);
+            part.each_run([&](size_t first, size_t count, size_t offset) {
+                for (size_t i = 0; i < count; i++) {
+                    auto want = (floatX)random_normal(key, first + i);
+                    wrong += (float)seen[part.at + offset + i] != (float)want;
+                }
+            });
+        }
+    }
+    return wrong;
+}
+
+}  // namespace
+
+TEST_CASE("values that are set are the same whatever the model is cut into") {
+    int n = test_world().size();
+    std::vector<MeshShape> shapes = {{.tp = n}, {.dp = n, .shard = n}};
+    if (n <= 3) shapes.push_back({.pp = n});
+    if (n == 4) {
+        shapes.insert(shapes.end(), {{.tp = 2, .pp = 2},
+                                     {.tp = 2, .dp = 2, .shard = 2},
+                                     {.tp = 2, .dp = 2},
+                                     {.pp = 2, .dp = 2, .shard = 2}});
+    }
+    ZeroSettings one_rank = {.keep_master = !exact};
+    ParameterLayout whole = cut_layout({}, {});
+    Mesh one;
+    ZeroState alone(whole, one, one_rank, test_stream());
+    set_normal(alone);
+    for (MeshShape shape : shapes) {
+        for (int level : {1, 3}) {
+            CAPTURE(text("tp %d pp %d dp %d shard %d level %d", shape.tp, shape.pp, shape.dp, shape.shard,
+                         level));
+            ZeroSettings settings = {.level = level, .keep_master = !exact};
+            Mesh mesh(test_world(), shape, test_stream());
+            ParameterLayout layout = cut_layout(shape, mesh.position);
+            ZeroState state(layout, mesh, settings, test_stream());
+            set_normal(state);
+            CHECK(not_normal(state) == 0);
+            CHECK((collected_bytes(state) == collected_bytes(alone)));
+        }
+    }
+}
+
+TEST_CASE("a step that is not finite on one rank changes the weights of none") {
+    for (int level = on_cpu ? 0 : 3; level <= 3; level++) {
+        CAPTURE(level);
+        Case c = {"", level, true, true, 1};
+        Mesh mesh(test_world(), shape_of(c), test_stream());
+        Gpt g(config_of(c), workload_of(sequences / mesh.shape.dp), settings_of(c), mesh);
+        initialize(g, 5);
+        std::string before = seen_parameters(g);
+        auto poisoned_step = [&](auto&& poison) {
+            int B = g.workload.B;
+            TestBatch batch = rows_of(0, mesh.data_rank() * B, B, g.config.vocab_size);
+            zero_gradients(g);
+            accumulate_gradients(g, *batch, 1.0f / (sequences * T), true);
+            cudaCheck(cudaStreamSynchronize(g.stream));
+            if (test_world().rank() == test_world().size() - 1) poison();
+            g.state.update(g.stats, {1e-2, 0.9, 0.95, 1e-8, 0.1, 1, false}, 1, 0);
+            return read_stats(g, sequences * T);
+        };
+        StepStats stats = poisoned_step(
+            [&] { cudaCheck(cudaMemsetAsync(g.stats + stat_loss, 0xff, sizeof(float), g.stream)); });
+        CHECK_FALSE(stats.finite);
+        CHECK((seen_parameters(g) == before));
+        CHECK_FALSE(stats.stop);
+        stats = poisoned_step(
+            [&] { cudaCheck(cudaMemsetAsync(g.stats + stat_stop, 0x3f, sizeof(float), g.stream)); });
+        CHECK(stats.finite);
+        CHECK(stats.stop);  // which one rank was asked for
+        CHECK_FALSE((seen_parameters(g) == before));
+        initialize(g, 5);
+        CHECK((seen_parameters(g) == before));  // nothing of what was gathered is left
+    }
+}
+
+TEST_CASE("bytes sent in a step are those of the formulas") {
+    for (const Case& c : cases) {
+        if (!on_cpu && !c.on_simt) continue;
+        CAPTURE(std::string(c.name));
+        ModelConfig config = config_of(c);
+        Mesh mesh(test_world(), shape_of(c), test_stream());
+        Gpt g(config, workload_of(sequences / mesh.shape.dp / c.micro_batches), settings_of(c), mesh);
+        initialize(g, 5);
+        step_of(g, 0, c.micro_batches);  // from here on each step begins as it will go on
+        reset_traffic();
+        step_of(g, 1, c.micro_batches);
+
+        size_t N = g.layout.size(), D = mesh.shape.dp, S = mesh.shape.shard, R = D / S, M = c.micro_batches;
+        size_t first = g.layout.unit_size(0), block = g.layout.unit_size(1),
+               last = g.layout.unit_size(g.head_unit()), L = config.layers;
+        bool cut = S > 1;
+        // reduce-scatter over the shard group, for every micro-batch where gradients are cut, then all-reduce
+        size_t passes = c.level >= 2 ? M : 1;
+        CHECK(bytes_sent(Traffic::gradients) == 4 * (passes * N * (S - 1) / S + 2 * (R - 1) * (N / S) / R));
+        // All-gather after the update, or before each use. Blocks stay in their places until they are in the
+        // way: the backward pass finds the last ones of the forward pass there, and the next forward pass the
+        // first ones.
+        size_t kept = std::min<size_t>(L, c.settings.prefetch + 1);
+        size_t gathered =
+            c.level == 0  ? 0
+            : c.level < 3 ? N
+                          : (c.tied ? 1 : M) * (first + last) + (2 * M - 1) * (L - kept) * block + L * block;
+        CHECK(bytes_sent(Traffic::parameters) == (cut ? gathered * (S - 1) / S * sizeof(floatX) : 0));
+        CHECK(bytes_sent(Traffic::statistics) <= 2 * summed_statistics * sizeof(float));
+        CHECK(bytes_sent(Traffic::weights) == 0);
+    }
+}
+
+TEST_CASE("memory held is what the formulas say") {
+    ModelConfig config = small_config();
+    config.layers = 6, config.channels = 128, config.heads = 4, config.head_size = 32, config.mlp_width = 512;
+    config.vocab_size = 1000;
+    for (bool tied : {true, false}) {
+        config.tie_embeddings = tied;
+        for (int level = 0; level <= 3; level++) {
+            for (bool offload : {false, true}) {
+                CAPTURE(text("level %d, tied %d, offload %d", level, tied, offload));
+                Case c = {"", level, true, tied, 1, false, {.offload = offload}};
+                Mesh mesh(test_world(), shape_of(c), test_stream());
+                ZeroSettings settings = settings_of(c);
+                Gpt g(config, workload_of(1), settings, mesh);
+
+                size_t planned = 0;
+                for (auto& part : ZeroState::memory(g.layout, mesh.shape, settings)) planned += part.bytes;
+                CHECK(g.state.bytes_held() == planned);
+
+                // N parameters, S ranks; x bytes a parameter, fp32 gradients and moments, fp32 copy beside
+                // bf16
+                double N = (double)parameter_count(config), S = mesh.shape.shard, x = sizeof(floatX);
+                double first = ((double)config.vocab_size + config.context) * config.channels;
+                double last = config.channels * (tied ? 2.0 : config.vocab_size + 2.0);
+                double block = (N - first - last) / config.layers;
+                double outer = tied ? first + last : std::max(first, last);
+                bool cut_gradients = level >= 2 && S > 1, cut_parameters = level >= 3 && S > 1;
+                double parameters = x * (cut_parameters ? N / S + 2 * block + outer : N);
+                double gradients = 4 * (cut_gradients ? N / S + 2 * block + outer : N);
+                double optimizer = N / S * (exact ? 8 : 12) + (offload ? N / S * (4 + x) : 0);
+                double formula = parameters + gradients + optimizer;
+                CHECK((double)g.state.bytes_held() == doctest::Approx(formula).epsilon(0.02));
+            }
+        }
+    }
+}

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# The benchmark of kernels runs on the simulated device, where nobody looks at its times: each kernel's check holds there.
+# needs: simt-bf16/bench_kernels
+# seconds: 15
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/checks.sh
+plan 2
+refuses() { ! "$@"; }
+
+check "kernels in bf16, simulated" build/simt-bf16/bench_kernels
+check "a group that is not there is refused" refuses build/simt-bf16/bench_kernels softmax

@@ -1,0 +1,274 @@
+#!/usr/bin/env bash
+# Runs that are killed, and disks that fail, at any moment: what is in `checkpoints` is whole, and --resume auto goes on
+# to the bits of a run that nothing happened to. fault_injection.cc strikes a run at a given call to the file system.
+#
+#   SEED=N    repeats the random moments of an earlier run, which printed it; KILLS=N how many (10)
+# needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/fault_injection.so
+# seconds: 150
+# soak: KILLS=300
+# limit: 3600
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/checks.sh
+. test/support/seed.sh
+. test/support/jobs.sh
+kills=${KILLS:-10}
+plan $((2 + 5 + 1 + 2 + kills + 1)) # and those of each call of a save, below
+cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
+text=$PWD/kernels
+at_end() {
+    kill_all
+    umount "$work/small" 2>/dev/null
+}
+cd "$work" || exit 1
+export OMP_NUM_THREADS=1
+
+"$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
+tiny=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --context 48 --micro-batch 2 --warmup-steps 0
+    --train-data 'text_train_*.bin')
+# Three saves: the first makes the folder, the second deletes the first, and the third is as the second.
+saves=(--steps 6 --save-every 2 --keep 1)
+
+# train NAME OPTIONS...    in one process
+train() { "$cpu" "${tiny[@]}" "${saves[@]}" --run-dir "$@" >>"$1.out" 2>>"$1.err"; }
+# struck FAULT K NAME OPTIONS...    the same, and its K-th call goes wrong
+struck() { LD_PRELOAD=$faults FAULT=$1 FAULT_AT=$2 train "${@:3}"; }
+
+steps_of() { find "$1/checkpoints" -maxdepth 1 -regex '.*/step_[0-9]+' 2>/dev/null; }
+# whole NAME    every checkpoint passes inspection
+whole() {
+    local folder
+    for folder in $(steps_of "$1"); do
+        "$cpu" inspect "$folder" --verify on >"$1.inspected" 2>&1 || return 1
+    done
+}
+# holds NAME STEPS    the run has these checkpoints, and nothing else is beside them
+holds() { [ "$(find "$1/checkpoints" -mindepth 1 -maxdepth 1 -printf '%f\n' | sort | xargs)" = "$2" ]; }
+# agrees NAME REFERENCE    to the last bit
+agrees() { "$compare" "$1" "$2" --bitwise >"$1.compared" 2>&1; }
+
+# report LABEL TROUBLE NAME    one line for the check; where there is trouble, what the run said
+report() {
+    if [ -z "$2" ]; then
+        echo "ok $1"
+    else
+        echo "FAILED $1: $2: $(grep -h '^train_gpt' "$3.err" | tail -2 | xargs -0)"
+    fi
+    rm -rf "$3" "$3".*
+}
+
+train plain || echo "FAILED to run plain"
+
+# ----------------------------------------------------------------------------------------------------------
+# killed at every point of a save
+
+# killed FAULT K POINT SAVED OPTIONS...    SAVED: a checkpoint is there by then
+killed() {
+    local fault=$1 k=$2 point=$3 saved=$4 name=$1-$2-$6 trouble=
+    shift 4
+    { struck "$fault" "$k" "$name" "$@"; } 2>/dev/null
+    local code=$?
+    if [ $code != 137 ]; then
+        trouble="exit code $code, not killed"
+    elif [ "$saved" = yes ] && [ -z "$(steps_of "$name")" ]; then
+        trouble="no checkpoint is left"
+    elif ! whole "$name"; then
+        trouble="leaves a damaged checkpoint: $(tail -1 "$name.inspected")"
+    elif ! train "$name" --resume auto "$@"; then
+        trouble="cannot be resumed"
+    elif ! agrees "$name" plain; then
+        trouble=$(<"$name.compared")
+    elif ! holds "$name" step_00000006; then
+        trouble="leaves $(ls -x "$name/checkpoints")"
+    fi
+    report "$fault before call $k, $point, $*" "$trouble" "$name"
+}
+
+# points NAME OPTIONS...    sets `points`, the calls of the first two saves of a run, and `committed`: that which gives the
+# first checkpoint its name
+points() {
+    FAULT_LIST=$work/$1.points struck none 0 "$@"
+    mapfile -t points < <(sed '/mkdir.*step_00000006/,$d' "$1.points")
+    committed=$(sed -nE 's/^([0-9]+) rename .*step_00000002$/\1/p' "$1.points" | head -1)
+    if [ "${#points[@]}" -ge 20 ] && [ -n "$committed" ]; then
+        echo "ok two saves make ${#points[@]} calls${2:+, ${*:2}}"
+    else
+        echo "FAILED ${#points[@]} calls to the file system in two saves, the first committed by call ${committed:-none}"
+    fi
+}
+
+# sparse    of calls that are alike, one after the other, the first and the last
+sparse() {
+    local point before= again=0 i
+    for ((i = 0; i < ${#points[@]}; i++)); do
+        point=${points[i]#* }
+        if [ "$point" = "$before" ]; then again=$((again + 1)); else again=0; fi
+        before=$point
+        if [ $again = 0 ] || [ "${points[i + 1]#* }" != "$point" ]; then echo "${points[i]}"; fi
+    done
+}
+
+# number_of CALLS...    how many of the points are such calls
+number_of() { printf '%s\n' "${points[@]}" | grep -cE "^[0-9]+ ($1) "; }
+
+points listed --async-save on
+plan "$(number_of '.*')"
+for point in "${points[@]}"; do
+    read -r k call file <<<"$point"
+    at_once killed kill "$k" "$call $file" "$([ "$k" -gt "${committed:-0}" ] && echo yes)" --async-save on
+done
+points waited --async-save off
+mapfile -t points < <(sparse)
+plan $(($(number_of '.*') + $(number_of write)))
+for point in "${points[@]}"; do
+    read -r k call file <<<"$point"
+    saved=$([ "$k" -gt "${committed:-0}" ] && echo yes)
+    at_once killed power "$k" "$call $file" "$saved" --async-save off
+    [ "$call" != write ] || at_once killed torn "$k" "$call $file" "$saved" --async-save off
+done
+wait
+
+# ----------------------------------------------------------------------------------------------------------
+# calls that fail
+
+# failed ERROR WORDS K POINT    the run goes on to its end, and says what was wrong
+failed() {
+    local error=$1 words=$2 k=$3 name=$1-$3 point=$4 trouble=
+    if ! struck "$error" "$k" "$name" --async-save off; then
+        trouble="exit code not 0"
+    elif ! cat "$name.out" "$name.err" | grep -q "$words"; then
+        trouble="nothing is said"
+    elif ! agrees "$name" plain || ! whole "$name"; then
+        trouble="the run is another: $(cat "$name.compared" "$name.inspected")"
+    fi
+    report "$error at call $k, $point" "$trouble" "$name"
+}
+plan $(($(number_of '.*') + $(number_of 'write|create')))
+for point in "${points[@]}"; do
+    read -r k call file <<<"$point"
+    at_once failed EIO 'Input/output error' "$k" "$call $file"
+    [[ $call != write && $call != create ]] || at_once failed ENOSPC 'No space left' "$k" "$call $file"
+done
+wait
+
+# a disk that is full from call K on, for as long as the run lasts
+lasting() {
+    local k=$1 name=lasting-$1 trouble=
+    FAULT_LASTING=1 FAULT_CALLS=$need_space struck ENOSPC "$k" "$name"
+    local code=$?
+    if [ $code != 1 ]; then
+        trouble="exit code $code, but the last save failed"
+    elif ! has_steps "$name" 6; then
+        trouble="did not go on"
+    elif [ "$(steps_of "$name")" != "$name/checkpoints/step_00000002" ] || ! whole "$name"; then
+        trouble="the first checkpoint is gone"
+    elif ! train "$name" --resume auto || ! agrees "$name" plain; then
+        trouble="cannot be resumed: $(cat "$name.compared" 2>/dev/null)"
+    fi
+    report "a disk that is full from call $k on" "$trouble" "$name"
+}
+need_space=create,write,truncate,sync,mkdir
+FAULT_CALLS=$need_space FAULT_LIST=$work/space.points struck none 0 space
+second=$(sed -nE 's/^([0-9]+) mkdir .*step_00000004.*/\1/p' space.points)
+for k in 0 1 2 3 4; do lasting $((${second:-1} + k)); done
+
+# ----------------------------------------------------------------------------------------------------------
+# a disk that is full: there is room for one checkpoint, and not for two
+
+mkdir small
+one=$(du -sk plain/checkpoints | cut -f1)
+if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
+    "$cpu" "${tiny[@]}" "${saves[@]}" --run-dir small/run >full.out 2>full.err
+    code=$?
+    trouble=
+    if [ $code != 1 ]; then
+        trouble="exit code $code, but the last save failed"
+    elif ! has_steps small/run 6; then
+        trouble="did not go on"
+    elif [ "$(cat full.out full.err | grep -c 'step_00000004.* MB are free')" != 1 ]; then
+        trouble="nothing is said"
+    elif ! holds small/run step_00000002 || ! whole small/run; then
+        trouble="leaves $(ls -x small/run/checkpoints)"
+    elif ! mount -o remount,size=100m small || ! "$cpu" "${tiny[@]}" "${saves[@]}" --run-dir small/run --resume auto >>full.out 2>&1; then
+        trouble="cannot be resumed"
+    elif ! agrees small/run plain; then
+        trouble=$(<small/run.compared)
+    fi
+    report "a full disk" "$trouble" full
+else
+    skip "a small tmpfs cannot be mounted here" 1
+fi
+
+# ----------------------------------------------------------------------------------------------------------
+# several ranks
+
+command -v mpirun >/dev/null || { skip "no mpirun here" $((2 + kills + 1)); exit; }
+command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
+
+# one rank's disk fails
+for fault in "ENOSPC write" "EIO sync"; do
+    read -r error call <<<"$fault"
+    name=rank-$error
+    start_job "$name" 4 env LD_PRELOAD="$faults" FAULT="$error" FAULT_AT=1 FAULT_CALLS="$call" FAULT_RANK=2 \
+        "$cpu" "${tiny[@]}" "${saves[@]}" --zero 1
+    trouble=
+    if ! ended "$name" 60 || [ "$code" != 0 ]; then
+        trouble="exit code $code"
+    elif ! cat "$name.out" "$name.err" | grep 'rank 2' | grep -q 'checkpoints/step_00000002.*data_00002.bin'; then
+        trouble="rank and file are not named"
+    elif ! holds "$name" step_00000006 || ! whole "$name"; then
+        trouble="leaves $(ls -x "$name/checkpoints")"
+    fi
+    report "$error at the first $call of one of four ranks" "$trouble" "$name"
+done
+
+# Killed again and again, and resumed each time from what is there. A run that gets to its end is begun anew.
+long=(--zero 1 --steps 800 --save-every 4 --keep 2 --log-every 1)
+RANKS_TIMEOUT=120 ranks 4 "$cpu" "${tiny[@]}" "${long[@]}" --run-dir undisturbed >undisturbed.out 2>undisturbed.err ||
+    echo "FAILED to run undisturbed"
+
+steps_log() { grep -o '"step":[0-9]*,"loss":[^,]*,"grad_norm":[^,]*' "$1/log.jsonl" 2>/dev/null; }
+# begins_as NAME REFERENCE    the log of one is the beginning of that of the other
+begins_as() { cmp -s <(steps_log "$1") <(steps_log "$2" | head -n "$(steps_log "$1" | wc -l)"); }
+started() { has_ranks chain 4 || job_is_over; }
+trains() { grep -q '^step' chain.out || job_is_over; }
+
+# chain    goes on with the run that is killed again and again
+chain() { start_job chain 4 "$cpu" "${tiny[@]}" "${long[@]}" --resume auto; }
+# complete KILLS    clears a run that has come to its end; says so if it is not that of a run that was never killed
+complete() {
+    [ "$code" = 0 ] && agrees chain undisturbed ||
+        { different=yes; echo "killed $1 times, a run ends otherwise: exit code $code: $(tail -1 chain.compared chain.err)"; }
+    rm -rf chain
+}
+different=
+since_begun=0
+for ((i = 0; i < kills; )); do
+    chain
+    wait_for 60 started
+    victim=$((RANDOM % 5)) delay=$((RANDOM % 1000)) since='start'
+    # half of them while they start or train, half while they train and save
+    [ $((i % 2)) = 0 ] || { since='first step' delay=$((delay / 2)); wait_for 60 trains; }
+    sleep "0.$(printf '%03d' $delay)"
+    if job_is_over; then
+        ended chain 1
+        complete $since_begun
+        since_begun=0
+        continue
+    fi
+    if [ $victim = 4 ]; then kill_job chain; else kill -9 "$(rank_pids chain | sed -n "$((victim + 1))p")" 2>/dev/null; fi
+    label="$([ $victim = 4 ] && echo all ranks || echo "rank $victim of 4"), killed $delay ms after the $since"
+    if ! ended chain 20 || ! nothing_left chain; then
+        echo "FAILED $label: the job goes on"
+    elif ! whole chain; then
+        echo "FAILED $label: leaves a damaged checkpoint: $(tail -1 chain.inspected)"
+    elif ! begins_as chain undisturbed; then
+        echo "FAILED $label: has trained otherwise"
+    else
+        echo "ok $label"
+    fi
+    i=$((i + 1)) since_begun=$((since_begun + 1))
+done
+chain
+ended chain 120
+complete $since_begun
+if [ -z "$different" ]; then echo "ok runs that were killed come to the same end"; else echo "FAILED runs that were killed come to the same end"; fi

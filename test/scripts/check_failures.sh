@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# Jobs of several ranks that end badly: whatever happens to one rank, the job ends within seconds, with the reason in one
+# line and no process left; and a job that is asked to stop saves.
+#
+#   SEED=N    repeats the random moments and ranks of an earlier run, which printed it; KILLS=N how many (12)
+# needs: cpu-fp32/train_gpt
+# seconds: 120
+# soak: KILLS=300
+# limit: 3600
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/checks.sh
+. test/support/seed.sh
+. test/support/jobs.sh
+kills=${KILLS:-12}
+plan $((kills + 46))
+cpu=$PWD/build/cpu-fp32/train_gpt text=$PWD/kernels
+command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 46)); exit; }
+command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
+at_end() { kill_all; }
+cd "$work" || exit 1
+
+"$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
+tiny=(train --model tiny --layers 2 --channels 32 --heads 2 --mlp-width 48 --context 48 --steps 100000 --micro-batch 2
+    --warmup-steps 0 --learning-rate 1e-3 --train-data 'text_train_*.bin')
+
+# start NAME RANKS OPTIONS...    in the background; its process is $job
+start() { start_job "$1" "$2" "$cpu" "${tiny[@]}" "${@:3}"; }
+
+# ----------------------------------------------------------------------------------------------------------
+# a rank that is killed
+
+layouts=("--zero 0" "--tp 2 --pp 2 --zero 1" "--zero 3" "--tp 2 --zero 2" "--pp 2 --pp-schedule zero-bubble" "--zero 1")
+for ((i = 0; i < kills; i++)); do
+    name=killed$i victim=$((RANDOM % 4)) delay=$((200 + RANDOM % 2800))
+    # half of them while they start or train, half while they train
+    since='start' begun=(has_ranks $name 4)
+    [ $((i / 4 % 2)) = 0 ] || since='first step' begun=(has_steps $name 1)
+    read -ra layout <<<"${layouts[i % ${#layouts[@]}]}"
+    label="rank $victim of a run ${layout[*]}, killed $delay ms after its $since"
+    start $name 4 "${layout[@]}"
+    wait_for 60 "${begun[@]}" || { echo "FAILED $label: does not start"; kill_all; continue; }
+    sleep "$(printf '%d.%03d' $((delay / 1000)) $((delay % 1000)))"
+    if ! kill -9 "$(rank_pids $name | sed -n "$((victim + 1))p")"; then
+        echo "FAILED $label: it has ended before that"
+        tail -3 $name.err
+    elif ! ended $name 20; then
+        echo "FAILED $label: the job goes on"
+    elif [ $code = 0 ]; then
+        echo "FAILED $label: exit code 0"
+    elif ! nothing_left $name; then
+        echo "FAILED $label: processes are left"
+    else
+        echo "ok $label: exit code $code"
+    fi
+done
+
+start orphans 3 --zero 3
+wait_for 60 has_steps orphans 3
+kill -9 "$(launcher_pid orphans)"
+check "no rank outlives an mpirun that is killed" wait_for 20 nothing_left orphans
+wait "$job" 2>/dev/null
+
+# ----------------------------------------------------------------------------------------------------------
+# a rank that stops answering
+
+# in a step of one micro-batch, and of thirty: the host waits in other places
+for sequences in 6 180; do
+    run=stuck$sequences
+    start $run 3 --zero 3 --communication-timeout 3 --global-batch $((sequences * 48))
+    wait_for 60 has_steps $run 2
+    kill -STOP "$(rank_pids $run | sed -n 2p)"
+    check "a rank that stops answering ends the job, $sequences sequences a step" ended $run 30
+    check "with an exit code" test "$code" != 0
+    check "and a reason" grep -q '^train_gpt: .*--communication-timeout' $run.err
+    check "and leaves no process" nothing_left $run
+done
+
+# ----------------------------------------------------------------------------------------------------------
+# a rank that meets an error
+
+# one token of the data is not in the vocabulary
+cp text_train_000000.bin bad.bin
+printf '\xff\xff' | dd of=bad.bin bs=1 seek=$(($(stat -c %s bad.bin) - 20000)) conv=notrunc status=none
+for zero in 0 3; do
+    start bad$zero 4 --zero $zero --train-data bad.bin
+    check "bad data on one rank ends the job, ZeRO $zero" ended bad$zero 60
+    check "with exit code 1" test "$code" = 1
+    check "and one line that names the file and the checkpoint" eval "one_line bad$zero && grep -q '^train_gpt: .*bad.bin: token .*; .*bad$zero/checkpoints/step_' bad$zero.err"
+    check "which can be used" "$cpu" sample bad$zero --tokens 1
+    check "and leaves no process" nothing_left bad$zero
+done
+
+start diverged 4 --zero 2 --learning-rate 10 --weight-decay 1 --schedule constant
+check "a step that is not finite ends the job" ended diverged 60
+check "with exit code 1 and one line" eval "test $code = 1 && one_line diverged && grep -q 'not finite' diverged.err"
+
+# ----------------------------------------------------------------------------------------------------------
+# a job that is asked to stop
+
+# mpirun passes SIGUSR1 on. SIGTERM and Ctrl-C it answers itself: it waits, sends SIGTERM to the ranks, waits again and
+# kills them. Its wait is 1 second, which is too short for a machine that is busy with other tests (and for large models).
+# It does not read their output meanwhile, so there is little.
+asked() { # SIGNAL ZERO CODES
+    local name=asked$1 signal=$1
+    OMPI_MCA_odls_base_sigkill_timeout=4 start $name 4 --zero "$2" --log-every 100000
+    wait_for 60 has_steps $name 5
+    kill -"$signal" "$(launcher_pid $name)"
+    check "SIG$signal to mpirun ends the job, ZeRO $2" ended $name 30
+    check "with exit code $3" test "$code" = "$3"
+    check "says so" grep -q '^stopped as asked after step' $name.out
+    check "leaves a checkpoint" "$cpu" sample $name --tokens 1
+    check "leaves no process" nothing_left $name
+}
+asked USR1 3 0
+asked TERM 0 1
+asked INT 3 1
+start asked_one 4 --zero 1 --log-every 100000
+wait_for 60 has_steps asked_one 5
+kill -TERM "$(rank_pids asked_one | sed -n 3p)"
+check "SIGTERM to one rank stops all of them" ended asked_one 30
+check "with exit code 0 and a checkpoint" eval "test $code = 0 && '$cpu' sample asked_one --tokens 1"
+
+# ----------------------------------------------------------------------------------------------------------
+# what is refused, is refused in one line by the whole job, and before anything is written
+
+# refused WORDS RANKS OPTIONS...
+refused() {
+    local words=$1 n=$2
+    shift 2
+    rm -rf refused
+    start refused "$n" "$@"
+    ended refused 60 && [ $code = 1 ] && one_line refused && grep -qE "^train_gpt: .*$words.*; " refused.err &&
+        [ ! -e refused ] && nothing_left refused && echo "ok refused: $*" && return
+    echo "FAILED refused: $*: exit code $code"
+    grep '^train_gpt' refused.err
+}
+refused '--dp 3' 4 --dp 3
+refused '--tp 3' 4 --tp 3
+refused '--shard-group 3' 4 --zero 1 --shard-group 3
+refused '--global-batch' 3 --global-batch 192
+refused 'nothing' 2 --train-data 'nothing_*.bin'
+refused '--zero' 2 --zero 4
+refused '--laerning-rate' 2 --laerning-rate 1
+refused 'memory' 2 --layers 100 --channels 8192 --heads 64

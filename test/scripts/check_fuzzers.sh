@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# The readers of files that others wrote, a while each under libFuzzer with the address and undefined-behaviour
+# sanitizers. Needs clang and its run-time library (Debian: clang libclang-rt-14-dev). SECONDS_EACH says how long.
+# seconds: 100
+# soak: SECONDS_EACH=300
+# limit: 3600
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/checks.sh
+seconds=${SECONDS_EACH:-5}
+plan 9
+sanitizers=fuzzer,address,undefined
+echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' >"$work/probe.cc"
+if ! clang++ -fsanitize=$sanitizers "$work/probe.cc" -o "$work/probe" 2>/dev/null; then
+    skip "no clang++ with libFuzzer here (Debian: clang libclang-rt-14-dev)" 9
+    exit
+fi
+
+fuzz() {
+    local name=$1 corpus=$work/$1.corpus
+    mkdir -p "$corpus"
+    if ! clang++ -std=c++20 -g -O1 -fsanitize=$sanitizers -fno-sanitize-recover=undefined -DDEVICE_CPU -Wno-unknown-pragmas \
+        -I. "test/fuzz/$name.cc" -o "$work/$name" -lxxhash -lpcre2-8 -lutf8proc -lz >"$work/$name.log" 2>&1; then
+        head -20 "$work/$name.log"
+        echo "FAILED $name: does not build"
+    elif (cd "$work" && "./$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 "$corpus") >"$work/$name.log" 2>&1; then
+        echo "ok $name: $(grep -oE 'Done [0-9]+ runs' "$work/$name.log")"
+    else
+        tail -40 "$work/$name.log"
+        echo "FAILED $name"
+    fi
+}
+
+for source in test/fuzz/fuzz_*.cc; do at_once fuzz "$(basename "$source" .cc)"; done
+wait

@@ -1,0 +1,212 @@
+#!/usr/bin/env bash
+# Layout does not change the run: every way of cutting a step over ranks and micro-batches gives the losses, gradient
+# norms, validation losses and final weights of one process that takes the step at once. Choices of memory and overlap
+# do not change a bit.
+#
+#   test/scripts/check_layouts.sh [WORD]    only rows that hold the word
+# needs: cpu-fp32/train_gpt cpu-fp32/compare_runs simt-fp32/train_gpt
+# seconds: 120
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/checks.sh
+plan 86
+cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
+# one that does not change: with some texts differences grow ten times as large within the steps
+text=$PWD/test/golden/bpe_training.json
+only=$1
+command -v mpirun >/dev/null || { skip "no mpirun here" 86; exit; }
+cd "$work" || exit 1
+
+# One thread a rank, the reference too: then a product is summed in the same order whatever the batch.
+export OMP_NUM_THREADS=1
+"$cpu" tokenize "$text" --output text --val-fraction 0.2 >tokenize.out || echo "FAILED tokenize"
+
+# Steps of 24 sequences: divided by 1, 2, 3, 4 and 8 ranks, and by micro-batches of 1, 2 and 3. Every step is clipped.
+# --adam-eps: some gradients are zero but for rounding (those of key biases: softmax does not see them), and with a
+# small one AdamW would make updates of that noise.
+common=(--context 24 --steps 10 --global-batch 576 --gradient-clip 0.5 --warmup-steps 2 --adam-eps 1e-5
+    --val-every 5 --val-batches 2 --sample-every 10 --sample-tokens 4 --train-data 'text_train_*.bin' --val-data 'text_val_*.bin' --model tiny)
+# Sizes that divide by little: what is cut into shards, stages or vocabularies leaves a remainder.
+declare -A shapes=(
+    [gpt2]="--vocab-size 257 --layers 5 --channels 60 --heads 4 --norm layernorm --position learned --mlp gelu
+        --bias on --tie-embeddings on"
+    [llama]="--vocab-size 259 --layers 6 --channels 56 --heads 4 --kv-heads 2 --mlp-width 52 --norm rmsnorm
+        --position rope --mlp swiglu --bias off --tie-embeddings off"
+    [parallel]="--vocab-size 263 --layers 4 --channels 28 --heads 2 --kv-heads 1 --mlp-width 38 --norm layernorm
+        --position rope --mlp gelu --bias on --tie-embeddings off --block parallel --qk-norm on --window 7"
+)
+
+# train NAME RANKS PROGRAM OPTIONS...    without mpirun where there is one rank
+train() {
+    local name=$1 n=$2 program=$3 launch=()
+    shift 3
+    [ "$n" = 1 ] || launch=(ranks "$n")
+    RANKS_TIMEOUT=120 "${launch[@]}" "$program" train "${common[@]}" --run-dir "$name" "$@" >"$name.out" 2>&1 && return
+    tail -5 "$name.out"
+    return 1
+}
+
+# agree LABEL RUN REFERENCE LIMITS...
+agree() {
+    local label=$1 line
+    shift
+    if line=$("$compare" "$@" 2>&1); then echo "ok $label:${line#*:}"; else echo "FAILED $label: $line"; fi
+}
+
+wanted() { [[ -z $only || $* == *"$only"* ]]; }
+
+# ----------------------------------------------------------------------------------------------------------
+# layouts against one process
+
+layouts='
+gpt2      1 --micro-batch 2 --recompute block --zero 3 --offload optimizer
+gpt2      1 --micro-batch 4 --pp-schedule zero-bubble
+llama     1 --micro-batch 1 --zero 2
+llama     1 --micro-batch 4 --pp-schedule interleaved --pp-chunks 3
+gpt2      2 --micro-batch 6 --zero 2 --offload optimizer
+gpt2      2 --micro-batch 4 --zero 3
+llama     2 --micro-batch 3
+llama     2 --micro-batch 6 --zero 1 --recompute mlp
+llama     2 --micro-batch 2 --zero 3 --recompute block
+gpt2      3 --micro-batch 2 --zero 3 --prefetch 3
+llama     3 --micro-batch 4 --zero 2 --overlap off
+parallel  3 --micro-batch 1 --zero 3 --offload optimizer
+gpt2      4 --micro-batch 2 --zero 1 --shard-group 2
+llama     4 --micro-batch 3 --zero 3 --prefetch 0
+llama     4 --micro-batch 2 --zero 3 --shard-group 2 --recompute block --offload optimizer
+gpt2      8 --micro-batch 3 --zero 3
+llama     8 --micro-batch 1 --zero 3 --shard-group 4 --recompute mlp
+parallel  8 --micro-batch 3 --zero 3 --shard-group 2
+gpt2      2 --tp 2 --micro-batch 8
+gpt2      2 --tp 2 --micro-batch 3 --tp-overlap 1 --recompute block
+llama     2 --tp 2 --micro-batch 6 --recompute mlp
+parallel  2 --tp 2 --micro-batch 4
+parallel  2 --tp 2 --micro-batch 6 --recompute block --offload optimizer
+llama     4 --tp 4 --micro-batch 8
+llama     4 --tp 2 --micro-batch 3 --zero 2
+gpt2      4 --tp 2 --micro-batch 2 --zero 3
+gpt2      2 --pp 2 --micro-batch 4
+gpt2      2 --pp 2 --micro-batch 2 --pp-schedule zero-bubble
+llama     2 --pp 2 --micro-batch 3 --pp-schedule gpipe
+llama     2 --pp 2 --micro-batch 6 --pp-schedule interleaved --pp-chunks 3
+parallel  2 --pp 2 --micro-batch 2 --pp-schedule zero-bubble --recompute block
+gpt2      3 --pp 3 --micro-batch 4 --pp-layers 1,3,1
+gpt2      4 --pp 4 --micro-batch 2
+gpt2      4 --pp 2 --micro-batch 2 --zero 1
+gpt2      4 --pp 2 --micro-batch 3 --zero 3 --pp-schedule zero-bubble
+llama     4 --pp 2 --micro-batch 2 --zero 2 --pp-schedule interleaved
+gpt2      4 --tp 2 --pp 2 --micro-batch 4
+gpt2      4 --tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble --recompute mlp
+llama     4 --tp 2 --pp 2 --micro-batch 2 --pp-schedule interleaved
+parallel  4 --tp 2 --pp 2 --micro-batch 6 --pp-schedule zero-bubble
+llama     6 --tp 2 --pp 3 --micro-batch 3 --pp-layers 3,1,2
+gpt2      8 --tp 2 --pp 2 --zero 1 --micro-batch 2
+gpt2      8 --tp 2 --pp 2 --zero 3 --micro-batch 1 --pp-schedule interleaved --recompute block
+gpt2      8 --pp 4 --zero 1 --micro-batch 2 --pp-schedule gpipe --offload optimizer
+llama     8 --tp 4 --pp 2 --micro-batch 4 --pp-schedule zero-bubble
+llama     8 --tp 2 --pp 2 --zero 2 --micro-batch 2 --pp-layers memory
+llama     8 --tp 2 --zero 3 --shard-group 2 --micro-batch 1
+parallel  8 --tp 2 --pp 4 --micro-batch 3
+parallel  8 --tp 2 --pp 2 --zero 1 --offload optimizer --pp-schedule zero-bubble --micro-batch 2
+'
+declare -A referenced
+number=0
+while read -r shape n options; do
+    [ -n "$shape" ] && wanted "$shape $n $options" || continue
+    read -ra of_shape <<<"${shapes[$shape]//$'\n'/ }"
+    if [ -z "${referenced[$shape]}" ]; then
+        referenced[$shape]=yes
+        train "$shape" 1 "$cpu" "${of_shape[@]}" --micro-batch 24 || { echo "FAILED to run $shape"; continue; }
+        clipped=$(grep -oE '"grad_norm":[0-9.]+' "$shape/log.jsonl" | awk -F: '$2 > 0.6 { n++ } END { print n + 0 }')
+        if [ "$clipped" = 10 ]; then echo "ok every step of $shape is clipped"; else echo "FAILED $shape: $clipped of 10 steps clipped"; fi
+    fi
+    number=$((number + 1))
+    read -ra of_row <<<"$options"
+    if train "row$number" "$n" "$cpu" "${of_shape[@]}" "${of_row[@]}" </dev/null; then
+        agree "$shape on $n $options" "row$number" "$shape" --losses 1e-6 --weights 1e-5
+    else
+        echo "FAILED to run $shape on $n $options"
+    fi
+done <<<"$layouts"
+
+# ----------------------------------------------------------------------------------------------------------
+# choices that change no bit
+
+# Options of both | options of the second
+neutral='
+--zero 0                   | --overlap off
+--zero 0                   | --offload optimizer
+--zero 1                   | --overlap off
+--zero 1                   | --offload optimizer
+--zero 1                   | --recompute block
+--zero 2                   | --overlap off
+--zero 2                   | --offload optimizer
+--zero 2                   | --recompute mlp
+--zero 3                   | --overlap off
+--zero 3                   | --prefetch 0
+--zero 3                   | --prefetch 3
+--zero 3                   | --offload optimizer
+--zero 3                   | --recompute block
+--zero 3 --shard-group 2   |
+--zero 3 --shard-group 2   | --overlap off --prefetch 0 --recompute mlp --offload optimizer
+--tp 2                     | --overlap off
+--tp 2                     | --recompute block
+--tp 2                     | --recompute mlp --offload optimizer
+--pp 2                     | --overlap off
+--pp 2                     | --pp-schedule gpipe
+--pp 2                     | --pp-schedule zero-bubble
+--pp 2                     | --pp-schedule zero-bubble --recompute mlp --overlap off
+--tp 2 --pp 2              |
+--tp 2 --pp 2              | --overlap off --recompute block --pp-schedule zero-bubble
+--pp 2 --zero 3            | --overlap off --prefetch 0
+--pp 2 --pp-schedule interleaved | --overlap off --recompute block
+'
+declare -A first_run
+number=0
+read -ra of_shape <<<"${shapes[gpt2]//$'\n'/ } --micro-batch 3 --steps 6"
+while IFS='|' read -r both second; do
+    [ -n "$both" ] && wanted "neutral $both $second" || continue
+    read -ra of_both <<<"$both"
+    read -ra of_second <<<"$second"
+    n=2
+    [[ $both != *shard-group* && $both != *tp*pp* && $both != *pp*zero* ]] || n=4
+    number=$((number + 1))
+    label="${of_both[*]} on $n: the same bits ${of_second[*]:-again}"
+    if [ -z "${first_run[$both]}" ]; then
+        first_run[$both]=first$number
+        train "first$number" $n "$cpu" "${of_shape[@]}" "${of_both[@]}" </dev/null || echo "FAILED to run $both"
+    fi
+    if train "second$number" $n "$cpu" "${of_shape[@]}" "${of_both[@]}" "${of_second[@]}" </dev/null; then
+        agree "$label" "second$number" "${first_run[$both]}" --bitwise
+    else
+        echo "FAILED to run $label"
+    fi
+done <<<"$neutral"
+
+# ----------------------------------------------------------------------------------------------------------
+# the CUDA kernels, run by the shim
+
+if wanted simt; then
+    for shape in gpt2 llama; do
+        read -ra of_shape <<<"${shapes[$shape]//$'\n'/ } --layers 2 --steps 4 --global-batch 96 --val-batches 1"
+        number=$((number + 1))
+        train "on_cpu$number" 1 "$cpu" "${of_shape[@]}" --micro-batch 4 || echo "FAILED to run simt's reference"
+        if train "simt$number" 1 "$simt" "${of_shape[@]}" --micro-batch 4; then
+            agree "simt on 1, $shape" "simt$number" "on_cpu$number" --losses 1e-5 --weights 1e-4
+        else
+            echo "FAILED to run simt on 1, $shape"
+        fi
+    done
+    small=(--layers 2 --channels 20 --heads 2 --kv-heads 1 --mlp-width 24 --vocab-size 257 --context 16 --steps 4
+        --global-batch 64 --val-batches 1)
+    train on_cpu 1 "$cpu" "${small[@]}" --micro-batch 4 || echo "FAILED to run simt's reference"
+    for options in "--zero 1" "--zero 3" "--zero 3 --micro-batch 1 --recompute block --offload optimizer" \
+        "--tp 2" "--pp 2" "--pp 2 --micro-batch 1 --pp-schedule zero-bubble"; do
+        read -ra of_row <<<"$options"
+        number=$((number + 1))
+        if train "simt$number" 2 "$simt" "${small[@]}" --micro-batch 2 "${of_row[@]}"; then
+            agree "simt on 2 $options" "simt$number" on_cpu --losses 1e-6 --weights 1e-5
+        else
+            echo "FAILED to run simt on 2 $options"
+        fi
+    done
+fi

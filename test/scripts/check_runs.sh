@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# Whole runs of the program: the same bits for every choice of memory, an end that loses nothing, and the memory that the
+# report promised.
+# suite: test
+# needs: cpu-fp32/train_gpt cpu-fp32/compare_runs
+# seconds: 15
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/checks.sh
+cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs text=$PWD/kernels
+plan 28
+cd "$work" || exit 1
+
+# field NAME DIR    the values of a field of log.jsonl, one a line
+field() { sed -nE "s/.*\"$1\":([-+.0-9e]+|null).*/\1/p" "$2/log.jsonl"; }
+
+# close A B LIMIT    the losses of two runs agree to LIMIT (relative)
+close() {
+    [ -s "$1/log.jsonl" ] && [ "$(field loss "$1" | wc -l)" = "$(field loss "$2" | wc -l)" ] &&
+        paste <(field loss "$1") <(field loss "$2") |
+        awk -v limit="$3" '{ d = $1 - $2; if (d < 0) d = -d; if (!(d <= limit * $2)) bad = 1; n++ } END { exit bad || !n }'
+}
+
+same_losses() { [ -n "$(field loss "$1")" ] && diff <(field loss "$1") <(field loss "$2") >/dev/null; }
+
+mkdir data
+"$cpu" tokenize "$text" --output data/text --val-fraction 0.2 >tokenize.out || echo "FAILED tokenize"
+tiny=(train --model tiny --layers 2 --channels 32 --heads 2 --kv-heads 1 --mlp-width 48 --context 48
+    --train-data 'data/text_train_*.bin' --steps 6 --micro-batch 2 --learning-rate 1e-2 --warmup-steps 2)
+
+# run NAME PROGRAM OPTIONS...
+run() {
+    local name=$1 program=$2
+    shift 2
+    "$program" "${tiny[@]}" --run-dir "$name" "$@" >"$name.out" 2>&1 || { echo "FAILED to run $name"; cat "$name.out"; }
+}
+
+run plain "$cpu" --overwrite
+check "the loss falls" awk 'NR == 1 { first = $1 } { last = $1 } END { exit !(last < first) }' <(field loss plain)
+
+rm -rf first && cp -r plain first
+run plain "$cpu" --overwrite
+check "a run repeated gives the same weights and moments, bit for bit" "$compare" first plain --bitwise
+for mode in mlp block; do
+    run "recompute-$mode" "$cpu" --recompute $mode
+    check "recompute $mode gives the same losses, bit for bit" same_losses "recompute-$mode" plain
+done
+run accumulated "$cpu" --micro-batch 1 --global-batch 96
+check "accumulation gives the losses of one batch" close accumulated plain 1e-5
+run seed "$cpu" --seed 5
+check "another seed gives another run" test "$(field loss seed | head -1)" != "$(field loss plain | head -1)"
+
+check "log.jsonl has every field" grep -qE \
+    '"step":1,"loss":[0-9.]+,"grad_norm":[0-9.]+,"lr":[0-9.e-]+,"tokens":96,"tokens_per_s":[0-9.]+,"mfu":(null|[0-9.]+),"gemm_share":[0-9.]+,"ms":[0-9.]+' plain/log.jsonl
+
+run long "$cpu" --steps 60 --val-data 'data/text_val_*.bin' --val-every 30 --val-batches 8 --sample-every 60 --sample-tokens 40
+check "validation loss falls" awk 'NR == 1 { first = $1 } { last = $1 } END { exit !(NR == 3 && last < first - 1) }' <(field val_loss long)
+check "a sample is shown and logged" grep -q '"sample"' long/log.jsonl
+"$cpu" sample long --prompt "#include" --tokens 50 --seed 3 >sample1.out 2>/dev/null && "$cpu" sample long --prompt "#include" --tokens 50 --seed 3 >sample2.out 2>/dev/null
+check "a sample begins with its prompt" grep -qa '^#include' sample1.out
+check "a sample repeated is the same" cmp -s sample1.out sample2.out
+check "help names options, ranges and presets" grep -q 'gpt2-124M' <("$cpu" train --help)
+
+# what is printed
+run wide "$cpu" --vocab-size 2000 --sample-every 6 --sample-tokens 40
+check "a vocabulary wider than the tokenizer's can be sampled" test -e wide/checkpoints/*/index.bin
+"$cpu" sample long --tokens 5 >/dev/full 2>full.err
+check "output that is lost is not passed over" test $? = 1 -a "$(wc -l <full.err)" = 1
+"$cpu" "${tiny[@]}" --run-dir closed --steps 100000 2>/dev/null | head -1 >/dev/null
+check "a closed pipe ends the run, and leaves the weights" "$cpu" sample closed --tokens 1
+
+# a run that is asked to stop
+"$cpu" "${tiny[@]}" --run-dir stopped --steps 100000 >stopped.out 2>&1 &
+pid=$!
+wait_for 60 has_steps stopped 5
+"$cpu" "${tiny[@]}" --run-dir stopped --overwrite >/dev/null 2>busy.err
+check "two runs do not share a directory" grep -q 'stopped: another process is training there; ' busy.err
+kill -INT $pid
+wait $pid
+check "Ctrl-C ends with exit code 0" test $? = 0
+check "Ctrl-C leaves the weights" "$cpu" sample stopped --tokens 1
+check "Ctrl-C leaves a whole log" test "$(grep -c '}$' stopped/log.jsonl)" = "$(wc -l <stopped/log.jsonl)"
+
+# data that turns out to be bad: one token is not in the vocabulary
+cp data/text_train_000000.bin bad.bin
+printf '\xff\xff' | dd of=bad.bin bs=1 seek=$(($(stat -c %s bad.bin) - 2000)) conv=notrunc status=none
+"$cpu" "${tiny[@]}" --run-dir bad --train-data bad.bin --steps 100000 >bad.out 2>bad.err
+check "a token outside the vocabulary ends the run with exit code 1" test $? = 1 -a "$(wc -l <bad.err)" = 1
+check "and names the file and the checkpoint" grep -qE '^train_gpt: bad.bin: token .* vocabulary .*; the run up to step [0-9]+ is saved in bad/checkpoints/' bad.err
+check "and leaves the weights" "$cpu" sample bad --tokens 1
+
+# a step that is not finite
+"$cpu" "${tiny[@]}" --run-dir diverged --steps 100 --learning-rate 10 --weight-decay 1 --warmup-steps 0 --schedule constant >diverged.out 2>diverged.err
+check "a step that is not finite ends the run with exit code 1" test $? = 1
+check "and says what was seen" grep -qE 'step [0-9]+: loss .* gradient norm .* not finite' diverged.err
+# Their logits may be no numbers already, which sample says.
+check "and leaves whole weights" grep -qE 'tokens/s|logits' <("$cpu" sample diverged --tokens 1 2>&1)
+
+# the memory report
+"$cpu" "${tiny[@]}" --run-dir memory --layers 6 --channels 512 --heads 8 --context 256 --micro-batch 8 --steps 1 --warmup-steps 0 >memory.out 2>&1 &
+pid=$!
+peak=0
+while kill -0 $pid 2>/dev/null; do
+    now=$(sed -nE 's/VmHWM:[[:space:]]*([0-9]+) kB/\1/p' /proc/$pid/status 2>/dev/null)
+    [ "${now:-0}" -gt "$peak" ] && peak=$now
+    sleep 0.02
+done
+promised=$(sed -nE 's/^memory .* ([0-9.]+) MiB in all.*/\1/p' memory.out)
+# the program itself, its libraries, their buffers and the product that measures the GEMM rate take 150 MiB
+check "memory stays within the report (peak $((peak / 1024)) MiB, report $promised MiB)" \
+    awk -v peak="$peak" -v promised="$promised" 'BEGIN { exit !(promised > 0 && peak > 0 && peak / 1024 < promised + 150) }'
+
+# several processes
+if command -v mpirun >/dev/null; then
+    check "mpirun -np 1 trains" ranks 1 "$cpu" "${tiny[@]}" --run-dir one
+    ranks 2 "$cpu" sample one --tokens 4 >two.out 2>&1
+    check "sampling in two processes is refused, once" test $? != 0 -a "$(grep -c 'works in one process' two.out)" = 1
+else
+    skip "no mpirun here" 2
+fi

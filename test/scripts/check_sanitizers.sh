@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# The program under the address and undefined-behaviour sanitizers, and under the thread sanitizer: it tokenizes, trains on
+# one rank and on several, resumes, inspects, samples and refuses bad input. (Units run under them too: test/run.sh.)
+# OpenMP is off for the thread sanitizer: its library is not instrumented, and threads of ours are in the streams and the loader.
+# needs: address/train_gpt thread/train_gpt
+# seconds: 60
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/checks.sh
+. test/support/sanitizers.sh
+plan 12
+export OMP_NUM_THREADS=2
+# launch N COMMAND...    with mpirun if there are several
+launch() { if [ "$1" = 1 ]; then "${@:2}"; else OMP_NUM_THREADS=1 ASAN_OPTIONS=$whole_stacks ranks "$@"; fi; }
+
+# tokens PROGRAM    for the runs to train on
+tokens() { "$1" tokenize kernels --output "$work/text" --val-fraction 0.2 --overwrite; }
+
+# train PROGRAM N OPTIONS...    a short training run with validation, samples and checkpoints; it is resumed, and its
+# weights are sampled from
+train() {
+    local program=$1 n=$2
+    local run=("$program" train --layers 2 --channels 32 --heads 4 --kv-heads 2 --mlp-width 48 --context 48 --qk-norm
+        --warmup-steps 1 --train-data "$work/text_train_*.bin" --val-data "$work/text_val_*.bin" --val-every 2
+        --val-batches 2 --sample-every 4 --sample-tokens 8 --save-every 2 --run-dir "$work/run" --micro-batch 2 "${@:3}")
+    launch "$n" "${run[@]}" --steps 4 --overwrite && launch "$n" "${run[@]}" --steps 6 --resume auto &&
+        "$program" inspect "$work/run" --verify on && "$program" sample "$work/run" --tokens 8
+}
+# bad_input PROGRAM    as many checks as planned, and none failed
+bad_input() {
+    PROGRAM=$PWD/$1 test/scripts/check_bad_input.sh >"$work/bad_input"
+    ! grep FAILED "$work/bad_input" && [ "$(grep -cE '^(ok|skipped:)' "$work/bad_input")" = "$(sed -n 's/^plan //p' "$work/bad_input")" ]
+}
+accumulate=(--global-batch 768) # for 4 ranks: two micro-batches
+
+program=build/address/train_gpt
+check "tokenizing under address and undefined" tokens $program
+check "bad input under address and undefined" bad_input $program
+check "training under address and undefined" train $program 1 --recompute block
+for zero in 1 3; do
+    check "training on 2 ranks under address and undefined, ZeRO $zero" train $program 2 --zero $zero
+done
+check "training on 2 tensor ranks under address and undefined" train $program 2 --tp 2 --recompute block
+check "training on 2 stages under address and undefined" train $program 2 --pp 2 --pp-schedule zero-bubble --global-batch 288 --recompute mlp
+check "training with offload under address and undefined" train $program 2 --zero 3 --offload optimizer --recompute mlp
+
+export OMP_NUM_THREADS=1
+program=build/thread/train_gpt
+check "training under thread" train $program 1 --recompute block
+check "training on 4 ranks under thread, ZeRO 3" train $program 4 "${accumulate[@]}" --zero 3
+check "training on 4 ranks under thread, hybrid, with offload" \
+    train $program 4 "${accumulate[@]}" --zero 2 --shard-group 2 --offload optimizer
+check "training on 4 ranks under thread, tensor x pipeline, zero-bubble" \
+    train $program 4 "${accumulate[@]}" --tp 2 --pp 2 --pp-schedule zero-bubble --recompute block --offload optimizer

@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# From text to text, as in the README: a tokenizer trained, a folder tokenized, tokenizers and data of others, a blend,
+# samples and evaluations.
+# suite: test
+# needs: cpu-fp32/train_gpt
+# seconds: 15
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/checks.sh
+program=$PWD/build/cpu-fp32/train_gpt sources=$PWD/kernels llama3=$PWD/test/golden/tokenizers/llama3.json
+plan 31
+cd "$work" || exit 1
+export OMP_NUM_THREADS=2
+
+# run NAME COMMAND...    into NAME.out and NAME.err
+run() {
+    local name=$1
+    shift
+    "$@" >"$name.out" 2>"$name.err" || { echo "FAILED to run $name"; cat "$name.err"; }
+}
+
+tokens_of() { sed -nE 's/.* ([0-9,]+) tokens.*/\1/p' "$1" | head -1; }
+field() { sed -nE "s/.*\"$1\":([-+.0-9e]+|null).*/\1/p" "$2/log.jsonl"; }
+
+# ----------------------------------------------------------------------------------------------------------
+# tokens
+
+mkdir text tokens
+cp "$sources"/*.cuh text
+cat "$sources"/*.h | gzip >text/more.txt.gz
+mkdir short
+cat "$sources"/*.h | tr -d '"\\\t' | sed 's/.*/{"text": "&"}/' >short/lines.jsonl
+printf '{"id": 1, "text": "one line\\nand another"}\n{"text": "\\u00e9t\\u00e9", "id": 2}\n' >text/lines.jsonl
+run train-tokenizer "$program" tokenize text --output tokens/mine --train-tokenizer 600 --val-fraction 0.2
+check "a tokenizer is trained" grep -q '"merges"' tokens/mine_tokenizer.json
+run data "$program" data 'tokens/mine_*.bin' --tokenizer tokens/mine_tokenizer.json
+check "every document is there: files, lines of JSON" test \
+    "$(sed -nE 's/^ *documents +([0-9,]+) .*/\1/p' data.out | tail -1)" = $(($(ls text/*.cuh | wc -l) + 3))
+mkdir text/.git && echo hidden >text/.git/config && cp tokens/mine_val_000000.bin text
+run again "$program" tokenize text --output tokens/again --tokenizer tokens/mine_tokenizer.json --val-fraction 0.2 --threads 1
+check "the trained tokenizer used as a file gives the same tokens, on one thread too" \
+    cmp tokens/again_train_000000.bin tokens/mine_train_000000.bin
+run short "$program" tokenize short --output tokens/short --tokenizer tokens/mine_tokenizer.json --val-fraction 0
+run llama3 "$program" tokenize text/*.cuh --output tokens/llama3 --tokenizer "$llama3" --val-fraction 0
+check "a tokenizer of Hugging Face" test -s tokens/llama3_train_000000.bin
+
+run replaced "$program" tokenize text/*.cuh --output tokens/replaced --train-tokenizer 300
+check "tokens beside another tokenizer are refused" bash -c "! '$program' tokenize text/*.cuh --output tokens/replaced --tokenizer bytes"
+run replaced "$program" tokenize text/*.cuh --output tokens/replaced --tokenizer bytes --overwrite
+check "or take its place" test ! -e tokens/replaced_tokenizer.json -a -s tokens/replaced_train_000000.bin
+
+# A run that is interrupted leaves nothing.
+head -c 100000000 /dev/zero | tr '\0' 'a ' | fold -w 97 >long.txt
+"$program" tokenize long.txt --output tokens/interrupted --tokenizer tokens/mine_tokenizer.json >/dev/null 2>interrupted.err &
+pid=$!
+wait_for 60 compgen -G 'tokens/interrupted*'
+kill -INT $pid
+wait $pid
+check "an interrupted run leaves nothing" test $? = 1 -a -z "$(ls tokens | grep interrupted)" -a "$(wc -l <interrupted.err)" = 1
+rm long.txt
+
+# little ENDIAN-BYTES NUMBER    a number in so many bytes, lowest first
+little() {
+    local i
+    for ((i = 0; i < $1; i++)); do printf "\\x$(printf %02x $(($2 >> (8 * i) & 255)))"; done
+}
+# A Megatron data set of one document, from a token shard.
+tail -c +1025 tokens/mine_train_000000.bin >tokens/megatron.bin
+length=$(($(stat -c %s tokens/megatron.bin) / 2))
+{
+    printf 'MMIDIDX\0\0'
+    little 8 1; little 1 8; little 8 1; little 8 2
+    little 4 $length; little 8 0; little 8 0; little 8 1
+} >tokens/megatron.idx
+
+# ----------------------------------------------------------------------------------------------------------
+# training
+
+train=(train --model tiny --layers 2 --channels 32 --heads 2 --mlp-width 48 --context 48 --steps 30 --micro-batch 4
+    --learning-rate 1e-2 --warmup-steps 2 --tokenizer tokens/mine_tokenizer.json)
+run plain "$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --val-data 'tokens/mine_val_*.bin' \
+    --val-every 30 --val-batches 100000 --sample-every 30 --sample-tokens 10 --run-dir plain
+check "the vocabulary is that of the tokenizer" grep -q '"vocab_size": *600' plain/options.json
+check "the run keeps the tokenizer" test -s plain/tokenizer.json
+run megatron "$program" "${train[@]}" --train-data tokens/megatron.idx --run-dir megatron
+check "a Megatron data set trains as the shard with its tokens" cmp <(field loss megatron) <(field loss plain)
+run blend "$program" "${train[@]}" --train-data '0.7:tokens/mine_train_*.bin,0.3:tokens/megatron.idx' --run-dir blend
+check "a blend says what it is made of" grep -q '30%.*megatron.idx' blend.out
+check "a blend trains" test "$(field loss blend | wc -l)" = 30
+run learned "$program" "${train[@]}" --train-data 'tokens/short_train_*.bin' --position learned --run-dir learned
+run reset "$program" "${train[@]}" --train-data 'tokens/short_train_*.bin' --position learned --reset-positions --run-dir reset
+check "positions that begin anew are others" test "$(field loss reset)" != "$(field loss learned)"
+if command -v mpirun >/dev/null; then
+    for reader in rank node; do
+        run $reader ranks 2 "$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --data-reader $reader --run-dir $reader
+    done
+    check "one reader for two ranks reads what each would read" cmp <(field loss rank) <(field loss node)
+else
+    skip "no mpirun here" 1
+fi
+
+# ----------------------------------------------------------------------------------------------------------
+# samples
+
+sample=("$program" sample plain --tokens 30 --seed 4)
+run prompt "${sample[@]}" --prompt 'inline void'
+check "tokens per second are printed, apart from the text" grep -qE '^[0-9]+ tokens in .* tokens/s$' prompt.err
+printf 'inline void' >prompt.txt
+run file "${sample[@]}" --prompt-file prompt.txt
+check "a prompt from a file" cmp file.out prompt.out
+"${sample[@]}" --prompt-file - <prompt.txt >stdin.out 2>/dev/null
+check "a prompt from the standard input" cmp stdin.out prompt.out
+run no-cache "${sample[@]}" --prompt 'inline void' --cache off
+check "the same text without the cache" cmp no-cache.out prompt.out
+run long "${sample[@]}" --prompt 'inline void' --tokens 200 --temperature 0
+run long-no-cache "${sample[@]}" --prompt 'inline void' --tokens 200 --temperature 0 --cache off
+check "the same text beyond the context" cmp long.out long-no-cache.out
+run three "${sample[@]}" --prompt 'inline void' --samples 3
+check "several samples, the first as alone" test "$(sed '/^----$/,$d' three.out)" = "$(cat prompt.out)" -a "$(grep -c '^----$' three.out)" = 2
+(cd plain/checkpoints && "$program" sample step_* --prompt 'inline void' --tokens 30 --seed 4) >inside.out 2>/dev/null
+check "a checkpoint has its tokenizer beside it" cmp inside.out prompt.out
+printf 'ab\0cd' >zero.txt
+run zero "${sample[@]}" --prompt-file zero.txt --samples 2
+check "zero bytes are text too" test "$(head -c 5 zero.out | od -An -c)" = "$(od -An -c zero.txt)"
+sed -E 's/"normalizer": ?null/"normalizer":{"type":"Replace","pattern":{"String":"a"},"content":""}/' plain/tokenizer.json >nothing.json
+"${sample[@]}" --tokenizer nothing.json --prompt aaa >nothing.out 2>&1
+check "a prompt of no tokens is refused" grep -q '^train_gpt: --prompt: has no tokens' nothing.out
+stop=$(head -c 16 prompt.out | tail -c 2)
+run stop "${sample[@]}" --prompt 'inline void' --stop "$stop" --stop 'something else'
+check "a sample ends before a stop text" test "$(cat stop.out)" = "$(head -c 14 prompt.out)"
+run sampler "${sample[@]}" --prompt 'inline void' --top-k 20 --top-p 0.8 --min-p 0.02 --repetition-penalty 1.3 --temperature 1.2
+check "the sampler's options change the text" test "$(cat sampler.out)" != "$(cat prompt.out)"
+printf 'inline void\n\nconst\n' | "$program" sample plain --interactive --tokens 30 --seed 4 >interactive.out 2>/dev/null
+check "prompts line by line" test "$(head -c "$(stat -c %s prompt.out)" interactive.out)" = "$(cat prompt.out)" -a "$(grep -c const interactive.out)" -ge 1
+
+# A model whose logits are no numbers cannot go on, and what was trained before is kept.
+"$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --run-dir broken --norm rmsnorm --tie-embeddings off --weight-decay 10 \
+    --learning-rate 10 --schedule constant --warmup-steps 0 --micro-batch 1 --sequence-length 2 --sample-every 1 >broken.out 2>broken.err
+check "a sample that cannot be made ends the run in one line" test "$(wc -l <broken.err)" = 1
+check "and leaves the weights" test -e broken/checkpoints/*/index.bin
+
+# ----------------------------------------------------------------------------------------------------------
+# evaluation
+
+run eval "$program" eval plain --data 'tokens/mine_val_*.bin' --micro-batch 4
+check "eval gives the validation loss of the run" awk -v want="$(field val_loss plain | tail -1)" \
+    '{ d = $2 - want; exit !(d < 2e-4 && d > -2e-4) }' eval.out
+check "and perplexity and bits per byte" grep -qE 'perplexity [0-9.]+  bits per byte [0-9.]+' eval.out
+printf '{"context": "inline void", "choices": ["%s", "qqqqqqqq"], "answer": 0}\n' "const int" >questions.jsonl
+run choices "$program" eval plain --choices questions.jsonl
+check "eval answers questions" grep -q '^right 100.0%' choices.out

@@ -1,0 +1,107 @@
+/*
+What the tests of files share: folders of their own, token shards as bytes, the form of errors, and a small
+disk.
+*/
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <sys/mount.h>
+#include <vector>
+
+#include "data/error.h"
+#include "data/token_shards.h"
+#include "test/support/cases.h"
+
+namespace fs = std::filesystem;
+
+// A folder of its own for a test, gone at the end.
+struct TemporaryFolder {
+    std::string path;
+    TemporaryFolder() {
+        std::string name = fs::temp_directory_path() / ("test_data." + std::string(6, 'X'));  // for mkdtemp
+        REQUIRE(mkdtemp(name.data()));
+        path = name;
+    }
+    ~TemporaryFolder() { fs::remove_all(path); }
+    std::string operator/(const std::string& name) const { return path + "/" + name; }
+    std::vector<std::string> files() const {
+        std::vector<std::string> names;
+        for (const auto& entry : fs::directory_iterator(path)) names.push_back(entry.path().filename());
+        std::sort(names.begin(), names.end());
+        return names;
+    }
+};
+
+inline void write_file(const std::string& path, const std::string& content) {
+    std::ofstream file(path, std::ios::binary);
+    file << content;
+    file.close();
+    REQUIRE(file.good());
+}
+
+// A token shard as bytes, made here independently of ShardWriter.
+template <typename Stored>
+std::string shard_bytes(int32_t magic, int32_t version, int32_t count, const std::vector<Stored>& tokens) {
+    std::vector<int32_t> header(256);
+    header[0] = magic, header[1] = version, header[2] = count;
+    return std::string((const char*)header.data(), 1024) +
+           std::string((const char*)tokens.data(), tokens.size() * sizeof(Stored));
+}
+
+inline std::string shard_bytes(const std::vector<uint16_t>& tokens) {
+    return shard_bytes(20240520, 1, (int32_t)tokens.size(), tokens);
+}
+
+template <typename F>
+std::string error_of(F&& f) {
+    try {
+        f();
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "no error";
+}
+
+// The expression is refused in one line that holds the words, and a remedy.
+#define CHECK_REFUSED(expression, words)                                                                     \
+    do {                                                                                                     \
+        std::string refused_with = error_of([&] { expression; });                                            \
+        CAPTURE(refused_with);                                                                               \
+        CHECK(refused_with.find(words) != std::string::npos);                                                \
+        CHECK(refused_with.find("; ") != std::string::npos);                                                 \
+        CHECK(refused_with.find('\n') == std::string::npos);                                                 \
+    } while (0)
+
+// One line that begins with the thing, holds the reason and gives a remedy.
+inline void check_error(const std::string& error, const std::string& thing, const std::string& reason) {
+    CAPTURE(error);
+    CHECK(error.starts_with(thing + ":"));
+    CHECK(error.find(reason) != std::string::npos);
+    CHECK(error.find("; ") != std::string::npos);
+    CHECK(error.find('\n') == std::string::npos);
+}
+
+inline std::vector<int> all_tokens(const std::string& path, int vocab) {
+    TokenShard shard(path);
+    std::vector<int> tokens((size_t)shard.count());
+    shard.copy(0, shard.count(), vocab, tokens.data());
+    return tokens;
+}
+
+// Mounts a file system that holds little; false where that is not allowed.
+struct SmallDisk {
+    TemporaryFolder folder;
+    bool mounted;
+    explicit SmallDisk(const char* size) {
+        mounted = mount("tmpfs", folder.path.c_str(), "tmpfs", 0, (std::string("size=") + size).c_str()) == 0;
+    }
+    ~SmallDisk() {
+        if (mounted) umount2(folder.path.c_str(), MNT_DETACH);
+    }
+};

@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Runs one job of test/run.sh within its time limit, and writes into $RESULTS how it ended: NAME.result has the line
+# "KIND NAME SECONDS CPU_SECONDS PASSED FAILED", NAME.log what it printed, NAME.skipped what it skipped.
+#
+#   job.sh build NAME COMMAND...                               builds a program
+#   job.sh unit NAME LIMIT PROGRAM FILE RANKS [VAR=VALUE...]   the cases of the unit FILE; RANKS 0: without mpirun
+#   job.sh alone ...                                           the same, but those of doctest's suite "alone"; those of the
+#                                                              suite "long" run only with LONG=yes
+#   job.sh script NAME LIMIT SCRIPT [VAR=VALUE...]             a script: see test/support/checks.sh
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/ranks.sh
+kind=$1 name=$2
+shift 2
+file=$RESULTS/${name//\//.}
+export OMP_WAIT_POLICY=passive
+TIMEFORMAT='%R %U %S'
+
+# bounded LIMIT COMMAND...    ends it after so many seconds; sets seconds, cpu and code
+bounded() {
+    local user system
+    { time timeout -k 10 "$@" >"$file.log" 2>&1 </dev/null; } 2>"$file.time"
+    code=$?
+    read -r seconds user system <"$file.time"
+    rm "$file.time"
+    cpu=$(awk "BEGIN { print $user + $system }")
+    if [ $code = 124 ] || [ $code = 137 ]; then
+        echo "$name: stuck: it was ended after $1 s, in what it had printed last" >>"$file.log"
+    fi
+}
+
+# ended PASSED FAILED [LINES]    writes the result, and says it; where something failed, with the end of what was printed
+ended() {
+    local skips=0
+    [ ! -s "$file.skipped" ] || skips=$(wc -l <"$file.skipped")
+    [ "$2" = 0 ] || tail -n "${3:-60}" "$file.log"
+    echo "$kind $name $seconds $cpu $1 $2" >"$file.result"
+    printf '[%3d of %d] %-40s %4d passed, %d failed%s, %.0f s\n' "$(find "$RESULTS" -name '*.result' | wc -l)" \
+        "$(wc -l <"$RESULTS/planned")" "$name" "$1" "$2" "$([ "$skips" = 0 ] || echo ", $skips skipped")" "$seconds"
+}
+
+case $kind in
+build)
+    { time "$@" >"$file.log" 2>&1; } 2>"$file.time"
+    code=$?
+    read -r seconds user system <"$file.time"
+    echo "build $name $seconds $(awk "BEGIN { print $user + $system }")" >"$file.built"
+    rm "$file.time"
+    [ $code = 0 ] || { grep -v '^make' "$file.log" | head -n 60; echo "$name does not build"; }
+    exit $code
+    ;;
+
+unit | alone)
+    limit=$1 program=$2 source=$3 n=$4
+    shift 4
+    [ $# = 0 ] || export "$@"
+    options=(--source-file="*$source" ${CASE:+--test-case="$CASE"})
+    if [ "$kind" = alone ]; then
+        options+=(--test-suite=alone)
+    else
+        options+=(--test-suite-exclude="alone$([ "$LONG" = yes ] || echo ,long)")
+    fi
+    launch=()
+    [[ $program != build/address/* && $program != build/thread/* ]] || . test/support/sanitizers.sh
+    if [ "$n" != 0 ]; then
+        export ASAN_OPTIONS=$whole_stacks
+        export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+        launch=(mpirun "${mpirun_options[@]}" -np "$n")
+    fi
+    case $n-$program in
+    0-* | *-build/cuda-*-mpi/*) gpus=$n ;;
+    *-build/cuda-*) gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU') ;; # NCCL wants a GPU for each rank
+    *) gpus=$n ;;
+    esac
+    if [ "$n" != 0 ] && ! command -v mpirun >/dev/null; then
+        reason="no mpirun here"
+    elif [ "$n" -gt "$gpus" ]; then
+        reason="$gpus GPUs here"
+    else
+        reason=
+    fi
+    if [ -n "$reason" ]; then
+        echo "$reason: all of $name" >"$file.skipped"
+        seconds=0 cpu=0 code=0
+        ended 0 0
+        exit
+    fi
+    bounded "$limit" "${launch[@]}" "$program" "${options[@]}"
+    grep -a '^skipped: ' "$file.log" | sed 's/^skipped: //' >"$file.skipped"
+    last=$(grep -aE '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped' "$file.log" | tail -n 1)
+    passed=${last%% *} failed=${last#*, }
+    failed=${failed%% *}
+    # A program that died, or failed outside its cases, has failed.
+    if [ -z "$last" ] || { [ $code != 0 ] && [ "$failed" = 0 ]; }; then
+        echo "$name: exit code $code" >>"$file.log"
+        failed=1
+    fi
+    ended "${passed:-0}" "$failed"
+    ;;
+
+script)
+    limit=$1 script=$2
+    shift 2
+    bounded "$limit" env "$@" "$script"
+    passed=$(grep -ac '^ok' "$file.log")
+    failed=$(grep -ac '^FAILED' "$file.log")
+    grep -a '^skipped: ' "$file.log" | sed 's/^skipped: //' >"$file.skipped"
+    planned=$(awk '/^plan [0-9]+$/ { n += $2 } END { print n + 0 }' "$file.log")
+    made=$((passed + failed + $(wc -l <"$file.skipped")))
+    if [ "$planned" != "$made" ]; then
+        echo "$name: $made checks were made, $planned were planned" >>"$file.log"
+        failed=$((failed + 1))
+    elif [ $code != 0 ] && [ "$failed" = 0 ]; then
+        echo "$name: exit code $code" >>"$file.log"
+        failed=1
+    fi
+    ended "$passed" "$failed" 120
+    ;;
+esac

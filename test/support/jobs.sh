@@ -1,0 +1,38 @@
+# shellcheck shell=bash
+# Jobs of several ranks in the background, for tests that disturb them; for scripts that have sourced checks.sh, and are in
+# $work. The caller has set $cpu, the program; each run NAME has its run directory $work/NAME, its output in NAME.out and NAME.err.
+
+# Processes of a run: its folder is on their command lines, and nobody else's. mpirun's comes with `launcher`.
+rank_pids() { pgrep -f "^$cpu .*--run-dir $work/$1( |\$)"; }
+launcher_pid() { pgrep -f "^mpirun .*--run-dir $work/$1( |\$)"; }
+kill_job() {
+    # shellcheck disable=SC2046  # a list of numbers
+    kill -9 $(launcher_pid "$1") $(rank_pids "$1") 2>/dev/null
+}
+kill_all() {
+    local out
+    for out in "$work"/*.out; do kill_job "$(basename "$out" .out)"; done
+}
+
+has_ranks() { [ "$(rank_pids "$1" | wc -l)" = "$2" ]; }
+
+# start_job NAME RANKS COMMAND...    in the background, with --run-dir; its process is $job
+start_job() {
+    local name=$1 n=$2
+    shift 2
+    RANKS_TIMEOUT=120 ranks "$n" "$@" --run-dir "$work/$name" >"$name.out" 2>"$name.err" &
+    job=$!
+}
+
+# ended NAME SECONDS    true if the job ends by then; its exit code is in $code
+ended() {
+    local late=0
+    wait_for "$2" job_is_over || late=1
+    [ $late = 0 ] || kill_all
+    wait "$job" 2>/dev/null
+    code=$?
+    return $late
+}
+job_is_over() { ! kill -0 "$job" 2>/dev/null; }
+nothing_left() { wait_for 2 has_ranks "$1" 0 && [ -z "$(launcher_pid "$1")" ]; }
+one_line() { [ "$(grep -c '^train_gpt: ' "$1.err")" = 1 ]; }

@@ -1,0 +1,192 @@
+# shellcheck shell=bash
+# What there is to run, read from the tests themselves; sourced by test/run.sh.
+#
+# The folder of a unit says on which builds it runs. These lines at the head of a unit or a script say what is special:
+#
+#   devices: cpu simt-bf16   the builds, in place of its folder's
+#   ranks: 3 1 2 4           run it with mpirun, once with each number of ranks; where it is slow (on the simulated
+#                            device, under sanitizers) only with the first
+#   alone: 4                 cases of doctest's suite "alone" look at the time: they run with so many ranks, after all else
+#   seconds: 20              about how long it takes, if that is much: the longest begin first
+#   limit: 600               after so many seconds it is stuck, and is ended
+#   needs: cpu-fp32/train_gpt     programs that a script runs
+#   suite: test              `make test` runs it, as it does all units; or all: it waits for `make test-all`, as scripts do
+#   soak: KILLS=300          with this a script goes on for long: `make soak`
+
+declare -A setting            # [FILE:KEY]
+declare -A builds             # those that are needed
+jobs=() alone=()              # lines SECONDS|NAME|PROGRAMS THAT IT NEEDS|KIND|ARGUMENTS for job.sh
+
+read_settings() {
+    local file key value
+    while IFS=$'\t' read -r file key value; do
+        setting[$file:$key]=$value
+    done < <(grep -HsE '^(//|#) (devices|ranks|alone|seconds|limit|needs|suite|soak): ' \
+        test/*/test_*.cu test/scripts/check_*.sh test/fuzz/fuzz_*.cc | sed -E 's@:(//|#) ([a-z]+): @\t\2\t@')
+}
+
+devices_of() {
+    if [ -n "${setting[$1:devices]}" ]; then
+        echo "${setting[$1:devices]}"
+        return
+    fi
+    case $1 in
+    test/kernels/*) echo cpu simt cuda address ;;
+    test/comm/*) echo cpu simt-bf16 cuda address ;;
+    test/program/*) echo cpu simt-bf16 cuda ;;
+    test/simt/*) echo simt-bf16 ;;
+    test/data/*) echo cpu ;;
+    *) echo "test/run.sh: $1: no such folder of units; add it to devices_of in test/support/plan.sh" >&2 ;;
+    esac
+}
+
+runs_on() { # FILE BUILD
+    local device
+    for device in $(devices_of "$1"); do
+        [[ $2 != "$device" && $2 != "$device"-* ]] || return 0
+    done
+    return 1
+}
+
+units_of() { # BUILD    names, the largest first
+    local file
+    [ ${#setting[@]} -gt 0 ] || read_settings
+    for file in $(ls -S test/*/test_*.cu); do
+        runs_on "$file" "$1" && basename "$file" .cu
+    done
+}
+
+# How make is told of a build.
+build_options() {
+    case $1 in
+    address | thread) echo "DEVICE=cpu SANITIZE=$1" ;;
+    cuda-*-mpi) echo "DEVICE=cuda COMM=mpi PRECISION=$(cut -d- -f2 <<<"$1")" ;;
+    *-*) echo "DEVICE=${1%%-*} PRECISION=${1#*-}" ;;
+    esac
+}
+
+wanted() { # NAME of a unit or script, without test_ or check_
+    [ -z "$UNIT" ] || [[ " $UNIT " == *" $1 "* || " $UNIT " == *" test_$1 "* || " $UNIT " == *" check_$1 "* ]]
+}
+
+# ----------------------------------------------------------------------------------------------------------
+# units are compiled in groups
+
+# Several units as one source: all that they include, then each in a namespace of its own. What they share is compiled
+# once, which takes less than half of the time.
+write_group() { # FILE UNITS...
+    local file=$1 unit
+    shift
+    mkdir -p "$(dirname "$file")"
+    {
+        # what stands within #if is left where it is
+        awk '/^#[ \t]*if/ { depth++ } /^#[ \t]*endif/ { depth-- }
+             /^#include/ && !depth && !seen[$2]++ { print ($2 ~ /^</ ? 0 : 1) "\t" $0 }' "$@" | sort -s -t$'\t' -k1,1n | cut -f2
+        for unit in "$@"; do
+            printf 'namespace %s {\n#include "%s"\n}  // namespace\n' "$(basename "$unit" .cu)" "$unit"
+        done
+    } >"$file.new"
+    if cmp -s "$file.new" "$file"; then rm "$file.new"; else mv "$file.new" "$file"; fi
+}
+
+# A compiler takes about 40 s for so many lines.
+lines_of_group=5000
+
+# Folders that share most of what they include are compiled together.
+groups_of_folders=(simt kernels data "comm program")
+
+# plan_units SUITE BUILD    the units of some folders are dealt to groups of about the same size
+plan_units() {
+    local build=$2 folders folder file files lines total groups group members
+    for folders in "${groups_of_folders[@]}"; do
+        folder=${folders##* } files=() lines=() total=0
+        for file in $(printf 'test/%s/test_*.cu ' $folders); do
+            [ -e "$file" ] && runs_on "$file" "$build" && wanted "$(basename "$file" .cu | cut -c6-)" || continue
+            [ "$1" = all ] || [ "${setting[$file:suite]}" != all ] || [ -n "$UNIT" ] || continue
+            files+=("$file") lines+=("$total")
+            total=$((total + $(wc -l <"$file")))
+        done
+        [ "$total" -gt 0 ] || continue
+        if [ -n "$UNIT" ] || [ -n "$BUILT" ]; then
+            for file in "${files[@]}"; do plan_unit "$build" "$file" "build/$build/$(basename "$file" .cu)"; done
+            continue
+        fi
+        groups=$(((total + lines_of_group / 2) / lines_of_group))
+        [ $groups -gt 0 ] || groups=1
+        for ((group = 0; group < groups; group++)); do
+            members=()
+            for ((i = 0; i < ${#files[@]}; i++)); do
+                [ $((lines[i] * groups / total)) = $group ] || continue
+                members+=("${files[i]}")
+                plan_unit "$build" "${files[i]}" "build/$build/tests/$folder-$((group + 1))"
+            done
+            write_group "build/$build/tests/$folder-$((group + 1)).cu" "${members[@]}"
+        done
+    done
+}
+
+plan_unit() { # BUILD FILE PROGRAM
+    local build=$1 file=$2 program=$3 name n counts limit
+    name=$build/$(basename "$file" .cu | cut -c6-)
+    limit=${setting[$file:limit]:-300}
+    builds[$build]=1
+    read -ra counts <<<"${setting[$file:ranks]:-0}"
+    [[ $build == cpu-* || $build == cuda-* ]] || counts=("${counts[0]}")
+    for n in "${counts[@]}"; do
+        jobs+=("${setting[$file:seconds]:-1}|$name$([ "$n" = 0 ] || echo ".x$n")|$program|unit|$limit $program $file $n")
+    done
+    if [ -n "${setting[$file:alone]}" ] && [[ $build == cpu-* ]]; then
+        alone+=("1|$name.alone|$program|alone|$limit $program $file ${setting[$file:alone]}")
+    fi
+}
+
+plan_scripts() { # SUITE
+    local file name needs need suite=$1 environment
+    for file in test/scripts/check_*.sh; do
+        name=$(basename "$file" .sh) environment=
+        if [ -z "$UNIT" ]; then
+            case $suite in
+            test) [ "${setting[$file:suite]}" = test ] || continue ;;
+            soak) [ -n "${setting[$file:soak]}" ] || continue ;;
+            esac
+        fi
+        wanted "${name#check_}" || continue
+        [ "$suite" != soak ] || environment=${setting[$file:soak]}
+        needs=()
+        for need in ${setting[$file:needs]}; do
+            needs+=("build/$need")
+            builds[${need%%/*}]=1
+        done
+        jobs+=("${setting[$file:seconds]:-1}|$name|${needs[*]}|script|${setting[$file:limit]:-900} $file $environment")
+    done
+}
+
+# plan SUITE    everything there is to do, in no order
+plan() {
+    local build of_suite="cpu-fp32 simt-fp32 simt-bf16"
+    case $1 in
+    test) ;;
+    all) of_suite+=" address thread" ;;
+    soak) ;;
+    *) echo "test/run.sh: $1: no such suite; there are test, all and soak" >&2; return 1 ;;
+    esac
+    for build in ${BUILDS:-$of_suite}; do plan_units "$1" "$build"; done
+    [ -n "$BUILDS" ] || plan_scripts "$1"
+    [ ${#jobs[@]} -gt 0 ] || { echo "test/run.sh: nothing to run${UNIT:+: no unit or script is called $UNIT}" >&2; return 1; }
+}
+
+# lines_within FILE    of the units that a group holds
+lines_within() { sed -n 's/^#include "\(test.*test_.*\.cu\)"/\1/p' "$1" 2>/dev/null | xargs -r cat | wc -l; }
+
+# What has to be built for the jobs, each once, and how large it is.
+needed_targets() {
+    [ -z "$BUILT" ] || return 0
+    printf '%s\n' "${jobs[@]}" "${alone[@]}" | cut -d'|' -f3 | tr ' ' '\n' | sort -u | while read -r target; do
+        case $target in
+        '') ;;
+        */train_gpt) printf '9000|%s\n' "$target" ;;
+        */tests/program-* | */bench_train) printf '5000|%s\n' "$target" ;;
+        *) printf '%d|%s\n' "$(lines_within "$target.cu")" "$target" ;;
+        esac
+    done
+}

@@ -1,0 +1,84 @@
+# How test programs, and the tools beside them, are built; included by the Makefile. What runs on which build, and what
+# it needs, is read from the tests themselves by test/run.sh.
+
+.PHONY: test test-all soak
+test: deps
+	@test/run.sh test
+test-all: deps
+	@test/run.sh all
+soak: deps
+	@test/run.sh soak
+
+# test_norm, made from the file of that name in any folder here, and the names of all that run on this build
+vpath test_%.cu $(wildcard test/*/)
+.PHONY: units
+units: $(if $(filter units,$(MAKECMDGOALS)),$(addprefix $(BUILD)/,$(shell test/run.sh units $(build))))
+
+# Suites without kernels, and those of whole steps of tiny models, are compiled more quickly.
+quickly = $(if $(SANITIZE),,$(if $(findstring /data,$(1)),-Og,$(if $(findstring /program,$(1))$(findstring /comm,$(1)),-O1)))
+
+$(BUILD)/test_%.o: test_%.cu $(BUILD)/command test/tests.mk | $(BUILD)/found-build $(BUILD)/found-test
+	$(compile) $(call quickly,$<) -MMD -MP -c $< -o $@
+
+# groups of units, written by test/run.sh
+$(BUILD)/tests/%.o: $(BUILD)/tests/%.cu $(BUILD)/command test/tests.mk | $(BUILD)/found-build $(BUILD)/found-test
+	$(compile) $(call quickly,$<) -MMD -MP -c $< -o $@
+
+$(BUILD)/test_%: $(BUILD)/test_%.o $(shared)/main.o $(objects)
+	$(link) $^ -o $@ $(libs)
+$(BUILD)/tests/%: $(BUILD)/tests/%.o $(shared)/main.o $(objects)
+	$(link) $^ -o $@ $(libs)
+
+# What knows neither device nor precision is built once for all.
+$(shared)/command: FORCE
+	@mkdir -p $(shared)
+	@echo '$(plain)' | cmp -s - $@ || echo '$(plain)' > $@
+# The shim is not instrumented: it is what the instrumentation calls.
+$(shared)/simt.o: test/simt/simt.cc $(shared)/command | $(BUILD)/found-simt
+	$(plain) -O2 -Wno-unknown-pragmas -Itest/simt -MMD -MP -c $< -o $@
+$(shared)/%.o: test/support/%.cc $(shared)/command | $(BUILD)/found-test
+	$(plain) -O1 -MMD -MP -c $< -o $@
+
+# What programs that are built side by side share.
+.PHONY: $(BUILD)/ready
+$(BUILD)/ready: $(BUILD)/command $(BUILD)/found-build $(BUILD)/found-test $(shared)/main.o $(objects)
+
+# programs that are no tests: benchmarks, and what scripts use, which is compiled more quickly
+tools := $(basename $(notdir $(wildcard test/tools/*.cu test/bench/*.cu)))
+$(tools:%=$(BUILD)/%.o): $(BUILD)/%.o: %.cu $(BUILD)/command test/tests.mk | $(BUILD)/found-build
+	$(compile)$(if $(findstring test/tools,$<), -O1) -MMD -MP -c $< -o $@
+vpath %.cu test/tools test/bench
+$(tools:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(objects)
+	$(link) $^ -o $@ $(libs)
+
+# What tests put between a program and its file system.
+$(BUILD)/%.so: test/tools/%.cc $(BUILD)/command
+	$(CXX) -std=c++20 -O1 -g1 $(warnings) -shared -fPIC $< -o $@
+
+# ----------------------------------------------------------------------------------------------------------
+# benchmarks
+
+.PHONY: bench
+bench: bench-kernels bench-train
+
+# KERNELS: groups of kernels, and --quick or --full
+.PHONY: bench-kernels
+bench-kernels:
+	@$(MAKE) --no-print-directory $(BUILD)/bench_kernels
+	$(BUILD)/bench_kernels $(KERNELS)
+
+# MODELS: MODEL:BxT or MODEL:BxTxM each
+.PHONY: bench-train
+bench-train:
+	@$(MAKE) --no-print-directory $(BUILD)/bench_train
+	test/bench/bench_train.sh $(BUILD) $(MODELS)
+
+.PHONY: bench-parallel
+bench-parallel:
+	@$(MAKE) --no-print-directory $(BUILD)/bench_parallel
+	test/bench/bench_parallel.sh $(BUILD)
+
+.PHONY: bench-checkpoint
+bench-checkpoint:
+	@$(MAKE) --no-print-directory $(BUILD)/bench_checkpoint
+	test/bench/bench_checkpoint.sh $(BUILD)

@@ -1,0 +1,207 @@
+/*
+Two run directories compared: what log.jsonl says of each step, and each tensor of the newest checkpoints,
+with its moments.
+
+Losses, gradient norms and validation losses are compared relative to the reference; a tensor by the largest
+difference of its elements, relative to the largest element of the reference, a moment relative to the largest
+element of this moment in any tensor. How a checkpoint is cut into pieces does not matter. With `bitwise` all
+limits are 0, and tensors must have the same bits.
+*/
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "data/checkpoint_files.h"
+#include "data/checkpoint_folder.h"
+#include "data/error.h"
+#include "data/json.h"
+
+struct RunLimits {
+    double losses = 1e-5, weights = 1e-5, moments = 1e-5;
+    bool bitwise = false;
+};
+
+// The largest difference of a kind so far. NaN counts as infinite, also where both have it: such runs prove
+// nothing.
+struct Largest {
+    double value = 0;
+    std::string where;
+
+    void add(double difference, const std::string& place) {
+        if (std::isnan(difference)) difference = INFINITY;
+        if (difference > value || where.empty()) value = difference, where = place;
+    }
+};
+
+inline double relative_difference(double a, double b) {
+    return a == b ? 0 : std::abs(a - b) / std::max(std::abs(b), 1e-30);
+}
+
+// ----------------------------------------------------------------------------
+// logs
+
+// Fields of a log by step; a field that is null is NaN.
+using LogFields = std::map<int64_t, std::map<std::string, double>>;
+
+inline LogFields read_log(const std::string& run) {
+    std::string path = run + "/log.jsonl";
+    std::ifstream file(path);
+    if (!file) fail("%s: cannot open it; name a run directory", path.c_str());
+    LogFields fields;
+    for (std::string line; std::getline(file, line);) {
+        nlohmann::json object = parse_json(line, path);
+        int64_t step = json_integer(object.value("step", nlohmann::json()), 0, INT64_MAX, path + ": step");
+        for (const char* name : {"loss", "grad_norm", "lr", "tokens", "val_loss"}) {
+            if (!object.contains(name)) continue;
+            const nlohmann::json& value = object[name];
+            bool first = fields[step].emplace(name, value.is_number() ? value.get<double>() : NAN).second;
+            if (!first) fail("%s: step %lld has two values of %s", path.c_str(), (long long)step, name);
+        }
+    }
+    if (fields.empty()) fail("%s: no steps; the run has not begun", path.c_str());
+    return fields;
+}
+
+// Largest difference of each field. Both runs must have the same fields in the same steps.
+inline std::map<std::string, Largest> compare_logs(const std::string& run, const std::string& reference) {
+    LogFields a = read_log(run), b = read_log(reference);
+    std::map<std::string, Largest> largest;
+    for (const LogFields* log : {&a, &b}) {
+        for (const auto& [step, fields] : *log) {
+            for (const auto& [name, unused] : fields) {
+                if (!a[step].contains(name) || !b[step].contains(name))
+                    fail("step %lld: only one of the runs has %s", (long long)step, name.c_str());
+                largest[name].add(relative_difference(a[step][name], b[step][name]),
+                                  "step " + std::to_string(step));
+            }
+        }
+    }
+    return largest;
+}
+
+// ----------------------------------------------------------------------------
+// checkpoints
+
+// How much a tensor in one slot differs, and how large it is.
+struct TensorDifference {
+    std::string name;
+    double largest = 1e-30, difference = 0;
+};
+
+// With `bitwise`, bits that differ count even where the values are equal.
+inline TensorDifference compare_tensor(const std::string& name, const std::vector<float>& values,
+                                       const std::vector<float>& want, bool bitwise) {
+    TensorDifference result = {name};
+    for (size_t i = 0; i < want.size(); i++) {
+        double element = std::abs((double)values[i] - want[i]);
+        result.difference = std::isnan(element) ? INFINITY : std::max(result.difference, element);
+        result.largest = std::max(result.largest, (double)std::abs(want[i]));
+    }
+    bool same_bits = memcmp(values.data(), want.data(), want.size() * sizeof(float)) == 0;
+    if (bitwise && !same_bits) result.difference = std::max(result.difference, 1e-45);
+    return result;
+}
+
+// Fails unless both are of the same step and model.
+inline void check_comparable(const CheckpointIndex& a, const CheckpointIndex& b) {
+    if (a.step() != b.step() || a.samples() != b.samples()) {
+        fail("newest checkpoints of step %lld, sample %lld, and of step %lld, sample %lld; not runs of one "
+             "length",
+             (long long)a.step(), (long long)a.samples(), (long long)b.step(), (long long)b.samples());
+    }
+    if (a.tensors.size() != b.tensors.size())
+        fail("%zu tensors and %zu; not runs of one model", a.tensors.size(), b.tensors.size());
+    for (const CheckpointTensor& tensor : b.tensors) {
+        int other = a.find(tensor.name);
+        if (other < 0) fail("only one of the runs has tensor %s; not runs of one model", tensor.name.c_str());
+        if (a.tensors[(size_t)other].shape != tensor.shape || a.tensors[(size_t)other].slots != tensor.slots)
+            fail("tensor %s has two shapes or types; not runs of one model", tensor.name.c_str());
+    }
+}
+
+// Largest difference of any tensor, in each slot of the newest checkpoints.
+inline std::map<Slot, Largest> compare_checkpoints(const std::string& run, const std::string& reference,
+                                                   bool bitwise) {
+    CheckpointReader a(newest_checkpoint(run)), b(newest_checkpoint(reference));
+    check_comparable(a.index(), b.index());
+    std::map<Slot, std::vector<TensorDifference>> tensors;
+    const auto& table = b.index().tensors;
+    for (int i = 0; i < (int)table.size(); i++) {
+        for (int slot = 0; slot < slot_count; slot++) {
+            if (!table[(size_t)i].slots[(size_t)slot]) continue;
+            const std::string& name = table[(size_t)i].name;
+            std::vector<float> values(table[(size_t)i].size()), want(values.size());
+            a.read_floats(a.index().find(name), (Slot)slot, 0, values.size(), values.data());
+            b.read_floats(i, (Slot)slot, 0, want.size(), want.data());
+            tensors[(Slot)slot].push_back(compare_tensor(name, values, want, bitwise));
+        }
+    }
+    std::map<Slot, Largest> largest;
+    for (const auto& [slot, differences] : tensors) {
+        // The gradients of some tensors are zero but for rounding: their moments have no scale of their own.
+        bool moment = slot == Slot::m || slot == Slot::v;
+        double scale = 1e-30;
+        for (const TensorDifference& tensor : differences) scale = std::max(scale, tensor.largest);
+        for (const TensorDifference& tensor : differences)
+            largest[slot].add(tensor.difference / (moment ? scale : tensor.largest), tensor.name);
+    }
+    return largest;
+}
+
+// ----------------------------------------------------------------------------
+// both
+
+// True if the runs agree; `line` says how well.
+inline bool compare_runs(const std::string& run, const std::string& reference, RunLimits limits,
+                         std::string* line) {
+    if (limits.bitwise) limits.losses = limits.weights = limits.moments = 0;
+    bool good = true;
+    *line = run + " and " + reference + ":";
+    auto judge = [&](const std::string& name, const Largest& largest, double limit) {
+        bool beyond = !(largest.value <= limit);
+        good = good && !beyond;
+        *line += text(" %s %.1e at %s", name.c_str(), largest.value, largest.where.c_str());
+        *line += beyond ? text(" (limit %g),", limit) : ",";
+    };
+    for (const auto& [name, largest] : compare_logs(run, reference)) {
+        bool exact = name == "lr" || name == "tokens";
+        if (!exact || largest.value > 0) judge(name, largest, exact ? 0 : limits.losses);
+    }
+    for (const auto& [slot, largest] : compare_checkpoints(run, reference, limits.bitwise)) {
+        bool moment = slot == Slot::m || slot == Slot::v;
+        judge(slot_name(slot), largest, moment ? limits.moments : limits.weights);
+    }
+    line->back() = ';';
+    *line += good ? " they agree" : " they differ";
+    return good;
+}
+
+inline RunLimits parse_limits(int argc, char** argv) {
+    RunLimits limits;
+    for (int i = 3; i < argc; i++) {
+        std::string option = argv[i];
+        if (option == "--bitwise") {
+            limits.bitwise = true;
+            continue;
+        }
+        double* limit = option == "--losses"    ? &limits.losses
+                        : option == "--weights" ? &limits.weights
+                        : option == "--moments" ? &limits.moments
+                                                : nullptr;
+        char* end = nullptr;
+        if (limit && i + 1 < argc) *limit = strtod(argv[++i], &end);
+        if (!end || *end || end == argv[i] || !(*limit >= 0))
+            fail("%s: no such option or no limit after it; there are --losses, --weights, --moments and "
+                 "--bitwise",
+                 argv[i]);
+    }
+    return limits;
+}

@@ -1,0 +1,34 @@
+/*
+What a model makes of a text: for every position, the log-likelihood of each token that could come next.
+
+    token_likelihoods RUN TOKEN...    a line for each position
+*/
+#include "test/support/program.h"
+
+int main(int argc, char** argv) try {
+    if (argc < 3) fail("token_likelihoods: nothing to look at; give a run directory and tokens");
+    World world(&argc, &argv);
+    TrainedModel model(argv[1], "");
+    int V = model.options.vocab_size, T = argc - 2;
+    std::vector<int> tokens((size_t)2 * V *
+                            T);  // the same text for each token, which is the target everywhere
+    for (int v = 0; v < V; v++) {
+        for (int t = 0; t < T; t++) {
+            tokens[(size_t)v * T + t] = atoi(argv[2 + t]);
+            tokens[(size_t)(V + v) * T + t] = v;
+        }
+    }
+    Workload workload = {V, T, false, Recompute::none, chosen_loss_chunk(model.options, V * T)};
+    std::unique_ptr<Gpt> g = load_model(model, workload, world);
+    DeviceArray<int> device((size_t)3 * V * T);
+    HostBatch batch = {.tokens = tokens.data(), .targets = tokens.data() + (size_t)V * T};
+    std::vector<float> losses = batch_losses(*g, batch, false, device);
+    for (int t = 0; t < T; t++) {
+        for (int v = 0; v < V; v++) printf("%.9g ", -losses[(size_t)v * T + t]);
+        printf("\n");
+    }
+    return 0;
+} catch (const std::exception& error) {
+    fprintf(stderr, "%s\n", error.what());
+    return 1;
+}
