@@ -124,10 +124,10 @@ libs    := -ldnnl -lboost_context
 objects := $(shared)/simt.o
 endif
 ifeq ($(DEVICE),cuda)
-compile := $(NVCC) -x cu -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda --threads 0 \
+compile := $(NVCC) -x cu -std=c++20 -lineinfo --expt-relaxed-constexpr --extended-lambda --threads 0 \
            $(foreach arch,$(patsubst 90,90a,$(GPU_ARCH)),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) \
            $(if $(STRICT),-Werror all-warnings -Xptxas -v) \
-           -Xcompiler $(call list,-march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra -Wno-restrict $(CXXFLAGS)) $(defines) $(includes)
+           -Xcompiler $(call list,-O3 -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra -Wno-restrict $(CXXFLAGS)) $(defines) $(includes)
 link    := $(NVCC) -Xcompiler -fopenmp
 libs    := -lcublasLt $(if $(staged),,$(NCCL))
 endif

@@ -76,16 +76,18 @@ check() {
 
 # build PRECISION TARGETS...    as much of it as can be built, what takes longest first
 build() {
-    make --no-print-directory -k -j"$(nproc)" "${options[@]}" PRECISION="$1" "${@:2}" "build/cuda-$1/test_model" device_units \
+    make --no-print-directory -k -j"$(nproc)" "${options[@]}" PRECISION="$1" "${@:2}" units \
         >"$work/build-$1" 2>&1 && return
     grep -E 'error|Error|missing|undefined' "$work/build-$1" | head -20
     return 1
 }
 
 # Several ranks on one card cannot talk over NCCL.
+of_ranks=(collectives transport mesh zero tensor_parallel pipeline product_tuning)
 build_ranks() {
-    make --no-print-directory -k -j"$(nproc)" "${options[@]}" COMM=mpi PRECISION="$1" \
-        "build/cuda-$1-mpi"/{test_collectives,test_transport,test_mesh,test_zero,test_tensor_parallel,test_pipeline,test_product_tuning,train_gpt,compare_runs} >"$work/build-$1-mpi" 2>&1 && return
+    local build=build/cuda-$1-mpi
+    make --no-print-directory -k -j"$(nproc)" "${options[@]}" COMM=mpi PRECISION="$1" "${of_ranks[@]/#/$build/test_}" \
+        "$build"/{train_gpt,compare_runs} >"$work/build-$1-mpi" 2>&1 && return
     grep -E 'error|Error|missing|undefined' "$work/build-$1-mpi" | head -20
     return 1
 }
@@ -127,9 +129,13 @@ start=$SECONDS
 phase() { echo "---- $1 ($((SECONDS - start)) s)"; }
 left() { echo $((${SECONDS_LEFT:-530} - SECONDS + start)); }
 
-# unit_tests NAME BUILDS...    the last line of what it writes adds up
-unit_tests() { timeout 300 test/run.sh "${@:2}" >"$work/tests-$1" 2>&1; }
-add_up() { sed -n '$p' "$work"/tests-* | awk '{ passed += $1; failed += $3 } END { print passed + 0 " passed, " failed + 0 " failed" }'; }
+# unit_tests PRECISION    the last line of what it writes adds up. Only the tests of another precision share the card.
+unit_tests() {
+    JOBS=1 BUILT=yes RESULTS=$work/results-$1 BUILDS=cuda-$1 timeout 300 test/run.sh >"$work/tests-$1" 2>&1
+    [ -z "$mpi" ] || JOBS=1 BUILT=yes RESULTS=$work/results-$1-mpi BUILDS=cuda-$1-mpi UNIT=${of_ranks[*]} timeout 300 \
+        test/run.sh >"$work/tests-$1-mpi" 2>&1
+}
+add_up() { sed -s -n '$p' "$work"/tests-* | awk '{ passed += $1; failed += $3 } END { print passed + 0 " passed, " failed + 0 " failed" }'; }
 all_passed() { [[ $tests == *" 0 failed" ]] && ! sed -s -n '$p' "$work"/tests-* | grep -vq ' passed, '; }
 
 # Of each kernel the shape with the smallest share of what the card can do.
@@ -153,11 +159,11 @@ if [ -n "$mpi" ]; then
 fi
 
 phase "unit tests"
-unit_tests bf16 cuda-bf16 ${mpi:+cuda-bf16-mpi} &
+unit_tests bf16 &
 bf16_tests=$!
-unit_tests fp32 cuda-fp32 ${mpi:+cuda-fp32-mpi}
+unit_tests fp32
 wait $bf16_tests
-cat "$work"/tests-bf16 "$work"/tests-fp32
+cat "$work"/tests-*
 tests=$(add_up)
 check "unit tests: $tests" all_passed
 if [ -n "$sanitize" ]; then

@@ -58,6 +58,24 @@ TEST_CASE("every preset is accepted and makes the same options again from its re
     }
 }
 
+TEST_CASE("what earlier versions recorded is read, with every value that an option had") {
+    const std::string folder = "test/golden/earlier_run/";
+    auto record = nlohmann::json::parse(std::ifstream(folder + "run/options.json"));
+    CHECK(options_from_json(record, "record").channels == 24);
+    std::ifstream file(folder + "option_values");
+    int values = 0;
+    for (std::string name, value; file >> name >> value; values++) {
+        CAPTURE(name);
+        CAPTURE(value);
+        nlohmann::json other = record;
+        REQUIRE(other.contains(name));
+        other[name] = value;
+        std::string error = error_of([&] { options_from_json(other, "record"); });
+        CHECK(error == "no error");
+    }
+    CHECK(values >= 31);
+}
+
 TEST_CASE("explicit options come over the preset, in any order, and the rest follows") {
     Options options =
         train({"--channels=256", "--model", "gpt2-124M", "--heads", "4", "--learning-rate", "1e-3"});

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/seed.sh
 . test/support/jobs.sh
 kills=${KILLS:-10}
-plan $((2 + 5 + 1 + 2 + kills + 1)) # and those of each call of a save, below
+plan $((2 + 5 + 1 + 2 + 2 + kills + 1)) # and those of each call of a save, below
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
 text=$PWD/kernels
 at_end() {
@@ -201,7 +201,7 @@ fi
 # ----------------------------------------------------------------------------------------------------------
 # several ranks
 
-command -v mpirun >/dev/null || { skip "no mpirun here" $((2 + kills + 1)); exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" $((2 + 2 + kills + 1)); exit; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
 
 # one rank's disk fails
@@ -219,6 +219,30 @@ for fault in "ENOSPC write" "EIO sync"; do
         trouble="leaves $(ls -x "$name/checkpoints")"
     fi
     report "$error at the first $call of one of four ranks" "$trouble" "$name"
+done
+
+# asked to stop while the checkpoint before is being written in the background, by a disk that takes its time
+endless=(--zero 1 --steps 100000 --save-every 10 --schedule constant --log-every 100000 --async-save on)
+writes() { compgen -G "$1/checkpoints/*.partial" >/dev/null; }
+for n in 1 2; do
+    name=asked$n
+    OMPI_MCA_odls_base_sigkill_timeout=10 start_job "$name" "$n" env LD_PRELOAD="$faults" FAULT=stall FAULT_SECONDS=1 \
+        FAULT_CALLS=sync FAULT_AT=1 "$cpu" "${tiny[@]}" "${endless[@]}"
+    wait_for 60 writes "$name"
+    kill -TERM "$(rank_pids "$name" | head -n 1)"
+    trouble=
+    if ! ended "$name" 60 || [ "$code" != 0 ]; then
+        trouble="exit code $code"
+    elif ! grep -q '^stopped as asked after step' "$name.out"; then
+        trouble="does not say that it stops"
+    elif ! whole "$name" || writes "$name"; then
+        trouble="leaves $(ls -x "$name/checkpoints")"
+    fi
+    steps=$(($(sed -nE 's/^stopped as asked after step ([0-9]+).*/\1/p' "$name.out") + 5))
+    RANKS_TIMEOUT=120 ranks "$n" "$cpu" "${tiny[@]}" "${endless[@]}" --steps $steps --run-dir "$name" --resume auto >>"$name.out" 2>&1
+    RANKS_TIMEOUT=120 ranks "$n" "$cpu" "${tiny[@]}" "${endless[@]}" --steps $steps --run-dir straight$n >straight$n.out 2>&1
+    [ -n "$trouble" ] || agrees "$name" straight$n || trouble="goes on otherwise: $(<"$name.compared")"
+    report "asked to stop while it saves, on $n ranks" "$trouble" "$name"
 done
 
 # Killed again and again, and resumed each time from what is there. A run that gets to its end is begun anew.

@@ -3,7 +3,7 @@
 # line and no process left; and a job that is asked to stop saves.
 #
 #   SEED=N    repeats the random moments and ranks of an earlier run, which printed it; KILLS=N how many (12)
-# needs: cpu-fp32/train_gpt
+# needs: cpu-fp32/train_gpt cpu-fp32/fault_injection.so
 # seconds: 120
 # soak: KILLS=300
 # limit: 3600
@@ -12,9 +12,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/seed.sh
 . test/support/jobs.sh
 kills=${KILLS:-12}
-plan $((kills + 46))
-cpu=$PWD/build/cpu-fp32/train_gpt text=$PWD/kernels
-command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 46)); exit; }
+plan $((kills + 52))
+cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
+command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 52)); exit; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
 at_end() { kill_all; }
 cd "$work" || exit 1
@@ -66,14 +66,31 @@ wait "$job" 2>/dev/null
 # in a step of one micro-batch, and of thirty: the host waits in other places
 for sequences in 6 180; do
     run=stuck$sequences
-    start $run 3 --zero 3 --communication-timeout 3 --global-batch $((sequences * 48))
-    wait_for 60 has_steps $run 2
-    kill -STOP "$(rank_pids $run | sed -n 2p)"
+    start_stopped step 1 $run 3 "$cpu" "${tiny[@]}" --zero 3 --communication-timeout 3 --global-batch $((sequences * 48))
     check "a rank that stops answering ends the job, $sequences sequences a step" ended $run 30
     check "with an exit code" test "$code" != 0
     check "and a reason" grep -q '^train_gpt: .*--communication-timeout' $run.err
     check "and leaves no process" nothing_left $run
 done
+
+# stalled SECONDS NAME RANKS OPTIONS...    the job's last rank reads its data from a disk that does not answer for so long
+stalled() {
+    local seconds=$1 name=$2 n=$3
+    shift 3
+    start_job "$name" "$n" env LD_PRELOAD="$faults" FAULT=stall FAULT_SECONDS="$seconds" FAULT_AT=20 FAULT_CALLS=touch \
+        FAULT_MAPPED=text_train FAULT_RANK=$((n - 1)) FAULT_LIST="$work/$name.touched" "$cpu" "${tiny[@]}" "$@"
+}
+losses() { grep -o '"loss":[^,]*' "$1/log.jsonl"; }
+start prompt 2 --steps 60
+ended prompt 60
+stalled 2 late 2 --steps 60 --communication-timeout 20
+check "data that comes late is waited for" ended late 60
+check "it was late" test "$(wc -l <late.touched)" -gt 20
+check "and the run is the same" cmp <(losses prompt) <(losses late)
+stalled 1000 never 2 --communication-timeout 3
+check "data that never comes ends the job" ended never 60
+check "with an exit code and a reason" eval 'test "$code" != 0 && grep -q "^train_gpt: .*--communication-timeout" never.err'
+check "and leaves no process then" nothing_left never
 
 # ----------------------------------------------------------------------------------------------------------
 # a rank that meets an error

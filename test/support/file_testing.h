@@ -10,6 +10,7 @@ disk.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <sys/mount.h>
 #include <vector>
@@ -58,8 +59,7 @@ inline std::string shard_bytes(const std::vector<uint16_t>& tokens) {
     return shard_bytes(20240520, 1, (int32_t)tokens.size(), tokens);
 }
 
-template <typename F>
-std::string error_of(F&& f) {
+inline std::string error_of(const std::function<void()>& f) {
     try {
         f();
     } catch (const Error& error) {
@@ -68,15 +68,15 @@ std::string error_of(F&& f) {
     return "no error";
 }
 
-// The expression is refused in one line that holds the words, and a remedy.
-#define CHECK_REFUSED(expression, words)                                                                     \
-    do {                                                                                                     \
-        std::string refused_with = error_of([&] { expression; });                                            \
-        CAPTURE(refused_with);                                                                               \
-        CHECK(refused_with.find(words) != std::string::npos);                                                \
-        CHECK(refused_with.find("; ") != std::string::npos);                                                 \
-        CHECK(refused_with.find('\n') == std::string::npos);                                                 \
-    } while (0)
+// What was refused was so in one line that holds the words, and a remedy.
+inline void check_refused(const std::string& refused_with, const std::string& words, int line) {
+    CAPTURE(line);
+    CAPTURE(refused_with);
+    CHECK(refused_with.find(words) != std::string::npos);
+    CHECK(refused_with.find("; ") != std::string::npos);
+    CHECK(refused_with.find('\n') == std::string::npos);
+}
+#define CHECK_REFUSED(expression, words) check_refused(error_of([&] { expression; }), words, __LINE__)
 
 // One line that begins with the thing, holds the reason and gives a remedy.
 inline void check_error(const std::string& error, const std::string& thing, const std::string& reason) {

@@ -36,3 +36,30 @@ ended() {
 job_is_over() { ! kill -0 "$job" 2>/dev/null; }
 nothing_left() { wait_for 2 has_ranks "$1" 0 && [ -z "$(launcher_pid "$1")" ]; }
 one_line() { [ "$(grep -c '^train_gpt: ' "$1.err")" = 1 ]; }
+
+# start_stopped PHASE RANK NAME RANKS COMMAND...    starts a job, of which this rank stops (SIGSTOP) in the named phase: start
+# (before it joins the job), mesh (while groups of ranks are made), load (of a checkpoint), step, or save. Returns when it has
+# stopped, or 1 if it does not. `faults` names fault_injection.so.
+start_stopped() {
+    local phase=$1 rank=$2 calls
+    shift 2
+    if [ "$phase" = step ]; then
+        start_job "$@"
+        wait_for 60 has_steps "$1" 2 && kill -STOP "$(rank_pids "$1" | sed -n "$((rank + 1))p")"
+        return
+    fi
+    case $phase in
+    start) calls=init ;;
+    mesh) calls=split ;;
+    load) calls=read ;;
+    save) calls=create ;;
+    *) echo "FAILED there is no phase $phase"; return 1 ;;
+    esac
+    start_job "$1" "$2" env LD_PRELOAD="$faults" FAULT=stop FAULT_AT=1 FAULT_CALLS=$calls FAULT_RANK="$rank" "${@:3}"
+    wait_for 60 has_stopped_rank "$1"
+}
+has_stopped_rank() {
+    local pid
+    for pid in $(rank_pids "$1"); do ! grep -q '^State:.T' "/proc/$pid/status" || return 0; done
+    return 1
+}

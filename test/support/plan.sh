@@ -4,8 +4,8 @@
 # The folder of a unit says on which builds it runs. These lines at the head of a unit or a script say what is special:
 #
 #   devices: cpu simt-bf16   the builds, in place of its folder's
-#   ranks: 3 1 2 4           run it with mpirun, once with each number of ranks; where it is slow (on the simulated
-#                            device, under sanitizers) only with the first
+#   ranks: 3 1 2 4           run it with mpirun, once with each number of ranks; on the simulated device only with the
+#                            first, and under sanitizers with two, for there it is slow
 #   alone: 4                 cases of doctest's suite "alone" look at the time: they run with so many ranks, after all else
 #   seconds: 20              about how long it takes, if that is much: the longest begin first
 #   limit: 600               after so many seconds it is stuck, and is ended
@@ -102,7 +102,6 @@ plan_units() {
         folder=${folders##* } files=() lines=() total=0
         for file in $(printf 'test/%s/test_*.cu ' $folders); do
             [ -e "$file" ] && runs_on "$file" "$build" && wanted "$(basename "$file" .cu | cut -c6-)" || continue
-            [ "$1" = all ] || [ "${setting[$file:suite]}" != all ] || [ -n "$UNIT" ] || continue
             files+=("$file") lines+=("$total")
             total=$((total + $(wc -l <"$file")))
         done
@@ -118,22 +117,27 @@ plan_units() {
             for ((i = 0; i < ${#files[@]}; i++)); do
                 [ $((lines[i] * groups / total)) = $group ] || continue
                 members+=("${files[i]}")
-                plan_unit "$build" "${files[i]}" "build/$build/tests/$folder-$((group + 1))"
+                # it is in the group anyway, which need not be compiled again for another suite
+                [ "$1" = test ] && [ "${setting[${files[i]}:suite]}" = all ] ||
+                    plan_unit "$build" "${files[i]}" "build/$build/tests/$folder-$((group + 1))"
             done
             write_group "build/$build/tests/$folder-$((group + 1)).cu" "${members[@]}"
         done
     done
 }
 
-plan_unit() { # BUILD FILE PROGRAM
+plan_unit() { # BUILD FILE PROGRAM    with $seed, if there is one
     local build=$1 file=$2 program=$3 name n counts limit
-    name=$build/$(basename "$file" .cu | cut -c6-)
+    name=$build/$(basename "$file" .cu | cut -c6-)${seed:+.seed$seed}
     limit=${setting[$file:limit]:-300}
     builds[$build]=1
     read -ra counts <<<"${setting[$file:ranks]:-0}"
-    [[ $build == cpu-* || $build == cuda-* ]] || counts=("${counts[0]}")
+    case $build-${counts[0]} in
+    simt-*) counts=("${counts[0]}") ;;
+    address-[1-9] | thread-[1-9]) counts=(2) ;;
+    esac
     for n in "${counts[@]}"; do
-        jobs+=("${setting[$file:seconds]:-1}|$name$([ "$n" = 0 ] || echo ".x$n")|$program|unit|$limit $program $file $n")
+        jobs+=("${setting[$file:seconds]:-1}|$name$([ "$n" = 0 ] || echo ".x$n")|$program|unit|$limit $program $file $n${seed:+ SIMT_SEED=$seed}")
     done
     if [ -n "${setting[$file:alone]}" ] && [[ $build == cpu-* ]]; then
         alone+=("1|$name.alone|$program|alone|$limit $program $file ${setting[$file:alone]}")
@@ -163,14 +167,16 @@ plan_scripts() { # SUITE
 
 # plan SUITE    everything there is to do, in no order
 plan() {
-    local build of_suite="cpu-fp32 simt-fp32 simt-bf16"
+    local build seed of_suite seeds=''
     case $1 in
-    test) ;;
-    all) of_suite+=" address thread" ;;
-    soak) ;;
+    test) of_suite="cpu-fp32 simt-fp32 simt-bf16" ;;
+    all) of_suite="cpu-fp32 simt-fp32 simt-bf16 address thread" ;;
+    soak) of_suite="simt-fp32 simt-bf16" seeds="2 3 5 7 11" ;; # threads and blocks in other orders
     *) echo "test/run.sh: $1: no such suite; there are test, all and soak" >&2; return 1 ;;
     esac
-    for build in ${BUILDS:-$of_suite}; do plan_units "$1" "$build"; done
+    for build in ${BUILDS:-$of_suite}; do
+        for seed in ${seeds:-''}; do plan_units "$1" "$build"; done
+    done
     [ -n "$BUILDS" ] || plan_scripts "$1"
     [ ${#jobs[@]} -gt 0 ] || { echo "test/run.sh: nothing to run${UNIT:+: no unit or script is called $UNIT}" >&2; return 1; }
 }

@@ -1,16 +1,19 @@
 /*
 A library that stands between a program and the file system (LD_PRELOAD), and makes one call go wrong. Calls
-are counted that change what is in a folder `checkpoints`, or below it; everything else goes through. Nothing
-of the program knows of it.
+are counted that change what is in a folder `checkpoints`, or below it, and those of other sorts that are asked
+for; everything else goes through. Nothing of the program knows of it.
 
     FAULT_AT=k         the call that is struck, counted from 1; without it, none is
     FAULT=kill         (if nothing else is said) the process is killed before the call
           torn         before the call; of a write, after its first half
           power        before the call, and what was written to any file and not synchronised since is lost
           ENOSPC, EIO  the call fails with this error
+          stop         the process is stopped before the call (SIGSTOP)
+          stall        the call takes FAULT_SECONDS longer, and then succeeds
     FAULT_LASTING=1    calls after it fail as well
     FAULT_CALLS=...    only these are counted, of: create, write, truncate, sync, rename, unlink, mkdir, rmdir
-                       (all of those without it) and read
+                       (all of those without it); read; init (MPI_Init_thread), split (MPI_Comm_split) and
+                       touch: the first access to a page of a mapped file whose name holds FAULT_MAPPED
     FAULT_RANK=r       only in rank r of an MPI job
     FAULT_LIST=path    a line for each call that was counted, with its number, is appended to this file
 
@@ -19,21 +22,25 @@ down does to them. Calls that libc makes of itself (those of stdio) are not seen
 */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace {
 
@@ -50,10 +57,21 @@ public:
     // True if the call must fail; errno says why. `half` does half of it, if it can be done by halves.
     template <typename Half>
     bool strike(const char* call, const std::string& path, Half&& half) {
-        if (!concerned_ || !below_checkpoints(path) ||
-            calls_.find("," + std::string(call) + ",") == calls_.npos)
-            return false;
-        std::lock_guard lock(mutex_);
+        return below_checkpoints(path) && strike_any(call, path, half);
+    }
+    bool strike(const char* call, const std::string& path) {
+        return strike(call, path, [] {});
+    }
+
+    bool counts(const char* call) const {
+        return concerned_ && calls_.find("," + std::string(call) + ",") != calls_.npos;
+    }
+
+    // The same, wherever the file is, or without one.
+    template <typename Half>
+    bool strike_any(const char* call, const std::string& path, Half&& half) {
+        if (!counts(call)) return false;
+        std::unique_lock lock(mutex_);
         count_++;
         list(call, path);
         if (at_ == 0 || count_ < at_ || (count_ > at_ && !lasting_)) return false;
@@ -61,13 +79,18 @@ public:
             errno = kind_ == "EIO" ? EIO : ENOSPC;
             return true;
         }
+        if (kind_ == "stop" || kind_ == "stall") {
+            lock.unlock();
+            if (kind_ == "stop")
+                kill(getpid(), SIGSTOP);
+            else
+                usleep((useconds_t)(1e6 * atof(setting("FAULT_SECONDS", "1").c_str())));
+            return false;
+        }
         if (kind_ == "torn") half();
         if (kind_ == "power") lose_unsynchronised();
         kill(getpid(), SIGKILL);
         return true;
-    }
-    bool strike(const char* call, const std::string& path) {
-        return strike(call, path, [] {});
     }
 
     // A file about to be written is kept open, under whatever name it is by then, until it is synchronised.
@@ -96,7 +119,7 @@ private:
 
     void list(const char* call, const std::string& path) {
         if (list_.empty()) return;
-        std::string name = path.substr(path.find("checkpoints"));
+        std::string name = path.substr(std::min(path.find("checkpoints"), path.size()));
         std::string line = std::to_string(count_) + " " + call + " " + name + "\n";
         int file = REAL(open)(list_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
         if (file < 0 || REAL(write)(file, line.data(), line.size()) != (ssize_t)line.size()) abort();
@@ -170,6 +193,47 @@ int synchronise(int file, Real&& real) {
     if (result == 0) faults().synchronised(file);
     return result;
 }
+
+// Mapped files whose pages are not to be read until they are touched.
+class UntouchedPages {
+public:
+    static UntouchedPages& all() {
+        static auto* pages = new UntouchedPages;
+        return *pages;
+    }
+
+    void add(void* address, size_t bytes) {
+        std::lock_guard lock(mutex_);
+        if (maps_.empty()) {
+            struct sigaction action = {};
+            action.sa_flags = SA_SIGINFO | SA_NODEFER;
+            action.sa_sigaction = touched;
+            sigaction(SIGSEGV, &action, nullptr);
+        }
+        maps_.push_back({(char*)address, bytes});
+        mprotect(address, bytes, PROT_NONE);
+    }
+
+private:
+    static void touched(int, siginfo_t* info, void*) {
+        UntouchedPages& pages = all();
+        auto* at = (char*)info->si_addr;
+        {
+            std::lock_guard lock(pages.mutex_);
+            auto holds = [&](auto& map) { return map.first <= at && at < map.first + map.second; };
+            if (std::none_of(pages.maps_.begin(), pages.maps_.end(), holds)) {
+                signal(SIGSEGV, SIG_DFL);  // another fault, which happens again
+                return;
+            }
+        }
+        faults().strike_any("touch", "", [] {});
+        auto size = (uintptr_t)sysconf(_SC_PAGESIZE);
+        mprotect((void*)((uintptr_t)at / size * size), size, PROT_READ);
+    }
+
+    std::mutex mutex_;
+    std::vector<std::pair<char*, size_t>> maps_;
+};
 
 mode_t mode_of(int flags, va_list arguments) {
     return flags & (O_CREAT | O_TMPFILE) ? va_arg(arguments, mode_t) : 0;
@@ -260,6 +324,25 @@ int mkdir(const char* path, mode_t mode) noexcept {
 }
 int rmdir(const char* path) noexcept {
     return faults().strike("rmdir", path) ? -1 : REAL(rmdir)(path);
+}
+
+// Declared here, for this library is not linked with MPI.
+int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
+    faults().strike_any("init", "", [] {});
+    return REAL(MPI_Init_thread)(argc, argv, required, provided);
+}
+int MPI_Comm_split(void* comm, int color, int key, void** split) {
+    faults().strike_any("split", "", [] {});
+    return REAL(MPI_Comm_split)(comm, color, key, split);
+}
+
+void* mmap(void* address, size_t bytes, int protection, int flags, int file, off_t offset) noexcept {
+    void* mapped = REAL(mmap)(address, bytes, protection, flags, file, offset);
+    std::string name = setting("FAULT_MAPPED");
+    if (mapped != MAP_FAILED && file >= 0 && !name.empty() && faults().counts("touch") &&
+        path_of(file).find(name) != std::string::npos)
+        UntouchedPages::all().add(mapped, bytes);
+    return mapped;
 }
 
 }  // extern "C"
