@@ -1,6 +1,6 @@
 /*
-A library that stands between a program and the file system (LD_PRELOAD), and makes one call go wrong. Calls
-are counted that change what is in a folder `checkpoints`, or below it, and those of other sorts that are asked
+A library that stands between a program and the system (LD_PRELOAD), and makes one call go wrong. Calls are
+counted that change what is in a folder `checkpoints`, or below it, and those of other sorts that are asked
 for; everything else goes through. Nothing of the program knows of it.
 
     FAULT_AT=k         the call that is struck, counted from 1; without it, none is
