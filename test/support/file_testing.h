@@ -69,14 +69,14 @@ inline std::string error_of(const std::function<void()>& f) {
 }
 
 // What was refused was so in one line that holds the words, and a remedy.
-inline void check_refused(const std::string& refused_with, const std::string& words, int line) {
+inline void check_refusal(const std::string& refused_with, const std::string& words, int line) {
     CAPTURE(line);
     CAPTURE(refused_with);
     CHECK(refused_with.find(words) != std::string::npos);
     CHECK(refused_with.find("; ") != std::string::npos);
     CHECK(refused_with.find('\n') == std::string::npos);
 }
-#define CHECK_REFUSED(expression, words) check_refused(error_of([&] { expression; }), words, __LINE__)
+#define CHECK_REFUSED(expression, words) check_refusal(error_of([&] { expression; }), words, __LINE__)
 
 // One line that begins with the thing, holds the reason and gives a remedy.
 inline void check_error(const std::string& error, const std::string& thing, const std::string& reason) {
