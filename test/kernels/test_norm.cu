@@ -144,6 +144,12 @@ TEST_CASE("norm: forward and backward over shapes") {
     });
 }
 
+// There are as many blocks as partial sums, each of 16 such rows at a time: the last rows are of a second turn.
+TEST_CASE("norm: more rows than blocks do at once") {
+    Layer(Norm::layernorm, true, 16 * norm_partials(7) + 100, 7).check();
+    Layer(Norm::rmsnorm, false, 2 * 16 * norm_partials(7) + 5, 7).check();
+}
+
 TEST_CASE("norm: a large mean does not cancel the variance, and eps counts where the variance is small") {
     Layer(Norm::layernorm, true, 8, 768, 1.0f, 1000.0f).check(1e-3);
     Layer(Norm::layernorm, true, 8, 96, 1e-3f, 0.0f).check();
