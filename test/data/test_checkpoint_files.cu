@@ -406,6 +406,9 @@ TEST_CASE("checkpoints of a run") {
     CHECK(checkpoint_steps(run.path).empty());
     CHECK_REFUSED(newest_checkpoint(run.path), run.path + ": no checkpoint there; ");
     CHECK_REFUSED(newest_checkpoint(run / "none"), "/none: no checkpoint there; ");
+    CHECK_REFUSED(newest_checkpoint(std::string(5000, 'a')), "cannot list it: File name too long; ");
+    write_file(run / "file", "");
+    CHECK_REFUSED(newest_checkpoint(run / "file"), "/file: no checkpoint there; ");
     for (int64_t step : {5, 100, 20}) build_example(run.path, step);
     fs::create_directory(run / "checkpoints/step_7");
     fs::create_directory(run / "checkpoints/step_00000200.partial");

@@ -1,6 +1,6 @@
 // Options, presets and Hugging Face configs: what is read, and the one line that bad input gets.
-#include <cstring>
 #include <sstream>
+#include <string_view>
 
 #include "data/options.h"
 #include "test/support/file_testing.h"
@@ -14,6 +14,19 @@ static Options parse(Command command, std::vector<const char*> arguments, int pr
 static Options train(std::vector<const char*> arguments, int processes = 1) {
     arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
     return parse(command_train, arguments, processes);
+}
+
+// The options of `train`, as a line.
+static Options train_line(std::string_view line, int processes = 1) {
+    std::string copy(line);
+    return train(words_of(copy), processes);
+}
+
+// A whole command line, which begins with the command.
+static Options typed(std::string_view line) {
+    std::string copy(line);
+    std::vector<const char*> words = words_of(copy);
+    return parse(parse_command(words[0]), {words.begin() + 1, words.end()});
 }
 
 TEST_CASE("presets have the published numbers of parameters") {
@@ -117,89 +130,130 @@ TEST_CASE("commands with arguments that have no name") {
     CHECK(parse(command_sample, {"--seed", "3", "runs/tiny"}).run == "runs/tiny");
     CHECK(parse(command_sample, {"r", "--prompt", "a b, -c"}).prompt == "a b, -c");
     CHECK(parse_command("sample") == command_sample);
-    CHECK_REFUSED(parse_command("trian"), "trian: no such command, the nearest is train; ");
-    CHECK_REFUSED(parse(command_sample, {"a", "b"}), "b: unexpected; ");
-    CHECK_REFUSED(parse(command_sample, {}), "nothing to sample from; ");
-    CHECK_REFUSED(parse(command_tokenize, {"--output", "o"}), "nothing to read; ");
-    CHECK_REFUSED(parse(command_tokenize, {"a"}), "--output: missing; ");
 }
 
 TEST_CASE("bad options") {
+    const struct {
+        std::string_view line;
+        const char* words;
+    } rows[] = {
+        // numbers
+        {"--layers 0", "--layers 0: out of range; give a whole number from 1 to 10000"},
+        {"--layers 12abc", "--layers 12abc: not a number; "},
+        {"--layers 1.5", "--layers 1.5: not a number; "},
+        {"--layers +3", "not a number; "},
+        {"--steps 99999999999999999999", "out of range; give a whole number of at least 1"},
+        {"--steps -3", "--steps -3: out of range; give a whole number of at least 1"},
+        {"--steps 1k", "not a number; "},
+        {"--global-batch k", "not a number; "},
+        {"--global-batch 9999999999G", "too large; "},
+        {"--global-batch -1k", "out of range; "},
+        {"--learning-rate nan", "not a finite number; give a number from 0 to 10"},
+        {"--learning-rate inf", "not a finite number; "},
+        {"--learning-rate 1e-3x", "not a number; "},
+        {"--learning-rate 1e999", "out of range; "},
+        {"--learning-rate 0x1", "not a number; "},
+        {"--beta2 1", "out of range; "},
+        {"--channels 8388608", "--channels 8388608: out of range; "},
+        {"--head-size 512", "--head-size 512: out of range; give a whole number from 0 to 256"},
+        // choices
+        {"--schedule cosin", "not one of the choices; give cosine, linear, constant or wsd"},
+        {"--bias maybe", "maybe: unexpected; options are written --name value and switches on or off"},
+        {"--model gpt2-124", "neither a preset nor a config.json, the nearest is gpt2-124M; "},
+        {"--tokenizer bites", "--tokenizer bites: not a tokenizer; "},
+        {"--tokenizer bites.json", "bites.json: cannot open it"},
+        // names
+        {"--lerning-rate 1", "no such option, the nearest is --learning-rate; "},
+        {"--lerning-rate=1", "--lerning-rate: no such option, the nearest is --learning-rate; "},
+        {"--xyzzy-plugh 1", "--xyzzy-plugh: no such option; "},
+        {"-l 1", "-l: no such option; "},
+        {"--top-k 1", "--top-k: not an option of train_gpt train; "},
+        {"--evil\n\x1b[31m", "no such option"},
+        // values that are missing, or belong to nothing
+        {"--steps", "--steps: value missing; "},
+        {"--steps --seed 3", "--steps: value missing before --seed; "},
+        {"3", "3: unexpected; "},
+        {"-- 3", "3: unexpected; "},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.line);
+        CHECK_REFUSED(train_line(row.line), row.words);
+    }
     CHECK_REFUSED(parse(command_train, {}), "--train-data: missing; ");
-    CHECK_REFUSED(train({"--layers", "0"}), "--layers 0: out of range; give a whole number from 1 to 10000");
-    CHECK_REFUSED(train({"--layers", "12abc"}), "--layers 12abc: not a number; ");
-    CHECK_REFUSED(train({"--layers", "1.5"}), "--layers 1.5: not a number; ");
     CHECK_REFUSED(train({"--layers", " 3"}), "not a number; ");
-    CHECK_REFUSED(train({"--layers", "+3"}), "not a number; ");
     CHECK_REFUSED(train({"--layers", ""}), "--layers '': not a number; ");
-    CHECK_REFUSED(train({"--steps", "99999999999999999999"}),
-                  "out of range; give a whole number of at least 1");
-    CHECK_REFUSED(train({"--steps", "1k"}), "not a number; ");
-    CHECK_REFUSED(train({"--global-batch", "k"}), "not a number; ");
-    CHECK_REFUSED(train({"--global-batch", "9999999999G"}), "too large; ");
-    CHECK_REFUSED(train({"--global-batch", "-1k"}), "out of range; ");
-    CHECK_REFUSED(train({"--learning-rate", "nan"}), "not a finite number; give a number from 0 to 10");
-    CHECK_REFUSED(train({"--learning-rate", "inf"}), "not a finite number; ");
-    CHECK_REFUSED(train({"--learning-rate", "1e-3x"}), "not a number; ");
-    CHECK_REFUSED(train({"--learning-rate", "1e999"}), "out of range; ");
-    CHECK_REFUSED(train({"--learning-rate", "0x1"}), "not a number; ");
-    CHECK_REFUSED(train({"--beta2", "1"}), "out of range; ");
-    CHECK_REFUSED(train({"--schedule", "cosin"}),
-                  "not one of the choices; give cosine, linear, constant or wsd");
-    CHECK_REFUSED(train({"--lerning-rate", "1"}), "no such option, the nearest is --learning-rate; ");
-    CHECK_REFUSED(train({"--lerning-rate=1"}),
-                  "--lerning-rate: no such option, the nearest is --learning-rate; ");
-    CHECK_REFUSED(train({"--xyzzy-plugh", "1"}), "--xyzzy-plugh: no such option; ");
-    CHECK_REFUSED(train({"-l", "1"}), "-l: no such option; ");
-    CHECK_REFUSED(train({"--top-k", "1"}), "--top-k: not an option of train_gpt train; ");
-    CHECK_REFUSED(train({"--steps"}), "--steps: value missing; ");
-    CHECK_REFUSED(train({"--steps", "--seed", "3"}), "--steps: value missing before --seed; ");
-    CHECK_REFUSED(train({"3"}), "3: unexpected; ");
-    CHECK_REFUSED(train({"--", "3"}), "3: unexpected; ");
-    CHECK_REFUSED(train({"--evil\n\x1b[31m"}), "no such option");
-    CHECK_REFUSED(train({"--model", "gpt2-124"}),
-                  "neither a preset nor a config.json, the nearest is gpt2-124M; ");
+    CHECK_REFUSED(train({"--schedule", ""}), "--schedule '': not one of the choices; ");
     CHECK_REFUSED(train({"--model", ""}), "neither a preset nor a config.json");
+    CHECK_REFUSED(train({"--matmul-tuning", ""}), "--matmul-tuning: empty; give on, off or a file");
 }
 
 TEST_CASE("options that do not fit together") {
-    CHECK_REFUSED(train({"--heads", "3"}), "--heads 3: does not divide --channels 128; ");
-    CHECK_REFUSED(train({"--kv-heads", "3"}), "--kv-heads 3: does not divide --heads 4; ");
-    CHECK_REFUSED(train({"--kv-heads", "8"}), "does not divide");
-    CHECK_REFUSED(train({"--heads", "1", "--kv-heads", "1", "--channels", "512"}),
-                  "--head-size 512: attention takes");
-    CHECK_REFUSED(train({"--head-size", "33"}), "--rope-dims 33: ");
-    CHECK_REFUSED(train({"--rope-dims", "34"}), "--rope-dims 34: ");
-    CHECK_REFUSED(train({"--rope-scaling", "2", "--rope-low-frequency", "4"}), "--rope-high-frequency 4: ");
-    CHECK_REFUSED(train({"--sequence-length", "512"}),
-                  "--sequence-length 512: longer than the model's context of 256; ");
-    CHECK_REFUSED(train({"--global-batch", "2500"}), "4 sequences * 256 tokens = 1024; give 2048 or 3072");
-    CHECK_REFUSED(train({"--global-batch", "7"}), "= 1024; give 1024");
-    CHECK_REFUSED(train({"--micro-batch", "1048576", "--context", "4096"}), "--micro-batch 1048576: ");
-    CHECK_REFUSED(train({"--warmup-steps", "2000"}), "--warmup-steps 2000: more than the run's 1000 steps; ");
-    CHECK_REFUSED(train({"--matmul-tuning", ""}), "--matmul-tuning: empty; give on, off or a file");
-    CHECK_REFUSED(train({"--document-end", "257"}), "--document-end 257: not a token");
-    CHECK_REFUSED(train({"--vocab-size", "256", "--document-end", "-1"}), "--vocab-size 256: too small");
-    CHECK_REFUSED(train({"--tokenizer", "none", "--reset-positions", "--document-end", "-1"}),
-                  "--reset-positions on: documents are not told apart; ");
-    CHECK_REFUSED(train({"--tokenizer", "bites"}), "--tokenizer bites: not a tokenizer; ");
-    CHECK_REFUSED(train({"--tokenizer", "bites.json"}), "bites.json: cannot open it");
-    CHECK_REFUSED(parse(command_sample, {"r", "--prompt", "a", "--prompt-file", "b"}), "a prompt comes from");
-    CHECK_REFUSED(parse(command_sample, {"r", "--interactive", "--samples", "2"}), "--samples 2: ");
+    const struct {
+        std::string_view line;
+        const char* words;
+    } rows[] = {
+        // the model
+        {"--heads 3", "--heads 3: does not divide --channels 128; "},
+        {"--kv-heads 3", "--kv-heads 3: does not divide --heads 4; "},
+        {"--kv-heads 8", "does not divide"},
+        {"--heads 1 --kv-heads 1 --channels 512", "--head-size 512: attention takes"},
+        {"--head-size 33", "--rope-dims 33: "},
+        {"--rope-dims 34", "--rope-dims 34: "},
+        {"--rope-scaling 2 --rope-low-frequency 4", "--rope-high-frequency 4: "},
+        {"--layers 10000 --channels 131072 --heads 1024 --kv-heads 0 --mlp-width 1048576",
+         "parameters: too large; "},
+        // tokens
+        {"--document-end 257", "--document-end 257: not a token"},
+        {"--vocab-size 256 --document-end -1", "--vocab-size 256: too small"},
+        {"--tokenizer none --reset-positions --document-end -1",
+         "--reset-positions on: documents are not told apart; "},
+        {"--model gpt2-124M --prompt a", "--prompt: cannot be turned into tokens"},
+        // the batch and the run
+        {"--sequence-length 512", "--sequence-length 512: longer than the model's context of 256; "},
+        {"--global-batch 2500", "4 sequences * 256 tokens = 1024; give 2048 or 3072"},
+        {"--global-batch 7", "= 1024; give 1024"},
+        {"--micro-batch 1048576 --context 4096", "--micro-batch 1048576: "},
+        {"--micro-batch 1 --sequence-length 1 --global-batch 1000000000000",
+         "--global-batch 1000000000000: more than 2^31 micro-batches of 1 tokens; "},
+        {"--warmup-steps 2000", "--warmup-steps 2000: more than the run's 1000 steps; "},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.line);
+        CHECK_REFUSED(train_line(row.line), row.words);
+    }
+}
+
+TEST_CASE("command lines that lack something, or say two things") {
+    const struct {
+        std::string_view line;
+        const char* words;
+    } rows[] = {
+        {"trian", "trian: no such command, the nearest is train; "},
+        {"sample", "nothing to sample from; "},
+        {"sample a b", "b: unexpected; "},
+        {"sample r --temperature -1", "--temperature -1: out of range; give a number from 0 to 100"},
+        {"sample r --prompt a --prompt-file b", "a prompt comes from"},
+        {"sample r --interactive --samples 2", "--samples 2: "},
+        {"eval --data x", "nothing to evaluate; "},
+        {"eval r", "nothing to measure on; "},
+        {"data", "nothing to look into; "},
+        {"inspect", "inspect: nothing to look into; "},
+        {"export", "export: nothing to export; "},
+        {"export r", "--output: missing; give the folder to make"},
+        {"import", "import: nothing to import; "},
+        {"import m", "--output: missing; give the run directory to make"},
+        {"tokenize --output o", "nothing to read; "},
+        {"tokenize a", "--output: missing; "},
+        {"tokenize a --output b --tokenizer none", "--tokenizer none: "},
+        {"tokenize a --output b --tokenizer bytes --train-tokenizer 300",
+         "--tokenizer bytes: --train-tokenizer makes one; "},
+        {"tokenize a --output b --val-fraction 1.5", "--val-fraction 1.5: out of range; "},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.line);
+        CHECK_REFUSED(typed(row.line), row.words);
+    }
     CHECK_REFUSED(parse(command_sample, {"r", "--stop", ""}), "--stop: an empty text");
-    CHECK_REFUSED(parse(command_eval, {"r"}), "nothing to measure on; ");
-    CHECK_REFUSED(parse(command_eval, {"--data", "x"}), "nothing to evaluate; ");
-    CHECK_REFUSED(parse(command_data, {}), "nothing to look into; ");
-    CHECK_REFUSED(parse(command_tokenize, {"a", "--output", "b", "--tokenizer", "none"}),
-                  "--tokenizer none: ");
-    CHECK_REFUSED(
-        parse(command_tokenize, {"a", "--output", "b", "--tokenizer", "bytes", "--train-tokenizer", "300"}),
-        "--tokenizer bytes: --train-tokenizer makes one; ");
-    CHECK_REFUSED(train({"--model", "gpt2-124M", "--prompt", "a"}), "--prompt: cannot be turned into tokens");
-    CHECK_REFUSED(train({"--layers", "10000", "--channels", "131072", "--heads", "1024", "--kv-heads", "0",
-                         "--mlp-width", "1048576"}),
-                  "parameters: too large; ");
-    CHECK_REFUSED(train({"--channels", "8388608"}), "--channels 8388608: out of range; ");
 }
 
 TEST_CASE("records of options") {
@@ -212,12 +266,22 @@ TEST_CASE("records of options") {
         return options_from_json(copy, "index.bin");
     };
     CHECK(changed("layers", 7).layers == 7);
-    CHECK_REFUSED(changed("layers", "7"), "index.bin: option layers should not be of type string; ");
-    CHECK_REFUSED(changed("layers", 7.5), "index.bin: --layers 7.5: not a number; ");
-    CHECK_REFUSED(changed("layers", -7), "index.bin: --layers -7: out of range; ");
-    CHECK_REFUSED(changed("norm", "batchnorm"), "index.bin: --norm batchnorm: not one of the choices; ");
-    CHECK_REFUSED(changed("bias", "on"), "option bias should not be of type string; ");
-    CHECK_REFUSED(changed("local_filter", true), "index.bin: option local_filter is not known here; ");
+    const struct {
+        const char* key;
+        nlohmann::json value;
+        const char* words;
+    } rows[] = {
+        {"layers", "7", "index.bin: option layers should not be of type string; "},
+        {"layers", 7.5, "index.bin: --layers 7.5: not a number; "},
+        {"layers", -7, "index.bin: --layers -7: out of range; "},
+        {"norm", "batchnorm", "index.bin: --norm batchnorm: not one of the choices; "},
+        {"bias", "on", "option bias should not be of type string; "},
+        {"local_filter", true, "index.bin: option local_filter is not known here; "},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.value);
+        CHECK_REFUSED(changed(row.key, row.value), row.words);
+    }
     auto without = record;
     without.erase("learning_rate");
     CHECK(options_from_json(without, "index.bin").learning_rate == 6e-4f);
@@ -264,19 +328,12 @@ TEST_CASE("help names every option, its choices and its default, within the widt
 // ----------------------------------------------------------------------------
 // layouts
 
-// Words of a command line.
-static std::vector<const char*> words_of(std::string& line) {
-    std::vector<const char*> words;
-    for (char* word = strtok(line.data(), " "); word; word = strtok(nullptr, " ")) words.push_back(word);
-    return words;
-}
-
 // Of the model `tiny`: 4 layers, 128 channels, 4 heads, an MLP of 344, a context of 256; micro-batches of 4.
 TEST_CASE("what is left out of a layout follows from the number of processes") {
     constexpr long long k = 1024;
     struct {
         int processes;
-        std::string options;
+        std::string_view options;
         int dp, shard_group;
         long long global_batch;
     } rows[] = {
@@ -311,8 +368,7 @@ TEST_CASE("what is left out of a layout follows from the number of processes") {
     for (auto& row : rows) {
         CAPTURE(row.processes);
         CAPTURE(row.options);
-        std::string line = row.options;
-        Options options = train(words_of(line), row.processes);
+        Options options = train_line(row.options, row.processes);
         CHECK(options.dp == row.dp);
         CHECK(options.shard_group == row.shard_group);
         CHECK(options.global_batch == row.global_batch);
@@ -323,7 +379,7 @@ TEST_CASE("what is left out of a layout follows from the number of processes") {
 TEST_CASE("the parts that tensor parallelism sends, and those of a pipeline") {
     struct {
         int processes;
-        std::string options;
+        std::string_view options;
         int tp_overlap, pp_chunks;
     } rows[] = {
         {1, "", 1, 1},
@@ -353,8 +409,7 @@ TEST_CASE("the parts that tensor parallelism sends, and those of a pipeline") {
     for (auto& row : rows) {
         CAPTURE(row.processes);
         CAPTURE(row.options);
-        std::string line = row.options;
-        Options options = train(words_of(line), row.processes);
+        Options options = train_line(row.options, row.processes);
         CHECK(options.tp_overlap == row.tp_overlap);
         CHECK(options.pp_chunks == row.pp_chunks);
     }
@@ -370,20 +425,30 @@ TEST_CASE("layers of the parts of a pipeline, as a list") {
         check_error(error_of([&] { parse_split(bad, 7, 2); }), text("--pp-layers %s", bad),
                     "is no number of layers; give time, memory or a list such as 3,4,4,3");
     check_error(error_of([] { parse_split("a\n\x1b[2J", 7, 2); }), "--pp-layers a??[2J", "'a??[2J' is no");
-    check_error(error_of([] { parse_split("3,4", 8, 2); }), "--pp-layers 3,4",
-                "7 layers in all, and the model has 8; ");
-    check_error(error_of([] { parse_split("2147483647,2147483647,3", 1, 3); }),
-                "--pp-layers 2147483647,2147483647,3", "4294967297 layers in all, and the model has 1; ");
-    check_error(error_of([] { parse_split("3,4", 7, 3); }), "--pp-layers 3,4",
-                "2 numbers, and --pp with --pp-chunks makes 3 parts; ");
-    check_error(error_of([] { parse_split("7", 7, 2); }), "--pp-layers 7", "1 number, and");
-    check_error(error_of([] { parse_split("3,4", 7, 1); }), "--pp-layers 3,4", "makes 1 part; ");
+    const struct {
+        const char* list;
+        int layers, parts;
+        const char* reason;
+    } rows[] = {
+        {"3,4", 8, 2, "7 layers in all, and the model has 8; "},
+        {"2147483647,2147483647,3", 1, 3, "4294967297 layers in all, and the model has 1; "},
+        {"3,4", 7, 3, "2 numbers, and --pp with --pp-chunks makes 3 parts; "},
+        {"7", 7, 2, "1 number, and"},
+        {"3,4", 7, 1, "makes 1 part; "},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.layers);
+        CAPTURE(row.parts);
+        check_error(error_of([&] { parse_split(row.list, row.layers, row.parts); }),
+                    text("--pp-layers %s", row.list), row.reason);
+    }
 }
 
 TEST_CASE("layouts that do not fit, and the nearest that do") {
     struct {
         int processes;
-        std::string options, message;
+        std::string_view options;
+        const char* message;
     } rows[] = {
         // the number of processes
         {6, "--tp 4 --heads 12 --channels 96 --mlp-width 384 --sequence-length 96",
@@ -505,8 +570,7 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
     for (auto& row : rows) {
         CAPTURE(row.processes);
         CAPTURE(row.options);
-        std::string line = row.options;
-        CHECK_REFUSED(train(words_of(line), row.processes), row.message);
+        CHECK_REFUSED(train_line(row.options, row.processes), row.message);
     }
 }
 
@@ -539,22 +603,21 @@ TEST_CASE("every layout that a refusal offers is accepted" * doctest::test_suite
                         std::string line = text("--model %s --tp %d --pp %d", model, tp, pp);
                         if (dp) line += text(" --dp %d", dp);
                         if (interleaved) line += " --pp-schedule interleaved";
-                        std::string asked = line;
-                        std::string error = error_of([&] { train(words_of(line), processes); });
+                        std::string error = error_of([&] { train_line(line, processes); });
                         if (error == "no error") {
                             accepted++;
                             continue;
                         }
                         refused++;
                         CAPTURE(processes);
-                        CAPTURE(asked);
+                        CAPTURE(line);
                         CAPTURE(error);
                         std::vector<std::string> offers = offered_layouts(error);
                         CHECK(offers.size() >= 1);
                         CHECK(offers.size() <= 2);
                         for (const std::string& offer : offers) {
-                            std::string changed = asked + " " + offer;
-                            CHECK(error_of([&] { train(words_of(changed), processes); }) == "no error");
+                            std::string changed = line + " " + offer;
+                            CHECK(error_of([&] { train_line(changed, processes); }) == "no error");
                         }
                     }
                 }
@@ -647,40 +710,40 @@ TEST_CASE("configs that cannot be expressed, or make no sense") {
                       "config.json: " + std::string(key) + " is missing; ");
     }
     CHECK_REFUSED(read_hf(without(hf_mistral(), "sliding_window")), "sliding_window is missing; ");
-    CHECK_REFUSED(read_hf(with(hf_gpt2(), "model_type", "bert")), "model_type bert is not supported; ");
-    CHECK_REFUSED(read_hf(with(hf_gpt2(), "model_type", "evil\n\x1b[2J")), "model_type evil?");
-    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", "12")),
-                  "; it must be a whole number from 1 to 16777216");
-    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", -12)), "; it must be a whole number from 1 to 16777216");
-    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", 1.5)), "; it must be a whole number from 1 to 16777216");
-    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", 18446744073709551615u)),
-                  "; it must be a whole number from 1 to 16777216");
-    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_layer", nlohmann::json::array())),
-                  "; it must be a whole number from 1 to 16777216");
-    CHECK_REFUSED(read_hf(with(hf_gpt2(), "n_embd", 770)), "config.json: --heads 12: does not divide");
+    const struct {
+        nlohmann::json (*config)();
+        const char* key;
+        nlohmann::json value;
+        const char* words;
+    } rows[] = {
+        {hf_gpt2, "model_type", "bert", "model_type bert is not supported; "},
+        {hf_gpt2, "model_type", "evil\n\x1b[2J", "model_type evil?"},
+        {hf_gpt2, "n_layer", "12", "; it must be a whole number from 1 to 16777216"},
+        {hf_gpt2, "n_layer", -12, "; it must be a whole number from 1 to 16777216"},
+        {hf_gpt2, "n_layer", 1.5, "; it must be a whole number from 1 to 16777216"},
+        {hf_gpt2, "n_layer", 18446744073709551615u, "; it must be a whole number from 1 to 16777216"},
+        {hf_gpt2, "n_layer", nlohmann::json::array(), "; it must be a whole number from 1 to 16777216"},
+        {hf_gpt2, "n_embd", 770, "config.json: --heads 12: does not divide"},
+        {hf_gpt2, "layer_norm_epsilon", 0, "layer_norm_epsilon is 0; it must be a number above 0"},
+        {hf_gpt2, "activation_function", "relu", "activation_function relu is not supported; "},
+        {hf_gpt2, "scale_attn_by_inverse_layer_idx", true, "is not supported; "},
+        {hf_gpt2, "scale_attn_weights", "yes", "scale_attn_weights is \"yes\"; it must be true or false"},
+        {hf_llama, "attention_bias", true, "attention_bias true is not supported; "},
+        {hf_llama, "hidden_act", "gelu", "hidden_act gelu is not supported; "},
+        {hf_llama, "attn_logit_softcapping", 50.0, "attn_logit_softcapping is not known"},
+        {hf_llama, "quantization_config", {{"bits", 4}}, "quantization_config is not known"},
+        {hf_llama, "rope_scaling", 2, "config.json: rope_scaling: not a JSON object; "},
+        {hf_qwen3, "attention_bias", true, "attention_bias true is not supported; "},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.value);
+        CHECK_REFUSED(read_hf(with(row.config(), row.key, row.value)), row.words);
+    }
     CHECK_REFUSED(read_hf(with(with(hf_gpt2(), "n_embd", 16777216), "n_head", 65536)), "config.json: ");
-    CHECK_REFUSED(read_hf(with(hf_gpt2(), "layer_norm_epsilon", 0)),
-                  "layer_norm_epsilon is 0; it must be a number above 0");
-    CHECK_REFUSED(read_hf(with(hf_gpt2(), "activation_function", "relu")),
-                  "activation_function relu is not supported; ");
-    CHECK_REFUSED(read_hf(with(hf_gpt2(), "scale_attn_by_inverse_layer_idx", true)), "is not supported; ");
-    CHECK_REFUSED(read_hf(with(hf_gpt2(), "scale_attn_weights", "yes")),
-                  "scale_attn_weights is \"yes\"; it must be true or false");
-    CHECK_REFUSED(read_hf(with(hf_llama(), "attention_bias", true)),
-                  "attention_bias true is not supported; ");
-    CHECK_REFUSED(read_hf(with(hf_llama(), "hidden_act", "gelu")), "hidden_act gelu is not supported; ");
-    CHECK_REFUSED(read_hf(with(hf_llama(), "attn_logit_softcapping", 50.0)),
-                  "attn_logit_softcapping is not known");
-    CHECK_REFUSED(read_hf(with(hf_llama(), "quantization_config", {{"bits", 4}})),
-                  "quantization_config is not known");
     for (const char* type : {"linear", "dynamic", "yarn", "longrope"}) {
         CHECK_REFUSED(read_hf(with(hf_llama(), "rope_scaling", {{"type", type}, {"factor", 2.0}})),
                       "config.json: rope_scaling: rope_type " + std::string(type) + " is not supported; ");
     }
-    CHECK_REFUSED(read_hf(with(hf_llama(), "rope_scaling", 2)),
-                  "config.json: rope_scaling: not a JSON object; ");
-    CHECK_REFUSED(read_hf(with(hf_qwen3(), "attention_bias", true)),
-                  "attention_bias true is not supported; ");
     CHECK_REFUSED(read_hf(nlohmann::json::array()), "config.json: not a JSON object; ");
     CHECK_REFUSED(parse_hf_config("", "config.json"), "config.json: not valid JSON at byte ");
     CHECK_REFUSED(parse_hf_config("{\"n_layer\": 1e999}", "config.json"), "config.json: not valid JSON");

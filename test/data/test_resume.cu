@@ -21,6 +21,11 @@ static CommandLine train(std::vector<const char*> arguments, const Checkpoints& 
     return parse_options(command_train, (int)arguments.size(), arguments.data(), processes, find);
 }
 
+// The same of a line, split at blanks.
+static CommandLine train_line(std::string line, const Checkpoints& checkpoints = {}) {
+    return train(words_of(line), checkpoints);
+}
+
 // What a run that was started like this leaves after 100 steps.
 static StoredRun run_with(std::vector<const char*> arguments, int processes = 1) {
     arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
@@ -119,23 +124,28 @@ TEST_CASE("another value is used and told, or used without a word, or refused") 
     // 0 stands for what follows from the model
     CHECK(notes({"--kv-heads", "4", "--head-size", "0", "--sequence-length", "0"}) == Lines{});
 
-    struct {
-        const char *option, *value, *stored;
-    } fixed[] = {{"--layers", "6", "4"},
-                 {"--seed", "2", "1337"},
-                 {"--sequence-length", "128", "256"},
-                 {"--heads", "3", "4"},
-                 {"--kv-heads", "3", "4"},
-                 {"--vocab-size", "100", "257"},
-                 {"--norm", "layernorm", "rmsnorm"},
-                 {"--model", "gpt2-124M", "tiny"},
-                 {"--window", "16", "0"},
-                 {"--tie-embeddings", "off", "on"},
-                 {"--mlp-width", "0", "384"}};
+    // what the checkpoint was made for
+    const struct {
+        std::string line;
+        const char* stored;
+    } fixed[] = {
+        {"--layers 6", "4"},
+        {"--seed 2", "1337"},
+        {"--sequence-length 128", "256"},
+        {"--heads 3", "4"},
+        {"--kv-heads 3", "4"},
+        {"--vocab-size 100", "257"},
+        {"--norm layernorm", "rmsnorm"},
+        {"--model gpt2-124M", "tiny"},
+        {"--window 16", "0"},
+        {"--tie-embeddings off", "on"},
+        {"--mlp-width 0", "384"},
+    };
     for (auto& row : fixed) {
-        CHECK_REFUSED(train({"--resume", "runs/a", row.option, row.value}, checkpoints),
-                      text("%s %s: the checkpoint runs/a/checkpoints/step_00000100 was made with %s; ",
-                           row.option, row.value, row.stored));
+        CAPTURE(row.line);
+        CHECK_REFUSED(train_line("--resume runs/a " + row.line, checkpoints),
+                      text("%s: the checkpoint runs/a/checkpoints/step_00000100 was made with %s; ",
+                           row.line.c_str(), row.stored));
     }
     CHECK_REFUSED(train({"--resume", "runs/a", "--steps", "99"}, checkpoints),
                   "--steps 99: the checkpoint runs/a/checkpoints/step_00000100 is after step 100; ");
@@ -267,27 +277,33 @@ TEST_CASE("a run that can begin or go on with the same words") {
 
 TEST_CASE("ways to begin that exclude each other, or lead nowhere") {
     Checkpoints checkpoints = at_runs_a({"--run-dir", "runs/a"});
-    CHECK_REFUSED(train({"--resume", "runs/b"}, checkpoints), "--resume runs/b: no checkpoint there; ");
-    CHECK_REFUSED(train({"--init", "runs/b"}, checkpoints), "--init runs/b: no checkpoint there; ");
-    CHECK_REFUSED(train({"--init", "auto"}, checkpoints), "--init auto: no checkpoint there; ");
-    CHECK_REFUSED(train({"--resume", "runs/a", "--overwrite"}, checkpoints),
-                  "--overwrite: deletes what --resume runs/a/checkpoints/step_00000100 takes; ");
-    CHECK_REFUSED(train({"--resume", "runs/a", "--init", "runs/a"}, checkpoints),
-                  "--init runs/a: weights come from --resume runs/a already; ");
-    CHECK_REFUSED(train({"--resume", "auto", "--init", "runs/a"}, checkpoints), "--run-dir: missing; ");
-    CHECK_REFUSED(
-        train({"--init", "runs/a", "--run-dir", "runs/a", "--overwrite", "--train-data", "x"}, checkpoints),
-        "--overwrite: deletes what --init runs/a/checkpoints/step_00000100 takes; ");
-    CHECK_REFUSED(train({"--resume", "auto", "--model", "tyni"}), "neither a preset nor a config.json");
+    const struct {
+        std::string line;
+        const char* words;
+    } rows[] = {
+        {"--resume runs/b", "--resume runs/b: no checkpoint there; "},
+        {"--init runs/b", "--init runs/b: no checkpoint there; "},
+        {"--init auto", "--init auto: no checkpoint there; "},
+        {"--resume runs/a --overwrite",
+         "--overwrite: deletes what --resume runs/a/checkpoints/step_00000100 takes; "},
+        {"--resume auto --run-dir runs/a --overwrite",
+         "--overwrite: deletes what --resume auto goes on from; "},
+        {"--init runs/a --run-dir runs/a --overwrite --train-data x",
+         "--overwrite: deletes what --init runs/a/checkpoints/step_00000100 takes; "},
+        {"--resume runs/a --init runs/a", "--init runs/a: weights come from --resume runs/a already; "},
+        {"--resume auto --init runs/a", "--run-dir: missing; "},
+        {"--resume auto --model tyni", "neither a preset nor a config.json"},
+        {"--train-data x --keep-every 500",
+         "--keep-every 500: there is no checkpoint after every so many steps with --save-every 1000; "},
+        {"--train-data x --keep-every 500 --save-every 0", "--save-every 0; "},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.line);
+        CHECK_REFUSED(train_line(row.line, checkpoints), row.words);
+    }
     CHECK(train({"--train-data", "x", "--overwrite"}).folder == RunFolder::replaced);
     CHECK(train({"--train-data", "x"}).folder == RunFolder::fresh);
-    CHECK_REFUSED(
-        train({"--train-data", "x", "--keep-every", "500"}),
-        "--keep-every 500: there is no checkpoint after every so many steps with --save-every 1000; ");
-    CHECK_REFUSED(train({"--train-data", "x", "--keep-every", "500", "--save-every", "0"}),
-                  "--save-every 0; ");
-    CHECK(train({"--train-data", "x", "--keep-every", "500", "--save-every", "100"}).options.keep_every ==
-          500);
+    CHECK(train_line("--train-data x --keep-every 500 --save-every 100").options.keep_every == 500);
 }
 
 TEST_CASE("weights alone: the model and its text, and nothing else") {

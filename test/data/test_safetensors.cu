@@ -294,26 +294,28 @@ TEST_CASE_FIXTURE(Refusals, "what is not the JSON of a header") {
     check_header("{" + row("a\xff", "F32", "[2]", "[0,8]") + "}", 8, "header is not valid JSON at byte ");
     check_header("{" + row("a\xc0\xaf", "F32", "[2]", "[0,8]") + "}", 8, "header is not valid JSON at byte ");
     check_header("{" + row("a\n", "F32", "[2]", "[0,8]") + "}", 8, "header is not valid JSON at byte ");
-    check_header(R"({"a":7})", 0, "\"a\" is a number in the header; ");
-    check_header(R"({"a":null})", 0, "\"a\" is null in the header; ");
-    check_header(R"({"a":[]})", 0, "\"a\" is an array in the header; ");
-    check_header(R"({"a":"F32"})", 0, "\"a\" is a text in the header; ");
-    check_header(R"({"a":{}})", 0, "\"a\" has not all of dtype, shape and data_offsets in the header; ");
-    check_header(R"({"a":{"dtype":"F32","shape":[2]}})", 8, "\"a\" has not all of dtype, ");
-    check_header(R"({"a":{"dtype":"F32","data_offsets":[0,8]}})", 8, "\"a\" has not all of dtype, ");
-    check_header(R"({"a":{"shape":[2],"data_offsets":[0,8]}})", 8, "\"a\" has not all of dtype, ");
-    check_header(R"({"a":{"dtype":7,"shape":[2],"data_offsets":[0,8]}})", 8,
-                 "\"a\": dtype is a number in the ");
-    check_header(R"({"a":{"dtype":["F32"],"shape":[2],"data_offsets":[0,8]}})", 8,
-                 "\"a\": dtype is an array in ");
-    check_header(R"({"a":{"dtype":"F32","shape":2,"data_offsets":[0,8]}})", 8,
-                 "\"a\": shape is a number in the ");
-    check_header(R"({"a":{"dtype":"F32","shape":{},"data_offsets":[0,8]}})", 8,
-                 "\"a\": shape is an object in ");
-    check_header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":"0"}})", 8,
-                 "\"a\": data_offsets is a text in");
-    check_header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}})", 8,
-                 "\"a\" has a field that is not dtype, shape or data_offsets in the header; ");
+    const struct {
+        const char* header;
+        size_t data_bytes;
+        const char* reason;
+    } rows[] = {
+        {R"({"a":7})", 0, "\"a\" is a number in the header; "},
+        {R"({"a":null})", 0, "\"a\" is null in the header; "},
+        {R"({"a":[]})", 0, "\"a\" is an array in the header; "},
+        {R"({"a":"F32"})", 0, "\"a\" is a text in the header; "},
+        {R"({"a":{}})", 0, "\"a\" has not all of dtype, shape and data_offsets in the header; "},
+        {R"({"a":{"dtype":"F32","shape":[2]}})", 8, "\"a\" has not all of dtype, "},
+        {R"({"a":{"dtype":"F32","data_offsets":[0,8]}})", 8, "\"a\" has not all of dtype, "},
+        {R"({"a":{"shape":[2],"data_offsets":[0,8]}})", 8, "\"a\" has not all of dtype, "},
+        {R"({"a":{"dtype":7,"shape":[2],"data_offsets":[0,8]}})", 8, "\"a\": dtype is a number in the "},
+        {R"({"a":{"dtype":["F32"],"shape":[2],"data_offsets":[0,8]}})", 8, "\"a\": dtype is an array in "},
+        {R"({"a":{"dtype":"F32","shape":2,"data_offsets":[0,8]}})", 8, "\"a\": shape is a number in the "},
+        {R"({"a":{"dtype":"F32","shape":{},"data_offsets":[0,8]}})", 8, "\"a\": shape is an object in "},
+        {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":"0"}})", 8, "\"a\": data_offsets is a text in"},
+        {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}})", 8,
+         "\"a\" has a field that is not dtype, shape or data_offsets in the header; "},
+    };
+    for (auto& bad : rows) check_header(bad.header, bad.data_bytes, bad.reason);
     for (const char* two : {"[]", "[0]", "[0,8,8]"})
         check_header("{" + row("a", "F32", "[2]", two) + "}", 8,
                      "\"a\" has data_offsets that are not two numbers");

@@ -66,6 +66,25 @@ TEST_CASE("text files: what is compressed and what is lines") {
     CHECK(search.bytes == bytes);
 }
 
+TEST_CASE("text files: what is packed in another way is refused") {
+    TemporaryFolder folder;
+    const struct {
+        std::string beginning, kind;
+    } rows[] = {
+        {"\x28\xb5\x2f\xfd", "zstd"},
+        {std::string("\xfd\x37zXZ\0", 6), "xz"},
+        {"BZh", "bzip2"},
+        {"PK\x03\x04", "zip"},
+        {"PAR1", "Parquet"},
+    };
+    for (auto& row : rows) {
+        CAPTURE(row.kind);
+        std::string path = folder / row.kind;
+        write_file(path, row.beginning + "more");
+        check_error(error_of([&] { found({path}); }), path, "is packed with " + row.kind + "; ");
+    }
+}
+
 // ----------------------------------------------------------------------------
 // gzip
 

@@ -1,34 +1,20 @@
 #!/usr/bin/env bash
-# Bad input of every kind: the exit code is 1, standard error is one line that names the thing, the reason and the
-# remedy, and no file is new, changed or gone. PROGRAM=FILE checks another build.
+# The ways out of the program: for bad input of every kind the exit code is 1, standard error is one line that names the
+# thing, the reason and the remedy, and no file is new, changed or gone. There is a row for each way, and two at least for
+# each command; what else is refused takes one of these ways, and units prove its message. PROGRAM=FILE checks another
+# build for a CPU.
 # suite: test
 # needs: cpu-fp32/train_gpt
-# seconds: 12
+# seconds: 5
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 127
+plan 57
 program=${PROGRAM:-$PWD/build/cpu-fp32/train_gpt} golden=$PWD/test/golden/tokenizers
 at_end() { umount "$work/full" 2>/dev/null; }
 cd "$work" || exit 1
 
-# refuse NAME THING -- ARGUMENTS...    THING (a regular expression) must be in the message
-refuse() {
-    local name=$1 thing=$2 before after message rc
-    shift 3
-    before=$(find . -type f ! -name message -exec md5sum {} + | sort)
-    timeout 60 "$program" "$@" >/dev/null 2>message </dev/null
-    rc=$?
-    message=$(<message)
-    after=$(find . -type f ! -name message -exec md5sum {} + | sort)
-    local why=
-    [ $rc = 1 ] || why="exit code $rc"
-    [ "$(wc -l <message)" = 1 ] || why="$why; $(wc -l <message) lines"
-    [[ $message == "train_gpt: "* ]] || why="$why; does not begin with train_gpt:"
-    [[ $message == *:*\;* ]] || why="$why; no remedy after ';'"
-    grep -qE -- "$thing" message || why="$why; does not name $thing"
-    [ "$before" = "$after" ] || why="$why; files changed: $(diff <(echo "$before") <(echo "$after") | tr '\n' ' ')"
-    [ -z "$why" ] && echo "ok $name" || echo "FAILED $name: $why: $message"
-}
+# ----------------------------------------------------------------------------------------------------------
+# files
 
 # le32 NUMBER...    each as four little-endian bytes
 le32() {
@@ -36,216 +22,157 @@ le32() {
     for n in "$@"; do printf "\\x$(printf %02x $((n & 255)))\\x$(printf %02x $((n >> 8 & 255)))\\x$(printf %02x $((n >> 16 & 255)))\\x$(printf %02x $((n >> 24 & 255)))"; done
 }
 
-# shard FILE MAGIC VERSION COUNT BYTES    a token file whose header says COUNT, with BYTES bytes of tokens
+# shard FILE COUNT BYTES [BYTE]    a token file whose header says COUNT, with BYTES bytes of tokens
 shard() {
-    { le32 "$2" "$3" "$4"; head -c 1012 /dev/zero; head -c "$5" /dev/zero; } >"$1"
+    { le32 20240520 1 "$2"; head -c 1012 /dev/zero; head -c "$3" /dev/zero | tr '\0' "${4:-\0}"; } >"$1"
 }
 
-cp "$golden/gpt2.json" .
-head -c 5000 gpt2.json >broken.json
-small=(--layers 1 --channels 16 --heads 2 --context 32 --micro-batch 2)
-train=(train --model tiny "${small[@]}" --train-data good.bin --run-dir run --steps 2)
+# damaged NAME COMMAND    a copy of the run, whose checkpoint (in the current folder) the command has changed
+damaged() { cp -r made "$1" && (cd "$1"/checkpoints/step_* && eval "$2"); }
 
-shard good.bin 20240520 1 2000 4000
+mkdir empty config taken full
+shard good.bin 2000 4000
+shard cut.bin 2000 3000
+shard few.bin 20 40
+shard strange.bin 2000 4000 '\377'
 echo some text >text.txt
-mkdir empty
+echo '{}' >taken/log.jsonl
+echo '{"model_type": "gpt2", "n_layer": ' >config/config.json
+head -c 5000 "$golden/gpt2.json" >broken.json
+printf '{"context": "a", "choices": ["b", "c"], "answer": 0}\n{"context": "a", "choices": ["b", "c"], "answer": 2}\n' >questions.jsonl
+printf '{"text": "a"}\n{"text": 1}\n' >number.jsonl
+head -c 200000 /dev/urandom | gzip | head -c 100000 >cut.txt.gz
+echo x >old_train_000000.bin
 
+small=(--model tiny --layers 1 --channels 16 --heads 2 --context 32 --micro-batch 2)
+train="train ${small[*]} --train-data good.bin --run-dir run --steps 2"
+# shellcheck disable=SC2086  # words
+"$program" $train --run-dir made --log-every 2 >/dev/null 2>&1 || echo "FAILED cannot train for the tests of checkpoints"
+step=$(cd made && echo checkpoints/step_*)
+damaged header 'printf X | dd of=index.bin bs=1 seek=100 conv=notrunc status=none'
+damaged short 'truncate -s -64 data_00000.bin'
+damaged flipped 'printf "\xff" | dd of=data_00000.bin bs=1 seek=200 conv=notrunc status=none'
+
+# ----------------------------------------------------------------------------------------------------------
+# what is refused
+
+# all folders and files, with what is in them, but for the disk that fills up
+contents() { find . -path ./full -prune -o -type d -print -o -type f ! -name message ! -name '.*' -exec md5sum {} + | sort; }
+before=$(contents)
+
+# refuse NAME WORDS LINE [OUTPUT]    the message must hold the words. LINE is split at blanks; \n in it is a line break.
+refuse() {
+    local name=$1 words=$2 why= message after rc
+    local -a arguments
+    read -r -a arguments <<<"$3"
+    timeout 60 "$program" "${arguments[@]//'\n'/$'\n'}" >"${4:-/dev/null}" 2>message </dev/null
+    rc=$?
+    message=$(<message)
+    [ $rc = 1 ] || why="exit code $rc"
+    [ "$(wc -l <message)" = 1 ] || why="$why; $(wc -l <message) lines"
+    [[ $message == "train_gpt: "* ]] || why="$why; does not begin with train_gpt:"
+    [[ $message == *:*\;* ]] || why="$why; no remedy after ';'"
+    [[ $message == *"$words"* ]] || why="$why; does not say '$words'"
+    after=$(contents)
+    [ "$before" = "$after" ] || why="$why; files changed: $(diff <(echo "$before") <(echo "$after") | tr '\n' ' ')"
+    before=$after
+    if [ -z "$why" ]; then echo "ok $name"; else echo "FAILED $name: $why: $message"; fi
+}
+
+# Rows are NAME | WORDS | LINE. $train is a run that goes well; of what is given twice, the last counts.
+while IFS='|' read -r name words line; do
+    [[ -z $name || $name == "#"* ]] && continue
+    read -r name <<<"$name"
+    read -r words <<<"$words"
+    refuse "$name" "$words" "$line"
+done <<ROWS
 # the command line
-refuse "unknown command" "trian" -- trian
-refuse "unknown option" "--learning-rat" -- "${train[@]}" --learning-rat 1
-refuse "one letter" "-z" -- "${train[@]}" -z 3
-refuse "an option of another command" "--temperature" -- "${train[@]}" --temperature 1
-refuse "no value" "--steps" -- train --train-data good.bin --steps
-refuse "a word for a number" "--steps" -- "${train[@]}" --steps many
-refuse "trailing letters" "--steps" -- "${train[@]}" --steps 12abc
-refuse "a fraction of a step" "--steps" -- "${train[@]}" --steps 1.5
-refuse "negative" "--steps" -- "${train[@]}" --steps -3
-refuse "zero" "--micro-batch" -- "${train[@]}" --micro-batch 0
-refuse "too large for its type" "--steps" -- "${train[@]}" --steps 99999999999999999999
-refuse "not a number" "--learning-rate" -- "${train[@]}" --learning-rate nan
-refuse "infinite" "--learning-rate" -- "${train[@]}" --learning-rate inf
-refuse "out of range" "--beta1" -- "${train[@]}" --beta1 1.5
-refuse "no such choice" "--schedule" -- "${train[@]}" --schedule cosin
-refuse "not on or off" "maybe" -- "${train[@]}" --bias maybe
-refuse "empty value" "--schedule" -- "${train[@]}" --schedule ""
-refuse "a stray word" "stray" -- "${train[@]}" stray
+an unknown command                   | trian: no such command, the nearest is train;                   | trian
+help on an unknown command           | trian: no such command, the nearest is train;                   | trian --help
+an unknown option                    | --learning-rat: no such option, the nearest is                  | $train --learning-rat 1
+an option of another command         | --resume: not an option of train_gpt eval;                      | eval made --resume made
+a value that is missing              | --output: value missing;                                        | tokenize text.txt --output
+a word for a number                  | --steps many: not a number;                                     | $train --steps many
+a number out of range                | --temperature -1: out of range;                                 | sample made --temperature -1
 
-# settings that do not go together
-refuse "heads do not divide" "--channels|--heads" -- "${train[@]}" --channels 50 --heads 3
-refuse "kv-heads do not divide" "--kv-heads" -- "${train[@]}" --heads 4 --kv-heads 3
-refuse "odd head for RoPE" "--head-size|--rope" -- "${train[@]}" --head-size 7
-refuse "head too wide" "--head-size" -- "${train[@]}" --head-size 512
-refuse "sequence beyond the context" "--sequence-length" -- "${train[@]}" --sequence-length 64
-refuse "global batch not a multiple" "--global-batch" -- "${train[@]}" --global-batch 65
-refuse "more micro-batches than can be counted" "--global-batch" -- "${train[@]}" --micro-batch 1 --sequence-length 1 --global-batch 1000000000000
-refuse "layers for other stages" "--pp-layers" -- "${train[@]}" --pp-layers 1,1
-refuse "layers that are no numbers" "--pp-layers" -- "${train[@]}" --pp-layers $'tine\nand memory'
-refuse "chunks where there are none" "--pp-chunks" -- "${train[@]}" --pp-chunks 2
-refuse "more chunks than layers" "--pp-chunks" -- "${train[@]}" --pp-schedule interleaved --pp-chunks 2
-refuse "stages without processes" "--pp" -- "${train[@]}" --pp 2 --pp-schedule interleaved
-refuse "warm-up longer than the run" "--warmup-steps" -- "${train[@]}" --warmup-steps 5
-refuse "prompt without tokenizer" "--prompt" -- "${train[@]}" --tokenizer none --prompt hello
-refuse "vocabulary too small for bytes" "--vocab-size" -- "${train[@]}" --vocab-size 100 --document-end -1
-refuse "document end outside the vocabulary" "--document-end" -- "${train[@]}" --document-end 300
-refuse "parameters beyond counting" "." -- "${train[@]}" --layers 10000 --channels 131072 --heads 1024 --head-size 128
-refuse "more memory than there is" "memory" -- "${train[@]}" --micro-batch 200000
-refuse "bf16 options in fp32" "give --stochastic-rounding off" -- "${train[@]}" --stochastic-rounding on
-refuse "fp8 in fp32" "--matmul-dtype fp8.*PRECISION=bf16" -- "${train[@]}" --matmul-dtype fp8
-refuse "algorithms for products that are not timed" "--matmul-tuning here.json" -- "${train[@]}" --matmul-tuning here.json
+# options that do not fit together
+heads that do not divide             | --heads 3: does not divide --channels 16;                       | $train --heads 3
+stages without processes             | --pp 2: a multiple of 2 processes is needed and this run has 1; | $train --layers 2 --pp 2
+nothing to evaluate on               | eval: nothing to measure on;                                    | eval made
+a tokenizer twice                    | --tokenizer bytes: --train-tokenizer makes one;                 | tokenize text.txt --output out --tokenizer bytes --train-tokenizer 300
+
+# what the program was not built for
+rounding of bf16 in fp32             | --stochastic-rounding on: parameters are fp32 in this program;  | $train --stochastic-rounding on
+products in fp8                      | --matmul-dtype fp8: this program has no such                    | $train --matmul-dtype fp8
+attention of a GPU                   | --attention wgmma: this program has no kernels                  | $train --attention wgmma
+algorithms for products not timed    | --matmul-tuning here.json: products are not timed               | $train --matmul-tuning here.json
 
 # models
-refuse "unknown preset" "gpt5" -- train --model gpt5 --train-data good.bin --run-dir run
-mkdir config && echo '{"model_type": "gpt2", "n_layer": ' >config/config.json
-refuse "config cut short" "config.json" -- train --model config --train-data good.bin --run-dir run
-echo '{"model_type": "bert"}' >config/config.json
-refuse "foreign architecture" "bert" -- train --model config --train-data good.bin --run-dir run
-echo '{"model_type":"gpt2","n_layer":2,"n_embd":-4,"n_head":2,"vocab_size":257,"n_positions":32}' >config/config.json
-refuse "negative width" "n_embd" -- train --model config --train-data good.bin --run-dir run
-printf '[%.0s' {1..100000} >config/config.json
-refuse "nested without end" "config.json" -- train --model config --train-data good.bin --run-dir run
+a preset that there is not           | --model gpt5: neither a preset nor a config.json;               | $train --model gpt5
+a config cut short                   | config/config.json: not valid JSON at byte 36;                  | $train --model config
 
 # token files
-refuse "missing" "absent.bin" -- "${train[@]}" --train-data absent.bin
-refuse "pattern without a match" "no\*such" -- "${train[@]}" --train-data 'no*such*.bin'
-refuse "no data named" "--train-data" -- train --run-dir run
-refuse "a folder" "empty" -- "${train[@]}" --train-data empty
-: >zero.bin
-refuse "empty file" "zero.bin" -- "${train[@]}" --train-data zero.bin
-head -c 500 good.bin >short.bin
-refuse "cut in the header" "short.bin" -- "${train[@]}" --train-data short.bin
-head -c 3000 good.bin >cut.bin
-refuse "cut in the tokens" "cut.bin" -- "${train[@]}" --train-data cut.bin
-{ cat good.bin; echo; } >long.bin
-refuse "trailing bytes" "long.bin" -- "${train[@]}" --train-data long.bin
-shard magic.bin 12345 1 2000 4000
-refuse "wrong magic" "magic.bin" -- "${train[@]}" --train-data magic.bin
-shard version.bin 20240520 9 2000 4000
-refuse "wrong version" "version.bin" -- "${train[@]}" --train-data version.bin
-shard none.bin 20240520 1 0 0
-refuse "no tokens" "none.bin" -- "${train[@]}" --train-data none.bin
-shard negative.bin 20240520 1 -5 4000
-refuse "negative count" "negative.bin" -- "${train[@]}" --train-data negative.bin
-shard few.bin 20240520 1 20 40
-refuse "shorter than a sample" "few.bin" -- "${train[@]}" --train-data few.bin
-shard wide.bin 20240801 7 1000 4000
-refuse "two widths" "wide.bin|good.bin" -- "${train[@]}" --train-data good.bin,wide.bin
-refuse "bad validation data" "zero.bin" -- "${train[@]}" --val-data zero.bin
-refuse "validation data shorter than a sample" "few.bin" -- "${train[@]}" --val-data few.bin
-refuse "a line break in a name" "absent" -- "${train[@]}" --train-data $'absent\n.bin'
-mkfifo pipe
-refuse "a pipe" "pipe" -- "${train[@]}" --train-data pipe
+a missing file, a line break in it   | absent?.bin: no such file;                                      | $train --train-data absent\n.bin
+a file that is cut                   | cut.bin: is truncated: 4024 bytes,                              | $train --train-data cut.bin
+too little to validate on            | few.bin: has 20 tokens, and a sample takes 33;                  | $train --val-data few.bin
+other tokens, in place of a run      | strange.bin: token                                              | $train --train-data strange.bin --run-dir made --overwrite
+
+# memory
+a micro-batch that does not fit      | --micro-batch 1048576: needs                                    | $train --micro-batch 1048576 --context 1024
+a model that does not fit            | the model needs                                                 | $train --layers 10000 --channels 131072 --heads 1024 --head-size 128
+an evaluation that does not fit      | --micro-batch 1048576: needs                                    | eval made --data good.bin --micro-batch 1048576
 
 # run directories
-mkdir -p taken && echo '{}' >taken/log.jsonl
-refuse "already holds a run" "taken" -- "${train[@]}" --run-dir taken
-refuse "a file in its place" "text.txt" -- "${train[@]}" --run-dir text.txt
-refuse "below a file" "text.txt" -- "${train[@]}" --run-dir text.txt/run
+one that holds a run                 | taken: already holds a run;                                     | $train --run-dir taken
+one below a file, a line break in it | text.txt/a?b: cannot make the run directory:                    | $train --run-dir text.txt/a\nb
 
-# checkpoints
-"$program" "${train[@]}" --run-dir made --log-every 2 >/dev/null 2>&1 || echo "FAILED cannot train for the tests of checkpoints"
-made=$(echo made/checkpoints/step_*)
-# damaged NAME COMMAND    a copy of the run whose checkpoint (in the current folder) the command has changed
-damaged() { cp -r made "$1" && (cd "$1"/checkpoints/step_* && eval "$2"); }
-refuse "no checkpoint there" "empty" -- sample empty
-cp -r made no_log && rm no_log/log.jsonl
-refuse "a checkpoint without a log is a run too" "no_log" -- "${train[@]}" --run-dir no_log
-refuse "a name too long for the file system" "aaa" -- sample "$(printf 'a%.0s' {1..5000})"
-refuse "nothing to sample from" "sample" -- sample
-refuse "not a checkpoint" "text.txt" -- sample text.txt
-damaged head 'truncate -s 200 index.bin'
-refuse "an index cut in the header" "head/checkpoints.*index.bin" -- sample head
-damaged short 'truncate -s -64 data_00000.bin'
-refuse "a data file cut at the end" "short/checkpoints.*data_00000.bin" -- sample short
-damaged long 'echo x >>data_00000.bin'
-refuse "a data file with trailing bytes" "long/checkpoints.*data_00000.bin" -- sample long
-damaged gone 'rm data_00000.bin'
-refuse "a data file that is missing" "gone/checkpoints.*data_00000.bin" -- sample gone
-damaged flipped 'printf "\xff" | dd of=data_00000.bin bs=1 seek=200 conv=notrunc status=none'
-refuse "a flipped byte of a weight" "flipped/checkpoints.*data_00000.bin" -- sample flipped
-refuse "the same, inspected" "flipped/checkpoints" -- inspect flipped --verify
-damaged header 'printf X | dd of=index.bin bs=1 seek=100 conv=notrunc status=none'
-refuse "a flipped byte of the index" "header/checkpoints.*index.bin" -- sample header
-damaged bare "sed -i 's/\"tokenizer\":\"bytes\"/\"tokenizer\":\"x.js\"/' index.bin"
-refuse "a header that was changed" "bare/checkpoints.*index.bin" -- sample bare
-refuse "a checkpoint under another step's name" "step_00000099" -- sample "$(cp -r "$made" step_00000099 && echo step_00000099)"
-refuse "resuming from nowhere" "--resume" -- "${train[@]}" --run-dir fresh --resume empty
-refuse "resuming another model" "--layers" -- "${train[@]}" --run-dir made --resume auto --layers 3
-refuse "resuming with another seed" "--seed" -- "${train[@]}" --run-dir made --resume auto --seed 8
-refuse "resuming and replacing" "--overwrite" -- "${train[@]}" --run-dir made --resume auto --overwrite
-refuse "resuming what is done" "--steps" -- "${train[@]}" --run-dir made --resume auto --steps 1
-refuse "resuming from a damaged checkpoint" "flipped/checkpoints" -- "${train[@]}" --run-dir flipped --resume auto
-refuse "weights from nowhere" "--init" -- "${train[@]}" --run-dir fresh --init empty
-refuse "exporting nothing" "export" -- export
-refuse "exporting to nowhere" "--output" -- export made
-refuse "exporting what llm.c has not" "--" -- export made --format llmc --output out.bin
-refuse "importing nothing" "import" -- import
-refuse "importing to nowhere" "--output" -- import empty
-refuse "importing an empty folder" "empty" -- import empty --output imported
-refuse "importing text" "text.txt" -- import text.txt --output imported
+# checkpoints that a run goes on from
+none there                           | --resume empty: no checkpoint there;                            | $train --run-dir fresh --resume empty
+none that can be used                | header: it has 1 checkpoint, and none can be used,              | $train --run-dir header --resume auto
+one of another model                 | --layers 3: the checkpoint made/$step was made with 1;          | $train --run-dir made --resume auto --layers 3
+damaged weights                      | flipped/$step/data_00000.bin: tensor wte, weight,               | $train --run-dir flipped --resume auto
 
-# sample
-refuse "temperature below zero" "--temperature" -- sample made --temperature -1
+# checkpoints that are read
+a sample of nothing                  | empty: no checkpoint there;                                     | sample empty
+a damaged index                      | header/$step/index.bin: header does not match                   | sample header
+a data file cut at the end           | short/$step/data_00000.bin: 283392 bytes, and the index         | sample short
+a sample of damaged weights          | flipped/$step/data_00000.bin: tensor wte, weight,               | sample flipped
+an inspection of a damaged index     | header/$step/index.bin: header does not match                   | inspect header
+an inspection of damaged weights     | flipped/$step: 1 of 24 pieces are damaged;                      | inspect flipped --verify
+an export of damaged weights         | flipped/$step/data_00000.bin: tensor wte, weight,               | export flipped --output exported
+an export of what llm.c has not      | --norm rmsnorm: llm.c has only layernorm;                       | export made --format llmc --output out.bin
 
-refuse "two prompts" "--prompt-file" -- sample made --prompt a --prompt-file text.txt
-refuse "a prompt file that is missing" "absent.txt" -- sample made --prompt-file absent.txt
-refuse "a tokenizer that the model has no tokens for" "--tokenizer" -- sample made --tokenizer gpt2.json
+# what else the commands read and write
+a prompt that is missing             | absent.txt: cannot open it:                                     | sample made --prompt-file absent.txt
+data that is cut                     | cut.bin: is truncated: 4024 bytes,                              | eval made --data good.bin,cut.bin
+sequences longer than the context    | --sequence-length 64: longer than the model's                   | eval made --data good.bin --sequence-length 64
+an answer that is no choice          | questions.jsonl:2: answer is 2;                                 | eval made --choices questions.jsonl
+a report of a file that is cut       | cut.bin: is truncated: 4024 bytes,                              | data good.bin cut.bin
+tokens that the tokenizer has not    | strange.bin: has token 65535, outside                           | data strange.bin --tokenizer bytes
+an import of an empty folder         | empty/config.json: cannot open it:                              | import empty --output imported
+an import of text                    | text.txt: too short for a model of llm.c;                       | import text.txt --output imported
+text that is missing                 | absent.txt: cannot read it:                                     | tokenize absent.txt --output out
+a line whose text is no text         | number.jsonl:2: the field "text" is no text;                    | tokenize number.jsonl --output out
+gzip that is cut                     | cut.txt.gz: is cut short:                                       | tokenize cut.txt.gz --output out
+a tokenizer that is cut              | broken.json: not valid JSON at byte 5001;                       | tokenize text.txt --output out --tokenizer broken.json
+an output folder that is missing     | nowhere/: cannot look into the folder of                        | tokenize text.txt --output nowhere/out
+an output that is there already      | old_train_000000.bin: exists already;                           | tokenize text.txt --output old
+ROWS
+refuse "a report that is not printed" "standard output" "inspect made" /dev/full
 
-# eval
-refuse "nothing to evaluate" "eval" -- eval
-refuse "nothing to evaluate on" "--data" -- eval made
-refuse "evaluation data missing" "absent.bin" -- eval made --data absent.bin
-refuse "evaluation data cut" "cut.bin" -- eval made --data good.bin,cut.bin
-refuse "a sequence longer than the context" "--sequence-length" -- eval made --data good.bin --sequence-length 64
-printf '{"context": "a", "choices": ["b", "c"], "answer": 0}\n{"context": "a", "choices": ["b", "c"], "answer": 2}\n' >questions.jsonl
-refuse "an answer that is no choice" "questions.jsonl:2" -- eval made --choices questions.jsonl
-{ le32 20240522 1 2 60; head -c 1008 /dev/zero; head -c 60 /dev/zero; } >questions.bin
-refuse "damaged questions of llm.c" "questions.bin" -- eval made --choices questions.bin
-
-# data
-refuse "nothing to look into" "data" -- data
-refuse "a damaged file beside a good one" "cut.bin" -- data good.bin cut.bin
-{ le32 20240801 7 1; head -c 1012 /dev/zero; le32 999; } >strange.bin
-{ le32 20240520 1 2000; head -c 1012 /dev/zero; head -c 4000 /dev/zero | tr '\0' '\377'; } >strange_train.bin
-refuse "a token that the tokenizer has not" "strange.bin" -- data strange.bin --tokenizer bytes
-
-# an earlier run is left alone by one that cannot begin
-refuse "tokens of another vocabulary beside a run" "strange_train.bin" -- "${train[@]}" --train-data strange_train.bin --run-dir made --overwrite
-
-# tokenize
-printf '\x28\xb5\x2f\xfd more' >packed.txt
-refuse "text packed in another way" "packed.txt" -- tokenize packed.txt --output out
-echo '{"text": 1}' >number.jsonl
-refuse "a line whose text is no text" "number.jsonl:1" -- tokenize number.jsonl --output out
-printf '{"text": "a"}\n{"text": "b"\n' >cut.jsonl
-refuse "a line of JSON that is cut" "cut.jsonl:2" -- tokenize cut.jsonl --output out
-gzip <"$program" | head -c 100000 >cut.txt.gz
-refuse "gzip that is cut" "cut.txt.gz" -- tokenize cut.txt.gz --output out
-refuse "no such tokenizer" "--tokenizer" -- tokenize text.txt --output out --tokenizer byte
-echo '{"model": {"type": "WordPiece", "vocab": {}}}' >wordpiece.json
-refuse "a tokenizer of another kind" "wordpiece.json" -- tokenize text.txt --output out --tokenizer wordpiece.json
-refuse "a tokenizer that is no JSON" "broken.json" -- tokenize text.txt --output out --tokenizer broken.json
-refuse "a tokenizer twice" "--train-tokenizer" -- tokenize text.txt --output out --tokenizer bytes --train-tokenizer 300
-refuse "a vocabulary smaller than the bytes" "." -- tokenize text.txt --output out --train-tokenizer 100
-refuse "nothing to tokenize" "tokenize" -- tokenize --output out
-refuse "missing input" "absent.txt" -- tokenize absent.txt --output out
-refuse "no output" "--output" -- tokenize text.txt
-refuse "an empty folder" "empty" -- tokenize empty --output out
-refuse "output folder missing" "nowhere" -- tokenize text.txt --output nowhere/out
-refuse "fraction above one" "--val-fraction" -- tokenize text.txt --output out --val-fraction 1.5
-echo x >old_train_000000.bin
-refuse "output there already" "old_train" -- tokenize text.txt --output old
-
+# ----------------------------------------------------------------------------------------------------------
 # a full disk
-mkdir full
+
+nothing_left() { [ -z "$(ls full)" ] || { ls full; false; }; }
 if mount -t tmpfs -o size=64k tmpfs full 2>/dev/null; then
     head -c 200000 /dev/urandom >large.txt
-    refuse "disk full while tokenizing" "full" -- tokenize large.txt --output full/out
-    [ -z "$(ls full)" ] && echo "ok nothing left on the full disk" || echo "FAILED left on the full disk: $(ls full)"
-    timeout 60 "$program" "${train[@]}" --channels 64 --run-dir full/run >/dev/null 2>message
-    rc=$?
-    { [ $rc = 1 ] && [ "$(wc -l <message)" = 1 ] && grep -q 'full/run' message && [ -z "$(ls full/run/checkpoints)" ]; } && echo "ok disk full at the end of training" ||
-        echo "FAILED disk full at the end of training: exit code $rc: $(<message)"
+    before=$(contents)
+    refuse "a disk that is full while text is tokenized" "full/out_train_000000.bin: cannot write it: No space left" "tokenize large.txt --output full/out"
+    check "nothing is left on the full disk" nothing_left
+    refuse "no room for a checkpoint" "full/run/checkpoints: needs 0.3 MB, and 0.1 MB are free;" "$train --run-dir full/run"
+    mount -o remount,size=400k full
+    refuse "no room for the last checkpoint" "step_00000002.partial: needs 0.3 MB, and 0.1 MB are free;" "$train --run-dir full/run --save-every 1"
     umount full
 else
-    skip "a small tmpfs cannot be mounted here" 3
+    skip "a small tmpfs cannot be mounted here" 4
 fi

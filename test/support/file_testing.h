@@ -8,6 +8,7 @@ disk.
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -68,9 +69,17 @@ inline std::string error_of(const std::function<void()>& f) {
     return "no error";
 }
 
+// The words of a command line, which stay in `line`.
+inline std::vector<const char*> words_of(std::string& line) {
+    std::vector<const char*> words;
+    for (char* word = strtok(line.data(), " "); word; word = strtok(nullptr, " ")) words.push_back(word);
+    return words;
+}
+
 // What was refused was so in one line that holds the words, and a remedy.
 inline void check_refusal(const std::string& refused_with, const std::string& words, int line) {
     CAPTURE(line);
+    CAPTURE(words);
     CAPTURE(refused_with);
     CHECK(refused_with.find(words) != std::string::npos);
     CHECK(refused_with.find("; ") != std::string::npos);
