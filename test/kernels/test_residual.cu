@@ -50,6 +50,18 @@ TEST_CASE("residual of rows that begin anywhere, and only those") {
     }
 }
 
+#ifndef DEVICE_CPU
+TEST_CASE("residual moves whole vectors only where the number and all three arrays allow it") {
+    constexpr int W = vec_width<floatX>;
+    Buffer<floatX> a(2 * W), b(2 * W), c(2 * W);
+    CHECK(common_row(W, a, b, c) % W == 0);
+    CHECK(common_row(W + 1, a, b, c) % W != 0);
+    CHECK(common_row(W, a + 1, b, c) % W != 0);
+    CHECK(common_row(W, a, b + 1, c) % W != 0);
+    CHECK(common_row(W, a, b, c + 1) % W != 0);
+}
+#endif
+
 TEST_CASE("residual has the bits of the sum before a norm") {
     for (auto [N, C] : {std::pair(5, 7), {4, 64}, {3, 257}, {2, 2056}}) {
         CAPTURE(C);

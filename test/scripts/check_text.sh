@@ -7,7 +7,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 program=$PWD/build/cpu-fp32/train_gpt sources=$PWD/kernels llama3=$PWD/test/golden/tokenizers/llama3.json
-plan 31
+plan 33
 cd "$work" || exit 1
 export OMP_NUM_THREADS=2
 
@@ -142,8 +142,18 @@ check "and leaves the weights" test -e broken/checkpoints/*/index.bin
 # evaluation
 
 run eval "$program" eval plain --data 'tokens/mine_val_*.bin' --micro-batch 4
-check "eval gives the validation loss of the run" awk -v want="$(field val_loss plain | tail -1)" \
-    '{ d = $2 - want; exit !(d < 2e-4 && d > -2e-4) }' eval.out
+# gives RUN OUT    the loss that eval printed is the last validation loss of the run
+gives() { awk -v want="$(field val_loss "$1" | tail -1)" '{ d = $2 - want; exit !(d < 2e-4 && d > -2e-4) }' "$2"; }
+check "eval gives the validation loss of the run" gives plain eval.out
+# Its last micro-batch has samples for some of its rows only.
+samples=$(sed -nE 's/.* in ([0-9]+) samples.*/\1/p' eval.out)
+for micro in 3 5 7 11; do [ $((samples % micro)) = 0 ] || break; done
+run odd "$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --val-data 'tokens/mine_val_*.bin' --steps 1 \
+    --val-every 1 --val-batches 100000 --micro-batch $micro --warmup-steps 0 --run-dir odd
+run eval-odd "$program" eval odd --data 'tokens/mine_val_*.bin' --micro-batch 1
+check "samples that are no multiple of a micro-batch are validated each once" gives odd eval-odd.out
+for n in 4 1; do run eval$n "$program" eval plain --data 'tokens/mine_val_*.bin' --limit 5 --micro-batch $n; done
+check "five samples are five, four at a time or one" cmp eval4.out eval1.out
 check "and perplexity and bits per byte" grep -qE 'perplexity [0-9.]+  bits per byte [0-9.]+' eval.out
 printf '{"context": "inline void", "choices": ["%s", "qqqqqqqq"], "answer": 0}\n' "const int" >questions.jsonl
 run choices "$program" eval plain --choices questions.jsonl
