@@ -144,7 +144,8 @@ TEST_CASE("norm: forward and backward over shapes") {
     });
 }
 
-// There are as many blocks as partial sums, each of 16 such rows at a time: the last rows are of a second turn.
+// A block takes 16 such rows at a time, and there are as many blocks as partial sums: the last rows are of a
+// second turn.
 TEST_CASE("norm: more rows than blocks do at once") {
     Layer(Norm::layernorm, true, 16 * norm_partials(7) + 100, 7).check();
     Layer(Norm::rmsnorm, false, 2 * 16 * norm_partials(7) + 5, 7).check();

@@ -47,7 +47,9 @@ echo x >old_train_000000.bin
 small=(--model tiny --layers 1 --channels 16 --heads 2 --context 32 --micro-batch 2)
 train="train ${small[*]} --train-data good.bin --run-dir run --steps 2"
 # shellcheck disable=SC2086  # words
-"$program" $train --run-dir made --log-every 2 >/dev/null 2>&1 || echo "FAILED cannot train for the tests of checkpoints"
+"$program" $train --run-dir made --log-every 2 >/dev/null 2>&1 &&
+    "$program" $train --run-dir large --context 1024 --sequence-length 32 >/dev/null 2>&1 ||
+    echo "FAILED cannot train for the tests of checkpoints"
 step=$(cd made && echo checkpoints/step_*)
 damaged header 'printf X | dd of=index.bin bs=1 seek=100 conv=notrunc status=none'
 damaged short 'truncate -s -64 data_00000.bin'
@@ -120,7 +122,7 @@ other tokens, in place of a run      | strange.bin: token                       
 # memory
 a micro-batch that does not fit      | --micro-batch 1048576: needs                                    | $train --micro-batch 1048576 --context 1024
 a model that does not fit            | the model needs                                                 | $train --layers 10000 --channels 131072 --heads 1024 --head-size 128
-an evaluation that does not fit      | --micro-batch 1048576: needs                                    | eval made --data good.bin --micro-batch 1048576
+an evaluation that does not fit      | --micro-batch 1048576: needs                                    | eval large --data good.bin --micro-batch 1048576
 
 # run directories
 one that holds a run                 | taken: already holds a run;                                     | $train --run-dir taken
