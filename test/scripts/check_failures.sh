@@ -12,9 +12,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/seed.sh
 . test/support/jobs.sh
 kills=${KILLS:-12}
-plan $((kills + 52))
+plan $((kills + 55))
 cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
-command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 52)); exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 55)); exit; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
 at_end() { kill_all; }
 cd "$work" || exit 1
@@ -72,6 +72,11 @@ for sequences in 6 180; do
     check "and a reason" grep -q '^train_gpt: .*--communication-timeout' $run.err
     check "and leaves no process" nothing_left $run
 done
+
+start_stopped save 1 saving 3 "$cpu" "${tiny[@]}" --zero 1 --communication-timeout 3 --save-every 5
+check "a rank that stops in the middle of a save ends the job" ended saving 30
+check "with an exit code and the reason" eval 'test "$code" != 0 && grep -q "^train_gpt: .*--communication-timeout" saving.err'
+check "and none of its processes is left" nothing_left saving
 
 # stalled SECONDS NAME RANKS OPTIONS...    the job's last rank reads its data from a disk that does not answer for so long
 stalled() {
