@@ -10,11 +10,12 @@
 #   BUILDS="cpu-fp32"  only on these builds; BUILT=yes: they have been built, with one program for each unit
 #   JOBS=N             how many jobs run at once: one more than there are cores, for some wait for a disk or for ranks
 #   ALLOWED_SKIPS=RE   a skipped case whose reason does not match fails
+#   RESULTS=DIR        where what jobs print goes: build/test-results
 #
 # The last line is "N passed, N failed, N skipped"; the exit code is 1 if anything failed.
 cd "$(dirname "$0")/.." || exit 1
 . test/support/plan.sh
-export RESULTS=build/test-results
+export RESULTS=${RESULTS:-build/test-results}
 
 mode=run
 case $1 in
@@ -26,7 +27,7 @@ if [ "$mode" = units ]; then
 fi
 suite=${1:-test}
 [ "$suite" = test ] && [ -z "$UNIT" ] || export LONG=yes
-read_settings
+read_settings || exit 1
 plan "$suite" || exit 1 # fills builds, jobs and alone
 if [ "$mode" = list ]; then
     printf '%s\n' "${jobs[@]}" "${alone[@]}" | awk -F'|' '{ printf "%-42s %3d s  %s\n", $2, $1, $3 }'
@@ -38,7 +39,7 @@ fi
 
 rm -rf "$RESULTS"
 mkdir -p "$RESULTS"
-pool=build/test-pool.mk
+pool=$RESULTS/pool.mk
 
 # result NAME    the file that the result of a job goes to
 result() { echo "$RESULTS/${1//\//.}"; }

@@ -24,7 +24,7 @@ bounded() {
     rm "$file.time"
     cpu=$(awk "BEGIN { print $user + $system }")
     if [ $code = 124 ] || [ $code = 137 ]; then
-        echo "$name: stuck: it was ended after $1 s, in what it had printed last" >>"$file.log"
+        echo "$name: stuck: it was ended after $1 s; above stands what it had printed last" >>"$file.log"
     fi
 }
 
@@ -66,32 +66,27 @@ unit | alone)
         export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
         launch=(mpirun "${mpirun_options[@]}" -np "$n")
     fi
-    case $n-$program in
-    0-* | *-build/cuda-*-mpi/*) gpus=$n ;;
-    *-build/cuda-*) gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU') ;; # NCCL wants a GPU for each rank
-    *) gpus=$n ;;
-    esac
-    if [ "$n" != 0 ] && ! command -v mpirun >/dev/null; then
-        reason="no mpirun here"
-    elif [ "$n" -gt "$gpus" ]; then
-        reason="$gpus GPUs here"
-    else
-        reason=
-    fi
+    # NCCL wants a GPU for each rank
+    gpus=$n
+    [[ $n = 0 || $program != build/cuda-* || $program == build/cuda-*-mpi/* ]] || gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+    reason=
+    [ "$n" -le "$gpus" ] || reason="$gpus GPUs here"
+    [ "$n" = 0 ] || command -v mpirun >/dev/null || reason="no mpirun here"
     if [ -n "$reason" ]; then
         echo "$reason: all of $name" >"$file.skipped"
-        seconds=0 cpu=0 code=0
+        seconds=0 cpu=0
         ended 0 0
         exit
     fi
     bounded "$limit" "${launch[@]}" "$program" "${options[@]}"
     grep -a '^skipped: ' "$file.log" | sed 's/^skipped: //' >"$file.skipped"
-    last=$(grep -aE '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped' "$file.log" | tail -n 1)
-    passed=${last%% *} failed=${last#*, }
-    failed=${failed%% *}
+    read -r passed failed < <(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed, [0-9]+ skipped$/\1 \2/p' "$file.log" | tail -n 1)
     # A program that died, or failed outside its cases, has failed.
-    if [ -z "$last" ] || { [ $code != 0 ] && [ "$failed" = 0 ]; }; then
+    if [ -z "$failed" ] || { [ $code != 0 ] && [ "$failed" = 0 ]; }; then
         echo "$name: exit code $code" >>"$file.log"
+        failed=1
+    elif [ "$passed$failed" = 00 ] && [ ! -s "$file.skipped" ] && [ -z "$CASE" ]; then
+        echo "$name: no case was run" >>"$file.log"
         failed=1
     fi
     ended "${passed:-0}" "$failed"

@@ -22,7 +22,16 @@ read_settings() {
     while IFS=$'\t' read -r file key value; do
         setting[$file:$key]=$value
     done < <(grep -HsE '^(//|#) (devices|ranks|alone|seconds|limit|needs|suite|soak): ' \
-        test/*/test_*.cu test/scripts/check_*.sh test/fuzz/fuzz_*.cc | sed -E 's@:(//|#) ([a-z]+): @\t\2\t@')
+        test/*/test_*.cu test/scripts/check_*.sh | sed -E 's@:(//|#) ([a-z]+): @\t\2\t@')
+    # A unit that names no build that there is would run nowhere.
+    for key in "${!setting[@]}"; do
+        [[ $key == *:devices ]] || continue
+        for value in ${setting[$key]}; do
+            [[ $value =~ ^(cpu|simt|cuda)(-(fp32|bf16))?$|^(address|thread)$ ]] && continue
+            echo "test/run.sh: ${key%:*}: devices: $value: there is no such build" >&2
+            return 1
+        done
+    done
 }
 
 devices_of() {
