@@ -528,9 +528,10 @@ TEST_CASE("a step that is not finite on one rank changes the weights of none") {
     }
 }
 
-TEST_CASE("bytes sent in a step are those of the formulas") {
+// In bf16; test_layouts.cu shows it in fp32, with every other way of cutting.
+TEST_CASE("bytes sent in a step are those of the formulas" * doctest::skip(on_cpu)) {
     for (const Case& c : cases) {
-        if (!on_cpu && !c.on_simt) continue;
+        if (!c.on_simt) continue;
         CAPTURE(std::string(c.name));
         ModelConfig config = config_of(c);
         Mesh mesh(test_world(), shape_of(c), test_stream());
