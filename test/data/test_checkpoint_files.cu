@@ -111,10 +111,6 @@ static void check_all(const std::string& folder, uint64_t at_once = 1000) {
     }
 }
 
-static std::string contents(const std::string& path) {
-    return read_text(path);
-}
-
 static std::vector<std::string> names(const std::string& folder) {
     std::vector<std::string> result;
     for (const auto& entry : fs::directory_iterator(folder)) result.push_back(entry.path().filename());

@@ -33,12 +33,8 @@ TEST_CASE("shards: the bytes are those of llm.c") {
     ShardWriter narrow(folder / "narrow.bin", 65536), wide(folder / "wide.bin", 70000);
     narrow.write(tokens.data(), 3), narrow.close();
     wide.write(tokens.data(), 3), wide.close();
-    auto content = [](const std::string& path) {
-        std::ifstream file(path, std::ios::binary);
-        return std::string(std::istreambuf_iterator<char>(file), {});
-    };
-    CHECK(content(folder / "narrow.bin") == shard_bytes<uint16_t>(20240520, 1, 3, {5, 65535, 0}));
-    CHECK(content(folder / "wide.bin") == shard_bytes<uint32_t>(20240801, 7, 3, {5, 65535, 0}));
+    CHECK(contents(folder / "narrow.bin") == shard_bytes<uint16_t>(20240520, 1, 3, {5, 65535, 0}));
+    CHECK(contents(folder / "wide.bin") == shard_bytes<uint32_t>(20240801, 7, 3, {5, 65535, 0}));
 }
 
 TEST_CASE("shards: every fault of a file is one clear line") {

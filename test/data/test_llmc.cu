@@ -1,15 +1,9 @@
 // Models of llm.c: export and import are inverse, and the state of any number of ranks is put together. The
 // files are forged here the way llm.c lays out its memory, so that nothing is compared with itself.
 #include <cmath>
-#include <iterator>
 
 #include "data/llmc_import.h"
 #include "test/support/file_testing.h"
-
-static std::string contents(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-}
 
 // A GPT-2 whose vocabulary is padded from 5 to 128.
 static ModelConfig gpt2() {

@@ -9,11 +9,6 @@
 
 static const nlohmann::ordered_json some_options = {{"layers", 4}, {"learning_rate", 0.0006}};
 
-static std::string content_of(const std::string& path) {
-    std::ifstream file(path);
-    return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
 static std::vector<nlohmann::json> lines_of(const std::string& run) {
     std::ifstream file(run + "/log.jsonl");
     std::vector<nlohmann::json> result;
@@ -47,7 +42,7 @@ TEST_CASE("a run directory is not overwritten by accident") {
             CHECK_REFUSED(RunLog(run, use), run + ": another process is training there; ");
     }
     CHECK(lines_of(run)[1]["loss"] == 5.25);
-    CHECK(nlohmann::ordered_json::parse(content_of(run + "/options.json")) == some_options);
+    CHECK(nlohmann::ordered_json::parse(contents(run + "/options.json")) == some_options);
     CHECK_REFUSED(RunLog(run, RunFolder::fresh), run + ": already holds a run; ");
 
     // nothing is changed before the run begins
@@ -59,7 +54,7 @@ TEST_CASE("a run directory is not overwritten by accident") {
     RunLog(run, RunFolder::replaced).begin({{"layers", 5}}, 0);
     CHECK(lines_of(run).empty());
     CHECK(checkpoint_steps(run).empty());
-    CHECK(nlohmann::json::parse(content_of(run + "/options.json"))["layers"] == 5);
+    CHECK(nlohmann::json::parse(contents(run + "/options.json"))["layers"] == 5);
     RunLog(run, RunFolder::fresh).begin(some_options, 0);  // nothing came of the run before
 
     make_checkpoint(run, 7);
@@ -104,7 +99,7 @@ TEST_CASE("a run that is there takes the place of another") {
     log.begin_as({{"layers", 3}}, 5);
     CHECK(checkpoint_steps(run) == std::vector<int64_t>{5});
     CHECK(lines_of(run).empty());
-    CHECK(nlohmann::json::parse(content_of(run + "/options.json"))["layers"] == 3);
+    CHECK(nlohmann::json::parse(contents(run + "/options.json"))["layers"] == 3);
 }
 
 TEST_CASE("what killed runs left of a checkpoint is no run, and goes") {
@@ -154,7 +149,7 @@ TEST_CASE("a run that goes on has one curve") {
     CHECK(fs::exists(checkpoint_folder(run, 150) + ".aside/index.bin"));
     expected.push_back(step_line(101, "new"));
     CHECK(nlohmann::json(lines_of(run)) == nlohmann::json(expected));
-    CHECK(nlohmann::json::parse(content_of(run + "/options.json"))["layers"] == 9);
+    CHECK(nlohmann::json::parse(contents(run + "/options.json"))["layers"] == 9);
 
     // once more from the same step gives the same
     expected.pop_back();
@@ -173,22 +168,22 @@ TEST_CASE("a log that was torn anywhere is cut to whole lines") {
         RunLog log(run, RunFolder::continued);
         log.begin(some_options, 4);
         CAPTURE(length);
-        CHECK(content_of(path) == whole.substr(0, std::min(length / line, (size_t)4) * line));
+        CHECK(contents(path) == whole.substr(0, std::min(length / line, (size_t)4) * line));
         log.write(step_line(5));
-        CHECK(content_of(path).ends_with("{\"step\":5,\"loss\":1.5}\n"));
+        CHECK(contents(path).ends_with("{\"step\":5,\"loss\":1.5}\n"));
     }
     // other than our program writes
     for (const char* odd : {"\n", "[]\n", "{}\n", "{\"step\":\"3\"}\n", "{\"step\":3.5}\n",
                             "{\"step\":1e99}\n", "x\n", "\xff\n", "{\"step\":18446744073709551615}\n"}) {
         write_file(path, whole.substr(0, line) + odd + whole.substr(line));
         RunLog(run, RunFolder::continued).begin(some_options, 4);
-        CHECK(content_of(path) == whole.substr(0, 4 * line));
+        CHECK(contents(path) == whole.substr(0, 4 * line));
     }
     write_file(path, whole + std::string(100000, '[') + "\n");
     RunLog(run, RunFolder::continued).begin(some_options, 6);
-    CHECK(content_of(path) == whole);
+    CHECK(contents(path) == whole);
     RunLog(run, RunFolder::continued).begin(some_options, 0);
-    CHECK(content_of(path).empty());
+    CHECK(contents(path).empty());
 }
 
 TEST_CASE("a run from a checkpoint of another has a log of its own") {

@@ -10,11 +10,6 @@
 
 static const std::string golden = "test/golden/safetensors/";
 
-static std::string contents(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // The values that make_safetensors.py gives a tensor.
 static std::vector<float> ramp(int n) {
     std::vector<float> values((size_t)n);

@@ -213,11 +213,6 @@ TEST_CASE("tokenize: a full disk leaves nothing") {
 // ----------------------------------------------------------------------------
 // JSON lines, gzip, threads
 
-static std::string bytes_of(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
 static std::vector<std::string> sorted(std::vector<std::string> list) {
     std::sort(list.begin(), list.end());
     return list;
@@ -295,7 +290,7 @@ TEST_CASE("tokenize: lines, compressed files and plain ones, the same with any n
             CHECK(files.size() == files_named(folder / ("out1_" + std::string(split) + "_*.bin")).size());
             for (const std::string& file : files) {
                 std::string first = folder / ("out1" + file.substr(options.output.size()));
-                CHECK((bytes_of(file) == bytes_of(first)));
+                CHECK((contents(file) == contents(first)));
             }
         }
     }
@@ -521,21 +516,21 @@ TEST_CASE("tokenize: a tokenizer is trained, written and used") {
         CHECK(count < bytes / 2);
 
         // The file says by itself how words are cut: used as it is, it gives the same shards.
-        std::string json = bytes_of(file), shard = bytes_of(options.output + "_train_000000.bin");
+        std::string json = contents(file), shard = contents(options.output + "_train_000000.bin");
         check_error(error_of([&] { tokenize(options); }), options.output + "_train_000000.bin",
                     "exists already");
         options.train_tokenizer = 0;
         options.tokenizer = file;
         options.overwrite = true;
         tokenize(options);
-        CHECK((bytes_of(options.output + "_train_000000.bin") == shard));
-        CHECK((bytes_of(file) == json));
+        CHECK((contents(options.output + "_train_000000.bin") == shard));
+        CHECK((contents(file) == json));
         options.train_tokenizer = 1000;
         options.tokenizer = "bytes";
         options.threads = 5;
         tokenize(options);
-        CHECK((bytes_of(options.output + "_train_000000.bin") == shard));
-        CHECK((bytes_of(file) == json));
+        CHECK((contents(options.output + "_train_000000.bin") == shard));
+        CHECK((contents(file) == json));
 
         for (const auto& entry : fs::directory_iterator(folder.path)) {
             std::string name = entry.path().filename();
@@ -544,7 +539,7 @@ TEST_CASE("tokenize: a tokenizer is trained, written and used") {
         }
         options.overwrite = false;
         check_error(error_of([&] { tokenize(options); }), file, "exists already");
-        CHECK((bytes_of(file) == json));
+        CHECK((contents(file) == json));
     }
 }
 
@@ -573,7 +568,7 @@ TEST_CASE("tokenize: tokenizers that do not serve") {
 
     // One without an end of text.
     options.train_tokenizer = 0;
-    nlohmann::json json = nlohmann::json::parse(bytes_of("test/golden/tokenizers/gpt2.json"));
+    nlohmann::json json = nlohmann::json::parse(contents("test/golden/tokenizers/gpt2.json"));
     for (auto& token : json["added_tokens"]) token["special"] = false;
     write_file(folder / "other.json", json.dump());
     options.tokenizer = folder / "other.json";

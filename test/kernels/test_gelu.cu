@@ -1,17 +1,7 @@
 #include "kernels/gelu.cuh"
 #include "kernels/swiglu.cuh"
+#include "test/kernels/gelu_reference.h"
 #include "test/support/testing.h"
-
-// The definitions, in double.
-static double gelu_reference(Gelu form, double x) {
-    if (form == Gelu::exact) return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
-    return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-}
-
-static double gelu_slope_reference(Gelu form, double x) {
-    double h = 1e-5;  // central differences: right to about 1e-10
-    return (gelu_reference(form, x + h) - gelu_reference(form, x - h)) / (2 * h);
-}
 
 static double silu_reference(double x) {
     return x / (1 + std::exp(-x));

@@ -1,3 +1,4 @@
+#include "test/kernels/gelu_reference.h"
 #include "test/support/simulated.h"
 #include "test/support/testing.h"
 
@@ -33,17 +34,9 @@ auto transposed(const std::vector<double>& matrix, int columns) {
     return [&matrix, columns](int i, int j) { return matrix[(size_t)j * columns + i]; };
 }
 
-double gelu_tanh(double x) {
-    return 0.5 * x * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
-}
-double gelu_exact(double x) {
-    return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
-}
-
-double gelu_slope(Gelu form, double x) {
-    auto gelu = form == Gelu::tanh ? gelu_tanh : gelu_exact;
-    double h = 1e-5;  // central differences: right to about 1e-10
-    return (gelu(x + h) - gelu(x - h)) / (2 * h);
+std::vector<double> gelu_reference(Gelu form, std::vector<double> values) {
+    for (double& value : values) value = gelu_reference(form, value);
+    return values;
 }
 
 // Random operands of one layer, and their values as the reference reads them.
@@ -76,7 +69,7 @@ struct Layer {
     std::vector<double> backward_gelu(Gelu form) const {
         auto dy = to_doubles(dout), w = to_doubles(weight);
         auto dpre = product(N, C, OC, by_row(dy, OC), by_row(w, C));
-        for (size_t i = 0; i < dpre.size(); i++) dpre[i] *= gelu_slope(form, (double)(float)inp[i]);
+        for (size_t i = 0; i < dpre.size(); i++) dpre[i] *= gelu_slope_reference(form, (double)(float)inp[i]);
         return dpre;
     }
 
@@ -113,11 +106,6 @@ std::vector<floatX> behind(const std::vector<floatX>& values, int offset) {
     std::vector<floatX> moved(values.size() + offset);
     std::copy(values.begin(), values.end(), moved.begin() + offset);
     return moved;
-}
-
-std::vector<double> map(std::vector<double> values, double (*f)(double)) {
-    for (double& value : values) value = f(value);
-    return values;
 }
 
 }  // namespace
@@ -170,8 +158,7 @@ TEST_CASE("matmul_gelu_forward") {
                                     test_stream());
                 auto want = layer.forward(with_bias);
                 CHECK_CLOSE(pre, want, tolerance<floatX>);
-                CHECK_CLOSE(out, map(want, form == Gelu::tanh ? gelu_tanh : gelu_exact),
-                            2 * tolerance<floatX>);
+                CHECK_CLOSE(out, gelu_reference(form, want), 2 * tolerance<floatX>);
             }
         }
     });
@@ -304,7 +291,7 @@ TEST_CASE("an epilogue in the product, and by a kernel behind it") {
                      .bias = layer.bias_device,
                      .pre_gelu = pre})) {
                 CHECK_CLOSE(pre, layer.forward(true), tolerance<floatX>);
-                CHECK_CLOSE(out, map(layer.forward(true), gelu_tanh), 2 * tolerance<floatX>);
+                CHECK_CLOSE(out, gelu_reference(Gelu::tanh, layer.forward(true)), 2 * tolerance<floatX>);
             }
             if (C % 8 == 0 &&
                 multiply_one_way(unfused, {.m = C, .n = N, .k = OC, .epilogue = Epilogue::gelu_gradient},
@@ -354,7 +341,7 @@ TEST_CASE("GELU's epilogues of operands that start anywhere") {
             inp(behind(layer.inp, offset));
         matmul_gelu_forward(Gelu::tanh, out, pre + offset, layer.inp_device, layer.weight_device,
                             layer.bias_device, N, C, OC, test_stream());
-        CHECK_CLOSE(out, map(layer.forward(true), gelu_tanh), 2 * tolerance<floatX>);
+        CHECK_CLOSE(out, gelu_reference(Gelu::tanh, layer.forward(true)), 2 * tolerance<floatX>);
         matmul_backward_gelu(Gelu::tanh, dpre, inp + offset, layer.dout_device, layer.weight_device, N, C, OC,
                              test_stream());
         CHECK_CLOSE(dpre, layer.backward_gelu(Gelu::tanh), 2 * tolerance<floatX>);

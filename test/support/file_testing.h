@@ -12,6 +12,7 @@ disk.
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <sys/mount.h>
 #include <vector>
@@ -39,6 +40,12 @@ struct TemporaryFolder {
         return names;
     }
 };
+
+inline std::string contents(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    REQUIRE(file.good());
+    return {std::istreambuf_iterator<char>(file), {}};
+}
 
 inline void write_file(const std::string& path, const std::string& content) {
     std::ofstream file(path, std::ios::binary);
