@@ -1101,15 +1101,15 @@ inline void pass_step(Gpt& g, Batches& batches, uint64_t first, int micro_batche
 }
 
 // One step of `micro_batches` micro-batches on each data rank, from sample `first` on. A rank in trouble
-// makes the loss of all ranks NaN, so that none of them changes its weights. saved: it need not be waited for
-// to go on with a checkpoint. The statistics are sent before the weights change: while they do, the host can
-// read them and give the device the next step.
-inline void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batches, AdamW settings,
-                       float max_norm, uint64_t seed, const std::string& trouble, bool saved) {
+// makes the loss of all ranks NaN, so that none of them changes its weights. What else the ranks tell each
+// other, tell() counts when the device has the passes. The statistics are sent before the weights change:
+// while they do, the host can read them and give the device the next step.
+template <typename Tell>
+void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batches, AdamW settings, float max_norm,
+                uint64_t seed, const std::string& trouble, Tell&& tell) {
     pass_step(g, batches, first, micro_batches, true);
     if (!trouble.empty()) spoil_loss(g);
-    if (stop_requested) count_rank(g, stat_stop);
-    if (saved) count_rank(g, stat_saved);
+    tell();
     g.state.update(g.stats, settings, max_norm, seed, [&] { send_stats(g); });
     g.products.weights_changed(g.graphs.on);
 }
@@ -1206,6 +1206,7 @@ inline void train(const CommandLine& line, const World& world) {
     Mesh mesh(world, mesh_shape(o), nullptr);
     mesh.timeout_seconds = o.communication_timeout;
     if (world.size() > 1) printf("ranks        %s\n", mesh.picture().c_str());
+    if (std::string advice = launcher_advice(); !advice.empty()) printf("stopping     %s\n", advice.c_str());
     if (o.pp > 1) printf("pipeline     %s\n", pipeline_text(division, o.pp_schedule).c_str());
     ZeroSettings settings = zero_settings(o);
     settings.host_threads = threads_per_rank(world);
@@ -1220,7 +1221,8 @@ inline void train(const CommandLine& line, const World& world) {
 
     std::string trouble;  // what went wrong on this rank, to be raised when all ranks can hear of it
     // mpirun shows its processes a terminal whatever its own output is
-    StepLog progress(o, meter, log.get(), isatty(1) && !launched_processes());
+    bool on_terminal = isatty(STDOUT_FILENO) && !launched_processes();
+    StepLog progress(o, meter, log.get(), on_terminal);
     auto layout_at = [&](const MeshPosition& position) {
         return parameter_layout(o, o.dp, Share(o, division, position, true).place());
     };
@@ -1263,13 +1265,20 @@ inline void train(const CommandLine& line, const World& world) {
     for (const std::string& note : tune_products(world, o, line.origin ? line.origin->run_dir : "",
                                                  mesh.data_rank() == 0, g.stream, first_passes))
         printf("products     %s\n", note.c_str());
-    stop_on_signals();
+    stop_on_signals(on_terminal);
 
     bool stopping = false;  // as all ranks agreed in the last step
     auto asked_to_stop = [&] { return stopping || (world.size() == 1 && stop_requested); };
     // A run that is asked to stop may be killed soon, so it saves its state before anything else.
     auto due = [&](int every) {
         return every > 0 && !asked_to_stop() && (at.step == o.steps || at.step % every == 0);
+    };
+    // The stop that a rank is asked for is agreed with the statistics of a step. Once those are on their way
+    // it comes a step later.
+    auto tell_ranks = [&] {
+        if (stop_requested) count_rank(g, stat_stop);
+        if (checkpoints.is_ready()) count_rank(g, stat_saved);
+        if (world.size() > 1) step_to_stop_after = std::min(at.step + 2, o.steps);
     };
     auto next_is_a_step = [&] {
         bool ends = at.step == o.steps || asked_to_stop();
@@ -1290,9 +1299,10 @@ inline void train(const CommandLine& line, const World& world) {
 
             double start = seconds_now();
             uint64_t sent_before = sent_bytes();
+            step_to_stop_after = at.step + 1;
             AdamW adamw = adamw_settings(o, at.step);
             train_step(g, *batches, at.samples, micro_batches, adamw, o.gradient_clip, o.seed, trouble,
-                       checkpoints.is_ready());
+                       tell_ranks);
             StepStats stats = await_stats(g, (double)o.global_batch);
             if (!stats.finite) raise_not_finite(g, world, trouble, at.step + 1, stats);
             at = {at.step + 1, at.samples + samples_per_step};
@@ -1304,7 +1314,7 @@ inline void train(const CommandLine& line, const World& world) {
                 progress.step(at.step, at.samples * workload.T, stats.loss, stats.gradient_norm,
                               adamw.learning_rate, seconds_now() - start, sent);
             });
-            if (stats.saved) checkpoints.advance();
+            if (stats.saved) checkpoints.finish();
         }
         raise_trouble(world, trouble);
     } catch (const CommonError& error) {

@@ -2,30 +2,33 @@
 Saving a state: every rank writes its slices to a data file of its own, and the first one publishes the
 checkpoint when all are on disk. A run that saves in the background stops for a copy into host memory only:
 
-    save()      all ranks    wait for the work under way, copy
-                threads      hash, write, fsync
-    advance()   all ranks    when all have written: the first rank learns what is where
+    save()      all ranks    wait for the save under way, copy
+                threads      hash, write, fsync; tell the first rank's what is where
                 its thread   write the index, give the folder its name, delete older checkpoints
-    advance()   all ranks    when that is done: learn what came of it
+                threads      learn what came of it
+    finish()    all ranks    wait for the threads
 
-What goes wrong on any rank on the way leaves nothing of the new checkpoint, and the older ones as they
-were. It is reported and not thrown: losing a checkpoint is no reason to lose the run.
+The threads talk to each other by themselves: the checkpoint is there as soon as it can be, whatever the ranks
+are doing. What goes wrong on any rank on the way leaves nothing of the new checkpoint, and the older ones as
+they were. It is reported and not thrown: losing a checkpoint is no reason to lose the run.
 */
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "comm/checkpoint_places.h"  // pieces_to_write
 #include "comm/memory.h"             // HostArray
-#include "comm/shared_task.h"        // SharedTask
+#include "comm/shared_work.h"        // do_shared_work
 #include "comm/world.h"              // World
 #include "comm/zero.h"               // ZeroState
 #include "data/checkpoint_files.h"   // CheckpointDataFile
@@ -40,14 +43,14 @@ public:
                     int64_t keep_every, bool in_background)
         : state_(state),
           world_(world),
+          thread_world_(world.for_another_thread()),
           run_dir_(run_dir),
           keep_(keep),
           keep_every_(keep_every),
           in_background_(in_background),
           pieces_(pieces_to_write(state.layout(), mesh().shape, mesh().position, state.settings())),
           room_(staging_room()),
-          staging_(room_),
-          task_(world, in_background) {
+          staging_(room_) {
         // The first copy is not to wait until the system has found memory.
         memset(staging_.data, 0, room_);
         // Files are numbered without gaps: ranks that have nothing to write have none.
@@ -59,8 +62,8 @@ public:
         }
     }
 
-    // Waits for what the thread does. A save that was not finished leaves no checkpoint.
-    ~CheckpointSaver() = default;
+    // Waits for a save under way.
+    ~CheckpointSaver() { join(); }
     CheckpointSaver(const CheckpointSaver&) = delete;
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
@@ -84,14 +87,14 @@ public:
         report_.folder = checkpoint_folder(run_dir_, report_.step);
         report_.bytes = all_bytes_;
         about_ = std::move(about);
-        phase_ = Phase::writing;
+        under_way_ = true;
         begin_folder();
         if (report_.trouble.empty()) {
             state_.synchronize();
             Clock::time_point copied = Clock::now();
             if (in_background_) copy(0, pieces_.size());
             report_.seconds = seconds_since(copied);
-            task_.start([this](std::string&) { write(); });
+            start_work();
         }
         report_.stalled = seconds_since(start);
         return in_background_ ? before : finish();
@@ -99,43 +102,23 @@ public:
 
     uint64_t bytes() const { return all_bytes_; }  // of a checkpoint
 
-    // Whether a save has begun and is not over: the same on all ranks.
-    bool under_way() const { return phase_ != Phase::none; }
-    // Whether this rank need not be waited for: its part is on disk, or published, or has failed.
-    bool is_ready() const { return task_.done(); }
+    // Whether a save has begun, and finish() has not told what came of it: the same on all ranks.
+    bool under_way() const { return under_way_; }
+    // Whether finish() need not wait.
+    bool is_ready() const { return !working_; }
 
-    // For all ranks, while a save is under way: goes on with it, best when all ranks are ready. Returns the
-    // report when it is over.
-    std::optional<SaveReport> advance() {
+    // For all ranks, while a save is under way: waits until it is over.
+    SaveReport finish() {
         Clock::time_point start = Clock::now();
-        if (report_.trouble.empty()) {
-            TaskOutcome outcome = task_.finish();
-            report_.trouble = outcome.trouble;
-            report_.remark = outcome.remark;
-            report_.seconds += outcome.seconds;
-        }
-        if (phase_ == Phase::writing && report_.trouble.empty()) {
-            publish();
-            phase_ = Phase::publishing;
-            report_.stalled += seconds_since(start);
-            return std::nullopt;
-        }
+        join();
         new_checkpoint_.reset();  // if it is not published, nothing of it stays
-        phase_ = Phase::none;
+        under_way_ = false;
         report_.stalled += seconds_since(start);
         return report_;
     }
 
-    // For all ranks, while a save is under way: waits until it is over.
-    SaveReport finish() {
-        std::optional<SaveReport> report;
-        while (!report) report = advance();
-        return *report;
-    }
-
 private:
     using Clock = std::chrono::steady_clock;
-    enum class Phase { none, writing, publishing };
 
     const Mesh& mesh() const { return state_.mesh(); }
 
@@ -156,14 +139,13 @@ private:
 
     // For all ranks: makes the folder to write to.
     void begin_folder() {
-        SharedTask task(world_, false);
-        task.start([this](std::string&) {
+        auto make = [this](std::string&) {
             if (!world_.is_root()) return;
             new_checkpoint_ = std::make_unique<NewCheckpoint>(run_dir_, report_.step);
             check_space(new_checkpoint_->folder(), all_bytes_);
             save_id_ = new_save_id();
-        });
-        report_.trouble = task.finish().trouble;
+        };
+        report_.trouble = do_shared_work(world_, make).trouble;
         folder_ = world_.gather(new_checkpoint_ ? new_checkpoint_->folder() : "")[0];
         world_.broadcast(&save_id_, sizeof save_id_);
     }
@@ -177,6 +159,38 @@ private:
             to += own.bytes();
         }
         cudaCheck(cudaStreamSynchronize(state_.stream()));
+    }
+
+    // In a thread, or at once where saving is waited for, or the system has no thread left.
+    void start_work() {
+        working_ = true;
+        try {
+            if (in_background_) thread_ = std::thread([this] { work(); });
+        } catch (const std::system_error&) {
+        }
+        if (!thread_.joinable()) work();
+    }
+
+    void join() {
+        if (thread_.joinable()) thread_.join();
+    }
+
+    // For all ranks: from the copy to the checkpoint.
+    void work() {
+        try {
+            note(do_shared_work(*thread_world_, [this](std::string&) { write(); }));
+            if (report_.trouble.empty()) publish();
+        } catch (const std::exception& error) {
+            if (world_.size() > 1) leave_alone(world_, error);  // the others wait for this one
+            report_.trouble = message_of(error);
+        }
+        working_ = false;
+    }
+
+    void note(const WorkOutcome& outcome) {
+        report_.trouble = outcome.trouble;
+        report_.remark = outcome.remark;
+        report_.seconds += outcome.seconds;
     }
 
     // Writes this rank's file, as much at a time as the staging memory holds.
@@ -202,11 +216,12 @@ private:
         std::vector<std::string_view> to_each(world_.size());
         std::string table = table_of(pieces_);
         to_each[0] = table;
-        task_.start([this, tables = world_.exchange(to_each)](std::string& remark) {
+        std::vector<std::string> tables = thread_world_->exchange(to_each);
+        note(do_shared_work(*thread_world_, [&](std::string& remark) {
             if (!world_.is_root()) return;
             new_checkpoint_->commit(index_of(tables));
             note_trouble(remark, [&] { keep_newest(run_dir_, keep_, keep_every_); });
-        });
+        }));
     }
 
     static std::string table_of(const std::vector<OwnPiece>& pieces) {
@@ -232,6 +247,7 @@ private:
 
     ZeroState& state_;
     const World& world_;
+    const std::unique_ptr<World> thread_world_;
     const std::string run_dir_;
     const int keep_;
     const int64_t keep_every_;
@@ -243,11 +259,12 @@ private:
     HostArray<char> staging_;
 
     // the save under way
-    Phase phase_ = Phase::none;
+    bool under_way_ = false;
     nlohmann::ordered_json about_;
     std::unique_ptr<NewCheckpoint> new_checkpoint_;  // on the first rank
     std::string folder_;                             // where it is written
     uint64_t save_id_ = 0;
-    SaveReport report_;
-    SharedTask task_;  // last, for it uses the others
+    SaveReport report_;  // the thread's, while it works
+    std::atomic<bool> working_ = false;
+    std::thread thread_;
 };

@@ -21,7 +21,7 @@ inline nlohmann::json found_to_json(const std::optional<StoredRun>& found) {
     if (!found) return nullptr;
     return {{"checkpoint", found->checkpoint}, {"run_dir", found->run_dir},
             {"tokenizer", found->tokenizer},   {"step", found->step},
-            {"options", found->options},       {"unusable", found->unusable}};
+            {"options", found->options},       {"notes", found->notes}};
 }
 
 inline std::optional<StoredRun> stored_run_from_json(const nlohmann::json& json) {
@@ -31,7 +31,7 @@ inline std::optional<StoredRun> stored_run_from_json(const nlohmann::json& json)
                      .tokenizer = json.at("tokenizer"),
                      .step = json.at("step"),
                      .options = json.at("options"),
-                     .unusable = json.at("unusable")};
+                     .notes = json.at("notes")};
 }
 
 // For all ranks: the first one looks at these places, the same on all, up to the first where there is

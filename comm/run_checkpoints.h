@@ -82,15 +82,10 @@ public:
     }
 
     uint64_t bytes() const { return saver_.bytes(); }  // of one
-    // Whether a save is under way that need not wait for this rank.
+    // Whether there is a save to tell of for which this rank need not wait.
     bool is_ready() const { return saver_.under_way() && saver_.is_ready(); }
 
-    // For all ranks, when all are ready: goes on with a save under way.
-    void advance() {
-        if (auto report = saver_.advance()) tell(*report);
-    }
-
-    // For all ranks: waits for a save under way.
+    // For all ranks: waits for a save under way, if there is one, and tells what came of it.
     void finish() {
         if (saver_.under_way()) tell(saver_.finish());
     }

@@ -16,6 +16,7 @@ rest (an exception, exit() in the middle) ends the whole job with MPI_Abort.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <set>
@@ -76,13 +77,26 @@ public:
 #endif
     }
 
+    // For all ranks: the same ranks once more, for another thread, whose messages meet none of this one's. It
+    // goes before this World does.
+    std::unique_ptr<World> for_another_thread() const {
+        std::unique_ptr<World> other(new World(*this));
+#ifndef WITHOUT_MPI
+        if (size_ > 1) {
+            MPI_Request request;
+            mpiCheck(MPI_Comm_idup(control_, &other->control_, &request));
+            mpi_wait(&request, 1);
+        }
+#endif
+        return other;
+    }
+
     // With other ranks still at work, leaving because of an exception that they do not know of ends the job.
     ~World() {
-        if (size_ > 1 && std::uncaught_exceptions() > exceptions_ && !agreed_) abort();
+        if (first_ && size_ > 1 && std::uncaught_exceptions() > exceptions_ && !agreed_) abort();
         leave();
     }
 
-    World(const World&) = delete;
     World& operator=(const World&) = delete;
 
     int rank() const {
@@ -225,6 +239,14 @@ public:
     }
 
 private:
+    World(const World& other)
+        : host_(other.host_),
+          rank_(other.rank_),
+          size_(other.size_),
+          local_rank_(other.local_rank_),
+          local_size_(other.local_size_),
+          first_(false) {}
+
     [[noreturn]] void throw_common(bool failed, const std::string& message) const {
         // A letter before the message tells an empty one from none.
         std::vector<std::string> messages = gather(failed ? "!" + message : "");
@@ -265,7 +287,11 @@ private:
     }
 
     void leave() {
-        if (joined_ != this) return;
+        if (joined_ != this) {
+            std::lock_guard lock(mpi_mutex);
+            if (control_ != MPI_COMM_NULL) MPI_Comm_free(&control_);
+            return;
+        }
         try {
             barrier();  // MPI_Finalize waits too, but keeps a core busy
         } catch (const Error& error) {
@@ -293,6 +319,7 @@ private:
 
     std::string host_;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
+    bool first_ = true;  // of the threads' Worlds
     int exceptions_ = std::uncaught_exceptions();
     mutable bool agreed_ = false;  // all ranks are leaving with the same error
 };

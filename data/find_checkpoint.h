@@ -3,15 +3,19 @@ Finds the checkpoint that a run goes on from: the newest that can be used, or th
 */
 #pragma once
 
+#include <cstring>
+#include <fcntl.h>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <sys/file.h>
 #include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include "data/checkpoint_files.h"
 #include "data/checkpoint_folder.h"
+#include "data/checkpoint_verification.h"
 #include "data/error.h"
 #include "data/resume.h"
 #include "data/run_log.h"
@@ -45,18 +49,54 @@ inline StoredRun stored_run(const CheckpointReader& reader) {
     return run;
 }
 
+// A program that was killed between the last byte of a checkpoint and its name leaves step_N.partial. One
+// that is newer than all checkpoints, and whole by its checksums, gets its name here. Returns what there is
+// to tell, if anything.
+inline std::string complete_unfinished(const std::string& run_dir) {
+    std::vector<int64_t> steps = checkpoint_steps(run_dir);
+    int64_t newest = steps.empty() ? -1 : steps[0];
+    std::string found;
+    for (const std::string& name : checkpoint_folder_names(run_dir)) {
+        if (!name.ends_with(".partial")) continue;
+        int64_t step = step_of_name(name.substr(0, name.size() - strlen(".partial")));
+        std::string folder = checkpoints_folder(run_dir) + "/" + name;
+        if (step <= newest || access(index_path(folder).c_str(), F_OK) != 0) continue;
+        newest = step;
+        found = folder;
+    }
+    if (found.empty()) return "";
+    // The one that saves it may be at work.
+    FileHandle log(open(log_path(run_dir).c_str(), O_WRONLY | O_CLOEXEC));
+    if (!log || flock(log.get(), LOCK_EX | LOCK_NB) != 0) return "";
+    try {
+        CheckpointReader reader(found);
+        if (reader.index().step() != newest) return "";
+        verify_checkpoint(reader, [](const std::string&) {});
+        rename_folder(found, checkpoint_folder(run_dir, newest));
+    } catch (const Error& error) {
+        return found + ": is not whole: " + error.what();
+    }
+    return found + ": whole to the last byte, and only its name was missing: it is " +
+           checkpoint_folder(run_dir, newest) + " now";
+}
+
 inline std::optional<StoredRun> find_checkpoint(const std::string& place) {
-    if (place.ends_with(".partial"))
-        fail("%s: an unfinished checkpoint, which the next start removes; name a whole one", place.c_str());
+    if (place.ends_with(".partial")) {
+        fail("%s: an unfinished checkpoint; name its run directory, from which --resume takes it if it is "
+             "whole",
+             place.c_str());
+    }
     if (access(index_path(place).c_str(), F_OK) == 0) return stored_run(CheckpointReader(place));
-    std::vector<std::string> unusable;
+    std::vector<std::string> notes, unusable;
+    if (std::string completed = complete_unfinished(place); !completed.empty()) notes.push_back(completed);
     for (int64_t step : checkpoint_steps(place)) {
         try {
             StoredRun run = stored_run(CheckpointReader(checkpoint_folder(place, step)));
-            run.unusable = std::move(unusable);
+            run.notes = std::move(notes);
             return run;
         } catch (const Error& error) {
             unusable.push_back(error.what());
+            notes.push_back("passed over: " + unusable.back());
         }
     }
     if (unusable.empty()) return std::nullopt;

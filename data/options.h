@@ -212,7 +212,7 @@ inline void find_origin(CommandLine& line, const Options& asked, const FindCheck
         line.weights_only = true;
     }
     if (!line.origin) return;
-    for (const std::string& reason : line.origin->unusable) line.notes.push_back("passed over: " + reason);
+    for (const std::string& note : line.origin->notes) line.notes.push_back(note);
 }
 
 inline bool is_same_folder(const std::string& a, const std::string& b) {

@@ -23,12 +23,12 @@ are given another value.
 
 // A checkpoint, and what it says of the run that made it.
 struct StoredRun {
-    std::string checkpoint;             // its folder
-    std::string run_dir;                // the run that it lies in; empty: none
-    std::string tokenizer;              // that run's copy of its tokenizer; empty: there is none
-    int64_t step = 0;                   // steps done
-    nlohmann::json options;             // as options_to_json() or model_options_to_json() has them
-    std::vector<std::string> unusable;  // why newer ones of the run are not it
+    std::string checkpoint;          // its folder
+    std::string run_dir;             // the run that it lies in; empty: none
+    std::string tokenizer;           // that run's copy of its tokenizer; empty: there is none
+    int64_t step = 0;                // steps done
+    nlohmann::json options;          // as options_to_json() or model_options_to_json() has them
+    std::vector<std::string> notes;  // for the header: newer ones that are not it, and why
 };
 
 // Looks for a checkpoint: for the newest that can be used of a run directory, or in the folder of one.

@@ -29,6 +29,10 @@ inline std::string tokenizer_path(const std::string& run_dir) {
     return run_dir + "/tokenizer.json";
 }
 
+inline std::string log_path(const std::string& run_dir) {
+    return run_dir + "/log.jsonl";
+}
+
 // What the run directory is to a run that begins.
 enum class RunFolder {
     fresh,     // it must not hold a run
@@ -50,7 +54,7 @@ public:
     // where it must not; what a run left that failed before its first step is not in the way. Nothing is
     // changed before begin(). `option` is the one that names the directory.
     RunLog(const std::string& run_dir, RunFolder use, const char* option = "--run-dir")
-        : run_dir_(run_dir), path_(run_dir + "/log.jsonl"), use_(use) {
+        : run_dir_(run_dir), path_(log_path(run_dir)), use_(use) {
         std::error_code error;
         std::filesystem::create_directories(run_dir, error);
         if (error) {

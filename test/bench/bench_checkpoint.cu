@@ -127,8 +127,7 @@ private:
     SaveReport finish_beside_work(CheckpointSaver& saver) const {
         for (;;) {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
-            if (world_.largest(!saver.is_ready())) continue;
-            if (std::optional<SaveReport> report = saver.advance()) return *report;
+            if (!world_.largest(!saver.is_ready())) return saver.finish();
         }
     }
 

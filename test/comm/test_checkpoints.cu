@@ -204,7 +204,7 @@ TEST_CASE("where a run begins is what the first rank sees") {
                      .tokenizer = "",
                      .step = 1ll << 40,
                      .options = {{"learning_rate", 0.1f}, {"layers", 3}, {"bias", true}},
-                     .unusable = {"a\xff; b", "c"}};
+                     .notes = {"a\xff; b", "c"}};
     size_t looks = 0;
     auto look = [&](const std::string& place) -> std::optional<StoredRun> {
         looks++;
@@ -223,7 +223,7 @@ TEST_CASE("where a run begins is what the first rank sees") {
     CHECK(found->tokenizer.empty());
     CHECK(found->step == run.step);
     CHECK(found->options == run.options);
-    CHECK(found->unusable == run.unusable);
+    CHECK(found->notes == run.notes);
     find = find_on_root(test_world(), {"bad", "runs/a"}, look);
     CHECK_REFUSED(find("bad"), "bad: none can be used; use another");
     find_on_root(test_world(), {}, look);
@@ -293,14 +293,18 @@ TEST_CASE("saves in a row, of which the newest are kept") {
     CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings()), 1) == 0);
 }
 
-TEST_CASE("a save that was not finished leaves no checkpoint") {
+TEST_CASE("a save is published by itself, and also if nobody asks for it any more") {
     CommonFolder run;
     ToyState toy(test_world(), {.dp = test_world().size()}, toy_model(true), {});
     {
         CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, true);
         saver.save(about_step(1));
+        while (!saver.is_ready()) sched_yield();
+        CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{1});
+        CHECK(saver.finish().trouble == "");
+        saver.save(about_step(2));
     }
-    CHECK(checkpoint_steps(run.path).empty());
+    CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{2, 1});
 }
 
 TEST_CASE("a folder that cannot be made costs the checkpoint, and nothing else") {

@@ -268,7 +268,7 @@ TEST_CASE("a run that can begin or go on with the same words") {
     CHECK(line.notes == std::vector<std::string>{"--train-data y.bin: the checkpoint had x.bin"});
 
     StoredRun broken = run_with({});
-    broken.unusable = {"step 300: torn; use another", "step 200: gone; use another"};
+    broken.notes = {"passed over: step 300: torn; use another", "passed over: step 200: gone; use another"};
     std::vector<std::string> told = {"passed over: step 300: torn; use another",
                                      "passed over: step 200: gone; use another"};
     CHECK(train({"--init", "runs/a", "--train-data", "x"}, {{"runs/a", broken}}).notes == told);
@@ -457,7 +457,7 @@ TEST_CASE("the newest checkpoint that can be used is found") {
     CHECK(found->run_dir == run);
     CHECK(found->tokenizer.empty());
     CHECK(found->options == nlohmann::json(options));
-    CHECK(found->unusable.empty());
+    CHECK(found->notes.empty());
     write_file(tokenizer_path(run), "{}");
     CHECK(find_checkpoint(run)->tokenizer == tokenizer_path(run));
     CHECK(find_checkpoint(checkpoint_folder(run, 10))->step == 10);
@@ -480,9 +480,9 @@ TEST_CASE("the newest checkpoint that can be used is found") {
     found = find_checkpoint(run);
     REQUIRE(found);
     CHECK(found->step == 5);
-    REQUIRE(found->unusable.size() == 2);
-    CHECK(found->unusable[0].starts_with(checkpoint_folder(run, 100)));
-    CHECK(found->unusable[1].starts_with(checkpoint_folder(run, 10)));
+    REQUIRE(found->notes.size() == 2);
+    CHECK(found->notes[0].starts_with("passed over: " + checkpoint_folder(run, 100)));
+    CHECK(found->notes[1].starts_with("passed over: " + checkpoint_folder(run, 10)));
     CHECK(parse({"--init", run.c_str(), "--train-data", "x"}).notes.size() == 2);
     CHECK_REFUSED(find_checkpoint(checkpoint_folder(run, 10)), checkpoint_folder(run, 10));
     fs::remove_all(checkpoint_folder(run, 10));
@@ -491,6 +491,47 @@ TEST_CASE("the newest checkpoint that can be used is found") {
     CHECK_REFUSED(find_checkpoint(run), run + ": it has 1 checkpoint, and none can be used, ");
     CHECK_REFUSED(find_checkpoint(run), "holds a checkpoint of step 5; ");
     CHECK_REFUSED(parse({"--resume", "auto", "--run-dir", run.c_str()}), "none can be used");
+}
+
+TEST_CASE("a checkpoint that lacks only its name gets it") {
+    TemporaryFolder folder;
+    std::string run = folder / "run", partial = checkpoint_folder(run, 20) + ".partial";
+    auto options = options_to_json(train({"--train-data", "x"}).options, command_train);
+    auto interrupt = [&] {
+        fs::remove_all(partial);
+        make_checkpoint(run, 20, options);
+        fs::rename(checkpoint_folder(run, 20), partial);
+    };
+    make_checkpoint(run, 10, options);
+    write_file(log_path(run), "");
+    interrupt();
+    std::optional<StoredRun> found = find_checkpoint(run);
+    REQUIRE(found);
+    CHECK(found->step == 20);
+    REQUIRE(found->notes.size() == 1);
+    CHECK(found->notes[0].starts_with(partial + ": whole "));
+    CHECK(!fs::exists(partial));
+    fs::remove_all(checkpoint_folder(run, 20));
+
+    interrupt();  // but a byte of it is another
+    std::string data = contents(partial + "/data_00000.bin");
+    data.back() ^= 1;
+    write_file(partial + "/data_00000.bin", data);
+    found = find_checkpoint(run);
+    REQUIRE(found);
+    CHECK(found->step == 10);
+    REQUIRE(found->notes.size() == 1);
+    CHECK(found->notes[0].starts_with(partial + ": is not whole: "));
+
+    interrupt();  // but the run that saves it goes on
+    {
+        RunLog in_use(run, RunFolder::continued);
+        CHECK(find_checkpoint(run)->step == 10);
+        CHECK(find_checkpoint(run)->notes.empty());
+    }
+    make_checkpoint(run, 30, options);  // what is being removed is older
+    CHECK(find_checkpoint(run)->step == 30);
+    CHECK(fs::exists(partial));
 }
 
 TEST_CASE("the run that a checkpoint lies in") {

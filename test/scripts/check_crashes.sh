@@ -79,6 +79,8 @@ killed() {
         trouble=$(<"$name.compared")
     elif ! holds "$name" step_00000006; then
         trouble="leaves $(ls -x "$name/checkpoints")"
+    elif [ "$fault $k" = "kill $committed" ] && ! grep -q 'goes on after step 2$' "$name.out"; then
+        trouble="the checkpoint that lacked only its name is not used"
     fi
     report "$fault before call $k, $point, $*" "$trouble" "$name"
 }

@@ -12,9 +12,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/seed.sh
 . test/support/jobs.sh
 kills=${KILLS:-12}
-plan $((kills + 55))
+plan $((kills + 62))
 cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
-command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 55)); exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 62)); exit; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
 at_end() { kill_all; }
 cd "$work" || exit 1
@@ -141,6 +141,44 @@ wait_for 60 has_steps asked_one 5
 kill -TERM "$(rank_pids asked_one | sed -n 3p)"
 check "SIGTERM to one rank stops all of them" ended asked_one 30
 check "with exit code 0 and a checkpoint" eval "test $code = 0 && '$cpu' sample asked_one --tokens 1"
+
+# Schedulers send a signal to mpirun and to its ranks, and again. It says at once after which step the run stops, and
+# stops there once.
+announced() { grep -oE 'stopping after step [0-9]+, then saving.*' "$1.out" | grep -oE '[0-9]+' | uniq; }
+stopped() { sed -nE 's/^stopped as asked after step ([0-9]+);.*/\1/p' "$1.out"; }
+begun() { grep -q 'stopping after step' "$1.out"; }
+saved() { ended "$1" 30 && [ "$code" = 0 ] && [ -n "$(stopped "$1")" ] && [ "$(announced "$1")" = "$(stopped "$1")" ] && "$cpu" sample "$1" --tokens 1; }
+slow_save() { # NAME RANKS
+    start_job "$1" "$2" env LD_PRELOAD="$faults" FAULT=stall FAULT_SECONDS=1 FAULT_CALLS=sync FAULT_AT=1 \
+        "$cpu" "${tiny[@]}" --log-every 100000
+    wait_for 60 has_steps "$1" 3
+}
+for signal in TERM USR1 HUP; do
+    slow_save again$signal 1
+    kill -$signal "$(rank_pids again$signal)"
+    wait_for 10 begun again$signal
+    kill -$signal "$(rank_pids again$signal)"
+    sleep 0.1
+    kill -$signal "$(rank_pids again$signal)"
+    check "SIG$signal again and again saves once" saved again$signal
+done
+slow_save everywhere 3
+for i in 1 2; do
+    # shellcheck disable=SC2046  # a list of numbers
+    kill -USR1 "$(launcher_pid everywhere)" $(rank_pids everywhere)
+    sleep 0.2
+done
+check "SIGUSR1 to mpirun and all ranks, twice, saves once" saved everywhere
+check "the header says what mpirun does with other signals" grep -q '^stopping  *SIGUSR1 to mpirun .* SIGTERM' everywhere.out
+slow_save once 1
+kill -INT "$(rank_pids once)"
+check "Ctrl-C says what a second one does" wait_for 10 grep -q '^stopping after step .*(Ctrl-C again: quit now without saving)$' once.out
+check "and saves" saved once
+slow_save quit 1
+kill -INT "$(rank_pids quit)"
+wait_for 10 begun quit
+kill -INT "$(rank_pids quit)"
+check "a second Ctrl-C quits" eval 'ended quit 30 && test "$code" != 0 && ! compgen -G "quit/checkpoints/step_????????"'
 
 # ----------------------------------------------------------------------------------------------------------
 # what is refused, is refused in one line by the whole job, and before anything is written
