@@ -1226,9 +1226,12 @@ inline void train(const CommandLine& line, const World& world) {
     auto layout_at = [&](const MeshPosition& position) {
         return parameter_layout(o, o.dp, Share(o, division, position, true).place());
     };
-    RunCheckpoints checkpoints(g.state, layout_at, o, world, log.get(), [&](const SaveReport& report) {
-        note_trouble(trouble, [&] { progress.checkpoint(report); });
-    });
+    // So the log tells of every step that a checkpoint has, even if the power fails.
+    auto sync_log = [&] {
+        if (log) progress.warn(log->sync());
+    };
+    RunCheckpoints checkpoints(g.state, layout_at, o, world, sync_log,
+                               [&](const SaveReport& report) { progress.checkpoint(report); });
     RunPosition at = begin_run(g, line, checkpoints);
     const int first_step = at.step;
     world.together([&] {
@@ -1288,7 +1291,7 @@ inline void train(const CommandLine& line, const World& world) {
         for (;;) {
             if (val_data && due(o.val_every)) {
                 float loss = evaluate(g, *val_batches, val_samples, trouble);
-                note_trouble(trouble, [&] { progress.validation(at.step, without_sign(loss)); });
+                progress.validation(at.step, without_sign(loss));
             }
             if (due(o.sample_every)) {
                 note_trouble(trouble,
@@ -1310,10 +1313,8 @@ inline void train(const CommandLine& line, const World& world) {
             // The update still runs. A next step waits for it, in its own time; else its time is this step's.
             if (!next_is_a_step()) g.state.synchronize();
             uint64_t sent = sent_bytes() - sent_before;
-            note_trouble(trouble, [&] {
-                progress.step(at.step, at.samples * workload.T, stats.loss, stats.gradient_norm,
-                              adamw.learning_rate, seconds_now() - start, sent);
-            });
+            progress.step(at.step, at.samples * workload.T, stats.loss, stats.gradient_norm,
+                          adamw.learning_rate, seconds_now() - start, sent);
             if (stats.saved) checkpoints.finish();
         }
         raise_trouble(world, trouble);

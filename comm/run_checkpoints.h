@@ -31,14 +31,15 @@ public:
     using LayoutAt = std::function<ParameterLayout(const MeshPosition&)>;
     using Report = std::function<void(const SaveReport&)>;
 
-    // layout_at gives the layout of the rank there. report is called on all ranks with what came of a save.
-    RunCheckpoints(ZeroState& state, LayoutAt layout_at, const Options& o, const World& world, RunLog* log,
-                   Report report)
+    // layout_at gives the layout of the rank there. before_save is called on all ranks before a save, and
+    // report with what came of it.
+    RunCheckpoints(ZeroState& state, LayoutAt layout_at, const Options& o, const World& world,
+                   std::function<void()> before_save, Report report)
         : state_(state),
           layout_at_(std::move(layout_at)),
           options_(o),
           world_(world),
-          log_(log),
+          before_save_(std::move(before_save)),
           report_(std::move(report)),
           saver_(state, world, o.run_dir, o.keep, o.keep_every, state.settings().staging) {}
 
@@ -72,12 +73,9 @@ public:
         printf("weights      of %s\n", folder.c_str());
     }
 
-    // For all ranks: begins to save, or saves. The log is on disk before, so that it tells of every step that
-    // a checkpoint has, even if the power fails.
+    // For all ranks: begins to save, or saves.
     void save(const RunPosition& position) {
-        world_.together([&] {
-            if (log_) log_->sync();
-        });
+        before_save_();
         if (auto report = saver_.save(header(position))) tell(*report);
     }
 
@@ -182,7 +180,7 @@ private:
     LayoutAt layout_at_;
     const Options& options_;
     const World& world_;
-    RunLog* const log_;  // on the first rank
+    const std::function<void()> before_save_;
     Report report_;
     CheckpointSaver saver_;
     int on_disk_ = -1;     // step of the last checkpoint that is

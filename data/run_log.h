@@ -9,19 +9,19 @@ from a checkpoint writes on where the log has the line of that step.
 #include <nlohmann/json.hpp>
 
 #include <cstdint>
-#include <fcntl.h>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include "data/checkpoint_folder.h"
 #include "data/error.h"
 #include "data/file.h"
 #include "data/json.h"
+#include "data/log_file.h"
 #include "data/words.h"
 
 // A copy, whatever kind of file the tokenizer came from.
@@ -54,7 +54,7 @@ public:
     // where it must not; what a run left that failed before its first step is not in the way. Nothing is
     // changed before begin(). `option` is the one that names the directory.
     RunLog(const std::string& run_dir, RunFolder use, const char* option = "--run-dir")
-        : run_dir_(run_dir), path_(log_path(run_dir)), use_(use) {
+        : run_dir_(run_dir), use_(use) {
         std::error_code error;
         std::filesystem::create_directories(run_dir, error);
         if (error) {
@@ -65,16 +65,15 @@ public:
         if (stat(checkpoints_folder(run_dir).c_str(), &checkpoints) == 0 && !S_ISDIR(checkpoints.st_mode))
             fail("%s: is no folder; move it away or name another directory with %s",
                  checkpoints_folder(run_dir).c_str(), option);
-        bool holds_run =
-            (stat(path_.c_str(), &log) == 0 && log.st_size > 0) || !checkpoint_steps(run_dir).empty();
+        bool holds_run = (stat(log_path(run_dir).c_str(), &log) == 0 && log.st_size > 0) ||
+                         !checkpoint_steps(run_dir).empty();
         if (holds_run && use == RunFolder::fresh) {
             bool trains = option == std::string_view("--run-dir");
             fail("%s: already holds a run; %sreplace it with --overwrite, or name another directory with %s",
                  run_dir.c_str(), trains ? "go on with it with --resume auto, " : "", option);
         }
-        file_ = FileHandle(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-        if (!file_) fail_with_errno(path_, "create it");
-        if (flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        file_.emplace(log_path(run_dir));
+        if (!file_->lock()) {
             fail("%s: another process is training there; wait for its end or name another directory with %s",
                  run_dir.c_str(), option);
         }
@@ -108,12 +107,10 @@ public:
         write_run_options(run_dir_, options);
     }
 
-    void write(const nlohmann::ordered_json& line) {
-        append(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
-    }
-
-    // The lines so far are on disk after this.
-    void sync() { sync_file(file_, path_); }
+    // As LogFile has them.
+    std::string write(nlohmann::ordered_json line) { return file_->add(std::move(line)); }
+    std::string sync() { return file_->sync(); }
+    size_t waiting() const { return file_->waiting(); }
 
 private:
     // Removes what was there, but for the checkpoint of one step. The newest goes last: a program that is
@@ -123,20 +120,7 @@ private:
         for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
             if (*step != kept) remove_checkpoint(run_dir_, *step);
         }
-        truncate_to(0);
-    }
-
-    void append(const std::string& lines) {
-        for (size_t done = 0; done < lines.size();) {
-            ssize_t written = ::write(file_.get(), lines.data() + done, lines.size() - done);
-            if (written < 0 && errno == EINTR) continue;
-            if (written < 0) fail_with_errno(path_, "write it");
-            done += (size_t)written;
-        }
-    }
-
-    void truncate_to(uint64_t bytes) {
-        if (ftruncate(file_.get(), (off_t)bytes) != 0) fail_with_errno(path_, "shorten it");
+        file_->truncate_to(0);
     }
 
     // Leaves of the log what was done up to a step. A checkpoint is told of when it is on disk, so its line
@@ -145,7 +129,7 @@ private:
         uint64_t kept = 0;
         std::string kept_later, lost;
         {
-            MappedFile file(path_);
+            MappedFile file(file_->path());
             std::string_view rest(file.data(), file.size());
             for (bool cut = false; !rest.empty();) {
                 bool whole = rest.find('\n') != rest.npos;
@@ -158,28 +142,30 @@ private:
             }
         }
         if (keep_aside) {
-            NewFile aside(path_ + ".aside");
+            NewFile aside(file_->path() + ".aside");
             aside.write(lost.data(), lost.size());
             aside.commit();
         }
-        truncate_to(kept);
-        append(kept_later);
+        file_->truncate_to(kept);
+        file_->append(kept_later);
     }
 
     // Whether a line of the log is of a step up to this one. What the run measures after a step it measures
     // again when it goes on from there.
     bool is_done_by(std::string_view line, int64_t last) const {
         try {
-            nlohmann::json value = parse_json(line, path_);
+            nlohmann::json value = parse_json(line, file_->path());
             if (!value.is_object()) return false;
-            int64_t step = json_integer(value["step"], 0, INT64_MAX, path_);
-            return step < last || (step == last && (value.contains("loss") || value.contains("checkpoint")));
+            int64_t step = json_integer(value["step"], 0, INT64_MAX, file_->path());
+            bool of_step =
+                value.contains("loss") || value.contains("checkpoint") || value.contains("dropped_lines");
+            return step < last || (step == last && of_step);
         } catch (const Error&) {
             return false;  // cut short
         }
     }
 
-    std::string run_dir_, path_;
+    std::string run_dir_;
     RunFolder use_;
-    FileHandle file_;
+    std::optional<LogFile> file_;
 };

@@ -27,6 +27,10 @@ public:
     ~StepLog() {
         clear();
         fflush(stdout);
+        if (!log_) return;
+        warn(log_->sync());
+        if (size_t lost = log_->waiting())
+            warn(text("log.jsonl: %zu lines could not be written, and are lost", lost));
     }
 
     // tokens: trained on in all. sent_bytes: by this rank.
@@ -97,6 +101,14 @@ public:
                {"write_ms", report.seconds * 1e3}});
     }
 
+    // On a line of its own, if there is something to tell.
+    void warn(const std::string& words) {
+        if (words.empty()) return;
+        clear();
+        printf("%s\n", one_line(words).c_str());
+        fflush(stdout);
+    }
+
 private:
     void checkpoint_failed(const SaveReport& report) {
         clear();
@@ -113,7 +125,7 @@ private:
     }
 
     void write(const nlohmann::ordered_json& line) {
-        if (log_) log_->write(line);
+        if (log_) warn(log_->write(line));
     }
 
     const Options& o_;

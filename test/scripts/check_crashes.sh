@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/seed.sh
 . test/support/jobs.sh
 kills=${KILLS:-10}
-plan $((2 + 5 + 1 + 2 + 2 + kills + 1)) # and those of each call of a save, below
+plan $((2 + 5 + 2 + 2 + 2 + kills + 1)) # and those of each call of a save, below
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
 text=$PWD/kernels
 at_end() {
@@ -196,8 +196,26 @@ if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
         trouble=$(<small/run.compared)
     fi
     report "a full disk" "$trouble" full
+
+    # full for a while, of which the log alone has an interest
+    "$cpu" "${tiny[@]}" --steps 3000 --save-every 0 --run-dir small/while >while.out 2>while.err &
+    job=$!
+    wait_for 60 has_steps small/while 100
+    head -c 200m /dev/zero >small/filler 2>/dev/null
+    wait_for 60 grep -q 'log.jsonl: cannot write it: .* lines of the log wait in memory' while.out
+    sleep 0.2
+    rm small/filler
+    trouble=
+    if ! wait "$job"; then
+        trouble="the run has ended"
+    elif ! cmp -s <(grep -o '"step":[0-9]*,"loss"' small/while/log.jsonl) <(printf '"step":%d,"loss"\n' $(seq 3000)); then
+        trouble="the log has not all steps: $(grep -c '"loss"' small/while/log.jsonl)"
+    elif [ "$(grep -c 'log.jsonl' while.out)" != 2 ]; then
+        trouble="says it $(grep -c 'log.jsonl' while.out) times"
+    fi
+    report "a disk that is full for a while" "$trouble" while
 else
-    skip "a small tmpfs cannot be mounted here" 1
+    skip "a small tmpfs cannot be mounted here" 2
 fi
 
 # ----------------------------------------------------------------------------------------------------------
