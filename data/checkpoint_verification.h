@@ -1,5 +1,5 @@
 /*
-Whether a checkpoint is as it was written: every byte of it is read, and compared with the checksum of its piece.
+Whether a checkpoint is as it was written: every byte of it is read, and compared with its checksum.
 */
 #pragma once
 
