@@ -1147,7 +1147,7 @@ inline void raise_not_finite(const Gpt& g, const World& world, const std::string
 
 // For all ranks: where the run goes on, or begins with weights of its own or another's.
 inline RunPosition begin_run(Gpt& g, const CommandLine& line, RunCheckpoints& checkpoints) {
-    if (line.origin && !line.weights_only) return checkpoints.resume(line.origin->step);
+    if (line.origin && !line.weights_only) return checkpoints.resume(*line.origin);
     if (line.origin)
         checkpoints.take_weights(line.origin->checkpoint);
     else

@@ -38,9 +38,9 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 class CheckpointSaver {
 public:
     // For all ranks. Of older checkpoints, the newest stay, `keep` with the new one (0: all), and those whose
-    // step is a multiple of keep_every (0: none).
+    // step is a multiple of keep_every (0: none). weights_alone: what is saved is nothing to go on from.
     CheckpointSaver(ZeroState& state, const World& world, const std::string& run_dir, int keep,
-                    int64_t keep_every, bool in_background)
+                    int64_t keep_every, bool in_background, bool weights_alone = false)
         : state_(state),
           world_(world),
           thread_world_(world.for_another_thread()),
@@ -48,7 +48,9 @@ public:
           keep_(keep),
           keep_every_(keep_every),
           in_background_(in_background),
-          pieces_(pieces_to_write(state.layout(), mesh().shape, mesh().position, state.settings())),
+          weights_alone_(weights_alone),
+          saved_(saved_settings()),
+          pieces_(pieces_to_write(state.layout(), mesh().shape, mesh().position, saved_)),
           room_(staging_room()),
           staging_(room_) {
         // The first copy is not to wait until the system has found memory.
@@ -84,7 +86,8 @@ public:
         if (under_way()) before = finish();
         report_ = {};
         report_.step = about.at("step").get<int64_t>();
-        report_.folder = checkpoint_folder(run_dir_, report_.step);
+        report_.folder = checkpoint_folder(run_dir_, report_.step) + (weights_alone_ ? weights_ending : "");
+        report_.weights_alone = weights_alone_;
         report_.bytes = all_bytes_;
         about_ = std::move(about);
         under_way_ = true;
@@ -93,7 +96,7 @@ public:
             state_.synchronize();
             Clock::time_point copied = Clock::now();
             if (in_background_) copy(0, pieces_.size());
-            report_.seconds = seconds_since(copied);
+            report_.seconds += seconds_since(copied);
             start_work();
         }
         report_.stalled = seconds_since(start);
@@ -126,8 +129,14 @@ private:
         return std::chrono::duration<double>(Clock::now() - start).count();
     }
 
+    ZeroSettings saved_settings() const {
+        ZeroSettings settings = state_.settings();
+        if (weights_alone_) settings.training = false;
+        return settings;
+    }
+
     size_t staging_room() const {
-        size_t all = staging_bytes(state_.layout(), mesh().shape, state_.settings());
+        size_t all = staging_bytes(state_.layout(), mesh().shape, saved_);
         return in_background_ ? all : std::min(all, largest_piece * sizeof(float));
     }
 
@@ -141,11 +150,11 @@ private:
     void begin_folder() {
         auto make = [this](std::string&) {
             if (!world_.is_root()) return;
-            new_checkpoint_ = std::make_unique<NewCheckpoint>(run_dir_, report_.step);
+            new_checkpoint_ = std::make_unique<NewCheckpoint>(run_dir_, report_.folder);
             check_space(new_checkpoint_->folder(), all_bytes_);
             save_id_ = new_save_id();
         };
-        report_.trouble = do_shared_work(world_, make).trouble;
+        note(do_shared_work(world_, make));
         folder_ = world_.gather(new_checkpoint_ ? new_checkpoint_->folder() : "")[0];
         world_.broadcast(&save_id_, sizeof save_id_);
     }
@@ -189,6 +198,7 @@ private:
 
     void note(const WorkOutcome& outcome) {
         report_.trouble = outcome.trouble;
+        report_.disk_full = outcome.disk_full;
         report_.remark = outcome.remark;
         report_.seconds += outcome.seconds;
     }
@@ -232,8 +242,7 @@ private:
 
     // The index of everyone's pieces.
     CheckpointIndex index_of(const std::vector<std::string>& tables) const {
-        CheckpointIndex index = {
-            save_id_, about_, checkpoint_tensors(state_.layout(), state_.settings()), {}, {}};
+        CheckpointIndex index = {save_id_, about_, checkpoint_tensors(state_.layout(), saved_), {}, {}};
         for (const std::string& table : tables) {
             if (table.empty()) continue;
             size_t first = index.pieces.size(), count = table.size() / sizeof(CheckpointPiece);
@@ -251,7 +260,8 @@ private:
     const std::string run_dir_;
     const int keep_;
     const int64_t keep_every_;
-    const bool in_background_;
+    const bool in_background_, weights_alone_;
+    const ZeroSettings saved_;      // what of the state is saved
     std::vector<OwnPiece> pieces_;  // that this rank writes
     uint64_t all_bytes_ = 0;        // of all ranks' pieces
     int file_number_ = 0;

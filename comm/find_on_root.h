@@ -34,16 +34,16 @@ inline std::optional<StoredRun> stored_run_from_json(const nlohmann::json& json)
                      .notes = json.at("notes")};
 }
 
-// For all ranks: the first one looks at these places, the same on all, up to the first where there is
-// something. What it returns knows what came of that, and speaks to nobody.
+// For all ranks: the first one looks at these places, the same on all. What it returns knows what came of
+// that, and speaks to nobody.
 inline FindCheckpoint find_on_root(const World& world, const std::vector<std::string>& places,
                                    const FindCheckpoint& find = find_checkpoint) {
     std::string message;
     if (world.is_root()) {
         nlohmann::json answers = nlohmann::json::array();
-        for (size_t i = 0; i < places.size() && (i == 0 || answers.back().is_null()); i++) {
+        for (const std::string& place : places) {
             try {
-                answers.push_back(found_to_json(find(places[i])));
+                answers.push_back(found_to_json(find(place)));
             } catch (const std::exception& error) {
                 answers.push_back({{"error", message_of(error)}});
             }

@@ -3,6 +3,7 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 */
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -15,6 +16,7 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 
 #include "comm/checkpoint_loader.h"  // load_checkpoint
 #include "comm/checkpoint_saver.h"   // CheckpointSaver
+#include "comm/last_checkpoint.h"    // LastCheckpoint
 #include "comm/world.h"              // World, CommonError
 #include "data/checkpoint_folder.h"  // checkpoint_steps
 #include "data/options.h"            // Options, options_to_json
@@ -43,13 +45,10 @@ public:
           report_(std::move(report)),
           saver_(state, world, o.run_dir, o.keep, o.keep_every, state.settings().staging) {}
 
-    // For all ranks: the state of the newest checkpoint that is whole, of those --resume names, from the one
-    // of this step on.
-    RunPosition resume(int64_t newest) {
+    // For all ranks: the state of this checkpoint or, if it is not whole, of the newest before it.
+    RunPosition resume(const StoredRun& origin) {
         std::string first_trouble;
-        std::vector<std::string> folders = candidates(newest);
-        if (folders.empty())
-            throw CommonError("--resume: the checkpoints are gone meanwhile; see who else writes there");
+        std::vector<std::string> folders = candidates(origin);
         for (const std::string& folder : folders) {
             try {
                 RunPosition position = load(folder, false);
@@ -88,16 +87,19 @@ public:
         if (saver_.under_way()) tell(saver_.finish());
     }
 
-    // For all ranks: returns when this position is on disk, and gives the checkpoint's folder. Throws why it
-    // is not.
+    // For all ranks: returns when this position, the last one, is on disk, and gives the checkpoint's folder.
+    // Throws CommonError if it cannot be saved.
     std::string finish_at(const RunPosition& position) {
         finish();
-        if (on_disk_ != position.step) {
+        auto save_now = [&] {
             save(position);
             finish();
-        }
-        if (on_disk_ != position.step) throw CommonError(trouble_);
-        return checkpoint_folder(options_.run_dir, position.step);
+            return last_;
+        };
+        if (on_disk_ != position.step) save_now();
+        if (on_disk_ == position.step) return checkpoint_folder(options_.run_dir, position.step);
+        LastCheckpoint last(state_, world_, options_, bytes(), header(position), save_now, report_);
+        return last.save(last_);
     }
 
     // For all ranks, in a run that ends with an error: saves what it has come to, and says what came of that.
@@ -113,15 +115,14 @@ public:
 
 private:
     // For all ranks: checkpoints to go on from, the best first, as the first rank sees them.
-    std::vector<std::string> candidates(int64_t newest) const {
-        std::string mine, run = options_.resume == "auto" ? options_.run_dir : options_.resume;
+    std::vector<std::string> candidates(const StoredRun& origin) const {
+        std::string run = options_.resume == "auto" ? options_.run_dir : options_.resume, mine;
         world_.together([&] {
-            if (access(index_path(run).c_str(), F_OK) == 0) {
-                mine = run + '\0';
-            } else {
-                for (int64_t step : checkpoint_steps(run)) {
-                    if (step <= newest) mine += checkpoint_folder(run, step) + '\0';
-                }
+            mine = origin.checkpoint + '\0';
+            if (access(index_path(run).c_str(), F_OK) == 0) return;  // that one was named
+            for (int64_t step : checkpoint_steps(run)) {
+                std::string folder = checkpoint_folder(run, step);
+                if (step <= origin.step && folder != origin.checkpoint) mine += folder + '\0';
             }
         });
         std::vector<std::string> folders;
@@ -171,8 +172,8 @@ private:
     }
 
     void tell(const SaveReport& report) {
-        trouble_ = report.trouble;
-        if (trouble_.empty()) on_disk_ = (int)report.step;
+        last_ = report;
+        if (report.trouble.empty()) on_disk_ = (int)report.step;
         report_(report);
     }
 
@@ -183,6 +184,6 @@ private:
     const std::function<void()> before_save_;
     Report report_;
     CheckpointSaver saver_;
-    int on_disk_ = -1;     // step of the last checkpoint that is
-    std::string trouble_;  // of the last save
+    int on_disk_ = -1;  // step of the last checkpoint that is
+    SaveReport last_;   // of the last save
 };

@@ -20,7 +20,7 @@ public:
     // `about` is the header of the index without tensors and files (data/checkpoint_index.h).
     CheckpointBuilder(const std::string& run_dir, int64_t step, nlohmann::ordered_json about,
                       std::vector<CheckpointTensor> tensors)
-        : folder_(run_dir, step),
+        : folder_(run_dir, checkpoint_folder(run_dir, step)),
           index_(new_index(std::move(about), std::move(tensors))),
           file_(folder_.folder(), 0, index_.save_id) {
         uint64_t bytes = 0;

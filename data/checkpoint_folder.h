@@ -2,7 +2,8 @@
 Checkpoints of a run: RUN/checkpoints/step_00000100 and so on. A folder of that name is a whole checkpoint:
 one is written as step_00000100.partial, and renamed when all of it is on disk; one that is no longer wanted
 is renamed before it is removed. What a killed program leaves of either are folders *.partial, which the next
-one removes. One that makes room for another is step_00000100.aside until that is in its place.
+one removes. One that makes room for another is step_00000100.aside until that is in its place. What a run
+could save of its last step on a disk that is full, if that is no more, is step_00000100.weights.
 */
 #pragma once
 
@@ -28,6 +29,8 @@ inline std::string checkpoints_folder(const std::string& run_dir) {
 inline std::string checkpoint_folder(const std::string& run_dir, int64_t step) {
     return checkpoints_folder(run_dir) + "/" + checkpoint_name(step);
 }
+
+constexpr const char* weights_ending = ".weights";
 
 // As fail_with_errno.
 [[noreturn]] inline void fail_with_code(std::error_code error, const std::string& path, const char* action) {
@@ -131,9 +134,9 @@ inline std::vector<int64_t> set_aside_newer(const std::string& run_dir, int64_t 
 // On one process. The others write their data files into folder() between its making and commit().
 class NewCheckpoint {
 public:
-    // Makes the folder; what an interrupted save left there goes.
-    NewCheckpoint(const std::string& run_dir, int64_t step)
-        : run_dir_(run_dir), final_(checkpoint_folder(run_dir, step)), partial_(final_ + ".partial") {
+    // Makes the folder; what an interrupted save left there goes. `name` is that of the whole checkpoint.
+    NewCheckpoint(const std::string& run_dir, const std::string& name)
+        : run_dir_(run_dir), final_(name), partial_(final_ + ".partial") {
         std::error_code error;
         std::filesystem::create_directories(checkpoints_folder(run_dir), error);
         if (error) fail_with_code(error, checkpoints_folder(run_dir), "make it");

@@ -14,6 +14,11 @@ struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// There is no room on a disk.
+struct DiskFull : Error {
+    using Error::Error;
+};
+
 inline std::string text_of(const char* format, va_list arguments) {
     va_list again;
     va_copy(again, arguments);

@@ -27,6 +27,7 @@ its place as NAME.partial, and renamed at the end.
 // "PATH: cannot ACTION: REASON; REMEDY", with the reason in errno.
 [[noreturn]] inline void fail_with_errno(const std::string& path, const char* action) {
     int reason = errno;
+    bool full = false;
     const char* remedy = "check the file system, then try again";
     switch (reason) {
     case ENOENT:
@@ -45,13 +46,16 @@ its place as NAME.partial, and renamed at the end.
     case ENOSPC:
     case EFBIG:
     case EDQUOT:
+        full = true;
         remedy = "free some space there or name another place, then try again";
         break;
     case EMFILE:
         remedy = "raise the limit of open files (ulimit -n)";
         break;
     }
-    fail("%s: cannot %s: %s; %s", path.c_str(), action, strerror(reason), remedy);
+    std::string message = text("%s: cannot %s: %s; %s", path.c_str(), action, strerror(reason), remedy);
+    if (full) throw DiskFull(message);
+    throw Error(message);
 }
 
 // Owns a file descriptor.
@@ -204,19 +208,25 @@ private:
 // ----------------------------------------------------------------------------
 // writing
 
-// Refuses a file that is larger than what is free in its folder: better before hours of work than after.
-inline void check_space(const std::string& path, uint64_t needed) {
+// Bytes that are free in the folder of a file; UINT64_MAX where that is not known, so that writing will tell.
+inline uint64_t free_space(const std::string& path) {
     std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
     struct statvfs status;
     while (statvfs(folder.c_str(), &status) != 0) {
-        if (errno != ENOENT || !folder.has_relative_path()) return;  // writing will tell
-        folder = folder.parent_path();                               // of one that is still to be made
+        if (errno != ENOENT || !folder.has_relative_path()) return UINT64_MAX;
+        folder = folder.parent_path();  // of one that is still to be made
     }
-    uint64_t free_bytes = (uint64_t)status.f_bavail * status.f_frsize;
+    return (uint64_t)status.f_bavail * status.f_frsize;
+}
+
+// Refuses a file that is larger than what is free in its folder: better before hours of work than after.
+inline void check_space(const std::string& path, uint64_t needed) {
+    uint64_t free_bytes = free_space(path);
     if (free_bytes >= needed) return;
     constexpr double MB = 1e6;
-    fail("%s: needs %.1f MB, and %.1f MB are free; free some space there or name another place", path.c_str(),
-         (double)needed / MB, (double)free_bytes / MB);
+    throw DiskFull(
+        text("%s: needs %.1f MB, and %.1f MB are free; free some space there or name another place",
+             path.c_str(), (double)needed / MB, (double)free_bytes / MB));
 }
 
 class NewFile {

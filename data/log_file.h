@@ -1,6 +1,6 @@
 /*
-A file of JSON lines that a run adds to. A disk that is full, or gone, for a while is no reason to lose the run:
-lines that cannot be written wait in memory, and are written when there is room again.
+A file of JSON lines that a run adds to. A disk that is full for a while, or gone, is no reason to lose the
+run: lines that cannot be written wait in memory, and are written when there is room again.
 */
 #pragma once
 

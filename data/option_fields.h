@@ -58,6 +58,8 @@ struct Options : ModelConfig {
     int keep = 2;
     int keep_every = 0;
     bool async_save = true;
+    int disk_wait = 600;       // seconds
+    std::string fallback_dir;  // empty: none
 
     float learning_rate = 6e-4f;
     std::string schedule = "cosine";  // cosine | linear | constant | wsd

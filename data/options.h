@@ -196,12 +196,34 @@ inline std::string resumed_place(const Options& asked) {
     return asked.run_dir.empty() ? default_run_dir(asked.model) : asked.run_dir;
 }
 
+// Where the last checkpoint of this run may be as well; empty: nowhere.
+inline std::string fallback_place(const Options& asked) {
+    return asked.resume == "auto" ? asked.fallback_dir : "";
+}
+
+inline bool is_same_folder(const std::string& a, const std::string& b) {
+    std::error_code not_there;
+    return a == b || std::filesystem::equivalent(a, b, not_there);
+}
+
+// The newest checkpoint of a run, which is in its directory, or of this run in --fallback-dir.
+inline std::optional<StoredRun> newest_of_run(const Options& asked, const FindCheckpoint& find) {
+    std::string run_dir = resumed_place(asked), fallback = fallback_place(asked);
+    std::optional<StoredRun> own = find(run_dir), last;
+    if (!fallback.empty()) last = find(fallback);
+    if (!last || (own && own->step >= last->step)) return own;
+    if (!is_same_folder(last->options.value("run_dir", ""), run_dir)) return own;
+    last->run_dir = run_dir;
+    if (own) last->tokenizer = own->tokenizer;
+    return last;
+}
+
 // With --resume auto, --init is for the first start of the run.
 inline void find_origin(CommandLine& line, const Options& asked, const FindCheckpoint& find) {
     check_origin(asked);
     if (asked.resume == "auto") {
         std::string run_dir = resumed_place(asked);
-        line.origin = find(run_dir);
+        line.origin = newest_of_run(asked, find);
         line.folder = RunFolder::continued;
         if (!line.origin) line.notes.push_back("no checkpoint in " + run_dir + " yet: a new run begins");
     } else if (!asked.resume.empty()) {
@@ -213,11 +235,6 @@ inline void find_origin(CommandLine& line, const Options& asked, const FindCheck
     }
     if (!line.origin) return;
     for (const std::string& note : line.origin->notes) line.notes.push_back(note);
-}
-
-inline bool is_same_folder(const std::string& a, const std::string& b) {
-    std::error_code not_there;
-    return a == b || std::filesystem::equivalent(a, b, not_there);
 }
 
 // The run directory, when it is known.
@@ -305,7 +322,7 @@ inline std::vector<std::string> origin_places(Command command, int argc, const c
     set_values(given, asked);
     check_origin(asked);
     std::vector<std::string> places;
-    for (const std::string& place : {resumed_place(asked), asked.init})
+    for (const std::string& place : {resumed_place(asked), fallback_place(asked), asked.init})
         if (!place.empty()) places.push_back(place);
     return places;
 }

@@ -86,16 +86,16 @@ public:
             checkpoint_failed(report);
             return;
         }
-        last_checkpoint_ = report.folder;
+        if (!report.weights_alone) last_checkpoint_ = report.folder;
         double rate = (double)report.bytes / report.seconds;
         clear();
-        printf("checkpoint after step %lld: %sB, training waited %.2f s, written in %.2f s (%sB/s)\n",
-               (long long)report.step, human((double)report.bytes).c_str(), report.stalled, report.seconds,
-               human(rate).c_str());
+        printf("%s after step %lld: %sB, training waited %.2f s, written in %.2f s (%sB/s)\n",
+               report.weights_alone ? "weights alone" : "checkpoint", (long long)report.step,
+               human((double)report.bytes).c_str(), report.stalled, report.seconds, human(rate).c_str());
         if (!report.remark.empty()) printf("older checkpoints stay: %s\n", one_line(report.remark).c_str());
         fflush(stdout);
         write({{"step", report.step},
-               {"checkpoint", report.folder},
+               {report.weights_alone ? "weights" : "checkpoint", report.folder},
                {"bytes", report.bytes},
                {"stall_ms", report.stalled * 1e3},
                {"write_ms", report.seconds * 1e3}});

@@ -19,6 +19,9 @@ static volatile sig_atomic_t stop_requested = 0;  // the signal that asked first
 static volatile sig_atomic_t step_to_stop_after = -1;
 static volatile sig_atomic_t stops_on_terminal = false;  // where steps are drawn over each other
 
+// While a run waits for something that the user could do, Ctrl-C, SIGTERM or SIGUSR1 ends the wait.
+static volatile sig_atomic_t waits_for_user = false;
+
 // A line that a signal handler can put together: it may neither allocate memory nor call printf.
 class SignalLine {
 public:
@@ -62,6 +65,10 @@ inline void announce_stop(int signal) {
 
 inline void request_stop(int signal) {
     static volatile sig_atomic_t interrupted = false, announced = false;
+    if (waits_for_user && signal != SIGPIPE && signal != SIGHUP) {
+        waits_for_user = false;
+        return;
+    }
     int reason = errno;  // of what the signal came in between
     if (signal == SIGINT && interrupted) {
         std::signal(SIGINT, SIG_DFL);

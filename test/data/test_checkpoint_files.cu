@@ -47,7 +47,7 @@ static void build_example(const std::string& run_dir, int64_t step) {
 template <typename Work>
 void save_example(const std::string& run_dir, int64_t step, std::vector<CheckpointTensor> tensors, int files,
                   uint64_t piece, Work&& work) {
-    NewCheckpoint folder(run_dir, step);
+    NewCheckpoint folder(run_dir, checkpoint_folder(run_dir, step));
     CheckpointIndex index;
     index.save_id = new_save_id();
     index.about = about(step);

@@ -19,7 +19,7 @@ static void save_example(const std::string& run_dir, int64_t step) {
                    {"options", options_to_json(options, command_train)}};
     index.tensors = {{"wte", {300, 40}, {Dtype::bf16, Dtype::fp32, {}, {}}},
                      {"norm", {8}, {Dtype::bf16, {}, {}, {}}}};
-    NewCheckpoint folder(run_dir, step);
+    NewCheckpoint folder(run_dir, checkpoint_folder(run_dir, step));
     CheckpointDataFile first(folder.folder(), 0, index.save_id), second(folder.folder(), 1, index.save_id),
         empty(folder.folder(), 2, index.save_id);
     std::vector<float> data(12000, 1.5f);

@@ -275,6 +275,24 @@ TEST_CASE("a run that can begin or go on with the same words") {
     CHECK(train({"--resume", "runs/a"}, {{"runs/a", broken}}).notes == told);
 }
 
+TEST_CASE("the last checkpoint of a run may be in --fallback-dir") {
+    auto at = [](int64_t step, const char* run_dir) {
+        StoredRun run = run_with({"--run-dir", run_dir});
+        run.step = step;
+        run.tokenizer = text("tokenizer of step %lld", (long long)step);
+        return run;
+    };
+    std::vector<const char*> words = {"--resume", "auto", "--run-dir", "runs/a", "--fallback-dir", "spare"};
+    CommandLine line = train(words, {{"runs/a", at(10, "runs/a")}, {"spare", at(20, "runs/a")}});
+    CHECK(line.origin->step == 20);
+    CHECK(line.origin->tokenizer == "tokenizer of step 10");
+    CHECK(line.folder == RunFolder::continued);
+    CHECK(train(words, {{"spare", at(20, "runs/a")}}).origin->step == 20);
+    CHECK(train(words, {{"runs/a", at(30, "runs/a")}, {"spare", at(20, "runs/a")}}).origin->step == 30);
+    // that of another run is not taken
+    CHECK(train(words, {{"runs/a", at(10, "runs/a")}, {"spare", at(20, "runs/b")}}).origin->step == 10);
+}
+
 TEST_CASE("ways to begin that exclude each other, or lead nowhere") {
     Checkpoints checkpoints = at_runs_a({"--run-dir", "runs/a"});
     const struct {
@@ -409,6 +427,8 @@ TEST_CASE("the places where a run may begin follow from the command line") {
     CHECK(places({"--init", "a"}) == Places{"a"});
     CHECK(places({"--resume", "auto", "--model", "gpt2-124M"}) == Places{"runs/gpt2-124M"});
     CHECK(places({"--resume", "auto", "--run-dir", "c", "--init", "a"}) == Places{"c", "a"});
+    CHECK(places({"--resume", "auto", "--run-dir", "c", "--fallback-dir", "d"}) == Places{"c", "d"});
+    CHECK(places({"--resume", "c", "--fallback-dir", "d"}) == Places{"c"});
     CHECK_REFUSED(places({"--resume", "a", "--init", "b"}), "--init b: weights come from --resume a");
     const char* sample[] = {"sample", "runs/a"};
     CHECK(origin_places(command_sample, 2, sample) == Places{});

@@ -173,7 +173,7 @@ if mount -t tmpfs -o size=64k tmpfs full 2>/dev/null; then
     check "nothing is left on the full disk" nothing_left
     refuse "no room for a checkpoint" "full/run/checkpoints: needs 0.3 MB, and 0.1 MB are free;" "$train --run-dir full/run"
     mount -o remount,size=400k full
-    refuse "no room for the last checkpoint" "step_00000002.partial: needs 0.3 MB, and 0.1 MB are free;" "$train --run-dir full/run --save-every 1"
+    refuse "no room for the last checkpoint" "step_00000002.partial: needs 0.3 MB, and 0.1 MB are free;" "$train --run-dir full/run --save-every 1 --disk-wait 0"
     umount full
 else
     skip "a small tmpfs cannot be mounted here" 4

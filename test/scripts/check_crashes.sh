@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/seed.sh
 . test/support/jobs.sh
 kills=${KILLS:-10}
-plan $((2 + 5 + 2 + 2 + 2 + kills + 1)) # and those of each call of a save, below
+plan $((2 + 5 + 6 + 2 + 2 + kills + 1)) # and those of each call of a save, below
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
 text=$PWD/kernels
 at_end() {
@@ -155,7 +155,7 @@ wait
 # a disk that is full from call K on, for as long as the run lasts
 lasting() {
     local k=$1 name=lasting-$1 trouble=
-    FAULT_LASTING=1 FAULT_CALLS=$need_space struck ENOSPC "$k" "$name"
+    FAULT_LASTING=1 FAULT_CALLS=$need_space struck ENOSPC "$k" "$name" --disk-wait 0
     local code=$?
     if [ $code != 1 ]; then
         trouble="exit code $code, but the last save failed"
@@ -179,7 +179,7 @@ for k in 0 1 2 3 4; do lasting $((${second:-1} + k)); done
 mkdir small
 one=$(du -sk plain/checkpoints | cut -f1)
 if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
-    "$cpu" "${tiny[@]}" "${saves[@]}" --run-dir small/run >full.out 2>full.err
+    "$cpu" "${tiny[@]}" "${saves[@]}" --run-dir small/run --disk-wait 0 >full.out 2>full.err
     code=$?
     trouble=
     if [ $code != 1 ]; then
@@ -188,8 +188,14 @@ if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
         trouble="did not go on"
     elif [ "$(cat full.out full.err | grep -c 'step_00000004.* MB are free')" != 1 ]; then
         trouble="nothing is said"
-    elif ! holds small/run step_00000002 || ! whole small/run; then
+    elif ! holds small/run "step_00000002 step_00000006.weights" || ! whole small/run; then
         trouble="leaves $(ls -x small/run/checkpoints)"
+    elif ! grep -q "its weights alone are saved, in small/run/checkpoints/step_00000006.weights" full.err; then
+        trouble="does not say what is saved"
+    elif ! "$cpu" sample small/run/checkpoints/step_00000006.weights --tokens 1 >full.sample 2>&1; then
+        trouble="the weights are of no use: $(tail -1 full.sample)"
+    elif "$cpu" "${tiny[@]}" --run-dir again --resume small/run/checkpoints/step_00000006.weights >full.again 2>&1; then
+        trouble="goes on from weights alone"
     elif ! mount -o remount,size=100m small || ! "$cpu" "${tiny[@]}" "${saves[@]}" --run-dir small/run --resume auto >>full.out 2>&1; then
         trouble="cannot be resumed"
     elif ! agrees small/run plain; then
@@ -214,8 +220,47 @@ if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
         trouble="says it $(grep -c 'log.jsonl' while.out) times"
     fi
     report "a disk that is full for a while" "$trouble" while
+
+    # The last checkpoint. on_disk SIZE NAME OPTIONS...    a run of three saves, on a disk of so many tenths of a checkpoint
+    on_disk() {
+        umount small && mount -t tmpfs -o "size=$((one * $1 / 10 + 64))k" tmpfs small
+        "$cpu" "${tiny[@]}" "${saves[@]}" --run-dir small/run "${@:3}" >"$2.out" 2>"$2.err"
+    }
+    trouble=
+    if ! on_disk 25 oldest --keep 2 --disk-wait 0; then
+        trouble="exit code not 0"
+    elif ! holds small/run "step_00000004 step_00000006" || ! agrees small/run plain; then
+        trouble="leaves $(ls -x small/run/checkpoints)"
+    fi
+    report "the oldest checkpoint makes room for the last" "$trouble" oldest
+    trouble=
+    if ! on_disk 15 elsewhere --fallback-dir spare; then
+        trouble="exit code not 0"
+    elif ! grep -q 'the checkpoint is spare/checkpoints/step_00000006$' elsewhere.out; then
+        trouble="does not say where"
+    elif ! mount -o remount,size=100m small || ! "$cpu" "${tiny[@]}" "${saves[@]}" --steps 8 --run-dir small/run \
+        --resume auto --fallback-dir spare >>elsewhere.out 2>>elsewhere.err || ! grep -q 'goes on after step 6$' elsewhere.out; then
+        trouble="does not go on from there"
+    elif ! "$cpu" "${tiny[@]}" "${saves[@]}" --run-dir other --resume auto --fallback-dir spare >>elsewhere.out 2>&1 || ! agrees other plain; then
+        trouble="another run takes it"
+    fi
+    report "a last checkpoint in --fallback-dir" "$trouble" elsewhere
+
+    waits() { grep -q 'checkpoint after step 6: free .*B in small/run/checkpoints; trying again for 10m00s, until Ctrl-C' "$1.out"; }
+    on_disk 15 freed &
+    wait_for 60 waits freed
+    mount -o remount,size=100m small
+    trouble=
+    if ! wait $! || ! holds small/run step_00000006 || ! agrees small/run plain; then trouble="leaves $(ls -x small/run/checkpoints)"; fi
+    report "a last checkpoint waits for room" "$trouble" freed
+    on_disk 15 given-up &
+    wait_for 60 waits given-up
+    kill -INT "$(pgrep -f "^$cpu .*--run-dir small/run")"
+    trouble=
+    if wait $! || ! holds small/run "step_00000002 step_00000006.weights"; then trouble="leaves $(ls -x small/run/checkpoints)"; fi
+    report "until Ctrl-C" "$trouble" given-up
 else
-    skip "a small tmpfs cannot be mounted here" 2
+    skip "a small tmpfs cannot be mounted here" 6
 fi
 
 # ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,174 @@
+/*
+The last checkpoint of a run, where the run directory does not take it. It has the work since the one before,
+so it is not given up at once:
+
+    --fallback-dir    it goes there
+    the weights       are saved alone, and marked as such, for the program may be killed while it waits
+    --disk-wait       it is tried again, until somebody has made room, the time is over, or Ctrl-C
+    older ones        are deleted, but neither the newest that is whole nor those of --keep-every
+
+The second and the last are for a disk that is full. What was saved of the weights goes when there is more.
+*/
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/checkpoint_saver.h"          // CheckpointSaver
+#include "comm/world.h"                     // World, CommonError
+#include "data/checkpoint_folder.h"         // checkpoint_steps, remove_checkpoint
+#include "data/checkpoint_verification.h"   // verify_checkpoint
+#include "data/file.h"                      // free_space
+#include "data/meter.h"                     // duration, human
+#include "data/options.h"                   // Options
+#include "data/save_report.h"               // SaveReport
+#include "data/stop_signals.h"              // waits_for_user
+
+class LastCheckpoint {
+public:
+    // save() saves the state in the run directory, which takes so many bytes; report() is told of what is
+    // saved elsewhere. about: as CheckpointSaver has it.
+    LastCheckpoint(ZeroState& state, const World& world, const Options& o, uint64_t bytes,
+                   nlohmann::ordered_json about, std::function<SaveReport()> save,
+                   std::function<void(const SaveReport&)> report)
+        : state_(state),
+          world_(world),
+          options_(o),
+          bytes_(bytes),
+          about_(std::move(about)),
+          save_(std::move(save)),
+          report_(std::move(report)) {}
+
+    // For all ranks, after a save that failed: saves by other means, and returns the checkpoint's folder. If
+    // there is no checkpoint in the end, all ranks throw CommonError, which says what there is.
+    std::string save(SaveReport failed) {
+        if (!options_.fallback_dir.empty()) {
+            SaveReport report = save_as(options_.fallback_dir, false);
+            if (report.trouble.empty()) return report.folder;
+        }
+        std::string weights = failed.disk_full ? save_weights() : "";
+        failed = try_again(failed);
+        if (failed.disk_full && make_room()) failed = save_();
+        if (failed.trouble.empty()) {
+            remove_weights(weights);
+            return failed.folder;
+        }
+        if (weights.empty() && failed.disk_full) weights = save_weights();
+        if (weights.empty()) throw CommonError(failed.trouble);
+        throw CommonError(text("%s (its weights alone are saved, in %s: sample, eval, export and --init take them, "
+                               "but no run can go on from there)",
+                               failed.trouble.c_str(), weights.c_str()));
+    }
+
+private:
+    static constexpr double longest_pause = 30;  // seconds between two saves that are tried
+
+    SaveReport save_as(const std::string& run_dir, bool weights_alone) {
+        CheckpointSaver saver(state_, world_, run_dir, 0, 0, false, weights_alone);
+        SaveReport report = *saver.save(about_);
+        report_(report);
+        return report;
+    }
+
+    // For all ranks: their folder, or nothing.
+    std::string save_weights() {
+        SaveReport report = save_as(options_.run_dir, true);
+        return report.trouble.empty() ? report.folder : "";
+    }
+
+    // What is left of them if this fails is of no harm.
+    void remove_weights(const std::string& folder) const {
+        std::error_code ignored;
+        if (world_.is_root() && !folder.empty()) std::filesystem::remove_all(folder, ignored);
+    }
+
+    // For all ranks: saves as soon as there seems to be room, until that succeeds or the time is over.
+    SaveReport try_again(SaveReport failed) {
+        if (options_.disk_wait == 0) return failed;
+        double end = seconds_now() + options_.disk_wait, pause = 1, next = 0;
+        std::string folder = checkpoints_folder(options_.run_dir);
+        auto missing = [&] { return bytes_ - std::min(bytes_, free_space(folder + "/")); };
+        std::string remedy = "see to the disk";
+        if (failed.disk_full) {
+            uint64_t bytes = missing();
+            remedy = text("free %sB in %s", human((double)(bytes ? bytes : bytes_)).c_str(), folder.c_str());
+        }
+        printf("checkpoint after step %lld: %s; trying again for %s, until Ctrl-C\n", (long long)failed.step,
+               remedy.c_str(), duration(options_.disk_wait).c_str());
+        fflush(stdout);
+        waits_for_user = true;
+        for (;;) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(200));
+            double now = seconds_now();
+            if (world_.largest(!waits_for_user || (world_.is_root() && now > end))) break;
+            bool worth_it = now > next && (!failed.disk_full || missing() == 0);
+            if (!world_.largest(world_.is_root() && worth_it)) continue;
+            failed = save_();
+            if (failed.trouble.empty()) break;
+            next = now + pause;
+            pause = std::min(2 * pause, longest_pause);
+        }
+        waits_for_user = false;
+        return failed;
+    }
+
+    // For all ranks: deletes older checkpoints, the oldest first, until a new one fits. Returns whether it
+    // might.
+    bool make_room() {
+        bool deleted = false;
+        world_.together([&] {
+            if (!world_.is_root()) return;
+            std::string trouble;
+            note_trouble(trouble, [&] {
+                for (int64_t step : spare_steps()) {
+                    if (free_space(checkpoints_folder(options_.run_dir) + "/") >= bytes_) break;
+                    remove_checkpoint(options_.run_dir, step);
+                    printf("checkpoint after step %lld: deleted to make room\n", (long long)step);
+                    deleted = true;
+                }
+            });
+            if (!trouble.empty()) printf("%s\n", one_line(trouble).c_str());
+            fflush(stdout);
+        });
+        return world_.largest(deleted);
+    }
+
+    // Steps of checkpoints that the run can do without, the oldest first.
+    std::vector<int64_t> spare_steps() const {
+        std::vector<int64_t> spare;
+        bool verified = false;
+        for (int64_t step : checkpoint_steps(options_.run_dir)) {
+            bool kept = options_.keep_every > 0 && step % options_.keep_every == 0;
+            if (verified && !kept) spare.push_back(step);
+            verified = verified || is_whole(step);
+        }
+        std::reverse(spare.begin(), spare.end());
+        return spare;
+    }
+
+    bool is_whole(int64_t step) const {
+        std::string trouble;
+        note_trouble(trouble, [&] {
+            verify_checkpoint(CheckpointReader(checkpoint_folder(options_.run_dir, step)),
+                              [](const std::string&) {});
+        });
+        return trouble.empty();
+    }
+
+    ZeroState& state_;
+    const World& world_;
+    const Options& options_;
+    const uint64_t bytes_;
+    const nlohmann::ordered_json about_;
+    const std::function<SaveReport()> save_;
+    const std::function<void(const SaveReport&)> report_;
+};
