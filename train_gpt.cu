@@ -1196,8 +1196,9 @@ inline void train(const CommandLine& line, const World& world) {
 
     printf("%s\n", options_summary(o, command_train, terminal_width()).c_str());
     const cudaDeviceProp& device = device_properties();
-    printf("device       %s (%s, %s; %s)\n", device.name, device_name, floatX_name,
-           communication_libraries().c_str());
+    std::string built =
+        text("%s (%s, %s; %s)", device.name, device_name, floatX_name, communication_libraries().c_str());
+    printf("device       %s\n", built.c_str());
     print_run(o, *train_data);
     for (const std::string& note : line.notes) printf("             %s\n", note.c_str());
     memory->print(o.pp > 1 ? " on the stage that takes most" : o.dp * o.tp > 1 ? " on each rank" : "");
@@ -1238,8 +1239,13 @@ inline void train(const CommandLine& line, const World& world) {
         if (!log) return;
         if (line.folder != RunFolder::replaced)
             check_space(checkpoints_folder(o.run_dir), checkpoints.bytes());
-        for (const std::string& note : log->begin(options_to_json(o, command_train), at.step))
+        std::vector<std::string> changes = line.notes;
+        for (const std::string& note : log->begin(options_to_json(o, command_train), at.step)) {
             printf("             %s\n", note.c_str());
+            changes.push_back(note);
+        }
+        const StoredRun* origin = line.origin ? &*line.origin : nullptr;
+        progress.start(at.step, start_record(o, world.host(), world.size(), built, origin, changes));
         if (tokenizer && !tokenizer->file().empty())
             tokenizer->write(tokenizer_path(o.run_dir));
         else if (line.folder != RunFolder::continued)
@@ -1283,9 +1289,21 @@ inline void train(const CommandLine& line, const World& world) {
         if (checkpoints.is_ready()) count_rank(g, stat_saved);
         if (world.size() > 1) step_to_stop_after = std::min(at.step + 2, o.steps);
     };
+    // Now and then the rate of products is measured again, for others may have used the device before.
+    double measured = seconds_now(), until_measured = 30;
+    auto measures = [&] { return world.is_root() && seconds_now() - measured > until_measured; };
+    auto measure_again = [&] {
+        constexpr size_t enough = 64 << 20;
+        g.state.synchronize();
+        if (size_t free_bytes = available_memory(); free_bytes > enough)
+            meter.add_measurement(measured_gemm_rate(free_bytes / 4, g.stream));
+        measured = seconds_now();
+        until_measured *= 2;
+    };
     auto next_is_a_step = [&] {
         bool ends = at.step == o.steps || asked_to_stop();
-        return !ends && !due(val_data ? o.val_every : 0) && !due(o.sample_every) && !due(o.save_every);
+        return !ends && !measures() && !due(val_data ? o.val_every : 0) && !due(o.sample_every) &&
+               !due(o.save_every);
     };
     try {
         for (;;) {
@@ -1300,6 +1318,7 @@ inline void train(const CommandLine& line, const World& world) {
             if (at.step == o.steps || asked_to_stop() || (world.size() == 1 && !trouble.empty())) break;
             if (due(o.save_every) && at.step > first_step) checkpoints.save(at);
 
+            if (measures()) measure_again();
             double start = seconds_now();
             uint64_t sent_before = sent_bytes();
             step_to_stop_after = at.step + 1;

@@ -23,15 +23,15 @@ The second and the last are for a disk that is full. What was saved of the weigh
 #include <utility>
 #include <vector>
 
-#include "comm/checkpoint_saver.h"          // CheckpointSaver
-#include "comm/world.h"                     // World, CommonError
-#include "data/checkpoint_folder.h"         // checkpoint_steps, remove_checkpoint
-#include "data/checkpoint_verification.h"   // verify_checkpoint
-#include "data/file.h"                      // free_space
-#include "data/meter.h"                     // duration, human
-#include "data/options.h"                   // Options
-#include "data/save_report.h"               // SaveReport
-#include "data/stop_signals.h"              // waits_for_user
+#include "comm/checkpoint_saver.h"         // CheckpointSaver
+#include "comm/world.h"                    // World, CommonError
+#include "data/checkpoint_folder.h"        // checkpoint_steps, remove_checkpoint
+#include "data/checkpoint_verification.h"  // verify_checkpoint
+#include "data/file.h"                     // free_space
+#include "data/meter.h"                    // duration, human
+#include "data/options.h"                  // Options
+#include "data/save_report.h"              // SaveReport
+#include "data/stop_signals.h"             // waits_for_user
 
 class LastCheckpoint {
 public:
@@ -64,9 +64,10 @@ public:
         }
         if (weights.empty() && failed.disk_full) weights = save_weights();
         if (weights.empty()) throw CommonError(failed.trouble);
-        throw CommonError(text("%s (its weights alone are saved, in %s: sample, eval, export and --init take them, "
-                               "but no run can go on from there)",
-                               failed.trouble.c_str(), weights.c_str()));
+        throw CommonError(
+            text("%s (its weights alone are saved, in %s: sample, eval, export and --init take them, "
+                 "but no run can go on from there)",
+                 failed.trouble.c_str(), weights.c_str()));
     }
 
 private:

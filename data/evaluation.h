@@ -10,6 +10,7 @@ memory, as in every HostBatch.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,8 @@ memory, as in every HostBatch.
 #include "data/batch_reader.h"
 #include "data/choices.h"
 #include "data/error.h"
+#include "data/log_file.h"
+#include "data/meter.h"
 #include "data/options.h"
 #include "data/progress.h"
 #include "data/tokenizer.h"
@@ -75,6 +78,16 @@ DataScore evaluate_data(const std::string& data, int limit, const Options& o, co
     return score;
 }
 
+inline nlohmann::ordered_json score_record(const DataScore& score, const std::string& data) {
+    nlohmann::ordered_json record = {{"data", data},
+                                     {"loss", score.mean()},
+                                     {"perplexity", std::exp(score.mean())},
+                                     {"tokens", score.targets},
+                                     {"samples", score.samples}};
+    if (score.bytes > 0) record["bits_per_byte"] = score.bits_per_byte();
+    return record;
+}
+
 // Loss, perplexity and bits per byte.
 inline void print_score(const DataScore& score, const std::string& data) {
     printf("loss %.4f  perplexity %.2f", score.mean(), std::exp(score.mean()));
@@ -120,6 +133,13 @@ ChoiceScore evaluate_choices(const std::string& path, int limit, const Options& 
     return score;
 }
 
+inline nlohmann::ordered_json score_record(const ChoiceScore& score, const std::string& path) {
+    return {{"choices", path},
+            {"right", score.accuracy()},
+            {"right_by_mean", score.accuracy_by_mean()},
+            {"questions", score.examples}};
+}
+
 inline void print_score(const ChoiceScore& score, const std::string& path) {
     printf("right %.1f%% by the sum of log-likelihoods, %.1f%% by their mean per token (+- %.1f), of %lld "
            "questions of %s\n",
@@ -139,12 +159,31 @@ inline const Options& shape_evaluation(Options& model, const Options& command) {
     return model;
 }
 
-// Evaluates what the command asks for, and prints it.
+// The log of the run that a model is of.
+inline std::string log_of(const TrainedModel& model) {
+    std::string run = run_of_checkpoint(model.reader.folder());
+    if (run.empty()) {
+        fail("--log: %s lies in no run directory; leave the option out, or name a run",
+             model.reader.folder().c_str());
+    }
+    return log_path(run);
+}
+
+// Evaluates what the command asks for, prints it and, with --log, adds it to the log of the run.
 template <typename Losses>
 void print_scores(const TrainedModel& model, const Options& command, Losses&& losses) {
     const Tokenizer* tokenizer = model.tokenizer.get();
+    std::optional<LogFile> log;
+    if (command.log) log.emplace(log_of(model));  // before there is a result that it could not take
+    auto tell = [&](const auto& score, const std::string& of) {
+        print_score(score, of);
+        nlohmann::ordered_json line = {{"step", model.reader.index().step()},
+                                       {"eval", score_record(score, of)}};
+        line["eval"]["time"] = utc_time();
+        if (log) log->append(LogFile::text_line(line));
+    };
     if (const std::string& data = command.data; !data.empty())
-        print_score(evaluate_data(data, command.limit, model.options, tokenizer, losses), data);
+        tell(evaluate_data(data, command.limit, model.options, tokenizer, losses), data);
     if (const std::string& choices = command.choices; !choices.empty())
-        print_score(evaluate_choices(choices, command.limit, model.options, tokenizer, losses), choices);
+        tell(evaluate_choices(choices, command.limit, model.options, tokenizer, losses), choices);
 }

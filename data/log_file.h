@@ -77,11 +77,11 @@ public:
         if (ftruncate(file_.get(), (off_t)bytes) != 0) fail_with_errno(path_, "shorten it");
     }
 
-private:
     static std::string text_line(const nlohmann::ordered_json& line) {
         return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
     }
 
+private:
     void write_waiting() {
         if (dropped_ > 0) append(text_line({{"step", dropped_until_}, {"dropped_lines", dropped_}}));
         dropped_ = 0;

@@ -6,8 +6,10 @@ Every share is of one device: the tokens of the whole run divided by the devices
 */
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <string>
 
 #include "data/error.h"
@@ -48,6 +50,20 @@ inline std::string duration(double seconds) {
     return text("%ldh%02ldm", s / 3600, s / 60 % 60);
 }
 
+// Now, as 2026-01-31T23:59:59.123Z.
+inline std::string utc_time() {
+    using namespace std::chrono;
+    auto now = system_clock::now();
+    time_t seconds = system_clock::to_time_t(floor<std::chrono::seconds>(now));
+    long milliseconds =
+        (long)(duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000);
+    struct tm parts;
+    gmtime_r(&seconds, &parts);
+    char date[32];
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &parts);
+    return text("%s.%03ldZ", date, milliseconds);
+}
+
 // 1234567 as "1.23M".
 inline std::string human(double value) {
     const char* suffix[] = {"", "k", "M", "G", "T", "P"};
@@ -57,7 +73,8 @@ inline std::string human(double value) {
 }
 
 // Rates and shares from the tokens per second of the whole run. peak_flops and gemm_flops are FLOP/s of one
-// device, published (0: not known) and measured.
+// device, published (0: not known) and measured. What was measured while others used the device is too low,
+// so the largest of several measurements counts, and what training itself reaches is one.
 class Meter {
 public:
     Meter(const ModelConfig& config, int T, double peak_flops, double gemm_flops, int devices)
@@ -65,6 +82,9 @@ public:
           causal_(flops_per_token(config, T, true) / devices),
           peak_(peak_flops),
           gemm_(gemm_flops) {}
+
+    void add_measurement(double gemm_flops) { gemm_ = std::max(gemm_, gemm_flops); }
+    void add_step(double tokens_per_second) { add_measurement(full_ * tokens_per_second); }
 
     double mfu(double tokens_per_second) const { return peak_ > 0 ? full_ * tokens_per_second / peak_ : 0; }
     double gemm_share(double tokens_per_second) const { return full_ * tokens_per_second / gemm_; }

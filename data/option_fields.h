@@ -110,6 +110,7 @@ struct Options : ModelConfig {
 
     std::string data, choices;  // eval: what to measure on
     int limit = 0;              // samples or examples; 0: all
+    bool log = false;           // whether the results go into the log of the run
 
     std::vector<std::string> inputs;  // tokenize, data: what to read
     std::string output;

@@ -290,8 +290,10 @@ inline const std::vector<OptionRow>& option_table() {
          "0: as fast as it goes.",
          here},
         {FIELD(communication_timeout), train, "Layout", range(0, most),
-         "Seconds that a rank waits for the end of a step, its own work included, before it takes the others "
-         "for dead and ends the run. 0: for ever."},
+         "Seconds that a rank waits for its device, which may wait for other ranks, before it takes those "
+         "for "
+         "dead and ends the run. Work of its own that the device still has to do counts too: give more than "
+         "a step takes. 0: for ever."},
 
         {FIELD(val_every), train, "Evaluation", range(0, most), "Steps between validations. 0: never."},
         {FIELD(val_batches), train, "Evaluation", range(1, 1048576),
@@ -338,6 +340,9 @@ inline const std::vector<OptionRow>& option_table() {
          "Multiple-choice questions: lines of JSON, {\"context\": ..., \"choices\": [...], \"answer\": 0}, "
          "or an evaluation .bin of llm.c (HellaSwag)."},
         {FIELD(limit), eval, "Evaluation", range(0, most), "Samples and questions to take at most. 0: all."},
+        {FIELD(log), eval, "Evaluation", on_off,
+         "Add the results to log.jsonl of the run, with the step of the checkpoint; also while it trains "
+         "on."},
 
         {FIELD(output), tokenize | exporting | importing, "Output", any_text,
          "tokenize: beginning of the names of the files to write: PREFIX_train_000000.bin, "

@@ -157,8 +157,9 @@ private:
             nlohmann::json value = parse_json(line, file_->path());
             if (!value.is_object()) return false;
             int64_t step = json_integer(value["step"], 0, INT64_MAX, file_->path());
-            bool of_step =
-                value.contains("loss") || value.contains("checkpoint") || value.contains("dropped_lines");
+            bool of_step = false;
+            for (const char* kind : {"loss", "checkpoint", "start", "eval", "dropped_lines"})
+                of_step = of_step || value.contains(kind);
             return step < last || (step == last && of_step);
         } catch (const Error&) {
             return false;  // cut short

@@ -4,12 +4,31 @@ What a run is about to do, for its header.
 #pragma once
 
 #include <cstdio>
+#include <nlohmann/json.hpp>
+
 #include <string>
+#include <vector>
 
 #include "data/meter.h"
 #include "data/model_config.h"
 #include "data/options.h"
+#include "data/program_version.h"
+#include "data/resume.h"
 #include "data/sample_order.h"
+
+// The same for log.jsonl: when, where and how the run was started. changes: what a resume made different.
+inline nlohmann::ordered_json start_record(const Options& o, const std::string& host, int processes,
+                                           const std::string& device, const StoredRun* origin,
+                                           const std::vector<std::string>& changes) {
+    return {{"time", utc_time()},
+            {"host", host},
+            {"device", device},
+            {"version", program_version},
+            {"processes", processes},
+            {"layout", {{"dp", o.dp}, {"tp", o.tp}, {"pp", o.pp}, {"zero", o.zero}}},
+            {"from", origin ? nlohmann::ordered_json(origin->checkpoint) : nullptr},
+            {"changes", changes}};
+}
 
 inline void print_run(const Options& o, const TokenLoader& data) {
     double count = (double)parameter_count(o);

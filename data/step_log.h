@@ -20,7 +20,7 @@ Rank 0 alone has a log.
 class StepLog {
 public:
     // `log` may be null. On a terminal, steps between two lines are drawn over each other.
-    StepLog(const Options& o, const Meter& meter, RunLog* log, bool on_terminal)
+    StepLog(const Options& o, Meter& meter, RunLog* log, bool on_terminal)
         : o_(o), meter_(meter), log_(log), on_terminal_(on_terminal) {}
 
     // An error message begins on a line of its own.
@@ -33,10 +33,14 @@ public:
             warn(text("log.jsonl: %zu lines could not be written, and are lost", lost));
     }
 
+    // The run begins, or goes on, after this step.
+    void start(int step, const nlohmann::ordered_json& how) { write({{"step", step}, {"start", how}}); }
+
     // tokens: trained on in all. sent_bytes: by this rank.
     void step(int step, uint64_t tokens, float loss, float gradient_norm, float learning_rate, double seconds,
               uint64_t sent_bytes) {
         double rate = o_.global_batch / seconds;
+        meter_.add_step(rate);
         recent_ = recent_ == 0 ? seconds : 0.95 * recent_ + 0.05 * seconds;
         nlohmann::ordered_json line = {{"step", step},
                                        {"loss", loss},
@@ -46,7 +50,8 @@ public:
                                        {"tokens_per_s", rate},
                                        {"mfu", nullptr},
                                        {"gemm_share", meter_.gemm_share(rate)},
-                                       {"ms", seconds * 1e3}};
+                                       {"ms", seconds * 1e3},
+                                       {"time", utc_time()}};
         if (meter_.has_peak()) line["mfu"] = meter_.mfu(rate);
         if (o_.dp * o_.tp * o_.pp > 1) line["sent_bytes"] = sent_bytes;
         write(line);
@@ -129,7 +134,7 @@ private:
     }
 
     const Options& o_;
-    const Meter& meter_;
+    Meter& meter_;
     RunLog* log_;
     const bool on_terminal_;
     std::string last_checkpoint_;  // of this run, that was written since it was started

@@ -80,6 +80,8 @@ TEST_CASE("shares are of one device") {
     CHECK(meter.has_peak());
     CHECK(meter.mfu(rate) == doctest::Approx(138 / 312.0).epsilon(1e-12));
     CHECK(meter.gemm_share(rate) == doctest::Approx(0.5).epsilon(1e-12));
+    meter.add_measurement(1);  // lower ones are those of a device that others used
+    CHECK(meter.gemm_share(rate) == doctest::Approx(0.5).epsilon(1e-12));
     CHECK(meter.gemm_share_causal(rate) == doctest::Approx(0.5 * causal / full).epsilon(1e-12));
 
     Meter alone(gpt2, 1024, 312e12, 276e12, 1);
@@ -121,4 +123,15 @@ TEST_CASE("numbers") {
 TEST_CASE("the clock goes forward") {
     double before = seconds_now();
     CHECK(seconds_now() >= before);
+}
+
+TEST_CASE("no share is above one") {
+    ModelConfig gpt2 = completed({});
+    Meter meter(gpt2, 1024, 0, 1e12, 1);
+    double rate = 2.5e12 / flops_per_token(gpt2, 1024, false);
+    meter.add_step(rate);  // faster than the products that were measured while others used the device
+    CHECK(meter.gemm_share(rate) == doctest::Approx(1).epsilon(1e-12));
+    CHECK(meter.gemm_share(rate / 2) == doctest::Approx(0.5).epsilon(1e-12));
+    meter.add_measurement(5e12);
+    CHECK(meter.gemm_share(rate) == doctest::Approx(0.5).epsilon(1e-12));
 }

@@ -7,7 +7,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 program=$PWD/build/cpu-fp32/train_gpt sources=$PWD/kernels llama3=$PWD/test/golden/tokenizers/llama3.json
-plan 33
+plan 36
 cd "$work" || exit 1
 export OMP_NUM_THREADS=2
 
@@ -157,4 +157,12 @@ check "five samples are five, four at a time or one" cmp eval4.out eval1.out
 check "and perplexity and bits per byte" grep -qE 'perplexity [0-9.]+  bits per byte [0-9.]+' eval.out
 printf '{"context": "inline void", "choices": ["%s", "qqqqqqqq"], "answer": 0}\n' "const int" >questions.jsonl
 run choices "$program" eval plain --choices questions.jsonl
+cp -r plain logged
+cp -r plain/checkpoints/step_* alone
+run logs "$program" eval logged --data 'tokens/mine_val_*.bin' --limit 5 --choices questions.jsonl --log on
+check "eval --log adds a line for each result to the log" grep -cE \
+    '^\{"step":[1-9][0-9]*,"eval":\{("data":"[^"]+","loss":[0-9.]+,"perplexity":[0-9.]+,"tokens":[0-9]+,"samples":5,"bits_per_byte":[0-9.]+|"choices":"[^"]+","right":1.0,"right_by_mean":[0-9.]+,"questions":1),"time":"[^"]+"\}\}$' logged/log.jsonl
+check "two results, and what was there" eval 'test "$(tail -n 2 logged/log.jsonl | grep -c "\"eval\"")" = 2 && cmp <(head -n -2 logged/log.jsonl) plain/log.jsonl'
+"$program" eval alone --choices questions.jsonl --tokenizer bytes --log on >wants.out 2>&1
+check "--log wants a run" grep -q '^train_gpt: --log: alone lies in no run directory; ' wants.out
 check "eval answers questions" grep -q '^right 100.0%' choices.out
