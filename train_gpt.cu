@@ -63,6 +63,7 @@ name, shape, initialisation, weight decay and cut: comm/tensor_table.h.
 #include "data/sample_order.h"     // which tokens a sample is made of
 #include "data/step_log.h"         // what is shown and kept of each step
 #include "data/stop_signals.h"     // how a run is asked to stop
+#include "data/token_record.h"     // what token files were made with
 #include "data/tokenize.h"         // the tokenize subcommand
 #include "data/tokenizer.h"        // text <-> tokens
 #include "data/trained_model.h"    // what a run left
@@ -1165,6 +1166,7 @@ inline void train(const CommandLine& line, const World& world) {
     std::unique_ptr<Tokenizer> tokenizer;
     std::unique_ptr<RunLog> log;
     std::unique_ptr<MemoryPlan> memory;
+    std::vector<std::string> notes = line.notes;  // for the header
     world.together([&] {
         check_precision(o);
         choose_attention(o);
@@ -1182,6 +1184,11 @@ inline void train(const CommandLine& line, const World& world) {
             if (*loader) (*loader)->load(0, tokens.data(), tokens.data() + workload.T);
         }
         tokenizer = Tokenizer::load_if_any(o.tokenizer);
+        for (const auto* loader : {&train_data, &val_data}) {
+            if (!*loader) continue;
+            for (const std::string& note : check_token_records(**loader, tokenizer.get(), o.document_end))
+                notes.push_back(note);
+        }
         division = division_of(o, workload);
         memory =
             std::make_unique<MemoryPlan>(memory_plan(o, workload, zero_settings(o), mesh_shape(o), division,
@@ -1200,7 +1207,7 @@ inline void train(const CommandLine& line, const World& world) {
         text("%s (%s, %s; %s)", device.name, device_name, floatX_name, communication_libraries().c_str());
     printf("device       %s\n", built.c_str());
     print_run(o, *train_data);
-    for (const std::string& note : line.notes) printf("             %s\n", note.c_str());
+    for (const std::string& note : notes) printf("             %s\n", note.c_str());
     memory->print(o.pp > 1 ? " on the stage that takes most" : o.dp * o.tp > 1 ? " on each rank" : "");
     fflush(stdout);
 

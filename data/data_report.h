@@ -26,6 +26,7 @@ begin.
 #include "data/length_histogram.h"
 #include "data/megatron_shards.h"
 #include "data/progress.h"
+#include "data/token_record.h"
 #include "data/token_scan.h"
 #include "data/token_shards.h"
 #include "data/tokenizer.h"
@@ -89,6 +90,11 @@ private:
 
     void shard(const TokenShard& shard) {
         row("kind", text("token shard of llm.c, %d bytes a token", shard.width()));
+        if (auto record = read_token_record(record_of_shard(shard.path()))) {
+            row("made with", text("tokenizer %s, of which token %d ends documents",
+                                  printable(record->tokenizer).c_str(), record->document_end));
+            check_token_record(shard.path(), *record, tokenizer_, document_end_);
+        }
         TokenScan tokens = scan(shard);
         if (document_end_ < 0) {
             row("documents", "not told apart; name the tokenizer");

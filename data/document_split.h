@@ -109,7 +109,8 @@ public:
 
     uint64_t documents() const { return documents_; }
     uint64_t empty() const { return empty_; }
-    uint64_t tokens() const { return train_.total() + val_.total(); }
+    uint64_t train_tokens() const { return train_.total(); }
+    uint64_t val_tokens() const { return val_.total(); }
 
     std::string summary() const { return train_.summary() + (val_.total() > 0 ? ", " + val_.summary() : ""); }
 

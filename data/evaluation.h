@@ -22,6 +22,7 @@ memory, as in every HostBatch.
 #include "data/meter.h"
 #include "data/options.h"
 #include "data/progress.h"
+#include "data/token_record.h"
 #include "data/tokenizer.h"
 #include "data/trained_model.h"
 
@@ -52,6 +53,8 @@ DataScore evaluate_data(const std::string& data, int limit, const Options& o, co
                         Losses&& losses) {
     int B = o.micro_batch, T = o.sequence_length;
     TokenLoader loader(data, o.vocab_size, T, SampleOrder::sequential);
+    for (const std::string& note : check_token_records(loader, tokenizer, o.document_end))
+        printf("note: %s\n", note.c_str());
     DataScore score;
     score.samples = loader.samples_per_epoch();
     if (limit > 0) score.samples = std::min(score.samples, (uint64_t)limit);

@@ -26,7 +26,7 @@ taken for a shorter text.
 
 #include "data/error.h"
 #include "data/file.h"
-#include "data/token_shards.h"  // find_shard_format
+#include "data/token_shards.h"  // find_shard_format, token_record_beginning
 
 struct TextFile {
     std::string path;
@@ -99,7 +99,7 @@ private:
         }
         struct stat status;
         FileHandle file = open_regular(path, &status);
-        char first[6] = {};
+        char first[token_record_beginning.size()] = {};
         if (pread(file.get(), first, sizeof first, 0) < 0) fail_with_errno(path, "read it");
         std::string_view beginning(first, sizeof first);
         if (!given_by_name && is_made_here(path, beginning)) {
@@ -116,11 +116,12 @@ private:
         bytes += size;
     }
 
-    // Token shards and tokenizers, which may lie beside the text they were made from.
+    // Token shards, their records and tokenizers, which may lie beside the text they were made from.
     static bool is_made_here(const std::string& path, std::string_view beginning) {
         int32_t magic;
         memcpy(&magic, beginning.data(), sizeof magic);
-        return find_shard_format(magic) || path.ends_with("_tokenizer.json");
+        return find_shard_format(magic) || beginning == token_record_beginning ||
+               path.ends_with("_tokenizer.json");
     }
 
     // Packed text would be taken for text of strange bytes.

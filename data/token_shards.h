@@ -17,6 +17,7 @@ used.
 #include <cstring>
 #include <glob.h>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/error.h"
@@ -28,6 +29,8 @@ static_assert(std::endian::native == std::endian::little,
 
 constexpr size_t shard_header_bytes = 1024;
 constexpr int64_t max_shard_tokens = INT32_MAX;
+constexpr std::string_view token_record_beginning =
+    "{\"train_gpt_tokens\":";  // of what says how they were made
 
 struct ShardFormat {
     int32_t magic, version;

@@ -3,10 +3,11 @@ The tokenize subcommand: files and folders of text become the token shards
 
     OUTPUT_train_000000.bin, OUTPUT_train_000001.bin, ...    OUTPUT_val_000000.bin, ...
 
-and, if a tokenizer is trained first, OUTPUT_tokenizer.json. Each file is one document, but in a .jsonl each
-line is; files may be compressed with gzip. The end-of-text token ends every document. Text streams through
-all cores, and its order is kept, so the output does not depend on the number of threads. The outputs get
-their names when all of them are complete: a run that fails leaves none.
+and, if a tokenizer is trained first, OUTPUT_tokenizer.json. OUTPUT.json says what they were made with
+(data/token_record.h). Each file is one document, but in a .jsonl each line is; files may be compressed with
+gzip. The end-of-text token ends every document. Text streams through all cores, and its order is kept, so the
+output does not depend on the number of threads. The outputs get their names when all of them are complete: a
+run that fails leaves none.
 */
 #pragma once
 
@@ -29,8 +30,10 @@ their names when all of them are complete: a run that fails leaves none.
 #include "data/stop_signals.h"
 #include "data/text_documents.h"
 #include "data/text_files.h"
+#include "data/token_record.h"
 #include "data/tokenizer.h"
 #include "data/tokenizer_training.h"
+#include "data/words.h"
 
 struct TokenizeOptions {
     std::vector<std::string> inputs;  // files and folders
@@ -102,6 +105,7 @@ inline DocumentSearch find_text(const TokenizeOptions& options, const std::vecto
     DocumentSearch search;
     for (const std::string& path : older) search.exclude(path);
     search.exclude(options.output + "_tokenizer.json");
+    search.exclude(record_path(options.output));
     for (const std::string& path : options.inputs) search.add(path);
     if (search.files.empty()) {
         fail("%s: has no text; name files or folders with text in them",
@@ -114,9 +118,11 @@ inline DocumentSearch find_text(const TokenizeOptions& options, const std::vecto
     return search;
 }
 
-// Tokenizes the files. A tokenizer that was trained for them gets its file's name with the shards.
+// Tokenizes the files. A tokenizer that was trained for them gets its file's name with the shards, and the
+// record after them: until then, there is none that could be that of others.
 inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& tokenizer, DocumentSearch& search,
                            const std::vector<std::string>& older, unsigned threads, NewFile* tokenizer_file) {
+    NewFile record_file(record_path(options.output));
     using Clock = std::chrono::steady_clock;
     SplitOptions split{options.output,
                        tokenizer.vocab_size(),
@@ -162,18 +168,30 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
         fail("%s: has no text; name files or folders with text in them", options.inputs[0].c_str());
     splitter.finish(options.inputs[0]);
     double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    uint64_t documents = splitter.documents() - is_cut,
+             tokens = splitter.train_tokens() + splitter.val_tokens();
+    TokenRecord record = {.tokenizer = tokenizer_file ? tokenizer_file->path() : options.tokenizer,
+                          .fingerprint = tokenizer_fingerprint(tokenizer),
+                          .vocab_size = tokenizer.vocab_size(),
+                          .document_end = tokenizer.end_of_text(),
+                          .documents = documents,
+                          .bytes = bytes,
+                          .train_tokens = splitter.train_tokens(),
+                          .val_tokens = splitter.val_tokens()};
+    std::string content = token_record_text(record);
+    record_file.write(content.data(), content.size());
+    unlink(record_file.path().c_str());
     splitter.commit(older);
     if (tokenizer_file) tokenizer_file->commit();
+    record_file.commit();
 
     if (splitter.empty() > 0)
         printf("tokenize: skipped %llu empty documents\n", (unsigned long long)splitter.empty());
-    uint64_t documents = splitter.documents() - is_cut, tokens = splitter.tokens();
     printf("tokenize: %llu document%s, %llu bytes, %llu tokens: %s\n", (unsigned long long)documents,
            documents == 1 ? "" : "s", (unsigned long long)bytes, (unsigned long long)tokens,
            splitter.summary().c_str());
-    printf("tokenize: %.2f bytes per token, %.1f MB/s%s\n", (double)bytes / (double)tokens,
-           (double)bytes * 1e-6 / std::max(seconds, 1e-9),
-           tokenizer_file ? (", tokenizer: " + tokenizer_file->path()).c_str() : "");
+    printf("tokenize: %.2f bytes per token, %.1f MB/s, tokenizer: %s\n", (double)bytes / (double)tokens,
+           (double)bytes * 1e-6 / std::max(seconds, 1e-9), printable(record.tokenizer).c_str());
 }
 
 inline void tokenize(const TokenizeOptions& options) {
@@ -190,9 +208,12 @@ inline void tokenize(const TokenizeOptions& options) {
     bool trains = options.train_tokenizer > 0;
     std::vector<std::string> older = existing_outputs(options.output);
     std::vector<std::string> in_the_way = older;
-    // The tokenizer of other tokens would be taken for that of these.
-    bool misleads = options.tokenizer != tokenizer_path && access(tokenizer_path.c_str(), F_OK) == 0;
-    if (misleads) in_the_way.push_back(tokenizer_path);
+    bool has_tokenizer = access(tokenizer_path.c_str(), F_OK) == 0;
+    if (has_tokenizer && trains) in_the_way.push_back(tokenizer_path);
+    if (std::string record = record_path(options.output);
+        access(record.c_str(), F_OK) == 0 && !read_token_record(record))
+        fail("%s: would be written, and is no record of tokens; move it away, or give another --output",
+             record.c_str());
     for (const std::string& path : in_the_way) {
         if (path.ends_with(".partial") || options.overwrite) continue;
         fail("%s: exists already; give --overwrite, or another --output", path.c_str());
@@ -206,7 +227,10 @@ inline void tokenize(const TokenizeOptions& options) {
         }
         DocumentSearch search = find_text(options, older);
         tokenize_files(options, tokenizer, search, older, threads, nullptr);
-        if (misleads) unlink(tokenizer_path.c_str());
+        if (has_tokenizer && options.tokenizer != tokenizer_path)
+            printf("tokenize: note: %s was not used, and stays; if the tokens are to be its, give "
+                   "--tokenizer %s\n",
+                   tokenizer_path.c_str(), tokenizer_path.c_str());
         return;
     }
     DocumentSearch search = find_text(options, older);

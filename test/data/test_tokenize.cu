@@ -543,6 +543,98 @@ TEST_CASE("tokenize: a tokenizer is trained, written and used") {
     }
 }
 
+TEST_CASE("tokenize: what is not replaced stays, and what the tokens were made with is recorded") {
+    TemporaryFolder folder;
+    fs::create_directories(folder / "in");
+    for (int i = 0; i < 9; i++) write_file(folder / text("in/%d.txt", i), text("text number %d", i));
+    TokenizeOptions options;
+    options.inputs = {folder / "in"};
+    options.output = folder / "in/x";  // so all that is written lies among the text
+    options.train_tokenizer = 300;
+    tokenize(options);
+    std::string file = folder / "in/x_tokenizer.json", json = contents(file);
+    TokenRecord record = read_token_record(folder / "in/x.json").value();
+    Tokenizer trained = Tokenizer::load(file);
+    CHECK(record.tokenizer == file);
+    CHECK(record.fingerprint == tokenizer_fingerprint(trained));
+    CHECK(record.document_end == trained.end_of_text());
+    CHECK(record.vocab_size == trained.vocab_size());
+    CHECK(record.documents == 9);
+    CHECK(record.bytes == 9 * 13);
+    CHECK(record.train_tokens == all_tokens(folder / "in/x_train_000000.bin", 300).size());
+    CHECK(record.val_tokens == all_tokens(folder / "in/x_val_000000.bin", 300).size());
+
+    options.train_tokenizer = 0;  // forgotten: the tokens are bytes
+    options.overwrite = true;
+    tokenize(options);
+    CHECK(contents(file) == json);
+    record = read_token_record(folder / "in/x.json").value();
+    CHECK(record.tokenizer == "bytes");
+    CHECK(record.documents == 9);
+    CHECK(record.fingerprint == tokenizer_fingerprint(Tokenizer()));
+
+    write_file(folder / "in/x.json", "{\"text\": \"not a record\"}");
+    check_error(error_of([&] { tokenize(options); }), folder / "in/x.json", "is no record of tokens");
+    CHECK(contents(folder / "in/x.json").ends_with("not a record\"}"));
+}
+
+TEST_CASE("the record of a shard has the beginning of its name") {
+    CHECK(record_of_shard("a/b_train_000000.bin") == "a/b.json");
+    CHECK(record_of_shard("b_val_12.bin") == "b.json");
+    CHECK(record_of_shard("a_train_b_val_000001.bin") == "a_train_b.json");
+    for (const char* other :
+         {"a/b_train_.bin", "b_test_000000.bin", "000000.bin", "a_train_000000.idx", "", "a.bin"})
+        CHECK(record_of_shard(other) == "");
+}
+
+TEST_CASE("a tokenizer has one fingerprint, from whichever file it comes") {
+    TemporaryFolder folder;
+    std::set<std::string> all = {tokenizer_fingerprint(Tokenizer())};
+    size_t count = 1;
+    for (const auto& entry : fs::directory_iterator("test/golden/tokenizers")) {
+        if (entry.path().extension() != ".json" || entry.path().stem() == "ids") continue;
+        Tokenizer first = Tokenizer::load(entry.path());
+        first.write(folder / "tokenizer.json");
+        CHECK(tokenizer_fingerprint(Tokenizer::load(folder.path)) == tokenizer_fingerprint(first));
+        all.insert(tokenizer_fingerprint(first));
+        count++;
+    }
+    CHECK(count > 3);
+    CHECK(all.size() == count);
+}
+
+TEST_CASE("token files are used as they were made") {
+    TemporaryFolder folder;
+    write_file(folder / "a_train_000000.bin", shard_bytes(std::vector<uint16_t>{1, 2, 256, 3, 4, 256}));
+    write_file(folder / "foreign.bin", shard_bytes(std::vector<uint16_t>{1, 2, 3, 4, 5, 6}));
+    TokenRecord record = {.tokenizer = "bytes",
+                          .fingerprint = tokenizer_fingerprint(Tokenizer()),
+                          .vocab_size = 257,
+                          .document_end = 256};
+    write_file(folder / "a.json", token_record_text(record));
+    Tokenizer bytes, other = Tokenizer::load("test/golden/tokenizers/gpt2.json");
+    auto check = [&](const char* files, const Tokenizer* tokenizer, int document_end) {
+        return check_token_records(TokenLoader(folder / files, 300, 2, SampleOrder::sequential), tokenizer,
+                                   document_end);
+    };
+    CHECK(check("a_train_000000.bin", &bytes, 256).empty());
+    CHECK(check("*.bin", nullptr, -1).empty());
+    CHECK_REFUSED(check("*.bin", &other, -1), "a_train_000000.bin: was made with the tokenizer bytes, and ");
+    CHECK_REFUSED(check("*.bin", nullptr, 4), "give --document-end 256");
+    // of others nothing is known but what they hold
+    CHECK(check("foreign.bin", &other, 4).empty());
+    REQUIRE(check("foreign.bin", &bytes, 256).size() == 1);
+    CHECK(check("foreign.bin", &bytes, 256)[0].find("foreign.bin: token 256, which ends documents, is not") ==
+          folder.path.size() + 1);
+    write_file(folder / "a.json", "{\"train_gpt_tokens\":2}");
+    CHECK_REFUSED(check("a_train_000000.bin", &bytes, 256),
+                  "a.json: has version 2, and only version 1 is known; ");
+    write_file(folder / "a.json", "{\"train_gpt_tokens\":1}");
+    CHECK_REFUSED(check("a_train_000000.bin", &bytes, 256), "a.json: tokenizer: is no text; ");
+    write_file(folder / "a.json", "{}");
+    CHECK(check("a_train_000000.bin", &other, -1).empty());
+}
+
 TEST_CASE("tokenize: tokenizers that do not serve") {
     TemporaryFolder folder;
     fs::create_directory(folder / "out");

@@ -7,7 +7,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 program=$PWD/build/cpu-fp32/train_gpt sources=$PWD/kernels llama3=$PWD/test/golden/tokenizers/llama3.json
-plan 36
+plan 38
 cd "$work" || exit 1
 export OMP_NUM_THREADS=2
 
@@ -46,7 +46,10 @@ check "a tokenizer of Hugging Face" test -s tokens/llama3_train_000000.bin
 run replaced "$program" tokenize text/*.cuh --output tokens/replaced --train-tokenizer 300
 check "tokens beside another tokenizer are refused" bash -c "! '$program' tokenize text/*.cuh --output tokens/replaced --tokenizer bytes"
 run replaced "$program" tokenize text/*.cuh --output tokens/replaced --tokenizer bytes --overwrite
-check "or take its place" test ! -e tokens/replaced_tokenizer.json -a -s tokens/replaced_train_000000.bin
+check "or take the place of its tokens, and the tokenizer stays" eval \
+    'test -s tokens/replaced_tokenizer.json && grep -q "\"tokenizer\":\"bytes\"" tokens/replaced.json && grep -q "replaced_tokenizer.json was not used" replaced.out'
+"$program" train --model tiny --train-data tokens/replaced_train_000000.bin --tokenizer tokens/replaced_tokenizer.json >refused.out 2>&1
+check "a run with another tokenizer refuses tokens" grep -q '^train_gpt: tokens/replaced_train_000000.bin: was made with the tokenizer bytes, ' refused.out
 
 # A run that is interrupted leaves nothing.
 head -c 100000000 /dev/zero | tr '\0' 'a ' | fold -w 97 >long.txt
@@ -155,6 +158,8 @@ check "samples that are no multiple of a micro-batch are validated each once" gi
 for n in 4 1; do run eval$n "$program" eval plain --data 'tokens/mine_val_*.bin' --limit 5 --micro-batch $n; done
 check "five samples are five, four at a time or one" cmp eval4.out eval1.out
 check "and perplexity and bits per byte" grep -qE 'perplexity [0-9.]+  bits per byte [0-9.]+' eval.out
+"$program" eval plain --data tokens/replaced_train_000000.bin >refused.out 2>&1
+check "eval refuses tokens of another tokenizer" grep -q '^train_gpt: tokens/replaced_train_000000.bin: was made with the tokenizer bytes, ' refused.out
 printf '{"context": "inline void", "choices": ["%s", "qqqqqqqq"], "answer": 0}\n' "const int" >questions.jsonl
 run choices "$program" eval plain --choices questions.jsonl
 cp -r plain logged
