@@ -48,6 +48,7 @@ name, shape, initialisation, weight decay and cut: comm/tensor_table.h.
 #include "comm/whole_tensors.h"    // set_tensors
 #include "comm/world.h"            // launched by mpirun or alone
 #include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
+#include "data/data_overlap.h"     // validation on what is trained on
 #include "data/data_report.h"      // the data subcommand
 #include "data/error.h"            // fail, note_trouble
 #include "data/evaluation.h"       // the loss on token files, multiple-choice questions
@@ -1156,6 +1157,18 @@ inline RunPosition begin_run(Gpt& g, const CommandLine& line, RunCheckpoints& ch
     return {};
 }
 
+// Refuses data that were made for another tokenizer, and adds what else is strange about them to the notes.
+inline void check_data(const Options& o, const TokenLoader& train, const TokenLoader* val,
+                       const Tokenizer* tokenizer, std::vector<std::string>& notes) {
+    auto add = [&](const std::vector<std::string>& more) {
+        notes.insert(notes.end(), more.begin(), more.end());
+    };
+    add(check_token_records(train, tokenizer, o.document_end));
+    if (!val) return;
+    add(check_token_records(*val, tokenizer, o.document_end));
+    add(overlap_warnings(train, *val));
+}
+
 // For all ranks.
 inline void train(const CommandLine& line, const World& world) {
     const Options& o = line.options;
@@ -1184,11 +1197,7 @@ inline void train(const CommandLine& line, const World& world) {
             if (*loader) (*loader)->load(0, tokens.data(), tokens.data() + workload.T);
         }
         tokenizer = Tokenizer::load_if_any(o.tokenizer);
-        for (const auto* loader : {&train_data, &val_data}) {
-            if (!*loader) continue;
-            for (const std::string& note : check_token_records(**loader, tokenizer.get(), o.document_end))
-                notes.push_back(note);
-        }
+        if (world.is_root()) check_data(o, *train_data, val_data.get(), tokenizer.get(), notes);
         division = division_of(o, workload);
         memory =
             std::make_unique<MemoryPlan>(memory_plan(o, workload, zero_settings(o), mesh_shape(o), division,

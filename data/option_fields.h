@@ -118,6 +118,7 @@ struct Options : ModelConfig {
     std::string pre_tokenizer = "llama3";
     long long tokenizer_text = 1 << 30;  // bytes
     std::string text_field = "text";
+    bool skip_binary = false;
     int threads = 0;  // 0: one for each core
     double val_fraction = 0.01;
     long long shard_tokens = 100 << 20;

@@ -361,6 +361,9 @@ inline const std::vector<OptionRow>& option_table() {
          free, positional},
         {FIELD(text_field), tokenize, "Text", any_text,
          ".jsonl: the field that holds a document's text; every line must have it."},
+        {FIELD(skip_binary), tokenize, "Text", on_off,
+         "Leave out files that are no text in UTF-8: those with zero bytes, and UTF-16. off: they are named, "
+         "and taken as they are."},
         {FIELD(val_fraction), tokenize, "Text", range(0, 1),
          "Part of the documents kept for validation. 0: none."},
         {FIELD(shard_tokens), tokenize, "Text", range(1024, 1 << 30),

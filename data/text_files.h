@@ -13,6 +13,7 @@ taken for a shorter text.
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -27,6 +28,7 @@ taken for a shorter text.
 #include "data/error.h"
 #include "data/file.h"
 #include "data/token_shards.h"  // find_shard_format, token_record_beginning
+#include "data/words.h"         // printable
 
 struct TextFile {
     std::string path;
@@ -36,12 +38,37 @@ struct TextFile {
     uint64_t cut = 0;  // not 0: the document ends after so many bytes of text, and another begins
 };
 
+// Files that have something in common: how many, and the names of the first.
+struct NamedFiles {
+    static constexpr size_t named = 3;
+    size_t count = 0;
+    std::vector<std::string> names;
+
+    void add(const std::string& name) {
+        count++;
+        if (names.size() < named) names.push_back(name);
+    }
+    // "12 (a, b, c, ...)"
+    std::string text() const {
+        std::string list;
+        for (const std::string& name : names) list += (list.empty() ? "" : ", ") + printable(name);
+        return std::to_string(count) + " (" + list + (count > names.size() ? ", ...)" : ")");
+    }
+};
+
 // Collects the files under files and folders.
 class DocumentSearch {
 public:
     std::vector<TextFile> files;
     uint64_t bytes = 0;
-    size_t skipped = 0;  // empty files; in folders also what is hidden, tokens, broken links, pipes, devices
+    // By kind: empty; in folders also hidden, token files, broken links, pipes or devices; and those below,
+    // if they are to be skipped.
+    std::map<std::string, NamedFiles> skipped;
+    // Not UTF-8, by kind: binary, UTF-16. They are in `files` nevertheless.
+    std::map<std::string, NamedFiles> strange;
+
+    // skip_binary: what is strange is skipped.
+    explicit DocumentSearch(bool skip_binary = false) : skip_binary_(skip_binary) {}
 
     // Links given by name are followed, and so are links to files; links to folders found on the way are not.
     void add(const std::string& path, bool given_by_name = true) {
@@ -51,7 +78,7 @@ public:
             bool broken = stat(path.c_str(), &target) != 0;
             if (broken && given_by_name) fail_with_errno(path, "read it");
             if (!given_by_name && (broken || !S_ISREG(target.st_mode))) {
-                skipped += broken;
+                if (broken) skipped["broken link"].add(path);
                 return;
             }
             status = target;
@@ -64,7 +91,7 @@ public:
         else if (given_by_name)
             fail("%s: is neither a file nor a folder; copy its text to a file", path.c_str());
         else
-            skipped++;
+            skipped["pipe or device"].add(path);
     }
 
     // Do not take this file if it is found.
@@ -85,7 +112,7 @@ private:
         std::sort(names.begin(), names.end());
         for (const std::string& name : names) {
             if (std::filesystem::path(name).filename().string().starts_with('.'))
-                skipped++;  // .git, and what editors leave
+                skipped["hidden"].add(name);  // .git, and what editors leave
             else
                 add(name, false);
         }
@@ -94,16 +121,17 @@ private:
     // A file that cannot be read is found here, before hours of work.
     void add_file(const std::string& path, uint64_t size, bool given_by_name) {
         if (size == 0) {
-            skipped++;
+            skipped["empty"].add(path);
             return;
         }
         struct stat status;
         FileHandle file = open_regular(path, &status);
-        char first[token_record_beginning.size()] = {};
-        if (pread(file.get(), first, sizeof first, 0) < 0) fail_with_errno(path, "read it");
-        std::string_view beginning(first, sizeof first);
+        std::string beginning(looked_at, '\0');
+        ssize_t got = pread(file.get(), beginning.data(), beginning.size(), 0);
+        if (got < 0) fail_with_errno(path, "read it");
+        beginning.resize((size_t)got);
         if (!given_by_name && is_made_here(path, beginning)) {
-            skipped++;
+            skipped["tokens or tokenizer"].add(path);
             return;
         }
         refuse_packed(path, beginning);
@@ -112,16 +140,31 @@ private:
         bool named = name.ends_with(".gz");
         bool compressed = named || beginning.starts_with("\x1f\x8b\x08");
         if (named) name.resize(name.size() - 3);
+        if (const char* kind = compressed ? nullptr : strange_kind(beginning)) {
+            (skip_binary_ ? skipped : strange)[kind].add(path);
+            if (skip_binary_) return;
+        }
         files.push_back({path, size, compressed, name.ends_with(".jsonl") || name.ends_with(".ndjson")});
         bytes += size;
     }
 
     // Token shards, their records and tokenizers, which may lie beside the text they were made from.
     static bool is_made_here(const std::string& path, std::string_view beginning) {
-        int32_t magic;
-        memcpy(&magic, beginning.data(), sizeof magic);
-        return find_shard_format(magic) || beginning == token_record_beginning ||
+        int32_t magic = 0;
+        memcpy(&magic, beginning.data(), std::min(sizeof magic, beginning.size()));
+        return find_shard_format(magic) || beginning.starts_with(token_record_beginning) ||
                path.ends_with("_tokenizer.json");
+    }
+
+    // What a file is that does not look like text in UTF-8, which holds no zero byte; null: it does. UTF-16
+    // begins with its mark, or every other byte of most letters is zero.
+    static const char* strange_kind(std::string_view beginning) {
+        if (beginning.starts_with("\xff\xfe") || beginning.starts_with("\xfe\xff")) return "UTF-16";
+        size_t zeros[2] = {};
+        for (size_t i = 0; i < beginning.size(); i++) zeros[i % 2] += beginning[i] == 0;
+        if (zeros[0] + zeros[1] == 0) return nullptr;
+        size_t most = std::max(zeros[0], zeros[1]), least = std::min(zeros[0], zeros[1]);
+        return most > beginning.size() / 4 && 8 * least < most ? "UTF-16" : "binary";
     }
 
     // Packed text would be taken for text of strange bytes.
@@ -143,6 +186,9 @@ private:
         }
     }
 
+    static constexpr size_t looked_at = 8192;  // bytes at the beginning of a file
+
+    const bool skip_binary_;
     std::set<std::pair<dev_t, ino_t>> seen_;
 };
 

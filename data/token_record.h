@@ -1,5 +1,5 @@
 /*
-What token shards were made with: PREFIX.json, beside PREFIX_train_000000.bin, PREFIX_val_000000.bin and so on.
+What token shards were made with: PREFIX.json, beside PREFIX_train_000000.bin, PREFIX_val_000000.bin etc.
 
     {"train_gpt_tokens":1, "tokenizer":"bytes", "fingerprint":"2d06800538d394c2", "vocab_size":257,
      "document_end":256, "documents":12, "bytes":1008, "train_tokens":1000, "val_tokens":20}
@@ -108,19 +108,21 @@ inline std::string token_record_text(const TokenRecord& record) {
     return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-// Refuses to use a shard with another tokenizer (null: with none) than it was made with, or with another token
-// between documents (-1: with none).
-inline void check_token_record(const std::string& shard, const TokenRecord& record, const Tokenizer* tokenizer,
-                               int document_end) {
+// Refuses to use a shard with another tokenizer (null: with none) than it was made with, or with another
+// token between documents (-1: with none).
+inline void check_token_record(const std::string& shard, const TokenRecord& record,
+                               const Tokenizer* tokenizer, int document_end) {
     std::string made_with = printable(record.tokenizer);
     if (tokenizer && tokenizer_fingerprint(*tokenizer) != record.fingerprint) {
         std::string other = tokenizer->file().empty() ? "bytes" : printable(tokenizer->file());
-        fail("%s: was made with the tokenizer %s, and is to be used with %s, which is another; give --tokenizer %s, "
+        fail("%s: was made with the tokenizer %s, and is to be used with %s, which is another; give "
+             "--tokenizer %s, "
              "or tokenize the text again",
              shard.c_str(), made_with.c_str(), other.c_str(), made_with.c_str());
     }
     if (document_end >= 0 && document_end != record.document_end) {
-        fail("%s: its documents end with token %d of the tokenizer %s, and not with %d; give --document-end %d",
+        fail("%s: its documents end with token %d of the tokenizer %s, and not with %d; give --document-end "
+             "%d",
              shard.c_str(), record.document_end, made_with.c_str(), document_end, record.document_end);
     }
 }

@@ -44,6 +44,7 @@ struct TokenizeOptions {
     bool overwrite = false;
     std::string tokenizer = "bytes";  // see Tokenizer::load
     std::string text_field = "text";  // of .jsonl
+    bool skip_binary = false;         // and UTF-16
     int threads = 0;                  // 0: one for each core
     int train_tokenizer = 0;          // tokens; 0: none is trained
     std::string pre_tokenizer = "llama3";
@@ -102,18 +103,22 @@ inline void cut_file(TextFile& file, double fraction) {
 }
 
 inline DocumentSearch find_text(const TokenizeOptions& options, const std::vector<std::string>& older) {
-    DocumentSearch search;
+    DocumentSearch search(options.skip_binary);
     for (const std::string& path : older) search.exclude(path);
     search.exclude(options.output + "_tokenizer.json");
     search.exclude(record_path(options.output));
     for (const std::string& path : options.inputs) search.add(path);
+    for (const auto& [kind, files] : search.skipped)
+        printf("tokenize: skipped, %s: %s\n", kind.c_str(), files.text().c_str());
+    for (const auto& [kind, files] : search.strange) {
+        printf("tokenize: taken as text, but %s: %s; %s\n", kind.c_str(), files.text().c_str(),
+               kind == "UTF-16"
+                   ? "convert them with iconv -f UTF-16 -t UTF-8, or leave them out with --skip-binary on"
+                   : "leave them out with --skip-binary on");
+    }
     if (search.files.empty()) {
         fail("%s: has no text; name files or folders with text in them",
              options.inputs.empty() ? "the list of inputs" : options.inputs[0].c_str());
-    }
-    if (search.skipped > 0) {
-        printf("tokenize: skipped %zu files: empty or hidden, tokens, broken links, pipes or devices\n",
-               search.skipped);
     }
     return search;
 }
@@ -253,6 +258,7 @@ inline void tokenize(const Options& o) {
                              .overwrite = o.overwrite,
                              .tokenizer = o.tokenizer,
                              .text_field = o.text_field,
+                             .skip_binary = o.skip_binary,
                              .threads = o.threads,
                              .train_tokenizer = o.train_tokenizer,
                              .pre_tokenizer = o.pre_tokenizer,

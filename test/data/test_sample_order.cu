@@ -6,6 +6,7 @@
 #include <set>
 #include <thread>
 
+#include "data/data_overlap.h"
 #include "data/sample_order.h"
 
 // Shards of the given lengths whose tokens count up through all of them.
@@ -455,4 +456,32 @@ TEST_CASE("sources: larger than 3 GiB, every sample exactly once") {
     check_large(b, {wide}, T);
     check_large(c + ".idx", {pieces}, T);
     check_large(a + "," + c + ".idx", {narrow, pieces}, T);
+}
+
+TEST_CASE("validation on what is trained on is noticed") {
+    TemporaryFolder folder;
+    auto shard = [&](const std::string& name, int first, int count) {
+        std::vector<uint16_t> tokens((size_t)count);
+        for (int i = 0; i < count; i++) tokens[(size_t)i] = (uint16_t)(first + i);
+        write_file(folder / name, shard_bytes(tokens));
+        return folder / name;
+    };
+    std::string a = shard("a.bin", 0, 3000), b = shard("b.bin", 5000, 3000);
+    auto warnings = [&](const std::string& train, const std::string& val) {
+        return overlap_warnings(TokenLoader(train, 65536, 8, SampleOrder::shuffled),
+                                TokenLoader(val, 65536, 8, SampleOrder::sequential));
+    };
+    CHECK(warnings(a, b).empty());
+    fs::create_symlink(a, folder / "link.bin");
+    for (const std::string& same : {a, folder / "link.bin"}) {
+        REQUIRE(warnings(a + "," + b, same).size() == 1);
+        CHECK(warnings(a, same)[0].starts_with("warning: " + same + " is in --train-data as well: "));
+    }
+    CHECK(warnings(folder / "*.bin", b).size() == 1);
+    CHECK(warnings("0.5:" + a + ",0.5:" + b, a + "," + b).size() == 2);
+    std::string part = shard("part.bin", 0, 1024), copy = shard("copy.bin", 5000, 3000);
+    REQUIRE(warnings(a + "," + b, part + "," + copy).size() == 2);
+    CHECK(
+        warnings(a, part)[0].starts_with("warning: " + part + " begins as " + a + " of --train-data does: "));
+    CHECK(warnings(shard("few.bin", 0, 20), shard("same.bin", 0, 20)).empty());  // by chance
 }

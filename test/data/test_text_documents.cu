@@ -85,6 +85,63 @@ TEST_CASE("text files: what is packed in another way is refused") {
     }
 }
 
+TEST_CASE("text files: what is skipped or strange is told by kind") {
+    TemporaryFolder folder;
+    auto utf16 = [](const std::string& text, bool marked, bool big) {
+        std::string bytes = !marked ? "" : big ? "\xfe\xff" : "\xff\xfe";
+        for (char c : text) bytes += big ? std::string{0, c} : std::string{c, 0};
+        return bytes;
+    };
+    const struct {
+        const char* name;
+        std::string content;
+        std::string skipped, strange;
+    } rows[] = {
+        {"a.txt", "plain text \xc3\xa9", "", ""},
+        {"b.txt", "bytes that are no UTF-8: \xff\xe9", "", ""},  // Latin-1 is text
+        {"c.txt", "", "empty", ""},
+        {".d", "hidden", "hidden", ""},
+        {"e.bin", shard_bytes(std::vector<uint16_t>{1, 2}), "tokens or tokenizer", ""},
+        {"f_tokenizer.json", "{}", "tokens or tokenizer", ""},
+        {"g.json", std::string(token_record_beginning) + "1}", "tokens or tokenizer", ""},
+        {"h.png", std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR", 16), "", "binary"},
+        {"i.dat", std::string(100, '\0'), "", "binary"},
+        {"j.txt", utf16("text", true, false), "", "UTF-16"},
+        {"k.txt", utf16("text", true, true), "", "UTF-16"},
+        {"l.txt", utf16("ab", false, false), "", "UTF-16"},
+        {"m.txt", utf16("a longer text", false, true), "", "UTF-16"},
+        {"n.gz", gzip(std::string("\0", 1)), "", ""},  // seen as it is packed
+    };
+    std::map<std::string, size_t> skipped, strange;
+    size_t taken = 0, text = 0;
+    for (auto& row : rows) {
+        write_file(folder / row.name, row.content);
+        if (!row.skipped.empty()) skipped[row.skipped]++;
+        if (!row.strange.empty()) strange[row.strange]++;
+        taken += row.skipped.empty();
+        text += row.skipped.empty() && row.strange.empty();
+    }
+    auto counts = [](const std::map<std::string, NamedFiles>& files) {
+        std::map<std::string, size_t> result;
+        for (const auto& [kind, named] : files) result[kind] = named.count;
+        return result;
+    };
+    DocumentSearch search = found({folder.path});
+    CHECK(search.files.size() == taken);
+    CHECK(counts(search.skipped) == skipped);
+    CHECK(counts(search.strange) == strange);
+    CHECK(search.strange["UTF-16"].text() ==
+          "4 (" + folder / "j.txt" + ", " + folder / "k.txt" + ", " + folder / "l.txt" + ", ...)");
+    CHECK(search.strange["binary"].text() == "2 (" + folder / "h.png" + ", " + folder / "i.dat" + ")");
+
+    DocumentSearch picky(true);
+    picky.add(folder.path);
+    CHECK(picky.files.size() == text);
+    CHECK(picky.strange.empty());
+    skipped.insert(strange.begin(), strange.end());
+    CHECK(counts(picky.skipped) == skipped);
+}
+
 // ----------------------------------------------------------------------------
 // gzip
 

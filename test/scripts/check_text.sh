@@ -7,7 +7,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 program=$PWD/build/cpu-fp32/train_gpt sources=$PWD/kernels llama3=$PWD/test/golden/tokenizers/llama3.json
-plan 38
+plan 41
 cd "$work" || exit 1
 export OMP_NUM_THREADS=2
 
@@ -37,6 +37,7 @@ check "every document is there: files, lines of JSON" test \
     "$(sed -nE 's/^ *documents +([0-9,]+) .*/\1/p' data.out | tail -1)" = $(($(ls text/*.cuh | wc -l) + 3))
 mkdir text/.git && echo hidden >text/.git/config && cp tokens/mine_val_000000.bin text
 run again "$program" tokenize text --output tokens/again --tokenizer tokens/mine_tokenizer.json --val-fraction 0.2 --threads 1
+check "what is skipped is named by kind" grep -qE '^tokenize: skipped, (hidden: 1 \(text/.git\)|tokens or tokenizer: 1 \(text/mine_val_000000.bin\))$' again.out
 check "the trained tokenizer used as a file gives the same tokens, on one thread too" \
     cmp tokens/again_train_000000.bin tokens/mine_train_000000.bin
 run short "$program" tokenize short --output tokens/short --tokenizer tokens/mine_tokenizer.json --val-fraction 0
@@ -153,6 +154,9 @@ samples=$(sed -nE 's/.* in ([0-9]+) samples.*/\1/p' eval.out)
 for micro in 3 5 7 11; do [ $((samples % micro)) = 0 ] || break; done
 run odd "$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --val-data 'tokens/mine_val_*.bin' --steps 1 \
     --val-every 1 --val-batches 100000 --micro-batch $micro --warmup-steps 0 --run-dir odd
+check "no warning about other data" eval '! grep -q "^ *warning" odd.out'
+run same "$program" "${train[@]}" --train-data 'tokens/mine_*.bin' --val-data 'tokens/mine_val_*.bin' --steps 1 --warmup-steps 0 --run-dir same
+check "validation on what is trained on is a warning" grep -q '^ *warning: tokens/mine_val_000000.bin is in --train-data as well' same.out
 run eval-odd "$program" eval odd --data 'tokens/mine_val_*.bin' --micro-batch 1
 check "samples that are no multiple of a micro-batch are validated each once" gives odd eval-odd.out
 for n in 4 1; do run eval$n "$program" eval plain --data 'tokens/mine_val_*.bin' --limit 5 --micro-batch $n; done
