@@ -290,7 +290,7 @@ info:
 
 .PHONY: format
 format:
-	git ls-files '*.cu' '*.cuh' '*.h' '*.cc' | xargs clang-format -i
+	git ls-files -co --exclude-standard '*.cu' '*.cuh' '*.h' '*.cc' | xargs clang-format -i
 
 .PHONY: clean
 clean:

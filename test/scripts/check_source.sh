@@ -5,7 +5,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 plan 3
 
-sources=$(git ls-files '*.cu' '*.cuh' '*.h' '*.cc')
+sources=$(git ls-files -co --exclude-standard '*.cu' '*.cuh' '*.h' '*.cc')
 formatted() { clang-format --dry-run -Werror $sources 2>&1 | grep -E 'error' | head -5; [ "${PIPESTATUS[0]}" = 0 ]; }
 # the JSON in these two is as others wrote it
 narrow() { ! grep -nE '^.{111,}' $(grep -vE 'hf_configs|fuzz_json' <<<"$sources"); }
