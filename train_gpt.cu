@@ -1290,6 +1290,7 @@ inline void train(const CommandLine& line, const World& world) {
     for (const std::string& note : tune_products(world, o, line.origin ? line.origin->run_dir : "",
                                                  mesh.data_rank() == 0, g.stream, first_passes))
         printf("products     %s\n", note.c_str());
+    step_to_stop_after = world.size() > 1 ? at.step + 1 : at.step;
     stop_on_signals(on_terminal);
 
     bool stopping = false;  // as all ranks agreed in the last step

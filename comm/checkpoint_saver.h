@@ -22,6 +22,7 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>

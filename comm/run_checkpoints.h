@@ -3,7 +3,6 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 */
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <functional>

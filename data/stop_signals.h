@@ -91,9 +91,8 @@ inline void stop_on_signals(bool on_terminal = false) {
 // What the user of a launcher must know before the run is asked to stop; empty if there is nothing.
 inline std::string launcher_advice() {
     if (!getenv("OMPI_COMM_WORLD_SIZE") || getenv("OMPI_MCA_odls_base_sigkill_timeout")) return "";
-    return "SIGUSR1 to mpirun ends the run with a checkpoint. After SIGTERM or Ctrl-C mpirun kills the "
-           "ranks\n"
-           "             2 s later: with --mca odls_base_sigkill_timeout 600 it gives them time to save";
+    return "SIGUSR1 to mpirun ends the run with a checkpoint; after SIGTERM or Ctrl-C mpirun kills its\n"
+           "             ranks in 2 s: with --mca odls_base_sigkill_timeout 600 it gives them time to save";
 }
 
 // For work that leaves nothing if it does not come to its end.
