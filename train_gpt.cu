@@ -1312,8 +1312,12 @@ inline void train(const CommandLine& line, const World& world) {
     auto measure_again = [&] {
         constexpr size_t enough = 64 << 20;
         g.state.synchronize();
-        if (size_t free_bytes = available_memory(); free_bytes > enough)
-            meter.add_measurement(measured_gemm_rate(free_bytes / 4, g.stream));
+        std::string ignored;  // another program may take the memory meanwhile
+        note_trouble(ignored, [&] {
+            if (size_t free_bytes = available_memory(); free_bytes > enough)
+                meter.add_measurement(measured_gemm_rate(free_bytes / 4, g.stream));
+        });
+        cudaGetLastError();
         measured = seconds_now();
         until_measured *= 2;
     };
@@ -1333,12 +1337,12 @@ inline void train(const CommandLine& line, const World& world) {
                              [&] { progress.sample(at.step, sample_text(g, o, tokenizer.get(), at.step)); });
             }
             if (at.step == o.steps || asked_to_stop() || (world.size() == 1 && !trouble.empty())) break;
+            step_to_stop_after = at.step + 1;
             if (due(o.save_every) && at.step > first_step) checkpoints.save(at);
 
             if (measures()) measure_again();
             double start = seconds_now();
             uint64_t sent_before = sent_bytes();
-            step_to_stop_after = at.step + 1;
             AdamW adamw = adamw_settings(o, at.step);
             train_step(g, *batches, at.samples, micro_batches, adamw, o.gradient_clip, o.seed, trouble,
                        tell_ranks);

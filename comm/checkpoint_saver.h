@@ -231,7 +231,10 @@ private:
         note(do_shared_work(*thread_world_, [&](std::string& remark) {
             if (!world_.is_root()) return;
             new_checkpoint_->commit(index_of(tables));
-            note_trouble(remark, [&] { keep_newest(run_dir_, keep_, keep_every_); });
+            note_trouble(remark, [&] {
+                if (!weights_alone_) remove_weights(run_dir_, report_.step);
+                keep_newest(run_dir_, keep_, keep_every_);
+            });
         }));
     }
 

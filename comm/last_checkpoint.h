@@ -5,7 +5,7 @@ so it is not given up at once:
     --fallback-dir    it goes there
     the weights       are saved alone, and marked as such, for the program may be killed while it waits
     --disk-wait       it is tried again, until somebody has made room, the time is over, or Ctrl-C
-    older ones        are deleted, but neither the newest that is whole nor those of --keep-every
+    older ones        are deleted, but not the newest that is whole, nor what --keep-every or --keep 0 keeps
 
 The second and the last are for a disk that is full. What was saved of the weights goes when there is more.
 */
@@ -18,7 +18,6 @@ The second and the last are for a disk that is full. What was saved of the weigh
 #include <filesystem>
 #include <functional>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -52,16 +51,13 @@ public:
     // there is no checkpoint in the end, all ranks throw CommonError, which says what there is.
     std::string save(SaveReport failed) {
         if (!options_.fallback_dir.empty()) {
-            SaveReport report = save_as(options_.fallback_dir, false);
+            SaveReport report = save_as(shared_run_dir(options_.fallback_dir, options_.run_dir), false);
             if (report.trouble.empty()) return report.folder;
         }
         std::string weights = failed.disk_full ? save_weights() : "";
         failed = try_again(failed);
         if (failed.disk_full && make_room()) failed = save_();
-        if (failed.trouble.empty()) {
-            remove_weights(weights);
-            return failed.folder;
-        }
+        if (failed.trouble.empty()) return failed.folder;
         if (weights.empty() && failed.disk_full) weights = save_weights();
         if (weights.empty()) throw CommonError(failed.trouble);
         throw CommonError(
@@ -86,12 +82,6 @@ private:
         return report.trouble.empty() ? report.folder : "";
     }
 
-    // What is left of them if this fails is of no harm.
-    void remove_weights(const std::string& folder) const {
-        std::error_code ignored;
-        if (world_.is_root() && !folder.empty()) std::filesystem::remove_all(folder, ignored);
-    }
-
     // For all ranks: saves as soon as there seems to be room, until that succeeds or the time is over.
     SaveReport try_again(SaveReport failed) {
         if (options_.disk_wait == 0) return failed;
@@ -103,16 +93,17 @@ private:
             uint64_t bytes = missing();
             remedy = text("free %sB in %s", human((double)(bytes ? bytes : bytes_)).c_str(), folder.c_str());
         }
-        printf("checkpoint after step %lld: %s; trying again for %s, until Ctrl-C\n", (long long)failed.step,
-               remedy.c_str(), duration(options_.disk_wait).c_str());
+        printf("checkpoint after step %lld: %s; trying again for %s, until Ctrl-C%s\n",
+               (long long)failed.step, remedy.c_str(), duration(options_.disk_wait).c_str(),
+               failed.disk_full && options_.keep > 0 ? "; then older checkpoints make room" : "");
         fflush(stdout);
         waits_for_user = true;
         for (;;) {
             std::this_thread::sleep_for(std::chrono::milliseconds(200));
             double now = seconds_now();
             if (world_.largest(!waits_for_user || (world_.is_root() && now > end))) break;
-            bool worth_it = now > next && (!failed.disk_full || missing() == 0);
-            if (!world_.largest(world_.is_root() && worth_it)) continue;
+            bool worth_it = world_.is_root() && now > next && (!failed.disk_full || missing() == 0);
+            if (!world_.largest(worth_it)) continue;
             failed = save_();
             if (failed.trouble.empty()) break;
             next = now + pause;
@@ -122,30 +113,47 @@ private:
         return failed;
     }
 
-    // For all ranks: deletes older checkpoints, the oldest first, until a new one fits. Returns whether it
-    // might.
+    // For all ranks: deletes older checkpoints, the oldest first, until a new one fits; none if all of them
+    // would not be enough. Returns whether there is more room.
     bool make_room() {
         bool deleted = false;
         world_.together([&] {
             if (!world_.is_root()) return;
             std::string trouble;
-            note_trouble(trouble, [&] {
-                for (int64_t step : spare_steps()) {
-                    if (free_space(checkpoints_folder(options_.run_dir) + "/") >= bytes_) break;
-                    remove_checkpoint(options_.run_dir, step);
-                    printf("checkpoint after step %lld: deleted to make room\n", (long long)step);
-                    deleted = true;
-                }
-            });
+            note_trouble(trouble, [&] { deleted = delete_spare(); });
             if (!trouble.empty()) printf("%s\n", one_line(trouble).c_str());
             fflush(stdout);
         });
         return world_.largest(deleted);
     }
 
+    bool delete_spare() const {
+        uint64_t room = free_space(checkpoints_folder(options_.run_dir) + "/"), more = 0;
+        if (room >= bytes_) room = 0;  // as far as the disk tells, but a quota or a limit says no
+        std::vector<int64_t> steps = spare_steps();
+        for (int64_t step : steps) more += folder_bytes(step);
+        if (room + more < bytes_) return false;
+        for (int64_t step : steps) {
+            if (room >= bytes_) break;
+            room += folder_bytes(step);
+            remove_checkpoint(options_.run_dir, step);
+            printf("checkpoint after step %lld: deleted to make room\n", (long long)step);
+        }
+        return true;
+    }
+
+    uint64_t folder_bytes(int64_t step) const {
+        uint64_t bytes = 0;
+        for (const auto& entry :
+             std::filesystem::directory_iterator(checkpoint_folder(options_.run_dir, step)))
+            bytes += entry.file_size();
+        return bytes;
+    }
+
     // Steps of checkpoints that the run can do without, the oldest first.
     std::vector<int64_t> spare_steps() const {
         std::vector<int64_t> spare;
+        if (options_.keep == 0) return spare;  // all are to stay
         bool verified = false;
         for (int64_t step : checkpoint_steps(options_.run_dir)) {
             bool kept = options_.keep_every > 0 && step % options_.keep_every == 0;

@@ -50,7 +50,7 @@ inline int launched_processes() {
 
 class World {
 public:
-    // For all ranks. One World to a process: MPI starts only once.
+    // For all ranks. Once in a process, for MPI starts only once.
     World([[maybe_unused]] int* argc, [[maybe_unused]] char*** argv) {
         char host[256] = "";
         gethostname(host, sizeof host - 1);

@@ -7,9 +7,12 @@ could save of its last step on a disk that is full, if that is no more, is step_
 */
 #pragma once
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -31,6 +34,15 @@ inline std::string checkpoint_folder(const std::string& run_dir, int64_t step) {
 }
 
 constexpr const char* weights_ending = ".weights";
+
+// The folder of a run in one that several runs share: none of them touches what is another's, and a run finds
+// its own from anywhere on the same file system.
+inline std::string shared_run_dir(const std::string& shared, const std::string& run_dir) {
+    std::filesystem::path run = (std::filesystem::absolute(run_dir) / "").lexically_normal().parent_path();
+    std::string path = run.string();
+    return text("%s/%s-%08x", shared.c_str(), run.filename().c_str(),
+                (unsigned)XXH3_64bits(path.data(), path.size()));
+}
 
 // As fail_with_errno.
 [[noreturn]] inline void fail_with_code(std::error_code error, const std::string& path, const char* action) {
@@ -107,6 +119,15 @@ inline void keep_newest(const std::string& run_dir, int keep, int64_t keep_every
     }
 }
 
+// Removes weights alone of steps up to this one, in place of which there is more now.
+inline void remove_weights(const std::string& run_dir, int64_t step) {
+    for (const std::string& name : checkpoint_folder_names(run_dir)) {
+        if (!name.ends_with(weights_ending)) continue;
+        int64_t other = step_of_name(name.substr(0, name.size() - strlen(weights_ending)));
+        if (other >= 0 && other <= step) remove_folder(checkpoints_folder(run_dir) + "/" + name);
+    }
+}
+
 // What killed runs left.
 inline void remove_unfinished(const std::string& run_dir) {
     for (const std::string& name : checkpoint_folder_names(run_dir)) {
@@ -134,9 +155,9 @@ inline std::vector<int64_t> set_aside_newer(const std::string& run_dir, int64_t 
 // On one process. The others write their data files into folder() between its making and commit().
 class NewCheckpoint {
 public:
-    // Makes the folder; what an interrupted save left there goes. `name` is that of the whole checkpoint.
-    NewCheckpoint(const std::string& run_dir, const std::string& name)
-        : run_dir_(run_dir), final_(name), partial_(final_ + ".partial") {
+    // Makes the folder; what an interrupted save left there goes. `path` is that of the whole checkpoint.
+    NewCheckpoint(const std::string& run_dir, const std::string& path)
+        : run_dir_(run_dir), final_(path), partial_(final_ + ".partial") {
         std::error_code error;
         std::filesystem::create_directories(checkpoints_folder(run_dir), error);
         if (error) fail_with_code(error, checkpoints_folder(run_dir), "make it");

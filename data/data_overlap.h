@@ -25,7 +25,7 @@ inline std::vector<int> beginning_of(const TokenFile& file) {
 }
 
 // A warning for each file of validation that has samples in the training data too. A file that begins with
-// the tokens that another begins with is taken for a copy, of all of it or of a part.
+// the tokens that another begins with may be a copy of all of it, or of a part.
 inline std::vector<std::string> overlap_warnings(const TokenLoader& train, const TokenLoader& val) {
     constexpr size_t least = 64;  // tokens: fewer are the same by chance
     std::map<std::pair<dev_t, ino_t>, std::string> by_inode;
@@ -54,8 +54,8 @@ inline std::vector<std::string> overlap_warnings(const TokenLoader& train, const
                      file.path().c_str()));
         } else if (auto copy = by_beginning.find(beginning_of(file)); copy != by_beginning.end()) {
             warnings.push_back(
-                text("warning: %s begins as %s of --train-data does: the validation loss is that "
-                     "of text which is trained on",
+                text("warning: %s begins as %s of --train-data does: the validation loss may be "
+                     "that of text which is trained on",
                      file.path().c_str(), copy->second.c_str()));
         }
     });

@@ -93,7 +93,8 @@ private:
         if (auto record = read_token_record(record_of_shard(shard.path()))) {
             row("made with", text("tokenizer %s, of which token %d ends documents",
                                   printable(record->tokenizer).c_str(), record->document_end));
-            check_token_record(shard.path(), *record, tokenizer_, document_end_);
+            std::string note = check_token_record(shard.path(), *record, tokenizer_, document_end_);
+            if (!note.empty()) row("note", note);
         }
         TokenScan tokens = scan(shard);
         if (document_end_ < 0) {

@@ -3,6 +3,7 @@ Finds the checkpoint that a run goes on from: the newest that can be used, or th
 */
 #pragma once
 
+#include <cerrno>
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
@@ -65,16 +66,17 @@ inline std::string complete_unfinished(const std::string& run_dir) {
         found = folder;
     }
     if (found.empty()) return "";
-    // The one that saves it may be at work.
+    // The one that saves it may be at work. Where there is no log, there is no such program.
     FileHandle log(open(log_path(run_dir).c_str(), O_WRONLY | O_CLOEXEC));
-    if (!log || flock(log.get(), LOCK_EX | LOCK_NB) != 0) return "";
+    if (!log && errno != ENOENT) return "";
+    if (log && flock(log.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return "";
     try {
         CheckpointReader reader(found);
         if (reader.index().step() != newest) return "";
         verify_checkpoint(reader, [](const std::string&) {});
         rename_folder(found, checkpoint_folder(run_dir, newest));
     } catch (const Error& error) {
-        return found + ": is not whole: " + error.what();
+        return std::string("passed over: ") + error.what();
     }
     return found + ": whole to the last byte, and only its name was missing: it is " +
            checkpoint_folder(run_dir, newest) + " now";

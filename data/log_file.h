@@ -65,7 +65,8 @@ public:
             if (written < 0 && errno == EINTR) continue;
             if (written < 0) {
                 int reason = errno;
-                [[maybe_unused]] int failed = ftruncate(file_.get(), status.st_size);
+                // not what another program, as eval --log, has added meanwhile
+                [[maybe_unused]] int failed = done > 0 ? ftruncate(file_.get(), status.st_size) : 0;
                 errno = reason;
                 fail_with_errno(path_, "write it");
             }

@@ -176,11 +176,11 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(disk_wait), train, "Checkpoints", range(0, most),
          "Seconds to try again where the last checkpoint of a run cannot be written; meanwhile there are its "
          "weights alone, if they can be. On a disk that is still full then, older ones are deleted, but "
-         "neither "
-         "the newest that is whole nor those of --keep-every."},
+         "neither the newest that is whole nor what --keep-every or --keep 0 keeps."},
         {FIELD(fallback_dir), train, "Checkpoints", any_text,
-         "Where the last checkpoint of a run goes, at once, if the run directory does not take it; --resume "
-         "auto looks there too. On several machines, a place that all of them share.",
+         "Where the last checkpoint of a run goes, at once, if the run directory does not take it; several "
+         "runs may share it. --resume auto looks there too. On several machines, a place that all of them "
+         "share.",
          here},
 
         {FIELD(learning_rate), train, "Optimizer", range(0, 10), "AdamW: step size at its peak.", noted},

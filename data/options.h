@@ -198,7 +198,8 @@ inline std::string resumed_place(const Options& asked) {
 
 // Where the last checkpoint of this run may be as well; empty: nowhere.
 inline std::string fallback_place(const Options& asked) {
-    return asked.resume == "auto" ? asked.fallback_dir : "";
+    bool looks = asked.resume == "auto" && !asked.fallback_dir.empty();
+    return looks ? shared_run_dir(asked.fallback_dir, resumed_place(asked)) : "";
 }
 
 inline bool is_same_folder(const std::string& a, const std::string& b) {
@@ -206,16 +207,22 @@ inline bool is_same_folder(const std::string& a, const std::string& b) {
     return a == b || std::filesystem::equivalent(a, b, not_there);
 }
 
-// The newest checkpoint of a run, which is in its directory, or of this run in --fallback-dir.
+// The newest checkpoint of a run that can be used, of those in its directory and in --fallback-dir.
 inline std::optional<StoredRun> newest_of_run(const Options& asked, const FindCheckpoint& find) {
-    std::string run_dir = resumed_place(asked), fallback = fallback_place(asked);
-    std::optional<StoredRun> own = find(run_dir), last;
-    if (!fallback.empty()) last = find(fallback);
-    if (!last || (own && own->step >= last->step)) return own;
-    if (!is_same_folder(last->options.value("run_dir", ""), run_dir)) return own;
-    last->run_dir = run_dir;
-    if (own) last->tokenizer = own->tokenizer;
-    return last;
+    std::string run_dir = resumed_place(asked), fallback = fallback_place(asked), trouble;
+    std::optional<StoredRun> own, last;
+    note_trouble(trouble, [&] { own = find(run_dir); });
+    note_trouble(trouble, [&] {
+        if (!fallback.empty()) last = find(fallback);
+    });
+    if (!own && !last && !trouble.empty()) fail("%s", trouble.c_str());
+    if (last && (!own || last->step > own->step)) {
+        last->run_dir = run_dir;
+        if (access(tokenizer_path(run_dir).c_str(), F_OK) == 0) last->tokenizer = tokenizer_path(run_dir);
+        std::swap(own, last);
+    }
+    if (own && !trouble.empty()) own->notes.push_back("passed over: " + trouble);
+    return own;
 }
 
 // With --resume auto, --init is for the first start of the run.
@@ -313,8 +320,7 @@ inline void parse_training(CommandLine& line, const GivenOptions& given, int pro
     check_run_folder(line);
 }
 
-// The places where parse_options() looks for a checkpoint, at each if there was none at those before it. They
-// follow from the command line alone.
+// The places where parse_options() may look for a checkpoint. They follow from the command line alone.
 inline std::vector<std::string> origin_places(Command command, int argc, const char* const* argv) {
     Options asked;
     GivenOptions given = read_arguments(command, argc, argv, asked);

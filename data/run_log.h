@@ -120,6 +120,7 @@ private:
         for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
             if (*step != kept) remove_checkpoint(run_dir_, *step);
         }
+        remove_weights(run_dir_, INT64_MAX);
         file_->truncate_to(0);
     }
 

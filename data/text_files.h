@@ -61,8 +61,8 @@ class DocumentSearch {
 public:
     std::vector<TextFile> files;
     uint64_t bytes = 0;
-    // By kind: empty; in folders also hidden, token files, broken links, pipes or devices; and those below,
-    // if they are to be skipped.
+    // Files that were skipped, by kind: those that are empty; in folders also hidden ones, token files,
+    // broken links, pipes and devices; and those below, if they are to be skipped.
     std::map<std::string, NamedFiles> skipped;
     // Not UTF-8, by kind: binary, UTF-16. They are in `files` nevertheless.
     std::map<std::string, NamedFiles> strange;

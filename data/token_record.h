@@ -15,8 +15,8 @@ record, and are taken as they are.
 #include <algorithm>
 #include <climits>
 #include <cstdint>
+#include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <unistd.h>
@@ -39,7 +39,7 @@ struct TokenRecord {
 };
 
 inline std::string tokenizer_fingerprint(const Tokenizer& tokenizer) {
-    std::string content = tokenizer.file().empty() ? "bytes" : tokenizer.json();
+    std::string content = tokenizer.file().empty() ? "bytes" : tokenizer.encoding_json();
     return text("%016llx", (unsigned long long)XXH3_64bits(content.data(), content.size()));
 }
 
@@ -108,42 +108,48 @@ inline std::string token_record_text(const TokenRecord& record) {
     return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-// Refuses to use a shard with another tokenizer (null: with none) than it was made with, or with another
-// token between documents (-1: with none).
-inline void check_token_record(const std::string& shard, const TokenRecord& record,
-                               const Tokenizer* tokenizer, int document_end) {
+// Refuses to use a shard with another tokenizer (null: with none) than it was made with. Returns what there
+// is to say of another token between documents (-1: none), if anything.
+inline std::string check_token_record(const std::string& shard, const TokenRecord& record,
+                                      const Tokenizer* tokenizer, int document_end) {
     std::string made_with = printable(record.tokenizer);
     if (tokenizer && tokenizer_fingerprint(*tokenizer) != record.fingerprint) {
         std::string other = tokenizer->file().empty() ? "bytes" : printable(tokenizer->file());
         fail("%s: was made with the tokenizer %s, and is to be used with %s, which is another; give "
-             "--tokenizer %s, "
-             "or tokenize the text again",
-             shard.c_str(), made_with.c_str(), other.c_str(), made_with.c_str());
+             "--tokenizer "
+             "%s, tokenize the text again, or remove %s if they are the same",
+             shard.c_str(), made_with.c_str(), other.c_str(), made_with.c_str(),
+             record_of_shard(shard).c_str());
     }
-    if (document_end >= 0 && document_end != record.document_end) {
-        fail("%s: its documents end with token %d of the tokenizer %s, and not with %d; give --document-end "
-             "%d",
-             shard.c_str(), record.document_end, made_with.c_str(), document_end, record.document_end);
-    }
+    if (document_end < 0 || document_end == record.document_end) return "";
+    return text(
+        "%s: its documents end with token %d of the tokenizer %s, and not with %d, so they are not told "
+        "apart",
+        shard.c_str(), record.document_end, made_with.c_str(), document_end);
 }
 
-// The same for all files that a loader reads. Returns what there is to say of those without a record: that
-// the token between documents does not occur where they begin.
+// The same for all files that a loader reads. Of files without a record, it is said where the token between
+// documents does not occur.
 inline std::vector<std::string> check_token_records(const TokenLoader& loader, const Tokenizer* tokenizer,
                                                     int document_end) {
     constexpr int64_t looked_at = 4 << 20;  // tokens of a source
     std::vector<std::string> notes;
-    std::set<std::string> checked;
+    std::map<std::string, bool> checked;  // whether there is a record
+    auto has_record = [&](const std::string& shard) {
+        std::string path = record_of_shard(shard);
+        auto [entry, is_new] = checked.emplace(path, false);
+        if (!is_new) return entry->second;
+        std::optional<TokenRecord> record = read_token_record(path);
+        if (!record) return false;
+        std::string note = check_token_record(shard, *record, tokenizer, document_end);
+        if (!note.empty()) notes.push_back(note);
+        return entry->second = true;
+    };
     for (size_t i = 0; i < loader.sources(); i++) {
         const TokenSource& source = loader.source(i);
         bool recorded = false;
-        for (size_t file = 0; file < source.size(); file++) {
-            std::string path = record_of_shard(source[file].path());
-            if (!checked.insert(path).second) continue;
-            std::optional<TokenRecord> record = read_token_record(path);
-            if (record) check_token_record(source[file].path(), *record, tokenizer, document_end);
-            recorded = recorded || record;
-        }
+        for (size_t file = 0; file < source.size(); file++)
+            recorded = has_record(source[file].path()) || recorded;
         if (recorded || document_end < 0) continue;
         std::vector<int> tokens((size_t)std::min(looked_at, source[0].count()));
         source[0].copy(0, (int64_t)tokens.size(), INT_MAX, tokens.data());

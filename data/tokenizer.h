@@ -121,6 +121,14 @@ public:
     // Empty for bytes.
     const std::string& file() const { return file_; }
 
+    // All that decides which tokens a text becomes, and no more. Not for bytes.
+    std::string encoding_json() const {
+        TokenizerParts parts = hf_->parts();
+        parts.post_processor = parts.decoder = nullptr;
+        std::erase_if(parts.added, [](const AddedToken& token) { return token.special; });
+        return tokenizer_json(parts);
+    }
+
     // As a tokenizer.json. Not for bytes.
     std::string json() const { return tokenizer_json(hf_->parts()); }
     void write(const std::string& path) const { hf_->write(path); }

@@ -276,21 +276,42 @@ TEST_CASE("a run that can begin or go on with the same words") {
 }
 
 TEST_CASE("the last checkpoint of a run may be in --fallback-dir") {
-    auto at = [](int64_t step, const char* run_dir) {
-        StoredRun run = run_with({"--run-dir", run_dir});
+    auto at = [](int64_t step) {
+        StoredRun run = run_with({"--run-dir", "runs/a"});
         run.step = step;
-        run.tokenizer = text("tokenizer of step %lld", (long long)step);
         return run;
     };
+    std::string spare = shared_run_dir("spare", "runs/a");
     std::vector<const char*> words = {"--resume", "auto", "--run-dir", "runs/a", "--fallback-dir", "spare"};
-    CommandLine line = train(words, {{"runs/a", at(10, "runs/a")}, {"spare", at(20, "runs/a")}});
+    CommandLine line = train(words, {{"runs/a", at(10)}, {spare, at(20)}});
     CHECK(line.origin->step == 20);
-    CHECK(line.origin->tokenizer == "tokenizer of step 10");
+    CHECK(line.origin->run_dir == "runs/a");
     CHECK(line.folder == RunFolder::continued);
-    CHECK(train(words, {{"spare", at(20, "runs/a")}}).origin->step == 20);
-    CHECK(train(words, {{"runs/a", at(30, "runs/a")}, {"spare", at(20, "runs/a")}}).origin->step == 30);
-    // that of another run is not taken
-    CHECK(train(words, {{"runs/a", at(10, "runs/a")}, {"spare", at(20, "runs/b")}}).origin->step == 10);
+    CHECK(train(words, {{spare, at(20)}}).origin->step == 20);
+    CHECK(train(words, {{"runs/a", at(30)}, {spare, at(20)}}).origin->step == 30);
+
+    // a run has a folder of its own there, from wherever it is named
+    CHECK(spare == shared_run_dir("spare", fs::current_path() / "runs/./b/../a/"));
+    CHECK(spare != shared_run_dir("spare", "runs/b"));
+    CHECK(spare != shared_run_dir("spare", "other/a"));
+    CHECK(spare.starts_with("spare/a-"));
+
+    // what cannot be used in one place is no reason to give up the other
+    auto parse = [&](const char* broken, const char* whole) {
+        std::vector<const char*> arguments = words;
+        arguments.insert(arguments.begin(), "train");
+        return parse_options(command_train, (int)arguments.size(), arguments.data(), 1,
+                             [&](const std::string& place) -> std::optional<StoredRun> {
+                                 if (place == broken) fail("%s: damaged; use another", broken);
+                                 if (place == whole) return at(5);
+                                 return std::nullopt;
+                             });
+    };
+    line = parse("runs/a", spare.c_str());
+    CHECK(line.origin->step == 5);
+    CHECK(line.notes.back() == "passed over: runs/a: damaged; use another");
+    CHECK(parse(spare.c_str(), "runs/a").origin->step == 5);
+    CHECK_REFUSED(parse("runs/a", ""), "runs/a: damaged; use another");
 }
 
 TEST_CASE("ways to begin that exclude each other, or lead nowhere") {
@@ -427,7 +448,8 @@ TEST_CASE("the places where a run may begin follow from the command line") {
     CHECK(places({"--init", "a"}) == Places{"a"});
     CHECK(places({"--resume", "auto", "--model", "gpt2-124M"}) == Places{"runs/gpt2-124M"});
     CHECK(places({"--resume", "auto", "--run-dir", "c", "--init", "a"}) == Places{"c", "a"});
-    CHECK(places({"--resume", "auto", "--run-dir", "c", "--fallback-dir", "d"}) == Places{"c", "d"});
+    CHECK(places({"--resume", "auto", "--run-dir", "c", "--fallback-dir", "d"}) ==
+          Places{"c", shared_run_dir("d", "c")});
     CHECK(places({"--resume", "c", "--fallback-dir", "d"}) == Places{"c"});
     CHECK_REFUSED(places({"--resume", "a", "--init", "b"}), "--init b: weights come from --resume a");
     const char* sample[] = {"sample", "runs/a"};
@@ -541,7 +563,7 @@ TEST_CASE("a checkpoint that lacks only its name gets it") {
     REQUIRE(found);
     CHECK(found->step == 10);
     REQUIRE(found->notes.size() == 1);
-    CHECK(found->notes[0].starts_with(partial + ": is not whole: "));
+    CHECK(found->notes[0].starts_with("passed over: " + partial + ": 1 of "));
 
     interrupt();  // but the run that saves it goes on
     {

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/seed.sh
 . test/support/jobs.sh
 kills=${KILLS:-10}
-plan $((2 + 5 + 6 + 2 + 2 + kills + 1)) # and those of each call of a save, below
+plan $((2 + 5 + 7 + 2 + 2 + kills + 1)) # and those of each call of a save, below
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
 text=$PWD/kernels
 at_end() {
@@ -234,9 +234,16 @@ if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
     fi
     report "the oldest checkpoint makes room for the last" "$trouble" oldest
     trouble=
+    if on_disk 25 stay --keep 0 --disk-wait 0; then
+        trouble="exit code 0"
+    elif ! holds small/run "step_00000002 step_00000004 step_00000006.weights"; then
+        trouble="leaves $(ls -x small/run/checkpoints)"
+    fi
+    report "no checkpoint that is to stay makes room" "$trouble" stay
+    trouble=
     if ! on_disk 15 elsewhere --fallback-dir spare; then
         trouble="exit code not 0"
-    elif ! grep -q 'the checkpoint is spare/checkpoints/step_00000006$' elsewhere.out; then
+    elif ! grep -qE 'the checkpoint is spare/run-[0-9a-f]{8}/checkpoints/step_00000006$' elsewhere.out; then
         trouble="does not say where"
     elif ! mount -o remount,size=100m small || ! "$cpu" "${tiny[@]}" "${saves[@]}" --steps 8 --run-dir small/run \
         --resume auto --fallback-dir spare >>elsewhere.out 2>>elsewhere.err || ! grep -q 'goes on after step 6$' elsewhere.out; then
@@ -246,7 +253,7 @@ if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
     fi
     report "a last checkpoint in --fallback-dir" "$trouble" elsewhere
 
-    waits() { grep -q 'checkpoint after step 6: free .*B in small/run/checkpoints; trying again for 10m00s, until Ctrl-C' "$1.out"; }
+    waits() { grep -q 'checkpoint after step 6: free .*B in small/run/checkpoints; trying again for 10m00s, until Ctrl-C; then older checkpoints make room$' "$1.out"; }
     on_disk 15 freed &
     wait_for 60 waits freed
     mount -o remount,size=100m small
@@ -260,7 +267,7 @@ if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
     if wait $! || ! holds small/run "step_00000002 step_00000006.weights"; then trouble="leaves $(ls -x small/run/checkpoints)"; fi
     report "until Ctrl-C" "$trouble" given-up
 else
-    skip "a small tmpfs cannot be mounted here" 6
+    skip "a small tmpfs cannot be mounted here" 7
 fi
 
 # ----------------------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/seed.sh
 . test/support/jobs.sh
 kills=${KILLS:-12}
-plan $((kills + 62))
+plan $((kills + 63))
 cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
-command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 62)); exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 63)); exit; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
 at_end() { kill_all; }
 cd "$work" || exit 1
