@@ -3,7 +3,7 @@
 #   make               build ./train_gpt for the device found here (make DEVICE=cuda|cpu|simt to choose)
 #   make quickstart    train a small model on text found on this machine (TEXT=path for your own)
 #   make test          build and run the tests (make test UNIT=norm: some of them); make test-all adds
-#                      fuzzing, sanitizers and longer runs, make soak goes on for hours
+#                      fuzzing, sanitizers and longer runs, make soak goes on for an hour
 #   make bench         measure speed: make bench-kernels each kernel, make bench-train whole models;
 #                      make bench-parallel what several processes cost and hide, make bench-checkpoint
 #                      what saving and loading take

@@ -106,9 +106,10 @@ public:
 
     uint64_t bytes() const { return all_bytes_; }  // of a checkpoint
 
-    // Whether a save has begun, and finish() has not told what came of it: the same on all ranks.
+    // Tells whether a save has begun of which finish() has not yet told the outcome. All ranks get the same
+    // answer.
     bool under_way() const { return under_way_; }
-    // Whether finish() need not wait.
+    // Tells whether finish() would return at once on this rank.
     bool is_ready() const { return !working_; }
 
     // For all ranks, while a save is under way: waits until it is over.

@@ -130,12 +130,15 @@ private:
     bool delete_spare() const {
         uint64_t room = free_space(checkpoints_folder(options_.run_dir) + "/"), more = 0;
         if (room >= bytes_) room = 0;  // as far as the disk tells, but a quota or a limit says no
-        std::vector<int64_t> steps = spare_steps();
-        for (int64_t step : steps) more += folder_bytes(step);
+        std::vector<std::pair<int64_t, uint64_t>> spare;  // step and bytes
+        for (int64_t step : spare_steps()) {
+            spare.emplace_back(step, folder_bytes(step));
+            more += spare.back().second;
+        }
         if (room + more < bytes_) return false;
-        for (int64_t step : steps) {
+        for (auto [step, bytes] : spare) {
             if (room >= bytes_) break;
-            room += folder_bytes(step);
+            room += bytes;
             remove_checkpoint(options_.run_dir, step);
             printf("checkpoint after step %lld: deleted to make room\n", (long long)step);
         }
@@ -156,8 +159,7 @@ private:
         if (options_.keep == 0) return spare;  // all are to stay
         bool verified = false;
         for (int64_t step : checkpoint_steps(options_.run_dir)) {
-            bool kept = options_.keep_every > 0 && step % options_.keep_every == 0;
-            if (verified && !kept) spare.push_back(step);
+            if (verified && !stays_for_good(step, options_.keep_every)) spare.push_back(step);
             verified = verified || is_whole(step);
         }
         std::reverse(spare.begin(), spare.end());

@@ -78,7 +78,7 @@ public:
     }
 
     uint64_t bytes() const { return saver_.bytes(); }  // of one
-    // Whether there is a save to tell of for which this rank need not wait.
+    // Tells whether a save is over on this rank whose outcome finish() has not yet told.
     bool is_ready() const { return saver_.under_way() && saver_.is_ready(); }
 
     // For all ranks: waits for a save under way, if there is one, and tells what came of it.

@@ -12,7 +12,6 @@ could save of its last step on a disk that is full, if that is no more, is step_
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -65,11 +64,13 @@ inline std::vector<std::string> checkpoint_folder_names(const std::string& run_d
     return names;
 }
 
-// Of whole checkpoints, the newest first.
-inline std::vector<int64_t> checkpoint_steps(const std::string& run_dir) {
+// The steps of whole checkpoints, the newest first; with an ending, those of folders that have it behind
+// their step.
+inline std::vector<int64_t> checkpoint_steps(const std::string& run_dir, const std::string& ending = "") {
     std::vector<int64_t> steps;
     for (const std::string& name : checkpoint_folder_names(run_dir)) {
-        int64_t step = step_of_name(name);
+        if (!name.ends_with(ending)) continue;
+        int64_t step = step_of_name(name.substr(0, name.size() - ending.size()));
         if (step >= 0) steps.push_back(step);
     }
     std::sort(steps.begin(), steps.end(), std::greater());
@@ -109,22 +110,25 @@ inline void remove_checkpoint(const std::string& run_dir, int64_t step) {
     remove_folder(partial);
 }
 
+// Whether --keep-every (0: not given) keeps the checkpoint of this step, whatever else goes.
+inline bool stays_for_good(int64_t step, int64_t keep_every) {
+    return keep_every > 0 && step % keep_every == 0;
+}
+
 // Removes all but the newest `keep` (0: none is removed) and those whose step is a multiple of `keep_every`
 // (0: no such).
 inline void keep_newest(const std::string& run_dir, int keep, int64_t keep_every) {
     if (keep == 0) return;
     std::vector<int64_t> steps = checkpoint_steps(run_dir);
     for (size_t i = (size_t)keep; i < steps.size(); i++) {
-        if (keep_every == 0 || steps[i] % keep_every != 0) remove_checkpoint(run_dir, steps[i]);
+        if (!stays_for_good(steps[i], keep_every)) remove_checkpoint(run_dir, steps[i]);
     }
 }
 
 // Removes weights alone of steps up to this one, in place of which there is more now.
 inline void remove_weights(const std::string& run_dir, int64_t step) {
-    for (const std::string& name : checkpoint_folder_names(run_dir)) {
-        if (!name.ends_with(weights_ending)) continue;
-        int64_t other = step_of_name(name.substr(0, name.size() - strlen(weights_ending)));
-        if (other >= 0 && other <= step) remove_folder(checkpoints_folder(run_dir) + "/" + name);
+    for (int64_t other : checkpoint_steps(run_dir, weights_ending)) {
+        if (other <= step) remove_folder(checkpoint_folder(run_dir, other) + weights_ending);
     }
 }
 

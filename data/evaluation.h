@@ -18,6 +18,7 @@ memory, as in every HostBatch.
 #include "data/batch_reader.h"
 #include "data/choices.h"
 #include "data/error.h"
+#include "data/json.h"
 #include "data/log_file.h"
 #include "data/meter.h"
 #include "data/options.h"
@@ -183,7 +184,7 @@ void print_scores(const TrainedModel& model, const Options& command, Losses&& lo
         nlohmann::ordered_json line = {{"step", model.reader.index().step()},
                                        {"eval", score_record(score, of)}};
         line["eval"]["time"] = utc_time();
-        if (log) log->append(LogFile::text_line(line));
+        if (log) log->append(json_line(line));
     };
     if (const std::string& data = command.data; !data.empty())
         tell(evaluate_data(data, command.limit, model.options, tokenizer, losses), data);

@@ -4,7 +4,6 @@ Finds the checkpoint that a run goes on from: the newest that can be used, or th
 #pragma once
 
 #include <cerrno>
-#include <cstring>
 #include <fcntl.h>
 #include <filesystem>
 #include <optional>
@@ -57,10 +56,8 @@ inline std::string complete_unfinished(const std::string& run_dir) {
     std::vector<int64_t> steps = checkpoint_steps(run_dir);
     int64_t newest = steps.empty() ? -1 : steps[0];
     std::string found;
-    for (const std::string& name : checkpoint_folder_names(run_dir)) {
-        if (!name.ends_with(".partial")) continue;
-        int64_t step = step_of_name(name.substr(0, name.size() - strlen(".partial")));
-        std::string folder = checkpoints_folder(run_dir) + "/" + name;
+    for (int64_t step : checkpoint_steps(run_dir, ".partial")) {
+        std::string folder = checkpoint_folder(run_dir, step) + ".partial";
         if (step <= newest || access(index_path(folder).c_str(), F_OK) != 0) continue;
         newest = step;
         found = folder;

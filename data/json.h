@@ -38,6 +38,11 @@ inline std::string json_text(const nlohmann::json& value) {
     return printable(value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
 }
 
+// A value as a line of a file. Bytes that are no UTF-8 are replaced.
+inline std::string json_line(const nlohmann::ordered_json& value) {
+    return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
 // A JSON number that must be whole and in range.
 inline int64_t json_integer(const nlohmann::json& value, int64_t low, int64_t high, const std::string& what) {
     bool fits =

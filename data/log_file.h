@@ -17,6 +17,7 @@ run: lines that cannot be written wait in memory, and are written when there is 
 
 #include "data/error.h"
 #include "data/file.h"
+#include "data/json.h"
 
 class LogFile {
 public:
@@ -45,7 +46,8 @@ public:
         return attempt([&] { write_waiting(); });
     }
 
-    // As add(): what could be written is on disk after this.
+    // Writes the lines that wait, and returns only when all that could be written is on disk. The result is
+    // that of add().
     std::string sync() {
         return attempt([&] {
             write_waiting();
@@ -78,15 +80,11 @@ public:
         if (ftruncate(file_.get(), (off_t)bytes) != 0) fail_with_errno(path_, "shorten it");
     }
 
-    static std::string text_line(const nlohmann::ordered_json& line) {
-        return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-    }
-
 private:
     void write_waiting() {
-        if (dropped_ > 0) append(text_line({{"step", dropped_until_}, {"dropped_lines", dropped_}}));
+        if (dropped_ > 0) append(json_line({{"step", dropped_until_}, {"dropped_lines", dropped_}}));
         dropped_ = 0;
-        for (; !waiting_.empty(); waiting_.pop_front()) append(text_line(waiting_.front()));
+        for (; !waiting_.empty(); waiting_.pop_front()) append(json_line(waiting_.front()));
     }
 
     template <typename Work>

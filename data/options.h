@@ -196,7 +196,8 @@ inline std::string resumed_place(const Options& asked) {
     return asked.run_dir.empty() ? default_run_dir(asked.model) : asked.run_dir;
 }
 
-// Where the last checkpoint of this run may be as well; empty: nowhere.
+// The run's folder in --fallback-dir, where its last checkpoint may be as well. It is empty where --resume
+// auto does not look there.
 inline std::string fallback_place(const Options& asked) {
     bool looks = asked.resume == "auto" && !asked.fallback_dir.empty();
     return looks ? shared_run_dir(asked.fallback_dir, resumed_place(asked)) : "";

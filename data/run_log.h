@@ -107,7 +107,7 @@ public:
         write_run_options(run_dir_, options);
     }
 
-    // As LogFile has them.
+    // These three do what the functions of LogFile do that they call.
     std::string write(nlohmann::ordered_json line) { return file_->add(std::move(line)); }
     std::string sync() { return file_->sync(); }
     size_t waiting() const { return file_->waiting(); }

@@ -105,7 +105,7 @@ inline std::string token_record_text(const TokenRecord& record) {
                                    {"bytes", record.bytes},
                                    {"train_tokens", record.train_tokens},
                                    {"val_tokens", record.val_tokens}};
-    return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    return json_line(json);
 }
 
 // Refuses to use a shard with another tokenizer (null: with none) than it was made with. Returns what there
