@@ -25,63 +25,58 @@ name, shape, initialisation, weight decay and cut: comm/tensor_table.h.
 #include <span>
 #include <vector>
 
-#include "comm/activation_rows.h"  // ActivationRow
-#include "comm/build_checks.h"     // what this build cannot follow
-#include "comm/device_batches.h"   // Batch, Batches
-#include "comm/division.h"         // Division: how the model is cut
-#include "comm/find_on_root.h"     // find_on_root
-#include "comm/graph_choice.h"     // Graphs: work given to the device at once
-#include "comm/held_layers.h"      // HeldLayers
-#include "comm/memory.h"           // allocate, MemoryClass
-#include "comm/memory_plan.h"      // MemoryPlan: what fits
-#include "comm/mesh.h"             // Mesh: this rank's place and its groups
-#include "comm/model_share.h"      // Share: what this rank has of the model
-#include "comm/node_reader.h"      // batches read once for all ranks of a machine
-#include "comm/option_settings.h"  // zero_settings, adamw_settings
-#include "comm/parameters.h"       // ParameterLayout
-#include "comm/pipeline.h"         // Pipeline: micro-batches from stage to stage
-#include "comm/product_choices.h"  // tune_products
-#include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
-#include "comm/tensor_parallel.h"  // SequenceShards: rows of activations over tensor ranks
-#include "comm/tensor_table.h"     // tensor_table, parameter_layout
-#include "comm/watch.h"            // copy_to_host
-#include "comm/whole_tensors.h"    // set_tensors
-#include "comm/world.h"            // launched by mpirun or alone
-#include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
-#include "data/data_overlap.h"     // validation on what is trained on
-#include "data/data_report.h"      // the data subcommand
-#include "data/error.h"            // fail, note_trouble
-#include "data/evaluation.h"       // the loss on token files, multiple-choice questions
-#include "data/file.h"             // check_standard_output, check_space
-#include "data/generation.h"       // TextWriter, write_texts, Sampling, the sample command
-#include "data/inspect.h"          // the inspect command
-#include "data/meter.h"            // FLOPs, rates, durations
-#include "data/model_config.h"     // ModelConfig
-#include "data/model_exchange.h"   // the export and import commands
-#include "data/options.h"          // the options table, parse_options
-#include "data/run_report.h"       // the header of a run
-#include "data/run_log.h"          // the run directory and log.jsonl
-#include "data/sample_order.h"     // which tokens a sample is made of
-#include "data/step_log.h"         // what is shown and kept of each step
-#include "data/stop_signals.h"     // how a run is asked to stop
-#include "data/token_record.h"     // what token files were made with
-#include "data/tokenize.h"         // the tokenize subcommand
-#include "data/tokenizer.h"        // text <-> tokens
-#include "data/trained_model.h"    // what a run left
-#include "kernels/adamw.cuh"       // AdamW
-#include "kernels/attention.cuh"   // attention_forward, attention_backward
-#include "kernels/classifier.cuh"  // classifier, sum_losses
-#include "kernels/embedding.cuh"   // embedding_forward, embedding_backward
-#include "kernels/fp8_matmul.cuh"  // BlockProducts
-#include "kernels/gelu.cuh"        // Gelu
-#include "kernels/kv_cache.cuh"    // kv_cache_append, kv_cache_attention
-#include "kernels/matmul.cuh"      // matmul_*, gemm_rate
-#include "kernels/norm.cuh"        // norm_forward, residual_norm_forward, norm_backward
-#include "kernels/qk_norm.cuh"     // qk_norm_forward, qk_norm_backward
-#include "kernels/random.cuh"      // random_key, random_normal
-#include "kernels/residual.cuh"    // residual_forward
-#include "kernels/rope.cuh"        // rope_table, rope_forward, rope_backward
-#include "kernels/swiglu.cuh"      // swiglu_forward, swiglu_backward
+#include "comm/activations.h"          // ActivationRow
+#include "comm/setup.h"                // what this build cannot follow
+#include "comm/device_batches.h"       // Batch, Batches
+#include "comm/layout.h"               // Division: how the model is cut
+#include "comm/run_checkpoints.h"      // find_on_root
+#include "comm/memory.h"               // allocate, MemoryClass
+#include "comm/mesh.h"                 // Mesh: this rank's place and its groups
+#include "comm/stage.h"                // Share: what this rank has of the model
+#include "comm/node_reader.h"          // batches read once for all ranks of a machine
+#include "comm/parameters.h"           // ParameterLayout
+#include "comm/pipeline.h"             // Pipeline: micro-batches from stage to stage
+#include "comm/tensor_parallel.h"      // SequenceShards: rows of activations over tensor ranks
+#include "comm/tensor_table.h"         // tensor_table, parameter_layout
+#include "comm/watch.h"                // copy_to_host
+#include "comm/whole_tensors.h"        // set_tensors
+#include "comm/world.h"                // launched by mpirun or alone
+#include "comm/zero.h"                 // ZeroState: parameters, gradients and optimizer state, cut over ranks
+#include "data/tokens/data_overlap.h"  // validation on what is trained on
+#include "data/commands/data_report.h"  // the data subcommand
+#include "data/base/error.h"            // fail, note_trouble
+#include "data/commands/evaluation.h"   // the loss on token files, multiple-choice questions
+#include "data/base/file.h"             // check_standard_output, check_space
+#include "data/commands/generation.h"   // TextWriter, write_texts, Sampling, the sample command
+#include "data/commands/inspect.h"      // the inspect command
+#include "data/base/figures.h"
+#include "data/run/meter.h"                // FLOPs, rates, durations
+#include "data/options/model_config.h"     // ModelConfig
+#include "data/commands/model_exchange.h"  // the export and import commands
+#include "data/launch/command_line.h"      // the options table, parse_options
+#include "data/run/run_report.h"           // the header of a run
+#include "data/run/run_log.h"              // the run directory and log.jsonl
+#include "data/tokens/token_loader.h"      // which tokens a sample is made of
+#include "data/run/step_log.h"             // what is shown and kept of each step
+#include "data/base/stop_signals.h"        // how a run is asked to stop
+#include "data/tokens/token_record.h"      // what token files were made with
+#include "data/text/tokenize.h"            // the tokenize subcommand
+#include "data/tokenizer/tokenizer.h"      // text <-> tokens
+#include "data/launch/trained_model.h"     // what a run left
+#include "kernels/adamw.cuh"               // AdamW
+#include "kernels/attention.cuh"           // attention_forward, attention_backward
+#include "kernels/classifier.cuh"          // classifier, sum_losses
+#include "kernels/embedding.cuh"           // embedding_forward, embedding_backward
+#include "kernels/fp8_matmul.cuh"          // BlockProducts
+#include "kernels/gelu.cuh"                // Gelu
+#include "kernels/kv_cache.cuh"            // kv_cache_append, kv_cache_attention
+#include "kernels/matmul.cuh"              // matmul_*, gemm_rate
+#include "kernels/norm.cuh"                // norm_forward, residual_norm_forward, norm_backward
+#include "kernels/qk_norm.cuh"             // qk_norm_forward, qk_norm_backward
+#include "kernels/random.cuh"              // random_key, random_normal
+#include "kernels/residual.cuh"            // residual_forward
+#include "kernels/rope.cuh"                // rope_table, rope_forward, rope_backward
+#include "kernels/swiglu.cuh"              // swiglu_forward, swiglu_backward
 
 // ----------------------------------------------------------------------------
 // activations
@@ -281,8 +276,8 @@ struct Gpt {
     cudaEvent_t stats_sent;
     Graphs graphs;  // of the work on a micro-batch
     std::vector<ActivationRow> table;
-    std::vector<Activations> acts;       // for each layer, of the micro-batch that is worked on
-    HeldLayers held_layers, held_inner;  // instances of Keep::layer and of Keep::inner
+    std::vector<Activations> acts;            // for each layer, of the micro-batch that is worked on
+    ActivationSlots held_layers, held_inner;  // instances of Keep::layer and of Keep::inner
 
     // division.tp and its stages are those of the mesh.
     Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
@@ -851,7 +846,7 @@ void run_pipeline(Gpt& g, const std::vector<PipelineAction>& actions, int tokens
     std::vector<int> loaded(batches.size(), -1);
     size_t size = (size_t)g.rows.own_rows(tokens) * g.config.channels;
     bool has_backward = pipeline_room(actions, g.share.chunks()).has_backward;
-    for (HeldLayers* held : {&g.held_layers, &g.held_inner}) held->begin_run(has_backward);
+    for (ActivationSlots* held : {&g.held_layers, &g.held_inner}) held->begin_run(has_backward);
     g.pipeline.run(actions, size, [&](const PipelineTask& task) {
         int slot = task.batch_slot;
         if (loaded[slot] != task.micro_batch) batches[slot] = load(task.micro_batch, slot);
@@ -1143,7 +1138,7 @@ inline void raise_not_finite(const Gpt& g, const World& world, const std::string
     raise_trouble(world,
                   text("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; try a "
                        "lower --learning-rate or a longer --warmup-steps",
-                       step, without_sign(stats.loss), without_sign(stats.gradient_norm),
+                       step, plain_nan(stats.loss), plain_nan(stats.gradient_norm),
                        bad.empty() ? "none" : bad.c_str()));
 }
 
@@ -1260,7 +1255,7 @@ inline void train(const CommandLine& line, const World& world) {
             printf("             %s\n", note.c_str());
             changes.push_back(note);
         }
-        const StoredRun* origin = line.origin ? &*line.origin : nullptr;
+        std::string origin = line.origin ? line.origin->checkpoint : "";
         progress.start(at.step, start_record(o, world.host(), world.size(), built, origin, changes));
         if (tokenizer && !tokenizer->file().empty())
             tokenizer->write(tokenizer_path(o.run_dir));
@@ -1330,7 +1325,7 @@ inline void train(const CommandLine& line, const World& world) {
         for (;;) {
             if (val_data && due(o.val_every)) {
                 float loss = evaluate(g, *val_batches, val_samples, trouble);
-                progress.validation(at.step, without_sign(loss));
+                progress.validation(at.step, plain_nan(loss));
             }
             if (due(o.sample_every)) {
                 note_trouble(trouble,
@@ -1405,8 +1400,8 @@ inline void sample(const Options& command, const World& world) {
 // the eval command
 // ----------------------------------------------------------------------------
 
-// The losses (B*T) of a batch as data/evaluation.h has them. `device` has room for three numbers of each
-// position.
+// The losses (B*T) of a batch as data/commands/evaluation.h has them. `device` has room for three numbers of
+// each position.
 inline std::vector<float> batch_losses(Gpt& g, const HostBatch& host, bool reset_positions,
                                        DeviceArray<int>& device) {
     int B = g.workload.B, T = g.workload.T;

@@ -27,7 +27,7 @@ by the one that wrote it, and on another by the one that has the least to read s
 #include "comm/mesh.h"              // MeshShape
 #include "comm/parameters.h"        // ParameterLayout
 #include "comm/zero.h"              // ZeroSettings
-#include "data/checkpoint_index.h"  // CheckpointPiece
+#include "data/checkpoint/index.h"  // CheckpointPiece
 
 // The tensors of a model as a state with these settings stores them, in the order of each_of_model().
 inline std::vector<CheckpointTensor> checkpoint_tensors(const ParameterLayout& layout,

@@ -1,10 +1,10 @@
 /*
-Groups of ranks and what they do together on their data: NCCL where ranks have a GPU each, comm/host_nccl.h
-where they have not (on CPUs, and with -DCOMM_MPI where ranks share a GPU).
+Groups of ranks and what they do together on their data: NCCL where ranks have a GPU each,
+comm/nccl_over_mpi.h where they have not (on CPUs, and with -DCOMM_MPI where ranks share a GPU).
 
 Every process counts what it sends, by the purpose it is sent for. The counts are those of ring algorithms,
-which is what comm/host_nccl.h uses and what a bandwidth-bound NCCL comes to; so plans can be compared with
-them to the byte.
+which is what comm/nccl_over_mpi.h uses and what a bandwidth-bound NCCL comes to; so plans can be compared
+with them to the byte.
 */
 #pragma once
 
@@ -16,13 +16,13 @@ them to the byte.
 #include <string>
 #include <type_traits>
 
-#include "data/error.h"
+#include "data/base/error.h"
 #include "kernels/common.cuh"
 
 #if defined(__CUDACC__) && !defined(COMM_MPI)
 #include <nccl.h>
 #else
-#include "comm/host_nccl.h"
+#include "comm/nccl_over_mpi.h"
 #endif
 
 // ----------------------------------------------------------------------------

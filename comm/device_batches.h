@@ -9,11 +9,11 @@ reads it ahead, and two blocks of pinned memory take turns, so that no copy wait
 #include <string>
 #include <utility>
 
-#include "comm/memory.h"        // allocate
-#include "comm/mesh.h"          // Mesh
-#include "comm/watch.h"         // wait_for
-#include "data/batch_reader.h"  // BatchSource, HostBatch
-#include "data/error.h"         // note_trouble
+#include "comm/memory.h"               // allocate
+#include "comm/mesh.h"                 // Mesh
+#include "comm/watch.h"                // wait_for
+#include "data/tokens/batch_reader.h"  // BatchSource, HostBatch
+#include "data/base/error.h"           // note_trouble
 
 // One micro-batch on the device.
 struct Batch {

@@ -24,13 +24,13 @@ The second and the last are for a disk that is full. What was saved of the weigh
 
 #include "comm/checkpoint_saver.h"         // CheckpointSaver
 #include "comm/world.h"                    // World, CommonError
-#include "data/checkpoint_folder.h"        // checkpoint_steps, remove_checkpoint
-#include "data/checkpoint_verification.h"  // verify_checkpoint
-#include "data/file.h"                     // free_space
-#include "data/meter.h"                    // duration, human
-#include "data/options.h"                  // Options
-#include "data/save_report.h"              // SaveReport
-#include "data/stop_signals.h"             // waits_for_user
+#include "data/checkpoint/folder.h"        // checkpoint_steps, remove_checkpoint
+#include "data/checkpoint/verification.h"  // verify_checkpoint
+#include "data/base/file.h"                // free_space
+#include "data/base/figures.h"
+#include "data/options/options.h"         // Options
+#include "data/checkpoint/save_report.h"  // SaveReport
+#include "data/base/stop_signals.h"       // waits_for_user
 
 class LastCheckpoint {
 public:

@@ -25,7 +25,7 @@ the shape alone, so ranks cannot disagree, and each split is one exchange: no ba
 
 #include "comm/collectives.h"
 #include "comm/world.h"
-#include "data/error.h"
+#include "data/base/error.h"
 
 // Ranks along each axis; the world has tp * dp * pp. shard divides dp.
 struct MeshShape {

@@ -31,9 +31,9 @@ process could hold; the wait ends when the reading process does.
 #include <vector>
 
 #include "comm/world.h"
-#include "data/batch_reader.h"
-#include "data/error.h"
-#include "data/file.h"
+#include "data/tokens/batch_reader.h"
+#include "data/base/error.h"
+#include "data/base/file.h"
 
 // ----------------------------------------------------------------------------
 // waiting between processes

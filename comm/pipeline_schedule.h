@@ -24,10 +24,12 @@ Bubble Pipeline Parallelism" (2023).
 #pragma once
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
-#include "data/error.h"
+#include "data/base/error.h"
 
 enum class PipelineWork {
     forward,
@@ -226,3 +228,136 @@ inline PipelineTiming time_pipeline(const PipelineShape& shape, const PipelineCo
     }
     return timing;
 }
+
+// ----------------------------------------------------------------------------
+// room: how much a stage has to hold at the same time, found by walking through its list of work
+
+struct PipelineRoom {
+    std::vector<int> kept;      // (chunks) micro-batches from forward to the end of backward, 1 at least
+    std::vector<int> pending;   // (chunks) micro-batches from input_gradient to weight_gradient
+    int micro_batches = 1;      // from the first to the last piece of work on them, over all chunks
+    bool has_backward = false;  // or else nothing is kept after a forward
+
+    // Whether what a list needs is there.
+    bool holds(const PipelineRoom& need) const {
+        auto fits = [](const std::vector<int>& have, const std::vector<int>& wanted) {
+            return std::equal(have.begin(), have.end(), wanted.begin(), wanted.end(), std::greater_equal<>());
+        };
+        return fits(kept, need.kept) && fits(pending, need.pending) && micro_batches >= need.micro_batches &&
+               has_backward >= need.has_backward;
+    }
+};
+
+// The most micro-batches that are in work at the same time: from the first action on them that counts to the
+// last. A number modulo this tells them apart.
+template <typename Counts>
+int most_in_work(const std::vector<PipelineAction>& list, Counts&& counts) {
+    std::map<int, const PipelineAction*> last;
+    for (const PipelineAction& action : list) {
+        if (counts(action)) last[action.micro_batch] = &action;
+    }
+    std::set<int> in_work;
+    int most = 0;
+    for (const PipelineAction& action : list) {
+        if (!counts(action)) continue;
+        in_work.insert(action.micro_batch);
+        most = std::max(most, *in_work.rbegin() - *in_work.begin() + 1);
+        if (last[action.micro_batch] == &action) in_work.erase(action.micro_batch);
+    }
+    return most;
+}
+
+inline PipelineRoom pipeline_room(const std::vector<PipelineAction>& list, int chunks) {
+    using enum PipelineWork;
+    PipelineRoom room;
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        auto of_chunk = [&](const PipelineAction& action) { return action.chunk == chunk; };
+        auto halves = [&](const PipelineAction& action) {
+            return of_chunk(action) && (action.work == input_gradient || action.work == weight_gradient);
+        };
+        room.kept.push_back(std::max(1, most_in_work(list, of_chunk)));
+        room.pending.push_back(most_in_work(list, halves));
+    }
+    room.micro_batches = std::max(1, most_in_work(list, [](const PipelineAction&) { return true; }));
+    room.has_backward = std::any_of(list.begin(), list.end(),
+                                    [](const PipelineAction& action) { return action.work != forward; });
+    return room;
+}
+
+// Where the layers of a pipeline stage keep what they need of a micro-batch, from its forward pass to the end
+// of its backward pass. The chunks of a stage share the places: what one gives back, another takes. So there
+// are only as many as are in use at the same time, which is the least that the schedule allows. A place has
+// one layer, for chunks may have different numbers of them.
+//
+// The last of 2 stages with 2 chunks of one layer (interleaved; 0 .. 3 forward, a .. d backward, ' of chunk
+// 1):
+//
+//     work      0  1  0' a' 1' b' 2  a  3  b  2' c' 3' d' c  d
+//     place 0   0  0  0  0  0  0  0  0  3  3  3  3  3  3  3  3
+//     place 1      1  1  1  1  1  1  1  1  1  2' 2' 3' 3'
+//     place 2         0' 0' 1' 1' 2  2  2  2  2  2  2  2  2
+
+class ActivationSlots {
+public:
+    // layers: of each chunk.
+    explicit ActivationSlots(std::vector<int> layers) : layers_(std::move(layers)) {}
+
+    // has_backward: or else nothing is held, and each layer has a place of its own.
+    void begin_run(bool has_backward) {
+        has_backward_ = has_backward;
+        held_.clear();
+        in_use_.clear();
+    }
+
+    // The places of the layers of the chunk for an action, which come in the order of the list.
+    std::vector<int> enter(const PipelineAction& action) {
+        auto [work, micro_batch, chunk] = action;
+        if (!has_backward_) return of_their_own(chunk);
+        auto& held = held_[{chunk, micro_batch}];
+        if (work == PipelineWork::forward) held = take(layers_[chunk]);
+        std::vector<int> places = held;
+        if (work == PipelineWork::backward || work == PipelineWork::weight_gradient) {
+            for (int place : held) in_use_[place] = false;
+            held_.erase({chunk, micro_batch});
+        }
+        return places;
+    }
+
+    // How many places the actions of a list need.
+    static size_t places(const std::vector<int>& layers, const std::vector<PipelineAction>& list,
+                         bool has_backward) {
+        ActivationSlots held(layers);
+        held.begin_run(has_backward);
+        int most = 0;
+        for (const PipelineAction& action : list) {
+            for (int place : held.enter(action)) most = std::max(most, place + 1);
+        }
+        return (size_t)most;
+    }
+
+private:
+    std::vector<int> of_their_own(int chunk) const {
+        int first = 0;
+        for (int before = 0; before < chunk; before++) first += layers_[before];
+        std::vector<int> places;
+        for (int i = 0; i < layers_[chunk]; i++) places.push_back(first + i);
+        return places;
+    }
+
+    // The lowest that are free: so there are never more than are in use at the same time.
+    std::vector<int> take(int count) {
+        std::vector<int> places;
+        for (int place = 0; (int)places.size() < count; place++) {
+            if (place == (int)in_use_.size()) in_use_.push_back(false);
+            if (in_use_[place]) continue;
+            in_use_[place] = true;
+            places.push_back(place);
+        }
+        return places;
+    }
+
+    std::vector<int> layers_;
+    bool has_backward_ = false;
+    std::map<std::pair<int, int>, std::vector<int>> held_;  // by chunk and micro-batch
+    std::vector<bool> in_use_;
+};

@@ -24,8 +24,8 @@ second half alone an all-gather.
 #include <cstddef>
 #include <memory>
 
-#include "comm/message_flow.h"  // MessageFlow, Piece
-#include "kernels/common.cuh"   // ceil_div
+#include "comm/messages.h"     // MessageFlow, Piece
+#include "kernels/common.cuh"  // ceil_div
 
 constexpr size_t largest_message = size_t(1) << 19;  // half of a core's second-level cache, or less
 

@@ -19,7 +19,7 @@ without overlap it is put on the compute stream: the same calls, so the same bit
 #include <vector>
 
 #include "comm/collectives.h"  // Communicator
-#include "data/error.h"
+#include "data/base/error.h"
 
 class SequenceShards {
 public:

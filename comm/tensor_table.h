@@ -6,8 +6,8 @@ The parameters of a model, one row each: name, shape, initialisation, weight dec
 #include <cmath>
 #include <vector>
 
-#include "comm/parameters.h"    // TensorRow, ParameterLayout
-#include "data/model_config.h"  // ModelConfig, fc_width
+#include "comm/parameters.h"            // TensorRow, ParameterLayout
+#include "data/options/model_config.h"  // ModelConfig, fc_width
 
 enum Tensor {
     wte,

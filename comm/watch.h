@@ -10,7 +10,7 @@ and again, asks the groups for errors meanwhile, and gives up after a time.
 #include <thread>
 
 #include "comm/mesh.h"
-#include "data/error.h"
+#include "data/base/error.h"
 #include "kernels/common.cuh"
 
 // Waits until look() is no longer cudaErrorNotReady. If a group of the mesh reports an error, or

@@ -12,7 +12,7 @@ on one rank.
 
 #include "comm/memory.h"  // allocate
 #include "comm/zero.h"    // ZeroState
-#include "data/meter.h"   // without_sign
+#include "data/base/figures.h"
 
 constexpr size_t tensor_piece = 1 << 22;  // elements that pass through host memory at a time
 
@@ -48,7 +48,7 @@ inline std::string first_bad_gradient(const ZeroState& state) {
                 if (std::isfinite(value[i])) continue;
                 size_t element = 0;
                 part.slice(i, 1).each_run([&](size_t first, size_t, size_t) { element = first; });
-                return text("%s[%zu] = %g", part.name.c_str(), element, without_sign(value[i]));
+                return text("%s[%zu] = %g", part.name.c_str(), element, plain_nan(value[i]));
             }
         }
     }

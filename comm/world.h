@@ -8,9 +8,6 @@ rest (an exception, exit() in the middle) ends the whole job with MPI_Abort.
 */
 #pragma once
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <climits>
 #include <cstdio>
@@ -19,15 +16,17 @@ rest (an exception, exit() in the middle) ends the whole job with MPI_Abort.
 #include <memory>
 #include <mutex>
 #include <new>
+#include <sched.h>
 #include <set>
 #include <string>
 #include <string_view>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include "comm/mpi_calls.h"
-#include "data/error.h"
-#include "data/words.h"
+#include "data/base/error.h"
+#include "data/base/words.h"
 #include "kernels/common.cuh"
 
 #if defined(__CUDACC__) && !defined(COMM_MPI)
@@ -170,8 +169,43 @@ public:
         return texts;
     }
 
-    // For all ranks: to_each[r] goes to rank r, and what each rank sent comes back. (comm/world_exchange.h)
-    std::vector<std::string> exchange(const std::vector<std::string_view>& to_each) const;
+    // For all ranks: to_each[r] goes to rank r, and what each rank sent comes back. Most ranks have nothing
+    // to say to most others, and messages are large: so the ranks tell each other the lengths, and send what
+    // is not empty from where it lies.
+    std::vector<std::string> exchange(const std::vector<std::string_view>& to_each) const {
+        std::vector<std::string> from_each(to_each.size());
+        from_each[(size_t)rank_] = to_each[(size_t)rank_];
+#ifndef WITHOUT_MPI
+        if (size_ == 1) return from_each;
+        std::vector<int> lengths, incoming(to_each.size());
+        for (std::string_view message : to_each) {
+            if (message.size() > INT_MAX)
+                fail("World::exchange: %zu bytes are too many; send less", message.size());
+            lengths.push_back((int)message.size());
+        }
+        MPI_Request sizes;
+        mpiCheck(MPI_Ialltoall(lengths.data(), 1, MPI_INT, incoming.data(), 1, MPI_INT, control_, &sizes));
+        mpi_wait(&sizes, 1);
+        constexpr int tag = 0;
+        std::vector<MPI_Request> requests;
+        for (int peer = 0; peer < size_; peer++) {
+            std::string& message = from_each[(size_t)peer];
+            int bytes = incoming[(size_t)peer];
+            if (peer == rank_ || bytes == 0) continue;
+            message.resize((size_t)bytes);
+            mpiCheck(
+                MPI_Irecv(message.data(), bytes, MPI_BYTE, peer, tag, control_, &requests.emplace_back()));
+        }
+        for (int peer = 0; peer < size_; peer++) {
+            int bytes = lengths[(size_t)peer];
+            if (peer == rank_ || bytes == 0) continue;
+            mpiCheck(MPI_Isend(to_each[(size_t)peer].data(), bytes, MPI_BYTE, peer, tag, control_,
+                               &requests.emplace_back()));
+        }
+        mpi_wait(requests.data(), (int)requests.size());
+#endif
+        return from_each;
+    }
 
     // For all ranks: returns when every rank is here.
     void barrier() const {
@@ -403,5 +437,3 @@ inline void raise_trouble(const World& world, const std::string& trouble) {
     fprintf(stderr, "train_gpt: %s: %s\n", world.name().c_str(), one_line(message_of(error)).c_str());
     world.abort();
 }
-
-#include "comm/world_exchange.h"  // exchange

@@ -30,8 +30,13 @@ on with the units that are done.
 */
 #pragma once
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -39,12 +44,13 @@ on with the units that are done.
 #include "comm/memory.h"            // allocate, MemoryClass
 #include "comm/mesh.h"              // Mesh, Communicator
 #include "comm/parameters.h"        // ParameterLayout
-#include "comm/unit_places.h"       // UnitPlaces
 #include "comm/watch.h"             // wait_for
-#include "data/dtype.h"             // Dtype
-#include "data/slot.h"              // Slot
-#include "kernels/adamw.cuh"        // AdamW, AdamWPart
-#include "kernels/global_norm.cuh"  // SquaresRange, sum_squares_scratch
+#include "data/base/dtype.h"        // Dtype
+#include "data/checkpoint/slot.h"   // Slot
+#include "kernels/accumulate.cuh"   // accumulate
+#include "kernels/adamw.cuh"        // AdamW, AdamWPart, adamw_update
+#include "kernels/global_norm.cuh"  // SquaresRange, sum_squares, clip_scale
+#include "kernels/random.cuh"       // name_hash
 
 struct ZeroSettings {
     int level = 0;
@@ -409,5 +415,202 @@ inline void ZeroState::synchronize() const {
     for (cudaStream_t stream : {host_, reductions_, gathers_, compute_}) wait_for(stream, mesh_);
 }
 
-#include "comm/zero_passes.h"  // acquire, release, gradients
-#include "comm/zero_step.h"    // update
+// ----------------------------------------------------------------------------
+// parameters
+
+// Brings the parts of a unit together in its place, unless they are there.
+inline void ZeroState::gather(int unit) {
+    Place& place = param_at_[param_places_.place(unit)];
+    if (place.unit == unit) return;
+    place.unit = unit;
+    cudaCheck(cudaStreamWaitEvent(gathers_, place.free, 0));
+    cudaCheck(cudaMemcpyAsync(params(unit) + owned_begin(unit), owned_params(unit),
+                              part_size(unit) * sizeof(floatX), cudaMemcpyDeviceToDevice, gathers_));
+    mesh_.gathers().all_gather(params(unit), part_size(unit), Traffic::parameters, gathers_);
+    cudaCheck(cudaEventRecord(place.ready, gathers_));
+}
+
+inline void ZeroState::acquire(int unit, int direction) {
+    if (!cut_params_) {
+        // what is on one stream only is in order anyway
+        if (!own_streams_.empty()) cudaCheck(cudaStreamWaitEvent(compute_, updated_[unit], 0));
+        return;
+    }
+    gather(unit);
+    Place& place = param_at_[param_places_.place(unit)];
+    place.in_use = true;
+    cudaCheck(cudaStreamWaitEvent(compute_, place.ready, 0));
+    // the backward pass does not read the embedding
+    int end = direction > 0 ? layout_.last_unit() : 1;
+    for (int ahead = 1; direction != 0 && ahead <= settings_.prefetch; ahead++) {
+        int next = unit + direction * ahead;
+        if (direction > 0 ? next > end : next < end) break;
+        if (!layout_.has(next)) break;  // it is on another stage
+        if (!param_at_[param_places_.place(next)].in_use) gather(next);
+    }
+}
+
+inline void ZeroState::release(int unit) {
+    if (!cut_params_) return;
+    Place& place = param_at_[param_places_.place(unit)];
+    place.in_use = false;
+    cudaCheck(cudaEventRecord(place.free, compute_));
+}
+
+// ----------------------------------------------------------------------------
+// gradients
+
+inline void ZeroState::zero_gradients() {
+    cudaCheck(cudaStreamWaitEvent(compute_, gradients_copied_, 0));  // offload has read the last ones
+    size_t kept = cut_grads_ ? shard_size() : layout_.size();
+    cudaCheck(cudaMemsetAsync(grads_, 0, kept * sizeof(float), compute_));
+}
+
+inline void ZeroState::begin_gradients(int unit) {
+    if (!cut_grads_) return;
+    Place& place = grad_at_[grad_places_.place(unit)];
+    if (place.in_use) return;
+    place.in_use = true;
+    cudaCheck(cudaStreamWaitEvent(compute_, place.free, 0));
+    cudaCheck(cudaMemsetAsync(grads(unit), 0, layout_.unit_size(unit) * sizeof(float), compute_));
+}
+
+// Gradients that stay whole are summed over the ranks once, when the last micro-batch has added to them. A
+// cut gradient cannot wait: the place it is made in is needed for another unit.
+inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
+    if (!cut_grads_ && !last_micro_batch) return;
+    order(compute_, reductions_);
+    size_t part = part_size(unit);
+    mesh_.shard().reduce_scatter(grads(unit), part, Traffic::gradients, reductions_);
+    if (cut_grads_) {
+        accumulate(owned_grads(unit), grads(unit) + owned_begin(unit), part, reductions_);
+        Place& place = grad_at_[grad_places_.place(unit)];
+        place.in_use = false;
+        cudaCheck(cudaEventRecord(place.free, reductions_));
+    }
+    if (!last_micro_batch) return;
+    mesh_.replica().all_reduce(owned_grads(unit), part, Traffic::gradients, reductions_);
+    if (settings_.offload && !has_copies(unit)) copy_gradients_to_host(unit);
+}
+
+inline void ZeroState::copy_gradients_to_host(int unit) {
+    order(reductions_, host_);
+    cudaCheck(cudaMemcpyAsync(host_grads_ + shard_offset(unit), owned_grads(unit),
+                              part_size(unit) * sizeof(float), cudaMemcpyDeviceToHost, host_));
+    cudaCheck(cudaEventRecord(gradients_copied_, host_));
+}
+
+// ----------------------------------------------------------------------------
+// the step
+//
+// Each rank sums the squares of the gradients it owns, the sums become the global norm, and AdamW (on the
+// device, or on the host for --offload optimizer) steps the parameters the rank owns, each unit in one
+// launch. What others need of them is sent unit by unit, behind the forward pass that begins meanwhile.
+
+inline void ZeroState::sum_statistics(float* stats) {
+    order(compute_, reductions_);
+    mesh_.world().all_reduce(stats, summed_statistics, Traffic::statistics, reductions_);
+    order(reductions_, compute_);
+}
+
+// What a step goes through on this rank, as the launchers take it.
+inline void ZeroState::plan_step() {
+    steps_.resize(layout_.units());
+    for (int unit : layout_.held()) {
+        for (const TensorPart& part : owned_parts(unit)) {
+            steps_[unit].push_back(
+                {part.at - owned_begin(unit), part.count, part.first, name_hash(part.name), part.row->decay});
+        }
+        if (mesh_.position.replica > 0) continue;  // of copies, one rank counts the gradient
+        size_t own_begin = owned_begin(unit), own_end = own_begin + part_size(unit);
+        for (auto [range_begin, range_end] : layout_.counted(unit)) {
+            size_t begin = std::max(range_begin, own_begin), end = std::min(range_end, own_end);
+            if (begin >= end) continue;
+            counted_.push_back({owned_grads(unit) - grads_ + (begin - own_begin), end - begin});
+        }
+    }
+}
+
+// Gradients of what this rank has copies of become the sum over all that have them.
+inline void ZeroState::sum_copies() {
+    auto sum_of_tensor_ranks = [&] {
+        for (int unit : layout_.held()) {
+            size_t own_begin = owned_begin(unit), own_end = own_begin + part_size(unit);
+            for (const GradientSum& sum : layout_.sums(unit)) {
+                size_t begin = std::max(sum.begin, own_begin), end = std::min(sum.begin + sum.count, own_end);
+                if (begin >= end) continue;
+                neighbours(sum.ranks).all_reduce(owned_grads(unit) + (begin - own_begin), end - begin,
+                                                 Traffic::gradients, reductions_);
+            }
+        }
+    };
+    if (mesh_.tensor().size() > 1) grouped(sum_of_tensor_ranks);
+    for (int unit : layout_.held()) {
+        if (!has_copies(unit)) continue;
+        if (has_twin(unit))
+            mesh_.ends().all_reduce(owned_grads(unit), part_size(unit), Traffic::gradients, reductions_);
+        if (settings_.offload) copy_gradients_to_host(unit);
+    }
+}
+
+inline void ZeroState::update(float* stats, const AdamW& settings, float max_norm, uint64_t seed,
+                              const std::function<void()>& measured) {
+    sum_copies();
+    order(reductions_, compute_);  // the last gradient has been summed
+    order(gathers_, compute_);     // and what is stepped now has been read
+    sum_squares(stats + stat_squares, norm_scratch_, grads_, counted_, compute_);
+    sum_statistics(stats);
+    clip_scale(stats + stat_norm, stats + stat_squares, stats + stat_loss, max_norm, compute_);
+    measured();
+
+    for (Place& place : param_at_) place.unit = -1;  // what was gathered is old now
+    if (settings_.offload) {
+        cudaCheck(cudaMemcpyAsync(host_scale_, stats + stat_scale, sizeof(float), cudaMemcpyDeviceToHost,
+                                  compute_));
+        order(compute_, host_);
+    }
+    for (int unit : layout_.held()) {
+        if (settings_.offload)
+            step_on_host(unit, settings, seed);
+        else
+            step_on_device(unit, stats + stat_scale, settings, seed);
+        publish(unit);
+    }
+}
+
+inline void ZeroState::step_on_device(int unit, const float* scale, const AdamW& settings, uint64_t seed) {
+    adamw_update(owned_params(unit), owned_master(unit), owned_m(unit), owned_v(unit), owned_grads(unit),
+                 scale, steps_[unit], settings, seed, compute_);
+}
+
+inline void ZeroState::step_on_host(int unit, const AdamW& settings, uint64_t seed) {
+    auto run = [](void* data) {
+        std::unique_ptr<HostUpdate> own_update((HostUpdate*)data);
+        auto& [state, settings, seed, unit] = *own_update;
+#ifdef _OPENMP
+        // a thread of CUDA's or of a stream's: it does not know what others were told
+        if (int threads = state->settings_.host_threads) omp_set_num_threads(threads);
+#endif
+        size_t at = state->shard_offset(unit);
+        adamw_update_on_host(state->host_params_ + at, state->owned_master(unit), state->m_ + at,
+                             state->v_ + at, state->host_grads_ + at, state->host_scale_, state->steps_[unit],
+                             settings, seed);
+    };
+    // it runs when the caller may be at the next step already
+    cudaCheck(cudaLaunchHostFunc(host_, run, new HostUpdate{this, settings, seed, unit}));
+    cudaCheck(cudaMemcpyAsync(owned_params(unit), host_params_ + shard_offset(unit),
+                              part_size(unit) * sizeof(floatX), cudaMemcpyHostToDevice, host_));
+}
+
+// Brings a unit's new parameters to all who use them, behind what the compute stream does next.
+inline void ZeroState::publish(int unit) {
+    order(settings_.offload ? host_ : compute_, gathers_);
+    if (cut_params_) {  // the first units are gathered while others are stepped
+        auto& held = layout_.held();
+        auto number = std::find(held.begin(), held.end(), unit) - held.begin();
+        if (number <= settings_.prefetch && unit <= layout_.layers) gather(unit);
+        return;
+    }
+    mesh_.gathers().all_gather(params(unit), part_size(unit), Traffic::parameters, gathers_);
+    cudaCheck(cudaEventRecord(updated_[unit], gathers_));
+}

@@ -13,6 +13,8 @@ block sums, and the two ways to start work on a stream (a CUDA kernel, or a plai
 #include <type_traits>
 #include <utility>
 
+#include "kernels/host_device.h"
+
 #ifdef DEVICE_CPU
 #include "kernels/host_cuda.h"
 #else
@@ -38,10 +40,8 @@ constexpr const char* floatX_name = "fp32";
 #endif
 
 #ifdef DEVICE_CPU
-#define HOST_DEVICE
 constexpr const char* device_name = "cpu";
 #else
-#define HOST_DEVICE __host__ __device__
 constexpr const char* device_name = "cuda";
 #endif
 

@@ -28,9 +28,9 @@ words are zeros, so that the sum over the devices, of which one adds the positio
 
 #include <algorithm>
 #include <climits>
-#include <vector>
 
 #include "kernels/common.cuh"
+#include "kernels/row_order.h"
 
 // The words whose rows a token table has: first .. first + count - 1.
 struct WordRange {
@@ -39,40 +39,6 @@ struct WordRange {
     HOST_DEVICE bool has(int word) const { return word >= first && word - first < count; }
     HOST_DEVICE size_t row(int word) const { return (size_t)(word - first); }
 };
-
-// Sorts 0 .. N-1 by key(n) >= 0, and those of the same key by n. A radix sort, one byte of the key at a time.
-template <typename Key>
-void sort_by(int* order /* (N) */, int N, Key&& key) {
-    std::vector<int> other(N);
-    int *from = order, *to = other.data();
-    uint32_t largest = 0;
-    for (int n = 0; n < N; n++) {
-        order[n] = n;
-        largest = std::max(largest, (uint32_t)key(n));
-    }
-    for (int shift = 0; shift < 32 && largest >> shift; shift += 8) {
-        auto digit = [&](int n) { return (uint32_t)key(n) >> shift & 255; };
-        int ends[257] = {};
-        for (int n = 0; n < N; n++) ends[digit(n) + 1]++;
-        for (int d = 0; d < 256; d++) ends[d + 1] += ends[d];
-        for (int i = 0; i < N; i++) to[ends[digit(from[i])]++] = from[i];
-        std::swap(from, to);
-    }
-    if (from != order) std::copy_n(from, N, order);
-}
-
-// The position of token n = b * T + t.
-HOST_DEVICE inline int position_of(int n, const int* doc_start, int T) {
-    return n % T - (doc_start ? doc_start[n] : 0);
-}
-
-// What the backward pass wants to know of a batch.
-inline void sort_by_token(int* order /* (N) */, const int* tokens /* (N) */, int N) {
-    sort_by(order, N, [=](int n) { return tokens[n]; });
-}
-inline void sort_by_position(int* order /* (B*T) */, const int* doc_start /* (B, T) */, int B, int T) {
-    sort_by(order, B * T, [=](int n) { return position_of(n, doc_start, T); });
-}
 
 // Lists of rows of dout, place(i), and of the rows of a table that get them, row(i), or -1: none does. Equal
 // rows follow one another.

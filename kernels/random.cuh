@@ -9,7 +9,7 @@ thread or step of a loop asks for it: the n-th number of a tensor is the same fo
 #include <cstdint>
 #include <string_view>
 
-#include "kernels/common.cuh"
+#include "kernels/host_device.h"
 
 struct Random4 {
     uint32_t at[4];

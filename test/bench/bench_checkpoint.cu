@@ -14,7 +14,7 @@ times, in turns, and the median counts: the speed of a disk varies.
 */
 #include "comm/checkpoint_loader.h"
 #include "comm/checkpoint_saver.h"
-#include "data/inspect.h"
+#include "data/commands/inspect.h"
 #include "test/bench/bench.h"
 
 constexpr int repeats = 3;

@@ -11,8 +11,9 @@ kernel's results, and the time of a kernel beside what the device can do at best
 #include <vector>
 
 #include "comm/memory.h"
-#include "data/error.h"
-#include "data/meter.h"
+#include "data/base/error.h"
+#include "data/base/figures.h"
+#include "data/run/meter.h"
 #include "kernels/global_norm.cuh"
 #include "kernels/matmul.cuh"
 #include "kernels/random.cuh"

@@ -3,7 +3,7 @@ Rows of bench_kernels whose time goes into products: attention and the linear la
 */
 #pragma once
 
-#include "data/presets.h"
+#include "data/options/presets.h"
 #include "kernels/attention.cuh"
 #include "test/bench/bench_kernels.h"
 

@@ -9,7 +9,7 @@ prints the ratio.
 #include <cstdlib>
 #include <thread>
 
-#include "data/tokenizer_json.h"
+#include "data/tokenizer/tokenizer_json.h"
 
 int main(int argc, char** argv) {
     if (argc < 3) {

@@ -5,8 +5,8 @@
 // seconds: 10
 #include <sys/resource.h>
 
-#include "comm/find_on_root.h"
-#include "data/checkpoint_builder.h"
+#include "comm/run_checkpoints.h"
+#include "data/checkpoint/builder.h"
 #include "test/comm/checkpoint_testing.h"
 #include "test/support/file_testing.h"
 #include "test/support/ranks.h"

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "comm/parameters.h"
-#include "comm/unit_places.h"
 #include "test/support/file_testing.h"
 
 namespace {

@@ -2,7 +2,7 @@
 // devices: cpu
 #include <doctest/doctest.h>
 
-#include "comm/pipeline_layers.h"
+#include "comm/layout.h"
 #include "kernels/random.cuh"
 #include "test/support/file_testing.h"
 

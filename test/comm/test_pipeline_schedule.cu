@@ -6,7 +6,6 @@
 #include <map>
 #include <set>
 
-#include "comm/pipeline_room.h"
 #include "comm/pipeline_schedule.h"
 #include "test/support/file_testing.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "data/checkpoint_files.h"
+#include "data/checkpoint/files.h"
 
 constexpr uint64_t forged_save_id = 0x1122334455667788;
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <thread>
 
-#include "data/batch_reader.h"
+#include "data/tokens/batch_reader.h"
 
 static std::vector<uint16_t> random_tokens(size_t count, uint32_t vocab) {
     std::vector<uint16_t> tokens(count);

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <set>
 
-#include "data/blend.h"
+#include "data/tokens/blend.h"
 
 static std::vector<uint64_t> weights_of(const std::string& list) {
     std::vector<uint64_t> weights;

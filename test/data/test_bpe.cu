@@ -5,7 +5,7 @@
 #include <map>
 #include <thread>
 
-#include "data/bpe.h"
+#include "data/tokenizer/bpe.h"
 #include "kernels/random.cuh"
 
 // A vocabulary of all bytes and random merges of what is there, the tokens in an order of their own.

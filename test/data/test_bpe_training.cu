@@ -5,8 +5,8 @@
 #include <mutex>
 #include <set>
 
-#include "data/bpe_training.h"
-#include "data/json.h"
+#include "data/tokenizer/bpe_training.h"
+#include "data/base/json.h"
 #include "kernels/random.cuh"
 
 using Words = std::map<std::string, uint64_t>;

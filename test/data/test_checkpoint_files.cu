@@ -5,8 +5,8 @@
 
 #include <sys/resource.h>
 
-#include "data/checkpoint_builder.h"
-#include "data/checkpoint_folder.h"
+#include "data/checkpoint/builder.h"
+#include "data/checkpoint/folder.h"
 #include "test/data/failing_calls.h"
 #include "test/support/file_testing.h"
 #include "test/data/forged_checkpoint.h"

@@ -3,7 +3,7 @@
 #include <ctime>
 #include <random>
 
-#include "data/checkpoint_index.h"
+#include "data/checkpoint/index.h"
 #include "test/support/file_testing.h"
 #include "test/data/forged_checkpoint.h"
 

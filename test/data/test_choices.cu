@@ -2,7 +2,7 @@
 // the score.
 #include "test/support/file_testing.h"
 
-#include "data/choices.h"
+#include "data/commands/choices.h"
 
 using Choices = std::vector<std::vector<int>>;
 

@@ -1,6 +1,6 @@
 // compare_runs: what the proofs of layouts rest on sees a planted difference of each kind, just beyond the
 // limit.
-#include "data/checkpoint_builder.h"
+#include "data/checkpoint/builder.h"
 #include "test/support/file_testing.h"
 #include "test/tools/compare_runs.h"
 

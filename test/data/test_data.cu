@@ -1,9 +1,9 @@
 // Token shards: reading, writing, and every way in which a file can be wrong.
 #include "test/support/file_testing.h"
 
-#include "data/sample_order.h"
-#include "data/token_source.h"
-#include "data/token_shards.h"
+#include "data/tokens/token_loader.h"
+#include "data/tokens/token_source.h"
+#include "data/tokens/token_shards.h"
 #include "kernels/random.cuh"
 
 TEST_CASE("shards: what is written is read, in both widths") {

@@ -1,7 +1,7 @@
 // The data subcommand: histograms, foreign text on a terminal, what is counted, damaged files among others.
 #include "test/support/file_testing.h"
 
-#include "data/data_report.h"
+#include "data/commands/data_report.h"
 #include "kernels/random.cuh"
 
 using Lines = std::vector<std::string>;

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "data/evaluation.h"
+#include "data/commands/evaluation.h"
 
 static Options small_options(int B, int T, int document_end) {
     Options o;

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <set>
 
-#include "data/generation.h"
+#include "data/commands/generation.h"
 #include "test/support/file_testing.h"
 
 constexpr int vocab = 11;

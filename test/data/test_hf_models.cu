@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "data/hf_export.h"
-#include "data/hf_import.h"
+#include "data/exchange/hf_export.h"
+#include "data/exchange/hf_import.h"
 #include "test/data/failing_calls.h"
 #include "test/support/file_testing.h"
 #include "test/data/hf_configs.h"

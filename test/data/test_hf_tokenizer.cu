@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "data/tiktoken.h"
+#include "data/tokenizer/tiktoken.h"
 #include "kernels/random.cuh"
 
 using nlohmann::json;

@@ -1,6 +1,6 @@
 // The inspect subcommand: what it says of a checkpoint, and the damage it finds.
-#include "data/checkpoint_builder.h"
-#include "data/inspect.h"
+#include "data/checkpoint/builder.h"
+#include "data/commands/inspect.h"
 #include "test/support/file_testing.h"
 
 // Two tensors in 6 pieces, in two data files; a third one holds none.

@@ -2,7 +2,7 @@
 // files are forged here the way llm.c lays out its memory, so that nothing is compared with itself.
 #include <cmath>
 
-#include "data/llmc_import.h"
+#include "data/exchange/llmc_import.h"
 #include "test/support/file_testing.h"
 
 // A GPT-2 whose vocabulary is padded from 5 to 128.

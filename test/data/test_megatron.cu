@@ -1,7 +1,7 @@
 // Data sets of Megatron-LM: reading, and every way in which the two files can be wrong.
 #include "test/support/file_testing.h"
 
-#include "data/megatron_shards.h"
+#include "data/tokens/megatron_shards.h"
 #include "kernels/random.cuh"
 
 // An index as bytes. The pointers follow from the lengths, unless given.

@@ -1,8 +1,9 @@
-// Tests of data/meter.h. Values by hand, from the published formula: a GPT with an MLP of 4 h costs
+// Tests of data/run/meter.h. Values by hand, from the published formula: a GPT with an MLP of 4 h costs
 // 72 B s l h^2 (1 + s / (6 h) + V / (12 l h)) FLOPs a step (Korthikanti et al. 2022).
 #include <doctest/doctest.h>
 
-#include "data/meter.h"
+#include "data/base/figures.h"
+#include "data/run/meter.h"
 
 namespace {
 

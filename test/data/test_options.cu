@@ -2,7 +2,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "data/options.h"
+#include "data/launch/command_line.h"
 #include "test/support/file_testing.h"
 #include "test/data/hf_configs.h"
 

@@ -2,9 +2,9 @@
 // those that are refused or told, and how the checkpoint is found.
 #include <map>
 
-#include "data/checkpoint_builder.h"
-#include "data/options.h"
-#include "data/trained_model.h"
+#include "data/checkpoint/builder.h"
+#include "data/launch/command_line.h"
+#include "data/launch/trained_model.h"
 #include "test/support/file_testing.h"
 
 // Checkpoints by the place where they are looked for.

@@ -1,9 +1,9 @@
 // The run directory: runs that begin, replace others or go on, and the log of their steps as one curve.
 #include <fstream>
 
-#include "data/checkpoint_builder.h"
-#include "data/run_log.h"
-#include "data/step_log.h"
+#include "data/checkpoint/builder.h"
+#include "data/run/run_log.h"
+#include "data/run/step_log.h"
 #include "test/data/failing_calls.h"
 #include "test/support/file_testing.h"
 

@@ -4,8 +4,8 @@
 #include <iterator>
 #include <limits>
 
-#include "data/safetensors.h"
-#include "data/safetensors_writer.h"
+#include "data/exchange/safetensors.h"
+#include "data/exchange/safetensors_writer.h"
 #include "test/support/file_testing.h"
 
 static const std::string golden = "test/golden/safetensors/";

@@ -6,8 +6,8 @@
 #include <set>
 #include <thread>
 
-#include "data/data_overlap.h"
-#include "data/sample_order.h"
+#include "data/tokens/data_overlap.h"
+#include "data/tokens/token_loader.h"
 
 // Shards of the given lengths whose tokens count up through all of them.
 static std::string counting_shards(const TemporaryFolder& folder, const std::vector<int>& lengths) {

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/random.cuh"
-#include "data/sampler.h"
+#include "data/commands/sampler.h"
 
 using Logits = std::vector<float>;
 

@@ -4,8 +4,8 @@
 #include <atomic>
 #include <unistd.h>
 
-#include "data/ordered_work.h"
-#include "data/text_documents.h"
+#include "data/base/ordered_work.h"
+#include "data/text/text_documents.h"
 #include "kernels/random.cuh"
 #include "test/data/gzip_testing.h"
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <set>
 
-#include "data/tokenize.h"
+#include "data/text/tokenize.h"
 #include "test/data/gzip_testing.h"
 
 // The documents of all shards of a split, and a check of how the shards are filled.

@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/stop_text.h"
-#include "data/tokenizer.h"
+#include "data/commands/generation.h"
+#include "data/tokenizer/tokenizer.h"
 #include "kernels/random.cuh"
 #include "test/support/file_testing.h"
 

@@ -4,7 +4,7 @@
 // fields of its pieces, with right checksums again. Without those the fuzzer would not get past the hashes.
 #include <cstdlib>
 
-#include "data/checkpoint_index.h"
+#include "data/checkpoint/index.h"
 #include "test/data/forged_checkpoint.h"
 #include "test/fuzz/fuzz_json.h"
 

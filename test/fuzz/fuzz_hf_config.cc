@@ -3,8 +3,8 @@
 // published config damaged by the rest.
 #include <cstdlib>
 
-#include "data/hf_config.h"
-#include "data/hf_config_writer.h"
+#include "data/exchange/hf_config.h"
+#include "data/exchange/hf_config_writer.h"
 #include "test/fuzz/fuzz_json.h"
 #include "test/data/hf_configs.h"
 

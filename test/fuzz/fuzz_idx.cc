@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <vector>
 
-#include "data/megatron_shards.h"
+#include "data/tokens/megatron_shards.h"
 
 static FileHandle file_of(const std::string& content) {
     FileHandle file(memfd_create("megatron", 0));

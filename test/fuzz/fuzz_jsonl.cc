@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <vector>
 
-#include "data/text_documents.h"
+#include "data/text/text_documents.h"
 #include "test/data/gzip_testing.h"
 
 // The text in a line; false where the line is to be refused.

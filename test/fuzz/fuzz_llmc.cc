@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <sys/mman.h>
 
-#include "data/llmc_import.h"
+#include "data/exchange/llmc_import.h"
 
 static FileHandle file_of(const std::string& content) {
     FileHandle file(memfd_create("llmc", MFD_CLOEXEC));

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <sys/mman.h>
 
-#include "data/safetensors.h"
+#include "data/exchange/safetensors.h"
 #include "test/fuzz/fuzz_json.h"
 
 static std::string with_length(const std::string& header, size_t data_bytes) {

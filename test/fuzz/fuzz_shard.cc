@@ -3,7 +3,7 @@
 #include <string>
 #include <sys/mman.h>
 
-#include "data/data_report.h"
+#include "data/commands/data_report.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (size < 4) return 0;

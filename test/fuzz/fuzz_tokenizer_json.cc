@@ -3,7 +3,7 @@
 // pattern with a text to cut, a rank file, and a text for sound tokenizers.
 #include <cstdlib>
 
-#include "data/tiktoken.h"
+#include "data/tokenizer/tiktoken.h"
 #include "test/fuzz/fuzz_json.h"
 
 static nlohmann::json vocabulary_of(bool byte_level) {

@@ -629,7 +629,7 @@ TEST_CASE("chunks share the memory of their layers, and no two layers have the s
                     CAPTURE(text("schedule %d, stage %d of %d, %d chunks", (int)schedule, stage, p,
                                  shape.chunks));
                     auto list = pipeline_actions(shape, stage);
-                    HeldLayers held(of_chunk);
+                    ActivationSlots held(of_chunk);
                     held.begin_run(true);
                     std::map<std::pair<int, int>, std::vector<int>> places;  // of each micro-batch in a chunk
                     size_t most = 0;
@@ -647,19 +647,19 @@ TEST_CASE("chunks share the memory of their layers, and no two layers have the s
                         CHECK(std::adjacent_find(in_use.begin(), in_use.end()) == in_use.end());
                         if (action.work == backward || action.work == weight_gradient) mine.clear();
                     }
-                    CHECK(HeldLayers::places(of_chunk, list, true) == most);
+                    CHECK(ActivationSlots::places(of_chunk, list, true) == most);
                 }
             }
         }
     }
     // without a backward pass each layer has its own
-    HeldLayers held({2, 1});
+    ActivationSlots held({2, 1});
     held.begin_run(false);
     for (int micro_batch : {0, 1}) {
         CHECK(held.enter({forward, micro_batch, 0}) == std::vector<int>{0, 1});
         CHECK(held.enter({forward, micro_batch, 1}) == std::vector<int>{2});
     }
-    CHECK(HeldLayers::places({2, 1}, forward_actions({interleaved, 2, 4, 2}), false) == 3);
+    CHECK(ActivationSlots::places({2, 1}, forward_actions({interleaved, 2, 4, 2}), false) == 3);
 }
 
 // ----------------------------------------------------------------------------

@@ -1,14 +1,67 @@
 #!/usr/bin/env bash
-# The source as its readers find it: formatted, within 110 columns, and with a README that names targets there are.
+# The source as its readers find it: formatted, within 110 columns, in rooms whose arrows point down, and with a README
+# that names targets there are.
 # suite: test
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 3
+plan 7
 
 sources=$(git ls-files -co --exclude-standard '*.cu' '*.cuh' '*.h' '*.cc')
 formatted() { clang-format --dry-run -Werror $sources 2>&1 | grep -E 'error' | head -5; [ "${PIPESTATUS[0]}" = 0 ]; }
 # the JSON in these two is as others wrote it
 narrow() { ! grep -nE '^.{111,}' $(grep -vE 'hf_configs|fuzz_json' <<<"$sources"); }
+
+# The rooms of the program, from the ground up: the lines of code (no blanks, no comments) that each may have, and the
+# rooms that its files may include. A number that is raised, or an arrow that is added, takes a reason in its commit.
+rooms='
+kernels         5800
+data/base       1150
+data/options    1600  data/base
+data/tokenizer  2650  data/base
+data/tokens     1300  data/base data/tokenizer kernels
+data/text       1000  data/base data/options data/tokenizer data/tokens kernels
+data/checkpoint 1000  data/base
+data/run         450  data/base data/checkpoint data/options data/tokens
+data/exchange   2300  data/base data/checkpoint data/options data/run data/tokenizer
+data/launch      600  data/base data/checkpoint data/exchange data/options data/run data/tokenizer
+data/commands   1400  data/base data/checkpoint data/exchange data/launch data/options data/run data/tokenizer data/tokens kernels
+comm            5400  data/base data/checkpoint data/launch data/options data/run data/tokens kernels
+train_gpt.cu    1260  comm data/base data/commands data/launch data/options data/run data/text data/tokenizer data/tokens kernels
+'
+files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | while read -r file; do [ -f "$file" ] && echo "$file"; done)
+# "FILE INCLUDED" for each file of the program that one of them includes
+includes=$(grep -HoE '^ *# *include "(comm|data|kernels)/[^"]+"' $files | sed -E 's/: *# *include "/ /; s/"$//')
+room_of='function room(path, part) { split(path, part, "/"); return part[1] == "data" ? part[1] "/" part[2] : part[1] }'
+lines_of_code() {
+    awk "$room_of"'
+        NR == FNR { if (NF) most[$1] = $2; next }
+        FNR == 1 { comment = 0 }
+        /^\/\*/ { comment = 1 }
+        !comment && NF && !/^ *\/\// { lines[room(FILENAME)]++ }
+        /\*\/ *$/ { comment = 0 }
+        END {
+            for (name in lines) {
+                if (lines[name] <= most[name]) continue
+                printf "%s: %d lines of code, and %d are allowed\n", name, lines[name], most[name]
+                bad = 1
+            }
+            exit bad
+        }' <(echo "$rooms") $files
+}
+arrows() {
+    awk "$room_of"'
+        NR == FNR { for (i = 3; i <= NF; i++) may[$1, $i] = 1; next }
+        { from = room($1); to = room($2) }
+        from != to && !may[from, to] { print $1 ": includes " $2 ", which " from " may not"; bad = 1 }
+        END { exit bad }' <(echo "$rooms") <(echo "$includes")
+}
+# a ladder: each room stands above those that it includes
+ladder() {
+    awk '{ for (i = 3; i <= NF; i++) if (!seen[$i]) { print $1 ": above it stands " $i; bad = 1 } seen[$1] = 1 }
+        END { exit bad }' <<<"$rooms"
+}
+no_rings() { ! tsort <<<"$includes" 2>&1 >/dev/null | grep .; }
+
 targets() {
     local target rc=0
     for target in $(grep -oE '\bmake [a-z][a-z-]+' README.md | awk '{print $2}' | sort -u); do
@@ -19,4 +72,8 @@ targets() {
 
 if command -v clang-format >/dev/null; then check "formatted" formatted; else skip "no clang-format here" 1; fi
 check "within 110 columns" narrow
+check "lines of code in each room" lines_of_code
+check "arrows between rooms" arrows
+check "arrows point down" ladder
+check "no file includes its includer" no_rings
 check "targets in the README" targets

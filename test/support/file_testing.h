@@ -17,8 +17,8 @@ disk.
 #include <sys/mount.h>
 #include <vector>
 
-#include "data/error.h"
-#include "data/token_shards.h"
+#include "data/base/error.h"
+#include "data/tokens/token_shards.h"
 #include "test/support/cases.h"
 
 namespace fs = std::filesystem;

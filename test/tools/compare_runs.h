@@ -19,10 +19,10 @@ limits are 0, and tensors must have the same bits.
 #include <string>
 #include <vector>
 
-#include "data/checkpoint_files.h"
-#include "data/checkpoint_folder.h"
-#include "data/error.h"
-#include "data/json.h"
+#include "data/checkpoint/files.h"
+#include "data/checkpoint/folder.h"
+#include "data/base/error.h"
+#include "data/base/json.h"
 
 struct RunLimits {
     double losses = 1e-5, weights = 1e-5, moments = 1e-5;

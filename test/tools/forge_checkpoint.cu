@@ -10,7 +10,7 @@ Gives the index of a checkpoint a fault, and right checksums: what only a carefu
 #include <string>
 #include <vector>
 
-#include "data/checkpoint_files.h"
+#include "data/checkpoint/files.h"
 
 constexpr int64_t vast = (int64_t)1 << 55;
 

@@ -1,0 +1,335 @@
+/*
+Communicators over MPI, with the names of NCCL: groups of ranks that are made, split and given up.
+
+The work that a call puts on a stream shares the ownership of its communicator, so a communicator can be
+destroyed while its work is not done, as with NCCL. What fails on a stream has no caller to return to: the
+first failure is kept, and later calls are refused with it.
+*/
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/messages.h"    // MessageFlow
+#include "comm/mpi_calls.h"   // mpiCheck, mpi_wait
+#include "comm/nccl_types.h"  // ncclResult_t, ncclComm_t
+#include "data/base/dtype.h"
+#include "comm/rings.h"  // RingFlow, ChainFlow
+
+struct ncclComm {
+    std::shared_ptr<ncclComm> self;  // until it is destroyed
+    MPI_Comm mpi = MPI_COMM_NULL;    // a group of one may have none
+    int rank = 0, size = 1;
+
+    // Every rank numbers its calls alike, and a call's messages carry its number. Those between two ranks are
+    // numbered for each other rank.
+    uint64_t collectives = 0;
+    std::vector<uint64_t> sent, received;  // (size)
+
+    std::atomic<ncclResult_t> error = ncclSuccess;
+    std::string reason;  // of the error; not changed any more once there is one
+
+    // The first failure is the one that is kept.
+    void fail(ncclResult_t result, const std::string& why) {
+        std::lock_guard lock(mutex_);
+        if (error != ncclSuccess) return;
+        reason = why;
+        error = result;
+    }
+
+    // Keeps the memory of messages that MPI may still touch.
+    void keep(std::unique_ptr<MessageFlow> abandoned) {
+        std::lock_guard lock(mutex_);
+        abandoned_.push_back(std::move(abandoned));
+    }
+
+    ~ncclComm() {
+        std::lock_guard lock(mpi_mutex);
+        int over = 0;
+        MPI_Finalized(&over);
+        if (mpi != MPI_COMM_NULL && !over) MPI_Comm_free(&mpi);
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<MessageFlow>> abandoned_;
+};
+
+// ----------------------------------------------------------------------------
+// failures
+
+// Why the last call of this thread that failed did so.
+inline thread_local std::string host_nccl_reason;
+
+inline ncclResult_t host_nccl_failure(ncclResult_t result, std::string reason) {
+    host_nccl_reason = std::move(reason);
+    return result;
+}
+
+inline const char* ncclGetLastError(ncclComm_t comm) {
+    if (comm && comm->error != ncclSuccess) return comm->reason.c_str();
+    return host_nccl_reason.c_str();
+}
+
+inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+    *error = comm->error;
+    return ncclSuccess;
+}
+
+// ----------------------------------------------------------------------------
+// making groups
+
+inline ncclComm_t host_communicator(MPI_Comm mpi, int rank, int size) {
+    auto comm = std::make_shared<ncclComm>();
+    comm->self = comm;
+    comm->mpi = mpi;
+    comm->rank = rank;
+    comm->size = size;
+    comm->sent.resize((size_t)size);
+    comm->received.resize((size_t)size);
+    return comm.get();
+}
+
+// Ranks of `parent` with one color form a group, ordered by key; with a negative color a rank gets null. MPI
+// waits for the others while it splits, and holds the mutex. So all come together first, outside it, where
+// the streams of all ranks can go on.
+inline ncclComm_t host_split(MPI_Comm parent, int color, int key) {
+    MPI_Request all_here;
+    mpiCheck(MPI_Ibarrier(parent, &all_here));
+    mpi_wait(&all_here, 1);
+    MPI_Comm mpi = MPI_COMM_NULL;
+    mpiCheck(MPI_Comm_split(parent, color < 0 ? MPI_UNDEFINED : color, key, &mpi));
+    if (mpi == MPI_COMM_NULL) return nullptr;
+    int rank, size;
+    mpiCheck(MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN));
+    mpiCheck(MPI_Comm_rank(mpi, &rank));
+    mpiCheck(MPI_Comm_size(mpi, &size));
+    return host_communicator(mpi, rank, size);
+}
+
+// Nobody needs it: the ranks are those that MPI knows.
+inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+    *id = {};
+    return ncclSuccess;
+}
+
+// The group of all ranks that mpirun started, or of one.
+inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId, int rank) {
+    *comm = nullptr;
+    if (size < 1 || rank < 0 || rank >= size) return host_nccl_failure(ncclInvalidArgument, "no such rank");
+    if (size == 1) {
+        *comm = host_communicator(MPI_COMM_NULL, 0, 1);
+        return ncclSuccess;
+    }
+    try {
+        int joined = 0, world_size = 1, world_rank = 0;
+        mpiCheck(MPI_Initialized(&joined));
+        if (joined) {
+            mpiCheck(MPI_Comm_size(MPI_COMM_WORLD, &world_size));
+            mpiCheck(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank));
+        }
+        if (size != world_size || rank != world_rank)
+            return host_nccl_failure(ncclInvalidUsage, "the ranks are not those that mpirun started");
+        *comm = host_split(MPI_COMM_WORLD, 0, rank);
+        return ncclSuccess;
+    } catch (const Error& error) {
+        return host_nccl_failure(ncclSystemError, error.what());
+    }
+}
+
+// Ranks with one color form a group, ordered by key; with NCCL_SPLIT_NOCOLOR a rank is in none, and gets
+// null.
+inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t*) {
+    *part = nullptr;
+    if (comm->error != ncclSuccess) return comm->error;
+    try {
+        if (comm->mpi != MPI_COMM_NULL)
+            *part = host_split(comm->mpi, color, key);
+        else if (color >= 0)
+            *part = host_communicator(MPI_COMM_NULL, 0, 1);
+        return ncclSuccess;
+    } catch (const Error& error) {
+        return host_nccl_failure(ncclSystemError, error.what());
+    }
+}
+
+// ----------------------------------------------------------------------------
+// using and leaving them
+
+inline ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
+    *count = comm->size;
+    return ncclSuccess;
+}
+
+inline ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
+    *rank = comm->rank;
+    return ncclSuccess;
+}
+
+// Work that is on streams is still done.
+inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    auto last = std::move(comm->self);
+    return ncclSuccess;
+}
+
+// Work that is on streams ends at once, undone.
+inline ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    comm->fail(ncclRemoteError, "the communicator was aborted");
+    return ncclCommDestroy(comm);
+}
+
+// ----------------------------------------------------------------------------
+// sums of two buffers, of any type that NCCL has
+//
+// A sum of bf16 numbers is rounded to bf16 at once, as NCCL
+// does, so the order of the additions shows in the result.
+
+struct HostBfloat16 {
+    uint16_t bits;
+
+    explicit HostBfloat16(float value) : bits(float_to_bf16(value)) {}
+    operator float() const { return bf16_to_float(bits); }
+};
+
+// out = a + b. (count)
+template <typename T>
+void host_add(char* out, const char* a, const char* b, size_t count) {
+    auto* to = (T*)out;
+    auto *first = (const T*)a, *second = (const T*)b;
+    for (size_t i = 0; i < count; i++) to[i] = T(first[i] + second[i]);
+}
+
+struct HostType {
+    size_t bytes = 0;
+    void (*add)(char* out, const char* a, const char* b, size_t count) = nullptr;
+};
+
+template <typename T>
+constexpr HostType host_type = {sizeof(T), host_add<T>};
+
+// By ncclDataType_t, which has fp16 at 6.
+inline constexpr HostType host_types[] = {
+    host_type<int8_t>,  host_type<uint8_t>,     host_type<int32_t>, host_type<uint32_t>,
+    host_type<int64_t>, host_type<uint64_t>,    HostType(),         host_type<float>,
+    host_type<double>,  host_type<HostBfloat16>};
+
+// ----------------------------------------------------------------------------
+// collectives as they wait on a stream, and what runs them when their turn has come
+//
+// Operations that were
+// called as a group run at once, a little of each in turn, so it does not matter in which order the other
+// ranks come to theirs.
+
+enum class HostCall { all_reduce, reduce_scatter, all_gather, broadcast, send, receive };
+
+struct HostOperation {
+    std::shared_ptr<ncclComm> comm;
+    HostCall call;
+    const char* from;
+    char* to;
+    size_t count;  // elements of the whole buffer; of reduce_scatter and all_gather: of one rank's part
+    HostType type;
+    int peer = -1;  // or root
+    int tag = 0;
+
+    size_t bytes() const { return count * type.bytes; }
+    size_t all_bytes() const { return bytes() * (size_t)comm->size; }
+    bool is_root() const { return call == HostCall::broadcast && peer == comm->rank; }
+    size_t bytes_read() const {
+        if (call == HostCall::receive || (call == HostCall::broadcast && !is_root())) return 0;
+        return call == HostCall::reduce_scatter ? all_bytes() : bytes();
+    }
+    size_t bytes_written() const {
+        if (call == HostCall::send) return 0;
+        return call == HostCall::all_gather ? all_bytes() : bytes();
+    }
+};
+
+// What needs no other rank: the own part to where it belongs.
+inline void copy_own_part(const HostOperation& o) {
+    bool sums = o.call == HostCall::all_reduce || o.call == HostCall::reduce_scatter;
+    bool moves = o.call == HostCall::all_gather || o.is_root() || (sums && o.comm->size == 1);
+    char* own = o.to + (o.call == HostCall::all_gather ? (size_t)o.comm->rank * o.bytes() : 0);
+    if (moves && own != o.from && o.bytes()) memcpy(own, o.from, o.bytes());
+}
+
+// What needs the others.
+inline std::unique_ptr<MessageFlow> make_flow(const HostOperation& o) {
+    int rank = o.comm->rank, size = o.comm->size;
+    int next = (rank + 1) % size, before = (rank + size - 1) % size;
+    auto ring = [&](RingPass pass, size_t count) {
+        RingBuffers buffers = {o.from, o.to, count, o.type.bytes, o.type.add};
+        return std::make_unique<RingFlow>(o.comm->mpi, o.tag, rank, size, pass, buffers);
+    };
+    auto chain = [&](char* data, int from, int to) {
+        return std::make_unique<ChainFlow>(o.comm->mpi, o.tag, data, o.bytes(), from, to);
+    };
+    switch (o.call) {
+    case HostCall::all_reduce:
+        return ring(RingPass::all_reduce, o.count);
+    case HostCall::reduce_scatter:
+        return ring(RingPass::reduce_scatter, o.count * (size_t)size);
+    case HostCall::all_gather:
+        return ring(RingPass::all_gather, o.count * (size_t)size);
+    case HostCall::broadcast:
+        return chain(o.to, o.is_root() ? -1 : before, next == o.peer ? -1 : next);
+    case HostCall::send:
+        return chain(const_cast<char*>(o.from), -1, o.peer);
+    case HostCall::receive:
+        return chain(o.to, o.peer, -1);
+    }
+    return nullptr;
+}
+
+// Runs all operations at once, and waits until they are done. An error is kept in the communicator, and what
+// is still to be done on that is left undone.
+inline void run_operations(const std::vector<HostOperation>& operations) {
+    struct Running {
+        ncclComm* comm;
+        std::unique_ptr<MessageFlow> flow;  // null when it is over
+    };
+    std::vector<Running> running;
+    auto attempt = [](ncclComm& comm, auto&& step) {
+        try {
+            step();
+        } catch (const std::exception& error) {
+            comm.fail(ncclRemoteError, error.what());
+        }
+    };
+    for (const HostOperation& operation : operations) {
+        ncclComm& comm = *operation.comm;
+        if (comm.error != ncclSuccess) continue;
+        copy_own_part(operation);
+        if (comm.size > 1) attempt(comm, [&] { running.push_back({&comm, make_flow(operation)}); });
+    }
+    Patience patience;
+    while (!running.empty()) {
+        bool any = false;
+        auto next_send = Clock::time_point::max();
+        for (Running& run : running) {
+            attempt(*run.comm, [&] { any = run.flow->advance() || any; });
+            if (run.comm->error != ncclSuccess) {
+                run.flow->abandon();
+                run.comm->keep(std::move(run.flow));
+            } else if (run.flow->done()) {
+                run.flow.reset();
+            } else {
+                next_send = std::min(next_send, run.flow->next_send());
+            }
+        }
+        std::erase_if(running, [](const Running& run) { return !run.flow; });
+        if (any)
+            patience.reset();
+        else if (!running.empty())
+            patience.wait(next_send);
+    }
+}

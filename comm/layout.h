@@ -1,0 +1,145 @@
+/*
+From options to a layout: how a model is cut over tensor ranks and pipeline stages, and a step into
+micro-batches.
+*/
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "comm/mesh.h"               // MeshShape
+#include "comm/pipeline_schedule.h"  // pipeline_room
+#include "data/base/error.h"
+#include "data/options/layout.h"  // Options, parse_split
+
+// ----------------------------------------------------------------------------
+// layers of a pipeline
+
+// Layers of each of `parts` parts, one at least. cost(part, begin, end) is what layers [begin, end) come to
+// as that part, in any unit: time, or bytes. Of cuts that are equally good it prefers parts that are close to
+// each other.
+template <typename Cost>
+std::vector<int> even_split(int layers, int parts, Cost&& cost) {
+    if (parts < 1 || parts > layers) {
+        fail("pipeline: %d layers cannot be cut into %d parts; give fewer stages or chunks, or more layers",
+             layers, parts);
+    }
+
+    // best[p][n]: the smallest largest load of parts p .. parts-1 that hold the layers from n on; and of
+    // those the smallest sum of squares.
+    struct Best {
+        double largest = std::numeric_limits<double>::infinity(), squares = 0;
+        int end = 0;  // where part p ends then
+        bool operator<(const Best& other) const {
+            double slack = 1e-9 * largest;  // loads that differ by rounding are equal
+            if (largest < other.largest - slack) return true;
+            return largest <= other.largest + slack && squares < other.squares * (1 - 1e-12);
+        }
+    };
+    std::vector<std::vector<Best>> best(parts + 1, std::vector<Best>(layers + 1));
+    best[parts][layers].largest = 0;
+    for (int part = parts - 1; part >= 0; part--) {
+        bool first = part == 0, last = part == parts - 1;
+        int latest_end = layers - (parts - 1 - part);  // a layer at least for each part behind
+        for (int begin = part; begin <= (first ? 0 : latest_end - 1); begin++) {
+            for (int end = last ? layers : begin + 1; end <= latest_end; end++) {
+                const Best& rest = best[part + 1][end];
+                double own = cost(part, begin, end);
+                Best with = {std::max(own, rest.largest), own * own + rest.squares, end};
+                if (with < best[part][begin]) best[part][begin] = with;
+            }
+        }
+    }
+    std::vector<int> split;
+    for (int part = 0, begin = 0; part < parts; part++) {
+        int end = best[part][begin].end;
+        split.push_back(end - begin);
+        begin = end;
+    }
+    return split;
+}
+
+// ----------------------------------------------------------------------------
+// the layout
+
+struct Division {
+    int tp = 1, row_chunks = 1;  // tensor ranks, and in how many pieces they send activations
+    PipelineShape pipeline = {PipelineSchedule::one_f_one_b, 1, 1};
+    std::vector<int> split = {};  // layers of each part of the pipeline; empty: there is one
+};
+
+inline MeshShape mesh_shape(const Options& o) {
+    return {.tp = o.tp,
+            .pp = o.pp,
+            .dp = o.dp,
+            .shard = o.shard_group,
+            .copies = std::max(1, o.tp / o.kv_heads),
+            .ring = o.pp_chunks > 1};
+}
+
+// Of a step, on each data rank.
+inline int micro_batches_per_step(const Options& o) {
+    return (int)(o.global_batch / ((long long)o.sequence_length * o.micro_batch * o.dp));
+}
+
+inline PipelineShape pipeline_shape(const Options& o) {
+    using enum PipelineSchedule;
+    auto schedule = o.pp_schedule == "gpipe"         ? gpipe
+                    : o.pp_schedule == "interleaved" ? interleaved
+                    : o.pp_schedule == "zero-bubble" ? zero_bubble
+                                                     : one_f_one_b;
+    return {schedule, o.pp, micro_batches_per_step(o), o.pp_chunks};
+}
+
+// Bytes on a rank, for --pp-layers memory.
+struct LayerBytes {
+    double state;        // parameters, gradients and optimizer state of a layer
+    double activations;  // what is kept of a layer for one micro-batch
+    double table;        // state of the embedding, or of the classifier
+};
+
+// Layers of each part of the pipeline, such that time or memory is as even as it can be.
+inline std::vector<int> pipeline_split(const Options& o, const LayerBytes& bytes) {
+    PipelineShape shape = pipeline_shape(o);
+    int parts = shape.stages * shape.chunks;
+    if (o.pp_layers == "time") {
+        // multiplications for a token; the embedding has none, but copies a row
+        double block = (double)block_parameters(o) + 2.0 * o.sequence_length * o.heads * o.head_size;
+        double classifier = (double)o.vocab_size * o.channels;
+        return even_split(o.layers, parts, [&](int part, int begin, int end) {
+            return (end - begin) * block + (part == 0 ? o.channels : 0) +
+                   (part == parts - 1 ? classifier : 0);
+        });
+    }
+    if (o.pp_layers == "memory") {
+        std::vector<double> layer(parts);
+        for (int stage = 0; stage < shape.stages; stage++) {
+            PipelineRoom room = pipeline_room(pipeline_actions(shape, stage), shape.chunks);
+            for (int chunk = 0; chunk < shape.chunks; chunk++)
+                layer[chunk * shape.stages + stage] = bytes.state + room.kept[chunk] * bytes.activations;
+        }
+        return even_split(o.layers, parts, [&](int part, int begin, int end) {
+            bool has_table = part == 0 || part == parts - 1;
+            return (end - begin) * layer[part] + has_table * bytes.table;
+        });
+    }
+    return parse_split(o.pp_layers, o.layers, parts);
+}
+
+inline Division divide(const Options& o, const LayerBytes& bytes) {
+    return {o.tp, o.tp_overlap, pipeline_shape(o), pipeline_split(o, bytes)};
+}
+
+// "4 stages, with 3 4 4 3 layers ..."
+inline std::string pipeline_text(const Division& division, const std::string& schedule) {
+    auto& shape = division.pipeline;
+    std::string layers;
+    for (int of_part : division.split) layers += text(" %d", of_part);
+    return text(
+        "%d stages%s with%s layers; %s, %d micro-batch%s a step: stages wait %.0f%% of the time they work",
+        shape.stages, shape.chunks > 1 ? text(" of %d chunks", shape.chunks).c_str() : "", layers.c_str(),
+        schedule.c_str(), shape.micro_batches, shape.micro_batches == 1 ? "" : "es",
+        100 * time_pipeline(shape, {}).bubble());
+}

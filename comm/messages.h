@@ -1,0 +1,177 @@
+/*
+The link over which a process sends: what goes over it is counted, and it can be made as slow as a real one.
+Ranks on one machine talk through memory, which is too fast to show what communication costs; a slow link
+shows whether a run hides it behind its computation.
+*/
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+#include "comm/mpi_calls.h"  // mpi_mutex, mpi_error_text
+
+// One full-duplex link, shared by all threads of the process: messages leave one after another.
+class HostLink {
+public:
+    // 0: as fast as they go.
+    void set_speed(double gigabytes_per_second) {
+        std::lock_guard lock(mutex_);
+        bytes_per_nanosecond_ = gigabytes_per_second;
+        free_at_ = {};
+    }
+
+    // When the last byte of a message that is ready now has left; it is sent then, as a whole.
+    Clock::time_point book(size_t bytes) {
+        std::lock_guard lock(mutex_);
+        if (bytes_per_nanosecond_ <= 0) return {};
+        auto duration = std::chrono::duration<double, std::nano>((double)bytes / bytes_per_nanosecond_);
+        free_at_ = std::max(free_at_, Clock::now()) + std::chrono::ceil<Clock::duration>(duration);
+        return free_at_;
+    }
+
+    std::atomic<uint64_t> bytes_sent = 0;
+
+private:
+    std::mutex mutex_;
+    double bytes_per_nanosecond_ = 0;
+    Clock::time_point free_at_;
+};
+inline HostLink host_link;
+
+// What this process sends is held to this speed. 0: off.
+inline void host_link_speed(double gigabytes_per_second) {
+    host_link.set_speed(gigabytes_per_second);
+}
+
+// What collectives of this process gave to MPI to send.
+inline uint64_t host_bytes_sent() {
+    return host_link.bytes_sent;
+}
+
+#ifndef WITHOUT_MPI
+
+// ----------------------------------------------------------------------------
+// A row of messages to one rank and a row of messages from one, moved on a step at a time without waiting.
+// Both are sent and received in order, with some of each under way: while one piece of a buffer is added up,
+// the next is on its way.
+//
+// A flow does not know what it carries. The algorithm that derives from it (comm/rings.h) says where message
+// i of either row is in memory, and what is done with one that has arrived.
+
+struct Piece {
+    char* data;
+    size_t bytes;  // less than 2^31; both ends know it, and nothing is sent for 0
+};
+
+class MessageFlow {
+public:
+    virtual ~MessageFlow() = default;
+
+    // Does what can be done without waiting, and says whether it did something. Throws Error if MPI reports
+    // one.
+    bool advance() {
+        bool any = false;
+        while (!done() && advance_once()) any = true;
+        return any;
+    }
+
+    bool done() const { return arrived_ == receives && sent_ == sends; }
+
+    // Before then there is nothing to send.
+    Clock::time_point next_send() const {
+        return started_ < booked_ ? due_[started_ % most_under_way] : Clock::time_point::max();
+    }
+
+    // Gives up the messages under way. MPI may still touch their memory while the communicator is there.
+    void abandon() {
+        std::lock_guard lock(mpi_mutex);
+        for (MPI_Request& request : receive_requests_) {
+            if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);
+        }
+        for (auto* requests : {&send_requests_, &receive_requests_}) {
+            for (MPI_Request& request : *requests) {
+                if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
+            }
+        }
+    }
+
+protected:
+    static constexpr size_t most_under_way = 4;
+
+    MessageFlow(MPI_Comm comm, int tag, int to, int from) : comm_(comm), tag_(tag), to_(to), from_(from) {
+        send_requests_.fill(MPI_REQUEST_NULL);
+        receive_requests_.fill(MPI_REQUEST_NULL);
+    }
+
+    virtual Piece outgoing(size_t index) = 0;
+    virtual Piece incoming(size_t index) = 0;
+    virtual void arrived(size_t) {}
+
+    size_t sends = 0, receives = 0;     // messages in all
+    size_t under_way = most_under_way;  // in each row, at most
+    size_t lead = 0;                    // message i can be sent when message i - lead has arrived
+
+private:
+    // A message is expected only when the one `under_way` before it has been sent. So memory that was sent
+    // from can be received into `under_way` messages later, and still no ring of ranks waits for itself: each
+    // waits for an earlier message.
+    bool can_expect() const {
+        return expected_ < receives && expected_ < arrived_ + under_way &&
+               (sends == 0 || expected_ < sent_ + under_way);
+    }
+    bool can_book() const {
+        return booked_ < sends && booked_ < sent_ + under_way && (receives == 0 || booked_ < arrived_ + lead);
+    }
+
+    bool advance_once() {
+        size_t before = expected_ + started_ + sent_ + arrived_;
+        bool here = false;
+        {
+            std::lock_guard lock(mpi_mutex);
+            for (; can_expect(); expected_++) {
+                Piece piece = incoming(expected_);
+                MPI_Request& request = receive_requests_[expected_ % most_under_way];
+                if (piece.bytes)
+                    check(MPI_Irecv(piece.data, (int)piece.bytes, MPI_BYTE, from_, tag_, comm_, &request));
+            }
+            for (; can_book(); booked_++)
+                due_[booked_ % most_under_way] = host_link.book(outgoing(booked_).bytes);
+            for (; started_ < booked_ && next_send() <= Clock::now(); started_++) {
+                Piece piece = outgoing(started_);
+                MPI_Request& request = send_requests_[started_ % most_under_way];
+                if (piece.bytes)
+                    check(MPI_Isend(piece.data, (int)piece.bytes, MPI_BYTE, to_, tag_, comm_, &request));
+                host_link.bytes_sent += piece.bytes;
+            }
+            while (sent_ < started_ && complete(send_requests_[sent_ % most_under_way])) sent_++;
+            if (arrived_ < expected_) here = complete(receive_requests_[arrived_ % most_under_way]);
+        }
+        if (here) arrived(arrived_++);  // outside the mutex: it takes its time
+        return expected_ + started_ + sent_ + arrived_ != before;
+    }
+
+    static bool complete(MPI_Request& request) {
+        int flag = 0;
+        check(MPI_Test(&request, &flag, MPI_STATUS_IGNORE));
+        return flag;
+    }
+
+    static void check(int code) {
+        if (code != MPI_SUCCESS) fail("MPI: a message failed: %s", mpi_error_text(code).c_str());
+    }
+
+    MPI_Comm comm_;
+    int tag_, to_, from_;
+    std::array<MPI_Request, most_under_way> send_requests_, receive_requests_;
+    std::array<Clock::time_point, most_under_way> due_;
+    // What has happened to the messages of each row, counted: a message goes from left to right.
+    size_t booked_ = 0, started_ = 0, sent_ = 0;
+    size_t expected_ = 0, arrived_ = 0;
+};
+
+#endif

@@ -1,0 +1,167 @@
+/*
+The subset of the NCCL API that train_gpt uses, over MPI, for ranks that have no NCCL between them: ranks on
+CPUs, and several ranks that share one GPU. As with NCCL, a call puts its work on a stream and returns.
+
+From the bottom up:
+
+    comm/mpi_calls.h         MPI, called by many threads
+    comm/messages.h          bytes counted, links made slower; rows of messages, several under way
+    comm/rings.h             the ring algorithms: which messages
+    comm/host_collectives.h  groups of ranks, sums of buffers, a collective whose turn in its stream has come
+    comm/gpu_over_mpi.h      the same for the memory of a GPU
+    this file                the calls
+*/
+#pragma once
+
+#include "comm/messages.h"    // host_link_speed, host_bytes_sent
+#include "comm/nccl_types.h"  // ncclResult_t
+
+#ifdef WITHOUT_MPI
+
+// What stands for NCCL in a program built without it and without MPI: the calls are there, so that the source
+// is the same, and all refuse. Such a program is one process, whose groups of one never come to them.
+
+#define NCCL_CALL_REFUSED(name)                                                                              \
+    template <typename... Arguments>                                                                         \
+    ncclResult_t name(Arguments...) {                                                                        \
+        return ncclInvalidUsage;                                                                             \
+    }
+
+NCCL_CALL_REFUSED(ncclGetUniqueId)
+NCCL_CALL_REFUSED(ncclCommInitRank)
+NCCL_CALL_REFUSED(ncclCommSplit)
+NCCL_CALL_REFUSED(ncclCommCount)
+NCCL_CALL_REFUSED(ncclCommUserRank)
+NCCL_CALL_REFUSED(ncclCommGetAsyncError)
+NCCL_CALL_REFUSED(ncclGroupStart)
+NCCL_CALL_REFUSED(ncclGroupEnd)
+NCCL_CALL_REFUSED(ncclAllReduce)
+NCCL_CALL_REFUSED(ncclReduceScatter)
+NCCL_CALL_REFUSED(ncclAllGather)
+NCCL_CALL_REFUSED(ncclBroadcast)
+NCCL_CALL_REFUSED(ncclSend)
+NCCL_CALL_REFUSED(ncclRecv)
+
+// no templates, for these two are passed on as functions
+inline ncclResult_t ncclCommAbort(ncclComm_t) {
+    return ncclInvalidUsage;
+}
+inline ncclResult_t ncclCommDestroy(ncclComm_t) {
+    return ncclInvalidUsage;
+}
+
+inline const char* ncclGetLastError(ncclComm_t) {
+    return "this program was built without MPI";
+}
+
+#else
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "comm/host_collectives.h"  // HostOperation, run_operations
+#include "kernels/common.cuh"       // cudaCheck, cudaLaunchHostFunc
+
+#ifdef __CUDACC__
+#include "comm/gpu_over_mpi.h"  // host_enqueue
+#else
+// The memory of the device is that of the host.
+inline void host_enqueue(cudaStream_t stream, std::vector<HostOperation> operations) {
+    auto run = [](void* data) {
+        std::unique_ptr<std::vector<HostOperation>> owned((std::vector<HostOperation>*)data);
+        run_operations(*owned);
+    };
+    cudaCheck(cudaLaunchHostFunc(stream, run, new std::vector<HostOperation>(std::move(operations))));
+}
+#endif
+
+// ----------------------------------------------------------------------------
+// groups of calls
+
+struct HostCalls {
+    int depth = 0;
+    std::vector<std::pair<cudaStream_t, std::vector<HostOperation>>> streams;
+};
+inline thread_local HostCalls host_calls;
+
+inline ncclResult_t ncclGroupStart() {
+    host_calls.depth++;
+    return ncclSuccess;
+}
+
+// The calls since ncclGroupStart begin together on each stream, so a rank may send and receive in any order.
+// Streams do not wait for each other.
+inline ncclResult_t ncclGroupEnd() {
+    if (host_calls.depth == 0)
+        return host_nccl_failure(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
+    if (--host_calls.depth > 0) return ncclSuccess;
+    for (auto& [stream, operations] : std::exchange(host_calls.streams, {}))
+        host_enqueue(stream, std::move(operations));
+    return ncclSuccess;
+}
+
+// The number of a call on its communicator, as a tag of MPI (below 2^15): even for collectives, odd for
+// messages between two ranks. Calls whose tags are the same are too far apart to meet.
+inline int next_tag(ncclComm& comm, HostCall call, int peer) {
+    constexpr uint64_t numbers = 1 << 14;
+    if (call == HostCall::send) return (int)(comm.sent[(size_t)peer]++ % numbers) * 2 + 1;
+    if (call == HostCall::receive) return (int)(comm.received[(size_t)peer]++ % numbers) * 2 + 1;
+    return (int)(comm.collectives++ % numbers) * 2;
+}
+
+inline ncclResult_t host_call(HostCall call, const void* from, void* to, size_t count, ncclDataType_t type,
+                              int peer, ncclComm_t comm, cudaStream_t stream) {
+    if (peer < 0 || peer >= comm->size) return host_nccl_failure(ncclInvalidArgument, "no such rank");
+    if (comm->size == 1 && (call == HostCall::send || call == HostCall::receive))
+        return host_nccl_failure(ncclInvalidUsage, "a group of one has no one to send to");
+    if (comm->error != ncclSuccess) return comm->error;
+    HostOperation operation = {comm->self,       call, (const char*)from,          (char*)to, count,
+                               host_types[type], peer, next_tag(*comm, call, peer)};
+    ncclGroupStart();
+    auto& streams = host_calls.streams;
+    auto same = [&](auto& entry) { return entry.first == stream; };
+    auto entry = std::find_if(streams.begin(), streams.end(), same);
+    if (entry == streams.end()) entry = streams.insert(entry, {stream, {}});
+    entry->second.push_back(std::move(operation));
+    return ncclGroupEnd();
+}
+
+// ----------------------------------------------------------------------------
+// the calls. As in NCCL, the result may stand where the input is: at the same place, or, of ncclAllGather and
+// ncclReduceScatter, where the own part is in the larger buffer.
+
+inline ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t,
+                                  ncclComm_t comm, cudaStream_t stream) {
+    return host_call(HostCall::all_reduce, from, to, count, type, 0, comm, stream);
+}
+
+inline ncclResult_t ncclReduceScatter(const void* from, void* to, size_t part, ncclDataType_t type,
+                                      ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
+    return host_call(HostCall::reduce_scatter, from, to, part, type, 0, comm, stream);
+}
+
+inline ncclResult_t ncclAllGather(const void* from, void* to, size_t part, ncclDataType_t type,
+                                  ncclComm_t comm, cudaStream_t stream) {
+    return host_call(HostCall::all_gather, from, to, part, type, 0, comm, stream);
+}
+
+inline ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
+                                  ncclComm_t comm, cudaStream_t stream) {
+    return host_call(HostCall::broadcast, from, to, count, type, root, comm, stream);
+}
+
+inline ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
+    return host_call(HostCall::send, from, nullptr, count, type, peer, comm, stream);
+}
+
+inline ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
+    return host_call(HostCall::receive, nullptr, to, count, type, peer, comm, stream);
+}
+
+#endif

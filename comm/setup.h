@@ -1,0 +1,330 @@
+/*
+A run set up from its options: what they come to in the terms of the optimizer and of the ranks that share it,
+what this program, as it was built, cannot follow, which work goes through CUDA graphs, and which algorithm
+each matrix product takes.
+*/
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/collectives.h"
+#include "comm/device_batches.h"  // Batch
+#include "comm/memory.h"          // has_own_memory
+#include "comm/stage.h"           // local_part
+#include "comm/pipeline.h"        // PipelineTask
+#include "comm/world.h"
+#include "comm/zero.h"  // ZeroSettings
+#include "data/base/error.h"
+#include "data/options/options.h"   // Options
+#include "data/options/schedule.h"  // the course of the learning rate
+#include "data/run/algorithm_file.h"
+#include "kernels/adamw.cuh"  // AdamW
+#include "kernels/attention.cuh"
+#include "kernels/common.cuh"
+#include "kernels/graph.cuh"  // Graphs, graph_key
+#ifndef DEVICE_CPU
+#include "kernels/product_tuning.cuh"
+#endif
+
+// ----------------------------------------------------------------------------
+// settings
+
+// fp32 parameters are their own master copy.
+inline ZeroSettings zero_settings(const Options& o) {
+    return {.level = o.zero,
+            .keep_master = o.master_weights && sizeof(floatX) < sizeof(float),
+            .offload = o.offload == "optimizer",
+            .overlap = o.overlap,
+            .prefetch = o.prefetch,
+            .staging = o.async_save && o.save_every > 0 && o.save_every < o.steps};
+}
+
+inline AdamW adamw_settings(const Options& o, int step) {
+    return {o.learning_rate * schedule(o, step),
+            o.beta1,
+            o.beta2,
+            o.adam_eps,
+            o.weight_decay,
+            step + 1,
+            o.stochastic_rounding};
+}
+
+// ----------------------------------------------------------------------------
+// options that this program, as it was built, cannot follow
+
+// Options about rounding depend on what parameters are made of, which is decided when the program is built.
+inline void check_precision(const Options& o) {
+    if (sizeof(floatX) == sizeof(float)) {
+        // It may be given, or be that of a checkpoint.
+        auto refuse = [](const char* option, const char* value, const char* other) {
+            fail("%s %s: parameters are fp32 in this program; give %s %s, or build with PRECISION=bf16",
+                 option, value, option, other);
+        };
+        if (o.stochastic_rounding) refuse("--stochastic-rounding", "on", "off");
+        if (!o.master_weights) refuse("--master-weights", "off", "on");
+    } else if (!o.master_weights && !o.stochastic_rounding) {
+        fail("--master-weights off: bf16 alone loses small updates; add --stochastic-rounding on");
+    }
+}
+
+// Takes --attention over.
+inline void choose_attention(const Options& o) {
+    if (o.attention == "auto") return;
+#ifdef DEVICE_CPU
+    fail("--attention %s: this program has no kernels for GPUs; leave it out, or build with DEVICE=cuda",
+         o.attention.c_str());
+#else
+    bool wgmma = o.attention == "wgmma";
+    if (wgmma && !has_wgmma_attention(attention_shape(1, 1, 1, 1, o.head_size, 0, nullptr))) {
+        fail("--attention wgmma: needs a Hopper card, a program built with PRECISION=bf16, and heads of a "
+             "multiple of 8 up to 128 (here: %s, heads of %d); give auto",
+             floatX_name, o.head_size);
+    }
+    attention_kernels = wgmma ? AttentionKernels::wgmma : AttentionKernels::mma;
+#endif
+}
+
+// In fp32 products are for comparisons, and not for speed.
+#ifdef DEVICE_CPU
+constexpr bool has_products_in_bf16 = false;
+#else
+constexpr bool has_products_in_bf16 = sizeof(floatX) < sizeof(float);
+#endif
+
+// Products in fp8 need a card that has them, sizes that its rows of 16 bytes divide, and weights that stay in
+// one place.
+inline void check_matmul_dtype(const Options& o) {
+    if (o.matmul_dtype != "fp8") return;
+    auto refuse = [](const std::string& reason) {
+        fail("--matmul-dtype fp8: %s, or give --matmul-dtype bf16", reason.c_str());
+    };
+    if (!has_products_in_bf16) {
+        refuse(text("this program has no such products (%s, %s); build with DEVICE=cuda PRECISION=bf16",
+                    device_name, floatX_name));
+    }
+    const cudaDeviceProp& device = device_properties();
+    if (device.major < 9) refuse(text("%s has no such products; take a Hopper or later", device.name));
+    if (o.zero == 3)
+        refuse("copies of all weights stay on each rank, which --zero 3 does not; give --zero 2");
+    ModelConfig c = local_part(o, o.tp);
+    int rows = o.micro_batch * o.sequence_length;
+    struct Size {
+        const char* what;
+        int size;
+    };
+    for (auto [what, size] :
+         {Size{"channels", c.channels},
+          {"elements of queries, keys and values", qkv_width(c)},
+          {"elements of all heads", c.heads * c.head_size},
+          {"hidden channels of the MLP", c.mlp_width},
+          {"tokens of a micro-batch at once", rows / (o.tp > 1 ? o.tp * std::max(o.tp_overlap, 1) : 1)}}) {
+        if (size % 16 == 0) continue;
+        refuse(text("%d %s on a rank, no multiple of 16; choose other sizes", size, what));
+    }
+}
+
+// The file that keeps the choice, for a run that makes one.
+inline std::string algorithm_file(const Options& o) {
+    return o.matmul_tuning == "on" ? algorithm_path(o.run_dir) : o.matmul_tuning;
+}
+
+inline void check_tuning(const Options& o) {
+    const std::string& asked = o.matmul_tuning;
+    if (!has_products_in_bf16 && asked != "on" && asked != "off") {
+        fail("--matmul-tuning %s: products are not timed in this program (%s, %s); give off, or build with "
+             "DEVICE=cuda PRECISION=bf16",
+             printable(asked).c_str(), device_name, floatX_name);
+    }
+    if (has_products_in_bf16 && asked != "off") read_algorithms(algorithm_file(o));
+}
+
+inline int ranks_sharing_device([[maybe_unused]] const World& world) {
+#ifdef RANKS_USE_NCCL
+    return 1;  // though a rank may see no device but its own
+#else
+    int devices;
+    cudaCheck(cudaGetDeviceCount(&devices));
+    return ceil_div(world.local_size(), devices);
+#endif
+}
+
+inline void check_communication(const Options& o) {
+#ifdef RANKS_USE_NCCL
+    if (o.throttle_link > 0) {
+        fail("--throttle-link %g: NCCL's links cannot be slowed down; leave it out, or build with COMM=mpi",
+             o.throttle_link);
+    }
+#else
+    host_link_speed(o.throttle_link);
+#endif
+}
+
+// ----------------------------------------------------------------------------
+// CUDA graphs (--cuda-graphs)
+//
+// Only the passes of a process that is alone with its device go through graphs: what is sent to other ranks,
+// or to the state of the optimizer on the host, has streams of its own, whose events lie outside.
+
+// Of the work on a task: all that its kernels are made from, but for what is in memory. Its place in the list
+// of micro-batches does not matter. more: what the caller adds.
+template <typename... More>
+std::string task_key(const Batch& b, const PipelineTask& task, const More&... more) {
+    return graph_key(task.work, task.chunk, task.input, task.output, task.gradient, b.B, b.T, b.tokens,
+                     b.targets, b.by_token, b.by_position, b.doc_start, b.counted_from, b.past, b.row,
+                     more...);
+}
+
+constexpr int kernels_of_layer = 30;  // about, forward and backward
+
+// auto: where the host would give kernels to the device more slowly than that runs them, at some 4 us each.
+// What the products of a layer take is known from their rate in FLOP/s.
+inline bool wants_graphs(const Options& o, double gemm_rate) {
+    constexpr double launch = 4e-6, margin = 2;
+    double products = 6.0 * block_parameters(o) * o.micro_batch * o.sequence_length / gemm_rate;
+    bool alone = o.dp * o.tp * o.pp == 1 && o.offload == "none";
+    bool pays = has_own_memory && alone && products < margin * launch * kernels_of_layer;
+    return o.cuda_graphs == "on" || (o.cuda_graphs == "auto" && pays);
+}
+
+inline bool choose_graphs(const Options& o, double gemm_rate) {
+    bool on = wants_graphs(o, gemm_rate);
+    if (on) printf("graphs       each pass over a micro-batch is one launch\n");
+    return on;
+}
+
+// Bytes that the driver may take for the graphs of a run, before the rate is measured: up to version 550 it
+// took 64 KiB for each kernel (says PyTorch's guide to its CUDAGraph trees), and less since. A pass backward
+// is there twice, for the one that ends a step is another.
+inline size_t graph_memory(const Options& o) {
+    constexpr double fastest_card = 3e15;
+    constexpr size_t of_kernel = 64 << 10;
+    bool takes = has_own_memory && wants_graphs(o, fastest_card);
+    return takes ? of_kernel * 2 * kernels_of_layer * o.layers : 0;
+}
+
+// ----------------------------------------------------------------------------
+// matrix products
+//
+// Products are timed before the first step, so that each takes the fastest algorithm. The algorithm
+// decides the order of sums, so all ranks take the same, and a run that goes on takes what it began with: the
+// choice is kept in a file, and only kinds of products that it does not have are timed.
+//
+// The first rank that makes a kind of product chooses for all; of the data ranks, who all make the same ones,
+// the first alone does. Ranks with another card or library than rank 0's keep what their library proposes.
+
+#ifdef DEVICE_CPU
+
+// oneDNN offers no choice.
+template <typename... Any>
+std::vector<std::string> tune_products(const Any&...) {
+    return {};
+}
+
+#else
+
+// From rank to rank.
+inline nlohmann::json choices_to_json(const AlgorithmChoices& choices) {
+    nlohmann::json json = nlohmann::json::object();
+    for (auto& [kind, bytes] : choices) json[kind] = hex_of(bytes);
+    return json;
+}
+
+inline AlgorithmChoices choices_from_json(const nlohmann::json& json) {
+    AlgorithmChoices choices;
+    for (auto& [kind, digits] : json.items()) choices[kind] = bytes_of_hex(digits);
+    return choices;
+}
+
+// What the ranks chose, brought together.
+struct GatheredChoices {
+    AlgorithmChoices choices;
+    int others = 0;   // ranks of another setup
+    int changed = 0;  // kinds that take another algorithm than before
+    double seconds = 0, seconds_once = 0;
+
+    // For all ranks.
+    GatheredChoices(const World& world, const std::vector<TunedProduct>& mine, const std::string& setup,
+                    const std::string& setup_of_root) {
+        nlohmann::json message = {{"setup", setup}, {"tuned", nlohmann::json::array()}};
+        for (const TunedProduct& product : mine) {
+            message["tuned"].push_back({product.kind, hex_of(product.algorithm), product.changed,
+                                        product.seconds, product.seconds_once});
+        }
+        for (const std::string& text : world.gather(message.dump())) {
+            nlohmann::json theirs = nlohmann::json::parse(text);
+            if (theirs["setup"] != setup_of_root) {
+                others++;
+                continue;
+            }
+            for (const nlohmann::json& product : theirs["tuned"]) {
+                if (!choices.emplace(product[0], bytes_of_hex(product[1])).second) continue;
+                changed += product[2].get<bool>();
+                seconds += product[3].get<double>();
+                seconds_once += product[4].get<double>();
+            }
+        }
+    }
+};
+
+// For all ranks: chooses algorithms for the products that step() makes, which leaves nothing of use behind.
+// They are looked for in `file`, or where nothing is there in `origin`, and kept in `file`. times: this rank
+// does, what is not known. Returns what there is to tell, one line each.
+template <typename Step>
+std::vector<std::string> choose_products(const World& world, const std::string& file,
+                                         const std::string& origin, bool times, cudaStream_t stream,
+                                         Step&& step) {
+    using Clock = std::chrono::steady_clock;
+    auto start = Clock::now();
+    AlgorithmTable table;
+    world.together([&] {
+        if (!world.is_root()) return;
+        table = read_algorithms(file);
+        if (table.empty() && !origin.empty()) table = read_algorithms(origin);
+    });
+    const std::string setup = cublas_setup();
+    nlohmann::json known = {{"setup", setup}, {"algorithms", choices_to_json(table[setup])}};
+    known = nlohmann::json::parse(world.gather(world.is_root() ? known.dump() : "")[0]);
+    bool has_setup = known["setup"] == setup;
+    AlgorithmChoices choices;
+    if (has_setup) choices = choices_from_json(known["algorithms"]);
+    choose_algorithms(choices);
+    NotedProducts noted = note_products(step);
+    std::vector<TunedProduct> mine;
+    if (has_setup && times) mine = tune_products(noted, stream);
+    GatheredChoices all(world, mine, setup, known["setup"]);
+
+    if (has_setup) {
+        for (auto& [kind, bytes] : all.choices) choices[kind] = bytes;
+        choose_algorithms(choices);
+    }
+    table[setup] = choices;
+    world.together([&] {
+        if (world.is_root() && !table[setup].empty()) write_algorithms(file, table);
+    });
+    std::vector<std::string> notes;
+    if (!all.choices.empty()) {
+        notes.push_back(text("%zu kinds timed in %.1f s: %d are faster than what would be taken untimed, "
+                             "%.1f%% less time for one of each",
+                             all.choices.size(), std::chrono::duration<double>(Clock::now() - start).count(),
+                             all.changed, 100 * (1 - all.seconds / all.seconds_once)));
+    }
+    if (all.others > 0)
+        notes.push_back(
+            text("%d ranks have another card or library than the first; theirs are not timed", all.others));
+    return notes;
+}
+
+// For all ranks: the same as the options say, for a run that goes on from one in `origin` (empty: from none).
+template <typename Step>
+std::vector<std::string> tune_products(const World& world, const Options& o, const std::string& origin,
+                                       bool times, cudaStream_t stream, Step&& step) {
+    if (!has_products_in_bf16 || o.matmul_tuning == "off") return {};
+    std::string other = o.matmul_tuning == "on" && !origin.empty() ? algorithm_path(origin) : "";
+    return choose_products(world, algorithm_file(o), other, times, stream, std::forward<Step>(step));
+}
+
+#endif

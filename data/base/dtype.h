@@ -1,0 +1,94 @@
+/*
+The types in which parameters are stored.
+*/
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+enum class Dtype { fp32, bf16 };
+
+inline const char* dtype_name(Dtype dtype) {
+    return dtype == Dtype::fp32 ? "fp32" : "bf16";
+}
+
+inline uint64_t dtype_size(Dtype dtype) {
+    return dtype == Dtype::fp32 ? 4 : 2;
+}
+
+// bf16 is the upper half of an fp32.
+inline float bf16_to_float(uint16_t bits) {
+    return std::bit_cast<float>((uint32_t)bits << 16);
+}
+
+// To the nearest, and to the even one of two that are equally near. A NaN stays one.
+inline uint16_t float_to_bf16(float value) {
+    uint32_t bits = std::bit_cast<uint32_t>(value);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Numbers of a type that lie anywhere, as floats.
+inline void to_floats(Dtype dtype, const void* from, uint64_t count, float* to) {
+    if (dtype == Dtype::fp32) {
+        memcpy(to, from, count * sizeof(float));
+        return;
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, (const char*)from + i * sizeof bits, sizeof bits);
+        to[i] = bf16_to_float(bits);
+    }
+}
+
+// The same back, rounded where the type is narrower.
+inline void from_floats(Dtype dtype, const float* from, uint64_t count, void* to) {
+    if (dtype == Dtype::fp32) {
+        memcpy(to, from, count * sizeof(float));
+        return;
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        uint16_t bits = float_to_bf16(from[i]);
+        memcpy((char*)to + i * sizeof bits, &bits, sizeof bits);
+    }
+}
+
+// Floating-point numbers as files of others hold them, widened to float.
+enum class FloatFormat { f16, bf16, f32, f64 };
+
+inline uint64_t float_bytes(FloatFormat format) {
+    return format == FloatFormat::f64 ? 8 : format == FloatFormat::f32 ? 4 : 2;
+}
+
+// IEEE 754 binary16: a sign, 5 bits of exponent with a bias of 15, 10 of fraction. Every value is a float's.
+inline float half_to_float(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 0x3ff;
+    if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000 | fraction << 13);  // infinite, or NaN
+    if (exponent > 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+    float tiny = (float)fraction * 0x1p-24f;
+    return sign ? -tiny : tiny;
+}
+
+// Widens n numbers that lie anywhere; a double is rounded.
+inline void widen(FloatFormat format, const char* from, uint64_t n, float* to) {
+    auto each = [&]<typename Stored>(Stored, auto&& convert) {
+        for (uint64_t i = 0; i < n; i++) {
+            Stored value;
+            memcpy(&value, from + i * sizeof value, sizeof value);
+            to[i] = convert(value);
+        }
+    };
+    switch (format) {
+    case FloatFormat::f16:
+        return each(uint16_t(), half_to_float);
+    case FloatFormat::bf16:
+        return to_floats(Dtype::bf16, from, n, to);
+    case FloatFormat::f32:
+        return to_floats(Dtype::fp32, from, n, to);
+    case FloatFormat::f64:
+        return each(double(), [](double value) { return (float)value; });
+    }
+}

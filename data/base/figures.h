@@ -1,0 +1,51 @@
+/*
+Numbers and times as people read them.
+*/
+#pragma once
+
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <string>
+
+#include "data/base/error.h"
+
+// 59s, 12m05s, 30h02m.
+inline std::string duration(double seconds) {
+    long s = std::lround(seconds);
+    if (s < 60) return text("%lds", s);
+    if (s < 3600) return text("%ldm%02lds", s / 60, s % 60);
+    return text("%ldh%02ldm", s / 3600, s / 60 % 60);
+}
+
+// Now, as 2026-01-31T23:59:59.123Z.
+inline std::string utc_time() {
+    using namespace std::chrono;
+    auto now = system_clock::now();
+    time_t seconds = system_clock::to_time_t(floor<std::chrono::seconds>(now));
+    long milliseconds =
+        (long)(duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000);
+    struct tm parts;
+    gmtime_r(&seconds, &parts);
+    char date[32];
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &parts);
+    return text("%s.%03ldZ", date, milliseconds);
+}
+
+// 1234567 as "1.23M".
+inline std::string human(double value) {
+    const char* suffix[] = {"", "k", "M", "G", "T", "P"};
+    int i = 0;
+    for (; value >= 999.5 && i < 5; i++) value /= 1000;
+    return text(value < 10 && i ? "%.2f%s" : value < 100 && i ? "%.1f%s" : "%.0f%s", value, suffix[i]);
+}
+
+// Seconds of a clock that only goes forward.
+inline double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// The sign that a NaN can have says nothing.
+inline float plain_nan(float value) {
+    return std::isnan(value) ? NAN : value;
+}

@@ -1,0 +1,318 @@
+/*
+Files that are read whole and files that are written whole. A MappedFile is a read-only view of a regular file
+of any size. A NewFile appears under its name complete and safely on disk, or not at all: it is written beside
+its place as NAME.partial, and renamed at the end.
+*/
+#pragma once
+
+#include <cerrno>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <iostream>
+#include <iterator>
+#include <string>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+#include <utility>
+
+#include "data/base/error.h"
+
+// "PATH: cannot ACTION: REASON; REMEDY", with the reason in errno.
+[[noreturn]] inline void fail_with_errno(const std::string& path, const char* action) {
+    int reason = errno;
+    bool full = false;
+    const char* remedy = "check the file system, then try again";
+    switch (reason) {
+    case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+    case ENAMETOOLONG:
+        remedy = "check the path";
+        break;
+    case EACCES:
+    case EPERM:
+        remedy = "check the permissions";
+        break;
+    case EROFS:
+        remedy = "name another place";
+        break;
+    case ENOSPC:
+    case EFBIG:
+    case EDQUOT:
+        full = true;
+        remedy = "free some space there or name another place, then try again";
+        break;
+    case EMFILE:
+        remedy = "raise the limit of open files (ulimit -n)";
+        break;
+    }
+    std::string message = text("%s: cannot %s: %s; %s", path.c_str(), action, strerror(reason), remedy);
+    if (full) throw DiskFull(message);
+    throw Error(message);
+}
+
+// Owns a file descriptor.
+class FileHandle {
+public:
+    explicit FileHandle(int descriptor = -1) : descriptor_(descriptor) {}
+    FileHandle(FileHandle&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+    FileHandle& operator=(FileHandle&& other) noexcept {
+        std::swap(descriptor_, other.descriptor_);
+        return *this;
+    }
+    ~FileHandle() { close(); }
+
+    int get() const { return descriptor_; }
+    explicit operator bool() const { return descriptor_ >= 0; }
+
+    // What close(2) says; some file systems report a full disk only here.
+    int close() {
+        int descriptor = std::exchange(descriptor_, -1);
+        return descriptor < 0 ? 0 : ::close(descriptor);
+    }
+
+private:
+    int descriptor_;
+};
+
+// Opens a regular file for reading. Anything else is refused; a pipe is not waited for.
+inline FileHandle open_regular(const std::string& path, struct stat* status) {
+    FileHandle file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (!file) fail_with_errno(path, "open it");
+    if (fstat(file.get(), status) != 0) fail_with_errno(path, "look at it");
+    if (S_ISDIR(status->st_mode)) fail("%s: is a folder; name the files in it", path.c_str());
+    if (!S_ISREG(status->st_mode)) fail("%s: is not a regular file; copy it to one", path.c_str());
+    return file;
+}
+
+// Reads bytes [offset, offset + bytes) of a file. False: it ends before that.
+inline bool read_at(const FileHandle& file, const std::string& path, uint64_t offset, void* to,
+                    size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t got = pread(file.get(), (char*)to + done, bytes - done, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) fail_with_errno(path, "read it");
+        if (got == 0) return false;
+        done += (size_t)got;
+    }
+    return true;
+}
+
+// All of a small file. One of more than `most` bytes is refused as what the caller says that it is not.
+inline std::string read_whole(const std::string& path, uint64_t most, const char* refusal) {
+    struct stat status;
+    FileHandle file = open_regular(path, &status);
+    if ((uint64_t)status.st_size > most)
+        fail("%s: %lld bytes; %s", path.c_str(), (long long)status.st_size, refusal);
+    std::string bytes((size_t)status.st_size, '\0');
+    if (!read_at(file, path, 0, bytes.data(), bytes.size()))
+        fail("%s: became shorter while it was read; read it again when nothing writes it", path.c_str());
+    return bytes;
+}
+
+// Writes bytes [offset, offset + bytes) of a file.
+inline void write_at(const FileHandle& file, const std::string& path, uint64_t offset, const void* data,
+                     size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t written = pwrite(file.get(), (const char*)data + done, bytes - done, (off_t)(offset + done));
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) fail_with_errno(path, "write it");
+        done += (size_t)written;
+    }
+}
+
+// What was written to the file, or the names in the folder, are on disk after this.
+inline void sync_file(const FileHandle& file, const std::string& path) {
+    while (fsync(file.get()) != 0) {
+        if (errno == EINVAL) return;  // some file systems cannot do that to a folder, and need not
+        if (errno != EINTR) fail_with_errno(path, "write it");
+    }
+}
+
+inline void sync_folder(const std::string& folder) {
+    FileHandle handle(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!handle) fail_with_errno(folder, "open it");
+    sync_file(handle, folder);
+}
+
+// ----------------------------------------------------------------------------
+// standard streams
+
+// Gives those that are closed to /dev/null, so that no file of ours takes their place. A file that may not
+// grow further (ulimit -f) is an error of write(), and no signal.
+inline void open_standard_streams() {
+    std::signal(SIGXFSZ, SIG_IGN);
+    int descriptor;
+    do descriptor = open("/dev/null", O_RDWR);
+    while (descriptor >= 0 && descriptor <= STDERR_FILENO);
+    close(descriptor);
+}
+
+// Whether all that was printed got through.
+inline void check_standard_output() {
+    if (fflush(stdout) != 0 || ferror(stdout))
+        fail("standard output: not all could be written; check the disk or the program that it goes to");
+}
+
+// ----------------------------------------------------------------------------
+// reading
+
+// A page of a mapped file that is gone (the file was cut short, or its disk failed) cannot be reported by the
+// read that meets it.
+inline void stop_at_lost_page(int) {
+    constexpr char message[] = "train_gpt: files: one was cut short or could not be read while in use; put "
+                               "it back and start again\n";
+    [[maybe_unused]] ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
+    _exit(1);
+}
+
+class MappedFile {
+public:
+    explicit MappedFile(const std::string& path) {
+        struct stat status;
+        FileHandle file = open_regular(path, &status);
+        size_ = (size_t)status.st_size;
+        if (size_ == 0) return;  // nothing to map
+        void* address = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
+        if (address == MAP_FAILED) fail_with_errno(path, "map it into memory");
+        std::signal(SIGBUS, stop_at_lost_page);
+        data_ = (const char*)address;
+    }
+
+    MappedFile(MappedFile&& other) noexcept
+        : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    MappedFile& operator=(MappedFile&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(size_, other.size_);
+        return *this;
+    }
+    ~MappedFile() {
+        if (data_) munmap((void*)data_, size_);
+    }
+
+    const char* data() const { return data_; }
+    size_t size() const { return size_; }
+
+private:
+    const char* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+// ----------------------------------------------------------------------------
+// writing
+
+// Bytes that are free in the folder of a file; UINT64_MAX where that is not known, so that writing will tell.
+inline uint64_t free_space(const std::string& path) {
+    std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+    struct statvfs status;
+    while (statvfs(folder.c_str(), &status) != 0) {
+        if (errno != ENOENT || !folder.has_relative_path()) return UINT64_MAX;
+        folder = folder.parent_path();  // of one that is still to be made
+    }
+    return (uint64_t)status.f_bavail * status.f_frsize;
+}
+
+// Refuses a file that is larger than what is free in its folder: better before hours of work than after.
+inline void check_space(const std::string& path, uint64_t needed) {
+    uint64_t free_bytes = free_space(path);
+    if (free_bytes >= needed) return;
+    constexpr double MB = 1e6;
+    throw DiskFull(
+        text("%s: needs %.1f MB, and %.1f MB are free; free some space there or name another place",
+             path.c_str(), (double)needed / MB, (double)free_bytes / MB));
+}
+
+class NewFile {
+public:
+    explicit NewFile(std::string path) : path_(std::move(path)), partial_(path_ + ".partial") {
+        file_ = FileHandle(open(partial_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+        if (!file_) fail_with_errno(path_, "create it");
+        // What an interrupted run left behind is written again; what a running one writes is not touched.
+        bool busy = flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        if (busy || !still_ours()) {
+            fail("%s: another process is writing it; wait for that to end or choose another name",
+                 path_.c_str());
+        }
+        exists_ = true;
+        resize(0);
+    }
+
+    NewFile(const NewFile&) = delete;
+    NewFile& operator=(const NewFile&) = delete;
+    ~NewFile() {
+        if (exists_) unlink(partial_.c_str());
+    }
+
+    // Appends.
+    void write(const void* data, size_t bytes) {
+        write_at(size_, data, bytes);
+        size_ += bytes;
+    }
+
+    // Writes over what is there.
+    void write_at(uint64_t offset, const void* data, size_t bytes) {
+        ::write_at(file_, path_, offset, data, bytes);
+    }
+
+    // Makes it this long; what is not written is zero.
+    void resize(uint64_t bytes) {
+        if (ftruncate(file_.get(), (off_t)bytes) != 0) fail_with_errno(path_, "write it");
+    }
+
+    // All of it is on disk after this; nothing more can be written.
+    void finish() {
+        if (!file_) return;
+        sync_file(file_, path_);
+        if (file_.close() != 0) fail_with_errno(path_, "write it");
+    }
+
+    // Gives the file its name, durably.
+    void commit() {
+        finish();
+        if (rename(partial_.c_str(), path_.c_str()) != 0)
+            fail_with_errno(path_, "give the new file this name");
+        exists_ = false;
+        std::filesystem::path folder = std::filesystem::path(path_).parent_path();
+        sync_folder(folder.empty() ? "." : folder.string());
+    }
+
+    bool finished() const { return !file_; }
+    const std::string& path() const { return path_; }
+
+private:
+    // Between our open() and flock() another process may have given the file its final name.
+    bool still_ours() const {
+        struct stat opened, named;
+        return fstat(file_.get(), &opened) == 0 && stat(partial_.c_str(), &named) == 0 &&
+               opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+    }
+
+    std::string path_, partial_;
+    FileHandle file_;
+    uint64_t size_ = 0;
+    bool exists_ = false;
+};
+
+// To the standard output, zero bytes too.
+inline void print_bytes(const std::string& text) {
+    fwrite(text.data(), 1, text.size(), stdout);
+}
+
+// Text of a file; "-" is the standard input.
+inline std::string read_text(const std::string& path) {
+    if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
+    MappedFile file(path);
+    return std::string(file.data(), file.size());
+}
+
+inline bool is_same_folder(const std::string& a, const std::string& b) {
+    std::error_code not_there;
+    return a == b || std::filesystem::equivalent(a, b, not_there);
+}

@@ -1,0 +1,107 @@
+/*
+A file of JSON lines that a run adds to. A disk that is full for a while, or gone, is no reason to lose the
+run: lines that cannot be written wait in memory, and are written when there is room again.
+*/
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <deque>
+#include <fcntl.h>
+#include <string>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/base/json.h"
+
+class LogFile {
+public:
+    static constexpr size_t most_waiting = 10000;  // lines; the oldest go first
+
+    // Opens the file, or makes an empty one.
+    explicit LogFile(std::string path) : path_(std::move(path)) {
+        file_ = FileHandle(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+        if (!file_) fail_with_errno(path_, "create it");
+    }
+
+    const std::string& path() const { return path_; }
+
+    // For as long as this object lives. False if another process has done so.
+    bool lock() { return flock(file_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
+
+    // Adds a line, which must have a "step". Returns what there is to tell, if anything: that lines begin to
+    // wait, or that they are written again.
+    std::string add(nlohmann::ordered_json line) {
+        waiting_.push_back(std::move(line));
+        if (waiting_.size() > most_waiting) {
+            dropped_++;
+            dropped_until_ = waiting_.front().at("step");
+            waiting_.pop_front();
+        }
+        return attempt([&] { write_waiting(); });
+    }
+
+    // Writes the lines that wait, and returns only when all that could be written is on disk. The result is
+    // that of add().
+    std::string sync() {
+        return attempt([&] {
+            write_waiting();
+            sync_file(file_, path_);
+        });
+    }
+
+    // Lines that are in memory alone.
+    size_t waiting() const { return waiting_.size() + dropped_; }
+
+    // Adds whole lines, all of them or none. Throws what goes wrong.
+    void append(const std::string& lines) {
+        struct stat status;
+        if (fstat(file_.get(), &status) != 0) fail_with_errno(path_, "look at it");
+        for (size_t done = 0; done < lines.size();) {
+            ssize_t written = write(file_.get(), lines.data() + done, lines.size() - done);
+            if (written < 0 && errno == EINTR) continue;
+            if (written < 0) {
+                int reason = errno;
+                // not what another program, as eval --log, has added meanwhile
+                [[maybe_unused]] int failed = done > 0 ? ftruncate(file_.get(), status.st_size) : 0;
+                errno = reason;
+                fail_with_errno(path_, "write it");
+            }
+            done += (size_t)written;
+        }
+    }
+
+    void truncate_to(uint64_t bytes) {
+        if (ftruncate(file_.get(), (off_t)bytes) != 0) fail_with_errno(path_, "shorten it");
+    }
+
+private:
+    void write_waiting() {
+        if (dropped_ > 0) append(json_line({{"step", dropped_until_}, {"dropped_lines", dropped_}}));
+        dropped_ = 0;
+        for (; !waiting_.empty(); waiting_.pop_front()) append(json_line(waiting_.front()));
+    }
+
+    template <typename Work>
+    std::string attempt(Work&& work) {
+        std::string trouble;
+        note_trouble(trouble, work);
+        bool was_failing = std::exchange(failing_, !trouble.empty());
+        if (failing_ == was_failing) return "";
+        if (!failing_) return path_ + ": can be written again, and has the lines that waited";
+        return text("%s (the run goes on: lines of the log wait in memory, at most %zu)", trouble.c_str(),
+                    most_waiting);
+    }
+
+    const std::string path_;
+    FileHandle file_;
+    std::deque<nlohmann::ordered_json> waiting_;
+    int64_t dropped_until_ = 0;  // step of the last line that was dropped
+    size_t dropped_ = 0;         // lines that the file does not know of
+    bool failing_ = false;
+};

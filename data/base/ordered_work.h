@@ -1,0 +1,117 @@
+/*
+Work on a sequence of things by several threads, with the results in the order of the things. Whoever is free
+takes the next thing, so slow ones hold nobody up; how far the threads run ahead of the results is bounded.
+
+A failure is thrown where its result would have come, so what is done before it does not depend on the
+threads.
+*/
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "data/base/error.h"
+
+template <typename Thing, typename Result>
+class OrderedWork {
+public:
+    // next: gives the next thing, or false; one thread at a time calls it. work: many do.
+    OrderedWork(std::function<bool(Thing&)> next, std::function<Result(const Thing&)> work, unsigned threads)
+        : next_(std::move(next)), work_(std::move(work)), slots_(2 * std::max(1u, threads) + 2) {
+        try {
+            for (unsigned i = 0; i < std::max(1u, threads); i++) threads_.emplace_back([this] { run(); });
+        } catch (const std::system_error&) {
+            stop();
+            fail("--threads %u: the system gives no more threads; lower it", threads);
+        }
+    }
+    OrderedWork(const OrderedWork&) = delete;
+    OrderedWork& operator=(const OrderedWork&) = delete;
+    ~OrderedWork() { stop(); }
+
+    // False when there are no more.
+    bool take(Result& result) {
+        std::unique_lock lock(mutex_);
+        Slot& slot = slots_[taken_ % slots_.size()];
+        changed_.wait(lock, [&] { return slot.result || slot.failure || (ended_ && taken_ == given_); });
+        if (slot.failure) std::rethrow_exception(slot.failure);
+        if (!slot.result) return false;
+        result = std::move(*slot.result);
+        slot.result.reset();
+        taken_++;
+        changed_.notify_all();
+        return true;
+    }
+
+private:
+    struct Slot {
+        std::optional<Result> result;
+        std::exception_ptr failure;
+    };
+
+    void run() {
+        for (;;) {
+            Thing thing;
+            uint64_t index;
+            {
+                std::lock_guard reading(reading_);
+                {
+                    std::unique_lock lock(mutex_);
+                    changed_.wait(lock, [&] { return ended_ || given_ - taken_ < slots_.size(); });
+                    if (ended_) return;
+                }
+                std::exception_ptr failure;
+                bool any = false;
+                try {
+                    any = next_(thing);
+                } catch (...) {
+                    failure = std::current_exception();
+                }
+                std::lock_guard lock(mutex_);
+                index = given_;
+                given_ += any;
+                if (failure) slots_[index % slots_.size()].failure = failure;
+                if (!any) ended_ = true;
+                changed_.notify_all();
+                if (!any) return;
+            }
+            Slot made;
+            try {
+                made.result = work_(thing);
+            } catch (...) {
+                made.failure = std::current_exception();
+            }
+            std::lock_guard lock(mutex_);
+            slots_[index % slots_.size()] = std::move(made);
+            changed_.notify_all();
+        }
+    }
+
+    void stop() {
+        {
+            std::lock_guard lock(mutex_);
+            ended_ = true;
+            changed_.notify_all();
+        }
+        for (std::thread& thread : threads_) thread.join();
+    }
+
+    std::function<bool(Thing&)> next_;
+    std::function<Result(const Thing&)> work_;
+    std::mutex reading_;  // of next_
+    std::mutex mutex_;    // of what follows
+    std::vector<Slot> slots_;
+    uint64_t given_ = 0, taken_ = 0;
+    bool ended_ = false;  // nothing more is given
+    std::condition_variable changed_;
+    std::vector<std::thread> threads_;
+};

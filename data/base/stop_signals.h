@@ -1,0 +1,101 @@
+/*
+How a run is asked to stop early. It ends after the step that runs, with a checkpoint, however often it is
+asked: a scheduler sends its signal to the launcher and to the processes that the launcher passes it on to.
+Only a second Ctrl-C ends the program at once.
+*/
+#pragma once
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <string>
+#include <unistd.h>
+
+#include "data/base/error.h"
+
+static volatile sig_atomic_t stop_requested = 0;  // the signal that asked first
+// The step that is the last one if the run is asked to stop now, for the line that says so; -1: what runs is
+// no training.
+static volatile sig_atomic_t step_to_stop_after = -1;
+static volatile sig_atomic_t stops_on_terminal = false;  // where steps are drawn over each other
+
+// While a run waits for something that the user could do, Ctrl-C, SIGTERM or SIGUSR1 ends the wait.
+static volatile sig_atomic_t waits_for_user = false;
+
+// A line that a signal handler can put together: it may neither allocate memory nor call printf.
+class SignalLine {
+public:
+    SignalLine& operator<<(const char* words) {
+        while (*words) add(*words++);
+        return *this;
+    }
+    SignalLine& operator<<(int number) {
+        if (number >= 10) *this << number / 10;
+        add((char)('0' + number % 10));
+        return *this;
+    }
+    void write_to(int descriptor) const {
+        [[maybe_unused]] ssize_t written = write(descriptor, text_, length_);
+    }
+
+private:
+    void add(char letter) {
+        if (length_ < sizeof text_) text_[length_++] = letter;
+    }
+
+    char text_[160];
+    size_t length_ = 0;
+};
+
+inline const char* stop_signal_name(int signal) {
+    return signal == SIGTERM ? "SIGTERM" : signal == SIGUSR1 ? "SIGUSR1" : "SIGHUP";
+}
+
+// Says what will happen. Only the first rank's standard output is shown.
+inline void announce_stop(int signal) {
+    if (step_to_stop_after < 0 || signal == SIGPIPE) return;  // or nobody reads it any more
+    SignalLine line;
+    if (stops_on_terminal) line << "\n";  // behind ^C, and what is drawn of a step
+    if (signal != SIGINT) line << stop_signal_name(signal) << ": ";
+    line << "stopping after step " << (int)step_to_stop_after << ", then saving";
+    if (signal == SIGINT) line << " (Ctrl-C again: quit now without saving)";
+    line << "\n";
+    line.write_to(STDOUT_FILENO);
+}
+
+inline void request_stop(int signal) {
+    static volatile sig_atomic_t interrupted = false, announced = false;
+    if (waits_for_user && signal != SIGPIPE && signal != SIGHUP) {
+        waits_for_user = false;
+        return;
+    }
+    int reason = errno;  // of what the signal came in between
+    if (signal == SIGINT && interrupted) {
+        std::signal(SIGINT, SIG_DFL);
+        raise(SIGINT);  // comes when this handler is left
+        return;
+    }
+    if (signal == SIGINT || !announced) announce_stop(signal);
+    announced = true;
+    if (signal == SIGINT) interrupted = true;
+    if (!stop_requested) stop_requested = signal;
+    errno = reason;
+}
+
+inline void stop_on_signals(bool on_terminal = false) {
+    stops_on_terminal = on_terminal;
+    for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE}) std::signal(signal, request_stop);
+    if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // started by nohup
+}
+
+// What the user of a launcher must know before the run is asked to stop; empty if there is nothing.
+inline std::string launcher_advice() {
+    if (!getenv("OMPI_COMM_WORLD_SIZE") || getenv("OMPI_MCA_odls_base_sigkill_timeout")) return "";
+    return "SIGUSR1 to mpirun ends the run with a checkpoint; after SIGTERM or Ctrl-C mpirun kills its\n"
+           "             ranks in 2 s: with --mca odls_base_sigkill_timeout 600 it gives them time to save";
+}
+
+// For work that leaves nothing if it does not come to its end.
+inline void check_interrupted(const char* what) {
+    if (stop_requested) fail("%s: interrupted; nothing was written, start it again", what);
+}

@@ -1,0 +1,67 @@
+/*
+Text from anywhere, shown on a terminal as it is and without harm: control characters, characters that cannot
+be seen or turn the direction of writing, and bytes that are no characters are written out instead.
+*/
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/base/utf8.h"
+
+// Characters that a terminal obeys or hides rather than shows.
+inline bool is_invisible(int32_t code) {
+    return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0xad || code == 0x61c || code == 0x180e ||
+           (code >= 0x200b && code <= 0x200f) || (code >= 0x2028 && code <= 0x202e) ||
+           (code >= 0x2060 && code <= 0x206f) || code == 0xfeff || (code >= 0xfff9 && code <= 0xfffb) ||
+           (code >= 0xe0000 && code < 0xe1000);
+}
+
+// The character at `at`, and `at` moved behind it: itself, or "\n", "\x1b", "\u{202e}". A backslash stays.
+inline std::string visible_character(const char*& at, const char* end) {
+    const char* begin = at;
+    int32_t code = next_code_point(at, end);
+    switch (code) {
+    case '\n':
+        return "\\n";
+    case '\r':
+        return "\\r";
+    case '\t':
+        return "\\t";
+    case invalid_byte:
+        return text("\\x%02x", (uint8_t)*begin);
+    }
+    if (!is_invisible(code)) return {begin, at};
+    return text(code < 0x80 ? "\\x%02x" : "\\u{%x}", (unsigned)code);
+}
+
+// All of it on one line.
+inline std::string visible_text(std::string_view from) {
+    std::string result;
+    for (const char *at = from.data(), *end = at + from.size(); at < end;)
+        result += visible_character(at, end);
+    return result;
+}
+
+// The beginning of a text: so many lines at most, each of so many characters at most, the rest of a line left
+// out. "..." stands for what was left out. A line that ended in the text ends here too.
+inline std::vector<std::string> visible_lines(std::string_view from, size_t lines, size_t characters) {
+    std::vector<std::string> result;
+    const char *at = from.data(), *end = at + from.size();
+    while (at < end && result.size() < lines) {
+        std::string line;
+        size_t shown = 0;
+        for (; at < end && *at != '\n'; shown++) {
+            std::string character = visible_character(at, end);
+            if (shown < characters) line += character;
+        }
+        if (shown > characters) line += "...";
+        if (at < end) at++;  // the line feed
+        result.push_back(line);
+    }
+    if (at < end) result.push_back("...");
+    return result;
+}

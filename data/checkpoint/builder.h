@@ -1,0 +1,100 @@
+/*
+A checkpoint made by one process, from tensors that come as floats: what an import writes.
+*/
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "data/checkpoint/files.h"
+#include "data/checkpoint/folder.h"
+#include "data/base/dtype.h"
+
+class CheckpointBuilder {
+public:
+    // `about` is the header of the index without tensors and files (data/checkpoint/index.h).
+    CheckpointBuilder(const std::string& run_dir, int64_t step, nlohmann::ordered_json about,
+                      std::vector<CheckpointTensor> tensors)
+        : folder_(run_dir, checkpoint_folder(run_dir, step)),
+          index_(new_index(std::move(about), std::move(tensors))),
+          file_(folder_.folder(), 0, index_.save_id) {
+        uint64_t bytes = 0;
+        for (const CheckpointTensor& tensor : index_.tensors) {
+            for (const auto& dtype : tensor.slots) bytes += dtype ? tensor.size() * dtype_size(*dtype) : 0;
+        }
+        check_space(index_path(folder_.folder()), bytes);
+    }
+
+    // Elements [first, first + count) of a tensor, in any order, each of them once.
+    void append(int tensor, Slot slot, uint64_t first, uint64_t count, const float* values) {
+        bool goes_on =
+            (uint32_t)tensor == piece_.tensor && slot == piece_.slot && first == piece_.begin + piece_.count;
+        if (!goes_on) {
+            write_piece();
+            piece_.tensor = (uint32_t)tensor;
+            piece_.slot = slot;
+            piece_.begin = first;
+        }
+        Dtype dtype = index_.tensors.at((size_t)tensor).dtype(slot).value();
+        while (count > 0) {
+            uint64_t n = std::min(count, largest_piece - piece_.count);
+            store(dtype, values, n);
+            piece_.count += n;
+            values += n;
+            count -= n;
+            if (piece_.count == largest_piece) write_piece();
+        }
+    }
+
+    // Until this has returned there is no checkpoint; without it, nothing is left behind.
+    void commit() {
+        complete();
+        publish();
+    }
+
+    // The two halves of it: all is on disk, and all has its name.
+    void complete() {
+        write_piece();
+        index_.file_bytes = {file_.finish()};
+        folder_.complete(index_);
+    }
+    void publish() { folder_.publish(); }
+
+private:
+    static CheckpointIndex new_index(nlohmann::ordered_json about, std::vector<CheckpointTensor> tensors) {
+        CheckpointIndex index;
+        index.save_id = new_save_id();
+        index.about = std::move(about);
+        index.tensors = std::move(tensors);
+        return index;
+    }
+
+    void store(Dtype dtype, const float* values, uint64_t count) {
+        size_t end = bytes_.size();
+        bytes_.resize(end + count * dtype_size(dtype));
+        from_floats(dtype, values, count, bytes_.data() + end);
+    }
+
+    // What was gathered, and makes ready for the elements behind it.
+    void write_piece() {
+        if (piece_.count > 0) {
+            piece_.columns = index_.tensors[piece_.tensor].width();
+            file_.append(piece_, bytes_.data(), bytes_.size());
+            index_.pieces.push_back(piece_);
+        }
+        piece_.begin += piece_.count;
+        piece_.count = 0;
+        bytes_.clear();
+    }
+
+    NewCheckpoint folder_;
+    CheckpointIndex index_;
+    CheckpointDataFile file_;
+    CheckpointPiece piece_ = {};  // that is being gathered
+    std::vector<char> bytes_;     // of it
+};

@@ -1,0 +1,332 @@
+/*
+The data files of a checkpoint, one for each rank that writes: 64 bytes, then pieces one behind the other up
+to the end. What pieces there are says the index (data/checkpoint/index.h).
+
+    at  bytes
+     0      8  magic: 89 54 47 44 54 0d 0a 1a ("\x89TGDT\r\n\x1a")
+     8      4  version of this format: 1
+    12      4  number of the file
+    16      8  save id, as in the index
+    24      8  bytes of the file
+    32     24  zero
+    56      8  checksum of the 56 bytes before
+    64         pieces
+*/
+#pragma once
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "data/checkpoint/index.h"
+#include "data/base/error.h"
+#include "data/base/file.h"
+
+inline std::string checkpoint_name(int64_t step) {
+    return text("step_%08lld", (long long)step);
+}
+
+// The step in the name of a checkpoint's folder; -1 for any other name.
+inline int64_t step_of_name(const std::string& name) {
+    long long step = -1;
+    return sscanf(name.c_str(), "step_%lld", &step) == 1 && checkpoint_name(step) == name ? step : -1;
+}
+
+inline std::string index_path(const std::string& folder) {
+    return folder + "/index.bin";
+}
+
+inline std::string data_file_name(int number) {
+    return text("data_%05d.bin", number);
+}
+
+inline uint64_t new_save_id() {
+    std::random_device random;
+    return (uint64_t)random() << 32 | random();
+}
+
+namespace checkpoint_format {
+
+constexpr unsigned char data_magic[8] = {0x89, 'T', 'G', 'D', 'T', '\r', '\n', 0x1a};
+
+struct DataPreamble {
+    unsigned char magic[8];
+    uint32_t version;
+    uint32_t file;
+    uint64_t save_id;
+    uint64_t bytes;
+    unsigned char zeros[24];
+    uint64_t hash;  // of what comes before it
+};
+static_assert(sizeof(DataPreamble) == alignment);
+
+inline DataPreamble data_preamble(uint32_t file, uint64_t save_id, uint64_t bytes) {
+    DataPreamble preamble = {};
+    memcpy(preamble.magic, data_magic, sizeof data_magic);
+    preamble.version = version;
+    preamble.file = file;
+    preamble.save_id = save_id;
+    preamble.bytes = bytes;
+    preamble.hash = preamble_hash(preamble);
+    return preamble;
+}
+
+// The checksum of bytes that move(done, n) moves chunk by chunk to or from a file: a chunk is hashed while
+// the processor has it in its cache.
+template <typename Move>
+uint64_t move_and_hash(const void* data, uint64_t bytes, Move&& move) {
+    constexpr uint64_t chunk = 256 << 10;
+    std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
+    if (!state) throw std::bad_alloc();
+    XXH3_64bits_reset(state.get());
+    for (uint64_t done = 0, n; done < bytes; done += n) {
+        n = std::min(chunk, bytes - done);
+        move(done, n);
+        XXH3_64bits_update(state.get(), (const char*)data + done, n);
+    }
+    return XXH3_64bits_digest(state.get());
+}
+
+}  // namespace checkpoint_format
+
+// ----------------------------------------------------------------------------
+// writing
+
+// A new data file in a folder that is there. Until finish() has returned it is not one: its first bytes are
+// written last. One that is given up goes, so that a full disk has its space back.
+class CheckpointDataFile {
+public:
+    CheckpointDataFile(const std::string& folder, int number, uint64_t save_id)
+        : path_(folder + "/" + data_file_name(number)),
+          number_((uint32_t)number),
+          save_id_(save_id),
+          file_(open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
+        if (!file_) fail_with_errno(path_, "create it");
+    }
+    CheckpointDataFile(const CheckpointDataFile&) = delete;
+    CheckpointDataFile& operator=(const CheckpointDataFile&) = delete;
+    ~CheckpointDataFile() {
+        if (!finished_) unlink(path_.c_str());
+    }
+
+    // Fills in where the piece is, and its checksum.
+    void append(CheckpointPiece& piece, const void* data, uint64_t bytes) {
+        piece.file = number_;
+        piece.offset = end_;
+        piece.hash = checkpoint_format::move_and_hash(data, bytes, [&](uint64_t done, uint64_t n) {
+            write_at(file_, path_, end_ + done, (const char*)data + done, n);
+        });
+        // So that the disk begins now, and not at fsync(); what goes wrong is said there.
+        sync_file_range(file_.get(), (off_t)end_, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
+        end_ += bytes;
+    }
+
+    // All of it is on disk after this. Returns its bytes.
+    uint64_t finish() {
+        auto preamble = checkpoint_format::data_preamble(number_, save_id_, end_);
+        write_at(file_, path_, 0, &preamble, sizeof preamble);
+        sync_file(file_, path_);
+        if (file_.close() != 0) fail_with_errno(path_, "write it");
+        finished_ = true;
+        return end_;
+    }
+
+private:
+    std::string path_;
+    uint32_t number_;
+    uint64_t save_id_;
+    FileHandle file_;
+    uint64_t end_ = sizeof(checkpoint_format::DataPreamble);
+    bool finished_ = false;
+};
+
+// ----------------------------------------------------------------------------
+// reading
+
+inline CheckpointIndex read_checkpoint_index(const std::string& folder) {
+    std::string path = index_path(folder);
+    std::string bytes = read_whole(path, checkpoint_format::largest_index,
+                                   "too long for the index of a checkpoint; use another checkpoint");
+    return parse_checkpoint_index(bytes, path);
+}
+
+// For one process. Data files are opened when they are needed.
+class CheckpointReader {
+public:
+    // With `whole`, every data file must be there with its size; without, that is noticed when one is read.
+    explicit CheckpointReader(const std::string& folder, bool whole = true)
+        : folder_(folder), index_(read_checkpoint_index(folder)), files_(index_.file_bytes.size()) {
+        // with or without a slash at the end
+        int64_t named = step_of_name((std::filesystem::path(folder) / "").parent_path().filename().string());
+        if (named >= 0 && named != index_.step()) {
+            fail("%s: holds a checkpoint of step %lld; use another checkpoint", folder.c_str(),
+                 (long long)index_.step());
+        }
+        if (whole) check_sizes();
+    }
+
+    void check_sizes() const {
+        for (uint32_t number = 0; number < files_.size(); number++) {
+            struct stat status;
+            if (stat(data_path(number).c_str(), &status) != 0)
+                fail_with_errno(data_path(number), "look at it");
+            check_size(number, status);
+        }
+    }
+
+    // A data file's first bytes too.
+    void check_file(uint32_t number) const { data_file(number); }
+
+    const CheckpointIndex& index() const { return index_; }
+    const std::string& folder() const { return folder_; }
+
+    // What a message calls a piece: its file, tensor, slot, elements and place.
+    std::string name_of(const CheckpointPiece& piece) const {
+        const CheckpointTensor& tensor = index_.tensors[piece.tensor];
+        std::string columns;
+        if (piece.columns != tensor.width()) {
+            columns = text(" of columns %llu to %llu", (unsigned long long)piece.column,
+                           (unsigned long long)(piece.column + piece.columns - 1));
+        }
+        return text("%s: tensor %s, %s, elements %llu to %llu%s, %llu bytes from byte %llu on",
+                    data_path(piece.file).c_str(), printable(tensor.name).c_str(), slot_name(piece.slot),
+                    (unsigned long long)piece.begin, (unsigned long long)(piece.begin + piece.count - 1),
+                    columns.c_str(), (unsigned long long)index_.bytes_of(piece),
+                    (unsigned long long)piece.offset);
+    }
+
+    // The whole piece. May be called by several threads.
+    void read(const CheckpointPiece& piece, void* to) const {
+        uint64_t bytes = index_.bytes_of(piece);
+        std::shared_ptr<const FileHandle> file = data_file(piece.file);
+        std::string name = name_of(piece);
+        uint64_t hash = checkpoint_format::move_and_hash(to, bytes, [&](uint64_t done, uint64_t n) {
+            if (!read_at(*file, name, piece.offset + done, (char*)to + done, n))
+                fail("%s: the file became shorter; use another checkpoint", name.c_str());
+        });
+        if (hash != piece.hash) fail("%s: does not match its checksum; use another checkpoint", name.c_str());
+    }
+
+    // Elements [first, first + count) of a tensor as floats. The pieces they lie in are kept, so that reading
+    // on and on reads each of them once. One thread at a time.
+    void read_floats(int tensor, Slot slot, uint64_t first, uint64_t count, float* to) {
+        const CheckpointTensor& whole = index_.tensors.at((size_t)tensor);
+        if (!whole.dtype(slot) || first > whole.size() || count > whole.size() - first) {
+            fail("%s: tensor %s: %s of elements %llu to %llu is not stored; use a checkpoint that has it",
+                 folder_.c_str(), printable(whole.name).c_str(), slot_name(slot), (unsigned long long)first,
+                 (unsigned long long)(first + count));
+        }
+        if (tensor != kept_tensor_ || slot != kept_slot_) kept_.clear();
+        kept_tensor_ = tensor;
+        kept_slot_ = slot;
+        for (uint64_t n; count > 0; first += n, count -= n, to += n) {
+            uint64_t row = first / whole.width(), column = first % whole.width();
+            const Kept& kept = kept_with(row, column);
+            const CheckpointPiece& piece = *kept.piece;
+            uint64_t in_row = column - piece.column, at = row * piece.columns + in_row - piece.begin;
+            n = std::min(count, piece.count - at);
+            if (piece.columns < whole.width()) n = std::min(n, piece.columns - in_row);
+            Dtype dtype = *whole.dtype(slot);
+            to_floats(dtype, kept.bytes.data() + at * dtype_size(dtype), n, to);
+        }
+    }
+
+private:
+    struct Kept {
+        const CheckpointPiece* piece;
+        std::vector<char> bytes;
+
+        bool has(uint64_t row, uint64_t column) const {
+            uint64_t in_row = column - piece->column, element = row * piece->columns + in_row;
+            return in_row < piece->columns && element >= piece->begin &&
+                   element - piece->begin < piece->count;
+        }
+    };
+
+    std::string data_path(uint32_t number) const { return folder_ + "/" + data_file_name((int)number); }
+
+    void check_size(uint32_t number, const struct stat& status) const {
+        if (S_ISREG(status.st_mode) && (uint64_t)status.st_size == index_.file_bytes[number]) return;
+        fail("%s: %lld bytes, and the index says %llu; use another checkpoint", data_path(number).c_str(),
+             (long long)status.st_size, (unsigned long long)index_.file_bytes[number]);
+    }
+
+    // Checked to be of this save. Those that were opened last stay open.
+    std::shared_ptr<const FileHandle> data_file(uint32_t number) const {
+        constexpr size_t most_open = 64;
+        std::lock_guard lock(mutex_);
+        if (files_[number]) return files_[number];
+        struct stat status;
+        auto file = std::make_shared<const FileHandle>(open_regular(data_path(number), &status));
+        check_size(number, status);
+        check_preamble(number, *file);
+        if (open_.size() == most_open) {
+            files_[open_.front()].reset();
+            open_.pop_front();
+        }
+        open_.push_back(number);
+        return files_[number] = std::move(file);
+    }
+
+    void check_preamble(uint32_t number, const FileHandle& file) const {
+        using namespace checkpoint_format;
+        DataPreamble found, wanted = data_preamble(number, index_.save_id, index_.file_bytes[number]);
+        std::string path = data_path(number);
+        if (!read_at(file, path, 0, &found, sizeof found))
+            fail("%s: became shorter while it was read; use another checkpoint", path.c_str());
+        if (memcmp(&found, &wanted, sizeof found) == 0) return;
+        bool whole =
+            memcmp(found.magic, data_magic, sizeof data_magic) == 0 && found.hash == preamble_hash(found);
+        if (!whole) fail("%s: damaged in its first 64 bytes; use another checkpoint", path.c_str());
+        fail("%s: belongs to another save, or has another file's name; use another checkpoint", path.c_str());
+    }
+
+    // What is kept of the tensor that has an element. There is a piece for each box, as a row goes through
+    // all of them.
+    const Kept& kept_with(uint64_t row, uint64_t column) {
+        auto behind = kept_.upper_bound(column);
+        if (behind != kept_.begin() && std::prev(behind)->second.has(row, column))
+            return std::prev(behind)->second;
+        const CheckpointPiece& box = last_piece_until(column, UINT64_MAX);
+        const CheckpointPiece& piece = last_piece_until(box.column, row * box.columns + column - box.column);
+        kept_.erase(box.column);
+        Kept kept = {&piece, std::vector<char>(index_.bytes_of(piece))};
+        read(piece, kept.bytes.data());
+        return kept_[box.column] = std::move(kept);
+    }
+
+    // Of the kept tensor and slot. There always is one, because pieces leave no holes.
+    const CheckpointPiece& last_piece_until(uint64_t column, uint64_t element) {
+        if (by_place_.empty()) by_place_ = index_.sorted_by(place_of);
+        PiecePlace place = {(uint32_t)kept_tensor_, kept_slot_, column, element};
+        auto behind =
+            std::upper_bound(by_place_.begin(), by_place_.end(), place,
+                             [&](const PiecePlace& a, uint32_t b) { return a < place_of(index_.pieces[b]); });
+        return index_.pieces[*std::prev(behind)];
+    }
+
+    std::string folder_;
+    CheckpointIndex index_;
+
+    mutable std::mutex mutex_;                                      // of what follows
+    mutable std::vector<std::shared_ptr<const FileHandle>> files_;  // null: not open
+    mutable std::deque<uint32_t> open_;                             // the oldest first
+
+    // for read_floats()
+    std::vector<uint32_t> by_place_;  // pieces
+    int kept_tensor_ = -1;
+    Slot kept_slot_ = Slot::weight;
+    std::map<uint64_t, Kept> kept_;  // by the column of the box
+};

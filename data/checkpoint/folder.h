@@ -1,0 +1,233 @@
+/*
+Checkpoints of a run: RUN/checkpoints/step_00000100 and so on. A folder of that name is a whole checkpoint:
+one is written as step_00000100.partial, and renamed when all of it is on disk; one that is no longer wanted
+is renamed before it is removed. What a killed program leaves of either are folders *.partial, which the next
+one removes. One that makes room for another is step_00000100.aside until that is in its place. What a run
+could save of its last step on a disk that is full, if that is no more, is step_00000100.weights.
+*/
+#pragma once
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+#include <vector>
+
+#include "data/checkpoint/files.h"
+#include "data/base/error.h"
+#include "data/base/file.h"
+
+inline std::string checkpoints_folder(const std::string& run_dir) {
+    return run_dir + "/checkpoints";
+}
+
+inline std::string checkpoint_folder(const std::string& run_dir, int64_t step) {
+    return checkpoints_folder(run_dir) + "/" + checkpoint_name(step);
+}
+
+constexpr const char* weights_ending = ".weights";
+
+// The folder of a run in one that several runs share: none of them touches what is another's, and a run finds
+// its own from anywhere on the same file system.
+inline std::string shared_run_dir(const std::string& shared, const std::string& run_dir) {
+    std::filesystem::path run = (std::filesystem::absolute(run_dir) / "").lexically_normal().parent_path();
+    std::string path = run.string();
+    return text("%s/%s-%08x", shared.c_str(), run.filename().c_str(),
+                (unsigned)XXH3_64bits(path.data(), path.size()));
+}
+
+// As fail_with_errno.
+[[noreturn]] inline void fail_with_code(std::error_code error, const std::string& path, const char* action) {
+    errno = error.value();
+    fail_with_errno(path, action);
+}
+
+// Names of the folders in checkpoints/. None where that is not there.
+inline std::vector<std::string> checkpoint_folder_names(const std::string& run_dir) {
+    std::vector<std::string> names;
+    std::string folder = checkpoints_folder(run_dir);
+    std::error_code error;
+    std::filesystem::directory_iterator entry(folder, error), end;
+    if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) return names;
+    for (; !error && entry != end; entry.increment(error)) {
+        std::error_code gone;  // meanwhile
+        if (entry->is_directory(gone)) names.push_back(entry->path().filename().string());
+    }
+    if (error) fail_with_code(error, folder, "list it");
+    return names;
+}
+
+// The steps of whole checkpoints, the newest first; with an ending, those of folders that have it behind
+// their step.
+inline std::vector<int64_t> checkpoint_steps(const std::string& run_dir, const std::string& ending = "") {
+    std::vector<int64_t> steps;
+    for (const std::string& name : checkpoint_folder_names(run_dir)) {
+        if (!name.ends_with(ending)) continue;
+        int64_t step = step_of_name(name.substr(0, name.size() - ending.size()));
+        if (step >= 0) steps.push_back(step);
+    }
+    std::sort(steps.begin(), steps.end(), std::greater());
+    return steps;
+}
+
+// Of a run directory the newest; a checkpoint itself.
+inline std::string newest_checkpoint(const std::string& path) {
+    if (access(index_path(path).c_str(), F_OK) == 0) return path;
+    std::vector<int64_t> steps = checkpoint_steps(path);
+    if (steps.empty()) {
+        fail("%s: no checkpoint there; name a run directory that has some, or a checkpoint in one",
+             path.c_str());
+    }
+    return checkpoint_folder(path, steps[0]);
+}
+
+// ----------------------------------------------------------------------------
+// changes that are on disk when they return
+
+inline void rename_folder(const std::string& from, const std::string& to) {
+    if (rename(from.c_str(), to.c_str()) != 0) fail_with_errno(from, "rename it");
+    sync_folder(std::filesystem::path(to).parent_path().string());
+}
+
+// With all that is in it; it need not be there.
+inline void remove_folder(const std::string& folder) {
+    std::error_code error;
+    std::filesystem::remove_all(folder, error);
+    if (error) fail_with_code(error, folder, "remove it");
+}
+
+inline void remove_checkpoint(const std::string& run_dir, int64_t step) {
+    std::string folder = checkpoint_folder(run_dir, step), partial = folder + ".partial";
+    remove_folder(partial);
+    rename_folder(folder, partial);
+    remove_folder(partial);
+}
+
+// Whether --keep-every (0: not given) keeps the checkpoint of this step, whatever else goes.
+inline bool stays_for_good(int64_t step, int64_t keep_every) {
+    return keep_every > 0 && step % keep_every == 0;
+}
+
+// Removes all but the newest `keep` (0: none is removed) and those whose step is a multiple of `keep_every`
+// (0: no such).
+inline void keep_newest(const std::string& run_dir, int keep, int64_t keep_every) {
+    if (keep == 0) return;
+    std::vector<int64_t> steps = checkpoint_steps(run_dir);
+    for (size_t i = (size_t)keep; i < steps.size(); i++) {
+        if (!stays_for_good(steps[i], keep_every)) remove_checkpoint(run_dir, steps[i]);
+    }
+}
+
+// Removes weights alone of steps up to this one, in place of which there is more now.
+inline void remove_weights(const std::string& run_dir, int64_t step) {
+    for (int64_t other : checkpoint_steps(run_dir, weights_ending)) {
+        if (other <= step) remove_folder(checkpoint_folder(run_dir, other) + weights_ending);
+    }
+}
+
+// What killed runs left.
+inline void remove_unfinished(const std::string& run_dir) {
+    for (const std::string& name : checkpoint_folder_names(run_dir)) {
+        if (name.starts_with("step_") && name.ends_with(".partial"))
+            remove_folder(checkpoints_folder(run_dir) + "/" + name);
+    }
+}
+
+// Checkpoints of later steps, which a run that goes on from this one would take for its own, become
+// step_N.aside. Returns the steps.
+inline std::vector<int64_t> set_aside_newer(const std::string& run_dir, int64_t step) {
+    std::vector<int64_t> newer = checkpoint_steps(run_dir);
+    std::erase_if(newer, [&](int64_t other) { return other <= step; });
+    for (int64_t other : newer) {
+        std::string folder = checkpoint_folder(run_dir, other);
+        remove_folder(folder + ".aside");
+        rename_folder(folder, folder + ".aside");
+    }
+    return newer;
+}
+
+// ----------------------------------------------------------------------------
+// a new one
+
+// On one process. The others write their data files into folder() between its making and commit().
+class NewCheckpoint {
+public:
+    // Makes the folder; what an interrupted save left there goes. `path` is that of the whole checkpoint.
+    NewCheckpoint(const std::string& run_dir, const std::string& path)
+        : run_dir_(run_dir), final_(path), partial_(final_ + ".partial") {
+        std::error_code error;
+        std::filesystem::create_directories(checkpoints_folder(run_dir), error);
+        if (error) fail_with_code(error, checkpoints_folder(run_dir), "make it");
+        remove_folder(partial_);
+        if (mkdir(partial_.c_str(), 0777) != 0) fail_with_errno(partial_, "make it");
+    }
+    NewCheckpoint(const NewCheckpoint&) = delete;
+    NewCheckpoint& operator=(const NewCheckpoint&) = delete;
+    ~NewCheckpoint() {
+        std::error_code ignored;
+        if (!committed_) std::filesystem::remove_all(partial_, ignored);
+    }
+
+    const std::string& folder() const { return partial_; }
+
+    // Every data file must be on disk. After this the checkpoint is, under its name.
+    void commit(const CheckpointIndex& index) {
+        complete(index);
+        publish();
+    }
+
+    // The first half of commit(), in which space can be wanting; the second is a matter of names.
+    void complete(const CheckpointIndex& index) {
+        for (size_t number = 0; number < index.file_bytes.size(); number++)
+            check_data_file(number, index.file_bytes[number]);
+        std::string bytes = checkpoint_index_bytes(index);
+        NewFile file(index_path(partial_));
+        file.write(bytes.data(), bytes.size());
+        file.commit();          // and the names of the data files
+        sync_folder(run_dir_);  // checkpoints/ may be new
+    }
+
+    // An older one of this step is set aside meanwhile, and comes back if the new one cannot take its place.
+    void publish() {
+        const std::string aside = final_ + ".aside";
+        bool replaces = access(final_.c_str(), F_OK) == 0;
+        if (replaces) {
+            remove_folder(aside);
+            if (rename(final_.c_str(), aside.c_str()) != 0) fail_with_errno(final_, "rename it");
+        }
+        if (rename(partial_.c_str(), final_.c_str()) != 0) {
+            int reason = errno;
+            if (replaces) rename(aside.c_str(), final_.c_str());
+            errno = reason;
+            fail_with_errno(partial_, "rename it");
+        }
+        committed_ = true;
+        sync_folder(checkpoints_folder(run_dir_));
+        std::error_code ignored;  // the new one is there
+        if (replaces) std::filesystem::remove_all(aside, ignored);
+    }
+
+private:
+    void check_data_file(size_t number, uint64_t bytes) const {
+        std::string path = partial_ + "/" + data_file_name((int)number);
+        struct stat status;
+        bool there = stat(path.c_str(), &status) == 0;
+        if (!there && errno != ENOENT) fail_with_errno(path, "look at it");
+        if (!there || (uint64_t)status.st_size != bytes) {
+            fail(
+                "%s: written by another process, and not here; use a run directory on a file system that all "
+                "machines share",
+                path.c_str());
+        }
+    }
+
+    std::string run_dir_, final_, partial_;
+    bool committed_ = false;
+};

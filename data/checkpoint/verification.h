@@ -1,0 +1,98 @@
+/*
+Whether a checkpoint is as it was written: every byte of it is read, and compared with its checksum.
+*/
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "data/checkpoint/files.h"
+#include "data/checkpoint/folder.h"
+#include "data/base/error.h"
+#include "data/base/ordered_work.h"
+#include "data/base/progress.h"
+#include "data/base/visible_text.h"
+
+// Names in a checkpoint's folder that are not of it; sorted.
+inline std::vector<std::string> stray_names(const CheckpointReader& reader) {
+    std::set<std::string> known = {"index.bin"}, strays;
+    for (size_t number = 0; number < reader.index().file_bytes.size(); number++)
+        known.insert(data_file_name((int)number));
+    std::error_code error;
+    std::filesystem::directory_iterator entry(reader.folder(), error), end;
+    for (; !error && entry != end; entry.increment(error)) {
+        std::string name = entry->path().filename();
+        if (!known.contains(name)) strays.insert(name);
+    }
+    if (error) fail_with_code(error, reader.folder(), "list it");
+    return {strays.begin(), strays.end()};
+}
+
+// Reads every byte, by as many threads as there are cores. Calls report(line) for each data file and each
+// piece that is damaged, and for each file that is not of the checkpoint; fails if there are any.
+template <typename Report>
+void verify_checkpoint(const CheckpointReader& reader, Report&& report) {
+    const CheckpointIndex& index = reader.index();
+    size_t files = index.file_bytes.size(), damaged_files = 0, damaged_pieces = 0;
+    std::vector<bool> whole(files);
+    for (uint32_t number = 0; number < files; number++) {
+        std::string trouble;
+        note_trouble(trouble, [&] { reader.check_file(number); });
+        whole[number] = trouble.empty();
+        if (!whole[number]) damaged_files++, report(trouble);
+    }
+
+    uint64_t bytes = 0;
+    std::vector<uint32_t> order;
+    for (uint32_t p :
+         index.sorted_by([](const CheckpointPiece& piece) { return std::tuple(piece.file, piece.offset); })) {
+        if (whole[index.pieces[p].file]) {
+            order.push_back(p);
+            bytes += index.bytes_of(index.pieces[p]);
+        } else {
+            damaged_pieces++;
+        }
+    }
+    struct Verdict {
+        uint64_t bytes;
+        std::string trouble;
+    };
+    auto next = [&, at = (size_t)0](const CheckpointPiece*& piece) mutable {
+        if (at == order.size()) return false;
+        piece = &index.pieces[order[at++]];
+        return true;
+    };
+    auto verify = [&](const CheckpointPiece* piece) {
+        thread_local std::vector<char> data;
+        Verdict verdict = {index.bytes_of(*piece), ""};
+        data.resize(verdict.bytes);
+        note_trouble(verdict.trouble, [&] { reader.read(*piece, data.data()); });
+        return verdict;
+    };
+    ProgressLine progress("verify", (double)bytes);
+    OrderedWork<const CheckpointPiece*, Verdict> work(next, verify, std::thread::hardware_concurrency());
+    for (Verdict verdict; work.take(verdict);) {
+        progress.add((double)verdict.bytes);
+        if (verdict.trouble.empty()) continue;
+        damaged_pieces++;
+        progress.clear();
+        report(verdict.trouble);
+    }
+    progress.clear();
+    std::vector<std::string> strays = stray_names(reader);
+    for (const std::string& name : strays)
+        report(text("%s/%s: is not of this checkpoint; remove it", reader.folder().c_str(),
+                    visible_text(name).c_str()));
+    bool damaged = damaged_files + damaged_pieces > 0;
+    if (!damaged && strays.empty()) return;
+    std::string trouble = text("%zu of %zu pieces are damaged", damaged_pieces, index.pieces.size());
+    if (damaged_files > 0) trouble += text(", %zu of %zu data files as a whole", damaged_files, files);
+    if (!strays.empty()) trouble += text(", and files that are not of it: %zu", strays.size());
+    fail("%s: %s; %s", reader.folder().c_str(), trouble.c_str(),
+         damaged ? "use another checkpoint" : "remove those");
+}

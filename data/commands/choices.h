@@ -1,0 +1,337 @@
+/*
+Multiple-choice questions, to see what a model has learnt: a context, several ways in which it could go on,
+and the number of the right one. The model's answer is the choice that it finds likeliest (the scheme of
+HellaSwag).
+
+Two kinds of files are read.
+
+1. JSON lines, one object a line; blank lines and other fields are passed over:
+
+       {"context": "The sky is", "choices": ["blue.", "made of cheese."], "answer": 0}
+
+   "answer" counts from 0. HellaSwag's own names, "ctx", "endings" and "label", are known too. The context and
+   each choice are encoded on their own, the choice with a space in front unless it begins with white space. A
+   context that is empty becomes the token that ends a text.
+
+2. The evaluation files of llm.c: a header of 256 int32 (20240522; version 1; number of examples; bytes of the
+   longest), then each example in uint16:
+
+       65535, bytes of the example, its number from 0, answer, number of choices,
+       tokens in the context, those tokens, and for each choice: its tokens' number, those tokens
+
+A choice is scored by the sum of the logarithms of its tokens' likelihoods, which favours short ones, and by
+their mean. The reading is strict: the file is right in every field, or it is refused.
+*/
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/base/json.h"
+#include "data/tokenizer/tokenizer.h"
+#include "data/base/utf8.h"
+#include "data/base/words.h"
+
+struct ChoiceExample {
+    std::vector<int> context;               // not empty
+    std::vector<std::vector<int>> choices;  // two or more, none empty
+    int answer;                             // the right one
+    std::string place;                      // "FILE:LINE" or "FILE: example NUMBER", for messages
+};
+
+// ----------------------------------------------------------------------------
+// JSON lines
+
+// What is encoded for a choice. A tokenizer that puts a space in front of every text itself gets none.
+inline std::string choice_text(const std::string& choice, const Tokenizer& tokenizer) {
+    const char* at = choice.data();
+    bool spaced = is_white_space(next_code_point(at, choice.data() + choice.size()));
+    std::string with_space = spaced ? choice : " " + choice;
+    bool own_space = tokenizer.dropped_spaces() > 0 && with_space[0] == ' ';
+    return own_space ? with_space.substr(1) : with_space;
+}
+
+// `place` is FILE:LINE.
+inline ChoiceExample parse_choices(std::string_view line, const Tokenizer& tokenizer,
+                                   const std::string& place) {
+    nlohmann::json value = parse_json(line, place);
+    if (!value.is_object())
+        fail("%s: is %s; each line must be an object", place.c_str(), json_text(value).c_str());
+    JsonObject object(value, place);
+    bool hellaswag = !value.contains("context") && value.contains("ctx");
+    const char* choices_name = hellaswag ? "endings" : "choices";
+    ChoiceExample example;
+    example.place = place;
+
+    tokenizer.encode(object.string(hellaswag ? "ctx" : "context"), example.context);
+    if (example.context.empty()) {
+        if (tokenizer.end_of_text() < 0) {
+            fail("%s: the context is empty, and the tokenizer has no token that ends a text to stand for it; "
+                 "give some context",
+                 place.c_str());
+        }
+        example.context = {tokenizer.end_of_text()};
+    }
+
+    const nlohmann::json& choices = object.array(choices_name);
+    if (choices.size() < 2)
+        fail("%s: %s has %zu; give two or more to choose from", place.c_str(), choices_name, choices.size());
+    for (const nlohmann::json& choice : choices) {
+        size_t number = example.choices.size();
+        if (!choice.is_string()) {
+            fail("%s: %s[%zu] is %s; it must be a text", place.c_str(), choices_name, number,
+                 json_text(choice).c_str());
+        }
+        const std::string& words = choice.get_ref<const std::string&>();
+        if (words.empty()) {
+            fail("%s: %s[%zu] is empty; each choice must have some text", place.c_str(), choices_name,
+                 number);
+        }
+        std::vector<int>& tokens =
+            example.choices.emplace_back(tokenizer.encode(choice_text(words, tokenizer)));
+        if (tokens.empty()) {
+            fail("%s: %s[%zu] has no tokens; give it some text, or use another tokenizer", place.c_str(),
+                 choices_name, number);
+        }
+    }
+    example.answer =
+        (int)object.integer(hellaswag ? "label" : "answer", 0, (int64_t)example.choices.size() - 1);
+    return example;
+}
+
+inline std::vector<ChoiceExample> parse_choice_lines(std::string_view content, const Tokenizer& tokenizer,
+                                                     const std::string& path) {
+    std::vector<ChoiceExample> examples;
+    for (size_t number = 1; !content.empty(); number++) {
+        std::string_view line = next_line(content);
+        if (is_blank(line)) continue;
+        examples.push_back(parse_choices(line, tokenizer, text("%s:%zu", path.c_str(), number)));
+    }
+    return examples;
+}
+
+// ----------------------------------------------------------------------------
+// llm.c
+
+constexpr int32_t choice_file_magic = 20240522;
+
+// An evaluation file as bytes, checked from the beginning to the end.
+class ChoiceFileParser {
+public:
+    ChoiceFileParser(std::string_view bytes, const std::string& path) : bytes_(bytes), path_(path) {}
+
+    std::vector<ChoiceExample> parse() {
+        check_header();
+        std::vector<ChoiceExample> examples;
+        for (int i = 0; i < count_; i++) examples.push_back(next_example(i));
+        if (at_ != bytes_.size()) {
+            fail("%s: is too long: %zu bytes follow the %d examples of its header; copy it again",
+                 path_.c_str(), bytes_.size() - at_, count_);
+        }
+        if (longest_seen_ != longest_) {
+            fail("%s: its header says that the longest example has %d bytes, and the longest has %d; the "
+                 "file is damaged: copy it again",
+                 path_.c_str(), longest_, longest_seen_);
+        }
+        return examples;
+    }
+
+private:
+    static constexpr size_t header_bytes = 1024;
+    static constexpr int mark = 65535;
+
+    void check_header() {
+        const char* path = path_.c_str();
+        if (bytes_.size() < header_bytes) {
+            fail("%s: is truncated: %zu bytes, too few for the header of an evaluation file (1024); copy it "
+                 "again",
+                 path, bytes_.size());
+        }
+        int32_t header[4];
+        memcpy(header, bytes_.data(), sizeof header);
+        if (header[0] != choice_file_magic) {
+            fail("%s: is not an evaluation file (it begins with %d, not %d); make one with llm.c's scripts, "
+                 "or use JSON lines",
+                 path, header[0], choice_file_magic);
+        }
+        if (header[1] != 1)
+            fail("%s: has version %d, and only version 1 is known; make it again", path, header[1]);
+        count_ = header[2];
+        longest_ = header[3];
+        // An example's number is stored in 16 bits.
+        if (count_ < 1 || count_ > 65536)
+            fail("%s: its header counts %d examples (1 .. 65536 are possible); make it again", path, count_);
+        if (longest_ < 2 || longest_ > 65535) {
+            fail("%s: its header says that the longest example has %d bytes (at most 65535 are possible); "
+                 "the file is damaged: copy it again",
+                 path, longest_);
+        }
+        at_ = header_bytes;
+    }
+
+    ChoiceExample next_example(int number) {
+        ChoiceExample example;
+        example.place = text("%s: example %d", path_.c_str(), number);
+        place_ = example.place.c_str();
+        begin_ = at_;
+        end_ = bytes_.size();
+        if (int found = next(); found != mark) damaged(text("begins with %d, not with 65535", found));
+        int size = next();
+        if (size % 2 != 0 || (size_t)size > bytes_.size() - begin_)
+            damaged(text("has %d bytes by its own count, and %zu are left", size, bytes_.size() - begin_));
+        if (size > longest_)
+            damaged(text("has %d bytes, more than the longest by the header (%d)", size, longest_));
+        longest_seen_ = std::max(longest_seen_, size);
+        end_ = begin_ + (size_t)size;
+        if (int found = next(); found != number) damaged(text("is numbered %d", found));
+        example.answer = next();
+        int choices = next();
+        if (choices < 2) damaged(text("has %d choices; two or more are needed", choices));
+        if (example.answer >= choices)
+            damaged(text("has the answer %d, and %d choices from 0 on", example.answer, choices));
+        example.context = next_tokens("the context");
+        for (int i = 0; i < choices; i++)
+            example.choices.push_back(next_tokens(text("choice %d", i).c_str()));
+        if (at_ != end_) damaged(text("has %zu bytes after its last choice", end_ - at_));
+        return example;
+    }
+
+    int next() {
+        if (end_ - std::min(at_, end_) < 2) damaged("ends too early");
+        uint16_t value;
+        memcpy(&value, bytes_.data() + at_, sizeof value);
+        at_ += sizeof value;
+        return value;
+    }
+
+    std::vector<int> next_tokens(const char* what) {
+        int count = next();
+        if (count == 0) damaged(text("has no tokens in %s", what));
+        if ((size_t)count > (end_ - at_) / 2)
+            damaged(text("has %d tokens in %s by its count, and ends before", count, what));
+        std::vector<int> tokens;
+        for (int i = 0; i < count; i++) tokens.push_back(next());
+        if (std::find(tokens.begin(), tokens.end(), mark) != tokens.end())
+            damaged(text("has the mark 65535 among the tokens of %s", what));
+        return tokens;
+    }
+
+    [[noreturn]] void damaged(const std::string& how) const {
+        fail("%s %s; the file is damaged: copy it again, or make it again", place_, how.c_str());
+    }
+
+    std::string_view bytes_;
+    const std::string& path_;
+    const char* place_ = "";
+    size_t at_ = 0, begin_ = 0, end_ = 0;  // end_: of the example
+    int32_t count_ = 0, longest_ = 0, longest_seen_ = 0;
+};
+
+// ----------------------------------------------------------------------------
+
+// Whether these are the first bytes of an evaluation file of llm.c, written on any machine.
+inline bool begins_choice_file(std::string_view bytes) {
+    uint32_t magic = 0;
+    if (bytes.size() < sizeof magic) return false;
+    memcpy(&magic, bytes.data(), sizeof magic);
+    return magic == (uint32_t)choice_file_magic || magic == __builtin_bswap32((uint32_t)choice_file_magic);
+}
+
+// The examples of a file of either kind, one at least, with tokens below `vocab`. The tokenizer is for JSON
+// lines; a file of llm.c is already encoded, and `vocab` cannot tell with which tokenizer.
+inline std::vector<ChoiceExample> read_choices(const std::string& path, const Tokenizer* tokenizer,
+                                               int vocab) {
+    MappedFile file(path);
+    std::string_view content(file.data(), file.size());
+    std::vector<ChoiceExample> examples;
+    if (begins_choice_file(content)) {
+        examples = ChoiceFileParser(content, path).parse();
+    } else {
+        if (!tokenizer) {
+            fail("%s: is no evaluation file of llm.c, and JSON lines need a tokenizer; name one",
+                 path.c_str());
+        }
+        examples = parse_choice_lines(content, *tokenizer, path);
+    }
+    if (examples.empty()) fail("%s: has no examples; give some, one a line", path.c_str());
+    for (const ChoiceExample& example : examples) {
+        auto check = [&](const std::vector<int>& tokens) {
+            for (int token : tokens) {
+                if (token < vocab) continue;
+                fail("%s: token %d is outside the vocabulary of %d; use the tokenizer that the model was "
+                     "trained with",
+                     example.place.c_str(), token, vocab);
+            }
+        };
+        check(example.context);
+        for (const auto& choice : example.choices) check(choice);
+    }
+    return examples;
+}
+
+// The row of a batch in which a choice is scored: inputs (T), targets (T) of which those that are no token of
+// the choice are -1. A row that would be longer than T loses the beginning of the context.
+inline void choice_row(const ChoiceExample& example, size_t number, int T, int* inputs, int* targets) {
+    const std::vector<int>& choice = example.choices[number];
+    if ((int64_t)choice.size() > T) {
+        fail("%s: choice %zu has %zu tokens, and the model sees %d; leave the example out, or use a model "
+             "with a longer context",
+             example.place.c_str(), number, choice.size(), T);
+    }
+    size_t room = (size_t)T + 1 - choice.size();  // for the context; its last token has the first target
+    size_t kept = std::min(example.context.size(), room);
+    std::vector<int> tokens(example.context.end() - (ptrdiff_t)kept, example.context.end());
+    tokens.insert(tokens.end(), choice.begin(), choice.end());
+    for (size_t t = 0; t < (size_t)T; t++) {
+        bool scored = t + 1 >= kept && t + 1 < tokens.size();
+        inputs[t] = t < tokens.size() ? tokens[t] : 0;
+        targets[t] = scored ? tokens[t + 1] : -1;
+    }
+}
+
+// How often the model chose right. Parts that were scored apart can be added up.
+struct ChoiceScore {
+    int64_t examples = 0;
+    int64_t right_by_sum = 0;   // the choice with the largest sum is the answer
+    int64_t right_by_mean = 0;  // the same for the mean over its tokens
+
+    // For each choice of an example, the sum of its tokens' log-likelihoods and how many they are. Of equals
+    // the first is chosen.
+    void add(const ChoiceExample& example, const std::vector<double>& log_likelihoods) {
+        if (log_likelihoods.size() != example.choices.size()) {
+            fail("%s: has %zu choices and %zu scores; score each once", example.place.c_str(),
+                 example.choices.size(), log_likelihoods.size());
+        }
+        size_t by_sum = 0, by_mean = 0;
+        auto mean = [&](size_t i) { return log_likelihoods[i] / (double)example.choices[i].size(); };
+        for (size_t i = 0; i < log_likelihoods.size(); i++) {
+            if (std::isnan(log_likelihoods[i])) {
+                fail("%s: the likelihood of choice %zu is not a number; check the weights of the model",
+                     example.place.c_str(), i);
+            }
+            if (log_likelihoods[i] > log_likelihoods[by_sum]) by_sum = i;
+            if (mean(i) > mean(by_mean)) by_mean = i;
+        }
+        examples++;
+        right_by_sum += (int)by_sum == example.answer;
+        right_by_mean += (int)by_mean == example.answer;
+    }
+
+    // Shares of the examples, 0 .. 1; 0 of none.
+    double accuracy() const { return share(right_by_sum); }
+    double accuracy_by_mean() const { return share(right_by_mean); }
+
+    // One standard deviation of an accuracy, for the number of examples there are.
+    double standard_error(double accuracy) const {
+        return examples > 1 ? std::sqrt(accuracy * (1 - accuracy) / (double)(examples - 1)) : 0;
+    }
+
+private:
+    double share(int64_t right) const { return examples ? (double)right / (double)examples : 0; }
+};

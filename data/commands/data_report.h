@@ -1,0 +1,348 @@
+/*
+The data subcommand: what is in files of tokens. For each file: its kind, how many tokens and documents, how
+long these are, the largest token, how the text begins, and damage. Every token is read once, in order, so
+files may be larger than memory, and a file that passes is whole.
+
+A damaged file does not stop the others from being looked at; the error comes at the end, for all of them.
+
+In token shards, a document is what lies between two tokens that end one, these not counted. So a document
+that goes on in the next shard counts once in each. Megatron's data sets say in their index where documents
+begin.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "data/tokens/blend.h"
+#include "data/commands/choices.h"
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/commands/length_histogram.h"
+#include "data/tokens/megatron_shards.h"
+#include "data/base/progress.h"
+#include "data/tokens/token_record.h"
+#include "data/commands/token_scan.h"
+#include "data/tokens/token_shards.h"
+#include "data/tokenizer/tokenizer.h"
+#include "data/base/visible_text.h"
+#include "data/base/words.h"
+
+// ----------------------------------------------------------------------------
+
+class DataReport {
+public:
+    // `tokenizer` may be null. `document_end` -1: the tokenizer's; without one, documents are not told apart.
+    DataReport(const Tokenizer* tokenizer, int document_end, ProgressLine* progress = nullptr)
+        : tokenizer_(tokenizer),
+          document_end_(document_end < 0 && tokenizer ? tokenizer->end_of_text() : document_end),
+          progress_(progress) {}
+
+    // The report of a file: lines, each ended. What is wrong with the file is one of them.
+    std::string file(const std::string& path) {
+        return report(path, [&] {
+            if (is_choice_file(path))
+                choices(read_choices(path, nullptr, INT32_MAX));
+            else if (path.ends_with(".idx"))
+                megatron(MegatronData(path));
+            else
+                shard(TokenShard(path));
+        });
+    }
+
+    // The report of what cannot be looked at.
+    std::string refused(const std::string& name, const Error& error) {
+        return report(name, [&] { throw error; });
+    }
+
+    // What all files have together that are not damaged.
+    std::string total() {
+        out_ = text("together, %zu files\n", files_);
+        row("tokens", grouped(total_tokens_));
+        row_largest(largest_);
+        if (total_lengths_.count() > 0) documents(total_lengths_, "");
+        return std::move(out_);
+    }
+
+    size_t files() const { return files_; }                               // not damaged
+    const std::vector<std::string>& damaged() const { return damaged_; }  // names
+    const std::string& damage() const { return damage_; }                 // the last
+
+private:
+    template <typename F>
+    std::string report(const std::string& name, F&& look) {
+        out_ = one_line(name) + "\n";
+        try {
+            look();
+            files_++;
+        } catch (const Error& error) {
+            damage_ = error.what();
+            damaged_.push_back(name);
+            row("DAMAGED", one_line(damage_));
+        }
+        return std::move(out_);
+    }
+
+    void shard(const TokenShard& shard) {
+        row("kind", text("token shard of llm.c, %d bytes a token", shard.width()));
+        if (auto record = read_token_record(record_of_shard(shard.path()))) {
+            row("made with", text("tokenizer %s, of which token %d ends documents",
+                                  printable(record->tokenizer).c_str(), record->document_end));
+            std::string note = check_token_record(shard.path(), *record, tokenizer_, document_end_);
+            if (!note.empty()) row("note", note);
+        }
+        TokenScan tokens = scan(shard);
+        if (document_end_ < 0) {
+            row("documents", "not told apart; name the tokenizer");
+        } else if (tokens.document_ends == 0) {
+            row("documents",
+                text("1 or a part of one: token %d, which ends documents, is not in it", document_end_));
+        } else {
+            documents(tokens.lengths, text(", parted by token %d", document_end_));
+        }
+        begins(shard);
+        check_fit(shard.path(), tokens.largest);
+        add_to_total(tokens.count, tokens.lengths, tokens.largest);
+    }
+
+    void megatron(const MegatronData& data) {
+        row("kind", text("data set of Megatron-LM, %d bytes a token, %s sequences", data.width(),
+                         grouped(data.sequences()).c_str()));
+        TokenScan tokens = scan(data);
+        LengthHistogram lengths;
+        for (int64_t i = 0; i < data.documents(); i++) lengths.add(data.document(i).count);
+        std::string ends;
+        if (document_end_ >= 0) {
+            ends = text(", with %s of token %d, which ends documents", grouped(tokens.document_ends).c_str(),
+                        document_end_);
+        }
+        documents(lengths, ends);
+        begins(data);
+        check_fit(data.path(), tokens.largest);
+        add_to_total(tokens.count, lengths, tokens.largest);
+    }
+
+    void choices(const std::vector<ChoiceExample>& examples) {
+        LengthHistogram contexts, lengths;
+        int64_t tokens = 0;
+        int largest = -1;
+        auto look_at = [&](const std::vector<int>& part, LengthHistogram& histogram) {
+            histogram.add((int64_t)part.size());
+            tokens += (int64_t)part.size();
+            largest = std::max(largest, *std::max_element(part.begin(), part.end()));
+        };
+        for (const ChoiceExample& example : examples) {
+            look_at(example.context, contexts);
+            for (const auto& choice : example.choices) look_at(choice, lengths);
+        }
+        row("kind", "multiple-choice questions of llm.c, 2 bytes a token");
+        row("tokens", grouped(tokens));
+        row_largest(largest);
+        row("questions", summary(contexts));
+        histogram(contexts);
+        row("choices", summary(lengths));
+        histogram(lengths);
+        row("the first", "");
+        const ChoiceExample& first = examples[0];
+        excerpt(first.context, false);
+        for (size_t i = 0; i < first.choices.size(); i++) {
+            out_ += (int)i == first.answer ? "      right:\n" : "      wrong:\n";
+            excerpt(first.choices[i], false);
+        }
+        check_fit(first.place, largest);
+        add_to_total(tokens, {}, largest);
+    }
+
+    static bool is_choice_file(const std::string& path) {
+        struct stat status;
+        FileHandle file = open_regular(path, &status);
+        char magic[4];
+        return pread(file.get(), magic, sizeof magic, 0) == sizeof magic &&
+               begins_choice_file({magic, sizeof magic});
+    }
+
+    template <typename Source>
+    TokenScan scan(const Source& source) {
+        constexpr int64_t piece = 1 << 16;
+        TokenScan scan(document_end_);
+        std::vector<int> tokens((size_t)piece);
+        for (int64_t at = 0; at < source.count(); at += piece) {
+            int64_t n = std::min(piece, source.count() - at);
+            source.copy(at, n, INT32_MAX, tokens.data());
+            scan.add(tokens.data(), n);
+            if (progress_) progress_->add((double)n * source.width());
+        }
+        scan.finish();
+        row("tokens", grouped(scan.count));
+        row_largest(scan.largest);
+        // As a machine that loses its power leaves a file, or a copy that skips what it cannot read.
+        if (auto [token, start, length] = scan.longest_run; length >= 1 << 14) {
+            row("suspicious",
+                text("token %d stands %s times in a row, from token %s on; was this part of the file ever "
+                     "written?",
+                     token, grouped(length).c_str(), grouped(start).c_str()));
+        }
+        return scan;
+    }
+
+    void row(const char* name, const std::string& value) {
+        out_ += value.empty() ? text("  %s\n", name) : text("  %-11s %s\n", name, value.c_str());
+    }
+
+    void row_largest(int largest) {
+        row("largest",
+            text("token %d: fits a vocabulary of %s", largest, grouped((int64_t)largest + 1).c_str()));
+    }
+
+    void check_fit(const std::string& path, int largest) const {
+        if (!tokenizer_ || largest < tokenizer_->vocab_size()) return;
+        fail("%s: has token %d, outside the vocabulary of %d of the tokenizer %s; name the tokenizer "
+             "that it was made with",
+             path.c_str(), largest, tokenizer_->vocab_size(),
+             tokenizer_->file().empty() ? "bytes" : printable(tokenizer_->file()).c_str());
+    }
+
+    static std::string summary(const LengthHistogram& lengths) {
+        return text("%s of %s .. %s tokens, %.1f on average", grouped(lengths.count()).c_str(),
+                    grouped(lengths.smallest()).c_str(), grouped(lengths.largest()).c_str(), lengths.mean());
+    }
+
+    void documents(const LengthHistogram& lengths, const std::string& more) {
+        row("documents", summary(lengths) + more);
+        histogram(lengths);
+    }
+
+    void histogram(const LengthHistogram& lengths) {
+        for (const std::string& line : lengths.lines()) out_ += "      " + line + "\n";
+    }
+
+    template <typename Source>
+    void begins(const Source& source) {
+        constexpr int64_t longest = 512;
+        std::vector<int> tokens((size_t)std::min(longest, source.count()));
+        source.copy(0, (int64_t)tokens.size(), INT32_MAX, tokens.data());
+        row("begins", "");
+        excerpt(tokens, (int64_t)tokens.size() < source.count());
+    }
+
+    // The text of the tokens, or without a tokenizer the tokens.
+    void excerpt(const std::vector<int>& tokens, bool goes_on) {
+        std::string words;
+        if (tokenizer_) {
+            TextDecoder decoder(tokenizer_, true);
+            for (int token : tokens) words += decoder.add(token);
+            if (!goes_on) words += decoder.finish();
+        } else {
+            size_t shown = std::min<size_t>(tokens.size(), 16);
+            for (size_t i = 0; i < shown; i++) words += (i ? " " : "") + std::to_string(tokens[i]);
+            if (shown < tokens.size()) words += " ...";
+            goes_on = false;
+        }
+        std::vector<std::string> lines = visible_lines(words, 5, 100);
+        if (goes_on && (lines.empty() || lines.back() != "...")) lines.push_back("...");
+        for (const std::string& line : lines) out_ += "      | " + line + "\n";
+    }
+
+    void add_to_total(int64_t tokens, const LengthHistogram& lengths, int largest) {
+        total_tokens_ += tokens;
+        total_lengths_.add(lengths);
+        largest_ = std::max(largest_, largest);
+    }
+
+    const Tokenizer* tokenizer_;
+    int document_end_;
+    ProgressLine* progress_;
+    std::string out_;
+    size_t files_ = 0;
+    int64_t total_tokens_ = 0;
+    LengthHistogram total_lengths_;
+    int largest_ = -1;
+    std::vector<std::string> damaged_;
+    std::string damage_;
+};
+
+// ----------------------------------------------------------------------------
+
+// The index beside a .bin that is no file of llm.c, or else the path itself.
+inline std::string index_or_shard(const std::string& path) {
+    std::string index = index_beside(path);
+    if (index.empty()) return path;
+    FileHandle file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    int32_t magic = 0;
+    if (!file || pread(file.get(), &magic, sizeof magic, 0) != sizeof magic) return index;
+    return find_shard_format(magic) || magic == choice_file_magic ? path : index;
+}
+
+// Bytes that are read of a file named to report_data(); 0 if it is not there.
+inline double data_bytes(const std::string& path) {
+    struct stat status;
+    std::string tokens = path.ends_with(".idx") ? tokens_beside(path) : path;
+    return stat(tokens.c_str(), &status) == 0 ? (double)status.st_size : 0;
+}
+
+// Prints what is in files: token shards, Megatron's .idx (or the .bin beside it), llm.c's evaluation files.
+// They are named as for training: paths, patterns, lists, blends. The tokenizer (null: none) is for the text
+// in them.
+// Throws at the end if a file is damaged, or does not fit the tokenizer.
+inline void report_data(const std::vector<std::string>& names, const Tokenizer* tokenizer, int document_end) {
+    struct Item {
+        std::string path;
+        bool found;
+        Error error;
+    };
+    std::vector<Item> items;
+    std::set<std::string> seen;
+    double bytes = 0;
+    auto add = [&](const std::string& path, bool found, const Error& error = Error("")) {
+        if (!seen.insert(path).second) return;
+        items.push_back({path, found, error});
+        bytes += data_bytes(path);
+    };
+    auto try_to = [&](const std::string& name, auto&& look) {
+        try {
+            look();
+        } catch (const Error& error) {
+            add(name, false, error);
+        }
+    };
+    // A list is taken apart here, so that one name that is wrong does not take the others with it.
+    auto add_list = [&](const std::string& list) {
+        for (const std::string& name : comma_separated(list)) {
+            try_to(name, [&] {
+                for (const std::string& path : files_named(name)) add(index_or_shard(path), true);
+            });
+        }
+    };
+    for (const std::string& name : names) {
+        try_to(name, [&] {
+            for (const BlendSource& source : parse_blend(name)) add_list(source.files);
+        });
+    }
+    if (items.empty()) fail("data: no files are named; give paths or patterns such as data/*.bin");
+
+    ProgressLine progress("data", bytes);
+    DataReport report(tokenizer, document_end, &progress);
+    for (const auto& [path, found, error] : items) {
+        std::string lines = found ? report.file(path) : report.refused(path, error);
+        progress.clear();
+        fputs(lines.c_str(), stdout);
+        fflush(stdout);
+    }
+    if (report.files() > 1) fputs(report.total().c_str(), stdout);
+    if (report.damaged().size() == 1) fail("%s", report.damage().c_str());
+    if (!report.damaged().empty()) {
+        constexpr size_t most = 5;
+        std::string list;
+        for (size_t i = 0; i < std::min(most, report.damaged().size()); i++)
+            list += (i ? ", " : "") + printable(report.damaged()[i]);
+        if (report.damaged().size() > most) list += ", ...";
+        fail("data: %zu of %zu files are damaged (%s); see above what is wrong with each, and make or copy "
+             "them again",
+             report.damaged().size(), items.size(), list.c_str());
+    }
+}

@@ -1,0 +1,265 @@
+/*
+Text from a model, and the sample command. The passes through the model are those of a TextWriter.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <iostream>
+#include <string>
+#include <string_view>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/base/figures.h"
+#include "data/commands/sampler.h"
+#include "data/tokenizer/tokenizer.h"
+#include "data/launch/trained_model.h"
+#include "kernels/random.cuh"
+
+// Ends a text where one of some given texts appears in it. Text comes in pieces, and what may be the
+// beginning of such a text is held back until it is clear; so nothing of it is ever shown.
+class StopText {
+public:
+    explicit StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+
+    // What of the text so far is certain to stay.
+    std::string add(std::string_view piece) {
+        if (stopped_) return "";
+        held_ += piece;
+        size_t end = std::string::npos;
+        for (const std::string& stop : stops_) end = std::min(end, held_.find(stop));
+        stopped_ = end != std::string::npos;
+        if (!stopped_) end = held_.size() - held_back();
+        std::string certain = held_.substr(0, end);
+        held_.erase(0, end);
+        return certain;
+    }
+
+    bool stopped() const { return stopped_; }
+
+    // The rest of a text that has ended by itself.
+    std::string finish() { return stopped_ ? "" : std::exchange(held_, {}); }
+
+private:
+    // Bytes at the end that begin one of the texts.
+    size_t held_back() const {
+        size_t longest = 0;
+        for (const std::string& stop : stops_) {
+            for (size_t n = std::min(stop.size() - 1, held_.size()); n > longest; n--) {
+                if (std::string_view(held_).ends_with(std::string_view(stop).substr(0, n))) longest = n;
+            }
+        }
+        return longest;
+    }
+
+    std::vector<std::string> stops_;
+    std::string held_;
+    bool stopped_ = false;
+};
+
+// Continues a prompt once for each of some texts, all of them together. What is not in the model's cache is
+// computed again: all of it where there is no cache. When what the model sees at once is full, the older half
+// is left out from then on, and the rest has new positions.
+class TextWriter {
+public:
+    // The cache holds cache_length tokens of each text; 0: there is none, and the model sees `without_cache`
+    // tokens at once. It reads multiples of `multiple` tokens, which divides without_cache.
+    TextWriter(const std::vector<int>& prompt, int texts, int cache_length, int without_cache,
+               int multiple = 1)
+        : cached_(cache_length > 0),
+          step_(64 * multiple),
+          limit_(cached_ ? cache_length : without_cache),
+          texts_((size_t)texts, prompt) {}
+    virtual ~TextWriter() = default;
+    TextWriter(const TextWriter&) = delete;
+    TextWriter& operator=(const TextWriter&) = delete;
+
+    // The tokens of a text so far.
+    const std::vector<int>& text(int number) const { return texts_[(size_t)number]; }
+
+    // Logits (V) of what comes next, for each text.
+    std::vector<std::vector<float>> next() {
+        int length = (int)(texts_[0].size() - begin_), rows = (int)texts_.size();
+        if (length > limit_) {
+            length = std::max(limit_ / 2, 1);
+            begin_ = texts_[0].size() - (size_t)length;
+            past_ = 0;
+        }
+        std::vector<std::vector<float>> logits;
+        if (past_ > 0) {
+            std::vector<int> newest;
+            for (const auto& text : texts_) newest.push_back(text.back());
+            logits = go_on(newest, past_);
+        } else {
+            for (int row = 0; row < (all_alike_ ? 1 : rows); row++) {
+                for (auto& of_row : read(window(row, length), length, row))
+                    logits.push_back(std::move(of_row));
+            }
+            if (all_alike_ && !logits.empty()) logits.resize((size_t)rows, logits[0]);
+            if (all_alike_ && cached_) copy_first_row(length, rows);
+        }
+        past_ = cached_ ? length : 0;
+        return logits;
+    }
+
+    // A token for each text. All ranks take those of the one that chooses.
+    void add(std::vector<int>& tokens) {
+        share(tokens);
+        for (size_t i = 0; i < texts_.size(); i++) texts_[i].push_back(tokens[i]);
+        all_alike_ = false;
+    }
+
+protected:
+    int limit() const { return limit_; }
+
+    // The passes return logits (V), a row for each text they read; nothing on a rank that does not choose.
+    // Reads a text from the beginning. The logits are those behind its first `length` tokens; what is behind
+    // them is of no meaning. `row` is the place of the text in the cache.
+    virtual std::vector<std::vector<float>> read(const std::vector<int>& tokens, int length, int row) = 0;
+    // Reads one more token of each text, with `past` in the cache.
+    virtual std::vector<std::vector<float>> go_on(const std::vector<int>& newest, int past) = 0;
+    // In the cache: the first text's `length` tokens are those of all, for the prompt is read once.
+    virtual void copy_first_row(int length, int texts) = 0;
+    // Replaces the tokens by those of the rank that chooses.
+    virtual void share(std::vector<int>&) {}
+
+private:
+    // What the model sees of a text. Lengths are rounded up, so that products come in few shapes.
+    std::vector<int> window(int row, int length) const {
+        std::vector<int> tokens(text(row).begin() + (ptrdiff_t)begin_, text(row).end());
+        tokens.resize((size_t)std::min((length + step_ - 1) / step_ * step_, limit_), 0);
+        return tokens;
+    }
+
+    const bool cached_;
+    const int step_;
+    const int limit_;  // tokens that the model sees at once
+    std::vector<std::vector<int>> texts_;
+    bool all_alike_ = true;
+    size_t begin_ = 0;  // of what the model sees
+    int past_ = 0;      // tokens of that in the cache
+};
+
+// Adds up to `count` tokens to the texts of a writer, each with its key: the same key gives the same text.
+// show(text, token) is called for each new token and says whether the text goes on; the token `end` ends it
+// too. All ranks do the same work, and if no token can be chosen on one of them, all fail.
+template <typename Show>
+void write_texts(TextWriter& writer, int count, int end, const Sampling& sampling,
+                 const std::vector<uint64_t>& keys, Show&& show) {
+    std::vector<bool> over(keys.size());
+    for (int i = 0; i < count && std::count(over.begin(), over.end(), false) > 0; i++) {
+        std::vector<std::vector<float>> logits = writer.next();
+        std::vector<int> tokens(keys.size());
+        std::string trouble;
+        for (size_t row = 0; row < logits.size(); row++) {
+            if (over[row]) continue;
+            float u = random_uniform(philox(keys[row], (uint64_t)i).at[0]);
+            note_trouble(trouble, [&] {
+                tokens[row] = choose_token(std::move(logits[row]), sampling, writer.text((int)row), u);
+            });
+        }
+        if (!trouble.empty()) tokens[0] = -1;  // so that all ranks hear of it
+        writer.add(tokens);
+        if (tokens[0] < 0) fail("%s", trouble.empty() ? "sample: no token can be chosen" : trouble.c_str());
+        for (size_t row = 0; row < keys.size(); row++) {
+            if (!over[row]) over[row] = tokens[row] == end || !show((int)row, tokens[row]);
+        }
+    }
+}
+
+// The tokens a text starts from: the prompt, or what comes before a document.
+inline std::vector<int> prompt_tokens(const Options& o, const Tokenizer* tokenizer, std::string_view prompt) {
+    if (prompt.empty()) return {std::max(o.document_end, 0)};
+    std::vector<int> tokens = tokenizer->encode(prompt);
+    if (tokens.empty()) fail("--prompt: has no tokens; give it other text, or use another tokenizer");
+    return tokens;
+}
+
+// ----------------------------------------------------------------------------
+// the sample command
+
+// The prompt of the command line, empty if there is none yet.
+inline std::string sample_prompt(const TrainedModel& model, const Options& command) {
+    std::string prompt = command.prompt_file.empty() ? command.prompt : read_text(command.prompt_file);
+    if (!model.tokenizer && (command.interactive || !prompt.empty() || !command.stop.empty())) {
+        const char* option = command.interactive           ? "--interactive"
+                             : prompt.empty()              ? "--stop"
+                             : command.prompt_file.empty() ? "--prompt"
+                                                           : "--prompt-file";
+        fail("%s: needs a tokenizer, and there is none for %s; leave it out, or name one with --tokenizer",
+             option, model.reader.folder().c_str());
+    }
+    return prompt;
+}
+
+// Tokens that the model sees at once, at most. A prompt that is not known yet may fill the context.
+inline int sample_length(const TrainedModel& model, const Options& command, const std::string& prompt) {
+    int context = model.options.context;
+    if (command.interactive) return context;
+    size_t length =
+        prompt_tokens(model.options, model.tokenizer.get(), prompt).size() + (size_t)command.tokens;
+    return (int)std::min(length, (size_t)context);
+}
+
+// Continues a prompt and prints it: a single text as it comes, several when all are there. `number` counts
+// the prompts. make_writer(prompt's tokens, texts) begins to write.
+template <typename MakeWriter>
+void print_samples(const TrainedModel& model, const Options& command, const std::string& prompt, int number,
+                   MakeWriter&& make_writer) {
+    const Options& o = model.options;
+    int samples = command.samples;
+    bool streams = samples == 1;
+    std::vector<uint64_t> keys;
+    std::vector<TextDecoder> decoders(samples, TextDecoder(model.tokenizer.get(), prompt.empty()));
+    std::vector<StopText> stops(samples, StopText(command.stop));
+    std::vector<std::string> texts(samples, prompt);
+    for (int i = 0; i < samples; i++) keys.push_back(random_key(command.seed, text("sample %d", number + i)));
+    auto add = [&](int i, const std::string& piece) {
+        texts[i] += piece;
+        if (!streams) return;
+        print_bytes(piece);
+        fflush(stdout);
+    };
+
+    if (streams) print_bytes(prompt);
+    double start = seconds_now();
+    long long tokens = 0;
+    auto writer = make_writer(prompt_tokens(o, model.tokenizer.get(), prompt), samples);
+    write_texts(
+        writer, command.tokens, o.document_end,
+        {command.temperature, command.top_k, command.top_p, command.min_p, command.repetition_penalty}, keys,
+        [&](int i, int token) {
+            tokens++;
+            add(i, stops[i].add(decoders[i].add(token)));
+            return !stops[i].stopped();
+        });
+    double seconds = seconds_now() - start;
+    for (int i = 0; i < samples; i++) {
+        add(i, stops[i].add(decoders[i].finish()));
+        add(i, stops[i].finish());
+        if (!streams) print_bytes(texts[i]);
+        printf("\n%s", i + 1 < samples ? "----\n" : "");
+    }
+    check_standard_output();
+    fprintf(stderr, "%lld tokens in %.1f s, %.1f tokens/s\n", tokens, seconds, (double)tokens / seconds);
+}
+
+// Continues the prompt, or each line of the standard input.
+template <typename MakeWriter>
+void write_samples(const TrainedModel& model, const Options& command, std::string prompt,
+                   MakeWriter&& make_writer) {
+    if (!command.interactive) return print_samples(model, command, prompt, 0, make_writer);
+    bool on_terminal = isatty(STDIN_FILENO);
+    for (int number = 0;; number++) {
+        if (on_terminal) fputs("> ", stdout), fflush(stdout);
+        if (!std::getline(std::cin, prompt)) break;
+        if (prompt.ends_with('\r')) prompt.pop_back();
+        if (!prompt.empty()) print_samples(model, command, prompt, number, make_writer);
+    }
+    if (on_terminal) printf("\n");
+}

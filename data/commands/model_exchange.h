@@ -1,0 +1,46 @@
+/*
+The export and import commands: from a checkpoint to a model as others store it, and back.
+*/
+#pragma once
+
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include "data/checkpoint/files.h"
+#include "data/launch/find_checkpoint.h"
+#include "data/exchange/hf_export.h"
+#include "data/exchange/hf_import.h"
+#include "data/exchange/llmc_import.h"
+#include "data/exchange/llmc_model.h"
+#include "data/options/rules.h"
+
+inline void export_model(const Options& command) {
+    CheckpointReader reader(newest_checkpoint(command.run));
+    StoredRun run = stored_run(reader);
+    Options model = stored_options(run.options, run.checkpoint);
+    Dtype own = *reader.index().tensors.at(0).dtype(Slot::weight);
+    Dtype dtype = command.dtype == "stored" ? own : command.dtype == "bf16" ? Dtype::bf16 : Dtype::fp32;
+    bool has_file = model.tokenizer != "none" && model.tokenizer != "bytes";
+    if (command.format == "llmc")
+        export_llmc(reader, model, command.output, dtype);
+    else
+        export_hf(reader, model, has_file ? run.tokenizer : "", command.output, dtype);
+    printf("%s: the weights of %s in %s\n", command.output.c_str(), reader.folder().c_str(),
+           dtype_name(dtype));
+}
+
+// A folder is a model of Hugging Face, a file one of llm.c.
+inline void import_model(const Options& command, const ImportedRun::TensorsOf& tensors_of) {
+    const char *source = command.source.c_str(), *run = command.output.c_str();
+    std::string next = text("train --init %s", run);
+    std::error_code not_there;
+    if (std::filesystem::is_directory(command.source, not_there)) {
+        import_hf(command.source, command.output, command.overwrite, tensors_of);
+    } else {
+        LlmcImport made = import_llmc(command.source, command.output, command.overwrite, tensors_of);
+        for (const std::string& remark : made.remarks) printf("%s\n", remark.c_str());
+        if (made.goes_on) next = text("train --resume %s --steps N --train-data FILES", run);
+    }
+    printf("%s: imported from %s; next: train_gpt sample %s, train_gpt %s\n", run, source, run, next.c_str());
+}

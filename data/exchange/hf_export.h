@@ -1,0 +1,133 @@
+/*
+A checkpoint -> a folder that Hugging Face transformers loads: config.json, the weights as safetensors,
+generation_config.json and, where there is one, the tokenizer. Weights go through memory in small parts; only
+those that are written in another order than ours are held, one tensor at a time. Nothing that is there is
+written over. The files get their names at the end, and config.json comes last, so that a folder which has it
+has all.
+*/
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <climits>
+#include <map>
+#include <memory>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include "data/checkpoint/files.h"
+#include "data/base/dtype.h"
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/exchange/hf_config_writer.h"
+#include "data/exchange/hf_tensors.h"
+#include "data/base/json.h"
+#include "data/options/options.h"
+#include "data/exchange/safetensors_writer.h"
+#include "data/tokenizer/tokenizer.h"
+
+namespace hf {
+
+struct TextFile {
+    const char* name;
+    std::string content;
+};
+
+// Files of two models must not be mixed up.
+inline void refuse_older(const std::string& folder, const std::vector<TextFile>& texts) {
+    for (const TextFile& text : texts) {
+        std::string path = folder + "/" + text.name;
+        if (access(path.c_str(), F_OK) == 0)
+            fail("%s: is there already; remove it or name another folder", path.c_str());
+    }
+}
+
+// The weights in the best precision that the checkpoint has.
+inline void export_tensor(CheckpointReader& reader, int number, const HfTensor& theirs,
+                          SafetensorsWriter& writer) {
+    Slot slot = Slot::weight;
+    std::vector<float> held, part;
+    bool reorders = theirs.order != HfOrder::straight;
+    if (theirs.role != HfRole::zero) {
+        if (reader.index().tensors[(size_t)number].dtype(Slot::master)) slot = Slot::master;
+        if (reorders) held.resize(theirs.size());
+        if (reorders) reader.read_floats(number, slot, theirs.our_first(), theirs.size(), held.data());
+    }
+    theirs.each_part([&](uint64_t row, uint64_t rows) {
+        uint64_t first = row * theirs.columns(), count = rows * theirs.columns();
+        part.assign(count, 0);
+        if (reorders)
+            theirs.each_element(row, rows, [&](uint64_t to, uint64_t from) { part[to] = held[from]; });
+        else if (theirs.role != HfRole::zero)
+            reader.read_floats(number, slot, theirs.our_first() + first, count, part.data());
+        writer.append(theirs.name, first, count, part.data());
+    });
+}
+
+// The tokenizer.json of a tokenizer with a token for each byte.
+inline std::string byte_tokenizer_json() {
+    TokenizerParts parts;
+    for (int byte = 0; byte < 256; byte++)
+        parts.vocabulary.push_back(to_byte_alphabet(std::string(1, (char)byte)));
+    parts.added.push_back({Tokenizer::byte_end_of_text, "<|endoftext|>", false, false, false, true});
+    parts.pre_tokenizer = byte_level_settings(false);
+    parts.decoder = byte_level_settings(true);
+    return tokenizer_json(parts);
+}
+
+// AutoTokenizer would otherwise make a tokenizer of the model's family, which ours need not be.
+inline nlohmann::ordered_json tokenizer_config(const std::string& tokenizer, const std::string& path,
+                                               const Options& model) {
+    nlohmann::ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                     {"model_max_length", model.context},
+                                     {"clean_up_tokenization_spaces", false}};
+    nlohmann::json json = parse_json(tokenizer, path);
+    for (const auto& value : JsonObject(json, path).array("added_tokens")) {
+        JsonObject token(value, path + ": added_tokens");
+        if (token.integer("id", 0, INT_MAX) != model.document_end) continue;
+        config["bos_token"] = token.string("content");
+        config["eos_token"] = token.string("content");
+    }
+    return config;
+}
+
+}  // namespace hf
+
+// `tokenizer_file` is the tokenizer.json of the run; empty: it has none.
+inline void export_hf(CheckpointReader& reader, const Options& model, const std::string& tokenizer_file,
+                      const std::string& folder, Dtype dtype) {
+    const char* torch_dtype = dtype == Dtype::bf16 ? "bfloat16" : "float32";
+    std::string tokenizer = model.tokenizer == "bytes" ? hf::byte_tokenizer_json() : "";
+    if (!tokenizer_file.empty()) tokenizer = read_text(tokenizer_file);
+    nlohmann::ordered_json generation = nlohmann::ordered_json::object();
+    if (model.document_end >= 0)
+        generation = {{"bos_token_id", model.document_end}, {"eos_token_id", model.document_end}};
+    std::vector<hf::TextFile> texts = {{"generation_config.json", generation.dump(2) + "\n"}};
+    if (!tokenizer.empty()) {
+        texts.push_back({"tokenizer.json", tokenizer});
+        texts.push_back(
+            {"tokenizer_config.json", hf::tokenizer_config(tokenizer, tokenizer_file, model).dump(2) + "\n"});
+    }
+    texts.push_back({"config.json", hf_config_json(model, torch_dtype, model.document_end).dump(2) + "\n"});
+    hf::refuse_older(folder, texts);
+
+    std::vector<HfTensor> table = hf_tensors(model);
+    std::erase_if(table, [](const HfTensor& theirs) { return theirs.role == HfRole::may_copy; });
+    std::map<std::string, int> numbers = match_hf_tensors(table, reader.index().tensors, reader.folder());
+    std::vector<NamedShape> shapes;
+    for (const HfTensor& theirs : table) shapes.push_back({theirs.name, theirs.shape});
+    SafetensorsWriter writer(folder, shapes, dtype);
+    for (const HfTensor& theirs : table)
+        hf::export_tensor(reader, theirs.role == HfRole::zero ? -1 : numbers.at(theirs.ours), theirs, writer);
+
+    // They get their names when all is on disk, in this order.
+    std::vector<std::unique_ptr<NewFile>> files;
+    for (const hf::TextFile& text : texts) {
+        files.push_back(std::make_unique<NewFile>(folder + "/" + text.name));
+        files.back()->write(text.content.data(), text.content.size());
+        files.back()->finish();
+    }
+    writer.commit();
+    for (auto& file : files) file->commit();
+}

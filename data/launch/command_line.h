@@ -1,0 +1,355 @@
+/*
+From the command line to Options: the defaults, then the preset or config.json named by --model, or what a
+checkpoint has (data/launch/resume.h), then what was given explicitly, then complete() (data/options/rules.h),
+which fills in what follows from the rest and refuses what does not fit together.
+*/
+#pragma once
+
+#include <cxxopts.hpp>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/launch/find_checkpoint.h"
+#include "data/exchange/hf_config.h"
+#include "data/options/help.h"
+#include "data/options/rules.h"
+#include "data/options/table.h"
+#include "data/options/values.h"
+#include "data/options/presets.h"
+#include "data/launch/resume.h"
+#include "data/run/run_log.h"
+#include "data/tokenizer/tokenizer.h"
+
+// ----------------------------------------------------------------------------
+// the command line
+
+// Takes a preset or a foreign config; --model names it.
+inline void apply_model(Options& options) {
+    if (const Preset* preset = find_preset(options.model)) {
+        static_cast<ModelConfig&>(options) = preset->config;
+        options.tokenizer = preset->tokenizer;
+        options.document_end = preset->document_end;
+    } else if (std::string path = hf_config_path(options.model); !path.empty()) {
+        static_cast<ModelConfig&>(options) = read_hf_config(path);
+    } else {
+        std::vector<std::string> names;
+        for (const Preset& row : preset_table()) names.push_back(row.name);
+        fail("--model %s: neither a preset nor a config.json%s; `train_gpt train --help` lists the presets",
+             printable(options.model).c_str(), nearest_name(options.model, names).c_str());
+    }
+}
+
+// A tokenizer that is asked for brings its vocabulary and the token that ends a document along, unless these
+// are given themselves.
+class TokenizerChoice {
+public:
+    // The one asked for, or that of the model.
+    TokenizerChoice(Options& options, const std::string& asked_for) {
+        auto tokenizer = Tokenizer::load_if_any(asked_for.empty() ? options.tokenizer : asked_for);
+        if (!tokenizer) return;
+        needed_ = tokenizer->vocab_size();
+        if (asked_for.empty()) return;
+        options.vocab_size = needed_;
+        options.document_end = tokenizer->end_of_text();
+    }
+
+    void check(const Options& options) const {
+        if (options.vocab_size < needed_) {
+            fail("--vocab-size %d: too small for --tokenizer %s; give at least %d", options.vocab_size,
+                 printable(options.tokenizer).c_str(), needed_);
+        }
+    }
+
+private:
+    int needed_ = 0;  // tokens
+};
+
+// An on|off option may stand alone, for on. Gives each of them its value.
+inline std::vector<std::string> with_switch_values(int argc, const char* const* argv) {
+    std::vector<std::string> arguments(argv, argv + argc);
+    for (int i = 1; i < argc; i++) {
+        const OptionRow* row = find_option(arguments[i]);
+        if (!row || !is_switch(*row)) continue;
+        bool has_value = i + 1 < argc && (arguments[i + 1] == "on" || arguments[i + 1] == "off");
+        if (!has_value) arguments[i] += "=on";
+    }
+    return arguments;
+}
+
+inline void refuse_unknown(const std::string& argument, Command command) {
+    std::string name = argument.substr(0, argument.find('='));
+    if (const OptionRow* row = find_option(name); row && !(row->commands & command)) {
+        fail("%s: not an option of train_gpt %s; see train_gpt %s --help", name.c_str(),
+             command_name(command), command_name(command));
+    }
+    std::vector<std::string> names;
+    for (const OptionRow& row : option_table()) {
+        if (row.commands & command && !row.positional) names.push_back(option_name(row));
+    }
+    fail("%s: no such option%s; see train_gpt %s --help", printable(name).c_str(),
+         nearest_name(name, names).c_str(), command_name(command));
+}
+
+// Takes a command line apart; argv[0] is the command's own name. Positional arguments go to `options`. Prints
+// the help and exits where that is asked for.
+inline GivenOptions read_arguments(Command command, int argc, const char* const* argv, Options& options) {
+    cxxopts::Options parser("train_gpt");
+    parser.allow_unrecognised_options();
+    parser.add_options()("h,help", "");
+    const OptionRow* positional = nullptr;
+    for (const OptionRow& row : option_table()) {
+        if (!(row.commands & command)) continue;
+        if (row.positional) {
+            positional = &row;
+        } else {
+            parser.add_options()(option_name(row).substr(2), "", cxxopts::value<std::string>());
+        }
+    }
+
+    std::vector<std::string> arguments = with_switch_values(argc, argv);
+    std::vector<const char*> pointers;
+    for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
+    GivenOptions given;
+    std::vector<std::string> others;
+    try {
+        cxxopts::ParseResult result = parser.parse((int)pointers.size(), pointers.data());
+        if (result.count("help")) {
+            fputs(help_text(command, terminal_width()).c_str(), stdout);
+            exit(0);
+        }
+        for (const auto& pair : result.arguments())
+            given.push_back({find_option("--" + pair.key()), pair.value()});
+        others = result.unmatched();
+    } catch (const cxxopts::exceptions::missing_argument&) {
+        fail("%s: value missing; see train_gpt %s --help", arguments.back().c_str(), command_name(command));
+    } catch (const cxxopts::exceptions::exception& error) {
+        fail("command line: %s; see train_gpt %s --help", printable(error.what()).c_str(),
+             command_name(command));
+    }
+
+    for (const GivenOption& option : given) {
+        const std::string& value = option.value;
+        if (value.starts_with("--") && find_option(value.substr(0, value.find('=')))) {
+            fail("%s: value missing before %s; see train_gpt %s --help", option_name(*option.row).c_str(),
+                 value.c_str(), command_name(command));
+        }
+    }
+    for (const std::string& argument : others) {
+        if (argument.size() > 1 && argument[0] == '-') refuse_unknown(argument, command);
+        if (!positional || !add_value(*positional, options, argument)) {
+            fail("%s: unexpected; options are written --name value and switches on or off, see train_gpt %s "
+                 "--help",
+                 printable(argument).c_str(), command_name(command));
+        }
+    }
+    return given;
+}
+
+inline void set_values(const GivenOptions& given, Options& options) {
+    for (const GivenOption& option : given) set_value(*option.row, options, option.value);
+}
+
+// ----------------------------------------------------------------------------
+// where a training run begins
+
+// What a command line asks for.
+struct CommandLine {
+    Options options;
+    // train:
+    std::optional<StoredRun> origin;      // the checkpoint that the run goes on from
+    bool weights_only = false;            // of which it takes the weights alone
+    RunFolder folder = RunFolder::fresh;  // what its directory is to it
+    std::vector<std::string> notes;       // for its header
+};
+
+inline void check_origin(const Options& asked) {
+    if (asked.resume == "auto" && asked.overwrite)
+        fail("--overwrite: deletes what --resume auto goes on from; leave one of them out");
+    if (!asked.resume.empty() && !asked.init.empty() && asked.resume != "auto") {
+        fail("--init %s: weights come from --resume %s already; leave one of them out",
+             printable(asked.init).c_str(), printable(asked.resume).c_str());
+    }
+    if (!asked.resume.empty() && !asked.init.empty() && asked.run_dir.empty())
+        fail("--run-dir: missing; with --resume auto and --init, name the directory of the run");
+}
+
+inline std::optional<StoredRun> named_checkpoint(const char* option, const std::string& place,
+                                                 const FindCheckpoint& find) {
+    std::optional<StoredRun> found = find(place);
+    if (!found) {
+        fail("%s %s: no checkpoint there; name a run directory that has some, or the folder of one", option,
+             printable(place).c_str());
+    }
+    return found;
+}
+
+// Where --resume looks; empty: nowhere.
+inline std::string resumed_place(const Options& asked) {
+    if (asked.resume != "auto") return asked.resume;
+    return asked.run_dir.empty() ? default_run_dir(asked.model) : asked.run_dir;
+}
+
+// The run's folder in --fallback-dir, where its last checkpoint may be as well. It is empty where --resume
+// auto does not look there.
+inline std::string fallback_place(const Options& asked) {
+    bool looks = asked.resume == "auto" && !asked.fallback_dir.empty();
+    return looks ? shared_run_dir(asked.fallback_dir, resumed_place(asked)) : "";
+}
+
+// The newest checkpoint of a run that can be used, of those in its directory and in --fallback-dir.
+inline std::optional<StoredRun> newest_of_run(const Options& asked, const FindCheckpoint& find) {
+    std::string run_dir = resumed_place(asked), fallback = fallback_place(asked), trouble;
+    std::optional<StoredRun> own, last;
+    note_trouble(trouble, [&] { own = find(run_dir); });
+    note_trouble(trouble, [&] {
+        if (!fallback.empty()) last = find(fallback);
+    });
+    if (!own && !last && !trouble.empty()) fail("%s", trouble.c_str());
+    if (last && (!own || last->step > own->step)) {
+        last->run_dir = run_dir;
+        if (access(tokenizer_path(run_dir).c_str(), F_OK) == 0) last->tokenizer = tokenizer_path(run_dir);
+        std::swap(own, last);
+    }
+    if (own && !trouble.empty()) own->notes.push_back("passed over: " + trouble);
+    return own;
+}
+
+// With --resume auto, --init is for the first start of the run.
+inline void find_origin(CommandLine& line, const Options& asked, const FindCheckpoint& find) {
+    check_origin(asked);
+    if (asked.resume == "auto") {
+        std::string run_dir = resumed_place(asked);
+        line.origin = newest_of_run(asked, find);
+        line.folder = RunFolder::continued;
+        if (!line.origin) line.notes.push_back("no checkpoint in " + run_dir + " yet: a new run begins");
+    } else if (!asked.resume.empty()) {
+        line.origin = named_checkpoint("--resume", asked.resume, find);
+    }
+    if (!line.origin && !asked.init.empty()) {
+        line.origin = named_checkpoint("--init", asked.init, find);
+        line.weights_only = true;
+    }
+    if (!line.origin) return;
+    for (const std::string& note : line.origin->notes) line.notes.push_back(note);
+}
+
+// The run directory, when it is known.
+inline void check_run_folder(CommandLine& line) {
+    const Options& o = line.options;
+    bool of_origin = line.origin && is_same_folder(line.origin->run_dir, o.run_dir);
+    if (of_origin && o.overwrite) {
+        fail("--overwrite: deletes what %s %s takes; leave it out, or name another directory with --run-dir",
+             line.weights_only ? "--init" : "--resume", printable(line.origin->checkpoint).c_str());
+    }
+    if (o.overwrite) line.folder = RunFolder::replaced;
+    if (of_origin && !line.weights_only) line.folder = RunFolder::continued;
+}
+
+inline bool is_same_tokenizer(const std::string& a, const std::string& b) {
+    auto content = [](const std::string& name) {
+        auto tokenizer = Tokenizer::load_if_any(name);
+        return tokenizer && !tokenizer->file().empty() ? tokenizer->json() : name;
+    };
+    return a == b || content(a) == content(b);
+}
+
+// A run that goes on has a copy of its tokenizer, whatever the file was that it came from.
+inline void take_own_tokenizer(CommandLine& line, const StoredOptions& stored) {
+    std::string& asked = line.options.tokenizer;
+    if (line.weights_only || stored.tokenizer() == "none") return;
+    if (!is_same_tokenizer(asked, stored.tokenizer())) {
+        fail("--tokenizer %s: the run has another, %s; leave the option out, or begin a run with --init",
+             printable(asked).c_str(), printable(stored.tokenizer()).c_str());
+    }
+    asked = stored.tokenizer();
+}
+
+inline void complete_origin(CommandLine& line, const StoredOptions& stored, const GivenOptions& given,
+                            int processes) {
+    Options& options = line.options;
+    const StoredRun& origin = *line.origin;
+    stored.check_fixed(options, given);
+    take_own_tokenizer(line, stored);
+    stored.take_layout(options, given, processes);
+    if (auto tokenizer = Tokenizer::load_if_any(options.tokenizer)) {
+        check_tokenizer(*tokenizer, options.tokenizer, options, origin.checkpoint);
+        if (is_given("--tokenizer", given) && !is_given("--document-end", given))
+            options.document_end = tokenizer->end_of_text();
+    }
+    if (line.weights_only) return;
+    if (options.run_dir.empty()) options.run_dir = origin.run_dir;
+    if (options.steps < origin.step) {
+        fail("--steps %d: the checkpoint %s is after step %lld; give more steps, or go on from an earlier "
+             "checkpoint",
+             options.steps, origin.checkpoint.c_str(), (long long)origin.step);
+    }
+}
+
+inline void parse_training(CommandLine& line, const GivenOptions& given, int processes,
+                           const FindCheckpoint& find) {
+    Options& options = line.options;
+    Options asked;  // what is given, over the defaults
+    set_values(given, asked);
+    find_origin(line, asked, find);
+    if (line.origin) {
+        StoredOptions stored(*line.origin, line.weights_only);
+        stored.take_over(options);
+        set_values(given, options);
+        complete_origin(line, stored, given, processes);
+        complete(options, command_train, processes);
+        for (std::string& change : stored.changes(options, given)) line.notes.push_back(std::move(change));
+    } else {
+        options.model = asked.model;
+        apply_model(options);
+        TokenizerChoice choice(options, asked.tokenizer);
+        set_values(given, options);
+        choice.check(options);
+        complete(options, command_train, processes);
+    }
+    check_run_folder(line);
+}
+
+// The places where parse_options() may look for a checkpoint. They follow from the command line alone.
+inline std::vector<std::string> origin_places(Command command, int argc, const char* const* argv) {
+    Options asked;
+    GivenOptions given = read_arguments(command, argc, argv, asked);
+    if (command != command_train) return {};
+    set_values(given, asked);
+    check_origin(asked);
+    std::vector<std::string> places;
+    for (const std::string& place : {resumed_place(asked), fallback_place(asked), asked.init})
+        if (!place.empty()) places.push_back(place);
+    return places;
+}
+
+// `processes` are to train together.
+inline CommandLine parse_options(Command command, int argc, const char* const* argv, int processes = 1,
+                                 const FindCheckpoint& find = find_checkpoint) {
+    CommandLine line;
+    GivenOptions given = read_arguments(command, argc, argv, line.options);
+    if (command == command_train) {
+        parse_training(line, given, processes, find);
+    } else {
+        set_values(given, line.options);
+        complete(line.options, command, processes);
+    }
+    return line;
+}
+
+// The command a first argument names.
+inline Command parse_command(const std::string& name) {
+    std::vector<std::string> names;
+    for (const CommandHelp& row : command_table()) {
+        if (name == row.name) return row.command;
+        names.push_back(row.name);
+    }
+    fail("%s: no such command%s; train_gpt --help lists them", printable(name).c_str(),
+         nearest_name(name, names).c_str());
+}

@@ -1,0 +1,104 @@
+/*
+Finds the checkpoint that a run goes on from: the newest that can be used, or the one that is named.
+*/
+#pragma once
+
+#include <cerrno>
+#include <fcntl.h>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <sys/file.h>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include "data/checkpoint/files.h"
+#include "data/checkpoint/folder.h"
+#include "data/checkpoint/verification.h"
+#include "data/base/error.h"
+#include "data/launch/resume.h"
+#include "data/run/run_log.h"
+
+// RUN of RUN/checkpoints/step_N; empty for a checkpoint that lies elsewhere.
+inline std::string run_of_checkpoint(const std::string& folder) {
+    using std::filesystem::path;
+    for (path place : {path(folder), std::filesystem::current_path() / folder}) {
+        place = (place / "").lexically_normal().parent_path();
+        if (place.parent_path().filename() != "checkpoints") continue;
+        path run = place.parent_path().parent_path();
+        return run.empty() ? "." : run.string();
+    }
+    return "";
+}
+
+inline StoredRun stored_run(const CheckpointReader& reader) {
+    const std::string& folder = reader.folder();
+    const CheckpointIndex& index = reader.index();
+    if (!index.about.contains("options")) {
+        fail("%s: no options in the header; use the program that wrote the checkpoint",
+             index_path(folder).c_str());
+    }
+    StoredRun run;
+    run.checkpoint = folder;
+    run.run_dir = run_of_checkpoint(folder);
+    run.step = index.step();
+    run.options = index.about["options"];
+    std::string tokenizer = tokenizer_path(run.run_dir);
+    if (!run.run_dir.empty() && access(tokenizer.c_str(), F_OK) == 0) run.tokenizer = tokenizer;
+    return run;
+}
+
+// A program that was killed between the last byte of a checkpoint and its name leaves step_N.partial. One
+// that is newer than all checkpoints, and whole by its checksums, gets its name here. Returns what there is
+// to tell, if anything.
+inline std::string complete_unfinished(const std::string& run_dir) {
+    std::vector<int64_t> steps = checkpoint_steps(run_dir);
+    int64_t newest = steps.empty() ? -1 : steps[0];
+    std::string found;
+    for (int64_t step : checkpoint_steps(run_dir, ".partial")) {
+        std::string folder = checkpoint_folder(run_dir, step) + ".partial";
+        if (step <= newest || access(index_path(folder).c_str(), F_OK) != 0) continue;
+        newest = step;
+        found = folder;
+    }
+    if (found.empty()) return "";
+    // The one that saves it may be at work. Where there is no log, there is no such program.
+    FileHandle log(open(log_path(run_dir).c_str(), O_WRONLY | O_CLOEXEC));
+    if (!log && errno != ENOENT) return "";
+    if (log && flock(log.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return "";
+    try {
+        CheckpointReader reader(found);
+        if (reader.index().step() != newest) return "";
+        verify_checkpoint(reader, [](const std::string&) {});
+        rename_folder(found, checkpoint_folder(run_dir, newest));
+    } catch (const Error& error) {
+        return std::string("passed over: ") + error.what();
+    }
+    return found + ": whole to the last byte, and only its name was missing: it is " +
+           checkpoint_folder(run_dir, newest) + " now";
+}
+
+inline std::optional<StoredRun> find_checkpoint(const std::string& place) {
+    if (place.ends_with(".partial")) {
+        fail("%s: an unfinished checkpoint; name its run directory, from which --resume takes it if it is "
+             "whole",
+             place.c_str());
+    }
+    if (access(index_path(place).c_str(), F_OK) == 0) return stored_run(CheckpointReader(place));
+    std::vector<std::string> notes, unusable;
+    if (std::string completed = complete_unfinished(place); !completed.empty()) notes.push_back(completed);
+    for (int64_t step : checkpoint_steps(place)) {
+        try {
+            StoredRun run = stored_run(CheckpointReader(checkpoint_folder(place, step)));
+            run.notes = std::move(notes);
+            return run;
+        } catch (const Error& error) {
+            unusable.push_back(error.what());
+            notes.push_back("passed over: " + unusable.back());
+        }
+    }
+    if (unusable.empty()) return std::nullopt;
+    fail("%s: it has %zu checkpoint%s, and none can be used, the newest because of %s", place.c_str(),
+         unusable.size(), unusable.size() == 1 ? "" : "s", unusable[0].c_str());
+}

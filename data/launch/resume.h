@@ -1,0 +1,148 @@
+/*
+A training run that goes on from a checkpoint (--resume), or begins with the weights of one (--init): which
+options it takes over from there, by the policy that the table has for each, and what is said of those that
+are given another value.
+*/
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/options/rules.h"
+#include "data/options/table.h"
+#include "data/options/values.h"
+#include "data/tokenizer/tokenizer.h"
+
+// A checkpoint, and what it says of the run that made it.
+struct StoredRun {
+    std::string checkpoint;          // its folder
+    std::string run_dir;             // the run that it lies in; empty: none
+    std::string tokenizer;           // that run's copy of its tokenizer; empty: there is none
+    int64_t step = 0;                // steps done
+    nlohmann::json options;          // as options_to_json() or model_options_to_json() has them
+    std::vector<std::string> notes;  // for the header: newer ones that are not it, and why
+};
+
+// Looks for a checkpoint: for the newest that can be used of a run directory, or in the folder of one.
+// Returns nothing where there is none, and fails where there are some and none can be used.
+using FindCheckpoint = std::function<std::optional<StoredRun>(const std::string& place)>;
+
+// An option with the text that the command line has for it.
+struct GivenOption {
+    const OptionRow* row;
+    std::string value;
+};
+using GivenOptions = std::vector<GivenOption>;
+
+inline bool is_given(const OptionRow& row, const GivenOptions& given) {
+    return std::any_of(given.begin(), given.end(), [&](const GivenOption& g) { return g.row == &row; });
+}
+
+inline bool is_given(const std::string& name, const GivenOptions& given) {
+    return is_given(*find_option(name), given);
+}
+
+// What the tokenizer makes of text must be in the vocabulary of a model that is there already.
+inline void check_tokenizer(const Tokenizer& tokenizer, const std::string& name, const Options& model,
+                            const std::string& checkpoint) {
+    if (tokenizer.vocab_size() <= model.vocab_size) return;
+    fail("--tokenizer %s: has %d tokens, and the model of %s only %d; name the one it was trained with",
+         printable(name).c_str(), tokenizer.vocab_size(), checkpoint.c_str(), model.vocab_size);
+}
+
+// The options of a checkpoint, for a run that goes on from it or, with weights_only, takes its weights.
+class StoredOptions {
+public:
+    StoredOptions(const StoredRun& run, bool weights_only)
+        : run_(run), weights_only_(weights_only), stored_(stored_options(run.options, run.checkpoint)) {
+        // The run's copy is the one it was trained with, wherever the file is now that was named.
+        if (stored_.tokenizer != "none" && stored_.tokenizer != "bytes" && !run.tokenizer.empty())
+            stored_.tokenizer = run.tokenizer;
+    }
+
+    // Before those that are given.
+    void take_over(Options& options) const {
+        for (const OptionRow& row : option_table()) {
+            bool taken = !weights_only_ && row.resume != Resume::layout && row.resume != Resume::here;
+            if (is_stored(row) && (taken || describes_model(row))) copy(row, options);
+        }
+    }
+
+    const std::string& tokenizer() const { return stored_.tokenizer; }
+
+    // Refuses other values of what the checkpoint was made for.
+    void check_fixed(const Options& options, const GivenOptions& given) const {
+        for (const OptionRow& row : option_table()) {
+            bool fixed = row.resume == Resume::shape || (row.resume == Resume::fixed && !weights_only_);
+            if (!fixed || !is_stored(row) || !is_given(row, given) || comes_to_stored(row, options)) continue;
+            fail("%s %s: the checkpoint %s was made with %s; leave the option out, or begin a run without it",
+                 option_name(row).c_str(), shown(row, options).c_str(), run_.checkpoint.c_str(),
+                 shown(row, stored_).c_str());
+        }
+    }
+
+    // Where nothing is given that changes how the run is cut, what followed from the cut stays as well.
+    void take_layout(Options& options, const GivenOptions& given, int processes) const {
+        bool same_cut = processes == (long long)stored_.dp * stored_.tp * stored_.pp &&
+                        options.tp == stored_.tp && options.pp == stored_.pp &&
+                        options.pp_schedule == stored_.pp_schedule && options.zero == stored_.zero &&
+                        options.micro_batch == stored_.micro_batch;
+        if (!same_cut || weights_only_) return;
+        for (const OptionRow& row : option_table()) {
+            if (row.resume == Resume::layout && is_stored(row) && !is_given(row, given)) copy(row, options);
+        }
+    }
+
+    // For the header of the run, one line each: what is given and differs, what else its text is made of, and
+    // how else it is cut. The options are complete.
+    std::vector<std::string> changes(const Options& options, const GivenOptions& given) const {
+        std::vector<std::string> lines;
+        for (const OptionRow& row : option_table()) {
+            bool noted = row.resume == Resume::noted && !weights_only_ && is_given(row, given);
+            bool cut = row.resume == Resume::layout && !weights_only_;
+            if (!is_stored(row) || !(noted || cut || row.resume == Resume::tokens)) continue;
+            if (value_text(row, options) == value_text(row, stored_)) continue;
+            lines.push_back(option_name(row) + " " + shown(row, options) + ": the checkpoint had " +
+                            shown(row, stored_));
+        }
+        return lines;
+    }
+
+private:
+    // Of a program that did not know an option, or a model from elsewhere, there is nothing to compare.
+    bool is_stored(const OptionRow& row) const { return run_.options.contains(row.field); }
+
+    void copy(const OptionRow& row, Options& options) const {
+        std::visit([&](auto member) { options.*member = stored_.*member; }, row.member);
+    }
+
+    // Whether the value of a row is the stored one. 0 can be, where it stands for what follows from others.
+    bool comes_to_stored(const OptionRow& row, const Options& options) const {
+        Options changed = stored_;
+        std::visit([&](auto member) { changed.*member = options.*member; }, row.member);
+        try {
+            complete(static_cast<ModelConfig&>(changed));
+            complete_sequence_length(changed);
+        } catch (const Error&) {
+            return false;
+        }
+        return value_text(row, changed) == value_text(row, stored_);
+    }
+
+    static std::string shown(const OptionRow& row, const Options& options) {
+        std::string value = value_text(row, options);
+        return value.empty() ? "''" : printable(value);
+    }
+
+    const StoredRun& run_;
+    const bool weights_only_;
+    Options stored_;
+};

@@ -1,0 +1,39 @@
+/*
+What a run left: its weights, the options that shaped them, and the tokenizer that its text goes through.
+*/
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unistd.h>
+
+#include "data/checkpoint/files.h"
+#include "data/checkpoint/folder.h"
+#include "data/base/error.h"
+#include "data/launch/find_checkpoint.h"
+#include "data/options/rules.h"
+#include "data/run/run_log.h"
+#include "data/tokenizer/tokenizer.h"
+
+struct TrainedModel {
+    CheckpointReader reader;
+    Options options;
+    std::unique_ptr<Tokenizer> tokenizer;
+
+    // From a run directory, whose newest checkpoint it is, or the folder of a checkpoint. `tokenizer_name`
+    // takes the place of the run's own tokenizer.
+    TrainedModel(const std::string& run, const std::string& tokenizer_name) : reader(newest_checkpoint(run)) {
+        StoredRun stored = stored_run(reader);
+        options = stored_options(stored.options, stored.checkpoint);
+        std::string name = tokenizer_name.empty() ? options.tokenizer : tokenizer_name;
+        if (tokenizer_name.empty() && name != "bytes" && name != "none") {
+            if (stored.tokenizer.empty()) {
+                fail("%s: the tokenizer of the run is missing; name it with --tokenizer",
+                     tokenizer_path(stored.run_dir.empty() ? run : stored.run_dir).c_str());
+            }
+            name = stored.tokenizer;
+        }
+        tokenizer = Tokenizer::load_if_any(name);
+        if (tokenizer) check_tokenizer(*tokenizer, name, options, stored.checkpoint);
+    }
+};

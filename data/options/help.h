@@ -1,0 +1,222 @@
+/*
+The text of --help and of the log header, from the table of options.
+*/
+#pragma once
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <string>
+#include <vector>
+
+#include "data/options/table.h"
+#include "data/options/values.h"
+#include "data/options/presets.h"
+
+struct CommandHelp {
+    Command command;
+    const char* name;
+    const char* purpose;
+    std::vector<const char*> examples;
+};
+
+inline const std::vector<CommandHelp>& command_table() {
+    static const std::vector<CommandHelp> table = {
+        {command_tokenize,
+         "tokenize",
+         "Turns text into token files: files and folders, .jsonl and .gz too.",
+         {"tokenize /usr/include --output tokens/headers",
+          "tokenize wiki.jsonl.gz books --output tokens/mine --train-tokenizer 32000 --val-fraction 0.001",
+          "tokenize code --output tokens/code --tokenizer Qwen3-0.6B/tokenizer.json"}},
+        {command_data,
+         "data",
+         "Says what token files hold: documents, their lengths, the beginning as text, and any damage.",
+         {"data tokens/mine_*.bin --tokenizer tokens/mine_tokenizer.json", "data megatron/web.idx"}},
+        {command_train,
+         "train",
+         "Trains a model on token files, from the beginning or from a checkpoint.",
+         {"train --train-data 'tokens/headers_train_*.bin' --val-data 'tokens/headers_val_*.bin'",
+          "train --tokenizer tokens/mine_tokenizer.json --train-data "
+          "'0.7:tokens/mine_train_*.bin,0.3:code.idx'",
+          "train --model gpt2-124M --train-data 'fineweb_train_*.bin' --micro-batch 8 --global-batch 512k",
+          "train --model llama3.2-1B --layers 4 --train-data 'llama_*.bin' --recompute block --run-dir "
+          "runs/cut",
+          "train --run-dir runs/mine --train-data 'mine_train_*.bin' --steps 100000 --resume auto",
+          "train --resume runs/mine/checkpoints/step_00005000 --run-dir runs/branch --learning-rate 1e-4",
+          "train --init runs/qwen3 --train-data 'mine_train_*.bin' --run-dir runs/tuned --steps 500"}},
+        {command_sample,
+         "sample",
+         "Writes text with a trained model.",
+         {"sample runs/tiny --prompt '#include <' --tokens 400",
+          "sample runs/tiny --samples 8 --temperature 0.8 --top-p 0.95 --stop 'THE END'",
+          "sample runs/tiny --interactive"}},
+        {command_eval,
+         "eval",
+         "Measures a trained model: loss, perplexity and bits per byte, and multiple-choice questions.",
+         {"eval runs/tiny --data 'tokens/headers_val_*.bin'", "eval runs/tiny --choices hellaswag_val.bin"}},
+        {command_inspect,
+         "inspect",
+         "Says what a checkpoint holds: step, options, tensors, files, and any damage.",
+         {"inspect runs/tiny", "inspect runs/tiny/checkpoints/step_00001000 --verify"}},
+        {command_export,
+         "export",
+         "Writes a trained model in the form of other programs: Hugging Face transformers, llm.c.",
+         {"export runs/tiny --output tiny-hf", "export runs/tiny --output tiny-hf --dtype bf16",
+          "export runs/gpt2-124M --format llmc --output gpt2_124M.bin --dtype fp32"}},
+        {command_import,
+         "import",
+         "Makes a run directory of a model that others trained: to sample, measure, and train on with "
+         "--init.",
+         {"import Qwen3-0.6B --output runs/qwen3", "import gpt2_124M_bf16.bin --output runs/gpt2"}},
+    };
+    return table;
+}
+
+inline const char* command_name(Command command) {
+    for (const CommandHelp& row : command_table()) {
+        if (row.command == command) return row.name;
+    }
+    return "";
+}
+
+// ----------------------------------------------------------------------------
+// layout
+
+// Columns to write help in: the terminal's, within reason.
+inline int terminal_width() {
+    constexpr int least = 60, most = 110;
+    winsize size = {};
+    if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
+        return most;
+    return std::clamp<int>(size.ws_col, least, most);
+}
+
+// Words set in lines of `width` columns, each but the first indented; `column` is where the first one begins.
+inline std::string wrapped(const std::string& words, int indent, int column, int width) {
+    std::string result;
+    for (size_t at = 0; at < words.size();) {
+        size_t end = std::min(words.find(' ', at), words.size());
+        std::string word = words.substr(at, end - at);
+        at = end + 1;
+        bool first = result.empty();
+        if (!first && column + 1 + (int)word.size() > width) {
+            result += "\n" + std::string((size_t)indent, ' ');
+            column = indent;
+            first = true;
+        }
+        if (!first) result += ' ', column++;
+        result += word;
+        column += (int)word.size();
+    }
+    return result + "\n";
+}
+
+// Groups in the order of the table.
+inline std::vector<std::string> option_groups(Command command) {
+    std::vector<std::string> groups;
+    for (const OptionRow& row : option_table()) {
+        bool seen = std::find(groups.begin(), groups.end(), row.group) != groups.end();
+        if (row.commands & command && !seen) groups.push_back(row.group);
+    }
+    return groups;
+}
+
+// ----------------------------------------------------------------------------
+// --help
+
+// RUN, INPUTS...
+inline std::string positional_name(const OptionRow& row) {
+    std::string name = row.field;
+    for (char& c : name) c = (char)toupper(c);
+    return name + (std::holds_alternative<std::vector<std::string> Options::*>(row.member) ? "..." : "");
+}
+
+inline std::string option_help(const OptionRow& row, int width) {
+    constexpr int indent = 30;
+    std::string value = is_switch(row)               ? " [on|off]"
+                        : is_number(row)             ? " N"
+                        : row.limits.choices.empty() ? " TEXT"
+                                                     : " NAME";
+    std::string limits = is_switch(row) ? "" : limits_text(row);
+    // What describes the model is as --model says, but for that itself.
+    bool has_default = !describes_model(row) || row.member == OptionRow::Member(&Options::model);
+    std::string standard = has_default ? value_text(row, Options()) : "";
+    if (!standard.empty()) standard = "default " + standard;
+    std::string notes = limits + (limits.empty() || standard.empty() ? "" : "; ") + standard;
+    std::string help = row.help + (notes.empty() ? "" : " [" + notes + "]");
+    std::string line = "  " + (row.positional ? positional_name(row) : option_name(row) + value);
+    line +=
+        (int)line.size() < indent ? std::string(indent - line.size(), ' ') : "\n" + std::string(indent, ' ');
+    return line + wrapped(help, indent, indent, width);
+}
+
+inline std::string preset_help(int width) {
+    std::string names;
+    for (const Preset& row : preset_table()) {
+        if (!names.empty()) names += ' ';
+        names += row.name;
+    }
+    return "\nPresets for --model\n  " + wrapped(names, 2, 2, width);
+}
+
+inline std::string help_text(Command command, int width) {
+    std::string usage, arguments, result;
+    for (const OptionRow& row : option_table()) {
+        if (!(row.commands & command) || !row.positional) continue;
+        usage += " " + positional_name(row);
+        arguments += "\n" + option_help(row, width);
+    }
+    for (const CommandHelp& row : command_table()) {
+        if (row.command != command) continue;
+        result +=
+            std::string("train_gpt ") + row.name + usage + " [--option value ...]\n" + row.purpose + "\n";
+        result += arguments + "\nExamples\n";
+        for (const char* example : row.examples) result += std::string("  train_gpt ") + example + "\n";
+    }
+    for (const std::string& group : option_groups(command)) {
+        std::string rows;
+        for (const OptionRow& row : option_table()) {
+            if (row.commands & command && row.group == group && !row.positional)
+                rows += option_help(row, width);
+        }
+        if (rows.empty()) continue;
+        result += "\n" + group + (group == "Model" ? " (defaults: those of --model)" : "") + "\n" + rows;
+    }
+    if (command == command_train) result += preset_help(width);
+    return result;
+}
+
+inline std::string general_help(int width) {
+    std::string result = "train_gpt COMMAND [--option value ...]\n\n";
+    for (const CommandHelp& row : command_table()) {
+        std::string line = "  " + std::string(row.name);
+        line.resize(14, ' ');
+        result += line + wrapped(row.purpose, 14, 14, width);
+    }
+    return result + "\ntrain_gpt COMMAND --help explains a command's options; train_gpt --version tells the "
+                    "version.\n";
+}
+
+// ----------------------------------------------------------------------------
+// log header
+
+// Every option in force, one group to a paragraph.
+inline std::string options_summary(const Options& options, Command command, int width) {
+    constexpr int indent = 12;
+    std::string result;
+    for (const std::string& group : option_groups(command)) {
+        std::string words;
+        for (const OptionRow& row : option_table()) {
+            if (!(row.commands & command) || row.group != group) continue;
+            std::string value = value_text(row, options);
+            if (!words.empty()) words += ' ';
+            words.append(option_name(row).substr(2)).append("=").append(value.empty() ? "''" : value);
+        }
+        std::string line = group;
+        line.resize(indent, ' ');
+        result += line + wrapped(words, indent, indent, width);
+    }
+    return result;
+}

@@ -1,0 +1,268 @@
+/*
+How a run is cut over its processes: fills in --dp, --shard-group, --global-batch, --tp-overlap and
+--pp-chunks, and refuses a layout that does not fit the number of processes, the model or the batch. A refusal
+names the two nearest layouts that fit processes and model, found by trying them all: there are few ways to
+write a number as a product of three.
+*/
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/options/table.h"
+#include "data/options/values.h"
+#include "data/base/words.h"
+
+// ----------------------------------------------------------------------------
+// what a model can be cut into
+
+// Parts of the layers on each of `pp` stages.
+inline int chunks_of(const Options& options, int pp) {
+    if (options.pp_chunks > 0) return options.pp_chunks;
+    return options.pp_schedule == "interleaved" && pp > 1 ? 2 : 1;
+}
+
+// Why a completed model and its sequences cannot be cut over tp * pp ranks, or nothing if they can.
+inline std::string cut_refusal(const Options& model, int tp, int pp) {
+    struct {
+        const char* option;
+        int size;
+    } divided[] = {{"--heads", model.heads},
+                   {"--channels", model.channels},
+                   {"--mlp-width", model.mlp_width},
+                   {"--sequence-length", model.sequence_length}};
+    for (auto [option, size] : divided) {
+        if (size % tp) return text("--tp %d: does not divide %s %d", tp, option, size);
+    }
+    // With fewer key and value heads than ranks, several ranks keep a copy of the same one.
+    if (model.kv_heads % tp && tp % model.kv_heads) {
+        return text("--tp %d: neither divides --kv-heads %d nor is a multiple of it", tp, model.kv_heads);
+    }
+    if (model.vocab_size < tp) return text("--tp %d: more parts than --vocab-size %d", tp, model.vocab_size);
+    if (model.layers < pp) return text("--pp %d: more stages than --layers %d", pp, model.layers);
+    if (int chunks = chunks_of(model, pp); model.layers < (long long)pp * chunks) {
+        return text("--pp %d: with --pp-chunks %d more parts than --layers %d", pp, chunks, model.layers);
+    }
+    return "";
+}
+
+// ----------------------------------------------------------------------------
+// layouts that fit
+
+struct Layout {
+    int tp, pp, dp;
+};
+
+// Options that turn one layout into another: "--tp 2 --dp 4". A dp of 0 follows from the rest.
+inline std::string layout_changes(const Layout& from, const Layout& to) {
+    std::string changes;
+    auto add = [&](const char* option, int value) {
+        changes += text("%s%s %d", changes.empty() ? "" : " ", option, value);
+    };
+    if (to.tp != from.tp) add("--tp", to.tp);
+    if (to.pp != from.pp) add("--pp", to.pp);
+    if (from.dp && to.dp != from.dp) add("--dp", to.dp);
+    return changes;
+}
+
+// The two layouts of all processes that fit the model and are nearest to the one asked for, as a remedy:
+// first those that change the fewest options, then those that change --tp and --pp least, for --dp is what is
+// left. A way of cutting that was not asked for is not proposed.
+inline std::string nearest_layouts(const Options& model, const Layout& asked, int processes) {
+    struct Candidate {
+        std::array<int, 4> distance;
+        std::string changes;
+        auto operator<=>(const Candidate&) const = default;
+    };
+    std::vector<Candidate> candidates;
+    for (int tp = 1; tp <= processes; tp++) {
+        if (processes % tp || (tp > 1 && asked.tp == 1)) continue;
+        for (int pp = 1; pp <= processes / tp; pp++) {
+            if (processes / tp % pp || (pp > 1 && asked.pp == 1)) continue;
+            if (!cut_refusal(model, tp, pp).empty()) continue;
+            Layout layout = {tp, pp, processes / tp / pp};
+            int changed = (tp != asked.tp) + (pp != asked.pp) + (asked.dp && layout.dp != asked.dp);
+            int by = std::abs(tp - asked.tp) + std::abs(pp - asked.pp);
+            candidates.push_back({{changed, by, tp, pp}, layout_changes(asked, layout)});
+        }
+    }
+    std::sort(candidates.begin(), candidates.end());
+    std::vector<std::string> nearest;
+    for (size_t i = 0; i < std::min<size_t>(2, candidates.size()); i++) {
+        nearest.push_back(candidates[i].changes);
+    }
+    return alternatives(nearest);
+}
+
+// The divisors of a number that are nearest to one that is none, up to `most`: "2 or 4".
+inline std::string nearest_divisors(int to, int number, int most) {
+    int below = std::min(to, number), above = to;
+    while (number % below) below--;
+    while (above <= most && number % above) above++;
+    return text("%d%s", below, above <= most ? text(" or %d", above).c_str() : "");
+}
+
+// ----------------------------------------------------------------------------
+// layers of the parts of a pipeline
+
+// "3,4,4,3": layers of each part, which must be `parts` numbers with the sum `layers`.
+inline std::vector<int> parse_split(const std::string& list, int layers, int parts) {
+    std::vector<int> split;
+    long long sum = 0;
+    for (const std::string& item : comma_separated(list)) {
+        int number = 0;
+        const char* end = item.data() + item.size();
+        auto [rest, error] = std::from_chars(item.data(), end, number);
+        if (error != std::errc() || rest != end || number < 1) {
+            fail("--pp-layers %s: '%s' is no number of layers; give time, memory or a list such as 3,4,4,3",
+                 printable(list).c_str(), printable(item).c_str());
+        }
+        split.push_back(number);
+        sum += number;
+    }
+    if (split.size() != (size_t)parts) {
+        fail("--pp-layers %s: %zu number%s, and --pp with --pp-chunks makes %d part%s; give one for each",
+             printable(list).c_str(), split.size(), split.size() == 1 ? "" : "s", parts,
+             parts == 1 ? "" : "s");
+    }
+    if (sum != layers) {
+        fail("--pp-layers %s: %lld layers in all, and the model has %d; change the list or --layers",
+             printable(list).c_str(), sum, layers);
+    }
+    return split;
+}
+
+// ----------------------------------------------------------------------------
+// filling in
+
+inline void complete_ranks(Options& options, int processes) {
+    Layout asked = {options.tp, options.pp, options.dp};
+    long long parts = (long long)options.tp * options.pp;
+    if (std::string refusal = cut_refusal(options, options.tp, options.pp); !refusal.empty()) {
+        int chunks = chunks_of(options, options.pp), most = options.layers / options.pp;
+        std::string fewer = chunks > 1 && most > 0 && most < chunks ? text(", or --pp-chunks %d", most) : "";
+        fail("%s; give %s%s", refusal.c_str(), nearest_layouts(options, asked, processes).c_str(),
+             fewer.c_str());
+    }
+    if (options.dp == 0 && processes % parts) {
+        long long below = processes / parts * parts, above = below + parts;
+        std::string product = options.pp == 1   ? text("--tp %d", options.tp)
+                              : options.tp == 1 ? text("--pp %d", options.pp)
+                                                : text("--tp %d --pp %d", options.tp, options.pp);
+        fail("%s: a multiple of %lld processes is needed and this run has %d; give %s, or start %s%lld "
+             "(mpirun -np %lld)",
+             product.c_str(), parts, processes, nearest_layouts(options, asked, processes).c_str(),
+             below ? text("%lld or ", below).c_str() : "", above, below ? below : above);
+    }
+    if (options.dp == 0) options.dp = (int)(processes / parts);
+    // Below 2^60: each is at most 2^20.
+    if (parts * options.dp != processes) {
+        fail("--dp %d: with --tp %d and --pp %d a layout of %lld processes, and this run has %d; give %s, or "
+             "start %lld (mpirun -np %lld)",
+             options.dp, options.tp, options.pp, parts * options.dp, processes,
+             nearest_layouts(options, asked, processes).c_str(), parts * options.dp, parts * options.dp);
+    }
+}
+
+// What no number of stages makes good.
+inline void check_pipeline_options(const Options& options) {
+    if (options.pp_chunks > 1 && options.pp_schedule != "interleaved") {
+        fail("--pp-chunks %d: with --pp-schedule %s a stage has one part of the layers; add --pp-schedule "
+             "interleaved, or leave --pp-chunks out",
+             options.pp_chunks, options.pp_schedule.c_str());
+    }
+    if (options.pp_chunks > options.layers) {
+        fail("--pp-chunks %d: more parts than --layers %d; lower it", options.pp_chunks, options.layers);
+    }
+}
+
+inline void complete_pipeline(Options& options) {
+    options.pp_chunks = chunks_of(options, options.pp);
+    if (options.pp_layers != "time" && options.pp_layers != "memory")
+        parse_split(options.pp_layers, options.layers, options.pp * options.pp_chunks);
+}
+
+inline void complete_tensor_overlap(Options& options) {
+    if (options.tp == 1) {
+        options.tp_overlap = 1;  // nothing is sent
+        return;
+    }
+    int rows = options.micro_batch * options.sequence_length / options.tp;
+    if (options.tp_overlap == 0) {
+        options.tp_overlap = 4;
+        while (rows % options.tp_overlap) options.tp_overlap--;
+    }
+    if (rows % options.tp_overlap) {
+        int most = (int)find_option("--tp-overlap")->limits.high;
+        fail("--tp-overlap %d: does not divide the %d rows of a rank, %d sequences * %d tokens / %d tensor "
+             "ranks; give %s",
+             options.tp_overlap, rows, options.micro_batch, options.sequence_length, options.tp,
+             nearest_divisors(options.tp_overlap, rows, most).c_str());
+    }
+}
+
+inline void complete_shard_group(Options& options) {
+    if (options.zero == 0) {
+        if (options.shard_group > 1) {
+            fail(
+                "--shard-group %d: with --zero 0 every rank keeps everything; add --zero 1, 2 or 3, or leave "
+                "--shard-group out",
+                options.shard_group);
+        }
+        options.shard_group = 1;
+        return;
+    }
+    if (options.shard_group == 0) options.shard_group = options.dp;
+    if (options.dp % options.shard_group) {
+        fail("--shard-group %d: does not divide the %d data rank%s; give %s", options.shard_group, options.dp,
+             options.dp == 1 ? "" : "s",
+             nearest_divisors(options.shard_group, options.dp, options.dp).c_str());
+    }
+}
+
+inline void complete_global_batch(Options& options) {
+    long long sequences = (long long)options.sequence_length * options.dp;  // tokens, one for each data rank
+    long long tokens = sequences * options.micro_batch;
+    int round = options.pp_schedule == "interleaved" ? options.pp : 1;  // micro-batches must be a multiple
+    if (options.global_batch == 0) options.global_batch = tokens * round;
+    if (options.global_batch % tokens) {
+        long long below = options.global_batch / tokens * tokens, above = below + tokens;
+        int smaller = options.micro_batch - 1;
+        while (smaller > 0 && options.global_batch % (sequences * smaller)) smaller--;
+        fail("--global-batch %lld: not a multiple of the micro-batch of %d sequences * %d tokens%s = %lld; "
+             "give %s%lld%s",
+             options.global_batch, options.micro_batch, options.sequence_length,
+             options.dp > 1 ? text(" * %d data ranks", options.dp).c_str() : "", tokens,
+             below ? text("%lld or ", below).c_str() : "", above,
+             smaller ? text(", or --micro-batch %d", smaller).c_str() : "");
+    }
+    if (options.global_batch / tokens > INT32_MAX) {
+        fail("--global-batch %lld: more than 2^31 micro-batches of %lld tokens; lower it or raise "
+             "--micro-batch",
+             options.global_batch, tokens);
+    }
+    if (long long micro_batches = options.global_batch / tokens; micro_batches % round) {
+        long long below = micro_batches / round * round, above = below + round;
+        fail("--global-batch %lld: %lld micro-batch%s of %lld tokens, and --pp-schedule interleaved needs a "
+             "multiple of --pp %d; give %s%lld",
+             options.global_batch, micro_batches, micro_batches == 1 ? "" : "es", tokens, options.pp,
+             below ? text("%lld or ", below * tokens).c_str() : "", above * tokens);
+    }
+    check_limits(*find_option("--global-batch"), options);
+}
+
+// For options that are complete but for the layout. Nothing is cut yet, so a refusal costs no memory.
+inline void complete_layout(Options& options, int processes) {
+    check_pipeline_options(options);
+    complete_ranks(options, processes);
+    complete_shard_group(options);
+    complete_global_batch(options);
+    complete_tensor_overlap(options);
+    complete_pipeline(options);
+}

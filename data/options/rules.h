@@ -1,0 +1,186 @@
+/*
+What options must be to fit together, and what those that are left out come to: complete() for each command.
+*/
+#pragma once
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+
+#include "data/base/error.h"
+#include "data/options/layout.h"
+#include "data/options/table.h"
+#include "data/options/values.h"
+#include "data/options/presets.h"
+
+// The folder of a run that is given none: runs/ and a preset's name, or that of the folder which holds the
+// config.json of the model (or held it, when a run began that is taken up).
+inline std::string default_run_dir(const std::string& model) {
+    std::filesystem::path path = (std::filesystem::current_path() / model).lexically_normal();
+    if (!path.has_filename() || path.filename() == "config.json") path = path.parent_path();
+    if (path.extension() == ".json") path = path.stem();
+    return "runs/" + (find_preset(model) ? model : path.filename().string());
+}
+
+// The model, and the tokens that it is made for.
+inline void complete_model(Options& options) {
+    complete(static_cast<ModelConfig&>(options));
+    if (options.document_end >= options.vocab_size) {
+        fail("--document-end %d: not a token of a vocabulary of %d; give -1 or a smaller number",
+             options.document_end, options.vocab_size);
+    }
+}
+
+inline void complete_sequence_length(Options& options) {
+    if (options.sequence_length == 0) options.sequence_length = options.context;
+    if (options.sequence_length > options.context) {
+        fail("--sequence-length %d: longer than the model's context of %d; lower it", options.sequence_length,
+             options.context);
+    }
+}
+
+inline void check_micro_batch(const Options& options) {
+    if ((long long)options.micro_batch * options.sequence_length > INT32_MAX) {
+        fail("--micro-batch %d: with sequences of %d tokens more than 2^31 tokens at once; lower it",
+             options.micro_batch, options.sequence_length);
+    }
+}
+
+inline void check_checkpoint_options(const Options& options) {
+    if (options.keep_every > 0 && (options.save_every == 0 || options.keep_every % options.save_every)) {
+        std::string other = options.save_every ? text(" or give a multiple of %d", options.save_every) : "";
+        fail("--keep-every %d: there is no checkpoint after every so many steps with --save-every %d; give "
+             "--save-every a divisor of it%s",
+             options.keep_every, options.save_every, other.c_str());
+    }
+}
+
+// What talks to others, or to the host, cannot be given to the device in one piece.
+inline void check_graphs(const Options& options, int processes) {
+    if (options.cuda_graphs != "on") return;
+    if (processes > 1) {
+        fail(
+            "--cuda-graphs on: the passes of one process can be captured, and there are %d; give auto or off",
+            processes);
+    }
+    if (options.offload != "none") {
+        fail("--cuda-graphs on: passes that send gradients to the host cannot be captured; give auto or off, "
+             "or "
+             "leave out --offload %s",
+             options.offload.c_str());
+    }
+}
+
+inline void complete_training(Options& options, int processes) {
+    if (options.train_data.empty()) {
+        fail("--train-data: missing; name token files, such as those that `train_gpt tokenize` writes");
+    }
+    if (options.tokenizer.empty()) options.tokenizer = "none";
+    complete_sequence_length(options);
+    check_micro_batch(options);
+    complete_layout(options, processes);
+    check_graphs(options, processes);
+    if (options.warmup_steps < 0) options.warmup_steps = std::min(options.steps / 20, 2000);
+    if (options.warmup_steps > options.steps) {
+        fail("--warmup-steps %d: more than the run's %d steps; lower it or raise --steps",
+             options.warmup_steps, options.steps);
+    }
+    if (options.reset_positions && options.document_end < 0) {
+        fail("--reset-positions on: documents are not told apart; give --document-end too, or leave it out");
+    }
+    if (options.tokenizer == "none" && !options.prompt.empty()) {
+        fail("--prompt: cannot be turned into tokens without a tokenizer; add --tokenizer bytes or leave it "
+             "out");
+    }
+    check_checkpoint_options(options);
+    if (options.matmul_tuning.empty()) fail("--matmul-tuning: empty; give on, off or a file");
+    if (options.run_dir.empty()) options.run_dir = default_run_dir(options.model);
+}
+
+inline void check_run(const Options& options, const char* missing) {
+    if (options.run.empty())
+        fail("%s; name a run directory, or the folder of one of its checkpoints", missing);
+}
+
+inline void check_output(const Options& options, const char* what) {
+    if (options.output.empty()) fail("--output: missing; give %s", what);
+}
+
+inline void complete_sampling(const Options& options) {
+    int prompts = !options.prompt.empty() + !options.prompt_file.empty() + options.interactive;
+    if (prompts > 1) {
+        fail("sample: a prompt comes from --prompt, --prompt-file or --interactive on; give one of "
+             "them");
+    }
+    if (options.interactive && options.samples > 1)
+        fail("--samples %d: --interactive on answers once; leave one of them out", options.samples);
+    for (const std::string& stop : options.stop) {
+        if (stop.empty()) fail("--stop: an empty text ends every sample at once; give some text");
+    }
+}
+
+inline void complete_evaluation(const Options& options) {
+    if (options.data.empty() && options.choices.empty())
+        fail("eval: nothing to measure on; give --data or --choices");
+}
+
+inline void complete_tokenizing(Options& options) {
+    if (options.inputs.empty()) fail("tokenize: nothing to read; name files or folders of text");
+    check_output(options, "the beginning of the names of the files to write, such as tokens/mytext");
+    if (options.train_tokenizer > 0 && !options.tokenizer.empty())
+        fail("--tokenizer %s: --train-tokenizer makes one; leave one of them out",
+             printable(options.tokenizer).c_str());
+    if (options.tokenizer.empty()) options.tokenizer = "bytes";
+    if (options.tokenizer == "none")
+        fail("--tokenizer none: text becomes tokens by a tokenizer; give bytes or a file");
+}
+
+inline void complete(Options& options, Command command, int processes) {
+    for (const OptionRow& row : option_table()) {
+        if (row.commands & command) check_limits(row, options);
+    }
+    switch (command) {
+    case command_train:
+        complete_model(options);
+        complete_training(options, processes);
+        break;
+    case command_sample:
+        check_run(options, "sample: nothing to sample from");
+        complete_sampling(options);
+        break;
+    case command_eval:
+        check_run(options, "eval: nothing to evaluate");
+        complete_evaluation(options);
+        break;
+    case command_inspect:
+        check_run(options, "inspect: nothing to look into");
+        break;
+    case command_export:
+        check_run(options, "export: nothing to export");
+        check_output(options, "the folder to make, or with --format llmc the file");
+        break;
+    case command_import:
+        if (options.source.empty())
+            fail("import: nothing to import; name the folder of a Hugging Face model, or a .bin of llm.c");
+        check_output(options, "the run directory to make, such as runs/mine");
+        break;
+    case command_tokenize:
+        complete_tokenizing(options);
+        break;
+    case command_data:
+        if (options.inputs.empty()) fail("data: nothing to look into; name token files");
+        break;
+    }
+}
+
+// The options of the training run that a file tells of.
+inline Options stored_options(const nlohmann::json& json, const std::string& file) {
+    Options options = options_from_json(json, file);
+    try {
+        complete_model(options);
+        complete_sequence_length(options);
+    } catch (const Error& error) {
+        fail("%s: %s", file.c_str(), error.what());
+    }
+    return options;
+}

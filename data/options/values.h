@@ -1,0 +1,274 @@
+/*
+The value of one option, to and from text and JSON, by its row of the table.
+*/
+#pragma once
+
+#include <charconv>
+#include <cmath>
+#include <set>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "data/base/error.h"
+#include "data/base/json.h"
+#include "data/options/model_config.h"
+#include "data/options/table.h"
+#include "data/base/words.h"
+
+// ----------------------------------------------------------------------------
+// names
+
+inline std::string option_name(const OptionRow& row) {
+    std::string name = row.field;
+    for (char& c : name) {
+        if (c == '_') c = '-';
+    }
+    return "--" + name;
+}
+
+// The row of an option as written on the command line, dashes included; null if there is none.
+inline const OptionRow* find_option(std::string_view name) {
+    for (const OptionRow& row : option_table()) {
+        if (!row.positional && option_name(row) == name) return &row;
+    }
+    return nullptr;
+}
+
+// Calls f with the member itself.
+template <typename AnyOptions, typename F>
+decltype(auto) with_member(const OptionRow& row, AnyOptions& options, F&& f) {
+    return std::visit([&](auto member) -> decltype(auto) { return f(options.*member); }, row.member);
+}
+
+// Whether weights are made for a value of it, so that it goes where they go.
+inline bool describes_model(const OptionRow& row) {
+    return row.resume == Resume::shape || row.resume == Resume::tokens;
+}
+
+inline bool is_switch(const OptionRow& row) {
+    return std::holds_alternative<bool Options::*>(row.member);
+}
+
+// ----------------------------------------------------------------------------
+// to text
+
+// The shortest text that reads back as the same number.
+template <typename Number>
+std::string number_text(Number value) {
+    char buffer[64];
+    std::to_chars_result result;
+    if constexpr (std::is_integral_v<Number>) {
+        result = std::to_chars(buffer, buffer + sizeof buffer, value);
+    } else {
+        result = std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::general);
+    }
+    return std::string(buffer, result.ptr);
+}
+
+inline std::string value_text(const OptionRow& row, const Options& options) {
+    return with_member(row, options, [](const auto& value) -> std::string {
+        using Value = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<Value, bool>) {
+            return value ? "on" : "off";
+        } else if constexpr (std::is_arithmetic_v<Value>) {
+            return number_text(value);
+        } else if constexpr (std::is_same_v<Value, std::string>) {
+            return value;
+        } else {
+            std::string joined;
+            for (const std::string& item : value) joined += (joined.empty() ? "" : " ") + item;
+            return joined;
+        }
+    });
+}
+
+inline bool is_whole(const OptionRow& row) {
+    return std::holds_alternative<int Options::*>(row.member) ||
+           std::holds_alternative<long long Options::*>(row.member);
+}
+
+inline bool is_number(const OptionRow& row) {
+    return is_whole(row) || std::holds_alternative<float Options::*>(row.member) ||
+           std::holds_alternative<double Options::*>(row.member);
+}
+
+// A row whose upper limit is only that of its type.
+inline bool is_open_ended(const OptionRow& row) {
+    return is_whole(row) && row.limits.high == INT32_MAX;
+}
+
+// "0 to 10", "at least 0", "cosine, linear or constant", or nothing for free text.
+inline std::string limits_text(const OptionRow& row) {
+    if (!is_number(row)) return alternatives(row.limits.choices);
+    if (is_open_ended(row)) return "at least " + number_text((long long)row.limits.low);
+    if (is_whole(row)) return text("%lld to %lld", (long long)row.limits.low, (long long)row.limits.high);
+    return number_text(row.limits.low) + " to " + number_text(row.limits.high);
+}
+
+// ----------------------------------------------------------------------------
+// from text
+
+[[noreturn]] inline void refuse_value(const OptionRow& row, std::string_view value, const char* reason) {
+    std::string kind;
+    if (is_number(row)) {
+        kind = is_whole(row) ? "a whole number " : "a number ";
+        kind += is_open_ended(row) ? "of " : "from ";
+    }
+    fail("%s %s: %s; give %s%s", option_name(row).c_str(), value.empty() ? "''" : printable(value).c_str(),
+         reason, kind.c_str(), limits_text(row).c_str());
+}
+
+inline void check_limits(const OptionRow& row, const Options& options) {
+    with_member(row, options, [&](const auto& value) {
+        using Value = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<Value, std::string>) {
+            bool known = row.limits.choices.empty();
+            for (const std::string& choice : row.limits.choices) known |= value == choice;
+            if (!known) refuse_value(row, value, "not one of the choices");
+        } else if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
+            // Compared as Value, in which 0.1 is the nearest float.
+            bool inside = value >= (Value)row.limits.low && value <= (Value)row.limits.high;
+            if (!inside) refuse_value(row, number_text(value), "out of range");
+        }
+    });
+}
+
+// The whole text must be one number. Numbers of tokens (long long) may end in k, M or G: 1024, 1024^2,
+// 1024^3.
+template <typename Number>
+Number parse_number(const OptionRow& row, std::string_view source) {
+    std::string_view digits = source;
+    Number unit = 1;
+    if constexpr (std::is_same_v<Number, long long>) {
+        size_t power = digits.empty() ? std::string_view::npos : std::string_view("kMG").find(digits.back());
+        if (power != std::string_view::npos) {
+            digits.remove_suffix(1);
+            unit = 1LL << (10 * (power + 1));
+        }
+    }
+    Number value{};
+    auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (error == std::errc::result_out_of_range) refuse_value(row, source, "out of range");
+    if (error != std::errc() || end != digits.data() + digits.size())
+        refuse_value(row, source, "not a number");
+    if constexpr (std::is_integral_v<Number>) {
+        if (__builtin_mul_overflow(value, unit, &value)) refuse_value(row, source, "too large");
+    } else if (!std::isfinite(value)) {
+        refuse_value(row, source, "not a finite number");
+    }
+    return value;
+}
+
+inline void set_value(const OptionRow& row, Options& options, const std::string& source) {
+    with_member(row, options, [&](auto& value) {
+        using Value = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<Value, bool>) {
+            if (source != "on" && source != "off") refuse_value(row, source, "not a switch");
+            value = source == "on";
+        } else if constexpr (std::is_arithmetic_v<Value>) {
+            value = parse_number<Value>(row, source);
+        } else if constexpr (std::is_same_v<Value, std::string>) {
+            value = source;
+        } else {
+            value.push_back(source);
+        }
+    });
+    check_limits(row, options);
+}
+
+// A positional argument: a list takes any number of them, a text one.
+inline bool add_value(const OptionRow& row, Options& options, const std::string& source) {
+    return with_member(row, options, [&](auto& value) {
+        using Value = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
+            value.push_back(source);
+            return true;
+        } else if constexpr (std::is_same_v<Value, std::string>) {
+            bool first = value.empty();
+            if (first) value = source;
+            return first;
+        } else {
+            return false;
+        }
+    });
+}
+
+// ----------------------------------------------------------------------------
+// JSON
+
+inline nlohmann::ordered_json options_to_json(const Options& options, Command command) {
+    nlohmann::ordered_json json = nlohmann::ordered_json::object();
+    for (const OptionRow& row : option_table()) {
+        if (!(row.commands & command)) continue;
+        with_member(row, options, [&](const auto& value) {
+            // A float as a double would show digits it does not have: 0.0006 as 0.0006000000284984708.
+            if constexpr (std::is_same_v<std::decay_t<decltype(value)>, float>) {
+                json[row.field] = std::stod(number_text(value));
+            } else {
+                json[row.field] = value;
+            }
+        });
+    }
+    return json;
+}
+
+inline void set_from_json(const OptionRow& row, Options& options, const nlohmann::json& value) {
+    bool right_type = is_switch(row)   ? value.is_boolean()
+                      : is_number(row) ? value.is_number()
+                                       : value.is_string();
+    if (!right_type)
+        fail("option %s should not be of type %s; the file is damaged", row.field, value.type_name());
+    if (value.is_boolean()) {
+        set_value(row, options, value.get<bool>() ? "on" : "off");
+    } else {
+        set_value(row, options, value.is_string() ? value.get<std::string>() : value.dump());
+    }
+}
+
+// Those alone that tell what weights are made for: what is known of a model from elsewhere.
+inline nlohmann::ordered_json model_options_to_json(const Options& options) {
+    nlohmann::ordered_json json = options_to_json(options, command_train);
+    for (const OptionRow& row : option_table()) {
+        if (!describes_model(row)) json.erase(row.field);
+    }
+    return json;
+}
+
+// Reads what these wrote. Every option that describes the model must be there.
+inline Options options_from_json(const nlohmann::json& json, const std::string& file) {
+    if (!json.is_object()) fail("%s: options are not a JSON object; the file is damaged", file.c_str());
+    Options options;
+    std::set<std::string> known;
+    for (const OptionRow& row : option_table()) {
+        if (!(row.commands & command_train)) continue;
+        if (!json.contains(row.field)) {
+            if (!describes_model(row)) continue;
+            fail("%s: option %s is missing; use the program that wrote the file", file.c_str(), row.field);
+        }
+        known.insert(row.field);
+        try {
+            set_from_json(row, options, json[row.field]);
+        } catch (const Error& error) {
+            fail("%s: %s", file.c_str(), error.what());
+        }
+    }
+    for (const auto& [name, value] : json.items()) {
+        if (known.contains(name)) continue;
+        fail("%s: option %s is not known here; use the program that wrote the file", file.c_str(),
+             printable(name).c_str());
+    }
+    return options;
+}
+
+// A model that a file describes must be one that options could describe too.
+// Refuses what the command line would refuse. What follows from the rest is filled in.
+inline ModelConfig checked_model(const ModelConfig& model) {
+    Options options;
+    static_cast<ModelConfig&>(options) = model;
+    for (const OptionRow& row : option_table()) {
+        if (row.commands & command_train) check_limits(row, options);
+    }
+    complete(static_cast<ModelConfig&>(options));
+    return options;
+}

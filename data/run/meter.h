@@ -1,0 +1,63 @@
+/*
+How fast a run is: model FLOPs, and shares of what the devices can do.
+
+Model FLOPs are those that the formulas of the model need; what is computed twice to save memory counts once.
+Every share is of one device: the tokens of the whole run divided by the devices that made them.
+*/
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "data/options/model_config.h"
+
+// Model FLOPs of training on one token: 6 for each parameter of a product, and 12 h for each position that
+// attention counts: the whole sequence by the published definition (Korthikanti et al. 2022), or what a
+// causal mask leaves. A window counts what it holds, less where it begins before the sequence.
+inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
+    double C = c.channels, A = (double)c.heads * c.head_size;
+    double block = C * qkv_width(c) + A * C + C * fc_width(c) + (double)c.mlp_width * C;
+    double positions = causal ? T / 2.0 : T;
+    if (c.window > 0 && c.window < T) positions = c.window - c.window * (c.window - 1.0) / (2.0 * T);
+    return 6 * (c.layers * block + C * c.vocab_size) + 12 * c.layers * A * positions;
+}
+
+// FLOP/s of dense products by the vendor's data sheet; 0 for a card or a precision that is not in the list.
+inline double published_peak(const std::string& device, bool bf16) {
+    static const struct {
+        const char* name;
+        double bf16;
+    } cards[] = {
+        {"NVIDIA H200", 989.4e12},         {"NVIDIA H100 80GB HBM3", 989.4e12},
+        {"NVIDIA H100 PCIe", 756e12},      {"NVIDIA A100-SXM4-80GB", 312e12},
+        {"NVIDIA A100-SXM4-40GB", 312e12}, {"NVIDIA A100 80GB PCIe", 312e12},
+    };
+    for (auto& card : cards) {
+        if (device == card.name && bf16) return card.bf16;
+    }
+    return 0;
+}
+
+// Rates and shares from the tokens per second of the whole run. peak_flops and gemm_flops are FLOP/s of one
+// device, published (0: not known) and measured. What was measured while others used the device is too low,
+// so the largest of several measurements counts, and what training itself reaches is one.
+class Meter {
+public:
+    Meter(const ModelConfig& config, int T, double peak_flops, double gemm_flops, int devices)
+        : full_(flops_per_token(config, T, false) / devices),
+          causal_(flops_per_token(config, T, true) / devices),
+          peak_(peak_flops),
+          gemm_(gemm_flops) {}
+
+    void add_measurement(double gemm_flops) { gemm_ = std::max(gemm_, gemm_flops); }
+    void add_step(double tokens_per_second) { add_measurement(full_ * tokens_per_second); }
+
+    double mfu(double tokens_per_second) const { return peak_ > 0 ? full_ * tokens_per_second / peak_ : 0; }
+    double gemm_share(double tokens_per_second) const { return full_ * tokens_per_second / gemm_; }
+    double gemm_share_causal(double tokens_per_second) const { return causal_ * tokens_per_second / gemm_; }
+    bool has_peak() const { return peak_ > 0; }
+
+private:
+    double full_, causal_;  // FLOPs of one device for each token of the run
+    double peak_, gemm_;
+};

@@ -1,0 +1,50 @@
+/*
+What a run is about to do, for its header.
+*/
+#pragma once
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include <string>
+#include <vector>
+
+#include "data/base/figures.h"
+#include "data/run/meter.h"
+#include "data/options/model_config.h"
+#include "data/options/options.h"
+#include "data/base/program_version.h"
+#include "data/tokens/token_loader.h"
+
+// The line of log.jsonl that says when, where and how the run was started. origin: the checkpoint that it
+// begins from; empty: none. changes: what a resume made different.
+inline nlohmann::ordered_json start_record(const Options& o, const std::string& host, int processes,
+                                           const std::string& device, const std::string& origin,
+                                           const std::vector<std::string>& changes) {
+    return {{"time", utc_time()},
+            {"host", host},
+            {"device", device},
+            {"version", program_version},
+            {"processes", processes},
+            {"layout", {{"dp", o.dp}, {"tp", o.tp}, {"pp", o.pp}, {"zero", o.zero}}},
+            {"from", origin.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(origin)},
+            {"changes", changes}};
+}
+
+inline void print_run(const Options& o, const TokenLoader& data) {
+    double count = (double)parameter_count(o);
+    int T = o.sequence_length;
+    printf("model        %s: %s parameters, %d layers of %d channels, %sFLOP per token (%s if attention "
+           "counts causal)\n",
+           o.model.c_str(), human(count).c_str(), o.layers, o.channels,
+           human(flops_per_token(o, T, false)).c_str(), human(flops_per_token(o, T, true)).c_str());
+    printf("data         %s tokens, %s samples of %d\n", human((double)data.total_tokens()).c_str(),
+           human((double)data.samples_per_epoch()).c_str(), T);
+    for (const std::string& line : data.summary()) printf("             %s\n", line.c_str());
+    for (const std::string& path : data.too_short())
+        printf("             %s is shorter than a sample: not used\n", path.c_str());
+    double epochs = (double)o.steps * o.global_batch / T / data.samples_per_epoch();
+    printf("run          %s: %d steps of %lld tokens (%d x %d at a time%s), %.2f epochs\n", o.run_dir.c_str(),
+           o.steps, o.global_batch, o.micro_batch, T,
+           o.dp > 1 ? text(" on each of %d data ranks", o.dp).c_str() : "", epochs);
+}

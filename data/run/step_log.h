@@ -1,0 +1,143 @@
+/*
+What the user sees and the log keeps of each step: lines on the screen, and the same as JSON in log.jsonl.
+Rank 0 alone has a log.
+*/
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "data/base/file.h"
+#include "data/base/figures.h"
+#include "data/run/meter.h"
+#include "data/options/options.h"
+#include "data/run/run_log.h"
+#include "data/checkpoint/save_report.h"
+#include "data/base/words.h"
+
+class StepLog {
+public:
+    // `log` may be null. On a terminal, steps between two lines are drawn over each other.
+    StepLog(const Options& o, Meter& meter, RunLog* log, bool on_terminal)
+        : o_(o), meter_(meter), log_(log), on_terminal_(on_terminal) {}
+
+    // An error message begins on a line of its own.
+    ~StepLog() {
+        clear();
+        fflush(stdout);
+        if (!log_) return;
+        warn(log_->sync());
+        if (size_t lost = log_->waiting())
+            warn(text("log.jsonl: %zu lines could not be written, and are lost", lost));
+    }
+
+    // The run begins, or goes on, after this step.
+    void start(int step, const nlohmann::ordered_json& how) { write({{"step", step}, {"start", how}}); }
+
+    // tokens: trained on in all. sent_bytes: by this rank.
+    void step(int step, uint64_t tokens, float loss, float gradient_norm, float learning_rate, double seconds,
+              uint64_t sent_bytes) {
+        double rate = o_.global_batch / seconds;
+        meter_.add_step(rate);
+        recent_ = recent_ == 0 ? seconds : 0.95 * recent_ + 0.05 * seconds;
+        nlohmann::ordered_json line = {{"step", step},
+                                       {"loss", loss},
+                                       {"grad_norm", gradient_norm},
+                                       {"lr", learning_rate},
+                                       {"tokens", tokens},
+                                       {"tokens_per_s", rate},
+                                       {"mfu", nullptr},
+                                       {"gemm_share", meter_.gemm_share(rate)},
+                                       {"ms", seconds * 1e3},
+                                       {"time", utc_time()}};
+        if (meter_.has_peak()) line["mfu"] = meter_.mfu(rate);
+        if (o_.dp * o_.tp * o_.pp > 1) line["sent_bytes"] = sent_bytes;
+        write(line);
+        std::string left = duration(recent_ * (o_.steps - step));
+        if (step % o_.log_every && step != 1 && step != o_.steps) {
+            if (on_terminal_)
+                printf("\r\033[Kstep %d/%d  loss %.4f  %s left", step, o_.steps, loss, left.c_str());
+        } else {
+            clear();
+            std::string mfu = meter_.has_peak() ? text("  MFU %4.1f%%", 100 * meter_.mfu(rate)) : "";
+            printf("step %6d/%d  loss %.4f  norm %6.3f  lr %.2e  %7.1f ms  %6s tok/s%s  %4.1f%% of GEMM rate "
+                   " %s left\n",
+                   step, o_.steps, loss, gradient_norm, learning_rate, seconds * 1e3, human(rate).c_str(),
+                   mfu.c_str(), 100 * meter_.gemm_share(rate), left.c_str());
+        }
+        fflush(stdout);
+    }
+
+    void validation(int step, float loss) {
+        clear();
+        printf("step %6d/%d  validation loss %.4f\n", step, o_.steps, loss);
+        fflush(stdout);
+        write({{"step", step}, {"val_loss", loss}});
+    }
+
+    void sample(int step, const std::string& sample) {
+        clear();
+        printf("---- sample at step %d\n", step);
+        print_bytes(sample);
+        printf("\n----\n");
+        fflush(stdout);
+        write({{"step", step}, {"sample", sample}});
+    }
+
+    void checkpoint(const SaveReport& report) {
+        if (!report.trouble.empty()) {
+            checkpoint_failed(report);
+            return;
+        }
+        if (!report.weights_alone) last_checkpoint_ = report.folder;
+        double rate = (double)report.bytes / report.seconds;
+        clear();
+        printf("%s after step %lld: %sB, training waited %.2f s, written in %.2f s (%sB/s)\n",
+               report.weights_alone ? "weights alone" : "checkpoint", (long long)report.step,
+               human((double)report.bytes).c_str(), report.stalled, report.seconds, human(rate).c_str());
+        if (!report.remark.empty()) printf("older checkpoints stay: %s\n", one_line(report.remark).c_str());
+        fflush(stdout);
+        write({{"step", report.step},
+               {report.weights_alone ? "weights" : "checkpoint", report.folder},
+               {"bytes", report.bytes},
+               {"stall_ms", report.stalled * 1e3},
+               {"write_ms", report.seconds * 1e3}});
+    }
+
+    // On a line of its own, if there is something to tell.
+    void warn(const std::string& words) {
+        if (words.empty()) return;
+        clear();
+        printf("%s\n", one_line(words).c_str());
+        fflush(stdout);
+    }
+
+private:
+    void checkpoint_failed(const SaveReport& report) {
+        clear();
+        printf("checkpoint after step %lld: NOT saved: %s; %s\n", (long long)report.step,
+               one_line(report.trouble).c_str(),
+               last_checkpoint_.empty() ? "older ones are as they were"
+                                        : ("the last one is " + last_checkpoint_).c_str());
+        fflush(stdout);
+        write({{"step", report.step}, {"checkpoint", nullptr}, {"trouble", report.trouble}});
+    }
+
+    void clear() const {
+        if (on_terminal_) printf("\r\033[K");
+    }
+
+    void write(const nlohmann::ordered_json& line) {
+        if (log_) warn(log_->write(line));
+    }
+
+    const Options& o_;
+    Meter& meter_;
+    RunLog* log_;
+    const bool on_terminal_;
+    std::string last_checkpoint_;  // of this run, that was written since it was started
+    double recent_ = 0;            // seconds of a step, averaged
+};

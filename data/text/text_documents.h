@@ -1,0 +1,168 @@
+/*
+The documents of files, in order and in batches of about a megabyte that can be encoded apart from each other:
+several small documents, or lines, or a part of a large document. So the files may be larger than memory, and
+so may a document, if there are places where it can be cut.
+
+Lines are only found here; documents_of() takes them apart, which may be done for many batches at a time.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/base/json_lines.h"
+#include "data/text/text_files.h"
+#include "data/base/utf8.h"
+
+struct TextBatch {
+    struct Piece {
+        size_t size;
+        bool last;  // it ends its document
+    };
+    std::string text;
+    std::vector<Piece> pieces;  // of the text; none if it is lines
+    std::string path;           // of the lines
+    uint64_t first_line = 0;    // counted from 1
+    uint64_t input_bytes = 0;   // of the files, read for this batch
+};
+
+class TextBatches {
+public:
+    static constexpr size_t default_size = 1 << 20;
+    static constexpr size_t longest = (size_t)2 << 30;  // bytes of a line, or of text without a place to cut
+
+    // cut: the largest place where a text may be cut, 0 for nowhere (Tokenizer::cut_place). The files must
+    // outlive this.
+    TextBatches(const std::vector<TextFile>& files, std::function<size_t(std::string_view)> cut,
+                size_t size = default_size)
+        : files_(files), cut_(std::move(cut)), size_(size) {}
+
+    // False at the end.
+    bool next(TextBatch& batch) {
+        batch = {};
+        while (batch.text.size() < size_ && (input_ || next_file_ < files_.size())) {
+            if (!input_) {
+                if (files_[next_file_].lines && !batch.text.empty()) break;
+                open();
+            }
+            if (file().lines) {
+                read_lines(batch);
+                if (!batch.text.empty()) break;
+            } else {
+                read_document(batch);
+                if (!batch.pieces.back().last) break;
+            }
+        }
+        return !batch.text.empty() || !batch.pieces.empty();
+    }
+
+private:
+    const TextFile& file() const { return files_[next_file_ - 1]; }
+
+    void open() {
+        input_ = std::make_unique<TextInput>(files_[next_file_++]);
+        rest_.clear();
+        line_ = 1, at_ = counted_ = 0, cut_done_ = false;
+    }
+
+    void count(TextBatch& batch) {
+        batch.input_bytes += input_->consumed() - counted_;
+        counted_ = input_->consumed();
+    }
+
+    // As many whole lines as make a batch, one at least.
+    void read_lines(TextBatch& batch) {
+        size_t searched = rest_.size(), end = 0;  // what is left over from before has no end of a line
+        bool more = true;
+        while (more && end == 0) {
+            more = input_->append(rest_, std::max(size_, rest_.size()));
+            void* newline = memrchr(rest_.data() + searched, '\n', rest_.size() - searched);
+            end = newline ? (size_t)((char*)newline - rest_.data()) + 1 : 0;
+            searched = rest_.size();
+            if (end == 0 && searched > longest) {
+                fail("%s:%llu: the line is longer than 2 GiB; give each document a line of its own",
+                     file().path.c_str(), (unsigned long long)line_);
+            }
+        }
+        if (!more) end = rest_.size();
+        std::string tail = rest_.substr(end);
+        rest_.resize(end);
+        batch.text = std::exchange(rest_, std::move(tail));
+        batch.path = file().path;
+        batch.first_line = line_;
+        line_ += (uint64_t)std::count(batch.text.begin(), batch.text.end(), '\n');
+        count(batch);
+        if (!more) input_.reset();
+    }
+
+    // A whole document, or a part of it that ends where it can be cut.
+    void read_document(TextBatch& batch) {
+        size_t wanted = size_ - batch.text.size();
+        for (;;) {
+            uint64_t end = file().cut > 0 && !cut_done_ ? file().cut : UINT64_MAX;
+            size_t before = rest_.size(), room = wanted > before ? wanted - before : size_;
+            bool more = input_->append(rest_, (size_t)std::min<uint64_t>(room, end - at_));
+            at_ += rest_.size() - before;
+            if (!more || at_ == end) {
+                size_t size = more ? whole_characters(rest_) : rest_.size();
+                if (size == 0) size = rest_.size();  // there is nothing else
+                batch.pieces.push_back({size, true});
+                batch.text.append(rest_, 0, size);
+                rest_.erase(0, size);
+                count(batch);
+                if (!more) input_.reset();
+                cut_done_ = true;
+                return;
+            }
+            if (size_t cut = cut_(rest_)) {
+                batch.pieces.push_back({cut, false});
+                batch.text.append(rest_, 0, cut);
+                rest_.erase(0, cut);
+                count(batch);
+                return;
+            }
+            if (rest_.size() > longest) {
+                fail("%s: has 2 GiB in which this tokenizer finds no place to cut; divide the file",
+                     file().path.c_str());
+            }
+            wanted = std::max(size_, 2 * rest_.size());
+        }
+    }
+
+    const std::vector<TextFile>& files_;
+    std::function<size_t(std::string_view)> cut_;
+    size_t size_;
+    size_t next_file_ = 0;
+    std::unique_ptr<TextInput> input_;  // of the file before that; none between files
+    std::string rest_;                  // read, and not given yet
+    uint64_t line_ = 1;                 // of the beginning of rest_
+    uint64_t at_ = 0;                   // bytes of text read
+    bool cut_done_ = false;
+    uint64_t counted_ = 0;  // bytes of the file that are in some batch
+};
+
+// Calls piece(text, last) for the pieces of documents in a batch, in order. `last` ends a document.
+template <typename F>
+void documents_of(const TextBatch& batch, const std::string& text_field, F&& piece) {
+    std::string_view rest = batch.text;
+    for (auto [size, last] : batch.pieces) {
+        piece(rest.substr(0, size), last);
+        rest.remove_prefix(size);
+    }
+    std::string document;
+    for (uint64_t line = batch.first_line; !rest.empty(); line++) {
+        std::string_view one = next_line(rest);
+        if (is_blank(one)) continue;
+        std::string wrong = read_json_line(one, text_field, document);
+        if (!wrong.empty()) fail("%s:%llu: %s", batch.path.c_str(), (unsigned long long)line, wrong.c_str());
+        piece(document, true);
+    }
+}

@@ -1,0 +1,307 @@
+/*
+The files of text under files and folders, and their bytes: plain, or compressed with gzip, which is known by
+the name (.gz) and by its first bytes. Folders are searched in sorted order, and a file that can be reached in
+several ways is taken once.
+
+gzip carries a checksum of its text, so a file that is cut short or damaged is noticed and refused, and never
+taken for a shorter text.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cctype>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include <zlib.h>
+
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/tokens/token_shards.h"  // find_shard_format, token_record_beginning
+#include "data/base/words.h"           // printable
+
+struct TextFile {
+    std::string path;
+    uint64_t bytes;    // on disk
+    bool compressed;   // with gzip
+    bool lines;        // .jsonl: each line is an object that holds a document; others are one document each
+    uint64_t cut = 0;  // not 0: the document ends after so many bytes of text, and another begins
+};
+
+// Files that have something in common: how many, and the names of the first.
+struct NamedFiles {
+    static constexpr size_t named = 3;
+    size_t count = 0;
+    std::vector<std::string> names;
+
+    void add(const std::string& name) {
+        count++;
+        if (names.size() < named) names.push_back(name);
+    }
+    // "12 (a, b, c, ...)"
+    std::string text() const {
+        std::string list;
+        for (const std::string& name : names) list += (list.empty() ? "" : ", ") + printable(name);
+        return std::to_string(count) + " (" + list + (count > names.size() ? ", ...)" : ")");
+    }
+};
+
+// Collects the files under files and folders.
+class DocumentSearch {
+public:
+    std::vector<TextFile> files;
+    uint64_t bytes = 0;
+    // Files that were skipped, by kind: those that are empty; in folders also hidden ones, token files,
+    // broken links, pipes and devices; and those below, if they are to be skipped.
+    std::map<std::string, NamedFiles> skipped;
+    // Not UTF-8, by kind: binary, UTF-16. They are in `files` nevertheless.
+    std::map<std::string, NamedFiles> strange;
+
+    // skip_binary: what is strange is skipped.
+    explicit DocumentSearch(bool skip_binary = false) : skip_binary_(skip_binary) {}
+
+    // Links given by name are followed, and so are links to files; links to folders found on the way are not.
+    void add(const std::string& path, bool given_by_name = true) {
+        struct stat status, target;
+        if (lstat(path.c_str(), &status) != 0) fail_with_errno(path, "read it");
+        if (S_ISLNK(status.st_mode)) {
+            bool broken = stat(path.c_str(), &target) != 0;
+            if (broken && given_by_name) fail_with_errno(path, "read it");
+            if (!given_by_name && (broken || !S_ISREG(target.st_mode))) {
+                if (broken) skipped["broken link"].add(path);
+                return;
+            }
+            status = target;
+        }
+        if (!seen_.insert({status.st_dev, status.st_ino}).second) return;
+        if (S_ISDIR(status.st_mode))
+            add_folder(path);
+        else if (S_ISREG(status.st_mode))
+            add_file(path, (uint64_t)status.st_size, given_by_name);
+        else if (given_by_name)
+            fail("%s: is neither a file nor a folder; copy its text to a file", path.c_str());
+        else
+            skipped["pipe or device"].add(path);
+    }
+
+    // Do not take this file if it is found.
+    void exclude(const std::string& path) {
+        struct stat status;
+        if (stat(path.c_str(), &status) == 0) seen_.insert({status.st_dev, status.st_ino});
+    }
+
+private:
+    void add_folder(const std::string& path) {
+        std::vector<std::string> names;
+        try {
+            for (const auto& entry : std::filesystem::directory_iterator(path)) names.push_back(entry.path());
+        } catch (const std::filesystem::filesystem_error& error) {
+            fail("%s: cannot list the folder: %s; check the permissions, or leave it out", path.c_str(),
+                 error.code().message().c_str());
+        }
+        std::sort(names.begin(), names.end());
+        for (const std::string& name : names) {
+            if (std::filesystem::path(name).filename().string().starts_with('.'))
+                skipped["hidden"].add(name);  // .git, and what editors leave
+            else
+                add(name, false);
+        }
+    }
+
+    // A file that cannot be read is found here, before hours of work.
+    void add_file(const std::string& path, uint64_t size, bool given_by_name) {
+        if (size == 0) {
+            skipped["empty"].add(path);
+            return;
+        }
+        struct stat status;
+        FileHandle file = open_regular(path, &status);
+        std::string beginning(looked_at, '\0');
+        ssize_t got = pread(file.get(), beginning.data(), beginning.size(), 0);
+        if (got < 0) fail_with_errno(path, "read it");
+        beginning.resize((size_t)got);
+        if (!given_by_name && is_made_here(path, beginning)) {
+            skipped["tokens or tokenizer"].add(path);
+            return;
+        }
+        refuse_packed(path, beginning);
+        std::string name = path;
+        for (char& c : name) c = (char)tolower((unsigned char)c);
+        bool named = name.ends_with(".gz");
+        bool compressed = named || beginning.starts_with("\x1f\x8b\x08");
+        if (named) name.resize(name.size() - 3);
+        if (const char* kind = compressed ? nullptr : strange_kind(beginning)) {
+            (skip_binary_ ? skipped : strange)[kind].add(path);
+            if (skip_binary_) return;
+        }
+        files.push_back({path, size, compressed, name.ends_with(".jsonl") || name.ends_with(".ndjson")});
+        bytes += size;
+    }
+
+    // Token shards, their records and tokenizers, which may lie beside the text they were made from.
+    static bool is_made_here(const std::string& path, std::string_view beginning) {
+        int32_t magic = 0;
+        memcpy(&magic, beginning.data(), std::min(sizeof magic, beginning.size()));
+        return find_shard_format(magic) || beginning.starts_with(token_record_beginning) ||
+               path.ends_with("_tokenizer.json");
+    }
+
+    // What a file is that does not look like text in UTF-8, which holds no zero byte; null: it does. UTF-16
+    // begins with its mark, or every other byte of most letters is zero.
+    static const char* strange_kind(std::string_view beginning) {
+        if (beginning.starts_with("\xff\xfe") || beginning.starts_with("\xfe\xff")) return "UTF-16";
+        size_t zeros[2] = {};
+        for (size_t i = 0; i < beginning.size(); i++) zeros[i % 2] += beginning[i] == 0;
+        if (zeros[0] + zeros[1] == 0) return nullptr;
+        size_t most = std::max(zeros[0], zeros[1]), least = std::min(zeros[0], zeros[1]);
+        return most > beginning.size() / 4 && 8 * least < most ? "UTF-16" : "binary";
+    }
+
+    // Packed text would be taken for text of strange bytes.
+    static void refuse_packed(const std::string& path, std::string_view beginning) {
+        struct {
+            std::string_view magic;
+            const char* name;
+        } kinds[] = {{"\x28\xb5\x2f\xfd", "zstd"},
+                     {std::string_view("\xfd"
+                                       "7zXZ\0",
+                                       6),
+                      "xz"},
+                     {"BZh", "bzip2"},
+                     {"PK\x03\x04", "zip"},
+                     {"PAR1", "Parquet"}};
+        for (const auto& [magic, name] : kinds) {
+            if (beginning.starts_with(magic))
+                fail("%s: is packed with %s; unpack it first, or leave it out", path.c_str(), name);
+        }
+    }
+
+    static constexpr size_t looked_at = 8192;  // bytes at the beginning of a file
+
+    const bool skip_binary_;
+    std::set<std::pair<dev_t, ino_t>> seen_;
+};
+
+// ----------------------------------------------------------------------------
+
+// Decompresses gzip. A file may be several compressed ones, one behind the other.
+class GzipDecoder {
+public:
+    explicit GzipDecoder(std::string path) : path_(std::move(path)) {
+        constexpr int gzip_only = 16 + MAX_WBITS;
+        if (inflateInit2(&stream_, gzip_only) != Z_OK)
+            fail("%s: cannot be decompressed: no memory; close other programs", path_.c_str());
+    }
+    GzipDecoder(const GzipDecoder&) = delete;
+    GzipDecoder& operator=(const GzipDecoder&) = delete;
+    ~GzipDecoder() { inflateEnd(&stream_); }
+
+    // Takes from the front of `in` and returns how much it wrote; 0 only if it needs more.
+    size_t decode(std::string_view& in, char* out, size_t capacity) {
+        stream_.next_out = (Bytef*)out;
+        stream_.avail_out = (uInt)std::min<size_t>(capacity, 1u << 30);
+        uInt room = stream_.avail_out;
+        while (!in.empty() && stream_.avail_out == room) {
+            if (complete_) {
+                inflateReset(&stream_);
+                complete_ = false;
+            }
+            stream_.next_in = (Bytef*)in.data();
+            stream_.avail_in = (uInt)std::min<size_t>(in.size(), 1u << 30);
+            uInt given = stream_.avail_in;
+            int result = inflate(&stream_, Z_NO_FLUSH);
+            in.remove_prefix(given - stream_.avail_in);
+            complete_ = result == Z_STREAM_END;
+            if (result != Z_OK && !complete_ && result != Z_BUF_ERROR) {
+                fail("%s: is damaged, or no gzip file (%s); copy it again", path_.c_str(),
+                     stream_.msg ? stream_.msg : "its data makes no sense");
+            }
+        }
+        return room - stream_.avail_out;
+    }
+
+    // No more will come.
+    void finish() const {
+        if (!complete_)
+            fail("%s: is cut short: its compressed text does not end; copy it again", path_.c_str());
+    }
+
+private:
+    std::string path_;
+    z_stream stream_ = {};
+    bool complete_ = false;  // a compressed part has ended
+};
+
+// Reads the text of a file from its beginning.
+class TextInput {
+public:
+    explicit TextInput(const TextFile& file) : path_(file.path) {
+        struct stat status;
+        file_ = open_regular(path_, &status);
+        posix_fadvise(file_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
+        if (file.compressed) gzip_ = std::make_unique<GzipDecoder>(path_);
+    }
+
+    // 0 only at the end.
+    size_t read(char* out, size_t capacity) {
+        if (!gzip_) return read_file(out, capacity);
+        for (;;) {
+            if (size_t n = gzip_->decode(in_, out, capacity)) return n;
+            buffer_.resize(256 << 10);
+            in_ = {buffer_.data(), read_file(buffer_.data(), buffer_.size())};
+            if (in_.empty()) {
+                gzip_->finish();
+                return 0;
+            }
+        }
+    }
+
+    // Appends up to `bytes` of text; false when there is no more.
+    bool append(std::string& text, size_t bytes) {
+        size_t size = text.size(), goal = size + bytes;
+        text.resize(goal);
+        while (size < goal) {
+            size_t n = read(text.data() + size, goal - size);
+            if (n == 0) break;
+            size += n;
+        }
+        text.resize(size);
+        return size == goal;
+    }
+
+    // Moves on. Only where the text is not compressed.
+    void seek(uint64_t offset) {
+        if (lseek(file_.get(), (off_t)offset, SEEK_SET) < 0) fail_with_errno(path_, "read it");
+    }
+
+    // Bytes of the file, which are fewer than those of the text if it is compressed.
+    uint64_t consumed() const { return consumed_; }
+
+private:
+    size_t read_file(char* out, size_t capacity) {
+        for (;;) {
+            ssize_t n = ::read(file_.get(), out, capacity);
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0) fail_with_errno(path_, "read it");
+            consumed_ += (uint64_t)n;
+            return (size_t)n;
+        }
+    }
+
+    std::string path_;
+    FileHandle file_;
+    std::unique_ptr<GzipDecoder> gzip_;
+    std::vector<char> buffer_;  // of compressed bytes
+    std::string_view in_;       // those of them not used yet
+    uint64_t consumed_ = 0;
+};

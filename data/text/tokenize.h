@@ -1,0 +1,266 @@
+/*
+The tokenize subcommand: files and folders of text become the token shards
+
+    OUTPUT_train_000000.bin, OUTPUT_train_000001.bin, ...    OUTPUT_val_000000.bin, ...
+
+and, if a tokenizer is trained first, OUTPUT_tokenizer.json. OUTPUT.json says what they were made with
+(data/tokens/token_record.h). Each file is one document, but in a .jsonl each line is; files may be compressed
+with gzip. The end-of-text token ends every document. Text streams through all cores, and its order is kept,
+so the output does not depend on the number of threads. The outputs get their names when all of them are
+complete: a run that fails leaves none.
+*/
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "data/text/document_split.h"
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/options/options.h"
+#include "data/base/ordered_work.h"
+#include "data/base/progress.h"
+#include "data/tokens/shard_series.h"
+#include "data/base/stop_signals.h"
+#include "data/text/text_documents.h"
+#include "data/text/text_files.h"
+#include "data/tokens/token_record.h"
+#include "data/tokenizer/tokenizer.h"
+#include "data/text/tokenizer_training.h"
+#include "data/base/words.h"
+
+struct TokenizeOptions {
+    std::vector<std::string> inputs;  // files and folders
+    std::string output;               // beginning of the names of the shards
+    double val_fraction = 0.01;       // 0: no validation shards
+    int64_t shard_tokens = 100 << 20;
+    uint64_t seed = 1;
+    bool overwrite = false;
+    std::string tokenizer = "bytes";  // see Tokenizer::load
+    std::string text_field = "text";  // of .jsonl
+    bool skip_binary = false;         // and UTF-16
+    int threads = 0;                  // 0: one for each core
+    int train_tokenizer = 0;          // tokens; 0: none is trained
+    std::string pre_tokenizer = "llama3";
+    int64_t tokenizer_text = 1 << 30;  // bytes that it learns from at most
+};
+
+// The tokens of a TextBatch.
+struct TokenBatch {
+    struct Piece {
+        size_t tokens;
+        bool last;  // it ends its document
+    };
+    std::vector<int> tokens;
+    std::vector<Piece> pieces;
+    uint64_t input_bytes = 0, text_bytes = 0;
+};
+
+inline TokenBatch encode_batch(const TextBatch& batch, const Tokenizer& tokenizer,
+                               const std::string& text_field) {
+    TokenBatch result;
+    result.input_bytes = batch.input_bytes;
+    std::vector<int> tokens;
+    documents_of(batch, text_field, [&](std::string_view text, bool last) {
+        tokenizer.encode(text, tokens);
+        result.tokens.insert(result.tokens.end(), tokens.begin(), tokens.end());
+        result.pieces.push_back({tokens.size(), last});
+        result.text_bytes += text.size();
+    });
+    return result;
+}
+
+// ----------------------------------------------------------------------------
+
+// The number of bytes that a file holds when decompressed.
+inline uint64_t text_size(const TextFile& file) {
+    if (!file.compressed) return file.bytes;
+    ProgressLine progress("tokenize: measuring " + file.path, (double)file.bytes);
+    TextInput input(file);
+    std::vector<char> piece(1 << 20);
+    uint64_t size = 0, consumed = 0;
+    while (size_t n = input.read(piece.data(), piece.size())) {
+        size += n;
+        progress.add((double)(input.consumed() - consumed));
+        consumed = input.consumed();
+    }
+    return size;
+}
+
+// Where the only document is cut: its last `fraction` is for validation, and neither part is empty.
+inline void cut_file(TextFile& file, double fraction) {
+    uint64_t size = text_size(file);
+    if (size < 2) fail("%s: is too short to split; give more text, or --val-fraction 0", file.path.c_str());
+    file.cut = std::clamp<uint64_t>((uint64_t)((double)size * (1 - fraction)), 1, size - 1);
+    printf("tokenize: %s is the only document, so the last %g %% of it are for validation\n",
+           file.path.c_str(), 100 * fraction);
+}
+
+inline DocumentSearch find_text(const TokenizeOptions& options, const std::vector<std::string>& older) {
+    DocumentSearch search(options.skip_binary);
+    for (const std::string& path : older) search.exclude(path);
+    search.exclude(options.output + "_tokenizer.json");
+    search.exclude(record_path(options.output));
+    for (const std::string& path : options.inputs) search.add(path);
+    for (const auto& [kind, files] : search.skipped)
+        printf("tokenize: skipped, %s: %s\n", kind.c_str(), files.text().c_str());
+    for (const auto& [kind, files] : search.strange) {
+        printf("tokenize: taken as text, but %s: %s; %s\n", kind.c_str(), files.text().c_str(),
+               kind == "UTF-16"
+                   ? "convert them with iconv -f UTF-16 -t UTF-8, or leave them out with --skip-binary on"
+                   : "leave them out with --skip-binary on");
+    }
+    if (search.files.empty()) {
+        fail("%s: has no text; name files or folders with text in them",
+             options.inputs.empty() ? "the list of inputs" : options.inputs[0].c_str());
+    }
+    return search;
+}
+
+// Tokenizes the files. A tokenizer that was trained for them gets its file's name with the shards, and the
+// record after them: until then, there is none that could be that of others.
+inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& tokenizer, DocumentSearch& search,
+                           const std::vector<std::string>& older, unsigned threads, NewFile* tokenizer_file) {
+    NewFile record_file(record_path(options.output));
+    using Clock = std::chrono::steady_clock;
+    SplitOptions split{options.output,
+                       tokenizer.vocab_size(),
+                       tokenizer.end_of_text(),
+                       options.shard_tokens,
+                       options.val_fraction,
+                       options.seed,
+                       {}};
+    std::vector<TextFile>& files = search.files;
+    bool is_cut = files.size() == 1 && !files[0].lines && options.val_fraction > 0;
+    if (is_cut) {
+        cut_file(files[0], options.val_fraction);
+        split.validation = {false, true};
+    } else if (std::none_of(files.begin(), files.end(),
+                            [](const TextFile& file) { return file.lines || file.compressed; })) {
+        std::vector<uint64_t> sizes;
+        for (const TextFile& file : files) sizes.push_back(file.bytes);
+        split.validation = choose_validation(sizes, options.val_fraction, options.seed);
+    }
+
+    Clock::time_point start = Clock::now();
+    DocumentSplitter splitter(std::move(split));
+    uint64_t bytes = 0;
+    {
+        ProgressLine progress("tokenize", (double)search.bytes);
+        TextBatches batches(files, [&](std::string_view text) { return tokenizer.cut_place(text); });
+        OrderedWork<TextBatch, TokenBatch> work(
+            [&](TextBatch& batch) { return batches.next(batch); },
+            [&](const TextBatch& batch) { return encode_batch(batch, tokenizer, options.text_field); },
+            threads);
+        for (TokenBatch batch; work.take(batch);) {
+            check_interrupted("tokenize");
+            const int* tokens = batch.tokens.data();
+            for (auto [n, last] : batch.pieces) {
+                splitter.add(tokens, n, last);
+                tokens += n;
+            }
+            bytes += batch.text_bytes;
+            progress.add((double)batch.input_bytes);
+        }
+    }
+    if (splitter.documents() == 0)
+        fail("%s: has no text; name files or folders with text in them", options.inputs[0].c_str());
+    splitter.finish(options.inputs[0]);
+    double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    uint64_t documents = splitter.documents() - is_cut,
+             tokens = splitter.train_tokens() + splitter.val_tokens();
+    TokenRecord record = {.tokenizer = tokenizer_file ? tokenizer_file->path() : options.tokenizer,
+                          .fingerprint = tokenizer_fingerprint(tokenizer),
+                          .vocab_size = tokenizer.vocab_size(),
+                          .document_end = tokenizer.end_of_text(),
+                          .documents = documents,
+                          .bytes = bytes,
+                          .train_tokens = splitter.train_tokens(),
+                          .val_tokens = splitter.val_tokens()};
+    std::string content = token_record_text(record);
+    record_file.write(content.data(), content.size());
+    unlink(record_file.path().c_str());
+    splitter.commit(older);
+    if (tokenizer_file) tokenizer_file->commit();
+    record_file.commit();
+
+    if (splitter.empty() > 0)
+        printf("tokenize: skipped %llu empty documents\n", (unsigned long long)splitter.empty());
+    printf("tokenize: %llu document%s, %llu bytes, %llu tokens: %s\n", (unsigned long long)documents,
+           documents == 1 ? "" : "s", (unsigned long long)bytes, (unsigned long long)tokens,
+           splitter.summary().c_str());
+    printf("tokenize: %.2f bytes per token, %.1f MB/s, tokenizer: %s\n", (double)bytes / (double)tokens,
+           (double)bytes * 1e-6 / std::max(seconds, 1e-9), printable(record.tokenizer).c_str());
+}
+
+inline void tokenize(const TokenizeOptions& options) {
+    if (!(options.val_fraction >= 0 && options.val_fraction < 1)) {
+        fail("--val-fraction %g: must be at least 0 and below 1; 0.01 is usual", options.val_fraction);
+    }
+    if (options.shard_tokens < 1 || options.shard_tokens > max_shard_tokens) {
+        fail("--shard-tokens %lld: must be 1 .. %lld; 100000000 is usual", (long long)options.shard_tokens,
+             (long long)max_shard_tokens);
+    }
+    stop_on_signals();
+    unsigned threads = options.threads > 0 ? (unsigned)options.threads : std::thread::hardware_concurrency();
+    std::string tokenizer_path = options.output + "_tokenizer.json";
+    bool trains = options.train_tokenizer > 0;
+    std::vector<std::string> older = existing_outputs(options.output);
+    std::vector<std::string> in_the_way = older;
+    bool has_tokenizer = access(tokenizer_path.c_str(), F_OK) == 0;
+    if (has_tokenizer && trains) in_the_way.push_back(tokenizer_path);
+    if (std::string record = record_path(options.output);
+        access(record.c_str(), F_OK) == 0 && !read_token_record(record))
+        fail("%s: would be written, and is no record of tokens; move it away, or give another --output",
+             record.c_str());
+    for (const std::string& path : in_the_way) {
+        if (path.ends_with(".partial") || options.overwrite) continue;
+        fail("%s: exists already; give --overwrite, or another --output", path.c_str());
+    }
+
+    if (!trains) {
+        Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
+        if (tokenizer.end_of_text() < 0) {
+            fail("--tokenizer %s: has no token that ends a document; use one with <|endoftext|>",
+                 printable(options.tokenizer).c_str());
+        }
+        DocumentSearch search = find_text(options, older);
+        tokenize_files(options, tokenizer, search, older, threads, nullptr);
+        if (has_tokenizer && options.tokenizer != tokenizer_path)
+            printf("tokenize: note: %s was not used, and stays; if the tokens are to be its, give "
+                   "--tokenizer %s\n",
+                   tokenizer_path.c_str(), tokenizer_path.c_str());
+        return;
+    }
+    DocumentSearch search = find_text(options, older);
+    NewFile file(tokenizer_path);
+    TokenizerTraining training{options.train_tokenizer, options.pre_tokenizer,
+                               (uint64_t)options.tokenizer_text, options.text_field, threads};
+    Tokenizer tokenizer(train_tokenizer(search.files, training, tokenizer_path), tokenizer_path);
+    std::string json = tokenizer.json();
+    file.write(json.data(), json.size());
+    tokenize_files(options, tokenizer, search, older, threads, &file);
+}
+
+// The command.
+inline void tokenize(const Options& o) {
+    tokenize(TokenizeOptions{.inputs = o.inputs,
+                             .output = o.output,
+                             .val_fraction = o.val_fraction,
+                             .shard_tokens = o.shard_tokens,
+                             .seed = (uint64_t)o.seed,
+                             .overwrite = o.overwrite,
+                             .tokenizer = o.tokenizer,
+                             .text_field = o.text_field,
+                             .skip_binary = o.skip_binary,
+                             .threads = o.threads,
+                             .train_tokenizer = o.train_tokenizer,
+                             .pre_tokenizer = o.pre_tokenizer,
+                             .tokenizer_text = o.tokenizer_text});
+}

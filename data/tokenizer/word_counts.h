@@ -1,0 +1,266 @@
+/*
+How often each word of a text occurs, which is all that BPE training needs to know of it. The text comes in
+pieces of any size and is counted on all cores; memory holds the distinct words and a few chunks, so the text
+may be larger than memory.
+
+Chunks are cut only where every known pre-tokenizer ends a word whatever surrounds it (is_word_boundary), so
+the counts are those of the whole text, however it arrives and however many threads count.
+*/
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include <xxhash.h>
+
+#include "data/tokenizer/code_set.h"
+#include "data/base/error.h"
+#include "data/tokenizer/unicode_categories.h"
+#include "data/base/utf8.h"
+
+// A hash table from words, which are any bytes, to counts. All words lie one behind the other in one string.
+class WordCounts {
+public:
+    struct Entry {
+        uint64_t offset, count;
+        uint32_t length, hash;
+    };
+
+    void add(std::string_view word, uint64_t count = 1) {
+        if (word.empty()) return;
+        if (word.size() > UINT32_MAX) fail("the text: has a word of 4 GiB or more; is it text?");
+        if (slots_.size() < 2 * (entries_.size() + 1)) grow();
+        uint32_t hash = (uint32_t)XXH3_64bits(word.data(), word.size());
+        for (size_t at = hash;; at++) {
+            uint32_t& slot = slots_[at & (slots_.size() - 1)];
+            if (slot == empty) {
+                if (entries_.size() == empty) fail("the text: has over four billion words; use less of it");
+                slot = (uint32_t)entries_.size();
+                entries_.push_back({bytes_.size(), count, (uint32_t)word.size(), hash});
+                bytes_ += word;
+                return;
+            }
+            Entry& entry = entries_[slot];
+            if (entry.hash == hash && text_of(entry) == word) {
+                entry.count += count;
+                return;
+            }
+        }
+    }
+
+    void add(const WordCounts& other) {
+        for (const Entry& entry : other.entries_) add(other.text_of(entry), entry.count);
+    }
+
+    // In the order in which the words were first added.
+    const std::vector<Entry>& entries() const { return entries_; }
+    std::string_view text_of(const Entry& entry) const {
+        return std::string_view(bytes_).substr(entry.offset, entry.length);
+    }
+    size_t size() const { return entries_.size(); }
+    uint64_t distinct_bytes() const { return bytes_.size(); }
+
+private:
+    static constexpr uint32_t empty = UINT32_MAX;
+
+    void grow() {
+        slots_.assign(std::max<size_t>(1024, 2 * slots_.size()), empty);
+        for (size_t i = 0; i < entries_.size(); i++) {
+            size_t at = entries_[i].hash;
+            while (slots_[at & (slots_.size() - 1)] != empty) at++;
+            slots_[at & (slots_.size() - 1)] = (uint32_t)i;
+        }
+    }
+
+    std::vector<uint32_t> slots_;  // indices of entries_; a power of two of them
+    std::vector<Entry> entries_;
+    std::string bytes_;
+};
+
+// ----------------------------------------------------------------------------
+// where text may be cut
+
+// The character that ends before text[end]; invalid_byte where none of UTF-8 does.
+inline int32_t code_point_before(std::string_view text, size_t end) {
+    for (size_t size = 1; size <= std::min<size_t>(4, end); size++) {
+        const char* at = text.data() + end - size;
+        if (((unsigned char)*at & 0xc0) == 0x80) continue;
+        int32_t code = next_code_point(at, text.data() + end);
+        return at == text.data() + end ? code : invalid_byte;
+    }
+    return invalid_byte;
+}
+
+inline bool is_letter_or_number(int32_t code) {
+    static const CodeSet set = [] {
+        CodeSet letters{*code_points_of_category("L")};
+        letters.add({*code_points_of_category("N")});
+        return letters;
+    }();
+    return set.contains(code);
+}
+
+// Whether a word ends before text[at] by the patterns of GPT-2, GPT-4, Llama 3 and Qwen, even where the
+// text on either side is missing. How white space is divided depends on what comes next. So the safe
+// places are
+inline bool is_word_boundary(std::string_view text, size_t at) {
+    if (at == 0 || at >= text.size()) return false;
+    char next = text[at];
+    if (next == ' ' || next == '\n' || next == '\r' || next == '\t')
+        return is_letter_or_number(code_point_before(text, at));
+    if (text[at - 1] != '\n' || next == '/') return false;
+    const char* from = text.data() + at;
+    int32_t before = code_point_before(text, at - 1),
+            after = next_code_point(from, text.data() + text.size());
+    return before != invalid_byte && !is_white_space(before) && after != invalid_byte &&
+           !is_white_space(after);
+}
+
+// The last place where `text` may be cut, or 0 if there is none after `from`.
+inline size_t last_word_boundary(std::string_view text, size_t from) {
+    for (size_t at = text.size(); at-- > from + 1;) {
+        if (is_word_boundary(text, at)) return at;
+    }
+    return 0;
+}
+
+// ----------------------------------------------------------------------------
+
+// Calls `word` for each word of the text, in order. Several threads call it at once.
+using SplitIntoWords =
+    std::function<void(std::string_view text, const std::function<void(std::string_view)>& word)>;
+
+// Counts the words of documents. The pieces of a document are given in order by one thread:
+// What `split` throws is thrown again here.
+class WordCounter {
+public:
+    static constexpr size_t default_chunk = 1 << 20;  // bytes
+
+    explicit WordCounter(SplitIntoWords split, unsigned threads = std::thread::hardware_concurrency(),
+                         size_t chunk = default_chunk)
+        : split_(std::move(split)), chunk_(chunk), next_look_(chunk), counts_(std::max(1u, threads)) {
+        try {
+            for (WordCounts& counts : counts_) threads_.emplace_back([this, &counts] { work(counts); });
+        } catch (const std::system_error&) {
+            stop(true);
+            fail("--threads %u: the system gives no more threads; lower it", threads);
+        }
+    }
+
+    WordCounter(const WordCounter&) = delete;
+    WordCounter& operator=(const WordCounter&) = delete;
+    ~WordCounter() { stop(true); }
+
+    void add(std::string_view piece) {
+        while (!piece.empty()) {
+            size_t size = std::min(piece.size(), chunk_);
+            pending_ += piece.substr(0, size);
+            piece.remove_prefix(size);
+            if (pending_.size() >= next_look_) cut_pending();
+        }
+    }
+
+    // No word goes over the end of a document.
+    void end_document() {
+        if (!pending_.empty()) hand_over(std::move(pending_));
+        begin_with("");
+    }
+
+    WordCounts finish() {
+        end_document();
+        stop(false);
+        if (failure_) std::rethrow_exception(failure_);
+        WordCounts all = std::move(counts_[0]);
+        for (size_t i = 1; i < counts_.size(); i++) {
+            all.add(counts_[i]);
+            counts_[i] = WordCounts();
+        }
+        return all;
+    }
+
+private:
+    // A stretch with no place for a cut is kept until one comes, and looked through once for each doubling.
+    void cut_pending() {
+        size_t cut = last_word_boundary(pending_, looked_);
+        if (cut == 0) {
+            // The last places are judged again when what follows them is known.
+            looked_ = pending_.size() - std::min<size_t>(pending_.size(), 8);
+            next_look_ = 2 * pending_.size();
+            return;
+        }
+        std::string rest = pending_.substr(cut);
+        pending_.resize(cut);
+        hand_over(std::move(pending_));
+        begin_with(std::move(rest));
+    }
+
+    void begin_with(std::string text) {
+        pending_ = std::move(text);
+        looked_ = 0;
+        next_look_ = std::max(chunk_, 2 * pending_.size());
+    }
+
+    void hand_over(std::string chunk) {
+        std::unique_lock lock(mutex_);
+        taken_.wait(lock, [&] { return chunks_.size() < 2 * counts_.size() || failure_; });
+        if (failure_) std::rethrow_exception(failure_);
+        chunks_.push_back(std::move(chunk));
+        given_.notify_one();
+    }
+
+    void work(WordCounts& counts) {
+        const std::function<void(std::string_view)> add = [&](std::string_view word) { counts.add(word); };
+        for (;;) {
+            std::string chunk;
+            {
+                std::unique_lock lock(mutex_);
+                given_.wait(lock, [&] { return !chunks_.empty() || ended_; });
+                if (chunks_.empty()) return;
+                chunk = std::move(chunks_.front());
+                chunks_.pop_front();
+                taken_.notify_one();
+            }
+            try {
+                split_(chunk, add);
+            } catch (...) {
+                std::lock_guard lock(mutex_);
+                if (!failure_) failure_ = std::current_exception();
+                chunks_.clear();
+                taken_.notify_one();
+            }
+        }
+    }
+
+    void stop(bool at_once) {
+        {
+            std::lock_guard lock(mutex_);
+            ended_ = true;
+            if (at_once) chunks_.clear();
+        }
+        given_.notify_all();
+        for (std::thread& thread : threads_) thread.join();
+        threads_.clear();
+    }
+
+    SplitIntoWords split_;
+    size_t chunk_;
+    std::string pending_;  // text of the document that is not handed over yet
+    size_t looked_ = 0;    // its beginning has no place for a cut
+    size_t next_look_;     // its size at which it is looked through
+    std::mutex mutex_;     // of the four that follow
+    std::deque<std::string> chunks_;
+    std::exception_ptr failure_;
+    bool ended_ = false;
+    std::condition_variable given_, taken_;
+    std::vector<WordCounts> counts_;  // of each thread
+    std::vector<std::thread> threads_;
+};

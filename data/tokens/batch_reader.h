@@ -1,0 +1,220 @@
+/*
+Micro-batches in host memory. Steps ask for batches at a constant stride, so the next one is read while the
+device works on this one, and a step waits for the disk only where reading is slower than computing. What is
+read ahead is only a guess: any batch can be asked for, and it is the same whether it was guessed or not.
+
+BatchReader reads in a thread of its own. Another reader (comm/node_reader.h) is a BatchSource as well: it
+says how one batch is read; what is read ahead, and when, is decided here once.
+*/
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/tokens/token_loader.h"
+#include "kernels/row_order.h"  // sort_by_token, sort_by_position
+
+// The five arrays lie one behind the other in this order, batch_ints() in all, so that they can be copied at
+// once. N = B*T.
+struct HostBatch {
+    const int* tokens = nullptr;       // (B, T)
+    const int* targets = nullptr;      // (B, T) -1: none
+    const int* doc_start = nullptr;    // (B, T) where in its row each position's document begins
+    const int* by_token = nullptr;     // (N) places sorted by their token
+    const int* by_position = nullptr;  // (N) places sorted by their position in the document
+};
+
+inline size_t batch_ints(int B, int T) {
+    return 5 * (size_t)B * (size_t)T;
+}
+
+inline HostBatch batch_at(const int* memory, int B, int T) {
+    size_t N = (size_t)B * (size_t)T;
+    return {memory, memory + N, memory + 2 * N, memory + 3 * N, memory + 4 * N};
+}
+
+// What the batches of a run have in common.
+struct BatchShape {
+    int B, T;
+    int document_end;  // the token that ends a document; -1: a row is one document
+};
+
+// Samples first .. first+count-1 of the run, and rows without targets up to B.
+struct BatchRequest {
+    uint64_t first;
+    int count;
+    bool operator==(const BatchRequest&) const = default;
+};
+
+// Writes batch_ints() numbers.
+inline void read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request,
+                       int* memory) {
+    auto [B, T, document_end] = shape;
+    size_t N = (size_t)B * (size_t)T;
+    int *tokens = memory, *targets = tokens + N, *doc_start = targets + N, *by_token = doc_start + N,
+        *by_position = by_token + N;
+    for (int row = 0; row < B; row++) {
+        size_t at = (size_t)row * (size_t)T;
+        if (row < request.count) {
+            loader.load(request.first + (uint64_t)row, tokens + at, targets + at);
+        } else {
+            std::fill_n(tokens + at, T, 0);
+            std::fill_n(targets + at, T, -1);
+        }
+        for (int t = 0, start = 0; t < T; t++) {
+            doc_start[at + (size_t)t] = start;
+            if (tokens[at + (size_t)t] == document_end) start = t + 1;
+        }
+    }
+    sort_by_token(by_token, tokens, (int)N);
+    sort_by_position(by_position, doc_start, B, T);
+}
+
+// The same for a thread that cannot throw: writes what went wrong to `error`, or makes it empty.
+inline void try_read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request,
+                           int* memory, std::string& error) {
+    try {
+        error.clear();
+        read_batch(loader, shape, request, memory);
+    } catch (const std::exception& problem) {
+        error = message_of(problem);
+    }
+}
+
+class BatchSource {
+public:
+    virtual ~BatchSource() = default;
+    const BatchShape& shape() const { return shape_; }
+    BatchSource(const BatchSource&) = delete;
+    BatchSource& operator=(const BatchSource&) = delete;
+
+    // Samples first .. first+B-1 of the run, of which rows from `count` on have no targets and token 0. The
+    // batch is valid until the next call. It has been read ahead if the last call was for first - stride and
+    // count is B. Throws Error if the samples cannot be read; any batch can be asked for afterwards, and one
+    // of 0 rows needs nothing to be read.
+    const HostBatch& load(uint64_t first, int count) {
+        BatchRequest wanted = {first, count}, next = {first + stride_, shape_.B};
+        int back = 1 - front_;
+        if (!(reading_ && ahead_ == wanted)) {
+            if (reading_) skip();
+            start(back, wanted);
+        }
+        reading_ = false;
+        try {
+            finish();
+        } catch (const Error&) {
+            read_ahead(back, next);
+            throw;
+        }
+        front_ = back;
+        batch_ = batch_at(block(front_), shape_.B, shape_.T);
+        read_ahead(1 - front_, next);
+        return batch_;
+    }
+
+protected:
+    BatchSource(const BatchShape& shape, uint64_t stride) : shape_(shape), stride_(stride) {}
+
+    // Two blocks of memory, one to be read into while the other is used.
+    virtual const int* block(int number) const = 0;
+    // Begins to read into a block. One batch is read at a time.
+    virtual void start(int block, BatchRequest request) = 0;
+    // Waits for it. Throws Error if the batch could not be read.
+    virtual void finish() = 0;
+
+    const BatchShape shape_;
+
+private:
+    void read_ahead(int block, BatchRequest next) {
+        start(block, next);
+        ahead_ = next;
+        reading_ = true;
+    }
+
+    // Nobody wants what was read ahead, and why it could not be read.
+    void skip() {
+        try {
+            finish();
+        } catch (const Error&) {
+        }
+    }
+
+    const uint64_t stride_;
+    int front_ = 0;         // the block that the caller has
+    bool reading_ = false;  // into the other one: ahead_
+    BatchRequest ahead_ = {};
+    HostBatch batch_;
+};
+
+class BatchReader final : public BatchSource {
+public:
+    // The loader must outlive the reader.
+    BatchReader(const TokenLoader& loader, const BatchShape& shape, uint64_t stride)
+        : BatchSource(shape, stride), loader_(loader) {
+        for (std::vector<int>& block : blocks_) block.resize(batch_ints(shape.B, shape.T));
+        thread_ = std::thread([this] { run(); });
+    }
+
+    ~BatchReader() override {
+        {
+            std::lock_guard lock(mutex_);
+            ending_ = true;
+        }
+        changed_.notify_all();
+        thread_.join();
+    }
+
+protected:
+    const int* block(int number) const override { return blocks_[(size_t)number].data(); }
+
+    void start(int block, BatchRequest request) override {
+        {
+            std::lock_guard lock(mutex_);
+            into_ = blocks_[(size_t)block].data();
+            request_ = request;
+            busy_ = true;
+        }
+        changed_.notify_all();
+    }
+
+    void finish() override {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return !busy_; });
+        if (!error_.empty()) fail("%s", error_.c_str());
+    }
+
+private:
+    void run() {
+        std::unique_lock lock(mutex_);
+        for (;;) {
+            changed_.wait(lock, [&] { return busy_ || ending_; });
+            if (ending_) return;
+            // While busy_, the fields of the batch belong to this thread.
+            lock.unlock();
+            try_read_batch(loader_, shape_, request_, into_, error_);
+            lock.lock();
+            busy_ = false;
+            changed_.notify_all();
+        }
+    }
+
+    const TokenLoader& loader_;
+    std::array<std::vector<int>, 2> blocks_;
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool busy_ = false, ending_ = false;
+    BatchRequest request_ = {};
+    int* into_ = nullptr;
+    std::string error_;
+
+    std::thread thread_;
+};

@@ -1,0 +1,63 @@
+/*
+Whether a model is validated on what it trains on: the same files under any name, or copies of them.
+*/
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <sys/stat.h>
+#include <utility>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/tokens/token_loader.h"
+#include "data/tokens/token_source.h"
+
+// The tokens at the beginning of a file, by which a copy of it is known.
+inline std::vector<int> beginning_of(const TokenFile& file) {
+    constexpr int64_t most = 1024;
+    std::vector<int> tokens((size_t)std::min(most, file.count()));
+    file.copy(0, (int64_t)tokens.size(), INT_MAX, tokens.data());
+    return tokens;
+}
+
+// A warning for each file of validation that has samples in the training data too. A file that begins with
+// the tokens that another begins with may be a copy of all of it, or of a part.
+inline std::vector<std::string> overlap_warnings(const TokenLoader& train, const TokenLoader& val) {
+    constexpr size_t least = 64;  // tokens: fewer are the same by chance
+    std::map<std::pair<dev_t, ino_t>, std::string> by_inode;
+    std::map<std::vector<int>, std::string> by_beginning;
+    auto each_file = [](const TokenLoader& loader, auto&& visit) {
+        for (size_t i = 0; i < loader.sources(); i++) {
+            for (size_t file = 0; file < loader.source(i).size(); file++) visit(loader.source(i)[file]);
+        }
+    };
+    auto inode = [](const TokenFile& file) {
+        struct stat status = {};
+        stat(file.path().c_str(), &status);  // of one that is gone meanwhile: none
+        return std::pair(status.st_dev, status.st_ino);
+    };
+    each_file(train, [&](const TokenFile& file) {
+        by_inode.emplace(inode(file), file.path());
+        if (std::vector<int> tokens = beginning_of(file); tokens.size() >= least)
+            by_beginning.emplace(std::move(tokens), file.path());
+    });
+    std::vector<std::string> warnings;
+    each_file(val, [&](const TokenFile& file) {
+        if (auto same = by_inode.find(inode(file)); same != by_inode.end()) {
+            warnings.push_back(
+                text("warning: %s is in --train-data as well: the validation loss is that of text "
+                     "which is trained on",
+                     file.path().c_str()));
+        } else if (auto copy = by_beginning.find(beginning_of(file)); copy != by_beginning.end()) {
+            warnings.push_back(
+                text("warning: %s begins as %s of --train-data does: the validation loss may be "
+                     "that of text which is trained on",
+                     file.path().c_str(), copy->second.c_str()));
+        }
+    });
+    return warnings;
+}

@@ -1,0 +1,161 @@
+/*
+What token shards were made with: PREFIX.json, beside PREFIX_train_000000.bin, PREFIX_val_000000.bin etc.
+
+    {"train_gpt_tokens":1, "tokenizer":"bytes", "fingerprint":"2d06800538d394c2", "vocab_size":257,
+     "document_end":256, "documents":12, "bytes":1008, "train_tokens":1000, "val_tokens":20}
+
+Tokenizers with the same fingerprint make the same tokens of a text. Shards of other programs have no such
+record, and are taken as they are.
+*/
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unistd.h>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/base/json.h"
+#include "data/tokens/token_loader.h"
+#include "data/tokenizer/tokenizer.h"
+#include "data/base/words.h"
+
+struct TokenRecord {
+    std::string tokenizer;    // as it was named
+    std::string fingerprint;  // of it
+    int vocab_size = 0;
+    int document_end = -1;
+    uint64_t documents = 0, bytes = 0;  // of text
+    uint64_t train_tokens = 0, val_tokens = 0;
+};
+
+inline std::string tokenizer_fingerprint(const Tokenizer& tokenizer) {
+    std::string content = tokenizer.file().empty() ? "bytes" : tokenizer.encoding_json();
+    return text("%016llx", (unsigned long long)XXH3_64bits(content.data(), content.size()));
+}
+
+inline std::string record_path(const std::string& prefix) {
+    return prefix + ".json";
+}
+
+// Of a shard PREFIX_train_000000.bin or PREFIX_val_000000.bin; empty for any other name.
+inline std::string record_of_shard(const std::string& path) {
+    std::string_view name = path;
+    if (!name.ends_with(".bin")) return "";
+    name.remove_suffix(4);
+    size_t digits = name.find_last_not_of("0123456789");
+    if (digits == name.npos || digits + 1 == name.size()) return "";
+    name = name.substr(0, digits + 1);
+    for (std::string_view series : {"_train_", "_val_"}) {
+        if (!name.ends_with(series)) continue;
+        name.remove_suffix(series.size());
+        return record_path(std::string(name));
+    }
+    return "";
+}
+
+// Null where there is no such file, or it is something else.
+inline std::optional<TokenRecord> read_token_record(const std::string& path) {
+    if (path.empty() || access(path.c_str(), F_OK) != 0) return std::nullopt;
+    constexpr uint64_t most = 1 << 20;
+    struct stat status;
+    FileHandle file = open_regular(path, &status);
+    if ((uint64_t)status.st_size > most) return std::nullopt;
+    std::string content = read_whole(path, most, "");
+    if (!content.starts_with(token_record_beginning)) return std::nullopt;
+    nlohmann::json json = parse_json(content, path);
+    auto number = [&](const char* field, int64_t low, int64_t high) {
+        return json_integer(json.value(field, nlohmann::json()), low, high, path + ": " + field);
+    };
+    if (int64_t version = number("train_gpt_tokens", 0, INT_MAX); version != 1) {
+        fail("%s: has version %lld, and only version 1 is known; use the program that wrote it, or remove it",
+             path.c_str(), (long long)version);
+    }
+    auto words = [&](const char* field) {
+        nlohmann::json value = json.value(field, nlohmann::json());
+        if (!value.is_string()) fail("%s: %s: is no text; tokenize the text again", path.c_str(), field);
+        return value.get<std::string>();
+    };
+    return TokenRecord{.tokenizer = words("tokenizer"),
+                       .fingerprint = words("fingerprint"),
+                       .vocab_size = (int)number("vocab_size", 1, INT_MAX),
+                       .document_end = (int)number("document_end", -1, INT_MAX),
+                       .documents = (uint64_t)number("documents", 0, INT64_MAX),
+                       .bytes = (uint64_t)number("bytes", 0, INT64_MAX),
+                       .train_tokens = (uint64_t)number("train_tokens", 0, INT64_MAX),
+                       .val_tokens = (uint64_t)number("val_tokens", 0, INT64_MAX)};
+}
+
+inline std::string token_record_text(const TokenRecord& record) {
+    nlohmann::ordered_json json = {{"train_gpt_tokens", 1},
+                                   {"tokenizer", record.tokenizer},
+                                   {"fingerprint", record.fingerprint},
+                                   {"vocab_size", record.vocab_size},
+                                   {"document_end", record.document_end},
+                                   {"documents", record.documents},
+                                   {"bytes", record.bytes},
+                                   {"train_tokens", record.train_tokens},
+                                   {"val_tokens", record.val_tokens}};
+    return json_line(json);
+}
+
+// Refuses to use a shard with another tokenizer (null: with none) than it was made with. Returns what there
+// is to say of another token between documents (-1: none), if anything.
+inline std::string check_token_record(const std::string& shard, const TokenRecord& record,
+                                      const Tokenizer* tokenizer, int document_end) {
+    std::string made_with = printable(record.tokenizer);
+    if (tokenizer && tokenizer_fingerprint(*tokenizer) != record.fingerprint) {
+        std::string other = tokenizer->file().empty() ? "bytes" : printable(tokenizer->file());
+        fail("%s: was made with the tokenizer %s, and is to be used with %s, which is another; give "
+             "--tokenizer "
+             "%s, tokenize the text again, or remove %s if they are the same",
+             shard.c_str(), made_with.c_str(), other.c_str(), made_with.c_str(),
+             record_of_shard(shard).c_str());
+    }
+    if (document_end < 0 || document_end == record.document_end) return "";
+    return text(
+        "%s: its documents end with token %d of the tokenizer %s, and not with %d, so they are not told "
+        "apart",
+        shard.c_str(), record.document_end, made_with.c_str(), document_end);
+}
+
+// The same for all files that a loader reads. Of files without a record, it is said where the token between
+// documents does not occur.
+inline std::vector<std::string> check_token_records(const TokenLoader& loader, const Tokenizer* tokenizer,
+                                                    int document_end) {
+    constexpr int64_t looked_at = 4 << 20;  // tokens of a source
+    std::vector<std::string> notes;
+    std::map<std::string, bool> checked;  // whether there is a record
+    auto has_record = [&](const std::string& shard) {
+        std::string path = record_of_shard(shard);
+        auto [entry, is_new] = checked.emplace(path, false);
+        if (!is_new) return entry->second;
+        std::optional<TokenRecord> record = read_token_record(path);
+        if (!record) return false;
+        std::string note = check_token_record(shard, *record, tokenizer, document_end);
+        if (!note.empty()) notes.push_back(note);
+        return entry->second = true;
+    };
+    for (size_t i = 0; i < loader.sources(); i++) {
+        const TokenSource& source = loader.source(i);
+        bool recorded = false;
+        for (size_t file = 0; file < source.size(); file++)
+            recorded = has_record(source[file].path()) || recorded;
+        if (recorded || document_end < 0) continue;
+        std::vector<int> tokens((size_t)std::min(looked_at, source[0].count()));
+        source[0].copy(0, (int64_t)tokens.size(), INT_MAX, tokens.data());
+        if (std::find(tokens.begin(), tokens.end(), document_end) != tokens.end()) continue;
+        notes.push_back(text("%s: token %d, which ends documents, is not among its first %zu tokens",
+                             source[0].path().c_str(), document_end, tokens.size()));
+    }
+    return notes;
+}
