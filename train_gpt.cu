@@ -1,248 +1,163 @@
 /*
-train_gpt: pre-trains GPT-style transformers. Read it top to bottom:
+train_gpt pre-trains GPT-style transformers. This is a training step, and where each of its lines lives:
 
-    activations   one table: name, size, how long it is kept
-    model         memory, initial weights
-    forward       embedding, blocks, classifier
-    backward      the forward pass in reverse
-    passes        micro-batches through the stages of a pipeline
-    update        gradient norm, clipping, AdamW (in comm/zero.h, for one rank as for many)
+    for each micro-batch, in the order of the pipeline's schedule        run_micro_batches; comm/pipeline.h
+        x = wte[tokens] + wpe[positions]                                 embed_forward
+        for each layer                                                   stage_forward
+            x = x + attention(norm(x));  x = x + mlp(norm(x))            block_forward
+        loss = cross_entropy(norm(x) wte^T, targets)                     head_forward, classify
+        the gradients of all that, from the last line to the first       stage_backward, *_backward
+        sum each unit's gradients over the data ranks                    ZeroState::reduce_gradients
+    clip the gradients by their global norm                              ZeroState::update
+    step the parameters that this rank owns, by AdamW                    kernels/adamw.cuh
+    bring new parameters to all who use them                             ZeroState::publish in comm/zero.h
+
+On one process the lines about other ranks do nothing, and the rest is the same. From top to bottom:
+
+    activations   one table: name, size, lifetime
+    model         sizes, memory, initial weights
+    layers        attention, MLP, block, embedding, head: each forward, with its backward directly under it
+    stage         the part of both passes that one pipeline stage makes
+    step          micro-batches, statistics, update
     sampling      text from a model, with a key/value cache
-    training      one step, and what goes before it; the train command
-    commands      sample, eval, data
-    main          from the command line to a command
+    training      the train command: check, build, loop
+    commands      sample, eval, data; main
 
-Each layer's arithmetic is in kernels/, how the work is cut over ranks in comm/, what is read and written on
-disk, and what the commands make of passes through a model, in data/. The parameters are one table as well, of
-name, shape, initialisation, weight decay and cut: comm/tensor_table.h.
+The arithmetic of a layer is in kernels/, one file each: the formula, the plain loop that specifies it, the
+CUDA kernels. How the work is cut over ranks is in comm/: matrices over tensor ranks in tensor_parallel.h,
+parameters in zero.h. The parameters are one table, of name, shape, initialisation, decay and shards:
+comm/tensor_table.h. What is read and written on disk, and what the commands make of passes through a model,
+is in data/.
 */
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "comm/activations.h"          // ActivationRow
-#include "comm/setup.h"                // what this build cannot follow
-#include "comm/device_batches.h"       // Batch, Batches
-#include "comm/layout.h"               // Division: how the model is cut
-#include "comm/run_checkpoints.h"      // find_on_root
-#include "comm/memory.h"               // allocate, MemoryClass
-#include "comm/mesh.h"                 // Mesh: this rank's place and its groups
-#include "comm/stage.h"                // Share: what this rank has of the model
-#include "comm/node_reader.h"          // batches read once for all ranks of a machine
-#include "comm/parameters.h"           // ParameterLayout
-#include "comm/pipeline.h"             // Pipeline: micro-batches from stage to stage
-#include "comm/tensor_parallel.h"      // SequenceShards: rows of activations over tensor ranks
-#include "comm/tensor_table.h"         // tensor_table, parameter_layout
-#include "comm/watch.h"                // copy_to_host
-#include "comm/whole_tensors.h"        // set_tensors
-#include "comm/world.h"                // launched by mpirun or alone
-#include "comm/zero.h"                 // ZeroState: parameters, gradients and optimizer state, cut over ranks
-#include "data/tokens/data_overlap.h"  // validation on what is trained on
-#include "data/commands/data_report.h"  // the data subcommand
-#include "data/base/error.h"            // fail, note_trouble
-#include "data/commands/evaluation.h"   // the loss on token files, multiple-choice questions
-#include "data/base/file.h"             // check_standard_output, check_space
-#include "data/commands/generation.h"   // TextWriter, write_texts, Sampling, the sample command
-#include "data/commands/inspect.h"      // the inspect command
-#include "data/base/figures.h"
-#include "data/run/meter.h"                // FLOPs, rates, durations
-#include "data/options/model_config.h"     // ModelConfig
-#include "data/commands/model_exchange.h"  // the export and import commands
-#include "data/launch/command_line.h"      // the options table, parse_options
-#include "data/run/run_report.h"           // the header of a run
-#include "data/run/run_log.h"              // the run directory and log.jsonl
-#include "data/tokens/token_loader.h"      // which tokens a sample is made of
-#include "data/run/step_log.h"             // what is shown and kept of each step
-#include "data/base/stop_signals.h"        // how a run is asked to stop
-#include "data/tokens/token_record.h"      // what token files were made with
-#include "data/text/tokenize.h"            // the tokenize subcommand
-#include "data/tokenizer/tokenizer.h"      // text <-> tokens
-#include "data/launch/trained_model.h"     // what a run left
-#include "kernels/adamw.cuh"               // AdamW
-#include "kernels/attention.cuh"           // attention_forward, attention_backward
-#include "kernels/classifier.cuh"          // classifier, sum_losses
-#include "kernels/embedding.cuh"           // embedding_forward, embedding_backward
-#include "kernels/fp8_matmul.cuh"          // BlockProducts
-#include "kernels/gelu.cuh"                // Gelu
-#include "kernels/kv_cache.cuh"            // kv_cache_append, kv_cache_attention
-#include "kernels/matmul.cuh"              // matmul_*, gemm_rate
-#include "kernels/norm.cuh"                // norm_forward, residual_norm_forward, norm_backward
-#include "kernels/qk_norm.cuh"             // qk_norm_forward, qk_norm_backward
-#include "kernels/random.cuh"              // random_key, random_normal
-#include "kernels/residual.cuh"            // residual_forward
-#include "kernels/rope.cuh"                // rope_table, rope_forward, rope_backward
-#include "kernels/swiglu.cuh"              // swiglu_forward, swiglu_backward
+#include "comm/activations.h"        // Lifetime, ActivationRow, ActivationMemory
+#include "comm/device_batches.h"     // Batch, DeviceBatches
+#include "comm/node_reader.h"        // batches read once for all ranks of a machine
+#include "comm/pipeline.h"           // Pipeline: micro-batches from stage to stage
+#include "comm/run_checkpoints.h"    // RunCheckpoints: a run saved, and gone on with
+#include "comm/setup.h"              // from options to settings
+#include "comm/stage.h"              // Stage: what this rank has of the model
+#include "comm/tensor_parallel.h"    // column_parallel, row_parallel
+#include "comm/tensor_table.h"       // tensor_table, parameter_layout
+#include "comm/whole_tensors.h"      // set_tensors
+#include "comm/zero.h"               // ZeroState: parameters, gradients and optimizer state, cut over ranks
+#include "data/base/stop_signals.h"  // how a run is asked to stop
+#include "data/commands/data_report.h"    // the data command
+#include "data/commands/eval.h"           // the loss on token files, multiple-choice questions
+#include "data/commands/generation.h"     // TextWriter, write_texts, the sample command
+#include "data/commands/inspect.h"        // the inspect command
+#include "data/commands/export_import.h"  // the export and import commands
+#include "data/launch/command_line.h"     // parse_options
+#include "data/run/run_report.h"          // the header of a run
+#include "data/run/step_log.h"            // what is shown and kept of each step
+#include "data/text/tokenize.h"           // the tokenize command
+#include "data/tokens/data_overlap.h"     // TokenLoader, data_notes
+#include "kernels/attention.cuh"          // attention_forward, attention_backward
+#include "kernels/classifier.cuh"         // classifier, sum_losses
+#include "kernels/embedding.cuh"          // embedding_forward, embedding_backward
+#include "kernels/fill.cuh"               // fill
+#include "kernels/kv_cache.cuh"           // kv_cache_append, kv_cache_attention
+#include "kernels/norm.cuh"               // norm_forward, residual_norm_forward, norm_backward
+#include "kernels/qk_norm.cuh"            // qk_norm_forward, qk_norm_backward
+#include "kernels/residual.cuh"           // residual_forward
+#include "kernels/rope.cuh"               // rope_table, rope_forward, rope_backward
+#include "kernels/swiglu.cuh"             // swiglu_forward, swiglu_backward
 
 // ----------------------------------------------------------------------------
 // activations
 // ----------------------------------------------------------------------------
 
-// What a pass through the model writes, as one layer sees it. N = B*T; n are the rows of those that this
-// tensor rank has, N without tensor parallelism. NH, NKV and F (mlp_width) are this rank's part; A = NH*HS,
-// F1 is 2F for SwiGLU and F otherwise.
+// What a pass through the model writes, one row for each: type, name, elements, for how long it is kept, and
+// whether it is there at all. `block` and `hidden` are the lifetimes of what a block, or the MLP in it, keeps
+// for its backward pass unless that is recomputed, `until_weights` that of what the weights' gradients are
+// made from. Means are for layernorm only.
+// clang-format off
+#define ACTIVATIONS(X)                                                                                       \
+    /* forward: attention */                                                                                 \
+    X(floatX, residual,   n * C,            inner,                true)  /* input of the block */            \
+    X(floatX, norm1,      N * C,            matmul_input(block),  true)                                      \
+    X(float,  norm1_mean, n,                block,                mean)                                      \
+    X(float,  norm1_rstd, n,                block,                true)                                      \
+    X(floatX, qkv_raw,    N * QKV,          block,                c.qk_norm)  /* before their own norm */    \
+    X(float,  qk_rstd,    N * (NH + NKV),   block,                c.qk_norm)                                 \
+    X(floatX, qkv,        N * QKV,          block,                true)  /* as attention reads it */         \
+    X(floatX, att,        N * A,            matmul_input(block),  true)                                      \
+    X(float,  lse,        N * NH,           block,                true)                                      \
+    X(floatX, cache,      cache,            layer,                true)  /* of keys and values */            \
+    /* forward: MLP */                                                                                       \
+    X(floatX, residual2,  n * C,            block,                sequential)  /* attention added */         \
+    X(floatX, norm2,      N * C,            matmul_input(hidden), sequential)                                \
+    X(float,  norm2_mean, n,                hidden,               sequential && mean)                        \
+    X(float,  norm2_rstd, n,                hidden,               sequential)                                \
+    X(floatX, fc,         N * F1,           hidden,               true)                                      \
+    X(floatX, act,        N * F,            matmul_input(hidden), true)                                      \
+    X(floatX, delta,      n * C,            shared,               true)  /* to be added to the stream */     \
+    /* forward: head */                                                                                      \
+    X(floatX, residualf,  n * C,            head,                 has_head)                                  \
+    X(floatX, normf,      N * C,            head,                 has_head)                                  \
+    X(float,  normf_mean, n,                head,                 has_head && mean)                          \
+    X(float,  normf_rstd, n,                head,                 has_head)                                  \
+    X(floatX, logits,     logits * Vp,      shared,               has_head)                                  \
+    X(float,  parts,      tp * chunk * 3,   shared,               has_head && tp > 1)                        \
+    X(float,  losses,     N,                shared,               has_head)                                  \
+    /* tensor parallelism */                                                                                 \
+    X(floatX, own_norm,   n * C,            shared,               tp > 1)  /* before ranks share it */       \
+    X(floatX, partial,    N * C,            shared,               tp > 1)  /* before ranks sum it */         \
+    /* backward; dresidual (n, C) belongs to the pipeline */                                                 \
+    X(floatX, dnorm,      n * C,            shared,               training)                                  \
+    X(floatX, dact,       N * F,            shared,               training && c.mlp == "swiglu")             \
+    X(floatX, dfc,        N * F1,           until_weights,        training)                                  \
+    X(floatX, datt,       N * A,            shared,               training)                                  \
+    X(floatX, dqkv,       N * QKV,          until_weights,        training)                                  \
+    X(floatX, dmlp_out,   N * C,            until_weights,        training && (tp > 1 || later))             \
+    X(floatX, datt_out,   N * C,            until_weights,        training && later && sequential)           \
+    X(float,  scratch,    scratch,          shared,               training)  /* two-stage sums */
+// clang-format on
+
+// The activations of one layer, or of the head, for the micro-batch that is worked on. Null: not there.
 struct Activations {
-    // forward, block
-    floatX* residual;   // (n, C) input of the block
-    floatX* norm1;      // (N, C)
-    float* norm1_mean;  // (n) layernorm only, as all means
-    float* norm1_rstd;  // (n)
-    floatX* qkv_raw;    // (N, QKV) before the norm of queries and keys
-    float* qk_rstd;     // (N, NH + NKV)
-    floatX* qkv;        // (N, QKV) as attention reads it: normed and rotated
-    floatX* att;        // (N, A)
-    float* lse;         // (B, NH, T)
-    floatX* residual2;  // (n, C) between attention and MLP (sequential block)
-    floatX* norm2;      // (N, C)
-    float* norm2_mean;  // (n)
-    float* norm2_rstd;  // (n)
-    floatX* fc;         // (N, F1)
-    floatX* act;        // (N, F)
-    floatX* delta;      // (n, C) what the last part of a block adds to the residual stream
-    floatX* cache;      // (cache rows, cache length, 2, NKV, HS) keys and values of earlier tokens
-    // forward, head
-    floatX* residualf;  // (n, C)
-    floatX* normf;      // (N, C)
-    float* normf_mean;  // (n)
-    float* normf_rstd;  // (n)
-    floatX* logits;     // (loss chunk, Vp)
-    float* parts;       // (tensor ranks, loss chunk, 3) what each knows of a row of logits
-    float* losses;      // (N)
-    // backward
-    floatX* dresidual;  // (n, C)
-    floatX* dnorm;      // (n, C)
-    floatX* dact;       // (N, F) SwiGLU only: that of GELU becomes dfc where it is made
-    floatX* dfc;        // (N, F1)
-    floatX* datt;       // (N, A)
-    floatX* dqkv;       // (N, QKV)
-    floatX* dmlp_out;   // (N, C) all rows of dresidual as the MLP reads it
-    floatX* datt_out;   // (N, C) and as attention does
-    float* scratch;     // two-stage sums
-    // tensor parallelism
-    floatX* own_norm;  // (n, C) of a norm, before all have it
-    floatX* summands;  // (N, C) of a product, before the ranks' are summed
+#define X(type, name, elements, lifetime, present) type* name = nullptr;
+    ACTIVATIONS(X)
+#undef X
+    floatX* dresidual = nullptr;  // gradient of the residual stream: each part of a block adds its own to it
 };
 
-#define FIELD(name) #name, offsetof(Activations, name), sizeof(*Activations::name)
-
-enum class Recompute { none, mlp, block };
-
-// Sizes that the activations depend on.
-struct Workload {
-    int B, T;       // sequences and tokens of each, in a micro-batch
-    bool training;  // false: forward only, nothing is kept
-    Recompute recompute = Recompute::none;
-    int loss_chunk;  // tokens whose logits exist at the same time
-    // Texts that are written together, and the tokens of each whose keys and values are kept. 0: none.
-    int cache_rows = 0, cache_length = 0;
-    bool fp8 = false;  // products of the blocks
-
-    int positions() const { return std::max(T, cache_length); }
-};
-
-// Elements of the key/value cache of one text, in one layer.
-inline size_t cache_row_size(const ModelConfig& c, int length) {
-    return (size_t)length * 2 * c.kv_heads * c.head_size;
-}
-
-inline std::vector<ActivationRow> activation_table(const ModelConfig& config, const Workload& w,
-                                                   const Share& share) {
-    int tp = share.division().tp;
-    ModelConfig c = local_part(config, tp);
-    size_t N = (size_t)w.B * w.T, n = N / tp, C = c.channels, QKV = qkv_width(c),
-           A = (size_t)c.heads * c.head_size, F = c.mlp_width, F1 = fc_width(c), chunk = w.loss_chunk;
-    bool mean = c.norm == "layernorm", two_norms = c.block == "sequential", cut = tp > 1;
-    // Whether the weights' gradients are left for later, with what they are made from.
-    bool later = w.training && std::ranges::max(share.room.pending) > 0;
-    Keep until_weights = later ? Keep::pending : Keep::shared;
-    Keep block = w.training && w.recompute != Recompute::block ? Keep::layer : Keep::shared;
-    Keep hidden = w.training && w.recompute == Recompute::none ? Keep::layer : Keep::shared;
-    auto product_input = [&](Keep kept) { return kept == Keep::shared && later ? Keep::remade : kept; };
-    size_t scratch = std::max({attention_backward_scratch(w.B, w.T, c.heads, c.kv_heads, c.head_size),
-                               norm_backward_scratch(c.channels), qk_norm_backward_scratch(c.head_size),
-                               matmul_backward_bias_scratch((int)std::max({F1, QKV, C})),
-                               embedding_backward_scratch(w.B * w.T, c.channels)});
+inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const Workload& w,
+                                                   const Stage& stage) {
+    size_t tp = stage.layout().mesh.tp, chunk = w.loss_chunk, Vp = padded_vocab(c, tp);
+    Dims d(c, tp, w.B, w.T);
+    size_t N = d.N, n = d.n, C = d.C, NH = d.NH, NKV = d.NKV, A = d.A, QKV = d.QKV, F = d.F, F1 = d.F1;
+    bool training = w.training, mean = c.norm == "layernorm", sequential = c.block == "sequential",
+         has_head = stage.has_head(), later = training && std::ranges::max(stage.room.pending) > 0;
+    constexpr Lifetime shared = Lifetime::shared, layer = Lifetime::layer;
+    auto kept = [&](bool kept, Lifetime lifetime) { return training && kept ? lifetime : shared; };
+    Lifetime inner = kept(true, Lifetime::inner), head = kept(true, Lifetime::head),
+             block = kept(w.recompute != Recompute::block, layer),
+             hidden = kept(w.recompute == Recompute::none, layer),
+             until_weights = kept(later, Lifetime::pending);
+    auto matmul_input = [&](Lifetime own) { return own == shared ? until_weights : own; };
+    size_t cache = cache_row_size(local_part(c, tp), w.cache_length) * w.cache_rows;
+    size_t logits = std::max(chunk, tp);  // of one row each, those of a sample come from all tensor ranks
+    size_t scratch =
+        std::max({attention_backward_scratch(d.B, d.T, d.NH, d.NKV, d.HS), norm_backward_scratch(d.C),
+                  qk_norm_backward_scratch(d.HS), matmul_backward_bias_scratch(std::max({d.F1, d.QKV, d.C})),
+                  embedding_backward_scratch(d.N, d.C)});
     std::vector<ActivationRow> rows;
-    auto add = [&](bool present, ActivationRow row) {
-        if (present && row.elements) rows.push_back(row);
-    };
-    add(true, {FIELD(residual), n * C, w.training ? Keep::inner : Keep::shared});
-    add(true, {FIELD(norm1), N * C, product_input(block)});
-    add(mean, {FIELD(norm1_mean), n, block});
-    add(true, {FIELD(norm1_rstd), n, block});
-    add(c.qk_norm, {FIELD(qkv_raw), N * QKV, block});
-    add(c.qk_norm, {FIELD(qk_rstd), N * (c.heads + c.kv_heads), block});
-    add(true, {FIELD(qkv), N * QKV, block});
-    add(true, {FIELD(att), N * A, product_input(block)});
-    add(true, {FIELD(lse), N * c.heads, block});
-    add(two_norms, {FIELD(residual2), n * C, block});
-    add(two_norms, {FIELD(norm2), N * C, product_input(hidden)});
-    add(two_norms && mean, {FIELD(norm2_mean), n, hidden});
-    add(two_norms, {FIELD(norm2_rstd), n, hidden});
-    add(true, {FIELD(fc), N * F1, hidden});
-    add(true, {FIELD(act), N * F, product_input(hidden)});
-    add(true, {FIELD(delta), n * C, Keep::shared});
-    add(true, {FIELD(cache), cache_row_size(c, w.cache_length) * w.cache_rows, Keep::layer});
-    if (share.has_head()) {
-        Keep head = w.training ? Keep::head : Keep::shared;
-        add(true, {FIELD(residualf), n * C, head});
-        add(true, {FIELD(normf), N * C, head});
-        add(mean, {FIELD(normf_mean), n, head});
-        add(true, {FIELD(normf_rstd), n, head});
-        // for a sample, those of one token come together from all tensor ranks
-        add(true, {FIELD(logits), std::max<size_t>(chunk, tp) * padded_vocab(c, tp), Keep::shared});
-        add(cut, {FIELD(parts), tp * chunk * 3, Keep::shared});
-        add(true, {FIELD(losses), N, Keep::shared});
+#define X(type, name, elements, lifetime, present)                                                           \
+    if (size_t count = (present) ? (elements) : 0) {                                                         \
+        auto point = [](void* view, void* at) { ((Activations*)view)->name = (type*)at; };                   \
+        rows.push_back({#name, count * sizeof(type), lifetime, point});                                      \
     }
-    add(cut, {FIELD(own_norm), n * C, Keep::shared});
-    add(cut, {FIELD(summands), N * C, Keep::shared});
-    if (!w.training) return rows;
-    add(true, {FIELD(dnorm), n * C, Keep::shared});
-    add(c.mlp == "swiglu", {FIELD(dact), N * F, Keep::shared});
-    add(true, {FIELD(dfc), N * F1, until_weights});
-    add(true, {FIELD(datt), N * A, Keep::shared});
-    add(true, {FIELD(dqkv), N * QKV, until_weights});
-    add(cut || later, {FIELD(dmlp_out), N * C, until_weights});
-    add(later && two_norms, {FIELD(datt_out), N * C, until_weights});
-    add(true, {FIELD(scratch), scratch, Keep::shared});
-#undef FIELD
+    ACTIVATIONS(X)
+#undef X
     return rows;
-}
-
-// What is kept of one micro-batch for one layer.
-inline size_t layer_bytes(const ModelConfig& config, const Workload& w, const Share& share) {
-    size_t bytes = 0;
-    for (const ActivationRow& row : activation_table(config, w, share)) {
-        if (row.keep == Keep::layer || row.keep == Keep::inner) bytes += row.bytes();
-    }
-    return bytes;
-}
-
-// With what goes from stage to stage: the input of each part, and the gradient of the residual stream.
-inline size_t activation_bytes(const ModelConfig& config, const Workload& w, const Share& share) {
-    auto& division = share.division();
-    size_t own = (size_t)w.B * w.T / division.tp * config.channels;
-    size_t bytes = Pipeline::bytes(division.pipeline, share.room, share.stage(), own);
-    for (const ActivationRow& row : activation_table(config, w, share))
-        bytes += row.bytes() * row.instances(share);
-    return bytes;
-}
-
-// What the products of the blocks on this rank take in fp8.
-inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const Share& share) {
-    if (!w.fp8) return {};
-    ModelConfig c = local_part(config, share.division().tp);
-    size_t C = c.channels, QKV = qkv_width(c), A = c.heads * c.head_size, F = c.mlp_width, F1 = fc_width(c);
-    size_t layers = 0;
-    for (int of_chunk : share.layers(0)) layers += of_chunk;
-    return {.weights = layers * C * (QKV + A + F1 + F),
-            .matrices = 4 * layers,
-            .rows = (size_t)w.B * w.T,
-            .width = std::max({C, QKV, A, F1})};
 }
 
 // ----------------------------------------------------------------------------
@@ -250,74 +165,103 @@ inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const Sh
 // ----------------------------------------------------------------------------
 
 struct Gpt {
-    ModelConfig config, local;  // the whole model, and what this rank has of a block
+    ModelConfig config;
     Workload workload;
     const Mesh& mesh;
-    Share share;  // of the model, that this rank has
-    ParameterLayout layout;
-    Norm norm;
-    bool parallel, swiglu;
-    Gelu gelu;
+    Stage stage;             // what this rank has of the model,
+    ParameterLayout layout;  // and where its parameters lie
+    const Norm norm = config.norm == "rmsnorm" ? Norm::rmsnorm : Norm::layernorm;
+    const Gelu gelu = config.mlp == "gelu-exact" ? Gelu::exact : Gelu::tanh;
+    const bool swiglu = config.mlp == "swiglu", parallel = config.block == "parallel";
+    // of the two halves of a block: they stand alone, unless the block is parallel
+    const Branch first = parallel ? Branch::first : Branch::alone,
+                 last = parallel ? Branch::last : Branch::alone;
 
     ComputeStream compute;
-    cudaStream_t stream;
-    ZeroState state;      // parameters, gradients, optimizer state
-    SequenceShards rows;  // activations over tensor ranks
-    Pipeline pipeline;    // and from stage to stage
+    cudaStream_t stream = compute.stream;
+    ZeroState state;    // parameters, gradients, optimizer state
+    Pipeline pipeline;  // activations from stage to stage
+    ActivationMemory<Activations> activations;
+    std::vector<Activations>& acts;  // of each layer, of the micro-batch that is worked on
     DeviceArray<char> fp8_memory;
-    BlockProducts products;  // of the blocks' matrices
-
-    // one allocation for each class of memory
-    char* activations = nullptr;
-    float* rope = nullptr;   // (positions, R/2, 2) cosines and sines
-    float* stats = nullptr;  // (stat_count)
-
-    HostArray<float> sent_stats{stat_count};  // what the host sees of stats once it is past the event
-    cudaEvent_t stats_sent;
+    BlockProducts products;                   // of the blocks' matrices
+    SequenceParallel rows;                    // of activations, over tensor ranks
+    TensorParallel tp;                        // linear layers over tensor ranks
+    DeviceArray<float> rope;                  // (positions, R/2, 2) cosines and sines
+    DeviceArray<StepStatistics> stats{1};     // (1)
+    HostArray<StepStatistics> sent_stats{1};  // what the host sees of them once it is past the event
+    Event stats_sent;
     Graphs graphs;  // of the work on a micro-batch
-    std::vector<ActivationRow> table;
-    std::vector<Activations> acts;            // for each layer, of the micro-batch that is worked on
-    ActivationSlots held_layers, held_inner;  // instances of Keep::layer and of Keep::inner
 
-    // division.tp and its stages are those of the mesh.
-    Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings,
-        const Mesh& mesh = one_process(), const Division& division = {});
-    ~Gpt();
+    // layout.mesh is the mesh's shape.
+    Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings, const Mesh& mesh,
+        const Layout& layout);
+    Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings)
+        : Gpt(config, workload, settings, one_process(), {}) {}
+    ~Gpt() { cudaStreamSynchronize(stream); }
     Gpt(const Gpt&) = delete;
     Gpt& operator=(const Gpt&) = delete;
 
-    // Points acts to what is kept for this task.
-    void show(const PipelineTask& task);
-    // Where all rows of what is then summed into `own` are made: there, if nothing is cut.
-    floatX* summands(floatX* own) const { return rows.ranks() == 1 ? own : acts[0].summands; }
-    // Where a norm's own rows are made, before they are gathered in `all`.
+    Dims dims(const Batch& batch) const { return {config, rows.ranks(), batch.B, batch.T}; }
+    // Where a norm's own rows are made before they come together in `all`.
     floatX* own_norm(floatX* all) const { return rows.ranks() == 1 ? all : acts[0].own_norm; }
 
-    // Of a unit that is acquired, or whose gradients have begun.
+    // Views into a unit that is acquired, or whose gradients have begun.
     UnitTensors<floatX> weights(int unit) const { return layout.tensors(unit, state.params(unit)); }
-    UnitTensors<float> gradients(int unit) const { return layout.tensors(unit, state.grads(unit)); }
+    UnitTensors<float> gradients(int unit) const {
+        return workload.training ? layout.tensors(unit, state.grads(unit)) : UnitTensors<float>();
+    }
     int head_unit() const { return layout.last_unit(); }
-    int rope_dims() const { return config.position == "rope" ? config.rope_dims : 0; }
     // where the classifier's weights (Vp, C) are
     int classifier_unit() const { return config.tie_embeddings ? 0 : head_unit(); }
     Tensor classifier_weight() const { return config.tie_embeddings ? wte : headw; }
     int local_vocab() const { return padded_vocab(config, rows.ranks()); }
+
+    // Points acts to what is kept for this task.
+    void bind_activations(const PipelineTask& task) {
+        activations.bind(task);
+        acts[stage.first_layer(task.chunk)].residual = task.input;
+        for (Activations& view : acts) view.dresidual = task.gradient;
+    }
 };
+
+Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings, const Mesh& mesh,
+         const Layout& cut)
+    : config(config),
+      workload(workload),
+      mesh(mesh),
+      stage(config, cut, mesh.position, workload.training),
+      layout(parameter_layout(config, mesh.shape.dp, stage.units())),
+      state(layout, mesh, settings, stream),
+      pipeline(mesh, cut.pipeline, stage.room,
+               (size_t)workload.B * workload.T / mesh.shape.tp * config.channels, stream, settings.overlap),
+      activations(activation_table(config, workload, stage), stage, config.layers),
+      acts(activations.views),
+      fp8_memory(fp8_sizes(config, workload, stage).bytes()),
+      products(fp8_sizes(config, workload, stage), fp8_memory.data, stream),
+      rows(mesh.tensor(), cut.row_chunks, settings.overlap, stream),
+      tp{rows, products, stream, acts[0].partial, acts[0].scratch},
+      rope(rope_floats(config, workload)) {
+    std::vector<float> angles = rope_angles(config, workload);
+    copy_to_device(rope.data, angles.data(), angles.size(), stream);
+    cudaCheck(cudaStreamSynchronize(stream));
+}
 
 // Bytes of each class of memory that a model takes on one rank: the one of the stage that takes most.
 inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const Workload& w,
-                                               const ZeroSettings& settings, const MeshShape& shape = {},
-                                               const Division& division = {}) {
-    size_t rope = config.position == "rope" ? (size_t)w.positions() * config.rope_dims * sizeof(float) : 0;
+                                               const ZeroSettings& settings, const Layout& cut = {}) {
     std::vector<MemoryClass> most;
-    for (int stage = 0; stage < shape.pp; stage++) {
-        Share share(config, division, {.pipeline = stage}, w.training);
-        ParameterLayout layout = parameter_layout(config, shape.dp, share.place());
-        auto classes = ZeroState::memory(layout, shape, settings);
-        classes.push_back({"activations", activation_bytes(config, w, share) + rope});
-        if (w.fp8) classes.push_back({"fp8 copies", fp8_sizes(config, w, share).bytes()});
+    for (int number = 0; number < cut.mesh.pp; number++) {
+        Stage stage(config, cut, {.pipeline = number}, w.training);
+        ParameterLayout layout = parameter_layout(config, cut.mesh.dp, stage.units());
+        auto classes = ZeroState::memory(layout, cut.mesh, settings);
+        size_t sent = (size_t)w.B * w.T / cut.mesh.tp * config.channels;
+        classes.push_back({"activations", activation_bytes(activation_table(config, w, stage), stage) +
+                                              Pipeline::bytes(cut.pipeline, stage.room, number, sent) +
+                                              rope_floats(config, w) * sizeof(float)});
+        if (w.fp8) classes.push_back({"fp8 copies", fp8_sizes(config, w, stage).bytes()});
         if (settings.staging) {
-            size_t bytes = CheckpointSaver::staging_bytes(layout, shape, settings);
+            size_t bytes = CheckpointSaver::staging_bytes(layout, cut.mesh, settings);
             classes.push_back({"staging for checkpoints", bytes, true});
         }
         if (memory_total(classes) > memory_total(most)) most = classes;
@@ -326,300 +270,310 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
 }
 
 inline MemoryPlan memory_plan(const ModelConfig& config, const Workload& workload,
-                              const ZeroSettings& settings, const MeshShape& shape = {},
-                              const Division& division = {}, int ranks_sharing_device = 1,
-                              size_t of_graphs = 0) {
+                              const ZeroSettings& settings, const Layout& layout = {},
+                              int ranks_sharing_device = 1, size_t of_graphs = 0) {
     auto classes = [=](int B, int micro_batches) {
         Workload w = workload;
-        Division d = division;
-        w.B = B, d.pipeline.micro_batches = micro_batches;
-        auto classes = memory_classes(config, w, settings, shape, d);
+        Layout cut = layout;
+        w.B = B, cut.pipeline.micro_batches = micro_batches;
+        auto classes = memory_classes(config, w, settings, cut);
         if (of_graphs > 0) classes.push_back({"graphs up to", of_graphs});
         return classes;
     };
     return {
-        workload.B, workload.T, division.pipeline, workload.training, available_memory(ranks_sharing_device),
+        workload.B, workload.T, layout.pipeline, workload.training, available_memory(ranks_sharing_device),
         classes};
 }
 
-Gpt::Gpt(const ModelConfig& config_, const Workload& workload_, const ZeroSettings& settings,
-         const Mesh& mesh_, const Division& division)
-    : config(config_),
-      local(local_part(config, division.tp)),
-      workload(workload_),
-      mesh(mesh_),
-      share(config, division, mesh.position, workload.training),
-      layout(parameter_layout(config, mesh.shape.dp, share.place())),
-      stream(compute.stream),
-      state(layout, mesh, settings, stream),
-      rows(mesh.tensor(), division.row_chunks, settings.overlap, stream),
-      pipeline(mesh, division.pipeline, share.room,
-               (size_t)workload.B * workload.T / division.tp * config.channels, stream, settings.overlap),
-      fp8_memory(fp8_sizes(config, workload, share).bytes()),
-      products(fp8_sizes(config, workload, share), fp8_memory.data, stream),
-      held_layers(share.layers(0)),
-      held_inner(share.layers(1)) {
-    norm = config.norm == "rmsnorm" ? Norm::rmsnorm : Norm::layernorm;
-    parallel = config.block == "parallel";
-    swiglu = config.mlp == "swiglu";
-    gelu = config.mlp == "gelu-exact" ? Gelu::exact : Gelu::tanh;
-    allocate(stats, stat_count);
-    cudaCheck(cudaEventCreateWithFlags(&stats_sent, cudaEventDisableTiming));
-
-    table = activation_table(config, workload, share);
-    size_t bytes = 0;
-    for (const ActivationRow& row : table) bytes += row.bytes() * row.instances(share);
-    allocate(activations, bytes);
-    acts.resize(config.layers);
-    char* next = activations;
-    for (ActivationRow& row : table) {
-        row.memory = next;
-        next += row.bytes() * row.instances(share);
-        for (Activations& view : acts) row.point(&view, 0);
-    }
-
-    if (int R = rope_dims()) {
-        int positions = workload.positions();
-        std::vector<float> table((size_t)positions * R);
-        RopeScaling scaling = {config.rope_scaling, config.rope_low_frequency, config.rope_high_frequency,
-                               config.rope_original_context};
-        rope_table(table.data(), positions, R, config.rope_theta, scaling);
-        allocate(rope, table.size());
-        copy_to_device(rope, table.data(), table.size(), stream);
-    }
-    cudaCheck(cudaStreamSynchronize(stream));
-}
-
-void Gpt::show(const PipelineTask& task) {
-    int begin = share.first_layer(task.chunk), end = share.end_layer(task.chunk);
-    PipelineAction action = {task.work, task.micro_batch, task.chunk};
-    std::vector<int> places = held_layers.enter(action), inner_places = held_inner.enter(action);
-    bool forward = task.work == PipelineWork::forward;
-    for (const ActivationRow& row : table) {
-        if (row.keep == Keep::shared) continue;  // always in the same place
-        if (row.keep == Keep::head) {
-            if (task.part < share.last_part()) continue;
-            for (Activations& view : acts) row.point(&view, task.slot);
-            continue;
-        }
-        size_t pending = row.first_pending(share, task.chunk, task.pending_slot);
-        for (int layer = row.keep == Keep::inner ? begin + 1 : begin; layer < end; layer++) {
-            row.point(&acts[layer], row.keep == Keep::layer   ? places[layer - begin]
-                                    : row.keep == Keep::inner ? inner_places[layer - begin - 1]
-                                    : forward                 ? 0
-                                                              : pending + (layer - begin));
-        }
-    }
-    acts[begin].residual = task.input;
-    for (Activations& view : acts) view.dresidual = task.gradient;
-}
-
-Gpt::~Gpt() {
-    cudaStreamSynchronize(stream);
-    for (void* pointer : {(void*)activations, (void*)rope, (void*)stats}) cudaFree(pointer);
-    cudaEventDestroy(stats_sent);
-}
-
-// Each value depends on the seed, the tensor's name and the element only.
-inline void initialize(Gpt& model, uint64_t seed) {
-    std::vector<float> values;
-    set_tensors(model.state, [&](const TensorRow& row, const std::string& name, size_t first, size_t count) {
-        uint64_t key = random_key(seed, name);
-        values.assign(count, row.mean);
-        if (row.deviation > 0) {
-#pragma omp parallel for
-            for (size_t i = 0; i < count; i++) values[i] += row.deviation * random_normal(key, first + i);
-        }
-        return std::span<const float>(values);
-    });
-}
-
 // ----------------------------------------------------------------------------
-// forward
+// layers
 // ----------------------------------------------------------------------------
 
-// out (own rows, OC) = inp (N, C) times a weight (OC, C) that is cut by columns: every tensor rank makes its
-// summands of all rows.
-inline void summed_product(Gpt& g, floatX* out, const floatX* inp, const floatX* weight, const floatX* bias,
-                           int N, int C, int OC, bool accumulate) {
-    floatX* all = g.summands(out);
-    if (g.rows.rank() > 0) bias = nullptr;  // once in the sum
-    g.rows.scatter(out, all, N, OC, [&](int first, int rows) {
-        g.products.forward(all + (size_t)first * OC, inp + (size_t)first * C, weight, bias, rows, C, OC,
-                           accumulate);
-    });
-    g.rows.wait();
+// A norm of the residual stream. inp, mean and rstd are of the own rows of this rank, as are the rows it
+// makes, which come together in out before a matrix reads them.
+struct NormLayer {
+    floatX *inp, *out;  // (n, C), (N, C)
+    float *mean, *rstd;
+    const floatX *weight, *bias;
+    float *dweight, *dbias;
+};
+
+// A block, as both passes see it: its sizes, weights, gradients and activations, and what it is made of. It
+// is made for each block and micro-batch once the block's unit is acquired.
+struct Layer {
+    const Batch& batch;
+    Dims d;
+    Activations& a;
+    UnitTensors<floatX> w;
+    UnitTensors<float> dw;
+    NormLayer norm1, norm2;
+    Linear qkv, attproj, fc, fcproj;
+
+    Layer(Gpt& g, int number, const Batch& batch)
+        : batch(batch),
+          d(g.dims(batch)),
+          a(g.acts[number]),
+          w(g.weights(number + 1)),
+          dw(g.gradients(number + 1)),
+          norm1{a.residual, a.norm1,   a.norm1_mean, a.norm1_rstd,
+                w[norm1w],  w[norm1b], dw[norm1w],   dw[norm1b]},
+          norm2{a.residual2, a.norm2,   a.norm2_mean, a.norm2_rstd,
+                w[norm2w],   w[norm2b], dw[norm2w],   dw[norm2b]} {
+        auto linear = [&](Parallel parallel, int C, int OC, Tensor weight, Tensor bias, floatX* inp,
+                          floatX* dout) {
+            return Linear{parallel, d.N, C, OC, w[weight], w[bias], dw[weight], dw[bias], inp, dout, g.gelu};
+        };
+        // What a half of the block adds to the stream has the stream's gradient. That has a copy where all
+        // rows come together, and where the weights' gradients are made later, when the stream's has changed.
+        floatX* dmlp_out = a.dmlp_out ? a.dmlp_out : a.dresidual;
+        floatX* datt_out = a.datt_out ? a.datt_out : dmlp_out;
+        qkv = linear(Parallel::column, d.C, d.QKV, qkvw, qkvb, a.norm1, a.dqkv);
+        attproj = linear(Parallel::row, d.A, d.C, attprojw, attprojb, a.att, datt_out);
+        fc = linear(Parallel::column, d.C, d.F1, fcw, fcb, g.parallel ? a.norm1 : a.norm2, a.dfc);
+        fcproj = linear(Parallel::row, d.F, d.C, fcprojw, fcprojb, a.act, dmlp_out);
+        if (!g.swiglu) fc.gelu_out = a.act, fcproj.gelu_inp = a.fc;
+    }
+};
+
+// The seam between two layers: the residual stream, and what the first adds to it. Their sum is left to the
+// norm that reads it, which makes it in the same pass over memory.
+struct Sum {
+    const floatX *residual, *delta;  // (n, C)
+};
+
+// ---- norms
+
+inline void stream_norm(Gpt& g, const NormLayer& l, int n) {
+    norm_forward(g.norm, g.own_norm(l.out), l.mean, l.rstd, l.inp, l.weight, l.bias, n, g.config.channels,
+                 g.config.norm_eps, g.stream);
 }
 
-// The own rows of norm1 are in place; writes qkv, att, and what attention adds to the residual stream: to
-// delta, or in a parallel block to where the MLP adds its part before they are summed.
-inline void attention_part(Gpt& g, int layer, const Batch& batch) {
-    auto& a = g.acts[layer];
-    auto w = g.weights(layer + 1);
-    auto& c = g.local;
-    int B = batch.B, T = batch.T, N = B * T, C = c.channels, A = c.heads * c.head_size, QKV = qkv_width(c);
-    floatX* qkv = c.qk_norm ? a.qkv_raw : a.qkv;
-    g.rows.gather(g.own_norm(a.norm1), a.norm1, N, C, [&](int first, int rows) {
-        g.products.forward(qkv + (size_t)first * QKV, a.norm1 + (size_t)first * C, w[qkvw], w[qkvb], rows, C,
-                           QKV);
-    });
-    int R = g.rope_dims();
-    const float* angles = g.rope + (size_t)batch.past * R;
-    if (c.qk_norm) {
-        qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, w[qnormw], w[knormw], {angles, T, R}, N, c.heads,
-                        c.kv_heads, c.head_size, c.norm_eps, g.stream);
-    } else if (R > 0) {
-        rope_forward(a.qkv, angles, B, T, c.heads, c.kv_heads, c.head_size, R, g.stream);
+// The same of a sum, which becomes the norm's input.
+inline void stream_norm(Gpt& g, const NormLayer& l, const Sum& x, int n) {
+    residual_norm_forward(g.norm, l.inp, g.own_norm(l.out), l.mean, l.rstd, x.residual, x.delta, l.weight,
+                          l.bias, n, g.config.channels, g.config.norm_eps, g.stream);
+}
+
+// Adds to the stream's gradient dresidual what the gradient dnorm of the norm's own rows comes to.
+inline void stream_norm_backward(Gpt& g, const NormLayer& l, const Activations& a, int n) {
+    norm_backward(g.norm, a.dresidual, l.dweight, l.dbias, a.scratch, a.dnorm, l.inp, l.weight, l.mean,
+                  l.rstd, n, g.config.channels, g.stream);
+}
+
+// ---- attention: att = softmax(q k^T) v of qkv(norm1); attproj adds it to the stream
+
+// The own rows of norm1 are in place. Writes qkv and att.
+inline void attention_hidden(Gpt& g, const Layer& l) {
+    auto& a = l.a;
+    const Dims& d = l.d;
+    const Batch& batch = l.batch;
+    bool qk_norm = g.config.qk_norm;
+    column_parallel(g.tp, l.qkv, g.own_norm(a.norm1), qk_norm ? a.qkv_raw : a.qkv, g.first);
+    if (qk_norm) {
+        qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, l.w[qnormw], l.w[knormw],
+                        {g.rope.data, batch.positions, d.R}, d.N, d.NH, d.NKV, d.HS, g.config.norm_eps,
+                        g.stream);
+    } else if (d.R > 0) {
+        rope_forward(a.qkv, g.rope.data, batch.positions, d.N, d.NH, d.NKV, d.HS, d.R, g.stream);
     }
+    floatX* cache = nullptr;
     int limit = g.workload.cache_length;
-    floatX* cache = limit ? a.cache + batch.row * cache_row_size(c, limit) : nullptr;
-    if (cache) {
-        kv_cache_append(cache, a.qkv, B, T, limit, batch.past, c.heads, c.kv_heads, c.head_size, g.stream);
+    if (limit > 0) {
+        cache = a.cache + (size_t)batch.row * limit * 2 * d.NKV * d.HS;
+        kv_cache_append(cache, a.qkv, d.B, d.T, limit, batch.past, d.NH, d.NKV, d.HS, g.stream);
     }
     if (batch.past > 0) {
-        kv_cache_attention(a.att, a.qkv, cache, B, T, limit, batch.past, c.heads, c.kv_heads, c.head_size,
-                           c.window, g.stream);
+        kv_cache_attention(a.att, a.qkv, cache, d.B, d.T, limit, batch.past, d.NH, d.NKV, d.HS,
+                           g.config.window, g.stream);
     } else {
-        attention_forward(a.att, a.lse, a.qkv, batch.doc_start, B, T, c.heads, c.kv_heads, c.head_size,
-                          c.window, g.stream);
-    }
-    if (g.parallel) {
-        const floatX* bias = g.rows.rank() > 0 ? nullptr : w[attprojb];
-        g.products.forward(g.summands(a.delta), a.att, w[attprojw], bias, N, A, C);
-    } else {
-        summed_product(g, a.delta, a.att, w[attprojw], w[attprojb], N, A, C, false);
+        attention_forward(a.att, a.lse, a.qkv, batch.doc_start, d.B, d.T, d.NH, d.NKV, d.HS, g.config.window,
+                          g.stream);
     }
 }
 
-// What the MLP reads: its own norm, or in a parallel block the norm it shares with attention.
-inline floatX* mlp_input(const Gpt& g, int layer) {
-    return g.parallel ? g.acts[layer].norm1 : g.acts[layer].norm2;
+inline void attention_forward(Gpt& g, const Layer& l) {
+    attention_hidden(g, l);
+    row_parallel(g.tp, l.attproj, l.a.delta, g.first);
 }
 
-// Writes fc and act.
-inline void mlp_hidden(Gpt& g, int layer, const Batch& batch) {
-    auto& a = g.acts[layer];
-    auto w = g.weights(layer + 1);
-    int N = batch.B * batch.T, C = g.config.channels, F = g.local.mlp_width, F1 = fc_width(g.local);
-    auto product = [&](int first, int rows) {
-        const floatX* inp = mlp_input(g, layer) + (size_t)first * C;
-        floatX *fc = a.fc + (size_t)first * F1, *act = a.act + (size_t)first * F;
-        if (g.swiglu) {
-            g.products.forward(fc, inp, w[fcw], w[fcb], rows, C, F1);
-            swiglu_forward(act, fc, rows, F, g.stream);
-        } else {
-            g.products.gelu_forward(g.gelu, act, fc, inp, w[fcw], w[fcb], rows, C, F);
-        }
-    };
-    if (g.parallel)
-        product(0, N);  // norm1 was gathered for attention
-    else
-        g.rows.gather(g.own_norm(a.norm2), a.norm2, N, C, product);
-}
-
-// Runs the block from its input to act. The input is a.residual, or before the first pass over it, what the
-// block before left: that block's stream and delta, added here in the same pass over memory as the norm.
-inline void block_forward(Gpt& g, int layer, const Batch& batch, bool input_ready) {
-    auto& a = g.acts[layer];
-    auto w = g.weights(layer + 1);
-    int n = g.rows.own_rows(batch.B * batch.T), C = g.config.channels;
-    float eps = g.config.norm_eps;
-    floatX* normed = g.own_norm(a.norm1);
-    if (input_ready) {
-        norm_forward(g.norm, normed, a.norm1_mean, a.norm1_rstd, a.residual, w[norm1w], w[norm1b], n, C, eps,
-                     g.stream);
-    } else {
-        auto& before = g.acts[layer - 1];
-        residual_norm_forward(g.norm, a.residual, normed, a.norm1_mean, a.norm1_rstd,
-                              g.parallel ? before.residual : before.residual2, before.delta, w[norm1w],
-                              w[norm1b], n, C, eps, g.stream);
+// From the stream's gradient to that of norm1.
+inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) {
+    auto& a = l.a;
+    const Dims& d = l.d;
+    row_parallel_backward(g.tp, l.attproj, a.dresidual, a.datt, g.last, weights);
+    attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, l.batch.doc_start, d.B, d.T, d.NH,
+                       d.NKV, d.HS, g.config.window, g.stream);
+    if (g.config.qk_norm) {
+        qk_norm_backward(a.dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
+                         l.w[qnormw], l.w[knormw], {g.rope.data, l.batch.positions, d.R}, d.N, d.NH, d.NKV,
+                         d.HS, g.stream);
+    } else if (d.R > 0) {
+        rope_backward(a.dqkv, g.rope.data, l.batch.positions, d.N, d.NH, d.NKV, d.HS, d.R, g.stream);
     }
-    attention_part(g, layer, batch);
-    if (!g.parallel) {
-        residual_norm_forward(g.norm, a.residual2, g.own_norm(a.norm2), a.norm2_mean, a.norm2_rstd,
-                              a.residual, a.delta, w[norm2w], w[norm2b], n, C, eps, g.stream);
-    }
-    mlp_hidden(g, layer, batch);
+    column_parallel_backward(g.tp, l.qkv, a.dnorm, g.last, weights);
 }
 
-// Rows of the token and position tables to `out` (own rows, C). Each tensor rank has a part of the words,
-// and the first one adds the positions.
-inline void embed(Gpt& g, const Batch& batch, floatX* out) {
-    int C = g.config.channels;
+// ---- MLP: act = gelu or swiglu of fc(norm2); fcproj adds it to the stream
+
+// The own rows of norm2 are in place, or of a parallel block all rows of norm1. Writes fc and act.
+inline void mlp_hidden(Gpt& g, const Layer& l) {
+    column_parallel(g.tp, l.fc, g.own_norm(l.a.norm2), l.a.fc, g.last);  // with the GELU
+    if (g.swiglu) swiglu_forward(l.a.act, l.a.fc, l.d.N, l.d.F, g.stream);
+}
+
+// In a parallel block, added to what attention left.
+inline void mlp_forward(Gpt& g, const Layer& l) {
+    mlp_hidden(g, l);
+    row_parallel(g.tp, l.fcproj, l.a.delta, g.last);
+}
+
+// From the stream's gradient to that of norm2.
+inline void mlp_backward(Gpt& g, const Layer& l, WeightGradients weights) {
+    auto& a = l.a;
+    row_parallel_backward(g.tp, l.fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, g.first, weights);
+    if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, l.d.N, l.d.F, g.stream);
+    column_parallel_backward(g.tp, l.fc, a.dnorm, g.first, weights);
+}
+
+// ---- block
+
+// A transformer block, from norm1 to what its successor adds up:
+//
+//     sequential    y = x + attention(norm1(x)),  out = y + mlp(norm2(y))
+//     parallel      out = x + attention(norm1(x)) + mlp(norm1(x))
+//
+// The norm before it is made by the caller, who knows what x is the sum of; and each sum is made by the norm
+// after it.
+inline Sum block_forward(Gpt& g, const Layer& l) {
+    auto& a = l.a;
+    attention_forward(g, l);
+    if (!g.parallel) stream_norm(g, l.norm2, {a.residual, a.delta}, l.d.n);
+    mlp_forward(g, l);
+    return {g.parallel ? a.residual : a.residual2, a.delta};
+}
+
+// Makes again what the forward pass did not keep, by the same operations, so with the same bits.
+inline void recompute(Gpt& g, const Layer& l) {
+    auto& a = l.a;
+    switch (g.workload.recompute) {
+    case Recompute::none:
+        return;
+    case Recompute::block:
+        stream_norm(g, l.norm1, l.d.n);
+        g.parallel ? attention_hidden(g, l) : attention_forward(g, l);
+        if (!g.parallel) stream_norm(g, l.norm2, {a.residual, a.delta}, l.d.n);
+        break;
+    case Recompute::mlp:
+        if (!g.parallel) stream_norm(g, l.norm2, l.d.n);
+    }
+    mlp_hidden(g, l);
+}
+
+// dresidual, the gradient of the block's output, becomes that of its input. Of a parallel block both halves
+// read the same, and dnorm is the sum of what they make of it.
+inline void block_backward(Gpt& g, const Layer& l, WeightGradients weights) {
+    recompute(g, l);
+    mlp_backward(g, l, weights);
+    if (!g.parallel) stream_norm_backward(g, l.norm2, l.a, l.d.n);
+    attention_backward(g, l, weights);
+    stream_norm_backward(g, l.norm1, l.a, l.d.n);
+}
+
+// ---- embedding: out = wte[token] + wpe[position]
+
+// Writes this rank's own rows, (n, C). Each tensor rank has a part of the vocabulary, and the first adds the
+// positions.
+inline void embed_forward(Gpt& g, const Batch& batch, floatX* out) {
+    Dims d = g.dims(batch);
     g.state.acquire(0, +1);
     auto w = g.weights(0);
-    floatX* positions = w[wpe] && g.rows.rank() == 0 ? w[wpe] + (size_t)batch.past * C : nullptr;
-    floatX* all = g.summands(out);
-    embedding_forward(all, batch.tokens, w[wte], positions, batch.counted_from, batch.B, batch.T, C, g.stream,
-                      g.share.words());
-    g.rows.scatter(out, all, batch.B * batch.T, C);
+    const floatX* positions = g.rows.rank() == 0 ? w[wpe] : nullptr;
+    floatX* partial = g.tp.partial_sums(out);
+    embedding_forward(partial, batch.tokens, w[wte], positions, batch.positions, d.N, d.C, g.stream,
+                      g.stage.vocab());
+    g.rows.scatter(out, partial, d.N, d.C);
     g.state.release(0);
 }
 
-// The part of the forward pass that a task stands for: from tokens or the stream of the part before, to the
-// stream for the next part or the normed output of the last block (normf).
-inline void forward_part(Gpt& g, const Batch& batch, const PipelineTask& task) {
-    int N = batch.B * batch.T, n = g.rows.own_rows(N), C = g.config.channels;
-    int begin = g.share.first_layer(task.chunk), end = g.share.end_layer(task.chunk);
-    if (task.part == 0) embed(g, batch, task.input);
-    for (int layer = begin; layer < end; layer++) {
-        g.state.acquire(layer + 1, +1);
-        auto& a = g.acts[layer];
-        auto w = g.weights(layer + 1);
-        block_forward(g, layer, batch, layer == begin);
-        // a parallel block's MLP adds to what its attention left
-        summed_product(g, a.delta, a.act, w[fcprojw], w[fcprojb], N, g.local.mlp_width, C, g.parallel);
-        g.state.release(layer + 1);
-    }
-    auto& a = g.acts[end - 1];
-    floatX* stream = g.parallel ? a.residual : a.residual2;
-    if (task.part < g.share.last_part()) {
-        residual_forward(task.output, stream, a.delta, (size_t)n * C, g.stream);
-        return;
-    }
+// From dresidual to the gradients of the tables.
+inline void embed_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
+    Dims d = g.dims(batch);
+    g.state.begin_gradients(0);
+    auto dw = g.gradients(0);
+    floatX *own = g.acts[0].dresidual, *all = g.tp.partial_sums(own);
+    g.rows.gather(own, all, d.N, d.C);
+    float* dpositions = g.rows.rank() == 0 ? dw[wpe] : nullptr;  // as in the forward pass
+    embedding_backward(dw[wte], dpositions, g.acts[0].scratch, all, batch.tokens, batch.by_token,
+                       batch.positions, batch.by_position, d.N, d.C, g.stream, g.stage.vocab());
+    g.state.reduce_gradients(0, last_micro_batch);
+}
+
+// ---- head: the last norm, the classifier and the loss
+
+inline NormLayer head_norm(const Gpt& g) {
+    auto& a = g.acts[0];
+    auto w = g.weights(g.head_unit());
+    auto dw = g.gradients(g.head_unit());
+    return {a.residualf, a.normf, a.normf_mean, a.normf_rstd, w[normfw], w[normfb], dw[normfw], dw[normfb]};
+}
+
+// From the output of the last block to all rows of normf.
+inline void head_forward(Gpt& g, const Batch& batch, const Sum& x) {
+    Dims d = g.dims(batch);
     g.state.acquire(g.head_unit(), +1);
-    auto head = g.weights(g.head_unit());
-    floatX* normed = g.own_norm(a.normf);
-    residual_norm_forward(g.norm, a.residualf, normed, a.normf_mean, a.normf_rstd, stream, a.delta,
-                          head[normfw], head[normfb], n, C, g.config.norm_eps, g.stream);
-    g.rows.gather(normed, a.normf, N, C);
+    NormLayer norm = head_norm(g);
+    stream_norm(g, norm, x, d.n);
+    g.rows.gather(g.own_norm(norm.out), norm.out, d.N, d.C);
     g.state.release(g.head_unit());
 }
 
-// From logits of this rank's words to losses, and to the gradient of the logits.
+// From dnorm, as classify() leaves it, to dresidual.
+inline void head_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
+    int unit = g.head_unit();
+    Dims d = g.dims(batch);
+    auto& a = g.acts[0];
+    g.state.acquire(unit, -1);
+    g.state.begin_gradients(unit);
+    cudaCheck(cudaMemsetAsync(a.dresidual, 0, (size_t)d.n * d.C * sizeof(floatX), g.stream));
+    stream_norm_backward(g, head_norm(g), a, d.n);
+    g.state.release(unit);
+    g.state.reduce_gradients(unit, last_micro_batch);
+}
+
+// From logits of this rank's vocabulary range to losses, and to the gradient of the logits.
 inline void classify_rows(Gpt& g, float* losses, const int* targets, float dloss, int rows,
                           bool want_gradient) {
     auto& a = g.acts[0];
-    auto [first_word, V] = g.share.words();
+    auto [first_token, V] = g.stage.vocab();
     int Vp = g.local_vocab(), ranks = g.rows.ranks();
     if (ranks == 1) {
         classifier(a.logits, losses, targets, dloss, rows, V, Vp, want_gradient, g.stream);
         return;
     }
     size_t part = (size_t)rows * 3;
-    classifier_part(a.parts + g.rows.rank() * part, a.logits, targets, first_word, rows, V, Vp, g.stream);
+    classifier_part(a.parts + g.rows.rank() * part, a.logits, targets, first_token, rows, V, Vp, g.stream);
     g.rows.exchange(a.parts, part);
-    classifier_whole(a.logits, losses, a.parts, ranks, targets, dloss, first_word, rows, V, Vp, want_gradient,
-                     g.stream);
+    classifier_whole(a.logits, losses, a.parts, ranks, targets, dloss, first_token, rows, V, Vp,
+                     want_gradient, g.stream);
 }
 
-// On the last stage: adds the sum of the losses to stats. With a gradient, the loss counts dloss times:
-// writes dnorm (the gradient of normf) and adds to that of the classifier's weights. Logits exist for
-// loss_chunk tokens at a time.
+// On the last stage: adds the sum of the losses to the statistics. With a gradient, the loss counts dloss
+// times: writes dnorm, the gradient of normf, and adds to that of the classifier's weights. Logits exist for
+// loss_chunk tokens at a time, which is why this layer makes both passes at once.
 inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient) {
     auto& a = g.acts[0];
-    int N = batch.B * batch.T, C = g.config.channels, Vp = g.local_vocab();
-    int unit = g.classifier_unit();
+    Dims d = g.dims(batch);
+    int unit = g.classifier_unit(), C = d.C, Vp = g.local_vocab();
     g.state.acquire(unit, 0);
     const floatX* weight = g.weights(unit)[g.classifier_weight()];
     float* dweight = nullptr;
-    floatX* dnorm = g.summands(a.dnorm);
+    floatX* dnorm = g.tp.partial_sums(a.dnorm);
     if (want_gradient) {
         g.state.begin_gradients(unit);
         dweight = g.gradients(unit)[g.classifier_weight()];
     }
-    for (int begin = 0; begin < N; begin += g.workload.loss_chunk) {
-        int n = std::min(g.workload.loss_chunk, N - begin);
+    for (int begin = 0; begin < d.N; begin += g.workload.loss_chunk) {
+        int n = std::min(g.workload.loss_chunk, d.N - begin);
         const floatX* inp = a.normf + (size_t)begin * C;
         matmul_forward(a.logits, inp, weight, nullptr, n, C, Vp, g.stream);
         classify_rows(g, a.losses + begin, batch.targets + begin, dloss, n, want_gradient);
@@ -628,230 +582,88 @@ inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient
         matmul_backward_weight(dweight, a.logits, inp, n, C, Vp, g.stream);
     }
     g.state.release(unit);
-    if (want_gradient) g.rows.scatter(a.dnorm, dnorm, N, C);
+    if (want_gradient) g.rows.scatter(a.dnorm, dnorm, d.N, C);
     // all tensor ranks know the losses, and one counts them
-    if (g.rows.rank() == 0) sum_losses(g.stats + stat_loss, a.losses, N, g.stream);
+    if (g.rows.rank() == 0) sum_losses(&g.stats.data->loss, a.losses, d.N, g.stream);
 }
 
 // ----------------------------------------------------------------------------
-// backward
+// stage
 // ----------------------------------------------------------------------------
 
-// A matrix of a block, and what its gradients are made from. Shapes as in matmul.cuh.
-struct Linear {
-    Tensor weight, bias;
-    int C, OC;
-    const floatX* inp;  // (N, C)
-    floatX* dout;       // (N, OC) null: dresidual is read where it is
-    // each tensor rank makes the gradient of the bias from its own rows of dresidual
-    bool bias_of_own_rows = false;
-    const floatX* pre_gelu = nullptr;  // (N, C) what inp is the GELU of, where it is
-};
-
-struct BlockLinears {
-    Linear qkv, attproj, fc, fcproj;
-
-    BlockLinears(const Gpt& g, int layer) {
-        auto& a = g.acts[layer];
-        auto& c = g.local;
-        int C = c.channels, A = c.heads * c.head_size, F = c.mlp_width;
-        // attention and MLP of a parallel block have one gradient; and without a place of its own, that of
-        // attention comes where the MLP's has been used
-        floatX* datt_out = a.datt_out ? a.datt_out : a.dmlp_out;
-        bool cut = g.rows.ranks() > 1;
-        qkv = {qkvw, qkvb, C, qkv_width(c), a.norm1, a.dqkv};
-        attproj = {attprojw, attprojb, A, C, a.att, datt_out, cut};
-        fc = {fcw, fcb, C, fc_width(c), mlp_input(g, layer), a.dfc};
-        fcproj = {fcprojw, fcprojb, F, C, a.act, a.dmlp_out, cut, g.swiglu ? nullptr : a.fc};
+// The part of the forward pass that a task stands for: from tokens, or the stream that the part before sent,
+// to the stream for the next part, or to normf.
+inline void stage_forward(Gpt& g, const Batch& batch, const PipelineTask& task) {
+    Dims d = g.dims(batch);
+    int begin = g.stage.first_layer(task.chunk), end = g.stage.end_layer(task.chunk);
+    if (task.part == 0) embed_forward(g, batch, task.input);
+    Sum x = {};
+    for (int number = begin; number < end; number++) {
+        g.state.acquire(number + 1, +1);
+        Layer l(g, number, batch);
+        if (number == begin)
+            stream_norm(g, l.norm1, d.n);  // of task.input, which is whole
+        else
+            stream_norm(g, l.norm1, x, d.n);
+        x = block_forward(g, l);
+        g.state.release(number + 1);
     }
-};
-
-inline void weight_backward(Gpt& g, int layer, const Linear& l, const floatX* dout, int N) {
-    auto dw = g.gradients(layer + 1);
-    float* dbias = l.bias_of_own_rows ? nullptr : dw[l.bias];
-    g.products.backward_weight(dw[l.weight], dout, l.inp, N, l.C, l.OC, dbias, g.acts[layer].scratch);
-}
-
-// Backward pass of a matrix that reads the residual stream: the gradient of its input goes to dnorm, and is
-// summed over the tensor ranks behind the product for the weights. `sum` off: the summands wait for those of
-// another matrix, which accumulates. with_weights off: the weights' gradient is left for later.
-inline void reader_backward(Gpt& g, int layer, const Linear& l, int N, bool accumulate, bool sum,
-                            bool with_weights) {
-    auto& a = g.acts[layer];
-    auto w = g.weights(layer + 1);
-    floatX* all = g.summands(a.dnorm);
-    auto product = [&](int first, int rows) {
-        g.products.backward_input(all + (size_t)first * l.C, l.dout + (size_t)first * l.OC, w[l.weight], rows,
-                                  l.C, l.OC, accumulate);
-    };
-    sum ? g.rows.scatter(a.dnorm, all, N, l.C, product) : product(0, N);
-    if (with_weights) weight_backward(g, layer, l, l.dout, N);
-    g.rows.wait();
-}
-
-// Of a matrix that writes to the residual stream, whose gradient comes from all tensor ranks, unless it is
-// there already. dinp is the gradient of what the matrix reads, or of what that is the GELU of.
-inline void writer_backward(Gpt& g, int layer, const Linear& l, floatX* dinp, int N, bool gathered,
-                            bool with_weights) {
-    auto& a = g.acts[layer];
-    auto w = g.weights(layer + 1);
-    auto dw = g.gradients(layer + 1);
-    floatX *own = a.dresidual, *all = l.dout ? l.dout : own;
-    auto product = [&](int first, int rows) {
-        floatX *dx = dinp + (size_t)first * l.C, *dy = all + (size_t)first * l.OC;
-        if (l.pre_gelu) {
-            const floatX* pre_gelu = l.pre_gelu + (size_t)first * l.C;
-            g.products.backward_gelu(g.gelu, dx, pre_gelu, dy, w[l.weight], rows, l.C, l.OC);
-        } else {
-            g.products.backward_input(dx, dy, w[l.weight], rows, l.C, l.OC);
-        }
-    };
-    if (l.bias_of_own_rows && dw[l.bias])
-        matmul_backward_bias(dw[l.bias], a.scratch, own, g.rows.own_rows(N), l.OC, g.stream);
-    if (g.rows.ranks() == 1 && all != own && !gathered) {  // for later, when dresidual has changed
-        size_t bytes = (size_t)N * l.OC * sizeof(floatX);
-        cudaCheck(cudaMemcpyAsync(all, own, bytes, cudaMemcpyDeviceToDevice, g.stream));
-        gathered = true;
-    }
-    gathered ? product(0, N) : g.rows.gather(own, all, N, l.OC, product);
-    if (with_weights) weight_backward(g, layer, l, all, N);
-}
-
-// Makes again what the forward pass of the layer did not keep: by the same operations, so the same bits.
-inline void recompute(Gpt& g, int layer, const Batch& batch) {
-    if (g.workload.recompute == Recompute::block) block_forward(g, layer, batch, true);
-    if (g.workload.recompute == Recompute::mlp) {
-        auto& a = g.acts[layer];
-        auto w = g.weights(layer + 1);
-        if (!g.parallel) {
-            norm_forward(g.norm, g.own_norm(a.norm2), a.norm2_mean, a.norm2_rstd, a.residual2, w[norm2w],
-                         w[norm2b], g.rows.own_rows(batch.B * batch.T), g.config.channels, g.config.norm_eps,
-                         g.stream);
-        }
-        mlp_hidden(g, layer, batch);
-    }
-}
-
-// dresidual is the gradient of the residual stream: each part of the block reads it as the gradient of its
-// output and adds that of its input. with_weights off: the gradients of the matrices are left for
-// weight_gradients().
-inline void block_backward(Gpt& g, int layer, const Batch& batch, bool with_weights) {
-    auto& c = g.local;
-    int B = batch.B, T = batch.T, N = B * T, n = g.rows.own_rows(N), C = c.channels, F = c.mlp_width;
-    auto& a = g.acts[layer];
-    auto w = g.weights(layer + 1);
-    auto dw = g.gradients(layer + 1);
-    BlockLinears linears(g, layer);
-    recompute(g, layer, batch);
-
-    // MLP
-    writer_backward(g, layer, linears.fcproj, g.swiglu ? a.dact : a.dfc, N, false, with_weights);
-    if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, N, F, g.stream);
-    reader_backward(g, layer, linears.fc, N, false, !g.parallel, with_weights);
-    // attention of a parallel block has the same output gradient as its MLP, so dresidual stays as it is
-    if (!g.parallel) {
-        norm_backward(g.norm, a.dresidual, dw[norm2w], dw[norm2b], a.scratch, a.dnorm, a.residual2, w[norm2w],
-                      a.norm2_mean, a.norm2_rstd, n, C, g.stream);
-    }
-
-    // attention
-    writer_backward(g, layer, linears.attproj, a.datt, N, g.parallel, with_weights);
-    attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, batch.doc_start, B, T, c.heads,
-                       c.kv_heads, c.head_size, c.window, g.stream);
-    int R = g.rope_dims();
-    if (c.qk_norm) {
-        qk_norm_backward(a.dqkv, dw[qnormw], dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd, w[qnormw],
-                         w[knormw], {g.rope, T, R}, N, c.heads, c.kv_heads, c.head_size, g.stream);
-    } else if (R > 0) {
-        rope_backward(a.dqkv, g.rope, B, T, c.heads, c.kv_heads, c.head_size, R, g.stream);
-    }
-    reader_backward(g, layer, linears.qkv, N, g.parallel, true, with_weights);
-    norm_backward(g.norm, a.dresidual, dw[norm1w], dw[norm1b], a.scratch, a.dnorm, a.residual, w[norm1w],
-                  a.norm1_mean, a.norm1_rstd, n, C, g.stream);
-}
-
-// From dnorm as classify() left it to dresidual.
-inline void head_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
-    int unit = g.head_unit(), n = g.rows.own_rows(batch.B * batch.T), C = g.config.channels;
-    g.state.acquire(unit, -1);
-    g.state.begin_gradients(unit);
-    auto& a = g.acts[0];
-    auto w = g.weights(unit);
-    auto dw = g.gradients(unit);
-    cudaCheck(cudaMemsetAsync(a.dresidual, 0, (size_t)n * C * sizeof(floatX), g.stream));
-    norm_backward(g.norm, a.dresidual, dw[normfw], dw[normfb], a.scratch, a.dnorm, a.residualf, w[normfw],
-                  a.normf_mean, a.normf_rstd, n, C, g.stream);
-    g.state.release(unit);
-    g.state.reduce_gradients(unit, last_micro_batch);
-}
-
-// From dresidual to the gradients of the tables.
-inline void embed_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
-    int C = g.config.channels;
-    g.state.begin_gradients(0);
-    auto dw = g.gradients(0);
-    floatX *own = g.acts[0].dresidual, *all = g.summands(own);
-    g.rows.gather(own, all, batch.B * batch.T, C);
-    float* dpositions = g.rows.rank() == 0 ? dw[wpe] : nullptr;  // as in the forward pass
-    embedding_backward(dw[wte], dpositions, g.acts[0].scratch, all, batch.tokens, batch.by_token,
-                       batch.by_position, batch.counted_from, batch.B, batch.T, C, g.stream, g.share.words());
-    g.state.reduce_gradients(0, last_micro_batch);
+    if (task.part < g.stage.last_part())
+        residual_forward(task.output, x.residual, x.delta, (size_t)d.n * d.C, g.stream);
+    else
+        head_forward(g, batch, x);
 }
 
 // The part of the backward pass that a task stands for: from the loss, or from the gradient that the next
 // part sent, to the gradients of the blocks and what the part before is sent, or to those of the tables.
 // After the last micro-batch of a step the gradients of each unit are summed over the ranks as soon as they
 // are there.
-inline void backward_part(Gpt& g, const Batch& batch, const PipelineTask& task, float dloss,
-                          bool last_micro_batch) {
-    bool with_weights = task.work == PipelineWork::backward;
-    if (task.part == g.share.last_part()) {
+inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task, float dloss,
+                           bool last_micro_batch) {
+    bool now = task.work == PipelineWork::backward;
+    if (task.part == g.stage.last_part()) {
         classify(g, batch, dloss, true);
         // tied embeddings are used for nothing else on the last of several stages
-        if (g.layout.has(0) && !g.share.has_embedding()) g.state.reduce_gradients(0, last_micro_batch);
+        if (g.layout.has(0) && !g.stage.has_embedding()) g.state.reduce_gradients(0, last_micro_batch);
         head_backward(g, batch, last_micro_batch);
     }
-    int begin = g.share.first_layer(task.chunk), end = g.share.end_layer(task.chunk);
-    for (int layer = end - 1; layer >= begin; layer--) {
-        g.state.acquire(layer + 1, -1);
-        g.state.begin_gradients(layer + 1);
-        block_backward(g, layer, batch, with_weights);
-        g.state.release(layer + 1);
-        g.state.reduce_gradients(layer + 1, last_micro_batch && with_weights);
+    int begin = g.stage.first_layer(task.chunk), end = g.stage.end_layer(task.chunk);
+    for (int number = end - 1; number >= begin; number--) {
+        g.state.acquire(number + 1, -1);
+        g.state.begin_gradients(number + 1);
+        block_backward(g, Layer(g, number, batch), now ? WeightGradients::now : WeightGradients::later);
+        g.state.release(number + 1);
+        g.state.reduce_gradients(number + 1, last_micro_batch && now);
     }
     if (task.part == 0) embed_backward(g, batch, last_micro_batch);
 }
 
-// The gradients of the blocks' matrices, which backward_part() left.
-inline void weight_gradients(Gpt& g, const Batch& batch, const PipelineTask& task, bool last_micro_batch) {
-    int N = batch.B * batch.T;
-    for (int layer = g.share.end_layer(task.chunk) - 1; layer >= g.share.first_layer(task.chunk); layer--) {
-        g.state.begin_gradients(layer + 1);
-        BlockLinears all(g, layer);
-        for (const Linear& l : {all.fcproj, all.fc, all.attproj, all.qkv})
-            weight_backward(g, layer, l, l.dout, N);
-        g.state.reduce_gradients(layer + 1, last_micro_batch);
+// The gradients of the blocks' matrices, which stage_backward() left.
+inline void stage_weight_gradients(Gpt& g, const Batch& batch, const PipelineTask& task,
+                                   bool last_micro_batch) {
+    for (int number = g.stage.end_layer(task.chunk) - 1; number >= g.stage.first_layer(task.chunk);
+         number--) {
+        g.state.begin_gradients(number + 1);
+        Layer l(g, number, batch);
+        for (const Linear* linear : {&l.fcproj, &l.fc, &l.attproj, &l.qkv}) weight_gradient(g.tp, *linear);
+        g.state.reduce_gradients(number + 1, last_micro_batch);
     }
 }
-
-// ----------------------------------------------------------------------------
-// passes
-// ----------------------------------------------------------------------------
 
 // Goes through a list of actions on micro-batches of `tokens` tokens. load(micro_batch, slot) brings one to
 // the device when the first action on it comes, work(batch, task) does the actions of this stage.
 template <typename Load, typename Work>
-void run_pipeline(Gpt& g, const std::vector<PipelineAction>& actions, int tokens, Load&& load, Work&& work) {
-    std::vector<Batch> batches(g.share.room.micro_batches);
+void run_micro_batches(Gpt& g, const std::vector<PipelineAction>& actions, int tokens, Load&& load,
+                       Work&& work) {
+    std::vector<Batch> batches(g.stage.room.micro_batches);
     std::vector<int> loaded(batches.size(), -1);
-    size_t size = (size_t)g.rows.own_rows(tokens) * g.config.channels;
-    bool has_backward = pipeline_room(actions, g.share.chunks()).has_backward;
-    for (ActivationSlots* held : {&g.held_layers, &g.held_inner}) held->begin_run(has_backward);
-    g.pipeline.run(actions, size, [&](const PipelineTask& task) {
+    g.activations.begin_run(pipeline_room(actions, g.stage.chunks()).has_backward);
+    size_t sent = (size_t)g.rows.own_rows(tokens) * g.config.channels;
+    g.pipeline.run(actions, sent, [&](const PipelineTask& task) {
         int slot = task.batch_slot;
         if (loaded[slot] != task.micro_batch) batches[slot] = load(task.micro_batch, slot);
         loaded[slot] = task.micro_batch;
-        g.show(task);
+        g.bind_activations(task);
         work(batches[slot], task);
     });
 }
@@ -859,50 +671,47 @@ void run_pipeline(Gpt& g, const std::vector<PipelineAction>& actions, int tokens
 // From tokens to normf on the last stage.
 inline void forward(Gpt& g, const Batch& batch) {
     auto load = [&](int, int) { return batch; };
-    run_pipeline(g, forward_actions(g.share.pipeline(1)), batch.B * batch.T, load,
-                 [&](const Batch& batch, const PipelineTask& task) { forward_part(g, batch, task); });
+    run_micro_batches(g, forward_actions(g.stage.pipeline(1)), batch.B * batch.T, load,
+                      [&](const Batch& batch, const PipelineTask& task) { stage_forward(g, batch, task); });
 }
 
-// Adds the losses of micro-batches load(0, slot), load(1, slot) ... to stats.
+// ----------------------------------------------------------------------------
+// step
+// ----------------------------------------------------------------------------
+
+// Adds the losses of micro-batches load(0, slot), load(1, slot) ... to the statistics.
 template <typename Load>
 void add_losses(Gpt& g, int micro_batches, Load&& load) {
-    run_pipeline(g, forward_actions(g.share.pipeline(micro_batches)), g.workload.B * g.workload.T, load,
-                 [&](const Batch& batch, const PipelineTask& task) {
-                     forward_part(g, batch, task);
-                     if (task.part == g.share.last_part()) classify(g, batch, 0, false);
-                 });
+    run_micro_batches(g, forward_actions(g.stage.pipeline(micro_batches)), g.workload.B * g.workload.T, load,
+                      [&](const Batch& batch, const PipelineTask& task) {
+                          stage_forward(g, batch, task);
+                          if (task.part == g.stage.last_part()) classify(g, batch, 0, false);
+                      });
 }
 
 // Adds their gradients too, with losses that count dloss times. ends_step: they are the last of the step.
 template <typename Load>
 void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, bool ends_step = true) {
-    auto actions = pipeline_actions(g.share.pipeline(micro_batches), g.share.stage());
-    run_pipeline(g, actions, g.workload.B * g.workload.T, load,
-                 [&](const Batch& batch, const PipelineTask& task) {
-                     bool last = ends_step && task.micro_batch == micro_batches - 1;
-                     auto key = [&] { return task_key(batch, task, dloss, last, g.acts); };
-                     g.graphs.run(key, g.stream, [&] {
-                         switch (task.work) {
-                         case PipelineWork::forward:
-                             return forward_part(g, batch, task);
-                         case PipelineWork::weight_gradient:
-                             return weight_gradients(g, batch, task, last);
-                         default:
-                             return backward_part(g, batch, task, dloss, last);
-                         }
-                     });
-                 });
+    auto actions = pipeline_actions(g.stage.pipeline(micro_batches), g.stage.number());
+    run_micro_batches(g, actions, g.workload.B * g.workload.T, load,
+                      [&](const Batch& batch, const PipelineTask& task) {
+                          bool last = ends_step && task.micro_batch == micro_batches - 1;
+                          auto key = [&] { return task_key(batch, task, dloss, last, g.acts); };
+                          g.graphs.run(key, g.stream, [&] {
+                              switch (task.work) {
+                              case PipelineWork::forward:
+                                  return stage_forward(g, batch, task);
+                              case PipelineWork::weight_gradient:
+                                  return stage_weight_gradients(g, batch, task, last);
+                              default:
+                                  return stage_backward(g, batch, task, dloss, last);
+                              }
+                          });
+                      });
 }
 
-// ----------------------------------------------------------------------------
-// update
-// ----------------------------------------------------------------------------
-
-// What a rank adds to a statistic that counts ranks: a float of four equal bytes, which a memset can write.
-constexpr int one_rank_byte = 0x3f;
-constexpr float one_rank = std::bit_cast<float>(0x3f3f3f3f);
-
-struct StepStats {
+// What a step came to, as all ranks see it.
+struct StepResult {
     float loss;           // mean over the targets of the step
     float gradient_norm;  // before clipping
     bool finite;          // false: the weights were left as they were
@@ -910,31 +719,72 @@ struct StepStats {
     bool saved;           // no rank need be waited for to go on with a checkpoint
 };
 
+inline void clear_statistics(Gpt& g) {
+    cudaCheck(cudaMemsetAsync(g.stats.data, 0, sizeof *g.stats.data, g.stream));
+}
+
 // Starts a step: no gradient, no loss.
 inline void zero_gradients(Gpt& g) {
     g.state.zero_gradients();
-    cudaCheck(cudaMemsetAsync(g.stats, 0, stat_count * sizeof(float), g.stream));
+    clear_statistics(g);
 }
 
-// Sends the host what they are when the compute stream comes here.
-inline void send_stats(Gpt& g) {
-    cudaCheck(cudaMemcpyAsync(g.sent_stats.data, g.stats, stat_count * sizeof(float), cudaMemcpyDeviceToHost,
+// Makes the loss of all ranks NaN, because this one has an error.
+inline void spoil_loss(Gpt& g) {
+    fill(&g.stats.data->loss, NAN, 1, g.stream);
+}
+
+// Sends the host what the statistics are when the compute stream comes here.
+inline void send_statistics(Gpt& g) {
+    cudaCheck(cudaMemcpyAsync(g.sent_stats.data, g.stats.data, sizeof *g.stats.data, cudaMemcpyDeviceToHost,
                               g.stream));
-    cudaCheck(cudaEventRecord(g.stats_sent, g.stream));
+    g.stats_sent.record(g.stream);
 }
 
-// Waits for them. `targets` is the number of targets whose losses were summed.
-inline StepStats await_stats(Gpt& g, double targets) {
-    wait_for(g.stats_sent, g.mesh);
-    const float* stats = g.sent_stats.data;
-    return {(float)(stats[stat_loss] / targets), stats[stat_norm], !std::isnan(stats[stat_scale]),
-            stats[stat_stop] > 0, stats[stat_saved] > (g.mesh.shape.ranks() - 0.5f) * one_rank};
+// Waits for what was sent last. `targets` is the number of targets whose losses were summed.
+inline StepResult await_result(Gpt& g, double targets) {
+    g.stats_sent.wait(g.mesh);
+    const StepStatistics& s = *g.sent_stats.data;
+    return {(float)(s.loss / targets), s.norm, !std::isnan(s.scale), s.stop > 0,
+            s.saved > (float)g.mesh.shape.ranks() - 0.5f};
 }
 
-// When all work of the compute stream is done.
-inline StepStats read_stats(Gpt& g, double targets) {
-    send_stats(g);
-    return await_stats(g, targets);
+// What all work of the compute stream until now comes to.
+inline StepResult read_result(Gpt& g, double targets) {
+    send_statistics(g);
+    return await_result(g, targets);
+}
+
+// Mean loss over the first `count` samples, which the data ranks share.
+inline float evaluate(Gpt& g, DeviceBatches& batches, uint64_t count, const std::string& error) {
+    clear_statistics(g);
+    uint64_t B = g.workload.B, of_all = B * g.mesh.shape.dp;
+    add_losses(g, (int)ceil_div(count, of_all), [&](int micro, int slot) {
+        uint64_t first = micro * of_all + B * g.mesh.data_rank();
+        return batches.load(first, (int)std::min(B, count - std::min(count, first)), slot);
+    });
+    if (!error.empty()) spoil_loss(g);
+    g.state.sum_statistics(g.stats.data);
+    return read_result(g, (double)count * g.workload.T).loss;
+}
+
+// The losses and gradients of `micro_batches` micro-batches on each data rank, from sample `first` on.
+inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int micro_batches,
+                           bool ends_step = true) {
+    int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), B = g.workload.B;
+    float dloss = 1.0f / ((float)micro_batches * ranks * B * g.workload.T);
+    zero_gradients(g);
+    auto load = [&](int micro, int slot) {
+        return batches.load(first + ((uint64_t)micro * ranks + rank) * B, B, slot);
+    };
+    accumulate_gradients(g, micro_batches, load, dloss, ends_step);
+}
+
+// Clips the gradients of the step and steps the parameters. The statistics are sent before the weights
+// change: while they do, the host can read them and give the device the next step.
+inline void update(Gpt& g, const AdamW& settings, float max_norm, uint64_t seed) {
+    g.state.update(g.stats.data, settings, max_norm, seed, [&] { send_statistics(g); });
+    g.products.weights_changed(g.graphs.on);
 }
 
 // ----------------------------------------------------------------------------
@@ -949,29 +799,32 @@ public:
                      g.rows.ranks()),
           g_(g),
           chooser_({.pipeline = g.mesh.shape.pp - 1}),
-          tokens_(std::max(limit(), texts)) {}
+          tokens_(2 * std::max(limit(), texts)) {}
 
 private:
-    std::vector<std::vector<float>> read(const std::vector<int>& tokens, int length, int row) override {
-        pass(tokens, {.B = 1, .T = (int)tokens.size(), .row = row});
+    Rows read(const std::vector<int>& tokens, int length, int row) override {
+        pass(tokens, (int)tokens.size(), 0, row);
         return next_logits(length - 1, 1);
     }
 
-    std::vector<std::vector<float>> go_on(const std::vector<int>& newest, int past) override {
-        pass(newest, {.B = (int)newest.size(), .T = 1, .past = past});
+    Rows extend(const std::vector<int>& newest, int past) override {
+        pass(newest, 1, past, 0);
         return next_logits(0, (int)newest.size());
     }
 
-    void pass(const std::vector<int>& tokens, Batch batch) {
-        copy_to_device(tokens_.data, tokens.data(), tokens.size(), g_.stream);
-        batch.tokens = tokens_.data;
-        forward(g_, batch);
+    // Texts of T tokens each, behind `past` that are in the cache; `row` is the place of the first there.
+    void pass(const std::vector<int>& tokens, int T, int past, int row) {
+        int N = (int)tokens.size();
+        std::vector<int> with_positions = tokens;
+        for (int n = 0; n < N; n++) with_positions.push_back(past + n % T);
+        copy_to_device(tokens_.data, with_positions.data(), with_positions.size(), g_.stream);
+        forward(g_, {{.tokens = tokens_.data, .positions = tokens_.data + N}, N / T, T, past, row});
     }
 
     // Logits of the tokens that follow rows `first`, first + 1, ... of normf, one row for each.
-    std::vector<std::vector<float>> next_logits(size_t first, int rows) {
-        std::vector<std::vector<float>> logits;
-        if (!g_.share.has_head()) return logits;
+    Rows next_logits(size_t first, int rows) {
+        Rows logits;
+        if (!g_.stage.has_head()) return logits;
         int unit = g_.classifier_unit(), Vp = g_.local_vocab(), C = g_.config.channels,
             ranks = g_.rows.ranks();
         size_t part = (size_t)rows * Vp;
@@ -988,7 +841,7 @@ private:
             logits.emplace_back();
             for (int rank = 0; rank < ranks; rank++) {
                 const floatX* begin = &values[rank * part + (size_t)row * Vp];
-                logits.back().insert(logits.back().end(), begin, begin + g_.share.words_of(rank).count);
+                logits.back().insert(logits.back().end(), begin, begin + g_.stage.vocab_of(rank).count);
             }
         }
         return logits;
@@ -1005,7 +858,7 @@ private:
     }
 
     // All ranks take the tokens of the one that chooses.
-    void share(std::vector<int>& tokens) override {
+    void agree_on(std::vector<int>& tokens) override {
         if (g_.mesh.world().size() == 1) return;
         copy_to_device(tokens_.data, tokens.data(), tokens.size(), g_.stream);
         g_.mesh.world().broadcast(tokens_.data, tokens.size(), rank_of(chooser_, g_.mesh.shape),
@@ -1015,359 +868,262 @@ private:
 
     Gpt& g_;
     const MeshPosition chooser_;
-    DeviceArray<int> tokens_;
+    DeviceArray<int> tokens_;  // and their positions
 };
 
-// Adds up to `count` tokens to the prompt, for each key a text of its own: write_texts() says how.
-template <typename Show>
-void generate(Gpt& g, const std::vector<int>& prompt, int count, int end, const Sampling& sampling,
-              const std::vector<uint64_t>& keys, Show&& show) {
-    Writer writer(g, prompt, (int)keys.size());
-    write_texts(writer, count, end, sampling, keys, show);
+inline std::string sample_text(Gpt& g, const Options& o, const Tokenizer* tokenizer, int step) {
+    TextDecoder decoder(tokenizer, o.prompt.empty());
+    std::string sample = o.prompt;
+    uint64_t key = random_key(o.seed, text("sample at step %d", step));
+    Writer writer(g, prompt_tokens(o, tokenizer, o.prompt), 1);
+    write_texts(writer, o.sample_tokens, o.document_end, {.temperature = 0.8f}, {key}, [&](int, int token) {
+        sample += decoder.add(token);
+        return true;
+    });
+    return sample + decoder.finish();
 }
 
 // ----------------------------------------------------------------------------
 // training
 // ----------------------------------------------------------------------------
 
-inline Recompute recompute_mode(const std::string& name) {
-    return name == "block" ? Recompute::block : name == "mlp" ? Recompute::mlp : Recompute::none;
-}
-
-// Tokens whose logits exist at once, if the user leaves it open. Each chunk reads and writes all of the fp32
-// gradient of the classifier's weights: 8 bytes for 2 FLOPs a token. A card that does 150 to 300 FLOPs in the
-// time of a byte is kept busy by some thousand tokens at once, which in bf16 take up to 1 GiB.
-inline int chosen_loss_chunk(const ModelConfig& config, int tokens) {
-    constexpr size_t budget = (sizeof(floatX) == 2 ? 1024 : 256) << 20;
-    return (int)std::clamp<size_t>(budget / (padded_vocab(config) * sizeof(floatX)), 1, tokens);
-}
-
-inline Workload training_workload(const Options& o) {
-    int tokens = o.micro_batch * o.sequence_length;
-    int chunk = o.loss_chunk > 0 ? std::min(o.loss_chunk, tokens) : chosen_loss_chunk(o, tokens);
-    return {.B = o.micro_batch,
-            .T = o.sequence_length,
-            .training = true,
-            .recompute = recompute_mode(o.recompute),
-            .loss_chunk = chunk,
-            .fp8 = o.matmul_dtype == "fp8"};
-}
-
-inline Division division_of(const Options& o, const Workload& w) {
-    size_t parameters = parameter_layout(o).parameter_count();
-    double state =
-        (double)memory_total(ZeroState::memory(parameter_layout(o), {}, zero_settings(o))) / parameters;
-    return divide(o, {.state = state * block_parameters(o),
-                      .activations = (double)layer_bytes(o, w, Share(o, {.tp = o.tp}, {}, true)),
-                      .table = state * padded_vocab(o) * o.channels});
-}
-
-// Makes the loss of all ranks NaN, because this one is in trouble.
-inline void spoil_loss(Gpt& g) {
-    constexpr int nan_bytes = 0xff;
-    cudaCheck(cudaMemsetAsync(g.stats + stat_loss, nan_bytes, sizeof(float), g.stream));
-}
-
-// Mean loss over the first `count` samples, which the data ranks share.
-inline float evaluate(Gpt& g, Batches& batches, uint64_t count, const std::string& trouble) {
-    cudaCheck(cudaMemsetAsync(g.stats, 0, stat_count * sizeof(float), g.stream));
-    uint64_t B = g.workload.B, of_all = B * g.mesh.shape.dp;
-    add_losses(g, (int)ceil_div(count, of_all), [&](int micro, int slot) {
-        uint64_t first = micro * of_all + B * g.mesh.data_rank();
-        return batches.load(first, (int)std::min(B, count - std::min(count, first)), slot);
-    });
-    if (!trouble.empty()) spoil_loss(g);
-    g.state.sum_statistics(g.stats);
-    return read_stats(g, (double)count * g.workload.T).loss;
-}
-
-// Adds this rank to those that say so, for all ranks to see after the step.
-inline void count_rank(Gpt& g, Statistic what) {
-    cudaCheck(cudaMemsetAsync(g.stats + what, one_rank_byte, sizeof(float), g.stream));
-}
-
-// The losses and gradients of `micro_batches` micro-batches on each data rank, from sample `first` on.
-inline void pass_step(Gpt& g, Batches& batches, uint64_t first, int micro_batches, bool ends_step) {
-    int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), B = g.workload.B;
-    float dloss = 1.0f / ((float)micro_batches * ranks * B * g.workload.T);
-    zero_gradients(g);
-    auto load = [&](int micro, int slot) {
-        return batches.load(first + ((uint64_t)micro * ranks + rank) * B, B, slot);
-    };
-    accumulate_gradients(g, micro_batches, load, dloss, ends_step);
-}
-
-// One step of `micro_batches` micro-batches on each data rank, from sample `first` on. A rank in trouble
-// makes the loss of all ranks NaN, so that none of them changes its weights. What else the ranks tell each
-// other, tell() counts when the device has the passes. The statistics are sent before the weights change:
-// while they do, the host can read them and give the device the next step.
-template <typename Tell>
-void train_step(Gpt& g, Batches& batches, uint64_t first, int micro_batches, AdamW settings, float max_norm,
-                uint64_t seed, const std::string& trouble, Tell&& tell) {
-    pass_step(g, batches, first, micro_batches, true);
-    if (!trouble.empty()) spoil_loss(g);
-    tell();
-    g.state.update(g.stats, settings, max_norm, seed, [&] { send_stats(g); });
-    g.products.weights_changed(g.graphs.on);
-}
-
-inline std::string sample_text(Gpt& g, const Options& o, const Tokenizer* tokenizer, int step) {
-    TextDecoder decoder(tokenizer, o.prompt.empty());
-    std::string sample = o.prompt;
-    uint64_t key = random_key(o.seed, text("sample at step %d", step));
-    generate(g, prompt_tokens(o, tokenizer, o.prompt), o.sample_tokens, o.document_end, {.temperature = 0.8f},
-             {key}, [&](int, int token) {
-                 sample += decoder.add(token);
-                 return true;
-             });
-    return sample + decoder.finish();
-}
-
-// ----------------------------------------------------------------------------
-// the train command
-// ----------------------------------------------------------------------------
-
-// For all ranks, after a step whose loss or gradient is not finite: throws the reason.
-inline void raise_not_finite(const Gpt& g, const World& world, const std::string& trouble, int step,
-                             const StepStats& stats) {
-    raise_trouble(world, trouble);
-    std::string bad;
-    for (const std::string& of_rank : world.gather(first_bad_gradient(g.state))) {
-        if (bad.empty()) bad = of_rank;
-    }
-    raise_trouble(world,
-                  text("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; try a "
-                       "lower --learning-rate or a longer --warmup-steps",
-                       step, plain_nan(stats.loss), plain_nan(stats.gradient_norm),
-                       bad.empty() ? "none" : bad.c_str()));
-}
-
-// For all ranks: where the run goes on, or begins with weights of its own or another's.
-inline RunPosition begin_run(Gpt& g, const CommandLine& line, RunCheckpoints& checkpoints) {
-    if (line.origin && !line.weights_only) return checkpoints.resume(*line.origin);
-    if (line.origin)
-        checkpoints.take_weights(line.origin->checkpoint);
-    else
-        initialize(g, line.options.seed);
-    return {};
-}
-
-// Refuses data that were made for another tokenizer, and adds what else is strange about them to the notes.
-inline void check_data(const Options& o, const TokenLoader& train, const TokenLoader* val,
-                       const Tokenizer* tokenizer, std::vector<std::string>& notes) {
-    auto add = [&](const std::vector<std::string>& more) {
-        notes.insert(notes.end(), more.begin(), more.end());
-    };
-    add(check_token_records(train, tokenizer, o.document_end));
-    if (!val) return;
-    add(check_token_records(*val, tokenizer, o.document_end));
-    add(overlap_warnings(train, *val));
-}
-
-// For all ranks.
-inline void train(const CommandLine& line, const World& world) {
-    const Options& o = line.options;
-    // What can be refused is refused before the run directory is made and memory is taken.
-    Workload workload = training_workload(o);
-    Division division;
-    std::unique_ptr<TokenLoader> train_data, val_data;
-    std::unique_ptr<Tokenizer> tokenizer;
-    std::unique_ptr<RunLog> log;
+// What a training run is to be, when nothing speaks against it any more.
+struct TrainingPlan {
+    Workload workload = {};
+    Layout layout;
+    std::unique_ptr<TokenLoader> train_data, val_data;  // val_data: or null
+    std::unique_ptr<Tokenizer> tokenizer;               // or null
     std::unique_ptr<MemoryPlan> memory;
-    std::vector<std::string> notes = line.notes;  // for the header
-    world.together([&] {
-        check_precision(o);
-        choose_attention(o);
-        check_matmul_dtype(o);
-        check_communication(o);
-        train_data = std::make_unique<TokenLoader>(o.train_data, o.vocab_size, workload.T,
-                                                   SampleOrder::shuffled, o.seed);
-        if (!o.val_data.empty()) {
-            val_data =
-                std::make_unique<TokenLoader>(o.val_data, o.vocab_size, workload.T, SampleOrder::sequential);
-        }
+    std::unique_ptr<RunLog> log;     // null but on the first rank
+    std::vector<std::string> notes;  // for the header
+};
+
+// For all ranks: refuses what can be refused before the run directory is made and memory is taken.
+inline TrainingPlan check_training(const CommandLine& line, const World& world) {
+    const Options& o = line.options;
+    TrainingPlan plan;
+    plan.workload = training_workload(o);
+    plan.notes = line.notes;
+    int T = plan.workload.T;
+    world.on_all_ranks([&] {
+        check_build(o);
+        plan.train_data =
+            std::make_unique<TokenLoader>(o.train_data, o.vocab_size, T, SampleOrder::shuffled, o.seed);
+        if (!o.val_data.empty())
+            plan.val_data =
+                std::make_unique<TokenLoader>(o.val_data, o.vocab_size, T, SampleOrder::sequential);
+        plan.tokenizer = Tokenizer::load_if_any(o.tokenizer);
         // Tokens of another vocabulary are noticed before an earlier run is cleared away.
-        std::vector<int> tokens(2 * workload.T);
-        for (const auto* loader : {&train_data, &val_data}) {
-            if (*loader) (*loader)->load(0, tokens.data(), tokens.data() + workload.T);
+        plan.train_data->check_first_sample();
+        if (plan.val_data) plan.val_data->check_first_sample();
+        if (world.is_root()) {
+            for (const std::string& note :
+                 data_notes(*plan.train_data, plan.val_data.get(), plan.tokenizer.get(), o.document_end))
+                plan.notes.push_back(note);
         }
-        tokenizer = Tokenizer::load_if_any(o.tokenizer);
-        if (world.is_root()) check_data(o, *train_data, val_data.get(), tokenizer.get(), notes);
-        division = division_of(o, workload);
-        memory =
-            std::make_unique<MemoryPlan>(memory_plan(o, workload, zero_settings(o), mesh_shape(o), division,
-                                                     ranks_sharing_device(world), graph_memory(o)));
-        memory->check();
+        Stage whole(o, {.mesh = {.tp = o.tp}}, {}, true);
+        plan.layout = training_layout(o, layer_bytes(activation_table(o, plan.workload, whole)));
+        plan.memory = std::make_unique<MemoryPlan>(memory_plan(
+            o, plan.workload, zero_settings(o), plan.layout, ranks_sharing_device(world), graph_memory(o)));
+        plan.memory->check();
     });
-    world.together([&] {
+    world.on_all_ranks([&] {
         if (!world.is_root()) return;
         check_tuning(o);
-        log = std::make_unique<RunLog>(o.run_dir, line.folder);
+        plan.log = std::make_unique<RunLog>(o.run_dir, line.folder);
     });
+    return plan;
+}
 
-    printf("%s\n", options_summary(o, command_train, terminal_width()).c_str());
-    const cudaDeviceProp& device = device_properties();
-    std::string built =
-        text("%s (%s, %s; %s)", device.name, device_name, floatX_name, communication_libraries().c_str());
-    printf("device       %s\n", built.c_str());
-    print_run(o, *train_data);
-    for (const std::string& note : notes) printf("             %s\n", note.c_str());
-    memory->print(o.pp > 1 ? " on the stage that takes most" : o.dp * o.tp > 1 ? " on each rank" : "");
-    fflush(stdout);
-
-    Mesh mesh(world, mesh_shape(o), nullptr);
-    mesh.timeout_seconds = o.communication_timeout;
-    if (world.size() > 1) printf("ranks        %s\n", mesh.picture().c_str());
-    if (std::string advice = launcher_advice(); !advice.empty()) printf("stopping     %s\n", advice.c_str());
-    if (o.pp > 1) printf("pipeline     %s\n", pipeline_text(division, o.pp_schedule).c_str());
-    ZeroSettings settings = zero_settings(o);
-    settings.host_threads = threads_per_rank(world);
-    Gpt g(o, workload, settings, mesh, division);
-
-    double gemm = measured_gemm_rate(available_memory(), g.stream),
-           published = published_peak(device.name, sizeof(floatX) == 2);
-    g.graphs.on = choose_graphs(o, gemm);
-    Meter meter(o, workload.T, o.peak_tflops > 0 ? o.peak_tflops * 1e12 : published, gemm, world.size());
-    printf("rate         %sFLOP/s measured in products%s\n", human(gemm).c_str(),
-           published > 0 ? text(", %sFLOP/s published", human(published).c_str()).c_str() : "");
-
-    std::string trouble;  // what went wrong on this rank, to be raised when all ranks can hear of it
+// All that a run is made of, each member built from those before it; and the loop.
+struct TrainingRun {
+    const CommandLine& line;
+    const Options& o;
+    const World& world;
+    const TrainingPlan& plan;
     // mpirun shows its processes a terminal whatever its own output is
-    bool on_terminal = isatty(STDOUT_FILENO) && !launched_processes();
-    StepLog progress(o, meter, log.get(), on_terminal);
-    auto layout_at = [&](const MeshPosition& position) {
-        return parameter_layout(o, o.dp, Share(o, division, position, true).place());
-    };
-    // So the log tells of every step that a checkpoint has, even if the power fails.
-    auto sync_log = [&] {
-        if (log) progress.warn(log->sync());
-    };
-    RunCheckpoints checkpoints(g.state, layout_at, o, world, sync_log,
-                               [&](const SaveReport& report) { progress.checkpoint(report); });
-    RunPosition at = begin_run(g, line, checkpoints);
-    const int first_step = at.step;
-    world.together([&] {
-        if (!log) return;
-        if (line.folder != RunFolder::replaced)
-            check_space(checkpoints_folder(o.run_dir), checkpoints.bytes());
-        std::vector<std::string> changes = line.notes;
-        for (const std::string& note : log->begin(options_to_json(o, command_train), at.step)) {
-            printf("             %s\n", note.c_str());
-            changes.push_back(note);
-        }
-        std::string origin = line.origin ? line.origin->checkpoint : "";
-        progress.start(at.step, start_record(o, world.host(), world.size(), built, origin, changes));
-        if (tokenizer && !tokenizer->file().empty())
-            tokenizer->write(tokenizer_path(o.run_dir));
-        else if (line.folder != RunFolder::continued)
-            unlink(tokenizer_path(o.run_dir).c_str());
-    });
-
-    uint64_t samples_per_step = (uint64_t)(o.global_batch / workload.T);
-    auto make_batches = [&](const TokenLoader& loader) {
-        BatchShape shape = {workload.B, workload.T, o.document_end};
-        uint64_t stride = (uint64_t)workload.B * o.dp;  // the data ranks take turns
-        return std::make_unique<Batches>(
-            make_batch_source(world, o.data_reader == "node", loader, shape, stride), o.reset_positions,
-            g.stream, mesh, trouble, g.share.room.micro_batches);
-    };
-    std::unique_ptr<Batches> batches = make_batches(*train_data), val_batches;
-    uint64_t val_samples = 0;
-    if (val_data) {
-        val_batches = make_batches(*val_data);
-        val_samples = std::min<uint64_t>(val_data->samples_per_epoch(), o.val_batches * samples_per_step);
-    }
-    int micro_batches = micro_batches_per_step(o);
-    auto first_passes = [&] {
-        pass_step(g, *batches, at.samples, std::min(micro_batches, o.pp), false);
-        g.state.synchronize();
-    };
-    for (const std::string& note : tune_products(world, o, line.origin ? line.origin->run_dir : "",
-                                                 mesh.data_rank() == 0, g.stream, first_passes))
-        printf("products     %s\n", note.c_str());
-    step_to_stop_after = world.size() > 1 ? at.step + 1 : at.step;
-    stop_on_signals(on_terminal);
-
+    const bool on_terminal = isatty(STDOUT_FILENO) && !launched_processes();
+    Mesh mesh{world, plan.layout.mesh, nullptr, (double)o.communication_timeout};
+    Gpt g{o, plan.workload, zero_settings(o, world), mesh, plan.layout};
+    GemmRate gemm{g.stream};
+    Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};
+    std::string error;  // what failed on this rank, to be raised when all ranks can hear of it
+    StepLog progress{o, meter, plan.log.get(), on_terminal};
+    RunCheckpoints checkpoints{
+        g.state,
+        [&](const MeshPosition& position) {
+            return parameter_layout(o, o.dp, Stage(o, plan.layout, position, true).units());
+        },
+        o, world,
+        // So the log tells of every step that a checkpoint has, even if the power fails.
+        [&] { plan.log ? progress.warn(plan.log->sync()) : void(); },
+        [&](const SaveReport& report) { progress.checkpoint(report); }};
+    RunPosition at = {};  // how far the run has come
+    int first_step = 0;
+    std::unique_ptr<DeviceBatches> batches, val_batches;
     bool stopping = false;  // as all ranks agreed in the last step
-    auto asked_to_stop = [&] { return stopping || (world.size() == 1 && stop_requested); };
-    // A run that is asked to stop may be killed soon, so it saves its state before anything else.
-    auto due = [&](int every) {
-        return every > 0 && !asked_to_stop() && (at.step == o.steps || at.step % every == 0);
-    };
-    // The stop that a rank is asked for is agreed with the statistics of a step. Once those are on their way
-    // it comes a step later.
-    auto tell_ranks = [&] {
-        if (stop_requested) count_rank(g, stat_stop);
-        if (checkpoints.is_ready()) count_rank(g, stat_saved);
-        if (world.size() > 1) step_to_stop_after = std::min(at.step + 2, o.steps);
-    };
-    // Now and then the rate of products is measured again, for others may have used the device before.
-    double measured = seconds_now(), until_measured = 30;
-    auto measures = [&] { return world.is_root() && seconds_now() - measured > until_measured; };
-    auto measure_again = [&] {
-        constexpr size_t enough = 64 << 20;
-        g.state.synchronize();
-        std::string ignored;  // another program may take the memory meanwhile
-        note_trouble(ignored, [&] {
-            if (size_t free_bytes = available_memory(); free_bytes > enough)
-                meter.add_measurement(measured_gemm_rate(free_bytes / 4, g.stream));
+
+    // ---- build
+
+    // For all ranks, as all that follows.
+    TrainingRun(const CommandLine& line, const World& world, const TrainingPlan& plan)
+        : line(line), o(line.options), world(world), plan(plan) {
+        g.graphs.on = wants_graphs(o, gemm.rate);
+        print_ranks(o, world, mesh, plan.layout, gemm.rate);
+        begin();
+        begin_log();
+        batches = make_batches(*plan.train_data);
+        if (plan.val_data) val_batches = make_batches(*plan.val_data);
+        tune();
+        step_to_stop_after = world.size() > 1 ? at.step + 1 : at.step;
+        stop_on_signals(on_terminal);
+    }
+
+    // The run goes on, or begins with weights of its own or another's.
+    void begin() {
+        if (line.origin && !line.weights_only)
+            at = checkpoints.resume(*line.origin);
+        else if (line.origin)
+            checkpoints.take_weights(line.origin->checkpoint);
+        else
+            initialize(g.state, o.seed);
+        first_step = at.step;
+    }
+
+    void begin_log() {
+        world.on_all_ranks([&] {
+            if (!plan.log) return;
+            if (line.folder != RunFolder::replaced)
+                check_space(checkpoints_folder(o.run_dir), checkpoints.bytes());
+            std::vector<std::string> changes = line.notes;
+            for (const std::string& note : plan.log->begin(options_to_json(o, command_train), at.step)) {
+                printf("             %s\n", note.c_str());
+                changes.push_back(note);
+            }
+            std::string origin = line.origin ? line.origin->checkpoint : "";
+            progress.start(at.step,
+                           start_record(o, world.host(), world.size(), device_text(), origin, changes));
+            if (plan.tokenizer && !plan.tokenizer->file().empty())
+                plan.tokenizer->write(tokenizer_path(o.run_dir));
+            else if (line.folder != RunFolder::continued)
+                unlink(tokenizer_path(o.run_dir).c_str());
         });
-        cudaGetLastError();
-        measured = seconds_now();
-        until_measured *= 2;
-    };
-    auto next_is_a_step = [&] {
-        bool ends = at.step == o.steps || asked_to_stop();
-        return !ends && !measures() && !due(val_data ? o.val_every : 0) && !due(o.sample_every) &&
-               !due(o.save_every);
-    };
-    try {
+    }
+
+    std::unique_ptr<DeviceBatches> make_batches(const TokenLoader& loader) {
+        BatchShape shape = {o.micro_batch, o.sequence_length, o.document_end, resets_positions(o)};
+        uint64_t stride = (uint64_t)o.micro_batch * o.dp;  // the data ranks take turns
+        auto source = make_batch_source(world, o.data_reader == "node", loader, shape, stride);
+        return std::make_unique<DeviceBatches>(std::move(source), g.stream, mesh, error,
+                                               g.stage.room.micro_batches);
+    }
+
+    // Times the matrix products of the first micro-batches, and takes the fastest algorithm for each.
+    void tune() {
+        auto first_micro_batches = [&] {
+            step_gradients(g, *batches, at.samples, std::min(micro_batches_per_step(o), o.pp), false);
+            g.state.synchronize();
+        };
+        for (const std::string& note : tune_products(world, o, line.origin ? line.origin->run_dir : "",
+                                                     mesh.data_rank() == 0, g.stream, first_micro_batches))
+            printf("products     %s\n", note.c_str());
+    }
+
+    // ---- loop
+
+    bool asked_to_stop() const { return stopping || (world.size() == 1 && stop_requested); }
+
+    // A run that is asked to stop may be killed soon, so it saves its state before anything else.
+    bool due(int every) const {
+        return every > 0 && !asked_to_stop() && (at.step == o.steps || at.step % every == 0);
+    }
+    bool validation_due() const { return val_batches && due(o.val_every); }
+    bool measurement_due() const { return world.is_root() && gemm.measurement_due(); }
+
+    bool next_is_a_step() const {
+        return at.step < o.steps && !asked_to_stop() && !measurement_due() && !validation_due() &&
+               !due(o.sample_every) && !due(o.save_every);
+    }
+
+    void loop() try {
         for (;;) {
-            if (val_data && due(o.val_every)) {
-                float loss = evaluate(g, *val_batches, val_samples, trouble);
-                progress.validation(at.step, plain_nan(loss));
-            }
-            if (due(o.sample_every)) {
-                note_trouble(trouble,
-                             [&] { progress.sample(at.step, sample_text(g, o, tokenizer.get(), at.step)); });
-            }
-            if (at.step == o.steps || asked_to_stop() || (world.size() == 1 && !trouble.empty())) break;
+            if (validation_due()) validate();
+            if (due(o.sample_every)) show_sample();
+            if (at.step == o.steps || asked_to_stop() || (world.size() == 1 && !error.empty())) break;
             step_to_stop_after = at.step + 1;
             if (due(o.save_every) && at.step > first_step) checkpoints.save(at);
-
-            if (measures()) measure_again();
-            double start = seconds_now();
-            uint64_t sent_before = sent_bytes();
-            AdamW adamw = adamw_settings(o, at.step);
-            train_step(g, *batches, at.samples, micro_batches, adamw, o.gradient_clip, o.seed, trouble,
-                       tell_ranks);
-            StepStats stats = await_stats(g, (double)o.global_batch);
-            if (!stats.finite) raise_not_finite(g, world, trouble, at.step + 1, stats);
-            at = {at.step + 1, at.samples + samples_per_step};
-            stopping = stats.stop;
-            // The update still runs. A next step waits for it, in its own time; else its time is this step's.
-            if (!next_is_a_step()) g.state.synchronize();
-            uint64_t sent = sent_bytes() - sent_before;
-            progress.step(at.step, at.samples * workload.T, stats.loss, stats.gradient_norm,
-                          adamw.learning_rate, seconds_now() - start, sent);
-            if (stats.saved) checkpoints.finish();
+            if (measurement_due()) {
+                g.state.synchronize();
+                meter.add_measurement(gemm.measure_again());
+            }
+            step();
         }
-        raise_trouble(world, trouble);
+        raise_error(world, error);
     } catch (const CommonError& error) {
         if (at.step == first_step) throw;
         // Bad data or a full disk costs at most the step that met it.
         throw CommonError(text("%s; %s", error.what(), checkpoints.rescue(at).c_str()));
     } catch (const std::exception& error) {
-        if (world.size() > 1) leave_alone(world, error);  // streams that wait for others cannot be put away
+        if (world.size() > 1) abort_job(world, error);  // streams that wait for others cannot be put away
         throw;
     }
-    std::string saved = checkpoints.finish_at(at);
-    printf("%s after step %d; the checkpoint is %s\n", asked_to_stop() ? "stopped as asked" : "done", at.step,
-           saved.c_str());
+
+    void validate() {
+        uint64_t samples = o.val_batches * (uint64_t)(o.global_batch / o.sequence_length);
+        samples = std::min(samples, plan.val_data->samples_per_epoch());
+        progress.validation(at.step, plain_nan(evaluate(g, *val_batches, samples, error)));
+    }
+
+    void show_sample() {
+        note_error(error,
+                   [&] { progress.sample(at.step, sample_text(g, o, plan.tokenizer.get(), at.step)); });
+    }
+
+    // A rank with an error makes the loss of all ranks NaN, so that none of them changes its weights. That a
+    // rank is asked to stop, or has its checkpoint on disk, is agreed with the statistics of the step; what
+    // comes when those are on their way is agreed a step later.
+    void step() {
+        double start = seconds_now();
+        uint64_t sent_before = sent_bytes();
+        AdamW adamw = adamw_settings(o, at.step);
+        step_gradients(g, *batches, at.samples, micro_batches_per_step(o));
+        if (!error.empty()) spoil_loss(g);
+        if (stop_requested) fill(&g.stats.data->stop, 1, 1, g.stream);
+        if (checkpoints.is_ready()) fill(&g.stats.data->saved, 1, 1, g.stream);
+        if (world.size() > 1) step_to_stop_after = std::min(at.step + 2, o.steps);
+        update(g, adamw, o.gradient_clip, o.seed);
+        StepResult result = await_result(g, (double)o.global_batch);
+        if (!result.finite) {
+            raise_error(world, error);
+            raise_not_finite(world, g.state, at.step + 1, result.loss, result.gradient_norm);
+        }
+        at = {at.step + 1, at.samples + (uint64_t)(o.global_batch / o.sequence_length)};
+        stopping = result.stop;
+        // The update still runs. A next step waits for it, in its own time; else its time is this step's.
+        if (!next_is_a_step()) g.state.synchronize();
+        progress.step(at.step, at.samples * o.sequence_length, result.loss, result.gradient_norm,
+                      adamw.learning_rate, seconds_now() - start, sent_bytes() - sent_before);
+        if (result.saved) checkpoints.finish();
+    }
+
+    void finish() {
+        std::string saved = checkpoints.finish_at(at);
+        printf("%s after step %d; the checkpoint is %s\n", asked_to_stop() ? "stopped as asked" : "done",
+               at.step, saved.c_str());
+    }
+};
+
+inline void train(const CommandLine& line, const World& world) {
+    TrainingPlan plan = check_training(line, world);
+    print_header(line.options, device_text(), *plan.train_data, plan.notes);
+    plan.memory->print(world.size());
+    TrainingRun run(line, world, plan);
+    run.loop();
+    run.finish();
 }
 
 // ----------------------------------------------------------------------------
-// the sample command
+// commands
 // ----------------------------------------------------------------------------
 
 // A model that is not trained any further.
@@ -1381,7 +1137,8 @@ inline std::unique_ptr<Gpt> load_model(const TrainedModel& model, const Workload
     return g;
 }
 
-inline void sample(const Options& command, const World& world) {
+inline void sample(const CommandLine& line, const World& world) {
+    const Options& command = line.options;
     TrainedModel model(command.run, command.tokenizer);
     std::string prompt = sample_prompt(model, command);
     int length = sample_length(model, command, prompt), samples = command.samples;
@@ -1396,24 +1153,13 @@ inline void sample(const Options& command, const World& world) {
     write_samples(model, command, prompt, writer);
 }
 
-// ----------------------------------------------------------------------------
-// the eval command
-// ----------------------------------------------------------------------------
-
-// The losses (B*T) of a batch as data/commands/evaluation.h has them. `device` has room for three numbers of
-// each position.
-inline std::vector<float> batch_losses(Gpt& g, const HostBatch& host, bool reset_positions,
-                                       DeviceArray<int>& device) {
+// The losses (B*T) of a batch as the eval command has them. `device` has room for batch_ints().
+inline std::vector<float> batch_losses(Gpt& g, const HostBatch& host, DeviceArray<int>& device) {
     int B = g.workload.B, T = g.workload.T;
     size_t N = (size_t)B * T;
-    copy_to_device(device.data, host.tokens, (host.doc_start ? 3 : 2) * N, g.stream);
-    const int* documents = host.doc_start ? device.data + 2 * N : nullptr;
-    Batch batch = {.B = B,
-                   .T = T,
-                   .tokens = device.data,
-                   .targets = device.data + N,
-                   .doc_start = documents,
-                   .counted_from = reset_positions ? documents : nullptr};
+    copy_to_device(device.data, host.tokens, batch_ints(B, T), g.stream);
+    Batch batch = {batch_at<const int>(device.data, B, T), B, T};
+    if (!host.doc_start) batch.doc_start = nullptr;
     forward(g, batch);
     classify(g, batch, 0, false);
     std::vector<float> losses(N);
@@ -1421,106 +1167,81 @@ inline std::vector<float> batch_losses(Gpt& g, const HostBatch& host, bool reset
     return losses;
 }
 
-inline void evaluate_run(const Options& command, const World& world) {
+inline void evaluate_run(const CommandLine& line, const World& world) {
+    const Options& command = line.options;
     TrainedModel model(command.run, command.tokenizer);
     const Options& o = shape_evaluation(model.options, command);
     int tokens = o.micro_batch * o.sequence_length;
     Workload workload = {o.micro_batch, o.sequence_length, false, Recompute::none,
                          chosen_loss_chunk(o, tokens)};
     std::unique_ptr<Gpt> g = load_model(model, workload, world);
-    DeviceArray<int> device((size_t)3 * tokens);
-    auto losses = [&](const HostBatch& batch) { return batch_losses(*g, batch, o.reset_positions, device); };
+    DeviceArray<int> device(batch_ints(o.micro_batch, o.sequence_length));
+    auto losses = [&](const HostBatch& batch) { return batch_losses(*g, batch, device); };
     print_scores(model, command, losses);
 }
 
-// ----------------------------------------------------------------------------
-// the data command
-// ----------------------------------------------------------------------------
-
-inline void look_into_data(const Options& o) {
-    report_data(o.inputs, Tokenizer::load_if_any(o.tokenizer).get(), o.document_end);
-}
-
-// ----------------------------------------------------------------------------
-// main
-// ----------------------------------------------------------------------------
-
 #ifndef TESTING
+
+// What each command runs, on every rank. data/options/help.h has their names and what they are for.
+static constexpr struct {
+    Command command;
+    void (*run)(const CommandLine& line, const World& world);
+} commands[] = {
+    {command_train, train},
+    {command_sample, sample},
+    {command_eval, evaluate_run},
+    {command_tokenize, [](const CommandLine& line, const World&) { tokenize(line.options); }},
+    {command_data, [](const CommandLine& line, const World&) { report_data(line.options); }},
+    {command_inspect, [](const CommandLine& line,
+                         const World&) { inspect_checkpoint(line.options.run, line.options.verify); }},
+    {command_export, [](const CommandLine& line, const World&) { export_model(line.options); }},
+    {command_import, [](const CommandLine& line, const World&) {
+         import_model(line.options, [](const Options& model) {
+             return checkpoint_tensors(parameter_layout(model), {.training = false});
+         });
+     }}};
+
 // What every rank does; throws what stops it.
-static void run(int argc, char** argv, const World& world) {
-    Command command = parse_command(argv[1]);
+static void run(Command command, int argc, char** argv, const World& world) {
     std::vector<std::string> places;
-    world.together([&] {
-        places = origin_places(command, argc - 1, argv + 1);
+    world.on_all_ranks([&] {
+        places = origin_places(command, argc, argv);
         if (command != command_train && world.size() > 1) {
-            fail("%s: works in one process and there are %d; start it without mpirun", argv[1], world.size());
+            fail("%s: works in one process and there are %d; start it without mpirun", argv[0], world.size());
         }
     });
     FindCheckpoint find = find_on_root(world, places);
     CommandLine line;
-    world.together([&] { line = parse_options(command, argc - 1, argv + 1, world.size(), find); });
+    world.on_all_ranks([&] { line = parse_options(command, argc, argv, world.size(), find); });
     choose_device(world);
 #ifndef __CUDACC__
     if (world.size() > 1) host_device.threads = threads_per_rank(world);
 #endif
     // One rank speaks for all.
     if (!world.is_root() && !freopen("/dev/null", "w", stdout)) fail_with_errno("/dev/null", "write it");
-    const Options& options = line.options;
-    switch (command) {
-    case command_train:
-        train(line, world);
-        break;
-    case command_sample:
-        sample(options, world);
-        break;
-    case command_eval:
-        evaluate_run(options, world);
-        break;
-    case command_data:
-        look_into_data(options);
-        break;
-    case command_inspect:
-        inspect_checkpoint(options.run, options.verify);
-        break;
-    case command_export:
-        export_model(options);
-        break;
-    case command_import:
-        import_model(options, [](const Options& model) {
-            return checkpoint_tensors(parameter_layout(model), {.training = false});
-        });
-        break;
-    case command_tokenize:
-        tokenize(options);
-        break;
+    for (auto& row : commands) {
+        if (row.command == command) row.run(line, world);
     }
     check_standard_output();
 }
 
 int main(int argc, char** argv) try {
     open_standard_streams();
-    auto asks_for_help = [](const char* word) { return !strcmp(word, "--help") || !strcmp(word, "-h"); };
-    if (argc < 2 || asks_for_help(argv[1])) {
-        fputs(general_help(terminal_width()).c_str(), stdout);
-        return 0;
-    }
-    if (std::any_of(argv + 2, argv + argc, asks_for_help)) {
-        fputs(help_text(parse_command(argv[1]), terminal_width()).c_str(), stdout);
-        return 0;
-    }
-    if (!strcmp(argv[1], "--version")) {
-        puts(program_version);
+    if (std::string answer = answer_to(argc - 1, argv + 1); !answer.empty()) {
+        fputs(answer.c_str(), stdout);
         return 0;
     }
     World world(&argc, &argv);
     try {
-        run(argc, argv, world);
+        Command command = command_train;
+        world.on_all_ranks([&] { command = parse_command(argv[1]); });
+        run(command, argc - 1, argv + 1, world);
         return 0;
     } catch (const CommonError& error) {
         if (world.is_root()) fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
         return 1;
     } catch (const std::exception& error) {
-        if (world.size() > 1) leave_alone(world, error);
+        if (world.size() > 1) abort_job(world, error);
         throw;
     }
 } catch (const std::exception& error) {

@@ -1,60 +1,164 @@
 /*
 How long activations are kept, and where. A table has one row for each; a row is in memory as often as its
-values are needed at the same time, which follows from the pipeline's schedule.
+values are needed at the same time, which follows from the pipeline's schedule. While a piece of work of the
+schedule runs, each layer sees the instances that are its own through a struct of pointers, the View.
 */
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
-#include <cstring>
+#include <utility>
+#include <vector>
 
-#include "comm/stage.h"  // Share
+#include "comm/memory.h"    // DeviceArray
+#include "comm/pipeline.h"  // PipelineTask
+#include "comm/stage.h"     // Stage
 
-enum class Keep {
-    shared,   // one for all layers
-    layer,    // for each layer and micro-batch between its forward and its backward pass
-    inner,    // likewise, but for the first layer of a part, which reads what it was sent
-    pending,  // for each layer and micro-batch between its input gradient and its weight gradient
-    remade,   // likewise, and one that the forward pass writes to, for the backward pass makes it again
-    head      // for each micro-batch between its forward and its backward pass
+// ----------------------------------------------------------------------------
+// what is asked of a model
+
+enum class Recompute { none, mlp, block };
+
+// Sizes that the activations depend on.
+struct Workload {
+    int B, T;       // sequences and tokens of each, in a micro-batch
+    bool training;  // false: forward only, nothing is kept
+    Recompute recompute = Recompute::none;
+    int loss_chunk;  // tokens whose logits exist at the same time
+    // Texts that are written at once, and the tokens of each whose keys and values are kept. 0: none.
+    int cache_rows = 0, cache_length = 0;
+    bool fp8 = false;  // products of the blocks
+
+    int positions() const { return std::max(T, cache_length); }
+};
+
+// Elements of the key/value cache of one text, in one layer.
+inline size_t cache_row_size(const ModelConfig& c, int length) {
+    return (size_t)length * 2 * c.kv_heads * c.head_size;
+}
+
+// ----------------------------------------------------------------------------
+// the table
+
+enum class Lifetime {
+    shared,  // one for all layers
+    layer,   // for each layer and micro-batch between its forward and its backward pass
+    inner,   // likewise, but for the first layer of a part, which reads what it was sent
+    // for each layer and micro-batch between its input gradient and its weight gradient; and one more, for
+    // what the forward pass writes and the backward pass recomputes
+    pending,
+    head  // for each micro-batch between its forward and its backward pass
 };
 
 struct ActivationRow {
     const char* name;
-    size_t field;  // where the pointer is in the struct of all pointers
-    size_t element_size;
-    size_t elements;
-    Keep keep;
+    size_t size;  // bytes of one instance
+    Lifetime lifetime;
+    void (*point)(void* view, void* memory);  // the field of the view that has the name
     char* memory = nullptr;
 
-    size_t bytes() const { return ceil_div(elements * element_size, 256) * 256; }
-    // How often it is there.
-    size_t instances(const Share& share) const {
-        switch (keep) {
-        case Keep::shared:
+    size_t stride() const { return ceil_div(size, 256) * 256; }
+    size_t instances(const Stage& stage) const {
+        switch (lifetime) {
+        case Lifetime::shared:
             return 1;
-        case Keep::layer:
-            return share.layer_places;
-        case Keep::inner:
-            return share.inner_places;
-        case Keep::pending:
-        case Keep::remade:
-            return first_pending(share, share.chunks(), 0);
+        case Lifetime::layer:
+            return stage.layer_slots;
+        case Lifetime::inner:
+            return stage.inner_slots;
+        case Lifetime::pending:
+            return first_pending(stage, stage.chunks(), 0);
         default:
-            return share.room.kept.back();
+            return stage.room.kept.back();
         }
     }
-    // In the struct of pointers.
-    void point(void* view, size_t instance) const {
-        char* at = memory + instance * bytes();
-        memcpy((char*)view + field, &at, sizeof at);
-    }
+    void bind(void* view, size_t instance) const { point(view, memory + instance * stride()); }
 
-    // Of what is pending: the first instance for the layers of this chunk, of the micro-batch in this slot.
-    size_t first_pending(const Share& share, int chunk, int slot) const {
-        std::vector<int> layers = share.layers(0);
-        size_t instance = keep == Keep::remade;
+    // The first instance for the layers of this chunk, of the micro-batch in this slot.
+    static size_t first_pending(const Stage& stage, int chunk, int slot) {
+        std::vector<int> layers = stage.layers(0);
+        size_t instance = 1;
         for (int before = 0; before < chunk; before++)
-            instance += share.room.pending[before] * layers[before];
+            instance += stage.room.pending[before] * layers[before];
         return slot == 0 ? instance : instance + slot * layers[chunk];
     }
+};
+
+inline size_t activation_bytes(const std::vector<ActivationRow>& table, const Stage& stage) {
+    size_t bytes = 0;
+    for (const ActivationRow& row : table) bytes += row.stride() * row.instances(stage);
+    return bytes;
+}
+
+// What is kept of one micro-batch for one layer.
+inline size_t layer_bytes(const std::vector<ActivationRow>& table) {
+    size_t bytes = 0;
+    for (const ActivationRow& row : table) {
+        if (row.lifetime == Lifetime::layer || row.lifetime == Lifetime::inner) bytes += row.stride();
+    }
+    return bytes;
+}
+
+// One allocation for all rows of a table.
+template <typename View>
+class ActivationMemory {
+public:
+    // layers: of the whole model, for each has a view.
+    ActivationMemory(std::vector<ActivationRow> table, const Stage& stage, int layers)
+        : views(layers),
+          table_(std::move(table)),
+          stage_(stage),
+          memory_(activation_bytes(table_, stage)),
+          layer_slots_(stage.layers(0)),
+          inner_slots_(stage.layers(1)) {
+        char* next = memory_.data;
+        for (ActivationRow& row : table_) {
+            row.memory = next;
+            next += row.stride() * row.instances(stage);
+            for (View& view : views) row.bind(&view, 0);
+        }
+    }
+
+    std::vector<View> views;  // of each layer, for the piece of work that was bound last
+
+    size_t bytes() const { return activation_bytes(table_, stage_); }
+
+    // has_backward: or else nothing is kept from one piece of work to the next.
+    void begin_run(bool has_backward) {
+        for (ActivationSlots* slots : {&layer_slots_, &inner_slots_}) slots->begin_run(has_backward);
+    }
+
+    // Points the views of the task's layers to what is kept for it. Tasks come in the order of their list.
+    void bind(const PipelineTask& task) {
+        PipelineAction action = {task.work, task.micro_batch, task.chunk};
+        std::vector<int> slots = layer_slots_.enter(action), inner = inner_slots_.enter(action);
+        int begin = stage_.first_layer(task.chunk), end = stage_.end_layer(task.chunk);
+        size_t pending = ActivationRow::first_pending(stage_, task.chunk, task.pending_slot);
+        for (const ActivationRow& row : table_) {
+            switch (row.lifetime) {
+            case Lifetime::shared:  // always in the same place
+                break;
+            case Lifetime::layer:
+                for (int i = begin; i < end; i++) row.bind(&views[i], slots[i - begin]);
+                break;
+            case Lifetime::inner:
+                for (int i = begin + 1; i < end; i++) row.bind(&views[i], inner[i - begin - 1]);
+                break;
+            case Lifetime::pending:
+                for (int i = begin; i < end; i++)
+                    row.bind(&views[i], task.work == PipelineWork::forward ? 0 : pending + (i - begin));
+                break;
+            case Lifetime::head:
+                for (View& view : views) {
+                    if (task.part == stage_.last_part()) row.bind(&view, task.slot);
+                }
+            }
+        }
+    }
+
+private:
+    std::vector<ActivationRow> table_;
+    const Stage& stage_;
+    DeviceArray<char> memory_;
+    ActivationSlots layer_slots_, inner_slots_;
 };

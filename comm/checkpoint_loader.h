@@ -28,7 +28,7 @@ the same, so few of them read in one round: what a rank receives in it does not 
 #include "comm/world.h"              // World
 #include "comm/zero.h"               // slots_of, dtype_of
 #include "data/base/error.h"
-#include "data/base/words.h"        // printable, shape_text
+#include "data/base/strings.h"      // printable, shape_text
 #include "data/checkpoint/files.h"  // CheckpointReader
 
 // ----------------------------------------------------------------------------
@@ -205,13 +205,13 @@ public:
         for (int now = 0; now < (int)rounds_.size(); now++) {
             for (size_t round = 0; round < rounds_[now]; round++) {
                 Messages messages;
-                world_.together([&] {
+                world_.on_all_ranks([&] {
                     if (turn == now && round < batches_.size()) messages = take(round);
                 });
                 deliver(messages);
             }
         }
-        state_.share();
+        state_.publish_all();
     }
 
 private:
@@ -355,13 +355,13 @@ private:
 // For all ranks: sets the state to what a checkpoint holds, bit for bit where both store it alike.
 // layout_at(position) gives the layout of a rank. weights_only: the moments stay as they are. If the
 // checkpoint is of another model, or what is read is damaged, all ranks throw the same CommonError, and the
-// state is of no use until another one is loaded, after world.go_on(). Returns what was converted on the way,
-// for the header of the run; empty: nothing.
+// state is of no use until another one is loaded, after world.recover(). Returns what was converted on the
+// way, for the header of the run; empty: nothing.
 template <typename LayoutAt>
 std::string load_checkpoint(ZeroState& state, const World& world, LayoutAt&& layout_at,
                             const CheckpointReader& reader, bool weights_only) {
     SlotSources sources;
-    world.together([&] {
+    world.on_all_ranks([&] {
         check_tensors(reader, state.layout());
         sources = slot_sources(reader, state.settings(), weights_only);
     });

@@ -42,8 +42,8 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 
 // Work that every rank does for itself, and of which all ranks learn what came.
 struct WorkOutcome {
-    std::string trouble;     // of the first rank that is in trouble, with its name; empty: none is
-    bool disk_full = false;  // that is the trouble
+    std::string error;       // of the first rank that has one, with its name; empty: none has
+    bool disk_full = false;  // that is the error
     std::string remark;      // of the first rank that has one
     double seconds = 0;      // that the slowest rank took
 };
@@ -53,27 +53,27 @@ template <typename Work>
 WorkOutcome do_shared_work(const World& world, Work&& work) {
     using Clock = std::chrono::steady_clock;
     auto start = Clock::now();
-    std::string trouble, remark;
+    std::string error, remark;
     bool disk_full = false;
     try {
         work(remark);
-    } catch (const DiskFull& error) {
-        trouble = error.what();
+    } catch (const DiskFull& thrown) {
+        error = thrown.what();
         disk_full = true;
-    } catch (const std::exception& error) {
-        trouble = message_of(error);
+    } catch (const std::exception& thrown) {
+        error = message_of(thrown);
     }
-    if (!trouble.empty() && world.size() > 1) trouble = world.name() + ": " + trouble;
-    nlohmann::json mine = {{"trouble", trouble},
+    if (!error.empty() && world.size() > 1) error = world.name() + ": " + error;
+    nlohmann::json mine = {{"error", error},
                            {"disk_full", disk_full},
                            {"remark", remark},
                            {"seconds", std::chrono::duration<double>(Clock::now() - start).count()}};
     WorkOutcome all;
     for (const std::string& text :
-         world.gather(mine.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))) {
+         world.all_gather(mine.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))) {
         nlohmann::json theirs = nlohmann::json::parse(text);
-        if (all.trouble.empty()) {
-            all.trouble = theirs["trouble"];
+        if (all.error.empty()) {
+            all.error = theirs["error"];
             all.disk_full = theirs["disk_full"];
         }
         if (all.remark.empty()) all.remark = theirs["remark"];
@@ -106,7 +106,7 @@ public:
         // The first copy is not to wait until the system has found memory.
         memset(staging_.data, 0, room_);
         // Files are numbered without gaps: ranks that have nothing to write have none.
-        std::vector<std::string> sizes = world.gather(std::to_string(total_bytes(pieces_)));
+        std::vector<std::string> sizes = world.all_gather(std::to_string(total_bytes(pieces_)));
         for (int rank = 0; rank < world.size(); rank++) {
             uint64_t bytes = std::stoull(sizes[rank]);
             all_bytes_ += bytes;
@@ -142,7 +142,7 @@ public:
         about_ = std::move(about);
         under_way_ = true;
         begin_folder();
-        if (report_.trouble.empty()) {
+        if (report_.error.empty()) {
             state_.synchronize();
             Clock::time_point copied = Clock::now();
             if (in_background_) copy(0, pieces_.size());
@@ -206,7 +206,7 @@ private:
             save_id_ = new_save_id();
         };
         note(do_shared_work(world_, make));
-        folder_ = world_.gather(new_checkpoint_ ? new_checkpoint_->folder() : "")[0];
+        folder_ = world_.all_gather(new_checkpoint_ ? new_checkpoint_->folder() : "")[0];
         world_.broadcast(&save_id_, sizeof save_id_);
     }
 
@@ -239,16 +239,16 @@ private:
     void work() {
         try {
             note(do_shared_work(*thread_world_, [this](std::string&) { write(); }));
-            if (report_.trouble.empty()) publish();
+            if (report_.error.empty()) publish();
         } catch (const std::exception& error) {
-            if (world_.size() > 1) leave_alone(world_, error);  // the others wait for this one
-            report_.trouble = message_of(error);
+            if (world_.size() > 1) abort_job(world_, error);  // the others wait for this one
+            report_.error = message_of(error);
         }
         working_ = false;
     }
 
     void note(const WorkOutcome& outcome) {
-        report_.trouble = outcome.trouble;
+        report_.error = outcome.error;
         report_.disk_full = outcome.disk_full;
         report_.remark = outcome.remark;
         report_.seconds += outcome.seconds;
@@ -281,7 +281,7 @@ private:
         note(do_shared_work(*thread_world_, [&](std::string& remark) {
             if (!world_.is_root()) return;
             new_checkpoint_->commit(index_of(tables));
-            note_trouble(remark, [&] {
+            note_error(remark, [&] {
                 if (!weights_alone_) remove_weights(run_dir_, report_.step);
                 keep_newest(run_dir_, keep_, keep_every_);
             });

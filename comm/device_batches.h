@@ -12,35 +12,27 @@ reads it ahead, and two blocks of pinned memory take turns, so that no copy wait
 #include "comm/memory.h"               // allocate
 #include "comm/mesh.h"                 // Mesh
 #include "comm/watch.h"                // wait_for
-#include "data/tokens/batch_reader.h"  // BatchSource, HostBatch
-#include "data/base/error.h"           // note_trouble
+#include "data/tokens/batch_reader.h"  // BatchSource, BatchArrays
+#include "data/base/error.h"           // note_error
 
-// One micro-batch on the device.
-struct Batch {
+// One micro-batch on the device. doc_start is null where a row is one document.
+struct Batch : BatchArrays<const int> {
     int B, T;
-    const int* tokens = nullptr;        // (B, T)
-    const int* targets = nullptr;       // (B, T) -1: no loss here
-    const int* by_token = nullptr;      // (B*T) places sorted by their token
-    const int* by_position = nullptr;   // (B*T) places sorted by their position in the document
-    const int* doc_start = nullptr;     // (B, T) where each position's document begins; null: at 0
-    const int* counted_from = nullptr;  // (B, T) where each position is counted from; null: 0
-    int past = 0;                       // tokens before the first, which are in the key/value cache
-    int row = 0;                        // of the cache, for the first sequence
+    int past = 0;  // tokens before the first, which are in the key/value cache
+    int row = 0;   // of the cache, for the first sequence
 };
 
 // Brings micro-batches to the device. While the device works on one, the host prepares the next. What cannot
-// be read is written to `trouble`, and the batch has no targets: one rank alone cannot leave a step.
-class Batches {
+// be read is written to `error`, and the batch has no targets: one rank alone cannot leave a step.
+class DeviceBatches {
 public:
-    // reset_positions: positions are counted from the beginning of each document. slots: batches that are on
-    // the device at the same time.
-    Batches(std::unique_ptr<BatchSource> source, bool reset_positions, cudaStream_t stream, const Mesh& mesh,
-            std::string& trouble, int slots = 1)
+    // slots: batches that are on the device at the same time.
+    DeviceBatches(std::unique_ptr<BatchSource> source, cudaStream_t stream, const Mesh& mesh,
+                  std::string& error, int slots = 1)
         : source_(std::move(source)),
-          reset_positions_(reset_positions),
           stream_(stream),
           mesh_(mesh),
-          trouble_(trouble),
+          error_(error),
           size_(batch_ints(source_->shape().B, source_->shape().T)) {
         allocate(device_, size_ * slots);
         for (Slot& slot : slots_) {
@@ -49,7 +41,7 @@ public:
         }
     }
 
-    ~Batches() {
+    ~DeviceBatches() {
         cudaStreamSynchronize(stream_);
         cudaFree(device_);
         for (Slot& slot : slots_) {
@@ -58,8 +50,8 @@ public:
         }
     }
 
-    Batches(const Batches&) = delete;
-    Batches& operator=(const Batches&) = delete;
+    DeviceBatches(const DeviceBatches&) = delete;
+    DeviceBatches& operator=(const DeviceBatches&) = delete;
 
     // Samples first, first + 1, ... in the order of the run; rows from `count` on have no targets. On the
     // device they take the place of what was loaded to this slot.
@@ -68,22 +60,15 @@ public:
         Slot& slot = slots_[next_++ % 2];
         wait_for(slot.copied, mesh_);  // its memory is free once the last copy from it is over
         const HostBatch* batch = nullptr;
-        note_trouble(trouble_, [&] { batch = &source_->load(first, count); });
+        note_error(error_, [&] { batch = &source_->load(first, count); });
         if (!batch) batch = &source_->load(first, 0);
         std::copy_n(batch->tokens, size_, slot.host);  // the other arrays are behind it
-        auto [B, T, document_end] = source_->shape();
-        size_t N = (size_t)B * T;
         cudaCheck(cudaMemcpyAsync(device, slot.host, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
         cudaCheck(cudaEventRecord(slot.copied, stream_));
-        const int* documents = document_end >= 0 ? device + 2 * N : nullptr;
-        return {.B = B,
-                .T = T,
-                .tokens = device,
-                .targets = device + N,
-                .by_token = device + 3 * N,
-                .by_position = device + 4 * N,
-                .doc_start = documents,
-                .counted_from = reset_positions_ ? documents : nullptr};
+        const BatchShape& shape = source_->shape();
+        Batch result = {batch_at<const int>(device, shape.B, shape.T), shape.B, shape.T};
+        if (shape.document_end < 0) result.doc_start = nullptr;
+        return result;
     }
 
 private:
@@ -93,10 +78,9 @@ private:
     };
 
     std::unique_ptr<BatchSource> source_;
-    const bool reset_positions_;
     cudaStream_t stream_;
     const Mesh& mesh_;
-    std::string& trouble_;
+    std::string& error_;
     const size_t size_;  // ints
     int* device_;
     Slot slots_[2];

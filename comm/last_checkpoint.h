@@ -52,18 +52,18 @@ public:
     std::string save(SaveReport failed) {
         if (!options_.fallback_dir.empty()) {
             SaveReport report = save_as(shared_run_dir(options_.fallback_dir, options_.run_dir), false);
-            if (report.trouble.empty()) return report.folder;
+            if (report.error.empty()) return report.folder;
         }
         std::string weights = failed.disk_full ? save_weights() : "";
         failed = try_again(failed);
         if (failed.disk_full && make_room()) failed = save_();
-        if (failed.trouble.empty()) return failed.folder;
+        if (failed.error.empty()) return failed.folder;
         if (weights.empty() && failed.disk_full) weights = save_weights();
-        if (weights.empty()) throw CommonError(failed.trouble);
+        if (weights.empty()) throw CommonError(failed.error);
         throw CommonError(
             text("%s (its weights alone are saved, in %s: sample, eval, export and --init take them, "
                  "but no run can go on from there)",
-                 failed.trouble.c_str(), weights.c_str()));
+                 failed.error.c_str(), weights.c_str()));
     }
 
 private:
@@ -79,7 +79,7 @@ private:
     // For all ranks: their folder, or nothing.
     std::string save_weights() {
         SaveReport report = save_as(options_.run_dir, true);
-        return report.trouble.empty() ? report.folder : "";
+        return report.error.empty() ? report.folder : "";
     }
 
     // For all ranks: saves as soon as there seems to be room, until that succeeds or the time is over.
@@ -105,7 +105,7 @@ private:
             bool worth_it = world_.is_root() && now > next && (!failed.disk_full || missing() == 0);
             if (!world_.largest(worth_it)) continue;
             failed = save_();
-            if (failed.trouble.empty()) break;
+            if (failed.error.empty()) break;
             next = now + pause;
             pause = std::min(2 * pause, longest_pause);
         }
@@ -117,11 +117,11 @@ private:
     // would not be enough. Returns whether there is more room.
     bool make_room() {
         bool deleted = false;
-        world_.together([&] {
+        world_.on_all_ranks([&] {
             if (!world_.is_root()) return;
-            std::string trouble;
-            note_trouble(trouble, [&] { deleted = delete_spare(); });
-            if (!trouble.empty()) printf("%s\n", one_line(trouble).c_str());
+            std::string error;
+            note_error(error, [&] { deleted = delete_spare(); });
+            if (!error.empty()) printf("%s\n", one_line(error).c_str());
             fflush(stdout);
         });
         return world_.largest(deleted);
@@ -167,12 +167,12 @@ private:
     }
 
     bool is_whole(int64_t step) const {
-        std::string trouble;
-        note_trouble(trouble, [&] {
+        std::string error;
+        note_error(error, [&] {
             verify_checkpoint(CheckpointReader(checkpoint_folder(options_.run_dir, step)),
                               [](const std::string&) {});
         });
-        return trouble.empty();
+        return error.empty();
     }
 
     ZeroState& state_;

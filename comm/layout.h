@@ -64,8 +64,10 @@ std::vector<int> even_split(int layers, int parts, Cost&& cost) {
 // ----------------------------------------------------------------------------
 // the layout
 
-struct Division {
-    int tp = 1, row_chunks = 1;  // tensor ranks, and in how many pieces they send activations
+// How a model is cut over ranks, and a step into micro-batches.
+struct Layout {
+    MeshShape mesh = {};
+    int row_chunks = 1;  // pieces in which tensor ranks send activations
     PipelineShape pipeline = {PipelineSchedule::one_f_one_b, 1, 1};
     std::vector<int> split = {};  // layers of each part of the pipeline; empty: there is one
 };
@@ -128,15 +130,15 @@ inline std::vector<int> pipeline_split(const Options& o, const LayerBytes& bytes
     return parse_split(o.pp_layers, o.layers, parts);
 }
 
-inline Division divide(const Options& o, const LayerBytes& bytes) {
-    return {o.tp, o.tp_overlap, pipeline_shape(o), pipeline_split(o, bytes)};
+inline Layout make_layout(const Options& o, const LayerBytes& bytes) {
+    return {mesh_shape(o), o.tp_overlap, pipeline_shape(o), pipeline_split(o, bytes)};
 }
 
 // "4 stages, with 3 4 4 3 layers ..."
-inline std::string pipeline_text(const Division& division, const std::string& schedule) {
-    auto& shape = division.pipeline;
+inline std::string pipeline_text(const Layout& layout, const std::string& schedule) {
+    auto& shape = layout.pipeline;
     std::string layers;
-    for (int of_part : division.split) layers += text(" %d", of_part);
+    for (int of_part : layout.split) layers += text(" %d", of_part);
     return text(
         "%d stages%s with%s layers; %s, %d micro-batch%s a step: stages wait %.0f%% of the time they work",
         shape.stages, shape.chunks > 1 ? text(" of %d chunks", shape.chunks).c_str() : "", layers.c_str(),

@@ -146,8 +146,10 @@ public:
                        : "free some, or ask for less at once");
     }
 
-    // `where`: " on each rank", say.
-    void print(const char* where) const {
+    void print(int ranks) const {
+        const char* where = pipeline_.stages > 1 ? " on the stage that takes most"
+                            : ranks > 1          ? " on each rank"
+                                                 : "";
         printf("memory      ");
         for (const MemoryClass& part : classes_) printf(" %s %s,", part.name, size_text(part.bytes).c_str());
         printf(" %s in all%s\n             %s free and %s kept for libraries, enough for --micro-batch %d\n",

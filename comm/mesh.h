@@ -97,7 +97,8 @@ public:
     Mesh() = default;
 
     // For all ranks. shape.ranks() must be the size of the world.
-    Mesh(const World& world, const MeshShape& shape, cudaStream_t stream) : shape(shape) {
+    Mesh(const World& world, const MeshShape& shape, cudaStream_t stream, double timeout_seconds = 0)
+        : shape(shape), timeout_seconds(timeout_seconds) {
         if (shape.ranks() != world.size() || shape.shard < 1 || shape.dp % shape.shard) {
             fail("mesh: tp %d * pp %d * dp %d in shard groups of %d does not fit %d processes; see "
                  "complete_layout",

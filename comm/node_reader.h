@@ -270,16 +270,16 @@ inline std::unique_ptr<BatchSource> make_batch_source(const World& world, bool p
                                                       const std::string& node = this_node()) {
     auto own = [&] { return std::make_unique<BatchReader>(loader, shape, stride); };
     if (!per_node || world.size() == 1) return own();
-    std::vector<std::string> nodes = world.gather(node);
+    std::vector<std::string> nodes = world.all_gather(node);
     auto first = (size_t)(std::find(nodes.begin(), nodes.end(), node) - nodes.begin());
     auto process = (int)std::count(nodes.begin(), nodes.begin() + world.rank(), node);
     auto processes = (int)std::count(nodes.begin(), nodes.end(), node);
     std::unique_ptr<NodeMemory> memory;
-    world.together([&] {
+    world.on_all_ranks([&] {
         if (process == 0 && processes > 1) memory = std::make_unique<NodeMemory>(processes, shape);
     });
-    std::vector<std::string> addresses = world.gather(memory ? memory->address() : "");
-    world.together([&] {
+    std::vector<std::string> addresses = world.all_gather(memory ? memory->address() : "");
+    world.on_all_ranks([&] {
         if (process > 0) memory = std::make_unique<NodeMemory>(addresses[first], processes, shape);
     });
     if (processes == 1) return own();

@@ -6,16 +6,16 @@ gradients and of the optimizer's state.
 
 A rank has the units of its pipeline stage, and of each tensor what its tensor rank has. 2 tensor ranks:
 
-    Cut        the tensor         rank 0       rank 1
-    summed     a b c d            a b c d      a b c d     the gradient is the sum of both
-    rows       a b                a b          c d
-               c d
-               e f                e f          g h         (another section, cut like the first)
-               g h
-    columns    a b                a            b
-               c d                c            d
+    Shard        the tensor         rank 0       rank 1
+    replicated   a b c d            a b c d      a b c d     the gradient is the sum of both
+    rows         a b                a b          c d
+                 c d
+                 e f                e f          g h         (another section, cut like the first)
+                 g h
+    columns      a b                a            b
+                 c d                c            d
 
-A unit has the same size on all tensor ranks. In it lie first the tensors that are summed, then those that are
+A unit has the same size on all tensor ranks. In it lie first the replicated tensors, then those that are
 cut.
 */
 #pragma once
@@ -32,11 +32,11 @@ cut.
 // A model is a chain of units: the embedding, each block, and the head.
 enum class Unit { embedding, block, head };
 
-// What of a tensor each tensor rank has.
-enum class Cut {
-    summed,  // all of it, and the gradient of its part of the work: their sum is the gradient
-    rows,    // a part of the rows, section by section
-    columns  // a part of the columns, evenly
+// How a tensor is sharded: what of it each tensor rank has.
+enum class Shard {
+    replicated,  // all of it, and the gradient of its part of the work: their sum is the gradient
+    rows,        // a part of the rows, section by section
+    columns      // a part of the columns, evenly
 };
 
 // Rows that are cut for themselves: the queries of attention, say, or its keys.
@@ -54,7 +54,7 @@ struct TensorRow {
     size_t rows, cols;      // cols 0: a vector
     float mean, deviation;  // initial values are normal
     bool decay;             // weight decay: matrices only
-    Cut cut = Cut::summed;
+    Shard shard = Shard::replicated;
     std::vector<Section> sections = {};  // of the rows; empty: one of them all
     size_t pad_to = 1;  // a rank's rows are padded to a multiple of it: always zero, not in files
 
@@ -67,7 +67,7 @@ struct TensorRow {
 };
 
 // Which part of a model a rank has.
-struct ModelPlace {
+struct StageUnits {
     int tp = 1, tensor = 0;       // tensor ranks, and which of them this is
     std::vector<int> units = {};  // of this stage, ascending; empty: all
     // The embedding is here for the tied classifier only. Another stage's counts.
@@ -153,7 +153,7 @@ class ParameterLayout {
 public:
     // Each unit can be cut for any divisor of `ranks`, each part beginning on 256 bytes. tied: the head reads
     // the embedding's parameters, and adds to their gradient.
-    ParameterLayout(std::vector<TensorRow> rows, int layers_, bool tied_, int ranks, ModelPlace place_ = {})
+    ParameterLayout(std::vector<TensorRow> rows, int layers_, bool tied_, int ranks, StageUnits place_ = {})
         : layers(layers_), tied(tied_), place(std::move(place_)), rows_(std::move(rows)), held_(place.units) {
         std::stable_sort(rows_.begin(), rows_.end(),
                          [](const TensorRow& a, const TensorRow& b) { return turn(a) < turn(b); });
@@ -275,9 +275,9 @@ public:
         each_section(unit, [&](const TensorRow& row, const Local& local, const LocalSection& section) {
             if (section.copies == 1 || section.count == 0) return;
             size_t at = local.offset + section.local;
-            // tensors that are summed make one range with the padding between them
+            // replicated tensors make one range with the padding between them
             bool goes_on = !sums.empty() && sums.back().ranks == section.copies &&
-                           (row.cut == Cut::summed || sums.back().begin + sums.back().count == at);
+                           (row.shard == Shard::replicated || sums.back().begin + sums.back().count == at);
             if (!goes_on) sums.push_back({at, 0, section.copies});
             sums.back().count = at + section.count - sums.back().begin;
         });
@@ -286,7 +286,7 @@ public:
 
     const int layers;
     const bool tied;
-    const ModelPlace place;
+    const StageUnits place;
 
 private:
     static constexpr size_t alignment = 64;  // elements
@@ -308,13 +308,13 @@ private:
     static size_t round_up(size_t size, size_t to) { return ceil_div(size, to) * to; }
 
     // By unit, and as they lie in it.
-    static int turn(const TensorRow& row) { return (int)row.unit * 2 + (row.cut != Cut::summed); }
+    static int turn(const TensorRow& row) { return (int)row.unit * 2 + (row.shard != Shard::replicated); }
 
     Local local_part(const TensorRow& row) const {
         Local local;
         size_t tp = place.tp, tensor = place.tensor;
-        local.columns_cut = row.cut == Cut::columns && tp > 1;
-        if (row.cut != Cut::rows || tp == 1) {
+        local.columns_cut = row.shard == Shard::columns && tp > 1;
+        if (row.shard != Shard::rows || tp == 1) {
             size_t cols = local.columns_cut ? row.cols / tp : row.cols;
             if (local.columns_cut && cols * tp != row.cols) refuse(row);
             local.shape = {0, row.rows, round_up(row.rows, row.pad_to), cols};
@@ -385,9 +385,9 @@ private:
 
 // Room for whole units where a rank keeps only parts: the units in use, and those on their way. Blocks take
 // turns in a few places. The embedding and the head have one place for both, unless they are used together.
-class UnitPlaces {
+class UnitBuffers {
 public:
-    UnitPlaces(const ParameterLayout& layout, int for_blocks) : place_(layout.units(), -1) {
+    UnitBuffers(const ParameterLayout& layout, int for_blocks) : place_(layout.units(), -1) {
         int last_unit = layout.last_unit();
         std::vector<int> blocks;
         for (int unit : layout.held()) {

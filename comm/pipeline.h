@@ -47,39 +47,21 @@ still do not wait for ever. Either way each buffer goes through the same values.
 // for only when it was recorded; so the host counts how often a buffer was given its last work, and nothing
 // is received into it before.
 
-// An event that has no time.
-class PipelineEvent {
-public:
-    PipelineEvent() { cudaCheck(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
-    ~PipelineEvent() {
-        if (event_) cudaEventDestroy(event_);
-    }
-    PipelineEvent(PipelineEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-    PipelineEvent& operator=(PipelineEvent&&) = delete;
-
-    void record(cudaStream_t stream) { cudaCheck(cudaEventRecord(event_, stream)); }
-    // The stream waits until what was recorded last has come.
-    void hold(cudaStream_t stream) const { cudaCheck(cudaStreamWaitEvent(stream, event_, 0)); }
-
-private:
-    cudaEvent_t event_ = nullptr;
-};
-
-struct PipelinePlace {
+struct PipelineBuffer {
     floatX* data;
-    PipelineEvent arrived = {}, free = {};
+    Event arrived = {}, free = {};
 };
 
 // Places that are used one after another. A run counts the uses.
 struct PipelineTurns {
-    std::vector<PipelinePlace> places;
+    std::vector<PipelineBuffer> places;
     size_t ended = 0;  // uses whose last work is on its stream
 
     // Takes `count` places of `size` elements from `memory`.
     PipelineTurns(int count, size_t size, floatX*& memory) {
         for (int i = 0; i < count; i++, memory += size) places.push_back({memory});
     }
-    PipelinePlace& at(size_t use) { return places[use % places.size()]; }
+    PipelineBuffer& at(size_t use) { return places[use % places.size()]; }
     bool free_for(size_t use) const { return use < ended + places.size(); }
 };
 
@@ -127,11 +109,11 @@ private:
     struct Arrival {
         PipelineTurns* turns;
         size_t use;
-        PipelinePlace& place() const { return turns->at(use); }
+        PipelineBuffer& place() const { return turns->at(use); }
     };
 
     void receive() {
-        PipelinePlace& place = arrivals_[begun_++].place();
+        PipelineBuffer& place = arrivals_[begun_++].place();
         place.free.hold(stream_);
         link_.receive(place.data, count_, MeshLinks::sender, stream_);
         place.arrived.record(stream_);
@@ -147,7 +129,7 @@ public:
     using PipelineLink::PipelineLink;
 
     // Sends what the compute stream has made; that goes on meanwhile, or waits until it is sent.
-    void send(PipelinePlace& place, size_t count, cudaStream_t compute, bool overlap) {
+    void send(PipelineBuffer& place, size_t count, cudaStream_t compute, bool overlap) {
         order_.record(compute);
         order_.hold(stream_);
         link_.send(place.data, count, MeshLinks::receiver, Traffic::pipeline, stream_);
@@ -156,7 +138,7 @@ public:
     }
 
 private:
-    PipelineEvent order_;
+    Event order_;
 };
 
 // ----------------------------------------------------------------------------
@@ -375,14 +357,14 @@ inline PipelineTask Pipeline::enter(const PipelineAction& action) {
     if (work == PipelineWork::forward) {
         if (has_before(chunk)) forward_in_.take(compute_);
         if (has_behind(chunk)) {
-            PipelinePlace& place = outputs().at(outputs().ended);
+            PipelineBuffer& place = outputs().at(outputs().ended);
             place.free.hold(compute_);
             task.output = place.data;
         } else if (!is_last(task.part)) {
             task.output = inputs_[chunk + 1].at((size_t)micro_batch).data;
         }
     } else if (work != PipelineWork::weight_gradient) {
-        PipelinePlace& place = gradients().at(gradients().ended);
+        PipelineBuffer& place = gradients().at(gradients().ended);
         if (has_behind(chunk))
             backward_in_.take(compute_);
         else
@@ -397,7 +379,7 @@ inline void Pipeline::leave(const PipelineTask& task) {
     if (forward && has_behind(task.chunk))
         forward_out_.send(outputs().at(outputs().ended++), count_, compute_, overlap_);
     if (task.gradient) {
-        PipelinePlace& place = gradients().at(gradients().ended++);
+        PipelineBuffer& place = gradients().at(gradients().ended++);
         if (has_before(task.chunk))
             backward_out_.send(place, count_, compute_, overlap_);
         else

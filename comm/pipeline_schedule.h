@@ -284,53 +284,52 @@ inline PipelineRoom pipeline_room(const std::vector<PipelineAction>& list, int c
     return room;
 }
 
-// Where the layers of a pipeline stage keep what they need of a micro-batch, from its forward pass to the end
-// of its backward pass. The chunks of a stage share the places: what one gives back, another takes. So there
-// are only as many as are in use at the same time, which is the least that the schedule allows. A place has
-// one layer, for chunks may have different numbers of them.
+// The slots in which the layers of a pipeline stage keep what they need of a micro-batch, from its forward
+// pass to the end of its backward pass. The chunks of a stage share the slots: what one gives back, another
+// takes. So there are only as many as are in use at the same time, which is the least that the schedule
+// allows. A slot has one layer, for chunks may have different numbers of them.
 //
 // The last of 2 stages with 2 chunks of one layer (interleaved; 0 .. 3 forward, a .. d backward, ' of chunk
 // 1):
 //
 //     work      0  1  0' a' 1' b' 2  a  3  b  2' c' 3' d' c  d
-//     place 0   0  0  0  0  0  0  0  0  3  3  3  3  3  3  3  3
-//     place 1      1  1  1  1  1  1  1  1  1  2' 2' 3' 3'
-//     place 2         0' 0' 1' 1' 2  2  2  2  2  2  2  2  2
-
+//     slot 0    0  0  0  0  0  0  0  0  3  3  3  3  3  3  3  3
+//     slot 1       1  1  1  1  1  1  1  1  1  2' 2' 3' 3'
+//     slot 2          0' 0' 1' 1' 2  2  2  2  2  2  2  2  2
 class ActivationSlots {
 public:
     // layers: of each chunk.
     explicit ActivationSlots(std::vector<int> layers) : layers_(std::move(layers)) {}
 
-    // has_backward: or else nothing is held, and each layer has a place of its own.
+    // has_backward: or else nothing is kept, and each layer has a slot of its own.
     void begin_run(bool has_backward) {
         has_backward_ = has_backward;
-        held_.clear();
+        kept_.clear();
         in_use_.clear();
     }
 
-    // The places of the layers of the chunk for an action, which come in the order of the list.
+    // The slots of the layers of the chunk for an action, which come in the order of the list.
     std::vector<int> enter(const PipelineAction& action) {
         auto [work, micro_batch, chunk] = action;
         if (!has_backward_) return of_their_own(chunk);
-        auto& held = held_[{chunk, micro_batch}];
-        if (work == PipelineWork::forward) held = take(layers_[chunk]);
-        std::vector<int> places = held;
+        auto& kept = kept_[{chunk, micro_batch}];
+        if (work == PipelineWork::forward) kept = take(layers_[chunk]);
+        std::vector<int> slots = kept;
         if (work == PipelineWork::backward || work == PipelineWork::weight_gradient) {
-            for (int place : held) in_use_[place] = false;
-            held_.erase({chunk, micro_batch});
+            for (int slot : kept) in_use_[slot] = false;
+            kept_.erase({chunk, micro_batch});
         }
-        return places;
+        return slots;
     }
 
-    // How many places the actions of a list need.
-    static size_t places(const std::vector<int>& layers, const std::vector<PipelineAction>& list,
-                         bool has_backward) {
-        ActivationSlots held(layers);
-        held.begin_run(has_backward);
+    // How many slots the actions of a list need.
+    static size_t most(const std::vector<int>& layers, const std::vector<PipelineAction>& list,
+                       bool has_backward) {
+        ActivationSlots kept(layers);
+        kept.begin_run(has_backward);
         int most = 0;
         for (const PipelineAction& action : list) {
-            for (int place : held.enter(action)) most = std::max(most, place + 1);
+            for (int slot : kept.enter(action)) most = std::max(most, slot + 1);
         }
         return (size_t)most;
     }
@@ -339,25 +338,25 @@ private:
     std::vector<int> of_their_own(int chunk) const {
         int first = 0;
         for (int before = 0; before < chunk; before++) first += layers_[before];
-        std::vector<int> places;
-        for (int i = 0; i < layers_[chunk]; i++) places.push_back(first + i);
-        return places;
+        std::vector<int> slots;
+        for (int i = 0; i < layers_[chunk]; i++) slots.push_back(first + i);
+        return slots;
     }
 
     // The lowest that are free: so there are never more than are in use at the same time.
     std::vector<int> take(int count) {
-        std::vector<int> places;
-        for (int place = 0; (int)places.size() < count; place++) {
-            if (place == (int)in_use_.size()) in_use_.push_back(false);
-            if (in_use_[place]) continue;
-            in_use_[place] = true;
-            places.push_back(place);
+        std::vector<int> slots;
+        for (int slot = 0; (int)slots.size() < count; slot++) {
+            if (slot == (int)in_use_.size()) in_use_.push_back(false);
+            if (in_use_[slot]) continue;
+            in_use_[slot] = true;
+            slots.push_back(slot);
         }
-        return places;
+        return slots;
     }
 
     std::vector<int> layers_;
     bool has_backward_ = false;
-    std::map<std::pair<int, int>, std::vector<int>> held_;  // by chunk and micro-batch
+    std::map<std::pair<int, int>, std::vector<int>> kept_;  // by chunk and micro-batch
     std::vector<bool> in_use_;
 };

@@ -50,7 +50,7 @@ public:
 
     // For all ranks: the state of this checkpoint or, if it is not whole, of the newest before it.
     RunPosition resume(const StoredRun& origin) {
-        std::string first_trouble;
+        std::string first_error;
         std::vector<std::string> folders = candidates(origin);
         for (const std::string& folder : folders) {
             try {
@@ -60,13 +60,13 @@ public:
                 return position;
             } catch (const CommonError& error) {
                 if (folders.size() == 1) throw;
-                world_.go_on();
-                if (first_trouble.empty()) first_trouble = error.what();
+                world_.recover();
+                if (first_error.empty()) first_error = error.what();
                 printf("resume       passed over: %s\n", one_line(error.what()).c_str());
             }
         }
         throw CommonError(text("--resume %s: none of %zu checkpoints can be used; the newest: %s",
-                               printable(options_.resume).c_str(), folders.size(), first_trouble.c_str()));
+                               printable(options_.resume).c_str(), folders.size(), first_error.c_str()));
     }
 
     // For all ranks: the weights alone.
@@ -107,7 +107,7 @@ public:
 
     // For all ranks, in a run that ends with an error: saves what it has come to, and says what came of that.
     std::string rescue(const RunPosition& position) {
-        world_.go_on();
+        world_.recover();
         try {
             std::string folder = finish_at(position);
             return text("the run up to step %d is saved in %s", position.step, folder.c_str());
@@ -120,7 +120,7 @@ private:
     // For all ranks: checkpoints to go on from, the best first, as the first rank sees them.
     std::vector<std::string> candidates(const StoredRun& origin) const {
         std::string run = options_.resume == "auto" ? options_.run_dir : options_.resume, mine;
-        world_.together([&] {
+        world_.on_all_ranks([&] {
             mine = origin.checkpoint + '\0';
             if (access(index_path(run).c_str(), F_OK) == 0) return;  // that one was named
             for (int64_t step : checkpoint_steps(run)) {
@@ -129,7 +129,7 @@ private:
             }
         });
         std::vector<std::string> folders;
-        std::string all = world_.gather(mine)[0];
+        std::string all = world_.all_gather(mine)[0];
         for (size_t begin = 0, end; begin < all.size(); begin = end + 1) {
             end = all.find('\0', begin);
             folders.push_back(all.substr(begin, end - begin));
@@ -157,7 +157,7 @@ private:
 
     RunPosition load(const std::string& folder, bool weights_only) {
         std::unique_ptr<CheckpointReader> reader;
-        world_.together([&] {
+        world_.on_all_ranks([&] {
             reader = std::make_unique<CheckpointReader>(folder, world_.is_root());  // one looks at all files
             if (!weights_only) check_same_meaning(reader->index().about.at("options"), folder);
         });
@@ -176,7 +176,7 @@ private:
 
     void tell(const SaveReport& report) {
         last_ = report;
-        if (report.trouble.empty()) on_disk_ = (int)report.step;
+        if (report.error.empty()) on_disk_ = (int)report.step;
         report_(report);
     }
 
@@ -233,7 +233,7 @@ inline FindCheckpoint find_on_root(const World& world, const std::vector<std::st
         // Paths may be no UTF-8, which JSON's text would not take.
         nlohmann::json::to_cbor(answers, message);
     }
-    nlohmann::json answers = nlohmann::json::from_cbor(world.gather(message)[0]);
+    nlohmann::json answers = nlohmann::json::from_cbor(world.all_gather(message)[0]);
     std::map<std::string, nlohmann::json> by_place;
     for (size_t i = 0; i < answers.size(); i++) by_place.emplace(places[i], answers[i]);
     return [by_place](const std::string& place) {

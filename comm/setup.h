@@ -1,7 +1,7 @@
 /*
 A run set up from its options: what they come to in the terms of the optimizer and of the ranks that share it,
-what this program, as it was built, cannot follow, which work goes through CUDA graphs, and which algorithm
-each matrix product takes.
+what this program, as it was built, cannot follow, which work goes through CUDA graphs, what the device
+reaches, and which algorithm each matrix product takes.
 */
 #pragma once
 
@@ -11,20 +11,29 @@ each matrix product takes.
 #include <utility>
 #include <vector>
 
+#include "comm/activations.h"
 #include "comm/collectives.h"
 #include "comm/device_batches.h"  // Batch
 #include "comm/memory.h"          // has_own_memory
-#include "comm/stage.h"           // local_part
-#include "comm/pipeline.h"        // PipelineTask
+#include "comm/mesh.h"
+#include "comm/stage.h"
+#include "comm/tensor_table.h"  // local_part
+#include "comm/pipeline.h"      // PipelineTask
 #include "comm/world.h"
 #include "comm/zero.h"  // ZeroSettings
 #include "data/base/error.h"
+#include "data/base/figures.h"
+#include "data/base/stop_signals.h"
 #include "data/options/options.h"   // Options
 #include "data/options/schedule.h"  // the course of the learning rate
 #include "data/run/algorithm_file.h"
+#include "data/run/meter.h"
 #include "kernels/adamw.cuh"  // AdamW
 #include "kernels/attention.cuh"
 #include "kernels/common.cuh"
+#include "kernels/fp8_matmul.cuh"
+#include "kernels/matmul.cuh"
+#include "kernels/rope.cuh"
 #include "kernels/graph.cuh"  // Graphs, graph_key
 #ifndef DEVICE_CPU
 #include "kernels/product_tuning.cuh"
@@ -43,6 +52,13 @@ inline ZeroSettings zero_settings(const Options& o) {
             .staging = o.async_save && o.save_every > 0 && o.save_every < o.steps};
 }
 
+// For a rank that steps its part of the optimizer's state on the host.
+inline ZeroSettings zero_settings(const Options& o, const World& world) {
+    ZeroSettings settings = zero_settings(o);
+    settings.host_threads = threads_per_rank(world);
+    return settings;
+}
+
 inline AdamW adamw_settings(const Options& o, int step) {
     return {o.learning_rate * schedule(o, step),
             o.beta1,
@@ -51,6 +67,64 @@ inline AdamW adamw_settings(const Options& o, int step) {
             o.weight_decay,
             step + 1,
             o.stochastic_rounding};
+}
+
+inline Recompute recompute_mode(const std::string& name) {
+    return name == "block" ? Recompute::block : name == "mlp" ? Recompute::mlp : Recompute::none;
+}
+
+// Tokens whose logits exist at once, if the user leaves it open. Each chunk reads and writes all of the fp32
+// gradient of the classifier's weights: 8 bytes for 2 FLOPs a token. A card that does 150 to 300 FLOPs in the
+// time of a byte is kept busy by some thousand tokens at once, which in bf16 take up to 1 GiB.
+inline int chosen_loss_chunk(const ModelConfig& config, int tokens) {
+    constexpr size_t budget = (sizeof(floatX) == 2 ? 1024 : 256) << 20;
+    return (int)std::clamp<size_t>(budget / (padded_vocab(config) * sizeof(floatX)), 1, tokens);
+}
+
+inline Workload training_workload(const Options& o) {
+    int tokens = o.micro_batch * o.sequence_length;
+    int chunk = o.loss_chunk > 0 ? std::min(o.loss_chunk, tokens) : chosen_loss_chunk(o, tokens);
+    return {.B = o.micro_batch,
+            .T = o.sequence_length,
+            .training = true,
+            .recompute = recompute_mode(o.recompute),
+            .loss_chunk = chunk,
+            .fp8 = o.matmul_dtype == "fp8"};
+}
+
+inline size_t rope_floats(const ModelConfig& config, const Workload& w) {
+    return config.position == "rope" ? (size_t)w.positions() * config.rope_dims : 0;
+}
+
+// (positions, rope_dims / 2, 2) from rope_table(); empty without RoPE.
+inline std::vector<float> rope_angles(const ModelConfig& config, const Workload& w) {
+    std::vector<float> table(rope_floats(config, w));
+    RopeScaling scaling = {config.rope_scaling, config.rope_low_frequency, config.rope_high_frequency,
+                           config.rope_original_context};
+    if (!table.empty()) rope_table(table.data(), w.positions(), config.rope_dims, config.rope_theta, scaling);
+    return table;
+}
+
+// layer_bytes: activations that are kept of a layer for one micro-batch.
+inline Layout training_layout(const Options& o, size_t layer_bytes) {
+    ParameterLayout whole = parameter_layout(o);
+    double state =
+        (double)memory_total(ZeroState::memory(whole, {}, zero_settings(o))) / whole.parameter_count();
+    return make_layout(o, {.state = state * block_parameters(o),
+                           .activations = (double)layer_bytes,
+                           .table = state * padded_vocab(o) * o.channels});
+}
+
+// What the products of the blocks on this rank take in fp8.
+inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const Stage& stage) {
+    if (!w.fp8) return {};
+    Dims d(config, stage.layout().mesh.tp, w.B, w.T);
+    size_t layers = 0;
+    for (int of_chunk : stage.layers(0)) layers += of_chunk;
+    return {.weights = layers * d.C * ((size_t)d.QKV + d.A + d.F1 + d.F),
+            .matrices = 4 * layers,
+            .rows = (size_t)d.N,
+            .width = (size_t)std::max({d.C, d.QKV, d.A, d.F1})};
 }
 
 // ----------------------------------------------------------------------------
@@ -163,6 +237,14 @@ inline void check_communication(const Options& o) {
 #endif
 }
 
+// Refuses all of that.
+inline void check_build(const Options& o) {
+    check_precision(o);
+    choose_attention(o);
+    check_matmul_dtype(o);
+    check_communication(o);
+}
+
 // ----------------------------------------------------------------------------
 // CUDA graphs (--cuda-graphs)
 //
@@ -174,8 +256,7 @@ inline void check_communication(const Options& o) {
 template <typename... More>
 std::string task_key(const Batch& b, const PipelineTask& task, const More&... more) {
     return graph_key(task.work, task.chunk, task.input, task.output, task.gradient, b.B, b.T, b.tokens,
-                     b.targets, b.by_token, b.by_position, b.doc_start, b.counted_from, b.past, b.row,
-                     more...);
+                     b.targets, b.doc_start, b.positions, b.by_token, b.by_position, b.past, b.row, more...);
 }
 
 constexpr int kernels_of_layer = 30;  // about, forward and backward
@@ -190,12 +271,6 @@ inline bool wants_graphs(const Options& o, double gemm_rate) {
     return o.cuda_graphs == "on" || (o.cuda_graphs == "auto" && pays);
 }
 
-inline bool choose_graphs(const Options& o, double gemm_rate) {
-    bool on = wants_graphs(o, gemm_rate);
-    if (on) printf("graphs       each pass over a micro-batch is one launch\n");
-    return on;
-}
-
 // Bytes that the driver may take for the graphs of a run, before the rate is measured: up to version 550 it
 // took 64 KiB for each kernel (says PyTorch's guide to its CUDAGraph trees), and less since. A pass backward
 // is there twice, for the one that ends a step is another.
@@ -204,6 +279,66 @@ inline size_t graph_memory(const Options& o) {
     constexpr size_t of_kernel = 64 << 10;
     bool takes = has_own_memory && wants_graphs(o, fastest_card);
     return takes ? of_kernel * 2 * kernels_of_layer * o.layers : 0;
+}
+
+// ----------------------------------------------------------------------------
+// the device
+
+// What the program was built for, and what it runs on.
+inline std::string device_text() {
+    return text("%s (%s, %s; %s)", device_properties().name, device_name, floatX_name,
+                communication_libraries().c_str());
+}
+
+inline double published_rate() {
+    return published_peak(device_properties().name, sizeof(floatX) == 2);
+}
+
+// FLOP/s that MFU is a share of; 0: they are not known.
+inline double peak_rate(const Options& o) {
+    return o.peak_tflops > 0 ? o.peak_tflops * 1e12 : published_rate();
+}
+
+// The rate of matrix products that this device reaches, in FLOP/s. It is measured when a run starts, and now
+// and then again, for others may have used the device before.
+class GemmRate {
+public:
+    explicit GemmRate(cudaStream_t stream)
+        : rate(measured_gemm_rate(available_memory(), stream)), stream_(stream) {}
+
+    const double rate;  // when the run started
+
+    bool measurement_due() const { return seconds_now() - measured_ > until_next_; }
+
+    // The rate now; 0 where another program has the memory. Nothing else may run on the device.
+    double measure_again() {
+        constexpr size_t enough = 64 << 20;
+        double rate = 0;
+        std::string ignored;  // another program may take the memory meanwhile
+        note_error(ignored, [&] {
+            if (size_t free_bytes = available_memory(); free_bytes > enough)
+                rate = measured_gemm_rate(free_bytes / 4, stream_);
+        });
+        cudaGetLastError();
+        measured_ = seconds_now();
+        until_next_ *= 2;
+        return rate;
+    }
+
+private:
+    cudaStream_t stream_;
+    double measured_ = seconds_now(), until_next_ = 30;  // seconds
+};
+
+// The part of a run's header that is known when its ranks have met.
+inline void print_ranks(const Options& o, const World& world, const Mesh& mesh, const Layout& layout,
+                        double gemm_rate) {
+    if (world.size() > 1) printf("ranks        %s\n", mesh.picture().c_str());
+    if (std::string advice = launcher_advice(); !advice.empty()) printf("stopping     %s\n", advice.c_str());
+    if (o.pp > 1) printf("pipeline     %s\n", pipeline_text(layout, o.pp_schedule).c_str());
+    if (wants_graphs(o, gemm_rate)) printf("graphs       each pass over a micro-batch is one launch\n");
+    printf("rate         %sFLOP/s measured in products%s\n", human(gemm_rate).c_str(),
+           published_rate() > 0 ? text(", %sFLOP/s published", human(published_rate()).c_str()).c_str() : "");
 }
 
 // ----------------------------------------------------------------------------
@@ -254,7 +389,7 @@ struct GatheredChoices {
             message["tuned"].push_back({product.kind, hex_of(product.algorithm), product.changed,
                                         product.seconds, product.seconds_once});
         }
-        for (const std::string& text : world.gather(message.dump())) {
+        for (const std::string& text : world.all_gather(message.dump())) {
             nlohmann::json theirs = nlohmann::json::parse(text);
             if (theirs["setup"] != setup_of_root) {
                 others++;
@@ -280,21 +415,21 @@ std::vector<std::string> choose_products(const World& world, const std::string& 
     using Clock = std::chrono::steady_clock;
     auto start = Clock::now();
     AlgorithmTable table;
-    world.together([&] {
+    world.on_all_ranks([&] {
         if (!world.is_root()) return;
         table = read_algorithms(file);
         if (table.empty() && !origin.empty()) table = read_algorithms(origin);
     });
     const std::string setup = cublas_setup();
     nlohmann::json known = {{"setup", setup}, {"algorithms", choices_to_json(table[setup])}};
-    known = nlohmann::json::parse(world.gather(world.is_root() ? known.dump() : "")[0]);
+    known = nlohmann::json::parse(world.all_gather(world.is_root() ? known.dump() : "")[0]);
     bool has_setup = known["setup"] == setup;
     AlgorithmChoices choices;
     if (has_setup) choices = choices_from_json(known["algorithms"]);
     choose_algorithms(choices);
     NotedProducts noted = note_products(step);
     std::vector<TunedProduct> mine;
-    if (has_setup && times) mine = tune_products(noted, stream);
+    if (has_setup && times) mine = time_products(noted, stream);
     GatheredChoices all(world, mine, setup, known["setup"]);
 
     if (has_setup) {
@@ -302,7 +437,7 @@ std::vector<std::string> choose_products(const World& world, const std::string& 
         choose_algorithms(choices);
     }
     table[setup] = choices;
-    world.together([&] {
+    world.on_all_ranks([&] {
         if (world.is_root() && !table[setup].empty()) write_algorithms(file, table);
     });
     std::vector<std::string> notes;

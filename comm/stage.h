@@ -8,13 +8,13 @@ rank. The same for every rank of a data group.
 #include <string>
 #include <vector>
 
-#include "comm/layout.h"             // Division
+#include "comm/layout.h"             // Layout
 #include "comm/mesh.h"               // MeshPosition
-#include "comm/parameters.h"         // ModelPlace
+#include "comm/parameters.h"         // StageUnits
 #include "comm/pipeline_schedule.h"  // PipelineRoom
 #include "data/base/error.h"
 #include "data/options/model_config.h"
-#include "kernels/embedding.cuh"  // WordRange
+#include "kernels/embedding.cuh"  // VocabRange
 
 // The part of each block that one of `tp` tensor ranks has, as a model of its own.
 inline ModelConfig local_part(ModelConfig c, int tp) {
@@ -24,35 +24,52 @@ inline ModelConfig local_part(ModelConfig c, int tp) {
     return c;
 }
 
-class Share {
+// The sizes of a pass, as this rank has them: heads and the MLP are its part.
+struct Dims {
+    int B, T;                 // sequences, and the tokens of each
+    int N, n;                 // rows B*T, and those of them that are this tensor rank's between products
+    int C;                    // channels of the residual stream
+    int NH, NKV, HS, A, QKV;  // heads for queries and for keys and values, their size; A = NH*HS
+    int F, F1;                // hidden channels of the MLP, and outputs of its first matrix: 2F for SwiGLU
+    int R;                    // rotated elements of a head (RoPE); 0: none
+
+    Dims(const ModelConfig& config, int tensor_ranks, int B, int T)
+        : B(B), T(T), N(B * T), n(N / tensor_ranks) {
+        ModelConfig c = local_part(config, tensor_ranks);
+        C = c.channels, NH = c.heads, NKV = c.kv_heads, HS = c.head_size, A = NH * HS, QKV = qkv_width(c);
+        F = c.mlp_width, F1 = fc_width(c), R = c.position == "rope" ? c.rope_dims : 0;
+    }
+};
+
+class Stage {
 public:
     // training: micro-batches go backward too, and are kept until then.
-    Share(const ModelConfig& config, const Division& division, const MeshPosition& position, bool training)
-        : division_(division), config_(config), position_(position) {
-        auto& shape = division_.pipeline;
-        if (division_.split.empty()) division_.split = {config.layers};
-        for (int layers : division_.split) begin_.push_back(begin_.back() + layers);
-        if ((int)division_.split.size() != shape.stages * shape.chunks || begin_.back() != config.layers)
+    Stage(const ModelConfig& config, const Layout& layout, const MeshPosition& position, bool training)
+        : layout_(layout), config_(config), position_(position) {
+        auto& shape = layout_.pipeline;
+        if (layout_.split.empty()) layout_.split = {config.layers};
+        for (int layers : layout_.split) begin_.push_back(begin_.back() + layers);
+        if ((int)layout_.split.size() != shape.stages * shape.chunks || begin_.back() != config.layers)
             fail("pipeline: %zu parts of %d layers in all do not fit the model; see --pp-layers",
-                 division_.split.size(), begin_.back());
-        auto list = training ? pipeline_actions(shape, stage()) : forward_actions(shape);
+                 layout_.split.size(), begin_.back());
+        auto list = training ? pipeline_actions(shape, number()) : forward_actions(shape);
         room = pipeline_room(list, shape.chunks);
-        layer_places = ActivationSlots::places(layers(0), list, training);
-        inner_places = ActivationSlots::places(layers(1), list, training);
+        layer_slots = ActivationSlots::most(layers(0), list, training);
+        inner_slots = ActivationSlots::most(layers(1), list, training);
     }
 
     PipelineRoom room;  // micro-batches that are held at the same time
     // Layers that are, of all micro-batches and chunks; and those that are not the first of their chunk.
-    size_t layer_places, inner_places;
+    size_t layer_slots, inner_slots;
 
-    const Division& division() const { return division_; }
-    int stage() const { return position_.pipeline; }
+    const Layout& layout() const { return layout_; }
+    int number() const { return position_.pipeline; }
     int tensor() const { return position_.tensor; }
-    int chunks() const { return division_.pipeline.chunks; }
-    int last_part() const { return (int)division_.split.size() - 1; }
+    int chunks() const { return layout_.pipeline.chunks; }
+    int last_part() const { return (int)layout_.split.size() - 1; }
 
-    bool has_embedding() const { return stage() == 0; }
-    bool has_head() const { return stage() == division_.pipeline.stages - 1; }
+    bool has_embedding() const { return number() == 0; }
+    bool has_head() const { return number() == layout_.pipeline.stages - 1; }
     // Of the whole model.
     int first_layer(int chunk) const { return begin_[part(chunk)]; }
     int end_layer(int chunk) const { return begin_[part(chunk) + 1]; }
@@ -63,36 +80,36 @@ public:
             layers.push_back(end_layer(chunk) - first_layer(chunk) - less);
         return layers;
     }
-    // Of the vocabulary.
-    WordRange words() const { return words_of(tensor()); }
-    WordRange words_of(int tensor) const {
-        auto first = [&](int rank) { return (int)((int64_t)config_.vocab_size * rank / division_.tp); };
+    // Rows of the vocabulary that this tensor rank has.
+    VocabRange vocab() const { return vocab_of(tensor()); }
+    VocabRange vocab_of(int tensor) const {
+        auto first = [&](int rank) { return (int)((int64_t)config_.vocab_size * rank / layout_.mesh.tp); };
         return {first(tensor), first(tensor + 1) - first(tensor)};
     }
 
     // The pipeline with another number of micro-batches.
     PipelineShape pipeline(int micro_batches) const {
-        PipelineShape shape = division_.pipeline;
+        PipelineShape shape = layout_.pipeline;
         shape.micro_batches = micro_batches;
         return shape;
     }
 
-    ModelPlace place() const {
-        ModelPlace place = {division_.tp, tensor(), {}};
-        place.embedding_copy = config_.tie_embeddings && has_head() && !has_embedding();
-        if (has_embedding() || place.embedding_copy) place.units.push_back(0);
+    StageUnits units() const {
+        StageUnits units = {layout_.mesh.tp, tensor(), {}};
+        units.embedding_copy = config_.tie_embeddings && has_head() && !has_embedding();
+        if (has_embedding() || units.embedding_copy) units.units.push_back(0);
         for (int chunk = 0; chunk < chunks(); chunk++) {
             for (int layer = first_layer(chunk); layer < end_layer(chunk); layer++)
-                place.units.push_back(layer + 1);
+                units.units.push_back(layer + 1);
         }
-        if (has_head()) place.units.push_back(config_.layers + 1);
-        return place;
+        if (has_head()) units.units.push_back(config_.layers + 1);
+        return units;
     }
 
 private:
-    int part(int chunk) const { return chunk * division_.pipeline.stages + stage(); }
+    int part(int chunk) const { return chunk * layout_.pipeline.stages + number(); }
 
-    Division division_;
+    Layout layout_;
     ModelConfig config_;
     MeshPosition position_;
     std::vector<int> begin_ = {0};  // first layer of each part

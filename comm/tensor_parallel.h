@@ -1,9 +1,16 @@
 /*
-Tensor parallelism with the rows between its products cut as well (Korthikanti et al., "Reducing Activation
-Recomputation in Large Transformer Models", 2022). The ranks of a tensor group share each product. What lies
-between products, sums of the residual stream and norms, works row by row: there each rank has rows of its
-own. So a block gathers rows before a product that is cut by columns, and scatters the sum over the ranks
-after one that is cut by rows.
+Tensor parallelism (Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism", 2019) with the rows between its products cut as well, which is sequence parallelism (Korthikanti
+et al., "Reducing Activation Recomputation in Large Transformer Models", 2022). The ranks of a tensor group
+share each matrix of a block. A pair of matrices needs nothing from other ranks between its two:
+
+    column-parallel   each rank makes a part of the outputs of all rows    gather rows, then multiply
+    row-parallel      each rank makes partial sums from its inputs         multiply, then scatter sums
+
+What lies between pairs, sums of the residual stream and norms, works row by row: there each rank has rows of
+its own. The backward pass is the mirror image: of a row-parallel matrix it gathers, of a column-parallel one
+it scatters. A matrix is stored as (OC, C), so what is cut of a column-parallel one are rows in memory: its
+name is that of the transposed matrix, as in the papers.
 
 The N rows are taken as chunks, each cut evenly over the ranks, and the own rows of a rank lie one after
 another. 12 rows in 2 chunks over 3 ranks:
@@ -20,16 +27,21 @@ without overlap it is put on the compute stream: the same calls, so the same bit
 
 #include "comm/collectives.h"  // Communicator
 #include "data/base/error.h"
+#include "kernels/fp8_matmul.cuh"  // BlockProducts
+#include "kernels/gelu.cuh"        // Gelu
 
-class SequenceShards {
+// ----------------------------------------------------------------------------
+// rows between products
+
+class SequenceParallel {
 public:
     // A group of one: nothing is cut, and nothing sent.
-    SequenceShards() = default;
+    SequenceParallel() = default;
 
     // For all ranks of the group.
-    SequenceShards(const Communicator& group, int chunks, bool overlap, cudaStream_t compute)
+    SequenceParallel(const Communicator& group, int chunks, bool overlap, cudaStream_t compute)
         : group_(group), compute_(compute), sends_(compute) {
-        if (chunks < 1) fail("sequence shards: %d chunks; 1 is the least", chunks);
+        if (chunks < 1) fail("sequence parallel: %d chunks; 1 is the least", chunks);
         if (ranks() == 1) return;
         chunks_ = chunks;
         if (!overlap) return;
@@ -40,15 +52,15 @@ public:
         }
     }
 
-    ~SequenceShards() {
+    ~SequenceParallel() {
         if (!overlaps()) return;
         cudaStreamSynchronize(sends_);
         cudaStreamDestroy(sends_);
         for (cudaEvent_t event : events_) cudaEventDestroy(event);
     }
 
-    SequenceShards(const SequenceShards&) = delete;
-    SequenceShards& operator=(const SequenceShards&) = delete;
+    SequenceParallel(const SequenceParallel&) = delete;
+    SequenceParallel& operator=(const SequenceParallel&) = delete;
 
     int ranks() const { return group_.size(); }
     int rank() const { return group_.rank(); }
@@ -57,7 +69,7 @@ public:
     // Of this many rows. Fails if they cannot be cut evenly.
     int own_rows(int rows) const {
         if (rows % ranks()) {
-            fail("sequence shards: %d rows cannot be cut evenly for %d ranks; choose other values of "
+            fail("sequence parallel: %d rows cannot be cut evenly for %d ranks; choose other values of "
                  "--micro-batch or --sequence-length",
                  rows, ranks());
         }
@@ -133,7 +145,7 @@ private:
 
     template <typename Work>
     static void work_alone(const floatX* own, const floatX* all, int rows, Work&& work) {
-        if (own != all) fail("sequence shards: of a group of one, the own rows are all rows");
+        if (own != all) fail("sequence parallel: of a group of one, the own rows are all rows");
         work(0, rows);
     }
 
@@ -158,3 +170,126 @@ private:
     cudaStream_t compute_ = nullptr, sends_ = nullptr;  // the same without overlap
     std::vector<cudaEvent_t> events_;
 };
+
+// ----------------------------------------------------------------------------
+// linear layers
+
+enum class Parallel { column, row };
+
+// A linear layer out (N, OC) = inp (N, C) weight^T + bias, as this rank has it: both passes, and the
+// gradients of its parameters, are made from this one description.
+struct Linear {
+    Parallel parallel;
+    int N, C, OC;            // rows of activations; inputs and outputs of this rank's part
+    const floatX* weight;    // (OC, C)
+    const floatX* bias;      // (OC) or null
+    float *dweight, *dbias;  // as these, added to; null where nothing is trained
+    floatX* inp;             // (N, C) all rows of the input
+    floatX* dout;            // (N, OC) all rows of the gradient of the output
+    // A GELU that is made in the same pass as the product.
+    Gelu gelu = Gelu::tanh;
+    floatX* gelu_out = nullptr;        // (N, OC) column-parallel: the GELU of the output, or null
+    const floatX* gelu_inp = nullptr;  // (N, C) row-parallel: what inp is the GELU of, or null
+};
+
+// Linear layers that read, or add to, the residual stream side by side, as those of a parallel block do,
+// gather its rows once and sum over the ranks once: the first gathers, and the last adds its partial sums to
+// the first's and scatters them.
+enum class Branch { alone, first, last };
+
+// When the gradients of a layer's parameters are made: in its backward pass, or afterwards by
+// weight_gradient(), as zero-bubble pipelines do (Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+enum class WeightGradients { now, later };
+
+// What the linear layers of a rank work with.
+struct TensorParallel {
+    SequenceParallel& rows;
+    BlockProducts& products;
+    cudaStream_t stream;
+    floatX* partial =
+        nullptr;  // (N, C of the model) partial sums of all rows; a group of one has no need of it
+    float* scratch = nullptr;  // of matmul_backward_bias()
+
+    // Where the partial sums of all rows are made whose sum over the ranks goes to `own`: there, in a group
+    // of one.
+    floatX* partial_sums(floatX* own) const { return rows.ranks() == 1 ? own : partial; }
+};
+
+// out (N, OC) of all rows. own_inp (own rows, C): this rank's rows of inp, which come together there.
+inline void column_parallel(const TensorParallel& tp, const Linear& l, const floatX* own_inp, floatX* out,
+                            Branch branch = Branch::alone) {
+    auto product = [&](int first, int rows) {
+        const floatX* inp = l.inp + (size_t)first * l.C;
+        size_t at = (size_t)first * l.OC;
+        if (l.gelu_out) {
+            tp.products.gelu_forward(l.gelu, l.gelu_out + at, out + at, inp, l.weight, l.bias, rows, l.C,
+                                     l.OC);
+        } else {
+            tp.products.forward(out + at, inp, l.weight, l.bias, rows, l.C, l.OC);
+        }
+    };
+    if (branch == Branch::last) return product(0, l.N);
+    tp.rows.gather(own_inp, l.inp, l.N, l.C, product);
+}
+
+// own_out (own rows, OC): the sum over the ranks of what each makes of its part of the inputs.
+inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_out,
+                         Branch branch = Branch::alone) {
+    floatX* partial = tp.partial_sums(own_out);
+    const floatX* bias = tp.rows.rank() == 0 ? l.bias : nullptr;  // once in the sum
+    auto product = [&](int first, int rows) {
+        tp.products.forward(partial + (size_t)first * l.OC, l.inp + (size_t)first * l.C, l.weight, bias, rows,
+                            l.C, l.OC, branch == Branch::last);
+    };
+    if (branch == Branch::first) return product(0, l.N);
+    tp.rows.scatter(own_out, partial, l.N, l.OC, product);
+    tp.rows.wait();
+}
+
+// Adds to the gradients of weight and bias what follows from inp and dout. Of a row-parallel layer, whose
+// bias each rank has, row_parallel_backward() makes the bias's gradient, from the rank's own rows.
+inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
+    bool has_bias_gradient = l.parallel == Parallel::row && tp.rows.ranks() > 1;
+    tp.products.backward_weight(l.dweight, l.dout, l.inp, l.N, l.C, l.OC,
+                                has_bias_gradient ? nullptr : l.dbias, tp.scratch);
+}
+
+// own_dinp (own rows, C): the gradient of this rank's rows of the input, from dout. It is summed over the
+// ranks behind the product for the weights.
+inline void column_parallel_backward(const TensorParallel& tp, const Linear& l, floatX* own_dinp,
+                                     Branch branch, WeightGradients weights) {
+    floatX* partial = tp.partial_sums(own_dinp);
+    auto product = [&](int first, int rows) {
+        tp.products.backward_input(partial + (size_t)first * l.C, l.dout + (size_t)first * l.OC, l.weight,
+                                   rows, l.C, l.OC, branch == Branch::last);
+    };
+    branch == Branch::first ? product(0, l.N) : tp.rows.scatter(own_dinp, partial, l.N, l.C, product);
+    if (weights == WeightGradients::now) weight_gradient(tp, l);
+    tp.rows.wait();
+}
+
+// dinp (N, C): the gradient of the input, or of gelu_inp where there is one, from the gradient of this rank's
+// rows of the output, own_dout (own rows, OC), which come together in dout.
+inline void row_parallel_backward(const TensorParallel& tp, const Linear& l, const floatX* own_dout,
+                                  floatX* dinp, Branch branch, WeightGradients weights) {
+    bool alone = tp.rows.ranks() == 1;
+    auto product = [&](int first, int rows) {
+        floatX* dx = dinp + (size_t)first * l.C;
+        const floatX* dy = l.dout + (size_t)first * l.OC;
+        if (l.gelu_inp) {
+            tp.products.backward_gelu(l.gelu, dx, l.gelu_inp + (size_t)first * l.C, dy, l.weight, rows, l.C,
+                                      l.OC);
+        } else {
+            tp.products.backward_input(dx, dy, l.weight, rows, l.C, l.OC);
+        }
+    };
+    if (!alone && l.dbias)
+        matmul_backward_bias(l.dbias, tp.scratch, own_dout, tp.rows.own_rows(l.N), l.OC, tp.stream);
+    bool gathered = branch == Branch::last;
+    if (alone && l.dout != own_dout && !gathered) {  // for later, when own_dout has changed
+        size_t bytes = (size_t)l.N * l.OC * sizeof(floatX);
+        cudaCheck(cudaMemcpyAsync(l.dout, own_dout, bytes, cudaMemcpyDeviceToDevice, tp.stream));
+    }
+    alone || gathered ? product(0, l.N) : tp.rows.gather(own_dout, l.dout, l.N, l.OC, product);
+    if (weights == WeightGradients::now) weight_gradient(tp, l);
+}

@@ -58,30 +58,30 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
         if (present) table.push_back(row);
     };
     using enum Unit;
-    using enum Cut;
+    using enum Shard;
     add(true, {wte, embedding, "wte", V, C, 0, in, true, rows, {}, vocab_multiple});
-    add(c.position == "learned", {wpe, embedding, "wpe", P, C, 0, in, true, summed});
-    add(true, {norm1w, block, "norm1.weight", C, 0, 1, 0, false, summed});
-    add(norm_bias, {norm1b, block, "norm1.bias", C, 0, 0, 0, false, summed});
+    add(c.position == "learned", {wpe, embedding, "wpe", P, C, 0, in, true, replicated});
+    add(true, {norm1w, block, "norm1.weight", C, 0, 1, 0, false, replicated});
+    add(norm_bias, {norm1b, block, "norm1.bias", C, 0, 0, 0, false, replicated});
     add(true, {qkvw, block, "qkv.weight", A + 2 * KV, C, 0, in, true, rows, heads});
     add(bias, {qkvb, block, "qkv.bias", A + 2 * KV, 0, 0, 0, false, rows, heads});
-    add(c.qk_norm, {qnormw, block, "qnorm.weight", HS, 0, 1, 0, false, summed});
-    add(c.qk_norm, {knormw, block, "knorm.weight", HS, 0, 1, 0, false, summed});
+    add(c.qk_norm, {qnormw, block, "qnorm.weight", HS, 0, 1, 0, false, replicated});
+    add(c.qk_norm, {knormw, block, "knorm.weight", HS, 0, 1, 0, false, replicated});
     add(true, {attprojw, block, "attproj.weight", C, A, 0, out, true, columns});
-    add(bias, {attprojb, block, "attproj.bias", C, 0, 0, 0, false, summed});
-    add(two_norms, {norm2w, block, "norm2.weight", C, 0, 1, 0, false, summed});
-    add(two_norms && norm_bias, {norm2b, block, "norm2.bias", C, 0, 0, 0, false, summed});
+    add(bias, {attprojb, block, "attproj.bias", C, 0, 0, 0, false, replicated});
+    add(two_norms, {norm2w, block, "norm2.weight", C, 0, 1, 0, false, replicated});
+    add(two_norms && norm_bias, {norm2b, block, "norm2.bias", C, 0, 0, 0, false, replicated});
     add(true, {fcw, block, "fc.weight", F1, C, 0, in, true, rows, hidden});
     add(bias, {fcb, block, "fc.bias", F1, 0, 0, 0, false, rows, hidden});
     add(true, {fcprojw, block, "fcproj.weight", C, F, 0, out, true, columns});
-    add(bias, {fcprojb, block, "fcproj.bias", C, 0, 0, 0, false, summed});
-    add(true, {normfw, head, "normf.weight", C, 0, 1, 0, false, summed});
-    add(norm_bias, {normfb, head, "normf.bias", C, 0, 0, 0, false, summed});
+    add(bias, {fcprojb, block, "fcproj.bias", C, 0, 0, 0, false, replicated});
+    add(true, {normfw, head, "normf.weight", C, 0, 1, 0, false, replicated});
+    add(norm_bias, {normfb, head, "normf.bias", C, 0, 0, 0, false, replicated});
     add(!c.tie_embeddings, {headw, head, "head.weight", V, C, 0, in, true, rows, {}, vocab_multiple});
     return table;
 }
 
 // For a data group of `ranks`.
-inline ParameterLayout parameter_layout(const ModelConfig& config, int ranks = 1, ModelPlace place = {}) {
+inline ParameterLayout parameter_layout(const ModelConfig& config, int ranks = 1, StageUnits place = {}) {
     return ParameterLayout(tensor_table(config), config.layers, config.tie_embeddings, ranks, place);
 }

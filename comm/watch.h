@@ -8,6 +8,7 @@ and again, asks the groups for errors meanwhile, and gives up after a time.
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "comm/mesh.h"
 #include "data/base/error.h"
@@ -79,3 +80,24 @@ void copy_to_host(T* to, const T* from, size_t count, cudaStream_t stream, const
     cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, stream));
     cudaCheck(cudaStreamSynchronize(stream));
 }
+
+// An event that has no time.
+class Event {
+public:
+    Event() { cudaCheck(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+    ~Event() {
+        if (event_) cudaEventDestroy(event_);
+    }
+    Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+    Event& operator=(Event&&) = delete;
+
+    void record(cudaStream_t stream) { cudaCheck(cudaEventRecord(event_, stream)); }
+    // The stream waits until what was recorded last has come.
+    void hold(cudaStream_t stream) const { cudaCheck(cudaStreamWaitEvent(stream, event_, 0)); }
+
+    // Waits until the stream that recorded it last has come there, as wait_for().
+    void wait(const Mesh& mesh) const { wait_for(event_, mesh); }
+
+private:
+    cudaEvent_t event_ = nullptr;
+};

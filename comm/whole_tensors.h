@@ -1,6 +1,6 @@
 /*
-From tensors to the parts that ranks have of them: initial values. Nothing larger than a piece is ever whole
-on one rank.
+From tensors to the parts that ranks have of them: initial values, and the gradient that stops a run. Nothing
+larger than a piece is ever whole on one rank.
 */
 #pragma once
 
@@ -11,8 +11,10 @@ on one rank.
 #include <vector>
 
 #include "comm/memory.h"  // allocate
-#include "comm/zero.h"    // ZeroState
+#include "comm/world.h"
+#include "comm/zero.h"  // ZeroState
 #include "data/base/figures.h"
+#include "kernels/random.cuh"  // random_key, random_normal
 
 constexpr size_t tensor_piece = 1 << 22;  // elements that pass through host memory at a time
 
@@ -32,7 +34,22 @@ void set_tensors(ZeroState& state, Values&& values) {
             state.set(unit, piece.at - state.owned_begin(unit), here);
         });
     }
-    state.share();
+    state.publish_all();
+}
+
+// For all ranks: the weights that training begins with. Each value depends on the seed, the tensor's name and
+// the element only.
+inline void initialize(ZeroState& state, uint64_t seed) {
+    std::vector<float> values;
+    set_tensors(state, [&](const TensorRow& row, const std::string& name, size_t first, size_t count) {
+        uint64_t key = random_key(seed, name);
+        values.assign(count, row.mean);
+        if (row.deviation > 0) {
+#pragma omp parallel for
+            for (size_t i = 0; i < count; i++) values[i] += row.deviation * random_normal(key, first + i);
+        }
+        return std::span<const float>(values);
+    });
 }
 
 // The first gradient of this rank that is not finite, for the message that stops a run; empty if there is
@@ -53,4 +70,17 @@ inline std::string first_bad_gradient(const ZeroState& state) {
         }
     }
     return "";
+}
+
+// For all ranks, after a step whose loss or gradient is not finite: throws what is known of the reason.
+inline void raise_not_finite(const World& world, const ZeroState& state, int step, float loss,
+                             float gradient_norm) {
+    std::string bad;
+    for (const std::string& of_rank : world.all_gather(first_bad_gradient(state))) {
+        if (bad.empty()) bad = of_rank;
+    }
+    raise_error(world,
+                text("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; try a "
+                     "lower --learning-rate or a longer --warmup-steps",
+                     step, plain_nan(loss), plain_nan(gradient_norm), bad.empty() ? "none" : bad.c_str()));
 }

@@ -26,7 +26,7 @@ rest (an exception, exit() in the middle) ends the whole job with MPI_Abort.
 
 #include "comm/mpi_calls.h"
 #include "data/base/error.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 #include "kernels/common.cuh"
 
 #if defined(__CUDACC__) && !defined(COMM_MPI)
@@ -142,7 +142,7 @@ public:
     }
 
     // For all ranks: everyone's text, by rank, on every rank. Together below 2 GiB.
-    std::vector<std::string> gather(const std::string& mine) const {
+    std::vector<std::string> all_gather(const std::string& mine) const {
         std::vector<std::string> texts = {mine};
 #ifndef WITHOUT_MPI
         if (size_ == 1) return texts;
@@ -156,7 +156,7 @@ public:
             offsets[(size_t)rank] = (int)total;
             total += lengths[(size_t)rank];
         }
-        if (total > INT_MAX) fail("World::gather: %lld bytes are too many; gather less", total);
+        if (total > INT_MAX) fail("World::all_gather: %lld bytes are too many; send less", total);
         std::string all((size_t)total, '\0');
         mpiCheck(MPI_Iallgatherv(mine.data(), length, MPI_BYTE, all.data(), lengths.data(), offsets.data(),
                                  MPI_BYTE, control_, &request));
@@ -232,7 +232,7 @@ public:
     // that all ranks give, or else that of the first rank that failed, with its name before it. The step may
     // talk to other ranks only if it fails on all of them or on none.
     template <typename Step>
-    void together(Step&& step) const {
+    void on_all_ranks(Step&& step) const {
         bool failed = true;
         std::string message;
         try {
@@ -244,8 +244,8 @@ public:
         if (largest(failed)) throw_common(failed, message);
     }
 
-    // After the error of together() was caught: the ranks do not leave with it, but go on.
-    void go_on() const {
+    // After the error of on_all_ranks() was caught: the ranks do not leave with it, but go on.
+    void recover() const {
         agreed_ = false;
     }
 
@@ -283,8 +283,8 @@ private:
 
     [[noreturn]] void throw_common(bool failed, const std::string& message) const {
         // A letter before the message tells an empty one from none.
-        std::vector<std::string> messages = gather(failed ? "!" + message : "");
-        std::vector<std::string> hosts = gather(host_);
+        std::vector<std::string> messages = all_gather(failed ? "!" + message : "");
+        std::vector<std::string> hosts = all_gather(host_);
         agreed_ = true;
         size_t first = 0;
         while (messages[first].empty()) first++;
@@ -382,7 +382,7 @@ inline void choose_device(const World& world) {
         setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
         setenv("CUDA_MODULE_LOADING", "EAGER", 1);
     }
-    world.together([&] {
+    world.on_all_ranks([&] {
         int devices = 0;
         cudaError_t error = cudaGetDeviceCount(&devices);
         if (error != cudaSuccess || devices == 0) {
@@ -397,10 +397,10 @@ inline void choose_device(const World& world) {
     const auto& uuid = device_properties().uuid;
     std::string mine(uuid.bytes, sizeof uuid.bytes);
     std::set<std::string> different;
-    for (const std::string& gpu : world.gather(world.host() + " " + mine)) {
+    for (const std::string& gpu : world.all_gather(world.host() + " " + mine)) {
         if (gpu.starts_with(world.host() + " ")) different.insert(gpu);
     }
-    world.together([&] {
+    world.on_all_ranks([&] {
         if ((int)different.size() < world.local_size()) {
             fail(
                 "GPUs: %d processes on %s have %d of them, and NCCL needs one each; start %d there, or build "
@@ -426,14 +426,14 @@ inline std::string communication_libraries() {
 }
 
 // Where all ranks learn that one of them is in trouble.
-inline void raise_trouble(const World& world, const std::string& trouble) {
-    world.together([&] {
-        if (!trouble.empty()) fail("%s", trouble.c_str());
+inline void raise_error(const World& world, const std::string& error) {
+    world.on_all_ranks([&] {
+        if (!error.empty()) fail("%s", error.c_str());
     });
 }
 
 // Ends the job because of an error that only this rank knows of: the others may wait for it.
-[[noreturn]] inline void leave_alone(const World& world, const std::exception& error) {
+[[noreturn]] inline void abort_job(const World& world, const std::exception& error) {
     fprintf(stderr, "train_gpt: %s: %s\n", world.name().c_str(), one_line(message_of(error)).c_str());
     world.abort();
 }

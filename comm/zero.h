@@ -35,6 +35,7 @@ on with the units that are done.
 #endif
 
 #include <algorithm>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <span>
@@ -74,9 +75,19 @@ constexpr Dtype dtype_of(Slot slot) {
     return slot == Slot::weight && sizeof(floatX) == 2 ? Dtype::bf16 : Dtype::fp32;
 }
 
-// What a step comes to, in device memory. The first four are sums over the ranks.
-enum Statistic { stat_loss, stat_squares, stat_stop, stat_saved, stat_norm, stat_scale, stat_count };
+// What a step comes to, in device memory.
+struct StepStatistics {
+    // sums over the ranks
+    float loss;     // of the losses
+    float squares;  // of the gradients
+    float stop;     // ranks that were asked to stop
+    float saved;    // ranks that need not be waited for to go on with a checkpoint
+    // what follows from them
+    float norm;   // of the gradients
+    float scale;  // by which they are multiplied; NaN: nothing is stepped
+};
 constexpr int summed_statistics = 4;
+static_assert(offsetof(StepStatistics, norm) == summed_statistics * sizeof(float));
 
 class ZeroState {
 public:
@@ -120,10 +131,10 @@ public:
     // to leave them alone, because the loss or a gradient is not finite, is decided on the device, alike on
     // every rank. measured() is called where the compute stream has the statistics, before it steps anything.
     void update(
-        float* stats, const AdamW& settings, float max_norm, uint64_t seed,
+        StepStatistics* stats, const AdamW& settings, float max_norm, uint64_t seed,
         const std::function<void()>& measured = [] {});
     // Sums the first statistics over all ranks.
-    void sum_statistics(float* stats);
+    void sum_statistics(StepStatistics* stats);
 
     // ---- what this rank owns
 
@@ -148,13 +159,13 @@ public:
     float* owned_master(int unit) const { return master_ ? master_ + shard_offset(unit) : nullptr; }
 
     // Sets elements of the own part of a unit, from `at` on (counted from the part's beginning), and waits.
-    // What others see of it comes with share().
+    // What others see of it comes with publish_all().
     void set(int unit, size_t at, std::span<const float> values);
     // The same elements of one slot, as they are stored, to and from host memory: work of the compute stream.
     void copy_out(Slot slot, int unit, size_t at, size_t count, void* to) const;
     void copy_in(Slot slot, int unit, size_t at, size_t count, const void* from);
     // For all ranks: after set(), everyone sees everyone's parameters.
-    void share();
+    void publish_all();
     // Waits for all work on the state.
     void synchronize() const;
 
@@ -184,7 +195,7 @@ private:
     template <typename T>
     void take(T*& pointer, size_t count, bool on_host = false);
     cudaEvent_t new_event();
-    static std::vector<Place> new_places(const UnitPlaces& places, ZeroState& state);
+    static std::vector<Place> new_places(const UnitBuffers& places, ZeroState& state);
 
     char* owned(Slot slot, int unit) const;
 
@@ -201,7 +212,7 @@ private:
 
     // Work given to `after` from now on waits for the work given to `before` until now.
     void order(cudaStream_t before, cudaStream_t after);
-    void gather(int unit);
+    void gather_unit(int unit);
     void copy_gradients_to_host(int unit);
     void plan_step();
     void sum_copies();
@@ -214,7 +225,7 @@ private:
     const ZeroSettings settings_;
     const int shards_;
     const bool cut_grads_, cut_params_;
-    const UnitPlaces param_places_, grad_places_;
+    const UnitBuffers param_places_, grad_places_;
 
     cudaStream_t compute_, reductions_, gathers_;
     cudaStream_t host_;  // copies to and from it, and steps there
@@ -255,8 +266,8 @@ inline ZeroState::Sizes ZeroState::sizes(const ParameterLayout& layout, int shar
             .grads = !s.training ? 0
                      : cut_grads ? part
                                  : whole,
-            .whole_params = cut_params ? UnitPlaces(layout, s.prefetch + 1).size() : 0,
-            .whole_grads = cut_grads ? UnitPlaces(layout, 2).size() : 0,
+            .whole_params = cut_params ? UnitBuffers(layout, s.prefetch + 1).size() : 0,
+            .whole_grads = cut_grads ? UnitBuffers(layout, 2).size() : 0,
             .norm_scratch = s.training ? norm_scratch : 0,
             .moments = s.training ? part : 0,
             .host_copies = s.training && s.offload ? part : 0};
@@ -296,7 +307,7 @@ inline cudaEvent_t ZeroState::new_event() {
     return event;
 }
 
-inline std::vector<ZeroState::Place> ZeroState::new_places(const UnitPlaces& places, ZeroState& state) {
+inline std::vector<ZeroState::Place> ZeroState::new_places(const UnitBuffers& places, ZeroState& state) {
     std::vector<Place> result(places.count());
     for (Place& place : result) place.ready = state.new_event(), place.free = state.new_event();
     return result;
@@ -402,7 +413,7 @@ inline void ZeroState::set(int unit, size_t at, std::span<const float> values) {
     cudaCheck(cudaStreamSynchronize(compute_));
 }
 
-inline void ZeroState::share() {
+inline void ZeroState::publish_all() {
     for (Place& place : param_at_) place.unit = -1;
     for (int unit : layout_.held()) {
         if (cut_params_) break;
@@ -419,7 +430,7 @@ inline void ZeroState::synchronize() const {
 // parameters
 
 // Brings the parts of a unit together in its place, unless they are there.
-inline void ZeroState::gather(int unit) {
+inline void ZeroState::gather_unit(int unit) {
     Place& place = param_at_[param_places_.place(unit)];
     if (place.unit == unit) return;
     place.unit = unit;
@@ -436,7 +447,7 @@ inline void ZeroState::acquire(int unit, int direction) {
         if (!own_streams_.empty()) cudaCheck(cudaStreamWaitEvent(compute_, updated_[unit], 0));
         return;
     }
-    gather(unit);
+    gather_unit(unit);
     Place& place = param_at_[param_places_.place(unit)];
     place.in_use = true;
     cudaCheck(cudaStreamWaitEvent(compute_, place.ready, 0));
@@ -446,7 +457,7 @@ inline void ZeroState::acquire(int unit, int direction) {
         int next = unit + direction * ahead;
         if (direction > 0 ? next > end : next < end) break;
         if (!layout_.has(next)) break;  // it is on another stage
-        if (!param_at_[param_places_.place(next)].in_use) gather(next);
+        if (!param_at_[param_places_.place(next)].in_use) gather_unit(next);
     }
 }
 
@@ -507,9 +518,9 @@ inline void ZeroState::copy_gradients_to_host(int unit) {
 // device, or on the host for --offload optimizer) steps the parameters the rank owns, each unit in one
 // launch. What others need of them is sent unit by unit, behind the forward pass that begins meanwhile.
 
-inline void ZeroState::sum_statistics(float* stats) {
+inline void ZeroState::sum_statistics(StepStatistics* stats) {
     order(compute_, reductions_);
-    mesh_.world().all_reduce(stats, summed_statistics, Traffic::statistics, reductions_);
+    mesh_.world().all_reduce(&stats->loss, summed_statistics, Traffic::statistics, reductions_);
     order(reductions_, compute_);
 }
 
@@ -553,27 +564,27 @@ inline void ZeroState::sum_copies() {
     }
 }
 
-inline void ZeroState::update(float* stats, const AdamW& settings, float max_norm, uint64_t seed,
+inline void ZeroState::update(StepStatistics* stats, const AdamW& settings, float max_norm, uint64_t seed,
                               const std::function<void()>& measured) {
     sum_copies();
     order(reductions_, compute_);  // the last gradient has been summed
     order(gathers_, compute_);     // and what is stepped now has been read
-    sum_squares(stats + stat_squares, norm_scratch_, grads_, counted_, compute_);
+    sum_squares(&stats->squares, norm_scratch_, grads_, counted_, compute_);
     sum_statistics(stats);
-    clip_scale(stats + stat_norm, stats + stat_squares, stats + stat_loss, max_norm, compute_);
+    clip_scale(&stats->norm, &stats->squares, &stats->loss, max_norm, compute_);
     measured();
 
     for (Place& place : param_at_) place.unit = -1;  // what was gathered is old now
     if (settings_.offload) {
-        cudaCheck(cudaMemcpyAsync(host_scale_, stats + stat_scale, sizeof(float), cudaMemcpyDeviceToHost,
-                                  compute_));
+        cudaCheck(
+            cudaMemcpyAsync(host_scale_, &stats->scale, sizeof(float), cudaMemcpyDeviceToHost, compute_));
         order(compute_, host_);
     }
     for (int unit : layout_.held()) {
         if (settings_.offload)
             step_on_host(unit, settings, seed);
         else
-            step_on_device(unit, stats + stat_scale, settings, seed);
+            step_on_device(unit, &stats->scale, settings, seed);
         publish(unit);
     }
 }
@@ -608,7 +619,7 @@ inline void ZeroState::publish(int unit) {
     if (cut_params_) {  // the first units are gathered while others are stepped
         auto& held = layout_.held();
         auto number = std::find(held.begin(), held.end(), unit) - held.begin();
-        if (number <= settings_.prefetch && unit <= layout_.layers) gather(unit);
+        if (number <= settings_.prefetch && unit <= layout_.layers) gather_unit(unit);
         return;
     }
     mesh_.gathers().all_gather(params(unit), part_size(unit), Traffic::parameters, gathers_);

@@ -4,15 +4,15 @@ Classifier: softmax, cross-entropy, and its gradient written over the logits.
     losses[n]  = log(sum_v exp(logits[n, v])) - logits[n, target]
     logits[n, v] becomes (exp(logits[n, v]) / sum - [v == target]) * dloss
 
-logits are (N, Vp): V words, then padding columns that have no probability and get zero gradient. A row with
+logits are (N, Vp): V tokens, then padding columns that have no probability and get zero gradient. A row with
 target -1 has loss 0 and zero gradient. Nothing is saved: the gradient takes the place of the logits, the
 largest activation. The maximum (subtracted, so that exp does not overflow) and the sum come from one pass: a
 sum relative to the maximum so far is rescaled when the maximum grows (Milakov & Gimelshein, "Online
 normalizer calculation for softmax", 2018).
 
-Where the vocabulary is cut over several devices, each has the logits of some words that follow one another,
+Where the vocabulary is cut over several devices, each has the logits of some tokens that follow one another,
 and it is done in two steps, between which the devices exchange three numbers a row: classifier_part finds the
-maximum and the sum over the words of one device, and classifier_whole merges what all have found, in their
+maximum and the sum over the tokens of one device, and classifier_whole merges what all have found, in their
 order, so that every device gets the same bits.
 */
 #pragma once
@@ -33,16 +33,16 @@ HOST_DEVICE inline SoftmaxSum merge(SoftmaxSum a, SoftmaxSum b) {
     return {max, a.sum * fast_exp(a.max - max) + b.sum * fast_exp(b.max - max)};
 }
 
-// Where the target is among words first_word .. first_word + V - 1, or -1: it is elsewhere, or there is none.
-// Padding columns are no place for it, though the first words of the next device would have their numbers.
-HOST_DEVICE inline int target_here(int target, int first_word, int V) {
-    return target >= first_word && target - first_word < V ? target - first_word : -1;
+// Where the target is among tokens first_token .. first_token + V - 1; -1: it is elsewhere, or there is none.
+// Padding columns are no place for it, though the first tokens of the next device would have their numbers.
+HOST_DEVICE inline int target_here(int target, int first_token, int V) {
+    return target >= first_token && target - first_token < V ? target - first_token : -1;
 }
 
 // What one device knows of a row, kept as three floats, which are easy to send.
 struct ClassifierPart {
     SoftmaxSum total;
-    float target_logit = 0;  // 0 where the target is not among the words
+    float target_logit = 0;  // 0 where the target is not among the tokens
 };
 constexpr int classifier_part_floats = 3;
 
@@ -84,7 +84,7 @@ inline SoftmaxSum softmax_sum_cpu(const floatX* x, int size) {
     return total;
 }
 
-// The gradient of a row in place of its logits; target is -1 if it is not among its words.
+// The gradient of a row in place of its logits; target is -1 if it is not among its tokens.
 inline void classifier_gradient_cpu(floatX* row, SoftmaxSum total, int target, float dloss, int V, int Vp) {
     float target_logit = target < 0 ? 0.0f : float(row[target]);
     float scale = dloss / total.sum;
@@ -113,12 +113,12 @@ inline void classifier_cpu(floatX* logits, float* losses, const int* targets, fl
     }
 }
 
-inline void classifier_part_cpu(float* part, const floatX* logits, const int* targets, int first_word, int N,
+inline void classifier_part_cpu(float* part, const floatX* logits, const int* targets, int first_token, int N,
                                 int V, int Vp) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX* row = logits + (size_t)n * Vp;
-        int here = target_here(targets[n], first_word, V);
+        int here = target_here(targets[n], first_token, V);
         ClassifierPart found;
         if (targets[n] >= 0) found.total = softmax_sum_cpu(row, V);
         if (here >= 0) found.target_logit = float(row[here]);
@@ -127,7 +127,7 @@ inline void classifier_part_cpu(float* part, const floatX* logits, const int* ta
 }
 
 inline void classifier_whole_cpu(floatX* logits, float* losses, const float* parts, int ranks,
-                                 const int* targets, float dloss, int first_word, int N, int V, int Vp,
+                                 const int* targets, float dloss, int first_token, int N, int V, int Vp,
                                  bool want_gradient) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
@@ -139,7 +139,7 @@ inline void classifier_whole_cpu(floatX* logits, float* losses, const float* par
         }
         ClassifierPart whole = merge_parts(parts, ranks, n, N);
         losses[n] = logf(whole.total.sum) + whole.total.max - whole.target_logit;
-        int here = target_here(targets[n], first_word, V);
+        int here = target_here(targets[n], first_token, V);
         if (want_gradient) classifier_gradient_cpu(row, whole.total, here, dloss, V, Vp);
     }
 }
@@ -162,7 +162,7 @@ constexpr int classifier_block = 1024;
 template <int W>
 __device__ SoftmaxSum softmax_sum(const floatX* row, int V) {
     SoftmaxSum total;
-    int whole = V / W * W;  // words in whole vectors
+    int whole = V / W * W;  // tokens in whole vectors
 #pragma unroll 2
     for (int v = threadIdx.x * W; v < whole; v += blockDim.x * W) {
         auto x = load<W>(row + v);
@@ -177,7 +177,7 @@ __device__ SoftmaxSum softmax_sum(const floatX* row, int V) {
     return {max, block_sum(total.sum * fast_exp(total.max - max))};
 }
 
-// The gradient of a row in place of its logits; target is -1 if it is not among its words. Backwards: what
+// The gradient of a row in place of its logits; target is -1 if it is not among its tokens. Backwards: what
 // softmax_sum has read last is nearest.
 template <int W>
 __device__ void classifier_gradient(floatX* row, SoftmaxSum total, int target, float target_logit,
@@ -224,10 +224,10 @@ __global__ void __launch_bounds__(classifier_block, 2)
 
 template <int W>
 __global__ void __launch_bounds__(classifier_block, 2)
-    classifier_part_kernel(float* part, const floatX* logits, const int* targets, int first_word, int V,
+    classifier_part_kernel(float* part, const floatX* logits, const int* targets, int first_token, int V,
                            int Vp) {
     const floatX* row = logits + (size_t)blockIdx.x * Vp;
-    int target = targets[blockIdx.x], here = target_here(target, first_word, V);
+    int target = targets[blockIdx.x], here = target_here(target, first_token, V);
     ClassifierPart found;
     if (target >= 0) found.total = softmax_sum<W>(row, V);
     if (threadIdx.x > 0) return;
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(classifier_block, 2)
 template <int W>
 __global__ void __launch_bounds__(classifier_block, 2)
     classifier_whole_kernel(floatX* logits, float* losses, const float* parts, int ranks, const int* targets,
-                            float dloss, int first_word, int N, int V, int Vp, bool want_gradient) {
+                            float dloss, int first_token, int N, int V, int Vp, bool want_gradient) {
     floatX* row = logits + (size_t)blockIdx.x * Vp;
     int target = targets[blockIdx.x];
     if (target < 0) {
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(classifier_block, 2)
     ClassifierPart whole = merge_parts(parts, ranks, blockIdx.x, N);
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(whole.total.sum) + whole.total.max - whole.target_logit;
     if (!want_gradient) return;
-    int here = target_here(target, first_word, V);
+    int here = target_here(target, first_token, V);
     classifier_gradient<W>(row, whole.total, here, whole.target_logit, dloss, V, Vp);
 }
 
@@ -276,30 +276,30 @@ inline void classifier(floatX* logits /* (N, Vp) */, float* losses /* (N) */, co
               }));
 }
 
-// For each row {maximum, sum of exp(logit - maximum), logit of the target or 0 if it is not here} over words
-// first_word .. first_word + V - 1, whose logits are here. targets are words of the whole vocabulary.
+// For each row {maximum, sum of exp(logit - maximum), logit of the target or 0 if it is not here} over tokens
+// first_token .. first_token + V - 1, whose logits are here. targets are tokens of the whole vocabulary.
 inline void classifier_part(float* part /* (N, 3) */, const floatX* logits /* (N, Vp) */,
-                            const int* targets /* (N) */, int first_word, int N, int V, int Vp,
+                            const int* targets /* (N) */, int first_token, int N, int V, int Vp,
                             cudaStream_t stream) {
-    ON_DEVICE(stream, classifier_part_cpu(part, logits, targets, first_word, N, V, Vp),
+    ON_DEVICE(stream, classifier_part_cpu(part, logits, targets, first_token, N, V, Vp),
               with_vec_width<floatX>(Vp, [=](auto width) {
                   launch(classifier_part_kernel<width>, N, row_threads(Vp / width(), classifier_block), 0,
-                         stream, part, logits, targets, first_word, V, Vp);
+                         stream, part, logits, targets, first_token, V, Vp);
               }));
 }
 
-// As classifier, of a vocabulary whose words first_word .. first_word + V - 1 are here. parts is what
+// As classifier, of a vocabulary whose tokens first_token .. first_token + V - 1 are here. parts is what
 // classifier_part has found for all of it, and the losses are those of all of it, the same on every rank.
 inline void classifier_whole(floatX* logits /* (N, Vp) */, float* losses /* (N) */,
                              const float* parts /* (ranks, N, 3) */, int ranks, const int* targets /* (N) */,
-                             float dloss, int first_word, int N, int V, int Vp, bool want_gradient,
+                             float dloss, int first_token, int N, int V, int Vp, bool want_gradient,
                              cudaStream_t stream) {
     ON_DEVICE(stream,
-              classifier_whole_cpu(logits, losses, parts, ranks, targets, dloss, first_word, N, V, Vp,
+              classifier_whole_cpu(logits, losses, parts, ranks, targets, dloss, first_token, N, V, Vp,
                                    want_gradient),
               with_vec_width<floatX>(Vp, [=](auto width) {
                   launch(classifier_whole_kernel<width>, N, row_threads(Vp / width(), classifier_block), 0,
-                         stream, logits, losses, parts, ranks, targets, dloss, first_word, N, V, Vp,
+                         stream, logits, losses, parts, ranks, targets, dloss, first_token, N, V, Vp,
                          want_gradient);
               }));
 }

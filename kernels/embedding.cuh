@@ -1,11 +1,9 @@
 /*
 Embedding: a row of the token table plus, with learned positions, a row of the position table.
 
-    out[b, t, :] = wte[tokens[b, t], :] + wpe[t - doc_start[b, t], :]
+    out[n, :] = wte[tokens[n], :] + wpe[positions[n], :]
 
-out is (B, T, C), wte (V, C), wpe (T, C) or null; the backward pass needs tokens. doc_start (B, T) says where
-in the row the document of a token begins: positions count from there, so a document looks the same wherever
-it was packed. Null: they count from the beginning of the row.
+out is (N, C), wte (V, C), wpe (T, C) or null; the backward pass needs tokens and positions.
 
 Many tokens share a row of a table, so the backward pass would need atomics, whose order changes the sum.
 Instead the host sorts the tokens, and rows of dout for the same row of a table are summed one after another.
@@ -21,8 +19,8 @@ in float; and for carries, which a cache can hold, up to 1/64 of the elements of
 and read in float. With positions dout is read again, but from the second-level cache: the launch goes through
 the channels in slices of 128 (16 MiB for 65,536 tokens in bf16), each by token first, then by position.
 
-Where the vocabulary is cut over several devices, a WordRange says which rows of the table are here. The other
-words are zeros, so that the sum over the devices, of which one adds the positions, is the embedding.
+Where the vocabulary is cut over several devices, a VocabRange says which rows of the table are here. The
+other tokens are zeros, so that the sum over the devices, of which one adds the positions, is the embedding.
 */
 #pragma once
 
@@ -32,45 +30,44 @@ words are zeros, so that the sum over the devices, of which one adds the positio
 #include "kernels/common.cuh"
 #include "kernels/row_order.h"
 
-// The words whose rows a token table has: first .. first + count - 1.
-struct WordRange {
+// The tokens whose rows a token table has: first .. first + count - 1.
+struct VocabRange {
     int first = 0, count = INT_MAX;
 
-    HOST_DEVICE bool has(int word) const { return word >= first && word - first < count; }
-    HOST_DEVICE size_t row(int word) const { return (size_t)(word - first); }
+    HOST_DEVICE bool has(int token) const { return token >= first && token - first < count; }
+    HOST_DEVICE size_t row(int token) const { return (size_t)(token - first); }
 };
 
 // Lists of rows of dout, place(i), and of the rows of a table that get them, row(i), or -1: none does. Equal
 // rows follow one another.
 struct TokenList {
     const int *by_token, *tokens;
-    WordRange words;
+    VocabRange vocab;
 
     HOST_DEVICE int place(int i) const { return by_token[i]; }
     HOST_DEVICE int row(int i) const {
-        int word = tokens[by_token[i]];
-        return words.has(word) ? word - words.first : -1;
+        int token = tokens[by_token[i]];
+        return vocab.has(token) ? token - vocab.first : -1;
     }
 };
 
 struct PositionList {
-    const int *by_position, *doc_start;  // null: the order is known
-    int B, T;
+    const int *by_position, *positions;
 
-    HOST_DEVICE int place(int i) const { return by_position ? by_position[i] : i % B * T + i / B; }
-    HOST_DEVICE int row(int i) const { return position_of(place(i), doc_start, T); }
+    HOST_DEVICE int place(int i) const { return by_position[i]; }
+    HOST_DEVICE int row(int i) const { return positions[by_position[i]]; }
 };
 
 // ----------------------------------------------------------------------------
 // CPU
 
 inline void embedding_forward_cpu(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe,
-                                  const int* doc_start, int B, int T, int C, WordRange words) {
+                                  const int* positions, int N, int C, VocabRange vocab) {
 #pragma omp parallel for
-    for (int n = 0; n < B * T; n++) {
+    for (int n = 0; n < N; n++) {
         floatX* row = out + (size_t)n * C;
-        const floatX *token = words.has(tokens[n]) ? wte + words.row(tokens[n]) * C : nullptr,
-                     *position = wpe ? wpe + (size_t)position_of(n, doc_start, T) * C : nullptr;
+        const floatX *token = vocab.has(tokens[n]) ? wte + vocab.row(tokens[n]) * C : nullptr,
+                     *position = wpe ? wpe + (size_t)positions[n] * C : nullptr;
         if (token && position)
             for (int c = 0; c < C; c++) row[c] = floatX(float(token[c]) + float(position[c]));
         else if (token || position)
@@ -109,17 +106,17 @@ inline void embedding_backward_cpu(float* dwte, float* dwpe, const floatX* dout,
 
 constexpr int embedding_block = 256;
 
-// A row of blocks for each position, a thread for W neighbouring channels.
+// A row of blocks for each token, a thread for W neighbouring channels.
 template <int W>
 __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe,
-                                         const int* doc_start, int T, int C, WordRange words) {
+                                         const int* positions, int C, VocabRange vocab) {
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * W;
     if (c >= C) return;
     size_t n = blockIdx.x;
     Vec<floatX, W> sum = {};
-    if (words.has(tokens[n])) sum = load<W>(wte + words.row(tokens[n]) * C + c);
+    if (vocab.has(tokens[n])) sum = load<W>(wte + vocab.row(tokens[n]) * C + c);
     if (wpe) {
-        auto position = load<W>(wpe + (size_t)position_of((int)n, doc_start, T) * C + c);
+        auto position = load<W>(wpe + (size_t)positions[n] * C + c);
         for (int k = 0; k < W; k++) sum[k] = floatX(float(sum[k]) + float(position[k]));
     }
     store(out + n * C + c, sum);
@@ -250,19 +247,19 @@ void launch_sum_rows(First first, Second second, float* scratch, int C, cudaStre
 // ----------------------------------------------------------------------------
 // launchers
 
-// doc_start[b, t] <= t, and the token it points to begins its own document. A word that is not here counts as
-// zeros: its row is that of the position alone, or 0 without positions.
-inline void embedding_forward(floatX* out /* (B, T, C) */, const int* tokens /* (B, T) */,
-                              const floatX* wte /* (words, C) */, const floatX* wpe /* (T, C) or null */,
-                              const int* doc_start /* (B, T) or null */, int B, int T, int C,
-                              cudaStream_t stream, WordRange words = {}) {
-    ON_DEVICE(stream, embedding_forward_cpu(out, tokens, wte, wpe, doc_start, B, T, C, words),
+// A token that is not here counts as zeros: its row is that of the position alone, or 0 without positions.
+inline void embedding_forward(floatX* out /* (N, C) */, const int* tokens /* (N) */,
+                              const floatX* wte /* (vocab.count, C) */,
+                              const floatX* wpe /* (T, C) or null */,
+                              const int* positions /* (N) below T; null only if wpe is */, int N, int C,
+                              cudaStream_t stream, VocabRange vocab = {}) {
+    ON_DEVICE(stream, embedding_forward_cpu(out, tokens, wte, wpe, positions, N, C, vocab),
               with_vec_width<floatX>(C, [=](auto width) {
                   constexpr int W = width;
                   int threads = row_threads(C / W, embedding_block);
-                  dim3 grid(B * T, ceil_div(C, threads * W));
+                  dim3 grid(N, ceil_div(C, threads * W));
                   launch(embedding_forward_kernel<W>, grid, threads, 0, stream, out, tokens, wte, wpe,
-                         doc_start, T, C, words);
+                         positions, C, vocab);
               }));
 }
 
@@ -280,16 +277,15 @@ inline size_t embedding_backward_scratch([[maybe_unused]] int N, [[maybe_unused]
 }
 
 // dwpe gets the gradient of every token, dwte of those here.
-inline void embedding_backward(float* dwte /* (words, C) += */, float* dwpe /* (T, C) +=, or null */,
-                               [[maybe_unused]] float* scratch /* (embedding_backward_scratch(B*T, C)) */,
-                               const floatX* dout /* (B, T, C) */, const int* tokens /* (B, T) */,
-                               const int* by_token /* (B*T) of sort_by_token */,
-                               const int* by_position /* (B*T) of sort_by_position; null as doc_start */,
-                               const int* doc_start /* (B, T) or null */, int B, int T, int C,
-                               cudaStream_t stream, WordRange words = {}) {
-    int N = B * T;
-    TokenList of_tokens = {by_token, tokens, words};
-    PositionList of_positions = {doc_start ? by_position : nullptr, doc_start, B, T};
+inline void embedding_backward(float* dwte /* (vocab.count, C) += */, float* dwpe /* (T, C) +=, or null */,
+                               [[maybe_unused]] float* scratch /* (embedding_backward_scratch(N, C)) */,
+                               const floatX* dout /* (N, C) */, const int* tokens /* (N) */,
+                               const int* by_token /* (N) of sort_by_token */,
+                               const int* positions /* (N) below T; null only if dwpe is */,
+                               const int* by_position /* (N) of sort_by_position; null only if dwpe is */,
+                               int N, int C, cudaStream_t stream, VocabRange vocab = {}) {
+    TokenList of_tokens = {by_token, tokens, vocab};
+    PositionList of_positions = {by_position, positions};
     ON_DEVICE(stream, embedding_backward_cpu(dwte, dwpe, dout, of_tokens, of_positions, N, C),
               with_vec_width<float>(C, [=](auto width) {
                   RowSums<TokenList, floatX> first = {of_tokens, N, dout, dwte};

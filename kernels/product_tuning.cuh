@@ -2,7 +2,7 @@
 The fastest algorithm for each product of a model, by the clock:
 
     noted = note_products(step)          every kind of product in it, with operands
-    tuned = tune_products(noted, stream)
+    tuned = time_products(noted, stream)
 
 Products are timed where the step has left their operands: on real numbers at real addresses, and where they
 are added to what is there, with that. Only what they write must be of no use any more, as activations and
@@ -129,7 +129,7 @@ inline TunedProduct tune_product(const ProductKind& kind, const Operands& operan
 }
 
 // Of those that were noted, the kinds for which nothing is chosen yet.
-inline std::vector<TunedProduct> tune_products(NotedProducts products, cudaStream_t stream) {
+inline std::vector<TunedProduct> time_products(NotedProducts products, cudaStream_t stream) {
     std::erase_if(products, [](auto& noted) { return find_plan(noted.first.product, noted.second).chosen; });
     for (auto& [kind, operands] : NotedProducts(products)) {
         auto [in_front, without] = product_in_front(kind.product, operands);

@@ -53,7 +53,7 @@ inline void qk_norm_forward_cpu(floatX* out, float* rstd, const floatX* inp, con
             for (int c = 0; c < HS; c++) o[c] = floatX(float(x[c]) * r * float(weight[c]));
         }
     }
-    if (rope.R > 0) rope_cpu(out, rope.table, 1.0f, N, rope.T, NH, NKV, HS, rope.R);
+    if (rope.R > 0) rope_cpu(out, rope, 1.0f, N, NH, NKV, HS);
 }
 
 inline void qk_norm_backward_cpu(floatX* dinp, float* dqweight, float* dkweight, float* scratch,
@@ -63,7 +63,7 @@ inline void qk_norm_backward_cpu(floatX* dinp, float* dqweight, float* dkweight,
     int heads = NH + 2 * NKV, rows = rows_per_partial_cpu(N), count = ceil_div(N, rows);
     if (rope.R > 0) {
         if (dinp != dout) std::copy_n(dout, (size_t)N * heads * HS, dinp);
-        rope_cpu(dinp, rope.table, -1.0f, N, rope.T, NH, NKV, HS, rope.R);
+        rope_cpu(dinp, rope, -1.0f, N, NH, NKV, HS);
         dout = dinp;
     }
 #pragma omp parallel for
@@ -117,6 +117,7 @@ __global__ void qk_norm_forward_kernel(floatX* out, float* rstd, const floatX* i
     int heads = NH + 2 * NKV, groups = blockDim.x / lanes, group = threadIdx.x / lanes;
     int first = threadIdx.x % lanes * W, step = lanes * W;
     size_t row = blockIdx.x;
+    const float* angles = rope.R > 0 ? rope.angles(row) : nullptr;
     for (int begin = 0; begin < heads; begin += groups) {
         int h = begin + group, end = h < heads ? HS : 0;
         const floatX* x = inp + (row * heads + h) * HS;
@@ -137,7 +138,7 @@ __global__ void qk_norm_forward_kernel(floatX* out, float* rstd, const floatX* i
         };
         for (int c = first; c < end; c += step) {
             store(o + c, !weight      ? load<W>(x + c)
-                         : c < rope.R ? turned<W>(c, rope.R, rope.angles(row), 1.0f, normed)
+                         : c < rope.R ? turned<W>(c, rope.R, angles, 1.0f, normed)
                                       : normed(c));
         }
     }
@@ -160,6 +161,7 @@ __global__ void qk_norm_backward_kernel(floatX* dinp, float* partials, const flo
     __syncthreads();
 
     for (size_t row = blockIdx.x; row < (size_t)N; row += gridDim.x) {
+        const float* angles = rope.R > 0 ? rope.angles(row) : nullptr;
         for (int begin = 0; begin < heads; begin += groups) {
             int h = begin + group, end = h < NH + NKV ? HS : 0;
             size_t start = (row * heads + h) * HS;
@@ -172,8 +174,7 @@ __global__ void qk_norm_backward_kernel(floatX* dinp, float* partials, const flo
             floatX* turned_back = kept;
             for (int c = first; c < end; c += step, turned_back += W * threads) {
                 Vec<floatX, W> xc = load<W>(x + c), w = load<W>(weight + c);
-                Vec<floatX, W> dyc =
-                    c < rope.R ? turned<W>(c, rope.R, rope.angles(row), -1.0f, as_is) : as_is(c);
+                Vec<floatX, W> dyc = c < rope.R ? turned<W>(c, rope.R, angles, -1.0f, as_is) : as_is(c);
                 for (int i = 0; i < W; i++) sum_xhat += float(dyc[i]) * float(w[i]) * (float(xc[i]) * r);
                 store(turned_back, dyc);
             }

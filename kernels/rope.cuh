@@ -2,7 +2,7 @@
 Rotary position embedding: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021).
 
 In each query and key head, elements i and i + R/2 of the first R are a pair (the "rotate half" convention of
-Hugging Face models; the paper pairs 2i and 2i + 1). At position t they are turned by t * theta^(-2i/R):
+Hugging Face models; the paper pairs 2i and 2i + 1). At position p they are turned by p * theta^(-2i/R):
 
     out[i]       = inp[i] * cos - inp[i + R/2] * sin
     out[i + R/2] = inp[i] * sin + inp[i + R/2] * cos
@@ -10,7 +10,7 @@ Hugging Face models; the paper pairs 2i and 2i + 1). At position t they are turn
 A row of qkv is [NH query heads | NKV key heads | NKV value heads], each HS wide; value heads, and elements
 from R on, stay as they are. A rotation is undone by the opposite one, so it runs in place, saves nothing, and
 its backward pass is the same function with the angles negated. The angles come from a table, because large
-ones need double precision.
+ones need double precision; row n reads those of positions[n].
 */
 #pragma once
 
@@ -54,21 +54,22 @@ inline void rope_table(float* table,  // host (T, R/2, 2)
 
 // How rows of heads are turned where that is a part of another pass over them. R 0: not at all.
 struct Rotation {
-    const float* table = nullptr;  // (T, R/2, 2) from rope_table
-    int T = 1, R = 0;              // row n is at position n % T
+    const float* table = nullptr;    // (T, R/2, 2) from rope_table
+    const int* positions = nullptr;  // (N)
+    int R = 0;
 
-    HOST_DEVICE const float* angles(size_t row) const { return table + row % T * R; }
+    HOST_DEVICE const float* angles(size_t row) const { return table + (size_t)positions[row] * R; }
 };
 
 // ----------------------------------------------------------------------------
 // CPU
 
 // direction is 1, or -1 for the opposite rotation.
-inline void rope_cpu(floatX* qkv, const float* table, float direction, int N, int T, int NH, int NKV, int HS,
-                     int R) {
+inline void rope_cpu(floatX* qkv, Rotation rotation, float direction, int N, int NH, int NKV, int HS) {
+    int R = rotation.R;
 #pragma omp parallel for
     for (int row = 0; row < N; row++) {
-        const float* angles = table + (size_t)(row % T) * R;
+        const float* angles = rotation.angles(row);
         for (int h = 0; h < NH + NKV; h++) {
             floatX* x = qkv + ((size_t)row * (NH + 2 * NKV) + h) * HS;
             floatX* y = x + R / 2;
@@ -104,9 +105,9 @@ __device__ Vec<floatX, W> turned(int c, int R, const float* angles, float direct
 
 // A block does one row, so that its heads share the angles. A thread turns W neighbouring pairs at a time.
 template <int W>
-__global__ void rope_kernel(floatX* qkv, const float* table, float direction, int T, int NH, int NKV, int HS,
-                            int R) {
-    const float* angles = table + (size_t)(blockIdx.x % T) * R;
+__global__ void rope_kernel(floatX* qkv, Rotation rotation, float direction, int NH, int NKV, int HS) {
+    int R = rotation.R;
+    const float* angles = rotation.angles(blockIdx.x);
     floatX* row = qkv + (size_t)blockIdx.x * (NH + 2 * NKV) * HS;
     int vectors = R / 2 / W;  // in half a head
     for (int item = threadIdx.x; item < (NH + NKV) * vectors; item += blockDim.x) {
@@ -131,26 +132,27 @@ __global__ void rope_kernel(floatX* qkv, const float* table, float direction, in
 // ----------------------------------------------------------------------------
 // launchers
 
-inline void rope(floatX* qkv, const float* table, float direction, int B, int T, int NH, int NKV, int HS,
-                 int R, cudaStream_t stream) {
-    ON_DEVICE(stream, rope_cpu(qkv, table, direction, B * T, T, NH, NKV, HS, R),
-              with_vec_width<floatX>(std::gcd(R / 2, HS), [&](auto width) {
-                  int threads = row_threads((NH + NKV) * (R / 2 / width()), 256);
-                  launch(rope_kernel<width()>, B * T, threads, 0, stream, qkv, table, direction, T, NH, NKV,
-                         HS, R);
+inline void rope(floatX* qkv, Rotation rotation, float direction, int N, int NH, int NKV, int HS,
+                 cudaStream_t stream) {
+    ON_DEVICE(stream, rope_cpu(qkv, rotation, direction, N, NH, NKV, HS),
+              with_vec_width<floatX>(std::gcd(rotation.R / 2, HS), [&](auto width) {
+                  int threads = row_threads((NH + NKV) * (rotation.R / 2 / width()), 256);
+                  launch(rope_kernel<width()>, N, threads, 0, stream, qkv, rotation, direction, NH, NKV, HS);
               }));
 }
 
 // In place.
-inline void rope_forward(floatX* qkv,         // (B, T, (NH + 2 NKV) * HS)
-                         const float* table,  // (T, R/2, 2) from rope_table
-                         int B, int T, int NH, int NKV, int HS, int R, cudaStream_t stream) {
-    rope(qkv, table, 1.0f, B, T, NH, NKV, HS, R, stream);
+inline void rope_forward(floatX* qkv,           // (N, (NH + 2 NKV) * HS)
+                         const float* table,    // (T, R/2, 2) from rope_table
+                         const int* positions,  // (N) below T
+                         int N, int NH, int NKV, int HS, int R, cudaStream_t stream) {
+    rope(qkv, {table, positions, R}, 1.0f, N, NH, NKV, HS, stream);
 }
 
 // In place: the gradient of the rotated heads becomes that of the heads before rotation.
-inline void rope_backward(floatX* dqkv,        // (B, T, (NH + 2 NKV) * HS)
-                          const float* table,  // (T, R/2, 2) from rope_table
-                          int B, int T, int NH, int NKV, int HS, int R, cudaStream_t stream) {
-    rope(dqkv, table, -1.0f, B, T, NH, NKV, HS, R, stream);
+inline void rope_backward(floatX* dqkv,          // (N, (NH + 2 NKV) * HS)
+                          const float* table,    // (T, R/2, 2) from rope_table
+                          const int* positions,  // (N) below T
+                          int N, int NH, int NKV, int HS, int R, cudaStream_t stream) {
+    rope(dqkv, {table, positions, R}, -1.0f, N, NH, NKV, HS, stream);
 }

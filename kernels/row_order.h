@@ -1,6 +1,6 @@
 /*
 The order in which the backward pass of the embedding goes through the rows of a batch: by their token, and by
-their position in the document. The host sorts them once per batch; kernels/embedding.cuh says what for.
+their position. The host sorts them once per batch; kernels/embedding.cuh says what for.
 */
 #pragma once
 
@@ -8,8 +8,6 @@ their position in the document. The host sorts them once per batch; kernels/embe
 #include <cstdint>
 #include <utility>
 #include <vector>
-
-#include "kernels/host_device.h"
 
 // Sorts 0 .. N-1 by key(n) >= 0, and those of the same key by n. A radix sort, one byte of the key at a time.
 template <typename Key>
@@ -32,14 +30,9 @@ void sort_by(int* order /* (N) */, int N, Key&& key) {
     if (from != order) std::copy_n(from, N, order);
 }
 
-// The position of token n = b * T + t.
-HOST_DEVICE inline int position_of(int n, const int* doc_start, int T) {
-    return n % T - (doc_start ? doc_start[n] : 0);
-}
-
 inline void sort_by_token(int* order /* (N) */, const int* tokens /* (N) */, int N) {
     sort_by(order, N, [=](int n) { return tokens[n]; });
 }
-inline void sort_by_position(int* order /* (B*T) */, const int* doc_start /* (B, T) */, int B, int T) {
-    sort_by(order, B * T, [=](int n) { return position_of(n, doc_start, T); });
+inline void sort_by_position(int* order /* (N) */, const int* positions /* (N) */, int N) {
+    sort_by(order, N, [=](int n) { return positions[n]; });
 }

@@ -56,10 +56,10 @@ inline std::string message_of(const std::exception& error) {
 // Runs what cannot throw where it is, on one of several ranks, say, which cannot leave a step alone. What
 // goes wrong is kept for the moment when it can be reported; the first counts.
 template <typename Work>
-void note_trouble(std::string& trouble, Work&& work) {
+void note_error(std::string& error, Work&& work) {
     try {
         work();
-    } catch (const Error& error) {
-        if (trouble.empty()) trouble = error.what();
+    } catch (const Error& thrown) {
+        if (error.empty()) error = thrown.what();
     }
 }

@@ -12,7 +12,7 @@ range checked, so that a bad value is a message and not a crash.
 #include <vector>
 
 #include "data/base/error.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 inline nlohmann::json parse_json(std::string_view source, const std::string& file) {
     constexpr int deepest = 32;

@@ -15,7 +15,7 @@ passed over.
 #include <string_view>
 
 #include "data/base/error.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 // What nlohmann's parser calls for each thing that it meets in a line.
 class TextFieldReader : public nlohmann::json_sax<nlohmann::json> {

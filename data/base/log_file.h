@@ -89,12 +89,12 @@ private:
 
     template <typename Work>
     std::string attempt(Work&& work) {
-        std::string trouble;
-        note_trouble(trouble, work);
-        bool was_failing = std::exchange(failing_, !trouble.empty());
+        std::string error;
+        note_error(error, work);
+        bool was_failing = std::exchange(failing_, !error.empty());
         if (failing_ == was_failing) return "";
         if (!failing_) return path_ + ": can be written again, and has the lines that waited";
-        return text("%s (the run goes on: lines of the log wait in memory, at most %zu)", trouble.c_str(),
+        return text("%s (the run goes on: lines of the log wait in memory, at most %zu)", error.c_str(),
                     most_waiting);
     }
 

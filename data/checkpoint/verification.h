@@ -41,10 +41,10 @@ void verify_checkpoint(const CheckpointReader& reader, Report&& report) {
     size_t files = index.file_bytes.size(), damaged_files = 0, damaged_pieces = 0;
     std::vector<bool> whole(files);
     for (uint32_t number = 0; number < files; number++) {
-        std::string trouble;
-        note_trouble(trouble, [&] { reader.check_file(number); });
-        whole[number] = trouble.empty();
-        if (!whole[number]) damaged_files++, report(trouble);
+        std::string error;
+        note_error(error, [&] { reader.check_file(number); });
+        whole[number] = error.empty();
+        if (!whole[number]) damaged_files++, report(error);
     }
 
     uint64_t bytes = 0;
@@ -60,7 +60,7 @@ void verify_checkpoint(const CheckpointReader& reader, Report&& report) {
     }
     struct Verdict {
         uint64_t bytes;
-        std::string trouble;
+        std::string error;
     };
     auto next = [&, at = (size_t)0](const CheckpointPiece*& piece) mutable {
         if (at == order.size()) return false;
@@ -71,17 +71,17 @@ void verify_checkpoint(const CheckpointReader& reader, Report&& report) {
         thread_local std::vector<char> data;
         Verdict verdict = {index.bytes_of(*piece), ""};
         data.resize(verdict.bytes);
-        note_trouble(verdict.trouble, [&] { reader.read(*piece, data.data()); });
+        note_error(verdict.error, [&] { reader.read(*piece, data.data()); });
         return verdict;
     };
     ProgressLine progress("verify", (double)bytes);
     OrderedWork<const CheckpointPiece*, Verdict> work(next, verify, std::thread::hardware_concurrency());
     for (Verdict verdict; work.take(verdict);) {
         progress.add((double)verdict.bytes);
-        if (verdict.trouble.empty()) continue;
+        if (verdict.error.empty()) continue;
         damaged_pieces++;
         progress.clear();
-        report(verdict.trouble);
+        report(verdict.error);
     }
     progress.clear();
     std::vector<std::string> strays = stray_names(reader);
@@ -90,9 +90,9 @@ void verify_checkpoint(const CheckpointReader& reader, Report&& report) {
                     visible_text(name).c_str()));
     bool damaged = damaged_files + damaged_pieces > 0;
     if (!damaged && strays.empty()) return;
-    std::string trouble = text("%zu of %zu pieces are damaged", damaged_pieces, index.pieces.size());
-    if (damaged_files > 0) trouble += text(", %zu of %zu data files as a whole", damaged_files, files);
-    if (!strays.empty()) trouble += text(", and files that are not of it: %zu", strays.size());
-    fail("%s: %s; %s", reader.folder().c_str(), trouble.c_str(),
+    std::string error = text("%zu of %zu pieces are damaged", damaged_pieces, index.pieces.size());
+    if (damaged_files > 0) error += text(", %zu of %zu data files as a whole", damaged_files, files);
+    if (!strays.empty()) error += text(", and files that are not of it: %zu", strays.size());
+    fail("%s: %s; %s", reader.folder().c_str(), error.c_str(),
          damaged ? "use another checkpoint" : "remove those");
 }

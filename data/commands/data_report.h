@@ -19,8 +19,9 @@ begin.
 #include <string>
 #include <vector>
 
+#include "data/options/options.h"
 #include "data/tokens/blend.h"
-#include "data/commands/choices.h"
+#include "data/commands/multiple_choice.h"
 #include "data/base/error.h"
 #include "data/base/file.h"
 #include "data/commands/length_histogram.h"
@@ -31,7 +32,7 @@ begin.
 #include "data/tokens/token_shards.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/base/visible_text.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 // ----------------------------------------------------------------------------
 
@@ -63,7 +64,7 @@ public:
     // What all files have together that are not damaged.
     std::string total() {
         out_ = text("together, %zu files\n", files_);
-        row("tokens", grouped(total_tokens_));
+        row("tokens", with_commas(total_tokens_));
         row_largest(largest_);
         if (total_lengths_.count() > 0) documents(total_lengths_, "");
         return std::move(out_);
@@ -112,14 +113,14 @@ private:
 
     void megatron(const MegatronData& data) {
         row("kind", text("data set of Megatron-LM, %d bytes a token, %s sequences", data.width(),
-                         grouped(data.sequences()).c_str()));
+                         with_commas(data.sequences()).c_str()));
         TokenScan tokens = scan(data);
         LengthHistogram lengths;
         for (int64_t i = 0; i < data.documents(); i++) lengths.add(data.document(i).count);
         std::string ends;
         if (document_end_ >= 0) {
-            ends = text(", with %s of token %d, which ends documents", grouped(tokens.document_ends).c_str(),
-                        document_end_);
+            ends = text(", with %s of token %d, which ends documents",
+                        with_commas(tokens.document_ends).c_str(), document_end_);
         }
         documents(lengths, ends);
         begins(data);
@@ -141,7 +142,7 @@ private:
             for (const auto& choice : example.choices) look_at(choice, lengths);
         }
         row("kind", "multiple-choice questions of llm.c, 2 bytes a token");
-        row("tokens", grouped(tokens));
+        row("tokens", with_commas(tokens));
         row_largest(largest);
         row("questions", summary(contexts));
         histogram(contexts);
@@ -178,14 +179,14 @@ private:
             if (progress_) progress_->add((double)n * source.width());
         }
         scan.finish();
-        row("tokens", grouped(scan.count));
+        row("tokens", with_commas(scan.count));
         row_largest(scan.largest);
         // As a machine that loses its power leaves a file, or a copy that skips what it cannot read.
         if (auto [token, start, length] = scan.longest_run; length >= 1 << 14) {
             row("suspicious",
                 text("token %d stands %s times in a row, from token %s on; was this part of the file ever "
                      "written?",
-                     token, grouped(length).c_str(), grouped(start).c_str()));
+                     token, with_commas(length).c_str(), with_commas(start).c_str()));
         }
         return scan;
     }
@@ -196,7 +197,7 @@ private:
 
     void row_largest(int largest) {
         row("largest",
-            text("token %d: fits a vocabulary of %s", largest, grouped((int64_t)largest + 1).c_str()));
+            text("token %d: fits a vocabulary of %s", largest, with_commas((int64_t)largest + 1).c_str()));
     }
 
     void check_fit(const std::string& path, int largest) const {
@@ -208,8 +209,9 @@ private:
     }
 
     static std::string summary(const LengthHistogram& lengths) {
-        return text("%s of %s .. %s tokens, %.1f on average", grouped(lengths.count()).c_str(),
-                    grouped(lengths.smallest()).c_str(), grouped(lengths.largest()).c_str(), lengths.mean());
+        return text("%s of %s .. %s tokens, %.1f on average", with_commas(lengths.count()).c_str(),
+                    with_commas(lengths.smallest()).c_str(), with_commas(lengths.largest()).c_str(),
+                    lengths.mean());
     }
 
     void documents(const LengthHistogram& lengths, const std::string& more) {
@@ -289,6 +291,7 @@ inline double data_bytes(const std::string& path) {
 // They are named as for training: paths, patterns, lists, blends. The tokenizer (null: none) is for the text
 // in them.
 // Throws at the end if a file is damaged, or does not fit the tokenizer.
+// names: files, folders or glob patterns.
 inline void report_data(const std::vector<std::string>& names, const Tokenizer* tokenizer, int document_end) {
     struct Item {
         std::string path;
@@ -345,4 +348,8 @@ inline void report_data(const std::vector<std::string>& names, const Tokenizer* 
              "them again",
              report.damaged().size(), items.size(), list.c_str());
     }
+}
+
+inline void report_data(const Options& command) {
+    report_data(command.inputs, Tokenizer::load_if_any(command.tokenizer).get(), command.document_end);
 }

@@ -67,6 +67,8 @@ private:
 // is left out from then on, and the rest has new positions.
 class TextWriter {
 public:
+    using Rows = std::vector<std::vector<float>>;  // logits (V) of what comes next, one row for each text
+
     // The cache holds cache_length tokens of each text; 0: there is none, and the model sees `without_cache`
     // tokens at once. It reads multiples of `multiple` tokens, which divides without_cache.
     TextWriter(const std::vector<int>& prompt, int texts, int cache_length, int without_cache,
@@ -83,18 +85,18 @@ public:
     const std::vector<int>& text(int number) const { return texts_[(size_t)number]; }
 
     // Logits (V) of what comes next, for each text.
-    std::vector<std::vector<float>> next() {
+    Rows next() {
         int length = (int)(texts_[0].size() - begin_), rows = (int)texts_.size();
         if (length > limit_) {
             length = std::max(limit_ / 2, 1);
             begin_ = texts_[0].size() - (size_t)length;
             past_ = 0;
         }
-        std::vector<std::vector<float>> logits;
+        Rows logits;
         if (past_ > 0) {
             std::vector<int> newest;
             for (const auto& text : texts_) newest.push_back(text.back());
-            logits = go_on(newest, past_);
+            logits = extend(newest, past_);
         } else {
             for (int row = 0; row < (all_alike_ ? 1 : rows); row++) {
                 for (auto& of_row : read(window(row, length), length, row))
@@ -109,7 +111,7 @@ public:
 
     // A token for each text. All ranks take those of the one that chooses.
     void add(std::vector<int>& tokens) {
-        share(tokens);
+        agree_on(tokens);
         for (size_t i = 0; i < texts_.size(); i++) texts_[i].push_back(tokens[i]);
         all_alike_ = false;
     }
@@ -120,13 +122,13 @@ protected:
     // The passes return logits (V), a row for each text they read; nothing on a rank that does not choose.
     // Reads a text from the beginning. The logits are those behind its first `length` tokens; what is behind
     // them is of no meaning. `row` is the place of the text in the cache.
-    virtual std::vector<std::vector<float>> read(const std::vector<int>& tokens, int length, int row) = 0;
+    virtual Rows read(const std::vector<int>& tokens, int length, int row) = 0;
     // Reads one more token of each text, with `past` in the cache.
-    virtual std::vector<std::vector<float>> go_on(const std::vector<int>& newest, int past) = 0;
+    virtual Rows extend(const std::vector<int>& newest, int past) = 0;
     // In the cache: the first text's `length` tokens are those of all, for the prompt is read once.
     virtual void copy_first_row(int length, int texts) = 0;
     // Replaces the tokens by those of the rank that chooses.
-    virtual void share(std::vector<int>&) {}
+    virtual void agree_on(std::vector<int>&) {}
 
 private:
     // What the model sees of a text. Lengths are rounded up, so that products come in few shapes.
@@ -153,19 +155,19 @@ void write_texts(TextWriter& writer, int count, int end, const Sampling& samplin
                  const std::vector<uint64_t>& keys, Show&& show) {
     std::vector<bool> over(keys.size());
     for (int i = 0; i < count && std::count(over.begin(), over.end(), false) > 0; i++) {
-        std::vector<std::vector<float>> logits = writer.next();
+        TextWriter::Rows logits = writer.next();
         std::vector<int> tokens(keys.size());
-        std::string trouble;
+        std::string error;
         for (size_t row = 0; row < logits.size(); row++) {
             if (over[row]) continue;
             float u = random_uniform(philox(keys[row], (uint64_t)i).at[0]);
-            note_trouble(trouble, [&] {
+            note_error(error, [&] {
                 tokens[row] = choose_token(std::move(logits[row]), sampling, writer.text((int)row), u);
             });
         }
-        if (!trouble.empty()) tokens[0] = -1;  // so that all ranks hear of it
+        if (!error.empty()) tokens[0] = -1;  // so that all ranks hear of it
         writer.add(tokens);
-        if (tokens[0] < 0) fail("%s", trouble.empty() ? "sample: no token can be chosen" : trouble.c_str());
+        if (tokens[0] < 0) fail("%s", error.empty() ? "sample: no token can be chosen" : error.c_str());
         for (size_t row = 0; row < keys.size(); row++) {
             if (!over[row]) over[row] = tokens[row] == end || !show((int)row, tokens[row]);
         }

@@ -20,7 +20,7 @@ every byte of it is read and checked, and each piece that is damaged is named.
 #include "data/run/meter.h"
 #include "data/options/values.h"
 #include "data/base/visible_text.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 class CheckpointReport {
 public:

@@ -14,7 +14,7 @@ many magnitudes, so rows of equal width would put nearly all of them in one.
 #include "data/base/error.h"
 
 // 1234567 as "1,234,567".
-inline std::string grouped(int64_t number) {
+inline std::string with_commas(int64_t number) {
     std::string digits = std::to_string(number);
     size_t first = digits[0] == '-' ? 1 : 0;
     for (size_t at = digits.size(); at > first + 3;) digits.insert(at -= 3, ",");
@@ -54,13 +54,13 @@ public:
         size_t first = (size_t)std::bit_width((uint64_t)smallest_);
         size_t last = (size_t)std::bit_width((uint64_t)largest_);
         int64_t most = *std::max_element(rows_.begin(), rows_.end());
-        int label_width = 0, count_width = (int)grouped(most).size();
+        int label_width = 0, count_width = (int)with_commas(most).size();
         for (size_t i = first; i <= last; i++) label_width = std::max(label_width, (int)label(i).size());
         for (size_t i = first; i <= last; i++) {
             double share = (double)rows_[i] / (double)most;
             int marks = rows_[i] == 0 ? 0 : std::max(1, (int)(share * width + 0.5));
             std::string line =
-                text("%*s  %*s", label_width, label(i).c_str(), count_width, grouped(rows_[i]).c_str());
+                text("%*s  %*s", label_width, label(i).c_str(), count_width, with_commas(rows_[i]).c_str());
             if (marks > 0) line += "  " + std::string((size_t)marks, '#');
             lines.push_back(line);
         }
@@ -72,7 +72,7 @@ private:
     static std::string label(size_t i) {
         if (i <= 1) return std::to_string(i);
         int64_t low = int64_t(1) << (i - 1);
-        return grouped(low) + " .. " + grouped(low + (low - 1));
+        return with_commas(low) + " .. " + with_commas(low + (low - 1));
     }
 
     std::array<int64_t, 64> rows_ = {};

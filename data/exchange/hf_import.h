@@ -21,7 +21,7 @@ and one tensor at a time of those that we keep in another order.
 #include "data/options/options.h"
 #include "data/exchange/safetensors.h"
 #include "data/tokenizer/tokenizer.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 namespace hf {
 

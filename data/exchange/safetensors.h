@@ -16,7 +16,7 @@ is read than is asked for.
 #include "data/base/dtype.h"
 #include "data/base/json.h"
 #include "data/exchange/safetensors_header.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 class SafetensorsReader {
 public:

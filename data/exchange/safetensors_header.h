@@ -25,7 +25,7 @@ the largest size takes little more memory than its own, and nesting takes none.
 
 #include "data/base/error.h"
 #include "data/base/json.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 struct SafeTensor {
     std::string name, dtype;

@@ -1,14 +1,12 @@
 /*
 From the command line to Options: the defaults, then the preset or config.json named by --model, or what a
-checkpoint has (data/launch/resume.h), then what was given explicitly, then complete() (data/options/rules.h),
-which fills in what follows from the rest and refuses what does not fit together.
+checkpoint has (data/launch/resume.h), then what was given explicitly, then complete_options()
+(data/options/rules.h), which fills in what follows from the rest and refuses what does not fit together.
 */
 #pragma once
 
 #include <cxxopts.hpp>
 
-#include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -16,6 +14,7 @@ which fills in what follows from the rest and refuses what does not fit together
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/base/program_version.h"
 #include "data/launch/find_checkpoint.h"
 #include "data/exchange/hf_config.h"
 #include "data/options/help.h"
@@ -97,12 +96,10 @@ inline void refuse_unknown(const std::string& argument, Command command) {
          nearest_name(name, names).c_str(), command_name(command));
 }
 
-// Takes a command line apart; argv[0] is the command's own name. Positional arguments go to `options`. Prints
-// the help and exits where that is asked for.
+// Takes a command line apart; argv[0] is the command's own name. Positional arguments go to `options`.
 inline GivenOptions read_arguments(Command command, int argc, const char* const* argv, Options& options) {
     cxxopts::Options parser("train_gpt");
     parser.allow_unrecognised_options();
-    parser.add_options()("h,help", "");
     const OptionRow* positional = nullptr;
     for (const OptionRow& row : option_table()) {
         if (!(row.commands & command)) continue;
@@ -120,10 +117,6 @@ inline GivenOptions read_arguments(Command command, int argc, const char* const*
     std::vector<std::string> others;
     try {
         cxxopts::ParseResult result = parser.parse((int)pointers.size(), pointers.data());
-        if (result.count("help")) {
-            fputs(help_text(command, terminal_width()).c_str(), stdout);
-            exit(0);
-        }
         for (const auto& pair : result.arguments())
             given.push_back({find_option("--" + pair.key()), pair.value()});
         others = result.unmatched();
@@ -205,19 +198,19 @@ inline std::string fallback_place(const Options& asked) {
 
 // The newest checkpoint of a run that can be used, of those in its directory and in --fallback-dir.
 inline std::optional<StoredRun> newest_of_run(const Options& asked, const FindCheckpoint& find) {
-    std::string run_dir = resumed_place(asked), fallback = fallback_place(asked), trouble;
+    std::string run_dir = resumed_place(asked), fallback = fallback_place(asked), error;
     std::optional<StoredRun> own, last;
-    note_trouble(trouble, [&] { own = find(run_dir); });
-    note_trouble(trouble, [&] {
+    note_error(error, [&] { own = find(run_dir); });
+    note_error(error, [&] {
         if (!fallback.empty()) last = find(fallback);
     });
-    if (!own && !last && !trouble.empty()) fail("%s", trouble.c_str());
+    if (!own && !last && !error.empty()) fail("%s", error.c_str());
     if (last && (!own || last->step > own->step)) {
         last->run_dir = run_dir;
         if (access(tokenizer_path(run_dir).c_str(), F_OK) == 0) last->tokenizer = tokenizer_path(run_dir);
         std::swap(own, last);
     }
-    if (own && !trouble.empty()) own->notes.push_back("passed over: " + trouble);
+    if (own && !error.empty()) own->notes.push_back("passed over: " + error);
     return own;
 }
 
@@ -303,7 +296,7 @@ inline void parse_training(CommandLine& line, const GivenOptions& given, int pro
         stored.take_over(options);
         set_values(given, options);
         complete_origin(line, stored, given, processes);
-        complete(options, command_train, processes);
+        complete_options(options, command_train, processes);
         for (std::string& change : stored.changes(options, given)) line.notes.push_back(std::move(change));
     } else {
         options.model = asked.model;
@@ -311,7 +304,7 @@ inline void parse_training(CommandLine& line, const GivenOptions& given, int pro
         TokenizerChoice choice(options, asked.tokenizer);
         set_values(given, options);
         choice.check(options);
-        complete(options, command_train, processes);
+        complete_options(options, command_train, processes);
     }
     check_run_folder(line);
 }
@@ -338,7 +331,7 @@ inline CommandLine parse_options(Command command, int argc, const char* const* a
         parse_training(line, given, processes, find);
     } else {
         set_values(given, line.options);
-        complete(line.options, command, processes);
+        complete_options(line.options, command, processes);
     }
     return line;
 }
@@ -352,4 +345,18 @@ inline Command parse_command(const std::string& name) {
     }
     fail("%s: no such command%s; train_gpt --help lists them", printable(name).c_str(),
          nearest_name(name, names).c_str());
+}
+
+// What a command line asks to be told instead of anything to be done: help or the version; empty: nothing.
+// argv: from the command on. -h may also be the value of an option.
+inline std::string answer_to(int argc, const char* const* argv) {
+    auto is_help = [](const std::string& word) { return word == "--help" || word == "-h"; };
+    if (argc < 1 || is_help(argv[0])) return general_help(terminal_width());
+    if (argv[0] == std::string("--version")) return std::string(program_version) + "\n";
+    for (int i = 1; i < argc; i++) {
+        const OptionRow* before = find_option(argv[i - 1]);
+        bool is_value = argv[i] == std::string("-h") && before && !is_switch(*before);
+        if (is_help(argv[i]) && !is_value) return help_text(parse_command(argv[0]), terminal_width());
+    }
+    return "";
 }

@@ -17,7 +17,7 @@ write a number as a product of three.
 #include "data/base/error.h"
 #include "data/options/table.h"
 #include "data/options/values.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 // ----------------------------------------------------------------------------
 // what a model can be cut into
@@ -55,12 +55,12 @@ inline std::string cut_refusal(const Options& model, int tp, int pp) {
 // ----------------------------------------------------------------------------
 // layouts that fit
 
-struct Layout {
+struct LayoutChoice {
     int tp, pp, dp;
 };
 
 // Options that turn one layout into another: "--tp 2 --dp 4". A dp of 0 follows from the rest.
-inline std::string layout_changes(const Layout& from, const Layout& to) {
+inline std::string layout_changes(const LayoutChoice& from, const LayoutChoice& to) {
     std::string changes;
     auto add = [&](const char* option, int value) {
         changes += text("%s%s %d", changes.empty() ? "" : " ", option, value);
@@ -74,7 +74,7 @@ inline std::string layout_changes(const Layout& from, const Layout& to) {
 // The two layouts of all processes that fit the model and are nearest to the one asked for, as a remedy:
 // first those that change the fewest options, then those that change --tp and --pp least, for --dp is what is
 // left. A way of cutting that was not asked for is not proposed.
-inline std::string nearest_layouts(const Options& model, const Layout& asked, int processes) {
+inline std::string nearest_layouts(const Options& model, const LayoutChoice& asked, int processes) {
     struct Candidate {
         std::array<int, 4> distance;
         std::string changes;
@@ -86,7 +86,7 @@ inline std::string nearest_layouts(const Options& model, const Layout& asked, in
         for (int pp = 1; pp <= processes / tp; pp++) {
             if (processes / tp % pp || (pp > 1 && asked.pp == 1)) continue;
             if (!cut_refusal(model, tp, pp).empty()) continue;
-            Layout layout = {tp, pp, processes / tp / pp};
+            LayoutChoice layout = {tp, pp, processes / tp / pp};
             int changed = (tp != asked.tp) + (pp != asked.pp) + (asked.dp && layout.dp != asked.dp);
             int by = std::abs(tp - asked.tp) + std::abs(pp - asked.pp);
             candidates.push_back({{changed, by, tp, pp}, layout_changes(asked, layout)});
@@ -142,7 +142,7 @@ inline std::vector<int> parse_split(const std::string& list, int layers, int par
 // filling in
 
 inline void complete_ranks(Options& options, int processes) {
-    Layout asked = {options.tp, options.pp, options.dp};
+    LayoutChoice asked = {options.tp, options.pp, options.dp};
     long long parts = (long long)options.tp * options.pp;
     if (std::string refusal = cut_refusal(options, options.tp, options.pp); !refusal.empty()) {
         int chunks = chunks_of(options, options.pp), most = options.layers / options.pp;

@@ -123,3 +123,9 @@ struct Options : ModelConfig {
     double val_fraction = 0.01;
     long long shard_tokens = 100 << 20;
 };
+
+// Whether positions count from the beginning of each document. Heads that are rotated see no more of their
+// positions than how far they are apart, so for those --reset-positions changes nothing.
+inline bool resets_positions(const Options& o) {
+    return o.reset_positions && o.position == "learned";
+}

@@ -1,5 +1,6 @@
 /*
-What options must be to fit together, and what those that are left out come to: complete() for each command.
+What options must be to fit together, and what those that are left out come to: complete_options() for each
+command.
 */
 #pragma once
 
@@ -135,7 +136,7 @@ inline void complete_tokenizing(Options& options) {
         fail("--tokenizer none: text becomes tokens by a tokenizer; give bytes or a file");
 }
 
-inline void complete(Options& options, Command command, int processes) {
+inline void complete_options(Options& options, Command command, int processes) {
     for (const OptionRow& row : option_table()) {
         if (row.commands & command) check_limits(row, options);
     }

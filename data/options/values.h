@@ -14,7 +14,7 @@ The value of one option, to and from text and JSON, by its row of the table.
 #include "data/base/json.h"
 #include "data/options/model_config.h"
 #include "data/options/table.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 // ----------------------------------------------------------------------------
 // names

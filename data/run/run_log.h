@@ -22,7 +22,7 @@ from a checkpoint writes on where the log has the line of that step.
 #include "data/base/file.h"
 #include "data/base/json.h"
 #include "data/base/log_file.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 // A copy, whatever kind of file the tokenizer came from.
 inline std::string tokenizer_path(const std::string& run_dir) {

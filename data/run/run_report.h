@@ -12,6 +12,7 @@ What a run is about to do, for its header.
 #include "data/base/figures.h"
 #include "data/run/meter.h"
 #include "data/options/model_config.h"
+#include "data/options/help.h"  // options_summary
 #include "data/options/options.h"
 #include "data/base/program_version.h"
 #include "data/tokens/token_loader.h"
@@ -47,4 +48,13 @@ inline void print_run(const Options& o, const TokenLoader& data) {
     printf("run          %s: %d steps of %lld tokens (%d x %d at a time%s), %.2f epochs\n", o.run_dir.c_str(),
            o.steps, o.global_batch, o.micro_batch, T,
            o.dp > 1 ? text(" on each of %d data ranks", o.dp).c_str() : "", epochs);
+}
+
+// notes: what else there is to tell, a line each.
+inline void print_header(const Options& o, const std::string& device, const TokenLoader& data,
+                         const std::vector<std::string>& notes) {
+    printf("%s\n", options_summary(o, command_train, terminal_width()).c_str());
+    printf("device       %s\n", device.c_str());
+    print_run(o, data);
+    for (const std::string& note : notes) printf("             %s\n", note.c_str());
 }

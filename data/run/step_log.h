@@ -16,7 +16,7 @@ Rank 0 alone has a log.
 #include "data/options/options.h"
 #include "data/run/run_log.h"
 #include "data/checkpoint/save_report.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 class StepLog {
 public:
@@ -88,7 +88,7 @@ public:
     }
 
     void checkpoint(const SaveReport& report) {
-        if (!report.trouble.empty()) {
+        if (!report.error.empty()) {
             checkpoint_failed(report);
             return;
         }
@@ -119,11 +119,11 @@ private:
     void checkpoint_failed(const SaveReport& report) {
         clear();
         printf("checkpoint after step %lld: NOT saved: %s; %s\n", (long long)report.step,
-               one_line(report.trouble).c_str(),
+               one_line(report.error).c_str(),
                last_checkpoint_.empty() ? "older ones are as they were"
                                         : ("the last one is " + last_checkpoint_).c_str());
         fflush(stdout);
-        write({{"step", report.step}, {"checkpoint", nullptr}, {"trouble", report.trouble}});
+        write({{"step", report.step}, {"checkpoint", nullptr}, {"trouble", report.error}});
     }
 
     void clear() const {

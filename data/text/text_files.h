@@ -28,7 +28,7 @@ taken for a shorter text.
 #include "data/base/error.h"
 #include "data/base/file.h"
 #include "data/tokens/token_shards.h"  // find_shard_format, token_record_beginning
-#include "data/base/words.h"           // printable
+#include "data/base/strings.h"         // printable
 
 struct TextFile {
     std::string path;

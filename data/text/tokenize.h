@@ -33,7 +33,7 @@ complete: a run that fails leaves none.
 #include "data/tokens/token_record.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/text/tokenizer_training.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 struct TokenizeOptions {
     std::vector<std::string> inputs;  // files and folders

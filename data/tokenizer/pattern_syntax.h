@@ -12,7 +12,7 @@ repetition, and sets of characters. The rest is refused by name.
 
 #include "data/tokenizer/code_set.h"
 #include "data/base/error.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 // A pattern cut into syntax and sets of characters, one after the other: syntax[0] sets[0] syntax[1] sets[1]
 // ...

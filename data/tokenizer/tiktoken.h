@@ -17,7 +17,7 @@ from one pair only, the two parts that it has when all lower ranks are merged: t
 #include <vector>
 
 #include "data/tokenizer/tokenizer_json.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 struct TiktokenEncoding {
     std::string name, pattern;

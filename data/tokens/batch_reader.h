@@ -22,29 +22,35 @@ says how one batch is read; what is read ahead, and when, is decided here once.
 #include "data/tokens/token_loader.h"
 #include "kernels/row_order.h"  // sort_by_token, sort_by_position
 
-// The five arrays lie one behind the other in this order, batch_ints() in all, so that they can be copied at
-// once. N = B*T.
-struct HostBatch {
-    const int* tokens = nullptr;       // (B, T)
-    const int* targets = nullptr;      // (B, T) -1: none
-    const int* doc_start = nullptr;    // (B, T) where in its row each position's document begins
-    const int* by_token = nullptr;     // (N) places sorted by their token
-    const int* by_position = nullptr;  // (N) places sorted by their position in the document
+// What a batch of B rows of T tokens has for each of them, on the host or the device. N = B*T.
+template <typename Int>
+struct BatchArrays {
+    Int* tokens = nullptr;       // (B, T)
+    Int* targets = nullptr;      // (B, T) -1: none
+    Int* doc_start = nullptr;    // (B, T) where in its row each token's document begins, for attention
+    Int* positions = nullptr;    // (B, T) rows of the table that embeds or rotates each token
+    Int* by_token = nullptr;     // (N) places sorted by their token
+    Int* by_position = nullptr;  // (N) places sorted by their position
 };
 
+using HostBatch = BatchArrays<const int>;
+
+// A batch in memory is this many numbers, its arrays one behind the other, so that they are copied at once.
 inline size_t batch_ints(int B, int T) {
-    return 5 * (size_t)B * (size_t)T;
+    return 6 * (size_t)B * (size_t)T;
 }
 
-inline HostBatch batch_at(const int* memory, int B, int T) {
+template <typename Int>
+BatchArrays<Int> batch_at(Int* memory, int B, int T) {
     size_t N = (size_t)B * (size_t)T;
-    return {memory, memory + N, memory + 2 * N, memory + 3 * N, memory + 4 * N};
+    return {memory, memory + N, memory + 2 * N, memory + 3 * N, memory + 4 * N, memory + 5 * N};
 }
 
 // What the batches of a run have in common.
 struct BatchShape {
     int B, T;
-    int document_end;  // the token that ends a document; -1: a row is one document
+    int document_end;      // the token that ends a document; -1: a row is one document
+    bool reset_positions;  // whether positions count from the beginning of the document, not of the row
 };
 
 // Samples first .. first+count-1 of the run, and rows without targets up to B.
@@ -57,10 +63,8 @@ struct BatchRequest {
 // Writes batch_ints() numbers.
 inline void read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request,
                        int* memory) {
-    auto [B, T, document_end] = shape;
-    size_t N = (size_t)B * (size_t)T;
-    int *tokens = memory, *targets = tokens + N, *doc_start = targets + N, *by_token = doc_start + N,
-        *by_position = by_token + N;
+    auto [B, T, document_end, reset_positions] = shape;
+    auto [tokens, targets, doc_start, positions, by_token, by_position] = batch_at(memory, B, T);
     for (int row = 0; row < B; row++) {
         size_t at = (size_t)row * (size_t)T;
         if (row < request.count) {
@@ -71,11 +75,12 @@ inline void read_batch(const TokenLoader& loader, const BatchShape& shape, Batch
         }
         for (int t = 0, start = 0; t < T; t++) {
             doc_start[at + (size_t)t] = start;
+            positions[at + (size_t)t] = reset_positions ? t - start : t;
             if (tokens[at + (size_t)t] == document_end) start = t + 1;
         }
     }
-    sort_by_token(by_token, tokens, (int)N);
-    sort_by_position(by_position, doc_start, B, T);
+    sort_by_token(by_token, tokens, B * T);
+    sort_by_position(by_position, positions, B * T);
 }
 
 // The same for a thread that cannot throw: writes what went wrong to `error`, or makes it empty.

@@ -23,7 +23,7 @@ after any number of draws, each source has its share to within one draw (Baruah,
 
 #include "data/base/error.h"
 #include "data/tokens/permutation.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 enum class SampleOrder { shuffled, sequential };
 

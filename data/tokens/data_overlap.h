@@ -14,6 +14,7 @@ Whether a model is validated on what it trains on: the same files under any name
 
 #include "data/base/error.h"
 #include "data/tokens/token_loader.h"
+#include "data/tokens/token_record.h"
 #include "data/tokens/token_source.h"
 
 // The tokens at the beginning of a file, by which a copy of it is known.
@@ -60,4 +61,17 @@ inline std::vector<std::string> overlap_warnings(const TokenLoader& train, const
         }
     });
     return warnings;
+}
+
+// What there is to tell of the data of a run before it starts. Refuses data that were made for another
+// tokenizer. val and tokenizer: or null.
+inline std::vector<std::string> data_notes(const TokenLoader& train, const TokenLoader* val,
+                                           const Tokenizer* tokenizer, int document_end) {
+    std::vector<std::string> notes = check_token_records(train, tokenizer, document_end);
+    auto add = [&](const std::vector<std::string>& more) {
+        notes.insert(notes.end(), more.begin(), more.end());
+    };
+    if (val) add(check_token_records(*val, tokenizer, document_end));
+    if (val) add(overlap_warnings(train, *val));
+    return notes;
 }

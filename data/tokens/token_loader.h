@@ -18,7 +18,7 @@ its own.
 #include "data/base/error.h"
 #include "data/base/figures.h"
 #include "data/tokens/token_source.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 // Serves samples by global index. All of it may be called by several threads at once.
 class TokenLoader {
@@ -90,6 +90,12 @@ public:
         const TokenSource& tokens = sources_[at.source].tokens;
         tokens.copy(at.file, at.token, T_, inputs);
         tokens.copy(at.file, at.token + 1, T_, targets);
+    }
+
+    // Throws Error if a token of the first sample is not in the vocabulary.
+    void check_first_sample() const {
+        std::vector<int> tokens(2 * (size_t)T_);
+        load(0, tokens.data(), tokens.data() + T_);
     }
 
 private:

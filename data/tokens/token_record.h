@@ -27,7 +27,7 @@ record, and are taken as they are.
 #include "data/base/json.h"
 #include "data/tokens/token_loader.h"
 #include "data/tokenizer/tokenizer.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 struct TokenRecord {
     std::string tokenizer;    // as it was named

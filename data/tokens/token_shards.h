@@ -22,7 +22,7 @@ used.
 
 #include "data/base/error.h"
 #include "data/base/file.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 static_assert(std::endian::native == std::endian::little,
               "the files read and written here are little-endian");

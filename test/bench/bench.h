@@ -11,17 +11,20 @@ class RandomBatch {
 public:
     RandomBatch(const Gpt& g, int vocab) {
         int B = g.workload.B, T = g.workload.T, N = B * T;
-        std::vector<int> values(3 * (size_t)N);
-        int *tokens = values.data(), *targets = tokens + N, *by_token = targets + N;
+        std::vector<int> values(batch_ints(B, T));
+        BatchArrays<int> rows = batch_at(values.data(), B, T);
         for (int i = 0; i < N; i++) {
             Random4 random = philox(1, i);
-            tokens[i] = (int)(random.at[0] % vocab);
-            targets[i] = (int)(random.at[1] % vocab);
+            rows.tokens[i] = (int)(random.at[0] % vocab);
+            rows.targets[i] = (int)(random.at[1] % vocab);
+            rows.positions[i] = i % T;
         }
-        sort_by_token(by_token, tokens, N);
+        sort_by_token(rows.by_token, rows.tokens, N);
+        sort_by_position(rows.by_position, rows.positions, N);
         allocate(device_, values.size());
         copy_to_device(device_, values.data(), values.size(), g.stream);
-        batch_ = {B, T, device_, device_ + N, device_ + 2 * N};
+        batch_ = {batch_at<const int>(device_, B, T), B, T};
+        batch_.doc_start = nullptr;
     }
     ~RandomBatch() { cudaFree(device_); }
     RandomBatch(const RandomBatch&) = delete;
@@ -40,9 +43,9 @@ inline double step_seconds(Gpt& g, const Batch& batch, int step, int micro_batch
     accumulate_gradients(
         g, micro_batches, [&](int, int) { return batch; }, (float)(1 / targets));
     bool at_random = sizeof(floatX) < sizeof(float) && !g.state.settings().keep_master;
-    g.state.update(g.stats, {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, step, at_random}, 1.0f, 0);
+    g.state.update(g.stats.data, {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, step, at_random}, 1.0f, 0);
     g.products.weights_changed(g.graphs.on);
-    if (!read_stats(g, targets).finite) fail("bench: a step was not finite; the kernels are at fault");
+    if (!read_result(g, targets).finite) fail("bench: a step was not finite; the kernels are at fault");
     return seconds_now() - start;
 }
 

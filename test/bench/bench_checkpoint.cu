@@ -56,7 +56,7 @@ public:
                             {"samples", 0},
                             {"options", nlohmann::ordered_json::object()}});
                 SaveReport report = finish_beside_work(saver);
-                if (!report.trouble.empty()) throw CommonError(report.trouble);
+                if (!report.error.empty()) throw CommonError(report.error);
                 bytes = report.bytes;
                 stalls.push_back(world_.largest((int)(report.stalled * 1e6)) / 1e6);
                 saves.push_back(report.seconds);
@@ -74,7 +74,7 @@ public:
     // A checkpoint that `from` ranks left.
     void load(int from) {
         std::string folder;
-        world_.together([&] { folder = newest_checkpoint(run_of(from)); });
+        world_.on_all_ranks([&] { folder = newest_checkpoint(run_of(from)); });
         CheckpointReader reader(folder);
         std::vector<double> loads, verifications, reads;
         uint64_t bytes = 0;
@@ -119,7 +119,7 @@ private:
     double seconds_of_all(Work&& work) const {
         world_.barrier();
         double start = seconds_now();
-        world_.together(work);
+        world_.on_all_ranks(work);
         return world_.largest((int)((seconds_now() - start) * 1e6)) / 1e6;
     }
 

@@ -91,6 +91,7 @@ inline void embedding_rows(Bench& bench) {
         int B = batch, T = length, C = width, V = words;
         size_t size = (size_t)B * T * C;
         Tokens tokens(B * T, V, bench.stream);
+        Positions places(B, T, bench.stream);
         Numbers<floatX> wte((size_t)V * C, "wte", bench.stream), wpe((size_t)T * C, "wpe", bench.stream);
         Numbers<floatX> dout(size, "dout", bench.stream);
         Numbers<float> dwte(wte.size(), "dwte", bench.stream), dwpe(wpe.size(), "dwpe", bench.stream);
@@ -101,7 +102,9 @@ inline void embedding_rows(Bench& bench) {
         auto word = [&](size_t row, size_t c) { return (size_t)tokens.values[row] * C + c; };
         bench.row(
             "embedding forward", shape, {.bytes = (size + table_rows + positions) * element},
-            [&] { embedding_forward(out, tokens.tokens, wte, wpe, nullptr, B, T, C, bench.stream); },
+            [&] {
+                embedding_forward(out, tokens.tokens, wte, wpe, places.positions, B * T, C, bench.stream);
+            },
             [&](Check& check) {
                 check.compare(out, rounded_limit, [&](size_t e) {
                     return wte.at(word(e / C, e % C)) + wpe.at(e / C % T * C + e % C);
@@ -110,8 +113,8 @@ inline void embedding_rows(Bench& bench) {
         bench.row(
             "embedding backward", shape, {.bytes = size * element + 2 * (table_rows + positions) * number},
             [&] {
-                embedding_backward(dwte, dwpe, scratch, dout, tokens.tokens, tokens.by_token, nullptr,
-                                   nullptr, B, T, C, bench.stream);
+                embedding_backward(dwte, dwpe, scratch, dout, tokens.tokens, tokens.by_token,
+                                   places.positions, places.by_position, B * T, C, bench.stream);
             },
             [&](Check& check) {
                 check.compare(dwte, summed_limit, [&](size_t e) {

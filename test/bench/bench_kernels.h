@@ -17,6 +17,7 @@ kernel's results, and the time of a kernel beside what the device can do at best
 #include "kernels/global_norm.cuh"
 #include "kernels/matmul.cuh"
 #include "kernels/random.cuh"
+#include "kernels/row_order.h"
 #include "test/bench/bench_times.h"
 
 // ----------------------------------------------------------------------------
@@ -75,6 +76,21 @@ public:
 private:
     static constexpr size_t period = 1048573;
     std::vector<float> values_;
+};
+
+// Positions counted from the beginning of each of B rows of T tokens, and their order.
+struct Positions {
+    Array<int> positions, by_position;
+
+    Positions(int B, int T, cudaStream_t stream)
+        : positions((size_t)B * T, stream), by_position((size_t)B * T, stream) {
+        int N = B * T;
+        std::vector<int> values(N), sorted(N);
+        for (int n = 0; n < N; n++) values[n] = n % T;
+        sort_by_position(sorted.data(), values.data(), N);
+        copy_to_device(positions.data, values.data(), N, stream);
+        copy_to_device(by_position.data, sorted.data(), N, stream);
+    }
 };
 
 // ----------------------------------------------------------------------------

@@ -28,11 +28,11 @@ inline void bench_layouts(const World& world) {
     config.vocab_size = 512, config.context = tokens, config.tie_embeddings = false;
     config.layers = 2, config.channels = 512, config.heads = 8;
     complete(config);
-    struct Layout {
+    struct Row {
         int tp, pp, dp;
     };
-    std::vector<Layout> layouts = {{ranks, 1, 1}, {1, 2, ranks / 2}};
-    layouts.push_back(ranks == 2 ? Layout{1, 1, 2} : Layout{2, 1, ranks / 2});
+    std::vector<Row> layouts = {{ranks, 1, 1}, {1, 2, ranks / 2}};
+    layouts.push_back(ranks == 2 ? Row{1, 1, 2} : Row{2, 1, ranks / 2});
 
     double rate = world.is_root() ? measured_gemm_rate(available_memory(), nullptr) : 0;  // a core for itself
     rate *= std::min(1.0, (double)std::thread::hardware_concurrency() / ranks);
@@ -48,11 +48,10 @@ inline void bench_layouts(const World& world) {
     for (auto [tp, pp, dp] : layouts) {
         Mesh mesh(world, {.tp = tp, .pp = pp, .dp = dp, .shard = dp}, nullptr);
         int micro = pp > 1 ? micro_batches : 1, B = sequences / dp / micro;
-        Division division = {tp, tp > 1 ? 4 : 1, {PipelineSchedule::one_f_one_b, pp, micro}, {}};
-        division.split.assign(pp, config.layers / pp);
+        Layout layout = {mesh.shape, tp > 1 ? 4 : 1, {PipelineSchedule::one_f_one_b, pp, micro}, {}};
+        layout.split.assign(pp, config.layers / pp);
         ZeroSettings settings = {.level = dp > 1, .keep_master = sizeof(floatX) < sizeof(float)};
-        CutModel model(world, mesh, config, {B, tokens, true, Recompute::none, B * tokens}, settings,
-                       division);
+        CutModel model(world, mesh, config, {B, tokens, true, Recompute::none, B * tokens}, settings, layout);
         std::string name;
         auto add = [&](const char* what, int ranks) {
             if (ranks > 1) name += text("%s%s %d", name.empty() ? "" : ", ", what, ranks);

@@ -21,12 +21,12 @@ inline void set_link([[maybe_unused]] double speed) {
 class CutModel {
 public:
     CutModel(const World& world, const Mesh& mesh, const ModelConfig& config, const Workload& workload,
-             const ZeroSettings& settings, const Division& division)
-        : g(config, workload, settings, mesh, division),
+             const ZeroSettings& settings, const Layout& layout)
+        : g(config, workload, settings, mesh, layout),
           world_(world),
           batch_(g, config.vocab_size),
-          micro_batches_(division.pipeline.micro_batches) {
-        initialize(g, 1);
+          micro_batches_(layout.pipeline.micro_batches) {
+        initialize(g.state, 1);
     }
 
     // Seconds of a step. The same number on all ranks, as that of sent().

@@ -38,7 +38,7 @@ class ProductTimes {
 public:
     ProductTimes(const World& world, const Gpt& g) : world_(world), g_(g) {
         N_ = g.workload.B * g.workload.T, chunks_ = g.rows.chunks();
-        auto& c = g.local;
+        ModelConfig c = local_part(g.config, g.rows.ranks());
         widest_ = (size_t)std::max({fc_width(c), qkv_width(c), c.channels});
         for (floatX** memory : {&out_, &inp_, &weight_}) {
             allocate(*memory, widest_ * std::max(widest_, (size_t)N_));
@@ -101,7 +101,7 @@ inline double hidden_scatter(double s, double p, int n, double after = 0) {
 
 inline double tensor_can_hide(const World& world, const Gpt& g, double link) {
     ProductTimes time(world, g);
-    auto& c = g.local;
+    ModelConfig c = local_part(g.config, g.rows.ranks());
     int C = c.channels, A = c.heads * c.head_size, QKV = qkv_width(c), F = c.mlp_width, F1 = fc_width(c),
         n = g.rows.chunks(), ranks = g.rows.ranks();
     double s = (double)g.workload.B * g.workload.T * C * sizeof(floatX) * (ranks - 1) / ranks / link;
@@ -138,7 +138,7 @@ inline PipelineCosts measured_costs(const World& world, CutModel& model) {
 
 inline double pipeline_can_hide(const World& world, CutModel& model, double link) {
     PipelineCosts costs = measured_costs(world, model), serial;
-    auto& shape = model.g.share.division().pipeline;
+    auto& shape = model.g.stage.layout().pipeline;
     costs.transfer =
         (double)model.g.workload.B * model.g.workload.T * model.g.config.channels * sizeof(floatX) / link;
     serial = costs;
@@ -151,14 +151,13 @@ inline double pipeline_can_hide(const World& world, CutModel& model, double link
 
 // One row. can_hide(model, link) has the seconds of a step.
 template <typename CanHide>
-void bench_overlap(const World& world, const char* name, const MeshShape& shape, int zero,
-                   const ModelConfig& config, const Workload& workload, const Division& division,
-                   CanHide&& can_hide) {
-    Mesh mesh(world, shape, nullptr);
+void bench_overlap(const World& world, const char* name, const Layout& layout, int zero,
+                   const ModelConfig& config, const Workload& workload, CanHide&& can_hide) {
+    Mesh mesh(world, layout.mesh, nullptr);
     ZeroSettings on = {.level = zero, .keep_master = sizeof(floatX) < sizeof(float)}, off = on;
     off.overlap = false;
-    CutModel overlapped(world, mesh, config, workload, on, division),
-        serial(world, mesh, config, workload, off, division);
+    CutModel overlapped(world, mesh, config, workload, on, layout),
+        serial(world, mesh, config, workload, off, layout);
     for (CutModel* model : {&serial, &overlapped}) model->seconds(0);  // the first step is slower
     double compute = std::min(serial.seconds(0), serial.seconds(0)), sent = serial.sent(),
            link = sent / compute;
@@ -200,8 +199,8 @@ inline void bench_data_overlap(const World& world) {
                              : std::min(gradients + parameters, passes);
         };
         int ranks = world.size();
-        bench_overlap(world, text("ZeRO %d", level).c_str(), {.dp = ranks, .shard = level ? ranks : 1}, level,
-                      bench_config(12, 256), {4, 128, true, Recompute::none, 512}, {}, can_hide);
+        bench_overlap(world, text("ZeRO %d", level).c_str(), {{.dp = ranks, .shard = level ? ranks : 1}},
+                      level, bench_config(12, 256), {4, 128, true, Recompute::none, 512}, can_hide);
     }
 }
 
@@ -209,8 +208,8 @@ inline void bench_tensor_overlap(const World& world) {
     auto can_hide = [&](CutModel& model, double link) { return tensor_can_hide(world, model.g, link); };
     print_overlap_header(world);
     constexpr int chunks = 4;
-    bench_overlap(world, text("%d chunks", chunks).c_str(), {.tp = world.size()}, 0, bench_config(2, 1024),
-                  {8, 128, true, Recompute::none, 1024}, {world.size(), chunks}, can_hide);
+    bench_overlap(world, text("%d chunks", chunks).c_str(), {{.tp = world.size()}, chunks}, 0,
+                  bench_config(2, 1024), {8, 128, true, Recompute::none, 1024}, can_hide);
 }
 
 inline void bench_pipeline_overlap(const World& world) {
@@ -227,8 +226,8 @@ inline void bench_pipeline_overlap(const World& world) {
     print_overlap_header(world);
     for (auto [name, schedule, chunks] : rows) {
         std::vector<int> split(ranks * chunks, 2 / chunks);
-        bench_overlap(world, name, {.pp = ranks, .ring = chunks > 1}, 0, bench_config(2 * ranks, 256),
-                      {2, 128, true, Recompute::none, 256}, {1, 1, {schedule, ranks, 8, chunks}, split},
-                      can_hide);
+        Layout layout = {{.pp = ranks, .ring = chunks > 1}, 1, {schedule, ranks, 8, chunks}, split};
+        bench_overlap(world, name, layout, 0, bench_config(2 * ranks, 256),
+                      {2, 128, true, Recompute::none, 256}, can_hide);
     }
 }

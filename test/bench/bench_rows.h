@@ -133,6 +133,7 @@ inline void rope_rows(Bench& bench) {
         std::vector<float> angles((size_t)T * HS);
         rope_table(angles.data(), T, HS, 500000, {});
         Array<float> table(angles.size(), bench.stream);
+        Positions places(B, T, bench.stream);
         copy_to_device(table.data, angles.data(), angles.size(), bench.stream);
         double bytes = 2.0 * B * T * (NH + NKV) * HS * element;
         for (bool forward : {true, false}) {
@@ -141,7 +142,7 @@ inline void rope_rows(Bench& bench) {
                 forward ? "rope forward" : "rope backward", c.text(), {.bytes = bytes},
                 [&] {
                     auto turn = forward ? rope_forward : rope_backward;
-                    turn(qkv, table, B, T, NH, NKV, HS, HS, bench.stream);
+                    turn(qkv, table, places.positions, B * T, NH, NKV, HS, HS, bench.stream);
                 },
                 [&](Check& check) {
                     check.compare(qkv, rounded_limit, [&](size_t e) {

@@ -138,7 +138,7 @@ inline void tune([[maybe_unused]] Gpt& g, Step&& step) {
     NotedProducts noted = note_products(step);
     if (!has_products_in_bf16) return;
     AlgorithmChoices choices;
-    for (const TunedProduct& product : tune_products(noted, g.stream))
+    for (const TunedProduct& product : time_products(noted, g.stream))
         choices[product.kind] = product.algorithm;
     choose_algorithms(choices);
 #endif

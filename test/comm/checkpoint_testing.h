@@ -28,23 +28,23 @@ struct ToyModel {
 inline ToyModel toy_model(bool tied) {
     using enum Unit;
     std::vector<TensorRow> rows = {
-        {0, embedding, "in", 51, 16, 0, 1, true, Cut::rows, {}, 16},
-        {1, embedding, "position", 7, 16, 0, 1, true, Cut::summed},
-        {2, block, "norm", 13, 0, 1, 1, false, Cut::summed},
-        {3, block, "heads", 24, 16, 0, 1, true, Cut::rows, {{16, 8}, {4, 2}, {4, 2}}},
-        {4, block, "heads.bias", 24, 0, 0, 1, false, Cut::rows, {{16, 8}, {4, 2}, {4, 2}}},
-        {5, block, "out", 11, 24, 0, 1, true, Cut::columns},
-        {6, block, "up", 2 * 40, 9, 0, 1, true, Cut::rows, {{40, 0}, {40, 0}}},
+        {0, embedding, "in", 51, 16, 0, 1, true, Shard::rows, {}, 16},
+        {1, embedding, "position", 7, 16, 0, 1, true, Shard::replicated},
+        {2, block, "norm", 13, 0, 1, 1, false, Shard::replicated},
+        {3, block, "heads", 24, 16, 0, 1, true, Shard::rows, {{16, 8}, {4, 2}, {4, 2}}},
+        {4, block, "heads.bias", 24, 0, 0, 1, false, Shard::rows, {{16, 8}, {4, 2}, {4, 2}}},
+        {5, block, "out", 11, 24, 0, 1, true, Shard::columns},
+        {6, block, "up", 2 * 40, 9, 0, 1, true, Shard::rows, {{40, 0}, {40, 0}}},
         {7, block, "scale", 3, 0, 0, 1, false},
-        {8, head, "normf", 13, 0, 1, 1, false, Cut::summed}};
-    if (!tied) rows.push_back({9, head, "out", 51, 16, 0, 1, true, Cut::rows, {}, 16});
+        {8, head, "normf", 13, 0, 1, 1, false, Shard::replicated}};
+    if (!tied) rows.push_back({9, head, "out", 51, 16, 0, 1, true, Shard::rows, {}, 16});
     return {rows, 5, tied};
 }
 
 // Stages with as many units as come out even, the first ones one more.
 inline ParameterLayout toy_layout(const ToyModel& model, const MeshShape& shape,
                                   const MeshPosition& position) {
-    ModelPlace place = {.tp = shape.tp, .tensor = position.tensor};
+    StageUnits place = {.tp = shape.tp, .tensor = position.tensor};
     int units = model.layers + 2, stage = position.pipeline;
     auto first = [&](int of) { return of * (units / shape.pp) + std::min(of, units % shape.pp); };
     if (shape.pp > 1) {
@@ -117,7 +117,7 @@ inline void fill(ZeroState& state, uint64_t salt = 0) {
             }
         }
     }
-    state.share();
+    state.publish_all();
 }
 
 // Bytes on this rank that are not what fill() would make them, in the part it owns and in the parameters

@@ -49,7 +49,7 @@ std::vector<Case> cases() {
 // A run directory that all ranks share.
 struct CommonFolder {
     TemporaryFolder own;
-    std::string path = test_world().gather(own.path)[0];
+    std::string path = test_world().all_gather(own.path)[0];
     ~CommonFolder() { test_world().barrier(); }
     std::string operator/(const std::string& name) const { return path + "/" + name; }
 };
@@ -87,7 +87,7 @@ void store(const ToyModel& model, const std::string& run_dir, Dtype weight, bool
 
 // Whether the error is the same on all ranks.
 bool common(const std::string& error) {
-    for (const std::string& other : test_world().gather(error)) {
+    for (const std::string& other : test_world().all_gather(error)) {
         if (other != error) return false;
     }
     return true;
@@ -129,7 +129,7 @@ TEST_CASE("a state comes back bit for bit") {
             }
             CHECK(saver.is_ready());
             CHECK(!saver.under_way());
-            CHECK(report->trouble == "");
+            CHECK(report->error == "");
             CHECK(report->remark == "");
             CHECK(report->step == 7);
             CHECK(report->folder == checkpoint_folder(run.path, 7));
@@ -154,7 +154,7 @@ TEST_CASE("on the same layout each rank reads what it wrote") {
         CommonFolder run;
         ToyState toy(test_world(), c.shape, toy_model(c.tied), c.settings);
         CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, false);
-        CHECK(save_now(saver, 1).trouble == "");
+        CHECK(save_now(saver, 1).error == "");
         CheckpointReader reader(checkpoint_folder(run.path, 1));
         TensorPlaces places(c.shape, toy.layout_at(), reader.index());
         PieceReaders readers(places);
@@ -179,7 +179,7 @@ TEST_CASE("tensor ranks read as much each of what one process wrote") {
     ToyModel model = toy_model(true);
     MeshShape shape = {.tp = n, .copies = n > 2 ? n / 2 : 1};
     CommonFolder run;
-    test_world().together([&] {
+    test_world().on_all_ranks([&] {
         if (test_world().is_root()) store(model, run.path, Dtype::fp32, true);
     });
     CheckpointReader reader(checkpoint_folder(run.path, 1));
@@ -237,7 +237,7 @@ TEST_CASE("ranks without a part of so small a model write no file") {
     ToyState toy(test_world(), {.dp = n, .shard = n}, small, {.level = 3});
     CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, true);
     fill(toy.state);
-    CHECK(save_now(saver, 1).trouble == "");
+    CHECK(save_now(saver, 1).error == "");
     std::string folder = checkpoint_folder(run.path, 1);
     CHECK(CheckpointReader(folder).index().file_bytes.size() == (size_t)std::min(n, 2));
     CHECK(fs::exists(folder + "/" + data_file_name(std::min(n, 2) - 1)));
@@ -254,12 +254,12 @@ TEST_CASE("a step on the host goes on from what was loaded") {
     ToyState toy(test_world(), {.dp = n, .shard = n}, toy_model(true), {.level = 1, .offload = true});
     CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, false);
     fill(toy.state);
-    CHECK(save_now(saver, 1).trouble == "");
+    CHECK(save_now(saver, 1).error == "");
     ToyState fresh(test_world(), toy.shape, toy.model, toy.state.settings());
     load(fresh, checkpoint_folder(run.path, 1), true);
     // without gradients and moments, nothing moves
     fresh.state.zero_gradients();
-    Buffer<float> stats(std::vector<float>(stat_count, 0));
+    Buffer<StepStatistics> stats(std::vector<StepStatistics>(1));
     fresh.state.update(stats, {0.1, 0.9, 0.95, 1e-8, 0, 1, false}, 1, 0);
     CHECK(wrong_bytes(fresh.state, {Slot::weight}) == 0);
 }
@@ -276,7 +276,7 @@ TEST_CASE("saves in a row, of which the newest are kept") {
         CHECK(before.has_value() == (step > 10));
         if (before) {
             CHECK(before->step == step - 10);
-            CHECK(before->trouble == "");
+            CHECK(before->error == "");
         }
     }
     CHECK(saver.finish().step == 50);
@@ -287,7 +287,7 @@ TEST_CASE("saves in a row, of which the newest are kept") {
     }
     // the same step again takes the place of the first
     fill(toy.state, 1);
-    CHECK(save_now(saver, 50).trouble == "");
+    CHECK(save_now(saver, 50).error == "");
     load(toy, checkpoint_folder(run.path, 50));
     CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings()), 1) == 0);
 }
@@ -300,7 +300,7 @@ TEST_CASE("a save is published by itself, and also if nobody asks for it any mor
         saver.save(about_step(1));
         while (!saver.is_ready()) sched_yield();
         CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{1});
-        CHECK(saver.finish().trouble == "");
+        CHECK(saver.finish().error == "");
         saver.save(about_step(2));
     }
     CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{2, 1});
@@ -314,7 +314,7 @@ TEST_CASE("a folder that cannot be made costs the checkpoint, and nothing else")
         CommonFolder run;
         CheckpointSaver saver(toy.state, test_world(), run.path, 1, 0, in_background);
         fill(toy.state);
-        CHECK(save_now(saver, 1).trouble == "");
+        CHECK(save_now(saver, 1).error == "");
 
         // a file where the folder of checkpoints should be
         std::string aside = run / "aside";
@@ -328,9 +328,9 @@ TEST_CASE("a folder that cannot be made costs the checkpoint, and nothing else")
             write_file(checkpoints_folder(run.path), "not a folder");
         });
         SaveReport report = save_now(saver, 2);
-        CHECK(report.trouble.find("/checkpoints: cannot make it: ") != std::string::npos);
-        CHECK(report.trouble.find(n > 1 ? "rank 0 of" : "; ") != std::string::npos);
-        CHECK(common(report.trouble));
+        CHECK(report.error.find("/checkpoints: cannot make it: ") != std::string::npos);
+        CHECK(report.error.find(n > 1 ? "rank 0 of" : "; ") != std::string::npos);
+        CHECK(common(report.error));
         CHECK(!saver.under_way());
         on_root([&] {
             fs::remove(checkpoints_folder(run.path));
@@ -339,7 +339,7 @@ TEST_CASE("a folder that cannot be made costs the checkpoint, and nothing else")
         CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{1});
         load(toy, checkpoint_folder(run.path, 1));
         CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings())) == 0);
-        CHECK(save_now(saver, 3).trouble == "");
+        CHECK(save_now(saver, 3).error == "");
         CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{3});
     }
 }
@@ -353,7 +353,7 @@ TEST_CASE("a file that is too large for its rank costs the checkpoint, and nothi
         CommonFolder run;
         CheckpointSaver saver(toy.state, test_world(), run.path, 1, 0, in_background);
         fill(toy.state);
-        CHECK(save_now(saver, 1).trouble == "");
+        CHECK(save_now(saver, 1).error == "");
         struct rlimit free_limit, limit;
         REQUIRE(getrlimit(RLIMIT_FSIZE, &free_limit) == 0);
         limit = free_limit;
@@ -364,15 +364,15 @@ TEST_CASE("a file that is too large for its rank costs the checkpoint, and nothi
         while (!saver.is_ready()) sched_yield();
         if (last) setrlimit(RLIMIT_FSIZE, &free_limit);
         if (!report) report = saver.finish();
-        CAPTURE(report->trouble);
-        CHECK(report->trouble.find(data_file_name(n - 1) + ": cannot write it: File too large; ") !=
+        CAPTURE(report->error);
+        CHECK(report->error.find(data_file_name(n - 1) + ": cannot write it: File too large; ") !=
               std::string::npos);
-        CHECK(report->trouble.find(n > 1 ? text("rank %d of %d", n - 1, n) : "; ") != std::string::npos);
-        CHECK(common(report->trouble));
+        CHECK(report->error.find(n > 1 ? text("rank %d of %d", n - 1, n) : "; ") != std::string::npos);
+        CHECK(common(report->error));
         CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{1});
         CHECK(!fs::exists(checkpoint_folder(run.path, 2) + ".partial"));
         fill(toy.state, 1);
-        CHECK(save_now(saver, 2).trouble == "");
+        CHECK(save_now(saver, 2).error == "");
         CHECK(checkpoint_steps(run.path) == std::vector<int64_t>{2});
     }
 }
@@ -384,10 +384,10 @@ TEST_CASE("a damaged piece is an error of all ranks, and an older checkpoint loa
     CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, false);
     for (int step : {1, 2}) {
         fill(toy.state, step);
-        CHECK(save_now(saver, step).trouble == "");
+        CHECK(save_now(saver, step).error == "");
     }
     std::string newest = newest_checkpoint(run.path), file = newest + "/" + data_file_name(n - 1);
-    test_world().together([&] {
+    test_world().on_all_ranks([&] {
         if (!test_world().is_root()) return;
         std::string bytes = read_text(file);
         bytes[bytes.size() - 5] ^= 4;
@@ -398,7 +398,7 @@ TEST_CASE("a damaged piece is an error of all ranks, and an older checkpoint loa
     CHECK(error.find(file + ": tensor ") != std::string::npos);
     CHECK(error.find("does not match its checksum") != std::string::npos);
     CHECK(common(error));
-    test_world().go_on();
+    test_world().recover();
     load(toy, checkpoint_folder(run.path, 1));
     CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings()), 1) == 0);
 }
@@ -411,13 +411,13 @@ TEST_CASE("a checkpoint of another model is refused by name") {
         ToyState toy(test_world(), {.dp = n}, saved, {.training = false});
         CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, false);
         fill(toy.state);
-        CHECK(save_now(saver, 1).trouble == "");
+        CHECK(save_now(saver, 1).error == "");
     }
     std::string folder = checkpoint_folder(run.path, 1);
     auto refused = [&](const ToyModel& model, const ZeroSettings& settings, const char* words) {
         ToyState toy(test_world(), {.dp = n, .shard = n}, model, settings);
         CHECK_REFUSED(load(toy, folder), words);
-        test_world().go_on();
+        test_world().recover();
     };
     ToyModel other = saved;
     refused(saved, {}, "has weights only, and no state of the optimizer; ");
@@ -436,7 +436,7 @@ TEST_CASE("weights alone can be loaded into a state that trains") {
     ToyState toy(test_world(), {.dp = n, .shard = n}, toy_model(true), {.level = 1, .keep_master = narrow});
     CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, false);
     fill(toy.state);
-    CHECK(save_now(saver, 1).trouble == "");
+    CHECK(save_now(saver, 1).error == "");
     fill(toy.state, 1);
     load(toy, checkpoint_folder(run.path, 1), true);
     CHECK(wrong_bytes(toy.state,
@@ -460,7 +460,7 @@ namespace {
 ToyModel large_model() {
     using enum Unit;
     return {{{0, embedding, "in", 2 * largest_piece + 3, 0, 0, 1, true},
-             {1, block, "out", 3001, 3002, 0, 1, true, Cut::columns},
+             {1, block, "out", 3001, 3002, 0, 1, true, Shard::columns},
              {2, head, "normf", 5, 0, 1, 1, false}},
             1,
             false};
@@ -478,7 +478,7 @@ TEST_CASE("tensors of several pieces, of whole rows and of some columns") {
         ToyState toy(test_world(), shape, large_model(), {.training = false});
         CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, shape.tp > 1);
         fill(toy.state);
-        CHECK(save_now(saver, ++step).trouble == "");
+        CHECK(save_now(saver, ++step).error == "");
     }
     for (const MeshShape& shape : shapes) {
         for (int from = 1; from <= step; from++) {
@@ -519,7 +519,7 @@ TEST_CASE("weights that are stored in another precision") {
             CAPTURE(
                 text("%s, master %d, to master %d", dtype_name(stored.weight), stored.master, keep_master));
             CommonFolder run;
-            test_world().together([&] {
+            test_world().on_all_ranks([&] {
                 if (test_world().is_root()) store(model, run.path, stored.weight, stored.master);
             });
             ToyState toy(test_world(), {.dp = n, .shard = n}, model,

@@ -273,7 +273,7 @@ TEST_CASE("gather brings everyone's text, whatever its length") {
     for (size_t most : {0, 1, 100000}) {
         // Lengths differ between ranks, and some are 0.
         auto of_rank = [&](int rank) { return std::string(most * (size_t)rank, (char)('a' + rank)); };
-        std::vector<std::string> texts = world.gather(of_rank(world.rank()));
+        std::vector<std::string> texts = world.all_gather(of_rank(world.rank()));
         REQUIRE((int)texts.size() == world.size());
         for (int rank = 0; rank < world.size(); rank++) CHECK(texts[(size_t)rank] == of_rank(rank));
     }
@@ -289,13 +289,13 @@ TEST_CASE("ranks of one machine are told apart") {
     const World& world = test_world();
     CHECK(world.local_rank() >= 0);
     CHECK(world.local_rank() < world.local_size());
-    auto places = world.gather(world.host() + text(" %d", world.local_rank()));
+    auto places = world.all_gather(world.host() + text(" %d", world.local_rank()));
     CHECK(std::set<std::string>(places.begin(), places.end()).size() == (size_t)world.size());
 }
 
 static std::string common_error_of(const std::function<void()>& step) {
     try {
-        test_world().together(step);
+        test_world().on_all_ranks(step);
     } catch (const CommonError& error) {
         return error.what();
     }
@@ -343,7 +343,7 @@ TEST_CASE("no error, other exceptions, and errors within errors") {
         if (world.rank() == world.size() - 1) fail("a: b; c");
     });
     std::string outer = common_error_of([&] {
-        world.together([&] {
+        world.on_all_ranks([&] {
             if (world.rank() == world.size() - 1) fail("a: b; c");
         });
     });

@@ -17,7 +17,7 @@
 // The same folder on all ranks.
 struct CommonFolder {
     TemporaryFolder mine;
-    std::string path = test_world().gather(mine.path)[0];
+    std::string path = test_world().all_gather(mine.path)[0];
     ~CommonFolder() { test_world().barrier(); }
     std::string operator/(const std::string& name) const { return path + "/" + name; }
 };
@@ -35,9 +35,9 @@ static std::vector<uint16_t> random_tokens(size_t count, uint32_t vocab) {
 }
 
 static bool same(const HostBatch& a, const HostBatch& b, const BatchShape& shape) {
-    size_t N = (size_t)shape.B * (size_t)shape.T;
-    return a.targets == a.tokens + N && a.doc_start == a.tokens + 2 * N && a.by_token == a.tokens + 3 * N &&
-           a.by_position == a.tokens + 4 * N &&
+    HostBatch want = batch_at(a.tokens, shape.B, shape.T);
+    return a.targets == want.targets && a.doc_start == want.doc_start && a.positions == want.positions &&
+           a.by_token == want.by_token && a.by_position == want.by_position &&
            std::equal(a.tokens, a.tokens + batch_ints(shape.B, shape.T), b.tokens);
 }
 
@@ -52,7 +52,7 @@ TEST_CASE("node reader: the batches of a reader for each rank, however ranks lie
                                       text("odd %d", (int)rank % 2), rank == 0 ? "first" : "others",
                                       rank + 1 == ranks ? "last" : "others"};
     for (const std::string& node : nodes) {
-        for (BatchShape shape : {BatchShape{1, 5, -1}, {3, 32, 7}, {8, 64, 0}}) {
+        for (BatchShape shape : {BatchShape{1, 5, -1, false}, {3, 32, 7, true}, {8, 64, 0, false}}) {
             CAPTURE(node);
             CAPTURE(shape.B);
             TokenLoader loader(list, 500, shape.T, SampleOrder::shuffled, 5);
@@ -82,13 +82,13 @@ TEST_CASE("node reader: a batch is valid until the next call") {
     CommonFolder folder;
     const World& world = test_world();
     write_on_root(folder / "a.bin", random_tokens(9000, 500));
-    const BatchShape shape = {4, 32, -1};
+    const BatchShape shape = {4, 32, -1, false};
     TokenLoader loader(folder / "a.bin", 500, shape.T, SampleOrder::shuffled, 5);
     auto reader = make_batch_source(world, true, loader, shape, 4, "one");
     int wrong = 0;
     for (uint64_t first = 0; first < 80; first += 4) {
         const HostBatch& batch = reader->load(first, shape.B);
-        std::vector<int> now(batch.tokens, batch.tokens + 4 * 4 * 32);
+        std::vector<int> now(batch.tokens, batch.tokens + batch_ints(shape.B, shape.T));
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
         wrong += !std::equal(now.begin(), now.end(), batch.tokens);
     }
@@ -100,7 +100,7 @@ TEST_CASE("node reader: what cannot be read is said to the ranks that need it") 
     CommonFolder folder;
     const World& world = test_world();
     uint64_t ranks = (uint64_t)world.size(), rank = (uint64_t)world.rank(), bad_rank = ranks - 1;
-    const BatchShape shape = {2, 8, -1};
+    const BatchShape shape = {2, 8, -1, false};
     const uint64_t steps = 10, stride = 2 * ranks;
     std::vector<uint16_t> tokens(steps * stride * 8 + 1, 3);
     tokens[(4 * stride + 2 * bad_rank) * 8 + 1] = 77;  // of step 4 on the last rank
@@ -125,7 +125,7 @@ TEST_CASE("node reader: ranks do not wait for one that has left") {
     CommonFolder folder;
     const World& world = test_world();
     write_on_root(folder / "a.bin", random_tokens(9000, 500));
-    const BatchShape shape = {4, 32, -1};
+    const BatchShape shape = {4, 32, -1, false};
     TokenLoader loader(folder / "a.bin", 500, shape.T, SampleOrder::shuffled, 5);
     auto others = make_batch_source(world, true, loader, shape, 4, "one");
     others->load(0, shape.B);
@@ -189,7 +189,7 @@ struct ReadingProcess {
 TEST_CASE("node reader: a wait ends when the reading process is killed") {
     TemporaryFolder folder;
     write_file(folder / "a.bin", shard_bytes(random_tokens(9000, 500)));
-    const BatchShape shape = {4, 32, 5};
+    const BatchShape shape = {4, 32, 5, true};
     ReadingProcess other(folder / "a.bin", shape);
     NodeReader reader(std::make_unique<NodeMemory>(other.address, 2, shape), 1, shape, 4, nullptr);
     TokenLoader loader(folder / "a.bin", 500, shape.T, SampleOrder::sequential);
@@ -202,13 +202,13 @@ TEST_CASE("node reader: a wait ends when the reading process is killed") {
 }
 
 TEST_CASE("node reader: memory that cannot be shared") {
-    const BatchShape shape = {4, 32, 5};
+    const BatchShape shape = {4, 32, 5, true};
     auto error = [&](const std::string& address, const BatchShape& shape) {
         return error_of([&] { NodeMemory(address, 2, shape); });
     };
     NodeMemory memory(2, shape);
     CHECK(error(memory.address(), shape) == "no error");
-    check_error(error(memory.address(), {4, 64, 5}), "--data-reader node", "it has another size");
+    check_error(error(memory.address(), {4, 64, 5, true}), "--data-reader node", "it has another size");
     check_error(error(text("%d 1000", (int)getpid()), shape), "--data-reader node", "No such file");
     check_error(error("", shape), "--data-reader node", "is no place of shared memory");
     // where a process may have little of it
@@ -218,7 +218,7 @@ TEST_CASE("node reader: memory that cannot be shared") {
     auto handler = std::signal(SIGXFSZ, SIG_IGN);
     REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
     std::string refused = error_of([&] { NodeMemory(2, shape); });
-    std::string too_large = error_of([&] { NodeMemory(2, {1 << 20, 1 << 20, 5}); });
+    std::string too_large = error_of([&] { NodeMemory(2, {1 << 20, 1 << 20, 5, true}); });
     setrlimit(RLIMIT_FSIZE, &limit);
     std::signal(SIGXFSZ, handler);
     check_error(refused, "--data-reader node", "bytes of shared memory cannot be had: File too large");

@@ -27,17 +27,17 @@ Model gpt2_like() {
     std::vector<Section> heads(3, Section{24, 12});
     using enum Unit;
     return {"like GPT-2",
-            {{wte, embedding, "wte", V, C, 0, 1, true, Cut::rows, {}, 16},
-             {wpe, embedding, "wpe", 13, C, 0, 1, true, Cut::summed},
-             {norm, block, "norm", C, 0, 1, 0, false, Cut::summed},
-             {qkvw, block, "qkv.weight", 3 * C, C, 0, 1, true, Cut::rows, heads},
-             {qkvb, block, "qkv.bias", 3 * C, 0, 0, 0, false, Cut::rows, heads},
+            {{wte, embedding, "wte", V, C, 0, 1, true, Shard::rows, {}, 16},
+             {wpe, embedding, "wpe", 13, C, 0, 1, true, Shard::replicated},
+             {norm, block, "norm", C, 0, 1, 0, false, Shard::replicated},
+             {qkvw, block, "qkv.weight", 3 * C, C, 0, 1, true, Shard::rows, heads},
+             {qkvb, block, "qkv.bias", 3 * C, 0, 0, 0, false, Shard::rows, heads},
              {scale, block, "scale", 5, 0, 1, 0, false},
-             {projw, block, "proj.weight", C, C, 0, 1, true, Cut::columns},
-             {projb, block, "proj.bias", C, 0, 0, 0, false, Cut::summed},
-             {fcw, block, "fc.weight", F, C, 0, 1, true, Cut::rows},
-             {fcdown, block, "fcproj.weight", C, F, 0, 1, true, Cut::columns},
-             {normf, head, "normf", C, 0, 1, 0, false, Cut::summed}},
+             {projw, block, "proj.weight", C, C, 0, 1, true, Shard::columns},
+             {projb, block, "proj.bias", C, 0, 0, 0, false, Shard::replicated},
+             {fcw, block, "fc.weight", F, C, 0, 1, true, Shard::rows},
+             {fcdown, block, "fcproj.weight", C, F, 0, 1, true, Shard::columns},
+             {normf, head, "normf", C, 0, 1, 0, false, Shard::replicated}},
             5,
             true,
             12,
@@ -50,15 +50,15 @@ Model llama_like(int kv_heads) {
     std::vector<Section> heads = {{A, 12}, {KV, kv_heads}, {KV, kv_heads}};
     using enum Unit;
     return {"like LLaMA",
-            {{wte, embedding, "wte", V, C, 0, 1, true, Cut::rows, {}, 8},
-             {norm, block, "norm", C, 0, 1, 0, false, Cut::summed},
-             {qkvw, block, "qkv.weight", A + 2 * KV, C, 0, 1, true, Cut::rows, heads},
-             {qkvb, block, "qkv.bias", A + 2 * KV, 0, 0, 0, false, Cut::rows, heads},
-             {projw, block, "proj.weight", C, A, 0, 1, true, Cut::columns},
-             {fcw, block, "fc.weight", 2 * F, C, 0, 1, true, Cut::rows, {{F, 0}, {F, 0}}},
-             {fcdown, block, "fcproj.weight", C, F, 0, 1, true, Cut::columns},
-             {normf, head, "normf", C, 0, 1, 0, false, Cut::summed},
-             {headw, head, "head", V, C, 0, 1, true, Cut::rows, {}, 8}},
+            {{wte, embedding, "wte", V, C, 0, 1, true, Shard::rows, {}, 8},
+             {norm, block, "norm", C, 0, 1, 0, false, Shard::replicated},
+             {qkvw, block, "qkv.weight", A + 2 * KV, C, 0, 1, true, Shard::rows, heads},
+             {qkvb, block, "qkv.bias", A + 2 * KV, 0, 0, 0, false, Shard::rows, heads},
+             {projw, block, "proj.weight", C, A, 0, 1, true, Shard::columns},
+             {fcw, block, "fc.weight", 2 * F, C, 0, 1, true, Shard::rows, {{F, 0}, {F, 0}}},
+             {fcdown, block, "fcproj.weight", C, F, 0, 1, true, Shard::columns},
+             {normf, head, "normf", C, 0, 1, 0, false, Shard::replicated},
+             {headw, head, "head", V, C, 0, 1, true, Shard::rows, {}, 8}},
             5,
             false,
             kv_heads,
@@ -76,10 +76,10 @@ const Stages splits[] = {{{}},
                          {{0, 1, 4}, {2, 5}, {3, 6}}};  // two parts of each stage
 
 // The places of all tensor ranks of all stages.
-std::vector<ModelPlace> places_of(const Model& model, int tp, const Stages& stages) {
-    std::vector<ModelPlace> places;
+std::vector<StageUnits> places_of(const Model& model, int tp, const Stages& stages) {
+    std::vector<StageUnits> places;
     for (size_t stage = 0; stage < stages.size(); stage++) {
-        ModelPlace place = {.tp = tp, .units = stages[stage]};
+        StageUnits place = {.tp = tp, .units = stages[stage]};
         if (model.tied && stage > 0 && stage == stages.size() - 1) {
             place.units.insert(place.units.begin(), 0);
             place.embedding_copy = true;
@@ -89,7 +89,7 @@ std::vector<ModelPlace> places_of(const Model& model, int tp, const Stages& stag
     return places;
 }
 
-ParameterLayout layout_of(const Model& model, int ranks, const ModelPlace& place = {}) {
+ParameterLayout layout_of(const Model& model, int ranks, const StageUnits& place = {}) {
     return ParameterLayout(model.rows, model.layers, model.tied, ranks, place);
 }
 
@@ -131,14 +131,14 @@ Expected expected_part(const TensorRow& row, int tp, int tensor) {
     for (Section section : sections) {
         int cuts = section.pieces > 0 && section.pieces < tp ? section.pieces : tp, copies = tp / cuts;
         for (size_t i = 0; i < section.rows; i++) {
-            switch (row.cut) {
-            case Cut::rows: {
+            switch (row.shard) {
+            case Shard::rows: {
                 size_t mine = tensor / copies;
                 if (i >= section.rows * mine / cuts && i < section.rows * (mine + 1) / cuts)
                     add_row(begin + i, 0, width, copies);
                 break;
             }
-            case Cut::columns:
+            case Shard::columns:
                 add_row(begin + i, width / tp * tensor, width / tp * (tensor + 1), 1);
                 break;
             default:
@@ -174,8 +174,8 @@ void each_tensor(const Model& model, int unit, Visit&& visit) {
 }  // namespace
 
 TEST_CASE("each rank has what the cut says, where tensors() says") {
-    each_cut([](const Model& model, int tp, const std::vector<ModelPlace>& places) {
-        for (const ModelPlace& place : places) {
+    each_cut([](const Model& model, int tp, const std::vector<StageUnits>& places) {
+        for (const StageUnits& place : places) {
             ParameterLayout layout = layout_of(model, 2, place);
             for (int unit : layout.held()) {
                 std::vector<size_t> image = filled(layout, unit);
@@ -191,7 +191,7 @@ TEST_CASE("each rank has what the cut says, where tensors() says") {
                     CHECK(shape.rows * std::max<size_t>(shape.cols, 1) == want.element.size());
                     CHECK(shape.padded_rows % row.pad_to == 0);
                     CHECK(shape.padded_size() >= want.element.size());
-                    if (row.cut == Cut::rows && row.sections.empty())
+                    if (row.shard == Shard::rows && row.sections.empty())
                         CHECK(shape.first_row * std::max<size_t>(row.cols, 1) == want.element.at(0));
                     filled_elements += want.element.size();
                 });
@@ -202,7 +202,7 @@ TEST_CASE("each rank has what the cut says, where tensors() says") {
 }
 
 TEST_CASE("all ranks of a replica count every element once, and number it alike") {
-    each_cut([](const Model& model, int, const std::vector<ModelPlace>& places) {
+    each_cut([](const Model& model, int, const std::vector<StageUnits>& places) {
         for (int shards : {1, 3}) {
             std::map<std::string, std::vector<int>> counts;
             std::map<std::string, std::vector<size_t>> numbers;
@@ -210,7 +210,7 @@ TEST_CASE("all ranks of a replica count every element once, and number it alike"
                 counts[name].assign(row.size(), 0);
                 numbers[name].assign(row.size(), padding);
             });
-            for (const ModelPlace& place : places) {
+            for (const StageUnits& place : places) {
                 ParameterLayout layout = layout_of(model, 2 * shards, place);
                 for (int unit : layout.held()) {
                     size_t part_size = layout.unit_size(unit) / shards;
@@ -232,7 +232,7 @@ TEST_CASE("all ranks of a replica count every element once, and number it alike"
                                     size_t& number = numbers.at(part.name).at(first + i);
                                     size_t here = part.first + offset + i;
                                     wrong += number != padding && number != here;
-                                    wrong += part.row->cut != Cut::columns && here != first + i;
+                                    wrong += part.row->shard != Shard::columns && here != first + i;
                                     number = here;
                                 }
                             });
@@ -253,8 +253,8 @@ TEST_CASE("all ranks of a replica count every element once, and number it alike"
 }
 
 TEST_CASE("what is counted comes in few ranges, of copies only the first") {
-    each_cut([](const Model& model, int tp, const std::vector<ModelPlace>& places) {
-        for (const ModelPlace& place : places) {
+    each_cut([](const Model& model, int tp, const std::vector<StageUnits>& places) {
+        for (const StageUnits& place : places) {
             ParameterLayout layout = layout_of(model, 1, place);
             for (int unit = 0; unit < layout.units(); unit++) {
                 std::vector<UnitRange> ranges = layout.counted(unit);
@@ -293,8 +293,8 @@ TEST_CASE("what is counted comes in few ranges, of copies only the first") {
 }
 
 TEST_CASE("what must be summed over tensor ranks") {
-    each_cut([](const Model& model, int tp, const std::vector<ModelPlace>& places) {
-        for (const ModelPlace& place : places) {
+    each_cut([](const Model& model, int tp, const std::vector<StageUnits>& places) {
+        for (const StageUnits& place : places) {
             ParameterLayout layout = layout_of(model, 1, place);
             for (int unit = 0; unit < layout.units(); unit++) {
                 std::vector<GradientSum> sums = layout.sums(unit);
@@ -316,13 +316,13 @@ TEST_CASE("what must be summed over tensor ranks") {
                     Expected want = expected_part(row, tp, place.tensor);
                     size_t wrong = 0;
                     for (size_t i = 0; i < want.copies.size(); i++) {
-                        bool summed = row.cut == Cut::summed || row.cut == Cut::rows;
+                        bool summed = row.shard == Shard::replicated || row.shard == Shard::rows;
                         wrong += tensors[row.id][i] != (summed ? want.copies[i] : 1);
                     }
                     CHECK(wrong == 0);
                 });
                 // neighbours have the same elements there
-                ModelPlace leader = place;
+                StageUnits leader = place;
                 for (GradientSum sum : sums) {
                     leader.tensor = place.tensor / sum.ranks * sum.ranks;
                     std::vector<size_t> mine = filled(layout, unit),
@@ -361,10 +361,10 @@ TEST_CASE("an example by hand") {
 }
 
 TEST_CASE("a unit has the same size on all tensor ranks, and none where it is not") {
-    each_cut([](const Model& model, int, const std::vector<ModelPlace>& places) {
+    each_cut([](const Model& model, int, const std::vector<StageUnits>& places) {
         for (int ranks : {1, 3, 8}) {
             std::vector<size_t> size(model.layers + 2, 0);
-            for (const ModelPlace& place : places) {
+            for (const StageUnits& place : places) {
                 ParameterLayout layout = layout_of(model, ranks, place);
                 size_t total = 0;
                 for (int unit = 0; unit < layout.units(); unit++) {
@@ -468,20 +468,20 @@ TEST_CASE("cuts that do not come out even are refused") {
         CHECK_NOTHROW(ParameterLayout({row}, 1, false, 1));
     };
     using enum Unit;
-    refused({0, block, "x", 8, 6, 0, 1, true, Cut::columns}, 4);
-    refused({0, block, "x", 12, 6, 0, 1, true, Cut::rows, {{12, 6}}}, 4);
-    refused({0, block, "x", 12, 6, 0, 1, true, Cut::rows, {{6, 0}, {6, 0}}}, 4);
+    refused({0, block, "x", 8, 6, 0, 1, true, Shard::columns}, 4);
+    refused({0, block, "x", 12, 6, 0, 1, true, Shard::rows, {{12, 6}}}, 4);
+    refused({0, block, "x", 12, 6, 0, 1, true, Shard::rows, {{6, 0}, {6, 0}}}, 4);
     CHECK_REFUSED(
-        ParameterLayout({{0, block, "x", 12, 6, 0, 1, true, Cut::rows, {{6, 0}}}}, 1, false, 1, {.tp = 2}),
+        ParameterLayout({{0, block, "x", 12, 6, 0, 1, true, Shard::rows, {{6, 0}}}}, 1, false, 1, {.tp = 2}),
         "tensor x: 12 rows, but 6 in its sections; ");
 }
 
 TEST_CASE("places for units in use") {
     Model tied = gpt2_like(), untied = llama_like(2);
     auto places = [](const Model& model, std::vector<int> units, int for_blocks) {
-        return UnitPlaces(layout_of(model, 1, {.units = std::move(units)}), for_blocks);
+        return UnitBuffers(layout_of(model, 1, {.units = std::move(units)}), for_blocks);
     };
-    UnitPlaces all = places(tied, {}, 2);
+    UnitBuffers all = places(tied, {}, 2);
     CHECK(all.count() == 4);
     CHECK(all.place(1) != all.place(2));
     CHECK(all.place(1) == all.place(3));
@@ -490,7 +490,7 @@ TEST_CASE("places for units in use") {
     CHECK(places(untied, {}, 2).place(0) == places(untied, {}, 2).place(6));
 
     // units of two parts of a stage take turns as they follow one another
-    UnitPlaces parts = places(untied, {2, 4, 5}, 2);
+    UnitBuffers parts = places(untied, {2, 4, 5}, 2);
     CHECK(parts.count() == 2);
     CHECK(parts.place(2) != parts.place(4));
     CHECK(parts.place(4) != parts.place(5));
@@ -502,10 +502,10 @@ TEST_CASE("places for units in use") {
 
     for (const Stages& stages : splits) {
         for (const Model& model : {tied, untied}) {
-            for (const ModelPlace& place : places_of(model, 2, stages)) {
+            for (const StageUnits& place : places_of(model, 2, stages)) {
                 ParameterLayout layout = layout_of(model, 1, place);
                 for (int for_blocks : {1, 2, 9}) {
-                    UnitPlaces unit_places(layout, for_blocks);
+                    UnitBuffers unit_places(layout, for_blocks);
                     for (int unit : layout.held()) {
                         int at = unit_places.place(unit);
                         REQUIRE(at >= 0);

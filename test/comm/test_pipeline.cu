@@ -529,7 +529,7 @@ private:
             mine += text("%.9f %.9f ", origin + span.begin, origin + span.end);
         }
         std::vector<std::vector<Span>> all;
-        for (const std::string& numbers : test_world().gather(mine)) {
+        for (const std::string& numbers : test_world().all_gather(mine)) {
             std::istringstream stream(numbers);
             all.emplace_back();
             for (Span each; stream >> each.begin >> each.end;) all.back().push_back(each);

@@ -129,7 +129,7 @@ TEST_CASE("every kind of product is noted and timed") {
     layer.bias_gradient();  // is noted no more
     CHECK(noted.size() == 3);
     auto want = layer.out.doubles();
-    auto tuned = tune_products(noted, test_stream());
+    auto tuned = time_products(noted, test_stream());
     REQUIRE(tuned.size() == 3);
     for (const TunedProduct& product : tuned) {
         CHECK(product.algorithm.size() == sizeof(Algorithm));
@@ -138,7 +138,7 @@ TEST_CASE("every kind of product is noted and timed") {
     }
     step();
     CHECK(relative_error(layer.out.doubles(), want) < tolerance<floatX>);
-    CHECK(tune_products(note_products(step), test_stream()).empty());
+    CHECK(time_products(note_products(step), test_stream()).empty());
 }
 
 TEST_CASE("an epilogue fused or not, whichever was chosen") {
@@ -233,7 +233,7 @@ TEST_CASE("an epilogue fused or not, whichever was chosen") {
         result({});
         bool usual = device_properties().major == 9 && c.product.epilogue != Epilogue::bias_gradient;
         CHECK(is_unfused() == (!usual || candidates.empty()));
-        auto tuned = tune_products(note_products(c.run), test_stream());
+        auto tuned = time_products(note_products(c.run), test_stream());
         REQUIRE(tuned.size() == 2);  // what is in front comes first, for the other to be compared with
         CHECK(tuned[0].kind == in_front);
         CHECK(tuned[0].algorithm != "");
@@ -291,7 +291,7 @@ TEST_CASE("all ranks choose alike, and again what is in the file") {
         return choose_products(world, file, origin, true, test_stream(), step);
     };
     auto chosen_by_all = [&] {
-        std::vector<std::string> of_each = world.gather(choices_to_json(cublas().choices).dump());
+        std::vector<std::string> of_each = world.all_gather(choices_to_json(cublas().choices).dump());
         for (const std::string& of_rank : of_each) CHECK(of_rank == of_each[0]);
         return of_each[0];
     };
@@ -325,5 +325,5 @@ TEST_CASE("all ranks choose alike, and again what is in the file") {
         write_file(file, "damaged");
     }
     CHECK_THROWS_AS(choose(""), CommonError);
-    world.go_on();
+    world.recover();
 }

@@ -130,7 +130,7 @@ void try_gather(const Rows& shape, bool overlap) {
     CAPTURE(shape.chunks);
     CAPTURE(overlap);
     int rank = test_world().rank(), size = test_world().size();
-    SequenceShards shards(group(), shape.chunks, overlap, test_stream());
+    SequenceParallel shards(group(), shape.chunks, overlap, test_stream());
     CHECK(shards.own_rows(shape.rows) == shape.rows / size);
     auto whole = fractions(7, shape.size()), mine = shape.own(whole, rank);
     REQUIRE(mine.size() == shape.size() / size);
@@ -159,7 +159,7 @@ void try_scatter(const Rows& shape, bool overlap) {
     CAPTURE(shape.chunks);
     CAPTURE(overlap);
     int rank = test_world().rank(), size = test_world().size();
-    SequenceShards shards(group(), shape.chunks, overlap, test_stream());
+    SequenceParallel shards(group(), shape.chunks, overlap, test_stream());
     auto mine = whole_numbers(rank, shape.size());
     Guarded<floatX> source(shape.size(), 0, mine), all(shape.size()), own(shape.size() / size);
     Guarded<floatX>& result = size == 1 ? all : own;
@@ -208,7 +208,7 @@ TEST_CASE("rounded sums are the same bits with and without overlap") {
         Rows shape = {size * chunks * 4, 100, size == 1 ? 1 : chunks};
         std::vector<std::vector<floatX>> results;
         for (bool overlap : {true, false, true}) {
-            SequenceShards shards(group(), chunks, overlap, test_stream());
+            SequenceParallel shards(group(), chunks, overlap, test_stream());
             Guarded<floatX> all(shape.size(), 0, fractions(rank, shape.size())), own(shape.size() / size);
             Guarded<floatX>& result = size == 1 ? all : own;
             shards.scatter(result.data(), all.data(), shape.rows, shape.width, [](int, int) {});
@@ -240,7 +240,7 @@ TEST_CASE("buffers are used again right behind") {
     Rows shape = {size * 3 * 4, 33, size == 1 ? 1 : 3};
     for (bool overlap : {true, false}) {
         CAPTURE(overlap);
-        SequenceShards shards(group(), 3, overlap, test_stream());
+        SequenceParallel shards(group(), 3, overlap, test_stream());
         size_t whole = shape.size(), part = whole / size;
         Guarded<floatX> own_rows(part), all_rows(whole);
         floatX* all = all_rows.data();
@@ -292,7 +292,7 @@ TEST_CASE("a scatter or a gather comes after the scatter before") {
     size_t whole = shape.size(), part = whole / size;
     for (int slow_rank = 0; slow_rank < size; slow_rank++) {
         CAPTURE(slow_rank);
-        SequenceShards shards(group(), 2, true, test_stream());
+        SequenceParallel shards(group(), 2, true, test_stream());
         Guarded<floatX> first(whole, 0, whole_numbers(rank, whole)),
             second(whole, 0, whole_numbers(200 + rank, whole));
         Guarded<floatX> all(whole), gathered(whole), own(part), other(part);
@@ -363,7 +363,7 @@ TEST_CASE("rows are worked on while those of the next chunk are on their way") {
     Rows shape = {size * 3 * 50, 301, 3};
     auto want = fractions(7, shape.size()), mine = shape.own(want, rank);
     size_t part = mine.size() / 3;
-    SequenceShards shards(group(), 3, true, test_stream());
+    SequenceParallel shards(group(), 3, true, test_stream());
     Hold hold;
     Point worked;
     Guarded<floatX> own(mine.size(), 0, mine), all(shape.size());
@@ -391,7 +391,7 @@ TEST_CASE("sums are on their way while the next chunks are computed") {
     int rank = test_world().rank(), size = test_world().size();
     if (size == 1) SKIP("one rank has no other");
     Rows shape = {size * 3 * 50, 301, 3};
-    SequenceShards shards(group(), 3, true, test_stream());
+    SequenceParallel shards(group(), 3, true, test_stream());
     Hold hold;
     Point computed;
     Guarded<floatX> all(shape.size(), 0, whole_numbers(rank, shape.size())), own(shape.size() / size);
@@ -414,7 +414,7 @@ TEST_CASE("chunks go on their way while earlier ones are worked on") {
     if (size == 1) SKIP("one rank has no other");
     Rows shape = {size * 3 * 50, 301, 3};
     auto want = fractions(7, shape.size()), mine = shape.own(want, rank);
-    SequenceShards shards(group(), 3, true, test_stream());
+    SequenceParallel shards(group(), 3, true, test_stream());
     Hold hold;
     Guarded<floatX> own(mine.size(), 0, mine), all(shape.size()), seen(shape.size());
     synchronize();
@@ -434,7 +434,7 @@ TEST_CASE("sums go on their way while other work is on the compute stream") {
     int rank = test_world().rank(), size = test_world().size();
     if (size == 1) SKIP("one rank has no other");
     Rows shape = {size * 3 * 50, 301, 3};
-    SequenceShards shards(group(), 3, true, test_stream());
+    SequenceParallel shards(group(), 3, true, test_stream());
     Hold hold;
     Guarded<floatX> all(shape.size(), 0, whole_numbers(rank, shape.size())), own(shape.size() / size);
     synchronize();
@@ -455,7 +455,7 @@ TEST_CASE("a chunk is sent while the next is computed") {
     if (size == 1) SKIP("one rank has no other");
     Rows shape = {size * 3 * 50, 301, 3};
     size_t own_chunk = shape.size() / size / shape.chunks * sizeof(floatX);
-    SequenceShards shards(group(), 3, true, test_stream());
+    SequenceParallel shards(group(), 3, true, test_stream());
     Hold hold;
     Guarded<floatX> all(shape.size(), 0, whole_numbers(rank, shape.size())), own(shape.size() / size);
     synchronize();
@@ -481,9 +481,9 @@ TEST_CASE("a chunk is sent while the next is computed") {
 
 TEST_CASE("in a group of one all rows are own rows") {
     Buffer<floatX> rows(std::vector<float>{1, 2, 3, 4, 5, 6});
-    SequenceShards none, alone(Communicator(), 4, true, test_stream());
+    SequenceParallel none, alone(Communicator(), 4, true, test_stream());
     reset_traffic();
-    for (SequenceShards* shards : {&none, &alone}) {
+    for (SequenceParallel* shards : {&none, &alone}) {
         CHECK(shards->ranks() == 1);
         CHECK(shards->rank() == 0);
         CHECK(shards->chunks() == 1);
@@ -503,10 +503,10 @@ TEST_CASE("in a group of one all rows are own rows") {
 
 TEST_CASE("what cannot be cut evenly is refused") {
     int size = test_world().size();
-    CHECK_THROWS_WITH_AS(SequenceShards(group(), 0, true, test_stream()), doctest::Contains("0 chunks"),
+    CHECK_THROWS_WITH_AS(SequenceParallel(group(), 0, true, test_stream()), doctest::Contains("0 chunks"),
                          Error);
     if (size == 1) return;
-    SequenceShards shards(group(), 3, true, test_stream());
+    SequenceParallel shards(group(), 3, true, test_stream());
     CHECK(shards.ranks() == size);
     CHECK(shards.rank() == test_world().rank());
     CHECK(shards.chunks() == 3);

@@ -17,11 +17,12 @@ static std::vector<uint16_t> random_tokens(size_t count, uint32_t vocab) {
 // Compares with what the batch should hold, worked out from its definition.
 static void check_batch(const HostBatch& batch, const TokenLoader& loader, const BatchShape& shape,
                         uint64_t first, int count) {
-    auto [B, T, document_end] = shape;
+    auto [B, T, document_end, reset_positions] = shape;
     size_t N = (size_t)B * (size_t)T;
     REQUIRE(batch.targets == batch.tokens + N);
     REQUIRE(batch.doc_start == batch.targets + N);
-    REQUIRE(batch.by_token == batch.doc_start + N);
+    REQUIRE(batch.positions == batch.doc_start + N);
+    REQUIRE(batch.by_token == batch.positions + N);
     REQUIRE(batch.by_position == batch.by_token + N);
     CHECK((size_t)(batch.by_position + N - batch.tokens) == batch_ints(B, T));
     std::map<int, std::vector<int>> of_tokens, of_positions;
@@ -33,9 +34,10 @@ static void check_batch(const HostBatch& batch, const TokenLoader& loader, const
             int n = row * T + t, start = t;
             wrong += batch.tokens[n] != inputs[(size_t)t] || batch.targets[n] != targets[(size_t)t];
             while (start > 0 && inputs[(size_t)start - 1] != document_end) start--;
-            wrong += batch.doc_start[n] != start;
+            int position = reset_positions ? t - start : t;
+            wrong += batch.doc_start[n] != start || batch.positions[n] != position;
             of_tokens[inputs[(size_t)t]].push_back(n);
-            of_positions[t - start].push_back(n);
+            of_positions[position].push_back(n);
         }
     }
     CHECK(wrong == 0);
@@ -51,7 +53,13 @@ static void check_batch(const HostBatch& batch, const TokenLoader& loader, const
 TEST_CASE("batches: any request, guessed or not") {
     TemporaryFolder folder;
     write_file(folder / "a.bin", shard_bytes(random_tokens(5000, 40)));
-    for (BatchShape shape : {BatchShape{1, 1, -1}, {3, 7, 5}, {4, 33, 0}, {2, 64, -1}, {5, 16, 39}}) {
+    for (BatchShape shape : {BatchShape{1, 1, -1, false},
+                             {3, 7, 5, true},
+                             {3, 7, 5, false},
+                             {4, 33, 0, true},
+                             {2, 64, -1, false},
+                             {2, 64, -1, true},
+                             {5, 16, 39, false}}) {
         TokenLoader loader(folder / "a.bin", 40, shape.T, SampleOrder::shuffled, 3);
         for (uint64_t stride : {(uint64_t)shape.B, 4 * (uint64_t)shape.B, uint64_t(0)}) {
             CAPTURE(shape.B);
@@ -78,7 +86,7 @@ TEST_CASE("batches: one is valid until the next call") {
     write_file(folder / "a.bin", shard_bytes(random_tokens(20000, 1000)));
     const int B = 4, T = 32;
     TokenLoader loader(folder / "a.bin", 1000, T, SampleOrder::shuffled, 3);
-    BatchReader reader(loader, {B, T, -1}, B);
+    BatchReader reader(loader, {B, T, -1, false}, B);
     for (uint64_t first = 0; first < 20 * B; first += B) {
         const HostBatch& batch = reader.load(first, B);
         std::vector<int> now(batch.tokens, batch.tokens + batch_ints(B, T));
@@ -103,7 +111,7 @@ TEST_CASE("batches: the next one is read before it is asked for, and no other") 
     bool ahead = false;
     for (int attempt = 0; attempt < 12 && !ahead; attempt++) {
         fill(1);
-        BatchReader reader(loader, {B, T, -1}, 2 * B);
+        BatchReader reader(loader, {B, T, -1, false}, 2 * B);
         CHECK(reader.load(0, B).tokens[0] == 1);
         std::this_thread::sleep_for(std::chrono::milliseconds(1 << attempt));
         fill(2);
@@ -112,7 +120,7 @@ TEST_CASE("batches: the next one is read before it is asked for, and no other") 
     CHECK(ahead);
     for (auto [first, count] : {std::pair(B, B), {2 * B, B - 1}, {0, B}}) {
         fill(1);
-        BatchReader reader(loader, {B, T, -1}, 2 * B);
+        BatchReader reader(loader, {B, T, -1, false}, 2 * B);
         CHECK(reader.load(0, B).tokens[0] == 1);
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         fill(2);
@@ -133,30 +141,30 @@ TEST_CASE("batches: what cannot be read is said when it is asked for, and the ne
                     "token 74 is 77, outside the vocabulary of 50");
     };
     {
-        BatchReader reader(loader, {B, T, -1}, B);
-        for (uint64_t first : {4, 6}) check_batch(reader.load(first, B), loader, {B, T, -1}, first, B);
+        BatchReader reader(loader, {B, T, -1, false}, B);
+        for (uint64_t first : {4, 6}) check_batch(reader.load(first, B), loader, {B, T, -1, false}, first, B);
         check_failure(reader);
-        check_batch(reader.load(10, B), loader, {B, T, -1}, 10, B);
-        check_batch(reader.load(12, B), loader, {B, T, -1}, 12, B);
+        check_batch(reader.load(10, B), loader, {B, T, -1, false}, 10, B);
+        check_batch(reader.load(12, B), loader, {B, T, -1, false}, 12, B);
         check_failure(reader);
         check_failure(reader);
-        check_batch(reader.load(8, 0), loader, {B, T, -1}, 8, 0);
-        check_batch(reader.load(8, 1), loader, {B, T, -1}, 8, 1);
-        check_batch(reader.load(10, B), loader, {B, T, -1}, 10, B);
+        check_batch(reader.load(8, 0), loader, {B, T, -1, false}, 8, 0);
+        check_batch(reader.load(8, 1), loader, {B, T, -1, false}, 8, 1);
+        check_batch(reader.load(10, B), loader, {B, T, -1, false}, 10, B);
     }
     {
-        BatchReader reader(loader, {B, T, -1}, B);  // from the first on
+        BatchReader reader(loader, {B, T, -1, false}, B);  // from the first on
         check_failure(reader);
-        check_batch(reader.load(10, B), loader, {B, T, -1}, 10, B);
+        check_batch(reader.load(10, B), loader, {B, T, -1, false}, 10, B);
     }
     {
-        BatchReader reader(loader, {B, T, -1}, B);  // read ahead, and never asked for
+        BatchReader reader(loader, {B, T, -1, false}, B);  // read ahead, and never asked for
         reader.load(6, B);
-        check_batch(reader.load(20, B), loader, {B, T, -1}, 20, B);
+        check_batch(reader.load(20, B), loader, {B, T, -1, false}, 20, B);
     }
     {
-        BatchReader reader(loader, {B, T, -1}, B);
+        BatchReader reader(loader, {B, T, -1, false}, B);
         reader.load(6, B);
     }
-    BatchReader never_asked(loader, {B, T, -1}, B);
+    BatchReader never_asked(loader, {B, T, -1, false}, B);
 }

@@ -239,7 +239,7 @@ TEST_CASE("more data files than may be open, and several threads") {
         threads.emplace_back([&, t] {
             float values[4];
             const auto& pieces = reader.index().pieces;
-            note_trouble(troubles[t], [&] {
+            note_error(troubles[t], [&] {
                 for (size_t p = 0; p < pieces.size(); p++)
                     reader.read(pieces[(p + t * 77) % pieces.size()], values);
             });

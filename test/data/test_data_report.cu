@@ -10,12 +10,12 @@ using Lines = std::vector<std::string>;
 // parts
 
 TEST_CASE("data report: numbers and histograms") {
-    CHECK(grouped(0) == "0");
-    CHECK(grouped(999) == "999");
-    CHECK(grouped(1000) == "1,000");
-    CHECK(grouped(-1234567) == "-1,234,567");
-    CHECK(grouped(-123) == "-123");
-    CHECK(grouped(INT64_MAX) == "9,223,372,036,854,775,807");
+    CHECK(with_commas(0) == "0");
+    CHECK(with_commas(999) == "999");
+    CHECK(with_commas(1000) == "1,000");
+    CHECK(with_commas(-1234567) == "-1,234,567");
+    CHECK(with_commas(-123) == "-123");
+    CHECK(with_commas(INT64_MAX) == "9,223,372,036,854,775,807");
 
     LengthHistogram histogram;
     CHECK(histogram.lines().empty());

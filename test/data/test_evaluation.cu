@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "data/commands/evaluation.h"
+#include "data/commands/eval.h"
 
 static Options small_options(int B, int T, int document_end) {
     Options o;
@@ -14,20 +14,21 @@ static Options small_options(int B, int T, int document_end) {
     return o;
 }
 
-// Stands for a model: a loss that depends on the token, its target and where its document begins. Positions
-// without a target have one too, which must not count.
-static double fake_loss(int token, int target, int doc_start) {
-    return target < 0 ? 1e6 : 0.25 * token + 0.5 * target + doc_start;
+// Stands for a model: a loss that depends on the token, its target, where its document begins and its
+// position. Tokens without a target have one too, which must not count.
+static double fake_loss(int token, int target, int doc_start, int position) {
+    return target < 0 ? 1e6 : 0.25 * token + 0.5 * target + doc_start + 3 * position;
 }
 
 static auto fake_losses(size_t N) {
     return [N](const HostBatch& batch) {
         REQUIRE(batch.targets == batch.tokens + N);
         if (batch.doc_start) REQUIRE(batch.doc_start == batch.targets + N);
+        REQUIRE(batch.positions == batch.targets + 2 * N);
         std::vector<float> losses(N);
         for (size_t i = 0; i < N; i++) {
             int start = batch.doc_start ? batch.doc_start[i] : 0;
-            losses[i] = (float)fake_loss(batch.tokens[i], batch.targets[i], start);
+            losses[i] = (float)fake_loss(batch.tokens[i], batch.targets[i], start, batch.positions[i]);
         }
         return losses;
     };
@@ -46,15 +47,20 @@ TEST_CASE("evaluation: the samples of a token file, up to a limit") {
                 CAPTURE(document_end);
                 CAPTURE(B);
                 CAPTURE(limit);
+                // positions are reset where they are learned only
+                bool asked = B == 3, learned = limit != 5, reset = asked && learned && document_end >= 0;
                 int T = 5, samples = limit == 0 || limit > 7 ? 7 : limit, texts = 0;
                 double loss = 0;
                 for (int i = 0; i < samples * T; i++) {
                     int start = i % T;
                     while (start > 0 && tokens[(size_t)(i / T * T + start - 1)] != document_end) start--;
-                    loss += fake_loss(tokens[(size_t)i], tokens[(size_t)i + 1], start);
+                    int position = i % T - (reset ? start : 0);
+                    loss += fake_loss(tokens[(size_t)i], tokens[(size_t)i + 1], start, position);
                     texts += tokens[(size_t)i + 1] < 256;
                 }
                 Options o = small_options(B, T, document_end);
+                o.reset_positions = asked;
+                o.position = learned ? "learned" : "rope";
                 if (document_end < 0) texts = samples * T;  // the end is a token as others
                 DataScore score = evaluate_data(path, limit, o, nullptr, fake_losses((size_t)B * 5));
                 CHECK(score.samples == (uint64_t)samples);
@@ -97,6 +103,7 @@ TEST_CASE("evaluation: the likeliest choice of each question") {
         Options o = small_options(B, 12, -1);
         auto losses = [&](const HostBatch& batch) {
             CHECK(batch.doc_start == nullptr);
+            for (int i = 0; i < B * 12; i++) REQUIRE(batch.positions[i] == i % 12);
             return fake_losses((size_t)B * 12)(batch);
         };
         ChoiceScore score = evaluate_choices(path, 0, o, &bytes, losses);

@@ -44,7 +44,7 @@ private:
         return logits({cache_[(size_t)row]});
     }
 
-    std::vector<std::vector<float>> go_on(const std::vector<int>& newest, int past) override {
+    std::vector<std::vector<float>> extend(const std::vector<int>& newest, int past) override {
         REQUIRE(newest.size() == cache_.size());
         for (size_t row = 0; row < cache_.size(); row++) {
             REQUIRE((int)cache_[row].size() == past);
@@ -58,7 +58,7 @@ private:
         for (auto& row : cache_) row = std::vector<int>(cache_[0].begin(), cache_[0].begin() + length);
     }
 
-    void share(std::vector<int>& tokens) override {
+    void agree_on(std::vector<int>& tokens) override {
         decided.push_back(tokens);
         if (!from_elsewhere.empty()) tokens = from_elsewhere;
     }

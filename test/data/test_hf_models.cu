@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "data/options/presets.h"
+#include "data/options/rules.h"
 #include "data/exchange/hf_export.h"
 #include "data/exchange/hf_import.h"
 #include "test/data/failing_calls.h"

@@ -257,7 +257,7 @@ TEST_CASE("checkpoints in the log") {
     report.seconds = 2;
     steps.checkpoint(report);
     report.step = 200;
-    report.trouble = "disk: full; free some";
+    report.error = "disk: full; free some";
     steps.checkpoint(report);
     auto lines = lines_of(run);
     REQUIRE(lines.size() == 2);

@@ -4,7 +4,7 @@
 #include <string>
 #include <sys/mman.h>
 
-#include "data/commands/choices.h"
+#include "data/commands/multiple_choice.h"
 #include "test/fuzz/fuzz_json.h"
 
 // Well-formed lines with some damage.

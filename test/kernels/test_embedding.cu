@@ -23,62 +23,75 @@ TEST_CASE("places are sorted by token") {
     }
 }
 
-// Where the document of each token begins: documents of 1 to `longest` tokens.
-static std::vector<int> random_documents(int B, int T, int longest) {
-    std::vector<int> doc_start;
-    for (int b = 0; b < B; b++) {
-        for (int t = 0, start = 0, end = 0; t < T; t++) {
-            if (t == end) {
-                start = t;
-                end += 1 + (int)(philox(random_key(6, "documents"), b * T + t).at[0] % longest);
-            }
-            doc_start.push_back(start);
+// How the positions of a test's tokens lie: anywhere in the table, or counted from the beginning of each row,
+// or of documents of so many tokens at most.
+enum { no_positions = -2, anywhere = -1, rows = 0 };
+
+// Of B rows of T tokens.
+static std::vector<int> make_positions(int B, int T, int kind) {
+    if (kind == anywhere) return random_rows("positions", B * T, T);
+    std::vector<int> positions;
+    for (int n = 0, start = 0, length = 0; n < B * T; n++) {
+        if (n % T == 0 || n == start + length) {
+            start = n;
+            length = kind > 0 ? 1 + (int)(philox(random_key(6, "documents"), n).at[0] % kind) : T;
         }
+        positions.push_back(n - start);
     }
-    return doc_start;
+    return positions;
 }
 
 TEST_CASE("places are sorted by position") {
-    for (auto [B, T, longest] : {std::array{1, 1, 1}, {2, 9, 1}, {3, 50, 12}, {2, 700, 300}, {1, 5, 100}}) {
+    for (auto [B, T, kind] : {std::array{1, 1, 1},
+                              {2, 9, 1},
+                              {3, 50, 12},
+                              {2, 700, 300},
+                              {1, 5, 100},
+                              {4, 90, (int)rows},
+                              {3, 400, (int)anywhere}}) {
         CAPTURE(T);
-        auto doc_start = random_documents(B, T, longest);
+        auto positions = make_positions(B, T, kind);
         std::vector<int> order(B * T, -1), want(B * T);
-        sort_by_position(order.data(), doc_start.data(), B, T);
+        sort_by_position(order.data(), positions.data(), B * T);
         for (int n = 0; n < B * T; n++) want[n] = n;
-        std::stable_sort(want.begin(), want.end(),
-                         [&, T = T](int a, int b) { return a % T - doc_start[a] < b % T - doc_start[b]; });
+        std::stable_sort(want.begin(), want.end(), [&](int a, int b) { return positions[a] < positions[b]; });
         CHECK(order == want);
     }
 }
 
-// The backward pass of these tokens, and of documents of so many tokens at most, or one in each row (0), or
-// without positions (-1), against sums in double precision; and that a second run has the same bits.
-static void check_backward(const std::vector<int>& tokens, int B, int T, int C, int V, int documents) {
+// The backward pass of these tokens against sums in double precision; and that a second run has the same
+// bits.
+static void check_backward(const std::vector<int>& tokens, int B, int T, int C, int V, int kind) {
     int N = B * T;
-    auto doc_start = random_documents(B, T, std::max(documents, 1));
+    auto positions = make_positions(B, T, kind);
     auto d = random_values<floatX>("d", (size_t)N * C);
     auto dwte_before = random_values<float>("dwte", (size_t)V * C),
          dwpe_before = random_values<float>("dwpe", (size_t)T * C);
     std::vector<double> want_dwte = to_doubles(dwte_before), want_dwpe = to_doubles(dwpe_before);
     for (int n = 0; n < N; n++) {
-        int position = documents > 0 ? n % T - doc_start[n] : n % T;
         for (int c = 0; c < C; c++) {
             double value = float(d[(size_t)n * C + c]);
             want_dwte[(size_t)tokens[n] * C + c] += value;
-            if (documents >= 0) want_dwpe[(size_t)position * C + c] += value;
+            if (kind != no_positions) want_dwpe[(size_t)positions[n] * C + c] += value;
         }
     }
 
     std::vector<int> by_token(N), by_position(N);
     sort_by_token(by_token.data(), tokens.data(), N);
-    sort_by_position(by_position.data(), doc_start.data(), B, T);
-    Buffer<int> device_tokens(tokens), order(by_token), position_order(by_position), starts(doc_start);
+    sort_by_position(by_position.data(), positions.data(), N);
+    Buffer<int> device_tokens(tokens), order(by_token), device_positions(positions),
+        position_order(by_position);
     Buffer<floatX> dout(d);
     std::vector<float> first_dwte, first_dwpe;
     for (int run = 0; run < 2; run++) {
         Buffer<float> dwte(dwte_before), dwpe(dwpe_before), scratch(embedding_backward_scratch(N, C));
-        embedding_backward(dwte, documents >= 0 ? (float*)dwpe : nullptr, scratch, dout, device_tokens, order,
-                           position_order, documents > 0 ? (int*)starts : nullptr, B, T, C, test_stream());
+        if (kind == no_positions) {
+            embedding_backward(dwte, nullptr, scratch, dout, device_tokens, order, nullptr, nullptr, N, C,
+                               test_stream());
+        } else {
+            embedding_backward(dwte, dwpe, scratch, dout, device_tokens, order, device_positions,
+                               position_order, N, C, test_stream());
+        }
         CHECK_CLOSE(dwte, want_dwte, tolerance<float>);
         CHECK_CLOSE(dwpe, want_dwpe, tolerance<float>);
         if (run == 0) first_dwte = dwte.host(), first_dwpe = dwpe.host();
@@ -91,7 +104,6 @@ TEST_CASE("embedding forward and backward") {
     struct Shape {
         int B, T, C, V;
     };
-    enum { no_positions = -1, rows = 0 };  // or documents of so many tokens at most
     for (auto [B, T, C, V] : std::vector<Shape>{{1, 1, 1, 1},
                                                 {1, 5, 7, 3},
                                                 {2, 9, 8, 50},
@@ -99,32 +111,34 @@ TEST_CASE("embedding forward and backward") {
                                                 {4, 17, 300, 30},
                                                 {2, 3, 2056, 10},
                                                 {7, 301, 8, 20}}) {
-        for (int positions : {(int)no_positions, (int)rows, 1, 2, 12, 90, 100000}) {
+        for (int kind : {(int)no_positions, (int)anywhere, (int)rows, 1, 2, 12, 90, 100000}) {
             CAPTURE(B);
             CAPTURE(T);
             CAPTURE(C);
-            CAPTURE(positions);
+            CAPTURE(kind);
             int N = B * T;
             auto tokens = random_tokens(N, V);
-            auto doc_start = random_documents(B, T, std::max(positions, 1));
+            auto positions = make_positions(B, T, kind);
             auto wte = random_values<floatX>("wte", (size_t)V * C),
                  wpe = random_values<floatX>("wpe", (size_t)T * C);
             std::vector<double> want((size_t)N * C);
             for (int n = 0; n < N; n++) {
-                int place = positions == rows ? n % T : n % T - doc_start[n];
                 for (int c = 0; c < C; c++) {
                     size_t i = (size_t)n * C + c;
                     want[i] = (double)float(wte[(size_t)tokens[n] * C + c]);
-                    if (positions != no_positions) want[i] += float(wpe[(size_t)place * C + c]);
+                    if (kind != no_positions) want[i] += float(wpe[(size_t)positions[n] * C + c]);
                 }
             }
-            Buffer<int> device_tokens(tokens), device_doc_start(doc_start);
+            Buffer<int> device_tokens(tokens), device_positions(positions);
             Buffer<floatX> out((size_t)N * C), device_wte(wte), device_wpe(wpe);
-            embedding_forward(out, device_tokens, device_wte,
-                              positions == no_positions ? nullptr : (floatX*)device_wpe,
-                              positions == rows ? nullptr : (int*)device_doc_start, B, T, C, test_stream());
+            if (kind == no_positions) {
+                embedding_forward(out, device_tokens, device_wte, nullptr, nullptr, N, C, test_stream());
+            } else {
+                embedding_forward(out, device_tokens, device_wte, device_wpe, device_positions, N, C,
+                                  test_stream());
+            }
             CHECK_CLOSE(out, want, tolerance<floatX>);
-            check_backward(tokens, B, T, C, V, positions);
+            check_backward(tokens, B, T, C, V, kind);
         }
     }
 }
@@ -139,12 +153,13 @@ TEST_CASE("embedding backward: tokens that are rare, frequent, and all of the ba
     for (int times : {1, 2, 63, 64, 65, 127, 128, 129, 300, 5000}) {
         CAPTURE(times);
         int B = 5, T = 1000, N = B * T;
-        check_backward(repeated(N, times), B, T, 4, N, 0);
+        check_backward(repeated(N, times), B, T, 4, N, rows);
     }
     for (auto [B, T] : {std::pair{64, 3}, {65, 2}, {128, 2}, {130, 33}, {1, 64}, {1, 65}, {1, 4160}}) {
         CAPTURE(B);
-        check_backward(std::vector<int>(B * T, 2), B, T, 3, 5, 0);
+        check_backward(std::vector<int>(B * T, 2), B, T, 3, 5, rows);
         check_backward(random_tokens(B * T, 3), B, T, 4, 3, 40);
+        check_backward(random_tokens(B * T, 3), B, T, 4, 3, anywhere);
     }
     // a third of the batch is one token, the others are rare
     auto tokens = random_tokens(6000, 4000);
@@ -152,25 +167,25 @@ TEST_CASE("embedding backward: tokens that are rare, frequent, and all of the ba
     check_backward(tokens, 6, 1000, 8, 4000, 300);
 }
 
-TEST_CASE("a document looks the same wherever it was packed") {
-    int T = 64, C = 24, V = 20, length = 23, at = 2 * T + 30;  // in row 2, after another document
-    auto tokens = random_tokens(3 * T, V), doc_start = random_documents(3, T, 10);
-    for (int t = 0; t < length; t++) doc_start[at + t] = 30;
-    for (int n = at + length; n < 3 * T; n++) doc_start[n] = 30 + length;
-    std::vector<int> alone(tokens.begin() + at, tokens.begin() + at + length);
+TEST_CASE("tokens look the same whatever is beside them") {
+    int N = 192, T = 64, C = 24, V = 20, length = 23, at = 158;
+    auto tokens = random_tokens(N, V), positions = make_positions(3, T, anywhere);
+    std::vector<int> some(tokens.begin() + at, tokens.begin() + at + length),
+        their_positions(positions.begin() + at, positions.begin() + at + length);
 
-    Buffer<int> device_tokens(tokens), device_doc_start(doc_start), device_alone(alone);
+    Buffer<int> device_tokens(tokens), device_positions(positions), device_some(some),
+        device_theirs(their_positions);
     Buffer<floatX> wte(random_values<floatX>("wte", V * C)), wpe(random_values<floatX>("wpe", T * C));
-    Buffer<floatX> out(3 * T * C), out_alone(length * C);
-    embedding_forward(out, device_tokens, wte, wpe, device_doc_start, 3, T, C, test_stream());
-    embedding_forward(out_alone, device_alone, wte, wpe, nullptr, 1, length, C, test_stream());
+    Buffer<floatX> out(N * C), out_alone(length * C);
+    embedding_forward(out, device_tokens, wte, wpe, device_positions, N, C, test_stream());
+    embedding_forward(out_alone, device_some, wte, wpe, device_theirs, length, C, test_stream());
     auto packed = out.doubles();
     CHECK(std::vector(packed.begin() + at * C, packed.begin() + (at + length) * C) == out_alone.doubles());
 }
 
 // Ranges of words, one after another, of which some can be empty.
-static std::vector<WordRange> cut_words(int V, int ranks) {
-    std::vector<WordRange> words;
+static std::vector<VocabRange> cut_words(int V, int ranks) {
+    std::vector<VocabRange> words;
     for (int r = 0; r < ranks; r++) words.push_back({V * r / ranks, V * (r + 1) / ranks - V * r / ranks});
     return words;
 }
@@ -182,65 +197,69 @@ TEST_CASE("a token table cut by words") {
     for (auto [B, T, C, V] :
          std::vector<Shape>{{1, 1, 1, 1}, {1, 5, 7, 3}, {2, 9, 8, 50}, {3, 40, 24, 5}, {4, 17, 300, 31}}) {
         for (int ranks : {1, 2, 3, 6}) {
-            for (bool positions : {false, true}) {
+            for (bool with_positions : {false, true}) {
                 CAPTURE(V);
                 CAPTURE(C);
                 CAPTURE(ranks);
-                CAPTURE(positions);
+                CAPTURE(with_positions);
                 int N = B * T;
                 size_t size = (size_t)N * C;
-                auto tokens = random_tokens(N, V);
+                auto tokens = random_tokens(N, V), positions = make_positions(B, T, anywhere);
                 auto wte = random_values<floatX>("wte", (size_t)V * C),
                      wpe = random_values<floatX>("wpe", (size_t)T * C), d = random_values<floatX>("d", size);
                 auto dwte = random_values<float>("dwte", (size_t)V * C),
                      dwpe = random_values<float>("dwpe", (size_t)T * C);
-                std::vector<int> order(N);
+                std::vector<int> order(N), by_position(N);
                 sort_by_token(order.data(), tokens.data(), N);
-                Buffer<int> device_tokens(tokens), device_order(order);
+                sort_by_position(by_position.data(), positions.data(), N);
+                Buffer<int> device_tokens(tokens), device_order(order), device_positions(positions),
+                    position_order(by_position);
                 Buffer<float> scratch(embedding_backward_scratch(N, C));
                 Buffer<floatX> dout(d), device_wpe(wpe), whole_wte(wte), whole(size);
                 Buffer<float> whole_dwte(dwte), whole_dwpe(dwpe);
-                floatX* added = positions ? (floatX*)device_wpe : nullptr;
-                embedding_forward(whole, device_tokens, whole_wte, added, nullptr, B, T, C, test_stream());
+                floatX* added = with_positions ? (floatX*)device_wpe : nullptr;
+                embedding_forward(whole, device_tokens, whole_wte, added, device_positions, N, C,
+                                  test_stream());
                 embedding_backward(whole_dwte, whole_dwpe, scratch, dout, device_tokens, device_order,
-                                   nullptr, nullptr, B, T, C, test_stream());
+                                   device_positions, position_order, N, C, test_stream());
                 auto whole_rows = whole.doubles();
 
                 std::vector<float> all_dwte;
-                for (WordRange words : cut_words(V, ranks)) {
+                for (VocabRange words : cut_words(V, ranks)) {
                     // memory of exactly these words: others must not be touched
                     auto begin = (ptrdiff_t)words.first * C, end = begin + (ptrdiff_t)words.count * C;
                     Buffer<floatX> own_wte(std::vector(wte.begin() + begin, wte.begin() + end)), out(size);
                     Buffer<float> own_dwte(std::vector(dwte.begin() + begin, dwte.begin() + end)),
                         own_dwpe(dwpe);
-                    embedding_forward(out, device_tokens, own_wte, added, nullptr, B, T, C, test_stream(),
-                                      words);
+                    embedding_forward(out, device_tokens, own_wte, added, device_positions, N, C,
+                                      test_stream(), words);
                     auto got = out.doubles();
                     std::vector<double> want(size);
                     for (size_t i = 0; i < size; i++) {
                         int token = tokens[i / C];
                         bool here = token >= words.first && token < words.first + words.count;
-                        double position = positions ? (double)float(wpe[i / C % T * C + i % C]) : 0.0;
+                        double position =
+                            with_positions ? (double)float(wpe[positions[i / C] * C + i % C]) : 0.0;
                         want[i] = here ? whole_rows[i] : position;
                     }
                     CHECK(got == want);
 
-                    embedding_backward(own_dwte, positions ? (float*)own_dwpe : nullptr, scratch, dout,
-                                       device_tokens, device_order, nullptr, nullptr, B, T, C, test_stream(),
-                                       words);
+                    embedding_backward(own_dwte, with_positions ? (float*)own_dwpe : nullptr, scratch, dout,
+                                       device_tokens, device_order, device_positions, position_order, N, C,
+                                       test_stream(), words);
                     for (float gradient : own_dwte.host()) all_dwte.push_back(gradient);
-                    CHECK(own_dwpe.host() == (positions ? whole_dwpe.host() : dwpe));
+                    CHECK(own_dwpe.host() == (with_positions ? whole_dwpe.host() : dwpe));
                 }
                 CHECK(all_dwte == whole_dwte.host());
 
                 // the sum over all, one of them with the positions
                 std::vector<float> sum(size, 0.0f);
                 bool first = true;
-                for (WordRange words : cut_words(V, ranks)) {
+                for (VocabRange words : cut_words(V, ranks)) {
                     auto begin = (ptrdiff_t)words.first * C, end = begin + (ptrdiff_t)words.count * C;
                     Buffer<floatX> own_wte(std::vector(wte.begin() + begin, wte.begin() + end)), out(size);
-                    embedding_forward(out, device_tokens, own_wte, first ? added : nullptr, nullptr, B, T, C,
-                                      test_stream(), words);
+                    embedding_forward(out, device_tokens, own_wte, first ? added : nullptr, device_positions,
+                                      N, C, test_stream(), words);
                     auto rows = out.doubles();
                     for (size_t i = 0; i < size; i++) sum[i] = float(floatX(sum[i] + (float)rows[i]));
                     first = false;

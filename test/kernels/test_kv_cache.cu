@@ -220,14 +220,22 @@ TEST_CASE("a text written with the cache is the text computed as a whole") {
 
         Buffer<floatX> whole(plain), out((size_t)c.B * length * c.NH * c.HS);
         Buffer<float> lse((size_t)c.B * length * c.NH);
-        rope_forward(whole, table, c.B, length, c.NH, c.NKV, c.HS, R, test_stream());
+        // of a piece of the texts
+        auto rotate = [&](floatX* qkv, int from, int to) {
+            std::vector<int> positions;
+            for (int n = 0; n < c.B * (to - from); n++) positions.push_back(from + n % (to - from));
+            Buffer<int> of_rows(positions);
+            rope_forward(qkv, table, of_rows, c.B * (to - from), c.NH, c.NKV, c.HS, R, test_stream());
+            cudaCheck(cudaStreamSynchronize(test_stream()));  // the positions end here
+        };
+        rotate(whole, 0, length);
         attention_forward(out, lse, whole, nullptr, c.B, length, c.NH, c.NKV, c.HS, c.window, test_stream());
         std::vector<floatX> want = out.host();
 
         Cache cache(c);
         auto step = [&](int from, int to) {
             Buffer<floatX> part(rows(plain, c.B, c.qkv_row(), from, to));
-            rope_forward(part, table + (size_t)from * R, c.B, to - from, c.NH, c.NKV, c.HS, R, test_stream());
+            rotate(part, from, to);
             Buffer<floatX> att((size_t)c.B * (to - from) * c.NH * c.HS);
             kv_cache_append(cache.cache, part, c.B, to - from, c.limit, from, c.NH, c.NKV, c.HS,
                             test_stream());

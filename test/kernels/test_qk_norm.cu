@@ -20,7 +20,8 @@ constexpr float theta = 100.0f;
 
 struct Layer {
     int N, NH, NKV, HS;
-    int R = 0, T = 1;  // of the rotation
+    int R = 0, T = 1;  // of the rotation, whose table has T positions
+    std::vector<int> positions = random_rows("positions", N, T);
     int heads = NH + 2 * NKV;
     size_t size = (size_t)N * heads * HS;
     std::vector<floatX> inp = random_values<floatX>("inp", size, 2.0f);
@@ -39,7 +40,7 @@ struct Layer {
             for (int h = 0; h < NH + NKV; h++) {
                 double* x = &qkv[(size_t)(n * heads + h) * HS];
                 for (int i = 0; i < R / 2; i++) {
-                    double angle = direction * (n % T) * std::pow((double)theta, -2.0 * i / R);
+                    double angle = direction * positions[n] * std::pow((double)theta, -2.0 * i / R);
                     auto turned = std::complex(x[i], x[i + R / 2]) * std::polar(1.0, angle);
                     x[i] = turned.real(), x[i + R / 2] = turned.imag();
                 }
@@ -81,7 +82,9 @@ struct Layer {
         std::vector<float> angles((size_t)T * R);
         rope_table(angles.data(), T, R, theta, {});
         Buffer<float> table(angles);
-        Rotation rope = {table, T, R};
+        Buffer<int> positions_(positions);
+        Rotation rope;
+        if (R > 0) rope = {table, positions_, R};
         qk_norm_forward(out_, rstd_, inp_, qweight_, kweight_, rope, N, NH, NKV, HS, eps, test_stream());
         qk_norm_backward(target, dqweight_, dkweight_, scratch_, dout_, inp_, rstd_, qweight_, kweight_, rope,
                          N, NH, NKV, HS, test_stream());
@@ -105,6 +108,8 @@ TEST_CASE("qk_norm: forward and backward over shapes") {
         {3, 2, 1, 40, 20, 3},
         {2, 3, 3, 264, 264, 2},
         {600, 3, 1, 16, 16, 300},
+        {4, 3, 1, 32, 32, 500},
+        {5, 2, 1, 16, 16, 90, {89, 0, 1, 89, 0}},
     };
     for (const Layer& layer : layers) {
         CAPTURE(layer.N);

@@ -7,10 +7,12 @@
 
 using Doubles = std::vector<double>;
 
+// N rows, each at some position of a table of T.
 struct Shape {
-    int B, T, NH, NKV, HS, R;
+    int N, T, NH, NKV, HS, R;
+    std::vector<int> positions = random_rows("positions", N, T);
     int heads() const { return NH + 2 * NKV; }
-    size_t size() const { return (size_t)B * T * heads() * HS; }
+    size_t size() const { return (size_t)N * heads() * HS; }
 };
 
 constexpr float theta = 10000.0f;
@@ -21,13 +23,13 @@ static Buffer<float> table_of(const Shape& s) {
     return Buffer<float>(table);
 }
 
-// A pair is a complex number, turned by t * theta^(-2i/R); `direction` -1 turns it back.
+// A pair is a complex number, turned by position * theta^(-2i/R); `direction` -1 turns it back.
 static Doubles reference(Doubles qkv, const Shape& s, int direction) {
-    for (int row = 0; row < s.B * s.T; row++) {
+    for (int row = 0; row < s.N; row++) {
         for (int h = 0; h < s.NH + s.NKV; h++) {
             double* x = &qkv[(size_t)(row * s.heads() + h) * s.HS];
             for (int i = 0; i < s.R / 2; i++) {
-                double angle = direction * (row % s.T) * std::pow((double)theta, -2.0 * i / s.R);
+                double angle = direction * s.positions[row] * std::pow((double)theta, -2.0 * i / s.R);
                 std::complex<double> turned = std::complex(x[i], x[i + s.R / 2]) * std::polar(1.0, angle);
                 x[i] = turned.real();
                 x[i + s.R / 2] = turned.imag();
@@ -39,29 +41,40 @@ static Doubles reference(Doubles qkv, const Shape& s, int direction) {
 
 TEST_CASE("rope: forward and backward over shapes") {
     Shape shapes[] = {
-        {1, 1, 1, 1, 2, 2},    {1, 5, 2, 1, 8, 8},   {2, 7, 3, 1, 33, 16},    {2, 9, 4, 2, 64, 64},
-        {1, 70, 2, 2, 36, 24}, {2, 3, 9, 3, 64, 32}, {1, 2, 40, 8, 128, 128},
+        {1, 1, 1, 1, 2, 2},
+        {5, 5, 2, 1, 8, 8},
+        {14, 7, 3, 1, 33, 16},
+        {18, 9, 4, 2, 64, 64},
+        {70, 70, 2, 2, 36, 24},
+        {6, 3, 9, 3, 64, 32},
+        {2, 2, 40, 8, 128, 128},
+        {3, 300, 2, 1, 16, 16},
+        {9, 9, 2, 2, 8, 8, {0, 1, 2, 0, 1, 2, 3, 4, 0}},
+        {4, 100, 1, 1, 8, 8, {99, 99, 0, 98}},
     };
     for (const Shape& s : shapes) {
+        CAPTURE(s.N);
         CAPTURE(s.T);
         CAPTURE(s.HS);
         CAPTURE(s.R);
         auto values = random_values<floatX>("qkv", s.size());
         Buffer<float> table = table_of(s);
+        Buffer<int> positions(s.positions);
         Buffer<floatX> forward(values), backward(values);
-        rope_forward(forward, table, s.B, s.T, s.NH, s.NKV, s.HS, s.R, test_stream());
-        rope_backward(backward, table, s.B, s.T, s.NH, s.NKV, s.HS, s.R, test_stream());
+        rope_forward(forward, table, positions, s.N, s.NH, s.NKV, s.HS, s.R, test_stream());
+        rope_backward(backward, table, positions, s.N, s.NH, s.NKV, s.HS, s.R, test_stream());
         CHECK_CLOSE(forward, reference(to_doubles(values), s, 1), tolerance<floatX>);
         CHECK_CLOSE(backward, reference(to_doubles(values), s, -1), tolerance<floatX>);
     }
 }
 
 TEST_CASE("rope: value heads and elements beyond R keep their bits") {
-    Shape s{2, 3, 2, 1, 24, 16};
+    Shape s{6, 3, 2, 1, 24, 16};
     auto values = random_values<floatX>("qkv", s.size());
     Buffer<float> table = table_of(s);
+    Buffer<int> positions(s.positions);
     Buffer<floatX> qkv(values);
-    rope_forward(qkv, table, s.B, s.T, s.NH, s.NKV, s.HS, s.R, test_stream());
+    rope_forward(qkv, table, positions, s.N, s.NH, s.NKV, s.HS, s.R, test_stream());
     Doubles got = qkv.doubles(), before = to_doubles(values);
     for (size_t i = 0; i < s.size(); i++) {
         int head = (int)(i / s.HS % s.heads()), element = (int)(i % s.HS);
@@ -70,12 +83,13 @@ TEST_CASE("rope: value heads and elements beyond R keep their bits") {
 }
 
 TEST_CASE("rope: two runs give the same bits") {
-    Shape s{2, 11, 3, 1, 40, 40};
+    Shape s{22, 11, 3, 1, 40, 40};
     auto values = random_values<floatX>("qkv", s.size());
     Buffer<float> table = table_of(s);
+    Buffer<int> positions(s.positions);
     Buffer<floatX> first(values), second(values);
-    rope_forward(first, table, s.B, s.T, s.NH, s.NKV, s.HS, s.R, test_stream());
-    rope_forward(second, table, s.B, s.T, s.NH, s.NKV, s.HS, s.R, test_stream());
+    rope_forward(first, table, positions, s.N, s.NH, s.NKV, s.HS, s.R, test_stream());
+    rope_forward(second, table, positions, s.N, s.NH, s.NKV, s.HS, s.R, test_stream());
     CHECK(first.doubles() == second.doubles());
 }
 

@@ -10,15 +10,25 @@ tokens.
 
 constexpr bool exact = std::is_same_v<floatX, float>;
 
-// The micro-batch of given tokens and targets, on the device.
+// The micro-batch of given tokens and targets, on the device. Positions count from the beginning of each row,
+// if none are given.
 class TestBatch {
 public:
-    TestBatch(int B, int T, const std::vector<int>& tokens, const std::vector<int>& targets)
-        : tokens_(tokens), targets_(targets), by_token_(tokens.size()) {
-        std::vector<int> by_token(tokens.size());
-        sort_by_token(by_token.data(), tokens.data(), (int)tokens.size());
-        copy_to_device<int>(by_token_, by_token.data(), by_token.size(), test_stream());
-        batch_ = {B, T, tokens_, targets_, by_token_};
+    TestBatch(int B, int T, const std::vector<int>& tokens, const std::vector<int>& targets,
+              const std::vector<int>& positions = {})
+        : memory_(batch_ints(B, T)) {
+        std::vector<int> values(memory_.size());
+        BatchArrays<int> rows = batch_at(values.data(), B, T);
+        for (int n = 0; n < B * T; n++) {
+            rows.tokens[n] = tokens[n];
+            rows.targets[n] = targets[n];
+            rows.positions[n] = positions.empty() ? n % T : positions[n];
+        }
+        sort_by_token(rows.by_token, rows.tokens, B * T);
+        sort_by_position(rows.by_position, rows.positions, B * T);
+        copy_to_device<int>(memory_, values.data(), values.size(), test_stream());
+        batch_ = {batch_at<const int>(memory_, B, T), B, T};
+        batch_.doc_start = nullptr;
         valid_ = (int)std::count_if(targets.begin(), targets.end(), [](int target) { return target >= 0; });
     }
 
@@ -26,7 +36,7 @@ public:
     int valid() const { return valid_; }
 
 private:
-    Buffer<int> tokens_, targets_, by_token_;
+    Buffer<int> memory_;
     Batch batch_;
     int valid_;
 };

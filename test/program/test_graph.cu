@@ -19,41 +19,35 @@ Ending train_steps(const ModelConfig& config, Recompute recompute, bool fp8, boo
     Gpt g(config, {.B = B, .T = T, .training = true, .recompute = recompute, .loss_chunk = 32, .fp8 = fp8},
           with_master);
     g.graphs.on = graphs;
-    initialize(g, 7);
-    constexpr size_t size = 5 * B * T;
+    initialize(g.state, 7);
+    const size_t size = batch_ints(B, T);
     DeviceArray<int> memory(2 * size);
     Ending ending;
     for (int step = 0; step < steps; step++) {
         zero_gradients(g);
         auto load = [&](int micro_batch, int) {
             std::vector<int> values(size);
-            int *tokens = values.data(), *targets = tokens + B * T, *documents_at = targets + B * T,
-                *by_token = documents_at + B * T, *by_position = by_token + B * T;
+            BatchArrays<int> rows = batch_at(values.data(), B, T);
             for (int i = 0; i < B * T; i++) {
                 Random4 random = philox(step * micro_batches + micro_batch, i);
                 // few different tokens in some micro-batches, or only one
-                tokens[i] = (int)(random.at[0] % (micro_batch < 2 ? 1 + 2 * micro_batch : V));
-                targets[i] = (int)(random.at[1] % V);
-                documents_at[i] = i % T >= 5 ? 5 : 0;
+                rows.tokens[i] = (int)(random.at[0] % (micro_batch < 2 ? 1 + 2 * micro_batch : V));
+                rows.targets[i] = (int)(random.at[1] % V);
+                rows.doc_start[i] = i % T >= 5 ? 5 : 0;
+                rows.positions[i] = i % T - (documents ? rows.doc_start[i] : 0);
             }
-            sort_by_token(by_token, tokens, B * T);
-            sort_by_position(by_position, documents_at, B, T);
+            sort_by_token(rows.by_token, rows.tokens, B * T);
+            sort_by_position(rows.by_position, rows.positions, B * T);
             int* device = memory.data + (micro_batch % 2) * size;
             copy_to_device(device, values.data(), size, g.stream);
-            const int* of_documents = documents ? device + 2 * B * T : nullptr;
-            return Batch{.B = B,
-                         .T = T,
-                         .tokens = device,
-                         .targets = device + B * T,
-                         .by_token = device + 3 * B * T,
-                         .by_position = device + 4 * B * T,
-                         .doc_start = of_documents,
-                         .counted_from = of_documents};
+            Batch batch = {batch_at<const int>(device, B, T), B, T};
+            if (!documents) batch.doc_start = nullptr;
+            return batch;
         };
         accumulate_gradients(g, micro_batches, load, 1.0f / (micro_batches * B * T));
-        g.state.update(g.stats, {1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 1.0f, 1);
+        g.state.update(g.stats.data, {1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 1.0f, 1);
         g.products.weights_changed(graphs);
-        ending.losses.push_back(read_stats(g, micro_batches * B * T).loss);
+        ending.losses.push_back(read_result(g, micro_batches * B * T).loss);
     }
     ending.weights = from_device(g.state.params(0), g.layout.size());
     ending.launched = g.graphs.launched();

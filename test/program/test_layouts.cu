@@ -274,7 +274,7 @@ struct Place {
     bool cut_parameters() const { return c.settings.level >= 3 && S > 1; }
 
     PipelineShape shape() const { return {c.pipeline.schedule, (int)p, (int)m, (int)v}; }
-    Division division() const { return {(int)t, c.row_chunks, shape(), split()}; }
+    Layout layout() const { return {c.mesh, c.row_chunks, shape(), split()}; }
 };
 
 // ----------------------------------------------------------------------------
@@ -406,7 +406,7 @@ Workload workload_of(const Case& c, int B, int T) {
     return {B, T, true, c.recompute, B * T / 2};
 }
 
-StepStats step_of(Gpt& g, const Case& c, int step) {
+StepResult step_of(Gpt& g, const Case& c, int step) {
     int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), count = c.micro_batches;
     std::vector<std::unique_ptr<TestBatch>> batches;
     for (int micro = 0; micro < count; micro++) {
@@ -423,8 +423,8 @@ StepStats step_of(Gpt& g, const Case& c, int step) {
     zero_gradients(g);
     accumulate_gradients(
         g, count, [&](int micro, int) { return **batches[micro]; }, (float)(1 / targets));
-    g.state.update(g.stats, {1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 0.5f, 0);
-    StepStats stats = read_stats(g, targets);
+    g.state.update(g.stats.data, {1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 0.5f, 0);
+    StepResult stats = read_result(g, targets);
     g.state.synchronize();
     test_world().largest(0);  // all have what was sent to them
     return stats;
@@ -439,8 +439,8 @@ TEST_CASE("bytes sent in a step are those of the formulas") {
         ModelConfig config = config_of(c);
         Mesh mesh(test_world(), mesh_of(c), test_stream());
         Place a(c, config, mesh.position);
-        Gpt g(config, workload_of(c, B, T), settings_of(c), mesh, a.division());
-        initialize(g, 5);
+        Gpt g(config, workload_of(c, B, T), settings_of(c), mesh, a.layout());
+        initialize(g.state, 5);
         CHECK(step_of(g, c, 0).finite);  // from here on each step begins as it will go on
         reset_traffic();
         [[maybe_unused]] uint64_t before = 0;
@@ -510,7 +510,8 @@ double formula_activations_held(const Place& a, int B, int T) {
     double layers = (double)a.layer_count(), slots = (double)held_micro_batches(a);
     double passes = layers * slots / (double)a.v;  // of a layer over a micro-batch, that are held
     double inner = (layers / (double)a.v - 1) * slots;
-    double pending = splits ? layers * (double)std::min<size_t>(a.at.pipeline + 1, a.m) : 0;
+    // and one more, which the forward pass writes to
+    double pending = splits ? layers * (double)std::min<size_t>(a.at.pipeline + 1, a.m) + 1 : 1;
     // bytes
     double residual = e * n * C, attention = e * N * QKV + 4 * N * heads + norm,
            attention_inputs = e * N * (C + A);
@@ -520,9 +521,9 @@ double formula_activations_held(const Place& a, int B, int T) {
     bool keeps_attention = a.c.recompute != Recompute::block, keeps_hidden = a.c.recompute == Recompute::none;
     double bytes = inner * residual;
     bytes += (keeps_attention ? passes : 1) * attention;
-    bytes += (keeps_attention ? passes : 1 + pending) * attention_inputs;
+    bytes += (keeps_attention ? passes : pending) * attention_inputs;
     bytes += (keeps_hidden ? passes : 1) * hidden;
-    bytes += (keeps_hidden ? passes : 1 + pending) * hidden_inputs;
+    bytes += (keeps_hidden ? passes : pending) * hidden_inputs;
     if (a.last) {
         double kept = splits || a.c.pipeline.schedule == gpipe ? slots : 1;
         bytes += kept * (e * (n + N) * C + norm) + e * (N / 2) * (double)z.vocab + 4 * N;
@@ -530,9 +531,9 @@ double formula_activations_held(const Place& a, int B, int T) {
     }
     // once: what a block adds, gradients
     double dact = config.mlp == "swiglu" ? F : 0;
-    bytes += 2 * residual + e * N * (dact + A) + (splits ? pending : 1) * e * N * (F1 + QKV);
+    bytes += 2 * residual + e * N * (dact + A) + pending * e * N * (F1 + QKV);
     if (cut) bytes += e * (n + N) * C;
-    if (cut || splits) bytes += (splits ? pending : 1) * e * N * C;
+    if (cut || splits) bytes += pending * e * N * C;
     if (splits && !parallel) bytes += pending * e * N * C;
     size_t scratch =
         std::max({attention_backward_scratch(B, T, (int)heads, (int)kv_heads, config.head_size),
@@ -599,21 +600,20 @@ TEST_CASE("memory held is what the formulas say, and what is printed before") {
         Workload workload = workload_of(c, large_B, large_T);
         ZeroSettings settings = settings_of(c);
         TakenMemory memory;
-        Gpt g(config, workload, settings, mesh, a.division());
-        size_t rope = g.rope ? (size_t)large_T * config.rope_dims * sizeof(float) : 0;
-        size_t activations = g.pipeline.bytes_held() + rope;
-        for (const ActivationRow& row : g.table) activations += row.bytes() * row.instances(g.share);
+        Gpt g(config, workload, settings, mesh, a.layout());
+        size_t rope = config.position == "rope" ? (size_t)large_T * config.rope_dims * sizeof(float) : 0;
+        size_t activations = g.activations.bytes() + g.pipeline.bytes_held() + rope;
         size_t held = g.state.bytes_held() + activations;
-        constexpr size_t stats = 2 * stat_count * sizeof(float);  // the device's, and what the host sees
+        constexpr size_t stats = 2 * sizeof(StepStatistics);  // the device's, and what the host sees
         if (memory.known()) CHECK(memory.bytes() == held + stats);
         CHECK((double)g.state.bytes_held() == doctest::Approx(formula_state(a)).epsilon(0.02));
         double formula = formula_activations_held(a, large_B, large_T);
         CHECK((double)activations == doctest::Approx(formula).epsilon(0.02));
 
         size_t most = 0;
-        for (const std::string& of_rank : test_world().gather(std::to_string(held)))
+        for (const std::string& of_rank : test_world().all_gather(std::to_string(held)))
             most = std::max<size_t>(most, std::stoull(of_rank));
-        CHECK(memory_total(memory_classes(config, workload, settings, mesh.shape, a.division())) == most);
+        CHECK(memory_total(memory_classes(config, workload, settings, a.layout())) == most);
     }
 }
 
@@ -647,7 +647,7 @@ TEST_CASE("chunks share the memory of their layers, and no two layers have the s
                         CHECK(std::adjacent_find(in_use.begin(), in_use.end()) == in_use.end());
                         if (action.work == backward || action.work == weight_gradient) mine.clear();
                     }
-                    CHECK(ActivationSlots::places(of_chunk, list, true) == most);
+                    CHECK(ActivationSlots::most(of_chunk, list, true) == most);
                 }
             }
         }
@@ -659,7 +659,7 @@ TEST_CASE("chunks share the memory of their layers, and no two layers have the s
         CHECK(held.enter({forward, micro_batch, 0}) == std::vector<int>{0, 1});
         CHECK(held.enter({forward, micro_batch, 1}) == std::vector<int>{2});
     }
-    CHECK(ActivationSlots::places({2, 1}, forward_actions({interleaved, 2, 4, 2}), false) == 3);
+    CHECK(ActivationSlots::most({2, 1}, forward_actions({interleaved, 2, 4, 2}), false) == 3);
 }
 
 // ----------------------------------------------------------------------------
@@ -672,11 +672,11 @@ std::string trained(const Case& c, const Mesh& mesh, bool overlap) {
     ModelConfig config = config_of(c);
     ZeroSettings settings = settings_of(c);
     settings.overlap = overlap;
-    Gpt g(config, workload_of(c, B, T), settings, mesh, Place(c, config, mesh.position).division());
-    initialize(g, 5);
+    Gpt g(config, workload_of(c, B, T), settings, mesh, Place(c, config, mesh.position).layout());
+    initialize(g.state, 5);
     std::string bits;
     for (int step = 0; step < 2; step++) {
-        StepStats stats = step_of(g, c, step);
+        StepResult stats = step_of(g, c, step);
         CHECK(stats.finite);
         CHECK(stats.loss > 0);
         for (float value : {stats.loss, stats.gradient_norm}) bits.append((const char*)&value, sizeof value);

@@ -122,8 +122,8 @@ void check_golden(const char* name) {
         }
         AdamW settings = {o["learning_rate"], o["beta1"], o["beta2"], o["eps"],
                           o["weight_decay"],  step + 1,   false};
-        g.state.update(g.stats, settings, o["gradient_clip"], 0);
-        StepStats stats = read_stats(g, batch.valid());
+        g.state.update(g.stats.data, settings, o["gradient_clip"], 0);
+        StepResult stats = read_result(g, batch.valid());
         CHECK(stats.finite);
         CHECK(stats.loss ==
               doctest::Approx((double)golden.header["losses"][step]).epsilon(exact ? 2e-6 : 2e-2));
@@ -257,12 +257,12 @@ TEST_CASE("gradients agree with finite differences for every switch" * doctest::
 // The parameters' bits after two steps.
 std::vector<floatX> trained(const ModelConfig& config, Recompute recompute) {
     Gpt g(config, {test_B, test_T, true, recompute, 8}, with_master);
-    initialize(g, 5);
+    initialize(g.state, 5);
     for (int step = 0; step < 2; step++) {
         TestBatch batch = random_batch(step ? "second" : "first", config.vocab_size);
         forward_backward(g, batch);
-        g.state.update(g.stats, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1, false}, 1.0f, 0);
-        CHECK(read_stats(g, batch.valid()).finite);
+        g.state.update(g.stats.data, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1, false}, 1.0f, 0);
+        CHECK(read_result(g, batch.valid()).finite);
     }
     return from_device(g.state.params(0), g.layout.size());
 }
@@ -284,7 +284,8 @@ TEST_CASE("recomputation and repetition do not change a bit") {
 TEST_CASE("recomputation keeps less") {
     ModelConfig config = small_config();
     auto bytes = [&](bool training, Recompute recompute) {
-        return activation_bytes(config, {8, 16, training, recompute, 8}, Share(config, {}, {}, training));
+        Stage stage(config, {}, {}, training);
+        return activation_bytes(activation_table(config, {8, 16, training, recompute, 8}, stage), stage);
     };
     CHECK(bytes(true, Recompute::mlp) < bytes(true, Recompute::none));
     CHECK(bytes(true, Recompute::block) < bytes(true, Recompute::mlp));
@@ -298,7 +299,7 @@ TEST_CASE("accumulated micro-batches are one batch") {
     randomize(g);
     forward_backward(g, whole);
     auto want = gradient_of(g, 0, g.layout.size());
-    float loss = read_stats(g, whole.valid()).loss;
+    float loss = read_result(g, whole.valid()).loss;
     auto tokens = from_device((*whole).tokens, 2 * test_T),
          targets = from_device((*whole).targets, 2 * test_T);
     zero_gradients(g);
@@ -309,13 +310,13 @@ TEST_CASE("accumulated micro-batches are one batch") {
         cudaCheck(cudaStreamSynchronize(g.stream));
     }
     CHECK(relative_error(gradient_of(g, 0, g.layout.size()), want) < tolerance<floatX>);
-    CHECK(read_stats(g, whole.valid()).loss == doctest::Approx(loss).epsilon(1e-6));
+    CHECK(read_result(g, whole.valid()).loss == doctest::Approx(loss).epsilon(1e-6));
 }
 
 TEST_CASE("a step that is not finite leaves the weights as they were") {
     ModelConfig config = small_config();
     Gpt g(config, {test_B, test_T, true, Recompute::none, 8}, with_master);
-    initialize(g, 5);
+    initialize(g.state, 5);
     TestBatch batch = random_batch("first", config.vocab_size);
     forward_backward(g, batch);
     cudaCheck(cudaStreamSynchronize(g.stream));
@@ -323,8 +324,8 @@ TEST_CASE("a step that is not finite leaves the weights as they were") {
     copy_to_device(g.gradients(1)[qkvw] + 3, &infinity, 1, g.stream);
     auto before = from_device(g.state.params(0), g.layout.size());
     auto moment = from_device(g.state.owned_m(0), g.layout.size());
-    g.state.update(g.stats, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 1.0f, 0);
-    CHECK_FALSE(read_stats(g, batch.valid()).finite);
+    g.state.update(g.stats.data, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 1.0f, 0);
+    CHECK_FALSE(read_result(g, batch.valid()).finite);
     CHECK(same_bits(from_device(g.state.params(0), g.layout.size()), before));
     CHECK(same_bits(from_device(g.state.owned_m(0), g.layout.size()), moment));
     CHECK(first_bad_gradient(g.state) == "layers.0.qkv.weight[3] = inf");
@@ -333,19 +334,19 @@ TEST_CASE("a step that is not finite leaves the weights as they were") {
 TEST_CASE("the statistics of a step are sent before its weights change") {
     ModelConfig config = small_config();
     Gpt g(config, {test_B, test_T, true, Recompute::none, 8}, with_master);
-    initialize(g, 5);
+    initialize(g.state, 5);
     TestBatch batch = random_batch("first", config.vocab_size);
     forward_backward(g, batch);
     cudaCheck(cudaStreamSynchronize(g.stream));
     size_t size = g.layout.size();
     auto before = from_device(g.state.params(0), size);
     Buffer<floatX> when_sent(size);
-    g.state.update(g.stats, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 1.0f, 0, [&] {
-        send_stats(g);
+    g.state.update(g.stats.data, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 1.0f, 0, [&] {
+        send_statistics(g);
         cudaCheck(cudaMemcpyAsync(when_sent, g.state.params(0), size * sizeof(floatX),
                                   cudaMemcpyDeviceToDevice, g.stream));
     });
-    StepStats sent = await_stats(g, batch.valid()), stats = read_stats(g, batch.valid());
+    StepResult sent = await_result(g, batch.valid()), stats = read_result(g, batch.valid());
     CHECK(sent.finite);
     CHECK(sent.loss == stats.loss);
     CHECK(sent.gradient_norm == stats.gradient_norm);
@@ -359,12 +360,12 @@ TEST_CASE("initial weights depend on the seed and the tensor's name only") {
     deep.layers = 3;
     Gpt a(shallow, {1, 4, false, Recompute::none, 4}, inference),
         b(deep, {1, 4, false, Recompute::none, 4}, inference);
-    initialize(a, 5);
-    initialize(b, 5);
+    initialize(a.state, 5);
+    initialize(b.state, 5);
     size_t count = (size_t)qkv_width(shallow) * shallow.channels;
     CHECK(same_bits(from_device(a.weights(2)[qkvw], count), from_device(b.weights(2)[qkvw], count)));
     CHECK_FALSE(same_bits(from_device(a.weights(1)[qkvw], count), from_device(a.weights(2)[qkvw], count)));
-    initialize(b, 6);
+    initialize(b.state, 6);
     CHECK_FALSE(same_bits(from_device(a.weights(2)[qkvw], count), from_device(b.weights(2)[qkvw], count)));
     double squares = 0;
     for (double value : to_doubles(from_device(a.weights(1)[qkvw], count))) squares += value * value;
@@ -385,11 +386,12 @@ TEST_CASE("documents do not see each other, and send each other no gradients") {
                          alone(both.begin() + 6, both.end());
         targets.insert(targets.end(), alone.begin(), alone.end());
         std::vector<int> starts = {0, 0, 0, 0, 0, 0, 6, 6, 6, 6, 6, 6};
-        TestBatch joined(1, 12, both, targets), single(1, 6, alone, alone);
+        std::vector<int> positions;
+        for (int t = 0; t < 12; t++) positions.push_back(learned ? t - starts[t] : t);
+        TestBatch joined(1, 12, both, targets, positions), single(1, 6, alone, alone);
         Buffer<int> doc_start(starts);
         Batch batch = *joined;
         batch.doc_start = doc_start;
-        if (learned) batch.counted_from = doc_start;
         // what comes out of the last norm, and the gradients of all parameters
         auto trained = [&](const Batch& on, size_t first) {
             zero_gradients(g);
@@ -413,7 +415,8 @@ TEST_CASE("a sample depends on its key only, and top-k 1 is greedy" *
     randomize(g);
     auto sample = [&](Sampling sampling, uint64_t key, int end = -1, size_t most = 24) {
         std::vector<int> tokens;
-        generate(g, {1, 2, 3}, 24, end, sampling, {key}, [&](int, int token) {
+        Writer writer(g, {1, 2, 3}, 1);
+        write_texts(writer, 24, end, sampling, {key}, [&](int, int token) {
             tokens.push_back(token);
             return tokens.size() < most;
         });

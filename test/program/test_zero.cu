@@ -81,7 +81,7 @@ TestBatch rows_of(int step, int first, int count, int vocab) {
     return TestBatch(count, T, tokens, targets);
 }
 
-StepStats step_of(Gpt& g, int step, int micro_batches) {
+StepResult step_of(Gpt& g, int step, int micro_batches) {
     int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), B = sequences / ranks / micro_batches;
     zero_gradients(g);
     for (int micro = 0; micro < micro_batches; micro++) {
@@ -89,8 +89,8 @@ StepStats step_of(Gpt& g, int step, int micro_batches) {
         accumulate_gradients(g, *batch, 1.0f / (sequences * T), micro == micro_batches - 1);
         cudaCheck(cudaStreamSynchronize(g.stream));  // the batch ends here
     }
-    g.state.update(g.stats, {1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 0.5f, 0);
-    return read_stats(g, sequences * T);
+    g.state.update(g.stats.data, {1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 0.5f, 0);
+    return read_result(g, sequences * T);
 }
 
 Workload workload_of(int B) {
@@ -132,7 +132,7 @@ std::map<std::string, std::string> collected_bytes(ZeroState& state) {
     std::map<std::string, std::string> tensors;
     for (const CheckpointTensor& tensor : model) tensors[tensor.name].resize(tensor.size() * width);
     bool alone = mesh.shape.ranks() == 1;
-    for (const std::string& pieces : alone ? std::vector{mine} : test_world().gather(mine)) {
+    for (const std::string& pieces : alone ? std::vector{mine} : test_world().all_gather(mine)) {
         for (size_t at = 0; at < pieces.size();) {
             CheckpointPiece piece;
             memcpy(&piece, &pieces[at], sizeof piece);
@@ -171,12 +171,13 @@ TEST_CASE("every level takes the steps of one rank, and all ranks hold the same 
         CAPTURE(std::string(c.name));
         ModelConfig config = config_of(c);
         Mesh mesh(test_world(), shape_of(c), test_stream());
-        Gpt g(config, workload_of(sequences / mesh.shape.dp / c.micro_batches), settings_of(c), mesh);
-        initialize(g, 5);
+        Gpt g(config, workload_of(sequences / mesh.shape.dp / c.micro_batches), settings_of(c), mesh,
+              {mesh.shape});
+        initialize(g.state, 5);
         std::optional<Gpt> alone;  // of one rank; what all others have is compared with that rank's
         if (test_world().is_root()) {
             alone.emplace(config, workload_of(sequences), with_master);
-            initialize(*alone, 5);
+            initialize(alone->state, 5);
         }
         auto difference = [&] {
             std::vector<double> got = collected(g.state);
@@ -184,15 +185,15 @@ TEST_CASE("every level takes the steps of one rank, and all ranks hold the same 
         };
         CHECK(difference() == 0);
         for (int step = 0; step < steps; step++) {
-            StepStats got = step_of(g, step, c.micro_batches);
+            StepResult got = step_of(g, step, c.micro_batches);
             CHECK(got.finite);
             if (alone) {
-                StepStats want = step_of(*alone, step, 1);
+                StepResult want = step_of(*alone, step, 1);
                 CHECK(got.loss == doctest::Approx(want.loss).epsilon(loss_limit));
                 CHECK(got.gradient_norm == doctest::Approx(want.gradient_norm).epsilon(norm_limit));
             }
             std::string seen = text("%.9g %.9g ", got.loss, got.gradient_norm) + seen_parameters(g);
-            auto replicas = test_world().gather(seen);
+            auto replicas = test_world().all_gather(seen);
             for (const std::string& bits : replicas) CHECK((bits == replicas[0]));
         }
         CHECK(difference() < weight_limit);
@@ -213,8 +214,8 @@ TEST_CASE("overlap, offload and units gathered ahead do not change a bit") {
         std::vector<std::string> bits;
         auto train = [&](const ZeroSettings& variant) {
             c.settings = variant;
-            Gpt g(config, workload_of(sequences / mesh.shape.dp / 2), settings_of(c), mesh);
-            initialize(g, 5);
+            Gpt g(config, workload_of(sequences / mesh.shape.dp / 2), settings_of(c), mesh, {mesh.shape});
+            initialize(g.state, 5);
             for (int step = 0; step < steps; step++) CHECK(step_of(g, step, 2).finite);
             return seen_parameters(g);
         };
@@ -272,7 +273,7 @@ std::string bare_steps(const Case& c, const Slowness& slowness) {
     Buffer<float> noise(
         random_values<float>(text("noise of %d", mesh.data_rank()).c_str(), looks * layout.size() / 3, 1));
     Buffer<floatX> seen(looks * layout.size());
-    Buffer<float> stats(stat_count), seen_stats(bare_step_count * stat_count);
+    Buffer<StepStatistics> stats(1), seen_stats(bare_step_count);
     size_t seen_end = 0, noise_end = 0;
     auto pause = [&] {
         if (!slowness.compute) return;
@@ -298,7 +299,7 @@ std::string bare_steps(const Case& c, const Slowness& slowness) {
     host_link_speed(slowness.link);
     for (int step = 0; step < bare_step_count; step++) {
         state.zero_gradients();
-        cudaCheck(cudaMemsetAsync(stats, 0, stat_count * sizeof(float), compute));
+        cudaCheck(cudaMemsetAsync(stats, 0, sizeof(StepStatistics), compute));
         for (int micro = 0; micro < c.micro_batches; micro++) {
             bool last = micro == c.micro_batches - 1;
             for (int unit = 0; unit <= head; unit++) look(unit, +1);
@@ -313,9 +314,9 @@ std::string bare_steps(const Case& c, const Slowness& slowness) {
             state.reduce_gradients(0, last);
         }
         pause();
-        accumulate((float*)stats + stat_loss, noise, 1, compute);
+        accumulate(&((StepStatistics*)stats)->loss, noise, 1, compute);
         state.update(stats, {0.1 / (step + 1), 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 20, 0);
-        cudaCheck(cudaMemcpyAsync((float*)seen_stats + step * stat_count, stats, stat_count * sizeof(float),
+        cudaCheck(cudaMemcpyAsync((StepStatistics*)seen_stats + step, stats, sizeof(StepStatistics),
                                   cudaMemcpyDeviceToDevice, compute));
         if (!c.settings.overlap) state.synchronize();
     }
@@ -374,7 +375,7 @@ TEST_CASE("every element is stepped alike whoever owns it, random rounding too")
                 Buffer<float> noise(random_values<float>("noise", layout.size(), 1));
                 for (int step = 0; step < 2; step++) {
                     state.zero_gradients();
-                    Buffer<float> stats(std::vector<float>(stat_count, 0));
+                    Buffer<StepStatistics> stats(std::vector<StepStatistics>(1));
                     for (int unit = layout.last_unit(); unit >= 0; unit--) {
                         state.begin_gradients(unit);
                         // a sum with zeros has no order
@@ -422,7 +423,7 @@ namespace {
 
 // One tensor of each kind of cut.
 ParameterLayout cut_layout(const MeshShape& shape, const MeshPosition& position) {
-    ModelPlace place = {.tp = shape.tp, .tensor = position.tensor};
+    StageUnits place = {.tp = shape.tp, .tensor = position.tensor};
     bool last = position.pipeline == shape.pp - 1;
     if (shape.pp > 1) {
         for (int unit = 0; unit <= 5; unit++) {
@@ -432,12 +433,12 @@ ParameterLayout cut_layout(const MeshShape& shape, const MeshPosition& position)
         place.embedding_copy = last;
     }
     using enum Unit;
-    return ParameterLayout({{0, embedding, "in", 51, 8, 0, 1, true, Cut::rows, {}, 16},
-                            {1, block, "norm", 12, 0, 1, 1, false, Cut::summed},
-                            {2, block, "heads", 32, 8, 0, 1, true, Cut::rows, {{24, 12}, {4, 1}, {4, 1}}},
-                            {3, block, "out", 6, 12, 0, 1, true, Cut::columns},
+    return ParameterLayout({{0, embedding, "in", 51, 8, 0, 1, true, Shard::rows, {}, 16},
+                            {1, block, "norm", 12, 0, 1, 1, false, Shard::replicated},
+                            {2, block, "heads", 32, 8, 0, 1, true, Shard::rows, {{24, 12}, {4, 1}, {4, 1}}},
+                            {3, block, "out", 6, 12, 0, 1, true, Shard::columns},
                             {4, block, "scale", 3, 0, 0, 1, false},
-                            {5, head, "normf", 12, 0, 1, 1, false, Cut::summed}},
+                            {5, head, "normf", 12, 0, 1, 1, false, Shard::replicated}},
                            4, true, shape.dp, place);
 }
 
@@ -500,8 +501,8 @@ TEST_CASE("a step that is not finite on one rank changes the weights of none") {
         CAPTURE(level);
         Case c = {"", level, true, true, 1};
         Mesh mesh(test_world(), shape_of(c), test_stream());
-        Gpt g(config_of(c), workload_of(sequences / mesh.shape.dp), settings_of(c), mesh);
-        initialize(g, 5);
+        Gpt g(config_of(c), workload_of(sequences / mesh.shape.dp), settings_of(c), mesh, {mesh.shape});
+        initialize(g.state, 5);
         std::string before = seen_parameters(g);
         auto poisoned_step = [&](auto&& poison) {
             int B = g.workload.B;
@@ -510,20 +511,18 @@ TEST_CASE("a step that is not finite on one rank changes the weights of none") {
             accumulate_gradients(g, *batch, 1.0f / (sequences * T), true);
             cudaCheck(cudaStreamSynchronize(g.stream));
             if (test_world().rank() == test_world().size() - 1) poison();
-            g.state.update(g.stats, {1e-2, 0.9, 0.95, 1e-8, 0.1, 1, false}, 1, 0);
-            return read_stats(g, sequences * T);
+            g.state.update(g.stats.data, {1e-2, 0.9, 0.95, 1e-8, 0.1, 1, false}, 1, 0);
+            return read_result(g, sequences * T);
         };
-        StepStats stats = poisoned_step(
-            [&] { cudaCheck(cudaMemsetAsync(g.stats + stat_loss, 0xff, sizeof(float), g.stream)); });
+        StepResult stats = poisoned_step([&] { spoil_loss(g); });
         CHECK_FALSE(stats.finite);
         CHECK((seen_parameters(g) == before));
         CHECK_FALSE(stats.stop);
-        stats = poisoned_step(
-            [&] { cudaCheck(cudaMemsetAsync(g.stats + stat_stop, 0x3f, sizeof(float), g.stream)); });
+        stats = poisoned_step([&] { fill(&g.stats.data->stop, 1, 1, g.stream); });
         CHECK(stats.finite);
         CHECK(stats.stop);  // which one rank was asked for
         CHECK_FALSE((seen_parameters(g) == before));
-        initialize(g, 5);
+        initialize(g.state, 5);
         CHECK((seen_parameters(g) == before));  // nothing of what was gathered is left
     }
 }
@@ -535,8 +534,9 @@ TEST_CASE("bytes sent in a step are those of the formulas" * doctest::skip(on_cp
         CAPTURE(std::string(c.name));
         ModelConfig config = config_of(c);
         Mesh mesh(test_world(), shape_of(c), test_stream());
-        Gpt g(config, workload_of(sequences / mesh.shape.dp / c.micro_batches), settings_of(c), mesh);
-        initialize(g, 5);
+        Gpt g(config, workload_of(sequences / mesh.shape.dp / c.micro_batches), settings_of(c), mesh,
+              {mesh.shape});
+        initialize(g.state, 5);
         step_of(g, 0, c.micro_batches);  // from here on each step begins as it will go on
         reset_traffic();
         step_of(g, 1, c.micro_batches);
@@ -574,7 +574,7 @@ TEST_CASE("memory held is what the formulas say") {
                 Case c = {"", level, true, tied, 1, false, {.offload = offload}};
                 Mesh mesh(test_world(), shape_of(c), test_stream());
                 ZeroSettings settings = settings_of(c);
-                Gpt g(config, workload_of(1), settings, mesh);
+                Gpt g(config, workload_of(1), settings, mesh, {mesh.shape});
 
                 size_t planned = 0;
                 for (auto& part : ZeroState::memory(g.layout, mesh.shape, settings)) planned += part.bytes;

@@ -82,6 +82,14 @@ std::vector<T> random_values(const char* name, size_t size, float scale = 1.0f, 
     return values;
 }
 
+// Of the rows of a table of `count`.
+inline std::vector<int> random_rows(const char* name, size_t size, int count) {
+    std::vector<int> rows(size);
+    uint64_t key = random_key(1234, name);
+    for (size_t i = 0; i < size; i++) rows[i] = (int)(philox(key, i).at[0] % (uint32_t)count);
+    return rows;
+}
+
 template <typename T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
     return a.size() == b.size() && (a.empty() || memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);

@@ -8,7 +8,7 @@ Moves a checkpoint from one layout to another: on all ranks of mpirun, for test/
 A LAYOUT is a list as in tp=2,dp=3,shard=3,zero=3; also pp, copies and offload. move prints a line "ok ..." or
 "FAILED ..." for each FROM.
 */
-#include "data/base/words.h"
+#include "data/base/strings.h"
 #include "test/comm/checkpoint_testing.h"
 
 namespace {
@@ -48,8 +48,8 @@ void save(const World& world, ToyState& toy, const std::string& run_dir) {
     CheckpointSaver saver(toy.state, world, run_dir, 0, 0, true);
     saver.save(about_step(1));
     SaveReport report = saver.finish();
-    world.together([&] {
-        if (!report.trouble.empty()) fail("%s", report.trouble.c_str());
+    world.on_all_ranks([&] {
+        if (!report.error.empty()) fail("%s", report.error.c_str());
     });
 }
 
@@ -65,7 +65,7 @@ void move(const World& world, const std::string& name, const std::string& to,
             load_checkpoint(toy.state, world, toy.layout_at(), reader, false);
             bool wrong = wrong_bytes(toy.state, slots_of(layout.settings)) > 0;
             save(world, toy, to);
-            world.together([&] {
+            world.on_all_ranks([&] {
                 if (wrong) fail("not what was saved");
                 if (!world.is_root()) return;
                 auto saved = logical_tensors(newest_checkpoint(from)),
@@ -100,6 +100,6 @@ int main(int argc, char** argv) {
         if (world.is_root()) printf("FAILED %s\n", error.what());
         return 1;
     } catch (const std::exception& error) {
-        leave_alone(world, error);
+        abort_job(world, error);
     }
 }

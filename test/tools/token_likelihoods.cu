@@ -10,19 +10,19 @@ int main(int argc, char** argv) try {
     World world(&argc, &argv);
     TrainedModel model(argv[1], "");
     int V = model.options.vocab_size, T = argc - 2;
-    std::vector<int> tokens((size_t)2 * V *
-                            T);  // the same text for each token, which is the target everywhere
-    for (int v = 0; v < V; v++) {
-        for (int t = 0; t < T; t++) {
-            tokens[(size_t)v * T + t] = atoi(argv[2 + t]);
-            tokens[(size_t)(V + v) * T + t] = v;
-        }
+    // the same text for each token, which is the target everywhere
+    std::vector<int> memory(batch_ints(V, T));
+    BatchArrays<int> rows = batch_at(memory.data(), V, T);
+    for (int n = 0; n < V * T; n++) {
+        rows.tokens[n] = atoi(argv[2 + n % T]);
+        rows.targets[n] = n / T;
+        rows.positions[n] = n % T;
     }
     Workload workload = {V, T, false, Recompute::none, chosen_loss_chunk(model.options, V * T)};
     std::unique_ptr<Gpt> g = load_model(model, workload, world);
-    DeviceArray<int> device((size_t)3 * V * T);
-    HostBatch batch = {.tokens = tokens.data(), .targets = tokens.data() + (size_t)V * T};
-    std::vector<float> losses = batch_losses(*g, batch, false, device);
+    DeviceArray<int> device(memory.size());
+    HostBatch batch = {.tokens = rows.tokens, .targets = rows.targets, .positions = rows.positions};
+    std::vector<float> losses = batch_losses(*g, batch, device);
     for (int t = 0; t < T; t++) {
         for (int v = 0; v < V; v++) printf("%.9g ", -losses[(size_t)v * T + t]);
         printf("\n");

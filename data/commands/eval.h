@@ -1,8 +1,7 @@
 /*
 How well a model knows token files, and answers multiple-choice questions. The model itself is behind
-losses(batch): the loss of each position (B*T) of a HostBatch whose tokens and targets are set. Its other
-arrays are null, but for doc_start where documents are told apart; what is set lies one behind the other in
-memory, as in every HostBatch.
+losses(batch): the loss of each position (B*T) of a HostBatch whose arrays lie in memory as batch_at() has
+them. Its doc_start is null where documents are not told apart; by_token and by_position may be null.
 */
 #pragma once
 
@@ -16,7 +15,7 @@ memory, as in every HostBatch.
 #include <vector>
 
 #include "data/tokens/batch_reader.h"
-#include "data/commands/choices.h"
+#include "data/commands/multiple_choice.h"
 #include "data/base/error.h"
 #include "data/base/json.h"
 #include "data/base/log_file.h"
@@ -60,13 +59,11 @@ DataScore evaluate_data(const std::string& data, int limit, const Options& o, co
     DataScore score;
     score.samples = loader.samples_per_epoch();
     if (limit > 0) score.samples = std::min(score.samples, (uint64_t)limit);
-    BatchReader reader(loader, {B, T, o.document_end}, (uint64_t)B);
+    BatchReader reader(loader, {B, T, o.document_end, resets_positions(o)}, (uint64_t)B);
     ProgressLine progress("eval", (double)score.samples * T, "tokens");
     for (uint64_t first = 0; first < score.samples; first += (uint64_t)B) {
-        const HostBatch& read = reader.load(first, (int)std::min((uint64_t)B, score.samples - first));
-        HostBatch batch = {.tokens = read.tokens,
-                           .targets = read.targets,
-                           .doc_start = o.document_end >= 0 ? read.doc_start : nullptr};
+        HostBatch batch = reader.load(first, (int)std::min((uint64_t)B, score.samples - first));
+        if (o.document_end < 0) batch.doc_start = nullptr;
         each_loss(losses(batch), batch.targets, [&](size_t i, float loss) {
             int target = batch.targets[i];
             score.loss += loss;
@@ -120,14 +117,17 @@ ChoiceScore evaluate_choices(const std::string& path, int limit, const Options& 
     size_t B = (size_t)o.micro_batch, T = (size_t)o.sequence_length;
     ProgressLine progress("eval", (double)rows.size(), "choices");
     for (size_t first = 0; first < rows.size(); first += B) {
-        std::vector<int> tokens(2 * B * T);
-        int* targets = tokens.data() + B * T;
-        std::fill_n(targets, B * T, -1);
+        std::vector<int> memory(batch_ints((int)B, (int)T));
+        BatchArrays<int> batch = batch_at(memory.data(), (int)B, (int)T);
+        std::fill_n(batch.targets, B * T, -1);
+        for (size_t n = 0; n < B * T; n++) batch.positions[n] = (int)(n % T);
         for (size_t i = first; i < std::min(first + B, rows.size()); i++) {
             size_t at = (i - first) * T;
-            choice_row(examples[rows[i].first], rows[i].second, (int)T, &tokens[at], targets + at);
+            choice_row(examples[rows[i].first], rows[i].second, (int)T, batch.tokens + at,
+                       batch.targets + at);
         }
-        each_loss(losses({.tokens = tokens.data(), .targets = targets}), targets, [&](size_t i, float loss) {
+        HostBatch asked = {.tokens = batch.tokens, .targets = batch.targets, .positions = batch.positions};
+        each_loss(losses(asked), asked.targets, [&](size_t i, float loss) {
             auto [example, choice] = rows[first + i / T];
             likelihoods[example][choice] -= loss;
         });

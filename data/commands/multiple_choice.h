@@ -36,7 +36,7 @@ their mean. The reading is strict: the file is right in every field, or it is re
 #include "data/base/json.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/base/utf8.h"
-#include "data/base/words.h"
+#include "data/base/strings.h"
 
 struct ChoiceExample {
     std::vector<int> context;               // not empty
