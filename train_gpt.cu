@@ -46,7 +46,7 @@ is in data/.
 #include "comm/stage.h"              // Stage: what this rank has of the model
 #include "comm/tensor_parallel.h"    // column_parallel, row_parallel
 #include "comm/tensor_table.h"       // tensor_table, parameter_layout
-#include "comm/whole_tensors.h"      // set_tensors
+#include "comm/whole_tensors.h"      // initialize, raise_not_finite
 #include "comm/zero.h"               // ZeroState: parameters, gradients and optimizer state, cut over ranks
 #include "data/base/stop_signals.h"  // how a run is asked to stop
 #include "data/commands/data_report.h"    // the data command
@@ -67,7 +67,7 @@ is in data/.
 #include "kernels/norm.cuh"               // norm_forward, residual_norm_forward, norm_backward
 #include "kernels/qk_norm.cuh"            // qk_norm_forward, qk_norm_backward
 #include "kernels/residual.cuh"           // residual_forward
-#include "kernels/rope.cuh"               // rope_table, rope_forward, rope_backward
+#include "kernels/rope.cuh"               // rope_forward, rope_backward
 #include "kernels/swiglu.cuh"             // swiglu_forward, swiglu_backward
 
 // ----------------------------------------------------------------------------
@@ -145,10 +145,10 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     auto matmul_input = [&](Lifetime own) { return own == shared ? until_weights : own; };
     size_t cache = cache_row_size(local_part(c, tp), w.cache_length) * w.cache_rows;
     size_t logits = std::max(chunk, tp);  // of one row each, those of a sample come from all tensor ranks
-    size_t scratch =
-        std::max({attention_backward_scratch(d.B, d.T, d.NH, d.NKV, d.HS), norm_backward_scratch(d.C),
-                  qk_norm_backward_scratch(d.HS), matmul_backward_bias_scratch(std::max({d.F1, d.QKV, d.C})),
-                  embedding_backward_scratch(d.N, d.C)});
+    size_t scratch = std::max(
+        {attention_backward_scratch(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, 0, nullptr)),
+         norm_backward_scratch(d.C), qk_norm_backward_scratch(d.HS),
+         matmul_backward_bias_scratch(std::max({d.F1, d.QKV, d.C})), embedding_backward_scratch(d.N, d.C)});
     std::vector<ActivationRow> rows;
 #define X(type, name, elements, lifetime, present)                                                           \
     if (size_t count = (present) ? (elements) : 0) {                                                         \
@@ -199,8 +199,6 @@ struct Gpt {
     Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings)
         : Gpt(config, workload, settings, one_process(), {}) {}
     ~Gpt() { cudaStreamSynchronize(stream); }
-    Gpt(const Gpt&) = delete;
-    Gpt& operator=(const Gpt&) = delete;
 
     Dims dims(const Batch& batch) const { return {config, rows.ranks(), batch.B, batch.T}; }
     // Where a norm's own rows are made before they come together in `all`.
@@ -306,6 +304,7 @@ struct Layer {
     Activations& a;
     UnitTensors<floatX> w;
     UnitTensors<float> dw;
+    AttentionShape heads;
     NormLayer norm1, norm2;
     Linear qkv, attproj, fc, fcproj;
 
@@ -315,6 +314,7 @@ struct Layer {
           a(g.acts[number]),
           w(g.weights(number + 1)),
           dw(g.gradients(number + 1)),
+          heads(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, g.config.window, batch.doc_start)),
           norm1{a.residual, a.norm1,   a.norm1_mean, a.norm1_rstd,
                 w[norm1w],  w[norm1b], dw[norm1w],   dw[norm1b]},
           norm2{a.residual2, a.norm2,   a.norm2_mean, a.norm2_rstd,
@@ -386,8 +386,7 @@ inline void attention_hidden(Gpt& g, const Layer& l) {
         kv_cache_attention(a.att, a.qkv, cache, d.B, d.T, limit, batch.past, d.NH, d.NKV, d.HS,
                            g.config.window, g.stream);
     } else {
-        attention_forward(a.att, a.lse, a.qkv, batch.doc_start, d.B, d.T, d.NH, d.NKV, d.HS, g.config.window,
-                          g.stream);
+        attention_forward(a.att, a.lse, a.qkv, l.heads, g.stream);
     }
 }
 
@@ -401,8 +400,7 @@ inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) 
     auto& a = l.a;
     const Dims& d = l.d;
     row_parallel_backward(g.tp, l.attproj, a.dresidual, a.datt, g.last, weights);
-    attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, l.batch.doc_start, d.B, d.T, d.NH,
-                       d.NKV, d.HS, g.config.window, g.stream);
+    attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, l.heads, g.stream);
     if (g.config.qk_norm) {
         qk_norm_backward(a.dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
                          l.w[qnormw], l.w[knormw], {g.rope.data, l.batch.positions, d.R}, d.N, d.NH, d.NKV,

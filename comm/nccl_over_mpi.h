@@ -64,7 +64,7 @@ inline const char* ncclGetLastError(ncclComm_t) {
 #include <vector>
 
 #include "comm/host_collectives.h"  // HostOperation, run_operations
-#include "kernels/common.cuh"       // cudaCheck, cudaLaunchHostFunc
+#include "kernels/common.cuh"       // cudaCheck
 
 #ifdef __CUDACC__
 #include "comm/gpu_over_mpi.h"  // host_enqueue

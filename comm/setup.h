@@ -11,30 +11,31 @@ reaches, and which algorithm each matrix product takes.
 #include <utility>
 #include <vector>
 
-#include "comm/activations.h"
-#include "comm/collectives.h"
-#include "comm/device_batches.h"  // Batch
-#include "comm/memory.h"          // has_own_memory
-#include "comm/mesh.h"
-#include "comm/stage.h"
-#include "comm/tensor_table.h"  // local_part
-#include "comm/pipeline.h"      // PipelineTask
-#include "comm/world.h"
-#include "comm/zero.h"  // ZeroSettings
-#include "data/base/error.h"
-#include "data/base/figures.h"
-#include "data/base/stop_signals.h"
-#include "data/options/options.h"   // Options
-#include "data/options/schedule.h"  // the course of the learning rate
+#include "comm/activations.h"        // Workload, Recompute
+#include "comm/collectives.h"        // host_link_speed
+#include "comm/device_batches.h"     // Batch
+#include "comm/layout.h"             // make_layout, pipeline_text
+#include "comm/memory.h"             // has_own_memory, available_memory
+#include "comm/mesh.h"               // Mesh
+#include "comm/pipeline.h"           // PipelineTask
+#include "comm/stage.h"              // local_part, Dims, Stage
+#include "comm/tensor_table.h"       // parameter_layout, padded_vocab
+#include "comm/world.h"              // World
+#include "comm/zero.h"               // ZeroSettings
+#include "data/base/error.h"         // fail, note_error
+#include "data/base/figures.h"       // human, seconds_now
+#include "data/base/stop_signals.h"  // launcher_advice
+#include "data/options/options.h"    // Options
+#include "data/options/schedule.h"   // the course of the learning rate
 #include "data/run/algorithm_file.h"
-#include "data/run/meter.h"
-#include "kernels/adamw.cuh"  // AdamW
-#include "kernels/attention.cuh"
+#include "data/run/meter.h"       // published_peak
+#include "kernels/adamw.cuh"      // AdamW
+#include "kernels/attention.cuh"  // has_wgmma_attention, attention_kernels
 #include "kernels/common.cuh"
-#include "kernels/fp8_matmul.cuh"
-#include "kernels/matmul.cuh"
-#include "kernels/rope.cuh"
-#include "kernels/graph.cuh"  // Graphs, graph_key
+#include "kernels/fp8_matmul.cuh"  // Fp8Sizes
+#include "kernels/graph.cuh"       // graph_key
+#include "kernels/matmul.cuh"      // measured_gemm_rate
+#include "kernels/rope.cuh"        // rope_table
 #ifndef DEVICE_CPU
 #include "kernels/product_tuning.cuh"
 #endif
@@ -153,7 +154,7 @@ inline void choose_attention(const Options& o) {
          o.attention.c_str());
 #else
     bool wgmma = o.attention == "wgmma";
-    if (wgmma && !has_wgmma_attention(attention_shape(1, 1, 1, 1, o.head_size, 0, nullptr))) {
+    if (wgmma && !has_wgmma_attention(self_attention_shape(1, 1, 1, 1, o.head_size, 0, nullptr))) {
         fail("--attention wgmma: needs a Hopper card, a program built with PRECISION=bf16, and heads of a "
              "multiple of 8 up to 128 (here: %s, heads of %d); give auto",
              floatX_name, o.head_size);

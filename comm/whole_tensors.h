@@ -10,7 +10,6 @@ larger than a piece is ever whole on one rank.
 #include <string>
 #include <vector>
 
-#include "comm/memory.h"  // allocate
 #include "comm/world.h"
 #include "comm/zero.h"  // ZeroState
 #include "data/base/figures.h"

@@ -5,7 +5,8 @@ Causal self-attention with grouped key/value heads, without a (T, T) matrix in m
     out_i = sum_j p_ij v_j,  p_ij = exp(s_ij - lse_i),  s_ij = q_i . k_j / sqrt(HS),  lse_i = log sum_j
 exp(s_ij)
 
-where j runs over the keys that query i sees: those of its document, no more than `window`, none after i.
+where j runs over the keys that query i sees: those of its document, no more than `window`, none after its
+own position. A call may be for the queries of some positions of each sequence only, which follow one another.
 
 Saved for the backward pass: qkv, out and lse. From these the probabilities come back tile by tile, and with
 dp_ij = dout_i . v_j and ds_ij = p_ij (dp_ij - dout_i . out_i) / sqrt(HS)
@@ -78,45 +79,43 @@ inline void launch_attention_backward(floatX* dqkv, float* scratch, const floatX
 // launchers
 
 // Floats of scratch that attention_backward needs.
-inline size_t attention_backward_scratch(int B, int T, [[maybe_unused]] int NH, [[maybe_unused]] int NKV,
-                                         int HS) {
+inline size_t attention_backward_scratch(const AttentionShape& shape) {
 #ifdef DEVICE_CPU
-    return attention_backward_scratch_cpu(B, T, NKV, HS);
+    return attention_backward_scratch_cpu(shape);
 #else
     size_t floats = 0;
-    auto count = [&](int width) { floats = BackwardScratch(nullptr, B, T, NH, width).floats(); };
-    with_head_width(HS, count);
+    auto count = [&](int width) { floats = BackwardScratch(nullptr, shape, width).floats(); };
+    with_head_width(shape.HS, count);
 #ifdef PRECISION_BF16
-    if (has_wgmma_attention(attention_shape(B, T, NH, NKV, HS, 0, nullptr)))
-        with_hopper_width(HS, count);  // as wide as the other tiles, or wider
+    if (has_wgmma_attention(shape))
+        with_hopper_width(shape.HS, count);  // as wide as the other tiles, or wider
 #endif
     return floats;
 #endif
 }
 
-// Position i of a sequence attends to max(doc_start[i], i - window + 1) ... i (window 0: no limit; doc_start
-// null: 0). doc_start[i] <= i, and it never decreases along a sequence. Query head h reads key/value head h /
-// (NH / NKV).
-inline void attention_forward(floatX* out,           // (B, T, NH, HS)
-                              float* lse,            // (B, NH, T)
-                              const floatX* qkv,     // (B, T, NH + 2*NKV, HS)
-                              const int* doc_start,  // (B, T), nullable
-                              int B, int T, int NH, int NKV, int HS, int window, cudaStream_t stream) {
-    AttentionShape shape = attention_shape(B, T, NH, NKV, HS, window, doc_start);
+// Position t of a sequence attends to max(doc_start[t], t - window + 1) ... t (window 0: no limit; doc_start
+// null: 0). doc_start[t] <= t, and it never decreases along a sequence. Query head h reads key/value head h /
+// (NH / NKV). The queries of the call are those at the positions q0 ... q0 + Tq - 1. Other queries in qkv are
+// not read, and neither are keys and values after these positions.
+inline void attention_forward(floatX* out,        // (B, Tq, NH, HS)
+                              float* lse,         // (B, NH, Tq)
+                              const floatX* qkv,  // (B, Tk, NH + 2*NKV, HS)
+                              const AttentionShape& shape, cudaStream_t stream) {
     ON_DEVICE(stream, attention_forward_cpu(out, lse, qkv, shape),
               launch_attention_forward(out, lse, qkv, shape, stream));
 }
 
-// out and lse are those of the forward pass.
-inline void attention_backward(floatX* dqkv,          // (B, T, NH + 2*NKV, HS)
-                               float* scratch,        // (attention_backward_scratch(B, T, NH, NKV, HS))
-                               const floatX* dout,    // (B, T, NH, HS)
-                               const floatX* qkv,     // (B, T, NH + 2*NKV, HS)
-                               const floatX* out,     // (B, T, NH, HS)
-                               const float* lse,      // (B, NH, T)
-                               const int* doc_start,  // (B, T), nullable
-                               int B, int T, int NH, int NKV, int HS, int window, cudaStream_t stream) {
-    AttentionShape shape = attention_shape(B, T, NH, NKV, HS, window, doc_start);
+// out and lse are those of the forward pass, and dqkv is what the queries of the call contribute. Gradients
+// of keys and values are written at all Tk positions, zeros where no query sees them; gradients of queries
+// only at q0 ... q0 + Tq - 1, and what dqkv holds of other queries stays.
+inline void attention_backward(floatX* dqkv,        // (B, Tk, NH + 2*NKV, HS)
+                               float* scratch,      // (attention_backward_scratch(shape))
+                               const floatX* dout,  // (B, Tq, NH, HS)
+                               const floatX* qkv,   // (B, Tk, NH + 2*NKV, HS)
+                               const floatX* out,   // (B, Tq, NH, HS)
+                               const float* lse,    // (B, NH, Tq)
+                               const AttentionShape& shape, cudaStream_t stream) {
     ON_DEVICE(stream, attention_backward_cpu({dqkv, dout, qkv, out, lse, shape}, scratch),
               launch_attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream));
 }

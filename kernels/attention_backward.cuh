@@ -37,11 +37,11 @@ struct Turn {
 struct BackwardScratch {
     static constexpr int padding = 128, min_queries = 16;  // largest and smallest tile of queries
 
-    int B, NH, rows, width;  // rows: T rounded up to whole tiles; width: of a tile
+    int B, NH, rows, width;  // rows: Tq rounded up to whole tiles; width: of a tile
     float* data;             // begins at a multiple of 16 bytes
 
-    BackwardScratch(float* data, int B, int T, int NH, int width)
-        : B(B), NH(NH), rows(ceil_div(T, padding) * padding), width(width), data(data) {}
+    BackwardScratch(float* data, const AttentionShape& s, int width)
+        : B(s.B), NH(s.NH), rows(ceil_div(s.Tq, padding) * padding), width(width), data(data) {}
 
     HOST_DEVICE size_t all_rows() const { return (size_t)B * NH * rows; }
     HOST_DEVICE size_t counters() const { return all_rows() / min_queries; }
@@ -69,17 +69,25 @@ private:
     HOST_DEVICE size_t head_row(int b, int h, int row) const { return ((size_t)b * NH + h) * rows + row; }
 };
 
-// The last tile of `queries` queries that sees a key before `end`, found among those from `first` on.
-__device__ inline int last_query_tile(const AttentionShape& s, int b, int queries, int first, int end) {
-    int last = (s.T - 1) / queries;
-    while (first < last) {
-        int middle = (first + last + 1) / 2;
+// The tiles of queries that see some of a tile of keys: first ... last, or none.
+struct SeeingTiles {
+    int first = 0, last = -1;
+    HOST_DEVICE bool none() const { return last < first; }
+};
+
+// Those of `queries` queries each that see a key of `start` ... `end` - 1.
+__device__ inline SeeingTiles seeing_tiles(const AttentionShape& s, int b, int queries, int start, int end) {
+    if (start >= s.keys_end()) return {};
+    SeeingTiles tiles = {max(start - s.q0, 0) / queries, (s.Tq - 1) / queries};
+    int seen = tiles.first - 1;  // the last tile that is known to see a key before `end`, if any
+    while (seen < tiles.last) {
+        int middle = (seen + tiles.last + 1) / 2;
         if (s.first_key(b, middle * queries) < end)
-            first = middle;
+            seen = middle;
         else
-            last = middle - 1;
+            tiles.last = middle - 1;
     }
-    return first;
+    return tiles;
 }
 
 // ----------------------------------------------------------------------------
@@ -91,11 +99,11 @@ template <int W>
 __global__ void attention_stats_kernel(BackwardScratch scratch, const floatX* dout, const floatX* out,
                                        const float* lse, AttentionShape s) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8;
-    int h = i % s.NH, t = i / s.NH % scratch.rows, b = i / s.NH / scratch.rows;
-    bool valid = t < s.T;
+    int h = i % s.NH, query = i / s.NH % scratch.rows, b = i / s.NH / scratch.rows;
+    bool valid = query < s.Tq;
     float sum = 0;
     if (valid) {
-        size_t row = s.output(b, t, h);
+        size_t row = s.output(b, query, h);
         for (int c = threadIdx.x % 8 * W; c < s.HS; c += 8 * W) {
             Vec<floatX, W> from_dout = load<W>(dout + row + c), from_out = load<W>(out + row + c);
             for (int x = 0; x < W; x++) sum += float(from_dout[x]) * float(from_out[x]);
@@ -103,9 +111,9 @@ __global__ void attention_stats_kernel(BackwardScratch scratch, const floatX* do
     }
     sum = group_sum(sum, 8);
     if (threadIdx.x % 8 != 0) return;
-    float base_2 = valid ? lse[s.lse(b, t, h)] * log2_e : INFINITY;
-    store(scratch.stats(b, h, t), Vec<float, 2>{base_2, sum});
-    if (h == 0) *scratch.first_keys(b, t) = s.first_key(b, min(t, s.T - 1));
+    float base_2 = valid ? lse[s.lse(b, query, h)] * log2_e : INFINITY;
+    store(scratch.stats(b, h, query), Vec<float, 2>{base_2, sum});
+    if (h == 0) *scratch.first_keys(b, query) = s.first_key(b, min(query, s.Tq - 1));
 }
 
 inline void prepare_backward_scratch(const BackwardScratch& scratch, const floatX* dout, const floatX* out,

@@ -65,13 +65,14 @@ struct alignas(64) ScoreTile {
     Elements queries() const { return keys().transposed(); }
 };
 
-// One tile of keys of a head, with their values.
+// One tile of keys of a head, with their values. Those that no query sees are not read.
 struct KeyTile {
-    int start, count;
+    int start;
     HeadTile k, v;
 
     KeyTile(const AttentionShape& s, const floatX* qkv, int b, int kv_head, int number)
-        : start(number * tile_rows), count(std::min(tile_rows, s.T - start)), k(s.HS), v(s.HS) {
+        : start(number * tile_rows), k(s.HS), v(s.HS) {
+        int count = std::min(tile_rows, s.keys_end() - start);
         k.load(qkv + s.key(b, start, kv_head), s.qkv_row(), count, s.HS);
         v.load(qkv + s.value(b, start, kv_head), s.qkv_row(), count, s.HS);
     }
@@ -80,14 +81,20 @@ struct KeyTile {
 // One tile of queries of a head, and the keys that each sees.
 struct QueryTile {
     int start, count;
-    int first_key_tile;  // that any of these queries sees
+    int position;                       // of the first
+    int first_key_tile, last_key_tile;  // that any of these queries sees
     int first_key[tile_rows];
     HeadTile q, qT;  // times the scale of the scores
 
     QueryTile(const AttentionShape& s, const floatX* qkv, int b, int h, int number)
-        : start(number * tile_rows), count(std::min(tile_rows, s.T - start)), q(s.HS), qT(s.HS) {
+        : start(number * tile_rows),
+          count(std::min(tile_rows, s.Tq - start)),
+          position(s.position(start)),
+          q(s.HS),
+          qT(s.HS) {
         for (int i = 0; i < tile_rows; i++) first_key[i] = s.first_key(b, start + std::min(i, count - 1));
         first_key_tile = first_key[0] / tile_rows;
+        last_key_tile = (position + count - 1) / tile_rows;
         q.load(qkv + s.query(b, start, h), s.qkv_row(), count, s.HS, s.scale());
         qT.transpose(q);
     }
@@ -96,11 +103,11 @@ struct QueryTile {
     void scores(ScoreTile& p, const KeyTile& keys, int HS) const {
         tile_product(p.at, tile_rows, keys.k.elements(), qT.at, tile_rows, tile_rows, tile_rows, HS, false);
         int end = keys.start + tile_rows - 1;
-        if (first_key[tile_rows - 1] <= keys.start && end <= start) return;
+        if (first_key[tile_rows - 1] <= keys.start && end <= position) return;
         for (int j = 0; j < tile_rows; j++) {
 #pragma omp simd
             for (int i = 0; i < tile_rows; i++) {
-                bool seen = first_key[i] <= keys.start + j && keys.start + j <= start + i;
+                bool seen = first_key[i] <= keys.start + j && keys.start + j <= position + i;
                 p.at[j * tile_rows + i] = seen ? p.at[j * tile_rows + i] : -INFINITY;
             }
         }
@@ -121,7 +128,7 @@ inline void attention_forward_tile_cpu(floatX* out, float* lse, const floatX* qk
     std::fill_n(maximum, tile_rows, -1e30f);  // finite: a query may see nothing of its first tile of keys
     std::fill_n(total, tile_rows, 0.0f);
 
-    for (int key_tile = queries.first_key_tile; key_tile <= query_tile; key_tile++) {
+    for (int key_tile = queries.first_key_tile; key_tile <= queries.last_key_tile; key_tile++) {
         KeyTile keys(s, qkv, b, h / s.group(), key_tile);
         queries.scores(p, keys, s.HS);
 
@@ -155,15 +162,15 @@ inline void attention_forward_tile_cpu(floatX* out, float* lse, const floatX* qk
     }
 
     for (int i = 0; i < queries.count; i++) {
-        int t = queries.start + i;
-        store_rows(out + s.output(b, t, h), 0, sum.at + i * sum.width, 0, 1, s.HS, 1 / total[i]);
-        lse[s.lse(b, t, h)] = maximum[i] + logf(total[i]);
+        int query = queries.start + i;
+        store_rows(out + s.output(b, query, h), 0, sum.at + i * sum.width, 0, 1, s.HS, 1 / total[i]);
+        lse[s.lse(b, query, h)] = maximum[i] + logf(total[i]);
     }
 }
 
 // Late tiles see more keys: they go first, so that no thread is left with a long one at the end.
 inline void attention_forward_cpu(floatX* out, float* lse, const floatX* qkv, const AttentionShape& s) {
-    int tiles = ceil_div(s.T, tile_rows);
+    int tiles = ceil_div(s.Tq, tile_rows);
 #pragma omp parallel for collapse(3) schedule(dynamic)
     for (int i = 0; i < tiles; i++)
         for (int b = 0; b < s.B; b++)
@@ -224,8 +231,8 @@ struct BackwardQueries : QueryTile {
     }
 };
 
-// A tile of queries with all keys it sees: its dq, and unless dkv (tiles, 2, 64, width) is null, its part of
-// that.
+// A tile of queries with all keys it sees: its dq, and unless dkv (tiles of keys, 2, 64, width) is null, its
+// part of that.
 inline void attention_backward_queries_cpu(const AttentionBackward& a, float* dkv, int b, int h,
                                            int query_tile) {
     const AttentionShape& s = a.shape;
@@ -233,7 +240,7 @@ inline void attention_backward_queries_cpu(const AttentionBackward& a, float* dk
     ScoreTile p, ds;
     HeadTile dq(s.HS);
     dq.clear();
-    for (int key_tile = queries.first_key_tile; key_tile <= query_tile; key_tile++) {
+    for (int key_tile = queries.first_key_tile; key_tile <= queries.last_key_tile; key_tile++) {
         KeyTile keys(s, a.qkv, b, h / s.group(), key_tile);
         queries.dscores(p, ds, keys, s.HS);
         tile_product(dq.at, dq.width, ds.queries(), keys.k.at, dq.width, tile_rows, dq.width, tile_rows,
@@ -254,37 +261,44 @@ inline void attention_backward_keys_cpu(const AttentionBackward& a, int b, int k
     HeadTile dk(s.HS), dv(s.HS);
     dk.clear();
     dv.clear();
+    int first_tile = std::max(keys.start - s.q0, 0) / tile_rows;
+    int tiles = keys.start < s.keys_end() ? ceil_div(s.Tq, tile_rows) : 0;  // of queries
     for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++) {
-        for (int start = keys.start; start < s.T; start += tile_rows) {
-            if (s.first_key(b, start) >= keys.start + tile_rows) break;
-            BackwardQueries queries(a, b, h, start / tile_rows);
+        for (int i = first_tile; i < tiles; i++) {
+            if (s.first_key(b, i * tile_rows) >= keys.start + tile_rows) break;
+            BackwardQueries queries(a, b, h, i);
             queries.dscores(p, ds, keys, s.HS);
             queries.add_dkv(dk.at, dv.at, p, ds);
         }
     }
-    dk.store(a.dqkv + s.key(b, keys.start, kv_head), s.qkv_row(), keys.count, s.HS);
-    dv.store(a.dqkv + s.value(b, keys.start, kv_head), s.qkv_row(), keys.count, s.HS);
+    int count = std::min(tile_rows, s.Tk - keys.start);
+    dk.store(a.dqkv + s.key(b, keys.start, kv_head), s.qkv_row(), count, s.HS);
+    dv.store(a.dqkv + s.value(b, keys.start, kv_head), s.qkv_row(), count, s.HS);
 }
 
-// All gradients of one key/value head and its query heads. dkv: (tiles, 2, 64, width)
+// All gradients of one key/value head and its query heads. dkv: (tiles of keys, 2, 64, width)
 inline void attention_backward_head_cpu(const AttentionBackward& a, float* dkv, int b, int kv_head) {
     const AttentionShape& s = a.shape;
-    int tiles = ceil_div(s.T, tile_rows), width = HeadTile(s.HS).width;
-    std::fill_n(dkv, (size_t)tiles * 2 * tile_rows * width, 0.0f);
+    int query_tiles = ceil_div(s.Tq, tile_rows), key_tiles = ceil_div(s.Tk, tile_rows);
+    int width = HeadTile(s.HS).width;
+    std::fill_n(dkv, (size_t)key_tiles * 2 * tile_rows * width, 0.0f);
     for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
-        for (int i = 0; i < tiles; i++) attention_backward_queries_cpu(a, dkv, b, h, i);
-    for (int i = 0; i < tiles; i++) {
-        int t = i * tile_rows, count = std::min(tile_rows, s.T - t);
+        for (int i = 0; i < query_tiles; i++) attention_backward_queries_cpu(a, dkv, b, h, i);
+    for (int i = 0; i < key_tiles; i++) {
+        int start = i * tile_rows, count = std::min(tile_rows, s.Tk - start);
         float* dk = dkv + (size_t)i * 2 * tile_rows * width;
-        store_rows(a.dqkv + s.key(b, t, kv_head), s.qkv_row(), dk, width, count, s.HS, 1.0f);
-        store_rows(a.dqkv + s.value(b, t, kv_head), s.qkv_row(), dk + tile_rows * width, width, count, s.HS,
-                   1.0f);
+        store_rows(a.dqkv + s.key(b, start, kv_head), s.qkv_row(), dk, width, count, s.HS, 1.0f);
+        store_rows(a.dqkv + s.value(b, start, kv_head), s.qkv_row(), dk + tile_rows * width, width, count,
+                   s.HS, 1.0f);
     }
 }
 
 // Floats of scratch: dkv of every head.
-inline size_t attention_backward_scratch_cpu(int B, int T, int NKV, int HS) {
-    return (size_t)B * NKV * ceil_div(T, tile_rows) * 2 * tile_rows * HeadTile(HS).width;
+inline size_t attention_backward_head_scratch_cpu(const AttentionShape& s) {
+    return (size_t)ceil_div(s.Tk, tile_rows) * 2 * tile_rows * HeadTile(s.HS).width;
+}
+inline size_t attention_backward_scratch_cpu(const AttentionShape& s) {
+    return s.B * s.NKV * attention_backward_head_scratch_cpu(s);
 }
 
 // Head by head, a pair of tiles is visited once and costs five products. With too few heads to occupy the
@@ -292,9 +306,10 @@ inline size_t attention_backward_scratch_cpu(int B, int T, int NKV, int HS) {
 // same products in the same order: the choice does not show in the result.
 inline void attention_backward_cpu(const AttentionBackward& a, float* scratch) {
     const AttentionShape& s = a.shape;
-    int tiles = ceil_div(s.T, tile_rows), heads = s.B * s.NKV, threads = omp_get_max_threads();
+    int query_tiles = ceil_div(s.Tq, tile_rows), key_tiles = ceil_div(s.Tk, tile_rows);
+    int heads = s.B * s.NKV, threads = omp_get_max_threads();
     if (7 * heads >= 5 * ceil_div(heads, threads) * threads) {
-        size_t head_scratch = attention_backward_scratch_cpu(1, s.T, 1, s.HS);
+        size_t head_scratch = attention_backward_head_scratch_cpu(s);
 #pragma omp parallel for schedule(dynamic)
         for (int head = 0; head < heads; head++) {
             attention_backward_head_cpu(a, scratch + head * head_scratch, head / s.NKV, head % s.NKV);
@@ -302,11 +317,12 @@ inline void attention_backward_cpu(const AttentionBackward& a, float* scratch) {
         return;
     }
 #pragma omp parallel for collapse(3) schedule(dynamic)
-    for (int i = 0; i < tiles; i++)
+    for (int i = 0; i < query_tiles; i++)
         for (int b = 0; b < s.B; b++)
-            for (int h = 0; h < s.NH; h++) attention_backward_queries_cpu(a, nullptr, b, h, tiles - 1 - i);
+            for (int h = 0; h < s.NH; h++)
+                attention_backward_queries_cpu(a, nullptr, b, h, query_tiles - 1 - i);
 #pragma omp parallel for collapse(3) schedule(dynamic)
-    for (int i = 0; i < tiles; i++)
+    for (int i = 0; i < key_tiles; i++)
         for (int b = 0; b < s.B; b++)
             for (int h = 0; h < s.NKV; h++) attention_backward_keys_cpu(a, b, h, i);
 }

@@ -38,7 +38,7 @@ struct HopperQueries {
     int b, h, start, first_keys, last_keys;
 
     __device__ HopperQueries(const AttentionShape& s, int section, int n) {
-        int tiles = ceil_div(s.T, hopper_queries), first_head = n / (tiles * section) * section;
+        int tiles = ceil_div(s.Tq, hopper_queries), first_head = n / (tiles * section) * section;
         int heads = min(section, s.B * s.NH - first_head);
         n -= first_head * tiles;
         int head = first_head + n % heads;
@@ -46,26 +46,28 @@ struct HopperQueries {
         h = head % s.NH;
         start = (tiles - 1 - n / heads) * hopper_queries;
         first_keys = s.first_key(b, start) / hopper_keys;
-        last_keys = (min(start + hopper_queries, s.T) - 1) / hopper_keys;
+        last_keys = s.position(min(start + hopper_queries, s.Tq) - 1) / hopper_keys;
     }
 };
 
 template <int HSP>
-__device__ void hopper_forward_load(HopperForwardShared<HSP>& shared, const CUtensorMap& map,
-                                    const AttentionShape& s, int section, int tiles) {
+__device__ void hopper_forward_load(HopperForwardShared<HSP>& shared, const CUtensorMap& query_map,
+                                    const CUtensorMap& key_map, const AttentionShape& s, int section,
+                                    int tiles) {
     using Tile = typename HopperForwardShared<HSP>::Tile;
     Ring<1> q;
     Ring<HopperForwardShared<HSP>::buffers> ring;
     for (int n = blockIdx.x; n < tiles; n += gridDim.x) {
         HopperQueries work(s, section, n);
         int key_head = s.NH + work.h / s.group(), value_head = key_head + s.NKV;
-        Tile::load(shared.q, map, work.h, work.start, work.b, shared.q_there.fill(q.phase, Tile::bytes));
+        Tile::load(shared.q, query_map, work.h, work.start, work.b,
+                   shared.q_there.fill(q.phase, Tile::bytes));
         q.next();
         for (int keys = work.last_keys; keys >= work.first_keys; keys--) {
             Mbarrier* k_full = shared.k_there[ring.at].fill(ring.phase, Tile::bytes);
-            Tile::load(shared.k[ring.at], map, key_head, keys * hopper_keys, work.b, k_full);
+            Tile::load(shared.k[ring.at], key_map, key_head, keys * hopper_keys, work.b, k_full);
             Mbarrier* v_full = shared.v_there[ring.at].fill(ring.phase, Tile::bytes);
-            Tile::load(shared.v[ring.at], map, value_head, keys * hopper_keys, work.b, v_full);
+            Tile::load(shared.v[ring.at], key_map, value_head, keys * hopper_keys, work.b, v_full);
             ring.next();
         }
     }
@@ -132,16 +134,16 @@ __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX*
         HopperQueries work(s, section, n);
         int first_row = work.start + group * warpgroup_rows;
         int query[2] = {first_row + result_row(0), first_row + result_row(2)}, first_key[2];
-        for (int i = 0; i < 2; i++) first_key[i] = s.first_key(work.b, min(query[i], s.T - 1));
-        int last_first_key = s.first_key(work.b, min(first_row + warpgroup_rows, s.T) - 1);
+        for (int i = 0; i < 2; i++) first_key[i] = s.first_key(work.b, min(query[i], s.Tq - 1));
+        int last_first_key = s.first_key(work.b, min(first_row + warpgroup_rows, s.Tq) - 1);
         OnlineSoftmax softmax{s.scale() * log2_e};
         auto add_scores = [&](int keys) {
             int start = keys * hopper_keys;
-            if (start + hopper_keys - 1 > first_row || last_first_key > start) {
+            if (start + hopper_keys - 1 > s.position(first_row) || last_first_key > start) {
 #pragma unroll
                 for (int i = 0; i < hopper_keys / 2; i++) {
                     int key = start + result_column(i);
-                    bool seen = first_key[i / 2 % 2] <= key && key <= query[i / 2 % 2];
+                    bool seen = first_key[i / 2 % 2] <= key && key <= s.position(query[i / 2 % 2]);
                     scores[i] = seen ? scores[i] : -INFINITY;
                 }
             }
@@ -204,21 +206,23 @@ __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX*
         for (int i = 0; i < 2; i++) {
             float total = quad_sum(softmax.total[i]);
             scale[i] = 1 / total;
-            if (threadIdx.x % 4 == 0 && query[i] < s.T)
+            if (threadIdx.x % 4 == 0 && query[i] < s.Tq)
                 lse[s.lse(work.b, query[i], work.h)] = softmax.largest[i] * s.scale() + logf(total);
         }
-        store_results(out + s.output(work.b, first_row, work.h), s.out_row(), sum, scale, s.T - first_row,
+        store_results(out + s.output(work.b, first_row, work.h), s.out_row(), sum, scale, s.Tq - first_row,
                       s.HS);
     }
     if (group == 0) take_turn();  // the last that group 1 passed
 }
 
 template <int HSP>
-__device__ void hopper_forward_block(floatX* out, float* lse, const CUtensorMap& map, const AttentionShape& s,
-                                     int section, int tiles) {
+__device__ void hopper_forward_block(floatX* out, float* lse, const CUtensorMap& query_map,
+                                     const CUtensorMap& key_map, const AttentionShape& s, int section,
+                                     int tiles) {
     auto& shared = *swizzled_shared<HopperForwardShared<HSP>>();
     if (threadIdx.x == 0) {
-        prefetch_tensor_map(map);
+        prefetch_tensor_map(query_map);
+        prefetch_tensor_map(key_map);
         shared.q_there.init();
         for (Handover& handover : shared.k_there) handover.init();
         for (Handover& handover : shared.v_there) handover.init();
@@ -228,7 +232,7 @@ __device__ void hopper_forward_block(floatX* out, float* lse, const CUtensorMap&
     int group = warpgroup_number();
     if (group == 0) {
         give_registers_up<loading_registers>();
-        if (threadIdx.x == 0) hopper_forward_load<HSP>(shared, map, s, section, tiles);
+        if (threadIdx.x == 0) hopper_forward_load<HSP>(shared, query_map, key_map, s, section, tiles);
     } else {
         take_registers<computing_registers>();
         hopper_forward_compute<HSP>(shared, out, lse, s, group - 1, section, tiles);
@@ -238,10 +242,11 @@ __device__ void hopper_forward_block(floatX* out, float* lse, const CUtensorMap&
 // `tiles` in all, of `section` heads at a time.
 template <int HSP>
 __global__ void __launch_bounds__(hopper_threads, 1)
-    attention_hopper_forward_kernel(floatX* out, float* lse, const __grid_constant__ CUtensorMap map,
-                                    AttentionShape s, int section, int tiles) {
+    attention_hopper_forward_kernel(floatX* out, float* lse, const __grid_constant__ CUtensorMap query_map,
+                                    const __grid_constant__ CUtensorMap key_map, AttentionShape s,
+                                    int section, int tiles) {
     if constexpr (is_hopper)
-        hopper_forward_block<HSP>(out, lse, map, s, section, tiles);
+        hopper_forward_block<HSP>(out, lse, query_map, key_map, s, section, tiles);
     else
         __trap();
 }
@@ -249,19 +254,20 @@ __global__ void __launch_bounds__(hopper_threads, 1)
 // ----------------------------------------------------------------------------
 // launchers
 
-// For shapes of which hopper_attention_fits. out (B, T, NH, HS), lse (B, NH, T), qkv (B, T, NH + 2*NKV, HS).
+// For shapes of which hopper_attention_fits. Buffers as attention_forward has them.
 inline void attention_hopper_forward(floatX* out, float* lse, const floatX* qkv, const AttentionShape& shape,
                                      cudaStream_t stream) {
     ProfileRange profile_range(__func__);
     with_hopper_width(shape.HS, [&](auto HSP) {
         using Shared = HopperForwardShared<HSP>;
-        CUtensorMap map = Shared::Tile::map(qkv, shape, shape.NH + 2 * shape.NKV);
+        CUtensorMap query_map = Shared::Tile::query_map(qkv, shape);
+        CUtensorMap key_map = Shared::Tile::key_map(qkv, shape);
         constexpr size_t cached_bytes = size_t(16) << 20;  // of keys and values; leaves room for the rest
-        size_t head_bytes = (size_t)2 * shape.T * shape.HS * sizeof(floatX);
+        size_t head_bytes = (size_t)2 * shape.Tk * shape.HS * sizeof(floatX);
         int heads = shape.B * shape.NH;
         int section = std::min<size_t>(heads, std::max<size_t>(1, cached_bytes / head_bytes) * shape.group());
-        int tiles = ceil_div(shape.T, hopper_queries) * heads;
+        int tiles = ceil_div(shape.Tq, hopper_queries) * heads;
         launch(attention_hopper_forward_kernel<HSP>, std::min(tiles, device_properties().multiProcessorCount),
-               hopper_threads, sizeof(Shared), stream, out, lse, map, shape, section, tiles);
+               hopper_threads, sizeof(Shared), stream, out, lse, query_map, key_map, shape, section, tiles);
     });
 }

@@ -11,9 +11,9 @@ where p and ds stay in registers on their way to dv and dk; only for dq does ds 
 its sum is over the keys of both warpgroups.
 
 Blocks take turns in adding to dq (attention_backward.cuh): to that of a tile of queries first the tile of
-keys on its diagonal, then down from there. A block begins at its diagonal, too, so blocks of one head that
-run side by side, each a step behind the one above, find their turn come when they need it. The copy engine
-does the additions, asked by a thread of its own.
+keys where its last query stands, then down from there. A block begins at its diagonal, too, so blocks of one
+head that run side by side, each a step behind the one above, find their turn come when they need it. The copy
+engine does the additions, asked by a thread of its own.
 */
 #pragma once
 
@@ -56,16 +56,16 @@ struct HopperBackward {
 // The work of a block: a tile of keys, and the tiles of queries that see some of them.
 template <int HSP>
 struct HopperKeys {
-    int b, kv_head, start, first, last;
+    int b, kv_head, start;
+    SeeingTiles seeing;
 
     __device__ HopperKeys(const AttentionShape& s, int ticket) {
         using Sizes = HopperBackward<HSP>;
-        int tiles = ceil_div(s.T, Sizes::keys), head = ticket / tiles;
+        int key_tiles = ceil_div(s.Tk, Sizes::keys), head = ticket / key_tiles;
         b = head / s.NKV;
         kv_head = head % s.NKV;
-        start = (tiles - 1 - ticket % tiles) * Sizes::keys;
-        first = start / Sizes::queries;
-        last = last_query_tile(s, b, Sizes::queries, first, start + Sizes::keys);
+        start = (key_tiles - 1 - ticket % key_tiles) * Sizes::keys;
+        seeing = seeing_tiles(s, b, Sizes::queries, start, start + Sizes::keys);
     }
 
     // Calls f(query head, tile of queries) in the order in which the block goes over them.
@@ -74,7 +74,7 @@ struct HopperKeys {
 #pragma unroll 1
         for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
 #pragma unroll 1
-            for (int i = first; i <= last; i++) f(h, i);
+            for (int i = seeing.first; i <= seeing.last; i++) f(h, i);
     }
 };
 
@@ -111,8 +111,8 @@ __device__ void hopper_backward_add(typename HopperBackward<HSP>::Shared& shared
     constexpr int bytes = Sizes::dq_floats * sizeof(float);
     Ring<1> ring;
     work.each(s, [&](int h, int i) {
-        int row = i * Sizes::queries;
-        Turn turn = scratch.turn(work.b, h, row, (row - work.start) / Sizes::keys);
+        int row = i * Sizes::queries, last = s.position(min(row + Sizes::queries, s.Tq) - 1);
+        Turn turn = scratch.turn(work.b, h, row, last / Sizes::keys - work.start / Sizes::keys);
         turn.wait();
         mbarrier_wait(&shared.dq_full, ring.phase);
         ring.next();
@@ -168,7 +168,7 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
     mbarrier_wait(&shared.keys_there, 0);
     work.each(s, [&](int, int i) {
         float p[count], ds[count];
-        int buffer = ring.at, first_query = i * queries;
+        int buffer = ring.at, first_query = s.position(i * queries);
         int row = group * warpgroup_rows + pinned(result_row(0)), column = pinned(result_column(0));
         const float* stats = shared.stats[buffer] + 2 * column;
         const int* first_key = shared.first_keys[buffer];
@@ -237,7 +237,7 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
         __syncwarp();
         if (threadIdx.x % warp_size == 0) mbarrier_arrive(&shared.dq_full);
     });
-    int rows = s.T - first_row;
+    int rows = s.Tk - first_row;
     store_results(dqkv + s.key(work.b, first_row, work.kv_head), s.qkv_row(), dk, {s.scale(), s.scale()},
                   rows, s.HS);
     store_results(dqkv + s.value(work.b, first_row, work.kv_head), s.qkv_row(), dv, {1.0f, 1.0f}, rows, s.HS);
@@ -293,7 +293,7 @@ __global__ void attention_hopper_dq_kernel(floatX* dqkv, BackwardScratch scratch
     size_t strip = i / units / 32;
     int column = unit * 8, row = strip % strips * 64 + quad / 8 * 16 + quad % 8;
     int h = strip / strips % s.NH, b = strip / strips / s.NH;
-    if (row >= s.T || column >= s.HS) return;
+    if (row >= s.Tq || column >= s.HS) return;
     const float* from = scratch.data + ((strip * units + unit) * 32 + quad) * 16;
     Vec<floatX, 8> rows[2];
     for (int l = 0; l < 4; l++) {
@@ -302,26 +302,25 @@ __global__ void attention_hopper_dq_kernel(floatX* dqkv, BackwardScratch scratch
     }
     floatX* to = dqkv + s.query(b, row, h) + column;
     store(to, rows[0]);
-    if (row + 8 < s.T) store(to + 8 * s.qkv_row(), rows[1]);
+    if (row + 8 < s.Tq) store(to + 8 * s.qkv_row(), rows[1]);
 }
 
 // ----------------------------------------------------------------------------
 // launchers
 
-// For shapes of which hopper_attention_fits. dqkv as qkv (B, T, NH + 2*NKV, HS), dout and out (B, T, NH, HS),
-// lse (B, NH, T).
+// For shapes of which hopper_attention_fits. Buffers as attention_backward has them.
 inline void attention_hopper_backward(floatX* dqkv, float* scratch_data, const floatX* dout,
                                       const floatX* qkv, const floatX* out, const float* lse,
                                       const AttentionShape& s, cudaStream_t stream) {
     ProfileRange profile_range(__func__);
     with_hopper_width(s.HS, [&](auto HSP) {
         using Sizes = HopperBackward<HSP>;
-        BackwardScratch scratch(scratch_data, s.B, s.T, s.NH, HSP);
+        BackwardScratch scratch(scratch_data, s, HSP);
         prepare_backward_scratch(scratch, dout, out, lse, s, stream);
-        CUtensorMap key_map = Sizes::KeyTile::map(qkv, s, s.NH + 2 * s.NKV);
-        CUtensorMap query_map = Sizes::QueryTile::map(qkv, s, s.NH + 2 * s.NKV);
-        CUtensorMap dout_map = Sizes::QueryTile::map(dout, s, s.NH);
-        launch(attention_hopper_backward_kernel<HSP>, ceil_div(s.T, Sizes::keys) * s.B * s.NKV,
+        CUtensorMap key_map = Sizes::KeyTile::key_map(qkv, s);
+        CUtensorMap query_map = Sizes::QueryTile::query_map(qkv, s);
+        CUtensorMap dout_map = Sizes::QueryTile::output_map(dout, s);
+        launch(attention_hopper_backward_kernel<HSP>, ceil_div(s.Tk, Sizes::keys) * s.B * s.NKV,
                hopper_threads, sizeof(typename Sizes::Shared), stream, dqkv, key_map, query_map, dout_map,
                scratch, s);
         constexpr int block = 256, part = 16;  // floats that a thread takes

@@ -19,7 +19,7 @@ constexpr int hopper_threads = computing_threads + warpgroup_size;
 // Of a thread. Together they are what the block starts with: 168 of each.
 constexpr int loading_registers = 40, computing_registers = 232;
 
-// A tile of `rows` positions of a head: panels of as many columns as a swizzle is wide, one after the other.
+// A tile of `rows` rows of a head: panels of as many columns as a swizzle is wide, one after the other.
 template <int rows, int HSP>
 struct SwizzledTile {
     static constexpr int columns = HSP % 64 == 0 ? 64 : 32, width = columns * sizeof(floatX);
@@ -27,9 +27,10 @@ struct SwizzledTile {
     static constexpr Swizzle swizzle = columns == 64 ? Swizzle::bytes_128 : Swizzle::bytes_64;
 
     // By one thread; the bytes count at `barrier`.
-    __device__ static void load(char* to, const CUtensorMap& map, int head, int t, int b, Mbarrier* barrier) {
+    __device__ static void load(char* to, const CUtensorMap& map, int head, int row, int b,
+                                Mbarrier* barrier) {
         for (int i = 0; i < HSP / columns; i++)
-            copy_box(to + i * panel, map, i * columns, head, t, b, barrier);
+            copy_box(to + i * panel, map, i * columns, head, row, b, barrier);
     }
 
     // Of a product that sums over the head: the matrix from a row on, and what lies `k` columns further
@@ -57,11 +58,23 @@ struct SwizzledTile {
             pair;
     }
 
-    // Boxes of panels from (B, T, heads, HS): zeros beyond HS and T.
-    static CUtensorMap map(const floatX* from, const AttentionShape& s, int heads) {
+    // Boxes of panels from (B, of each sequence so many rows, heads, HS): zeros beyond HS and row `count`.
+    static CUtensorMap map(const floatX* from, const AttentionShape& s, int heads, int count,
+                           int rows_of_sequence) {
         size_t row = (size_t)heads * s.HS;
-        return tensor_map(from,
-                          {{s.HS, heads, s.T, s.B}, {(size_t)s.HS, row, s.T * row}, {columns, 1, rows, 1}});
+        return tensor_map(
+            from,
+            {{s.HS, heads, count, s.B}, {(size_t)s.HS, row, rows_of_sequence * row}, {columns, 1, rows, 1}});
+    }
+    // Of heads in qkv: those of the queries of the call, and of all keys that these may see.
+    static CUtensorMap query_map(const floatX* qkv, const AttentionShape& s) {
+        return map(qkv + s.query(0, 0, 0), s, s.NH + 2 * s.NKV, s.Tq, s.Tk);
+    }
+    static CUtensorMap key_map(const floatX* qkv, const AttentionShape& s) {
+        return map(qkv, s, s.NH + 2 * s.NKV, s.keys_end(), s.Tk);
+    }
+    static CUtensorMap output_map(const floatX* out, const AttentionShape& s) {
+        return map(out, s, s.NH, s.Tq, s.Tq);
     }
 };
 

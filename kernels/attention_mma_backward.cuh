@@ -84,7 +84,7 @@ __device__ inline size_t dq_offset(int row, int column, int width) {
 
 // A block per tile of keys, key/value head and sequence; `scale` makes powers of two of scores. Tickets go to
 // `section` heads at a time, as many as the L2 cache holds: among these, the first tiles of keys, which most
-// queries see, go first.
+// queries see, go first. Where no query sees a tile of keys, dk and dv of it are left as they are.
 template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     attention_backward_kernel(floatX* dqkv, BackwardScratch scratch, const floatX* dout, const floatX* qkv,
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
 
     if (threadIdx.x == 0) drawn = atomicAdd(scratch.ticket(), 1);
     __syncthreads();
-    int ticket = drawn, key_tiles = ceil_div(s.T, keys), heads = s.B * s.NKV;
+    int ticket = drawn, key_tiles = ceil_div(s.Tk, keys), heads = s.B * s.NKV;
     int first_of_section = ticket / (section * key_tiles) * section;
     int in_section = ticket % (section * key_tiles), here = min(section, heads - first_of_section);
     int key_tile = in_section / here, head = first_of_section + in_section % here;
@@ -114,10 +114,10 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     int dq_row = warp / Tiles::dq_parts * Tiles::dq_rows;
     int dq_column = warp % Tiles::dq_parts * Tiles::dq_columns;
 
-    int first_tile = k_start / queries;
-    int last_tile = last_query_tile(s, b, queries, first_tile, k_start + keys);
+    SeeingTiles seeing = seeing_tiles(s, b, queries, k_start, k_start + keys);
+    if (seeing.none()) return;
     auto load_queries = [&](int tile, int h, int stage) {
-        int start = tile * queries, count = s.T - start;
+        int start = tile * queries, count = s.Tq - start;
         floatX* q = staged + stage * 2 * queries * HSP;
         load_tile<queries, threads, HSP>({q}, qkv + s.query(b, start, h), s.qkv_row(), count, s.HS);
         load_tile<queries, threads, HSP>({q + queries * HSP}, dout + s.output(b, start, h), s.out_row(),
@@ -132,29 +132,31 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     };
 
     Fragment<16, Tiles::head_columns> dk, dv;
-    load_tile<keys, threads>(k, qkv + s.key(b, k_start, kv_head), s.qkv_row(), s.T - k_start, s.HS);
-    load_tile<keys, threads>(v, qkv + s.value(b, k_start, kv_head), s.qkv_row(), s.T - k_start, s.HS);
-    load_queries(last_tile, first_head, 0);
-    int tile = last_tile, h = first_head, stage = 0;
+    int seen_keys = s.keys_end() - k_start;
+    load_tile<keys, threads>(k, qkv + s.key(b, k_start, kv_head), s.qkv_row(), seen_keys, s.HS);
+    load_tile<keys, threads>(v, qkv + s.value(b, k_start, kv_head), s.qkv_row(), seen_keys, s.HS);
+    load_queries(seeing.last, first_head, 0);
+    int tile = seeing.last, h = first_head, stage = 0;
     while (true) {
         cp_async_wait<0>();
         __syncthreads();  // these queries are there, and those before them no longer in use
         int q_start = tile * queries;
         unsigned seen = 0;
         if (threadIdx.x == 0) {
-            if (tile < last_tile || h > first_head) turn.pass();
+            if (tile < seeing.last || h > first_head) turn.pass();
             turn = scratch.turn(b, h, q_start, key_tile - s.first_key(b, q_start) / keys);
             seen = counter_now(turn.counter);
         }
         Tile<HSP> q{staged + stage * 2 * queries * HSP}, dout_q{q.data + queries * HSP};
         const float* tile_stats = stats + stage * 2 * queries;
         const int* tile_first = first_keys + stage * queries;
-        bool masked = !all_seen(q_start, s.first_key(b, min(q_start + queries, s.T) - 1), k_start, keys);
+        bool masked =
+            !all_seen(s.position(q_start), s.first_key(b, min(q_start + queries, s.Tq) - 1), k_start, keys);
         if (++h > last_head) {
             h = first_head;
             tile--;
         }
-        bool more = tile >= first_tile;
+        bool more = tile >= seeing.first;
         if constexpr (stages == 2) {
             stage ^= 1;
             if (more) load_queries(tile, h, stage);
@@ -176,7 +178,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
                         int query = first_score + scores.column(n, i);
-                        int first = tile_first[query] - key, seen = q_start + query - key;
+                        int first = tile_first[query] - key, seen = s.position(q_start) + query - key;
                         if (0 < first || 0 > seen) scores.at[0][n][i] = -INFINITY;
                         if (8 < first || 8 > seen) scores.at[0][n][2 + i] = -INFINITY;
                     }
@@ -233,8 +235,10 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     dk.store(k, warp_row, part * Tiles::head_columns);
     dv.store(v, warp_row, part * Tiles::head_columns);
     __syncthreads();
-    int count = s.T - k_start;
-    store_tile<keys, threads>(dqkv + s.key(b, k_start, kv_head), k, 0, threadIdx.x, s.qkv_row(), count, s.HS);
+    // Registers are all in use: what the loads knew of the place of these keys is found out again.
+    int count = s.Tk - k_start;
+    store_tile<keys, threads>(dqkv + s.key(b, k_start, kv_head), k, 0, pinned(threadIdx.x), s.qkv_row(),
+                              count, s.HS);
     store_tile<keys, threads>(dqkv + s.value(b, k_start, kv_head), v, 0, threadIdx.x, s.qkv_row(), count,
                               s.HS);
 }
@@ -242,16 +246,16 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
 // dq from its sums: eight columns of a query by a thread.
 __global__ void attention_dq_kernel(floatX* dqkv, BackwardScratch scratch, AttentionShape s) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int pieces = ceil_div(s.HS, 8);  // (B, T, NH, pieces)
-    if (i >= (size_t)s.B * s.T * s.NH * pieces) return;
-    int column = i % pieces * 8, h = i / pieces % s.NH, t = i / pieces / s.NH % s.T,
-        b = i / pieces / s.NH / s.T;
-    const float* sums = scratch.data + scratch.sums(b, h, t / 16 * 16) + dq_offset(0, column, scratch.width) +
-                        t / 8 % 2 * 64 + t % 8 * 4;
+    int pieces = ceil_div(s.HS, 8);  // (B, Tq, NH, pieces)
+    if (i >= (size_t)s.B * s.Tq * s.NH * pieces) return;
+    int column = i % pieces * 8, h = i / pieces % s.NH, query = i / pieces / s.NH % s.Tq,
+        b = i / pieces / s.NH / s.Tq;
+    const float* sums = scratch.data + scratch.sums(b, h, query / 16 * 16) +
+                        dq_offset(0, column, scratch.width) + query / 8 % 2 * 64 + query % 8 * 4;
     Vec<float, 4> even = load<4>(sums), odd = load<4>(sums + 32);
     Vec<floatX, 8> dq;
     for (int c = 0; c < 8; c++) dq[c] = floatX((c % 2 ? odd[c / 2] : even[c / 2]) * s.scale());
-    floatX* to = dqkv + s.query(b, t, h) + column;
+    floatX* to = dqkv + s.query(b, query, h) + column;
     constexpr int W = vec_width<floatX>;
     if (s.HS % 8 == 0) {
         for (int c = 0; c < 8; c += W) store(to + c, load<W>(&dq[c]));
@@ -279,14 +283,18 @@ inline void attention_mma_backward(floatX* dqkv, float* scratch_data, const floa
                                    cudaStream_t stream, const AttentionCard& card = attention_card()) {
     // q, dout, dq and, of each group, k and v: in half of the L2 cache, for the other half is on its way out
     size_t head_bytes =
-        (size_t)s.T * s.HS * (s.group() * (2 * sizeof(floatX) + sizeof(float)) + 2 * sizeof(floatX));
+        s.HS * (s.group() * s.Tq * (2 * sizeof(floatX) + sizeof(float)) + s.Tk * 2 * sizeof(floatX));
     int heads = s.B * s.NKV, section = (int)std::clamp<size_t>(card.L2_bytes / 2 / head_bytes, 1, heads);
     with_head_width(s.HS, [&](auto HSP) {
-        BackwardScratch scratch(scratch_data, s.B, s.T, s.NH, HSP);
+        BackwardScratch scratch(scratch_data, s, HSP);
         prepare_backward_scratch(scratch, dout, out, lse, s, stream);
+        if (s.Tq < s.Tk) {
+            cudaCheck(cudaMemset2DAsync(dqkv + s.key(0, 0, 0), s.qkv_row() * sizeof(floatX), 0,
+                                        2 * s.NKV * s.HS * sizeof(floatX), (size_t)s.B * s.Tk, stream));
+        }
         auto with = [&](auto tiles) {
             using Tiles = decltype(tiles);
-            launch(attention_backward_kernel<Tiles>, ceil_div(s.T, Tiles::keys) * heads, Tiles::threads,
+            launch(attention_backward_kernel<Tiles>, ceil_div(s.Tk, Tiles::keys) * heads, Tiles::threads,
                    Tiles::shared_bytes, stream, dqkv, scratch, dout, qkv, s, s.scale() * log2_e, section);
         };
         constexpr size_t large = 163 * 1024;  // an A100 and up; others of its time and later have the least
@@ -295,7 +303,7 @@ inline void attention_mma_backward(floatX* dqkv, float* scratch_data, const floa
         else
             with(BackwardTilesFor<HSP, least_shared_bytes>{});
         constexpr int block = 256;
-        size_t pieces = (size_t)s.B * s.T * s.NH * ceil_div(s.HS, 8);
+        size_t pieces = (size_t)s.B * s.Tq * s.NH * ceil_div(s.HS, 8);
         launch(attention_dq_kernel, ceil_div(pieces, block), block, 0, stream, dqkv, scratch, s);
     });
 }

@@ -40,12 +40,13 @@ __global__ void __launch_bounds__(ForwardTiles<HSP>::threads, 2)
 
     int b = blockIdx.z, h = blockIdx.y, kv_head = h / s.group();
     int q_start = (gridDim.x - 1 - blockIdx.x) * queries;  // late tiles see more keys: they go first
-    int q_end = min(q_start + queries, s.T);
+    int q_end = min(q_start + queries, s.Tq);
     int k_start = s.first_key(b, q_start) / keys * keys, last_first = s.first_key(b, q_end - 1);
     int warp_row = threadIdx.x / warp_size * Tiles::warp_queries;
     // Registers are all in use: where keys lie is found out again for each tile.
     auto load_keys = [&](Tile<HSP> to, size_t from) {
-        load_tile<keys, threads>(to, qkv + from, s.qkv_row(), s.T - k_start, s.HS, pinned(threadIdx.x));
+        load_tile<keys, threads>(to, qkv + from, s.qkv_row(), s.keys_end() - k_start, s.HS,
+                                 pinned(threadIdx.x));
         cp_async_commit();
     };
     auto arrived = [] {
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(ForwardTiles<HSP>::threads, 2)
         total[m][i] = 0;
     });
     Fragment<Tiles::warp_queries, HSP> sum;
-    load_tile<queries, threads>(q, qkv + s.query(b, q_start, h), s.qkv_row(), s.T - q_start, s.HS);
+    load_tile<queries, threads>(q, qkv + s.query(b, q_start, h), s.qkv_row(), s.Tq - q_start, s.HS);
     load_keys(k, s.key(b, k_start, pinned(kv_head)));
     while (true) {
         arrived();  // k; and v is no longer in use
@@ -69,16 +70,16 @@ __global__ void __launch_bounds__(ForwardTiles<HSP>::threads, 2)
         Scores p;
         warp_product<Right::columns, HSP>(
             p, [&](Left& left, int m, int at) { left.load(q, warp_row + m * 16, at); }, k);
-        arrived();  // v; and k is no longer in use
-        int start = k_start;
-        bool masked = !all_seen(q_start, last_first, start, keys), last = start + keys >= q_end;
+        arrived();                   // v; and k is no longer in use
+        int start = k_start - s.q0;  // counted as queries are
+        bool masked = !all_seen(q_start, last_first - s.q0, start, keys), last = start + keys >= q_end;
         k_start += keys;
         if (!last) load_keys(k, s.key(b, k_start, pinned(kv_head)));
 
         if (masked) {
             Scores::each_row([&](int m, int i) {
                 int query = q_start + warp_row + p.row(m, 2 * i);
-                int first = s.first_key(b, min(query, s.T - 1)) - start - p.column(0, 0);
+                int first = s.first_key(b, min(query, s.Tq - 1)) - s.q0 - start - p.column(0, 0);
                 int seen = query - start - p.column(0, 0);
 #pragma unroll
                 for (int n = 0; n < keys / 8; n++)
@@ -121,21 +122,21 @@ __global__ void __launch_bounds__(ForwardTiles<HSP>::threads, 2)
         int query = q_start + warp_row + sum.row(m, 2 * i);
         float all = quad_sum(total[m][i]);
         inverse[m][i] = 1 / all;
-        if (lane_id() % 4 == 0 && query < s.T) lse[s.lse(b, query, h)] = largest[m][i] / log2_e + logf(all);
+        if (lane_id() % 4 == 0 && query < s.Tq) lse[s.lse(b, query, h)] = largest[m][i] / log2_e + logf(all);
     });
     sum.each([&](float& element, int m, int, int i) { element *= inverse[m][i / 2]; });
     sum.store(q, warp_row, 0);  // nobody else reads these rows
     __syncwarp();
     int start = q_start + warp_row;
     store_tile<Tiles::warp_queries, warp_size>(out + s.output(b, start, h), q, warp_row, lane_id(),
-                                               s.out_row(), s.T - start, s.HS);
+                                               s.out_row(), s.Tq - start, s.HS);
 }
 
 inline void attention_mma_forward(floatX* out, float* lse, const floatX* qkv, const AttentionShape& s,
                                   cudaStream_t stream) {
     with_head_width(s.HS, [&](auto HSP) {
         using Tiles = ForwardTiles<HSP>;
-        launch(attention_forward_kernel<HSP>, dim3(ceil_div(s.T, Tiles::queries), s.NH, s.B), Tiles::threads,
+        launch(attention_forward_kernel<HSP>, dim3(ceil_div(s.Tq, Tiles::queries), s.NH, s.B), Tiles::threads,
                Tiles::shared_bytes, stream, out, lse, qkv, s, s.scale() * log2_e);
     });
 }

@@ -10,50 +10,75 @@ devices.
 
 constexpr int max_head_size = 256;
 
+// A call has Tq queries of each sequence, and Tk keys and values. Query i stands at position q0 + i among
+// these. Queries are counted from the first of the call on, keys and values by their positions.
 struct AttentionShape {
-    int B, T, NH, NKV, HS;
-    int window;            // keys a query sees at most, itself included; 0: no limit
-    const int* doc_start;  // (B, T) first position of each position's document, or null
+    int B, Tq, Tk, q0, NH, NKV, HS;
+    int window = 0;                  // keys a query sees at most, itself included; 0: no limit
+    const int* doc_start = nullptr;  // (B, Tk) first position of each position's document, or null
 
     HOST_DEVICE int group() const { return NH / NKV; }  // query heads that share a key/value head
     HOST_DEVICE float scale() const { return 1 / sqrtf((float)HS); }
 
-    // Query, key and value vectors of a position: offsets into qkv (B, T, NH + 2*NKV, HS), rows `qkv_row`
-    // apart.
+    HOST_DEVICE int position(int i) const { return q0 + i; }   // of query i
+    HOST_DEVICE int keys_end() const { return position(Tq); }  // no query sees a key from here on
+
+    // Vectors of a query, and of the key and the value at a position: offsets into qkv (B, Tk, NH + 2*NKV,
+    // HS), rows `qkv_row` apart.
     HOST_DEVICE int qkv_row() const { return (NH + 2 * NKV) * HS; }
-    HOST_DEVICE size_t query(int b, int t, int h) const {
-        return position(b, t) * qkv_row() + (size_t)h * HS;
-    }
-    HOST_DEVICE size_t key(int b, int t, int h) const { return query(b, t, NH + h); }
-    HOST_DEVICE size_t value(int b, int t, int h) const { return query(b, t, NH + NKV + h); }
+    HOST_DEVICE size_t query(int b, int i, int h) const { return vector(b, position(i), h); }
+    HOST_DEVICE size_t key(int b, int at, int h) const { return vector(b, at, NH + h); }
+    HOST_DEVICE size_t value(int b, int at, int h) const { return vector(b, at, NH + NKV + h); }
 
-    // A head's output: offset into out (B, T, NH, HS), rows `out_row` apart; and its offset into lse (B, NH,
-    // T).
+    // A head's output for a query: offset into out (B, Tq, NH, HS), rows `out_row` apart; and its offset into
+    // lse (B, NH, Tq).
     HOST_DEVICE int out_row() const { return NH * HS; }
-    HOST_DEVICE size_t output(int b, int t, int h) const {
-        return position(b, t) * out_row() + (size_t)h * HS;
+    HOST_DEVICE size_t output(int b, int i, int h) const {
+        return ((size_t)b * Tq + i) * out_row() + (size_t)h * HS;
     }
-    HOST_DEVICE size_t lse(int b, int t, int h) const { return ((size_t)b * NH + h) * T + t; }
+    HOST_DEVICE size_t lse(int b, int i, int h) const { return ((size_t)b * NH + h) * Tq + i; }
 
-    // Query t sees the keys first_key(b, t) ... t. Neither end ever moves back, so a tile of queries sees no
-    // key before the first key of its first query.
-    HOST_DEVICE int first_key(int b, int t) const {
-        int first = window && t >= window ? t - window + 1 : 0;
-        int document = doc_start ? doc_start[position(b, t)] : 0;
+    // Query i sees the keys first_key(b, i) ... position(i). Neither end ever moves back, so a tile of
+    // queries sees no key before the first key of its first query, and none after the position of its last.
+    HOST_DEVICE int first_key(int b, int i) const {
+        int at = position(i), first = window && at >= window ? at - window + 1 : 0;
+        int document = doc_start ? doc_start[(size_t)b * Tk + at] : 0;
         return first > document ? first : document;
     }
 
 private:
-    HOST_DEVICE size_t position(int b, int t) const { return (size_t)b * T + t; }
+    HOST_DEVICE size_t vector(int b, int at, int head) const {
+        return ((size_t)b * Tk + at) * qkv_row() + (size_t)head * HS;
+    }
 };
 
-inline AttentionShape attention_shape(int B, int T, int NH, int NKV, int HS, int window,
-                                      const int* doc_start) {
-    if (HS > max_head_size || NH % NKV != 0) {
-        fprintf(stderr, "train_gpt: no attention for %d query heads on %d key/value heads of size %d: ", NH,
-                NKV, HS);
+// The shape, if there is attention of that kind.
+inline AttentionShape attention_shape(const AttentionShape& s) {
+    if (s.HS > max_head_size || s.NH % s.NKV != 0) {
+        fprintf(stderr, "train_gpt: no attention for %d query heads on %d key/value heads of size %d: ", s.NH,
+                s.NKV, s.HS);
         fprintf(stderr, "the size must be at most %d, the numbers divisible\n", max_head_size);
         exit(1);
     }
-    return {B, T, NH, NKV, HS, window, doc_start};
+    if (s.q0 < 0 || s.Tq < 1 || s.Tq > s.Tk - s.q0) {
+        fprintf(stderr, "train_gpt: no attention for %d queries from position %d of %d on: ", s.Tq, s.q0,
+                s.Tk);
+        fprintf(stderr, "each must stand at one of the positions\n");
+        exit(1);
+    }
+    return s;
+}
+
+// Every one of T positions has its query in the call.
+inline AttentionShape self_attention_shape(int B, int T, int NH, int NKV, int HS, int window,
+                                           const int* doc_start) {
+    return attention_shape({.B = B,
+                            .Tq = T,
+                            .Tk = T,
+                            .q0 = 0,
+                            .NH = NH,
+                            .NKV = NKV,
+                            .HS = HS,
+                            .window = window,
+                            .doc_start = doc_start});
 }

@@ -106,6 +106,14 @@ inline cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaS
     return cudaSuccess;
 }
 
+inline cudaError_t cudaMemset2DAsync(void* pointer, size_t pitch, int value, size_t width, size_t height,
+                                     cudaStream_t stream) {
+    host_stream(stream).enqueue([=] {
+        for (size_t row = 0; row < height; row++) memset((char*)pointer + row * pitch, value, width);
+    });
+    return cudaSuccess;
+}
+
 inline cudaError_t cudaMemset(void* pointer, int value, size_t bytes) {
     if (host_captures > 0) return cudaErrorStreamCaptureUnsupported;
     cudaMemsetAsync(pointer, value, bytes, nullptr);

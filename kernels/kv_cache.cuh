@@ -23,7 +23,7 @@ block owns one query of one head, and spreads the keys over its threads.
 #include "kernels/fast_math.cuh"
 
 struct KvCacheShape {
-    AttentionShape attention;  // of qkv and att; a position of the text is past + t
+    AttentionShape attention;  // of qkv and att, whose position t is past + t of the text
     int limit, past;
 
     HOST_DEVICE size_t row() const { return (size_t)2 * attention.NKV * attention.HS; }
@@ -45,7 +45,7 @@ inline KvCacheShape kv_cache_shape(int B, int T, int limit, int past, int NH, in
                 limit);
         exit(1);
     }
-    return {attention_shape(B, T, NH, NKV, HS, window, nullptr), limit, past};
+    return {self_attention_shape(B, T, NH, NKV, HS, window, nullptr), limit, past};
 }
 
 // ----------------------------------------------------------------------------
@@ -53,9 +53,9 @@ inline KvCacheShape kv_cache_shape(int B, int T, int limit, int past, int NH, in
 
 inline void kv_cache_append_cpu(floatX* cache, const floatX* qkv, const KvCacheShape& s) {
     const AttentionShape& a = s.attention;
-#pragma omp parallel for collapse(2) if (a.B * a.T > 16)
+#pragma omp parallel for collapse(2) if (a.B * a.Tk > 16)
     for (int b = 0; b < a.B; b++)
-        for (int t = 0; t < a.T; t++) {
+        for (int t = 0; t < a.Tk; t++) {
             std::copy_n(qkv + a.key(b, t, 0), s.row(), cache + s.position(b, s.past + t));
         }
 }
@@ -110,7 +110,7 @@ inline void kv_cache_attention_cpu(floatX* att, const floatX* qkv, const floatX*
 #pragma omp parallel for collapse(3) schedule(dynamic)
     for (int b = 0; b < a.B; b++)
         for (int part = 0; part < a.NKV * parts; part++)
-            for (int t = 0; t < a.T; t++) {
+            for (int t = 0; t < a.Tq; t++) {
                 int kv_head = part / parts, first = kv_head * a.group() + part % parts * heads_together;
                 int heads = std::min(heads_together, (kv_head + 1) * a.group() - first);
                 CachedQuery queries[heads_together];
@@ -140,7 +140,7 @@ constexpr int kv_cache_block = 256;
 template <int W>
 __global__ void kv_cache_append_kernel(floatX* cache, const floatX* qkv, KvCacheShape s) {
     const AttentionShape& a = s.attention;
-    int b = blockIdx.x / a.T, t = blockIdx.x % a.T;
+    int b = blockIdx.x / a.Tk, t = blockIdx.x % a.Tk;
     const floatX* from = qkv + a.key(b, t, 0);
     floatX* to = cache + s.position(b, s.past + t);
     for (size_t c = threadIdx.x * W; c < s.row(); c += blockDim.x * W) store(to + c, load<W>(from + c));

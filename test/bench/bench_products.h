@@ -27,7 +27,7 @@ struct AttentionCase {
 
 // One query of one head, in double precision.
 struct AttentionReference {
-    const AttentionShape shape;
+    const AttentionShape shape;  // with a query at every position
     const Numbers<floatX>&qkv, &dout;
 
     double dot(size_t a, const Numbers<floatX>& of_a, size_t b, const Numbers<floatX>& of_b) const {
@@ -75,7 +75,7 @@ struct AttentionGradients : AttentionReference {
     double at(size_t e) const {
         int c = (int)(e % shape.HS), head = (int)(e / shape.HS % (shape.NH + 2 * shape.NKV));
         size_t row = e / shape.qkv_row();
-        int t = (int)(row % shape.T), b = (int)(row / shape.T);
+        int t = (int)(row % shape.Tk), b = (int)(row / shape.Tk);
         double sum = 0;
         if (head < shape.NH) {
             for (int j = shape.first_key(b, t); j <= t; j++)
@@ -85,7 +85,7 @@ struct AttentionGradients : AttentionReference {
         int kv_head = (head - shape.NH) % shape.NKV;
         bool value = head >= shape.NH + shape.NKV;
         for (int h = kv_head * shape.group(); h < (kv_head + 1) * shape.group(); h++) {
-            for (int i = t; i < shape.T && shape.first_key(b, i) <= t; i++) {
+            for (int i = t; i < shape.Tq && shape.first_key(b, i) <= t; i++) {
                 sum += value ? probability(b, i, t, h) * dout.at(shape.output(b, i, h) + c)
                              : shape.scale() * dscore(b, i, t, h) * qkv.at(shape.query(b, i, h) + c);
             }
@@ -105,16 +105,16 @@ inline void attention_rows(Bench& bench) {
                                                {1, 150, 2, 1, 64, 40}};
     for (const AttentionCase& c : bench.pick(of_gpus, of_all)) {
         auto [B, T, NH, NKV, HS, window] = c;
-        AttentionShape shape = attention_shape(B, T, NH, NKV, HS, window, nullptr);
+        AttentionShape shape = self_attention_shape(B, T, NH, NKV, HS, window, nullptr);
         size_t rows = (size_t)B * T;
         Numbers<floatX> qkv(rows * shape.qkv_row(), "qkv", bench.stream);
         Numbers<floatX> dout(rows * NH * HS, "dout", bench.stream);
         Array<floatX> out(dout.size(), bench.stream), dqkv(qkv.size(), bench.stream);
         Array<float> lse(rows * NH, bench.stream);
-        Array<float> scratch(attention_backward_scratch(B, T, NH, NKV, HS), bench.stream);
+        Array<float> scratch(attention_backward_scratch(shape), bench.stream);
         bench.row(
             "attention forward", c.text(), {.flops = c.flops()},
-            [&] { attention_forward(out, lse, qkv, nullptr, B, T, NH, NKV, HS, window, bench.stream); },
+            [&] { attention_forward(out, lse, qkv, shape, bench.stream); },
             [&](Check& check) {
                 AttentionReference reference = {shape, qkv, dout};
                 check.compare(out, rounded_limit, [&](size_t e) {
@@ -130,10 +130,7 @@ inline void attention_rows(Bench& bench) {
         constexpr double of_forward = 2.5;  // five products where there are two
         bench.row(
             "attention backward", c.text(), {.flops = of_forward * c.flops()},
-            [&] {
-                attention_backward(dqkv, scratch, dout, qkv, out, lse, nullptr, B, T, NH, NKV, HS, window,
-                                   bench.stream);
-            },
+            [&] { attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, bench.stream); },
             [&](Check& check) {
                 AttentionGradients gradients = {{shape, qkv, dout}, out.host(), lse.host()};
                 check.compare(dqkv, rounded_limit, [&](size_t e) { return gradients.at(e); });

@@ -325,6 +325,25 @@ TEST_CASE("help names every option, its choices and its default, within the widt
     CHECK(options_summary(train({}), command_train, 110).find("learning-rate=0.0006") != std::string::npos);
 }
 
+TEST_CASE("help is given wherever it is asked for, but a value of an option asks for nothing") {
+    auto answer = [](std::vector<const char*> words) { return answer_to((int)words.size(), words.data()); };
+    std::string general = general_help(terminal_width()),
+                of_train = help_text(command_train, terminal_width());
+    for (auto words : std::vector<std::vector<const char*>>{{}, {"--help"}, {"-h"}, {"-h", "train"}}) {
+        CHECK(answer(words) == general);
+    }
+    for (auto words : std::vector<std::vector<const char*>>{{"train", "--help"},
+                                                            {"train", "-h"},
+                                                            {"train", "--steps", "--help"},
+                                                            {"train", "--overwrite", "-h"}}) {
+        CHECK(answer(words) == of_train);
+    }
+    CHECK(answer({"--version"}) == std::string(program_version) + "\n");
+    CHECK(answer({"train"}) == "");
+    CHECK(answer({"sample", "runs/tiny", "--prompt", "-h"}) == "");
+    CHECK_REFUSED(answer({"trian", "--help"}), "trian: no such command");
+}
+
 // ----------------------------------------------------------------------------
 // layouts
 

@@ -3,6 +3,8 @@ For tests of attention: the textbook formula in double precision, and a layer to
 */
 #pragma once
 
+#include <bit>
+
 #include "kernels/attention.cuh"
 #include "test/support/testing.h"
 
@@ -19,9 +21,39 @@ struct Case {
     int B, T, NH, NKV, HS;
     int window = 0;
     std::vector<int> documents = {};  // first positions of the documents of every sequence
+    int q0 = 0, Tq = T - q0;          // the queries of the call, of those of T positions
 
     size_t rows() const { return (size_t)B * T; }
+    size_t queries() const { return (size_t)B * Tq; }
     size_t qkv_row() const { return (size_t)(NH + 2 * NKV) * HS; }
+
+    // The same with the queries of the positions from ... from + count - 1 alone.
+    Case part(int from, int count) const {
+        Case c = *this;
+        c.q0 = from, c.Tq = count;
+        return c;
+    }
+
+    AttentionShape shape(const int* doc_start = nullptr) const {
+        return attention_shape({.B = B,
+                                .Tq = Tq,
+                                .Tk = T,
+                                .q0 = q0,
+                                .NH = NH,
+                                .NKV = NKV,
+                                .HS = HS,
+                                .window = window,
+                                .doc_start = documents.empty() ? nullptr : doc_start});
+    }
+
+    // Of an element of qkv: whether it belongs to a query that is not of the call, or to a key or value that
+    // no query of the call sees for it stands after them.
+    bool unread(size_t element) const {
+        int at = (int)(element / qkv_row() % T), head = (int)(element % qkv_row() / HS);
+        return at >= q0 + Tq || (head < NH && at < q0);
+    }
+    // Of an element of dqkv: whether it stays as it is.
+    bool unwritten(size_t element) const { return unread(element) && (int)(element % qkv_row() / HS) < NH; }
 
     // (B, T). The documents of sequence b start b positions later than listed.
     std::vector<int> doc_start() const {
@@ -39,7 +71,8 @@ struct Case {
 
     std::string name() const {
         std::string text;
-        for (int x : {B, T, NH, NKV, HS, window, (int)documents.size()}) text += std::to_string(x) + " ";
+        for (int x : {B, T, NH, NKV, HS, window, (int)documents.size(), q0, Tq})
+            text += std::to_string(x) + " ";
         return text;
     }
 };
@@ -48,17 +81,17 @@ struct Reference {
     std::vector<double> out, lse, dqkv;
 
     Reference(const Case& c, const std::vector<double>& qkv, const std::vector<double>& dout)
-        : out(c.rows() * c.NH * c.HS), lse(c.rows() * c.NH), dqkv(qkv.size()) {
+        : out(c.queries() * c.NH * c.HS), lse(c.queries() * c.NH), dqkv(qkv.size()) {
         std::vector<int> doc_start = c.doc_start();
         double scale = 1 / std::sqrt((double)c.HS);
         for (int b = 0; b < c.B; b++)
             for (int h = 0; h < c.NH; h++)
-                for (int i = 0; i < c.T; i++) {
+                for (int i = c.q0; i < c.q0 + c.Tq; i++) {
                     auto vector_of = [&](int t, int head) {
                         return ((size_t)b * c.T + t) * c.qkv_row() + head * c.HS;
                     };
                     int key_head = c.NH + h / (c.NH / c.NKV), value_head = key_head + c.NKV;
-                    size_t q = vector_of(i, h), o = (((size_t)b * c.T + i) * c.NH + h) * c.HS;
+                    size_t q = vector_of(i, h), o = (((size_t)b * c.Tq + i - c.q0) * c.NH + h) * c.HS;
                     int first = doc_start[b * c.T + i];
                     if (c.window) first = std::max(first, i - c.window + 1);
 
@@ -70,7 +103,7 @@ struct Reference {
                         maximum = std::max(maximum, p[j]);
                     }
                     for (int j = first; j <= i; j++) total += p[j] = std::exp(p[j] - maximum);
-                    lse[((size_t)b * c.NH + h) * c.T + i] = maximum + std::log(total);
+                    lse[((size_t)b * c.NH + h) * c.Tq + i - c.q0] = maximum + std::log(total);
                     for (int j = first; j <= i; j++) {
                         p[j] /= total;
                         for (int x = 0; x < c.HS; x++) {
@@ -100,22 +133,22 @@ struct Run {
     Run(const Case& c, const std::vector<floatX>& qkv_values, const std::vector<floatX>& dout_values)
         : qkv(qkv_values),
           dout(dout_values),
-          out(c.rows() * c.NH * c.HS),
+          out(c.queries() * c.NH * c.HS),
           dqkv(qkv.size()),
-          lse(c.rows() * c.NH),
-          scratch(attention_backward_scratch(c.B, c.T, c.NH, c.NKV, c.HS)),
+          lse(c.queries() * c.NH),
+          scratch(attention_backward_scratch(c.shape())),
           doc_start(c.doc_start()) {
-        const int* documents = c.documents.empty() ? nullptr : (const int*)doc_start;
-        attention_forward(out, lse, qkv, documents, c.B, c.T, c.NH, c.NKV, c.HS, c.window, test_stream());
-        attention_backward(dqkv, scratch, dout, qkv, out, lse, documents, c.B, c.T, c.NH, c.NKV, c.HS,
-                           c.window, test_stream());
+        AttentionShape shape = c.shape(doc_start);
+        attention_forward(out, lse, qkv, shape, test_stream());
+        attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, test_stream());
     }
 
     // Everything computed, bit by bit.
-    std::vector<float> bits() {
-        std::vector<float> all = lse.host();
-        for (floatX value : out.host()) all.push_back(float(value));
-        for (floatX value : dqkv.host()) all.push_back(float(value));
+    std::vector<uint32_t> bits() {
+        std::vector<uint32_t> all;
+        for (float value : lse.host()) all.push_back(std::bit_cast<uint32_t>(value));
+        for (floatX value : out.host()) all.push_back(std::bit_cast<uint32_t>(float(value)));
+        for (floatX value : dqkv.host()) all.push_back(std::bit_cast<uint32_t>(float(value)));
         return all;
     }
 };
@@ -125,17 +158,73 @@ inline std::vector<floatX> make_qkv(const Case& c, float scale = 1) {
 }
 
 inline std::vector<floatX> make_dout(const Case& c) {
-    return random_values<floatX>("dout", c.rows() * c.NH * c.HS);
+    return random_values<floatX>("dout", c.queries() * c.NH * c.HS);
 }
 
+// Where nothing is to be read there are NaN.
 inline void check(const Case& c, float scale = 1, double backward_tolerance = tolerance<floatX>) {
     CAPTURE(c.name());
     std::vector<floatX> qkv = make_qkv(c, scale), dout = make_dout(c);
-    Run run(c, qkv, dout);
     Reference reference(c, to_doubles(qkv), to_doubles(dout));
+    for (size_t i = 0; i < qkv.size(); i++)
+        if (c.unread(i)) qkv[i] = floatX(NAN);
+    Run run(c, qkv, dout);
     CHECK_CLOSE(run.out, reference.out, tolerance<floatX>);
     CHECK_CLOSE(run.lse, reference.lse, 2e-5);
-    CHECK_CLOSE(run.dqkv, reference.dqkv, backward_tolerance);
+    std::vector<floatX> dqkv = run.dqkv.host(), before = Buffer<floatX>(dqkv.size()).host(), after = before;
+    for (size_t i = 0; i < dqkv.size(); i++)
+        if (c.unwritten(i)) after[i] = std::exchange(dqkv[i], floatX(0.0f));
+    CHECK(same_bits(after, before));
+    CHECK(relative_error(to_doubles(dqkv), reference.dqkv) < backward_tolerance);
+}
+
+// Queries of a few positions, the last or not, that begin and end within tiles. Some tiles of keys are seen
+// by none of them.
+inline void check_parts(int HS) {
+    check(Case{2, 150, 2, 1, HS}.part(63, 1));
+    check(Case{1, 150, 1, 1, HS}.part(149, 1));
+    check(Case{1, 270, 1, 1, HS}.part(0, 70));
+    check(Case{1, 270, 2, 1, HS}.part(77, 150));
+    check(Case{1, 300, 1, 1, HS, 60}.part(203, 67));
+    check(Case{2, 200, 2, 2, HS, 0, {3, 100, 130, 140}}.part(69, 100));
+    check(Case{1, 200, 2, 1, HS, 45, {1, 63, 110, 111}}.part(101, 31));
+}
+
+// The elements of rows, `row` long, of the positions [from, to) of each sequence.
+template <typename T>
+std::vector<T> cut(const std::vector<T>& from_all, const Case& c, size_t row, int from, int to) {
+    std::vector<T> part;
+    for (int b = 0; b < c.B; b++) {
+        auto sequence = from_all.begin() + b * c.T * row;
+        part.insert(part.end(), sequence + from * row, sequence + to * row);
+    }
+    return part;
+}
+
+// A call for each part of the queries, the parts beginning at 0 and at these positions: what the call for all
+// makes, but for rounding.
+inline void check_cut(const Case& c, std::vector<int> cuts) {
+    CAPTURE(c.name());
+    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+    Run whole(c, qkv, dout);
+    std::vector<double> out = whole.out.doubles(), dqkv(qkv.size());
+    std::vector<float> lse = whole.lse.host();
+    cuts.push_back(c.T);
+    int from = 0;
+    for (int to : cuts) {
+        CAPTURE(from);
+        size_t row = (size_t)c.NH * c.HS;
+        Case part = c.part(from, to - from);
+        Run run(part, qkv, cut(dout, c, row, from, to));
+        CHECK_CLOSE(run.out, cut(out, c, row, from, to), tolerance<floatX>);
+        Case heads{c.B * c.NH, c.T, 1, 1, 1};  // lse (B, NH, T)
+        CHECK_CLOSE(run.lse, to_doubles(cut(lse, heads, 1, from, to)), 2e-5);
+        std::vector<double> added = run.dqkv.doubles();
+        for (size_t i = 0; i < added.size(); i++)
+            if (!part.unwritten(i)) dqkv[i] += added[i];
+        from = to;
+    }
+    CHECK(relative_error(dqkv, whole.dqkv.doubles()) < tolerance<floatX>);
 }
 
 // Of T positions, those that see key 5.

@@ -63,6 +63,18 @@ TEST_CASE_FIXTURE(EveryCard, "shared heads, window and documents together" * sho
     check({1, 100, 2, 1, 160, 30, {20, 50}});
 }
 
+TEST_CASE_FIXTURE(EveryCard, "queries of some of the positions" * shown_in_bf16) {
+    check_parts(32);
+    check(Case{1, 90, 2, 1, 20}.part(50, 40));
+    check(Case{1, 150, 2, 1, 128, 50}.part(66, 37));
+}
+
+TEST_CASE_FIXTURE(EveryCard, "calls for parts of the queries make what one call for all makes") {
+    check_cut({2, 100, 2, 1, 20, 90, {10, 60}}, {37});
+    check_cut({1, 150, 1, 1, 64}, {1, 64, 149});
+    check_cut({1, 70, 1, 1, 256}, {33});
+}
+
 TEST_CASE_FIXTURE(EveryCard, "large scores do not overflow") {
     // Scores of several hundred: the softmax all but picks a key, and exp of a score alone would be Inf.
     // Rounding of such a score to float is already worth 3e-5 of its probability.
@@ -78,10 +90,8 @@ static void check_on_card(const Case& c, const AttentionCard& card) {
     Run run(c, qkv, dout);
     Buffer<floatX> dqkv(qkv.size());
     Buffer<float> scratch(run.scratch.size());
-    const int* documents = c.documents.empty() ? nullptr : (const int*)run.doc_start;
-    attention_mma_backward(dqkv, scratch, run.dout, run.qkv, run.out, run.lse,
-                           attention_shape(c.B, c.T, c.NH, c.NKV, c.HS, c.window, documents), test_stream(),
-                           card);
+    attention_mma_backward(dqkv, scratch, run.dout, run.qkv, run.out, run.lse, c.shape(run.doc_start),
+                           test_stream(), card);
     CHECK_CLOSE(dqkv, Reference(c, to_doubles(qkv), to_doubles(dout)).dqkv, tolerance<floatX>);
 }
 
@@ -108,14 +118,16 @@ TEST_CASE_FIXTURE(EveryCard, "the same bits on every run") {
 
 #if !defined(DEVICE_CPU) && !defined(__CUDACC__)
 TEST_CASE_FIXTURE(EveryCard, "the same bits in any order of blocks and threads" * shown_in_bf16) {
-    Case c{2, 200, 2, 1, 32, 150, {10, 77}};
-    std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
-    auto bits = [&](uint64_t seed) {
-        simt::set_seed(seed);
-        return Run(c, qkv, dout).bits();
-    };
-    std::vector<float> first = bits(1);
-    for (uint64_t seed : {2, 3}) CHECK(bits(seed) == first);
+    Case whole{2, 200, 2, 1, 32, 150, {10, 77}};
+    for (Case c : {whole, whole.part(70, 90)}) {
+        std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+        auto bits = [&](uint64_t seed) {
+            simt::set_seed(seed);
+            return Run(c, qkv, dout).bits();
+        };
+        std::vector<uint32_t> first = bits(1);
+        for (uint64_t seed : {2, 3}) CHECK(bits(seed) == first);
+    }
     simt::set_seed(1);
 }
 #endif
@@ -125,10 +137,11 @@ TEST_CASE_FIXTURE(EveryCard, "the same bits with any number of threads") {
     auto use_threads = [](int number) {
         host_stream(test_stream()).enqueue([=] { omp_set_num_threads(number); });
     };
-    for (Case c : {Case{2, 300, 4, 2, 40, 200, {10, 77}}, Case{1, 200, 3, 3, 64}}) {
+    for (Case c : {Case{2, 300, 4, 2, 40, 200, {10, 77}}, Case{1, 200, 3, 3, 64},
+                   Case{2, 200, 2, 1, 32}.part(70, 90)}) {
         std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
         use_threads(1);
-        std::vector<float> one = Run(c, qkv, dout).bits();
+        std::vector<uint32_t> one = Run(c, qkv, dout).bits();
         for (int threads : {2, 3, 4, 16}) {
             CAPTURE(threads);
             use_threads(threads);

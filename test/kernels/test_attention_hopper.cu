@@ -36,21 +36,33 @@ TEST_CASE_FIXTURE(Hopper, "sliding window and documents") {
     check({1, 700, 2, 1, 80, 300, {150, 151, 400}});
 }
 
+TEST_CASE_FIXTURE(Hopper, "queries of some of the positions") {
+    check_parts(64);
+    check(Case{1, 400, 1, 1, 128}.part(130, 200));
+    check(Case{1, 200, 2, 1, 80, 50}.part(101, 33));
+}
+
+TEST_CASE_FIXTURE(Hopper, "calls for parts of the queries make what one call for all makes") {
+    check_cut({1, 200, 2, 1, 64, 140, {10, 100}}, {77});
+    check_cut({1, 200, 1, 1, 128}, {1, 128, 199});
+}
+
 TEST_CASE_FIXTURE(Hopper, "heads in sections of any size, on any number of blocks") {
     if (!on_hopper()) SKIP("no card of Hopper's kind here");
     Case c{2, 300, 3, 1, 64};
     std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
     Run whole(c, qkv, dout);
-    AttentionShape shape = attention_shape(c.B, c.T, c.NH, c.NKV, c.HS, 0, nullptr);
+    AttentionShape shape = c.shape();
     using Shared = HopperForwardShared<64>;
-    CUtensorMap map = Shared::Tile::map(whole.qkv, shape, c.NH + 2 * c.NKV);
+    CUtensorMap query_map = Shared::Tile::query_map(whole.qkv, shape);
+    CUtensorMap key_map = Shared::Tile::key_map(whole.qkv, shape);
     int tiles = ceil_div(c.T, hopper_queries) * c.B * c.NH;
     for (auto [section, blocks] : {std::pair{1, 3}, {4, 1}, {5, tiles}}) {
         CAPTURE(section);
         Buffer<floatX> out(whole.out.size());
         Buffer<float> lse(whole.lse.size());
         launch(attention_hopper_forward_kernel<64>, blocks, hopper_threads, sizeof(Shared), test_stream(),
-               (floatX*)out, (float*)lse, map, shape, section, tiles);
+               (floatX*)out, (float*)lse, query_map, key_map, shape, section, tiles);
         CHECK(out.doubles() == whole.out.doubles());
         CHECK(lse.host() == whole.lse.host());
     }
@@ -58,7 +70,7 @@ TEST_CASE_FIXTURE(Hopper, "heads in sections of any size, on any number of block
 
 TEST_CASE_FIXTURE(Hopper, "what the kernels leave to others") {
     if (!on_hopper()) SKIP("no card of Hopper's kind here");
-    auto fits = [](int HS) { return hopper_attention_fits(attention_shape(1, 5, 4, 2, HS, 0, nullptr)); };
+    auto fits = [](int HS) { return hopper_attention_fits(Case{1, 5, 4, 2, HS}.shape()); };
     CHECK(fits(8));
     CHECK(fits(128));
     CHECK(!fits(20));   // rows of heads that are no whole units of 16 bytes

@@ -229,7 +229,9 @@ TEST_CASE("a text written with the cache is the text computed as a whole") {
             cudaCheck(cudaStreamSynchronize(test_stream()));  // the positions end here
         };
         rotate(whole, 0, length);
-        attention_forward(out, lse, whole, nullptr, c.B, length, c.NH, c.NKV, c.HS, c.window, test_stream());
+        attention_forward(out, lse, whole,
+                          self_attention_shape(c.B, length, c.NH, c.NKV, c.HS, c.window, nullptr),
+                          test_stream());
         std::vector<floatX> want = out.host();
 
         Cache cache(c);

@@ -28,7 +28,7 @@ data/commands   1400  data/base data/checkpoint data/exchange data/launch data/o
 comm            5700  data/base data/checkpoint data/launch data/options data/run data/tokens kernels
 train_gpt.cu    1100  comm data/base data/commands data/launch data/options data/run data/text data/tokenizer data/tokens kernels
 '
-files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | while read -r file; do [ -f "$file" ] && echo "$file"; done)
+files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | while read -r file; do [ -f "$file" ] && echo "$file"; done)
 # "FILE INCLUDED" for each file of the program that one of them includes
 includes=$(grep -HoE '^ *# *include "(comm|data|kernels)/[^"]+"' $files | sed -E 's/: *# *include "/ /; s/"$//')
 room_of='function room(path, part) { split(path, part, "/"); return part[1] == "data" ? part[1] "/" part[2] : part[1] }'
