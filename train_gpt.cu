@@ -15,13 +15,13 @@ train_gpt pre-trains GPT-style transformers. This is a training step, and where 
 On one process the lines about other ranks do nothing, and the rest is the same. From top to bottom:
 
     activations   one table: name, size, lifetime
-    model         sizes, memory, initial weights
+    model         what a rank has of it, and the memory that it takes
     layers        attention, MLP, block, embedding, head: each forward, with its backward directly under it
     stage         the part of both passes that one pipeline stage makes
     step          micro-batches, statistics, update
     sampling      text from a model, with a key/value cache
     training      the train command: check, build, loop
-    commands      sample, eval, data; main
+    commands      sample, eval; the table of all commands; main
 
 The arithmetic of a layer is in kernels/, one file each: the formula, the plain loop that specifies it, the
 CUDA kernels. How the work is cut over ranks is in comm/: matrices over tensor ranks in tensor_parallel.h,
@@ -32,33 +32,30 @@ is in data/.
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
 #include <memory>
-#include <span>
+#include <string>
 #include <vector>
 
-#include "comm/activations.h"        // Lifetime, ActivationRow, ActivationMemory
-#include "comm/device_batches.h"     // Batch, DeviceBatches
-#include "comm/node_reader.h"        // batches read once for all ranks of a machine
-#include "comm/pipeline.h"           // Pipeline: micro-batches from stage to stage
-#include "comm/run_checkpoints.h"    // RunCheckpoints: a run saved, and gone on with
-#include "comm/setup.h"              // from options to settings
-#include "comm/stage.h"              // Stage: what this rank has of the model
-#include "comm/tensor_parallel.h"    // column_parallel, row_parallel
-#include "comm/tensor_table.h"       // tensor_table, parameter_layout
-#include "comm/whole_tensors.h"      // initialize, raise_not_finite
-#include "comm/zero.h"               // ZeroState: parameters, gradients and optimizer state, cut over ranks
-#include "data/base/stop_signals.h"  // how a run is asked to stop
+#include "comm/activations.h"      // Lifetime, ActivationRow, ActivationMemory
+#include "comm/device_batches.h"   // Batch, DeviceBatches
+#include "comm/node_reader.h"      // batches read once for all ranks of a machine
+#include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
+#include "comm/setup.h"            // settings, checks, tuning
+#include "comm/tensor_parallel.h"  // column_parallel, row_parallel
+#include "comm/tensor_table.h"     // Tensor, parameter_layout
+#include "comm/whole_tensors.h"    // initialize, raise_not_finite
+#include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
 #include "data/commands/data_report.h"    // the data command
 #include "data/commands/eval.h"           // the loss on token files, multiple-choice questions
 #include "data/commands/generation.h"     // TextWriter, write_texts, the sample command
 #include "data/commands/inspect.h"        // the inspect command
 #include "data/commands/export_import.h"  // the export and import commands
-#include "data/launch/command_line.h"     // parse_options
+#include "data/launch/command_line.h"     // parse_options, parse_command, answer_to
 #include "data/run/run_report.h"          // the header of a run
 #include "data/run/step_log.h"            // what is shown and kept of each step
 #include "data/text/tokenize.h"           // the tokenize command
-#include "data/tokens/data_overlap.h"     // TokenLoader, data_notes
+#include "data/tokens/data_notes.h"       // TokenLoader, data_notes
 #include "kernels/attention.cuh"          // attention_forward, attention_backward
 #include "kernels/classifier.cuh"         // classifier, sum_losses
 #include "kernels/embedding.cuh"          // embedding_forward, embedding_backward
@@ -77,26 +74,27 @@ is in data/.
 // What a pass through the model writes, one row for each: type, name, elements, for how long it is kept, and
 // whether it is there at all. `block` and `hidden` are the lifetimes of what a block, or the MLP in it, keeps
 // for its backward pass unless that is recomputed, `until_weights` that of what the weights' gradients are
-// made from. Means are for layernorm only.
+// made from, and matmul_input() keeps what a matrix reads as long. N, n, C ... are those of Dims
+// (comm/stage.h).
 // clang-format off
 #define ACTIVATIONS(X)                                                                                       \
     /* forward: attention */                                                                                 \
     X(floatX, residual,   n * C,            inner,                true)  /* input of the block */            \
     X(floatX, norm1,      N * C,            matmul_input(block),  true)                                      \
     X(float,  norm1_mean, n,                block,                mean)                                      \
-    X(float,  norm1_rstd, n,                block,                true)                                      \
+    X(float,  norm1_rstd, n,                block,                true)  /* 1 / deviation */                 \
     X(floatX, qkv_raw,    N * QKV,          block,                c.qk_norm)  /* before their own norm */    \
     X(float,  qk_rstd,    N * (NH + NKV),   block,                c.qk_norm)                                 \
     X(floatX, qkv,        N * QKV,          block,                true)  /* as attention reads it */         \
     X(floatX, att,        N * A,            matmul_input(block),  true)                                      \
-    X(float,  lse,        N * NH,           block,                true)                                      \
+    X(float,  lse,        N * NH,           block,                true)  /* log of sums, (B, NH, T) */       \
     X(floatX, cache,      cache,            layer,                true)  /* of keys and values */            \
     /* forward: MLP */                                                                                       \
     X(floatX, residual2,  n * C,            block,                sequential)  /* attention added */         \
     X(floatX, norm2,      N * C,            matmul_input(hidden), sequential)                                \
     X(float,  norm2_mean, n,                hidden,               sequential && mean)                        \
     X(float,  norm2_rstd, n,                hidden,               sequential)                                \
-    X(floatX, fc,         N * F1,           hidden,               true)                                      \
+    X(floatX, fc,         N * F1,           hidden,               true)  /* of SwiGLU: gates, values */      \
     X(floatX, act,        N * F,            matmul_input(hidden), true)                                      \
     X(floatX, delta,      n * C,            shared,               true)  /* to be added to the stream */     \
     /* forward: head */                                                                                      \
@@ -106,7 +104,7 @@ is in data/.
     X(float,  normf_rstd, n,                head,                 has_head)                                  \
     X(floatX, logits,     logits * Vp,      shared,               has_head)                                  \
     X(float,  parts,      tp * chunk * 3,   shared,               has_head && tp > 1)                        \
-    X(float,  losses,     N,                shared,               has_head)                                  \
+    X(float,  losses,     N,                shared,               has_head)  /* of each token */             \
     /* tensor parallelism */                                                                                 \
     X(floatX, own_norm,   n * C,            shared,               tp > 1)  /* before ranks share it */       \
     X(floatX, partial,    N * C,            shared,               tp > 1)  /* before ranks sum it */         \
@@ -137,7 +135,7 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     bool training = w.training, mean = c.norm == "layernorm", sequential = c.block == "sequential",
          has_head = stage.has_head(), later = training && std::ranges::max(stage.room.pending) > 0;
     constexpr Lifetime shared = Lifetime::shared, layer = Lifetime::layer;
-    auto kept = [&](bool kept, Lifetime lifetime) { return training && kept ? lifetime : shared; };
+    auto kept = [&](bool is, Lifetime lifetime) { return training && is ? lifetime : shared; };
     Lifetime inner = kept(true, Lifetime::inner), head = kept(true, Lifetime::head),
              block = kept(w.recompute != Recompute::block, layer),
              hidden = kept(w.recompute == Recompute::none, layer),
@@ -204,7 +202,7 @@ struct Gpt {
     // Where a norm's own rows are made before they come together in `all`.
     floatX* own_norm(floatX* all) const { return rows.ranks() == 1 ? all : acts[0].own_norm; }
 
-    // Views into a unit that is acquired, or whose gradients have begun.
+    // Views into a unit. What they show is there while the unit is acquired, or its gradients have begun.
     UnitTensors<floatX> weights(int unit) const { return layout.tensors(unit, state.params(unit)); }
     UnitTensors<float> gradients(int unit) const {
         return workload.training ? layout.tensors(unit, state.grads(unit)) : UnitTensors<float>();
@@ -241,7 +239,7 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
       tp{rows, products, stream, acts[0].partial, acts[0].scratch},
       rope(rope_floats(config, workload)) {
     std::vector<float> angles = rope_angles(config, workload);
-    copy_to_device(rope.data, angles.data(), angles.size(), stream);
+    if (!angles.empty()) copy_to_device(rope.data, angles.data(), angles.size(), stream);
     cudaCheck(cudaStreamSynchronize(stream));
 }
 
@@ -297,7 +295,7 @@ struct NormLayer {
 };
 
 // A block, as both passes see it: its sizes, weights, gradients and activations, and what it is made of. It
-// is made for each block and micro-batch once the block's unit is acquired.
+// is made for each block and micro-batch; its weights are there while the unit is acquired.
 struct Layer {
     const Batch& batch;
     Dims d;
@@ -348,7 +346,7 @@ inline void stream_norm(Gpt& g, const NormLayer& l, int n) {
                  g.config.norm_eps, g.stream);
 }
 
-// The same of a sum, which becomes the norm's input.
+// The norm of a sum, which is written to l.inp in the same pass.
 inline void stream_norm(Gpt& g, const NormLayer& l, const Sum& x, int n) {
     residual_norm_forward(g.norm, l.inp, g.own_norm(l.out), l.mean, l.rstd, x.residual, x.delta, l.weight,
                           l.bias, n, g.config.channels, g.config.norm_eps, g.stream);
@@ -941,7 +939,7 @@ struct TrainingRun {
     const TrainingPlan& plan;
     // mpirun shows its processes a terminal whatever its own output is
     const bool on_terminal = isatty(STDOUT_FILENO) && !launched_processes();
-    Mesh mesh{world, plan.layout.mesh, nullptr, (double)o.communication_timeout};
+    const Mesh& mesh;
     Gpt g{o, plan.workload, zero_settings(o, world), mesh, plan.layout};
     GemmRate gemm{g.stream};
     Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};
@@ -961,13 +959,11 @@ struct TrainingRun {
     std::unique_ptr<DeviceBatches> batches, val_batches;
     bool stopping = false;  // as all ranks agreed in the last step
 
-    // ---- build
-
-    // For all ranks, as all that follows.
-    TrainingRun(const CommandLine& line, const World& world, const TrainingPlan& plan)
-        : line(line), o(line.options), world(world), plan(plan) {
+    // ---- build: for all ranks, as all that follows
+    TrainingRun(const CommandLine& line, const World& world, const TrainingPlan& plan, const Mesh& mesh)
+        : line(line), o(line.options), world(world), plan(plan), mesh(mesh) {
         g.graphs.on = wants_graphs(o, gemm.rate);
-        print_ranks(o, world, mesh, plan.layout, gemm.rate);
+        print_rate(gemm.rate, g.graphs.on);
         begin();
         begin_log();
         batches = make_batches(*plan.train_data);
@@ -975,6 +971,7 @@ struct TrainingRun {
         tune();
         step_to_stop_after = world.size() > 1 ? at.step + 1 : at.step;
         stop_on_signals(on_terminal);
+        gemm.restart_clock();
     }
 
     // The run goes on, or begins with weights of its own or another's.
@@ -1115,7 +1112,10 @@ inline void train(const CommandLine& line, const World& world) {
     TrainingPlan plan = check_training(line, world);
     print_header(line.options, device_text(), *plan.train_data, plan.notes);
     plan.memory->print(world.size());
-    TrainingRun run(line, world, plan);
+    fflush(stdout);  // what follows can take long, or wait for other ranks
+    Mesh mesh(world, plan.layout.mesh, nullptr, line.options.communication_timeout);
+    print_ranks(line.options, world, mesh, plan.layout);
+    TrainingRun run(line, world, plan, mesh);
     run.loop();
     run.finish();
 }

@@ -44,8 +44,8 @@ enum class Lifetime {
     shared,  // one for all layers
     layer,   // for each layer and micro-batch between its forward and its backward pass
     inner,   // likewise, but for the first layer of a part, which reads what it was sent
-    // for each layer and micro-batch between its input gradient and its weight gradient; and one more, for
-    // what the forward pass writes and the backward pass recomputes
+    // for each layer and micro-batch between its input gradient and its weight gradient; and one more,
+    // which only what the forward pass writes and the backward pass recomputes makes use of
     pending,
     head  // for each micro-batch between its forward and its backward pass
 };
@@ -77,7 +77,7 @@ struct ActivationRow {
     // The first instance for the layers of this chunk, of the micro-batch in this slot.
     static size_t first_pending(const Stage& stage, int chunk, int slot) {
         std::vector<int> layers = stage.layers(0);
-        size_t instance = 1;
+        size_t instance = 1;  // 0 is what the forward pass writes
         for (int before = 0; before < chunk; before++)
             instance += stage.room.pending[before] * layers[before];
         return slot == 0 ? instance : instance + slot * layers[chunk];

@@ -1,7 +1,7 @@
 /*
-Loading a state from a checkpoint of any layout. Each piece of the files is read and verified once, by one
-rank, which sends what is in it to all who own it. So the ranks read disjoint parts of the checkpoint, and
-what they read is mostly their own.
+Loading a state from a checkpoint of any layout. Which slot of the checkpoint fills which slot of the state is
+decided first. Each piece of the files is read and verified once, by one rank, which sends what is in it to
+all who own it. So the ranks read disjoint parts of the checkpoint, and what they read is mostly their own.
 
 Ranks read in rounds: as much as one piece may hold, then an exchange, while the next is read. Replicas get
 the same, so few of them read in one round: what a rank receives in it does not grow with their number.

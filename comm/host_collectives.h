@@ -1,5 +1,6 @@
 /*
-Communicators over MPI, with the names of NCCL: groups of ranks that are made, split and given up.
+Collectives over MPI in host memory: communicators with the names of NCCL, which are groups of ranks that are
+made, split and given up; sums of buffers; and operations that run when their turn on a stream has come.
 
 The work that a call puts on a stream shares the ownership of its communicator, so a communicator can be
 destroyed while its work is not done, as with NCCL. What fails on a stream has no caller to return to: the
@@ -190,8 +191,8 @@ inline ncclResult_t ncclCommAbort(ncclComm_t comm) {
 // ----------------------------------------------------------------------------
 // sums of two buffers, of any type that NCCL has
 //
-// A sum of bf16 numbers is rounded to bf16 at once, as NCCL
-// does, so the order of the additions shows in the result.
+// A sum of bf16 numbers is rounded to bf16 at once, as NCCL does, so the order of the additions shows in the
+// result.
 
 struct HostBfloat16 {
     uint16_t bits;
@@ -225,9 +226,8 @@ inline constexpr HostType host_types[] = {
 // ----------------------------------------------------------------------------
 // collectives as they wait on a stream, and what runs them when their turn has come
 //
-// Operations that were
-// called as a group run at once, a little of each in turn, so it does not matter in which order the other
-// ranks come to theirs.
+// Operations that were called as a group run at once, a little of each in turn, so it does not matter in
+// which order the other ranks come to theirs.
 
 enum class HostCall { all_reduce, reduce_scatter, all_gather, broadcast, send, receive };
 

@@ -1,6 +1,5 @@
 /*
-From options to a layout: how a model is cut over tensor ranks and pipeline stages, and a step into
-micro-batches.
+How a model is cut over ranks, and a step into micro-batches; and that from the options.
 */
 #pragma once
 
@@ -16,6 +15,10 @@ micro-batches.
 
 // ----------------------------------------------------------------------------
 // layers of a pipeline
+//
+// The slowest part sets the pace of all, so the layers are cut, in order, such that the largest part is as
+// small as it can be. What a part comes to is the caller's to say: the first has the embedding too, the last
+// the classifier.
 
 // Layers of each of `parts` parts, one at least. cost(part, begin, end) is what layers [begin, end) come to
 // as that part, in any unit: time, or bytes. Of cuts that are equally good it prefers parts that are close to
@@ -81,7 +84,7 @@ inline MeshShape mesh_shape(const Options& o) {
             .ring = o.pp_chunks > 1};
 }
 
-// Of a step, on each data rank.
+// Micro-batches of a step, on each data rank.
 inline int micro_batches_per_step(const Options& o) {
     return (int)(o.global_batch / ((long long)o.sequence_length * o.micro_batch * o.dp));
 }

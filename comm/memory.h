@@ -1,5 +1,6 @@
 /*
-Memory is taken at the start, one allocation for each class, in sizes that are known (and printed) before.
+Device and pinned memory. It is taken at the start, one allocation for each class, in sizes that are known
+(and printed) before; a MemoryPlan says whether they fit.
 */
 #pragma once
 
@@ -15,7 +16,7 @@ Memory is taken at the start, one allocation for each class, in sizes that are k
 #include "data/base/error.h"         // fail, text
 #include "kernels/common.cuh"        // the CUDA runtime, cudaCheck
 
-// Whether the device's memory is another than the host's.
+// The device's memory is not the host's.
 #ifdef __CUDACC__
 constexpr bool has_own_memory = true;
 #else

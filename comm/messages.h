@@ -1,5 +1,7 @@
 /*
-The link over which a process sends: what goes over it is counted, and it can be made as slow as a real one.
+Messages of a process: the link over which they leave, and rows of them under way.
+
+The link: what goes over it is counted, and it can be made as slow as a real one.
 Ranks on one machine talk through memory, which is too fast to show what communication costs; a slow link
 shows whether a run hides it behind its computation.
 */

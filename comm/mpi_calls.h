@@ -1,5 +1,6 @@
 /*
-How MPI is called: by many threads, one at a time, and without ever waiting inside MPI.
+How MPI is called (behind Patience, with which a thread looks again and again without spinning): by many
+threads, one at a time, and without ever waiting inside MPI.
 
 MPI's own waits spin, and spin while they hold the library. Here every call is made under one mutex
 (MPI_THREAD_SERIALIZED is enough), and a wait is a test under the mutex with sleep outside it. So the

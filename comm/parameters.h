@@ -16,7 +16,7 @@ A rank has the units of its pipeline stage, and of each tensor what its tensor r
                  c d                c            d
 
 A unit has the same size on all tensor ranks. In it lie first the replicated tensors, then those that are
-cut.
+cut. UnitBuffers is the room for whole units where ZeRO keeps parts.
 */
 #pragma once
 
@@ -66,7 +66,7 @@ struct TensorRow {
     size_t size() const { return rows * width(); }
 };
 
-// Which part of a model a rank has.
+// What a rank has of a model: the units of its stage, and of each tensor the part of its tensor rank.
 struct StageUnits {
     int tp = 1, tensor = 0;       // tensor ranks, and which of them this is
     std::vector<int> units = {};  // of this stage, ascending; empty: all

@@ -10,7 +10,7 @@ What arrives lands in buffers that are used in turn:
                 into that of its input in place.
     outputs     two: one is made, one leaves.
 
-The host goes through the list without waiting, and each link has a stream of its own (comm/pipeline.h),
+The host goes through the list without waiting, and each link has a stream of its own (below),
 so what is sent and received goes on behind the work, each way for itself:
 
     forward_in   receive 5 ..|    receive 6 ....|
@@ -22,6 +22,8 @@ so what is sent and received goes on behind the work, each way for itself:
 A receive is given to its stream as soon as its buffer was given its last work. Without overlap the compute
 stream waits for each send; and since there is a place for what comes next, stages that send to each other
 still do not wait for ever. Either way each buffer goes through the same values.
+
+From top to bottom: links and their buffers, the executor, its memory, a run, the timeline.
 */
 #pragma once
 
@@ -194,9 +196,9 @@ public:
     static size_t bytes(const PipelineShape& shape, const PipelineRoom& room, int stage, size_t count);
     size_t bytes_held() const { return bytes_held_; }
 
-    // Whether runs from now on note when each piece of work was done.
+    // Runs from now on note, or do not, when each piece of work was done.
     void record_timeline(bool on) { recording_ = on; }
-    // Of the last run, which it waits for.
+    // The timeline of the last run, which it waits for.
     std::vector<PipelineSpan> timeline() const;
 
 private:

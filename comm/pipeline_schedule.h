@@ -1,5 +1,6 @@
 /*
 What each pipeline stage does, in order, as lists that can be read, tested and timed without running anything.
+Beneath the lists: how long they take, and how much of a micro-batch a stage has to hold meanwhile.
 
 The model's layers are cut into stages * chunks parts; part c * stages + s is chunk c of stage s. A
 micro-batch goes forward through the parts in order, and backward through them in reverse. With 4 stages and 4
@@ -238,7 +239,7 @@ struct PipelineRoom {
     int micro_batches = 1;      // from the first to the last piece of work on them, over all chunks
     bool has_backward = false;  // or else nothing is kept after a forward
 
-    // Whether what a list needs is there.
+    // Says whether there is room for what a list needs.
     bool holds(const PipelineRoom& need) const {
         auto fits = [](const std::vector<int>& have, const std::vector<int>& wanted) {
             return std::equal(have.begin(), have.end(), wanted.begin(), wanted.end(), std::greater_equal<>());
@@ -283,6 +284,9 @@ inline PipelineRoom pipeline_room(const std::vector<PipelineAction>& list, int c
                                     [](const PipelineAction& action) { return action.work != forward; });
     return room;
 }
+
+// ----------------------------------------------------------------------------
+// slots of what layers keep
 
 // The slots in which the layers of a pipeline stage keep what they need of a micro-batch, from its forward
 // pass to the end of its backward pass. The chunks of a stage share the slots: what one gives back, another

@@ -1,10 +1,11 @@
 /*
-A run set up from its options: what they come to in the terms of the optimizer and of the ranks that share it,
-what this program, as it was built, cannot follow, which work goes through CUDA graphs, what the device
-reaches, and which algorithm each matrix product takes.
+A run set up from its options: what they come to in the terms of the optimizer and of the ranks (settings,
+sizes, layout), what this program, as it was built, cannot follow, which work goes through CUDA graphs, what
+the device reaches, and which algorithm each matrix product takes.
 */
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -92,6 +93,9 @@ inline Workload training_workload(const Options& o) {
             .loss_chunk = chunk,
             .fp8 = o.matmul_dtype == "fp8"};
 }
+
+// ----------------------------------------------------------------------------
+// sizes
 
 inline size_t rope_floats(const ModelConfig& config, const Workload& w) {
     return config.position == "rope" ? (size_t)w.positions() * config.rope_dims : 0;
@@ -238,7 +242,8 @@ inline void check_communication(const Options& o) {
 #endif
 }
 
-// Refuses all of that.
+// Refuses options of a run that this program cannot follow, and takes over those that set its kernels and
+// links.
 inline void check_build(const Options& o) {
     check_precision(o);
     choose_attention(o);
@@ -252,8 +257,8 @@ inline void check_build(const Options& o) {
 // Only the passes of a process that is alone with its device go through graphs: what is sent to other ranks,
 // or to the state of the optimizer on the host, has streams of its own, whose events lie outside.
 
-// Of the work on a task: all that its kernels are made from, but for what is in memory. Its place in the list
-// of micro-batches does not matter. more: what the caller adds.
+// Names the work on a task: all that its kernels are made from, but for what is in memory. Its place in the
+// list of micro-batches does not matter. more: what the caller adds.
 template <typename... More>
 std::string task_key(const Batch& b, const PipelineTask& task, const More&... more) {
     return graph_key(task.work, task.chunk, task.input, task.output, task.gradient, b.B, b.T, b.tokens,
@@ -311,6 +316,9 @@ public:
 
     bool measurement_due() const { return seconds_now() - measured_ > until_next_; }
 
+    // The time to the next measurement begins here.
+    void restart_clock() { measured_ = seconds_now(); }
+
     // The rate now; 0 where another program has the memory. Nothing else may run on the device.
     double measure_again() {
         constexpr size_t enough = 64 << 20;
@@ -332,12 +340,15 @@ private:
 };
 
 // The part of a run's header that is known when its ranks have met.
-inline void print_ranks(const Options& o, const World& world, const Mesh& mesh, const Layout& layout,
-                        double gemm_rate) {
+inline void print_ranks(const Options& o, const World& world, const Mesh& mesh, const Layout& layout) {
     if (world.size() > 1) printf("ranks        %s\n", mesh.picture().c_str());
     if (std::string advice = launcher_advice(); !advice.empty()) printf("stopping     %s\n", advice.c_str());
     if (o.pp > 1) printf("pipeline     %s\n", pipeline_text(layout, o.pp_schedule).c_str());
-    if (wants_graphs(o, gemm_rate)) printf("graphs       each pass over a micro-batch is one launch\n");
+}
+
+// The part that is known when the device has been measured.
+inline void print_rate(double gemm_rate, bool graphs) {
+    if (graphs) printf("graphs       each pass over a micro-batch is one launch\n");
     printf("rate         %sFLOP/s measured in products%s\n", human(gemm_rate).c_str(),
            published_rate() > 0 ? text(", %sFLOP/s published", human(published_rate()).c_str()).c_str() : "");
 }
@@ -345,9 +356,9 @@ inline void print_ranks(const Options& o, const World& world, const Mesh& mesh, 
 // ----------------------------------------------------------------------------
 // matrix products
 //
-// Products are timed before the first step, so that each takes the fastest algorithm. The algorithm
-// decides the order of sums, so all ranks take the same, and a run that goes on takes what it began with: the
-// choice is kept in a file, and only kinds of products that it does not have are timed.
+// Products are timed before the first step, so that each takes the fastest algorithm. The algorithm decides
+// the order of sums, so all ranks take the same, and a run that goes on takes what it began with: the choice
+// is kept in a file, and only kinds of products that it does not have are timed.
 //
 // The first rank that makes a kind of product chooses for all; of the data ranks, who all make the same ones,
 // the first alone does. Ranks with another card or library than rank 0's keep what their library proposes.
@@ -362,7 +373,7 @@ std::vector<std::string> tune_products(const Any&...) {
 
 #else
 
-// From rank to rank.
+// Choices as they go from rank to rank.
 inline nlohmann::json choices_to_json(const AlgorithmChoices& choices) {
     nlohmann::json json = nlohmann::json::object();
     for (auto& [kind, bytes] : choices) json[kind] = hex_of(bytes);

@@ -59,7 +59,8 @@ public:
     }
 
     PipelineRoom room;  // micro-batches that are held at the same time
-    // Layers that are, of all micro-batches and chunks; and those that are not the first of their chunk.
+    // Slots for what layers keep, over all micro-batches and chunks: of all layers; and of those that are not
+    // the first of their chunk.
     size_t layer_slots, inner_slots;
 
     const Layout& layout() const { return layout_; }
@@ -70,10 +71,10 @@ public:
 
     bool has_embedding() const { return number() == 0; }
     bool has_head() const { return number() == layout_.pipeline.stages - 1; }
-    // Of the whole model.
+    // The layers of a chunk, numbered in the whole model.
     int first_layer(int chunk) const { return begin_[part(chunk)]; }
     int end_layer(int chunk) const { return begin_[part(chunk) + 1]; }
-    // Of each chunk, without the first `less` of it.
+    // How many layers each chunk has, without its first `less`.
     std::vector<int> layers(int less) const {
         std::vector<int> layers;
         for (int chunk = 0; chunk < chunks(); chunk++)

@@ -66,7 +66,7 @@ public:
     int rank() const { return group_.rank(); }
     int chunks() const { return chunks_; }
 
-    // Of this many rows. Fails if they cannot be cut evenly.
+    // How many of this many rows are a rank's own. Fails if they cannot be cut evenly.
     int own_rows(int rows) const {
         if (rows % ranks()) {
             fail("sequence parallel: %d rows cannot be cut evenly for %d ranks; choose other values of "
@@ -116,7 +116,7 @@ public:
         record(sends_, scattered());
     }
 
-    // Both without work to put behind or before them, and done for the compute stream's next work.
+    // The same two without work to put behind or before them, and done for the compute stream's next work.
     void gather(const floatX* own, floatX* all, int rows, int width) {
         gather(own, all, rows, width, [](int, int) {});
     }
@@ -206,8 +206,8 @@ struct TensorParallel {
     SequenceParallel& rows;
     BlockProducts& products;
     cudaStream_t stream;
-    floatX* partial =
-        nullptr;  // (N, C of the model) partial sums of all rows; a group of one has no need of it
+    // (N, C of the model) partial sums of all rows; not used in a group of one
+    floatX* partial = nullptr;
     float* scratch = nullptr;  // of matmul_backward_bias()
 
     // Where the partial sums of all rows are made whose sum over the ranks goes to `own`: there, in a group
@@ -246,12 +246,13 @@ inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_
     tp.rows.wait();
 }
 
-// Adds to the gradients of weight and bias what follows from inp and dout. Of a row-parallel layer, whose
-// bias each rank has, row_parallel_backward() makes the bias's gradient, from the rank's own rows.
+// Adds to the gradients of weight and bias what follows from inp and dout. Where several ranks share a
+// row-parallel layer, each has its bias: row_parallel_backward() has then made the bias's gradient from the
+// rank's own rows.
 inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
-    bool has_bias_gradient = l.parallel == Parallel::row && tp.rows.ranks() > 1;
-    tp.products.backward_weight(l.dweight, l.dout, l.inp, l.N, l.C, l.OC,
-                                has_bias_gradient ? nullptr : l.dbias, tp.scratch);
+    bool bias_is_done = l.parallel == Parallel::row && tp.rows.ranks() > 1;
+    tp.products.backward_weight(l.dweight, l.dout, l.inp, l.N, l.C, l.OC, bias_is_done ? nullptr : l.dbias,
+                                tp.scratch);
 }
 
 // own_dinp (own rows, C): the gradient of this rank's rows of the input, from dout. It is summed over the

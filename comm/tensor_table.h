@@ -1,5 +1,5 @@
 /*
-The parameters of a model, one row each: name, shape, initialisation, weight decay, how it is cut.
+The parameters of a model, one row each: name, shape, initialisation, weight decay, how it is sharded.
 */
 #pragma once
 
@@ -9,28 +9,18 @@ The parameters of a model, one row each: name, shape, initialisation, weight dec
 #include "comm/parameters.h"            // TensorRow, ParameterLayout
 #include "data/options/model_config.h"  // ModelConfig, fc_width
 
+// clang-format off
 enum Tensor {
-    wte,
-    wpe,  // embedding
-    norm1w,
-    norm1b,
-    qkvw,
-    qkvb,
-    qnormw,
-    knormw,
-    attprojw,
-    attprojb,  // block
-    norm2w,
-    norm2b,
-    fcw,
-    fcb,
-    fcprojw,
-    fcprojb,
-    normfw,
-    normfb,
-    headw,  // head
+    // embedding
+    wte, wpe,
+    // block
+    norm1w, norm1b, qkvw, qkvb, qnormw, knormw, attprojw, attprojb, norm2w, norm2b,
+    fcw, fcb, fcprojw, fcprojb,
+    // head
+    normfw, normfb, headw,
     tensor_count
 };
+// clang-format on
 
 constexpr int vocab_multiple = 128;  // the vocabulary is padded to this: products with odd sizes are slow
 
@@ -39,8 +29,8 @@ inline int padded_vocab(const ModelConfig& c, int tp = 1) {
     return ceil_div(ceil_div(c.vocab_size, tp), vocab_multiple) * vocab_multiple;
 }
 
-// The parameters of a model, one row each. Initial values follow GPT-2: normal(0, 0.02), and the two
-// projections back to the residual stream scaled by 1/sqrt(2 layers).
+// Initial values follow GPT-2: normal(0, 0.02), and the two projections back to the residual stream scaled by
+// 1/sqrt(2 layers).
 //
 // Tensor ranks have a part of the heads, of the MLP and of the vocabulary each (Shoeybi et al.,
 // "Megatron-LM", 2019): rows of the matrices that read the residual stream, columns of those that write to

@@ -58,7 +58,7 @@ inline void wait_for(cudaStream_t stream, const Mesh& mesh, double timeout_secon
     wait_watching(mesh, timeout_seconds, [&] { return cudaStreamQuery(stream); });
 }
 
-// The same, for as long as the mesh says.
+// Waits for as long as the mesh says.
 inline void wait_for(cudaStream_t stream, const Mesh& mesh) {
     wait_for(stream, mesh, mesh.timeout_seconds);
 }
@@ -81,7 +81,7 @@ void copy_to_host(T* to, const T* from, size_t count, cudaStream_t stream, const
     cudaCheck(cudaStreamSynchronize(stream));
 }
 
-// An event that has no time.
+// An event for order alone: it measures no time.
 class Event {
 public:
     Event() { cudaCheck(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
@@ -95,7 +95,7 @@ public:
     // The stream waits until what was recorded last has come.
     void hold(cudaStream_t stream) const { cudaCheck(cudaStreamWaitEvent(stream, event_, 0)); }
 
-    // Waits until the stream that recorded it last has come there, as wait_for().
+    // The host waits until the stream comes to what was recorded last, watching as wait_for() does.
     void wait(const Mesh& mesh) const { wait_for(event_, mesh); }
 
 private:

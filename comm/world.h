@@ -425,7 +425,10 @@ inline std::string communication_libraries() {
     return libraries;
 }
 
-// Where all ranks learn that one of them is in trouble.
+// ----------------------------------------------------------------------------
+// errors that end a run
+
+// For all ranks: if one of them has an error (empty: it has none), all throw it.
 inline void raise_error(const World& world, const std::string& error) {
     world.on_all_ranks([&] {
         if (!error.empty()) fail("%s", error.c_str());

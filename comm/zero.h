@@ -133,7 +133,7 @@ public:
     void update(
         StepStatistics* stats, const AdamW& settings, float max_norm, uint64_t seed,
         const std::function<void()>& measured = [] {});
-    // Sums the first statistics over all ranks.
+    // Sums those of the statistics that are sums (the first four) over all ranks.
     void sum_statistics(StepStatistics* stats);
 
     // ---- what this rank owns

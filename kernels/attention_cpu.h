@@ -298,7 +298,7 @@ inline size_t attention_backward_head_scratch_cpu(const AttentionShape& s) {
     return (size_t)ceil_div(s.Tk, tile_rows) * 2 * tile_rows * HeadTile(s.HS).width;
 }
 inline size_t attention_backward_scratch_cpu(const AttentionShape& s) {
-    return s.B * s.NKV * attention_backward_head_scratch_cpu(s);
+    return (size_t)s.B * s.NKV * attention_backward_head_scratch_cpu(s);
 }
 
 // Head by head, a pair of tiles is visited once and costs five products. With too few heads to occupy the

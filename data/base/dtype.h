@@ -1,13 +1,11 @@
 /*
-The types in which parameters are stored.
+The types in which parameters are stored, here and in files of others.
 */
 #pragma once
 
 #include <bit>
 #include <cstdint>
 #include <cstring>
-#include <optional>
-#include <string_view>
 
 enum class Dtype { fp32, bf16 };
 

@@ -1,5 +1,5 @@
 /*
-Numbers and times as people read them.
+Numbers and times as people read them, and the clock behind them.
 */
 #pragma once
 
@@ -45,7 +45,7 @@ inline double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The sign that a NaN can have says nothing.
+// A NaN without a sign, which would say nothing.
 inline float plain_nan(float value) {
     return std::isnan(value) ? NAN : value;
 }

@@ -1,5 +1,6 @@
 /*
-Text from a model, and the sample command. The passes through the model are those of a TextWriter.
+Text from a model, and the sample command. The passes through the model are those of a TextWriter; StopText
+ends a text where it was asked to end.
 */
 #pragma once
 

@@ -19,7 +19,7 @@ enum Command {
     command_import = 128
 };
 
-// Sizes left at 0 that can be worked out from the others are filled in by complete().
+// Sizes left at 0 that can be worked out from the others are filled in by complete_options().
 struct Options : ModelConfig {
     std::string model = "tiny";
 
@@ -124,8 +124,8 @@ struct Options : ModelConfig {
     long long shard_tokens = 100 << 20;
 };
 
-// Whether positions count from the beginning of each document. Heads that are rotated see no more of their
-// positions than how far they are apart, so for those --reset-positions changes nothing.
+// Says whether positions count from the beginning of each document. Heads that are rotated see no more of
+// their positions than how far they are apart, so for those --reset-positions changes nothing.
 inline bool resets_positions(const Options& o) {
     return o.reset_positions && o.position == "learned";
 }

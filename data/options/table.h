@@ -297,7 +297,7 @@ inline const std::vector<OptionRow>& option_table() {
 
         {FIELD(val_every), train, "Evaluation", range(0, most), "Steps between validations. 0: never."},
         {FIELD(val_batches), train, "Evaluation", range(1, 1048576),
-         "DeviceBatches of --global-batch tokens that one validation takes."},
+         "Batches of --global-batch tokens that one validation takes."},
         {FIELD(sample_every), train, "Sampling", range(0, most),
          "Steps between samples from the model. 0: never."},
         {FIELD(sample_tokens), train, "Sampling", range(1, 16777216), "Tokens of such a sample."},

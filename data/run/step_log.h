@@ -123,6 +123,7 @@ private:
                last_checkpoint_.empty() ? "older ones are as they were"
                                         : ("the last one is " + last_checkpoint_).c_str());
         fflush(stdout);
+        // "trouble" is the name that readers of the log know
         write({{"step", report.step}, {"checkpoint", nullptr}, {"trouble", report.error}});
     }
 

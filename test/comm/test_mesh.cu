@@ -338,7 +338,7 @@ TEST_CASE("no error, other exceptions, and errors within errors") {
     CHECK(done == 1);
     CHECK(common_error_of([] { throw std::bad_alloc(); }).starts_with("memory: "));
     CHECK(common_error_of([] { throw std::runtime_error("words"); }) == "words");
-    // What one `together` has agreed on passes the next unchanged.
+    // What an inner on_all_ranks() has agreed on passes the outer one unchanged.
     std::string inner = common_error_of([&] {
         if (world.rank() == world.size() - 1) fail("a: b; c");
     });

@@ -21,7 +21,7 @@ struct Model {
 
 enum { wte, wpe, norm, qkvw, qkvb, projw, projb, scale, fcw, fcdown, normf, headw };
 
-// 12 heads of 2, 97 words, and biases; nothing divides anything by chance.
+// 12 heads of 2, a vocabulary of 97, and biases; nothing divides anything by chance.
 Model gpt2_like() {
     size_t C = 24, V = 97, F = 48;
     std::vector<Section> heads(3, Section{24, 12});
@@ -353,7 +353,7 @@ TEST_CASE("an example by hand") {
     CHECK(parts[1].first == (48 + 4) * 20);
     CHECK(parts[2].first == (48 + 8 + 4) * 20);
     CHECK(parts[2].at == weight + 16 * 20);
-    // 50 words: 12, 13, 12, 13
+    // 50 tokens: 12, 13, 12, 13
     CHECK(layout.here(wte).first_row == 37);
     CHECK(layout.here(wte).rows == 13);
     CHECK(layout.here(wte).padded_rows == 16);
@@ -505,14 +505,13 @@ TEST_CASE("places for units in use") {
             for (const StageUnits& place : places_of(model, 2, stages)) {
                 ParameterLayout layout = layout_of(model, 1, place);
                 for (int for_blocks : {1, 2, 9}) {
-                    UnitBuffers unit_places(layout, for_blocks);
+                    UnitBuffers buffers(layout, for_blocks);
                     for (int unit : layout.held()) {
-                        int at = unit_places.place(unit);
+                        int at = buffers.place(unit);
                         REQUIRE(at >= 0);
-                        REQUIRE(at < unit_places.count());
-                        size_t end =
-                            at + 1 < unit_places.count() ? unit_places.offset(at + 1) : unit_places.size();
-                        CHECK(unit_places.offset(at) + layout.unit_size(unit) <= end);
+                        REQUIRE(at < buffers.count());
+                        size_t end = at + 1 < buffers.count() ? buffers.offset(at + 1) : buffers.size();
+                        CHECK(buffers.offset(at) + layout.unit_size(unit) <= end);
                     }
                 }
             }

@@ -1,5 +1,6 @@
-// Tests of sequence shards: on every rank of `mpirun -np N build/cpu-fp32/test_tensor_parallel`, for any N,
-// and alone. Ranks must make the same calls, so nothing here leaves a case early.
+// Tests of sequence parallelism, the rows between products: on every rank of
+// `mpirun -np N build/cpu-fp32/test_tensor_parallel`, for any N, and alone. Ranks must make the same calls,
+// so nothing here leaves a case early.
 // devices: cpu simt-bf16 cuda address thread
 // ranks: 2 1 4
 #include <chrono>

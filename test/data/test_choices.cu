@@ -218,7 +218,7 @@ TEST_CASE("choices: evaluation files that are refused") {
     broken(12, 4, "has 4 tokens in choice 2 by its count");
     broken(15, 65535, "has the mark 65535 among the tokens of choice 2");
 
-    // Shard short anywhere, it is refused.
+    // Cut short anywhere, it is refused.
     std::string whole = ChoiceFile{.examples = {first, second}}.bytes();
     Tokenizer bytes;
     for (size_t size = 0; size < whole.size(); size++) {

@@ -6,7 +6,7 @@
 #include <set>
 #include <thread>
 
-#include "data/tokens/data_overlap.h"
+#include "data/tokens/data_notes.h"
 #include "data/tokens/token_loader.h"
 
 // Shards of the given lengths whose tokens count up through all of them.

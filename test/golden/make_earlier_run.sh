@@ -8,7 +8,7 @@ set -e
 program=$(realpath "$1")
 cd "$(dirname "$0")/../.."
 . test/support/ranks.sh
-table=$PWD/data/option_table.h text=$PWD/test/golden/bpe_training.json
+table=$PWD/data/options/table.h text=$PWD/test/golden/bpe_training.json
 cd test/golden/earlier_run
 find . -mindepth 1 ! -name options -delete
 head -c 30000 "$text" >text.txt

@@ -115,18 +115,18 @@ TEST_CASE("NaN and Inf") {
     CHECK(losses.host()[0] == 0);
 }
 
-// Words of a vocabulary cut over ranks, with as many padding columns everywhere as make the shares alike.
-struct Words {
+// A part of a vocabulary cut over ranks, with as many padding columns everywhere as make the shares alike.
+struct VocabPart {
     int first, V, Vp;
 };
 
-static Words words_of_rank(int V, int rank, int ranks, int pad_to) {
+static VocabPart words_of_rank(int V, int rank, int ranks, int pad_to) {
     int first = (int)((int64_t)V * rank / ranks), end = (int)((int64_t)V * (rank + 1) / ranks);
     return {first, end - first, ceil_div(ceil_div(V, ranks), pad_to) * pad_to};
 }
 
 // The columns of a rank; what padding columns hold must not matter.
-static std::vector<floatX> logits_of_rank(const std::vector<floatX>& logits, int N, int V, Words words) {
+static std::vector<floatX> logits_of_rank(const std::vector<floatX>& logits, int N, int V, VocabPart words) {
     std::vector<floatX> own;
     for (int n = 0; n < N; n++) {
         for (int v = 0; v < words.Vp; v++) {
@@ -157,7 +157,7 @@ static void check_cut_vocabulary(int V, int ranks, int pad_to, float spread) {
     Buffer<int> device_targets(targets);
     Buffer<float> parts((size_t)ranks * N * 3);
     for (int r = 0; r < ranks; r++) {
-        Words words = words_of_rank(V, r, ranks, pad_to);
+        VocabPart words = words_of_rank(V, r, ranks, pad_to);
         Buffer<floatX> own(logits_of_rank(logits, N, V, words));
         classifier_part(parts + (size_t)r * N * 3, own, device_targets, words.first, N, words.V, words.Vp,
                         test_stream());
@@ -177,7 +177,7 @@ static void check_cut_vocabulary(int V, int ranks, int pad_to, float spread) {
         }
     }
 
-    Words all = words_of_rank(V, 0, 1, pad_to);
+    VocabPart all = words_of_rank(V, 0, 1, pad_to);
     Buffer<floatX> device_uncut(logits_of_rank(logits, N, V, all));
     Buffer<float> uncut_losses(N);
     classifier(device_uncut, uncut_losses, device_targets, dloss, N, V, all.Vp, true, test_stream());
@@ -191,7 +191,7 @@ static void check_cut_vocabulary(int V, int ranks, int pad_to, float spread) {
     std::vector<float> first_losses;
     for (int r = 0; r < ranks; r++) {
         CAPTURE(r);
-        Words words = words_of_rank(V, r, ranks, pad_to);
+        VocabPart words = words_of_rank(V, r, ranks, pad_to);
         auto before = logits_of_rank(logits, N, V, words);
         Buffer<floatX> own(before), untouched(before);
         Buffer<float> own_losses(N), losses_only(N);
@@ -255,14 +255,14 @@ TEST_CASE("NaN and Inf reach the losses of all ranks, words ruled out do not") {
         Buffer<int> targets(std::vector<int>{2});
         Buffer<float> parts(ranks * 3), losses(1);
         for (int r = 0; r < ranks; r++) {
-            Words words = words_of_rank(V, r, ranks, 8);
+            VocabPart words = words_of_rank(V, r, ranks, 8);
             Buffer<floatX> own(logits_of_rank(logits, 1, V, words));
             classifier_part(parts + r * 3, own, targets, words.first, 1, words.V, words.Vp, test_stream());
             cudaCheck(cudaStreamSynchronize(test_stream()));  // before `own` is freed
         }
         std::vector<float> all;
         for (int r = 0; r < ranks; r++) {
-            Words words = words_of_rank(V, r, ranks, 8);
+            VocabPart words = words_of_rank(V, r, ranks, 8);
             Buffer<floatX> own(logits_of_rank(logits, 1, V, words));
             classifier_whole(own, losses, parts, ranks, targets, 1.0f, words.first, 1, words.V, words.Vp,
                              true, test_stream());

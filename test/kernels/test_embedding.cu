@@ -183,14 +183,14 @@ TEST_CASE("tokens look the same whatever is beside them") {
     CHECK(std::vector(packed.begin() + at * C, packed.begin() + (at + length) * C) == out_alone.doubles());
 }
 
-// Ranges of words, one after another, of which some can be empty.
-static std::vector<VocabRange> cut_words(int V, int ranks) {
-    std::vector<VocabRange> words;
-    for (int r = 0; r < ranks; r++) words.push_back({V * r / ranks, V * (r + 1) / ranks - V * r / ranks});
-    return words;
+// Ranges of the vocabulary, one after another, of which some can be empty.
+static std::vector<VocabRange> cut_vocab(int V, int ranks) {
+    std::vector<VocabRange> vocab;
+    for (int r = 0; r < ranks; r++) vocab.push_back({V * r / ranks, V * (r + 1) / ranks - V * r / ranks});
+    return vocab;
 }
 
-TEST_CASE("a token table cut by words") {
+TEST_CASE("a token table cut by tokens") {
     struct Shape {
         int B, T, C, V;
     };
@@ -225,19 +225,19 @@ TEST_CASE("a token table cut by words") {
                 auto whole_rows = whole.doubles();
 
                 std::vector<float> all_dwte;
-                for (VocabRange words : cut_words(V, ranks)) {
-                    // memory of exactly these words: others must not be touched
-                    auto begin = (ptrdiff_t)words.first * C, end = begin + (ptrdiff_t)words.count * C;
+                for (VocabRange vocab : cut_vocab(V, ranks)) {
+                    // memory of exactly these vocab: others must not be touched
+                    auto begin = (ptrdiff_t)vocab.first * C, end = begin + (ptrdiff_t)vocab.count * C;
                     Buffer<floatX> own_wte(std::vector(wte.begin() + begin, wte.begin() + end)), out(size);
                     Buffer<float> own_dwte(std::vector(dwte.begin() + begin, dwte.begin() + end)),
                         own_dwpe(dwpe);
                     embedding_forward(out, device_tokens, own_wte, added, device_positions, N, C,
-                                      test_stream(), words);
+                                      test_stream(), vocab);
                     auto got = out.doubles();
                     std::vector<double> want(size);
                     for (size_t i = 0; i < size; i++) {
                         int token = tokens[i / C];
-                        bool here = token >= words.first && token < words.first + words.count;
+                        bool here = token >= vocab.first && token < vocab.first + vocab.count;
                         double position =
                             with_positions ? (double)float(wpe[positions[i / C] * C + i % C]) : 0.0;
                         want[i] = here ? whole_rows[i] : position;
@@ -246,7 +246,7 @@ TEST_CASE("a token table cut by words") {
 
                     embedding_backward(own_dwte, with_positions ? (float*)own_dwpe : nullptr, scratch, dout,
                                        device_tokens, device_order, device_positions, position_order, N, C,
-                                       test_stream(), words);
+                                       test_stream(), vocab);
                     for (float gradient : own_dwte.host()) all_dwte.push_back(gradient);
                     CHECK(own_dwpe.host() == (with_positions ? whole_dwpe.host() : dwpe));
                 }
@@ -255,11 +255,11 @@ TEST_CASE("a token table cut by words") {
                 // the sum over all, one of them with the positions
                 std::vector<float> sum(size, 0.0f);
                 bool first = true;
-                for (VocabRange words : cut_words(V, ranks)) {
-                    auto begin = (ptrdiff_t)words.first * C, end = begin + (ptrdiff_t)words.count * C;
+                for (VocabRange vocab : cut_vocab(V, ranks)) {
+                    auto begin = (ptrdiff_t)vocab.first * C, end = begin + (ptrdiff_t)vocab.count * C;
                     Buffer<floatX> own_wte(std::vector(wte.begin() + begin, wte.begin() + end)), out(size);
                     embedding_forward(out, device_tokens, own_wte, first ? added : nullptr, device_positions,
-                                      N, C, test_stream(), words);
+                                      N, C, test_stream(), vocab);
                     auto rows = out.doubles();
                     for (size_t i = 0; i < size; i++) sum[i] = float(floatX(sum[i] + (float)rows[i]));
                     first = false;

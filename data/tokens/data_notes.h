@@ -1,5 +1,6 @@
 /*
-Whether a model is validated on what it trains on: the same files under any name, or copies of them.
+What there is to tell of a run's data before it starts: with which tokenizer it was made, and whether the
+model is validated on what it trains on, by the same files under any name, or copies of them.
 */
 #pragma once
 
