@@ -1064,7 +1064,7 @@ struct TrainingRun {
     }
 
     void validate() {
-        uint64_t samples = o.val_batches * (uint64_t)(o.global_batch / o.sequence_length);
+        uint64_t samples = o.val_batches * samples_per_step(o);
         samples = std::min(samples, plan.val_data->samples_per_epoch());
         progress.validation(at.step, plain_nan(evaluate(g, *val_batches, samples, error)));
     }
@@ -1092,7 +1092,7 @@ struct TrainingRun {
             raise_error(world, error);
             raise_not_finite(world, g.state, at.step + 1, result.loss, result.gradient_norm);
         }
-        at = {at.step + 1, at.samples + (uint64_t)(o.global_batch / o.sequence_length)};
+        at = {at.step + 1, at.samples + samples_per_step(o)};
         stopping = result.stop;
         // The update still runs. A next step waits for it, in its own time; else its time is this step's.
         if (!next_is_a_step()) g.state.synchronize();

@@ -90,7 +90,7 @@ inline size_t activation_bytes(const std::vector<ActivationRow>& table, const St
     return bytes;
 }
 
-// What is kept of one micro-batch for one layer.
+// Adds up the bytes that one layer keeps of one micro-batch until its backward pass.
 inline size_t layer_bytes(const std::vector<ActivationRow>& table) {
     size_t bytes = 0;
     for (const ActivationRow& row : table) {

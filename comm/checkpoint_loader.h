@@ -46,8 +46,8 @@ the same, so few of them read in one round: what a rank receives in it does not 
 //     moments                  none, or others wanted   none of them
 //     no moments               moments                  refused, unless only weights are wanted
 
-// From which stored slot each slot of a state comes. A slot of the state that nothing is said of stays as
-// it is.
+// SlotSources names the stored slot from which each slot of a state is filled. A slot of the state without
+// one stays as it is.
 struct SlotSources {
     std::optional<Slot> of[slot_count];
     std::optional<Slot>& operator[](Slot slot) { return of[(size_t)slot]; }
@@ -77,8 +77,9 @@ inline SlotSources slot_sources(const CheckpointReader& reader, const ZeroSettin
     return sources;
 }
 
-// What becomes of the weights where the state does not store them as the checkpoint does; empty: nothing.
-// They are the same numbers still unless they are rounded, or a master copy is left out.
+// conversions() says what becomes of the weights where the state does not store them as the checkpoint does;
+// an empty text means that nothing does. They are the same numbers still unless they are rounded, or a master
+// copy is left out.
 inline std::string conversions(const CheckpointTensor& stored, const SlotSources& sources) {
     std::vector<std::string> all;
     Dtype kept = dtype_of(Slot::weight), there = *stored.dtype(Slot::weight);

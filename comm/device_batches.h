@@ -9,9 +9,9 @@ reads it ahead, and two blocks of pinned memory take turns, so that no copy wait
 #include <string>
 #include <utility>
 
-#include "comm/memory.h"               // allocate
+#include "comm/memory.h"               // DeviceArray, HostArray
 #include "comm/mesh.h"                 // Mesh
-#include "comm/watch.h"                // wait_for
+#include "comm/watch.h"                // Event
 #include "data/tokens/batch_reader.h"  // BatchSource, BatchArrays
 #include "data/base/error.h"           // note_error
 
@@ -33,38 +33,24 @@ public:
           stream_(stream),
           mesh_(mesh),
           error_(error),
-          size_(batch_ints(source_->shape().B, source_->shape().T)) {
-        allocate(device_, size_ * slots);
-        for (Slot& slot : slots_) {
-            cudaCheck(cudaMallocHost((void**)&slot.host, size_ * sizeof(int)));
-            cudaCheck(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming));
-        }
-    }
+          size_(batch_ints(source_->shape().B, source_->shape().T)),
+          device_(size_ * slots) {}
 
-    ~DeviceBatches() {
-        cudaStreamSynchronize(stream_);
-        cudaFree(device_);
-        for (Slot& slot : slots_) {
-            cudaFreeHost(slot.host);
-            cudaEventDestroy(slot.copied);
-        }
-    }
-
-    DeviceBatches(const DeviceBatches&) = delete;
-    DeviceBatches& operator=(const DeviceBatches&) = delete;
+    ~DeviceBatches() { cudaStreamSynchronize(stream_); }  // it may copy from the slots
 
     // Samples first, first + 1, ... in the order of the run; rows from `count` on have no targets. On the
     // device they take the place of what was loaded to this slot.
     Batch load(uint64_t first, int count, int slot_on_device = 0) {
-        int* device = device_ + slot_on_device * size_;
+        int* device = device_.data + slot_on_device * size_;
         Slot& slot = slots_[next_++ % 2];
-        wait_for(slot.copied, mesh_);  // its memory is free once the last copy from it is over
+        slot.copied.wait(mesh_);  // its memory is free once the last copy from it is over
         const HostBatch* batch = nullptr;
         note_error(error_, [&] { batch = &source_->load(first, count); });
         if (!batch) batch = &source_->load(first, 0);
-        std::copy_n(batch->tokens, size_, slot.host);  // the other arrays are behind it
-        cudaCheck(cudaMemcpyAsync(device, slot.host, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
-        cudaCheck(cudaEventRecord(slot.copied, stream_));
+        std::copy_n(batch->tokens, size_, slot.host.data);  // the other arrays are behind it
+        cudaCheck(
+            cudaMemcpyAsync(device, slot.host.data, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
+        slot.copied.record(stream_);
         const BatchShape& shape = source_->shape();
         Batch result = {batch_at<const int>(device, shape.B, shape.T), shape.B, shape.T};
         if (shape.document_end < 0) result.doc_start = nullptr;
@@ -73,8 +59,9 @@ public:
 
 private:
     struct Slot {
-        int* host;
-        cudaEvent_t copied;
+        HostArray<int> host;
+        Event copied;
+        explicit Slot(size_t size) : host(size) {}
     };
 
     std::unique_ptr<BatchSource> source_;
@@ -82,7 +69,7 @@ private:
     const Mesh& mesh_;
     std::string& error_;
     const size_t size_;  // ints
-    int* device_;
-    Slot slots_[2];
+    DeviceArray<int> device_;
+    Slot slots_[2] = {Slot(size_), Slot(size_)};
     size_t next_ = 0;
 };

@@ -254,7 +254,7 @@ struct HostOperation {
     }
 };
 
-// What needs no other rank: the own part to where it belongs.
+// A rank copies its own part to where it belongs, for which it needs no other rank.
 inline void copy_own_part(const HostOperation& o) {
     bool sums = o.call == HostCall::all_reduce || o.call == HostCall::reduce_scatter;
     bool moves = o.call == HostCall::all_gather || o.is_root() || (sums && o.comm->size == 1);
@@ -262,7 +262,7 @@ inline void copy_own_part(const HostOperation& o) {
     if (moves && own != o.from && o.bytes()) memcpy(own, o.from, o.bytes());
 }
 
-// What needs the others.
+// The flow of messages brings the parts of the other ranks; an operation is done when its flow is.
 inline std::unique_ptr<MessageFlow> make_flow(const HostOperation& o) {
     int rank = o.comm->rank, size = o.comm->size;
     int next = (rank + 1) % size, before = (rank + size - 1) % size;

@@ -84,6 +84,11 @@ inline MeshShape mesh_shape(const Options& o) {
             .ring = o.pp_chunks > 1};
 }
 
+// Sequences of a step, on all data ranks.
+inline uint64_t samples_per_step(const Options& o) {
+    return (uint64_t)(o.global_batch / o.sequence_length);
+}
+
 // Micro-batches of a step, on each data rank.
 inline int micro_batches_per_step(const Options& o) {
     return (int)(o.global_batch / ((long long)o.sequence_length * o.micro_batch * o.dp));

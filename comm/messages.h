@@ -45,12 +45,12 @@ private:
 };
 inline HostLink host_link;
 
-// What this process sends is held to this speed. 0: off.
+// Slows all that this process sends down to this speed; 0 lets it go as fast as it can.
 inline void host_link_speed(double gigabytes_per_second) {
     host_link.set_speed(gigabytes_per_second);
 }
 
-// What collectives of this process gave to MPI to send.
+// Counts the bytes that collectives of this process gave to MPI to send.
 inline uint64_t host_bytes_sent() {
     return host_link.bytes_sent;
 }

@@ -26,6 +26,7 @@ without overlap it is put on the compute stream: the same calls, so the same bit
 #include <vector>
 
 #include "comm/collectives.h"  // Communicator
+#include "comm/watch.h"        // Event
 #include "data/base/error.h"
 #include "kernels/fp8_matmul.cuh"  // BlockProducts
 #include "kernels/gelu.cuh"        // Gelu
@@ -47,16 +48,12 @@ public:
         if (!overlap) return;
         sends_ = new_communication_stream();
         events_.resize((size_t)chunks + 2);
-        for (cudaEvent_t& event : events_) {
-            cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-        }
     }
 
     ~SequenceParallel() {
         if (!overlaps()) return;
         cudaStreamSynchronize(sends_);
         cudaStreamDestroy(sends_);
-        for (cudaEvent_t event : events_) cudaEventDestroy(event);
     }
 
     SequenceParallel(const SequenceParallel&) = delete;
@@ -153,10 +150,10 @@ private:
     // What is on one stream only is in order anyway.
     size_t scattered() const { return (size_t)chunks_ + 1; }
     void record(cudaStream_t stream, size_t event) {
-        if (overlaps()) cudaCheck(cudaEventRecord(events_[event], stream));
+        if (overlaps()) events_[event].record(stream);
     }
     void wait_for_event(cudaStream_t stream, size_t event) {
-        if (overlaps()) cudaCheck(cudaStreamWaitEvent(stream, events_[event], 0));
+        if (overlaps()) events_[event].hold(stream);
     }
 
     // What is sent from now on comes after all that is on the compute stream by now.
@@ -168,7 +165,7 @@ private:
     Communicator group_;
     int chunks_ = 1;
     cudaStream_t compute_ = nullptr, sends_ = nullptr;  // the same without overlap
-    std::vector<cudaEvent_t> events_;
+    std::vector<Event> events_;
 };
 
 // ----------------------------------------------------------------------------

@@ -114,12 +114,6 @@ inline cudaError_t cudaMemset2DAsync(void* pointer, size_t pitch, int value, siz
     return cudaSuccess;
 }
 
-inline cudaError_t cudaMemset(void* pointer, int value, size_t bytes) {
-    if (host_captures > 0) return cudaErrorStreamCaptureUnsupported;
-    cudaMemsetAsync(pointer, value, bytes, nullptr);
-    return cudaStreamSynchronize(nullptr);
-}
-
 // ----------------------------------------------------------------------------
 // devices
 

@@ -67,7 +67,6 @@ public:
         return std::string_view(bytes_).substr(entry.offset, entry.length);
     }
     size_t size() const { return entries_.size(); }
-    uint64_t distinct_bytes() const { return bytes_.size(); }
 
 private:
     static constexpr uint32_t empty = UINT32_MAX;
