@@ -177,15 +177,15 @@ struct Gpt {
 
     ComputeStream compute;
     cudaStream_t stream = compute.stream;
+    Arena memory;       // of all that follows
     ZeroState state;    // parameters, gradients, optimizer state
     Pipeline pipeline;  // activations from stage to stage
     ActivationMemory<Activations> activations;
-    std::vector<Activations>& acts;  // of each layer, of the micro-batch that is worked on
-    DeviceArray<char> fp8_memory;
+    std::vector<Activations>& acts;           // of each layer, of the micro-batch that is worked on
     BlockProducts products;                   // of the blocks' matrices
     SequenceParallel rows;                    // of activations, over tensor ranks
     TensorParallel tp;                        // linear layers over tensor ranks
-    DeviceArray<float> rope;                  // (positions, R/2, 2) cosines and sines
+    float* rope;                              // (positions, R/2, 2) cosines and sines
     DeviceArray<StepStatistics> stats{1};     // (1)
     HostArray<StepStatistics> sent_stats{1};  // what the host sees of them once it is past the event
     Event stats_sent;
@@ -221,6 +221,11 @@ struct Gpt {
     }
 };
 
+// Elements of the residual stream that go from stage to stage: the rows of a tensor rank.
+inline size_t stream_size(const ModelConfig& config, const Workload& w, const Layout& cut) {
+    return (size_t)w.B * w.T / cut.mesh.tp * config.channels;
+}
+
 Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings, const Mesh& mesh,
          const Layout& cut)
     : config(config),
@@ -228,18 +233,17 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
       mesh(mesh),
       stage(config, cut, mesh.position, workload.training),
       layout(parameter_layout(config, mesh.shape.dp, stage.units())),
-      state(layout, mesh, settings, stream),
-      pipeline(mesh, cut.pipeline, stage.room,
-               (size_t)workload.B * workload.T / mesh.shape.tp * config.channels, stream, settings.overlap),
-      activations(activation_table(config, workload, stage), stage, config.layers),
+      state(memory, layout, mesh, settings, stream),
+      pipeline(memory, mesh, cut.pipeline, stage.room, stream_size(config, workload, cut), stream,
+               settings.overlap),
+      activations(memory, activation_table(config, workload, stage), stage, config.layers),
       acts(activations.views),
-      fp8_memory(fp8_sizes(config, workload, stage).bytes()),
-      products(fp8_sizes(config, workload, stage), fp8_memory.data, stream),
+      products(memory, fp8_sizes(config, workload, stage), stream),
       rows(mesh.tensor(), cut.row_chunks, settings.overlap, stream),
       tp{rows, products, stream, acts[0].partial, acts[0].scratch},
-      rope(rope_floats(config, workload)) {
+      rope(memory.of("activations").take<float>(rope_floats(config, workload))) {
     std::vector<float> angles = rope_angles(config, workload);
-    if (!angles.empty()) copy_to_device(rope.data, angles.data(), angles.size(), stream);
+    if (!angles.empty()) copy_to_device(rope, angles.data(), angles.size(), stream);
     cudaCheck(cudaStreamSynchronize(stream));
 }
 
@@ -250,16 +254,17 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
     for (int number = 0; number < cut.mesh.pp; number++) {
         Stage stage(config, cut, {.pipeline = number}, w.training);
         ParameterLayout layout = parameter_layout(config, cut.mesh.dp, stage.units());
-        auto classes = ZeroState::memory(layout, cut.mesh, settings);
-        size_t sent = (size_t)w.B * w.T / cut.mesh.tp * config.channels;
-        classes.push_back({"activations", activation_bytes(activation_table(config, w, stage), stage) +
-                                              Pipeline::bytes(cut.pipeline, stage.room, number, sent) +
-                                              rope_floats(config, w) * sizeof(float)});
-        if (w.fp8) classes.push_back({"fp8 copies", fp8_sizes(config, w, stage).bytes()});
+        Arena counted(Arena::counts);
+        ZeroArrays(counted, layout, cut.mesh.shard, settings);
+        PipelineArrays(counted, cut.pipeline, stage.room, number, stream_size(config, w, cut));
+        ActivationArrays(counted, activation_table(config, w, stage), stage);
+        counted.take<float>(rope_floats(config, w));
+        Fp8Arrays(counted, fp8_sizes(config, w, stage));
         if (settings.staging) {
-            size_t bytes = CheckpointSaver::staging_bytes(layout, cut.mesh, settings);
-            classes.push_back({"staging for checkpoints", bytes, true});
+            counted.of("staging for checkpoints", true)
+                .take<char>(CheckpointSaver::staging_bytes(layout, cut.mesh, settings));
         }
+        auto classes = counted.classes();
         if (memory_total(classes) > memory_total(most)) most = classes;
     }
     return most;
@@ -368,11 +373,10 @@ inline void attention_hidden(Gpt& g, const Layer& l) {
     bool qk_norm = g.config.qk_norm;
     column_parallel(g.tp, l.qkv, g.own_norm(a.norm1), qk_norm ? a.qkv_raw : a.qkv, g.first);
     if (qk_norm) {
-        qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, l.w[qnormw], l.w[knormw],
-                        {g.rope.data, batch.positions, d.R}, d.N, d.NH, d.NKV, d.HS, g.config.norm_eps,
-                        g.stream);
+        qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, l.w[qnormw], l.w[knormw], {g.rope, batch.positions, d.R},
+                        d.N, d.NH, d.NKV, d.HS, g.config.norm_eps, g.stream);
     } else if (d.R > 0) {
-        rope_forward(a.qkv, g.rope.data, batch.positions, d.N, d.NH, d.NKV, d.HS, d.R, g.stream);
+        rope_forward(a.qkv, g.rope, batch.positions, d.N, d.NH, d.NKV, d.HS, d.R, g.stream);
     }
     floatX* cache = nullptr;
     int limit = g.workload.cache_length;
@@ -401,10 +405,10 @@ inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) 
     attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, l.heads, g.stream);
     if (g.config.qk_norm) {
         qk_norm_backward(a.dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
-                         l.w[qnormw], l.w[knormw], {g.rope.data, l.batch.positions, d.R}, d.N, d.NH, d.NKV,
-                         d.HS, g.stream);
+                         l.w[qnormw], l.w[knormw], {g.rope, l.batch.positions, d.R}, d.N, d.NH, d.NKV, d.HS,
+                         g.stream);
     } else if (d.R > 0) {
-        rope_backward(a.dqkv, g.rope.data, l.batch.positions, d.N, d.NH, d.NKV, d.HS, d.R, g.stream);
+        rope_backward(a.dqkv, g.rope, l.batch.positions, d.N, d.NH, d.NKV, d.HS, d.R, g.stream);
     }
     column_parallel_backward(g.tp, l.qkv, a.dnorm, g.last, weights);
 }
@@ -778,8 +782,8 @@ inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int m
 
 // Clips the gradients of the step and steps the parameters. The statistics are sent before the weights
 // change: while they do, the host can read them and give the device the next step.
-inline void update(Gpt& g, const AdamW& settings, float max_norm, uint64_t seed) {
-    g.state.update(g.stats.data, settings, max_norm, seed, [&] { send_statistics(g); });
+inline void update(Gpt& g, const Optimizer& optimizer, float max_norm) {
+    g.state.update(g.stats.data, optimizer, max_norm, [&] { send_statistics(g); });
     g.products.weights_changed(g.graphs.on);
 }
 
@@ -1080,13 +1084,13 @@ struct TrainingRun {
     void step() {
         double start = seconds_now();
         uint64_t sent_before = sent_bytes();
-        AdamW adamw = adamw_settings(o, at.step);
+        Optimizer optimizer = make_optimizer(o, at.step);
         step_gradients(g, *batches, at.samples, micro_batches_per_step(o));
         if (!error.empty()) spoil_loss(g);
         if (stop_requested) fill(&g.stats.data->stop, 1, 1, g.stream);
         if (checkpoints.is_ready()) fill(&g.stats.data->saved, 1, 1, g.stream);
         if (world.size() > 1) step_to_stop_after = std::min(at.step + 2, o.steps);
-        update(g, adamw, o.gradient_clip, o.seed);
+        update(g, optimizer, o.gradient_clip);
         StepResult result = await_result(g, (double)o.global_batch);
         if (!result.finite) {
             raise_error(world, error);
@@ -1097,7 +1101,7 @@ struct TrainingRun {
         // The update still runs. A next step waits for it, in its own time; else its time is this step's.
         if (!next_is_a_step()) g.state.synchronize();
         progress.step(at.step, at.samples * o.sequence_length, result.loss, result.gradient_norm,
-                      adamw.learning_rate, seconds_now() - start, sent_bytes() - sent_before);
+                      optimizer.learning_rate, seconds_now() - start, sent_bytes() - sent_before);
         if (result.saved) checkpoints.finish();
     }
 

@@ -10,7 +10,7 @@ schedule runs, each layer sees the instances that are its own through a struct o
 #include <utility>
 #include <vector>
 
-#include "comm/memory.h"    // DeviceArray
+#include "comm/memory.h"    // Arena
 #include "comm/pipeline.h"  // PipelineTask
 #include "comm/stage.h"     // Stage
 
@@ -84,11 +84,16 @@ struct ActivationRow {
     }
 };
 
-inline size_t activation_bytes(const std::vector<ActivationRow>& table, const Stage& stage) {
-    size_t bytes = 0;
-    for (const ActivationRow& row : table) bytes += row.stride() * row.instances(stage);
-    return bytes;
-}
+// Takes memory for all instances of all rows.
+struct ActivationArrays {
+    std::vector<ActivationRow> table;
+
+    ActivationArrays(Arena& memory, std::vector<ActivationRow> rows, const Stage& stage)
+        : table(std::move(rows)) {
+        memory.of("activations");
+        for (ActivationRow& row : table) row.memory = memory.take<char>(row.stride() * row.instances(stage));
+    }
+};
 
 // Adds up the bytes that one layer keeps of one micro-batch until its backward pass.
 inline size_t layer_bytes(const std::vector<ActivationRow>& table) {
@@ -99,29 +104,23 @@ inline size_t layer_bytes(const std::vector<ActivationRow>& table) {
     return bytes;
 }
 
-// One allocation for all rows of a table.
+// The rows of a table, of which each layer sees its own.
 template <typename View>
 class ActivationMemory {
 public:
-    // layers: of the whole model, for each has a view.
-    ActivationMemory(std::vector<ActivationRow> table, const Stage& stage, int layers)
+    // layers: of the whole model, for each has a view. The memory must outlive this.
+    ActivationMemory(Arena& memory, std::vector<ActivationRow> table, const Stage& stage, int layers)
         : views(layers),
-          table_(std::move(table)),
+          table_(ActivationArrays(memory, std::move(table), stage).table),
           stage_(stage),
-          memory_(activation_bytes(table_, stage)),
           layer_slots_(stage.layers(0)),
           inner_slots_(stage.layers(1)) {
-        char* next = memory_.data;
-        for (ActivationRow& row : table_) {
-            row.memory = next;
-            next += row.stride() * row.instances(stage);
+        for (const ActivationRow& row : table_) {
             for (View& view : views) row.bind(&view, 0);
         }
     }
 
     std::vector<View> views;  // of each layer, for the piece of work that was bound last
-
-    size_t bytes() const { return activation_bytes(table_, stage_); }
 
     // has_backward: or else nothing is kept from one piece of work to the next.
     void begin_run(bool has_backward) {
@@ -159,6 +158,5 @@ public:
 private:
     std::vector<ActivationRow> table_;
     const Stage& stage_;
-    DeviceArray<char> memory_;
     ActivationSlots layer_slots_, inner_slots_;
 };

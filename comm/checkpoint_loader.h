@@ -63,9 +63,8 @@ inline SlotSources slot_sources(const CheckpointReader& reader, const ZeroSettin
     const CheckpointTensor& any = reader.index().tensors.at(0);
     SlotSources sources;
     for (Slot slot : slots_of(settings)) {
-        bool moment = slot == Slot::m || slot == Slot::v;
-        if (moment && weights_only) continue;
-        if (moment && !any.dtype(slot)) {
+        if (is_of_optimizer(slot) && weights_only) continue;
+        if (is_of_optimizer(slot) && !any.dtype(slot)) {
             fail("%s: has weights only, and no state of the optimizer; start a new run from it with --init",
                  reader.folder().c_str());
         }

@@ -1,6 +1,6 @@
 /*
-Device and pinned memory. It is taken at the start, one allocation for each class, in sizes that are known
-(and printed) before; a MemoryPlan says whether they fit.
+Device and pinned memory. It is taken at the start, from an Arena. The same code asks an Arena that only
+counts first, so that a MemoryPlan can say by classes what will be taken and whether it fits.
 */
 #pragma once
 
@@ -10,6 +10,8 @@ Device and pinned memory. It is taken at the start, one allocation for each clas
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/pipeline_schedule.h"  // PipelineShape
@@ -79,6 +81,76 @@ template <typename T>
 using DeviceArray = OwnedArray<T, false>;
 template <typename T>
 using HostArray = OwnedArray<T, true>;  // pinned
+
+// Memory by class, for as long as the arena lives. Each array is an allocation of its own, so that tools that
+// watch memory see an access beyond its end.
+class Arena {
+public:
+    // An arena that only counts has null for all arrays.
+    enum Mode { takes, counts };
+    explicit Arena(Mode mode = takes) : mode_(mode) {}
+    ~Arena() {
+        for (auto [pointer, on_host] : taken_) on_host ? cudaFreeHost(pointer) : cudaFree(pointer);
+    }
+    Arena(const Arena&) = delete;
+    Arena& operator=(const Arena&) = delete;
+
+    // What is taken from now on belongs to this class.
+    Arena& of(const char* name, bool on_host = false) {
+        auto is_it = [&](const MemoryClass& one) { return std::string_view(one.name) == name; };
+        current_ = std::find_if(classes_.begin(), classes_.end(), is_it) - classes_.begin();
+        if (current_ == classes_.size()) classes_.push_back({name, 0, on_host});
+        return *this;
+    }
+
+    // (count) elements of no particular value. An array of none is null.
+    template <typename T>
+    T* take(size_t count) {
+        MemoryClass& its_class = classes_.at(current_);
+        its_class.bytes += count * sizeof(T);
+        if (count == 0 || mode_ == counts) return nullptr;
+        T* pointer;
+        allocate(pointer, count, its_class.on_host);
+        taken_.push_back({pointer, its_class.on_host});
+        return pointer;
+    }
+
+    // (count) zeros, once the stream has come so far.
+    template <typename T>
+    T* take_zeros(size_t count, cudaStream_t stream) {
+        T* pointer = take<T>(count);
+        if (pointer) cudaCheck(cudaMemsetAsync(pointer, 0, count * sizeof(T), stream));
+        return pointer;
+    }
+
+    // In the order in which they were first named, without those that have nothing.
+    std::vector<MemoryClass> classes() const {
+        std::vector<MemoryClass> result = classes_;
+        std::erase_if(result, [](const MemoryClass& one) { return one.bytes == 0; });
+        return result;
+    }
+
+    // Of all classes, on the device and on the host.
+    size_t bytes() const {
+        size_t bytes = 0;
+        for (const MemoryClass& one : classes_) bytes += one.bytes;
+        return bytes;
+    }
+
+private:
+    const Mode mode_;
+    std::vector<MemoryClass> classes_;
+    size_t current_ = 0;
+    std::vector<std::pair<void*, bool>> taken_;  // and whether it is on the host
+};
+
+// The classes of what Arrays(arena, args...) takes.
+template <typename Arrays, typename... Args>
+std::vector<MemoryClass> memory_of(const Args&... args) {
+    Arena counted(Arena::counts);
+    Arrays(counted, args...);
+    return counted.classes();
+}
 
 // The stream that computes; it ends when its work does.
 struct ComputeStream {

@@ -23,7 +23,8 @@ A receive is given to its stream as soon as its buffer was given its last work. 
 stream waits for each send; and since there is a place for what comes next, stages that send to each other
 still do not wait for ever. Either way each buffer goes through the same values.
 
-From top to bottom: links and their buffers, the executor, its memory, a run, the timeline.
+From top to bottom: links and their buffers, pieces of work and their memory, the executor, a run, the
+timeline.
 */
 #pragma once
 
@@ -32,7 +33,7 @@ From top to bottom: links and their buffers, the executor, its memory, a run, th
 #include <utility>
 #include <vector>
 
-#include "comm/memory.h"             // allocate
+#include "comm/memory.h"             // Arena
 #include "comm/mesh.h"               // Communicator, MeshLinks
 #include "comm/pipeline_schedule.h"  // PipelineRoom
 #include "comm/watch.h"              // wait_for
@@ -59,9 +60,9 @@ struct PipelineTurns {
     std::vector<PipelineBuffer> places;
     size_t ended = 0;  // uses whose last work is on its stream
 
-    // Takes `count` places of `size` elements from `memory`.
-    PipelineTurns(int count, size_t size, floatX*& memory) {
-        for (int i = 0; i < count; i++, memory += size) places.push_back({memory});
+    // Takes `count` places of `size` elements.
+    PipelineTurns(Arena& memory, int count, size_t size) {
+        for (int i = 0; i < count; i++) places.push_back({memory.take<floatX>(size)});
     }
     PipelineBuffer& at(size_t use) { return places[use % places.size()]; }
     bool free_for(size_t use) const { return use < ended + places.size(); }
@@ -159,6 +160,37 @@ struct PipelineTask {
                        // work turns it into that of the input
 };
 
+// The places of a stage, and so all device memory that its part in a pipeline takes.
+struct PipelineArrays {
+    std::vector<PipelineTurns> inputs;  // (chunks)
+    PipelineTurns gradients, outputs;
+
+    // room: of the list of actions that needs most. count: elements that go from part to part, at most.
+    PipelineArrays(Arena& memory, const PipelineShape& shape, const PipelineRoom& room, int stage,
+                   size_t count)
+        : inputs(input_places(memory.of("activations"), shape, room, stage, count)),
+          gradients(memory,
+                    !room.has_backward  ? 0
+                    : shape.stages == 1 ? 1
+                                        : 3,
+                    count),
+          outputs(memory, sends(shape, stage) ? 2 : 0, count) {}
+
+private:
+    static bool sends(const PipelineShape& shape, int stage) {
+        return shape.stages > 1 && (stage < shape.stages - 1 || shape.chunks > 1);
+    }
+    static std::vector<PipelineTurns> input_places(Arena& memory, const PipelineShape& shape,
+                                                   const PipelineRoom& room, int stage, size_t count) {
+        std::vector<PipelineTurns> inputs;
+        for (int chunk = 0; chunk < shape.chunks; chunk++) {
+            bool receives_ahead = chunk + stage > 0;  // the first part receives nothing
+            inputs.emplace_back(memory, room.kept[chunk] + receives_ahead, count);
+        }
+        return inputs;
+    }
+};
+
 // When a piece of work was done: seconds since the compute stream began the run.
 struct PipelineSpan {
     PipelineWork work;
@@ -168,9 +200,9 @@ struct PipelineSpan {
 
 class Pipeline {
 public:
-    // room: of the list that needs most. count: elements that go from part to part, at most.
-    Pipeline(const Mesh& mesh, const PipelineShape& shape, const PipelineRoom& room, size_t count,
-             cudaStream_t compute, bool overlap);
+    // room and count: as for PipelineArrays. The memory must outlive the pipeline.
+    Pipeline(Arena& memory, const Mesh& mesh, const PipelineShape& shape, const PipelineRoom& room,
+             size_t count, cudaStream_t compute, bool overlap);
     ~Pipeline();
     Pipeline(const Pipeline&) = delete;
     Pipeline& operator=(const Pipeline&) = delete;
@@ -192,28 +224,12 @@ public:
         }
     }
 
-    // Device memory that a stage takes.
-    static size_t bytes(const PipelineShape& shape, const PipelineRoom& room, int stage, size_t count);
-    size_t bytes_held() const { return bytes_held_; }
-
     // Runs from now on note, or do not, when each piece of work was done.
     void record_timeline(bool on) { recording_ = on; }
     // The timeline of the last run, which it waits for.
     std::vector<PipelineSpan> timeline() const;
 
 private:
-    struct Sizes {  // places
-        std::vector<int> inputs;
-        int gradients, outputs;
-    };
-    static Sizes sizes(const PipelineShape& shape, const PipelineRoom& room, int stage);
-
-    // Elements from one place to the next, which begins at a multiple of 256 bytes.
-    static size_t stride(size_t count) {
-        constexpr size_t unit = 256 / sizeof(floatX);
-        return ceil_div(count, unit) * unit;
-    }
-
     int part(int chunk) const { return chunk * shape_.stages + stage_; }
     bool is_last(int part) const { return part == shape_.stages * shape_.chunks - 1; }
     bool has_before(int chunk) const { return shape_.stages > 1 && part(chunk) > 0; }
@@ -232,15 +248,7 @@ private:
     const bool overlap_;
     cudaStream_t compute_;
 
-    struct Free {
-        void operator()(floatX* memory) const { cudaFree(memory); }
-    };
-    std::unique_ptr<floatX, Free> memory_;  // outlives the links, which may be at work in it
-    size_t bytes_held_ = 0;
-    std::vector<PipelineTurns> inputs_;  // (chunks)
-    std::vector<PipelineTurns> others_;  // gradients, outputs
-    PipelineTurns& gradients() { return others_[0]; }
-    PipelineTurns& outputs() { return others_[1]; }
+    PipelineArrays arrays_;
     PipelineReceiver forward_in_, backward_in_;
     PipelineSender forward_out_, backward_out_;
 
@@ -256,37 +264,11 @@ private:
 };
 
 // ----------------------------------------------------------------------------
-// memory
+// the executor
 
-inline Pipeline::Sizes Pipeline::sizes(const PipelineShape& shape, const PipelineRoom& room, int stage) {
-    bool alone = shape.stages == 1, sends = !alone && (stage < shape.stages - 1 || shape.chunks > 1);
-    Sizes sizes = {room.kept, !room.has_backward ? 0 : alone ? 1 : 3, sends ? 2 : 0};
-    for (int chunk = 0; chunk < shape.chunks; chunk++) {
-        if (chunk + stage > 0) sizes.inputs[chunk]++;  // the first part receives nothing ahead
-    }
-    return sizes;
-}
-
-inline size_t Pipeline::bytes(const PipelineShape& shape, const PipelineRoom& room, int stage, size_t count) {
-    Sizes size = sizes(shape, room, stage);
-    int places = size.gradients + size.outputs;
-    for (int of_chunk : size.inputs) places += of_chunk;
-    return (size_t)places * stride(count) * sizeof(floatX);
-}
-
-inline Pipeline::Pipeline(const Mesh& mesh, const PipelineShape& shape, const PipelineRoom& room,
-                          size_t count, cudaStream_t compute, bool overlap)
-    : mesh_(mesh),
-      shape_(shape),
-      room_(room),
-      stage_(mesh.position.pipeline),
-      most_(count),
-      overlap_(overlap),
-      compute_(compute),
-      forward_in_(mesh.links().forward_in),
-      backward_in_(mesh.links().backward_in),
-      forward_out_(mesh.links().forward_out),
-      backward_out_(mesh.links().backward_out) {
+// Refuses what does not fit together before any memory is taken.
+inline const PipelineShape& checked_pipeline(const Mesh& mesh, const PipelineShape& shape,
+                                             const PipelineRoom& room) {
     check_pipeline(shape);
     if (shape.stages != mesh.shape.pp || (int)room.kept.size() != shape.chunks)
         fail("pipeline: %d stages of %d chunks on a mesh of %d, with room for %zu; make all for one shape",
@@ -295,15 +277,23 @@ inline Pipeline::Pipeline(const Mesh& mesh, const PipelineShape& shape, const Pi
         fail("pipeline: %d chunks on a stage go round, and the mesh has no way from the last stage to the "
              "first; make it with MeshShape::ring",
              shape.chunks);
-
-    bytes_held_ = bytes(shape, room, stage_, count);
-    floatX* memory = nullptr;
-    allocate(memory, bytes_held_ / sizeof(floatX));
-    memory_.reset(memory);
-    Sizes size = sizes(shape, room, stage_);
-    for (int places : size.inputs) inputs_.emplace_back(places, stride(count), memory);
-    for (int places : {size.gradients, size.outputs}) others_.emplace_back(places, stride(count), memory);
+    return shape;
 }
+
+inline Pipeline::Pipeline(Arena& memory, const Mesh& mesh, const PipelineShape& shape,
+                          const PipelineRoom& room, size_t count, cudaStream_t compute, bool overlap)
+    : mesh_(mesh),
+      shape_(checked_pipeline(mesh, shape, room)),
+      room_(room),
+      stage_(mesh.position.pipeline),
+      most_(count),
+      overlap_(overlap),
+      compute_(compute),
+      arrays_(memory, shape, room, stage_, count),
+      forward_in_(mesh.links().forward_in),
+      backward_in_(mesh.links().backward_in),
+      forward_out_(mesh.links().forward_out),
+      backward_out_(mesh.links().backward_out) {}
 
 // The links wait for their streams when they end.
 inline Pipeline::~Pipeline() {
@@ -323,16 +313,16 @@ inline void Pipeline::begin_run(const std::vector<PipelineAction>& list, size_t 
     count_ = count;
     has_backward_ = need.has_backward;
 
-    for (PipelineTurns& turns : inputs_) turns.ended = 0;
-    for (PipelineTurns& turns : others_) turns.ended = 0;
+    for (PipelineTurns& turns : arrays_.inputs) turns.ended = 0;
+    arrays_.gradients.ended = arrays_.outputs.ended = 0;
     forward_in_.begin_run(count);
     backward_in_.begin_run(count);
     size_t gradient = 0;
     for (auto [work, micro_batch, chunk] : list) {
         if (work == PipelineWork::forward) {
-            if (has_before(chunk)) forward_in_.expect(inputs_[chunk], (size_t)micro_batch);
+            if (has_before(chunk)) forward_in_.expect(arrays_.inputs[chunk], (size_t)micro_batch);
         } else if (work != PipelineWork::weight_gradient) {
-            if (has_behind(chunk)) backward_in_.expect(gradients(), gradient);
+            if (has_behind(chunk)) backward_in_.expect(arrays_.gradients, gradient);
             gradient++;
         }
     }
@@ -353,20 +343,20 @@ inline PipelineTask Pipeline::enter(const PipelineAction& action) {
                          .slot = micro_batch % room_.kept[chunk],
                          .pending_slot = micro_batch % std::max(1, room_.pending[chunk]),
                          .batch_slot = micro_batch % room_.micro_batches,
-                         .input = inputs_[chunk].at((size_t)micro_batch).data,
+                         .input = arrays_.inputs[chunk].at((size_t)micro_batch).data,
                          .output = nullptr,
                          .gradient = nullptr};
     if (work == PipelineWork::forward) {
         if (has_before(chunk)) forward_in_.take(compute_);
         if (has_behind(chunk)) {
-            PipelineBuffer& place = outputs().at(outputs().ended);
+            PipelineBuffer& place = arrays_.outputs.at(arrays_.outputs.ended);
             place.free.hold(compute_);
             task.output = place.data;
         } else if (!is_last(task.part)) {
-            task.output = inputs_[chunk + 1].at((size_t)micro_batch).data;
+            task.output = arrays_.inputs[chunk + 1].at((size_t)micro_batch).data;
         }
     } else if (work != PipelineWork::weight_gradient) {
-        PipelineBuffer& place = gradients().at(gradients().ended);
+        PipelineBuffer& place = arrays_.gradients.at(arrays_.gradients.ended);
         if (has_behind(chunk))
             backward_in_.take(compute_);
         else
@@ -379,9 +369,9 @@ inline PipelineTask Pipeline::enter(const PipelineAction& action) {
 inline void Pipeline::leave(const PipelineTask& task) {
     bool forward = task.work == PipelineWork::forward;
     if (forward && has_behind(task.chunk))
-        forward_out_.send(outputs().at(outputs().ended++), count_, compute_, overlap_);
+        forward_out_.send(arrays_.outputs.at(arrays_.outputs.ended++), count_, compute_, overlap_);
     if (task.gradient) {
-        PipelineBuffer& place = gradients().at(gradients().ended++);
+        PipelineBuffer& place = arrays_.gradients.at(arrays_.gradients.ended++);
         if (has_before(task.chunk))
             backward_out_.send(place, count_, compute_, overlap_);
         else
@@ -389,8 +379,8 @@ inline void Pipeline::leave(const PipelineTask& task) {
     }
     bool ends = forward ? !has_backward_ : task.work != PipelineWork::input_gradient;
     if (ends) {
-        inputs_[task.chunk].at((size_t)task.micro_batch).free.record(compute_);
-        inputs_[task.chunk].ended++;
+        arrays_.inputs[task.chunk].at((size_t)task.micro_batch).free.record(compute_);
+        arrays_.inputs[task.chunk].ended++;
     }
 }
 

@@ -30,7 +30,7 @@ the device reaches, and which algorithm each matrix product takes.
 #include "data/options/schedule.h"   // the course of the learning rate
 #include "data/run/algorithm_file.h"
 #include "data/run/meter.h"       // published_peak
-#include "kernels/adamw.cuh"      // AdamW
+#include "kernels/adamw.cuh"      // adamw_optimizer, adamw_slots
 #include "kernels/attention.cuh"  // has_wgmma_attention, attention_kernels
 #include "kernels/common.cuh"
 #include "kernels/fp8_matmul.cuh"  // Fp8Sizes
@@ -44,9 +44,27 @@ the device reaches, and which algorithm each matrix product takes.
 // ----------------------------------------------------------------------------
 // settings
 
+// The optimizer of the run, for the step after `step` steps; and what it keeps of each element.
+inline Optimizer make_optimizer(const Options& o, int step) {
+    return adamw_optimizer({.learning_rate = o.learning_rate * schedule(o, step),
+                            .beta1 = o.beta1,
+                            .beta2 = o.beta2,
+                            .eps = o.adam_eps,
+                            .weight_decay = o.weight_decay,
+                            .step = step + 1,
+                            .stochastic_rounding = o.stochastic_rounding},
+                           (uint64_t)o.seed);
+}
+inline std::vector<Slot> optimizer_slots(const Options&) {
+    std::vector<Slot> slots;
+    for (const char* name : adamw_slots) slots.push_back(slot_named(name));
+    return slots;
+}
+
 // fp32 parameters are their own master copy.
 inline ZeroSettings zero_settings(const Options& o) {
     return {.level = o.zero,
+            .slots = optimizer_slots(o),
             .keep_master = o.master_weights && sizeof(floatX) < sizeof(float),
             .offload = o.offload == "optimizer",
             .overlap = o.overlap,
@@ -59,16 +77,6 @@ inline ZeroSettings zero_settings(const Options& o, const World& world) {
     ZeroSettings settings = zero_settings(o);
     settings.host_threads = threads_per_rank(world);
     return settings;
-}
-
-inline AdamW adamw_settings(const Options& o, int step) {
-    return {o.learning_rate * schedule(o, step),
-            o.beta1,
-            o.beta2,
-            o.adam_eps,
-            o.weight_decay,
-            step + 1,
-            o.stochastic_rounding};
 }
 
 inline Recompute recompute_mode(const std::string& name) {
@@ -114,7 +122,7 @@ inline std::vector<float> rope_angles(const ModelConfig& config, const Workload&
 inline Layout training_layout(const Options& o, size_t layer_bytes) {
     ParameterLayout whole = parameter_layout(o);
     double state =
-        (double)memory_total(ZeroState::memory(whole, {}, zero_settings(o))) / whole.parameter_count();
+        (double)memory_total(memory_of<ZeroArrays>(whole, 1, zero_settings(o))) / whole.parameter_count();
     return make_layout(o, {.state = state * block_parameters(o),
                            .activations = (double)layer_bytes,
                            .table = state * padded_vocab(o) * o.channels});

@@ -27,6 +27,8 @@ those streams are the compute stream itself: the same operations one after the o
 
 Offload keeps the optimizer's state in host memory and steps it there, unit after unit, while the device goes
 on with the units that are done.
+
+From top to bottom: settings, the state and its memory, what a rank owns, parameters, gradients, the step.
 */
 #pragma once
 
@@ -42,21 +44,22 @@ on with the units that are done.
 #include <utility>
 #include <vector>
 
-#include "comm/memory.h"            // allocate, MemoryClass
+#include "comm/memory.h"            // Arena
 #include "comm/mesh.h"              // Mesh, Communicator
 #include "comm/parameters.h"        // ParameterLayout
 #include "comm/watch.h"             // wait_for
 #include "data/base/dtype.h"        // Dtype
 #include "data/checkpoint/slot.h"   // Slot
 #include "kernels/accumulate.cuh"   // accumulate
-#include "kernels/adamw.cuh"        // AdamW, AdamWPart, adamw_update
 #include "kernels/global_norm.cuh"  // SquaresRange, sum_squares, clip_scale
+#include "kernels/optimizer.h"      // Optimizer, OptimizerPart, OptimizerArrays
 #include "kernels/random.cuh"       // name_hash
 
 struct ZeroSettings {
     int level = 0;
-    bool training = true;      // false: parameters only
-    bool keep_master = false;  // an fp32 copy of the parameters for the optimizer
+    bool training = true;                          // false: parameters only
+    std::vector<Slot> slots = {Slot::m, Slot::v};  // that the optimizer keeps, in its order
+    bool keep_master = false;                      // an fp32 copy of the parameters for the optimizer
     bool offload = false;
     int host_threads = 0;  // OpenMP threads of offloaded steps; 0: as OpenMP chooses
     bool overlap = true;
@@ -67,9 +70,11 @@ struct ZeroSettings {
 
 // What a state keeps of each element, and how.
 inline std::vector<Slot> slots_of(const ZeroSettings& settings) {
-    using enum Slot;
-    if (!settings.training) return {weight};
-    return settings.keep_master ? std::vector{weight, master, m, v} : std::vector{weight, m, v};
+    std::vector<Slot> slots = {Slot::weight};
+    if (!settings.training) return slots;
+    if (settings.keep_master) slots.push_back(Slot::master);
+    slots.insert(slots.end(), settings.slots.begin(), settings.slots.end());
+    return slots;
 }
 constexpr Dtype dtype_of(Slot slot) {
     return slot == Slot::weight && sizeof(floatX) == 2 ? Dtype::bf16 : Dtype::fp32;
@@ -89,17 +94,64 @@ struct StepStatistics {
 constexpr int summed_statistics = 4;
 static_assert(offsetof(StepStatistics, norm) == summed_statistics * sizeof(float));
 
+// All memory of a state, by the ranks of its shard group.
+struct ZeroArrays {
+    bool cut_grads, cut_params;  // over the ranks of the shard group
+
+    floatX* params;        // all units, or (cut) the own part of each
+    floatX* whole_params;  // cut: the places of units in use
+    float* whole_grads;    // likewise
+    float* grads;          // as params
+    float* norm_scratch;
+    float* slots[most_optimizer_slots] = {};  // the own part of each unit
+    float* master;                            // likewise; null: none is kept
+    // offload: host memory, in which slots and master are then as well
+    float* host_grads;    // the own part of each unit
+    floatX* host_params;  // likewise
+    float* host_scale;    // (1)
+
+    ZeroArrays(Arena& memory, const ParameterLayout& layout, int shards, const ZeroSettings& s,
+               cudaStream_t stream = nullptr)
+        : cut_grads(s.training && s.level >= 2 && shards > 1), cut_params(s.level >= 3 && shards > 1) {
+        size_t whole = layout.size(), part = whole / shards, own = s.training ? part : 0;
+        auto take = [&]<typename T>(T*& array, size_t count) { array = memory.take_zeros<T>(count, stream); };
+        memory.of("parameters");
+        take(params, cut_params ? part : whole);
+        memory.of("units in use");
+        take(whole_params, cut_params ? UnitBuffers(layout, s.prefetch + 1).size() : 0);
+        take(whole_grads, cut_grads ? UnitBuffers(layout, 2).size() : 0);
+        memory.of("gradients");
+        take(grads, cut_grads ? own : s.training ? whole : 0);
+        take(norm_scratch, s.training ? norm_scratch_size(layout, shards) : 0);
+        memory.of("optimizer", s.offload);
+        for (size_t i = 0; i < s.slots.size(); i++) take(slots[i], own);
+        take(master, s.keep_master ? own : 0);
+        memory.of("copies for offload", true);
+        take(host_grads, s.offload ? own : 0);
+        take(host_params, s.offload ? own : 0);
+        take(host_scale, s.offload && s.training ? 1 : 0);
+    }
+
+private:
+    static size_t norm_scratch_size(const ParameterLayout& layout, int shards) {
+        size_t floats = 0;
+        for (int unit : layout.held()) {
+            // a chunk may be cut by each end of a range, of which a tensor has one at most
+            size_t size = layout.unit_size(unit), tensors = layout.parts(unit, 0, size).size();
+            floats += sum_squares_scratch(size / shards) + tensors;
+        }
+        return floats;
+    }
+};
+
 class ZeroState {
 public:
-    ZeroState(const ParameterLayout& layout, const Mesh& mesh, const ZeroSettings& settings,
+    // The memory must outlive the state.
+    ZeroState(Arena& memory, const ParameterLayout& layout, const Mesh& mesh, const ZeroSettings& settings,
               cudaStream_t compute);
     ~ZeroState();
     ZeroState(const ZeroState&) = delete;
     ZeroState& operator=(const ZeroState&) = delete;
-
-    // Bytes by class, as the constructor takes them.
-    static std::vector<MemoryClass> memory(const ParameterLayout& layout, const MeshShape& shape,
-                                           const ZeroSettings& settings);
 
     // ---- parameters, (unit_size) each
 
@@ -108,8 +160,8 @@ public:
     void acquire(int unit, int direction);
     void release(int unit);
     floatX* params(int unit) const {
-        return cut_params_ ? whole_params_ + param_places_.offset(param_places_.place(unit))
-                           : params_ + layout_.unit_offset(unit);
+        return arrays_.cut_params ? arrays_.whole_params + param_places_.offset(param_places_.place(unit))
+                                  : arrays_.params + layout_.unit_offset(unit);
     }
 
     // ---- gradients, (unit_size) each
@@ -121,8 +173,8 @@ public:
     void begin_gradients(int unit);
     void reduce_gradients(int unit, bool last_micro_batch);
     float* grads(int unit) const {
-        return cut_grads_ ? whole_grads_ + grad_places_.offset(grad_places_.place(unit))
-                          : grads_ + layout_.unit_offset(unit);
+        return arrays_.cut_grads ? arrays_.whole_grads + grad_places_.offset(grad_places_.place(unit))
+                                 : arrays_.grads + layout_.unit_offset(unit);
     }
 
     // ---- the step
@@ -131,7 +183,7 @@ public:
     // to leave them alone, because the loss or a gradient is not finite, is decided on the device, alike on
     // every rank. measured() is called where the compute stream has the statistics, before it steps anything.
     void update(
-        StepStatistics* stats, const AdamW& settings, float max_norm, uint64_t seed,
+        StepStatistics* stats, const Optimizer& optimizer, float max_norm,
         const std::function<void()>& measured = [] {});
     // Sums those of the statistics that are sums (the first four) over all ranks.
     void sum_statistics(StepStatistics* stats);
@@ -145,18 +197,23 @@ public:
         return layout_.parts(unit, owned_begin(unit), owned_begin(unit) + part_size(unit));
     }
     floatX* owned_params(int unit) const {
-        return params_ + (cut_params_ ? shard_offset(unit) : layout_.unit_offset(unit) + owned_begin(unit));
+        return arrays_.params + (arrays_.cut_params ? shard_offset(unit) : whole_offset(unit));
     }
     float* owned_grads(int unit) const {
-        return grads_ + (cut_grads_ ? shard_offset(unit) : layout_.unit_offset(unit) + owned_begin(unit));
+        return arrays_.grads + (arrays_.cut_grads ? shard_offset(unit) : whole_offset(unit));
     }
     const Mesh& mesh() const { return mesh_; }
     const ParameterLayout& layout() const { return layout_; }
     const ZeroSettings& settings() const { return settings_; }
     cudaStream_t stream() const { return compute_; }
-    float* owned_m(int unit) const { return m_ + shard_offset(unit); }
-    float* owned_v(int unit) const { return v_ + shard_offset(unit); }
-    float* owned_master(int unit) const { return master_ ? master_ + shard_offset(unit) : nullptr; }
+    // In memory of the device, or with offload of the host. Null: it is not kept.
+    float* owned_master(int unit) const {
+        return arrays_.master ? arrays_.master + shard_offset(unit) : nullptr;
+    }
+    float* owned_slot(Slot slot, int unit) const {
+        auto at = std::find(settings_.slots.begin(), settings_.slots.end(), slot) - settings_.slots.begin();
+        return at < (ptrdiff_t)settings_.slots.size() ? arrays_.slots[at] + shard_offset(unit) : nullptr;
+    }
 
     // Sets elements of the own part of a unit, from `at` on (counted from the part's beginning), and waits.
     // What others see of it comes with publish_all().
@@ -169,9 +226,6 @@ public:
     // Waits for all work on the state.
     void synchronize() const;
 
-    // Bytes that the classes of memory() hold in fact.
-    size_t bytes_held() const { return bytes_held_; }
-
 private:
     struct Place {
         int unit = -1;  // what lies there
@@ -182,18 +236,10 @@ private:
     // A unit's step on the host.
     struct HostUpdate {
         const ZeroState* state;
-        AdamW settings;
-        uint64_t seed;
+        Optimizer optimizer;
         int unit;
     };
 
-    struct Sizes {  // elements
-        size_t params, grads, whole_params, whole_grads, norm_scratch, moments, host_copies;
-    };
-    static Sizes sizes(const ParameterLayout&, int shards, const ZeroSettings&);
-
-    template <typename T>
-    void take(T*& pointer, size_t count, bool on_host = false);
     cudaEvent_t new_event();
     static std::vector<Place> new_places(const UnitBuffers& places, ZeroState& state);
 
@@ -208,6 +254,8 @@ private:
     bool has_copies(int unit) const { return has_twin(unit) || !layout_.sums(unit).empty(); }
 
     size_t shard_size() const { return layout_.size() / shards_; }
+    // Where the own part of a unit begins, in arrays of whole units and in those of own parts.
+    size_t whole_offset(int unit) const { return layout_.unit_offset(unit) + owned_begin(unit); }
     size_t shard_offset(int unit) const { return layout_.unit_offset(unit) / shards_; }
 
     // Work given to `after` from now on waits for the work given to `before` until now.
@@ -216,15 +264,14 @@ private:
     void copy_gradients_to_host(int unit);
     void plan_step();
     void sum_copies();
-    void step_on_device(int unit, const float* scale, const AdamW& settings, uint64_t seed);
-    void step_on_host(int unit, const AdamW& settings, uint64_t seed);
+    OptimizerArrays own_arrays(int unit, const float* scale) const;
+    void step_on_host(int unit, const Optimizer& optimizer);
     void publish(int unit);
 
     const ParameterLayout& layout_;
     const Mesh& mesh_;
     const ZeroSettings settings_;
     const int shards_;
-    const bool cut_grads_, cut_params_;
     const UnitBuffers param_places_, grad_places_;
 
     cudaStream_t compute_, reductions_, gathers_;
@@ -232,73 +279,16 @@ private:
     std::vector<cudaStream_t> own_streams_;
     std::vector<cudaEvent_t> events_;
     cudaEvent_t order_, gradients_copied_;
-    std::vector<std::vector<AdamWPart>> steps_;  // for each unit: its own part
-    std::vector<SquaresRange> counted_;          // of grads_, in the norm
-    std::vector<cudaEvent_t> updated_;           // for each unit: its parameters are those of the new step
-    std::vector<Place> param_at_, grad_at_;      // what lies in each place
+    std::vector<std::vector<OptimizerPart>> steps_;  // for each unit: its own part
+    std::vector<SquaresRange> counted_;              // of arrays_.grads, in the norm
+    std::vector<cudaEvent_t> updated_;       // for each unit: its parameters are those of the new step
+    std::vector<Place> param_at_, grad_at_;  // what lies in each place
 
-    floatX* params_ = nullptr;        // all units, or (cut) the own part of each
-    float* grads_ = nullptr;          // likewise
-    floatX* whole_params_ = nullptr;  // cut: the places of units in use
-    float* whole_grads_ = nullptr;    // likewise
-    float* norm_scratch_ = nullptr;
-    float *m_ = nullptr, *v_ = nullptr, *master_ = nullptr;  // the own part of each unit
-    // offload: host memory, which m_, v_ and master_ are then as well
-    float* host_grads_ = nullptr;                      // the own part of each unit
-    floatX* host_params_ = nullptr;                    // likewise
-    float* host_scale_ = nullptr;                      // (1)
-    std::vector<std::pair<void*, bool>> allocations_;  // and whether they are in host memory
-    size_t bytes_held_ = 0;
+    const ZeroArrays arrays_;
 };
 
 // ----------------------------------------------------------------------------
-// memory
-
-inline ZeroState::Sizes ZeroState::sizes(const ParameterLayout& layout, int shards, const ZeroSettings& s) {
-    size_t whole = layout.size(), part = whole / shards, norm_scratch = 0;
-    for (int unit : layout.held()) {
-        // a chunk may be cut by each end of a range, of which a tensor has one at most
-        size_t size = layout.unit_size(unit), tensors = layout.parts(unit, 0, size).size();
-        norm_scratch += sum_squares_scratch(size / shards) + tensors;
-    }
-    bool cut_grads = s.training && s.level >= 2 && shards > 1, cut_params = s.level >= 3 && shards > 1;
-    return {.params = cut_params ? part : whole,
-            .grads = !s.training ? 0
-                     : cut_grads ? part
-                                 : whole,
-            .whole_params = cut_params ? UnitBuffers(layout, s.prefetch + 1).size() : 0,
-            .whole_grads = cut_grads ? UnitBuffers(layout, 2).size() : 0,
-            .norm_scratch = s.training ? norm_scratch : 0,
-            .moments = s.training ? part : 0,
-            .host_copies = s.training && s.offload ? part : 0};
-}
-
-inline std::vector<MemoryClass> ZeroState::memory(const ParameterLayout& layout, const MeshShape& shape,
-                                                  const ZeroSettings& s) {
-    Sizes size = sizes(layout, shape.shard, s);
-    size_t copies = s.keep_master ? 3 : 2;
-    std::vector<MemoryClass> classes = {{"parameters", size.params * sizeof(floatX)}};
-    if (size_t whole = size.whole_params * sizeof(floatX) + size.whole_grads * sizeof(float)) {
-        classes.push_back({"units in use", whole});
-    }
-    if (!s.training) return classes;
-    classes.push_back({"gradients", (size.grads + size.norm_scratch) * sizeof(float)});
-    classes.push_back({"optimizer", size.moments * copies * sizeof(float), s.offload});
-    if (s.offload) {
-        classes.push_back({"copies for offload",
-                           size.host_copies * (sizeof(float) + sizeof(floatX)) + sizeof(float), true});
-    }
-    return classes;
-}
-
-template <typename T>
-void ZeroState::take(T*& pointer, size_t count, bool on_host) {
-    allocate(pointer, count, on_host);
-    if (count == 0) return;
-    allocations_.push_back({pointer, on_host});
-    bytes_held_ += count * sizeof(T);
-    cudaCheck(cudaMemsetAsync(pointer, 0, count * sizeof(T), compute_));
-}
+// the state
 
 inline cudaEvent_t ZeroState::new_event() {
     cudaEvent_t event;
@@ -313,20 +303,19 @@ inline std::vector<ZeroState::Place> ZeroState::new_places(const UnitBuffers& pl
     return result;
 }
 
-inline ZeroState::ZeroState(const ParameterLayout& layout, const Mesh& mesh, const ZeroSettings& settings,
-                            cudaStream_t compute)
+inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const Mesh& mesh,
+                            const ZeroSettings& settings, cudaStream_t compute)
     : layout_(layout),
       mesh_(mesh),
       settings_(settings),
       shards_(mesh.shape.shard),
-      cut_grads_(settings.training && settings.level >= 2 && shards_ > 1),
-      cut_params_(settings.level >= 3 && shards_ > 1),
       param_places_(layout, settings.prefetch + 1),
       grad_places_(layout, 2),
       compute_(compute),
       reductions_(compute),
       gathers_(compute),
-      host_(compute) {
+      host_(compute),
+      arrays_(memory, layout, shards_, settings, compute) {
     if (settings.overlap && (mesh.shape.ranks() > 1 || settings.offload)) {
         for (cudaStream_t* stream : {&reductions_, &gathers_, &host_}) {
             *stream = new_communication_stream();
@@ -344,23 +333,9 @@ inline ZeroState::ZeroState(const ParameterLayout& layout, const Mesh& mesh, con
     order_ = new_event();
     gradients_copied_ = new_event();
     for (int unit = 0; unit < layout.units(); unit++) updated_.push_back(new_event());
-    if (cut_params_) param_at_ = new_places(param_places_, *this);
-    if (cut_grads_) grad_at_ = new_places(grad_places_, *this);
+    if (arrays_.cut_params) param_at_ = new_places(param_places_, *this);
+    if (arrays_.cut_grads) grad_at_ = new_places(grad_places_, *this);
 
-    Sizes size = sizes(layout, shards_, settings);
-    take(params_, size.params);
-    take(grads_, size.grads);
-    take(whole_params_, size.whole_params);
-    take(whole_grads_, size.whole_grads);
-    take(norm_scratch_, size.norm_scratch);
-    take(m_, size.moments, settings.offload);
-    take(v_, size.moments, settings.offload);
-    if (settings.keep_master) take(master_, size.moments, settings.offload);
-    if (size.host_copies > 0) {
-        take(host_grads_, size.host_copies, true);
-        take(host_params_, size.host_copies, true);
-        take(host_scale_, 1, true);
-    }
     if (settings.training) plan_step();
     cudaCheck(cudaStreamSynchronize(compute_));
 }
@@ -372,7 +347,6 @@ inline ZeroState::~ZeroState() {
         cudaStreamDestroy(stream);
     }
     for (cudaEvent_t event : events_) cudaEventDestroy(event);
-    for (auto [pointer, on_host] : allocations_) on_host ? cudaFreeHost(pointer) : cudaFree(pointer);
 }
 
 inline void ZeroState::order(cudaStream_t before, cudaStream_t after) {
@@ -387,8 +361,7 @@ inline void ZeroState::order(cudaStream_t before, cudaStream_t after) {
 inline char* ZeroState::owned(Slot slot, int unit) const {
     return slot == Slot::weight   ? (char*)owned_params(unit)
            : slot == Slot::master ? (char*)owned_master(unit)
-           : slot == Slot::m      ? (char*)owned_m(unit)
-                                  : (char*)owned_v(unit);
+                                  : (char*)owned_slot(slot, unit);
 }
 
 inline void ZeroState::copy_out(Slot slot, int unit, size_t at, size_t count, void* to) const {
@@ -403,20 +376,20 @@ inline void ZeroState::copy_in(Slot slot, int unit, size_t at, size_t count, con
         cudaCheck(cudaMemcpyAsync(to, from, count * width, cudaMemcpyDefault, compute_));
     };
     copy(owned(slot, unit) + at * width);
-    if (slot == Slot::weight && host_params_) copy(host_params_ + shard_offset(unit) + at);
+    if (slot == Slot::weight && arrays_.host_params) copy(arrays_.host_params + shard_offset(unit) + at);
 }
 
 inline void ZeroState::set(int unit, size_t at, std::span<const float> values) {
     std::vector<floatX> rounded(values.begin(), values.end());
     copy_in(Slot::weight, unit, at, rounded.size(), rounded.data());
-    if (master_) copy_in(Slot::master, unit, at, values.size(), values.data());
+    if (arrays_.master) copy_in(Slot::master, unit, at, values.size(), values.data());
     cudaCheck(cudaStreamSynchronize(compute_));
 }
 
 inline void ZeroState::publish_all() {
     for (Place& place : param_at_) place.unit = -1;
     for (int unit : layout_.held()) {
-        if (cut_params_) break;
+        if (arrays_.cut_params) break;
         mesh_.shard().all_gather(params(unit), part_size(unit), Traffic::weights, compute_);
     }
     wait_for(compute_, mesh_);
@@ -442,7 +415,7 @@ inline void ZeroState::gather_unit(int unit) {
 }
 
 inline void ZeroState::acquire(int unit, int direction) {
-    if (!cut_params_) {
+    if (!arrays_.cut_params) {
         // what is on one stream only is in order anyway
         if (!own_streams_.empty()) cudaCheck(cudaStreamWaitEvent(compute_, updated_[unit], 0));
         return;
@@ -462,7 +435,7 @@ inline void ZeroState::acquire(int unit, int direction) {
 }
 
 inline void ZeroState::release(int unit) {
-    if (!cut_params_) return;
+    if (!arrays_.cut_params) return;
     Place& place = param_at_[param_places_.place(unit)];
     place.in_use = false;
     cudaCheck(cudaEventRecord(place.free, compute_));
@@ -473,12 +446,12 @@ inline void ZeroState::release(int unit) {
 
 inline void ZeroState::zero_gradients() {
     cudaCheck(cudaStreamWaitEvent(compute_, gradients_copied_, 0));  // offload has read the last ones
-    size_t kept = cut_grads_ ? shard_size() : layout_.size();
-    cudaCheck(cudaMemsetAsync(grads_, 0, kept * sizeof(float), compute_));
+    size_t kept = arrays_.cut_grads ? shard_size() : layout_.size();
+    cudaCheck(cudaMemsetAsync(arrays_.grads, 0, kept * sizeof(float), compute_));
 }
 
 inline void ZeroState::begin_gradients(int unit) {
-    if (!cut_grads_) return;
+    if (!arrays_.cut_grads) return;
     Place& place = grad_at_[grad_places_.place(unit)];
     if (place.in_use) return;
     place.in_use = true;
@@ -489,11 +462,11 @@ inline void ZeroState::begin_gradients(int unit) {
 // Gradients that stay whole are summed over the ranks once, when the last micro-batch has added to them. A
 // cut gradient cannot wait: the place it is made in is needed for another unit.
 inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
-    if (!cut_grads_ && !last_micro_batch) return;
+    if (!arrays_.cut_grads && !last_micro_batch) return;
     order(compute_, reductions_);
     size_t part = part_size(unit);
     mesh_.shard().reduce_scatter(grads(unit), part, Traffic::gradients, reductions_);
-    if (cut_grads_) {
+    if (arrays_.cut_grads) {
         accumulate(owned_grads(unit), grads(unit) + owned_begin(unit), part, reductions_);
         Place& place = grad_at_[grad_places_.place(unit)];
         place.in_use = false;
@@ -506,7 +479,7 @@ inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
 
 inline void ZeroState::copy_gradients_to_host(int unit) {
     order(reductions_, host_);
-    cudaCheck(cudaMemcpyAsync(host_grads_ + shard_offset(unit), owned_grads(unit),
+    cudaCheck(cudaMemcpyAsync(arrays_.host_grads + shard_offset(unit), owned_grads(unit),
                               part_size(unit) * sizeof(float), cudaMemcpyDeviceToHost, host_));
     cudaCheck(cudaEventRecord(gradients_copied_, host_));
 }
@@ -514,9 +487,9 @@ inline void ZeroState::copy_gradients_to_host(int unit) {
 // ----------------------------------------------------------------------------
 // the step
 //
-// Each rank sums the squares of the gradients it owns, the sums become the global norm, and AdamW (on the
-// device, or on the host for --offload optimizer) steps the parameters the rank owns, each unit in one
-// launch. What others need of them is sent unit by unit, behind the forward pass that begins meanwhile.
+// Each rank sums the squares of the gradients it owns, the sums become the global norm, and the optimizer
+// (on the device, or on the host for --offload optimizer) steps the parameters the rank owns, each unit in
+// one launch. What others need of them is sent unit by unit, behind the forward pass that begins meanwhile.
 
 inline void ZeroState::sum_statistics(StepStatistics* stats) {
     order(compute_, reductions_);
@@ -537,7 +510,7 @@ inline void ZeroState::plan_step() {
         for (auto [range_begin, range_end] : layout_.counted(unit)) {
             size_t begin = std::max(range_begin, own_begin), end = std::min(range_end, own_end);
             if (begin >= end) continue;
-            counted_.push_back({owned_grads(unit) - grads_ + (begin - own_begin), end - begin});
+            counted_.push_back({owned_grads(unit) - arrays_.grads + (begin - own_begin), end - begin});
         }
     }
 }
@@ -564,59 +537,63 @@ inline void ZeroState::sum_copies() {
     }
 }
 
-inline void ZeroState::update(StepStatistics* stats, const AdamW& settings, float max_norm, uint64_t seed,
+inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer, float max_norm,
                               const std::function<void()>& measured) {
     sum_copies();
     order(reductions_, compute_);  // the last gradient has been summed
     order(gathers_, compute_);     // and what is stepped now has been read
-    sum_squares(&stats->squares, norm_scratch_, grads_, counted_, compute_);
+    sum_squares(&stats->squares, arrays_.norm_scratch, arrays_.grads, counted_, compute_);
     sum_statistics(stats);
     clip_scale(&stats->norm, &stats->squares, &stats->loss, max_norm, compute_);
     measured();
 
     for (Place& place : param_at_) place.unit = -1;  // what was gathered is old now
     if (settings_.offload) {
-        cudaCheck(
-            cudaMemcpyAsync(host_scale_, &stats->scale, sizeof(float), cudaMemcpyDeviceToHost, compute_));
+        cudaCheck(cudaMemcpyAsync(arrays_.host_scale, &stats->scale, sizeof(float), cudaMemcpyDeviceToHost,
+                                  compute_));
         order(compute_, host_);
     }
     for (int unit : layout_.held()) {
         if (settings_.offload)
-            step_on_host(unit, settings, seed);
+            step_on_host(unit, optimizer);
         else
-            step_on_device(unit, &stats->scale, settings, seed);
+            optimizer.step(own_arrays(unit, &stats->scale), steps_[unit], compute_);
         publish(unit);
     }
 }
 
-inline void ZeroState::step_on_device(int unit, const float* scale, const AdamW& settings, uint64_t seed) {
-    adamw_update(owned_params(unit), owned_master(unit), owned_m(unit), owned_v(unit), owned_grads(unit),
-                 scale, steps_[unit], settings, seed, compute_);
+// On the device, or with offload on the host.
+inline OptimizerArrays ZeroState::own_arrays(int unit, const float* scale) const {
+    size_t at = shard_offset(unit);
+    OptimizerArrays own = {.params = settings_.offload ? arrays_.host_params + at : owned_params(unit),
+                           .master = owned_master(unit),
+                           .slots = {},
+                           .grads = settings_.offload ? arrays_.host_grads + at : owned_grads(unit),
+                           .scale = scale};
+    for (size_t i = 0; i < settings_.slots.size(); i++) own.slots[i] = arrays_.slots[i] + at;
+    return own;
 }
 
-inline void ZeroState::step_on_host(int unit, const AdamW& settings, uint64_t seed) {
+inline void ZeroState::step_on_host(int unit, const Optimizer& optimizer) {
     auto run = [](void* data) {
         std::unique_ptr<HostUpdate> own_update((HostUpdate*)data);
-        auto& [state, settings, seed, unit] = *own_update;
+        auto& [state, optimizer, unit] = *own_update;
 #ifdef _OPENMP
         // a thread of CUDA's or of a stream's: it does not know what others were told
         if (int threads = state->settings_.host_threads) omp_set_num_threads(threads);
 #endif
-        size_t at = state->shard_offset(unit);
-        adamw_update_on_host(state->host_params_ + at, state->owned_master(unit), state->m_ + at,
-                             state->v_ + at, state->host_grads_ + at, state->host_scale_, state->steps_[unit],
-                             settings, seed);
+        optimizer.step_on_host(state->own_arrays(unit, state->arrays_.host_scale), state->steps_[unit]);
     };
     // it runs when the caller may be at the next step already
-    cudaCheck(cudaLaunchHostFunc(host_, run, new HostUpdate{this, settings, seed, unit}));
-    cudaCheck(cudaMemcpyAsync(owned_params(unit), host_params_ + shard_offset(unit),
+    cudaCheck(cudaLaunchHostFunc(host_, run, new HostUpdate{this, optimizer, unit}));
+    cudaCheck(cudaMemcpyAsync(owned_params(unit), arrays_.host_params + shard_offset(unit),
                               part_size(unit) * sizeof(floatX), cudaMemcpyHostToDevice, host_));
 }
 
 // Brings a unit's new parameters to all who use them, behind what the compute stream does next.
 inline void ZeroState::publish(int unit) {
     order(settings_.offload ? host_ : compute_, gathers_);
-    if (cut_params_) {  // the first units are gathered while others are stepped
+    if (arrays_.cut_params) {  // the first units are gathered while others are stepped
         auto& held = layout_.held();
         auto number = std::find(held.begin(), held.end(), unit) - held.begin();
         if (number <= settings_.prefetch && unit <= layout_.layers) gather_unit(unit);

@@ -26,6 +26,7 @@ left to fuse, each in its own way.
 
 #include "kernels/block_table.cuh"
 #include "kernels/common.cuh"
+#include "kernels/optimizer.h"
 #include "kernels/ragged.cuh"
 #include "kernels/random.cuh"
 
@@ -36,14 +37,8 @@ struct AdamW {
     bool stochastic_rounding;
 };
 
-// A run of elements of one tensor.
-struct AdamWPart {
-    size_t at;      // where it begins in the arrays
-    size_t count;   // elements
-    size_t first;   // where it begins in the tensor
-    uint64_t name;  // hash of the tensor's name: each has random numbers of its own
-    bool decays;    // by weight_decay
-};
+// What it keeps of each element, by the names that checkpoints have.
+inline const std::vector<const char*> adamw_slots = {"m", "v"};
 
 // The same settings in the terms of the inner loop.
 struct AdamWFactors {
@@ -62,7 +57,7 @@ struct AdamWFactors {
           step(a.step),
           stochastic_rounding(a.stochastic_rounding) {}
 
-    HOST_DEVICE AdamWFactors of(const AdamWPart& part) const {
+    HOST_DEVICE AdamWFactors of(const OptimizerPart& part) const {
         AdamWFactors factors = *this;
         if (!part.decays) factors.decay = 1;
         return factors;
@@ -139,14 +134,14 @@ void adamw_update_cpu(floatX* params, float* master, float* m, float* v, const f
 // As adamw_update, but at once, on this thread and OpenMP's, with memory of the host. It makes no call of
 // CUDA, so that cudaLaunchHostFunc can run it.
 inline void adamw_update_on_host(floatX* params, float* master, float* m, float* v, const float* grads,
-                                 const float* scale, const std::vector<AdamWPart>& parts, const AdamW& hyper,
-                                 uint64_t seed) {
+                                 const float* scale, const std::vector<OptimizerPart>& parts,
+                                 const AdamW& hyper, uint64_t seed) {
     AdamWFactors all(hyper);
     if (std::isnan(*scale)) return;
     bool stochastic = all.stochastic_rounding && !std::is_same_v<floatX, float>;
     auto run = master ? (stochastic ? adamw_update_cpu<true, true> : adamw_update_cpu<true, false>)
                       : (stochastic ? adamw_update_cpu<false, true> : adamw_update_cpu<false, false>);
-    for (const AdamWPart& part : parts) {
+    for (const OptimizerPart& part : parts) {
         size_t at = part.at;
         run(params + at, master ? master + at : nullptr, m + at, v + at, grads + at, *scale, part.first,
             part.count, all.of(part), random_key(seed, part.name));
@@ -161,7 +156,7 @@ inline void adamw_update_on_host(floatX* params, float* master, float* m, float*
 constexpr unsigned adamw_block = 256;  // threads, of W elements each
 
 struct AdamWWork {
-    AdamWPart part;
+    OptimizerPart part;
     uint64_t key;  // of its random numbers
 };
 using AdamWTable = BlockTable<AdamWWork, 32>;
@@ -199,10 +194,10 @@ __global__ void adamw_update_kernel(floatX* params, float* master, float* m, flo
 }
 
 inline void launch_adamw(floatX* params, float* master, float* m, float* v, const float* grads,
-                         const float* scale, const std::vector<AdamWPart>& parts, const AdamW& hyper,
+                         const float* scale, const std::vector<OptimizerPart>& parts, const AdamW& hyper,
                          uint64_t seed, cudaStream_t stream) {
     std::vector<AdamWWork> works;
-    for (const AdamWPart& part : parts) works.push_back({part, random_key(seed, part.name)});
+    for (const OptimizerPart& part : parts) works.push_back({part, random_key(seed, part.name)});
     RaggedVectors vectors = ragged_vectors(params, master ? master : m, m, v, grads);
     auto blocks = [=](const AdamWWork& work) {
         size_t threads = work.part.count ? vectors.from(work.part.at).threads(work.part.count) : 0;
@@ -226,8 +221,23 @@ inline void launch_adamw(floatX* params, float* master, float* m, float* v, cons
 // it does not matter how a tensor is cut.
 inline void adamw_update(floatX* params, float* master /* or null: params are the only copy */, float* m,
                          float* v, const float* grads, const float* scale /* (1) */,
-                         const std::vector<AdamWPart>& parts, AdamW hyper, uint64_t seed,
+                         const std::vector<OptimizerPart>& parts, AdamW hyper, uint64_t seed,
                          cudaStream_t stream) {
     ON_DEVICE(stream, adamw_update_on_host(params, master, m, v, grads, scale, parts, hyper, seed),
               launch_adamw(params, master, m, v, grads, scale, parts, hyper, seed, stream));
+}
+
+// A step of AdamW, for those who keep its state.
+inline Optimizer adamw_optimizer(const AdamW& hyper, uint64_t seed) {
+    return {.learning_rate = hyper.learning_rate,
+            .step =
+                [=](const OptimizerArrays& a, const std::vector<OptimizerPart>& parts, cudaStream_t stream) {
+                    adamw_update(a.params, a.master, a.slots[0], a.slots[1], a.grads, a.scale, parts, hyper,
+                                 seed, stream);
+                },
+            .step_on_host =
+                [=](const OptimizerArrays& a, const std::vector<OptimizerPart>& parts) {
+                    adamw_update_on_host(a.params, a.master, a.slots[0], a.slots[1], a.grads, a.scale, parts,
+                                         hyper, seed);
+                }};
 }

@@ -80,27 +80,41 @@ inline void fp8_matmul_backward_weight(float* dweight, const Fp8Matrix& dout, co
 }
 #endif
 
-// What fp8 products need memory for.
+// What fp8 products are made of.
 struct Fp8Sizes {
     size_t weights = 0;          // elements of all matrices
-    size_t matrices = 0;         // how many these are
+    size_t matrices = 0;         // how many these are; 0: fp8 is off
     size_t rows = 0, width = 0;  // of the largest activation or gradient
-    bool on() const { return matrices > 0; }
-    // Each weight both ways, an activation, and a gradient both ways.
-    size_t bytes() const { return on() ? 2 * weights + 3 * rows * width + (matrices + 2) * scale_bytes : 0; }
-    static constexpr size_t scale_bytes = 256;  // keeps all that comes behind a scale aligned
+};
+
+// The memory of these products: each weight both ways, an activation, and a gradient both ways.
+struct Fp8Arrays {
+    Fp8Matrix inp = {}, dout = {};
+    uint8_t* weights = nullptr;  // of all matrices, one behind the other
+    float* scales = nullptr;     // of all matrices, scale_stride apart
+    static constexpr size_t scale_stride = 64;
+
+    // Memory: an Arena (comm/memory.h).
+    template <typename Memory>
+    Fp8Arrays(Memory& memory, const Fp8Sizes& sizes) {
+        if (sizes.matrices == 0) return;
+        memory.of("fp8 copies");
+        size_t activation = sizes.rows * sizes.width;
+        auto bytes = [&](size_t count) { return memory.template take<uint8_t>(count); };
+        auto scale = [&](size_t count) { return memory.template take<float>(count * scale_stride); };
+        inp = {bytes(activation), nullptr, scale(1)};
+        dout = {bytes(activation), bytes(activation), scale(1)};
+        weights = bytes(2 * sizes.weights);
+        scales = scale(sizes.matrices);
+    }
 };
 
 class BlockProducts {
 public:
-    // memory: sizes.bytes() of the device, aligned to 256.
-    BlockProducts(const Fp8Sizes& sizes, void* memory, cudaStream_t stream)
-        : on_(sizes.on()), rows_(sizes.rows), stream_(stream), next_((uint8_t*)memory) {
-        if (!on_) return;
-        size_t activation = sizes.rows * sizes.width;
-        inp_ = {take(activation), nullptr, take_scale()};
-        dout_ = {take(activation), take(activation), take_scale()};
-    }
+    // The memory must outlive this.
+    template <typename Memory>
+    BlockProducts(Memory& memory, const Fp8Sizes& sizes, cudaStream_t stream)
+        : on_(sizes.matrices > 0), rows_(sizes.rows), stream_(stream), arrays_(memory, sizes) {}
 
     // at_once: they are quantised now and not at their next use, for that may be in a CUDA graph, which does
     // on every launch what it did when it was captured.
@@ -117,8 +131,8 @@ public:
                  int OC, bool accumulate = false) {
 #ifndef DEVICE_CPU
         if (on_) {
-            fp8_quantize(inp_, Fp8::e4m3, inp, N, C, stream_);
-            return fp8_matmul_forward(out, inp_, quantized(weight, OC, C), bias, N, C, OC, stream_,
+            fp8_quantize(arrays_.inp, Fp8::e4m3, inp, N, C, stream_);
+            return fp8_matmul_forward(out, arrays_.inp, quantized(weight, OC, C), bias, N, C, OC, stream_,
                                       accumulate);
         }
 #endif
@@ -137,10 +151,10 @@ public:
 #ifndef DEVICE_CPU
         if (on_) {
             bool whole = (size_t)N == rows_;  // what backward_weight() needs as well
-            fp8_quantize({dout_.values, whole ? dout_.transposed : nullptr, dout_.scale}, Fp8::e5m2, dout, N,
-                         OC, stream_);
+            fp8_quantize({arrays_.dout.values, whole ? arrays_.dout.transposed : nullptr, arrays_.dout.scale},
+                         Fp8::e5m2, dout, N, OC, stream_);
             transposed_ = whole ? dout : nullptr;
-            return fp8_matmul_backward_input(dinp, dout_, quantized(weight, OC, C), N, C, OC, stream_,
+            return fp8_matmul_backward_input(dinp, arrays_.dout, quantized(weight, OC, C), N, C, OC, stream_,
                                              accumulate);
         }
 #endif
@@ -161,32 +175,28 @@ public:
 #ifndef DEVICE_CPU
         if (on_) {
             if (dout != transposed_) {
-                fp8_quantize({nullptr, dout_.transposed, dout_.scale}, Fp8::e5m2, dout, N, OC, stream_);
+                fp8_quantize({nullptr, arrays_.dout.transposed, arrays_.dout.scale}, Fp8::e5m2, dout, N, OC,
+                             stream_);
                 transposed_ = dout;
             }
-            Fp8Matrix columns = {nullptr, inp_.values, inp_.scale};
+            Fp8Matrix columns = {nullptr, arrays_.inp.values, arrays_.inp.scale};
             fp8_quantize(columns, Fp8::e4m3, inp, N, C, stream_);
             if (dbias) matmul_backward_bias(dbias, scratch, dout, N, OC, stream_);
-            return fp8_matmul_backward_weight(dweight, dout_, columns, N, C, OC, stream_);
+            return fp8_matmul_backward_weight(dweight, arrays_.dout, columns, N, C, OC, stream_);
         }
 #endif
         matmul_backward_weight(dweight, dout, inp, N, C, OC, stream_, dbias, scratch);
     }
 
 private:
-    uint8_t* take(size_t bytes) {
-        uint8_t* taken = next_;
-        next_ += bytes;
-        return taken;
-    }
-    float* take_scale() {
-        return (float*)take(Fp8Sizes::scale_bytes);
-    }
-
     const Fp8Matrix& quantized(const floatX* weight, int OC, int C) {
         Weight& known = weights_[weight];
         size_t size = (size_t)OC * C;
-        if (!known.matrix.values) known = {{take(size), take(size), take_scale()}, OC, C};
+        if (!known.matrix.values) {
+            known = {{arrays_.weights, arrays_.weights + size, arrays_.scales}, OC, C};
+            arrays_.weights += 2 * size;
+            arrays_.scales += Fp8Arrays::scale_stride;
+        }
         if (!known.is_fresh) fp8_quantize(known.matrix, Fp8::e4m3, weight, OC, C, stream_);
         known.is_fresh = true;
         return known.matrix;
@@ -201,8 +211,7 @@ private:
     const bool on_;
     const size_t rows_;
     cudaStream_t stream_;
-    uint8_t* next_;  // memory that is not taken yet
-    Fp8Matrix inp_ = {}, dout_ = {};
+    Fp8Arrays arrays_;                    // weights and scales: from the first that no matrix has yet
     const floatX* transposed_ = nullptr;  // whose transpose is in dout_
     std::map<const floatX*, Weight> weights_;
 };

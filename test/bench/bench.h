@@ -43,7 +43,8 @@ inline double step_seconds(Gpt& g, const Batch& batch, int step, int micro_batch
     accumulate_gradients(
         g, micro_batches, [&](int, int) { return batch; }, (float)(1 / targets));
     bool at_random = sizeof(floatX) < sizeof(float) && !g.state.settings().keep_master;
-    g.state.update(g.stats.data, {3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, step, at_random}, 1.0f, 0);
+    g.state.update(g.stats.data, adamw_optimizer({3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, step, at_random}, 0),
+                   1.0f);
     g.products.weights_changed(g.graphs.on);
     if (!read_result(g, targets).finite) fail("bench: a step was not finite; the kernels are at fault");
     return seconds_now() - start;

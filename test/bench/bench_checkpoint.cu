@@ -41,7 +41,7 @@ public:
           folder_(folder),
           mesh_(world, {.dp = world.size(), .shard = world.size()}, nullptr),
           layout_(parameter_layout(config, world.size())),
-          state_(layout_, mesh_, settings(world), stream_.stream),
+          state_(memory_, layout_, mesh_, settings(world), stream_.stream),
           chunk_(random_bytes(raw_chunk)) {}
 
     void save() {
@@ -227,6 +227,7 @@ private:
     ComputeStream stream_;
     const Mesh mesh_;
     const ParameterLayout layout_;
+    Arena memory_;
     ZeroState state_;
     std::vector<char> chunk_;
 };

@@ -65,6 +65,7 @@ struct ToyState {
     Mesh mesh;
     ParameterLayout layout;
     ComputeStream compute;
+    Arena memory;
     ZeroState state;
 
     ToyState(const World& world, const MeshShape& shape, const ToyModel& model, const ZeroSettings& settings)
@@ -72,7 +73,7 @@ struct ToyState {
           model(model),
           mesh(world, shape, nullptr),
           layout(toy_layout(model, shape, mesh.position)),
-          state(layout, mesh, settings, compute.stream) {}
+          state(memory, layout, mesh, settings, compute.stream) {}
 
     std::function<ParameterLayout(const MeshPosition&)> layout_at() const {
         return [this](const MeshPosition& position) { return toy_layout(model, shape, position); };

@@ -7,6 +7,7 @@
 
 #include "comm/run_checkpoints.h"
 #include "data/checkpoint/builder.h"
+#include "kernels/adamw.cuh"
 #include "test/comm/checkpoint_testing.h"
 #include "test/support/file_testing.h"
 #include "test/support/ranks.h"
@@ -260,7 +261,7 @@ TEST_CASE("a step on the host goes on from what was loaded") {
     // without gradients and moments, nothing moves
     fresh.state.zero_gradients();
     Buffer<StepStatistics> stats(std::vector<StepStatistics>(1));
-    fresh.state.update(stats, {0.1, 0.9, 0.95, 1e-8, 0, 1, false}, 1, 0);
+    fresh.state.update(stats, adamw_optimizer({0.1, 0.9, 0.95, 1e-8, 0, 1, false}, 0), 1);
     CHECK(wrong_bytes(fresh.state, {Slot::weight}) == 0);
 }
 

@@ -251,8 +251,9 @@ void check_runs(const Mesh& mesh, const PipelineShape& shape, bool overlap, bool
     size_t n = on_cpu ? 5000 : 300;  // 5000 floats are more than MPI sends without asking
     std::vector<PipelineAction> step = pipeline_actions(shape, stage), evaluation = forward_actions(shape);
     PipelineRoom room = pipeline_room(step, shape.chunks);
-    Pipeline pipeline(mesh, shape, room, n, test_stream(), overlap);
-    CHECK(pipeline.bytes_held() == Pipeline::bytes(shape, room, stage, n));
+    Arena memory;
+    Pipeline pipeline(memory, mesh, shape, room, n, test_stream(), overlap);
+    CHECK(memory.bytes() == memory_total(memory_of<PipelineArrays>(shape, room, stage, n)));
     ToyStage toy(shape, room, n, pauses);
     struct Run {
         bool trains;
@@ -294,8 +295,9 @@ TEST_CASE("a pipeline for evaluation alone, without a ring, in less memory") {
     PipelineShape shape = {one_f_one_b, stages, 5};
     PipelineRoom room = pipeline_room(forward_actions(shape), 1);
     size_t n = 200, places = (stage > 0 ? 2 : 1) + (stage < stages - 1 ? 2 : 0);
-    Pipeline pipeline(mesh, shape, room, n, test_stream(), true);
-    CHECK(pipeline.bytes_held() == places * ceil_div(n * sizeof(floatX), 256) * 256);
+    Arena memory;
+    Pipeline pipeline(memory, mesh, shape, room, n, test_stream(), true);
+    CHECK(memory.bytes() == places * n * sizeof(floatX));
     ToyStage toy(shape, room, n, true);
     Data data(0, shape.micro_batches, stages, n);
     pipeline.run(forward_actions(shape), n, [&](const PipelineTask& task) { toy.work(task, data, false); });
@@ -304,11 +306,11 @@ TEST_CASE("a pipeline for evaluation alone, without a ring, in less memory") {
     auto nothing = [](const PipelineTask&) {};
     CHECK_REFUSED(pipeline.run(pipeline_actions(shape, stage), n, nothing), "more room than was taken");
     CHECK_REFUSED(pipeline.run(forward_actions(shape), n + 1, nothing), "more room than was taken");
-    CHECK_REFUSED(Pipeline(mesh, {gpipe, stages + 1, 5}, room, n, test_stream(), true), "one shape");
+    CHECK_REFUSED(Pipeline(memory, mesh, {gpipe, stages + 1, 5}, room, n, test_stream(), true), "one shape");
     if (stages == 1) return;
     shape = {interleaved, stages, stages, 2};
     room = pipeline_room(forward_actions(shape), 2);
-    CHECK_REFUSED(Pipeline(mesh, shape, room, n, test_stream(), true), "MeshShape::ring");
+    CHECK_REFUSED(Pipeline(memory, mesh, shape, room, n, test_stream(), true), "MeshShape::ring");
 }
 
 TEST_CASE("bytes sent and memory held are those of the formulas") {
@@ -316,14 +318,15 @@ TEST_CASE("bytes sent and memory held are those of the formulas") {
     int stages = world.size();
     Mesh mesh(world, {.pp = stages}, test_stream());
     int stage = mesh.position.pipeline, micro_batches = 2 * stages;
-    size_t n = 1000, place = ceil_div(n * sizeof(floatX), 256) * 256;
+    size_t n = 1000, place = n * sizeof(floatX);
     for (PipelineSchedule schedule : {gpipe, one_f_one_b}) {
         PipelineShape shape = {schedule, stages, micro_batches};
         PipelineRoom room = pipeline_room(pipeline_actions(shape, stage), 1);
-        Pipeline pipeline(mesh, shape, room, n, test_stream(), true);
+        Arena memory;
+        Pipeline pipeline(memory, mesh, shape, room, n, test_stream(), true);
         bool before = stage > 0, behind = stage < stages - 1;
         int inputs = (schedule == gpipe ? micro_batches : stages - stage) + before;
-        CHECK(pipeline.bytes_held() == (inputs + (stages > 1 ? 3 : 1) + (behind ? 2 : 0)) * place);
+        CHECK(memory.bytes() == (inputs + (stages > 1 ? 3 : 1) + (behind ? 2 : 0)) * place);
         ToyStage toy(shape, room, n, false);
         Data data(0, micro_batches, stages, n);
         reset_traffic();
@@ -504,7 +507,8 @@ private:
     // Of all stages, by one clock.
     std::vector<std::vector<Span>> timelines() {
         const std::vector<PipelineAction>& list = lists_[(size_t)mesh_.position.pipeline];
-        Pipeline pipeline(mesh_, shape_, pipeline_room(list, shape_.chunks), n_, test_stream(), true);
+        Arena memory;
+        Pipeline pipeline(memory, mesh_, shape_, pipeline_room(list, shape_.chunks), n_, test_stream(), true);
         std::deque<useconds_t> times;
         auto sleep = [](void* time) { usleep(*(const useconds_t*)time); };
         Clock::time_point start;

@@ -224,7 +224,8 @@ struct HostState {
         update_parts(scale, with, has_master, {{0, m.size(), first, 77, true}});
     }
 
-    void update_parts(float scale, const AdamW& with, bool has_master, const std::vector<AdamWPart>& parts) {
+    void update_parts(float scale, const AdamW& with, bool has_master,
+                      const std::vector<OptimizerPart>& parts) {
         adamw_update_on_host(params.data(), has_master ? master.data() : nullptr, m.data(), v.data(),
                              grads.data(), &scale, parts, with, 5);
     }
@@ -316,7 +317,7 @@ TEST_CASE("updating parts of a tensor is the same as updating it whole") {
     each_rounding([&](bool has_master, const AdamW& with) {
         HostState whole(n), cut = whole;
         whole.update(0.7f, with, has_master);
-        std::vector<AdamWPart> parts;
+        std::vector<OptimizerPart> parts;
         for (size_t i = 0; i + 1 < cuts.size(); i++)
             parts.push_back({cuts[i], cuts[i + 1] - cuts[i], cuts[i], 77, true});
         cut.update_parts(0.7f, with, has_master, parts);
@@ -326,7 +327,7 @@ TEST_CASE("updating parts of a tensor is the same as updating it whole") {
 
 // As a unit is: parts of many tensors, with and without decay, of which nothing between them is touched.
 TEST_CASE("the parts of many tensors are updated at once, each as if alone") {
-    std::vector<AdamWPart> parts;
+    std::vector<OptimizerPart> parts;
     size_t at = 2;
     for (uint64_t k = 0; k < 75; k++) {  // more than a launch takes
         size_t count = k % 5 == 4 ? 0 : k * 37 % 300, first = k % 3 ? k * 1000 + k % 7 : 0;
@@ -337,7 +338,7 @@ TEST_CASE("the parts of many tensors are updated at once, each as if alone") {
     const size_t n = at + 5;
     each_rounding([&](bool has_master, const AdamW& with) {
         HostState want(n), before = want, at_once = want;
-        for (const AdamWPart& part : parts) want.update_parts(0.7f, with, has_master, {part});
+        for (const OptimizerPart& part : parts) want.update_parts(0.7f, with, has_master, {part});
         at_once.update_parts(0.7f, with, has_master, parts);
         check_same(at_once, want);
 

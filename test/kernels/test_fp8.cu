@@ -4,6 +4,7 @@ fp8: every number of each format, rounding, and matrices that are quantised both
 #include "test/support/simulated.h"
 #include "test/support/testing.h"
 
+#include "comm/memory.h"
 #include "kernels/fp8_matmul.cuh"
 
 namespace {
@@ -161,8 +162,8 @@ TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
     auto x = through_fp8(Fp8::e4m3, inp), w = through_fp8(Fp8::e4m3, weight),
          dy = through_fp8(Fp8::e5m2, dout);
     Fp8Sizes sizes = {.weights = 2 * OC * C, .matrices = 2, .rows = N, .width = OC};
-    Buffer<uint8_t> memory(sizes.bytes());
-    BlockProducts products(sizes, memory, test_stream());
+    Arena memory;
+    BlockProducts products(memory, sizes, test_stream());
     Buffer<floatX> inp_(inp), weight_(weight), other_(other), bias_(bias), dout_(dout), out(N * OC),
         dinp(N * C);
 

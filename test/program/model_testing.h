@@ -50,6 +50,14 @@ std::vector<T> from_device(const T* pointer, size_t count) {
     return values;
 }
 
+// Bytes that an arena has of a class.
+inline size_t bytes_of(const Arena& memory, std::string_view name) {
+    for (const MemoryClass& one : memory.classes()) {
+        if (one.name == name) return one.bytes;
+    }
+    return 0;
+}
+
 inline std::vector<double> gradient_of(const Gpt& g, size_t offset, size_t count) {
     cudaCheck(cudaStreamSynchronize(g.stream));
     return to_doubles(from_device(g.state.grads(0) + offset, count));

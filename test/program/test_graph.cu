@@ -45,7 +45,7 @@ Ending train_steps(const ModelConfig& config, Recompute recompute, bool fp8, boo
             return batch;
         };
         accumulate_gradients(g, micro_batches, load, 1.0f / (micro_batches * B * T));
-        g.state.update(g.stats.data, {1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 1.0f, 1);
+        g.state.update(g.stats.data, adamw_optimizer({1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 1), 1.0f);
         g.products.weights_changed(graphs);
         ending.losses.push_back(read_result(g, micro_batches * B * T).loss);
     }

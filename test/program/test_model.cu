@@ -122,7 +122,7 @@ void check_golden(const char* name) {
         }
         AdamW settings = {o["learning_rate"], o["beta1"], o["beta2"], o["eps"],
                           o["weight_decay"],  step + 1,   false};
-        g.state.update(g.stats.data, settings, o["gradient_clip"], 0);
+        g.state.update(g.stats.data, adamw_optimizer(settings, 0), o["gradient_clip"]);
         StepResult stats = read_result(g, batch.valid());
         CHECK(stats.finite);
         CHECK(stats.loss ==
@@ -261,7 +261,8 @@ std::vector<floatX> trained(const ModelConfig& config, Recompute recompute) {
     for (int step = 0; step < 2; step++) {
         TestBatch batch = random_batch(step ? "second" : "first", config.vocab_size);
         forward_backward(g, batch);
-        g.state.update(g.stats.data, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1, false}, 1.0f, 0);
+        g.state.update(g.stats.data, adamw_optimizer({1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1, false}, 0),
+                       1.0f);
         CHECK(read_result(g, batch.valid()).finite);
     }
     return from_device(g.state.params(0), g.layout.size());
@@ -285,7 +286,8 @@ TEST_CASE("recomputation keeps less") {
     ModelConfig config = small_config();
     auto bytes = [&](bool training, Recompute recompute) {
         Stage stage(config, {}, {}, training);
-        return activation_bytes(activation_table(config, {8, 16, training, recompute, 8}, stage), stage);
+        auto table = activation_table(config, {8, 16, training, recompute, 8}, stage);
+        return memory_total(memory_of<ActivationArrays>(table, stage));
     };
     CHECK(bytes(true, Recompute::mlp) < bytes(true, Recompute::none));
     CHECK(bytes(true, Recompute::block) < bytes(true, Recompute::mlp));
@@ -323,11 +325,11 @@ TEST_CASE("a step that is not finite leaves the weights as they were") {
     float infinity = INFINITY;
     copy_to_device(g.gradients(1)[qkvw] + 3, &infinity, 1, g.stream);
     auto before = from_device(g.state.params(0), g.layout.size());
-    auto moment = from_device(g.state.owned_m(0), g.layout.size());
-    g.state.update(g.stats.data, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 1.0f, 0);
+    auto moment = from_device(g.state.owned_slot(Slot::m, 0), g.layout.size());
+    g.state.update(g.stats.data, adamw_optimizer({1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 0), 1.0f);
     CHECK_FALSE(read_result(g, batch.valid()).finite);
     CHECK(same_bits(from_device(g.state.params(0), g.layout.size()), before));
-    CHECK(same_bits(from_device(g.state.owned_m(0), g.layout.size()), moment));
+    CHECK(same_bits(from_device(g.state.owned_slot(Slot::m, 0), g.layout.size()), moment));
     CHECK(first_bad_gradient(g.state) == "layers.0.qkv.weight[3] = inf");
 }
 
@@ -341,7 +343,7 @@ TEST_CASE("the statistics of a step are sent before its weights change") {
     size_t size = g.layout.size();
     auto before = from_device(g.state.params(0), size);
     Buffer<floatX> when_sent(size);
-    g.state.update(g.stats.data, {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 1.0f, 0, [&] {
+    g.state.update(g.stats.data, adamw_optimizer({1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 0), 1.0f, [&] {
         send_statistics(g);
         cudaCheck(cudaMemcpyAsync(when_sent, g.state.params(0), size * sizeof(floatX),
                                   cudaMemcpyDeviceToDevice, g.stream));

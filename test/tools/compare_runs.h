@@ -147,7 +147,7 @@ inline std::map<Slot, Largest> compare_checkpoints(const std::string& run, const
     std::map<Slot, Largest> largest;
     for (const auto& [slot, differences] : tensors) {
         // The gradients of some tensors are zero but for rounding: their moments have no scale of their own.
-        bool moment = slot == Slot::m || slot == Slot::v;
+        bool moment = is_of_optimizer(slot);
         double scale = 1e-30;
         for (const TensorDifference& tensor : differences) scale = std::max(scale, tensor.largest);
         for (const TensorDifference& tensor : differences)
@@ -176,7 +176,7 @@ inline bool compare_runs(const std::string& run, const std::string& reference, R
         if (!exact || largest.value > 0) judge(name, largest, exact ? 0 : limits.losses);
     }
     for (const auto& [slot, largest] : compare_checkpoints(run, reference, limits.bitwise)) {
-        bool moment = slot == Slot::m || slot == Slot::v;
+        bool moment = is_of_optimizer(slot);
         judge(slot_name(slot), largest, moment ? limits.moments : limits.weights);
     }
     line->back() = ';';
