@@ -780,13 +780,6 @@ inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int m
     accumulate_gradients(g, micro_batches, load, dloss, ends_step);
 }
 
-// Clips the gradients of the step and steps the parameters. The statistics are sent before the weights
-// change: while they do, the host can read them and give the device the next step.
-inline void update(Gpt& g, const Optimizer& optimizer, float max_norm) {
-    g.state.update(g.stats.data, optimizer, max_norm, [&] { send_statistics(g); });
-    g.products.weights_changed(g.graphs.on);
-}
-
 // ----------------------------------------------------------------------------
 // sampling
 // ----------------------------------------------------------------------------
@@ -966,6 +959,10 @@ struct TrainingRun {
     // ---- build: for all ranks, as all that follows
     TrainingRun(const CommandLine& line, const World& world, const TrainingPlan& plan, const Mesh& mesh)
         : line(line), o(line.options), world(world), plan(plan), mesh(mesh) {
+        or_abort(world, [&] { build(); });
+    }
+
+    void build() {
         g.graphs.on = wants_graphs(o, gemm.rate);
         print_rate(gemm.rate, g.graphs.on);
         begin();
@@ -1044,7 +1041,7 @@ struct TrainingRun {
                !due(o.sample_every) && !due(o.save_every);
     }
 
-    void loop() try {
+    void loop() {
         for (;;) {
             if (validation_due()) validate();
             if (due(o.sample_every)) show_sample();
@@ -1058,45 +1055,48 @@ struct TrainingRun {
             step();
         }
         raise_error(world, error);
-    } catch (const CommonError& error) {
-        if (at.step == first_step) throw;
-        // Bad data or a full disk costs at most the step that met it.
-        throw CommonError(text("%s; %s", error.what(), checkpoints.rescue(at).c_str()));
-    } catch (const std::exception& error) {
-        if (world.size() > 1) abort_job(world, error);  // streams that wait for others cannot be put away
-        throw;
     }
 
     void validate() {
         uint64_t samples = o.val_batches * samples_per_step(o);
         samples = std::min(samples, plan.val_data->samples_per_epoch());
+        NotedLaunchErrors noted(error);
         progress.validation(at.step, plain_nan(evaluate(g, *val_batches, samples, error)));
     }
 
     void show_sample() {
+        NotedLaunchErrors noted(error);
         note_error(error,
                    [&] { progress.sample(at.step, sample_text(g, o, plan.tokenizer.get(), at.step)); });
     }
 
-    // A rank with an error makes the loss of all ranks NaN, so that none of them changes its weights. That a
-    // rank is asked to stop, or has its checkpoint on disk, is agreed with the statistics of the step; what
-    // comes when those are on their way is agreed a step later.
+    // A rank with an error, such as a launch that failed, goes on with the step and makes the loss of all
+    // ranks NaN, so that none of them changes its weights. That a rank is asked to stop, or has its
+    // checkpoint on disk, is agreed with the statistics of the step; what comes when those are on their way
+    // is agreed a step later.
     void step() {
         double start = seconds_now();
         uint64_t sent_before = sent_bytes();
         Optimizer optimizer = make_optimizer(o, at.step);
-        step_gradients(g, *batches, at.samples, micro_batches_per_step(o));
+        {
+            NotedLaunchErrors noted(error);
+            step_gradients(g, *batches, at.samples, micro_batches_per_step(o));
+        }
         if (!error.empty()) spoil_loss(g);
         if (stop_requested) fill(&g.stats.data->stop, 1, 1, g.stream);
         if (checkpoints.is_ready()) fill(&g.stats.data->saved, 1, 1, g.stream);
         if (world.size() > 1) step_to_stop_after = std::min(at.step + 2, o.steps);
-        update(g, optimizer, o.gradient_clip);
+        // The statistics are sent before the weights change: while they do, the host can read them and give
+        // the device the next step.
+        g.state.update(g.stats.data, optimizer, o.gradient_clip, [&] { send_statistics(g); });
         StepResult result = await_result(g, (double)o.global_batch);
         if (!result.finite) {
             raise_error(world, error);
             raise_not_finite(world, g.state, at.step + 1, result.loss, result.gradient_norm);
         }
         at = {at.step + 1, at.samples + samples_per_step(o)};
+        NotedLaunchErrors noted(error);
+        g.products.weights_changed(g.graphs.on);
         stopping = result.stop;
         // The update still runs. A next step waits for it, in its own time; else its time is this step's.
         if (!next_is_a_step()) g.state.synchronize();
@@ -1120,7 +1120,7 @@ inline void train(const CommandLine& line, const World& world) {
     Mesh mesh(world, plan.layout.mesh, nullptr, line.options.communication_timeout);
     print_ranks(line.options, world, mesh, plan.layout);
     TrainingRun run(line, world, plan, mesh);
-    run.loop();
+    or_abort(world, [&] { run.checkpoints.rescue_from_errors(run.at, [&] { run.loop(); }); });
     run.finish();
 }
 
@@ -1235,16 +1235,15 @@ int main(int argc, char** argv) try {
     }
     World world(&argc, &argv);
     try {
-        Command command = command_train;
-        world.on_all_ranks([&] { command = parse_command(argv[1]); });
-        run(command, argc - 1, argv + 1, world);
+        or_abort(world, [&] {
+            Command command = command_train;
+            world.on_all_ranks([&] { command = parse_command(argv[1]); });
+            run(command, argc - 1, argv + 1, world);
+        });
         return 0;
     } catch (const CommonError& error) {
         if (world.is_root()) fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
         return 1;
-    } catch (const std::exception& error) {
-        if (world.size() > 1) abort_job(world, error);
-        throw;
     }
 } catch (const std::exception& error) {
     fprintf(stderr, "train_gpt: %s\n", one_line(message_of(error)).c_str());

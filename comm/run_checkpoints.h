@@ -105,18 +105,42 @@ public:
         return last.save(last_);
     }
 
-    // For all ranks, in a run that ends with an error: saves what it has come to, and says what came of that.
-    std::string rescue(const RunPosition& position) {
-        world_.recover();
+    // For all ranks: work() trains, and moves `position` on. Where an error ends it after a step, the error
+    // that is thrown in its place says what could be saved of the run.
+    template <typename Work>
+    void rescue_from_errors(const RunPosition& position, Work&& work) {
+        int first_step = position.step;
         try {
-            std::string folder = finish_at(position);
-            return text("the run up to step %d is saved in %s", position.step, folder.c_str());
-        } catch (const CommonError& error) {
-            return text("nor could step %d be saved: %s", position.step, error.what());
+            work();
+        } catch (const std::exception& error) {
+            if (position.step == first_step) throw;
+            // Bad data, a full disk or a launch that fails cost at most the step that met them.
+            bool agreed = world_.size() == 1 || dynamic_cast<const CommonError*>(&error);
+            std::string message = message_of(error) + "; " + (agreed ? rescue(position) : all_is_lost);
+            if (agreed) throw CommonError(message);
+            throw Error(message);
         }
     }
 
 private:
+    static constexpr const char* all_is_lost = "what was trained since the last checkpoint is lost";
+
+    // For all ranks, in a run that ends with an error: saves what it has come to, and says what came of that.
+    // Throws Error where this rank alone cannot go on with saving.
+    std::string rescue(const RunPosition& position) {
+        if (!state_.is_whole()) return all_is_lost;
+        world_.recover();
+        // A device that can go on is done with what failed, and forgets it.
+        if (world_.size() == 1) cudaDeviceSynchronize(), cudaGetLastError();
+        try {
+            std::string folder = finish_at(position);
+            return text("the run up to step %d is saved in %s", position.step, folder.c_str());
+        } catch (const Error& error) {
+            if (world_.size() > 1 && !dynamic_cast<const CommonError*>(&error)) throw;
+            return text("nor could step %d be saved: %s; %s", position.step, error.what(), all_is_lost);
+        }
+    }
+
     // For all ranks: checkpoints to go on from, the best first, as the first rank sees them.
     std::vector<std::string> candidates(const StoredRun& origin) const {
         std::string run = options_.resume == "auto" ? options_.run_dir : options_.resume, mine;

@@ -25,9 +25,9 @@ void wait_watching(const Mesh& mesh, double timeout_seconds, Look&& look) {
     Clock::time_point start = Clock::now(), checked = start;
     try {
         for (;;) {
-            cudaError_t state = look();
-            if (state == cudaSuccess) return;
-            if (state != cudaErrorNotReady) cudaCheck(state);
+            cudaError_t work = look();
+            if (work == cudaSuccess) return;
+            if (work != cudaErrorNotReady) cudaCheck(work);
             Clock::time_point now = Clock::now();
             if (now - checked > between_checks) {
                 mesh.check();

@@ -3,8 +3,8 @@ The processes of a run. Started alone, a program is a world of one and never tou
 srun it joins the others. World is the control plane: small messages in host memory, and errors that all ranks
 agree on. The calls below that are said to be for all ranks must be made by every rank in the same order.
 
-No rank may be left waiting for one that is gone, so a process that ends any other way than together with the
-rest (an exception, exit() in the middle) ends the whole job with MPI_Abort.
+No rank may be left waiting for one that is gone, so a process that meets an exception of its own ends the
+whole job with MPI_Abort.
 */
 #pragma once
 
@@ -299,7 +299,7 @@ private:
         int provided = MPI_THREAD_SINGLE;
         if (MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS)
             fail("MPI: cannot start; check the Open MPI installation (mpirun -version)");
-        joined_ = this;
+        joined_ = true;
         if (provided < MPI_THREAD_SERIALIZED) {
             leave();
             fail("MPI: %s cannot be called from several threads; install an MPI built with "
@@ -317,11 +317,10 @@ private:
         MPI_Comm_rank(local, &local_rank_);
         MPI_Comm_size(local, &local_size_);
         MPI_Comm_free(&local);
-        on_exit(at_exit, nullptr);
     }
 
     void leave() {
-        if (joined_ != this) {
+        if (!joined_) {
             std::lock_guard lock(mpi_mutex);
             if (control_ != MPI_COMM_NULL) MPI_Comm_free(&control_);
             return;
@@ -334,19 +333,12 @@ private:
         }
         std::lock_guard lock(mpi_mutex);
         if (control_ != MPI_COMM_NULL) MPI_Comm_free(&control_);
-        joined_ = nullptr;
+        joined_ = false;
         MPI_Finalize();
     }
 
-    // exit() while other ranks count on this one. Code 0 is no error (--help), so all ranks do the same.
-    static void at_exit(int code, void*) {
-        if (!joined_) return;
-        if (code && joined_->size_ > 1) joined_->abort();
-        joined_->leave();
-    }
-
     MPI_Comm control_ = MPI_COMM_NULL;  // messages of this class meet no others
-    inline static World* joined_ = nullptr;
+    bool joined_ = false;               // this World is the one that leaves MPI
 #else
     void leave() {}
 #endif
@@ -439,4 +431,18 @@ inline void raise_error(const World& world, const std::string& error) {
 [[noreturn]] inline void abort_job(const World& world, const std::exception& error) {
     fprintf(stderr, "train_gpt: %s: %s\n", world.name().c_str(), one_line(message_of(error)).c_str());
     world.abort();
+}
+
+// For all ranks: runs work that throws what goes wrong. An error that not all ranks agree on ends the job at
+// once, before the work's streams are put away: some may wait for other ranks.
+template <typename Work>
+void or_abort(const World& world, Work&& work) {
+    try {
+        work();
+    } catch (const CommonError&) {
+        throw;
+    } catch (const std::exception& error) {
+        if (world.size() > 1) abort_job(world, error);
+        throw;
+    }
 }

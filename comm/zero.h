@@ -225,6 +225,8 @@ public:
     void publish_all();
     // Waits for all work on the state.
     void synchronize() const;
+    // Tells whether all parameters are those of one step: not where update() has thrown in the middle.
+    bool is_whole() const { return is_whole_; }
 
 private:
     struct Place {
@@ -285,6 +287,7 @@ private:
     std::vector<Place> param_at_, grad_at_;  // what lies in each place
 
     const ZeroArrays arrays_;
+    bool is_whole_ = true;
 };
 
 // ----------------------------------------------------------------------------
@@ -547,6 +550,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     clip_scale(&stats->norm, &stats->squares, &stats->loss, max_norm, compute_);
     measured();
 
+    is_whole_ = false;
     for (Place& place : param_at_) place.unit = -1;  // what was gathered is old now
     if (settings_.offload) {
         cudaCheck(cudaMemcpyAsync(arrays_.host_scale, &stats->scale, sizeof(float), cudaMemcpyDeviceToHost,
@@ -560,6 +564,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
             optimizer.step(own_arrays(unit, &stats->scale), steps_[unit], compute_);
         publish(unit);
     }
+    is_whole_ = true;  // the device does all of it or, once something has failed, nothing
 }
 
 // On the device, or with offload on the host.

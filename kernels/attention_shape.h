@@ -52,19 +52,17 @@ private:
     }
 };
 
-// The shape, if there is attention of that kind.
+// Returns the shape; throws Error if there is no attention of that kind.
 inline AttentionShape attention_shape(const AttentionShape& s) {
     if (s.HS > max_head_size || s.NH % s.NKV != 0) {
-        fprintf(stderr, "train_gpt: no attention for %d query heads on %d key/value heads of size %d: ", s.NH,
-                s.NKV, s.HS);
-        fprintf(stderr, "the size must be at most %d, the numbers divisible\n", max_head_size);
-        exit(1);
+        fail("attention: not for %d query heads on %d key/value heads of size %d; the size must be at most "
+             "%d, the numbers divisible",
+             s.NH, s.NKV, s.HS, max_head_size);
     }
     if (s.q0 < 0 || s.Tq < 1 || s.Tq > s.Tk - s.q0) {
-        fprintf(stderr, "train_gpt: no attention for %d queries from position %d of %d on: ", s.Tq, s.q0,
-                s.Tk);
-        fprintf(stderr, "each must stand at one of the positions\n");
-        exit(1);
+        fail("attention: not for %d queries from position %d of %d on; each must stand at one of the "
+             "positions",
+             s.Tq, s.q0, s.Tk);
     }
     return s;
 }

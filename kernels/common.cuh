@@ -8,11 +8,10 @@ block sums, and the two ways to start work on a stream (a CUDA kernel, or a plai
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <type_traits>
 #include <utility>
 
+#include "kernels/error.h"
 #include "kernels/host_device.h"
 
 #ifdef DEVICE_CPU
@@ -60,8 +59,7 @@ constexpr int even_share(int items, int most) {
 
 inline void cuda_check(cudaError_t error, const char* call, const char* file, int line) {
     if (error == cudaSuccess) return;
-    fprintf(stderr, "train_gpt: %s failed: %s (%s:%d)\n", call, cudaGetErrorString(error), file, line);
-    exit(1);
+    fail("%s failed: %s (%s:%d)", call, cudaGetErrorString(error), file, line);
 }
 #define cudaCheck(call) cuda_check((call), #call, __FILE__, __LINE__)
 
@@ -103,7 +101,7 @@ struct ProfileRange {
 };
 
 // A launcher's body is one ON_DEVICE: the plain loop for the cpu device, and the kernel launch for the
-// others.
+// others. It throws Error if the work cannot be started (or notes it: NotedLaunchErrors).
 #ifdef DEVICE_CPU
 
 #define ON_DEVICE(stream, cpu_call, ...)                                                                     \
@@ -114,7 +112,7 @@ struct ProfileRange {
 
 #define ON_DEVICE(stream, cpu_call, ...)                                                                     \
     ProfileRange profile_range(__func__);                                                                    \
-    __VA_ARGS__
+    NotedLaunchErrors::run([&] { __VA_ARGS__; })
 
 // kernel<<<grid, block, shared_bytes, stream>>>(arguments...), with converted arguments and errors checked.
 template <typename... Parameters, typename... Arguments>

@@ -24,8 +24,7 @@ taken instead: AlgorithmChoices has it, as bytes that mean the same to the same 
 
 inline void cublas_check(cublasStatus_t status, const char* call, const char* file, int line) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
-    fprintf(stderr, "train_gpt: %s failed: %s (%s:%d)\n", call, cublasLtGetStatusString(status), file, line);
-    exit(1);
+    fail("%s failed: %s (%s:%d)", call, cublasLtGetStatusString(status), file, line);
 }
 #define cublasCheck(call) cublas_check((call), #call, __FILE__, __LINE__)
 
@@ -264,9 +263,8 @@ inline std::vector<Algorithm> proposed_algorithms(const ProductKind& kind, const
         if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({results[i].algo});
     }
     if (algorithms.empty() && !can_be_unfused(kind.product.epilogue)) {
-        fprintf(stderr, "train_gpt: cuBLASLt has no algorithm for the product %s: %s\n",
-                kind_text(kind).c_str(), cublasLtGetStatusString(status));
-        exit(1);
+        fail("cuBLASLt: has no algorithm for the product %s: %s", kind_text(kind).c_str(),
+             cublasLtGetStatusString(status));
     }
     return algorithms;
 }

@@ -69,7 +69,12 @@ private:
         cudaGraph_t graph;
         cudaGraphExec_t executable;
         cudaCheck(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        work();
+        try {
+            work();
+        } catch (...) {
+            cudaStreamEndCapture(stream, &graph);  // the stream runs again, for those who save what they can
+            throw;
+        }
         cudaCheck(cudaStreamEndCapture(stream, &graph));
         cudaCheck(cudaGraphInstantiate(&executable, graph, 0));
         cudaCheck(cudaGraphDestroy(graph));

@@ -2,10 +2,14 @@
 Streams and events of host_cuda.h, what the rest of it shares with them (errors, the device), and captures: a
 stream that is captured keeps the work given to it for a graph (host_graphs.h) instead of running it, and so
 does each stream that waits for one in the same capture.
+
+Work that throws is a kernel that fails: from then on no stream does any more work, so nothing is made of what
+it left, and whoever waits for a stream or an event learns of it (cudaErrorLaunchFailure).
 */
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -13,6 +17,7 @@ does each stream that waits for one in the same capture.
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -37,6 +42,7 @@ enum cudaError_t {
     cudaErrorInvalidConfiguration = 9,
     cudaErrorIllegalState = 401,
     cudaErrorNotReady = 600,
+    cudaErrorLaunchOutOfResources = 701,
     cudaErrorLaunchFailure = 719,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
@@ -44,6 +50,25 @@ enum cudaError_t {
     cudaErrorStreamCaptureIsolation = 905,
     cudaErrorCapturedEvent = 907,
 };
+
+// The first error of work since cudaGetLastError().
+class HostFailure {
+public:
+    void note(const char* reason) {
+        std::lock_guard lock(mutex_);
+        if (!happened_) snprintf(reason_, sizeof reason_, "%s", reason);
+        happened_ = true;
+    }
+    cudaError_t state() const { return happened_ ? cudaErrorLaunchFailure : cudaSuccess; }
+    cudaError_t take() { return happened_.exchange(false) ? cudaErrorLaunchFailure : cudaSuccess; }
+    const char* reason() const { return reason_; }
+
+private:
+    std::mutex mutex_;
+    std::atomic<bool> happened_ = false;
+    char reason_[256] = "unspecified launch failure";
+};
+inline HostFailure host_failure;
 
 inline const char* cudaGetErrorString(cudaError_t error) {
     switch (error) {
@@ -57,6 +82,8 @@ inline const char* cudaGetErrorString(cudaError_t error) {
         return "invalid configuration argument";
     case cudaErrorNotReady:
         return "device not ready";
+    case cudaErrorLaunchOutOfResources:
+        return "too many resources requested for launch";
     case cudaErrorIllegalState:
         return "the operation cannot be performed in the present state";
     case cudaErrorStreamCaptureUnsupported:
@@ -70,13 +97,13 @@ inline const char* cudaGetErrorString(cudaError_t error) {
     case cudaErrorCapturedEvent:
         return "operation not permitted on an event last recorded in a capturing stream";
     default:
-        return "unspecified launch failure";
+        return host_failure.reason();
     }
 }
 
-// Kernels on the host report their own errors; there is no sticky state to read back.
+// After it streams work again: nothing on the host is lost with work that has failed.
 inline cudaError_t cudaGetLastError() {
-    return cudaSuccess;
+    return host_failure.take();
 }
 
 // ----------------------------------------------------------------------------
@@ -132,6 +159,9 @@ struct HostCapture {
 // Captures that this thread has begun and not ended: it may not allocate, nor wait for the device.
 inline thread_local int host_captures = 0;
 
+// The tasks of all streams that are not over.
+inline std::atomic<size_t> host_tasks = 0;
+
 class HostStream {
 public:
     explicit HostStream(bool goes_first = false)
@@ -150,7 +180,10 @@ public:
         worker_.join();
     }
 
-    void enqueue(std::function<void()> task) {
+    // Marks and waits, which order streams, still come and go when work has failed: nobody waits for ever.
+    enum Kind { work, order };
+
+    void enqueue(std::function<void()> task, Kind kind = work) {
         if (capture_) {
             capture_->tasks.push_back(std::move(task));
             if (capture_->origin != this) capture_->unjoined[this] = capture_->tasks.size();
@@ -158,7 +191,8 @@ public:
         }
         {
             std::lock_guard lock(mutex_);
-            tasks_.push_back(std::move(task));
+            host_tasks++;
+            tasks_.emplace_back(std::move(task), kind);
         }
         wake_.notify_one();
     }
@@ -193,19 +227,28 @@ private:
         for (;;) {
             wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
             if (tasks_.empty()) return;
-            auto task = std::move(tasks_.front());
+            auto [task, kind] = std::move(tasks_.front());
             lock.unlock();
-            task();
+            if (kind == order || host_failure.state() == cudaSuccess) run(task);
             task = nullptr;
             lock.lock();
             tasks_.pop_front();
             if (tasks_.empty()) idle_.notify_all();
+            if (--host_tasks == 0) host_tasks.notify_all();
+        }
+    }
+
+    static void run(const std::function<void()>& task) {
+        try {
+            task();
+        } catch (const std::exception& error) {
+            host_failure.note(error.what());
         }
     }
 
     std::mutex mutex_;
     std::condition_variable wake_, idle_;
-    std::deque<std::function<void()>> tasks_;
+    std::deque<std::pair<std::function<void()>, Kind>> tasks_;
     bool stopping_ = false;
     std::shared_ptr<HostCapture> capture_;
     std::thread worker_;  // last: it starts running when everything above exists
@@ -254,11 +297,18 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     if (host_stream(stream).capture()) return refuse_while_capturing(host_stream(stream));
     host_stream(stream).synchronize();
-    return cudaSuccess;
+    return host_failure.state();
+}
+
+// Waits for the work of all streams.
+inline cudaError_t cudaDeviceSynchronize() {
+    for (size_t left; (left = host_tasks) > 0;) host_tasks.wait(left);
+    return host_failure.state();
 }
 
 inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
     if (host_stream(stream).capture()) return refuse_while_capturing(host_stream(stream));
+    if (cudaError_t failed = host_failure.state()) return failed;
     return host_stream(stream).idle() ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -329,7 +379,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     }
     auto mark = std::make_shared<HostMark>();
     event->mark = mark;
-    recorded.enqueue([mark] { mark->reach(); });
+    recorded.enqueue([mark] { mark->reach(); }, HostStream::order);
     return cudaSuccess;
 }
 
@@ -356,19 +406,20 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
         waiting.capture()->invalid = true;
         return cudaErrorStreamCaptureIsolation;
     }
-    if (auto mark = event->mark) waiting.enqueue([mark] { mark->wait(); });
+    if (auto mark = event->mark) waiting.enqueue([mark] { mark->wait(); }, HostStream::order);
     return cudaSuccess;
 }
 
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (event->capture) return cudaErrorCapturedEvent;
     if (auto mark = event->mark) mark->wait();
-    return cudaSuccess;
+    return host_failure.state();
 }
 
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (event->capture) return cudaErrorCapturedEvent;
     if (!event->mark) return cudaSuccess;
+    if (cudaError_t failed = host_failure.state()) return failed;
     std::lock_guard lock(event->mark->mutex);
     return event->mark->reached ? cudaSuccess : cudaErrorNotReady;
 }

@@ -41,9 +41,8 @@ struct KvCacheShape {
 
 inline KvCacheShape kv_cache_shape(int B, int T, int limit, int past, int NH, int NKV, int HS, int window) {
     if (past < 0 || T > limit - past) {
-        fprintf(stderr, "train_gpt: no room for %d positions after %d in a key/value cache of %d\n", T, past,
-                limit);
-        exit(1);
+        fail("key/value cache: no room for %d positions after %d in one of %d; make it longer", T, past,
+             limit);
     }
     return {self_attention_shape(B, T, NH, NKV, HS, window, nullptr), limit, past};
 }

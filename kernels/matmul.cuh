@@ -188,12 +188,15 @@ inline void multiply_unfused(const Product& product, const Operands& with, cudaS
         launch_backward_bias(with.dbias, with.sums, (const floatX*)with.b, product.k, product.n, stream);
 }
 
+// Throws Error if the product cannot be started, or notes it as ON_DEVICE does.
 inline void multiply(const Product& product, const Operands& operands, cudaStream_t stream) {
-    const ProductPlan& plan = find_plan(product, operands);
-    if (plan.unfused)
-        multiply_unfused(product, operands, stream);
-    else
-        cublasCheck(multiply_fused(product, plan, plan.algorithm, operands, stream));
+    NotedLaunchErrors::run([&] {
+        const ProductPlan& plan = find_plan(product, operands);
+        if (plan.unfused)
+            multiply_unfused(product, operands, stream);
+        else
+            cublasCheck(multiply_fused(product, plan, plan.algorithm, operands, stream));
+    });
 }
 
 // Whether cuBLASLt has it as an epilogue, for rows of this width.

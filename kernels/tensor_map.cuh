@@ -28,10 +28,7 @@ inline CUtensorMap tensor_map(const __nv_bfloat16* tensor, const TensorMapShape&
         cudaCheck(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, since,
                                                    cudaEnableDefault, &result));
         if (result != cudaDriverEntryPointSuccess || !function) {
-            fprintf(
-                stderr,
-                "train_gpt: this driver has no cuTensorMapEncodeTiled: install one of CUDA 12 or later\n");
-            exit(1);
+            fail("CUDA: the driver has no cuTensorMapEncodeTiled; install one of CUDA 12 or later");
         }
         return (Encode)function;
     }();
@@ -47,13 +44,11 @@ inline CUtensorMap tensor_map(const __nv_bfloat16* tensor, const TensorMapShape&
                              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
-        fprintf(stderr,
-                "train_gpt: no tensor map (CUDA error %d) of %d x %d x %d x %d at %p, strides %zu, %zu, %zu: "
-                "they and "
-                "the address must be multiples of 16 bytes\n",
-                (int)result, shape.size[0], shape.size[1], shape.size[2], shape.size[3], (const void*)tensor,
-                (size_t)stride[0], (size_t)stride[1], (size_t)stride[2]);
-        exit(1);
+        fail(
+            "CUDA: error %d for a tensor map of %d x %d x %d x %d at %p, strides %zu, %zu, %zu; they and the "
+            "address must be multiples of 16 bytes",
+            (int)result, shape.size[0], shape.size[1], shape.size[2], shape.size[3], (const void*)tensor,
+            (size_t)stride[0], (size_t)stride[1], (size_t)stride[2]);
     }
     return map;
 }

@@ -1,6 +1,7 @@
 // Tests of kernels/host_cuda.h: streams, events and memory without a GPU behave as the CUDA runtime
 // documents.
 // devices: cpu simt-bf16 address thread
+#include "kernels/graph.cuh"
 #include "test/support/testing.h"
 
 #include <algorithm>
@@ -381,6 +382,49 @@ TEST_CASE("a stream has the OpenMP threads it is given, for loops and for produc
 #endif
 
 // ----------------------------------------------------------------------------
+// errors of work
+
+TEST_CASE("work that throws ends all work, until its error is taken") {
+    cudaStream_t stream = new_stream(), other = new_stream();
+    cudaEvent_t event = new_event();
+    int done = 0;
+    std::function<void()> throws = [] { fail("matrix: it is torn"); }, counts = [&] { done++; };
+    enqueue(stream, throws);
+    enqueue(stream, counts);
+    cudaCheck(cudaEventRecord(event, stream));
+    cudaCheck(cudaStreamWaitEvent(other, event));
+    enqueue(other, counts);
+    CHECK(cudaStreamSynchronize(other) == cudaErrorLaunchFailure);
+    CHECK(cudaStreamSynchronize(stream) == cudaErrorLaunchFailure);
+    CHECK(cudaStreamQuery(stream) == cudaErrorLaunchFailure);
+    CHECK(cudaEventSynchronize(event) == cudaErrorLaunchFailure);
+    CHECK(cudaEventQuery(event) == cudaErrorLaunchFailure);
+    CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure);
+    CHECK(std::string(cudaGetErrorString(cudaErrorLaunchFailure)) == "matrix: it is torn");
+    CHECK(done == 0);
+
+    CHECK(cudaGetLastError() == cudaErrorLaunchFailure);
+    CHECK(cudaGetLastError() == cudaSuccess);
+    enqueue(other, counts);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(done == 1);
+    cudaCheck(cudaEventDestroy(event));
+    for (cudaStream_t s : {stream, other}) cudaCheck(cudaStreamDestroy(s));
+}
+
+TEST_CASE("launchers throw, or note what they would throw") {
+    auto launcher = [](int number) { NotedLaunchErrors::run([=] { fail("launch %d failed", number); }); };
+    std::string error;
+    CHECK_THROWS_WITH(launcher(1), "launch 1 failed");
+    {
+        NotedLaunchErrors noted(error);
+        for (int number : {2, 3}) launcher(number);
+    }
+    CHECK(error == "launch 2 failed");
+    CHECK_THROWS_WITH(launcher(4), "launch 4 failed");
+}
+
+// ----------------------------------------------------------------------------
 // leaving with work that never ends
 
 namespace {
@@ -521,6 +565,31 @@ TEST_CASE("a stream that waits for a captured one is captured too, and must be w
     CHECK(order == std::vector<int>{2});
     for (cudaEvent_t event : {forked, joined}) cudaCheck(cudaEventDestroy(event));
     for (cudaStream_t s : {stream, other}) cudaCheck(cudaStreamDestroy(s));
+}
+
+TEST_CASE("a stream runs again after work that throws while it is captured") {
+    cudaStream_t stream = new_stream();
+    Graphs graphs;
+    graphs.on = true;
+    int done = 0;
+    std::function<void()> counts = [&] { done++; };
+    auto run = [&](bool throws) {
+        graphs.run([] { return graph_key(1); }, stream,
+                   [&] {
+                       enqueue(stream, counts);
+                       if (throws) fail("the second launch failed");
+                   });
+    };
+    run(false);
+    CHECK_THROWS_WITH(run(true), "the second launch failed");
+    enqueue(stream, counts);
+    cudaCheck(cudaStreamSynchronize(stream));
+    CHECK(done == 2);
+    run(false);  // captured again
+    cudaCheck(cudaStreamSynchronize(stream));
+    CHECK(done == 3);
+    CHECK(graphs.launched() == 1);
+    cudaCheck(cudaStreamDestroy(stream));
 }
 
 TEST_CASE("what cannot be captured is refused, and the capture is lost") {

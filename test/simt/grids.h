@@ -44,6 +44,30 @@ void run_grid(const cudaLaunchConfig_t& config, const void* kernel) {
     }
 }
 
+// For tests of whole programs, in rank SIMT_RANK of an MPI job, or in each process: SIMT_FAIL_LAUNCH=k fails
+// the k-th launch, counted from 1; SIMT_LAUNCHES=path writes at the end how many there were.
+class Launches {
+public:
+    Launches() {
+        const char *rank = getenv("SIMT_RANK"), *own_rank = getenv("OMPI_COMM_WORLD_RANK");
+        if (rank && *rank && (!own_rank || strcmp(rank, own_rank) != 0)) return;
+        if (const char* number = getenv("SIMT_FAIL_LAUNCH")) fails_ = atol(number);
+        path_ = getenv("SIMT_LAUNCHES");
+    }
+    ~Launches() {
+        FILE* file = path_ ? fopen(path_, "w") : nullptr;
+        if (!file) return;
+        fprintf(file, "%ld\n", count_.load());
+        fclose(file);
+    }
+    bool next_fails() { return ++count_ == fails_; }
+
+private:
+    std::atomic<long> count_ = 0;
+    long fails_ = 0;
+    const char* path_ = nullptr;
+} launches;
+
 std::mutex limits_mutex;
 std::map<const void*, size_t> limits;  // dynamic shared memory that a kernel asked for
 
@@ -74,6 +98,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, Invoke 
         (size_t)threads.x * threads.y * threads.z > Stacks::max_threads) {
         return cudaErrorInvalidConfiguration;
     }
+    if (launches.next_fails()) return cudaErrorLaunchOutOfResources;
     // One thread of the host runs all kernels, one at a time, and nothing else: its thread-local variables
     // are the static shared memory. It is never destroyed, for streams may outlive any other object.
     static HostStream& device = *new HostStream;

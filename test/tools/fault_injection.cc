@@ -12,8 +12,9 @@ for; everything else goes through. Nothing of the program knows of it.
           stall        the call takes FAULT_SECONDS longer, and then succeeds
     FAULT_LASTING=1    calls after it fail as well
     FAULT_CALLS=...    only these are counted, of: create, write, truncate, sync, rename, unlink, mkdir, rmdir
-                       (all of those without it); read; init (MPI_Init_thread), split (MPI_Comm_split) and
-                       touch: the first access to a page of a mapped file whose name holds FAULT_MAPPED
+                       (all of those without it); read; init (MPI_Init_thread), split (MPI_Comm_split),
+                       product (dnnl_sgemm) and touch: the first access to a page of a mapped file whose name
+                       holds FAULT_MAPPED
     FAULT_RANK=r       only in rank r of an MPI job
     FAULT_LIST=path    a line for each call that was counted, with its number, is appended to this file
 
@@ -326,10 +327,16 @@ int rmdir(const char* path) noexcept {
     return faults().strike("rmdir", path) ? -1 : REAL(rmdir)(path);
 }
 
-// Declared here, for this library is not linked with MPI.
+// Declared here, for this library is not linked with MPI, nor with oneDNN.
 int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
     faults().strike_any("init", "", [] {});
     return REAL(MPI_Init_thread)(argc, argv, required, provided);
+}
+int dnnl_sgemm(char a, char b, long m, long n, long k, float alpha, const float* A, long lda, const float* B,
+               long ldb, float beta, float* C, long ldc) {
+    constexpr int out_of_memory = 1;
+    if (faults().strike_any("product", "", [] {})) return out_of_memory;
+    return REAL(dnnl_sgemm)(a, b, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc);
 }
 int MPI_Comm_split(void* comm, int color, int key, void** split) {
     faults().strike_any("split", "", [] {});

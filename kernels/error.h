@@ -1,0 +1,75 @@
+/*
+How errors are reported, from the ground floor up: fail() throws, main() prints the one line and exits with
+code 1. What was half done is undone on the way by destructors.
+*/
+#pragma once
+
+#include <cstdarg>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+struct Error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+inline std::string text_of(const char* format, va_list arguments) {
+    va_list again;
+    va_copy(again, arguments);
+    std::string result((size_t)vsnprintf(nullptr, 0, format, again), '\0');
+    va_end(again);
+    vsnprintf(result.data(), result.size() + 1, format, arguments);
+    return result;
+}
+
+// printf into a std::string.
+__attribute__((format(printf, 1, 2))) inline std::string text(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    std::string result = text_of(format, arguments);
+    va_end(arguments);
+    return result;
+}
+
+// The message names the thing (file, option), then the reason, then the remedy: "FILE: reason; do this".
+// (A function, because a macro of this name breaks the standard headers that declare ios::fail().)
+[[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    std::string message = text_of(format, arguments);
+    va_end(arguments);
+    throw Error(message);
+}
+
+// Runs what cannot throw where it is, on one of several ranks, say, which cannot leave a step alone. What
+// goes wrong is kept for the moment when it can be reported; the first counts.
+template <typename Work>
+void note_error(std::string& error, Work&& work) {
+    try {
+        work();
+    } catch (const Error& thrown) {
+        if (error.empty()) error = thrown.what();
+    }
+}
+
+// While one of these exists, launchers of its thread note their errors instead of throwing them: a rank whose
+// launch has failed still takes part in all that the other ranks do, until they can hear of it.
+class NotedLaunchErrors {
+public:
+    explicit NotedLaunchErrors(std::string& error) { place_ = &error; }
+    ~NotedLaunchErrors() { place_ = nullptr; }
+    NotedLaunchErrors(const NotedLaunchErrors&) = delete;
+    NotedLaunchErrors& operator=(const NotedLaunchErrors&) = delete;
+
+    // Runs a launcher's work, which may throw.
+    template <typename Work>
+    static void run(Work&& work) {
+        if (place_)
+            note_error(*place_, work);
+        else
+            work();
+    }
+
+private:
+    inline static thread_local std::string* place_ = nullptr;
+};
