@@ -7,9 +7,9 @@ range checked, so that a bad value is a message and not a crash.
 #include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "data/base/error.h"
 #include "data/base/strings.h"
@@ -54,8 +54,8 @@ inline int64_t json_integer(const nlohmann::json& value, int64_t low, int64_t hi
     return value.get<int64_t>();
 }
 
-// JSON objects of a fixed form, from files that others wrote: every field is read by name with its type
-// checked, and a field that nobody reads is refused, because it may mean something.
+// A JSON object of a fixed form, from a file that others wrote: every field is read by name with its type and
+// range checked, and a field that nobody reads is refused, because it may mean something.
 class JsonObject {
 public:
     // `what` names the object in messages: "FILE: model".
@@ -66,34 +66,57 @@ public:
 
     const std::string& what() const { return what_; }
 
+    JsonObject child(const std::string& name) { return {get(name), where(name)}; }
+
+    std::string where(const std::string& name) const { return what_ + ": " + name; }
+
     // Null for a field that is not there.
     const nlohmann::json& get(const std::string& name) {
         static const nlohmann::json null;
-        read_.push_back(name);
+        read_.insert(name);
         auto found = value_.find(name);
         return found == value_.end() ? null : *found;
     }
 
+    // A field that is null counts as one that is not there, except where is_null() asks.
+    bool has(const std::string& name) { return !get(name).is_null(); }
+    bool is_null(const std::string& name) { return !has(name) && value_.contains(name); }
+
     bool boolean(const std::string& name, bool otherwise) {
         const nlohmann::json& value = get(name);
         if (value.is_null()) return otherwise;
-        if (!value.is_boolean()) refuse(name, value, "true or false");
+        if (!value.is_boolean()) wrong(name, "true or false");
         return value.get<bool>();
     }
 
     std::string string(const std::string& name) {
         const nlohmann::json& value = get(name);
-        if (!value.is_string()) refuse(name, value, "a text");
+        if (!value.is_string()) wrong(name, "a text");
         return value.get<std::string>();
     }
 
     int64_t integer(const std::string& name, int64_t low, int64_t high) {
-        return json_integer(get(name), low, high, what_ + ": " + name);
+        if (!has(name))
+            wrong(name, text("a whole number from %lld to %lld", (long long)low, (long long)high));
+        return json_integer(get(name), low, high, where(name));
+    }
+
+    // A number above 0 and at most `most`, also once it is a float.
+    double number(const std::string& name, double most) {
+        const nlohmann::json& value = get(name);
+        double result = value.is_number() ? value.get<double>() : NAN;
+        if (!((float)result > 0 && result <= most))
+            wrong(name, text("a number above 0 and at most %g", most));
+        return result;
+    }
+
+    double number(const std::string& name, double most, double otherwise) {
+        return has(name) ? number(name, most) : otherwise;
     }
 
     const nlohmann::json& array(const std::string& name) {
         const nlohmann::json& value = get(name);
-        if (!value.is_array()) refuse(name, value, "an array");
+        if (!value.is_array()) wrong(name, "an array");
         return value;
     }
 
@@ -101,30 +124,29 @@ public:
     void ignore(const std::string& name) { get(name); }
 
     // A field that may be there only without effect: null, false, 0 or "".
-    void without(const std::string& name) {
+    void without(const std::string& name, const char* remedy) {
         const nlohmann::json& value = get(name);
         bool no_effect = value.is_null() || value == false || value == 0 || value == "";
         if (!no_effect)
-            fail("%s: %s is %s, which is not supported; use a tokenizer without it", what_.c_str(),
-                 name.c_str(), json_text(value).c_str());
+            fail("%s is %s, which is not supported; %s", where(name).c_str(), json_text(value).c_str(),
+                 remedy);
     }
 
-    void done() const {
+    // Refuses a field that nobody has read.
+    void done(const char* remedy) const {
         for (const auto& [name, value] : value_.items()) {
-            if (std::find(read_.begin(), read_.end(), name) == read_.end()) {
-                fail("%s: the field \"%s\" is not known; use a tokenizer without it", what_.c_str(),
-                     printable(name).c_str());
-            }
+            if (!read_.contains(name))
+                fail("%s: the field \"%s\" is not known; %s", what_.c_str(), printable(name).c_str(), remedy);
         }
     }
 
 private:
-    [[noreturn]] void refuse(const std::string& name, const nlohmann::json& value, const char* wanted) const {
-        fail("%s: %s is %s; it must be %s", what_.c_str(), name.c_str(),
-             value.is_null() ? "missing" : json_text(value).c_str(), wanted);
+    [[noreturn]] void wrong(const std::string& name, const std::string& wanted) {
+        fail("%s is %s; it must be %s", where(name).c_str(),
+             has(name) ? json_text(get(name)).c_str() : "missing", wanted.c_str());
     }
 
     const nlohmann::json& value_;
     std::string what_;
-    std::vector<std::string> read_;
+    std::set<std::string> read_;
 };

@@ -15,9 +15,9 @@ a family is never taken for the family itself.
 #include "data/options/model_config.h"
 
 inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file) {
-    HfObject config(json, file);
+    JsonObject config(json, file);
     hf::ignore_bystanders(config);
-    std::string type = config.word("model_type");
+    std::string type = config.string("model_type");
     ModelConfig model;
     if (type == "gpt2")
         model = hf::gpt2(config);
@@ -32,8 +32,8 @@ inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file)
     else if (type == "gptj")
         model = hf::gptj(config);
     else
-        config.refuse("model_type", type, "gpt2, llama, mistral, qwen3, gpt_neox or gptj");
-    config.refuse_unread();
+        hf::refuse(config, "model_type", type, "gpt2, llama, mistral, qwen3, gpt_neox or gptj");
+    config.done(hf::unknown_remedy);
     // Left incomplete itself, so that options can still change what follows from them.
     ModelConfig checked = model;
     try {

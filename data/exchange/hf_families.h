@@ -7,13 +7,43 @@ our switches. Only what our switches express exactly is read; anything else is r
 #include <string>
 #include <string_view>
 
-#include "data/exchange/hf_object.h"
+#include "data/base/json.h"
 #include "data/options/model_config.h"
 
 namespace hf {
 
+constexpr const char* unknown_remedy = "remove it if the model computes the same without it";
+
+inline int size(JsonObject& config, const char* key) {
+    return (int)config.integer(key, 1, 1 << 24);
+}
+
+inline int size(JsonObject& config, const char* key, int otherwise) {
+    return config.has(key) ? size(config, key) : otherwise;
+}
+
+inline float real(JsonObject& config, const char* key) {
+    return (float)config.number(key, 1e12);
+}
+
+inline float real(JsonObject& config, const char* key, float otherwise) {
+    return config.has(key) ? real(config, key) : otherwise;
+}
+
+[[noreturn]] inline void refuse(const JsonObject& config, const char* key, const std::string& value,
+                                const char* supported) {
+    fail("%s: %s %s is not supported; only %s is", config.what().c_str(), key, printable(value).c_str(),
+         supported);
+}
+
+// A switch of a family that its models here have only one way.
+inline void only(JsonObject& config, const char* key, bool value) {
+    if (config.boolean(key, value) != value)
+        refuse(config, key, value ? "false" : "true", value ? "true" : "false");
+}
+
 // Keys that say where a model came from, how to train or to sample it, but not what it computes.
-inline void ignore_bystanders(HfObject& config) {
+inline void ignore_bystanders(JsonObject& config) {
     for (const char* key : {"_name_or_path",
                             "architectures",
                             "attention_dropout",
@@ -57,184 +87,180 @@ inline void ignore_bystanders(HfObject& config) {
     }
 }
 
-inline void read_gelu(HfObject& config, const char* key, ModelConfig& model) {
-    std::string activation = config.word(key);
+inline void read_gelu(JsonObject& config, const char* key, ModelConfig& model) {
+    std::string activation = config.string(key);
     bool tanh = activation == "gelu_new" || activation == "gelu_pytorch_tanh" || activation == "gelu_fast";
     if (!tanh && activation != "gelu")
-        config.refuse(key, activation, "gelu, gelu_new, gelu_fast or gelu_pytorch_tanh");
+        refuse(config, key, activation, "gelu, gelu_new, gelu_fast or gelu_pytorch_tanh");
     model.mlp = tanh ? "gelu" : "gelu-exact";
 }
 
 // The sizes under the names of GPT-2, which GPT-J took over.
-inline void read_openai_sizes(HfObject& config, ModelConfig& model) {
-    model.layers = config.size("n_layer");
-    model.channels = config.size("n_embd");
-    model.heads = config.size("n_head");
-    model.mlp_width = config.size("n_inner", 0);
-    model.vocab_size = config.size("vocab_size");
-    model.context = config.size("n_positions");
+inline void read_openai_sizes(JsonObject& config, ModelConfig& model) {
+    model.layers = size(config, "n_layer");
+    model.channels = size(config, "n_embd");
+    model.heads = size(config, "n_head");
+    model.mlp_width = size(config, "n_inner", 0);
+    model.vocab_size = size(config, "vocab_size");
+    model.context = size(config, "n_positions");
 }
 
-inline ModelConfig gpt2(HfObject& config) {
+inline ModelConfig gpt2(JsonObject& config) {
     ModelConfig model;
     read_openai_sizes(config, model);
-    model.norm_eps = config.real("layer_norm_epsilon", 1e-5f);
-    model.tie_embeddings = config.flag("tie_word_embeddings", true);
+    model.norm_eps = real(config, "layer_norm_epsilon", 1e-5f);
+    model.tie_embeddings = config.boolean("tie_word_embeddings", true);
     config.ignore("reorder_and_upcast_attn");  // a matter of rounding
     read_gelu(config, "activation_function", model);
-    if (!config.flag("scale_attn_weights", true)) config.refuse("scale_attn_weights", "false", "true");
-    if (config.flag("scale_attn_by_inverse_layer_idx", false)) {
-        config.refuse("scale_attn_by_inverse_layer_idx", "true", "false");
-    }
-    if (config.flag("add_cross_attention", false)) config.refuse("add_cross_attention", "true", "false");
+    only(config, "scale_attn_weights", true);
+    only(config, "scale_attn_by_inverse_layer_idx", false);
+    only(config, "add_cross_attention", false);
     return model;
 }
 
 // `rotated` is the share of a head that is turned, for families that have one.
-inline void read_rope_scaling(HfObject scaling, ModelConfig& model, bool holds_theta, double* rotated) {
-    std::string type = scaling.word(scaling.has("rope_type") ? "rope_type" : "type");
+inline void read_rope_scaling(JsonObject scaling, ModelConfig& model, bool holds_theta, double* rotated) {
+    std::string type = scaling.string(scaling.has("rope_type") ? "rope_type" : "type");
     scaling.ignore("type");
-    if (holds_theta) model.rope_theta = scaling.real("rope_theta");
-    if (rotated) *rotated = scaling.fraction("partial_rotary_factor", *rotated);
+    if (holds_theta) model.rope_theta = real(scaling, "rope_theta");
+    if (rotated) *rotated = scaling.number("partial_rotary_factor", 1, *rotated);
     if (type == "llama3") {
-        model.rope_scaling = scaling.real("factor");
-        model.rope_low_frequency = scaling.real("low_freq_factor");
-        model.rope_high_frequency = scaling.real("high_freq_factor");
-        model.rope_original_context = scaling.size("original_max_position_embeddings");
+        model.rope_scaling = real(scaling, "factor");
+        model.rope_low_frequency = real(scaling, "low_freq_factor");
+        model.rope_high_frequency = real(scaling, "high_freq_factor");
+        model.rope_original_context = size(scaling, "original_max_position_embeddings");
     } else if (type != "default") {
-        scaling.refuse("rope_type", type, "llama3 or default");
+        refuse(scaling, "rope_type", type, "llama3 or default");
     }
-    scaling.refuse_unread();
+    scaling.done(unknown_remedy);
 }
 
-inline void read_rope(HfObject& config, ModelConfig& model, const char* theta, double* rotated = nullptr) {
-    model.rope_theta = config.real(theta, 10000);
+inline void read_rope(JsonObject& config, ModelConfig& model, const char* theta, double* rotated = nullptr) {
+    model.rope_theta = real(config, theta, 10000);
     config.ignore("rope_scaling");
-    config.ignore("rope_parameters");
     for (const char* key : {"rope_parameters", "rope_scaling"}) {
         if (!config.has(key)) continue;
         bool holds_theta = key == std::string_view("rope_parameters");
-        read_rope_scaling({config.value(key), config.where(key)}, model, holds_theta, rotated);
+        read_rope_scaling(config.child(key), model, holds_theta, rotated);
         break;
     }
 }
 
 // What llama, mistral and qwen3 share.
-inline ModelConfig llama_family(HfObject& config) {
+inline ModelConfig llama_family(JsonObject& config) {
     ModelConfig model;
     model.norm = "rmsnorm";
     model.position = "rope";
     model.mlp = "swiglu";
     model.bias = false;
-    model.layers = config.size("num_hidden_layers");
-    model.channels = config.size("hidden_size");
-    model.heads = config.size("num_attention_heads");
-    model.kv_heads = config.size("num_key_value_heads", model.heads);
-    model.head_size = config.size("head_dim", 0);
-    model.mlp_width = config.size("intermediate_size");
-    model.vocab_size = config.size("vocab_size");
-    model.context = config.size("max_position_embeddings");
-    model.norm_eps = config.real("rms_norm_eps");
-    model.tie_embeddings = config.flag("tie_word_embeddings", false);
+    model.layers = size(config, "num_hidden_layers");
+    model.channels = size(config, "hidden_size");
+    model.heads = size(config, "num_attention_heads");
+    model.kv_heads = size(config, "num_key_value_heads", model.heads);
+    model.head_size = size(config, "head_dim", 0);
+    model.mlp_width = size(config, "intermediate_size");
+    model.vocab_size = size(config, "vocab_size");
+    model.context = size(config, "max_position_embeddings");
+    model.norm_eps = real(config, "rms_norm_eps");
+    model.tie_embeddings = config.boolean("tie_word_embeddings", false);
     read_rope(config, model, "rope_theta");
-    if (std::string activation = config.word("hidden_act"); activation != "silu") {
-        config.refuse("hidden_act", activation, "silu");
+    if (std::string activation = config.string("hidden_act"); activation != "silu") {
+        refuse(config, "hidden_act", activation, "silu");
     }
     return model;
 }
 
-inline ModelConfig llama(HfObject& config) {
+inline ModelConfig llama(JsonObject& config) {
     ModelConfig model = llama_family(config);
-    bool attention_bias = config.flag("attention_bias", false), mlp_bias = config.flag("mlp_bias", false);
+    bool attention_bias = config.boolean("attention_bias", false),
+         mlp_bias = config.boolean("mlp_bias", false);
     if (attention_bias != mlp_bias) {
-        config.refuse("attention_bias", attention_bias ? "true" : "false", "the value of mlp_bias");
+        refuse(config, "attention_bias", attention_bias ? "true" : "false", "the value of mlp_bias");
     }
     model.bias = attention_bias;
     return model;
 }
 
-inline ModelConfig mistral(HfObject& config) {
-    config.value("num_key_value_heads");
+inline ModelConfig mistral(JsonObject& config) {
+    size(config, "num_key_value_heads");
     ModelConfig model = llama_family(config);
     // null is no window, but absent is a window of some default size.
-    if (!config.is_null("sliding_window")) model.window = config.size("sliding_window");
+    if (!config.is_null("sliding_window")) model.window = size(config, "sliding_window");
     return model;
 }
 
 // Layers from max_window_layers on may have a sliding window, the first ones not.
-inline void read_layer_windows(HfObject& config, ModelConfig& model) {
-    bool windowed = config.flag("use_sliding_window", false);
+inline void read_layer_windows(JsonObject& config, ModelConfig& model) {
+    bool windowed = config.boolean("use_sliding_window", false);
     config.ignore("sliding_window");
     config.ignore("max_window_layers");
     if (windowed && config.has("sliding_window")) {
-        int64_t full =
-            json_integer(config.value("max_window_layers"), 0, 1 << 24, config.where("max_window_layers"));
+        int64_t full = config.integer("max_window_layers", 0, 1 << 24);
         if (full == 0) {
-            model.window = config.size("sliding_window");
+            model.window = size(config, "sliding_window");
         } else if (full < model.layers) {
-            config.refuse("max_window_layers", std::to_string(full), "a window in all layers or in none");
+            refuse(config, "max_window_layers", std::to_string(full), "a window in all layers or in none");
         }
     }
-    config.ignore("layer_types");
     if (!config.has("layer_types")) return;
-    const nlohmann::json& types = config.value("layer_types");
+    const nlohmann::json& types = config.get("layer_types");
     const char* expected = model.window ? "sliding_attention" : "full_attention";
     bool same = types.is_array() && types.size() == (size_t)model.layers;
     for (const auto& type : types) same = same && type == expected;
     if (!same)
-        config.refuse("layer_types", "given",
-                      "the same type in all layers, agreeing with use_sliding_window");
+        refuse(config, "layer_types", "given",
+               "the same type in all layers, agreeing with use_sliding_window");
 }
 
-inline ModelConfig qwen3(HfObject& config) {
-    config.value("num_key_value_heads");
-    config.value("head_dim");
+inline ModelConfig qwen3(JsonObject& config) {
+    size(config, "num_key_value_heads");
+    size(config, "head_dim");
     ModelConfig model = llama_family(config);
     model.qk_norm = true;
-    if (config.flag("attention_bias", false)) config.refuse("attention_bias", "true", "false");
+    only(config, "attention_bias", false);
     read_layer_windows(config, model);
     return model;
 }
 
-inline ModelConfig gpt_neox(HfObject& config) {
+inline ModelConfig gpt_neox(JsonObject& config) {
     ModelConfig model;
     model.position = "rope";
-    model.layers = config.size("num_hidden_layers");
-    model.channels = config.size("hidden_size");
-    model.heads = config.size("num_attention_heads");
-    model.mlp_width = config.size("intermediate_size");
-    model.vocab_size = config.size("vocab_size");
-    model.context = config.size("max_position_embeddings");
-    model.norm_eps = config.real("layer_norm_eps", 1e-5f);
-    model.block = config.flag("use_parallel_residual", true) ? "parallel" : "sequential";
-    model.tie_embeddings = config.flag("tie_word_embeddings", false);
+    model.layers = size(config, "num_hidden_layers");
+    model.channels = size(config, "hidden_size");
+    model.heads = size(config, "num_attention_heads");
+    model.mlp_width = size(config, "intermediate_size");
+    model.vocab_size = size(config, "vocab_size");
+    model.context = size(config, "max_position_embeddings");
+    model.norm_eps = real(config, "layer_norm_eps", 1e-5f);
+    model.block = config.boolean("use_parallel_residual", true) ? "parallel" : "sequential";
+    model.tie_embeddings = config.boolean("tie_word_embeddings", false);
     read_gelu(config, "hidden_act", model);
-    if (!config.flag("attention_bias", true)) config.refuse("attention_bias", "false", "true");
+    only(config, "attention_bias", true);
 
-    double rotated = config.fraction("rotary_pct", 0.25);
+    double rotated = config.number("rotary_pct", 1, 0.25);
     read_rope(config, model, "rotary_emb_base", &rotated);
     model.rope_dims = (int)(model.channels / model.heads * rotated);
-    if (model.rope_dims < 2) config.refuse("rotary_pct", text("%g", rotated), "a pair in each head or more");
+    if (model.rope_dims < 2) refuse(config, "rotary_pct", text("%g", rotated), "a pair in each head or more");
     // Some versions of transformers write these beside the two above.
-    if (config.real("rope_theta", model.rope_theta) != model.rope_theta)
-        config.refuse("rope_theta", text("%g", config.real("rope_theta")), "the value of rotary_emb_base");
-    if (double again = config.fraction("partial_rotary_factor", rotated); again != rotated)
-        config.refuse("partial_rotary_factor", text("%g", again), "the value of rotary_pct");
+    if (real(config, "rope_theta", model.rope_theta) != model.rope_theta)
+        refuse(config, "rope_theta", text("%g", real(config, "rope_theta")), "the value of rotary_emb_base");
+    if (double again = config.number("partial_rotary_factor", 1, rotated); again != rotated)
+        refuse(config, "partial_rotary_factor", text("%g", again), "the value of rotary_pct");
     return model;
 }
 
-inline ModelConfig gptj(HfObject& config) {
+inline ModelConfig gptj(JsonObject& config) {
     ModelConfig model;
     model.position = "rope";
     model.block = "parallel";
     model.bias = false;  // of those that GPT-J has, all must be zero
     read_openai_sizes(config, model);
-    model.rope_dims = config.size("rotary_dim");
-    model.norm_eps = config.real("layer_norm_epsilon", 1e-5f);
-    model.tie_embeddings = config.flag("tie_word_embeddings", false);
+    model.rope_dims = size(config, "rotary_dim");
+    model.norm_eps = real(config, "layer_norm_epsilon", 1e-5f);
+    model.tie_embeddings = config.boolean("tie_word_embeddings", false);
     read_gelu(config, "activation_function", model);
-    if (!config.flag("rotary", true)) config.refuse("rotary", "false", "true");
-    if (!config.flag("scale_attn_weights", true)) config.refuse("scale_attn_weights", "false", "true");
+    only(config, "rotary", true);
+    only(config, "scale_attn_weights", true);
     return model;
 }
 

@@ -192,7 +192,7 @@ private:
         Decoding step;
         if (type == "Sequence") {
             for (const auto& each : object.array("decoders")) read_decoder(each, where);
-            return object.done();
+            return object.done(unsupported_remedy);
         } else if (type == "ByteLevel") {
             for (const char* name : {"add_prefix_space", "trim_offsets", "use_regex"}) object.ignore(name);
             step = Decoding::byte_level;
@@ -219,7 +219,7 @@ private:
             fail("%s: %s comes too late; put it before the steps that join tokens", where.c_str(),
                  printable(type).c_str());
         decoding_.push_back(step);
-        object.done();
+        object.done(unsupported_remedy);
     }
 
     void check_decoder() const {
@@ -258,7 +258,7 @@ private:
             for (const char* name : {"add_prefix_space", "trim_offsets", "use_regex"}) object.ignore(name);
         } else if (type == "TemplateProcessing") {
             object.ignore("pair");
-            JsonObject special(object.get("special_tokens"), where + ": special_tokens");
+            JsonObject special = object.child("special_tokens");
             bool behind = false;
             for (const auto& piece : object.array("single")) {
                 JsonObject one(piece, where + ": single");
@@ -267,9 +267,8 @@ private:
                     behind = true;
                     continue;
                 }
-                std::string name =
-                    JsonObject(one.get("SpecialToken"), where + ": single: SpecialToken").string("id");
-                JsonObject token(special.get(name), where + ": special_tokens: " + printable(name));
+                std::string name = one.child("SpecialToken").string("id");
+                JsonObject token(special.get(name), special.where(printable(name)));
                 for (const auto& id : token.array("ids")) {
                     (behind ? ending_ : beginning_)
                         .push_back(
@@ -280,7 +279,7 @@ private:
             fail("%s: %s is not supported; use TemplateProcessing or ByteLevel", where.c_str(),
                  printable(type).c_str());
         }
-        object.done();
+        object.done(unsupported_remedy);
     }
 
     enum class Decoding { byte_level, replace, byte_fallback, fuse, strip };  // in the order they may come

@@ -54,7 +54,7 @@ private:
             fail("%s: %s is not supported; use NFC, Prepend, Replace or a Sequence of them", where.c_str(),
                  printable(type).c_str());
         }
-        object.done();
+        object.done(unsupported_remedy);
     }
 
     std::vector<Step> steps_;
@@ -62,12 +62,12 @@ private:
 public:
     // The text that a Replace looks for.
     static std::string read_replaced(JsonObject& object) {
-        JsonObject pattern(object.get("pattern"), object.what() + ": pattern");
+        JsonObject pattern = object.child("pattern");
         if (!pattern.get("Regex").is_null())
             fail("%s: Replace with a Regex is not supported; use one with a String", object.what().c_str());
         std::string what = pattern.string("String");
         if (what.empty()) fail("%s: Replace of \"\" is not supported; name a text", object.what().c_str());
-        pattern.done();
+        pattern.done(unsupported_remedy);
         return what;
     }
 };

@@ -38,6 +38,9 @@ inline std::string replaced(std::string_view text, std::string_view from, std::s
     }
 }
 
+// What a message recommends where a field of tokenizer.json is not known, or its effect not supported.
+constexpr const char* unsupported_remedy = "use a tokenizer without it";
+
 class PreTokenizer {
 public:
     PreTokenizer(const nlohmann::json& settings, const std::string& file) : file_(file) {
@@ -94,7 +97,7 @@ private:
             fail("%s: %s is not supported; use ByteLevel, Split, Digits, Metaspace or a Sequence of them",
                  what.c_str(), printable(type).c_str());
         }
-        object.done();
+        object.done(unsupported_remedy);
     }
 
     void add_split(std::string_view pattern, SplitBehavior behavior, bool invert = false) {
@@ -127,11 +130,11 @@ private:
     }
 
     std::string read_pattern(JsonObject& object) {
-        JsonObject pattern(object.get("pattern"), object.what() + ": pattern");
+        JsonObject pattern = object.child("pattern");
         const nlohmann::json& literal = pattern.get("String");
         std::string result =
             literal.is_string() ? Pattern::quoted(pattern.string("String")) : pattern.string("Regex");
-        pattern.done();
+        pattern.done(unsupported_remedy);
         return result;
     }
 

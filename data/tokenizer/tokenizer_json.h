@@ -21,15 +21,15 @@ public:
             fail("%s: version %s is not known; it must be \"1.0\"", file_.c_str(),
                  json_text(version).c_str());
         }
-        object.without("truncation");
-        object.without("padding");
+        object.without("truncation", unsupported_remedy);
+        object.without("padding", unsupported_remedy);
         read_model(object.get("model"));
         if (!object.get("added_tokens").is_null()) read_added_tokens(object.array("added_tokens"));
         parts_.normalizer = object.get("normalizer");
         parts_.pre_tokenizer = object.get("pre_tokenizer");
         parts_.post_processor = object.get("post_processor");
         parts_.decoder = object.get("decoder");
-        object.done();
+        object.done(unsupported_remedy);
     }
 
     HfTokenizer tokenizer() && { return HfTokenizer(std::move(parts_), file_); }
@@ -43,14 +43,14 @@ private:
         if (!type.is_null() && type != "BPE")
             fail("%s: model %s is not supported; it must be BPE", file_.c_str(), json_text(type).c_str());
         for (const char* name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"})
-            model.without(name);
+            model.without(name, unsupported_remedy);
         if (!model.get("unk_token").is_null()) parts_.unknown_token = model.string("unk_token");
         parts_.fuse_unknown = model.boolean("fuse_unk", false);
         parts_.options.byte_fallback = model.boolean("byte_fallback", false);
         parts_.options.ignore_merges = model.boolean("ignore_merges", false);
         read_vocabulary(model.get("vocab"));
         read_merges(model.array("merges"));
-        model.done();
+        model.done(unsupported_remedy);
     }
 
     void read_vocabulary(const nlohmann::json& vocabulary) {
@@ -120,7 +120,7 @@ private:
             token.normalized = object.boolean("normalized", !token.special);
             if (object.boolean("single_word", false))
                 fail("%s: single_word is not supported; set it to false", what.c_str());
-            object.done();
+            object.done(unsupported_remedy);
             if (token.content.empty()) fail("%s: is empty; give it a text", what.c_str());
             if (!seen.emplace(token.content, token.id).second)
                 fail("%s: comes twice; leave one out", what.c_str());

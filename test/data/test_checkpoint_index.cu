@@ -240,7 +240,7 @@ TEST_CASE("hostile headers with right checksums") {
     check(R"({"program": 7})", "header: program is 7; it must be a text");
     check(R"({"program": "", "step": -1})", "header: step is -1; ");
     check(R"({"program": "", "step": 1.5})", "header: step is 1.5; ");
-    check(R"({"program": "", "step": 1})", "header: samples is null; ");
+    check(R"({"program": "", "step": 1})", "header: samples is missing; ");
     check(R"({"program": "", "step": 1, "samples": 1})", "header has no options; ");
     check(R"({"program": "", "step": 1, "samples": 1, "options": []})", "header has no options; ");
     check(R"({"program": "", "step": 1, "samples": 1, "options": {}})", "header: tensors is missing; ");
@@ -310,7 +310,7 @@ TEST_CASE("an index that would be refused is not written") {
     CHECK_REFUSED(checkpoint_index_bytes(index), "overlap or leave a hole; ");
     index = random_index(3);
     index.about.erase("samples");
-    CHECK_REFUSED(checkpoint_index_bytes(index), "samples is null; ");
+    CHECK_REFUSED(checkpoint_index_bytes(index), "samples is missing; ");
 }
 
 // Seconds of this thread's processor time, which others at work do not lengthen, to read an index of so many

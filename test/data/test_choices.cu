@@ -92,7 +92,7 @@ TEST_CASE("choices: JSON lines that are refused") {
         {R"({"context": "c", "choices": ["a"], "answer": 0})", "choices has 1"},
         {R"({"context": "c", "choices": ["a", 7], "answer": 0})", "choices[1] is 7; it must be a text"},
         {R"({"context": "c", "choices": ["a", ""], "answer": 0})", "choices[1] is empty"},
-        {R"({"context": "c", "choices": ["a", "b"]})", "answer is null"},
+        {R"({"context": "c", "choices": ["a", "b"]})", "answer is missing"},
         {R"({"context": "c", "choices": ["a", "b"], "answer": 2})", "whole number from 0 to 1"},
         {R"({"context": "c", "choices": ["a", "b"], "answer": -1})", "whole number from 0 to 1"},
         {R"({"context": "c", "choices": ["a", "b"], "answer": 0.5})", "whole number from 0 to 1"},

@@ -749,9 +749,9 @@ TEST_CASE("configs that cannot be expressed, or make no sense") {
         {hf_gpt2, "scale_attn_weights", "yes", "scale_attn_weights is \"yes\"; it must be true or false"},
         {hf_llama, "attention_bias", true, "attention_bias true is not supported; "},
         {hf_llama, "hidden_act", "gelu", "hidden_act gelu is not supported; "},
-        {hf_llama, "attn_logit_softcapping", 50.0, "attn_logit_softcapping is not known"},
-        {hf_llama, "quantization_config", {{"bits", 4}}, "quantization_config is not known"},
-        {hf_llama, "rope_scaling", 2, "config.json: rope_scaling: not a JSON object; "},
+        {hf_llama, "attn_logit_softcapping", 50.0, "\"attn_logit_softcapping\" is not known"},
+        {hf_llama, "quantization_config", {{"bits", 4}}, "\"quantization_config\" is not known"},
+        {hf_llama, "rope_scaling", 2, "config.json: rope_scaling is 2; it must be an object"},
         {hf_qwen3, "attention_bias", true, "attention_bias true is not supported; "},
     };
     for (auto& row : rows) {
@@ -763,7 +763,7 @@ TEST_CASE("configs that cannot be expressed, or make no sense") {
         CHECK_REFUSED(read_hf(with(hf_llama(), "rope_scaling", {{"type", type}, {"factor", 2.0}})),
                       "config.json: rope_scaling: rope_type " + std::string(type) + " is not supported; ");
     }
-    CHECK_REFUSED(read_hf(nlohmann::json::array()), "config.json: not a JSON object; ");
+    CHECK_REFUSED(read_hf(nlohmann::json::array()), "config.json is an array; it must be an object");
     CHECK_REFUSED(parse_hf_config("", "config.json"), "config.json: not valid JSON at byte ");
     CHECK_REFUSED(parse_hf_config("{\"n_layer\": 1e999}", "config.json"), "config.json: not valid JSON");
     CHECK_REFUSED(parse_hf_config("{\"model_type\": \"\xff\"}", "config.json"),
