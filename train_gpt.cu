@@ -25,9 +25,9 @@ On one process the lines about other ranks do nothing, and the rest is the same.
 
 The arithmetic of a layer is in kernels/, one file each: the formula, the plain loop that specifies it, the
 CUDA kernels. How the work is cut over ranks is in comm/: matrices over tensor ranks in tensor_parallel.h,
-parameters in zero.h. The parameters are one table, of name, shape, initialisation, decay and shards:
-comm/tensor_table.h. What is read and written on disk, and what the commands make of passes through a model,
-is in data/.
+parameters in zero.h. The parameters are one table, of name, shape, initialisation, decay and shards, beside
+the switches that they follow from: data/options/model_config.h. What is read and written on disk, and what
+the commands make of passes through a model, is in data/.
 */
 #include <unistd.h>
 
@@ -43,7 +43,6 @@ is in data/.
 #include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
 #include "comm/setup.h"            // settings, checks, tuning
 #include "comm/tensor_parallel.h"  // column_parallel, row_parallel
-#include "comm/tensor_table.h"     // Tensor, parameter_layout
 #include "comm/whole_tensors.h"    // initialize, raise_not_finite
 #include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
 #include "data/commands/data_report.h"    // the data command

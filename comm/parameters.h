@@ -1,5 +1,5 @@
 /*
-Where the parameters of a model lie. A table has one row for each tensor; the tensors that are used together
+Where the parameters of a model lie. The tensors that are used together
 make a unit (the embedding, each block, the head), and a unit is one flat buffer, padded so that any number of
 ranks up to `ranks` that divides it cuts it into equal parts. What is true of parameters is true of their
 gradients and of the optimizer's state.
@@ -26,45 +26,9 @@ cut. UnitBuffers is the room for whole units where ZeRO keeps parts.
 #include <string>
 #include <vector>
 
-#include "data/base/error.h"   // fail, text
-#include "kernels/common.cuh"  // ceil_div
-
-// A model is a chain of units: the embedding, each block, and the head.
-enum class Unit { embedding, block, head };
-
-// How a tensor is sharded: what of it each tensor rank has.
-enum class Shard {
-    replicated,  // all of it, and the gradient of its part of the work: their sum is the gradient
-    rows,        // a part of the rows, section by section
-    columns      // a part of the columns, evenly
-};
-
-// Rows that are cut for themselves: the queries of attention, say, or its keys.
-struct Section {
-    size_t rows;
-    // Into how many it can be cut at most; 0: any number. With more tensor ranks than pieces, neighbours have
-    // a copy each of the same piece, and its gradient is the sum of theirs.
-    int pieces;
-};
-
-struct TensorRow {
-    int id;
-    Unit unit;
-    const char* name;       // in files; the tensors of block 3 are "layers.3." + name
-    size_t rows, cols;      // cols 0: a vector
-    float mean, deviation;  // initial values are normal
-    bool decay;             // weight decay: matrices only
-    Shard shard = Shard::replicated;
-    std::vector<Section> sections = {};  // of the rows; empty: one of them all
-    size_t pad_to = 1;  // a rank's rows are padded to a multiple of it: always zero, not in files
-
-    std::vector<int64_t> shape() const {
-        return cols ? std::vector<int64_t>{(int64_t)rows, (int64_t)cols}
-                    : std::vector<int64_t>{(int64_t)rows};
-    }
-    size_t width() const { return std::max<size_t>(cols, 1); }
-    size_t size() const { return rows * width(); }
-};
+#include "data/base/error.h"            // fail, text
+#include "data/options/model_config.h"  // TensorRow, tensor_table
+#include "kernels/common.cuh"           // ceil_div
 
 // What a rank has of a model: the units of its stage, and of each tensor the part of its tensor rank.
 struct StageUnits {
@@ -379,6 +343,16 @@ private:
     Local local_[UnitTensors<float>::most];
     std::vector<size_t> unit_size_, unit_offset_;
 };
+
+// Rows of the vocabulary on each of `tp` ranks.
+inline int padded_vocab(const ModelConfig& c, int tp = 1) {
+    return ceil_div(ceil_div(c.vocab_size, tp), vocab_multiple) * vocab_multiple;
+}
+
+// The parameters of a model, for a data group of `ranks`.
+inline ParameterLayout parameter_layout(const ModelConfig& config, int ranks = 1, StageUnits place = {}) {
+    return ParameterLayout(tensor_table(config), config.layers, config.tie_embeddings, ranks, place);
+}
 
 // ----------------------------------------------------------------------------
 // units in use

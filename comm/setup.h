@@ -20,7 +20,6 @@ the device reaches, and which algorithm each matrix product takes.
 #include "comm/mesh.h"               // Mesh
 #include "comm/pipeline.h"           // PipelineTask
 #include "comm/stage.h"              // local_part, Dims, Stage
-#include "comm/tensor_table.h"       // parameter_layout, padded_vocab
 #include "comm/world.h"              // World
 #include "comm/zero.h"               // ZeroSettings
 #include "data/base/error.h"         // fail, note_error

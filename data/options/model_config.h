@@ -1,12 +1,16 @@
 /*
-What a model is made of: one transformer with switches. The fields are options of the same names (--mlp-width
-for mlp_width). Zero means "derived from the others"; complete() fills those in.
+What a model is made of: one transformer with switches, and the parameter tensors that follow from them. The
+fields are options of the same names (--mlp-width for mlp_width). Zero means "derived from the others";
+complete() fills those in.
 */
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "data/base/error.h"
 
@@ -46,30 +50,121 @@ inline int fc_width(const ModelConfig& c) {
     return c.mlp == "swiglu" ? 2 * c.mlp_width : c.mlp_width;
 }
 
-// Parameters of a completed config; a tied output matrix counts once.
-inline int64_t parameter_count(const ModelConfig& c) {
-    bool layernorm_bias = c.norm == "layernorm" && c.bias;
-    int64_t C = c.channels, F = c.mlp_width, V = c.vocab_size;
-    int64_t queries = (int64_t)c.heads * c.head_size, keys = (int64_t)c.kv_heads * c.head_size;
-    int64_t up = c.mlp == "swiglu" ? 2 * F : F;
-    int64_t norm = C + (layernorm_bias ? C : 0);
+// ----------------------------------------------------------------------------
+// the parameter tensors, one row each: name, shape, initial values, weight decay, how it is sharded
 
-    int64_t qkv = (queries + 2 * keys) * (C + c.bias) + (c.qk_norm ? 2 * c.head_size : 0);
-    int64_t attention = qkv + C * (queries + c.bias);
-    int64_t mlp = up * (C + c.bias) + C * (F + c.bias);
-    int64_t norms = c.block == "parallel" ? norm : 2 * norm;
-    int64_t embedding = V * C + (c.position == "learned" ? c.context * C : 0);
-    int64_t head = norm + (c.tie_embeddings ? 0 : V * C);
-    return embedding + c.layers * (attention + mlp + norms) + head;
+// A model is a chain of units: the embedding, each block, and the head.
+enum class Unit { embedding, block, head };
+
+// How a tensor is sharded: what of it each tensor rank has.
+enum class Shard {
+    replicated,  // all of it, and the gradient of its part of the work: their sum is the gradient
+    rows,        // a part of the rows, section by section
+    columns      // a part of the columns, evenly
+};
+
+// Rows that are cut for themselves: the queries of attention, say, or its keys.
+struct Section {
+    size_t rows;
+    // Into how many it can be cut at most; 0: any number. With more tensor ranks than pieces, neighbours have
+    // a copy each of the same piece, and its gradient is the sum of theirs.
+    int pieces;
+};
+
+struct TensorRow {
+    int id;
+    Unit unit;
+    const char* name;       // in files; the tensors of block 3 are "layers.3." + name
+    size_t rows, cols;      // cols 0: a vector
+    float mean, deviation;  // initial values are normal
+    bool decay;             // weight decay: matrices only
+    Shard shard = Shard::replicated;
+    std::vector<Section> sections = {};  // of the rows; empty: one of them all
+    size_t pad_to = 1;  // a rank's rows are padded to a multiple of it: always zero, not in files
+
+    std::vector<int64_t> shape() const {
+        return cols ? std::vector<int64_t>{(int64_t)rows, (int64_t)cols}
+                    : std::vector<int64_t>{(int64_t)rows};
+    }
+    size_t width() const { return std::max<size_t>(cols, 1); }
+    size_t size() const { return rows * width(); }
+};
+
+// clang-format off
+enum Tensor {
+    // embedding
+    wte, wpe,
+    // block
+    norm1w, norm1b, qkvw, qkvb, qnormw, knormw, attprojw, attprojb, norm2w, norm2b,
+    fcw, fcb, fcprojw, fcprojb,
+    // head
+    normfw, normfb, headw,
+    tensor_count
+};
+// clang-format on
+
+constexpr int vocab_multiple = 128;  // the vocabulary is padded to this: products with odd sizes are slow
+
+// Initial values follow GPT-2: normal(0, 0.02), and the two projections back to the residual stream scaled by
+// 1/sqrt(2 layers).
+//
+// Tensor ranks have a part of the heads, of the MLP and of the vocabulary each (Shoeybi et al.,
+// "Megatron-LM", 2019): rows of the matrices that read the residual stream, columns of those that write to
+// it. Norms, and biases of what is written, work on a part of the tokens each (Korthikanti et al., "Reducing
+// activation recomputation in large transformer models", 2022), so their gradients are summed.
+inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
+    size_t C = c.channels, V = c.vocab_size, P = c.context, HS = c.head_size, A = c.heads * HS,
+           KV = c.kv_heads * HS, F = c.mlp_width, F1 = fc_width(c);
+    float in = 0.02f, out = 0.02f / std::sqrt(2.0f * c.layers);
+    bool bias = c.bias, norm_bias = bias && c.norm == "layernorm", two_norms = c.block == "sequential";
+    std::vector<Section> heads = {{A, c.heads}, {KV, c.kv_heads}, {KV, c.kv_heads}}, hidden = {{F, 0}};
+    if (F1 > F) hidden.push_back({F, 0});  // gates, then values
+    std::vector<TensorRow> table;
+    auto add = [&](bool present, TensorRow row) {
+        if (present) table.push_back(row);
+    };
+    using enum Unit;
+    using enum Shard;
+    add(true, {wte, embedding, "wte", V, C, 0, in, true, rows, {}, vocab_multiple});
+    add(c.position == "learned", {wpe, embedding, "wpe", P, C, 0, in, true, replicated});
+    add(true, {norm1w, block, "norm1.weight", C, 0, 1, 0, false, replicated});
+    add(norm_bias, {norm1b, block, "norm1.bias", C, 0, 0, 0, false, replicated});
+    add(true, {qkvw, block, "qkv.weight", A + 2 * KV, C, 0, in, true, rows, heads});
+    add(bias, {qkvb, block, "qkv.bias", A + 2 * KV, 0, 0, 0, false, rows, heads});
+    add(c.qk_norm, {qnormw, block, "qnorm.weight", HS, 0, 1, 0, false, replicated});
+    add(c.qk_norm, {knormw, block, "knorm.weight", HS, 0, 1, 0, false, replicated});
+    add(true, {attprojw, block, "attproj.weight", C, A, 0, out, true, columns});
+    add(bias, {attprojb, block, "attproj.bias", C, 0, 0, 0, false, replicated});
+    add(two_norms, {norm2w, block, "norm2.weight", C, 0, 1, 0, false, replicated});
+    add(two_norms && norm_bias, {norm2b, block, "norm2.bias", C, 0, 0, 0, false, replicated});
+    add(true, {fcw, block, "fc.weight", F1, C, 0, in, true, rows, hidden});
+    add(bias, {fcb, block, "fc.bias", F1, 0, 0, 0, false, rows, hidden});
+    add(true, {fcprojw, block, "fcproj.weight", C, F, 0, out, true, columns});
+    add(bias, {fcprojb, block, "fcproj.bias", C, 0, 0, 0, false, replicated});
+    add(true, {normfw, head, "normf.weight", C, 0, 1, 0, false, replicated});
+    add(norm_bias, {normfb, head, "normf.bias", C, 0, 0, 0, false, replicated});
+    add(!c.tie_embeddings, {headw, head, "head.weight", V, C, 0, in, true, rows, {}, vocab_multiple});
+    return table;
 }
 
-// Of one layer.
+// Parameters of a completed config; a tied output matrix counts once.
+inline int64_t parameter_count(const ModelConfig& c) {
+    int64_t count = 0;
+    for (const TensorRow& row : tensor_table(c))
+        count += (int64_t)row.size() * (row.unit == Unit::block ? c.layers : 1);
+    return count;
+}
+
+// The parameters of one block.
 inline int64_t block_parameters(ModelConfig c) {
     c.layers = 1;
     int64_t one = parameter_count(c);
     c.layers = 0;
     return one - parameter_count(c);
 }
+
+// ----------------------------------------------------------------------------
+// what is a model
 
 // Fills in the zeros and refuses what is not a model.
 inline void complete(ModelConfig& c) {

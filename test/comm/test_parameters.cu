@@ -19,7 +19,7 @@ struct Model {
     int kv_heads, mlp_width;
 };
 
-enum { wte, wpe, norm, qkvw, qkvb, projw, projb, scale, fcw, fcdown, normf, headw };
+enum Toy { wte, wpe, norm, qkvw, qkvb, projw, projb, scale, fcw, fcdown, normf, headw };
 
 // 12 heads of 2, a vocabulary of 97, and biases; nothing divides anything by chance.
 Model gpt2_like() {
@@ -354,9 +354,9 @@ TEST_CASE("an example by hand") {
     CHECK(parts[2].first == (48 + 8 + 4) * 20);
     CHECK(parts[2].at == weight + 16 * 20);
     // 50 tokens: 12, 13, 12, 13
-    CHECK(layout.here(wte).first_row == 37);
-    CHECK(layout.here(wte).rows == 13);
-    CHECK(layout.here(wte).padded_rows == 16);
+    CHECK(layout.here(Toy::wte).first_row == 37);
+    CHECK(layout.here(Toy::wte).rows == 13);
+    CHECK(layout.here(Toy::wte).padded_rows == 16);
     CHECK(layout.here(fcdown).cols == 9);
 }
 
