@@ -979,7 +979,7 @@ struct TrainingRun {
         if (line.origin && !line.weights_only)
             at = checkpoints.resume(*line.origin);
         else if (line.origin)
-            checkpoints.take_weights(line.origin->checkpoint);
+            checkpoints.take_weights(*line.origin);
         else
             initialize(g.state, o.seed);
         first_step = at.step;

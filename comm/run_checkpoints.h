@@ -25,6 +25,52 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 #include "data/launch/find_checkpoint.h"  // find_checkpoint, StoredRun
 #include "data/options/values.h"          // options_to_json
 
+// ----------------------------------------------------------------------------
+// where a run begins
+//
+// Ranks that look for a checkpoint each by themselves may see different ones, for a file system shows the
+// files of other machines late; and thousands of them that look at every file at once are a load on it. So
+// the first rank looks, and tells the others.
+
+// The index stays with the rank that has read it: it is large, and only one of those found is loaded.
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StoredRun, checkpoint, run_dir, tokenizer, step, options, notes, older)
+
+// For all ranks: the first one looks at these places, the same on all. What it returns knows what came of
+// that, and speaks to nobody.
+inline FindCheckpoint find_on_root(const World& world, const std::vector<std::string>& places,
+                                   const FindCheckpoint& find = find_checkpoint) {
+    std::string message;
+    std::map<std::string, std::string> indexes;
+    if (world.is_root()) {
+        nlohmann::json answers = nlohmann::json::array();
+        for (const std::string& place : places) {
+            try {
+                std::optional<StoredRun> found = find(place);
+                answers.push_back(found ? nlohmann::json(*found) : nullptr);
+                if (found) indexes[place] = std::move(found->index);
+            } catch (const std::exception& error) {
+                answers.push_back({{"error", message_of(error)}});
+            }
+        }
+        // Paths may be no UTF-8, which JSON's text would not take.
+        nlohmann::json::to_cbor(answers, message);
+    }
+    nlohmann::json answers = nlohmann::json::from_cbor(world.all_gather(message)[0]);
+    std::map<std::string, nlohmann::json> by_place;
+    for (size_t i = 0; i < answers.size(); i++) by_place.emplace(places[i], answers[i]);
+    return [by_place, indexes](const std::string& place) -> std::optional<StoredRun> {
+        const nlohmann::json& answer = by_place.at(place);
+        if (answer.is_null()) return std::nullopt;
+        if (answer.contains("error")) fail("%s", answer["error"].get<std::string>().c_str());
+        StoredRun run = answer;
+        if (auto index = indexes.find(place); index != indexes.end()) run.index = index->second;
+        return run;
+    };
+}
+
+// ----------------------------------------------------------------------------
+// the run and its checkpoints
+
 // How far a run has come.
 struct RunPosition {
     int step = 0;          // steps done
@@ -51,10 +97,11 @@ public:
     // For all ranks: the state of this checkpoint or, if it is not whole, of the newest before it.
     RunPosition resume(const StoredRun& origin) {
         std::string first_error;
-        std::vector<std::string> folders = candidates(origin);
+        std::vector<std::string> folders = origin.older;
+        folders.insert(folders.begin(), origin.checkpoint);
         for (const std::string& folder : folders) {
             try {
-                RunPosition position = load(folder, false);
+                RunPosition position = load(folder == origin.checkpoint ? origin : older_run(folder), false);
                 printf("resume       %s: goes on after step %d\n", folder.c_str(), position.step);
                 if (is_own(folder, position.step)) on_disk_ = position.step;
                 return position;
@@ -70,9 +117,9 @@ public:
     }
 
     // For all ranks: the weights alone.
-    void take_weights(const std::string& folder) {
-        load(folder, true);
-        printf("weights      of %s\n", folder.c_str());
+    void take_weights(const StoredRun& origin) {
+        load(origin, true);
+        printf("weights      of %s\n", origin.checkpoint.c_str());
     }
 
     // For all ranks: begins to save, or saves.
@@ -141,24 +188,15 @@ private:
         }
     }
 
-    // For all ranks: checkpoints to go on from, the best first, as the first rank sees them.
-    std::vector<std::string> candidates(const StoredRun& origin) const {
-        std::string run = options_.resume == "auto" ? options_.run_dir : options_.resume, mine;
+    // For all ranks: an older checkpoint of the run, which must mean what this run takes it for.
+    StoredRun older_run(const std::string& folder) const {
+        FindCheckpoint find = find_on_root(world_, {folder}, checkpoint_at);
+        StoredRun run;
         world_.on_all_ranks([&] {
-            mine = origin.checkpoint + '\0';
-            if (access(index_path(run).c_str(), F_OK) == 0) return;  // that one was named
-            for (int64_t step : checkpoint_steps(run)) {
-                std::string folder = checkpoint_folder(run, step);
-                if (step <= origin.step && folder != origin.checkpoint) mine += folder + '\0';
-            }
+            run = *find(folder);
+            StoredOptions(run, false).check_fixed(options_);
         });
-        std::vector<std::string> folders;
-        std::string all = world_.all_gather(mine)[0];
-        for (size_t begin = 0, end; begin < all.size(); begin = end + 1) {
-            end = all.find('\0', begin);
-            folders.push_back(all.substr(begin, end - begin));
-        }
-        return folders;
+        return run;
     }
 
     // For all ranks: whether it is, for the first rank, the checkpoint of this step in the run directory.
@@ -167,28 +205,14 @@ private:
                               is_same_folder(folder, checkpoint_folder(options_.run_dir, step)));
     }
 
-    // That a checkpoint's state means what this run takes it for.
-    void check_same_meaning(const nlohmann::ordered_json& stored, const std::string& folder) const {
-        nlohmann::ordered_json own = options_to_json(options_, command_train);
-        for (const OptionRow& row : option_table()) {
-            bool fixed = row.resume == Resume::shape || row.resume == Resume::fixed;
-            if (!fixed || !stored.contains(row.field) || stored[row.field] == own[row.field]) continue;
-            fail("%s: made with %s %s, and the run has %s; name a checkpoint of this run", folder.c_str(),
-                 option_name(row).c_str(), json_text(stored[row.field]).c_str(),
-                 json_text(own[row.field]).c_str());
-        }
-    }
-
-    RunPosition load(const std::string& folder, bool weights_only) {
+    // For all ranks: the first one has the index, and sends it to the others.
+    RunPosition load(const StoredRun& run, bool weights_only) {
+        std::string index = world_.all_gather(run.index)[0];
         std::unique_ptr<CheckpointReader> reader;
-        world_.on_all_ranks([&] {
-            reader = std::make_unique<CheckpointReader>(folder, world_.is_root());  // one looks at all files
-            if (!weights_only) check_same_meaning(reader->index().about.at("options"), folder);
-        });
+        world_.on_all_ranks([&] { reader = std::make_unique<CheckpointReader>(run.checkpoint, index); });
         std::string converted = load_checkpoint(state_, world_, layout_at_, *reader, weights_only);
         if (!converted.empty()) printf("             %s\n", converted.c_str());
-        auto& index = reader->index();
-        return {(int)index.step(), (uint64_t)index.samples()};
+        return {(int)run.step, (uint64_t)reader->index().samples()};
     }
 
     nlohmann::ordered_json header(const RunPosition& position) const {
@@ -214,55 +238,3 @@ private:
     int on_disk_ = -1;  // step of the last checkpoint that is
     SaveReport last_;   // of the last save
 };
-
-// ----------------------------------------------------------------------------
-// where a run begins
-//
-// Ranks that look for a checkpoint each by themselves may see different ones, for a file system shows the
-// files of other machines late; and thousands of them that look at every file at once are a load on it. So
-// the first rank looks, and tells the others.
-
-// What came of looking, from rank to rank.
-inline nlohmann::json found_to_json(const std::optional<StoredRun>& found) {
-    if (!found) return nullptr;
-    return {{"checkpoint", found->checkpoint}, {"run_dir", found->run_dir},
-            {"tokenizer", found->tokenizer},   {"step", found->step},
-            {"options", found->options},       {"notes", found->notes}};
-}
-
-inline std::optional<StoredRun> stored_run_from_json(const nlohmann::json& json) {
-    if (json.is_null()) return std::nullopt;
-    return StoredRun{.checkpoint = json.at("checkpoint"),
-                     .run_dir = json.at("run_dir"),
-                     .tokenizer = json.at("tokenizer"),
-                     .step = json.at("step"),
-                     .options = json.at("options"),
-                     .notes = json.at("notes")};
-}
-
-// For all ranks: the first one looks at these places, the same on all. What it returns knows what came of
-// that, and speaks to nobody.
-inline FindCheckpoint find_on_root(const World& world, const std::vector<std::string>& places,
-                                   const FindCheckpoint& find = find_checkpoint) {
-    std::string message;
-    if (world.is_root()) {
-        nlohmann::json answers = nlohmann::json::array();
-        for (const std::string& place : places) {
-            try {
-                answers.push_back(found_to_json(find(place)));
-            } catch (const std::exception& error) {
-                answers.push_back({{"error", message_of(error)}});
-            }
-        }
-        // Paths may be no UTF-8, which JSON's text would not take.
-        nlohmann::json::to_cbor(answers, message);
-    }
-    nlohmann::json answers = nlohmann::json::from_cbor(world.all_gather(message)[0]);
-    std::map<std::string, nlohmann::json> by_place;
-    for (size_t i = 0; i < answers.size(); i++) by_place.emplace(places[i], answers[i]);
-    return [by_place](const std::string& place) {
-        const nlohmann::json& answer = by_place.at(place);
-        if (answer.contains("error")) fail("%s", answer["error"].get<std::string>().c_str());
-        return stored_run_from_json(answer);
-    };
-}

@@ -155,11 +155,10 @@ private:
 // ----------------------------------------------------------------------------
 // reading
 
-inline CheckpointIndex read_checkpoint_index(const std::string& folder) {
-    std::string path = index_path(folder);
-    std::string bytes = read_whole(path, checkpoint_format::largest_index,
-                                   "too long for the index of a checkpoint; use another checkpoint");
-    return parse_checkpoint_index(bytes, path);
+// The bytes of a checkpoint's index, as they are on disk.
+inline std::string read_checkpoint_index(const std::string& folder) {
+    return read_whole(index_path(folder), checkpoint_format::largest_index,
+                      "too long for the index of a checkpoint; use another checkpoint");
 }
 
 // For one process. Data files are opened when they are needed.
@@ -167,14 +166,21 @@ class CheckpointReader {
 public:
     // With `whole`, every data file must be there with its size; without, that is noticed when one is read.
     explicit CheckpointReader(const std::string& folder, bool whole = true)
-        : folder_(folder), index_(read_checkpoint_index(folder)), files_(index_.file_bytes.size()) {
+        : CheckpointReader(folder, read_checkpoint_index(folder)) {
+        if (whole) check_sizes();
+    }
+
+    // With the bytes of its index, where they have been read already.
+    CheckpointReader(const std::string& folder, const std::string& index_bytes)
+        : folder_(folder),
+          index_(parse_checkpoint_index(index_bytes, index_path(folder))),
+          files_(index_.file_bytes.size()) {
         // with or without a slash at the end
         int64_t named = step_of_name((std::filesystem::path(folder) / "").parent_path().filename().string());
         if (named >= 0 && named != index_.step()) {
             fail("%s: holds a checkpoint of step %lld; use another checkpoint", folder.c_str(),
                  (long long)index_.step());
         }
-        if (whole) check_sizes();
     }
 
     void check_sizes() const {

@@ -208,6 +208,7 @@ inline std::optional<StoredRun> newest_of_run(const Options& asked, const FindCh
     if (last && (!own || last->step > own->step)) {
         last->run_dir = run_dir;
         if (access(tokenizer_path(run_dir).c_str(), F_OK) == 0) last->tokenizer = tokenizer_path(run_dir);
+        if (own) last->older = own->older, last->older.insert(last->older.begin(), own->checkpoint);
         std::swap(own, last);
     }
     if (own && !error.empty()) own->notes.push_back("passed over: " + error);
@@ -268,7 +269,7 @@ inline void complete_origin(CommandLine& line, const StoredOptions& stored, cons
                             int processes) {
     Options& options = line.options;
     const StoredRun& origin = *line.origin;
-    stored.check_fixed(options, given);
+    stored.check_fixed(options);
     take_own_tokenizer(line, stored);
     stored.take_layout(options, given, processes);
     if (auto tokenizer = Tokenizer::load_if_any(options.tokenizer)) {

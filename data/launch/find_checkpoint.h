@@ -79,19 +79,32 @@ inline std::string complete_unfinished(const std::string& run_dir) {
            checkpoint_folder(run_dir, newest) + " now";
 }
 
+// The checkpoint in a folder, of which every file is there.
+inline StoredRun checkpoint_at(const std::string& folder) {
+    std::string index = read_checkpoint_index(folder);
+    CheckpointReader reader(folder, index);
+    reader.check_sizes();
+    StoredRun run = stored_run(reader);
+    run.index = std::move(index);
+    return run;
+}
+
 inline std::optional<StoredRun> find_checkpoint(const std::string& place) {
     if (place.ends_with(".partial")) {
         fail("%s: an unfinished checkpoint; name its run directory, from which --resume takes it if it is "
              "whole",
              place.c_str());
     }
-    if (access(index_path(place).c_str(), F_OK) == 0) return stored_run(CheckpointReader(place));
+    if (access(index_path(place).c_str(), F_OK) == 0) return checkpoint_at(place);
     std::vector<std::string> notes, unusable;
     if (std::string completed = complete_unfinished(place); !completed.empty()) notes.push_back(completed);
-    for (int64_t step : checkpoint_steps(place)) {
+    std::vector<std::string> folders;
+    for (int64_t step : checkpoint_steps(place)) folders.push_back(checkpoint_folder(place, step));
+    for (auto folder = folders.begin(); folder != folders.end(); ++folder) {
         try {
-            StoredRun run = stored_run(CheckpointReader(checkpoint_folder(place, step)));
+            StoredRun run = checkpoint_at(*folder);
             run.notes = std::move(notes);
+            run.older.assign(folder + 1, folders.end());
             return run;
         } catch (const Error& error) {
             unusable.push_back(error.what());

@@ -29,6 +29,8 @@ struct StoredRun {
     int64_t step = 0;                // steps done
     nlohmann::json options;          // as options_to_json() or model_options_to_json() has them
     std::vector<std::string> notes;  // for the header: newer ones that are not it, and why
+    std::vector<std::string> older;  // folders of the run's older checkpoints, the newest first
+    std::string index;               // the bytes of its index, on the rank that has read them
 };
 
 // Looks for a checkpoint: for the newest that can be used of a run directory, or in the folder of one.
@@ -78,11 +80,12 @@ public:
 
     const std::string& tokenizer() const { return stored_.tokenizer; }
 
-    // Refuses other values of what the checkpoint was made for.
-    void check_fixed(const Options& options, const GivenOptions& given) const {
+    // Refuses other values of what the checkpoint was made for: its tensors are of this shape, and its state
+    // means something in such a run only.
+    void check_fixed(const Options& options) const {
         for (const OptionRow& row : option_table()) {
             bool fixed = row.resume == Resume::shape || (row.resume == Resume::fixed && !weights_only_);
-            if (!fixed || !is_stored(row) || !is_given(row, given) || comes_to_stored(row, options)) continue;
+            if (!fixed || !is_stored(row) || comes_to_stored(row, options)) continue;
             fail("%s %s: the checkpoint %s was made with %s; leave the option out, or begin a run without it",
                  option_name(row).c_str(), shown(row, options).c_str(), run_.checkpoint.c_str(),
                  shown(row, stored_).c_str());

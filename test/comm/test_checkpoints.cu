@@ -205,7 +205,9 @@ TEST_CASE("where a run begins is what the first rank sees") {
                      .tokenizer = "",
                      .step = 1ll << 40,
                      .options = {{"learning_rate", 0.1f}, {"layers", 3}, {"bias", true}},
-                     .notes = {"a\xff; b", "c"}};
+                     .notes = {"a\xff; b", "c"},
+                     .older = {"runs/\xff/step_0"},
+                     .index = "large"};
     size_t looks = 0;
     auto look = [&](const std::string& place) -> std::optional<StoredRun> {
         looks++;
@@ -224,6 +226,8 @@ TEST_CASE("where a run begins is what the first rank sees") {
     CHECK(found->step == run.step);
     CHECK(found->options == run.options);
     CHECK(found->notes == run.notes);
+    CHECK(found->older == run.older);
+    CHECK(found->index == (root ? "large" : ""));
     find = find_on_root(test_world(), {"bad", "runs/a"}, look);
     CHECK_REFUSED(find("bad"), "bad: none can be used; use another");
     find_on_root(test_world(), {}, look);

@@ -279,6 +279,8 @@ TEST_CASE("the last checkpoint of a run may be in --fallback-dir") {
     auto at = [](int64_t step) {
         StoredRun run = run_with({"--run-dir", "runs/a"});
         run.step = step;
+        run.checkpoint = std::to_string(step);
+        run.older = {run.checkpoint + "'s older one"};
         return run;
     };
     std::string spare = shared_run_dir("spare", "runs/a");
@@ -286,6 +288,7 @@ TEST_CASE("the last checkpoint of a run may be in --fallback-dir") {
     CommandLine line = train(words, {{"runs/a", at(10)}, {spare, at(20)}});
     CHECK(line.origin->step == 20);
     CHECK(line.origin->run_dir == "runs/a");
+    CHECK(line.origin->older == std::vector<std::string>{"10", "10's older one"});
     CHECK(line.folder == RunFolder::continued);
     CHECK(train(words, {{spare, at(20)}}).origin->step == 20);
     CHECK(train(words, {{"runs/a", at(30)}, {spare, at(20)}}).origin->step == 30);
@@ -500,9 +503,12 @@ TEST_CASE("the newest checkpoint that can be used is found") {
     CHECK(found->tokenizer.empty());
     CHECK(found->options == nlohmann::json(options));
     CHECK(found->notes.empty());
+    CHECK(found->older == std::vector{checkpoint_folder(run, 10), checkpoint_folder(run, 5)});
+    CHECK(found->index == read_text(index_path(found->checkpoint)));
     write_file(tokenizer_path(run), "{}");
     CHECK(find_checkpoint(run)->tokenizer == tokenizer_path(run));
     CHECK(find_checkpoint(checkpoint_folder(run, 10))->step == 10);
+    CHECK(find_checkpoint(checkpoint_folder(run, 10))->older.empty());
     CHECK(find_checkpoint(checkpoint_folder(run, 10) + "/")->run_dir == run);
 
     // from the command line to the disk
