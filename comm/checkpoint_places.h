@@ -13,6 +13,18 @@ of 12 elements on 3 replicas, of which the second half is a copy that another te
 So every element of the model is written once, and as much by each rank as can be without sending anything.
 A piece is read by one of the ranks that would write something of it: on the layout that it was saved with,
 by the one that wrote it, and on another by the one that has the least to read so far.
+
+A piece, and what a rank has of a tensor, are runs of boxes (data/checkpoint/box.h). That of a rank lies in a
+unit, which shards cut into the parts that they own. Elements 2 to 8 of the box of columns 3 to 5, which the
+second of 2 tensor ranks has, in a unit of 2 shards:
+
+    the tensor         the unit there, and the parts of its shards
+    . . . a b c        ... a b c d e f | g h i j k l ...
+    . . . d e f                the piece
+    . . . g h i                c d e f   g h i
+    . . . j k l
+
+So it has two PieceRuns: c d e f, at the end of what shard 0 owns, and g h i, at the beginning of shard 1's.
 */
 #pragma once
 
@@ -62,10 +74,8 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
     auto add = [&](int unit, size_t owned_begin, const TensorPart& part) {
         OwnPiece own = {unit, part.at - owned_begin, {}};
         own.piece.tensor = numbers.at(part.name);
-        own.piece.column = part.first_column;
-        own.piece.columns = part.columns ? part.columns : part.row->width();
-        own.piece.begin = part.columns ? part.inside : part.first;
-        own.piece.count = part.count;
+        own.piece.column = part.column, own.piece.columns = part.columns;
+        own.piece.begin = part.begin, own.piece.count = part.count;
         for (Slot slot : slots_of(settings)) {
             own.piece.slot = slot;
             pieces.push_back(own);
@@ -139,15 +149,13 @@ public:
     }
 
 private:
-    // A run of a tensor in a unit at one place, whole however it is cut into shards. Of whole rows, the
-    // elements from `first` on; where columns are cut, all rows of its box.
+    // What a unit at one place has of a tensor, whole however it is cut into shards.
     struct Held {
         int tensor, pipeline, unit;
         bool counted;
         size_t part_size;  // of the unit
         size_t at;         // in the unit
-        size_t first, count;
-        size_t column, columns;  // columns 0: not cut
+        BoxRun run;
     };
 
     void add(int tensor, int pipeline, const ParameterLayout& layout) {
@@ -158,49 +166,24 @@ private:
                     return part.at >= range.begin && part.at < range.end;
                 });
                 held_[numbers_.at(part.name)].push_back(
-                    {tensor, pipeline, unit, counts, layout.unit_size(unit) / shape_.shard, part.at,
-                     part.first, part.count, part.first_column, part.columns});
+                    {tensor, pipeline, unit, counts, layout.unit_size(unit) / shape_.shard, part.at, part});
             }
         }
     }
 
+    // Calls visit(owners, run) for what is held of a piece, cut where the next shard begins.
     template <typename Visit>
     void each_run(const Held& held, const CheckpointPiece& piece, Visit&& visit) const {
-        piece.each_run(width(piece), [&](uint64_t first, uint64_t count, uint64_t from) {
-            each_common(held, width(piece), first, count, from, [&](PieceRun run, int shard) {
-                visit(Owners{held.tensor, shard, held.pipeline}, run);
-            });
-        });
-    }
-
-    uint64_t width(const CheckpointPiece& piece) const { return index_.tensors[piece.tensor].width(); }
-
-    // What is held of elements [first, first + count) of the whole tensor, of which the first is element
-    // `from` of a piece: calls visit(run, shard), cut where the next shard begins.
-    template <typename Visit>
-    static void each_common(const Held& held, uint64_t width, uint64_t first, uint64_t count, uint64_t from,
-                            Visit&& visit) {
-        auto cut_to_shards = [&](size_t begin, size_t at, size_t n) {
-            while (n > 0) {
+        uint64_t width = index_.tensors[piece.tensor].width();
+        piece.run().each_common(held.run, width, [&](uint64_t from, uint64_t there, uint64_t count) {
+            for (size_t at = held.at + there, end = at + count; at < end;) {
                 size_t shard = at / held.part_size, inside = at % held.part_size;
-                size_t here = std::min(n, held.part_size - inside);
-                visit(PieceRun{begin, held.unit, inside, here}, (int)shard);
-                begin += here, at += here, n -= here;
+                size_t here = std::min(end - at, held.part_size - inside);
+                visit(Owners{held.tensor, (int)shard, held.pipeline},
+                      PieceRun{from, held.unit, inside, here});
+                from += here, at += here;
             }
-        };
-        uint64_t end = first + count;
-        if (held.columns == 0) {
-            uint64_t begin = std::max<uint64_t>(first, held.first);
-            uint64_t stop = std::min<uint64_t>(end, held.first + held.count);
-            if (begin < stop) cut_to_shards(from + begin - first, held.at + begin - held.first, stop - begin);
-            return;
-        }
-        for (uint64_t row = first / width; row * width < end; row++) {
-            uint64_t line = row * width + held.column;  // where the row begins that is held
-            uint64_t begin = std::max(first, line), stop = std::min(end, line + held.columns);
-            if (begin >= stop) continue;
-            cut_to_shards(from + begin - first, held.at + row * held.columns + begin - line, stop - begin);
-        }
+        });
     }
 
     const MeshShape shape_;

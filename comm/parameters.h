@@ -27,6 +27,7 @@ cut. UnitBuffers is the room for whole units where ZeRO keeps parts.
 #include <vector>
 
 #include "data/base/error.h"            // fail, text
+#include "data/checkpoint/box.h"        // BoxRun
 #include "data/options/model_config.h"  // TensorRow, tensor_table
 #include "kernels/common.cuh"           // ceil_div
 
@@ -52,42 +53,28 @@ struct LocalShape {
     size_t padded_size() const { return padded_rows * std::max<size_t>(cols, 1); }
 };
 
-// A run of elements of one tensor, as a part of a unit holds it. Never of more than one section.
-struct TensorPart {
+// Elements of one tensor, as a part of a unit holds them. Never of more than one section.
+struct TensorPart : BoxRun {
     const TensorRow* row;
     std::string name;
     // The number of the first element, for random numbers: that of the whole tensor; or where columns are
     // cut, of the tensor as all ranks' columns one rank after another. Copies have the same numbers.
     size_t first;
-    size_t count;
     size_t at;  // where the first of them is in the unit
 
     // Calls visit(first, count, offset) for each run of elements [first, first + count) of the whole tensor,
     // row-major, that are here one after another, `offset` from the beginning of this part.
     template <typename Visit>
     void each_run(Visit&& visit) const {
-        if (columns == 0) {
-            visit(first, count, (size_t)0);
-            return;
-        }
-        for (size_t done = 0; done < count;) {
-            size_t line = (inside + done) / columns, column = (inside + done) % columns;
-            size_t run = std::min(columns - column, count - done);
-            visit(line * row->cols + first_column + column, run, done);
-            done += run;
-        }
+        BoxRun::each_run(row->width(), visit);
     }
 
-    // Elements [begin, begin + n) of this part.
-    TensorPart slice(size_t begin, size_t n) const {
+    // Elements [from, from + n) of this part.
+    TensorPart slice(size_t from, size_t n) const {
         TensorPart part = *this;
-        part.first += begin, part.at += begin, part.inside += begin, part.count = n;
+        part.begin += from, part.first += from, part.at += from, part.count = n;
         return part;
     }
-
-    size_t columns = 0;       // of a row are here; 0: the columns are not cut
-    size_t first_column = 0;  // of those
-    size_t inside = 0;        // elements of the tensor that are here and come before
 };
 
 // Calls visit(piece) for parts in turn, cut where they have more than `most` elements.
@@ -195,13 +182,11 @@ public:
             size_t start = local.offset + section.local;
             size_t from = std::max(begin, start), to = std::min(end, start + section.count);
             if (from >= to) return;
-            TensorPart part = {&row, full_name(row, unit), section.number + from - start, to - from, from};
-            if (local.columns_cut) {
-                part.columns = local.shape.cols;
-                part.first_column = place.tensor * part.columns;
-                part.inside = from - start;
-            }
-            parts.push_back(std::move(part));
+            size_t first = section.number + from - start;
+            BoxRun run = {0, row.width(), first, to - from};
+            if (local.columns_cut)
+                run = {place.tensor * local.shape.cols, local.shape.cols, from - start, to - from};
+            parts.push_back({run, &row, full_name(row, unit), first, from});
         });
         return parts;
     }

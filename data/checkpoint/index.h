@@ -57,6 +57,7 @@ so do the pieces in a data file. The reader checks all of it.
 #include "data/base/dtype.h"
 #include "data/base/error.h"
 #include "data/base/json.h"
+#include "data/checkpoint/box.h"
 #include "data/checkpoint/slot.h"
 
 constexpr uint64_t largest_piece = 1 << 22;  // elements
@@ -81,17 +82,7 @@ struct CheckpointPiece {
     uint64_t begin, count;
     uint64_t offset, hash;
 
-    // Calls visit(first, n, at) for the runs of the piece, ascending: elements [first, first + n) of the
-    // whole tensor, which has `width` columns, are elements [at, at + n) of the piece.
-    template <typename Visit>
-    void each_run(uint64_t width, Visit&& visit) const {
-        if (columns == width) return visit(begin, count, (uint64_t)0);
-        for (uint64_t at = 0, n; at < count; at += n) {
-            uint64_t row = (begin + at) / columns, in_row = (begin + at) % columns;
-            n = std::min(columns - in_row, count - at);
-            visit(row * width + column + in_row, n, at);
-        }
-    }
+    BoxRun run() const { return {column, columns, begin, count}; }
 };
 
 // Tensor, slot, column and first element: the order in which pieces make up the model.

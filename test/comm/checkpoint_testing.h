@@ -171,7 +171,7 @@ inline std::string tensor_bytes(const CheckpointReader& reader, uint32_t tensor,
         if (piece.tensor != tensor || piece.slot != slot) continue;
         std::string part(piece.count * width, '\0');
         reader.read(piece, part.data());
-        piece.each_run(whole.width(), [&](uint64_t first, uint64_t count, uint64_t at) {
+        piece.run().each_run(whole.width(), [&](uint64_t first, uint64_t count, uint64_t at) {
             memcpy(&bytes[first * width], &part[at * width], count * width);
         });
     }

@@ -67,7 +67,7 @@ void save_example(const std::string& run_dir, int64_t step, std::vector<Checkpoi
                     CheckpointPiece next = {
                         t, (Slot)s, 0, 0, column, columns, begin, std::min(piece, size - begin), 0, 0};
                     std::vector<float> values;
-                    next.each_run(tensor.width(), [&](uint64_t first, uint64_t n, uint64_t) {
+                    next.run().each_run(tensor.width(), [&](uint64_t first, uint64_t n, uint64_t) {
                         for (uint64_t i = 0; i < n; i++)
                             values.push_back(element((int)t, (Slot)s, first + i));
                     });

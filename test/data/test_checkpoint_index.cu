@@ -2,6 +2,7 @@
 // files exactly are refused.
 #include <ctime>
 #include <random>
+#include <set>
 
 #include "data/checkpoint/index.h"
 #include "test/support/file_testing.h"
@@ -120,7 +121,7 @@ TEST_CASE("runs of a piece") {
             for (const CheckpointPiece& piece : index.pieces) {
                 if (piece.tensor != t || piece.slot != Slot::weight) continue;
                 uint64_t next = 0, end = 0, runs = 0;
-                piece.each_run(width, [&](uint64_t first, uint64_t n, uint64_t at) {
+                piece.run().each_run(width, [&](uint64_t first, uint64_t n, uint64_t at) {
                     CHECK(at == next);
                     CHECK((runs == 0 || first > end));
                     for (uint64_t i = 0; i < n; i++) {
@@ -138,6 +139,36 @@ TEST_CASE("runs of a piece") {
             }
             CHECK(std::all_of(visits.begin(), visits.end(), [](int n) { return n == 1; }));
         }
+    }
+}
+
+TEST_CASE("what two runs of boxes have in common") {
+    std::minstd_rand random(1);
+    auto below = [&](uint64_t n) { return random() % n; };
+    for (int i = 0; i < 2000; i++) {
+        uint64_t rows = 1 + below(5), width = 1 + below(6);
+        auto draw = [&] {
+            BoxRun run = {below(width), 0, 0, 0};
+            run.columns = 1 + below(width - run.column);
+            run.begin = below(rows * run.columns);
+            run.count = 1 + below(rows * run.columns - run.begin);
+            return run;
+        };
+        auto element = [&](const BoxRun& run, uint64_t at) {
+            uint64_t in_box = run.begin + at;
+            return in_box / run.columns * width + run.column + in_box % run.columns;
+        };
+        BoxRun a = draw(), b = draw();
+        std::set<std::pair<uint64_t, uint64_t>> want, got;
+        for (uint64_t at = 0; at < a.count; at++) {
+            for (uint64_t there = 0; there < b.count; there++) {
+                if (element(a, at) == element(b, there)) want.insert({at, there});
+            }
+        }
+        a.each_common(b, width, [&](uint64_t at, uint64_t there, uint64_t n) {
+            for (uint64_t k = 0; k < n; k++) CHECK(got.insert({at + k, there + k}).second);
+        });
+        CHECK(got == want);
     }
 }
 

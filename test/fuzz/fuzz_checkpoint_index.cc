@@ -60,7 +60,7 @@ static void check_tiling(const CheckpointIndex& index) {
         bytes -= index.bytes_of(piece);
         std::vector<bool>& elements = seen[piece.tensor * slot_count + (uint32_t)piece.slot];
         elements.resize(tensor.size());
-        piece.each_run(tensor.width(), [&](uint64_t first, uint64_t n, uint64_t) {
+        piece.run().each_run(tensor.width(), [&](uint64_t first, uint64_t n, uint64_t) {
             for (uint64_t i = first; i < first + n; i++) {
                 if (elements.at(i)) abort();
                 elements[i] = true;

@@ -138,7 +138,7 @@ std::map<std::string, std::string> collected_bytes(ZeroState& state) {
             memcpy(&piece, &pieces[at], sizeof piece);
             at += sizeof piece;
             const CheckpointTensor& tensor = model[piece.tensor];
-            piece.each_run(tensor.width(), [&](size_t first, size_t count, size_t offset) {
+            piece.run().each_run(tensor.width(), [&](size_t first, size_t count, size_t offset) {
                 memcpy(&tensors[tensor.name][first * width], &pieces[at + offset * width], count * width);
             });
             at += piece.count * width;
