@@ -12,7 +12,6 @@ the same, so few of them read in one round: what a rank receives in it does not 
 #include <cstdint>
 #include <cstring>
 #include <deque>
-#include <future>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -27,6 +26,7 @@ the same, so few of them read in one round: what a rank receives in it does not 
 #include "comm/parameters.h"         // ParameterLayout
 #include "comm/world.h"              // World
 #include "comm/zero.h"               // slots_of, dtype_of
+#include "data/base/background.h"
 #include "data/base/error.h"
 #include "data/base/strings.h"      // printable, shape_text
 #include "data/checkpoint/files.h"  // CheckpointReader
@@ -261,7 +261,7 @@ private:
 
     void read_ahead(size_t number) {
         if (number >= batches_.size()) return;
-        ahead_ = std::async(std::launch::async, [this, number, to = buffer(number)]() mutable {
+        ahead_.start([this, number, to = buffer(number)]() mutable {
             for (const CheckpointPiece* piece : batches_[number].pieces) {
                 reader_.read(*piece, to);
                 to += reader_.index().bytes_of(*piece);
@@ -271,7 +271,7 @@ private:
 
     // Waits for what is read ahead. What this rank owns of it goes to the state, the rest is for others.
     Messages take(size_t number) {
-        ahead_.get();
+        ahead_.finish();
         read_ahead(number + 1);
         Messages messages;
         const char* from = buffer(number);
@@ -349,7 +349,7 @@ private:
     HostArray<char> buffers_;            // two: of the batch that is delivered, and of the next one
     RunMessage own_;                     // this rank's small runs of the batch, neighbours made one
     std::deque<std::string> converted_;  // to the state's precision, in this round
-    std::future<void> ahead_;            // of the next batch
+    Background ahead_;                   // reads the next batch
 };
 
 // For all ranks: sets the state to what a checkpoint holds, bit for bit where both store it alike.

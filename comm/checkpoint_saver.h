@@ -15,7 +15,6 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -24,8 +23,6 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -33,6 +30,7 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 #include "comm/memory.h"                  // HostArray
 #include "comm/world.h"                   // World
 #include "comm/zero.h"                    // ZeroState
+#include "data/base/background.h"         // Background
 #include "data/checkpoint/files.h"        // CheckpointDataFile
 #include "data/checkpoint/folder.h"       // NewCheckpoint, keep_newest
 #include "data/checkpoint/save_report.h"  // SaveReport
@@ -114,8 +112,6 @@ public:
         }
     }
 
-    // Waits for a save under way.
-    ~CheckpointSaver() { join(); }
     CheckpointSaver(const CheckpointSaver&) = delete;
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
@@ -147,7 +143,10 @@ public:
             Clock::time_point copied = Clock::now();
             if (in_background_) copy(0, pieces_.size());
             report_.seconds += seconds_since(copied);
-            start_work();
+            if (in_background_)
+                work_.start([this] { work(); });
+            else
+                work();
         }
         report_.stalled = seconds_since(start);
         return in_background_ ? before : finish();
@@ -159,12 +158,12 @@ public:
     // answer.
     bool under_way() const { return under_way_; }
     // Tells whether finish() would return at once on this rank.
-    bool is_ready() const { return !working_; }
+    bool is_ready() const { return work_.is_done(); }
 
     // For all ranks, while a save is under way: waits until it is over.
     SaveReport finish() {
         Clock::time_point start = Clock::now();
-        join();
+        work_.finish();
         new_checkpoint_.reset();  // if it is not published, nothing of it stays
         under_way_ = false;
         report_.stalled += seconds_since(start);
@@ -221,20 +220,6 @@ private:
         cudaCheck(cudaStreamSynchronize(state_.stream()));
     }
 
-    // In a thread, or at once where saving is waited for, or the system has no thread left.
-    void start_work() {
-        working_ = true;
-        try {
-            if (in_background_) thread_ = std::thread([this] { work(); });
-        } catch (const std::system_error&) {
-        }
-        if (!thread_.joinable()) work();
-    }
-
-    void join() {
-        if (thread_.joinable()) thread_.join();
-    }
-
     // For all ranks: from the copy to the checkpoint.
     void work() {
         try {
@@ -244,7 +229,6 @@ private:
             if (world_.size() > 1) abort_job(world_, error);  // the others wait for this one
             report_.error = message_of(error);
         }
-        working_ = false;
     }
 
     void note(const WorkOutcome& outcome) {
@@ -329,6 +313,5 @@ private:
     std::string folder_;                             // where it is written
     uint64_t save_id_ = 0;
     SaveReport report_;  // the thread's, while it works
-    std::atomic<bool> working_ = false;
-    std::thread thread_;
+    Background work_;    // last: it ends before what it works with
 };

@@ -15,8 +15,7 @@ Whether a checkpoint is as it was written: every byte of it is read, and compare
 #include "data/checkpoint/folder.h"
 #include "data/base/error.h"
 #include "data/base/ordered_work.h"
-#include "data/base/progress.h"
-#include "data/base/visible_text.h"
+#include "data/base/terminal.h"
 
 // Names in a checkpoint's folder that are not of it; sorted.
 inline std::vector<std::string> stray_names(const CheckpointReader& reader) {

@@ -24,14 +24,12 @@ begin.
 #include "data/commands/multiple_choice.h"
 #include "data/base/error.h"
 #include "data/base/file.h"
-#include "data/commands/length_histogram.h"
 #include "data/tokens/megatron_shards.h"
-#include "data/base/progress.h"
+#include "data/base/terminal.h"
 #include "data/tokens/token_record.h"
 #include "data/commands/token_scan.h"
 #include "data/tokens/token_shards.h"
 #include "data/tokenizer/tokenizer.h"
-#include "data/base/visible_text.h"
 #include "data/base/strings.h"
 
 // ----------------------------------------------------------------------------

@@ -22,7 +22,7 @@ them. Its doc_start is null where documents are not told apart; by_token and by_
 #include "data/base/figures.h"
 #include "data/run/meter.h"
 #include "data/options/options.h"
-#include "data/base/progress.h"
+#include "data/base/terminal.h"
 #include "data/tokens/token_record.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/launch/trained_model.h"

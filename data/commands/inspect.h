@@ -19,7 +19,7 @@ every byte of it is read and checked, and each piece that is damaged is named.
 #include "data/base/figures.h"
 #include "data/run/meter.h"
 #include "data/options/values.h"
-#include "data/base/visible_text.h"
+#include "data/base/terminal.h"
 #include "data/base/strings.h"
 
 class CheckpointReport {

@@ -1,15 +1,88 @@
 /*
-What there is to know of a stream of tokens that comes in pieces: how many, the largest, where documents end,
-and whether one token fills a long stretch. It keeps up with a disk because it looks at blocks of tokens in a
-loop that compiles to vector instructions, and at single tokens only in blocks where a document ends.
+What there is to know of a stream of tokens that comes in pieces: how many, the largest, how long the
+documents are, and whether one token fills a long stretch. It keeps up with a disk because it looks at blocks
+of tokens in a loop that compiles to vector instructions, and at single tokens only in blocks where a document
+ends.
 */
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstdint>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "data/commands/length_histogram.h"
+#include "data/base/error.h"
+
+// 1234567 as "1,234,567".
+inline std::string with_commas(int64_t number) {
+    std::string digits = std::to_string(number);
+    size_t first = digits[0] == '-' ? 1 : 0;
+    for (size_t at = digits.size(); at > first + 3;) digits.insert(at -= 3, ",");
+    return digits;
+}
+
+// How long documents are: counts by powers of two, drawn with text. Lengths span many magnitudes, so rows of
+// equal width would put nearly all of them in one.
+class LengthHistogram {
+public:
+    void add(int64_t length /* not negative */) {
+        rows_[(size_t)std::bit_width((uint64_t)length)]++;
+        count_++;
+        sum_ += length;
+        smallest_ = std::min(smallest_, length);
+        largest_ = std::max(largest_, length);
+    }
+
+    void add(const LengthHistogram& other) {
+        for (size_t i = 0; i < rows_.size(); i++) rows_[i] += other.rows_[i];
+        count_ += other.count_;
+        sum_ += other.sum_;
+        smallest_ = std::min(smallest_, other.smallest_);
+        largest_ = std::max(largest_, other.largest_);
+    }
+
+    int64_t count() const { return count_; }
+    int64_t sum() const { return sum_; }
+    // Of no lengths, all three are 0.
+    int64_t smallest() const { return count_ ? smallest_ : 0; }
+    int64_t largest() const { return largest_; }
+    double mean() const { return count_ ? (double)sum_ / (double)count_ : 0; }
+
+    // "4 .. 7   1,234  ####": a line for each power of two between the smallest and the largest length. The
+    // longest bar has `width` marks, and whatever was counted has one at least.
+    std::vector<std::string> lines(int width = 40) const {
+        std::vector<std::string> lines;
+        if (count_ == 0) return lines;
+        size_t first = (size_t)std::bit_width((uint64_t)smallest_);
+        size_t last = (size_t)std::bit_width((uint64_t)largest_);
+        int64_t most = *std::max_element(rows_.begin(), rows_.end());
+        int label_width = 0, count_width = (int)with_commas(most).size();
+        for (size_t i = first; i <= last; i++) label_width = std::max(label_width, (int)label(i).size());
+        for (size_t i = first; i <= last; i++) {
+            double share = (double)rows_[i] / (double)most;
+            int marks = rows_[i] == 0 ? 0 : std::max(1, (int)(share * width + 0.5));
+            std::string line =
+                text("%*s  %*s", label_width, label(i).c_str(), count_width, with_commas(rows_[i]).c_str());
+            if (marks > 0) line += "  " + std::string((size_t)marks, '#');
+            lines.push_back(line);
+        }
+        return lines;
+    }
+
+private:
+    // Row i counts the lengths of i binary digits.
+    static std::string label(size_t i) {
+        if (i <= 1) return std::to_string(i);
+        int64_t low = int64_t(1) << (i - 1);
+        return with_commas(low) + " .. " + with_commas(low + (low - 1));
+    }
+
+    std::array<int64_t, 64> rows_ = {};
+    int64_t count_ = 0, sum_ = 0, smallest_ = INT64_MAX, largest_ = 0;
+};
 
 class TokenScan {
 public:

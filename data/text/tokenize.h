@@ -25,7 +25,7 @@ complete: a run that fails leaves none.
 #include "data/base/file.h"
 #include "data/options/options.h"
 #include "data/base/ordered_work.h"
-#include "data/base/progress.h"
+#include "data/base/terminal.h"
 #include "data/tokens/shard_series.h"
 #include "data/base/stop_signals.h"
 #include "data/text/text_documents.h"

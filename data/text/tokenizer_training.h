@@ -18,7 +18,7 @@ Where there is more text than it may learn from, it reads parts that are spread 
 #include "data/tokenizer/bpe_training.h"
 #include "data/base/error.h"
 #include "data/base/json_lines.h"
-#include "data/base/progress.h"
+#include "data/base/terminal.h"
 #include "data/base/stop_signals.h"
 #include "data/text/text_files.h"
 #include "data/tokenizer/tiktoken.h"

@@ -3,21 +3,18 @@ Micro-batches in host memory. Steps ask for batches at a constant stride, so the
 device works on this one, and a step waits for the disk only where reading is slower than computing. What is
 read ahead is only a guess: any batch can be asked for, and it is the same whether it was guessed or not.
 
-BatchReader reads in a thread of its own. Another reader (comm/node_reader.h) is a BatchSource as well: it
+BatchReader reads in the background. Another reader (comm/node_reader.h) is a BatchSource as well: it
 says how one batch is read; what is read ahead, and when, is decided here once.
 */
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
-#include <new>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "data/base/background.h"
 #include "data/base/error.h"
 #include "data/tokens/token_loader.h"
 #include "kernels/row_order.h"  // sort_by_token, sort_by_position
@@ -165,61 +162,25 @@ public:
     BatchReader(const TokenLoader& loader, const BatchShape& shape, uint64_t stride)
         : BatchSource(shape, stride), loader_(loader) {
         for (std::vector<int>& block : blocks_) block.resize(batch_ints(shape.B, shape.T));
-        thread_ = std::thread([this] { run(); });
-    }
-
-    ~BatchReader() override {
-        {
-            std::lock_guard lock(mutex_);
-            ending_ = true;
-        }
-        changed_.notify_all();
-        thread_.join();
     }
 
 protected:
     const int* block(int number) const override { return blocks_[(size_t)number].data(); }
 
     void start(int block, BatchRequest request) override {
-        {
-            std::lock_guard lock(mutex_);
-            into_ = blocks_[(size_t)block].data();
-            request_ = request;
-            busy_ = true;
-        }
-        changed_.notify_all();
+        reading_.start([this, request, into = blocks_[(size_t)block].data()] {
+            try_read_batch(loader_, shape_, request, into, error_);
+        });
     }
 
     void finish() override {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return !busy_; });
+        reading_.finish();
         if (!error_.empty()) fail("%s", error_.c_str());
     }
 
 private:
-    void run() {
-        std::unique_lock lock(mutex_);
-        for (;;) {
-            changed_.wait(lock, [&] { return busy_ || ending_; });
-            if (ending_) return;
-            // While busy_, the fields of the batch belong to this thread.
-            lock.unlock();
-            try_read_batch(loader_, shape_, request_, into_, error_);
-            lock.lock();
-            busy_ = false;
-            changed_.notify_all();
-        }
-    }
-
     const TokenLoader& loader_;
     std::array<std::vector<int>, 2> blocks_;
-
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    bool busy_ = false, ending_ = false;
-    BatchRequest request_ = {};
-    int* into_ = nullptr;
     std::string error_;
-
-    std::thread thread_;
+    Background reading_;  // into the above
 };
