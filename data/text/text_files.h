@@ -14,7 +14,6 @@ taken for a shorter text.
 #include <cstring>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
@@ -194,76 +193,47 @@ private:
 
 // ----------------------------------------------------------------------------
 
-// Decompresses gzip. A file may be several compressed ones, one behind the other.
-class GzipDecoder {
-public:
-    explicit GzipDecoder(std::string path) : path_(std::move(path)) {
-        constexpr int gzip_only = 16 + MAX_WBITS;
-        if (inflateInit2(&stream_, gzip_only) != Z_OK)
-            fail("%s: cannot be decompressed: no memory; close other programs", path_.c_str());
-    }
-    GzipDecoder(const GzipDecoder&) = delete;
-    GzipDecoder& operator=(const GzipDecoder&) = delete;
-    ~GzipDecoder() { inflateEnd(&stream_); }
-
-    // Takes from the front of `in` and returns how much it wrote; 0 only if it needs more.
-    size_t decode(std::string_view& in, char* out, size_t capacity) {
-        stream_.next_out = (Bytef*)out;
-        stream_.avail_out = (uInt)std::min<size_t>(capacity, 1u << 30);
-        uInt room = stream_.avail_out;
-        while (!in.empty() && stream_.avail_out == room) {
-            if (complete_) {
-                inflateReset(&stream_);
-                complete_ = false;
-            }
-            stream_.next_in = (Bytef*)in.data();
-            stream_.avail_in = (uInt)std::min<size_t>(in.size(), 1u << 30);
-            uInt given = stream_.avail_in;
-            int result = inflate(&stream_, Z_NO_FLUSH);
-            in.remove_prefix(given - stream_.avail_in);
-            complete_ = result == Z_STREAM_END;
-            if (result != Z_OK && !complete_ && result != Z_BUF_ERROR) {
-                fail("%s: is damaged, or no gzip file (%s); copy it again", path_.c_str(),
-                     stream_.msg ? stream_.msg : "its data makes no sense");
-            }
-        }
-        return room - stream_.avail_out;
-    }
-
-    // No more will come.
-    void finish() const {
-        if (!complete_)
-            fail("%s: is cut short: its compressed text does not end; copy it again", path_.c_str());
-    }
-
-private:
-    std::string path_;
-    z_stream stream_ = {};
-    bool complete_ = false;  // a compressed part has ended
-};
-
-// Reads the text of a file from its beginning.
+// Reads the text of a file from its beginning. A gzip file may be several, one behind the other. inflate() reads
+// them here and not gzread(), because that one takes a part whose first bytes are damaged for padding, and leaves
+// it and all that follows out without a word.
 class TextInput {
 public:
     explicit TextInput(const TextFile& file) : path_(file.path) {
         struct stat status;
         file_ = open_regular(path_, &status);
         posix_fadvise(file_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
-        if (file.compressed) gzip_ = std::make_unique<GzipDecoder>(path_);
+        compressed_ = file.compressed;
+        constexpr int gzip_only = 16 + MAX_WBITS;
+        if (compressed_ && inflateInit2(&gzip_, gzip_only) != Z_OK)
+            fail("%s: cannot be decompressed: no memory; close other programs", path_.c_str());
     }
+    ~TextInput() { inflateEnd(&gzip_); }
 
     // 0 only at the end.
     size_t read(char* out, size_t capacity) {
-        if (!gzip_) return read_file(out, capacity);
-        for (;;) {
-            if (size_t n = gzip_->decode(in_, out, capacity)) return n;
-            buffer_.resize(256 << 10);
-            in_ = {buffer_.data(), read_file(buffer_.data(), buffer_.size())};
-            if (in_.empty()) {
-                gzip_->finish();
-                return 0;
+        if (!compressed_) return read_file(out, capacity);
+        uInt room = (uInt)std::min<size_t>(capacity, 1u << 30);
+        gzip_.next_out = (Bytef*)out;
+        gzip_.avail_out = room;
+        while (gzip_.avail_out == room) {
+            if (gzip_.avail_in == 0) {
+                buffer_.resize(256 << 10);
+                gzip_.next_in = (Bytef*)buffer_.data();
+                gzip_.avail_in = (uInt)read_file(buffer_.data(), buffer_.size());
+                if (gzip_.avail_in == 0 && !complete_) {
+                    fail("%s: is cut short: its compressed text does not end; copy it again", path_.c_str());
+                }
+                if (gzip_.avail_in == 0) return 0;
+            }
+            if (complete_) inflateReset(&gzip_);
+            int result = inflate(&gzip_, Z_NO_FLUSH);
+            complete_ = result == Z_STREAM_END;
+            if (result != Z_OK && !complete_) {
+                fail("%s: is damaged, or no gzip file (%s); copy it again", path_.c_str(),
+                     gzip_.msg ? gzip_.msg : "its data makes no sense");
             }
         }
+        return room - gzip_.avail_out;
     }
 
     // Appends up to `bytes` of text; false when there is no more.
@@ -300,8 +270,9 @@ private:
 
     std::string path_;
     FileHandle file_;
-    std::unique_ptr<GzipDecoder> gzip_;
-    std::vector<char> buffer_;  // of compressed bytes
-    std::string_view in_;       // those of them not used yet
+    bool compressed_;
+    z_stream gzip_ = {};
+    std::vector<char> buffer_;  // compressed bytes
+    bool complete_ = false;     // a compressed part has ended, and no other has begun
     uint64_t consumed_ = 0;
 };
