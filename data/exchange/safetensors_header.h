@@ -8,8 +8,8 @@ The header of a safetensors file: a table of tensors as JSON, in front of their 
    8+N         the tensors' bytes, row-major and little-endian; offsets count from here
 
 Nothing is trusted: a header is refused unless it is exactly of this form and the tensors, put in order, cover
-the bytes up to the end of the file without holes or overlaps. It is read by events, so that a hostile one of
-the largest size takes little more memory than its own, and nesting takes none.
+the bytes up to the end of the file without holes or overlaps. The table is read row by row, so that a hostile
+header of the largest size takes little more memory than its own.
 */
 #pragma once
 
@@ -17,6 +17,7 @@ the largest size takes little more memory than its own, and nesting takes none.
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -68,139 +69,99 @@ inline uint64_t element_bits(std::string_view dtype) {
     return row == bits.end() ? 0 : row->second;
 }
 
-// Takes the events of nlohmann's parser; what does not belong to a header is refused where it begins.
-class HeaderEvents {
-public:
-    HeaderEvents(const std::string& path, SafetensorsHeader& header) : path_(path), header_(header) {}
+// The type of a value, for messages about one that has the wrong type.
+inline const char* kind_of(const nlohmann::json& value) {
+    static constexpr const char* kinds[] = {
+        "null",          "an object",         "an array", "a text",
+        "true or false", "a negative number", "a number", "a number that is not whole or too large"};
+    static_assert((int)nlohmann::json::value_t::number_float == std::size(kinds) - 1);
+    return kinds[(size_t)value.type()];
+}
 
-    bool start_object(size_t) {
-        if (place_ == Place::outside) return go(Place::table);
-        if (place_ == Place::entry) return go(key_ == metadata_key ? Place::metadata : Place::tensor);
-        refuse("an object");
+// Adds the tensor that a row of the table describes. Metadata, which are a row too, are checked only.
+inline void add_row(SafetensorsHeader& header, const std::string& name, const nlohmann::json& row,
+                    const std::string& path) {
+    auto refuse_row = [&](const char* what) {
+        fail("%s: \"%s\" %s in the header; the file is damaged or of another kind", path.c_str(),
+             printable(name).c_str(), what);
+    };
+    auto refuse_field = [&](const std::string& field, const nlohmann::json& value) {
+        fail("%s: \"%s\": %s is %s in the header; the file is damaged or of another kind", path.c_str(),
+             printable(name).c_str(), printable(field).c_str(), kind_of(value));
+    };
+    if (!row.is_object()) refuse_row(text("is %s", kind_of(row)).c_str());
+    if (name == metadata_key) {
+        for (const auto& [field, value] : row.items()) {
+            if (value.is_string()) continue;
+            fail("%s: %s: \"%s\" is %s; metadata must be texts", path.c_str(), metadata_key,
+                 printable(field).c_str(), kind_of(value));
+        }
+        return;
     }
-
-    bool end_object() {
-        if (place_ == Place::tensor && fields_ != all_fields)
-            refuse_entry("not all of dtype, shape and data_offsets");
-        return go(place_ == Place::table ? Place::outside : Place::table);
+    for (const auto& [field, value] : row.items()) {
+        if (field != "dtype" && field != "shape" && field != "data_offsets")
+            refuse_row("has a field that is not dtype, shape or data_offsets");
+        if (field == "dtype" ? !value.is_string() : !value.is_array()) refuse_field(field, value);
+        for (const auto& number : value) {
+            if (field != "dtype" && !number.is_number_unsigned()) refuse_field(field, number);
+        }
     }
+    if (row.size() != 3) refuse_row("has not all of dtype, shape and data_offsets");
+    SafeTensor tensor{name, row["dtype"], row["shape"]};
+    if (element_bits(tensor.dtype) == 0) {
+        fail("%s: tensor %s: dtype %s is not known; write the file with another", path.c_str(),
+             printable(name).c_str(), printable(tensor.dtype).c_str());
+    }
+    const nlohmann::json& offsets = row["data_offsets"];
+    if (offsets.size() != 2) refuse_row("has data_offsets that are not two numbers");
+    tensor.begin = offsets[0];
+    tensor.end = offsets[1];
+    header.tensors.push_back(std::move(tensor));
+}
 
-    bool key(std::string& key) {
-        if (place_ == Place::table) {
-            key_ = key;
-            fields_ = 0;
-            bool first = key == metadata_key ? !std::exchange(has_metadata_, true)
-                                             : header_.by_name.emplace(key, header_.tensors.size()).second;
-            if (!first) {
-                fail("%s: \"%s\" is in the header twice; the file is damaged", path_.c_str(),
-                     printable(key).c_str());
+// Reads the table row by row. The tree of a hostile header could be twenty times its size and very deep, and of two
+// equal keys it would keep one; so keys and depth are checked as they come, and only one row is kept at a time.
+inline SafetensorsHeader read_rows(std::string_view source, const std::string& path) {
+    using Event = nlohmann::json::parse_event_t;
+    constexpr int deepest = 4;                 // values lie in the table, a row and a shape at most
+    constexpr size_t most_values = 1'000'000;  // in a row
+    SafetensorsHeader header;
+    std::set<std::string> names, fields;  // fields: of the row called `name`
+    std::string name;
+    size_t values = 0;
+    auto on_event = [&](int depth, Event event, nlohmann::json& value) {
+        if (depth > deepest || ++values > most_values) {
+            fail("%s: \"%s\" is too deep or has too many values in the header; the file is of another kind",
+                 path.c_str(), printable(name).c_str());
+        }
+        if (event == Event::key && depth == 1) {
+            name = value;
+            fields.clear();
+            values = 0;
+            if (!names.insert(name).second) {
+                fail("%s: \"%s\" is in the header twice; the file is damaged", path.c_str(),
+                     printable(name).c_str());
             }
-            if (key != metadata_key) header_.tensors.emplace_back().name = key;
-            return go(Place::entry);
+        } else if (event == Event::key && !fields.insert(value).second) {
+            fail("%s: \"%s\" has a field twice in the header; the file is damaged or of another kind",
+                 path.c_str(), printable(name).c_str());
         }
-        field_ = key;
-        bool first = place_ == Place::metadata ? metadata_.insert(key).second : !(fields_ & field_bit(key));
-        if (!first) refuse_entry("a field twice");
-        if (place_ == Place::tensor) fields_ |= field_bit(key);
-        return true;
+        bool row =
+            depth == 1 && (event == Event::value || event == Event::object_end || event == Event::array_end);
+        if (row) add_row(header, name, value, path);
+        return !row;
+    };
+    try {
+        nlohmann::json empty = nlohmann::json::parse(source, on_event);
+    } catch (const nlohmann::json::parse_error& error) {
+        fail("%s: header is not valid JSON at byte %zu; the file is damaged or of another kind", path.c_str(),
+             error.byte);
+    } catch (const nlohmann::json::exception& error) {
+        fail("%s: header is not valid JSON (%s); the file is damaged", path.c_str(),
+             printable(error.what()).c_str());
     }
-
-    bool string(std::string& value) {
-        if (place_ == Place::tensor && field_ == "dtype")
-            set_dtype(value);
-        else if (place_ != Place::metadata)
-            refuse("a text");
-        return true;
-    }
-
-    bool start_array(size_t) {
-        if (place_ != Place::tensor || field_ == "dtype") refuse("an array");
-        numbers_.clear();
-        return go(Place::numbers);
-    }
-
-    bool end_array() {
-        SafeTensor& tensor = header_.tensors.back();
-        if (field_ == "shape") {
-            tensor.shape = std::move(numbers_);
-        } else {
-            if (numbers_.size() != 2) refuse_entry("data_offsets that are not two numbers");
-            tensor.begin = numbers_[0];
-            tensor.end = numbers_[1];
-        }
-        return go(Place::tensor);
-    }
-
-    bool number_unsigned(uint64_t value) {
-        if (place_ != Place::numbers) refuse("a number");
-        numbers_.push_back(value);
-        return true;
-    }
-
-    bool number_integer(int64_t) { refuse("a negative number"); }
-    bool number_float(double, const std::string&) { refuse("a number that is not whole or too large"); }
-    bool boolean(bool) { refuse("true or false"); }
-    bool null() { refuse("null"); }
-    bool binary(std::vector<uint8_t>&) { refuse("bytes"); }
-
-    bool parse_error(size_t at, const std::string&, const nlohmann::json::exception&) {
-        fail("%s: header is not valid JSON at byte %zu; the file is damaged or of another kind",
-             path_.c_str(), at);
-    }
-
-private:
-    enum class Place { outside, table, entry, metadata, tensor, numbers };
-
-    bool go(Place place) {
-        place_ = place;
-        return true;
-    }
-
-    static constexpr int all_fields = 7;
-
-    int field_bit(const std::string& field) const {
-        if (field == "dtype") return 1;
-        if (field == "shape") return 2;
-        if (field == "data_offsets") return 4;
-        refuse_entry("a field that is not dtype, shape or data_offsets");
-    }
-
-    void set_dtype(const std::string& dtype) {
-        if (element_bits(dtype) == 0) {
-            fail("%s: tensor %s: dtype %s is not known; write the file with another", path_.c_str(),
-                 printable(key_).c_str(), printable(dtype).c_str());
-        }
-        header_.tensors.back().dtype = dtype;
-    }
-
-    [[noreturn]] void refuse_entry(const char* what) const {
-        fail("%s: \"%s\" has %s in the header; the file is damaged or of another kind", path_.c_str(),
-             printable(key_).c_str(), what);
-    }
-
-    [[noreturn]] void refuse(const char* what) const {
-        if (place_ == Place::outside || place_ == Place::table)
-            fail("%s: header is not a JSON object; the file is damaged or of another kind", path_.c_str());
-        if (place_ == Place::metadata) {
-            fail("%s: %s: \"%s\" is %s; metadata must be texts", path_.c_str(), metadata_key,
-                 printable(field_).c_str(), what);
-        }
-        if (place_ == Place::entry)
-            fail("%s: \"%s\" is %s in the header; it must be an object", path_.c_str(),
-                 printable(key_).c_str(), what);
-        fail("%s: \"%s\": %s is %s in the header; the file is damaged or of another kind", path_.c_str(),
-             printable(key_).c_str(), printable(field_).c_str(), what);
-    }
-
-    const std::string& path_;
-    SafetensorsHeader& header_;
-    Place place_ = Place::outside;
-    std::string key_, field_;  // where we are
-    bool has_metadata_ = false;
-    std::set<std::string> metadata_;  // keys that were there
-    int fields_ = 0;                  // of this tensor: those that were there
-    std::vector<uint64_t> numbers_;
-};
+    return header;
+}
 
 // That the shape has a size, and that the bytes are those of the shape.
 inline void check_size(const SafeTensor& tensor, const std::string& where) {
@@ -256,14 +217,7 @@ inline SafetensorsHeader parse_safetensors_header(std::string_view source, uint6
     if (begin == source.npos || source[begin] != '{' || source.find('\0') != source.npos) {
         fail("%s: header is not a JSON object; the file is damaged or of another kind", path.c_str());
     }
-    SafetensorsHeader header;
-    safetensors::HeaderEvents events(path, header);
-    try {
-        nlohmann::json::sax_parse(source, &events);
-    } catch (const nlohmann::json::exception& error) {
-        fail("%s: header is not valid JSON (%s); the file is damaged", path.c_str(),
-             printable(error.what()).c_str());
-    }
+    SafetensorsHeader header = safetensors::read_rows(source, path);
     safetensors::check_places(header, data_bytes, path);
     return header;
 }

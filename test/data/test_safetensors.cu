@@ -328,7 +328,7 @@ TEST_CASE_FIXTURE(Refusals, "numbers that are no sizes") {
     shape("2.0", "\"a\": shape is a number that is not whole or too large in the header; ");
     shape("2e0", "\"a\": shape is a number that is not whole or too large in the header; ");
     shape("18446744073709551616", "\"a\": shape is a number that is not whole or too large in the header; ");
-    shape("1e999", "header is not valid JSON at byte ");
+    shape("1e999", "header is not valid JSON (");
     shape("\"2\"", "\"a\": shape is a text in the header; ");
     shape("true", "\"a\": shape is true or false in the header; ");
     shape("null", "\"a\": shape is null in the header; ");
