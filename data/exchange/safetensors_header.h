@@ -119,8 +119,9 @@ inline void add_row(SafetensorsHeader& header, const std::string& name, const nl
     header.tensors.push_back(std::move(tensor));
 }
 
-// Reads the table row by row. The tree of a hostile header could be twenty times its size and very deep, and of two
-// equal keys it would keep one; so keys and depth are checked as they come, and only one row is kept at a time.
+// Reads the table row by row. The tree of a hostile header could be twenty times its size and very deep, and
+// of two equal keys it would keep one; so keys and depth are checked as they come, and only one row is kept
+// at a time.
 inline SafetensorsHeader read_rows(std::string_view source, const std::string& path) {
     using Event = nlohmann::json::parse_event_t;
     constexpr int deepest = 4;                 // values lie in the table, a row and a shape at most

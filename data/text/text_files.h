@@ -193,9 +193,9 @@ private:
 
 // ----------------------------------------------------------------------------
 
-// Reads the text of a file from its beginning. A gzip file may be several, one behind the other. inflate() reads
-// them here and not gzread(), because that one takes a part whose first bytes are damaged for padding, and leaves
-// it and all that follows out without a word.
+// Reads the text of a file from its beginning. A gzip file may be several, one behind the other. inflate()
+// reads them here and not gzread(), because that one takes a part whose first bytes are damaged for padding,
+// and leaves it and all that follows out without a word.
 class TextInput {
 public:
     explicit TextInput(const TextFile& file) : path_(file.path) {

@@ -1,14 +1,15 @@
 /*
 A tokenizer of the kind that Hugging Face's `tokenizers` library keeps in a tokenizer.json: byte-pair
 encoding, over bytes (GPT-2, Llama 3, Qwen) or over characters with bytes for the rest (Llama 2, Mistral). It
-gives the ids that the library (0.23) gives, for any text, and whatever a file asks for beyond that is refused
-by name.
+gives the ids that the library (0.23) gives, for any text (but see normal_form.h on new characters), and
+whatever a file asks for beyond that is refused by name.
 
 The library takes text only. Here any bytes are encoded: a byte that is no part of a UTF-8 character counts as
 a character that is neither letter, digit nor space.
 
-decode(encode(text)) == text, except where the file itself asks for a change: NFC, a space put in front, white
-space that an added token takes with it, U+2581 that stands for a space. changes_text() says whether it does.
+decode(encode(text)) == text, except where the file itself asks for a change: a normal form, a space put in
+front, white space that an added token takes with it, U+2581 that stands for a space. changes_text() says
+whether it does.
 */
 #pragma once
 

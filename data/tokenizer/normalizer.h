@@ -3,13 +3,15 @@ What is done to a text before it is cut into words: the "normalizer" of a tokeni
 */
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "data/base/json.h"
+#include "data/tokenizer/normal_form.h"
 #include "data/tokenizer/pre_tokenizer.h"
-#include "data/tokenizer/unicode_nfc.h"
 
 class Normalizer {
 public:
@@ -21,43 +23,33 @@ public:
 
     std::string apply(std::string_view text) const {
         std::string result(text);
-        for (const Step& step : steps_) {
-            if (step.kind == Step::nfc)
-                result = to_nfc(result);
-            else if (step.kind == Step::prepend)
-                result = result.empty() ? result : step.with + result;
-            else
-                result = replaced(result, step.what, step.with);
-        }
+        for (const auto& step : steps_) result = step(result);
         return result;
     }
 
 private:
-    struct Step {
-        enum Kind { nfc, prepend, replace } kind;
-        std::string what, with;
-    };
-
     void add(const nlohmann::json& settings, const std::string& where) {
         JsonObject object(settings, where);
         std::string type = object.string("type");
         if (type == "Sequence") {
             for (const auto& step : object.array("normalizers")) add(step, where);
-        } else if (type == "NFC") {
-            steps_.push_back({Step::nfc, "", ""});
+        } else if (type == "NFC" || type == "NFD" || type == "NFKC" || type == "NFKD") {
+            auto form = std::make_shared<const NormalForm>(type);
+            steps_.push_back([form](const std::string& text) { return form->apply(text); });
         } else if (type == "Prepend") {
-            steps_.push_back({Step::prepend, "", object.string("prepend")});
+            std::string with = object.string("prepend");
+            steps_.push_back([with](const std::string& text) { return text.empty() ? text : with + text; });
         } else if (type == "Replace") {
-            std::string what = read_replaced(object);
-            steps_.push_back({Step::replace, what, object.string("content")});
+            std::string what = read_replaced(object), with = object.string("content");
+            steps_.push_back([what, with](const std::string& text) { return replaced(text, what, with); });
         } else {
-            fail("%s: %s is not supported; use NFC, Prepend, Replace or a Sequence of them", where.c_str(),
-                 printable(type).c_str());
+            fail("%s: %s is not supported; use NFC, NFD, NFKC, NFKD, Prepend, Replace or a Sequence of them",
+                 where.c_str(), printable(type).c_str());
         }
         object.done(unsupported_remedy);
     }
 
-    std::vector<Step> steps_;
+    std::vector<std::function<std::string(const std::string&)>> steps_;
 
 public:
     // The text that a Replace looks for.

@@ -152,7 +152,8 @@ private:
         return -1;
     }
 
-    // Words of the patterns in use end where is_word_boundary() says. Others may see further.
+    // Words of the patterns in use end where is_word_boundary() says. Others may see further. NFC keeps
+    // letters and digits what they are; the other forms do not (NFKC makes "(1)" of one number).
     bool has_safe_cuts() const {
         for (const AddedToken& token : hf_->parts().added) {
             bool holds_space = token.content.find_first_of(" \t\r\n") != std::string::npos;

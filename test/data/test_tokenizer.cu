@@ -10,8 +10,8 @@
 #include "test/support/file_testing.h"
 
 static const std::string golden = "test/golden/tokenizers/";
-static const std::vector<std::string> names = {"gpt2",  "llama3", "qwen",     "deepseek",
-                                               "gpt4o", "llama2", "metaspace"};
+static const std::vector<std::string> names = {"gpt2",     "llama3", "qwen",   "claude",
+                                               "deepseek", "gpt4o",  "llama2", "metaspace"};
 
 static std::vector<std::string> sample_texts() {
     std::ifstream file(golden + "ids.json", std::ios::binary);

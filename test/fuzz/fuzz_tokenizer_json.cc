@@ -27,7 +27,7 @@ static nlohmann::json sound(int kind) {
             ["ab", "c"]]}})");
     file["model"]["vocab"] = vocabulary_of(kind < 2);
     if (kind == 1) {
-        file["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}}}};
+        file["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "NFKC"}}}}};
         file["pre_tokenizer"] = nlohmann::json::parse(R"({"type": "Sequence", "pretokenizers": [
             {"type": "Split", "pattern": {"Regex": "(?i:'s)|[^\\r\\n\\p{L}]?\\p{L}+|\\s+(?!\\S)|\\s+"},
                 "behavior": "Removed",

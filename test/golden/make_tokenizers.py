@@ -11,18 +11,22 @@ Nothing is downloaded: small vocabularies are trained on the texts below, in the
     gpt2      ByteLevel
     llama3    Split with Llama 3's pattern and ByteLevel; ignore_merges, with words that no merge makes
     qwen      NFC, Split with Qwen's pattern and ByteLevel; added tokens of every kind
+    claude    NFKC, ByteLevel
     deepseek  a Sequence of three Splits and Digits before ByteLevel
     gpt4o     Split with GPT-4o's pattern (cases of letters, marks) that is Removed, inverted
     llama2    characters, byte_fallback; Prepend and Replace
     metaspace the same with Metaspace, and merges within words only
 
+The texts keep to characters that Unicode 9 knows where normal forms change them: the library normalizes by that version.
+
 ids.json holds the texts, and for each tokenizer the ids of each text with special tokens recognized; where they
 differ as_text has the ids with special tokens taken as text. decoded has what the library decodes the ids to, where
-that is not the text. Running the script again gives the same bytes.
+that is not the text. normalized has each text in the normal forms that change it. Running the script again gives the same bytes.
 """
 
 import json
 import random
+import unicodedata
 from pathlib import Path
 
 import tiktoken
@@ -82,6 +86,9 @@ SPACES = ["", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", "\u20
 SPECIAL = ["<|endoftext|>", "<|end", "of|>", "<s>", "</s>", "<tool>", "[MASK]", "hello", " ", "  ", "x", "é", "\n",
            "<|im_start|>", "<|im_start|>user", "ﬁ", "Å", "A\u030a", "ọ", "o\u0323", "▁", "<0x41>"]
 
+# characters that NFKC replaces; Unicode 3.2 knew them all
+COMPATIBILITY = [chr(code) for code in range(0xa0, 0x20000) if unicodedata.ucd_3_2_0.decomposition(chr(code))]
+
 TEXTS = {
     "empty": "",
     "english": ENGLISH,
@@ -93,9 +100,10 @@ TEXTS = {
     "special": random_text(2, 300, lambda: random.choice(SPECIAL)),
     "white space around": "hellotwo words </s> \t\u3000x[MASK] [MASK]  \n hello </s></s>\n hello  [MASK]",
     "random bytes": random_text(3, 500, lambda: chr(random.randrange(256))),
-    "random code points": random_text(4, 700, any_code_point),
+    "random code points": random_text(4, 700, any_code_point).replace("\U00010783", ""),  # which is of Unicode 14
     "marks": random_text(5, 300, lambda: random.choice("aeo\u0301\u0323\u0334\u0345\u05b0\u093c\u0cd5\u0cc6\u1161\u11a8가\u1100"
-                                                       "\u1df6\u1ab0\U00011935\U00011930Å\u212b\u0958\ufb1d")),
+                                                       "\u1df5\u1ab0\U0001d165\U000110ba\U000110a5Å\u212b\u0958\ufb1d")),
+    "compatibility": "".join(COMPATIBILITY[::9]) + "ﬃ①½㎒ｶﾞ" + "".join(a + b for a, b in zip(COMPATIBILITY[::99], SPACES * 9)),
     "long words": "a" * 150 + " " + "ab" * 100 + "." * 90 + "中" * 60 + " " * 130 + "x" + "0" * 77 + "=" * 64,
     "new characters": "\u1c89\ua7cb\U0001e5d0\U0002ebf0\u088f\u0c5c\U00011de0a\U00016ff4b\U0001e6c0\u0cdc\u0558",
     "new line at the end": "word\n",
@@ -168,6 +176,10 @@ def qwen():
     return tokenizer
 
 
+def claude():
+    return byte_level(700, pre_tokenizers.ByteLevel(add_prefix_space=False), normalizer=normalizers.NFKC())
+
+
 def deepseek():
     return byte_level(600, splits(pre_tokenizers.Digits(individual_digits=False),
                                   pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated"),
@@ -227,7 +239,7 @@ def tiktoken_ids(vocabulary):
 def main():
     HERE.mkdir(exist_ok=True)
     golden = {"texts": TEXTS, "tokenizers": {}}
-    for make in (gpt2, llama3, qwen, deepseek, gpt4o, llama2, metaspace):
+    for make in (gpt2, llama3, qwen, claude, deepseek, gpt4o, llama2, metaspace):
         path = HERE / f"{make.__name__}.json"
         path.write_text(make().to_str(), encoding="utf-8")
         tokenizer = Tokenizer.from_file(str(path))
@@ -243,6 +255,10 @@ def main():
             as_text = tokenizer.encode(text, add_special_tokens=False).ids
             if as_text != ids:
                 result["as_text"] = as_text
+    golden["normalized"] = {}
+    for form in ("NFC", "NFD", "NFKC", "NFKD"):
+        changed = {name: getattr(normalizers, form)().normalize_str(text) for name, text in TEXTS.items()}
+        golden["normalized"][form] = {name: text for name, text in changed.items() if text != TEXTS[name]}
     golden["tiktoken"] = tiktoken_ids(json.loads((HERE / "llama3.json").read_text())["model"]["vocab"])
     (HERE / "ids.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
 
