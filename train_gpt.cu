@@ -109,7 +109,7 @@ the commands make of passes through a model, is in data/.
     X(floatX, partial,    N * C,            shared,               tp > 1)  /* before ranks sum it */         \
     /* backward; dresidual (n, C) belongs to the pipeline */                                                 \
     X(floatX, dnorm,      n * C,            shared,               training)                                  \
-    X(floatX, dact,       N * F,            shared,               training && c.mlp == "swiglu")             \
+    X(floatX, dact,       N * F,            shared,               training && swiglu)                        \
     X(floatX, dfc,        N * F1,           until_weights,        training)                                  \
     X(floatX, datt,       N * A,            shared,               training)                                  \
     X(floatX, dqkv,       N * QKV,          until_weights,        training)                                  \
@@ -131,7 +131,8 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     size_t tp = stage.layout().mesh.tp, chunk = w.loss_chunk, Vp = padded_vocab(c, tp);
     Dims d(c, tp, w.B, w.T);
     size_t N = d.N, n = d.n, C = d.C, NH = d.NH, NKV = d.NKV, A = d.A, QKV = d.QKV, F = d.F, F1 = d.F1;
-    bool training = w.training, mean = c.norm == "layernorm", sequential = c.block == "sequential",
+    bool training = w.training, mean = c.norm == NormKind::layernorm,
+         sequential = c.block == BlockKind::sequential, swiglu = c.mlp == MlpKind::swiglu,
          has_head = stage.has_head(), later = training && std::ranges::max(stage.room.pending) > 0;
     constexpr Lifetime shared = Lifetime::shared, layer = Lifetime::layer;
     auto kept = [&](bool is, Lifetime lifetime) { return training && is ? lifetime : shared; };
@@ -167,9 +168,9 @@ struct Gpt {
     const Mesh& mesh;
     Stage stage;             // what this rank has of the model,
     ParameterLayout layout;  // and where its parameters lie
-    const Norm norm = config.norm == "rmsnorm" ? Norm::rmsnorm : Norm::layernorm;
-    const Gelu gelu = config.mlp == "gelu-exact" ? Gelu::exact : Gelu::tanh;
-    const bool swiglu = config.mlp == "swiglu", parallel = config.block == "parallel";
+    const Norm norm = norm_kernel(config.norm);
+    const Gelu gelu = gelu_kernel(config.mlp);
+    const bool swiglu = config.mlp == MlpKind::swiglu, parallel = config.block == BlockKind::parallel;
     // of the two halves of a block: they stand alone, unless the block is parallel
     const Branch first = parallel ? Branch::first : Branch::alone,
                  last = parallel ? Branch::last : Branch::alone;
@@ -1008,7 +1009,7 @@ struct TrainingRun {
     std::unique_ptr<DeviceBatches> make_batches(const TokenLoader& loader) {
         BatchShape shape = {o.micro_batch, o.sequence_length, o.document_end, resets_positions(o)};
         uint64_t stride = (uint64_t)o.micro_batch * o.dp;  // the data ranks take turns
-        auto source = make_batch_source(world, o.data_reader == "node", loader, shape, stride);
+        auto source = make_batch_source(world, o.data_reader == DataReader::node, loader, shape, stride);
         return std::make_unique<DeviceBatches>(std::move(source), g.stream, mesh, error,
                                                g.stage.room.micro_batches);
     }

@@ -10,14 +10,13 @@ schedule runs, each layer sees the instances that are its own through a struct o
 #include <utility>
 #include <vector>
 
-#include "comm/memory.h"    // Arena
-#include "comm/pipeline.h"  // PipelineTask
-#include "comm/stage.h"     // Stage
+#include "comm/memory.h"           // Arena
+#include "comm/pipeline.h"         // PipelineTask
+#include "comm/stage.h"            // Stage
+#include "data/options/options.h"  // Recompute
 
 // ----------------------------------------------------------------------------
 // what is asked of a model
-
-enum class Recompute { none, mlp, block };
 
 // Sizes that the activations depend on.
 struct Workload {

@@ -95,12 +95,7 @@ inline int micro_batches_per_step(const Options& o) {
 }
 
 inline PipelineShape pipeline_shape(const Options& o) {
-    using enum PipelineSchedule;
-    auto schedule = o.pp_schedule == "gpipe"         ? gpipe
-                    : o.pp_schedule == "interleaved" ? interleaved
-                    : o.pp_schedule == "zero-bubble" ? zero_bubble
-                                                     : one_f_one_b;
-    return {schedule, o.pp, micro_batches_per_step(o), o.pp_chunks};
+    return {o.pp_schedule, o.pp, micro_batches_per_step(o), o.pp_chunks};
 }
 
 // Bytes on a rank, for --pp-layers memory.
@@ -114,7 +109,8 @@ struct LayerBytes {
 inline std::vector<int> pipeline_split(const Options& o, const LayerBytes& bytes) {
     PipelineShape shape = pipeline_shape(o);
     int parts = shape.stages * shape.chunks;
-    if (o.pp_layers == "time") {
+    switch (kind_of<PipelineLayers>(o.pp_layers)) {
+    case PipelineLayers::time: {
         // multiplications for a token; the embedding has none, but copies a row
         double block = (double)block_parameters(o) + 2.0 * o.sequence_length * o.heads * o.head_size;
         double classifier = (double)o.vocab_size * o.channels;
@@ -123,7 +119,7 @@ inline std::vector<int> pipeline_split(const Options& o, const LayerBytes& bytes
                    (part == parts - 1 ? classifier : 0);
         });
     }
-    if (o.pp_layers == "memory") {
+    case PipelineLayers::memory: {
         std::vector<double> layer(parts);
         for (int stage = 0; stage < shape.stages; stage++) {
             PipelineRoom room = pipeline_room(pipeline_actions(shape, stage), shape.chunks);
@@ -135,7 +131,10 @@ inline std::vector<int> pipeline_split(const Options& o, const LayerBytes& bytes
             return (end - begin) * layer[part] + has_table * bytes.table;
         });
     }
-    return parse_split(o.pp_layers, o.layers, parts);
+    case PipelineLayers::list:
+        return parse_split(o.pp_layers, o.layers, parts);
+    }
+    __builtin_unreachable();
 }
 
 inline Layout make_layout(const Options& o, const LayerBytes& bytes) {
@@ -143,13 +142,13 @@ inline Layout make_layout(const Options& o, const LayerBytes& bytes) {
 }
 
 // "4 stages, with 3 4 4 3 layers ..."
-inline std::string pipeline_text(const Layout& layout, const std::string& schedule) {
+inline std::string pipeline_text(const Layout& layout) {
     auto& shape = layout.pipeline;
     std::string layers;
     for (int of_part : layout.split) layers += text(" %d", of_part);
     return text(
         "%d stages%s with%s layers; %s, %d micro-batch%s a step: stages wait %.0f%% of the time they work",
         shape.stages, shape.chunks > 1 ? text(" of %d chunks", shape.chunks).c_str() : "", layers.c_str(),
-        schedule.c_str(), shape.micro_batches, shape.micro_batches == 1 ? "" : "es",
+        name_of(shape.schedule), shape.micro_batches, shape.micro_batches == 1 ? "" : "es",
         100 * time_pipeline(shape, {}).bubble());
 }

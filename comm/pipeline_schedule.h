@@ -31,6 +31,7 @@ Bubble Pipeline Parallelism" (2023).
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/options/options.h"  // PipelineSchedule
 
 enum class PipelineWork {
     forward,
@@ -44,8 +45,6 @@ struct PipelineAction {
     int micro_batch, chunk;
     bool operator==(const PipelineAction&) const = default;
 };
-
-enum class PipelineSchedule { gpipe, one_f_one_b, interleaved, zero_bubble };
 
 struct PipelineShape {
     PipelineSchedule schedule;

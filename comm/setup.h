@@ -33,8 +33,10 @@ the device reaches, and which algorithm each matrix product takes.
 #include "kernels/attention.cuh"  // has_wgmma_attention, attention_kernels
 #include "kernels/common.cuh"
 #include "kernels/fp8_matmul.cuh"  // Fp8Sizes
+#include "kernels/gelu.cuh"        // Gelu
 #include "kernels/graph.cuh"       // graph_key
 #include "kernels/matmul.cuh"      // measured_gemm_rate
+#include "kernels/norm.cuh"        // Norm
 #include "kernels/rope.cuh"        // rope_table
 #ifndef DEVICE_CPU
 #include "kernels/product_tuning.cuh"
@@ -65,7 +67,7 @@ inline ZeroSettings zero_settings(const Options& o) {
     return {.level = o.zero,
             .slots = optimizer_slots(o),
             .keep_master = o.master_weights && sizeof(floatX) < sizeof(float),
-            .offload = o.offload == "optimizer",
+            .offload = o.offload == Offload::optimizer,
             .overlap = o.overlap,
             .prefetch = o.prefetch,
             .staging = o.async_save && o.save_every > 0 && o.save_every < o.steps};
@@ -78,8 +80,27 @@ inline ZeroSettings zero_settings(const Options& o, const World& world) {
     return settings;
 }
 
-inline Recompute recompute_mode(const std::string& name) {
-    return name == "block" ? Recompute::block : name == "mlp" ? Recompute::mlp : Recompute::none;
+// In the terms of the kernels.
+inline Norm norm_kernel(NormKind norm) {
+    switch (norm) {
+    case NormKind::layernorm:
+        return Norm::layernorm;
+    case NormKind::rmsnorm:
+        return Norm::rmsnorm;
+    }
+    __builtin_unreachable();
+}
+
+// An MLP with SwiGLU has no GELU, and any will do.
+inline Gelu gelu_kernel(MlpKind mlp) {
+    switch (mlp) {
+    case MlpKind::gelu:
+    case MlpKind::swiglu:
+        return Gelu::tanh;
+    case MlpKind::gelu_exact:
+        return Gelu::exact;
+    }
+    __builtin_unreachable();
 }
 
 // Tokens whose logits exist at once, if the user leaves it open. Each chunk reads and writes all of the fp32
@@ -96,16 +117,16 @@ inline Workload training_workload(const Options& o) {
     return {.B = o.micro_batch,
             .T = o.sequence_length,
             .training = true,
-            .recompute = recompute_mode(o.recompute),
+            .recompute = o.recompute,
             .loss_chunk = chunk,
-            .fp8 = o.matmul_dtype == "fp8"};
+            .fp8 = o.matmul_dtype == MatmulDtype::fp8};
 }
 
 // ----------------------------------------------------------------------------
 // sizes
 
 inline size_t rope_floats(const ModelConfig& config, const Workload& w) {
-    return config.position == "rope" ? (size_t)w.positions() * config.rope_dims : 0;
+    return config.position == PositionKind::rope ? (size_t)w.positions() * config.rope_dims : 0;
 }
 
 // (positions, rope_dims / 2, 2) from rope_table(); empty without RoPE.
@@ -157,20 +178,34 @@ inline void check_precision(const Options& o) {
     }
 }
 
+#ifndef DEVICE_CPU
+inline AttentionKernels attention_choice(AttentionChoice attention) {
+    switch (attention) {
+    case AttentionChoice::automatic:
+        return AttentionKernels::fastest;
+    case AttentionChoice::mma:
+        return AttentionKernels::mma;
+    case AttentionChoice::wgmma:
+        return AttentionKernels::wgmma;
+    }
+    __builtin_unreachable();
+}
+#endif
+
 // Takes --attention over.
 inline void choose_attention(const Options& o) {
-    if (o.attention == "auto") return;
+    if (o.attention == AttentionChoice::automatic) return;
 #ifdef DEVICE_CPU
     fail("--attention %s: this program has no kernels for GPUs; leave it out, or build with DEVICE=cuda",
-         o.attention.c_str());
+         name_of(o.attention));
 #else
-    bool wgmma = o.attention == "wgmma";
-    if (wgmma && !has_wgmma_attention(self_attention_shape(1, 1, 1, 1, o.head_size, 0, nullptr))) {
+    if (o.attention == AttentionChoice::wgmma &&
+        !has_wgmma_attention(self_attention_shape(1, 1, 1, 1, o.head_size, 0, nullptr))) {
         fail("--attention wgmma: needs a Hopper card, a program built with PRECISION=bf16, and heads of a "
              "multiple of 8 up to 128 (here: %s, heads of %d); give auto",
              floatX_name, o.head_size);
     }
-    attention_kernels = wgmma ? AttentionKernels::wgmma : AttentionKernels::mma;
+    attention_kernels = attention_choice(o.attention);
 #endif
 }
 
@@ -184,7 +219,7 @@ constexpr bool has_products_in_bf16 = sizeof(floatX) < sizeof(float);
 // Products in fp8 need a card that has them, sizes that its rows of 16 bytes divide, and weights that stay in
 // one place.
 inline void check_matmul_dtype(const Options& o) {
-    if (o.matmul_dtype != "fp8") return;
+    if (o.matmul_dtype != MatmulDtype::fp8) return;
     auto refuse = [](const std::string& reason) {
         fail("--matmul-dtype fp8: %s, or give --matmul-dtype bf16", reason.c_str());
     };
@@ -215,17 +250,18 @@ inline void check_matmul_dtype(const Options& o) {
 
 // The file that keeps the choice, for a run that makes one.
 inline std::string algorithm_file(const Options& o) {
-    return o.matmul_tuning == "on" ? algorithm_path(o.run_dir) : o.matmul_tuning;
+    bool in_run = kind_of<MatmulTuning>(o.matmul_tuning) == MatmulTuning::on;
+    return in_run ? algorithm_path(o.run_dir) : o.matmul_tuning;
 }
 
 inline void check_tuning(const Options& o) {
-    const std::string& asked = o.matmul_tuning;
-    if (!has_products_in_bf16 && asked != "on" && asked != "off") {
+    MatmulTuning tuning = kind_of<MatmulTuning>(o.matmul_tuning);
+    if (!has_products_in_bf16 && tuning == MatmulTuning::file) {
         fail("--matmul-tuning %s: products are not timed in this program (%s, %s); give off, or build with "
              "DEVICE=cuda PRECISION=bf16",
-             printable(asked).c_str(), device_name, floatX_name);
+             printable(o.matmul_tuning).c_str(), device_name, floatX_name);
     }
-    if (has_products_in_bf16 && asked != "off") read_algorithms(algorithm_file(o));
+    if (has_products_in_bf16 && tuning != MatmulTuning::off) read_algorithms(algorithm_file(o));
 }
 
 inline int ranks_sharing_device([[maybe_unused]] const World& world) {
@@ -279,9 +315,9 @@ constexpr int kernels_of_layer = 30;  // about, forward and backward
 inline bool wants_graphs(const Options& o, double gemm_rate) {
     constexpr double launch = 4e-6, margin = 2;
     double products = 6.0 * block_parameters(o) * o.micro_batch * o.sequence_length / gemm_rate;
-    bool alone = o.dp * o.tp * o.pp == 1 && o.offload == "none";
+    bool alone = o.dp * o.tp * o.pp == 1 && o.offload == Offload::none;
     bool pays = has_own_memory && alone && products < margin * launch * kernels_of_layer;
-    return o.cuda_graphs == "on" || (o.cuda_graphs == "auto" && pays);
+    return o.cuda_graphs == CudaGraphs::on || (o.cuda_graphs == CudaGraphs::automatic && pays);
 }
 
 // Bytes that the driver may take for the graphs of a run, before the rate is measured: up to version 550 it
@@ -350,7 +386,7 @@ private:
 inline void print_ranks(const Options& o, const World& world, const Mesh& mesh, const Layout& layout) {
     if (world.size() > 1) printf("ranks        %s\n", mesh.picture().c_str());
     if (std::string advice = launcher_advice(); !advice.empty()) printf("stopping     %s\n", advice.c_str());
-    if (o.pp > 1) printf("pipeline     %s\n", pipeline_text(layout, o.pp_schedule).c_str());
+    if (o.pp > 1) printf("pipeline     %s\n", pipeline_text(layout).c_str());
 }
 
 // The part that is known when the device has been measured.
@@ -476,8 +512,9 @@ std::vector<std::string> choose_products(const World& world, const std::string& 
 template <typename Step>
 std::vector<std::string> tune_products(const World& world, const Options& o, const std::string& origin,
                                        bool times, cudaStream_t stream, Step&& step) {
-    if (!has_products_in_bf16 || o.matmul_tuning == "off") return {};
-    std::string other = o.matmul_tuning == "on" && !origin.empty() ? algorithm_path(origin) : "";
+    MatmulTuning tuning = kind_of<MatmulTuning>(o.matmul_tuning);
+    if (!has_products_in_bf16 || tuning == MatmulTuning::off) return {};
+    std::string other = tuning == MatmulTuning::on && !origin.empty() ? algorithm_path(origin) : "";
     return choose_products(world, algorithm_file(o), other, times, stream, std::forward<Step>(step));
 }
 

@@ -37,7 +37,7 @@ struct Dims {
         : B(B), T(T), N(B * T), n(N / tensor_ranks) {
         ModelConfig c = local_part(config, tensor_ranks);
         C = c.channels, NH = c.heads, NKV = c.kv_heads, HS = c.head_size, A = NH * HS, QKV = qkv_width(c);
-        F = c.mlp_width, F1 = fc_width(c), R = c.position == "rope" ? c.rope_dims : 0;
+        F = c.mlp_width, F1 = fc_width(c), R = c.position == PositionKind::rope ? c.rope_dims : 0;
     }
 };
 

@@ -15,14 +15,26 @@ The export and import commands: from a checkpoint to a model as others store it,
 #include "data/exchange/llmc_model.h"
 #include "data/options/rules.h"
 
+inline Dtype chosen_dtype(ExportDtype chosen, Dtype stored) {
+    switch (chosen) {
+    case ExportDtype::stored:
+        return stored;
+    case ExportDtype::fp32:
+        return Dtype::fp32;
+    case ExportDtype::bf16:
+        return Dtype::bf16;
+    }
+    __builtin_unreachable();
+}
+
 inline void export_model(const Options& command) {
     CheckpointReader reader(newest_checkpoint(command.run));
     StoredRun run = stored_run(reader);
     Options model = stored_options(run.options, run.checkpoint);
     Dtype own = *reader.index().tensors.at(0).dtype(Slot::weight);
-    Dtype dtype = command.dtype == "stored" ? own : command.dtype == "bf16" ? Dtype::bf16 : Dtype::fp32;
-    bool has_file = model.tokenizer != "none" && model.tokenizer != "bytes";
-    if (command.format == "llmc")
+    Dtype dtype = chosen_dtype(command.dtype, own);
+    bool has_file = kind_of<TokenizerKind>(model.tokenizer) == TokenizerKind::file;
+    if (command.format == ExportFormat::llmc)
         export_llmc(reader, model, command.output, dtype);
     else
         export_hf(reader, model, has_file ? run.tokenizer : "", command.output, dtype);

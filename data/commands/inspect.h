@@ -89,7 +89,7 @@ private:
 
     // As on the command line.
     static std::string value_text(const nlohmann::ordered_json& value) {
-        if (value.is_boolean()) return value.get<bool>() ? "on" : "off";
+        if (value.is_boolean()) return name_of(value.get<bool>());
         if (!value.is_string()) return visible_text(value.dump());
         std::string shown = visible_text(value.get<std::string>());
         bool plain = !shown.empty() && shown.find_first_of(" '\"*?") == shown.npos;

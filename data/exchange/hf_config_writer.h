@@ -30,9 +30,9 @@ inline const char* family_class(HfFamily family) {
 namespace hf {
 
 inline HfFamily nearest_family(const ModelConfig& c) {
-    if (c.norm == "rmsnorm")
+    if (c.norm == NormKind::rmsnorm)
         return c.qk_norm ? HfFamily::qwen3 : c.window ? HfFamily::mistral : HfFamily::llama;
-    if (c.position == "learned") return HfFamily::gpt2;
+    if (c.position == PositionKind::learned) return HfFamily::gpt2;
     return c.bias ? HfFamily::gpt_neox : HfFamily::gptj;
 }
 
@@ -52,31 +52,32 @@ inline HfFamily hf_family(const ModelConfig& c) {
         fail("--%s %s: Hugging Face's %s, the nearest family, has only %s; train such a model to export it",
              option, value.c_str(), family_name(family), wanted.c_str());
     };
-    auto needs_switch = [&](const char* option, bool value, bool wanted) {
-        needs(value == wanted, option, value ? "on" : "off", wanted ? "on" : "off");
+    auto needs_name = [&](const char* option, auto value, auto wanted) {
+        needs(value == wanted, option, name_of(value), name_of(wanted));
     };
     auto needs_size = [&](const char* option, int value, int wanted) {
         needs(value == wanted, option, std::to_string(value), std::to_string(wanted));
     };
-    if (c.norm == "rmsnorm") {
-        needs(c.position == "rope", "position", c.position, "rope");
-        needs(c.mlp == "swiglu", "mlp", c.mlp, "swiglu");
-        needs(c.block == "sequential", "block", c.block, "sequential");
+    if (c.norm == NormKind::rmsnorm) {
+        needs_name("position", c.position, PositionKind::rope);
+        needs_name("mlp", c.mlp, MlpKind::swiglu);
+        needs_name("block", c.block, BlockKind::sequential);
         needs_size("rope-dims", c.rope_dims, c.head_size);
-        if (family != llama) needs_switch("bias", c.bias, false);
+        if (family != llama) needs_name("bias", c.bias, false);
         return family;
     }
-    needs(c.mlp != "swiglu", "mlp", c.mlp, "gelu or gelu-exact");
-    needs_switch("qk-norm", c.qk_norm, false);
+    needs(c.mlp != MlpKind::swiglu, "mlp", name_of(c.mlp),
+          alternatives({name_of(MlpKind::gelu), name_of(MlpKind::gelu_exact)}));
+    needs_name("qk-norm", c.qk_norm, false);
     needs_size("window", c.window, 0);
     needs_size("kv-heads", c.kv_heads, c.heads);
     needs((int64_t)c.heads * c.head_size == c.channels, "head-size", std::to_string(c.head_size),
           "channels / heads");
     if (family == gpt2) {
-        needs(c.block == "sequential", "block", c.block, "sequential");
-        needs_switch("bias", c.bias, true);
+        needs_name("block", c.block, BlockKind::sequential);
+        needs_name("bias", c.bias, true);
     } else if (family == gptj) {
-        needs(c.block == "parallel", "block", c.block, "parallel");
+        needs_name("block", c.block, BlockKind::parallel);
         needs(c.rope_theta == 10000, "rope-theta", number_text(c.rope_theta), "10000");
         needs(c.rope_scaling == 1, "rope-scaling", number_text(c.rope_scaling), "1");
     }
@@ -95,7 +96,7 @@ inline void write_openai_sizes(const ModelConfig& c, Json& json) {
     json["n_inner"] = c.mlp_width;
     json["n_positions"] = c.context;
     json["layer_norm_epsilon"] = shortest(c.norm_eps);
-    json["activation_function"] = c.mlp == "gelu" ? "gelu_new" : "gelu";
+    json["activation_function"] = c.mlp == MlpKind::gelu ? "gelu_new" : "gelu";
     for (const char* dropout : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) json[dropout] = 0.0;
 }
 
@@ -146,9 +147,9 @@ inline double rotated_share(const ModelConfig& c) {
 inline void write_gpt_neox(const ModelConfig& c, Json& json) {
     write_sizes(c, json);
     json["hidden_dropout"] = 0.0;
-    json["hidden_act"] = c.mlp == "gelu" ? "gelu_new" : "gelu";
+    json["hidden_act"] = c.mlp == MlpKind::gelu ? "gelu_new" : "gelu";
     json["layer_norm_eps"] = shortest(c.norm_eps);
-    json["use_parallel_residual"] = c.block == "parallel";
+    json["use_parallel_residual"] = c.block == BlockKind::parallel;
     json["attention_bias"] = true;
     json["rotary_pct"] = rotated_share(c);
     json["rotary_emb_base"] = shortest(c.rope_theta);

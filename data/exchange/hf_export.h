@@ -98,7 +98,8 @@ inline nlohmann::ordered_json tokenizer_config(const std::string& tokenizer, con
 inline void export_hf(CheckpointReader& reader, const Options& model, const std::string& tokenizer_file,
                       const std::string& folder, Dtype dtype) {
     const char* torch_dtype = dtype == Dtype::bf16 ? "bfloat16" : "float32";
-    std::string tokenizer = model.tokenizer == "bytes" ? hf::byte_tokenizer_json() : "";
+    std::string tokenizer =
+        kind_of<TokenizerKind>(model.tokenizer) == TokenizerKind::bytes ? hf::byte_tokenizer_json() : "";
     if (!tokenizer_file.empty()) tokenizer = read_text(tokenizer_file);
     nlohmann::ordered_json generation = nlohmann::ordered_json::object();
     if (model.document_end >= 0)

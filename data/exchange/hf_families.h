@@ -92,7 +92,7 @@ inline void read_gelu(JsonObject& config, const char* key, ModelConfig& model) {
     bool tanh = activation == "gelu_new" || activation == "gelu_pytorch_tanh" || activation == "gelu_fast";
     if (!tanh && activation != "gelu")
         refuse(config, key, activation, "gelu, gelu_new, gelu_fast or gelu_pytorch_tanh");
-    model.mlp = tanh ? "gelu" : "gelu-exact";
+    model.mlp = tanh ? MlpKind::gelu : MlpKind::gelu_exact;
 }
 
 // The sizes under the names of GPT-2, which GPT-J took over.
@@ -149,9 +149,9 @@ inline void read_rope(JsonObject& config, ModelConfig& model, const char* theta,
 // What llama, mistral and qwen3 share.
 inline ModelConfig llama_family(JsonObject& config) {
     ModelConfig model;
-    model.norm = "rmsnorm";
-    model.position = "rope";
-    model.mlp = "swiglu";
+    model.norm = NormKind::rmsnorm;
+    model.position = PositionKind::rope;
+    model.mlp = MlpKind::swiglu;
     model.bias = false;
     model.layers = size(config, "num_hidden_layers");
     model.channels = size(config, "hidden_size");
@@ -224,7 +224,7 @@ inline ModelConfig qwen3(JsonObject& config) {
 
 inline ModelConfig gpt_neox(JsonObject& config) {
     ModelConfig model;
-    model.position = "rope";
+    model.position = PositionKind::rope;
     model.layers = size(config, "num_hidden_layers");
     model.channels = size(config, "hidden_size");
     model.heads = size(config, "num_attention_heads");
@@ -232,7 +232,7 @@ inline ModelConfig gpt_neox(JsonObject& config) {
     model.vocab_size = size(config, "vocab_size");
     model.context = size(config, "max_position_embeddings");
     model.norm_eps = real(config, "layer_norm_eps", 1e-5f);
-    model.block = config.boolean("use_parallel_residual", true) ? "parallel" : "sequential";
+    model.block = config.boolean("use_parallel_residual", true) ? BlockKind::parallel : BlockKind::sequential;
     model.tie_embeddings = config.boolean("tie_word_embeddings", false);
     read_gelu(config, "hidden_act", model);
     only(config, "attention_bias", true);
@@ -251,8 +251,8 @@ inline ModelConfig gpt_neox(JsonObject& config) {
 
 inline ModelConfig gptj(JsonObject& config) {
     ModelConfig model;
-    model.position = "rope";
-    model.block = "parallel";
+    model.position = PositionKind::rope;
+    model.block = BlockKind::parallel;
     model.bias = false;  // of those that GPT-J has, all must be zero
     read_openai_sizes(config, model);
     model.rope_dims = size(config, "rotary_dim");

@@ -149,7 +149,7 @@ inline Options imported_options(const std::string& folder, const std::string& ru
     Options options;
     static_cast<ModelConfig&>(options) = checked_model(hf_model(config, path));
     options.model = folder;
-    options.tokenizer = "none";
+    options.tokenizer = name_of(TokenizerKind::none);
     options.document_end = hf_end_of_text(config, options.vocab_size);
     if (!tokenizer) return options;
     options.tokenizer = tokenizer_path(run_dir);

@@ -130,7 +130,7 @@ public:
     void norm(const std::string& theirs, const std::string& ours, HfRole role = HfRole::holds) {
         uint64_t C = (uint64_t)c.channels;
         add(theirs + ".weight", {C}, role, ours + ".weight");
-        if (c.norm != "layernorm") return;
+        if (c.norm != NormKind::layernorm) return;
         if (c.bias)
             add(theirs + ".bias", {C}, role, ours + ".bias");
         else
@@ -239,7 +239,7 @@ inline std::vector<HfTensor> gpt_neox_tensors(const ModelConfig& c) {
     for (int l = 0; l < c.layers; l++) {
         table.begin_layer("layers.", l);
         table.norm("input_layernorm", "norm1");
-        if (c.block == "parallel")
+        if (c.block == BlockKind::parallel)
             table.norm("post_attention_layernorm", "norm1", HfRole::copies);
         else
             table.norm("post_attention_layernorm", "norm2");

@@ -97,7 +97,7 @@ inline LlmcImport import_llmc(const std::string& path, const std::string& run_di
     Options options;
     static_cast<ModelConfig&>(options) = model.config();
     options.model = path;
-    options.tokenizer = "none";
+    options.tokenizer = name_of(TokenizerKind::none);
     std::vector<CheckpointTensor> tensors = tensors_of(options);
     std::vector<int> numbers = llmc::numbers(model.tensors(), tensors, path);
     std::vector<Slot> slots;

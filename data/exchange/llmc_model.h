@@ -117,19 +117,16 @@ inline void check_exportable(const ModelConfig& c) {
     auto number = [&](int value, int only, const char* option) {
         need(value == only, option, std::to_string(value), std::to_string(only));
     };
-    auto choice = [&](const std::string& value, const char* only, const char* option) {
-        need(value == only, option, value, only);
+    auto choice = [&](auto value, auto only, const char* option) {
+        need(value == only, option, name_of(value), name_of(only));
     };
-    auto on_off = [&](bool value, bool only, const char* option) {
-        need(value == only, option, value ? "on" : "off", only ? "on" : "off");
-    };
-    choice(c.norm, "layernorm", "norm");
-    choice(c.position, "learned", "position");
-    choice(c.mlp, "gelu", "mlp");
-    choice(c.block, "sequential", "block");
-    on_off(c.bias, true, "bias");
-    on_off(c.tie_embeddings, true, "tie-embeddings");
-    on_off(c.qk_norm, false, "qk-norm");
+    choice(c.norm, NormKind::layernorm, "norm");
+    choice(c.position, PositionKind::learned, "position");
+    choice(c.mlp, MlpKind::gelu, "mlp");
+    choice(c.block, BlockKind::sequential, "block");
+    choice(c.bias, true, "bias");
+    choice(c.tie_embeddings, true, "tie-embeddings");
+    choice(c.qk_norm, false, "qk-norm");
     number(c.window, 0, "window");
     number(c.kv_heads, c.heads, "kv-heads");
     need(c.channels % c.heads == 0 && c.head_size == c.channels / c.heads, "head-size",

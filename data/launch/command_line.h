@@ -33,7 +33,7 @@ checkpoint has (data/launch/resume.h), then what was given explicitly, then comp
 inline void apply_model(Options& options) {
     if (const Preset* preset = find_preset(options.model)) {
         static_cast<ModelConfig&>(options) = preset->config;
-        options.tokenizer = preset->tokenizer;
+        options.tokenizer = name_of(preset->tokenizer);
         options.document_end = preset->document_end;
     } else if (std::string path = hf_config_path(options.model); !path.empty()) {
         static_cast<ModelConfig&>(options) = read_hf_config(path);
@@ -163,9 +163,9 @@ struct CommandLine {
 };
 
 inline void check_origin(const Options& asked) {
-    if (asked.resume == "auto" && asked.overwrite)
+    if (resumes_newest(asked) && asked.overwrite)
         fail("--overwrite: deletes what --resume auto goes on from; leave one of them out");
-    if (!asked.resume.empty() && !asked.init.empty() && asked.resume != "auto") {
+    if (!asked.resume.empty() && !asked.init.empty() && !resumes_newest(asked)) {
         fail("--init %s: weights come from --resume %s already; leave one of them out",
              printable(asked.init).c_str(), printable(asked.resume).c_str());
     }
@@ -185,14 +185,14 @@ inline std::optional<StoredRun> named_checkpoint(const char* option, const std::
 
 // Where --resume looks; empty: nowhere.
 inline std::string resumed_place(const Options& asked) {
-    if (asked.resume != "auto") return asked.resume;
+    if (!resumes_newest(asked)) return asked.resume;
     return asked.run_dir.empty() ? default_run_dir(asked.model) : asked.run_dir;
 }
 
 // The run's folder in --fallback-dir, where its last checkpoint may be as well. It is empty where --resume
 // auto does not look there.
 inline std::string fallback_place(const Options& asked) {
-    bool looks = asked.resume == "auto" && !asked.fallback_dir.empty();
+    bool looks = resumes_newest(asked) && !asked.fallback_dir.empty();
     return looks ? shared_run_dir(asked.fallback_dir, resumed_place(asked)) : "";
 }
 
@@ -218,7 +218,7 @@ inline std::optional<StoredRun> newest_of_run(const Options& asked, const FindCh
 // With --resume auto, --init is for the first start of the run.
 inline void find_origin(CommandLine& line, const Options& asked, const FindCheckpoint& find) {
     check_origin(asked);
-    if (asked.resume == "auto") {
+    if (resumes_newest(asked)) {
         std::string run_dir = resumed_place(asked);
         line.origin = newest_of_run(asked, find);
         line.folder = RunFolder::continued;
@@ -257,7 +257,7 @@ inline bool is_same_tokenizer(const std::string& a, const std::string& b) {
 // A run that goes on has a copy of its tokenizer, whatever the file was that it came from.
 inline void take_own_tokenizer(CommandLine& line, const StoredOptions& stored) {
     std::string& asked = line.options.tokenizer;
-    if (line.weights_only || stored.tokenizer() == "none") return;
+    if (line.weights_only || kind_of<TokenizerKind>(stored.tokenizer()) == TokenizerKind::none) return;
     if (!is_same_tokenizer(asked, stored.tokenizer())) {
         fail("--tokenizer %s: the run has another, %s; leave the option out, or begin a run with --init",
              printable(asked).c_str(), printable(stored.tokenizer()).c_str());

@@ -66,7 +66,7 @@ public:
     StoredOptions(const StoredRun& run, bool weights_only)
         : run_(run), weights_only_(weights_only), stored_(stored_options(run.options, run.checkpoint)) {
         // The run's copy is the one it was trained with, wherever the file is now that was named.
-        if (stored_.tokenizer != "none" && stored_.tokenizer != "bytes" && !run.tokenizer.empty())
+        if (kind_of<TokenizerKind>(stored_.tokenizer) == TokenizerKind::file && !run.tokenizer.empty())
             stored_.tokenizer = run.tokenizer;
     }
 
@@ -123,14 +123,12 @@ private:
     // Of a program that did not know an option, or a model from elsewhere, there is nothing to compare.
     bool is_stored(const OptionRow& row) const { return run_.options.contains(row.field); }
 
-    void copy(const OptionRow& row, Options& options) const {
-        std::visit([&](auto member) { options.*member = stored_.*member; }, row.member);
-    }
+    void copy(const OptionRow& row, Options& options) const { row.set(options, row.get(stored_)); }
 
     // Whether the value of a row is the stored one. 0 can be, where it stands for what follows from others.
     bool comes_to_stored(const OptionRow& row, const Options& options) const {
         Options changed = stored_;
-        std::visit([&](auto member) { changed.*member = options.*member; }, row.member);
+        row.set(changed, row.get(options));
         try {
             complete(static_cast<ModelConfig&>(changed));
             complete_sequence_length(changed);

@@ -26,7 +26,7 @@ struct TrainedModel {
         StoredRun stored = stored_run(reader);
         options = stored_options(stored.options, stored.checkpoint);
         std::string name = tokenizer_name.empty() ? options.tokenizer : tokenizer_name;
-        if (tokenizer_name.empty() && name != "bytes" && name != "none") {
+        if (tokenizer_name.empty() && kind_of<TokenizerKind>(name) == TokenizerKind::file) {
             if (stored.tokenizer.empty()) {
                 fail("%s: the tokenizer of the run is missing; name it with --tokenizer",
                      tokenizer_path(stored.run_dir.empty() ? run : stored.run_dir).c_str());

@@ -130,18 +130,18 @@ inline std::vector<std::string> option_groups(Command command) {
 inline std::string positional_name(const OptionRow& row) {
     std::string name = row.field;
     for (char& c : name) c = (char)toupper(c);
-    return name + (std::holds_alternative<std::vector<std::string> Options::*>(row.member) ? "..." : "");
+    return name + (holds<std::vector<std::string>>(row) ? "..." : "");
 }
 
 inline std::string option_help(const OptionRow& row, int width) {
     constexpr int indent = 30;
-    std::string value = is_switch(row)               ? " [on|off]"
-                        : is_number(row)             ? " N"
-                        : row.limits.choices.empty() ? " TEXT"
-                                                     : " NAME";
+    std::string value = is_switch(row)       ? " [on|off]"
+                        : is_number(row)     ? " N"
+                        : holds<Choice>(row) ? " NAME"
+                                             : " TEXT";
     std::string limits = is_switch(row) ? "" : limits_text(row);
     // What describes the model is as --model says, but for that itself.
-    bool has_default = !describes_model(row) || row.member == OptionRow::Member(&Options::model);
+    bool has_default = !describes_model(row) || &row == find_option("--model");
     std::string standard = has_default ? value_text(row, Options()) : "";
     if (!standard.empty()) standard = "default " + standard;
     std::string notes = limits + (limits.empty() || standard.empty() ? "" : "; ") + standard;

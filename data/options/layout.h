@@ -25,7 +25,7 @@ write a number as a product of three.
 // Parts of the layers on each of `pp` stages.
 inline int chunks_of(const Options& options, int pp) {
     if (options.pp_chunks > 0) return options.pp_chunks;
-    return options.pp_schedule == "interleaved" && pp > 1 ? 2 : 1;
+    return options.pp_schedule == PipelineSchedule::interleaved && pp > 1 ? 2 : 1;
 }
 
 // Why a completed model and its sequences cannot be cut over tp * pp ranks, or nothing if they can.
@@ -172,10 +172,10 @@ inline void complete_ranks(Options& options, int processes) {
 
 // What no number of stages makes good.
 inline void check_pipeline_options(const Options& options) {
-    if (options.pp_chunks > 1 && options.pp_schedule != "interleaved") {
+    if (options.pp_chunks > 1 && options.pp_schedule != PipelineSchedule::interleaved) {
         fail("--pp-chunks %d: with --pp-schedule %s a stage has one part of the layers; add --pp-schedule "
              "interleaved, or leave --pp-chunks out",
-             options.pp_chunks, options.pp_schedule.c_str());
+             options.pp_chunks, name_of(options.pp_schedule));
     }
     if (options.pp_chunks > options.layers) {
         fail("--pp-chunks %d: more parts than --layers %d; lower it", options.pp_chunks, options.layers);
@@ -184,7 +184,7 @@ inline void check_pipeline_options(const Options& options) {
 
 inline void complete_pipeline(Options& options) {
     options.pp_chunks = chunks_of(options, options.pp);
-    if (options.pp_layers != "time" && options.pp_layers != "memory")
+    if (kind_of<PipelineLayers>(options.pp_layers) == PipelineLayers::list)
         parse_split(options.pp_layers, options.layers, options.pp * options.pp_chunks);
 }
 
@@ -229,7 +229,8 @@ inline void complete_shard_group(Options& options) {
 inline void complete_global_batch(Options& options) {
     long long sequences = (long long)options.sequence_length * options.dp;  // tokens, one for each data rank
     long long tokens = sequences * options.micro_batch;
-    int round = options.pp_schedule == "interleaved" ? options.pp : 1;  // micro-batches must be a multiple
+    int round = options.pp_schedule == PipelineSchedule::interleaved ? options.pp
+                                                                     : 1;  // micro-batches must be a multiple
     if (options.global_batch == 0) options.global_batch = tokens * round;
     if (options.global_batch % tokens) {
         long long below = options.global_batch / tokens * tokens, above = below + tokens;

@@ -13,6 +13,25 @@ complete() fills those in.
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/options/choice.h"
+
+enum class NormKind { layernorm, rmsnorm };
+template <>
+inline constexpr const char* names_of<NormKind>[] = {"layernorm", "rmsnorm"};
+
+enum class PositionKind { learned, rope };
+template <>
+inline constexpr const char* names_of<PositionKind>[] = {"learned", "rope"};
+
+// gelu is the formula with tanh, gelu_exact that with the error function.
+enum class MlpKind { gelu, gelu_exact, swiglu };
+template <>
+inline constexpr const char* names_of<MlpKind>[] = {"gelu", "gelu-exact", "swiglu"};
+
+// A parallel block has one norm, with attention and MLP side by side behind it.
+enum class BlockKind { sequential, parallel };
+template <>
+inline constexpr const char* names_of<BlockKind>[] = {"sequential", "parallel"};
 
 struct ModelConfig {
     int layers = 12;
@@ -22,20 +41,20 @@ struct ModelConfig {
     int head_size = 0;  // 0: channels / heads
     int mlp_width = 0;  // 0: 4 * channels
     int vocab_size = 50257;
-    int context = 1024;              // positions the model is made for
-    std::string norm = "layernorm";  // layernorm | rmsnorm
+    int context = 1024;  // positions the model is made for
+    NormKind norm = NormKind::layernorm;
     float norm_eps = 1e-5f;
-    std::string position = "learned";  // learned | rope
+    PositionKind position = PositionKind::learned;
     float rope_theta = 10000;
     int rope_dims = 0;       // rotated dimensions of each head; 0: head_size
     float rope_scaling = 1;  // Llama 3.1 frequency scaling; 1: none
     float rope_low_frequency = 1;
     float rope_high_frequency = 4;
     int rope_original_context = 8192;
-    std::string mlp = "gelu";  // gelu (tanh) | gelu-exact | swiglu
+    MlpKind mlp = MlpKind::gelu;
     bool bias = true;
-    int window = 0;                    // sliding attention window; 0: none
-    std::string block = "sequential";  // sequential | parallel (one norm, attention and MLP side by side)
+    int window = 0;  // sliding attention window; 0: none
+    BlockKind block = BlockKind::sequential;
     bool tie_embeddings = true;
     bool qk_norm = false;
 };
@@ -47,7 +66,7 @@ inline int qkv_width(const ModelConfig& c) {
 
 // Outputs of the first product of the MLP: SwiGLU has a gate beside each value.
 inline int fc_width(const ModelConfig& c) {
-    return c.mlp == "swiglu" ? 2 * c.mlp_width : c.mlp_width;
+    return c.mlp == MlpKind::swiglu ? 2 * c.mlp_width : c.mlp_width;
 }
 
 // ----------------------------------------------------------------------------
@@ -116,7 +135,8 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     size_t C = c.channels, V = c.vocab_size, P = c.context, HS = c.head_size, A = c.heads * HS,
            KV = c.kv_heads * HS, F = c.mlp_width, F1 = fc_width(c);
     float in = 0.02f, out = 0.02f / std::sqrt(2.0f * c.layers);
-    bool bias = c.bias, norm_bias = bias && c.norm == "layernorm", two_norms = c.block == "sequential";
+    bool bias = c.bias, norm_bias = bias && c.norm == NormKind::layernorm,
+         two_norms = c.block == BlockKind::sequential;
     std::vector<Section> heads = {{A, c.heads}, {KV, c.kv_heads}, {KV, c.kv_heads}}, hidden = {{F, 0}};
     if (F1 > F) hidden.push_back({F, 0});  // gates, then values
     std::vector<TensorRow> table;
@@ -126,7 +146,7 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     using enum Unit;
     using enum Shard;
     add(true, {wte, embedding, "wte", V, C, 0, in, true, rows, {}, vocab_multiple});
-    add(c.position == "learned", {wpe, embedding, "wpe", P, C, 0, in, true, replicated});
+    add(c.position == PositionKind::learned, {wpe, embedding, "wpe", P, C, 0, in, true, replicated});
     add(true, {norm1w, block, "norm1.weight", C, 0, 1, 0, false, replicated});
     add(norm_bias, {norm1b, block, "norm1.bias", C, 0, 0, 0, false, replicated});
     add(true, {qkvw, block, "qkv.weight", A + 2 * KV, C, 0, in, true, rows, heads});
@@ -207,7 +227,7 @@ inline void complete(ModelConfig& c) {
         c.mlp_width = 4 * c.channels;
     }
 
-    if (c.position == "rope") {
+    if (c.position == PositionKind::rope) {
         if (c.rope_dims == 0) c.rope_dims = c.head_size;
         if (c.rope_dims > c.head_size || c.rope_dims % 2) {
             fail("--rope-dims %d: RoPE turns pairs within a head of %d; give an even number up to that",

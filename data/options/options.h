@@ -19,6 +19,73 @@ enum Command {
     command_import = 128
 };
 
+// ----------------------------------------------------------------------------
+// choices
+
+enum class TokenizerKind { none, bytes, file };
+template <>
+inline constexpr const char* names_of<TokenizerKind>[] = {"none", "bytes"};
+
+enum class DataReader { rank, node };
+template <>
+inline constexpr const char* names_of<DataReader>[] = {"rank", "node"};
+
+enum class PipelineSchedule { gpipe, one_f_one_b, interleaved, zero_bubble };
+template <>
+inline constexpr const char* names_of<PipelineSchedule>[] = {"gpipe", "1f1b", "interleaved", "zero-bubble"};
+
+enum class PipelineLayers { time, memory, list };
+template <>
+inline constexpr const char* names_of<PipelineLayers>[] = {"time", "memory"};
+
+enum class Offload { none, optimizer };
+template <>
+inline constexpr const char* names_of<Offload>[] = {"none", "optimizer"};
+
+// wsd is warm-up, stable, decay (Hu et al., MiniCPM, 2024).
+enum class ResumeFrom { newest, place };
+template <>
+inline constexpr const char* names_of<ResumeFrom>[] = {"auto"};
+
+enum class LearningRateSchedule { cosine, linear, constant, wsd };
+template <>
+inline constexpr const char* names_of<LearningRateSchedule>[] = {"cosine", "linear", "constant", "wsd"};
+
+enum class MatmulDtype { bf16, fp8 };
+template <>
+inline constexpr const char* names_of<MatmulDtype>[] = {"bf16", "fp8"};
+
+enum class Recompute { none, mlp, block };
+template <>
+inline constexpr const char* names_of<Recompute>[] = {"none", "mlp", "block"};
+
+enum class AttentionChoice { automatic, mma, wgmma };
+template <>
+inline constexpr const char* names_of<AttentionChoice>[] = {"auto", "mma", "wgmma"};
+
+enum class CudaGraphs { automatic, on, off };
+template <>
+inline constexpr const char* names_of<CudaGraphs>[] = {"auto", "on", "off"};
+
+enum class MatmulTuning { on, off, file };
+template <>
+inline constexpr const char* names_of<MatmulTuning>[] = {"on", "off"};
+
+enum class ExportFormat { hf, llmc };
+template <>
+inline constexpr const char* names_of<ExportFormat>[] = {"hf", "llmc"};
+
+enum class ExportDtype { stored, fp32, bf16 };
+template <>
+inline constexpr const char* names_of<ExportDtype>[] = {"stored", "fp32", "bf16"};
+
+enum class PreTokenizerRules { gpt2, llama3, qwen };
+template <>
+inline constexpr const char* names_of<PreTokenizerRules>[] = {"gpt2", "llama3", "qwen"};
+
+// ----------------------------------------------------------------------------
+// options
+
 // Sizes left at 0 that can be worked out from the others are filled in by complete_options().
 struct Options : ModelConfig {
     std::string model = "tiny";
@@ -27,7 +94,7 @@ struct Options : ModelConfig {
     std::string tokenizer;             // none | bytes | a file; empty: as fits the command
     int document_end = -1;             // token that ends a document; -1: documents are not told apart
     bool reset_positions = false;
-    std::string data_reader = "rank";  // rank | node
+    DataReader data_reader = DataReader::rank;
     std::string run_dir;
     bool overwrite = false;
     int seed = 1337;
@@ -40,15 +107,15 @@ struct Options : ModelConfig {
     int dp = 0;  // 0: processes / (tp * pp)
     int tp = 1;
     int pp = 1;
-    int tp_overlap = 0;                // 0: chosen by complete_layout
-    std::string pp_schedule = "1f1b";  // gpipe | 1f1b | interleaved | zero-bubble
-    int pp_chunks = 0;                 // 0: 2 for an interleaved pipeline, else 1
-    std::string pp_layers = "time";    // time | memory | a list like 3,4,4,3
+    int tp_overlap = 0;  // 0: chosen by complete_layout
+    PipelineSchedule pp_schedule = PipelineSchedule::one_f_one_b;
+    int pp_chunks = 0;                                      // 0: 2 for an interleaved pipeline, else 1
+    std::string pp_layers = name_of(PipelineLayers::time);  // or a list like 3,4,4,3
     int zero = 0;
     int shard_group = 0;  // 0: dp, and 1 where --zero 0 cuts nothing
     bool overlap = true;
     int prefetch = 1;
-    std::string offload = "none";     // none | optimizer
+    Offload offload = Offload::none;
     float throttle_link = 0;          // GB/s; 0: as fast as it goes
     int communication_timeout = 600;  // seconds; 0: for ever
 
@@ -62,8 +129,8 @@ struct Options : ModelConfig {
     std::string fallback_dir;  // empty: none
 
     float learning_rate = 6e-4f;
-    std::string schedule = "cosine";  // cosine | linear | constant | wsd
-    int warmup_steps = -1;            // -1: a twentieth of the run, at most 2000
+    LearningRateSchedule schedule = LearningRateSchedule::cosine;
+    int warmup_steps = -1;  // -1: a twentieth of the run, at most 2000
     float final_learning_rate = 0.1f;
     float decay_fraction = 0.2f;
     float weight_decay = 0.1f;
@@ -72,17 +139,17 @@ struct Options : ModelConfig {
     float adam_eps = 1e-8f;
     float gradient_clip = 1;
 
-    std::string matmul_dtype = "bf16";  // bf16 | fp8
+    MatmulDtype matmul_dtype = MatmulDtype::bf16;
     bool master_weights = true;
     bool stochastic_rounding = false;
-    std::string recompute = "none";    // none | mlp | block
-    std::string attention = "auto";    // auto | mma | wgmma
-    std::string cuda_graphs = "auto";  // auto | on | off
+    Recompute recompute = Recompute::none;
+    AttentionChoice attention = AttentionChoice::automatic;
+    CudaGraphs cuda_graphs = CudaGraphs::automatic;
     int loss_chunk = 0;
 
     int log_every = 1;
     float peak_tflops = 0;
-    std::string matmul_tuning = "on";  // on | off | a file
+    std::string matmul_tuning = name_of(MatmulTuning::on);
 
     int val_every = 100;
     int val_batches = 20;
@@ -93,8 +160,8 @@ struct Options : ModelConfig {
     std::string run;     // sample, eval, inspect, export: a run directory | a checkpoint
     std::string source;  // import: a model as others store it
     bool verify = false;
-    std::string format = "hf";     // hf | llmc
-    std::string dtype = "stored";  // stored | fp32 | bf16
+    ExportFormat format = ExportFormat::hf;
+    ExportDtype dtype = ExportDtype::stored;
 
     int tokens = 256;
     float temperature = 1;
@@ -115,7 +182,7 @@ struct Options : ModelConfig {
     std::vector<std::string> inputs;  // tokenize, data: what to read
     std::string output;
     int train_tokenizer = 0;  // tokens of its vocabulary; 0: none is trained
-    std::string pre_tokenizer = "llama3";
+    PreTokenizerRules pre_tokenizer = PreTokenizerRules::llama3;
     long long tokenizer_text = 1 << 30;  // bytes
     std::string text_field = "text";
     bool skip_binary = false;
@@ -124,8 +191,13 @@ struct Options : ModelConfig {
     long long shard_tokens = 100 << 20;
 };
 
+// --resume auto
+inline bool resumes_newest(const Options& o) {
+    return kind_of<ResumeFrom>(o.resume) == ResumeFrom::newest;
+}
+
 // Says whether positions count from the beginning of each document. Heads that are rotated see no more of
 // their positions than how far they are apart, so for those --reset-positions changes nothing.
 inline bool resets_positions(const Options& o) {
-    return o.reset_positions && o.position == "learned";
+    return o.reset_positions && o.position == PositionKind::learned;
 }

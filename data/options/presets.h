@@ -7,12 +7,12 @@ Models by name. Sizes are those of the published models, and a test compares the
 #include <string_view>
 #include <vector>
 
-#include "data/options/model_config.h"
+#include "data/options/options.h"
 
 struct Preset {
     const char* name;
     ModelConfig config;
-    const char* tokenizer = "none";
+    TokenizerKind tokenizer = TokenizerKind::none;
     int document_end = -1;
 };
 
@@ -35,9 +35,9 @@ inline ModelConfig llama(int layers, int channels, int heads, int kv_heads, int 
             .heads = heads,
             .kv_heads = kv_heads,
             .mlp_width = mlp_width,
-            .norm = "rmsnorm",
-            .position = "rope",
-            .mlp = "swiglu",
+            .norm = NormKind::rmsnorm,
+            .position = PositionKind::rope,
+            .mlp = MlpKind::swiglu,
             .bias = false,
             .tie_embeddings = false};
 }
@@ -103,7 +103,7 @@ inline ModelConfig tiny() {
 inline const std::vector<Preset>& preset_table() {
     using namespace preset_family;
     static const std::vector<Preset> table = {
-        {"tiny", tiny(), "bytes", 256},
+        {"tiny", tiny(), TokenizerKind::bytes, 256},
         {"gpt2-124M", gpt2(12, 768, 12)},
         {"gpt2-350M", gpt2(24, 1024, 16)},
         {"gpt2-774M", gpt2(36, 1280, 20)},

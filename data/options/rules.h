@@ -58,17 +58,17 @@ inline void check_checkpoint_options(const Options& options) {
 
 // What talks to others, or to the host, cannot be given to the device in one piece.
 inline void check_graphs(const Options& options, int processes) {
-    if (options.cuda_graphs != "on") return;
+    if (options.cuda_graphs != CudaGraphs::on) return;
     if (processes > 1) {
         fail(
             "--cuda-graphs on: the passes of one process can be captured, and there are %d; give auto or off",
             processes);
     }
-    if (options.offload != "none") {
+    if (options.offload != Offload::none) {
         fail("--cuda-graphs on: passes that send gradients to the host cannot be captured; give auto or off, "
              "or "
              "leave out --offload %s",
-             options.offload.c_str());
+             name_of(options.offload));
     }
 }
 
@@ -76,7 +76,7 @@ inline void complete_training(Options& options, int processes) {
     if (options.train_data.empty()) {
         fail("--train-data: missing; name token files, such as those that `train_gpt tokenize` writes");
     }
-    if (options.tokenizer.empty()) options.tokenizer = "none";
+    if (options.tokenizer.empty()) options.tokenizer = name_of(TokenizerKind::none);
     complete_sequence_length(options);
     check_micro_batch(options);
     complete_layout(options, processes);
@@ -89,7 +89,7 @@ inline void complete_training(Options& options, int processes) {
     if (options.reset_positions && options.document_end < 0) {
         fail("--reset-positions on: documents are not told apart; give --document-end too, or leave it out");
     }
-    if (options.tokenizer == "none" && !options.prompt.empty()) {
+    if (kind_of<TokenizerKind>(options.tokenizer) == TokenizerKind::none && !options.prompt.empty()) {
         fail("--prompt: cannot be turned into tokens without a tokenizer; add --tokenizer bytes or leave it "
              "out");
     }
@@ -131,8 +131,8 @@ inline void complete_tokenizing(Options& options) {
     if (options.train_tokenizer > 0 && !options.tokenizer.empty())
         fail("--tokenizer %s: --train-tokenizer makes one; leave one of them out",
              printable(options.tokenizer).c_str());
-    if (options.tokenizer.empty()) options.tokenizer = "bytes";
-    if (options.tokenizer == "none")
+    if (options.tokenizer.empty()) options.tokenizer = name_of(TokenizerKind::bytes);
+    if (kind_of<TokenizerKind>(options.tokenizer) == TokenizerKind::none)
         fail("--tokenizer none: text becomes tokens by a tokenizer; give bytes or a file");
 }
 

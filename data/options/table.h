@@ -6,15 +6,19 @@ the struct and in JSON, --learning-rate on the command line.
 #pragma once
 
 #include <string>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
 #include "data/options/options.h"
 
-// What a row accepts: numbers from low to high, one of the choices, or any text.
+// The value of an option, of its own type.
+using OptionValue =
+    std::variant<int, long long, float, double, bool, Choice, std::string, std::vector<std::string>>;
+
+// The numbers that a row accepts.
 struct Limits {
     double low = 0, high = 0;
-    std::vector<std::string> choices = {};
 };
 
 // What becomes of an option when a run goes on from a checkpoint (--resume) or begins with the weights of one
@@ -29,17 +33,48 @@ enum class Resume {
     here     // of this start alone
 };
 
-struct OptionRow {
-    using Member = std::variant<int Options::*, long long Options::*, float Options::*, double Options::*,
-                                bool Options::*, std::string Options::*, std::vector<std::string> Options::*>;
+class OptionRow {
+public:
+    // field: returns that field of an Options.
+    template <typename Field>
+    OptionRow(const char* name, Field, int commands, const char* group, Limits limits, const char* help,
+              Resume resume = Resume::free, bool positional = false)
+        : field(name),
+          commands(commands),
+          group(group),
+          limits(limits),
+          help(help),
+          resume(resume),
+          positional(positional),
+          get([](const Options& options) { return value_of(Field()(options)); }),
+          set([](Options& options, const OptionValue& value) { assign(Field()(options), value); }) {}
+
     const char* field;
-    Member member;
     int commands;  // Command bits
     const char* group;
     Limits limits;
     const char* help;
-    Resume resume = Resume::free;
-    bool positional = false;  // given without its name
+    Resume resume;
+    bool positional;  // given without its name
+    OptionValue (*get)(const Options& options);
+    void (*set)(Options& options, const OptionValue& value);  // of the same type
+
+private:
+    template <typename Value>
+    static OptionValue value_of(const Value& value) {
+        if constexpr (std::is_enum_v<Value>)
+            return Choice{(int)value, names_of<Value>};
+        else
+            return value;
+    }
+
+    template <typename Value>
+    static void assign(Value& to, const OptionValue& value) {
+        if constexpr (std::is_enum_v<Value>)
+            to = (Value)std::get<Choice>(value).value;
+        else
+            to = std::get<Value>(value);
+    }
 };
 
 inline const std::vector<OptionRow>& option_table() {
@@ -50,10 +85,12 @@ inline const std::vector<OptionRow>& option_table() {
     constexpr bool positional = true;
     constexpr double most = 2147483647;  // shown as no limit
     constexpr double most_ranks = 1048576;
-    const Limits any_text = {}, on_off = {0, 0, {"on", "off"}};
+    const Limits any_text = {}, on_off = {}, by_name = {};
     const auto range = [](double low, double high) { return Limits{low, high}; };
-    const auto one_of = [](std::vector<std::string> choices) { return Limits{0, 0, std::move(choices)}; };
-#define FIELD(name) #name, &Options::name
+#define FIELD(name)                                                                                          \
+#name, [](auto& options) -> auto& {                                                                      \
+        return options.name;                                                                                 \
+    }
     static const std::vector<OptionRow> table = {
         {FIELD(model), train, "Model", any_text,
          "Starting point: a preset's name, or a Hugging Face config.json or the folder that holds one. The "
@@ -70,11 +107,10 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(vocab_size), train, "Model", range(1, 16777216), "Number of different tokens.", shape},
         {FIELD(context), train, "Model", range(1, 16777216), "Positions the model is made for, in tokens.",
          shape},
-        {FIELD(norm), train, "Model", one_of({"layernorm", "rmsnorm"}), "Normalisation before each sublayer.",
-         shape},
+        {FIELD(norm), train, "Model", by_name, "Normalisation before each sublayer.", shape},
         {FIELD(norm_eps), train, "Model", range(1e-12, 1), "Added to the variance before its square root.",
          shape},
-        {FIELD(position), train, "Model", one_of({"learned", "rope"}),
+        {FIELD(position), train, "Model", by_name,
          "How positions are told: a learned vector each, or rotation of queries and keys (RoPE).", shape},
         {FIELD(rope_theta), train, "Model", range(1, 1e12), "RoPE: base of the wavelengths.", shape},
         {FIELD(rope_dims), train, "Model", range(0, 256), "RoPE: rotated dimensions of each head. 0: all.",
@@ -87,15 +123,15 @@ inline const std::vector<OptionRow>& option_table() {
          "RoPE scaling: wavelengths below the original context over this are left alone.", shape},
         {FIELD(rope_original_context), train, "Model", range(1, 16777216),
          "RoPE scaling: context before stretching, in tokens.", shape},
-        {FIELD(mlp), train, "Model", one_of({"gelu", "gelu-exact", "swiglu"}),
+        {FIELD(mlp), train, "Model", by_name,
          "Activation of the MLP: GELU by its tanh formula, GELU by the error function, or gated SiLU.",
          shape},
         {FIELD(bias), train, "Model", on_off, "Biases in the matrix products and in layernorm.", shape},
         {FIELD(window), train, "Model", range(0, 16777216),
          "Sliding window: each token attends to this many tokens, itself included. 0: to all before it.",
          shape},
-        {FIELD(block), train, "Model", one_of({"sequential", "parallel"}),
-         "MLP after attention, or both side by side behind one norm.", shape},
+        {FIELD(block), train, "Model", by_name, "MLP after attention, or both side by side behind one norm.",
+         shape},
         {FIELD(tie_embeddings), train, "Model", on_off, "Use the token embedding as the output matrix too.",
          shape},
         {FIELD(qk_norm), train, "Model", on_off, "RMSNorm of each query and key head before RoPE.", shape},
@@ -119,7 +155,7 @@ inline const std::vector<OptionRow>& option_table() {
          "Count positions from the beginning of each document. For learned positions: rotary ones tell "
          "distances only, so it makes no difference to them.",
          noted},
-        {FIELD(data_reader), train, "Data", one_of({"rank", "node"}),
+        {FIELD(data_reader), train, "Data", by_name,
          "Who reads the files: each rank what it needs, or one process of each machine for all there, so "
          "that a shared file system has one reader from each. The batches are the same.",
          here},
@@ -184,7 +220,7 @@ inline const std::vector<OptionRow>& option_table() {
          here},
 
         {FIELD(learning_rate), train, "Optimizer", range(0, 10), "AdamW: step size at its peak.", noted},
-        {FIELD(schedule), train, "Optimizer", one_of({"cosine", "linear", "constant", "wsd"}),
+        {FIELD(schedule), train, "Optimizer", by_name,
          "Course of the learning rate after the warm-up; wsd stays at the peak and falls at the end of the "
          "run.",
          noted},
@@ -207,7 +243,7 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(gradient_clip), train, "Optimizer", range(0, 1e9),
          "Gradients whose global norm exceeds this are scaled down to it. 0: never.", noted},
 
-        {FIELD(matmul_dtype), train, "Memory", one_of({"bf16", "fp8"}),
+        {FIELD(matmul_dtype), train, "Memory", by_name,
          "bf16 builds: numbers that the four matrix products of a block are made of. fp8, on Hopper: faster "
          "and coarser, with a copy of these weights more; not with --zero 3. fp32 builds multiply in fp32.",
          noted},
@@ -216,18 +252,18 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(stochastic_rounding), train, "Memory", on_off,
          "bf16 builds: round updated weights up or down at random, so that small updates are not lost.",
          noted},
-        {FIELD(recompute), train, "Memory", one_of({"none", "mlp", "block"}),
+        {FIELD(recompute), train, "Memory", by_name,
          "Activations to compute again in the backward pass instead of keeping them; the result is the "
          "same."},
         {FIELD(loss_chunk), train, "Memory", range(0, 16777216),
          "Tokens whose logits exist at the same time. 0: chosen by size."},
 
-        {FIELD(attention), train, "Speed", one_of({"auto", "mma", "wgmma"}),
+        {FIELD(attention), train, "Speed", by_name,
          "GPUs: the kernels of attention; they differ in rounding. wgmma: those of Hopper, in bf16, for "
          "heads "
          "of a multiple of 8 up to 128. mma: those of every card since Ampere. auto: wgmma where it can.",
          noted},
-        {FIELD(cuda_graphs), train, "Speed", one_of({"auto", "on", "off"}),
+        {FIELD(cuda_graphs), train, "Speed", by_name,
          "Give each pass over a micro-batch to the device in one piece (CUDA graphs) instead of kernel by "
          "kernel; the result is the same. auto: in one process with a GPU, where layers are so small that "
          "giving kernels out takes longer than running them."},
@@ -252,7 +288,7 @@ inline const std::vector<OptionRow>& option_table() {
          "parts hide more of the sending, and make smaller, slower products. It must divide the rows of a "
          "rank, micro-batch * sequence length / tp. 0: the largest of 4, 3, 2 and 1 that does.",
          layout},
-        {FIELD(pp_schedule), train, "Layout", one_of({"gpipe", "1f1b", "interleaved", "zero-bubble"}),
+        {FIELD(pp_schedule), train, "Layout", by_name,
          "--pp: order of the work on a stage. gpipe: all micro-batches forward, then all backward, keeping "
          "the activations of every one. 1f1b: backward as soon as can be, keeping those of --pp "
          "micro-batches at most. interleaved: 1f1b with --pp-chunks parts of the layers on each stage, so "
@@ -283,7 +319,7 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(prefetch), train, "Layout", range(0, 16),
          "--zero 3: layers whose parameters are gathered before they are needed, each in memory of its own; "
          "the result is the same."},
-        {FIELD(offload), train, "Layout", one_of({"none", "optimizer"}),
+        {FIELD(offload), train, "Layout", by_name,
          "What lives in the memory of the host: the optimizer's state, updated there, frees device memory."},
         {FIELD(throttle_link), train, "Layout", range(0, 1000),
          "Builds whose ranks talk over MPI: send at most this many GB/s, to see what a slow network costs. "
@@ -348,10 +384,10 @@ inline const std::vector<OptionRow>& option_table() {
          "tokenize: beginning of the names of the files to write: PREFIX_train_000000.bin, "
          "PREFIX_val_000000.bin ... export: folder to make, or with --format llmc the file. import: run "
          "directory to make."},
-        {FIELD(format), exporting, "Output", one_of({"hf", "llmc"}),
+        {FIELD(format), exporting, "Output", by_name,
          "hf: a folder that Hugging Face transformers loads: config.json, model.safetensors, tokenizer.json. "
          "llmc: a model .bin of llm.c, for models of the shape of GPT-2."},
-        {FIELD(dtype), exporting, "Output", one_of({"stored", "fp32", "bf16"}),
+        {FIELD(dtype), exporting, "Output", by_name,
          "Numbers to write the weights in. stored: those of the model's own parameters; fp32 is as precise "
          "as the checkpoint, whose master copy it takes."},
 
@@ -372,7 +408,7 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(train_tokenizer), tokenize, "Text", range(0, 16777216),
          "Train a byte-level BPE tokenizer with so many tokens on the text, write it to "
          "PREFIX_tokenizer.json and use it; the last of them ends a text. 0: use --tokenizer."},
-        {FIELD(pre_tokenizer), tokenize, "Text", one_of({"gpt2", "llama3", "qwen"}),
+        {FIELD(pre_tokenizer), tokenize, "Text", by_name,
          "Whose rules cut text into words for a tokenizer that is trained."},
         {FIELD(tokenizer_text), tokenize, "Text", range(1, 1e12),
          "Bytes of text that a tokenizer is trained on at most, taken from all files; may end in k, M or G."},

@@ -3,6 +3,7 @@ The value of one option, to and from text and JSON, by its row of the table.
 */
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <set>
@@ -35,19 +36,34 @@ inline const OptionRow* find_option(std::string_view name) {
     return nullptr;
 }
 
-// Calls f with the member itself.
-template <typename AnyOptions, typename F>
-decltype(auto) with_member(const OptionRow& row, AnyOptions& options, F&& f) {
-    return std::visit([&](auto member) -> decltype(auto) { return f(options.*member); }, row.member);
-}
-
 // Whether weights are made for a value of it, so that it goes where they go.
 inline bool describes_model(const OptionRow& row) {
     return row.resume == Resume::shape || row.resume == Resume::tokens;
 }
 
+template <typename Value>
+bool holds(const OptionRow& row) {
+    return std::holds_alternative<Value>(row.get(Options()));
+}
+
 inline bool is_switch(const OptionRow& row) {
-    return std::holds_alternative<bool Options::*>(row.member);
+    return holds<bool>(row);
+}
+
+inline bool is_whole(const OptionRow& row) {
+    return holds<int>(row) || holds<long long>(row);
+}
+
+inline bool is_number(const OptionRow& row) {
+    return is_whole(row) || holds<float>(row) || holds<double>(row);
+}
+
+// The names of an option with a few named values; none for others.
+inline std::vector<std::string> choices(const OptionRow& row) {
+    OptionValue value = row.get(Options());
+    const Choice* choice = std::get_if<Choice>(&value);
+    return choice ? std::vector<std::string>(choice->names.begin(), choice->names.end())
+                  : std::vector<std::string>();
 }
 
 // ----------------------------------------------------------------------------
@@ -67,30 +83,24 @@ std::string number_text(Number value) {
 }
 
 inline std::string value_text(const OptionRow& row, const Options& options) {
-    return with_member(row, options, [](const auto& value) -> std::string {
-        using Value = std::decay_t<decltype(value)>;
-        if constexpr (std::is_same_v<Value, bool>) {
-            return value ? "on" : "off";
-        } else if constexpr (std::is_arithmetic_v<Value>) {
-            return number_text(value);
-        } else if constexpr (std::is_same_v<Value, std::string>) {
-            return value;
-        } else {
-            std::string joined;
-            for (const std::string& item : value) joined += (joined.empty() ? "" : " ") + item;
-            return joined;
-        }
-    });
-}
-
-inline bool is_whole(const OptionRow& row) {
-    return std::holds_alternative<int Options::*>(row.member) ||
-           std::holds_alternative<long long Options::*>(row.member);
-}
-
-inline bool is_number(const OptionRow& row) {
-    return is_whole(row) || std::holds_alternative<float Options::*>(row.member) ||
-           std::holds_alternative<double Options::*>(row.member);
+    return std::visit(
+        [](const auto& value) -> std::string {
+            using Value = std::decay_t<decltype(value)>;
+            if constexpr (std::is_same_v<Value, bool>) {
+                return name_of(value);
+            } else if constexpr (std::is_arithmetic_v<Value>) {
+                return number_text(value);
+            } else if constexpr (std::is_same_v<Value, Choice>) {
+                return value.names[(size_t)value.value];
+            } else if constexpr (std::is_same_v<Value, std::string>) {
+                return value;
+            } else {
+                std::string joined;
+                for (const std::string& item : value) joined += (joined.empty() ? "" : " ") + item;
+                return joined;
+            }
+        },
+        row.get(options));
 }
 
 // A row whose upper limit is only that of its type.
@@ -100,7 +110,8 @@ inline bool is_open_ended(const OptionRow& row) {
 
 // "0 to 10", "at least 0", "cosine, linear or constant", or nothing for free text.
 inline std::string limits_text(const OptionRow& row) {
-    if (!is_number(row)) return alternatives(row.limits.choices);
+    if (is_switch(row)) return alternatives({name_of(true), name_of(false)});
+    if (!is_number(row)) return alternatives(choices(row));
     if (is_open_ended(row)) return "at least " + number_text((long long)row.limits.low);
     if (is_whole(row)) return text("%lld to %lld", (long long)row.limits.low, (long long)row.limits.high);
     return number_text(row.limits.low) + " to " + number_text(row.limits.high);
@@ -120,18 +131,16 @@ inline std::string limits_text(const OptionRow& row) {
 }
 
 inline void check_limits(const OptionRow& row, const Options& options) {
-    with_member(row, options, [&](const auto& value) {
-        using Value = std::decay_t<decltype(value)>;
-        if constexpr (std::is_same_v<Value, std::string>) {
-            bool known = row.limits.choices.empty();
-            for (const std::string& choice : row.limits.choices) known |= value == choice;
-            if (!known) refuse_value(row, value, "not one of the choices");
-        } else if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
-            // Compared as Value, in which 0.1 is the nearest float.
-            bool inside = value >= (Value)row.limits.low && value <= (Value)row.limits.high;
-            if (!inside) refuse_value(row, number_text(value), "out of range");
-        }
-    });
+    std::visit(
+        [&](const auto& value) {
+            using Value = std::decay_t<decltype(value)>;
+            if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
+                // Compared as Value, in which 0.1 is the nearest float.
+                bool inside = value >= (Value)row.limits.low && value <= (Value)row.limits.high;
+                if (!inside) refuse_value(row, number_text(value), "out of range");
+            }
+        },
+        row.get(options));
 }
 
 // The whole text must be one number. Numbers of tokens (long long) may end in k, M or G: 1024, 1024^2,
@@ -161,37 +170,36 @@ Number parse_number(const OptionRow& row, std::string_view source) {
 }
 
 inline void set_value(const OptionRow& row, Options& options, const std::string& source) {
-    with_member(row, options, [&](auto& value) {
-        using Value = std::decay_t<decltype(value)>;
-        if constexpr (std::is_same_v<Value, bool>) {
-            if (source != "on" && source != "off") refuse_value(row, source, "not a switch");
-            value = source == "on";
-        } else if constexpr (std::is_arithmetic_v<Value>) {
-            value = parse_number<Value>(row, source);
-        } else if constexpr (std::is_same_v<Value, std::string>) {
-            value = source;
-        } else {
-            value.push_back(source);
-        }
-    });
+    OptionValue any = row.get(options);
+    std::visit(
+        [&](auto& value) {
+            using Value = std::decay_t<decltype(value)>;
+            if constexpr (std::is_same_v<Value, bool>) {
+                if (source != name_of(true) && source != name_of(false))
+                    refuse_value(row, source, "not a switch");
+                value = source == name_of(true);
+            } else if constexpr (std::is_arithmetic_v<Value>) {
+                value = parse_number<Value>(row, source);
+            } else if constexpr (std::is_same_v<Value, Choice>) {
+                auto name = std::find(value.names.begin(), value.names.end(), source);
+                if (name == value.names.end()) refuse_value(row, source, "not one of the choices");
+                value.value = (int)(name - value.names.begin());
+            } else if constexpr (std::is_same_v<Value, std::string>) {
+                value = source;
+            } else {
+                value.push_back(source);
+            }
+        },
+        any);
+    row.set(options, any);
     check_limits(row, options);
 }
 
 // A positional argument: a list takes any number of them, a text one.
 inline bool add_value(const OptionRow& row, Options& options, const std::string& source) {
-    return with_member(row, options, [&](auto& value) {
-        using Value = std::decay_t<decltype(value)>;
-        if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
-            value.push_back(source);
-            return true;
-        } else if constexpr (std::is_same_v<Value, std::string>) {
-            bool first = value.empty();
-            if (first) value = source;
-            return first;
-        } else {
-            return false;
-        }
-    });
+    if (holds<std::string>(row) && !value_text(row, options).empty()) return false;
+    set_value(row, options, source);
+    return true;
 }
 
 // ----------------------------------------------------------------------------
@@ -201,14 +209,18 @@ inline nlohmann::ordered_json options_to_json(const Options& options, Command co
     nlohmann::ordered_json json = nlohmann::ordered_json::object();
     for (const OptionRow& row : option_table()) {
         if (!(row.commands & command)) continue;
-        with_member(row, options, [&](const auto& value) {
-            // A float as a double would show digits it does not have: 0.0006 as 0.0006000000284984708.
-            if constexpr (std::is_same_v<std::decay_t<decltype(value)>, float>) {
-                json[row.field] = std::stod(number_text(value));
-            } else {
-                json[row.field] = value;
-            }
-        });
+        std::visit(
+            [&](const auto& value) {
+                using Value = std::decay_t<decltype(value)>;
+                // A float as a double would show digits it does not have: 0.0006 as 0.0006000000284984708.
+                if constexpr (std::is_same_v<Value, float>)
+                    json[row.field] = std::stod(number_text(value));
+                else if constexpr (std::is_same_v<Value, Choice>)
+                    json[row.field] = value_text(row, options);
+                else
+                    json[row.field] = value;
+            },
+            row.get(options));
     }
     return json;
 }
@@ -220,7 +232,7 @@ inline void set_from_json(const OptionRow& row, Options& options, const nlohmann
     if (!right_type)
         fail("option %s should not be of type %s; the file is damaged", row.field, value.type_name());
     if (value.is_boolean()) {
-        set_value(row, options, value.get<bool>() ? "on" : "off");
+        set_value(row, options, name_of(value.get<bool>()));
     } else {
         set_value(row, options, value.is_string() ? value.get<std::string>() : value.dump());
     }

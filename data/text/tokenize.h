@@ -42,12 +42,12 @@ struct TokenizeOptions {
     int64_t shard_tokens = 100 << 20;
     uint64_t seed = 1;
     bool overwrite = false;
-    std::string tokenizer = "bytes";  // see Tokenizer::load
-    std::string text_field = "text";  // of .jsonl
-    bool skip_binary = false;         // and UTF-16
-    int threads = 0;                  // 0: one for each core
-    int train_tokenizer = 0;          // tokens; 0: none is trained
-    std::string pre_tokenizer = "llama3";
+    std::string tokenizer = name_of(TokenizerKind::bytes);  // see Tokenizer::load
+    std::string text_field = "text";                        // of .jsonl
+    bool skip_binary = false;                               // and UTF-16
+    int threads = 0;                                        // 0: one for each core
+    int train_tokenizer = 0;                                // tokens; 0: none is trained
+    PreTokenizerRules pre_tokenizer = PreTokenizerRules::llama3;
     int64_t tokenizer_text = 1 << 30;  // bytes that it learns from at most
 };
 

@@ -22,23 +22,22 @@ Where there is more text than it may learn from, it reads parts that are spread 
 #include "data/base/stop_signals.h"
 #include "data/text/text_files.h"
 #include "data/tokenizer/tiktoken.h"
+#include "data/options/options.h"  // PreTokenizerRules
 #include "data/tokenizer/tokenizer_json.h"
 #include "data/tokenizer/word_counts.h"
 
 struct TokenizerTraining {
     int vocab_size = 8192;  // with the end of text
-    std::string pre_tokenizer = "llama3";
+    PreTokenizerRules pre_tokenizer = PreTokenizerRules::llama3;
     uint64_t most_text = 1 << 30;  // bytes
     std::string text_field = "text";
     unsigned threads = 1;
 };
 
 // As a tokenizer.json has it.
-inline nlohmann::json pre_tokenizer_settings(const std::string& name) {
-    if (name == "gpt2") return byte_level_settings(true);
-    if (name != "llama3" && name != "qwen")
-        fail("--pre-tokenizer %s: is not known; give gpt2, llama3 or qwen", printable(name).c_str());
-    return pattern_settings(tiktoken_encoding(name).pattern);
+inline nlohmann::json pre_tokenizer_settings(PreTokenizerRules rules) {
+    if (rules == PreTokenizerRules::gpt2) return byte_level_settings(true);
+    return pattern_settings(tiktoken_encoding(name_of(rules)).pattern);
 }
 
 inline TokenizerParts tokenizer_parts(const TrainedBpe& trained, const nlohmann::json& pre_tokenizer) {

@@ -21,6 +21,7 @@ is. decode(encode(text)) == text for all but tokenizers whose file asks for a ch
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/options/options.h"  // TokenizerKind
 #include "data/tokenizer/hf_tokenizer.h"
 #include "data/tokenizer/tiktoken.h"
 #include "data/tokenizer/tokenizer_json.h"
@@ -44,7 +45,7 @@ public:
     // "bytes"; a tokenizer.json or the folder that holds one; a file of tiktoken, named ENCODING.tiktoken or
     // given as ENCODING:FILE.
     static Tokenizer load(const std::string& name) {
-        if (name == "bytes") return Tokenizer();
+        if (kind_of<TokenizerKind>(name) == TokenizerKind::bytes) return Tokenizer();
         std::string path = name;
         std::error_code not_there;
         if (std::filesystem::is_directory(path, not_there)) path += "/tokenizer.json";
@@ -67,7 +68,7 @@ public:
 
     // The same, or null where there is to be none: for "none" and "".
     static std::unique_ptr<Tokenizer> load_if_any(const std::string& name) {
-        if (name.empty() || name == "none") return nullptr;
+        if (name.empty() || kind_of<TokenizerKind>(name) == TokenizerKind::none) return nullptr;
         return std::make_unique<Tokenizer>(load(name));
     }
 

@@ -215,19 +215,13 @@ inline void bench_tensor_overlap(const World& world) {
 inline void bench_pipeline_overlap(const World& world) {
     auto can_hide = [&](CutModel& model, double link) { return pipeline_can_hide(world, model, link); };
     int ranks = world.size();
-    struct {
-        const char* name;
-        PipelineSchedule schedule;
-        int chunks;
-    } rows[] = {{"gpipe", PipelineSchedule::gpipe, 1},
-                {"1f1b", PipelineSchedule::one_f_one_b, 1},
-                {"interleaved", PipelineSchedule::interleaved, 2},
-                {"zero-bubble", PipelineSchedule::zero_bubble, 1}};
+    using enum PipelineSchedule;
     print_overlap_header(world);
-    for (auto [name, schedule, chunks] : rows) {
+    for (PipelineSchedule schedule : {gpipe, one_f_one_b, interleaved, zero_bubble}) {
+        int chunks = schedule == interleaved ? 2 : 1;
         std::vector<int> split(ranks * chunks, 2 / chunks);
         Layout layout = {{.pp = ranks, .ring = chunks > 1}, 1, {schedule, ranks, 8, chunks}, split};
-        bench_overlap(world, name, layout, 0, bench_config(2 * ranks, 256),
+        bench_overlap(world, name_of(schedule), layout, 0, bench_config(2 * ranks, 256),
                       {2, 128, true, Recompute::none, 256}, can_hide);
     }
 }

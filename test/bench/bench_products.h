@@ -152,7 +152,7 @@ inline void add_linears(std::vector<LinearCase>& cases, const char* preset, int 
     ModelConfig c = find_preset(preset)->config;
     complete(c);
     int A = c.heads * c.head_size;
-    bool gelu = c.mlp == "gelu";
+    bool gelu = c.mlp == MlpKind::gelu;
     auto add = [&](const char* matrix, int N, int inputs, int outputs, bool bias, bool makes_gelu = false,
                    bool of_gelu = false) {
         cases.push_back({text("%s %s", preset, matrix), N, inputs, outputs, bias, makes_gelu, of_gelu});

@@ -52,10 +52,6 @@ inline Row parse_row(const char* argument) {
     return {model, B, T, micro_batches, fp8};
 }
 
-inline const char* name(Recompute recompute) {
-    return recompute == Recompute::none ? "none" : recompute == Recompute::mlp ? "mlp" : "block";
-}
-
 // How a row is trained with the memory there is.
 struct Setting {
     Workload workload;
@@ -176,11 +172,11 @@ inline nlohmann::ordered_json record(const Row& row, const ModelConfig& c, const
             {"head_size", c.head_size},
             {"mlp_width", c.mlp_width},
             {"vocab", padded_vocab(c)},
-            {"norm", c.norm},
+            {"norm", name_of(c.norm)},
             {"norm_eps", c.norm_eps},
-            {"position", c.position},
+            {"position", name_of(c.position)},
             {"rope_theta", c.rope_theta},
-            {"mlp", c.mlp},
+            {"mlp", name_of(c.mlp)},
             {"bias", c.bias},
             {"tie_embeddings", c.tie_embeddings}};
 }
@@ -190,7 +186,7 @@ inline void measure(const Row& row, const char* device, double gemm, FILE* recor
     if (!preset) fail("bench_train: %s: no such preset", row.model.c_str());
     ModelConfig config = preset->config;
     complete(config);
-    if (config.position == "learned" && row.T > config.context)
+    if (config.position == PositionKind::learned && row.T > config.context)
         fail("bench_train: %s: %d tokens, and the model is made for %d", row.model.c_str(), row.T,
              config.context);
     printf("%-12s %-5s ", row.model.c_str(), row.type());
@@ -210,7 +206,7 @@ inline void measure(const Row& row, const char* device, double gemm, FILE* recor
            peak = published_peak(device, sizeof(floatX) == 2);
     Meter meter(config, row.T, peak, gemm, 1);
     printf("%14s %-9s %-9s %9.1f %9.0f %7s %13.1f%% %7.1f%%\n",
-           text("%dx%dx%d", workload.B, row.T, micro_batches).c_str(), name(workload.recompute),
+           text("%dx%dx%d", workload.B, row.T, micro_batches).c_str(), name_of(workload.recompute),
            setting->at_random() ? "at random" : "in fp32", seconds * 1e3, rate,
            peak > 0 ? text("%.1f%%", 100 * meter.mfu(rate)).c_str() : "-", 100 * meter.gemm_share(rate),
            100 * meter.gemm_share_causal(rate));

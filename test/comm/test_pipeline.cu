@@ -227,8 +227,7 @@ void check_outcome(const Outcome& got, const Outcome& want, const PipelineShape&
 }
 
 std::string name_of(const PipelineShape& shape) {
-    static const char* names[] = {"gpipe", "1f1b", "interleaved", "zero-bubble"};
-    return text("%s, %d stages, %d micro-batches, %d chunks", names[(int)shape.schedule], shape.stages,
+    return text("%s, %d stages, %d micro-batches, %d chunks", name_of(shape.schedule), shape.stages,
                 shape.micro_batches, shape.chunks);
 }
 

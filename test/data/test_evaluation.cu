@@ -60,7 +60,7 @@ TEST_CASE("evaluation: the samples of a token file, up to a limit") {
                 }
                 Options o = small_options(B, T, document_end);
                 o.reset_positions = asked;
-                o.position = learned ? "learned" : "rope";
+                o.position = learned ? PositionKind::learned : PositionKind::rope;
                 if (document_end < 0) texts = samples * T;  // the end is a token as others
                 DataScore score = evaluate_data(path, limit, o, nullptr, fake_losses((size_t)B * 5));
                 CHECK(score.samples == (uint64_t)samples);

@@ -23,9 +23,9 @@ ModelConfig llama_model() {
     ModelConfig c = gpt2_model();
     c.kv_heads = 2;
     c.head_size = 8;
-    c.norm = "rmsnorm";
-    c.position = "rope";
-    c.mlp = "swiglu";
+    c.norm = NormKind::rmsnorm;
+    c.position = PositionKind::rope;
+    c.mlp = MlpKind::swiglu;
     c.bias = false;
     c.tie_embeddings = false;
     return c;
@@ -42,11 +42,11 @@ ModelConfig qwen3_model() {
 
 ModelConfig neox_model() {
     ModelConfig c = gpt2_model();
-    c.position = "rope";
+    c.position = PositionKind::rope;
     c.rope_dims = 4;
     c.rope_theta = 500;
-    c.mlp = "gelu-exact";
-    c.block = "parallel";
+    c.mlp = MlpKind::gelu_exact;
+    c.block = BlockKind::parallel;
     c.tie_embeddings = false;
     return c;
 }
@@ -54,7 +54,7 @@ ModelConfig neox_model() {
 ModelConfig gptj_model() {
     ModelConfig c = neox_model();
     c.rope_theta = 10000;
-    c.mlp = "gelu";
+    c.mlp = MlpKind::gelu;
     c.bias = false;
     return c;
 }
@@ -74,21 +74,23 @@ std::vector<NamedModel> models() {
     auto llama31 = [](ModelConfig& c) {
         c.rope_scaling = 4, c.rope_low_frequency = 1.5f, c.rope_original_context = 8;
     };
-    return {
-        {"gpt2", gpt2_model()},
-        {"gpt2", with(gpt2_model(), [](ModelConfig& c) { c.mlp = "gelu-exact", c.tie_embeddings = false; })},
-        {"llama", llama_model()},
-        {"llama", with(llama_model(), [](ModelConfig& c) { c.bias = true, c.tie_embeddings = true; })},
-        {"llama", with(llama_model(), llama31)},
-        {"mistral", with(llama_model(), [](ModelConfig& c) { c.window = 5; })},
-        {"qwen3", qwen3_model()},
-        {"qwen3", with(qwen3_model(), [](ModelConfig& c) { c.window = 5; })},
-        {"gpt_neox", neox_model()},
-        {"gpt_neox", with(neox_model(), [](ModelConfig& c) { c.tie_embeddings = true, c.mlp = "gelu"; })},
-        {"gpt_neox", with(neox_model(), [](ModelConfig& c) { c.block = "sequential"; })},
-        {"gpt_neox", with(neox_model(), llama31)},
-        {"gptj", gptj_model()},
-        {"gptj", with(gptj_model(), [](ModelConfig& c) { c.tie_embeddings = true, c.mlp = "gelu-exact"; })}};
+    return {{"gpt2", gpt2_model()},
+            {"gpt2", with(gpt2_model(),
+                          [](ModelConfig& c) { c.mlp = MlpKind::gelu_exact, c.tie_embeddings = false; })},
+            {"llama", llama_model()},
+            {"llama", with(llama_model(), [](ModelConfig& c) { c.bias = true, c.tie_embeddings = true; })},
+            {"llama", with(llama_model(), llama31)},
+            {"mistral", with(llama_model(), [](ModelConfig& c) { c.window = 5; })},
+            {"qwen3", qwen3_model()},
+            {"qwen3", with(qwen3_model(), [](ModelConfig& c) { c.window = 5; })},
+            {"gpt_neox", neox_model()},
+            {"gpt_neox",
+             with(neox_model(), [](ModelConfig& c) { c.tie_embeddings = true, c.mlp = MlpKind::gelu; })},
+            {"gpt_neox", with(neox_model(), [](ModelConfig& c) { c.block = BlockKind::sequential; })},
+            {"gpt_neox", with(neox_model(), llama31)},
+            {"gptj", gptj_model()},
+            {"gptj", with(gptj_model(),
+                          [](ModelConfig& c) { c.tie_embeddings = true, c.mlp = MlpKind::gelu_exact; })}};
 }
 
 ModelConfig completed(ModelConfig config) {
@@ -112,7 +114,7 @@ std::string description(const ModelConfig& config) {
 // The tensors of a model, as the program names them.
 std::vector<CheckpointTensor> tensors_of(const ModelConfig& c) {
     int64_t C = c.channels, A = (int64_t)c.heads * c.head_size, QKV = qkv_width(c), F = c.mlp_width;
-    bool norm_bias = c.bias && c.norm == "layernorm";
+    bool norm_bias = c.bias && c.norm == NormKind::layernorm;
     std::vector<CheckpointTensor> tensors;
     auto add = [&](const std::string& name, std::vector<int64_t> shape, bool bias) {
         tensors.push_back({name + (bias || shape.size() == 1 ? ".weight" : ""), shape, {Dtype::fp32}});
@@ -123,7 +125,7 @@ std::vector<CheckpointTensor> tensors_of(const ModelConfig& c) {
         if (c.bias) tensors.push_back({name + ".bias", {rows}, {Dtype::fp32}});
     };
     tensors.push_back({"wte", {c.vocab_size, C}, {Dtype::fp32}});
-    if (c.position == "learned") tensors.push_back({"wpe", {c.context, C}, {Dtype::fp32}});
+    if (c.position == PositionKind::learned) tensors.push_back({"wpe", {c.context, C}, {Dtype::fp32}});
     for (int l = 0; l < c.layers; l++) {
         std::string layer = "layers." + std::to_string(l) + ".";
         add(layer + "norm1", {C}, norm_bias);
@@ -131,7 +133,7 @@ std::vector<CheckpointTensor> tensors_of(const ModelConfig& c) {
         if (c.qk_norm) add(layer + "qnorm", {c.head_size}, false);
         if (c.qk_norm) add(layer + "knorm", {c.head_size}, false);
         matrix(layer + "attproj", C, A);
-        if (c.block == "sequential") add(layer + "norm2", {C}, norm_bias);
+        if (c.block == BlockKind::sequential) add(layer + "norm2", {C}, norm_bias);
         matrix(layer + "fc", fc_width(c), C);
         matrix(layer + "fcproj", C, F);
     }
@@ -233,15 +235,15 @@ Rewritten& find(std::vector<Rewritten>& tensors, const std::string& name) {
 
 TEST_CASE("published configs of GPT-NeoX and GPT-J") {
     ModelConfig neox = completed(parse_hf_config(hf_gpt_neox().dump(), "config.json"));
-    CHECK(neox.block == "parallel");
+    CHECK(neox.block == BlockKind::parallel);
     CHECK(neox.bias);
-    CHECK(neox.mlp == "gelu-exact");
+    CHECK(neox.mlp == MlpKind::gelu_exact);
     CHECK(neox.rope_dims == 16);
     CHECK(parameter_count(neox) == 70426624 - 6 * 2 * 512);  // pythia-70m, less a norm of each layer
     ModelConfig gptj = completed(parse_hf_config(hf_gptj().dump(), "config.json"));
-    CHECK(gptj.block == "parallel");
+    CHECK(gptj.block == BlockKind::parallel);
     CHECK(!gptj.bias);
-    CHECK(gptj.mlp == "gelu");
+    CHECK(gptj.mlp == MlpKind::gelu);
     CHECK(gptj.rope_dims == 64);
     CHECK(gptj.mlp_width == 16384);
     CHECK(parameter_count(gptj) ==
@@ -271,23 +273,25 @@ TEST_CASE("models that no family expresses are refused by the option") {
     auto refuse = [](const ModelConfig& config, const char* words) {
         CHECK_REFUSED(hf_family(completed(config)), words);
     };
-    refuse(with(llama_model(), [](ModelConfig& c) { c.block = "parallel"; }),
+    refuse(with(llama_model(), [](ModelConfig& c) { c.block = BlockKind::parallel; }),
            "--block parallel: Hugging Face's llama, the nearest family, has only sequential; ");
-    refuse(with(llama_model(), [](ModelConfig& c) { c.position = "learned"; }), "--position learned: ");
-    refuse(with(llama_model(), [](ModelConfig& c) { c.mlp = "gelu"; }), "--mlp gelu: ");
+    refuse(with(llama_model(), [](ModelConfig& c) { c.position = PositionKind::learned; }),
+           "--position learned: ");
+    refuse(with(llama_model(), [](ModelConfig& c) { c.mlp = MlpKind::gelu; }), "--mlp gelu: ");
     refuse(with(llama_model(), [](ModelConfig& c) { c.rope_dims = 4; }), "--rope-dims 4: ");
     refuse(with(llama_model(), [](ModelConfig& c) { c.window = 4, c.bias = true; }),
            "--bias on: Hugging Face's mistral, the nearest family, has only off; ");
     refuse(with(qwen3_model(), [](ModelConfig& c) { c.bias = true; }), "--bias on: Hugging Face's qwen3");
-    refuse(with(gpt2_model(), [](ModelConfig& c) { c.mlp = "swiglu"; }), "--mlp swiglu: ");
+    refuse(with(gpt2_model(), [](ModelConfig& c) { c.mlp = MlpKind::swiglu; }), "--mlp swiglu: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.qk_norm = true; }), "--qk-norm on: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.window = 4; }), "--window 4: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.kv_heads = 2; }), "--kv-heads 2: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.head_size = 8; }), "--head-size 8: ");
-    refuse(with(gpt2_model(), [](ModelConfig& c) { c.block = "parallel"; }), "--block parallel: ");
+    refuse(with(gpt2_model(), [](ModelConfig& c) { c.block = BlockKind::parallel; }), "--block parallel: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.bias = false; }),
            "--bias off: Hugging Face's gpt2, the nearest family, has only on; ");
-    refuse(with(gptj_model(), [](ModelConfig& c) { c.block = "sequential"; }), "--block sequential: ");
+    refuse(with(gptj_model(), [](ModelConfig& c) { c.block = BlockKind::sequential; }),
+           "--block sequential: ");
     refuse(with(gptj_model(), [](ModelConfig& c) { c.rope_theta = 500; }), "--rope-theta 500: ");
     refuse(with(gptj_model(), [](ModelConfig& c) { c.rope_scaling = 2; }), "--rope-scaling 2: ");
 }

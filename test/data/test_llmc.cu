@@ -322,11 +322,11 @@ TEST_CASE_FIXTURE(Folder, "what llm.c cannot express is refused by the name of t
         check_error(error_of([&] { export_llmc(reader, config, *this / "out.bin", Dtype::fp32); }), option,
                     std::string("llm.c has only ") + only + "; ");
     };
-    check([](ModelConfig& c) { c.norm = "rmsnorm"; }, "--norm rmsnorm", "layernorm");
-    check([](ModelConfig& c) { c.position = "rope"; }, "--position rope", "learned");
-    check([](ModelConfig& c) { c.mlp = "swiglu"; }, "--mlp swiglu", "gelu");
-    check([](ModelConfig& c) { c.mlp = "gelu-exact"; }, "--mlp gelu-exact", "gelu");
-    check([](ModelConfig& c) { c.block = "parallel"; }, "--block parallel", "sequential");
+    check([](ModelConfig& c) { c.norm = NormKind::rmsnorm; }, "--norm rmsnorm", "layernorm");
+    check([](ModelConfig& c) { c.position = PositionKind::rope; }, "--position rope", "learned");
+    check([](ModelConfig& c) { c.mlp = MlpKind::swiglu; }, "--mlp swiglu", "gelu");
+    check([](ModelConfig& c) { c.mlp = MlpKind::gelu_exact; }, "--mlp gelu-exact", "gelu");
+    check([](ModelConfig& c) { c.block = BlockKind::parallel; }, "--block parallel", "sequential");
     check([](ModelConfig& c) { c.bias = false; }, "--bias off", "on");
     check([](ModelConfig& c) { c.tie_embeddings = false; }, "--tie-embeddings off", "on");
     check([](ModelConfig& c) { c.qk_norm = true; }, "--qk-norm on", "off");

@@ -46,7 +46,7 @@ TEST_CASE("FLOPs with fewer key heads, wide heads and SwiGLU") {
                                     .head_size = 6,
                                     .mlp_width = 10,
                                     .vocab_size = 100,
-                                    .mlp = "swiglu"});
+                                    .mlp = MlpKind::swiglu});
     // queries 24 and keys and values 12 each from 8, back from 24 to 8, two MLP inputs of 10 and one output
     CHECK(qkv_width(config) == 48);
     CHECK(fc_width(config) == 20);

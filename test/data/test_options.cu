@@ -179,6 +179,8 @@ TEST_CASE("bad options") {
         CAPTURE(row.line);
         CHECK_REFUSED(train_line(row.line), row.words);
     }
+    CHECK_REFUSED(typed("tokenize a.txt --output b --pre-tokenizer metaspace"),
+                  "--pre-tokenizer metaspace: not one of the choices; give gpt2, llama3 or qwen");
     CHECK_REFUSED(parse(command_train, {}), "--train-data: missing; ");
     CHECK_REFUSED(train({"--layers", " 3"}), "not a number; ");
     CHECK_REFUSED(train({"--layers", ""}), "--layers '': not a number; ");
@@ -432,7 +434,7 @@ TEST_CASE("the parts that tensor parallelism sends, and those of a pipeline") {
         CHECK(options.tp_overlap == row.tp_overlap);
         CHECK(options.pp_chunks == row.pp_chunks);
     }
-    CHECK(train({}).pp_schedule == "1f1b");
+    CHECK(train({}).pp_schedule == PipelineSchedule::one_f_one_b);
     CHECK(train({}).pp_layers == "time");
 }
 
@@ -702,7 +704,7 @@ TEST_CASE("published configs are the presets") {
 }
 
 TEST_CASE("variants of the families that are the same arithmetic") {
-    CHECK(read_hf(with(hf_gpt2(), "activation_function", "gelu")).mlp == "gelu-exact");
+    CHECK(read_hf(with(hf_gpt2(), "activation_function", "gelu")).mlp == MlpKind::gelu_exact);
     CHECK(read_hf(with(hf_gpt2(), "n_inner", 1000)).mlp_width == 1000);
     CHECK(read_hf(without(hf_llama(), "num_key_value_heads")).kv_heads == 32);
     CHECK(read_hf(without(hf_llama(), "rope_scaling")).rope_scaling == 1);

@@ -74,8 +74,9 @@ TEST_CASE("what is not given is as it was") {
     // what belongs to one start
     CHECK(line.options.resume == "runs/a");
     CHECK(train({"--resume", "runs/a", "--data-reader", "node"}, checkpoints, 8).options.data_reader ==
-          "node");
-    CHECK(train({"--resume", "runs/a"}, at_runs_a({"--data-reader", "node"})).options.data_reader == "rank");
+          DataReader::node);
+    CHECK(train({"--resume", "runs/a"}, at_runs_a({"--data-reader", "node"})).options.data_reader ==
+          DataReader::rank);
     CHECK(!train({"--resume", "runs/a"}, at_runs_a({"--overwrite"})).options.overwrite);
 }
 
@@ -86,7 +87,7 @@ TEST_CASE("every option that a run has can be given again as it was") {
     Options stored = options_from_json(checkpoints.at("runs/a").options, "checkpoint");
     std::vector<std::string> words = {"--resume", "auto"};
     for (const OptionRow& row : option_table()) {
-        bool of_origin = row.member == OptionRow::Member(&Options::resume);
+        bool of_origin = &row == find_option("--resume");
         if (!(row.commands & command_train) || of_origin) continue;
         words.push_back(option_name(row) + "=" + value_text(row, stored));
     }
@@ -109,7 +110,7 @@ TEST_CASE("another value is used and told, or used without a word, or refused") 
     CHECK(line.options.learning_rate == 3e-4f);
     CHECK(line.options.steps == 5000);
     CHECK(line.options.prompt == "hm");
-    CHECK(line.options.recompute == "mlp");
+    CHECK(line.options.recompute == Recompute::mlp);
     using Lines = std::vector<std::string>;
     CHECK(line.notes == Lines{"--val-data v.bin: the checkpoint had ''",
                               "--steps 5000: the checkpoint had 1000",

@@ -479,12 +479,12 @@ TEST_CASE("tokenize: a tokenizer is trained, written and used") {
     all.push_back(babble("plain", 3 << 20, "klmnop<|endoftext|>"));
     all.back() += "<|endoftext|>";  // text, as all of it is
     write_file(folder / "in/y.txt", all.back());
-    for (const char* rules : {"gpt2", "llama3", "qwen"}) {
-        CAPTURE(rules);
+    for (auto rules : {PreTokenizerRules::gpt2, PreTokenizerRules::llama3, PreTokenizerRules::qwen}) {
+        INFO(name_of(rules));
         TokenizeOptions options;
         options.inputs = {folder / "in", folder.path};  // the tokenizer written before lies there
-        if (rules != std::string("gpt2")) options.inputs.pop_back();
-        options.output = folder / rules;
+        if (rules != PreTokenizerRules::gpt2) options.inputs.pop_back();
+        options.output = folder / name_of(rules);
         options.val_fraction = 0.1;
         options.threads = 2;
         options.train_tokenizer = 1000;
@@ -663,9 +663,7 @@ TEST_CASE("tokenize: tokenizers that do not serve") {
         check_error(error(), text("--train-tokenizer %d", size), "too few");
     }
     options.train_tokenizer = 300;
-    options.pre_tokenizer = "metaspace";
-    check_error(error(), "--pre-tokenizer metaspace", "not known");
-    options.pre_tokenizer = "gpt2";
+    options.pre_tokenizer = PreTokenizerRules::gpt2;
     {
         NewFile other(folder / "out/x_tokenizer.json");  // of a run that is still at work
         check_error(error(), folder / "out/x_tokenizer.json", "another process");

@@ -63,7 +63,8 @@ ModelConfig gpt2_config() {
 ModelConfig llama_config() {
     ModelConfig c = small_config();
     c.head_size = 0, c.mlp_width = 32, c.kv_heads = 2, c.channels = 32;
-    c.norm = "rmsnorm", c.position = "rope", c.mlp = "swiglu", c.bias = false, c.tie_embeddings = false;
+    c.norm = NormKind::rmsnorm, c.position = PositionKind::rope, c.mlp = MlpKind::swiglu, c.bias = false,
+    c.tie_embeddings = false;
     c.qk_norm = true;
     complete(c);
     return c;

@@ -161,10 +161,10 @@ ModelConfig config_of(const Case& c, bool large = false) {
                         ? std::accumulate(c.pipeline.split.begin(), c.pipeline.split.end(), 0)
                         : std::max(3, c.mesh.pp * c.pipeline.chunks);
     if (c.mesh.pp > 1 && c.pipeline.split.empty()) config.layers = 2 * c.mesh.pp * c.pipeline.chunks;
-    config.block = c.model.parallel ? "parallel" : "sequential";
+    config.block = c.model.parallel ? BlockKind::parallel : BlockKind::sequential;
     config.tie_embeddings = c.model.tied;
     if (c.model.llama) {
-        config.norm = "rmsnorm", config.position = "rope", config.mlp = "swiglu";
+        config.norm = NormKind::rmsnorm, config.position = PositionKind::rope, config.mlp = MlpKind::swiglu;
         config.bias = false, config.qk_norm = true;
     }
     complete(config);
@@ -212,16 +212,16 @@ struct Sizes {
     Sizes(const ModelConfig& c, size_t t) {
         C = c.channels, HS = c.head_size, A = c.heads / t * HS;
         KV = std::max<size_t>(c.kv_heads, t) / t * HS;
-        F = c.mlp_width / t, F1 = c.mlp == "swiglu" ? 2 * F : F;
+        F = c.mlp_width / t, F1 = c.mlp == MlpKind::swiglu ? 2 * F : F;
         vocab = round_up((c.vocab_size + t - 1) / t, 128);
-        bool layernorm = c.norm == "layernorm";
+        bool layernorm = c.norm == NormKind::layernorm;
         auto norm = [&](UnitSizes& unit) { unit.copies.insert(unit.copies.end(), layernorm ? 2 : 1, C); };
         embedding.others = {vocab * C};
-        if (c.position == "learned") embedding.copies = {c.context * C};
+        if (c.position == PositionKind::learned) embedding.copies = {c.context * C};
         norm(block);
         if (c.qk_norm) block.copies.insert(block.copies.end(), 2, HS);
         if (c.bias) block.copies.push_back(C);
-        if (c.block == "sequential") norm(block);
+        if (c.block == BlockKind::sequential) norm(block);
         if (c.bias) block.copies.push_back(C);
         block.others = {(A + 2 * KV) * C, A * C, F1 * C, F * C};
         if (c.bias) block.others.insert(block.others.end(), {A + 2 * KV, F1});
@@ -506,7 +506,7 @@ double formula_activations_held(const Place& a, int B, int T) {
     bool parallel = a.c.model.parallel, cut = a.t > 1, splits = a.c.pipeline.schedule == zero_bubble;
     double N = B * T, n = N / (double)a.t, C = (double)z.C, QKV = (double)(z.A + 2 * z.KV), A = (double)z.A;
     double F = (double)z.F, F1 = (double)z.F1, heads = A / (double)z.HS, kv_heads = (double)(z.KV / z.HS);
-    double norm = n * (config.norm == "layernorm" ? 8 : 4);  // bytes of what a norm keeps of each row
+    double norm = n * (config.norm == NormKind::layernorm ? 8 : 4);  // bytes of what a norm keeps of each row
     double layers = (double)a.layer_count(), slots = (double)held_micro_batches(a);
     double passes = layers * slots / (double)a.v;  // of a layer over a micro-batch, that are held
     double inner = (layers / (double)a.v - 1) * slots;
@@ -530,7 +530,7 @@ double formula_activations_held(const Place& a, int B, int T) {
         if (cut) bytes += 4 * (double)a.t * (N / 2) * exchanged;
     }
     // once: what a block adds, gradients
-    double dact = config.mlp == "swiglu" ? F : 0;
+    double dact = config.mlp == MlpKind::swiglu ? F : 0;
     bytes += 2 * residual + e * N * (dact + A) + pending * e * N * (F1 + QKV);
     if (cut) bytes += e * (n + N) * C;
     if (cut || splits) bytes += pending * e * N * C;
@@ -541,7 +541,7 @@ double formula_activations_held(const Place& a, int B, int T) {
                   norm_backward_scratch((int)z.C), matmul_backward_bias_scratch((int)std::max(F1, QKV)),
                   embedding_backward_scratch(B * T, (int)z.C)});
     bytes += 4 * (double)scratch;
-    if (config.position == "rope") bytes += 4.0 * T * config.rope_dims;
+    if (config.position == PositionKind::rope) bytes += 4.0 * T * config.rope_dims;
     // the pipeline: inputs, and one more of each chunk that is sent some; gradients; outputs. The chunks of a
     // stage have places for inputs of their own, and do not all need their most at the same time.
     double apart = a.m > a.p ? (double)a.v - 1 : 0;

@@ -58,18 +58,11 @@ struct Golden {
     }
 
     ModelConfig config() const {
-        ModelConfig c;
-        auto& json = header["config"];
-        c.layers = json["layers"], c.channels = json["channels"], c.heads = json["heads"];
-        c.kv_heads = json["kv_heads"], c.head_size = json["head_size"], c.mlp_width = json["mlp_width"];
-        c.vocab_size = json["vocab_size"], c.context = json["context"], c.norm = json["norm"];
-        c.norm_eps = json["norm_eps"], c.position = json["position"], c.rope_theta = json["rope_theta"];
-        c.rope_dims = json["rope_dims"], c.rope_scaling = json["rope_scaling"];
-        c.rope_low_frequency = json["rope_low_frequency"],
-        c.rope_high_frequency = json["rope_high_frequency"];
-        c.rope_original_context = json["rope_original_context"], c.mlp = json["mlp"], c.bias = json["bias"];
-        c.window = json["window"], c.block = json["block"], c.tie_embeddings = json["tie_embeddings"];
-        c.qk_norm = json["qk_norm"];
+        Options c;
+        for (auto& [field, value] : header["config"].items()) {
+            for (const OptionRow& row : option_table())
+                if (row.field == field) set_from_json(row, c, value);
+        }
         complete(c);
         return c;
     }
@@ -78,7 +71,7 @@ struct Golden {
 // A key bias shifts all scores of a query alike, so its gradient is zero and what remains of it is rounding,
 // which AdamW blows up to its full step. Those rows say nothing about the final weights.
 void drop_key_bias(const ModelConfig& c, const std::string& name, std::vector<double>& values) {
-    if (!name.ends_with("qkv.bias") || c.position != "learned") return;
+    if (!name.ends_with("qkv.bias") || c.position != PositionKind::learned) return;
     auto keys = values.begin() + c.heads * c.head_size;
     values.erase(keys, keys + c.kv_heads * c.head_size);
 }
@@ -170,22 +163,22 @@ struct Variant {
 
 const Variant variants[] = {
     {"plain", [](ModelConfig&) {}},
-    {"rmsnorm", [](ModelConfig& c) { c.norm = "rmsnorm"; }},
-    {"rope", [](ModelConfig& c) { c.position = "rope", c.rope_dims = 6; }},
-    {"partial rope", [](ModelConfig& c) { c.position = "rope", c.rope_dims = 4; }},
-    {"gelu-exact", [](ModelConfig& c) { c.mlp = "gelu-exact"; }},
-    {"swiglu", [](ModelConfig& c) { c.mlp = "swiglu"; }},
+    {"rmsnorm", [](ModelConfig& c) { c.norm = NormKind::rmsnorm; }},
+    {"rope", [](ModelConfig& c) { c.position = PositionKind::rope, c.rope_dims = 6; }},
+    {"partial rope", [](ModelConfig& c) { c.position = PositionKind::rope, c.rope_dims = 4; }},
+    {"gelu-exact", [](ModelConfig& c) { c.mlp = MlpKind::gelu_exact; }},
+    {"swiglu", [](ModelConfig& c) { c.mlp = MlpKind::swiglu; }},
     {"no bias", [](ModelConfig& c) { c.bias = false; }},
     {"kv-heads", [](ModelConfig& c) { c.kv_heads = 2; }},
     {"window", [](ModelConfig& c) { c.window = 3; }},
-    {"parallel", [](ModelConfig& c) { c.block = "parallel"; }},
+    {"parallel", [](ModelConfig& c) { c.block = BlockKind::parallel; }},
     {"untied", [](ModelConfig& c) { c.tie_embeddings = false; }},
     {"qk-norm", [](ModelConfig& c) { c.qk_norm = true; }},
     {"all together",
      [](ModelConfig& c) {
-         c.norm = "rmsnorm", c.position = "rope", c.rope_dims = 6, c.mlp = "swiglu", c.bias = false,
-         c.kv_heads = 1;
-         c.window = 4, c.block = "parallel", c.tie_embeddings = false, c.qk_norm = true;
+         c.norm = NormKind::rmsnorm, c.position = PositionKind::rope, c.rope_dims = 6,
+         c.mlp = MlpKind::swiglu, c.bias = false, c.kv_heads = 1;
+         c.window = 4, c.block = BlockKind::parallel, c.tie_embeddings = false, c.qk_norm = true;
      }},
 };
 
@@ -376,9 +369,9 @@ TEST_CASE("initial weights depend on the seed and the tensor's name only") {
 
 // A document behind another one in a row, and alone. Only its own tokens are predicted.
 TEST_CASE("documents do not see each other, and send each other no gradients") {
-    for (const char* position : {"rope", "learned"}) {
-        INFO(position);
-        bool learned = std::string(position) == "learned";
+    for (PositionKind position : {PositionKind::rope, PositionKind::learned}) {
+        INFO(name_of(position));
+        bool learned = position == PositionKind::learned;
         ModelConfig config = small_config();
         config.position = position;
         if (!learned) config.rope_dims = 6;  // relative positions: the place in the row does not matter
@@ -480,19 +473,19 @@ TEST_CASE("with a key/value cache texts go on as without, beyond the context too
 TEST_CASE("the schedules reach their ends") {
     Options o;
     o.steps = 100, o.warmup_steps = 10, o.final_learning_rate = 0.1f, o.decay_fraction = 0.2f;
-    for (const char* name : {"cosine", "linear", "wsd"}) {
-        o.schedule = name;
+    for (auto way : {LearningRateSchedule::cosine, LearningRateSchedule::linear, LearningRateSchedule::wsd}) {
+        o.schedule = way;
         CHECK(schedule(o, 0) == doctest::Approx(0.1));
         CHECK(schedule(o, 9) == doctest::Approx(1));
         CHECK(schedule(o, 99) == doctest::Approx(0.1));
         for (int step = 10; step < 100; step++) CHECK(schedule(o, step) <= schedule(o, step - 1));
     }
-    o.schedule = "wsd";
+    o.schedule = LearningRateSchedule::wsd;
     CHECK(schedule(o, 79) == 1);
-    o.schedule = "constant";
+    o.schedule = LearningRateSchedule::constant;
     CHECK(schedule(o, 99) == 1);
     // a decay that is longer than what the warm-up leaves falls from the peak all the same
-    o.schedule = "wsd", o.warmup_steps = 50, o.decay_fraction = 1;
+    o.schedule = LearningRateSchedule::wsd, o.warmup_steps = 50, o.decay_fraction = 1;
     CHECK(schedule(o, 50) > 0.97f);
 }
 

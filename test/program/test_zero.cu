@@ -51,8 +51,8 @@ ModelConfig config_of(const Case& c) {
     config.layers = 3;
     config.tie_embeddings = c.tied;
     if (!c.tied) {
-        config.norm = "rmsnorm", config.position = "rope", config.rope_dims = 6;
-        config.mlp = "swiglu", config.bias = false, config.kv_heads = 2;
+        config.norm = NormKind::rmsnorm, config.position = PositionKind::rope, config.rope_dims = 6;
+        config.mlp = MlpKind::swiglu, config.bias = false, config.kv_heads = 2;
     }
     return config;
 }

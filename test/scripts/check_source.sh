@@ -16,8 +16,8 @@ narrow() { ! grep -nE '^.{111,}' $(grep -vE 'hf_configs|fuzz_json' <<<"$sources"
 rooms='
 kernels         5860
 data/base       1100  kernels
-data/options    1600  data/base
-data/tokenizer  2650  data/base
+data/options    1700  data/base
+data/tokenizer  2650  data/base data/options
 data/tokens     1300  data/base data/tokenizer kernels
 data/text       1000  data/base data/options data/tokenizer data/tokens kernels
 data/checkpoint 1000  data/base

@@ -1,0 +1,44 @@
+/*
+An option with a few named values is an enum class, and its names stand beneath it, in its order:
+
+    enum class NormKind { layernorm, rmsnorm };
+    template <>
+    inline constexpr const char* names_of<NormKind>[] = {"layernorm", "rmsnorm"};
+
+The command line, JSON and messages have the names, the program has the enum. Where an option takes a few
+words or else something longer (a file, a list), its last enumerator is for that, and has no name:
+
+    enum class TokenizerKind { none, bytes, file };
+    template <>
+    inline constexpr const char* names_of<TokenizerKind>[] = {"none", "bytes"};
+*/
+#pragma once
+
+#include <algorithm>
+#include <iterator>
+#include <span>
+#include <string_view>
+
+template <typename Enum>
+inline constexpr const char* names_of[] = {""};
+
+template <typename Enum>
+constexpr const char* name_of(Enum value) {
+    return names_of<Enum>[(int)value];
+}
+
+// What a text is: the enumerator that has it as its name, else the last.
+template <typename Enum>
+constexpr Enum kind_of(std::string_view value) {
+    auto& names = names_of<Enum>;
+    return (Enum)(std::find(std::begin(names), std::end(names), value) - std::begin(names));
+}
+
+template <>
+inline constexpr const char* names_of<bool>[] = {"off", "on"};
+
+// A value of one of these enums, whatever its type.
+struct Choice {
+    int value;
+    std::span<const char* const> names;
+};
