@@ -546,15 +546,14 @@ inline void classify_rows(Gpt& g, float* losses, const int* targets, float dloss
     auto& a = g.acts[0];
     auto [first_token, V] = g.stage.vocab();
     int Vp = g.local_vocab(), ranks = g.rows.ranks();
-    if (ranks == 1) {
-        classifier(a.logits, losses, targets, dloss, rows, V, Vp, want_gradient, g.stream);
-        return;
+    if (ranks > 1) {
+        size_t part = (size_t)rows * classifier_part_floats;
+        classifier_part(a.parts + g.rows.rank() * part, a.logits, targets, first_token, rows, V, Vp,
+                        g.stream);
+        g.rows.exchange(a.parts, part);
     }
-    size_t part = (size_t)rows * 3;
-    classifier_part(a.parts + g.rows.rank() * part, a.logits, targets, first_token, rows, V, Vp, g.stream);
-    g.rows.exchange(a.parts, part);
-    classifier_whole(a.logits, losses, a.parts, ranks, targets, dloss, first_token, rows, V, Vp,
-                     want_gradient, g.stream);
+    classifier(a.logits, losses, targets, dloss, rows, V, Vp, want_gradient, g.stream,
+               {a.parts, ranks, first_token});  // without ranks there are no parts
 }
 
 // On the last stage: adds the sum of the losses to the statistics. With a gradient, the loss counts dloss

@@ -11,9 +11,8 @@ sum relative to the maximum so far is rescaled when the maximum grows (Milakov &
 normalizer calculation for softmax", 2018).
 
 Where the vocabulary is cut over several devices, each has the logits of some tokens that follow one another,
-and it is done in two steps, between which the devices exchange three numbers a row: classifier_part finds the
-maximum and the sum over the tokens of one device, and classifier_whole merges what all have found, in their
-order, so that every device gets the same bits.
+and they exchange three numbers a row: classifier_part finds the maximum and the sum over the tokens of one
+device, and classifier merges what all have found, in their order, so that every device gets the same bits.
 */
 #pragma once
 
@@ -53,18 +52,25 @@ HOST_DEVICE inline void store_part(float* parts, size_t n, ClassifierPart part) 
     to[2] = part.target_logit;
 }
 
-// Row n of all parts (ranks, N, 3) together. A single part stays as it is, bit for bit.
-HOST_DEVICE inline ClassifierPart merge_parts(const float* parts, int ranks, int n, int N) {
-    const float* row = parts + (size_t)n * classifier_part_floats;
-    size_t stride = (size_t)N * classifier_part_floats;
-    ClassifierPart whole;
-    for (int r = 0; r < ranks; r++) whole.total.max = fmaxf(whole.total.max, row[r * stride]);
-    for (int r = 0; r < ranks; r++) {
-        whole.total.sum += row[r * stride + 1] * fast_exp(row[r * stride] - whole.total.max);
-        whole.target_logit += row[r * stride + 2];
+// What a device knows of a vocabulary that is cut over several: its own tokens begin at first_token, and
+// parts (ranks, N, 3) is what classifier_part has found for those of each device. Null: all tokens are here.
+struct VocabParts {
+    const float* parts = nullptr;
+    int ranks = 1, first_token = 0;
+
+    // Row n of N, all parts together. A single part stays as it is, bit for bit.
+    HOST_DEVICE ClassifierPart merged(int n, int N) const {
+        const float* row = parts + (size_t)n * classifier_part_floats;
+        size_t stride = (size_t)N * classifier_part_floats;
+        ClassifierPart whole;
+        for (int r = 0; r < ranks; r++) whole.total.max = fmaxf(whole.total.max, row[r * stride]);
+        for (int r = 0; r < ranks; r++) {
+            whole.total.sum += row[r * stride + 1] * fast_exp(row[r * stride] - whole.total.max);
+            whole.target_logit += row[r * stride + 2];
+        }
+        return whole;
     }
-    return whole;
-}
+};
 
 // ----------------------------------------------------------------------------
 // CPU
@@ -97,38 +103,24 @@ inline void classifier_gradient_cpu(floatX* row, SoftmaxSum total, int target, f
     std::fill(row + V, row + Vp, floatX(0.0f));
 }
 
-inline void classifier_cpu(floatX* logits, float* losses, const int* targets, float dloss, int N, int V,
-                           int Vp, bool want_gradient) {
-#pragma omp parallel for
-    for (int n = 0; n < N; n++) {
-        floatX* row = logits + (size_t)n * Vp;
-        if (targets[n] < 0) {
-            losses[n] = 0;
-            if (want_gradient) std::fill(row, row + Vp, floatX(0.0f));
-            continue;
-        }
-        SoftmaxSum total = softmax_sum_cpu(row, V);
-        losses[n] = logf(total.sum) + total.max - float(row[targets[n]]);
-        if (want_gradient) classifier_gradient_cpu(row, total, targets[n], dloss, V, Vp);
-    }
+// here: where the target is in the row, or -1.
+inline ClassifierPart part_of_row_cpu(const floatX* row, int here, int V) {
+    return {softmax_sum_cpu(row, V), here < 0 ? 0.0f : float(row[here])};
 }
 
 inline void classifier_part_cpu(float* part, const floatX* logits, const int* targets, int first_token, int N,
                                 int V, int Vp) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
-        const floatX* row = logits + (size_t)n * Vp;
         int here = target_here(targets[n], first_token, V);
         ClassifierPart found;
-        if (targets[n] >= 0) found.total = softmax_sum_cpu(row, V);
-        if (here >= 0) found.target_logit = float(row[here]);
+        if (targets[n] >= 0) found = part_of_row_cpu(logits + (size_t)n * Vp, here, V);
         store_part(part, n, found);
     }
 }
 
-inline void classifier_whole_cpu(floatX* logits, float* losses, const float* parts, int ranks,
-                                 const int* targets, float dloss, int first_token, int N, int V, int Vp,
-                                 bool want_gradient) {
+inline void classifier_cpu(floatX* logits, float* losses, const int* targets, float dloss, int N, int V,
+                           int Vp, bool want_gradient, VocabParts vocab) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         floatX* row = logits + (size_t)n * Vp;
@@ -137,9 +129,9 @@ inline void classifier_whole_cpu(floatX* logits, float* losses, const float* par
             if (want_gradient) std::fill(row, row + Vp, floatX(0.0f));
             continue;
         }
-        ClassifierPart whole = merge_parts(parts, ranks, n, N);
+        int here = target_here(targets[n], vocab.first_token, V);
+        ClassifierPart whole = vocab.parts ? vocab.merged(n, N) : part_of_row_cpu(row, here, V);
         losses[n] = logf(whole.total.sum) + whole.total.max - whole.target_logit;
-        int here = target_here(targets[n], first_token, V);
         if (want_gradient) classifier_gradient_cpu(row, whole.total, here, dloss, V, Vp);
     }
 }
@@ -205,52 +197,37 @@ __device__ void clear_row(floatX* row, int Vp) {
     for (int v = threadIdx.x * W; v < Vp; v += blockDim.x * W) store_last(row + v, Vec<floatX, W>{});
 }
 
+// here: where the target is in the row, or -1. When it returns, all threads have read the target's logit.
 template <int W>
-__global__ void __launch_bounds__(classifier_block, 2)
-    classifier_kernel(floatX* logits, float* losses, const int* targets, float dloss, int V, int Vp,
-                      bool want_gradient) {
-    floatX* row = logits + (size_t)blockIdx.x * Vp;
-    int target = targets[blockIdx.x];
-    if (target < 0) {
-        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
-        if (want_gradient) clear_row<W>(row, Vp);
-        return;
-    }
-    float target_logit = float(row[target]);
-    SoftmaxSum total = softmax_sum<W>(row, V);  // and all threads have read the logit that will be replaced
-    if (threadIdx.x == 0) losses[blockIdx.x] = logf(total.sum) + total.max - target_logit;
-    if (want_gradient) classifier_gradient<W>(row, total, target, target_logit, dloss, V, Vp);
+__device__ ClassifierPart part_of_row(const floatX* row, int here, int V) {
+    float target_logit = here < 0 ? 0.0f : float(row[here]);
+    return {softmax_sum<W>(row, V), target_logit};
 }
 
 template <int W>
 __global__ void __launch_bounds__(classifier_block, 2)
     classifier_part_kernel(float* part, const floatX* logits, const int* targets, int first_token, int V,
                            int Vp) {
-    const floatX* row = logits + (size_t)blockIdx.x * Vp;
     int target = targets[blockIdx.x], here = target_here(target, first_token, V);
     ClassifierPart found;
-    if (target >= 0) found.total = softmax_sum<W>(row, V);
-    if (threadIdx.x > 0) return;
-    if (here >= 0) found.target_logit = float(row[here]);
-    store_part(part, blockIdx.x, found);
+    if (target >= 0) found = part_of_row<W>(logits + (size_t)blockIdx.x * Vp, here, V);
+    if (threadIdx.x == 0) store_part(part, blockIdx.x, found);
 }
 
 template <int W>
 __global__ void __launch_bounds__(classifier_block, 2)
-    classifier_whole_kernel(floatX* logits, float* losses, const float* parts, int ranks, const int* targets,
-                            float dloss, int first_token, int N, int V, int Vp, bool want_gradient) {
+    classifier_kernel(floatX* logits, float* losses, const int* targets, float dloss, int V, int Vp,
+                      bool want_gradient, VocabParts vocab) {
     floatX* row = logits + (size_t)blockIdx.x * Vp;
-    int target = targets[blockIdx.x];
+    int target = targets[blockIdx.x], here = target_here(target, vocab.first_token, V);
     if (target < 0) {
         if (threadIdx.x == 0) losses[blockIdx.x] = 0;
         if (want_gradient) clear_row<W>(row, Vp);
         return;
     }
-    ClassifierPart whole = merge_parts(parts, ranks, blockIdx.x, N);
+    ClassifierPart whole = vocab.parts ? vocab.merged(blockIdx.x, gridDim.x) : part_of_row<W>(row, here, V);
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(whole.total.sum) + whole.total.max - whole.target_logit;
-    if (!want_gradient) return;
-    int here = target_here(target, first_token, V);
-    classifier_gradient<W>(row, whole.total, here, whole.target_logit, dloss, V, Vp);
+    if (want_gradient) classifier_gradient<W>(row, whole.total, here, whole.target_logit, dloss, V, Vp);
 }
 
 __global__ void sum_losses_kernel(float* total, const float* losses, int N) {
@@ -267,12 +244,15 @@ __global__ void sum_losses_kernel(float* total, const float* losses, int N) {
 // launchers
 
 // dloss is the gradient of the objective by each of the losses: 1 / (number of targets in the global batch).
+// The logits are those of the V tokens that are here; the losses are those of the whole vocabulary, the same
+// on every device.
 inline void classifier(floatX* logits /* (N, Vp) */, float* losses /* (N) */, const int* targets /* (N) */,
-                       float dloss, int N, int V, int Vp, bool want_gradient, cudaStream_t stream) {
-    ON_DEVICE(stream, classifier_cpu(logits, losses, targets, dloss, N, V, Vp, want_gradient),
+                       float dloss, int N, int V, int Vp, bool want_gradient, cudaStream_t stream,
+                       const VocabParts& vocab = {}) {
+    ON_DEVICE(stream, classifier_cpu(logits, losses, targets, dloss, N, V, Vp, want_gradient, vocab),
               with_vec_width<floatX>(Vp, [=](auto width) {
                   launch(classifier_kernel<width>, N, row_threads(Vp / width(), classifier_block), 0, stream,
-                         logits, losses, targets, dloss, V, Vp, want_gradient);
+                         logits, losses, targets, dloss, V, Vp, want_gradient, vocab);
               }));
 }
 
@@ -285,22 +265,6 @@ inline void classifier_part(float* part /* (N, 3) */, const floatX* logits /* (N
               with_vec_width<floatX>(Vp, [=](auto width) {
                   launch(classifier_part_kernel<width>, N, row_threads(Vp / width(), classifier_block), 0,
                          stream, part, logits, targets, first_token, V, Vp);
-              }));
-}
-
-// As classifier, of a vocabulary whose tokens first_token .. first_token + V - 1 are here. parts is what
-// classifier_part has found for all of it, and the losses are those of all of it, the same on every rank.
-inline void classifier_whole(floatX* logits /* (N, Vp) */, float* losses /* (N) */,
-                             const float* parts /* (ranks, N, 3) */, int ranks, const int* targets /* (N) */,
-                             float dloss, int first_token, int N, int V, int Vp, bool want_gradient,
-                             cudaStream_t stream) {
-    ON_DEVICE(stream,
-              classifier_whole_cpu(logits, losses, parts, ranks, targets, dloss, first_token, N, V, Vp,
-                                   want_gradient),
-              with_vec_width<floatX>(Vp, [=](auto width) {
-                  launch(classifier_whole_kernel<width>, N, row_threads(Vp / width(), classifier_block), 0,
-                         stream, logits, losses, parts, ranks, targets, dloss, first_token, N, V, Vp,
-                         want_gradient);
               }));
 }
 

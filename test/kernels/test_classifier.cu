@@ -195,10 +195,10 @@ static void check_cut_vocabulary(int V, int ranks, int pad_to, float spread) {
         auto before = logits_of_rank(logits, N, V, words);
         Buffer<floatX> own(before), untouched(before);
         Buffer<float> own_losses(N), losses_only(N);
-        classifier_whole(own, own_losses, parts, ranks, device_targets, dloss, words.first, N, words.V,
-                         words.Vp, true, test_stream());
-        classifier_whole(untouched, losses_only, parts, ranks, device_targets, dloss, words.first, N, words.V,
-                         words.Vp, false, test_stream());
+        VocabParts vocab = {parts, ranks, words.first};
+        classifier(own, own_losses, device_targets, dloss, N, words.V, words.Vp, true, test_stream(), vocab);
+        classifier(untouched, losses_only, device_targets, dloss, N, words.V, words.Vp, false, test_stream(),
+                   vocab);
         if (r == 0) first_losses = own_losses.host();
         CHECK(own_losses.host() == first_losses);  // the same bits everywhere
         CHECK(losses_only.host() == first_losses);
@@ -264,8 +264,8 @@ TEST_CASE("NaN and Inf reach the losses of all ranks, words ruled out do not") {
         for (int r = 0; r < ranks; r++) {
             VocabPart words = words_of_rank(V, r, ranks, 8);
             Buffer<floatX> own(logits_of_rank(logits, 1, V, words));
-            classifier_whole(own, losses, parts, ranks, targets, 1.0f, words.first, 1, words.V, words.Vp,
-                             true, test_stream());
+            classifier(own, losses, targets, 1.0f, 1, words.V, words.Vp, true, test_stream(),
+                       {parts, ranks, words.first});
             all.push_back(losses.host()[0]);
         }
         return all;
