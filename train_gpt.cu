@@ -308,6 +308,8 @@ struct Layer {
     UnitTensors<floatX> w;
     UnitTensors<float> dw;
     AttentionShape heads;
+    QkvRows rows;
+    Rotation rope;
     NormLayer norm1, norm2;
     Linear qkv, attproj, fc, fcproj;
 
@@ -318,6 +320,8 @@ struct Layer {
           w(g.weights(number + 1)),
           dw(g.gradients(number + 1)),
           heads(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, g.config.window, batch.doc_start)),
+          rows{d.N, d.NH, d.NKV, d.HS},
+          rope{g.rope, batch.positions, d.R},
           norm1{a.residual, a.norm1,   a.norm1_mean, a.norm1_rstd,
                 w[norm1w],  w[norm1b], dw[norm1w],   dw[norm1b]},
           norm2{a.residual2, a.norm2,   a.norm2_mean, a.norm2_rstd,
@@ -373,23 +377,18 @@ inline void attention_hidden(Gpt& g, const Layer& l) {
     bool qk_norm = g.config.qk_norm;
     column_parallel(g.tp, l.qkv, g.own_norm(a.norm1), qk_norm ? a.qkv_raw : a.qkv, g.first);
     if (qk_norm) {
-        qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, l.w[qnormw], l.w[knormw], {g.rope, batch.positions, d.R},
-                        d.N, d.NH, d.NKV, d.HS, g.config.norm_eps, g.stream);
+        qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, l.w[qnormw], l.w[knormw], l.rope, l.rows,
+                        g.config.norm_eps, g.stream);
     } else if (d.R > 0) {
-        rope_forward(a.qkv, g.rope, batch.positions, d.N, d.NH, d.NKV, d.HS, d.R, g.stream);
+        rope_forward(a.qkv, l.rope, l.rows, g.stream);
     }
-    floatX* cache = nullptr;
-    int limit = g.workload.cache_length;
-    if (limit > 0) {
-        cache = a.cache + (size_t)batch.row * limit * 2 * d.NKV * d.HS;
-        kv_cache_append(cache, a.qkv, d.B, d.T, limit, batch.past, d.NH, d.NKV, d.HS, g.stream);
+    if (int limit = g.workload.cache_length) {
+        KvCacheShape shape = kv_cache_shape(d.B, d.T, limit, batch.past, d.NH, d.NKV, d.HS, g.config.window);
+        floatX* cache = a.cache + (size_t)batch.row * limit * shape.row();
+        kv_cache_append(cache, a.qkv, shape, g.stream);
+        if (batch.past > 0) return kv_cache_attention(a.att, a.qkv, cache, shape, g.stream);
     }
-    if (batch.past > 0) {
-        kv_cache_attention(a.att, a.qkv, cache, d.B, d.T, limit, batch.past, d.NH, d.NKV, d.HS,
-                           g.config.window, g.stream);
-    } else {
-        attention_forward(a.att, a.lse, a.qkv, l.heads, g.stream);
-    }
+    attention_forward(a.att, a.lse, a.qkv, l.heads, g.stream);
 }
 
 inline void attention_forward(Gpt& g, const Layer& l) {
@@ -400,15 +399,13 @@ inline void attention_forward(Gpt& g, const Layer& l) {
 // From the stream's gradient to that of norm1.
 inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) {
     auto& a = l.a;
-    const Dims& d = l.d;
     row_parallel_backward(g.tp, l.attproj, a.dresidual, a.datt, g.last, weights);
     attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, l.heads, g.stream);
     if (g.config.qk_norm) {
         qk_norm_backward(a.dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
-                         l.w[qnormw], l.w[knormw], {g.rope, l.batch.positions, d.R}, d.N, d.NH, d.NKV, d.HS,
-                         g.stream);
-    } else if (d.R > 0) {
-        rope_backward(a.dqkv, g.rope, l.batch.positions, d.N, d.NH, d.NKV, d.HS, d.R, g.stream);
+                         l.w[qnormw], l.w[knormw], l.rope, l.rows, g.stream);
+    } else if (l.d.R > 0) {
+        rope_backward(a.dqkv, l.rope, l.rows, g.stream);
     }
     column_parallel_backward(g.tp, l.qkv, a.dnorm, g.last, weights);
 }

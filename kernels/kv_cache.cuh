@@ -39,6 +39,7 @@ struct KvCacheShape {
     HOST_DEVICE int first(int t) const { return attention.first_key(0, past + t); }
 };
 
+// T positions, after `past` that are in the cache already. Throws Error if it has no room for them.
 inline KvCacheShape kv_cache_shape(int B, int T, int limit, int past, int NH, int NKV, int HS, int window) {
     if (past < 0 || T > limit - past) {
         fail("key/value cache: no room for %d positions after %d in one of %d; make it longer", T, past,
@@ -237,12 +238,13 @@ __global__ void __launch_bounds__(kv_cache_block)
 // Writes keys and values of the positions past .. past + T - 1, which must be below `limit`.
 inline void kv_cache_append(floatX* cache,      // (B, limit, 2, NKV, HS)
                             const floatX* qkv,  // (B, T, NH + 2*NKV, HS)
-                            int B, int T, int limit, int past, int NH, int NKV, int HS, cudaStream_t stream) {
-    KvCacheShape shape = kv_cache_shape(B, T, limit, past, NH, NKV, HS, 0);
-    ON_DEVICE(stream, kv_cache_append_cpu(cache, qkv, shape), with_vec_width<floatX>(HS, [&](auto width) {
-                  launch(kv_cache_append_kernel<width()>, B * T, kv_cache_block, 0, stream, cache, qkv,
-                         shape);
-              }));
+                            const KvCacheShape& shape, cudaStream_t stream) {
+    ON_DEVICE(stream, kv_cache_append_cpu(cache, qkv, shape), {
+        const AttentionShape& a = shape.attention;
+        with_vec_width<floatX>(a.HS, [&](auto width) {
+            launch(kv_cache_append_kernel<width()>, a.B * a.Tk, kv_cache_block, 0, stream, cache, qkv, shape);
+        });
+    });
 }
 
 // The query at position past + t sees the positions 0 .. past + t of the cache, or the last `window` of them
@@ -251,14 +253,13 @@ inline void kv_cache_append(floatX* cache,      // (B, limit, 2, NKV, HS)
 inline void kv_cache_attention(floatX* att,          // (B, T, NH, HS)
                                const floatX* qkv,    // (B, T, NH + 2*NKV, HS)
                                const floatX* cache,  // (B, limit, 2, NKV, HS)
-                               int B, int T, int limit, int past, int NH, int NKV, int HS, int window,
-                               cudaStream_t stream) {
-    KvCacheShape shape = kv_cache_shape(B, T, limit, past, NH, NKV, HS, window);
+                               const KvCacheShape& shape, cudaStream_t stream) {
     ON_DEVICE(stream, kv_cache_attention_cpu(att, qkv, cache, shape), {
-        int lanes = (int)std::bit_ceil((unsigned)ceil_div(HS, lane_elements));
-        with_vec_width<floatX>(HS, [&](auto width) {
-            launch(kv_cache_attention_kernel<width()>, dim3(T, NH, B), kv_cache_block, 0, stream, att, qkv,
-                   cache, shape, lanes);
+        const AttentionShape& a = shape.attention;
+        int lanes = (int)std::bit_ceil((unsigned)ceil_div(a.HS, lane_elements));
+        with_vec_width<floatX>(a.HS, [&](auto width) {
+            launch(kv_cache_attention_kernel<width()>, dim3(a.Tq, a.NH, a.B), kv_cache_block, 0, stream, att,
+                   qkv, cache, shape, lanes);
         });
     });
 }

@@ -34,54 +34,52 @@ inline size_t qk_norm_backward_scratch(int HS) {
 // CPU
 
 inline void qk_norm_forward_cpu(floatX* out, float* rstd, const floatX* inp, const floatX* qweight,
-                                const floatX* kweight, Rotation rope, int N, int NH, int NKV, int HS,
-                                float eps) {
-    int heads = NH + 2 * NKV;
+                                const floatX* kweight, Rotation rope, QkvRows rows, float eps) {
+    int HS = rows.HS;
 #pragma omp parallel for
-    for (int row = 0; row < N; row++) {
-        for (int h = 0; h < heads; h++) {
-            const floatX* x = inp + ((size_t)row * heads + h) * HS;
-            floatX* o = out + ((size_t)row * heads + h) * HS;
-            if (h >= NH + NKV) {
+    for (int row = 0; row < rows.N; row++) {
+        for (int h = 0; h < rows.heads(); h++) {
+            const floatX* x = inp + rows.offset(row, h);
+            floatX* o = out + rows.offset(row, h);
+            if (h >= rows.qk_heads()) {
                 std::copy_n(x, HS, o);
                 continue;
             }
-            const floatX* weight = h < NH ? qweight : kweight;
+            const floatX* weight = h < rows.NH ? qweight : kweight;
             float r = 1.0f / sqrtf(row_variance_cpu(x, 0.0f, HS) + eps);
-            rstd[(size_t)row * (NH + NKV) + h] = r;
+            rstd[(size_t)row * rows.qk_heads() + h] = r;
 #pragma omp simd
             for (int c = 0; c < HS; c++) o[c] = floatX(float(x[c]) * r * float(weight[c]));
         }
     }
-    if (rope.R > 0) rope_cpu(out, rope, 1.0f, N, NH, NKV, HS);
+    if (rope.R > 0) rope_cpu(out, rope, 1.0f, rows);
 }
 
 inline void qk_norm_backward_cpu(floatX* dinp, float* dqweight, float* dkweight, float* scratch,
                                  const floatX* dout, const floatX* inp, const float* rstd,
-                                 const floatX* qweight, const floatX* kweight, Rotation rope, int N, int NH,
-                                 int NKV, int HS) {
-    int heads = NH + 2 * NKV, rows = rows_per_partial_cpu(N), count = ceil_div(N, rows);
+                                 const floatX* qweight, const floatX* kweight, Rotation rope, QkvRows rows) {
+    int N = rows.N, HS = rows.HS, together = rows_per_partial_cpu(N), count = ceil_div(N, together);
     if (rope.R > 0) {
-        if (dinp != dout) std::copy_n(dout, (size_t)N * heads * HS, dinp);
-        rope_cpu(dinp, rope, -1.0f, N, NH, NKV, HS);
+        if (dinp != dout) std::copy_n(dout, rows.offset(N, 0), dinp);
+        rope_cpu(dinp, rope, -1.0f, rows);
         dout = dinp;
     }
 #pragma omp parallel for
     for (int k = 0; k < count; k++) {
         float* partial = scratch + (size_t)k * 2 * HS;
         std::fill_n(partial, 2 * HS, 0.0f);
-        for (int row = k * rows; row < std::min(N, (k + 1) * rows); row++) {
-            for (int h = 0; h < heads; h++) {
-                size_t start = ((size_t)row * heads + h) * HS;
+        for (int row = k * together; row < std::min(N, (k + 1) * together); row++) {
+            for (int h = 0; h < rows.heads(); h++) {
+                size_t start = rows.offset(row, h);
                 const floatX *dy = dout + start, *x = inp + start;
                 floatX* dx = dinp + start;
-                if (h >= NH + NKV) {
+                if (h >= rows.qk_heads()) {
                     if (dx != dy) std::copy_n(dy, HS, dx);
                     continue;
                 }
-                const floatX* weight = h < NH ? qweight : kweight;
-                float* dw = h < NH ? partial : partial + HS;
-                float r = rstd[(size_t)row * (NH + NKV) + h];
+                const floatX* weight = h < rows.NH ? qweight : kweight;
+                float* dw = h < rows.NH ? partial : partial + HS;
+                float r = rstd[(size_t)row * rows.qk_heads() + h];
 
                 float sum_xhat = 0;
 #pragma omp simd reduction(+ : sum_xhat)
@@ -112,17 +110,18 @@ inline int qk_norm_lanes(int vectors) {
 // lanes of a warp add up together.
 template <int W>
 __global__ void qk_norm_forward_kernel(floatX* out, float* rstd, const floatX* inp, const floatX* qweight,
-                                       const floatX* kweight, Rotation rope, int lanes, int NH, int NKV,
-                                       int HS, float eps) {
-    int heads = NH + 2 * NKV, groups = blockDim.x / lanes, group = threadIdx.x / lanes;
+                                       const floatX* kweight, Rotation rope, int lanes, QkvRows rows,
+                                       float eps) {
+    int NH = rows.NH, HS = rows.HS, heads = rows.heads(), qk_heads = rows.qk_heads(),
+        groups = blockDim.x / lanes, group = threadIdx.x / lanes;
     int first = threadIdx.x % lanes * W, step = lanes * W;
     size_t row = blockIdx.x;
     const float* angles = rope.R > 0 ? rope.angles(row) : nullptr;
     for (int begin = 0; begin < heads; begin += groups) {
         int h = begin + group, end = h < heads ? HS : 0;
-        const floatX* x = inp + (row * heads + h) * HS;
-        floatX* o = out + (row * heads + h) * HS;
-        const floatX* weight = h < NH ? qweight : h < NH + NKV ? kweight : nullptr;
+        const floatX* x = inp + rows.offset(row, h);
+        floatX* o = out + rows.offset(row, h);
+        const floatX* weight = h < NH ? qweight : h < qk_heads ? kweight : nullptr;
 
         float squares = 0;
         for (int c = first; c < end; c += step) {
@@ -130,7 +129,7 @@ __global__ void qk_norm_forward_kernel(floatX* out, float* rstd, const floatX* i
             for (int i = 0; i < W; i++) squares += float(xc[i]) * float(xc[i]);
         }
         float r = 1.0f / sqrtf(group_sum(squares, lanes) / HS + eps);
-        if (weight && first == 0) rstd[row * (NH + NKV) + h] = r;
+        if (weight && first == 0) rstd[row * qk_heads + h] = r;
         auto normed = [&](int c) {
             Vec<floatX, W> y = load<W>(x + c), w = load<W>(weight + c);
             for (int i = 0; i < W; i++) y[i] = floatX(float(y[i]) * r * float(w[i]));
@@ -151,8 +150,9 @@ __global__ void qk_norm_forward_kernel(floatX* out, float* rstd, const floatX* i
 template <int W>
 __global__ void qk_norm_backward_kernel(floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
                                         const float* rstd, const floatX* qweight, const floatX* kweight,
-                                        Rotation rope, int lanes, int N, int NH, int NKV, int HS) {
-    int heads = NH + 2 * NKV, threads = blockDim.x, groups = threads / lanes, group = threadIdx.x / lanes;
+                                        Rotation rope, int lanes, QkvRows rows) {
+    int NH = rows.NH, HS = rows.HS, heads = rows.heads(), qk_heads = rows.qk_heads(), threads = blockDim.x,
+        groups = threads / lanes, group = threadIdx.x / lanes;
     int first = threadIdx.x % lanes * W, step = lanes * W, visits = ceil_div(HS, step);
     float* sums = dynamic_shared<float>();                      // (2, visits, W, threads)
     floatX* kept = (floatX*)(sums + 2 * visits * W * threads);  // (visits, threads, W)
@@ -160,14 +160,14 @@ __global__ void qk_norm_backward_kernel(floatX* dinp, float* partials, const flo
     for (int i = threadIdx.x; i < 2 * visits * W * threads; i += threads) sums[i] = 0;
     __syncthreads();
 
-    for (size_t row = blockIdx.x; row < (size_t)N; row += gridDim.x) {
+    for (size_t row = blockIdx.x; row < (size_t)rows.N; row += gridDim.x) {
         const float* angles = rope.R > 0 ? rope.angles(row) : nullptr;
         for (int begin = 0; begin < heads; begin += groups) {
-            int h = begin + group, end = h < NH + NKV ? HS : 0;
-            size_t start = (row * heads + h) * HS;
+            int h = begin + group, end = h < qk_heads ? HS : 0;
+            size_t start = rows.offset(row, h);
             const floatX *dy = dout + start, *x = inp + start, *weight = h < NH ? qweight : kweight;
             floatX* dx = dinp + start;
-            float r = end > 0 ? rstd[row * (NH + NKV) + h] : 0.0f;
+            float r = end > 0 ? rstd[row * qk_heads + h] : 0.0f;
 
             auto as_is = [&](int c) { return load<W>(dy + c); };
             float sum_xhat = 0;
@@ -192,7 +192,7 @@ __global__ void qk_norm_backward_kernel(floatX* dinp, float* partials, const flo
                 }
                 store(dx + c, dxc);
             }
-            if (h < NH + NKV || h >= heads || dx == dy) continue;
+            if (h < qk_heads || h >= heads || dx == dy) continue;
             for (int c = first; c < HS; c += step) store(dx + c, load<W>(dy + c));
         }
     }
@@ -216,12 +216,12 @@ inline void qk_norm_forward(floatX* out,            // (N, (NH + 2 NKV) * HS)
                             const floatX* inp,      // (N, (NH + 2 NKV) * HS)
                             const floatX* qweight,  // (HS)
                             const floatX* kweight,  // (HS)
-                            Rotation rope, int N, int NH, int NKV, int HS, float eps, cudaStream_t stream) {
-    ON_DEVICE(stream, qk_norm_forward_cpu(out, rstd, inp, qweight, kweight, rope, N, NH, NKV, HS, eps),
-              with_vec_width<floatX>(std::gcd(rope.R / 2, HS), [&](auto width) {
-                  int lanes = qk_norm_lanes(HS / width());
-                  launch(qk_norm_forward_kernel<width()>, N, row_threads((NH + 2 * NKV) * lanes, 512), 0,
-                         stream, out, rstd, inp, qweight, kweight, rope, lanes, NH, NKV, HS, eps);
+                            Rotation rope, QkvRows rows, float eps, cudaStream_t stream) {
+    ON_DEVICE(stream, qk_norm_forward_cpu(out, rstd, inp, qweight, kweight, rope, rows, eps),
+              with_vec_width<floatX>(std::gcd(rope.R / 2, rows.HS), [&](auto width) {
+                  int lanes = qk_norm_lanes(rows.HS / width());
+                  launch(qk_norm_forward_kernel<width()>, rows.N, row_threads(rows.heads() * lanes, 512), 0,
+                         stream, out, rstd, inp, qweight, kweight, rope, lanes, rows, eps);
               }));
 }
 
@@ -234,17 +234,18 @@ inline void qk_norm_backward(floatX* dinp,           // (N, (NH + 2 NKV) * HS), 
                              const float* rstd,      // (N, NH + NKV)
                              const floatX* qweight,  // (HS)
                              const floatX* kweight,  // (HS)
-                             Rotation rope, int N, int NH, int NKV, int HS, cudaStream_t stream) {
+                             Rotation rope, QkvRows rows, cudaStream_t stream) {
     ON_DEVICE(stream,
               qk_norm_backward_cpu(dinp, dqweight, dkweight, scratch, dout, inp, rstd, qweight, kweight, rope,
-                                   N, NH, NKV, HS),
-              with_vec_width<floatX>(std::gcd(rope.R / 2, HS), [&](auto width) {
-                  int lanes = qk_norm_lanes(HS / width()), count = even_share(N, qk_norm_partials);
-                  int threads = row_threads((NH + 2 * NKV) * lanes, 256);
-                  int elements = ceil_div(HS, lanes * width()) * width() * threads;  // of a head for each
+                                   rows),
+              with_vec_width<floatX>(std::gcd(rope.R / 2, rows.HS), [&](auto width) {
+                  int lanes = qk_norm_lanes(rows.HS / width()), count = even_share(rows.N, qk_norm_partials);
+                  int threads = row_threads(rows.heads() * lanes, 256);
+                  int elements =
+                      ceil_div(rows.HS, lanes * width()) * width() * threads;  // of a head for each
                   launch(qk_norm_backward_kernel<width()>, count, threads,
                          elements * (2 * sizeof(float) + sizeof(floatX)), stream, dinp, scratch, dout, inp,
-                         rstd, qweight, kweight, rope, lanes, N, NH, NKV, HS);
-                  add_partials(dqweight, dkweight, scratch, count, HS, stream);
+                         rstd, qweight, kweight, rope, lanes, rows);
+                  add_partials(dqweight, dkweight, scratch, count, rows.HS, stream);
               }));
 }

@@ -52,10 +52,19 @@ inline void rope_table(float* table,  // host (T, R/2, 2)
     }
 }
 
-// How rows of heads are turned where that is a part of another pass over them. R 0: not at all.
+// Rows of qkv.
+struct QkvRows {
+    int N, NH, NKV, HS;
+
+    HOST_DEVICE int heads() const { return NH + 2 * NKV; }
+    HOST_DEVICE int qk_heads() const { return NH + NKV; }
+    HOST_DEVICE size_t offset(size_t row, int h) const { return (row * heads() + h) * HS; }
+};
+
+// How their heads are turned. R 0: not at all.
 struct Rotation {
     const float* table = nullptr;    // (T, R/2, 2) from rope_table
-    const int* positions = nullptr;  // (N)
+    const int* positions = nullptr;  // (N) below T
     int R = 0;
 
     HOST_DEVICE const float* angles(size_t row) const { return table + (size_t)positions[row] * R; }
@@ -65,13 +74,13 @@ struct Rotation {
 // CPU
 
 // direction is 1, or -1 for the opposite rotation.
-inline void rope_cpu(floatX* qkv, Rotation rotation, float direction, int N, int NH, int NKV, int HS) {
+inline void rope_cpu(floatX* qkv, Rotation rotation, float direction, QkvRows rows) {
     int R = rotation.R;
 #pragma omp parallel for
-    for (int row = 0; row < N; row++) {
+    for (int row = 0; row < rows.N; row++) {
         const float* angles = rotation.angles(row);
-        for (int h = 0; h < NH + NKV; h++) {
-            floatX* x = qkv + ((size_t)row * (NH + 2 * NKV) + h) * HS;
+        for (int h = 0; h < rows.qk_heads(); h++) {
+            floatX* x = qkv + rows.offset(row, h);
             floatX* y = x + R / 2;
 #pragma omp simd
             for (int i = 0; i < R / 2; i++) {
@@ -105,14 +114,14 @@ __device__ Vec<floatX, W> turned(int c, int R, const float* angles, float direct
 
 // A block does one row, so that its heads share the angles. A thread turns W neighbouring pairs at a time.
 template <int W>
-__global__ void rope_kernel(floatX* qkv, Rotation rotation, float direction, int NH, int NKV, int HS) {
+__global__ void rope_kernel(floatX* qkv, Rotation rotation, float direction, QkvRows rows) {
     int R = rotation.R;
     const float* angles = rotation.angles(blockIdx.x);
-    floatX* row = qkv + (size_t)blockIdx.x * (NH + 2 * NKV) * HS;
+    floatX* row = qkv + rows.offset(blockIdx.x, 0);
     int vectors = R / 2 / W;  // in half a head
-    for (int item = threadIdx.x; item < (NH + NKV) * vectors; item += blockDim.x) {
+    for (int item = threadIdx.x; item < rows.qk_heads() * vectors; item += blockDim.x) {
         int i = item % vectors * W;
-        floatX* x = row + item / vectors * HS + i;
+        floatX* x = row + item / vectors * rows.HS + i;
         floatX* y = x + R / 2;
         Vec<floatX, W> xs = load<W>(x), ys = load<W>(y);
         Vec<float, 2 * W> angle = load<2 * W>(angles + 2 * i);
@@ -132,27 +141,22 @@ __global__ void rope_kernel(floatX* qkv, Rotation rotation, float direction, int
 // ----------------------------------------------------------------------------
 // launchers
 
-inline void rope(floatX* qkv, Rotation rotation, float direction, int N, int NH, int NKV, int HS,
-                 cudaStream_t stream) {
-    ON_DEVICE(stream, rope_cpu(qkv, rotation, direction, N, NH, NKV, HS),
-              with_vec_width<floatX>(std::gcd(rotation.R / 2, HS), [&](auto width) {
-                  int threads = row_threads((NH + NKV) * (rotation.R / 2 / width()), 256);
-                  launch(rope_kernel<width()>, N, threads, 0, stream, qkv, rotation, direction, NH, NKV, HS);
+inline void rope(floatX* qkv, Rotation rotation, float direction, QkvRows rows, cudaStream_t stream) {
+    ON_DEVICE(stream, rope_cpu(qkv, rotation, direction, rows),
+              with_vec_width<floatX>(std::gcd(rotation.R / 2, rows.HS), [&](auto width) {
+                  int threads = row_threads(rows.qk_heads() * (rotation.R / 2 / width()), 256);
+                  launch(rope_kernel<width()>, rows.N, threads, 0, stream, qkv, rotation, direction, rows);
               }));
 }
 
 // In place.
-inline void rope_forward(floatX* qkv,           // (N, (NH + 2 NKV) * HS)
-                         const float* table,    // (T, R/2, 2) from rope_table
-                         const int* positions,  // (N) below T
-                         int N, int NH, int NKV, int HS, int R, cudaStream_t stream) {
-    rope(qkv, {table, positions, R}, 1.0f, N, NH, NKV, HS, stream);
+inline void rope_forward(floatX* qkv /* (N, (NH + 2 NKV) * HS) */, Rotation rotation, QkvRows rows,
+                         cudaStream_t stream) {
+    rope(qkv, rotation, 1.0f, rows, stream);
 }
 
 // In place: the gradient of the rotated heads becomes that of the heads before rotation.
-inline void rope_backward(floatX* dqkv,          // (N, (NH + 2 NKV) * HS)
-                          const float* table,    // (T, R/2, 2) from rope_table
-                          const int* positions,  // (N) below T
-                          int N, int NH, int NKV, int HS, int R, cudaStream_t stream) {
-    rope(dqkv, {table, positions, R}, -1.0f, N, NH, NKV, HS, stream);
+inline void rope_backward(floatX* dqkv /* (N, (NH + 2 NKV) * HS) */, Rotation rotation, QkvRows rows,
+                          cudaStream_t stream) {
+    rope(dqkv, rotation, -1.0f, rows, stream);
 }

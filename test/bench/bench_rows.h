@@ -142,7 +142,7 @@ inline void rope_rows(Bench& bench) {
                 forward ? "rope forward" : "rope backward", c.text(), {.bytes = bytes},
                 [&] {
                     auto turn = forward ? rope_forward : rope_backward;
-                    turn(qkv, table, places.positions, B * T, NH, NKV, HS, HS, bench.stream);
+                    turn(qkv, {table, places.positions, HS}, {B * T, NH, NKV, HS}, bench.stream);
                 },
                 [&](Check& check) {
                     check.compare(qkv, rounded_limit, [&](size_t e) {
@@ -180,7 +180,9 @@ inline void qk_norm_rows(Bench& bench) {
         };
         bench.row(
             "qk norm forward", c.text(), {.bytes = 2 * size * element},
-            [&] { qk_norm_forward(out, rstd, inp, qweight, kweight, {}, N, NH, NKV, HS, eps, bench.stream); },
+            [&] {
+                qk_norm_forward(out, rstd, inp, qweight, kweight, {}, {N, NH, NKV, HS}, eps, bench.stream);
+            },
             [&](Check& check) {
                 check.compare(out, rounded_limit, [&](size_t e) {
                     return inp.at(e) * (head_of(e) < NH + NKV ? rstd_of(e) * weight_of(e) : 1);
@@ -189,8 +191,8 @@ inline void qk_norm_rows(Bench& bench) {
         bench.row(
             "qk norm backward", c.text(), {.bytes = 3 * size * element},
             [&] {
-                qk_norm_backward(dinp, dqweight, dkweight, scratch, dout, inp, rstd, qweight, kweight, {}, N,
-                                 NH, NKV, HS, bench.stream);
+                qk_norm_backward(dinp, dqweight, dkweight, scratch, dout, inp, rstd, qweight, kweight, {},
+                                 {N, NH, NKV, HS}, bench.stream);
             },
             [&](Check& check) {
                 check.compare(dinp, rounded_limit, [&](size_t e) {

@@ -61,9 +61,14 @@ struct Cache {
 
     explicit Cache(const Case& c) : c(c), cache(c.B * c.limit * c.cache_row()) {}
 
+    // Of a call with the positions from ... to - 1.
+    KvCacheShape shape(int from, int to) const {
+        return kv_cache_shape(c.B, to - from, c.limit, from, c.NH, c.NKV, c.HS, c.window);
+    }
+
     void append(const std::vector<floatX>& qkv, int from, int to) {
         Buffer<floatX> part(rows(qkv, c.B, c.qkv_row(), from, to));
-        kv_cache_append(cache, part, c.B, to - from, c.limit, from, c.NH, c.NKV, c.HS, test_stream());
+        kv_cache_append(cache, part, shape(from, to), test_stream());
         cudaCheck(cudaStreamSynchronize(test_stream()));
     }
 
@@ -74,8 +79,7 @@ struct Cache {
             if (i % c.qkv_row() >= (size_t)c.NH * c.HS) part[i] = floatX(NAN);
         }
         Buffer<floatX> queries(part), att((size_t)c.B * (to - from) * c.NH * c.HS);
-        kv_cache_attention(att, queries, cache, c.B, to - from, c.limit, from, c.NH, c.NKV, c.HS, c.window,
-                           test_stream());
+        kv_cache_attention(att, queries, cache, shape(from, to), test_stream());
         return att.host();
     }
 
@@ -225,7 +229,7 @@ TEST_CASE("a text written with the cache is the text computed as a whole") {
             std::vector<int> positions;
             for (int n = 0; n < c.B * (to - from); n++) positions.push_back(from + n % (to - from));
             Buffer<int> of_rows(positions);
-            rope_forward(qkv, table, of_rows, c.B * (to - from), c.NH, c.NKV, c.HS, R, test_stream());
+            rope_forward(qkv, {table, of_rows, R}, {c.B * (to - from), c.NH, c.NKV, c.HS}, test_stream());
             cudaCheck(cudaStreamSynchronize(test_stream()));  // the positions end here
         };
         rotate(whole, 0, length);
@@ -239,10 +243,8 @@ TEST_CASE("a text written with the cache is the text computed as a whole") {
             Buffer<floatX> part(rows(plain, c.B, c.qkv_row(), from, to));
             rotate(part, from, to);
             Buffer<floatX> att((size_t)c.B * (to - from) * c.NH * c.HS);
-            kv_cache_append(cache.cache, part, c.B, to - from, c.limit, from, c.NH, c.NKV, c.HS,
-                            test_stream());
-            kv_cache_attention(att, part, cache.cache, c.B, to - from, c.limit, from, c.NH, c.NKV, c.HS,
-                               c.window, test_stream());
+            kv_cache_append(cache.cache, part, cache.shape(from, to), test_stream());
+            kv_cache_attention(att, part, cache.cache, cache.shape(from, to), test_stream());
             std::vector<floatX> here = rows(want, c.B, (size_t)c.NH * c.HS, from, to);
             CHECK(relative_error(att.doubles(), to_doubles(here)) < tolerance<floatX>);
         };

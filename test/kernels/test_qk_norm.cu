@@ -85,9 +85,9 @@ struct Layer {
         Buffer<int> positions_(positions);
         Rotation rope;
         if (R > 0) rope = {table, positions_, R};
-        qk_norm_forward(out_, rstd_, inp_, qweight_, kweight_, rope, N, NH, NKV, HS, eps, test_stream());
+        qk_norm_forward(out_, rstd_, inp_, qweight_, kweight_, rope, {N, NH, NKV, HS}, eps, test_stream());
         qk_norm_backward(target, dqweight_, dkweight_, scratch_, dout_, inp_, rstd_, qweight_, kweight_, rope,
-                         N, NH, NKV, HS, test_stream());
+                         {N, NH, NKV, HS}, test_stream());
         return {out_.doubles(), rstd_.doubles(), target.doubles(), dqweight_.doubles(), dkweight_.doubles()};
     }
 };

@@ -61,8 +61,8 @@ TEST_CASE("rope: forward and backward over shapes") {
         Buffer<float> table = table_of(s);
         Buffer<int> positions(s.positions);
         Buffer<floatX> forward(values), backward(values);
-        rope_forward(forward, table, positions, s.N, s.NH, s.NKV, s.HS, s.R, test_stream());
-        rope_backward(backward, table, positions, s.N, s.NH, s.NKV, s.HS, s.R, test_stream());
+        rope_forward(forward, {table, positions, s.R}, {s.N, s.NH, s.NKV, s.HS}, test_stream());
+        rope_backward(backward, {table, positions, s.R}, {s.N, s.NH, s.NKV, s.HS}, test_stream());
         CHECK_CLOSE(forward, reference(to_doubles(values), s, 1), tolerance<floatX>);
         CHECK_CLOSE(backward, reference(to_doubles(values), s, -1), tolerance<floatX>);
     }
@@ -74,7 +74,7 @@ TEST_CASE("rope: value heads and elements beyond R keep their bits") {
     Buffer<float> table = table_of(s);
     Buffer<int> positions(s.positions);
     Buffer<floatX> qkv(values);
-    rope_forward(qkv, table, positions, s.N, s.NH, s.NKV, s.HS, s.R, test_stream());
+    rope_forward(qkv, {table, positions, s.R}, {s.N, s.NH, s.NKV, s.HS}, test_stream());
     Doubles got = qkv.doubles(), before = to_doubles(values);
     for (size_t i = 0; i < s.size(); i++) {
         int head = (int)(i / s.HS % s.heads()), element = (int)(i % s.HS);
@@ -88,8 +88,8 @@ TEST_CASE("rope: two runs give the same bits") {
     Buffer<float> table = table_of(s);
     Buffer<int> positions(s.positions);
     Buffer<floatX> first(values), second(values);
-    rope_forward(first, table, positions, s.N, s.NH, s.NKV, s.HS, s.R, test_stream());
-    rope_forward(second, table, positions, s.N, s.NH, s.NKV, s.HS, s.R, test_stream());
+    rope_forward(first, {table, positions, s.R}, {s.N, s.NH, s.NKV, s.HS}, test_stream());
+    rope_forward(second, {table, positions, s.R}, {s.N, s.NH, s.NKV, s.HS}, test_stream());
     CHECK(first.doubles() == second.doubles());
 }
 
