@@ -57,12 +57,12 @@ the commands make of passes through a model, is in data/.
 #include "data/tokens/data_notes.h"       // TokenLoader, data_notes
 #include "kernels/attention.cuh"          // attention_forward, attention_backward
 #include "kernels/classifier.cuh"         // classifier, sum_losses
+#include "kernels/elementwise.cuh"        // residual_forward
 #include "kernels/embedding.cuh"          // embedding_forward, embedding_backward
 #include "kernels/fill.cuh"               // fill
 #include "kernels/kv_cache.cuh"           // kv_cache_append, kv_cache_attention
 #include "kernels/norm.cuh"               // norm_forward, residual_norm_forward, norm_backward
 #include "kernels/qk_norm.cuh"            // qk_norm_forward, qk_norm_backward
-#include "kernels/residual.cuh"           // residual_forward
 #include "kernels/rope.cuh"               // rope_forward, rope_backward
 #include "kernels/swiglu.cuh"             // swiglu_forward, swiglu_backward
 

@@ -7,7 +7,7 @@ counted are those of every input and output once; sums that fit in a cache are n
 #include "kernels/gelu.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/qk_norm.cuh"
-#include "kernels/residual.cuh"
+#include "kernels/elementwise.cuh"
 #include "kernels/rope.cuh"
 #include "kernels/swiglu.cuh"
 #include "test/bench/bench_kernels.h"

@@ -1,5 +1,5 @@
 #include "kernels/norm.cuh"
-#include "kernels/residual.cuh"
+#include "kernels/elementwise.cuh"
 #include "test/support/testing.h"
 
 // The sum, rounded once.
@@ -53,7 +53,8 @@ TEST_CASE("residual of rows that begin anywhere, and only those") {
 #ifndef DEVICE_CPU
 TEST_CASE("residual moves whole vectors only where the number and all three arrays allow it") {
     constexpr int W = vec_width<floatX>;
-    Buffer<floatX> a(2 * W), b(2 * W), c(2 * W);
+    Buffer<floatX> memory[3] = {Buffer<floatX>(2 * W), Buffer<floatX>(2 * W), Buffer<floatX>(2 * W)};
+    const floatX *a = memory[0], *b = memory[1], *c = memory[2];
     CHECK(common_row(W, a, b, c) % W == 0);
     CHECK(common_row(W + 1, a, b, c) % W != 0);
     CHECK(common_row(W, a + 1, b, c) % W != 0);

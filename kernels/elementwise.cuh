@@ -1,0 +1,83 @@
+/*
+Functions of each element by itself, and the simplest of them, the residual sum.
+
+    out[i] = f(inp[i])      or      out[i] = f(inp1[i], inp2[i])
+
+All arrays are (n) and floatX, f is of floats, and what it gives is rounded once. out may be an input.
+*/
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/common.cuh"
+
+// ----------------------------------------------------------------------------
+// CPU
+
+// Pieces are fixed, and each is of whole vectors, so the number of threads changes no bit.
+template <auto f, typename... Inputs>
+void elementwise_cpu(floatX* out, size_t n, const Inputs*... inp) {
+    constexpr size_t piece = 8192;
+#pragma omp parallel for if (n > piece)
+    for (size_t start = 0; start < n; start += piece) {
+        size_t end = std::min(n, start + piece);
+#pragma omp simd
+        for (size_t i = start; i < end; i++) out[i] = floatX(f(float(inp[i])...));
+    }
+}
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+
+#ifndef DEVICE_CPU
+
+constexpr unsigned elementwise_block = 256;  // threads, of W elements each
+
+template <auto f, int W, typename... Inputs>
+__global__ void elementwise_kernel(floatX* out, size_t n, const Inputs*... inp) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    if (i >= n) return;
+    auto write = [&](auto... x) {
+        Vec<floatX, W> result;
+        for (int k = 0; k < W; k++) result[k] = floatX(f(float(x[k])...));
+        store(out + i, result);
+    };
+    write(load<W>(inp + i)...);
+}
+
+// Divisible by a power of two only if n is, and the place of every array in memory, in elements: rows cut out
+// of a tensor need not begin with a whole vector.
+template <typename... Arrays>
+size_t common_row(size_t n, const Arrays*... arrays) {
+    return n | ((uintptr_t)arrays | ...) / sizeof(floatX);
+}
+
+#endif
+
+// ----------------------------------------------------------------------------
+// launchers
+
+template <auto f, typename... Inputs>
+void elementwise(floatX* out, size_t n, cudaStream_t stream, const Inputs*... inp) {
+    static_assert((std::is_same_v<Inputs, floatX> && ...));
+    if (n == 0) return;
+    ON_DEVICE(stream, elementwise_cpu<f>(out, n, inp...),
+              with_vec_width<floatX>(common_row(n, out, inp...), [=](auto width) {
+                  constexpr int W = width;
+                  launch(elementwise_kernel<f, W, Inputs...>, ceil_div(n, elementwise_block * W),
+                         elementwise_block, 0, stream, out, n, inp...);
+              }));
+}
+
+HOST_DEVICE inline float sum_of_two(float a, float b) {
+    return a + b;
+}
+
+// out = inp1 + inp2. Where a norm follows, residual_norm_forward (norm.cuh) does both in one pass; this is
+// for where none does, as at the end of a pipeline stage. The sum is rounded as it is there, and has the same
+// bits.
+inline void residual_forward(floatX* out /* (n), may be inp1 or inp2 */, const floatX* inp1 /* (n) */,
+                             const floatX* inp2 /* (n) */, size_t n, cudaStream_t stream) {
+    elementwise<sum_of_two>(out, n, stream, inp1, inp2);
+}
