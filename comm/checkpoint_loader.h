@@ -65,8 +65,10 @@ inline SlotSources slot_sources(const CheckpointReader& reader, const ZeroSettin
     for (Slot slot : slots_of(settings)) {
         if (is_of_optimizer(slot) && weights_only) continue;
         if (is_of_optimizer(slot) && !any.dtype(slot)) {
-            fail("%s: has weights only, and no state of the optimizer; start a new run from it with --init",
-                 reader.folder().c_str());
+            fail("%s: %s; start a new run from it with --init", reader.folder().c_str(),
+                 any.keeps_optimizer()
+                     ? text("its optimizer kept no %s, which this one needs", slot_name(slot)).c_str()
+                     : "has weights only, and no state of the optimizer");
         }
         sources[slot] = any.dtype(slot) ? slot : Slot::weight;
     }

@@ -71,6 +71,7 @@ struct CheckpointTensor {
     uint64_t width() const { return shape.size() == 2 ? (uint64_t)shape[1] : 1; }
     uint64_t size() const { return rows() * width(); }
     std::optional<Dtype> dtype(Slot slot) const { return slots[(uint32_t)slot]; }
+    bool keeps_optimizer() const { return dtype(Slot::m) || dtype(Slot::v); }
 };
 
 struct CheckpointPiece {

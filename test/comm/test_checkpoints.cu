@@ -408,6 +408,31 @@ TEST_CASE("a damaged piece is an error of all ranks, and an older checkpoint loa
     CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings()), 1) == 0);
 }
 
+TEST_CASE("a state keeps the slots of its optimizer, and refuses a checkpoint that has not all of them") {
+    CommonFolder run;
+    int n = test_world().size();
+    auto state_of = [&](std::vector<Slot> slots) {
+        ZeroSettings settings = {.level = 1, .slots = std::move(slots), .keep_master = narrow};
+        return std::make_unique<ToyState>(test_world(), MeshShape{.dp = n, .shard = n}, toy_model(false),
+                                          settings);
+    };
+    auto momentum = state_of({Slot::m});
+    CHECK(momentum->state.owned_slot(Slot::v, 0) == nullptr);
+    {
+        CheckpointSaver saver(momentum->state, test_world(), run.path, 0, 0, false);
+        fill(momentum->state);
+        CHECK(save_now(saver, 1).error == "");
+    }
+    std::string folder = checkpoint_folder(run.path, 1);
+    auto again = state_of({Slot::m});
+    load(*again, folder);
+    CHECK(wrong_bytes(again->state, slots_of(again->state.settings())) == 0);
+    CHECK_REFUSED(load(*state_of({Slot::m, Slot::v}), folder),
+                  "its optimizer kept no v, which this one needs; ");
+    test_world().recover();
+    CHECK_REFUSED(slot_named("u"), "'u', which has no slot in checkpoints; ");
+}
+
 TEST_CASE("a checkpoint of another model is refused by name") {
     CommonFolder run;
     int n = test_world().size();
