@@ -168,8 +168,8 @@ struct Gpt {
     const Mesh& mesh;
     Stage stage;             // what this rank has of the model,
     ParameterLayout layout;  // and where its parameters lie
-    const Norm norm = norm_kernel(config.norm);
-    const Gelu gelu = gelu_kernel(config.mlp);
+    const Norm norm = config.norm == NormKind::rmsnorm ? Norm::rmsnorm : Norm::layernorm;
+    const Gelu gelu = config.mlp == MlpKind::gelu_exact ? Gelu::exact : Gelu::tanh;
     const bool swiglu = config.mlp == MlpKind::swiglu, parallel = config.block == BlockKind::parallel;
     // of the two halves of a block: they stand alone, unless the block is parallel
     const Branch first = parallel ? Branch::first : Branch::alone,
@@ -888,7 +888,7 @@ struct TrainingPlan {
 };
 
 // For all ranks: refuses what can be refused before the run directory is made and memory is taken.
-inline TrainingPlan check_training(const CommandLine& line, const World& world) {
+inline TrainingPlan check_training(const TrainingLine& line, const World& world) {
     const Options& o = line.options;
     TrainingPlan plan;
     plan.workload = training_workload(o);
@@ -926,7 +926,7 @@ inline TrainingPlan check_training(const CommandLine& line, const World& world) 
 
 // All that a run is made of, each member built from those before it; and the loop.
 struct TrainingRun {
-    const CommandLine& line;
+    const TrainingLine& line;
     const Options& o;
     const World& world;
     const TrainingPlan& plan;
@@ -953,7 +953,7 @@ struct TrainingRun {
     bool stopping = false;  // as all ranks agreed in the last step
 
     // ---- build: for all ranks, as all that follows
-    TrainingRun(const CommandLine& line, const World& world, const TrainingPlan& plan, const Mesh& mesh)
+    TrainingRun(const TrainingLine& line, const World& world, const TrainingPlan& plan, const Mesh& mesh)
         : line(line), o(line.options), world(world), plan(plan), mesh(mesh) {
         or_abort(world, [&] { build(); });
     }
@@ -988,7 +988,7 @@ struct TrainingRun {
             if (line.folder != RunFolder::replaced)
                 check_space(checkpoints_folder(o.run_dir), checkpoints.bytes());
             std::vector<std::string> changes = line.notes;
-            for (const std::string& note : plan.log->begin(options_to_json(o, command_train), at.step)) {
+            for (const std::string& note : plan.log->begin(options_to_json(o), at.step)) {
                 printf("             %s\n", note.c_str());
                 changes.push_back(note);
             }
@@ -1108,7 +1108,7 @@ struct TrainingRun {
     }
 };
 
-inline void train(const CommandLine& line, const World& world) {
+inline void train(const TrainingLine& line, const World& world) {
     TrainingPlan plan = check_training(line, world);
     print_header(line.options, device_text(), *plan.train_data, plan.notes);
     plan.memory->print(world.size());
@@ -1135,8 +1135,7 @@ inline std::unique_ptr<Gpt> load_model(const TrainedModel& model, const Workload
     return g;
 }
 
-inline void sample(const CommandLine& line, const World& world) {
-    const Options& command = line.options;
+inline void sample(const SampleOptions& command, const World& world) {
     TrainedModel model(command.run, command.tokenizer);
     std::string prompt = sample_prompt(model, command);
     int length = sample_length(model, command, prompt), samples = command.samples;
@@ -1165,8 +1164,7 @@ inline std::vector<float> batch_losses(Gpt& g, const HostBatch& host, DeviceArra
     return losses;
 }
 
-inline void evaluate_run(const CommandLine& line, const World& world) {
-    const Options& command = line.options;
+inline void evaluate_run(const EvalOptions& command, const World& world) {
     TrainedModel model(command.run, command.tokenizer);
     const Options& o = shape_evaluation(model.options, command);
     int tokens = o.micro_batch * o.sequence_length;
@@ -1180,46 +1178,45 @@ inline void evaluate_run(const CommandLine& line, const World& world) {
 
 #ifndef TESTING
 
-// What each command runs, on every rank. data/options/help.h has their names and what they are for.
-static constexpr struct {
-    Command command;
-    void (*run)(const CommandLine& line, const World& world);
-} commands[] = {
-    {command_train, train},
-    {command_sample, sample},
-    {command_eval, evaluate_run},
-    {command_tokenize, [](const CommandLine& line, const World&) { tokenize(line.options); }},
-    {command_data, [](const CommandLine& line, const World&) { report_data(line.options); }},
-    {command_inspect, [](const CommandLine& line,
-                         const World&) { inspect_checkpoint(line.options.run, line.options.verify); }},
-    {command_export, [](const CommandLine& line, const World&) { export_model(line.options); }},
-    {command_import, [](const CommandLine& line, const World&) {
-         import_model(line.options, [](const Options& model) {
-             return checkpoint_tensors(parameter_layout(model), {.training = false});
-         });
-     }}};
+// What each command does with its options, on every rank. data/options/help.h has their names.
+struct CommandWork {
+    const World& world;
+
+    void operator()(const TokenizeOptions& o) const { tokenize(o); }
+    void operator()(const DataOptions& o) const { report_data(o); }
+    void operator()(const TrainingLine& line) const { train(line, world); }
+    void operator()(const SampleOptions& o) const { sample(o, world); }
+    void operator()(const EvalOptions& o) const { evaluate_run(o, world); }
+    void operator()(const InspectOptions& o) const { inspect_checkpoint(o); }
+    void operator()(const ExportOptions& o) const { export_model(o); }
+    void operator()(const ImportOptions& o) const {
+        import_model(o, [](const Options& model) {
+            return checkpoint_tensors(parameter_layout(model), {.training = false});
+        });
+    }
+};
 
 // What every rank does; throws what stops it.
 static void run(Command command, int argc, char** argv, const World& world) {
+    GivenOptions given;
     std::vector<std::string> places;
     world.on_all_ranks([&] {
-        places = origin_places(command, argc, argv);
-        if (command != command_train && world.size() > 1) {
+        given = read_arguments(command, argc, argv);
+        if (command == command_train)
+            places = origin_places(given);
+        else if (world.size() > 1)
             fail("%s: works in one process and there are %d; start it without mpirun", argv[0], world.size());
-        }
     });
     FindCheckpoint find = find_on_root(world, places);
     CommandLine line;
-    world.on_all_ranks([&] { line = parse_options(command, argc, argv, world.size(), find); });
+    world.on_all_ranks([&] { line = parse_options(command, given, world.size(), find); });
     choose_device(world);
 #ifndef __CUDACC__
     if (world.size() > 1) host_device.threads = threads_per_rank(world);
 #endif
     // One rank speaks for all.
     if (!world.is_root() && !freopen("/dev/null", "w", stdout)) fail_with_errno("/dev/null", "write it");
-    for (auto& row : commands) {
-        if (row.command == command) row.run(line, world);
-    }
+    std::visit(CommandWork{world}, line);
     check_standard_output();
 }
 

@@ -219,7 +219,7 @@ private:
         return {{"program", program_version},
                 {"step", position.step},
                 {"samples", position.samples},
-                {"options", options_to_json(options_, command_train)}};
+                {"options", options_to_json(options_)}};
     }
 
     void tell(const SaveReport& report) {

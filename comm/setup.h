@@ -33,10 +33,8 @@ the device reaches, and which algorithm each matrix product takes.
 #include "kernels/attention.cuh"  // has_wgmma_attention, attention_kernels
 #include "kernels/common.cuh"
 #include "kernels/fp8_matmul.cuh"  // Fp8Sizes
-#include "kernels/gelu.cuh"        // Gelu
 #include "kernels/graph.cuh"       // graph_key
 #include "kernels/matmul.cuh"      // measured_gemm_rate
-#include "kernels/norm.cuh"        // Norm
 #include "kernels/rope.cuh"        // rope_table
 #ifndef DEVICE_CPU
 #include "kernels/product_tuning.cuh"
@@ -78,29 +76,6 @@ inline ZeroSettings zero_settings(const Options& o, const World& world) {
     ZeroSettings settings = zero_settings(o);
     settings.host_threads = threads_per_rank(world);
     return settings;
-}
-
-// In the terms of the kernels.
-inline Norm norm_kernel(NormKind norm) {
-    switch (norm) {
-    case NormKind::layernorm:
-        return Norm::layernorm;
-    case NormKind::rmsnorm:
-        return Norm::rmsnorm;
-    }
-    __builtin_unreachable();
-}
-
-// An MLP with SwiGLU has no GELU, and any will do.
-inline Gelu gelu_kernel(MlpKind mlp) {
-    switch (mlp) {
-    case MlpKind::gelu:
-    case MlpKind::swiglu:
-        return Gelu::tanh;
-    case MlpKind::gelu_exact:
-        return Gelu::exact;
-    }
-    __builtin_unreachable();
 }
 
 // Tokens whose logits exist at once, if the user leaves it open. Each chunk reads and writes all of the fp32
@@ -178,20 +153,6 @@ inline void check_precision(const Options& o) {
     }
 }
 
-#ifndef DEVICE_CPU
-inline AttentionKernels attention_choice(AttentionChoice attention) {
-    switch (attention) {
-    case AttentionChoice::automatic:
-        return AttentionKernels::fastest;
-    case AttentionChoice::mma:
-        return AttentionKernels::mma;
-    case AttentionChoice::wgmma:
-        return AttentionKernels::wgmma;
-    }
-    __builtin_unreachable();
-}
-#endif
-
 // Takes --attention over.
 inline void choose_attention(const Options& o) {
     if (o.attention == AttentionChoice::automatic) return;
@@ -199,13 +160,13 @@ inline void choose_attention(const Options& o) {
     fail("--attention %s: this program has no kernels for GPUs; leave it out, or build with DEVICE=cuda",
          name_of(o.attention));
 #else
-    if (o.attention == AttentionChoice::wgmma &&
-        !has_wgmma_attention(self_attention_shape(1, 1, 1, 1, o.head_size, 0, nullptr))) {
+    bool wgmma = o.attention == AttentionChoice::wgmma;
+    if (wgmma && !has_wgmma_attention(self_attention_shape(1, 1, 1, 1, o.head_size, 0, nullptr))) {
         fail("--attention wgmma: needs a Hopper card, a program built with PRECISION=bf16, and heads of a "
              "multiple of 8 up to 128 (here: %s, heads of %d); give auto",
              floatX_name, o.head_size);
     }
-    attention_kernels = attention_choice(o.attention);
+    attention_kernels = wgmma ? AttentionKernels::wgmma : AttentionKernels::mma;
 #endif
 }
 

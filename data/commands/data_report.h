@@ -348,6 +348,6 @@ inline void report_data(const std::vector<std::string>& names, const Tokenizer* 
     }
 }
 
-inline void report_data(const Options& command) {
+inline void report_data(const DataOptions& command) {
     report_data(command.inputs, Tokenizer::load_if_any(command.tokenizer).get(), command.document_end);
 }

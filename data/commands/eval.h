@@ -156,7 +156,7 @@ inline void print_score(const ChoiceScore& score, const std::string& path) {
 // the eval command
 
 // The options of a model with the sizes of the batches in which the command evaluates it.
-inline const Options& shape_evaluation(Options& model, const Options& command) {
+inline const Options& shape_evaluation(Options& model, const EvalOptions& command) {
     model.micro_batch = command.micro_batch;
     model.sequence_length = command.sequence_length;
     complete_sequence_length(model);
@@ -176,7 +176,7 @@ inline std::string log_of(const TrainedModel& model) {
 
 // Evaluates what the command asks for, prints it and, with --log, adds it to the log of the run.
 template <typename Losses>
-void print_scores(const TrainedModel& model, const Options& command, Losses&& losses) {
+void print_scores(const TrainedModel& model, const EvalOptions& command, Losses&& losses) {
     const Tokenizer* tokenizer = model.tokenizer.get();
     std::optional<LogFile> log;
     if (command.log) log.emplace(log_of(model));  // before there is a result that it could not take

@@ -15,24 +15,14 @@ The export and import commands: from a checkpoint to a model as others store it,
 #include "data/exchange/llmc_model.h"
 #include "data/options/rules.h"
 
-inline Dtype chosen_dtype(ExportDtype chosen, Dtype stored) {
-    switch (chosen) {
-    case ExportDtype::stored:
-        return stored;
-    case ExportDtype::fp32:
-        return Dtype::fp32;
-    case ExportDtype::bf16:
-        return Dtype::bf16;
-    }
-    __builtin_unreachable();
-}
-
-inline void export_model(const Options& command) {
+inline void export_model(const ExportOptions& command) {
     CheckpointReader reader(newest_checkpoint(command.run));
     StoredRun run = stored_run(reader);
     Options model = stored_options(run.options, run.checkpoint);
     Dtype own = *reader.index().tensors.at(0).dtype(Slot::weight);
-    Dtype dtype = chosen_dtype(command.dtype, own);
+    Dtype dtype = command.dtype == ExportDtype::stored ? own
+                  : command.dtype == ExportDtype::bf16 ? Dtype::bf16
+                                                       : Dtype::fp32;
     bool has_file = kind_of<TokenizerKind>(model.tokenizer) == TokenizerKind::file;
     if (command.format == ExportFormat::llmc)
         export_llmc(reader, model, command.output, dtype);
@@ -43,7 +33,7 @@ inline void export_model(const Options& command) {
 }
 
 // A folder is a model of Hugging Face, a file one of llm.c.
-inline void import_model(const Options& command, const ImportedRun::TensorsOf& tensors_of) {
+inline void import_model(const ImportOptions& command, const ImportedRun::TensorsOf& tensors_of) {
     const char *source = command.source.c_str(), *run = command.output.c_str();
     std::string next = text("train --init %s", run);
     std::error_code not_there;

@@ -187,7 +187,7 @@ inline std::vector<int> prompt_tokens(const Options& o, const Tokenizer* tokeniz
 // the sample command
 
 // The prompt of the command line, empty if there is none yet.
-inline std::string sample_prompt(const TrainedModel& model, const Options& command) {
+inline std::string sample_prompt(const TrainedModel& model, const SampleOptions& command) {
     std::string prompt = command.prompt_file.empty() ? command.prompt : read_text(command.prompt_file);
     if (!model.tokenizer && (command.interactive || !prompt.empty() || !command.stop.empty())) {
         const char* option = command.interactive           ? "--interactive"
@@ -201,7 +201,7 @@ inline std::string sample_prompt(const TrainedModel& model, const Options& comma
 }
 
 // Tokens that the model sees at once, at most. A prompt that is not known yet may fill the context.
-inline int sample_length(const TrainedModel& model, const Options& command, const std::string& prompt) {
+inline int sample_length(const TrainedModel& model, const SampleOptions& command, const std::string& prompt) {
     int context = model.options.context;
     if (command.interactive) return context;
     size_t length =
@@ -212,8 +212,8 @@ inline int sample_length(const TrainedModel& model, const Options& command, cons
 // Continues a prompt and prints it: a single text as it comes, several when all are there. `number` counts
 // the prompts. make_writer(prompt's tokens, texts) begins to write.
 template <typename MakeWriter>
-void print_samples(const TrainedModel& model, const Options& command, const std::string& prompt, int number,
-                   MakeWriter&& make_writer) {
+void print_samples(const TrainedModel& model, const SampleOptions& command, const std::string& prompt,
+                   int number, MakeWriter&& make_writer) {
     const Options& o = model.options;
     int samples = command.samples;
     bool streams = samples == 1;
@@ -254,7 +254,7 @@ void print_samples(const TrainedModel& model, const Options& command, const std:
 
 // Continues the prompt, or each line of the standard input.
 template <typename MakeWriter>
-void write_samples(const TrainedModel& model, const Options& command, std::string prompt,
+void write_samples(const TrainedModel& model, const SampleOptions& command, std::string prompt,
                    MakeWriter&& make_writer) {
     if (!command.interactive) return print_samples(model, command, prompt, 0, make_writer);
     bool on_terminal = isatty(STDIN_FILENO);

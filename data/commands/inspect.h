@@ -68,7 +68,7 @@ private:
     // The layout, and what else is not as by default.
     void options() {
         const nlohmann::ordered_json& stored = index_.about["options"];
-        const nlohmann::ordered_json usual = options_to_json(Options(), command_train);
+        const nlohmann::ordered_json usual = options_to_json(Options());
         std::vector<std::string> layout, others;
         for (const OptionRow& row : option_table()) {
             if (!stored.contains(row.field)) continue;
@@ -130,7 +130,8 @@ private:
 };
 
 // Prints what a checkpoint holds: the one named, or the newest of a run directory.
-inline void inspect_checkpoint(const std::string& path, bool verify) {
+inline void inspect_checkpoint(const InspectOptions& command) {
+    const std::string& path = command.run;
     std::string folder = newest_checkpoint(path);
     if (folder != path) {
         std::string steps;
@@ -145,7 +146,7 @@ inline void inspect_checkpoint(const std::string& path, bool verify) {
     CheckpointReader reader(folder, false);
     CheckpointReport report(reader);
     for (const std::string& line : report.lines()) print(line);
-    if (verify) {
+    if (command.verify) {
         verify_checkpoint(reader, print);
         print("\nverified: every byte is as it was written");
     } else {

@@ -13,6 +13,7 @@ a family is never taken for the family itself.
 #include "data/exchange/hf_families.h"
 #include "data/base/json.h"
 #include "data/options/model_config.h"
+#include "data/options/values.h"  // checked_model
 
 inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file) {
     JsonObject config(json, file);
@@ -34,10 +35,9 @@ inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file)
     else
         hf::refuse(config, "model_type", type, "gpt2, llama, mistral, qwen3, gpt_neox or gptj");
     config.done(hf::unknown_remedy);
-    // Left incomplete itself, so that options can still change what follows from them.
-    ModelConfig checked = model;
     try {
-        complete(checked);
+        checked_model(
+            model);  // itself left incomplete, so that options can still change what follows from them
     } catch (const Error& error) {
         fail("%s: %s", file.c_str(), error.what());
     }

@@ -11,6 +11,7 @@ checkpoint has (data/launch/resume.h), then what was given explicitly, then comp
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "data/base/error.h"
@@ -70,43 +71,49 @@ private:
     int needed_ = 0;  // tokens
 };
 
-// An on|off option may stand alone, for on. Gives each of them its value.
+// An on|off option may stand alone, for on. A value that follows one is joined to it by a "=", as cxxopts
+// wants it where a value may be left out.
 inline std::vector<std::string> with_switch_values(int argc, const char* const* argv) {
-    std::vector<std::string> arguments(argv, argv + argc);
-    for (int i = 1; i < argc; i++) {
-        const OptionRow* row = find_option(arguments[i]);
-        if (!row || !is_switch(*row)) continue;
-        bool has_value = i + 1 < argc && (arguments[i + 1] == "on" || arguments[i + 1] == "off");
-        if (!has_value) arguments[i] += "=on";
+    std::vector<std::string> arguments;
+    for (int i = 0; i < argc; i++) {
+        std::string word = argv[i];
+        const OptionRow* before = arguments.empty() ? nullptr : find_option(arguments.back());
+        bool is_value = before && is_switch(*before) && (word == name_of(true) || word == name_of(false));
+        if (is_value)
+            arguments.back() += "=" + word;
+        else
+            arguments.push_back(word);
     }
     return arguments;
 }
 
 inline void refuse_unknown(const std::string& argument, Command command) {
     std::string name = argument.substr(0, argument.find('='));
-    if (const OptionRow* row = find_option(name); row && !(row->commands & command)) {
+    if (const OptionRow* row = find_option(name); row && !row->belongs_to(command)) {
         fail("%s: not an option of train_gpt %s; see train_gpt %s --help", name.c_str(),
              command_name(command), command_name(command));
     }
     std::vector<std::string> names;
     for (const OptionRow& row : option_table()) {
-        if (row.commands & command && !row.positional) names.push_back(option_name(row));
+        if (row.belongs_to(command) && !row.positional) names.push_back(option_name(row));
     }
     fail("%s: no such option%s; see train_gpt %s --help", printable(name).c_str(),
          nearest_name(name, names).c_str(), command_name(command));
 }
 
-// Takes a command line apart; argv[0] is the command's own name. Positional arguments go to `options`.
-inline GivenOptions read_arguments(Command command, int argc, const char* const* argv, Options& options) {
+// Takes a command line apart; argv[0] is the command's own name.
+inline GivenOptions read_arguments(Command command, int argc, const char* const* argv) {
     cxxopts::Options parser("train_gpt");
     parser.allow_unrecognised_options();
     const OptionRow* positional = nullptr;
     for (const OptionRow& row : option_table()) {
-        if (!(row.commands & command)) continue;
+        if (!row.belongs_to(command)) continue;
         if (row.positional) {
             positional = &row;
         } else {
-            parser.add_options()(option_name(row).substr(2), "", cxxopts::value<std::string>());
+            auto value = cxxopts::value<std::string>();
+            if (is_switch(row)) value->implicit_value(name_of(true));
+            parser.add_options()(option_name(row).substr(2), "", value);
         }
     }
 
@@ -136,26 +143,24 @@ inline GivenOptions read_arguments(Command command, int argc, const char* const*
     }
     for (const std::string& argument : others) {
         if (argument.size() > 1 && argument[0] == '-') refuse_unknown(argument, command);
-        if (!positional || !add_value(*positional, options, argument)) {
+        bool takes =
+            positional && (holds<std::vector<std::string>>(*positional) || !is_given(*positional, given));
+        if (!takes) {
             fail("%s: unexpected; options are written --name value and switches on or off, see train_gpt %s "
                  "--help",
                  printable(argument).c_str(), command_name(command));
         }
+        given.push_back({positional, argument});
     }
     return given;
-}
-
-inline void set_values(const GivenOptions& given, Options& options) {
-    for (const GivenOption& option : given) set_value(*option.row, options, option.value);
 }
 
 // ----------------------------------------------------------------------------
 // where a training run begins
 
-// What a command line asks for.
-struct CommandLine {
+// What a command line asks of `train`.
+struct TrainingLine {
     Options options;
-    // train:
     std::optional<StoredRun> origin;      // the checkpoint that the run goes on from
     bool weights_only = false;            // of which it takes the weights alone
     RunFolder folder = RunFolder::fresh;  // what its directory is to it
@@ -216,8 +221,7 @@ inline std::optional<StoredRun> newest_of_run(const Options& asked, const FindCh
 }
 
 // With --resume auto, --init is for the first start of the run.
-inline void find_origin(CommandLine& line, const Options& asked, const FindCheckpoint& find) {
-    check_origin(asked);
+inline void find_origin(TrainingLine& line, const Options& asked, const FindCheckpoint& find) {
     if (resumes_newest(asked)) {
         std::string run_dir = resumed_place(asked);
         line.origin = newest_of_run(asked, find);
@@ -235,7 +239,7 @@ inline void find_origin(CommandLine& line, const Options& asked, const FindCheck
 }
 
 // The run directory, when it is known.
-inline void check_run_folder(CommandLine& line) {
+inline void check_run_folder(TrainingLine& line) {
     const Options& o = line.options;
     bool of_origin = line.origin && is_same_folder(line.origin->run_dir, o.run_dir);
     if (of_origin && o.overwrite) {
@@ -255,7 +259,7 @@ inline bool is_same_tokenizer(const std::string& a, const std::string& b) {
 }
 
 // A run that goes on has a copy of its tokenizer, whatever the file was that it came from.
-inline void take_own_tokenizer(CommandLine& line, const StoredOptions& stored) {
+inline void take_own_tokenizer(TrainingLine& line, const StoredOptions& stored) {
     std::string& asked = line.options.tokenizer;
     if (line.weights_only || kind_of<TokenizerKind>(stored.tokenizer()) == TokenizerKind::none) return;
     if (!is_same_tokenizer(asked, stored.tokenizer())) {
@@ -265,7 +269,7 @@ inline void take_own_tokenizer(CommandLine& line, const StoredOptions& stored) {
     asked = stored.tokenizer();
 }
 
-inline void complete_origin(CommandLine& line, const StoredOptions& stored, const GivenOptions& given,
+inline void complete_origin(TrainingLine& line, const StoredOptions& stored, const GivenOptions& given,
                             int processes) {
     Options& options = line.options;
     const StoredRun& origin = *line.origin;
@@ -286,18 +290,35 @@ inline void complete_origin(CommandLine& line, const StoredOptions& stored, cons
     }
 }
 
-inline void parse_training(CommandLine& line, const GivenOptions& given, int processes,
-                           const FindCheckpoint& find) {
-    Options& options = line.options;
-    Options asked;  // what is given, over the defaults
+// What is given, over the defaults.
+inline Options asked_options(const GivenOptions& given) {
+    Options asked;
     set_values(given, asked);
+    check_origin(asked);
+    return asked;
+}
+
+// The places where parse_training() may look for a checkpoint. They follow from the command line alone.
+inline std::vector<std::string> origin_places(const GivenOptions& given) {
+    Options asked = asked_options(given);
+    std::vector<std::string> places = {resumed_place(asked), fallback_place(asked), asked.init};
+    std::erase(places, "");
+    return places;
+}
+
+// `processes` are to train together.
+inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
+                                   const FindCheckpoint& find = find_checkpoint) {
+    TrainingLine line;
+    Options& options = line.options;
+    Options asked = asked_options(given);
     find_origin(line, asked, find);
     if (line.origin) {
         StoredOptions stored(*line.origin, line.weights_only);
         stored.take_over(options);
         set_values(given, options);
         complete_origin(line, stored, given, processes);
-        complete_options(options, command_train, processes);
+        complete_options(options, processes);
         for (std::string& change : stored.changes(options, given)) line.notes.push_back(std::move(change));
     } else {
         options.model = asked.model;
@@ -305,36 +326,47 @@ inline void parse_training(CommandLine& line, const GivenOptions& given, int pro
         TokenizerChoice choice(options, asked.tokenizer);
         set_values(given, options);
         choice.check(options);
-        complete_options(options, command_train, processes);
+        complete_options(options, processes);
     }
     check_run_folder(line);
-}
-
-// The places where parse_options() may look for a checkpoint. They follow from the command line alone.
-inline std::vector<std::string> origin_places(Command command, int argc, const char* const* argv) {
-    Options asked;
-    GivenOptions given = read_arguments(command, argc, argv, asked);
-    if (command != command_train) return {};
-    set_values(given, asked);
-    check_origin(asked);
-    std::vector<std::string> places;
-    for (const std::string& place : {resumed_place(asked), fallback_place(asked), asked.init})
-        if (!place.empty()) places.push_back(place);
-    return places;
-}
-
-// `processes` are to train together.
-inline CommandLine parse_options(Command command, int argc, const char* const* argv, int processes = 1,
-                                 const FindCheckpoint& find = find_checkpoint) {
-    CommandLine line;
-    GivenOptions given = read_arguments(command, argc, argv, line.options);
-    if (command == command_train) {
-        parse_training(line, given, processes, find);
-    } else {
-        set_values(given, line.options);
-        complete_options(line.options, command, processes);
-    }
     return line;
+}
+
+// ----------------------------------------------------------------------------
+// any command
+
+using CommandLine = std::variant<TrainingLine, TokenizeOptions, DataOptions, SampleOptions, EvalOptions,
+                                 InspectOptions, ExportOptions, ImportOptions>;
+
+template <typename O>
+O parse_options_of(const GivenOptions& given) {
+    O options;
+    set_values(given, options);
+    complete_options(options);
+    return options;
+}
+
+inline CommandLine parse_options(Command command, const GivenOptions& given, int processes = 1,
+                                 const FindCheckpoint& find = find_checkpoint) {
+    switch (command) {
+    case command_tokenize:
+        return parse_options_of<TokenizeOptions>(given);
+    case command_data:
+        return parse_options_of<DataOptions>(given);
+    case command_train:
+        return parse_training(given, processes, find);
+    case command_sample:
+        return parse_options_of<SampleOptions>(given);
+    case command_eval:
+        return parse_options_of<EvalOptions>(given);
+    case command_inspect:
+        return parse_options_of<InspectOptions>(given);
+    case command_export:
+        return parse_options_of<ExportOptions>(given);
+    case command_import:
+        return parse_options_of<ImportOptions>(given);
+    }
+    __builtin_unreachable();
 }
 
 // The command a first argument names.

@@ -44,6 +44,11 @@ struct GivenOption {
 };
 using GivenOptions = std::vector<GivenOption>;
 
+template <typename O>
+void set_values(const GivenOptions& given, O& options) {
+    for (const GivenOption& option : given) set_value(*option.row, options, option.value);
+}
+
 inline bool is_given(const OptionRow& row, const GivenOptions& given) {
     return std::any_of(given.begin(), given.end(), [&](const GivenOption& g) { return g.row == &row; });
 }

@@ -2,15 +2,13 @@
 An option with a few named values is an enum class, and its names stand beneath it, in its order:
 
     enum class NormKind { layernorm, rmsnorm };
-    template <>
-    inline constexpr const char* names_of<NormKind>[] = {"layernorm", "rmsnorm"};
+    NAMES_OF(NormKind, "layernorm", "rmsnorm");
 
 The command line, JSON and messages have the names, the program has the enum. Where an option takes a few
 words or else something longer (a file, a list), its last enumerator is for that, and has no name:
 
     enum class TokenizerKind { none, bytes, file };
-    template <>
-    inline constexpr const char* names_of<TokenizerKind>[] = {"none", "bytes"};
+    NAMES_OF(TokenizerKind, "none", "bytes");
 */
 #pragma once
 
@@ -21,6 +19,12 @@ words or else something longer (a file, a list), its last enumerator is for that
 
 template <typename Enum>
 inline constexpr const char* names_of[] = {""};
+
+#define NAMES_OF(Enum, ...)                                                                                  \
+    template <>                                                                                              \
+    inline constexpr const char* names_of<Enum>[] = {__VA_ARGS__}
+
+NAMES_OF(bool, "off", "on");
 
 template <typename Enum>
 constexpr const char* name_of(Enum value) {
@@ -33,9 +37,6 @@ constexpr Enum kind_of(std::string_view value) {
     auto& names = names_of<Enum>;
     return (Enum)(std::find(std::begin(names), std::end(names), value) - std::begin(names));
 }
-
-template <>
-inline constexpr const char* names_of<bool>[] = {"off", "on"};
 
 // A value of one of these enums, whatever its type.
 struct Choice {

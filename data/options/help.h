@@ -118,7 +118,7 @@ inline std::vector<std::string> option_groups(Command command) {
     std::vector<std::string> groups;
     for (const OptionRow& row : option_table()) {
         bool seen = std::find(groups.begin(), groups.end(), row.group) != groups.end();
-        if (row.commands & command && !seen) groups.push_back(row.group);
+        if (row.belongs_to(command) && !seen) groups.push_back(row.group);
     }
     return groups;
 }
@@ -133,7 +133,7 @@ inline std::string positional_name(const OptionRow& row) {
     return name + (holds<std::vector<std::string>>(row) ? "..." : "");
 }
 
-inline std::string option_help(const OptionRow& row, int width) {
+inline std::string option_help(const OptionRow& row, Command command, int width) {
     constexpr int indent = 30;
     std::string value = is_switch(row)       ? " [on|off]"
                         : is_number(row)     ? " N"
@@ -142,7 +142,7 @@ inline std::string option_help(const OptionRow& row, int width) {
     std::string limits = is_switch(row) ? "" : limits_text(row);
     // What describes the model is as --model says, but for that itself.
     bool has_default = !describes_model(row) || &row == find_option("--model");
-    std::string standard = has_default ? value_text(row, Options()) : "";
+    std::string standard = has_default ? value_text(row.standard(command)) : "";
     if (!standard.empty()) standard = "default " + standard;
     std::string notes = limits + (limits.empty() || standard.empty() ? "" : "; ") + standard;
     std::string help = row.help + (notes.empty() ? "" : " [" + notes + "]");
@@ -164,9 +164,9 @@ inline std::string preset_help(int width) {
 inline std::string help_text(Command command, int width) {
     std::string usage, arguments, result;
     for (const OptionRow& row : option_table()) {
-        if (!(row.commands & command) || !row.positional) continue;
+        if (!row.belongs_to(command) || !row.positional) continue;
         usage += " " + positional_name(row);
-        arguments += "\n" + option_help(row, width);
+        arguments += "\n" + option_help(row, command, width);
     }
     for (const CommandHelp& row : command_table()) {
         if (row.command != command) continue;
@@ -178,8 +178,8 @@ inline std::string help_text(Command command, int width) {
     for (const std::string& group : option_groups(command)) {
         std::string rows;
         for (const OptionRow& row : option_table()) {
-            if (row.commands & command && row.group == group && !row.positional)
-                rows += option_help(row, width);
+            if (row.belongs_to(command) && row.group == group && !row.positional)
+                rows += option_help(row, command, width);
         }
         if (rows.empty()) continue;
         result += "\n" + group + (group == "Model" ? " (defaults: those of --model)" : "") + "\n" + rows;
@@ -203,13 +203,13 @@ inline std::string general_help(int width) {
 // log header
 
 // Every option in force, one group to a paragraph.
-inline std::string options_summary(const Options& options, Command command, int width) {
+inline std::string options_summary(const Options& options, int width) {
     constexpr int indent = 12;
     std::string result;
-    for (const std::string& group : option_groups(command)) {
+    for (const std::string& group : option_groups(command_train)) {
         std::string words;
         for (const OptionRow& row : option_table()) {
-            if (!(row.commands & command) || row.group != group) continue;
+            if (!row.belongs_to(command_train) || row.group != group) continue;
             std::string value = value_text(row, options);
             if (!words.empty()) words += ' ';
             words.append(option_name(row).substr(2)).append("=").append(value.empty() ? "''" : value);

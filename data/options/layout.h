@@ -255,7 +255,8 @@ inline void complete_global_batch(Options& options) {
              options.global_batch, micro_batches, micro_batches == 1 ? "" : "es", tokens, options.pp,
              below ? text("%lld or ", below * tokens).c_str() : "", above * tokens);
     }
-    check_limits(*find_option("--global-batch"), options);
+    const OptionRow& row = *find_option("--global-batch");
+    check_limits(row, row.get(options));
 }
 
 // For options that are complete but for the layout. Nothing is cut yet, so a refusal costs no memory.

@@ -1,5 +1,6 @@
 /*
-The options of the program as fields, with their defaults. data/options/table.h has a row for each.
+The options of each command as fields of a struct of its own, with their defaults. data/options/table.h has a
+row for each name.
 */
 #pragma once
 
@@ -8,99 +9,90 @@ The options of the program as fields, with their defaults. data/options/table.h 
 
 #include "data/options/model_config.h"
 
-enum Command {
-    command_train = 1,
-    command_sample = 2,
-    command_tokenize = 4,
-    command_eval = 8,
-    command_data = 16,
-    command_inspect = 32,
-    command_export = 64,
-    command_import = 128
-};
-
 // ----------------------------------------------------------------------------
 // choices
 
 enum class TokenizerKind { none, bytes, file };
-template <>
-inline constexpr const char* names_of<TokenizerKind>[] = {"none", "bytes"};
+NAMES_OF(TokenizerKind, "none", "bytes");
 
 enum class DataReader { rank, node };
-template <>
-inline constexpr const char* names_of<DataReader>[] = {"rank", "node"};
+NAMES_OF(DataReader, "rank", "node");
 
 enum class PipelineSchedule { gpipe, one_f_one_b, interleaved, zero_bubble };
-template <>
-inline constexpr const char* names_of<PipelineSchedule>[] = {"gpipe", "1f1b", "interleaved", "zero-bubble"};
+NAMES_OF(PipelineSchedule, "gpipe", "1f1b", "interleaved", "zero-bubble");
 
 enum class PipelineLayers { time, memory, list };
-template <>
-inline constexpr const char* names_of<PipelineLayers>[] = {"time", "memory"};
+NAMES_OF(PipelineLayers, "time", "memory");
 
 enum class Offload { none, optimizer };
-template <>
-inline constexpr const char* names_of<Offload>[] = {"none", "optimizer"};
+NAMES_OF(Offload, "none", "optimizer");
 
 // wsd is warm-up, stable, decay (Hu et al., MiniCPM, 2024).
 enum class ResumeFrom { newest, place };
-template <>
-inline constexpr const char* names_of<ResumeFrom>[] = {"auto"};
+NAMES_OF(ResumeFrom, "auto");
 
 enum class LearningRateSchedule { cosine, linear, constant, wsd };
-template <>
-inline constexpr const char* names_of<LearningRateSchedule>[] = {"cosine", "linear", "constant", "wsd"};
+NAMES_OF(LearningRateSchedule, "cosine", "linear", "constant", "wsd");
 
 enum class MatmulDtype { bf16, fp8 };
-template <>
-inline constexpr const char* names_of<MatmulDtype>[] = {"bf16", "fp8"};
+NAMES_OF(MatmulDtype, "bf16", "fp8");
 
 enum class Recompute { none, mlp, block };
-template <>
-inline constexpr const char* names_of<Recompute>[] = {"none", "mlp", "block"};
+NAMES_OF(Recompute, "none", "mlp", "block");
 
 enum class AttentionChoice { automatic, mma, wgmma };
-template <>
-inline constexpr const char* names_of<AttentionChoice>[] = {"auto", "mma", "wgmma"};
+NAMES_OF(AttentionChoice, "auto", "mma", "wgmma");
 
 enum class CudaGraphs { automatic, on, off };
-template <>
-inline constexpr const char* names_of<CudaGraphs>[] = {"auto", "on", "off"};
+NAMES_OF(CudaGraphs, "auto", "on", "off");
 
 enum class MatmulTuning { on, off, file };
-template <>
-inline constexpr const char* names_of<MatmulTuning>[] = {"on", "off"};
+NAMES_OF(MatmulTuning, "on", "off");
 
 enum class ExportFormat { hf, llmc };
-template <>
-inline constexpr const char* names_of<ExportFormat>[] = {"hf", "llmc"};
+NAMES_OF(ExportFormat, "hf", "llmc");
 
 enum class ExportDtype { stored, fp32, bf16 };
-template <>
-inline constexpr const char* names_of<ExportDtype>[] = {"stored", "fp32", "bf16"};
+NAMES_OF(ExportDtype, "stored", "fp32", "bf16");
 
 enum class PreTokenizerRules { gpt2, llama3, qwen };
-template <>
-inline constexpr const char* names_of<PreTokenizerRules>[] = {"gpt2", "llama3", "qwen"};
+NAMES_OF(PreTokenizerRules, "gpt2", "llama3", "qwen");
 
 // ----------------------------------------------------------------------------
 // options
 
-// Sizes left at 0 that can be worked out from the others are filled in by complete_options().
+enum Command {
+    command_tokenize,
+    command_data,
+    command_train,
+    command_sample,
+    command_eval,
+    command_inspect,
+    command_export,
+    command_import
+};
+constexpr int command_count = command_import + 1;
+
+constexpr int usual_seed = 1337, usual_micro_batch = 4;
+
+// The options of `train`, and what a checkpoint tells of the run that made it. Sizes left at 0 that can be
+// worked out from the others are filled in by complete_options().
 struct Options : ModelConfig {
+    static constexpr Command command = command_train;
+
     std::string model = "tiny";
 
     std::string train_data, val_data;  // globs, comma separated, with weights before them or without
-    std::string tokenizer;             // none | bytes | a file; empty: as fits the command
+    std::string tokenizer;             // none | bytes | a file; empty: that of the model
     int document_end = -1;             // token that ends a document; -1: documents are not told apart
     bool reset_positions = false;
     DataReader data_reader = DataReader::rank;
     std::string run_dir;
     bool overwrite = false;
-    int seed = 1337;
+    int seed = usual_seed;
 
     int steps = 1000;
-    int micro_batch = 4;
+    int micro_batch = usual_micro_batch;
     int sequence_length = 0;     // 0: context
     long long global_batch = 0;  // tokens of one step; 0: as few as can be
 
@@ -156,13 +148,42 @@ struct Options : ModelConfig {
     int sample_every = 0;
     int sample_tokens = 256;
     std::string prompt;
+};
 
-    std::string run;     // sample, eval, inspect, export: a run directory | a checkpoint
-    std::string source;  // import: a model as others store it
-    bool verify = false;
-    ExportFormat format = ExportFormat::hf;
-    ExportDtype dtype = ExportDtype::stored;
+struct TokenizeOptions {
+    static constexpr Command command = command_tokenize;
 
+    std::vector<std::string> inputs;  // files and folders of text
+    std::string output;               // beginning of the names of the files to write
+    std::string tokenizer;            // bytes | a file; empty: bytes, or the one that is trained
+    bool overwrite = false;
+    int seed = usual_seed;
+    int train_tokenizer = 0;  // tokens of its vocabulary; 0: none is trained
+    PreTokenizerRules pre_tokenizer = PreTokenizerRules::llama3;
+    long long tokenizer_text = 1 << 30;  // bytes
+    std::string text_field = "text";
+    bool skip_binary = false;
+    int threads = 0;             // 0: one for each core
+    double val_fraction = 0.01;  // 0: no files for validation
+    long long shard_tokens = 100 << 20;
+};
+
+struct DataOptions {
+    static constexpr Command command = command_data;
+
+    std::vector<std::string> inputs;  // token files
+    std::string tokenizer;
+    int document_end = -1;
+};
+
+struct SampleOptions {
+    static constexpr Command command = command_sample;
+
+    std::string run;        // a run directory | a checkpoint
+    std::string tokenizer;  // empty: that of the run
+    int seed = usual_seed;
+    std::string prompt, prompt_file;
+    bool interactive = false;
     int tokens = 256;
     float temperature = 1;
     int top_k = 0;
@@ -170,25 +191,44 @@ struct Options : ModelConfig {
     float min_p = 0;
     float repetition_penalty = 1;
     int samples = 1;
-    std::string prompt_file;
-    bool interactive = false;
     std::vector<std::string> stop;
     bool cache = true;
+};
 
-    std::string data, choices;  // eval: what to measure on
-    int limit = 0;              // samples or examples; 0: all
-    bool log = false;           // whether the results go into the log of the run
+struct EvalOptions {
+    static constexpr Command command = command_eval;
 
-    std::vector<std::string> inputs;  // tokenize, data: what to read
-    std::string output;
-    int train_tokenizer = 0;  // tokens of its vocabulary; 0: none is trained
-    PreTokenizerRules pre_tokenizer = PreTokenizerRules::llama3;
-    long long tokenizer_text = 1 << 30;  // bytes
-    std::string text_field = "text";
-    bool skip_binary = false;
-    int threads = 0;  // 0: one for each core
-    double val_fraction = 0.01;
-    long long shard_tokens = 100 << 20;
+    std::string run;            // a run directory | a checkpoint
+    std::string tokenizer;      // empty: that of the run
+    std::string data, choices;  // what to measure on
+    int micro_batch = usual_micro_batch;
+    int sequence_length = 0;  // 0: the model's context
+    int limit = 0;            // samples or examples; 0: all
+    bool log = false;         // whether the results go into the log of the run
+};
+
+struct InspectOptions {
+    static constexpr Command command = command_inspect;
+
+    std::string run;  // a run directory | a checkpoint
+    bool verify = false;
+};
+
+struct ExportOptions {
+    static constexpr Command command = command_export;
+
+    std::string run;     // a run directory | a checkpoint
+    std::string output;  // a folder, or a file of llm.c
+    ExportFormat format = ExportFormat::hf;
+    ExportDtype dtype = ExportDtype::stored;
+};
+
+struct ImportOptions {
+    static constexpr Command command = command_import;
+
+    std::string source;  // a model as others store it
+    std::string output;  // a run directory
+    bool overwrite = false;
 };
 
 // --resume auto

@@ -98,16 +98,42 @@ inline void complete_training(Options& options, int processes) {
     if (options.run_dir.empty()) options.run_dir = default_run_dir(options.model);
 }
 
-inline void check_run(const Options& options, const char* missing) {
-    if (options.run.empty())
-        fail("%s; name a run directory, or the folder of one of its checkpoints", missing);
+// `processes` are to train together.
+inline void complete_options(Options& options, int processes) {
+    check_limits(options);
+    complete_model(options);
+    complete_training(options, processes);
 }
 
-inline void check_output(const Options& options, const char* what) {
-    if (options.output.empty()) fail("--output: missing; give %s", what);
+// ----------------------------------------------------------------------------
+// the other commands
+
+inline void check_run(const std::string& run, const char* missing) {
+    if (run.empty()) fail("%s; name a run directory, or the folder of one of its checkpoints", missing);
 }
 
-inline void complete_sampling(const Options& options) {
+inline void check_output(const std::string& output, const char* what) {
+    if (output.empty()) fail("--output: missing; give %s", what);
+}
+
+inline void complete_options(TokenizeOptions& options) {
+    if (options.val_fraction == 1) fail("--val-fraction 1: must be below 1; 0.01 is usual");
+    if (options.inputs.empty()) fail("tokenize: nothing to read; name files or folders of text");
+    check_output(options.output, "the beginning of the names of the files to write, such as tokens/mytext");
+    if (options.train_tokenizer > 0 && !options.tokenizer.empty())
+        fail("--tokenizer %s: --train-tokenizer makes one; leave one of them out",
+             printable(options.tokenizer).c_str());
+    if (options.tokenizer.empty()) options.tokenizer = name_of(TokenizerKind::bytes);
+    if (kind_of<TokenizerKind>(options.tokenizer) == TokenizerKind::none)
+        fail("--tokenizer none: text becomes tokens by a tokenizer; give bytes or a file");
+}
+
+inline void complete_options(const DataOptions& options) {
+    if (options.inputs.empty()) fail("data: nothing to look into; name token files");
+}
+
+inline void complete_options(const SampleOptions& options) {
+    check_run(options.run, "sample: nothing to sample from");
     int prompts = !options.prompt.empty() + !options.prompt_file.empty() + options.interactive;
     if (prompts > 1) {
         fail("sample: a prompt comes from --prompt, --prompt-file or --interactive on; give one of "
@@ -120,59 +146,29 @@ inline void complete_sampling(const Options& options) {
     }
 }
 
-inline void complete_evaluation(const Options& options) {
+inline void complete_options(const EvalOptions& options) {
+    check_run(options.run, "eval: nothing to evaluate");
     if (options.data.empty() && options.choices.empty())
         fail("eval: nothing to measure on; give --data or --choices");
 }
 
-inline void complete_tokenizing(Options& options) {
-    if (options.inputs.empty()) fail("tokenize: nothing to read; name files or folders of text");
-    check_output(options, "the beginning of the names of the files to write, such as tokens/mytext");
-    if (options.train_tokenizer > 0 && !options.tokenizer.empty())
-        fail("--tokenizer %s: --train-tokenizer makes one; leave one of them out",
-             printable(options.tokenizer).c_str());
-    if (options.tokenizer.empty()) options.tokenizer = name_of(TokenizerKind::bytes);
-    if (kind_of<TokenizerKind>(options.tokenizer) == TokenizerKind::none)
-        fail("--tokenizer none: text becomes tokens by a tokenizer; give bytes or a file");
+inline void complete_options(const InspectOptions& options) {
+    check_run(options.run, "inspect: nothing to look into");
 }
 
-inline void complete_options(Options& options, Command command, int processes) {
-    for (const OptionRow& row : option_table()) {
-        if (row.commands & command) check_limits(row, options);
-    }
-    switch (command) {
-    case command_train:
-        complete_model(options);
-        complete_training(options, processes);
-        break;
-    case command_sample:
-        check_run(options, "sample: nothing to sample from");
-        complete_sampling(options);
-        break;
-    case command_eval:
-        check_run(options, "eval: nothing to evaluate");
-        complete_evaluation(options);
-        break;
-    case command_inspect:
-        check_run(options, "inspect: nothing to look into");
-        break;
-    case command_export:
-        check_run(options, "export: nothing to export");
-        check_output(options, "the folder to make, or with --format llmc the file");
-        break;
-    case command_import:
-        if (options.source.empty())
-            fail("import: nothing to import; name the folder of a Hugging Face model, or a .bin of llm.c");
-        check_output(options, "the run directory to make, such as runs/mine");
-        break;
-    case command_tokenize:
-        complete_tokenizing(options);
-        break;
-    case command_data:
-        if (options.inputs.empty()) fail("data: nothing to look into; name token files");
-        break;
-    }
+inline void complete_options(const ExportOptions& options) {
+    check_run(options.run, "export: nothing to export");
+    check_output(options.output, "the folder to make, or with --format llmc the file");
 }
+
+inline void complete_options(const ImportOptions& options) {
+    if (options.source.empty())
+        fail("import: nothing to import; name the folder of a Hugging Face model, or a .bin of llm.c");
+    check_output(options.output, "the run directory to make, such as runs/mine");
+}
+
+// ----------------------------------------------------------------------------
+// from a file
 
 // The options of the training run that a file tells of.
 inline Options stored_options(const nlohmann::json& json, const std::string& file) {

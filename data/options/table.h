@@ -5,6 +5,9 @@ the struct and in JSON, --learning-rate on the command line.
 */
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <variant>
@@ -33,33 +36,69 @@ enum class Resume {
     here     // of this start alone
 };
 
+// An option, whatever its type, and whichever structs of options have it.
 class OptionRow {
 public:
-    // field: returns that field of an Options.
+    // field(options): that field of a struct of options. The option belongs to the commands whose structs
+    // have it.
     template <typename Field>
-    OptionRow(const char* name, Field, int commands, const char* group, Limits limits, const char* help,
+    OptionRow(const char* name, Field, const char* group, Limits limits, const char* help,
               Resume resume = Resume::free, bool positional = false)
-        : field(name),
-          commands(commands),
-          group(group),
-          limits(limits),
-          help(help),
-          resume(resume),
-          positional(positional),
-          get([](const Options& options) { return value_of(Field()(options)); }),
-          set([](Options& options, const OptionValue& value) { assign(Field()(options), value); }) {}
+        : field(name), group(group), limits(limits), help(help), resume(resume), positional(positional) {
+        add<Field, Options, TokenizeOptions, DataOptions, SampleOptions, EvalOptions, InspectOptions,
+            ExportOptions, ImportOptions>();
+    }
 
     const char* field;
-    int commands;  // Command bits
     const char* group;
     Limits limits;
     const char* help;
     Resume resume;
     bool positional;  // given without its name
-    OptionValue (*get)(const Options& options);
-    void (*set)(Options& options, const OptionValue& value);  // of the same type
+
+    bool belongs_to(Command command) const { return access_[command].get; }
+
+    // The value where it is not given.
+    const OptionValue& standard(Command command) const { return *access_[command].standard; }
+
+    // A value of its type.
+    const OptionValue& example() const {
+        return *std::ranges::find_if(access_, [](const Access& a) { return a.get; })->standard;
+    }
+
+    template <typename O>
+    OptionValue get(const O& options) const {
+        return access_[O::command].get(&options);
+    }
+
+    // value: of the option's type
+    template <typename O>
+    void set(O& options, const OptionValue& value) const {
+        access_[O::command].set(&options, value);
+    }
 
 private:
+    struct Access {
+        std::optional<OptionValue> standard;
+        OptionValue (*get)(const void* options);
+        void (*set)(void* options, const OptionValue& value);
+    };
+
+    template <typename Field, typename... Structs>
+    void add() {
+        (add_one<Field, Structs>(), ...);
+    }
+
+    template <typename Field, typename O>
+    void add_one() {
+        if constexpr (std::is_invocable_v<Field, O&>) {
+            access_[O::command] = {
+                value_of(Field()(O())),
+                [](const void* options) { return value_of(Field()(*(const O*)options)); },
+                [](void* options, const OptionValue& value) { assign(Field()(*(O*)options), value); }};
+        }
+    }
+
     template <typename Value>
     static OptionValue value_of(const Value& value) {
         if constexpr (std::is_enum_v<Value>)
@@ -75,220 +114,208 @@ private:
         else
             to = std::get<Value>(value);
     }
+
+    std::array<Access, command_count> access_ = {};
 };
 
 inline const std::vector<OptionRow>& option_table() {
-    constexpr int train = command_train, sample = command_sample, tokenize = command_tokenize,
-                  eval = command_eval, data_command = command_data, inspect = command_inspect,
-                  exporting = command_export, importing = command_import;
     using enum Resume;
     constexpr bool positional = true;
     constexpr double most = 2147483647;  // shown as no limit
     constexpr double most_ranks = 1048576;
     const Limits any_text = {}, on_off = {}, by_name = {};
     const auto range = [](double low, double high) { return Limits{low, high}; };
-#define FIELD(name)                                                                                          \
-#name, [](auto& options) -> auto& {                                                                      \
-        return options.name;                                                                                 \
-    }
+#define FIELD(name) #name, [](auto&& options) -> decltype((options.name)) { return options.name; }
     static const std::vector<OptionRow> table = {
-        {FIELD(model), train, "Model", any_text,
+        {FIELD(model), "Model", any_text,
          "Starting point: a preset's name, or a Hugging Face config.json or the folder that holds one. The "
          "other model options change it.",
          shape},
-        {FIELD(layers), train, "Model", range(1, 10000), "Transformer blocks.", shape},
-        {FIELD(channels), train, "Model", range(1, 131072), "Width of the residual stream.", shape},
-        {FIELD(heads), train, "Model", range(1, 4096), "Query heads of each attention layer.", shape},
-        {FIELD(kv_heads), train, "Model", range(0, 4096),
+        {FIELD(layers), "Model", range(1, 10000), "Transformer blocks.", shape},
+        {FIELD(channels), "Model", range(1, 131072), "Width of the residual stream.", shape},
+        {FIELD(heads), "Model", range(1, 4096), "Query heads of each attention layer.", shape},
+        {FIELD(kv_heads), "Model", range(0, 4096),
          "Key and value heads; fewer than --heads is grouped-query attention. 0: as many as --heads.", shape},
-        {FIELD(head_size), train, "Model", range(0, 256), "Width of a head. 0: channels / heads.", shape},
-        {FIELD(mlp_width), train, "Model", range(0, 1048576), "Hidden width of the MLP. 0: 4 * channels.",
-         shape},
-        {FIELD(vocab_size), train, "Model", range(1, 16777216), "Number of different tokens.", shape},
-        {FIELD(context), train, "Model", range(1, 16777216), "Positions the model is made for, in tokens.",
-         shape},
-        {FIELD(norm), train, "Model", by_name, "Normalisation before each sublayer.", shape},
-        {FIELD(norm_eps), train, "Model", range(1e-12, 1), "Added to the variance before its square root.",
-         shape},
-        {FIELD(position), train, "Model", by_name,
+        {FIELD(head_size), "Model", range(0, most_head_size), "Width of a head. 0: channels / heads.", shape},
+        {FIELD(mlp_width), "Model", range(0, 1048576), "Hidden width of the MLP. 0: 4 * channels.", shape},
+        {FIELD(vocab_size), "Model", range(1, 16777216), "Number of different tokens.", shape},
+        {FIELD(context), "Model", range(1, 16777216), "Positions the model is made for, in tokens.", shape},
+        {FIELD(norm), "Model", by_name, "Normalisation before each sublayer.", shape},
+        {FIELD(norm_eps), "Model", range(1e-12, 1), "Added to the variance before its square root.", shape},
+        {FIELD(position), "Model", by_name,
          "How positions are told: a learned vector each, or rotation of queries and keys (RoPE).", shape},
-        {FIELD(rope_theta), train, "Model", range(1, 1e12), "RoPE: base of the wavelengths.", shape},
-        {FIELD(rope_dims), train, "Model", range(0, 256), "RoPE: rotated dimensions of each head. 0: all.",
-         shape},
-        {FIELD(rope_scaling), train, "Model", range(1, 1e6),
+        {FIELD(rope_theta), "Model", range(1, 1e12), "RoPE: base of the wavelengths.", shape},
+        {FIELD(rope_dims), "Model", range(0, most_head_size),
+         "RoPE: rotated dimensions of each head. 0: all.", shape},
+        {FIELD(rope_scaling), "Model", range(1, 1e6),
          "RoPE: Llama 3.1 stretching of long wavelengths by this factor. 1: none.", shape},
-        {FIELD(rope_low_frequency), train, "Model", range(1e-3, 1e6),
+        {FIELD(rope_low_frequency), "Model", range(1e-3, 1e6),
          "RoPE scaling: wavelengths beyond the original context over this are stretched in full.", shape},
-        {FIELD(rope_high_frequency), train, "Model", range(1e-3, 1e6),
+        {FIELD(rope_high_frequency), "Model", range(1e-3, 1e6),
          "RoPE scaling: wavelengths below the original context over this are left alone.", shape},
-        {FIELD(rope_original_context), train, "Model", range(1, 16777216),
+        {FIELD(rope_original_context), "Model", range(1, 16777216),
          "RoPE scaling: context before stretching, in tokens.", shape},
-        {FIELD(mlp), train, "Model", by_name,
+        {FIELD(mlp), "Model", by_name,
          "Activation of the MLP: GELU by its tanh formula, GELU by the error function, or gated SiLU.",
          shape},
-        {FIELD(bias), train, "Model", on_off, "Biases in the matrix products and in layernorm.", shape},
-        {FIELD(window), train, "Model", range(0, 16777216),
+        {FIELD(bias), "Model", on_off, "Biases in the matrix products and in layernorm.", shape},
+        {FIELD(window), "Model", range(0, 16777216),
          "Sliding window: each token attends to this many tokens, itself included. 0: to all before it.",
          shape},
-        {FIELD(block), train, "Model", by_name, "MLP after attention, or both side by side behind one norm.",
-         shape},
-        {FIELD(tie_embeddings), train, "Model", on_off, "Use the token embedding as the output matrix too.",
-         shape},
-        {FIELD(qk_norm), train, "Model", on_off, "RMSNorm of each query and key head before RoPE.", shape},
+        {FIELD(block), "Model", by_name, "MLP after attention, or both side by side behind one norm.", shape},
+        {FIELD(tie_embeddings), "Model", on_off, "Use the token embedding as the output matrix too.", shape},
+        {FIELD(qk_norm), "Model", on_off, "RMSNorm of each query and key head before RoPE.", shape},
 
-        {FIELD(train_data), train, "Data", any_text,
+        {FIELD(train_data), "Data", any_text,
          "Token files to train on, .bin of llm.c (train_gpt tokenize makes them) or .idx of Megatron: paths "
          "or glob patterns, separated by commas; with weights, a blend: 0.7:web_*.bin,0.3:code.idx.",
          noted},
-        {FIELD(val_data), train, "Data", any_text,
+        {FIELD(val_data), "Data", any_text,
          "Token files to measure the validation loss on, in the same form. Empty: no validation.", noted},
-        {FIELD(tokenizer), train | sample | tokenize | eval | data_command, "Data", any_text,
+        {FIELD(tokenizer), "Data", any_text,
          "What turns text into tokens: none, bytes (a token for each), a tokenizer.json, or a rank file of "
          "tiktoken as ENCODING:FILE. train takes the vocabulary's size and the document end from it. Empty: "
          "that of the model for train, bytes for tokenize, the one of the run for sample and eval, none for "
          "data.",
          tokens},
-        {FIELD(document_end), train | data_command, "Data", range(-1, 16777215),
+        {FIELD(document_end), "Data", range(-1, 16777215),
          "Token that ends a document; attention does not reach across it. -1: documents are not told apart.",
          tokens},
-        {FIELD(reset_positions), train, "Data", on_off,
+        {FIELD(reset_positions), "Data", on_off,
          "Count positions from the beginning of each document. For learned positions: rotary ones tell "
          "distances only, so it makes no difference to them.",
          noted},
-        {FIELD(data_reader), train, "Data", by_name,
+        {FIELD(data_reader), "Data", by_name,
          "Who reads the files: each rank what it needs, or one process of each machine for all there, so "
          "that a shared file system has one reader from each. The batches are the same.",
          here},
 
-        {FIELD(run_dir), train, "Run", any_text,
+        {FIELD(run_dir), "Run", any_text,
          "Folder for the log, the options, the samples and the checkpoints. Empty: that of the run that "
          "--resume names, else runs/ and the model's name.",
          here},
-        {FIELD(overwrite), train | tokenize | importing, "Run", on_off,
-         "Replace what an earlier run left there.", here},
-        {FIELD(seed), train | sample | tokenize, "Run", range(0, most),
+        {FIELD(overwrite), "Run", on_off, "Replace what an earlier run left there.", here},
+        {FIELD(seed), "Run", range(0, most),
          "Seed of all random numbers: the same seed gives the same result, bit for bit.", fixed},
-        {FIELD(log_every), train, "Run", range(1, most),
+        {FIELD(log_every), "Run", range(1, most),
          "Steps between lines on the screen; log.jsonl has every step."},
-        {FIELD(peak_tflops), train, "Run", range(0, 1e6),
+        {FIELD(peak_tflops), "Run", range(0, 1e6),
          "TFLOP/s that MFU is a share of. 0: the card's published dense rate, where it is known.", here},
-        {FIELD(matmul_tuning), train, "Run", any_text,
+        {FIELD(matmul_tuning), "Run", any_text,
          "bf16 builds for GPUs: before the first step, time several algorithms of cuBLASLt for each matrix "
          "product of the model and take the fastest, which may change the last bits of results. The choice "
          "is kept in the run directory, in matmul_algorithms.json, and a resumed run takes it again. A "
          "file: keep it there, for several runs to share and agree bit for bit. off: take what cuBLASLt "
          "proposes."},
-        {FIELD(steps), train, "Run", range(1, most), "Optimizer steps of the run.", noted},
-        {FIELD(micro_batch), train | eval, "Run", range(1, 1048576),
+        {FIELD(steps), "Run", range(1, most), "Optimizer steps of the run.", noted},
+        {FIELD(micro_batch), "Run", range(1, 1048576),
          "Sequences that go through the model at once on each data rank; more is faster and takes more "
          "memory."},
-        {FIELD(sequence_length), train | eval, "Run", range(0, 16777216),
-         "Tokens of each sequence. 0: --context.", fixed},
-        {FIELD(global_batch), train, "Run", range(0, 1e12),
+        {FIELD(sequence_length), "Run", range(0, 16777216), "Tokens of each sequence. 0: --context.", fixed},
+        {FIELD(global_batch), "Run", range(0, 1e12),
          "Tokens of each step, gathered from several micro-batches where need be; may end in k, M or G "
          "(1024, 1024^2, 1024^3). 0: one micro-batch of each data rank, or --pp of them where --pp-schedule "
          "is interleaved.",
          noted},
 
-        {FIELD(resume), train, "Checkpoints", any_text,
+        {FIELD(resume), "Checkpoints", any_text,
          "Go on from a checkpoint: a run directory, for its newest, or the folder of one. auto: the newest "
          "of --run-dir, and a new run where there is none, so that one command both starts a run and "
          "restarts it. Options that are not given are those of the checkpoint; it may have been made on "
          "another number of processes, cut in another way.",
          here},
-        {FIELD(init), train, "Checkpoints", any_text,
+        {FIELD(init), "Checkpoints", any_text,
          "Begin a new run with the weights of a run, of one checkpoint or of an import, to train them on: "
          "the model and its tokenizer are taken from there, the optimizer starts afresh.",
          here},
-        {FIELD(save_every), train, "Checkpoints", range(0, most),
+        {FIELD(save_every), "Checkpoints", range(0, most),
          "Steps between checkpoints. 0: one when the run ends or is asked to stop, as there is in any case."},
-        {FIELD(keep), train, "Checkpoints", range(0, most),
+        {FIELD(keep), "Checkpoints", range(0, most),
          "Newest checkpoints to keep; an older one is deleted when a new one is safely on disk. 0: all."},
-        {FIELD(keep_every), train, "Checkpoints", range(0, most),
+        {FIELD(keep_every), "Checkpoints", range(0, most),
          "Keep those after every so many steps too, for good; a multiple of --save-every. 0: none."},
-        {FIELD(async_save), train, "Checkpoints", on_off,
+        {FIELD(async_save), "Checkpoints", on_off,
          "Train on while a checkpoint is written from a copy in the memory of the host. off: wait for the "
          "disk and save that memory."},
-        {FIELD(disk_wait), train, "Checkpoints", range(0, most),
+        {FIELD(disk_wait), "Checkpoints", range(0, most),
          "Seconds to try again where the last checkpoint of a run cannot be written; meanwhile there are its "
          "weights alone, if they can be. On a disk that is still full then, older ones are deleted, but "
          "neither the newest that is whole nor what --keep-every or --keep 0 keeps."},
-        {FIELD(fallback_dir), train, "Checkpoints", any_text,
+        {FIELD(fallback_dir), "Checkpoints", any_text,
          "Where the last checkpoint of a run goes, at once, if the run directory does not take it; several "
          "runs may share it. --resume auto looks there too. On several machines, a place that all of them "
          "share.",
          here},
 
-        {FIELD(learning_rate), train, "Optimizer", range(0, 10), "AdamW: step size at its peak.", noted},
-        {FIELD(schedule), train, "Optimizer", by_name,
+        {FIELD(learning_rate), "Optimizer", range(0, 10), "AdamW: step size at its peak.", noted},
+        {FIELD(schedule), "Optimizer", by_name,
          "Course of the learning rate after the warm-up; wsd stays at the peak and falls at the end of the "
          "run.",
          noted},
-        {FIELD(warmup_steps), train, "Optimizer", range(-1, most),
+        {FIELD(warmup_steps), "Optimizer", range(-1, most),
          "Steps in which the learning rate rises from 0 to its peak. -1: a twentieth of the run, at most "
          "2000.",
          noted},
-        {FIELD(final_learning_rate), train, "Optimizer", range(0, 1),
+        {FIELD(final_learning_rate), "Optimizer", range(0, 1),
          "Learning rate at the last step, as a fraction of the peak.", noted},
-        {FIELD(decay_fraction), train, "Optimizer", range(0, 1),
+        {FIELD(decay_fraction), "Optimizer", range(0, 1),
          "wsd: part of the run in which the learning rate falls.", noted},
-        {FIELD(weight_decay), train, "Optimizer", range(0, 10),
+        {FIELD(weight_decay), "Optimizer", range(0, 10),
          "AdamW: decay of the matrices towards 0; biases and norms do not decay.", noted},
-        {FIELD(beta1), train, "Optimizer", range(0, 0.999999), "AdamW: memory of the gradient's mean.",
+        {FIELD(beta1), "Optimizer", range(0, 0.999999), "AdamW: memory of the gradient's mean.", noted},
+        {FIELD(beta2), "Optimizer", range(0, 0.999999), "AdamW: memory of the gradient's mean square.",
          noted},
-        {FIELD(beta2), train, "Optimizer", range(0, 0.999999), "AdamW: memory of the gradient's mean square.",
+        {FIELD(adam_eps), "Optimizer", range(1e-20, 1), "AdamW: added to the root of the mean square.",
          noted},
-        {FIELD(adam_eps), train, "Optimizer", range(1e-20, 1), "AdamW: added to the root of the mean square.",
-         noted},
-        {FIELD(gradient_clip), train, "Optimizer", range(0, 1e9),
+        {FIELD(gradient_clip), "Optimizer", range(0, 1e9),
          "Gradients whose global norm exceeds this are scaled down to it. 0: never.", noted},
 
-        {FIELD(matmul_dtype), train, "Memory", by_name,
+        {FIELD(matmul_dtype), "Memory", by_name,
          "bf16 builds: numbers that the four matrix products of a block are made of. fp8, on Hopper: faster "
          "and coarser, with a copy of these weights more; not with --zero 3. fp32 builds multiply in fp32.",
          noted},
-        {FIELD(master_weights), train, "Memory", on_off,
+        {FIELD(master_weights), "Memory", on_off,
          "bf16 builds: keep an fp32 copy of the weights for the optimizer, 4 bytes a parameter.", noted},
-        {FIELD(stochastic_rounding), train, "Memory", on_off,
+        {FIELD(stochastic_rounding), "Memory", on_off,
          "bf16 builds: round updated weights up or down at random, so that small updates are not lost.",
          noted},
-        {FIELD(recompute), train, "Memory", by_name,
+        {FIELD(recompute), "Memory", by_name,
          "Activations to compute again in the backward pass instead of keeping them; the result is the "
          "same."},
-        {FIELD(loss_chunk), train, "Memory", range(0, 16777216),
+        {FIELD(loss_chunk), "Memory", range(0, 16777216),
          "Tokens whose logits exist at the same time. 0: chosen by size."},
 
-        {FIELD(attention), train, "Speed", by_name,
+        {FIELD(attention), "Speed", by_name,
          "GPUs: the kernels of attention; they differ in rounding. wgmma: those of Hopper, in bf16, for "
          "heads "
          "of a multiple of 8 up to 128. mma: those of every card since Ampere. auto: wgmma where it can.",
          noted},
-        {FIELD(cuda_graphs), train, "Speed", by_name,
+        {FIELD(cuda_graphs), "Speed", by_name,
          "Give each pass over a micro-batch to the device in one piece (CUDA graphs) instead of kernel by "
          "kernel; the result is the same. auto: in one process with a GPU, where layers are so small that "
          "giving kernels out takes longer than running them."},
 
-        {FIELD(dp), train, "Layout", range(0, most_ranks),
+        {FIELD(dp), "Layout", range(0, most_ranks),
          "Data parallelism: ranks (processes) that train on different sequences and add up their gradients. "
          "0: the number of processes / (tp * pp).",
          layout},
-        {FIELD(tp), train, "Layout", range(1, most_ranks),
+        {FIELD(tp), "Layout", range(1, most_ranks),
          "Tensor parallelism: ranks that share each layer, every one with a part of the heads and of the "
          "MLP, and of the sequence in between. They talk in every layer, so they belong into one machine. It "
          "must divide --heads, --channels, --mlp-width and --sequence-length.",
          noted},
-        {FIELD(pp), train, "Layout", range(1, most_ranks),
+        {FIELD(pp), "Layout", range(1, most_ranks),
          "Pipeline parallelism: stages that the layers are dealt to, in order, each on ranks of its own. "
          "Only what goes from one layer to the next is sent, so stages may be far apart; but they wait for "
          "each other at the beginning and end of a step, the less the more micro-batches --global-batch "
          "holds.",
          noted},
-        {FIELD(tp_overlap), train, "Layout", range(0, 64),
+        {FIELD(tp_overlap), "Layout", range(0, 64),
          "--tp: parts in which the rows around a product are sent, each while another is computed. More "
          "parts hide more of the sending, and make smaller, slower products. It must divide the rows of a "
          "rank, micro-batch * sequence length / tp. 0: the largest of 4, 3, 2 and 1 that does.",
          layout},
-        {FIELD(pp_schedule), train, "Layout", by_name,
+        {FIELD(pp_schedule), "Layout", by_name,
          "--pp: order of the work on a stage. gpipe: all micro-batches forward, then all backward, keeping "
          "the activations of every one. 1f1b: backward as soon as can be, keeping those of --pp "
          "micro-batches at most. interleaved: 1f1b with --pp-chunks parts of the layers on each stage, so "
@@ -296,121 +323,118 @@ inline const std::vector<OptionRow>& option_table() {
          "zero-bubble: 1f1b that puts off the gradients of the weights to when it would wait, and needs "
          "memory for that; with --zero 2 or 3 it sends gradients twice.",
          noted},
-        {FIELD(pp_chunks), train, "Layout", range(0, 10000),
+        {FIELD(pp_chunks), "Layout", range(0, 10000),
          "--pp-schedule interleaved: parts of the layers on each stage. More parts make the stages wait less "
          "and send more. 0: 2 for an interleaved pipeline, else 1.",
          layout},
-        {FIELD(pp_layers), train, "Layout", any_text,
+        {FIELD(pp_layers), "Layout", any_text,
          "--pp: layers of each part. time: so that the slowest part is as fast as can be, for it sets the "
          "pace of all; memory: so that the fullest stage needs as little as can be, to fit a larger model; "
          "or pp * pp-chunks numbers in the order of the layers, such as 3,4,4,3.",
          layout},
-        {FIELD(zero), train, "Layout", range(0, 3),
+        {FIELD(zero), "Layout", range(0, 3),
          "ZeRO: what a shard group keeps once instead of each data rank whole. 0: nothing, 1: the "
          "optimizer's state, 2: the gradients too, 3: the parameters too. Each level saves memory; 1 sends "
          "as much as 0, 2 and 3 more where a step has several micro-batches.",
          noted},
-        {FIELD(shard_group), train, "Layout", range(0, most_ranks),
+        {FIELD(shard_group), "Layout", range(0, most_ranks),
          "Data ranks that --zero cuts over; the groups repeat each other. Smaller than --dp is hybrid "
          "sharding: the large messages stay within a group. 0: all data ranks.",
          layout},
-        {FIELD(overlap), train, "Layout", on_off,
+        {FIELD(overlap), "Layout", on_off,
          "Talk to the other ranks while computing; the result is the same."},
-        {FIELD(prefetch), train, "Layout", range(0, 16),
+        {FIELD(prefetch), "Layout", range(0, 16),
          "--zero 3: layers whose parameters are gathered before they are needed, each in memory of its own; "
          "the result is the same."},
-        {FIELD(offload), train, "Layout", by_name,
+        {FIELD(offload), "Layout", by_name,
          "What lives in the memory of the host: the optimizer's state, updated there, frees device memory."},
-        {FIELD(throttle_link), train, "Layout", range(0, 1000),
+        {FIELD(throttle_link), "Layout", range(0, 1000),
          "Builds whose ranks talk over MPI: send at most this many GB/s, to see what a slow network costs. "
          "0: as fast as it goes.",
          here},
-        {FIELD(communication_timeout), train, "Layout", range(0, most),
+        {FIELD(communication_timeout), "Layout", range(0, most),
          "Seconds that a rank waits for its device, which may wait for other ranks, before it takes those "
          "for "
          "dead and ends the run. Work of its own that the device still has to do counts too: give more than "
          "a step takes. 0: for ever."},
 
-        {FIELD(val_every), train, "Evaluation", range(0, most), "Steps between validations. 0: never."},
-        {FIELD(val_batches), train, "Evaluation", range(1, 1048576),
+        {FIELD(val_every), "Evaluation", range(0, most), "Steps between validations. 0: never."},
+        {FIELD(val_batches), "Evaluation", range(1, 1048576),
          "Batches of --global-batch tokens that one validation takes."},
-        {FIELD(sample_every), train, "Sampling", range(0, most),
-         "Steps between samples from the model. 0: never."},
-        {FIELD(sample_tokens), train, "Sampling", range(1, 16777216), "Tokens of such a sample."},
-        {FIELD(prompt), train | sample, "Sampling", any_text, "Text that samples go on from."},
+        {FIELD(sample_every), "Sampling", range(0, most), "Steps between samples from the model. 0: never."},
+        {FIELD(sample_tokens), "Sampling", range(1, 16777216), "Tokens of such a sample."},
+        {FIELD(prompt), "Sampling", any_text, "Text that samples go on from."},
 
-        {FIELD(run), sample | eval | inspect | exporting, "Model", any_text,
-         "Run directory, for its newest checkpoint, or the folder of one.", free, positional},
-        {FIELD(source), importing, "Model", any_text,
+        {FIELD(run), "Model", any_text, "Run directory, for its newest checkpoint, or the folder of one.",
+         free, positional},
+        {FIELD(source), "Model", any_text,
          "Folder of a Hugging Face model (config.json, *.safetensors), or a model_*.bin of llm.c; the "
          "optimizer's state is taken from state_*.bin files beside that one.",
          free, positional},
-        {FIELD(verify), inspect, "Checkpoints", on_off,
+        {FIELD(verify), "Checkpoints", on_off,
          "Read all of the checkpoint, compare it with its checksums, and name each damaged piece."},
-        {FIELD(prompt_file), sample, "Sampling", any_text,
-         "File that holds the prompt; - for the standard input."},
-        {FIELD(interactive), sample, "Sampling", on_off,
+        {FIELD(prompt_file), "Sampling", any_text, "File that holds the prompt; - for the standard input."},
+        {FIELD(interactive), "Sampling", on_off,
          "Ask for prompts, one a line, and answer each, until the input ends."},
-        {FIELD(tokens), sample, "Sampling", range(1, 16777216), "Tokens to add to the prompt."},
-        {FIELD(temperature), sample, "Sampling", range(0, 100),
+        {FIELD(tokens), "Sampling", range(1, 16777216), "Tokens to add to the prompt."},
+        {FIELD(temperature), "Sampling", range(0, 100),
          "Divides the logits: below 1 plays safe, above 1 is wild. 0: always the likeliest token."},
-        {FIELD(top_k), sample, "Sampling", range(0, 16777216),
+        {FIELD(top_k), "Sampling", range(0, 16777216),
          "Choose among this many likeliest tokens. 0: among all."},
-        {FIELD(top_p), sample, "Sampling", range(0, 1),
+        {FIELD(top_p), "Sampling", range(0, 1),
          "Choose among the fewest likeliest tokens that have this much probability together. 1: among all."},
-        {FIELD(min_p), sample, "Sampling", range(0, 1),
+        {FIELD(min_p), "Sampling", range(0, 1),
          "Leave out tokens whose probability is less than this share of the likeliest one's. 0: none."},
-        {FIELD(repetition_penalty), sample, "Sampling", range(0.01, 100),
+        {FIELD(repetition_penalty), "Sampling", range(0.01, 100),
          "Makes tokens that the text has already less likely: their logits are divided by it, or multiplied "
          "where negative. 1: no penalty."},
-        {FIELD(stop), sample, "Sampling", any_text,
+        {FIELD(stop), "Sampling", any_text,
          "Text that ends a sample, and is left out. May be given several times."},
-        {FIELD(samples), sample, "Sampling", range(1, 65535),
+        {FIELD(samples), "Sampling", range(1, 65535),
          "Number of samples, which are made together; one alone appears word by word."},
-        {FIELD(cache), sample, "Sampling", on_off,
+        {FIELD(cache), "Sampling", on_off,
          "Keep keys and values of earlier tokens, instead of computing them again for each token."},
 
-        {FIELD(data), eval, "Evaluation", any_text,
+        {FIELD(data), "Evaluation", any_text,
          "Token files to measure loss, perplexity and bits per byte on, in the form of --train-data."},
-        {FIELD(choices), eval, "Evaluation", any_text,
+        {FIELD(choices), "Evaluation", any_text,
          "Multiple-choice questions: lines of JSON, {\"context\": ..., \"choices\": [...], \"answer\": 0}, "
          "or an evaluation .bin of llm.c (HellaSwag)."},
-        {FIELD(limit), eval, "Evaluation", range(0, most), "Samples and questions to take at most. 0: all."},
-        {FIELD(log), eval, "Evaluation", on_off,
+        {FIELD(limit), "Evaluation", range(0, most), "Samples and questions to take at most. 0: all."},
+        {FIELD(log), "Evaluation", on_off,
          "Add the results to log.jsonl of the run, with the step of the checkpoint; also while it trains "
          "on."},
 
-        {FIELD(output), tokenize | exporting | importing, "Output", any_text,
+        {FIELD(output), "Output", any_text,
          "tokenize: beginning of the names of the files to write: PREFIX_train_000000.bin, "
          "PREFIX_val_000000.bin ... export: folder to make, or with --format llmc the file. import: run "
          "directory to make."},
-        {FIELD(format), exporting, "Output", by_name,
+        {FIELD(format), "Output", by_name,
          "hf: a folder that Hugging Face transformers loads: config.json, model.safetensors, tokenizer.json. "
          "llmc: a model .bin of llm.c, for models of the shape of GPT-2."},
-        {FIELD(dtype), exporting, "Output", by_name,
+        {FIELD(dtype), "Output", by_name,
          "Numbers to write the weights in. stored: those of the model's own parameters; fp32 is as precise "
          "as the checkpoint, whose master copy it takes."},
 
-        {FIELD(inputs), tokenize | data_command, "Text", any_text,
+        {FIELD(inputs), "Text", any_text,
          "tokenize: files and folders of text; a file is a document, and in a .jsonl each line; .gz too. "
          "data: token files.",
          free, positional},
-        {FIELD(text_field), tokenize, "Text", any_text,
+        {FIELD(text_field), "Text", any_text,
          ".jsonl: the field that holds a document's text; every line must have it."},
-        {FIELD(skip_binary), tokenize, "Text", on_off,
+        {FIELD(skip_binary), "Text", on_off,
          "Leave out files that are no text in UTF-8: those with zero bytes, and UTF-16. off: they are named, "
          "and taken as they are."},
-        {FIELD(val_fraction), tokenize, "Text", range(0, 1),
-         "Part of the documents kept for validation. 0: none."},
-        {FIELD(shard_tokens), tokenize, "Text", range(1024, 1 << 30),
+        {FIELD(val_fraction), "Text", range(0, 1), "Part of the documents kept for validation. 0: none."},
+        {FIELD(shard_tokens), "Text", range(1024, 1 << 30),
          "Tokens of each file at most; may end in k, M or G."},
-        {FIELD(threads), tokenize, "Text", range(0, 4096), "Threads that encode. 0: one for each core."},
-        {FIELD(train_tokenizer), tokenize, "Text", range(0, 16777216),
+        {FIELD(threads), "Text", range(0, 4096), "Threads that encode. 0: one for each core."},
+        {FIELD(train_tokenizer), "Text", range(0, 16777216),
          "Train a byte-level BPE tokenizer with so many tokens on the text, write it to "
          "PREFIX_tokenizer.json and use it; the last of them ends a text. 0: use --tokenizer."},
-        {FIELD(pre_tokenizer), tokenize, "Text", by_name,
+        {FIELD(pre_tokenizer), "Text", by_name,
          "Whose rules cut text into words for a tokenizer that is trained."},
-        {FIELD(tokenizer_text), tokenize, "Text", range(1, 1e12),
+        {FIELD(tokenizer_text), "Text", range(1, 1e12),
          "Bytes of text that a tokenizer is trained on at most, taken from all files; may end in k, M or G."},
     };
 #undef FIELD

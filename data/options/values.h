@@ -43,7 +43,7 @@ inline bool describes_model(const OptionRow& row) {
 
 template <typename Value>
 bool holds(const OptionRow& row) {
-    return std::holds_alternative<Value>(row.get(Options()));
+    return std::holds_alternative<Value>(row.example());
 }
 
 inline bool is_switch(const OptionRow& row) {
@@ -56,14 +56,6 @@ inline bool is_whole(const OptionRow& row) {
 
 inline bool is_number(const OptionRow& row) {
     return is_whole(row) || holds<float>(row) || holds<double>(row);
-}
-
-// The names of an option with a few named values; none for others.
-inline std::vector<std::string> choices(const OptionRow& row) {
-    OptionValue value = row.get(Options());
-    const Choice* choice = std::get_if<Choice>(&value);
-    return choice ? std::vector<std::string>(choice->names.begin(), choice->names.end())
-                  : std::vector<std::string>();
 }
 
 // ----------------------------------------------------------------------------
@@ -82,7 +74,7 @@ std::string number_text(Number value) {
     return std::string(buffer, result.ptr);
 }
 
-inline std::string value_text(const OptionRow& row, const Options& options) {
+inline std::string value_text(const OptionValue& any) {
     return std::visit(
         [](const auto& value) -> std::string {
             using Value = std::decay_t<decltype(value)>;
@@ -100,7 +92,12 @@ inline std::string value_text(const OptionRow& row, const Options& options) {
                 return joined;
             }
         },
-        row.get(options));
+        any);
+}
+
+template <typename O>
+std::string value_text(const OptionRow& row, const O& options) {
+    return value_text(row.get(options));
 }
 
 // A row whose upper limit is only that of its type.
@@ -111,7 +108,9 @@ inline bool is_open_ended(const OptionRow& row) {
 // "0 to 10", "at least 0", "cosine, linear or constant", or nothing for free text.
 inline std::string limits_text(const OptionRow& row) {
     if (is_switch(row)) return alternatives({name_of(true), name_of(false)});
-    if (!is_number(row)) return alternatives(choices(row));
+    if (const Choice* choice = std::get_if<Choice>(&row.example()))
+        return alternatives({choice->names.begin(), choice->names.end()});
+    if (!is_number(row)) return "";
     if (is_open_ended(row)) return "at least " + number_text((long long)row.limits.low);
     if (is_whole(row)) return text("%lld to %lld", (long long)row.limits.low, (long long)row.limits.high);
     return number_text(row.limits.low) + " to " + number_text(row.limits.high);
@@ -130,7 +129,7 @@ inline std::string limits_text(const OptionRow& row) {
          reason, kind.c_str(), limits_text(row).c_str());
 }
 
-inline void check_limits(const OptionRow& row, const Options& options) {
+inline void check_limits(const OptionRow& row, const OptionValue& any) {
     std::visit(
         [&](const auto& value) {
             using Value = std::decay_t<decltype(value)>;
@@ -140,7 +139,15 @@ inline void check_limits(const OptionRow& row, const Options& options) {
                 if (!inside) refuse_value(row, number_text(value), "out of range");
             }
         },
-        row.get(options));
+        any);
+}
+
+// Of every option of a command.
+template <typename O>
+void check_limits(const O& options) {
+    for (const OptionRow& row : option_table()) {
+        if (row.belongs_to(O::command)) check_limits(row, row.get(options));
+    }
 }
 
 // The whole text must be one number. Numbers of tokens (long long) may end in k, M or G: 1024, 1024^2,
@@ -169,7 +176,8 @@ Number parse_number(const OptionRow& row, std::string_view source) {
     return value;
 }
 
-inline void set_value(const OptionRow& row, Options& options, const std::string& source) {
+template <typename O>
+void set_value(const OptionRow& row, O& options, const std::string& source) {
     OptionValue any = row.get(options);
     std::visit(
         [&](auto& value) {
@@ -191,36 +199,32 @@ inline void set_value(const OptionRow& row, Options& options, const std::string&
             }
         },
         any);
+    check_limits(row, any);
     row.set(options, any);
-    check_limits(row, options);
-}
-
-// A positional argument: a list takes any number of them, a text one.
-inline bool add_value(const OptionRow& row, Options& options, const std::string& source) {
-    if (holds<std::string>(row) && !value_text(row, options).empty()) return false;
-    set_value(row, options, source);
-    return true;
 }
 
 // ----------------------------------------------------------------------------
 // JSON
 
-inline nlohmann::ordered_json options_to_json(const Options& options, Command command) {
+inline nlohmann::ordered_json value_to_json(const OptionValue& any) {
+    return std::visit(
+        [&](const auto& value) -> nlohmann::ordered_json {
+            using Value = std::decay_t<decltype(value)>;
+            // A float as a double would show digits it does not have: 0.0006 as 0.0006000000284984708.
+            if constexpr (std::is_same_v<Value, float>)
+                return std::stod(number_text(value));
+            else if constexpr (std::is_same_v<Value, Choice>)
+                return value_text(any);
+            else
+                return value;
+        },
+        any);
+}
+
+inline nlohmann::ordered_json options_to_json(const Options& options) {
     nlohmann::ordered_json json = nlohmann::ordered_json::object();
     for (const OptionRow& row : option_table()) {
-        if (!(row.commands & command)) continue;
-        std::visit(
-            [&](const auto& value) {
-                using Value = std::decay_t<decltype(value)>;
-                // A float as a double would show digits it does not have: 0.0006 as 0.0006000000284984708.
-                if constexpr (std::is_same_v<Value, float>)
-                    json[row.field] = std::stod(number_text(value));
-                else if constexpr (std::is_same_v<Value, Choice>)
-                    json[row.field] = value_text(row, options);
-                else
-                    json[row.field] = value;
-            },
-            row.get(options));
+        if (row.belongs_to(command_train)) json[row.field] = value_to_json(row.get(options));
     }
     return json;
 }
@@ -240,7 +244,7 @@ inline void set_from_json(const OptionRow& row, Options& options, const nlohmann
 
 // Those alone that tell what weights are made for: what is known of a model from elsewhere.
 inline nlohmann::ordered_json model_options_to_json(const Options& options) {
-    nlohmann::ordered_json json = options_to_json(options, command_train);
+    nlohmann::ordered_json json = options_to_json(options);
     for (const OptionRow& row : option_table()) {
         if (!describes_model(row)) json.erase(row.field);
     }
@@ -253,7 +257,7 @@ inline Options options_from_json(const nlohmann::json& json, const std::string& 
     Options options;
     std::set<std::string> known;
     for (const OptionRow& row : option_table()) {
-        if (!(row.commands & command_train)) continue;
+        if (!row.belongs_to(command_train)) continue;
         if (!json.contains(row.field)) {
             if (!describes_model(row)) continue;
             fail("%s: option %s is missing; use the program that wrote the file", file.c_str(), row.field);
@@ -278,9 +282,7 @@ inline Options options_from_json(const nlohmann::json& json, const std::string& 
 inline ModelConfig checked_model(const ModelConfig& model) {
     Options options;
     static_cast<ModelConfig&>(options) = model;
-    for (const OptionRow& row : option_table()) {
-        if (row.commands & command_train) check_limits(row, options);
-    }
+    check_limits(options);
     complete(static_cast<ModelConfig&>(options));
     return options;
 }

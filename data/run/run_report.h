@@ -53,7 +53,7 @@ inline void print_run(const Options& o, const TokenLoader& data) {
 // notes: what else there is to tell, a line each.
 inline void print_header(const Options& o, const std::string& device, const TokenLoader& data,
                          const std::vector<std::string>& notes) {
-    printf("%s\n", options_summary(o, command_train, terminal_width()).c_str());
+    printf("%s\n", options_summary(o, terminal_width()).c_str());
     printf("device       %s\n", device.c_str());
     print_run(o, data);
     for (const std::string& note : notes) printf("             %s\n", note.c_str());

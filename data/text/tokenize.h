@@ -35,22 +35,6 @@ complete: a run that fails leaves none.
 #include "data/text/tokenizer_training.h"
 #include "data/base/strings.h"
 
-struct TokenizeOptions {
-    std::vector<std::string> inputs;  // files and folders
-    std::string output;               // beginning of the names of the shards
-    double val_fraction = 0.01;       // 0: no validation shards
-    int64_t shard_tokens = 100 << 20;
-    uint64_t seed = 1;
-    bool overwrite = false;
-    std::string tokenizer = name_of(TokenizerKind::bytes);  // see Tokenizer::load
-    std::string text_field = "text";                        // of .jsonl
-    bool skip_binary = false;                               // and UTF-16
-    int threads = 0;                                        // 0: one for each core
-    int train_tokenizer = 0;                                // tokens; 0: none is trained
-    PreTokenizerRules pre_tokenizer = PreTokenizerRules::llama3;
-    int64_t tokenizer_text = 1 << 30;  // bytes that it learns from at most
-};
-
 // The tokens of a TextBatch.
 struct TokenBatch {
     struct Piece {
@@ -134,7 +118,7 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
                        tokenizer.end_of_text(),
                        options.shard_tokens,
                        options.val_fraction,
-                       options.seed,
+                       (uint64_t)options.seed,
                        {}};
     std::vector<TextFile>& files = search.files;
     bool is_cut = files.size() == 1 && !files[0].lines && options.val_fraction > 0;
@@ -199,14 +183,8 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
            (double)bytes * 1e-6 / std::max(seconds, 1e-9), printable(record.tokenizer).c_str());
 }
 
+// The command.
 inline void tokenize(const TokenizeOptions& options) {
-    if (!(options.val_fraction >= 0 && options.val_fraction < 1)) {
-        fail("--val-fraction %g: must be at least 0 and below 1; 0.01 is usual", options.val_fraction);
-    }
-    if (options.shard_tokens < 1 || options.shard_tokens > max_shard_tokens) {
-        fail("--shard-tokens %lld: must be 1 .. %lld; 100000000 is usual", (long long)options.shard_tokens,
-             (long long)max_shard_tokens);
-    }
     stop_on_signals();
     unsigned threads = options.threads > 0 ? (unsigned)options.threads : std::thread::hardware_concurrency();
     std::string tokenizer_path = options.output + "_tokenizer.json";
@@ -246,21 +224,4 @@ inline void tokenize(const TokenizeOptions& options) {
     std::string json = tokenizer.json();
     file.write(json.data(), json.size());
     tokenize_files(options, tokenizer, search, older, threads, &file);
-}
-
-// The command.
-inline void tokenize(const Options& o) {
-    tokenize(TokenizeOptions{.inputs = o.inputs,
-                             .output = o.output,
-                             .val_fraction = o.val_fraction,
-                             .shard_tokens = o.shard_tokens,
-                             .seed = (uint64_t)o.seed,
-                             .overwrite = o.overwrite,
-                             .tokenizer = o.tokenizer,
-                             .text_field = o.text_field,
-                             .skip_binary = o.skip_binary,
-                             .threads = o.threads,
-                             .train_tokenizer = o.train_tokenizer,
-                             .pre_tokenizer = o.pre_tokenizer,
-                             .tokenizer_text = o.tokenizer_text});
 }

@@ -104,7 +104,7 @@ std::string description(const ModelConfig& config) {
     static_cast<ModelConfig&>(options) = completed(config);
     std::string result;
     for (const OptionRow& row : option_table()) {
-        if (std::string(row.group) == "Model" && row.commands == command_train &&
+        if (std::string(row.group) == "Model" && row.belongs_to(command_train) &&
             std::string(row.field) != "model")
             result += std::string(row.field) + "=" + value_text(row, options) + " ";
     }

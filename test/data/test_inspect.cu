@@ -16,7 +16,7 @@ static void save_example(const std::string& run_dir, int64_t step) {
     index.about = {{"program", "train_gpt 0"},
                    {"step", step},
                    {"samples", 32 * step},
-                   {"options", options_to_json(options, command_train)}};
+                   {"options", options_to_json(options)}};
     index.tensors = {{"wte", {300, 40}, {Dtype::bf16, Dtype::fp32, {}, {}}},
                      {"norm", {8}, {Dtype::bf16, {}, {}, {}}}};
     NewCheckpoint folder(run_dir, checkpoint_folder(run_dir, step));
@@ -71,10 +71,11 @@ TEST_CASE("a checkpoint that is whole") {
     save_example(run.path, 100);
     save_example(run.path, 200);
     CHECK(damage_of(newest_checkpoint(run.path)) == Lines{"no error"});
-    CHECK_NOTHROW(inspect_checkpoint(run.path, false));
-    CHECK_NOTHROW(inspect_checkpoint(run.path, true));
-    CHECK_NOTHROW(inspect_checkpoint(run / "checkpoints/step_00000100", true));
-    CHECK_REFUSED(inspect_checkpoint(run / "checkpoints", true), "/checkpoints: no checkpoint there; ");
+    CHECK_NOTHROW(inspect_checkpoint({.run = run.path, .verify = false}));
+    CHECK_NOTHROW(inspect_checkpoint({.run = run.path, .verify = true}));
+    CHECK_NOTHROW(inspect_checkpoint({.run = run / "checkpoints/step_00000100", .verify = true}));
+    CHECK_REFUSED(inspect_checkpoint({.run = run / "checkpoints", .verify = true}),
+                  "/checkpoints: no checkpoint there; ");
 }
 
 TEST_CASE("every damaged piece is named") {
@@ -93,15 +94,16 @@ TEST_CASE("every damaged piece is named") {
               path + ": tensor wte, master, elements 10000 to 11999, 8000 bytes from byte 40064 on: does not "
                      "match its checksum; use another checkpoint",
               folder + ": 2 of 6 pieces are damaged; use another checkpoint"});
-    CHECK_NOTHROW(inspect_checkpoint(run.path, false));
-    CHECK_REFUSED(inspect_checkpoint(run.path, true), "2 of 6 pieces are damaged; ");
+    CHECK_NOTHROW(inspect_checkpoint({.run = run.path, .verify = false}));
+    CHECK_REFUSED(inspect_checkpoint({.run = run.path, .verify = true}), "2 of 6 pieces are damaged; ");
 
     write_file(path, good.substr(0, 1000));
     CHECK(
         damage_of(folder) ==
         Lines{path + ": 1000 bytes, and the index says 48064; use another checkpoint",
               folder + ": 3 of 6 pieces are damaged, 1 of 3 data files as a whole; use another checkpoint"});
-    CHECK_REFUSED(inspect_checkpoint(run.path, false), "1000 bytes, and the index says 48064; ");
+    CHECK_REFUSED(inspect_checkpoint({.run = run.path, .verify = false}),
+                  "1000 bytes, and the index says 48064; ");
 
     // files that are not of it
     write_file(path, good);
@@ -111,7 +113,7 @@ TEST_CASE("every damaged piece is named") {
           Lines{folder + "/data_00007.bin: is not of this checkpoint; remove it",
                 folder + "/notes\\n.txt: is not of this checkpoint; remove it",
                 folder + ": 0 of 6 pieces are damaged, and files that are not of it: 2; remove those"});
-    CHECK_NOTHROW(inspect_checkpoint(run.path, false));
+    CHECK_NOTHROW(inspect_checkpoint({.run = run.path, .verify = false}));
     write_file(path, bytes);
     CHECK(damage_of(folder).back() ==
           folder + ": 2 of 6 pieces are damaged, and files that are not of it: 2; use another checkpoint");
@@ -125,5 +127,6 @@ TEST_CASE("every damaged piece is named") {
         damage_of(folder) ==
         Lines{folder + "/data_00002.bin: cannot open it: No such file or directory; check the path",
               folder + ": 0 of 6 pieces are damaged, 1 of 3 data files as a whole; use another checkpoint"});
-    CHECK_REFUSED(inspect_checkpoint(run.path, false), "data_00002.bin: cannot look at it: No such file");
+    CHECK_REFUSED(inspect_checkpoint({.run = run.path, .verify = false}),
+                  "data_00002.bin: cannot look at it: No such file");
 }

@@ -6,14 +6,21 @@
 #include "test/support/file_testing.h"
 #include "test/data/hf_configs.h"
 
-static Options parse(Command command, std::vector<const char*> arguments, int processes = 1) {
+static CommandLine parse(Command command, std::vector<const char*> arguments, int processes = 1) {
     arguments.insert(arguments.begin(), command_name(command));
-    return parse_options(command, (int)arguments.size(), arguments.data(), processes).options;
+    GivenOptions given = read_arguments(command, (int)arguments.size(), arguments.data());
+    return parse_options(command, given, processes);
+}
+
+// The options of a command other than train.
+template <typename O>
+static O options_of(std::vector<const char*> arguments) {
+    return std::get<O>(parse(O::command, arguments));
 }
 
 static Options train(std::vector<const char*> arguments, int processes = 1) {
     arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
-    return parse(command_train, arguments, processes);
+    return std::get<TrainingLine>(parse(command_train, arguments, processes)).options;
 }
 
 // The options of `train`, as a line.
@@ -23,7 +30,7 @@ static Options train_line(std::string_view line, int processes = 1) {
 }
 
 // A whole command line, which begins with the command.
-static Options typed(std::string_view line) {
+static CommandLine typed(std::string_view line) {
     std::string copy(line);
     std::vector<const char*> words = words_of(copy);
     return parse(parse_command(words[0]), {words.begin() + 1, words.end()});
@@ -64,9 +71,9 @@ TEST_CASE("presets have the published numbers of parameters") {
 TEST_CASE("every preset is accepted and makes the same options again from its record") {
     for (const Preset& preset : preset_table()) {
         Options options = train({"--model", preset.name});
-        auto record = options_to_json(options, command_train);
+        auto record = options_to_json(options);
         Options again = options_from_json(nlohmann::json::parse(record.dump()), "record");
-        CHECK(options_to_json(again, command_train) == record);
+        CHECK(options_to_json(again) == record);
         CHECK(again.head_size > 0);
     }
 }
@@ -114,6 +121,7 @@ TEST_CASE("explicit options come over the preset, in any order, and the rest fol
 
 TEST_CASE("switches") {
     CHECK(!train({}).bias);
+    CHECK(!train({"--model", "gpt2-124M", "--bias", "off", "--steps", "3"}).bias);
     CHECK(train({"--bias"}).bias);
     CHECK(train({"--bias", "on"}).bias);
     CHECK(train({"--bias", "--steps", "3"}).bias);
@@ -122,13 +130,13 @@ TEST_CASE("switches") {
 }
 
 TEST_CASE("commands with arguments that have no name") {
-    Options options =
-        parse(command_tokenize, {"a,b.txt", "--output", "o", "--overwrite", "c", "--shard-tokens", "4k"});
+    TokenizeOptions options =
+        options_of<TokenizeOptions>({"a,b.txt", "--output", "o", "--overwrite", "c", "--shard-tokens", "4k"});
     CHECK(options.inputs == std::vector<std::string>{"a,b.txt", "c"});
     CHECK(options.shard_tokens == 4096);
     CHECK(options.overwrite);
-    CHECK(parse(command_sample, {"--seed", "3", "runs/tiny"}).run == "runs/tiny");
-    CHECK(parse(command_sample, {"r", "--prompt", "a b, -c"}).prompt == "a b, -c");
+    CHECK(options_of<SampleOptions>({"--seed", "3", "runs/tiny"}).run == "runs/tiny");
+    CHECK(options_of<SampleOptions>({"r", "--prompt", "a b, -c"}).prompt == "a b, -c");
     CHECK(parse_command("sample") == command_sample);
 }
 
@@ -250,6 +258,12 @@ TEST_CASE("command lines that lack something, or say two things") {
         {"tokenize a --output b --tokenizer bytes --train-tokenizer 300",
          "--tokenizer bytes: --train-tokenizer makes one; "},
         {"tokenize a --output b --val-fraction 1.5", "--val-fraction 1.5: out of range; "},
+        {"tokenize a --output b --val-fraction -0.1", "--val-fraction -0.1: out of range; "},
+        {"tokenize a --output b --val-fraction 1", "--val-fraction 1: must be below 1; "},
+        {"tokenize a --output b --val-fraction nan", "--val-fraction nan: not a finite number; "},
+        {"tokenize a --output b --shard-tokens 0", "--shard-tokens 0: out of range; "},
+        {"tokenize a --output b --shard-tokens -1", "--shard-tokens -1: out of range; "},
+        {"tokenize a --output b --shard-tokens 2G", "--shard-tokens 2147483648: out of range; "},
     };
     for (auto& row : rows) {
         CAPTURE(row.line);
@@ -259,7 +273,7 @@ TEST_CASE("command lines that lack something, or say two things") {
 }
 
 TEST_CASE("records of options") {
-    auto record = nlohmann::json::parse(options_to_json(train({}), command_train).dump());
+    auto record = nlohmann::json::parse(options_to_json(train({})).dump());
     CHECK(record["learning_rate"].dump() == "0.0006");
     CHECK(record["bias"] == false);
     auto changed = [&](const char* key, nlohmann::json value) {
@@ -302,7 +316,7 @@ TEST_CASE("a tokenizer brings its vocabulary and document end, and what is given
     CHECK(wider.document_end == -1);
     Options llama3 = train({"--tokenizer", "test/golden/tokenizers/llama3.json"});
     CHECK(llama3.vocab_size == Tokenizer::load("test/golden/tokenizers/llama3.json").vocab_size());
-    CHECK(parse(command_sample, {"r", "--stop", "a", "--stop", "b"}).stop ==
+    CHECK(options_of<SampleOptions>({"r", "--stop", "a", "--stop", "b"}).stop ==
           std::vector<std::string>{"a", "b"});
 }
 
@@ -311,7 +325,7 @@ TEST_CASE("help names every option, its choices and its default, within the widt
         for (int width : {60, 110}) {
             std::string help = help_text(command.command, width);
             for (const OptionRow& row : option_table()) {
-                if (!(row.commands & command.command)) continue;
+                if (!row.belongs_to(command.command)) continue;
                 INFO(row.field);
                 CHECK(help.find(row.positional ? positional_name(row) : option_name(row)) !=
                       std::string::npos);
@@ -324,7 +338,7 @@ TEST_CASE("help names every option, its choices and its default, within the widt
     CHECK(help_text(command_train, 110).find("default 0.0006") != std::string::npos);
     CHECK(help_text(command_train, 110).find("qwen3-0.6B") != std::string::npos);
     CHECK(general_help(110).find("tokenize") != std::string::npos);
-    CHECK(options_summary(train({}), command_train, 110).find("learning-rate=0.0006") != std::string::npos);
+    CHECK(options_summary(train({}), 110).find("learning-rate=0.0006") != std::string::npos);
 }
 
 TEST_CASE("help is given wherever it is asked for, but a value of an option asks for nothing") {
@@ -651,7 +665,7 @@ TEST_CASE("every layout that a refusal offers is accepted" * doctest::test_suite
 
 TEST_CASE("a run's record holds its layout, and needs none") {
     Options options = train({"--zero", "3", "--shard-group", "2", "--offload", "optimizer"}, 4);
-    auto record = nlohmann::json::parse(options_to_json(options, command_train).dump());
+    auto record = nlohmann::json::parse(options_to_json(options).dump());
     CHECK(record["dp"] == 4);
     CHECK(record["shard_group"] == 2);
     CHECK(record["zero"] == 3);
@@ -664,7 +678,7 @@ TEST_CASE("a run's record holds its layout, and needs none") {
     for (const OptionRow& row : option_table()) {
         if (std::string(row.group) != "Layout") continue;
         CHECK(!describes_model(row));
-        CHECK(row.commands == command_train);
+        CHECK(row.belongs_to(command_train));
         record.erase(row.field);
     }
     CHECK(stored_options(record, "index.bin").tp == 1);
@@ -692,7 +706,7 @@ static std::string description(ModelConfig config) {
     complete(config);
     Options options;
     static_cast<ModelConfig&>(options) = config;
-    std::string summary = options_summary(options, command_train, 100000);
+    std::string summary = options_summary(options, 100000);
     return summary.substr(summary.find("layers="), summary.find('\n') - summary.find("layers="));
 }
 
@@ -795,7 +809,7 @@ TEST_CASE("--model with a path") {
 }
 
 TEST_CASE("the tokens that a file asks for are in its vocabulary") {
-    nlohmann::json json = options_to_json(train({}), command_train);
+    nlohmann::json json = options_to_json(train({}));
     CHECK(stored_options(json, "f").document_end == 256);
     json["document_end"] = 300;
     CHECK_REFUSED(stored_options(json, "f"), "f: --document-end 300: ");

@@ -10,19 +10,20 @@
 // Checkpoints by the place where they are looked for.
 using Checkpoints = std::map<std::string, StoredRun>;
 
-static CommandLine train(std::vector<const char*> arguments, const Checkpoints& checkpoints = {},
-                         int processes = 1) {
+static TrainingLine train(std::vector<const char*> arguments, const Checkpoints& checkpoints = {},
+                          int processes = 1) {
     arguments.insert(arguments.begin(), "train");
     auto find = [&](const std::string& place) -> std::optional<StoredRun> {
         auto found = checkpoints.find(place);
         if (found == checkpoints.end()) return std::nullopt;
         return found->second;
     };
-    return parse_options(command_train, (int)arguments.size(), arguments.data(), processes, find);
+    return parse_training(read_arguments(command_train, (int)arguments.size(), arguments.data()), processes,
+                          find);
 }
 
 // The same of a line, split at blanks.
-static CommandLine train_line(std::string line, const Checkpoints& checkpoints = {}) {
+static TrainingLine train_line(std::string line, const Checkpoints& checkpoints = {}) {
     return train(words_of(line), checkpoints);
 }
 
@@ -33,7 +34,7 @@ static StoredRun run_with(std::vector<const char*> arguments, int processes = 1)
     run.checkpoint = "runs/a/checkpoints/step_00000100";
     run.run_dir = "runs/a";
     run.step = 100;
-    run.options = options_to_json(train(arguments, {}, processes).options, command_train);
+    run.options = options_to_json(train(arguments, {}, processes).options);
     return run;
 }
 
@@ -43,7 +44,7 @@ static Checkpoints at_runs_a(std::vector<const char*> arguments, int processes =
 
 // The record of a run but for what belongs to one start alone.
 static nlohmann::json lasting(const Options& options) {
-    nlohmann::json json = options_to_json(options, command_train);
+    nlohmann::json json = options_to_json(options);
     for (const OptionRow& row : option_table()) {
         if (row.resume == Resume::here) json.erase(row.field);
     }
@@ -59,7 +60,7 @@ TEST_CASE("what is not given is as it was") {
                    "--zero",       "2",         "--shard-group",   "2",     "--tp",          "2",
                    "--tp-overlap", "8",         "--run-dir",       "runs/a"},
                   8);
-    CommandLine line = train({"--resume", "runs/a"}, checkpoints, 8);
+    TrainingLine line = train({"--resume", "runs/a"}, checkpoints, 8);
     CHECK(lasting(line.options) ==
           lasting(options_from_json(checkpoints.at("runs/a").options, "checkpoint")));
     CHECK(line.options.layers == 3);
@@ -88,12 +89,12 @@ TEST_CASE("every option that a run has can be given again as it was") {
     std::vector<std::string> words = {"--resume", "auto"};
     for (const OptionRow& row : option_table()) {
         bool of_origin = &row == find_option("--resume");
-        if (!(row.commands & command_train) || of_origin) continue;
+        if (!row.belongs_to(command_train) || of_origin) continue;
         words.push_back(option_name(row) + "=" + value_text(row, stored));
     }
     std::vector<const char*> arguments;
     for (const std::string& word : words) arguments.push_back(word.c_str());
-    CommandLine line = train(arguments, checkpoints, 2);
+    TrainingLine line = train(arguments, checkpoints, 2);
     CHECK(line.notes.empty());
     CHECK(lasting(line.options) == lasting(stored));
 }
@@ -104,9 +105,9 @@ TEST_CASE("another value is used and told, or used without a word, or refused") 
         arguments.insert(arguments.begin(), {"--resume", "runs/a"});
         return train(arguments, checkpoints).notes;
     };
-    CommandLine line = train({"--resume", "runs/a", "--learning-rate", "3e-4", "--steps", "5000", "--prompt",
-                              "hm", "--recompute", "mlp", "--val-data", "v.bin"},
-                             checkpoints);
+    TrainingLine line = train({"--resume", "runs/a", "--learning-rate", "3e-4", "--steps", "5000", "--prompt",
+                               "hm", "--recompute", "mlp", "--val-data", "v.bin"},
+                              checkpoints);
     CHECK(line.options.learning_rate == 3e-4f);
     CHECK(line.options.steps == 5000);
     CHECK(line.options.prompt == "hm");
@@ -160,8 +161,8 @@ TEST_CASE("every option of train has been given a thought") {
     for (const OptionRow& row : option_table()) {
         INFO(row.field);
         std::string group = row.group;
-        if (!(row.commands & command_train)) CHECK(row.resume == Resume::free);
-        if (group == "Model" && row.commands & command_train) CHECK(row.resume == Resume::shape);
+        if (!row.belongs_to(command_train)) CHECK(row.resume == Resume::free);
+        if (group == "Model" && row.belongs_to(command_train)) CHECK(row.resume == Resume::shape);
         if (group == "Optimizer") CHECK(row.resume == Resume::noted);
         if (group == "Evaluation" || group == "Sampling") CHECK(row.resume == Resume::free);
     }
@@ -179,7 +180,7 @@ TEST_CASE("every option of train has been given a thought") {
 TEST_CASE("on another number of processes the run is cut anew") {
     Checkpoints of_4 =
         at_runs_a({"--run-dir", "runs/a", "--zero", "1", "--shard-group", "2", "--global-batch", "12k"}, 4);
-    CommandLine line = train({"--resume", "auto", "--run-dir", "runs/a"}, of_4, 2);
+    TrainingLine line = train({"--resume", "auto", "--run-dir", "runs/a"}, of_4, 2);
     CHECK(line.options.dp == 2);
     CHECK(line.options.shard_group == 2);
     CHECK(line.options.global_batch == 12288);
@@ -228,7 +229,7 @@ TEST_CASE("the run directory follows from the checkpoint, or from the model") {
           768);
 
     Checkpoints named = {{"elsewhere/step_00000100", run_with({"--run-dir", "runs/a"})}};
-    CommandLine line = train({"--resume", "elsewhere/step_00000100"}, named);
+    TrainingLine line = train({"--resume", "elsewhere/step_00000100"}, named);
     CHECK(line.options.run_dir == "runs/a");
     CHECK(line.folder == RunFolder::continued);
     line = train({"--resume", "elsewhere/step_00000100", "--run-dir", "runs/branch"}, named);
@@ -248,7 +249,7 @@ TEST_CASE("the run directory follows from the checkpoint, or from the model") {
 }
 
 TEST_CASE("a run that can begin or go on with the same words") {
-    CommandLine line = train({"--resume", "auto", "--train-data", "x.bin", "--layers", "2"});
+    TrainingLine line = train({"--resume", "auto", "--train-data", "x.bin", "--layers", "2"});
     CHECK(!line.origin);
     CHECK(line.options.layers == 2);
     CHECK(line.options.tokenizer == "bytes");
@@ -286,7 +287,7 @@ TEST_CASE("the last checkpoint of a run may be in --fallback-dir") {
     };
     std::string spare = shared_run_dir("spare", "runs/a");
     std::vector<const char*> words = {"--resume", "auto", "--run-dir", "runs/a", "--fallback-dir", "spare"};
-    CommandLine line = train(words, {{"runs/a", at(10)}, {spare, at(20)}});
+    TrainingLine line = train(words, {{"runs/a", at(10)}, {spare, at(20)}});
     CHECK(line.origin->step == 20);
     CHECK(line.origin->run_dir == "runs/a");
     CHECK(line.origin->older == std::vector<std::string>{"10", "10's older one"});
@@ -304,12 +305,12 @@ TEST_CASE("the last checkpoint of a run may be in --fallback-dir") {
     auto parse = [&](const char* broken, const char* whole) {
         std::vector<const char*> arguments = words;
         arguments.insert(arguments.begin(), "train");
-        return parse_options(command_train, (int)arguments.size(), arguments.data(), 1,
-                             [&](const std::string& place) -> std::optional<StoredRun> {
-                                 if (place == broken) fail("%s: damaged; use another", broken);
-                                 if (place == whole) return at(5);
-                                 return std::nullopt;
-                             });
+        return parse_training(read_arguments(command_train, (int)arguments.size(), arguments.data()), 1,
+                              [&](const std::string& place) -> std::optional<StoredRun> {
+                                  if (place == broken) fail("%s: damaged; use another", broken);
+                                  if (place == whole) return at(5);
+                                  return std::nullopt;
+                              });
     };
     line = parse("runs/a", spare.c_str());
     CHECK(line.origin->step == 5);
@@ -356,7 +357,7 @@ TEST_CASE("weights alone: the model and its text, and nothing else") {
                               2);
     base.run_dir = "runs/base";
     Checkpoints checkpoints = {{"runs/base", base}};
-    CommandLine line =
+    TrainingLine line =
         train({"--init", "runs/base", "--train-data", "y.bin", "--run-dir", "runs/tuned"}, checkpoints);
     const Options &o = line.options, fresh = train({"--train-data", "y.bin"}).options;
     CHECK(line.weights_only);
@@ -390,7 +391,7 @@ TEST_CASE("weights alone: the model and its text, and nothing else") {
     CHECK(!base.options.contains("seed"));
     CHECK(train(words, {{"runs/base", base}}).options.layers == 2);
     base.step = 0;
-    CommandLine resumed =
+    TrainingLine resumed =
         train({"--resume", "runs/base", "--train-data", "z", "--seed", "3"}, {{"runs/base", base}});
     CHECK(resumed.options.seed == 3);
     CHECK(resumed.options.global_batch == 4 * 1024);
@@ -408,7 +409,7 @@ TEST_CASE("the tokenizer is the copy in the run, unless another is given") {
     run.options["tokenizer"] = "gone/since.json";
     CHECK_REFUSED(train({"--resume", "runs/a"}, checkpoints), "gone/since.json: cannot open it");
     run.tokenizer = llama3;
-    CommandLine line = train({"--resume", "runs/a"}, checkpoints);
+    TrainingLine line = train({"--resume", "runs/a"}, checkpoints);
     CHECK(line.options.tokenizer == llama3);
     CHECK(line.notes.empty());
     // the file it came from is the same tokenizer, and another is refused
@@ -444,7 +445,7 @@ TEST_CASE("the tokenizer is the copy in the run, unless another is given") {
 TEST_CASE("the places where a run may begin follow from the command line") {
     auto places = [](std::vector<const char*> arguments) {
         arguments.insert(arguments.begin(), "train");
-        return origin_places(command_train, (int)arguments.size(), arguments.data());
+        return origin_places(read_arguments(command_train, (int)arguments.size(), arguments.data()));
     };
     using Places = std::vector<std::string>;
     CHECK(places({}) == Places{});
@@ -456,8 +457,6 @@ TEST_CASE("the places where a run may begin follow from the command line") {
           Places{"c", shared_run_dir("d", "c")});
     CHECK(places({"--resume", "c", "--fallback-dir", "d"}) == Places{"c"});
     CHECK_REFUSED(places({"--resume", "a", "--init", "b"}), "--init b: weights come from --resume a");
-    const char* sample[] = {"sample", "runs/a"};
-    CHECK(origin_places(command_sample, 2, sample) == Places{});
 }
 
 TEST_CASE("options of other programs") {
@@ -466,7 +465,7 @@ TEST_CASE("options of other programs") {
     run.options.erase("seed");
     run.options.erase("save_every");
     run.options.erase("pp_chunks");
-    CommandLine line = train({"--resume", "runs/a", "--seed", "3", "--save-every", "5"}, checkpoints);
+    TrainingLine line = train({"--resume", "runs/a", "--seed", "3", "--save-every", "5"}, checkpoints);
     CHECK(line.options.seed == 3);
     CHECK(line.notes.empty());
     CHECK(train({"--resume", "runs/a"}, checkpoints).options.seed == Options().seed);
@@ -490,7 +489,7 @@ static void make_checkpoint(const std::string& run_dir, int64_t step, const nloh
 TEST_CASE("the newest checkpoint that can be used is found") {
     TemporaryFolder folder;
     std::string run = folder / "run";
-    auto options = options_to_json(train({"--train-data", "x"}).options, command_train);
+    auto options = options_to_json(train({"--train-data", "x"}).options);
     CHECK(!find_checkpoint(run));
     fs::create_directories(run);
     CHECK(!find_checkpoint(run));
@@ -515,11 +514,11 @@ TEST_CASE("the newest checkpoint that can be used is found") {
     // from the command line to the disk
     auto parse = [](std::vector<const char*> arguments) {
         arguments.insert(arguments.begin(), "train");
-        return parse_options(command_train, (int)arguments.size(), arguments.data());
+        return parse_training(read_arguments(command_train, (int)arguments.size(), arguments.data()));
     };
     std::string other = run + "/../run";
     fs::remove(tokenizer_path(run));
-    CommandLine line = parse({"--resume", run.c_str(), "--run-dir", other.c_str()});
+    TrainingLine line = parse({"--resume", run.c_str(), "--run-dir", other.c_str()});
     CHECK(line.folder == RunFolder::continued);
     CHECK(line.origin->step == 100);
 
@@ -545,7 +544,7 @@ TEST_CASE("the newest checkpoint that can be used is found") {
 TEST_CASE("a checkpoint that lacks only its name gets it") {
     TemporaryFolder folder;
     std::string run = folder / "run", partial = checkpoint_folder(run, 20) + ".partial";
-    auto options = options_to_json(train({"--train-data", "x"}).options, command_train);
+    auto options = options_to_json(train({"--train-data", "x"}).options);
     auto interrupt = [&] {
         fs::remove_all(partial);
         make_checkpoint(run, 20, options);
@@ -598,7 +597,7 @@ TEST_CASE("a trained model is a run or a checkpoint of it") {
     std::string run = folder / "run", llama3 = "test/golden/tokenizers/llama3.json";
     auto record = [&](std::vector<const char*> arguments) {
         arguments.insert(arguments.begin(), {"--train-data", "x"});
-        return options_to_json(train(arguments).options, command_train);
+        return options_to_json(train(arguments).options);
     };
     make_checkpoint(run, 5, record({"--layers", "2"}));
     make_checkpoint(run, 7, record({"--layers", "3"}));
