@@ -15,6 +15,7 @@ complete: a run that fails leaves none.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -44,7 +45,34 @@ struct TokenBatch {
     std::vector<int> tokens;
     std::vector<Piece> pieces;
     uint64_t input_bytes = 0, text_bytes = 0;
+    std::map<int32_t, uint64_t> unknown;  // characters that patterns do not know: how often
 };
+
+// Counts the characters of a text that are newer than the Unicode of patterns.
+inline void count_unknown(std::string_view text, std::map<int32_t, uint64_t>& unknown) {
+    static const std::vector<bool> unassigned = characters_of("\\p{Cn}+");
+    for (const char *at = text.data(), *end = at + text.size(); at < end;) {
+        int32_t code = next_code_point(at, end);
+        bool never_assigned = (code & 0xfffe) == 0xfffe || (code >= 0xfdd0 && code <= 0xfdef);
+        if (code >= 0x80 && unassigned[(size_t)code] && !never_assigned) unknown[code]++;
+    }
+}
+
+inline void print_unknown(const std::map<int32_t, uint64_t>& unknown) {
+    uint64_t count = 0;
+    std::string names;
+    size_t named = 0;
+    for (auto [code, times] : unknown) {
+        if (named++ < 8) names += text("%sU+%04X", names.empty() ? "" : ", ", (unsigned)code);
+        count += times;
+    }
+    if (count == 0) return;
+    printf("tokenize: %llu character%s newer than Unicode %s, which patterns know here (%s%s): with another "
+           "version "
+           "they may become other tokens\n",
+           (unsigned long long)count, count == 1 ? " is" : "s are", pattern_unicode().c_str(), names.c_str(),
+           named > 8 ? ", ..." : "");
+}
 
 inline TokenBatch encode_batch(const TextBatch& batch, const Tokenizer& tokenizer,
                                const std::string& text_field) {
@@ -53,6 +81,7 @@ inline TokenBatch encode_batch(const TextBatch& batch, const Tokenizer& tokenize
     std::vector<int> tokens;
     documents_of(batch, text_field, [&](std::string_view text, bool last) {
         tokenizer.encode(text, tokens);
+        if (!tokenizer.file().empty()) count_unknown(text, result.unknown);
         result.tokens.insert(result.tokens.end(), tokens.begin(), tokens.end());
         result.pieces.push_back({tokens.size(), last});
         result.text_bytes += text.size();
@@ -135,6 +164,7 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
     Clock::time_point start = Clock::now();
     DocumentSplitter splitter(std::move(split));
     uint64_t bytes = 0;
+    std::map<int32_t, uint64_t> unknown;
     {
         ProgressLine progress("tokenize", (double)search.bytes);
         TextBatches batches(files, [&](std::string_view text) { return tokenizer.cut_place(text); });
@@ -150,6 +180,7 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
                 tokens += n;
             }
             bytes += batch.text_bytes;
+            for (auto [code, times] : batch.unknown) unknown[code] += times;
             progress.add((double)batch.input_bytes);
         }
     }
@@ -176,6 +207,7 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
 
     if (splitter.empty() > 0)
         printf("tokenize: skipped %llu empty documents\n", (unsigned long long)splitter.empty());
+    print_unknown(unknown);
     printf("tokenize: %llu document%s, %llu bytes, %llu tokens: %s\n", (unsigned long long)documents,
            documents == 1 ? "" : "s", (unsigned long long)bytes, (unsigned long long)tokens,
            splitter.summary().c_str());

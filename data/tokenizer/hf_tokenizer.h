@@ -1,8 +1,8 @@
 /*
 A tokenizer of the kind that Hugging Face's `tokenizers` library keeps in a tokenizer.json: byte-pair
 encoding, over bytes (GPT-2, Llama 3, Qwen) or over characters with bytes for the rest (Llama 2, Mistral). It
-gives the ids that the library (0.23) gives, for any text (but see normal_form.h on new characters), and
-whatever a file asks for beyond that is refused by name.
+gives the ids that the library (0.23) gives, for any text (pattern.h and normal_form.h say how the newest
+characters differ), and whatever a file asks for beyond that is refused by name.
 
 The library takes text only. Here any bytes are encoded: a byte that is no part of a UTF-8 character counts as
 a character that is neither letter, digit nor space.

@@ -1,7 +1,8 @@
 /*
-Reads the regular expressions that tokenizer files cut text with. They are written for another engine
-(Oniguruma), so only what means the same there and in PCRE2 is let through: alternatives, groups, look-around,
-repetition, and sets of characters. The rest is refused by name.
+Reads the regular expressions that tokenizer files cut text with, and writes them for PCRE2. They are made for
+another engine (Oniguruma), so only what means the same there and in PCRE2 is let through: alternatives,
+groups, look-around, repetition, and sets of characters. The rest is refused by name. White space is written
+out, for PCRE2 counts U+180E among it, which Unicode does no longer.
 */
 #pragma once
 
@@ -10,31 +11,30 @@ repetition, and sets of characters. The rest is refused by name.
 #include <string_view>
 #include <vector>
 
-#include "data/tokenizer/code_set.h"
 #include "data/base/error.h"
 #include "data/base/strings.h"
-
-// A pattern cut into syntax and sets of characters, one after the other: syntax[0] sets[0] syntax[1] sets[1]
-// ...
-struct PatternParts {
-    std::vector<std::string> syntax;  // one more than sets
-    std::vector<CodeSet> sets;
-};
+#include "data/base/utf8.h"
 
 class PatternReader {
 public:
     PatternReader(std::string_view pattern, const std::string& owner)
         : pattern_(pattern), at_(pattern.data()), end_(at_ + pattern.size()), owner_(owner) {}
 
-    PatternParts read() {
+    // The pattern for PCRE2 with PCRE2_UTF and PCRE2_UCP; its groups do not capture.
+    std::string read() {
         if (!is_utf8(pattern_)) refuse("text that is not UTF-8");
-        parts_.syntax.emplace_back();
         while (at_ < end_) read_one();
         if (ignores_case_.size() != 1) refuse("an open '('");
-        return std::move(parts_);
+        return std::move(written_);
     }
 
 private:
+    // A member of a set: one character, or characters as they are written between brackets.
+    struct Member {
+        std::string text;
+        int32_t code = -1;  // -1: not one character
+    };
+
     [[noreturn]] void refuse(const std::string& what) const {
         fail("%s: the pattern \"%s\" has %s, which is not supported; use a pattern without it",
              owner_.c_str(), printable(pattern_).c_str(), printable(what).c_str());
@@ -72,7 +72,7 @@ private:
             return read_repetition();
         case '[':
             take_char();
-            return set(read_brackets());
+            return character(read_brackets());
         case '.':
         case '^':
         case '$':
@@ -80,11 +80,11 @@ private:
         case '}':
             refuse(text("'%c'", *at_));
         case '\\':
-            return set(read_escape());
+            return character("[" + read_escape().text + "]");
         default: {
             int32_t code = next_code_point(at_, end_);
             if (ignores_case_.back()) check_folding(code);
-            set(single(code));
+            character(single(code).text);
             before_ = code;
         }
         }
@@ -96,7 +96,7 @@ private:
             syntax("(?:");
         } else if (take("(?i:")) {
             ignores_case = true;
-            syntax("(?:");
+            syntax("(?i:");
         } else if (take("(?>")) {
             syntax("(?>");
         } else if (next_is("(?=") || next_is("(?!")) {
@@ -143,69 +143,64 @@ private:
     }
 
     // Behind the '['.
-    CodeSet read_brackets() {
-        CodeSet set;
-        bool negated = take("^"), first = true;
+    std::string read_brackets() {
+        std::string set = "[";
+        bool first = true, negated = take("^");
+        if (negated && ignores_case_.back()) refuse("[^ in (?i:");
+        if (negated) set += "^";
         if (next_is("]")) refuse("an empty []");
         while (!take("]")) {
             if (at_ == end_) refuse("an open '['");
             if (next_is("[")) refuse("'[' in []");
             if (next_is("&&")) refuse("\"&&\" in []");
             if (next_is("-") && !first && !next_is("-]")) refuse("'-' in the middle of []");
-            CodeSet from = read_member();
-            bool range = next_is("-") && !next_is("-]");
-            if (range) {
-                take_char();
-                if (at_ == end_ || next_is("[")) refuse("a range without an end");
-                CodeSet to = read_member();
-                if (!is_single(from) || !is_single(to) || from.ranges[0].first > to.ranges[0].first)
-                    refuse("a range that is none");
-                from = CodeSet{{{from.ranges[0].first, to.ranges[0].first}}, false};
-                if (ignores_case_.back() && from.ranges[0].second >= 0x80) refuse("a range in (?i:");
-            }
-            set.add(from);
+            Member from = read_member();
+            set += from.text;
             first = false;
+            if (!next_is("-") || next_is("-]")) continue;
+            take_char();
+            if (at_ == end_ || next_is("[")) refuse("a range without an end");
+            Member to = read_member();
+            if (from.code < 0 || from.code > to.code) refuse("a range that is none");
+            if (ignores_case_.back() && to.code >= 0x80) refuse("a range in (?i:");
+            set += "-" + to.text;
         }
-        if (ignores_case_.back()) {
-            if (negated) refuse("[^ in (?i:");
-            set.ignore_case();
-        }
-        return negated ? set.complement() : set;
+        return set + "]";
     }
 
-    CodeSet read_member() {
+    Member read_member() {
         if (next_is("\\")) return read_escape();
         int32_t code = next_code_point(at_, end_);
         if (ignores_case_.back() && code >= 0x80) refuse("a character beyond ASCII in (?i:");
-        return CodeSet{{{code, code}}, false};
+        return single(code);
     }
 
     // From the backslash on.
-    CodeSet read_escape() {
+    Member read_escape() {
+        static constexpr char white[] =
+            "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}"
+            "\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
+        static constexpr char not_white[] =
+            "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"
+            "\\x{200b}-"
+            "\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}";
         take_char();
         if (at_ == end_) refuse("a '\\' at its end");
         char letter = *take_char().begin();
-        bool negated = false;
-        CodeSet set;
+        if (ignores_case_.back() && std::string_view("sSdDpP").find(letter) != std::string_view::npos)
+            refuse(std::string("\"\\") + letter + "\" in (?i:");
         switch (letter) {
-        case 'S':
-            negated = true;
-            [[fallthrough]];
         case 's':
-            set = white_space_set();
-            break;
-        case 'D':
-            negated = true;
-            [[fallthrough]];
+            return {white};
+        case 'S':
+            return {not_white};
         case 'd':
-            set.ranges = *code_points_of_category("Nd");
-            break;
-        case 'P':
-            negated = true;
-            [[fallthrough]];
+            return {"\\p{Nd}"};
+        case 'D':
+            return {"\\P{Nd}"};
         case 'p':
-            set.ranges = read_category(&negated);
-            break;
+        case 'P':
+            return {read_category(letter == 'P')};
         case 'n':
             return single('\n');
         case 'r':
@@ -230,20 +225,20 @@ private:
                 refuse(std::string("\"\\") + letter + "\"");
             return single((unsigned char)letter);
         }
-        if (ignores_case_.back()) refuse(std::string("\"\\") + letter + "\" in (?i:");
-        return negated ? set.complement() : set;
     }
 
-    CodeRanges read_category(bool* negated) {
+    std::string read_category(bool negated) {
+        static constexpr std::string_view names =
+            "LuLlLtLmLoMnMcMeNdNlNoPcPdPsPePiPfPoSmScSkSoZsZlZpCcCfCsCoCn";
         if (!take("{")) refuse("\"\\p\" without a '{'");
-        if (take("^")) *negated = !*negated;
+        if (take("^")) negated = !negated;
         const char* begin = at_;
         while (at_ < end_ && *at_ != '}') at_++;
         std::string name(begin, at_);
         if (!take("}")) refuse("\"\\p{\" without a '}'");
-        std::optional<CodeRanges> ranges = code_points_of_category(name);
-        if (!ranges) refuse("\\p{" + name + "}");
-        return *ranges;
+        size_t found = name.empty() ? names.npos : names.find(name);
+        if (name.size() > 2 || found == names.npos || found % 2 != 0) refuse("\\p{" + name + "}");
+        return (negated ? "\\P{" : "\\p{") + name + "}";
     }
 
     int32_t read_hex(int least, int most) {
@@ -265,22 +260,14 @@ private:
         }
     }
 
-    CodeSet single(int32_t code) const {
-        CodeSet set{{{code, code}}, false};
-        if (ignores_case_.back()) set.ignore_case();
-        return set;
-    }
-
-    static bool is_single(const CodeSet& set) {
-        return set.ranges.size() == 1 && set.ranges[0].first == set.ranges[0].second;
-    }
+    static Member single(int32_t code) { return {text("\\x{%x}", (unsigned)code), code}; }
 
     std::string take_char() { return std::string(1, *at_++); }
-    void syntax(const std::string& text) { parts_.syntax.back() += text; }
+    void syntax(const std::string& text) { written_ += text; }
 
-    void set(CodeSet set) {
-        parts_.sets.push_back(std::move(set));
-        parts_.syntax.emplace_back();
+    // One character of the text, or one of a set.
+    void character(const std::string& text) {
+        written_ += text;
         repeatable_ = true;
         before_ = 0;
     }
@@ -288,7 +275,7 @@ private:
     std::string_view pattern_;
     const char *at_, *end_;
     std::string owner_;
-    PatternParts parts_;
+    std::string written_;
     std::vector<bool> ignores_case_ = {false};  // in the groups that are open, and outside of them
     std::vector<bool> around_;                  // whether each open group is a look-around
     bool repeatable_ = false;                   // whether a repetition may follow

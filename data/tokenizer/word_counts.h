@@ -22,9 +22,8 @@ the counts are those of the whole text, however it arrives and however many thre
 
 #include <xxhash.h>
 
-#include "data/tokenizer/code_set.h"
 #include "data/base/error.h"
-#include "data/tokenizer/unicode_categories.h"
+#include "data/tokenizer/pattern.h"
 #include "data/base/utf8.h"
 
 // A hash table from words, which are any bytes, to counts. All words lie one behind the other in one string.
@@ -100,12 +99,8 @@ inline int32_t code_point_before(std::string_view text, size_t end) {
 }
 
 inline bool is_letter_or_number(int32_t code) {
-    static const CodeSet set = [] {
-        CodeSet letters{*code_points_of_category("L")};
-        letters.add({*code_points_of_category("N")});
-        return letters;
-    }();
-    return set.contains(code);
+    static const std::vector<bool> letters = characters_of("[\\p{L}\\p{N}]+");
+    return code >= 0 && letters[(size_t)code];
 }
 
 // Whether a word ends before text[at] by the patterns of GPT-2, GPT-4, Llama 3 and Qwen, even where the

@@ -4,8 +4,9 @@ What token shards were made with: PREFIX.json, beside PREFIX_train_000000.bin, P
     {"train_gpt_tokens":1, "tokenizer":"bytes", "fingerprint":"2d06800538d394c2", "vocab_size":257,
      "document_end":256, "documents":12, "bytes":1008, "train_tokens":1000, "val_tokens":20}
 
-Tokenizers with the same fingerprint make the same tokens of a text. Shards of other programs have no such
-record, and are taken as they are.
+Tokenizers with the same fingerprint make the same tokens of a text. It holds the version of Unicode that
+patterns know, for it decides what a letter is. Shards of other programs have no such record, and are taken as
+they are.
 */
 #pragma once
 
@@ -39,7 +40,7 @@ struct TokenRecord {
 };
 
 inline std::string tokenizer_fingerprint(const Tokenizer& tokenizer) {
-    std::string content = tokenizer.file().empty() ? "bytes" : tokenizer.encoding_json();
+    std::string content = tokenizer.file().empty() ? "bytes" : tokenizer.encoding_json() + pattern_unicode();
     return text("%016llx", (unsigned long long)XXH3_64bits(content.data(), content.size()));
 }
 
@@ -115,11 +116,12 @@ inline std::string check_token_record(const std::string& shard, const TokenRecor
     std::string made_with = printable(record.tokenizer);
     if (tokenizer && tokenizer_fingerprint(*tokenizer) != record.fingerprint) {
         std::string other = tokenizer->file().empty() ? "bytes" : printable(tokenizer->file());
-        fail("%s: was made with the tokenizer %s, and is to be used with %s, which is another; give "
-             "--tokenizer "
-             "%s, tokenize the text again, or remove %s if they are the same",
-             shard.c_str(), made_with.c_str(), other.c_str(), made_with.c_str(),
-             record_of_shard(shard).c_str());
+        fail(
+            "%s: was made with the tokenizer %s, and is to be used with %s, which is another, or whose "
+            "patterns knew another version of Unicode than %s; give --tokenizer %s, tokenize the text again, "
+            "or remove %s if they are the same",
+            shard.c_str(), made_with.c_str(), other.c_str(), pattern_unicode().c_str(), made_with.c_str(),
+            record_of_shard(shard).c_str());
     }
     if (document_end < 0 || document_end == record.document_end) return "";
     return text(

@@ -330,7 +330,8 @@ TEST_CASE("pattern: what is refused") {
                                 "(?=a)+",      "\\p{Greek}",   "\\p",     "\\p{L",   "a\\",     "\\x41",
                                 "\\x{110000}", "[z-a]",        "[a-\\s]", "[\\s-a]", "(?i:st)", "(?i:é)",
                                 "(?i:[^a])",   "(?i:\\p{Lu})", "a*",      "a|",      "\\1",     "(?(1)a)",
-                                "(*FAIL)",     "(?<=a+)b",     "{",       "]",       "\xff"}) {
+                                "(*FAIL)",     "(?<=a+)b",     "{",       "]",       "\xff",    "\\p{X}",
+                                "\\p{}",       "\\p{u}"}) {
         CAPTURE(pattern);
         check_error(error_of([&] { cut(pattern, "aaa"); }), "here", "not supported");
     }
@@ -380,18 +381,30 @@ TEST_CASE("normal forms: the library's, and bytes that are no text stay") {
     CHECK(ordered.find("\u0301") == ordered.size() / 2);
 }
 
-TEST_CASE("unicode categories: the table is whole") {
-    int64_t all = 0;
-    for (size_t i = 0; i < category_names.size(); i += 2) {
-        std::optional<CodeRanges> ranges = code_points_of_category(category_names.substr(i, 2));
-        REQUIRE(ranges.has_value());
-        for (auto [first, last] : *ranges) all += last - first + 1;
+TEST_CASE("pattern: sets of characters") {
+    CHECK(atoi(pattern_unicode().c_str()) >= 10);
+    size_t all = 0;
+    for (const char* name : {"L", "M", "N", "P", "S", "Z", "C"}) {
+        std::vector<bool> category = characters_of(text("\\p{%s}", name)),
+                          others = characters_of(text("[\\P{%s}]", name));
+        all += (size_t)std::count(category.begin(), category.end(), true);
+        for (int32_t code = 0; code < code_points; code++) {
+            bool surrogate = code >= 0xd800 && code < 0xe000;
+            if (!surrogate && category[(size_t)code] == others[(size_t)code]) FAIL(code);
+        }
     }
-    CHECK(all == code_points);
-    CHECK(code_points_of_category("Zl") == CodeRanges{{0x2028, 0x2028}});
-    CHECK(code_points_of_category("Cs") == CodeRanges{{0xd800, 0xdfff}});
-    CHECK_FALSE(code_points_of_category("X").has_value());
-    CHECK_FALSE(code_points_of_category("").has_value());
+    CHECK(all == code_points - 0x800);
+    for (const char* space : {"\\s", "[^\\S]", "[\\s\\n]"}) {
+        CAPTURE(space);
+        std::vector<bool> white = characters_of(space);
+        for (int32_t code = 0; code < code_points; code++) {
+            if (white[(size_t)code] != is_white_space(code)) FAIL(code);
+        }
+    }
+    CHECK(characters_of("\\d") == characters_of("\\p{Nd}"));
+    std::vector<bool> separators = characters_of("\\p{Zl}");
+    CHECK(separators[0x2028]);
+    CHECK(std::count(separators.begin(), separators.end(), true) == 1);
 }
 
 TEST_CASE("byte alphabet: there and back") {

@@ -612,6 +612,16 @@ TEST_CASE("a tokenizer has one fingerprint, from whichever file it comes") {
     CHECK(changed() != before);
 }
 
+TEST_CASE("characters newer than the Unicode of patterns are counted") {
+    std::map<int32_t, uint64_t> unknown;
+    count_unknown("plain, \u00e9\u4e2d\U0001f600 \xff\xe4\xb8", unknown);
+    count_unknown("\ufffe\ufdd0\U0010ffff", unknown);  // no characters, and never will be
+    CHECK(unknown.empty());
+    count_unknown("a\U00050000b\U00050001", unknown);  // of a plane that is empty
+    count_unknown("\U00050000", unknown);
+    CHECK(unknown == std::map<int32_t, uint64_t>{{0x50000, 2}, {0x50001, 1}});
+}
+
 TEST_CASE("token files are used as they were made") {
     TemporaryFolder folder;
     write_file(folder / "a_train_000000.bin", shard_bytes(std::vector<uint16_t>{1, 2, 256, 3, 4, 256}));
