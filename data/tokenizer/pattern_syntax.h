@@ -177,13 +177,8 @@ private:
 
     // From the backslash on.
     Member read_escape() {
-        static constexpr char white[] =
-            "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}"
-            "\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
-        static constexpr char not_white[] =
-            "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"
-            "\\x{200b}-"
-            "\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}";
+        static constexpr char white[] = "\\t-\\r\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}"
+                                        "\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
         take_char();
         if (at_ == end_) refuse("a '\\' at its end");
         char letter = *take_char().begin();
@@ -193,7 +188,7 @@ private:
         case 's':
             return {white};
         case 'S':
-            return {not_white};
+            return {"\\S\\x{180e}"};
         case 'd':
             return {"\\p{Nd}"};
         case 'D':
