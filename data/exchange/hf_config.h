@@ -1,47 +1,47 @@
 /*
-Hugging Face config.json -> ModelConfig, for the families that our switches express exactly. Every key must be
-understood: one that is neither read nor known to leave the arithmetic alone is refused, so that a variant of
-a family is never taken for the family itself.
+Hugging Face config.json -> ModelConfig, and back, for the families that our switches express exactly. Every
+key must be understood: one that is neither read nor known to leave the arithmetic alone is refused, so that a
+variant of a family is never taken for the family itself. And a model is written only where reading it back
+gives the same model: so a switch that no family has is refused by its option, whatever the switch is.
 */
 #pragma once
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "data/base/error.h"
 #include "data/base/file.h"
-#include "data/exchange/hf_families.h"
 #include "data/base/json.h"
+#include "data/exchange/hf_families.h"
 #include "data/options/model_config.h"
-#include "data/options/values.h"  // checked_model
+#include "data/options/values.h"
 
 inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file) {
-    JsonObject config(json, file);
-    hf::ignore_bystanders(config);
-    std::string type = config.string("model_type");
-    ModelConfig model;
-    if (type == "gpt2")
-        model = hf::gpt2(config);
-    else if (type == "llama")
-        model = hf::llama(config);
-    else if (type == "mistral")
-        model = hf::mistral(config);
-    else if (type == "qwen3")
-        model = hf::qwen3(config);
-    else if (type == "gpt_neox")
-        model = hf::gpt_neox(config);
-    else if (type == "gptj")
-        model = hf::gptj(config);
-    else
-        hf::refuse(config, "model_type", type, "gpt2, llama, mistral, qwen3, gpt_neox or gptj");
-    config.done(hf::unknown_remedy);
-    try {
-        checked_model(
-            model);  // itself left incomplete, so that options can still change what follows from them
-    } catch (const Error& error) {
-        fail("%s: %s", file.c_str(), error.what());
+    JsonObject object(json, file);
+    hf::ignore_bystanders(object);
+    std::string type = object.string("model_type");
+    std::vector<std::string> names;
+    for (const HfFamily& family : hf_families()) {
+        names.push_back(family.name);
+        if (type != family.name) continue;
+        ModelConfig model = family.base;
+        HfConfig config(object, model);
+        config.size("vocab_size", model.vocab_size);
+        config.flag("tie_word_embeddings", model.tie_embeddings, model.tie_embeddings);
+        family.config(config);
+        object.done(HfConfig::remedy);
+        // Left incomplete itself, so that options can still change what follows from them.
+        ModelConfig checked = model;
+        try {
+            complete(checked);
+        } catch (const Error& error) {
+            fail("%s: %s", file.c_str(), error.what());
+        }
+        return model;
     }
-    return model;
+    fail("%s: model_type %s is not supported; only %s is", file.c_str(), printable(type).c_str(),
+         alternatives(names).c_str());
 }
 
 inline ModelConfig parse_hf_config(std::string_view source, const std::string& file) {
@@ -69,4 +69,74 @@ inline nlohmann::json read_hf_json(const std::string& path) {
 
 inline ModelConfig read_hf_config(const std::string& path) {
     return hf_model(read_hf_json(path), path);
+}
+
+// ----------------------------------------------------------------------------
+// writing
+
+namespace hf {
+
+inline const HfFamily& nearest_family(const ModelConfig& c) {
+    const char* name = c.position == PositionKind::learned ? "gpt2" : c.bias ? "gpt_neox" : "gptj";
+    if (c.norm == NormKind::rmsnorm) name = c.qk_norm ? "qwen3" : c.window ? "mistral" : "llama";
+    for (const HfFamily& family : hf_families()) {
+        if (family.name == std::string_view(name)) return family;
+    }
+    fail("%s: no such family; give it a row in hf_families()", name);
+}
+
+// What a family says of a model. `dtype` is what torch calls that of the weights; the token that ends a
+// document, or -1, begins a text too.
+inline HfConfig::Json family_config(const HfFamily& family, const ModelConfig& c, const char* dtype,
+                                    int document_end) {
+    HfConfig::Json json, end;
+    if (document_end >= 0) end = document_end;
+    HfConfig config(c, json);
+    json["model_type"] = family.name;
+    json["architectures"] = {family.architecture};
+    json["torch_dtype"] = dtype;
+    config.size("vocab_size", config.model.vocab_size);
+    config.flag("tie_word_embeddings", config.model.tie_embeddings, false);
+    json["bos_token_id"] = end;
+    json["eos_token_id"] = end;
+    family.config(config);
+    return json;
+}
+
+// A model without values that have no effect in it, to be compared.
+inline Options without_idle_values(ModelConfig c) {
+    const ModelConfig usual;
+    bool rope = c.position == PositionKind::rope, scaled = rope && c.rope_scaling != 1;
+    if (!rope) c.rope_theta = usual.rope_theta, c.rope_dims = 0, c.rope_scaling = 1;
+    if (!scaled) {
+        c.rope_low_frequency = usual.rope_low_frequency, c.rope_high_frequency = usual.rope_high_frequency;
+        c.rope_original_context = usual.rope_original_context;
+    }
+    Options options;
+    static_cast<ModelConfig&>(options) = c;
+    return options;
+}
+
+}  // namespace hf
+
+// The family that expresses a completed config: what is written of it reads back as the same model. One that
+// no family expresses is refused by the option that stands in the way.
+inline const HfFamily& hf_family(const ModelConfig& c) {
+    const HfFamily& family = hf::nearest_family(c);
+    ModelConfig back = hf_model(nlohmann::json(hf::family_config(family, c, "", -1)), "config.json");
+    if (back.head_size == 0) back.head_size = back.channels / back.heads;
+    complete(back);
+    Options ours = hf::without_idle_values(c), theirs = hf::without_idle_values(back);
+    for (const OptionRow& row : option_table()) {
+        std::string value = value_text(row, ours), other = value_text(row, theirs);
+        if (value == other) continue;
+        fail("%s %s: Hugging Face's %s, the nearest family, has only %s; train such a model to export it",
+             option_name(row).c_str(), value.c_str(), family.name, other.c_str());
+    }
+    return family;
+}
+
+// The config.json of a completed config, as family_config() has it.
+inline nlohmann::ordered_json hf_config_json(const ModelConfig& c, const char* dtype, int document_end) {
+    return hf::family_config(hf_family(c), c, dtype, document_end);
 }

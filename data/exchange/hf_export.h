@@ -20,7 +20,7 @@ has all.
 #include "data/base/dtype.h"
 #include "data/base/error.h"
 #include "data/base/file.h"
-#include "data/exchange/hf_config_writer.h"
+#include "data/exchange/hf_config.h"
 #include "data/exchange/hf_tensors.h"
 #include "data/base/json.h"
 #include "data/options/options.h"

@@ -1,267 +1,383 @@
 /*
-Families of models in Hugging Face transformers, as config.json describes them: what each says, in terms of
-our switches. Only what our switches express exactly is read; anything else is refused by its key.
+Families of models in Hugging Face transformers: what config.json says of one, in terms of our switches, and
+which of its tensors hold what of ours. It stands here once, and is read in both directions: an import makes a
+model of it, and an export writes it. Only what our switches express exactly is read; anything else is refused
+by its key.
 */
 #pragma once
 
+#include <cmath>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "data/base/error.h"
 #include "data/base/json.h"
 #include "data/options/model_config.h"
+#include "data/options/values.h"  // number_text
+
+// A config.json in one of two directions: each call reads a key into a switch of the model, or writes it.
+class HfConfig {
+public:
+    using Json = nlohmann::ordered_json;
+    static constexpr const char* remedy = "remove it if the model computes the same without it";
+
+    HfConfig(JsonObject& from, ModelConfig& into) : model(into), in(&from), out(nullptr) {}
+    HfConfig(const ModelConfig& from, Json& into) : model(own_), in(nullptr), out(&into), own_(from) {}
+
+    ModelConfig& model;
+    JsonObject* const in;  // one of the two is null
+    Json* const out;
+
+    // Without `otherwise`, the key must be there.
+    void size(const char* key, int& field, std::optional<int> otherwise = {}) {
+        if (out)
+            (*out)[key] = field;
+        else
+            field = otherwise && !in->has(key) ? *otherwise : (int)in->integer(key, 1, 1 << 24);
+    }
+
+    void real(const char* key, float& field, std::optional<float> otherwise = {}) {
+        if (out)
+            (*out)[key] = std::stod(number_text(field));  // with no digits that a float does not have
+        else
+            field = otherwise && !in->has(key) ? *otherwise : (float)in->number(key, 1e12);
+    }
+
+    void flag(const char* key, bool& field, bool otherwise) {
+        if (out)
+            (*out)[key] = field;
+        else
+            field = in->boolean(key, otherwise);
+    }
+
+    // A switch that is one way in all models of the family, and means that where it is missing.
+    void only(const char* key, bool value, bool written = false) {
+        if (out && written) (*out)[key] = value;
+        if (in && in->boolean(key, value) != value)
+            refuse(key, value ? "false" : "true", value ? "true" : "false");
+    }
+
+    // A text that is the same in all models of the family.
+    void word(const char* key, const char* value) {
+        if (out)
+            (*out)[key] = value;
+        else if (std::string found = in->string(key); found != value)
+            refuse(key, found, value);
+    }
+
+    // Probabilities that are for training, and are written as 0.
+    void dropout(const char* key) {
+        if (out) (*out)[key] = 0.0;
+    }
+
+    [[noreturn]] void refuse(const char* key, const std::string& value, const char* supported) const {
+        fail("%s: %s %s is not supported; only %s is", in->what().c_str(), key, printable(value).c_str(),
+             supported);
+    }
+
+private:
+    ModelConfig own_;  // that is written
+};
 
 namespace hf {
 
-constexpr const char* unknown_remedy = "remove it if the model computes the same without it";
-
-inline int size(JsonObject& config, const char* key) {
-    return (int)config.integer(key, 1, 1 << 24);
-}
-
-inline int size(JsonObject& config, const char* key, int otherwise) {
-    return config.has(key) ? size(config, key) : otherwise;
-}
-
-inline float real(JsonObject& config, const char* key) {
-    return (float)config.number(key, 1e12);
-}
-
-inline float real(JsonObject& config, const char* key, float otherwise) {
-    return config.has(key) ? real(config, key) : otherwise;
-}
-
-[[noreturn]] inline void refuse(const JsonObject& config, const char* key, const std::string& value,
-                                const char* supported) {
-    fail("%s: %s %s is not supported; only %s is", config.what().c_str(), key, printable(value).c_str(),
-         supported);
-}
-
-// A switch of a family that its models here have only one way.
-inline void only(JsonObject& config, const char* key, bool value) {
-    if (config.boolean(key, value) != value)
-        refuse(config, key, value ? "false" : "true", value ? "true" : "false");
-}
+// ----------------------------------------------------------------------------
+// config.json
 
 // Keys that say where a model came from, how to train or to sample it, but not what it computes.
+// clang-format off
 inline void ignore_bystanders(JsonObject& config) {
-    for (const char* key : {"_name_or_path",
-                            "architectures",
-                            "attention_dropout",
-                            "attention_probs_dropout_prob",
-                            "attn_pdrop",
-                            "auto_map",
-                            "bos_token_id",
-                            "chunk_size_feed_forward",
-                            "classifier_dropout",
-                            "dtype",
-                            "embd_pdrop",
-                            "eos_token_id",
-                            "finetuning_task",
-                            "gradient_checkpointing",
-                            "hidden_dropout",
-                            "hidden_dropout_prob",
-                            "id2label",
-                            "initializer_range",
-                            "is_decoder",
-                            "label2id",
-                            "n_ctx",
-                            "output_attentions",
-                            "output_hidden_states",
-                            "output_past",
-                            "pad_token_id",
-                            "pretraining_tp",
-                            "problem_type",
-                            "resid_pdrop",
-                            "return_dict",
-                            "summary_activation",
-                            "summary_first_dropout",
-                            "summary_proj_to_labels",
-                            "summary_type",
-                            "summary_use_proj",
-                            "task_specific_params",
-                            "tokenizer_class",
-                            "torch_dtype",
-                            "transformers_version",
-                            "use_cache"}) {
+    for (const char* key : {
+        "_name_or_path", "architectures", "attention_dropout", "attention_probs_dropout_prob",
+        "attn_pdrop", "auto_map", "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "dtype",
+        "embd_pdrop", "eos_token_id", "finetuning_task", "gradient_checkpointing", "hidden_dropout",
+        "hidden_dropout_prob", "id2label", "initializer_range", "is_decoder", "label2id", "n_ctx",
+        "output_attentions", "output_hidden_states", "output_past", "pad_token_id", "pretraining_tp",
+        "problem_type", "resid_pdrop", "return_dict", "summary_activation", "summary_first_dropout",
+        "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
+        "tokenizer_class", "torch_dtype", "transformers_version", "use_cache"})
         config.ignore(key);
-    }
 }
+// clang-format on
 
-inline void read_gelu(JsonObject& config, const char* key, ModelConfig& model) {
-    std::string activation = config.string(key);
+inline void gelu(HfConfig& config, const char* key) {
+    if (config.out) {
+        (*config.out)[key] = config.model.mlp == MlpKind::gelu ? "gelu_new" : "gelu";
+        return;
+    }
+    std::string activation = config.in->string(key);
     bool tanh = activation == "gelu_new" || activation == "gelu_pytorch_tanh" || activation == "gelu_fast";
     if (!tanh && activation != "gelu")
-        refuse(config, key, activation, "gelu, gelu_new, gelu_fast or gelu_pytorch_tanh");
-    model.mlp = tanh ? MlpKind::gelu : MlpKind::gelu_exact;
+        config.refuse(key, activation, "gelu, gelu_new, gelu_fast or gelu_pytorch_tanh");
+    config.model.mlp = tanh ? MlpKind::gelu : MlpKind::gelu_exact;
 }
 
-// The sizes under the names of GPT-2, which GPT-J took over.
-inline void read_openai_sizes(JsonObject& config, ModelConfig& model) {
-    model.layers = size(config, "n_layer");
-    model.channels = size(config, "n_embd");
-    model.heads = size(config, "n_head");
-    model.mlp_width = size(config, "n_inner", 0);
-    model.vocab_size = size(config, "vocab_size");
-    model.context = size(config, "n_positions");
+// What GPT-J took over of GPT-2.
+inline void openai(HfConfig& config) {
+    ModelConfig& model = config.model;
+    config.size("n_layer", model.layers);
+    config.size("n_embd", model.channels);
+    config.size("n_head", model.heads);
+    config.size("n_inner", model.mlp_width, 0);
+    config.size("n_positions", model.context);
+    config.real("layer_norm_epsilon", model.norm_eps, 1e-5f);
+    gelu(config, "activation_function");
+    for (const char* key : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) config.dropout(key);
+    config.only("scale_attn_weights", true);
 }
 
-inline ModelConfig gpt2(JsonObject& config) {
-    ModelConfig model;
-    read_openai_sizes(config, model);
-    model.norm_eps = real(config, "layer_norm_epsilon", 1e-5f);
-    model.tie_embeddings = config.boolean("tie_word_embeddings", true);
-    config.ignore("reorder_and_upcast_attn");  // a matter of rounding
-    read_gelu(config, "activation_function", model);
-    only(config, "scale_attn_weights", true);
-    only(config, "scale_attn_by_inverse_layer_idx", false);
-    only(config, "add_cross_attention", false);
-    return model;
+inline void gpt2(HfConfig& config) {
+    openai(config);
+    config.only("scale_attn_by_inverse_layer_idx", false);
+    config.only("add_cross_attention", false);
+    if (config.in) config.in->ignore("reorder_and_upcast_attn");  // a matter of rounding
 }
 
-// `rotated` is the share of a head that is turned, for families that have one.
-inline void read_rope_scaling(JsonObject scaling, ModelConfig& model, bool holds_theta, double* rotated) {
-    std::string type = scaling.string(scaling.has("rope_type") ? "rope_type" : "type");
-    scaling.ignore("type");
-    if (holds_theta) model.rope_theta = real(scaling, "rope_theta");
-    if (rotated) *rotated = scaling.number("partial_rotary_factor", 1, *rotated);
-    if (type == "llama3") {
-        model.rope_scaling = real(scaling, "factor");
-        model.rope_low_frequency = real(scaling, "low_freq_factor");
-        model.rope_high_frequency = real(scaling, "high_freq_factor");
-        model.rope_original_context = size(scaling, "original_max_position_embeddings");
-    } else if (type != "default") {
-        refuse(scaling, "rope_type", type, "llama3 or default");
+inline void gptj(HfConfig& config) {
+    openai(config);
+    config.size("rotary_dim", config.model.rope_dims);
+    config.only("rotary", true);
+}
+
+// The sizes that the others share.
+inline void sizes(HfConfig& config) {
+    ModelConfig& model = config.model;
+    config.size("num_hidden_layers", model.layers);
+    config.size("hidden_size", model.channels);
+    config.size("num_attention_heads", model.heads);
+    config.size("intermediate_size", model.mlp_width);
+    config.size("max_position_embeddings", model.context);
+    config.dropout("attention_dropout");
+}
+
+inline void llama3_scaling(HfConfig scaling) {
+    scaling.real("factor", scaling.model.rope_scaling);
+    scaling.real("low_freq_factor", scaling.model.rope_low_frequency);
+    scaling.real("high_freq_factor", scaling.model.rope_high_frequency);
+    scaling.size("original_max_position_embeddings", scaling.model.rope_original_context);
+}
+
+// Newer versions have all of RoPE in rope_parameters, older ones the scaling alone in rope_scaling. `rotated`
+// is the share of a head that is turned, for families that have one.
+inline void rope(HfConfig& config, const char* theta, double* rotated = nullptr) {
+    ModelConfig& model = config.model;
+    config.real(theta, model.rope_theta, 10000);
+    if (config.out) {
+        if (model.rope_scaling == 1) return;
+        HfConfig::Json scaling = {{"rope_type", "llama3"}};
+        llama3_scaling({model, scaling});
+        (*config.out)["rope_scaling"] = scaling;
+        return;
     }
-    scaling.done(unknown_remedy);
+    bool newer = config.in->has("rope_parameters");
+    if (!config.in->has("rope_scaling") && !newer) return;
+    JsonObject object = config.in->child(newer ? "rope_parameters" : "rope_scaling");
+    HfConfig scaling(object, model);
+    std::string type = object.string(object.has("rope_type") ? "rope_type" : "type");
+    object.ignore("type");
+    if (newer) scaling.real("rope_theta", model.rope_theta);
+    if (rotated) *rotated = object.number("partial_rotary_factor", 1, *rotated);
+    if (type == "llama3")
+        llama3_scaling(scaling);
+    else if (type != "default")
+        scaling.refuse("rope_type", type, "llama3 or default");
+    object.done(HfConfig::remedy);
 }
 
-inline void read_rope(JsonObject& config, ModelConfig& model, const char* theta, double* rotated = nullptr) {
-    model.rope_theta = real(config, theta, 10000);
-    config.ignore("rope_scaling");
-    for (const char* key : {"rope_parameters", "rope_scaling"}) {
-        if (!config.has(key)) continue;
-        bool holds_theta = key == std::string_view("rope_parameters");
-        read_rope_scaling(config.child(key), model, holds_theta, rotated);
-        break;
-    }
+// What llama, mistral and qwen3 share. The number of key and value heads, and the size of a head, may follow
+// from others in some of them.
+inline void llama_family(HfConfig& config, bool own_kv_heads, bool own_head_size) {
+    ModelConfig& model = config.model;
+    sizes(config);
+    config.size("num_key_value_heads", model.kv_heads,
+                own_kv_heads ? std::nullopt : std::optional(model.heads));
+    config.size("head_dim", model.head_size, own_head_size ? std::nullopt : std::optional(0));
+    config.word("hidden_act", "silu");
+    config.real("rms_norm_eps", model.norm_eps);
+    rope(config, "rope_theta");
 }
 
-// What llama, mistral and qwen3 share.
-inline ModelConfig llama_family(JsonObject& config) {
-    ModelConfig model;
-    model.norm = NormKind::rmsnorm;
-    model.position = PositionKind::rope;
-    model.mlp = MlpKind::swiglu;
-    model.bias = false;
-    model.layers = size(config, "num_hidden_layers");
-    model.channels = size(config, "hidden_size");
-    model.heads = size(config, "num_attention_heads");
-    model.kv_heads = size(config, "num_key_value_heads", model.heads);
-    model.head_size = size(config, "head_dim", 0);
-    model.mlp_width = size(config, "intermediate_size");
-    model.vocab_size = size(config, "vocab_size");
-    model.context = size(config, "max_position_embeddings");
-    model.norm_eps = real(config, "rms_norm_eps");
-    model.tie_embeddings = config.boolean("tie_word_embeddings", false);
-    read_rope(config, model, "rope_theta");
-    if (std::string activation = config.string("hidden_act"); activation != "silu") {
-        refuse(config, "hidden_act", activation, "silu");
-    }
-    return model;
+inline void llama(HfConfig& config) {
+    llama_family(config, false, false);
+    bool mlp_bias = config.model.bias;
+    config.flag("attention_bias", config.model.bias, false);
+    config.flag("mlp_bias", mlp_bias, false);
+    if (mlp_bias != config.model.bias)
+        config.refuse("attention_bias", mlp_bias ? "false" : "true", "the value of mlp_bias");
 }
 
-inline ModelConfig llama(JsonObject& config) {
-    ModelConfig model = llama_family(config);
-    bool attention_bias = config.boolean("attention_bias", false),
-         mlp_bias = config.boolean("mlp_bias", false);
-    if (attention_bias != mlp_bias) {
-        refuse(config, "attention_bias", attention_bias ? "true" : "false", "the value of mlp_bias");
-    }
-    model.bias = attention_bias;
-    return model;
-}
-
-inline ModelConfig mistral(JsonObject& config) {
-    size(config, "num_key_value_heads");
-    ModelConfig model = llama_family(config);
-    // null is no window, but absent is a window of some default size.
-    if (!config.is_null("sliding_window")) model.window = size(config, "sliding_window");
-    return model;
+// null is no window, but absent is a window of some default size.
+inline void mistral(HfConfig& config) {
+    llama_family(config, true, false);
+    if (config.out && config.model.window == 0)
+        (*config.out)["sliding_window"] = nullptr;
+    else if (config.out || !config.in->is_null("sliding_window"))
+        config.size("sliding_window", config.model.window);
 }
 
 // Layers from max_window_layers on may have a sliding window, the first ones not.
-inline void read_layer_windows(JsonObject& config, ModelConfig& model) {
-    bool windowed = config.boolean("use_sliding_window", false);
-    config.ignore("sliding_window");
-    config.ignore("max_window_layers");
-    if (windowed && config.has("sliding_window")) {
-        int64_t full = config.integer("max_window_layers", 0, 1 << 24);
-        if (full == 0) {
-            model.window = size(config, "sliding_window");
-        } else if (full < model.layers) {
-            refuse(config, "max_window_layers", std::to_string(full), "a window in all layers or in none");
-        }
+inline void read_layer_windows(HfConfig& config) {
+    JsonObject& json = *config.in;
+    ModelConfig& model = config.model;
+    bool windowed = json.boolean("use_sliding_window", false);
+    json.ignore("max_window_layers");
+    if (json.has("sliding_window") && windowed) {
+        int64_t full = json.integer("max_window_layers", 0, 1 << 24);
+        if (full == 0)
+            config.size("sliding_window", model.window);
+        else if (full < model.layers)
+            config.refuse("max_window_layers", std::to_string(full), "a window in all layers or in none");
     }
-    if (!config.has("layer_types")) return;
-    const nlohmann::json& types = config.get("layer_types");
+    if (!json.has("layer_types")) return;
+    const nlohmann::json& types = json.get("layer_types");
     const char* expected = model.window ? "sliding_attention" : "full_attention";
     bool same = types.is_array() && types.size() == (size_t)model.layers;
     for (const auto& type : types) same = same && type == expected;
     if (!same)
-        refuse(config, "layer_types", "given",
-               "the same type in all layers, agreeing with use_sliding_window");
+        config.refuse("layer_types", "given",
+                      "the same type in all layers, agreeing with use_sliding_window");
 }
 
-inline ModelConfig qwen3(JsonObject& config) {
-    size(config, "num_key_value_heads");
-    size(config, "head_dim");
-    ModelConfig model = llama_family(config);
-    model.qk_norm = true;
-    only(config, "attention_bias", false);
-    read_layer_windows(config, model);
-    return model;
+inline void qwen3(HfConfig& config) {
+    llama_family(config, true, true);
+    if (config.in) {
+        config.only("attention_bias", false);
+        return read_layer_windows(config);
+    }
+    int window = config.model.window;
+    (*config.out)["sliding_window"] = window ? HfConfig::Json(window) : HfConfig::Json(nullptr);
+    config.only("attention_bias", false, true);
+    (*config.out)["use_sliding_window"] = window > 0;
+    (*config.out)["max_window_layers"] = window ? 0 : config.model.layers;
 }
 
-inline ModelConfig gpt_neox(JsonObject& config) {
-    ModelConfig model;
-    model.position = PositionKind::rope;
-    model.layers = size(config, "num_hidden_layers");
-    model.channels = size(config, "hidden_size");
-    model.heads = size(config, "num_attention_heads");
-    model.mlp_width = size(config, "intermediate_size");
-    model.vocab_size = size(config, "vocab_size");
-    model.context = size(config, "max_position_embeddings");
-    model.norm_eps = real(config, "layer_norm_eps", 1e-5f);
-    model.block = config.boolean("use_parallel_residual", true) ? BlockKind::parallel : BlockKind::sequential;
-    model.tie_embeddings = config.boolean("tie_word_embeddings", false);
-    read_gelu(config, "hidden_act", model);
-    only(config, "attention_bias", true);
+// The share of a head that is rotated. What multiplies it by the width of a head rounds down.
+inline double rotated_share(const ModelConfig& c) {
+    double share = (double)c.rope_dims / c.head_size;
+    return (int)(c.head_size * share) == c.rope_dims ? share : std::nextafter(share, 1);
+}
 
-    double rotated = config.number("rotary_pct", 1, 0.25);
-    read_rope(config, model, "rotary_emb_base", &rotated);
+inline void gpt_neox(HfConfig& config) {
+    ModelConfig& model = config.model;
+    sizes(config);
+    config.dropout("hidden_dropout");
+    gelu(config, "hidden_act");
+    config.real("layer_norm_eps", model.norm_eps, 1e-5f);
+    bool parallel = model.block == BlockKind::parallel;
+    config.flag("use_parallel_residual", parallel, true);
+    model.block = parallel ? BlockKind::parallel : BlockKind::sequential;
+    config.only("attention_bias", true, true);
+    if (config.out) {
+        (*config.out)["rotary_pct"] = rotated_share(model);
+        return rope(config, "rotary_emb_base");
+    }
+    JsonObject& json = *config.in;
+    double rotated = json.number("rotary_pct", 1, 0.25);
+    rope(config, "rotary_emb_base", &rotated);
     model.rope_dims = (int)(model.channels / model.heads * rotated);
-    if (model.rope_dims < 2) refuse(config, "rotary_pct", text("%g", rotated), "a pair in each head or more");
+    if (model.rope_dims < 2) config.refuse("rotary_pct", text("%g", rotated), "a pair in each head or more");
     // Some versions of transformers write these beside the two above.
-    if (real(config, "rope_theta", model.rope_theta) != model.rope_theta)
-        refuse(config, "rope_theta", text("%g", real(config, "rope_theta")), "the value of rotary_emb_base");
-    if (double again = config.number("partial_rotary_factor", 1, rotated); again != rotated)
-        refuse(config, "partial_rotary_factor", text("%g", again), "the value of rotary_pct");
-    return model;
-}
-
-inline ModelConfig gptj(JsonObject& config) {
-    ModelConfig model;
-    model.position = PositionKind::rope;
-    model.block = BlockKind::parallel;
-    model.bias = false;  // of those that GPT-J has, all must be zero
-    read_openai_sizes(config, model);
-    model.rope_dims = size(config, "rotary_dim");
-    model.norm_eps = real(config, "layer_norm_epsilon", 1e-5f);
-    model.tie_embeddings = config.boolean("tie_word_embeddings", false);
-    read_gelu(config, "activation_function", model);
-    only(config, "rotary", true);
-    only(config, "scale_attn_weights", true);
-    return model;
+    float theta = model.rope_theta;
+    config.real("rope_theta", theta, theta);
+    if (theta != model.rope_theta)
+        config.refuse("rope_theta", text("%g", theta), "the value of rotary_emb_base");
+    if (double again = json.number("partial_rotary_factor", 1, rotated); again != rotated)
+        config.refuse("partial_rotary_factor", text("%g", again), "the value of rotary_pct");
 }
 
 }  // namespace hf
+
+// ----------------------------------------------------------------------------
+// tensors
+
+enum class HfOrder { straight, transposed, by_head, interleaved };
+
+// A tensor of theirs, which holds one of ours or a section of one. The names are without their .weight and
+// .bias, and in a block without what begins them.
+struct HfRow {
+    const char* theirs;
+    const char* ours;
+    HfOrder order = HfOrder::straight;
+    int section = -1;              // of ours: queries, keys, values; or gates, values; -1: all
+    const char* copies = nullptr;  // of ours that it repeats, where a model has no `ours`
+    bool has_bias = false;         // of zeros, where ours has none
+};
+
+struct HfFamily {
+    const char* name;          // model_type in config.json
+    const char* architecture;  // the class of transformers
+    ModelConfig base;          // the switches that all its models have alike, or have where nothing is said
+    void (*config)(HfConfig& config);
+    const char* prefix;  // of all names but the head's; those of a model without its head may be without it
+    const char* block;   // begins the names in block 3, before "3."
+    std::vector<HfRow> rows;
+    const char* head = "lm_head.weight";
+    const char* other_head = "";  // in files of some versions
+    bool head_has_bias = false;
+};
+
+// clang-format off
+inline const std::vector<HfFamily>& hf_families() {
+    using enum HfOrder;
+    static const ModelConfig llama = {.norm = NormKind::rmsnorm, .position = PositionKind::rope, .mlp = MlpKind::swiglu, .bias = false,
+                                      .tie_embeddings = false};
+    static const ModelConfig qwen3 = {.norm = NormKind::rmsnorm, .position = PositionKind::rope, .mlp = MlpKind::swiglu, .bias = false,
+                                      .tie_embeddings = false, .qk_norm = true};
+    static const std::vector<HfRow> llama_rows = {
+        {"embed_tokens", "wte"},
+        {"input_layernorm", "norm1"},
+        {"self_attn.q_proj", "qkv", straight, 0},
+        {"self_attn.k_proj", "qkv", straight, 1},
+        {"self_attn.v_proj", "qkv", straight, 2},
+        {"self_attn.q_norm", "qnorm"},
+        {"self_attn.k_norm", "knorm"},
+        {"self_attn.o_proj", "attproj"},
+        {"post_attention_layernorm", "norm2"},
+        {"mlp.gate_proj", "fc", straight, 0},
+        {"mlp.up_proj", "fc", straight, 1},
+        {"mlp.down_proj", "fcproj"},
+        {"norm", "normf"}};
+    static const std::vector<HfFamily> table = {
+        {"gpt2", "GPT2LMHeadModel", {}, hf::gpt2, "transformer.", "h.", {
+            {"wte", "wte"},
+            {"wpe", "wpe"},
+            {"ln_1", "norm1"},
+            {"attn.c_attn", "qkv", transposed},
+            {"attn.c_proj", "attproj", transposed},
+            {"ln_2", "norm2"},
+            {"mlp.c_fc", "fc", transposed},
+            {"mlp.c_proj", "fcproj", transposed},
+            {"ln_f", "normf"}}},
+        {"llama", "LlamaForCausalLM", llama, hf::llama, "model.", "layers.", llama_rows},
+        {"mistral", "MistralForCausalLM", llama, hf::mistral, "model.", "layers.", llama_rows},
+        {"qwen3", "Qwen3ForCausalLM", qwen3, hf::qwen3, "model.", "layers.", llama_rows},
+        {"gpt_neox", "GPTNeoXForCausalLM", {.position = PositionKind::rope, .tie_embeddings = false}, hf::gpt_neox,
+         "gpt_neox.", "layers.", {
+            {"embed_in", "wte"},
+            {"input_layernorm", "norm1"},
+            {.theirs = "post_attention_layernorm", .ours = "norm2", .copies = "norm1"},
+            {"attention.query_key_value", "qkv", by_head},
+            {"attention.dense", "attproj"},
+            {"mlp.dense_h_to_4h", "fc"},
+            {"mlp.dense_4h_to_h", "fcproj"},
+            {"final_layer_norm", "normf"}},
+         "embed_out.weight", "lm_head.weight"},
+        // of the biases that GPT-J has, all must be zero
+        {"gptj", "GPTJForCausalLM",
+         {.position = PositionKind::rope, .bias = false, .block = BlockKind::parallel, .tie_embeddings = false}, hf::gptj,
+         "transformer.", "h.", {
+            {"wte", "wte"},
+            {.theirs = "ln_1", .ours = "norm1", .has_bias = true},
+            {"attn.q_proj", "qkv", interleaved, 0},
+            {"attn.k_proj", "qkv", interleaved, 1},
+            {"attn.v_proj", "qkv", straight, 2},
+            {"attn.out_proj", "attproj"},
+            {.theirs = "mlp.fc_in", .ours = "fc", .has_bias = true},
+            {.theirs = "mlp.fc_out", .ours = "fcproj", .has_bias = true},
+            {.theirs = "ln_f", .ours = "normf", .has_bias = true}},
+         "lm_head.weight", "", true}};
+    return table;
+}
+// clang-format on

@@ -19,10 +19,8 @@ theirs, and both export and import walk it. A row of theirs holds rows of one of
 
 #include "data/checkpoint/index.h"
 #include "data/base/error.h"
-#include "data/exchange/hf_config_writer.h"
+#include "data/exchange/hf_config.h"  // hf_family
 #include "data/options/model_config.h"
-
-enum class HfOrder { straight, transposed, by_head, interleaved };
 
 enum class HfRole {
     holds,     // of ours
@@ -90,205 +88,61 @@ private:
     }
 };
 
-namespace hf {
-
-// Makes the table of a family, row after row.
-class TableMaker {
-public:
-    // The names of a model without its head may come without the prefix.
-    TableMaker(const ModelConfig& config, std::string prefix) : c(config), prefix_(std::move(prefix)) {}
-
-    std::vector<HfTensor> finish() { return std::move(table_); }
-
-    // Adds to the names of theirs and ours.
-    void begin_layer(const std::string& theirs, int layer) {
-        their_layer_ = theirs + std::to_string(layer) + ".";
-        our_layer_ = "layers." + std::to_string(layer) + ".";
-    }
-    void end_layers() { their_layer_ = our_layer_ = ""; }
-
-    void add(const std::string& theirs, std::vector<uint64_t> shape, HfRole role,
-             const std::string& ours = "", HfOrder order = HfOrder::straight, uint64_t first_row = 0) {
-        HfTensor tensor;
-        std::string within = their_layer_ + theirs;
-        tensor.name = prefix_ + within;
-        tensor.other_name = within;
-        tensor.shape = std::move(shape);
-        tensor.role = role;
-        if (role != HfRole::zero) tensor.ours = our_layer_ + ours;
-        tensor.first_row = first_row;
-        tensor.order = order;
-        tensor.heads = (uint64_t)c.heads;
-        tensor.head_size = (uint64_t)c.head_size;
-        tensor.rope_dims = (uint64_t)c.rope_dims;
-        table_.push_back(std::move(tensor));
-    }
-
-    // A bias as their family has it: where ours is there, or always, with zeros for one that we have not.
-    enum class Bias { like_ours, always, never };
-
-    void norm(const std::string& theirs, const std::string& ours, HfRole role = HfRole::holds) {
-        uint64_t C = (uint64_t)c.channels;
-        add(theirs + ".weight", {C}, role, ours + ".weight");
-        if (c.norm != NormKind::layernorm) return;
-        if (c.bias)
-            add(theirs + ".bias", {C}, role, ours + ".bias");
-        else
-            add(theirs + ".bias", {C}, HfRole::zero);
-    }
-
-    void linear(const std::string& theirs, const std::string& ours, uint64_t rows, uint64_t columns,
-                Bias bias = Bias::like_ours, HfOrder order = HfOrder::straight, uint64_t first_row = 0) {
-        std::vector<uint64_t> shape = {rows, columns};
-        bool transposed = order == HfOrder::transposed;
-        if (transposed) std::swap(shape[0], shape[1]);
-        add(theirs + ".weight", shape, HfRole::holds, ours + ".weight", order, first_row);
-        HfOrder bias_order = transposed ? HfOrder::straight : order;
-        if (c.bias && bias != Bias::never)
-            add(theirs + ".bias", {rows}, HfRole::holds, ours + ".bias", bias_order, first_row);
-        else if (bias == Bias::always)
-            add(theirs + ".bias", {rows}, HfRole::zero);
-    }
-
-    void embedding(const std::string& theirs, const std::string& ours, int rows) {
-        add(theirs + ".weight", {(uint64_t)rows, (uint64_t)c.channels}, HfRole::holds, ours);
-    }
-
-    // The output matrix, which is outside of the prefix.
-    void head(const std::string& theirs, const std::string& other_name) {
-        bool tied = c.tie_embeddings;
-        add("", {(uint64_t)c.vocab_size, (uint64_t)c.channels}, tied ? HfRole::may_copy : HfRole::holds,
-            tied ? "wte" : "head.weight");
-        table_.back().name = theirs;
-        table_.back().other_name = other_name;
-    }
-
-    // Of a head's bias, where their family has one.
-    void zero_head_bias(const std::string& theirs) {
-        add("", {(uint64_t)c.vocab_size}, HfRole::zero);
-        table_.back().name = theirs;
-        table_.back().other_name = "";
-    }
-
-private:
-    const ModelConfig& c;
-    std::string prefix_, their_layer_, our_layer_;
-    std::vector<HfTensor> table_;
-};
-
-using Bias = TableMaker::Bias;
-
-inline std::vector<HfTensor> gpt2_tensors(const ModelConfig& c) {
-    uint64_t C = (uint64_t)c.channels, F = (uint64_t)c.mlp_width;
-    TableMaker table(c, "transformer.");
-    auto conv1d = [&](const char* theirs, const char* ours, uint64_t rows, uint64_t columns) {
-        table.linear(theirs, ours, rows, columns, Bias::like_ours, HfOrder::transposed);
-    };
-    table.embedding("wte", "wte", c.vocab_size);
-    table.embedding("wpe", "wpe", c.context);
-    for (int l = 0; l < c.layers; l++) {
-        table.begin_layer("h.", l);
-        table.norm("ln_1", "norm1");
-        conv1d("attn.c_attn", "qkv", 3 * C, C);
-        conv1d("attn.c_proj", "attproj", C, C);
-        table.norm("ln_2", "norm2");
-        conv1d("mlp.c_fc", "fc", F, C);
-        conv1d("mlp.c_proj", "fcproj", C, F);
-    }
-    table.end_layers();
-    table.norm("ln_f", "normf");
-    table.head("lm_head.weight", "");
-    return table.finish();
-}
-
-// llama, mistral and qwen3.
-inline std::vector<HfTensor> llama_tensors(const ModelConfig& c) {
-    uint64_t C = (uint64_t)c.channels, F = (uint64_t)c.mlp_width, HS = (uint64_t)c.head_size;
-    uint64_t A = (uint64_t)c.heads * HS, KV = (uint64_t)c.kv_heads * HS;
-    TableMaker table(c, "model.");
-    auto part = [&](const char* theirs, const char* ours, uint64_t first_row, uint64_t rows) {
-        table.linear(theirs, ours, rows, C, Bias::like_ours, HfOrder::straight, first_row);
-    };
-    table.embedding("embed_tokens", "wte", c.vocab_size);
-    for (int l = 0; l < c.layers; l++) {
-        table.begin_layer("layers.", l);
-        table.norm("input_layernorm", "norm1");
-        part("self_attn.q_proj", "qkv", 0, A);
-        part("self_attn.k_proj", "qkv", A, KV);
-        part("self_attn.v_proj", "qkv", A + KV, KV);
-        if (c.qk_norm) {
-            table.add("self_attn.q_norm.weight", {HS}, HfRole::holds, "qnorm.weight");
-            table.add("self_attn.k_norm.weight", {HS}, HfRole::holds, "knorm.weight");
-        }
-        table.linear("self_attn.o_proj", "attproj", C, A);
-        table.norm("post_attention_layernorm", "norm2");
-        part("mlp.gate_proj", "fc", 0, F);
-        part("mlp.up_proj", "fc", F, F);
-        table.linear("mlp.down_proj", "fcproj", C, F);
-    }
-    table.end_layers();
-    table.norm("norm", "normf");
-    table.head("lm_head.weight", "");
-    return table.finish();
-}
-
-inline std::vector<HfTensor> gpt_neox_tensors(const ModelConfig& c) {
-    uint64_t C = (uint64_t)c.channels, F = (uint64_t)c.mlp_width;
-    TableMaker table(c, "gpt_neox.");
-    table.embedding("embed_in", "wte", c.vocab_size);
-    for (int l = 0; l < c.layers; l++) {
-        table.begin_layer("layers.", l);
-        table.norm("input_layernorm", "norm1");
-        if (c.block == BlockKind::parallel)
-            table.norm("post_attention_layernorm", "norm1", HfRole::copies);
-        else
-            table.norm("post_attention_layernorm", "norm2");
-        table.linear("attention.query_key_value", "qkv", 3 * C, C, Bias::like_ours, HfOrder::by_head);
-        table.linear("attention.dense", "attproj", C, C);
-        table.linear("mlp.dense_h_to_4h", "fc", F, C);
-        table.linear("mlp.dense_4h_to_h", "fcproj", C, F);
-    }
-    table.end_layers();
-    table.norm("final_layer_norm", "normf");
-    table.head("embed_out.weight", "lm_head.weight");
-    return table.finish();
-}
-
-inline std::vector<HfTensor> gptj_tensors(const ModelConfig& c) {
-    uint64_t C = (uint64_t)c.channels, F = (uint64_t)c.mlp_width;
-    TableMaker table(c, "transformer.");
-    table.embedding("wte", "wte", c.vocab_size);
-    for (int l = 0; l < c.layers; l++) {
-        table.begin_layer("h.", l);
-        table.norm("ln_1", "norm1");
-        table.linear("attn.q_proj", "qkv", C, C, Bias::never, HfOrder::interleaved);
-        table.linear("attn.k_proj", "qkv", C, C, Bias::never, HfOrder::interleaved, C);
-        table.linear("attn.v_proj", "qkv", C, C, Bias::never, HfOrder::straight, 2 * C);
-        table.linear("attn.out_proj", "attproj", C, C, Bias::never);
-        table.linear("mlp.fc_in", "fc", F, C, Bias::always);
-        table.linear("mlp.fc_out", "fcproj", C, F, Bias::always);
-    }
-    table.end_layers();
-    table.norm("ln_f", "normf");
-    table.head("lm_head.weight", "");
-    table.zero_head_bias("lm_head.bias");
-    return table.finish();
-}
-
-}  // namespace hf
-
 // Of a completed config; one that no family expresses is refused.
 inline std::vector<HfTensor> hf_tensors(const ModelConfig& c) {
-    switch (hf_family(c)) {
-    case HfFamily::gpt2:
-        return hf::gpt2_tensors(c);
-    case HfFamily::gpt_neox:
-        return hf::gpt_neox_tensors(c);
-    case HfFamily::gptj:
-        return hf::gptj_tensors(c);
-    default:
-        return hf::llama_tensors(c);
+    const HfFamily& family = hf_family(c);
+    const std::vector<TensorRow> ours = tensor_table(c);
+    std::vector<HfTensor> table;
+    auto find = [&](const std::string& name) {
+        auto row = std::find_if(ours.begin(), ours.end(), [&](auto& row) { return row.name == name; });
+        return row == ours.end() ? nullptr : &*row;
+    };
+    auto add = [&](const std::string& name, const std::string& other_name, std::vector<uint64_t> shape,
+                   HfRole role, const std::string& held) -> HfTensor& {
+        table.push_back({name, other_name, std::move(shape), role, held, 0, HfOrder::straight,
+                         (uint64_t)c.heads, (uint64_t)c.head_size, (uint64_t)c.rope_dims});
+        return table.back();
+    };
+    // A weight or a bias of theirs, if it is of this unit; in a block, with what begins its names.
+    auto add_row = [&](const HfRow& row, const std::string& ending, Unit unit, const std::string& their_block,
+                       const std::string& our_block) {
+        // wte and wpe have no ending
+        auto full = [&](const char* name) {
+            return find(name) && ending == ".weight" ? name : name + ending;
+        };
+        bool copied = row.copies && !find(full(row.ours));
+        std::string name = full(copied ? row.copies : row.ours), theirs = their_block + row.theirs + ending;
+        const TensorRow *held = find(name), *weight = find(std::string(row.ours) + ".weight");
+        if (!held && ending == ".bias" && row.has_bias && weight->unit == unit)
+            add(family.prefix + theirs, theirs, {weight->rows}, HfRole::zero, "");
+        if (!held || held->unit != unit) return;
+        bool transposed = row.order == HfOrder::transposed, matrix = held->cols > 0;
+        std::vector<uint64_t> shape = {row.section < 0 ? held->rows : held->sections[row.section].rows};
+        if (matrix) shape.push_back(held->cols);
+        if (transposed) std::reverse(shape.begin(), shape.end());
+        HfTensor& tensor = add(family.prefix + theirs, theirs, shape, copied ? HfRole::copies : HfRole::holds,
+                               our_block + name);
+        if (matrix || !transposed) tensor.order = row.order;
+        for (int s = 0; s < row.section; s++) tensor.first_row += held->sections[s].rows;
+    };
+    auto add_rows = [&](Unit unit, const std::string& their_block, const std::string& our_block) {
+        for (const HfRow& row : family.rows) {
+            for (const char* ending : {".weight", ".bias"})
+                add_row(row, ending, unit, their_block, our_block);
+        }
+    };
+    add_rows(Unit::embedding, "", "");
+    for (int l = 0; l < c.layers; l++) {
+        std::string number = std::to_string(l) + ".";
+        add_rows(Unit::block, family.block + number, "layers." + number);
     }
+    add_rows(Unit::head, "", "");
+    uint64_t V = (uint64_t)c.vocab_size, C = (uint64_t)c.channels;
+    bool own_head = find("head.weight");
+    add(family.head, family.other_head, {V, C}, own_head ? HfRole::holds : HfRole::may_copy,
+        own_head ? "head.weight" : "wte");
+    if (family.head_has_bias) add("lm_head.bias", "", {V}, HfRole::zero, "");
+    return table;
 }
 
 // The numbers of our tensors by name, of a model that the table describes. Anything else is refused; `what`

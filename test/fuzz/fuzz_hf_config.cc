@@ -4,7 +4,6 @@
 #include <cstdlib>
 
 #include "data/exchange/hf_config.h"
-#include "data/exchange/hf_config_writer.h"
 #include "test/fuzz/fuzz_json.h"
 #include "test/data/hf_configs.h"
 
