@@ -1155,8 +1155,7 @@ inline std::vector<float> batch_losses(Gpt& g, const HostBatch& host, DeviceArra
     int B = g.workload.B, T = g.workload.T;
     size_t N = (size_t)B * T;
     copy_to_device(device.data, host.tokens, batch_ints(B, T), g.stream);
-    Batch batch = {batch_at<const int>(device.data, B, T), B, T};
-    if (!host.doc_start) batch.doc_start = nullptr;
+    Batch batch = batch_on_device(device.data, host, B, T);
     forward(g, batch);
     classify(g, batch, 0, false);
     std::vector<float> losses(N);

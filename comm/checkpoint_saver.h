@@ -15,7 +15,6 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -31,6 +30,8 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 #include "comm/world.h"                   // World
 #include "comm/zero.h"                    // ZeroState
 #include "data/base/background.h"         // Background
+#include "data/base/figures.h"            // seconds_now
+#include "data/base/json.h"               // json_line
 #include "data/checkpoint/files.h"        // CheckpointDataFile
 #include "data/checkpoint/folder.h"       // NewCheckpoint, keep_newest
 #include "data/checkpoint/save_report.h"  // SaveReport
@@ -45,37 +46,28 @@ struct WorkOutcome {
     std::string remark;      // of the first rank that has one
     double seconds = 0;      // that the slowest rank took
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkOutcome, error, disk_full, remark, seconds)
 
 // For all ranks: work(remark) throws what goes wrong, and talks to no other rank. Returns when all are done.
 template <typename Work>
 WorkOutcome do_shared_work(const World& world, Work&& work) {
-    using Clock = std::chrono::steady_clock;
-    auto start = Clock::now();
-    std::string error, remark;
-    bool disk_full = false;
+    double start = seconds_now();
+    WorkOutcome mine, all;
     try {
-        work(remark);
+        work(mine.remark);
     } catch (const DiskFull& thrown) {
-        error = thrown.what();
-        disk_full = true;
+        mine.error = thrown.what();
+        mine.disk_full = true;
     } catch (const std::exception& thrown) {
-        error = message_of(thrown);
+        mine.error = message_of(thrown);
     }
-    if (!error.empty() && world.size() > 1) error = world.name() + ": " + error;
-    nlohmann::json mine = {{"error", error},
-                           {"disk_full", disk_full},
-                           {"remark", remark},
-                           {"seconds", std::chrono::duration<double>(Clock::now() - start).count()}};
-    WorkOutcome all;
-    for (const std::string& text :
-         world.all_gather(mine.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))) {
-        nlohmann::json theirs = nlohmann::json::parse(text);
-        if (all.error.empty()) {
-            all.error = theirs["error"];
-            all.disk_full = theirs["disk_full"];
-        }
-        if (all.remark.empty()) all.remark = theirs["remark"];
-        all.seconds = std::max(all.seconds, theirs["seconds"].get<double>());
+    if (!mine.error.empty() && world.size() > 1) mine.error = world.name() + ": " + mine.error;
+    mine.seconds = seconds_now() - start;
+    for (const std::string& line : world.all_gather(json_line(nlohmann::json(mine)))) {
+        WorkOutcome theirs = nlohmann::json::parse(line);
+        if (all.error.empty()) all.error = theirs.error, all.disk_full = theirs.disk_full;
+        if (all.remark.empty()) all.remark = theirs.remark;
+        all.seconds = std::max(all.seconds, theirs.seconds);
     }
     return all;
 }
@@ -127,7 +119,7 @@ public:
     // what the header of the index says, step and samples among it. Returns the report of the save before
     // this one, if it had to be waited for; or that of this one, if it is not written in the background.
     std::optional<SaveReport> save(nlohmann::ordered_json about) {
-        Clock::time_point start = Clock::now();
+        double start = seconds_now();
         std::optional<SaveReport> before;
         if (under_way()) before = finish();
         report_ = {};
@@ -140,15 +132,15 @@ public:
         begin_folder();
         if (report_.error.empty()) {
             state_.synchronize();
-            Clock::time_point copied = Clock::now();
+            double copy_start = seconds_now();
             if (in_background_) copy(0, pieces_.size());
-            report_.seconds += seconds_since(copied);
+            report_.seconds += seconds_now() - copy_start;
             if (in_background_)
                 work_.start([this] { work(); });
             else
                 work();
         }
-        report_.stalled = seconds_since(start);
+        report_.stalled = seconds_now() - start;
         return in_background_ ? before : finish();
     }
 
@@ -162,22 +154,16 @@ public:
 
     // For all ranks, while a save is under way: waits until it is over.
     SaveReport finish() {
-        Clock::time_point start = Clock::now();
+        double start = seconds_now();
         work_.finish();
         new_checkpoint_.reset();  // if it is not published, nothing of it stays
         under_way_ = false;
-        report_.stalled += seconds_since(start);
+        report_.stalled += seconds_now() - start;
         return report_;
     }
 
 private:
-    using Clock = std::chrono::steady_clock;
-
     const Mesh& mesh() const { return state_.mesh(); }
-
-    static double seconds_since(Clock::time_point start) {
-        return std::chrono::duration<double>(Clock::now() - start).count();
-    }
 
     ZeroSettings saved_settings() const {
         ZeroSettings settings = state_.settings();

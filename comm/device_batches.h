@@ -15,12 +15,19 @@ reads it ahead, and two blocks of pinned memory take turns, so that no copy wait
 #include "data/tokens/batch_reader.h"  // BatchSource, BatchArrays
 #include "data/base/error.h"           // note_error
 
-// One micro-batch on the device. doc_start is null where a row is one document.
+// One micro-batch on the device.
 struct Batch : BatchArrays<const int> {
     int B, T;
     int past = 0;  // tokens before the first, which are in the key/value cache
     int row = 0;   // of the cache, for the first sequence
 };
+
+// A batch of the host that was copied to `memory` on the device.
+inline Batch batch_on_device(const int* memory, const HostBatch& host, int B, int T) {
+    Batch batch = {batch_at(memory, B, T), B, T};
+    if (!host.doc_start) batch.doc_start = nullptr;
+    return batch;
+}
 
 // Brings micro-batches to the device. While the device works on one, the host prepares the next. What cannot
 // be read is written to `error`, and the batch has no targets: one rank alone cannot leave a step.
@@ -52,9 +59,7 @@ public:
             cudaMemcpyAsync(device, slot.host.data, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
         slot.copied.record(stream_);
         const BatchShape& shape = source_->shape();
-        Batch result = {batch_at<const int>(device, shape.B, shape.T), shape.B, shape.T};
-        if (shape.document_end < 0) result.doc_start = nullptr;
-        return result;
+        return batch_on_device(device, *batch, shape.B, shape.T);
     }
 
 private:

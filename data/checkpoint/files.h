@@ -234,31 +234,24 @@ public:
                  folder_.c_str(), printable(whole.name).c_str(), slot_name(slot), (unsigned long long)first,
                  (unsigned long long)(first + count));
         }
-        if (tensor != kept_tensor_ || slot != kept_slot_) kept_.clear();
-        kept_tensor_ = tensor;
-        kept_slot_ = slot;
-        for (uint64_t n; count > 0; first += n, count -= n, to += n) {
-            uint64_t row = first / whole.width(), column = first % whole.width();
-            const Kept& kept = kept_with(row, column);
-            const CheckpointPiece& piece = *kept.piece;
-            uint64_t in_row = column - piece.column, at = row * piece.columns + in_row - piece.begin;
-            n = std::min(count, piece.count - at);
-            if (piece.columns < whole.width()) n = std::min(n, piece.columns - in_row);
-            Dtype dtype = *whole.dtype(slot);
-            to_floats(dtype, kept.bytes.data() + at * dtype_size(dtype), n, to);
+        if (tensor != kept_tensor_ || slot != kept_slot_) keep_pieces_of(tensor, slot);
+        const BoxRun wanted = {0, whole.width(), first, count};
+        Dtype dtype = *whole.dtype(slot);
+        for (const CheckpointPiece* piece : pieces_) {
+            uint64_t first_row = piece->begin / piece->columns;
+            uint64_t last_row = (piece->begin + piece->count - 1) / piece->columns;
+            if (last_row < first / whole.width() || first_row > (first + count) / whole.width()) continue;
+            piece->run().each_common(wanted, whole.width(), [&](uint64_t at, uint64_t there, uint64_t n) {
+                to_floats(dtype, bytes_of(*piece) + at * dtype_size(dtype), n, to + there);
+            });
         }
     }
 
 private:
+    // Of a box, the piece that was read last. Reading goes on there, as a row goes through all boxes.
     struct Kept {
-        const CheckpointPiece* piece;
+        const CheckpointPiece* piece = nullptr;
         std::vector<char> bytes;
-
-        bool has(uint64_t row, uint64_t column) const {
-            uint64_t in_row = column - piece->column, element = row * piece->columns + in_row;
-            return in_row < piece->columns && element >= piece->begin &&
-                   element - piece->begin < piece->count;
-        }
     };
 
     std::string data_path(uint32_t number) const { return folder_ + "/" + data_file_name((int)number); }
@@ -299,28 +292,27 @@ private:
         fail("%s: belongs to another save, or has another file's name; use another checkpoint", path.c_str());
     }
 
-    // What is kept of the tensor that has an element. There is a piece for each box, as a row goes through
-    // all of them.
-    const Kept& kept_with(uint64_t row, uint64_t column) {
-        auto behind = kept_.upper_bound(column);
-        if (behind != kept_.begin() && std::prev(behind)->second.has(row, column))
-            return std::prev(behind)->second;
-        const CheckpointPiece& box = last_piece_until(column, UINT64_MAX);
-        const CheckpointPiece& piece = last_piece_until(box.column, row * box.columns + column - box.column);
-        kept_.erase(box.column);
-        Kept kept = {&piece, std::vector<char>(index_.bytes_of(piece))};
-        read(piece, kept.bytes.data());
-        return kept_[box.column] = std::move(kept);
+    void keep_pieces_of(int tensor, Slot slot) {
+        kept_.clear();
+        pieces_.clear();
+        kept_tensor_ = tensor;
+        kept_slot_ = slot;
+        for (const CheckpointPiece& piece : index_.pieces) {
+            if (piece.tensor == (uint32_t)tensor && piece.slot == slot) pieces_.push_back(&piece);
+        }
+        std::sort(pieces_.begin(), pieces_.end(),
+                  [](auto* a, auto* b) { return place_of(*a) < place_of(*b); });
     }
 
-    // Of the kept tensor and slot. There always is one, because pieces leave no holes.
-    const CheckpointPiece& last_piece_until(uint64_t column, uint64_t element) {
-        if (by_place_.empty()) by_place_ = index_.sorted_by(place_of);
-        PiecePlace place = {(uint32_t)kept_tensor_, kept_slot_, column, element};
-        auto behind =
-            std::upper_bound(by_place_.begin(), by_place_.end(), place,
-                             [&](const PiecePlace& a, uint32_t b) { return a < place_of(index_.pieces[b]); });
-        return index_.pieces[*std::prev(behind)];
+    const char* bytes_of(const CheckpointPiece& piece) {
+        Kept& kept = kept_[piece.column];
+        if (kept.piece != &piece) {
+            kept.piece = nullptr;
+            kept.bytes.resize(index_.bytes_of(piece));
+            read(piece, kept.bytes.data());
+            kept.piece = &piece;
+        }
+        return kept.bytes.data();
     }
 
     std::string folder_;
@@ -331,8 +323,8 @@ private:
     mutable std::deque<uint32_t> open_;                             // the oldest first
 
     // for read_floats()
-    std::vector<uint32_t> by_place_;  // pieces
     int kept_tensor_ = -1;
     Slot kept_slot_ = Slot::weight;
-    std::map<uint64_t, Kept> kept_;  // by the column of the box
+    std::vector<const CheckpointPiece*> pieces_;  // of these two
+    std::map<uint64_t, Kept> kept_;               // by the column of the box
 };

@@ -1,7 +1,7 @@
 /*
 How well a model knows token files, and answers multiple-choice questions. The model itself is behind
 losses(batch): the loss of each position (B*T) of a HostBatch whose arrays lie in memory as batch_at() has
-them. Its doc_start is null where documents are not told apart; by_token and by_position may be null.
+them; by_token and by_position may be null.
 */
 #pragma once
 
@@ -62,8 +62,7 @@ DataScore evaluate_data(const std::string& data, int limit, const Options& o, co
     BatchReader reader(loader, {B, T, o.document_end, resets_positions(o)}, (uint64_t)B);
     ProgressLine progress("eval", (double)score.samples * T, "tokens");
     for (uint64_t first = 0; first < score.samples; first += (uint64_t)B) {
-        HostBatch batch = reader.load(first, (int)std::min((uint64_t)B, score.samples - first));
-        if (o.document_end < 0) batch.doc_start = nullptr;
+        const HostBatch& batch = reader.load(first, (int)std::min((uint64_t)B, score.samples - first));
         each_loss(losses(batch), batch.targets, [&](size_t i, float loss) {
             int target = batch.targets[i];
             score.loss += loss;

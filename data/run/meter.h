@@ -15,8 +15,9 @@ Every share is of one device: the tokens of the whole run divided by the devices
 // attention counts: the whole sequence by the published definition (Korthikanti et al. 2022), or what a
 // causal mask leaves. A window counts what it holds, less where it begins before the sequence.
 inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
-    double C = c.channels, A = (double)c.heads * c.head_size;
-    double block = C * qkv_width(c) + A * C + C * fc_width(c) + (double)c.mlp_width * C;
+    double C = c.channels, A = (double)c.heads * c.head_size, block = 0;
+    for (const TensorRow& row : tensor_table(c))
+        if (row.unit == Unit::block && row.cols > 0) block += (double)row.size();
     double positions = causal ? T / 2.0 : T;
     if (c.window > 0 && c.window < T) positions = c.window - c.window * (c.window - 1.0) / (2.0 * T);
     return 6 * (c.layers * block + C * c.vocab_size) + 12 * c.layers * A * positions;

@@ -24,7 +24,7 @@ template <typename Int>
 struct BatchArrays {
     Int* tokens = nullptr;       // (B, T)
     Int* targets = nullptr;      // (B, T) -1: none
-    Int* doc_start = nullptr;    // (B, T) where in its row each token's document begins, for attention
+    Int* doc_start = nullptr;    // (B, T) where each token's document begins in its row; null: a row is one
     Int* positions = nullptr;    // (B, T) rows of the table that embeds or rotates each token
     Int* by_token = nullptr;     // (N) places sorted by their token
     Int* by_position = nullptr;  // (N) places sorted by their position
@@ -32,7 +32,8 @@ struct BatchArrays {
 
 using HostBatch = BatchArrays<const int>;
 
-// A batch in memory is this many numbers, its arrays one behind the other, so that they are copied at once.
+// A batch in memory is this many numbers, its arrays one behind the other in the order of BatchArrays: they
+// are copied at once.
 inline size_t batch_ints(int B, int T) {
     return 6 * (size_t)B * (size_t)T;
 }
@@ -118,6 +119,7 @@ public:
         }
         front_ = back;
         batch_ = batch_at(block(front_), shape_.B, shape_.T);
+        if (shape_.document_end < 0) batch_.doc_start = nullptr;
         read_ahead(1 - front_, next);
         return batch_;
     }

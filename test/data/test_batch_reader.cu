@@ -20,8 +20,8 @@ static void check_batch(const HostBatch& batch, const TokenLoader& loader, const
     auto [B, T, document_end, reset_positions] = shape;
     size_t N = (size_t)B * (size_t)T;
     REQUIRE(batch.targets == batch.tokens + N);
-    REQUIRE(batch.doc_start == batch.targets + N);
-    REQUIRE(batch.positions == batch.doc_start + N);
+    REQUIRE(batch.doc_start == (document_end < 0 ? nullptr : batch.targets + N));
+    REQUIRE(batch.positions == batch.targets + 2 * N);
     REQUIRE(batch.by_token == batch.positions + N);
     REQUIRE(batch.by_position == batch.by_token + N);
     CHECK((size_t)(batch.by_position + N - batch.tokens) == batch_ints(B, T));
@@ -35,7 +35,7 @@ static void check_batch(const HostBatch& batch, const TokenLoader& loader, const
             wrong += batch.tokens[n] != inputs[(size_t)t] || batch.targets[n] != targets[(size_t)t];
             while (start > 0 && inputs[(size_t)start - 1] != document_end) start--;
             int position = reset_positions ? t - start : t;
-            wrong += batch.doc_start[n] != start || batch.positions[n] != position;
+            wrong += (batch.doc_start ? batch.doc_start[n] : 0) != start || batch.positions[n] != position;
             of_tokens[inputs[(size_t)t]].push_back(n);
             of_positions[position].push_back(n);
         }
