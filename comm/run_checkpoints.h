@@ -194,7 +194,7 @@ private:
         StoredRun run;
         world_.on_all_ranks([&] {
             run = *find(folder);
-            StoredOptions(run, false).check_fixed(options_);
+            StoredOptions(run, false).check_fixed(options_, "name a checkpoint of this run");
         });
         return run;
     }

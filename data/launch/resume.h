@@ -87,13 +87,13 @@ public:
 
     // Refuses other values of what the checkpoint was made for: its tensors are of this shape, and its state
     // means something in such a run only.
-    void check_fixed(const Options& options) const {
+    void check_fixed(const Options& options,
+                     const char* remedy = "leave the option out, or begin a run without it") const {
         for (const OptionRow& row : option_table()) {
             bool fixed = row.resume == Resume::shape || (row.resume == Resume::fixed && !weights_only_);
             if (!fixed || !is_stored(row) || comes_to_stored(row, options)) continue;
-            fail("%s %s: the checkpoint %s was made with %s; leave the option out, or begin a run without it",
-                 option_name(row).c_str(), shown(row, options).c_str(), run_.checkpoint.c_str(),
-                 shown(row, stored_).c_str());
+            fail("%s %s: the checkpoint %s was made with %s; %s", option_name(row).c_str(),
+                 shown(row, options).c_str(), run_.checkpoint.c_str(), shown(row, stored_).c_str(), remedy);
         }
     }
 

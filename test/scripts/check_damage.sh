@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/seed.sh
 flips=${FLIPS:-40}
-plan $((64 + flips))
+plan $((65 + flips))
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs forge=$PWD/build/cpu-fp32/forge_checkpoint
 faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
 cd "$work" || exit 1
@@ -137,6 +137,19 @@ stale "other names" sh -c 'cp -r step_00000006 step_9 && cp -r step_00000006 ste
 
 cp -r one one-empty && mkdir one-empty/checkpoints/step_00000008
 survives "an empty folder with the name of a newer one" "(index.bin|: no checkpoint)" one-empty 8
+
+# behind a damaged checkpoint, one of another run
+train other --seed 5
+cp -r one one-mixed
+rm -r one-mixed/checkpoints/step_00000004
+cp -r other/checkpoints/step_00000004 one-mixed/checkpoints
+flip one-mixed/checkpoints/step_00000006/data_00000.bin 5000 0
+trouble=
+train one-mixed --resume auto || trouble="cannot be resumed"
+said one-mixed 'passed over: --seed 1337: the checkpoint .*/step_00000004 was made with 5; ' || trouble="the other run's is not named"
+said one-mixed 'after step 2' || trouble="does not go on from the run's own"
+agrees one-mixed one || trouble=$(<one-mixed.compared)
+report "a checkpoint of another run behind a damaged one" "$trouble" one-mixed
 
 # killed NAME OPTIONS...    in its first save, before there is an index
 killed() {
