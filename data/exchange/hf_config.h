@@ -2,7 +2,7 @@
 Hugging Face config.json -> ModelConfig, and back, for the families that our switches express exactly. Every
 key must be understood: one that is neither read nor known to leave the arithmetic alone is refused, so that a
 variant of a family is never taken for the family itself. And a model is written only where reading it back
-gives the same model: so a switch that no family has is refused by its option, whatever the switch is.
+gives the same model.
 */
 #pragma once
 
@@ -14,12 +14,15 @@ gives the same model: so a switch that no family has is refused by its option, w
 #include "data/base/file.h"
 #include "data/base/json.h"
 #include "data/exchange/hf_families.h"
+#include "data/exchange/same_model.h"
 #include "data/options/model_config.h"
 #include "data/options/values.h"
 
-inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file) {
+namespace hf {
+
+inline ModelConfig read_model(const nlohmann::json& json, const std::string& file) {
     JsonObject object(json, file);
-    hf::ignore_bystanders(object);
+    ignore_bystanders(object);
     std::string type = object.string("model_type");
     std::vector<std::string> names;
     for (const HfFamily& family : hf_families()) {
@@ -31,17 +34,23 @@ inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file)
         config.flag("tie_word_embeddings", model.tie_embeddings, model.tie_embeddings);
         family.config(config);
         object.done(HfConfig::remedy);
-        // Left incomplete itself, so that options can still change what follows from them.
-        ModelConfig checked = model;
-        try {
-            complete(checked);
-        } catch (const Error& error) {
-            fail("%s: %s", file.c_str(), error.what());
-        }
         return model;
     }
     fail("%s: model_type %s is not supported; only %s is", file.c_str(), printable(type).c_str(),
          alternatives(names).c_str());
+}
+
+}  // namespace hf
+
+// It is left incomplete, so that options can still change what follows from them.
+inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file) {
+    ModelConfig model = hf::read_model(json, file), checked = model;
+    try {
+        complete(checked);
+    } catch (const Error& error) {
+        fail("%s: %s", file.c_str(), error.what());
+    }
+    return model;
 }
 
 inline ModelConfig parse_hf_config(std::string_view source, const std::string& file) {
@@ -103,36 +112,15 @@ inline HfConfig::Json family_config(const HfFamily& family, const ModelConfig& c
     return json;
 }
 
-// A model without values that have no effect in it, to be compared.
-inline Options without_idle_values(ModelConfig c) {
-    const ModelConfig usual;
-    bool rope = c.position == PositionKind::rope, scaled = rope && c.rope_scaling != 1;
-    if (!rope) c.rope_theta = usual.rope_theta, c.rope_dims = 0, c.rope_scaling = 1;
-    if (!scaled) {
-        c.rope_low_frequency = usual.rope_low_frequency, c.rope_high_frequency = usual.rope_high_frequency;
-        c.rope_original_context = usual.rope_original_context;
-    }
-    Options options;
-    static_cast<ModelConfig&>(options) = c;
-    return options;
-}
-
 }  // namespace hf
 
 // The family that expresses a completed config: what is written of it reads back as the same model. One that
 // no family expresses is refused by the option that stands in the way.
 inline const HfFamily& hf_family(const ModelConfig& c) {
     const HfFamily& family = hf::nearest_family(c);
-    ModelConfig back = hf_model(nlohmann::json(hf::family_config(family, c, "", -1)), "config.json");
-    if (back.head_size == 0) back.head_size = back.channels / back.heads;
-    complete(back);
-    Options ours = hf::without_idle_values(c), theirs = hf::without_idle_values(back);
-    for (const OptionRow& row : option_table()) {
-        std::string value = value_text(row, ours), other = value_text(row, theirs);
-        if (value == other) continue;
-        fail("%s %s: Hugging Face's %s, the nearest family, has only %s; train such a model to export it",
-             option_name(row).c_str(), value.c_str(), family.name, other.c_str());
-    }
+    ModelConfig back = hf::read_model(nlohmann::json(hf::family_config(family, c, "", -1)), "config.json");
+    check_same_model(c, back, text("Hugging Face's %s, the nearest family,", family.name),
+                     "train such a model to export it");
     return family;
 }
 

@@ -321,10 +321,11 @@ struct HfFamily {
 // clang-format off
 inline const std::vector<HfFamily>& hf_families() {
     using enum HfOrder;
-    static const ModelConfig llama = {.norm = NormKind::rmsnorm, .position = PositionKind::rope, .mlp = MlpKind::swiglu, .bias = false,
-                                      .tie_embeddings = false};
-    static const ModelConfig qwen3 = {.norm = NormKind::rmsnorm, .position = PositionKind::rope, .mlp = MlpKind::swiglu, .bias = false,
-                                      .tie_embeddings = false, .qk_norm = true};
+    static const ModelConfig llama = {.norm = NormKind::rmsnorm, .position = PositionKind::rope,
+                                      .mlp = MlpKind::swiglu, .bias = false, .tie_embeddings = false};
+    static const ModelConfig qwen3 = {.norm = NormKind::rmsnorm, .position = PositionKind::rope,
+                                      .mlp = MlpKind::swiglu, .bias = false, .tie_embeddings = false,
+                                      .qk_norm = true};
     static const std::vector<HfRow> llama_rows = {
         {"embed_tokens", "wte"},
         {"input_layernorm", "norm1"},
@@ -353,8 +354,8 @@ inline const std::vector<HfFamily>& hf_families() {
         {"llama", "LlamaForCausalLM", llama, hf::llama, "model.", "layers.", llama_rows},
         {"mistral", "MistralForCausalLM", llama, hf::mistral, "model.", "layers.", llama_rows},
         {"qwen3", "Qwen3ForCausalLM", qwen3, hf::qwen3, "model.", "layers.", llama_rows},
-        {"gpt_neox", "GPTNeoXForCausalLM", {.position = PositionKind::rope, .tie_embeddings = false}, hf::gpt_neox,
-         "gpt_neox.", "layers.", {
+        {"gpt_neox", "GPTNeoXForCausalLM", {.position = PositionKind::rope, .tie_embeddings = false},
+         hf::gpt_neox, "gpt_neox.", "layers.", {
             {"embed_in", "wte"},
             {"input_layernorm", "norm1"},
             {.theirs = "post_attention_layernorm", .ours = "norm2", .copies = "norm1"},
@@ -366,8 +367,9 @@ inline const std::vector<HfFamily>& hf_families() {
          "embed_out.weight", "lm_head.weight"},
         // of the biases that GPT-J has, all must be zero
         {"gptj", "GPTJForCausalLM",
-         {.position = PositionKind::rope, .bias = false, .block = BlockKind::parallel, .tie_embeddings = false}, hf::gptj,
-         "transformer.", "h.", {
+         {.position = PositionKind::rope, .bias = false, .block = BlockKind::parallel,
+          .tie_embeddings = false},
+         hf::gptj, "transformer.", "h.", {
             {"wte", "wte"},
             {.theirs = "ln_1", .ours = "norm1", .has_bias = true},
             {"attn.q_proj", "qkv", interleaved, 0},

@@ -23,6 +23,7 @@ Our tensors of a GPT-2 have the same shapes and the same order of elements, but 
 #include "data/base/dtype.h"
 #include "data/base/error.h"
 #include "data/base/file.h"
+#include "data/exchange/same_model.h"
 #include "data/options/model_config.h"
 #include "data/options/values.h"
 
@@ -108,31 +109,12 @@ inline std::vector<int> numbers(const std::vector<LlmcTensor>& table,
 
 // What llm.c has no switch for is refused by the name of ours.
 inline void check_exportable(const ModelConfig& c) {
-    auto need = [](bool right, const char* option, const std::string& value, const std::string& only) {
-        if (!right) {
-            fail("--%s %s: llm.c has only %s; export it with --format hf, or train a model of that shape",
-                 option, value.c_str(), only.c_str());
-        }
-    };
-    auto number = [&](int value, int only, const char* option) {
-        need(value == only, option, std::to_string(value), std::to_string(only));
-    };
-    auto choice = [&](auto value, auto only, const char* option) {
-        need(value == only, option, name_of(value), name_of(only));
-    };
-    choice(c.norm, NormKind::layernorm, "norm");
-    choice(c.position, PositionKind::learned, "position");
-    choice(c.mlp, MlpKind::gelu, "mlp");
-    choice(c.block, BlockKind::sequential, "block");
-    choice(c.bias, true, "bias");
-    choice(c.tie_embeddings, true, "tie-embeddings");
-    choice(c.qk_norm, false, "qk-norm");
-    number(c.window, 0, "window");
-    number(c.kv_heads, c.heads, "kv-heads");
-    need(c.channels % c.heads == 0 && c.head_size == c.channels / c.heads, "head-size",
-         std::to_string(c.head_size), "--channels / --heads");
-    number(c.mlp_width, 4 * c.channels, "mlp-width");
-    need(c.norm_eps == 1e-5f, "norm-eps", text("%g", (double)c.norm_eps), "1e-05");
+    ModelConfig theirs = {.layers = c.layers,
+                          .channels = c.channels,
+                          .heads = c.heads,
+                          .vocab_size = c.vocab_size,
+                          .context = c.context};
+    check_same_model(c, theirs, "llm.c", "export it with --format hf, or train a model of that shape");
 }
 
 }  // namespace llmc

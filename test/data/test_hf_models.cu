@@ -287,6 +287,8 @@ TEST_CASE("models that no family expresses are refused by the option") {
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.window = 4; }), "--window 4: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.kv_heads = 2; }), "--kv-heads 2: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.head_size = 8; }), "--head-size 8: ");
+    refuse(with(gpt2_model(), [](ModelConfig& c) { c.head_size = 8, c.heads = 5, c.kv_heads = 0; }),
+           "--head-size 8: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.block = BlockKind::parallel; }), "--block parallel: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.bias = false; }),
            "--bias off: Hugging Face's gpt2, the nearest family, has only on; ");

@@ -332,7 +332,7 @@ TEST_CASE_FIXTURE(Folder, "what llm.c cannot express is refused by the name of t
     check([](ModelConfig& c) { c.qk_norm = true; }, "--qk-norm on", "off");
     check([](ModelConfig& c) { c.window = 2; }, "--window 2", "0");
     check([](ModelConfig& c) { c.kv_heads = 1; }, "--kv-heads 1", "2");
-    check([](ModelConfig& c) { c.head_size = 8; }, "--head-size 8", "--channels / --heads");
+    check([](ModelConfig& c) { c.head_size = 8; }, "--head-size 8", "4");
     check([](ModelConfig& c) { c.mlp_width = 16; }, "--mlp-width 16", "32");
     check([](ModelConfig& c) { c.norm_eps = 1e-6f; }, "--norm-eps 1e-06", "1e-05");
     ModelConfig larger = gpt2();

@@ -139,10 +139,10 @@ cp -r one one-empty && mkdir one-empty/checkpoints/step_00000008
 survives "an empty folder with the name of a newer one" "(index.bin|: no checkpoint)" one-empty 8
 
 # behind a damaged checkpoint, one of another run
-train other --seed 5
+train second --seed 5
 cp -r one one-mixed
 rm -r one-mixed/checkpoints/step_00000004
-cp -r other/checkpoints/step_00000004 one-mixed/checkpoints
+cp -r second/checkpoints/step_00000004 one-mixed/checkpoints
 flip one-mixed/checkpoints/step_00000006/data_00000.bin 5000 0
 trouble=
 train one-mixed --resume auto || trouble="cannot be resumed"
