@@ -68,8 +68,7 @@ inline void print_unknown(const std::map<int32_t, uint64_t>& unknown) {
     }
     if (count == 0) return;
     printf("tokenize: %llu character%s newer than Unicode %s, which patterns know here (%s%s): with another "
-           "version "
-           "they may become other tokens\n",
+           "version they may become other tokens\n",
            (unsigned long long)count, count == 1 ? " is" : "s are", pattern_unicode().c_str(), names.c_str(),
            named > 8 ? ", ..." : "");
 }

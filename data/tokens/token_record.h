@@ -6,7 +6,7 @@ What token shards were made with: PREFIX.json, beside PREFIX_train_000000.bin, P
 
 Tokenizers with the same fingerprint make the same tokens of a text. It holds the version of Unicode that
 patterns know, for it decides what a letter is. Shards of other programs have no such record, and are taken as
-they are.
+they are; so are records whose fingerprint, as it once was, is of the tokenizer alone.
 */
 #pragma once
 
@@ -39,9 +39,15 @@ struct TokenRecord {
     uint64_t train_tokens = 0, val_tokens = 0;
 };
 
-inline std::string tokenizer_fingerprint(const Tokenizer& tokenizer) {
-    std::string content = tokenizer.file().empty() ? "bytes" : tokenizer.encoding_json() + pattern_unicode();
+inline std::string tokenizer_fingerprint(const Tokenizer& tokenizer,
+                                         const std::string& unicode = pattern_unicode()) {
+    std::string content = tokenizer.file().empty() ? "bytes" : tokenizer.encoding_json() + unicode;
     return text("%016llx", (unsigned long long)XXH3_64bits(content.data(), content.size()));
+}
+
+inline bool was_made_with(const TokenRecord& record, const Tokenizer& tokenizer) {
+    return record.fingerprint == tokenizer_fingerprint(tokenizer) ||
+           record.fingerprint == tokenizer_fingerprint(tokenizer, "");
 }
 
 inline std::string record_path(const std::string& prefix) {
@@ -114,7 +120,7 @@ inline std::string token_record_text(const TokenRecord& record) {
 inline std::string check_token_record(const std::string& shard, const TokenRecord& record,
                                       const Tokenizer* tokenizer, int document_end) {
     std::string made_with = printable(record.tokenizer);
-    if (tokenizer && tokenizer_fingerprint(*tokenizer) != record.fingerprint) {
+    if (tokenizer && !was_made_with(record, *tokenizer)) {
         std::string other = tokenizer->file().empty() ? "bytes" : printable(tokenizer->file());
         fail(
             "%s: was made with the tokenizer %s, and is to be used with %s, which is another, or whose "

@@ -639,6 +639,16 @@ TEST_CASE("token files are used as they were made") {
     CHECK(check("a_train_000000.bin", &bytes, 256).empty());
     CHECK(check("*.bin", nullptr, -1).empty());
     CHECK_REFUSED(check("*.bin", &other, -1), "a_train_000000.bin: was made with the tokenizer bytes, and ");
+    TokenRecord of_file = record;
+    auto refuses = [&](const std::string& unicode) {
+        of_file.fingerprint = tokenizer_fingerprint(other, unicode);
+        std::string shard = folder / "a_train_000000.bin", error;
+        note_error(error, [&] { check_token_record(shard, of_file, &other, -1); });
+        return error.find("knew another version of Unicode") != error.npos;
+    };
+    CHECK(!refuses(pattern_unicode()));
+    CHECK(!refuses(""));  // as fingerprints once were
+    CHECK(refuses("9.0.0"));
     REQUIRE(check("*.bin", nullptr, 4).size() == 1);
     CHECK(check("*.bin", nullptr, 4)[0].find(
               "a_train_000000.bin: its documents end with token 256 of the tokenizer bytes") ==
