@@ -44,9 +44,9 @@ inline ModelConfig read_model(const nlohmann::json& json, const std::string& fil
 
 // It is left incomplete, so that options can still change what follows from them.
 inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file) {
-    ModelConfig model = hf::read_model(json, file), checked = model;
+    ModelConfig model = hf::read_model(json, file);
     try {
-        complete(checked);
+        checked_model(model);
     } catch (const Error& error) {
         fail("%s: %s", file.c_str(), error.what());
     }

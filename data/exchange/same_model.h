@@ -32,11 +32,14 @@ inline void check_same_model(const ModelConfig& ours, ModelConfig theirs, const 
     if (theirs.head_size == 0) theirs.head_size = theirs.channels / theirs.heads;
     complete(theirs);
     Options own = effective_options(ours), other = effective_options(theirs);
-    for (const OptionRow& row : option_table()) {
-        if (row.resume != Resume::shape) continue;
-        std::string value = value_text(row, own), only = value_text(row, other);
-        if (value != only)
-            fail("%s %s: %s has only %s; %s", option_name(row).c_str(), value.c_str(), who.c_str(),
-                 only.c_str(), remedy);
+    // a kind before a size, which may follow from it
+    for (bool sizes : {false, true}) {
+        for (const OptionRow& row : option_table()) {
+            if (row.resume != Resume::shape || is_number(row) != sizes) continue;
+            std::string value = value_text(row, own), only = value_text(row, other);
+            if (value != only)
+                fail("%s %s: %s has only %s; %s", option_name(row).c_str(), value.c_str(), who.c_str(),
+                     only.c_str(), remedy);
+        }
     }
 }

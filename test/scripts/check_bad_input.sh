@@ -142,7 +142,7 @@ a sample of damaged weights          | flipped/$step/data_00000.bin: tensor wte,
 an inspection of a damaged index     | header/$step/index.bin: header does not match                   | inspect header
 an inspection of damaged weights     | flipped/$step: 1 of 24 pieces are damaged;                      | inspect flipped --verify
 an export of damaged weights         | flipped/$step/data_00000.bin: tensor wte, weight,               | export flipped --output exported
-an export of what llm.c has not      | --mlp-width 384: llm.c has only 64;                             | export made --format llmc --output out.bin
+an export of what llm.c has not      | --norm rmsnorm: llm.c has only layernorm;                       | export made --format llmc --output out.bin
 
 # what else the commands read and write
 a prompt that is missing             | absent.txt: cannot open it:                                     | sample made --prompt-file absent.txt
