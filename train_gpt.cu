@@ -168,8 +168,8 @@ struct Gpt {
     const Mesh& mesh;
     Stage stage;             // what this rank has of the model,
     ParameterLayout layout;  // and where its parameters lie
-    const Norm norm = config.norm == NormKind::rmsnorm ? Norm::rmsnorm : Norm::layernorm;
-    const Gelu gelu = config.mlp == MlpKind::gelu_exact ? Gelu::exact : Gelu::tanh;
+    const Norm norm = norm_kernel(config.norm);
+    const Gelu gelu = gelu_kernel(config.mlp);
     const bool swiglu = config.mlp == MlpKind::swiglu, parallel = config.block == BlockKind::parallel;
     // of the two halves of a block: they stand alone, unless the block is parallel
     const Branch first = parallel ? Branch::first : Branch::alone,
@@ -258,7 +258,7 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
         ZeroArrays(counted, layout, cut.mesh.shard, settings);
         PipelineArrays(counted, cut.pipeline, stage.room, number, stream_size(config, w, cut));
         ActivationArrays(counted, activation_table(config, w, stage), stage);
-        counted.take<float>(rope_floats(config, w));
+        counted.of("activations").take<float>(rope_floats(config, w));
         Fp8Arrays(counted, fp8_sizes(config, w, stage));
         if (settings.staging) {
             counted.of("staging for checkpoints", true)
@@ -699,7 +699,8 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
                                   return stage_forward(g, batch, task);
                               case PipelineWork::weight_gradient:
                                   return stage_weight_gradients(g, batch, task, last);
-                              default:
+                              case PipelineWork::backward:
+                              case PipelineWork::input_gradient:
                                   return stage_backward(g, batch, task, dloss, last);
                               }
                           });

@@ -125,7 +125,8 @@ inline void check_tensors(const CheckpointReader& reader, const ParameterLayout&
     });
     for (const CheckpointTensor& tensor : index.tensors) {
         if (known.count(tensor.name) == 0) {
-            fail("%s: has a tensor %s, which the model has not; choose the options that it was trained with",
+            fail("%s: contains tensor %s, which this model does not have; choose the options that it was "
+                 "trained with",
                  reader.folder().c_str(), printable(tensor.name).c_str());
         }
     }

@@ -16,6 +16,7 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -128,13 +129,15 @@ public:
         report_.weights_alone = weights_alone_;
         report_.bytes = all_bytes_;
         about_ = std::move(about);
-        under_way_ = true;
         begin_folder();
         if (report_.error.empty()) {
             state_.synchronize();
             double copy_start = seconds_now();
             if (in_background_) copy(0, pieces_.size());
             report_.seconds += seconds_now() - copy_start;
+        }
+        under_way_ = true;  // a save that could not be copied has thrown, and there is nothing to finish
+        if (report_.error.empty()) {
             if (in_background_)
                 work_.start([this] { work(); });
             else
@@ -186,6 +189,7 @@ private:
     void begin_folder() {
         auto make = [this](std::string&) {
             if (!world_.is_root()) return;
+            new_checkpoint_.reset();  // of a save that has thrown
             new_checkpoint_ = std::make_unique<NewCheckpoint>(run_dir_, report_.folder);
             check_space(new_checkpoint_->folder(), all_bytes_);
             save_id_ = new_save_id();

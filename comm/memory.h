@@ -60,8 +60,8 @@ void allocate(T*& pointer, size_t count, bool on_host = false) {
                         : [](void** to, size_t bytes) { return cudaMalloc(to, bytes); };
     cudaError_t error = take((void**)&pointer, count * sizeof(T));
     if (error == cudaErrorMemoryAllocation) {
-        fail("%s: %s are not to be had at once; free some, or %s", on_host ? "host memory" : "memory",
-             size_text(count * sizeof(T)).c_str(),
+        fail("cannot allocate %s of %s memory; free some, or %s", size_text(count * sizeof(T)).c_str(),
+             on_host ? "host" : "device",
              on_host ? "do without --async-save and --offload" : "choose a smaller --micro-batch or --model");
     }
     cudaCheck(error);
@@ -122,6 +122,8 @@ public:
         if (pointer) cudaCheck(cudaMemsetAsync(pointer, 0, count * sizeof(T), stream));
         return pointer;
     }
+
+    bool only_counts() const { return mode_ == counts; }
 
     // In the order in which they were first named, without those that have nothing.
     std::vector<MemoryClass> classes() const {

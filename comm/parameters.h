@@ -1,8 +1,8 @@
 /*
-Where the parameters of a model lie. The tensors that are used together
-make a unit (the embedding, each block, the head), and a unit is one flat buffer, padded so that any number of
-ranks up to `ranks` that divides it cuts it into equal parts. What is true of parameters is true of their
-gradients and of the optimizer's state.
+Where the parameters of a model lie. The tensors that are used together make a unit (the embedding, each
+block, the head), and a unit is one flat buffer, padded so that any number of ranks up to `ranks` that divides
+it cuts it into equal parts. What is true of parameters is true of their gradients and of the optimizer's
+state.
 
 A rank has the units of its pipeline stage, and of each tensor what its tensor rank has. 2 tensor ranks:
 
@@ -43,6 +43,7 @@ struct StageUnits {
 template <typename T>
 struct UnitTensors {
     static constexpr int most = 32;
+    static_assert((int)tensor_count <= most);
     T* at[most] = {};
     T* operator[](int id) const { return at[id]; }
 };

@@ -28,9 +28,8 @@ timeline.
 */
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
-#include <memory>
-#include <utility>
 #include <vector>
 
 #include "comm/memory.h"             // Arena
@@ -62,7 +61,10 @@ struct PipelineTurns {
 
     // Takes `count` places of `size` elements.
     PipelineTurns(Arena& memory, int count, size_t size) {
-        for (int i = 0; i < count; i++) places.push_back({memory.take<floatX>(size)});
+        for (int i = 0; i < count; i++) {
+            floatX* data = memory.take<floatX>(size);
+            if (!memory.only_counts()) places.push_back({data});
+        }
     }
     PipelineBuffer& at(size_t use) { return places[use % places.size()]; }
     bool free_for(size_t use) const { return use < ended + places.size(); }
@@ -145,7 +147,7 @@ private:
 };
 
 // ----------------------------------------------------------------------------
-// the executor
+// pieces of work and their memory
 
 // A piece of work, and its memory. `count` is that of the run.
 struct PipelineTask {

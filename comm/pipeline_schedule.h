@@ -88,9 +88,11 @@ inline int warm_up(const PipelineShape& shape, int stage) {
     case PipelineSchedule::interleaved:
         return shape.chunks == 1 ? std::min(behind, all)
                                  : std::min(2 * behind + (shape.chunks - 1) * shape.stages, all);
-    default:
+    case PipelineSchedule::one_f_one_b:
+    case PipelineSchedule::zero_bubble:
         return std::min(behind, all);
     }
+    __builtin_unreachable();
 }
 
 // All that stage `stage` does in a step, in order.

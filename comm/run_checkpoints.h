@@ -3,6 +3,7 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 */
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -35,8 +36,8 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 // The index stays with the rank that has read it: it is large, and only one of those found is loaded.
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StoredRun, checkpoint, run_dir, tokenizer, step, options, notes, older)
 
-// For all ranks: the first one looks at these places, the same on all. What it returns knows what came of
-// that, and speaks to nobody.
+// For all ranks: the first one looks at these places, the same on all. The function returned replays its
+// answers, and does no communication.
 inline FindCheckpoint find_on_root(const World& world, const std::vector<std::string>& places,
                                    const FindCheckpoint& find = find_checkpoint) {
     std::string message;
@@ -184,7 +185,7 @@ private:
             return text("the run up to step %d is saved in %s", position.step, folder.c_str());
         } catch (const Error& error) {
             if (world_.size() > 1 && !dynamic_cast<const CommonError*>(&error)) throw;
-            return text("nor could step %d be saved: %s; %s", position.step, error.what(), all_is_lost);
+            return text("saving step %d failed too: %s; %s", position.step, error.what(), all_is_lost);
         }
     }
 

@@ -33,8 +33,10 @@ the device reaches, and which algorithm each matrix product takes.
 #include "kernels/attention.cuh"  // has_wgmma_attention, attention_kernels
 #include "kernels/common.cuh"
 #include "kernels/fp8_matmul.cuh"  // Fp8Sizes
+#include "kernels/gelu.cuh"        // Gelu
 #include "kernels/graph.cuh"       // graph_key
 #include "kernels/matmul.cuh"      // measured_gemm_rate
+#include "kernels/norm.cuh"        // Norm
 #include "kernels/rope.cuh"        // rope_table
 #ifndef DEVICE_CPU
 #include "kernels/product_tuning.cuh"
@@ -76,6 +78,29 @@ inline ZeroSettings zero_settings(const Options& o, const World& world) {
     ZeroSettings settings = zero_settings(o);
     settings.host_threads = threads_per_rank(world);
     return settings;
+}
+
+// Kernels have enums of their own.
+inline Norm norm_kernel(NormKind kind) {
+    switch (kind) {
+    case NormKind::layernorm:
+        return Norm::layernorm;
+    case NormKind::rmsnorm:
+        return Norm::rmsnorm;
+    }
+    __builtin_unreachable();
+}
+
+// GELU's form; SwiGLU has none, and is not asked.
+inline Gelu gelu_kernel(MlpKind kind) {
+    switch (kind) {
+    case MlpKind::gelu:
+    case MlpKind::swiglu:
+        return Gelu::tanh;
+    case MlpKind::gelu_exact:
+        return Gelu::exact;
+    }
+    __builtin_unreachable();
 }
 
 // Tokens whose logits exist at once, if the user leaves it open. Each chunk reads and writes all of the fp32

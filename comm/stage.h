@@ -4,6 +4,7 @@ rank. The same for every rank of a data group.
 */
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>

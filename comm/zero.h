@@ -113,6 +113,9 @@ struct ZeroArrays {
     ZeroArrays(Arena& memory, const ParameterLayout& layout, int shards, const ZeroSettings& s,
                cudaStream_t stream = nullptr)
         : cut_grads(s.training && s.level >= 2 && shards > 1), cut_params(s.level >= 3 && shards > 1) {
+        if (s.slots.size() > most_optimizer_slots)
+            fail("optimizer: it keeps %zu slots; raise most_optimizer_slots (%d)", s.slots.size(),
+                 most_optimizer_slots);
         size_t whole = layout.size(), part = whole / shards, own = s.training ? part : 0;
         auto take = [&]<typename T>(T*& array, size_t count) { array = memory.take_zeros<T>(count, stream); };
         memory.of("parameters");

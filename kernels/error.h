@@ -8,6 +8,7 @@ code 1. What was half done is undone on the way by destructors.
 #include <cstdio>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -41,8 +42,8 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
     throw Error(message);
 }
 
-// Runs what cannot throw where it is, on one of several ranks, say, which cannot leave a step alone. What
-// goes wrong is kept for the moment when it can be reported; the first counts.
+// Runs work in a place that must not throw, such as a step that a rank cannot leave alone, and keeps its
+// first error for the moment when it can be reported.
 template <typename Work>
 void note_error(std::string& error, Work&& work) {
     try {
@@ -56,8 +57,8 @@ void note_error(std::string& error, Work&& work) {
 // launch has failed still takes part in all that the other ranks do, until they can hear of it.
 class NotedLaunchErrors {
 public:
-    explicit NotedLaunchErrors(std::string& error) { place_ = &error; }
-    ~NotedLaunchErrors() { place_ = nullptr; }
+    explicit NotedLaunchErrors(std::string& error) : outer_(std::exchange(place_, &error)) {}
+    ~NotedLaunchErrors() { place_ = outer_; }
     NotedLaunchErrors(const NotedLaunchErrors&) = delete;
     NotedLaunchErrors& operator=(const NotedLaunchErrors&) = delete;
 
@@ -72,4 +73,5 @@ public:
 
 private:
     inline static thread_local std::string* place_ = nullptr;
+    std::string* const outer_;
 };

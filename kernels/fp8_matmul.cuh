@@ -212,6 +212,6 @@ private:
     const size_t rows_;
     cudaStream_t stream_;
     Fp8Arrays arrays_;                    // weights and scales: from the first that no matrix has yet
-    const floatX* transposed_ = nullptr;  // whose transpose is in dout_
+    const floatX* transposed_ = nullptr;  // whose transpose is in arrays_.dout
     std::map<const floatX*, Weight> weights_;
 };

@@ -66,13 +66,14 @@ public:
 private:
     template <typename Work>
     static cudaGraphExec_t capture(cudaStream_t stream, Work&& work) {
-        cudaGraph_t graph;
+        cudaGraph_t graph = nullptr;
         cudaGraphExec_t executable;
         cudaCheck(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
         try {
             work();
         } catch (...) {
             cudaStreamEndCapture(stream, &graph);  // the stream runs again, for those who save what they can
+            if (graph) cudaGraphDestroy(graph);
             throw;
         }
         cudaCheck(cudaStreamEndCapture(stream, &graph));

@@ -15,6 +15,7 @@ nothing but N.
 #pragma once
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 

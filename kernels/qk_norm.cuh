@@ -19,6 +19,7 @@ A head is short, so on a GPU a part of a warp does it: as many lanes as it has v
 #pragma once
 
 #include <bit>
+#include <numeric>
 
 #include "kernels/norm.cuh"
 #include "kernels/rope.cuh"

@@ -17,5 +17,5 @@ struct DiskFull : Error {
 // Returns what to say of an exception.
 inline std::string message_of(const std::exception& error) {
     bool memory = dynamic_cast<const std::bad_alloc*>(&error);
-    return memory ? "memory: the system gives no more; free some or choose smaller sizes" : error.what();
+    return memory ? "out of memory; free some or choose smaller sizes" : error.what();
 }

@@ -71,7 +71,12 @@ struct CheckpointTensor {
     uint64_t width() const { return shape.size() == 2 ? (uint64_t)shape[1] : 1; }
     uint64_t size() const { return rows() * width(); }
     std::optional<Dtype> dtype(Slot slot) const { return slots[(uint32_t)slot]; }
-    bool keeps_optimizer() const { return dtype(Slot::m) || dtype(Slot::v); }
+    bool keeps_optimizer() const {
+        for (int s = 0; s < slot_count; s++) {
+            if (is_of_optimizer((Slot)s) && slots[s]) return true;
+        }
+        return false;
+    }
 };
 
 struct CheckpointPiece {

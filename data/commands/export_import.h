@@ -15,14 +15,25 @@ The export and import commands: from a checkpoint to a model as others store it,
 #include "data/exchange/llmc_model.h"
 #include "data/options/rules.h"
 
+// own: that of the model's parameters.
+inline Dtype exported_dtype(ExportDtype dtype, Dtype own) {
+    switch (dtype) {
+    case ExportDtype::stored:
+        return own;
+    case ExportDtype::fp32:
+        return Dtype::fp32;
+    case ExportDtype::bf16:
+        return Dtype::bf16;
+    }
+    __builtin_unreachable();
+}
+
 inline void export_model(const ExportOptions& command) {
     CheckpointReader reader(newest_checkpoint(command.run));
     StoredRun run = stored_run(reader);
     Options model = stored_options(run.options, run.checkpoint);
     Dtype own = *reader.index().tensors.at(0).dtype(Slot::weight);
-    Dtype dtype = command.dtype == ExportDtype::stored ? own
-                  : command.dtype == ExportDtype::bf16 ? Dtype::bf16
-                                                       : Dtype::fp32;
+    Dtype dtype = exported_dtype(command.dtype, own);
     bool has_file = kind_of<TokenizerKind>(model.tokenizer) == TokenizerKind::file;
     if (command.format == ExportFormat::llmc)
         export_llmc(reader, model, command.output, dtype);

@@ -25,6 +25,8 @@ public:
 
     HfConfig(JsonObject& from, ModelConfig& into) : model(into), in(&from), out(nullptr) {}
     HfConfig(const ModelConfig& from, Json& into) : model(own_), in(nullptr), out(&into), own_(from) {}
+    HfConfig(const HfConfig&) = delete;
+    HfConfig& operator=(const HfConfig&) = delete;
 
     ModelConfig& model;
     JsonObject* const in;  // one of the two is null
@@ -152,7 +154,7 @@ inline void sizes(HfConfig& config) {
     config.dropout("attention_dropout");
 }
 
-inline void llama3_scaling(HfConfig scaling) {
+inline void llama3_scaling(HfConfig& scaling) {
     scaling.real("factor", scaling.model.rope_scaling);
     scaling.real("low_freq_factor", scaling.model.rope_low_frequency);
     scaling.real("high_freq_factor", scaling.model.rope_high_frequency);
@@ -167,7 +169,8 @@ inline void rope(HfConfig& config, const char* theta, double* rotated = nullptr)
     if (config.out) {
         if (model.rope_scaling == 1) return;
         HfConfig::Json scaling = {{"rope_type", "llama3"}};
-        llama3_scaling({model, scaling});
+        HfConfig writer(model, scaling);
+        llama3_scaling(writer);
         (*config.out)["rope_scaling"] = scaling;
         return;
     }

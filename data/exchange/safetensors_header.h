@@ -22,6 +22,7 @@ header of the largest size takes little more memory than its own.
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "data/base/error.h"

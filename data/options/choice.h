@@ -18,23 +18,25 @@ words or else something longer (a file, a list), its last enumerator is for that
 #include <string_view>
 
 template <typename Enum>
-inline constexpr const char* names_of[] = {""};
+struct NamesOf;  // an enum without names does not compile
 
 #define NAMES_OF(Enum, ...)                                                                                  \
     template <>                                                                                              \
-    inline constexpr const char* names_of<Enum>[] = {__VA_ARGS__}
+    struct NamesOf<Enum> {                                                                                   \
+        static constexpr const char* all[] = {__VA_ARGS__};                                                  \
+    }
 
 NAMES_OF(bool, "off", "on");
 
 template <typename Enum>
 constexpr const char* name_of(Enum value) {
-    return names_of<Enum>[(int)value];
+    return NamesOf<Enum>::all[(int)value];
 }
 
 // What a text is: the enumerator that has it as its name, else the last.
 template <typename Enum>
 constexpr Enum kind_of(std::string_view value) {
-    auto& names = names_of<Enum>;
+    auto& names = NamesOf<Enum>::all;
     return (Enum)(std::find(std::begin(names), std::end(names), value) - std::begin(names));
 }
 

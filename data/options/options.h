@@ -27,10 +27,10 @@ NAMES_OF(PipelineLayers, "time", "memory");
 enum class Offload { none, optimizer };
 NAMES_OF(Offload, "none", "optimizer");
 
-// wsd is warm-up, stable, decay (Hu et al., MiniCPM, 2024).
 enum class ResumeFrom { newest, place };
 NAMES_OF(ResumeFrom, "auto");
 
+// wsd is warm-up, stable, decay (Hu et al., MiniCPM, 2024).
 enum class LearningRateSchedule { cosine, linear, constant, wsd };
 NAMES_OF(LearningRateSchedule, "cosine", "linear", "constant", "wsd");
 

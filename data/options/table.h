@@ -27,13 +27,13 @@ struct Limits {
 // What becomes of an option when a run goes on from a checkpoint (--resume) or begins with the weights of one
 // (--init).
 enum class Resume {
-    free,    // that of the checkpoint, unless another is given
-    noted,   // the same, and another is told
-    fixed,   // that of the checkpoint; another is refused, for the state would mean something else under it
-    shape,   // the same for what the weights are made for; --init takes it over too, and nothing else but:
-    tokens,  // what the text of the model is made of; another is told
-    layout,  // that of the checkpoint where the run is cut as it was, else what follows from the new cut
-    here     // of this start alone
+    free,    // the checkpoint's value holds unless another is given
+    noted,   // as free, and another value is reported
+    fixed,   // the checkpoint's value holds; another is refused, for it would change what the state means
+    shape,   // as fixed, for what weights are made for; --init takes over these and the next kind alone
+    tokens,  // as noted, for what the text of the model is made of
+    layout,  // the checkpoint's value holds while the run is cut as it was; else it follows from the new cut
+    here     // a value holds for this start alone
 };
 
 // An option, whatever its type, and whichever structs of options have it.
@@ -86,6 +86,7 @@ private:
 
     template <typename Field, typename... Structs>
     void add() {
+        static_assert((std::is_invocable_v<Field, Structs&> || ...), "no command has this option");
         (add_one<Field, Structs>(), ...);
     }
 
@@ -102,7 +103,7 @@ private:
     template <typename Value>
     static OptionValue value_of(const Value& value) {
         if constexpr (std::is_enum_v<Value>)
-            return Choice{(int)value, names_of<Value>};
+            return Choice{(int)value, NamesOf<Value>::all};
         else
             return value;
     }
@@ -143,7 +144,7 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(norm), "Model", by_name, "Normalisation before each sublayer.", shape},
         {FIELD(norm_eps), "Model", range(1e-12, 1), "Added to the variance before its square root.", shape},
         {FIELD(position), "Model", by_name,
-         "How positions are told: a learned vector each, or rotation of queries and keys (RoPE).", shape},
+         "Position encoding: a learned vector each, or rotation of queries and keys (RoPE).", shape},
         {FIELD(rope_theta), "Model", range(1, 1e12), "RoPE: base of the wavelengths.", shape},
         {FIELD(rope_dims), "Model", range(0, most_head_size),
          "RoPE: rotated dimensions of each head. 0: all.", shape},

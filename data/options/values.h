@@ -10,6 +10,7 @@ The value of one option, to and from text and JSON, by its row of the table.
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <variant>
 
 #include "data/base/error.h"
 #include "data/base/json.h"
@@ -277,8 +278,8 @@ inline Options options_from_json(const nlohmann::json& json, const std::string& 
     return options;
 }
 
-// A model that a file describes must be one that options could describe too.
-// Refuses what the command line would refuse. What follows from the rest is filled in.
+// A model that a file describes must be one that options could describe too: refuses what the command line
+// would refuse, and fills in what follows from the rest.
 inline ModelConfig checked_model(const ModelConfig& model) {
     Options options;
     static_cast<ModelConfig&>(options) = model;

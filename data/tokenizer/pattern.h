@@ -14,6 +14,7 @@ neither letter, digit nor space, so that any bytes can be cut.
 
 #include <algorithm>
 #include <memory>
+#include <new>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -7,6 +7,7 @@ out, for PCRE2 counts U+180E among it, which Unicode does no longer.
 #pragma once
 
 #include <algorithm>
+#include <cctype>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -4,6 +4,7 @@ is a list of steps, each of which cuts the pieces that the one before it made.
 */
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>

@@ -408,6 +408,27 @@ TEST_CASE("a damaged piece is an error of all ranks, and an older checkpoint loa
     CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings()), 1) == 0);
 }
 
+TEST_CASE("a save that finds the device failed is not taken for one, and the next is whole") {
+    if (has_own_memory || test_world().size() > 1) SKIP("a device that fails ends the program, or the job");
+    CommonFolder run;
+    ToyState toy(test_world(), {.dp = 1}, toy_model(false), {.keep_master = narrow});
+    fill(toy.state);
+    for (bool in_background : {true, false}) {
+        CAPTURE(in_background);
+        CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, in_background);
+        auto fails = [](void*) { fail("kernel: it failed"); };
+        cudaCheck(cudaLaunchHostFunc(toy.state.stream(), fails, nullptr));
+        CHECK_THROWS_AS(saver.save(about_step(1)), Error);
+        CHECK(!saver.under_way());
+        cudaGetLastError();
+        CHECK(save_now(saver, 1).error == "");
+        toy.state.synchronize();
+        load(toy, checkpoint_folder(run.path, 1));
+        CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings())) == 0);
+        fs::remove_all(checkpoint_folder(run.path, 1));
+    }
+}
+
 TEST_CASE("a state keeps the slots of its optimizer, and refuses a checkpoint that has not all of them") {
     CommonFolder run;
     int n = test_world().size();
@@ -457,7 +478,7 @@ TEST_CASE("a checkpoint of another model is refused by name") {
     other.layers = 6;
     refused(other, {.training = false}, "has no tensor layers.5.norm, which the model has; ");
     other.layers = 4;
-    refused(other, {.training = false}, "has a tensor layers.4.norm, which the model has not; ");
+    refused(other, {.training = false}, "contains tensor layers.4.norm, which this model does not have; ");
 }
 
 TEST_CASE("weights alone can be loaded into a state that trains") {

@@ -336,7 +336,7 @@ TEST_CASE("no error, other exceptions, and errors within errors") {
     int done = 0;
     CHECK(common_error_of([&] { done++; }) == "none");
     CHECK(done == 1);
-    CHECK(common_error_of([] { throw std::bad_alloc(); }).starts_with("memory: "));
+    CHECK(common_error_of([] { throw std::bad_alloc(); }).starts_with("out of memory; "));
     CHECK(common_error_of([] { throw std::runtime_error("words"); }) == "words");
     // What an inner on_all_ranks() has agreed on passes the outer one unchanged.
     std::string inner = common_error_of([&] {
