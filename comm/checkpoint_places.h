@@ -149,7 +149,7 @@ public:
     }
 
 private:
-    // What a unit at one place has of a tensor, whole however it is cut into shards.
+    // Held is what the unit at one place has of a tensor, however that is cut into shards.
     struct Held {
         int tensor, pipeline, unit;
         bool counted;

@@ -95,7 +95,7 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    // What is taken from now on belongs to this class.
+    // Makes the class of all that is taken from now on.
     Arena& of(const char* name, bool on_host = false) {
         auto is_it = [&](const MemoryClass& one) { return std::string_view(one.name) == name; };
         current_ = std::find_if(classes_.begin(), classes_.end(), is_it) - classes_.begin();
@@ -125,14 +125,14 @@ public:
 
     bool only_counts() const { return mode_ == counts; }
 
-    // In the order in which they were first named, without those that have nothing.
+    // Lists the classes in the order in which they were first named, without those that have nothing.
     std::vector<MemoryClass> classes() const {
         std::vector<MemoryClass> result = classes_;
         std::erase_if(result, [](const MemoryClass& one) { return one.bytes == 0; });
         return result;
     }
 
-    // Of all classes, on the device and on the host.
+    // Adds up all classes, on the device and on the host.
     size_t bytes() const {
         size_t bytes = 0;
         for (const MemoryClass& one : classes_) bytes += one.bytes;

@@ -209,7 +209,7 @@ public:
     const ParameterLayout& layout() const { return layout_; }
     const ZeroSettings& settings() const { return settings_; }
     cudaStream_t stream() const { return compute_; }
-    // In memory of the device, or with offload of the host. Null: it is not kept.
+    // These lie on the device, or with offload on the host. Null: the array is not kept.
     float* owned_master(int unit) const {
         return arrays_.master ? arrays_.master + shard_offset(unit) : nullptr;
     }
@@ -259,7 +259,7 @@ private:
     bool has_copies(int unit) const { return has_twin(unit) || !layout_.sums(unit).empty(); }
 
     size_t shard_size() const { return layout_.size() / shards_; }
-    // Where the own part of a unit begins, in arrays of whole units and in those of own parts.
+    // The own part of a unit begins here in arrays of whole units, and in those of own parts.
     size_t whole_offset(int unit) const { return layout_.unit_offset(unit) + owned_begin(unit); }
     size_t shard_offset(int unit) const { return layout_.unit_offset(unit) / shards_; }
 
@@ -570,7 +570,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     is_whole_ = true;  // the device does all of it or, once something has failed, nothing
 }
 
-// On the device, or with offload on the host.
+// The arrays lie on the device, or with offload on the host.
 inline OptimizerArrays ZeroState::own_arrays(int unit, const float* scale) const {
     size_t at = shard_offset(unit);
     OptimizerArrays own = {.params = settings_.offload ? arrays_.host_params + at : owned_params(unit),

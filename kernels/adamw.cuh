@@ -37,7 +37,7 @@ struct AdamW {
     bool stochastic_rounding;
 };
 
-// What it keeps of each element, by the names that checkpoints have.
+// The state that AdamW keeps of each element, by the names that checkpoints have.
 inline const std::vector<const char*> adamw_slots = {"m", "v"};
 
 // The same settings in the terms of the inner loop.

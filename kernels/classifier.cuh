@@ -52,8 +52,9 @@ HOST_DEVICE inline void store_part(float* parts, size_t n, ClassifierPart part) 
     to[2] = part.target_logit;
 }
 
-// What a device knows of a vocabulary that is cut over several: its own tokens begin at first_token, and
-// parts (ranks, N, 3) is what classifier_part has found for those of each device. Null: all tokens are here.
+// A vocabulary that is cut over several devices, as one of them knows it: its own tokens begin at
+// first_token, and parts (ranks, N, 3) is what classifier_part has found for those of each device. Null: all
+// tokens are here.
 struct VocabParts {
     const float* parts = nullptr;
     int ranks = 1, first_token = 0;

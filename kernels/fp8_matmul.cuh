@@ -80,7 +80,7 @@ inline void fp8_matmul_backward_weight(float* dweight, const Fp8Matrix& dout, co
 }
 #endif
 
-// What fp8 products are made of.
+// The sizes of all that fp8 products are made of.
 struct Fp8Sizes {
     size_t weights = 0;          // elements of all matrices
     size_t matrices = 0;         // how many these are; 0: fp8 is off

@@ -1,5 +1,5 @@
 /*
-What an optimizer is to those who keep its state: ZeRO, offload, checkpoints and the memory plan. Each
+An optimizer as those see it who keep its state: ZeRO, offload, checkpoints and the memory plan. Each
 optimizer has a file of its own with the formula, its kernels, and a function that makes an Optimizer of its
 settings for one step (adamw.cuh).
 
@@ -27,7 +27,7 @@ struct OptimizerPart {
 
 constexpr int most_optimizer_slots = 4;
 
-// What a step reads and writes, all of it in memory of the device or all of it in memory of the host.
+// A step reads and writes these arrays, all of them in memory of the device or all in memory of the host.
 struct OptimizerArrays {
     floatX* params;
     float* master;                       // fp32 copy of params; null: params are the only copy

@@ -61,7 +61,7 @@ struct QkvRows {
     HOST_DEVICE size_t offset(size_t row, int h) const { return (row * heads() + h) * HS; }
 };
 
-// How their heads are turned. R 0: not at all.
+// The angles by which heads are turned. R 0: they are not.
 struct Rotation {
     const float* table = nullptr;    // (T, R/2, 2) from rope_table
     const int* positions = nullptr;  // (N) below T

@@ -1,5 +1,5 @@
 /*
-What errors mean to those who read and write files; how they are thrown is in kernels/error.h.
+Errors of those who read and write files; how all errors are thrown is in kernels/error.h.
 */
 #pragma once
 

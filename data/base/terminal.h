@@ -1,5 +1,5 @@
 /*
-What goes to a terminal.
+Text and progress on a terminal.
 
 Text from anywhere is shown as it is and without harm: control characters, characters that cannot be seen or
 turn the direction of writing, and bytes that are no characters are written out instead.

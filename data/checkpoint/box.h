@@ -1,6 +1,6 @@
 /*
-Which elements of a tensor something holds: a piece of a checkpoint, or what a rank has of the tensor. Both
-say it in the same way, so what they have in common is found in one place.
+BoxRun says which elements of a tensor something holds: a piece of a checkpoint, or a rank. Both say it in the
+same way, so what they have in common is found in one place.
 
 A box is some columns of all rows of a tensor, and a run is elements of a box that follow one another row by
 row. A run of 5 elements from element 2 on, in the box of columns 2 to 4 of a tensor of 3 x 6:

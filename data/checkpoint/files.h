@@ -170,7 +170,7 @@ public:
         if (whole) check_sizes();
     }
 
-    // With the bytes of its index, where they have been read already.
+    // index_bytes: the index, which has been read already.
     CheckpointReader(const std::string& folder, const std::string& index_bytes)
         : folder_(folder),
           index_(parse_checkpoint_index(index_bytes, index_path(folder))),
@@ -248,7 +248,7 @@ public:
     }
 
 private:
-    // Of a box, the piece that was read last. Reading goes on there, as a row goes through all boxes.
+    // Kept is the piece of a box that was read last. Reading goes on there, as a row goes through all boxes.
     struct Kept {
         const CheckpointPiece* piece = nullptr;
         std::vector<char> bytes;

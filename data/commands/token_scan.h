@@ -1,5 +1,5 @@
 /*
-What there is to know of a stream of tokens that comes in pieces: how many, the largest, how long the
+TokenScan learns what there is to know of a stream of tokens: how many there are, the largest, how long the
 documents are, and whether one token fills a long stretch. It keeps up with a disk because it looks at blocks
 of tokens in a loop that compiles to vector instructions, and at single tokens only in blocks where a document
 ends.
@@ -46,7 +46,7 @@ public:
 
     int64_t count() const { return count_; }
     int64_t sum() const { return sum_; }
-    // Of no lengths, all three are 0.
+    // All three are 0 where there are no lengths.
     int64_t smallest() const { return count_ ? smallest_ : 0; }
     int64_t largest() const { return largest_; }
     double mean() const { return count_ ? (double)sum_ / (double)count_ : 0; }

@@ -94,8 +94,8 @@ inline const HfFamily& nearest_family(const ModelConfig& c) {
     fail("%s: no such family; give it a row in hf_families()", name);
 }
 
-// What a family says of a model. `dtype` is what torch calls that of the weights; the token that ends a
-// document, or -1, begins a text too.
+// Writes what a family says of a model. `dtype` is what torch calls that of the weights; the token that ends
+// a document, or -1, begins a text too.
 inline HfConfig::Json family_config(const HfFamily& family, const ModelConfig& c, const char* dtype,
                                     int document_end) {
     HfConfig::Json json, end;

@@ -32,7 +32,7 @@ public:
     JsonObject* const in;  // one of the two is null
     Json* const out;
 
-    // Without `otherwise`, the key must be there.
+    // The key must be there, unless `otherwise` is given.
     void size(const char* key, int& field, std::optional<int> otherwise = {}) {
         if (out)
             (*out)[key] = field;
@@ -80,7 +80,7 @@ public:
     }
 
 private:
-    ModelConfig own_;  // that is written
+    ModelConfig own_;  // the model that is written
 };
 
 namespace hf {
@@ -116,7 +116,7 @@ inline void gelu(HfConfig& config, const char* key) {
     config.model.mlp = tanh ? MlpKind::gelu : MlpKind::gelu_exact;
 }
 
-// What GPT-J took over of GPT-2.
+// The keys that GPT-J took over from GPT-2.
 inline void openai(HfConfig& config) {
     ModelConfig& model = config.model;
     config.size("n_layer", model.layers);
@@ -189,8 +189,8 @@ inline void rope(HfConfig& config, const char* theta, double* rotated = nullptr)
     object.done(HfConfig::remedy);
 }
 
-// What llama, mistral and qwen3 share. The number of key and value heads, and the size of a head, may follow
-// from others in some of them.
+// The keys that llama, mistral and qwen3 share. The number of key and value heads, and the size of a head,
+// may follow from others in some of them.
 inline void llama_family(HfConfig& config, bool own_kv_heads, bool own_head_size) {
     ModelConfig& model = config.model;
     sizes(config);

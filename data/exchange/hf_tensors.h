@@ -88,7 +88,7 @@ private:
     }
 };
 
-// Of a completed config; one that no family expresses is refused.
+// c: a completed config; one that no family expresses is refused.
 inline std::vector<HfTensor> hf_tensors(const ModelConfig& c) {
     const HfFamily& family = hf_family(c);
     const std::vector<TensorRow> ours = tensor_table(c);

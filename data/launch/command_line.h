@@ -158,7 +158,7 @@ inline GivenOptions read_arguments(Command command, int argc, const char* const*
 // ----------------------------------------------------------------------------
 // where a training run begins
 
-// What a command line asks of `train`.
+// A command line of `train`, and what it has found.
 struct TrainingLine {
     Options options;
     std::optional<StoredRun> origin;      // the checkpoint that the run goes on from
@@ -290,7 +290,7 @@ inline void complete_origin(TrainingLine& line, const StoredOptions& stored, con
     }
 }
 
-// What is given, over the defaults.
+// The defaults, with the given values over them.
 inline Options asked_options(const GivenOptions& given) {
     Options asked;
     set_values(given, asked);

@@ -33,7 +33,7 @@ constexpr const char* name_of(Enum value) {
     return NamesOf<Enum>::all[(int)value];
 }
 
-// What a text is: the enumerator that has it as its name, else the last.
+// The enumerator that has the text as its name, else the last one.
 template <typename Enum>
 constexpr Enum kind_of(std::string_view value) {
     auto& names = NamesOf<Enum>::all;

@@ -143,7 +143,7 @@ inline void check_limits(const OptionRow& row, const OptionValue& any) {
         any);
 }
 
-// Of every option of a command.
+// Refuses values of any option of a command that lie beyond its limits.
 template <typename O>
 void check_limits(const O& options) {
     for (const OptionRow& row : option_table()) {

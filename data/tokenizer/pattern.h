@@ -167,7 +167,7 @@ inline std::string pattern_unicode() {
     return version;
 }
 
-// By code point, whether a pattern for single characters matches it.
+// Tells for each code point whether a pattern for single characters matches it.
 inline std::vector<bool> characters_of(const std::string& pattern) {
     std::vector<bool> result((size_t)code_points);
     std::string all;
