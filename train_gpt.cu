@@ -1178,7 +1178,7 @@ inline void evaluate_run(const EvalOptions& command, const World& world) {
 
 #ifndef TESTING
 
-// What each command does with its options, on every rank. data/options/help.h has their names.
+// Every rank runs its command with this, by the type of the options; data/options/help.h has the names.
 struct CommandWork {
     const World& world;
 

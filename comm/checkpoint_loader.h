@@ -18,7 +18,6 @@ the same, so few of them read in one round: what a rank receives in it does not 
 #include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "comm/checkpoint_places.h"  // TensorPlaces

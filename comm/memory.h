@@ -56,11 +56,11 @@ inline size_t available_memory(int ranks = 1) {
 
 template <typename T>
 void allocate(T*& pointer, size_t count, bool on_host = false) {
-    auto take = on_host ? [](void** to, size_t bytes) { return cudaMallocHost(to, bytes); }
-                        : [](void** to, size_t bytes) { return cudaMalloc(to, bytes); };
-    cudaError_t error = take((void**)&pointer, count * sizeof(T));
+    size_t bytes = count * sizeof(T);
+    cudaError_t error =
+        on_host ? cudaMallocHost((void**)&pointer, bytes) : cudaMalloc((void**)&pointer, bytes);
     if (error == cudaErrorMemoryAllocation) {
-        fail("cannot allocate %s of %s memory; free some, or %s", size_text(count * sizeof(T)).c_str(),
+        fail("cannot allocate %s of %s memory; free some, or %s", size_text(bytes).c_str(),
              on_host ? "host" : "device",
              on_host ? "do without --async-save and --offload" : "choose a smaller --micro-batch or --model");
     }

@@ -12,7 +12,6 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 

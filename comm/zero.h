@@ -41,7 +41,6 @@ From top to bottom: settings, the state and its memory, what a rank owns, parame
 #include <functional>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "comm/memory.h"            // Arena

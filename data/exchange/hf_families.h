@@ -9,7 +9,7 @@ by its key.
 #include <cmath>
 #include <optional>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "data/base/error.h"
@@ -32,31 +32,33 @@ public:
     JsonObject* const in;  // one of the two is null
     Json* const out;
 
+    void write(const char* key, Json value) { (*out)[key] = std::move(value); }
+
     // The key must be there, unless `otherwise` is given.
     void size(const char* key, int& field, std::optional<int> otherwise = {}) {
         if (out)
-            (*out)[key] = field;
+            write(key, field);
         else
             field = otherwise && !in->has(key) ? *otherwise : (int)in->integer(key, 1, 1 << 24);
     }
 
     void real(const char* key, float& field, std::optional<float> otherwise = {}) {
         if (out)
-            (*out)[key] = std::stod(number_text(field));  // with no digits that a float does not have
+            write(key, std::stod(number_text(field)));  // with no digits that a float does not have
         else
             field = otherwise && !in->has(key) ? *otherwise : (float)in->number(key, 1e12);
     }
 
     void flag(const char* key, bool& field, bool otherwise) {
         if (out)
-            (*out)[key] = field;
+            write(key, field);
         else
             field = in->boolean(key, otherwise);
     }
 
     // A switch that is one way in all models of the family, and means that where it is missing.
     void only(const char* key, bool value, bool written = false) {
-        if (out && written) (*out)[key] = value;
+        if (out && written) write(key, value);
         if (in && in->boolean(key, value) != value)
             refuse(key, value ? "false" : "true", value ? "true" : "false");
     }
@@ -64,14 +66,14 @@ public:
     // A text that is the same in all models of the family.
     void word(const char* key, const char* value) {
         if (out)
-            (*out)[key] = value;
+            write(key, value);
         else if (std::string found = in->string(key); found != value)
             refuse(key, found, value);
     }
 
     // Probabilities that are for training, and are written as 0.
     void dropout(const char* key) {
-        if (out) (*out)[key] = 0.0;
+        if (out) write(key, 0.0);
     }
 
     [[noreturn]] void refuse(const char* key, const std::string& value, const char* supported) const {
@@ -106,7 +108,7 @@ inline void ignore_bystanders(JsonObject& config) {
 
 inline void gelu(HfConfig& config, const char* key) {
     if (config.out) {
-        (*config.out)[key] = config.model.mlp == MlpKind::gelu ? "gelu_new" : "gelu";
+        config.write(key, config.model.mlp == MlpKind::gelu ? "gelu_new" : "gelu");
         return;
     }
     std::string activation = config.in->string(key);
@@ -171,7 +173,7 @@ inline void rope(HfConfig& config, const char* theta, double* rotated = nullptr)
         HfConfig::Json scaling = {{"rope_type", "llama3"}};
         HfConfig writer(model, scaling);
         llama3_scaling(writer);
-        (*config.out)["rope_scaling"] = scaling;
+        config.write("rope_scaling", scaling);
         return;
     }
     bool newer = config.in->has("rope_parameters");
@@ -215,7 +217,7 @@ inline void llama(HfConfig& config) {
 inline void mistral(HfConfig& config) {
     llama_family(config, true, false);
     if (config.out && config.model.window == 0)
-        (*config.out)["sliding_window"] = nullptr;
+        config.write("sliding_window", nullptr);
     else if (config.out || !config.in->is_null("sliding_window"))
         config.size("sliding_window", config.model.window);
 }
@@ -250,10 +252,10 @@ inline void qwen3(HfConfig& config) {
         return read_layer_windows(config);
     }
     int window = config.model.window;
-    (*config.out)["sliding_window"] = window ? HfConfig::Json(window) : HfConfig::Json(nullptr);
+    config.write("sliding_window", window ? HfConfig::Json(window) : HfConfig::Json(nullptr));
     config.only("attention_bias", false, true);
-    (*config.out)["use_sliding_window"] = window > 0;
-    (*config.out)["max_window_layers"] = window ? 0 : config.model.layers;
+    config.write("use_sliding_window", window > 0);
+    config.write("max_window_layers", window ? 0 : config.model.layers);
 }
 
 // The share of a head that is rotated. What multiplies it by the width of a head rounds down.
@@ -273,7 +275,7 @@ inline void gpt_neox(HfConfig& config) {
     model.block = parallel ? BlockKind::parallel : BlockKind::sequential;
     config.only("attention_bias", true, true);
     if (config.out) {
-        (*config.out)["rotary_pct"] = rotated_share(model);
+        config.write("rotary_pct", rotated_share(model));
         return rope(config, "rotary_emb_base");
     }
     JsonObject& json = *config.in;

@@ -61,8 +61,7 @@ public:
             for (float value : values) {
                 if (value != 0)
                     fail("%s: tensor %s is not zero; --bias off has no such tensor, so only models whose "
-                         "biases "
-                         "are all zero can be imported",
+                         "biases are all zero can be imported",
                          files_.folder().c_str(), theirs.name.c_str());
             }
         });

@@ -7,7 +7,6 @@ checkpoint has (data/launch/resume.h), then what was given explicitly, then comp
 
 #include <cxxopts.hpp>
 
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
@@ -213,8 +212,11 @@ inline std::optional<StoredRun> newest_of_run(const Options& asked, const FindCh
     if (last && (!own || last->step > own->step)) {
         last->run_dir = run_dir;
         if (access(tokenizer_path(run_dir).c_str(), F_OK) == 0) last->tokenizer = tokenizer_path(run_dir);
-        if (own) last->older = own->older, last->older.insert(last->older.begin(), own->checkpoint);
-        std::swap(own, last);
+        if (own) {
+            last->older = std::move(own->older);
+            last->older.insert(last->older.begin(), own->checkpoint);
+        }
+        own = std::move(last);
     }
     if (own && !error.empty()) own->notes.push_back("passed over: " + error);
     return own;

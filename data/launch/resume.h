@@ -12,7 +12,6 @@ are given another value.
 #include <functional>
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "data/base/error.h"

@@ -5,7 +5,6 @@ What a run left: its weights, the options that shaped them, and the tokenizer th
 
 #include <memory>
 #include <string>
-#include <unistd.h>
 
 #include "data/checkpoint/files.h"
 #include "data/checkpoint/folder.h"

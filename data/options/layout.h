@@ -229,8 +229,8 @@ inline void complete_shard_group(Options& options) {
 inline void complete_global_batch(Options& options) {
     long long sequences = (long long)options.sequence_length * options.dp;  // tokens, one for each data rank
     long long tokens = sequences * options.micro_batch;
-    int round = options.pp_schedule == PipelineSchedule::interleaved ? options.pp
-                                                                     : 1;  // micro-batches must be a multiple
+    // The micro-batches of a step must be a multiple of it.
+    int round = options.pp_schedule == PipelineSchedule::interleaved ? options.pp : 1;
     if (options.global_batch == 0) options.global_batch = tokens * round;
     if (options.global_batch % tokens) {
         long long below = options.global_batch / tokens * tokens, above = below + tokens;

@@ -172,11 +172,12 @@ inline int64_t parameter_count(const ModelConfig& c) {
 }
 
 // The parameters of one block.
-inline int64_t block_parameters(ModelConfig c) {
-    c.layers = 1;
-    int64_t one = parameter_count(c);
-    c.layers = 0;
-    return one - parameter_count(c);
+inline int64_t block_parameters(const ModelConfig& c) {
+    int64_t count = 0;
+    for (const TensorRow& row : tensor_table(c)) {
+        if (row.unit == Unit::block) count += (int64_t)row.size();
+    }
+    return count;
 }
 
 // ----------------------------------------------------------------------------

@@ -66,8 +66,7 @@ inline void check_graphs(const Options& options, int processes) {
     }
     if (options.offload != Offload::none) {
         fail("--cuda-graphs on: passes that send gradients to the host cannot be captured; give auto or off, "
-             "or "
-             "leave out --offload %s",
+             "or leave out --offload %s",
              name_of(options.offload));
     }
 }

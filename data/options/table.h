@@ -288,8 +288,8 @@ inline const std::vector<OptionRow>& option_table() {
 
         {FIELD(attention), "Speed", by_name,
          "GPUs: the kernels of attention; they differ in rounding. wgmma: those of Hopper, in bf16, for "
-         "heads "
-         "of a multiple of 8 up to 128. mma: those of every card since Ampere. auto: wgmma where it can.",
+         "heads of a multiple of 8 up to 128. mma: those of every card since Ampere. auto: wgmma where it "
+         "can.",
          noted},
         {FIELD(cuda_graphs), "Speed", by_name,
          "Give each pass over a micro-batch to the device in one piece (CUDA graphs) instead of kernel by "
@@ -355,8 +355,8 @@ inline const std::vector<OptionRow>& option_table() {
          here},
         {FIELD(communication_timeout), "Layout", range(0, most),
          "Seconds that a rank waits for its device, which may wait for other ranks, before it takes those "
-         "for "
-         "dead and ends the run. Work of its own that the device still has to do counts too: give more than "
+         "for dead and ends the run. Work of its own that the device still has to do counts too: give more "
+         "than "
          "a step takes. 0: for ever."},
 
         {FIELD(val_every), "Evaluation", range(0, most), "Steps between validations. 0: never."},

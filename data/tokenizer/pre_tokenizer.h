@@ -39,7 +39,7 @@ inline std::string replaced(std::string_view text, std::string_view from, std::s
     }
 }
 
-// What a message recommends where a field of tokenizer.json is not known, or its effect not supported.
+// Messages recommend this where a field of tokenizer.json is not known, or its effect is not supported.
 constexpr const char* unsupported_remedy = "use a tokenizer without it";
 
 class PreTokenizer {
