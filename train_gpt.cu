@@ -9,7 +9,7 @@ train_gpt pre-trains GPT-style transformers. This is a training step, and where 
         the gradients of all that, from the last line to the first       stage_backward, *_backward
         sum each unit's gradients over the data ranks                    ZeroState::reduce_gradients
     clip the gradients by their global norm                              ZeroState::update
-    step the parameters that this rank owns, by AdamW                    kernels/adamw.cuh
+    step the parameters that this rank owns, by AdamW or another         kernels/adamw.cuh
     bring new parameters to all who use them                             ZeroState::publish in comm/zero.h
 
 On one process the lines about other ranks do nothing, and the rest is the same. From top to bottom:
@@ -43,7 +43,7 @@ the commands make of passes through a model, is in data/.
 #include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
 #include "comm/setup.h"            // settings, checks, tuning
 #include "comm/tensor_parallel.h"  // column_parallel, row_parallel
-#include "comm/whole_tensors.h"    // initialize, raise_not_finite
+#include "comm/whole_tensors.h"    // initialize, raise_not_finite, trust_ratios
 #include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
 #include "data/commands/data_report.h"    // the data command
 #include "data/commands/eval.h"           // the loss on token files, multiple-choice questions
@@ -256,6 +256,8 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
         ParameterLayout layout = parameter_layout(config, cut.mesh.dp, stage.units());
         Arena counted(Arena::counts);
         ZeroArrays(counted, layout, cut.mesh.shard, settings);
+        if (auto scratch_of = settings.transform_scratch)
+            MatrixArrays(counted, matrix_rounds(layout, cut.mesh), cut.mesh, scratch_of);
         PipelineArrays(counted, cut.pipeline, stage.room, number, stream_size(config, w, cut));
         ActivationArrays(counted, activation_table(config, w, stage), stage);
         counted.of("activations").take<float>(rope_floats(config, w));
@@ -319,7 +321,8 @@ struct Layer {
           a(g.acts[number]),
           w(g.weights(number + 1)),
           dw(g.gradients(number + 1)),
-          heads(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, g.config.window, batch.doc_start)),
+          heads(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, window_of_layer(g.config, number),
+                                     batch.doc_start)),
           rows{d.N, d.NH, d.NKV, d.HS},
           rope{g.rope, batch.positions, d.R},
           norm1{a.residual, a.norm1,   a.norm1_mean, a.norm1_rstd,
@@ -383,7 +386,7 @@ inline void attention_hidden(Gpt& g, const Layer& l) {
         rope_forward(a.qkv, l.rope, l.rows, g.stream);
     }
     if (int limit = g.workload.cache_length) {
-        KvCacheShape shape = kv_cache_shape(d.B, d.T, limit, batch.past, d.NH, d.NKV, d.HS, g.config.window);
+        KvCacheShape shape = kv_cache_shape(d.B, d.T, limit, batch.past, d.NH, d.NKV, d.HS, l.heads.window);
         floatX* cache = a.cache + (size_t)batch.row * limit * shape.row();
         kv_cache_append(cache, a.qkv, shape, g.stream);
         if (batch.past > 0) return kv_cache_attention(a.att, a.qkv, cache, shape, g.stream);
@@ -1014,7 +1017,7 @@ struct TrainingRun {
     // Times the matrix products of the first micro-batches, and takes the fastest algorithm for each.
     void tune() {
         auto first_micro_batches = [&] {
-            step_gradients(g, *batches, at.samples, std::min(micro_batches_per_step(o), o.pp), false);
+            step_gradients(g, *batches, at.samples, std::min(micro_batches_of_step(o, at.step), o.pp), false);
             g.state.synchronize();
         };
         for (const std::string& note : tune_products(world, o, line.origin ? line.origin->run_dir : "",
@@ -1055,7 +1058,7 @@ struct TrainingRun {
     }
 
     void validate() {
-        uint64_t samples = o.val_batches * samples_per_step(o);
+        uint64_t samples = o.val_batches * (uint64_t)(o.global_batch / o.sequence_length);
         samples = std::min(samples, plan.val_data->samples_per_epoch());
         NotedLaunchErrors noted(error);
         progress.validation(at.step, plain_nan(evaluate(g, *val_batches, samples, error)));
@@ -1077,7 +1080,7 @@ struct TrainingRun {
         Optimizer optimizer = make_optimizer(o, at.step);
         {
             NotedLaunchErrors noted(error);
-            step_gradients(g, *batches, at.samples, micro_batches_per_step(o));
+            step_gradients(g, *batches, at.samples, micro_batches_of_step(o, at.step));
         }
         if (!error.empty()) spoil_loss(g);
         if (stop_requested) fill(&g.stats.data->stop, 1, 1, g.stream);
@@ -1086,12 +1089,12 @@ struct TrainingRun {
         // The statistics are sent before the weights change: while they do, the host can read them and give
         // the device the next step.
         g.state.update(g.stats.data, optimizer, o.gradient_clip, [&] { send_statistics(g); });
-        StepResult result = await_result(g, (double)o.global_batch);
+        StepResult result = await_result(g, (double)tokens_of_step(o, at.step));
         if (!result.finite) {
             raise_error(world, error);
             raise_not_finite(world, g.state, at.step + 1, result.loss, result.gradient_norm);
         }
-        at = {at.step + 1, at.samples + samples_per_step(o)};
+        at = {at.step + 1, at.samples + samples_of_step(o, at.step)};
         NotedLaunchErrors noted(error);
         g.products.weights_changed(g.graphs.on);
         stopping = result.stop;
@@ -1099,6 +1102,8 @@ struct TrainingRun {
         if (!next_is_a_step()) g.state.synchronize();
         progress.step(at.step, at.samples * o.sequence_length, result.loss, result.gradient_norm,
                       optimizer.learning_rate, seconds_now() - start, sent_bytes() - sent_before);
+        if (o.log_trust_ratios > 0 && at.step % o.log_trust_ratios == 0 && world.is_root())
+            progress.trust_ratios(at.step, trust_ratios(g.state));
         if (result.saved) checkpoints.finish();
     }
 

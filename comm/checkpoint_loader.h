@@ -116,7 +116,8 @@ inline void check_tensors(const CheckpointReader& reader, const ParameterLayout&
                  reader.folder().c_str(), name.c_str(), shape_text(tensor.shape).c_str(),
                  shape_text(row.shape()).c_str());
         }
-        if (tensor.slots != index.tensors[0].slots) {
+        for (Slot slot : {Slot::weight, Slot::master}) {
+            if (tensor.dtype(slot) == index.tensors[0].dtype(slot)) continue;
             fail("%s: tensor %s is not stored like %s; use another checkpoint", reader.folder().c_str(),
                  name.c_str(), printable(index.tensors[0].name).c_str());
         }
@@ -129,6 +130,24 @@ inline void check_tensors(const CheckpointReader& reader, const ParameterLayout&
                  reader.folder().c_str(), printable(tensor.name).c_str());
         }
     }
+}
+
+// Refuses a checkpoint whose optimizer kept, of any tensor, more or less of the wanted slots than this one.
+inline void check_optimizer(const CheckpointReader& reader, const ParameterLayout& layout,
+                            const ZeroSettings& settings) {
+    layout.each_of_model([&](const TensorRow& row, const std::string& name) {
+        const CheckpointTensor& tensor = reader.index().tensors[reader.index().find(name)];
+        std::vector<Slot> wanted = slots_of(settings, row);
+        for (Slot slot : settings.slots) {
+            bool wants = std::ranges::count(wanted, slot) > 0, has = tensor.dtype(slot).has_value();
+            if (wants == has) continue;
+            fail("%s: of tensor %s its optimizer kept %s '%s' and this one keeps %s; take the optimizer that "
+                 "it "
+                 "was trained with, or start a new run from it with --init",
+                 reader.folder().c_str(), name.c_str(), has ? "the slot" : "no slot", slot_name(slot),
+                 wants ? "one" : "none");
+        }
+    });
 }
 
 // ----------------------------------------------------------------------------
@@ -366,6 +385,8 @@ std::string load_checkpoint(ZeroState& state, const World& world, LayoutAt&& lay
     world.on_all_ranks([&] {
         check_tensors(reader, state.layout());
         sources = slot_sources(reader, state.settings(), weights_only);
+        if (state.settings().training && !weights_only)
+            check_optimizer(reader, state.layout(), state.settings());
     });
     CheckpointLoader(state, world, layout_at, reader, sources).load();
     return conversions(reader.index().tensors[0], sources);

@@ -47,7 +47,7 @@ inline std::vector<CheckpointTensor> checkpoint_tensors(const ParameterLayout& l
     std::vector<CheckpointTensor> tensors;
     layout.each_of_model([&](const TensorRow& row, const std::string& name) {
         CheckpointTensor tensor = {name, row.shape(), {}};
-        for (Slot slot : slots_of(settings)) tensor.slots[(size_t)slot] = dtype_of(slot);
+        for (Slot slot : slots_of(settings, row)) tensor.slots[(size_t)slot] = dtype_of(slot);
         tensors.push_back(std::move(tensor));
     });
     return tensors;
@@ -76,7 +76,7 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
         own.piece.tensor = numbers.at(part.name);
         own.piece.column = part.column, own.piece.columns = part.columns;
         own.piece.begin = part.begin, own.piece.count = part.count;
-        for (Slot slot : slots_of(settings)) {
+        for (Slot slot : slots_of(settings, *part.row)) {
             own.piece.slot = slot;
             pieces.push_back(own);
         }

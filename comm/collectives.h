@@ -43,9 +43,9 @@ inline void nccl_check(ncclResult_t result, const char* call, const char* file, 
 // ----------------------------------------------------------------------------
 // traffic
 
-enum class Traffic { gradients, parameters, statistics, weights, activations, pipeline };
-inline constexpr std::array<const char*, 6> traffic_names = {"gradients", "parameters",  "statistics",
-                                                             "weights",   "activations", "pipeline"};
+enum class Traffic { gradients, parameters, statistics, weights, activations, pipeline, updates };
+inline constexpr std::array<const char*, 7> traffic_names = {
+    "gradients", "parameters", "statistics", "weights", "activations", "pipeline", "updates"};
 
 inline std::array<std::atomic<uint64_t>, traffic_names.size()> traffic_bytes;
 

@@ -11,7 +11,8 @@ How a model is cut over ranks, and a step into micro-batches; and that from the 
 #include "comm/mesh.h"               // MeshShape
 #include "comm/pipeline_schedule.h"  // pipeline_room
 #include "data/base/error.h"
-#include "data/options/layout.h"  // Options, parse_split
+#include "data/options/layout.h"    // Options, parse_split
+#include "data/options/schedule.h"  // tokens_of_step
 
 // ----------------------------------------------------------------------------
 // layers of a pipeline
@@ -84,18 +85,23 @@ inline MeshShape mesh_shape(const Options& o) {
             .ring = o.pp_chunks > 1};
 }
 
-// Sequences of a step, on all data ranks.
-inline uint64_t samples_per_step(const Options& o) {
-    return (uint64_t)(o.global_batch / o.sequence_length);
+// Sequences of the step after `step` steps, on all data ranks.
+inline uint64_t samples_of_step(const Options& o, int step) {
+    return (uint64_t)(tokens_of_step(o, step) / o.sequence_length);
 }
 
-// Micro-batches of a step, on each data rank.
-inline int micro_batches_per_step(const Options& o) {
-    return (int)(o.global_batch / ((long long)o.sequence_length * o.micro_batch * o.dp));
+// Micro-batches of that step, on each data rank.
+inline int micro_batches_of_step(const Options& o, int step) {
+    return (int)(samples_of_step(o, step) / ((uint64_t)o.micro_batch * o.dp));
+}
+
+// Of any step.
+inline int most_micro_batches(const Options& o) {
+    return micro_batches_of_step(o, o.steps - 1);
 }
 
 inline PipelineShape pipeline_shape(const Options& o) {
-    return {o.pp_schedule, o.pp, micro_batches_per_step(o), o.pp_chunks};
+    return {o.pp_schedule, o.pp, most_micro_batches(o), o.pp_chunks};
 }
 
 // Bytes on a rank, for --pp-layers memory.

@@ -16,7 +16,8 @@ A rank has the units of its pipeline stage, and of each tensor what its tensor r
                  c d                c            d
 
 A unit has the same size on all tensor ranks. In it lie first the replicated tensors, then those that are
-cut. UnitBuffers is the room for whole units where ZeRO keeps parts.
+cut; the matrices of a block, all of them cut, at its end. UnitBuffers is the room for whole units where ZeRO
+keeps parts.
 */
 #pragma once
 
@@ -78,6 +79,22 @@ struct TensorPart : BoxRun {
     }
 };
 
+// Elements of one section.
+struct SectionPart : TensorPart {
+    int section;   // its number in the model
+    size_t rows;   // of the section
+    size_t start;  // where the section begins in the tensor, or in the box of columns
+
+    bool of_block_matrix() const { return row->is_block_matrix(); }
+};
+
+// A matrix or vector of the model: a tensor, or one of its sections.
+struct ModelSection {
+    const TensorRow* row;
+    std::string name;  // the tensor's, and behind it the section's if it has one
+    size_t rows;
+};
+
 // Calls visit(piece) for parts in turn, cut where they have more than `most` elements.
 template <typename Visit>
 void each_piece(const std::vector<TensorPart>& parts, size_t most, Visit&& visit) {
@@ -106,7 +123,12 @@ public:
     // Each unit can be cut for any divisor of `ranks`, each part beginning on 256 bytes. tied: the head reads
     // the embedding's parameters, and adds to their gradient.
     ParameterLayout(std::vector<TensorRow> rows, int layers_, bool tied_, int ranks, StageUnits place_ = {})
-        : layers(layers_), tied(tied_), place(std::move(place_)), rows_(std::move(rows)), held_(place.units) {
+        : layers(layers_),
+          tied(tied_),
+          place(std::move(place_)),
+          rows_(std::move(rows)),
+          held_(place.units),
+          ranks_(ranks) {
         std::stable_sort(rows_.begin(), rows_.end(),
                          [](const TensorRow& a, const TensorRow& b) { return turn(a) < turn(b); });
         size_t size[3] = {};
@@ -114,6 +136,9 @@ public:
             Local& local = local_[row.id] = local_part(row);
             local.offset = size[(int)row.unit];
             size[(int)row.unit] += round_up(local.shape.padded_size(), alignment);
+            if (row.unit == Unit::block && !row.is_block_matrix()) before_matrices_ = size[(int)Unit::block];
+            local.first_section = sections_[(int)row.unit];
+            sections_[(int)row.unit] += (int)row.all_sections().size();
         }
         if (held_.empty()) {
             for (int unit = 0; unit < units(); unit++) held_.push_back(unit);
@@ -124,6 +149,13 @@ public:
         for (size_t unit_size : unit_size_) unit_offset_.push_back(unit_offset_.back() + unit_size);
     }
 
+    // What another tensor rank has of the same units.
+    ParameterLayout of_tensor_rank(int tensor) const {
+        StageUnits there = place;
+        there.tensor = tensor;
+        return {rows_, layers, tied, ranks_, there};
+    }
+
     // Units have the same numbers on all stages.
     int units() const { return layers + 2; }
     int last_unit() const { return layers + 1; }
@@ -132,6 +164,10 @@ public:
 
     size_t unit_size(int unit) const { return unit_size_[unit]; }  // 0: it is not here
     size_t unit_offset(int unit) const { return unit_offset_[unit]; }
+    // Elements of a unit that lie before the matrices of a block, or all.
+    size_t before_matrices(int unit) const {
+        return kind(unit) == Unit::block ? std::min(before_matrices_, unit_size(unit)) : unit_size(unit);
+    }
     size_t size() const { return unit_offset_.back(); }
 
     // Of the whole model.
@@ -218,6 +254,36 @@ public:
         return result;
     }
 
+    int sections() const { return first_section(last_unit()) + sections_[(int)Unit::head]; }
+    // Those of the whole model, in the order of their numbers.
+    std::vector<ModelSection> sections_of_model() const {
+        std::vector<ModelSection> all;
+        each_of_model([&](const TensorRow& row, const std::string& name) {
+            for (const Section& section : row.all_sections())
+                all.push_back({&row, name + (*section.name ? "." : "") + section.name, section.rows});
+        });
+        return all;
+    }
+
+    // Parts of a unit, cut where sections begin.
+    std::vector<SectionPart> section_parts(int unit, const std::vector<TensorPart>& parts) const {
+        std::vector<SectionPart> result;
+        for (const TensorPart& part : parts) {
+            size_t begin = 0, done = 0;
+            int number = first_section(unit) + local_[part.row->id].first_section;
+            for (const Section& section : part.row->all_sections()) {
+                size_t end = begin + section.rows * part.columns;
+                size_t from = part.begin + done, to = std::min(part.begin + part.count, end);
+                if (from >= begin && from < to) {
+                    result.push_back({part.slice(done, to - from), number, section.rows, begin});
+                    done += to - from;
+                }
+                begin = end, number++;
+            }
+        }
+        return result;
+    }
+
     // What must be summed over tensor ranks before it is the gradient.
     std::vector<GradientSum> sums(int unit) const {
         std::vector<GradientSum> sums;
@@ -253,12 +319,15 @@ private:
         LocalShape shape = {};
         bool columns_cut = false;
         std::vector<LocalSection> sections = {};
+        int first_section = 0;  // of the tensor, among those of a unit
     };
 
     static size_t round_up(size_t size, size_t to) { return ceil_div(size, to) * to; }
 
     // By unit, and as they lie in it.
-    static int turn(const TensorRow& row) { return (int)row.unit * 2 + (row.shard != Shard::replicated); }
+    static int turn(const TensorRow& row) {
+        return (int)row.unit * 3 + (row.shard != Shard::replicated) + row.is_block_matrix();
+    }
 
     Local local_part(const TensorRow& row) const {
         Local local;
@@ -273,10 +342,9 @@ private:
                 {local.columns_cut ? tensor * size : 0, 0, size, local.columns_cut ? 1 : place.tp}};
             return local;
         }
-        std::vector<Section> sections = row.sections;
-        if (sections.empty()) sections = {{row.rows, 0}};
+        std::vector<Section> sections = row.all_sections();
         size_t begin = 0, here = 0, most = 0;  // rows
-        for (Section section : sections) {
+        for (const Section& section : sections) {
             size_t rows = section.rows, pieces = section.pieces,
                    cuts = pieces > 0 ? std::min(pieces, tp) : tp;
             // parts that are not alike would move what is behind them
@@ -315,6 +383,12 @@ private:
         return (row.unit == Unit::block ? text("layers.%d.", unit - 1) : "") + row.name;
     }
 
+    // Among those of the model.
+    int first_section(int unit) const {
+        auto [embedding, block, head] = sections_;
+        return unit == 0 ? 0 : embedding + (unit - 1) * block;
+    }
+
     // Calls visit(row, local, section) in the order of memory.
     template <typename Visit>
     void each_section(int unit, Visit&& visit) const {
@@ -327,6 +401,9 @@ private:
     std::vector<TensorRow> rows_;  // in the order of memory
     std::vector<int> held_;
     Local local_[UnitTensors<float>::most];
+    int sections_[3] = {};  // of each kind of unit
+    size_t before_matrices_ = 0;
+    int ranks_;
     std::vector<size_t> unit_size_, unit_offset_;
 };
 

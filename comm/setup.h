@@ -6,6 +6,7 @@ the device reaches, and which algorithm each matrix product takes.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -29,13 +30,15 @@ the device reaches, and which algorithm each matrix product takes.
 #include "data/options/schedule.h"   // the course of the learning rate
 #include "data/run/algorithm_file.h"
 #include "data/run/meter.h"       // published_peak
-#include "kernels/adamw.cuh"      // adamw_optimizer, adamw_slots
+#include "kernels/adamw.cuh"      // adamw_optimizer
 #include "kernels/attention.cuh"  // has_wgmma_attention, attention_kernels
 #include "kernels/common.cuh"
 #include "kernels/fp8_matmul.cuh"  // Fp8Sizes
 #include "kernels/gelu.cuh"        // Gelu
 #include "kernels/graph.cuh"       // graph_key
+#include "kernels/lamb.cuh"        // lamb_optimizer
 #include "kernels/matmul.cuh"      // measured_gemm_rate
+#include "kernels/muon.cuh"        // muon_optimizer, orthogonalise_scratch
 #include "kernels/norm.cuh"        // Norm
 #include "kernels/rope.cuh"        // rope_table
 #ifndef DEVICE_CPU
@@ -45,27 +48,43 @@ the device reaches, and which algorithm each matrix product takes.
 // ----------------------------------------------------------------------------
 // settings
 
-// The optimizer of the run, for the step after `step` steps; and what it keeps of each element.
+// The optimizer of the run, for the step after `step` steps.
 inline Optimizer make_optimizer(const Options& o, int step) {
-    return adamw_optimizer({.learning_rate = o.learning_rate * schedule(o, step),
-                            .beta1 = o.beta1,
-                            .beta2 = o.beta2,
-                            .eps = o.adam_eps,
-                            .weight_decay = o.weight_decay,
-                            .step = step + 1,
-                            .stochastic_rounding = o.stochastic_rounding},
-                           (uint64_t)o.seed);
-}
-inline std::vector<Slot> optimizer_slots(const Options&) {
-    std::vector<Slot> slots;
-    for (const char* name : adamw_slots) slots.push_back(slot_named(name));
-    return slots;
+    AdamW settings = {.learning_rate = o.learning_rate * schedule(o, step),
+                      .beta1 = o.beta1,
+                      .beta2 = o.beta2,
+                      .eps = o.adam_eps,
+                      .weight_decay = o.weight_decay,
+                      .step = step + 1,
+                      .stochastic_rounding = o.stochastic_rounding};
+    switch (o.optimizer) {
+    case OptimizerKind::adamw:
+        return adamw_optimizer(settings, (uint64_t)o.seed);
+    case OptimizerKind::lamb:
+        return lamb_optimizer(settings, (uint64_t)o.seed);
+    case OptimizerKind::muon:
+        return muon_optimizer({settings, o.muon_momentum}, (uint64_t)o.seed);
+    }
+    __builtin_unreachable();
 }
 
-// fp32 parameters are their own master copy.
+inline std::array<Multipliers, tensor_kinds> multipliers(const Options& o) {
+    std::array<Multipliers, tensor_kinds> by_kind;
+    by_kind[(int)TensorKind::embedding] = {o.embedding_lr, o.embedding_decay};
+    by_kind[(int)TensorKind::head] = {o.head_lr, o.head_decay};
+    by_kind[(int)TensorKind::vector].learning_rate = o.vector_lr;
+    return by_kind;
+}
+
+// With what the optimizer keeps of each element, and asks for. fp32 parameters are their own master copy.
 inline ZeroSettings zero_settings(const Options& o) {
+    bool muon = o.optimizer == OptimizerKind::muon;
     return {.level = o.zero,
-            .slots = optimizer_slots(o),
+            .slots = {Slot::m, Slot::v},
+            .not_of_matrices = muon ? std::vector{Slot::v} : std::vector<Slot>(),
+            .takes_norms = o.optimizer == OptimizerKind::lamb,
+            .transform_scratch = muon ? orthogonalise_scratch : nullptr,
+            .multipliers = multipliers(o),
             .keep_master = o.master_weights && sizeof(floatX) < sizeof(float),
             .offload = o.offload == Offload::optimizer,
             .overlap = o.overlap,

@@ -1,6 +1,6 @@
 /*
-From tensors to the parts that ranks have of them: initial values, and the gradient that stops a run. Nothing
-larger than a piece is ever whole on one rank.
+From tensors to the parts that ranks have of them: initial values, the gradient that stops a run, and LAMB's
+ratios. Nothing larger than a piece is ever whole on one rank.
 */
 #pragma once
 
@@ -8,11 +8,13 @@ larger than a piece is ever whole on one rank.
 #include <cmath>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/world.h"
 #include "comm/zero.h"  // ZeroState
 #include "data/base/figures.h"
+#include "kernels/lamb.cuh"    // trust_ratio
 #include "kernels/random.cuh"  // random_key, random_normal
 
 constexpr size_t tensor_piece = 1 << 22;  // elements that pass through host memory at a time
@@ -82,4 +84,21 @@ inline void raise_not_finite(const World& world, const ZeroState& state, int ste
                 text("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; try a "
                      "lower --learning-rate or a longer --warmup-steps",
                      step, plain_nan(loss), plain_nan(gradient_norm), bad.empty() ? "none" : bad.c_str()));
+}
+
+// By the names of all matrices: the ratios of the last step, which LAMB made.
+inline std::vector<std::pair<std::string, float>> trust_ratios(const ZeroState& state) {
+    size_t sections = state.layout().sections();
+    std::vector<float> squares(2 * sections);
+    state.synchronize();
+    cudaCheck(cudaMemcpy(squares.data(), state.section_squares(), squares.size() * sizeof(float),
+                         cudaMemcpyDeviceToHost));
+    std::vector<std::pair<std::string, float>> ratios;
+    size_t number = 0;
+    for (const ModelSection& section : state.layout().sections_of_model()) {
+        if (section.row->decay)
+            ratios.push_back({section.name, trust_ratio(squares[number], squares[sections + number])});
+        number++;
+    }
+    return ratios;
 }

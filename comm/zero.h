@@ -26,9 +26,12 @@ parameters arrive while the passes work on earlier ones, and neither waits behin
 those streams are the compute stream itself: the same operations one after the other, so the same bits.
 
 Offload keeps the optimizer's state in host memory and steps it there, unit after unit, while the device goes
-on with the units that are done.
+on with the units that are done. An optimizer that takes norms (kernels/optimizer.h) goes through all units
+once before; the norms are summed over all ranks at once, so that copies of a tensor see the same bits. One
+that transforms whole matrices steps their units in rounds (comm/matrix_homes.h).
 
-From top to bottom: settings, the state and its memory, what a rank owns, parameters, gradients, the step.
+From top to bottom: the state, what a rank owns, parameters, gradients, the step. Its settings and its memory
+are in comm/zero_arrays.h.
 */
 #pragma once
 
@@ -38,113 +41,21 @@ From top to bottom: settings, the state and its memory, what a rank owns, parame
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "comm/memory.h"            // Arena
+#include "comm/matrix_homes.h"      // MatrixHomes
 #include "comm/mesh.h"              // Mesh, Communicator
 #include "comm/parameters.h"        // ParameterLayout
 #include "comm/watch.h"             // wait_for
-#include "data/base/dtype.h"        // Dtype
-#include "data/checkpoint/slot.h"   // Slot
+#include "comm/zero_arrays.h"       // ZeroSettings, ZeroArrays, StepStatistics
 #include "kernels/accumulate.cuh"   // accumulate
-#include "kernels/global_norm.cuh"  // SquaresRange, sum_squares, clip_scale
-#include "kernels/optimizer.h"      // Optimizer, OptimizerPart, OptimizerArrays
+#include "kernels/global_norm.cuh"  // SquaresRange, sum_squares, sums_of_squares, clip_scale
+#include "kernels/optimizer.h"      // Optimizer, OptimizerPass, OptimizerPart, OptimizerArrays
 #include "kernels/random.cuh"       // name_hash
-
-struct ZeroSettings {
-    int level = 0;
-    bool training = true;                          // false: parameters only
-    std::vector<Slot> slots = {Slot::m, Slot::v};  // that the optimizer keeps, in its order
-    bool keep_master = false;                      // an fp32 copy of the parameters for the optimizer
-    bool offload = false;
-    int host_threads = 0;  // OpenMP threads of offloaded steps; 0: as OpenMP chooses
-    bool overlap = true;
-    int prefetch = 1;  // level 3: units gathered ahead of their use
-    // Room in host memory for a copy of the state, which is written while training goes on.
-    bool staging = false;
-};
-
-// What a state keeps of each element, and how.
-inline std::vector<Slot> slots_of(const ZeroSettings& settings) {
-    std::vector<Slot> slots = {Slot::weight};
-    if (!settings.training) return slots;
-    if (settings.keep_master) slots.push_back(Slot::master);
-    slots.insert(slots.end(), settings.slots.begin(), settings.slots.end());
-    return slots;
-}
-constexpr Dtype dtype_of(Slot slot) {
-    return slot == Slot::weight && sizeof(floatX) == 2 ? Dtype::bf16 : Dtype::fp32;
-}
-
-// What a step comes to, in device memory.
-struct StepStatistics {
-    // sums over the ranks
-    float loss;     // of the losses
-    float squares;  // of the gradients
-    float stop;     // ranks that were asked to stop
-    float saved;    // ranks that need not be waited for to go on with a checkpoint
-    // what follows from them
-    float norm;   // of the gradients
-    float scale;  // by which they are multiplied; NaN: nothing is stepped
-};
-constexpr int summed_statistics = 4;
-static_assert(offsetof(StepStatistics, norm) == summed_statistics * sizeof(float));
-
-// All memory of a state, by the ranks of its shard group.
-struct ZeroArrays {
-    bool cut_grads, cut_params;  // over the ranks of the shard group
-
-    floatX* params;        // all units, or (cut) the own part of each
-    floatX* whole_params;  // cut: the places of units in use
-    float* whole_grads;    // likewise
-    float* grads;          // as params
-    float* norm_scratch;
-    float* slots[most_optimizer_slots] = {};  // the own part of each unit
-    float* master;                            // likewise; null: none is kept
-    // offload: host memory, in which slots and master are then as well
-    float* host_grads;    // the own part of each unit
-    floatX* host_params;  // likewise
-    float* host_scale;    // (1)
-
-    ZeroArrays(Arena& memory, const ParameterLayout& layout, int shards, const ZeroSettings& s,
-               cudaStream_t stream = nullptr)
-        : cut_grads(s.training && s.level >= 2 && shards > 1), cut_params(s.level >= 3 && shards > 1) {
-        if (s.slots.size() > most_optimizer_slots)
-            fail("optimizer: it keeps %zu slots; raise most_optimizer_slots (%d)", s.slots.size(),
-                 most_optimizer_slots);
-        size_t whole = layout.size(), part = whole / shards, own = s.training ? part : 0;
-        auto take = [&]<typename T>(T*& array, size_t count) { array = memory.take_zeros<T>(count, stream); };
-        memory.of("parameters");
-        take(params, cut_params ? part : whole);
-        memory.of("units in use");
-        take(whole_params, cut_params ? UnitBuffers(layout, s.prefetch + 1).size() : 0);
-        take(whole_grads, cut_grads ? UnitBuffers(layout, 2).size() : 0);
-        memory.of("gradients");
-        take(grads, cut_grads ? own : s.training ? whole : 0);
-        take(norm_scratch, s.training ? norm_scratch_size(layout, shards) : 0);
-        memory.of("optimizer", s.offload);
-        for (size_t i = 0; i < s.slots.size(); i++) take(slots[i], own);
-        take(master, s.keep_master ? own : 0);
-        memory.of("copies for offload", true);
-        take(host_grads, s.offload ? own : 0);
-        take(host_params, s.offload ? own : 0);
-        take(host_scale, s.offload && s.training ? 1 : 0);
-    }
-
-private:
-    static size_t norm_scratch_size(const ParameterLayout& layout, int shards) {
-        size_t floats = 0;
-        for (int unit : layout.held()) {
-            // a chunk may be cut by each end of a range, of which a tensor has one at most
-            size_t size = layout.unit_size(unit), tensors = layout.parts(unit, 0, size).size();
-            floats += sum_squares_scratch(size / shards) + tensors;
-        }
-        return floats;
-    }
-};
 
 class ZeroState {
 public:
@@ -214,7 +125,8 @@ public:
     }
     float* owned_slot(Slot slot, int unit) const {
         auto at = std::find(settings_.slots.begin(), settings_.slots.end(), slot) - settings_.slots.begin();
-        return at < (ptrdiff_t)settings_.slots.size() ? arrays_.slots[at] + shard_offset(unit) : nullptr;
+        if (!settings_.training || at == (ptrdiff_t)settings_.slots.size()) return nullptr;
+        return arrays_.slots[at] + arrays_.slot_at[at][unit];
     }
 
     // Sets elements of the own part of a unit, from `at` on (counted from the part's beginning), and waits.
@@ -227,6 +139,8 @@ public:
     void publish_all();
     // Waits for all work on the state.
     void synchronize() const;
+    // (2, sections) on the device: the squares of weights and updates that the last step was made with.
+    const float* section_squares() const { return arrays_.section_squares; }
     // Tells whether all parameters are those of one step: not where update() has thrown in the middle.
     bool is_whole() const { return is_whole_; }
 
@@ -237,21 +151,15 @@ private:
         cudaEvent_t ready, free;
     };
 
-    // A unit's step on the host.
-    struct HostUpdate {
-        const ZeroState* state;
-        Optimizer optimizer;
-        int unit;
-    };
-
     cudaEvent_t new_event();
     static std::vector<Place> new_places(const UnitBuffers& places, ZeroState& state);
 
     char* owned(Slot slot, int unit) const;
 
+    static const Mesh& with_groups(const Mesh& mesh, const ParameterLayout& layout);
     // Ranks next to each other that share the copies of a tensor.
-    const Communicator& neighbours(int ranks) const {
-        return ranks == mesh_.tensor().size() ? mesh_.tensor() : mesh_.copies();
+    static const Communicator& neighbours(const Mesh& mesh, int ranks) {
+        return ranks == mesh.tensor().size() ? mesh.tensor() : mesh.copies();
     }
     // On the first and the last stage.
     bool has_twin(int unit) const { return unit == 0 && layout_.tied && mesh_.ends().size() > 1; }
@@ -269,7 +177,10 @@ private:
     void plan_step();
     void sum_copies();
     OptimizerArrays own_arrays(int unit, const float* scale) const;
-    void step_on_host(int unit, const Optimizer& optimizer);
+    void on_host(std::function<void()> work);
+    void run_pass(int unit, const OptimizerPass& pass, const float* scale);
+    void sum_norms(const float* scale);
+    void transform(const MatrixRound& round, const Optimizer& optimizer, const float* scale);
     void publish(int unit);
 
     const ParameterLayout& layout_;
@@ -283,12 +194,14 @@ private:
     std::vector<cudaStream_t> own_streams_;
     std::vector<cudaEvent_t> events_;
     cudaEvent_t order_, gradients_copied_;
-    std::vector<std::vector<OptimizerPart>> steps_;  // for each unit: its own part
-    std::vector<SquaresRange> counted_;              // of arrays_.grads, in the norm
+    std::vector<std::vector<OptimizerPart>> steps_;            // for each unit: its own part
+    std::vector<SquaresRange> counted_;                        // of arrays_.grads, in the norm
+    std::vector<std::vector<SquaresRange>> counted_sections_;  // for each unit: of its own part
     std::vector<cudaEvent_t> updated_;       // for each unit: its parameters are those of the new step
     std::vector<Place> param_at_, grad_at_;  // what lies in each place
 
     const ZeroArrays arrays_;
+    MatrixHomes homes_;  // without rounds where no matrix is transformed
     bool is_whole_ = true;
 };
 
@@ -308,10 +221,23 @@ inline std::vector<ZeroState::Place> ZeroState::new_places(const UnitBuffers& pl
     return result;
 }
 
+// Refuses a mesh without the groups that a layout needs. Nothing has been taken or begun by then.
+inline const Mesh& ZeroState::with_groups(const Mesh& mesh, const ParameterLayout& layout) {
+    for (int unit : layout.held()) {
+        for (const GradientSum& sum : layout.sums(unit)) {
+            if (neighbours(mesh, sum.ranks).size() != sum.ranks)
+                fail("ZeRO: %d tensor ranks share copies, and the mesh has no groups of them; see "
+                     "MeshShape::copies",
+                     sum.ranks);
+        }
+    }
+    return mesh;
+}
+
 inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const Mesh& mesh,
                             const ZeroSettings& settings, cudaStream_t compute)
     : layout_(layout),
-      mesh_(mesh),
+      mesh_(with_groups(mesh, layout)),
       settings_(settings),
       shards_(mesh.shape.shard),
       param_places_(layout, settings.prefetch + 1),
@@ -320,19 +246,12 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
       reductions_(compute),
       gathers_(compute),
       host_(compute),
-      arrays_(memory, layout, shards_, settings, compute) {
+      arrays_(memory, layout, shards_, settings, compute),
+      homes_(memory, layout, mesh, settings.training ? settings.transform_scratch : nullptr, compute) {
     if (settings.overlap && (mesh.shape.ranks() > 1 || settings.offload)) {
         for (cudaStream_t* stream : {&reductions_, &gathers_, &host_}) {
             *stream = new_communication_stream();
             own_streams_.push_back(*stream);
-        }
-    }
-    for (int unit : layout.held()) {
-        for (const GradientSum& sum : layout.sums(unit)) {
-            if (neighbours(sum.ranks).size() != sum.ranks)
-                fail("ZeRO: %d tensor ranks share copies, and the mesh has no groups of them; see "
-                     "MeshShape::copies",
-                     sum.ranks);
         }
     }
     order_ = new_event();
@@ -494,7 +413,8 @@ inline void ZeroState::copy_gradients_to_host(int unit) {
 //
 // Each rank sums the squares of the gradients it owns, the sums become the global norm, and the optimizer
 // (on the device, or on the host for --offload optimizer) steps the parameters the rank owns, each unit in
-// one launch. What others need of them is sent unit by unit, behind the forward pass that begins meanwhile.
+// one launch, or in one for each of its passes. What others need of them is sent unit by unit, behind the
+// forward pass that begins meanwhile.
 
 inline void ZeroState::sum_statistics(StepStatistics* stats) {
     order(compute_, reductions_);
@@ -505,13 +425,21 @@ inline void ZeroState::sum_statistics(StepStatistics* stats) {
 // What a step goes through on this rank, as the launchers take it.
 inline void ZeroState::plan_step() {
     steps_.resize(layout_.units());
+    counted_sections_.resize(layout_.units());
     for (int unit : layout_.held()) {
-        for (const TensorPart& part : owned_parts(unit)) {
-            steps_[unit].push_back(
-                {part.at - owned_begin(unit), part.count, part.first, name_hash(part.name), part.row->decay});
-        }
-        if (mesh_.position.replica > 0) continue;  // of copies, one rank counts the gradient
         size_t own_begin = owned_begin(unit), own_end = own_begin + part_size(unit);
+        for (const SectionPart& part : layout_.section_parts(unit, owned_parts(unit))) {
+            OptimizerPart step = {part.at - own_begin,  part.count,      part.first,
+                                  name_hash(part.name), part.row->decay, part.section};
+            const Multipliers& by = settings_.multipliers[(int)part.row->kind()];
+            step.learning_rate = by.learning_rate, step.weight_decay = by.weight_decay;
+            if (part.of_block_matrix()) step.rows = (int)part.rows, step.cols = (int)part.row->cols;
+            steps_[unit].push_back(step);
+        }
+        if (mesh_.position.replica > 0) continue;  // of copies, one rank counts the elements
+        for (const SectionPart& part :
+             layout_.section_parts(unit, layout_.counted_parts(unit, own_begin, own_end)))
+            counted_sections_[unit].push_back({part.at - own_begin, part.count, part.section});
         for (auto [range_begin, range_end] : layout_.counted(unit)) {
             size_t begin = std::max(range_begin, own_begin), end = std::min(range_end, own_end);
             if (begin >= end) continue;
@@ -528,8 +456,9 @@ inline void ZeroState::sum_copies() {
             for (const GradientSum& sum : layout_.sums(unit)) {
                 size_t begin = std::max(sum.begin, own_begin), end = std::min(sum.begin + sum.count, own_end);
                 if (begin >= end) continue;
-                neighbours(sum.ranks).all_reduce(owned_grads(unit) + (begin - own_begin), end - begin,
-                                                 Traffic::gradients, reductions_);
+                neighbours(mesh_, sum.ranks)
+                    .all_reduce(owned_grads(unit) + (begin - own_begin), end - begin, Traffic::gradients,
+                                reductions_);
             }
         }
     };
@@ -544,6 +473,9 @@ inline void ZeroState::sum_copies() {
 
 inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer, float max_norm,
                               const std::function<void()>& measured) {
+    if (optimizer.takes_norms != settings_.takes_norms ||
+        !optimizer.transform == !!settings_.transform_scratch)
+        fail("optimizer: it asks for other norms or matrices than the settings of the state say");
     sum_copies();
     order(reductions_, compute_);  // the last gradient has been summed
     order(gathers_, compute_);     // and what is stepped now has been read
@@ -559,42 +491,133 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
                                   compute_));
         order(compute_, host_);
     }
-    for (int unit : layout_.held()) {
-        if (settings_.offload)
-            step_on_host(unit, optimizer);
-        else
-            optimizer.step(own_arrays(unit, &stats->scale), steps_[unit], compute_);
-        publish(unit);
+    if (optimizer.prepare) {
+        for (int unit : layout_.held()) run_pass(unit, optimizer.prepare, &stats->scale);
+    }
+    if (optimizer.takes_norms) sum_norms(&stats->scale);
+    auto step = [&](const std::vector<int>& units) {
+        for (int unit : units) {
+            run_pass(unit, optimizer.step, &stats->scale);
+            if (settings_.offload) {
+                cudaCheck(cudaMemcpyAsync(owned_params(unit), arrays_.host_params + shard_offset(unit),
+                                          part_size(unit) * sizeof(floatX), cudaMemcpyHostToDevice, host_));
+            }
+            publish(unit);
+        }
+    };
+    if (!optimizer.transform) step(layout_.held());
+    for (const MatrixRound& round : homes_.rounds()) {
+        transform(round, optimizer, &stats->scale);
+        step(round.units);
     }
     is_whole_ = true;  // the device does all of it or, once something has failed, nothing
 }
 
-// The arrays lie on the device, or with offload on the host.
+// The arrays lie on the device, or with offload on the host. scale: on the device
 inline OptimizerArrays ZeroState::own_arrays(int unit, const float* scale) const {
     size_t at = shard_offset(unit);
-    OptimizerArrays own = {.params = settings_.offload ? arrays_.host_params + at : owned_params(unit),
+    bool offload = settings_.offload;
+    OptimizerArrays own = {.params = offload ? arrays_.host_params + at : owned_params(unit),
                            .master = owned_master(unit),
                            .slots = {},
-                           .grads = settings_.offload ? arrays_.host_grads + at : owned_grads(unit),
-                           .scale = scale};
-    for (size_t i = 0; i < settings_.slots.size(); i++) own.slots[i] = arrays_.slots[i] + at;
+                           .grads = offload ? arrays_.host_grads + at : owned_grads(unit),
+                           .scale = offload ? arrays_.host_scale : scale};
+    for (size_t i = 0; i < settings_.slots.size(); i++)
+        own.slots[i] = arrays_.slots[i] + arrays_.slot_at[i][unit];
+    if (settings_.takes_norms) {
+        own.weight_squares = offload ? arrays_.host_section_squares : arrays_.section_squares;
+        own.update_squares = own.weight_squares + layout_.sections();
+    }
     return own;
 }
 
-inline void ZeroState::step_on_host(int unit, const Optimizer& optimizer) {
+// Does work of the host when the stream for it comes here, where the caller may be at the next step already.
+// It may not call CUDA.
+inline void ZeroState::on_host(std::function<void()> work) {
+    struct Task {
+        int threads;
+        std::function<void()> work;
+    };
     auto run = [](void* data) {
-        std::unique_ptr<HostUpdate> own_update((HostUpdate*)data);
-        auto& [state, optimizer, unit] = *own_update;
+        std::unique_ptr<Task> task((Task*)data);
 #ifdef _OPENMP
         // a thread of CUDA's or of a stream's: it does not know what others were told
-        if (int threads = state->settings_.host_threads) omp_set_num_threads(threads);
+        if (task->threads) omp_set_num_threads(task->threads);
 #endif
-        optimizer.step_on_host(state->own_arrays(unit, state->arrays_.host_scale), state->steps_[unit]);
+        task->work();
     };
-    // it runs when the caller may be at the next step already
-    cudaCheck(cudaLaunchHostFunc(host_, run, new HostUpdate{this, optimizer, unit}));
-    cudaCheck(cudaMemcpyAsync(owned_params(unit), arrays_.host_params + shard_offset(unit),
-                              part_size(unit) * sizeof(floatX), cudaMemcpyHostToDevice, host_));
+    cudaCheck(cudaLaunchHostFunc(host_, run, new Task{settings_.host_threads, std::move(work)}));
+}
+
+// One pass of the optimizer over the own part of a unit.
+inline void ZeroState::run_pass(int unit, const OptimizerPass& pass, const float* scale) {
+    OptimizerArrays own = own_arrays(unit, scale);
+    if (settings_.offload)
+        on_host([=, this] { pass.on_host(own, steps_[unit]); });
+    else
+        pass.on_device(own, steps_[unit], compute_);
+}
+
+// Replaces the updates of a round's matrices, which with offload visit the device for that.
+inline void ZeroState::transform(const MatrixRound& round, const Optimizer& optimizer, const float* scale) {
+    auto copy = [&](cudaMemcpyKind kind) {
+        for (int unit : round.units) {
+            float *here = owned_grads(unit), *there = arrays_.host_grads + shard_offset(unit);
+            bool to_host = kind == cudaMemcpyDeviceToHost;
+            cudaCheck(cudaMemcpyAsync(to_host ? there : here, to_host ? here : there,
+                                      part_size(unit) * sizeof(float), kind, host_));
+        }
+    };
+    if (settings_.offload) {
+        copy(cudaMemcpyHostToDevice);
+        order(host_, compute_);
+    }
+    homes_.transform(
+        round, [&](int unit) { return owned_grads(unit); }, scale, optimizer.transform);
+    if (settings_.offload) {
+        order(compute_, host_);
+        copy(cudaMemcpyDeviceToHost);
+        cudaCheck(cudaEventRecord(gradients_copied_, host_));
+    }
+}
+
+// The squares of weights and updates, for each section of the model. Each element counts once, and all sums
+// travel together: ranks that step the same section see the same bits.
+inline void ZeroState::sum_norms(const float* scale) {
+    size_t sections = layout_.sections(), bytes = 2 * sections * sizeof(float);
+    auto sum_own = [this, scale, sections](auto&& sum) {
+        for (int unit : layout_.held()) {
+            OptimizerArrays own = own_arrays(unit, scale);
+            float* squares = (float*)own.weight_squares;
+            const std::vector<SquaresRange>& ranges = counted_sections_[unit];
+            own.master ? sum(squares, own.master, ranges) : sum(squares, own.params, ranges);
+            sum(squares + sections, own.grads, ranges);
+        }
+    };
+    cudaStream_t stream = settings_.offload ? host_ : compute_;
+    if (settings_.offload) {
+        on_host([=, this, scratch_size = arrays_.norm_scratch_floats] {
+            std::vector<float> scratch(scratch_size);
+            memset(arrays_.host_section_squares, 0, bytes);
+            sum_own([&](float* sums, const auto* values, const std::vector<SquaresRange>& ranges) {
+                sums_of_squares_on_host(sums, scratch.data(), values, ranges);
+            });
+        });
+        cudaCheck(cudaMemcpyAsync(arrays_.section_squares, arrays_.host_section_squares, bytes,
+                                  cudaMemcpyHostToDevice, host_));
+    } else {
+        cudaCheck(cudaMemsetAsync(arrays_.section_squares, 0, bytes, compute_));
+        sum_own([&](float* sums, const auto* values, const std::vector<SquaresRange>& ranges) {
+            sums_of_squares(sums, arrays_.norm_scratch, values, ranges, compute_);
+        });
+    }
+    order(stream, reductions_);
+    mesh_.world().all_reduce(arrays_.section_squares, 2 * sections, Traffic::statistics, reductions_);
+    order(reductions_, stream);
+    if (settings_.offload) {
+        cudaCheck(cudaMemcpyAsync(arrays_.host_section_squares, arrays_.section_squares, bytes,
+                                  cudaMemcpyDeviceToHost, host_));
+    }
 }
 
 // Brings a unit's new parameters to all who use them, behind what the compute stream does next.

@@ -1,10 +1,10 @@
 /*
-The norm of all gradients, and the factor that clips it (Pascanu, Mikolov & Bengio, 2013).
+Sums of squares; the norm of all gradients, and the factor that clips it (Pascanu, Mikolov & Bengio, 2013).
 
     norm = sqrt(sum of squares),   scale = min(1, max_norm / norm)
 
 All values are squared in one launch, and it is fixed which thread adds what: each range of them is summed in
-chunks of a fixed size, then the chunks are, so the sum depends on neither the number of threads nor the
+chunks of a fixed size, then the chunks are, so a sum depends on neither the number of threads nor the
 device's size. A norm or a loss that is not finite makes the scale NaN, and the
 optimizer then changes nothing: a bad step is stopped on the device, without waiting for the host to look.
 */
@@ -19,9 +19,10 @@ optimizer then changes nothing: a bad step is stopped on the device, without wai
 
 constexpr size_t norm_chunk = 16384;
 
-// Elements of an array.
+// Elements of an array, and the number of the sum that they count in. Ranges of one sum follow each other.
 struct SquaresRange {
     size_t at, count;
+    int sum = 0;
 };
 
 // The scratch of sum_squares, in floats: for each range, the sum of these.
@@ -41,14 +42,15 @@ HOST_DEVICE inline void write_clip_scale(float* norm_and_scale, float sum_square
 // ----------------------------------------------------------------------------
 // CPU
 
-inline void add_squares_cpu(float* total, float* scratch, const float* values, size_t n) {
+template <typename T>
+void add_squares_cpu(float* total, float* scratch, const T* values, size_t n) {
     size_t chunks = ceil_div(n, norm_chunk);
 #pragma omp parallel for
     for (size_t chunk = 0; chunk < chunks; chunk++) {
         double sum = 0;
         size_t end = std::min(n, (chunk + 1) * norm_chunk);
 #pragma omp simd reduction(+ : sum)
-        for (size_t i = chunk * norm_chunk; i < end; i++) sum += (double)values[i] * values[i];
+        for (size_t i = chunk * norm_chunk; i < end; i++) sum += (double)values[i] * (double)values[i];
         scratch[chunk] = (float)sum;
     }
     double sum = *total;
@@ -56,10 +58,12 @@ inline void add_squares_cpu(float* total, float* scratch, const float* values, s
     *total = (float)sum;
 }
 
-inline void sum_squares_cpu(float* total, float* scratch, const float* values,
-                            const std::vector<SquaresRange>& ranges) {
-    *total = 0;
-    for (auto [at, count] : ranges) add_squares_cpu(total, scratch, values + at, count);
+// As sums_of_squares, at once, with memory of the host.
+template <typename T>
+void sums_of_squares_on_host(float* sums, float* scratch, const T* values,
+                             const std::vector<SquaresRange>& ranges) {
+    for (const SquaresRange& range : ranges) sums[range.sum] = 0;
+    for (auto [at, count, sum] : ranges) add_squares_cpu(sums + sum, scratch, values + at, count);
 }
 
 // ----------------------------------------------------------------------------
@@ -71,8 +75,8 @@ using SquaresTable = BlockTable<SquaresRange, 128>;
 constexpr unsigned norm_block = 256;
 
 // A block for each chunk.
-template <int W>
-__global__ void sum_squares_kernel(float* scratch, const float* values,
+template <int W, typename T>
+__global__ void sum_squares_kernel(float* scratch, const T* values,
                                    const __grid_constant__ SquaresTable table) {
     int number = table.find(blockIdx.x);
     const SquaresRange& range = table.part[number];
@@ -81,34 +85,49 @@ __global__ void sum_squares_kernel(float* scratch, const float* values,
 #pragma unroll 4
     for (size_t i = start + threadIdx.x * W; i < end; i += norm_block * W) {
         auto x = load<W>(values + range.at + i);
-        for (int k = 0; k < W; k++) sum += x[k] * x[k];
+        for (int k = 0; k < W; k++) sum += (float)x[k] * (float)x[k];
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) scratch[blockIdx.x] = sum;
 }
 
-__global__ void sum_chunks_kernel(float* total, const float* scratch, size_t chunks) {
+// A block for each sum, whose ranges are of chunks.
+__global__ void sum_chunks_kernel(float* sums, const float* scratch,
+                                  const __grid_constant__ SquaresTable table) {
+    const SquaresRange& chunks = table.part[table.find(blockIdx.x)];
     float sum = 0;
 #pragma unroll 8
-    for (size_t i = threadIdx.x; i < chunks; i += blockDim.x) sum += scratch[i];
+    for (size_t i = threadIdx.x; i < chunks.count; i += blockDim.x) sum += scratch[chunks.at + i];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) *total = sum;
+    if (threadIdx.x == 0) sums[chunks.sum] = sum;
 }
 
-inline void launch_sum_squares(float* total, float* scratch, const float* values,
-                               const std::vector<SquaresRange>& ranges, cudaStream_t stream) {
-    size_t row = (uintptr_t)values / sizeof(float);  // what divides all places, as far as vectors go
-    for (auto [at, count] : ranges) row |= at | count;
+template <typename T>
+void launch_sums_of_squares(float* sums, float* scratch, const T* values,
+                            const std::vector<SquaresRange>& ranges, cudaStream_t stream) {
+    size_t row = (uintptr_t)values / sizeof(T);  // what divides all places, as far as vectors go
+    for (const SquaresRange& range : ranges) row |= range.at | range.count;
     auto chunks_of = [](const SquaresRange& range) { return (unsigned)ceil_div(range.count, norm_chunk); };
     size_t chunks = 0;
-    with_vec_width<float>(row, [&](auto width) {
+    with_vec_width<T>(row, [&](auto width) {
         each_block_table<SquaresTable>(ranges, chunks_of, [&](const SquaresTable& table) {
-            launch(sum_squares_kernel<width>, table.blocks(), norm_block, 0, stream, scratch + chunks, values,
-                   table);
+            launch(sum_squares_kernel<width, T>, table.blocks(), norm_block, 0, stream, scratch + chunks,
+                   values, table);
             chunks += table.blocks();
         });
     });
-    launch(sum_chunks_kernel, 1, 1024, 0, stream, total, scratch, chunks);
+    std::vector<SquaresRange> of_chunks;
+    chunks = 0;
+    for (const SquaresRange& range : ranges) {
+        if (of_chunks.empty() || of_chunks.back().sum != range.sum)
+            of_chunks.push_back({chunks, 0, range.sum});
+        of_chunks.back().count += chunks_of(range);
+        chunks += chunks_of(range);
+    }
+    auto one_block = [](const SquaresRange&) { return 1u; };
+    each_block_table<SquaresTable>(of_chunks, one_block, [&](const SquaresTable& table) {
+        launch(sum_chunks_kernel, table.blocks(), 1024, 0, stream, sums, scratch, table);
+    });
 }
 
 __global__ void clip_scale_kernel(float* norm_and_scale, const float* sum_squares, const float* loss,
@@ -121,12 +140,20 @@ __global__ void clip_scale_kernel(float* norm_and_scale, const float* sum_square
 // ----------------------------------------------------------------------------
 // launchers
 
-// Without elements the sum is 0, and values and scratch are not looked at. Ranges that begin or end within 16
-// bytes are summed in another order than aligned ones.
+// Sets each sum that a range has the number of; others stay as they are. T: float or floatX. Ranges that
+// begin or end within 16 bytes are summed in another order than aligned ones.
+template <typename T>
+void sums_of_squares(float* sums, float* scratch, const T* values, const std::vector<SquaresRange>& ranges,
+                     cudaStream_t stream) {
+    ON_DEVICE(stream, sums_of_squares_on_host(sums, scratch, values, ranges),
+              launch_sums_of_squares(sums, scratch, values, ranges, stream));
+}
+
+// The same to one sum. Without elements it is 0, and values and scratch are not looked at.
 inline void sum_squares(float* total /* (1) */, float* scratch, const float* values,
-                        const std::vector<SquaresRange>& ranges, cudaStream_t stream) {
-    ON_DEVICE(stream, sum_squares_cpu(total, scratch, values, ranges),
-              launch_sum_squares(total, scratch, values, ranges, stream));
+                        std::vector<SquaresRange> ranges, cudaStream_t stream) {
+    if (ranges.empty()) ranges.push_back({0, 0});
+    sums_of_squares(total, scratch, values, ranges, stream);
 }
 
 // max_norm 0 does not clip.

@@ -78,6 +78,12 @@ bench-parallel:
 	@$(MAKE) --no-print-directory $(BUILD)/bench_parallel
 	test/bench/bench_parallel.sh $(BUILD)
 
+# RESULTS: where runs are kept, so that what was interrupted goes on
+.PHONY: bench-optimizers
+bench-optimizers:
+	@$(MAKE) --no-print-directory $(BUILD)/train_gpt
+	test/bench/compare_optimizers.py $(BUILD)/train_gpt $(or $(RESULTS),runs/optimizers)
+
 .PHONY: bench-checkpoint
 bench-checkpoint:
 	@$(MAKE) --no-print-directory $(BUILD)/bench_checkpoint

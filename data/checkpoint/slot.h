@@ -4,9 +4,6 @@ What a checkpoint, and a state that trains, have of each parameter.
 #pragma once
 
 #include <cstdint>
-#include <string_view>
-
-#include "data/base/error.h"
 
 // The model's own parameters, their fp32 master copy, and what optimizers keep: means of the gradient (first
 // moment) and of its square (second moment). Files have the numbers and the names.
@@ -16,15 +13,6 @@ constexpr int slot_count = 4;
 inline const char* slot_name(Slot slot) {
     constexpr const char* names[slot_count] = {"weight", "master", "m", "v"};
     return names[(uint32_t)slot];
-}
-
-inline Slot slot_named(std::string_view name) {
-    for (int slot = 0; slot < slot_count; slot++) {
-        if (name == slot_name((Slot)slot)) return (Slot)slot;
-    }
-    fail(
-        "optimizer: it keeps '%.*s', which has no slot in checkpoints; give it one in data/checkpoint/slot.h",
-        (int)name.size(), name.data());
 }
 
 // Tells whether it is there for the optimizer alone.

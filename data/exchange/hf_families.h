@@ -222,27 +222,38 @@ inline void mistral(HfConfig& config) {
         config.size("sliding_window", config.model.window);
 }
 
-// Layers from max_window_layers on may have a sliding window, the first ones not.
+// Each layer says whether it has a window; or else max_window_layers does, for those from it on have one.
 inline void read_layer_windows(HfConfig& config) {
     JsonObject& json = *config.in;
     ModelConfig& model = config.model;
-    bool windowed = json.boolean("use_sliding_window", false);
+    bool windowed = json.boolean("use_sliding_window", false), by_layer = json.has("layer_types");
     json.ignore("max_window_layers");
     if (json.has("sliding_window") && windowed) {
-        int64_t full = json.integer("max_window_layers", 0, 1 << 24);
+        int64_t full = by_layer ? 0 : json.integer("max_window_layers", 0, 1 << 24);
         if (full == 0)
             config.size("sliding_window", model.window);
         else if (full < model.layers)
             config.refuse("max_window_layers", std::to_string(full), "a window in all layers or in none");
     }
-    if (!json.has("layer_types")) return;
+    if (!by_layer) return;
     const nlohmann::json& types = json.get("layer_types");
-    const char* expected = model.window ? "sliding_attention" : "full_attention";
+    auto run_of = [&](const char* type, size_t from) {
+        size_t end = from;
+        while (end < types.size() && types[end] == type) end++;
+        return (int)(end - from);
+    };
+    if (types.is_array() && model.window > 0) {
+        int sliding = run_of("sliding_attention", 0), full = run_of("full_attention", sliding);
+        if (sliding > 0 && full > 0) model.window_pattern = WindowPattern{sliding, full}.text();
+    }
     bool same = types.is_array() && types.size() == (size_t)model.layers;
-    for (const auto& type : types) same = same && type == expected;
-    if (!same)
+    for (int layer = 0; same && layer < model.layers; layer++)
+        same = types[layer] == (window_of_layer(model, layer) ? "sliding_attention" : "full_attention");
+    if (!same) {
         config.refuse("layer_types", "given",
-                      "the same type in all layers, agreeing with use_sliding_window");
+                      "types that agree with use_sliding_window: all the same, or some sliding ones and some "
+                      "full ones in turn");
+    }
 }
 
 inline void qwen3(HfConfig& config) {
@@ -251,11 +262,16 @@ inline void qwen3(HfConfig& config) {
         config.only("attention_bias", false);
         return read_layer_windows(config);
     }
-    int window = config.model.window;
-    config.write("sliding_window", window ? HfConfig::Json(window) : HfConfig::Json(nullptr));
+    const ModelConfig& model = config.model;
+    config.write("sliding_window", model.window ? HfConfig::Json(model.window) : HfConfig::Json(nullptr));
     config.only("attention_bias", false, true);
-    config.write("use_sliding_window", window > 0);
-    config.write("max_window_layers", window ? 0 : config.model.layers);
+    config.write("use_sliding_window", model.window > 0);
+    config.write("max_window_layers", model.window ? 0 : model.layers);
+    if (model.window_pattern.empty()) return;
+    HfConfig::Json types = HfConfig::Json::array();
+    for (int layer = 0; layer < model.layers; layer++)
+        types.push_back(window_of_layer(model, layer) ? "sliding_attention" : "full_attention");
+    config.write("layer_types", types);
 }
 
 // The share of a head that is rotated. What multiplies it by the width of a head rounds down.

@@ -39,7 +39,7 @@ inline void check_same_model(const ModelConfig& ours, ModelConfig theirs, const 
             std::string value = value_text(row, own), only = value_text(row, other);
             if (value != only)
                 fail("%s %s: %s has only %s; %s", option_name(row).c_str(), value.c_str(), who.c_str(),
-                     only.c_str(), remedy);
+                     only.empty() ? "none" : only.c_str(), remedy);
         }
     }
 }

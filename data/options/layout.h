@@ -15,6 +15,7 @@ write a number as a product of three.
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/options/schedule.h"
 #include "data/options/table.h"
 #include "data/options/values.h"
 #include "data/base/strings.h"
@@ -226,11 +227,29 @@ inline void complete_shard_group(Options& options) {
     }
 }
 
+// tokens: what each step must have a multiple of
+inline void complete_batch_ramp(Options& options, long long tokens) {
+    BatchRamp ramp = parse_batch_ramp(options.batch_ramp);
+    const char* given = options.batch_ramp.c_str();
+    if (options.global_batch == 0) options.global_batch = ramp.last;
+    if (options.global_batch != ramp.last) {
+        fail("--batch-ramp %s: ends with %lld tokens, and --global-batch is %lld; give the same to both",
+             given, ramp.last, options.global_batch);
+    }
+    if (ramp.first % tokens) {
+        fail("--batch-ramp %s: begins with %lld tokens, and the micro-batches of all data ranks have %lld; "
+             "give "
+             "a multiple of that, or a smaller --micro-batch",
+             given, ramp.first, tokens);
+    }
+}
+
 inline void complete_global_batch(Options& options) {
     long long sequences = (long long)options.sequence_length * options.dp;  // tokens, one for each data rank
     long long tokens = sequences * options.micro_batch;
     // The micro-batches of a step must be a multiple of it.
     int round = options.pp_schedule == PipelineSchedule::interleaved ? options.pp : 1;
+    if (!options.batch_ramp.empty()) complete_batch_ramp(options, tokens * round);
     if (options.global_batch == 0) options.global_batch = tokens * round;
     if (options.global_batch % tokens) {
         long long below = options.global_batch / tokens * tokens, above = below + tokens;

@@ -6,6 +6,7 @@ complete() fills those in.
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@ complete() fills those in.
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/base/strings.h"  // printable
 #include "data/options/choice.h"
 
 enum class NormKind { layernorm, rmsnorm };
@@ -49,11 +51,42 @@ struct ModelConfig {
     int rope_original_context = 8192;
     MlpKind mlp = MlpKind::gelu;
     bool bias = true;
-    int window = 0;  // sliding attention window; 0: none
+    int window = 0;                   // sliding attention window; 0: none
+    std::string window_pattern = {};  // of layers with a window and without, 3:1; empty: all have it
     BlockKind block = BlockKind::sequential;
     bool tie_embeddings = true;
     bool qk_norm = false;
 };
+
+// Layers in turn: so many with a window, then so many without.
+struct WindowPattern {
+    int sliding, full;
+    std::string text() const { return std::to_string(sliding) + ":" + std::to_string(full); }
+};
+
+// "3:1". Refuses what is none.
+inline WindowPattern parse_window_pattern(const std::string& source) {
+    WindowPattern pattern = {};
+    auto number = [](const char* from, const char* to, int& value) {
+        auto [end, error] = std::from_chars(from, to, value);
+        return error == std::errc() && end == to && value >= 1;
+    };
+    const char *begin = source.data(), *end = begin + source.size(), *colon = std::find(begin, end, ':');
+    if (colon == end || !number(begin, colon, pattern.sliding) || !number(colon + 1, end, pattern.full)) {
+        fail("--window-pattern %s: not two numbers of layers; give such as 3:1, for one full layer after "
+             "three "
+             "with a window",
+             printable(source).c_str());
+    }
+    return pattern;
+}
+
+// The window of a layer, from 0; 0: it has none.
+inline int window_of_layer(const ModelConfig& c, int layer) {
+    if (c.window_pattern.empty()) return c.window;
+    auto [sliding, full] = parse_window_pattern(c.window_pattern);
+    return layer % ((int64_t)sliding + full) < sliding ? c.window : 0;
+}
 
 // Outputs of the product that makes queries, keys and values.
 inline int qkv_width(const ModelConfig& c) {
@@ -83,8 +116,13 @@ struct Section {
     size_t rows;
     // Into how many it can be cut at most; 0: any number. With more tensor ranks than pieces, neighbours have
     // a copy each of the same piece, and its gradient is the sum of theirs.
-    int pieces;
+    int pieces = 0;
+    const char* name = "";
 };
+
+// What training can treat apart.
+enum class TensorKind { matrix, vector, embedding, head };
+constexpr int tensor_kinds = 4;
 
 struct TensorRow {
     int id;
@@ -103,6 +141,18 @@ struct TensorRow {
     }
     size_t width() const { return std::max<size_t>(cols, 1); }
     size_t size() const { return rows * width(); }
+    bool is_block_matrix() const { return kind() == TensorKind::matrix; }
+    // A vector is a bias or the weight of a norm, wherever it is used.
+    TensorKind kind() const {
+        return cols == 0                 ? TensorKind::vector
+               : unit == Unit::embedding ? TensorKind::embedding
+               : unit == Unit::head      ? TensorKind::head
+                                         : TensorKind::matrix;
+    }
+    // One at least.
+    std::vector<Section> all_sections() const {
+        return sections.empty() ? std::vector<Section>{{rows}} : sections;
+    }
 };
 
 // clang-format off
@@ -133,8 +183,9 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     float in = 0.02f, out = 0.02f / std::sqrt(2.0f * c.layers);
     bool bias = c.bias, norm_bias = bias && c.norm == NormKind::layernorm,
          two_norms = c.block == BlockKind::sequential;
-    std::vector<Section> heads = {{A, c.heads}, {KV, c.kv_heads}, {KV, c.kv_heads}}, hidden = {{F, 0}};
-    if (F1 > F) hidden.push_back({F, 0});  // gates, then values
+    std::vector<Section> hidden,
+        heads = {{A, c.heads, "queries"}, {KV, c.kv_heads, "keys"}, {KV, c.kv_heads, "values"}};
+    if (F1 > F) hidden = {{F, 0, "gates"}, {F, 0, "values"}};
     std::vector<TensorRow> table;
     auto add = [&](bool present, TensorRow row) {
         if (present) table.push_back(row);
@@ -204,6 +255,11 @@ inline void complete(ModelConfig& c) {
         fail("--kv-heads %d: does not divide --heads %d; give a divisor of it", c.kv_heads, c.heads);
     }
     if (c.mlp_width == 0) c.mlp_width = 4 * c.channels;
+    if (!c.window_pattern.empty()) {
+        parse_window_pattern(c.window_pattern);
+        if (c.window == 0)
+            fail("--window-pattern %s: no layer has a window; give --window too", c.window_pattern.c_str());
+    }
 
     if (c.position == PositionKind::rope) {
         if (c.rope_dims == 0) c.rope_dims = c.head_size;

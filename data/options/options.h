@@ -30,6 +30,9 @@ NAMES_OF(Offload, "none", "optimizer");
 enum class ResumeFrom { newest, place };
 NAMES_OF(ResumeFrom, "auto");
 
+enum class OptimizerKind { adamw, lamb, muon };
+NAMES_OF(OptimizerKind, "adamw", "lamb", "muon");
+
 // wsd is warm-up, stable, decay (Hu et al., MiniCPM, 2024).
 enum class LearningRateSchedule { cosine, linear, constant, wsd };
 NAMES_OF(LearningRateSchedule, "cosine", "linear", "constant", "wsd");
@@ -95,6 +98,7 @@ struct Options : ModelConfig {
     int micro_batch = usual_micro_batch;
     int sequence_length = 0;     // 0: context
     long long global_batch = 0;  // tokens of one step; 0: as few as can be
+    std::string batch_ramp;      // 256k:1M:2000; empty: no ramp
 
     int dp = 0;  // 0: processes / (tp * pp)
     int tp = 1;
@@ -120,15 +124,20 @@ struct Options : ModelConfig {
     int disk_wait = 600;       // seconds
     std::string fallback_dir;  // empty: none
 
+    OptimizerKind optimizer = OptimizerKind::adamw;
     float learning_rate = 6e-4f;
     LearningRateSchedule schedule = LearningRateSchedule::cosine;
     int warmup_steps = -1;  // -1: a twentieth of the run, at most 2000
     float final_learning_rate = 0.1f;
     float decay_fraction = 0.2f;
     float weight_decay = 0.1f;
+    // multipliers
+    float embedding_lr = 1, head_lr = 1, vector_lr = 1;
+    float embedding_decay = 1, head_decay = 1;
     float beta1 = 0.9f;
     float beta2 = 0.95f;
     float adam_eps = 1e-8f;
+    float muon_momentum = 0.95f;
     float gradient_clip = 1;
 
     MatmulDtype matmul_dtype = MatmulDtype::bf16;
@@ -140,6 +149,7 @@ struct Options : ModelConfig {
     int loss_chunk = 0;
 
     int log_every = 1;
+    int log_trust_ratios = 0;  // steps; 0: never
     float peak_tflops = 0;
     std::string matmul_tuning = name_of(MatmulTuning::on);
 

@@ -56,6 +56,13 @@ inline void check_checkpoint_options(const Options& options) {
     }
 }
 
+inline void check_optimizer(const Options& options) {
+    if (options.log_trust_ratios > 0 && options.optimizer != OptimizerKind::lamb) {
+        fail("--log-trust-ratios %d: --optimizer %s takes no ratios; give --optimizer lamb, or leave it out",
+             options.log_trust_ratios, name_of(options.optimizer));
+    }
+}
+
 // What talks to others, or to the host, cannot be given to the device in one piece.
 inline void check_graphs(const Options& options, int processes) {
     if (options.cuda_graphs != CudaGraphs::on) return;
@@ -80,6 +87,7 @@ inline void complete_training(Options& options, int processes) {
     check_micro_batch(options);
     complete_layout(options, processes);
     check_graphs(options, processes);
+    check_optimizer(options);
     if (options.warmup_steps < 0) options.warmup_steps = std::min(options.steps / 20, 2000);
     if (options.warmup_steps > options.steps) {
         fail("--warmup-steps %d: more than the run's %d steps; lower it or raise --steps",

@@ -1,12 +1,17 @@
 /*
-The course of the learning rate: warm-up, then one of several ways down.
+The course of the learning rate, warm-up and then one of several ways down; and that of the batch, which may
+rise (--batch-ramp).
 */
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 
-#include "data/options/options.h"
+#include "data/base/error.h"       // fail
+#include "data/base/strings.h"     // printable
+#include "data/options/options.h"  // Options
+#include "data/options/values.h"   // parse_number
 
 // The rate of step `step` of `steps` (from 0), as a share of the peak. Warm-up rises linearly to 1; the last
 // step runs at the final rate exactly.
@@ -27,4 +32,69 @@ inline float schedule(const Options& o, int step) {
     float length = std::clamp(o.decay_fraction * o.steps, 1.0f, (float)(o.steps - o.warmup_steps));
     float decay = (float)(o.steps - 1 - step) / length;  // 1 .. 0 while decaying
     return decay >= 1 ? 1 : last + (1 - last) * decay;
+}
+
+// ----------------------------------------------------------------------------
+// tokens of a step
+//
+// A batch that rises does so in multiples of what it begins with, whatever the layout: so a run that goes on
+// in another layout takes the same samples in the same steps. 256k:1M:2000 is
+//
+//     steps      1 .. 667    .. 1334    .. 2000    behind
+//     tokens     256k        512k       768k       1M
+
+struct BatchRamp {
+    long long first, last;  // tokens; last is a multiple of first
+    long long steps;        // before the last
+
+    long long levels() const { return last / first; }
+    // The first step of each level, from 0.
+    long long begin(long long level) const { return (steps * level + levels() - 2) / (levels() - 1); }
+    long long level(long long step) const { return std::min(levels() - 1, step * (levels() - 1) / steps); }
+};
+
+// START:END:STEPS. Refuses what is none.
+inline BatchRamp parse_batch_ramp(const std::string& source) {
+    auto refuse = [&](const char* reason) {
+        fail("--batch-ramp %s: %s; give tokens of the first step, tokens of a step in the end and the steps "
+             "before that, as in 256k:1M:2000",
+             printable(source).c_str(), reason);
+    };
+    auto number = [&](size_t begin, size_t end) {
+        long long value = 0;
+        std::string refused;
+        const OptionRow& tokens = *find_option("--global-batch");
+        note_error(refused,
+                   [&] { value = parse_number<long long>(tokens, source.substr(begin, end - begin)); });
+        if (!refused.empty()) refuse("not three numbers");
+        return value;
+    };
+    size_t first = source.find(':'), second = source.find(':', first + 1);
+    if (second == std::string::npos) refuse("not three numbers");
+    BatchRamp ramp = {number(0, first), number(first + 1, second), number(second + 1, source.size())};
+    if (ramp.first < 1) refuse("it begins with no tokens");
+    if (ramp.last <= ramp.first || ramp.last % ramp.first)
+        refuse("the end is not twice the start, or another multiple of it");
+    if (ramp.steps < ramp.levels() - 1 || ramp.steps > 1'000'000'000)
+        refuse("the steps are fewer than the batch has sizes, or more than a billion");
+    return ramp;
+}
+
+// Tokens of the step after `step` steps.
+inline long long tokens_of_step(const Options& o, int step) {
+    if (o.batch_ramp.empty()) return o.global_batch;
+    BatchRamp ramp = parse_batch_ramp(o.batch_ramp);
+    return ramp.first * (1 + ramp.level(step));
+}
+
+// Tokens of the first `steps` steps.
+inline long long tokens_until(const Options& o, long long steps) {
+    if (o.batch_ramp.empty() || steps == 0) return steps * o.global_batch;
+    BatchRamp ramp = parse_batch_ramp(o.batch_ramp);
+    long long tokens = 0, last = ramp.level(steps - 1);
+    for (long long level = 0; level <= last; level++) {
+        long long end = level < last ? ramp.begin(level + 1) : steps;
+        tokens += (end - ramp.begin(level)) * ramp.first * (level + 1);
+    }
+    return tokens;
 }

@@ -163,6 +163,9 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(window), "Model", range(0, 16777216),
          "Sliding window: each token attends to this many tokens, itself included. 0: to all before it.",
          shape},
+        {FIELD(window_pattern), "Model", any_text,
+         "Layers that have the window: 3:1 is one full layer after three with a window, in turn. Empty: all.",
+         shape},
         {FIELD(block), "Model", by_name, "MLP after attention, or both side by side behind one norm.", shape},
         {FIELD(tie_embeddings), "Model", on_off, "Use the token embedding as the output matrix too.", shape},
         {FIELD(qk_norm), "Model", on_off, "RMSNorm of each query and key head before RoPE.", shape},
@@ -200,6 +203,8 @@ inline const std::vector<OptionRow>& option_table() {
          "Seed of all random numbers: the same seed gives the same result, bit for bit.", fixed},
         {FIELD(log_every), "Run", range(1, most),
          "Steps between lines on the screen; log.jsonl has every step."},
+        {FIELD(log_trust_ratios), "Run", range(0, most),
+         "--optimizer lamb: steps between records of the ratios of all matrices in log.jsonl. 0: none."},
         {FIELD(peak_tflops), "Run", range(0, 1e6),
          "TFLOP/s that MFU is a share of. 0: the card's published dense rate, where it is known.", here},
         {FIELD(matmul_tuning), "Run", any_text,
@@ -217,6 +222,12 @@ inline const std::vector<OptionRow>& option_table() {
          "Tokens of each step, gathered from several micro-batches where need be; may end in k, M or G "
          "(1024, 1024^2, 1024^3). 0: one micro-batch of each data rank, or --pp of them where --pp-schedule "
          "is interleaved.",
+         noted},
+        {FIELD(batch_ramp), "Run", any_text,
+         "A batch that rises, START:END:STEPS: from START tokens a step to END, which is --global-batch, "
+         "when "
+         "STEPS steps have been made; in multiples of START, each as long as the others. As in "
+         "256k:1M:2000.",
          noted},
 
         {FIELD(resume), "Checkpoints", any_text,
@@ -248,7 +259,14 @@ inline const std::vector<OptionRow>& option_table() {
          "share.",
          here},
 
-        {FIELD(learning_rate), "Optimizer", range(0, 10), "AdamW: step size at its peak.", noted},
+        {FIELD(optimizer), "Optimizer", by_name,
+         "What makes new weights of gradients. lamb: AdamW's update, scaled for each matrix to the norm of "
+         "its "
+         "weights, for batches several times larger; it wants learning rates of its own, around 0.01. muon: "
+         "the blocks' matrices go by an orthogonal matrix near the gradient's mean, the rest by AdamW, with "
+         "AdamW's learning rates; it keeps 4 bytes a parameter less.",
+         fixed},
+        {FIELD(learning_rate), "Optimizer", range(0, 10), "Step size at its peak.", noted},
         {FIELD(schedule), "Optimizer", by_name,
          "Course of the learning rate after the warm-up; wsd stays at the peak and falls at the end of the "
          "run.",
@@ -262,12 +280,24 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(decay_fraction), "Optimizer", range(0, 1),
          "wsd: part of the run in which the learning rate falls.", noted},
         {FIELD(weight_decay), "Optimizer", range(0, 10),
-         "AdamW: decay of the matrices towards 0; biases and norms do not decay.", noted},
-        {FIELD(beta1), "Optimizer", range(0, 0.999999), "AdamW: memory of the gradient's mean.", noted},
-        {FIELD(beta2), "Optimizer", range(0, 0.999999), "AdamW: memory of the gradient's mean square.",
+         "Decay of the matrices towards 0; biases and norms do not decay.", noted},
+        {FIELD(embedding_lr), "Optimizer", range(0, 1e4),
+         "Learning rate of the embeddings, as a multiple of --learning-rate. Tied ones are the head too.",
          noted},
-        {FIELD(adam_eps), "Optimizer", range(1e-20, 1), "AdamW: added to the root of the mean square.",
+        {FIELD(head_lr), "Optimizer", range(0, 1e4),
+         "Learning rate of the output matrix, likewise, where it is not tied.", noted},
+        {FIELD(vector_lr), "Optimizer", range(0, 1e4), "Learning rate of biases and norms, likewise.", noted},
+        {FIELD(embedding_decay), "Optimizer", range(0, 1e4),
+         "Decay of the embeddings, as a multiple of --weight-decay.", noted},
+        {FIELD(head_decay), "Optimizer", range(0, 1e4),
+         "Decay of the output matrix, likewise, where it is not tied.", noted},
+        {FIELD(beta1), "Optimizer", range(0, 0.999999), "AdamW, LAMB: memory of the gradient's mean.", noted},
+        {FIELD(beta2), "Optimizer", range(0, 0.999999), "AdamW, LAMB: memory of the gradient's mean square.",
          noted},
+        {FIELD(adam_eps), "Optimizer", range(1e-20, 1), "AdamW, LAMB: added to the root of the mean square.",
+         noted},
+        {FIELD(muon_momentum), "Optimizer", range(0, 0.999999),
+         "Muon: memory of the gradient's mean, for the blocks' matrices.", noted},
         {FIELD(gradient_clip), "Optimizer", range(0, 1e9),
          "Gradients whose global norm exceeds this are scaled down to it. 0: never.", noted},
 

@@ -18,9 +18,12 @@ inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
     double C = c.channels, A = (double)c.heads * c.head_size, block = 0;
     for (const TensorRow& row : tensor_table(c))
         if (row.unit == Unit::block && row.cols > 0) block += (double)row.size();
-    double positions = causal ? T / 2.0 : T;
-    if (c.window > 0 && c.window < T) positions = c.window - c.window * (c.window - 1.0) / (2.0 * T);
-    return 6 * (c.layers * block + C * c.vocab_size) + 12 * c.layers * A * positions;
+    double positions = 0;  // of all layers
+    for (int layer = 0; layer < c.layers; layer++) {
+        double window = window_of_layer(c, layer), all = causal ? T / 2.0 : T;
+        positions += window > 0 && window < T ? window - window * (window - 1) / (2.0 * T) : all;
+    }
+    return 6 * (c.layers * block + C * c.vocab_size) + 12 * A * positions;
 }
 
 // FLOP/s of dense products by the vendor's data sheet; 0 for a card or a precision that is not in the list.

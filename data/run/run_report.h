@@ -14,6 +14,7 @@ What a run is about to do, for its header.
 #include "data/options/model_config.h"
 #include "data/options/help.h"  // options_summary
 #include "data/options/options.h"
+#include "data/options/schedule.h"
 #include "data/base/program_version.h"
 #include "data/tokens/token_loader.h"
 
@@ -44,9 +45,10 @@ inline void print_run(const Options& o, const TokenLoader& data) {
     for (const std::string& line : data.summary()) printf("             %s\n", line.c_str());
     for (const std::string& path : data.too_short())
         printf("             %s is shorter than a sample: not used\n", path.c_str());
-    double epochs = (double)o.steps * o.global_batch / T / data.samples_per_epoch();
-    printf("run          %s: %d steps of %lld tokens (%d x %d at a time%s), %.2f epochs\n", o.run_dir.c_str(),
-           o.steps, o.global_batch, o.micro_batch, T,
+    double epochs = (double)tokens_until(o, o.steps) / T / data.samples_per_epoch();
+    std::string from = o.batch_ramp.empty() ? "" : text("%lld to ", tokens_of_step(o, 0));
+    printf("run          %s: %d steps of %s%lld tokens (%d x %d at a time%s), %.2f epochs\n",
+           o.run_dir.c_str(), o.steps, from.c_str(), o.global_batch, o.micro_batch, T,
            o.dp > 1 ? text(" on each of %d data ranks", o.dp).c_str() : "", epochs);
 }
 

@@ -14,6 +14,7 @@ Rank 0 alone has a log.
 #include "data/base/figures.h"
 #include "data/run/meter.h"
 #include "data/options/options.h"
+#include "data/options/schedule.h"
 #include "data/run/run_log.h"
 #include "data/checkpoint/save_report.h"
 #include "data/base/strings.h"
@@ -37,12 +38,19 @@ public:
     // The run begins, or goes on, after this step.
     void start(int step, const nlohmann::ordered_json& how) { write({{"step", step}, {"start", how}}); }
 
+    // By the names of matrices.
+    void trust_ratios(int step, const std::vector<std::pair<std::string, float>>& ratios) {
+        nlohmann::ordered_json by_name;
+        for (auto& [name, ratio] : ratios) by_name[name] = ratio;
+        write({{"step", step}, {"trust_ratios", by_name}});
+    }
+
     // tokens: trained on in all. sent_bytes: by this rank.
     void step(int step, uint64_t tokens, float loss, float gradient_norm, float learning_rate, double seconds,
               uint64_t sent_bytes) {
-        double rate = o_.global_batch / seconds;
+        double rate = tokens_of_step(o_, step - 1) / seconds;
         meter_.add_step(rate);
-        recent_ = recent_ == 0 ? seconds : 0.95 * recent_ + 0.05 * seconds;
+        recent_ = recent_ == 0 ? 1 / rate : 0.95 * recent_ + 0.05 / rate;
         nlohmann::ordered_json line = {{"step", step},
                                        {"loss", loss},
                                        {"grad_norm", gradient_norm},
@@ -56,7 +64,7 @@ public:
         if (meter_.has_peak()) line["mfu"] = meter_.mfu(rate);
         if (o_.dp * o_.tp * o_.pp > 1) line["sent_bytes"] = sent_bytes;
         write(line);
-        std::string left = duration(recent_ * (o_.steps - step));
+        std::string left = duration(recent_ * (tokens_until(o_, o_.steps) - tokens_until(o_, step)));
         if (step % o_.log_every && step != 1 && step != o_.steps) {
             if (on_terminal_)
                 printf("\r\033[Kstep %d/%d  loss %.4f  %s left", step, o_.steps, loss, left.c_str());
@@ -140,5 +148,5 @@ private:
     RunLog* log_;
     const bool on_terminal_;
     std::string last_checkpoint_;  // of this run, that was written since it was started
-    double recent_ = 0;            // seconds of a step, averaged
+    double recent_ = 0;            // seconds of a token, averaged
 };

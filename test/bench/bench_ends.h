@@ -149,14 +149,15 @@ inline void adamw_rows(Bench& bench) {
             const float half = 0.5f;
             copy_to_device(scale.data, &half, 1, bench.stream);
             hyper.stochastic_rounding = !with_master && sizeof(floatX) < sizeof(float);
+            Optimizer optimizer = adamw_optimizer(hyper, 1);
             double bytes = (with_master ? 1 : 2) * element + (with_master ? 7 : 5) * number;
             bench.row(
                 hyper.stochastic_rounding ? "adamw, rounding at random" : "adamw", text("%zu", n),
                 {.bytes = n * bytes},
                 [&] {
-                    adamw_update(params, with_master ? master.data : nullptr, m, v, grads, scale,
-                                 {{.at = 0, .count = n, .first = 0, .name = 1, .decays = true}}, hyper, 1,
-                                 bench.stream);
+                    optimizer.step.on_device(
+                        {params, with_master ? master.data : nullptr, {m, v}, grads, scale},
+                        {{.at = 0, .count = n, .first = 0, .name = 1, .decays = true}}, bench.stream);
                 },
                 [&](Check& check) {
                     auto new_m = [&](size_t i) { return m.at(i) + 0.1 * (grads.at(i) / 2 - m.at(i)); };

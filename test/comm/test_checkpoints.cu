@@ -451,7 +451,40 @@ TEST_CASE("a state keeps the slots of its optimizer, and refuses a checkpoint th
     CHECK_REFUSED(load(*state_of({Slot::m, Slot::v}), folder),
                   "its optimizer kept no v, which this one needs; ");
     test_world().recover();
-    CHECK_REFUSED(slot_named("u"), "'u', which has no slot in checkpoints; ");
+}
+
+// As Muon's: v is kept of embeddings, head, norms and biases.
+TEST_CASE("a slot that matrices do not have is saved and loaded without them, on any layout") {
+    CommonFolder run;
+    int n = test_world().size();
+    ZeroSettings settings = {.level = 1, .not_of_matrices = {Slot::v}, .keep_master = narrow};
+    auto state_of = [&](const MeshShape& shape, const ZeroSettings& settings) {
+        return std::make_unique<ToyState>(test_world(), shape, toy_model(true), settings);
+    };
+    {
+        auto saved = state_of({.dp = n, .shard = n}, settings);
+        CheckpointSaver saver(saved->state, test_world(), run.path, 0, 0, false);
+        fill(saved->state);
+        CHECK(wrong_bytes(saved->state, slots_of(settings)) == 0);
+        CHECK(save_now(saver, 1).error == "");
+    }
+    std::string folder = checkpoint_folder(run.path, 1);
+    CheckpointReader reader(folder);
+    for (const CheckpointTensor& tensor : reader.index().tensors) {
+        bool is_matrix = tensor.shape.size() == 2 && tensor.name.starts_with("layers.");
+        CHECK(tensor.dtype(Slot::m).has_value());
+        CHECK(tensor.dtype(Slot::v).has_value() == !is_matrix);
+    }
+    for (const MeshShape& shape : {MeshShape{.dp = n}, MeshShape{.tp = n, .copies = std::max(1, n / 2)},
+                                   MeshShape{.dp = n, .shard = n}}) {
+        auto loaded = state_of(shape, settings);
+        load(*loaded, folder);
+        CHECK(wrong_bytes(loaded->state, slots_of(settings)) == 0);
+    }
+    ZeroSettings all = {.level = 1, .keep_master = narrow};
+    CHECK_REFUSED(load(*state_of({.dp = n}, all), folder),
+                  "of tensor layers.0.heads its optimizer kept no slot 'v' and this one keeps one; ");
+    test_world().recover();
 }
 
 TEST_CASE("a checkpoint of another model is refused by name") {

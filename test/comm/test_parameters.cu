@@ -339,13 +339,14 @@ TEST_CASE("an example by hand") {
     // 4 tensor ranks, 12 query heads of 4, 2 key and 2 value heads, 20 channels
     Model model = llama_like(2);
     ParameterLayout layout = layout_of(model, 1, {.tp = 4, .tensor = 3});
-    // norm (20), then query, key and value rows (12 + 4 + 4) of 20 and their bias
-    size_t weight = 64, bias = weight + 448;
+    // norm (20), then the bias of query, key and value rows (12 + 4 + 4), and their weights of 20 each
+    size_t bias = 64, weight = bias + 64;
+    CHECK(layout.before_matrices(1) == weight);
     CHECK(layout.sums(1) ==
-          std::vector<GradientSum>{{0, 20, 4}, {weight + 12 * 20, 8 * 20, 2}, {bias + 12, 8, 2}});
-    CHECK(layout.counted(1) == std::vector<UnitRange>{{weight, weight + 12 * 20},
-                                                      {bias, bias + 12},
-                                                      {bias + 64, layout.unit_size(1)}});
+          std::vector<GradientSum>{{0, 20, 4}, {bias + 12, 8, 2}, {weight + 12 * 20, 8 * 20, 2}});
+    CHECK(layout.counted(1) == std::vector<UnitRange>{{bias, bias + 12},
+                                                      {weight, weight + 12 * 20},
+                                                      {weight + 448, layout.unit_size(1)}});
     auto parts = layout.parts(1, weight, weight + 448);
     REQUIRE(parts.size() == 3);
     CHECK(parts[0].name == "layers.0.qkv.weight");

@@ -83,6 +83,8 @@ std::vector<NamedModel> models() {
             {"mistral", with(llama_model(), [](ModelConfig& c) { c.window = 5; })},
             {"qwen3", qwen3_model()},
             {"qwen3", with(qwen3_model(), [](ModelConfig& c) { c.window = 5; })},
+            {"qwen3", with(qwen3_model(),
+                           [](ModelConfig& c) { c.layers = 5, c.window = 5, c.window_pattern = "3:1"; })},
             {"gpt_neox", neox_model()},
             {"gpt_neox",
              with(neox_model(), [](ModelConfig& c) { c.tie_embeddings = true, c.mlp = MlpKind::gelu; })},
@@ -285,6 +287,12 @@ TEST_CASE("models that no family expresses are refused by the option") {
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.mlp = MlpKind::swiglu; }), "--mlp swiglu: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.qk_norm = true; }), "--qk-norm on: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.window = 4; }), "--window 4: ");
+    auto pattern = [](ModelConfig& c) { c.window = 4, c.window_pattern = "1:1"; };
+    refuse(with(llama_model(), pattern),
+           "--window-pattern 1:1: Hugging Face's mistral, the nearest family, has only none; ");
+    // of which layer_types of so few layers show nothing
+    refuse(with(qwen3_model(), [](ModelConfig& c) { c.window = 4, c.window_pattern = "3:1"; }),
+           "--window-pattern 3:1: Hugging Face's qwen3, the nearest family, has only none; ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.kv_heads = 2; }), "--kv-heads 2: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.head_size = 8; }), "--head-size 8: ");
     refuse(with(gpt2_model(), [](ModelConfig& c) { c.head_size = 8, c.heads = 5, c.kv_heads = 0; }),

@@ -62,6 +62,11 @@ TEST_CASE("a window counts the positions it holds") {
     CHECK(flops_per_token(config, 5, false) == flops_per_token(config, 5, true));
     config.window = 5;  // as long as the sequence: no window
     CHECK(flops_per_token(config, 5, false) == products + 12 * 8 * 5);
+    // layers 0, 1, 3 and 4 of five, of which the others see 1 .. 5 positions
+    config = completed({.layers = 5, .channels = 8, .heads = 1, .vocab_size = 1, .window = 3});
+    config.window_pattern = "2:1";
+    products = 6 * (5 * 12 * 8 * 8 + 8.0);
+    CHECK(flops_per_token(config, 5, true) == doctest::Approx(products + 12 * 8 * (4 * 12 / 5.0 + 5 / 2.0)));
 }
 
 TEST_CASE("published peaks") {

@@ -209,6 +209,10 @@ TEST_CASE("options that do not fit together") {
         {"--heads 1 --kv-heads 1 --channels 512", "--head-size 512: attention takes"},
         {"--head-size 33", "--rope-dims 33: "},
         {"--rope-dims 34", "--rope-dims 34: "},
+        {"--window-pattern 3:1", "--window-pattern 3:1: no layer has a window; give --window too"},
+        {"--window 9 --window-pattern 3", "--window-pattern 3: not two numbers of layers; "},
+        {"--window 9 --window-pattern 3:0", "--window-pattern 3:0: not two numbers of layers; "},
+        {"--window 9 --window-pattern 3:1x", "--window-pattern 3:1x: not two numbers of layers; "},
         {"--rope-scaling 2 --rope-low-frequency 4", "--rope-high-frequency 4: "},
         {"--layers 10000 --channels 131072 --heads 1024 --kv-heads 0 --mlp-width 1048576",
          "parameters: too large; "},
@@ -226,11 +230,50 @@ TEST_CASE("options that do not fit together") {
         {"--micro-batch 1 --sequence-length 1 --global-batch 1000000000000",
          "--global-batch 1000000000000: more than 2^31 micro-batches of 1 tokens; "},
         {"--warmup-steps 2000", "--warmup-steps 2000: more than the run's 1000 steps; "},
+        {"--batch-ramp 1k:2k", "--batch-ramp 1k:2k: not three numbers; "},
+        {"--batch-ramp 1k:2k:3:4", "--batch-ramp 1k:2k:3:4: not three numbers; "},
+        {"--batch-ramp 1k:x:3", "--batch-ramp 1k:x:3: not three numbers; "},
+        {"--batch-ramp 0:2k:3", "it begins with no tokens; "},
+        {"--batch-ramp 2k:3k:3", "--batch-ramp 2k:3k:3: the end is not twice the start, or another "},
+        {"--batch-ramp 2k:2k:3", "the end is not twice the start, "},
+        {"--batch-ramp 1k:8k:6", "the steps are fewer than the batch has sizes, "},
+        {"--batch-ramp 512:1k:5",
+         "begins with 512 tokens, and the micro-batches of all data ranks have 1024; "},
+        {"--batch-ramp 1k:4k:9 --global-batch 8k", "ends with 4096 tokens, and --global-batch is 8192; "},
+        {"--log-trust-ratios 1", "--log-trust-ratios 1: --optimizer adamw takes no ratios; "},
+        {"--optimizer sgd", "--optimizer sgd: not one of the choices; give adamw, lamb or muon"},
     };
     for (auto& row : rows) {
         CAPTURE(row.line);
         CHECK_REFUSED(train_line(row.line), row.words);
     }
+}
+
+TEST_CASE("a batch that rises") {
+    Options o = train({"--batch-ramp", "1k:4k:10", "--steps", "14"});
+    CHECK(o.global_batch == 4096);
+    const std::vector<long long> want = {1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4};
+    long long tokens = 0;
+    for (int step = 0; step < 14; step++) {
+        CAPTURE(step);
+        CHECK(tokens_of_step(o, step) == 1024 * want[step]);
+        CHECK(tokens_until(o, step) == tokens);
+        tokens += tokens_of_step(o, step);
+    }
+    CHECK(tokens_until(o, 14) == tokens);
+    // twice as many at once is the same ramp
+    CHECK(tokens_of_step(train({"--batch-ramp", "1k:4k:10", "--micro-batch", "2"}), 4) == 2048);
+    CHECK(tokens_until(train({"--steps", "14"}), 14) == 14 * 1024);
+    o = train({"--batch-ramp", "1k:2k:1", "--global-batch", "2k"});
+    CHECK(tokens_of_step(o, 0) == 1024);
+    CHECK(tokens_of_step(o, 1) == 2048);
+}
+
+TEST_CASE("layers with a window and without, in turn") {
+    Options o = train({"--window", "9", "--window-pattern", "3:1", "--layers", "9"});
+    for (int layer = 0; layer < 9; layer++) CHECK(window_of_layer(o, layer) == (layer % 4 == 3 ? 0 : 9));
+    o = train({"--window", "9"});
+    CHECK(window_of_layer(o, 3) == 9);
 }
 
 TEST_CASE("command lines that lack something, or say two things") {
@@ -734,6 +777,13 @@ TEST_CASE("variants of the families that are the same arithmetic") {
     CHECK(read_hf(with(newer, "layer_types", std::vector<std::string>(28, "full_attention"))).window == 0);
     CHECK_REFUSED(read_hf(with(newer, "layer_types", std::vector<std::string>(28, "sliding_attention"))),
                   "layer_types");
+    std::vector<std::string> types;
+    for (int layer = 0; layer < 28; layer++)
+        types.push_back(layer % 6 == 5 ? "full_attention" : "sliding_attention");
+    CHECK(read_hf(with(windowed, "layer_types", types)).window_pattern == "5:1");
+    CHECK(read_hf(with(windowed, "layer_types", types)).window == 512);
+    types[20] = "full_attention";
+    CHECK_REFUSED(read_hf(with(windowed, "layer_types", types)), "layer_types");
 }
 
 TEST_CASE("configs that cannot be expressed, or make no sense") {

@@ -56,7 +56,7 @@ TEST_CASE("sum of squares in ranges") {
     auto check = [&](const std::vector<SquaresRange>& ranges) {
         std::vector<float> with_gaps(values.size(), NAN);
         double want = 0;
-        for (auto [at, count] : ranges) {
+        for (auto [at, count, sum] : ranges) {
             std::copy_n(values.begin() + at, count, with_gaps.begin() + at);
             want += squares(values, at, at + count);
         }
@@ -99,6 +99,12 @@ static const AdamW hyper = {.learning_rate = 3e-3,
                             .step = 1,
                             .stochastic_rounding = false};
 
+// A step on the device.
+static void adamw_update(floatX* params, float* master, float* m, float* v, float* grads, const float* scale,
+                         const std::vector<OptimizerPart>& parts, const AdamW& with) {
+    adamw_optimizer(with, 5).step.on_device({params, master, {m, v}, grads, scale}, parts, test_stream());
+}
+
 // One parameter tensor and its state, on the device.
 struct State {
     Buffer<floatX> params;
@@ -115,7 +121,7 @@ struct State {
     void update(const std::vector<float>& grads, float scale, const AdamW& with, uint64_t name = 77) {
         Buffer<float> device_grads(grads), device_scale(std::vector<float>{scale});
         adamw_update(params, has_master ? (float*)master : nullptr, m, v, device_grads, device_scale,
-                     {{0, grads.size(), 0, name, true}}, with, 5, test_stream());
+                     {{0, grads.size(), 0, name, true}}, with);
         cudaCheck(cudaStreamSynchronize(test_stream()));
     }
 
@@ -226,8 +232,9 @@ struct HostState {
 
     void update_parts(float scale, const AdamW& with, bool has_master,
                       const std::vector<OptimizerPart>& parts) {
-        adamw_update_on_host(params.data(), has_master ? master.data() : nullptr, m.data(), v.data(),
-                             grads.data(), &scale, parts, with, 5);
+        adamw_optimizer(with, 5).step.on_host(
+            {params.data(), has_master ? master.data() : nullptr, {m.data(), v.data()}, grads.data(), &scale},
+            parts);
     }
 };
 
@@ -271,7 +278,7 @@ static void update_part(HostState& all, size_t begin, size_t end, const Offsets&
     Buffer<float> master(part(all.master, at.master)), m(part(all.m, at.m)), v(part(all.v, at.v)),
         grads(part(all.grads, at.grads)), scale(std::vector<float>{0.7f});
     adamw_update(params + at.params, has_master ? master + at.master : nullptr, m + at.m, v + at.v,
-                 grads + at.grads, scale, {{0, n, begin, 77, true}}, with, 5, test_stream());
+                 grads + at.grads, scale, {{0, n, begin, 77, true}}, with);
     auto back = [&]<typename T>(const Buffer<T>& buffer, size_t offset, std::vector<T>& values) {
         auto got = buffer.host();
         std::copy_n(got.begin() + offset, n, values.begin() + begin);
@@ -345,8 +352,7 @@ TEST_CASE("the parts of many tensors are updated at once, each as if alone") {
         Buffer<floatX> params(before.params);
         Buffer<float> master(before.master), m(before.m), v(before.v), grads(before.grads),
             scale(std::vector<float>{0.7f});
-        adamw_update(params, has_master ? (float*)master : nullptr, m, v, grads, scale, parts, with, 5,
-                     test_stream());
+        adamw_update(params, has_master ? (float*)master : nullptr, m, v, grads, scale, parts, with);
         CHECK(same_bits(params.host(), want.params));
         CHECK(same_bits(master.host(), want.master));
         CHECK(same_bits(m.host(), want.m));
@@ -364,8 +370,7 @@ TEST_CASE("parts far into a tensor have random numbers of their own") {
         at_start.update(0.7f, with, false);
         Buffer<floatX> params(on_device.params);
         Buffer<float> m(on_device.m), v(on_device.v), grads(on_device.grads), scale(std::vector<float>{0.7f});
-        adamw_update(params, nullptr, m, v, grads, scale, {{0, 1001, first, 77, true}}, with, 5,
-                     test_stream());
+        adamw_update(params, nullptr, m, v, grads, scale, {{0, 1001, first, 77, true}}, with);
         CHECK(same_bits(params.host(), on_host.params));
         bool rounds = !std::is_same_v<floatX, float> && first != 0;
         CHECK(same_bits(on_host.params, at_start.params) == !rounds);
@@ -379,15 +384,16 @@ TEST_CASE("products and sums are rounded as written") {
     const float scale = 0.7f;
     HostState before(n), after = before;
     update_part(after, 0, n, {}, true, hyper);
-    AdamWFactors a(hyper);
+    AdamWFormula formula(hyper);
+    const Moments& a = formula.moments;
     size_t wrong = 0;
     for (size_t i = 0; i < n; i++) {
         volatile float g = before.grads[i] * scale, new_g = a.new2 * g, old_v = a.beta2 * before.v[i];
         volatile float difference = std::fma(before.grads[i], scale, -before.m[i]);
         volatile float m = std::fma(a.new1, difference, before.m[i]), v = std::fma(new_g, g, old_v);
-        volatile float step = a.step_size * m, root = std::sqrt(v);
+        volatile float step = a.size * m, root = std::sqrt(v);
         volatile float divisor = std::fma(root, a.root_correction, a.eps), change = step / divisor;
-        volatile float w = std::fma(before.master[i], a.decay, -change);
+        volatile float w = std::fma(before.master[i], formula.decay, -change);
         wrong += m != after.m[i] || v != after.v[i] || w != after.master[i];
     }
     CHECK(wrong == 0);

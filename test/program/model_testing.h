@@ -43,6 +43,27 @@ private:
 
 inline const ZeroSettings with_master = {.keep_master = !exact}, inference = {.training = false};
 
+// An optimizer by its kind, with the settings of AdamW, and what it asks for.
+inline Optimizer optimizer_of(OptimizerKind kind, const AdamW& settings, uint64_t seed) {
+    switch (kind) {
+    case OptimizerKind::adamw:
+        return adamw_optimizer(settings, seed);
+    case OptimizerKind::lamb:
+        return lamb_optimizer(settings, seed);
+    case OptimizerKind::muon:
+        return muon_optimizer({settings, 0.95}, seed);
+    }
+    __builtin_unreachable();
+}
+inline ZeroSettings for_optimizer(OptimizerKind kind, ZeroSettings settings) {
+    Options o;
+    o.optimizer = kind;
+    ZeroSettings asked = zero_settings(o);
+    settings.slots = asked.slots, settings.not_of_matrices = asked.not_of_matrices;
+    settings.takes_norms = asked.takes_norms, settings.transform_scratch = asked.transform_scratch;
+    return settings;
+}
+
 template <typename T>
 std::vector<T> from_device(const T* pointer, size_t count) {
     std::vector<T> values(count);

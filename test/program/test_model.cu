@@ -171,6 +171,7 @@ const Variant variants[] = {
     {"no bias", [](ModelConfig& c) { c.bias = false; }},
     {"kv-heads", [](ModelConfig& c) { c.kv_heads = 2; }},
     {"window", [](ModelConfig& c) { c.window = 3; }},
+    {"window pattern", [](ModelConfig& c) { c.window = 3, c.window_pattern = "1:1"; }},
     {"parallel", [](ModelConfig& c) { c.block = BlockKind::parallel; }},
     {"untied", [](ModelConfig& c) { c.tie_embeddings = false; }},
     {"qk-norm", [](ModelConfig& c) { c.qk_norm = true; }},
@@ -245,6 +246,25 @@ TEST_CASE("gradients agree with finite differences for every switch" * doctest::
                   2e-6 / step + 2e-3 * std::sqrt(gradient_norm * norm / row.size()));
         });
     }
+}
+
+// A layer whose attention is projected to nothing may have any window.
+TEST_CASE("with a pattern of windows each layer has its own") {
+    auto loss = [](int window, const char* pattern, const char* without_attention) {
+        ModelConfig config = small_config();
+        config.window = window, config.window_pattern = pattern;
+        Gpt g(config, {test_B, test_T, false, Recompute::none, 8}, inference);
+        randomize(g);
+        g.layout.each([&](const TensorRow& row, const std::string& name, size_t offset) {
+            std::vector<float> zeros(row.size());
+            if (name.starts_with(without_attention)) set_tensor(g, offset, zeros.data(), zeros.size());
+        });
+        return loss_of(g, random_batch("windows", config.vocab_size));
+    };
+    CHECK(loss(3, "1:1", "layers.1.attproj.") == loss(3, "", "layers.1.attproj."));
+    CHECK(loss(3, "1:1", "layers.1.attproj.") != loss(0, "", "layers.1.attproj."));
+    CHECK(loss(3, "1:1", "layers.0.attproj.") == loss(0, "", "layers.0.attproj."));
+    CHECK(loss(3, "1:1", "layers.0.attproj.") != loss(3, "", "layers.0.attproj."));
 }
 
 // The parameters' bits after two steps.

@@ -8,7 +8,7 @@
 # seconds: 120
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 86
+plan 93
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 # one that does not change: with some texts differences grow ten times as large within the steps
 text=$PWD/test/golden/bpe_training.json
@@ -32,7 +32,7 @@ declare -A shapes=(
     [llama]="--vocab-size 259 --layers 6 --channels 56 --heads 4 --kv-heads 2 --mlp-width 52 --norm rmsnorm
         --position rope --mlp swiglu --bias off --tie-embeddings off"
     [parallel]="--vocab-size 263 --layers 4 --channels 28 --heads 2 --kv-heads 1 --mlp-width 38 --norm layernorm
-        --position rope --mlp gelu --bias on --tie-embeddings off --block parallel --qk-norm on --window 7"
+        --position rope --mlp gelu --bias on --tie-embeddings off --block parallel --qk-norm on --window 7 --window-pattern 2:1"
 )
 
 # train NAME RANKS PROGRAM OPTIONS...    without mpirun where there is one rank
@@ -65,14 +65,14 @@ llama     1 --micro-batch 4 --pp-schedule interleaved --pp-chunks 3
 gpt2      2 --micro-batch 6 --zero 2 --offload optimizer
 gpt2      2 --micro-batch 4 --zero 3
 llama     2 --micro-batch 3
-llama     2 --micro-batch 6 --zero 1 --recompute mlp
-llama     2 --micro-batch 2 --zero 3 --recompute block
-gpt2      3 --micro-batch 2 --zero 3 --prefetch 3
+llama     2 --micro-batch 6 --zero 1 --recompute mlp --optimizer lamb
+llama     2 --micro-batch 2 --zero 3 --recompute block --optimizer muon
+gpt2      3 --micro-batch 2 --zero 3 --prefetch 3 --optimizer lamb
 llama     3 --micro-batch 4 --zero 2 --overlap off
 parallel  3 --micro-batch 1 --zero 3 --offload optimizer
 gpt2      4 --micro-batch 2 --zero 1 --shard-group 2
 llama     4 --micro-batch 3 --zero 3 --prefetch 0
-llama     4 --micro-batch 2 --zero 3 --shard-group 2 --recompute block --offload optimizer
+llama     4 --micro-batch 2 --zero 3 --shard-group 2 --recompute block --offload optimizer --optimizer muon
 gpt2      8 --micro-batch 3 --zero 3
 llama     8 --micro-batch 1 --zero 3 --shard-group 4 --recompute mlp
 parallel  8 --micro-batch 3 --zero 3 --shard-group 2
@@ -81,10 +81,10 @@ gpt2      2 --tp 2 --micro-batch 3 --tp-overlap 1 --recompute block
 llama     2 --tp 2 --micro-batch 6 --recompute mlp
 parallel  2 --tp 2 --micro-batch 4
 parallel  2 --tp 2 --micro-batch 6 --recompute block --offload optimizer
-llama     4 --tp 4 --micro-batch 8
+llama     4 --tp 4 --micro-batch 8 --optimizer lamb
 llama     4 --tp 2 --micro-batch 3 --zero 2
-gpt2      4 --tp 2 --micro-batch 2 --zero 3
-gpt2      2 --pp 2 --micro-batch 4
+gpt2      4 --tp 2 --micro-batch 2 --zero 3 --optimizer muon
+gpt2      2 --pp 2 --micro-batch 4 --optimizer lamb
 gpt2      2 --pp 2 --micro-batch 2 --pp-schedule zero-bubble
 llama     2 --pp 2 --micro-batch 3 --pp-schedule gpipe
 llama     2 --pp 2 --micro-batch 6 --pp-schedule interleaved --pp-chunks 3
@@ -95,34 +95,38 @@ gpt2      4 --pp 2 --micro-batch 2 --zero 1
 gpt2      4 --pp 2 --micro-batch 3 --zero 3 --pp-schedule zero-bubble
 llama     4 --pp 2 --micro-batch 2 --zero 2 --pp-schedule interleaved
 gpt2      4 --tp 2 --pp 2 --micro-batch 4
-gpt2      4 --tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble --recompute mlp
+gpt2      4 --tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble --recompute mlp --optimizer muon
 llama     4 --tp 2 --pp 2 --micro-batch 2 --pp-schedule interleaved
 parallel  4 --tp 2 --pp 2 --micro-batch 6 --pp-schedule zero-bubble
 llama     6 --tp 2 --pp 3 --micro-batch 3 --pp-layers 3,1,2
-gpt2      8 --tp 2 --pp 2 --zero 1 --micro-batch 2
+gpt2      8 --tp 2 --pp 2 --zero 1 --micro-batch 2 --optimizer lamb
 gpt2      8 --tp 2 --pp 2 --zero 3 --micro-batch 1 --pp-schedule interleaved --recompute block
-gpt2      8 --pp 4 --zero 1 --micro-batch 2 --pp-schedule gpipe --offload optimizer
+gpt2      8 --pp 4 --zero 1 --micro-batch 2 --pp-schedule gpipe --offload optimizer --optimizer lamb
 llama     8 --tp 4 --pp 2 --micro-batch 4 --pp-schedule zero-bubble
-llama     8 --tp 2 --pp 2 --zero 2 --micro-batch 2 --pp-layers memory
+llama     8 --tp 2 --pp 2 --zero 2 --micro-batch 2 --pp-layers memory --optimizer muon
 llama     8 --tp 2 --zero 3 --shard-group 2 --micro-batch 1
 parallel  8 --tp 2 --pp 4 --micro-batch 3
-parallel  8 --tp 2 --pp 2 --zero 1 --offload optimizer --pp-schedule zero-bubble --micro-batch 2
+parallel  8 --tp 2 --pp 2 --zero 1 --offload optimizer --pp-schedule zero-bubble --micro-batch 2 --optimizer muon
 '
 declare -A referenced
 number=0
 while read -r shape n options; do
     [ -n "$shape" ] && wanted "$shape $n $options" || continue
     read -ra of_shape <<<"${shapes[$shape]//$'\n'/ }"
-    if [ -z "${referenced[$shape]}" ]; then
-        referenced[$shape]=yes
-        train "$shape" 1 "$cpu" "${of_shape[@]}" --micro-batch 24 || { echo "FAILED to run $shape"; continue; }
-        clipped=$(grep -oE '"grad_norm":[0-9.]+' "$shape/log.jsonl" | awk -F: '$2 > 0.6 { n++ } END { print n + 0 }')
-        if [ "$clipped" = 10 ]; then echo "ok every step of $shape is clipped"; else echo "FAILED $shape: $clipped of 10 steps clipped"; fi
+    optimizer=adamw
+    [[ $options != *--optimizer* ]] || optimizer=${options##*--optimizer }
+    reference=$shape-$optimizer
+    if [ -z "${referenced[$reference]}" ]; then
+        referenced[$reference]=yes
+        train "$reference" 1 "$cpu" "${of_shape[@]}" --micro-batch 24 --optimizer "$optimizer" ||
+            { echo "FAILED to run $reference"; continue; }
+        clipped=$(grep -oE '"grad_norm":[0-9.]+' "$reference/log.jsonl" | awk -F: '$2 > 0.6 { n++ } END { print n + 0 }')
+        if [ "$clipped" = 10 ]; then echo "ok every step of $reference is clipped"; else echo "FAILED $reference: $clipped of 10 steps clipped"; fi
     fi
     number=$((number + 1))
     read -ra of_row <<<"$options"
     if train "row$number" "$n" "$cpu" "${of_shape[@]}" "${of_row[@]}" </dev/null; then
-        agree "$shape on $n $options" "row$number" "$shape" --losses 1e-6 --weights 1e-5
+        agree "$shape on $n $options" "row$number" "$reference" --losses 1e-6 --weights 1e-5
     else
         echo "FAILED to run $shape on $n $options"
     fi
@@ -146,6 +150,8 @@ neutral='
 --zero 3                   | --prefetch 3
 --zero 3                   | --offload optimizer
 --zero 3                   | --recompute block
+--zero 2 --optimizer muon  | --overlap off --offload optimizer
+--tp 2 --optimizer lamb    | --overlap off --offload optimizer
 --zero 3 --shard-group 2   |
 --zero 3 --shard-group 2   | --overlap off --prefetch 0 --recompute mlp --offload optimizer
 --tp 2                     | --overlap off

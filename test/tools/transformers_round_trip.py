@@ -51,6 +51,8 @@ FAMILIES = {
     "qwen3": (Qwen3Config, LLAMA | dict(vocab_size=720, eos_token_id=0)),
     "qwen3 windowed": (Qwen3Config, LLAMA | dict(use_sliding_window=True, sliding_window=5,
                                                  max_window_layers=0, tie_word_embeddings=True)),
+    "qwen3 patterned": (Qwen3Config, LLAMA | dict(use_sliding_window=True, sliding_window=5, max_window_layers=0,
+                                                  layer_types=["sliding_attention", "full_attention"])),
     "gpt_neox": (GPTNeoXConfig, OTHERS | dict(rope_parameters=NEOX_ROPE)),
     "gpt_neox sequential": (GPTNeoXConfig, OTHERS | dict(use_parallel_residual=False, hidden_act="gelu_new",
                                                          tie_word_embeddings=True)),

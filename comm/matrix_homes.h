@@ -1,0 +1,261 @@
+/*
+Whole matrices for an optimizer that needs them, from parts that lie with many ranks.
+
+Each matrix of a block (queries, keys and values apart) has one home among the ranks that have parts of it:
+the tensor ranks and shards of a stage. There its update comes together, becomes another by
+Optimizer::transform, and goes back. Each replica of a shard group does so for itself. The home sees the same
+matrix however it is cut, and homes follow from the layout alone, so the result does not depend on either.
+
+    shard 0    Q Q K K V       sends    Q's home is shard 0       Q' Q' K' K' V'
+    shard 1    V F F F F       -->      F's home is shard 1  ...  V' F' F' F' F'
+
+Units go in rounds, as few at once as give every rank a matrix: so that all work, in little memory. Within a
+round the most expensive matrix goes to the rank that has least to do so far. What travels is floatX.
+*/
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "comm/memory.h"            // Arena
+#include "comm/mesh.h"              // Mesh, rank_of
+#include "comm/parameters.h"        // ParameterLayout
+#include "kernels/matrix_part.cuh"  // MatrixPart, copy_part, convert
+#include "kernels/optimizer.h"      // Optimizer
+
+// ----------------------------------------------------------------------------
+// which rank has what
+
+// What one rank has of a matrix.
+struct HeldPart {
+    int owner;    // among the ranks that share the matrix
+    bool counts;  // of copies, one does
+    size_t at;    // in what the owner has of the unit
+    MatrixPart part;
+    size_t arrives;  // where it lies in the memory for what arrives at the home
+};
+
+struct HomedMatrix {
+    int unit;
+    size_t rows, cols;
+    int home = 0;  // among the ranks that share it
+    std::vector<HeldPart> parts = {};
+
+    bool is_tall() const { return rows > cols; }
+    size_t size() const { return rows * cols; }
+    // What Newton-Schulz steps take, but for a factor.
+    double cost() const { return (double)size() * (double)std::min(rows, cols); }
+};
+
+// Units whose matrices are transformed at the same time.
+struct MatrixRound {
+    std::vector<int> units;
+    std::vector<HomedMatrix> matrices;
+};
+
+// Ranks that share a matrix are numbered shard after shard.
+inline int sharer(int shard, int tensor, const MeshShape& shape) {
+    return shard * shape.tp + tensor;
+}
+
+// The matrices of one unit, without homes. layouts: of each tensor rank
+inline std::vector<HomedMatrix> matrices_of(const std::vector<ParameterLayout>& layouts, int unit,
+                                            const MeshShape& shape) {
+    std::map<int, HomedMatrix> by_section;
+    size_t part_size = layouts[0].unit_size(unit) / shape.shard;
+    for (const ParameterLayout& there : layouts) {
+        auto counted = there.counted(unit);
+        for (const SectionPart& held :
+             there.section_parts(unit, there.parts(unit, 0, there.unit_size(unit)))) {
+            if (!held.of_block_matrix()) continue;
+            HomedMatrix& matrix =
+                by_section.try_emplace(held.section, HomedMatrix{unit, held.rows, held.row->cols})
+                    .first->second;
+            bool counts = std::ranges::any_of(
+                counted, [&](UnitRange range) { return held.at >= range.begin && held.at < range.end; });
+            for (size_t done = 0; done < held.count;) {
+                size_t at = held.at + done, shard = at / part_size, inside = at % part_size;
+                size_t count = std::min(held.count - done, part_size - inside);
+                MatrixPart part = {
+                    matrix.rows, matrix.cols,     held.column, held.columns, held.begin - held.start + done,
+                    count,       matrix.is_tall()};
+                matrix.parts.push_back(
+                    {sharer((int)shard, there.place.tensor, shape), counts, inside, part, 0});
+                done += count;
+            }
+        }
+    }
+    std::vector<HomedMatrix> matrices;
+    for (auto& [section, matrix] : by_section) matrices.push_back(std::move(matrix));
+    return matrices;
+}
+
+// Gives each matrix of a round its home, and each part its place there.
+inline void choose_homes(MatrixRound& round, int sharers) {
+    std::vector<double> load(sharers);
+    std::vector<size_t> room(sharers);
+    std::vector<HomedMatrix*> by_cost;
+    for (HomedMatrix& matrix : round.matrices) by_cost.push_back(&matrix);
+    std::ranges::stable_sort(by_cost, std::greater(), [](const HomedMatrix* m) { return m->cost(); });
+    for (HomedMatrix* matrix : by_cost) {
+        matrix->home = (int)(std::ranges::min_element(load) - load.begin());
+        load[matrix->home] += matrix->cost();
+        for (HeldPart& held : matrix->parts) {
+            held.arrives = room[matrix->home];
+            room[matrix->home] += held.part.count;
+        }
+    }
+}
+
+// The rounds of a stage, the same on all ranks of it.
+inline std::vector<MatrixRound> matrix_rounds(const ParameterLayout& layout, const MeshShape& shape) {
+    int sharers = shape.tp * shape.shard;
+    std::vector<MatrixRound> rounds;
+    std::vector<ParameterLayout> layouts;
+    for (int tensor = 0; tensor < shape.tp; tensor++) layouts.push_back(layout.of_tensor_rank(tensor));
+    for (int unit : layout.held()) {
+        std::vector<HomedMatrix> matrices = matrices_of(layouts, unit, shape);
+        bool joins = !rounds.empty() && (int)rounds.back().matrices.size() < sharers;
+        if (!joins) rounds.emplace_back();
+        rounds.back().units.push_back(unit);
+        for (HomedMatrix& matrix : matrices) rounds.back().matrices.push_back(std::move(matrix));
+    }
+    for (MatrixRound& round : rounds) choose_homes(round, sharers);
+    return rounds;
+}
+
+// ----------------------------------------------------------------------------
+// memory
+
+// Of the rank that needs most of each.
+struct MatrixArrays {
+    floatX *own, *arrived, *matrix, *scratch;
+
+    MatrixArrays(Arena& memory, const std::vector<MatrixRound>& rounds, const MeshShape& shape,
+                 size_t (*scratch_of)(size_t rows, size_t cols)) {
+        int sharers = shape.tp * shape.shard;
+        size_t most_own = 0, most_arrived = 0, largest = 0, most_scratch = 0;
+        for (const MatrixRound& round : rounds) {
+            std::vector<size_t> of_owner(sharers), at_home(sharers);
+            for (const HomedMatrix& matrix : round.matrices) {
+                for (const HeldPart& held : matrix.parts) {
+                    of_owner[held.owner] += held.part.count;
+                    at_home[matrix.home] += held.part.count;
+                }
+                auto [less, more] = std::minmax(matrix.rows, matrix.cols);
+                largest = std::max(largest, matrix.size());
+                most_scratch = std::max(most_scratch, scratch_of(less, more));
+            }
+            most_own = std::max(most_own, std::ranges::max(of_owner));
+            most_arrived = std::max(most_arrived, std::ranges::max(at_home));
+        }
+        memory.of("whole matrices");
+        own = memory.take<floatX>(most_own);
+        arrived = memory.take<floatX>(most_arrived);
+        matrix = memory.take<floatX>(largest);
+        scratch = memory.take<floatX>(most_scratch);
+    }
+};
+
+// ----------------------------------------------------------------------------
+// the way home and back
+
+class MatrixHomes {
+public:
+    // scratch_of(rows, cols): elements that the transformation works in; null: there is none, and no rounds.
+    // The memory must outlive this.
+    MatrixHomes(Arena& memory, const ParameterLayout& layout, const Mesh& mesh,
+                size_t (*scratch_of)(size_t rows, size_t cols), cudaStream_t stream)
+        : mesh_(mesh),
+          me_(sharer(mesh.position.shard, mesh.position.tensor, mesh.shape)),
+          rounds_(scratch_of ? matrix_rounds(layout, mesh.shape) : std::vector<MatrixRound>()),
+          arrays_(memory, rounds_, mesh.shape, scratch_of),
+          stream_(stream) {}
+
+    const std::vector<MatrixRound>& rounds() const { return rounds_; }
+
+    // For all ranks that share the round's matrices: replaces the updates, of which grads_of(unit) is what
+    // this rank owns of a unit. Where the scale (1) is NaN they stay as they are.
+    template <typename GradsOf, typename Transform>
+    void transform(const MatrixRound& round, GradsOf&& grads_of, const float* scale, Transform&& transform) {
+        each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
+            convert(own, grads_of(matrix.unit) + held.at, held.part.count, stream_);
+        });
+        travel(round, true);
+        for (const HomedMatrix& matrix : round.matrices) {
+            if (matrix.home != me_) continue;
+            auto [less, more] = std::minmax(matrix.rows, matrix.cols);
+            for (const HeldPart& held : matrix.parts) {
+                if (held.counts)
+                    copy_part<PartCopy::into_matrix>(arrays_.matrix, arrays_.arrived + held.arrives,
+                                                     held.part, stream_);
+            }
+            transform(arrays_.matrix, (int)less, (int)more, arrays_.scratch, stream_);
+            for (const HeldPart& held : matrix.parts)
+                copy_part<PartCopy::out_of_matrix>(arrays_.matrix, arrays_.arrived + held.arrives, held.part,
+                                                   stream_);
+        }
+        travel(round, false);
+        each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
+            convert(grads_of(matrix.unit) + held.at, (const floatX*)own, held.part.count, stream_, scale);
+        });
+    }
+
+private:
+    // Calls visit(matrix, part, its place in arrays_.own) for what this rank has of a round.
+    template <typename Visit>
+    void each_own(const MatrixRound& round, Visit&& visit) const {
+        floatX* own = arrays_.own;
+        for (const HomedMatrix& matrix : round.matrices) {
+            for (const HeldPart& held : matrix.parts) {
+                if (held.owner != me_) continue;
+                visit(matrix, held, own);
+                own += held.part.count;
+            }
+        }
+    }
+
+    // Own parts to where they arrive at their homes, or back. Of copies one goes home, and all come back.
+    void travel(const MatrixRound& round, bool home) {
+        auto goes = [=](const HeldPart& held) { return !home || held.counts; };
+        each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
+            if (matrix.home != me_ || !goes(held)) return;
+            floatX* there = arrays_.arrived + held.arrives;
+            cudaCheck(cudaMemcpyAsync(home ? there : own, home ? own : there,
+                                      held.part.count * sizeof(floatX), cudaMemcpyDeviceToDevice, stream_));
+        });
+        if (mesh_.shape.tp * mesh_.shape.shard == 1) return;
+        grouped([&] {
+            each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
+                if (matrix.home == me_ || !goes(held)) return;
+                pass(home, own, held.part.count, matrix.home);
+            });
+            for (const HomedMatrix& matrix : round.matrices) {
+                if (matrix.home != me_) continue;
+                for (const HeldPart& held : matrix.parts) {
+                    if (held.owner != me_ && goes(held))
+                        pass(!home, arrays_.arrived + held.arrives, held.part.count, held.owner);
+                }
+            }
+        });
+    }
+
+    void pass(bool send, floatX* data, size_t count, int other) {
+        MeshPosition there = mesh_.position;
+        there.shard = other / mesh_.shape.tp, there.tensor = other % mesh_.shape.tp;
+        int rank = rank_of(there, mesh_.shape);
+        if (send)
+            mesh_.world().send((const floatX*)data, count, rank, Traffic::updates, stream_);
+        else
+            mesh_.world().receive(data, count, rank, stream_);
+    }
+
+    const Mesh& mesh_;
+    const int me_;
+    const std::vector<MatrixRound> rounds_;
+    const MatrixArrays arrays_;
+    cudaStream_t stream_;
+};

@@ -1,0 +1,146 @@
+/*
+What a rank keeps of the parameters that it trains, by the settings of a run and of its optimizer, and the
+memory that it takes. What is done with it is in comm/zero.h.
+*/
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <vector>
+
+#include "comm/memory.h"            // Arena
+#include "comm/parameters.h"        // ParameterLayout, UnitBuffers
+#include "data/base/dtype.h"        // Dtype
+#include "data/checkpoint/slot.h"   // Slot
+#include "kernels/global_norm.cuh"  // sum_squares_scratch
+#include "kernels/optimizer.h"      // most_optimizer_slots
+
+// By which the optimizer's learning rate and decay are multiplied.
+struct Multipliers {
+    double learning_rate = 1, weight_decay = 1;
+};
+
+struct ZeroSettings {
+    int level = 0;
+    bool training = true;                          // false: parameters only
+    std::vector<Slot> slots = {Slot::m, Slot::v};  // that the optimizer keeps, in its order
+    std::vector<Slot> not_of_matrices = {};        // of those, what it does not keep of the blocks' matrices
+    bool takes_norms = false;                      // of sections, as Optimizer::takes_norms
+    // Elements of scratch that Optimizer::transform takes for a matrix, rows <= cols. Null: there is no such.
+    size_t (*transform_scratch)(size_t rows, size_t cols) = nullptr;
+    std::array<Multipliers, tensor_kinds> multipliers = {};
+    bool keep_master = false;  // an fp32 copy of the parameters for the optimizer
+    bool offload = false;
+    int host_threads = 0;  // OpenMP threads of offloaded steps; 0: as OpenMP chooses
+    bool overlap = true;
+    int prefetch = 1;  // level 3: units gathered ahead of their use
+    // Room in host memory for a copy of the state, which is written while training goes on.
+    bool staging = false;
+};
+
+// What a state keeps of each element, and how.
+inline std::vector<Slot> slots_of(const ZeroSettings& settings) {
+    std::vector<Slot> slots = {Slot::weight};
+    if (!settings.training) return slots;
+    if (settings.keep_master) slots.push_back(Slot::master);
+    slots.insert(slots.end(), settings.slots.begin(), settings.slots.end());
+    return slots;
+}
+// Of those of one tensor.
+inline std::vector<Slot> slots_of(const ZeroSettings& settings, const TensorRow& row) {
+    std::vector<Slot> slots = slots_of(settings);
+    if (row.is_block_matrix())
+        std::erase_if(slots, [&](Slot slot) { return std::ranges::count(settings.not_of_matrices, slot); });
+    return slots;
+}
+constexpr Dtype dtype_of(Slot slot) {
+    return slot == Slot::weight && sizeof(floatX) == 2 ? Dtype::bf16 : Dtype::fp32;
+}
+
+// What a step comes to, in device memory.
+struct StepStatistics {
+    // sums over the ranks
+    float loss;     // of the losses
+    float squares;  // of the gradients
+    float stop;     // ranks that were asked to stop
+    float saved;    // ranks that need not be waited for to go on with a checkpoint
+    // what follows from them
+    float norm;   // of the gradients
+    float scale;  // by which they are multiplied; NaN: nothing is stepped
+};
+constexpr int summed_statistics = 4;
+static_assert(offsetof(StepStatistics, norm) == summed_statistics * sizeof(float));
+
+// All memory of a state, by the ranks of its shard group.
+struct ZeroArrays {
+    bool cut_grads, cut_params;  // over the ranks of the shard group
+
+    floatX* params;        // all units, or (cut) the own part of each
+    floatX* whole_params;  // cut: the places of units in use
+    float* whole_grads;    // likewise
+    float* grads;          // as params
+    size_t norm_scratch_floats;
+    float* norm_scratch;
+    float* section_squares;  // (2, sections) of weights and of updates, where the optimizer takes norms
+    // The own part of each unit begins at slot_at[slot][unit]. Of a slot that the matrices of blocks do not
+    // have, there is room for what may lie before them.
+    float* slots[most_optimizer_slots] = {};
+    std::vector<size_t> slot_at[most_optimizer_slots];
+    float* master;  // likewise; null: none is kept
+    // offload: host memory, in which slots and master are then as well
+    float* host_grads;    // the own part of each unit
+    floatX* host_params;  // likewise
+    float* host_scale;    // (1)
+    float* host_section_squares;
+
+    ZeroArrays(Arena& memory, const ParameterLayout& layout, int shards, const ZeroSettings& s,
+               cudaStream_t stream = nullptr)
+        : cut_grads(s.training && s.level >= 2 && shards > 1), cut_params(s.level >= 3 && shards > 1) {
+        if (s.slots.size() > most_optimizer_slots)
+            fail("optimizer: it keeps %zu slots; raise most_optimizer_slots (%d)", s.slots.size(),
+                 most_optimizer_slots);
+        size_t whole = layout.size(), part = whole / shards, own = s.training ? part : 0;
+        auto take = [&]<typename T>(T*& array, size_t count) { array = memory.take_zeros<T>(count, stream); };
+        memory.of("parameters");
+        take(params, cut_params ? part : whole);
+        memory.of("units in use");
+        take(whole_params, cut_params ? UnitBuffers(layout, s.prefetch + 1).size() : 0);
+        take(whole_grads, cut_grads ? UnitBuffers(layout, 2).size() : 0);
+        memory.of("gradients");
+        take(grads, cut_grads ? own : s.training ? whole : 0);
+        norm_scratch_floats = s.training ? norm_scratch_size(layout, shards) : 0;
+        take(norm_scratch, norm_scratch_floats);
+        size_t squares = s.training && s.takes_norms ? 2 * layout.sections() : 0;
+        take(section_squares, squares);
+        memory.of("optimizer", s.offload);
+        for (size_t i = 0; i < s.slots.size() && s.training; i++) {
+            bool all = !std::ranges::count(s.not_of_matrices, s.slots[i]);
+            size_t size = 0;
+            for (int unit = 0; unit < layout.units(); unit++) {
+                size_t of_unit = layout.unit_size(unit) / shards;
+                slot_at[i].push_back(size);
+                size += all ? of_unit : std::min(of_unit, layout.before_matrices(unit));
+            }
+            take(slots[i], size);
+        }
+        take(master, s.keep_master ? own : 0);
+        memory.of("copies for offload", true);
+        take(host_grads, s.offload ? own : 0);
+        take(host_params, s.offload ? own : 0);
+        take(host_scale, s.offload && s.training ? 1 : 0);
+        take(host_section_squares, s.offload ? squares : 0);
+    }
+
+private:
+    static size_t norm_scratch_size(const ParameterLayout& layout, int shards) {
+        size_t floats = 0;
+        for (int unit : layout.held()) {
+            // a chunk may be cut by each end of a range, of which a section has one at most
+            size_t size = layout.unit_size(unit),
+                   sections = layout.section_parts(unit, layout.parts(unit, 0, size)).size();
+            floats += sum_squares_scratch(size / shards) + sections;
+        }
+        return floats;
+    }
+};

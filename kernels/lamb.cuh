@@ -1,0 +1,77 @@
+/*
+LAMB (You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", 2020): AdamW's
+update, of which each matrix takes a step in proportion to its own norm.
+
+    u = m_hat / (sqrt(v_hat) + eps) + weight_decay w           m_hat and v_hat as AdamW has them
+    w = w - learning_rate ratio u,   ratio = |w| / |u|
+
+The norms are over a section: queries, keys and values are matrices of their own here, as are the gates and
+the values of SwiGLU. The ratio is 1 where nothing decays, as of biases and norms, and where either norm is 0.
+
+A step has two passes: the first writes u over the gradient, so it takes no more memory than AdamW; between
+them the squares of w and u are summed over all ranks.
+*/
+#pragma once
+
+#include <cmath>
+
+#include "kernels/adamw.cuh"
+#include "kernels/optimizer_pass.cuh"
+
+HOST_DEVICE inline float trust_ratio(float weight_squares, float update_squares) {
+    return weight_squares > 0 && update_squares > 0 ? sqrtf(weight_squares) / sqrtf(update_squares) : 1.0f;
+}
+
+// Makes u of the gradient.
+struct LambUpdate {
+    static constexpr int slots = 2;
+    static constexpr bool steps = false;
+
+    Moments moments;
+    float weight_decay;
+
+    LambUpdate() = default;
+    explicit LambUpdate(const AdamW& a) : moments(a, 1), weight_decay((float)a.weight_decay) {}
+
+    HOST_DEVICE LambUpdate at_work() const { return *this; }
+    HOST_DEVICE float operator()(float w, float grad, float scale, float& m, float& v) const {
+        return fmaf(weight_decay, w, moments.update(grad, scale, m, v));
+    }
+};
+
+// Steps by u.
+struct LambStep {
+    static constexpr int slots = 0;
+    static constexpr bool steps = true;
+
+    float rate;
+    const float *weight_squares, *update_squares;  // of the section; null: its ratio is 1
+
+    LambStep() = default;
+    LambStep(const AdamW& a, const OptimizerPart& part, const OptimizerArrays& arrays)
+        : rate((float)a.learning_rate),
+          weight_squares(part.decays ? arrays.weight_squares + part.section : nullptr),
+          update_squares(arrays.update_squares + part.section) {}
+
+    HOST_DEVICE LambStep at_work() const {
+        LambStep with_ratio = *this;
+        if (weight_squares) with_ratio.rate *= trust_ratio(*weight_squares, *update_squares);
+        return with_ratio;
+    }
+    HOST_DEVICE float operator()(float w, float update, float) const { return fmaf(-rate, update, w); }
+};
+
+// A step of LAMB, with settings and slots of AdamW.
+inline Optimizer lamb_optimizer(const AdamW& hyper, uint64_t seed) {
+    Rounding rounding = {hyper.stochastic_rounding, hyper.step, seed};
+    auto update = [=](const OptimizerPart& part, const OptimizerArrays&) {
+        return LambUpdate(of_part(hyper, part));
+    };
+    auto step = [=](const OptimizerPart& part, const OptimizerArrays& arrays) {
+        return LambStep(of_part(hyper, part), part, arrays);
+    };
+    return {.learning_rate = hyper.learning_rate,
+            .prepare = make_pass(update, rounding),
+            .takes_norms = true,
+            .step = make_pass(step, rounding)};
+}

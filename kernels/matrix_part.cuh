@@ -1,0 +1,98 @@
+/*
+Parts of a matrix, as ranks hold them, to and from the whole matrix.
+
+A part is a run of elements of a box: of some columns of all rows, row by row. Element i of the part is
+
+    e = begin + i,   row = e / columns,   column = first column + e % columns
+
+The whole matrix may lie transposed. Parts are floatX; to and from the fp32 arrays of an optimizer they are
+converted on their own.
+*/
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+
+#include "kernels/common.cuh"
+
+// Where a part lies in a matrix of (rows, cols).
+struct MatrixPart {
+    size_t rows, cols;
+    size_t column, columns;  // of the box
+    size_t begin, count;     // elements of the box
+    bool transposed;         // the whole matrix lies as (cols, rows)
+
+    // Where element i of the part is in the whole matrix.
+    HOST_DEVICE size_t place(size_t i) const {
+        size_t e = begin + i, row = e / columns, col = column + e % columns;
+        return transposed ? col * rows + row : row * cols + col;
+    }
+};
+
+enum class PartCopy { into_matrix, out_of_matrix };
+
+// ----------------------------------------------------------------------------
+// CPU
+
+template <PartCopy direction>
+void copy_part_cpu(floatX* matrix, floatX* part, const MatrixPart& at) {
+#pragma omp parallel for if (at.count > 65536)
+    for (size_t i = 0; i < at.count; i++) {
+        floatX &whole = matrix[at.place(i)], &own = part[i];
+        (direction == PartCopy::into_matrix ? whole : own) = direction == PartCopy::into_matrix ? own : whole;
+    }
+}
+
+template <typename To, typename From>
+void convert_cpu(To* out, const From* inp, size_t n, const float* scale) {
+    if (scale && std::isnan(*scale)) return;
+#pragma omp parallel for simd if (n > 65536)
+    for (size_t i = 0; i < n; i++) out[i] = To((float)inp[i]);
+}
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+
+#ifndef DEVICE_CPU
+
+constexpr unsigned part_block = 256;
+
+template <PartCopy direction>
+__global__ void copy_part_kernel(floatX* matrix, floatX* part, MatrixPart at) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= at.count) return;
+    if constexpr (direction == PartCopy::into_matrix)
+        matrix[at.place(i)] = part[i];
+    else
+        part[i] = matrix[at.place(i)];
+}
+
+template <typename To, typename From>
+__global__ void convert_kernel(To* out, const From* inp, size_t n, const float* scale) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (scale && std::isnan(*scale)) return;
+    if (i < n) out[i] = To((float)inp[i]);
+}
+
+#endif
+
+// ----------------------------------------------------------------------------
+// launchers
+
+// part (count) to its places in matrix, or back.
+template <PartCopy direction>
+void copy_part(floatX* matrix, floatX* part, const MatrixPart& at, cudaStream_t stream) {
+    if (at.count == 0) return;
+    ON_DEVICE(stream, copy_part_cpu<direction>(matrix, part, at),
+              launch(copy_part_kernel<direction>, ceil_div(at.count, part_block), part_block, 0, stream,
+                     matrix, part, at));
+}
+
+// out = inp, (n) each, in the type of out; but nothing if there is a scale (1) and it is NaN.
+template <typename To, typename From>
+void convert(To* out, const From* inp, size_t n, cudaStream_t stream, const float* scale = nullptr) {
+    if (n == 0) return;
+    ON_DEVICE(
+        stream, convert_cpu(out, inp, n, scale),
+        launch(convert_kernel<To, From>, ceil_div(n, part_block), part_block, 0, stream, out, inp, n, scale));
+}

@@ -1,0 +1,251 @@
+/*
+One pass of an optimizer over parts of tensors, element by element:
+
+    steps      w = formula(w, g, scale, slots...)      rounded to the parameters
+    prepares   g = formula(w, g, scale, slots...)
+
+A formula is a small struct with that function; it changes the slots in place. Every array is (n), and float
+but for the parameters, which are floatX. In bf16, w is too coarse to be stepped in place: most updates are
+less than half its last digit. So it is either kept in float beside the parameters (master), or rounded up or
+down at random so that its mean is exact (stochastic rounding). A NaN scale changes nothing at all.
+
+A unit of many tensors takes one launch. Its parts may be any parts of tensors, and may lie on the device or
+on the host: the result is the same bit for bit. So random numbers are counted from the start of a tensor, and
+formulas write out which products and sums are rounded once, as fmaf: compilers fuse what they are left to
+fuse, each in its own way.
+*/
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cfloat>
+#include <cmath>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "kernels/block_table.cuh"
+#include "kernels/common.cuh"
+#include "kernels/optimizer.h"
+#include "kernels/ragged.cuh"
+#include "kernels/random.cuh"
+
+// How new weights become parameters.
+struct Rounding {
+    bool stochastic;
+    int step;       // random numbers are new in each,
+    uint64_t seed;  // and in each run
+};
+
+// A formula, for the elements of one part, has these members:
+//
+//     a default constructor: formulas lie in tables
+//     static constexpr int slots     how many the function takes, the optimizer's first ones
+//     static constexpr bool steps    it returns the new weight, or else the update
+//     at_work()                      the formula once it has read what it needs from memory
+//     float operator()(float w, float g, float scale, float& slot...) const
+
+// The random numbers of elements i .. i + 3 of a tensor in this step. philox gives all four at once if i
+// is a multiple of 4; else they are the end of one four and the beginning of the next. They are moved into
+// place by steps of 2 and 1, because a GPU has no registers that can be indexed.
+HOST_DEVICE inline Random4 rounding_random(uint64_t key, size_t i, int step) {
+    Random4 low = philox(key, i / 4, step);
+    if (i % 4 == 0) return low;
+    Random4 high = philox(key, i / 4 + 1, step);
+    if (i & 2) {
+        low = {{low.at[2], low.at[3], high.at[0], high.at[1]}};
+        high.at[0] = high.at[2];
+    }
+    if (i & 1) low = {{low.at[1], low.at[2], low.at[3], high.at[0]}};
+    return low;
+}
+
+// w as a parameter. Stochastic rounding takes one of the two neighbours in bf16, the nearer one more
+// often: the 16 bits that bf16 drops are a fraction, and adding a random fraction carries with just that
+// probability.
+HOST_DEVICE inline floatX round_weight(float w, [[maybe_unused]] bool stochastic,
+                                       [[maybe_unused]] uint32_t random) {
+    if constexpr (std::is_same_v<floatX, float>) {
+        return w;
+    } else {
+        bool finite = fabsf(w) <= FLT_MAX;  // the low bits of NaN are no fraction
+        if (!stochastic || !finite) return floatX(w);
+        return floatX(std::bit_cast<float>((std::bit_cast<uint32_t>(w) + (random >> 16)) & 0xffff0000u));
+    }
+}
+
+// ----------------------------------------------------------------------------
+// CPU
+
+template <bool has_master, bool stochastic, typename Formula>
+void optimizer_part_cpu(const OptimizerArrays& arrays, const OptimizerPart& part, const Formula& formula,
+                        const Rounding& rounding) {
+    constexpr size_t piece = 4096;  // of which the random numbers are drawn at once
+    constexpr auto each_slot = std::make_index_sequence<Formula::slots>();
+    uint64_t key = random_key(rounding.seed, part.name);
+    floatX* params = arrays.params + part.at;
+    float *master = has_master ? arrays.master + part.at : nullptr, *grads = arrays.grads + part.at;
+    float scale = *arrays.scale;
+    std::array<float*, Formula::slots> slots;
+    for (int k = 0; k < Formula::slots; k++) slots[k] = arrays.slots[k] + part.at;
+    const auto element = formula.at_work();
+    size_t n = part.count;
+#pragma omp parallel for if (n > 4 * piece)
+    for (size_t start = 0; start < n; start += piece) {
+        size_t end = std::min(n, start + piece);
+        [[maybe_unused]] size_t fours = (part.first + start) / 4, phase = (part.first + start) % 4;
+        [[maybe_unused]] uint32_t random[stochastic ? piece + 4 : 1];
+        if constexpr (stochastic) {
+            for (size_t i = 0; i < phase + end - start; i += 4)
+                std::copy_n(philox(key, fours + i / 4, rounding.step).at, 4, random + i);
+        }
+        [&]<size_t... k>(std::index_sequence<k...>) {
+#pragma omp simd
+            for (size_t i = start; i < end; i++) {
+                float w = has_master ? master[i] : float(params[i]);
+                float result = element(w, grads[i], scale, slots[k][i]...);
+                if constexpr (Formula::steps) {
+                    if constexpr (has_master) master[i] = result;
+                    params[i] = round_weight(result, stochastic, stochastic ? random[phase + i - start] : 0);
+                } else {
+                    grads[i] = result;
+                }
+            }
+        }
+        (each_slot);
+    }
+}
+
+// formula_of(part, arrays) gives the formula of a part.
+template <typename FormulaOf>
+void optimizer_pass_on_host(const OptimizerArrays& arrays, const std::vector<OptimizerPart>& parts,
+                            const FormulaOf& formula_of, const Rounding& rounding) {
+    using Formula = std::invoke_result_t<FormulaOf, const OptimizerPart&, const OptimizerArrays&>;
+    if (std::isnan(*arrays.scale)) return;
+    bool stochastic = Formula::steps && rounding.stochastic && !std::is_same_v<floatX, float>;
+    auto run = arrays.master ? (stochastic ? optimizer_part_cpu<true, Formula::steps, Formula>
+                                           : optimizer_part_cpu<true, false, Formula>)
+                             : (stochastic ? optimizer_part_cpu<false, Formula::steps, Formula>
+                                           : optimizer_part_cpu<false, false, Formula>);
+    for (const OptimizerPart& part : parts) run(arrays, part, formula_of(part, arrays), rounding);
+}
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+
+#ifndef DEVICE_CPU
+
+constexpr unsigned optimizer_block = 256;  // threads, of W elements each
+
+template <typename Formula>
+struct OptimizerWork {
+    size_t at, count, first;
+    uint64_t key;  // of its random numbers
+    Formula formula;
+};
+template <typename Formula>
+using OptimizerTable = BlockTable<OptimizerWork<Formula>, 32>;
+
+template <bool has_master, int W, typename Formula>
+__global__ void optimizer_pass_kernel(OptimizerArrays arrays, bool stochastic, int step,
+                                      RaggedVectors vectors,
+                                      const __grid_constant__ OptimizerTable<Formula> table) {
+    constexpr auto each_slot = std::make_index_sequence<Formula::slots>();
+    int number = table.find(blockIdx.x);
+    const auto& part = table.part[number];
+    const auto element = part.formula.at_work();
+    size_t thread = (size_t)table.place(blockIdx.x, number) * blockDim.x + threadIdx.x;
+    float scale = *arrays.scale;
+    each_ragged_vector<W>(thread, part.count, vectors.from(part.at).skip, [&](auto width, size_t i) {
+        size_t at = part.at + i;
+        Vec<float, width> slots[Formula::slots + 1], ws;  // the one more is for formulas without any
+        for (int k = 0; k < Formula::slots; k++) slots[k] = load<width>(arrays.slots[k] + at);
+        auto gs = load<width>(arrays.grads + at);
+        auto ps = load<width>(arrays.params + at);
+        if constexpr (has_master) ws = load<width>(arrays.master + at);
+        Random4 random = {};
+        if (Formula::steps && stochastic && !std::is_same_v<floatX, float>)
+            random = rounding_random(part.key, part.first + i, step);
+        if (std::isnan(scale)) return;  // seen when the loads are under way
+        for (int j = 0; j < width; j++) {
+            if constexpr (!has_master) ws[j] = float(ps[j]);
+            float result = [&]<size_t... k>(std::index_sequence<k...>) {
+                return element(ws[j], gs[j], scale, slots[k][j]...);
+            }
+            (each_slot);
+            if constexpr (Formula::steps) {
+                ws[j] = result;
+                ps[j] = round_weight(result, stochastic, random.at[j]);
+            } else {
+                gs[j] = result;
+            }
+        }
+        for (int k = 0; k < Formula::slots; k++) store(arrays.slots[k] + at, slots[k]);
+        if constexpr (Formula::steps) {
+            store(arrays.params + at, ps);
+            if constexpr (has_master) store(arrays.master + at, ws);
+        } else {
+            store(arrays.grads + at, gs);
+        }
+    });
+}
+
+template <typename Formula>
+void launch_formulas(const OptimizerArrays& arrays, const std::vector<OptimizerWork<Formula>>& works,
+                     const Rounding& rounding, cudaStream_t stream) {
+    static_assert(Formula::slots <= 2, "vectors of every slot must lie alike");
+    auto slot = [&](int k) { return k < Formula::slots ? arrays.slots[k] : arrays.grads; };
+    RaggedVectors vectors = ragged_vectors(arrays.params, arrays.master ? arrays.master : arrays.grads,
+                                           slot(0), slot(1), arrays.grads);
+    auto blocks = [=](const OptimizerWork<Formula>& work) {
+        size_t threads = work.count ? vectors.from(work.at).threads(work.count) : 0;
+        return (unsigned)ceil_div(threads, optimizer_block);
+    };
+    with_ragged_width(vectors, [&](auto width) {
+        auto kernel = arrays.master ? optimizer_pass_kernel<true, width, Formula>
+                                    : optimizer_pass_kernel<false, width, Formula>;
+        each_block_table<OptimizerTable<Formula>>(works, blocks, [&](const OptimizerTable<Formula>& table) {
+            launch(kernel, table.blocks(), optimizer_block, 0, stream, arrays, rounding.stochastic,
+                   rounding.step, vectors, table);
+        });
+    });
+}
+
+template <typename FormulaOf>
+void launch_optimizer_pass(const OptimizerArrays& arrays, const std::vector<OptimizerPart>& parts,
+                           const FormulaOf& formula_of, const Rounding& rounding, cudaStream_t stream) {
+    std::vector<OptimizerWork<std::invoke_result_t<FormulaOf, const OptimizerPart&, const OptimizerArrays&>>>
+        works;
+    for (const OptimizerPart& part : parts) {
+        works.push_back({part.at, part.count, part.first, random_key(rounding.seed, part.name),
+                         formula_of(part, arrays)});
+    }
+    launch_formulas(arrays, works, rounding, stream);
+}
+
+#endif
+
+// ----------------------------------------------------------------------------
+// launchers
+
+// formula_of(part, arrays) gives the formula of a part: pointers in it are to memory where the arrays are.
+template <typename FormulaOf>
+void optimizer_pass(const OptimizerArrays& arrays, const std::vector<OptimizerPart>& parts,
+                    const FormulaOf& formula_of, const Rounding& rounding, cudaStream_t stream) {
+    ON_DEVICE(stream, optimizer_pass_on_host(arrays, parts, formula_of, rounding),
+              launch_optimizer_pass(arrays, parts, formula_of, rounding, stream));
+}
+
+// The pass of a formula, for an Optimizer.
+template <typename FormulaOf>
+OptimizerPass make_pass(const FormulaOf& formula_of, const Rounding& rounding) {
+    return {.on_device =
+                [=](const OptimizerArrays& arrays, const OptimizerPass::Parts& parts, cudaStream_t stream) {
+                    optimizer_pass(arrays, parts, formula_of, rounding, stream);
+                },
+            .on_host =
+                [=](const OptimizerArrays& arrays, const OptimizerPass::Parts& parts) {
+                    optimizer_pass_on_host(arrays, parts, formula_of, rounding);
+                }};
+}
