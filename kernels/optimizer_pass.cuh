@@ -144,13 +144,12 @@ struct OptimizerWork {
     uint64_t key;  // of its random numbers
     Formula formula;
 };
-template <typename Formula>
-using OptimizerTable = BlockTable<OptimizerWork<Formula>, 32>;
+constexpr int optimizer_parts = 32;  // of a launch
 
 template <bool has_master, int W, typename Formula>
-__global__ void optimizer_pass_kernel(OptimizerArrays arrays, bool stochastic, int step,
-                                      RaggedVectors vectors,
-                                      const __grid_constant__ OptimizerTable<Formula> table) {
+__global__ void
+optimizer_pass_kernel(OptimizerArrays arrays, bool stochastic, int step, RaggedVectors vectors,
+                      const __grid_constant__ BlockTable<OptimizerWork<Formula>, optimizer_parts> table) {
     constexpr auto each_slot = std::make_index_sequence<Formula::slots>();
     int number = table.find(blockIdx.x);
     const auto& part = table.part[number];
@@ -202,25 +201,29 @@ void launch_formulas(const OptimizerArrays& arrays, const std::vector<OptimizerW
         size_t threads = work.count ? vectors.from(work.at).threads(work.count) : 0;
         return (unsigned)ceil_div(threads, optimizer_block);
     };
+    using Table = BlockTable<OptimizerWork<Formula>, optimizer_parts>;
     with_ragged_width(vectors, [&](auto width) {
         auto kernel = arrays.master ? optimizer_pass_kernel<true, width, Formula>
                                     : optimizer_pass_kernel<false, width, Formula>;
-        each_block_table<OptimizerTable<Formula>>(works, blocks, [&](const OptimizerTable<Formula>& table) {
+        each_block_table<Table>(works, blocks, [&](const Table& table) {
             launch(kernel, table.blocks(), optimizer_block, 0, stream, arrays, rounding.stochastic,
                    rounding.step, vectors, table);
         });
     });
 }
 
+template <typename Formula>
+OptimizerWork<Formula> work_of(const OptimizerPart& part, uint64_t seed, const Formula& formula) {
+    return {part.at, part.count, part.first, random_key(seed, part.name), formula};
+}
+
 template <typename FormulaOf>
 void launch_optimizer_pass(const OptimizerArrays& arrays, const std::vector<OptimizerPart>& parts,
                            const FormulaOf& formula_of, const Rounding& rounding, cudaStream_t stream) {
-    std::vector<OptimizerWork<std::invoke_result_t<FormulaOf, const OptimizerPart&, const OptimizerArrays&>>>
-        works;
-    for (const OptimizerPart& part : parts) {
-        works.push_back({part.at, part.count, part.first, random_key(rounding.seed, part.name),
-                         formula_of(part, arrays)});
-    }
+    if (parts.empty()) return;
+    std::vector works = {work_of(parts[0], rounding.seed, formula_of(parts[0], arrays))};
+    for (size_t i = 1; i < parts.size(); i++)
+        works.push_back(work_of(parts[i], rounding.seed, formula_of(parts[i], arrays)));
     launch_formulas(arrays, works, rounding, stream);
 }
 

@@ -10,6 +10,7 @@ once more, from the papers and from what is cut, and share nothing with the prog
 // ranks: 2 4
 #include <map>
 #include <numeric>
+#include <sstream>
 
 #include "test/program/model_testing.h"
 #include "test/support/ranks.h"
@@ -406,7 +407,7 @@ Workload workload_of(const Case& c, int B, int T) {
     return {B, T, true, c.recompute, B * T / 2};
 }
 
-StepResult step_of(Gpt& g, const Case& c, int step) {
+StepResult step_of(Gpt& g, const Case& c, int step, OptimizerKind kind = OptimizerKind::adamw) {
     int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), count = c.micro_batches;
     std::vector<std::unique_ptr<TestBatch>> batches;
     for (int micro = 0; micro < count; micro++) {
@@ -423,7 +424,7 @@ StepResult step_of(Gpt& g, const Case& c, int step) {
     zero_gradients(g);
     accumulate_gradients(
         g, count, [&](int micro, int) { return **batches[micro]; }, (float)(1 / targets));
-    g.state.update(g.stats.data, adamw_optimizer({1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 0), 0.5f);
+    g.state.update(g.stats.data, optimizer_of(kind, {1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 0), 0.5f);
     StepResult stats = read_result(g, targets);
     g.state.synchronize();
     test_world().largest(0);  // all have what was sent to them
@@ -700,5 +701,72 @@ TEST_CASE("overlap, and another run of the same layout, do not change a bit") {
         std::string want = trained(c, mesh, false);
         CHECK((trained(c, mesh, true) == want));
         if (on_cpu) CHECK((trained(c, mesh, true) == want));
+    }
+}
+
+// ----------------------------------------------------------------------------
+// norms, and copies of tensors
+
+namespace {
+
+// Of a tensor that several ranks have copies of, their bits under its name and place; and those of all others
+// under names that no other rank has.
+std::map<std::string, std::string> bits_of_tensors(Gpt& g) {
+    std::map<std::string, std::string> bits;
+    for (int unit : g.layout.held()) {
+        g.state.acquire(unit, 0);
+        g.state.synchronize();
+        auto values = from_device(g.state.params(unit), g.layout.unit_size(unit));
+        g.state.release(unit);
+        for (const TensorPart& part : g.layout.parts(unit, 0, values.size())) {
+            std::string name = text("%s %zu %zu", part.name.c_str(), (size_t)part.column, (size_t)part.begin);
+            bits[name].assign((const char*)&values[part.at], part.count * sizeof values[0]);
+        }
+    }
+    return bits;
+}
+
+}  // namespace
+
+TEST_CASE("LAMB's norms are those of one rank, and copies of tensors stay equal to the bit") {
+    for (const Case& c : cases) {
+        if (!runs(c)) continue;
+        for (OptimizerKind kind : {OptimizerKind::lamb, OptimizerKind::muon}) {
+            CAPTURE(std::string(c.name));
+            CAPTURE(name_of(kind));
+            ModelConfig config = config_of(c);
+            Mesh mesh(test_world(), mesh_of(c), test_stream());
+            Place place(c, config, mesh.position);
+            Gpt g(config, workload_of(c, B, T), for_optimizer(kind, settings_of(c)), mesh, place.layout());
+            initialize(g.state, 5);
+            for (int step = 0; step < 2; step++) CHECK(step_of(g, c, step, kind).finite);
+            std::map<std::string, std::string> bits = bits_of_tensors(g);
+            std::string mine;
+            for (auto& [name, values] : bits)
+                mine += text("%s: %016llx\n", name.c_str(), (unsigned long long)name_hash(values));
+            std::map<std::string, std::string> all;
+            for (const std::string& theirs : test_world().all_gather(mine)) {
+                std::istringstream lines(theirs);
+                for (std::string line; std::getline(lines, line);) {
+                    size_t colon = line.rfind(':');
+                    auto known = all.emplace(line.substr(0, colon), line.substr(colon)).first;
+                    CHECK(known->second == line.substr(colon));
+                }
+            }
+            if (kind != OptimizerKind::lamb) continue;
+            auto norms = trust_ratios(g.state);
+            Case alone_case = c;
+            alone_case.micro_batches = c.micro_batches * mesh.shape.dp;
+            Gpt alone(config, workload_of(c, B, T), for_optimizer(kind, with_master));
+            initialize(alone.state, 5);
+            for (int step = 0; step < 2; step++) CHECK(step_of(alone, alone_case, step, kind).finite);
+            auto want = trust_ratios(alone.state);
+            REQUIRE(norms.size() == want.size());
+            for (size_t i = 0; i < want.size(); i++) {
+                CAPTURE(want[i].first);
+                CHECK(norms[i].first == want[i].first);
+                CHECK(norms[i].second == doctest::Approx(want[i].second).epsilon(exact ? 1e-6 : 2e-2));
+            }
+        }
     }
 }
