@@ -1078,6 +1078,10 @@ struct TrainingRun {
         double start = seconds_now();
         uint64_t sent_before = sent_bytes();
         Optimizer optimizer = make_optimizer(o, at.step);
+        if (at.step > 0 && tokens_of_step(o, at.step) != tokens_of_step(o, at.step - 1)) {
+            cudaCheck(cudaStreamSynchronize(g.stream));
+            g.graphs.clear();  // they have the share of a token in the batch
+        }
         {
             NotedLaunchErrors noted(error);
             step_gradients(g, *batches, at.samples, micro_batches_of_step(o, at.step));

@@ -133,8 +133,8 @@ inline void check_tensors(const CheckpointReader& reader, const ParameterLayout&
 }
 
 // Refuses a checkpoint whose optimizer kept, of any tensor, more or less of the wanted slots than this one.
-inline void check_optimizer(const CheckpointReader& reader, const ParameterLayout& layout,
-                            const ZeroSettings& settings) {
+inline void check_slots(const CheckpointReader& reader, const ParameterLayout& layout,
+                        const ZeroSettings& settings) {
     layout.each_of_model([&](const TensorRow& row, const std::string& name) {
         const CheckpointTensor& tensor = reader.index().tensors[reader.index().find(name)];
         std::vector<Slot> wanted = slots_of(settings, row);
@@ -385,8 +385,7 @@ std::string load_checkpoint(ZeroState& state, const World& world, LayoutAt&& lay
     world.on_all_ranks([&] {
         check_tensors(reader, state.layout());
         sources = slot_sources(reader, state.settings(), weights_only);
-        if (state.settings().training && !weights_only)
-            check_optimizer(reader, state.layout(), state.settings());
+        if (state.settings().training && !weights_only) check_slots(reader, state.layout(), state.settings());
     });
     CheckpointLoader(state, world, layout_at, reader, sources).load();
     return conversions(reader.index().tensors[0], sources);

@@ -111,9 +111,16 @@ public:
     // Host memory that saving in the background takes on each rank.
     static size_t staging_bytes(const ParameterLayout& layout, const MeshShape& shape,
                                 const ZeroSettings& settings) {
-        size_t width = 0;  // of an element, all slots together
-        for (Slot slot : slots_of(settings)) width += dtype_size(dtype_of(slot));
-        return layout.size() / shape.dp * width;
+        size_t bytes = 0;
+        for (Slot slot : slots_of(settings)) {
+            bool all = !std::ranges::count(settings.not_of_matrices, slot);
+            for (int unit : layout.held()) {
+                size_t most = layout.unit_size(unit) / shape.dp;
+                if (!all) most = std::min(most, layout.before_matrices(unit));
+                bytes += most * dtype_size(dtype_of(slot));
+            }
+        }
+        return bytes;
     }
 
     // For all ranks: takes a copy of the state, to be written in the background, or writes it at once. about:

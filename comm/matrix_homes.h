@@ -1,16 +1,17 @@
 /*
 Whole matrices for an optimizer that needs them, from parts that lie with many ranks.
 
-Each matrix of a block (queries, keys and values apart) has one home among the ranks that have parts of it:
-the tensor ranks and shards of a stage. There its update comes together, becomes another by
-Optimizer::transform, and goes back. Each replica of a shard group does so for itself. The home sees the same
-matrix however it is cut, and homes follow from the layout alone, so the result does not depend on either.
+Each matrix of a block (queries, keys and values apart) has one home among all ranks of its stage. There its
+update comes together from the tensor ranks and shards of the home's replica, becomes another by
+Optimizer::transform, and goes to those of all replicas. The home sees the same matrix however it is cut, and
+homes follow from the layout alone, so the result does not depend on either; and replicas stay equal to the
+bit, whatever machines they are on.
 
     shard 0    Q Q K K V       sends    Q's home is shard 0       Q' Q' K' K' V'
     shard 1    V F F F F       -->      F's home is shard 1  ...  V' F' F' F' F'
 
-Units go in rounds, as few at once as give every rank a matrix: so that all work, in little memory. Within a
-round the most expensive matrix goes to the rank that has least to do so far. What travels is floatX.
+Units go in rounds, as few at once as give every rank a matrix: so all of them work, in little memory. Within
+a round the most expensive matrix goes to the rank that has least to do so far. What travels is floatX.
 */
 #pragma once
 
@@ -29,9 +30,9 @@ round the most expensive matrix goes to the rank that has least to do so far. Wh
 // ----------------------------------------------------------------------------
 // which rank has what
 
-// What one rank has of a matrix.
+// What one rank has of a matrix, and its like in each replica.
 struct HeldPart {
-    int owner;    // among the ranks that share the matrix
+    int owner;    // among the ranks of a replica that share the matrix
     bool counts;  // of copies, one does
     size_t at;    // in what the owner has of the unit
     MatrixPart part;
@@ -41,7 +42,7 @@ struct HeldPart {
 struct HomedMatrix {
     int unit;
     size_t rows, cols;
-    int home = 0;  // among the ranks that share it
+    int home = 0;  // among the ranks of the stage, replica after replica
     std::vector<HeldPart> parts = {};
 
     bool is_tall() const { return rows > cols; }
@@ -56,7 +57,10 @@ struct MatrixRound {
     std::vector<HomedMatrix> matrices;
 };
 
-// Ranks that share a matrix are numbered shard after shard.
+// Ranks of a replica that share a matrix are numbered shard after shard, and those of a stage so too.
+inline int sharers(const MeshShape& shape) {
+    return shape.shard * shape.tp;
+}
 inline int sharer(int shard, int tensor, const MeshShape& shape) {
     return shard * shape.tp + tensor;
 }
@@ -94,9 +98,9 @@ inline std::vector<HomedMatrix> matrices_of(const std::vector<ParameterLayout>& 
 }
 
 // Gives each matrix of a round its home, and each part its place there.
-inline void choose_homes(MatrixRound& round, int sharers) {
-    std::vector<double> load(sharers);
-    std::vector<size_t> room(sharers);
+inline void choose_homes(MatrixRound& round, int ranks) {
+    std::vector<double> load(ranks);
+    std::vector<size_t> room(ranks);
     std::vector<HomedMatrix*> by_cost;
     for (HomedMatrix& matrix : round.matrices) by_cost.push_back(&matrix);
     std::ranges::stable_sort(by_cost, std::greater(), [](const HomedMatrix* m) { return m->cost(); });
@@ -112,18 +116,18 @@ inline void choose_homes(MatrixRound& round, int sharers) {
 
 // The rounds of a stage, the same on all ranks of it.
 inline std::vector<MatrixRound> matrix_rounds(const ParameterLayout& layout, const MeshShape& shape) {
-    int sharers = shape.tp * shape.shard;
+    int ranks = shape.tp * shape.dp;
     std::vector<MatrixRound> rounds;
     std::vector<ParameterLayout> layouts;
     for (int tensor = 0; tensor < shape.tp; tensor++) layouts.push_back(layout.of_tensor_rank(tensor));
     for (int unit : layout.held()) {
         std::vector<HomedMatrix> matrices = matrices_of(layouts, unit, shape);
-        bool joins = !rounds.empty() && (int)rounds.back().matrices.size() < sharers;
+        bool joins = !rounds.empty() && (int)rounds.back().matrices.size() < ranks;
         if (!joins) rounds.emplace_back();
         rounds.back().units.push_back(unit);
         for (HomedMatrix& matrix : matrices) rounds.back().matrices.push_back(std::move(matrix));
     }
-    for (MatrixRound& round : rounds) choose_homes(round, sharers);
+    for (MatrixRound& round : rounds) choose_homes(round, ranks);
     return rounds;
 }
 
@@ -136,10 +140,9 @@ struct MatrixArrays {
 
     MatrixArrays(Arena& memory, const std::vector<MatrixRound>& rounds, const MeshShape& shape,
                  size_t (*scratch_of)(size_t rows, size_t cols)) {
-        int sharers = shape.tp * shape.shard;
         size_t most_own = 0, most_arrived = 0, largest = 0, most_scratch = 0;
         for (const MatrixRound& round : rounds) {
-            std::vector<size_t> of_owner(sharers), at_home(sharers);
+            std::vector<size_t> of_owner(sharers(shape)), at_home(shape.tp * shape.dp);
             for (const HomedMatrix& matrix : round.matrices) {
                 for (const HeldPart& held : matrix.parts) {
                     of_owner[held.owner] += held.part.count;
@@ -170,23 +173,25 @@ public:
     MatrixHomes(Arena& memory, const ParameterLayout& layout, const Mesh& mesh,
                 size_t (*scratch_of)(size_t rows, size_t cols), cudaStream_t stream)
         : mesh_(mesh),
+          replica_(mesh.position.replica),
           me_(sharer(mesh.position.shard, mesh.position.tensor, mesh.shape)),
+          my_home_(replica_ * sharers(mesh.shape) + me_),
           rounds_(scratch_of ? matrix_rounds(layout, mesh.shape) : std::vector<MatrixRound>()),
           arrays_(memory, rounds_, mesh.shape, scratch_of),
           stream_(stream) {}
 
     const std::vector<MatrixRound>& rounds() const { return rounds_; }
 
-    // For all ranks that share the round's matrices: replaces the updates, of which grads_of(unit) is what
-    // this rank owns of a unit. Where the scale (1) is NaN they stay as they are.
+    // For all ranks of a stage: replaces the updates, of which grads_of(unit) is what this rank owns of a
+    // unit. Where the scale (1) is NaN they stay as they are.
     template <typename GradsOf, typename Transform>
-    void transform(const MatrixRound& round, GradsOf&& grads_of, const float* scale, Transform&& transform) {
+    void visit(const MatrixRound& round, GradsOf&& grads_of, const float* scale, Transform&& transform) {
         each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
             convert(own, grads_of(matrix.unit) + held.at, held.part.count, stream_);
         });
         travel(round, true);
         for (const HomedMatrix& matrix : round.matrices) {
-            if (matrix.home != me_) continue;
+            if (matrix.home != my_home_) continue;
             auto [less, more] = std::minmax(matrix.rows, matrix.cols);
             for (const HeldPart& held : matrix.parts) {
                 if (held.counts)
@@ -218,33 +223,43 @@ private:
         }
     }
 
-    // Own parts to where they arrive at their homes, or back. Of copies one goes home, and all come back.
+    int replica_of(const HomedMatrix& matrix) const { return matrix.home / sharers(mesh_.shape); }
+
+    // Own parts to where they arrive at their homes, from the home's replica and of copies one; or from there
+    // to all who have them.
     void travel(const MatrixRound& round, bool home) {
-        auto goes = [=](const HeldPart& held) { return !home || held.counts; };
+        auto goes = [&](const HomedMatrix& matrix, const HeldPart& held, int replica) {
+            return !home || (held.counts && replica == replica_of(matrix));
+        };
         each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
-            if (matrix.home != me_ || !goes(held)) return;
+            if (matrix.home != my_home_ || !goes(matrix, held, replica_)) return;
             floatX* there = arrays_.arrived + held.arrives;
             cudaCheck(cudaMemcpyAsync(home ? there : own, home ? own : there,
                                       held.part.count * sizeof(floatX), cudaMemcpyDeviceToDevice, stream_));
         });
-        if (mesh_.shape.tp * mesh_.shape.shard == 1) return;
+        if (mesh_.shape.tp * mesh_.shape.dp == 1) return;
         grouped([&] {
             each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
-                if (matrix.home == me_ || !goes(held)) return;
-                pass(home, own, held.part.count, matrix.home);
+                if (matrix.home == my_home_ || !goes(matrix, held, replica_)) return;
+                pass(home, own, held.part.count, replica_of(matrix), matrix.home % sharers(mesh_.shape));
             });
             for (const HomedMatrix& matrix : round.matrices) {
-                if (matrix.home != me_) continue;
+                if (matrix.home != my_home_) continue;
                 for (const HeldPart& held : matrix.parts) {
-                    if (held.owner != me_ && goes(held))
-                        pass(!home, arrays_.arrived + held.arrives, held.part.count, held.owner);
+                    for (int replica = 0; replica < mesh_.shape.replicas(); replica++) {
+                        bool own = held.owner == me_ && replica == replica_;
+                        if (!own && goes(matrix, held, replica))
+                            pass(!home, arrays_.arrived + held.arrives, held.part.count, replica, held.owner);
+                    }
                 }
             }
         });
     }
 
-    void pass(bool send, floatX* data, size_t count, int other) {
+    // Sends to a rank of this stage, or receives from it.
+    void pass(bool send, floatX* data, size_t count, int replica, int other) {
         MeshPosition there = mesh_.position;
+        there.replica = replica;
         there.shard = other / mesh_.shape.tp, there.tensor = other % mesh_.shape.tp;
         int rank = rank_of(there, mesh_.shape);
         if (send)
@@ -254,7 +269,8 @@ private:
     }
 
     const Mesh& mesh_;
-    const int me_;
+    const int replica_, me_;  // this rank among the sharers of its replica,
+    const int my_home_;       // and among all ranks of the stage
     const std::vector<MatrixRound> rounds_;
     const MatrixArrays arrays_;
     cudaStream_t stream_;

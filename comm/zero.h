@@ -180,7 +180,7 @@ private:
     void on_host(std::function<void()> work);
     void run_pass(int unit, const OptimizerPass& pass, const float* scale);
     void sum_norms(const float* scale);
-    void transform(const MatrixRound& round, const Optimizer& optimizer, const float* scale);
+    void copy_updates(const std::vector<int>& units, cudaMemcpyKind kind);
     void publish(int unit);
 
     const ParameterLayout& layout_;
@@ -473,8 +473,8 @@ inline void ZeroState::sum_copies() {
 
 inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer, float max_norm,
                               const std::function<void()>& measured) {
-    if (optimizer.takes_norms != settings_.takes_norms ||
-        !optimizer.transform == !!settings_.transform_scratch)
+    bool transforms = (bool)optimizer.transform, has_room = settings_.transform_scratch;
+    if (optimizer.takes_norms != settings_.takes_norms || transforms != has_room)
         fail("optimizer: it asks for other norms or matrices than the settings of the state say");
     sum_copies();
     order(reductions_, compute_);  // the last gradient has been summed
@@ -505,11 +505,21 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
             publish(unit);
         }
     };
-    if (!optimizer.transform) step(layout_.held());
+    bool visits = optimizer.transform && settings_.offload;
+    if (visits) {
+        copy_updates(layout_.held(), cudaMemcpyHostToDevice);
+        order(host_, compute_);
+    }
     for (const MatrixRound& round : homes_.rounds()) {
-        transform(round, optimizer, &stats->scale);
+        homes_.visit(
+            round, [&](int unit) { return owned_grads(unit); }, &stats->scale, optimizer.transform);
+        if (visits) {
+            order(compute_, host_);
+            copy_updates(round.units, cudaMemcpyDeviceToHost);
+        }
         step(round.units);
     }
+    if (!optimizer.transform) step(layout_.held());
     is_whole_ = true;  // the device does all of it or, once something has failed, nothing
 }
 
@@ -558,27 +568,16 @@ inline void ZeroState::run_pass(int unit, const OptimizerPass& pass, const float
         pass.on_device(own, steps_[unit], compute_);
 }
 
-// Replaces the updates of a round's matrices, which with offload visit the device for that.
-inline void ZeroState::transform(const MatrixRound& round, const Optimizer& optimizer, const float* scale) {
-    auto copy = [&](cudaMemcpyKind kind) {
-        for (int unit : round.units) {
-            float *here = owned_grads(unit), *there = arrays_.host_grads + shard_offset(unit);
-            bool to_host = kind == cudaMemcpyDeviceToHost;
-            cudaCheck(cudaMemcpyAsync(to_host ? there : here, to_host ? here : there,
-                                      part_size(unit) * sizeof(float), kind, host_));
-        }
-    };
-    if (settings_.offload) {
-        copy(cudaMemcpyHostToDevice);
-        order(host_, compute_);
+// Copies the updates of what this rank owns of some units between the device and the host: with offload they
+// visit the device to be transformed.
+inline void ZeroState::copy_updates(const std::vector<int>& units, cudaMemcpyKind kind) {
+    bool to_host = kind == cudaMemcpyDeviceToHost;
+    for (int unit : units) {
+        float *here = owned_grads(unit), *there = arrays_.host_grads + shard_offset(unit);
+        cudaCheck(cudaMemcpyAsync(to_host ? there : here, to_host ? here : there,
+                                  part_size(unit) * sizeof(float), kind, host_));
     }
-    homes_.transform(
-        round, [&](int unit) { return owned_grads(unit); }, scale, optimizer.transform);
-    if (settings_.offload) {
-        order(compute_, host_);
-        copy(cudaMemcpyDeviceToHost);
-        cudaCheck(cudaEventRecord(gradients_copied_, host_));
-    }
+    if (to_host) cudaCheck(cudaEventRecord(gradients_copied_, host_));
 }
 
 // The squares of weights and updates, for each section of the model. Each element counts once, and all sums

@@ -44,9 +44,13 @@ public:
     Graphs() = default;
     Graphs(const Graphs&) = delete;
     Graphs& operator=(const Graphs&) = delete;
-    ~Graphs() {
+    ~Graphs() { clear(); }
+
+    // Work of other sizes will come: the graphs until now, which are done, are of no more use.
+    void clear() {
         for (auto& [key, graph] : graphs_)
             if (graph) cudaGraphExecDestroy(graph);
+        graphs_.clear();
     }
 
     // Puts work() on the stream, or what it would put there. key(): the key of the work.

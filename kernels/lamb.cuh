@@ -6,7 +6,7 @@ update, of which each matrix takes a step in proportion to its own norm.
     w = w - learning_rate ratio u,   ratio = |w| / |u|
 
 The norms are over a section: queries, keys and values are matrices of their own here, as are the gates and
-the values of SwiGLU. The ratio is 1 where nothing decays, as of biases and norms, and where either norm is 0.
+the values of SwiGLU. The ratio is 1 of biases and norms, which never decay, and where either norm is 0.
 
 A step has two passes: the first writes u over the gradient, so it takes no more memory than AdamW; between
 them the squares of w and u are summed over all ranks.

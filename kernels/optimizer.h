@@ -1,7 +1,7 @@
 /*
 An optimizer as those see it who keep its state: ZeRO, offload, checkpoints and the memory plan. Each
 optimizer has a file of its own with the formula, and a function that makes an Optimizer of its settings for
-one step (adamw.cuh, lamb.cuh).
+one step (adamw.cuh, lamb.cuh, muon.cuh).
 
 The own part of a unit is stepped at once. It is made of parts of tensors, any of which may be cut anywhere
 by the ranks; so what an element becomes depends on nothing but the element, its number in the tensor, and the

@@ -28,7 +28,7 @@ inline ModelConfig read_model(const nlohmann::json& json, const std::string& fil
     for (const HfFamily& family : hf_families()) {
         names.push_back(family.name);
         if (type != family.name) continue;
-        ModelConfig model = family.base;
+        ModelConfig model = *family.base;
         HfConfig config(object, model);
         config.size("vocab_size", model.vocab_size);
         config.flag("tie_word_embeddings", model.tie_embeddings, model.tie_embeddings);

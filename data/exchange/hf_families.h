@@ -242,6 +242,7 @@ inline void read_layer_windows(HfConfig& config) {
         while (end < types.size() && types[end] == type) end++;
         return (int)(end - from);
     };
+    if (types.is_array() && run_of("full_attention", 0) == (int)types.size()) model.window = 0;
     if (types.is_array() && model.window > 0) {
         int sliding = run_of("sliding_attention", 0), full = run_of("full_attention", sliding);
         if (sliding > 0 && full > 0) model.window_pattern = WindowPattern{sliding, full}.text();
@@ -329,7 +330,7 @@ struct HfRow {
 struct HfFamily {
     const char* name;          // model_type in config.json
     const char* architecture;  // the class of transformers
-    ModelConfig base;          // the switches that all its models have alike, or have where nothing is said
+    const ModelConfig* base;   // the switches that all its models have alike, or have where nothing is said
     void (*config)(HfConfig& config);
     const char* prefix;  // of all names but the head's; those of a model without its head may be without it
     const char* block;   // begins the names in block 3, before "3."
@@ -342,6 +343,10 @@ struct HfFamily {
 // clang-format off
 inline const std::vector<HfFamily>& hf_families() {
     using enum HfOrder;
+    static const ModelConfig gpt2 = {};
+    static const ModelConfig neox = {.position = PositionKind::rope, .tie_embeddings = false};
+    static const ModelConfig gptj = {.position = PositionKind::rope, .bias = false,
+                                     .block = BlockKind::parallel, .tie_embeddings = false};
     static const ModelConfig llama = {.norm = NormKind::rmsnorm, .position = PositionKind::rope,
                                       .mlp = MlpKind::swiglu, .bias = false, .tie_embeddings = false};
     static const ModelConfig qwen3 = {.norm = NormKind::rmsnorm, .position = PositionKind::rope,
@@ -362,7 +367,7 @@ inline const std::vector<HfFamily>& hf_families() {
         {"mlp.down_proj", "fcproj"},
         {"norm", "normf"}};
     static const std::vector<HfFamily> table = {
-        {"gpt2", "GPT2LMHeadModel", {}, hf::gpt2, "transformer.", "h.", {
+        {"gpt2", "GPT2LMHeadModel", &gpt2, hf::gpt2, "transformer.", "h.", {
             {"wte", "wte"},
             {"wpe", "wpe"},
             {"ln_1", "norm1"},
@@ -372,10 +377,10 @@ inline const std::vector<HfFamily>& hf_families() {
             {"mlp.c_fc", "fc", transposed},
             {"mlp.c_proj", "fcproj", transposed},
             {"ln_f", "normf"}}},
-        {"llama", "LlamaForCausalLM", llama, hf::llama, "model.", "layers.", llama_rows},
-        {"mistral", "MistralForCausalLM", llama, hf::mistral, "model.", "layers.", llama_rows},
-        {"qwen3", "Qwen3ForCausalLM", qwen3, hf::qwen3, "model.", "layers.", llama_rows},
-        {"gpt_neox", "GPTNeoXForCausalLM", {.position = PositionKind::rope, .tie_embeddings = false},
+        {"llama", "LlamaForCausalLM", &llama, hf::llama, "model.", "layers.", llama_rows},
+        {"mistral", "MistralForCausalLM", &llama, hf::mistral, "model.", "layers.", llama_rows},
+        {"qwen3", "Qwen3ForCausalLM", &qwen3, hf::qwen3, "model.", "layers.", llama_rows},
+        {"gpt_neox", "GPTNeoXForCausalLM", &neox,
          hf::gpt_neox, "gpt_neox.", "layers.", {
             {"embed_in", "wte"},
             {"input_layernorm", "norm1"},
@@ -387,9 +392,7 @@ inline const std::vector<HfFamily>& hf_families() {
             {"final_layer_norm", "normf"}},
          "embed_out.weight", "lm_head.weight"},
         // of the biases that GPT-J has, all must be zero
-        {"gptj", "GPTJForCausalLM",
-         {.position = PositionKind::rope, .bias = false, .block = BlockKind::parallel,
-          .tie_embeddings = false},
+        {"gptj", "GPTJForCausalLM", &gptj,
          hf::gptj, "transformer.", "h.", {
             {"wte", "wte"},
             {.theirs = "ln_1", .ours = "norm1", .has_bias = true},

@@ -19,6 +19,7 @@ inline Options effective_options(ModelConfig c) {
         c.rope_low_frequency = usual.rope_low_frequency, c.rope_high_frequency = usual.rope_high_frequency;
         c.rope_original_context = usual.rope_original_context;
     }
+    c.window_pattern = effective_window_pattern(c);
     Options options;
     static_cast<ModelConfig&>(options) = c;
     return options;

@@ -237,9 +237,9 @@ inline void complete_batch_ramp(Options& options, long long tokens) {
              given, ramp.last, options.global_batch);
     }
     if (ramp.first % tokens) {
-        fail("--batch-ramp %s: begins with %lld tokens, and the micro-batches of all data ranks have %lld; "
-             "give "
-             "a multiple of that, or a smaller --micro-batch",
+        fail("--batch-ramp %s: begins with %lld tokens, and the fewest of a step are %lld, in micro-batches "
+             "of "
+             "all data ranks; give a multiple of that, or a smaller --micro-batch",
              given, ramp.first, tokens);
     }
 }

@@ -88,6 +88,15 @@ inline int window_of_layer(const ModelConfig& c, int layer) {
     return layer % ((int64_t)sliding + full) < sliding ? c.window : 0;
 }
 
+// The shortest pattern by which the layers there are have their windows; empty: all are alike.
+inline std::string effective_window_pattern(const ModelConfig& c) {
+    int sliding = 0;
+    while (sliding < c.layers && window_of_layer(c, sliding) > 0) sliding++;
+    int end = sliding;
+    while (end < c.layers && window_of_layer(c, end) == 0) end++;
+    return sliding == 0 || sliding == c.layers ? "" : WindowPattern{sliding, end - sliding}.text();
+}
+
 // Outputs of the product that makes queries, keys and values.
 inline int qkv_width(const ModelConfig& c) {
     return (c.heads + 2 * c.kv_heads) * c.head_size;
@@ -258,7 +267,8 @@ inline void complete(ModelConfig& c) {
     if (!c.window_pattern.empty()) {
         parse_window_pattern(c.window_pattern);
         if (c.window == 0)
-            fail("--window-pattern %s: no layer has a window; give --window too", c.window_pattern.c_str());
+            fail("--window-pattern %s: no layer has a window; give --window too, or --window-pattern ''",
+                 c.window_pattern.c_str());
     }
 
     if (c.position == PositionKind::rope) {

@@ -56,10 +56,19 @@ inline void check_checkpoint_options(const Options& options) {
     }
 }
 
-inline void check_optimizer(const Options& options) {
+// What is given for another optimizer, or for a tensor that is not there.
+inline void check_optimizer_options(const Options& options) {
     if (options.log_trust_ratios > 0 && options.optimizer != OptimizerKind::lamb) {
         fail("--log-trust-ratios %d: --optimizer %s takes no ratios; give --optimizer lamb, or leave it out",
              options.log_trust_ratios, name_of(options.optimizer));
+    }
+    if (options.muon_momentum != Options().muon_momentum && options.optimizer != OptimizerKind::muon) {
+        fail("--muon-momentum %g: --optimizer %s has none; give --optimizer muon, or leave it out",
+             options.muon_momentum, name_of(options.optimizer));
+    }
+    if (options.tie_embeddings && (options.head_lr != 1 || options.head_decay != 1)) {
+        fail("--head-%s: the output matrix is the embedding; give --embedding-%s, or --tie-embeddings off",
+             options.head_lr != 1 ? "lr" : "decay", options.head_lr != 1 ? "lr" : "decay");
     }
 }
 
@@ -87,7 +96,11 @@ inline void complete_training(Options& options, int processes) {
     check_micro_batch(options);
     complete_layout(options, processes);
     check_graphs(options, processes);
-    check_optimizer(options);
+    check_optimizer_options(options);
+    if (!options.batch_ramp.empty() && parse_batch_ramp(options.batch_ramp).steps >= options.steps) {
+        fail("--batch-ramp %s: ends after the run's %d steps; give fewer steps, or raise --steps",
+             options.batch_ramp.c_str(), options.steps);
+    }
     if (options.warmup_steps < 0) options.warmup_steps = std::min(options.steps / 20, 2000);
     if (options.warmup_steps > options.steps) {
         fail("--warmup-steps %d: more than the run's %d steps; lower it or raise --steps",

@@ -43,8 +43,14 @@ public:
     // have it.
     template <typename Field>
     OptionRow(const char* name, Field, const char* group, Limits limits, const char* help,
-              Resume resume = Resume::free, bool positional = false)
-        : field(name), group(group), limits(limits), help(help), resume(resume), positional(positional) {
+              Resume resume = Resume::free, bool positional = false, bool later = false)
+        : field(name),
+          group(group),
+          limits(limits),
+          help(help),
+          resume(resume),
+          positional(positional),
+          later(later) {
         add<Field, Options, TokenizeOptions, DataOptions, SampleOptions, EvalOptions, InspectOptions,
             ExportOptions, ImportOptions>();
     }
@@ -55,6 +61,7 @@ public:
     const char* help;
     Resume resume;
     bool positional;  // given without its name
+    bool later;       // files were written before it: there a model has its standard value
 
     bool belongs_to(Command command) const { return access_[command].get; }
 
@@ -121,7 +128,7 @@ private:
 
 inline const std::vector<OptionRow>& option_table() {
     using enum Resume;
-    constexpr bool positional = true;
+    constexpr bool positional = true, later = true;
     constexpr double most = 2147483647;  // shown as no limit
     constexpr double most_ranks = 1048576;
     const Limits any_text = {}, on_off = {}, by_name = {};
@@ -165,7 +172,7 @@ inline const std::vector<OptionRow>& option_table() {
          shape},
         {FIELD(window_pattern), "Model", any_text,
          "Layers that have the window: 3:1 is one full layer after three with a window, in turn. Empty: all.",
-         shape},
+         shape, !positional, later},
         {FIELD(block), "Model", by_name, "MLP after attention, or both side by side behind one norm.", shape},
         {FIELD(tie_embeddings), "Model", on_off, "Use the token embedding as the output matrix too.", shape},
         {FIELD(qk_norm), "Model", on_off, "RMSNorm of each query and key head before RoPE.", shape},
@@ -264,7 +271,7 @@ inline const std::vector<OptionRow>& option_table() {
          "its "
          "weights, for batches several times larger; it wants learning rates of its own, around 0.01. muon: "
          "the blocks' matrices go by an orthogonal matrix near the gradient's mean, the rest by AdamW, with "
-         "AdamW's learning rates; it keeps 4 bytes a parameter less.",
+         "AdamW's learning rates; it keeps one moment of these instead of two.",
          fixed},
         {FIELD(learning_rate), "Optimizer", range(0, 10), "Step size at its peak.", noted},
         {FIELD(schedule), "Optimizer", by_name,

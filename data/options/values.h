@@ -252,11 +252,6 @@ inline nlohmann::ordered_json model_options_to_json(const Options& options) {
     return json;
 }
 
-// Files were written before the program had it: there it has its standard value.
-inline bool is_newer_than_files(const OptionRow& row) {
-    return row.field == std::string_view("window_pattern");
-}
-
 // Reads what these wrote. Every option that describes the model must be there, but for those that came later.
 inline Options options_from_json(const nlohmann::json& json, const std::string& file) {
     if (!json.is_object()) fail("%s: options are not a JSON object; the file is damaged", file.c_str());
@@ -265,7 +260,7 @@ inline Options options_from_json(const nlohmann::json& json, const std::string& 
     for (const OptionRow& row : option_table()) {
         if (!row.belongs_to(command_train)) continue;
         if (!json.contains(row.field)) {
-            if (!describes_model(row) || is_newer_than_files(row)) continue;
+            if (!describes_model(row) || row.later) continue;
             fail("%s: option %s is missing; use the program that wrote the file", file.c_str(), row.field);
         }
         known.insert(row.field);

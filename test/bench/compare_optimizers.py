@@ -13,9 +13,9 @@ import shutil
 import subprocess
 import sys
 
-TOKENS = 3 << 19  # of a run
+TOKENS = 1 << 20  # of a run
 BATCH = 2048  # tokens of a step, of the smallest batch
-RATES = [5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3]
+RATES = [1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3]
 SEEDS = [1, 2, 3]
 # optimizer, batch in multiples of the smallest
 PAIRS = [("adamw", 1), ("lamb", 1), ("muon", 1), ("adamw", 4), ("lamb", 4), ("adamw", 8), ("lamb", 8)]
@@ -40,7 +40,10 @@ def loss_of(optimizer, batch, rate, seed, share=1.0):
     log = run / "log.jsonl"
 
     def result():
-        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        try:
+            lines = [json.loads(line) for line in log.read_text().splitlines()]
+        except (OSError, json.JSONDecodeError):  # not begun, or interrupted
+            return None
         return next((line["val_loss"] for line in reversed(lines) if line["step"] == steps and "val_loss" in line), None)
 
     if result() is None:
@@ -68,8 +71,9 @@ for optimizer, batch in PAIRS:
     rate = min(by_rate, key=by_rate.get)
     losses = [loss_of(optimizer, batch, rate, seed) for seed in SEEDS]
     best[optimizer, batch] = rate, losses
+    edge = " (at the edge of the grid)" if rate in (RATES[0], RATES[-1]) else ""
     grid = "  ".join(f"{rate:g}: {loss:.3f}" for rate, loss in by_rate.items())
-    print(f"{optimizer:<10}{batch:>5}x  {rate:>9g}  {summary(losses):<24} {grid}", flush=True)
+    print(f"{optimizer:<10}{batch:>5}x  {rate:>9g}  {summary(losses):<24} {grid}{edge}", flush=True)
 
 rate, _ = best["muon", 1]
 goal = sum(best["adamw", 1][1]) / len(SEEDS)

@@ -237,9 +237,12 @@ TEST_CASE("options that do not fit together") {
         {"--batch-ramp 2k:3k:3", "--batch-ramp 2k:3k:3: the end is not twice the start, or another "},
         {"--batch-ramp 2k:2k:3", "the end is not twice the start, "},
         {"--batch-ramp 1k:8k:6", "the steps are fewer than the batch has sizes, "},
-        {"--batch-ramp 512:1k:5",
-         "begins with 512 tokens, and the micro-batches of all data ranks have 1024; "},
+        {"--batch-ramp 512:1k:5", "begins with 512 tokens, and the fewest of a step are 1024, "},
         {"--batch-ramp 1k:4k:9 --global-batch 8k", "ends with 4096 tokens, and --global-batch is 8192; "},
+        {"--steps 5 --batch-ramp 1k:2k:9", "--batch-ramp 1k:2k:9: ends after the run's 5 steps; "},
+        {"--muon-momentum 0.9", "--muon-momentum 0.9: --optimizer adamw has none; give --optimizer muon, "},
+        {"--head-lr 2", "--head-lr: the output matrix is the embedding; give --embedding-lr, or "},
+        {"--head-decay 0", "--head-decay: the output matrix is the embedding; "},
         {"--log-trust-ratios 1", "--log-trust-ratios 1: --optimizer adamw takes no ratios; "},
         {"--optimizer sgd", "--optimizer sgd: not one of the choices; give adamw, lamb or muon"},
     };
@@ -782,6 +785,7 @@ TEST_CASE("variants of the families that are the same arithmetic") {
         types.push_back(layer % 6 == 5 ? "full_attention" : "sliding_attention");
     CHECK(read_hf(with(windowed, "layer_types", types)).window_pattern == "5:1");
     CHECK(read_hf(with(windowed, "layer_types", types)).window == 512);
+    CHECK(read_hf(with(windowed, "layer_types", std::vector<std::string>(28, "full_attention"))).window == 0);
     types[20] = "full_attention";
     CHECK_REFUSED(read_hf(with(windowed, "layer_types", types)), "layer_types");
 }

@@ -8,7 +8,7 @@
 # seconds: 120
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 93
+plan 96
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 # one that does not change: with some texts differences grow ten times as large within the steps
 text=$PWD/test/golden/bpe_training.json
@@ -131,6 +131,27 @@ while read -r shape n options; do
         echo "FAILED to run $shape on $n $options"
     fi
 done <<<"$layouts"
+
+# ----------------------------------------------------------------------------------------------------------
+# a batch that rises, also where a run goes on in the middle of that on other ranks
+
+if wanted ramp; then
+    read -ra of_shape <<<"${shapes[llama]//$'\n'/ } --batch-ramp 144:576:7 --optimizer muon --save-every 5 --keep 0"
+    train ramp 1 "$cpu" "${of_shape[@]}" --micro-batch 6 || echo "FAILED to run a ramp"
+    rows=$(grep -oE '"tokens":[0-9]+' ramp/log.jsonl | cut -d: -f2 | tr '\n' ' ')
+    if [ "$rows" = "144 288 432 720 1008 1440 1872 2448 3024 3600 " ]; then echo "ok tokens of a batch that rises"; else echo "FAILED tokens of a batch that rises: $rows"; fi
+    for options in "--tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble" "--tp 2 --zero 3 --micro-batch 1"; do
+        read -ra of_row <<<"$options"
+        number=$((number + 1))
+        mkdir "ramp$number" && cp -r ramp/* "ramp$number" && rm -r "ramp$number/checkpoints/step_00000010"
+        if RANKS_TIMEOUT=120 ranks 4 "$cpu" train --resume "ramp$number" "${of_row[@]}" >"ramp$number.out" 2>&1; then
+            agree "a batch that rises, resumed on 4 $options" "ramp$number" ramp --losses 1e-6 --weights 1e-5
+        else
+            tail -3 "ramp$number.out"
+            echo "FAILED to resume a ramp on 4 $options"
+        fi
+    done
+fi
 
 # ----------------------------------------------------------------------------------------------------------
 # choices that change no bit
