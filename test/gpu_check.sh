@@ -167,7 +167,7 @@ cat "$work"/tests-*
 tests=$(add_up)
 check "unit tests: $tests" all_passed
 if [ -n "$sanitize" ]; then
-    for unit in adamw attention classifier embedding gelu matmul norm qk_norm residual rope; do
+    for unit in adamw attention classifier embedding gelu lamb matmul muon norm qk_norm residual rope; do
         check "compute-sanitizer: test_$unit" sanitized build/cuda-bf16/test_$unit
     done
 fi
@@ -207,6 +207,11 @@ if [ -n "$mpi" ]; then
         # shellcheck disable=SC2086  # options are words
         check "in $n ranks $of_layout" train_ranks cut "$n" "$shared" --overwrite --micro-batch 4 $of_layout
         check "with the losses of one process too" compare cut one --losses 1e-4 --weights 1e-2 --moments 1e-2
+    done
+    for optimizer in lamb muon; do
+        check "$optimizer in one rank" train_ranks $optimizer 1 "$shared" --micro-batch 8 --optimizer $optimizer
+        check "$optimizer in 2 ranks, ZeRO 2" train_ranks cut 2 "$shared" --overwrite --micro-batch 4 --zero 2 --optimizer $optimizer
+        check "$optimizer with the losses of one rank" compare cut $optimizer --losses 1e-4 --weights 1e-2 --moments 1e-2
     done
     check "hybrid, in 4 ranks" train_ranks hybrid 4 "$shared" --micro-batch 2 --zero 3 --shard-group 2
     check "also with the losses of one process" compare hybrid one --losses 1e-4 --weights 1e-2 --moments 1e-2

@@ -739,7 +739,7 @@ TEST_CASE("LAMB's norms are those of one rank, and copies of tensors stay equal 
             Place place(c, config, mesh.position);
             Gpt g(config, workload_of(c, B, T), for_optimizer(kind, settings_of(c)), mesh, place.layout());
             initialize(g.state, 5);
-            for (int step = 0; step < 2; step++) CHECK(step_of(g, c, step, kind).finite);
+            CHECK(step_of(g, c, 0, kind).finite);
             std::map<std::string, std::string> bits = bits_of_tensors(g);
             std::string mine;
             for (auto& [name, values] : bits)
@@ -759,7 +759,7 @@ TEST_CASE("LAMB's norms are those of one rank, and copies of tensors stay equal 
             alone_case.micro_batches = c.micro_batches * mesh.shape.dp;
             Gpt alone(config, workload_of(c, B, T), for_optimizer(kind, with_master));
             initialize(alone.state, 5);
-            for (int step = 0; step < 2; step++) CHECK(step_of(alone, alone_case, step, kind).finite);
+            CHECK(step_of(alone, alone_case, 0, kind).finite);
             auto want = trust_ratios(alone.state);
             REQUIRE(norms.size() == want.size());
             for (size_t i = 0; i < want.size(); i++) {

@@ -539,9 +539,8 @@ size_t not_normal(ZeroState& state) {
     return wrong;
 }
 
-}  // namespace
-
-TEST_CASE("values that are set are the same whatever the model is cut into") {
+// What the ranks of a test can be cut into.
+std::vector<MeshShape> cut_shapes() {
     int n = test_world().size();
     std::vector<MeshShape> shapes = {{.tp = n}, {.dp = n, .shard = n}};
     if (n <= 3) shapes.push_back({.pp = n});
@@ -551,13 +550,42 @@ TEST_CASE("values that are set are the same whatever the model is cut into") {
                                      {.tp = 2, .dp = 2},
                                      {.pp = 2, .dp = 2, .shard = 2}});
     }
+    return shapes;
+}
+
+// Adds up gradients that follow from an element's name and number alone: of copies, one rank has them.
+void make_gradients(ZeroState& state, int step) {
+    const ParameterLayout& layout = state.layout();
+    state.zero_gradients();
+    for (int number = (int)layout.held().size() - 1; number >= 0; number--) {
+        int unit = layout.held()[number];
+        std::vector<float> values(layout.unit_size(unit));
+        for (const TensorPart& part : layout.counted_parts(unit, 0, values.size())) {
+            uint64_t key = random_key(10 + step, part.name);
+            part.each_run([&](size_t first, size_t count, size_t offset) {
+                for (size_t i = 0; i < count; i++)
+                    values[part.at + offset + i] = random_normal(key, first + i);
+            });
+        }
+        Buffer<float> gradient(values);
+        state.begin_gradients(unit);
+        if (state.mesh().data_rank() == 0)
+            accumulate(state.grads(unit), gradient, values.size(), test_stream());
+        state.reduce_gradients(unit, true);
+        state.synchronize();  // the buffer ends here
+    }
+}
+
+}  // namespace
+
+TEST_CASE("values that are set are the same whatever the model is cut into") {
     ZeroSettings one_rank = {.keep_master = !exact};
     ParameterLayout whole = cut_layout({}, {});
     Mesh one;
     Arena memory;
     ZeroState alone(memory, whole, one, one_rank, test_stream());
     set_normal(alone);
-    for (MeshShape shape : shapes) {
+    for (MeshShape shape : cut_shapes()) {
         for (int level : {1, 3}) {
             CAPTURE(text("tp %d pp %d dp %d shard %d level %d", shape.tp, shape.pp, shape.dp, shape.shard,
                          level));
@@ -569,6 +597,35 @@ TEST_CASE("values that are set are the same whatever the model is cut into") {
             set_normal(state);
             CHECK(not_normal(state) == 0);
             CHECK((collected_bytes(state) == collected_bytes(alone)));
+        }
+    }
+}
+
+// One rank has the sums of all gradients, so they are the same to the bit.
+TEST_CASE("given the same gradients, steps are the same whatever the model is cut into") {
+    for (OptimizerKind kind : {adamw, lamb, muon}) {
+        auto stepped = [&](const Mesh& mesh, const MeshShape& shape, int level) {
+            ParameterLayout layout = cut_layout(shape, mesh.position);
+            ZeroSettings settings = for_optimizer(kind, {.level = level, .keep_master = !exact});
+            Arena memory;
+            ZeroState state(memory, layout, mesh, settings, test_stream());
+            set_normal(state);
+            for (int step = 0; step < 2; step++) {
+                Buffer<StepStatistics> stats(std::vector<StepStatistics>(1));
+                make_gradients(state, step);
+                state.update(stats, optimizer_of(kind, {0.1, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 9), 0);
+                state.synchronize();
+            }
+            return collected(state);
+        };
+        std::vector<double> want = stepped({}, {}, 0);
+        for (MeshShape shape : cut_shapes()) {
+            int level = shape.shard > 1 ? 3 : 1;
+            CAPTURE(text("%s, tp %d pp %d dp %d shard %d", name_of(kind), shape.tp, shape.pp, shape.dp,
+                         shape.shard));
+            double error =
+                relative_error(stepped(Mesh(test_world(), shape, test_stream()), shape, level), want);
+            CHECK(error <= (kind == lamb ? 1e-6 : 0));  // norms are sums over ranks, in another order
         }
     }
 }
