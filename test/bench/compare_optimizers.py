@@ -15,7 +15,7 @@ import sys
 
 TOKENS = 1 << 20  # of a run
 BATCH = 2048  # tokens of a step, of the smallest batch
-RATES = [1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3]
+RATES = [5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3]
 SEEDS = [1, 2, 3]
 # optimizer, batch in multiples of the smallest
 PAIRS = [("adamw", 1), ("lamb", 1), ("muon", 1), ("adamw", 4), ("lamb", 4), ("adamw", 8), ("lamb", 8)]
