@@ -256,8 +256,7 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
         ParameterLayout layout = parameter_layout(config, cut.mesh.dp, stage.units());
         Arena counted(Arena::counts);
         ZeroArrays(counted, layout, cut.mesh.shard, settings);
-        if (auto scratch_of = settings.transform_scratch)
-            MatrixArrays(counted, matrix_rounds(layout, cut.mesh), cut.mesh, scratch_of);
+        MatrixArrays(counted, matrix_rounds(layout, cut.mesh), cut.mesh, settings.transform_scratch);
         PipelineArrays(counted, cut.pipeline, stage.room, number, stream_size(config, w, cut));
         ActivationArrays(counted, activation_table(config, w, stage), stage);
         counted.of("activations").take<float>(rope_floats(config, w));
@@ -1078,10 +1077,7 @@ struct TrainingRun {
         double start = seconds_now();
         uint64_t sent_before = sent_bytes();
         Optimizer optimizer = make_optimizer(o, at.step);
-        if (at.step > 0 && tokens_of_step(o, at.step) != tokens_of_step(o, at.step - 1)) {
-            cudaCheck(cudaStreamSynchronize(g.stream));
-            g.graphs.clear();  // they have the share of a token in the batch
-        }
+        if (batch_changes(o, at.step)) g.graphs.clear(g.stream);  // they have the share of a token in it
         {
             NotedLaunchErrors noted(error);
             step_gradients(g, *batches, at.samples, micro_batches_of_step(o, at.step));

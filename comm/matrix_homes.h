@@ -136,10 +136,12 @@ inline std::vector<MatrixRound> matrix_rounds(const ParameterLayout& layout, con
 
 // Of the rank that needs most of each.
 struct MatrixArrays {
-    floatX *own, *arrived, *matrix, *scratch;
+    floatX *own = nullptr, *arrived = nullptr, *matrix = nullptr, *scratch = nullptr;
 
+    // scratch_of(rows, cols): elements that the transformation works in; null: there is none, and no memory.
     MatrixArrays(Arena& memory, const std::vector<MatrixRound>& rounds, const MeshShape& shape,
                  size_t (*scratch_of)(size_t rows, size_t cols)) {
+        if (!scratch_of) return;
         size_t most_own = 0, most_arrived = 0, largest = 0, most_scratch = 0;
         for (const MatrixRound& round : rounds) {
             std::vector<size_t> of_owner(sharers(shape)), at_home(shape.tp * shape.dp);
@@ -168,8 +170,7 @@ struct MatrixArrays {
 
 class MatrixHomes {
 public:
-    // scratch_of(rows, cols): elements that the transformation works in; null: there is none, and no rounds.
-    // The memory must outlive this.
+    // scratch_of: as for the arrays; null: there are no rounds. The memory must outlive this.
     MatrixHomes(Arena& memory, const ParameterLayout& layout, const Mesh& mesh,
                 size_t (*scratch_of)(size_t rows, size_t cols), cudaStream_t stream)
         : mesh_(mesh),

@@ -44,13 +44,13 @@ public:
     Graphs() = default;
     Graphs(const Graphs&) = delete;
     Graphs& operator=(const Graphs&) = delete;
-    ~Graphs() { clear(); }
+    ~Graphs() { destroy(); }
 
-    // Work of other sizes will come: the graphs until now, which are done, are of no more use.
-    void clear() {
-        for (auto& [key, graph] : graphs_)
-            if (graph) cudaGraphExecDestroy(graph);
-        graphs_.clear();
+    // Work of other sizes will come: the graphs until now, once the stream has done them, are of no more use.
+    void clear(cudaStream_t stream) {
+        if (graphs_.empty()) return;
+        cudaCheck(cudaStreamSynchronize(stream));
+        destroy();
     }
 
     // Puts work() on the stream, or what it would put there. key(): the key of the work.
@@ -68,6 +68,12 @@ public:
     size_t launched() const { return launched_; }
 
 private:
+    void destroy() {
+        for (auto& [key, graph] : graphs_)
+            if (graph) cudaGraphExecDestroy(graph);
+        graphs_.clear();
+    }
+
     template <typename Work>
     static cudaGraphExec_t capture(cudaStream_t stream, Work&& work) {
         cudaGraph_t graph = nullptr;

@@ -87,6 +87,11 @@ inline long long tokens_of_step(const Options& o, int step) {
     return ramp.first * (1 + ramp.level(step));
 }
 
+// Tells whether that step has others than the one before.
+inline bool batch_changes(const Options& o, int step) {
+    return step > 0 && tokens_of_step(o, step) != tokens_of_step(o, step - 1);
+}
+
 // Tokens of the first `steps` steps.
 inline long long tokens_until(const Options& o, long long steps) {
     if (o.batch_ramp.empty() || steps == 0) return steps * o.global_batch;
