@@ -95,7 +95,7 @@ inline int micro_batches_of_step(const Options& o, int step) {
     return (int)(samples_of_step(o, step) / ((uint64_t)o.micro_batch * o.dp));
 }
 
-// Of any step.
+// The steps of a run have at most so many micro-batches, on each data rank.
 inline int most_micro_batches(const Options& o) {
     return micro_batches_of_step(o, o.steps - 1);
 }

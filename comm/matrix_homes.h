@@ -30,7 +30,7 @@ a round the most expensive matrix goes to the rank that has least to do so far. 
 // ----------------------------------------------------------------------------
 // which rank has what
 
-// What one rank has of a matrix, and its like in each replica.
+// One rank of each replica holds this part of a matrix.
 struct HeldPart {
     int owner;    // among the ranks of a replica that share the matrix
     bool counts;  // of copies, one does
@@ -47,7 +47,7 @@ struct HomedMatrix {
 
     bool is_tall() const { return rows > cols; }
     size_t size() const { return rows * cols; }
-    // What Newton-Schulz steps take, but for a factor.
+    // Newton-Schulz steps take as many operations, but for a factor.
     double cost() const { return (double)size() * (double)std::min(rows, cols); }
 };
 
@@ -134,7 +134,7 @@ inline std::vector<MatrixRound> matrix_rounds(const ParameterLayout& layout, con
 // ----------------------------------------------------------------------------
 // memory
 
-// Of the rank that needs most of each.
+// Each array is as large as the rank needs it that needs most of it.
 struct MatrixArrays {
     floatX *own = nullptr, *arrived = nullptr, *matrix = nullptr, *scratch = nullptr;
 

@@ -149,7 +149,7 @@ public:
         for (size_t unit_size : unit_size_) unit_offset_.push_back(unit_offset_.back() + unit_size);
     }
 
-    // What another tensor rank has of the same units.
+    // Another tensor rank lays out its parts of the same units like this.
     ParameterLayout of_tensor_rank(int tensor) const {
         StageUnits there = place;
         there.tensor = tensor;
