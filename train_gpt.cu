@@ -256,7 +256,7 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
         ParameterLayout layout = parameter_layout(config, cut.mesh.dp, stage.units());
         Arena counted(Arena::counts);
         ZeroArrays(counted, layout, cut.mesh.shard, settings);
-        MatrixArrays(counted, matrix_rounds(layout, cut.mesh), cut.mesh, settings.transform_scratch);
+        MatrixArrays(counted, layout, cut.mesh, settings.transform_scratch);
         PipelineArrays(counted, cut.pipeline, stage.room, number, stream_size(config, w, cut));
         ActivationArrays(counted, activation_table(config, w, stage), stage);
         counted.of("activations").take<float>(rope_floats(config, w));

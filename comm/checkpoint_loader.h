@@ -142,8 +142,7 @@ inline void check_slots(const CheckpointReader& reader, const ParameterLayout& l
             bool wants = std::ranges::count(wanted, slot) > 0, has = tensor.dtype(slot).has_value();
             if (wants == has) continue;
             fail("%s: of tensor %s its optimizer kept %s '%s' and this one keeps %s; take the optimizer that "
-                 "it "
-                 "was trained with, or start a new run from it with --init",
+                 "it was trained with, or start a new run from it with --init",
                  reader.folder().c_str(), name.c_str(), has ? "the slot" : "no slot", slot_name(slot),
                  wants ? "one" : "none");
         }

@@ -114,8 +114,13 @@ inline void choose_homes(MatrixRound& round, int ranks) {
     }
 }
 
-// The rounds of a stage, the same on all ranks of it.
-inline std::vector<MatrixRound> matrix_rounds(const ParameterLayout& layout, const MeshShape& shape) {
+// The transformation of a matrix works in scratch(rows, cols) elements. Null: no matrix is transformed.
+using TransformScratch = size_t (*)(size_t rows, size_t cols);
+
+// The rounds of a stage, the same on all ranks of it; none where no matrix is transformed.
+inline std::vector<MatrixRound> matrix_rounds(const ParameterLayout& layout, const MeshShape& shape,
+                                              TransformScratch scratch) {
+    if (!scratch) return {};
     int ranks = shape.tp * shape.dp;
     std::vector<MatrixRound> rounds;
     std::vector<ParameterLayout> layouts;
@@ -136,12 +141,13 @@ inline std::vector<MatrixRound> matrix_rounds(const ParameterLayout& layout, con
 
 // Each array is as large as the rank needs it that needs most of it.
 struct MatrixArrays {
-    floatX *own = nullptr, *arrived = nullptr, *matrix = nullptr, *scratch = nullptr;
+    floatX *own, *arrived, *matrix, *scratch;
 
-    // scratch_of(rows, cols): elements that the transformation works in; null: there is none, and no memory.
+    MatrixArrays(Arena& memory, const ParameterLayout& layout, const MeshShape& shape,
+                 TransformScratch scratch_of)
+        : MatrixArrays(memory, matrix_rounds(layout, shape, scratch_of), shape, scratch_of) {}
     MatrixArrays(Arena& memory, const std::vector<MatrixRound>& rounds, const MeshShape& shape,
-                 size_t (*scratch_of)(size_t rows, size_t cols)) {
-        if (!scratch_of) return;
+                 TransformScratch scratch_of) {
         size_t most_own = 0, most_arrived = 0, largest = 0, most_scratch = 0;
         for (const MatrixRound& round : rounds) {
             std::vector<size_t> of_owner(sharers(shape)), at_home(shape.tp * shape.dp);
@@ -170,14 +176,14 @@ struct MatrixArrays {
 
 class MatrixHomes {
 public:
-    // scratch_of: as for the arrays; null: there are no rounds. The memory must outlive this.
-    MatrixHomes(Arena& memory, const ParameterLayout& layout, const Mesh& mesh,
-                size_t (*scratch_of)(size_t rows, size_t cols), cudaStream_t stream)
+    // The memory must outlive this.
+    MatrixHomes(Arena& memory, const ParameterLayout& layout, const Mesh& mesh, TransformScratch scratch_of,
+                cudaStream_t stream)
         : mesh_(mesh),
           replica_(mesh.position.replica),
           me_(sharer(mesh.position.shard, mesh.position.tensor, mesh.shape)),
           my_home_(replica_ * sharers(mesh.shape) + me_),
-          rounds_(scratch_of ? matrix_rounds(layout, mesh.shape) : std::vector<MatrixRound>()),
+          rounds_(matrix_rounds(layout, mesh.shape, scratch_of)),
           arrays_(memory, rounds_, mesh.shape, scratch_of),
           stream_(stream) {}
 

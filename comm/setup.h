@@ -76,8 +76,8 @@ inline std::array<Multipliers, tensor_kinds> multipliers(const Options& o) {
     return by_kind;
 }
 
-// The settings say what the optimizer keeps of each element, and asks for. fp32 parameters are their own master
-// copy.
+// The settings say what the optimizer keeps of each element, and asks for. fp32 parameters are their own
+// master copy.
 inline ZeroSettings zero_settings(const Options& o) {
     bool muon = o.optimizer == OptimizerKind::muon;
     return {.level = o.zero,

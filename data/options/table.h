@@ -232,8 +232,7 @@ inline const std::vector<OptionRow>& option_table() {
          noted},
         {FIELD(batch_ramp), "Run", any_text,
          "A batch that rises, START:END:STEPS: from START tokens a step to END, which is --global-batch, "
-         "when "
-         "STEPS steps have been made; in multiples of START, each as long as the others. As in "
+         "when STEPS steps have been made; in multiples of START, each as long as the others. As in "
          "256k:1M:2000.",
          noted},
 
@@ -268,8 +267,8 @@ inline const std::vector<OptionRow>& option_table() {
 
         {FIELD(optimizer), "Optimizer", by_name,
          "What makes new weights of gradients. lamb: AdamW's update, scaled for each matrix to the norm of "
-         "its "
-         "weights, for batches several times larger; it wants learning rates of its own, around 0.01. muon: "
+         "its weights, for batches several times larger; it wants learning rates of its own, around 0.01. "
+         "muon: "
          "the blocks' matrices go by an orthogonal matrix near the gradient's mean, the rest by AdamW, with "
          "AdamW's learning rates; it keeps one moment of these instead of two.",
          fixed},

@@ -164,7 +164,7 @@ TEST_CASE("an arena that counts finds the memory of a rank's matrices") {
     auto scratch = [](size_t rows, size_t cols) { return rows * cols + 3; };
     Arena memory, counted(Arena::counts);
     MatrixHomes homes(memory, layout, mesh, scratch, test_stream());
-    MatrixArrays(counted, matrix_rounds(layout, shape), shape, scratch);
+    MatrixArrays(counted, layout, shape, scratch);
     CHECK(memory.bytes() == counted.bytes());
     // one matrix and its scratch, and what a rank has, and gets, of a round: a fair share, or one matrix
     size_t largest = 24 * 20, of_block = 24 * (16 + 2 * 8 + 16 + 3 * 20);
