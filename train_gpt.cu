@@ -88,6 +88,15 @@ the commands make of passes through a model, is in data/.
     X(floatX, att,        N * A,            matmul_input(block),  true)                                      \
     X(float,  lse,        N * NH,           block,                true)  /* log of sums, (B, NH, T) */       \
     X(floatX, cache,      cache,            layer,                true)  /* of keys and values */            \
+    /* forward: local filter */                                                                              \
+    X(floatX, taps,       N * 2 * C,        shared,               filter)  /* of either convolution */       \
+    X(floatX, filter1,    N * H,            matmul_input(block),  filter)  /* out of the first */            \
+    X(floatX, filter_sum, n * C,            block,                filter)  /* norm1 + the second's */        \
+    X(float,  filter_rstd, n,               block,                filter)                                    \
+    X(floatX, filtered,   N * C,            matmul_input(block),  filter)  /* for queries and keys */        \
+    X(floatX, qk_and_v,   N * QKV,          shared,               filter)  /* before they are joined */      \
+    X(floatX, filter1_state, texts * H,     layer,                filter)  /* taps of the newest token */    \
+    X(floatX, filter2_state, texts * C,     layer,                filter)                                    \
     /* forward: MLP */                                                                                       \
     X(floatX, residual2,  n * C,            block,                sequential)  /* attention added */         \
     X(floatX, norm2,      N * C,            matmul_input(hidden), sequential)                                \
@@ -112,7 +121,13 @@ the commands make of passes through a model, is in data/.
     X(floatX, dact,       N * F,            shared,               training && swiglu)                        \
     X(floatX, dfc,        N * F1,           until_weights,        training)                                  \
     X(floatX, datt,       N * A,            shared,               training)                                  \
-    X(floatX, dqkv,       N * QKV,          until_weights,        training)                                  \
+    X(floatX, dqkv,       N * QKV,          filter ? shared : until_weights, training)                       \
+    X(floatX, dqk_and_v,  N * QKV,          until_weights,        training && filter)                        \
+    X(floatX, dfilter_sum, n * C,           shared,               training && filter)                        \
+    X(floatX, dfilter_out, N * C,           shared,               training && filter && tp > 1)              \
+    X(floatX, dfilter1,   N * H,            shared,               training && filter)                        \
+    X(floatX, dtaps1,     N * 2 * H,        until_weights,        training && filter)                        \
+    X(floatX, dtaps2,     N * 2 * C,        until_weights,        training && filter)                        \
     X(floatX, dmlp_out,   N * C,            until_weights,        training && (tp > 1 || later))             \
     X(floatX, datt_out,   N * C,            until_weights,        training && later && sequential)           \
     X(float,  scratch,    scratch,          shared,               training)  /* two-stage sums */
@@ -130,10 +145,12 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
                                                    const Stage& stage) {
     size_t tp = stage.layout().mesh.tp, chunk = w.loss_chunk, Vp = padded_vocab(c, tp);
     Dims d(c, tp, w.B, w.T);
-    size_t N = d.N, n = d.n, C = d.C, NH = d.NH, NKV = d.NKV, A = d.A, QKV = d.QKV, F = d.F, F1 = d.F1;
+    size_t N = d.N, n = d.n, C = d.C, NH = d.NH, NKV = d.NKV, A = d.A, QKV = d.QKV, H = d.H, F = d.F,
+           F1 = d.F1, texts = w.cache_rows;
     bool training = w.training, mean = c.norm == NormKind::layernorm,
          sequential = c.block == BlockKind::sequential, swiglu = c.mlp == MlpKind::swiglu,
-         has_head = stage.has_head(), later = training && std::ranges::max(stage.room.pending) > 0;
+         filter = c.local_filter, has_head = stage.has_head(),
+         later = training && std::ranges::max(stage.room.pending) > 0;
     constexpr Lifetime shared = Lifetime::shared, layer = Lifetime::layer;
     auto kept = [&](bool is, Lifetime lifetime) { return training && is ? lifetime : shared; };
     Lifetime inner = kept(true, Lifetime::inner), head = kept(true, Lifetime::head),
@@ -294,6 +311,7 @@ inline MemoryPlan memory_plan(const ModelConfig& config, const Workload& workloa
 // A norm of the residual stream. inp, mean and rstd are of the own rows of this rank, as are the rows it
 // makes, which come together in out before a matrix reads them.
 struct NormLayer {
+    Norm norm;
     floatX *inp, *out;  // (n, C), (N, C)
     float *mean, *rstd;
     const floatX *weight, *bias;
@@ -311,8 +329,9 @@ struct Layer {
     AttentionShape heads;
     QkvRows rows;
     Rotation rope;
-    NormLayer norm1, norm2;
+    NormLayer norm1, norm2, filternorm;
     Linear qkv, attproj, fc, fcproj;
+    Linear filter1 = {}, filter2 = {}, qk = {}, v = {};  // with a local filter, in the place of qkv
 
     Layer(Gpt& g, int number, const Batch& batch)
         : batch(batch),
@@ -324,10 +343,12 @@ struct Layer {
                                      batch.doc_start)),
           rows{d.N, d.NH, d.NKV, d.HS},
           rope{g.rope, batch.positions, d.R},
-          norm1{a.residual, a.norm1,   a.norm1_mean, a.norm1_rstd,
-                w[norm1w],  w[norm1b], dw[norm1w],   dw[norm1b]},
-          norm2{a.residual2, a.norm2,   a.norm2_mean, a.norm2_rstd,
-                w[norm2w],   w[norm2b], dw[norm2w],   dw[norm2b]} {
+          norm1{g.norm,    a.residual, a.norm1,    a.norm1_mean, a.norm1_rstd,
+                w[norm1w], w[norm1b],  dw[norm1w], dw[norm1b]},
+          norm2{g.norm,    a.residual2, a.norm2,    a.norm2_mean, a.norm2_rstd,
+                w[norm2w], w[norm2b],   dw[norm2w], dw[norm2b]},
+          filternorm{Norm::rmsnorm,  a.filter_sum, a.filtered,      nullptr, a.filter_rstd,
+                     w[filternormw], nullptr,      dw[filternormw], nullptr} {
         auto linear = [&](Parallel parallel, int C, int OC, Tensor weight, Tensor bias, floatX* inp,
                           floatX* dout) {
             return Linear{parallel, d.N, C, OC, w[weight], w[bias], dw[weight], dw[bias], inp, dout, g.gelu};
@@ -341,6 +362,28 @@ struct Layer {
         fc = linear(Parallel::column, d.C, d.F1, fcw, fcb, g.parallel ? a.norm1 : a.norm2, a.dfc);
         fcproj = linear(Parallel::row, d.F, d.C, fcprojw, fcprojb, a.act, dmlp_out);
         if (!g.swiglu) fc.gelu_out = a.act, fcproj.gelu_inp = a.fc;
+        if (!g.config.local_filter) return;
+        auto convolution = [&](Linear l, floatX* dtaps, floatX* state) {
+            l.taps = {a.taps,
+                      dtaps,
+                      state ? state + (size_t)batch.row * l.OC : nullptr,
+                      {d.N, d.T, batch.doc_start}};
+            if (batch.past > 0) l.taps.rows.before = l.taps.state;
+            return l;
+        };
+        floatX* dsum = a.dfilter_out ? a.dfilter_out : a.dfilter_sum;
+        filter1 = convolution(linear(Parallel::column, d.C, d.H, filter1w, filter1b, a.norm1, a.dfilter1),
+                              a.dtaps1, a.filter1_state);
+        filter2 = convolution(linear(Parallel::row, d.H, d.C, filter2w, filter2b, a.filter1, dsum), a.dtaps2,
+                              a.filter2_state);
+        qk = qkv.outputs(0, rows.qk_heads() * d.HS, a.filtered, a.dqk_and_v);
+        v = qkv.outputs(qk.OC, d.NKV * d.HS, a.norm1, a.dqk_and_v + (size_t)d.N * qk.OC);
+    }
+
+    // Those that the block has.
+    std::vector<const Linear*> linears() const {
+        if (!filter1.weight) return {&fcproj, &fc, &attproj, &qkv};
+        return {&fcproj, &fc, &attproj, &v, &qk, &filter2, &filter1};
     }
 };
 
@@ -353,20 +396,62 @@ struct Sum {
 // ---- norms
 
 inline void stream_norm(Gpt& g, const NormLayer& l, int n) {
-    norm_forward(g.norm, g.own_norm(l.out), l.mean, l.rstd, l.inp, l.weight, l.bias, n, g.config.channels,
+    norm_forward(l.norm, g.own_norm(l.out), l.mean, l.rstd, l.inp, l.weight, l.bias, n, g.config.channels,
                  g.config.norm_eps, g.stream);
 }
 
 // The norm of a sum, which is written to l.inp in the same pass.
 inline void stream_norm(Gpt& g, const NormLayer& l, const Sum& x, int n) {
-    residual_norm_forward(g.norm, l.inp, g.own_norm(l.out), l.mean, l.rstd, x.residual, x.delta, l.weight,
+    residual_norm_forward(l.norm, l.inp, g.own_norm(l.out), l.mean, l.rstd, x.residual, x.delta, l.weight,
                           l.bias, n, g.config.channels, g.config.norm_eps, g.stream);
 }
 
-// Adds to the stream's gradient dresidual what the gradient dnorm of the norm's own rows comes to.
-inline void stream_norm_backward(Gpt& g, const NormLayer& l, const Activations& a, int n) {
-    norm_backward(g.norm, a.dresidual, l.dweight, l.dbias, a.scratch, a.dnorm, l.inp, l.weight, l.mean,
-                  l.rstd, n, g.config.channels, g.stream);
+// Adds to the gradient dinp of the norm's input what the gradient dnorm of its own rows comes to.
+inline void stream_norm_backward(Gpt& g, const NormLayer& l, floatX* dinp, const Activations& a, int n) {
+    norm_backward(l.norm, dinp, l.dweight, l.dbias, a.scratch, a.dnorm, l.inp, l.weight, l.mean, l.rstd, n,
+                  g.config.channels, g.stream);
+}
+
+// ---- local filter: queries and keys = qk(filternorm(x + filter2(filter1(x)))), values = v(x), x = norm1
+//
+// Localized filtering attention (Wu et al., "YUAN 2.0: A Large Language Model with Localized Filtering-based
+// Attention", 2023): queries and keys are made of a token and the two before it, by two convolutions over two
+// tokens each. What comes before a document, or before the first convolution's outputs there, is zero.
+
+// For the next token of each text that is written, if any is.
+inline void keep_taps(Gpt& g, const Linear& l, const Batch& batch) {
+    if (!l.taps.state) return;
+    copy_columns(l.taps.state, l.OC, l.taps.out + (size_t)batch.last * 2 * l.OC, (size_t)batch.T * 2 * l.OC,
+                 l.OC, batch.B, g.stream);
+}
+
+inline void filtered_qkv(Gpt& g, const Layer& l, floatX* qkv) {
+    auto& a = l.a;
+    const Linear &qk = l.qk, &v = l.v;
+    column_parallel(g.tp, l.filter1, g.own_norm(a.norm1), a.filter1, Branch::first);
+    keep_taps(g, l.filter1, l.batch);
+    row_parallel(g.tp, l.filter2, a.delta);
+    keep_taps(g, l.filter2, l.batch);
+    stream_norm(g, l.filternorm, {g.own_norm(a.norm1), a.delta}, l.d.n);
+    floatX* values = a.qk_and_v + (size_t)l.d.N * qk.OC;
+    column_parallel(g.tp, qk, g.own_norm(a.filtered), a.qk_and_v);
+    column_parallel(g.tp, v, nullptr, values, Branch::middle);  // all rows of norm1 are in place
+    copy_columns(qkv, l.d.QKV, a.qk_and_v, qk.OC, qk.OC, l.d.N, g.stream);
+    copy_columns(qkv + qk.OC, l.d.QKV, values, v.OC, v.OC, l.d.N, g.stream);
+}
+
+// From dqkv to dnorm, but for the part of it that goes around the filter: dfilter_sum.
+inline void filtered_qkv_backward(Gpt& g, const Layer& l, WeightGradients weights) {
+    auto& a = l.a;
+    const Linear &qk = l.qk, &v = l.v;
+    copy_columns(qk.dout, qk.OC, a.dqkv, l.d.QKV, qk.OC, l.d.N, g.stream);
+    copy_columns(v.dout, v.OC, a.dqkv + qk.OC, l.d.QKV, v.OC, l.d.N, g.stream);
+    column_parallel_backward(g.tp, qk, a.dnorm, Branch::alone, weights);
+    cudaCheck(cudaMemsetAsync(a.dfilter_sum, 0, (size_t)l.d.n * l.d.C * sizeof(floatX), g.stream));
+    stream_norm_backward(g, l.filternorm, a.dfilter_sum, a, l.d.n);
+    row_parallel_backward(g.tp, l.filter2, a.dfilter_sum, a.dfilter1, Branch::alone, weights);
+    column_parallel_backward(g.tp, v, a.dnorm, Branch::first, weights);
+    column_parallel_backward(g.tp, l.filter1, a.dnorm, g.parallel ? Branch::middle : Branch::last, weights);
 }
 
 // ---- attention: att = softmax(q k^T) v of qkv(norm1); attproj adds it to the stream
@@ -377,7 +462,11 @@ inline void attention_hidden(Gpt& g, const Layer& l) {
     const Dims& d = l.d;
     const Batch& batch = l.batch;
     bool qk_norm = g.config.qk_norm;
-    column_parallel(g.tp, l.qkv, g.own_norm(a.norm1), qk_norm ? a.qkv_raw : a.qkv, g.first);
+    floatX* qkv = qk_norm ? a.qkv_raw : a.qkv;
+    if (g.config.local_filter)
+        filtered_qkv(g, l, qkv);
+    else
+        column_parallel(g.tp, l.qkv, g.own_norm(a.norm1), qkv, g.first);
     if (qk_norm) {
         qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, l.w[qnormw], l.w[knormw], l.rope, l.rows,
                         g.config.norm_eps, g.stream);
@@ -401,7 +490,7 @@ inline void attention_forward(Gpt& g, const Layer& l) {
 // From the stream's gradient to that of norm1.
 inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) {
     auto& a = l.a;
-    row_parallel_backward(g.tp, l.attproj, a.dresidual, a.datt, g.last, weights);
+    row_parallel_backward(g.tp, l.attproj, a.dresidual, a.datt, g.first, weights);
     attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, l.heads, g.stream);
     if (g.config.qk_norm) {
         qk_norm_backward(a.dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
@@ -409,7 +498,10 @@ inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) 
     } else if (l.d.R > 0) {
         rope_backward(a.dqkv, l.rope, l.rows, g.stream);
     }
-    column_parallel_backward(g.tp, l.qkv, a.dnorm, g.last, weights);
+    if (g.config.local_filter)
+        filtered_qkv_backward(g, l, weights);
+    else
+        column_parallel_backward(g.tp, l.qkv, a.dnorm, g.first, weights);
 }
 
 // ---- MLP: act = gelu or swiglu of fc(norm2); fcproj adds it to the stream
@@ -429,9 +521,9 @@ inline void mlp_forward(Gpt& g, const Layer& l) {
 // From the stream's gradient to that of norm2.
 inline void mlp_backward(Gpt& g, const Layer& l, WeightGradients weights) {
     auto& a = l.a;
-    row_parallel_backward(g.tp, l.fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, g.first, weights);
+    row_parallel_backward(g.tp, l.fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, g.last, weights);
     if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, l.d.N, l.d.F, g.stream);
-    column_parallel_backward(g.tp, l.fc, a.dnorm, g.first, weights);
+    column_parallel_backward(g.tp, l.fc, a.dnorm, g.last, weights);
 }
 
 // ---- block
@@ -469,13 +561,18 @@ inline void recompute(Gpt& g, const Layer& l) {
 }
 
 // dresidual, the gradient of the block's output, becomes that of its input. Of a parallel block both halves
-// read the same, and dnorm is the sum of what they make of it.
+// read the same, in either order, and dnorm is the sum of what they make of it.
 inline void block_backward(Gpt& g, const Layer& l, WeightGradients weights) {
+    auto& a = l.a;
     recompute(g, l);
-    mlp_backward(g, l, weights);
-    if (!g.parallel) stream_norm_backward(g, l.norm2, l.a, l.d.n);
+    if (!g.parallel) {
+        mlp_backward(g, l, weights);
+        stream_norm_backward(g, l.norm2, a.dresidual, a, l.d.n);
+    }
     attention_backward(g, l, weights);
-    stream_norm_backward(g, l.norm1, l.a, l.d.n);
+    if (g.parallel) mlp_backward(g, l, weights);
+    if (a.dfilter_sum) residual_forward(a.dnorm, a.dnorm, a.dfilter_sum, (size_t)l.d.n * l.d.C, g.stream);
+    stream_norm_backward(g, l.norm1, a.dresidual, a, l.d.n);
 }
 
 // ---- embedding: out = wte[token] + wpe[position]
@@ -513,7 +610,8 @@ inline NormLayer head_norm(const Gpt& g) {
     auto& a = g.acts[0];
     auto w = g.weights(g.head_unit());
     auto dw = g.gradients(g.head_unit());
-    return {a.residualf, a.normf, a.normf_mean, a.normf_rstd, w[normfw], w[normfb], dw[normfw], dw[normfb]};
+    return {g.norm,    a.residualf, a.normf,    a.normf_mean, a.normf_rstd,
+            w[normfw], w[normfb],   dw[normfw], dw[normfb]};
 }
 
 // From the output of the last block to all rows of normf.
@@ -534,7 +632,7 @@ inline void head_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
     g.state.acquire(unit, -1);
     g.state.begin_gradients(unit);
     cudaCheck(cudaMemsetAsync(a.dresidual, 0, (size_t)d.n * d.C * sizeof(floatX), g.stream));
-    stream_norm_backward(g, head_norm(g), a, d.n);
+    stream_norm_backward(g, head_norm(g), a.dresidual, a, d.n);
     g.state.release(unit);
     g.state.reduce_gradients(unit, last_micro_batch);
 }
@@ -643,7 +741,7 @@ inline void stage_weight_gradients(Gpt& g, const Batch& batch, const PipelineTas
          number--) {
         g.state.begin_gradients(number + 1);
         Layer l(g, number, batch);
-        for (const Linear* linear : {&l.fcproj, &l.fc, &l.attproj, &l.qkv}) weight_gradient(g.tp, *linear);
+        for (const Linear* linear : l.linears()) weight_gradient(g.tp, *linear);
         g.state.reduce_gradients(number + 1, last_micro_batch);
     }
 }
@@ -795,22 +893,23 @@ public:
 
 private:
     Rows read(const std::vector<int>& tokens, int length, int row) override {
-        pass(tokens, (int)tokens.size(), 0, row);
+        pass(tokens, (int)tokens.size(), 0, row, length - 1);
         return next_logits(length - 1, 1);
     }
 
     Rows extend(const std::vector<int>& newest, int past) override {
-        pass(newest, 1, past, 0);
+        pass(newest, 1, past, 0, 0);
         return next_logits(0, (int)newest.size());
     }
 
-    // Texts of T tokens each, behind `past` that are in the cache; `row` is the place of the first there.
-    void pass(const std::vector<int>& tokens, int T, int past, int row) {
+    // Texts of T tokens each, behind `past` that are in the cache; `row` is the place of the first there, and
+    // `last` the last token before padding.
+    void pass(const std::vector<int>& tokens, int T, int past, int row, int last) {
         int N = (int)tokens.size();
         std::vector<int> with_positions = tokens;
         for (int n = 0; n < N; n++) with_positions.push_back(past + n % T);
         copy_to_device(tokens_.data, with_positions.data(), with_positions.size(), g_.stream);
-        forward(g_, {{.tokens = tokens_.data, .positions = tokens_.data + N}, N / T, T, past, row});
+        forward(g_, {{.tokens = tokens_.data, .positions = tokens_.data + N}, N / T, T, past, row, last});
     }
 
     // Logits of the tokens that follow rows `first`, first + 1, ... of normf, one row for each.
@@ -841,11 +940,14 @@ private:
 
     void copy_first_row(int length, int texts) override {
         size_t row = cache_row_size(g_.config, limit()), used = cache_row_size(g_.config, length);
+        auto copy = [&](floatX* rows, size_t width, size_t columns) {
+            if (rows) copy_columns(rows + width, width, rows, 0, columns, texts - 1, g_.stream);
+        };
+        Dims d(g_.config, g_.rows.ranks(), 1, 1);
         for (const Activations& a : g_.acts) {
-            for (int i = 1; i < texts; i++) {
-                cudaCheck(cudaMemcpyAsync(a.cache + i * row, a.cache, used * sizeof(floatX),
-                                          cudaMemcpyDeviceToDevice, g_.stream));
-            }
+            copy(a.cache, row, used);
+            copy(a.filter1_state, d.H, d.H);
+            copy(a.filter2_state, d.C, d.C);
         }
     }
 

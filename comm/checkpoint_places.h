@@ -162,11 +162,9 @@ private:
         for (int unit : layout.held()) {
             std::vector<UnitRange> counted = layout.counted(unit);
             for (const TensorPart& part : layout.parts(unit, 0, layout.unit_size(unit))) {
-                bool counts = std::any_of(counted.begin(), counted.end(), [&](UnitRange range) {
-                    return part.at >= range.begin && part.at < range.end;
-                });
-                held_[numbers_.at(part.name)].push_back(
-                    {tensor, pipeline, unit, counts, layout.unit_size(unit) / shape_.shard, part.at, part});
+                held_[numbers_.at(part.name)].push_back({tensor, pipeline, unit, is_in_one(counted, part.at),
+                                                         layout.unit_size(unit) / shape_.shard, part.at,
+                                                         part});
             }
         }
     }

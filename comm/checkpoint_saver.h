@@ -113,12 +113,8 @@ public:
                                 const ZeroSettings& settings) {
         size_t bytes = 0;
         for (Slot slot : slots_of(settings)) {
-            bool all = !std::ranges::count(settings.not_of_matrices, slot);
-            for (int unit : layout.held()) {
-                size_t most = layout.unit_size(unit) / shape.dp;
-                if (!all) most = std::min(most, layout.before_matrices(unit));
-                bytes += most * dtype_size(dtype_of(slot));
-            }
+            for (int unit : layout.held())
+                bytes += room_of_slot(settings, slot, layout, unit, shape.dp) * dtype_size(dtype_of(slot));
         }
         return bytes;
     }

@@ -20,6 +20,7 @@ struct Batch : BatchArrays<const int> {
     int B, T;
     int past = 0;  // tokens before the first, which are in the key/value cache
     int row = 0;   // of the cache, for the first sequence
+    int last = 0;  // token of each sequence, from 0, behind which there may be padding
 };
 
 // A batch of the host that was copied to `memory` on the device.

@@ -78,8 +78,7 @@ inline std::vector<HomedMatrix> matrices_of(const std::vector<ParameterLayout>& 
             HomedMatrix& matrix =
                 by_section.try_emplace(held.section, HomedMatrix{unit, held.rows, held.row->cols})
                     .first->second;
-            bool counts = std::ranges::any_of(
-                counted, [&](UnitRange range) { return held.at >= range.begin && held.at < range.end; });
+            bool counts = is_in_one(counted, held.at);
             for (size_t done = 0; done < held.count;) {
                 size_t at = held.at + done, shard = at / part_size, inside = at % part_size;
                 size_t count = std::min(held.count - done, part_size - inside);

@@ -110,6 +110,10 @@ struct UnitRange {
     bool operator==(const UnitRange&) const = default;
 };
 
+inline bool is_in_one(const std::vector<UnitRange>& ranges, size_t at) {
+    return std::ranges::any_of(ranges, [&](UnitRange r) { return at >= r.begin && at < r.end; });
+}
+
 // Elements of a unit whose gradient is the sum over `ranks` neighbouring tensor ranks: rank / ranks numbers
 // the groups of neighbours.
 struct GradientSum {

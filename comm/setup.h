@@ -174,10 +174,11 @@ inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const St
     Dims d(config, stage.layout().mesh.tp, w.B, w.T);
     size_t layers = 0;
     for (int of_chunk : stage.layers(0)) layers += of_chunk;
-    return {.weights = layers * d.C * ((size_t)d.QKV + d.A + d.F1 + d.F),
-            .matrices = 4 * layers,
+    bool filter = config.local_filter;  // its two matrices; and values have another input than queries
+    return {.weights = layers * d.C * ((size_t)d.QKV + d.A + d.F1 + d.F + (filter ? 4 * d.H : 0)),
+            .matrices = (filter ? 7 : 4) * layers,
             .rows = (size_t)d.N,
-            .width = (size_t)std::max({d.C, d.QKV, d.A, d.F1})};
+            .width = (size_t)std::max({filter ? 2 * d.C : d.C, d.QKV, d.A, d.F1})};
 }
 
 // ----------------------------------------------------------------------------

@@ -31,13 +31,15 @@ struct Dims {
     int N, n;                 // rows B*T, and those of them that are this tensor rank's between products
     int C;                    // channels of the residual stream
     int NH, NKV, HS, A, QKV;  // heads for queries and for keys and values, their size; A = NH*HS
+    int H;                    // channels between the convolutions of the local filter
     int F, F1;                // hidden channels of the MLP, and outputs of its first matrix: 2F for SwiGLU
     int R;                    // rotated elements of a head (RoPE); 0: none
 
     Dims(const ModelConfig& config, int tensor_ranks, int B, int T)
         : B(B), T(T), N(B * T), n(N / tensor_ranks) {
         ModelConfig c = local_part(config, tensor_ranks);
-        C = c.channels, NH = c.heads, NKV = c.kv_heads, HS = c.head_size, A = NH * HS, QKV = qkv_width(c);
+        C = c.channels, H = filter_width(c) / tensor_ranks, NH = c.heads, NKV = c.kv_heads, HS = c.head_size,
+        A = NH * HS, QKV = qkv_width(c);
         F = c.mlp_width, F1 = fc_width(c), R = c.position == PositionKind::rope ? c.rope_dims : 0;
     }
 };

@@ -30,6 +30,7 @@ without overlap it is put on the compute stream: the same calls, so the same bit
 #include "data/base/error.h"
 #include "kernels/fp8_matmul.cuh"  // BlockProducts
 #include "kernels/gelu.cuh"        // Gelu
+#include "kernels/tap_sum.cuh"     // tap_sum_forward, tap_sum_backward
 
 // ----------------------------------------------------------------------------
 // rows between products
@@ -173,6 +174,15 @@ private:
 
 enum class Parallel { column, row };
 
+// What makes a linear layer a causal convolution over each row and the one before it, of weight (2, OC, C):
+// kernels/tap_sum.cuh has the formula.
+struct Taps {
+    floatX* out = nullptr;    // (N, 2, OC) the products; null: it is none
+    floatX* dout = nullptr;   // (N, 2, OC) their gradient
+    floatX* state = nullptr;  // (N / T, OC) the first taps of each sequence's newest token, or null
+    TapRows rows = {};
+};
+
 // A linear layer out (N, OC) = inp (N, C) weight^T + bias, as this rank has it: both passes, and the
 // gradients of its parameters, are made from this one description.
 struct Linear {
@@ -187,12 +197,35 @@ struct Linear {
     Gelu gelu = Gelu::tanh;
     floatX* gelu_out = nullptr;        // (N, OC) column-parallel: the GELU of the output, or null
     const floatX* gelu_inp = nullptr;  // (N, C) row-parallel: what inp is the GELU of, or null
+    Taps taps = {};                    // of a convolution, which has no GELU
+
+    // What the product makes, and its gradient: (N, product_width()).
+    int product_width() const { return taps.out ? 2 * OC : OC; }
+    const floatX* product_gradient() const { return taps.out ? taps.dout : dout; }
+
+    // Outputs [from, from + count) as a layer of their own, with an input and a gradient of its own.
+    Linear outputs(int from, int count, floatX* of_inp, floatX* of_dout) const {
+        Linear part = *this;
+        part.OC = count, part.inp = of_inp, part.dout = of_dout;
+        part.weight += (size_t)from * C;
+        if (dweight) part.dweight += (size_t)from * C;
+        if (bias) part.bias += from;
+        if (dbias) part.dbias += from;
+        return part;
+    }
 };
 
 // Linear layers that read, or add to, the residual stream side by side, as those of a parallel block do,
 // gather its rows once and sum over the ranks once: the first gathers, and the last adds its partial sums to
-// the first's and scatters them.
-enum class Branch { alone, first, last };
+// those of the others and scatters them.
+enum class Branch { alone, first, middle, last };
+
+constexpr bool begins(Branch branch) {
+    return branch == Branch::alone || branch == Branch::first;
+}
+constexpr bool ends(Branch branch) {
+    return branch == Branch::alone || branch == Branch::last;
+}
 
 // When the gradients of a layer's parameters are made: in its backward pass, or afterwards by
 // weight_gradient(), as zero-bubble pipelines do (Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
@@ -212,21 +245,39 @@ struct TensorParallel {
     floatX* partial_sums(floatX* own) const { return rows.ranks() == 1 ? own : partial; }
 };
 
+// Rows [first, first + rows) of out (N, OC), from those of the input; accumulate: added to it, but for a
+// convolution. Of that, the rows before them must have been made.
+inline void linear_rows(const TensorParallel& tp, const Linear& l, floatX* out, const floatX* bias, int first,
+                        int rows, bool accumulate) {
+    const floatX* inp = l.inp + (size_t)first * l.C;
+    size_t at = (size_t)first * l.OC;
+    if (l.taps.out) {
+        tp.products.forward(l.taps.out + 2 * at, inp, l.weight, nullptr, rows, l.C, 2 * l.OC);
+        tap_sum_forward(out, l.taps.out, bias, l.taps.rows, first, rows, l.OC, tp.stream);
+    } else if (l.gelu_out) {
+        tp.products.gelu_forward(l.gelu, l.gelu_out + at, out + at, inp, l.weight, bias, rows, l.C, l.OC);
+    } else {
+        tp.products.forward(out + at, inp, l.weight, bias, rows, l.C, l.OC, accumulate);
+    }
+}
+
+// Rows of the gradient of the input, or of gelu_inp where there is one.
+inline void linear_rows_backward(const TensorParallel& tp, const Linear& l, floatX* dinp, int first, int rows,
+                                 bool accumulate) {
+    int width = l.product_width();
+    const floatX* dout = l.product_gradient() + (size_t)first * width;
+    size_t at = (size_t)first * l.C;
+    if (l.gelu_inp)
+        tp.products.backward_gelu(l.gelu, dinp + at, l.gelu_inp + at, dout, l.weight, rows, l.C, width);
+    else
+        tp.products.backward_input(dinp + at, dout, l.weight, rows, l.C, width, accumulate);
+}
+
 // out (N, OC) of all rows. own_inp (own rows, C): this rank's rows of inp, which come together there.
 inline void column_parallel(const TensorParallel& tp, const Linear& l, const floatX* own_inp, floatX* out,
                             Branch branch = Branch::alone) {
-    auto product = [&](int first, int rows) {
-        const floatX* inp = l.inp + (size_t)first * l.C;
-        size_t at = (size_t)first * l.OC;
-        if (l.gelu_out) {
-            tp.products.gelu_forward(l.gelu, l.gelu_out + at, out + at, inp, l.weight, l.bias, rows, l.C,
-                                     l.OC);
-        } else {
-            tp.products.forward(out + at, inp, l.weight, l.bias, rows, l.C, l.OC);
-        }
-    };
-    if (branch == Branch::last) return product(0, l.N);
-    tp.rows.gather(own_inp, l.inp, l.N, l.C, product);
+    auto product = [&](int first, int rows) { linear_rows(tp, l, out, l.bias, first, rows, false); };
+    begins(branch) ? tp.rows.gather(own_inp, l.inp, l.N, l.C, product) : product(0, l.N);
 }
 
 // own_out (own rows, OC): the sum over the ranks of what each makes of its part of the inputs.
@@ -235,21 +286,20 @@ inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_
     floatX* partial = tp.partial_sums(own_out);
     const floatX* bias = tp.rows.rank() == 0 ? l.bias : nullptr;  // once in the sum
     auto product = [&](int first, int rows) {
-        tp.products.forward(partial + (size_t)first * l.OC, l.inp + (size_t)first * l.C, l.weight, bias, rows,
-                            l.C, l.OC, branch == Branch::last);
+        linear_rows(tp, l, partial, bias, first, rows, !begins(branch));
     };
-    if (branch == Branch::first) return product(0, l.N);
+    if (!ends(branch)) return product(0, l.N);
     tp.rows.scatter(own_out, partial, l.N, l.OC, product);
     tp.rows.wait();
 }
 
-// Adds to the gradients of weight and bias what follows from inp and dout. Where several ranks share a
-// row-parallel layer, each has its bias: row_parallel_backward() has then made the bias's gradient from the
-// rank's own rows.
+// Adds to the gradients of weight and bias what follows from inp and dout. The backward pass has already made
+// that of a bias that each of several ranks has, as those that share a row-parallel layer do, from the rank's
+// own rows; and that of a convolution's.
 inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
-    bool bias_is_done = l.parallel == Parallel::row && tp.rows.ranks() > 1;
-    tp.products.backward_weight(l.dweight, l.dout, l.inp, l.N, l.C, l.OC, bias_is_done ? nullptr : l.dbias,
-                                tp.scratch);
+    bool bias_is_done = l.taps.out || (l.parallel == Parallel::row && tp.rows.ranks() > 1);
+    tp.products.backward_weight(l.dweight, l.product_gradient(), l.inp, l.N, l.C, l.product_width(),
+                                bias_is_done ? nullptr : l.dbias, tp.scratch);
 }
 
 // own_dinp (own rows, C): the gradient of this rank's rows of the input, from dout. It is summed over the
@@ -257,11 +307,14 @@ inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
 inline void column_parallel_backward(const TensorParallel& tp, const Linear& l, floatX* own_dinp,
                                      Branch branch, WeightGradients weights) {
     floatX* partial = tp.partial_sums(own_dinp);
+    if (l.taps.out) {
+        matmul_backward_bias(l.dbias, tp.scratch, l.dout, l.N, l.OC, tp.stream);
+        tap_sum_backward(l.taps.dout, l.dout, l.taps.rows, 0, l.N, l.OC, tp.stream);
+    }
     auto product = [&](int first, int rows) {
-        tp.products.backward_input(partial + (size_t)first * l.C, l.dout + (size_t)first * l.OC, l.weight,
-                                   rows, l.C, l.OC, branch == Branch::last);
+        linear_rows_backward(tp, l, partial, first, rows, !begins(branch));
     };
-    branch == Branch::first ? product(0, l.N) : tp.rows.scatter(own_dinp, partial, l.N, l.C, product);
+    ends(branch) ? tp.rows.scatter(own_dinp, partial, l.N, l.C, product) : product(0, l.N);
     if (weights == WeightGradients::now) weight_gradient(tp, l);
     tp.rows.wait();
 }
@@ -271,23 +324,21 @@ inline void column_parallel_backward(const TensorParallel& tp, const Linear& l, 
 inline void row_parallel_backward(const TensorParallel& tp, const Linear& l, const floatX* own_dout,
                                   floatX* dinp, Branch branch, WeightGradients weights) {
     bool alone = tp.rows.ranks() == 1;
-    auto product = [&](int first, int rows) {
-        floatX* dx = dinp + (size_t)first * l.C;
-        const floatX* dy = l.dout + (size_t)first * l.OC;
-        if (l.gelu_inp) {
-            tp.products.backward_gelu(l.gelu, dx, l.gelu_inp + (size_t)first * l.C, dy, l.weight, rows, l.C,
-                                      l.OC);
-        } else {
-            tp.products.backward_input(dx, dy, l.weight, rows, l.C, l.OC);
-        }
+    auto product = [&](int first, int rows) { linear_rows_backward(tp, l, dinp, first, rows, false); };
+    // The gradient of a row's first taps is in the row after it, so the rows before these are complete now.
+    auto convolution = [&](int first, int rows) {
+        tap_sum_backward(l.taps.dout, l.dout, l.taps.rows, first, rows, l.OC, tp.stream);
+        if (first > 0) product(first - rows, rows);
+        if (first + rows == l.N) product(first, rows);
     };
-    if (!alone && l.dbias)
+    auto work = [&](int first, int rows) { l.taps.out ? convolution(first, rows) : product(first, rows); };
+    if (l.dbias && (!alone || l.taps.out))
         matmul_backward_bias(l.dbias, tp.scratch, own_dout, tp.rows.own_rows(l.N), l.OC, tp.stream);
-    bool gathered = branch == Branch::last;
+    bool gathered = !begins(branch);
     if (alone && l.dout != own_dout && !gathered) {  // for later, when own_dout has changed
         size_t bytes = (size_t)l.N * l.OC * sizeof(floatX);
         cudaCheck(cudaMemcpyAsync(l.dout, own_dout, bytes, cudaMemcpyDeviceToDevice, tp.stream));
     }
-    alone || gathered ? product(0, l.N) : tp.rows.gather(own_dout, l.dout, l.N, l.OC, product);
+    alone || gathered ? work(0, l.N) : tp.rows.gather(own_dout, l.dout, l.N, l.OC, work);
     if (weights == WeightGradients::now) weight_gradient(tp, l);
 }

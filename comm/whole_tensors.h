@@ -15,7 +15,7 @@ ratios. Nothing larger than a piece is ever whole on one rank.
 #include "comm/zero.h"  // ZeroState
 #include "data/base/figures.h"
 #include "kernels/lamb.cuh"    // trust_ratio
-#include "kernels/random.cuh"  // random_key, random_normal
+#include "kernels/random.cuh"  // random_key, random_normal, random_symmetric
 
 constexpr size_t tensor_piece = 1 << 22;  // elements that pass through host memory at a time
 
@@ -45,9 +45,10 @@ inline void initialize(ZeroState& state, uint64_t seed) {
     set_tensors(state, [&](const TensorRow& row, const std::string& name, size_t first, size_t count) {
         uint64_t key = random_key(seed, name);
         values.assign(count, row.mean);
+        auto number = row.uniform ? random_symmetric : random_normal;
         if (row.deviation > 0) {
 #pragma omp parallel for
-            for (size_t i = 0; i < count; i++) values[i] += row.deviation * random_normal(key, first + i);
+            for (size_t i = 0; i < count; i++) values[i] += row.deviation * number(key, first + i);
         }
         return std::span<const float>(values);
     });

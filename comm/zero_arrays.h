@@ -54,6 +54,14 @@ inline std::vector<Slot> slots_of(const ZeroSettings& settings, const TensorRow&
         std::erase_if(slots, [&](Slot slot) { return std::ranges::count(settings.not_of_matrices, slot); });
     return slots;
 }
+// Elements of a slot that each of `ranks` which share a unit has room for. Of one that the matrices of blocks
+// do not have, that is for what may lie before them.
+inline size_t room_of_slot(const ZeroSettings& settings, Slot slot, const ParameterLayout& layout, int unit,
+                           int ranks) {
+    size_t own = layout.unit_size(unit) / ranks;
+    return std::ranges::count(settings.not_of_matrices, slot) ? std::min(own, layout.before_matrices(unit))
+                                                              : own;
+}
 constexpr Dtype dtype_of(Slot slot) {
     return slot == Slot::weight && sizeof(floatX) == 2 ? Dtype::bf16 : Dtype::fp32;
 }
@@ -83,8 +91,7 @@ struct ZeroArrays {
     size_t norm_scratch_floats;
     float* norm_scratch;
     float* section_squares;  // (2, sections) of weights and of updates, where the optimizer takes norms
-    // The own part of each unit begins at slot_at[slot][unit]. Of a slot that the matrices of blocks do not
-    // have, there is room for what may lie before them.
+    // The own part of each unit begins at slot_at[slot][unit].
     float* slots[most_optimizer_slots] = {};
     std::vector<size_t> slot_at[most_optimizer_slots];
     float* master;  // likewise; null: none is kept
@@ -115,12 +122,10 @@ struct ZeroArrays {
         take(section_squares, squares);
         memory.of("optimizer", s.offload);
         for (size_t i = 0; i < s.slots.size() && s.training; i++) {
-            bool all = !std::ranges::count(s.not_of_matrices, s.slots[i]);
             size_t size = 0;
             for (int unit = 0; unit < layout.units(); unit++) {
-                size_t of_unit = layout.unit_size(unit) / shards;
                 slot_at[i].push_back(size);
-                size += all ? of_unit : std::min(of_unit, layout.before_matrices(unit));
+                size += room_of_slot(s, s.slots[i], layout, unit, shards);
             }
             take(slots[i], size);
         }

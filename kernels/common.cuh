@@ -71,6 +71,15 @@ void copy_to_device(T* to, const T* from, size_t count, cudaStream_t stream) {
     cudaCheck(cudaStreamSynchronize(stream));
 }
 
+// Columns of a matrix to those of another, on the device: `columns` elements of each of `rows` rows, whose
+// beginnings are `from_width` apart, to where they are `to_width` apart.
+template <typename T>
+void copy_columns(T* to, size_t to_width, const T* from, size_t from_width, size_t columns, size_t rows,
+                  cudaStream_t stream) {
+    cudaCheck(cudaMemcpy2DAsync(to, to_width * sizeof(T), from, from_width * sizeof(T), columns * sizeof(T),
+                                rows, cudaMemcpyDeviceToDevice, stream));
+}
+
 // Of the device that this process uses, which it has chosen before it asks.
 inline const cudaDeviceProp& device_properties() {
     static const cudaDeviceProp properties = [] {

@@ -88,6 +88,16 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
     return cudaSuccess;
 }
 
+inline cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                                     size_t width, size_t height, cudaMemcpyKind, cudaStream_t stream) {
+    host_stream(stream).enqueue([=] {
+#pragma omp parallel for if (width * height > (size_t(1) << 20))
+        for (size_t row = 0; row < height; row++)
+            memcpy((char*)to + row * to_pitch, (const char*)from + row * from_pitch, width);
+    });
+    return cudaSuccess;
+}
+
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     if (host_captures > 0) return cudaErrorStreamCaptureUnsupported;
     cudaMemcpyAsync(to, from, bytes, kind, nullptr);

@@ -60,3 +60,8 @@ inline float random_normal(uint64_t key, uint64_t i) {
     double radius = std::sqrt(-2 * std::log(u));
     return (float)(radius * (i % 2 ? std::sin(angle) : std::cos(angle)));
 }
+
+// The i-th number of a stream of uniform numbers in [-1, 1).
+inline float random_symmetric(uint64_t key, uint64_t i) {
+    return 2 * random_uniform(philox(key, i / 4).at[i % 4]) - 1;
+}

@@ -56,6 +56,7 @@ struct ModelConfig {
     BlockKind block = BlockKind::sequential;
     bool tie_embeddings = true;
     bool qk_norm = false;
+    bool local_filter = false;
 };
 
 // Layers in turn: so many with a window, then so many without.
@@ -74,8 +75,7 @@ inline WindowPattern parse_window_pattern(const std::string& source) {
     const char *begin = source.data(), *end = begin + source.size(), *colon = std::find(begin, end, ':');
     if (colon == end || !number(begin, colon, pattern.sliding) || !number(colon + 1, end, pattern.full)) {
         fail("--window-pattern %s: not two numbers of layers; give such as 3:1, for one full layer after "
-             "three "
-             "with a window",
+             "three with a window",
              printable(source).c_str());
     }
     return pattern;
@@ -105,6 +105,11 @@ inline int qkv_width(const ModelConfig& c) {
 // Outputs of the first product of the MLP: SwiGLU has a gate beside each value.
 inline int fc_width(const ModelConfig& c) {
     return c.mlp == MlpKind::swiglu ? 2 * c.mlp_width : c.mlp_width;
+}
+
+// Channels between the two convolutions of the local filter.
+inline int filter_width(const ModelConfig& c) {
+    return c.channels / 2;
 }
 
 // ----------------------------------------------------------------------------
@@ -138,11 +143,12 @@ struct TensorRow {
     Unit unit;
     const char* name;       // in files; the tensors of block 3 are "layers.3." + name
     size_t rows, cols;      // cols 0: a vector
-    float mean, deviation;  // initial values are normal
+    float mean, deviation;  // initial values are normal, or uniform up to the deviation on either side
     bool decay;             // weight decay: matrices only
     Shard shard = Shard::replicated;
     std::vector<Section> sections = {};  // of the rows; empty: one of them all
     size_t pad_to = 1;  // a rank's rows are padded to a multiple of it: always zero, not in files
+    bool uniform = false;
 
     std::vector<int64_t> shape() const {
         return cols ? std::vector<int64_t>{(int64_t)rows, (int64_t)cols}
@@ -169,8 +175,8 @@ enum Tensor {
     // embedding
     wte, wpe,
     // block
-    norm1w, norm1b, qkvw, qkvb, qnormw, knormw, attprojw, attprojb, norm2w, norm2b,
-    fcw, fcb, fcprojw, fcprojb,
+    norm1w, norm1b, filter1w, filter1b, filter2w, filter2b, filternormw, qkvw, qkvb, qnormw, knormw,
+    attprojw, attprojb, norm2w, norm2b, fcw, fcb, fcprojw, fcprojb,
     // head
     normfw, normfb, headw,
     tensor_count
@@ -180,7 +186,8 @@ enum Tensor {
 constexpr int vocab_multiple = 128;  // the vocabulary is padded to this: products with odd sizes are slow
 
 // Initial values follow GPT-2: normal(0, 0.02), and the two projections back to the residual stream scaled by
-// 1/sqrt(2 layers).
+// 1/sqrt(2 layers). Those of the local filter follow Yuan 2.0: uniform up to 1/sqrt(numbers that an output is
+// made of). Its convolutions have their two taps one below the other, that of the token before first.
 //
 // Tensor ranks have a part of the heads, of the MLP and of the vocabulary each (Shoeybi et al.,
 // "Megatron-LM", 2019): rows of the matrices that read the residual stream, columns of those that write to
@@ -190,10 +197,13 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     size_t C = c.channels, V = c.vocab_size, P = c.context, HS = c.head_size, A = c.heads * HS,
            KV = c.kv_heads * HS, F = c.mlp_width, F1 = fc_width(c);
     float in = 0.02f, out = 0.02f / std::sqrt(2.0f * c.layers);
+    size_t H = filter_width(c);
+    float filter1 = 1 / std::sqrt(2.0f * C), filter2 = 1 / std::sqrt(2.0f * H);
     bool bias = c.bias, norm_bias = bias && c.norm == NormKind::layernorm,
-         two_norms = c.block == BlockKind::sequential;
+         two_norms = c.block == BlockKind::sequential, filter = c.local_filter, uniform = true;
     std::vector<Section> hidden,
         heads = {{A, c.heads, "queries"}, {KV, c.kv_heads, "keys"}, {KV, c.kv_heads, "values"}};
+    auto taps = [](size_t rows) { return std::vector<Section>{{rows, 0, "before"}, {rows, 0, "own"}}; };
     if (F1 > F) hidden = {{F, 0, "gates"}, {F, 0, "values"}};
     std::vector<TensorRow> table;
     auto add = [&](bool present, TensorRow row) {
@@ -205,6 +215,12 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     add(c.position == PositionKind::learned, {wpe, embedding, "wpe", P, C, 0, in, true, replicated});
     add(true, {norm1w, block, "norm1.weight", C, 0, 1, 0, false, replicated});
     add(norm_bias, {norm1b, block, "norm1.bias", C, 0, 0, 0, false, replicated});
+    add(filter, {filter1w, block, "filter1.weight", 2 * H, C, 0, filter1, true, rows, taps(H), 1, uniform});
+    add(filter, {filter1b, block, "filter1.bias", H, 0, 0, filter1, false, rows, {}, 1, uniform});
+    add(filter,
+        {filter2w, block, "filter2.weight", 2 * C, H, 0, filter2, true, columns, taps(C), 1, uniform});
+    add(filter, {filter2b, block, "filter2.bias", C, 0, 0, filter2, false, replicated, {}, 1, uniform});
+    add(filter, {filternormw, block, "filternorm.weight", C, 0, 1, 0, false, replicated});
     add(true, {qkvw, block, "qkv.weight", A + 2 * KV, C, 0, in, true, rows, heads});
     add(bias, {qkvb, block, "qkv.bias", A + 2 * KV, 0, 0, 0, false, rows, heads});
     add(c.qk_norm, {qnormw, block, "qnorm.weight", HS, 0, 1, 0, false, replicated});
@@ -264,6 +280,11 @@ inline void complete(ModelConfig& c) {
         fail("--kv-heads %d: does not divide --heads %d; give a divisor of it", c.kv_heads, c.heads);
     }
     if (c.mlp_width == 0) c.mlp_width = 4 * c.channels;
+    if (c.local_filter && c.channels % 2) {
+        fail("--local-filter on: --channels %d is odd, and the filter has half as many within; give an even "
+             "number",
+             c.channels);
+    }
     if (!c.window_pattern.empty()) {
         parse_window_pattern(c.window_pattern);
         if (c.window == 0)

@@ -176,6 +176,9 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(block), "Model", by_name, "MLP after attention, or both side by side behind one norm.", shape},
         {FIELD(tie_embeddings), "Model", on_off, "Use the token embedding as the output matrix too.", shape},
         {FIELD(qk_norm), "Model", on_off, "RMSNorm of each query and key head before RoPE.", shape},
+        {FIELD(local_filter), "Model", on_off,
+         "Make queries and keys of each token and the two before it, by two convolutions (Yuan 2.0).", shape,
+         !positional, later},
 
         {FIELD(train_data), "Data", any_text,
          "Token files to train on, .bin of llm.c (train_gpt tokenize makes them) or .idx of Megatron: paths "

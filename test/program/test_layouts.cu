@@ -24,6 +24,7 @@ struct Case {
     struct {
         bool parallel = false, tied = true, llama = false;
         int kv_heads = 4;
+        bool filter = false;
     } model = {};
     Recompute recompute = Recompute::none;
     struct {
@@ -38,7 +39,7 @@ struct Case {
 
 using enum PipelineSchedule;
 constexpr auto mlp = Recompute::mlp, block = Recompute::block;
-constexpr bool parallel_block = true, untied = false, llama = true;
+constexpr bool parallel_block = true, untied = false, llama = true, filtered = true;
 
 const Case cases[] = {
     // 2 ranks
@@ -52,6 +53,9 @@ const Case cases[] = {
     {"tensor, parallel block, recompute block", {.tp = 2}, 2, {parallel_block}, block},
     {"tensor, shared heads", {.tp = 2}, 2, {false, true, false, 1}},
     {"tensor, shared heads, other switches", {.tp = 2}, 1, {false, untied, llama, 1}},
+    {"tensor, local filter", {.tp = 2}, 2, {false, true, llama, 4, filtered}, {}, {}, 2},
+    {"tensor, local filter, parallel block", {.tp = 2}, 2, {parallel_block, true, false, 4, filtered}, block},
+    {"zero-bubble, local filter", {.pp = 2}, 3, {false, true, llama, 4, filtered}, {}, {zero_bubble}},
     {"1f1b", {.pp = 2}, 3},
     {"1f1b, untied, recompute", {.pp = 2}, 3, {false, untied}, block},
     {"1f1b, uneven", {.pp = 2}, 4, {}, {}, {one_f_one_b, 1, {3, 1}}},
@@ -100,6 +104,15 @@ const Case cases[] = {
      {.tp = 2, .pp = 2},
      3,
      {false, true, true, 1},
+     block,
+     {zero_bubble},
+     1,
+     {},
+     true},
+    {"tensor and stages, zero-bubble, local filter",
+     {.tp = 2, .pp = 2},
+     3,
+     {false, true, llama, 4, filtered},
      block,
      {zero_bubble},
      1,
@@ -163,7 +176,7 @@ ModelConfig config_of(const Case& c, bool large = false) {
                         : std::max(3, c.mesh.pp * c.pipeline.chunks);
     if (c.mesh.pp > 1 && c.pipeline.split.empty()) config.layers = 2 * c.mesh.pp * c.pipeline.chunks;
     config.block = c.model.parallel ? BlockKind::parallel : BlockKind::sequential;
-    config.tie_embeddings = c.model.tied;
+    config.tie_embeddings = c.model.tied, config.local_filter = c.model.filter;
     if (c.model.llama) {
         config.norm = NormKind::rmsnorm, config.position = PositionKind::rope, config.mlp = MlpKind::swiglu;
         config.bias = false, config.qk_norm = true;
@@ -204,8 +217,8 @@ struct UnitSizes {
 };
 
 struct Sizes {
-    size_t C, HS, A, KV, F, F1;  // of one tensor rank
-    size_t vocab;                // rows of the table: a multiple of 128
+    size_t C, HS, A, KV, H, F, F1;  // of one tensor rank
+    size_t vocab;                   // rows of the table: a multiple of 128
     UnitSizes embedding, block, head;
     size_t shared_heads;  // parameters of key and value heads, without their biases
     size_t shared_bias;
@@ -213,6 +226,7 @@ struct Sizes {
     Sizes(const ModelConfig& c, size_t t) {
         C = c.channels, HS = c.head_size, A = c.heads / t * HS;
         KV = std::max<size_t>(c.kv_heads, t) / t * HS;
+        H = c.local_filter ? C / 2 / t : 0;
         F = c.mlp_width / t, F1 = c.mlp == MlpKind::swiglu ? 2 * F : F;
         vocab = round_up((c.vocab_size + t - 1) / t, 128);
         bool layernorm = c.norm == NormKind::layernorm;
@@ -220,12 +234,14 @@ struct Sizes {
         embedding.others = {vocab * C};
         if (c.position == PositionKind::learned) embedding.copies = {c.context * C};
         norm(block);
+        if (c.local_filter) block.copies.insert(block.copies.end(), 2, C);  // a bias, and a norm
         if (c.qk_norm) block.copies.insert(block.copies.end(), 2, HS);
         if (c.bias) block.copies.push_back(C);
         if (c.block == BlockKind::sequential) norm(block);
         if (c.bias) block.copies.push_back(C);
         block.others = {(A + 2 * KV) * C, A * C, F1 * C, F * C};
         if (c.bias) block.others.insert(block.others.end(), {A + 2 * KV, F1});
+        if (c.local_filter) block.others.insert(block.others.end(), {H, 2 * H * C, 2 * C * H});
         norm(head);
         if (!c.tie_embeddings) head.others = {vocab * C};
         shared_heads = 2 * KV * C;
@@ -292,14 +308,14 @@ size_t all_reduced(size_t count, size_t n, size_t rank) {
     return 2 * count - part(rank + 1) - part(rank + 2);
 }
 
-// All-gathers and reduce-scatters of N*C, in one micro-batch: 4 and 4 a layer; a parallel block has half; one
-// each for the embedding and for the classifier.
+// All-gathers and reduce-scatters of N*C, in one micro-batch: 4 and 4 a layer; a parallel block has half; a
+// local filter one of each more in each pass; one each for the embedding and for the classifier.
 size_t formula_activations(const Place& a) {
-    bool parallel = a.c.model.parallel;
-    size_t layer = parallel ? 4 : 8;
+    bool parallel = a.c.model.parallel, filter = a.c.model.filter;
+    size_t layer = (parallel ? 4 : 8) + (filter ? 4 : 0);
     // the MLP's input is gathered once more; or also attention's, and its output is summed
     if (a.c.recompute == Recompute::mlp) layer += parallel ? 0 : 1;
-    if (a.c.recompute == Recompute::block) layer += parallel ? 1 : 3;
+    if (a.c.recompute == Recompute::block) layer += (parallel ? 1 : 3) + (filter ? 2 : 0);
     size_t passes = a.layer_count() * layer + (a.first ? 2 : 0) + (a.last ? 2 : 0);
     return a.m * passes * (a.t - 1) * (N / a.t) * a.sizes.C * e;
 }
@@ -506,7 +522,8 @@ double formula_activations_held(const Place& a, int B, int T) {
     auto& config = a.config;
     bool parallel = a.c.model.parallel, cut = a.t > 1, splits = a.c.pipeline.schedule == zero_bubble;
     double N = B * T, n = N / (double)a.t, C = (double)z.C, QKV = (double)(z.A + 2 * z.KV), A = (double)z.A;
-    double F = (double)z.F, F1 = (double)z.F1, heads = A / (double)z.HS, kv_heads = (double)(z.KV / z.HS);
+    double H = (double)z.H, F = (double)z.F, F1 = (double)z.F1, heads = A / (double)z.HS,
+           kv_heads = (double)(z.KV / z.HS);
     double norm = n * (config.norm == NormKind::layernorm ? 8 : 4);  // bytes of what a norm keeps of each row
     double layers = (double)a.layer_count(), slots = (double)held_micro_batches(a);
     double passes = layers * slots / (double)a.v;  // of a layer over a micro-batch, that are held
@@ -518,6 +535,10 @@ double formula_activations_held(const Place& a, int B, int T) {
            attention_inputs = e * N * (C + A);
     if (config.qk_norm) attention += e * N * QKV + 4 * N * (heads + kv_heads);
     if (!parallel) attention += e * n * C;
+    if (config.local_filter) {
+        attention += e * n * C + 4 * n;
+        attention_inputs += e * N * (H + C);
+    }
     double hidden = e * N * F1 + (parallel ? 0 : norm), hidden_inputs = e * N * (F + (parallel ? 0 : C));
     bool keeps_attention = a.c.recompute != Recompute::block, keeps_hidden = a.c.recompute == Recompute::none;
     double bytes = inner * residual;
@@ -534,6 +555,10 @@ double formula_activations_held(const Place& a, int B, int T) {
     double dact = config.mlp == MlpKind::swiglu ? F : 0;
     bytes += 2 * residual + e * N * (dact + A) + pending * e * N * (F1 + QKV);
     if (cut) bytes += e * (n + N) * C;
+    if (config.local_filter) {
+        bytes += e * N * (2 * C + H + 2 * QKV) + residual + (cut ? e * N * C : 0);
+        bytes += pending * e * N * (2 * C + 2 * H);
+    }
     if (cut || splits) bytes += pending * e * N * C;
     if (splits && !parallel) bytes += pending * e * N * C;
     size_t scratch =

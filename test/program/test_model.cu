@@ -175,10 +175,11 @@ const Variant variants[] = {
     {"parallel", [](ModelConfig& c) { c.block = BlockKind::parallel; }},
     {"untied", [](ModelConfig& c) { c.tie_embeddings = false; }},
     {"qk-norm", [](ModelConfig& c) { c.qk_norm = true; }},
+    {"local filter", [](ModelConfig& c) { c.local_filter = true, c.kv_heads = 2; }},
     {"all together",
      [](ModelConfig& c) {
          c.norm = NormKind::rmsnorm, c.position = PositionKind::rope, c.rope_dims = 6,
-         c.mlp = MlpKind::swiglu, c.bias = false, c.kv_heads = 1;
+         c.mlp = MlpKind::swiglu, c.bias = false, c.kv_heads = 1, c.local_filter = true;
          c.window = 4, c.block = BlockKind::parallel, c.tie_embeddings = false, c.qk_norm = true;
      }},
 };
@@ -387,14 +388,32 @@ TEST_CASE("initial weights depend on the seed and the tensor's name only") {
     CHECK(std::sqrt(squares / count) == doctest::Approx(0.02).epsilon(0.05));
 }
 
+// The kinds of models in which tokens see each other in more ways than by attention alone.
+const Variant by_position[] = {
+    {"rope", [](ModelConfig& c) { c.position = PositionKind::rope, c.rope_dims = 6; }},
+    {"learned", [](ModelConfig&) {}},
+    {"local filter",
+     [](ModelConfig& c) { c.position = PositionKind::rope, c.rope_dims = 6, c.local_filter = true; }},
+};
+
+// What comes out of the last norm in rows [first, first + count), and the gradients of all parameters.
+std::pair<std::vector<floatX>, std::vector<float>> outputs_and_gradients(Gpt& g, const Batch& on, int first,
+                                                                         int count, float dloss) {
+    zero_gradients(g);
+    accumulate_gradients(g, on, dloss, true);
+    cudaCheck(cudaStreamSynchronize(g.stream));
+    size_t C = g.config.channels;
+    return {from_device(g.acts[0].normf + first * C, count * C),
+            from_device(g.state.grads(0), g.layout.size())};
+}
+
 // A document behind another one in a row, and alone. Only its own tokens are predicted.
 TEST_CASE("documents do not see each other, and send each other no gradients") {
-    for (PositionKind position : {PositionKind::rope, PositionKind::learned}) {
-        INFO(name_of(position));
-        bool learned = position == PositionKind::learned;
+    for (const Variant& variant : by_position) {
+        INFO(variant.name);
         ModelConfig config = small_config();
-        config.position = position;
-        if (!learned) config.rope_dims = 6;  // relative positions: the place in the row does not matter
+        variant.change(config);
+        bool learned = config.position == PositionKind::learned;  // rotary ones tell distances only
         Gpt g(config, {1, 12, true, Recompute::none, 12}, with_master);
         randomize(g);
         std::vector<int> both = {3, 9, 4, 4, 7, 1, 20, 21, 22, 23, 24, 25}, targets(6, -1),
@@ -407,18 +426,36 @@ TEST_CASE("documents do not see each other, and send each other no gradients") {
         Buffer<int> doc_start(starts);
         Batch batch = *joined;
         batch.doc_start = doc_start;
-        // what comes out of the last norm, and the gradients of all parameters
-        auto trained = [&](const Batch& on, size_t first) {
-            zero_gradients(g);
-            accumulate_gradients(g, on, 1.0f / 6, true);
-            auto gradients = gradient_of(g, 0, g.layout.size());
-            auto out = from_device(g.acts[0].normf + first * config.channels, 6 * config.channels);
-            return std::pair(to_doubles(out), gradients);
+        auto [behind, its_gradients] = outputs_and_gradients(g, batch, 6, 6, 1.0f / 6);
+        auto [first, gradients] = outputs_and_gradients(g, *single, 0, 6, 1.0f / 6);
+        CHECK(relative_error(to_doubles(behind), to_doubles(first)) < (exact ? 1e-6 : 3e-2));
+        CHECK(relative_error(to_doubles(its_gradients), to_doubles(gradients)) < (exact ? 1e-6 : 3e-2));
+    }
+}
+
+TEST_CASE("other documents' tokens change no bit of a document's outputs and gradients") {
+    for (const Variant& variant : by_position) {
+        INFO(variant.name);
+        ModelConfig config = small_config();
+        variant.change(config);
+        Gpt g(config, {2, 12, true, Recompute::none, 24}, with_master);
+        randomize(g);
+        // the document of 5 tokens in the middle of the second row
+        const int first = 16, count = 5;
+        std::vector<int> starts = {0, 0, 0, 3, 3, 5, 5, 5, 5, 9, 9, 9, 0, 0, 0, 0, 4, 4, 4, 4, 4, 9, 9, 9};
+        Buffer<int> doc_start(starts);
+        auto among = [&](const char* others) {
+            std::vector<int> tokens = random_rows(others, 24, config.vocab_size), targets(24, -1);
+            for (int n = first; n < first + count; n++) tokens[n] = n, targets[n] = n + 1;
+            TestBatch packed(2, 12, tokens, targets);
+            Batch batch = *packed;
+            batch.doc_start = doc_start;
+            return outputs_and_gradients(g, batch, first, count, 1.0f / count);
         };
-        auto [behind, its_gradients] = trained(batch, 6);
-        auto [first, gradients] = trained(*single, 0);
-        CHECK(relative_error(behind, first) < (exact ? 1e-5 : 3e-2));
-        CHECK(relative_error(its_gradients, gradients) < (exact ? 1e-5 : 3e-2));
+        auto [out, gradients] = among("some");
+        auto [again, its_gradients] = among("others");
+        CHECK(same_bits(out, again));
+        CHECK(std::ranges::equal(gradients, its_gradients));  // -0 is 0
     }
 }
 

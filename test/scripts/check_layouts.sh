@@ -8,7 +8,7 @@
 # seconds: 120
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 96
+plan 107
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 # one that does not change: with some texts differences grow ten times as large within the steps
 text=$PWD/test/golden/bpe_training.json
@@ -34,6 +34,9 @@ declare -A shapes=(
     [parallel]="--vocab-size 263 --layers 4 --channels 28 --heads 2 --kv-heads 1 --mlp-width 38 --norm layernorm
         --position rope --mlp gelu --bias on --tie-embeddings off --block parallel --qk-norm on --window 7 --window-pattern 2:1"
 )
+shapes[filter]="--vocab-size 261 --layers 4 --channels 48 --heads 4 --mlp-width 52 --norm rmsnorm --position rope --mlp swiglu
+    --bias off --tie-embeddings on --local-filter on"
+shapes[parallel-filter]="${shapes[parallel]} --local-filter on"
 
 # train NAME RANKS PROGRAM OPTIONS...    without mpirun where there is one rank
 train() {
@@ -107,6 +110,13 @@ llama     8 --tp 2 --pp 2 --zero 2 --micro-batch 2 --pp-layers memory --optimize
 llama     8 --tp 2 --zero 3 --shard-group 2 --micro-batch 1
 parallel  8 --tp 2 --pp 4 --micro-batch 3
 parallel  8 --tp 2 --pp 2 --zero 1 --offload optimizer --pp-schedule zero-bubble --micro-batch 2 --optimizer muon
+filter    2 --tp 2 --micro-batch 4 --recompute block
+filter    3 --micro-batch 2 --zero 3 --offload optimizer --optimizer muon
+filter    4 --tp 4 --micro-batch 8 --recompute mlp --optimizer lamb
+filter    4 --tp 2 --pp 2 --micro-batch 6 --pp-schedule zero-bubble --optimizer muon
+filter    8 --tp 2 --pp 2 --zero 2 --micro-batch 2 --pp-layers 3,1
+parallel-filter 2 --tp 2 --micro-batch 6 --recompute block
+parallel-filter 4 --tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble --zero 1
 '
 declare -A referenced
 number=0

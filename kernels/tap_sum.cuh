@@ -1,0 +1,131 @@
+/*
+The sum that makes a causal convolution over two tokens of one matrix product. The product gives for each row
+both taps side by side, inp (N, 2, C): what the row gives to the row after it, and what it gives to itself.
+
+    forward      out[t] = inp[t - 1][0] + inp[t][1] + bias (C)
+    backward     dinp[t][0] = dout[t + 1],  dinp[t][1] = dout[t]
+
+Where a document or a sequence begins there is no row before, and the first term is left out; so is
+dout[t + 1] where row t + 1 begins one. Nothing is saved.
+
+Rows may come in parts, the first part first: work on rows [first, first + count) reads, or writes, the first
+taps of rows [first - 1, first + count - 1).
+*/
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/common.cuh"
+
+// The rows of a micro-batch: sequences of T each.
+struct TapRows {
+    int N, T;
+    const int* doc_start = nullptr;  // (N) position at which each row's document begins; null: at 0
+    // (N / T, C) the first taps of the row before each sequence, which goes on an earlier one. Null: they
+    // begin.
+    const floatX* before = nullptr;
+
+    // Whether nothing comes before the row that it may see.
+    HOST_DEVICE bool begins(int row) const {
+        return row % T == (doc_start ? doc_start[row] : 0) && !(before && row % T == 0);
+    }
+
+    // The first taps of the row before this one, which does not begin anything.
+    HOST_DEVICE const floatX* taps_before(const floatX* inp, int row, int C) const {
+        return row % T == 0 ? before + (size_t)(row / T) * C : inp + (size_t)(row - 1) * 2 * C;
+    }
+};
+
+// ----------------------------------------------------------------------------
+// CPU
+
+inline void tap_sum_forward_cpu(floatX* out, const floatX* inp, const floatX* bias, const TapRows& rows,
+                                int first, int count, int C) {
+#pragma omp parallel for
+    for (int row = first; row < first + count; row++) {
+        const floatX* own = inp + ((size_t)row * 2 + 1) * C;
+        const floatX* before = rows.begins(row) ? nullptr : rows.taps_before(inp, row, C);
+        floatX* o = out + (size_t)row * C;
+#pragma omp simd
+        for (int c = 0; c < C; c++) {
+            float sum = (before ? float(before[c]) : 0.0f) + float(own[c]);
+            o[c] = floatX(sum + (bias ? float(bias[c]) : 0.0f));
+        }
+    }
+}
+
+inline void tap_sum_backward_cpu(floatX* dinp, const floatX* dout, const TapRows& rows, int first, int count,
+                                 int C) {
+#pragma omp parallel for
+    for (int row = first; row < first + count; row++) {
+        const floatX* dy = dout + (size_t)row * C;
+        floatX* taps = dinp + (size_t)row * 2 * C;
+        std::copy_n(dy, C, taps + C);
+        if (row > 0 && rows.begins(row)) std::fill_n(taps - 2 * C, C, floatX(0.0f));
+        if (row > 0 && !rows.begins(row)) std::copy_n(dy, C, taps - 2 * C);
+        if (row == rows.N - 1) std::fill_n(taps, C, floatX(0.0f));
+    }
+}
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+#ifndef DEVICE_CPU
+
+// One row per block, W neighbouring elements per thread at a time.
+template <int W>
+__global__ void tap_sum_forward_kernel(floatX* out, const floatX* inp, const floatX* bias, TapRows rows,
+                                       int first, int C) {
+    int row = first + blockIdx.x;
+    const floatX* own = inp + ((size_t)row * 2 + 1) * C;
+    const floatX* before = rows.begins(row) ? nullptr : rows.taps_before(inp, row, C);
+    for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
+        Vec<floatX, W> x = load<W>(own + c), sum;
+        Vec<floatX, W> y = before ? load<W>(before + c) : Vec<floatX, W>{};
+        Vec<floatX, W> b = bias ? load<W>(bias + c) : Vec<floatX, W>{};
+        for (int i = 0; i < W; i++) sum[i] = floatX(float(y[i]) + float(x[i]) + float(b[i]));
+        store(out + (size_t)row * C + c, sum);
+    }
+}
+
+// The same of dout, of which each row is read once.
+template <int W>
+__global__ void tap_sum_backward_kernel(floatX* dinp, const floatX* dout, TapRows rows, int first, int C) {
+    int row = first + blockIdx.x;
+    bool begins = rows.begins(row);
+    floatX* taps = dinp + (size_t)row * 2 * C;
+    for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
+        Vec<floatX, W> dy = load<W>(dout + (size_t)row * C + c);
+        store(taps + C + c, dy);
+        if (row > 0) store(taps - 2 * C + c, begins ? Vec<floatX, W>{} : dy);
+        if (row == rows.N - 1) store(taps + c, Vec<floatX, W>{});
+    }
+}
+
+#endif
+
+// ----------------------------------------------------------------------------
+// launchers
+
+// Writes rows [first, first + count) of out.
+inline void tap_sum_forward(floatX* out,         // (N, C)
+                            const floatX* inp,   // (N, 2, C)
+                            const floatX* bias,  // (C), or null
+                            TapRows rows, int first, int count, int C, cudaStream_t stream) {
+    ON_DEVICE(stream, tap_sum_forward_cpu(out, inp, bias, rows, first, count, C),
+              with_vec_width<floatX>(C, [&](auto width) {
+                  launch(tap_sum_forward_kernel<width()>, count, row_threads(C / width(), 256), 0, stream,
+                         out, inp, bias, rows, first, C);
+              }));
+}
+
+// Writes what rows [first, first + count) of dout are the gradients of: their own taps, and the first taps of
+// the rows before them; of the last row of all, both.
+inline void tap_sum_backward(floatX* dinp,        // (N, 2, C)
+                             const floatX* dout,  // (N, C)
+                             TapRows rows, int first, int count, int C, cudaStream_t stream) {
+    ON_DEVICE(stream, tap_sum_backward_cpu(dinp, dout, rows, first, count, C),
+              with_vec_width<floatX>(C, [&](auto width) {
+                  launch(tap_sum_backward_kernel<width()>, count, row_threads(C / width(), 256), 0, stream,
+                         dinp, dout, rows, first, C);
+              }));
+}
