@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """
-Writes the golden runs beside this script: what PyTorch computes for five tiny models, for our trainer to
+Writes the golden runs beside this script: what PyTorch computes for six tiny models, for our trainer to
 reproduce.
 
     pip install torch transformers numpy          (CPU builds suffice; nothing else is downloaded)
     python3 test/golden/make_golden.py [model ...]
 
-gpt2, llama, llama3 and qwen are the models of Hugging Face transformers. parallel, which has no counterpart
-there, is written below with PyTorch's own layers. Each is trained for ten steps by torch.optim.AdamW with
+gpt2, llama, llama3 and qwen are the models of Hugging Face transformers. parallel and yuan, which have no
+counterpart there, are written below with PyTorch's own layers; yuan after the formulas of "YUAN 2.0: A Large
+Language Model with Localized Filtering-based Attention", with the tensors of the published files, and on rows
+of several documents. Each is trained for ten steps by torch.optim.AdamW with
 clip_grad_norm_. Everything is computed in float64 from weights that are exact in float32, and stored as
 float32 (transformers computes the angles of RoPE in float32, whatever the model). Running the script again
 gives the same bytes.
@@ -16,9 +18,11 @@ A file is: 8 bytes "GOLDEN\\0\\0", the length of the JSON (u64, little endian), 
 so that the data begins at a multiple of 64 bytes, and the data. The JSON holds the config (fields of
 ModelConfig), the optimizer settings, the loss and the unclipped gradient norm of every step, and a table of
 tensors by kind: `weight` (initial), `gradient` (step 1, unclipped), `final` (after the last step), `logits`
-(step 1), `tokens` and `targets` (all steps; -1 is ignored by the loss). Offsets are bytes from the start of
-the data. Names and layouts are ours: linear weights are (out, in); qkv is the rows of [query heads | key
-heads | value heads], and fc of a SwiGLU is the rows of [gate | up].
+(step 1), `tokens` and `targets` (all steps; -1 is ignored by the loss). Of yuan also `doc_start` (the
+position at which each token's document begins), `whole_logits` (step 1, each row one document) and
+`published` (the initial weights under the names, and in the order, of the published files). Offsets are bytes
+from the start of the data. Names and layouts are ours: linear weights are (out, in); qkv is the rows of
+[query heads | key heads | value heads], and fc of a SwiGLU is the rows of [gate | up].
 
 A caution for comparisons: the gradient of GPT-2's key biases is zero in exact arithmetic (softmax ignores a
 constant), so there AdamW divides rounding noise by itself, and `final` means nothing beyond learning_rate *
@@ -59,16 +63,21 @@ CONFIGS = {
                           qk_norm=True),
     "parallel": CONFIG | dict(heads=3, kv_heads=1, head_size=8, mlp_width=52, position="rope", rope_dims=4,
                               mlp="gelu-exact", bias=False, window=5, block="parallel"),
+    "yuan": CONFIG | dict(channels=8, heads=2, kv_heads=2, head_size=4, mlp_width=12, vocab_size=31,
+                          norm="rmsnorm", norm_eps=1e-6, position="rope", rope_dims=4, mlp="swiglu",
+                          bias=False, local_filter=True),
 }
 # With these the four frequencies of a head are, in turn: kept, blended, divided, divided.
 CONFIGS["llama3"] = CONFIGS["llama"] | dict(context=256, rope_scaling=4.0, rope_original_context=128)
 # Between the gradient norms of a run, so that some of its steps are clipped.
-GRADIENT_CLIP = {"gpt2": 2.8, "llama": 6.3, "llama3": 5.4, "qwen": 4.2, "parallel": 2.9}
+GRADIENT_CLIP = {"gpt2": 2.8, "llama": 6.3, "llama3": 5.4, "qwen": 4.2, "parallel": 2.9, "yuan": 1.9}
 IGNORED_TARGETS = {"llama3": 0.25}  # share of the targets
+DOCUMENT_ENDS = {"yuan": 0.2}  # share of the tokens that end one
 
 
 # A model is a function from a config to (module, names), where names maps each of our tensors to the module's
-# parameters that make it, stacked by rows. Modules return logits, or an object that has them.
+# parameters that make it, stacked by rows, or by a function that follows them. Modules return logits, or an
+# object that has them.
 
 
 def gpt2(c):
@@ -182,14 +191,140 @@ def parallel(c):
     return model, {name.replace("wte.weight", "wte"): [name] for name, _ in model.named_parameters()}
 
 
-MODELS = {"gpt2": gpt2, "llama": llama, "llama3": llama, "qwen": qwen, "parallel": parallel}
+class RMSNorm(nn.Module):
+    def __init__(self, C, eps):
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(C)), eps
+
+    forward = rms_norm
+
+
+class LocalFilter(nn.Module):
+    """c[t] = A0 x[t-1] + A1 x[t] + a, y[t] = B0 c[t-1] + B1 c[t] + b, and the norm of y + x, which queries
+    and keys are made of. What comes before a document is zero, c too."""
+
+    def __init__(self, c):
+        super().__init__()
+        C = c["channels"]
+        self.conv1 = nn.Conv2d(C, C // 2, (2, 1))
+        self.conv2 = nn.Conv2d(C // 2, C, (2, 1))
+        self.output_layernorm = RMSNorm(C, c["norm_eps"])
+
+    @staticmethod
+    def convolution(layer, x, first):
+        before = F.pad(x, (0, 0, 1, 0))[:, :-1].masked_fill(first[..., None], 0)
+        tap0, tap1 = layer.weight[:, :, 0, 0], layer.weight[:, :, 1, 0]
+        out = before @ tap0.T + x @ tap1.T + layer.bias
+        if not first[:, 1:].any():  # then it is PyTorch's own convolution
+            padded = F.pad(x, (0, 0, 1, 0)).transpose(1, 2)[..., None]
+            assert torch.allclose(layer(padded)[..., 0].transpose(1, 2), out)
+        return out
+
+    def forward(self, x, first):
+        c = self.convolution(self.conv1, x, first)
+        return self.output_layernorm(self.convolution(self.conv2, c, first) + x)
+
+
+class YuanAttention(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.heads, self.head_size, self.rope_theta = c["heads"], c["head_size"], c["rope_theta"]
+        C, A = c["channels"], self.heads * self.head_size
+        self.lf_gate = LocalFilter(c)
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(C, A, bias=False) for _ in range(3))
+        self.o_proj = nn.Linear(A, C, bias=False)
+
+    def forward(self, x, doc_start):
+        B, T, _ = x.shape
+        position = torch.arange(T)
+        z = self.lf_gate(x, position == doc_start)
+        # the rows of both make one matrix, which has the query of each head with its key
+        qk = torch.cat([self.q_proj(z), self.k_proj(z)], -1).view(B, T, self.heads, 2, self.head_size)
+        q, k, v = (x.transpose(1, 2) for x in (*qk.unbind(3), self.v_proj(x).view(B, T, self.heads, -1)))
+        frequency = self.rope_theta ** (-torch.arange(0, self.head_size, 2).double() / self.head_size)
+        angle = torch.outer(position.double(), frequency).repeat(1, 2)[None]
+        q, k = apply_rotary_pos_emb(q, k, angle.cos(), angle.sin())
+        seen = (position[None] <= position[:, None]) & (position >= doc_start[..., None])
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None])
+        return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
+
+
+class YuanMlp(nn.Module):
+    """up_proj is what goes through SiLU: in the published files the names are the other way round."""
+
+    def __init__(self, c):
+        super().__init__()
+        C, F = c["channels"], c["mlp_width"]
+        self.up_proj, self.gate_proj = (nn.Linear(C, F, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(F, C, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(self.gate_proj(x) * F.silu(self.up_proj(x)))
+
+
+class YuanBlock(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.input_layernorm = RMSNorm(c["channels"], c["norm_eps"])
+        self.self_attn = YuanAttention(c)
+        self.post_attention_layernorm = RMSNorm(c["channels"], c["norm_eps"])
+        self.mlp = YuanMlp(c)
+
+    def forward(self, x, doc_start):
+        x = x + self.self_attn(self.input_layernorm(x), doc_start)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Yuan(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(c["vocab_size"], c["channels"])
+        self.model.layers = nn.ModuleList(YuanBlock(c) for _ in range(c["layers"]))
+        self.model.norm = RMSNorm(c["channels"], c["norm_eps"])
+
+    def forward(self, tokens, doc_start):
+        x = self.model.embed_tokens(tokens)
+        for block in self.model.layers:
+            x = block(x, doc_start)
+        return self.model.norm(x) @ self.model.embed_tokens.weight.T
+
+
+def yuan(c):
+    def taps(weight):
+        return torch.cat([weight[:, :, 0, 0], weight[:, :, 1, 0]])
+
+    def queries_keys_values(rows):
+        qk, v = rows.split([2 * c["channels"], c["channels"]])
+        q, k = qk.view(c["heads"], 2, c["head_size"], -1).unbind(1)
+        return torch.cat([q.flatten(0, 1), k.flatten(0, 1), v])
+
+    ours = {"norm1.weight": ["input_layernorm.weight"],
+            "filter1.weight": ["self_attn.lf_gate.conv1.weight", taps],
+            "filter1.bias": ["self_attn.lf_gate.conv1.bias"],
+            "filter2.weight": ["self_attn.lf_gate.conv2.weight", taps],
+            "filter2.bias": ["self_attn.lf_gate.conv2.bias"],
+            "filternorm.weight": ["self_attn.lf_gate.output_layernorm.weight"],
+            "qkv.weight": [*(f"self_attn.{x}_proj.weight" for x in "qkv"), queries_keys_values],
+            "attproj.weight": ["self_attn.o_proj.weight"],
+            "norm2.weight": ["post_attention_layernorm.weight"],
+            "fc.weight": ["mlp.up_proj.weight", "mlp.gate_proj.weight"],
+            "fcproj.weight": ["mlp.down_proj.weight"]}
+    names = {"wte": ["model.embed_tokens.weight"], "normf.weight": ["model.norm.weight"]}
+    for l in range(c["layers"]):
+        for name, theirs in ours.items():
+            names[f"layers.{l}.{name}"] = [t if callable(t) else f"model.layers.{l}.{t}" for t in theirs]
+    return Yuan(c), names
+
+
+MODELS = {"gpt2": gpt2, "llama": llama, "llama3": llama, "qwen": qwen, "parallel": parallel, "yuan": yuan}
 
 
 def randomize(model, random):
     """Weights that no layer could ignore unnoticed: biases are not 0 and norm weights are not 1."""
     with torch.no_grad():
         for name, p in model.named_parameters():
-            mean, deviation = (0, 0.2) if p.dim() == 2 else (0, 0.1) if name.endswith("bias") else (1, 0.2)
+            mean, deviation = (0, 0.2) if p.dim() >= 2 else (0, 0.1) if name.endswith("bias") else (1, 0.2)
             values = (mean + deviation * random.standard_normal(tuple(p.shape))).astype(np.float32)
             p.copy_(torch.from_numpy(values))
 
@@ -199,7 +334,8 @@ def collect(model, names, read):
     transposed = isinstance(model, GPT2LMHeadModel)  # its linear layers are Conv1D, with (in, out) weights
     tensors = {}
     for name, parts in names.items():
-        rows = torch.cat([read(model.get_parameter(part)).detach() for part in parts])
+        *parts, arrange = parts if callable(parts[-1]) else [*parts, lambda rows: rows]
+        rows = arrange(torch.cat([read(model.get_parameter(part)).detach() for part in parts]))
         is_linear = rows.dim() == 2 and name.startswith("layers.")
         tensors[name] = (rows.T if transposed and is_linear else rows).numpy().astype("<f4")
     return tensors
@@ -211,23 +347,35 @@ def run(name):
     model, names = MODELS[name](config)
     model.double().eval()
     randomize(model, random)
-    assert sum(len(parts) for parts in names.values()) == len(list(model.parameters()))
+    used = [part for parts in names.values() for part in parts if isinstance(part, str)]
+    assert len(used) == len(list(model.parameters()))
 
     # The square makes some tokens frequent, and leaves others out.
     stream = (random.random((STEPS, BATCH, TIME + 1)) ** 2 * config["vocab_size"]).astype("<i4")
     tokens, targets = stream[..., :-1].copy(), stream[..., 1:].copy()
     targets[random.random(targets.shape) < IGNORED_TARGETS.get(name, 0)] = -1
+    documents = {}
+    if name in DOCUMENT_ENDS:
+        ends = random.random(tokens.shape)[..., 1:] < DOCUMENT_ENDS[name]
+        starts = np.pad(ends * np.arange(1, TIME), ((0, 0), (0, 0), (1, 0)))
+        documents = {"doc_start": {"doc_start": np.maximum.accumulate(starts, -1).astype("<i4")}}
 
     o = OPTIMIZER | dict(gradient_clip=GRADIENT_CLIP[name])
-    matrices = [p for p in model.parameters() if p.dim() == 2]
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     adamw = torch.optim.AdamW([dict(params=matrices, weight_decay=o["weight_decay"]),
                                dict(params=vectors, weight_decay=0)],
                               lr=o["learning_rate"], betas=(o["beta1"], o["beta2"]), eps=o["eps"])
-    kinds = {"weight": collect(model, names, lambda p: p)}
+    kinds = {"weight": collect(model, names, lambda p: p)} | documents
+    if documents:
+        published = {name: [name] for name, _ in model.named_parameters()}
+        whole = model(torch.from_numpy(tokens[0]).long(), torch.zeros(tokens[0].shape))
+        kinds |= {"whole_logits": {"logits": whole.detach().numpy().astype("<f4")},
+                  "published": collect(model, published, lambda p: p)}
     losses, gradient_norms = [], []
     for step in range(STEPS):
-        out = model(torch.from_numpy(tokens[step]).long())
+        out = model(torch.from_numpy(tokens[step]).long(),
+                    *(torch.from_numpy(starts["doc_start"][step]) for starts in documents.values()))
         logits = getattr(out, "logits", out)
         loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets[step]).long().flatten(),
                                ignore_index=-1)

@@ -10,12 +10,12 @@ tokens.
 
 constexpr bool exact = std::is_same_v<floatX, float>;
 
-// The micro-batch of given tokens and targets, on the device. Positions count from the beginning of each row,
-// if none are given.
+// The micro-batch of given tokens and targets, on the device. If none are given, positions count from the
+// beginning of each row, which is one document.
 class TestBatch {
 public:
     TestBatch(int B, int T, const std::vector<int>& tokens, const std::vector<int>& targets,
-              const std::vector<int>& positions = {})
+              const std::vector<int>& positions = {}, const std::vector<int>& doc_start = {})
         : memory_(batch_ints(B, T)) {
         std::vector<int> values(memory_.size());
         BatchArrays<int> rows = batch_at(values.data(), B, T);
@@ -23,12 +23,13 @@ public:
             rows.tokens[n] = tokens[n];
             rows.targets[n] = targets[n];
             rows.positions[n] = positions.empty() ? n % T : positions[n];
+            rows.doc_start[n] = doc_start.empty() ? 0 : doc_start[n];
         }
         sort_by_token(rows.by_token, rows.tokens, B * T);
         sort_by_position(rows.by_position, rows.positions, B * T);
         copy_to_device<int>(memory_, values.data(), values.size(), test_stream());
         batch_ = {batch_at<const int>(memory_, B, T), B, T};
-        batch_.doc_start = nullptr;
+        if (doc_start.empty()) batch_.doc_start = nullptr;
         valid_ = (int)std::count_if(targets.begin(), targets.end(), [](int target) { return target >= 0; });
     }
 

@@ -57,6 +57,10 @@ struct Golden {
         return {};
     }
 
+    bool has(const char* kind) const {
+        return std::ranges::any_of(header["tensors"], [&](auto& row) { return row["kind"] == kind; });
+    }
+
     ModelConfig config() const {
         Options c;
         for (auto& [field, value] : header["config"].items()) {
@@ -76,6 +80,19 @@ void drop_key_bias(const ModelConfig& c, const std::string& name, std::vector<do
     values.erase(keys, keys + c.kv_heads * c.head_size);
 }
 
+// What follows from the last norm's output, without the padding of the vocabulary.
+std::vector<double> logits_of(Gpt& g, int N) {
+    int V = g.config.vocab_size, Vp = padded_vocab(g.config);
+    Buffer<floatX> logits((size_t)N * Vp);
+    matmul_forward(logits, g.acts[0].normf, g.weights(g.classifier_unit())[g.classifier_weight()], nullptr, N,
+                   g.config.channels, Vp, g.stream);
+    cudaCheck(cudaStreamSynchronize(g.stream));
+    auto padded = logits.doubles();
+    std::vector<double> result;
+    for (int i = 0; i < N; i++) result.insert(result.end(), &padded[i * Vp], &padded[i * Vp] + V);
+    return result;
+}
+
 void check_golden(const char* name) {
     INFO(name);
     Golden golden(name);
@@ -88,22 +105,26 @@ void check_golden(const char* name) {
         set_tensor(g, offset, values.data(), values.size());
     });
     auto tokens = golden.tensor<int>("tokens", "tokens"), targets = golden.tensor<int>("targets", "targets");
+    auto documents =
+        golden.has("doc_start") ? golden.tensor<int>("doc_start", "doc_start") : std::vector<int>();
     auto& o = golden.header["optimizer"];
+    auto check_logits = [&](const char* kind) {
+        auto want = to_doubles(golden.tensor<float>(kind, "logits"));
+        CHECK(relative_error(logits_of(g, N), want) < (exact ? 1e-5 : 2e-2));
+    };
     for (int step = 0; step < steps; step++) {
-        TestBatch batch(B, T, {tokens.begin() + step * N, tokens.begin() + (step + 1) * N},
-                        {targets.begin() + step * N, targets.begin() + (step + 1) * N});
+        auto of_step = [&](const std::vector<int>& all) {
+            return all.empty() ? all : std::vector(&all[step * N], &all[step * N] + N);
+        };
+        TestBatch batch(B, T, of_step(tokens), of_step(targets), {}, of_step(documents));
+        if (step == 0 && !documents.empty()) {
+            TestBatch whole(B, T, of_step(tokens), of_step(targets));
+            forward(g, *whole);
+            check_logits("whole_logits");
+        }
         forward_backward(g, batch);
         if (step == 0) {
-            int V = config.vocab_size, Vp = padded_vocab(config);
-            Buffer<floatX> logits((size_t)N * Vp);
-            matmul_forward(logits, g.acts[0].normf, g.weights(g.classifier_unit())[g.classifier_weight()],
-                           nullptr, N, config.channels, Vp, g.stream);
-            cudaCheck(cudaStreamSynchronize(g.stream));
-            auto padded = logits.doubles();
-            std::vector<double> got;
-            for (int i = 0; i < N; i++) got.insert(got.end(), &padded[i * Vp], &padded[i * Vp] + V);
-            CHECK(relative_error(got, to_doubles(golden.tensor<float>("logits", "logits"))) <
-                  (exact ? 1e-5 : 2e-2));
+            check_logits("logits");
             g.layout.each([&](const TensorRow& row, const std::string& tensor, size_t offset) {
                 INFO(tensor);
                 auto want = to_doubles(golden.tensor<float>("gradient", tensor)),
@@ -151,6 +172,9 @@ TEST_CASE("golden: Qwen, QK-norm") {
 }
 TEST_CASE("golden: parallel block, sliding window, partial RoPE") {
     check_golden("parallel");
+}
+TEST_CASE("golden: Yuan, local filter, rows of several documents") {
+    check_golden("yuan");
 }
 
 // ----------------------------------------------------------------------------
@@ -422,11 +446,8 @@ TEST_CASE("documents do not see each other, and send each other no gradients") {
         std::vector<int> starts = {0, 0, 0, 0, 0, 0, 6, 6, 6, 6, 6, 6};
         std::vector<int> positions;
         for (int t = 0; t < 12; t++) positions.push_back(learned ? t - starts[t] : t);
-        TestBatch joined(1, 12, both, targets, positions), single(1, 6, alone, alone);
-        Buffer<int> doc_start(starts);
-        Batch batch = *joined;
-        batch.doc_start = doc_start;
-        auto [behind, its_gradients] = outputs_and_gradients(g, batch, 6, 6, 1.0f / 6);
+        TestBatch joined(1, 12, both, targets, positions, starts), single(1, 6, alone, alone);
+        auto [behind, its_gradients] = outputs_and_gradients(g, *joined, 6, 6, 1.0f / 6);
         auto [first, gradients] = outputs_and_gradients(g, *single, 0, 6, 1.0f / 6);
         CHECK(relative_error(to_doubles(behind), to_doubles(first)) < (exact ? 1e-6 : 3e-2));
         CHECK(relative_error(to_doubles(its_gradients), to_doubles(gradients)) < (exact ? 1e-6 : 3e-2));
@@ -443,14 +464,11 @@ TEST_CASE("other documents' tokens change no bit of a document's outputs and gra
         // the document of 5 tokens in the middle of the second row
         const int first = 16, count = 5;
         std::vector<int> starts = {0, 0, 0, 3, 3, 5, 5, 5, 5, 9, 9, 9, 0, 0, 0, 0, 4, 4, 4, 4, 4, 9, 9, 9};
-        Buffer<int> doc_start(starts);
         auto among = [&](const char* others) {
             std::vector<int> tokens = random_rows(others, 24, config.vocab_size), targets(24, -1);
             for (int n = first; n < first + count; n++) tokens[n] = n, targets[n] = n + 1;
-            TestBatch packed(2, 12, tokens, targets);
-            Batch batch = *packed;
-            batch.doc_start = doc_start;
-            return outputs_and_gradients(g, batch, first, count, 1.0f / count);
+            TestBatch packed(2, 12, tokens, targets, {}, starts);
+            return outputs_and_gradients(g, *packed, first, count, 1.0f / count);
         };
         auto [out, gradients] = among("some");
         auto [again, its_gradients] = among("others");
