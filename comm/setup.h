@@ -247,6 +247,8 @@ inline void check_matmul_dtype(const Options& o) {
     for (auto [what, size] :
          {Size{"channels", c.channels},
           {"elements of queries, keys and values", qkv_width(c)},
+          {"elements of values by themselves", c.local_filter ? c.kv_heads * c.head_size : 0},
+          {"channels within the local filter", c.local_filter ? filter_width(c) / o.tp : 0},
           {"elements of all heads", c.heads * c.head_size},
           {"hidden channels of the MLP", c.mlp_width},
           {"tokens of a micro-batch at once", rows / (o.tp > 1 ? o.tp * std::max(o.tp_overlap, 1) : 1)}}) {

@@ -88,6 +88,7 @@ namespace hf {
 inline const HfFamily& nearest_family(const ModelConfig& c) {
     const char* name = c.position == PositionKind::learned ? "gpt2" : c.bias ? "gpt_neox" : "gptj";
     if (c.norm == NormKind::rmsnorm) name = c.qk_norm ? "qwen3" : c.window ? "mistral" : "llama";
+    if (c.local_filter) name = "yuan";
     for (const HfFamily& family : hf_families()) {
         if (family.name == std::string_view(name)) return family;
     }

@@ -51,8 +51,8 @@ inline void export_tensor(CheckpointReader& reader, int number, const HfTensor& 
     bool reorders = theirs.order != HfOrder::straight;
     if (theirs.role != HfRole::zero) {
         if (reader.index().tensors[(size_t)number].dtype(Slot::master)) slot = Slot::master;
-        if (reorders) held.resize(theirs.size());
-        if (reorders) reader.read_floats(number, slot, theirs.our_first(), theirs.size(), held.data());
+        if (reorders) held.resize(theirs.our_size());
+        if (reorders) reader.read_floats(number, slot, theirs.our_first(), held.size(), held.data());
     }
     theirs.each_part([&](uint64_t row, uint64_t rows) {
         uint64_t first = row * theirs.columns(), count = rows * theirs.columns();

@@ -309,12 +309,39 @@ inline void gpt_neox(HfConfig& config) {
         config.refuse("partial_rotary_factor", text("%g", again), "the value of rotary_pct");
 }
 
+// Yuan 2.0, whose code comes with its models. It is silent about what all of them have: RoPE's base, and the
+// epsilon of the local filter's norm, which is then that of all norms.
+inline void yuan(HfConfig& config) {
+    sizes(config);
+    config.word("hidden_act", "silu");
+    constexpr float filter_eps = 1e-6f;
+    config.model.norm_eps = config.out ? filter_eps : config.model.norm_eps;
+    config.real("rms_norm_eps", config.model.norm_eps);
+    if (config.model.norm_eps != filter_eps)
+        config.refuse("rms_norm_eps", number_text(config.model.norm_eps), number_text(filter_eps).c_str());
+    config.only("causal_mask", true, true);
+    config.only("use_shareqk", false);
+    config.only("use_moe", false);
+    if (config.in) {
+        for (const char* key : {"_from_model_config", "dropout", "eod_token", "eod_token_id", "mask_token_id",
+                                "model_max_length", "reset_attention_mask", "reset_position_ids", "sep_token",
+                                "sep_token_id", "use_flash_attention", "use_loss_mask"})
+            config.in->ignore(key);
+        return;
+    }
+    config.write("auto_map", {{"AutoConfig", "configuration_yuan.YuanConfig"},
+                              {"AutoModelForCausalLM", "yuan_hf_model.YuanForCausalLM"}});
+    config.write("eod_token", (*config.out)["eos_token_id"]);
+    for (const char* key : {"reset_attention_mask", "reset_position_ids", "use_flash_attention"})
+        config.write(key, false);
+}
+
 }  // namespace hf
 
 // ----------------------------------------------------------------------------
 // tensors
 
-enum class HfOrder { straight, transposed, by_head, interleaved };
+enum class HfOrder { straight, transposed, by_head, interleaved, paired, taps };
 
 // A tensor of theirs, which holds one of ours or a section of one. The names are without their .weight and
 // .bias, and in a block without what begins them.
@@ -352,6 +379,8 @@ inline const std::vector<HfFamily>& hf_families() {
     static const ModelConfig qwen3 = {.norm = NormKind::rmsnorm, .position = PositionKind::rope,
                                       .mlp = MlpKind::swiglu, .bias = false, .tie_embeddings = false,
                                       .qk_norm = true};
+    static const ModelConfig yuan = {.norm = NormKind::rmsnorm, .position = PositionKind::rope,
+                                     .mlp = MlpKind::swiglu, .bias = false, .local_filter = true};
     static const std::vector<HfRow> llama_rows = {
         {"embed_tokens", "wte"},
         {"input_layernorm", "norm1"},
@@ -380,6 +409,21 @@ inline const std::vector<HfFamily>& hf_families() {
         {"llama", "LlamaForCausalLM", &llama, hf::llama, "model.", "layers.", llama_rows},
         {"mistral", "MistralForCausalLM", &llama, hf::mistral, "model.", "layers.", llama_rows},
         {"qwen3", "Qwen3ForCausalLM", &qwen3, hf::qwen3, "model.", "layers.", llama_rows},
+        {"yuan", "YuanForCausalLM", &yuan, hf::yuan, "model.", "layers.", {
+            {"embed_tokens", "wte"},
+            {"input_layernorm", "norm1"},
+            {"self_attn.lf_gate.conv1", "filter1", taps},
+            {"self_attn.lf_gate.conv2", "filter2", taps},
+            {"self_attn.lf_gate.output_layernorm", "filternorm"},
+            {"self_attn.q_proj", "qkv", paired, 0},
+            {"self_attn.k_proj", "qkv", paired, 1},
+            {"self_attn.v_proj", "qkv", straight, 2},
+            {"self_attn.o_proj", "attproj"},
+            {"post_attention_layernorm", "norm2"},
+            {"mlp.up_proj", "fc", straight, 0},  // that which SiLU makes a gate
+            {"mlp.gate_proj", "fc", straight, 1},
+            {"mlp.down_proj", "fcproj"},
+            {"norm", "normf"}}},
         {"gpt_neox", "GPTNeoXForCausalLM", &neox,
          hf::gpt_neox, "gpt_neox.", "layers.", {
             {"embed_in", "wte"},

@@ -128,7 +128,7 @@ private:
 
 inline void import_tensor(Source& source, const HfTensor& theirs, int number, CheckpointBuilder& checkpoint) {
     bool reorders = theirs.order != HfOrder::straight;
-    std::vector<float> held(reorders ? theirs.size() : 0);
+    std::vector<float> held(reorders ? theirs.our_size() : 0);
     source.each_part(theirs, [&](uint64_t row, uint64_t rows, const std::vector<float>& part) {
         if (reorders) {
             theirs.each_element(row, rows, [&](uint64_t from, uint64_t to) { held[to] = part[from]; });
@@ -137,7 +137,10 @@ inline void import_tensor(Source& source, const HfTensor& theirs, int number, Ch
             checkpoint.append(number, Slot::weight, first, part.size(), part.data());
         }
     });
-    if (reorders) checkpoint.append(number, Slot::weight, theirs.our_first(), held.size(), held.data());
+    if (!reorders) return;
+    theirs.each_run([&](uint64_t first, uint64_t count) {
+        checkpoint.append(number, Slot::weight, theirs.our_first() + first, count, held.data() + first);
+    });
 }
 
 // The options of a run of the model. Its tokenizer is the copy that the run directory gets.

@@ -8,6 +8,10 @@ theirs, and both export and import walk it. A row of theirs holds rows of one of
                   are all queries, then all keys, then all values
     interleaved   in each head, elements 2i and 2i + 1 are the pair that RoPE turns (GPT-J); ours are i and
                   i + R/2 (kernels/rope.cuh)
+    paired        queries and keys of the first head, then those of the second ..., of which one tensor has the
+                  first half and another the second (Yuan 2.0)
+    taps          a convolution (OC, C, 2, 1): both taps of a weight side by side (Yuan 2.0); ours are two
+                  matrices, one below the other
 */
 #pragma once
 
@@ -38,27 +42,44 @@ struct HfTensor {
     uint64_t first_row = 0;
     HfOrder order = HfOrder::straight;
     uint64_t heads = 0, head_size = 0, rope_dims = 0;  // of rows that are ordered by them
+    uint64_t before = 0;                               // paired: rows of the tensor before this one
 
     uint64_t rows() const { return shape[0]; }
-    uint64_t columns() const { return shape.size() == 2 ? shape[1] : 1; }
+    uint64_t columns() const {
+        uint64_t columns = 1;
+        for (size_t i = 1; i < shape.size(); i++) columns *= shape[i];
+        return columns;
+    }
     uint64_t size() const { return rows() * columns(); }
 
     // Of the rows of ours.
-    uint64_t our_width() const { return order == HfOrder::transposed ? rows() : columns(); }
+    uint64_t our_width() const {
+        return order == HfOrder::transposed ? rows() : order == HfOrder::taps ? columns() / 2 : columns();
+    }
 
-    // In our tensor, where that which this one holds begins; it has size() elements.
+    // In our tensor, where that which this one holds begins, and how much there lies up to its end.
     uint64_t our_first() const { return first_row * our_width(); }
+    uint64_t our_size() const { return order == HfOrder::paired ? 2 * size() : size(); }
 
     // Calls visit(theirs, ours) for the elements of some rows: their places counted from the first of these
     // rows, and from our_first().
     template <typename Visit>
     void each_element(uint64_t row, uint64_t count, Visit&& visit) const {
-        bool transposed = order == HfOrder::transposed;
-        uint64_t theirs = 0, stride = transposed ? rows() : 1;
+        bool transposed = order == HfOrder::transposed, taps = order == HfOrder::taps;
+        uint64_t theirs = 0, width = columns(), stride = transposed ? rows() : 1, tap = size() / 2;
         for (uint64_t end = row + count; row < end; row++) {
-            uint64_t ours_at = transposed ? row : our_row(row) * columns();
-            for (uint64_t c = 0; c < columns(); c++) visit(theirs++, ours_at + c * stride);
+            uint64_t begin = transposed ? row : our_row(row) * our_width();
+            for (uint64_t c = 0; c < width; c++)
+                visit(theirs++, begin + (taps ? c % 2 * tap + c / 2 : c * stride));
         }
+    }
+
+    // Calls visit(first, count) for what it holds of ours, counted from our_first().
+    template <typename Visit>
+    void each_run(Visit&& visit) const {
+        if (order != HfOrder::paired) return visit(uint64_t(0), size());
+        for (uint64_t row = 0; row < rows(); row += head_size)
+            visit(our_row(row) * columns(), head_size * columns());
     }
 
     // Calls visit(row, rows) for parts that are small enough to be held in memory.
@@ -74,6 +95,9 @@ private:
         uint64_t head = row / head_rows(), in_head = row % head_rows();
         switch (order) {
         case HfOrder::by_head:
+            return (in_head / head_size * heads + head) * head_size + in_head % head_size;
+        case HfOrder::paired:
+            head = (before + row) / (2 * head_size), in_head = (before + row) % (2 * head_size);
             return (in_head / head_size * heads + head) * head_size + in_head % head_size;
         case HfOrder::interleaved:
             if (in_head < rope_dims) in_head = in_head % 2 * (rope_dims / 2) + in_head / 2;
@@ -119,11 +143,14 @@ inline std::vector<HfTensor> hf_tensors(const ModelConfig& c) {
         bool transposed = row.order == HfOrder::transposed, matrix = held->cols > 0;
         std::vector<uint64_t> shape = {row.section < 0 ? held->rows : held->sections[row.section].rows};
         if (matrix) shape.push_back(held->cols);
+        if (matrix && row.order == HfOrder::taps) shape = {held->rows / 2, held->cols, 2, 1};
         if (transposed) std::reverse(shape.begin(), shape.end());
         HfTensor& tensor = add(family.prefix + theirs, theirs, shape, copied ? HfRole::copies : HfRole::holds,
                                our_block + name);
-        if (matrix || !transposed) tensor.order = row.order;
-        for (int s = 0; s < row.section; s++) tensor.first_row += held->sections[s].rows;
+        bool of_matrices = transposed || row.order == HfOrder::taps;
+        if (matrix || !of_matrices) tensor.order = row.order;
+        uint64_t& before = row.order == HfOrder::paired ? tensor.before : tensor.first_row;
+        for (int s = 0; s < row.section; s++) before += held->sections[s].rows;
     };
     auto add_rows = [&](Unit unit, const std::string& their_block, const std::string& our_block) {
         for (const HfRow& row : family.rows) {

@@ -89,6 +89,17 @@ inline ModelConfig qwen3(int layers, int channels, int heads, int kv_heads, int 
     return config;
 }
 
+// Wu et al., "YUAN 2.0: A Large Language Model with Localized Filtering-based Attention" (2023), table 8
+inline ModelConfig yuan2(int layers, int channels, int heads, int context) {
+    ModelConfig config = llama(layers, channels, heads, heads, 4 * channels);
+    config.vocab_size = 135040;
+    config.context = context;
+    config.norm_eps = 1e-6f;
+    config.tie_embeddings = true;
+    config.local_filter = true;
+    return config;
+}
+
 // Small enough to learn something in two minutes on a laptop. Its tokens are bytes, and 256 ends a document.
 inline ModelConfig tiny() {
     ModelConfig config = llama(4, 128, 4, 0, 384);
@@ -124,6 +135,9 @@ inline const std::vector<Preset>& preset_table() {
         {"qwen3-0.6B", qwen3(28, 1024, 16, 8, 3072, true)},
         {"qwen3-1.7B", qwen3(28, 2048, 16, 8, 6144, true)},
         {"qwen3-8B", qwen3(36, 4096, 32, 8, 12288, false)},
+        {"yuan2-2B", yuan2(24, 2048, 32, 8192)},
+        {"yuan2-51B", yuan2(42, 8192, 64, 4096)},
+        {"yuan2-102B", yuan2(84, 8192, 64, 4096)},
     };
     return table;
 }

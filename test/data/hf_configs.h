@@ -56,6 +56,20 @@ inline nlohmann::json hf_gpt_neox() {
         "use_parallel_residual": true, "vocab_size": 50304})");
 }
 
+// Yuan2-51B-hf
+inline nlohmann::json hf_yuan2() {
+    return nlohmann::json::parse(R"({"_from_model_config": true, "architectures": ["YuanForCausalLM"], "auto_map":
+        {"AutoConfig": "configuration_yuan.YuanConfig", "AutoModelForCausalLM": "yuan_hf_model.YuanForCausalLM"},
+        "bos_token_id": 77185, "causal_mask": true, "dropout": 0.1, "eod_token": 77185, "eod_token_id": 77185,
+        "eos_token_id": 77185, "hidden_act": "silu", "hidden_size": 8192, "initializer_range": 0.02,
+        "intermediate_size": 32768, "mask_token_id": 77185, "max_position_embeddings": 4096, "model_max_length": 4096,
+        "model_type": "yuan", "num_attention_heads": 64, "num_hidden_layers": 42, "pad_token_id": 77185,
+        "reset_attention_mask": true, "reset_position_ids": true, "rms_norm_eps": 1e-06, "sep_token": 77187,
+        "sep_token_id": 77185, "tokenizer_class": "YuanTokenizer", "torch_dtype": "bfloat16",
+        "transformers_version": "4.30.2", "use_cache": true, "use_flash_attention": true, "use_loss_mask": false,
+        "vocab_size": 135040})");
+}
+
 // gpt-j-6b
 inline nlohmann::json hf_gptj() {
     return nlohmann::json::parse(R"({"activation_function": "gelu_new", "architectures": ["GPTJForCausalLM"],

@@ -11,6 +11,7 @@
 #include "test/data/failing_calls.h"
 #include "test/support/file_testing.h"
 #include "test/data/hf_configs.h"
+#include "test/support/golden.h"
 
 namespace {
 
@@ -51,6 +52,15 @@ ModelConfig neox_model() {
     return c;
 }
 
+ModelConfig yuan_model() {
+    ModelConfig c = llama_model();
+    c.kv_heads = c.head_size = 0;
+    c.norm_eps = 1e-6f;
+    c.tie_embeddings = true;
+    c.local_filter = true;
+    return c;
+}
+
 ModelConfig gptj_model() {
     ModelConfig c = neox_model();
     c.rope_theta = 10000;
@@ -85,6 +95,9 @@ std::vector<NamedModel> models() {
             {"qwen3", with(qwen3_model(), [](ModelConfig& c) { c.window = 5; })},
             {"qwen3", with(qwen3_model(),
                            [](ModelConfig& c) { c.layers = 5, c.window = 5, c.window_pattern = "3:1"; })},
+            {"yuan", yuan_model()},
+            {"yuan", with(yuan_model(),
+                          [](ModelConfig& c) { c.tie_embeddings = false, c.channels = 18, c.heads = 3; })},
             {"gpt_neox", neox_model()},
             {"gpt_neox",
              with(neox_model(), [](ModelConfig& c) { c.tie_embeddings = true, c.mlp = MlpKind::gelu; })},
@@ -131,6 +144,13 @@ std::vector<CheckpointTensor> tensors_of(const ModelConfig& c) {
     for (int l = 0; l < c.layers; l++) {
         std::string layer = "layers." + std::to_string(l) + ".";
         add(layer + "norm1", {C}, norm_bias);
+        if (c.local_filter) {
+            tensors.push_back({layer + "filter1.weight", {C, C}, {Dtype::fp32}});
+            tensors.push_back({layer + "filter1.bias", {C / 2}, {Dtype::fp32}});
+            tensors.push_back({layer + "filter2.weight", {2 * C, C / 2}, {Dtype::fp32}});
+            tensors.push_back({layer + "filter2.bias", {C}, {Dtype::fp32}});
+            add(layer + "filternorm", {C}, false);
+        }
         matrix(layer + "qkv", QKV, C);
         if (c.qk_norm) add(layer + "qnorm", {c.head_size}, false);
         if (c.qk_norm) add(layer + "knorm", {c.head_size}, false);
@@ -252,6 +272,24 @@ TEST_CASE("published configs of GPT-NeoX and GPT-J") {
           6050882784 - 50400 - 28 * (16384 + 2 * 4096) - 4096);  // gpt-j-6b, unbiased
 }
 
+TEST_CASE("published configs of Yuan 2.0") {
+    ModelConfig yuan = completed(parse_hf_config(hf_yuan2().dump(), "config.json"));
+    CHECK(yuan.local_filter);
+    CHECK(yuan.tie_embeddings);
+    CHECK(yuan.kv_heads == 64);
+    CHECK(description(yuan) == description(find_preset("yuan2-51B")->config));
+    auto refuse = [](const char* key, nlohmann::json value, const char* words) {
+        nlohmann::json config = hf_yuan2();
+        config[key] = value;
+        CHECK_REFUSED(parse_hf_config(config.dump(), "config.json"), words);
+    };
+    refuse("rms_norm_eps", 1e-5, "rms_norm_eps 1e-05 is not supported; only 1e-06 is");
+    refuse("causal_mask", false, "causal_mask false is not supported; ");
+    refuse("use_shareqk", true, "use_shareqk true is not supported; ");
+    refuse("use_moe", true, "use_moe true is not supported; ");
+    refuse("moe_config", {{"moe_num_experts", 32}}, "moe_config");
+}
+
 TEST_CASE("a config that is written is the same model when it is read") {
     std::vector<NamedModel> all = models();
     for (const Preset& preset : preset_table()) all.push_back({nullptr, preset.config});
@@ -309,6 +347,11 @@ TEST_CASE("models that no family expresses are refused by the option") {
            "--block sequential: ");
     refuse(with(gptj_model(), [](ModelConfig& c) { c.rope_theta = 500; }), "--rope-theta 500: ");
     refuse(with(gptj_model(), [](ModelConfig& c) { c.rope_scaling = 2; }), "--rope-scaling 2: ");
+    refuse(with(gpt2_model(), [](ModelConfig& c) { c.local_filter = true; }), "--norm layernorm: ");
+    refuse(with(yuan_model(), [](ModelConfig& c) { c.qk_norm = true; }), "--qk-norm on: ");
+    refuse(with(yuan_model(), [](ModelConfig& c) { c.norm_eps = 1e-5f; }), "--norm-eps 1e-05: ");
+    refuse(with(yuan_model(), [](ModelConfig& c) { c.kv_heads = 2; }), "--kv-heads 2: ");
+    refuse(with(yuan_model(), [](ModelConfig& c) { c.rope_theta = 500; }), "--rope-theta 500: ");
 }
 
 TEST_CASE("GPT-NeoX and GPT-J that are not ours") {
@@ -413,6 +456,25 @@ TEST_CASE("orders") {
     }
     CHECK(exported(gptj_model(), "gptj", "transformer.h.1.mlp.fc_in.bias") == std::vector<float>(40));
     CHECK(exported(gptj_model(), "gptj", "lm_head.bias") == std::vector<float>(61));
+}
+
+// The weights of the golden run under their published names, and under ours, as PyTorch's model has them.
+TEST_CASE("a model with a local filter, in its published order") {
+    Golden golden("yuan");
+    ModelConfig config = yuan_model();
+    config.channels = 8, config.heads = 2, config.mlp_width = 12, config.vocab_size = 31;
+    for (const HfTensor& theirs : hf_tensors(completed(config))) {
+        if (theirs.role != HfRole::holds) continue;
+        CAPTURE(theirs.name);
+        auto published = golden.tensor<float>("published", theirs.name),
+             ours = golden.tensor<float>("weight", theirs.ours);
+        REQUIRE(published.size() == theirs.size());
+        bool same = true;
+        theirs.each_element(0, theirs.rows(), [&](uint64_t at, uint64_t our_at) {
+            same &= published[at] == ours.at(theirs.our_first() + our_at);
+        });
+        CHECK(same);
+    }
 }
 
 TEST_CASE("what goes out comes back, bit for bit") {

@@ -45,7 +45,8 @@ TEST_CASE("presets have the published numbers of parameters") {
         {"gpt2-1558M", 1557611200},  {"llama2-7B", 6738415616},   {"llama3-8B", 8030261248},
         {"llama3-70B", 70553706496}, {"llama3.1-8B", 8030261248}, {"llama3.2-1B", 1235814400},
         {"llama3.2-3B", 3212749824}, {"mistral-7B", 7241732096},  {"qwen3-0.6B", 596049920},
-        {"qwen3-1.7B", 1720574976},  {"qwen3-8B", 8190735360},
+        {"qwen3-1.7B", 1720574976},  {"qwen3-8B", 8190735360},    {"yuan2-2B", 2088724480},
+        {"yuan2-51B", 51842105344},  {"yuan2-102B", 102577954816},
     };
     for (auto& row : published) {
         INFO(row.name);
@@ -338,7 +339,7 @@ TEST_CASE("records of options") {
         {"layers", -7, "index.bin: --layers -7: out of range; "},
         {"norm", "batchnorm", "index.bin: --norm batchnorm: not one of the choices; "},
         {"bias", "on", "option bias should not be of type string; "},
-        {"local_filter", true, "index.bin: option local_filter is not known here; "},
+        {"no_such", true, "index.bin: option no_such is not known here; "},
     };
     for (auto& row : rows) {
         CAPTURE(row.value);

@@ -3,10 +3,8 @@ The whole model: against golden runs of PyTorch (test/golden/), against finite d
 and the promises about recomputation, repetition, accumulation and steps that are not finite.
 */
 // seconds: 15
-#include <fstream>
-#include <nlohmann/json.hpp>
-
 #include "test/program/model_testing.h"
+#include "test/support/golden.h"
 
 namespace {
 
@@ -25,52 +23,15 @@ void forward_backward(Gpt& g, const TestBatch& batch) {
 // ----------------------------------------------------------------------------
 // golden runs
 
-struct Golden {
-    nlohmann::json header;
-    std::vector<char> data;
-
-    explicit Golden(const char* name) {
-        std::string path = text("test/golden/%s.bin", name);
-        std::ifstream file(path, std::ios::binary);
-        REQUIRE_MESSAGE(file.good(), path);
-        char magic[8];
-        uint64_t length = 0;
-        file.read(magic, 8).read((char*)&length, 8);
-        REQUIRE(std::string(magic, 6) == "GOLDEN");
-        std::string json(length, 0);
-        file.read(json.data(), (std::streamsize)length);
-        header = nlohmann::json::parse(json);
-        data.assign(std::istreambuf_iterator<char>(file), {});
+ModelConfig config_of(const Golden& golden) {
+    Options c;
+    for (auto& [field, value] : golden.header["config"].items()) {
+        for (const OptionRow& row : option_table())
+            if (row.field == field) set_from_json(row, c, value);
     }
-
-    template <typename T>
-    std::vector<T> tensor(const std::string& kind, const std::string& name) const {
-        for (auto& row : header["tensors"]) {
-            if (row["kind"] != kind || row["name"] != name) continue;
-            size_t count = 1;
-            for (size_t extent : row["shape"]) count *= extent;
-            std::vector<T> values(count);
-            memcpy(values.data(), data.data() + (size_t)row["offset"], count * sizeof(T));
-            return values;
-        }
-        FAIL("no " << kind << " " << name);
-        return {};
-    }
-
-    bool has(const char* kind) const {
-        return std::ranges::any_of(header["tensors"], [&](auto& row) { return row["kind"] == kind; });
-    }
-
-    ModelConfig config() const {
-        Options c;
-        for (auto& [field, value] : header["config"].items()) {
-            for (const OptionRow& row : option_table())
-                if (row.field == field) set_from_json(row, c, value);
-        }
-        complete(c);
-        return c;
-    }
-};
+    complete(c);
+    return c;
+}
 
 // A key bias shifts all scores of a query alike, so its gradient is zero and what remains of it is rounding,
 // which AdamW blows up to its full step. Those rows say nothing about the final weights.
@@ -96,7 +57,7 @@ std::vector<double> logits_of(Gpt& g, int N) {
 void check_golden(const char* name) {
     INFO(name);
     Golden golden(name);
-    ModelConfig config = golden.config();
+    ModelConfig config = config_of(golden);
     int B = golden.header["batch"], T = golden.header["time"], steps = golden.header["steps"], N = B * T;
     Gpt g(config, {B, T, true, Recompute::none, 7}, with_master);
     g.layout.each([&](const TensorRow& row, const std::string& tensor, size_t offset) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """
-Models to Hugging Face transformers and back. For a small random model of each family that train_gpt has:
+Models to Hugging Face transformers and back. For a small random model of each family that train_gpt has (of
+yuan, which transformers has not, the model of test/golden/make_golden.py in a folder as it is published):
 
     import    a model that transformers saved gives the same log-likelihoods here
     export    and comes back with the same weights, to the bit
@@ -13,18 +14,25 @@ prints a line for each, beginning with "ok" or "FAILED". test/scripts/check_tran
 """
 
 import copy
+import json
 import shutil
 import struct
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 import transformers
 from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPTJConfig, GPTNeoXConfig,
                           LlamaConfig, MistralConfig, PreTrainedTokenizerFast, Qwen3Config)
+
+sys.path.append(str(Path(__file__).parent.parent / "golden"))
+import make_golden  # noqa: E402
 
 PROGRAM, LIKELIHOODS, TOKENIZER = (str(Path(argument).resolve()) for argument in sys.argv[1:4])
 VOCABULARY, BATCH, TIME = 61, 3, 16
@@ -214,14 +222,39 @@ def check_bytes(work):
         "bytes: tokenizer")
 
 
+def check_yuan(work):
+    settings = make_golden.CONFIGS["yuan"] | dict(channels=32, heads=4, kv_heads=4, head_size=8, mlp_width=44)
+    model = make_golden.Yuan(settings).double().eval()
+    make_golden.randomize(model, np.random.default_rng(1))
+    weights = {name: weight.float() for name, weight in model.state_dict().items()}
+    config = dict(model_type="yuan", num_hidden_layers=2, hidden_size=32, num_attention_heads=4,
+                  intermediate_size=44, vocab_size=settings["vocab_size"], max_position_embeddings=64,
+                  hidden_act="silu", rms_norm_eps=1e-6, tie_word_embeddings=True, causal_mask=True)
+    folder, imported, exported = work / "theirs", work / "imported", work / "exported"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    safetensors.torch.save_file(weights, folder / "model.safetensors")
+    run(PROGRAM, "import", folder, "--output", imported)
+    tokens = torch.randint(0, settings["vocab_size"], (TIME,), generator=torch.Generator().manual_seed(2))
+    with_logits = lambda tokens: SimpleNamespace(logits=model(tokens, torch.zeros(tokens.shape)))
+    difference = difference_of_likelihoods(imported, with_logits, tokens)
+    say(difference < LOGITS, "yuan: import", f"({difference:.1e})")
+    run(PROGRAM, "export", imported, "--output", exported, "--dtype", "fp32")
+    back = safetensors.torch.load_file(exported / "model.safetensors")
+    same = back.keys() == weights.keys() and all(torch.equal(back[name], weights[name]) for name in weights)
+    written = json.loads((exported / "config.json").read_text())
+    say(same and all(written[key] == value for key, value in config.items()), "yuan: export")
+
+
 def main():
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    for name in sys.argv[4:] or [*FAMILIES, "bytes"]:
+    others = {"bytes": check_bytes, "yuan": check_yuan}
+    for name in sys.argv[4:] or [*FAMILIES, *others]:
         with tempfile.TemporaryDirectory() as work:
             try:
-                check_bytes(Path(work)) if name == "bytes" else check(name, Path(work))
+                others[name](Path(work)) if name in others else check(name, Path(work))
             except (RuntimeError, OSError, ValueError) as error:
                 say(False, name, str(error))
 
