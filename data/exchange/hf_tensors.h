@@ -8,8 +8,8 @@ theirs, and both export and import walk it. A row of theirs holds rows of one of
                   are all queries, then all keys, then all values
     interleaved   in each head, elements 2i and 2i + 1 are the pair that RoPE turns (GPT-J); ours are i and
                   i + R/2 (kernels/rope.cuh)
-    paired        queries and keys of the first head, then those of the second ..., of which one tensor has the
-                  first half and another the second (Yuan 2.0)
+    paired        queries and keys of the first head, then those of the second ...; one tensor has the first
+                  half of all these rows, another the second (Yuan 2.0)
     taps          a convolution (OC, C, 2, 1): both taps of a weight side by side (Yuan 2.0); ours are two
                   matrices, one below the other
 */

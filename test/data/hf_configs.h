@@ -58,7 +58,8 @@ inline nlohmann::json hf_gpt_neox() {
 
 // Yuan2-51B-hf
 inline nlohmann::json hf_yuan2() {
-    return nlohmann::json::parse(R"({"_from_model_config": true, "architectures": ["YuanForCausalLM"], "auto_map":
+    return nlohmann::json::parse(
+        R"({"_from_model_config": true, "architectures": ["YuanForCausalLM"], "auto_map":
         {"AutoConfig": "configuration_yuan.YuanConfig", "AutoModelForCausalLM": "yuan_hf_model.YuanForCausalLM"},
         "bos_token_id": 77185, "causal_mask": true, "dropout": 0.1, "eod_token": 77185, "eod_token_id": 77185,
         "eos_token_id": 77185, "hidden_act": "silu", "hidden_size": 8192, "initializer_range": 0.02,

@@ -84,28 +84,29 @@ std::vector<NamedModel> models() {
     auto llama31 = [](ModelConfig& c) {
         c.rope_scaling = 4, c.rope_low_frequency = 1.5f, c.rope_original_context = 8;
     };
-    return {{"gpt2", gpt2_model()},
-            {"gpt2", with(gpt2_model(),
-                          [](ModelConfig& c) { c.mlp = MlpKind::gelu_exact, c.tie_embeddings = false; })},
-            {"llama", llama_model()},
-            {"llama", with(llama_model(), [](ModelConfig& c) { c.bias = true, c.tie_embeddings = true; })},
-            {"llama", with(llama_model(), llama31)},
-            {"mistral", with(llama_model(), [](ModelConfig& c) { c.window = 5; })},
-            {"qwen3", qwen3_model()},
-            {"qwen3", with(qwen3_model(), [](ModelConfig& c) { c.window = 5; })},
-            {"qwen3", with(qwen3_model(),
-                           [](ModelConfig& c) { c.layers = 5, c.window = 5, c.window_pattern = "3:1"; })},
-            {"yuan", yuan_model()},
-            {"yuan", with(yuan_model(),
-                          [](ModelConfig& c) { c.tie_embeddings = false, c.channels = 18, c.heads = 3; })},
-            {"gpt_neox", neox_model()},
-            {"gpt_neox",
-             with(neox_model(), [](ModelConfig& c) { c.tie_embeddings = true, c.mlp = MlpKind::gelu; })},
-            {"gpt_neox", with(neox_model(), [](ModelConfig& c) { c.block = BlockKind::sequential; })},
-            {"gpt_neox", with(neox_model(), llama31)},
-            {"gptj", gptj_model()},
-            {"gptj", with(gptj_model(),
-                          [](ModelConfig& c) { c.tie_embeddings = true, c.mlp = MlpKind::gelu_exact; })}};
+    return {
+        {"gpt2", gpt2_model()},
+        {"gpt2",
+         with(gpt2_model(), [](ModelConfig& c) { c.mlp = MlpKind::gelu_exact, c.tie_embeddings = false; })},
+        {"llama", llama_model()},
+        {"llama", with(llama_model(), [](ModelConfig& c) { c.bias = true, c.tie_embeddings = true; })},
+        {"llama", with(llama_model(), llama31)},
+        {"mistral", with(llama_model(), [](ModelConfig& c) { c.window = 5; })},
+        {"qwen3", qwen3_model()},
+        {"qwen3", with(qwen3_model(), [](ModelConfig& c) { c.window = 5; })},
+        {"qwen3",
+         with(qwen3_model(), [](ModelConfig& c) { c.layers = 5, c.window = 5, c.window_pattern = "3:1"; })},
+        {"yuan", yuan_model()},
+        {"yuan",
+         with(yuan_model(), [](ModelConfig& c) { c.tie_embeddings = false, c.channels = 18, c.heads = 3; })},
+        {"gpt_neox", neox_model()},
+        {"gpt_neox",
+         with(neox_model(), [](ModelConfig& c) { c.tie_embeddings = true, c.mlp = MlpKind::gelu; })},
+        {"gpt_neox", with(neox_model(), [](ModelConfig& c) { c.block = BlockKind::sequential; })},
+        {"gpt_neox", with(neox_model(), llama31)},
+        {"gptj", gptj_model()},
+        {"gptj",
+         with(gptj_model(), [](ModelConfig& c) { c.tie_embeddings = true, c.mlp = MlpKind::gelu_exact; })}};
 }
 
 ModelConfig completed(ModelConfig config) {

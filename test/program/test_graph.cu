@@ -65,7 +65,7 @@ ModelConfig llama_config() {
     c.head_size = 0, c.mlp_width = 32, c.kv_heads = 2, c.channels = 32;
     c.norm = NormKind::rmsnorm, c.position = PositionKind::rope, c.mlp = MlpKind::swiglu, c.bias = false,
     c.tie_embeddings = false;
-    c.qk_norm = true;
+    c.qk_norm = c.local_filter = true;
     complete(c);
     return c;
 }
