@@ -23,6 +23,7 @@ static const struct {
     {"rope", rope_rows},           {"qk_norm", qk_norm_rows}, {"swiglu", swiglu_rows},
     {"gelu", gelu_rows},           {"sums", sum_rows},        {"classifier", classifier_rows},
     {"embedding", embedding_rows}, {"adamw", adamw_rows},     {"global_norm", global_norm_rows},
+    {"tap_sum", tap_sum_rows},
 };
 
 int main(int argc, char** argv) try {

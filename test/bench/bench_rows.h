@@ -10,6 +10,7 @@ counted are those of every input and output once; sums that fit in a cache are n
 #include "kernels/elementwise.cuh"
 #include "kernels/rope.cuh"
 #include "kernels/swiglu.cuh"
+#include "kernels/tap_sum.cuh"
 #include "test/bench/bench_kernels.h"
 
 // ----------------------------------------------------------------------------
@@ -209,6 +210,47 @@ inline void qk_norm_rows(Bench& bench) {
                         if (head_of(e) < NH) sums[i] += dout.at(e) * inp.at(e) * rstd_of(e);
                 }
                 check.compare(dqweight, summed_limit, [&](size_t i) { return dqweight.at(i) + sums[i]; });
+            });
+    }
+}
+
+// ----------------------------------------------------------------------------
+// local filter: rows of one sequence, and columns that are put side by side
+
+inline void tap_sum_rows(Bench& bench) {
+    const std::vector<std::pair<int, int>> of_gpus = {{8192, 2048}, {4096, 8192}}, of_all = {{21, 96}};
+    for (auto [N, C] : bench.pick(of_gpus, of_all)) {
+        size_t size = (size_t)N * C, width = C;
+        std::string shape = text("%d x %d", N, C);
+        Numbers<floatX> inp(2 * size, "inp", bench.stream), dout(size, "dout", bench.stream);
+        Numbers<floatX> bias(C, "bias", bench.stream);
+        Array<floatX> out(size, bench.stream), dinp(2 * size, bench.stream);
+        TapRows rows = {.N = N, .T = N};
+        bench.row(
+            "tap sum forward", shape, {.bytes = 3 * size * element},
+            [&, N = N, C = C] { tap_sum_forward(out, inp, bias, rows, 0, N, C, bench.stream); },
+            [&](Check& check) {
+                check.compare(out, rounded_limit, [&](size_t e) {
+                    size_t n = e / width, c = e % width;
+                    double before = n > 0 ? inp.at((n - 1) * 2 * width + c) : 0;
+                    return before + inp.at((n * 2 + 1) * width + c) + bias.at(c);
+                });
+            });
+        bench.row(
+            "tap sum backward", shape, {.bytes = 3 * size * element},
+            [&, N = N, C = C] { tap_sum_backward(dinp, dout, rows, 0, N, C, bench.stream); },
+            [&](Check& check) {
+                check.compare(dinp, rounded_limit, [&](size_t e) {
+                    size_t from = e / width / 2 + (e / width + 1) % 2, c = e % width;
+                    return from * width < size ? dout.at(from * width + c) : 0;
+                });
+            });
+        bench.row(
+            "columns", shape, {.bytes = 2 * size * element},
+            [&, N = N] { copy_columns<floatX>(out, width, inp + width, 2 * width, width, N, bench.stream); },
+            [&](Check& check) {
+                check.compare(out, rounded_limit,
+                              [&](size_t e) { return inp.at((e / width * 2 + 1) * width + e % width); });
             });
     }
 }

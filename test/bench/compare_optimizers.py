@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Optimizers beside each other: the same model, tokens and schedule, and the same grid of learning rates for all.
+"""Optimizers, and models, beside each other: the same tokens and schedule, and the same grid of learning rates for all.
 
     test/bench/compare_optimizers.py PROGRAM FOLDER [TEXT...]
 
-Trains `tiny` on text (/usr/include), and prints for each optimizer and batch the validation loss at the best
-learning rate of the grid: its mean over seeds and how far they lie apart. Then, how many of AdamW's tokens Muon
-takes to AdamW's loss. A run that is in FOLDER already is not made again, so what was interrupted goes on.
+Trains `tiny` on text (/usr/include), and prints for each contestant the validation loss at the best learning rate of the
+grid: its mean over seeds and how far they lie apart. Then, how many of AdamW's tokens Muon takes to AdamW's loss. A run
+that is in FOLDER already is not made again, so what was interrupted goes on. Each core makes a run of its own.
 """
+import concurrent.futures
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -17,9 +19,25 @@ TOKENS = 1 << 20  # of a run
 BATCH = 2048  # tokens of a step, of the smallest batch
 RATES = [5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3]
 SEEDS = [1, 2, 3]
-# optimizer, batch in multiples of the smallest
-PAIRS = [("adamw", 1), ("lamb", 1), ("muon", 1), ("adamw", 4), ("lamb", 4), ("adamw", 8), ("lamb", 8)]
-SHARES = [0.4, 0.5, 0.6, 0.7, 0.8]  # of the tokens, for Muon
+EMBEDDINGS = ["--embedding-lr", "8"]  # AdamW's rate for embeddings need not be that of its matrices
+FILTER = ["--local-filter", "on"]
+WIDE = ["--mlp-width", "469"]  # as many weights in products, so FLOPs, as with a local filter, to 0.1%
+# name, options, batch in multiples of the smallest
+CONTESTANTS = [
+    ("adamw", ["--optimizer", "adamw"], 1),
+    ("adamw, embeddings", ["--optimizer", "adamw", *EMBEDDINGS], 1),
+    ("lamb", ["--optimizer", "lamb"], 1),
+    ("muon", ["--optimizer", "muon"], 1),
+    ("adamw", ["--optimizer", "adamw"], 4),
+    ("lamb", ["--optimizer", "lamb"], 4),
+    ("adamw", ["--optimizer", "adamw"], 8),
+    ("lamb", ["--optimizer", "lamb"], 8),
+    ("adamw, filter", ["--optimizer", "adamw", *FILTER], 1),
+    ("adamw, wide", ["--optimizer", "adamw", *WIDE], 1),
+    ("muon, filter", ["--optimizer", "muon", *FILTER], 1),
+    ("muon, wide", ["--optimizer", "muon", *WIDE], 1),
+]
+SHARES = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8]  # of the tokens, for Muon
 
 program, folder, *text = sys.argv[1:]
 folder = pathlib.Path(folder)
@@ -33,10 +51,11 @@ def tokenize():
                     "2048", "--val-fraction", "0.02", "--overwrite"], check=True, stdout=subprocess.DEVNULL)
 
 
-def loss_of(optimizer, batch, rate, seed, share=1.0):
+def loss_of(contestant, rate, seed, share=1.0):
     """The validation loss after a run, over the same tokens whatever the batch."""
+    name, options, batch = contestant
     steps = int(TOKENS * share) // (BATCH * batch)
-    run = folder / f"{optimizer}_{batch}x_{rate:g}_seed{seed}_{share:g}"
+    run = folder / f"{name.replace(', ', '_')}_{batch}x_{rate:g}_seed{seed}_{share:g}"
     log = run / "log.jsonl"
 
     def result():
@@ -47,15 +66,14 @@ def loss_of(optimizer, batch, rate, seed, share=1.0):
         return next((line["val_loss"] for line in reversed(lines) if line["step"] == steps and "val_loss" in line), None)
 
     if result() is None:
-        print(f"  {run.name} ...", end="", flush=True, file=sys.stderr)
         subprocess.run([program, "train", "--model", "tiny", "--tokenizer", folder / "text_tokenizer.json", "--train-data",
                         f"{folder}/text_train_*.bin", "--val-data", f"{folder}/text_val_*.bin", "--run-dir", run, "--overwrite",
-                        "--optimizer", optimizer, "--learning-rate", f"{rate:g}", "--seed", str(seed), "--steps", str(steps),
+                        *options, "--learning-rate", f"{rate:g}", "--seed", str(seed), "--steps", str(steps),
                         "--micro-batch", "8", "--sequence-length", "256", "--global-batch", str(BATCH * batch),
                         "--val-every", str(steps), "--val-batches", str(32 // batch), "--save-every", "0"],
-                       check=True, stdout=subprocess.DEVNULL)
+                       check=True, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
         shutil.rmtree(run / "checkpoints")  # the log is what is looked at
-        print(f" {result():.4f}", file=sys.stderr)
+        print(f"  {run.name} {result():.4f}", flush=True, file=sys.stderr)
     return result()
 
 
@@ -63,20 +81,29 @@ def summary(losses):
     return f"{sum(losses) / len(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
 
 
-tokenize()
-best = {}
-print(f"{'optimizer':<10}{'batch':>6}  {'best rate':>9}  {'validation loss':<24} by learning rate, one seed")
-for optimizer, batch in PAIRS:
-    by_rate = {rate: loss_of(optimizer, batch, rate, SEEDS[0]) for rate in RATES}
-    rate = min(by_rate, key=by_rate.get)
-    losses = [loss_of(optimizer, batch, rate, seed) for seed in SEEDS]
-    best[optimizer, batch] = rate, losses
-    edge = " (at the edge of the grid)" if rate in (RATES[0], RATES[-1]) else ""
-    grid = "  ".join(f"{rate:g}: {loss:.3f}" for rate, loss in by_rate.items())
-    print(f"{optimizer:<10}{batch:>5}x  {rate:>9g}  {summary(losses):<24} {grid}{edge}", flush=True)
+def main(pool):
+    def losses_of(runs):
+        return list(pool.map(lambda run: loss_of(*run), runs))
 
-rate, _ = best["muon", 1]
-goal = sum(best["adamw", 1][1]) / len(SEEDS)
-for share in SHARES:
-    loss = loss_of("muon", 1, rate, SEEDS[0], share)
-    print(f"muon with {share:.0%} of the tokens: {loss:.3f}, {'at or below' if loss <= goal else 'above'} AdamW's {goal:.3f}")
+    grid = losses_of([(contestant, rate, SEEDS[0]) for contestant in CONTESTANTS for rate in RATES])
+    by_rate = [dict(zip(RATES, grid[i : i + len(RATES)])) for i in range(0, len(grid), len(RATES))]
+    best = [min(losses, key=losses.get) for losses in by_rate]
+    losses = losses_of([(contestant, rate, seed) for contestant, rate in zip(CONTESTANTS, best) for seed in SEEDS])
+    print(f"{'contestant':<18}{'batch':>6}  {'best rate':>9}  {'validation loss':<24} by learning rate, one seed")
+    for i, (name, _, batch) in enumerate(CONTESTANTS):
+        edge = " (at the edge of the grid)" if best[i] in (RATES[0], RATES[-1]) else ""
+        of_rates = "  ".join(f"{rate:g}: {loss:.3f}" for rate, loss in by_rate[i].items())
+        of_seeds = summary(losses[i * len(SEEDS) : (i + 1) * len(SEEDS)])
+        print(f"{name:<18}{batch:>5}x  {best[i]:>9g}  {of_seeds:<24} {of_rates}{edge}", flush=True)
+
+    muon = [name for name, _, _ in CONTESTANTS].index("muon")
+    goal = sum(losses[: len(SEEDS)]) / len(SEEDS)  # AdamW's
+    sooner = losses_of([(CONTESTANTS[muon], best[muon], SEEDS[0], share) for share in SHARES])
+    for share, loss in zip(SHARES, sooner):
+        where = "at or below" if loss <= goal else "above"
+        print(f"muon with {share:.0%} of the tokens: {loss:.3f}, {where} AdamW's {goal:.3f}")
+
+
+tokenize()
+with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    main(pool)
