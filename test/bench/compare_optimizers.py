@@ -17,7 +17,7 @@ import sys
 
 TOKENS = 1 << 20  # of a run
 BATCH = 2048  # tokens of a step, of the smallest batch
-RATES = [5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3]
+RATES = [5e-4, 2e-3, 8e-3, 32e-3, 128e-3]
 SEEDS = [1, 2, 3]
 EMBEDDINGS = ["--embedding-lr", "8"]  # AdamW's rate for embeddings need not be that of its matrices
 FILTER = ["--local-filter", "on"]
@@ -37,7 +37,7 @@ CONTESTANTS = [
     ("muon, filter", ["--optimizer", "muon", *FILTER], 1),
     ("muon, wide", ["--optimizer", "muon", *WIDE], 1),
 ]
-SHARES = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8]  # of the tokens, for Muon
+SHARES = [0.3, 0.4, 0.5, 0.7]  # of the tokens, for Muon
 
 program, folder, *text = sys.argv[1:]
 folder = pathlib.Path(folder)

@@ -10,6 +10,7 @@ once more, from the papers and from what is cut, and share nothing with the prog
 // ranks: 2 4
 #include <map>
 #include <numeric>
+#include <optional>
 #include <sstream>
 
 #include "test/program/model_testing.h"
@@ -751,6 +752,19 @@ std::map<std::string, std::string> bits_of_tensors(Gpt& g) {
     return bits;
 }
 
+// Muon: a matrix's home has a t-th part of it, gets the others from its replica, and sends to each replica
+// what of the transformed one the home has not itself. Null where ranks of a shard group have different
+// parts, or tensor ranks copies of heads.
+std::optional<size_t> formula_updates(const Place& a) {
+    if (a.S > 1 || (size_t)a.config.kv_heads < a.t) return {};
+    ModelConfig c = a.config;
+    size_t C = c.channels, A = (size_t)c.heads * c.head_size, KV = (size_t)c.kv_heads * c.head_size,
+           F = c.mlp_width, hidden = c.mlp == MlpKind::swiglu ? 3 * F : 2 * F,
+           filter = c.local_filter ? C + C : 0,  // of two taps, C/2 x C and C x C/2
+        elements = c.layers * C * (2 * A + 2 * KV + hidden + filter);
+    return e * elements / a.t * ((a.t - 1) + (a.t * a.R - 1));
+}
+
 }  // namespace
 
 TEST_CASE("LAMB's norms are those of one rank, and copies of tensors stay equal to the bit") {
@@ -764,7 +778,15 @@ TEST_CASE("LAMB's norms are those of one rank, and copies of tensors stay equal 
             Place place(c, config, mesh.position);
             Gpt g(config, workload_of(c, B, T), for_optimizer(kind, settings_of(c)), mesh, place.layout());
             initialize(g.state, 5);
+            reset_traffic();
+            test_world().largest(0);
             CHECK(step_of(g, c, 0, kind).finite);
+            if (auto updates = formula_updates(place); updates && kind == OptimizerKind::muon) {
+                size_t sent = 0;
+                for (auto& of_rank : test_world().all_gather(std::to_string(bytes_sent(Traffic::updates))))
+                    sent += std::stoull(of_rank);
+                CHECK(sent == *updates);
+            }
             std::map<std::string, std::string> bits = bits_of_tensors(g);
             std::string mine;
             for (auto& [name, values] : bits)
