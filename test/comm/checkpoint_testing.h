@@ -33,7 +33,7 @@ inline ToyModel toy_model(bool tied) {
         {2, block, "norm", 13, 0, 1, 1, false, Shard::replicated},
         {3, block, "heads", 24, 16, 0, 1, true, Shard::rows, {{16, 8}, {4, 2}, {4, 2}}},
         {4, block, "heads.bias", 24, 0, 0, 1, false, Shard::rows, {{16, 8}, {4, 2}, {4, 2}}},
-        {5, block, "out", 11, 24, 0, 1, true, Shard::columns},
+        {5, block, "out", 11, 24, 0, 1, true, Shard::columns, {{5, 0}, {6, 0}}},
         {6, block, "up", 2 * 40, 9, 0, 1, true, Shard::rows, {{40, 0}, {40, 0}}},
         {7, block, "scale", 3, 0, 0, 1, false},
         {8, head, "normf", 13, 0, 1, 1, false, Shard::replicated}};

@@ -12,7 +12,7 @@ ModelConfig config_of(bool llama) {
     ModelConfig config;
     config.layers = 3, config.channels = 24, config.heads = 4, config.kv_heads = 2, config.head_size = 4;
     config.mlp_width = 20, config.vocab_size = 37, config.context = 16;
-    if (llama) config.mlp = MlpKind::swiglu, config.bias = false;
+    if (llama) config.mlp = MlpKind::swiglu, config.bias = false, config.local_filter = true;
     complete(config);
     return config;
 }

@@ -8,7 +8,7 @@
 # seconds: 5
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 57
+plan 58
 program=${PROGRAM:-$PWD/build/cpu-fp32/train_gpt} golden=$PWD/test/golden/tokenizers
 at_end() { umount "$work/full" 2>/dev/null; }
 cd "$work" || exit 1
@@ -99,6 +99,7 @@ a number out of range                | --temperature -1: out of range;          
 
 # options that do not fit together
 heads that do not divide             | --heads 3: does not divide --channels 16;                       | $train --heads 3
+a filter of odd width                | --local-filter on: --channels 15 is odd,                         | $train --channels 15 --heads 3 --local-filter on
 stages without processes             | --pp 2: a multiple of 2 processes is needed and this run has 1; | $train --layers 2 --pp 2
 nothing to evaluate on               | eval: nothing to measure on;                                    | eval made
 a tokenizer twice                    | --tokenizer bytes: --train-tokenizer makes one;                 | tokenize text.txt --output out --tokenizer bytes --train-tokenizer 300
