@@ -308,8 +308,8 @@ inline MemoryPlan memory_plan(const ModelConfig& config, const Workload& workloa
 // layers
 // ----------------------------------------------------------------------------
 
-// A norm of the residual stream. inp, mean and rstd are of the own rows of this rank, as are the rows it
-// makes, which come together in out before a matrix reads them.
+// A norm, of the residual stream or within a local filter. inp, mean and rstd are of the own rows of this
+// rank, as are the rows it makes, which come together in out before a matrix reads them.
 struct NormLayer {
     Norm norm;
     floatX *inp, *out;  // (n, C), (N, C)
@@ -380,7 +380,7 @@ struct Layer {
         v = qkv.outputs(qk.OC, d.NKV * d.HS, a.norm1, a.dqk_and_v + (size_t)d.N * qk.OC);
     }
 
-    // Those that the block has.
+    // All that the block has, the last first.
     std::vector<const Linear*> linears() const {
         if (!filter1.weight) return {&fcproj, &fc, &attproj, &qkv};
         return {&fcproj, &fc, &attproj, &v, &qk, &filter2, &filter1};
@@ -941,7 +941,10 @@ private:
     void copy_first_row(int length, int texts) override {
         size_t row = cache_row_size(g_.config, limit()), used = cache_row_size(g_.config, length);
         auto copy = [&](floatX* rows, size_t width, size_t columns) {
-            if (rows) copy_columns(rows + width, width, rows, 0, columns, texts - 1, g_.stream);
+            for (int i = 1; i < texts && rows; i++) {
+                cudaCheck(cudaMemcpyAsync(rows + i * width, rows, columns * sizeof(floatX),
+                                          cudaMemcpyDeviceToDevice, g_.stream));
+            }
         };
         Dims d(g_.config, g_.rows.ranks(), 1, 1);
         for (const Activations& a : g_.acts) {

@@ -375,7 +375,7 @@ private:
 
     [[noreturn]] void refuse(const TensorRow& row) const {
         fail("--tp %d: tensor %s cannot be cut into so many parts; choose a --tp that divides the heads and "
-             "the width of the MLP",
+             "the widths of the MLP and of the local filter",
              place.tp, row.name);
     }
 

@@ -90,6 +90,8 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
 
 inline cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                                      size_t width, size_t height, cudaMemcpyKind, cudaStream_t stream) {
+    if (width > std::min(to_pitch, from_pitch) || std::max(to_pitch, from_pitch) > INT_MAX)
+        return cudaErrorInvalidPitchValue;
     host_stream(stream).enqueue([=] {
 #pragma omp parallel for if (width * height > (size_t(1) << 20))
         for (size_t row = 0; row < height; row++)

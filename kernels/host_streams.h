@@ -40,6 +40,7 @@ enum cudaError_t {
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidPitchValue = 12,
     cudaErrorIllegalState = 401,
     cudaErrorNotReady = 600,
     cudaErrorLaunchOutOfResources = 701,
@@ -80,6 +81,8 @@ inline const char* cudaGetErrorString(cudaError_t error) {
         return "out of memory";
     case cudaErrorInvalidConfiguration:
         return "invalid configuration argument";
+    case cudaErrorInvalidPitchValue:
+        return "invalid pitch argument";
     case cudaErrorNotReady:
         return "device not ready";
     case cudaErrorLaunchOutOfResources:

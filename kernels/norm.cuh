@@ -301,7 +301,7 @@ inline void add_partials(float* first, float* second, const float* partials, int
 // by norm_forward gives, so that either can stand in for the other when activations are recomputed.
 inline void residual_norm_forward(Norm norm,
                                   floatX* residual,      // (N, C), may be inp1
-                                  floatX* out,           // (N, C)
+                                  floatX* out,           // (N, C), may be inp1 or inp2
                                   float* mean,           // (N), null for rmsnorm
                                   float* rstd,           // (N)
                                   const floatX* inp1,    // (N, C)

@@ -331,8 +331,11 @@ inline void yuan(HfConfig& config) {
     }
     config.write("auto_map", {{"AutoConfig", "configuration_yuan.YuanConfig"},
                               {"AutoModelForCausalLM", "yuan_hf_model.YuanForCausalLM"}});
+    // Without these keys that code has tokens of its own vocabulary, or stops.
     config.write("eod_token", (*config.out)["eos_token_id"]);
-    for (const char* key : {"reset_attention_mask", "reset_position_ids", "use_flash_attention"})
+    for (const char* key : {"pad_token_id", "sep_token"}) config.write(key, nullptr);
+    for (const char* key :
+         {"reset_attention_mask", "reset_position_ids", "use_flash_attention", "use_loss_mask"})
         config.write(key, false);
 }
 

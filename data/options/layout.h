@@ -41,6 +41,9 @@ inline std::string cut_refusal(const Options& model, int tp, int pp) {
     for (auto [option, size] : divided) {
         if (size % tp) return text("--tp %d: does not divide %s %d", tp, option, size);
     }
+    if (model.local_filter && filter_width(model) % tp)
+        return text("--tp %d: does not divide %d, half of --channels, the width of --local-filter on", tp,
+                    filter_width(model));
     // With fewer key and value heads than ranks, several ranks keep a copy of the same one.
     if (model.kv_heads % tp && tp % model.kv_heads) {
         return text("--tp %d: neither divides --kv-heads %d nor is a multiple of it", tp, model.kv_heads);

@@ -115,4 +115,9 @@ TEST_CASE("columns are copied to where they belong, and nothing else is written"
     for (int row = 0; row < 4; row++) {
         for (int c = 0; c < 5; c++) CHECK(got[row * 5 + c] == (c == 2 || c == 3 ? inp[row * 3 + c - 1] : -1));
     }
+    // rows that overlap are refused, but one row may be of any width
+    CHECK_THROWS_AS(copy_columns<floatX>(to, 5, from, 1, 2, 4, test_stream()), Error);
+    cudaGetLastError();  // the refusal stays there
+    copy_columns<floatX>(to, 0, from, 0, 5, 1, test_stream());
+    CHECK(to.doubles()[4] == inp[4]);
 }
