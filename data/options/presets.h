@@ -91,7 +91,7 @@ inline ModelConfig qwen3(int layers, int channels, int heads, int kv_heads, int 
 
 // Wu et al., "YUAN 2.0: A Large Language Model with Localized Filtering-based Attention" (2023), table 8
 inline ModelConfig yuan2(int layers, int channels, int heads, int context) {
-    ModelConfig config = llama(layers, channels, heads, heads, 4 * channels);
+    ModelConfig config = llama(layers, channels, heads, 0, 0);
     config.vocab_size = 135040;
     config.context = context;
     config.norm_eps = 1e-6f;
