@@ -202,12 +202,13 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
         pin(dv);
         wgmma_fence();
         start_sum(dv, p_left, shared.dout[buffer]);
-        start_sum(dk, ds_left, shared.q[buffer]);
+        // Before a product has its registers, which nobody may read until it is waited for.
 #pragma unroll
         for (int n = 0; n < count; n += 2)
             ScoreTile::store(shared.ds[buffer], row + further_down(n), column, further_right(n),
                              ds_left[n / 8][n / 2 % 4]);
         fence_async();
+        start_sum(dk, ds_left, shared.q[buffer]);
         // Both halves of ds are there; and as both came here, nobody reads those of the tile before the last.
         named_barrier_sync(1, computing_threads);
         float dq[32];

@@ -471,8 +471,8 @@ TEST_CASE("options of other programs") {
     CHECK(line.options.seed == 3);
     CHECK(line.notes.empty());
     CHECK(train({"--resume", "runs/a"}, checkpoints).options.seed == Options().seed);
-    run.options["local_filter"] = true;
-    CHECK_REFUSED(train({"--resume", "runs/a"}, checkpoints), "option local_filter is not known here; ");
+    run.options["no_such"] = true;
+    CHECK_REFUSED(train({"--resume", "runs/a"}, checkpoints), "option no_such is not known here; ");
 }
 
 // ----------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The program compiles and links for GPUs without a warning, and no kernel of it spills registers or has arrays
-# in local memory, as ptxas counts them. No GPU is needed. Code of the host, which is tested elsewhere, is optimised less.
+# The program compiles and links for GPUs without a warning, and no kernel of it spills registers, has arrays in local
+# memory or waits within products that should overlap, as ptxas says in its notes. No GPU is needed. Code of the host,
+# which is tested elsewhere, is optimised less.
 # seconds: 200
 # limit: 1800
 cd "$(dirname "$0")/../.." || exit 1
@@ -19,6 +20,9 @@ spills() {
     ' "$work/log" | c++filt
 }
 
+# C7508 and its neighbours: products of a warpgroup made one after another, or registers that are not given out
+slowed() { grep -E 'C75[0-9][0-9]|Potential Performance Loss|setmaxnreg.*ignored' "$work/log" | c++filt; }
+
 # build NAME VARIABLES AND TARGETS...
 build() {
     local name=$1
@@ -31,6 +35,9 @@ build() {
     elif [ -n "$(spills)" ]; then
         spills
         echo "FAILED $name: kernels spill"
+    elif [ -n "$(slowed)" ]; then
+        slowed
+        echo "FAILED $name: ptxas makes products wait"
     else
         echo "ok $name"
     fi

@@ -186,6 +186,7 @@ enum class Slip {
     no_fence,
     result_touched,
     a_touched,
+    a_read,
     stored_without_fence,
     overwritten,
     start_in_second_row,
@@ -212,8 +213,19 @@ __global__ void product_kernel(float* out) {
     wgmma_commit();
     if (slip == Slip::result_touched) d[3] *= 2;
     if (slip == Slip::a_touched) a[2] = 0;
+    uint32_t seen = slip == Slip::a_read ? a[1] : 0;
     if (slip == Slip::overwritten && t == 40) b[0] = 2.0f;
     wgmma_wait<0>();
+    if (slip == Slip::a_read) {
+        __syncthreads();
+        ((uint32_t*)b)[t] = seen;
+        fence_async();
+        __syncthreads();
+        wgmma_fence();
+        wgmma<Major::k>(d, a, right, true);
+        wgmma_commit();
+        wgmma_wait<0>();
+    }
     for (int i = 0; i < 32; i++) out[t * 32 + i] = d[i] + a[2];
 }
 
@@ -226,6 +238,7 @@ TEST_CASE("products that are used wrongly are reported") {
     check_one(errors(product_kernel<Slip::no_fence>), Kind::misuse, {"without wgmma_fence"});
     check_one(errors(product_kernel<Slip::result_touched>), Kind::race, {"accumulator"});
     check_one(errors(product_kernel<Slip::a_touched>), Kind::race, {"registers of A"});
+    check_one(errors(product_kernel<Slip::a_read>), Kind::race, {"what was read of registers"});
     check_one(errors(product_kernel<Slip::stored_without_fence>), Kind::unfenced,
               {"test_simt_hopper_errors.cu:"});
     auto overwritten = errors(product_kernel<Slip::overwritten>);

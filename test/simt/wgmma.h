@@ -2,7 +2,8 @@
 Part of simt.cc: the products of a warpgroup, wgmma.
 
 They are computed when they are waited for, from what is then in shared memory. Until then the registers of D
-hold a number that no result survives. That they and the registers of A were left alone is checked.
+and of A hold a number that no result survives, so whoever reads them is found out: by the result, or by that
+number in the shared memory of a later product. That they were not written is checked.
 */
 #pragma once
 
@@ -10,7 +11,7 @@ namespace simt {
 namespace {
 
 constexpr unsigned warpgroup_size = 128;
-constexpr uint32_t in_flight = 0x6fdeadbf;  // in the registers of D: a large number, which arithmetic changes
+constexpr uint32_t in_flight = 0x6fdeadbf;  // in registers: a large number, which arithmetic changes
 
 struct Descriptor {
     uint64_t bits;
@@ -35,10 +36,16 @@ struct WarpgroupProduct {
     int count;
     float* d;  // of thread 0; tells the accumulators of a warpgroup apart
     Descriptor a, b;
-    bool a_registers, a_mn, b_mn, keep;
-    std::array<const uint32_t*, warpgroup_size> a_at;
-    std::array<uint32_t, warpgroup_size * 4> a_values;
+    const uint32_t* a_registers;  // of thread 0; null: A is in shared memory
+    bool a_mn, b_mn, keep;
     const void* where;
+};
+
+// Registers of A, of products that are under way.
+struct Fragments {
+    std::array<uint32_t*, warpgroup_size> at;
+    std::array<uint32_t, warpgroup_size * 4> values;
+    int products;
 };
 
 struct Accumulator {
@@ -54,6 +61,7 @@ struct Warpgroup {
     std::array<void*, warpgroup_size> arguments;
     std::vector<std::vector<WarpgroupProduct>> groups;  // committed, oldest first, then the open one
     std::map<float*, Accumulator> accumulators;
+    std::map<const uint32_t*, Fragments> fragments;
 };
 
 std::array<Warpgroup, Stacks::max_threads / warpgroup_size> warpgroups;
@@ -121,6 +129,11 @@ void read_operand(float* matrix, const Operand& operand) {
             uintptr_t offset = descriptor.at(operand.mn_major, i, k);
             auto* from = (const uint16_t*)(dynamic_begin + offset);
             check_engine_read(reader, from, 16, operand.where);
+            for (int e = 0; e < 8; e += 2) {
+                if (memcmp(from + e, &in_flight, 4) == 0)
+                    fail(Kind::race, operand.where,
+                         "wgmma: in shared memory is what was read of registers of a wgmma not waited for");
+            }
             for (int e = 0; e < 8; e++) {
                 float value = bf16_half(from[e], 0);
                 matrix[operand.mn_major ? k * operand.size + i + e : (k + e) * operand.size + i] = value;
@@ -133,16 +146,23 @@ void run_product(Warpgroup& group, WarpgroupProduct& product) {
     int columns = product.count * 2;
     static float a[16][64], b[16 * 256];
     if (product.a_registers) {
+        Fragments& fragments = group.fragments.at(product.a_registers);
+        bool last = --fragments.products == 0;
         for (unsigned t = 0; t < warpgroup_size; t++) {
-            const uint32_t* own = &product.a_values[t * 4];
-            if (memcmp(own, product.a_at[t], 16) != 0)
-                fail(Kind::race, product.where, "%s changes registers of A of a wgmma that is not waited for",
-                     name(first_thread()[t]).text);
+            const uint32_t* own = &fragments.values[t * 4];
+            for (int i = 0; i < 4; i++) {
+                if (fragments.at[t][i] != in_flight)
+                    fail(Kind::race, product.where,
+                         "%s changes registers of A of a wgmma that is not waited for",
+                         name(first_thread()[t]).text);
+                if (last) fragments.at[t][i] = own[i];
+            }
             int row = t / 32 * 16 + t % 32 / 4, pair = t % 4 * 2;
             for (int i = 0; i < 4; i++)
                 for (int half = 0; half < 2; half++)
                     a[pair + i / 2 * 8 + half][row + i % 2 * 8] = bf16_half(own[i], half);
         }
+        if (last) group.fragments.erase(product.a_registers);
     } else {
         read_operand(&a[0][0], {product.a, product.a_mn, 64, product.where});
     }
@@ -186,11 +206,16 @@ void start_product(Warpgroup& group, WarpgroupProduct product) {
         each_value(d, [](float& own, float& value) { value = own, own = std::bit_cast<float>(in_flight); });
     }
     d.products++;
+    product.a_registers = argument(0)->a;
     if (product.a_registers) {
-        for (unsigned t = 0; t < warpgroup_size; t++) {
-            product.a_at[t] = argument(t)->a;
-            memcpy(&product.a_values[t * 4], argument(t)->a, 16);
+        auto [known, is_first] = group.fragments.try_emplace(product.a_registers);
+        Fragments& fragments = known->second;
+        for (unsigned t = 0; t < warpgroup_size && is_first; t++) {
+            fragments.at[t] = const_cast<uint32_t*>(argument(t)->a);  // kernels have them as variables
+            memcpy(&fragments.values[t * 4], fragments.at[t], 16);
+            std::fill_n(fragments.at[t], 4, in_flight);
         }
+        fragments.products = is_first ? 1 : fragments.products + 1;
     }
     if (group.groups.empty()) group.groups.emplace_back();
     group.groups.back().push_back(std::move(product));
@@ -202,6 +227,7 @@ void start_warpgroups() {
         group.fenced = false;
         group.groups.clear();
         group.accumulators.clear();
+        group.fragments.clear();
     }
 }
 
@@ -220,7 +246,7 @@ void wgmma(float* d, int count, uint64_t a, bool a_mn, uint64_t b, bool b_mn, bo
     const void* where = __builtin_return_address(0);
     ProductArgument argument = {d, nullptr};
     meet_warpgroup("wgmma", &argument, where, [&](Warpgroup& group) {
-        start_product(group, {count, nullptr, {a}, {b}, false, a_mn, b_mn, keep, {}, {}, where});
+        start_product(group, {count, nullptr, {a}, {b}, nullptr, a_mn, b_mn, keep, where});
     });
 }
 
@@ -228,7 +254,7 @@ void wgmma(float* d, int count, const uint32_t* a, uint64_t b, bool b_mn, bool k
     const void* where = __builtin_return_address(0);
     ProductArgument argument = {d, a};
     meet_warpgroup("wgmma", &argument, where, [&](Warpgroup& group) {
-        start_product(group, {count, nullptr, {}, {b}, true, false, b_mn, keep, {}, {}, where});
+        start_product(group, {count, nullptr, {}, {b}, nullptr, false, b_mn, keep, where});
     });
 }
 
