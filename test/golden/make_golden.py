@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 """
-Writes the golden runs beside this script: what PyTorch computes for six tiny models, for our trainer to
+Writes the golden runs beside this script: what PyTorch computes for seven tiny models, for our trainer to
 reproduce.
 
     pip install torch transformers numpy          (CPU builds suffice; nothing else is downloaded)
     python3 test/golden/make_golden.py [model ...]
 
 gpt2, llama, llama3 and qwen are the models of Hugging Face transformers. parallel and yuan, which have no
-counterpart there, are written below with PyTorch's own layers; yuan after the formulas of "YUAN 2.0: A Large
-Language Model with Localized Filtering-based Attention", with the tensors of the published files, and on rows
-of several documents. Each is trained for ten steps by torch.optim.AdamW with
-clip_grad_norm_. Everything is computed in float64 from weights that are exact in float32, and stored as
-float32 (transformers computes the angles of RoPE in float32, whatever the model). Running the script again
-gives the same bytes.
+counterpart there, are written below with PyTorch's own layers; yuan after the formulas of "YUAN 2.0: A
+Large Language Model with Localized Filtering-based Attention", with the tensors of the published files,
+and on rows of several documents. Each is trained for ten steps by torch.optim.AdamW with clip_grad_norm_;
+muon, a small llama, by torch.optim.Muon, whose Newton-Schulz steps are then in float64 as all else.
+Everything is computed in float64 from weights that are exact in float32, and stored as float32
+(transformers computes the angles of RoPE in float32, whatever the model). Running the script again gives
+the same bytes.
 
 A file is: 8 bytes "GOLDEN\\0\\0", the length of the JSON (u64, little endian), the JSON, padded with spaces
 so that the data begins at a multiple of 64 bytes, and the data. The JSON holds the config (fields of
@@ -33,6 +34,7 @@ import json
 import struct
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -45,6 +47,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 BATCH, TIME, STEPS, SEED = 2, 12, 10, 1
+MUON = dict(momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw")  # as large as AdamW's updates
 OPTIMIZER = dict(learning_rate=2e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 
 # The fields of ModelConfig; each model states what differs.
@@ -63,6 +66,9 @@ CONFIGS = {
                           qk_norm=True),
     "parallel": CONFIG | dict(heads=3, kv_heads=1, head_size=8, mlp_width=52, position="rope", rope_dims=4,
                               mlp="gelu-exact", bias=False, window=5, block="parallel"),
+    "muon": CONFIG | dict(layers=1, channels=8, heads=2, kv_heads=1, head_size=4, mlp_width=10,
+                          vocab_size=23, norm="rmsnorm", position="rope", rope_dims=4, mlp="swiglu",
+                          bias=False),
     "yuan": CONFIG | dict(channels=8, heads=2, kv_heads=2, head_size=4, mlp_width=12, vocab_size=31,
                           norm="rmsnorm", norm_eps=1e-6, position="rope", rope_dims=4, mlp="swiglu",
                           bias=False, local_filter=True),
@@ -70,7 +76,8 @@ CONFIGS = {
 # With these the four frequencies of a head are, in turn: kept, blended, divided, divided.
 CONFIGS["llama3"] = CONFIGS["llama"] | dict(context=256, rope_scaling=4.0, rope_original_context=128)
 # Between the gradient norms of a run, so that some of its steps are clipped.
-GRADIENT_CLIP = {"gpt2": 2.8, "llama": 6.3, "llama3": 5.4, "qwen": 4.2, "parallel": 2.9, "yuan": 1.9}
+GRADIENT_CLIP = {"gpt2": 2.8, "llama": 6.3, "llama3": 5.4, "qwen": 4.2, "parallel": 2.9, "muon": 1.35,
+                 "yuan": 1.9}
 IGNORED_TARGETS = {"llama3": 0.25}  # share of the targets
 DOCUMENT_ENDS = {"yuan": 0.2}  # share of the tokens that end one
 
@@ -317,7 +324,8 @@ def yuan(c):
     return Yuan(c), names
 
 
-MODELS = {"gpt2": gpt2, "llama": llama, "llama3": llama, "qwen": qwen, "parallel": parallel, "yuan": yuan}
+MODELS = {"gpt2": gpt2, "llama": llama, "llama3": llama, "qwen": qwen, "parallel": parallel, "muon": llama,
+          "yuan": yuan}
 
 
 def randomize(model, random):
@@ -363,9 +371,16 @@ def run(name):
     o = OPTIMIZER | dict(gradient_clip=GRADIENT_CLIP[name])
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() == 1]
-    adamw = torch.optim.AdamW([dict(params=matrices, weight_decay=o["weight_decay"]),
-                               dict(params=vectors, weight_decay=0)],
-                              lr=o["learning_rate"], betas=(o["beta1"], o["beta2"]), eps=o["eps"])
+    optimizers = []
+    if name == "muon":
+        of_blocks = [p for name, p in model.named_parameters() if p.dim() == 2 and ".layers." in name]
+        matrices = [p for p in matrices if all(p is not other for other in of_blocks)]
+        optimizers.append(torch.optim.Muon(of_blocks, lr=o["learning_rate"],
+                                           weight_decay=o["weight_decay"], **MUON))
+        o["kind"] = "muon"
+    optimizers.append(torch.optim.AdamW([dict(params=matrices, weight_decay=o["weight_decay"]),
+                                         dict(params=vectors, weight_decay=0)],
+                                        lr=o["learning_rate"], betas=(o["beta1"], o["beta2"]), eps=o["eps"]))
     kinds = {"weight": collect(model, names, lambda p: p)} | documents
     if documents:
         published = {name: [name] for name, _ in model.named_parameters()}
@@ -379,14 +394,16 @@ def run(name):
         logits = getattr(out, "logits", out)
         loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets[step]).long().flatten(),
                                ignore_index=-1)
-        adamw.zero_grad()
+        model.zero_grad()
         loss.backward()
         if step == 0:
             kinds["gradient"] = collect(model, names, lambda p: p.grad)
             kinds["logits"] = {"logits": logits.detach().numpy().astype("<f4")}
         losses.append(loss.item())
         gradient_norms.append(nn.utils.clip_grad_norm_(model.parameters(), o["gradient_clip"]).item())
-        adamw.step()
+        with mock.patch.object(torch, "bfloat16", torch.float64):  # which Muon would round to
+            for optimizer in optimizers:
+                optimizer.step()
     kinds |= {"final": collect(model, names, lambda p: p), "tokens": {"tokens": tokens},
               "targets": {"targets": targets}}
     return config, o, losses, gradient_norms, kinds

@@ -59,7 +59,9 @@ void check_golden(const char* name) {
     Golden golden(name);
     ModelConfig config = config_of(golden);
     int B = golden.header["batch"], T = golden.header["time"], steps = golden.header["steps"], N = B * T;
-    Gpt g(config, {B, T, true, Recompute::none, 7}, with_master);
+    auto& o = golden.header["optimizer"];
+    OptimizerKind kind = o.value("kind", "adamw") == "muon" ? OptimizerKind::muon : OptimizerKind::adamw;
+    Gpt g(config, {B, T, true, Recompute::none, 7}, for_optimizer(kind, with_master));
     g.layout.each([&](const TensorRow& row, const std::string& tensor, size_t offset) {
         auto values = golden.tensor<float>("weight", tensor);
         REQUIRE(values.size() == row.size());
@@ -68,7 +70,6 @@ void check_golden(const char* name) {
     auto tokens = golden.tensor<int>("tokens", "tokens"), targets = golden.tensor<int>("targets", "targets");
     auto documents =
         golden.has("doc_start") ? golden.tensor<int>("doc_start", "doc_start") : std::vector<int>();
-    auto& o = golden.header["optimizer"];
     auto check_logits = [&](const char* kind) {
         auto want = to_doubles(golden.tensor<float>(kind, "logits"));
         CHECK(relative_error(logits_of(g, N), want) < (exact ? 1e-5 : 2e-2));
@@ -97,7 +98,7 @@ void check_golden(const char* name) {
         }
         AdamW settings = {o["learning_rate"], o["beta1"], o["beta2"], o["eps"],
                           o["weight_decay"],  step + 1,   false};
-        g.state.update(g.stats.data, adamw_optimizer(settings, 0), o["gradient_clip"]);
+        g.state.update(g.stats.data, optimizer_of(kind, settings, 0), o["gradient_clip"]);
         StepResult stats = read_result(g, batch.valid());
         CHECK(stats.finite);
         CHECK(stats.loss ==
@@ -133,6 +134,9 @@ TEST_CASE("golden: Qwen, QK-norm") {
 }
 TEST_CASE("golden: parallel block, sliding window, partial RoPE") {
     check_golden("parallel");
+}
+TEST_CASE("golden: a small LLaMA, trained with Muon") {
+    check_golden("muon");
 }
 TEST_CASE("golden: Yuan, local filter, rows of several documents") {
     check_golden("yuan");
