@@ -7,7 +7,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 program=$PWD/build/cpu-fp32/train_gpt sources=$PWD/kernels llama3=$PWD/test/golden/tokenizers/llama3.json
-plan 41
+plan 42
 cd "$work" || exit 1
 export OMP_NUM_THREADS=2
 
@@ -118,6 +118,11 @@ check "the same text without the cache" cmp no-cache.out prompt.out
 run long "${sample[@]}" --prompt 'inline void' --tokens 200 --temperature 0
 run long-no-cache "${sample[@]}" --prompt 'inline void' --tokens 200 --temperature 0 --cache off
 check "the same text beyond the context" cmp long.out long-no-cache.out
+run filtered "$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --local-filter on --run-dir filtered
+for cache in on off; do
+    run "filtered-$cache" "$program" sample filtered --tokens 200 --samples 2 --seed 4 --prompt 'inline void' --cache $cache
+done
+check "the same texts of a model with a local filter, also beyond the context" cmp filtered-on.out filtered-off.out
 run three "${sample[@]}" --prompt 'inline void' --samples 3
 check "several samples, the first as alone" test "$(sed '/^----$/,$d' three.out)" = "$(cat prompt.out)" -a "$(grep -c '^----$' three.out)" = 2
 (cd plain/checkpoints && "$program" sample step_* --prompt 'inline void' --tokens 30 --seed 4) >inside.out 2>/dev/null
