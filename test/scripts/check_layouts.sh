@@ -8,12 +8,12 @@
 # seconds: 120
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 107
+plan 108
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 # one that does not change: with some texts differences grow ten times as large within the steps
 text=$PWD/test/golden/bpe_training.json
 only=$1
-command -v mpirun >/dev/null || { skip "no mpirun here" 86; exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" 108; exit; }
 cd "$work" || exit 1
 
 # One thread a rank, the reference too: then a product is summed in the same order whatever the batch.
@@ -236,12 +236,15 @@ if wanted simt; then
     small=(--layers 2 --channels 20 --heads 2 --kv-heads 1 --mlp-width 24 --vocab-size 257 --context 16 --steps 4
         --global-batch 64 --val-batches 1)
     train on_cpu 1 "$cpu" "${small[@]}" --micro-batch 4 || echo "FAILED to run simt's reference"
+    train on_cpu_filter 1 "$cpu" "${small[@]}" --micro-batch 4 --local-filter on || echo "FAILED to run simt's reference"
     for options in "--zero 1" "--zero 3" "--zero 3 --micro-batch 1 --recompute block --offload optimizer" \
-        "--tp 2" "--pp 2" "--pp 2 --micro-batch 1 --pp-schedule zero-bubble"; do
+        "--tp 2" "--tp 2 --local-filter on" "--pp 2" "--pp 2 --micro-batch 1 --pp-schedule zero-bubble"; do
         read -ra of_row <<<"$options"
+        reference=on_cpu
+        [[ $options != *local-filter* ]] || reference=on_cpu_filter
         number=$((number + 1))
         if train "simt$number" 2 "$simt" "${small[@]}" --micro-batch 2 "${of_row[@]}"; then
-            agree "simt on 2 $options" "simt$number" on_cpu --losses 1e-6 --weights 1e-5
+            agree "simt on 2 $options" "simt$number" $reference --losses 1e-6 --weights 1e-5
         else
             echo "FAILED to run simt on 2 $options"
         fi
