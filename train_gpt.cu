@@ -440,7 +440,7 @@ inline void filtered_qkv(Gpt& g, const Layer& l, floatX* qkv) {
     copy_columns(qkv + qk.OC, l.d.QKV, values, v.OC, v.OC, l.d.N, g.stream);
 }
 
-// From dqkv to dnorm, but for the part of it that goes around the filter: dfilter_sum.
+// Makes dnorm of dqkv, but for the part of it that goes around the filter: dfilter_sum.
 inline void filtered_qkv_backward(Gpt& g, const Layer& l, WeightGradients weights) {
     auto& a = l.a;
     const Linear &qk = l.qk, &v = l.v;

@@ -174,8 +174,8 @@ private:
 
 enum class Parallel { column, row };
 
-// What makes a linear layer a causal convolution over each row and the one before it, of weight (2, OC, C):
-// kernels/tap_sum.cuh has the formula.
+// A linear layer that has taps is a causal convolution over each row and the one before it, of weight (2, OC,
+// C): kernels/tap_sum.cuh has the formula.
 struct Taps {
     floatX* out = nullptr;    // (N, 2, OC) the products; null: it is none
     floatX* dout = nullptr;   // (N, 2, OC) their gradient
@@ -199,7 +199,7 @@ struct Linear {
     const floatX* gelu_inp = nullptr;  // (N, C) row-parallel: what inp is the GELU of, or null
     Taps taps = {};                    // of a convolution, which has no GELU
 
-    // What the product makes, and its gradient: (N, product_width()).
+    // The product has a width of its own, as its gradient has: both are (N, product_width()).
     int product_width() const { return taps.out ? 2 * OC : OC; }
     const floatX* product_gradient() const { return taps.out ? taps.dout : dout; }
 

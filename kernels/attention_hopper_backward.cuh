@@ -202,7 +202,7 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
         pin(dv);
         wgmma_fence();
         start_sum(dv, p_left, shared.dout[buffer]);
-        // Before a product has its registers, which nobody may read until it is waited for.
+        // ds is stored before a product has its registers, which nobody may read until it is waited for.
 #pragma unroll
         for (int n = 0; n < count; n += 2)
             ScoreTile::store(shared.ds[buffer], row + further_down(n), column, further_right(n),

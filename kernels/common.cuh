@@ -76,8 +76,8 @@ void copy_to_device(T* to, const T* from, size_t count, cudaStream_t stream) {
 template <typename T>
 void copy_columns(T* to, size_t to_width, const T* from, size_t from_width, size_t columns, size_t rows,
                   cudaStream_t stream) {
-    if (rows == 1)
-        to_width = from_width = columns;  // CUDA looks at widths that nothing needs, and has a limit
+    // CUDA has a limit for widths, and looks at those of one row too, which nothing needs.
+    if (rows == 1) to_width = from_width = columns;
     cudaCheck(cudaMemcpy2DAsync(to, to_width * sizeof(T), from, from_width * sizeof(T), columns * sizeof(T),
                                 rows, cudaMemcpyDeviceToDevice, stream));
 }

@@ -25,13 +25,14 @@ struct TapRows {
     // begin.
     const floatX* before = nullptr;
 
-    // Whether nothing comes before the row that it may see.
+    // A row begins a document or a sequence where it may see none before it.
     HOST_DEVICE bool begins(int row) const {
         return row % T == (doc_start ? doc_start[row] : 0) && !(before && row % T == 0);
     }
 
-    // The first taps of the row before this one, which does not begin anything.
+    // The first taps of the row before this one; null where it begins.
     HOST_DEVICE const floatX* taps_before(const floatX* inp, int row, int C) const {
+        if (begins(row)) return nullptr;
         return row % T == 0 ? before + (size_t)(row / T) * C : inp + (size_t)(row - 1) * 2 * C;
     }
 };
@@ -44,7 +45,7 @@ inline void tap_sum_forward_cpu(floatX* out, const floatX* inp, const floatX* bi
 #pragma omp parallel for
     for (int row = first; row < first + count; row++) {
         const floatX* own = inp + ((size_t)row * 2 + 1) * C;
-        const floatX* before = rows.begins(row) ? nullptr : rows.taps_before(inp, row, C);
+        const floatX* before = rows.taps_before(inp, row, C);
         floatX* o = out + (size_t)row * C;
 #pragma omp simd
         for (int c = 0; c < C; c++) {
@@ -77,7 +78,7 @@ __global__ void tap_sum_forward_kernel(floatX* out, const floatX* inp, const flo
                                        int first, int C) {
     int row = first + blockIdx.x;
     const floatX* own = inp + ((size_t)row * 2 + 1) * C;
-    const floatX* before = rows.begins(row) ? nullptr : rows.taps_before(inp, row, C);
+    const floatX* before = rows.taps_before(inp, row, C);
     for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
         Vec<floatX, W> x = load<W>(own + c), sum;
         Vec<floatX, W> y = before ? load<W>(before + c) : Vec<floatX, W>{};
@@ -87,7 +88,7 @@ __global__ void tap_sum_forward_kernel(floatX* out, const floatX* inp, const flo
     }
 }
 
-// The same of dout, of which each row is read once.
+// One row of dout per block, which reads it once and writes it to both places.
 template <int W>
 __global__ void tap_sum_backward_kernel(floatX* dinp, const floatX* dout, TapRows rows, int first, int C) {
     int row = first + blockIdx.x;

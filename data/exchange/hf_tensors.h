@@ -92,12 +92,11 @@ struct HfTensor {
 
 private:
     uint64_t our_row(uint64_t row) const {
+        row += before;
         uint64_t head = row / head_rows(), in_head = row % head_rows();
         switch (order) {
         case HfOrder::by_head:
-            return (in_head / head_size * heads + head) * head_size + in_head % head_size;
         case HfOrder::paired:
-            head = (before + row) / (2 * head_size), in_head = (before + row) % (2 * head_size);
             return (in_head / head_size * heads + head) * head_size + in_head % head_size;
         case HfOrder::interleaved:
             if (in_head < rope_dims) in_head = in_head % 2 * (rope_dims / 2) + in_head / 2;
@@ -108,7 +107,16 @@ private:
     }
 
     uint64_t head_rows() const {
-        return order == HfOrder::by_head ? 3 * head_size : order == HfOrder::interleaved ? head_size : 1;
+        switch (order) {
+        case HfOrder::by_head:
+            return 3 * head_size;
+        case HfOrder::paired:
+            return 2 * head_size;
+        case HfOrder::interleaved:
+            return head_size;
+        default:
+            return 1;
+        }
     }
 };
 
