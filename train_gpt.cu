@@ -14,7 +14,6 @@ train_gpt pre-trains GPT-style transformers. This is a training step, and where 
 
 On one process the lines about other ranks do nothing, and the rest is the same. From top to bottom:
 
-    activations   one table: name, size, lifetime
     model         what a rank has of it, and the memory that it takes
     layers        attention, MLP, block, embedding, head: each forward, with its backward directly under it
     stage         the part of both passes that one pipeline stage makes
@@ -26,8 +25,9 @@ On one process the lines about other ranks do nothing, and the rest is the same.
 The arithmetic of a layer is in kernels/, one file each: the formula, the plain loop that specifies it, the
 CUDA kernels. How the work is cut over ranks is in comm/: matrices over tensor ranks in tensor_parallel.h,
 parameters in zero.h. The parameters are one table, of name, shape, initialisation, decay and shards, beside
-the switches that they follow from: data/options/model_config.h. What is read and written on disk, and what
-the commands make of passes through a model, is in data/.
+the switches that they follow from: data/options/model_config.h. The activations are another, of name, size
+and lifetime: comm/gpt_activations.h. What is read and written on disk, and what the commands make of passes
+through a model, is in data/.
 */
 #include <unistd.h>
 
@@ -37,8 +37,9 @@ the commands make of passes through a model, is in data/.
 #include <string>
 #include <vector>
 
-#include "comm/activations.h"      // Lifetime, ActivationRow, ActivationMemory
+#include "comm/activations.h"      // Workload, ActivationMemory, ActivationArrays
 #include "comm/device_batches.h"   // Batch, DeviceBatches
+#include "comm/gpt_activations.h"  // Activations, activation_table
 #include "comm/node_reader.h"      // batches read once for all ranks of a machine
 #include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
 #include "comm/setup.h"            // settings, checks, tuning
@@ -65,115 +66,6 @@ the commands make of passes through a model, is in data/.
 #include "kernels/qk_norm.cuh"            // qk_norm_forward, qk_norm_backward
 #include "kernels/rope.cuh"               // rope_forward, rope_backward
 #include "kernels/swiglu.cuh"             // swiglu_forward, swiglu_backward
-
-// ----------------------------------------------------------------------------
-// activations
-// ----------------------------------------------------------------------------
-
-// What a pass through the model writes, one row for each: type, name, elements, for how long it is kept, and
-// whether it is there at all. `block` and `hidden` are the lifetimes of what a block, or the MLP in it, keeps
-// for its backward pass unless that is recomputed, `until_weights` that of what the weights' gradients are
-// made from, and matmul_input() keeps what a matrix reads as long. N, n, C ... are those of Dims
-// (comm/stage.h).
-// clang-format off
-#define ACTIVATIONS(X)                                                                                       \
-    /* forward: attention */                                                                                 \
-    X(floatX, residual,   n * C,            inner,                true)  /* input of the block */            \
-    X(floatX, norm1,      N * C,            matmul_input(block),  true)                                      \
-    X(float,  norm1_mean, n,                block,                mean)                                      \
-    X(float,  norm1_rstd, n,                block,                true)  /* 1 / deviation */                 \
-    X(floatX, qkv_raw,    N * QKV,          block,                c.qk_norm)  /* before their own norm */    \
-    X(float,  qk_rstd,    N * (NH + NKV),   block,                c.qk_norm)                                 \
-    X(floatX, qkv,        N * QKV,          block,                true)  /* as attention reads it */         \
-    X(floatX, att,        N * A,            matmul_input(block),  true)                                      \
-    X(float,  lse,        N * NH,           block,                true)  /* log of sums, (B, NH, T) */       \
-    X(floatX, cache,      cache,            layer,                true)  /* of keys and values */            \
-    /* forward: local filter */                                                                              \
-    X(floatX, taps,       N * 2 * C,        shared,               filter)  /* of either convolution */       \
-    X(floatX, filter1,    N * H,            matmul_input(block),  filter)  /* out of the first */            \
-    X(floatX, filter_sum, n * C,            block,                filter)  /* norm1 + the second's */        \
-    X(float,  filter_rstd, n,               block,                filter)                                    \
-    X(floatX, filtered,   N * C,            matmul_input(block),  filter)  /* for queries and keys */        \
-    X(floatX, qk_and_v,   N * QKV,          shared,               filter)  /* before they are joined */      \
-    X(floatX, filter1_state, texts * H,     layer,                filter)  /* taps of the newest token */    \
-    X(floatX, filter2_state, texts * C,     layer,                filter)                                    \
-    /* forward: MLP */                                                                                       \
-    X(floatX, residual2,  n * C,            block,                sequential)  /* attention added */         \
-    X(floatX, norm2,      N * C,            matmul_input(hidden), sequential)                                \
-    X(float,  norm2_mean, n,                hidden,               sequential && mean)                        \
-    X(float,  norm2_rstd, n,                hidden,               sequential)                                \
-    X(floatX, fc,         N * F1,           hidden,               true)  /* of SwiGLU: gates, values */      \
-    X(floatX, act,        N * F,            matmul_input(hidden), true)                                      \
-    X(floatX, delta,      n * C,            shared,               true)  /* to be added to the stream */     \
-    /* forward: head */                                                                                      \
-    X(floatX, residualf,  n * C,            head,                 has_head)                                  \
-    X(floatX, normf,      N * C,            head,                 has_head)                                  \
-    X(float,  normf_mean, n,                head,                 has_head && mean)                          \
-    X(float,  normf_rstd, n,                head,                 has_head)                                  \
-    X(floatX, logits,     logits * Vp,      shared,               has_head)                                  \
-    X(float,  parts,      tp * chunk * 3,   shared,               has_head && tp > 1)                        \
-    X(float,  losses,     N,                shared,               has_head)  /* of each token */             \
-    /* tensor parallelism */                                                                                 \
-    X(floatX, own_norm,   n * C,            shared,               tp > 1)  /* before ranks share it */       \
-    X(floatX, partial,    N * C,            shared,               tp > 1)  /* before ranks sum it */         \
-    /* backward; dresidual (n, C) belongs to the pipeline */                                                 \
-    X(floatX, dnorm,      n * C,            shared,               training)                                  \
-    X(floatX, dact,       N * F,            shared,               training && swiglu)                        \
-    X(floatX, dfc,        N * F1,           until_weights,        training)                                  \
-    X(floatX, datt,       N * A,            shared,               training)                                  \
-    X(floatX, dqkv,       N * QKV,          filter ? shared : until_weights, training)                       \
-    X(floatX, dqk_and_v,  N * QKV,          until_weights,        training && filter)                        \
-    X(floatX, dfilter_sum, n * C,           shared,               training && filter)                        \
-    X(floatX, dfilter_out, N * C,           shared,               training && filter && tp > 1)              \
-    X(floatX, dfilter1,   N * H,            shared,               training && filter)                        \
-    X(floatX, dtaps1,     N * 2 * H,        until_weights,        training && filter)                        \
-    X(floatX, dtaps2,     N * 2 * C,        until_weights,        training && filter)                        \
-    X(floatX, dmlp_out,   N * C,            until_weights,        training && (tp > 1 || later))             \
-    X(floatX, datt_out,   N * C,            until_weights,        training && later && sequential)           \
-    X(float,  scratch,    scratch,          shared,               training)  /* two-stage sums */
-// clang-format on
-
-// The activations of one layer, or of the head, for the micro-batch that is worked on. Null: not there.
-struct Activations {
-#define X(type, name, elements, lifetime, present) type* name = nullptr;
-    ACTIVATIONS(X)
-#undef X
-    floatX* dresidual = nullptr;  // gradient of the residual stream: each part of a block adds its own to it
-};
-
-inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const Workload& w,
-                                                   const Stage& stage) {
-    size_t tp = stage.layout().mesh.tp, chunk = w.loss_chunk, Vp = padded_vocab(c, tp);
-    Dims d(c, tp, w.B, w.T);
-    size_t N = d.N, n = d.n, C = d.C, NH = d.NH, NKV = d.NKV, A = d.A, QKV = d.QKV, H = d.H, F = d.F,
-           F1 = d.F1, texts = w.cache_rows;
-    bool training = w.training, mean = c.norm == NormKind::layernorm,
-         sequential = c.block == BlockKind::sequential, swiglu = c.mlp == MlpKind::swiglu,
-         filter = c.local_filter, has_head = stage.has_head(),
-         later = training && std::ranges::max(stage.room.pending) > 0;
-    constexpr Lifetime shared = Lifetime::shared, layer = Lifetime::layer;
-    auto kept = [&](bool is, Lifetime lifetime) { return training && is ? lifetime : shared; };
-    Lifetime inner = kept(true, Lifetime::inner), head = kept(true, Lifetime::head),
-             block = kept(w.recompute != Recompute::block, layer),
-             hidden = kept(w.recompute == Recompute::none, layer),
-             until_weights = kept(later, Lifetime::pending);
-    auto matmul_input = [&](Lifetime own) { return own == shared ? until_weights : own; };
-    size_t cache = cache_row_size(local_part(c, tp), w.cache_length) * w.cache_rows;
-    size_t logits = std::max(chunk, tp);  // of one row each, those of a sample come from all tensor ranks
-    size_t scratch = std::max(
-        {attention_backward_scratch(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, 0, nullptr)),
-         norm_backward_scratch(d.C), qk_norm_backward_scratch(d.HS),
-         matmul_backward_bias_scratch(std::max({d.F1, d.QKV, d.C})), embedding_backward_scratch(d.N, d.C)});
-    std::vector<ActivationRow> rows;
-#define X(type, name, elements, lifetime, present)                                                           \
-    if (size_t count = (present) ? (elements) : 0) {                                                         \
-        auto point = [](void* view, void* at) { ((Activations*)view)->name = (type*)at; };                   \
-        rows.push_back({#name, count * sizeof(type), lifetime, point});                                      \
-    }
-    ACTIVATIONS(X)
-#undef X
-    return rows;
-}
 
 // ----------------------------------------------------------------------------
 // model
