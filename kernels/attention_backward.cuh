@@ -2,13 +2,12 @@
 What the kernels of the backward pass of attention share in global memory: the sums of dq, whose turn it is to
 add to them, and what is noted of each query.
 
-dq is summed over blocks, in float, yet in a fixed order: each tile of queries has a counter of the tiles of
-keys that have been added to it, and the blocks of these take turns. Blocks draw tickets for their tiles of
-keys, in an order in which a block waits only for earlier tickets, whose blocks are running or done: whatever
-order blocks start in, none waits for ever.
+dq is summed over blocks, in float, yet in a fixed order (attention_order.h): each tile of queries has a
+counter of the tiles of keys that have been added to it, and the blocks of these take turns.
 */
 #pragma once
 
+#include "kernels/attention_order.h"
 #include "kernels/attention_shape.h"
 #include "kernels/attention_tiles.cuh"
 #include "kernels/common.cuh"
@@ -68,27 +67,6 @@ struct BackwardScratch {
 private:
     HOST_DEVICE size_t head_row(int b, int h, int row) const { return ((size_t)b * NH + h) * rows + row; }
 };
-
-// The tiles of queries that see some of a tile of keys: first ... last, or none.
-struct SeeingTiles {
-    int first = 0, last = -1;
-    HOST_DEVICE bool none() const { return last < first; }
-};
-
-// Those of `queries` queries each that see a key of `start` ... `end` - 1.
-__device__ inline SeeingTiles seeing_tiles(const AttentionShape& s, int b, int queries, int start, int end) {
-    if (start >= s.keys_end()) return {};
-    SeeingTiles tiles = {max(start - s.q0, 0) / queries, (s.Tq - 1) / queries};
-    int seen = tiles.first - 1;  // the last tile that is known to see a key before `end`, if any
-    while (seen < tiles.last) {
-        int middle = (seen + tiles.last + 1) / 2;
-        if (s.first_key(b, middle * queries) < end)
-            seen = middle;
-        else
-            tiles.last = middle - 1;
-    }
-    return tiles;
-}
 
 // ----------------------------------------------------------------------------
 // before the first turn

@@ -1,24 +1,24 @@
 /*
 The forward pass of attention (see attention.cuh) for Hopper: wgmma and the copy engine.
 
-As many blocks as there are multiprocessors take one tile of 128 queries after the other. One thread of a
-block brings the queries and, from the last tile of keys that they see to the first, keys and values, two
-tiles ahead. Two warpgroups own 64 queries each. Scores and probabilities never leave their registers:
+As many blocks as there are multiprocessors draw one tile of 128 queries after the other, in the order of
+attention_order.h. One thread of a block draws, and brings the queries and, from the last tile of keys that
+they see to the first, keys and values, two tiles ahead. Two warpgroups own 64 queries each. Scores and
+probabilities never leave their registers:
 
     scores = q k'           of one tile of keys         the products of both are started together, and
     sum   += p v            of the tile before          while they run, the other warpgroup has its softmax
 
 The two warpgroups take turns in starting products, by two named barriers, so that one multiplies while the
 other computes exponentials, which take about as long.
-
-Queries that see many keys go first; heads in sections, so that keys and values of a section stay in the L2
-cache.
 */
 #pragma once
 
 #include <algorithm>
+#include <map>
 
 #include "kernels/attention_hopper_tiles.cuh"
+#include "kernels/attention_order.h"
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
@@ -31,37 +31,36 @@ struct alignas(1024) HopperForwardShared {
     using Tile = SwizzledTile<128, HSP>;  // of queries and of keys
     char q[Tile::bytes], k[buffers][Tile::bytes], v[buffers][Tile::bytes];
     Handover q_there, k_there[buffers], v_there[buffers];
+    int ticket;  // that of q
 };
 
-// Tile number n of all blocks: of which head and queries, and the tiles of keys that these see.
-struct HopperQueries {
-    int b, h, start, first_keys, last_keys;
+// The tickets of a launch.
+struct Tickets {
+    int count, section;
+    unsigned* drawn;  // 0 before and after
 
-    __device__ HopperQueries(const AttentionShape& s, int section, int n) {
-        int tiles = ceil_div(s.Tq, hopper_queries), first_head = n / (tiles * section) * section;
-        int heads = min(section, s.B * s.NH - first_head);
-        n -= first_head * tiles;
-        int head = first_head + n % heads;
-        b = head / s.NH;
-        h = head % s.NH;
-        start = (tiles - 1 - n / heads) * hopper_queries;
-        first_keys = s.first_key(b, start) / hopper_keys;
-        last_keys = s.position(min(start + hopper_queries, s.Tq) - 1) / hopper_keys;
-    }
+    // Returns `count` or more where none is left. Each block draws one such, and the last of all leaves 0.
+    __device__ int draw() const { return (int)atomicInc(drawn, count + gridDim.x - 1); }
 };
+
+using HopperQueries = QueryTileWork<hopper_queries, hopper_keys>;
 
 template <int HSP>
 __device__ void hopper_forward_load(HopperForwardShared<HSP>& shared, const CUtensorMap& query_map,
-                                    const CUtensorMap& key_map, const AttentionShape& s, int section,
-                                    int tiles) {
+                                    const CUtensorMap& key_map, const AttentionShape& s,
+                                    const Tickets& tickets) {
     using Tile = typename HopperForwardShared<HSP>::Tile;
     Ring<1> q;
     Ring<HopperForwardShared<HSP>::buffers> ring;
-    for (int n = blockIdx.x; n < tiles; n += gridDim.x) {
-        HopperQueries work(s, section, n);
+    while (true) {
+        int ticket = tickets.draw();
+        shared.q_there.wait_empty(q.phase);
+        shared.ticket = ticket;
+        if (ticket >= tickets.count) break;
+        auto work = HopperQueries::of(s, tickets.section, ticket);
         int key_head = s.NH + work.h / s.group(), value_head = key_head + s.NKV;
-        Tile::load(shared.q, query_map, work.h, work.start, work.b,
-                   shared.q_there.fill(q.phase, Tile::bytes));
+        mbarrier_arrive_expect(&shared.q_there.full, Tile::bytes);
+        Tile::load(shared.q, query_map, work.h, work.start, work.b, &shared.q_there.full);
         q.next();
         for (int keys = work.last_keys; keys >= work.first_keys; keys--) {
             Mbarrier* k_full = shared.k_there[ring.at].fill(ring.phase, Tile::bytes);
@@ -71,6 +70,7 @@ __device__ void hopper_forward_load(HopperForwardShared<HSP>& shared, const CUte
             ring.next();
         }
     }
+    mbarrier_arrive(&shared.q_there.full);
 }
 
 // The softmax of this thread's two rows, over all keys so far.
@@ -104,7 +104,7 @@ struct OnlineSoftmax {
 
 template <int HSP>
 __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX* out, float* lse,
-                                       const AttentionShape& s, int group, int section, int tiles) {
+                                       const AttentionShape& s, int group, const Tickets& tickets) {
     using Tile = typename HopperForwardShared<HSP>::Tile;
     auto take_turn = [&] { named_barrier_sync(1 + group, computing_threads); };
     auto pass_turn = [&] { named_barrier_arrive(2 - group, computing_threads); };
@@ -130,8 +130,11 @@ __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX*
         wgmma_commit();
     };
 
-    for (int n = blockIdx.x; n < tiles; n += gridDim.x) {
-        HopperQueries work(s, section, n);
+    while (true) {
+        shared.q_there.wait(q.phase);
+        q.next();
+        if (shared.ticket >= tickets.count) break;
+        auto work = HopperQueries::of(s, tickets.section, shared.ticket);
         int first_row = work.start + group * warpgroup_rows;
         int query[2] = {first_row + result_row(0), first_row + result_row(2)}, first_key[2];
         for (int i = 0; i < 2; i++) first_key[i] = s.first_key(work.b, min(query[i], s.Tq - 1));
@@ -150,8 +153,6 @@ __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX*
             softmax.add(scores);
         };
 
-        shared.q_there.wait(q.phase);
-        q.next();
         shared.k_there[k.at].wait(k.phase);
         take_turn();
         wgmma_fence();
@@ -217,8 +218,8 @@ __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX*
 
 template <int HSP>
 __device__ void hopper_forward_block(floatX* out, float* lse, const CUtensorMap& query_map,
-                                     const CUtensorMap& key_map, const AttentionShape& s, int section,
-                                     int tiles) {
+                                     const CUtensorMap& key_map, const AttentionShape& s,
+                                     const Tickets& tickets) {
     auto& shared = *swizzled_shared<HopperForwardShared<HSP>>();
     if (threadIdx.x == 0) {
         prefetch_tensor_map(query_map);
@@ -232,27 +233,37 @@ __device__ void hopper_forward_block(floatX* out, float* lse, const CUtensorMap&
     int group = warpgroup_number();
     if (group == 0) {
         give_registers_up<loading_registers>();
-        if (threadIdx.x == 0) hopper_forward_load<HSP>(shared, query_map, key_map, s, section, tiles);
+        if (threadIdx.x == 0) hopper_forward_load<HSP>(shared, query_map, key_map, s, tickets);
     } else {
         take_registers<computing_registers>();
-        hopper_forward_compute<HSP>(shared, out, lse, s, group - 1, section, tiles);
+        hopper_forward_compute<HSP>(shared, out, lse, s, group - 1, tickets);
     }
 }
 
-// `tiles` in all, of `section` heads at a time.
 template <int HSP>
 __global__ void __launch_bounds__(hopper_threads, 1)
     attention_hopper_forward_kernel(floatX* out, float* lse, const __grid_constant__ CUtensorMap query_map,
                                     const __grid_constant__ CUtensorMap key_map, AttentionShape s,
-                                    int section, int tiles) {
+                                    Tickets tickets) {
     if constexpr (is_hopper)
-        hopper_forward_block<HSP>(out, lse, query_map, key_map, s, section, tiles);
+        hopper_forward_block<HSP>(out, lse, query_map, key_map, s, tickets);
     else
         __trap();
 }
 
 // ----------------------------------------------------------------------------
 // launchers
+
+// How many tickets have been drawn on a stream. It is 0 between launches, whose work comes one after another.
+inline unsigned* ticket_counter(cudaStream_t stream) {
+    static std::map<cudaStream_t, unsigned*> counters;
+    unsigned*& counter = counters[stream];
+    if (!counter) {
+        cudaCheck(cudaMalloc((void**)&counter, sizeof *counter));
+        cudaCheck(cudaMemsetAsync(counter, 0, sizeof *counter, stream));
+    }
+    return counter;
+}
 
 // For shapes of which hopper_attention_fits. Buffers as attention_forward has them.
 inline void attention_hopper_forward(floatX* out, float* lse, const floatX* qkv, const AttentionShape& shape,
@@ -262,12 +273,9 @@ inline void attention_hopper_forward(floatX* out, float* lse, const floatX* qkv,
         using Shared = HopperForwardShared<HSP>;
         CUtensorMap query_map = Shared::Tile::query_map(qkv, shape);
         CUtensorMap key_map = Shared::Tile::key_map(qkv, shape);
-        constexpr size_t cached_bytes = size_t(16) << 20;  // of keys and values; leaves room for the rest
-        size_t head_bytes = (size_t)2 * shape.Tk * shape.HS * sizeof(floatX);
-        int heads = shape.B * shape.NH;
-        int section = std::min<size_t>(heads, std::max<size_t>(1, cached_bytes / head_bytes) * shape.group());
-        int tiles = ceil_div(shape.Tq, hopper_queries) * heads;
-        launch(attention_hopper_forward_kernel<HSP>, std::min(tiles, device_properties().multiProcessorCount),
-               hopper_threads, sizeof(Shared), stream, out, lse, query_map, key_map, shape, section, tiles);
+        Tickets tickets = {HopperQueries::tickets(shape), forward_section(shape), ticket_counter(stream)};
+        int blocks = std::min(tickets.count, device_properties().multiProcessorCount);
+        launch(attention_hopper_forward_kernel<HSP>, blocks, hopper_threads, sizeof(Shared), stream, out, lse,
+               query_map, key_map, shape, tickets);
     });
 }

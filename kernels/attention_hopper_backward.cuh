@@ -10,15 +10,14 @@ heads of the group. Its two computing warpgroups own 64 keys each. With keys as 
 where p and ds stay in registers on their way to dv and dk; only for dq does ds go through shared memory, for
 its sum is over the keys of both warpgroups.
 
-Blocks take turns in adding to dq (attention_backward.cuh): to that of a tile of queries first the tile of
-keys where its last query stands, then down from there. A block begins at its diagonal, too, so blocks of one
-head that run side by side, each a step behind the one above, find their turn come when they need it. The copy
-engine does the additions, asked by a thread of its own.
+Blocks take turns in adding to dq (attention_order.h). The copy engine does the additions, asked by a thread
+of its own; but the block whose turn is the last has the whole sum, and writes it as it goes into dqkv.
 */
 #pragma once
 
 #include "kernels/attention_backward.cuh"
 #include "kernels/attention_hopper_tiles.cuh"
+#include "kernels/attention_order.h"
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
@@ -44,39 +43,17 @@ struct HopperBackward {
     };
 
     // Each warpgroup makes 64 queries by 64 columns of dq: half of the queries, or of the columns. Where
-    // these are 96, the second makes some that the first has too.
+    // these are 96, the first leaves those to the second that both make.
     __device__ static int dq_query(int group) { return queries == 128 ? group * 64 : 0; }
     __device__ static int dq_column(int group) { return queries == 128 ? 0 : group * (HSP - 64); }
-    __device__ static int dq_again(int group) { return queries == 128 ? 0 : group * (128 - HSP); }
+    __device__ static int dq_columns(int group) { return queries == 64 && group == 0 ? HSP - 64 : 64; }
     // Sums of dq lie as the registers of a warpgroup have them, 64 queries by 8 columns at a time: four
     // floats of each of its threads. This is the number of those that a warpgroup's part begins with.
     __device__ static int dq_unit(int group) { return (dq_query(group) / 64 * HSP + dq_column(group)) / 8; }
 };
 
-// The work of a block: a tile of keys, and the tiles of queries that see some of them.
 template <int HSP>
-struct HopperKeys {
-    int b, kv_head, start;
-    SeeingTiles seeing;
-
-    __device__ HopperKeys(const AttentionShape& s, int ticket) {
-        using Sizes = HopperBackward<HSP>;
-        int key_tiles = ceil_div(s.Tk, Sizes::keys), head = ticket / key_tiles;
-        b = head / s.NKV;
-        kv_head = head % s.NKV;
-        start = (key_tiles - 1 - ticket % key_tiles) * Sizes::keys;
-        seeing = seeing_tiles(s, b, Sizes::queries, start, start + Sizes::keys);
-    }
-
-    // Calls f(query head, tile of queries) in the order in which the block goes over them.
-    template <typename F>
-    __device__ void each(const AttentionShape& s, F&& f) const {
-#pragma unroll 1
-        for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++)
-#pragma unroll 1
-            for (int i = seeing.first; i <= seeing.last; i++) f(h, i);
-    }
-};
+using HopperKeys = KeyTileWork<HopperBackward<HSP>::keys, HopperBackward<HSP>::queries>;
 
 template <int HSP>
 __device__ void hopper_backward_load(typename HopperBackward<HSP>::Shared& shared,
@@ -87,11 +64,11 @@ __device__ void hopper_backward_load(typename HopperBackward<HSP>::Shared& share
     using KeyTile = typename Sizes::KeyTile;
     using QueryTile = typename Sizes::QueryTile;
     mbarrier_arrive_expect(&shared.keys_there, 2 * KeyTile::bytes);
-    KeyTile::load(shared.k, key_map, s.NH + work.kv_head, work.start, work.b, &shared.keys_there);
-    KeyTile::load(shared.v, key_map, s.NH + s.NKV + work.kv_head, work.start, work.b, &shared.keys_there);
+    KeyTile::load(shared.k, key_map, s.NH + work.kv_head, work.start(), work.b, &shared.keys_there);
+    KeyTile::load(shared.v, key_map, s.NH + s.NKV + work.kv_head, work.start(), work.b, &shared.keys_there);
     Ring<Sizes::buffers> ring;
-    work.each(s, [&](int h, int i) {
-        int row = i * Sizes::queries, at = ring.at;
+    for (auto step = work.first_step(s); work.has(step); work.advance(s, step)) {
+        int h = step.h, row = step.row(), at = ring.at;
         constexpr int stats_bytes = sizeof shared.stats[0], first_bytes = sizeof shared.first_keys[0];
         Mbarrier* full =
             shared.queries_there[at].fill(ring.phase, 2 * QueryTile::bytes + stats_bytes + first_bytes);
@@ -100,19 +77,20 @@ __device__ void hopper_backward_load(typename HopperBackward<HSP>::Shared& share
         bulk_load(shared.first_keys[at], scratch.first_keys(work.b, row), first_bytes, full);
         QueryTile::load(shared.dout[at], dout_map, h, row, work.b, full);
         ring.next();
-    });
+    }
 }
 
-// Adds what the computing warpgroups leave in shared.dq to the sums in memory, each when it is its turn.
+// Adds the tiles that the computing warpgroups leave in shared.dq to the sums in memory, each when it is its
+// turn.
 template <int HSP>
 __device__ void hopper_backward_add(typename HopperBackward<HSP>::Shared& shared, const HopperKeys<HSP>& work,
                                     const BackwardScratch& scratch, const AttentionShape& s) {
     using Sizes = HopperBackward<HSP>;
     constexpr int bytes = Sizes::dq_floats * sizeof(float);
     Ring<1> ring;
-    work.each(s, [&](int h, int i) {
-        int row = i * Sizes::queries, last = s.position(min(row + Sizes::queries, s.Tq) - 1);
-        Turn turn = scratch.turn(work.b, h, row, last / Sizes::keys - work.start / Sizes::keys);
+    for (auto step = work.first_step(s); work.has(step); work.advance(s, step)) {
+        if (work.has_last_turn(s, step)) continue;
+        Turn turn = scratch.turn(work.b, step.h, step.row(), work.turn(s, step));
         turn.wait();
         mbarrier_wait(&shared.dq_full, ring.phase);
         ring.next();
@@ -127,13 +105,28 @@ __device__ void hopper_backward_add(typename HopperBackward<HSP>::Shared& shared
         bulk_wait<0>();
         fence_async_global();
         turn.pass();
-    });
+    }
+}
+
+// The last turn at a tile of dq: adds the sums of all turns before to this thread's part, which begins at
+// `part` of the tile.
+__device__ inline void hopper_backward_finish(float (&dq)[32], const Turn& turn, const float* sums,
+                                              int part) {
+    if (turn.number == 0) return;
+    if (threadIdx.x % warp_size == 0) turn.wait();
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < 32; n += 4) {
+        Vec<float, 4> before = load<4>(sums + turn.sums + part + n * warpgroup_size);
+#pragma unroll
+        for (int i = 0; i < 4; i++) dq[n + i] += before[i];
+    }
 }
 
 template <int HSP>
 __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& shared,
-                                        const HopperKeys<HSP>& work, floatX* dqkv, const AttentionShape& s,
-                                        int group) {
+                                        const HopperKeys<HSP>& work, floatX* dqkv,
+                                        const BackwardScratch& scratch, const AttentionShape& s, int group) {
     using Sizes = HopperBackward<HSP>;
     using KeyTile = typename Sizes::KeyTile;
     using QueryTile = typename Sizes::QueryTile;
@@ -142,7 +135,7 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
     float dk[HSP / 2], dv[HSP / 2];
 #pragma unroll
     for (int n = 0; n < HSP / 2; n++) dk[n] = dv[n] = 0;
-    int first_row = work.start + group * warpgroup_rows;
+    int first_row = work.start() + group * warpgroup_rows;
     float scale = s.scale() * log2_e;  // powers of two
     Ring<Sizes::buffers> ring;
     Ring<1> dq_ring;
@@ -166,9 +159,9 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
     };
 
     mbarrier_wait(&shared.keys_there, 0);
-    work.each(s, [&](int, int i) {
+    for (auto step = work.first_step(s); work.has(step); work.advance(s, step)) {
         float p[count], ds[count];
-        int buffer = ring.at, first_query = s.position(i * queries);
+        int buffer = ring.at, first_query = s.position(step.row());
         int row = group * warpgroup_rows + pinned(result_row(0)), column = pinned(result_column(0));
         const float* stats = shared.stats[buffer] + 2 * column;
         const int* first_key = shared.first_keys[buffer];
@@ -186,7 +179,7 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
         if (first_row + warpgroup_rows - 1 > first_query || first_key[queries - 1] > first_row) {
 #pragma unroll
             for (int n = 0; n < count; n++) {
-                int key = work.start + row + further_down(n), query = column + further_right(n);
+                int key = work.start() + row + further_down(n), query = column + further_right(n);
                 bool seen = first_key[query] <= key && key <= first_query + query;
                 p[n] = seen ? p[n] : 0.0f;
             }
@@ -226,18 +219,26 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
         shared.queries_there[buffer].done();
         ring.next();
 
+        int part = (Sizes::dq_unit(group) * warpgroup_size + threadIdx.x % warpgroup_size) * 4;
+        if (work.has_last_turn(s, step)) {
+            hopper_backward_finish(dq, scratch.turn(work.b, step.h, step.row(), work.turn(s, step)),
+                                   scratch.data, part);
+            int first = step.row() + Sizes::dq_query(group), column = Sizes::dq_column(group);
+            store_results(dqkv + s.query(work.b, first, step.h) + column, s.qkv_row(), dq,
+                          {s.scale(), s.scale()}, s.Tq - first, min(s.HS - column, Sizes::dq_columns(group)));
+            continue;
+        }
         mbarrier_wait(&shared.dq_empty, dq_ring.phase ^ 1);
         dq_ring.next();
-        float* to = shared.dq + (Sizes::dq_unit(group) * warpgroup_size + threadIdx.x % warpgroup_size) * 4;
 #pragma unroll
         for (int n = 0; n < 32; n += 4)
-            if (further_right(n) >= Sizes::dq_again(group))
-                *reinterpret_cast<float4*>(to + n * warpgroup_size) =
+            if (further_right(n) < Sizes::dq_columns(group))
+                *reinterpret_cast<float4*>(shared.dq + part + n * warpgroup_size) =
                     make_float4(dq[n], dq[n + 1], dq[n + 2], dq[n + 3]);
         fence_async();
         __syncwarp();
         if (threadIdx.x % warp_size == 0) mbarrier_arrive(&shared.dq_full);
-    });
+    }
     int rows = s.Tk - first_row;
     store_results(dqkv + s.key(work.b, first_row, work.kv_head), s.qkv_row(), dk, {s.scale(), s.scale()},
                   rows, s.HS);
@@ -247,7 +248,7 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
 template <int HSP>
 __device__ void hopper_backward_block(floatX* dqkv, const CUtensorMap& key_map, const CUtensorMap& query_map,
                                       const CUtensorMap& dout_map, const BackwardScratch& scratch,
-                                      const AttentionShape& s) {
+                                      const AttentionShape& s, int section) {
     auto& shared = *swizzled_shared<typename HopperBackward<HSP>::Shared>();
     if (threadIdx.x == 0) {
         shared.ticket = atomicAdd(scratch.ticket(), 1);
@@ -261,49 +262,29 @@ __device__ void hopper_backward_block(floatX* dqkv, const CUtensorMap& key_map, 
     int group = warpgroup_number();
     if (group == 0) {
         give_registers_up<loading_registers>();
-        HopperKeys<HSP> work(s, shared.ticket);
+        auto work = HopperKeys<HSP>::of(s, section, shared.ticket);
         if (threadIdx.x == 0)
             hopper_backward_load<HSP>(shared, work, key_map, query_map, dout_map, scratch, s);
         else if (threadIdx.x == warp_size)
             hopper_backward_add<HSP>(shared, work, scratch, s);
     } else {
         take_registers<computing_registers>();
-        hopper_backward_compute<HSP>(shared, HopperKeys<HSP>(s, shared.ticket), dqkv, s, group - 1);
+        hopper_backward_compute<HSP>(shared, HopperKeys<HSP>::of(s, section, shared.ticket), dqkv, scratch, s,
+                                     group - 1);
     }
 }
 
-// dk, dv, and the sums of dq. A block for each tile of keys, of all (B, NKV).
+// A block for each tile of keys, of all (B, NKV).
 template <int HSP>
 __global__ void __launch_bounds__(hopper_threads, 1)
     attention_hopper_backward_kernel(floatX* dqkv, const __grid_constant__ CUtensorMap key_map,
                                      const __grid_constant__ CUtensorMap query_map,
                                      const __grid_constant__ CUtensorMap dout_map, BackwardScratch scratch,
-                                     AttentionShape s) {
+                                     AttentionShape s, int section) {
     if constexpr (is_hopper)
-        hopper_backward_block<HSP>(dqkv, key_map, query_map, dout_map, scratch, s);
+        hopper_backward_block<HSP>(dqkv, key_map, query_map, dout_map, scratch, s, section);
     else
         __trap();
-}
-
-// The sums of dq to their place in dqkv: by each thread, eight columns of two rows.
-template <int HSP>
-__global__ void attention_hopper_dq_kernel(floatX* dqkv, BackwardScratch scratch, AttentionShape s) {
-    constexpr int units = HSP / 8;
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;  // (B, NH, rows / 64, 32, units): whole blocks
-    int unit = i % units, quad = i / units % 32, strips = scratch.rows / 64;
-    size_t strip = i / units / 32;
-    int column = unit * 8, row = strip % strips * 64 + quad / 8 * 16 + quad % 8;
-    int h = strip / strips % s.NH, b = strip / strips / s.NH;
-    if (row >= s.Tq || column >= s.HS) return;
-    const float* from = scratch.data + ((strip * units + unit) * 32 + quad) * 16;
-    Vec<floatX, 8> rows[2];
-    for (int l = 0; l < 4; l++) {
-        Vec<float, 4> lane = load<4>(from + l * 4);
-        for (int n = 0; n < 4; n++) rows[n / 2][l * 2 + n % 2] = floatX(lane[n] * s.scale());
-    }
-    floatX* to = dqkv + s.query(b, row, h) + column;
-    store(to, rows[0]);
-    if (row + 8 < s.Tq) store(to + 8 * s.qkv_row(), rows[1]);
 }
 
 // ----------------------------------------------------------------------------
@@ -321,11 +302,8 @@ inline void attention_hopper_backward(floatX* dqkv, float* scratch_data, const f
         CUtensorMap key_map = Sizes::KeyTile::key_map(qkv, s);
         CUtensorMap query_map = Sizes::QueryTile::query_map(qkv, s);
         CUtensorMap dout_map = Sizes::QueryTile::output_map(dout, s);
-        launch(attention_hopper_backward_kernel<HSP>, ceil_div(s.Tk, Sizes::keys) * s.B * s.NKV,
-               hopper_threads, sizeof(typename Sizes::Shared), stream, dqkv, key_map, query_map, dout_map,
-               scratch, s);
-        constexpr int block = 256, part = 16;  // floats that a thread takes
-        launch(attention_hopper_dq_kernel<HSP>, scratch.all_rows() * HSP / part / block, block, 0, stream,
-               dqkv, scratch, s);
+        launch(attention_hopper_backward_kernel<HSP>, HopperKeys<HSP>::tickets(s), hopper_threads,
+               sizeof(typename Sizes::Shared), stream, dqkv, key_map, query_map, dout_map, scratch, s,
+               backward_section(s, device_properties().multiProcessorCount));
     });
 }

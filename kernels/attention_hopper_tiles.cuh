@@ -96,8 +96,9 @@ struct Handover {
         mbarrier_init(&empty, computing_warps);
     }
     // The thread that fills: waits until the buffer is free, and announces what comes.
+    __device__ void wait_empty(int phase) { mbarrier_wait(&empty, phase ^ 1); }
     __device__ Mbarrier* fill(int phase, int bytes) {
-        mbarrier_wait(&empty, phase ^ 1);
+        wait_empty(phase);
         mbarrier_arrive_expect(&full, bytes);
         return &full;
     }

@@ -82,9 +82,8 @@ __device__ inline size_t dq_offset(int row, int column, int width) {
     return (size_t)row * width + column * 16;
 }
 
-// A block per tile of keys, key/value head and sequence; `scale` makes powers of two of scores. Tickets go to
-// `section` heads at a time, as many as the L2 cache holds: among these, the first tiles of keys, which most
-// queries see, go first. Where no query sees a tile of keys, dk and dv of it are left as they are.
+// A block per tile of keys, key/value head and sequence; `scale` makes powers of two of scores. Where no
+// query sees a tile of keys, dk and dv of it are left as they are.
 template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     attention_backward_kernel(floatX* dqkv, BackwardScratch scratch, const floatX* dout, const floatX* qkv,
@@ -98,26 +97,23 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     Tile<queries> p{ds.data + (Tiles::score_tiles - 1) * keys * queries};  // (keys, queries)
     float* stats = (float*)(p.data + keys * queries);                      // (stages, queries, 2)
     int* first_keys = (int*)(stats + stages * 2 * queries);                // (stages, queries)
-    __shared__ unsigned drawn;
+    __shared__ KeyTileWork<keys, queries> work;
     __shared__ Turn turn;
 
-    if (threadIdx.x == 0) drawn = atomicAdd(scratch.ticket(), 1);
+    if (threadIdx.x == 0) {
+        work = KeyTileWork<keys, queries>::of(s, section, atomicAdd(scratch.ticket(), 1));
+        turn.counter = nullptr;
+    }
     __syncthreads();
-    int ticket = drawn, key_tiles = ceil_div(s.Tk, keys), heads = s.B * s.NKV;
-    int first_of_section = ticket / (section * key_tiles) * section;
-    int in_section = ticket % (section * key_tiles), here = min(section, heads - first_of_section);
-    int key_tile = in_section / here, head = first_of_section + in_section % here;
-    int b = head / s.NKV, kv_head = head % s.NKV, k_start = key_tile * keys;
-    int first_head = kv_head * s.group(), last_head = first_head + s.group() - 1;
+    int b = work.b, k_start = work.start();
 
     int warp = threadIdx.x / warp_size, part = warp % parts, warp_row = warp / parts * 16;
     int dq_row = warp / Tiles::dq_parts * Tiles::dq_rows;
     int dq_column = warp % Tiles::dq_parts * Tiles::dq_columns;
 
-    SeeingTiles seeing = seeing_tiles(s, b, queries, k_start, k_start + keys);
-    if (seeing.none()) return;
-    auto load_queries = [&](int tile, int h, int stage) {
-        int start = tile * queries, count = s.Tq - start;
+    if (work.seeing.none()) return;
+    auto load_queries = [&](auto step, int stage) {
+        int h = step.h, start = step.row(), count = s.Tq - start;
         floatX* q = staged + stage * 2 * queries * HSP;
         load_tile<queries, threads, HSP>({q}, qkv + s.query(b, start, h), s.qkv_row(), count, s.HS);
         load_tile<queries, threads, HSP>({q + queries * HSP}, dout + s.output(b, start, h), s.out_row(),
@@ -133,18 +129,19 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
 
     Fragment<16, Tiles::head_columns> dk, dv;
     int seen_keys = s.keys_end() - k_start;
-    load_tile<keys, threads>(k, qkv + s.key(b, k_start, kv_head), s.qkv_row(), seen_keys, s.HS);
-    load_tile<keys, threads>(v, qkv + s.value(b, k_start, kv_head), s.qkv_row(), seen_keys, s.HS);
-    load_queries(seeing.last, first_head, 0);
-    int tile = seeing.last, h = first_head, stage = 0;
+    load_tile<keys, threads>(k, qkv + s.key(b, k_start, work.kv_head), s.qkv_row(), seen_keys, s.HS);
+    load_tile<keys, threads>(v, qkv + s.value(b, k_start, work.kv_head), s.qkv_row(), seen_keys, s.HS);
+    auto step = work.first_step(s);
+    load_queries(step, 0);
+    int stage = 0;
     while (true) {
         cp_async_wait<0>();
         __syncthreads();  // these queries are there, and those before them no longer in use
-        int q_start = tile * queries;
+        int q_start = step.row();
         unsigned seen = 0;
         if (threadIdx.x == 0) {
-            if (tile < seeing.last || h > first_head) turn.pass();
-            turn = scratch.turn(b, h, q_start, key_tile - s.first_key(b, q_start) / keys);
+            if (turn.counter) turn.pass();
+            turn = scratch.turn(b, step.h, q_start, work.turn(s, step));
             seen = counter_now(turn.counter);
         }
         Tile<HSP> q{staged + stage * 2 * queries * HSP}, dout_q{q.data + queries * HSP};
@@ -152,14 +149,11 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         const int* tile_first = first_keys + stage * queries;
         bool masked =
             !all_seen(s.position(q_start), s.first_key(b, min(q_start + queries, s.Tq) - 1), k_start, keys);
-        if (++h > last_head) {
-            h = first_head;
-            tile--;
-        }
-        bool more = tile >= seeing.first;
+        work.advance(s, step);
+        bool more = work.has(step);
         if constexpr (stages == 2) {
             stage ^= 1;
-            if (more) load_queries(tile, h, stage);
+            if (more) load_queries(step, stage);
         }
 
 #pragma unroll 1
@@ -226,7 +220,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         if (!more) break;
         if constexpr (stages == 1) {
             __syncthreads();
-            load_queries(tile, h, stage);
+            load_queries(step, stage);
         }
     }
     __syncthreads();
@@ -237,9 +231,9 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     __syncthreads();
     // Registers are all in use: what the loads knew of the place of these keys is found out again.
     int count = s.Tk - k_start;
-    store_tile<keys, threads>(dqkv + s.key(b, k_start, kv_head), k, 0, pinned(threadIdx.x), s.qkv_row(),
+    store_tile<keys, threads>(dqkv + s.key(b, k_start, work.kv_head), k, 0, pinned(threadIdx.x), s.qkv_row(),
                               count, s.HS);
-    store_tile<keys, threads>(dqkv + s.value(b, k_start, kv_head), v, 0, threadIdx.x, s.qkv_row(), count,
+    store_tile<keys, threads>(dqkv + s.value(b, k_start, work.kv_head), v, 0, threadIdx.x, s.qkv_row(), count,
                               s.HS);
 }
 
@@ -270,21 +264,17 @@ __global__ void attention_dq_kernel(floatX* dqkv, BackwardScratch scratch, Atten
 // What a card has that matters here.
 struct AttentionCard {
     size_t shared_bytes;  // of a block
-    size_t L2_bytes;
+    int multiprocessors;
 };
 
 inline AttentionCard attention_card() {
     const cudaDeviceProp& device = device_properties();
-    return {device.sharedMemPerBlockOptin, (size_t)device.l2CacheSize};
+    return {device.sharedMemPerBlockOptin, device.multiProcessorCount};
 }
 
 inline void attention_mma_backward(floatX* dqkv, float* scratch_data, const floatX* dout, const floatX* qkv,
                                    const floatX* out, const float* lse, const AttentionShape& s,
                                    cudaStream_t stream, const AttentionCard& card = attention_card()) {
-    // q, dout, dq and, of each group, k and v: in half of the L2 cache, for the other half is on its way out
-    size_t head_bytes =
-        s.HS * (s.group() * s.Tq * (2 * sizeof(floatX) + sizeof(float)) + s.Tk * 2 * sizeof(floatX));
-    int heads = s.B * s.NKV, section = (int)std::clamp<size_t>(card.L2_bytes / 2 / head_bytes, 1, heads);
     with_head_width(s.HS, [&](auto HSP) {
         BackwardScratch scratch(scratch_data, s, HSP);
         prepare_backward_scratch(scratch, dout, out, lse, s, stream);
@@ -294,8 +284,9 @@ inline void attention_mma_backward(floatX* dqkv, float* scratch_data, const floa
         }
         auto with = [&](auto tiles) {
             using Tiles = decltype(tiles);
-            launch(attention_backward_kernel<Tiles>, ceil_div(s.Tk, Tiles::keys) * heads, Tiles::threads,
-                   Tiles::shared_bytes, stream, dqkv, scratch, dout, qkv, s, s.scale() * log2_e, section);
+            launch(attention_backward_kernel<Tiles>, KeyTileWork<Tiles::keys, Tiles::queries>::tickets(s),
+                   Tiles::threads, Tiles::shared_bytes, stream, dqkv, scratch, dout, qkv, s,
+                   s.scale() * log2_e, backward_section(s, card.multiprocessors));
         };
         constexpr size_t large = 163 * 1024;  // an A100 and up; others of its time and later have the least
         if (card.shared_bytes >= large)

@@ -189,6 +189,10 @@ template <typename T>
 __forceinline__ T atomicAdd(T* at, std::type_identity_t<T> value) {
     return simt::atomic_change(at, [=](T old) { return T(old + value); });
 }
+// Counts up to `last`, and begins again.
+__forceinline__ unsigned atomicInc(unsigned* at, unsigned last) {
+    return simt::atomic_change(at, [=](unsigned old) { return old >= last ? 0 : old + 1; });
+}
 template <typename T>
 __forceinline__ T atomicMax(T* at, std::type_identity_t<T> value) {
     return simt::atomic_change(at, [=](T old) { return std::max(old, value); });

@@ -1,0 +1,206 @@
+// The order in which blocks of the attention kernels take their tiles: no block waits for ever in it, and it
+// keeps multiprocessors busy, as a simulation shows of when each block is done. Both ask the kernels' own
+// functions.
+// devices: simt-bf16 cuda-bf16
+// seconds: 1
+#include <map>
+#include <queue>
+#include <tuple>
+
+#include "test/kernels/attention_testing.h"
+
+#ifdef PRECISION_BF16
+
+namespace {
+
+// Microseconds that are expected of an H100 or H200. Shares of busy time hardly depend on them.
+struct ExpectedTimes {
+    double forward_tile,
+        forward_ends;              // a tile of keys under one of queries; before the first and after the last
+    double step, ends;             // likewise in the backward pass: a tile of queries over one of keys
+    double finish = 1.1;           // the last addition, by the block itself, and dq on its way out
+    double add = 1.1, seen = 0.7;  // an addition to dq; until the next block sees that it is its turn
+};
+
+template <int HSP>
+constexpr ExpectedTimes expected_times() {
+    if (HSP == 64) return {.forward_tile = 0.8, .forward_ends = 0.8, .step = 2.8, .ends = 2.8};
+    return {.forward_tile = 1.3, .forward_ends = 1.0, .step = 2.6, .ends = 4.0};
+}
+
+// The times at which multiprocessors are free, the earliest first.
+class FreeTimes {
+public:
+    explicit FreeTimes(int multiprocessors) {
+        for (int i = 0; i < multiprocessors; i++) times_.push(0);
+    }
+    double take() {
+        double earliest = times_.top();
+        times_.pop();
+        return earliest;
+    }
+    void give(double time) {
+        times_.push(time);
+        last_ = std::max(last_, time);
+    }
+    double last() const { return last_; }
+
+private:
+    std::priority_queue<double, std::vector<double>, std::greater<>> times_;
+    double last_ = 0;
+};
+
+// The share of the multiprocessors' time that is work.
+template <int HSP>
+double forward_share(const AttentionShape& s, int multiprocessors) {
+    ExpectedTimes t = expected_times<HSP>();
+    FreeTimes free(multiprocessors);
+    double work = 0;
+    for (int ticket = 0; ticket < HopperQueries::tickets(s); ticket++) {
+        auto tile = HopperQueries::of(s, forward_section(s), ticket);
+        double time = t.forward_ends + (tile.last_keys - tile.first_keys + 1) * t.forward_tile;
+        free.give(free.take() + time);
+        work += time;
+    }
+    return work / multiprocessors / free.last();
+}
+
+// As blocks wait only for earlier tickets, each can be followed to its end before the next.
+template <int HSP>
+double backward_share(const AttentionShape& s, int multiprocessors) {
+    ExpectedTimes t = expected_times<HSP>();
+    FreeTimes free(multiprocessors);
+    std::map<std::tuple<int, int, int>, double> passed;  // when the last turn was passed on
+    double work = 0;
+    int section = backward_section(s, multiprocessors);
+    for (int ticket = 0; ticket < HopperKeys<HSP>::tickets(s); ticket++) {
+        auto tile = HopperKeys<HSP>::of(s, section, ticket);
+        double now = free.take() + t.ends / 2, dq_empty = now;
+        work += t.ends;
+        for (auto step = tile.first_step(s); tile.has(step); tile.advance(s, step)) {
+            work += t.step;
+            now += t.step;
+            double& turn = passed[{tile.b, step.h, step.tile}];
+            double mine = tile.turn(s, step) == 0 ? 0 : turn + t.seen;
+            if (tile.has_last_turn(s, step)) {
+                now = std::max(now, mine) + t.finish;
+                work += t.finish;
+            } else {
+                now = std::max(now, dq_empty);
+                dq_empty = turn = std::max(now, mine) + t.add;
+            }
+        }
+        free.give(std::max(now, dq_empty) + t.ends / 2);
+    }
+    return work / multiprocessors / free.last();
+}
+
+AttentionShape heads_of(int B, int T, int NH, int NKV, int HS) {
+    return self_attention_shape(B, T, NH, NKV, HS, 0, nullptr);
+}
+
+// Shapes with the order's hard parts: groups, a last tile that is short, windows, documents, queries of some
+// of the positions.
+std::vector<Case> hard_cases() {
+    return {{2, 1000, 4, 2, 128},
+            {3, 700, 3, 3, 64},
+            {1, 900, 2, 1, 64, 200},
+            {2, 640, 2, 1, 128, 0, {1, 130, 131, 500}},
+            Case{1, 900, 2, 2, 128}.part(300, 333)};
+}
+
+constexpr int cards[] = {132, 116};  // all multiprocessors of an H100, and those that 16 blocks of NCCL leave
+
+}  // namespace
+
+TEST_CASE("each tile of queries is one ticket's, and those of a section are taken from the longest to the "
+          "shortest") {
+    for (const Case& c : hard_cases())
+        for (int section : {1, 2, 5}) {
+            CAPTURE(c.name());
+            std::vector<int> documents = c.doc_start();
+            AttentionShape s = c.shape(documents.data());
+            std::map<std::tuple<int, int, int>, int> taken;
+            int last_start = 0, last_section = -1;
+            for (int ticket = 0; ticket < HopperQueries::tickets(s); ticket++) {
+                auto tile = HopperQueries::of(s, section, ticket);
+                taken[{tile.b, tile.h, tile.start}]++;
+                int in = (tile.b * s.NH + tile.h) / section;
+                CHECK((in > last_section || (in == last_section && tile.start <= last_start)));
+                last_section = in, last_start = tile.start;
+                CHECK(tile.first_keys * hopper_keys <= s.first_key(tile.b, tile.start));
+                CHECK(tile.last_keys <=
+                      s.position(std::min(tile.start + hopper_queries, s.Tq) - 1) / hopper_keys);
+            }
+            CHECK((int)taken.size() == HopperQueries::tickets(s));
+        }
+}
+
+TEST_CASE(
+    "a block of the backward pass waits only for earlier tickets, and each tile of dq has a last turn") {
+    for (const Case& c : hard_cases())
+        for (int section : {1, 2, 5}) {
+            CAPTURE(c.name());
+            std::vector<int> documents = c.doc_start();
+            AttentionShape s = c.shape(documents.data());
+            using Work = KeyTileWork<128, 64>;
+            std::map<std::tuple<int, int, int>, int> turns;  // taken so far
+            int finished = 0;
+            for (int ticket = 0; ticket < Work::tickets(s); ticket++) {
+                auto tile = Work::of(s, section, ticket);
+                for (auto step = tile.first_step(s); tile.has(step); tile.advance(s, step)) {
+                    int& taken = turns[{tile.b, step.h, step.tile}];
+                    CHECK(tile.turn(s, step) == taken++);
+                    finished += tile.has_last_turn(s, step);
+                }
+            }
+            CHECK((int)turns.size() == s.B * s.NH * ceil_div(s.Tq, 64));
+            CHECK(finished == (int)turns.size());
+        }
+}
+
+TEST_CASE("multiprocessors are busy in the forward pass") {
+    for (int multiprocessors : cards) {
+        CAPTURE(multiprocessors);
+        for (auto [B, T, NH, NKV] : {std::array{1, 8192, 64, 8},
+                                     {1, 8192, 32, 8},
+                                     {2, 8192, 32, 8},
+                                     {4, 8192, 32, 8},
+                                     {1, 8192, 16, 16},
+                                     {2, 8192, 16, 16},
+                                     {4, 4096, 16, 16},
+                                     {8, 2048, 16, 16}}) {
+            CAPTURE(T);
+            CAPTURE(NH);
+            CAPTURE(B);
+            CHECK(forward_share<128>(heads_of(B, T, NH, NKV, 128), multiprocessors) >= 0.96);
+        }
+        for (auto [B, NH] : {std::pair{32, 12}, {64, 12}, {16, 25}})
+            CHECK(forward_share<64>(heads_of(B, 1024, NH, NH, 64), multiprocessors) >= 0.96);
+    }
+}
+
+TEST_CASE("multiprocessors are busy in the backward pass") {
+    for (int multiprocessors : cards) {
+        CAPTURE(multiprocessors);
+        for (auto [B, T, NH, NKV] : {std::array{1, 8192, 64, 8},
+                                     {1, 8192, 32, 8},
+                                     {2, 8192, 32, 8},
+                                     {4, 8192, 32, 8},
+                                     {1, 8192, 16, 16},
+                                     {2, 8192, 16, 16},
+                                     {4, 4096, 16, 16},
+                                     {8, 2048, 16, 16},
+                                     {2, 4096, 32, 8},
+                                     {8, 2048, 32, 8}}) {
+            CAPTURE(T);
+            CAPTURE(NH);
+            CAPTURE(B);
+            CHECK(backward_share<128>(heads_of(B, T, NH, NKV, 128), multiprocessors) >= 0.96);
+        }
+        for (auto [B, NH] : {std::pair{32, 12}, {64, 12}, {16, 25}})
+            CHECK(backward_share<64>(heads_of(B, 1024, NH, NH, 64), multiprocessors) >= 0.88);
+    }
+}
+
+#endif
