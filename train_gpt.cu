@@ -40,6 +40,7 @@ through a model, is in data/.
 #include "comm/activations.h"      // Workload, ActivationMemory, ActivationArrays
 #include "comm/device_batches.h"   // Batch, DeviceBatches
 #include "comm/gpt_activations.h"  // Activations, activation_table
+#include "comm/memory_plan.h"      // TrainingMemory, memory_plan, stream_size
 #include "comm/node_reader.h"      // batches read once for all ranks of a machine
 #include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
 #include "comm/setup.h"            // settings, checks, tuning
@@ -130,11 +131,6 @@ struct Gpt {
     }
 };
 
-// Elements of the residual stream that go from stage to stage: the rows of a tensor rank.
-inline size_t stream_size(const ModelConfig& config, const Workload& w, const Layout& cut) {
-    return (size_t)w.B * w.T / cut.mesh.tp * config.channels;
-}
-
 Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings, const Mesh& mesh,
          const Layout& cut)
     : config(config),
@@ -154,46 +150,6 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
     std::vector<float> angles = rope_angles(config, workload);
     if (!angles.empty()) copy_to_device(rope, angles.data(), angles.size(), stream);
     cudaCheck(cudaStreamSynchronize(stream));
-}
-
-// Bytes of each class of memory that a model takes on one rank: the one of the stage that takes most.
-inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const Workload& w,
-                                               const ZeroSettings& settings, const Layout& cut = {}) {
-    std::vector<MemoryClass> most;
-    for (int number = 0; number < cut.mesh.pp; number++) {
-        Stage stage(config, cut, {.pipeline = number}, w.training);
-        ParameterLayout layout = parameter_layout(config, cut.mesh.dp, stage.units());
-        Arena counted(Arena::counts);
-        ZeroArrays(counted, layout, cut.mesh.shard, settings);
-        MatrixArrays(counted, layout, cut.mesh, settings.transform_scratch);
-        PipelineArrays(counted, cut.pipeline, stage.room, number, stream_size(config, w, cut));
-        ActivationArrays(counted, activation_table(config, w, stage), stage);
-        counted.of("activations").take<float>(rope_floats(config, w));
-        Fp8Arrays(counted, fp8_sizes(config, w, stage));
-        if (settings.staging) {
-            counted.of("staging for checkpoints", true)
-                .take<char>(CheckpointSaver::staging_bytes(layout, cut.mesh, settings));
-        }
-        auto classes = counted.classes();
-        if (memory_total(classes) > memory_total(most)) most = classes;
-    }
-    return most;
-}
-
-inline MemoryPlan memory_plan(const ModelConfig& config, const Workload& workload,
-                              const ZeroSettings& settings, const Layout& layout = {},
-                              int ranks_sharing_device = 1, size_t of_graphs = 0) {
-    auto classes = [=](int B, int micro_batches) {
-        Workload w = workload;
-        Layout cut = layout;
-        w.B = B, cut.pipeline.micro_batches = micro_batches;
-        auto classes = memory_classes(config, w, settings, cut);
-        if (of_graphs > 0) classes.push_back({"graphs up to", of_graphs});
-        return classes;
-    };
-    return {
-        workload.B, workload.T, layout.pipeline, workload.training, available_memory(ranks_sharing_device),
-        classes};
 }
 
 // ----------------------------------------------------------------------------
@@ -348,23 +304,28 @@ inline void filtered_qkv_backward(Gpt& g, const Layer& l, WeightGradients weight
 
 // ---- attention: att = softmax(q k^T) v of qkv(norm1); attproj adds it to the stream
 
+// Queries and keys with their own norm, if they have one, and with their positions, if these are rotations.
+inline void finish_qkv(Gpt& g, const Layer& l) {
+    auto& a = l.a;
+    if (g.config.qk_norm) {
+        qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, l.w[qnormw], l.w[knormw], l.rope, l.rows,
+                        g.config.norm_eps, g.stream);
+    } else if (l.d.R > 0) {
+        rope_forward(a.qkv, l.rope, l.rows, g.stream);
+    }
+}
+
 // The own rows of norm1 are in place. Writes qkv and att.
 inline void attention_hidden(Gpt& g, const Layer& l) {
     auto& a = l.a;
     const Dims& d = l.d;
     const Batch& batch = l.batch;
-    bool qk_norm = g.config.qk_norm;
-    floatX* qkv = qk_norm ? a.qkv_raw : a.qkv;
+    floatX* qkv = g.config.qk_norm ? a.qkv_raw : a.qkv;
     if (g.config.local_filter)
         filtered_qkv(g, l, qkv);
     else
         column_parallel(g.tp, l.qkv, g.own_norm(a.norm1), qkv, g.first);
-    if (qk_norm) {
-        qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, l.w[qnormw], l.w[knormw], l.rope, l.rows,
-                        g.config.norm_eps, g.stream);
-    } else if (d.R > 0) {
-        rope_forward(a.qkv, l.rope, l.rows, g.stream);
-    }
+    finish_qkv(g, l);
     if (int limit = g.workload.cache_length) {
         KvCacheShape shape = kv_cache_shape(d.B, d.T, limit, batch.past, d.NH, d.NKV, d.HS, l.heads.window);
         floatX* cache = a.cache + (size_t)batch.row * limit * shape.row();
@@ -435,20 +396,39 @@ inline Sum block_forward(Gpt& g, const Layer& l) {
     return {g.parallel ? a.residual : a.residual2, a.delta};
 }
 
+// All rows of a norm whose input was kept.
+inline void norm_again(Gpt& g, const NormLayer& l, const Dims& d) {
+    stream_norm(g, l, d.n);
+    g.rows.gather(g.own_norm(l.out), l.out, d.N, d.C);
+}
+
+// act of an fc that was kept.
+inline void activation_again(Gpt& g, const Layer& l) {
+    if (g.swiglu)
+        swiglu_forward(l.a.act, l.a.fc, l.d.N, l.d.F, g.stream);
+    else if (!gelu_is_fused(g.config, l.d.F))
+        gelu_forward(g.gelu, l.a.act, l.a.fc, (size_t)l.d.N * l.d.F, g.stream);
+}
+
 // Makes again what the forward pass did not keep, by the same operations, so with the same bits.
 inline void recompute(Gpt& g, const Layer& l) {
     auto& a = l.a;
-    switch (g.workload.recompute) {
-    case Recompute::none:
-        return;
-    case Recompute::block:
+    Recompute kind = g.workload.recompute;
+    if (kind == Recompute::none) return;
+    if (kind == Recompute::block) {
         stream_norm(g, l.norm1, l.d.n);
         g.parallel ? attention_hidden(g, l) : attention_forward(g, l);
         if (!g.parallel) stream_norm(g, l.norm2, {a.residual, a.delta}, l.d.n);
-        break;
-    case Recompute::mlp:
-        if (!g.parallel) stream_norm(g, l.norm2, l.d.n);
+        return mlp_hidden(g, l);
     }
+    norm_again(g, l.norm1, l.d);
+    if (g.config.local_filter) norm_again(g, l.filternorm, l.d);
+    if (g.config.qk_norm) finish_qkv(g, l);
+    if (kind == Recompute::elementwise) {
+        if (!g.parallel) norm_again(g, l.norm2, l.d);
+        return activation_again(g, l);
+    }
+    if (!g.parallel) stream_norm(g, l.norm2, l.d.n);
     mlp_hidden(g, l);
 }
 
@@ -878,22 +858,19 @@ inline std::string sample_text(Gpt& g, const Options& o, const Tokenizer* tokeni
 
 // What a training run is to be, when nothing speaks against it any more.
 struct TrainingPlan {
-    Workload workload = {};
-    Layout layout;
     std::unique_ptr<TokenLoader> train_data, val_data;  // val_data: or null
     std::unique_ptr<Tokenizer> tokenizer;               // or null
-    std::unique_ptr<MemoryPlan> memory;
-    std::unique_ptr<RunLog> log;     // null but on the first rank
-    std::vector<std::string> notes;  // for the header
+    std::vector<std::string> notes;                     // for the header
+    std::unique_ptr<TrainingMemory> memory;             // with the workload and the layout
+    std::unique_ptr<RunLog> log;                        // null but on the first rank
 };
 
 // For all ranks: refuses what can be refused before the run directory is made and memory is taken.
 inline TrainingPlan check_training(const TrainingLine& line, const World& world) {
     const Options& o = line.options;
     TrainingPlan plan;
-    plan.workload = training_workload(o);
     plan.notes = line.notes;
-    int T = plan.workload.T;
+    int T = o.sequence_length;
     world.on_all_ranks([&] {
         check_build(o);
         plan.train_data =
@@ -910,12 +887,8 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
                  data_notes(*plan.train_data, plan.val_data.get(), plan.tokenizer.get(), o.document_end))
                 plan.notes.push_back(note);
         }
-        Stage whole(o, {.mesh = {.tp = o.tp}}, {}, true);
-        plan.layout = training_layout(o, layer_bytes(activation_table(o, plan.workload, whole)));
-        plan.memory = std::make_unique<MemoryPlan>(memory_plan(
-            o, plan.workload, zero_settings(o), plan.layout, ranks_sharing_device(world), graph_memory(o)));
-        plan.memory->check();
     });
+    plan.memory = std::make_unique<TrainingMemory>(fit_training(o, world, plan.notes));
     world.on_all_ranks([&] {
         if (!world.is_root()) return;
         check_tuning(o);
@@ -933,7 +906,7 @@ struct TrainingRun {
     // mpirun shows its processes a terminal whatever its own output is
     const bool on_terminal = isatty(STDOUT_FILENO) && !launched_processes();
     const Mesh& mesh;
-    Gpt g{o, plan.workload, zero_settings(o, world), mesh, plan.layout};
+    Gpt g{o, plan.memory->workload, zero_settings(o, world), mesh, plan.memory->layout};
     GemmRate gemm{g.stream};
     Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};
     std::string error;  // what failed on this rank, to be raised when all ranks can hear of it
@@ -941,7 +914,7 @@ struct TrainingRun {
     RunCheckpoints checkpoints{
         g.state,
         [&](const MeshPosition& position) {
-            return parameter_layout(o, o.dp, Stage(o, plan.layout, position, true).units());
+            return parameter_layout(o, o.dp, Stage(o, plan.memory->layout, position, true).units());
         },
         o, world,
         // So the log tells of every step that a checkpoint has, even if the power fails.
@@ -1114,10 +1087,10 @@ struct TrainingRun {
 inline void train(const TrainingLine& line, const World& world) {
     TrainingPlan plan = check_training(line, world);
     print_header(line.options, device_text(), *plan.train_data, plan.notes);
-    plan.memory->print(world.size());
+    plan.memory->plan.print(world.size());
     fflush(stdout);  // what follows can take long, or wait for other ranks
-    Mesh mesh(world, plan.layout.mesh, nullptr, line.options.communication_timeout);
-    print_ranks(line.options, world, mesh, plan.layout);
+    Mesh mesh(world, plan.memory->layout.mesh, nullptr, line.options.communication_timeout);
+    print_ranks(line.options, world, mesh, plan.memory->layout);
     TrainingRun run(line, world, plan, mesh);
     or_abort(world, [&] { run.checkpoints.rescue_from_errors(run.at, [&] { run.loop(); }); });
     run.finish();

@@ -3,9 +3,10 @@ The activations of a transformer: all that a pass through it writes. They are on
 type, name, elements, for how long it is kept (comm/activations.h), and whether it is there at all. The struct
 that layers see them by, and the memory that they take, follow from it.
 
-`block` and `hidden` are the lifetimes of what a block, or the MLP in it, keeps for its backward pass unless
-that is recomputed, `until_weights` that of what the weights' gradients are made from, and matmul_input()
-keeps what a matrix reads as long. N, n, C ... are those of Dims (comm/stage.h).
+Unless they are recomputed, a block keeps its activations for its backward pass: `elementwise` is the lifetime
+of those that norms and activation functions make, `hidden` that of the others of the MLP, and `block` that of
+all others. What the weights' gradients are made from lives `until_weights`, and matmul_input() keeps what a
+matrix reads as long. N, n, C ... are those of Dims (comm/stage.h).
 */
 #pragma once
 
@@ -18,7 +19,7 @@ keeps what a matrix reads as long. N, n, C ... are those of Dims (comm/stage.h).
 #include "data/options/model_config.h"
 #include "kernels/attention.cuh"  // attention_backward_scratch
 #include "kernels/embedding.cuh"  // embedding_backward_scratch
-#include "kernels/matmul.cuh"     // matmul_backward_bias_scratch
+#include "kernels/matmul.cuh"     // matmul_backward_bias_scratch, gelu_may_ride
 #include "kernels/norm.cuh"       // norm_backward_scratch
 #include "kernels/qk_norm.cuh"    // qk_norm_backward_scratch
 
@@ -26,12 +27,12 @@ keeps what a matrix reads as long. N, n, C ... are those of Dims (comm/stage.h).
 #define ACTIVATIONS(X)                                                                                       \
     /* forward: attention */                                                                                 \
     X(floatX, residual,   n * C,            inner,                true)  /* input of the block */            \
-    X(floatX, norm1,      N * C,            matmul_input(block),  true)                                      \
-    X(float,  norm1_mean, n,                block,                mean)                                      \
-    X(float,  norm1_rstd, n,                block,                true)  /* 1 / deviation */                 \
+    X(floatX, norm1,      N * C,            matmul_input(elementwise), true)                                 \
+    X(float,  norm1_mean, n,                elementwise,          mean)                                      \
+    X(float,  norm1_rstd, n,                elementwise,          true)  /* 1 / deviation */                 \
     X(floatX, qkv_raw,    N * QKV,          block,                c.qk_norm)  /* before their own norm */    \
     X(float,  qk_rstd,    N * (NH + NKV),   block,                c.qk_norm)                                 \
-    X(floatX, qkv,        N * QKV,          block,                true)  /* as attention reads it */         \
+    X(floatX, qkv,        N * QKV,          c.qk_norm ? elementwise : block, true)  /* for attention */      \
     X(floatX, att,        N * A,            matmul_input(block),  true)                                      \
     X(float,  lse,        N * NH,           block,                true)  /* log of sums, (B, NH, T) */       \
     X(floatX, cache,      cache,            layer,                true)  /* of keys and values */            \
@@ -39,18 +40,18 @@ keeps what a matrix reads as long. N, n, C ... are those of Dims (comm/stage.h).
     X(floatX, taps,       N * 2 * C,        shared,               filter)  /* of either convolution */       \
     X(floatX, filter1,    N * H,            matmul_input(block),  filter)  /* out of the first */            \
     X(floatX, filter_sum, n * C,            block,                filter)  /* norm1 + the second's */        \
-    X(float,  filter_rstd, n,               block,                filter)                                    \
-    X(floatX, filtered,   N * C,            matmul_input(block),  filter)  /* for queries and keys */        \
+    X(float,  filter_rstd, n,               elementwise,          filter)                                    \
+    X(floatX, filtered,   N * C,            matmul_input(elementwise), filter)  /* for queries and keys */   \
     X(floatX, qk_and_v,   N * QKV,          shared,               filter)  /* before they are joined */      \
     X(floatX, filter1_state, texts * H,     layer,                filter)  /* taps of the newest token */    \
     X(floatX, filter2_state, texts * C,     layer,                filter)                                    \
     /* forward: MLP */                                                                                       \
     X(floatX, residual2,  n * C,            block,                sequential)  /* attention added */         \
-    X(floatX, norm2,      N * C,            matmul_input(hidden), sequential)                                \
-    X(float,  norm2_mean, n,                hidden,               sequential && mean)                        \
-    X(float,  norm2_rstd, n,                hidden,               sequential)                                \
+    X(floatX, norm2,      N * C,            matmul_input(elementwise), sequential)                           \
+    X(float,  norm2_mean, n,                elementwise,          sequential && mean)                        \
+    X(float,  norm2_rstd, n,                elementwise,          sequential)                                \
     X(floatX, fc,         N * F1,           hidden,               true)  /* of SwiGLU: gates, values */      \
-    X(floatX, act,        N * F,            matmul_input(hidden), true)                                      \
+    X(floatX, act,        N * F,            matmul_input(fused ? hidden : elementwise), true)                \
     X(floatX, delta,      n * C,            shared,               true)  /* to be added to the stream */     \
     /* forward: head */                                                                                      \
     X(floatX, residualf,  n * C,            head,                 has_head)                                  \
@@ -88,6 +89,11 @@ struct Activations {
     floatX* dresidual = nullptr;  // gradient of the residual stream: each part of a block adds its own to it
 };
 
+// Whether GELU, F wide, is made of numbers that are never rounded, which cannot be done again elementwise.
+inline bool gelu_is_fused(const ModelConfig& c, size_t F) {
+    return c.mlp == MlpKind::gelu && gelu_may_ride(Gelu::tanh, (int)F);
+}
+
 // The rows that are there on a rank of the stage, with their sizes.
 inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const Workload& w,
                                                    const Stage& stage) {
@@ -97,13 +103,14 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
            F1 = d.F1, texts = w.cache_rows;
     bool training = w.training, mean = c.norm == NormKind::layernorm,
          sequential = c.block == BlockKind::sequential, swiglu = c.mlp == MlpKind::swiglu,
-         filter = c.local_filter, has_head = stage.has_head(),
+         fused = gelu_is_fused(c, d.F), filter = c.local_filter, has_head = stage.has_head(),
          later = training && std::ranges::max(stage.room.pending) > 0;
     constexpr Lifetime shared = Lifetime::shared, layer = Lifetime::layer;
     auto kept = [&](bool is, Lifetime lifetime) { return training && is ? lifetime : shared; };
     Lifetime inner = kept(true, Lifetime::inner), head = kept(true, Lifetime::head),
              block = kept(w.recompute != Recompute::block, layer),
-             hidden = kept(w.recompute == Recompute::none, layer),
+             hidden = kept(w.recompute < Recompute::mlp, layer),
+             elementwise = kept(w.recompute == Recompute::none, layer),
              until_weights = kept(later, Lifetime::pending);
     auto matmul_input = [&](Lifetime own) { return own == shared ? until_weights : own; };
     size_t cache = cache_row_size(local_part(c, tp), w.cache_length) * w.cache_rows;

@@ -131,13 +131,13 @@ inline int chosen_loss_chunk(const ModelConfig& config, int tokens) {
     return (int)std::clamp<size_t>(budget / (padded_vocab(config) * sizeof(floatX)), 1, tokens);
 }
 
-inline Workload training_workload(const Options& o) {
+inline Workload training_workload(const Options& o, Recompute recompute) {
     int tokens = o.micro_batch * o.sequence_length;
     int chunk = o.loss_chunk > 0 ? std::min(o.loss_chunk, tokens) : chosen_loss_chunk(o, tokens);
     return {.B = o.micro_batch,
             .T = o.sequence_length,
             .training = true,
-            .recompute = o.recompute,
+            .recompute = recompute,
             .loss_chunk = chunk,
             .fp8 = o.matmul_dtype == MatmulDtype::fp8};
 }

@@ -200,15 +200,15 @@ inline void multiply(const Product& product, const Operands& operands, cudaStrea
     });
 }
 
-// Whether cuBLASLt has it as an epilogue, for rows of this width.
-constexpr bool gelu_may_ride(Gelu form, int width) {
-    return form == Gelu::tanh && width % 8 == 0 && sizeof(floatX) == 2;
-}
-
 #endif
 
 // ----------------------------------------------------------------------------
 // launchers
+
+// Whether cuBLASLt has it as an epilogue, for rows of this width.
+constexpr bool gelu_may_ride(Gelu form, int width) {
+    return form == Gelu::tanh && width % 8 == 0 && sizeof(floatX) == 2;
+}
 
 // accumulate: out += the product and bias, instead of =.
 inline void matmul_forward(floatX* out,           // (N, OC)

@@ -40,8 +40,9 @@ NAMES_OF(LearningRateSchedule, "cosine", "linear", "constant", "wsd");
 enum class MatmulDtype { bf16, fp8 };
 NAMES_OF(MatmulDtype, "bf16", "fp8");
 
-enum class Recompute { none, mlp, block };
-NAMES_OF(Recompute, "none", "mlp", "block");
+// Each makes again what the one before it does, and more.
+enum class Recompute { none, elementwise, mlp, block, automatic };
+NAMES_OF(Recompute, "none", "elementwise", "mlp", "block", "auto");
 
 enum class AttentionChoice { automatic, mma, wgmma };
 NAMES_OF(AttentionChoice, "auto", "mma", "wgmma");
@@ -143,7 +144,7 @@ struct Options : ModelConfig {
     MatmulDtype matmul_dtype = MatmulDtype::bf16;
     bool master_weights = true;
     bool stochastic_rounding = false;
-    Recompute recompute = Recompute::none;
+    Recompute recompute = Recompute::automatic;
     AttentionChoice attention = AttentionChoice::automatic;
     CudaGraphs cuda_graphs = CudaGraphs::automatic;
     int loss_chunk = 0;

@@ -320,8 +320,10 @@ inline const std::vector<OptionRow>& option_table() {
          "bf16 builds: round updated weights up or down at random, so that small updates are not lost.",
          noted},
         {FIELD(recompute), "Memory", by_name,
-         "Activations to compute again in the backward pass instead of keeping them; the result is the "
-         "same."},
+         "Activations that the backward pass makes again, for want of memory; the result is the same. none: "
+         "all are kept. elementwise: outputs of norms and of activation functions are not, unless these "
+         "are fused into a matrix product; no product is repeated. mlp: nothing of the MLP is kept. block: "
+         "only the input of each block is. auto: the first of these that fits, which is the fastest."},
         {FIELD(loss_chunk), "Memory", range(0, 16777216),
          "Tokens whose logits exist at the same time. 0: chosen by size."},
 

@@ -67,7 +67,8 @@ inline std::optional<Setting> setting_that_fits(const ModelConfig& config, const
     std::optional<Setting> smaller;
     for (bool master : {true, false}) {
         if (master && sizeof(floatX) == sizeof(float)) continue;
-        for (Recompute recompute : {Recompute::none, Recompute::mlp, Recompute::block}) {
+        for (Recompute recompute :
+             {Recompute::none, Recompute::elementwise, Recompute::mlp, Recompute::block}) {
             Setting s = {{.B = row.B,
                           .T = row.T,
                           .training = true,

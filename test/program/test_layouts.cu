@@ -39,7 +39,7 @@ struct Case {
 };
 
 using enum PipelineSchedule;
-constexpr auto mlp = Recompute::mlp, block = Recompute::block;
+constexpr auto elementwise = Recompute::elementwise, mlp = Recompute::mlp, block = Recompute::block;
 constexpr bool parallel_block = true, untied = false, llama = true, filtered = true;
 
 const Case cases[] = {
@@ -48,6 +48,7 @@ const Case cases[] = {
     {"tensor, in chunks", {.tp = 2}, 1, {}, {}, {}, 4},
     {"tensor, parallel block", {.tp = 2}, 2, {parallel_block}},
     {"tensor, parallel block, other switches", {.tp = 2}, 3, {parallel_block, untied, llama, 2}},
+    {"tensor, recompute elementwise", {.tp = 2}, 2, {false, untied}, elementwise},
     {"tensor, recompute mlp", {.tp = 2}, 2, {false, untied}, mlp},
     {"tensor, recompute block", {.tp = 2}, 2, {}, block, {}, 2},
     {"tensor, parallel block, recompute mlp", {.tp = 2}, 2, {parallel_block}, mlp},
@@ -314,8 +315,9 @@ size_t all_reduced(size_t count, size_t n, size_t rank) {
 size_t formula_activations(const Place& a) {
     bool parallel = a.c.model.parallel, filter = a.c.model.filter;
     size_t layer = (parallel ? 4 : 8) + (filter ? 4 : 0);
-    // the MLP's input is gathered once more; or also attention's, and its output is summed
-    if (a.c.recompute == Recompute::mlp) layer += parallel ? 0 : 1;
+    // what the halves' norms make is gathered once more; and for a whole block, attention's output is summed
+    if (a.c.recompute == Recompute::elementwise || a.c.recompute == Recompute::mlp)
+        layer += (parallel ? 1 : 2) + (filter ? 1 : 0);
     if (a.c.recompute == Recompute::block) layer += (parallel ? 1 : 3) + (filter ? 2 : 0);
     size_t passes = a.layer_count() * layer + (a.first ? 2 : 0) + (a.last ? 2 : 0);
     return a.m * passes * (a.t - 1) * (N / a.t) * a.sizes.C * e;
@@ -531,22 +533,25 @@ double formula_activations_held(const Place& a, int B, int T) {
     double inner = (layers / (double)a.v - 1) * slots;
     // and one more, which the forward pass writes to
     double pending = splits ? layers * (double)std::min<size_t>(a.at.pipeline + 1, a.m) + 1 : 1;
-    // bytes
-    double residual = e * n * C, attention = e * N * QKV + 4 * N * heads + norm,
-           attention_inputs = e * N * (C + A);
-    if (config.qk_norm) attention += e * N * QKV + 4 * N * (heads + kv_heads);
+    // bytes: of what is kept unless a block is recomputed, or also the MLP, or anything
+    bool remakes_act = config.mlp != MlpKind::gelu || e == 4 || (size_t)F % 8 != 0;  // or it is fused
+    double residual = e * n * C, attention = e * N * QKV + 4 * N * heads, attention_inputs = e * N * A;
+    double hidden = e * N * F1, hidden_inputs = remakes_act ? 0 : e * N * F;
+    double elementwise = norm * (parallel ? 1 : 2);
+    double elementwise_inputs = e * N * (C + (parallel ? 0 : C) + (remakes_act ? F : 0));
+    if (config.qk_norm) elementwise += e * N * QKV, attention += 4 * N * (heads + kv_heads);
     if (!parallel) attention += e * n * C;
     if (config.local_filter) {
-        attention += e * n * C + 4 * n;
-        attention_inputs += e * N * (H + C);
+        attention += e * n * C, attention_inputs += e * N * H;
+        elementwise += 4 * n, elementwise_inputs += e * N * C;
     }
-    double hidden = e * N * F1 + (parallel ? 0 : norm), hidden_inputs = e * N * (F + (parallel ? 0 : C));
-    bool keeps_attention = a.c.recompute != Recompute::block, keeps_hidden = a.c.recompute == Recompute::none;
     double bytes = inner * residual;
-    bytes += (keeps_attention ? passes : 1) * attention;
-    bytes += (keeps_attention ? passes : pending) * attention_inputs;
-    bytes += (keeps_hidden ? passes : 1) * hidden;
-    bytes += (keeps_hidden ? passes : pending) * hidden_inputs;
+    auto add = [&](bool kept, double own, double inputs) {
+        bytes += (kept ? passes : 1) * own + (kept ? passes : pending) * inputs;
+    };
+    add(a.c.recompute < Recompute::block, attention, attention_inputs);
+    add(a.c.recompute < Recompute::mlp, hidden, hidden_inputs);
+    add(a.c.recompute == Recompute::none, elementwise, elementwise_inputs);
     if (a.last) {
         double kept = splits || a.c.pipeline.schedule == gpipe ? slots : 1;
         bytes += kept * (e * (n + N) * C + norm) + e * (N / 2) * (double)z.vocab + 4 * N;

@@ -280,6 +280,7 @@ TEST_CASE("recomputation and repetition do not change a bit") {
         variant.change(config);
         auto plain = trained(config, Recompute::none);
         CHECK(same_bits(trained(config, Recompute::none), plain));
+        CHECK(same_bits(trained(config, Recompute::elementwise), plain));
         CHECK(same_bits(trained(config, Recompute::mlp), plain));
         CHECK(same_bits(trained(config, Recompute::block), plain));
     }
@@ -292,9 +293,25 @@ TEST_CASE("recomputation keeps less") {
         auto table = activation_table(config, {8, 16, training, recompute, 8}, stage);
         return memory_total(memory_of<ActivationArrays>(table, stage));
     };
-    CHECK(bytes(true, Recompute::mlp) < bytes(true, Recompute::none));
+    CHECK(bytes(true, Recompute::elementwise) < bytes(true, Recompute::none));
+    CHECK(bytes(true, Recompute::mlp) < bytes(true, Recompute::elementwise));
     CHECK(bytes(true, Recompute::block) < bytes(true, Recompute::mlp));
     CHECK(bytes(false, Recompute::none) < bytes(true, Recompute::block));
+}
+
+TEST_CASE("the least that fits is recomputed") {
+    ModelConfig config = small_config();
+    auto bytes = [&](Recompute kind) {
+        return memory_total(memory_classes(config, {8, 16, true, kind, 8}, {}));
+    };
+    auto chosen = [&](size_t available) {
+        return least_recomputation([&](Recompute kind) { return bytes(kind) <= available; });
+    };
+    Recompute kinds[] = {Recompute::none, Recompute::elementwise, Recompute::mlp, Recompute::block};
+    for (int i = 0; i < 4; i++) {
+        CHECK(chosen(bytes(kinds[i])) == kinds[i]);
+        CHECK(chosen(bytes(kinds[i]) - 1) == kinds[std::min(i + 1, 3)]);  // which is refused then
+    }
 }
 
 TEST_CASE("accumulated micro-batches are one batch") {

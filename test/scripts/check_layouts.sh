@@ -81,7 +81,7 @@ llama     8 --micro-batch 1 --zero 3 --shard-group 4 --recompute mlp
 parallel  8 --micro-batch 3 --zero 3 --shard-group 2
 gpt2      2 --tp 2 --micro-batch 8
 gpt2      2 --tp 2 --micro-batch 3 --tp-overlap 1 --recompute block
-llama     2 --tp 2 --micro-batch 6 --recompute mlp
+llama     2 --tp 2 --micro-batch 6 --recompute elementwise
 parallel  2 --tp 2 --micro-batch 4
 parallel  2 --tp 2 --micro-batch 6 --recompute block --offload optimizer
 llama     4 --tp 4 --micro-batch 8 --optimizer lamb

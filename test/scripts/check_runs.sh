@@ -7,7 +7,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs text=$PWD/kernels
-plan 29
+plan 30
 cd "$work" || exit 1
 
 # field NAME DIR    the values of a field of log.jsonl, one a line
@@ -40,7 +40,7 @@ check "the loss falls" awk 'NR == 1 { first = $1 } { last = $1 } END { exit !(la
 rm -rf first && cp -r plain first
 run plain "$cpu" --overwrite
 check "a run repeated gives the same weights and moments, bit for bit" "$compare" first plain --bitwise
-for mode in mlp block; do
+for mode in elementwise mlp block; do
     run "recompute-$mode" "$cpu" --recompute $mode
     check "recompute $mode gives the same losses, bit for bit" same_losses "recompute-$mode" plain
 done

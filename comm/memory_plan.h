@@ -1,0 +1,210 @@
+/*
+The memory that a model takes on a rank, by classes: what everybody who takes some asks of an Arena that only
+counts. A MemoryPlan says whether it fits, and which micro-batch would; what a training run recomputes is
+chosen by it.
+*/
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/activations.h"        // Workload, ActivationArrays
+#include "comm/checkpoint_saver.h"   // CheckpointSaver::staging_bytes
+#include "comm/gpt_activations.h"    // activation_table
+#include "comm/layout.h"             // Layout
+#include "comm/matrix_homes.h"       // MatrixArrays
+#include "comm/memory.h"             // Arena, MemoryClass
+#include "comm/pipeline.h"           // PipelineArrays
+#include "comm/pipeline_schedule.h"  // PipelineShape
+#include "comm/setup.h"              // rope_floats, fp8_sizes, zero_settings, training_layout
+#include "comm/stage.h"              // Stage
+#include "comm/world.h"              // World
+#include "comm/zero_arrays.h"        // ZeroArrays
+#include "data/base/error.h"         // fail, text
+#include "data/options/options.h"    // Options
+#include "kernels/fp8_matmul.cuh"    // Fp8Arrays
+
+// ----------------------------------------------------------------------------
+// what is taken
+
+// Elements of the residual stream that go from stage to stage: the rows of a tensor rank.
+inline size_t stream_size(const ModelConfig& config, const Workload& w, const Layout& cut) {
+    return (size_t)w.B * w.T / cut.mesh.tp * config.channels;
+}
+
+// Bytes of each class of memory that a model takes on one rank: the one of the stage that takes most.
+inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const Workload& w,
+                                               const ZeroSettings& settings, const Layout& cut = {}) {
+    std::vector<MemoryClass> most;
+    for (int number = 0; number < cut.mesh.pp; number++) {
+        Stage stage(config, cut, {.pipeline = number}, w.training);
+        ParameterLayout layout = parameter_layout(config, cut.mesh.dp, stage.units());
+        Arena counted(Arena::counts);
+        ZeroArrays(counted, layout, cut.mesh.shard, settings);
+        MatrixArrays(counted, layout, cut.mesh, settings.transform_scratch);
+        PipelineArrays(counted, cut.pipeline, stage.room, number, stream_size(config, w, cut));
+        ActivationArrays(counted, activation_table(config, w, stage), stage);
+        counted.of("activations").take<float>(rope_floats(config, w));
+        Fp8Arrays(counted, fp8_sizes(config, w, stage));
+        if (settings.staging) {
+            counted.of("staging for checkpoints", true)
+                .take<char>(CheckpointSaver::staging_bytes(layout, cut.mesh, settings));
+        }
+        auto classes = counted.classes();
+        if (memory_total(classes) > memory_total(most)) most = classes;
+    }
+    return most;
+}
+
+// ----------------------------------------------------------------------------
+// what fits
+
+// Says whether what a model takes fits into the memory of a rank, and which micro-batch would.
+class MemoryPlan {
+public:
+    // Bytes of each class with B sequences in a micro-batch and so many micro-batches in a step.
+    using Classes = std::function<std::vector<MemoryClass>(int B, int micro_batches)>;
+
+    MemoryPlan(const Workload& workload, const PipelineShape& pipeline, size_t available, Classes classes)
+        : B_(workload.B),
+          T_(workload.T),
+          pipeline_(pipeline),
+          training_(workload.training),
+          recompute_(workload.recompute),
+          available_(available),
+          classes_of_(std::move(classes)),
+          classes_(classes_of_(B_, pipeline.micro_batches)) {}
+
+    size_t needs() const { return memory_total(classes_); }
+    size_t available() const { return available_; }
+    bool fits() const { return needs() <= available_; }
+
+    // The largest micro-batch that fits; 0 if none does. A step of several stays as large as it is: smaller
+    // ones are more, of which a pipeline may keep more.
+    int largest_micro_batch() const {
+        int step = pipeline_.micro_batches * B_;
+        bool single = pipeline_.micro_batches == 1;
+        // micro-batches come in multiples
+        int round = pipeline_.schedule == PipelineSchedule::interleaved ? pipeline_.stages : 1;
+        auto fits = [&](int B) {
+            int micro_batches = single ? 1 : ceil_div(ceil_div(step, B), round) * round;
+            return memory_total(classes_of_(B, micro_batches)) <= available_;
+        };
+        int most = 0, too_large = single ? INT_MAX / T_ : step / round + 1;
+        while (too_large - most > 1) {
+            int B = most + (too_large - most) / 2;
+            (fits(B) ? most : too_large) = B;
+        }
+        while (!single && most > 0 && (step % (most * round) || !fits(most))) most--;
+        return most;
+    }
+
+    // Refuses what does not fit.
+    void check() const {
+        if (fits()) return;
+        bool saves_more = training_ && recompute_ < Recompute::block;
+        if (int fits = largest_micro_batch()) {
+            fail("--micro-batch %d: needs %s of memory and %s are free; --micro-batch %d fits%s", B_,
+                 size_text(needs()).c_str(), size_text(available_).c_str(), fits,
+                 saves_more ? ", --recompute block saves more" : "");
+        }
+        fail("the model needs %s of memory and %s are free; %s", size_text(needs()).c_str(),
+             size_text(available_).c_str(),
+             !training_ ? "free some, or ask for less at once"
+                        : text("choose a smaller --model, a shorter --sequence-length%s or --async-save off, "
+                               "or cut it over more processes with --zero, --tp or --pp",
+                               saves_more ? ", --recompute block" : "")
+                              .c_str());
+    }
+
+    void print(int ranks) const {
+        const char* where = pipeline_.stages > 1 ? " on the stage that takes most"
+                            : ranks > 1          ? " on each rank"
+                                                 : "";
+        printf("memory      ");
+        for (const MemoryClass& part : classes_) printf(" %s %s,", part.name, size_text(part.bytes).c_str());
+        printf(" %s in all%s\n             %s free and %s kept for libraries, enough for --micro-batch %d\n",
+               size_text(needs()).c_str(), where, size_text(available_).c_str(),
+               size_text(library_memory).c_str(), largest_micro_batch());
+    }
+
+private:
+    int B_, T_;
+    PipelineShape pipeline_;
+    bool training_;
+    Recompute recompute_;
+    size_t available_;
+    Classes classes_of_;
+    std::vector<MemoryClass> classes_;
+};
+
+inline MemoryPlan memory_plan(const ModelConfig& config, const Workload& workload,
+                              const ZeroSettings& settings, const Layout& layout = {},
+                              int ranks_sharing_device = 1, size_t of_graphs = 0) {
+    auto classes = [=](int B, int micro_batches) {
+        Workload w = workload;
+        Layout cut = layout;
+        w.B = B, cut.pipeline.micro_batches = micro_batches;
+        auto classes = memory_classes(config, w, settings, cut);
+        if (of_graphs > 0) classes.push_back({"graphs up to", of_graphs});
+        return classes;
+    };
+    return {workload, layout.pipeline, available_memory(ranks_sharing_device), classes};
+}
+
+// ----------------------------------------------------------------------------
+// what is recomputed
+
+// A training run with one kind of recomputation.
+struct TrainingMemory {
+    Workload workload;
+    Layout layout;
+    MemoryPlan plan;
+
+    TrainingMemory(const Options& o, Recompute recompute, const World& world)
+        : workload(training_workload(o, recompute)),
+          layout(training_layout(
+              o, layer_bytes(activation_table(o, workload, Stage(o, {.mesh = {.tp = o.tp}}, {}, true))))),
+          plan(memory_plan(o, workload, zero_settings(o), layout, ranks_sharing_device(world),
+                           graph_memory(o))) {}
+};
+
+// As little as fits. Each kind makes again all that the one before it does, so the first that fits is the
+// fastest.
+inline Recompute least_recomputation(const std::function<bool(Recompute)>& fits) {
+    Recompute kind = Recompute::none;
+    while (kind < Recompute::block && !fits(kind)) kind = Recompute((int)kind + 1);
+    return kind;
+}
+
+// For all ranks, which recompute the same: refuses a run that does not fit. With --recompute auto a note says
+// what is chosen, unless that is nothing.
+inline TrainingMemory fit_training(const Options& o, const World& world, std::vector<std::string>& notes) {
+    std::unique_ptr<TrainingMemory> memory;
+    auto try_kind = [&](Recompute kind) {
+        memory = std::make_unique<TrainingMemory>(o, kind, world);
+        return memory->plan.fits();
+    };
+    Recompute kind = o.recompute;
+    world.on_all_ranks([&] {
+        if (kind == Recompute::automatic) kind = least_recomputation(try_kind);
+    });
+    kind = Recompute(world.largest((int)kind));
+    world.on_all_ranks([&] {
+        if (o.recompute == Recompute::automatic && kind != Recompute::none) {
+            try_kind(Recompute::none);
+            notes.push_back(text("--recompute %s, for %s are free, and to keep all activations takes %s",
+                                 name_of(kind), size_text(memory->plan.available()).c_str(),
+                                 size_text(memory->plan.needs()).c_str()));
+        }
+        try_kind(kind);
+        memory->plan.check();
+    });
+    return std::move(*memory);
+}
