@@ -101,7 +101,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     __shared__ Turn turn;
 
     if (threadIdx.x == 0) {
-        work = KeyTileWork<keys, queries>::of(s, section, atomicAdd(scratch.ticket(), 1));
+        auto drawn = KeyTileWork<keys, queries>::of(s, section, atomicAdd(scratch.ticket(), 1));
+        work = drawn;
         turn.counter = nullptr;
     }
     __syncthreads();
