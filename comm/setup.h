@@ -17,6 +17,7 @@ the device reaches, and which algorithm each matrix product takes.
 #include "comm/collectives.h"        // host_link_speed
 #include "comm/device_batches.h"     // Batch
 #include "comm/layout.h"             // make_layout, pipeline_text
+#include "comm/machine.h"            // this_machine
 #include "comm/memory.h"             // has_own_memory, available_memory
 #include "comm/mesh.h"               // Mesh
 #include "comm/pipeline.h"           // PipelineTask
@@ -29,7 +30,6 @@ the device reaches, and which algorithm each matrix product takes.
 #include "data/options/options.h"    // Options
 #include "data/options/schedule.h"   // the course of the learning rate
 #include "data/run/algorithm_file.h"
-#include "data/run/meter.h"       // published_peak
 #include "kernels/adamw.cuh"      // adamw_optimizer
 #include "kernels/attention.cuh"  // has_wgmma_attention, attention_kernels
 #include "kernels/common.cuh"
@@ -348,13 +348,14 @@ inline std::string device_text() {
                 communication_libraries().c_str());
 }
 
-inline double published_rate() {
-    return published_peak(device_properties().name, sizeof(floatX) == 2);
+// FLOP/s that the device does at most; 0: they are not known.
+inline double card_rate() {
+    return sizeof(floatX) == 2 ? this_machine().flops : 0;
 }
 
 // FLOP/s that MFU is a share of; 0: they are not known.
 inline double peak_rate(const Options& o) {
-    return o.peak_tflops > 0 ? o.peak_tflops * 1e12 : published_rate();
+    return o.peak_tflops > 0 ? o.peak_tflops * 1e12 : card_rate();
 }
 
 // The rate of matrix products that this device reaches, in FLOP/s. It is measured when a run starts, and now
@@ -401,8 +402,11 @@ inline void print_ranks(const Options& o, const World& world, const Mesh& mesh, 
 // The part that is known when the device has been measured.
 inline void print_rate(double gemm_rate, bool graphs) {
     if (graphs) printf("graphs       each pass over a micro-batch is one launch\n");
-    printf("rate         %sFLOP/s measured in products%s\n", human(gemm_rate).c_str(),
-           published_rate() > 0 ? text(", %sFLOP/s published", human(published_rate()).c_str()).c_str() : "");
+    std::string peak;
+    if (card_rate() > 0)
+        peak = text(", %sFLOP/s %s", human(card_rate()).c_str(),
+                    this_machine().published ? "published" : "estimated for this card");
+    printf("rate         %sFLOP/s measured in products%s\n", human(gemm_rate).c_str(), peak.c_str());
 }
 
 // ----------------------------------------------------------------------------

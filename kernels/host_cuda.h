@@ -177,3 +177,11 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
     properties->l2CacheSize = (int)std::max(sysconf(_SC_LEVEL2_CACHE_SIZE), 0l);
     return cudaSuccess;
 }
+
+enum cudaDeviceAttr { cudaDevAttrClockRate, cudaDevAttrMemoryClockRate, cudaDevAttrGlobalMemoryBusWidth };
+
+// None is known here.
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+    *value = 0;
+    return cudaSuccess;
+}

@@ -216,7 +216,7 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(log_trust_ratios), "Run", range(0, most),
          "--optimizer lamb: steps between records of the ratios of all matrices in log.jsonl. 0: none."},
         {FIELD(peak_tflops), "Run", range(0, 1e6),
-         "TFLOP/s that MFU is a share of. 0: the card's published dense rate, where it is known.", here},
+         "TFLOP/s that MFU is a share of. 0: the card's published dense rate, or an estimate.", here},
         {FIELD(matmul_tuning), "Run", any_text,
          "bf16 builds for GPUs: before the first step, time several algorithms of cuBLASLt for each matrix "
          "product of the model and take the fastest, which may change the last bits of results. The choice "

@@ -7,7 +7,6 @@ Every share is of one device: the tokens of the whole run divided by the devices
 #pragma once
 
 #include <algorithm>
-#include <string>
 
 #include "data/options/model_config.h"
 
@@ -24,22 +23,6 @@ inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
         positions += window > 0 && window < T ? window - window * (window - 1) / (2.0 * T) : all;
     }
     return 6 * (c.layers * block + C * c.vocab_size) + 12 * A * positions;
-}
-
-// FLOP/s of dense products by the vendor's data sheet; 0 for a card or a precision that is not in the list.
-inline double published_peak(const std::string& device, bool bf16) {
-    static const struct {
-        const char* name;
-        double bf16;
-    } cards[] = {
-        {"NVIDIA H200", 989.4e12},         {"NVIDIA H100 80GB HBM3", 989.4e12},
-        {"NVIDIA H100 PCIe", 756e12},      {"NVIDIA A100-SXM4-80GB", 312e12},
-        {"NVIDIA A100-SXM4-40GB", 312e12}, {"NVIDIA A100 80GB PCIe", 312e12},
-    };
-    for (auto& card : cards) {
-        if (device == card.name && bf16) return card.bf16;
-    }
-    return 0;
 }
 
 // Rates and shares from the tokens per second of the whole run. peak_flops and gemm_flops are FLOP/s of one

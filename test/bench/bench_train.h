@@ -182,7 +182,7 @@ inline nlohmann::ordered_json record(const Row& row, const ModelConfig& c, const
             {"tie_embeddings", c.tie_embeddings}};
 }
 
-inline void measure(const Row& row, const char* device, double gemm, FILE* records) {
+inline void measure(const Row& row, double gemm, FILE* records) {
     const Preset* preset = find_preset(row.model);
     if (!preset) fail("bench_train: %s: no such preset", row.model.c_str());
     ModelConfig config = preset->config;
@@ -203,8 +203,7 @@ inline void measure(const Row& row, const char* device, double gemm, FILE* recor
     Gpt g(config, workload, zero);
     fill_weights(g);
     double seconds = measured_step(g, micro_batches);
-    double rate = (double)workload.B * row.T * micro_batches / seconds,
-           peak = published_peak(device, sizeof(floatX) == 2);
+    double rate = (double)workload.B * row.T * micro_batches / seconds, peak = card_rate();
     Meter meter(config, row.T, peak, gemm, 1);
     printf("%14s %-9s %-9s %9.1f %9.0f %7s %13.1f%% %7.1f%%\n",
            text("%dx%dx%d", workload.B, row.T, micro_batches).c_str(), name_of(workload.recompute),
@@ -242,6 +241,6 @@ inline void bench_train(const std::vector<std::string>& arguments) {
     // shares by the published FLOP count, and with attention counted causal
     printf("%-12s %-5s %14s %-9s %-9s %9s %9s %7s %14s %8s\n", "model", "type", "B x T x M", "recompute",
            "weights", "ms", "tokens/s", "MFU", "share of GEMM", "causal");
-    for (const Row& row : rows) measure(row, device.name, gemm, records);
+    for (const Row& row : rows) measure(row, gemm, records);
     if (records) fclose(records);
 }

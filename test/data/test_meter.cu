@@ -69,14 +69,6 @@ TEST_CASE("a window counts the positions it holds") {
     CHECK(flops_per_token(config, 5, true) == doctest::Approx(products + 12 * 8 * (4 * 12 / 5.0 + 5 / 2.0)));
 }
 
-TEST_CASE("published peaks") {
-    CHECK(published_peak("NVIDIA A100-SXM4-80GB", true) == 312e12);
-    CHECK(published_peak("NVIDIA H100 80GB HBM3", true) == 989.4e12);
-    CHECK(published_peak("NVIDIA H100 80GB HBM3", false) == 0);
-    CHECK(published_peak("NVIDIA H100", true) == 0);
-    CHECK(published_peak("", true) == 0);
-}
-
 TEST_CASE("shares are of one device") {
     // 1024 A100 that do 138 TFLOP/s each, of 312 published and 276 measured
     ModelConfig gpt2 = completed({});

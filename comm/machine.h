@@ -1,0 +1,139 @@
+/*
+The cards that the program knows: one row each, and what a device that is found here can be expected to do.
+
+A row's rates are those of the vendor's data sheet: products of dense bf16 matrices with sums in fp32, device
+memory, and the link to the other cards of a node, in one direction (NVLink where every card of a node has it;
+PCIe where bridges join pairs at most). No program reaches them. The share for products is an expectation: the
+rate of large cuBLASLt products in published measurements, less what the power limit takes in a run of hours.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cctype>
+#include <string>
+
+#include "kernels/common.cuh"
+
+struct Card {
+    const char*
+        words;  // in cudaDeviceProp::name, in any order; the first row whose words are all there counts
+    int multiprocessors;
+    double flops;          // FLOP/s
+    double memory;         // bytes
+    double memory_rate;    // bytes/s
+    double link_rate;      // bytes/s
+    double product_share;  // of flops, expected
+};
+
+constexpr Card cards[] = {
+    {"A100 PCIe 80GB", 108, 312e12, 80e9, 1935e9, 32e9, 0.72},
+    {"A100 PCIe", 108, 312e12, 40e9, 1555e9, 32e9, 0.72},
+    {"A100 40GB", 108, 312e12, 40e9, 1555e9, 300e9, 0.80},
+    {"A100 80GB", 108, 312e12, 80e9, 2039e9, 300e9, 0.80},  // 271 TFLOP/s is the best that was measured
+    {"A800 PCIe 80GB", 108, 312e12, 80e9, 1935e9, 32e9, 0.72},
+    {"A800 40GB", 108, 312e12, 40e9, 1555e9, 32e9, 0.72},
+    {"A800 80GB", 108, 312e12, 80e9, 2039e9, 200e9, 0.80},
+    {"H100 PCIe", 114, 756e12, 80e9, 2.0e12, 64e9, 0.62},
+    {"H100 NVL", 132, 835.5e12, 94e9, 3.9e12, 64e9, 0.68},
+    {"H100", 132, 989.4e12, 80e9, 3.35e12, 450e9, 0.728},  // 720 of 989.4 TFLOP/s
+    {"H800 PCIe", 114, 756e12, 80e9, 2.0e12, 64e9, 0.62},
+    {"H800", 132, 989.4e12, 80e9, 3.35e12, 200e9, 0.728},
+    {"H200 NVL", 132, 835.5e12, 141e9, 4.8e12, 64e9, 0.68},
+    {"H200", 132, 989.4e12, 141e9, 4.8e12, 450e9, 0.728},
+    {"GH200 144G", 132, 989.4e12, 144e9, 4.9e12, 450e9, 0.75},
+    {"GH200", 132, 989.4e12, 96e9, 4.0e12, 450e9, 0.75},
+    {"H20", 78, 148e12, 96e9, 4.0e12, 450e9, 0.90},
+    {"B200", 148, 2250e12, 180e9, 8.0e12, 900e9, 0.70},
+    {"GB200", 152, 2500e12, 186e9, 8.0e12, 900e9, 0.70},
+    {"L40S", 142, 362e12, 48e9, 864e9, 32e9, 0.65},
+    {"L40", 142, 181e12, 48e9, 864e9, 32e9, 0.80},
+    {"L4", 58, 121e12, 24e9, 300e9, 32e9, 0.60},
+    {"RTX 3090", 82, 71e12, 24e9, 936e9, 32e9, 0.90},
+    {"RTX 4090", 128, 165.2e12, 24e9, 1008e9, 32e9, 0.90},
+    {"RTX 5090", 170, 209.5e12, 32e9, 1792e9, 64e9, 0.90},
+};
+
+constexpr double stream_share = 0.9;           // of memory_rate, expected: 4.3 of 4.8 TB/s on an H200
+constexpr double unknown_product_share = 0.7;  // where a card has no row
+
+// The word is in the text, between other characters than letters and digits. Capitals do not matter.
+inline bool has_word(const std::string& text, const std::string& word) {
+    auto same = [](char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); };
+    auto ends = [&](auto at) { return at == text.end() || !isalnum((unsigned char)*at); };
+    for (auto at = text.begin();; ++at) {
+        at = std::search(at, text.end(), word.begin(), word.end(), same);
+        if (at == text.end()) return false;
+        if ((at == text.begin() || ends(at - 1)) && ends(at + (long)word.size())) return true;
+    }
+}
+
+// The row of a card with this name; null: it has none.
+inline const Card* find_card(const std::string& name) {
+    for (const Card& card : cards) {
+        std::string words = card.words, word;
+        bool all = true;
+        for (size_t begin = 0, end; begin < words.size(); begin = end + 1) {
+            end = std::min(words.find(' ', begin), words.size());
+            all = all && has_word(name, words.substr(begin, end - begin));
+        }
+        if (all) return &card;
+    }
+    return nullptr;
+}
+
+// FLOPs of dense bf16 products that a multiprocessor does in a clock, with sums in fp32; 0: not known.
+// GeForce cards do half of what others of their generation do.
+inline double flops_per_clock(const cudaDeviceProp& device) {
+    constexpr struct {
+        int major, minor;
+        double flops;
+    } generations[] = {{8, 0, 2048},  {8, 6, 1024},  {8, 9, 1024}, {9, 0, 4096},
+                       {10, 0, 8192}, {10, 3, 8192}, {12, 0, 1024}};
+    for (auto [major, minor, flops] : generations) {
+        if (device.major != major || device.minor != minor) continue;
+        return has_word(device.name, "GeForce") ? flops / 2 : flops;
+    }
+    return 0;
+}
+
+// What a device can do. 0: not known, and then rates have to be measured (GemmRate), as those of a CPU have.
+struct Machine {
+    double flops, memory_rate, link_rate;  // at most, in FLOP/s and bytes/s
+    double products, streams;  // expected of large products, and of kernels that only read and write
+    bool published;            // flops by the data sheet; else they are an estimate
+};
+
+// A device with fewer multiprocessors than its row is a part of a card (MIG), or a smaller one of the same
+// name: it has their share. clock, in Hz, and memory_rate are what the driver says; 0: it does not.
+inline Machine machine_of(const cudaDeviceProp& device, double clock, double memory_rate) {
+    Machine m = {};
+    double product_share = unknown_product_share;
+    if (const Card* card = find_card(device.name)) {
+        double part = std::min(1.0, device.multiProcessorCount / (double)card->multiprocessors);
+        m.flops = part * card->flops;
+        m.memory_rate = part * card->memory_rate;
+        m.link_rate = card->link_rate;
+        m.published = part == 1;
+        product_share = card->product_share;
+    } else {
+        m.flops = device.multiProcessorCount * clock * flops_per_clock(device);
+        m.memory_rate = memory_rate;
+    }
+    m.products = product_share * m.flops;
+    m.streams = stream_share * m.memory_rate;
+    return m;
+}
+
+// The device that this process uses.
+inline const Machine& this_machine() {
+    static const Machine machine = [] {
+        int device, clock, memory_clock, memory_bits;  // clocks in kHz
+        cudaCheck(cudaGetDevice(&device));
+        cudaCheck(cudaDeviceGetAttribute(&clock, cudaDevAttrClockRate, device));
+        cudaCheck(cudaDeviceGetAttribute(&memory_clock, cudaDevAttrMemoryClockRate, device));
+        cudaCheck(cudaDeviceGetAttribute(&memory_bits, cudaDevAttrGlobalMemoryBusWidth, device));
+        double memory_rate = 2 * 1e3 * memory_clock * memory_bits / 8;  // two transfers in a clock
+        return machine_of(device_properties(), 1e3 * clock, memory_rate);
+    }();
+    return machine;
+}
