@@ -124,8 +124,12 @@ libs    := -ldnnl -lboost_context
 objects := $(shared)/simt.o
 endif
 ifeq ($(DEVICE),cuda)
+# Cards that are newer than all of GPU_ARCH have their drivers compile the PTX of the newest that is not bound to one card.
+architectures := $(patsubst 90,90a,$(GPU_ARCH))
+portable      := $(lastword $(filter-out %a %f,$(architectures)))
 compile := $(NVCC) -x cu -std=c++20 -lineinfo --expt-relaxed-constexpr --extended-lambda --threads 0 \
-           $(foreach arch,$(patsubst 90,90a,$(GPU_ARCH)),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) \
+           $(foreach arch,$(architectures),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) \
+           $(foreach arch,$(portable),-gencode arch=compute_$(arch)$(comma)code=compute_$(arch)) \
            $(if $(STRICT),-Werror all-warnings -Xptxas -v) \
            -Xcompiler $(call list,-O3 -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra -Wno-restrict $(CXXFLAGS)) $(defines) $(includes)
 link    := $(NVCC) -Xcompiler -fopenmp

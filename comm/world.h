@@ -28,6 +28,7 @@ whole job with MPI_Abort.
 #include "data/base/error.h"
 #include "data/base/strings.h"
 #include "kernels/common.cuh"
+#include "kernels/kernel_image.cuh"
 
 #if defined(__CUDACC__) && !defined(COMM_MPI)
 #define RANKS_USE_NCCL
@@ -383,6 +384,13 @@ inline void choose_device(const World& world) {
                  world.host().c_str(), cudaGetErrorString(error));
         }
         cudaCheck(cudaSetDevice(world.local_rank() % devices));
+#ifndef DEVICE_CPU
+        if (!kernel_architecture(error)) {
+            const cudaDeviceProp& device = device_properties();
+            fail("GPU: %s on %s does not run the kernels of this program (%s); build with make GPU_ARCH=%d%d",
+                 device.name, world.host().c_str(), cudaGetErrorString(error), device.major, device.minor);
+        }
+#endif
     });
 #ifdef RANKS_USE_NCCL
     // Slurm may show each process only its own GPU, so GPUs are told apart by what they are, not by number.

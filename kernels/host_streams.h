@@ -41,6 +41,7 @@ enum cudaError_t {
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
     cudaErrorInvalidPitchValue = 12,
+    cudaErrorNoKernelImageForDevice = 209,
     cudaErrorIllegalState = 401,
     cudaErrorNotReady = 600,
     cudaErrorLaunchOutOfResources = 701,
@@ -87,6 +88,8 @@ inline const char* cudaGetErrorString(cudaError_t error) {
         return "device not ready";
     case cudaErrorLaunchOutOfResources:
         return "too many resources requested for launch";
+    case cudaErrorNoKernelImageForDevice:
+        return "no kernel image is available for execution on the device";
     case cudaErrorIllegalState:
         return "the operation cannot be performed in the present state";
     case cudaErrorStreamCaptureUnsupported:

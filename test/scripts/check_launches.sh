@@ -7,8 +7,8 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/README.md
-plan 25
-command -v mpirun >/dev/null || { skip "no mpirun here" 25; exit; }
+plan 26
+command -v mpirun >/dev/null || { skip "no mpirun here" 26; exit; }
 cd "$work" || exit 1
 export OMP_NUM_THREADS=1
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
@@ -72,6 +72,10 @@ for ranks in 1 2; do
     check "$name: one line and exit code 1" fails $name 'failed: too many resources.*; what was trained since the last checkpoint is lost'
     check "$name: weights of two steps are not saved" test ! -e $name/checkpoints/step_00000003 -a ! -e $name/checkpoints/step_00000004
 done
+
+SIMT_ARCHITECTURE=0 train no-image 1 "$simt"
+code=$?
+check "a card that has no kernels here" fails no-image 'does not run the kernels of this program \(no kernel image.*make GPU_ARCH=90'
 
 # ----------------------------------------------------------------------------------------------------------
 # products that fail on the CPU, in a stream's thread

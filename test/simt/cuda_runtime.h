@@ -6,6 +6,7 @@ The part of CUDA C++ that kernels use, for g++ and the simulated device of simt.
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <tuple>
 #include <type_traits>
@@ -56,6 +57,18 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
     return bytes < 0 ? cudaErrorInvalidValue : simt::allow_dynamic_shared((const void*)kernel, (size_t)bytes);
+}
+
+struct cudaFuncAttributes {
+    int ptxVersion;
+};
+
+// For tests of whole programs: SIMT_ARCHITECTURE is what the kernels were compiled for; 0: nothing that this
+// device can run.
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+    const char* architecture = getenv("SIMT_ARCHITECTURE");
+    attributes->ptxVersion = architecture ? atoi(architecture) : 90;
+    return attributes->ptxVersion ? cudaSuccess : cudaErrorNoKernelImageForDevice;
 }
 
 template <typename... Parameters, typename... Arguments>
