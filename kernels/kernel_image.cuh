@@ -1,6 +1,6 @@
 /*
-What of the program a device runs: machine code that was compiled for its architecture, or what its driver
-compiles from PTX, which is there for cards that are newer than all architectures of the build. PTX of an older
+The part of the program that a device runs: machine code that was compiled for its architecture, or what its
+driver compiles from PTX, which is there for cards newer than all architectures of the build. PTX of an older
 architecture lacks the instructions that only Hopper has, also where a Hopper card runs it.
 */
 #pragma once
