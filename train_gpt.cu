@@ -908,6 +908,7 @@ struct TrainingRun {
     const Mesh& mesh;
     Gpt g{o, plan.memory->workload, zero_settings(o, world), mesh, plan.memory->layout};
     GemmRate gemm{g.stream};
+    const SparedMultiprocessors spared{spared_by_products(plan.memory->layout, o.zero)};
     Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};
     std::string error;  // what failed on this rank, to be raised when all ranks can hear of it
     StepLog progress{o, meter, plan.log.get(), on_terminal};

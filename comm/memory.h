@@ -15,6 +15,7 @@ fits.
 
 #include "data/base/error.h"   // fail, text
 #include "kernels/common.cuh"  // the CUDA runtime, cudaCheck
+#include "kernels/matmul.cuh"  // matmul_workspace
 
 // The device's memory is not the host's.
 #ifdef __CUDACC__
@@ -41,7 +42,10 @@ inline std::string size_text(size_t bytes) {
     return bytes < (size_t)1 << 30 ? text("%.1f MiB", bytes / 0x1p20) : text("%.2f GiB", bytes / 0x1p30);
 }
 
-constexpr size_t library_memory = (size_t)256 << 20;  // for the libraries' code and their workspaces
+// For the code of the libraries, and for what products use while they run.
+inline size_t library_memory() {
+    return ((size_t)256 << 20) + matmul_workspace();
+}
 
 // What a rank may take when `ranks` of them share the device: its part of the free memory, less what is kept
 // back for the libraries.
@@ -49,7 +53,7 @@ inline size_t available_memory(int ranks = 1) {
     size_t available, total;
     cudaCheck(cudaMemGetInfo(&available, &total));
     available /= ranks;
-    return available - std::min(available, library_memory);
+    return available - std::min(available, library_memory());
 }
 
 template <typename T>

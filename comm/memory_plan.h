@@ -131,7 +131,7 @@ public:
         for (const MemoryClass& part : classes_) printf(" %s %s,", part.name, size_text(part.bytes).c_str());
         printf(" %s in all%s\n             %s free and %s kept for libraries, enough for --micro-batch %d\n",
                size_text(needs()).c_str(), where, size_text(available_).c_str(),
-               size_text(library_memory).c_str(), largest_micro_batch());
+               size_text(library_memory()).c_str(), largest_micro_batch());
     }
 
 private:

@@ -37,7 +37,7 @@ the device reaches, and which algorithm each matrix product takes.
 #include "kernels/gelu.cuh"        // Gelu
 #include "kernels/graph.cuh"       // graph_key
 #include "kernels/lamb.cuh"        // lamb_optimizer
-#include "kernels/matmul.cuh"      // measured_gemm_rate
+#include "kernels/matmul.cuh"      // measured_gemm_rate, SparedMultiprocessors
 #include "kernels/muon.cuh"        // muon_optimizer, orthogonalise_scratch
 #include "kernels/norm.cuh"        // Norm
 #include "kernels/rope.cuh"        // rope_table
@@ -301,6 +301,27 @@ inline void check_build(const Options& o) {
     choose_attention(o);
     check_matmul_dtype(o);
     check_communication(o);
+}
+
+// Multiprocessors that NCCL's kernels are expected to hold while products run: those of two receives from the
+// stages beside, which are there as soon as they can be and wait; and of one group, where tensor ranks send
+// beside products, or data ranks in every micro-batch. It follows from the layout alone, for algorithms follow
+// from it: so the bits are the same without overlap.
+inline int held_multiprocessors(const Layout& layout, int zero) {
+    const MeshShape& mesh = layout.mesh;
+    bool tensor_ranks_send = mesh.tp > 1 && layout.row_chunks > 1;
+    bool data_ranks_send = mesh.shard > 1 && zero >= 2;
+    return (mesh.pp > 1 ? 2 * blocks_of_links : 0) +
+           (tensor_ranks_send || data_ranks_send ? blocks_of_groups : 0);
+}
+
+// The same where ranks talk by something else than kernels: none.
+inline int spared_by_products([[maybe_unused]] const Layout& layout, [[maybe_unused]] int zero) {
+#ifdef RANKS_USE_NCCL
+    return held_multiprocessors(layout, zero);
+#else
+    return 0;
+#endif
 }
 
 // ----------------------------------------------------------------------------

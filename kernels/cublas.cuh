@@ -12,12 +12,14 @@ taken instead: AlgorithmChoices has it, as bytes that mean the same to the same 
 */
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <compare>
 #include <cstring>
 #include <cublasLt.h>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/common.cuh"
@@ -28,18 +30,45 @@ inline void cublas_check(cublasStatus_t status, const char* call, const char* fi
 }
 #define cublasCheck(call) cublas_check((call), #call, __FILE__, __LINE__)
 
-// Memory that cuBLASLt may use while a product runs. Only Hopper's kernels gain from more than a little.
-inline size_t cublas_workspace_bytes() {
-    return size_t(device_properties().major == 9 ? 32 : 4) << 20;
+// Bytes that cuBLASLt may use while a product runs. First what it may always use: older kernels than Hopper's
+// gain from no more than a little. Those that follow are offered where products are timed, for there are
+// kernels that share the sums of small matrices among more blocks then, if the card has 256 times as much.
+inline std::vector<size_t> workspace_limits(const cudaDeviceProp& device) {
+    std::vector<size_t> limits = {size_t(device.major >= 9 ? 32 : 4) << 20};
+    for (size_t more : {size_t(128) << 20, size_t(256) << 20}) {
+        if (more <= device.totalGlobalMem / 256) limits.push_back(more);
+    }
+    return limits;
 }
 
-// Each stream has its own, made at the first product on it: products of two streams may run at the same time.
-inline void* cublas_workspace(cudaStream_t stream) {
-    static std::map<cudaStream_t, void*> workspaces;
-    void*& workspace = workspaces[stream];
-    if (!workspace) cudaCheck(cudaMalloc(&workspace, cublas_workspace_bytes()));
-    return workspace;
-}
+// Each stream has memory of its own, for products of two streams may run at the same time.
+class Workspaces {
+public:
+    std::vector<size_t> limits = workspace_limits(device_properties());
+
+    // What a stream has takes one of two sizes.
+    size_t size_for(size_t needed) const { return needed <= limits.front() ? limits.front() : limits.back(); }
+
+    // As many bytes, a size as above; null: there is no memory left. The smaller of both stays where the
+    // larger one comes later: a graph may use it.
+    void* of_stream(cudaStream_t stream, size_t bytes) {
+        void*& workspace = made_[{stream, bytes}];
+        if (workspace) return workspace;
+        cudaError_t error = cudaMalloc(&workspace, bytes);
+        if (error == cudaErrorMemoryAllocation)
+            cudaGetLastError();
+        else
+            cudaCheck(error);
+        return workspace;
+    }
+
+private:
+    std::map<std::pair<cudaStream_t, size_t>, void*> made_;
+};
+
+// Multiprocessors of the GPU that products leave to kernels of communication which run beside them. A product
+// of as many blocks as there are multiprocessors would have to wait for the last of them until those end.
+inline int spared_multiprocessors = 0;
 
 template <typename T>
 constexpr cudaDataType cuda_type = sizeof(T) == 2 ? CUDA_R_16BF : CUDA_R_32F;
@@ -92,6 +121,7 @@ struct Product {
     cudaDataType d_type = cuda_type<floatX>;
     // fp8: only with A transposed and B not, and scales for both
     cudaDataType a_type = cuda_type<floatX>, b_type = cuda_type<floatX>;
+    int spared = spared_multiprocessors;
     auto operator<=>(const Product&) const = default;
 };
 
@@ -135,14 +165,15 @@ inline const char* type_text(cudaDataType type) {
 }
 
 inline std::string kind_text(const ProductKind& kind) {
-    auto& [m, n, k, transpose_a, transpose_b, accumulate, epilogue, d_type, a_type, b_type] = kind.product;
+    auto& [m, n, k, transpose_a, transpose_b, accumulate, epilogue, d_type, a_type, b_type, spared] =
+        kind.product;
     auto& at = kind.alignments;
     char text[256];
     snprintf(text, sizeof text, "%d x %d x %d %c%c %s x %s%s %s%s aligned %u %u %u %u %u", m, n, k,
              transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', type_text(a_type), type_text(b_type),
              accumulate ? " +=" : " =", type_text(d_type), epilogue_row(epilogue).text, at[0], at[1], at[2],
              at[3], at[4]);
-    return text;
+    return spared ? text + (", " + std::to_string(spared) + " multiprocessors spared") : text;
 }
 
 // And these: algorithms of another setup mean nothing here.
@@ -150,12 +181,13 @@ inline std::string cublas_setup() {
     const cudaDeviceProp& device = device_properties();
     return std::string(device.name) + ", " + std::to_string(device.multiProcessorCount) +
            " multiprocessors, cuBLASLt " + std::to_string(cublasLtGetVersion()) + ", workspace " +
-           std::to_string(cublas_workspace_bytes());
+           std::to_string(workspace_limits(device).back());
 }
 
 // The library's own type has no name, which nvcc does not take for elements of a std::vector.
 struct Algorithm {
     cublasLtMatmulAlgo_t opaque;
+    size_t workspace;  // bytes that it needs
 
     std::string bytes() const { return std::string((const char*)&opaque, sizeof opaque); }
 };
@@ -175,6 +207,7 @@ struct ProductPlan {
 
 struct Cublas {
     cublasLtHandle_t handle;
+    Workspaces workspaces;
     std::map<ProductKind, ProductPlan> plans;
     AlgorithmChoices choices;
     // where products are noted as they are made, each kind with its last operands; null: nowhere
@@ -213,7 +246,8 @@ inline void set_pointers(cublasLtMatmulDesc_t operation, const Operands& operand
 }
 
 inline ProductPlan describe(const ProductKind& kind, const Operands& operands) {
-    auto [m, n, k, transpose_a, transpose_b, accumulate, epilogue, d_type, a_type, b_type] = kind.product;
+    auto [m, n, k, transpose_a, transpose_b, accumulate, epilogue, d_type, a_type, b_type, spared] =
+        kind.product;
     ProductPlan plan = {};
     plan.beta = accumulate;
     cublasCheck(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -221,6 +255,10 @@ inline ProductPlan describe(const ProductKind& kind, const Operands& operands) {
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_row(epilogue).name);
     if (operands.pre_gelu) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)m);
+    if (spared > 0) {
+        int32_t others = std::max(device_properties().multiProcessorCount - spared, 1);
+        set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, others);
+    }
     // Sums in the fewer bits of the tensor cores are enough for activations, and not for gradients.
     if (is_fp8(a_type) && a_type == b_type)
         set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
@@ -237,12 +275,13 @@ inline ProductPlan describe(const ProductKind& kind, const Operands& operands) {
 
 constexpr int most_candidates = 16;
 
-// Algorithms for a product, up to `most` of these, in the order that the library expects of their speed.
-inline std::vector<Algorithm> proposed_algorithms(const ProductKind& kind, const ProductPlan& plan,
-                                                  int most) {
+// Algorithms for a product that need no more than `workspace` bytes, up to `most` of these, in the order that
+// the library expects of their speed.
+inline std::vector<Algorithm> proposed_algorithms(const ProductKind& kind, const ProductPlan& plan, int most,
+                                                  size_t workspace) {
     cublasLtMatmulPreference_t preference;
     cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
-    set_attribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)cublas_workspace_bytes());
+    set_attribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)workspace);
     // When a sum is split over blocks, its parts are added in fp32, not in the type of D.
     set_attribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                   (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
@@ -260,7 +299,8 @@ inline std::vector<Algorithm> proposed_algorithms(const ProductKind& kind, const
     std::vector<Algorithm> algorithms;
     if (status != CUBLAS_STATUS_SUCCESS) found = 0;
     for (int i = 0; i < found; i++) {
-        if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({results[i].algo});
+        if (results[i].state == CUBLAS_STATUS_SUCCESS)
+            algorithms.push_back({results[i].algo, results[i].workspaceSize});
     }
     if (algorithms.empty() && !can_be_unfused(kind.product.epilogue)) {
         fail("cuBLASLt: has no algorithm for the product %s: %s", kind_text(kind).c_str(),
@@ -280,11 +320,12 @@ inline void take_choice(const ProductKind& kind, ProductPlan& plan) {
     }
     Algorithm algorithm;
     cublasLtMatmulHeuristicResult_t result;
-    if (bytes.size() != sizeof algorithm) return;
-    memcpy(&algorithm, bytes.data(), sizeof algorithm);
+    if (bytes.size() != sizeof algorithm.opaque) return;
+    memcpy(&algorithm.opaque, bytes.data(), sizeof algorithm.opaque);
     cublasStatus_t status = cublasLtMatmulAlgoCheck(cublas().handle, plan.operation, plan.a, plan.b, plan.d,
                                                     plan.d, &algorithm.opaque, &result);
-    if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > cublas_workspace_bytes()) return;
+    if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > cublas().workspaces.limits.back()) return;
+    algorithm.workspace = result.workspaceSize;
     plan.algorithm = algorithm;
     plan.unfused = false;
     plan.chosen = true;
@@ -292,7 +333,7 @@ inline void take_choice(const ProductKind& kind, ProductPlan& plan) {
 
 inline ProductPlan make_plan(const ProductKind& kind, const Operands& operands) {
     ProductPlan plan = describe(kind, operands);
-    auto algorithms = proposed_algorithms(kind, plan, 1);
+    auto algorithms = proposed_algorithms(kind, plan, 1, cublas().workspaces.limits.front());
     if (!algorithms.empty()) plan.algorithm = algorithms[0];
     // Other cards than Hopper start a second kernel for GELU as an epilogue too, a slow one.
     Epilogue epilogue = kind.product.epilogue;
@@ -320,8 +361,11 @@ inline void choose_algorithms(const AlgorithmChoices& choices) {
 inline cublasStatus_t start_product(const ProductPlan& plan, const Algorithm& algorithm,
                                     const Operands& operands, cudaStream_t stream) {
     set_pointers(plan.operation, operands);
+    size_t bytes = cublas().workspaces.size_for(algorithm.workspace);
+    void* workspace = cublas().workspaces.of_stream(stream, bytes);
+    if (!workspace) return CUBLAS_STATUS_ALLOC_FAILED;
     float alpha = 1;
     return cublasLtMatmul(cublas().handle, plan.operation, &alpha, operands.a, plan.a, operands.b, plan.b,
-                          &plan.beta, operands.d, plan.d, operands.d, plan.d, &algorithm.opaque,
-                          cublas_workspace(stream), cublas_workspace_bytes(), stream);
+                          &plan.beta, operands.d, plan.d, operands.d, plan.d, &algorithm.opaque, workspace,
+                          bytes, stream);
 }

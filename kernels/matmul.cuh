@@ -300,11 +300,36 @@ inline void matmul_backward_weight(float* dweight,      // (OC, C) +=
                        stream));
 }
 
+// Bytes of the device that products of a stream use at most, beside their operands.
+inline size_t matmul_workspace() {
+#ifdef DEVICE_CPU
+    return 0;
+#else
+    auto limits = workspace_limits(device_properties());
+    return limits.front() + (limits.size() > 1 ? limits.back() : 0);
+#endif
+}
+
+// Products, while this lives, run beside kernels of others that hold as many multiprocessors of the GPU.
+struct SparedMultiprocessors {
+#ifdef DEVICE_CPU
+    explicit SparedMultiprocessors(int) {}
+#else
+    explicit SparedMultiprocessors(int count) : before(std::exchange(spared_multiprocessors, count)) {}
+    ~SparedMultiprocessors() {
+        spared_multiprocessors = before;
+    }
+    SparedMultiprocessors(const SparedMultiprocessors&) = delete;
+    const int before;
+#endif
+};
+
 // ----------------------------------------------------------------------------
 // speed of the device
 
 // FLOP/s of a product of two (size, size) matrices: what this device can do, to compare training with.
 inline double gemm_rate(int size, cudaStream_t stream) {
+    SparedMultiprocessors none(0);
     size_t elements = (size_t)size * size;
     // Normal numbers: constant ones would use less power, and run at a higher clock. They may repeat.
     std::vector<floatX> numbers(std::min(elements, size_t(1) << 20));

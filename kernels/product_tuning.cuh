@@ -9,9 +9,9 @@ are added to what is there, with that. Only what they write must be of no use an
 gradients are before a step begins. The caches are cold, and the candidates take turns, so that a card that
 grows warm does so for all of them; the median of several rounds counts.
 
-The candidates are what the library proposes; where a kernel can do the epilogue, one more is the best
-product without it and that kernel behind it. What would be taken untimed stays, unless another is faster by
-more than the clock's noise.
+The candidates are what the library proposes, in little memory and in more; where a kernel can do the
+epilogue, one more is the best product without it and that kernel behind it. What would be taken untimed
+stays, unless another is faster by more than the clock's noise.
 */
 #pragma once
 
@@ -100,10 +100,24 @@ private:
     cudaEvent_t start_, end_;
 };
 
+// Those that the library proposes, and behind them some that it proposes if it may use more memory.
+inline std::vector<Algorithm> candidate_algorithms(const ProductKind& kind, const ProductPlan& plan) {
+    std::vector<Algorithm> candidates;
+    int most = most_candidates;
+    for (size_t limit : cublas().workspaces.limits) {
+        for (const Algorithm& algorithm : proposed_algorithms(kind, plan, most, limit)) {
+            auto same = [&](const Algorithm& other) { return other.bytes() == algorithm.bytes(); };
+            if (std::none_of(candidates.begin(), candidates.end(), same)) candidates.push_back(algorithm);
+        }
+        most = most_candidates / 2;
+    }
+    return candidates;
+}
+
 inline TunedProduct tune_product(const ProductKind& kind, const Operands& operands, ColdClock& clock,
                                  cudaStream_t stream) {
     ProductPlan& plan = find_plan(kind.product, operands);
-    std::vector<Algorithm> algorithms = proposed_algorithms(kind, plan, most_candidates);
+    std::vector<Algorithm> algorithms = candidate_algorithms(kind, plan);
     std::vector<std::function<bool()>> candidates;
     for (const Algorithm& algorithm : algorithms) {
         candidates.push_back([&] {

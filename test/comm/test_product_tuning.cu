@@ -17,7 +17,7 @@ namespace {
 std::vector<std::string> proposed(const Product& product, const Operands& operands) {
     std::vector<std::string> all;
     ProductKind kind(product, operands);
-    for (auto& algorithm : proposed_algorithms(kind, describe(kind, operands), most_candidates))
+    for (auto& algorithm : candidate_algorithms(kind, describe(kind, operands)))
         all.push_back(algorithm.bytes());
     return all;
 }
@@ -132,7 +132,7 @@ TEST_CASE("every kind of product is noted and timed") {
     auto tuned = time_products(noted, test_stream());
     REQUIRE(tuned.size() == 3);
     for (const TunedProduct& product : tuned) {
-        CHECK(product.algorithm.size() == sizeof(Algorithm));
+        CHECK(product.algorithm.size() == sizeof(cublasLtMatmulAlgo_t));
         CHECK(product.seconds <= product.seconds_once);
         CHECK((product.changed || product.seconds == product.seconds_once));
     }
@@ -245,6 +245,134 @@ TEST_CASE("an epilogue fused or not, whichever was chosen") {
         CHECK(result({{tuned[0].kind, tuned[0].algorithm}, {tuned[1].kind, tuned[1].algorithm}}) == once);
         CHECK(is_chosen(c.product, c.operands));
     }
+}
+
+TEST_CASE("cards offer what is little of their memory") {
+    auto limits = [](int major, size_t memory) {
+        cudaDeviceProp device = {};
+        device.major = major;
+        device.totalGlobalMem = memory;
+        return workspace_limits(device);
+    };
+    constexpr size_t MiB = 1 << 20, GiB = 1 << 30;
+    CHECK(limits(8, 24 * GiB) == std::vector{4 * MiB});
+    CHECK(limits(8, 40 * GiB) == std::vector{4 * MiB, 128 * MiB});
+    CHECK(limits(8, 79 * GiB) == std::vector{4 * MiB, 128 * MiB, 256 * MiB});
+    CHECK(limits(9, 140 * GiB) == std::vector{32 * MiB, 128 * MiB, 256 * MiB});
+    CHECK(limits(12, 24 * GiB) == std::vector{32 * MiB});
+}
+
+TEST_CASE("algorithms that need more memory are candidates where they may have it") {
+    if (!simulated) SKIP("only the simulated library says what its algorithms need");
+    Forgetful forgetful;
+    struct Limits {
+        std::vector<size_t> before;
+        explicit Limits(std::vector<size_t> limits)
+            : before(std::exchange(cublas().workspaces.limits, std::move(limits))) {}
+        ~Limits() { cublas().workspaces.limits = before; }
+    };
+    constexpr size_t little = 1 << 17, much = 1 << 20;
+    Layer layer(39);
+    std::vector<std::string> all, few;
+    {
+        Limits limits({little});
+        few = layer.algorithms();
+        CHECK(few.size() == 2);
+    }
+    Limits limits({little, much / 2, much});
+    all = layer.algorithms();
+    REQUIRE(all.size() == 3);  // each once
+    CHECK(std::vector(all.begin(), all.begin() + 2) == few);
+    auto outs = layer.outs();
+    CHECK(relative_error(outs[2], outs[0]) < tolerance<floatX>);
+    // memory for it comes when it is needed, and what is there stays
+    void* before = cublas().workspaces.of_stream(test_stream(), little);
+    choose_algorithms({{layer.kind(), all[2]}});
+    layer.forward();
+    CHECK(is_chosen(layer.product(), layer.operands()));
+    CHECK(layer.out.doubles() == outs[2]);
+    CHECK(cublas().workspaces.of_stream(test_stream(), little) == before);
+    CHECK(time_products(note_products([&] { layer.backward(); }), test_stream()).size() == 2);
+
+    // a card with less does not take it
+    cublas().plans.clear();
+    cublas().workspaces.limits = {little};
+    layer.forward();
+    CHECK_FALSE(is_chosen(layer.product(), layer.operands()));
+    CHECK(layer.out.doubles() == outs[0]);
+}
+
+TEST_CASE("products beside communication are kinds of their own") {
+    Forgetful forgetful;
+    Layer layer(41);
+    auto multiprocessors = [&] {
+        Product product = layer.product();
+        cublasLtMatmulDesc_t operation = describe({product, layer.operands()}, layer.operands()).operation;
+        int32_t target = -1;
+        cublasCheck(cublasLtMatmulDescGetAttribute(operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &target,
+                                                   sizeof target, nullptr));
+        return target;
+    };
+    const int all = device_properties().multiProcessorCount;
+    std::string alone = layer.kind();
+    CHECK(multiprocessors() == 0);  // as the library has it
+    layer.forward();
+    auto want = layer.out.doubles();
+    NotedProducts noted;
+    {
+        SparedMultiprocessors spared(1);
+        CHECK(layer.kind() == alone + ", 1 multiprocessors spared");
+        CHECK(multiprocessors() == std::max(all - 1, 1));
+        noted = note_products([&] { layer.forward(); });
+        CHECK(relative_error(layer.out.doubles(), want) < tolerance<floatX>);
+        gemm_rate(64, test_stream());  // nothing runs beside it
+        int measured = 0;
+        for (auto& [kind, plan] : cublas().plans) {
+            if (kind.product.m != 64) continue;
+            CHECK(kind.product.spared == 0);
+            measured++;
+        }
+        CHECK(measured == 1);
+        CHECK(spared_multiprocessors == 1);
+    }
+    CHECK(layer.kind() == alone);
+    // both are timed, and the choices for both are kept
+    auto tuned = time_products(noted, test_stream());
+    REQUIRE(tuned.size() == 1);
+    CHECK(tuned[0].kind == alone + ", 1 multiprocessors spared");
+    CHECK_FALSE(is_chosen(layer.product(), layer.operands()));
+    CHECK(time_products(note_products([&] { layer.forward(); }), test_stream())[0].kind == alone);
+}
+
+TEST_CASE("a device has no more multiprocessors to give than it has") {
+    if (!simulated) SKIP("the library need not see it");
+    Layer layer(42);
+    ProductKind kind(layer.product(), layer.operands());
+    ProductPlan plan = describe(kind, layer.operands());
+    size_t workspace = cublas().workspaces.limits.front();
+    CHECK(proposed_algorithms(kind, plan, 1, workspace).size() == 1);
+    for (int32_t wrong : {-1, device_properties().multiProcessorCount + 1}) {
+        set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, wrong);
+        CHECK_THROWS_WITH_AS(proposed_algorithms(kind, plan, 1, workspace),
+                             doctest::Contains("has no algorithm"), Error);
+    }
+    int64_t wide = 1;
+    CHECK(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &wide,
+                                         sizeof wide) == CUBLAS_STATUS_INVALID_VALUE);
+}
+
+TEST_CASE("multiprocessors that communication holds") {
+    auto held = [](MeshShape mesh, int row_chunks, int zero) {
+        return held_multiprocessors({.mesh = mesh, .row_chunks = row_chunks}, zero);
+    };
+    CHECK(held({}, 1, 3) == 0);
+    CHECK(held({.tp = 8}, 1, 0) == 0);
+    CHECK(held({.tp = 8}, 4, 0) == blocks_of_groups);
+    CHECK(held({.pp = 4}, 1, 0) == 2 * blocks_of_links);
+    CHECK(held({.dp = 8, .shard = 8}, 1, 1) == 0);
+    CHECK(held({.dp = 8, .shard = 8}, 1, 2) == blocks_of_groups);
+    CHECK(held({.dp = 8, .shard = 1}, 1, 3) == 0);
+    CHECK(held({.tp = 2, .pp = 2, .dp = 2, .shard = 2}, 2, 3) == 2 * blocks_of_links + blocks_of_groups);
 }
 
 TEST_CASE("a file of algorithms reads as it was written, or is refused") {

@@ -168,8 +168,10 @@ TEST_CASE("matmul_gelu_forward") {
 TEST_CASE("products on two streams have a workspace each") {
     cudaStream_t other;
     cudaCheck(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
-    CHECK(cublas_workspace(other) != cublas_workspace(test_stream()));
-    CHECK(cublas_workspace(other) == cublas_workspace(other));
+    Workspaces& workspaces = cublas().workspaces;
+    size_t bytes = workspaces.size_for(1);
+    CHECK(workspaces.of_stream(other, bytes) != workspaces.of_stream(test_stream(), bytes));
+    CHECK(workspaces.of_stream(other, bytes) == workspaces.of_stream(other, bytes));
     cudaCheck(cudaStreamDestroy(other));
 }
 #endif
@@ -252,7 +254,9 @@ TEST_CASE("matmul_backward_gelu") {
 namespace {
 
 bool has_epilogue(const Product& product, const Operands& operands) {
-    return !proposed_algorithms({product, operands}, find_plan(product, operands), 1).empty();
+    return !proposed_algorithms({product, operands}, find_plan(product, operands), 1,
+                                cublas().workspaces.limits.front())
+                .empty();
 }
 
 // With the epilogue in the product, or by a kernel behind it. False: the library has no such epilogue.

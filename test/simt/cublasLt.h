@@ -27,7 +27,7 @@ overwrites.
 
 // clang-format off
 enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED = 1,
-                      CUBLAS_STATUS_INVALID_VALUE = 7,
+                      CUBLAS_STATUS_ALLOC_FAILED = 3, CUBLAS_STATUS_INVALID_VALUE = 7,
                       CUBLAS_STATUS_NOT_SUPPORTED = 15 };
 enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16BF = 14, CUDA_R_8F_E4M3 = 28, CUDA_R_8F_E5M2 = 29 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
@@ -39,7 +39,8 @@ enum cublasLtReductionScheme_t { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 };
 enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4, CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
     CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15,
+    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
     CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18, CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25 };
 enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
@@ -61,6 +62,7 @@ struct HostMatmulDesc {
     void* aux = nullptr;
     int64_t aux_ld = 0;
     const float *a_scale = nullptr, *b_scale = nullptr;
+    int32_t multiprocessors = 0;  // 0: all
     int8_t fast = 0;
 };
 
@@ -95,6 +97,8 @@ inline const char* cublasLtGetStatusString(cublasStatus_t status) {
         return "success";
     case CUBLAS_STATUS_NOT_INITIALIZED:
         return "the library was not initialized";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+        return "out of memory";
     case CUBLAS_STATUS_INVALID_VALUE:
         return "an invalid value was passed";
     case CUBLAS_STATUS_NOT_SUPPORTED:
@@ -157,8 +161,17 @@ inline bool aligned(const void* pointer, size_t to) {
     return (uintptr_t)pointer % to == 0;
 }
 
-constexpr size_t workspace_needed = 1 << 16;
-constexpr int algorithms = 3;
+constexpr size_t workspace_needed[] = {1 << 16, 1 << 16, 1 << 20};  // by each of the algorithms
+constexpr int algorithms = std::size(workspace_needed);
+
+inline int multiprocessors() {
+    static const int count = [] {
+        cudaDeviceProp properties;
+        cudaGetDeviceProperties(&properties, 0);
+        return properties.multiProcessorCount;
+    }();
+    return count;
+}
 
 // Tells problems apart, alike in all processes.
 inline uint64_t problem_number(const HostMatmulDesc& op, const HostMatrixLayout& a, const HostMatrixLayout& b,
@@ -168,6 +181,7 @@ inline uint64_t problem_number(const HostMatmulDesc& op, const HostMatrixLayout&
     for (const HostMatrixLayout* layout : {&a, &b, &c, &d})
         add(layout->type), add(layout->rows), add(layout->columns), add(layout->ld);
     add(op.transpose_a), add(op.transpose_b), add(op.epilogue), add(op.aux_ld), add(op.fast);
+    add(op.multiprocessors);
     return number;
 }
 
@@ -181,6 +195,7 @@ inline cublasStatus_t check(const HostMatmulDesc& op, const HostMatrixLayout& a,
         if (!layout->rows || !layout->columns || layout->ld < (int64_t)layout->rows)
             return CUBLAS_STATUS_INVALID_VALUE;
     }
+    if (op.multiprocessors < 0 || op.multiprocessors > multiprocessors()) return CUBLAS_STATUS_INVALID_VALUE;
     if (k != bk || d.rows != m || d.columns != n || c != d) return CUBLAS_STATUS_INVALID_VALUE;
     if (is_fp8(a.type) || is_fp8(b.type)) {
         // as Hopper has it: the inner dimension is the fast one of both, and rows are of whole 16 bytes
@@ -320,8 +335,20 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
         return cublas_host::set(desc->b_scale, value, bytes);
     case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
         return cublas_host::set(desc->fast, value, bytes);
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
+        return cublas_host::set(desc->multiprocessors, value, bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+// Of those that tests ask for.
+inline cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t desc,
+                                                     cublasLtMatmulDescAttributes_t attribute, void* value,
+                                                     size_t bytes, size_t*) {
+    if (attribute != CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET || bytes != sizeof desc->multiprocessors)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(value, &desc->multiprocessors, bytes);
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
@@ -353,20 +380,21 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
     if (auto status = cublas_host::check(*operation, *a, *b, *c, *d)) return status;
-    if (preference->workspace < cublas_host::workspace_needed) return CUBLAS_STATUS_NOT_SUPPORTED;
     uint64_t problem = cublas_host::problem_number(*operation, *a, *b, *c, *d);
-    *found = std::min(wanted, cublas_host::algorithms);
-    for (int i = 0; i < *found; i++) {
-        results[i] = {{(uint64_t)i,
-                       problem,
-                       preference->align_a,
-                       preference->align_b,
-                       preference->align_c,
-                       preference->align_d,
-                       {}},
-                      cublas_host::workspace_needed,
-                      CUBLAS_STATUS_SUCCESS};
+    for (int i = 0; i < cublas_host::algorithms && *found < wanted; i++) {
+        size_t workspace = cublas_host::workspace_needed[i];
+        if (workspace > preference->workspace) continue;
+        results[(*found)++] = {{(uint64_t)i,
+                                problem,
+                                preference->align_a,
+                                preference->align_b,
+                                preference->align_c,
+                                preference->align_d,
+                                {}},
+                               workspace,
+                               CUBLAS_STATUS_SUCCESS};
     }
+    if (*found == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -380,7 +408,7 @@ inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtM
     if (algo->problem != cublas_host::problem_number(*operation, *a, *b, *c, *d))
         return CUBLAS_STATUS_INVALID_VALUE;
     if (algo->number >= cublas_host::algorithms) return CUBLAS_STATUS_NOT_SUPPORTED;
-    *result = {*algo, cublas_host::workspace_needed, CUBLAS_STATUS_SUCCESS};
+    *result = {*algo, cublas_host::workspace_needed[algo->number], CUBLAS_STATUS_SUCCESS};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -396,15 +424,16 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     if (auto status = cublasLtMatmulAlgoCheck(handle, operation, a, b, c, d, algo, &checked)) return status;
     bool as_aligned = aligned(A, algo->align_a) && aligned(B, algo->align_b) && aligned(C, algo->align_c) &&
                       aligned(D, algo->align_d);
-    bool has_workspace = workspace && aligned(workspace, 256) && workspace_bytes >= workspace_needed;
+    bool has_workspace = workspace && aligned(workspace, 256) && workspace_bytes >= checked.workspaceSize;
     // Left out, scales are 1; no caller here means that.
     bool has_scales = !is_fp8(a->type) || (operation->a_scale && operation->b_scale);
     if (!A || !B || !C || !D || !has_scales || !as_aligned || !has_workspace)
         return CUBLAS_STATUS_INVALID_VALUE;
     // The descriptors are read now, the matrices when the stream comes to it.
     host_stream(stream).enqueue([=, op = *operation, a = *a, b = *b, d = *d, alpha = *(const float*)alpha,
-                                 beta = *(const float*)beta, number = algo->number] {
-        memset(workspace, 0xff, workspace_needed);
+                                 beta = *(const float*)beta, number = algo->number,
+                                 needed = checked.workspaceSize] {
+        memset(workspace, 0xff, needed);
         run(op, alpha, A, a, B, b, beta, C, D, d, number);
     });
     return CUBLAS_STATUS_SUCCESS;
