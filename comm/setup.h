@@ -125,10 +125,15 @@ inline Gelu gelu_kernel(MlpKind kind) {
 
 // Tokens whose logits exist at once, if the user leaves it open. Each chunk reads and writes all of the fp32
 // gradient of the classifier's weights: 8 bytes for 2 FLOPs a token. A card that does 150 to 300 FLOPs in the
-// time of a byte is kept busy by some thousand tokens at once, which in bf16 take up to 1 GiB.
+// time of a byte is kept busy by some thousand tokens at once, which in bf16 take up to 1 GiB. Chunks are of
+// about the same size, for products of a few rows are slow; and of whole tiles of products, where they can.
 inline int chosen_loss_chunk(const ModelConfig& config, int tokens) {
     constexpr size_t budget = (sizeof(floatX) == 2 ? 1024 : 256) << 20;
-    return (int)std::clamp<size_t>(budget / (padded_vocab(config) * sizeof(floatX)), 1, tokens);
+    constexpr int tile = 256;
+    int most = (int)std::clamp<size_t>(budget / (padded_vocab(config) * sizeof(floatX)), 1, tokens);
+    if (most == tokens) return tokens;
+    int unit = most < tile ? 1 : tile;
+    return ceil_div(even_share(tokens, most / unit * unit), unit) * unit;
 }
 
 inline Workload training_workload(const Options& o, Recompute recompute) {
@@ -305,8 +310,8 @@ inline void check_build(const Options& o) {
 
 // Multiprocessors that NCCL's kernels are expected to hold while products run: those of two receives from the
 // stages beside, which are there as soon as they can be and wait; and of one group, where tensor ranks send
-// beside products, or data ranks in every micro-batch. It follows from the layout alone, for algorithms follow
-// from it: so the bits are the same without overlap.
+// beside products, or data ranks in every micro-batch. It follows from the layout alone: algorithms depend on
+// it, and the bits are the same without overlap.
 inline int held_multiprocessors(const Layout& layout, int zero) {
     const MeshShape& mesh = layout.mesh;
     bool tensor_ranks_send = mesh.tp > 1 && layout.row_chunks > 1;
