@@ -71,13 +71,16 @@ private:
 // ----------------------------------------------------------------------------
 // before the first turn
 
-// What scratch holds of each query, by eight threads; (B, rows, NH) of them are whole blocks. Queries after
-// the last get an lse that leaves no probability.
+constexpr int stats_block = 256, stats_queries = stats_block / 8;
+
+// What scratch holds of each query, by eight threads. A block does `stats_queries` of them in a head, of the
+// sequence blockIdx.y; the blocks of all heads stand side by side, for that is how heads lie in memory.
+// Queries after the last get an lse that leaves no probability.
 template <int W>
 __global__ void attention_stats_kernel(BackwardScratch scratch, const floatX* dout, const floatX* out,
                                        const float* lse, AttentionShape s) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8;
-    int h = i % s.NH, query = i / s.NH % scratch.rows, b = i / s.NH / scratch.rows;
+    int h = blockIdx.x % s.NH, b = blockIdx.y;
+    int query = blockIdx.x / s.NH * stats_queries + threadIdx.x / 8;
     bool valid = query < s.Tq;
     float sum = 0;
     if (valid) {
@@ -97,11 +100,10 @@ __global__ void attention_stats_kernel(BackwardScratch scratch, const floatX* do
 inline void prepare_backward_scratch(const BackwardScratch& scratch, const floatX* dout, const floatX* out,
                                      const float* lse, const AttentionShape& s, cudaStream_t stream) {
     cudaCheck(cudaMemsetAsync(scratch.ticket(), 0, (1 + scratch.counters()) * sizeof(unsigned), stream));
-    constexpr int block = 256;
-    static_assert(BackwardScratch::padding * 8 % block == 0);
+    static_assert(BackwardScratch::padding % stats_queries == 0);
     with_vec_width<floatX>(s.HS, [&](auto W) {
-        launch(attention_stats_kernel<W>, scratch.all_rows() * 8 / block, block, 0, stream, scratch, dout,
-               out, lse, s);
+        launch(attention_stats_kernel<W>, dim3(scratch.rows / stats_queries * s.NH, s.B), stats_block, 0,
+               stream, scratch, dout, out, lse, s);
     });
 }
 

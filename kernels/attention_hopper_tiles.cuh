@@ -174,8 +174,7 @@ __device__ void store_results(floatX* to, size_t stride, const float (&results)[
             transpose_quad(words);
             int row = result_row(2 * i), column = n / 16 * 32 + threadIdx.x % 4 * 8;
             if (row < rows && column < HS)
-                *reinterpret_cast<uint4*>(to + row * stride + column) =
-                    make_uint4(words[0], words[1], words[2], words[3]);
+                store_global(to + row * stride + column, make_uint4(words[0], words[1], words[2], words[3]));
         }
 }
 

@@ -238,13 +238,13 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
                               s.HS);
 }
 
-// dq from its sums: eight columns of a query by a thread.
+// dq from its sums, for a head (blockIdx.y) of a sequence (blockIdx.z): eight columns of a query by a thread.
+// A warp takes eight queries by 32 columns, whose sums are whole lines of memory.
 __global__ void attention_dq_kernel(floatX* dqkv, BackwardScratch scratch, AttentionShape s) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int pieces = ceil_div(s.HS, 8);  // (B, Tq, NH, pieces)
-    if (i >= (size_t)s.B * s.Tq * s.NH * pieces) return;
-    int column = i % pieces * 8, h = i / pieces % s.NH, query = i / pieces / s.NH % s.Tq,
-        b = i / pieces / s.NH / s.Tq;
+    int warp = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, parts = scratch.width / 32;
+    int query = warp / parts * 8 + lane_id() / 4, column = warp % parts * 32 + lane_id() % 4 * 8;
+    int h = blockIdx.y, b = blockIdx.z;
+    if (query >= s.Tq || column >= s.HS) return;
     const float* sums = scratch.data + scratch.sums(b, h, query / 16 * 16) +
                         dq_offset(0, column, scratch.width) + query / 8 % 2 * 64 + query % 8 * 4;
     Vec<float, 4> even = load<4>(sums), odd = load<4>(sums + 32);
@@ -294,9 +294,9 @@ inline void attention_mma_backward(floatX* dqkv, float* scratch_data, const floa
             with(BackwardTilesFor<HSP, large>{});
         else
             with(BackwardTilesFor<HSP, least_shared_bytes>{});
-        constexpr int block = 256;
-        size_t pieces = (size_t)s.B * s.Tq * s.NH * ceil_div(s.HS, 8);
-        launch(attention_dq_kernel, ceil_div(pieces, block), block, 0, stream, dqkv, scratch, s);
+        constexpr int block = 256, part = 8;  // floats that a thread takes
+        launch(attention_dq_kernel, dim3(scratch.rows * HSP / part / block, s.NH, s.B), block, 0, stream,
+               dqkv, scratch, s);
     });
 }
 

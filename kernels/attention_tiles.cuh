@@ -140,8 +140,8 @@ struct Fragment {
             for (int n = 0; n < columns / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i += 2) {
-                    ::store(to.at(first_row + row(m, i), first_column + column(n, i)),
-                            Vec<floatX, 2>{floatX(at[m][n][i]), floatX(at[m][n][i + 1])});
+                    store_shared(to.at(first_row + row(m, i), first_column + column(n, i)),
+                                 Vec<floatX, 2>{floatX(at[m][n][i]), floatX(at[m][n][i + 1])});
                 }
     }
 };

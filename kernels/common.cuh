@@ -170,8 +170,19 @@ __device__ Vec<T, N> load(const T* from) {
     return *reinterpret_cast<const Vec<T, N>*>(from);
 }
 
+// To global memory. A compiler may take the vector of an assignment to pieces, and store these one by one.
 template <int N, typename T>
 __device__ void store(T* to, const Vec<T, N>& values) {
+    if constexpr (sizeof values == 16)
+        store_global(to, std::bit_cast<uint4>(values));
+    else if constexpr (sizeof values == 8)
+        store_global(to, std::bit_cast<uint2>(values));
+    else
+        *reinterpret_cast<Vec<T, N>*>(to) = values;
+}
+
+template <int N, typename T>
+__device__ void store_shared(T* to, const Vec<T, N>& values) {
     *reinterpret_cast<Vec<T, N>*>(to) = values;
 }
 

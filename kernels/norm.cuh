@@ -172,7 +172,7 @@ __global__ void norm_forward_kernel(Norm norm, floatX* residual, floatX* out, fl
             store(residual + start + c, xc);
         }
         for (int i = 0; i < W; i++) sum += float(xc[i]);
-        store(x + c, xc);
+        store_shared(x + c, xc);
     }
     float m = norm == Norm::layernorm ? row_sum(sum) / C : 0.0f;
     float squares = 0;

@@ -89,6 +89,19 @@ __device__ inline void ldmatrix_x2_trans(uint32_t (&out)[2], const void* row) {
 }
 
 // ----------------------------------------------------------------------------
+// stores to global memory that stay whole: 16 or 8 bytes, as aligned as they are wide
+
+__device__ inline void store_global(void* to, uint4 words) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y),
+                 "r"(words.z), "r"(words.w)
+                 : "memory");
+}
+
+__device__ inline void store_global(void* to, uint2 words) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words.x), "r"(words.y) : "memory");
+}
+
+// ----------------------------------------------------------------------------
 // sums in global memory, and turns of blocks
 
 // *sum += value, without asking for the old value.

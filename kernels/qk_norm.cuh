@@ -177,7 +177,7 @@ __global__ void qk_norm_backward_kernel(floatX* dinp, float* partials, const flo
                 Vec<floatX, W> xc = load<W>(x + c), w = load<W>(weight + c);
                 Vec<floatX, W> dyc = c < rope.R ? turned<W>(c, rope.R, angles, -1.0f, as_is) : as_is(c);
                 for (int i = 0; i < W; i++) sum_xhat += float(dyc[i]) * float(w[i]) * (float(xc[i]) * r);
-                store(turned_back, dyc);
+                store_shared(turned_back, dyc);
             }
             float average_xhat = group_sum(sum_xhat, lanes) / HS;
             __syncwarp();

@@ -11,12 +11,12 @@ and only the first and the last thread go element by element; if they do not, ev
 
 // How a kernel of n elements is laid out: thread t takes elements t * width - skip up to the next thread's.
 struct RaggedVectors {
-    int width;
-    int skip;  // elements of the first vector that lie before the arrays
+    int width;  // a power of two
+    int skip;   // elements of the first vector that lie before the arrays
 
     size_t threads(size_t n) const { return ceil_div(n + skip, (size_t)width); }
     // Of the arrays' elements from `at` on.
-    HOST_DEVICE RaggedVectors from(size_t at) const { return {width, (int)((skip + at) % width)}; }
+    HOST_DEVICE RaggedVectors from(size_t at) const { return {width, (int)((skip + at) & (width - 1))}; }
 };
 
 constexpr int ragged_width = vec_width<float>;

@@ -17,8 +17,8 @@ template <Layout layout>
 __global__ void mma_kernel(float* out, const bf16* a, const bf16* b, const float* start) {
     alignas(16) __shared__ bf16 tile_a[16 * 16], tile_b[16 * 8];
     int lane = threadIdx.x, row = lane % 8, quarter = lane / 8;
-    store(tile_a + lane * 8, load<8>(a + lane * 8));
-    if (lane < 16) store(tile_b + lane * 8, load<8>(b + lane * 8));
+    store_shared(tile_a + lane * 8, load<8>(a + lane * 8));
+    if (lane < 16) store_shared(tile_b + lane * 8, load<8>(b + lane * 8));
     __syncwarp();
     uint32_t fragment_a[4], fragment_b[2];
     if constexpr (layout == Layout::plain) {

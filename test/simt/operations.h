@@ -171,6 +171,13 @@ void fence_device() {
     running->fenced_device = true;
 }
 
+// Shared memory has addresses of its own on a GPU, where this access would go astray.
+void need_global(const void* pointer, const char* name) {
+    if (!is_shared(pointer)) return;
+    fail(Kind::out_of_bounds, __builtin_return_address(0), "%s: %s needs an address in global memory",
+         simt::name(*running).text, name);
+}
+
 void add_global(float* sum, float value) {
     const void* where = __builtin_return_address(0);
     check(*running, sum, sizeof *sum, sizeof *sum, Access::atomic, where);

@@ -84,6 +84,7 @@ unsigned lane();
 void* dynamic_shared();
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 void ldmatrix(uint32_t* out, const void* row, int matrices, bool transposed);
+void need_global(const void* pointer, const char* name);
 void add_global(float* sum, float value);
 void fence_device();
 void cp_async_16(void* shared, const void* global, bool valid);

@@ -116,6 +116,13 @@ __global__ void dynamic_store_kernel(int index) {
     dynamic_shared<int>()[index] = 1;
 }
 
+// The vector goes to the kind of memory that store() is for, or to the other.
+template <bool to_shared>
+__global__ void store_vector_kernel(float* out) {
+    float* shared = dynamic_shared<float>();
+    store(to_shared ? shared : out, Vec<float, 4>{});
+}
+
 }  // namespace
 
 TEST_CASE("accesses outside of device memory are reported") {
@@ -134,6 +141,13 @@ TEST_CASE("accesses outside of device memory are reported") {
     std::vector<int> host(10);
     check_one(errors_of(store_kernel<int>, 1, 1, 0, host.data(), 0), Kind::out_of_bounds,
               {"not memory of the device"});
+}
+
+TEST_CASE("vectors stored as if to device memory, but to shared memory, are reported") {
+    Buffer<float> out(4);
+    CHECK(errors_of(store_vector_kernel<false>, 1, 1, 64, (float*)out).empty());
+    check_one(errors_of(store_vector_kernel<true>, 1, 1, 64, (float*)out), Kind::out_of_bounds,
+              {"st.global needs an address in global memory", "test_simt_errors.cu:"});
 }
 
 TEST_CASE("accesses to freed memory are reported") {

@@ -46,6 +46,13 @@ inline uint32_t bf16_pair(float low, float high) {
     return __nv_bfloat16(low).bits | (uint32_t)__nv_bfloat16(high).bits << 16;
 }
 
+// uint4 or uint2
+template <typename Words>
+[[gnu::always_inline]] inline void store_global(void* to, const Words& words) {
+    simt::need_global(to, "st.global");
+    *static_cast<Words*>(to) = words;
+}
+
 [[gnu::always_inline]] inline void add_global(float* sum, float value) {
     simt::add_global(sum, value);
 }
