@@ -20,9 +20,10 @@ where rmsnorm does without average(dxhat) and dbias. dinp accumulates because it
 residual stream, which reaches it along the skip connection too.
 
 The variance is computed from the centred row, in a second pass: E[x^2] - E[x]^2 would cancel when the mean is
-large. On a GPU each row is read from memory once: the forward pass keeps it in shared memory, and the
-backward pass finds it in the first-level cache. The sums over rows are made in two stages, partial sums of
-fixed sets of rows and then their sum, so they do not depend on the number of threads or multiprocessors.
+large. On a GPU each row is read from memory once: the forward pass keeps it in shared memory, the backward
+pass in registers, or in the first-level cache where it is too long for them. The sums over rows are made in
+two stages, partial sums of fixed sets of rows and then their sum, so they do not depend on the number of
+threads or multiprocessors.
 */
 #pragma once
 
@@ -33,10 +34,11 @@ fixed sets of rows and then their sum, so they do not depend on the number of th
 
 enum class Norm { layernorm, rmsnorm };
 
-// Sets of rows with a partial sum of their own, at most: three blocks for each multiprocessor of an H100
-// (132), so that some load while others add up, or fewer where rows are long.
+// Sets of rows with a partial sum of their own, at most: as many blocks as an H100 runs at once. Each of its
+// 132 multiprocessors has the registers for two, so that one loads while the other adds up, or where rows are
+// long for one.
 inline int norm_partials(int C) {
-    return std::clamp((1 << 20) / C, 132, 396);
+    return C <= 4096 ? 264 : 132;
 }
 
 // Floats of scratch that norm_backward needs, whatever N is.
@@ -148,6 +150,8 @@ inline void norm_backward_cpu(Norm norm, floatX* dinp, float* dweight, float* db
 // CUDA kernels
 #ifndef DEVICE_CPU
 
+constexpr int norm_threads = 1024;  // of a block, at most
+
 // The sum over the blockDim.x threads of a row. They are a warp, or else all threads of the block.
 __device__ inline float row_sum(float value) {
     return blockDim.x == warp_size ? warp_sum(value) : block_sum(value);
@@ -214,19 +218,40 @@ __device__ inline TwoSums row_sums(TwoSums sums, int turn) {
 }
 
 // A block does blockDim.y rows at a time and writes one partial sum (2, C) of all it does. A thread owns the
-// same columns of all its rows, and keeps their sums in shared memory, where element i of vector c / W is at
-// i * (C / W) + c / W: neighbouring threads then use neighbouring banks.
-template <int W>
-__global__ void norm_backward_kernel(Norm norm, floatX* dinp, float* partials, const floatX* dout,
-                                     const floatX* inp, const floatX* weight, const float* mean,
-                                     const float* rstd, int N, int C) {
-    float* sums = dynamic_shared<float>();        // (blockDim.y, 2, C)
-    float* dweight = sums + threadIdx.y * 2 * C;  // (C)
-    float* dbias = dweight + C;                   // (C)
+// same columns of all its rows. If these are one vector (`once`), they and their sums stay in registers.
+// Longer rows are read again for the gradient, from the first-level cache, and their sums lie in shared
+// memory, where element i of vector c / W is at i * (C / W) + c / W: neighbouring threads then use
+// neighbouring banks.
+template <int W, bool once>
+__global__ void __launch_bounds__(norm_threads)
+    norm_backward_kernel(Norm norm, floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
+                         const floatX* weight, const float* mean, const float* rstd, int N, int C) {
+    float* sums = dynamic_shared<float>();  // (blockDim.y, 2, C)
+    float* own = sums + threadIdx.y * 2 * C;
     int first = threadIdx.x * W, step = blockDim.x * W, plane = C / W, turn = 0;
-    for (int c = first; c < C; c += step) {
-        for (int i = 0; i < W; i++) dweight[i * plane + c / W] = dbias[i * plane + c / W] = 0;
-    }
+    Vec<floatX, W> dyc, xc, w, dxc;
+    float dweight[W] = {}, dbias[W] = {};
+
+    auto each_vector = [&](int columns, auto&& f) {
+        if (once) {
+            if (first < columns) f(first);
+        } else {
+            for (int c = first; c < columns; c += step) f(c);
+        }
+    };
+    auto keep_sums = [&](int c) {
+        for (int i = 0; i < W; i++) {
+            own[i * plane + c / W] = dweight[i];
+            own[C + i * plane + c / W] = dbias[i];
+        }
+    };
+    each_vector(C, [&](int c) {
+        if (once)
+            w = load<W>(weight + c);
+        else
+            keep_sums(c);
+    });
+
     for (int begin = blockIdx.x * blockDim.y; begin < N; begin += gridDim.x * blockDim.y, turn ^= 1) {
         int row = begin + threadIdx.y, columns = row < N ? C : 0;
         const floatX *dy = dout + (size_t)row * C, *x = inp + (size_t)row * C;
@@ -235,36 +260,50 @@ __global__ void norm_backward_kernel(Norm norm, floatX* dinp, float* partials, c
         if (row < N) m = norm == Norm::layernorm ? mean[row] : 0.0f, r = rstd[row];
 
         TwoSums sum = {0, 0};
-        for (int c = first; c < columns; c += step) {
-            Vec<floatX, W> dyc = load<W>(dy + c), xc = load<W>(x + c), w = load<W>(weight + c);
-            prefetch_to_l2(dx + c);
+        each_vector(columns, [&](int c) {
+            dyc = load<W>(dy + c), xc = load<W>(x + c);
+            if (once)
+                dxc = load<W>(dx + c);
+            else
+                w = load<W>(weight + c), prefetch_to_l2(dx + c);
             for (int i = 0; i < W; i++) {
                 float dxhat = float(dyc[i]) * float(w[i]);
                 sum.first += dxhat;
                 sum.second += dxhat * ((float(xc[i]) - m) * r);
             }
-        }
+        });
         sum = row_sums(sum, turn);
         float average = norm == Norm::layernorm ? sum.first / C : 0.0f, average_xhat = sum.second / C;
-        for (int c = first; c < columns; c += step) {
-            Vec<floatX, W> dyc = load<W>(dy + c), xc = load<W>(x + c), w = load<W>(weight + c);
-            Vec<floatX, W> dxc = load<W>(dx + c);
+        each_vector(columns, [&](int c) {
+            if (!once) {
+                dyc = load<W>(dy + c), xc = load<W>(x + c), w = load<W>(weight + c), dxc = load<W>(dx + c);
+                for (int i = 0; i < W; i++) {
+                    dweight[i] = own[i * plane + c / W];
+                    dbias[i] = own[C + i * plane + c / W];
+                }
+            }
             for (int i = 0; i < W; i++) {
                 float xhat = (float(xc[i]) - m) * r, dxhat = float(dyc[i]) * float(w[i]);
-                dweight[i * plane + c / W] += float(dyc[i]) * xhat;
-                dbias[i * plane + c / W] += float(dyc[i]);
+                dweight[i] += float(dyc[i]) * xhat;
+                dbias[i] += float(dyc[i]);
                 dxc[i] = floatX(float(dxc[i]) + r * (dxhat - average - xhat * average_xhat));
             }
             store(dx + c, dxc);
-        }
+            if (!once) keep_sums(c);
+        });
     }
+    if (once) each_vector(C, keep_sums);
     __syncthreads();
     partials += (size_t)blockIdx.x * 2 * C;
-    for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < 2 * C; c += blockDim.x * blockDim.y) {
-        int at = c / C * C + c % C % W * plane + c % C / W;
-        float sum = 0;
-        for (int y = 0; y < (int)blockDim.y; y++) sum += sums[y * 2 * C + at];
-        partials[c] = sum;
+    for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < C; c += blockDim.x * blockDim.y) {
+        float sum_weight = 0, sum_bias = 0;
+        for (int y = 0; y < (int)blockDim.y; y++) {
+            const float* at = sums + y * 2 * C + c % W * plane + c / W;
+            sum_weight += at[0];
+            sum_bias += at[C];
+        }
+        partials[c] = sum_weight;
+        partials[C + c] = sum_bias;
     }
 }
 
@@ -311,7 +350,7 @@ inline void residual_norm_forward(Norm norm,
                                   int N, int C, float eps, cudaStream_t stream) {
     ON_DEVICE(stream, norm_forward_cpu(norm, residual, out, mean, rstd, inp1, inp2, weight, bias, N, C, eps),
               with_vec_width<floatX>(C, [&](auto width) {
-                  int threads = row_threads(ceil_div(C / width(), 4), 1024);
+                  int threads = row_threads(ceil_div(C / width(), 4), norm_threads);
                   int rows = threads == warp_size ? 4 : 1;
                   launch(norm_forward_kernel<width()>, ceil_div(N, rows), dim3(threads, rows),
                          (size_t)rows * C * sizeof(floatX), stream, norm, residual, out, mean, rstd, inp1,
@@ -344,11 +383,13 @@ inline void norm_backward(Norm norm,
     ON_DEVICE(stream,
               norm_backward_cpu(norm, dinp, dweight, dbias, scratch, dout, inp, weight, mean, rstd, N, C),
               with_vec_width<floatX>(C, [&](auto width) {
-                  int threads = row_threads(C / width(), 1024), rows = std::max(512 / threads, 1);
+                  int vectors = C / width(), threads = row_threads(vectors, norm_threads);
+                  int rows = std::max(norm_threads / 2 / threads, 1);
                   int count = even_share(ceil_div(N, rows), norm_partials(C));
-                  launch(norm_backward_kernel<width()>, count, dim3(threads, rows),
-                         (size_t)rows * 2 * C * sizeof(float), stream, norm, dinp, scratch, dout, inp, weight,
-                         mean, rstd, N, C);
+                  launch(vectors <= norm_threads ? norm_backward_kernel<width(), true>
+                                                 : norm_backward_kernel<width(), false>,
+                         count, dim3(threads, rows), (size_t)rows * 2 * C * sizeof(float), stream, norm, dinp,
+                         scratch, dout, inp, weight, mean, rstd, N, C);
                   add_partials(dweight, dbias, scratch, count, C, stream);
               }));
 }

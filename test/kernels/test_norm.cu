@@ -134,8 +134,8 @@ TEST_CASE("norm: forward and backward over shapes") {
         CAPTURE(biased);
         struct {
             int N, C;
-        } shapes[] = {{1, 2},     {1, 7},     {3, 33},   {5, 64},   {37, 40}, {50, 384},
-                      {1100, 24}, {600, 264}, {2, 6152}, {2, 2051}, {3, 8200}};
+        } shapes[] = {{1, 2},     {1, 7},     {3, 33},   {5, 64},   {37, 40},  {50, 384},
+                      {1100, 24}, {600, 264}, {2, 6152}, {2, 2051}, {3, 8200}, {2, 16384}};
         for (auto [N, C] : shapes) {
             CAPTURE(N);
             CAPTURE(C);
@@ -144,11 +144,13 @@ TEST_CASE("norm: forward and backward over shapes") {
     });
 }
 
-// A block takes 16 such rows at a time, and there are as many blocks as partial sums: the last rows are of a
-// second turn.
+// A block takes 16 rows at a time if they are short, and there are as many blocks as partial sums: the last
+// rows are of a second turn. The rows of 1030 are longer than a block's threads take at once.
 TEST_CASE("norm: more rows than blocks do at once") {
     Layer(Norm::layernorm, true, 16 * norm_partials(7) + 100, 7).check();
     Layer(Norm::rmsnorm, false, 2 * 16 * norm_partials(7) + 5, 7).check();
+    Layer(Norm::layernorm, true, 16 * norm_partials(24) + 100, 24).check();
+    Layer(Norm::layernorm, true, norm_partials(1030) + 1, 1030).check();
 }
 
 TEST_CASE("norm: a large mean does not cancel the variance, and eps counts where the variance is small") {
