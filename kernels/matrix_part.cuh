@@ -22,9 +22,9 @@ struct MatrixPart {
     size_t begin, count;     // elements of the box
     bool transposed;         // the whole matrix lies as (cols, rows)
 
-    // Where element i of the part is in the whole matrix.
-    HOST_DEVICE size_t place(size_t i) const {
-        size_t e = begin + i, row = e / columns, col = column + e % columns;
+    // Where an element of the box is in the whole matrix.
+    HOST_DEVICE size_t place(size_t row, size_t of_row) const {
+        size_t col = column + of_row;
         return transposed ? col * rows + row : row * cols + col;
     }
 };
@@ -38,7 +38,8 @@ template <PartCopy direction>
 void copy_part_cpu(floatX* matrix, floatX* part, const MatrixPart& at) {
 #pragma omp parallel for if (at.count > 65536)
     for (size_t i = 0; i < at.count; i++) {
-        floatX &whole = matrix[at.place(i)], &own = part[i];
+        size_t e = at.begin + i;
+        floatX &whole = matrix[at.place(e / at.columns, e % at.columns)], &own = part[i];
         (direction == PartCopy::into_matrix ? whole : own) = direction == PartCopy::into_matrix ? own : whole;
     }
 }
@@ -57,14 +58,25 @@ void convert_cpu(To* out, const From* inp, size_t n, const float* scale) {
 
 constexpr unsigned part_block = 256;
 
+// Each row of the box has blocks of its own: to find an element's row by division would take longer than to
+// move it.
 template <PartCopy direction>
-__global__ void copy_part_kernel(floatX* matrix, floatX* part, MatrixPart at) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= at.count) return;
-    if constexpr (direction == PartCopy::into_matrix)
-        matrix[at.place(i)] = part[i];
-    else
-        part[i] = matrix[at.place(i)];
+__global__ void copy_part_kernel(floatX* matrix, floatX* part, MatrixPart at, size_t first_row,
+                                 unsigned blocks_of_row) {
+    size_t row = first_row + blockIdx.x / blocks_of_row;
+    size_t of_row = (size_t)(blockIdx.x % blocks_of_row) * blockDim.x + threadIdx.x;
+    size_t i = row * at.columns + of_row - at.begin;
+    if (of_row >= at.columns || i >= at.count) return;  // i is huge before the part
+    floatX &whole = matrix[at.place(row, of_row)], &own = part[i];
+    (direction == PartCopy::into_matrix ? whole : own) = direction == PartCopy::into_matrix ? own : whole;
+}
+
+template <PartCopy direction>
+void launch_copy_part(floatX* matrix, floatX* part, const MatrixPart& at, cudaStream_t stream) {
+    size_t first_row = at.begin / at.columns, last_row = (at.begin + at.count - 1) / at.columns;
+    unsigned blocks_of_row = ceil_div(at.columns, part_block);
+    launch(copy_part_kernel<direction>, (last_row - first_row + 1) * blocks_of_row, part_block, 0, stream,
+           matrix, part, at, first_row, blocks_of_row);
 }
 
 template <typename To, typename From>
@@ -84,8 +96,7 @@ template <PartCopy direction>
 void copy_part(floatX* matrix, floatX* part, const MatrixPart& at, cudaStream_t stream) {
     if (at.count == 0) return;
     ON_DEVICE(stream, copy_part_cpu<direction>(matrix, part, at),
-              launch(copy_part_kernel<direction>, ceil_div(at.count, part_block), part_block, 0, stream,
-                     matrix, part, at));
+              launch_copy_part<direction>(matrix, part, at, stream));
 }
 
 // out = inp, (n) each, in the type of out; but nothing if there is a scale (1) and it is NaN.

@@ -233,10 +233,9 @@ __global__ void __launch_bounds__(norm_threads)
     float dweight[W] = {}, dbias[W] = {};
 
     auto each_vector = [&](int columns, auto&& f) {
-        if (once) {
-            if (first < columns) f(first);
-        } else {
-            for (int c = first; c < columns; c += step) f(c);
+        for (int c = first; c < columns; c += step) {
+            f(c);
+            if (once) break;
         }
     };
     auto keep_sums = [&](int c) {
@@ -245,12 +244,8 @@ __global__ void __launch_bounds__(norm_threads)
             own[C + i * plane + c / W] = dbias[i];
         }
     };
-    each_vector(C, [&](int c) {
-        if (once)
-            w = load<W>(weight + c);
-        else
-            keep_sums(c);
-    });
+    if (once && first < C) w = load<W>(weight + first);
+    if (!once) each_vector(C, keep_sums);
 
     for (int begin = blockIdx.x * blockDim.y; begin < N; begin += gridDim.x * blockDim.y, turn ^= 1) {
         int row = begin + threadIdx.y, columns = row < N ? C : 0;
@@ -296,12 +291,9 @@ __global__ void __launch_bounds__(norm_threads)
     __syncthreads();
     partials += (size_t)blockIdx.x * 2 * C;
     for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < C; c += blockDim.x * blockDim.y) {
+        const float* at = sums + c % W * plane + c / W;
         float sum_weight = 0, sum_bias = 0;
-        for (int y = 0; y < (int)blockDim.y; y++) {
-            const float* at = sums + y * 2 * C + c % W * plane + c / W;
-            sum_weight += at[0];
-            sum_bias += at[C];
-        }
+        for (int y = 0; y < (int)blockDim.y; y++, at += 2 * C) sum_weight += at[0], sum_bias += at[C];
         partials[c] = sum_weight;
         partials[C + c] = sum_bias;
     }

@@ -167,32 +167,36 @@ TEST_CASE("a NaN scale skips all of a step of Muon") {
 }
 
 TEST_CASE("parts go to their places in a matrix, and back") {
-    const size_t rows = 7, cols = 12;
-    auto all = random_values<floatX>("matrix", rows * cols);
-    for (bool transposed : {false, true}) {
-        std::vector<floatX> want(all);
-        for (size_t r = 0; transposed && r < rows; r++)
-            for (size_t c = 0; c < cols; c++) want[c * rows + r] = all[r * cols + c];
-        // rows from the middle of one on; and the columns of one of three ranks
-        for (auto [column, columns, begin, count] : {std::array<size_t, 4>{0, 12, 0, 84},
-                                                     {0, 12, 5, 50},
-                                                     {4, 4, 0, 28},
-                                                     {8, 4, 3, 17},
-                                                     {0, 12, 83, 1}}) {
-            std::vector<floatX> part;
-            for (size_t e = begin; e < begin + count; e++)
-                part.push_back(all[e / columns * cols + column + e % columns]);
+    struct {
+        size_t rows, cols, column, columns, begin, count;
+    } cases[] = {
+        {7, 12, 0, 12, 0, 84},      {7, 12, 0, 12, 5, 50},
+        {7, 12, 0, 12, 83, 1},                                    // rows from the middle of one on
+        {7, 12, 4, 4, 0, 28},       {7, 12, 8, 4, 3, 17},         // columns of one of three ranks
+        {3, 600, 0, 600, 299, 901}, {3, 600, 200, 300, 10, 800},  // more than a block's threads
+    };
+    for (auto [rows, cols, column, columns, begin, count] : cases)
+        for (bool transposed : {false, true}) {
+            auto all = random_values<floatX>("matrix", rows * cols);
+            auto place = [=](size_t row, size_t col) {
+                return transposed ? col * rows + row : row * cols + col;
+            };
+            std::vector<floatX> want(all), part;
+            for (size_t r = 0; r < rows; r++)
+                for (size_t c = 0; c < cols; c++) want[place(r, c)] = all[r * cols + c];
+            std::vector<floatX> holes = want;
+            for (size_t e = begin; e < begin + count; e++) {
+                size_t row = e / columns, col = column + e % columns;
+                part.push_back(all[row * cols + col]);
+                holes[place(row, col)] = floatX(0.0f);
+            }
             MatrixPart at = {rows, cols, column, columns, begin, count, transposed};
-            Buffer<floatX> matrix(want), got(part.size());
+            Buffer<floatX> matrix(want), got(part.size()), filled(holes);
             copy_part<PartCopy::out_of_matrix>(matrix, got, at, test_stream());
             CHECK(same_bits(got.host(), part));
-            std::vector<floatX> holes = want;
-            for (size_t i = 0; i < count; i++) holes[at.place(i)] = floatX(0.0f);
-            Buffer<floatX> filled(holes);
             copy_part<PartCopy::into_matrix>(filled, got, at, test_stream());
             CHECK(same_bits(filled.host(), want));
         }
-    }
     auto values = random_values<float>("values", 1001);
     Buffer<float> numbers(values), back(1001);
     Buffer<floatX> narrow(1001);
