@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # The program compiles and links for GPUs without a warning, and no kernel of it spills registers, has arrays in local
 # memory or waits within products that should overlap, as ptxas says in its notes; and nor do kernels on a newer card,
-# whose driver compiles their PTX. No GPU is needed. Code of the host, which is tested elsewhere, is optimised less.
+# whose driver compiles their PTX. What else their machine code must be like is in test/tools/check_sass.py. No GPU is
+# needed. Code of the host, which is tested elsewhere, is optimised less.
 # seconds: 200
 # limit: 1800
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 3
+plan 4
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 if [ ! -x "$nvcc" ]; then
-    skip "no nvcc here" 3
+    skip "no nvcc here" 4
     exit
 fi
 
@@ -50,3 +51,10 @@ build "sm_80 and sm_90a in fp32, ranks that talk over MPI" "${strict[@]}" PRECIS
 printf '#include "kernels/%s.cuh"\n' adamw attention_mma_forward classifier norm swiglu >"$work/newer.cu"
 build "sm_100 from the PTX of sm_80" "$nvcc" -std=c++20 -O3 -Xcompiler -O0 --expt-relaxed-constexpr --extended-lambda \
     -DPRECISION_BF16 -I. -gencode arch=compute_80,code=sm_100 -Xptxas -v -cubin "$work/newer.cu" -o "$work/newer.cubin"
+# These programs are in the folder SASS_TOOLS, on the PATH or where CUDA is.
+PATH="${SASS_TOOLS:+$SASS_TOOLS:}$PATH:/usr/local/cuda/bin"
+if [ "$(command -v cuobjdump nvdisasm c++filt python3 | wc -l)" = 4 ]; then
+    check "machine code of sm_90a in bf16" test/tools/check_sass.py build/cuda-bf16/train_gpt.o
+else
+    skip "no cuobjdump and nvdisasm here" 1 "machine code of sm_90a in bf16"
+fi

@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+"""What the machine code of the kernels must be like, on Hopper (sm_90a), read from an object file or a program:
+
+    test/tools/check_sass.py build/cuda-bf16/train_gpt.o
+
+  - no kernel has local memory, for registers that were spilled or arrays that are indexed;
+  - no kernel calls a division of 64-bit integers, which takes some hundred instructions;
+  - kernels load and store vectors whole, 8 or 16 bytes at a time;
+  - the loops of attention have the products that they are written with, in these shapes;
+  - nothing touches the registers of a product of a warpgroup (wgmma) before it was waited for.
+
+cuobjdump and nvdisasm of the CUDA Toolkit must be on the PATH. Prints what is wrong; exit code 1 if anything is.
+"""
+import collections
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+# ----------------------------------------------------------------------------
+# what must hold
+
+# Instances for vectors: a number among their template's arguments is that of the elements of 8 or 16 bytes.
+vectorised = r'[<,] ?(4|8)[,>]'
+
+# Loads and stores of less than 8 bytes in instances for vectors: at most so many, and in all others none.
+scalars = {
+    r'attention_stats_kernel': 3,         # lse, where a document begins; the first key that is seen
+    r'classifier_part_kernel': 6,         # the target, its logit, the last logits; three results
+    r'embedding_forward_kernel': 2,       # the token, the position
+    r'fp8_quantize_kernel': 2,            # the largest element; the scale
+    r'norm_backward_kernel': 6,           # mean, rstd; partial sums, at the end
+    r'norm_forward_kernel': 2,            # mean, rstd
+    r'qk_norm_backward_kernel': 8,        # the position, rstd; partial sums, at the end
+    r'qk_norm_forward_kernel': 2,         # the position, rstd
+    r'rope_kernel': 1,                    # the position
+    r'sum_columns_kernel': 1,             # a sum, at the end
+    r'sum_squares_kernel': 1,             # a sum, at the end
+    r'tap_sum_(for|back)ward_kernel': 1,  # where a document begins
+}
+
+# Kernels whose scalars are beyond counting, since compilers unroll loops over them: ends of parts of arrays, lists, odd
+# sizes. Vectors of 8 or 16 bytes that they load and store, at least.
+vectors = {
+    r'accumulate_kernel<4>': (2, 1),
+    r'attention_backward_kernel': (0, 4),
+    r'attention_dq_kernel': (2, 1),
+    **{rf'attention_forward_kernel<{width}>': (0, stores)
+       for width, stores in {32: 4, 64: 8, 96: 12, 128: 16, 192: 12, 256: 16}.items()},
+    **{rf'attention_hopper_backward_kernel<{width}>': (0, width // 8) for width in (64, 96, 128)},
+    **{rf'attention_hopper_forward_kernel<{width}>': (0, width // 16) for width in (64, 96, 128)},
+    r'classifier_kernel<8>': (2, 2),
+    r'kv_cache_attention_kernel<8>': (2, 0),
+    r'optimizer_pass_kernel<false, 4, AdamWFormula>': (4, 3),
+    r'optimizer_pass_kernel<true, 4, AdamWFormula>': (4, 4),
+    r'optimizer_pass_kernel<(false|true), 4, LambUpdate>': (4, 3),
+    r'optimizer_pass_kernel<(false|true), 4, MuonUpdate>': (2, 2),
+    r'optimizer_pass_kernel<false, 4, (Lamb|Muon)Step>': (2, 1),
+    r'optimizer_pass_kernel<true, 4, (Lamb|Muon)Step>': (2, 2),
+    r'sum_rows_kernel<4,': (2, 2),
+}
+
+# The products in the innermost loop that has some: how many, of which shape, and where their left side is.
+products = {
+    r'attention_hopper_forward_kernel<64>': [(4, '64x128x16', 'shared'), (8, '64x64x16', 'registers')],
+    r'attention_hopper_forward_kernel<96>': [(6, '64x128x16', 'shared'), (8, '64x96x16', 'registers')],
+    r'attention_hopper_forward_kernel<128>': [(8, '64x128x16', 'registers'), (8, '64x128x16', 'shared')],
+    r'attention_hopper_backward_kernel<64>':
+        [(8, '64x128x16', 'shared'), (8, '64x64x16', 'shared'), (16, '64x64x16', 'registers')],
+    r'attention_hopper_backward_kernel<96>': [(8, '64x96x16', 'registers'), (20, '64x64x16', 'shared')],
+    r'attention_hopper_backward_kernel<128>': [(8, '64x128x16', 'registers'), (24, '64x64x16', 'shared')],
+}
+
+
+# ----------------------------------------------------------------------------
+# machine code
+
+class Instruction:
+    """As nvdisasm prints it: `@P0 OPCODE.WITH.MODIFIERS operands`; .target is the label that it may go on at."""
+
+    def __init__(self, text):
+        self.text = text
+        predicate, self.operation, self.operands = re.match(r'(@!?U?P\w+ +)?(\S+) *(.*)', text).groups()
+        self.conditional = predicate is not None or bool(re.match(r'!?U?P\d,', self.operands))
+        self.name, *self.modifiers = self.operation.split('.')
+        label = re.search(r'`\(([^)]+)\)', self.operands)
+        self.target = label and label[1]
+
+    def bytes(self):
+        """Of a load or store, by each thread."""
+        for modifier in self.modifiers:
+            if modifier in ('64', '128'):
+                return int(modifier) // 8
+            if modifier in ('U16', 'S16', '16', 'U8', 'S8', '8'):
+                return int(modifier.strip('US')) // 8
+        return 4
+
+    def registers(self):
+        """Those that it may read or write. An address takes two where it says so, data as many as they are wide."""
+        address = ' '.join(re.findall(r'\[([^]]*)\]', self.operands))
+        data = re.sub(r'\[[^]]*\]', '', self.operands)
+        wide = self.bytes() // 4 if self.name != 'SYNCS' else 1
+        if 'WIDE' in self.modifiers or self.operation == 'CS2R':
+            wide = 2
+        found = set()
+        for first, pair in re.findall(r'\bR(\d+)(\.64)?', address):
+            found |= set(range(int(first), int(first) + (2 if pair else 1)))
+        for first in re.findall(r'\bR(\d+)', data):
+            found |= set(range(int(first), int(first) + max(wide, 1)))
+        return found
+
+
+class Kernel:
+    def __init__(self, symbol):
+        self.symbol = self.name = symbol
+        self.code = []    # instructions
+        self.labels = {}  # where in the code they stand
+
+    def successors(self, at):
+        """Where the code may go on behind an instruction. A function that it calls comes back."""
+        instruction = self.code[at]
+        after = [at + 1] if at + 1 < len(self.code) else []
+        if instruction.name in ('EXIT', 'RET'):
+            return after if instruction.conditional else []
+        if instruction.name in ('CALL', 'BSSY') or instruction.target not in self.labels:
+            return after
+        there = self.labels[instruction.target]
+        return [there] if instruction.name == 'BRA' and not instruction.conditional else after + [there]
+
+    def loops(self):
+        """The loops, each the set of its instructions. A branch closes one if it goes back to where every path to it
+        has come by; branches that come back from code which was moved to the end do not."""
+        before = [[] for _ in self.code]
+        for at in range(len(self.code)):
+            for there in self.successors(at):
+                before[there].append(at)
+        everywhere = (1 << len(self.code)) - 1
+        passed = [1] + [everywhere] * (len(self.code) - 1)  # bits of the instructions on every path to this one
+        changed = True
+        while changed:
+            changed = False
+            for at in range(1, len(self.code)):
+                paths = everywhere
+                for earlier in before[at]:
+                    paths &= passed[earlier]
+                paths |= 1 << at
+                changed |= paths != passed[at]
+                passed[at] = paths
+        bodies = {}
+        for at in range(len(self.code)):
+            for head in self.successors(at):
+                if head > at or not passed[at] >> head & 1:
+                    continue
+                body, todo = bodies.setdefault(head, {head}), [at]
+                while todo:
+                    inside = todo.pop()
+                    if inside not in body:
+                        body.add(inside)
+                        todo += before[inside]
+        return list(bodies.values())
+
+
+def kernels_of(path):
+    """All kernels of sm_90a in an object file."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(['cuobjdump', '-xelf', 'sm_90a', Path(path).resolve()], cwd=folder, check=True,
+                       stdout=subprocess.DEVNULL)
+        text = ''.join(subprocess.run(['nvdisasm', '-c', cubin], check=True, capture_output=True, text=True).stdout
+                       for cubin in sorted(Path(folder).iterdir()))
+    kernels = []
+    for line in text.splitlines():
+        if section := re.match(r'\s*\.section\s+(\S+?),', line):
+            kernel = Kernel(section[1].removeprefix('.text.'))
+            if section[1].startswith('.text.'):
+                kernels.append(kernel)
+        elif label := re.match(r'(\S+):$', line):
+            kernel.labels[label[1]] = len(kernel.code)
+        elif code := re.match(r'\s*/\*[0-9a-f]{4,}\*/\s*(.*?)\s*;', line):
+            kernel.code.append(Instruction(code[1]))
+    names = subprocess.run(['c++filt', '-p'], input='\n'.join(k.symbol for k in kernels), capture_output=True,
+                           check=True, text=True).stdout.splitlines()
+    for kernel, name in zip(kernels, names):
+        kernel.name = re.sub(r"\(\w+\)(?=\d)", "", name.removeprefix("void "))  # enumerators without their type
+    return kernels
+
+
+# ----------------------------------------------------------------------------
+# checks: each yields what is wrong with a kernel
+
+def row_of(table, kernel):
+    """What a table says of a kernel, and notes that it was asked."""
+    for name in table:
+        if re.match(name, kernel.name):
+            used.add(name)
+            return table[name]
+    return None
+
+
+def local_memory(kernel):
+    count = sum(i.name in ('LDL', 'STL') for i in kernel.code)
+    if count:
+        yield f'{count} accesses to local memory'
+
+
+def divisions(kernel):
+    count = sum(i.name == 'CALL' and bool(re.search(r'(div|rem)_[us]64', i.operands)) for i in kernel.code)
+    if count:
+        yield f'{count} divisions of 64-bit integers'
+
+
+def widths(kernel):
+    accesses = [i for i in kernel.code if i.name in ('LDG', 'STG', 'LD', 'ST')]
+    least = row_of(vectors, kernel)
+    if least:
+        for kind, count in zip(('LDG', 'STG'), least):
+            whole = sum(i.name == kind and i.bytes() >= 8 for i in accesses)
+            if whole < count:
+                yield f'{whole} times {kind} of 8 bytes or more, and it has {count} vectors'
+        return
+    if not re.search(vectorised, kernel.name):
+        return
+    most = row_of(scalars, kernel) or 0
+    narrow = [i for i in accesses if i.bytes() < 8]
+    if len(narrow) > most:
+        yield f'{len(narrow)} accesses of less than 8 bytes, and it has {most} scalars: {narrow[-1].text}'
+
+
+def product(instruction):
+    """(shape, where the left side is, registers of the sums, registers of the left side) of an HGMMA."""
+    shape = instruction.modifiers[0]
+    sums, left = re.match(r'R(\d+), (?:R(\d+), )?gdesc', instruction.operands).groups()
+    columns = int(shape.split('x')[1])
+    return (shape, 'registers' if left else 'shared', set(range(int(sums), int(sums) + columns // 2)),
+            set(range(int(left), int(left) + 4)) if left else set())
+
+
+def products_in_loops(kernel):
+    if not any(i.name == 'HGMMA' for i in kernel.code):
+        return
+    innermost, found = [], []
+    for loop in sorted(kernel.loops(), key=len):
+        shapes = collections.Counter(product(kernel.code[at])[:2] for at in loop if kernel.code[at].name == 'HGMMA')
+        if shapes and not any(other <= loop for other in innermost):
+            innermost.append(loop)
+            found.append(sorted((count, *shape) for shape, count in shapes.items()))
+    want = row_of(products, kernel)
+    if want is None:
+        yield f'has products of warpgroups, {found}, and no row in the table of these'
+    elif found != [sorted(want)]:
+        yield f'has loops with the products {found}; there must be one, with {sorted(want)}'
+
+
+most_groups = 8  # of products under way; of more, which nobody waits for, the oldest are taken together
+
+
+def registers_in_flight(kernel):
+    """Follows all paths. A state is the groups of products under way, the oldest first and the one that is not
+    committed last, each the set of its registers: (number, whether it is of a left side). Where paths meet, groups of
+    the same age are taken together."""
+    if not any(i.name == 'HGMMA' for i in kernel.code):
+        return
+
+    def together(a, b):
+        longest = max(len(a), len(b))
+        return tuple(x | y for x, y in zip(*(((frozenset(),) * (longest - len(s))) + s for s in (a, b))))
+
+    states, wrong, todo = {0: (frozenset(),)}, {}, [0]
+    while todo:
+        at = todo.pop()
+        state, instruction = states[at], kernel.code[at]
+        under_way = frozenset().union(*state)
+        if instruction.name == 'HGMMA':
+            _, _, sums, left = product(instruction)
+            touched = {n for n, of_left in under_way if n in (sums if of_left else left)}
+            mine = {(n, False) for n in sums} | {(n, True) for n in left}
+            state = (*state[:-1], state[-1] | mine)
+            if 'gsb0' in instruction.operands:
+                state = (*state, frozenset())
+            if len(state) > most_groups:
+                state = (state[0] | state[1], *state[2:])
+        elif wait := re.match(r'WARPGROUP\.DEPBAR\.LE gsb0, 0x(\w+)', instruction.text):
+            touched = set()
+            state = state[max(len(state) - 1 - int(wait[1], 16), 0):]
+        else:
+            touched = {n for n, _ in under_way} & instruction.registers()
+        if touched:
+            wrong[at] = f'R{min(touched)} of a product under way is touched: {instruction.text}'
+        for there in kernel.successors(at):
+            merged = together(state, states[there]) if there in states else state
+            if merged != states.get(there):
+                states[there] = merged
+                todo.append(there)
+    yield from list(wrong.values())[:3]
+
+
+# ----------------------------------------------------------------------------
+
+used = set()
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    kernels = kernels_of(sys.argv[1])
+    failures = [f'{kernel.name}: {failure}'
+                for kernel in kernels
+                for check in (local_memory, divisions, widths, products_in_loops, registers_in_flight)
+                for failure in check(kernel)]
+    failures += [f'{sys.argv[1]} has no kernel {name}' for table in (scalars, vectors, products) for name in table
+                 if name not in used]
+    print('\n'.join(failures) or f'{len(kernels)} kernels are as they must be')
+    sys.exit(bool(failures))
+
+
+if __name__ == '__main__':
+    main()
