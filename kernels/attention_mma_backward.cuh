@@ -97,15 +97,16 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     Tile<queries> p{ds.data + (Tiles::score_tiles - 1) * keys * queries};  // (keys, queries)
     float* stats = (float*)(p.data + keys * queries);                      // (stages, queries, 2)
     int* first_keys = (int*)(stats + stages * 2 * queries);                // (stages, queries)
-    __shared__ KeyTileWork<keys, queries> work;
+    __shared__ unsigned drawn;
     __shared__ Turn turn;
 
     if (threadIdx.x == 0) {
-        auto drawn = KeyTileWork<keys, queries>::of(s, section, atomicAdd(scratch.ticket(), 1));
-        work = drawn;
+        drawn = atomicAdd(scratch.ticket(), 1);
         turn.counter = nullptr;
     }
     __syncthreads();
+    auto work = KeyTileWork<keys, queries>::of(s, section, drawn);
+    work.number = pinned(work.number);  // registers are all in use: start() is made of it again and again
     int b = work.b, k_start = work.start();
 
     int warp = threadIdx.x / warp_size, part = warp % parts, warp_row = warp / parts * 16;
