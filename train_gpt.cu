@@ -44,6 +44,7 @@ through a model, is in data/.
 #include "comm/node_reader.h"      // batches read once for all ranks of a machine
 #include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
 #include "comm/setup.h"            // settings, checks, tuning
+#include "comm/step_time.h"        // prediction_text
 #include "comm/tensor_parallel.h"  // column_parallel, row_parallel
 #include "comm/whole_tensors.h"    // initialize, raise_not_finite, trust_ratios
 #include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
@@ -935,6 +936,11 @@ struct TrainingRun {
     void build() {
         g.graphs.on = wants_graphs(o, gemm.rate);
         print_rate(gemm.rate, g.graphs.on);
+        if (world.size() == 1) {
+            double parameters = (double)g.layout.size();
+            std::string text = prediction_text(this_machine(), o, g.workload, g.stage, parameters);
+            if (!text.empty()) printf("prediction   %s\n", text.c_str());
+        }
         begin();
         begin_log();
         batches = make_batches(*plan.train_data);

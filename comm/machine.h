@@ -98,6 +98,7 @@ inline double flops_per_clock(const cudaDeviceProp& device) {
 
 // What a device can do. 0: not known, and then rates have to be measured (GemmRate), as those of a CPU have.
 struct Machine {
+    int multiprocessors;
     double flops, memory_rate, link_rate;  // at most, in FLOP/s and bytes/s
     double products, streams;  // expected of large products, and of kernels that only read and write
     bool published;            // flops by the data sheet; else they are an estimate
@@ -107,6 +108,7 @@ struct Machine {
 // name: it has their share. clock, in Hz, and memory_rate are what the driver says; 0: it does not.
 inline Machine machine_of(const cudaDeviceProp& device, double clock, double memory_rate) {
     Machine m = {};
+    m.multiprocessors = device.multiProcessorCount;
     double product_share = unknown_product_share;
     if (const Card* card = find_card(device.name)) {
         double part = std::min(1.0, device.multiProcessorCount / (double)card->multiprocessors);

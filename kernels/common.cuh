@@ -19,11 +19,8 @@ block sums, and the two ways to start work on a stream (a CUDA kernel, or a plai
 #else
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
-#include "kernels/ptx.cuh"
-#endif
-
-#ifdef __CUDACC__
 #include <nvtx3/nvToolsExt.h>
+#include "kernels/ptx.cuh"
 #endif
 
 // ----------------------------------------------------------------------------
@@ -52,6 +49,17 @@ HOST_DEVICE constexpr Integer ceil_div(Integer a, std::type_identity_t<Integer> 
 // Workers for one item or more: the fewest that are done as early as `most` of them would be.
 constexpr int even_share(int items, int most) {
     return ceil_div(items, ceil_div(items, most));
+}
+
+// Elements of T in 16 bytes, the widest access of a thread.
+template <typename T>
+constexpr int vec_width = 16 / sizeof(T);
+
+constexpr int warp_size = 32;
+
+// The same for threads, in whole warps.
+constexpr int row_threads(int items, int most) {
+    return ceil_div(even_share(items, most), warp_size) * warp_size;
 }
 
 // ----------------------------------------------------------------------------
@@ -99,7 +107,7 @@ inline const cudaDeviceProp& device_properties() {
 
 // Names the enclosing function in profiles (Nsight Systems) for as long as it runs.
 struct ProfileRange {
-#ifdef __CUDACC__
+#ifndef DEVICE_CPU
     explicit ProfileRange(const char* name) {
         nvtxRangePushA(name);
     }
@@ -146,13 +154,6 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
 // ----------------------------------------------------------------------------
 // inside kernels
 
-constexpr int warp_size = 32;
-
-// The same for threads, in whole warps.
-constexpr int row_threads(int items, int most) {
-    return ceil_div(even_share(items, most), warp_size) * warp_size;
-}
-
 // N elements moved by one load or store.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vec {
@@ -160,10 +161,6 @@ struct alignas(sizeof(T) * N) Vec {
     __device__ T& operator[](int i) { return at[i]; }
     __device__ const T& operator[](int i) const { return at[i]; }
 };
-
-// Elements of T in 16 bytes, the widest access of a thread.
-template <typename T>
-constexpr int vec_width = 16 / sizeof(T);
 
 template <int N, typename T>
 __device__ Vec<T, N> load(const T* from) {

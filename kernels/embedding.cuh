@@ -58,6 +58,16 @@ struct PositionList {
     HOST_DEVICE int row(int i) const { return positions[by_position[i]]; }
 };
 
+// On a GPU a list is summed by pieces of this length, and then what these leave over is, and so on.
+constexpr int sum_length = 64;
+
+// Launches that a list of N takes.
+inline int sum_rows_launches(int N) {
+    int launches = 1;
+    for (int pieces = ceil_div(N, sum_length); pieces > 1; launches++) pieces = ceil_div(pieces, sum_length);
+    return launches;
+}
+
 // ----------------------------------------------------------------------------
 // CPU
 
@@ -122,9 +132,8 @@ __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const f
     store(out + n * C + c, sum);
 }
 
-constexpr int sum_length = 64;  // of a piece
-constexpr int sum_warps = 4;    // of a block, with a piece each
-constexpr int sum_ahead = 8;    // rows that a warp loads at once
+constexpr int sum_warps = 4;  // of a block, with a piece each
+constexpr int sum_ahead = 8;  // rows that a warp loads at once
 // of a multiprocessor, at least; in bf16 they have 48 KiB on their way, more than an H200 brings in 1 us
 constexpr int sum_blocks = 6;
 

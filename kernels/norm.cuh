@@ -41,6 +41,19 @@ inline int norm_partials(int C) {
     return C <= 4096 ? 264 : 132;
 }
 
+constexpr int norm_threads = 1024;  // of a block, at most
+
+// How the backward pass shares N rows out, with `vectors` of elements in each: threads and rows that a block
+// has at a time, and blocks, each with a partial sum.
+struct NormBackwardBlocks {
+    int threads, rows, count;
+
+    NormBackwardBlocks(int N, int C, int vectors)
+        : threads(row_threads(vectors, norm_threads)),
+          rows(std::max(norm_threads / 2 / threads, 1)),
+          count(even_share(ceil_div(N, rows), norm_partials(C))) {}
+};
+
 // Floats of scratch that norm_backward needs, whatever N is.
 inline size_t norm_backward_scratch(int C) {
     return (size_t)norm_partials(C) * 2 * C;
@@ -149,8 +162,6 @@ inline void norm_backward_cpu(Norm norm, floatX* dinp, float* dweight, float* db
 // ----------------------------------------------------------------------------
 // CUDA kernels
 #ifndef DEVICE_CPU
-
-constexpr int norm_threads = 1024;  // of a block, at most
 
 // The sum over the blockDim.x threads of a row. They are a warp, or else all threads of the block.
 __device__ inline float row_sum(float value) {
@@ -375,13 +386,13 @@ inline void norm_backward(Norm norm,
     ON_DEVICE(stream,
               norm_backward_cpu(norm, dinp, dweight, dbias, scratch, dout, inp, weight, mean, rstd, N, C),
               with_vec_width<floatX>(C, [&](auto width) {
-                  int vectors = C / width(), threads = row_threads(vectors, norm_threads);
-                  int rows = std::max(norm_threads / 2 / threads, 1);
-                  int count = even_share(ceil_div(N, rows), norm_partials(C));
+                  int vectors = C / width();
+                  NormBackwardBlocks blocks(N, C, vectors);
                   launch(vectors <= norm_threads ? norm_backward_kernel<width(), true>
                                                  : norm_backward_kernel<width(), false>,
-                         count, dim3(threads, rows), (size_t)rows * 2 * C * sizeof(float), stream, norm, dinp,
-                         scratch, dout, inp, weight, mean, rstd, N, C);
-                  add_partials(dweight, dbias, scratch, count, C, stream);
+                         blocks.count, dim3(blocks.threads, blocks.rows),
+                         (size_t)blocks.rows * 2 * C * sizeof(float), stream, norm, dinp, scratch, dout, inp,
+                         weight, mean, rstd, N, C);
+                  add_partials(dweight, dbias, scratch, blocks.count, C, stream);
               }));
 }

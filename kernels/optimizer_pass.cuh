@@ -161,8 +161,11 @@ optimizer_pass_kernel(OptimizerArrays arrays, bool stochastic, int step, RaggedV
         Vec<float, width> slots[Formula::slots + 1], ws;  // the one more is for formulas without any
         for (int k = 0; k < Formula::slots; k++) slots[k] = load<width>(arrays.slots[k] + at);
         auto gs = load<width>(arrays.grads + at);
-        auto ps = load<width>(arrays.params + at);
-        if constexpr (has_master) ws = load<width>(arrays.master + at);
+        Vec<floatX, width> ps;
+        if constexpr (has_master)
+            ws = load<width>(arrays.master + at);
+        else
+            ps = load<width>(arrays.params + at);
         Random4 random = {};
         if (Formula::steps && stochastic && !std::is_same_v<floatX, float>)
             random = rounding_random(part.key, part.first + i, step);

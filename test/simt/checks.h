@@ -87,6 +87,8 @@ template <Scope scope>
         }
         check_order(device_shadow, device_memory.place(at), thread, at, bytes, alignment, access, where,
                     flags);
+        if (traffic_counter.on) [[unlikely]]
+            traffic_counter.note(device_memory.place(at), bytes, access);
     } else if (dynamic_space.holds(at)) {
         size_t index = at - dynamic_begin;
         if (index > dynamic_size || index + bytes > dynamic_size) [[unlikely]]

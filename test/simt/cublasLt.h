@@ -311,6 +311,19 @@ inline void run(const HostMatmulDesc& op, float alpha, const void* A, const Host
     }
 }
 
+inline void note_traffic(const HostMatmulDesc& op, const HostMatrixLayout& a, const HostMatrixLayout& b,
+                         const HostMatrixLayout& d, bool accumulate) {
+    auto size = [](const HostMatrixLayout& layout) {
+        return layout.rows * layout.columns * bytes(layout.type);
+    };
+    simt::Traffic traffic = {1, size(a) + size(b), size(d), 2.0 * a.rows * a.columns};
+    traffic.flops *= op.transpose_b == CUBLAS_OP_T ? b.rows : b.columns;
+    if (accumulate) traffic.read += size(d);
+    if (op.epilogue == CUBLASLT_EPILOGUE_DGELU) traffic.read += size(d);
+    if (op.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) traffic.written += size(d);
+    simt::note_product(traffic);
+}
+
 }  // namespace cublas_host
 
 inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
@@ -429,6 +442,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     bool has_scales = !is_fp8(a->type) || (operation->a_scale && operation->b_scale);
     if (!A || !B || !C || !D || !has_scales || !as_aligned || !has_workspace)
         return CUBLAS_STATUS_INVALID_VALUE;
+    note_traffic(*operation, *a, *b, *d, *(const float*)beta != 0);
     // The descriptors are read now, the matrices when the stream comes to it.
     host_stream(stream).enqueue([=, op = *operation, a = *a, b = *b, d = *d, alpha = *(const float*)alpha,
                                  beta = *(const float*)beta, number = algo->number,

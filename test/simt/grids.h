@@ -103,12 +103,13 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, Invoke 
     // are the static shared memory. It is never destroyed, for streams may outlive any other object.
     static HostStream& device = *new HostStream;
     static std::mutex one_grid;
-    std::string copy((const char*)parameters, parameters_bytes);
+    std::string copy((const char*)parameters, parameters_bytes), range = outermost_range();
     host_stream(config.stream).enqueue([=] {
         std::lock_guard lock(one_grid);
         device.enqueue([&] {
             memcpy(stacks.parameters(), copy.data(), copy.size());
             invoke = call;
+            if (traffic_counter.on) traffic_counter.begin(range);
             run_grid(config, kernel);
         });
         device.synchronize();

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdarg>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <optional>
 
@@ -356,6 +357,7 @@ bool run_block(uint32_t number) {
 }  // namespace simt
 
 #include "test/simt/reports.h"
+#include "test/simt/traffic.h"
 #include "test/simt/grids.h"
 #include "test/simt/checks.h"
 #include "test/simt/operations.h"

@@ -22,6 +22,7 @@ The first error ends the kernel, and the process too unless the test has made an
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,28 @@ public:
     std::vector<Error> take();  // of all kernels that have ended; the caller synchronises the stream
 };
 
+// What launches read and write of device memory, in bytes; each byte once a launch. FLOPs are those of
+// products.
+struct Traffic {
+    long launches = 0;
+    size_t read = 0, written = 0;
+    double flops = 0;
+
+    Traffic& operator+=(const Traffic& more) {
+        launches += more.launches, read += more.read, written += more.written, flops += more.flops;
+        return *this;
+    }
+};
+
+// While one of these exists, traffic is counted, of kernels and products by the name of the outermost range
+// of profiles in which they were launched. Streams are to be synchronised before and after.
+class CountTraffic {
+public:
+    CountTraffic();
+    ~CountTraffic();
+    std::map<std::string, Traffic> take();
+};
+
 // The order of threads and blocks. Starts as the environment variable SIMT_SEED, or 1.
 void set_seed(uint64_t seed);
 
@@ -71,6 +94,8 @@ using Invoke = void (*)(const void* parameters);
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, Invoke invoke,
                    const void* parameters, size_t parameters_bytes);
 cudaError_t allow_dynamic_shared(const void* kernel, size_t bytes);
+int push_range(const char*name), pop_range();  // return how many ranges are around it
+void note_product(const Traffic& traffic);
 
 int sync_block(const char* name, bool predicate);  // returns in how many threads the predicate holds
 

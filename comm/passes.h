@@ -1,0 +1,294 @@
+/*
+The passes of a training step over memory: a row for each launch, with the bytes that it reads and writes,
+each tensor as often as the kernel goes over it, and its FLOPs. Sizes of any model can be counted so, without
+a device; on the simulated device a test compares the rows with what kernels really read and write.
+
+The rows follow train_gpt.cu, from the embedding to the optimizer, which is AdamW. Communication is not among
+them, and neither are single numbers.
+*/
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "comm/activations.h"      // Workload
+#include "comm/gpt_activations.h"  // gelu_is_fused
+#include "comm/stage.h"            // Dims, Stage
+#include "data/options/model_config.h"
+#include "kernels/embedding.cuh"  // sum_rows_launches
+#include "kernels/matmul.cuh"     // bias_slices
+#include "kernels/norm.cuh"       // NormBackwardBlocks
+#include "kernels/qk_norm.cuh"    // qk_norm_partials
+
+// D (rows, columns) as sums over `sums` products each.
+struct ProductShape {
+    double rows = 0, columns = 0, sums = 0;
+    double flops() const { return 2 * rows * columns * sums; }
+};
+
+struct Pass {
+    const char* launcher;  // the function of kernels/ that starts it; nullptr: a fill or copy by the driver
+    double times;          // in a step
+    double read, written;  // bytes, each time
+    ProductShape product = {};
+    double attention_flops = 0;  // as if no score were masked away in vain
+    int launches = 1;            // kernels, each time
+
+    double flops() const { return attention_flops > 0 ? attention_flops : product.flops(); }
+};
+
+// What a training step comes to on one rank.
+class StepPasses {
+public:
+    std::vector<Pass> rows;
+
+    // parameters: those that this rank's optimizer steps.
+    StepPasses(const ModelConfig& config, const Workload& workload, const Stage& stage, int micro_batches,
+               double parameters, bool keeps_master)
+        : c_(config),
+          w_(workload),
+          d_(config, stage.layout().mesh.tp, workload.B, workload.T),
+          M_(micro_batches),
+          N_(d_.N),
+          n_(d_.n),
+          C_(d_.C),
+          vocab_((double)padded_vocab(config, stage.layout().mesh.tp)) {
+        if (stage.has_embedding()) embedding();
+        for (int chunk = 0; chunk < stage.chunks(); chunk++) {
+            for (int layer = stage.first_layer(chunk); layer < stage.end_layer(chunk); layer++)
+                block(layer, layer == stage.first_layer(chunk));
+            if (chunk < stage.chunks() - 1 || !stage.has_head())
+                add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);  // the stream for the next part
+        }
+        if (stage.has_head()) head();
+        optimizer(parameters, keeps_master, (int)stage.units().units.size());
+    }
+
+private:
+    static constexpr double e = sizeof(floatX);
+
+    const ModelConfig& c_;
+    const Workload& w_;
+    Dims d_;
+    double M_, N_, n_, C_, vocab_;
+
+    bool sequential() const { return c_.block == BlockKind::sequential; }
+    bool swiglu() const { return c_.mlp == MlpKind::swiglu; }
+    bool gelu_fused() const { return gelu_is_fused(c_, d_.F); }
+    int vectors() const { return d_.C % vec_width<floatX> == 0 ? vec_width<floatX> : 1; }
+    // Of a norm: gradients of weight and bias, and bytes that it keeps of a row.
+    double sums_of_norm() const { return c_.norm == NormKind::layernorm ? 2 : 1; }
+    double stats() const { return 4 * sums_of_norm(); }
+
+    void add(const char* launcher, double times, double read, double written, int launches = 1) {
+        rows.push_back({launcher, times, read, written, {}, 0, launches});
+    }
+
+    // ---- matrices: OC outputs of each of `tokens` rows of `inputs`
+
+    void forward(double tokens, double inputs, double OC, bool accumulate = false, bool gelu = false) {
+        const char* launcher = gelu ? "matmul_gelu_forward" : "matmul_forward";
+        double out = e * tokens * OC;
+        rows.push_back({launcher, M_, e * (tokens * inputs + inputs * OC) + (accumulate ? out : 0),
+                        (gelu ? 2 : 1) * out, ProductShape{tokens, OC, inputs}});
+    }
+    void backward(double tokens, double inputs, double OC, bool bias, bool accumulate = false,
+                  bool gelu = false) {
+        double dinp = e * tokens * inputs, dout = e * tokens * OC, dweight = 4 * inputs * OC;
+        rows.push_back({gelu ? "matmul_backward_gelu" : "matmul_backward_input", M_,
+                        dout + e * inputs * OC + (accumulate || gelu ? dinp : 0), dinp,
+                        ProductShape{tokens, inputs, OC}});
+        rows.push_back(
+            {"matmul_backward_weight", M_, dout + dinp + dweight, dweight, ProductShape{OC, inputs, tokens}});
+        if (bias) bias_gradient("matmul_backward_weight", tokens, OC);
+    }
+    void bias_gradient(const char* launcher, double tokens, double OC) {
+        add(launcher, M_, e * tokens * OC + 4 * (bias_slices + 1) * OC, 4 * (bias_slices + 1) * OC, 2);
+    }
+
+    // ---- norms
+
+    void norm_forward(bool of_a_sum) {
+        double stream = e * n_ * C_, weights = e * sums_of_norm() * C_;
+        add("residual_norm_forward", M_, (of_a_sum ? 2 : 1) * stream + weights,
+            (of_a_sum ? 2 : 1) * stream + stats() * n_);
+    }
+    void norm_again() { norm_forward(false); }
+    void norm_backward() {
+        double stream = e * n_ * C_;
+        double partials =
+            4 * C_ * NormBackwardBlocks(d_.n, d_.C, d_.C / vectors()).count;  // of one of two sums
+        double sums = sums_of_norm(), gradients = 4 * sums * C_;
+        add("norm_backward", M_, 3 * stream + e * C_ + stats() * n_ + sums * partials + gradients,
+            stream + 2 * partials + gradients, 2);
+    }
+
+    // ---- embedding
+
+    void embedding() {
+        bool learned = c_.position == PositionKind::learned;
+        double tables = learned ? 2 : 1, vectors = std::min<double>(N_, c_.vocab_size) + (learned ? w_.T : 0);
+        add("embedding_forward", M_, e * vectors * C_ + tables * 4 * N_, e * N_ * C_);
+        double gradients = 4 * vectors * C_;
+        add("embedding_backward", M_, e * N_ * C_ + gradients + tables * 8 * N_, gradients,
+            sum_rows_launches(d_.N));
+    }
+
+    // ---- block
+
+    // A convolution over two taps, and its gradients.
+    void convolution_forward(double inputs, double OC) {
+        forward(N_, inputs, 2 * OC);
+        add("tap_sum_forward", M_, 2 * e * N_ * OC, e * N_ * OC);
+    }
+    void convolution_backward(double inputs, double OC, bool accumulate) {
+        bias_gradient("matmul_backward_bias", N_, OC);
+        add("tap_sum_backward", M_, e * N_ * OC, 2 * e * N_ * OC);
+        backward(N_, inputs, 2 * OC, false, accumulate);
+    }
+    void qkv_forward() {
+        if (!c_.local_filter) return forward(N_, C_, d_.QKV);
+        convolution_forward(C_, d_.H);
+        convolution_forward(d_.H, C_);
+        add("residual_norm_forward", M_, 2 * e * n_ * C_, 2 * e * n_ * C_ + 4 * n_);
+        double values = d_.NKV * d_.HS;
+        forward(N_, C_, d_.QKV - values);
+        forward(N_, C_, values);
+        add(nullptr, M_, e * N_ * d_.QKV, e * N_ * d_.QKV, 2);
+    }
+    void qkv_backward() {
+        if (!c_.local_filter) return backward(N_, C_, d_.QKV, c_.bias);
+        double values = d_.NKV * d_.HS;
+        add(nullptr, M_, e * N_ * d_.QKV, e * N_ * d_.QKV, 2);
+        backward(N_, C_, d_.QKV - values, c_.bias);
+        add(nullptr, M_, 0, e * n_ * C_);
+        norm_backward();
+        convolution_backward(d_.H, C_, false);
+        backward(N_, C_, values, c_.bias);
+        convolution_backward(C_, d_.H, true);
+        add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);
+    }
+    void finish_qkv() {
+        double turned = e * N_ * (d_.NH + d_.NKV) * d_.R, angles = 4.0 * w_.T * d_.R + 4 * N_;
+        if (c_.qk_norm)
+            add("qk_norm_forward", M_, e * N_ * d_.QKV + angles, e * N_ * d_.QKV + 4 * N_ * (d_.NH + d_.NKV));
+        else if (d_.R > 0)
+            add("rope", M_, turned + angles, turned);
+    }
+    void finish_qkv_backward() {
+        double heads = d_.NH + d_.NKV, turned = e * N_ * heads * d_.R, angles = 4.0 * w_.T * d_.R + 4 * N_;
+        double partials = 8.0 * d_.HS * even_share((int)N_, qk_norm_partials);
+        if (c_.qk_norm)
+            add("qk_norm_backward", M_, 2 * e * N_ * heads * d_.HS + 4 * N_ * heads + angles + partials,
+                e * N_ * heads * d_.HS + partials, 2);
+        else if (d_.R > 0)
+            add("rope", M_, turned + angles, turned);
+    }
+
+    // Keys that queries see, in all sequences of all heads of queries.
+    double seen_keys(int layer) const {
+        double T = w_.T, window = window_of_layer(c_, layer);
+        double mean = window > 0 && window < T ? window - window * (window - 1) / (2 * T) : T / 2;
+        return N_ * d_.NH * mean;
+    }
+    void attention_forward(int layer) {
+        rows.push_back({"attention_forward",
+                        M_,
+                        e * N_ * d_.QKV,
+                        e * N_ * d_.A + 4 * N_ * d_.NH,
+                        {},
+                        4 * seen_keys(layer) * d_.HS});
+    }
+    // The sums of dq are there for queries that see keys of more than one tile.
+    void attention_backward(int layer) {
+        constexpr double tile = 128;
+        double padded = ceil_div(w_.T, (int)tile) * tile, rows_of_heads = w_.B * d_.NH * padded,
+               statistics = 8 * rows_of_heads + 4 * w_.B * padded,
+               sums = 4.0 * w_.B * d_.NH * (padded - tile) * d_.HS;
+        add("attention_backward", M_, 2 * e * N_ * d_.A + 4 * N_ * d_.NH, statistics);
+        rows.push_back({"attention_backward",
+                        M_,
+                        e * N_ * (d_.QKV + d_.A) + statistics + sums,
+                        e * N_ * d_.QKV + sums,
+                        {},
+                        10 * seen_keys(layer) * d_.HS});
+    }
+    void mlp_hidden() {
+        forward(N_, C_, d_.F1, false, gelu_fused());
+        if (!gelu_fused()) activation_forward();
+    }
+    void activation_forward() {
+        add(swiglu() ? "swiglu_forward" : "gelu_forward", M_, e * N_ * d_.F1, e * N_ * d_.F);
+    }
+    void block(int layer, bool first) {
+        norm_forward(!first);
+        qkv_forward();
+        finish_qkv();
+        attention_forward(layer);
+        forward(N_, d_.A, C_);
+        if (sequential()) norm_forward(true);
+        mlp_hidden();
+        forward(N_, d_.F, C_, !sequential());
+
+        recompute(layer);
+        mlp_backward();
+        if (sequential()) norm_backward();
+        backward(N_, d_.A, C_, c_.bias);
+        attention_backward(layer);
+        finish_qkv_backward();
+        qkv_backward();
+        norm_backward();
+    }
+    void recompute(int layer) {
+        if (w_.recompute == Recompute::none) return;
+        norm_again();
+        if (w_.recompute == Recompute::block) {
+            qkv_forward();
+            finish_qkv();
+            attention_forward(layer);
+            if (sequential()) forward(N_, d_.A, C_), norm_forward(true);
+            return mlp_hidden();
+        }
+        if (c_.local_filter) add("residual_norm_forward", M_, e * n_ * C_, e * n_ * C_ + 4 * n_);
+        if (c_.qk_norm) finish_qkv();
+        if (sequential()) norm_again();
+        if (w_.recompute == Recompute::mlp)
+            mlp_hidden();
+        else if (!gelu_fused())
+            activation_forward();
+    }
+    // In a parallel block it comes after attention, and adds to what that left.
+    void mlp_backward() {
+        backward(N_, d_.F, C_, c_.bias, false, !swiglu() && gelu_fused());
+        if (swiglu()) add("swiglu_backward", M_, e * N_ * (d_.F + d_.F1), e * N_ * d_.F1);
+        if (!swiglu() && !gelu_fused()) add("gelu_backward", M_, 2 * e * N_ * d_.F, e * N_ * d_.F);
+        backward(N_, C_, d_.F1, c_.bias, !sequential());
+    }
+
+    // ---- head, where logits exist for a chunk of tokens at a time
+
+    void head() {
+        norm_forward(true);
+        for (int begin = 0; begin < d_.N; begin += w_.loss_chunk) {
+            double tokens = std::min(w_.loss_chunk, d_.N - begin);
+            forward(tokens, C_, vocab_);
+            double logits = e * tokens * vocab_;
+            add("classifier", M_, logits + 4 * tokens, logits + 4 * tokens);
+            backward(tokens, C_, vocab_, false);
+        }
+        add("sum_losses", M_, 4 * N_, 0);
+        add(nullptr, M_, 0, e * n_ * C_);  // the stream's gradient begins as zeros
+        norm_backward();
+    }
+
+    // ---- optimizer
+
+    void optimizer(double parameters, bool keeps_master, int units) {
+        add(nullptr, 1, 0, 4 * parameters);
+        add("sums_of_squares", 1, 4 * parameters, 0, 2);
+        add("clip_scale", 1, 8, 8);
+        double weights = keeps_master ? 4 : e;
+        add("optimizer_pass", 1, (4 + 8 + weights) * parameters,
+            (8 + e + (keeps_master ? 4 : 0)) * parameters, units);
+    }
+};

@@ -1,0 +1,171 @@
+/*
+The table of passes (comm/passes.h) against what the simulated device reads and writes in a step.
+*/
+// devices: simt-bf16
+// seconds: 3
+#include "comm/machine.h"
+#include "comm/passes.h"
+#include "comm/step_time.h"
+#include "test/program/model_testing.h"
+#include "test/simt/simt.h"
+
+namespace {
+
+ModelConfig gpt(int C) {
+    ModelConfig c;
+    c.layers = 2, c.channels = C, c.heads = C / 64, c.head_size = 64, c.mlp_width = 3 * C, c.vocab_size = 256,
+    c.context = 256;
+    complete(c);
+    return c;
+}
+
+ModelConfig llama(int C) {
+    ModelConfig c = gpt(C);
+    c.norm = NormKind::rmsnorm, c.position = PositionKind::rope, c.mlp = MlpKind::swiglu;
+    c.bias = false, c.tie_embeddings = false, c.kv_heads = c.heads / 2, c.rope_dims = c.head_size;
+    complete(c);
+    return c;
+}
+
+ModelConfig yuan(int C) {
+    ModelConfig c = llama(C);
+    c.local_filter = true;
+    complete(c);
+    return c;
+}
+
+ModelConfig parallel(int C) {
+    ModelConfig c = llama(C);
+    c.qk_norm = true, c.block = BlockKind::parallel;
+    complete(c);
+    return c;
+}
+
+struct Sizes {
+    int B, T, C, micro_batches;
+};
+
+using TrafficByLauncher = std::map<std::string, simt::Traffic>;
+
+struct Counted {
+    TrafficByLauncher device, table;
+};
+
+// A step on the simulated device, and what the table says of it.
+Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute) {
+    Workload workload = {s.B, s.T, true, recompute, s.B * s.T / 2};
+    Gpt g(config, workload, with_master);
+    initialize(g.state, 5);
+    int N = s.B * s.T;
+    std::vector<int> tokens(N), targets(N);
+    for (int i = 0; i < N; i++)  // tokens that are all different
+        tokens[i] = (i * 7919) % config.vocab_size, targets[i] = (i * 31 + 7) % config.vocab_size;
+    TestBatch batch(s.B, s.T, tokens, targets);
+    cudaCheck(cudaStreamSynchronize(g.stream));
+    Counted counted;
+    {
+        simt::CountTraffic count;
+        zero_gradients(g);
+        accumulate_gradients(
+            g, s.micro_batches, [&](int, int) { return *batch; }, 1.0f / N, true);
+        g.state.update(g.stats.data, adamw_optimizer({1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 0), 1.0f);
+        CHECK(read_result(g, 1).finite);
+        g.state.synchronize();
+        counted.device = count.take();
+    }
+    StepPasses passes(config, workload, g.stage, s.micro_batches, (double)g.layout.size(), true);
+    for (const Pass& pass : passes.rows) {
+        if (!pass.launcher) continue;
+        counted.table[pass.launcher] +=
+            {(long)(pass.times * pass.launches), (size_t)(pass.times * pass.read),
+             (size_t)(pass.times * pass.written), pass.times * pass.product.flops()};
+    }
+    return counted;
+}
+
+}  // namespace
+
+TEST_CASE("a step reads and writes what the table says") {
+    struct {
+        std::string name;
+        ModelConfig (*config)(int C);
+        Recompute recompute;
+    } models[] = {{"gpt", gpt, Recompute::none},
+                  {"llama", llama, Recompute::elementwise},
+                  {"yuan", yuan, Recompute::mlp},
+                  {"parallel", parallel, Recompute::block}};
+    for (auto& model : models) {
+        for (Sizes s : {Sizes{1, 64, 128, 2}, {1, 192, 128, 1}, {1, 64, 192, 1}}) {
+            CAPTURE(model.name);
+            CAPTURE(s.T);
+            CAPTURE(s.C);
+            auto [device, table] = counted(model.config(s.C), s, model.recompute);
+            for (auto& [launcher, was] : device) {
+                CAPTURE(launcher);
+                simt::Traffic says = table[launcher];
+                CHECK(says.launches == was.launches);
+                CHECK(says.flops == doctest::Approx(was.flops));
+                constexpr double single_numbers = 256;  // bytes of a launch
+                auto close = [&](size_t bytes, size_t want) {
+                    return std::abs((double)bytes - (double)want) <=
+                           0.01 * (double)want + single_numbers * (double)was.launches;
+                };
+                CHECK_MESSAGE(close(says.read, was.read), says.read, " for ", was.read);
+                CHECK_MESSAGE(close(says.written, was.written), says.written, " for ", was.written);
+            }
+            CHECK(table.size() == device.size());
+        }
+    }
+}
+
+namespace {
+
+Machine h200() {
+    cudaDeviceProp device = {};
+    snprintf(device.name, sizeof device.name, "NVIDIA H200");
+    device.multiProcessorCount = 132;
+    return machine_of(device, 0, 0);
+}
+
+}  // namespace
+
+// Predictions are no measurements: this holds that no change makes steps longer by what the table knows.
+TEST_CASE("predicted shares of an H200's published FLOP/s") {
+    Machine machine = h200();
+    CHECK(machine.products == doctest::Approx(720e12).epsilon(0.01));
+    CHECK(machine.streams == doctest::Approx(4.3e12).epsilon(0.01));
+    struct {
+        std::string model;
+        int B, T, micro_batches;
+        Recompute recompute;
+        bool master;
+        double share;
+    } goals[] = {{"gpt2-124M", 64, 1024, 4, Recompute::none, true, 0.535},
+                 {"gpt2-1558M", 32, 1024, 4, Recompute::none, true, 0.575},
+                 {"llama3-8B", 1, 8192, 4, Recompute::elementwise, false, 0.66}};
+    for (auto& goal : goals) {
+        CAPTURE(goal.model);
+        ModelConfig c = find_preset(goal.model)->config;
+        complete(c);
+        Workload w{goal.B, goal.T, true, goal.recompute, chosen_loss_chunk(c, goal.B * goal.T)};
+        StepPasses passes(c, w, Stage(c, {}, {}, true), goal.micro_batches,
+                          (double)parameter_layout(c).size(), goal.master);
+        double seconds = predicted_time(machine, c, goal.T, passes.rows).all();
+        double tokens = (double)goal.B * goal.T * goal.micro_batches;
+        double share = flops_per_token(c, goal.T, false) * tokens / seconds / machine.flops;
+        CHECK(share >= goal.share);
+        CHECK(share < goal.share + 0.03);  // or the table has lost a pass
+    }
+}
+
+TEST_CASE("the header of a run has the prediction where the device is known") {
+    Options o;
+    (ModelConfig&)o = gpt(128);
+    o.sequence_length = 256, o.micro_batch = 8, o.global_batch = 8 * 256;
+    Workload w = training_workload(o, Recompute::none);
+    Stage stage(o, {}, {}, true);
+    std::string text = prediction_text(h200(), o, w, stage, 1e6);
+    CHECK(text.find("% MFU") != std::string::npos);
+    CHECK(text.find("nothing of it is measured") != std::string::npos);
+    CHECK(prediction_text({}, o, w, stage, 1e6).empty());
+}
