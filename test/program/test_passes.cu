@@ -161,7 +161,7 @@ TEST_CASE("predicted shares of an H200's published FLOP/s") {
 TEST_CASE("the header of a run has the prediction where the device is known") {
     Options o;
     (ModelConfig&)o = gpt(128);
-    o.sequence_length = 256, o.micro_batch = 8, o.global_batch = 8 * 256;
+    o.sequence_length = 256, o.micro_batch = 8, o.global_batch = 8 * 256, o.dp = 1;
     Workload w = training_workload(o, Recompute::none);
     Stage stage(o, {}, {}, true);
     std::string text = prediction_text(h200(), o, w, stage, 1e6);
