@@ -58,6 +58,9 @@ endif
 MPICXX   ?= mpicxx
 NCCL     ?= -lnccl
 cores    := $(shell nproc)
+# products in bf16 that this processor has
+flags     = $(shell sed -n 's/^flags.*: //p;T;q' /proc/cpuinfo 2>/dev/null)
+cpu_bf16  = $(strip $(if $(filter avx512_bf16,$(flags)),bf16 dot products) $(if $(filter amx_bf16,$(flags)),AMX))
 staged   := $(if $(filter cuda-mpi,$(DEVICE)-$(COMM)),yes)# GPUs that talk through host memory and MPI
 ifneq ($(filter-out address thread,$(SANITIZE)),)
 $(error SANITIZE=$(SANITIZE): not a sanitizer; give address, which brings undefined, or thread)
@@ -216,6 +219,7 @@ quickstart: deps
 	@echo "1. a vocabulary, and tokens, from the text in $(TEXT)"
 	@./train_gpt tokenize $(TEXT) --output $(quick)/text --train-tokenizer 2048 --val-fraction 0.02 --overwrite
 	@echo "2. training on them"
+	@$(if $(and $(filter cpu,$(DEVICE)),$(cpu_bf16)),echo "   (in fp32; this processor has $(cpu_bf16), and models of some size train faster with --matmul-dtype bf16)",:)
 	@./train_gpt train --model tiny --tokenizer $(quick)/text_tokenizer.json --train-data '$(quick)/text_train_*.bin' --val-data '$(quick)/text_val_*.bin' \
 	    --run-dir $(quick)/run --overwrite $(QUICK_OPTIONS)
 	@echo "3. what it has learnt"
@@ -276,6 +280,7 @@ info:
 	$(call show,precision,$(PRECISION),PRECISION=bf16|fp32)
 	$(call show,compiler,$(or $(shell $(CXX) --version 2>/dev/null | head -1),$(CXX) not found: package g++),CXX=clang++)
 	$(call show,CPU,$(shell sed -n 's/model name.*: //p;T;q' /proc/cpuinfo)$(comma) $(cores) cores$(comma) code for $(CPU_ARCH),CPU_ARCH=x86-64-v3)
+	$(call show,bf16 on CPU,$(or $(cpu_bf16),no products in bf16 here),--matmul-dtype bf16|auto)
 	$(call show,nvcc,$(or $(NVCC),not found)$(if $(NVCC), $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')$(comma) code for sm_$(subst $(empty) $(empty), sm_,$(GPU_ARCH))),NVCC=path GPU_ARCH="80 90a")
 	$(call show,GPU,$(or $(shell nvidia-smi --query-gpu=name,driver_version --format=csv$(comma)noheader 2>/dev/null | head -1),none),)
 	$(call show,cuBLASLt,$(call where,cublasLt.h,libcublas-dev),CPPFLAGS=-I... LDFLAGS=-L...)

@@ -221,20 +221,29 @@ inline void choose_attention(const Options& o) {
 #endif
 }
 
-// In fp32 products are for comparisons, and not for speed.
+// Whether products in bf16 are the build's own. In fp32 a GPU's are for comparisons, and not for speed.
 #ifdef DEVICE_CPU
 constexpr bool has_products_in_bf16 = false;
 #else
 constexpr bool has_products_in_bf16 = sizeof(floatX) < sizeof(float);
 #endif
 
-// Products in fp8 need a card that has them, sizes that its rows of 16 bytes divide, and weights that stay in
-// one place.
-inline void check_matmul_dtype(const Options& o) {
-    if (o.matmul_dtype != MatmulDtype::fp8) return;
-    auto refuse = [](const std::string& reason) {
-        fail("--matmul-dtype fp8: %s, or give --matmul-dtype bf16", reason.c_str());
+// Takes --matmul-dtype over. Products in bf16 need a processor or a build that has them; those in fp8 a card
+// that has them, sizes that its rows of 16 bytes divide, and weights that stay in one place.
+inline void choose_matmul_dtype(const Options& o) {
+    auto refuse = [&](const std::string& reason) {
+        fail("--matmul-dtype %s: %s, or give --matmul-dtype auto", name_of(o.matmul_dtype), reason.c_str());
     };
+    bool bf16 = o.matmul_dtype == MatmulDtype::bf16;
+#ifdef DEVICE_CPU
+    cpu_products_in_bf16 = bf16;
+    if (bf16 && !has_cpu_products_in_bf16())
+        refuse("this processor has no such products; take one with avx512_bf16 or AMX");
+#else
+    if (bf16 && !has_products_in_bf16)
+        refuse(text("this program multiplies in fp32 (%s); build with PRECISION=bf16", device_name));
+#endif
+    if (o.matmul_dtype != MatmulDtype::fp8) return;
     if (!has_products_in_bf16) {
         refuse(text("this program has no such products (%s, %s); build with DEVICE=cuda PRECISION=bf16",
                     device_name, floatX_name));
@@ -304,7 +313,7 @@ inline void check_communication(const Options& o) {
 inline void check_build(const Options& o) {
     check_precision(o);
     choose_attention(o);
-    check_matmul_dtype(o);
+    choose_matmul_dtype(o);
     check_communication(o);
 }
 

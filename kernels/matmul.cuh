@@ -15,7 +15,6 @@ nothing but N.
 #pragma once
 
 #include <algorithm>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -24,7 +23,7 @@ nothing but N.
 #include "kernels/random.cuh"
 
 #ifdef DEVICE_CPU
-#include <oneapi/dnnl/dnnl.hpp>
+#include "kernels/matmul_cpu.h"
 #else
 #include "kernels/cublas.cuh"
 #endif
@@ -41,38 +40,21 @@ inline size_t matmul_backward_bias_scratch(int OC) {
 // ----------------------------------------------------------------------------
 // CPU
 
-// A primitive rather than dnnl_sgemm for the bias, and because it is faster when C is long. Making one again
-// is cheap: oneDNN keeps the code that it has compiled.
+// By a primitive rather than dnnl_sgemm for the bias, and because that is faster when C is long.
 inline void matmul_forward_cpu(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias,
                                int N, int C, int OC, bool accumulate) {
-    using dnnl::matmul, dnnl::memory;
-    static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-    constexpr auto type = memory::data_type::f32;
-    memory::desc inp_desc({N, C}, type, {C, 1});
-    memory::desc weight_desc({C, OC}, type, {1, C});  // transposed
-    memory::desc bias_desc({1, OC}, type, {OC, 1});
-    memory::desc out_desc({N, OC}, type, {OC, 1});
-    dnnl::primitive_attr attributes;
-    if (accumulate) {
-        dnnl::post_ops after;
-        after.append_sum();
-        attributes.set_post_ops(after);
-    }
-    matmul::desc product = bias ? matmul::desc(inp_desc, weight_desc, bias_desc, out_desc)
-                                : matmul::desc(inp_desc, weight_desc, out_desc);
-    std::unordered_map<int, memory> operands = {
-        {DNNL_ARG_SRC, memory(inp_desc, engine, (void*)inp)},
-        {DNNL_ARG_WEIGHTS, memory(weight_desc, engine, (void*)weight)},
-        {DNNL_ARG_DST, memory(out_desc, engine, out)},
-    };
-    if (bias) operands[DNNL_ARG_BIAS] = memory(bias_desc, engine, (void*)bias);
-    dnnl::stream stream(engine);
-    matmul(matmul::primitive_desc(product, attributes, engine)).execute(stream, operands);
-    stream.wait();
+    if (cpu_products_in_bf16)
+        return multiply_in_bf16(out, {inp, C, 1}, {weight, 1, C}, bias, N, OC, C, accumulate);
+    constexpr auto fp32 = dnnl::memory::data_type::f32;
+    CpuProduct product(matrix_desc(fp32, N, C, C, 1), matrix_desc(fp32, C, OC, 1, C),
+                       matrix_desc(fp32, N, OC, OC, 1), bias, accumulate);
+    product.run(out, inp, weight, bias);
 }
 
 inline void matmul_backward_input_cpu(floatX* dinp, const floatX* dout, const floatX* weight, int N, int C,
                                       int OC, bool accumulate) {
+    if (cpu_products_in_bf16)
+        return multiply_in_bf16(dinp, {dout, OC, 1}, {weight, C, 1}, nullptr, N, C, OC, accumulate);
     auto status = dnnl_sgemm('N', 'N', N, C, OC, 1, dout, OC, weight, C, accumulate, dinp, C);
     dnnl::error::wrap_c_api(status, "dnnl_sgemm failed");
 }
@@ -98,6 +80,8 @@ inline void matmul_backward_bias_cpu(float* dbias, float* scratch, const floatX*
 inline void matmul_backward_weight_cpu(float* dweight, const floatX* dout, const floatX* inp, int N, int C,
                                        int OC, float* dbias, float* scratch) {
     if (dbias) matmul_backward_bias_cpu(dbias, scratch, dout, N, OC);
+    if (cpu_products_in_bf16)
+        return multiply_in_bf16(dweight, {dout, 1, OC}, {inp, C, 1}, nullptr, OC, C, N, true);
     auto status = dnnl_sgemm('T', 'N', OC, C, N, 1, dout, OC, inp, C, 1, dweight, C);
     dnnl::error::wrap_c_api(status, "dnnl_sgemm failed");
 }

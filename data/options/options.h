@@ -37,8 +37,8 @@ NAMES_OF(OptimizerKind, "adamw", "lamb", "muon");
 enum class LearningRateSchedule { cosine, linear, constant, wsd };
 NAMES_OF(LearningRateSchedule, "cosine", "linear", "constant", "wsd");
 
-enum class MatmulDtype { bf16, fp8 };
-NAMES_OF(MatmulDtype, "bf16", "fp8");
+enum class MatmulDtype { automatic, bf16, fp8 };
+NAMES_OF(MatmulDtype, "auto", "bf16", "fp8");
 
 // Each makes again what the one before it does, and more.
 enum class Recompute { none, elementwise, mlp, block, automatic };
@@ -141,7 +141,7 @@ struct Options : ModelConfig {
     float muon_momentum = 0.95f;
     float gradient_clip = 1;
 
-    MatmulDtype matmul_dtype = MatmulDtype::bf16;
+    MatmulDtype matmul_dtype = MatmulDtype::automatic;
     bool master_weights = true;
     bool stochastic_rounding = false;
     Recompute recompute = Recompute::automatic;

@@ -311,8 +311,10 @@ inline const std::vector<OptionRow>& option_table() {
          "Gradients whose global norm exceeds this are scaled down to it. 0: never.", noted},
 
         {FIELD(matmul_dtype), "Memory", by_name,
-         "bf16 builds: numbers that the four matrix products of a block are made of. fp8, on Hopper: faster "
-         "and coarser, with a copy of these weights more; not with --zero 3. fp32 builds multiply in fp32.",
+         "Numbers that matrix products are made of; sums are fp32. auto: those of the build. bf16: in the "
+         "fp32 build for CPUs, on processors that have such products, faster and coarser; weights, "
+         "activations and gradients stay fp32. fp8: in bf16 builds, on Hopper, those of the blocks, with a "
+         "copy of these weights more; not with --zero 3.",
          noted},
         {FIELD(master_weights), "Memory", on_off,
          "bf16 builds: keep an fp32 copy of the weights for the optimizer, 4 bytes a parameter.", noted},

@@ -222,8 +222,12 @@ inline nlohmann::ordered_json value_to_json(const OptionValue& any) {
         any);
 }
 
+// Records of today's form say so. In earlier ones bf16 was the name of --matmul-dtype auto.
+constexpr const char* form_of_record = "record_form";
+constexpr int todays_form = 2;
+
 inline nlohmann::ordered_json options_to_json(const Options& options) {
-    nlohmann::ordered_json json = nlohmann::ordered_json::object();
+    nlohmann::ordered_json json = {{form_of_record, todays_form}};
     for (const OptionRow& row : option_table()) {
         if (row.belongs_to(command_train)) json[row.field] = value_to_json(row.get(options));
     }
@@ -256,7 +260,8 @@ inline nlohmann::ordered_json model_options_to_json(const Options& options) {
 inline Options options_from_json(const nlohmann::json& json, const std::string& file) {
     if (!json.is_object()) fail("%s: options are not a JSON object; the file is damaged", file.c_str());
     Options options;
-    std::set<std::string> known;
+    std::set<std::string> known = {form_of_record};
+    bool earlier = !json.contains(form_of_record);
     for (const OptionRow& row : option_table()) {
         if (!row.belongs_to(command_train)) continue;
         if (!json.contains(row.field)) {
@@ -270,6 +275,7 @@ inline Options options_from_json(const nlohmann::json& json, const std::string& 
             fail("%s: %s", file.c_str(), error.what());
         }
     }
+    if (earlier && options.matmul_dtype == MatmulDtype::bf16) options.matmul_dtype = MatmulDtype::automatic;
     for (const auto& [name, value] : json.items()) {
         if (known.contains(name)) continue;
         fail("%s: option %s is not known here; use the program that wrote the file", file.c_str(),

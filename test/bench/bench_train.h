@@ -2,9 +2,10 @@
 Training speed of whole models on this device: tokens per second, MFU by the published definition, and the
 share of the rate of a large matrix product in the same run.
 
-    bench_train [--records FILE] [MODEL:BxT[xM][:fp8]]...
+    bench_train [--records FILE] [MODEL:BxT[xM][:DTYPE]]...
 
-A step has M micro-batches of B sequences of T tokens; with :fp8, the products of the blocks are in 8 bits.
+A step has M micro-batches of B sequences of T tokens, and products as --matmul-dtype DTYPE makes them: fp8 in
+bf16 builds, bf16 in those for a CPU.
 Algorithms for products are chosen by the clock before, as a run does. Without arguments, the models of the
 table below. Where a micro-batch does not fit in memory, it is made smaller, and there are more; where one for
 efficient products does not fit, less is kept for the backward pass, and then weights have no copy in fp32 and
@@ -13,7 +14,7 @@ same in PyTorch.
 */
 #pragma once
 
-#include <cstring>
+#include <map>
 #include <optional>
 
 #include "test/bench/bench.h"
@@ -21,20 +22,38 @@ same in PyTorch.
 struct Row {
     std::string model;
     int B, T, micro_batches = 1;
-    bool fp8 = false;
+    MatmulDtype dtype = MatmulDtype::automatic;
 
-    const char* type() const { return fp8 ? "fp8" : floatX_name; }
+    bool fp8() const { return dtype == MatmulDtype::fp8; }
+    const char* type() const { return dtype == MatmulDtype::automatic ? floatX_name : name_of(dtype); }
 };
 
+inline bool can_multiply_in(MatmulDtype dtype) {
+#ifdef DEVICE_CPU
+    if (dtype == MatmulDtype::bf16) return has_cpu_products_in_bf16();
+#endif
+    return dtype == MatmulDtype::automatic || has_products_in_bf16;
+}
+
 inline std::vector<Row> default_rows(const cudaDeviceProp& device) {
-    if (!has_own_memory) return {{"tiny", 8, 256}, {"gpt2-124M", 4, 64}};
+    if (!has_own_memory) {
+        std::vector<Row> rows = {{"tiny", 8, 256}, {"gpt2-124M", 4, 64}, {"gpt2-124M", 1, 1024}};
+        if (!can_multiply_in(MatmulDtype::bf16)) return rows;
+        std::vector<Row> both;
+        for (Row& row : rows) {
+            both.push_back(row);
+            row.dtype = MatmulDtype::bf16;
+            both.push_back(row);
+        }
+        return both;
+    }
     std::vector<Row> rows;
     for (const Row& row : {Row{"gpt2-124M", 64, 1024, 4}, Row{"gpt2-1558M", 16, 1024, 8},
                            Row{"llama3.2-1B", 4, 8192, 4}, Row{"llama3-8B", 4, 8192, 1}}) {
         rows.push_back(row);
-        if (!has_products_in_bf16 || device.major < 9) continue;
+        if (!can_multiply_in(MatmulDtype::fp8) || device.major < 9) continue;
         rows.push_back(row);
-        rows.back().fp8 = true;
+        rows.back().dtype = MatmulDtype::fp8;
     }
     return rows;
 }
@@ -43,13 +62,19 @@ inline Row parse_row(const char* argument) {
     char model[64];
     int B = 0, T = 0, micro_batches = 1, end = 0;
     int fields = sscanf(argument, "%63[^:]:%dx%d%nx%d%n", model, &B, &T, &end, &micro_batches, &end);
-    bool fp8 = strcmp(argument + end, ":fp8") == 0;
-    if (fields < 3 || (argument[end] && !fp8) || B < 1 || T < 1 || micro_batches < 1)
-        fail("bench_train: %s: give MODEL:BxT, MODEL:BxTxM or one of these with :fp8, such as "
+    MatmulDtype dtype = MatmulDtype::automatic;
+    for (MatmulDtype named : {MatmulDtype::bf16, MatmulDtype::fp8})
+        if (argument + end == ":" + std::string(name_of(named))) dtype = named;
+    if (fields < 3 || (argument[end] && dtype == MatmulDtype::automatic) || B < 1 || T < 1 ||
+        micro_batches < 1) {
+        fail("bench_train: %s: give MODEL:BxT, MODEL:BxTxM or one of these with :bf16 or :fp8, such as "
              "gpt2-124M:4x1024",
              argument);
-    if (fp8 && !has_products_in_bf16) fail("bench_train: %s: no fp8 in this build; leave :fp8 out", argument);
-    return {model, B, T, micro_batches, fp8};
+    }
+    if (!can_multiply_in(dtype))
+        fail("bench_train: %s: no %s in this build, or on this device; leave it out", argument,
+             name_of(dtype));
+    return {model, B, T, micro_batches, dtype};
 }
 
 // How a row is trained with the memory there is.
@@ -74,7 +99,7 @@ inline std::optional<Setting> setting_that_fits(const ModelConfig& config, const
                           .training = true,
                           .recompute = recompute,
                           .loss_chunk = chosen_loss_chunk(config, row.B * row.T),
-                          .fp8 = row.fp8},
+                          .fp8 = row.fp8()},
                          {.keep_master = master},
                          row.micro_batches};
             int fits = std::min(row.B, memory_plan(config, s.workload, s.zero).largest_micro_batch());
@@ -159,7 +184,7 @@ inline nlohmann::ordered_json record(const Row& row, const ModelConfig& c, const
                                      double peak) {
     return {{"model", row.model},
             {"dtype", row.type()},
-            {"master", s.zero.keep_master},
+            {"master", s.zero.keep_master || sizeof(floatX) == sizeof(float)},
             {"batch", s.workload.B},
             {"tokens", row.T},
             {"micro_batches", s.micro_batches},
@@ -182,7 +207,20 @@ inline nlohmann::ordered_json record(const Row& row, const ModelConfig& c, const
             {"tie_embeddings", c.tie_embeddings}};
 }
 
-inline void measure(const Row& row, double gemm, FILE* records) {
+// FLOP/s of products as the row makes them, but for fp8; those of steps from now on are made so too.
+inline double choose_products(const Row& row) {
+#ifdef DEVICE_CPU
+    cpu_products_in_bf16 = row.dtype == MatmulDtype::bf16;
+#endif
+    static std::map<MatmulDtype, double> rates;
+    double& rate = rates[row.fp8() ? MatmulDtype::automatic : row.dtype];
+    ComputeStream compute;
+    if (rate == 0) rate = measured_gemm_rate(available_memory(), compute.stream);
+    return rate;
+}
+
+inline void measure(const Row& row, FILE* records) {
+    double gemm = choose_products(row);
     const Preset* preset = find_preset(row.model);
     if (!preset) fail("bench_train: %s: no such preset", row.model.c_str());
     ModelConfig config = preset->config;
@@ -231,16 +269,11 @@ inline void bench_train(const std::vector<std::string>& arguments) {
     if (simulated) fail("bench_train: a simulated device has no speed; build with DEVICE=cuda or DEVICE=cpu");
     const cudaDeviceProp& device = device_properties();
     if (rows.empty()) rows = default_rows(device);
-    double gemm;
-    {
-        ComputeStream compute;
-        gemm = measured_gemm_rate(available_memory(), compute.stream);
-    }
     printf("%s (%s, %s): training steps, beside %sFLOP/s in products\n", device.name, device_name,
-           floatX_name, human(gemm).c_str());
+           floatX_name, human(choose_products({})).c_str());
     // shares by the published FLOP count, and with attention counted causal
     printf("%-12s %-5s %14s %-9s %-9s %9s %9s %7s %14s %8s\n", "model", "type", "B x T x M", "recompute",
            "weights", "ms", "tokens/s", "MFU", "share of GEMM", "causal");
-    for (const Row& row : rows) measure(row, gemm, records);
+    for (const Row& row : rows) measure(row, records);
     if (records) fclose(records);
 }

@@ -97,6 +97,16 @@ TEST_CASE("what earlier versions recorded is read, with every value that an opti
     CHECK(values >= 31);
 }
 
+TEST_CASE("bf16 products that an earlier version recorded were those of its build") {
+    auto record = nlohmann::json::parse(std::ifstream("test/golden/earlier_run/run/options.json"));
+    REQUIRE(record["matmul_dtype"] == "bf16");
+    CHECK(options_from_json(record, "record").matmul_dtype == MatmulDtype::automatic);
+    for (const char* value : {"auto", "bf16", "fp8"}) {
+        nlohmann::json today = options_to_json(train({"--matmul-dtype", value}));
+        CHECK(name_of(options_from_json(today, "record").matmul_dtype) == std::string(value));
+    }
+}
+
 TEST_CASE("explicit options come over the preset, in any order, and the rest follows") {
     Options options =
         train({"--channels=256", "--model", "gpt2-124M", "--heads", "4", "--learning-rate", "1e-3"});

@@ -164,7 +164,91 @@ TEST_CASE("matmul_gelu_forward") {
     });
 }
 
-#ifndef DEVICE_CPU
+#ifdef DEVICE_CPU
+namespace {
+
+// To the nearest bf16, ties to even.
+float in_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    memcpy(&value, &bits, sizeof bits);
+    return value;
+}
+
+// While it lives, products are made in bf16.
+struct ProductsInBf16 {
+    ProductsInBf16() { cpu_products_in_bf16 = true; }
+    ~ProductsInBf16() {
+        cudaStreamSynchronize(test_stream());
+        cpu_products_in_bf16 = false;
+    }
+};
+
+}  // namespace
+
+TEST_CASE("products in bf16 are those of rounded operands, with sums in fp32") {
+    if (!has_cpu_products_in_bf16()) SKIP("no products in bf16 on this processor");
+    ProductsInBf16 mode;
+    std::vector<Shape> all(std::begin(shapes), std::end(shapes));
+    // beyond one block in each dimension of each product
+    for (Shape shape : {Shape{1, 768, 33}, {1030, 17, 9}, {3100, 5, 9}, {7, 3100, 5}, {9, 5, 3100}})
+        all.push_back(shape);
+    for (Shape shape : all) {
+        auto [N, C, OC] = shape;
+        CAPTURE(N);
+        CAPTURE(C);
+        CAPTURE(OC);
+        Layer layer(shape);  // the device keeps what the reference reads rounded
+        for (auto* operand : {&layer.inp, &layer.weight, &layer.dout})
+            for (float& value : *operand) value = in_bf16(value);
+        auto before = random_values<float>("before", (size_t)N * OC);
+        for (bool accumulate : {false, true}) {
+            Buffer<float> poisoned((size_t)N * OC), filled(before), again(before);
+            Buffer<float>& out = accumulate ? filled : poisoned;
+            auto want = layer.forward(true, accumulate ? to_doubles(before) : std::vector<double>{});
+            for (Buffer<float>* result : {&out, &again}) {
+                matmul_forward(*result, layer.inp_device, layer.weight_device, layer.bias_device, N, C, OC,
+                               test_stream(), accumulate);
+            }
+            CHECK_CLOSE(out, want, tolerance<float>);
+            CHECK(out.doubles() == again.doubles());
+        }
+        auto dinp_before = random_values<float>("before", (size_t)N * C);
+        auto dinp_want =
+            product(N, C, OC, by_row(to_doubles(layer.dout), OC), by_row(to_doubles(layer.weight), C));
+        Buffer<float> dinp((size_t)N * C), dinp_sum(dinp_before);
+        matmul_backward_input(dinp, layer.dout_device, layer.weight_device, N, C, OC, test_stream());
+        matmul_backward_input(dinp_sum, layer.dout_device, layer.weight_device, N, C, OC, test_stream(),
+                              true);
+        CHECK_CLOSE(dinp, dinp_want, tolerance<float>);
+        for (size_t i = 0; i < dinp_want.size(); i++) dinp_want[i] += dinp_before[i];
+        CHECK_CLOSE(dinp_sum, dinp_want, tolerance<float>);
+
+        auto dweight_before = random_values<float>("before", (size_t)OC * C);
+        Buffer<float> dweight(dweight_before);
+        matmul_backward_weight(dweight, layer.dout_device, layer.inp_device, N, C, OC, test_stream());
+        CHECK_CLOSE(dweight, layer.backward_weight(dweight_before), tolerance<float>);
+    }
+}
+
+TEST_CASE("products in bf16 keep what is not finite") {
+    if (!has_cpu_products_in_bf16()) SKIP("no products in bf16 on this processor");
+    ProductsInBf16 mode;
+    int N = 5, C = 40, OC = 24;
+    uint32_t bits = 0x7fffffff;  // a NaN that rounding by adding would make -0
+    float nan;
+    memcpy(&nan, &bits, sizeof nan);
+    for (float bad : {nan, INFINITY}) {
+        Layer layer({N, C, OC});
+        layer.inp[2 * C + 7] = bad;
+        Buffer<float> inp(layer.inp), out((size_t)N * OC);
+        matmul_forward(out, inp, layer.weight_device, nullptr, N, C, OC, test_stream());
+        auto values = out.host();
+        for (int i = 0; i < N * OC; i++) CHECK(std::isfinite(values[i]) == (i / OC != 2));
+    }
+}
+#else
 TEST_CASE("products on two streams have a workspace each") {
     cudaStream_t other;
     cudaCheck(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));

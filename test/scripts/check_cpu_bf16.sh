@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Products in bf16 on a CPU (--matmul-dtype bf16): a run of them stays beside that in fp32, has the same bits when repeated and
+# when it goes on from a checkpoint, keeps the option or changes it, and is refused where the processor has no such products.
+# suite: test
+# needs: cpu-fp32/train_gpt
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/checks.sh
+plan 6
+cpu=$PWD/build/cpu-fp32/train_gpt
+cp test/golden/earlier_run/text_train_*.bin "$work"
+cd "$work" || exit 1
+export OMP_NUM_THREADS=1
+
+# run NAME OPTIONS...
+run() {
+    local name=$1
+    shift
+    "$cpu" train --model tiny --layers 2 --channels 48 --heads 4 --context 32 --vocab-size 320 --document-end 319 \
+        --train-data 'text_train_*.bin' --tokenizer none --micro-batch 4 --steps 12 --schedule constant --warmup-steps 2 \
+        --learning-rate 3e-3 --run-dir "$name" "$@" >"$name.out" 2>&1
+}
+losses() { grep -o '"step":[0-9]*,"loss":[^,]*,"grad_norm":[^,]*' "$1/log.jsonl"; }
+same() { [ "$(losses "$1" | wc -l)" = 12 ] && cmp <(losses "$1") <(losses "$2"); }
+# The mean distance of two runs' losses is not 0, and small beside what they have learnt.
+beside() {
+    paste -d, <(losses "$1") <(losses "$2") | tr ':' ',' | awk -F, '
+        { d = $4 - $10; sum += d < 0 ? -d : d; if (NR == 1) first = $4; last = $4 }
+        END { print sum / NR, first - last; exit !(NR == 12 && sum > 0 && sum / NR < 0.01 && first - last > 0.1) }'
+}
+refused() {
+    ! DNNL_MAX_CPU_ISA=AVX2 run refused --matmul-dtype bf16 && [ ! -e refused ] &&
+        grep -qx 'train_gpt: --matmul-dtype bf16: this processor has no such products; take .*, or give --matmul-dtype auto' refused.out
+}
+goes_on() {
+    run half --matmul-dtype bf16 --steps 6 && run half --resume auto && same half bf16
+}
+changes() {
+    run bf16 --resume auto --steps 13 --matmul-dtype auto && grep -q 'matmul-dtype auto: the checkpoint had bf16' bf16.out
+}
+
+check "refused where there are none" refused
+if grep -q avx512_bf16 /proc/cpuinfo; then
+    run fp32
+    run bf16 --matmul-dtype bf16
+    run again --matmul-dtype bf16
+    check "shown in the header" grep -q 'matmul-dtype=bf16' bf16.out
+    check "beside fp32" beside fp32 bf16
+    check "the same bits again" same bf16 again
+    check "the same bits from a checkpoint on" goes_on
+    check "changed when it goes on" changes
+else
+    skip "no products in bf16 on this processor" 5
+fi
