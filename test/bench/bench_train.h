@@ -248,6 +248,12 @@ inline void measure(const Row& row, FILE* records) {
            setting->at_random() ? "at random" : "in fp32", seconds * 1e3, rate,
            peak > 0 ? text("%.1f%%", 100 * meter.mfu(rate)).c_str() : "-", 100 * meter.gemm_share(rate),
            100 * meter.gemm_share_causal(rate));
+    static std::map<std::string, double> rates;  // of rows with the build's own products
+    std::string key = text("%s:%dx%d", row.model.c_str(), row.B, row.T);
+    if (row.dtype == MatmulDtype::automatic)
+        rates[key] = rate;
+    else if (rates.contains(key))
+        printf("%-12s %-5s %14s %.2f times as fast as in %s\n", "", "", "", rate / rates[key], floatX_name);
     fflush(stdout);
     if (!records) return;
     fprintf(records, "%s\n", record(row, config, *setting, rate, peak).dump().c_str());
