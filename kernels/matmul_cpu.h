@@ -3,9 +3,8 @@ Matrix products on a CPU, by oneDNN, for the linear layers of kernels/matmul.cuh
 are rounded to bf16, which is about twice as fast on processors with dot products or matrix units for that.
 Sums and results are fp32 either way.
 
-Operands stay fp32 in memory. A product in bf16 is made block by block, so that the rounded copies are small,
-and the next block finds them in the cache. The copy of a block of the right operand lies in the order that
-oneDNN's kernels read, and serves all blocks of the left one that it meets:
+Operands stay fp32 in memory. A product in bf16 is made block by block, so that the rounded copies are small
+and are read from the cache. That of a right block serves all left blocks that it meets:
 
     for each block of columns n, and each of the inner dimension k
         round right[k, n]
@@ -18,8 +17,11 @@ Blocks depend on nothing but the sizes, and so do the bits of a result.
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
+#include <vector>
 
 #include "kernels/tile_product.h"  // Elements
 
@@ -63,9 +65,6 @@ public:
         made_ = matmul::primitive_desc(product, attributes, cpu_engine());
     }
 
-    // The right operand's place and order, where it was left open.
-    Desc right() const { return made_.weights_desc(); }
-
     void run(float* out, const void* left, const void* right, const float* bias) const {
         auto at = [](const Desc& desc, const void* data) {
             return dnnl::memory(desc, cpu_engine(), (void*)data);
@@ -88,58 +87,66 @@ private:
 // ----------------------------------------------------------------------------
 // products in bf16
 
-// Memory for one operand, kept for the next.
-class RoundedOperand {
+// To the nearest, ties to even; NaN stays NaN.
+inline uint16_t bf16_bits(float value) {
+    uint32_t bits = std::bit_cast<uint32_t>(value);
+    bool nan = (bits & 0x7fffffff) > 0x7f800000;
+    return (uint16_t)((nan ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// The rounded copy of a block of a matrix, by rows or by columns as the matrix is.
+class RoundedBlock {
 public:
-    // A copy of the matrix as `desc` wants it.
-    const void* round(const float* data, const dnnl::memory::desc& from, const dnnl::memory::desc& desc) {
-        using dnnl::memory;
-        if (!room_ || room_.get_desc().get_size() < desc.get_size()) {
-            memory::dims bytes = {(memory::dim)desc.get_size()};
-            room_ = memory({bytes, memory::data_type::u8, memory::format_tag::a}, cpu_engine());
+    void round(Elements block, int rows, int columns) {
+        bool by_row = block.column == 1;
+        int lines = by_row ? rows : columns, length = by_row ? columns : rows;
+        size_t stride = by_row ? block.row : block.column;
+        values_.resize(std::max(values_.size(), (size_t)lines * length));
+#pragma omp parallel for
+        for (int line = 0; line < lines; line++) {
+            const float* from = block.data + line * stride;
+            uint16_t* to = values_.data() + (size_t)line * length;
+#pragma omp simd
+            for (int i = 0; i < length; i++) to[i] = bf16_bits(from[i]);
         }
-        memory inp(from, cpu_engine(), (void*)data), out(desc, cpu_engine(), room_.get_data_handle());
-        dnnl::stream stream(cpu_engine());
-        dnnl::reorder(inp, out).execute(stream, inp, out);
-        stream.wait();
-        return room_.get_data_handle();
+        desc_ = matrix_desc(dnnl::memory::data_type::bf16, rows, columns, by_row ? length : 1,
+                            by_row ? 1 : length);
+    }
+
+    const void* data() const {
+        return values_.data();
+    }
+    const dnnl::memory::desc& desc() const {
+        return desc_;
     }
 
 private:
-    dnnl::memory room_;
+    std::vector<uint16_t> values_;  // memory for the largest so far
+    dnnl::memory::desc desc_;
 };
 
-constexpr int block_rows = 1024, block_columns = 3072, block_inner = 3072;
+constexpr int block_rows = 1024, block_columns = 1024, block_inner = 3072;
 
 // out (M, N) = or += left (M, K) right (K, N) + bias (N), which may be null.
 inline void multiply_in_bf16(float* out, Elements left, Elements right, const float* bias, int M, int N,
                              int K, bool accumulate) {
-    using dnnl::memory;
-    constexpr auto bf16 = memory::data_type::bf16, fp32 = memory::data_type::f32;
-    thread_local RoundedOperand left_copy, right_copy;
-    auto block_of = [](Elements matrix, int row, int column) {
-        return matrix.data + (size_t)row * matrix.row + (size_t)column * matrix.column;
+    thread_local RoundedBlock left_block, right_block;
+    auto block_at = [](Elements matrix, int row, int column) {
+        size_t at = (size_t)row * matrix.row + (size_t)column * matrix.column;
+        return Elements{matrix.data + at, matrix.row, matrix.column};
     };
     for (int n = 0; n < N; n += block_columns) {
         for (int k = 0; k < K; k += block_inner) {
             int columns = std::min(N - n, block_columns), inner = std::min(K - k, block_inner);
             const float* added = k == 0 && bias ? bias + n : nullptr;
-            memory::desc order({inner, columns}, bf16, memory::format_tag::any);
-            const void* right_block = nullptr;
+            right_block.round(block_at(right, k, n), inner, columns);
             for (int m = 0; m < M; m += block_rows) {
                 int rows = std::min(M - m, block_rows);
-                memory::desc by_row = matrix_desc(bf16, rows, inner, inner, 1);
-                CpuProduct product(by_row, order, matrix_desc(fp32, rows, columns, N, 1), added,
+                left_block.round(block_at(left, m, k), rows, inner);
+                auto out_desc = matrix_desc(dnnl::memory::data_type::f32, rows, columns, N, 1);
+                CpuProduct product(left_block.desc(), right_block.desc(), out_desc, added,
                                    accumulate || k > 0);
-                if (!right_block) {
-                    order = product.right();
-                    right_block =
-                        right_copy.round(block_of(right, k, n),
-                                         matrix_desc(fp32, inner, columns, right.row, right.column), order);
-                }
-                const void* left_block = left_copy.round(
-                    block_of(left, m, k), matrix_desc(fp32, rows, inner, left.row, left.column), by_row);
-                product.run(out + (size_t)m * N + n, left_block, right_block, added);
+                product.run(out + (size_t)m * N + n, left_block.data(), right_block.data(), added);
             }
         }
     }
