@@ -86,14 +86,13 @@ struct Setting {
     bool at_random() const { return sizeof(floatX) < sizeof(float) && !zero.keep_master; }
 };
 
-// The first in this order whose micro-batch is large enough for efficient products.
+// The first in this order, the fastest before, whose micro-batch is large enough for efficient products.
 inline std::optional<Setting> setting_that_fits(const ModelConfig& config, const Row& row) {
     int enough = std::min(row.B, ceil_div(8192, row.T));
     std::optional<Setting> smaller;
-    for (bool master : {true, false}) {
-        if (master && sizeof(floatX) == sizeof(float)) continue;
-        for (Recompute recompute :
-             {Recompute::none, Recompute::elementwise, Recompute::mlp, Recompute::block}) {
+    for (Recompute recompute : {Recompute::none, Recompute::elementwise, Recompute::mlp, Recompute::block}) {
+        for (bool master : {true, false}) {
+            if (master && sizeof(floatX) == sizeof(float)) continue;
             Setting s = {{.B = row.B,
                           .T = row.T,
                           .training = true,
