@@ -127,7 +127,7 @@ libs    := -ldnnl -lboost_context
 objects := $(shared)/simt.o
 endif
 ifeq ($(DEVICE),cuda)
-# Cards that are newer than all of GPU_ARCH have their drivers compile the PTX of the newest that is not bound to one card.
+# Cards that are newer than all of GPU_ARCH have their drivers compile the PTX of the last that is not bound to one card.
 architectures := $(patsubst 90,90a,$(GPU_ARCH))
 portable      := $(lastword $(filter-out %a %f,$(architectures)))
 compile := $(NVCC) -x cu -std=c++20 -lineinfo --expt-relaxed-constexpr --extended-lambda --threads 0 \

@@ -407,7 +407,7 @@ inline void norm_again(Gpt& g, const NormLayer& l, const Dims& d) {
 inline void activation_again(Gpt& g, const Layer& l) {
     if (g.swiglu)
         swiglu_forward(l.a.act, l.a.fc, l.d.N, l.d.F, g.stream);
-    else if (!gelu_is_fused(g.config, l.d.F))
+    else if (!gelu_is_fused(g.config, g.workload, l.d.F))
         gelu_forward(g.gelu, l.a.act, l.a.fc, (size_t)l.d.N * l.d.F, g.stream);
 }
 
@@ -938,7 +938,8 @@ struct TrainingRun {
         print_rate(gemm.rate, g.graphs.on);
         if (world.size() == 1) {
             double parameters = (double)g.layout.size();
-            std::string text = prediction_text(this_machine(), o, g.workload, g.stage, parameters);
+            std::string text = prediction_text(this_machine(), peak_rate(o), takes_wgmma_attention(o), o,
+                                               g.workload, g.stage, parameters);
             if (!text.empty()) printf("prediction   %s\n", text.c_str());
         }
         begin();

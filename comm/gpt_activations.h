@@ -89,9 +89,13 @@ struct Activations {
     floatX* dresidual = nullptr;  // gradient of the residual stream: each part of a block adds its own to it
 };
 
-// Whether GELU, F wide, is made of numbers that are never rounded, which cannot be done again elementwise.
-inline bool gelu_is_fused(const ModelConfig& c, size_t F) {
-    return c.mlp == MlpKind::gelu && gelu_may_ride(Gelu::tanh, (int)F);
+// A fused GELU, F wide, is made of numbers that are never rounded, and so cannot be made again elementwise.
+// Its gradient is fused without a bias too.
+inline bool gelu_gradient_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
+    return c.mlp == MlpKind::gelu && !w.fp8 && gelu_may_ride(Gelu::tanh, (int)F);
+}
+inline bool gelu_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
+    return c.bias && gelu_gradient_is_fused(c, w, F);
 }
 
 // The rows that are there on a rank of the stage, with their sizes.
@@ -103,7 +107,7 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
            F1 = d.F1, texts = w.cache_rows;
     bool training = w.training, mean = c.norm == NormKind::layernorm,
          sequential = c.block == BlockKind::sequential, swiglu = c.mlp == MlpKind::swiglu,
-         fused = gelu_is_fused(c, d.F), filter = c.local_filter, has_head = stage.has_head(),
+         fused = gelu_is_fused(c, w, d.F), filter = c.local_filter, has_head = stage.has_head(),
          later = training && std::ranges::max(stage.room.pending) > 0;
     constexpr Lifetime shared = Lifetime::shared, layer = Lifetime::layer;
     auto kept = [&](bool is, Lifetime lifetime) { return training && is ? lifetime : shared; };

@@ -96,7 +96,7 @@ inline double flops_per_clock(const cudaDeviceProp& device) {
     return 0;
 }
 
-// What a device can do. 0: not known, and then rates have to be measured (GemmRate), as those of a CPU have.
+// The rates of a device. 0: not known, and then rates have to be measured (GemmRate), as those of a CPU have.
 struct Machine {
     int multiprocessors;
     double flops, memory_rate, link_rate;  // at most, in FLOP/s and bytes/s
@@ -104,14 +104,14 @@ struct Machine {
     bool published;            // flops by the data sheet; else they are an estimate
 };
 
-// A device with fewer multiprocessors than its row is a part of a card (MIG), or a smaller one of the same
+// A device with other multiprocessors than its row is a part of a card (MIG), or another one of the same
 // name: it has their share. clock, in Hz, and memory_rate are what the driver says; 0: it does not.
 inline Machine machine_of(const cudaDeviceProp& device, double clock, double memory_rate) {
     Machine m = {};
     m.multiprocessors = device.multiProcessorCount;
     double product_share = unknown_product_share;
     if (const Card* card = find_card(device.name)) {
-        double part = std::min(1.0, device.multiProcessorCount / (double)card->multiprocessors);
+        double part = device.multiProcessorCount / (double)card->multiprocessors;
         m.flops = part * card->flops;
         m.memory_rate = part * card->memory_rate;
         m.link_rate = card->link_rate;

@@ -196,13 +196,15 @@ inline TrainingMemory fit_training(const Options& o, const World& world, std::ve
         if (kind == Recompute::automatic) kind = least_recomputation(try_kind);
     });
     kind = Recompute(world.largest((int)kind));
+    bool notes_it = o.recompute == Recompute::automatic && kind != Recompute::none;
+    world.on_all_ranks([&] { try_kind(notes_it ? Recompute::none : kind); });
+    if (notes_it) {
+        int least = -world.largest(-(int)(memory->plan.available() >> 20));  // MiB, of any rank
+        notes.push_back(text("--recompute %s, for %s are free, and to keep all activations takes %s",
+                             name_of(kind), size_text((size_t)least << 20).c_str(),
+                             size_text(memory->plan.needs()).c_str()));
+    }
     world.on_all_ranks([&] {
-        if (o.recompute == Recompute::automatic && kind != Recompute::none) {
-            try_kind(Recompute::none);
-            notes.push_back(text("--recompute %s, for %s are free, and to keep all activations takes %s",
-                                 name_of(kind), size_text(memory->plan.available()).c_str(),
-                                 size_text(memory->plan.needs()).c_str()));
-        }
         try_kind(kind);
         memory->plan.check();
     });

@@ -37,7 +37,7 @@ struct Pass {
     double flops() const { return attention_flops > 0 ? attention_flops : product.flops(); }
 };
 
-// What a training step comes to on one rank.
+// The passes of a training step on one rank.
 class StepPasses {
 public:
     std::vector<Pass> rows;
@@ -74,11 +74,13 @@ private:
 
     bool sequential() const { return c_.block == BlockKind::sequential; }
     bool swiglu() const { return c_.mlp == MlpKind::swiglu; }
-    bool gelu_fused() const { return gelu_is_fused(c_, d_.F); }
+    bool gelu_fused() const { return gelu_is_fused(c_, w_, d_.F); }
+    bool gelu_gradient_fused() const { return gelu_gradient_is_fused(c_, w_, d_.F); }
     int vectors() const { return d_.C % vec_width<floatX> == 0 ? vec_width<floatX> : 1; }
-    // Of a norm: gradients of weight and bias, and bytes that it keeps of a row.
-    double sums_of_norm() const { return c_.norm == NormKind::layernorm ? 2 : 1; }
-    double stats() const { return 4 * sums_of_norm(); }
+    // Gradients that a norm has, of its weight and perhaps a bias; and bytes that it keeps of a row.
+    bool layernorm() const { return c_.norm == NormKind::layernorm; }
+    double sums_of_norm() const { return layernorm() && c_.bias ? 2 : 1; }
+    double stats() const { return layernorm() ? 8 : 4; }
 
     void add(const char* launcher, double times, double read, double written, int launches = 1) {
         rows.push_back({launcher, times, read, written, {}, 0, launches});
@@ -218,7 +220,7 @@ private:
         if (!gelu_fused()) activation_forward();
     }
     void activation_forward() {
-        add(swiglu() ? "swiglu_forward" : "gelu_forward", M_, e * N_ * d_.F1, e * N_ * d_.F);
+        add(swiglu() ? "swiglu_forward" : "elementwise", M_, e * N_ * d_.F1, e * N_ * d_.F);
     }
     void block(int layer, bool first) {
         norm_forward(!first);
@@ -259,9 +261,9 @@ private:
     }
     // In a parallel block it comes after attention, and adds to what that left.
     void mlp_backward() {
-        backward(N_, d_.F, C_, c_.bias, false, !swiglu() && gelu_fused());
+        backward(N_, d_.F, C_, c_.bias, false, gelu_gradient_fused());
         if (swiglu()) add("swiglu_backward", M_, e * N_ * (d_.F + d_.F1), e * N_ * d_.F1);
-        if (!swiglu() && !gelu_fused()) add("gelu_backward", M_, 2 * e * N_ * d_.F, e * N_ * d_.F);
+        if (!swiglu() && !gelu_gradient_fused()) add("elementwise", M_, 2 * e * N_ * d_.F, e * N_ * d_.F);
         backward(N_, C_, d_.F1, c_.bias, !sequential());
     }
 

@@ -221,7 +221,17 @@ inline void choose_attention(const Options& o) {
 #endif
 }
 
-// Whether products in bf16 are the build's own. In fp32 a GPU's are for comparisons, and not for speed.
+// Says after choose_attention() whether the kernels of Hopper are taken.
+inline bool takes_wgmma_attention([[maybe_unused]] const Options& o) {
+#ifdef DEVICE_CPU
+    return false;
+#else
+    return attention_kernels != AttentionKernels::mma &&
+           has_wgmma_attention(self_attention_shape(1, 1, 1, 1, o.head_size, 0, nullptr));
+#endif
+}
+
+// The builds whose own products are in bf16. In fp32 a GPU's are for comparisons, and not for speed.
 #ifdef DEVICE_CPU
 constexpr bool has_products_in_bf16 = false;
 #else
@@ -539,6 +549,7 @@ std::vector<std::string> choose_products(const World& world, const std::string& 
         for (auto& [kind, bytes] : all.choices) choices[kind] = bytes;
         choose_algorithms(choices);
     }
+    world.on_all_ranks([&] { take_workspaces(stream); });
     table[setup] = choices;
     world.on_all_ranks([&] {
         if (world.is_root() && !table[setup].empty()) write_algorithms(file, table);

@@ -61,7 +61,7 @@ inline double expected_product_rate(const Machine& machine, const ProductShape& 
 inline double expected_attention_rate(const Machine& machine, int HS, double mean_keys, bool forward) {
     constexpr double tile = 128, of_diagonal = 0.5, of_ends = 1;
     double loop = HS > 64 ? (forward ? 0.94 : 0.70) : (forward ? 0.62 : 0.61);
-    double scheduled = forward ? 0.98 : mean_keys > 768 ? 0.97 : 0.9;  // test_attention_order.cu
+    double scheduled = forward ? 0.98 : mean_keys > 768 ? 0.97 : 0.9;  // simulated: test_attention_order.cu
     double tiles = mean_keys / tile;
     return machine.products * loop * scheduled * tiles / (tiles + of_diagonal + of_ends);
 }
@@ -121,16 +121,21 @@ inline StepTime predicted_time(const Machine& machine, const ModelConfig& config
     return time;
 }
 
-// For the header of a run on one device; empty where too little is known of the device, or of the step.
-inline std::string prediction_text(const Machine& machine, const Options& o, const Workload& workload,
-                                   const Stage& stage, double parameters) {
-    if (machine.products == 0 || o.optimizer != OptimizerKind::adamw || workload.fp8) return "";
+// For the header of a run on one device; empty where too little is known of the device, or of such a step: of
+// others than those in bf16, with the attention kernels of Hopper and AdamW on the device. peak: FLOP/s that
+// MFU is a share of.
+inline std::string prediction_text(const Machine& machine, double peak, bool takes_wgmma, const Options& o,
+                                   const Workload& workload, const Stage& stage, double parameters) {
+    bool known_machine = machine.products > 0 && machine.streams > 0 && peak > 0 && takes_wgmma;
+    bool known_step = sizeof(floatX) == 2 && !workload.fp8 && o.optimizer == OptimizerKind::adamw &&
+                      o.offload == Offload::none;
+    if (!known_machine || !known_step) return "";
     StepPasses passes(o, workload, stage, micro_batches_of_step(o, 0), parameters, o.master_weights);
     StepTime time = predicted_time(machine, o, o.sequence_length, passes.rows);
     double rate = flops_per_token(o, o.sequence_length, false) * tokens_of_step(o, 0) / time.all();
     return text(
         "%.3g ms a step and %.1f%% MFU (products %.0f%%, attention %.0f%%, memory %.0f%%), by rates that "
         "are expected of such cards; nothing of it is measured",
-        1e3 * time.all(), 100 * rate / machine.flops, 100 * time.products / time.all(),
+        1e3 * time.all(), 100 * rate / peak, 100 * time.products / time.all(),
         100 * time.attention / time.all(), 100 * time.streams / time.all());
 }

@@ -50,7 +50,9 @@ struct BackwardTiles {
     static constexpr size_t shared_bytes =
         sizeof(floatX) * (2 * keys * HSP + stages * 2 * queries * HSP + score_tiles * keys * queries) +
         sizeof(float) * stages * 3 * queries;
-    static constexpr int accumulators = 2 * 16 * (scores + head_columns) / warp_size;  // by thread
+    // Of a thread. The host chooses tiles by it, so it is the same for every card.
+    static constexpr int widest_scores = part_queries < 64 ? part_queries : 64;
+    static constexpr int accumulators = 2 * 16 * (widest_scores + head_columns) / warp_size;
 };
 
 // The largest of the tiles whose sums fit in registers and which fit in `shared` bytes.

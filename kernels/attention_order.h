@@ -27,7 +27,7 @@ struct TicketTile {
     int head, tile;
 };
 
-// What ticket `n` stands for, where `heads` heads have `tiles` tiles each: tiles 0 of all heads of a section,
+// Ticket `n` where `heads` heads have `tiles` tiles each: tiles 0 of all heads of a section come first, then
 // tiles 1 of all of them, and so on to the last; then those of the next section.
 HOST_DEVICE inline TicketTile ticket_tile(int n, int tiles, int heads, int section) {
     int first_head = n / (tiles * section) * section, left = heads - first_head;
@@ -78,7 +78,7 @@ struct SeeingTiles {
     HOST_DEVICE bool none() const { return last < first; }
 };
 
-// Those of `queries` queries each that see a key of `start` ... `end` - 1.
+// Finds the tiles of `queries` queries each that see a key of `start` ... `end` - 1.
 HOST_DEVICE inline SeeingTiles seeing_tiles(const AttentionShape& s, int b, int queries, int start, int end) {
     if (start >= s.keys_end()) return {0, -1};
     SeeingTiles tiles = {(start > s.q0 ? start - s.q0 : 0) / queries, (s.Tq - 1) / queries};
@@ -123,7 +123,7 @@ struct KeyTileWork {
         step.tile--;
     }
 
-    // Which turn this block has at adding to dq of these queries, and whether it is the last.
+    // This block's turn at adding to dq of these queries. After the last turn the sum is whole.
     HOST_DEVICE int turn(const AttentionShape& s, const Step& step) const {
         return number - s.first_key(b, step.row()) / keys;
     }

@@ -46,11 +46,11 @@ class Workspaces {
 public:
     std::vector<size_t> limits = workspace_limits(device_properties());
 
-    // What a stream has takes one of two sizes.
+    // Streams have memory of two sizes.
     size_t size_for(size_t needed) const { return needed <= limits.front() ? limits.front() : limits.back(); }
 
-    // As many bytes, a size as above; null: there is no memory left. The smaller of both stays where the
-    // larger one comes later: a graph may use it.
+    // Returns null where there is no memory left. The smaller of both sizes stays where the larger one comes
+    // later: a graph may use it.
     void* of_stream(cudaStream_t stream, size_t bytes) {
         void*& workspace = made_[{stream, bytes}];
         if (workspace) return workspace;
@@ -356,6 +356,18 @@ inline ProductPlan& find_plan(const Product& product, const Operands& operands) 
 inline void choose_algorithms(const AlgorithmChoices& choices) {
     cublas().choices = choices;
     for (auto& [kind, plan] : cublas().plans) take_choice(kind, plan);
+}
+
+// Takes the memory now that the algorithms in use will want on a stream.
+inline void take_workspaces(cudaStream_t stream) {
+    Workspaces& workspaces = cublas().workspaces;
+    for (const auto& [kind, plan] : cublas().plans) {
+        size_t bytes = workspaces.size_for(plan.algorithm.workspace);
+        if (workspaces.of_stream(stream, bytes)) continue;
+        fail("matrix products: %zu MiB for their sums are not free; give a smaller --micro-batch or "
+             "--matmul-tuning off",
+             bytes >> 20);
+    }
 }
 
 inline cublasStatus_t start_product(const ProductPlan& plan, const Algorithm& algorithm,

@@ -25,10 +25,10 @@ Blocks depend on nothing but the sizes, and so do the bits of a result.
 
 #include "kernels/tile_product.h"  // Elements
 
-// Whether the products from now on are made in bf16.
+// Products from now on are made in bf16 where this is set.
 inline bool cpu_products_in_bf16 = false;
 
-// Whether oneDNN has instructions for products in bf16 here. ONEDNN_MAX_CPU_ISA may take them away.
+// oneDNN says whether it has instructions for products in bf16 here. ONEDNN_MAX_CPU_ISA may take them away.
 inline bool has_cpu_products_in_bf16() {
     auto needed = (unsigned)dnnl::cpu_isa::avx512_core_bf16;
     return ((unsigned)dnnl::get_effective_cpu_isa() & needed) == needed;
@@ -87,7 +87,7 @@ private:
 // ----------------------------------------------------------------------------
 // products in bf16
 
-// To the nearest, ties to even; NaN stays NaN.
+// Rounds to the nearest, ties to even; NaN stays NaN.
 inline uint16_t bf16_bits(float value) {
     uint32_t bits = std::bit_cast<uint32_t>(value);
     bool nan = (bits & 0x7fffffff) > 0x7f800000;

@@ -100,7 +100,7 @@ private:
     cudaEvent_t start_, end_;
 };
 
-// Those that the library proposes, and behind them some that it proposes if it may use more memory.
+// The candidates that the library proposes come first, and behind them some that may use more memory.
 inline std::vector<Algorithm> candidate_algorithms(const ProductKind& kind, const ProductPlan& plan) {
     std::vector<Algorithm> candidates;
     int most = most_candidates;

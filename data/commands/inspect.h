@@ -26,7 +26,7 @@ class CheckpointReport {
 public:
     explicit CheckpointReport(const CheckpointReader& reader) : index_(reader.index()) {
         about(reader.folder());
-        options();
+        options(reader.folder());
         tensors();
     }
 
@@ -66,8 +66,8 @@ private:
     }
 
     // The layout, and what else is not as by default.
-    void options() {
-        const nlohmann::ordered_json& stored = index_.about["options"];
+    void options(const std::string& folder) {
+        const nlohmann::ordered_json stored = in_todays_form(index_.about["options"], folder);
         const nlohmann::ordered_json usual = options_to_json(Options());
         std::vector<std::string> layout, others;
         for (const OptionRow& row : option_table()) {

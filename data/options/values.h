@@ -222,9 +222,23 @@ inline nlohmann::ordered_json value_to_json(const OptionValue& any) {
         any);
 }
 
-// Records of today's form say so. In earlier ones bf16 was the name of --matmul-dtype auto.
+// Records of today's form say so.
 constexpr const char* form_of_record = "record_form";
 constexpr int todays_form = 2;
+
+// The options of a record as today's would have them: in earlier ones bf16 was the name of --matmul-dtype
+// auto.
+template <typename Json>
+Json in_todays_form(Json json, const std::string& file) {
+    if (!json.contains(form_of_record)) {
+        if (json.contains("matmul_dtype") && json["matmul_dtype"] == "bf16") json["matmul_dtype"] = "auto";
+    } else if (json[form_of_record] != todays_form) {
+        fail("%s: options are of a form that is not known here; use the program that wrote the file",
+             file.c_str());
+    }
+    json.erase(form_of_record);
+    return json;
+}
 
 inline nlohmann::ordered_json options_to_json(const Options& options) {
     nlohmann::ordered_json json = {{form_of_record, todays_form}};
@@ -257,11 +271,11 @@ inline nlohmann::ordered_json model_options_to_json(const Options& options) {
 }
 
 // Reads what these wrote. Every option that describes the model must be there, but for those that came later.
-inline Options options_from_json(const nlohmann::json& json, const std::string& file) {
-    if (!json.is_object()) fail("%s: options are not a JSON object; the file is damaged", file.c_str());
+inline Options options_from_json(const nlohmann::json& record, const std::string& file) {
+    if (!record.is_object()) fail("%s: options are not a JSON object; the file is damaged", file.c_str());
+    nlohmann::json json = in_todays_form(record, file);
     Options options;
-    std::set<std::string> known = {form_of_record};
-    bool earlier = !json.contains(form_of_record);
+    std::set<std::string> known;
     for (const OptionRow& row : option_table()) {
         if (!row.belongs_to(command_train)) continue;
         if (!json.contains(row.field)) {
@@ -275,7 +289,6 @@ inline Options options_from_json(const nlohmann::json& json, const std::string& 
             fail("%s: %s", file.c_str(), error.what());
         }
     }
-    if (earlier && options.matmul_dtype == MatmulDtype::bf16) options.matmul_dtype = MatmulDtype::automatic;
     for (const auto& [name, value] : json.items()) {
         if (known.contains(name)) continue;
         fail("%s: option %s is not known here; use the program that wrote the file", file.c_str(),

@@ -18,8 +18,14 @@ cudaDeviceProp device(const char* name, int multiprocessors, int major = 9, int 
     return properties;
 }
 
-Machine named(const char* name, int multiprocessors = 1000) {
+Machine named(const char* name, int multiprocessors) {
     return machine_of(device(name, multiprocessors), 0, 0);
+}
+
+// With as many multiprocessors as its row has.
+Machine named(const char* name) {
+    const Card* card = find_card(name);
+    return named(name, card ? card->multiprocessors : 100);
 }
 
 }  // namespace
@@ -92,6 +98,7 @@ TEST_CASE("a part of a card has a share of its rates, as an estimate") {
     CHECK(!part.published);
     CHECK(part.flops == doctest::Approx(whole.flops / 2).epsilon(1e-12));
     CHECK(part.products == doctest::Approx(whole.products / 2).epsilon(1e-12));
+    CHECK(!named("NVIDIA GeForce RTX 3090 Ti", 84).published);
 }
 
 TEST_CASE("an unknown card is estimated from its clock") {

@@ -105,6 +105,10 @@ TEST_CASE("bf16 products that an earlier version recorded were those of its buil
         nlohmann::json today = options_to_json(train({"--matmul-dtype", value}));
         CHECK(name_of(options_from_json(today, "record").matmul_dtype) == std::string(value));
     }
+    nlohmann::json later = options_to_json(Options());
+    later["record_form"] = 3;
+    CHECK(error_of([&] { options_from_json(later, "record"); }) ==
+          "record: options are of a form that is not known here; use the program that wrote the file");
 }
 
 TEST_CASE("explicit options come over the preset, in any order, and the rest follows") {

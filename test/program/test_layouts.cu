@@ -51,13 +51,18 @@ const Case cases[] = {
     {"tensor, recompute elementwise", {.tp = 2}, 2, {false, untied}, elementwise},
     {"tensor, recompute mlp", {.tp = 2}, 2, {false, untied}, mlp},
     {"tensor, recompute block", {.tp = 2}, 2, {}, block, {}, 2},
-    {"tensor, parallel block, recompute mlp", {.tp = 2}, 2, {parallel_block}, mlp},
+    {"tensor, parallel block, recompute elementwise", {.tp = 2}, 2, {parallel_block}, elementwise},
     {"tensor, parallel block, recompute block", {.tp = 2}, 2, {parallel_block}, block},
     {"tensor, shared heads", {.tp = 2}, 2, {false, true, false, 1}},
     {"tensor, shared heads, other switches", {.tp = 2}, 1, {false, untied, llama, 1}},
-    {"tensor, local filter", {.tp = 2}, 2, {false, true, llama, 4, filtered}, {}, {}, 2},
+    {"tensor, local filter", {.tp = 2}, 2, {false, true, llama, 4, filtered}, mlp, {}, 2},
     {"tensor, local filter, parallel block", {.tp = 2}, 2, {parallel_block, true, false, 4, filtered}, block},
-    {"zero-bubble, local filter", {.pp = 2}, 3, {false, true, llama, 4, filtered}, {}, {zero_bubble}},
+    {"zero-bubble, local filter",
+     {.pp = 2},
+     3,
+     {false, true, llama, 4, filtered},
+     elementwise,
+     {zero_bubble}},
     {"1f1b", {.pp = 2}, 3},
     {"1f1b, untied, recompute", {.pp = 2}, 3, {false, untied}, block},
     {"1f1b, uneven", {.pp = 2}, 4, {}, {}, {one_f_one_b, 1, {3, 1}}},
@@ -534,7 +539,8 @@ double formula_activations_held(const Place& a, int B, int T) {
     // and one more, which the forward pass writes to
     double pending = splits ? layers * (double)std::min<size_t>(a.at.pipeline + 1, a.m) + 1 : 1;
     // bytes: of what is kept unless a block is recomputed, or also the MLP, or anything
-    bool remakes_act = config.mlp != MlpKind::gelu || e == 4 || (size_t)F % 8 != 0;  // or it is fused
+    bool remakes_act =
+        config.mlp != MlpKind::gelu || e == 4 || (size_t)F % 8 != 0 || !config.bias;  // or it is fused
     double residual = e * n * C, attention = e * N * QKV + 4 * N * heads, attention_inputs = e * N * A;
     double hidden = e * N * F1, hidden_inputs = remakes_act ? 0 : e * N * F;
     double elementwise = norm * (parallel ? 1 : 2);

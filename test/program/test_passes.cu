@@ -19,6 +19,12 @@ ModelConfig gpt(int C) {
     return c;
 }
 
+ModelConfig gpt_without_bias(int C) {
+    ModelConfig c = gpt(C);
+    c.bias = false;
+    return c;
+}
+
 ModelConfig llama(int C) {
     ModelConfig c = gpt(C);
     c.norm = NormKind::rmsnorm, c.position = PositionKind::rope, c.mlp = MlpKind::swiglu;
@@ -91,6 +97,7 @@ TEST_CASE("a step reads and writes what the table says") {
         ModelConfig (*config)(int C);
         Recompute recompute;
     } models[] = {{"gpt", gpt, Recompute::none},
+                  {"gpt without bias", gpt_without_bias, Recompute::elementwise},
                   {"llama", llama, Recompute::elementwise},
                   {"yuan", yuan, Recompute::mlp},
                   {"parallel", parallel, Recompute::block}};
@@ -164,8 +171,11 @@ TEST_CASE("the header of a run has the prediction where the device is known") {
     o.sequence_length = 256, o.micro_batch = 8, o.global_batch = 8 * 256, o.dp = 1;
     Workload w = training_workload(o, Recompute::none);
     Stage stage(o, {}, {}, true);
-    std::string text = prediction_text(h200(), o, w, stage, 1e6);
+    std::string text = prediction_text(h200(), 1e15, true, o, w, stage, 1e6);
     CHECK(text.find("% MFU") != std::string::npos);
     CHECK(text.find("nothing of it is measured") != std::string::npos);
-    CHECK(prediction_text({}, o, w, stage, 1e6).empty());
+    CHECK(prediction_text({}, 1e15, true, o, w, stage, 1e6).empty());
+    CHECK(prediction_text(h200(), 1e15, false, o, w, stage, 1e6).empty());
+    o.offload = Offload::optimizer;
+    CHECK(prediction_text(h200(), 1e15, true, o, w, stage, 1e6).empty());
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The program compiles and links for GPUs without a warning, and no kernel of it spills registers, has arrays in local
-# memory or waits within products that should overlap, as ptxas says in its notes; and nor do kernels on a newer card,
-# whose driver compiles their PTX. What else their machine code must be like is in test/tools/check_sass.py. No GPU is
+# memory or waits within products that should overlap, as ptxas says in its notes; and nor do some of them on a newer
+# card, whose driver compiles their PTX. What else their machine code must be like is in test/tools/check_sass.py. No GPU is
 # needed. Code of the host, which is tested elsewhere, is optimised less.
 # seconds: 200
 # limit: 1800
