@@ -47,7 +47,7 @@ build() {
 
 strict=(make --no-print-directory DEVICE=cuda STRICT=1 CXXFLAGS=-O0)
 build "sm_80 and sm_90a in bf16" "${strict[@]}" PRECISION=bf16 build/cuda-bf16/train_gpt
-build "sm_80 and sm_90a in fp32, ranks that talk over MPI" "${strict[@]}" PRECISION=fp32 COMM=mpi build/cuda-fp32-mpi/train_gpt
+build "sm_80 in fp32, ranks that talk over MPI" "${strict[@]}" PRECISION=fp32 COMM=mpi GPU_ARCH=80 build/cuda-fp32-mpi/train_gpt
 printf '#include "kernels/%s.cuh"\n' adamw attention_mma_forward classifier norm swiglu >"$work/newer.cu"
 build "sm_100 from the PTX of sm_80" "$nvcc" -std=c++20 -O3 -Xcompiler -O0 --expt-relaxed-constexpr --extended-lambda \
     -DPRECISION_BF16 -I. -gencode arch=compute_80,code=sm_100 -Xptxas -v -cubin "$work/newer.cu" -o "$work/newer.cubin"

@@ -87,7 +87,7 @@ template <Scope scope>
         }
         check_order(device_shadow, device_memory.place(at), thread, at, bytes, alignment, access, where,
                     flags);
-        if (traffic_counter.on) [[unlikely]]
+        if (counts_traffic) [[unlikely]]
             traffic_counter.note(device_memory.place(at), bytes, access);
     } else if (dynamic_space.holds(at)) {
         size_t index = at - dynamic_begin;

@@ -109,7 +109,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, Invoke 
         device.enqueue([&] {
             memcpy(stacks.parameters(), copy.data(), copy.size());
             invoke = call;
-            if (traffic_counter.on) traffic_counter.begin(range);
+            if (counts_traffic) traffic_counter.begin(range);
             run_grid(config, kernel);
         });
         device.synchronize();

@@ -13,15 +13,15 @@ std::string outermost_range() {
     return ranges.empty() ? "" : ranges.front();
 }
 
+bool counts_traffic = false;  // asked at each access
+
 // Of each byte of device memory, the last launch that read it and the last that wrote it; so each byte counts
 // once a launch.
 class TrafficCounter {
 public:
-    bool on = false;
-
     void start(bool now) {
         std::lock_guard lock(mutex_);
-        on = now;
+        counts_traffic = now;
         if (now && !read_) read_ = reserve_stamps(), written_ = reserve_stamps();
         by_range_.clear();
     }
@@ -43,7 +43,7 @@ public:
     }
     void add(const std::string& range, const Traffic& traffic) {
         std::lock_guard lock(mutex_);
-        if (on) by_range_[range] += traffic;
+        if (counts_traffic) by_range_[range] += traffic;
     }
 
 private:
