@@ -9,7 +9,7 @@ chosen by it.
 #include <climits>
 #include <cstdio>
 #include <functional>
-#include <memory>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -175,8 +175,7 @@ struct TrainingMemory {
                            graph_memory(o))) {}
 };
 
-// As little as fits. Each kind makes again all that the one before it does, so the first that fits is the
-// fastest.
+// Finds the least that fits. Each kind makes again all that the one before it does, so this is the fastest.
 inline Recompute least_recomputation(const std::function<bool(Recompute)>& fits) {
     Recompute kind = Recompute::none;
     while (kind < Recompute::block && !fits(kind)) kind = Recompute((int)kind + 1);
@@ -186,27 +185,23 @@ inline Recompute least_recomputation(const std::function<bool(Recompute)>& fits)
 // For all ranks, which recompute the same: refuses a run that does not fit. With --recompute auto a note says
 // what is chosen, unless that is nothing.
 inline TrainingMemory fit_training(const Options& o, const World& world, std::vector<std::string>& notes) {
-    std::unique_ptr<TrainingMemory> memory;
-    auto try_kind = [&](Recompute kind) {
-        memory = std::make_unique<TrainingMemory>(o, kind, world);
-        return memory->plan.fits();
+    std::map<Recompute, TrainingMemory> tried;
+    auto with = [&](Recompute kind) -> TrainingMemory& {
+        return tried.try_emplace(kind, o, kind, world).first->second;
     };
     Recompute kind = o.recompute;
-    world.on_all_ranks([&] {
-        if (kind == Recompute::automatic) kind = least_recomputation(try_kind);
-    });
-    kind = Recompute(world.largest((int)kind));
-    bool notes_it = o.recompute == Recompute::automatic && kind != Recompute::none;
-    world.on_all_ranks([&] { try_kind(notes_it ? Recompute::none : kind); });
-    if (notes_it) {
-        int least = -world.largest(-(int)(memory->plan.available() >> 20));  // MiB, of any rank
-        notes.push_back(text("--recompute %s, for %s are free, and to keep all activations takes %s",
-                             name_of(kind), size_text((size_t)least << 20).c_str(),
-                             size_text(memory->plan.needs()).c_str()));
+    if (kind == Recompute::automatic) {
+        world.on_all_ranks([&] {
+            kind = least_recomputation([&](Recompute candidate) { return with(candidate).plan.fits(); });
+        });
+        kind = Recompute(world.largest((int)kind));
+        const MemoryPlan& plan = with(Recompute::none).plan;         // every rank has tried this first
+        int least = -world.largest(-(int)(plan.available() >> 20));  // MiB, of any rank
+        if (kind != Recompute::none)
+            notes.push_back(text("--recompute %s, for %s are free, and to keep all activations takes %s",
+                                 name_of(kind), size_text((size_t)least << 20).c_str(),
+                                 size_text(plan.needs()).c_str()));
     }
-    world.on_all_ranks([&] {
-        try_kind(kind);
-        memory->plan.check();
-    });
-    return std::move(*memory);
+    world.on_all_ranks([&] { with(kind).plan.check(); });
+    return std::move(with(kind));
 }

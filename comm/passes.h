@@ -15,6 +15,7 @@ them, and neither are single numbers.
 #include "comm/gpt_activations.h"  // gelu_is_fused
 #include "comm/stage.h"            // Dims, Stage
 #include "data/options/model_config.h"
+#include "data/run/meter.h"       // mean_keys
 #include "kernels/embedding.cuh"  // sum_rows_launches
 #include "kernels/matmul.cuh"     // bias_slices
 #include "kernels/norm.cuh"       // NormBackwardBlocks
@@ -32,6 +33,7 @@ struct Pass {
     double read, written;  // bytes, each time
     ProductShape product = {};
     double attention_flops = 0;  // as if no score were masked away in vain
+    double mean_keys = 0;        // attention: seen by a query
     int launches = 1;            // kernels, each time
 
     double flops() const { return attention_flops > 0 ? attention_flops : product.flops(); }
@@ -83,7 +85,7 @@ private:
     double stats() const { return layernorm() ? 8 : 4; }
 
     void add(const char* launcher, double times, double read, double written, int launches = 1) {
-        rows.push_back({launcher, times, read, written, {}, 0, launches});
+        rows.push_back({launcher, times, read, written, {}, 0, 0, launches});
     }
 
     // ---- matrices: OC outputs of each of `tokens` rows of `inputs`
@@ -115,7 +117,6 @@ private:
         add("residual_norm_forward", M_, (of_a_sum ? 2 : 1) * stream + weights,
             (of_a_sum ? 2 : 1) * stream + stats() * n_);
     }
-    void norm_again() { norm_forward(false); }
     void norm_backward() {
         double stream = e * n_ * C_;
         double partials =
@@ -171,35 +172,31 @@ private:
         add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);
     }
     void finish_qkv() {
-        double turned = e * N_ * (d_.NH + d_.NKV) * d_.R, angles = 4.0 * w_.T * d_.R + 4 * N_;
-        if (c_.qk_norm)
-            add("qk_norm_forward", M_, e * N_ * d_.QKV + angles, e * N_ * d_.QKV + 4 * N_ * (d_.NH + d_.NKV));
-        else if (d_.R > 0)
-            add("rope", M_, turned + angles, turned);
+        if (!c_.qk_norm) return rope();
+        add("qk_norm_forward", M_, e * N_ * d_.QKV + angles(), e * N_ * d_.QKV + 4 * N_ * turned_heads());
     }
     void finish_qkv_backward() {
-        double heads = d_.NH + d_.NKV, turned = e * N_ * heads * d_.R, angles = 4.0 * w_.T * d_.R + 4 * N_;
+        if (!c_.qk_norm) return rope();
         double partials = 8.0 * d_.HS * even_share((int)N_, qk_norm_partials);
-        if (c_.qk_norm)
-            add("qk_norm_backward", M_, 2 * e * N_ * heads * d_.HS + 4 * N_ * heads + angles + partials,
-                e * N_ * heads * d_.HS + partials, 2);
-        else if (d_.R > 0)
-            add("rope", M_, turned + angles, turned);
+        double heads = e * N_ * turned_heads() * d_.HS;
+        add("qk_norm_backward", M_, 2 * heads + 4 * N_ * turned_heads() + angles() + partials,
+            heads + partials, 2);
     }
+    // Queries and keys are rotated in place, by a table of angles and the token's position.
+    void rope() {
+        double turned = e * N_ * turned_heads() * d_.R;
+        if (d_.R > 0) add("rope", M_, turned + angles(), turned);
+    }
+    double turned_heads() const { return d_.NH + d_.NKV; }
+    double angles() const { return 4.0 * w_.T * d_.R + 4 * N_; }
 
-    // Keys that queries see, in all sequences of all heads of queries.
-    double seen_keys(int layer) const {
-        double T = w_.T, window = window_of_layer(c_, layer);
-        double mean = window > 0 && window < T ? window - window * (window - 1) / (2 * T) : T / 2;
-        return N_ * d_.NH * mean;
+    // `products` of scores' size for each key that a query sees, in all heads.
+    void attention(const char* launcher, int layer, int products, double read, double written) {
+        double keys = mean_keys(c_, layer, w_.T, true);
+        rows.push_back({launcher, M_, read, written, {}, 2 * products * keys * N_ * d_.A, keys});
     }
     void attention_forward(int layer) {
-        rows.push_back({"attention_forward",
-                        M_,
-                        e * N_ * d_.QKV,
-                        e * N_ * d_.A + 4 * N_ * d_.NH,
-                        {},
-                        4 * seen_keys(layer) * d_.HS});
+        attention("attention_forward", layer, 2, e * N_ * d_.QKV, e * N_ * d_.A + 4 * N_ * d_.NH);
     }
     // The sums of dq are there for queries that see keys of more than one tile.
     void attention_backward(int layer) {
@@ -208,12 +205,8 @@ private:
                statistics = 8 * rows_of_heads + 4 * w_.B * padded,
                sums = 4.0 * w_.B * d_.NH * (padded - tile) * d_.HS;
         add("attention_backward", M_, 2 * e * N_ * d_.A + 4 * N_ * d_.NH, statistics);
-        rows.push_back({"attention_backward",
-                        M_,
-                        e * N_ * (d_.QKV + d_.A) + statistics + sums,
-                        e * N_ * d_.QKV + sums,
-                        {},
-                        10 * seen_keys(layer) * d_.HS});
+        attention("attention_backward", layer, 5, e * N_ * (d_.QKV + d_.A) + statistics + sums,
+                  e * N_ * d_.QKV + sums);
     }
     void mlp_hidden() {
         forward(N_, C_, d_.F1, false, gelu_fused());
@@ -243,7 +236,7 @@ private:
     }
     void recompute(int layer) {
         if (w_.recompute == Recompute::none) return;
-        norm_again();
+        norm_forward(false);
         if (w_.recompute == Recompute::block) {
             qkv_forward();
             finish_qkv();
@@ -253,7 +246,7 @@ private:
         }
         if (c_.local_filter) add("residual_norm_forward", M_, e * n_ * C_, e * n_ * C_ + 4 * n_);
         if (c_.qk_norm) finish_qkv();
-        if (sequential()) norm_again();
+        if (sequential()) norm_forward(false);
         if (w_.recompute == Recompute::mlp)
             mlp_hidden();
         else if (!gelu_fused())

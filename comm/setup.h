@@ -204,6 +204,11 @@ inline void check_precision(const Options& o) {
     }
 }
 
+// Which kernels attention can take depends on the size of its heads alone.
+inline AttentionShape heads_of_model(const Options& o) {
+    return self_attention_shape(1, 1, 1, 1, o.head_size, 0, nullptr);
+}
+
 // Takes --attention over.
 inline void choose_attention(const Options& o) {
     if (o.attention == AttentionChoice::automatic) return;
@@ -212,7 +217,7 @@ inline void choose_attention(const Options& o) {
          name_of(o.attention));
 #else
     bool wgmma = o.attention == AttentionChoice::wgmma;
-    if (wgmma && !has_wgmma_attention(self_attention_shape(1, 1, 1, 1, o.head_size, 0, nullptr))) {
+    if (wgmma && !has_wgmma_attention(heads_of_model(o))) {
         fail("--attention wgmma: needs a Hopper card, a program built with PRECISION=bf16, and heads of a "
              "multiple of 8 up to 128 (here: %s, heads of %d); give auto",
              floatX_name, o.head_size);
@@ -226,8 +231,7 @@ inline bool takes_wgmma_attention([[maybe_unused]] const Options& o) {
 #ifdef DEVICE_CPU
     return false;
 #else
-    return attention_kernels != AttentionKernels::mma &&
-           has_wgmma_attention(self_attention_shape(1, 1, 1, 1, o.head_size, 0, nullptr));
+    return takes_wgmma(heads_of_model(o));
 #endif
 }
 
@@ -339,7 +343,7 @@ inline int held_multiprocessors(const Layout& layout, int zero) {
            (tensor_ranks_send || data_ranks_send ? blocks_of_groups : 0);
 }
 
-// The same where ranks talk by something else than kernels: none.
+// Products spare these, but where ranks talk by something else than kernels: there they spare none.
 inline int spared_by_products([[maybe_unused]] const Layout& layout, [[maybe_unused]] int zero) {
 #ifdef RANKS_USE_NCCL
     return held_multiprocessors(layout, zero);

@@ -57,7 +57,8 @@ inline double expected_product_rate(const Machine& machine, const ProductShape& 
 // ----------------------------------------------------------------------------
 // attention
 
-// As a share of the machine's rate for products: the loop on one multiprocessor, then whole rows of tiles.
+// The inner loop on one multiprocessor has a share of the machine's rate for products, and whole rows of
+// tiles a share of that.
 inline double expected_attention_rate(const Machine& machine, int HS, double mean_keys, bool forward) {
     constexpr double tile = 128, of_diagonal = 0.5, of_ends = 1;
     double loop = HS > 64 ? (forward ? 0.94 : 0.70) : (forward ? 0.62 : 0.61);
@@ -97,8 +98,7 @@ struct StepTime {
     double all() const { return products + attention + streams; }
 };
 
-inline StepTime predicted_time(const Machine& machine, const ModelConfig& config, int T,
-                               const std::vector<Pass>& passes) {
+inline StepTime predicted_time(const Machine& machine, int head_size, const std::vector<Pass>& passes) {
     StepTime time;
     for (const Pass& pass : passes) {
         std::string_view launcher = pass.launcher ? pass.launcher : "";
@@ -112,7 +112,7 @@ inline StepTime predicted_time(const Machine& machine, const ModelConfig& config
             time.products += pass.times * (std::max(seconds, memory / 0.95) + launches);
         } else if (pass.attention_flops > 0) {
             double rate =
-                expected_attention_rate(machine, config.head_size, T / 2.0, launcher == "attention_forward");
+                expected_attention_rate(machine, head_size, pass.mean_keys, launcher == "attention_forward");
             time.attention += pass.times * (pass.flops() / rate + launches);
         } else {
             time.streams += pass.times * (memory / expected_stream_share(launcher) + launches);
@@ -131,7 +131,7 @@ inline std::string prediction_text(const Machine& machine, double peak, bool tak
                       o.offload == Offload::none;
     if (!known_machine || !known_step) return "";
     StepPasses passes(o, workload, stage, micro_batches_of_step(o, 0), parameters, o.master_weights);
-    StepTime time = predicted_time(machine, o, o.sequence_length, passes.rows);
+    StepTime time = predicted_time(machine, o.head_size, passes.rows);
     double rate = flops_per_token(o, o.sequence_length, false) * tokens_of_step(o, 0) / time.all();
     return text(
         "%.3g ms a step and %.1f%% MFU (products %.0f%%, attention %.0f%%, memory %.0f%%), by rates that "

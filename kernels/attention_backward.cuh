@@ -73,7 +73,7 @@ private:
 
 constexpr int stats_block = 256, stats_queries = stats_block / 8;
 
-// What scratch holds of each query, by eight threads. A block does `stats_queries` of them in a head, of the
+// Eight threads write what scratch holds of a query. A block does `stats_queries` of them in a head, of the
 // sequence blockIdx.y; the blocks of all heads stand side by side, for that is how heads lie in memory.
 // Queries after the last get an lse that leaves no probability.
 template <int W>

@@ -31,7 +31,7 @@ struct alignas(1024) HopperForwardShared {
     using Tile = SwizzledTile<128, HSP>;  // of queries and of keys
     char q[Tile::bytes], k[buffers][Tile::bytes], v[buffers][Tile::bytes];
     Handover q_there, k_there[buffers], v_there[buffers];
-    int ticket;  // that of q
+    int ticket;  // its queries are in q, or it is one too many
 };
 
 // The tickets of a launch.
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(hopper_threads, 1)
 // ----------------------------------------------------------------------------
 // launchers
 
-// How many tickets have been drawn on a stream. It is 0 between launches, whose work comes one after another.
+// Counts the tickets drawn on a stream. It is 0 between launches, whose work comes one after another.
 inline unsigned* ticket_counter(cudaStream_t stream) {
     static std::map<cudaStream_t, unsigned*> counters;
     unsigned*& counter = counters[stream];

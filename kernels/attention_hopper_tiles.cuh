@@ -184,9 +184,9 @@ void with_hopper_width(int HS, F&& f) {
     with_width<64, 96, 128>(HS, f);
 }
 
-// Whether the kernels of Hopper can do this: on its card, from code that was compiled for it (architecture),
-// for heads whose vectors are whole units of 16 bytes, as the copy engine needs them, and no longer than a
-// tile is wide.
+// The kernels of Hopper can do this on its card, from code that was compiled for it (architecture), for heads
+// whose vectors are whole units of 16 bytes, as the copy engine needs them, and no longer than a tile is
+// wide.
 inline bool hopper_attention_fits(const AttentionShape& shape, int architecture = kernel_architecture()) {
     return device_properties().major == 9 && architecture >= 90 && shape.HS % 8 == 0 && shape.HS <= 128;
 }

@@ -50,7 +50,7 @@ struct BackwardTiles {
     static constexpr size_t shared_bytes =
         sizeof(floatX) * (2 * keys * HSP + stages * 2 * queries * HSP + score_tiles * keys * queries) +
         sizeof(float) * stages * 3 * queries;
-    // Of a thread. The host chooses tiles by it, so it is the same for every card.
+    // A thread has so many sums at most. The host chooses tiles by it, so it is the same for every card.
     static constexpr int widest_scores = part_queries < 64 ? part_queries : 64;
     static constexpr int accumulators = 2 * 16 * (widest_scores + head_columns) / warp_size;
 };

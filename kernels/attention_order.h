@@ -36,6 +36,12 @@ HOST_DEVICE inline TicketTile ticket_tile(int n, int tiles, int heads, int secti
     return {first_head + n % here, n / here};
 }
 
+// A tile of queries from `start` on sees no key behind this tile of keys.
+HOST_DEVICE inline int last_key_tile(const AttentionShape& s, int start, int queries, int keys) {
+    int end = start + queries < s.Tq ? start + queries : s.Tq;
+    return s.position(end - 1) / keys;
+}
+
 // ----------------------------------------------------------------------------
 // forward
 
@@ -57,8 +63,8 @@ struct QueryTileWork {
         int tiles = ceil_div(s.Tq, queries);
         TicketTile at = ticket_tile(ticket, tiles, s.B * s.NH, section);
         int b = at.head / s.NH, start = (tiles - 1 - at.tile) * queries;
-        int end = start + queries < s.Tq ? start + queries : s.Tq;
-        return {b, at.head % s.NH, start, s.first_key(b, start) / keys, s.position(end - 1) / keys};
+        return {b, at.head % s.NH, start, s.first_key(b, start) / keys,
+                last_key_tile(s, start, queries, keys)};
     }
 };
 
@@ -128,7 +134,6 @@ struct KeyTileWork {
         return number - s.first_key(b, step.row()) / keys;
     }
     HOST_DEVICE bool has_last_turn(const AttentionShape& s, const Step& step) const {
-        int end = step.row() + queries < s.Tq ? step.row() + queries : s.Tq;
-        return number == s.position(end - 1) / keys;
+        return number == last_key_tile(s, step.row(), queries, keys);
     }
 };

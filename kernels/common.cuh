@@ -167,7 +167,8 @@ __device__ Vec<T, N> load(const T* from) {
     return *reinterpret_cast<const Vec<T, N>*>(from);
 }
 
-// To global memory. A compiler may take the vector of an assignment to pieces, and store these one by one.
+// Stores to global memory. A compiler may take the vector of an assignment to pieces, and store these one by
+// one.
 template <int N, typename T>
 __device__ void store(T* to, const Vec<T, N>& values) {
     if constexpr (sizeof values == 16)

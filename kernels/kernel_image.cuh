@@ -17,7 +17,7 @@ inline int kernel_architecture(cudaError_t& error) {
     return error == cudaSuccess ? attributes.ptxVersion : 0;
 }
 
-// The same for the device that this process uses, which has been found to run them.
+// Asks for the device that this process uses, which has been found to run them.
 inline int kernel_architecture() {
     static const int architecture = [] {
         cudaError_t error;

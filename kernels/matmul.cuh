@@ -40,7 +40,7 @@ inline size_t matmul_backward_bias_scratch(int OC) {
 // ----------------------------------------------------------------------------
 // CPU
 
-// By a primitive rather than dnnl_sgemm for the bias, and because that is faster when C is long.
+// It is made by a primitive rather than dnnl_sgemm for the bias, and because that is faster when C is long.
 inline void matmul_forward_cpu(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias,
                                int N, int C, int OC, bool accumulate) {
     if (cpu_products_in_bf16)
@@ -189,7 +189,7 @@ inline void multiply(const Product& product, const Operands& operands, cudaStrea
 // ----------------------------------------------------------------------------
 // launchers
 
-// Whether cuBLASLt has it as an epilogue, for rows of this width.
+// cuBLASLt has this form as an epilogue, for rows of some widths.
 constexpr bool gelu_may_ride(Gelu form, int width) {
     return form == Gelu::tanh && width % 8 == 0 && sizeof(floatX) == 2;
 }

@@ -22,7 +22,7 @@ struct MatrixPart {
     size_t begin, count;     // elements of the box
     bool transposed;         // the whole matrix lies as (cols, rows)
 
-    // Where an element of the box is in the whole matrix.
+    // Finds an element of the box in the whole matrix.
     HOST_DEVICE size_t place(size_t row, size_t of_row) const {
         size_t col = column + of_row;
         return transposed ? col * rows + row : row * cols + col;

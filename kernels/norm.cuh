@@ -43,8 +43,8 @@ inline int norm_partials(int C) {
 
 constexpr int norm_threads = 1024;  // of a block, at most
 
-// How the backward pass shares N rows out, with `vectors` of elements in each: threads and rows that a block
-// has at a time, and blocks, each with a partial sum.
+// The backward pass shares N rows of so many vectors out to blocks, each with a partial sum. A block has
+// `rows` of them at a time, and `threads` for each.
 struct NormBackwardBlocks {
     int threads, rows, count;
 

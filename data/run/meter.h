@@ -10,6 +10,13 @@ Every share is of one device: the tokens of the whole run divided by the devices
 
 #include "data/options/model_config.h"
 
+// Averages over a sequence of T the keys that attention counts for a token in a layer: those that it sees, or
+// without `causal` all T where there is no window.
+inline double mean_keys(const ModelConfig& c, int layer, int T, bool causal) {
+    double window = window_of_layer(c, layer), all = causal ? T / 2.0 : T;
+    return window > 0 && window < T ? window - window * (window - 1) / (2.0 * T) : all;
+}
+
 // Model FLOPs of training on one token: 6 for each parameter of a product, and 12 h for each position that
 // attention counts: the whole sequence by the published definition (Korthikanti et al. 2022), or what a
 // causal mask leaves. A window counts what it holds, less where it begins before the sequence.
@@ -18,10 +25,7 @@ inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
     for (const TensorRow& row : tensor_table(c))
         if (row.unit == Unit::block && row.cols > 0) block += (double)row.size();
     double positions = 0;  // of all layers
-    for (int layer = 0; layer < c.layers; layer++) {
-        double window = window_of_layer(c, layer), all = causal ? T / 2.0 : T;
-        positions += window > 0 && window < T ? window - window * (window - 1) / (2.0 * T) : all;
-    }
+    for (int layer = 0; layer < c.layers; layer++) positions += mean_keys(c, layer, T, causal);
     return 6 * (c.layers * block + C * c.vocab_size) + 12 * A * positions;
 }
 

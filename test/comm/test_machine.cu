@@ -22,7 +22,7 @@ Machine named(const char* name, int multiprocessors) {
     return machine_of(device(name, multiprocessors), 0, 0);
 }
 
-// With as many multiprocessors as its row has.
+// The card has as many multiprocessors as its row says.
 Machine named(const char* name) {
     const Card* card = find_card(name);
     return named(name, card ? card->multiprocessors : 100);

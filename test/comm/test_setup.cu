@@ -1,4 +1,4 @@
-// What comm/setup.h makes of options.
+// Settings that comm/setup.h makes of options.
 // devices: cpu
 #include "comm/setup.h"
 #include "test/support/testing.h"

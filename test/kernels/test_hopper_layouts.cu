@@ -37,7 +37,7 @@ std::vector<int> places(const nlohmann::json& table, int width) {
     return result;
 }
 
-// Those of value `value` of thread `thread` of a warpgroup.
+// The row and column of one value of a thread of a warpgroup.
 struct Place {
     int row, column;
 };
@@ -82,7 +82,8 @@ __global__ void mma_kernel(float* d, const bf16* a, const bf16* b, const int* at
     for (int i = 0; i < 4; i++) d[at_d[lane * 4 + i]] = sums[i];
 }
 
-// Of all results of each thread (128, 64): row and column, and both as a left side (128, 8, 4) of pairs.
+// Writes the row and column of all results of each thread (128, 64), and both as a left side (128, 8, 4) of
+// pairs.
 __global__ void results_kernel(int* rows, int* columns, uint32_t* packed_rows, uint32_t* packed_columns) {
     int t = threadIdx.x;
     float row[64], column[64];

@@ -167,7 +167,7 @@ TEST_CASE("matmul_gelu_forward") {
 #ifdef DEVICE_CPU
 namespace {
 
-// To the nearest bf16, ties to even.
+// Rounds to the nearest bf16, ties to even.
 float in_bf16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);

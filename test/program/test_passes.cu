@@ -161,7 +161,7 @@ TEST_CASE("predicted shares of an H200's published FLOP/s") {
         Workload w{goal.B, goal.T, true, goal.recompute, chosen_loss_chunk(c, goal.B * goal.T)};
         StepPasses passes(c, w, Stage(c, {}, {}, true), goal.micro_batches,
                           (double)parameter_layout(c).size(), goal.master);
-        double seconds = predicted_time(machine, c, goal.T, passes.rows).all();
+        double seconds = predicted_time(machine, c.head_size, passes.rows).all();
         double tokens = (double)goal.B * goal.T * goal.micro_batches;
         double share = flops_per_token(c, goal.T, false) * tokens / seconds / machine.flops;
         CHECK(share >= goal.share);

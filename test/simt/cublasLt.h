@@ -354,7 +354,7 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
     return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// Of those that tests ask for.
+// Has the attributes that tests ask for.
 inline cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t desc,
                                                      cublasLtMatmulDescAttributes_t attribute, void* value,
                                                      size_t bytes, size_t*) {

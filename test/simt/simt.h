@@ -59,7 +59,7 @@ public:
     std::vector<Error> take();  // of all kernels that have ended; the caller synchronises the stream
 };
 
-// What launches read and write of device memory, in bytes; each byte once a launch. FLOPs are those of
+// Launches read and write so many bytes of device memory, each byte once a launch. FLOPs are those of
 // products.
 struct Traffic {
     long launches = 0;

@@ -15,8 +15,8 @@ std::string outermost_range() {
 
 bool counts_traffic = false;  // asked at each access
 
-// Of each byte of device memory, the last launch that read it and the last that wrote it; so each byte counts
-// once a launch.
+// Remembers of each byte of device memory the last launch that read it and the last that wrote it; so each
+// byte counts once a launch.
 class TrafficCounter {
 public:
     void start(bool now) {
@@ -36,7 +36,7 @@ public:
         now_->launches++;
         launch_++;
     }
-    // Of the launch that began last.
+    // Counts an access by the launch that began last.
     void note(size_t place, size_t bytes, Access access) {
         if (access != Access::write) now_->read += count(read_ + place, bytes);
         if (access != Access::read) now_->written += count(written_ + place, bytes);

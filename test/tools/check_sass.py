@@ -152,12 +152,12 @@ class Kernel:
             for head in self.successors(at):
                 if head > at or not passed[at] >> head & 1:
                     continue
-                body, todo = bodies.setdefault(head, {head}), [at]
-                while todo:
-                    inside = todo.pop()
+                body, waiting = bodies.setdefault(head, {head}), [at]
+                while waiting:
+                    inside = waiting.pop()
                     if inside not in body:
                         body.add(inside)
-                        todo += before[inside]
+                        waiting += before[inside]
         return list(bodies.values())
 
 
@@ -265,9 +265,9 @@ def registers_in_flight(kernel):
         longest = max(len(a), len(b))
         return tuple(x | y for x, y in zip(*(((frozenset(),) * (longest - len(s))) + s for s in (a, b))))
 
-    states, wrong, todo = {0: (frozenset(),)}, {}, [0]
-    while todo:
-        at = todo.pop()
+    states, wrong, waiting = {0: (frozenset(),)}, {}, [0]
+    while waiting:
+        at = waiting.pop()
         state, instruction = states[at], kernel.code[at]
         under_way = frozenset().union(*state)
         if instruction.name == 'HGMMA':
@@ -290,7 +290,7 @@ def registers_in_flight(kernel):
             merged = together(state, states[there]) if there in states else state
             if merged != states.get(there):
                 states[there] = merged
-                todo.append(there)
+                waiting.append(there)
     yield from list(wrong.values())[:3]
 
 
