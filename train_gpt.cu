@@ -124,9 +124,13 @@ struct Gpt {
     Tensor classifier_weight() const { return config.tie_embeddings ? wte : headw; }
     int local_vocab() const { return padded_vocab(config, rows.ranks()); }
 
+    // (1) Becomes the largest element of the stream's gradient when that is made, in fp8; or null.
+    float* stream_gradient_largest() const { return rows.ranks() == 1 ? acts[0].dresidual_scale : nullptr; }
+
     // Points acts to what is kept for this task.
     void bind_activations(const PipelineTask& task) {
         activations.bind(task);
+        products.begin_work();
         acts[stage.first_layer(task.chunk)].residual = task.input;
         for (Activations& view : acts) view.dresidual = task.gradient;
     }
@@ -165,6 +169,8 @@ struct NormLayer {
     float *mean, *rstd;
     const floatX *weight, *bias;
     float *dweight, *dbias;
+    // (1) In fp8: become the largest element of the rows it makes, and of its input's gradient; or null.
+    float *largest = nullptr, *dinp_largest = nullptr;
 };
 
 // A block, as both passes see it: its sizes, weights, gradients and activations, and what it is made of. It
@@ -173,6 +179,7 @@ struct Layer {
     const Batch& batch;
     Dims d;
     Activations& a;
+    Fp8Activations fp8;
     UnitTensors<floatX> w;
     UnitTensors<float> dw;
     AttentionShape heads;
@@ -186,31 +193,37 @@ struct Layer {
         : batch(batch),
           d(g.dims(batch)),
           a(g.acts[number]),
+          fp8(a, d, g.swiglu),
           w(g.weights(number + 1)),
           dw(g.gradients(number + 1)),
           heads(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, window_of_layer(g.config, number),
                                      batch.doc_start)),
           rows{d.N, d.NH, d.NKV, d.HS},
           rope{g.rope, batch.positions, d.R},
-          norm1{g.norm,    a.residual, a.norm1,    a.norm1_mean, a.norm1_rstd,
-                w[norm1w], w[norm1b],  dw[norm1w], dw[norm1b]},
-          norm2{g.norm,    a.residual2, a.norm2,    a.norm2_mean, a.norm2_rstd,
-                w[norm2w], w[norm2b],   dw[norm2w], dw[norm2b]},
+          norm1{g.norm,    a.residual, a.norm1,    a.norm1_mean,        a.norm1_rstd,           w[norm1w],
+                w[norm1b], dw[norm1w], dw[norm1b], fp8.norm1.largest(), fp8.dresidual.largest()},
+          norm2{g.norm,    a.residual2, a.norm2,    a.norm2_mean,        a.norm2_rstd,           w[norm2w],
+                w[norm2b], dw[norm2w],  dw[norm2b], fp8.norm2.largest(), fp8.dresidual.largest()},
           filternorm{Norm::rmsnorm,  a.filter_sum, a.filtered,      nullptr, a.filter_rstd,
-                     w[filternormw], nullptr,      dw[filternormw], nullptr} {
+                     w[filternormw], nullptr,      dw[filternormw], nullptr, fp8.filtered.largest()} {
+        using enum Parallel;
         auto linear = [&](Parallel parallel, int C, int OC, Tensor weight, Tensor bias, floatX* inp,
-                          floatX* dout) {
-            return Linear{parallel, d.N, C, OC, w[weight], w[bias], dw[weight], dw[bias], inp, dout, g.gelu};
+                          const Fp8Operand& inp8, floatX* dout) {
+            return Linear{parallel,   d.N,      C,   OC,   w[weight], w[bias],
+                          dw[weight], dw[bias], inp, inp8, dout,      g.gelu};
         };
         // What a half of the block adds to the stream has the stream's gradient. That has a copy where all
         // rows come together, and where the weights' gradients are made later, when the stream's has changed.
         floatX* dmlp_out = a.dmlp_out ? a.dmlp_out : a.dresidual;
         floatX* datt_out = a.datt_out ? a.datt_out : dmlp_out;
-        qkv = linear(Parallel::column, d.C, d.QKV, qkvw, qkvb, a.norm1, a.dqkv);
-        attproj = linear(Parallel::row, d.A, d.C, attprojw, attprojb, a.att, datt_out);
-        fc = linear(Parallel::column, d.C, d.F1, fcw, fcb, g.parallel ? a.norm1 : a.norm2, a.dfc);
-        fcproj = linear(Parallel::row, d.F, d.C, fcprojw, fcprojb, a.act, dmlp_out);
-        if (!g.swiglu) fc.gelu_out = a.act, fcproj.gelu_inp = a.fc;
+        qkv = linear(column, d.C, d.QKV, qkvw, qkvb, a.norm1, fp8.norm1, a.dqkv);
+        attproj = linear(row, d.A, d.C, attprojw, attprojb, a.att, fp8.att, datt_out);
+        fc = linear(column, d.C, d.F1, fcw, fcb, g.parallel ? a.norm1 : a.norm2,
+                    g.parallel ? fp8.norm1 : fp8.norm2, a.dfc);
+        fcproj = linear(row, d.F, d.C, fcprojw, fcprojb, a.act, fp8.act, dmlp_out);
+        fc.dout8 = fp8.dfc, attproj.dout8 = fcproj.dout8 = fp8.dresidual;
+        if (!g.swiglu) fc.gelu_out = a.act, fc.gelu_largest = fp8.act.largest();
+        if (!g.swiglu) fcproj.gelu_inp = a.fc, fcproj.gelu_largest = fp8.dfc.largest();
         if (!g.config.local_filter) return;
         auto convolution = [&](Linear l, floatX* dtaps, floatX* state) {
             l.taps = {a.taps,
@@ -221,12 +234,12 @@ struct Layer {
             return l;
         };
         floatX* dsum = a.dfilter_out ? a.dfilter_out : a.dfilter_sum;
-        filter1 = convolution(linear(Parallel::column, d.C, d.H, filter1w, filter1b, a.norm1, a.dfilter1),
+        filter1 = convolution(linear(column, d.C, d.H, filter1w, filter1b, a.norm1, fp8.norm1, a.dfilter1),
                               a.dtaps1, a.filter1_state);
-        filter2 = convolution(linear(Parallel::row, d.H, d.C, filter2w, filter2b, a.filter1, dsum), a.dtaps2,
-                              a.filter2_state);
-        qk = qkv.outputs(0, rows.qk_heads() * d.HS, a.filtered, a.dqk_and_v);
-        v = qkv.outputs(qk.OC, d.NKV * d.HS, a.norm1, a.dqk_and_v + (size_t)d.N * qk.OC);
+        filter2 = convolution(linear(row, d.H, d.C, filter2w, filter2b, a.filter1, fp8.filter1, dsum),
+                              a.dtaps2, a.filter2_state);
+        qk = qkv.outputs(0, rows.qk_heads() * d.HS, a.filtered, fp8.filtered, a.dqk_and_v);
+        v = qkv.outputs(qk.OC, d.NKV * d.HS, a.norm1, fp8.norm1, a.dqk_and_v + (size_t)d.N * qk.OC);
     }
 
     // All that the block has, the last first.
@@ -246,19 +259,19 @@ struct Sum {
 
 inline void stream_norm(Gpt& g, const NormLayer& l, int n) {
     norm_forward(l.norm, g.own_norm(l.out), l.mean, l.rstd, l.inp, l.weight, l.bias, n, g.config.channels,
-                 g.config.norm_eps, g.stream);
+                 g.config.norm_eps, g.stream, l.largest);
 }
 
 // The norm of a sum, which is written to l.inp in the same pass.
 inline void stream_norm(Gpt& g, const NormLayer& l, const Sum& x, int n) {
     residual_norm_forward(l.norm, l.inp, g.own_norm(l.out), l.mean, l.rstd, x.residual, x.delta, l.weight,
-                          l.bias, n, g.config.channels, g.config.norm_eps, g.stream);
+                          l.bias, n, g.config.channels, g.config.norm_eps, g.stream, l.largest);
 }
 
 // Adds to the gradient dinp of the norm's input what the gradient dnorm of its own rows comes to.
 inline void stream_norm_backward(Gpt& g, const NormLayer& l, floatX* dinp, const Activations& a, int n) {
     norm_backward(l.norm, dinp, l.dweight, l.dbias, a.scratch, a.dnorm, l.inp, l.weight, l.mean, l.rstd, n,
-                  g.config.channels, g.stream);
+                  g.config.channels, g.stream, l.dinp_largest);
 }
 
 // ---- local filter: queries and keys = qk(filternorm(x + filter2(filter1(x)))), values = v(x), x = norm1
@@ -333,7 +346,7 @@ inline void attention_hidden(Gpt& g, const Layer& l) {
         kv_cache_append(cache, a.qkv, shape, g.stream);
         if (batch.past > 0) return kv_cache_attention(a.att, a.qkv, cache, shape, g.stream);
     }
-    attention_forward(a.att, a.lse, a.qkv, l.heads, g.stream);
+    attention_forward(a.att, a.lse, a.qkv, l.heads, g.stream, l.fp8.att.largest());
 }
 
 inline void attention_forward(Gpt& g, const Layer& l) {
@@ -363,7 +376,7 @@ inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) 
 // The own rows of norm2 are in place, or of a parallel block all rows of norm1. Writes fc and act.
 inline void mlp_hidden(Gpt& g, const Layer& l) {
     column_parallel(g.tp, l.fc, g.own_norm(l.a.norm2), l.a.fc, g.last);  // with the GELU
-    if (g.swiglu) swiglu_forward(l.a.act, l.a.fc, l.d.N, l.d.F, g.stream);
+    if (g.swiglu) swiglu_forward(l.a.act, l.a.fc, l.d.N, l.d.F, g.stream, l.fp8.act.largest());
 }
 
 // In a parallel block, added to what attention left.
@@ -376,7 +389,7 @@ inline void mlp_forward(Gpt& g, const Layer& l) {
 inline void mlp_backward(Gpt& g, const Layer& l, WeightGradients weights) {
     auto& a = l.a;
     row_parallel_backward(g.tp, l.fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, g.last, weights);
-    if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, l.d.N, l.d.F, g.stream);
+    if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, l.d.N, l.d.F, g.stream, l.fp8.dfc.largest());
     column_parallel_backward(g.tp, l.fc, a.dnorm, g.last, weights);
 }
 
@@ -419,18 +432,22 @@ inline void recompute(Gpt& g, const Layer& l) {
     if (kind == Recompute::block) {
         stream_norm(g, l.norm1, l.d.n);
         g.parallel ? attention_hidden(g, l) : attention_forward(g, l);
-        if (!g.parallel) stream_norm(g, l.norm2, {a.residual, a.delta}, l.d.n);
-        return mlp_hidden(g, l);
+        g.parallel ? keep_input(g.tp, l.attproj) : stream_norm(g, l.norm2, {a.residual, a.delta}, l.d.n);
+        mlp_hidden(g, l);
+        return keep_input(g.tp, l.fcproj);
     }
-    norm_again(g, l.norm1, l.d);
-    if (g.config.local_filter) norm_again(g, l.filternorm, l.d);
+    bool fp8 = g.workload.fp8;  // keeps what matrices read, in fp8
+    if (!fp8 || (kind == Recompute::mlp && g.parallel)) norm_again(g, l.norm1, l.d);
+    if (!fp8 && g.config.local_filter) norm_again(g, l.filternorm, l.d);
     if (g.config.qk_norm) finish_qkv(g, l);
     if (kind == Recompute::elementwise) {
+        if (fp8) return;
         if (!g.parallel) norm_again(g, l.norm2, l.d);
         return activation_again(g, l);
     }
     if (!g.parallel) stream_norm(g, l.norm2, l.d.n);
     mlp_hidden(g, l);
+    keep_input(g.tp, l.fcproj);
 }
 
 // dresidual, the gradient of the block's output, becomes that of its input. Of a parallel block both halves
@@ -483,8 +500,10 @@ inline NormLayer head_norm(const Gpt& g) {
     auto& a = g.acts[0];
     auto w = g.weights(g.head_unit());
     auto dw = g.gradients(g.head_unit());
-    return {g.norm,    a.residualf, a.normf,    a.normf_mean, a.normf_rstd,
-            w[normfw], w[normfb],   dw[normfw], dw[normfb]};
+    NormLayer l = {g.norm,    a.residualf, a.normf,    a.normf_mean, a.normf_rstd,
+                   w[normfw], w[normfb],   dw[normfw], dw[normfb]};
+    l.dinp_largest = g.stream_gradient_largest();
+    return l;
 }
 
 // From the output of the last block to all rows of normf.
@@ -595,6 +614,8 @@ inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task,
         // tied embeddings are used for nothing else on the last of several stages
         if (g.layout.has(0) && !g.stage.has_embedding()) g.state.reduce_gradients(0, last_micro_batch);
         head_backward(g, batch, last_micro_batch);
+    } else if (float* largest = g.stream_gradient_largest()) {
+        largest_element(largest, task.gradient, (size_t)batch.B * batch.T * g.config.channels, g.stream);
     }
     int begin = g.stage.first_layer(task.chunk), end = g.stage.end_layer(task.chunk);
     for (int number = end - 1; number >= begin; number--) {

@@ -6,7 +6,7 @@ that layers see them by, and the memory that they take, follow from it.
 Unless they are recomputed, a block keeps its activations for its backward pass: `elementwise` is the lifetime
 of those that norms and activation functions make, `hidden` that of the others of the MLP, and `block` that of
 all others. What the weights' gradients are made from lives `until_weights`, and matmul_input() keeps what a
-matrix reads as long. N, n, C ... are those of Dims (comm/stage.h).
+matrix reads as long; in fp8 it keeps that in fp8. N, n, C ... are those of Dims (comm/stage.h).
 */
 #pragma once
 
@@ -17,41 +17,48 @@ matrix reads as long. N, n, C ... are those of Dims (comm/stage.h).
 #include "comm/parameters.h"   // padded_vocab
 #include "comm/stage.h"        // Dims, Stage, local_part
 #include "data/options/model_config.h"
-#include "kernels/attention.cuh"  // attention_backward_scratch
-#include "kernels/embedding.cuh"  // embedding_backward_scratch
-#include "kernels/matmul.cuh"     // matmul_backward_bias_scratch, gelu_may_ride
-#include "kernels/norm.cuh"       // norm_backward_scratch
-#include "kernels/qk_norm.cuh"    // qk_norm_backward_scratch
+#include "kernels/attention.cuh"   // attention_backward_scratch
+#include "kernels/embedding.cuh"   // embedding_backward_scratch
+#include "kernels/fp8_matmul.cuh"  // Fp8Operand
+#include "kernels/matmul.cuh"      // matmul_backward_bias_scratch, gelu_may_ride
+#include "kernels/norm.cuh"        // norm_backward_scratch
+#include "kernels/qk_norm.cuh"     // qk_norm_backward_scratch
 
 // clang-format off
 #define ACTIVATIONS(X)                                                                                       \
     /* forward: attention */                                                                                 \
     X(floatX, residual,   n * C,            inner,                true)  /* input of the block */            \
-    X(floatX, norm1,      N * C,            matmul_input(elementwise), true)                                 \
-    X(float,  norm1_mean, n,                elementwise,          mean)                                      \
-    X(float,  norm1_rstd, n,                elementwise,          true)  /* 1 / deviation */                 \
+    X(floatX, norm1,      N * C,            fp8 ? shared : matmul_input(elementwise), true)                  \
+    X(char,   norm1_fp8,  in_fp8(N * C),    matmul_input(block),  fp8)                                       \
+    X(float,  norm1_mean, n,                fp8 ? block : elementwise, mean)                                 \
+    X(float,  norm1_rstd, n,                fp8 ? block : elementwise, true)  /* 1 / deviation */            \
     X(floatX, qkv_raw,    N * QKV,          block,                c.qk_norm)  /* before their own norm */    \
     X(float,  qk_rstd,    N * (NH + NKV),   block,                c.qk_norm)                                 \
     X(floatX, qkv,        N * QKV,          c.qk_norm ? elementwise : block, true)  /* for attention */      \
-    X(floatX, att,        N * A,            matmul_input(block),  true)                                      \
+    X(floatX, att,        N * A,            fp8 ? block : matmul_input(block), true)                         \
+    X(char,   att_fp8,    in_fp8(N * A),    matmul_input(block),  fp8)                                       \
     X(float,  lse,        N * NH,           block,                true)  /* log of sums, (B, NH, T) */       \
     X(floatX, cache,      cache,            layer,                true)  /* of keys and values */            \
     /* forward: local filter */                                                                              \
     X(floatX, taps,       N * 2 * C,        shared,               filter)  /* of either convolution */       \
-    X(floatX, filter1,    N * H,            matmul_input(block),  filter)  /* out of the first */            \
+    X(floatX, filter1,    N * H,            fp8 ? shared : matmul_input(block), filter)  /* of the first */  \
+    X(char,   filter1_fp8, in_fp8(N * H),   matmul_input(block),  filter && fp8)                             \
     X(floatX, filter_sum, n * C,            block,                filter)  /* norm1 + the second's */        \
-    X(float,  filter_rstd, n,               elementwise,          filter)                                    \
-    X(floatX, filtered,   N * C,            matmul_input(elementwise), filter)  /* for queries and keys */   \
+    X(float,  filter_rstd, n,               fp8 ? block : elementwise, filter)                               \
+    X(floatX, filtered,   N * C,            fp8 ? shared : matmul_input(elementwise), filter)              \
+    X(char,   filtered_fp8, in_fp8(N * C),  matmul_input(block),  filter && fp8)                             \
     X(floatX, qk_and_v,   N * QKV,          shared,               filter)  /* before they are joined */      \
     X(floatX, filter1_state, texts * H,     layer,                filter)  /* taps of the newest token */    \
     X(floatX, filter2_state, texts * C,     layer,                filter)                                    \
     /* forward: MLP */                                                                                       \
     X(floatX, residual2,  n * C,            block,                sequential)  /* attention added */         \
-    X(floatX, norm2,      N * C,            matmul_input(elementwise), sequential)                           \
-    X(float,  norm2_mean, n,                elementwise,          sequential && mean)                        \
-    X(float,  norm2_rstd, n,                elementwise,          sequential)                                \
+    X(floatX, norm2,      N * C,            fp8 ? shared : matmul_input(elementwise), sequential)            \
+    X(char,   norm2_fp8,  in_fp8(N * C),    matmul_input(hidden), sequential && fp8)                         \
+    X(float,  norm2_mean, n,                fp8 ? hidden : elementwise, sequential && mean)                  \
+    X(float,  norm2_rstd, n,                fp8 ? hidden : elementwise, sequential)                          \
     X(floatX, fc,         N * F1,           hidden,               true)  /* of SwiGLU: gates, values */      \
-    X(floatX, act,        N * F,            matmul_input(fused ? hidden : elementwise), true)                \
+    X(floatX, act,        N * F,            fp8 ? shared : matmul_input(fused ? hidden : elementwise), true) \
+    X(char,   act_fp8,    in_fp8(N * F),    matmul_input(hidden), fp8)                                       \
     X(floatX, delta,      n * C,            shared,               true)  /* to be added to the stream */     \
     /* forward: head */                                                                                      \
     X(floatX, residualf,  n * C,            head,                 has_head)                                  \
@@ -68,6 +75,8 @@ matrix reads as long. N, n, C ... are those of Dims (comm/stage.h).
     X(floatX, dnorm,      n * C,            shared,               training)                                  \
     X(floatX, dact,       N * F,            shared,               training && swiglu)                        \
     X(floatX, dfc,        N * F1,           until_weights,        training)                                  \
+    X(float,  dfc_scale,  2,                shared,               training && fp8)  /* of fp8 */             \
+    X(float,  dresidual_scale, 2,           shared,               training && fp8)  /* likewise */           \
     X(floatX, datt,       N * A,            shared,               training)                                  \
     X(floatX, dqkv,       N * QKV,          filter ? shared : until_weights, training)                       \
     X(floatX, dqk_and_v,  N * QKV,          until_weights,        training && filter)                        \
@@ -89,6 +98,28 @@ struct Activations {
     floatX* dresidual = nullptr;  // gradient of the residual stream: each part of a block adds its own to it
 };
 
+// Activations and gradients as products take them in fp8; without it, they are all empty. The kernel that
+// makes one finds its largest element, if it makes all rows that the product sees: a norm does not make those
+// of other tensor ranks, and a GELU behind a part of a product makes only that part.
+struct Fp8Activations {
+    Fp8Operand norm1, att, filter1, filtered, norm2, act, dfc, dresidual;
+
+    Fp8Activations(const Activations& a, const Dims& d, bool swiglu) {
+        bool norm_measures = d.n == d.N, activation_measures = norm_measures || swiglu;
+        auto kept = [&](char* memory, int width, bool measured) {
+            return Fp8Operand::in_memory(memory, (size_t)d.N * width, measured);
+        };
+        norm1 = kept(a.norm1_fp8, d.C, norm_measures);
+        att = kept(a.att_fp8, d.A, true);
+        filter1 = kept(a.filter1_fp8, d.H, false);
+        filtered = kept(a.filtered_fp8, d.C, norm_measures);
+        norm2 = kept(a.norm2_fp8, d.C, norm_measures);
+        act = kept(a.act_fp8, d.F, activation_measures);
+        if (a.dfc_scale) dfc = {a.dfc_scale, nullptr, activation_measures};
+        if (a.dresidual_scale) dresidual = {a.dresidual_scale, nullptr, norm_measures};
+    }
+};
+
 // A fused GELU, F wide, is made of numbers that are never rounded, and so cannot be made again elementwise.
 // Its gradient is fused without a bias too.
 inline bool gelu_gradient_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
@@ -107,8 +138,8 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
            F1 = d.F1, texts = w.cache_rows;
     bool training = w.training, mean = c.norm == NormKind::layernorm,
          sequential = c.block == BlockKind::sequential, swiglu = c.mlp == MlpKind::swiglu,
-         fused = gelu_is_fused(c, w, d.F), filter = c.local_filter, has_head = stage.has_head(),
-         later = training && std::ranges::max(stage.room.pending) > 0;
+         fused = gelu_is_fused(c, w, d.F), filter = c.local_filter, fp8 = training && w.fp8,
+         has_head = stage.has_head(), later = training && std::ranges::max(stage.room.pending) > 0;
     constexpr Lifetime shared = Lifetime::shared, layer = Lifetime::layer;
     auto kept = [&](bool is, Lifetime lifetime) { return training && is ? lifetime : shared; };
     Lifetime inner = kept(true, Lifetime::inner), head = kept(true, Lifetime::head),
@@ -117,6 +148,7 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
              elementwise = kept(w.recompute == Recompute::none, layer),
              until_weights = kept(later, Lifetime::pending);
     auto matmul_input = [&](Lifetime own) { return own == shared ? until_weights : own; };
+    auto in_fp8 = [](size_t elements) { return Fp8Operand::bytes(elements); };
     size_t cache = cache_row_size(local_part(c, tp), w.cache_length) * w.cache_rows;
     size_t logits = std::max(chunk, tp);  // of one row each, those of a sample come from all tensor ranks
     size_t scratch = std::max(

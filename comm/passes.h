@@ -15,15 +15,17 @@ them, and neither are single numbers.
 #include "comm/gpt_activations.h"  // gelu_is_fused
 #include "comm/stage.h"            // Dims, Stage
 #include "data/options/model_config.h"
-#include "data/run/meter.h"       // mean_keys
-#include "kernels/embedding.cuh"  // sum_rows_launches
-#include "kernels/matmul.cuh"     // bias_slices
-#include "kernels/norm.cuh"       // NormBackwardBlocks
-#include "kernels/qk_norm.cuh"    // qk_norm_partials
+#include "data/run/meter.h"        // mean_keys
+#include "kernels/embedding.cuh"   // sum_rows_launches
+#include "kernels/fp8_matmul.cuh"  // fp8_fast_gradients
+#include "kernels/matmul.cuh"      // bias_slices
+#include "kernels/norm.cuh"        // NormBackwardBlocks
+#include "kernels/qk_norm.cuh"     // qk_norm_partials
 
 // D (rows, columns) as sums over `sums` products each.
 struct ProductShape {
     double rows = 0, columns = 0, sums = 0;
+    bool fp8 = false, fast_sums = false;  // of numbers in 8 bits; and as Product (kernels/cublas.cuh) has it
     double flops() const { return 2 * rows * columns * sums; }
 };
 
@@ -59,8 +61,9 @@ public:
         for (int chunk = 0; chunk < stage.chunks(); chunk++) {
             for (int layer = stage.first_layer(chunk); layer < stage.end_layer(chunk); layer++)
                 block(layer, layer == stage.first_layer(chunk));
-            if (chunk < stage.chunks() - 1 || !stage.has_head())
-                add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);  // the stream for the next part
+            if (chunk == stage.chunks() - 1 && stage.has_head()) continue;
+            add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);  // the stream for the next part
+            if (w_.fp8 && norm_measures()) add("largest_element", M_, e * n_ * C_, 0);  // of its gradient
         }
         if (stage.has_head()) head();
         optimizer(parameters, keeps_master, (int)stage.units().units.size());
@@ -106,6 +109,43 @@ private:
             {"matmul_backward_weight", M_, dout + dinp + dweight, dweight, ProductShape{OC, inputs, tokens}});
         if (bias) bias_gradient("matmul_backward_weight", tokens, OC);
     }
+
+    // Those of the blocks, of all rows. measured: the kernel that made the input, or the gradient of the
+    // output, has found its largest element.
+    void linear_forward(double inputs, double OC, bool measured, bool accumulate = false, bool gelu = false) {
+        if (!w_.fp8) return forward(N_, inputs, OC, accumulate, gelu);
+        quantize(inputs, measured, 2);
+        weight_copy(inputs * OC);
+        double out = e * N_ * OC;
+        rows.push_back({"fp8_matmul_forward", M_, N_ * inputs + inputs * OC + (accumulate ? out : 0), out,
+                        ProductShape{N_, OC, inputs, true, true}});
+    }
+    void linear_backward(double inputs, double OC, bool measured, bool bias, bool accumulate = false,
+                         bool gelu = false) {
+        if (!w_.fp8) return backward(N_, inputs, OC, bias, accumulate, gelu);
+        double dinp = e * N_ * inputs, weight = inputs * OC, dweight = 4 * weight;
+        add("largest_element", 1, e * weight, 0);
+        if (keeps_weights()) add("fp8_quantize", 1, e * weight, 2 * weight);
+        quantize(OC, measured, 2);
+        weight_copy(weight);
+        rows.push_back({"fp8_matmul_backward_input", M_, N_ * OC + weight + (accumulate ? dinp : 0), dinp,
+                        ProductShape{N_, inputs, OC, true, fp8_fast_gradients}});
+        rows.push_back({"fp8_matmul_backward_weight", M_, N_ * (inputs + OC) + dweight, dweight,
+                        ProductShape{OC, inputs, N_, true, fp8_fast_gradients}});
+        if (bias) bias_gradient("matmul_backward_bias", N_, OC);
+    }
+    // An activation or gradient to fp8, as it is, or transposed, or both.
+    void quantize(double columns, bool measured, int ways) {
+        if (!measured) add("largest_element", M_, e * N_ * columns, 0);
+        add("fp8_quantize", M_, e * N_ * columns, ways * N_ * columns);
+    }
+    bool keeps_weights() const { return w_.recompute == Recompute::none; }
+    void weight_copy(double weight) {
+        if (!keeps_weights()) add("fp8_quantize", M_, e * weight, weight);
+    }
+    bool norm_measures() const { return d_.n == d_.N; }
+    bool activation_measures() const { return norm_measures() || swiglu(); }
+
     void bias_gradient(const char* launcher, double tokens, double OC) {
         add(launcher, M_, e * tokens * OC + 4 * (bias_slices + 1) * OC, 4 * (bias_slices + 1) * OC, 2);
     }
@@ -140,34 +180,34 @@ private:
     // ---- block
 
     // A convolution over two taps, and its gradients.
-    void convolution_forward(double inputs, double OC) {
-        forward(N_, inputs, 2 * OC);
+    void convolution_forward(double inputs, double OC, bool measured) {
+        linear_forward(inputs, 2 * OC, measured);
         add("tap_sum_forward", M_, 2 * e * N_ * OC, e * N_ * OC);
     }
     void convolution_backward(double inputs, double OC, bool accumulate) {
         bias_gradient("matmul_backward_bias", N_, OC);
         add("tap_sum_backward", M_, e * N_ * OC, 2 * e * N_ * OC);
-        backward(N_, inputs, 2 * OC, false, accumulate);
+        linear_backward(inputs, 2 * OC, false, false, accumulate);
     }
     void qkv_forward() {
-        if (!c_.local_filter) return forward(N_, C_, d_.QKV);
-        convolution_forward(C_, d_.H);
-        convolution_forward(d_.H, C_);
+        if (!c_.local_filter) return linear_forward(C_, d_.QKV, norm_measures());
+        convolution_forward(C_, d_.H, norm_measures());
+        convolution_forward(d_.H, C_, false);
         add("residual_norm_forward", M_, 2 * e * n_ * C_, 2 * e * n_ * C_ + 4 * n_);
         double values = d_.NKV * d_.HS;
-        forward(N_, C_, d_.QKV - values);
-        forward(N_, C_, values);
+        linear_forward(C_, d_.QKV - values, norm_measures());
+        linear_forward(C_, values, norm_measures());
         add(nullptr, M_, e * N_ * d_.QKV, e * N_ * d_.QKV, 2);
     }
     void qkv_backward() {
-        if (!c_.local_filter) return backward(N_, C_, d_.QKV, c_.bias);
+        if (!c_.local_filter) return linear_backward(C_, d_.QKV, false, c_.bias);
         double values = d_.NKV * d_.HS;
         add(nullptr, M_, e * N_ * d_.QKV, e * N_ * d_.QKV, 2);
-        backward(N_, C_, d_.QKV - values, c_.bias);
+        linear_backward(C_, d_.QKV - values, false, c_.bias);
         add(nullptr, M_, 0, e * n_ * C_);
         norm_backward();
         convolution_backward(d_.H, C_, false);
-        backward(N_, C_, values, c_.bias);
+        linear_backward(C_, values, false, c_.bias);
         convolution_backward(C_, d_.H, true);
         add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);
     }
@@ -209,7 +249,7 @@ private:
                   e * N_ * d_.QKV + sums);
     }
     void mlp_hidden() {
-        forward(N_, C_, d_.F1, false, gelu_fused());
+        linear_forward(C_, d_.F1, norm_measures(), false, gelu_fused());
         if (!gelu_fused()) activation_forward();
     }
     void activation_forward() {
@@ -220,15 +260,15 @@ private:
         qkv_forward();
         finish_qkv();
         attention_forward(layer);
-        forward(N_, d_.A, C_);
+        linear_forward(d_.A, C_, true);
         if (sequential()) norm_forward(true);
         mlp_hidden();
-        forward(N_, d_.F, C_, !sequential());
+        linear_forward(d_.F, C_, activation_measures(), !sequential());
 
         recompute(layer);
         mlp_backward();
         if (sequential()) norm_backward();
-        backward(N_, d_.A, C_, c_.bias);
+        linear_backward(d_.A, C_, norm_measures(), c_.bias);
         attention_backward(layer);
         finish_qkv_backward();
         qkv_backward();
@@ -236,14 +276,25 @@ private:
     }
     void recompute(int layer) {
         if (w_.recompute == Recompute::none) return;
-        norm_forward(false);
         if (w_.recompute == Recompute::block) {
+            norm_forward(false);
             qkv_forward();
             finish_qkv();
             attention_forward(layer);
-            if (sequential()) forward(N_, d_.A, C_), norm_forward(true);
-            return mlp_hidden();
+            if (sequential()) linear_forward(d_.A, C_, true), norm_forward(true);
+            if (!sequential() && w_.fp8) quantize(d_.A, true, 1);
+            mlp_hidden();
+            if (w_.fp8) quantize(d_.F, activation_measures(), 1);
+            return;
         }
+        if (w_.fp8) {
+            if (c_.qk_norm) finish_qkv();
+            if (w_.recompute == Recompute::elementwise) return;
+            norm_forward(false);
+            mlp_hidden();
+            return quantize(d_.F, activation_measures(), 1);
+        }
+        norm_forward(false);
         if (c_.local_filter) add("residual_norm_forward", M_, e * n_ * C_, e * n_ * C_ + 4 * n_);
         if (c_.qk_norm) finish_qkv();
         if (sequential()) norm_forward(false);
@@ -254,10 +305,10 @@ private:
     }
     // In a parallel block it comes after attention, and adds to what that left.
     void mlp_backward() {
-        backward(N_, d_.F, C_, c_.bias, false, gelu_gradient_fused());
+        linear_backward(d_.F, C_, norm_measures(), c_.bias, false, gelu_gradient_fused());
         if (swiglu()) add("swiglu_backward", M_, e * N_ * (d_.F + d_.F1), e * N_ * d_.F1);
         if (!swiglu() && !gelu_gradient_fused()) add("elementwise", M_, 2 * e * N_ * d_.F, e * N_ * d_.F);
-        backward(N_, C_, d_.F1, c_.bias, !sequential());
+        linear_backward(C_, d_.F1, activation_measures(), c_.bias, !sequential());
     }
 
     // ---- head, where logits exist for a chunk of tokens at a time

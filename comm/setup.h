@@ -180,8 +180,11 @@ inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const St
     size_t layers = 0;
     for (int of_chunk : stage.layers(0)) layers += of_chunk;
     bool filter = config.local_filter;  // its two matrices; and values have another input than queries
+    size_t widths = std::max({d.QKV, d.A, d.F1, d.F, filter ? 2 * d.H : 0});
     return {.weights = layers * d.C * ((size_t)d.QKV + d.A + d.F1 + d.F + (filter ? 4 * d.H : 0)),
             .matrices = (filter ? 7 : 4) * layers,
+            .largest_weight = d.C * widths,
+            .keeps_weights = w.recompute == Recompute::none,
             .rows = (size_t)d.N,
             .width = (size_t)std::max({filter ? 2 * d.C : d.C, d.QKV, d.A, d.F1})};
 }
@@ -257,7 +260,11 @@ inline void choose_matmul_dtype(const Options& o) {
     if (bf16 && !has_products_in_bf16)
         refuse(text("this program multiplies in fp32 (%s); build with PRECISION=bf16", device_name));
 #endif
-    if (o.matmul_dtype != MatmulDtype::fp8) return;
+    if (o.matmul_dtype != MatmulDtype::fp8) {
+        if (o.fp8_fast_gradients) fail("--fp8-fast-gradients on: goes with --matmul-dtype fp8; leave it out");
+        return;
+    }
+    fp8_fast_gradients = o.fp8_fast_gradients;
     if (!has_products_in_bf16) {
         refuse(text("this program has no such products (%s, %s); build with DEVICE=cuda PRECISION=bf16",
                     device_name, floatX_name));

@@ -51,7 +51,9 @@ inline double expected_product_rate(const Machine& machine, const ProductShape& 
                                       (parts > 1 ? split_share : 1));
         }
     }
-    return machine.products * best;
+    // fp8 has twice the peak, which operands' ways to the tensor cores and sums in more bits leave less of.
+    double numbers = !p.fp8 ? 1 : p.fast_sums ? 1.62 : 1.45;
+    return machine.products * numbers * best;
 }
 
 // ----------------------------------------------------------------------------
@@ -122,13 +124,13 @@ inline StepTime predicted_time(const Machine& machine, int head_size, const std:
 }
 
 // For the header of a run on one device; empty where too little is known of the device, or of such a step: of
-// others than those in bf16, with the attention kernels of Hopper and AdamW on the device. peak: FLOP/s that
+// others than those with the attention kernels of Hopper and AdamW on the device. peak: FLOP/s that
 // MFU is a share of.
 inline std::string prediction_text(const Machine& machine, double peak, bool takes_wgmma, const Options& o,
                                    const Workload& workload, const Stage& stage, double parameters) {
     bool known_machine = machine.products > 0 && machine.streams > 0 && peak > 0 && takes_wgmma;
-    bool known_step = sizeof(floatX) == 2 && !workload.fp8 && o.optimizer == OptimizerKind::adamw &&
-                      o.offload == Offload::none;
+    bool known_step =
+        sizeof(floatX) == 2 && o.optimizer == OptimizerKind::adamw && o.offload == Offload::none;
     if (!known_machine || !known_step) return "";
     StepPasses passes(o, workload, stage, micro_batches_of_step(o, 0), parameters, o.master_weights);
     StepTime time = predicted_time(machine, o.head_size, passes.rows);

@@ -192,11 +192,14 @@ struct Linear {
     const floatX* bias;      // (OC) or null
     float *dweight, *dbias;  // as these, added to; null where nothing is trained
     floatX* inp;             // (N, C) all rows of the input
+    Fp8Operand inp8;         // of that, in fp8
     floatX* dout;            // (N, OC) all rows of the gradient of the output
     // A GELU that is made in the same pass as the product.
     Gelu gelu = Gelu::tanh;
     floatX* gelu_out = nullptr;        // (N, OC) column-parallel: the GELU of the output, or null
     const floatX* gelu_inp = nullptr;  // (N, C) row-parallel: what inp is the GELU of, or null
+    float* gelu_largest = nullptr;     // (1) of gelu_out, or of the gradient of gelu_inp, in fp8; or null
+    Fp8Operand dout8 = {};             // of product_gradient(), in fp8
     Taps taps = {};                    // of a convolution, which has no GELU
 
     // The product has a width of its own, as its gradient has: both are (N, product_width()).
@@ -204,9 +207,9 @@ struct Linear {
     const floatX* product_gradient() const { return taps.out ? taps.dout : dout; }
 
     // Outputs [from, from + count) as a layer of their own, with an input and a gradient of its own.
-    Linear outputs(int from, int count, floatX* of_inp, floatX* of_dout) const {
+    Linear outputs(int from, int count, floatX* of_inp, const Fp8Operand& of_inp8, floatX* of_dout) const {
         Linear part = *this;
-        part.OC = count, part.inp = of_inp, part.dout = of_dout;
+        part.OC = count, part.inp = of_inp, part.inp8 = of_inp8, part.dout = of_dout;
         part.weight += (size_t)from * C;
         if (dweight) part.dweight += (size_t)from * C;
         if (bias) part.bias += from;
@@ -245,6 +248,11 @@ struct TensorParallel {
     floatX* partial_sums(floatX* own) const { return rows.ranks() == 1 ? own : partial; }
 };
 
+// In fp8: keeps all rows of the input for the weight's gradient, where no product sees them all at once.
+inline void keep_input(const TensorParallel& tp, const Linear& l) {
+    tp.products.keep_input(l.inp, l.inp8, l.N, l.C);
+}
+
 // Rows [first, first + rows) of out (N, OC), from those of the input; accumulate: added to it, but for a
 // convolution. Of that, the rows before them must have been made.
 inline void linear_rows(const TensorParallel& tp, const Linear& l, floatX* out, const floatX* bias, int first,
@@ -252,13 +260,15 @@ inline void linear_rows(const TensorParallel& tp, const Linear& l, floatX* out, 
     const floatX* inp = l.inp + (size_t)first * l.C;
     size_t at = (size_t)first * l.OC;
     if (l.taps.out) {
-        tp.products.forward(l.taps.out + 2 * at, inp, l.weight, nullptr, rows, l.C, 2 * l.OC);
+        tp.products.forward(l.taps.out + 2 * at, inp, l.inp8, l.weight, nullptr, rows, l.C, 2 * l.OC);
         tap_sum_forward(out, l.taps.out, bias, l.taps.rows, first, rows, l.OC, tp.stream);
     } else if (l.gelu_out) {
-        tp.products.gelu_forward(l.gelu, l.gelu_out + at, out + at, inp, l.weight, bias, rows, l.C, l.OC);
+        tp.products.gelu_forward(l.gelu, l.gelu_out + at, out + at, inp, l.inp8, l.weight, bias, rows, l.C,
+                                 l.OC, l.gelu_largest);
     } else {
-        tp.products.forward(out + at, inp, l.weight, bias, rows, l.C, l.OC, accumulate);
+        tp.products.forward(out + at, inp, l.inp8, l.weight, bias, rows, l.C, l.OC, accumulate);
     }
+    if (rows < l.N && first + rows == l.N) keep_input(tp, l);
 }
 
 // Rows of the gradient of the input, or of gelu_inp where there is one.
@@ -268,9 +278,10 @@ inline void linear_rows_backward(const TensorParallel& tp, const Linear& l, floa
     const floatX* dout = l.product_gradient() + (size_t)first * width;
     size_t at = (size_t)first * l.C;
     if (l.gelu_inp)
-        tp.products.backward_gelu(l.gelu, dinp + at, l.gelu_inp + at, dout, l.weight, rows, l.C, width);
+        tp.products.backward_gelu(l.gelu, dinp + at, l.gelu_inp + at, dout, l.dout8, l.weight, rows, l.C,
+                                  width, l.gelu_largest);
     else
-        tp.products.backward_input(dinp + at, dout, l.weight, rows, l.C, width, accumulate);
+        tp.products.backward_input(dinp + at, dout, l.dout8, l.weight, rows, l.C, width, accumulate);
 }
 
 // out (N, OC) of all rows. own_inp (own rows, C): this rank's rows of inp, which come together there.
@@ -298,7 +309,7 @@ inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_
 // own rows; and that of a convolution's.
 inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
     bool bias_is_done = l.taps.out || (l.parallel == Parallel::row && tp.rows.ranks() > 1);
-    tp.products.backward_weight(l.dweight, l.product_gradient(), l.inp, l.N, l.C, l.product_width(),
+    tp.products.backward_weight(l.dweight, l.product_gradient(), l.inp, l.inp8, l.N, l.C, l.product_width(),
                                 bias_is_done ? nullptr : l.dbias, tp.scratch);
 }
 

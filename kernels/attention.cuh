@@ -55,12 +55,13 @@ inline bool has_wgmma_attention([[maybe_unused]] const AttentionShape& shape) {
     return attention_kernels != AttentionKernels::mma && has_wgmma_attention(shape);
 }
 
-inline void launch_attention_forward(floatX* out, float* lse, const floatX* qkv, const AttentionShape& shape,
-                                     cudaStream_t stream) {
+inline void launch_attention_forward(floatX* out, float* lse, float* largest, const floatX* qkv,
+                                     const AttentionShape& shape, cudaStream_t stream) {
+    begin_largest(largest, stream);
 #ifdef PRECISION_BF16
-    if (takes_wgmma(shape)) return attention_hopper_forward(out, lse, qkv, shape, stream);
+    if (takes_wgmma(shape)) return attention_hopper_forward(out, lse, largest, qkv, shape, stream);
 #endif
-    attention_mma_forward(out, lse, qkv, shape, stream);
+    attention_mma_forward(out, lse, largest, qkv, shape, stream);
 }
 
 inline void launch_attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv,
@@ -101,9 +102,12 @@ inline size_t attention_backward_scratch(const AttentionShape& shape) {
 inline void attention_forward(floatX* out,        // (B, Tq, NH, HS)
                               float* lse,         // (B, NH, Tq)
                               const floatX* qkv,  // (B, Tk, NH + 2*NKV, HS)
-                              const AttentionShape& shape, cudaStream_t stream) {
-    ON_DEVICE(stream, attention_forward_cpu(out, lse, qkv, shape),
-              launch_attention_forward(out, lse, qkv, shape, stream));
+                              const AttentionShape& shape, cudaStream_t stream,
+                              float* largest = nullptr) {  // (1) of out
+    ON_DEVICE(stream,
+              (attention_forward_cpu(out, lse, qkv, shape),
+               keep_largest_cpu(largest, out, (size_t)shape.B * shape.Tq * shape.NH * shape.HS)),
+              launch_attention_forward(out, lse, largest, qkv, shape, stream));
 }
 
 // out and lse are those of the forward pass, and dqkv is what the queries of the call contribute. Gradients

@@ -104,7 +104,8 @@ struct OnlineSoftmax {
 
 template <int HSP>
 __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX* out, float* lse,
-                                       const AttentionShape& s, int group, const Tickets& tickets) {
+                                       float* largest_out, const AttentionShape& s, int group,
+                                       const Tickets& tickets) {
     using Tile = typename HopperForwardShared<HSP>::Tile;
     auto take_turn = [&] { named_barrier_sync(1 + group, computing_threads); };
     auto pass_turn = [&] { named_barrier_arrive(2 - group, computing_threads); };
@@ -211,15 +212,16 @@ __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX*
                 lse[s.lse(work.b, query[i], work.h)] = softmax.largest[i] * s.scale() + logf(total);
         }
         store_results(out + s.output(work.b, first_row, work.h), s.out_row(), sum, scale, s.Tq - first_row,
-                      s.HS);
+                      s.HS)
+            .keep(largest_out);
     }
     if (group == 0) take_turn();  // the last that group 1 passed
 }
 
 template <int HSP>
-__device__ void hopper_forward_block(floatX* out, float* lse, const CUtensorMap& query_map,
-                                     const CUtensorMap& key_map, const AttentionShape& s,
-                                     const Tickets& tickets) {
+__device__ void hopper_forward_block(floatX* out, float* lse, float* largest_out,
+                                     const CUtensorMap& query_map, const CUtensorMap& key_map,
+                                     const AttentionShape& s, const Tickets& tickets) {
     auto& shared = *swizzled_shared<HopperForwardShared<HSP>>();
     if (threadIdx.x == 0) {
         prefetch_tensor_map(query_map);
@@ -236,17 +238,18 @@ __device__ void hopper_forward_block(floatX* out, float* lse, const CUtensorMap&
         if (threadIdx.x == 0) hopper_forward_load<HSP>(shared, query_map, key_map, s, tickets);
     } else {
         take_registers<computing_registers>();
-        hopper_forward_compute<HSP>(shared, out, lse, s, group - 1, tickets);
+        hopper_forward_compute<HSP>(shared, out, lse, largest_out, s, group - 1, tickets);
     }
 }
 
 template <int HSP>
 __global__ void __launch_bounds__(hopper_threads, 1)
-    attention_hopper_forward_kernel(floatX* out, float* lse, const __grid_constant__ CUtensorMap query_map,
+    attention_hopper_forward_kernel(floatX* out, float* lse, float* largest_out,
+                                    const __grid_constant__ CUtensorMap query_map,
                                     const __grid_constant__ CUtensorMap key_map, AttentionShape s,
                                     Tickets tickets) {
     if constexpr (is_hopper)
-        hopper_forward_block<HSP>(out, lse, query_map, key_map, s, tickets);
+        hopper_forward_block<HSP>(out, lse, largest_out, query_map, key_map, s, tickets);
     else
         __trap();
 }
@@ -266,8 +269,8 @@ inline unsigned* ticket_counter(cudaStream_t stream) {
 }
 
 // For shapes of which hopper_attention_fits. Buffers as attention_forward has them.
-inline void attention_hopper_forward(floatX* out, float* lse, const floatX* qkv, const AttentionShape& shape,
-                                     cudaStream_t stream) {
+inline void attention_hopper_forward(floatX* out, float* lse, float* largest, const floatX* qkv,
+                                     const AttentionShape& shape, cudaStream_t stream) {
     ProfileRange profile_range(__func__);
     with_hopper_width(shape.HS, [&](auto HSP) {
         using Shared = HopperForwardShared<HSP>;
@@ -276,6 +279,6 @@ inline void attention_hopper_forward(floatX* out, float* lse, const floatX* qkv,
         Tickets tickets = {HopperQueries::tickets(shape), forward_section(shape), ticket_counter(stream)};
         int blocks = std::min(tickets.count, device_properties().multiProcessorCount);
         launch(attention_hopper_forward_kernel<HSP>, blocks, hopper_threads, sizeof(Shared), stream, out, lse,
-               query_map, key_map, shape, tickets);
+               largest, query_map, key_map, shape, tickets);
     });
 }

@@ -159,10 +159,12 @@ __device__ inline void transpose_quad(uint32_t (&words)[4]) {
 }
 
 // Writes a warpgroup's results, rows below `rows` and columns below HS (a multiple of 8), `to` being where
-// column 0 of its row 0 belongs. The results of row result_row(2 i) are multiplied by scale[i].
+// column 0 of its row 0 belongs. The results of row result_row(2 i) are multiplied by scale[i]. Gives the
+// largest of what the thread writes.
 template <int count>
-__device__ void store_results(floatX* to, size_t stride, const float (&results)[count],
-                              const float (&scale)[2], int rows, int HS) {
+__device__ LargestElement store_results(floatX* to, size_t stride, const float (&results)[count],
+                                        const float (&scale)[2], int rows, int HS) {
+    LargestElement element;
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
@@ -173,9 +175,11 @@ __device__ void store_results(floatX* to, size_t stride, const float (&results)[
                 words[w] = bf16_pair(results[n + w * 4] * scale[i], results[n + w * 4 + 1] * scale[i]);
             transpose_quad(words);
             int row = result_row(2 * i), column = n / 16 * 32 + threadIdx.x % 4 * 8;
-            if (row < rows && column < HS)
-                store_global(to + row * stride + column, make_uint4(words[0], words[1], words[2], words[3]));
+            if (row >= rows || column >= HS) continue;
+            store_global(to + row * stride + column, make_uint4(words[0], words[1], words[2], words[3]));
+            for (uint32_t word : words) element.see_pair(word);
         }
+    return element;
 }
 
 // Calls f with the width of tiles for heads of this size, as std::integral_constant.

@@ -5,6 +5,7 @@ warp, on tensor cores for bf16 and with the same layout of results for float.
 #pragma once
 
 #include "kernels/common.cuh"
+#include "kernels/largest.cuh"
 
 #ifndef DEVICE_CPU
 
@@ -77,21 +78,30 @@ __device__ void load_tile(Tile<HSP> to, const floatX* from, int stride, int coun
 }
 
 // The reverse, by `threads` threads of which this is `thread`: rows [0, count) of the `rows` from `first` on.
+// Gives the largest of what the thread writes.
 template <int rows, int threads, int HSP>
-__device__ void store_tile(floatX* to, Tile<HSP> from, int first, int thread, int stride, int count, int HS) {
+__device__ LargestElement store_tile(floatX* to, Tile<HSP> from, int first, int thread, int stride, int count,
+                                     int HS) {
+    LargestElement element;
     constexpr int W = Tile<HSP>::W;
     if (HS % W == 0) {
         each_piece<rows, HSP, threads>(thread, [&](int row, int column) {
             if (row >= count || column >= HS) return;
-            store(to + (size_t)row * stride + column, load<W>(from.at(first + row, column)));
+            auto piece = load<W>(from.at(first + row, column));
+            store(to + (size_t)row * stride + column, piece);
+            element.see(piece);
         });
     } else {
 #pragma unroll 1
         for (int i = thread; i < rows * HSP; i += threads) {
             int row = i / HSP, column = i % HSP;
-            if (row < count && column < HS) to[(size_t)row * stride + column] = *from.at(first + row, column);
+            if (row >= count || column >= HS) continue;
+            auto one = load<1>(from.at(first + row, column));
+            store(to + (size_t)row * stride + column, one);
+            element.see(one);
         }
     }
+    return element;
 }
 
 // ----------------------------------------------------------------------------

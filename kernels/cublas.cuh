@@ -121,6 +121,7 @@ struct Product {
     cudaDataType d_type = cuda_type<floatX>;
     // fp8: only with A transposed and B not, and scales for both
     cudaDataType a_type = cuda_type<floatX>, b_type = cuda_type<floatX>;
+    bool fast_sums = false;  // fp8: in the fewer bits that tensor cores add up in, about 14 of Hopper's
     int spared = spared_multiprocessors;
     auto operator<=>(const Product&) const = default;
 };
@@ -165,15 +166,16 @@ inline const char* type_text(cudaDataType type) {
 }
 
 inline std::string kind_text(const ProductKind& kind) {
-    auto& [m, n, k, transpose_a, transpose_b, accumulate, epilogue, d_type, a_type, b_type, spared] =
-        kind.product;
+    auto& [m, n, k, transpose_a, transpose_b, accumulate, epilogue, d_type, a_type, b_type, fast_sums,
+           spared] = kind.product;
     auto& at = kind.alignments;
     char text[256];
     snprintf(text, sizeof text, "%d x %d x %d %c%c %s x %s%s %s%s aligned %u %u %u %u %u", m, n, k,
              transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', type_text(a_type), type_text(b_type),
              accumulate ? " +=" : " =", type_text(d_type), epilogue_row(epilogue).text, at[0], at[1], at[2],
              at[3], at[4]);
-    return spared ? text + (", " + std::to_string(spared) + " multiprocessors spared") : text;
+    std::string fast = fast_sums ? ", fast sums" : "";
+    return text + fast + (spared ? ", " + std::to_string(spared) + " multiprocessors spared" : "");
 }
 
 // And these: algorithms of another setup mean nothing here.
@@ -246,8 +248,8 @@ inline void set_pointers(cublasLtMatmulDesc_t operation, const Operands& operand
 }
 
 inline ProductPlan describe(const ProductKind& kind, const Operands& operands) {
-    auto [m, n, k, transpose_a, transpose_b, accumulate, epilogue, d_type, a_type, b_type, spared] =
-        kind.product;
+    auto [m, n, k, transpose_a, transpose_b, accumulate, epilogue, d_type, a_type, b_type, fast_sums,
+          spared] = kind.product;
     ProductPlan plan = {};
     plan.beta = accumulate;
     cublasCheck(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -259,9 +261,7 @@ inline ProductPlan describe(const ProductKind& kind, const Operands& operands) {
         int32_t others = std::max(device_properties().multiProcessorCount - spared, 1);
         set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, others);
     }
-    // Sums in the fewer bits of the tensor cores are enough for activations, and not for gradients.
-    if (is_fp8(a_type) && a_type == b_type)
-        set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
+    if (fast_sums) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
     set_pointers(plan.operation, operands);  // the choice of an algorithm looks at their alignment
 
     auto layout = [](cublasLtMatrixLayout_t* result, cudaDataType type, int rows, int columns) {

@@ -11,13 +11,14 @@ All arrays are (n) and floatX, f is of floats, and what it gives is rounded once
 #include <type_traits>
 
 #include "kernels/common.cuh"
+#include "kernels/largest.cuh"
 
 // ----------------------------------------------------------------------------
 // CPU
 
 // Pieces are fixed, and each is of whole vectors, so the number of threads changes no bit.
 template <auto f, typename... Inputs>
-void elementwise_cpu(floatX* out, size_t n, const Inputs*... inp) {
+void elementwise_cpu(floatX* out, float* largest, size_t n, const Inputs*... inp) {
     constexpr size_t piece = 8192;
 #pragma omp parallel for if (n > piece)
     for (size_t start = 0; start < n; start += piece) {
@@ -25,6 +26,7 @@ void elementwise_cpu(floatX* out, size_t n, const Inputs*... inp) {
 #pragma omp simd
         for (size_t i = start; i < end; i++) out[i] = floatX(f(float(inp[i])...));
     }
+    keep_largest_cpu(largest, out, n);
 }
 
 // ----------------------------------------------------------------------------
@@ -35,15 +37,17 @@ void elementwise_cpu(floatX* out, size_t n, const Inputs*... inp) {
 constexpr unsigned elementwise_block = 256;  // threads, of W elements each
 
 template <auto f, int W, typename... Inputs>
-__global__ void elementwise_kernel(floatX* out, size_t n, const Inputs*... inp) {
+__global__ void elementwise_kernel(floatX* out, float* largest, size_t n, const Inputs*... inp) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
-    if (i >= n) return;
+    LargestElement element;
     auto write = [&](auto... x) {
         Vec<floatX, W> result;
         for (int k = 0; k < W; k++) result[k] = floatX(f(float(x[k])...));
+        element.see(result);
         store(out + i, result);
     };
-    write(load<W>(inp + i)...);
+    if (i < n) write(load<W>(inp + i)...);
+    element.keep(largest);
 }
 
 // Divisible by a power of two only if n is, and the place of every array in memory, in elements: rows cut out
@@ -58,16 +62,19 @@ size_t common_row(size_t n, const Arrays*... arrays) {
 // ----------------------------------------------------------------------------
 // launchers
 
+// largest: (1) becomes the largest element of out, or null.
 template <auto f, typename... Inputs>
-void elementwise(floatX* out, size_t n, cudaStream_t stream, const Inputs*... inp) {
+void elementwise(floatX* out, float* largest, size_t n, cudaStream_t stream, const Inputs*... inp) {
     static_assert((std::is_same_v<Inputs, floatX> && ...));
     if (n == 0) return;
-    ON_DEVICE(stream, elementwise_cpu<f>(out, n, inp...),
-              with_vec_width<floatX>(common_row(n, out, inp...), [=](auto width) {
-                  constexpr int W = width;
-                  launch(elementwise_kernel<f, W, Inputs...>, ceil_div(n, elementwise_block * W),
-                         elementwise_block, 0, stream, out, n, inp...);
-              }));
+    ON_DEVICE(stream, elementwise_cpu<f>(out, largest, n, inp...), {
+        begin_largest(largest, stream);
+        with_vec_width<floatX>(common_row(n, out, inp...), [=](auto width) {
+            constexpr int W = width;
+            launch(elementwise_kernel<f, W, Inputs...>, ceil_div(n, elementwise_block * W), elementwise_block,
+                   0, stream, out, largest, n, inp...);
+        });
+    });
 }
 
 HOST_DEVICE inline float sum_of_two(float a, float b) {
@@ -79,5 +86,5 @@ HOST_DEVICE inline float sum_of_two(float a, float b) {
 // bits.
 inline void residual_forward(floatX* out /* (n), may be inp1 or inp2 */, const floatX* inp1 /* (n) */,
                              const floatX* inp2 /* (n) */, size_t n, cudaStream_t stream) {
-    elementwise<sum_of_two>(out, n, stream, inp1, inp2);
+    elementwise<sum_of_two>(out, nullptr, n, stream, inp1, inp2);
 }

@@ -11,7 +11,7 @@ infinite element makes it all NaN.
 
 Hopper multiplies in fp8 only where the inner dimension of both factors is the fast one, so a matrix is
 needed as it is for one product and transposed for another: one pass writes both, through a tile in shared
-memory. The largest element is found by an atomic maximum, whose order changes nothing.
+memory. Its largest element is known by then (largest.cuh).
 */
 #pragma once
 
@@ -20,6 +20,7 @@ memory. The largest element is found by an atomic maximum, whose order changes n
 #include <cstring>
 
 #include "kernels/common.cuh"
+#include "kernels/largest.cuh"
 
 #ifndef DEVICE_CPU
 #include <cuda_fp8.h>
@@ -69,12 +70,7 @@ inline float fp8_value(Fp8 format, uint8_t bits) {
 }
 
 inline void fp8_quantize_cpu(Fp8Matrix out, Fp8 format, const floatX* inp, size_t rows, size_t columns) {
-    float largest = 0;
-    for (size_t i = 0; i < rows * columns; i++) {
-        float size = std::fabs(float(inp[i]));
-        if (!(size <= largest)) largest = std::isnan(largest) ? largest : size;
-    }
-    float scale = fp8_scale(format, largest);
+    float scale = fp8_scale(format, out.scale[0]);
     for (size_t row = 0; row < rows; row++) {
         for (size_t column = 0; column < columns; column++) {
             uint8_t bits = fp8_round(format, float(inp[row * columns + column]) * scale);
@@ -82,7 +78,6 @@ inline void fp8_quantize_cpu(Fp8Matrix out, Fp8 format, const floatX* inp, size_
             if (out.transposed) out.transposed[column * rows + row] = bits;
         }
     }
-    out.scale[0] = largest;
     out.scale[1] = 1 / scale;
 }
 
@@ -91,94 +86,95 @@ inline void fp8_quantize_cpu(Fp8Matrix out, Fp8 format, const floatX* inp, size_
 
 #ifndef DEVICE_CPU
 
-// The maximum of *largest (0 before) and the sizes of all elements, as bits: in their order NaN is largest.
-template <int W>
-__global__ void largest_element_kernel(unsigned* largest, const floatX* inp, size_t n) {
-    __shared__ unsigned per_warp[warp_size];
-    unsigned bits = 0;
-    size_t step = (size_t)gridDim.x * blockDim.x * W;
-    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; i < n; i += step) {
-        auto x = load<W>(inp + i);
-        for (int k = 0; k < W; k++) bits = max(bits, __float_as_uint(fabsf(float(x[k]))));
-    }
-    bits = __reduce_max_sync(~0u, bits);
-    unsigned warp = threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
-    if (lane == 0) per_warp[warp] = bits;
-    __syncthreads();
-    if (warp > 0) return;
-    bits = __reduce_max_sync(~0u, lane < blockDim.x / warp_size ? per_warp[lane] : 0);
-    if (lane == 0) atomicMax(largest, bits);
+constexpr int fp8_tile = 128, fp8_threads = 256;
+
+// Four rows of four bytes become the words of the four columns.
+__device__ inline void transpose_bytes(uint32_t (&columns)[4], uint32_t a, uint32_t b, uint32_t c,
+                                       uint32_t d) {
+    uint32_t ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);  // a0 b0 a1 b1, from the lowest
+    columns[0] = __byte_perm(ab, cd, 0x5410), columns[1] = __byte_perm(ab, cd, 0x7632);
+    ab = __byte_perm(a, b, 0x7362), cd = __byte_perm(c, d, 0x7362);
+    columns[2] = __byte_perm(ab, cd, 0x5410), columns[3] = __byte_perm(ab, cd, 0x7632);
 }
 
-constexpr int fp8_tile = 64, fp8_threads = 256, fp8_per_thread = 8;
-constexpr int fp8_tile_stride = fp8_tile + 4;  // bytes; a multiple of 4 that spreads columns over the banks
-
-// A block for each tile of 64 x 64. A thread converts 8 elements of a row at a time; then it has 16 elements
-// of a column, which are neighbours in the transposed matrix. W: elements that can be loaded at once, and
-// W > 1 says that rows and columns are multiples of 16.
+// A block for each tile of 128 x 128. A thread converts 4 rows of 8 columns at a time, transposes them in its
+// registers, and leaves the words of the columns in shared memory, from where each column goes out as 128
+// bytes by 8 threads. In shared memory word w of column c, of rows 4w to 4w + 3, is at place w ^ (c / 8 * 2)
+// of the column: so the threads of a warp write to 32 banks, and read whole columns.
+// W: elements that can be loaded at once; W > 1 says that rows and columns are multiples of 16.
 template <Fp8 format, int W>
 __global__ void fp8_quantize_kernel(uint8_t* values, uint8_t* transposed, float* scale, const floatX* inp,
                                     size_t rows, size_t columns) {
-    alignas(16) __shared__ uint8_t tile[fp8_tile * fp8_tile_stride];  // [column][row]
+    constexpr int column_words = fp8_tile / 4, groups = fp8_tile / 8, words_at_once = fp8_threads / groups;
+    alignas(16) __shared__ uint32_t tile[fp8_tile * column_words];
     constexpr auto kind = format == Fp8::e4m3 ? __NV_E4M3 : __NV_E5M2;
     size_t first_row = (size_t)blockIdx.y * fp8_tile, first_column = (size_t)blockIdx.x * fp8_tile;
     float factor = fp8_scale(format, scale[0]);
-    constexpr int threads_per_row = fp8_tile / fp8_per_thread, rows_at_once = fp8_threads / threads_per_row;
-    int of_row = threadIdx.x % threads_per_row * fp8_per_thread;
+    int group = threadIdx.x % groups;
+    size_t column = first_column + group * 8;
 #pragma unroll
-    for (int y = threadIdx.x / threads_per_row; y < fp8_tile; y += rows_at_once) {
-        size_t row = first_row + y, column = first_column + of_row;
-        Vec<floatX, fp8_per_thread> x;
-        Vec<uint8_t, fp8_per_thread> q;
+    for (int part = 0; part < column_words / words_at_once; part++) {
+        int word = part * words_at_once + threadIdx.x / groups;
+        size_t row = first_row + word * 4, at = row * columns + column;
+        auto inside = [&](int y, int k) { return row + y < rows && column + k < columns; };
+        bool all_inside = W > 1 && inside(0, 0);  // or none
+        Vec<floatX, 8> x[4] = {};
+        uint32_t q[2][4];  // of the first and the second 4 columns
 #pragma unroll
-        for (int k = 0; k < fp8_per_thread; k += W) {
-            bool inside = row < rows && column + k < columns;
-            Vec<floatX, W> part = {};
-            if (inside) part = load<W>(inp + row * columns + column + k);
-            for (int i = 0; i < W; i++) x[k + i] = part[i];
+        for (int i = 0; i < 32; i += W) {
+            int y = i / 8, k = i % 8;
+            if (!(W > 1 ? all_inside : inside(y, k))) continue;
+            auto some = load<W>(inp + at + y * columns + k);
+            for (int n = 0; n < W; n++) x[y][k + n] = some[n];
         }
 #pragma unroll
-        for (int k = 0; k < fp8_per_thread; k += 2) {
-            auto pair = __nv_cvt_float2_to_fp8x2({float(x[k]) * factor, float(x[k + 1]) * factor},
-                                                 __NV_SATFINITE, kind);
-            q[k] = (uint8_t)pair, q[k + 1] = (uint8_t)(pair >> 8);
+        for (int i = 0; i < 32; i += 4) {
+            int y = i / 8, k = i % 8;
+            auto pair = [&](int n) -> uint32_t {
+                float2 two = {float(x[y][n]) * factor, float(x[y][n + 1]) * factor};
+                return __nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, kind);
+            };
+            q[k / 4][y] = pair(k) | pair(k + 2) << 16;
         }
-        if (values && row < rows) {
-            if (W > 1) {
-                if (column < columns) store(values + row * columns + column, q);
-            } else {
-                for (int k = 0; k < fp8_per_thread; k++)
-                    if (column + k < columns) values[row * columns + column + k] = q[k];
-            }
+        for (int y = 0; y < 4 && values; y++) {
+            uint8_t* to = values + at + y * columns;
+            if (all_inside) store_global(to, uint2{q[0][y], q[1][y]});
+            for (int k = 0; k < 8 && W == 1; k++)
+                if (inside(y, k)) to[k] = (uint8_t)(q[k / 4][y] >> k % 4 * 8);
         }
 #pragma unroll
-        for (int k = 0; k < fp8_per_thread; k++) tile[(of_row + k) * fp8_tile_stride + y] = q[k];
+        for (int half = 0; half < 2; half++) {
+            uint32_t of_column[4];
+            transpose_bytes(of_column, q[half][0], q[half][1], q[half][2], q[half][3]);
+            uint32_t* place = tile + (group * 8 + half * 4) * column_words + (word ^ (group * 2));
+            for (int i = 0; i < 4; i++) place[i * column_words] = of_column[i];
+        }
     }
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) scale[1] = 1 / factor;
     if (!transposed) return;
     __syncthreads();
-    int x = threadIdx.x / 4, of_column = threadIdx.x % 4 * 16;
-    size_t column = first_column + x, row = first_row + of_column;
-    if (column >= columns) return;
-    const uint8_t* from = tile + x * fp8_tile_stride + of_column;
-    if (W > 1) {
-        if (row >= rows) return;
-        const uint32_t* words = reinterpret_cast<const uint32_t*>(from);
-        uint4 sixteen = {words[0], words[1], words[2], words[3]};
-        *reinterpret_cast<uint4*>(transposed + column * rows + row) = sixteen;
-    } else {
-        for (int k = 0; k < 16; k++)
-            if (row + k < rows) transposed[column * rows + row + k] = from[k];
+    constexpr int chunks = fp8_tile / 16;  // of a column, of 16 bytes
+#pragma unroll
+    for (int i = threadIdx.x; i < fp8_tile * chunks; i += fp8_threads) {
+        int x = i / chunks, chunk = i % chunks, turned = x / 8;
+        size_t row = first_row + chunk * 16, of_column = first_column + x;
+        if (row >= rows || of_column >= columns) continue;
+        uint4 words = reinterpret_cast<const uint4*>(tile)[x * chunks + (chunk ^ (turned / 2))];
+        if (turned % 2) words = {words.z, words.w, words.x, words.y};
+        uint8_t* to = transposed + of_column * rows + row;
+        if (W > 1) {
+            store_global(to, words);
+        } else {
+            uint32_t at[4] = {words.x, words.y, words.z, words.w};
+            for (int k = 0; k < 16; k++)
+                if (row + k < rows) to[k] = (uint8_t)(at[k / 4] >> k % 4 * 8);
+        }
     }
 }
 
 inline void launch_fp8_quantize(Fp8Matrix out, Fp8 format, const floatX* inp, size_t rows, size_t columns,
                                 cudaStream_t stream) {
-    size_t n = rows * columns;
-    cudaCheck(cudaMemsetAsync(out.scale, 0, sizeof(float), stream));
-    with_vec_width<floatX>(rows % 16 || columns % 16 ? 1 : 16, [&](auto W) {
-        unsigned blocks = (unsigned)std::min<size_t>(ceil_div(n, fp8_threads * 4 * W), 1024);
-        launch(largest_element_kernel<W>, blocks, fp8_threads, 0, stream, (unsigned*)out.scale, inp, n);
+    with_vec_width<floatX>(rows % 16 || columns % 16 ? 1 : 8, [&](auto W) {
         auto kernel =
             format == Fp8::e4m3 ? fp8_quantize_kernel<Fp8::e4m3, W> : fp8_quantize_kernel<Fp8::e5m2, W>;
         dim3 grid(ceil_div(columns, fp8_tile), ceil_div(rows, fp8_tile));
@@ -192,6 +188,7 @@ inline void launch_fp8_quantize(Fp8Matrix out, Fp8 format, const floatX* inp, si
 // ----------------------------------------------------------------------------
 // launchers
 
+// out.scale[0] is the largest element of inp.
 inline void fp8_quantize(Fp8Matrix out, Fp8 format, const floatX* inp /* (rows, columns) */, size_t rows,
                          size_t columns, cudaStream_t stream) {
     ON_DEVICE(stream, fp8_quantize_cpu(out, format, inp, rows, columns),

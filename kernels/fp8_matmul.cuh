@@ -7,15 +7,23 @@ and in fp32 for the weights' gradient. As in matmul.cuh:
                  dweight += dout^T inp                                   of the transposes of dout8 and inp8
 
 BlockProducts has these for all matrices of the blocks that a rank holds, or the products of matmul.cuh where
-fp8 is off. A weight is known by where it lies, and is quantised at its first use after it has changed, both
-ways at once; what activations and gradients become lives in memory that all products share, until the next.
+fp8 is off. A weight is known by where it lies. It is quantised both ways at its first use after it has
+changed, or, where memory is short, one way at each use. The input of a layer is quantised both ways at once:
+as it is, in memory that all products share until the next; and transposed, in memory that is the layer's own
+until its backward pass, for a weight's gradient reads nothing else of it. So is the gradient of a layer's
+output, of which nothing is kept.
 */
 #pragma once
 
 #include <map>
+#include <utility>
 
 #include "kernels/fp8.cuh"
 #include "kernels/matmul.cuh"
+
+// Sums in the fewer bits of the tensor cores are enough for activations; this has them for gradients too,
+// which is faster.
+inline bool fp8_fast_gradients = false;
 
 #ifndef DEVICE_CPU
 inline const float* fp8_one(const Fp8Matrix& matrix) {
@@ -32,7 +40,8 @@ inline void fp8_matmul_forward(floatX* out, const Fp8Matrix& inp, const Fp8Matri
               .accumulate = accumulate,
               .epilogue = bias_if_any(bias),
               .a_type = CUDA_R_8F_E4M3,
-              .b_type = CUDA_R_8F_E4M3},
+              .b_type = CUDA_R_8F_E4M3,
+              .fast_sums = true},
              {.a = weight.values,
               .b = inp.values,
               .d = out,
@@ -51,7 +60,8 @@ inline void fp8_matmul_backward_input(floatX* dinp, const Fp8Matrix& dout, const
               .transpose_a = true,
               .accumulate = accumulate,
               .a_type = CUDA_R_8F_E4M3,
-              .b_type = CUDA_R_8F_E5M2},
+              .b_type = CUDA_R_8F_E5M2,
+              .fast_sums = fp8_fast_gradients},
              {.a = weight.transposed,
               .b = dout.values,
               .d = dinp,
@@ -70,7 +80,8 @@ inline void fp8_matmul_backward_weight(float* dweight, const Fp8Matrix& dout, co
               .accumulate = true,
               .d_type = CUDA_R_32F,
               .a_type = CUDA_R_8F_E4M3,
-              .b_type = CUDA_R_8F_E5M2},
+              .b_type = CUDA_R_8F_E5M2,
+              .fast_sums = fp8_fast_gradients},
              {.a = inp.transposed,
               .b = dout.transposed,
               .d = dweight,
@@ -84,13 +95,32 @@ inline void fp8_matmul_backward_weight(float* dweight, const Fp8Matrix& dout, co
 struct Fp8Sizes {
     size_t weights = 0;          // elements of all matrices
     size_t matrices = 0;         // how many these are; 0: fp8 is off
+    size_t largest_weight = 0;   // elements of one
+    bool keeps_weights = true;   // both ways, until they change
     size_t rows = 0, width = 0;  // of the largest activation or gradient
 };
 
-// The memory of these products: each weight both ways, an activation, and a gradient both ways.
+// An activation or a gradient, as products take it in fp8.
+struct Fp8Operand {
+    float* scale = nullptr;         // (2), its own
+    uint8_t* transposed = nullptr;  // (columns, rows) of an activation, kept for the weight's gradient
+    bool measured = false;          // its maker leaves the largest element in scale[0]
+
+    float* largest() const { return measured ? scale : nullptr; }
+
+    // The memory of an activation's copy: its elements, and the scale behind them.
+    static constexpr size_t scale_offset(size_t elements) { return ceil_div(elements, 16) * 16; }
+    static constexpr size_t bytes(size_t elements) { return scale_offset(elements) + 2 * sizeof(float); }
+    static Fp8Operand in_memory(char* memory, size_t elements, bool measured) {
+        if (!memory) return {};
+        return {(float*)(memory + scale_offset(elements)), (uint8_t*)memory, measured};
+    }
+};
+
+// The memory of these products: copies of weights, an activation, and a gradient both ways.
 struct Fp8Arrays {
     Fp8Matrix inp = {}, dout = {};
-    uint8_t* weights = nullptr;  // of all matrices, one behind the other
+    uint8_t* weights = nullptr;  // of all matrices, one behind the other; or of one, one way
     float* scales = nullptr;     // of all matrices, scale_stride apart
     static constexpr size_t scale_stride = 64;
 
@@ -104,7 +134,7 @@ struct Fp8Arrays {
         auto scale = [&](size_t count) { return memory.template take<float>(count * scale_stride); };
         inp = {bytes(activation), nullptr, scale(1)};
         dout = {bytes(activation), bytes(activation), scale(1)};
-        weights = bytes(2 * sizes.weights);
+        weights = bytes(sizes.keeps_weights ? 2 * sizes.weights : sizes.largest_weight);
         scales = scale(sizes.matrices);
     }
 };
@@ -114,104 +144,161 @@ public:
     // The memory must outlive this.
     template <typename Memory>
     BlockProducts(Memory& memory, const Fp8Sizes& sizes, cudaStream_t stream)
-        : on_(sizes.matrices > 0), rows_(sizes.rows), stream_(stream), arrays_(memory, sizes) {}
+        : on_(sizes.matrices > 0),
+          keeps_weights_(sizes.keeps_weights),
+          rows_(sizes.rows),
+          stream_(stream),
+          arrays_(memory, sizes) {}
 
-    // at_once: they are quantised now and not at their next use, for that may be in a CUDA graph, which does
-    // on every launch what it did when it was captured.
+    // at_once: what is known of them is found now and not at their next use, for that may be in a CUDA graph,
+    // which does on every launch what it did when it was captured.
     void weights_changed([[maybe_unused]] bool at_once) {
+        shared_weight_ = {};
         for (auto& [place, weight] : weights_) {
             weight.is_fresh = false;
 #ifndef DEVICE_CPU
-            if (at_once) quantized(place, weight.OC, weight.C);
+            if (at_once) refresh(place, weight);
 #endif
         }
     }
 
-    void forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int C,
-                 int OC, bool accumulate = false) {
+    // Before work that a CUDA graph may do: nothing is known of the memory that products share.
+    void begin_work() {
+        transposed_ = nullptr;
+        shared_weight_ = {};
+    }
+
+    // inp8: inp's own, where inp is all rows.
+    void forward(floatX* out, const floatX* inp, [[maybe_unused]] const Fp8Operand& inp8,
+                 const floatX* weight, const floatX* bias, int N, int C, int OC, bool accumulate = false) {
 #ifndef DEVICE_CPU
         if (on_) {
-            fp8_quantize(arrays_.inp, Fp8::e4m3, inp, N, C, stream_);
-            return fp8_matmul_forward(out, arrays_.inp, quantized(weight, OC, C), bias, N, C, OC, stream_,
+            Fp8Matrix x = quantized(arrays_.inp, inp8.transposed, Fp8::e4m3, inp, inp8, N, C);
+            return fp8_matmul_forward(out, x, quantized(weight, OC, C, false), bias, N, C, OC, stream_,
                                       accumulate);
         }
 #endif
         matmul_forward(out, inp, weight, bias, N, C, OC, stream_, accumulate);
     }
 
-    void gelu_forward(Gelu form, floatX* out, floatX* pre, const floatX* inp, const floatX* weight,
-                      const floatX* bias, int N, int C, int OC) {
-        if (!on_) return matmul_gelu_forward(form, out, pre, inp, weight, bias, N, C, OC, stream_);
-        forward(pre, inp, weight, bias, N, C, OC);
-        ::gelu_forward(form, out, pre, (size_t)N * OC, stream_);
+    // Keeps in fp8 what forward() keeps of all rows of an input, where that did not see them at once.
+    void keep_input([[maybe_unused]] const floatX* inp, [[maybe_unused]] const Fp8Operand& inp8,
+                    [[maybe_unused]] int N, [[maybe_unused]] int C) {
+#ifndef DEVICE_CPU
+        if (on_) quantized({nullptr, nullptr, inp8.scale}, inp8.transposed, Fp8::e4m3, inp, inp8, N, C);
+#endif
     }
 
-    void backward_input(floatX* dinp, const floatX* dout, const floatX* weight, int N, int C, int OC,
-                        bool accumulate = false) {
+    // largest: (1) of out, or null; in fp8.
+    void gelu_forward(Gelu form, floatX* out, floatX* pre, const floatX* inp, const Fp8Operand& inp8,
+                      const floatX* weight, const floatX* bias, int N, int C, int OC, float* largest) {
+        if (!on_) return matmul_gelu_forward(form, out, pre, inp, weight, bias, N, C, OC, stream_);
+        forward(pre, inp, inp8, weight, bias, N, C, OC);
+        ::gelu_forward(form, out, pre, (size_t)N * OC, stream_, largest);
+    }
+
+    void backward_input(floatX* dinp, const floatX* dout, [[maybe_unused]] const Fp8Operand& dout8,
+                        const floatX* weight, int N, int C, int OC, bool accumulate = false) {
 #ifndef DEVICE_CPU
         if (on_) {
-            bool whole = (size_t)N == rows_;  // what backward_weight() needs as well
-            fp8_quantize({arrays_.dout.values, whole ? arrays_.dout.transposed : nullptr, arrays_.dout.scale},
-                         Fp8::e5m2, dout, N, OC, stream_);
-            transposed_ = whole ? dout : nullptr;
-            return fp8_matmul_backward_input(dinp, arrays_.dout, quantized(weight, OC, C), N, C, OC, stream_,
+            bool all = (size_t)N == rows_;  // what backward_weight() needs as well
+            Fp8Matrix dy = quantized(arrays_.dout, all ? arrays_.dout.transposed : nullptr, Fp8::e5m2, dout,
+                                     dout8, N, OC);
+            transposed_ = all ? dout : nullptr;
+            transposed_scale_ = dy.scale;
+            return fp8_matmul_backward_input(dinp, dy, quantized(weight, OC, C, true), N, C, OC, stream_,
                                              accumulate);
         }
 #endif
         matmul_backward_input(dinp, dout, weight, N, C, OC, stream_, accumulate);
     }
 
-    // As matmul_backward_gelu().
-    void backward_gelu(Gelu form, floatX* dpre, const floatX* pre, const floatX* dout, const floatX* weight,
-                       int N, int C, int OC) {
+    // As matmul_backward_gelu(). largest: (1) of dpre, or null; in fp8.
+    void backward_gelu(Gelu form, floatX* dpre, const floatX* pre, const floatX* dout,
+                       const Fp8Operand& dout8, const floatX* weight, int N, int C, int OC, float* largest) {
         if (!on_) return matmul_backward_gelu(form, dpre, pre, dout, weight, N, C, OC, stream_);
-        backward_input(dpre, dout, weight, N, C, OC);
-        gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream_);
+        backward_input(dpre, dout, dout8, weight, N, C, OC);
+        gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream_, largest);
     }
 
     // dout: as it was for the gradient of inp. dbias, scratch: as for matmul_backward_weight().
-    void backward_weight(float* dweight, const floatX* dout, const floatX* inp, int N, int C, int OC,
+    void backward_weight(float* dweight, const floatX* dout, const floatX* inp,
+                         [[maybe_unused]] const Fp8Operand& inp8, int N, int C, int OC,
                          float* dbias = nullptr, float* scratch = nullptr) {
 #ifndef DEVICE_CPU
         if (on_) {
             if (dout != transposed_) {
-                fp8_quantize({nullptr, arrays_.dout.transposed, arrays_.dout.scale}, Fp8::e5m2, dout, N, OC,
-                             stream_);
+                Fp8Matrix columns = {nullptr, nullptr, arrays_.dout.scale};
+                quantized(columns, arrays_.dout.transposed, Fp8::e5m2, dout, {}, N, OC);
                 transposed_ = dout;
+                transposed_scale_ = arrays_.dout.scale;
             }
-            Fp8Matrix columns = {nullptr, arrays_.inp.values, arrays_.inp.scale};
-            fp8_quantize(columns, Fp8::e4m3, inp, N, C, stream_);
             if (dbias) matmul_backward_bias(dbias, scratch, dout, N, OC, stream_);
-            return fp8_matmul_backward_weight(dweight, arrays_.dout, columns, N, C, OC, stream_);
+            return fp8_matmul_backward_weight(dweight, {nullptr, arrays_.dout.transposed, transposed_scale_},
+                                              {nullptr, inp8.transposed, inp8.scale}, N, C, OC, stream_);
         }
 #endif
         matmul_backward_weight(dweight, dout, inp, N, C, OC, stream_, dbias, scratch);
     }
 
 private:
-    const Fp8Matrix& quantized(const floatX* weight, int OC, int C) {
-        Weight& known = weights_[weight];
-        size_t size = (size_t)OC * C;
-        if (!known.matrix.values) {
-            known = {{arrays_.weights, arrays_.weights + size, arrays_.scales}, OC, C};
-            arrays_.weights += 2 * size;
-            arrays_.scales += Fp8Arrays::scale_stride;
-        }
-        if (!known.is_fresh) fp8_quantize(known.matrix, Fp8::e4m3, weight, OC, C, stream_);
-        known.is_fresh = true;
-        return known.matrix;
-    }
-
     struct Weight {
         Fp8Matrix matrix = {};
         int OC = 0, C = 0;
         bool is_fresh = false;
     };
 
-    const bool on_;
+#ifndef DEVICE_CPU
+    // Quantises inp (rows, columns) to to.values, unless that is null, and to `transposed` likewise. Some of
+    // its rows have a scale of their own, to.scale, by the largest element among them.
+    Fp8Matrix quantized(Fp8Matrix to, uint8_t* transposed, Fp8 format, const floatX* inp,
+                        const Fp8Operand& operand, int rows, int columns) {
+        bool all = (size_t)rows == rows_;
+        to.transposed = all ? transposed : nullptr;
+        if (all && operand.scale) to.scale = operand.scale;
+        if (!all || !operand.measured) largest_element(to.scale, inp, (size_t)rows * columns, stream_);
+        fp8_quantize(to, format, inp, rows, columns, stream_);
+        return to;
+    }
+
+    // Finds what is kept of a weight.
+    void refresh(const floatX* place, Weight& weight) {
+        size_t size = (size_t)weight.OC * weight.C;
+        largest_element(weight.matrix.scale, place, size, stream_);
+        if (keeps_weights_) fp8_quantize(weight.matrix, Fp8::e4m3, place, weight.OC, weight.C, stream_);
+        weight.is_fresh = true;
+    }
+
+    // (OC, C), or its transpose.
+    Fp8Matrix quantized(const floatX* weight, int OC, int C, bool transposed) {
+        Weight& known = weights_[weight];
+        size_t size = (size_t)OC * C;
+        if (!known.matrix.scale) {
+            known = {{nullptr, nullptr, arrays_.scales}, OC, C};
+            arrays_.scales += Fp8Arrays::scale_stride;
+            if (keeps_weights_) {
+                known.matrix.values = arrays_.weights, known.matrix.transposed = arrays_.weights + size;
+                arrays_.weights += 2 * size;
+            }
+        }
+        if (!known.is_fresh) refresh(weight, known);
+        if (keeps_weights_) return known.matrix;
+        Fp8Matrix one_way = {transposed ? nullptr : arrays_.weights, transposed ? arrays_.weights : nullptr,
+                             known.matrix.scale};
+        if (shared_weight_ != std::pair(weight, transposed))
+            fp8_quantize(one_way, Fp8::e4m3, weight, OC, C, stream_);
+        shared_weight_ = {weight, transposed};
+        return one_way;
+    }
+#endif
+
+    const bool on_, keeps_weights_;
     const size_t rows_;
     cudaStream_t stream_;
     Fp8Arrays arrays_;                    // weights and scales: from the first that no matrix has yet
     const floatX* transposed_ = nullptr;  // whose transpose is in arrays_.dout
+    float* transposed_scale_ = nullptr;
+    std::pair<const floatX*, bool> shared_weight_ =
+        {};  // which is in arrays_.weights, and whether transposed
     std::map<const floatX*, Weight> weights_;
 };

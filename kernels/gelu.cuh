@@ -49,18 +49,20 @@ HOST_DEVICE float gelu_gradient(float dout, float x) {
 // ----------------------------------------------------------------------------
 // launchers
 
+// largest: (1) becomes the largest element of out, or null; likewise for the gradient.
 inline void gelu_forward(Gelu form, floatX* out /* (n), may be inp */, const floatX* inp /* (n) */, size_t n,
-                         cudaStream_t stream) {
+                         cudaStream_t stream, float* largest = nullptr) {
     if (form == Gelu::tanh)
-        elementwise<gelu<Gelu::tanh>>(out, n, stream, inp);
+        elementwise<gelu<Gelu::tanh>>(out, largest, n, stream, inp);
     else
-        elementwise<gelu<Gelu::exact>>(out, n, stream, inp);
+        elementwise<gelu<Gelu::exact>>(out, largest, n, stream, inp);
 }
 
 inline void gelu_backward(Gelu form, floatX* dinp /* (n), may be dout */, const floatX* dout /* (n) */,
-                          const floatX* inp /* (n) */, size_t n, cudaStream_t stream) {
+                          const floatX* inp /* (n) */, size_t n, cudaStream_t stream,
+                          float* largest = nullptr) {
     if (form == Gelu::tanh)
-        elementwise<gelu_gradient<Gelu::tanh>>(dinp, n, stream, dout, inp);
+        elementwise<gelu_gradient<Gelu::tanh>>(dinp, largest, n, stream, dout, inp);
     else
-        elementwise<gelu_gradient<Gelu::exact>>(dinp, n, stream, dout, inp);
+        elementwise<gelu_gradient<Gelu::exact>>(dinp, largest, n, stream, dout, inp);
 }

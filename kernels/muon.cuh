@@ -93,9 +93,9 @@ inline void orthogonalise(floatX* matrix, int rows, int cols, floatX* scratch, c
     for (int step = 0; step < newton_schulz_steps; step++) {
         matmul_forward(gram, matrix, matrix, nullptr, rows, cols, rows, stream);
         matmul_forward(polynomial, gram, gram, nullptr, rows, rows, rows, stream);  // it is symmetric
-        elementwise<newton_schulz_polynomial>(polynomial, square, stream, gram, polynomial);
+        elementwise<newton_schulz_polynomial>(polynomial, nullptr, square, stream, gram, polynomial);
         matmul_backward_input(product, polynomial, matrix, rows, cols, rows, stream);
-        elementwise<newton_schulz_sum>(matrix, n, stream, matrix, product);
+        elementwise<newton_schulz_sum>(matrix, nullptr, n, stream, matrix, product);
     }
 }
 

@@ -31,6 +31,7 @@ threads or multiprocessors.
 #include <cmath>
 
 #include "kernels/common.cuh"
+#include "kernels/largest.cuh"
 
 enum class Norm { layernorm, rmsnorm };
 
@@ -173,7 +174,7 @@ __device__ inline float row_sum(float value) {
 template <int W>
 __global__ void norm_forward_kernel(Norm norm, floatX* residual, floatX* out, float* mean, float* rstd,
                                     const floatX* inp1, const floatX* inp2, const floatX* weight,
-                                    const floatX* bias, int N, int C, float eps) {
+                                    const floatX* bias, float* largest, int N, int C, float eps) {
     int row = blockIdx.x * blockDim.y + threadIdx.y, first = threadIdx.x * W, step = blockDim.x * W;
     if (row >= N) return;
     size_t start = (size_t)row * C;
@@ -200,12 +201,15 @@ __global__ void norm_forward_kernel(Norm norm, floatX* residual, floatX* out, fl
         if (norm == Norm::layernorm) mean[row] = m;
         rstd[row] = r;
     }
+    LargestElement element;
     for (int c = first; c < C; c += step) {
         Vec<floatX, W> y = load<W>(x + c), w = load<W>(weight + c), b = {};
         if (bias) b = load<W>(bias + c);
         for (int i = 0; i < W; i++) y[i] = floatX((float(y[i]) - m) * r * float(w[i]) + float(b[i]));
+        element.see(y);
         store(out + start + c, y);
     }
+    element.keep(largest);
 }
 
 // Two sums over the blockDim.x threads of a row. All threads of the block take part, `turn` being 0 and 1 in
@@ -235,13 +239,15 @@ __device__ inline TwoSums row_sums(TwoSums sums, int turn) {
 // neighbouring banks.
 template <int W, bool once>
 __global__ void __launch_bounds__(norm_threads)
-    norm_backward_kernel(Norm norm, floatX* dinp, float* partials, const floatX* dout, const floatX* inp,
-                         const floatX* weight, const float* mean, const float* rstd, int N, int C) {
+    norm_backward_kernel(Norm norm, floatX* dinp, float* partials, float* largest, const floatX* dout,
+                         const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                         int C) {
     float* sums = dynamic_shared<float>();  // (blockDim.y, 2, C)
     float* own = sums + threadIdx.y * 2 * C;
     int first = threadIdx.x * W, step = blockDim.x * W, plane = C / W, turn = 0;
     Vec<floatX, W> dyc, xc, w, dxc;
     float dweight[W] = {}, dbias[W] = {};
+    LargestElement element;
 
     auto each_vector = [&](int columns, auto&& f) {
         for (int c = first; c < columns; c += step) {
@@ -295,9 +301,11 @@ __global__ void __launch_bounds__(norm_threads)
                 dxc[i] = floatX(float(dxc[i]) + r * (dxhat - average - xhat * average_xhat));
             }
             store(dx + c, dxc);
+            element.see(dxc);
             if (!once) keep_sums(c);
         });
     }
+    element.keep(largest);
     if (once) each_vector(C, keep_sums);
     __syncthreads();
     partials += (size_t)blockIdx.x * 2 * C;
@@ -350,15 +358,21 @@ inline void residual_norm_forward(Norm norm,
                                   const floatX* inp2,    // (N, C)
                                   const floatX* weight,  // (C)
                                   const floatX* bias,    // (C), may be null
-                                  int N, int C, float eps, cudaStream_t stream) {
-    ON_DEVICE(stream, norm_forward_cpu(norm, residual, out, mean, rstd, inp1, inp2, weight, bias, N, C, eps),
-              with_vec_width<floatX>(C, [&](auto width) {
-                  int threads = row_threads(ceil_div(C / width(), 4), norm_threads);
-                  int rows = threads == warp_size ? 4 : 1;
-                  launch(norm_forward_kernel<width()>, ceil_div(N, rows), dim3(threads, rows),
-                         (size_t)rows * C * sizeof(floatX), stream, norm, residual, out, mean, rstd, inp1,
-                         inp2, weight, bias, N, C, eps);
-              }));
+                                  int N, int C, float eps, cudaStream_t stream,
+                                  float* largest = nullptr) {  // (1) of out
+    ON_DEVICE(stream,
+              (norm_forward_cpu(norm, residual, out, mean, rstd, inp1, inp2, weight, bias, N, C, eps),
+               keep_largest_cpu(largest, out, (size_t)N * C)),
+              {
+                  begin_largest(largest, stream);
+                  with_vec_width<floatX>(C, [&](auto width) {
+                      int threads = row_threads(ceil_div(C / width(), 4), norm_threads);
+                      int rows = threads == warp_size ? 4 : 1;
+                      launch(norm_forward_kernel<width()>, ceil_div(N, rows), dim3(threads, rows),
+                             (size_t)rows * C * sizeof(floatX), stream, norm, residual, out, mean, rstd, inp1,
+                             inp2, weight, bias, largest, N, C, eps);
+                  });
+              });
 }
 
 inline void norm_forward(Norm norm,
@@ -368,8 +382,10 @@ inline void norm_forward(Norm norm,
                          const floatX* inp,     // (N, C)
                          const floatX* weight,  // (C)
                          const floatX* bias,    // (C), may be null
-                         int N, int C, float eps, cudaStream_t stream) {
-    residual_norm_forward(norm, nullptr, out, mean, rstd, inp, nullptr, weight, bias, N, C, eps, stream);
+                         int N, int C, float eps, cudaStream_t stream,
+                         float* largest = nullptr) {  // (1) of out
+    residual_norm_forward(norm, nullptr, out, mean, rstd, inp, nullptr, weight, bias, N, C, eps, stream,
+                          largest);
 }
 
 inline void norm_backward(Norm norm,
@@ -382,17 +398,22 @@ inline void norm_backward(Norm norm,
                           const floatX* weight,  // (C)
                           const float* mean,     // (N), null for rmsnorm
                           const float* rstd,     // (N)
-                          int N, int C, cudaStream_t stream) {
+                          int N, int C, cudaStream_t stream,
+                          float* largest = nullptr) {  // (1) of dinp
     ON_DEVICE(stream,
-              norm_backward_cpu(norm, dinp, dweight, dbias, scratch, dout, inp, weight, mean, rstd, N, C),
-              with_vec_width<floatX>(C, [&](auto width) {
-                  int vectors = C / width();
-                  NormBackwardBlocks blocks(N, C, vectors);
-                  launch(vectors <= norm_threads ? norm_backward_kernel<width(), true>
-                                                 : norm_backward_kernel<width(), false>,
-                         blocks.count, dim3(blocks.threads, blocks.rows),
-                         (size_t)blocks.rows * 2 * C * sizeof(float), stream, norm, dinp, scratch, dout, inp,
-                         weight, mean, rstd, N, C);
-                  add_partials(dweight, dbias, scratch, blocks.count, C, stream);
-              }));
+              (norm_backward_cpu(norm, dinp, dweight, dbias, scratch, dout, inp, weight, mean, rstd, N, C),
+               keep_largest_cpu(largest, dinp, (size_t)N * C)),
+              {
+                  begin_largest(largest, stream);
+                  with_vec_width<floatX>(C, [&](auto width) {
+                      int vectors = C / width();
+                      NormBackwardBlocks blocks(N, C, vectors);
+                      launch(vectors <= norm_threads ? norm_backward_kernel<width(), true>
+                                                     : norm_backward_kernel<width(), false>,
+                             blocks.count, dim3(blocks.threads, blocks.rows),
+                             (size_t)blocks.rows * 2 * C * sizeof(float), stream, norm, dinp, scratch,
+                             largest, dout, inp, weight, mean, rstd, N, C);
+                      add_partials(dweight, dbias, scratch, blocks.count, C, stream);
+                  });
+              });
 }

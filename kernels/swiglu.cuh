@@ -9,6 +9,7 @@ inp is (N, 2F): one matrix product makes both halves of a row. out is (N, F); th
 
 #include "kernels/common.cuh"
 #include "kernels/fast_math.cuh"
+#include "kernels/largest.cuh"
 
 HOST_DEVICE inline float swiglu(float gate, float up) {
     return gate * fast_sigmoid(gate) * up;
@@ -27,7 +28,7 @@ HOST_DEVICE inline SwigluSlope swiglu_slope(float gate, float up) {
 // ----------------------------------------------------------------------------
 // CPU
 
-inline void swiglu_forward_cpu(floatX* out, const floatX* inp, int N, int F) {
+inline void swiglu_forward_cpu(floatX* out, float* largest, const floatX* inp, int N, int F) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX *gate = inp + (size_t)n * 2 * F, *up = gate + F;
@@ -35,9 +36,11 @@ inline void swiglu_forward_cpu(floatX* out, const floatX* inp, int N, int F) {
 #pragma omp simd
         for (int f = 0; f < F; f++) row[f] = floatX(swiglu(float(gate[f]), float(up[f])));
     }
+    keep_largest_cpu(largest, out, (size_t)N * F);
 }
 
-inline void swiglu_backward_cpu(floatX* dinp, const floatX* dout, const floatX* inp, int N, int F) {
+inline void swiglu_backward_cpu(floatX* dinp, float* largest, const floatX* dout, const floatX* inp, int N,
+                                int F) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX *gate = inp + (size_t)n * 2 * F, *up = gate + F, *dout_row = dout + (size_t)n * F;
@@ -49,6 +52,7 @@ inline void swiglu_backward_cpu(floatX* dinp, const floatX* dout, const floatX* 
             dup[f] = floatX(slope.up * float(dout_row[f]));
         }
     }
+    keep_largest_cpu(largest, dinp, (size_t)N * 2 * F);
 }
 
 // ----------------------------------------------------------------------------
@@ -59,29 +63,39 @@ inline void swiglu_backward_cpu(floatX* dinp, const floatX* dout, const floatX* 
 constexpr int swiglu_block = 256;
 
 template <int W>
-__global__ void swiglu_forward_kernel(floatX* out, const floatX* inp, int F) {
+__global__ void swiglu_forward_kernel(floatX* out, float* largest, const floatX* inp, int F) {
     size_t row = blockIdx.x;
     int f = (int)(blockIdx.y * blockDim.x + threadIdx.x) * W;
-    if (f >= F) return;
-    auto gate = load<W>(inp + row * 2 * F + f), up = load<W>(inp + row * 2 * F + F + f);
-    for (int k = 0; k < W; k++) gate[k] = floatX(swiglu(float(gate[k]), float(up[k])));
-    store(out + row * F + f, gate);
+    LargestElement element;
+    if (f < F) {
+        auto gate = load<W>(inp + row * 2 * F + f), up = load<W>(inp + row * 2 * F + F + f);
+        for (int k = 0; k < W; k++) gate[k] = floatX(swiglu(float(gate[k]), float(up[k])));
+        element.see(gate);
+        store(out + row * F + f, gate);
+    }
+    element.keep(largest);
 }
 
 template <int W>
-__global__ void swiglu_backward_kernel(floatX* dinp, const floatX* dout, const floatX* inp, int F) {
+__global__ void swiglu_backward_kernel(floatX* dinp, float* largest, const floatX* dout, const floatX* inp,
+                                       int F) {
     size_t row = blockIdx.x;
     int f = (int)(blockIdx.y * blockDim.x + threadIdx.x) * W;
-    if (f >= F) return;
-    auto gate = load<W>(inp + row * 2 * F + f), up = load<W>(inp + row * 2 * F + F + f);
-    auto d = load<W>(dout + row * F + f);
-    for (int k = 0; k < W; k++) {
-        SwigluSlope slope = swiglu_slope(float(gate[k]), float(up[k]));
-        gate[k] = floatX(slope.gate * float(d[k]));
-        up[k] = floatX(slope.up * float(d[k]));
+    LargestElement element;
+    if (f < F) {
+        auto gate = load<W>(inp + row * 2 * F + f), up = load<W>(inp + row * 2 * F + F + f);
+        auto d = load<W>(dout + row * F + f);
+        for (int k = 0; k < W; k++) {
+            SwigluSlope slope = swiglu_slope(float(gate[k]), float(up[k]));
+            gate[k] = floatX(slope.gate * float(d[k]));
+            up[k] = floatX(slope.up * float(d[k]));
+        }
+        element.see(gate);
+        element.see(up);
+        store(dinp + row * 2 * F + f, gate);
+        store(dinp + row * 2 * F + F + f, up);
     }
-    store(dinp + row * 2 * F + f, gate);
-    store(dinp + row * 2 * F + F + f, up);
+    element.keep(largest);
 }
 
 #endif
@@ -89,22 +103,30 @@ __global__ void swiglu_backward_kernel(floatX* dinp, const floatX* dout, const f
 // ----------------------------------------------------------------------------
 // launchers
 
+// largest: (1) becomes the largest element of out, or null; likewise for the gradient.
 inline void swiglu_forward(floatX* out /* (N, F) */, const floatX* inp /* (N, 2F) */, int N, int F,
-                           cudaStream_t stream) {
-    ON_DEVICE(stream, swiglu_forward_cpu(out, inp, N, F), with_vec_width<floatX>(F, [=](auto width) {
-                  constexpr int W = width;
-                  int threads = row_threads(F / W, swiglu_block);
-                  dim3 grid(N, ceil_div(F, threads * W));
-                  launch(swiglu_forward_kernel<W>, grid, threads, 0, stream, out, inp, F);
-              }));
+                           cudaStream_t stream, float* largest = nullptr) {
+    ON_DEVICE(stream, swiglu_forward_cpu(out, largest, inp, N, F), {
+        begin_largest(largest, stream);
+        with_vec_width<floatX>(F, [=](auto width) {
+            constexpr int W = width;
+            int threads = row_threads(F / W, swiglu_block);
+            dim3 grid(N, ceil_div(F, threads * W));
+            launch(swiglu_forward_kernel<W>, grid, threads, 0, stream, out, largest, inp, F);
+        });
+    });
 }
 
 inline void swiglu_backward(floatX* dinp /* (N, 2F), may be inp */, const floatX* dout /* (N, F) */,
-                            const floatX* inp /* (N, 2F) */, int N, int F, cudaStream_t stream) {
-    ON_DEVICE(stream, swiglu_backward_cpu(dinp, dout, inp, N, F), with_vec_width<floatX>(F, [=](auto width) {
-                  constexpr int W = width;
-                  int threads = row_threads(F / W, swiglu_block);
-                  dim3 grid(N, ceil_div(F, threads * W));
-                  launch(swiglu_backward_kernel<W>, grid, threads, 0, stream, dinp, dout, inp, F);
-              }));
+                            const floatX* inp /* (N, 2F) */, int N, int F, cudaStream_t stream,
+                            float* largest = nullptr) {
+    ON_DEVICE(stream, swiglu_backward_cpu(dinp, largest, dout, inp, N, F), {
+        begin_largest(largest, stream);
+        with_vec_width<floatX>(F, [=](auto width) {
+            constexpr int W = width;
+            int threads = row_threads(F / W, swiglu_block);
+            dim3 grid(N, ceil_div(F, threads * W));
+            launch(swiglu_backward_kernel<W>, grid, threads, 0, stream, dinp, largest, dout, inp, F);
+        });
+    });
 }

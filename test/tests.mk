@@ -67,7 +67,7 @@ bench-kernels:
 	@$(MAKE) --no-print-directory $(BUILD)/bench_kernels
 	$(BUILD)/bench_kernels $(KERNELS)
 
-# MODELS: MODEL:BxT or MODEL:BxTxM each, and :bf16 or :fp8 behind it
+# MODELS: MODEL:BxT or MODEL:BxTxM each, and :bf16, :fp8 or :fp8-fast behind it
 .PHONY: bench-train
 bench-train:
 	@$(MAKE) --no-print-directory $(BUILD)/bench_train

@@ -142,6 +142,7 @@ struct Options : ModelConfig {
     float gradient_clip = 1;
 
     MatmulDtype matmul_dtype = MatmulDtype::automatic;
+    bool fp8_fast_gradients = false;
     bool master_weights = true;
     bool stochastic_rounding = false;
     Recompute recompute = Recompute::automatic;

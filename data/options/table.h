@@ -313,8 +313,13 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(matmul_dtype), "Memory", by_name,
          "Numbers that matrix products are made of; sums are fp32. auto: those of the build. bf16: in the "
          "fp32 build for CPUs, on processors that have such products, faster and coarser; weights, "
-         "activations and gradients stay fp32. fp8: in bf16 builds, on Hopper, those of the blocks, with a "
-         "copy of these weights more; not with --zero 3.",
+         "activations and gradients stay fp32. fp8: in bf16 builds, on Hopper, those of the blocks; not with "
+         "--zero 3. Copies of these weights are kept, unless activations are recomputed.",
+         noted},
+        {FIELD(fp8_fast_gradients), "Memory", on_off,
+         "fp8: products for gradients add up in the about 14 bits of the tensor cores, as those of the "
+         "forward "
+         "pass do, which is faster and coarser.",
          noted},
         {FIELD(master_weights), "Memory", on_off,
          "bf16 builds: keep an fp32 copy of the weights for the optimizer, 4 bytes a parameter.", noted},
@@ -324,7 +329,8 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(recompute), "Memory", by_name,
          "Activations that the backward pass makes again, for want of memory; the result is the same. none: "
          "all are kept. elementwise: outputs of norms and of activation functions are not, unless these "
-         "are fused into a matrix product; no product is repeated. mlp: nothing of the MLP is kept. block: "
+         "are fused into a matrix product, or in fp8 copies of weights; no product is repeated. mlp: nothing "
+         "of the MLP is kept. block: "
          "only the input of each block is. auto: the first of these that fits, which is the fastest."},
         {FIELD(loss_chunk), "Memory", range(0, 16777216),
          "Tokens whose logits exist at the same time. 0: chosen by size."},

@@ -5,7 +5,7 @@ share of the rate of a large matrix product in the same run.
     bench_train [--records FILE] [MODEL:BxT[xM][:DTYPE]]...
 
 A step has M micro-batches of B sequences of T tokens, and products as --matmul-dtype DTYPE makes them: fp8 in
-bf16 builds, bf16 in those for a CPU.
+bf16 builds, bf16 in those for a CPU. fp8-fast is fp8 with --fp8-fast-gradients.
 Algorithms for products are chosen by the clock before, as a run does. Without arguments, the models of the
 table below. Where a micro-batch does not fit in memory, it is made smaller, and there are more; where one for
 efficient products does not fit, less is kept for the backward pass, and then weights have no copy in fp32 and
@@ -23,9 +23,12 @@ struct Row {
     std::string model;
     int B, T, micro_batches = 1;
     MatmulDtype dtype = MatmulDtype::automatic;
+    bool fast_gradients = false;
 
     bool fp8() const { return dtype == MatmulDtype::fp8; }
-    const char* type() const { return dtype == MatmulDtype::automatic ? floatX_name : name_of(dtype); }
+    const char* type() const {
+        return dtype == MatmulDtype::automatic ? floatX_name : fast_gradients ? "fp8-fast" : name_of(dtype);
+    }
 };
 
 inline bool can_multiply_in(MatmulDtype dtype) {
@@ -52,8 +55,11 @@ inline std::vector<Row> default_rows(const cudaDeviceProp& device) {
                            Row{"llama3.2-1B", 4, 8192, 4}, Row{"llama3-8B", 4, 8192, 1}}) {
         rows.push_back(row);
         if (!can_multiply_in(MatmulDtype::fp8) || device.major < 9) continue;
-        rows.push_back(row);
-        rows.back().dtype = MatmulDtype::fp8;
+        for (bool fast : {false, true}) {
+            rows.push_back(row);
+            rows.back().dtype = MatmulDtype::fp8;
+            rows.back().fast_gradients = fast;
+        }
     }
     return rows;
 }
@@ -62,19 +68,20 @@ inline Row parse_row(const char* argument) {
     char model[64];
     int B = 0, T = 0, micro_batches = 1, end = 0;
     int fields = sscanf(argument, "%63[^:]:%dx%d%nx%d%n", model, &B, &T, &end, &micro_batches, &end);
-    MatmulDtype dtype = MatmulDtype::automatic;
-    for (MatmulDtype named : {MatmulDtype::bf16, MatmulDtype::fp8})
-        if (argument + end == ":" + std::string(name_of(named))) dtype = named;
-    if (fields < 3 || (argument[end] && dtype == MatmulDtype::automatic) || B < 1 || T < 1 ||
+    Row row = {model, B, T, micro_batches};
+    std::string type = argument + end;
+    row.fast_gradients = type == ":fp8-fast";
+    if (type == ":bf16") row.dtype = MatmulDtype::bf16;
+    if (type == ":fp8" || row.fast_gradients) row.dtype = MatmulDtype::fp8;
+    if (fields < 3 || (!type.empty() && row.dtype == MatmulDtype::automatic) || B < 1 || T < 1 ||
         micro_batches < 1) {
-        fail("bench_train: %s: give MODEL:BxT, MODEL:BxTxM or one of these with :bf16 or :fp8, such as "
-             "gpt2-124M:4x1024",
+        fail("bench_train: %s: give MODEL:BxT, MODEL:BxTxM or one of these with :bf16, :fp8 or :fp8-fast, "
+             "such as gpt2-124M:4x1024",
              argument);
     }
-    if (!can_multiply_in(dtype))
-        fail("bench_train: %s: no %s in this build, or on this device; leave it out", argument,
-             name_of(dtype));
-    return {model, B, T, micro_batches, dtype};
+    if (!can_multiply_in(row.dtype))
+        fail("bench_train: %s: no %s in this build, or on this device; leave it out", argument, row.type());
+    return row;
 }
 
 // How a row is trained with the memory there is.
@@ -211,6 +218,7 @@ inline double choose_products(const Row& row) {
 #ifdef DEVICE_CPU
     cpu_products_in_bf16 = row.dtype == MatmulDtype::bf16;
 #endif
+    fp8_fast_gradients = row.fast_gradients;
     static std::map<MatmulDtype, double> rates;
     double& rate = rates[row.fp8() ? MatmulDtype::automatic : row.dtype];
     ComputeStream compute;
@@ -227,7 +235,7 @@ inline void measure(const Row& row, FILE* records) {
     if (config.position == PositionKind::learned && row.T > config.context)
         fail("bench_train: %s: %d tokens, and the model is made for %d", row.model.c_str(), row.T,
              config.context);
-    printf("%-12s %-5s ", row.model.c_str(), row.type());
+    printf("%-12s %-8s ", row.model.c_str(), row.type());
     auto setting = setting_that_fits(config, row);
     if (!setting) {
         Workload least = {1, row.T, true, Recompute::block, chosen_loss_chunk(config, row.T)};
@@ -252,7 +260,7 @@ inline void measure(const Row& row, FILE* records) {
     if (row.dtype == MatmulDtype::automatic)
         rates[key] = rate;
     else if (rates.contains(key))
-        printf("%-12s %-5s %14s %.2f times as fast as in %s\n", "", "", "", rate / rates[key], floatX_name);
+        printf("%-12s %-8s %14s %.2f times as fast as in %s\n", "", "", "", rate / rates[key], floatX_name);
     fflush(stdout);
     if (!records) return;
     fprintf(records, "%s\n", record(row, config, *setting, rate, peak).dump().c_str());
@@ -277,7 +285,7 @@ inline void bench_train(const std::vector<std::string>& arguments) {
     printf("%s (%s, %s): training steps, beside %sFLOP/s in products\n", device.name, device_name,
            floatX_name, human(choose_products({})).c_str());
     // shares by the published FLOP count, and with attention counted causal
-    printf("%-12s %-5s %14s %-9s %-9s %9s %9s %7s %14s %8s\n", "model", "type", "B x T x M", "recompute",
+    printf("%-12s %-8s %14s %-9s %-9s %9s %9s %7s %14s %8s\n", "model", "type", "B x T x M", "recompute",
            "weights", "ms", "tokens/s", "MFU", "share of GEMM", "causal");
     for (const Row& row : rows) measure(row, records);
     if (records) fclose(records);

@@ -127,7 +127,7 @@ struct Reference {
 // One layer's buffers on the device, run forward and backward.
 struct Run {
     Buffer<floatX> qkv, dout, out, dqkv;
-    Buffer<float> lse, scratch;
+    Buffer<float> lse, scratch, largest{1};
     Buffer<int> doc_start;
 
     Run(const Case& c, const std::vector<floatX>& qkv_values, const std::vector<floatX>& dout_values)
@@ -139,7 +139,7 @@ struct Run {
           scratch(attention_backward_scratch(c.shape())),
           doc_start(c.doc_start()) {
         AttentionShape shape = c.shape(doc_start);
-        attention_forward(out, lse, qkv, shape, test_stream());
+        attention_forward(out, lse, qkv, shape, test_stream(), largest);
         attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, test_stream());
     }
 
@@ -170,6 +170,8 @@ inline void check(const Case& c, float scale = 1, double backward_tolerance = to
         if (c.unread(i)) qkv[i] = floatX(NAN);
     Run run(c, qkv, dout);
     CHECK_CLOSE(run.out, reference.out, tolerance<floatX>);
+    std::vector<floatX> out = run.out.host();
+    CHECK(run.largest.host()[0] == largest_element_cpu(out.data(), out.size()));
     CHECK_CLOSE(run.lse, reference.lse, 2e-5);
     std::vector<floatX> dqkv = run.dqkv.host(), before = Buffer<floatX>(dqkv.size()).host(), after = before;
     for (size_t i = 0; i < dqkv.size(); i++)

@@ -62,7 +62,7 @@ TEST_CASE_FIXTURE(Hopper, "heads in sections of any size, on any number of block
         Buffer<floatX> out(whole.out.size());
         Buffer<float> lse(whole.lse.size());
         launch(attention_hopper_forward_kernel<64>, blocks, hopper_threads, sizeof(Shared), test_stream(),
-               (floatX*)out, (float*)lse, query_map, key_map, shape,
+               (floatX*)out, (float*)lse, nullptr, query_map, key_map, shape,
                Tickets{tiles, section, ticket_counter(test_stream())});
         CHECK(out.doubles() == whole.out.doubles());
         CHECK(lse.host() == whole.lse.host());

@@ -6,6 +6,8 @@ fp8: every number of each format, rounding, and matrices that are quantised both
 
 #include "comm/memory.h"
 #include "kernels/fp8_matmul.cuh"
+#include "kernels/norm.cuh"
+#include "kernels/swiglu.cuh"
 
 namespace {
 
@@ -19,6 +21,7 @@ struct Quantized {
     Quantized(Fp8 format, const std::vector<floatX>& inp, size_t rows, size_t columns, bool both = true)
         : rows(rows), columns(columns), values(rows * columns), transposed(rows * columns) {
         Buffer<floatX> device(inp);
+        largest_element(scale, device, inp.size(), test_stream());
         fp8_quantize({values, both ? (uint8_t*)transposed : nullptr, scale}, format, device, rows, columns,
                      test_stream());
         cudaCheck(cudaStreamSynchronize(test_stream()));
@@ -74,7 +77,7 @@ TEST_CASE("fp8: a matrix and its transpose, as the specification has them") {
             auto inp = random_values<floatX>("inp", rows * columns, 3e-5f);
             Quantized got(format, inp, rows, columns);
             std::vector<uint8_t> values(inp.size()), transposed(inp.size());
-            float scale[2];
+            float scale[2] = {largest_element_cpu(inp.data(), inp.size())};
             fp8_quantize_cpu({values.data(), transposed.data(), scale}, format, inp.data(), rows, columns);
             CHECK(got.values.host() == values);
             CHECK(got.transposed.host() == transposed);
@@ -89,6 +92,59 @@ TEST_CASE("fp8: a matrix and its transpose, as the specification has them") {
             }
             CHECK(bad == 0);
             CHECK(scale[1] * fp8_largest(format) == doctest::Approx(scale[0]));
+        }
+    }
+}
+
+TEST_CASE("fp8: the largest element of what a kernel makes, NaN included") {
+    for (int N : {1, 3, 70}) {
+        for (int C : {8, 33, 264}) {
+            CAPTURE(N);
+            CAPTURE(C);
+            auto inp = random_values<floatX>("inp", N * 2 * C),
+                 dout = random_values<floatX>("dout", N * 2 * C);
+            auto weight = random_values<floatX>("weight", C);
+            Buffer<floatX> inp_(inp), dout_(dout), weight_(weight);
+            Buffer<float> largest(1), rstd(N), mean(N), dweight(C), scratch(norm_backward_scratch(C));
+            auto check = [&](size_t size, auto&& make) {
+                Buffer<floatX> out(size);
+                make((floatX*)out);
+                auto made = out.host();
+                float is = largest_element_cpu(made.data(), size);
+                CHECK(memcmp(largest.host().data(), &is, sizeof is) == 0);
+            };
+            auto check_all = [&] {
+                check(N * C, [&](floatX* out) {
+                    residual_norm_forward(Norm::layernorm, out, out, mean, rstd, inp_, dout_, weight_,
+                                          nullptr, N, C, 1e-5f, test_stream(), largest);
+                });
+                check(N * C, [&](floatX* out) {
+                    norm_forward(Norm::rmsnorm, out, nullptr, rstd, inp_, weight_, nullptr, N, C, 1e-5f,
+                                 test_stream(), largest);
+                });
+                check(N * C, [&](floatX* dinp) {
+                    copy_to_device<floatX>(dinp, dout.data(), N * C, test_stream());
+                    norm_backward(Norm::rmsnorm, dinp, dweight, nullptr, scratch, dout_, inp_, weight_,
+                                  nullptr, rstd, N, C, test_stream(), largest);
+                });
+                check(N * C, [&](floatX* out) { swiglu_forward(out, inp_, N, C, test_stream(), largest); });
+                check(2 * N * C,
+                      [&](floatX* out) { swiglu_backward(out, dout_, inp_, N, C, test_stream(), largest); });
+                check(N * C, [&](floatX* out) {
+                    gelu_forward(Gelu::tanh, out, inp_, N * C, test_stream(), largest);
+                });
+                check(N * C, [&](floatX* out) {
+                    gelu_backward(Gelu::exact, out, dout_, inp_, N * C, test_stream(), largest);
+                });
+                check(N * C, [&](floatX* out) {
+                    copy_to_device<floatX>(out, inp.data(), N * C, test_stream());
+                    largest_element(largest, out, N * C, test_stream());
+                });
+            };
+            check_all();
+            inp[N * C / 2] = floatX(NAN);
+            copy_to_device<floatX>(inp_, inp.data(), inp.size(), test_stream());
+            check_all();
         }
     }
 }
@@ -129,7 +185,7 @@ namespace {
 // What becomes of a matrix in fp8, by the specification.
 std::vector<double> through_fp8(Fp8 format, const std::vector<floatX>& inp) {
     std::vector<uint8_t> bits(inp.size());
-    float scale[2];
+    float scale[2] = {largest_element_cpu(inp.data(), inp.size())};
     fp8_quantize_cpu({bits.data(), nullptr, scale}, format, inp.data(), inp.size(), 1);
     std::vector<double> values;
     for (uint8_t b : bits) values.push_back((double)fp8_value(format, b) * scale[1]);
@@ -161,62 +217,119 @@ TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
          other = random_values<floatX>("other", OC * C, 3.0f);
     auto x = through_fp8(Fp8::e4m3, inp), w = through_fp8(Fp8::e4m3, weight),
          dy = through_fp8(Fp8::e5m2, dout);
-    Fp8Sizes sizes = {.weights = 2 * OC * C, .matrices = 2, .rows = N, .width = OC};
-    Arena memory;
-    BlockProducts products(memory, sizes, test_stream());
-    Buffer<floatX> inp_(inp), weight_(weight), other_(other), bias_(bias), dout_(dout), out(N * OC),
-        dinp(N * C);
-
-    products.forward(out, inp_, weight_, bias_, N, C, OC);
+    Buffer<floatX> inp_(inp), other_(other), bias_(bias), dout_(dout), out(N * OC), dinp(N * C);
+    Buffer<char> kept(Fp8Operand::bytes(N * C));
+    auto x8 = Fp8Operand::in_memory(kept, N * C, false);
+    auto before = random_values<float>("before", OC * C, 1e-6f);
     std::vector<double> biases(N * OC), zero(N * C);
     for (int i = 0; i < N * OC; i++) biases[i] = (double)(float)bias[i % OC];
     auto want = product(x, false, w, true, N, OC, C, biases);
-    CHECK_CLOSE(out, want, tolerance<floatX>);
+    auto want_dinp = product(dy, false, w, false, N, C, OC, zero);
+    auto want_dweight = product(dy, true, x, false, OC, C, N, to_doubles(before));
     CHECK(relative_error(want, product(to_doubles(inp), false, to_doubles(weight), true, N, OC, C, biases)) <
           0.05);
 
-    auto want_dinp = product(dy, false, w, false, N, C, OC, zero);
-    products.forward(out, inp_, other_, nullptr, N, C, OC);
-    products.backward_input(dinp, dout_, weight_, N, C, OC);
-    CHECK_CLOSE(dinp, want_dinp, tolerance<floatX>);
-    products.backward_input(dinp, dout_, weight_, N, C, OC, true);
-    for (double& value : want_dinp) value *= 2;
-    CHECK_CLOSE(dinp, want_dinp, 2 * tolerance<floatX>);
+    for (bool keeps_weights : {true, false}) {
+        CAPTURE(keeps_weights);
+        Fp8Sizes sizes = {.weights = 2 * OC * C,
+                          .matrices = 2,
+                          .largest_weight = OC * C,
+                          .keeps_weights = keeps_weights,
+                          .rows = N,
+                          .width = OC};
+        Arena memory;
+        BlockProducts products(memory, sizes, test_stream());
+        Buffer<floatX> weight_(weight);
+        products.forward(out, inp_, x8, weight_, bias_, N, C, OC);
+        CHECK_CLOSE(out, want, tolerance<floatX>);
+        products.forward(out, inp_, x8, other_, nullptr, N, C, OC);
+        products.backward_input(dinp, dout_, {}, weight_, N, C, OC);
+        CHECK_CLOSE(dinp, want_dinp, tolerance<floatX>);
+        products.backward_input(dinp, dout_, {}, weight_, N, C, OC, true);
+        auto twice = want_dinp;
+        for (double& value : twice) value *= 2;
+        CHECK_CLOSE(dinp, twice, 2 * tolerance<floatX>);
 
-    auto before = random_values<float>("before", OC * C, 1e-6f);
-    auto want_dweight = product(dy, true, x, false, OC, C, N, to_doubles(before));
-    for (bool part : {false, true}) {  // with the transpose from before, and with one of its own
-        if (part) products.backward_input(dinp, dout_, weight_, N / 3, C, OC);
+        for (bool part : {false, true}) {  // with the transpose from before, and with one of its own
+            if (part) products.backward_input(dinp, dout_, {}, weight_, N / 3, C, OC);
+            Buffer<float> dweight(before);
+            products.backward_weight(dweight, dout_, inp_, x8, N, C, OC);
+            // tensor cores keep about 13 bits of a sum in fp8
+            CHECK_CLOSE(dweight, want_dweight, simulated ? tolerance<float> : 1e-3);
+        }
+
+        // rows that come in parts are rounded by parts, and kept as one
+        for (int first = 0; first < N; first += N / 3) {
+            products.forward((floatX*)out + first * OC, (floatX*)inp_ + first * C, x8, weight_, bias_, N / 3,
+                             C, OC);
+        }
+        CHECK(relative_error(want, out.doubles()) < 0.05);
+        cudaCheck(cudaMemsetAsync(kept, 0xff, Fp8Operand::bytes(N * C), test_stream()));
+        products.keep_input(inp_, x8, N, C);
         Buffer<float> dweight(before);
-        products.backward_weight(dweight, dout_, inp_, N, C, OC);
-        // tensor cores keep about 13 bits of a sum in fp8
+        products.backward_weight(dweight, dout_, inp_, x8, N, C, OC);
         CHECK_CLOSE(dweight, want_dweight, simulated ? tolerance<float> : 1e-3);
-    }
 
-    // GELU's gradient and that of the bias are kernels behind them
-    Buffer<floatX> dpre(N * C), dinp_alone(N * C);
-    Buffer<float> dweight(before), dbias(std::vector<float>(OC, 1.0f)),
-        scratch(matmul_backward_bias_scratch(OC));
-    products.backward_input(dinp_alone, dout_, weight_, N, C, OC);
-    gelu_backward(Gelu::tanh, dinp_alone, dinp_alone, inp_, N * C, test_stream());
-    products.backward_gelu(Gelu::tanh, dpre, inp_, dout_, weight_, N, C, OC);
-    CHECK(dpre.doubles() == dinp_alone.doubles());
-    products.backward_weight(dweight, dout_, inp_, N, C, OC, dbias, scratch);
-    CHECK_CLOSE(dweight, want_dweight, simulated ? tolerance<float> : 1e-3);
-    std::vector<double> want_dbias(OC, 1.0);
-    for (int i = 0; i < N * OC; i++) want_dbias[i % OC] += (double)(float)dout[i];
-    CHECK_CLOSE(dbias, want_dbias, tolerance<float>);
+        // GELU's gradient and that of the bias are kernels behind them
+        Buffer<floatX> dpre(N * C), dinp_alone(N * C);
+        Buffer<float> dbias(std::vector<float>(OC, 1.0f)), largest(1),
+            scratch(matmul_backward_bias_scratch(OC));
+        products.backward_input(dinp_alone, dout_, {}, weight_, N, C, OC);
+        gelu_backward(Gelu::tanh, dinp_alone, dinp_alone, inp_, N * C, test_stream());
+        products.backward_gelu(Gelu::tanh, dpre, inp_, dout_, {}, weight_, N, C, OC, largest);
+        CHECK(dpre.doubles() == dinp_alone.doubles());
+        auto dpre_host = dpre.host();
+        CHECK(largest.host()[0] == largest_element_cpu(dpre_host.data(), dpre_host.size()));
+        copy_to_device<float>(dweight, before.data(), before.size(), test_stream());
+        products.backward_weight(dweight, dout_, inp_, x8, N, C, OC, dbias, scratch);
+        CHECK_CLOSE(dweight, want_dweight, simulated ? tolerance<float> : 1e-3);
+        std::vector<double> want_dbias(OC, 1.0);
+        for (int i = 0; i < N * OC; i++) want_dbias[i % OC] += (double)(float)dout[i];
+        CHECK_CLOSE(dbias, want_dbias, tolerance<float>);
 
-    // a weight is rounded once, until it is said to have changed
-    products.forward(out, inp_, weight_, nullptr, N, C, OC);
-    auto old = out.doubles();
-    copy_to_device<floatX>(weight_, other.data(), other.size(), test_stream());
-    products.forward(out, inp_, weight_, nullptr, N, C, OC);
-    CHECK(out.doubles() == old);
-    products.weights_changed(false);
-    products.forward(out, inp_, weight_, nullptr, N, C, OC);
-    CHECK_CLOSE(out,
+        // a copy of a weight is as it was until the weight is said to have changed
+        products.forward(out, inp_, x8, weight_, nullptr, N, C, OC);
+        auto old = out.doubles();
+        copy_to_device<floatX>(weight_, other.data(), other.size(), test_stream());
+        products.forward(out, inp_, x8, weight_, nullptr, N, C, OC);
+        CHECK(out.doubles() == old);
+        for (bool at_once : {false, true}) {
+            products.weights_changed(at_once);
+            products.begin_work();
+            products.forward(out, inp_, x8, weight_, nullptr, N, C, OC);
+            CHECK_CLOSE(
+                out,
                 product(x, false, through_fp8(Fp8::e4m3, other), true, N, OC, C, std::vector<double>(N * OC)),
                 tolerance<floatX>);
+        }
+    }
+}
+
+TEST_CASE("fp8: gradients whose sums are fast") {
+    if (sizeof(floatX) == sizeof(float) || device_properties().major < 9)
+        SKIP("fp8 is refused here, by precision or card");
+    const int N = 1024, C = 16, OC = 16;
+    auto inp = random_values<floatX>("inp", N * C), dout = random_values<floatX>("dout", N * OC);
+    Buffer<floatX> inp_(inp), dout_(dout);
+    Buffer<char> kept(Fp8Operand::bytes(N * C));
+    auto x8 = Fp8Operand::in_memory(kept, N * C, false);
+    Arena memory;
+    BlockProducts products(
+        memory, {.weights = C * OC, .matrices = 1, .largest_weight = C * OC, .rows = N, .width = OC},
+        test_stream());
+    products.keep_input(inp_, x8, N, C);
+    auto want = product(through_fp8(Fp8::e5m2, dout), true, through_fp8(Fp8::e4m3, inp), false, OC, C, N,
+                        std::vector<double>(OC * C));
+    double error[2];
+    for (bool fast : {false, true}) {
+        fp8_fast_gradients = fast;
+        products.begin_work();
+        Buffer<float> dweight(std::vector<float>(OC * C));
+        products.backward_weight(dweight, dout_, inp_, x8, N, C, OC);
+        error[fast] = relative_error(want, dweight.doubles());
+    }
+    fp8_fast_gradients = false;
+    CHECK(error[true] < 2e-3);
+    CHECK(error[true] > error[false]);
 }
 #endif

@@ -3,8 +3,6 @@ The table of passes (comm/passes.h) against what the simulated device reads and 
 */
 // devices: simt-bf16
 // seconds: 3
-#include <span>
-
 #include "comm/machine.h"
 #include "comm/passes.h"
 #include "comm/step_time.h"
@@ -60,8 +58,13 @@ struct Counted {
 };
 
 // A step on the simulated device, and what the table says of it.
-Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute) {
-    Workload workload = {s.B, s.T, true, recompute, s.B * s.T / 2};
+Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute, bool fp8) {
+    Workload workload = {.B = s.B,
+                         .T = s.T,
+                         .training = true,
+                         .recompute = recompute,
+                         .loss_chunk = s.B * s.T / 2,
+                         .fp8 = fp8};
     Gpt g(config, workload, with_master);
     initialize(g.state, 5);
     int N = s.B * s.T;
@@ -94,23 +97,27 @@ Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute) 
 }  // namespace
 
 TEST_CASE("a step reads and writes what the table says") {
+    constexpr Sizes large = {1, 192, 128, 1}, small = {1, 64, 128, 2}, wide = {1, 64, 192, 1};
     struct {
         std::string name;
         ModelConfig (*config)(int C);
         Recompute recompute;
-        size_t sizes = 1;
-    } models[] = {{"gpt", gpt, Recompute::none, 3},
+        std::vector<Sizes> sizes = {large};
+        bool fp8 = false;
+    } models[] = {{"gpt", gpt, Recompute::none, {large, small, wide}},
                   {"gpt without bias", gpt_without_bias, Recompute::elementwise},
-                  {"llama", llama, Recompute::elementwise, 3},
+                  {"llama", llama, Recompute::elementwise, {large, small, wide}},
                   {"yuan", yuan, Recompute::mlp},
-                  {"parallel", parallel, Recompute::block}};
-    constexpr Sizes sizes[] = {{1, 192, 128, 1}, {1, 64, 128, 2}, {1, 64, 192, 1}};
+                  {"parallel", parallel, Recompute::block},
+                  {"gpt in fp8", gpt, Recompute::none, {small}, true},
+                  {"yuan in fp8", yuan, Recompute::mlp, {small}, true},
+                  {"parallel in fp8", parallel, Recompute::block, {small}, true}};
     for (auto& model : models) {
-        for (const Sizes& s : std::span(sizes, model.sizes)) {
+        for (const Sizes& s : model.sizes) {
             CAPTURE(model.name);
             CAPTURE(s.T);
             CAPTURE(s.C);
-            auto [device, table] = counted(model.config(s.C), s, model.recompute);
+            auto [device, table] = counted(model.config(s.C), s, model.recompute, model.fp8);
             for (auto& [launcher, was] : device) {
                 CAPTURE(launcher);
                 simt::Traffic says = table[launcher];
@@ -145,28 +152,46 @@ TEST_CASE("predicted shares of an H200's published FLOP/s") {
     Machine machine = h200();
     CHECK(machine.products == doctest::Approx(720e12).epsilon(0.01));
     CHECK(machine.streams == doctest::Approx(4.3e12).epsilon(0.01));
-    struct {
+    struct Goal {
         std::string model;
         int B, T, micro_batches;
         Recompute recompute;
         bool master;
         double share;
-    } goals[] = {{"gpt2-124M", 64, 1024, 4, Recompute::none, true, 0.535},
-                 {"gpt2-1558M", 32, 1024, 4, Recompute::none, true, 0.575},
-                 {"llama3-8B", 1, 8192, 4, Recompute::elementwise, false, 0.66}};
-    for (auto& goal : goals) {
-        CAPTURE(goal.model);
+        bool fp8 = false, fast_gradients = false;
+    };
+    auto predicted = [&](const Goal& goal) {
+        fp8_fast_gradients = goal.fast_gradients;
         ModelConfig c = find_preset(goal.model)->config;
         complete(c);
-        Workload w{goal.B, goal.T, true, goal.recompute, chosen_loss_chunk(c, goal.B * goal.T)};
+        Workload w{.B = goal.B,
+                   .T = goal.T,
+                   .training = true,
+                   .recompute = goal.recompute,
+                   .loss_chunk = chosen_loss_chunk(c, goal.B * goal.T),
+                   .fp8 = goal.fp8};
+        CHECK(memory_total(memory_classes(c, w, {.keep_master = goal.master})) < 149e9);
         StepPasses passes(c, w, Stage(c, {}, {}, true), goal.micro_batches,
                           (double)parameter_layout(c).size(), goal.master);
         double seconds = predicted_time(machine, c.head_size, passes.rows).all();
         double tokens = (double)goal.B * goal.T * goal.micro_batches;
-        double share = flops_per_token(c, goal.T, false) * tokens / seconds / machine.flops;
+        fp8_fast_gradients = false;
+        return flops_per_token(c, goal.T, false) * tokens / seconds / machine.flops;
+    };
+    Goal llama = {"llama3-8B", 1, 8192, 4, Recompute::elementwise, false, 0.66};
+    for (const Goal& goal : {Goal{"gpt2-124M", 64, 1024, 4, Recompute::none, true, 0.535},
+                             Goal{"gpt2-1558M", 32, 1024, 4, Recompute::none, true, 0.575}, llama}) {
+        CAPTURE(goal.model);
+        double share = predicted(goal);
         CHECK(share >= goal.share);
         CHECK(share < goal.share + 0.03);  // or the table has lost a pass
     }
+    double bf16 = predicted(llama);
+    llama.fp8 = true;
+    CHECK(predicted(llama) > 1.24 * bf16);
+    llama.fast_gradients = true;
+    CHECK(predicted(llama) > 1.3 * bf16);
+    CHECK(predicted(llama) < 1.33 * bf16);
 }
 
 TEST_CASE("the header of a run has the prediction where the device is known") {

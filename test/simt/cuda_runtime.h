@@ -259,6 +259,13 @@ inline float __uint_as_float(unsigned x) {
 inline float __int_as_float(int x) {
     return std::bit_cast<float>(x);
 }
+// Byte i of the result is the byte of (low, high) that digit i of the selector says.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    uint64_t bytes = (uint64_t)high << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; i++) result |= (unsigned)(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return result;
+}
 inline int __popc(unsigned x) {
     return std::popcount(x);
 }

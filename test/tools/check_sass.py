@@ -29,14 +29,17 @@ scalars = {
     r'attention_stats_kernel': 3,         # lse, where a document begins; the first key that is seen
     r'classifier_part_kernel': 6,         # the target, its logit, the last logits; three results
     r'embedding_forward_kernel': 2,       # the token, the position
+    r'elementwise_kernel': 1,             # the largest element so far, as in all others that look for it
     r'fp8_quantize_kernel': 2,            # the largest element; the scale
-    r'norm_backward_kernel': 6,           # mean, rstd; partial sums, at the end
-    r'norm_forward_kernel': 2,            # mean, rstd
+    r'largest_element_kernel': 1,         # that so far
+    r'norm_backward_kernel': 7,           # mean, rstd; at the end, partial sums and the largest element
+    r'norm_forward_kernel': 3,            # mean, rstd; the largest element
     r'qk_norm_backward_kernel': 8,        # the position, rstd; partial sums, at the end
     r'qk_norm_forward_kernel': 2,         # the position, rstd
     r'rope_kernel': 1,                    # the position
     r'sum_columns_kernel': 1,             # a sum, at the end
     r'sum_squares_kernel': 1,             # a sum, at the end
+    r'swiglu_(for|back)ward_kernel': 1,   # the largest element
     r'tap_sum_(for|back)ward_kernel': 1,  # where a document begins
 }
 

@@ -1,0 +1,107 @@
+/*
+The largest element of an array by size, which the scale of the array in fp8 follows from (fp8.cuh). The
+kernel that makes the numbers finds it on the way, or else a pass of its own does.
+
+As bits, the sizes of floats are in their own order, and NaN is above all. The largest is an atomic maximum of
+bits, whose order changes nothing. Most warps have nothing larger than what is already there: they only look.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/common.cuh"
+
+// ----------------------------------------------------------------------------
+// CPU
+
+// NaN, if there is one.
+inline float largest_element_cpu(const floatX* inp, size_t n) {
+    float largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        float size = std::fabs(float(inp[i]));
+        if (!(size <= largest)) largest = std::isnan(largest) ? largest : size;
+    }
+    return largest;
+}
+
+// For a function that makes out (n) and leaves its largest element in *largest, unless that is null.
+inline void keep_largest_cpu(float* largest, const floatX* out, size_t n) {
+    if (largest) *largest = largest_element_cpu(out, n);
+}
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+
+#ifndef DEVICE_CPU
+
+// The largest of the numbers that a thread has seen, as bits: of bf16 two, those at even places and at odd
+// ones, which takes no conversions and no more registers than one.
+class LargestElement {
+public:
+    template <int W>
+    __device__ void see(const Vec<floatX, W>& x) {
+        if constexpr (sizeof(floatX) == 2 && W % 2 == 0) {
+            for (int i = 0; i < W; i += 2) {
+                unsigned pair;
+                memcpy(&pair, &x[i], sizeof pair);
+                see_pair(pair);
+            }
+        } else {
+            for (int i = 0; i < W; i++) bits_ = max(bits_, __float_as_uint(fabsf(float(x[i]))));
+        }
+    }
+
+    // Two neighbours of bf16.
+    __device__ void see_pair(unsigned pair) {
+        bits_ = max(bits_ & 0xffff, pair & 0x7fff) | max(bits_ & 0xffff0000, pair & 0x7fff0000);
+    }
+
+    // For all threads of a warp at once: *largest, unless that is null, becomes no less than what they saw.
+    __device__ void keep(float* largest) const {
+        if (!largest) return;
+        unsigned bits = sizeof(floatX) == 2 ? max(bits_ << 16, bits_ & 0xffff0000) : bits_;
+        unsigned* known = reinterpret_cast<unsigned*>(largest);
+        bits = __reduce_max_sync(~0u, bits);
+        if (threadIdx.x % warp_size == 0 && bits > counter_now(known)) atomicMax(known, bits);
+    }
+
+private:
+    unsigned bits_ = 0;
+};
+
+// Before a kernel that keeps the largest of what it makes.
+inline void begin_largest(float* largest, cudaStream_t stream) {
+    if (largest) cudaCheck(cudaMemsetAsync(largest, 0, sizeof(float), stream));
+}
+
+constexpr unsigned largest_block = 256;
+
+template <int W>
+__global__ void largest_element_kernel(float* largest, const floatX* inp, size_t n) {
+    LargestElement element;
+    size_t step = (size_t)gridDim.x * blockDim.x * W;
+    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; i < n; i += step) {
+        element.see(load<W>(inp + i));
+    }
+    element.keep(largest);
+}
+
+inline void launch_largest_element(float* largest, const floatX* inp, size_t n, cudaStream_t stream) {
+    begin_largest(largest, stream);
+    with_vec_width<floatX>(n, [&](auto W) {
+        unsigned blocks = (unsigned)std::min<size_t>(ceil_div(n, largest_block * 4 * W), 1024);
+        launch(largest_element_kernel<W>, blocks, largest_block, 0, stream, largest, inp, n);
+    });
+}
+
+#endif
+
+// ----------------------------------------------------------------------------
+// launchers
+
+inline void largest_element(float* largest /* (1) */, const floatX* inp /* (n) */, size_t n,
+                            cudaStream_t stream) {
+    ON_DEVICE(stream, keep_largest_cpu(largest, inp, n), launch_largest_element(largest, inp, n, stream));
+}
