@@ -9,6 +9,7 @@ them, and neither are single numbers.
 #pragma once
 
 #include <algorithm>
+#include <string_view>
 #include <vector>
 
 #include "comm/activations.h"      // Workload
@@ -27,6 +28,22 @@ struct ProductShape {
     double flops() const { return 2 * rows * columns * sums; }
 };
 
+// What a pass belongs to, as the pipeline's actions put it together.
+enum class StepPart {
+    embedding_forward,
+    embedding_backward,
+    block_forward,
+    block_backward,  // with what it makes again
+    stream,          // for the next stage
+    head_forward,    // the last norm
+    head_backward,   // with the classifier, which makes both passes at once
+    optimizer
+};
+
+// Rows of activations that tensor ranks send at a pass (comm/tensor_parallel.h): all come together before it,
+// or are summed and dealt out after it. A product of a block is made in pieces meanwhile.
+enum class RowsSent { none, gathered, scattered };
+
 struct Pass {
     const char* launcher;  // the function of kernels/ that starts it; nullptr: a fill or copy by the driver
     double times;          // in a step
@@ -35,7 +52,14 @@ struct Pass {
     double attention_flops = 0;  // as if no score were masked away in vain
     double mean_keys = 0;        // attention: seen by a query
     int launches = 1;            // kernels, each time
+    StepPart part = StepPart::optimizer;
+    int layer = -1;  // of a block
+    RowsSent sent = RowsSent::none;
 
+    // Those that a zero-bubble pipeline leaves for later, where they are of a block.
+    bool is_weight_gradient() const {
+        return launcher && std::string_view(launcher) == "matmul_backward_weight";
+    }
     double flops() const { return attention_flops > 0 ? attention_flops : product.flops(); }
 };
 
@@ -61,24 +85,28 @@ public:
                 block(layer, layer == stage.first_layer(chunk));
             if (chunk < stage.chunks() - 1 || !stage.has_head())
                 add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);  // the stream for the next part
+            mark(StepPart::stream);
         }
         if (stage.has_head()) head();
         optimizer(parameters, keeps_master, (int)stage.units().units.size());
     }
 
 private:
-    static constexpr double e = sizeof(floatX);
-
     const ModelConfig& c_;
     const Workload& w_;
+    const double e = (double)w_.number_bytes;
     Dims d_;
     double M_, N_, n_, C_, vocab_;
+    size_t marked_ = 0;  // rows whose part is known
 
     bool sequential() const { return c_.block == BlockKind::sequential; }
     bool swiglu() const { return c_.mlp == MlpKind::swiglu; }
     bool gelu_fused() const { return gelu_is_fused(c_, w_, d_.F); }
     bool gelu_gradient_fused() const { return gelu_gradient_is_fused(c_, w_, d_.F); }
-    int vectors() const { return d_.C % vec_width<floatX> == 0 ? vec_width<floatX> : 1; }
+    int vectors() const {
+        int width = 16 / (int)w_.number_bytes;
+        return d_.C % width == 0 ? width : 1;
+    }
     // Gradients that a norm has, of its weight and perhaps a bias; and bytes that it keeps of a row.
     bool layernorm() const { return c_.norm == NormKind::layernorm; }
     double sums_of_norm() const { return layernorm() && c_.bias ? 2 : 1; }
@@ -88,16 +116,28 @@ private:
         rows.push_back({launcher, times, read, written, {}, 0, 0, launches});
     }
 
+    // Layers side by side send their rows once.
+    RowsSent gathered_alone() const { return sequential() ? RowsSent::gathered : RowsSent::none; }
+    RowsSent scattered_alone() const { return sequential() ? RowsSent::scattered : RowsSent::none; }
+
+    // The rows that were added since the last call.
+    void mark(StepPart part, int layer = -1) {
+        for (; marked_ < rows.size(); marked_++) rows[marked_].part = part, rows[marked_].layer = layer;
+    }
+
     // ---- matrices: OC outputs of each of `tokens` rows of `inputs`
 
-    void forward(double tokens, double inputs, double OC, bool accumulate = false, bool gelu = false) {
+    Pass& forward(double tokens, double inputs, double OC, bool accumulate = false, bool gelu = false) {
         const char* launcher = gelu ? "matmul_gelu_forward" : "matmul_forward";
         double out = e * tokens * OC;
         rows.push_back({launcher, M_, e * (tokens * inputs + inputs * OC) + (accumulate ? out : 0),
                         (gelu ? 2 : 1) * out, ProductShape{tokens, OC, inputs}});
+        return rows.back();
     }
-    void backward(double tokens, double inputs, double OC, bool bias, bool accumulate = false,
-                  bool gelu = false) {
+    // Returns the pass for the input.
+    Pass& backward(double tokens, double inputs, double OC, bool bias, bool accumulate = false,
+                   bool gelu = false) {
+        size_t first = rows.size();
         double dinp = e * tokens * inputs, dout = e * tokens * OC, dweight = 4 * inputs * OC;
         rows.push_back({gelu ? "matmul_backward_gelu" : "matmul_backward_input", M_,
                         dout + e * inputs * OC + (accumulate || gelu ? dinp : 0), dinp,
@@ -105,6 +145,7 @@ private:
         rows.push_back(
             {"matmul_backward_weight", M_, dout + dinp + dweight, dweight, ProductShape{OC, inputs, tokens}});
         if (bias) bias_gradient("matmul_backward_weight", tokens, OC);
+        return rows[first];
     }
     void bias_gradient(const char* launcher, double tokens, double OC) {
         add(launcher, M_, e * tokens * OC + 4 * (bias_slices + 1) * OC, 4 * (bias_slices + 1) * OC, 2);
@@ -132,43 +173,53 @@ private:
         bool learned = c_.position == PositionKind::learned;
         double tables = learned ? 2 : 1, vectors = std::min<double>(N_, c_.vocab_size) + (learned ? w_.T : 0);
         add("embedding_forward", M_, e * vectors * C_ + tables * 4 * N_, e * N_ * C_);
+        rows.back().sent = RowsSent::scattered;
+        mark(StepPart::embedding_forward);
         double gradients = 4 * vectors * C_;
         add("embedding_backward", M_, e * N_ * C_ + gradients + tables * 8 * N_, gradients,
             sum_rows_launches(d_.N));
+        rows.back().sent = RowsSent::gathered;
+        mark(StepPart::embedding_backward);
     }
 
     // ---- block
 
     // A convolution over two taps, and its gradients.
-    void convolution_forward(double inputs, double OC) {
-        forward(N_, inputs, 2 * OC);
+    void convolution_forward(double inputs, double OC, RowsSent sent) {
+        forward(N_, inputs, 2 * OC).sent = sent;
         add("tap_sum_forward", M_, 2 * e * N_ * OC, e * N_ * OC);
     }
-    void convolution_backward(double inputs, double OC, bool accumulate) {
+    void convolution_backward(double inputs, double OC, RowsSent sent, bool accumulate) {
         bias_gradient("matmul_backward_bias", N_, OC);
         add("tap_sum_backward", M_, e * N_ * OC, 2 * e * N_ * OC);
-        backward(N_, inputs, 2 * OC, false, accumulate);
+        backward(N_, inputs, 2 * OC, false, accumulate).sent = sent;
     }
     void qkv_forward() {
-        if (!c_.local_filter) return forward(N_, C_, d_.QKV);
-        convolution_forward(C_, d_.H);
-        convolution_forward(d_.H, C_);
+        if (!c_.local_filter) {
+            forward(N_, C_, d_.QKV).sent = RowsSent::gathered;
+            return;
+        }
+        convolution_forward(C_, d_.H, RowsSent::gathered);
+        convolution_forward(d_.H, C_, RowsSent::scattered);
         add("residual_norm_forward", M_, 2 * e * n_ * C_, 2 * e * n_ * C_ + 4 * n_);
         double values = d_.NKV * d_.HS;
-        forward(N_, C_, d_.QKV - values);
+        forward(N_, C_, d_.QKV - values).sent = RowsSent::gathered;
         forward(N_, C_, values);
         add(nullptr, M_, e * N_ * d_.QKV, e * N_ * d_.QKV, 2);
     }
     void qkv_backward() {
-        if (!c_.local_filter) return backward(N_, C_, d_.QKV, c_.bias);
+        if (!c_.local_filter) {
+            backward(N_, C_, d_.QKV, c_.bias).sent = scattered_alone();
+            return;
+        }
         double values = d_.NKV * d_.HS;
         add(nullptr, M_, e * N_ * d_.QKV, e * N_ * d_.QKV, 2);
-        backward(N_, C_, d_.QKV - values, c_.bias);
+        backward(N_, C_, d_.QKV - values, c_.bias).sent = RowsSent::scattered;
         add(nullptr, M_, 0, e * n_ * C_);
         norm_backward();
-        convolution_backward(d_.H, C_, false);
+        convolution_backward(d_.H, C_, RowsSent::gathered, false);
         backward(N_, C_, values, c_.bias);
-        convolution_backward(C_, d_.H, true);
+        convolution_backward(C_, d_.H, scattered_alone(), true);
         add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);
     }
     void finish_qkv() {
@@ -209,7 +260,7 @@ private:
                   e * N_ * d_.QKV + sums);
     }
     void mlp_hidden() {
-        forward(N_, C_, d_.F1, false, gelu_fused());
+        forward(N_, C_, d_.F1, false, gelu_fused()).sent = gathered_alone();
         if (!gelu_fused()) activation_forward();
     }
     void activation_forward() {
@@ -220,50 +271,60 @@ private:
         qkv_forward();
         finish_qkv();
         attention_forward(layer);
-        forward(N_, d_.A, C_);
+        forward(N_, d_.A, C_).sent = scattered_alone();
         if (sequential()) norm_forward(true);
         mlp_hidden();
-        forward(N_, d_.F, C_, !sequential());
+        forward(N_, d_.F, C_, !sequential()).sent = RowsSent::scattered;
+        mark(StepPart::block_forward, layer);
 
         recompute(layer);
         mlp_backward();
         if (sequential()) norm_backward();
-        backward(N_, d_.A, C_, c_.bias);
+        backward(N_, d_.A, C_, c_.bias).sent = RowsSent::gathered;
         attention_backward(layer);
         finish_qkv_backward();
         qkv_backward();
         norm_backward();
+        mark(StepPart::block_backward, layer);
     }
     void recompute(int layer) {
         if (w_.recompute == Recompute::none) return;
         norm_forward(false);
+        if (w_.recompute < Recompute::block) rows.back().sent = RowsSent::gathered;
         if (w_.recompute == Recompute::block) {
             qkv_forward();
             finish_qkv();
             attention_forward(layer);
-            if (sequential()) forward(N_, d_.A, C_), norm_forward(true);
+            if (sequential()) {
+                forward(N_, d_.A, C_).sent = RowsSent::scattered;
+                norm_forward(true);
+            }
             return mlp_hidden();
         }
-        if (c_.local_filter) add("residual_norm_forward", M_, e * n_ * C_, e * n_ * C_ + 4 * n_);
+        if (c_.local_filter) {
+            add("residual_norm_forward", M_, e * n_ * C_, e * n_ * C_ + 4 * n_);
+            rows.back().sent = RowsSent::gathered;
+        }
         if (c_.qk_norm) finish_qkv();
         if (sequential()) norm_forward(false);
-        if (w_.recompute == Recompute::mlp)
-            mlp_hidden();
-        else if (!gelu_fused())
-            activation_forward();
+        if (w_.recompute == Recompute::mlp) return mlp_hidden();
+        if (sequential()) rows.back().sent = RowsSent::gathered;
+        if (!gelu_fused()) activation_forward();
     }
     // In a parallel block it comes after attention, and adds to what that left.
     void mlp_backward() {
-        backward(N_, d_.F, C_, c_.bias, false, gelu_gradient_fused());
+        backward(N_, d_.F, C_, c_.bias, false, gelu_gradient_fused()).sent = gathered_alone();
         if (swiglu()) add("swiglu_backward", M_, e * N_ * (d_.F + d_.F1), e * N_ * d_.F1);
         if (!swiglu() && !gelu_gradient_fused()) add("elementwise", M_, 2 * e * N_ * d_.F, e * N_ * d_.F);
-        backward(N_, C_, d_.F1, c_.bias, !sequential());
+        backward(N_, C_, d_.F1, c_.bias, !sequential()).sent = RowsSent::scattered;
     }
 
     // ---- head, where logits exist for a chunk of tokens at a time
 
     void head() {
         norm_forward(true);
+        rows.back().sent = RowsSent::gathered;
+        mark(StepPart::head_forward);
         for (int begin = 0; begin < d_.N; begin += w_.loss_chunk) {
             double tokens = std::min(w_.loss_chunk, d_.N - begin);
             forward(tokens, C_, vocab_);
@@ -272,8 +333,10 @@ private:
             backward(tokens, C_, vocab_, false);
         }
         add("sum_losses", M_, 4 * N_, 0);
-        add(nullptr, M_, 0, e * n_ * C_);  // the stream's gradient begins as zeros
+        rows.back().sent = RowsSent::scattered;  // the gradients of all chunks together
+        add(nullptr, M_, 0, e * n_ * C_);        // the stream's gradient begins as zeros
         norm_backward();
+        mark(StepPart::head_backward);
     }
 
     // ---- optimizer
