@@ -42,6 +42,7 @@ through a model, is in data/.
 #include "comm/gpt_activations.h"  // Activations, activation_table
 #include "comm/memory_plan.h"      // TrainingMemory, memory_plan, stream_size
 #include "comm/node_reader.h"      // batches read once for all ranks of a machine
+#include "comm/plan_report.h"      // the plan command
 #include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
 #include "comm/setup.h"            // settings, checks, tuning
 #include "comm/step_time.h"        // prediction_text
@@ -1168,6 +1169,7 @@ struct CommandWork {
     void operator()(const TokenizeOptions& o) const { tokenize(o); }
     void operator()(const DataOptions& o) const { report_data(o); }
     void operator()(const TrainingLine& line) const { train(line, world); }
+    void operator()(const PlanLine& line) const { print_bytes(plan(line)); }
     void operator()(const SampleOptions& o) const { sample(o, world); }
     void operator()(const EvalOptions& o) const { evaluate_run(o, world); }
     void operator()(const InspectOptions& o) const { inspect_checkpoint(o); }

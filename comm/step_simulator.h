@@ -5,14 +5,14 @@ that the executor runs (comm/pipeline_schedule.h); what an action takes is made 
 (comm/passes.h) at the rates that are expected of a machine (comm/step_time.h); units are gathered and reduced
 when ZeroState does it (comm/zero.h).
 
-A stage has streams, as the executor has: one that computes, one for each kind of message. What is put on a
-stream comes after all that is there already, and after what it waits for. So the end of each piece of work is
-the latest of some others plus what it takes itself: whatever becomes shorter, no step becomes longer.
+A stage has streams: one that computes, one that sends to the stages beside, and one for the messages of data
+ranks, which the executor has two for, but they share the way. What is put on a stream comes after all that is
+there already, and after what it waits for. So the end of each piece of work is the latest of some others plus
+what it takes itself: whatever becomes shorter, no step becomes longer.
 
     compute     optimizer | F0 | F1 | B0 | F2 | B1 | B2
-    gathers     new parameters of each unit, behind the forward pass that begins meanwhile
-    link        | F0 | F1 | B0 ...                what goes to the stages beside
-    reductions                          gradients of each unit, behind the last backward pass
+    link                       | F0 | F1 | B0 | ...
+    data          gathered parameters | ...          reduced gradients
 
 The step begins where the global norm of the gradients is known, and ends there: that is the one place where
 all ranks wait for each other. Rows that tensor ranks send are a part of the time of a product, as far as that
@@ -100,9 +100,9 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
     RankGroup tensor = {tp, 1};
     double rows_bytes = (double)workload.number_bytes * workload.B * workload.T * config.channels;
     double last_piece = gather_seconds(machine, tensor, rows_bytes / layout.row_chunks);
-    auto passes_of = [&](const Layout& cut) {
+    auto passes_of = [&](const ModelConfig& model, const Layout& cut) {
         bool keeps_master = workload.number_bytes < sizeof(float);
-        return StepPasses(config, workload, Stage(config, cut, {}, true), 1, parameters, keeps_master).rows;
+        return StepPasses(model, workload, Stage(model, cut, {}, true), 1, parameters, keeps_master).rows;
     };
     // Most layers are alike, so there are few passes of different sizes.
     std::vector<std::pair<Pass, WorkTime>> known;
@@ -116,14 +116,7 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
 
     MicroBatchTime result;
     result.layers.resize(L);
-    Layout chunks_of_one = {.mesh = {.tp = tp},
-                            .pipeline = {PipelineSchedule::interleaved, 1, 1, L},
-                            .split = std::vector<int>(L, 1)};
-    for (const Pass& pass : passes_of(chunks_of_one)) {
-        if (pass.part == StepPart::stream) result.stream = time(pass);
-        if (pass.part == StepPart::block_forward) result.layers[pass.layer].first += time(pass);
-    }
-    std::vector<Pass> rows = passes_of({.mesh = {.tp = tp}});
+    std::vector<Pass> rows = passes_of(config, {.mesh = {.tp = tp}});
     for (size_t i = 0; i < rows.size(); i++) {
         const Pass& pass = rows[i];
         WorkTime seconds = time(pass);
@@ -159,6 +152,23 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
             break;
         }
     }
+
+    // The first layer of a chunk reads a stream that is whole, and the last one's is made whole for the next:
+    // what that comes to is seen on two layers in chunks of their own.
+    ModelConfig two = config;
+    two.layers = 2;
+    double sum = 0, whole = 0;  // forward passes of the second layer
+    for (const Pass& pass : passes_of(two, {.mesh = {.tp = tp}}))
+        if (pass.part == StepPart::block_forward && pass.layer == 1) sum += time(pass).work;
+    Layout chunks_of_one = {
+        .mesh = {.tp = tp}, .pipeline = {PipelineSchedule::interleaved, 1, 1, 2}, .split = {1, 1}};
+    for (const Pass& pass : passes_of(two, chunks_of_one)) {
+        if (pass.part == StepPart::stream) result.stream += time(pass);
+        if (pass.part == StepPart::block_forward && pass.layer == 1) whole += time(pass).work;
+    }
+    for (LayerTime& layer : result.layers) layer.first = layer.forward;
+    for (int i = 1; i < L; i++) result.layers[i].first.work -= sum - whole;
+    result.layers[0].forward.work += sum - whole;
     return result;
 }
 
@@ -186,6 +196,7 @@ struct StepToSimulate {
 struct SimulatedStep {
     double seconds = 0;
     std::vector<double> busy;  // (stages) the part that the micro-batches take
+    double optimizer = 0;      // the most of any stage
     // What the stages wait, as a share of what they compute.
     double bubble() const {
         double idle = 0, work = 0;
@@ -200,7 +211,8 @@ public:
     const std::vector<PipelineAction> list;
     size_t next = 0;  // in the list
     double compute = 0, link = 0;
-    double busy = 0;     // seconds of the actions
+    double busy = 0;  // seconds of the actions
+    double optimizer = 0;
     double network = 0;  // seconds that messages to other nodes take
 
     SimulatedStage(const StepToSimulate& step, const MessagesTaken& taken, int number)
@@ -261,11 +273,11 @@ public:
         if (to_other_node) network += seconds;
         return link;
     }
-    double end() const { return std::max({compute, gathers_, reductions_}); }
+    double end() const { return std::max(compute, data_free_); }
     // The ends of a model sum the gradients of the table that both have.
     void sum_table(double begin, const RankGroup& ends) {
         double seconds = sum_seconds(step_.machine, ends, 4 * size(0) / shard_.ranks);
-        reductions_ = std::max(begin, end()) + (taken_.data ? seconds : 0);
+        data_free_ = std::max(begin, end()) + (taken_.data ? seconds : 0);
     }
 
 private:
@@ -310,10 +322,11 @@ private:
     void step_parameters() {
         int number = 0;
         for (int unit : held_) {
-            compute += step_.times.optimizer * size(unit) / shard_.ranks;
+            double seconds = step_.times.optimizer * size(unit) / shard_.ranks;
+            compute += seconds, optimizer += seconds;
             if (!cut_parameters_) {
                 gather(compute, unit);
-                updated_[unit] = gathers_;
+                updated_[unit] = data_free_;
             } else if (number++ <= step_.prefetch && unit < head_unit()) {
                 gather_in_place(unit, compute);
             }
@@ -321,15 +334,15 @@ private:
     }
     void gather(double begin, int unit) {
         double seconds = gather_seconds(step_.machine, shard_, (double)step_.number_bytes * size(unit));
-        gathers_ = std::max(gathers_, begin) + data_seconds(seconds, shard_);
-        if (!step_.overlap) compute = std::max(compute, gathers_);
+        data_free_ = std::max(data_free_, begin) + data_seconds(seconds, shard_);
+        if (!step_.overlap) compute = std::max(compute, data_free_);
     }
     void gather_in_place(int unit, double begin = 0) {
         Place& place = places_[place_of_[unit]];
         if (place.unit == unit) return;
         place.unit = unit;
         gather(std::max(begin, place.free), unit);
-        place.ready = gathers_;
+        place.ready = data_free_;
     }
     void acquire(int unit, int direction) {
         if (!cut_parameters_) {
@@ -371,12 +384,12 @@ private:
     void reduce_gradients(int unit, bool last) {
         if (!cut_gradients_ && !last) return;
         double bytes = 4 * size(unit);
-        reductions_ = std::max(reductions_, compute) +
-                      data_seconds(gather_seconds(step_.machine, shard_, bytes), shard_);
-        if (cut_gradients_) gradient_place(unit) = {false, reductions_};
+        data_free_ = std::max(data_free_, compute) +
+                     data_seconds(gather_seconds(step_.machine, shard_, bytes), shard_);
+        if (cut_gradients_) gradient_place(unit) = {false, data_free_};
         if (last)
-            reductions_ += data_seconds(sum_seconds(step_.machine, replica_, bytes / shard_.ranks), replica_);
-        if (!step_.overlap) compute = std::max(compute, reductions_);
+            data_free_ += data_seconds(sum_seconds(step_.machine, replica_, bytes / shard_.ranks), replica_);
+        if (!step_.overlap) compute = std::max(compute, data_free_);
     }
 
     // ---- actions, as stage_forward() and stage_backward() do them
@@ -388,7 +401,7 @@ private:
             work(times.embedding_forward);
             release(0);
         }
-        if (cut_parameters_ || gathers_ > compute) {
+        if (cut_parameters_ || data_free_ > compute) {
             for (int layer = chunks_[chunk].begin; layer < chunks_[chunk].end; layer++) {
                 acquire(layer + 1, +1);
                 work(layer == chunks_[chunk].begin ? times.layers[layer].first : times.layers[layer].forward);
@@ -447,7 +460,7 @@ private:
     const int number_;
     const RankGroup shard_, replica_;
     const bool cut_gradients_, cut_parameters_;
-    double gathers_ = 0, reductions_ = 0;
+    double data_free_ = 0;  // when messages of data ranks have come to their end
     std::vector<int> held_;
     std::vector<Place> places_;
     std::vector<int> place_of_;    // each unit, or -1
@@ -511,6 +524,7 @@ inline SimulatedStep simulate_step(const StepToSimulate& step, const MessagesTak
         // No stage sends more at once than its network takes.
         result.seconds = std::max({result.seconds, stage.end(), stage.network});
         result.busy.push_back(stage.busy);
+        result.optimizer = std::max(result.optimizer, stage.optimizer);
     }
     constexpr double statistics_bytes = 16;
     if (taken.data) result.seconds += sum_seconds(machine, {mesh.ranks(), 1}, statistics_bytes);
