@@ -72,7 +72,7 @@ inline std::string why_lost(const PlanFigures& best, const PlanFigures& second) 
     for (size_t i = 0; i < a.size(); i++)
         if (b[i].second - a[i].second > b[most].second - a[most].second) most = i;
     double more = second.step.seconds - best.step.seconds;
-    return text("2 takes %.3g s more than 1 (%.1f%%): %s takes %.3g s instead of %.3g", more,
+    return text("2 takes %.3g s more than 1 (%.1f%%), most of it for: %s, %.3g s instead of %.3g", more,
                 100 * more / best.step.seconds, a[most].first, b[most].second, a[most].second);
 }
 
@@ -89,7 +89,8 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
             text("memory is within 3%% of the %s that there are; what else uses the device may "
                  "not fit beside it",
                  size_text(planner.available()).c_str()));
-    if (RankGroup{cut.tp, 1}.crosses_nodes(machine))
+    bool straddles = machine.node % cut.tp && cut.ranks() > machine.node;
+    if (RankGroup{cut.tp, 1}.crosses_nodes(machine) || straddles)
         warnings.push_back(text("tensor groups of %d cross nodes of %d devices", cut.tp, machine.node));
     if (cut.zero >= 2 && RankGroup{cut.shard, cut.tp}.crosses_nodes(machine))
         warnings.push_back(text("shard groups of %d cross nodes, and --zero %d sends over them for every "
@@ -111,7 +112,11 @@ inline std::string training_command(Planner& planner, const PlanLine& line, cons
     preset.sequence_length = preset.context;
     if (cut.chunks == 1) planned.pp_chunks = 0;
     if (cut.shard == cut.dp || cut.zero == 0) planned.shard_group = 0;
-    planned.dp = planned.tp_overlap = 0;  // these follow
+    planned.dp = 0;  // follows
+    Options usual = planned;
+    usual.tp_overlap = 0;
+    complete_tensor_overlap(usual);
+    if (planned.tp_overlap == usual.tp_overlap) planned.tp_overlap = 0;
     std::string words = "./train_gpt train --model " + planned.model;
     if (cut.ranks() > 1)
         words = text("mpirun %s-np %d ", cut.ranks() > machine.node ? "--hostfile hosts " : "", cut.ranks()) +
@@ -135,7 +140,11 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
     const PlannedCut& cut = f.step.cut;
     nlohmann::ordered_json memory, parts;
     for (const MemoryClass& one : f.step.memory) memory[one.name] = one.bytes;
-    for (auto [name, seconds] : named_parts(f.parts)) parts[name] = seconds;
+    for (auto [name, seconds] : named_parts(f.parts)) {
+        std::string key = name;
+        std::replace(key.begin(), key.end(), ' ', '_');
+        parts[key] = seconds;
+    }
     nlohmann::ordered_json json = {{"tp", cut.tp},
                                    {"pp", cut.pp},
                                    {"dp", cut.dp},
@@ -144,6 +153,7 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
                                    {"pp_schedule", name_of(cut.schedule)},
                                    {"pp_chunks", cut.chunks},
                                    {"layers", planner.split(cut)},
+                                   {"tp_overlap", cut.row_chunks},
                                    {"zero", cut.zero},
                                    {"shard_group", cut.shard},
                                    {"recompute", name_of(cut.recompute)},
@@ -253,9 +263,10 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
     result += "\n" + plan_table(planner, figures) + "\n";
     if (figures.size() > 1) say("runner-up", why_lost(best, figures[1]));
     say("layout",
-        text("%d x %d x %d ranks (tensor, pipeline, data); %lld micro-batches a step%s", cut.tp, cut.pp,
+        text("%d x %d x %d ranks (tensor, pipeline, data); %lld micro-batches a step%s%s", cut.tp, cut.pp,
              cut.dp, planner.micro_batches(cut),
-             cut.pp > 1 ? text("; parts of %s", layers_text(planner.split(cut)).c_str()).c_str() : ""));
+             cut.pp > 1 ? text("; parts of %s", layers_text(planner.split(cut)).c_str()).c_str() : "",
+             cut.tp > 1 ? text("; rows sent in pieces: %d", cut.row_chunks).c_str() : ""));
     std::string memory;
     for (const MemoryClass& one : best.step.memory)
         memory +=
@@ -299,7 +310,7 @@ inline PlanTask plan_task(const PlanLine& line, const Machine& machine) {
             .keeps_zero = given("--zero"),
             .keeps_shard = given("--shard-group") && line.command.shard_group > 0,
             .keeps_micro_batch = given("--micro-batch"),
-            .keeps_recompute = given("--recompute")};
+            .keeps_recompute = line.command.recompute != Recompute::automatic};
 }
 
 // The layout of the command line, as `train` would complete it.
@@ -307,7 +318,7 @@ inline PlannedCut given_cut(Planner& planner, const PlanLine& line) {
     Options o = line.options;
     complete_layout(o, line.command.gpus);
     PlannedCut cut = {o.tp,        o.pp,   o.dp,          o.micro_batch, o.pp_schedule,
-                      o.pp_chunks, o.zero, o.shard_group, o.recompute};
+                      o.pp_chunks, o.zero, o.shard_group, o.recompute,   o.tp_overlap};
     if (cut.recompute == Recompute::automatic) {
         cut.recompute = least_recomputation([&](Recompute kind) {
             cut.recompute = kind;

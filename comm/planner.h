@@ -30,7 +30,7 @@ left cannot be better. Some are not tried, for another one is never slower:
 #include "comm/setup.h"           // training_workload, zero_settings, held_multiprocessors
 #include "comm/step_simulator.h"  // simulate_step
 #include "data/base/error.h"      // fail
-#include "data/options/layout.h"  // cut_refusal, complete_tensor_overlap
+#include "data/options/layout.h"  // cut_refusal
 
 // ----------------------------------------------------------------------------
 // what is planned
@@ -41,6 +41,7 @@ struct PlannedCut {
     PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
     int chunks = 1, zero = 0, shard = 1;
     Recompute recompute = Recompute::none;
+    int row_chunks = 1;  // pieces of what tensor ranks send
     auto operator<=>(const PlannedCut&) const = default;
 
     int ranks() const { return tp * pp * dp; }
@@ -107,14 +108,32 @@ public:
     }
     long long micro_batches(const PlannedCut& cut) const { return sequences_ / cut.dp / cut.micro_batch; }
 
+    // Pieces for tensor ranks to send: more hide more, and make smaller, slower products.
+    int fastest_row_chunks(PlannedCut cut) {
+        const Options& o = task_.options;
+        if (cut.tp == 1) return 1;
+        if (o.tp_overlap > 0) return o.tp_overlap;
+        auto [known, is_new] = row_chunks_.try_emplace({cut.tp, cut.micro_batch, cut.pp > 1}, 1);
+        double least = HUGE_VAL;
+        for (int chunks = 1; is_new && chunks <= 4; chunks++) {
+            if (cut.micro_batch * o.sequence_length / cut.tp % chunks) continue;
+            cut.row_chunks = chunks;
+            double seconds = 0;
+            for (const LayerTime& one : times(cut).layers)
+                seconds += one.forward.all(true) + one.backward.all(true);
+            if (seconds < least) least = seconds, known->second = chunks;
+        }
+        return known->second;
+    }
+
     // Says whether the model and the batch can be cut so, by what follows for their sizes.
     bool is_possible(const PlannedCut& cut) const {
         const Options& o = task_.options;
         bool interleaved = cut.schedule == PipelineSchedule::interleaved;
         long long tokens = (long long)cut.micro_batch * o.sequence_length;
-        return tokens <= INT_MAX && sequences_ % ((long long)cut.dp * cut.micro_batch) == 0 &&
-               cut.dp % cut.shard == 0 && (interleaved || cut.chunks == 1) &&
-               (long long)cut.pp * cut.chunks <= o.layers &&
+        return tokens <= INT_MAX && tokens / cut.tp % cut.row_chunks == 0 &&
+               sequences_ % ((long long)cut.dp * cut.micro_batch) == 0 && cut.dp % cut.shard == 0 &&
+               (interleaved || cut.chunks == 1) && (long long)cut.pp * cut.chunks <= o.layers &&
                (!interleaved || micro_batches(cut) % cut.pp == 0);
     }
 
@@ -264,7 +283,7 @@ public:
         o.tp = cut.tp, o.pp = cut.pp, o.dp = cut.dp, o.micro_batch = cut.micro_batch;
         o.pp_schedule = cut.schedule, o.pp_chunks = cut.chunks;
         o.zero = cut.zero, o.shard_group = cut.shard, o.recompute = cut.recompute;
-        complete_tensor_overlap(o);
+        o.tp_overlap = cut.row_chunks;
         return o;
     }
     const std::vector<int>& split(const PlannedCut& cut) {
@@ -300,8 +319,9 @@ private:
         int most = std::min(task_.devices, o.heads);
         for (int tp = 1; tp <= most; tp++) {
             bool crosses = tp > machine_.node;
-            if (crosses ? tp % machine_.node : machine_.node % tp) continue;
-            if (task_.keeps_tp ? tp != o.tp || across_nodes : crosses != across_nodes) continue;
+            bool fills = crosses ? tp % machine_.node == 0 : machine_.node % tp == 0;
+            bool wanted = task_.keeps_tp ? tp == o.tp && !across_nodes : fills && crosses == across_nodes;
+            if (!wanted) continue;
             for (int pp = 1; pp <= std::min(task_.devices / tp, o.layers); pp++) {
                 if (task_.keeps_pp && pp != o.pp) continue;
                 if (cut_refusal(o, tp, pp).empty() && is_soon_split(pp)) visit(tp, pp);
@@ -324,6 +344,7 @@ private:
 
     // Numbers of chunks, each with fewer layers in the largest than the one before.
     std::vector<int> chunk_numbers(int pp) const {
+        if (task_.keeps_chunks) return {task_.options.pp_chunks};
         std::vector<int> numbers;
         int before = ceil_div(task_.options.layers, pp);
         for (int chunks = 2; (long long)pp * chunks <= task_.options.layers; chunks++) {
@@ -345,6 +366,7 @@ private:
             std::vector<long long> all = data_ranks(1, 1, size);
             each_division(across_nodes, [&](int tp, int pp) {
                 std::vector<PlannedCut> schedules = {{tp, pp, 1, size}};
+                schedules[0].row_chunks = fastest_row_chunks(schedules[0]);
                 if (pp > 1) {
                     schedules.push_back(schedules[0]);
                     schedules.back().schedule = PipelineSchedule::zero_bubble;
@@ -358,10 +380,10 @@ private:
                     if (only_gpipe) schedules[0].schedule = PipelineSchedule::gpipe;
                 }
                 for (PlannedCut cut : schedules) {
-                    bool is_kept =
+                    bool is_other =
                         (task_.keeps_schedule && pp > 1 && cut.schedule != task_.options.pp_schedule) ||
                         (task_.keeps_chunks && cut.chunks != task_.options.pp_chunks);
-                    if (is_kept) continue;
+                    if (is_other) continue;
                     for (long long dp : all) {
                         cut.dp = (int)dp;
                         if (dp > task_.devices / tp / pp) break;
@@ -401,7 +423,7 @@ private:
 
     // The fastest level of ZeRO, shard group and recomputation that fit, if a step takes less than `worst`.
     std::optional<PlannedStep> best_state(PlannedCut cut, double worst) {
-        if (point_is_hopeless(cut)) return {};
+        if (takes_too_much(cut)) return {};
         std::optional<PlannedStep> best;
         std::vector<int> levels = {1, 2, 3};
         if (cut.dp == 1) levels = {0};
@@ -412,8 +434,7 @@ private:
             for (int shard : shard_groups(cut)) {
                 cut.shard = shard;
                 Recompute first = Recompute::none, last = Recompute::block;
-                if (task_.keeps_recompute && task_.options.recompute != Recompute::automatic)
-                    first = last = task_.options.recompute;
+                if (task_.keeps_recompute) first = last = task_.options.recompute;
                 for (Recompute kind = first; kind <= last; kind = Recompute((int)kind + 1)) {
                     cut.recompute = kind;
                     if (least.contains(shard) && kind >= least[shard]) break;
@@ -431,24 +452,24 @@ private:
     }
 
     // With all that saves memory it does not fit; nor do then larger micro-batches.
-    bool point_is_hopeless(PlannedCut cut) {
+    bool takes_too_much(PlannedCut cut) {
         int size = cut.micro_batch;
-        cut.micro_batch = 0;
+        cut.micro_batch = 0, cut.row_chunks = 1;
         auto [least, is_new] = too_large_.try_emplace(cut, INT_MAX);
         if (size >= least->second) return true;
         cut.micro_batch = size;
-        PlannedCut smallest = cut;
-        if (cut.dp > 1) smallest.zero = 3, smallest.shard = cut.dp;
-        smallest.recompute = Recompute::block;
-        keep_options(smallest);
-        if (!memory(smallest, available()).empty()) return false;
+        if (cut.dp > 1) cut.zero = 3, cut.shard = cut.dp;
+        cut.recompute = Recompute::block;
+        keep_options(cut);
+        if (!is_possible(cut)) return true;
+        if (!memory(cut, available()).empty()) return false;
         least->second = size;
         return true;
     }
 
     std::vector<int> shard_groups(const PlannedCut& cut) {
         if (cut.zero == 0 || cut.dp == 1) return {1};
-        if (task_.keeps_shard) return {task_.options.shard_group};
+        if (task_.keeps_shard) return {task_.options.shard_group};  // which divides, or nothing is tried
         const ParameterLayout& layout = parameters(cut);
         double size = (double)layout.unit_size(1), least = HUGE_VAL, step = times(cut).optimizer;
         std::vector<int> groups;
@@ -489,7 +510,7 @@ private:
         Options o = options_of(cut);
         Layout tensor = {.mesh = mesh_shape(o), .row_chunks = o.tp_overlap};
         int held = number_bytes_ == 2 ? held_multiprocessors(tensor, cut.zero) : 0;
-        auto key = std::tuple(cut.tp, cut.micro_batch, cut.recompute, held);
+        auto key = std::tuple(cut.tp, cut.micro_batch, cut.recompute, cut.row_chunks, held);
         auto known = times_.find(key);
         if (known == times_.end()) {
             Workload w = workload(cut);
@@ -550,7 +571,9 @@ private:
     const Machine& machine_;
     const size_t number_bytes_;
     const long long sequences_;  // of a step
-    std::map<std::tuple<int, int, Recompute, int>, MicroBatchTime> times_;
+    std::map<std::tuple<int, int, Recompute, int, int>, MicroBatchTime> times_;
+    std::map<std::tuple<int, int, bool>, int>
+        row_chunks_;  // by tensor ranks, micro-batch and whether stages send
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
     std::map<PlannedCut, int> too_large_;     // micro-batches; by the rest of the cut
     std::map<int, std::vector<int>> splits_;  // by the number of parts

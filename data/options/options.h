@@ -183,6 +183,7 @@ struct PlanOptions : ModelConfig {
     // Those of the layout: searched for where they are not given.
     int micro_batch = usual_micro_batch;
     int tp = 1, pp = 1;
+    int tp_overlap = 0;
     PipelineSchedule pp_schedule = PipelineSchedule::one_f_one_b;
     int pp_chunks = 0;
     int zero = 0, shard_group = 0;

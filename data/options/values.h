@@ -47,7 +47,7 @@ inline const OptionRow* find_option(std::string_view name, Command command) {
 
 // Options of a layout that `plan` searches for, where they are not given.
 inline bool is_searched(const OptionRow& row, Command command) {
-    constexpr std::string_view fields[] = {"micro_batch", "tp",   "pp",          "pp_schedule",
+    constexpr std::string_view fields[] = {"micro_batch", "tp",   "pp",          "tp_overlap", "pp_schedule",
                                            "pp_chunks",   "zero", "shard_group", "recompute"};
     return command == command_plan && std::ranges::find(fields, row.field) != std::end(fields);
 }

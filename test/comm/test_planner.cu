@@ -47,7 +47,7 @@ struct Planned {
 
 // Calls visit(cut) for all that divide the batch and the model.
 template <typename Visit>
-void each_cut(const Planned& p, Visit&& visit) {
+void each_cut(Planned& p, Visit&& visit) {
     using enum PipelineSchedule;
     for (int tp : {1, 2, 4}) {
         for (int pp : {1, 2, 3, 4}) {
@@ -64,6 +64,7 @@ void each_cut(const Planned& p, Visit&& visit) {
                                     for (int kind = 0; kind <= (int)Recompute::block; kind++) {
                                         PlannedCut cut = {tp,     pp,   dp,    micro_batch,    schedule,
                                                           chunks, zero, shard, Recompute(kind)};
+                                        cut.row_chunks = p.planner.fastest_row_chunks(cut);
                                         if (p.planner.is_possible(cut)) visit(cut);
                                     }
                                 }
@@ -220,6 +221,7 @@ TEST_CASE("the command line of a plan trains in that layout") {
         CHECK(o.pp == layout["pp"]);
         CHECK(o.dp == layout["dp"]);
         CHECK(o.pp_chunks == layout["pp_chunks"]);
+        CHECK(o.tp_overlap == layout["tp_overlap"]);
         CHECK(o.zero == layout["zero"]);
         CHECK(o.shard_group == layout["shard_group"]);
         CHECK(o.micro_batch == layout["micro_batch"]);
@@ -246,11 +248,28 @@ TEST_CASE("options of the layout hold, and one layout is explained as it is give
         CHECK(layout["zero"] == 1);
         CHECK(layout["pp_schedule"] == "zero-bubble");
     }
+    for (const char* options : {"--pp 4 --pp-schedule interleaved --pp-chunks 5", "--shard-group 16 --zero 2",
+                                "--pp-schedule gpipe --pp 2", "--tp 8 --tp-overlap 2", "--recompute mlp",
+                                "--micro-batch 2 --tp 1"}) {
+        CAPTURE(options);
+        PlanLine asked = plan_line(line + " " + options);
+        nlohmann::json layouts = planned(line + " " + options)["layouts"];
+        REQUIRE(!layouts.empty());
+        for (auto& layout : layouts) {
+            for (const GivenOption& option : asked.given) {
+                std::string field = option.row->field;
+                if (!layout.contains(field)) continue;
+                bool is_text = layout[field].is_string();
+                CHECK((is_text ? layout[field].get<std::string>() : layout[field].dump()) == option.value);
+            }
+        }
+    }
     nlohmann::json best = planned(line)["layouts"][0];
-    std::string given = text(
-        " --explain --tp %d --pp %d --zero %d --shard-group %d --micro-batch %d --recompute %s",
-        best["tp"].get<int>(), best["pp"].get<int>(), best["zero"].get<int>(), best["shard_group"].get<int>(),
-        best["micro_batch"].get<int>(), best["recompute"].get<std::string>().c_str());
+    std::string given = text(" --explain --tp %d --pp %d --zero %d --shard-group %d --micro-batch %d "
+                             "--recompute %s --tp-overlap %d",
+                             best["tp"].get<int>(), best["pp"].get<int>(), best["zero"].get<int>(),
+                             best["shard_group"].get<int>(), best["micro_batch"].get<int>(),
+                             best["recompute"].get<std::string>().c_str(), best["tp_overlap"].get<int>());
     if (best["pp"] > 1)
         given += text(" --pp-schedule %s --pp-chunks %d", best["pp_schedule"].get<std::string>().c_str(),
                       best["pp_chunks"].get<int>());
