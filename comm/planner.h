@@ -515,7 +515,9 @@ private:
         if (known == times_.end()) {
             Workload w = workload(cut);
             known =
-                times_.emplace(key, micro_batch_time(o, w, tensor, machine_without(machine_, held))).first;
+                times_
+                    .emplace(key, micro_batch_time(o, w, tensor, machine_without(machine_, held), o.overlap))
+                    .first;
         }
         return known->second;
     }

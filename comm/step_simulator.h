@@ -72,18 +72,29 @@ inline Machine machine_without(Machine machine, int multiprocessors) {
     return machine;
 }
 
-// Seconds of one pass, of which tensor ranks send some rows. A product is made in pieces, each while others
-// are on their way: the first to be gathered, and the last to be scattered, nothing hides.
-inline WorkTime pass_time(const Machine& machine, int head_size, Pass pass, const RankGroup& tensor,
-                          double rows_bytes, int chunks) {
-    if (pass.sent == RowsSent::none || tensor.ranks == 1)
+// What tensor ranks send of a micro-batch at a time.
+struct RowsToSend {
+    RankGroup ranks;
+    double bytes;  // of all rows
+    int pieces;
+    bool overlap;
+
+    double piece_seconds(const Machine& machine) const {
+        return gather_seconds(machine, ranks, bytes / pieces);
+    }
+};
+
+// Seconds of one pass. A product at which rows are sent is made in pieces, each while others are on their
+// way: the first to be gathered, and the last to be scattered, nothing hides.
+inline WorkTime pass_time(const Machine& machine, int head_size, Pass pass, RowsToSend rows) {
+    if (pass.sent == RowsSent::none || rows.ranks.ranks == 1)
         return {predicted_time(machine, head_size, {pass}).all(), 0};
     bool in_pieces = pass.product.sums > 0 && pass.part != StepPart::head_backward;
-    if (!in_pieces) chunks = 1;
-    double sent = gather_seconds(machine, tensor, rows_bytes / chunks);
-    pass.product.rows /= chunks, pass.read /= chunks, pass.written /= chunks;
-    double piece = predicted_time(machine, head_size, {pass}).all();
-    return {chunks * piece, (chunks - 1) * std::max(0.0, sent - piece) + sent};
+    if (!in_pieces) rows.pieces = 1;
+    pass.product.rows /= rows.pieces, pass.read /= rows.pieces, pass.written /= rows.pieces;
+    double sent = rows.piece_seconds(machine), piece = predicted_time(machine, head_size, {pass}).all();
+    double hidden = rows.overlap ? std::min(sent, piece) : 0;
+    return {rows.pieces * piece, rows.pieces * sent - (rows.pieces - 1) * hidden};
 }
 
 inline bool takes_as_long(const Pass& a, const Pass& b) {
@@ -94,12 +105,13 @@ inline bool takes_as_long(const Pass& a, const Pass& b) {
 
 // layout.row_chunks: pieces of what tensor ranks send.
 inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload& workload,
-                                       const Layout& layout, const Machine& machine) {
+                                       const Layout& layout, const Machine& machine, bool overlap = true) {
     constexpr double parameters = 1e9;  // that the optimizer steps, to know what it takes for one
     int tp = layout.mesh.tp, L = config.layers;
-    RankGroup tensor = {tp, 1};
-    double rows_bytes = (double)workload.number_bytes * workload.B * workload.T * config.channels;
-    double last_piece = gather_seconds(machine, tensor, rows_bytes / layout.row_chunks);
+    RowsToSend sent = {{tp, 1},
+                       (double)workload.number_bytes * workload.B * workload.T * config.channels,
+                       layout.row_chunks,
+                       overlap};
     auto passes_of = [&](const ModelConfig& model, const Layout& cut) {
         bool keeps_master = workload.number_bytes < sizeof(float);
         return StepPasses(model, workload, Stage(model, cut, {}, true), 1, parameters, keeps_master).rows;
@@ -109,8 +121,7 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
     auto time = [&](const Pass& pass) {
         for (auto& [other, seconds] : known)
             if (takes_as_long(other, pass)) return seconds;
-        known.push_back(
-            {pass, pass_time(machine, config.head_size, pass, tensor, rows_bytes, layout.row_chunks)});
+        known.push_back({pass, pass_time(machine, config.head_size, pass, sent)});
         return known.back().second;
     };
 
@@ -142,8 +153,8 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
             layer->backward += seconds;
             (pass.is_weight_gradient() ? layer->weight_gradient : layer->input_gradient) += seconds;
             // The last sums over tensor ranks of the product before are on their way meanwhile.
-            if (pass.is_weight_gradient() && rows[i - 1].sent == RowsSent::scattered && tp > 1)
-                layer->backward.sending -= std::min(last_piece, seconds.work);
+            if (pass.is_weight_gradient() && rows[i - 1].sent == RowsSent::scattered && overlap)
+                layer->backward.sending -= std::min(sent.piece_seconds(machine), seconds.work);
             break;
         case StepPart::optimizer:
             result.optimizer += seconds.work / parameters;

@@ -145,6 +145,7 @@ TEST_CASE("a faster link, or less to send, never makes a step slower") {
         auto seconds = [&](const Machine& m, bool overlap) {
             Simulation s(*one.config, m, cut, 1, one.zero, one.recompute);
             s.overlap = overlap;
+            s.times = micro_batch_time(s.config, s.workload, cut, m, overlap);
             return s.seconds();
         };
         double usual = seconds(machine, true);
