@@ -139,36 +139,40 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
                                              const PlanFigures& f) {
     const PlannedCut& cut = f.step.cut;
     nlohmann::ordered_json memory, parts;
+    BytesSent sent = planner.sent(cut);
     for (const MemoryClass& one : f.step.memory) memory[one.name] = one.bytes;
     for (auto [name, seconds] : named_parts(f.parts)) {
         std::string key = name;
         std::replace(key.begin(), key.end(), ' ', '_');
         parts[key] = seconds;
     }
-    nlohmann::ordered_json json = {{"tp", cut.tp},
-                                   {"pp", cut.pp},
-                                   {"dp", cut.dp},
-                                   {"micro_batch", cut.micro_batch},
-                                   {"micro_batches", planner.micro_batches(cut)},
-                                   {"pp_schedule", name_of(cut.schedule)},
-                                   {"pp_chunks", cut.chunks},
-                                   {"layers", planner.split(cut)},
-                                   {"tp_overlap", cut.row_chunks},
-                                   {"zero", cut.zero},
-                                   {"shard_group", cut.shard},
-                                   {"recompute", name_of(cut.recompute)},
-                                   {"seconds", f.step.seconds},
-                                   {"tokens_per_s", f.tokens_per_second},
-                                   {"mfu", f.mfu},
-                                   {"mfu_causal", f.mfu_causal},
-                                   {"hfu", f.hfu},
-                                   {"seconds_of", parts},
-                                   {"most_lost_to", most_lost_to(f.parts)},
-                                   {"memory_bytes", f.memory},
-                                   {"memory_available", planner.available()},
-                                   {"fits", f.memory <= planner.available()},
-                                   {"memory", memory},
-                                   {"messages", nlohmann::ordered_json::array()}};
+    nlohmann::ordered_json json = {
+        {"tp", cut.tp},
+        {"pp", cut.pp},
+        {"dp", cut.dp},
+        {"micro_batch", cut.micro_batch},
+        {"micro_batches", planner.micro_batches(cut)},
+        {"pp_schedule", name_of(cut.schedule)},
+        {"pp_chunks", cut.chunks},
+        {"layers", planner.split(cut)},
+        {"tp_overlap", cut.row_chunks},
+        {"zero", cut.zero},
+        {"shard_group", cut.shard},
+        {"recompute", name_of(cut.recompute)},
+        {"seconds", f.step.seconds},
+        {"tokens_per_s", f.tokens_per_second},
+        {"mfu", f.mfu},
+        {"mfu_causal", f.mfu_causal},
+        {"hfu", f.hfu},
+        {"seconds_of", parts},
+        {"most_lost_to", most_lost_to(f.parts)},
+        {"memory_bytes", f.memory},
+        {"memory_available", planner.available()},
+        {"fits", f.memory <= planner.available()},
+        {"memory", memory},
+        {"sent_bytes",
+         {{"pipeline", sent.pipeline}, {"parameters", sent.parameters}, {"gradients", sent.gradients}}},
+        {"messages", nlohmann::ordered_json::array()}};
     for (const PlannedMessage& one : planner.messages(cut)) {
         json["messages"].push_back({{"what", one.what},
                                     {"ranks", one.group.ranks},
@@ -282,6 +286,10 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
                        nodes == 1 ? "of a node" : text("in %d nodes", nodes).c_str()));
         head = "";
     }
+    if (BytesSent sent = planner.sent(cut); sent.all() > 0)
+        say("", text("a rank sends in a step: %s of parameters, %s of gradients, %s to other stages",
+                     size_text((size_t)sent.parameters).c_str(), size_text((size_t)sent.gradients).c_str(),
+                     size_text((size_t)sent.pipeline).c_str()));
     if (command.tokens > 0) {
         say("run",
             text("%d steps, %.3g days%s; %.4g PetaFLOP/s-days by 6 FLOPs a parameter and token, %.4g by "

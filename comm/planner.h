@@ -230,6 +230,12 @@ public:
         return bytes;
     }
 
+    // What a rank sends in a step, of the stage that sends most.
+    BytesSent sent(const PlannedCut& cut) {
+        SimulatedStep step = simulated(cut, {});
+        return *std::ranges::max_element(step.sent, {}, &BytesSent::all);
+    }
+
     StepParts parts(const PlannedCut& cut) {
         StepParts parts;
         double all = simulated(cut, {}).seconds;
@@ -565,8 +571,13 @@ private:
         SimulatedStep fewer = simulated(cut, taken, enough - cut.pp);
         double times = (double)more / cut.pp;
         step.seconds += times * (step.seconds - fewer.seconds);
-        for (int stage = 0; stage < cut.pp; stage++)
-            step.busy[stage] += times * (step.busy[stage] - fewer.busy[stage]);
+        auto go_on = [&](double& value, double before) { value += times * (value - before); };
+        for (int stage = 0; stage < cut.pp; stage++) {
+            go_on(step.busy[stage], fewer.busy[stage]);
+            go_on(step.sent[stage].pipeline, fewer.sent[stage].pipeline);
+            go_on(step.sent[stage].parameters, fewer.sent[stage].parameters);
+            go_on(step.sent[stage].gradients, fewer.sent[stage].gradients);
+        }
         return step;
     }
     const PlanTask& task_;

@@ -204,10 +204,17 @@ struct StepToSimulate {
     size_t number_bytes = 2;
 };
 
+// Bytes that a rank sends in a step.
+struct BytesSent {
+    double pipeline = 0, parameters = 0, gradients = 0;
+    double all() const { return pipeline + parameters + gradients; }
+};
+
 struct SimulatedStep {
     double seconds = 0;
-    std::vector<double> busy;  // (stages) the part that the micro-batches take
-    double optimizer = 0;      // the most of any stage
+    std::vector<double> busy;     // (stages) the part that the micro-batches take
+    double optimizer = 0;         // the most of any stage
+    std::vector<BytesSent> sent;  // (stages)
     // What the stages wait, as a share of what they compute.
     double bubble() const {
         double idle = 0, work = 0;
@@ -224,6 +231,7 @@ public:
     double compute = 0, link = 0;
     double busy = 0;  // seconds of the actions
     double optimizer = 0;
+    BytesSent sent;
     double network = 0;  // seconds that messages to other nodes take
 
     SimulatedStage(const StepToSimulate& step, const MessagesTaken& taken, int number)
@@ -248,7 +256,7 @@ public:
             }
             layer += layers;
         }
-        if (has_head()) hold(step.config.layers + 1, step.prefetch + 2);
+        if (has_head()) hold(head_unit(), step.prefetch + (tables_take_turns() ? 1 : 2));
         for (auto [begin, end] : chunks_) {
             LayerTime& chunk = of_chunk_.emplace_back();
             for (int i = begin; i < end; i++) {
@@ -279,6 +287,7 @@ public:
     }
     // Sends what was made last to another stage; returns when it is there.
     double send(double seconds, bool to_other_node) {
+        if (step_.layout.pipeline.stages > 1) sent.pipeline += step_.stream_bytes;
         link = std::max(link, compute) + seconds;
         if (!step_.overlap) compute = link;
         if (to_other_node) network += seconds;
@@ -288,6 +297,7 @@ public:
     // The ends of a model sum the gradients of the table that both have.
     void sum_table(double begin, const RankGroup& ends) {
         double seconds = sum_seconds(step_.machine, ends, 4 * size(0) / shard_.ranks);
+        sent.gradients += 4 * size(0) / shard_.ranks;
         data_free_ = std::max(begin, end()) + (taken_.data ? seconds : 0);
     }
 
@@ -309,6 +319,8 @@ private:
     bool has_head() const { return number_ == step_.layout.pipeline.stages - 1; }
     bool is_first(int chunk) const { return has_embedding() && chunk == 0; }
     bool is_last(int chunk) const { return has_head() && chunk == step_.layout.pipeline.chunks - 1; }
+    // The embedding and the head have one place for both, unless they are used together.
+    bool tables_take_turns() const { return has_embedding() && has_head() && !step_.config.tie_embeddings; }
     int head_unit() const { return step_.config.layers + 1; }
     double size(int unit) const { return (double)step_.parameters.unit_size(unit); }
 
@@ -320,6 +332,8 @@ private:
         double seconds = time.all(taken_.tensor);
         compute += seconds, busy += seconds;
     }
+
+    static double share_of_others(const RankGroup& group) { return (group.ranks - 1.0) / group.ranks; }
 
     // Seconds of data ranks; those in other nodes have the network.
     double data_seconds(double seconds, const RankGroup& group) {
@@ -344,7 +358,9 @@ private:
         }
     }
     void gather(double begin, int unit) {
-        double seconds = gather_seconds(step_.machine, shard_, (double)step_.number_bytes * size(unit));
+        double bytes = (double)step_.number_bytes * size(unit);
+        double seconds = gather_seconds(step_.machine, shard_, bytes);
+        sent.parameters += share_of_others(shard_) * bytes;
         data_free_ = std::max(data_free_, begin) + data_seconds(seconds, shard_);
         if (!step_.overlap) compute = std::max(compute, data_free_);
     }
@@ -381,9 +397,10 @@ private:
 
     // ---- gradients
 
-    // There are two places for those of the blocks in turn, and one for each table.
+    // There are two places for those of the blocks in turn.
     GradientPlace& gradient_place(int unit) {
-        return gradient_places_[unit == 0 ? 2 : unit == head_unit() ? 3 : unit % 2];
+        bool own_place = unit == head_unit() && !tables_take_turns();
+        return gradient_places_[own_place ? 3 : unit == 0 || unit == head_unit() ? 2 : unit % 2];
     }
     void begin_gradients(int unit) {
         if (!cut_gradients_) return;
@@ -395,6 +412,8 @@ private:
     void reduce_gradients(int unit, bool last) {
         if (!cut_gradients_ && !last) return;
         double bytes = 4 * size(unit);
+        sent.gradients += share_of_others(shard_) * bytes;
+        if (last) sent.gradients += 2 * share_of_others(replica_) * bytes / shard_.ranks;
         data_free_ = std::max(data_free_, compute) +
                      data_seconds(gather_seconds(step_.machine, shard_, bytes), shard_);
         if (cut_gradients_) gradient_place(unit) = {false, data_free_};
@@ -535,6 +554,7 @@ inline SimulatedStep simulate_step(const StepToSimulate& step, const MessagesTak
         // No stage sends more at once than its network takes.
         result.seconds = std::max({result.seconds, stage.end(), stage.network});
         result.busy.push_back(stage.busy);
+        result.sent.push_back(stage.sent);
         result.optimizer = std::max(result.optimizer, stage.optimizer);
     }
     constexpr double statistics_bytes = 16;

@@ -119,8 +119,10 @@ TEST_CASE("of many micro-batches, those are simulated that a step begins and end
                                                                    {1, 8, 1, 1, zero_bubble, 1, 0, 1}}) {
         int all = (int)p.planner.micro_batches(cut);
         CHECK(all >= 128);
-        CHECK(p.planner.planned(cut).seconds ==
-              doctest::Approx(p.planner.simulated(cut, {}, all).seconds).epsilon(1e-4));
+        SimulatedStep whole = p.planner.simulated(cut, {}, all);
+        CHECK(p.planner.planned(cut).seconds == doctest::Approx(whole.seconds).epsilon(1e-4));
+        BytesSent sent = *std::ranges::max_element(whole.sent, {}, &BytesSent::all);
+        CHECK(p.planner.sent(cut).all() == doctest::Approx(sent.all()));
     }
 }
 
