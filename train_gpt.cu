@@ -42,6 +42,7 @@ through a model, is in data/.
 #include "comm/gpt_activations.h"  // Activations, activation_table
 #include "comm/memory_plan.h"      // TrainingMemory, memory_plan, stream_size
 #include "comm/node_reader.h"      // batches read once for all ranks of a machine
+#include "comm/plan_report.h"      // the plan command
 #include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
 #include "comm/setup.h"            // settings, checks, tuning
 #include "comm/step_time.h"        // prediction_text
@@ -113,6 +114,8 @@ struct Gpt {
     // Where a norm's own rows are made before they come together in `all`.
     floatX* own_norm(floatX* all) const { return rows.ranks() == 1 ? all : acts[0].own_norm; }
 
+    // (1) Becomes the largest element of the stream's gradient when that is made, in fp8; or null.
+    float* stream_gradient_largest() const { return rows.ranks() == 1 ? acts[0].dresidual_scale : nullptr; }
     // Views into a unit. What they show is there while the unit is acquired, or its gradients have begun.
     UnitTensors<floatX> weights(int unit) const { return layout.tensors(unit, state.params(unit)); }
     UnitTensors<float> gradients(int unit) const {
@@ -123,9 +126,6 @@ struct Gpt {
     int classifier_unit() const { return config.tie_embeddings ? 0 : head_unit(); }
     Tensor classifier_weight() const { return config.tie_embeddings ? wte : headw; }
     int local_vocab() const { return padded_vocab(config, rows.ranks()); }
-
-    // (1) Becomes the largest element of the stream's gradient when that is made, in fp8; or null.
-    float* stream_gradient_largest() const { return rows.ranks() == 1 ? acts[0].dresidual_scale : nullptr; }
 
     // Points acts to what is kept for this task.
     void bind_activations(const PipelineTask& task) {
@@ -1189,6 +1189,7 @@ struct CommandWork {
     void operator()(const TokenizeOptions& o) const { tokenize(o); }
     void operator()(const DataOptions& o) const { report_data(o); }
     void operator()(const TrainingLine& line) const { train(line, world); }
+    void operator()(const PlanLine& line) const { print_bytes(plan(line)); }
     void operator()(const SampleOptions& o) const { sample(o, world); }
     void operator()(const EvalOptions& o) const { evaluate_run(o, world); }
     void operator()(const InspectOptions& o) const { inspect_checkpoint(o); }

@@ -26,7 +26,8 @@ struct Workload {
     int loss_chunk;  // tokens whose logits exist at the same time
     // Texts that are written at once, and the tokens of each whose keys and values are kept. 0: none.
     int cache_rows = 0, cache_length = 0;
-    bool fp8 = false;  // products of the blocks
+    bool fp8 = false;                      // products of the blocks
+    size_t number_bytes = sizeof(floatX);  // another size in plans for other builds than this one
 
     int positions() const { return std::max(T, cache_length); }
 };

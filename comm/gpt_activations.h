@@ -123,7 +123,7 @@ struct Fp8Activations {
 // A fused GELU, F wide, is made of numbers that are never rounded, and so cannot be made again elementwise.
 // Its gradient is fused without a bias too.
 inline bool gelu_gradient_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
-    return c.mlp == MlpKind::gelu && !w.fp8 && gelu_may_ride(Gelu::tanh, (int)F);
+    return c.mlp == MlpKind::gelu && !w.fp8 && gelu_may_ride(Gelu::tanh, (int)F, w.number_bytes);
 }
 inline bool gelu_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
     return c.bias && gelu_gradient_is_fused(c, w, F);
@@ -155,11 +155,12 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
         {attention_backward_scratch(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, 0, nullptr)),
          norm_backward_scratch(d.C), qk_norm_backward_scratch(d.HS),
          matmul_backward_bias_scratch(std::max({d.F1, d.QKV, d.C})), embedding_backward_scratch(d.N, d.C)});
+    const size_t bytes_of_char = 1, bytes_of_float = sizeof(float), bytes_of_floatX = w.number_bytes;
     std::vector<ActivationRow> rows;
 #define X(type, name, elements, lifetime, present)                                                           \
     if (size_t count = (present) ? (elements) : 0) {                                                         \
         auto point = [](void* view, void* at) { ((Activations*)view)->name = (type*)at; };                   \
-        rows.push_back({#name, count * sizeof(type), lifetime, point});                                      \
+        rows.push_back({#name, count * bytes_of_##type, lifetime, point});                                   \
     }
     ACTIVATIONS(X)
 #undef X

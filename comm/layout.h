@@ -147,14 +147,21 @@ inline Layout make_layout(const Options& o, const LayerBytes& bytes) {
     return {mesh_shape(o), o.tp_overlap, pipeline_shape(o), pipeline_split(o, bytes)};
 }
 
-// "4 stages, with 3 4 4 3 layers ..."
+// "3 4 4 3 layers", or "4 layers each".
+inline std::string layers_text(const std::vector<int>& split) {
+    auto [least, most] = std::ranges::minmax(split);
+    if (least == most) return text("%d layer%s each", most, most == 1 ? "" : "s");
+    std::string layers;
+    for (int of_part : split) layers += text("%d ", of_part);
+    return layers + "layers";
+}
+
+// "4 stages with 3 4 4 3 layers ..."
 inline std::string pipeline_text(const Layout& layout) {
     auto& shape = layout.pipeline;
-    std::string layers;
-    for (int of_part : layout.split) layers += text(" %d", of_part);
-    return text(
-        "%d stages%s with%s layers; %s, %d micro-batch%s a step: stages wait %.0f%% of the time they work",
-        shape.stages, shape.chunks > 1 ? text(" of %d chunks", shape.chunks).c_str() : "", layers.c_str(),
-        name_of(shape.schedule), shape.micro_batches, shape.micro_batches == 1 ? "" : "es",
-        100 * time_pipeline(shape, {}).bubble());
+    std::string layers = layers_text(layout.split);
+    return text("%d stages%s with %s; %s, %d micro-batch%s a step: stages wait %.0f%% of the time they work",
+                shape.stages, shape.chunks > 1 ? text(" of %d chunks", shape.chunks).c_str() : "",
+                layers.c_str(), name_of(shape.schedule), shape.micro_batches,
+                shape.micro_batches == 1 ? "" : "es", 100 * time_pipeline(shape, {}).bubble());
 }

@@ -5,6 +5,10 @@ A row's rates are those of the vendor's data sheet: products of dense bf16 matri
 memory, and the link to the other cards of a node, in one direction (NVLink where every card of a node has it;
 PCIe where bridges join pairs at most). No program reaches them. The share for products is an expectation: the
 rate of large cuBLASLt products in published measurements, less what the power limit takes in a run of hours.
+
+Nodes are those that such cards are usually bought in: how many cards their links join, and the network's rate
+for each card, in one direction. Somebody who plans for other nodes describes them in a file
+(comm/machine_file.h).
 */
 #pragma once
 
@@ -23,37 +27,44 @@ struct Card {
     double memory_rate;    // bytes/s
     double link_rate;      // bytes/s
     double product_share;  // of flops, expected
+    double network_rate;   // bytes/s from node to node, for each card
+    int node = 8;          // cards
+    int number_bytes = 2;  // of an activation, in the program that is built for it
 };
 
 constexpr Card cards[] = {
-    {"A100 PCIe 80GB", 108, 312e12, 80e9, 1935e9, 32e9, 0.72},
-    {"A100 PCIe", 108, 312e12, 40e9, 1555e9, 32e9, 0.72},
-    {"A100 40GB", 108, 312e12, 40e9, 1555e9, 300e9, 0.80},
-    {"A100 80GB", 108, 312e12, 80e9, 2039e9, 300e9, 0.80},  // 271 TFLOP/s is the best that was measured
-    {"A800 PCIe 80GB", 108, 312e12, 80e9, 1935e9, 32e9, 0.72},
-    {"A800 40GB", 108, 312e12, 40e9, 1555e9, 32e9, 0.72},
-    {"A800 80GB", 108, 312e12, 80e9, 2039e9, 200e9, 0.80},
-    {"H100 PCIe", 114, 756e12, 80e9, 2.0e12, 64e9, 0.62},
-    {"H100 NVL", 132, 835.5e12, 94e9, 3.9e12, 64e9, 0.68},
-    {"H100", 132, 989.4e12, 80e9, 3.35e12, 450e9, 0.728},  // 720 of 989.4 TFLOP/s
-    {"H800 PCIe", 114, 756e12, 80e9, 2.0e12, 64e9, 0.62},
-    {"H800", 132, 989.4e12, 80e9, 3.35e12, 200e9, 0.728},
-    {"H200 NVL", 132, 835.5e12, 141e9, 4.8e12, 64e9, 0.68},
-    {"H200", 132, 989.4e12, 141e9, 4.8e12, 450e9, 0.728},
-    {"GH200 144G", 132, 989.4e12, 144e9, 4.9e12, 450e9, 0.75},
-    {"GH200", 132, 989.4e12, 96e9, 4.0e12, 450e9, 0.75},
-    {"H20", 78, 148e12, 96e9, 4.0e12, 450e9, 0.90},
-    {"B200", 148, 2250e12, 180e9, 8.0e12, 900e9, 0.70},
-    {"GB200", 152, 2500e12, 186e9, 8.0e12, 900e9, 0.70},
-    {"L40S", 142, 362e12, 48e9, 864e9, 32e9, 0.65},
-    {"L40", 142, 181e12, 48e9, 864e9, 32e9, 0.80},
-    {"L4", 58, 121e12, 24e9, 300e9, 32e9, 0.60},
-    {"RTX 3090", 82, 71e12, 24e9, 936e9, 32e9, 0.90},
-    {"RTX 4090", 128, 165.2e12, 24e9, 1008e9, 32e9, 0.90},
-    {"RTX 5090", 170, 209.5e12, 32e9, 1792e9, 64e9, 0.90},
+    {"A100 PCIe 80GB", 108, 312e12, 80e9, 1935e9, 32e9, 0.72, 12.5e9},
+    {"A100 PCIe", 108, 312e12, 40e9, 1555e9, 32e9, 0.72, 12.5e9},
+    {"A100 40GB", 108, 312e12, 40e9, 1555e9, 300e9, 0.80, 25e9},
+    {"A100 80GB", 108, 312e12, 80e9, 2039e9, 300e9, 0.80, 25e9},  // 271 TFLOP/s is the best that was measured
+    {"A800 PCIe 80GB", 108, 312e12, 80e9, 1935e9, 32e9, 0.72, 12.5e9},
+    {"A800 40GB", 108, 312e12, 40e9, 1555e9, 32e9, 0.72, 12.5e9},
+    {"A800 80GB", 108, 312e12, 80e9, 2039e9, 200e9, 0.80, 25e9},
+    {"H100 PCIe", 114, 756e12, 80e9, 2.0e12, 64e9, 0.62, 25e9},
+    {"H100 NVL", 132, 835.5e12, 94e9, 3.9e12, 64e9, 0.68, 25e9},
+    {"H100", 132, 989.4e12, 80e9, 3.35e12, 450e9, 0.728, 50e9},  // 720 of 989.4 TFLOP/s
+    {"H800 PCIe", 114, 756e12, 80e9, 2.0e12, 64e9, 0.62, 25e9},
+    {"H800", 132, 989.4e12, 80e9, 3.35e12, 200e9, 0.728, 50e9},
+    {"H200 NVL", 132, 835.5e12, 141e9, 4.8e12, 64e9, 0.68, 25e9},
+    {"H200", 132, 989.4e12, 141e9, 4.8e12, 450e9, 0.728, 50e9},
+    {"GH200 144G", 132, 989.4e12, 144e9, 4.9e12, 450e9, 0.75, 25e9, 4},
+    {"GH200", 132, 989.4e12, 96e9, 4.0e12, 450e9, 0.75, 25e9, 4},
+    {"H20", 78, 148e12, 96e9, 4.0e12, 450e9, 0.90, 50e9},
+    {"B200", 148, 2250e12, 180e9, 8.0e12, 900e9, 0.70, 50e9},
+    {"GB200", 152, 2500e12, 186e9, 8.0e12, 900e9, 0.70, 50e9, 72},
+    {"L40S", 142, 362e12, 48e9, 864e9, 32e9, 0.65, 12.5e9},
+    {"L40", 142, 181e12, 48e9, 864e9, 32e9, 0.80, 12.5e9},
+    {"L4", 58, 121e12, 24e9, 300e9, 32e9, 0.60, 12.5e9},
+    {"RTX 3090", 82, 71e12, 24e9, 936e9, 32e9, 0.90, 3.125e9},
+    {"RTX 4090", 128, 165.2e12, 24e9, 1008e9, 32e9, 0.90, 3.125e9},
+    {"RTX 5090", 170, 209.5e12, 32e9, 1792e9, 64e9, 0.90, 3.125e9},
+    // 16 cores of a server with a network of 10 Gbit/s, for plans alone: no driver has this name
+    {"host CPU", 16, 1e12, 64e9, 100e9, 10e9, 0.70, 1.25e9, 1, 4},
 };
 
 constexpr double stream_share = 0.9;           // of memory_rate, expected: 4.3 of 4.8 TB/s on an H200
+constexpr double link_share = 0.8;             // of link_rate, likewise, in large collectives of NCCL
+constexpr double network_share = 0.9;          // of network_rate
 constexpr double unknown_product_share = 0.7;  // where a card has no row
 
 // The word is in the text, between other characters than letters and digits. Capitals do not matter.
@@ -102,7 +113,29 @@ struct Machine {
     double flops, memory_rate, link_rate;  // at most, in FLOP/s and bytes/s
     double products, streams;  // expected of large products, and of kernels that only read and write
     bool published;            // flops by the data sheet; else they are an estimate
+    // the nodes that such devices make up, and what is expected of messages within them and between them
+    double memory = 0;                                   // bytes of a device
+    int node = 1;                                        // devices
+    double links = 0, network = 0;                       // bytes/s of a device, in one direction
+    double link_latency = 3e-6, network_latency = 1e-5;  // seconds of a message
+    int number_bytes = 2;                                // as in Card
 };
+
+// All of a card, by its row.
+inline Machine machine_of(const Card& card) {
+    return {.multiprocessors = card.multiprocessors,
+            .flops = card.flops,
+            .memory_rate = card.memory_rate,
+            .link_rate = card.link_rate,
+            .products = card.product_share * card.flops,
+            .streams = stream_share * card.memory_rate,
+            .published = true,
+            .memory = card.memory,
+            .node = card.node,
+            .links = link_share * card.link_rate,
+            .network = network_share * card.network_rate,
+            .number_bytes = card.number_bytes};
+}
 
 // A device with other multiprocessors than its row is a part of a card (MIG), or another one of the same
 // name: it has their share. clock, in Hz, and memory_rate are what the driver says; 0: it does not.

@@ -163,10 +163,10 @@ struct MatrixArrays {
             most_arrived = std::max(most_arrived, std::ranges::max(at_home));
         }
         memory.of("whole matrices");
-        own = memory.take<floatX>(most_own);
-        arrived = memory.take<floatX>(most_arrived);
-        matrix = memory.take<floatX>(largest);
-        scratch = memory.take<floatX>(most_scratch);
+        own = memory.take_numbers(most_own);
+        arrived = memory.take_numbers(most_arrived);
+        matrix = memory.take_numbers(largest);
+        scratch = memory.take_numbers(most_scratch);
     }
 };
 

@@ -88,9 +88,15 @@ using HostArray = OwnedArray<T, true>;  // pinned
 // watch memory see an access beyond its end.
 class Arena {
 public:
-    // An arena that only counts has null for all arrays.
+    // An arena that only counts has null for all arrays. It may count for a program of other numbers than
+    // this one's: number_bytes is the size that these have there.
     enum Mode { takes, counts };
-    explicit Arena(Mode mode = takes) : mode_(mode) {}
+    explicit Arena(Mode mode = takes, size_t number_bytes = sizeof(floatX))
+        : mode_(mode), number_bytes_(number_bytes) {
+        if (mode == takes && number_bytes != sizeof(floatX))
+            fail("memory: numbers of %zu bytes can only be counted here; take those of this build",
+                 number_bytes);
+    }
     ~Arena() {
         for (auto [pointer, on_host] : taken_) on_host ? cudaFreeHost(pointer) : cudaFree(pointer);
     }
@@ -108,24 +114,23 @@ public:
     // (count) elements of no particular value. An array of none is null.
     template <typename T>
     T* take(size_t count) {
-        MemoryClass& its_class = classes_.at(current_);
-        its_class.bytes += count * sizeof(T);
-        if (count == 0 || mode_ == counts) return nullptr;
-        T* pointer;
-        allocate(pointer, count, its_class.on_host);
-        taken_.push_back({pointer, its_class.on_host});
-        return pointer;
+        return take<T>(count, sizeof(T));
     }
+
+    // (count) numbers as parameters and activations are made of, likewise.
+    floatX* take_numbers(size_t count) { return take<floatX>(count, number_bytes_); }
 
     // (count) zeros, once the stream has come so far.
     template <typename T>
     T* take_zeros(size_t count, cudaStream_t stream) {
-        T* pointer = take<T>(count);
-        if (pointer) cudaCheck(cudaMemsetAsync(pointer, 0, count * sizeof(T), stream));
-        return pointer;
+        return zeroed(take<T>(count), count, stream);
+    }
+    floatX* take_zero_numbers(size_t count, cudaStream_t stream) {
+        return zeroed(take_numbers(count), count, stream);
     }
 
     bool only_counts() const { return mode_ == counts; }
+    size_t number_bytes() const { return number_bytes_; }
 
     // Lists the classes in the order in which they were first named, without those that have nothing.
     std::vector<MemoryClass> classes() const {
@@ -142,7 +147,25 @@ public:
     }
 
 private:
+    template <typename T>
+    static T* zeroed(T* pointer, size_t count, cudaStream_t stream) {
+        if (pointer) cudaCheck(cudaMemsetAsync(pointer, 0, count * sizeof(T), stream));
+        return pointer;
+    }
+
+    template <typename T>
+    T* take(size_t count, size_t element_bytes) {
+        MemoryClass& its_class = classes_.at(current_);
+        its_class.bytes += count * element_bytes;
+        if (count == 0 || mode_ == counts) return nullptr;
+        T* pointer;
+        allocate(pointer, count, its_class.on_host);
+        taken_.push_back({pointer, its_class.on_host});
+        return pointer;
+    }
+
     const Mode mode_;
+    const size_t number_bytes_;
     std::vector<MemoryClass> classes_;
     size_t current_ = 0;
     std::vector<std::pair<void*, bool>> taken_;  // and whether it is on the host

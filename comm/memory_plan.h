@@ -38,25 +38,32 @@ inline size_t stream_size(const ModelConfig& config, const Workload& w, const La
     return (size_t)w.B * w.T / cut.mesh.tp * config.channels;
 }
 
-// Bytes of each class of memory that a model takes on one rank: the one of the stage that takes most.
+// Bytes of each class of memory that a model takes on one rank of a stage; layout: of its parameters.
+inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Workload& w,
+                                             const ZeroSettings& settings, const Layout& cut,
+                                             const Stage& stage, const ParameterLayout& layout) {
+    Arena counted(Arena::counts, w.number_bytes);
+    ZeroArrays(counted, layout, cut.mesh.shard, settings);
+    MatrixArrays(counted, layout, cut.mesh, settings.transform_scratch);
+    PipelineArrays(counted, cut.pipeline, stage.room, stage.number(), stream_size(config, w, cut));
+    ActivationArrays(counted, activation_table(config, w, stage), stage);
+    counted.of("activations").take<float>(rope_floats(config, w));
+    Fp8Arrays(counted, fp8_sizes(config, w, stage));
+    if (settings.staging) {
+        counted.of("staging for checkpoints", true)
+            .take<char>(CheckpointSaver::staging_bytes(layout, cut.mesh, settings));
+    }
+    return counted.classes();
+}
+
+// The same on a rank of the stage that takes most.
 inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const Workload& w,
                                                const ZeroSettings& settings, const Layout& cut = {}) {
     std::vector<MemoryClass> most;
     for (int number = 0; number < cut.mesh.pp; number++) {
         Stage stage(config, cut, {.pipeline = number}, w.training);
-        ParameterLayout layout = parameter_layout(config, cut.mesh.dp, stage.units());
-        Arena counted(Arena::counts);
-        ZeroArrays(counted, layout, cut.mesh.shard, settings);
-        MatrixArrays(counted, layout, cut.mesh, settings.transform_scratch);
-        PipelineArrays(counted, cut.pipeline, stage.room, number, stream_size(config, w, cut));
-        ActivationArrays(counted, activation_table(config, w, stage), stage);
-        counted.of("activations").take<float>(rope_floats(config, w));
-        Fp8Arrays(counted, fp8_sizes(config, w, stage));
-        if (settings.staging) {
-            counted.of("staging for checkpoints", true)
-                .take<char>(CheckpointSaver::staging_bytes(layout, cut.mesh, settings));
-        }
-        auto classes = counted.classes();
+        auto classes = stage_memory(config, w, settings, cut, stage,
+                                    parameter_layout(config, cut.mesh.dp, stage.units()));
         if (memory_total(classes) > memory_total(most)) most = classes;
     }
     return most;

@@ -9,6 +9,7 @@ them, and neither are single numbers.
 #pragma once
 
 #include <algorithm>
+#include <string_view>
 #include <vector>
 
 #include "comm/activations.h"      // Workload
@@ -29,6 +30,22 @@ struct ProductShape {
     double flops() const { return 2 * rows * columns * sums; }
 };
 
+// What a pass belongs to, as the pipeline's actions put it together.
+enum class StepPart {
+    embedding_forward,
+    embedding_backward,
+    block_forward,
+    block_backward,  // with what it makes again
+    stream,          // for the next stage
+    head_forward,    // the last norm
+    head_backward,   // with the classifier, which makes both passes at once
+    optimizer
+};
+
+// Rows of activations that tensor ranks send at a pass (comm/tensor_parallel.h): all come together before it,
+// or are summed and dealt out after it. A product of a block is made in pieces meanwhile.
+enum class RowsSent { none, gathered, scattered };
+
 struct Pass {
     const char* launcher;  // the function of kernels/ that starts it; nullptr: a fill or copy by the driver
     double times;          // in a step
@@ -37,7 +54,15 @@ struct Pass {
     double attention_flops = 0;  // as if no score were masked away in vain
     double mean_keys = 0;        // attention: seen by a query
     int launches = 1;            // kernels, each time
+    StepPart part = StepPart::optimizer;
+    int layer = -1;  // of a block
+    RowsSent sent = RowsSent::none;
 
+    // Those that a zero-bubble pipeline leaves for later, where they are of a block.
+    bool is_weight_gradient() const {
+        std::string_view name = launcher ? launcher : "";
+        return name == "matmul_backward_weight" || name == "fp8_matmul_backward_weight";
+    }
     double flops() const { return attention_flops > 0 ? attention_flops : product.flops(); }
 };
 
@@ -61,27 +86,32 @@ public:
         for (int chunk = 0; chunk < stage.chunks(); chunk++) {
             for (int layer = stage.first_layer(chunk); layer < stage.end_layer(chunk); layer++)
                 block(layer, layer == stage.first_layer(chunk));
-            if (chunk == stage.chunks() - 1 && stage.has_head()) continue;
-            add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);  // the stream for the next part
-            if (w_.fp8 && norm_measures()) add("largest_element", M_, e * n_ * C_, 0);  // of its gradient
+            if (chunk < stage.chunks() - 1 || !stage.has_head()) {
+                add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);  // the stream for the next part
+                if (w_.fp8 && norm_measures()) add("largest_element", M_, e * n_ * C_, 0);  // of its gradient
+            }
+            mark(StepPart::stream);
         }
         if (stage.has_head()) head();
         optimizer(parameters, keeps_master, (int)stage.units().units.size());
     }
 
 private:
-    static constexpr double e = sizeof(floatX);
-
     const ModelConfig& c_;
     const Workload& w_;
+    const double e = (double)w_.number_bytes;
     Dims d_;
     double M_, N_, n_, C_, vocab_;
+    size_t marked_ = 0;  // rows whose part is known
 
     bool sequential() const { return c_.block == BlockKind::sequential; }
     bool swiglu() const { return c_.mlp == MlpKind::swiglu; }
     bool gelu_fused() const { return gelu_is_fused(c_, w_, d_.F); }
     bool gelu_gradient_fused() const { return gelu_gradient_is_fused(c_, w_, d_.F); }
-    int vectors() const { return d_.C % vec_width<floatX> == 0 ? vec_width<floatX> : 1; }
+    int vectors() const {
+        int width = 16 / (int)w_.number_bytes;
+        return d_.C % width == 0 ? width : 1;
+    }
     // Gradients that a norm has, of its weight and perhaps a bias; and bytes that it keeps of a row.
     bool layernorm() const { return c_.norm == NormKind::layernorm; }
     double sums_of_norm() const { return layernorm() && c_.bias ? 2 : 1; }
@@ -91,16 +121,28 @@ private:
         rows.push_back({launcher, times, read, written, {}, 0, 0, launches});
     }
 
+    // Layers side by side send their rows once.
+    RowsSent gathered_alone() const { return sequential() ? RowsSent::gathered : RowsSent::none; }
+    RowsSent scattered_alone() const { return sequential() ? RowsSent::scattered : RowsSent::none; }
+
+    // The rows that were added since the last call.
+    void mark(StepPart part, int layer = -1) {
+        for (; marked_ < rows.size(); marked_++) rows[marked_].part = part, rows[marked_].layer = layer;
+    }
+
     // ---- matrices: OC outputs of each of `tokens` rows of `inputs`
 
-    void forward(double tokens, double inputs, double OC, bool accumulate = false, bool gelu = false) {
+    Pass& forward(double tokens, double inputs, double OC, bool accumulate = false, bool gelu = false) {
         const char* launcher = gelu ? "matmul_gelu_forward" : "matmul_forward";
         double out = e * tokens * OC;
         rows.push_back({launcher, M_, e * (tokens * inputs + inputs * OC) + (accumulate ? out : 0),
                         (gelu ? 2 : 1) * out, ProductShape{tokens, OC, inputs}});
+        return rows.back();
     }
-    void backward(double tokens, double inputs, double OC, bool bias, bool accumulate = false,
-                  bool gelu = false) {
+    // Returns the pass for the input.
+    Pass& backward(double tokens, double inputs, double OC, bool bias, bool accumulate = false,
+                   bool gelu = false) {
+        size_t first = rows.size();
         double dinp = e * tokens * inputs, dout = e * tokens * OC, dweight = 4 * inputs * OC;
         rows.push_back({gelu ? "matmul_backward_gelu" : "matmul_backward_input", M_,
                         dout + e * inputs * OC + (accumulate || gelu ? dinp : 0), dinp,
@@ -108,31 +150,36 @@ private:
         rows.push_back(
             {"matmul_backward_weight", M_, dout + dinp + dweight, dweight, ProductShape{OC, inputs, tokens}});
         if (bias) bias_gradient("matmul_backward_weight", tokens, OC);
+        return rows[first];
     }
 
     // Those of the blocks, of all rows. measured: the kernel that made the input, or the gradient of the
     // output, has found its largest element.
-    void linear_forward(double inputs, double OC, bool measured, bool accumulate = false, bool gelu = false) {
+    Pass& linear_forward(double inputs, double OC, bool measured, bool accumulate = false,
+                         bool gelu = false) {
         if (!w_.fp8) return forward(N_, inputs, OC, accumulate, gelu);
         quantize(inputs, measured, 2);
         weight_copy(inputs * OC);
         double out = e * N_ * OC;
         rows.push_back({"fp8_matmul_forward", M_, N_ * inputs + inputs * OC + (accumulate ? out : 0), out,
                         ProductShape{N_, OC, inputs, true, true}});
+        return rows.back();
     }
-    void linear_backward(double inputs, double OC, bool measured, bool bias, bool accumulate = false,
-                         bool gelu = false) {
+    Pass& linear_backward(double inputs, double OC, bool measured, bool bias, bool accumulate = false,
+                          bool gelu = false) {
         if (!w_.fp8) return backward(N_, inputs, OC, bias, accumulate, gelu);
         double dinp = e * N_ * inputs, weight = inputs * OC, dweight = 4 * weight;
         add("largest_element", 1, e * weight, 0);
         if (keeps_weights()) add("fp8_quantize", 1, e * weight, 2 * weight);
         quantize(OC, measured, 2);
         weight_copy(weight);
+        size_t first = rows.size();
         rows.push_back({"fp8_matmul_backward_input", M_, N_ * OC + weight + (accumulate ? dinp : 0), dinp,
                         ProductShape{N_, inputs, OC, true, fp8_fast_gradients}});
         rows.push_back({"fp8_matmul_backward_weight", M_, N_ * (inputs + OC) + dweight, dweight,
                         ProductShape{OC, inputs, N_, true, fp8_fast_gradients}});
         if (bias) bias_gradient("matmul_backward_bias", N_, OC);
+        return rows[first];
     }
     // An activation or gradient to fp8, as it is, or transposed, or both.
     void quantize(double columns, bool measured, int ways) {
@@ -172,43 +219,53 @@ private:
         bool learned = c_.position == PositionKind::learned;
         double tables = learned ? 2 : 1, vectors = std::min<double>(N_, c_.vocab_size) + (learned ? w_.T : 0);
         add("embedding_forward", M_, e * vectors * C_ + tables * 4 * N_, e * N_ * C_);
+        rows.back().sent = RowsSent::scattered;
+        mark(StepPart::embedding_forward);
         double gradients = 4 * vectors * C_;
         add("embedding_backward", M_, e * N_ * C_ + gradients + tables * 8 * N_, gradients,
             sum_rows_launches(d_.N));
+        rows.back().sent = RowsSent::gathered;
+        mark(StepPart::embedding_backward);
     }
 
     // ---- block
 
     // A convolution over two taps, and its gradients.
-    void convolution_forward(double inputs, double OC, bool measured) {
-        linear_forward(inputs, 2 * OC, measured);
+    void convolution_forward(double inputs, double OC, bool measured, RowsSent sent) {
+        linear_forward(inputs, 2 * OC, measured).sent = sent;
         add("tap_sum_forward", M_, 2 * e * N_ * OC, e * N_ * OC);
     }
-    void convolution_backward(double inputs, double OC, bool accumulate) {
+    void convolution_backward(double inputs, double OC, RowsSent sent, bool accumulate) {
         bias_gradient("matmul_backward_bias", N_, OC);
         add("tap_sum_backward", M_, e * N_ * OC, 2 * e * N_ * OC);
-        linear_backward(inputs, 2 * OC, false, false, accumulate);
+        linear_backward(inputs, 2 * OC, false, false, accumulate).sent = sent;
     }
     void qkv_forward() {
-        if (!c_.local_filter) return linear_forward(C_, d_.QKV, norm_measures());
-        convolution_forward(C_, d_.H, norm_measures());
-        convolution_forward(d_.H, C_, false);
+        if (!c_.local_filter) {
+            linear_forward(C_, d_.QKV, norm_measures()).sent = RowsSent::gathered;
+            return;
+        }
+        convolution_forward(C_, d_.H, norm_measures(), RowsSent::gathered);
+        convolution_forward(d_.H, C_, false, RowsSent::scattered);
         add("residual_norm_forward", M_, 2 * e * n_ * C_, 2 * e * n_ * C_ + 4 * n_);
         double values = d_.NKV * d_.HS;
-        linear_forward(C_, d_.QKV - values, norm_measures());
+        linear_forward(C_, d_.QKV - values, norm_measures()).sent = RowsSent::gathered;
         linear_forward(C_, values, norm_measures());
         add(nullptr, M_, e * N_ * d_.QKV, e * N_ * d_.QKV, 2);
     }
     void qkv_backward() {
-        if (!c_.local_filter) return linear_backward(C_, d_.QKV, false, c_.bias);
+        if (!c_.local_filter) {
+            linear_backward(C_, d_.QKV, false, c_.bias).sent = scattered_alone();
+            return;
+        }
         double values = d_.NKV * d_.HS;
         add(nullptr, M_, e * N_ * d_.QKV, e * N_ * d_.QKV, 2);
-        linear_backward(C_, d_.QKV - values, false, c_.bias);
+        linear_backward(C_, d_.QKV - values, false, c_.bias).sent = RowsSent::scattered;
         add(nullptr, M_, 0, e * n_ * C_);
         norm_backward();
-        convolution_backward(d_.H, C_, false);
+        convolution_backward(d_.H, C_, RowsSent::gathered, false);
         linear_backward(C_, values, false, c_.bias);
-        convolution_backward(C_, d_.H, true);
+        convolution_backward(C_, d_.H, scattered_alone(), true);
         add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);
     }
     void finish_qkv() {
@@ -249,7 +306,7 @@ private:
                   e * N_ * d_.QKV + sums);
     }
     void mlp_hidden() {
-        linear_forward(C_, d_.F1, norm_measures(), false, gelu_fused());
+        linear_forward(C_, d_.F1, norm_measures(), false, gelu_fused()).sent = gathered_alone();
         if (!gelu_fused()) activation_forward();
     }
     void activation_forward() {
@@ -260,19 +317,21 @@ private:
         qkv_forward();
         finish_qkv();
         attention_forward(layer);
-        linear_forward(d_.A, C_, true);
+        linear_forward(d_.A, C_, true).sent = scattered_alone();
         if (sequential()) norm_forward(true);
         mlp_hidden();
-        linear_forward(d_.F, C_, activation_measures(), !sequential());
+        linear_forward(d_.F, C_, activation_measures(), !sequential()).sent = RowsSent::scattered;
+        mark(StepPart::block_forward, layer);
 
         recompute(layer);
         mlp_backward();
         if (sequential()) norm_backward();
-        linear_backward(d_.A, C_, norm_measures(), c_.bias);
+        linear_backward(d_.A, C_, norm_measures(), c_.bias).sent = RowsSent::gathered;
         attention_backward(layer);
         finish_qkv_backward();
         qkv_backward();
         norm_backward();
+        mark(StepPart::block_backward, layer);
     }
     void recompute(int layer) {
         if (w_.recompute == Recompute::none) return;
@@ -281,8 +340,12 @@ private:
             qkv_forward();
             finish_qkv();
             attention_forward(layer);
-            if (sequential()) linear_forward(d_.A, C_, true), norm_forward(true);
-            if (!sequential() && w_.fp8) quantize(d_.A, true, 1);
+            if (sequential()) {
+                linear_forward(d_.A, C_, true).sent = RowsSent::scattered;
+                norm_forward(true);
+            } else if (w_.fp8) {
+                quantize(d_.A, true, 1);
+            }
             mlp_hidden();
             if (w_.fp8) quantize(d_.F, activation_measures(), 1);
             return;
@@ -291,30 +354,37 @@ private:
             if (c_.qk_norm) finish_qkv();
             if (w_.recompute == Recompute::elementwise) return;
             norm_forward(false);
+            if (!sequential()) rows.back().sent = RowsSent::gathered;
             mlp_hidden();
             return quantize(d_.F, activation_measures(), 1);
         }
         norm_forward(false);
-        if (c_.local_filter) add("residual_norm_forward", M_, e * n_ * C_, e * n_ * C_ + 4 * n_);
+        rows.back().sent = RowsSent::gathered;
+        if (c_.local_filter) {
+            add("residual_norm_forward", M_, e * n_ * C_, e * n_ * C_ + 4 * n_);
+            rows.back().sent = RowsSent::gathered;
+        }
         if (c_.qk_norm) finish_qkv();
         if (sequential()) norm_forward(false);
-        if (w_.recompute == Recompute::mlp)
-            mlp_hidden();
-        else if (!gelu_fused())
-            activation_forward();
+        if (w_.recompute == Recompute::mlp) return mlp_hidden();
+        if (sequential()) rows.back().sent = RowsSent::gathered;
+        if (!gelu_fused()) activation_forward();
     }
     // In a parallel block it comes after attention, and adds to what that left.
     void mlp_backward() {
-        linear_backward(d_.F, C_, norm_measures(), c_.bias, false, gelu_gradient_fused());
+        linear_backward(d_.F, C_, norm_measures(), c_.bias, false, gelu_gradient_fused()).sent =
+            gathered_alone();
         if (swiglu()) add("swiglu_backward", M_, e * N_ * (d_.F + d_.F1), e * N_ * d_.F1);
         if (!swiglu() && !gelu_gradient_fused()) add("elementwise", M_, 2 * e * N_ * d_.F, e * N_ * d_.F);
-        linear_backward(C_, d_.F1, activation_measures(), c_.bias, !sequential());
+        linear_backward(C_, d_.F1, activation_measures(), c_.bias, !sequential()).sent = RowsSent::scattered;
     }
 
     // ---- head, where logits exist for a chunk of tokens at a time
 
     void head() {
         norm_forward(true);
+        rows.back().sent = RowsSent::gathered;
+        mark(StepPart::head_forward);
         for (int begin = 0; begin < d_.N; begin += w_.loss_chunk) {
             double tokens = std::min(w_.loss_chunk, d_.N - begin);
             forward(tokens, C_, vocab_);
@@ -323,8 +393,10 @@ private:
             backward(tokens, C_, vocab_, false);
         }
         add("sum_losses", M_, 4 * N_, 0);
-        add(nullptr, M_, 0, e * n_ * C_);  // the stream's gradient begins as zeros
+        rows.back().sent = RowsSent::scattered;  // the gradients of all chunks together
+        add(nullptr, M_, 0, e * n_ * C_);        // the stream's gradient begins as zeros
         norm_backward();
+        mark(StepPart::head_backward);
     }
 
     // ---- optimizer

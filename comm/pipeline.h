@@ -62,7 +62,7 @@ struct PipelineTurns {
     // Takes `count` places of `size` elements.
     PipelineTurns(Arena& memory, int count, size_t size) {
         for (int i = 0; i < count; i++) {
-            floatX* data = memory.take<floatX>(size);
+            floatX* data = memory.take_numbers(size);
             if (!memory.only_counts()) places.push_back({data});
         }
     }

@@ -78,7 +78,7 @@ inline std::array<Multipliers, tensor_kinds> multipliers(const Options& o) {
 
 // The settings say what the optimizer keeps of each element, and asks for. fp32 parameters are their own
 // master copy.
-inline ZeroSettings zero_settings(const Options& o) {
+inline ZeroSettings zero_settings(const Options& o, size_t number_bytes = sizeof(floatX)) {
     bool muon = o.optimizer == OptimizerKind::muon;
     return {.level = o.zero,
             .slots = {Slot::m, Slot::v},
@@ -86,7 +86,7 @@ inline ZeroSettings zero_settings(const Options& o) {
             .takes_norms = o.optimizer == OptimizerKind::lamb,
             .transform_scratch = muon ? orthogonalise_scratch : nullptr,
             .multipliers = multipliers(o),
-            .keep_master = o.master_weights && sizeof(floatX) < sizeof(float),
+            .keep_master = o.master_weights && number_bytes < sizeof(float),
             .offload = o.offload == Offload::optimizer,
             .overlap = o.overlap,
             .prefetch = o.prefetch,
@@ -127,24 +127,28 @@ inline Gelu gelu_kernel(MlpKind kind) {
 // gradient of the classifier's weights: 8 bytes for 2 FLOPs a token. A card that does 150 to 300 FLOPs in the
 // time of a byte is kept busy by some thousand tokens at once, which in bf16 take up to 1 GiB. Chunks are of
 // about the same size, for products of a few rows are slow; and of whole tiles of products, where they can.
-inline int chosen_loss_chunk(const ModelConfig& config, int tokens) {
-    constexpr size_t budget = (sizeof(floatX) == 2 ? 1024 : 256) << 20;
+inline int chosen_loss_chunk(const ModelConfig& config, int tokens, size_t number_bytes = sizeof(floatX)) {
+    const size_t budget = (size_t)(number_bytes == 2 ? 1024 : 256) << 20;
     constexpr int tile = 256;
-    int most = (int)std::clamp<size_t>(budget / (padded_vocab(config) * sizeof(floatX)), 1, tokens);
+    int most = (int)std::clamp<size_t>(budget / (padded_vocab(config) * number_bytes), 1, tokens);
     if (most == tokens) return tokens;
     int unit = most < tile ? 1 : tile;
     return ceil_div(even_share(tokens, most / unit * unit), unit) * unit;
 }
 
-inline Workload training_workload(const Options& o, Recompute recompute) {
+// number_bytes: of the program that is to run, which may be built for other numbers than this one.
+inline Workload training_workload(const Options& o, Recompute recompute,
+                                  size_t number_bytes = sizeof(floatX)) {
     int tokens = o.micro_batch * o.sequence_length;
-    int chunk = o.loss_chunk > 0 ? std::min(o.loss_chunk, tokens) : chosen_loss_chunk(o, tokens);
+    int chunk =
+        o.loss_chunk > 0 ? std::min(o.loss_chunk, tokens) : chosen_loss_chunk(o, tokens, number_bytes);
     return {.B = o.micro_batch,
             .T = o.sequence_length,
             .training = true,
             .recompute = recompute,
             .loss_chunk = chunk,
-            .fp8 = o.matmul_dtype == MatmulDtype::fp8};
+            .fp8 = o.matmul_dtype == MatmulDtype::fp8,
+            .number_bytes = number_bytes};
 }
 
 // ----------------------------------------------------------------------------

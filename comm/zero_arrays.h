@@ -108,11 +108,14 @@ struct ZeroArrays {
             fail("optimizer: it keeps %zu slots; raise most_optimizer_slots (%d)", s.slots.size(),
                  most_optimizer_slots);
         size_t whole = layout.size(), part = whole / shards, own = s.training ? part : 0;
-        auto take = [&]<typename T>(T*& array, size_t count) { array = memory.take_zeros<T>(count, stream); };
+        auto take = [&](float*& array, size_t count) { array = memory.take_zeros<float>(count, stream); };
+        auto take_numbers = [&](floatX*& array, size_t count) {
+            array = memory.take_zero_numbers(count, stream);
+        };
         memory.of("parameters");
-        take(params, cut_params ? part : whole);
+        take_numbers(params, cut_params ? part : whole);
         memory.of("units in use");
-        take(whole_params, cut_params ? UnitBuffers(layout, s.prefetch + 1).size() : 0);
+        take_numbers(whole_params, cut_params ? UnitBuffers(layout, s.prefetch + 1).size() : 0);
         take(whole_grads, cut_grads ? UnitBuffers(layout, 2).size() : 0);
         memory.of("gradients");
         take(grads, cut_grads ? own : s.training ? whole : 0);
@@ -132,7 +135,7 @@ struct ZeroArrays {
         take(master, s.keep_master ? own : 0);
         memory.of("copies for offload", true);
         take(host_grads, s.offload ? own : 0);
-        take(host_params, s.offload ? own : 0);
+        take_numbers(host_params, s.offload ? own : 0);
         take(host_scale, s.offload && s.training ? 1 : 0);
         take(host_section_squares, s.offload ? squares : 0);
     }

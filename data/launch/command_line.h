@@ -124,7 +124,7 @@ inline GivenOptions read_arguments(Command command, int argc, const char* const*
     try {
         cxxopts::ParseResult result = parser.parse((int)pointers.size(), pointers.data());
         for (const auto& pair : result.arguments())
-            given.push_back({find_option("--" + pair.key()), pair.value()});
+            given.push_back({find_option("--" + pair.key(), command), pair.value()});
         others = result.unmatched();
     } catch (const cxxopts::exceptions::missing_argument&) {
         fail("%s: value missing; see train_gpt %s --help", arguments.back().c_str(), command_name(command));
@@ -335,10 +335,38 @@ inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
 }
 
 // ----------------------------------------------------------------------------
+// plans
+
+// A command line of `plan`.
+struct PlanLine {
+    PlanOptions command;
+    Options options;  // of the training run that is planned, but for what is searched for
+    GivenOptions given;
+};
+
+inline PlanLine parse_plan(const GivenOptions& given) {
+    PlanLine line = {{}, {}, given};
+    PlanOptions& command = line.command;
+    set_values(given, command);
+    line.options.model = command.model;
+    apply_model(line.options);
+    static_cast<ModelConfig&>(command) = line.options;
+    set_values(given, command);
+    complete_options(command);
+    for (const OptionRow& row : option_table()) {
+        if (row.belongs_to(command_train) && row.belongs_to(command_plan))
+            row.set(line.options, row.get(command));
+    }
+    if (command.tokens > 0)
+        line.options.steps = (int)((command.tokens + command.global_batch - 1) / command.global_batch);
+    return line;
+}
+
+// ----------------------------------------------------------------------------
 // any command
 
-using CommandLine = std::variant<TrainingLine, TokenizeOptions, DataOptions, SampleOptions, EvalOptions,
-                                 InspectOptions, ExportOptions, ImportOptions>;
+using CommandLine = std::variant<TrainingLine, PlanLine, TokenizeOptions, DataOptions, SampleOptions,
+                                 EvalOptions, InspectOptions, ExportOptions, ImportOptions>;
 
 template <typename O>
 O parse_options_of(const GivenOptions& given) {
@@ -357,6 +385,8 @@ inline CommandLine parse_options(Command command, const GivenOptions& given, int
         return parse_options_of<DataOptions>(given);
     case command_train:
         return parse_training(given, processes, find);
+    case command_plan:
+        return parse_plan(given);
     case command_sample:
         return parse_options_of<SampleOptions>(given);
     case command_eval:

@@ -46,6 +46,15 @@ inline const std::vector<CommandHelp>& command_table() {
           "train --run-dir runs/mine --train-data 'mine_train_*.bin' --steps 100000 --resume auto",
           "train --resume runs/mine/checkpoints/step_00005000 --run-dir runs/branch --learning-rate 1e-4",
           "train --init runs/qwen3 --train-data 'mine_train_*.bin' --run-dir runs/tuned --steps 500"}},
+        {command_plan,
+         "plan",
+         "Finds the fastest layout for a model on many devices, and says how long and how much, by "
+         "simulation.",
+         {"plan --model gpt3-175B --machine h100 --gpus 12288 --global-batch 12M --tokens 300G",
+          "plan --model llama3-8B --machine cluster.json --gpus 64 --global-batch 4M --tokens 1000G --price "
+          "2",
+          "plan --model llama3-70B --machine h100 --gpus 256 --global-batch 4M --tp 8 --format json",
+          "plan --model llama3-8B --machine h200 --gpus 8 --global-batch 1M --explain --tp 2 --zero 1"}},
         {command_sample,
          "sample",
          "Writes text with a trained model.",
@@ -141,7 +150,8 @@ inline std::string option_help(const OptionRow& row, Command command, int width)
                                              : " TEXT";
     std::string limits = is_switch(row) ? "" : limits_text(row);
     // What describes the model is as --model says, but for that itself.
-    bool has_default = !describes_model(row) || &row == find_option("--model");
+    bool has_default =
+        (!describes_model(row) || &row == find_option("--model")) && !is_searched(row, command);
     std::string standard = has_default ? value_text(row.standard(command)) : "";
     if (!standard.empty()) standard = "default " + standard;
     std::string notes = limits + (limits.empty() || standard.empty() ? "" : "; ") + standard;
@@ -182,9 +192,11 @@ inline std::string help_text(Command command, int width) {
                 rows += option_help(row, command, width);
         }
         if (rows.empty()) continue;
-        result += "\n" + group + (group == "Model" ? " (defaults: those of --model)" : "") + "\n" + rows;
+        result += "\n" + group + (group == "Model" ? " (defaults: those of --model)" : "") +
+                  (group == "Layout" && command == command_plan ? " (searched, where left out)" : "") + "\n" +
+                  rows;
     }
-    if (command == command_train) result += preset_help(width);
+    if (command == command_train || command == command_plan) result += preset_help(width);
     return result;
 }
 

@@ -59,6 +59,9 @@ NAMES_OF(ExportFormat, "hf", "llmc");
 enum class ExportDtype { stored, fp32, bf16 };
 NAMES_OF(ExportDtype, "stored", "fp32", "bf16");
 
+enum class PlanFormat { text, json };
+NAMES_OF(PlanFormat, "text", "json");
+
 enum class PreTokenizerRules { gpt2, llama3, qwen };
 NAMES_OF(PreTokenizerRules, "gpt2", "llama3", "qwen");
 
@@ -69,6 +72,7 @@ enum Command {
     command_tokenize,
     command_data,
     command_train,
+    command_plan,
     command_sample,
     command_eval,
     command_inspect,
@@ -160,6 +164,31 @@ struct Options : ModelConfig {
     int sample_every = 0;
     int sample_tokens = 256;
     std::string prompt;
+};
+
+// The model, the batch and the layout have the options of `train`.
+struct PlanOptions : ModelConfig {
+    static constexpr Command command = command_plan;
+
+    std::string model = "tiny";
+    std::string machine;   // a card | a file; empty: the card that is here
+    int gpus = 0;          // devices; must be given
+    long long tokens = 0;  // of the run; 0: not told
+    double price = 0;      // of a device for an hour; 0: not told
+    bool explain = false;  // the one layout that is given
+    PlanFormat format = PlanFormat::text;
+    int sequence_length = 0;     // 0: context
+    long long global_batch = 0;  // must be given
+    bool overlap = true;
+    int prefetch = 1;
+    // Those of the layout: searched for where they are not given.
+    int micro_batch = usual_micro_batch;
+    int tp = 1, pp = 1;
+    int tp_overlap = 0;
+    PipelineSchedule pp_schedule = PipelineSchedule::one_f_one_b;
+    int pp_chunks = 0;
+    int zero = 0, shard_group = 0;
+    Recompute recompute = Recompute::automatic;
 };
 
 struct TokenizeOptions {

@@ -148,6 +148,28 @@ inline void complete_options(TokenizeOptions& options) {
         fail("--tokenizer none: text becomes tokens by a tokenizer; give bytes or a file");
 }
 
+inline void complete_options(PlanOptions& options) {
+    complete(static_cast<ModelConfig&>(options));
+    if (options.gpus == 0) fail("--gpus: missing, or 0; give the number of devices that there are");
+    if (options.sequence_length == 0) options.sequence_length = options.context;
+    if (options.sequence_length > options.context) {
+        fail("--sequence-length %d: longer than the model's context of %d; lower it", options.sequence_length,
+             options.context);
+    }
+    if (options.global_batch == 0) fail("--global-batch: missing; give the tokens of a step, such as 4M");
+    if (options.global_batch % options.sequence_length) {
+        long long below = options.global_batch / options.sequence_length * options.sequence_length,
+                  above = below + options.sequence_length;
+        fail("--global-batch %lld: not a multiple of sequences of %d tokens; give %s%lld",
+             options.global_batch, options.sequence_length, below ? text("%lld or ", below).c_str() : "",
+             above);
+    }
+    if (options.tokens / options.global_batch >= INT32_MAX) {
+        fail("--tokens %lld: more than 2^31 steps of %lld; raise --global-batch", options.tokens,
+             options.global_batch);
+    }
+}
+
 inline void complete_options(const DataOptions& options) {
     if (options.inputs.empty()) fail("data: nothing to look into; name token files");
 }

@@ -51,8 +51,8 @@ public:
           resume(resume),
           positional(positional),
           later(later) {
-        add<Field, Options, TokenizeOptions, DataOptions, SampleOptions, EvalOptions, InspectOptions,
-            ExportOptions, ImportOptions>();
+        add<Field, Options, PlanOptions, TokenizeOptions, DataOptions, SampleOptions, EvalOptions,
+            InspectOptions, ExportOptions, ImportOptions>();
     }
 
     const char* field;
@@ -134,6 +134,13 @@ inline const std::vector<OptionRow>& option_table() {
     const Limits any_text = {}, on_off = {}, by_name = {};
     const auto range = [](double low, double high) { return Limits{low, high}; };
 #define FIELD(name) #name, [](auto&& options) -> decltype((options.name)) { return options.name; }
+// Of one struct alone, where others have another option of the name.
+#define FIELD_OF(Struct, name)                                                                               \
+#name, [](auto&& options) -> decltype((options.name)) requires std::is_same_v < std::remove_cvref_t <    \
+                                     decltype(options)>,                                                     \
+            Struct> {                                                                                        \
+        return options.name;                                                                                 \
+    }
     static const std::vector<OptionRow> table = {
         {FIELD(model), "Model", any_text,
          "Starting point: a preset's name, or a Hugging Face config.json or the folder that holds one. The "
@@ -179,6 +186,25 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(local_filter), "Model", on_off,
          "Make queries and keys of each token and the two before it, by two convolutions (Yuan 2.0).", shape,
          !positional, later},
+
+        {FIELD(machine), "Machine", any_text,
+         "What the run is planned for: a card by its name, such as h100 or A100-40GB, in the nodes that such "
+         "cards are usually bought in; cpu; or a .json file that describes other devices and nodes (see the "
+         "README). Empty: the card of this machine.",
+         here},
+        {FIELD(gpus), "Machine", range(0, most_ranks),
+         "Devices that there are. A layout may leave some idle, if it is faster so.", here},
+        {FIELD(price), "Machine", range(0, 1e6),
+         "Price of a device for an hour, in any currency. 0: not told.", here},
+        {FIELD_OF(PlanOptions, tokens), "Run", range(0, 1e16),
+         "Tokens that are to be trained on, for days, cost and --steps; may end in k, M or G (1024, 1024^2, "
+         "1024^3). 0: not told.",
+         here},
+        {FIELD(explain), "Output", on_off,
+         "Tell of one layout alone, whether it fits or not: the one that is given. What is left out of it is "
+         "as in train.",
+         here},
+        {FIELD_OF(PlanOptions, format), "Output", by_name, "A table and sentences, or JSON.", here},
 
         {FIELD(train_data), "Data", any_text,
          "Token files to train on, .bin of llm.c (train_gpt tokenize makes them) or .idx of Megatron: paths "
@@ -426,7 +452,7 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(prompt_file), "Sampling", any_text, "File that holds the prompt; - for the standard input."},
         {FIELD(interactive), "Sampling", on_off,
          "Ask for prompts, one a line, and answer each, until the input ends."},
-        {FIELD(tokens), "Sampling", range(1, 16777216), "Tokens to add to the prompt."},
+        {FIELD_OF(SampleOptions, tokens), "Sampling", range(1, 16777216), "Tokens to add to the prompt."},
         {FIELD(temperature), "Sampling", range(0, 100),
          "Divides the logits: below 1 plays safe, above 1 is wild. 0: always the likeliest token."},
         {FIELD(top_k), "Sampling", range(0, 16777216),
@@ -459,7 +485,7 @@ inline const std::vector<OptionRow>& option_table() {
          "tokenize: beginning of the names of the files to write: PREFIX_train_000000.bin, "
          "PREFIX_val_000000.bin ... export: folder to make, or with --format llmc the file. import: run "
          "directory to make."},
-        {FIELD(format), "Output", by_name,
+        {FIELD_OF(ExportOptions, format), "Output", by_name,
          "hf: a folder that Hugging Face transformers loads: config.json, model.safetensors, tokenizer.json. "
          "llmc: a model .bin of llm.c, for models of the shape of GPT-2."},
         {FIELD(dtype), "Output", by_name,
@@ -488,5 +514,6 @@ inline const std::vector<OptionRow>& option_table() {
          "Bytes of text that a tokenizer is trained on at most, taken from all files; may end in k, M or G."},
     };
 #undef FIELD
+#undef FIELD_OF
     return table;
 }

@@ -37,6 +37,21 @@ inline const OptionRow* find_option(std::string_view name) {
     return nullptr;
 }
 
+// Likewise of a command, for names that several commands have options by.
+inline const OptionRow* find_option(std::string_view name, Command command) {
+    for (const OptionRow& row : option_table()) {
+        if (!row.positional && row.belongs_to(command) && option_name(row) == name) return &row;
+    }
+    return nullptr;
+}
+
+// Options of a layout that `plan` searches for, where they are not given.
+inline bool is_searched(const OptionRow& row, Command command) {
+    constexpr std::string_view fields[] = {"micro_batch", "tp",   "pp",          "tp_overlap", "pp_schedule",
+                                           "pp_chunks",   "zero", "shard_group", "recompute"};
+    return command == command_plan && std::ranges::find(fields, row.field) != std::end(fields);
+}
+
 // Whether weights are made for a value of it, so that it goes where they go.
 inline bool describes_model(const OptionRow& row) {
     return row.resume == Resume::shape || row.resume == Resume::tokens;

@@ -5,6 +5,8 @@
 #include <set>
 
 #include "comm/machine.h"
+#include "comm/machine_file.h"
+#include "test/support/file_testing.h"
 #include "test/support/testing.h"
 
 namespace {
@@ -78,8 +80,11 @@ TEST_CASE("each row of the table can be found") {
         CAPTURE(card.words);
         CHECK(find_card(card.words) == &card);
         CHECK(words.insert(card.words).second);
-        CHECK(card.flops / card.multiprocessors > 0.5e12);
+        bool is_gpu = card.number_bytes == 2;
+        CHECK(card.flops / card.multiprocessors > (is_gpu ? 0.5e12 : 10e9));
         CHECK(card.flops / card.multiprocessors < 20e12);
+        CHECK(card.network_rate <= card.link_rate);
+        CHECK(card.node >= 1);
         CHECK(card.product_share >= 0.6);
         CHECK(card.product_share <= 0.9);
     }
@@ -125,4 +130,63 @@ TEST_CASE("an unknown card is estimated from its clock") {
 TEST_CASE("a CPU is measured") {
     CHECK(this_machine().flops == 0);
     CHECK(!this_machine().published);
+}
+
+TEST_CASE("machines of plans are found by parts of their names") {
+    struct {
+        const char* name;
+        double tflops, memory, network;
+        int node;
+    } known[] = {{"h100", 989.4, 80e9, 45e9, 8},   {"H200", 989.4, 141e9, 45e9, 8},
+                 {"a100", 312, 80e9, 22.5e9, 8},   {"A100-40GB", 312, 40e9, 22.5e9, 8},
+                 {"gb200", 2500, 186e9, 45e9, 72}, {"cpu", 1, 64e9, 1.125e9, 1}};
+    for (auto& card : known) {
+        CAPTURE(card.name);
+        Machine m = find_machine(card.name);
+        CHECK(m.flops == doctest::Approx(card.tflops * 1e12));
+        CHECK(m.memory == card.memory);
+        CHECK(m.network == doctest::Approx(card.network));
+        CHECK(m.node == card.node);
+        CHECK(m.number_bytes == (card.tflops == 1 ? 4 : 2));
+    }
+    CHECK_REFUSED(find_machine("h1000"), "nearest is h100");
+    CHECK_REFUSED(find_machine(""), ".json");
+    CHECK(find_card("Intel(R) Xeon(R) CPU @ 2.20GHz") == nullptr);
+}
+
+TEST_CASE("machines are written to files and read from them") {
+    Machine machine = find_machine("h100");
+    machine.node = 4, machine.network = 12.5e9;
+    nlohmann::json json = machine_to_json(machine);
+    CHECK(machine_to_json(machine_from_json(json, "m.json")) == machine_to_json(machine));
+    TemporaryFolder folder;
+    write_file(folder / "m.json", json.dump());
+    CHECK(find_machine(folder / "m.json").network == 12.5e9);
+
+    struct {
+        const char* field;
+        nlohmann::json value;
+        const char* error;
+    } wrong[] = {{"flops", -1.0, "flops is -1.0; it must be a number above 0"},
+                 {"links", 0, "links is 0; it must be a number above 0"},
+                 {"streams", "fast", "streams is \"fast\"; it must be a number above 0"},
+                 {"memory", 1e300, "memory is 1e+300; it must be a number above 0"},
+                 {"node", 0, "node is 0; it must be a whole number from 1"},
+                 {"node", 1.5, "node is 1.5; it must be a whole number from 1"},
+                 {"number_bytes", 3, "number_bytes is 3; it must be 2 or 4"},
+                 {"products", 1e17, "more than flops"},
+                 {"nodes", 8, "the field \"nodes\" is not known"}};
+    for (auto& one : wrong) {
+        CAPTURE(one.error);
+        nlohmann::json bad = json;
+        bad[one.field] = one.value;
+        CHECK_REFUSED(machine_from_json(bad, "m.json"), one.error);
+    }
+    for (const MachineField& field : machine_fields()) {
+        nlohmann::json bad = json;
+        bad.erase(field.name);
+        CHECK_REFUSED(machine_from_json(bad, "m.json"), std::string(field.name) + " is missing");
+    }
+    CHECK_REFUSED(machine_from_json(nlohmann::json::array(), "m.json"), "must be an object");
+    CHECK_REFUSED(find_machine("/nowhere/m.json"), "/nowhere/m.json");
 }

@@ -8,7 +8,7 @@
 # seconds: 5
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 58
+plan 62
 program=${PROGRAM:-$PWD/build/cpu-fp32/train_gpt} golden=$PWD/test/golden/tokenizers
 at_end() { umount "$work/full" 2>/dev/null; }
 cd "$work" || exit 1
@@ -43,6 +43,7 @@ printf '{"context": "a", "choices": ["b", "c"], "answer": 0}\n{"context": "a", "
 printf '{"text": "a"}\n{"text": 1}\n' >number.jsonl
 head -c 200000 /dev/urandom | gzip | head -c 100000 >cut.txt.gz
 echo x >old_train_000000.bin
+echo '{}' >empty.json
 
 small=(--model tiny --layers 1 --channels 16 --heads 2 --context 32 --micro-batch 2)
 train="train ${small[*]} --train-data good.bin --run-dir run --steps 2"
@@ -103,6 +104,12 @@ a filter of odd width                | --local-filter on: --channels 15 is odd, 
 stages without processes             | --pp 2: a multiple of 2 processes is needed and this run has 1; | $train --layers 2 --pp 2
 nothing to evaluate on               | eval: nothing to measure on;                                    | eval made
 a tokenizer twice                    | --tokenizer bytes: --train-tokenizer makes one;                 | tokenize text.txt --output out --tokenizer bytes --train-tokenizer 300
+
+# plans
+a plan without devices               | --gpus: missing, or 0;                                          | plan --model llama3-8B --machine h100 --global-batch 4M
+a card that there is not             | --machine h101: not a card that is known here, the nearest is h | plan --model llama3-8B --machine h101 --gpus 8 --global-batch 4M
+a machine's file without rates       | empty.json: multiprocessors is missing;                         | plan --model llama3-8B --machine empty.json --gpus 8 --global-batch 4M
+a model too large for the devices    | plan: gpt3-175B does not fit on 8 devices:                      | plan --model gpt3-175B --machine h100 --gpus 8 --global-batch 1M
 
 # what the program was not built for
 rounding of bf16 in fp32             | --stochastic-rounding on: parameters are fp32 in this program;  | $train --stochastic-rounding on

@@ -1,0 +1,60 @@
+/*
+How long messages between ranks take, by the rates and latencies of a machine. Nodes are filled in the order
+of ranks, so a group whose ranks are `stride` apart has several in a node if the stride is less than a node.
+
+A ring (comm/rings.h) goes through a node once, in by the network of one of its ranks and out by another's:
+ring after ring, each through other ranks, so a group gets as much of the network as its ranks in one node
+have. Its steps come one after another, which is what latencies cost. Sums over all may go up and down a tree
+instead: as many bytes, and two steps for each level between nodes (Sanders, Speck and Traff, "Two-Tree
+Algorithms for Full Bandwidth Broadcast, Reduction and Scan", 2009).
+*/
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "comm/machine.h"  // Machine
+
+// Ranks that talk together, each `stride` behind the one before.
+struct RankGroup {
+    int ranks = 1, stride = 1;
+
+    // In one node, at most; and how many nodes these are.
+    int in_node(const Machine& machine) const {
+        return std::clamp(machine.node / std::min(stride, machine.node), 1, ranks);
+    }
+    int nodes(const Machine& machine) const { return ceil_div(ranks, in_node(machine)); }
+    bool crosses_nodes(const Machine& machine) const { return ranks > 1 && nodes(machine) > 1; }
+};
+
+// Bytes per second in one direction that each rank of the group has.
+inline double group_rate(const Machine& machine, const RankGroup& group) {
+    if (!group.crosses_nodes(machine)) return machine.links;
+    return std::min(machine.links, group.in_node(machine) * machine.network);
+}
+
+// An all-gather or a reduce-scatter of `bytes`, the parts of all ranks together.
+inline double gather_seconds(const Machine& machine, const RankGroup& group, double bytes) {
+    if (group.ranks == 1) return 0;
+    int steps = group.ranks - 1, to_nodes = group.crosses_nodes(machine) ? group.nodes(machine) : 0;
+    to_nodes = std::min(to_nodes, steps);
+    double latency = to_nodes * machine.network_latency + (steps - to_nodes) * machine.link_latency;
+    return latency + bytes * (group.ranks - 1) / group.ranks / group_rate(machine, group);
+}
+
+// An all-reduce of `bytes` on each rank.
+inline double sum_seconds(const Machine& machine, const RankGroup& group, double bytes) {
+    if (group.ranks == 1) return 0;
+    double ring = 2 * gather_seconds(machine, group, bytes);
+    double levels = std::ceil(std::log2(group.nodes(machine)));
+    double tree =
+        2 * (levels * machine.network_latency + (group.in_node(machine) - 1) * machine.link_latency +
+             bytes / group_rate(machine, group));
+    return std::min(ring, tree);
+}
+
+// A message from one rank to another.
+inline double message_seconds(const Machine& machine, bool same_node, double bytes) {
+    return same_node ? machine.link_latency + bytes / machine.links
+                     : machine.network_latency + bytes / machine.network;
+}

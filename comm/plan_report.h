@@ -1,0 +1,387 @@
+/*
+What the plan command says: the fastest layouts as a table, where the time of the best goes and its memory,
+why the second lost, what to look out for, and the command line that trains so; or the same as JSON.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/machine_file.h"         // find_machine
+#include "comm/planner.h"              // Planner
+#include "data/base/figures.h"         // human
+#include "data/base/json.h"            // json_line
+#include "data/launch/command_line.h"  // PlanLine
+#include "data/options/help.h"         // terminal_width, wrapped
+#include "data/run/meter.h"            // flops_per_token
+
+// ----------------------------------------------------------------------------
+// figures
+
+struct PlanFigures {
+    PlannedStep step;
+    StepParts parts;
+    size_t memory = 0;  // bytes on the device
+    double tokens_per_second = 0;
+    double mfu = 0, mfu_causal = 0, hfu = 0;  // shares of what all devices can do, also of those without work
+    double days = 0, cost = 0;                // 0: not told
+};
+
+// What takes time, by name.
+inline std::vector<std::pair<const char*, double>> named_parts(const StepParts& p) {
+    return {{"products", p.products},   {"attention", p.attention}, {"other kernels", p.other_kernels},
+            {"optimizer", p.optimizer}, {"bubble", p.bubble},       {"tensor", p.tensor},
+            {"pipeline", p.pipeline},   {"data", p.data},           {"together", p.together}};
+}
+// What keeps a layout from having products and attention all the time.
+inline const char* most_lost_to(const StepParts& parts) {
+    auto named = named_parts(parts);
+    return std::max_element(named.begin() + 2, named.end() - 1,
+                            [](auto& a, auto& b) { return a.second < b.second; })
+        ->first;
+}
+
+// PetaFLOP/s-days of a run, by so many FLOPs for each parameter and token.
+inline double petaflop_days(const PlanLine& line, double flops) {
+    return flops * (double)parameter_count(line.options) * (double)line.command.tokens / (1e15 * 86400);
+}
+
+inline PlanFigures figures_of(Planner& planner, const PlanLine& line, const Machine& machine,
+                              const PlannedStep& step) {
+    const Options& o = line.options;
+    PlanFigures f;
+    f.step = step, f.parts = planner.parts(step.cut), f.memory = planner.total(step.memory);
+    f.tokens_per_second = (double)o.global_batch / step.seconds;
+    double peak = machine.flops * line.command.gpus;
+    f.mfu = flops_per_token(o, o.sequence_length, false) * f.tokens_per_second / peak;
+    f.mfu_causal = flops_per_token(o, o.sequence_length, true) * f.tokens_per_second / peak;
+    f.hfu = planner.executed_flops(step.cut) / step.seconds / peak;
+    f.days = (double)line.command.tokens / f.tokens_per_second / 86400;
+    f.cost = 24 * f.days * line.command.gpus * line.command.price;
+    return f;
+}
+
+// Why the second is not the best: what it spends most more on.
+inline std::string why_lost(const PlanFigures& best, const PlanFigures& second) {
+    auto a = named_parts(best.parts), b = named_parts(second.parts);
+    size_t most = 0;
+    for (size_t i = 0; i < a.size(); i++)
+        if (b[i].second - a[i].second > b[most].second - a[most].second) most = i;
+    double more = second.step.seconds - best.step.seconds;
+    return text("2 takes %.3g s more than 1 (%.1f%%), most of it for: %s, %.3g s instead of %.3g", more,
+                100 * more / best.step.seconds, a[most].first, b[most].second, a[most].second);
+}
+
+inline std::vector<std::string> plan_warnings(const Planner& planner, const Machine& machine, int devices,
+                                              const PlanFigures& f) {
+    std::vector<std::string> warnings;
+    const PlannedCut& cut = f.step.cut;
+    double room = (double)planner.available(), memory = (double)f.memory;
+    if (memory > room)
+        warnings.push_back(text("it does not fit: %s of memory are needed, and there are %s",
+                                size_text(f.memory).c_str(), size_text(planner.available()).c_str()));
+    else if (memory > 0.97 * room)
+        warnings.push_back(
+            text("memory is within 3%% of the %s that there are; what else uses the device may "
+                 "not fit beside it",
+                 size_text(planner.available()).c_str()));
+    bool straddles = machine.node % cut.tp && cut.ranks() > machine.node;
+    if (RankGroup{cut.tp, 1}.crosses_nodes(machine) || straddles)
+        warnings.push_back(text("tensor groups of %d cross nodes of %d devices", cut.tp, machine.node));
+    if (cut.zero >= 2 && RankGroup{cut.shard, cut.tp}.crosses_nodes(machine))
+        warnings.push_back(text("shard groups of %d cross nodes, and --zero %d sends over them for every "
+                                "micro-batch",
+                                cut.shard, cut.zero));
+    if (cut.ranks() < devices)
+        warnings.push_back(text("%d of %d devices stay idle: no layout of more of them is faster",
+                                devices - cut.ranks(), devices));
+    return warnings;
+}
+
+// The command line of a run that is cut so.
+inline std::string training_command(Planner& planner, const PlanLine& line, const Machine& machine,
+                                    const PlannedCut& cut) {
+    Options planned = planner.options_of(cut), preset;
+    preset.model = planned.model;
+    apply_model(preset);
+    complete(static_cast<ModelConfig&>(preset));
+    preset.sequence_length = preset.context;
+    if (cut.chunks == 1) planned.pp_chunks = 0;
+    if (cut.shard == cut.dp || cut.zero == 0) planned.shard_group = 0;
+    planned.dp = 0;  // follows
+    Options usual = planned;
+    usual.tp_overlap = 0;
+    complete_tensor_overlap(usual);
+    if (planned.tp_overlap == usual.tp_overlap) planned.tp_overlap = 0;
+    std::string words = "./train_gpt train --model " + planned.model;
+    if (cut.ranks() > 1)
+        words = text("mpirun %s-np %d ", cut.ranks() > machine.node ? "--hostfile hosts " : "", cut.ranks()) +
+                words;
+    for (const OptionRow& row : option_table()) {
+        bool is_of_both = row.belongs_to(command_train) && row.belongs_to(command_plan);
+        bool stands = std::string_view(row.field) == "model" || std::string_view(row.field) == "overwrite";
+        if (!is_of_both || stands) continue;
+        if (value_text(row, planned) != value_text(row, preset))
+            words += " " + option_name(row) + " " + value_text(row, planned);
+    }
+    if (line.command.tokens > 0) words += text(" --steps %d", planned.steps);
+    return words + " --train-data ...";
+}
+
+// ----------------------------------------------------------------------------
+// JSON
+
+inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& line, const Machine& machine,
+                                             const PlanFigures& f) {
+    const PlannedCut& cut = f.step.cut;
+    nlohmann::ordered_json memory, parts;
+    BytesSent sent = planner.sent(cut);
+    for (const MemoryClass& one : f.step.memory) memory[one.name] = one.bytes;
+    for (auto [name, seconds] : named_parts(f.parts)) {
+        std::string key = name;
+        std::replace(key.begin(), key.end(), ' ', '_');
+        parts[key] = seconds;
+    }
+    nlohmann::ordered_json json = {
+        {"tp", cut.tp},
+        {"pp", cut.pp},
+        {"dp", cut.dp},
+        {"micro_batch", cut.micro_batch},
+        {"micro_batches", planner.micro_batches(cut)},
+        {"pp_schedule", name_of(cut.schedule)},
+        {"pp_chunks", cut.chunks},
+        {"layers", planner.split(cut)},
+        {"tp_overlap", cut.row_chunks},
+        {"zero", cut.zero},
+        {"shard_group", cut.shard},
+        {"recompute", name_of(cut.recompute)},
+        {"seconds", f.step.seconds},
+        {"tokens_per_s", f.tokens_per_second},
+        {"mfu", f.mfu},
+        {"mfu_causal", f.mfu_causal},
+        {"hfu", f.hfu},
+        {"seconds_of", parts},
+        {"most_lost_to", most_lost_to(f.parts)},
+        {"memory_bytes", f.memory},
+        {"memory_available", planner.available()},
+        {"fits", f.memory <= planner.available()},
+        {"memory", memory},
+        {"sent_bytes",
+         {{"pipeline", sent.pipeline}, {"parameters", sent.parameters}, {"gradients", sent.gradients}}},
+        {"messages", nlohmann::ordered_json::array()}};
+    for (const PlannedMessage& one : planner.messages(cut)) {
+        json["messages"].push_back({{"what", one.what},
+                                    {"ranks", one.group.ranks},
+                                    {"nodes", one.group.nodes(machine)},
+                                    {"bytes", one.bytes},
+                                    {"seconds", one.seconds}});
+    }
+    if (f.days > 0) json["days"] = f.days;
+    if (f.cost > 0) json["cost"] = f.cost;
+    json["warnings"] = plan_warnings(planner, machine, line.command.gpus, f);
+    json["command"] = training_command(planner, line, machine, cut);
+    return json;
+}
+
+inline nlohmann::ordered_json plan_to_json(Planner& planner, const PlanLine& line, const Machine& machine,
+                                           const std::vector<PlanFigures>& figures) {
+    nlohmann::ordered_json layouts = nlohmann::ordered_json::array();
+    for (const PlanFigures& f : figures) layouts.push_back(layout_to_json(planner, line, machine, f));
+    nlohmann::ordered_json json = {{"simulated", true},
+                                   {"model", line.options.model},
+                                   {"parameters", parameter_count(line.options)},
+                                   {"gpus", line.command.gpus},
+                                   {"machine", machine_to_json(machine)},
+                                   {"layouts", layouts}};
+    if (line.command.tokens > 0) {
+        json["tokens"] = line.command.tokens;
+        json["petaflop_days_6n"] = petaflop_days(line, 6);
+        json["petaflop_days_8n"] = petaflop_days(line, 8);
+    }
+    if (figures.size() > 1) json["runner_up"] = why_lost(figures[0], figures[1]);
+    return json;
+}
+
+// ----------------------------------------------------------------------------
+// text
+
+inline std::string schedule_text(const PlannedCut& cut) {
+    if (cut.pp == 1) return "-";
+    return name_of(cut.schedule) + (cut.chunks > 1 ? text(" x%d", cut.chunks) : "");
+}
+
+inline std::string plan_table(const Planner& planner, const std::vector<PlanFigures>& figures) {
+    std::string table = "    tp   pp    dp  micro  schedule         zero  shards  recompute     s/step  "
+                        "tokens/s   MFU  causal"
+                        "   HFU  memory\n";
+    int number = 1;
+    for (const PlanFigures& f : figures) {
+        const PlannedCut& cut = f.step.cut;
+        table += text(
+            "%2d %3d %4d %5d  %5d  %-15s %5d  %6d  %-11s %8.4g  %8s  %3.0f%%  %5.0f%%  %3.0f%%  %5.0f%%\n",
+            number++, cut.tp, cut.pp, cut.dp, cut.micro_batch, schedule_text(cut).c_str(), cut.zero,
+            cut.shard, name_of(cut.recompute), f.step.seconds, human(f.tokens_per_second).c_str(),
+            100 * f.mfu, 100 * f.mfu_causal, 100 * f.hfu,
+            100 * (double)f.memory / (double)planner.available());
+    }
+    table += "\n    of a step:  products  attention  others  optimizer  bubble  tensor  pipeline   data  "
+             "most lost to\n";
+    number = 1;
+    for (const PlanFigures& f : figures) {
+        const StepParts& p = f.parts;
+        auto share = [&](double seconds) { return 100 * seconds / f.step.seconds; };
+        table += text("%2d %20.1f%% %9.1f%% %6.1f%% %9.1f%% %6.1f%% %6.1f%% %8.1f%% %5.1f%%  %s\n", number++,
+                      share(p.products), share(p.attention), share(p.other_kernels), share(p.optimizer),
+                      share(p.bubble), share(p.tensor), share(p.pipeline), share(p.data), most_lost_to(p));
+    }
+    return table;
+}
+
+inline std::string plan_text(Planner& planner, const PlanLine& line, const Machine& machine,
+                             const std::vector<PlanFigures>& figures) {
+    const Options& o = line.options;
+    const PlanOptions& command = line.command;
+    const PlanFigures& best = figures[0];
+    const PlannedCut& cut = best.step.cut;
+    constexpr int indent = 13;
+    std::string result;
+    auto say = [&](const char* what, const std::string& words) {
+        std::string head = what;
+        head.resize(indent, ' ');
+        result += head + wrapped(words, indent, indent, terminal_width());
+    };
+    say("model", text("%s: %s parameters, steps of %s tokens in sequences of %d", o.model.c_str(),
+                      human((double)parameter_count(o)).c_str(), human((double)o.global_batch).c_str(),
+                      o.sequence_length));
+    say("machine",
+        text("%d devices in nodes of %d; each %s of %s FLOP/s in products, %s of memory at %sB/s, "
+             "%sB/s to its node and %sB/s to others",
+             command.gpus, machine.node, human(machine.products).c_str(), human(machine.flops).c_str(),
+             size_text((size_t)machine.memory).c_str(), human(machine.streams).c_str(),
+             human(machine.links).c_str(), human(machine.network).c_str()));
+    say("", "All figures are simulated with rates that are expected of such devices; none is measured.");
+    result += "\n" + plan_table(planner, figures) + "\n";
+    if (figures.size() > 1) say("runner-up", why_lost(best, figures[1]));
+    say("layout",
+        text("%d x %d x %d ranks (tensor, pipeline, data); %lld micro-batches a step%s%s", cut.tp, cut.pp,
+             cut.dp, planner.micro_batches(cut),
+             cut.pp > 1 ? text("; parts of %s", layers_text(planner.split(cut)).c_str()).c_str() : "",
+             cut.tp > 1 ? text("; rows sent in pieces: %d", cut.row_chunks).c_str() : ""));
+    std::string memory;
+    for (const MemoryClass& one : best.step.memory)
+        memory +=
+            text("%s %s%s, ", one.name, size_text(one.bytes).c_str(), one.on_host ? " of the host" : "");
+    say("memory", memory + text("%s of %s on a device%s", size_text(best.memory).c_str(),
+                                size_text(planner.available()).c_str(),
+                                cut.pp > 1 ? " of the stage that takes most" : ""));
+    const char* head = "messages";
+    for (const PlannedMessage& one : planner.messages(cut)) {
+        int nodes = one.group.crosses_nodes(machine) ? one.group.nodes(machine) : 1;
+        say(head, text("%s: %s in %.3g ms, between %d ranks %s", one.what,
+                       size_text((size_t)one.bytes).c_str(), 1e3 * one.seconds, one.group.ranks,
+                       nodes == 1 ? "of a node" : text("in %d nodes", nodes).c_str()));
+        head = "";
+    }
+    if (BytesSent sent = planner.sent(cut); sent.all() > 0)
+        say("", text("a rank sends in a step: %s of parameters, %s of gradients, %s to other stages",
+                     size_text((size_t)sent.parameters).c_str(), size_text((size_t)sent.gradients).c_str(),
+                     size_text((size_t)sent.pipeline).c_str()));
+    if (command.tokens > 0) {
+        say("run",
+            text("%d steps, %.3g days%s; %.4g PetaFLOP/s-days by 6 FLOPs a parameter and token, %.4g by "
+                 "8, as with recomputation",
+                 o.steps, best.days,
+                 best.cost > 0 ? text(", which cost %s", human(best.cost).c_str()).c_str() : "",
+                 petaflop_days(line, 6), petaflop_days(line, 8)));
+    }
+    for (const std::string& warning : plan_warnings(planner, machine, command.gpus, best))
+        say("warning", warning);
+    return result + "\n" + training_command(planner, line, machine, cut) + "\n";
+}
+
+// ----------------------------------------------------------------------------
+// the command
+
+inline PlanTask plan_task(const PlanLine& line, const Machine& machine) {
+    auto given = [&](const char* name) { return is_given(name, line.given); };
+    return {.options = line.options,
+            .machine = machine,
+            .devices = line.command.gpus,
+            .keeps_tp = given("--tp"),
+            .keeps_pp = given("--pp"),
+            .keeps_schedule = given("--pp-schedule"),
+            .keeps_chunks = given("--pp-chunks") && line.command.pp_chunks > 0,
+            .keeps_zero = given("--zero"),
+            .keeps_shard = given("--shard-group") && line.command.shard_group > 0,
+            .keeps_micro_batch = given("--micro-batch"),
+            .keeps_recompute = line.command.recompute != Recompute::automatic};
+}
+
+// The layout of the command line, as `train` would complete it.
+inline PlannedCut given_cut(Planner& planner, const PlanLine& line) {
+    Options o = line.options;
+    complete_layout(o, line.command.gpus);
+    PlannedCut cut = {o.tp,        o.pp,   o.dp,          o.micro_batch, o.pp_schedule,
+                      o.pp_chunks, o.zero, o.shard_group, o.recompute,   o.tp_overlap};
+    if (cut.recompute == Recompute::automatic) {
+        cut.recompute = least_recomputation([&](Recompute kind) {
+            cut.recompute = kind;
+            return planner.fits(cut);
+        });
+    }
+    return cut;
+}
+
+// Says what would fit where nothing does.
+[[noreturn]] inline void refuse_plan(Planner& planner, const PlanLine& line, const PlanTask& task) {
+    PlannedStep least = planner.smallest();
+    if (least.memory.empty()) {
+        fail(
+            "plan: no layout divides %s and %lld sequences a step as the options say; leave some of those of "
+            "the layout out",
+            line.options.model.c_str(), line.options.global_batch / line.options.sequence_length);
+    }
+    std::string nearest;
+    constexpr int most = 1 << 20;
+    for (PlanTask larger = task; nearest.empty() && larger.devices <= most / 2;) {
+        larger.devices *= 2;
+        Planner other(larger);
+        if (other.total(other.smallest().memory) > other.available()) continue;
+        const PlannedCut cut = other.best(1).at(0).cut;
+        nearest = text("%d devices are enough (--tp %d --pp %d --zero %d --micro-batch %d --recompute %s)",
+                       larger.devices, cut.tp, cut.pp, cut.zero, cut.micro_batch, name_of(cut.recompute));
+    }
+    fail("plan: %s does not fit on %d devices: the layout that takes least, --tp %d --pp %d --zero %d, needs "
+         "%s on each and there are %s; %s",
+         line.options.model.c_str(), task.devices, least.cut.tp, least.cut.pp, least.cut.zero,
+         size_text(planner.total(least.memory)).c_str(), size_text(planner.available()).c_str(),
+         nearest.empty() ? "more devices do not help, so take larger ones, or a larger --global-batch"
+                         : nearest.c_str());
+}
+
+// The machine that the options name, or the card that is here.
+inline Machine planned_machine(const std::string& name) {
+    if (!name.empty()) return find_machine(name);
+    if (const Card* card = find_card(device_properties().name)) return machine_of(*card);
+    fail(
+        "--machine: missing, and the device here is not a card that is known; name one such as h100, or give "
+        "cpu or a .json file");
+}
+
+inline std::string plan(const PlanLine& line) {
+    constexpr int rows = 5;  // of the table
+    const Machine machine = planned_machine(line.command.machine);
+    const PlanTask task = plan_task(line, machine);
+    Planner planner(task);
+    std::vector<PlannedStep> steps =
+        line.command.explain ? std::vector{planner.planned(given_cut(planner, line))} : planner.best(rows);
+    if (steps.empty()) refuse_plan(planner, line, task);
+    std::vector<PlanFigures> figures;
+    for (const PlannedStep& step : steps) figures.push_back(figures_of(planner, line, machine, step));
+    return line.command.format == PlanFormat::json ? json_line(plan_to_json(planner, line, machine, figures))
+                                                   : plan_text(planner, line, machine, figures);
+}

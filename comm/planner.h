@@ -1,0 +1,594 @@
+/*
+The layouts of a training run on many devices, and the fastest of them. Each is a way to cut the model and the
+batch: tensor ranks, pipeline stages, data ranks, micro-batch, schedule, ZeRO, recomputation.
+
+All that divide are bounded from below: no step is shorter than a stage's work on all micro-batches, behind
+the first of them on the stages before, and ahead of the last. In the order of their bounds, those that fit
+into memory are simulated (comm/step_simulator.h), until a bound is above the best that are known: what is
+left cannot be better. Some are not tried, for another one is never slower:
+
+    gpipe              1f1b waits as long, and keeps fewer micro-batches
+    zero 0             1 sends as much, and steps a part of the parameters
+    more recomputing   as little as fits is fastest, and a higher level of ZeRO only helps to do with less
+    more chunks        where the largest of them has as many layers, they only send more
+    a shard group      where a larger one sends and steps in less time, for that also keeps less
+    tensor groups      that cross nodes, where any within a node fit
+*/
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "comm/layout.h"          // Layout, mesh_shape, pipeline_split
+#include "comm/memory_plan.h"     // stage_memory, stream_size
+#include "comm/setup.h"           // training_workload, zero_settings, held_multiprocessors
+#include "comm/step_simulator.h"  // simulate_step
+#include "data/base/error.h"      // fail
+#include "data/options/layout.h"  // cut_refusal
+
+// ----------------------------------------------------------------------------
+// what is planned
+
+// A way to cut a run.
+struct PlannedCut {
+    int tp = 1, pp = 1, dp = 1, micro_batch = 1;
+    PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+    int chunks = 1, zero = 0, shard = 1;
+    Recompute recompute = Recompute::none;
+    int row_chunks = 1;  // pieces of what tensor ranks send
+    auto operator<=>(const PlannedCut&) const = default;
+
+    int ranks() const { return tp * pp * dp; }
+};
+
+struct PlanTask {
+    Options options;  // complete but for the layout
+    Machine machine;
+    int devices;
+    // The layout's options that hold; the others are searched for.
+    bool keeps_tp = false, keeps_pp = false, keeps_schedule = false, keeps_chunks = false, keeps_zero = false,
+         keeps_shard = false, keeps_micro_batch = false, keeps_recompute = false;
+};
+
+// Where the time of a step goes, in seconds; on the stage that has most to do.
+struct StepParts {
+    double products = 0, attention = 0, other_kernels = 0;  // of the micro-batches
+    double optimizer = 0;
+    double bubble = 0;                          // the stages wait for each other
+    double tensor = 0, pipeline = 0, data = 0;  // without these messages the step would be so much shorter
+    double together = 0;                        // and without all of them, by so much more
+};
+
+// What some ranks send each other again and again.
+struct PlannedMessage {
+    const char* what;
+    RankGroup group;
+    double bytes, seconds;  // each time
+};
+
+struct PlannedStep {
+    PlannedCut cut;
+    double seconds = 0;
+    std::vector<MemoryClass> memory = {};  // of the stage that takes most
+};
+
+// ----------------------------------------------------------------------------
+// the planner
+
+inline std::vector<long long> divisors(long long number) {
+    std::vector<long long> low, high;
+    for (long long i = 1; i * i <= number; i++) {
+        if (number % i) continue;
+        low.push_back(i);
+        if (i != number / i) high.push_back(number / i);
+    }
+    low.insert(low.end(), high.rbegin(), high.rend());
+    return low;
+}
+
+class Planner {
+public:
+    // The task must outlive this.
+    explicit Planner(const PlanTask& task)
+        : task_(task),
+          machine_(task.machine),
+          number_bytes_((size_t)task.machine.number_bytes),
+          sequences_(task.options.global_batch / task.options.sequence_length) {}
+
+    // Bytes that a rank may take.
+    size_t available() const {
+        auto memory = (size_t)machine_.memory;
+        return memory - std::min(memory, library_memory());
+    }
+    long long micro_batches(const PlannedCut& cut) const { return sequences_ / cut.dp / cut.micro_batch; }
+
+    // Pieces for tensor ranks to send: more hide more, and make smaller, slower products.
+    int fastest_row_chunks(PlannedCut cut) {
+        const Options& o = task_.options;
+        if (cut.tp == 1) return 1;
+        if (o.tp_overlap > 0) return o.tp_overlap;
+        auto [known, is_new] = row_chunks_.try_emplace({cut.tp, cut.micro_batch, cut.pp > 1}, 1);
+        double least = HUGE_VAL;
+        for (int chunks = 1; is_new && chunks <= 4; chunks++) {
+            if (cut.micro_batch * o.sequence_length / cut.tp % chunks) continue;
+            cut.row_chunks = chunks;
+            double seconds = 0;
+            for (const LayerTime& one : times(cut).layers)
+                seconds += one.forward.all(true) + one.backward.all(true);
+            if (seconds < least) least = seconds, known->second = chunks;
+        }
+        return known->second;
+    }
+
+    // Says whether the model and the batch can be cut so, by what follows for their sizes.
+    bool is_possible(const PlannedCut& cut) const {
+        const Options& o = task_.options;
+        bool interleaved = cut.schedule == PipelineSchedule::interleaved;
+        long long tokens = (long long)cut.micro_batch * o.sequence_length;
+        return tokens <= INT_MAX && tokens / cut.tp % cut.row_chunks == 0 &&
+               sequences_ % ((long long)cut.dp * cut.micro_batch) == 0 && cut.dp % cut.shard == 0 &&
+               (interleaved || cut.chunks == 1) && (long long)cut.pp * cut.chunks <= o.layers &&
+               (!interleaved || micro_batches(cut) % cut.pp == 0);
+    }
+
+    // The fastest layouts, the best first: of each way to divide the ranks one, `count` at most. Empty: none
+    // fits.
+    std::vector<PlannedStep> best(int count) {
+        std::vector<PlannedStep> found = best_of(count, false);
+        return found.empty() ? best_of(count, true) : found;
+    }
+
+    // The layout that takes least memory of all; its seconds are not known.
+    PlannedStep smallest() {
+        PlannedStep least;
+        for (bool across : {false, true}) {
+            each_division(across, [&](int tp, int pp) {
+                for (long long dp : data_ranks(tp, pp, 1)) {
+                    PlannedCut cut = {tp, pp, (int)dp, 1};
+                    if (cut.dp > 1) cut.zero = 3, cut.shard = cut.dp;
+                    cut.recompute = Recompute::block;
+                    keep_options(cut);
+                    if (!is_possible(cut)) continue;
+                    auto memory = this->memory(cut, SIZE_MAX);
+                    if (least.memory.empty() || total(memory) < total(least.memory)) least = {cut, 0, memory};
+                }
+            });
+        }
+        return least;
+    }
+
+    bool fits(const PlannedCut& cut) { return !memory(cut, available()).empty(); }
+
+    // No step is shorter.
+    double bound(const PlannedCut& cut) {
+        const MicroBatchTime& t = times(cut);
+        const std::vector<int>& split = this->split(cut);
+        bool drains = cut.schedule != PipelineSchedule::zero_bubble;  // the last work may be put off there
+        struct OfStage {
+            double work = 0;    // on one micro-batch
+            double before = 0;  // on the stages before, ahead of its first and behind its last work
+        };
+        std::vector<OfStage> stages((size_t)cut.pp);
+        double before = 0;
+        for (int part = 0, layer = 0; part < (int)split.size(); part++) {
+            double forward = 0, backward = 0;
+            for (int begin = layer; layer < begin + split[part]; layer++) {
+                const LayerTime& one = t.layers[layer];
+                forward += (layer == begin ? one.first : one.forward).all(true);
+                backward += one.backward.all(true);
+            }
+            if (part == 0) {
+                forward += t.embedding_forward.all(true);
+                backward += t.embedding_backward.all(true);
+            }
+            if (part == (int)split.size() - 1) {
+                forward += t.head_forward.all(true);
+                backward += t.head_backward.all(true);
+            }
+            stages[part % cut.pp].work += forward + backward;
+            if (part >= cut.pp) continue;
+            stages[part].before = before;
+            before += forward + (drains ? backward : 0);
+        }
+        double longest = 0, of_all = (double)micro_batches(cut);
+        for (auto [work, before] : stages) longest = std::max(longest, before + of_all * work);
+        return longest;
+    }
+
+    // One layout, whether it fits or not.
+    PlannedStep planned(const PlannedCut& cut) {
+        return {cut, simulated(cut, {}).seconds, memory(cut, SIZE_MAX)};
+    }
+
+    // With so many micro-batches.
+    SimulatedStep simulated(const PlannedCut& cut, const MessagesTaken& taken, int micro_batches) {
+        Layout layout = this->layout(cut, micro_batches);
+        double stream = (double)number_bytes_ * (double)stream_size(task_.options, workload(cut), layout);
+        return simulate_step({.machine = machine_,
+                              .config = task_.options,
+                              .layout = layout,
+                              .times = times(cut),
+                              .parameters = parameters(cut),
+                              .zero = cut.zero,
+                              .prefetch = task_.options.prefetch,
+                              .overlap = task_.options.overlap,
+                              .stream_bytes = stream,
+                              .number_bytes = number_bytes_},
+                             taken);
+    }
+
+    // Bytes on the device.
+    size_t total(const std::vector<MemoryClass>& classes) const {
+        size_t bytes = 0;
+        for (const MemoryClass& one : classes) bytes += one.on_host && number_bytes_ == 2 ? 0 : one.bytes;
+        return bytes;
+    }
+
+    // What a rank sends in a step, of the stage that sends most.
+    BytesSent sent(const PlannedCut& cut) {
+        SimulatedStep step = simulated(cut, {});
+        return *std::ranges::max_element(step.sent, {}, &BytesSent::all);
+    }
+
+    StepParts parts(const PlannedCut& cut) {
+        StepParts parts;
+        double all = simulated(cut, {}).seconds;
+        SimulatedStep none = simulated(cut, {false, false, false});
+        parts.tensor = all - simulated(cut, {false, true, true}).seconds;
+        parts.pipeline = all - simulated(cut, {true, false, true}).seconds;
+        parts.data = all - simulated(cut, {true, true, false}).seconds;
+        parts.together = all - none.seconds - parts.tensor - parts.pipeline - parts.data;
+        double busy = *std::max_element(none.busy.begin(), none.busy.end());
+        parts.optimizer = none.optimizer;
+        parts.bubble = std::max(0.0, none.seconds - busy - none.optimizer);
+        Options o = options_of(cut);
+        StepPasses passes(o, workload(cut), Stage(o, {.mesh = {.tp = cut.tp}}, {}, true), 1, 0,
+                          number_bytes_ == 2);
+        StepTime kinds = predicted_time(machine_, o.head_size, passes.rows);
+        parts.products = busy * kinds.products / kinds.all();
+        parts.attention = busy * kinds.attention / kinds.all();
+        parts.other_kernels = busy * kinds.streams / kinds.all();
+        return parts;
+    }
+    // FLOPs of a step on all ranks, with those that are made again.
+    double executed_flops(const PlannedCut& cut) {
+        return times(cut).flops * (double)micro_batches(cut) * cut.dp * cut.tp;
+    }
+
+    // The kinds of messages in a step; of parameters and gradients those of a block.
+    std::vector<PlannedMessage> messages(const PlannedCut& cut) {
+        std::vector<PlannedMessage> all;
+        double rows =
+            (double)number_bytes_ * cut.micro_batch * task_.options.sequence_length * task_.options.channels;
+        double block = (double)parameters(cut).unit_size(1), part = block / cut.shard;
+        RankGroup tensor = {cut.tp, 1}, shard = {cut.shard, cut.tp},
+                  replica = {cut.dp / cut.shard, cut.tp * cut.shard}, stages = {2, cut.tp * cut.dp};
+        auto gather = [&](const char* what, const RankGroup& group, double bytes) {
+            if (group.ranks > 1) all.push_back({what, group, bytes, gather_seconds(machine_, group, bytes)});
+        };
+        gather("rows of a product", tensor, rows);
+        if (cut.pp > 1)
+            all.push_back({"rows for the next stage", stages, rows / cut.tp,
+                           message_seconds(machine_, !stages.crosses_nodes(machine_), rows / cut.tp)});
+        gather("parameters of a block", shard, (double)number_bytes_ * block);
+        gather("gradients of a block", shard, 4 * block);
+        if (replica.ranks > 1)
+            all.push_back({"gradients of a part of a block", replica, 4 * part,
+                           sum_seconds(machine_, replica, 4 * part)});
+        return all;
+    }
+
+    Options options_of(const PlannedCut& cut) const {
+        Options o = task_.options;
+        o.tp = cut.tp, o.pp = cut.pp, o.dp = cut.dp, o.micro_batch = cut.micro_batch;
+        o.pp_schedule = cut.schedule, o.pp_chunks = cut.chunks;
+        o.zero = cut.zero, o.shard_group = cut.shard, o.recompute = cut.recompute;
+        o.tp_overlap = cut.row_chunks;
+        return o;
+    }
+    const std::vector<int>& split(const PlannedCut& cut) {
+        std::vector<int>& split = splits_[cut.pp * cut.chunks];
+        if (split.empty()) split = pipeline_split(options_of(cut), {});
+        return split;
+    }
+
+private:
+    struct Point {
+        double bound;
+        PlannedCut cut;
+        auto operator<=>(const Point&) const = default;
+    };
+    using Division = std::tuple<int, int, int>;  // tp, pp, dp
+
+    // ---- all layouts
+
+    void keep_options(PlannedCut& cut) const {
+        const Options& o = task_.options;
+        if (task_.keeps_micro_batch) cut.micro_batch = o.micro_batch;
+        if (task_.keeps_schedule && cut.pp > 1) cut.schedule = o.pp_schedule;
+        if (task_.keeps_chunks && cut.pp > 1) cut.chunks = o.pp_chunks;
+        if (task_.keeps_zero) cut.zero = o.zero;
+        if (task_.keeps_shard) cut.shard = o.shard_group;
+        if (cut.zero == 0) cut.shard = 1;
+        if (task_.keeps_recompute) cut.recompute = o.recompute;
+    }
+    // Calls visit(tp, pp) for each that the model and the devices allow.
+    template <typename Visit>
+    void each_division(bool across_nodes, Visit&& visit) const {
+        const Options& o = task_.options;
+        int most = std::min(task_.devices, o.heads);
+        for (int tp = 1; tp <= most; tp++) {
+            bool crosses = tp > machine_.node;
+            bool fills = crosses ? tp % machine_.node == 0 : machine_.node % tp == 0;
+            bool wanted = task_.keeps_tp ? tp == o.tp && !across_nodes : fills && crosses == across_nodes;
+            if (!wanted) continue;
+            for (int pp = 1; pp <= std::min(task_.devices / tp, o.layers); pp++) {
+                if (task_.keeps_pp && pp != o.pp) continue;
+                if (cut_refusal(o, tp, pp).empty() && is_soon_split(pp)) visit(tp, pp);
+            }
+        }
+    }
+    // The best cut into so many parts is found in time that grows like this.
+    bool is_soon_split(int parts) const {
+        return parts == 1 || (double)parts * task_.options.layers * task_.options.layers < 5e7;
+    }
+
+    // Numbers of data ranks that share the sequences of a step in such micro-batches.
+    std::vector<long long> data_ranks(int tp, int pp, int micro_batch) const {
+        std::vector<long long> ranks;
+        if (sequences_ % micro_batch) return ranks;
+        for (long long dp : divisors(sequences_ / micro_batch))
+            if (dp <= task_.devices / tp / pp) ranks.push_back(dp);
+        return ranks;
+    }
+
+    // Numbers of chunks, each with fewer layers in the largest than the one before.
+    std::vector<int> chunk_numbers(int pp) const {
+        if (task_.keeps_chunks) return {task_.options.pp_chunks};
+        std::vector<int> numbers;
+        int before = ceil_div(task_.options.layers, pp);
+        for (int chunks = 2; (long long)pp * chunks <= task_.options.layers; chunks++) {
+            int largest = ceil_div(task_.options.layers, pp * chunks);
+            if (largest < before && is_soon_split(pp * chunks)) numbers.push_back(chunks);
+            before = largest;
+        }
+        return numbers;
+    }
+
+    std::vector<Point> points(bool across_nodes) {
+        constexpr long long most_tokens = 1 << 20;  // of a micro-batch: more make no product faster
+        std::vector<Point> points;
+        std::vector<int> sizes;
+        for (long long size : divisors(sequences_))
+            if (size == 1 || size * task_.options.sequence_length <= most_tokens) sizes.push_back((int)size);
+        if (task_.keeps_micro_batch) sizes = {task_.options.micro_batch};
+        for (int size : sizes) {
+            std::vector<long long> all = data_ranks(1, 1, size);
+            each_division(across_nodes, [&](int tp, int pp) {
+                std::vector<PlannedCut> schedules = {{tp, pp, 1, size}};
+                schedules[0].row_chunks = fastest_row_chunks(schedules[0]);
+                if (pp > 1) {
+                    schedules.push_back(schedules[0]);
+                    schedules.back().schedule = PipelineSchedule::zero_bubble;
+                    for (int chunks : chunk_numbers(pp)) {
+                        schedules.push_back(schedules[0]);
+                        schedules.back().schedule = PipelineSchedule::interleaved;
+                        schedules.back().chunks = chunks;
+                    }
+                    bool only_gpipe =
+                        task_.keeps_schedule && task_.options.pp_schedule == PipelineSchedule::gpipe;
+                    if (only_gpipe) schedules[0].schedule = PipelineSchedule::gpipe;
+                }
+                for (PlannedCut cut : schedules) {
+                    bool is_other =
+                        (task_.keeps_schedule && pp > 1 && cut.schedule != task_.options.pp_schedule) ||
+                        (task_.keeps_chunks && cut.chunks != task_.options.pp_chunks);
+                    if (is_other) continue;
+                    for (long long dp : all) {
+                        cut.dp = (int)dp;
+                        if (dp > task_.devices / tp / pp) break;
+                        if (is_possible(cut)) points.push_back({bound(cut), cut});
+                    }
+                }
+            });
+        }
+        std::sort(points.begin(), points.end());
+        return points;
+    }
+
+    // ---- the search
+
+    std::vector<PlannedStep> best_of(int count, bool across_nodes) {
+        std::map<Division, PlannedStep> best;
+        double worst = HUGE_VAL;  // that is of interest
+        for (const Point& point : points(across_nodes)) {
+            if (point.bound >= worst) break;
+            Division division = {point.cut.tp, point.cut.pp, point.cut.dp};
+            auto known = best.find(division);
+            double to_beat = known == best.end() ? worst : std::min(worst, known->second.seconds);
+            auto step = best_state(point.cut, to_beat);
+            if (!step) continue;
+            best[division] = *step;
+            std::vector<double> seconds;
+            for (auto& [other, its] : best) seconds.push_back(its.seconds);
+            std::sort(seconds.begin(), seconds.end());
+            if ((int)seconds.size() >= count) worst = seconds[(size_t)count - 1];
+        }
+        std::vector<PlannedStep> steps;
+        for (auto& [division, step] : best) steps.push_back(step);
+        std::stable_sort(steps.begin(), steps.end(), [](auto& a, auto& b) { return a.seconds < b.seconds; });
+        if ((int)steps.size() > count) steps.resize(count);
+        return steps;
+    }
+
+    // The fastest level of ZeRO, shard group and recomputation that fit, if a step takes less than `worst`.
+    std::optional<PlannedStep> best_state(PlannedCut cut, double worst) {
+        if (takes_too_much(cut)) return {};
+        std::optional<PlannedStep> best;
+        std::vector<int> levels = {1, 2, 3};
+        if (cut.dp == 1) levels = {0};
+        if (task_.keeps_zero) levels = {task_.options.zero};
+        std::map<int, Recompute> least;  // that fits, by shard group
+        for (int level : levels) {
+            cut.zero = level;
+            for (int shard : shard_groups(cut)) {
+                cut.shard = shard;
+                Recompute first = Recompute::none, last = Recompute::block;
+                if (task_.keeps_recompute) first = last = task_.options.recompute;
+                for (Recompute kind = first; kind <= last; kind = Recompute((int)kind + 1)) {
+                    cut.recompute = kind;
+                    if (least.contains(shard) && kind >= least[shard]) break;
+                    if (bound(cut) >= worst) break;
+                    auto memory = this->memory(cut, available());
+                    if (memory.empty()) continue;
+                    least[shard] = kind;
+                    double seconds = simulated(cut, {}).seconds;
+                    if (seconds < worst) worst = seconds, best = {cut, seconds, memory};
+                    break;
+                }
+            }
+        }
+        return best;
+    }
+
+    // With all that saves memory it does not fit; nor do then larger micro-batches.
+    bool takes_too_much(PlannedCut cut) {
+        int size = cut.micro_batch;
+        cut.micro_batch = 0, cut.row_chunks = 1;
+        auto [least, is_new] = too_large_.try_emplace(cut, INT_MAX);
+        if (size >= least->second) return true;
+        cut.micro_batch = size;
+        if (cut.dp > 1) cut.zero = 3, cut.shard = cut.dp;
+        cut.recompute = Recompute::block;
+        keep_options(cut);
+        if (!is_possible(cut)) return true;
+        if (!memory(cut, available()).empty()) return false;
+        least->second = size;
+        return true;
+    }
+
+    std::vector<int> shard_groups(const PlannedCut& cut) {
+        if (cut.zero == 0 || cut.dp == 1) return {1};
+        if (task_.keeps_shard) return {task_.options.shard_group};  // which divides, or nothing is tried
+        const ParameterLayout& layout = parameters(cut);
+        double size = (double)layout.unit_size(1), least = HUGE_VAL, step = times(cut).optimizer;
+        std::vector<int> groups;
+        std::vector<long long> sizes = divisors(cut.dp);
+        for (auto shard = sizes.rbegin(); shard != sizes.rend() && *shard > 1; ++shard) {
+            RankGroup inner = {(int)*shard, cut.tp}, outer = {cut.dp / (int)*shard, cut.tp * (int)*shard};
+            double seconds = gather_seconds(machine_, inner, (double)number_bytes_ * size) +
+                             gather_seconds(machine_, inner, 4 * size) +
+                             sum_seconds(machine_, outer, 4 * size / (double)*shard) +
+                             step * size / (double)*shard;
+            if (seconds < least) least = seconds, groups.push_back((int)*shard);
+        }
+        return groups;
+    }
+
+    // ---- what a layout comes to
+
+    Workload workload(const PlannedCut& cut) const {
+        return training_workload(options_of(cut), cut.recompute, number_bytes_);
+    }
+    // Of pipelines with more micro-batches than these, nothing more can be seen; but gpipe keeps all of them.
+    int enough_micro_batches(const PlannedCut& cut) const {
+        constexpr long long most = 1 << 16;
+        long long all = micro_batches(cut);
+        if (cut.schedule == PipelineSchedule::gpipe && cut.pp > 1) {
+            if (all > most)
+                fail("--pp-schedule gpipe: keeps all %lld micro-batches of a step; give 1f1b", all);
+            return (int)all;
+        }
+        return (int)std::min<long long>(all, std::max(4 * cut.pp, ceil_div(32, cut.pp) * cut.pp));
+    }
+    Layout layout(const PlannedCut& cut, int micro_batches) {
+        Options o = options_of(cut);
+        return {mesh_shape(o), o.tp_overlap, {cut.schedule, cut.pp, micro_batches, cut.chunks}, split(cut)};
+    }
+
+    const MicroBatchTime& times(const PlannedCut& cut) {
+        Options o = options_of(cut);
+        Layout tensor = {.mesh = mesh_shape(o), .row_chunks = o.tp_overlap};
+        int held = number_bytes_ == 2 ? held_multiprocessors(tensor, cut.zero) : 0;
+        auto key = std::tuple(cut.tp, cut.micro_batch, cut.recompute, cut.row_chunks, held);
+        auto known = times_.find(key);
+        if (known == times_.end()) {
+            Workload w = workload(cut);
+            known =
+                times_
+                    .emplace(key, micro_batch_time(o, w, tensor, machine_without(machine_, held), o.overlap))
+                    .first;
+        }
+        return known->second;
+    }
+
+    const ParameterLayout& parameters(const PlannedCut& cut) {
+        auto [known, is_new] = parameters_.try_emplace({cut.tp, cut.dp}, nullptr);
+        if (is_new)
+            known->second =
+                std::make_unique<ParameterLayout>(parameter_layout(task_.options, cut.dp, {.tp = cut.tp}));
+        return *known->second;
+    }
+
+    // The classes of the stage that takes most; empty: one takes more than `most`.
+    std::vector<MemoryClass> memory(const PlannedCut& cut, size_t most) {
+        Options o = options_of(cut);
+        Workload w = workload(cut);
+        ZeroSettings settings = zero_settings(o, number_bytes_);
+        Layout cut_layout = layout(cut, enough_micro_batches(cut));
+        std::vector<MemoryClass> fullest;
+        for (int number = 0; number < cut.pp; number++) {
+            const Stage& stage = this->stage(cut, cut_layout, number);
+            auto classes =
+                stage_memory(o, w, settings, cut_layout, stage, parameter_layout(o, cut.dp, stage.units()));
+            if (total(classes) > most) return {};
+            if (total(classes) > total(fullest)) fullest = classes;
+        }
+        return fullest;
+    }
+    const Stage& stage(const PlannedCut& cut, const Layout& layout, int number) {
+        auto key = std::tuple(cut.tp, cut.pp, cut.schedule, cut.chunks, layout.pipeline.micro_batches);
+        auto& stages = stages_[key];
+        stages.resize((size_t)cut.pp);
+        if (!stages[number])
+            stages[number] =
+                std::make_unique<Stage>(task_.options, layout, MeshPosition{.pipeline = number}, true);
+        return *stages[number];
+    }
+
+    // Beyond so many micro-batches, each takes as long as the one before.
+    SimulatedStep simulated(const PlannedCut& cut, const MessagesTaken& taken) {
+        int enough = enough_micro_batches(cut);
+        long long all = micro_batches(cut), more = all - enough;
+        SimulatedStep step = simulated(cut, taken, enough);
+        if (more == 0) return step;
+        SimulatedStep fewer = simulated(cut, taken, enough - cut.pp);
+        double times = (double)more / cut.pp;
+        step.seconds += times * (step.seconds - fewer.seconds);
+        auto go_on = [&](double& value, double before) { value += times * (value - before); };
+        for (int stage = 0; stage < cut.pp; stage++) {
+            go_on(step.busy[stage], fewer.busy[stage]);
+            go_on(step.sent[stage].pipeline, fewer.sent[stage].pipeline);
+            go_on(step.sent[stage].parameters, fewer.sent[stage].parameters);
+            go_on(step.sent[stage].gradients, fewer.sent[stage].gradients);
+        }
+        return step;
+    }
+    const PlanTask& task_;
+    const Machine& machine_;
+    const size_t number_bytes_;
+    const long long sequences_;  // of a step
+    std::map<std::tuple<int, int, Recompute, int, int>, MicroBatchTime> times_;
+    std::map<std::tuple<int, int, bool>, int>
+        row_chunks_;  // by tensor ranks, micro-batch and whether stages send
+    std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
+    std::map<PlannedCut, int> too_large_;     // micro-batches; by the rest of the cut
+    std::map<int, std::vector<int>> splits_;  // by the number of parts
+    std::map<std::tuple<int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>> stages_;
+};

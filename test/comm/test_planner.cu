@@ -1,0 +1,333 @@
+// The plan command: its search finds what trying everything finds, its memory is that of a run, and what
+// cannot be planned is refused with what can.
+// devices: cpu
+// seconds: 15
+#include <doctest/doctest.h>
+
+#include "comm/plan_report.h"
+#include "test/support/file_testing.h"
+
+namespace {
+
+PlanLine plan_line(std::string words) {
+    words = "plan " + words;
+    std::vector<const char*> arguments = words_of(words);
+    return parse_plan(read_arguments(command_plan, (int)arguments.size(), arguments.data()));
+}
+
+std::string planned_text(const std::string& words) {
+    return plan(plan_line(words));
+}
+nlohmann::json planned(const std::string& words) {
+    return nlohmann::json::parse(planned_text(words + " --format json"));
+}
+
+// A model of four layers on cards with little memory and slow links, so that everything is of use somewhere.
+constexpr const char* small_model =
+    "--model gpt2-350M --layers 4 --global-batch 32k --gpus 8 --tokens 1G --machine ";
+
+std::string small_machine(const TemporaryFolder& folder, double memory) {
+    Machine machine = find_machine("a100");
+    machine.memory = memory, machine.links = 20e9, machine.network = 5e9, machine.node = 4;
+    write_file(folder / "small.json", machine_to_json(machine).dump());
+    return folder / "small.json";
+}
+
+struct Planned {
+    PlanLine line;
+    Machine machine;
+    PlanTask task;
+    Planner planner;
+    explicit Planned(const std::string& words)
+        : line(plan_line(words)),
+          machine(find_machine(line.command.machine)),
+          task(plan_task(line, machine)),
+          planner(task) {}
+};
+
+// Calls visit(cut) for all that divide the batch and the model.
+template <typename Visit>
+void each_cut(Planned& p, Visit&& visit) {
+    using enum PipelineSchedule;
+    for (int tp : {1, 2, 4}) {
+        for (int pp : {1, 2, 3, 4}) {
+            for (int dp : {1, 2, 4, 8}) {
+                if (tp * pp * dp > p.task.devices) continue;
+                for (int micro_batch : {1, 2, 4, 8, 16, 32}) {
+                    for (auto schedule : {gpipe, one_f_one_b, interleaved, zero_bubble}) {
+                        for (int chunks : {1, 2, 4}) {
+                            if (pp == 1 && schedule != one_f_one_b) continue;
+                            if (schedule == interleaved && chunks == 1) continue;
+                            for (int zero = 0; zero <= 3; zero++) {
+                                for (int shard : {1, 2, 4, 8}) {
+                                    if (zero == 0 && shard > 1) continue;
+                                    for (int kind = 0; kind <= (int)Recompute::block; kind++) {
+                                        PlannedCut cut = {tp,     pp,   dp,    micro_batch,    schedule,
+                                                          chunks, zero, shard, Recompute(kind)};
+                                        cut.row_chunks = p.planner.fastest_row_chunks(cut);
+                                        if (p.planner.is_possible(cut)) visit(cut);
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+}  // namespace
+
+TEST_CASE("the search finds the fastest of all layouts that fit") {
+    TemporaryFolder folder;
+    for (double memory : {1.3e9, 2e9, 40e9}) {
+        CAPTURE(memory);
+        Planned p(small_model + small_machine(folder, memory));
+        std::vector<PlannedStep> found = p.planner.best(3);
+        REQUIRE(found.size() == 3);
+        double fastest = HUGE_VAL;
+        int possible = 0, fit = 0;
+        each_cut(p, [&](const PlannedCut& cut) {
+            possible++;
+            double bound = p.planner.bound(cut);
+            if (bound >= fastest || !p.planner.fits(cut)) return;
+            fit++;
+            PlannedStep step = p.planner.planned(cut);
+            CHECK(bound <= step.seconds * (1 + 1e-9));
+            fastest = std::min(fastest, step.seconds);
+        });
+        CHECK(possible > 1000);
+        CHECK(fit > 5);
+        CHECK(found[0].seconds == doctest::Approx(fastest).epsilon(1e-9));
+        for (const PlannedStep& step : found) {
+            CHECK(p.planner.fits(step.cut));
+            CHECK(step.seconds == p.planner.planned(step.cut).seconds);
+            CHECK(step.seconds >= found[0].seconds);
+        }
+    }
+}
+
+TEST_CASE("of many micro-batches, those are simulated that a step begins and ends with") {
+    Planned p("--model gpt2-350M --layers 8 --global-batch 512k --gpus 16 --machine a100");
+    using enum PipelineSchedule;
+    for (const PlannedCut& cut : std::initializer_list<PlannedCut>{{1, 1, 2, 1, one_f_one_b, 1, 1, 2},
+                                                                   {1, 1, 2, 1, one_f_one_b, 1, 3, 2},
+                                                                   {2, 4, 2, 1, one_f_one_b, 1, 1, 2},
+                                                                   {1, 4, 2, 1, interleaved, 2, 2, 2},
+                                                                   {1, 4, 2, 2, zero_bubble, 1, 2, 1},
+                                                                   {1, 8, 1, 1, zero_bubble, 1, 0, 1}}) {
+        int all = (int)p.planner.micro_batches(cut);
+        CHECK(all >= 128);
+        SimulatedStep whole = p.planner.simulated(cut, {}, all);
+        CHECK(p.planner.planned(cut).seconds == doctest::Approx(whole.seconds).epsilon(1e-4));
+        BytesSent sent = *std::ranges::max_element(whole.sent, {}, &BytesSent::all);
+        CHECK(p.planner.sent(cut).all() == doctest::Approx(sent.all()));
+    }
+}
+
+TEST_CASE("planned memory is that of a run") {
+    TemporaryFolder folder;
+    Planned p(small_model + std::string("cpu"));
+    int number = 0, compared = 0;
+    each_cut(p, [&](const PlannedCut& cut) {
+        if (number++ % 97) return;
+        Options o = p.planner.options_of(cut);
+        Workload w = training_workload(o, cut.recompute);
+        Layout layout = training_layout(
+            o, layer_bytes(activation_table(o, w, Stage(o, {.mesh = {.tp = o.tp}}, {}, true))));
+        auto of_run = memory_classes(o, w, zero_settings(o), layout);
+        PlannedStep step = p.planner.planned(cut);
+        CHECK(p.planner.total(step.memory) == memory_total(of_run));
+        compared++;
+    });
+    CHECK(compared >= 50);
+    // What is counted for bf16 has parameters and activations of half the size.
+    Planned bf16(small_model + std::string("h100"));
+    PlannedCut cut;
+    cut.micro_batch = 4;
+    auto bytes = [&](Planned& plan, const char* name) {
+        for (const MemoryClass& one : plan.planner.planned(cut).memory)
+            if (one.name == std::string(name)) return (double)one.bytes;
+        return 0.0;
+    };
+    CHECK(bytes(bf16, "parameters") == bytes(p, "parameters") / 2);
+    CHECK(bytes(bf16, "gradients") == bytes(p, "gradients"));
+    CHECK(bytes(bf16, "optimizer") == doctest::Approx(1.5 * bytes(p, "optimizer")));  // a master copy
+    CHECK(bytes(bf16, "activations") < 0.8 * bytes(p, "activations"));
+}
+
+TEST_CASE("more devices never make a run longer") {
+    for (const char* model : {"--model gpt2-1558M --global-batch 512k --machine a100",
+                              "--model llama3-8B --global-batch 768k --machine h100"}) {
+        double before = HUGE_VAL;
+        for (int gpus : {4, 5, 7, 8, 12, 16, 24, 31, 64, 100, 512}) {
+            Planned p(text("%s --gpus %d", model, gpus));
+            std::vector<PlannedStep> best = p.planner.best(1);
+            if (best.empty()) {
+                CHECK(before == HUGE_VAL);
+                continue;
+            }
+            CAPTURE(gpus);
+            CHECK(best[0].seconds <= before);
+            CHECK(best[0].cut.ranks() <= gpus);
+            before = best[0].seconds;
+        }
+        CHECK(before < HUGE_VAL);
+    }
+}
+
+TEST_CASE("large plans are whole, and the same each time") {
+    const char* line =
+        "--model gpt3-175B --machine h100 --gpus 12288 --global-batch 12M --tokens 300G --price 2";
+    nlohmann::json plan = planned(line);
+    CHECK(plan["simulated"] == true);
+    CHECK(plan["layouts"].size() == 5);
+    CHECK(plan["petaflop_days_6n"].get<double>() == doctest::Approx(3906).epsilon(0.01));
+    CHECK(plan["runner_up"].get<std::string>().find(" s more than 1") != std::string::npos);
+    double before = 0;
+    for (auto& layout : plan["layouts"]) {
+        double seconds = layout["seconds"], all = 0;
+        CHECK(seconds >= before);
+        before = seconds;
+        CHECK(layout["fits"] == true);
+        CHECK(layout["tp"].get<int>() * layout["pp"].get<int>() * layout["dp"].get<int>() == 12288);
+        CHECK(layout["mfu"] > 0.3);
+        CHECK(layout["mfu"] < 0.7);
+        CHECK(layout["mfu_causal"] < layout["mfu"]);
+        for (auto& [name, part] : layout["seconds_of"].items()) all += part.get<double>();
+        CHECK(all == doctest::Approx(seconds).epsilon(0.01));
+        CHECK(layout["tokens_per_s"].get<double>() == doctest::Approx(12 * 0x1p20 / seconds));
+        CHECK(layout["cost"].get<double>() == doctest::Approx(layout["days"].get<double>() * 24 * 12288 * 2));
+    }
+    std::string text = planned_text(line);
+    for (const char* words : {"simulated", "none is measured", "runner-up", "PetaFLOP/s-days", "which cost",
+                              "mpirun --hostfile hosts -np 12288 ./train_gpt train --model gpt3-175B"})
+        CHECK_MESSAGE(text.find(words) != std::string::npos, words);
+}
+
+TEST_CASE("the command line of a plan trains in that layout") {
+    for (const char* line : {"--model llama3-8B --machine h100 --gpus 64 --global-batch 4M --tokens 100G",
+                             "--model gpt3-6.7B --machine a100 --gpus 16 --global-batch 1M --layers 30",
+                             "--model gpt2-124M --machine cpu --gpus 1 --global-batch 64k --overlap off"}) {
+        CAPTURE(line);
+        nlohmann::json layout = planned(line)["layouts"][0];
+        std::string command = layout["command"];
+        command = command.substr(command.find(" train ") + 1);
+        command.replace(command.find("..."), 3, "x.bin");
+        std::vector<const char*> words = words_of(command);
+        int ranks = layout["tp"].get<int>() * layout["pp"].get<int>() * layout["dp"].get<int>();
+        Options o =
+            parse_training(read_arguments(command_train, (int)words.size(), words.data()), ranks).options;
+        CHECK(o.tp == layout["tp"]);
+        CHECK(o.pp == layout["pp"]);
+        CHECK(o.dp == layout["dp"]);
+        CHECK(o.pp_chunks == layout["pp_chunks"]);
+        CHECK(o.tp_overlap == layout["tp_overlap"]);
+        CHECK(o.zero == layout["zero"]);
+        CHECK(o.shard_group == layout["shard_group"]);
+        CHECK(o.micro_batch == layout["micro_batch"]);
+        CHECK(micro_batches_of_step(o, 0) == layout["micro_batches"]);
+        CHECK(name_of(o.recompute) == layout["recompute"]);
+        PlanLine planned = plan_line(line);
+        CHECK(o.layers == planned.options.layers);
+        CHECK(o.overlap == planned.options.overlap);
+        if (planned.command.tokens > 0) {
+            CHECK(tokens_until(o, o.steps) >= planned.command.tokens);
+            CHECK(tokens_until(o, o.steps - 1) < planned.command.tokens);
+        }
+    }
+}
+
+TEST_CASE("options of the layout hold, and one layout is explained as it is given") {
+    std::string line = "--model llama3-8B --machine h100 --gpus 64 --global-batch 4M";
+    CHECK(planned(line) == planned(line));
+    nlohmann::json kept = planned(line + " --tp 4 --pp 2 --zero 1 --pp-schedule zero-bubble")["layouts"];
+    REQUIRE(!kept.empty());
+    for (auto& layout : kept) {
+        CHECK(layout["tp"] == 4);
+        CHECK(layout["pp"] == 2);
+        CHECK(layout["zero"] == 1);
+        CHECK(layout["pp_schedule"] == "zero-bubble");
+    }
+    for (const char* options : {"--pp 4 --pp-schedule interleaved --pp-chunks 5", "--shard-group 16 --zero 2",
+                                "--pp-schedule gpipe --pp 2", "--tp 8 --tp-overlap 2", "--recompute mlp",
+                                "--micro-batch 2 --tp 1"}) {
+        CAPTURE(options);
+        PlanLine asked = plan_line(line + " " + options);
+        nlohmann::json layouts = planned(line + " " + options)["layouts"];
+        REQUIRE(!layouts.empty());
+        for (auto& layout : layouts) {
+            for (const GivenOption& option : asked.given) {
+                std::string field = option.row->field;
+                if (!layout.contains(field)) continue;
+                bool is_text = layout[field].is_string();
+                CHECK((is_text ? layout[field].get<std::string>() : layout[field].dump()) == option.value);
+            }
+        }
+    }
+    nlohmann::json best = planned(line)["layouts"][0];
+    std::string given = text(" --explain --tp %d --pp %d --zero %d --shard-group %d --micro-batch %d "
+                             "--recompute %s --tp-overlap %d",
+                             best["tp"].get<int>(), best["pp"].get<int>(), best["zero"].get<int>(),
+                             best["shard_group"].get<int>(), best["micro_batch"].get<int>(),
+                             best["recompute"].get<std::string>().c_str(), best["tp_overlap"].get<int>());
+    if (best["pp"] > 1)
+        given += text(" --pp-schedule %s --pp-chunks %d", best["pp_schedule"].get<std::string>().c_str(),
+                      best["pp_chunks"].get<int>());
+    nlohmann::json explained = planned(line + given)["layouts"];
+    REQUIRE(explained.size() == 1);
+    CHECK(explained[0] == best);
+    // One that does not fit is explained too.
+    nlohmann::json large = planned("--model gpt3-175B --machine h100 --gpus 8 --global-batch 64k --explain "
+                                   "--tp 8 --micro-batch 1")["layouts"][0];
+    CHECK(large["fits"] == false);
+    CHECK(large["warnings"][0].get<std::string>().find("does not fit") != std::string::npos);
+    CHECK(planned_text(line + " --explain --tp 16 --micro-batch 1").find("tensor groups of 16 cross nodes") !=
+          std::string::npos);
+}
+
+TEST_CASE("what cannot be planned is refused in a line that says what can") {
+    std::string line = "--model llama3-8B --machine h100 --global-batch 4M ";
+    CHECK_REFUSED(plan_line("--model llama3-8B --machine h100 --global-batch 4M"), "--gpus: missing");
+    CHECK_REFUSED(plan_line(line + "--gpus 0"), "--gpus: missing, or 0");
+    CHECK_REFUSED(plan_line(line + "--gpus -8"), "--gpus -8: out of range");
+    CHECK_REFUSED(plan_line(line + "--gpus 10000000000"), "--gpus 10000000000: out of range");
+    CHECK_REFUSED(plan_line(line + "--gpus 8 --layers 100000"), "--layers 100000: out of range");
+    CHECK_REFUSED(plan_line(line + "--gpus 8 --heads 7"), "--heads 7: does not divide --channels 4096");
+    CHECK_REFUSED(plan_line("--model gpt5 --gpus 8 --global-batch 4M"), "--model gpt5: neither a preset");
+    CHECK_REFUSED(plan_line("--model llama3-8B --gpus 8"), "--global-batch: missing");
+    CHECK_REFUSED(plan_line("--model llama3-8B --gpus 8 --global-batch 10000"), "give 8192 or 16384");
+    CHECK_REFUSED(plan_line(line + "--gpus 8 --sequence-length 9000"), "longer than the model's context");
+    CHECK_REFUSED(plan_line(line + "--gpus 8 --tokens 100000000G"),
+                  "--tokens 107374182400000000: out of range");
+    CHECK_REFUSED(plan_line(line + "--gpus 8 --train-data x"),
+                  "--train-data: not an option of train_gpt plan");
+    CHECK_REFUSED(planned_text("--model llama3-8B --gpus 8 --global-batch 4M --machine h101"),
+                  "nearest is h100");
+    CHECK_REFUSED(planned_text(line + "--gpus 8 --explain --tp 3"), "--tp 3: ");
+    CHECK_REFUSED(planned_text(line + "--gpus 8 --tp 3"), "no layout divides");
+    CHECK_REFUSED(planned_text(line + "--gpus 8 --micro-batch 1024"), "no layout divides");
+
+    // As many as are said to be enough, are.
+    std::string refused =
+        error_of([] { planned_text("--model gpt3-175B --machine h100 --gpus 8 --global-batch 1M"); });
+    CAPTURE(refused);
+    check_refusal(refused, "does not fit on 8 devices", __LINE__);
+    size_t at = refused.rfind("; ") + 2;
+    int enough = atoi(refused.c_str() + at);
+    CHECK(enough > 8);
+    CHECK(planned(text("--model gpt3-175B --machine h100 --gpus %d --global-batch 1M", enough))["layouts"]
+              .size() >= 1);
+}
+
+TEST_CASE("absurd sizes are planned or refused, soon") {
+    for (const char* line : {"--model gpt3-175B --machine h100 --gpus 1048576 --global-batch 1G",
+                             "--model gpt2-124M --machine h100 --gpus 1 --global-batch 900G",
+                             "--model gpt2-124M --machine h100 --gpus 64 --global-batch 8M --layers 1500",
+                             "--model tiny --machine cpu --gpus 3 --global-batch 256"}) {
+        CAPTURE(line);
+        std::string error = error_of([&] { CHECK(planned(line)["layouts"].size() >= 1); });
+        if (error != "no error") check_refusal(error, "plan:", __LINE__);
+    }
+}
