@@ -6,7 +6,8 @@ that layers see them by, and the memory that they take, follow from it.
 Unless they are recomputed, a block keeps its activations for its backward pass: `elementwise` is the lifetime
 of those that norms and activation functions make, `hidden` that of the others of the MLP, and `block` that of
 all others. What the weights' gradients are made from lives `until_weights`, and matmul_input() keeps what a
-matrix reads as long; in fp8 it keeps that in fp8. N, n, C ... are those of Dims (comm/stage.h).
+matrix reads as long. In fp8 a matrix reads rows ending in _fp8 for its gradient, and `elementwise` keeps
+them, for then it is copies of weights that are made again. N, n, C ... are those of Dims (comm/stage.h).
 */
 #pragma once
 

@@ -23,9 +23,12 @@ other nodes. The file is a JSON object with all of these fields, and no others:
 
 // A field of a machine's file. What is counted is a whole number.
 struct MachineField {
+    using Rate = double Machine::*;
+    using Count = int Machine::*;
+
     const char* name;
-    double Machine::*rate;
-    int Machine::*count;
+    Rate rate;
+    Count count;
     double most;
 };
 

@@ -205,9 +205,8 @@ inline TrainingMemory fit_training(const Options& o, const World& world, std::ve
         const MemoryPlan& plan = with(Recompute::none).plan;         // every rank has tried this first
         int least = -world.largest(-(int)(plan.available() >> 20));  // MiB, of any rank
         if (kind != Recompute::none)
-            notes.push_back(text("--recompute %s, for %s are free, and to keep all activations takes %s",
-                                 name_of(kind), size_text((size_t)least << 20).c_str(),
-                                 size_text(plan.needs()).c_str()));
+            notes.push_back(text("--recompute %s, for %s are free, and to keep all takes %s", name_of(kind),
+                                 size_text((size_t)least << 20).c_str(), size_text(plan.needs()).c_str()));
     }
     world.on_all_ranks([&] { with(kind).plan.check(); });
     return std::move(with(kind));

@@ -12,6 +12,7 @@ Algorithms for Full Bandwidth Broadcast, Reduction and Scan", 2009).
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "comm/machine.h"  // Machine
 
@@ -19,12 +20,25 @@ Algorithms for Full Bandwidth Broadcast, Reduction and Scan", 2009).
 struct RankGroup {
     int ranks = 1, stride = 1;
 
-    // In one node, at most; and how many nodes these are.
+    // Groups side by side fill the places of nodes one behind another, and where these do not divide, some
+    // groups begin within a node and end within another: the fewest ranks that any of them has in a node, and
+    // the most nodes that any is in.
     int in_node(const Machine& machine) const {
-        return std::clamp(machine.node / std::min(stride, machine.node), 1, ranks);
+        int places = places_of(machine), fewest = std::min(places, ranks);
+        for (int begin = 0; begin < places; begin += std::gcd(ranks, places)) {
+            int first = std::min(places - begin, ranks), last = (ranks - first) % places;
+            fewest = std::min({fewest, first, last > 0 ? last : places});
+        }
+        return fewest;
     }
-    int nodes(const Machine& machine) const { return ceil_div(ranks, in_node(machine)); }
+    int nodes(const Machine& machine) const {
+        int places = places_of(machine), aligned = std::gcd(ranks, places);
+        return 1 + ceil_div(ranks - aligned, places);
+    }
     bool crosses_nodes(const Machine& machine) const { return ranks > 1 && nodes(machine) > 1; }
+
+private:
+    int places_of(const Machine& machine) const { return std::max(machine.node / stride, 1); }
 };
 
 // Bytes per second in one direction that each rank of the group has.

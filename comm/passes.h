@@ -4,7 +4,8 @@ each tensor as often as the kernel goes over it, and its FLOPs. Sizes of any mod
 a device; on the simulated device a test compares the rows with what kernels really read and write.
 
 The rows follow train_gpt.cu, from the embedding to the optimizer, which is AdamW. Communication is not among
-them, and neither are single numbers.
+them, and neither are single numbers. Those of fp8 are of products that are made at once, as they are without
+tensor ranks, and of weights' gradients that are made right behind those of inputs.
 */
 #pragma once
 

@@ -6,11 +6,13 @@ why the second lost, what to look out for, and the command line that trains so; 
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "comm/failures.h"             // effective_training_time
 #include "comm/machine_file.h"         // find_machine
 #include "comm/planner.h"              // Planner
 #include "data/base/figures.h"         // human
@@ -69,7 +71,7 @@ inline PlanFigures figures_of(Planner& planner, const PlanLine& line, const Mach
 inline std::string why_lost(const PlanFigures& best, const PlanFigures& second) {
     auto a = named_parts(best.parts), b = named_parts(second.parts);
     size_t most = 0;
-    for (size_t i = 0; i < a.size(); i++)
+    for (size_t i = 0; i + 1 < a.size(); i++)  // but for what messages hide of each other
         if (b[i].second - a[i].second > b[most].second - a[most].second) most = i;
     double more = second.step.seconds - best.step.seconds;
     return text("2 takes %.3g s more than 1 (%.1f%%), most of it for: %s, %.3g s instead of %.3g", more,
@@ -89,8 +91,7 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
             text("memory is within 3%% of the %s that there are; what else uses the device may "
                  "not fit beside it",
                  size_text(planner.available()).c_str()));
-    bool straddles = machine.node % cut.tp && cut.ranks() > machine.node;
-    if (RankGroup{cut.tp, 1}.crosses_nodes(machine) || straddles)
+    if (RankGroup{cut.tp, 1}.crosses_nodes(machine) && cut.ranks() > machine.node)
         warnings.push_back(text("tensor groups of %d cross nodes of %d devices", cut.tp, machine.node));
     if (cut.zero >= 2 && RankGroup{cut.shard, cut.tp}.crosses_nodes(machine))
         warnings.push_back(text("shard groups of %d cross nodes, and --zero %d sends over them for every "
@@ -110,7 +111,7 @@ inline std::string training_command(Planner& planner, const PlanLine& line, cons
     apply_model(preset);
     complete(static_cast<ModelConfig&>(preset));
     preset.sequence_length = preset.context;
-    if (cut.chunks == 1) planned.pp_chunks = 0;
+    if (cut.schedule != PipelineSchedule::interleaved) planned.pp_chunks = 0;
     if (cut.shard == cut.dp || cut.zero == 0) planned.shard_group = 0;
     planned.dp = 0;  // follows
     Options usual = planned;
@@ -130,6 +131,76 @@ inline std::string training_command(Planner& planner, const PlanLine& line, cons
     }
     if (line.command.tokens > 0) words += text(" --steps %d", planned.steps);
     return words + " --train-data ...";
+}
+
+// ----------------------------------------------------------------------------
+// failures
+
+// A change of what a run does about failures, and the share of its time that trains then.
+struct Remedy {
+    std::string words;
+    double share;
+};
+
+struct FailureFigures {
+    double hours = 0;  // between two failures; 0: there are none
+    double share = 1;  // of the time that trains
+    std::vector<Remedy> remedies = {};
+};
+
+// days: of training; 0: not told, and then of a month.
+inline FailureFigures failure_figures(const PlanLine& line, const Machine& machine, const PlanFigures& best) {
+    constexpr double month = 30;                        // days
+    constexpr double to_host = 25e9, to_storage = 2e9;  // bytes/s of a device, and of a node
+    constexpr double worth_saying = 0.001;
+    const PlanOptions& o = line.command;
+    const PlannedCut& cut = best.step.cut;
+    double staging = 0;
+    for (const MemoryClass& one : best.step.memory)
+        if (one.on_host) staging += (double)one.bytes;
+    FailureModel model;
+    model.nodes = ceil_div(cut.ranks(), machine.node);
+    model.per_node_day = o.failures / 1000;
+    if (model.per_node_day == 0) return {};
+    if (o.save_every > 0) model.save_interval = o.save_every * best.step.seconds;
+    model.save_stall = staging / to_host;
+    model.save_time = model.save_stall + staging * std::min(machine.node, cut.ranks()) / to_storage;
+    model.time_out = o.communication_timeout;
+    model.restart = o.restart_time;
+    model.spares = o.spares, model.data_ranks = cut.dp, model.elastic = o.elastic;
+    double training = seconds_of_day * (best.days > 0 ? best.days : month);
+
+    FailureFigures figures = {1 / model.per_second() / 3600, effective_training_time(model, training)};
+    int often = std::max((int)(120 / best.step.seconds), 1);
+    const std::pair<std::string, std::function<void(FailureModel&)>> remedies[] = {
+        {text("--save-every %d", often), [&](auto& m) { m.save_interval = often * best.step.seconds; }},
+        {"--communication-timeout 60", [](auto& m) { m.time_out = 60; }},
+        {"restarts in 120 s", [](auto& m) { m.restart = 120; }},
+        {text("--spares %d", model.spares + 2), [](auto& m) { m.spares += 2; }},
+        {"--elastic on", [](auto& m) { m.elastic = true; }}};
+    FailureModel all = model;
+    for (auto& [words, apply] : remedies) {
+        FailureModel other = model;
+        apply(other);
+        double share = effective_training_time(other, training);
+        if (share < figures.share + worth_saying) continue;
+        figures.remedies.push_back({words, share});
+        apply(all);
+    }
+    if (figures.remedies.size() > 1)
+        figures.remedies.push_back({"all of these", effective_training_time(all, training)});
+    return figures;
+}
+
+inline std::string failures_text(const FailureFigures& f, double days) {
+    std::string words =
+        f.hours < 48 ? text("one in %.3g h", f.hours) : text("one in %.3g days", f.hours / 24);
+    words += text("; %.1f%% of the time trains", 100 * f.share);
+    if (days > 0 && f.share > 0) words += text(", %.3g days in all", days / f.share);
+    for (const Remedy& one : f.remedies)
+        words += text("%s %.1f%% with %s", &one == &f.remedies[0] ? "; it would be" : ",", 100 * one.share,
+                      one.words.c_str());
+    return words;
 }
 
 // ----------------------------------------------------------------------------
@@ -203,6 +274,10 @@ inline nlohmann::ordered_json plan_to_json(Planner& planner, const PlanLine& lin
         json["petaflop_days_8n"] = petaflop_days(line, 8);
     }
     if (figures.size() > 1) json["runner_up"] = why_lost(figures[0], figures[1]);
+    FailureFigures failures = failure_figures(line, machine, figures[0]);
+    json["failures"] = {{"hours_between", failures.hours}, {"training_share", failures.share}};
+    for (const Remedy& one : failures.remedies)
+        json["failures"]["with"].push_back({{"what", one.words}, {"training_share", one.share}});
     return json;
 }
 
@@ -298,6 +373,8 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
                  best.cost > 0 ? text(", which cost %s", human(best.cost).c_str()).c_str() : "",
                  petaflop_days(line, 6), petaflop_days(line, 8)));
     }
+    if (FailureFigures failures = failure_figures(line, machine, best); failures.hours > 0)
+        say("failures", failures_text(failures, best.days));
     for (const std::string& warning : plan_warnings(planner, machine, command.gpus, best))
         say("warning", warning);
     return result + "\n" + training_command(planner, line, machine, cut) + "\n";
@@ -350,8 +427,9 @@ inline PlannedCut given_cut(Planner& planner, const PlanLine& line) {
     for (PlanTask larger = task; nearest.empty() && larger.devices <= most / 2;) {
         larger.devices *= 2;
         Planner other(larger);
-        if (other.total(other.smallest().memory) > other.available()) continue;
-        const PlannedCut cut = other.best(1).at(0).cut;
+        std::vector<PlannedStep> best = other.best(1);
+        if (best.empty()) continue;
+        const PlannedCut& cut = best[0].cut;
         nearest = text("%d devices are enough (--tp %d --pp %d --zero %d --micro-batch %d --recompute %s)",
                        larger.devices, cut.tp, cut.pp, cut.zero, cut.micro_batch, name_of(cut.recompute));
     }
@@ -375,6 +453,7 @@ inline Machine planned_machine(const std::string& name) {
 inline std::string plan(const PlanLine& line) {
     constexpr int rows = 5;  // of the table
     const Machine machine = planned_machine(line.command.machine);
+    if (is_given("--pp-schedule", line.given)) check_pipeline_options(line.options);
     const PlanTask task = plan_task(line, machine);
     Planner planner(task);
     std::vector<PlannedStep> steps =

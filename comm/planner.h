@@ -478,12 +478,14 @@ private:
         if (task_.keeps_shard) return {task_.options.shard_group};  // which divides, or nothing is tried
         const ParameterLayout& layout = parameters(cut);
         double size = (double)layout.unit_size(1), least = HUGE_VAL, step = times(cut).optimizer;
+        double micro = (double)micro_batches(cut), gathered = cut.zero >= 3 ? 2 * micro : 1,
+               reduced = cut.zero >= 2 ? micro : 1;  // times in a step
         std::vector<int> groups;
         std::vector<long long> sizes = divisors(cut.dp);
         for (auto shard = sizes.rbegin(); shard != sizes.rend() && *shard > 1; ++shard) {
             RankGroup inner = {(int)*shard, cut.tp}, outer = {cut.dp / (int)*shard, cut.tp * (int)*shard};
-            double seconds = gather_seconds(machine_, inner, (double)number_bytes_ * size) +
-                             gather_seconds(machine_, inner, 4 * size) +
+            double seconds = gathered * gather_seconds(machine_, inner, (double)number_bytes_ * size) +
+                             reduced * gather_seconds(machine_, inner, 4 * size) +
                              sum_seconds(machine_, outer, 4 * size / (double)*shard) +
                              step * size / (double)*shard;
             if (seconds < least) least = seconds, groups.push_back((int)*shard);

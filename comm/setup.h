@@ -265,7 +265,9 @@ inline void choose_matmul_dtype(const Options& o) {
         refuse(text("this program multiplies in fp32 (%s); build with PRECISION=bf16", device_name));
 #endif
     if (o.matmul_dtype != MatmulDtype::fp8) {
-        if (o.fp8_fast_gradients) fail("--fp8-fast-gradients on: goes with --matmul-dtype fp8; leave it out");
+        // It may be given, or be that of a checkpoint.
+        if (o.fp8_fast_gradients)
+            fail("--fp8-fast-gradients on: goes with --matmul-dtype fp8; give --fp8-fast-gradients off");
         return;
     }
     fp8_fast_gradients = o.fp8_fast_gradients;
@@ -275,8 +277,7 @@ inline void choose_matmul_dtype(const Options& o) {
     }
     const cudaDeviceProp& device = device_properties();
     if (device.major < 9) refuse(text("%s has no such products; take a Hopper or later", device.name));
-    if (o.zero == 3)
-        refuse("copies of all weights stay on each rank, which --zero 3 does not; give --zero 2");
+    if (o.zero == 3) refuse("weights are known by where they lie, and --zero 3 moves them; give --zero 2");
     ModelConfig c = local_part(o, o.tp);
     int rows = o.micro_batch * o.sequence_length;
     struct Size {

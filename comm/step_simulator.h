@@ -60,7 +60,8 @@ struct MicroBatchTime {
     std::vector<LayerTime> layers;
     WorkTime embedding_forward, embedding_backward, head_forward, head_backward;
     WorkTime stream;       // for the next part
-    double optimizer = 0;  // for each parameter
+    double optimizer = 0;  // for each parameter that a rank steps
+    double clearing = 0;   // for each gradient that it keeps
     double flops = 0;      // of all layers, with what is made again
 };
 
@@ -157,7 +158,7 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
                 layer->backward.sending -= std::min(sent.piece_seconds(machine), seconds.work);
             break;
         case StepPart::optimizer:
-            result.optimizer += seconds.work / parameters;
+            (pass.launcher ? result.optimizer : result.clearing) += seconds.work / parameters;
             break;
         case StepPart::stream:
             break;
@@ -245,6 +246,7 @@ public:
           cut_parameters_(step.zero >= 3 && shard_.ranks > 1),
           places_((size_t)step.prefetch + 3),
           place_of_((size_t)step.config.layers + 2, -1),
+          turn_of_((size_t)step.config.layers + 2, 0),
           updated_((size_t)step.config.layers + 2, 0) {
         auto& shape = step.layout.pipeline;
         int part = 0, layer = 0, blocks = 0;
@@ -252,7 +254,10 @@ public:
         for (int layers : step.layout.split) {
             if (part++ % shape.stages == number) {
                 chunks_.push_back({layer, layer + layers});
-                for (int i = layer; i < layer + layers; i++) hold(i + 1, blocks++ % (step.prefetch + 1));
+                for (int i = layer; i < layer + layers; i++, blocks++) {
+                    hold(i + 1, blocks % (step.prefetch + 1));
+                    turn_of_[i + 1] = blocks % 2;
+                }
             }
             layer += layers;
         }
@@ -347,7 +352,8 @@ private:
     void step_parameters() {
         int number = 0;
         for (int unit : held_) {
-            double seconds = step_.times.optimizer * size(unit) / shard_.ranks;
+            double own = size(unit) / shard_.ranks, kept = cut_gradients_ ? own : size(unit);
+            double seconds = step_.times.optimizer * own + step_.times.clearing * kept;
             compute += seconds, optimizer += seconds;
             if (!cut_parameters_) {
                 gather(compute, unit);
@@ -400,14 +406,15 @@ private:
     // There are two places for those of the blocks in turn.
     GradientPlace& gradient_place(int unit) {
         bool own_place = unit == head_unit() && !tables_take_turns();
-        return gradient_places_[own_place ? 3 : unit == 0 || unit == head_unit() ? 2 : unit % 2];
+        return gradient_places_[own_place ? 3 : unit == 0 || unit == head_unit() ? 2 : turn_of_[unit]];
     }
     void begin_gradients(int unit) {
         if (!cut_gradients_) return;
         GradientPlace& place = gradient_place(unit);
         if (place.in_use) return;
         place.in_use = true;
-        compute = std::max(compute, place.free) + 4 * size(unit) / step_.machine.streams;
+        compute = std::max(compute, place.free);
+        work({.work = 4 * size(unit) / step_.machine.streams});
     }
     void reduce_gradients(int unit, bool last) {
         if (!cut_gradients_ && !last) return;
@@ -494,6 +501,7 @@ private:
     std::vector<int> held_;
     std::vector<Place> places_;
     std::vector<int> place_of_;    // each unit, or -1
+    std::vector<int> turn_of_;     // gradients of each block that is here: 0 or 1
     std::vector<double> updated_;  // each unit
     GradientPlace gradient_places_[4];
     std::vector<Chunk> chunks_;
@@ -514,7 +522,9 @@ inline SimulatedStep simulate_step(const StepToSimulate& step, const MessagesTak
     std::fill_n(input_at.begin(), M, 0);  // the first part has its input
     int apart = mesh.tp * mesh.dp;        // ranks of stages side by side
     auto send = [&](int from, int to) {
-        bool same_node = from * apart / machine.node == to * apart / machine.node;
+        bool same_node = true;  // for all their ranks
+        for (int rank = 0; rank < std::min(apart, machine.node); rank++)
+            same_node &= (from * apart + rank) / machine.node == (to * apart + rank) / machine.node;
         double seconds = S > 1 && taken.pipeline ? message_seconds(machine, same_node, step.stream_bytes) : 0;
         return stages[from].send(seconds, !same_node);
     };

@@ -198,9 +198,10 @@ struct Linear {
     Gelu gelu = Gelu::tanh;
     floatX* gelu_out = nullptr;        // (N, OC) column-parallel: the GELU of the output, or null
     const floatX* gelu_inp = nullptr;  // (N, C) row-parallel: what inp is the GELU of, or null
-    float* gelu_largest = nullptr;     // (1) of gelu_out, or of the gradient of gelu_inp, in fp8; or null
-    Fp8Operand dout8 = {};             // of product_gradient(), in fp8
-    Taps taps = {};                    // of a convolution, which has no GELU
+    // (1) in fp8: of gelu_out, or of the gradient of gelu_inp, where these are made at once; or null
+    float* gelu_largest = nullptr;
+    Fp8Operand dout8 = {};  // of product_gradient(), in fp8
+    Taps taps = {};         // of a convolution, which has no GELU
 
     // The product has a width of its own, as its gradient has: both are (N, product_width()).
     int product_width() const { return taps.out ? 2 * OC : OC; }
@@ -248,7 +249,7 @@ struct TensorParallel {
     floatX* partial_sums(floatX* own) const { return rows.ranks() == 1 ? own : partial; }
 };
 
-// In fp8: keeps all rows of the input for the weight's gradient, where no product sees them all at once.
+// In fp8: keeps all rows of the input for the weight's gradient, where no product that sees them all does so.
 inline void keep_input(const TensorParallel& tp, const Linear& l) {
     tp.products.keep_input(l.inp, l.inp8, l.N, l.C);
 }

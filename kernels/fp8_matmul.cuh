@@ -93,11 +93,13 @@ inline void fp8_matmul_backward_weight(float* dweight, const Fp8Matrix& dout, co
 
 // The sizes of all that fp8 products are made of.
 struct Fp8Sizes {
-    size_t weights = 0;          // elements of all matrices
-    size_t matrices = 0;         // how many these are; 0: fp8 is off
-    size_t largest_weight = 0;   // elements of one
-    bool keeps_weights = true;   // both ways, until they change
-    size_t rows = 0, width = 0;  // of the largest activation or gradient
+    size_t weights = 0;         // elements of all matrices
+    size_t matrices = 0;        // how many these are; 0: fp8 is off
+    size_t largest_weight = 0;  // elements of one
+    bool keeps_weights = true;  // both ways, until they change
+    // Of the largest activation or gradient. In training a micro-batch has exactly so many rows, and fewer
+    // are a part of them.
+    size_t rows = 0, width = 0;
 };
 
 // An activation or a gradient, as products take it in fp8.
@@ -185,7 +187,8 @@ public:
     void keep_input([[maybe_unused]] const floatX* inp, [[maybe_unused]] const Fp8Operand& inp8,
                     [[maybe_unused]] int N, [[maybe_unused]] int C) {
 #ifndef DEVICE_CPU
-        if (on_) quantized({nullptr, nullptr, inp8.scale}, inp8.transposed, Fp8::e4m3, inp, inp8, N, C);
+        if (on_ && (size_t)N == rows_)
+            quantized({nullptr, nullptr, inp8.scale}, inp8.transposed, Fp8::e4m3, inp, inp8, N, C);
 #endif
     }
 
@@ -227,6 +230,7 @@ public:
                          float* dbias = nullptr, float* scratch = nullptr) {
 #ifndef DEVICE_CPU
         if (on_) {
+            if ((size_t)N != rows_) fail("fp8: the gradient of a weight from %d of %zu rows", N, rows_);
             if (dout != transposed_) {
                 Fp8Matrix columns = {nullptr, nullptr, arrays_.dout.scale};
                 quantized(columns, arrays_.dout.transposed, Fp8::e5m2, dout, {}, N, OC);

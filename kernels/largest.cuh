@@ -37,7 +37,7 @@ inline void keep_largest_cpu(float* largest, const floatX* out, size_t n) {
 #ifndef DEVICE_CPU
 
 // The largest of the numbers that a thread has seen, as bits: of bf16 two, those at even places and at odd
-// ones, which takes no conversions and no more registers than one.
+// ones, which takes no conversions and no more registers than one. It sees either vectors or single numbers.
 class LargestElement {
 public:
     template <int W>

@@ -171,10 +171,16 @@ struct PlanOptions : ModelConfig {
     static constexpr Command command = command_plan;
 
     std::string model = "tiny";
-    std::string machine;   // a card | a file; empty: the card that is here
-    int gpus = 0;          // devices; must be given
-    long long tokens = 0;  // of the run; 0: not told
-    double price = 0;      // of a device for an hour; 0: not told
+    std::string machine;     // a card | a file; empty: the card that is here
+    int gpus = 0;            // devices; must be given
+    long long tokens = 0;    // of the run; 0: not told
+    double price = 0;        // of a device for an hour; 0: not told
+    double failures = 3.79;  // in 1,000 days of a node; 0: none
+    int restart_time = 300;  // seconds
+    int spares = 0;          // nodes
+    bool elastic = false;
+    int save_every = 1000;
+    int communication_timeout = 600;
     bool explain = false;  // the one layout that is given
     PlanFormat format = PlanFormat::text;
     int sequence_length = 0;     // 0: context

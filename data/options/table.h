@@ -190,21 +190,28 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(machine), "Machine", any_text,
          "What the run is planned for: a card by its name, such as h100 or A100-40GB, in the nodes that such "
          "cards are usually bought in; cpu; or a .json file that describes other devices and nodes (see the "
-         "README). Empty: the card of this machine.",
-         here},
+         "README). Empty: the card of this machine."},
         {FIELD(gpus), "Machine", range(0, most_ranks),
-         "Devices that there are. A layout may leave some idle, if it is faster so.", here},
+         "Devices that there are. A layout may leave some idle, if it is faster so."},
         {FIELD(price), "Machine", range(0, 1e6),
-         "Price of a device for an hour, in any currency. 0: not told.", here},
+         "Price of a device for an hour, in any currency. 0: not told."},
+        {FIELD(failures), "Failures", range(0, 1e6),
+         "Failures that end a run, in 1,000 days of a node. The default is that of Llama 3 on 16,384 "
+         "devices. 0: there are none."},
+        {FIELD(restart_time), "Failures", range(0, most),
+         "Seconds until a run that ended trains again: processes start, connect and load the checkpoint."},
+        {FIELD(spares), "Failures", range(0, most_ranks),
+         "Nodes that wait to replace one that broke; else it takes half an hour until there is another."},
+        {FIELD(elastic), "Failures", on_off,
+         "Until there is another node, the run goes on with a data rank less: a checkpoint loads on any "
+         "number of them."},
         {FIELD_OF(PlanOptions, tokens), "Run", range(0, 1e16),
          "Tokens that are to be trained on, for days, cost and --steps; may end in k, M or G (1024, 1024^2, "
-         "1024^3). 0: not told.",
-         here},
+         "1024^3). 0: not told."},
         {FIELD(explain), "Output", on_off,
          "Tell of one layout alone, whether it fits or not: the one that is given. What is left out of it is "
-         "as in train.",
-         here},
-        {FIELD_OF(PlanOptions, format), "Output", by_name, "A table and sentences, or JSON.", here},
+         "as in train."},
+        {FIELD_OF(PlanOptions, format), "Output", by_name, "A table and sentences, or JSON."},
 
         {FIELD(train_data), "Data", any_text,
          "Token files to train on, .bin of llm.c (train_gpt tokenize makes them) or .idx of Megatron: paths "
@@ -337,9 +344,10 @@ inline const std::vector<OptionRow>& option_table() {
          "Gradients whose global norm exceeds this are scaled down to it. 0: never.", noted},
 
         {FIELD(matmul_dtype), "Memory", by_name,
-         "Numbers that matrix products are made of; sums are fp32. auto: those of the build. bf16: in the "
-         "fp32 build for CPUs, on processors that have such products, faster and coarser; weights, "
-         "activations and gradients stay fp32. fp8: in bf16 builds, on Hopper, those of the blocks; not with "
+         "Numbers that matrix products are made of; sums are fp32, or in fp8 nearly. auto: those of the "
+         "build. bf16: in the fp32 build for CPUs, on processors that have such products, faster and "
+         "coarser; weights, activations and gradients stay fp32. fp8: in bf16 builds, on Hopper, those of "
+         "the blocks; not with "
          "--zero 3. Copies of these weights are kept, unless activations are recomputed.",
          noted},
         {FIELD(fp8_fast_gradients), "Memory", on_off,
@@ -355,9 +363,9 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(recompute), "Memory", by_name,
          "Activations that the backward pass makes again, for want of memory; the result is the same. none: "
          "all are kept. elementwise: outputs of norms and of activation functions are not, unless these "
-         "are fused into a matrix product, or in fp8 copies of weights; no product is repeated. mlp: nothing "
-         "of the MLP is kept. block: "
-         "only the input of each block is. auto: the first of these that fits, which is the fastest."},
+         "are fused into a matrix product; in fp8 they are, and copies of weights are not; no product is "
+         "repeated. mlp: nothing of the MLP is kept. block: only the input of each block is. auto: the first "
+         "of these that fits, which is the fastest."},
         {FIELD(loss_chunk), "Memory", range(0, 16777216),
          "Tokens whose logits exist at the same time. 0: chosen by size."},
 

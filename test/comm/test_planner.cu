@@ -108,6 +108,35 @@ TEST_CASE("the search finds the fastest of all layouts that fit") {
     }
 }
 
+TEST_CASE("where gradients are cut, groups of ranks are chosen by what they send for every micro-batch") {
+    std::string line = "--model llama3-8B --machine a100 --gpus 64 --global-batch 2M --sequence-length 2048 "
+                       "--micro-batch 1 --tp 4 --pp 1 --zero 2";
+    double best = Planned(line).planner.best(1).at(0).seconds;
+    for (int shard : {2, 4, 8, 16}) {
+        auto with = Planned(line + text(" --shard-group %d", shard)).planner.best(1);
+        if (!with.empty()) CHECK(best <= with[0].seconds);
+    }
+}
+
+TEST_CASE("failures and what helps are part of a plan") {
+    std::string line =
+        "--model gpt3-175B --machine h100 --gpus 4096 --global-batch 4M --tokens 100G --tp 8 --pp 8 "
+        "--micro-batch 1";
+    nlohmann::json usual = planned(line)["failures"], none = planned(line + " --failures 0")["failures"];
+    CHECK(usual["hours_between"] == doctest::Approx(1000 * 24 / 3.79 / 512));
+    CHECK(usual["training_share"] < 0.96);
+    double best = 0;
+    for (auto& remedy : usual["with"]) {
+        CHECK(remedy["training_share"] > usual["training_share"]);
+        best = std::max(best, remedy["training_share"].get<double>());
+    }
+    CHECK(usual["with"].back()["what"] == "all of these");
+    CHECK(usual["with"].back()["training_share"] == best);
+    CHECK(none["training_share"] == 1);
+    CHECK(planned_text(line).find("failures     one in 12.4 h;") != std::string::npos);
+    CHECK(planned_text(line + " --failures 0").find("failures ") == std::string::npos);
+}
+
 TEST_CASE("of many micro-batches, those are simulated that a step begins and ends with") {
     Planned p("--model gpt2-350M --layers 8 --global-batch 512k --gpus 16 --machine a100");
     using enum PipelineSchedule;

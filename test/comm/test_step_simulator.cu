@@ -186,6 +186,14 @@ TEST_CASE("messages take what rings, trees and nodes let them") {
     CHECK(RankGroup{8, 2}.nodes(m) == 2);
     CHECK(!RankGroup{2, 4}.crosses_nodes(m));
     CHECK(RankGroup{2, 8}.crosses_nodes(m));
+    CHECK(RankGroup{16, 1}.in_node(m) == 8);
+    // 0 ... 5, 6 ... 11 and so on: two of the second are in the first node.
+    CHECK(RankGroup{6, 1}.in_node(m) == 2);
+    CHECK(RankGroup{6, 1}.nodes(m) == 2);
+    CHECK(RankGroup{3, 2}.in_node(m) == 1);
+    CHECK(RankGroup{12, 1}.in_node(m) == 4);
+    CHECK(RankGroup{10, 1}.nodes(m) == 2);
+    CHECK(RankGroup{11, 1}.nodes(m) == 3);
     // Small sums go by trees, large ones by rings.
     CHECK(sum_seconds(m, {1024, 8}, 16) < 100 * m.network_latency);
     CHECK(sum_seconds(m, {2, 8}, bytes) == doctest::Approx(bytes / 50e9 + 2e-5).epsilon(1e-9));

@@ -8,7 +8,7 @@
 # seconds: 5
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 62
+plan 64
 program=${PROGRAM:-$PWD/build/cpu-fp32/train_gpt} golden=$PWD/test/golden/tokenizers
 at_end() { umount "$work/full" 2>/dev/null; }
 cd "$work" || exit 1
@@ -110,10 +110,12 @@ a plan without devices               | --gpus: missing, or 0;                   
 a card that there is not             | --machine h101: not a card that is known here, the nearest is h | plan --model llama3-8B --machine h101 --gpus 8 --global-batch 4M
 a machine's file without rates       | empty.json: multiprocessors is missing;                         | plan --model llama3-8B --machine empty.json --gpus 8 --global-batch 4M
 a model too large for the devices    | plan: gpt3-175B does not fit on 8 devices:                      | plan --model gpt3-175B --machine h100 --gpus 8 --global-batch 1M
+chunks of another schedule           | --pp-chunks 4: with --pp-schedule 1f1b a stage has one part     | plan --model llama3-8B --machine h100 --gpus 64 --global-batch 4M --pp-schedule 1f1b --pp-chunks 4
 
 # what the program was not built for
 rounding of bf16 in fp32             | --stochastic-rounding on: parameters are fp32 in this program;  | $train --stochastic-rounding on
 products in fp8                      | --matmul-dtype fp8: this program has no such                    | $train --matmul-dtype fp8
+fast sums without fp8                | --fp8-fast-gradients on: goes with --matmul-dtype fp8; give     | $train --fp8-fast-gradients on
 attention of a GPU                   | --attention wgmma: this program has no kernels                  | $train --attention wgmma
 algorithms for products not timed    | --matmul-tuning here.json: products are not timed               | $train --matmul-tuning here.json
 

@@ -1,0 +1,159 @@
+/*
+How much of its time a run on many machines trains: the effective training time, by a Monte Carlo simulation
+of failures, of what they cost, and of what is done against that.
+
+A failure ends the step that is under way, and all that was trained since the last checkpoint is lost. It is
+noticed, a machine that broke is replaced, and the processes start again and load the checkpoint:
+
+    train | save | train | save | train x  noticed | replaced | started, loaded | train ...
+                 '------- lost --------'
+
+Causes, and how often each strikes, are those of 54 days of Llama 3 on 16,384 devices (Llama Team, "The Llama
+3 Herd of Models", 2024, table 5). One failure in ten is a hang, which nobody notices before a time-out (Wan
+et al., "Robust LLM Training Infrastructure at ByteDance", 2025).
+*/
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <queue>
+#include <string>
+#include <vector>
+
+#include "kernels/random.cuh"  // philox
+
+// ----------------------------------------------------------------------------
+// what fails
+
+struct FailureCause {
+    const char* name;
+    double count;         // in those 54 days
+    bool breaks_machine;  // another one is needed
+};
+
+constexpr FailureCause failure_causes[] = {{"devices", 196, true},
+                                           {"memory of devices", 72, true},
+                                           {"software", 54, false},
+                                           {"network", 42, false},
+                                           {"maintenance of hosts", 32, true},
+                                           {"wrong results", 6, true},
+                                           {"time-outs of messages", 7, false},
+                                           {"others", 10, false}};
+constexpr double observed_node_days = 54 * 2048.0;
+
+constexpr double count_of_failures(bool that_break_machines) {
+    double count = 0;
+    for (const FailureCause& cause : failure_causes)
+        if (cause.breaks_machine || !that_break_machines) count += cause.count;
+    return count;
+}
+
+constexpr double failures_per_node_day = count_of_failures(false) / observed_node_days;
+constexpr double share_that_breaks = count_of_failures(true) / count_of_failures(false);
+constexpr double share_of_hangs = 0.1;
+
+// ----------------------------------------------------------------------------
+// a run
+
+constexpr double seconds_of_day = 86400;
+
+// Times in seconds.
+struct FailureModel {
+    int nodes = 1;
+    double per_node_day = failures_per_node_day;
+    double save_interval = HUGE_VAL;  // training from one checkpoint to the next
+    double save_stall = 1;            // training waits so long for one
+    double save_time = 60;            // from when it begins until it is on disk, while training goes on
+    double notice = 20;               // until it is known that a process ended
+    double time_out = 600;            // until it is known that one hangs
+    double restart = 300;             // processes start, connect and load
+    double replacement = 1800;        // until there is another machine, where no spare waits
+    double repair = seconds_of_day;   // until a spare that was used has a successor
+    int spares = 0;                   // machines that wait
+    int data_ranks = 1;
+    bool elastic = false;  // without a spare, the other data ranks go on until there is another machine
+
+    double per_second() const { return nodes * per_node_day / seconds_of_day; }
+};
+
+// Training without a failure, at a share of full speed, with checkpoints. Work is counted in seconds at full
+// speed.
+struct Uninterrupted {
+    const FailureModel& m;
+    double speed;
+
+    double round() const { return m.save_interval / speed + m.save_stall; }
+    double rounds(double seconds) const { return std::isinf(round()) ? 0 : std::floor(seconds / round()); }
+    double trained(double seconds) const {
+        double whole = rounds(seconds), rest = seconds - (whole > 0 ? whole * round() : 0);
+        return (whole > 0 ? whole * m.save_interval : 0) + std::min(rest * speed, m.save_interval);
+    }
+    double saved(double seconds) const {
+        double whole = rounds(std::max(seconds - m.save_time, 0.0));
+        return whole > 0 ? whole * m.save_interval : 0;
+    }
+    double time_of(double work) const {
+        return work / speed + std::floor(work / m.save_interval) * m.save_stall;
+    }
+};
+
+struct RunTime {
+    double seconds;  // in all; infinite: it never ends
+    double failures;
+};
+
+// A run of so many seconds of training. Runs of different numbers are independent.
+inline RunTime simulate_run(const FailureModel& m, double training, uint64_t number) {
+    const uint64_t key = random_key(number, "failures");
+    const double hopeless = 100 * training;
+    double now = 0, kept = 0, waiting = 0, ran = 0;  // until training goes on; and since it did
+    int spares = m.spares, missing = 0;              // missing: data ranks
+    std::priority_queue<double, std::vector<double>, std::greater<>> returns;  // machines
+    uint64_t failures = 0, draws = 0;
+    while (now < hopeless) {
+        Random4 random = philox(key, draws++);
+        double fails =
+            m.per_second() > 0 ? -std::log(1 - random_uniform(random.at[0])) / m.per_second() : HUGE_VAL;
+        double returned = returns.empty() ? HUGE_VAL : std::max(returns.top() - now, 0.0);
+        Uninterrupted train{m, 1 - (double)missing / m.data_ranks};
+        double period = std::min(fails, returned), trains = std::max(period - waiting, 0.0);
+        double needed = train.time_of(training - kept) - ran;
+        if (needed <= trains) return {now + waiting + needed, (double)failures};
+        now += period, ran += trains;
+        waiting = std::max(waiting - period, 0.0);
+        if (returned <= fails) {
+            returns.pop();
+            if (missing == 0) {
+                spares++;
+            } else {  // it joins the others at a checkpoint that is made for it
+                missing--;
+                kept += train.trained(ran), ran = 0;
+                waiting += m.restart;
+            }
+            continue;
+        }
+        failures++;
+        kept += train.saved(ran), ran = 0;
+        waiting = m.restart + (random_uniform(random.at[1]) < share_of_hangs ? m.time_out : m.notice);
+        if (random_uniform(random.at[2]) >= share_that_breaks) continue;
+        if (spares > 0) {
+            spares--;
+            returns.push(now + m.repair);
+        } else if (m.elastic && missing + 1 < m.data_ranks) {
+            missing++;
+            returns.push(now + m.replacement);
+        } else {
+            waiting += m.replacement;
+        }
+    }
+    return {HUGE_VAL, (double)failures};
+}
+
+// The share of a run's time that makes progress which is kept, over many runs. 0: some of them would not end.
+inline double effective_training_time(const FailureModel& m, double training) {
+    constexpr int runs = 100;
+    double all = 0;
+    for (int run = 0; run < runs && all < HUGE_VAL; run++) all += simulate_run(m, training, run).seconds;
+    return runs * training / all;
+}
