@@ -427,9 +427,9 @@ inline PlannedCut given_cut(Planner& planner, const PlanLine& line) {
     for (PlanTask larger = task; nearest.empty() && larger.devices <= most / 2;) {
         larger.devices *= 2;
         Planner other(larger);
-        std::vector<PlannedStep> best = other.best(1);
-        if (best.empty()) continue;
-        const PlannedCut& cut = best[0].cut;
+        PlannedStep smallest = other.smallest();
+        if (smallest.memory.empty() || other.total(smallest.memory) > other.available()) continue;
+        const PlannedCut& cut = smallest.cut;
         nearest = text("%d devices are enough (--tp %d --pp %d --zero %d --micro-batch %d --recompute %s)",
                        larger.devices, cut.tp, cut.pp, cut.zero, cut.micro_batch, name_of(cut.recompute));
     }

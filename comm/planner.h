@@ -101,10 +101,11 @@ public:
           number_bytes_((size_t)task.machine.number_bytes),
           sequences_(task.options.global_batch / task.options.sequence_length) {}
 
-    // Bytes that a rank may take.
+    // Bytes that a rank may take: on a card with bf16, but for what library_memory() keeps back there.
     size_t available() const {
+        constexpr size_t on_cards = (256 + 32 + 256) << 20;
         auto memory = (size_t)machine_.memory;
-        return memory - std::min(memory, library_memory());
+        return memory - std::min(memory, number_bytes_ == 2 ? on_cards : library_memory());
     }
     long long micro_batches(const PlannedCut& cut) const { return sequences_ / cut.dp / cut.micro_batch; }
 
@@ -474,8 +475,10 @@ private:
     }
 
     std::vector<int> shard_groups(const PlannedCut& cut) {
-        if (cut.zero == 0 || cut.dp == 1) return {1};
-        if (task_.keeps_shard) return {task_.options.shard_group};  // which divides, or nothing is tried
+        bool alone = cut.zero == 0 || cut.dp == 1;
+        int kept = task_.keeps_shard ? task_.options.shard_group : 0;
+        if (alone) return kept > 1 ? std::vector<int>() : std::vector<int>{1};
+        if (kept > 0) return {kept};  // which divides, or nothing is tried
         const ParameterLayout& layout = parameters(cut);
         double size = (double)layout.unit_size(1), least = HUGE_VAL, step = times(cut).optimizer;
         double micro = (double)micro_batches(cut), gathered = cut.zero >= 3 ? 2 * micro : 1,

@@ -118,6 +118,15 @@ TEST_CASE("where gradients are cut, groups of ranks are chosen by what they send
     }
 }
 
+TEST_CASE("layers that are added to a model take time and memory in its plans") {
+    std::string line = "--model llama3-8B --machine h100 --gpus 8 --global-batch 512k --explain --zero 1";
+    nlohmann::json plain = planned(line)["layouts"][0];
+    nlohmann::json filtered = planned(line + " --local-filter on")["layouts"][0];
+    for (const char* field : {"seconds", "memory_bytes"}) CHECK(filtered[field] > plain[field]);
+    CHECK(filtered["seconds_of"]["products"] > plain["seconds_of"]["products"]);
+    CHECK(filtered["seconds_of"]["other_kernels"] > plain["seconds_of"]["other_kernels"]);
+}
+
 TEST_CASE("failures and what helps are part of a plan") {
     std::string line =
         "--model gpt3-175B --machine h100 --gpus 4096 --global-batch 4M --tokens 100G --tp 8 --pp 8 "
@@ -350,7 +359,7 @@ TEST_CASE("what cannot be planned is refused in a line that says what can") {
               .size() >= 1);
 }
 
-TEST_CASE("absurd sizes are planned or refused, soon") {
+TEST_CASE("absurd sizes are planned or refused, soon" * doctest::test_suite("long")) {
     for (const char* line : {"--model gpt3-175B --machine h100 --gpus 1048576 --global-batch 1G",
                              "--model gpt2-124M --machine h100 --gpus 1 --global-batch 900G",
                              "--model gpt2-124M --machine h100 --gpus 64 --global-batch 8M --layers 1500",

@@ -109,7 +109,7 @@ a tokenizer twice                    | --tokenizer bytes: --train-tokenizer make
 a plan without devices               | --gpus: missing, or 0;                                          | plan --model llama3-8B --machine h100 --global-batch 4M
 a card that there is not             | --machine h101: not a card that is known here, the nearest is h | plan --model llama3-8B --machine h101 --gpus 8 --global-batch 4M
 a machine's file without rates       | empty.json: multiprocessors is missing;                         | plan --model llama3-8B --machine empty.json --gpus 8 --global-batch 4M
-a model too large for the devices    | plan: gpt3-175B does not fit on 8 devices:                      | plan --model gpt3-175B --machine h100 --gpus 8 --global-batch 1M
+a model too large for the devices    | plan: llama3-70B does not fit on 2 devices:                     | plan --model llama3-70B --machine h100 --gpus 2 --global-batch 64k
 chunks of another schedule           | --pp-chunks 4: with --pp-schedule 1f1b a stage has one part     | plan --model llama3-8B --machine h100 --gpus 64 --global-batch 4M --pp-schedule 1f1b --pp-chunks 4
 
 # what the program was not built for
