@@ -114,8 +114,6 @@ struct Gpt {
     // Where a norm's own rows are made before they come together in `all`.
     floatX* own_norm(floatX* all) const { return rows.ranks() == 1 ? all : acts[0].own_norm; }
 
-    // (1) Becomes the largest element of the stream's gradient when that is made, in fp8; or null.
-    float* stream_gradient_largest() const { return rows.ranks() == 1 ? acts[0].dresidual_scale : nullptr; }
     // Views into a unit. What they show is there while the unit is acquired, or its gradients have begun.
     UnitTensors<floatX> weights(int unit) const { return layout.tensors(unit, state.params(unit)); }
     UnitTensors<float> gradients(int unit) const {
@@ -502,7 +500,7 @@ inline NormLayer head_norm(const Gpt& g) {
     auto dw = g.gradients(g.head_unit());
     NormLayer l = {g.norm,    a.residualf, a.normf,    a.normf_mean, a.normf_rstd,
                    w[normfw], w[normfb],   dw[normfw], dw[normfb]};
-    l.dinp_largest = g.stream_gradient_largest();
+    l.dinp_largest = a.dresidual_scale;
     return l;
 }
 
@@ -614,7 +612,7 @@ inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task,
         // tied embeddings are used for nothing else on the last of several stages
         if (g.layout.has(0) && !g.stage.has_embedding()) g.state.reduce_gradients(0, last_micro_batch);
         head_backward(g, batch, last_micro_batch);
-    } else if (float* largest = g.stream_gradient_largest()) {
+    } else if (float* largest = g.acts[0].dresidual_scale) {
         largest_element(largest, task.gradient, (size_t)batch.B * batch.T * g.config.channels, g.stream);
     }
     int begin = g.stage.first_layer(task.chunk), end = g.stage.end_layer(task.chunk);

@@ -18,7 +18,6 @@ et al., "Robust LLM Training Infrastructure at ByteDance", 2025).
 #include <cmath>
 #include <functional>
 #include <queue>
-#include <string>
 #include <vector>
 
 #include "kernels/random.cuh"  // philox
@@ -98,19 +97,15 @@ struct Uninterrupted {
     }
 };
 
-struct RunTime {
-    double seconds;  // in all; infinite: it never ends
-    double failures;
-};
-
-// A run of so many seconds of training. Runs of different numbers are independent.
-inline RunTime simulate_run(const FailureModel& m, double training, uint64_t number) {
+// Seconds that a run of so many seconds of training takes; infinite: it never ends. Runs of different numbers
+// are independent.
+inline double simulate_run(const FailureModel& m, double training, uint64_t number) {
     const uint64_t key = random_key(number, "failures");
     const double hopeless = 100 * training;
     double now = 0, kept = 0, waiting = 0, ran = 0;  // until training goes on; and since it did
     int spares = m.spares, missing = 0;              // missing: data ranks
     std::priority_queue<double, std::vector<double>, std::greater<>> returns;  // machines
-    uint64_t failures = 0, draws = 0;
+    uint64_t draws = 0;
     while (now < hopeless) {
         Random4 random = philox(key, draws++);
         double fails =
@@ -119,7 +114,7 @@ inline RunTime simulate_run(const FailureModel& m, double training, uint64_t num
         Uninterrupted train{m, 1 - (double)missing / m.data_ranks};
         double period = std::min(fails, returned), trains = std::max(period - waiting, 0.0);
         double needed = train.time_of(training - kept) - ran;
-        if (needed <= trains) return {now + waiting + needed, (double)failures};
+        if (needed <= trains) return now + waiting + needed;
         now += period, ran += trains;
         waiting = std::max(waiting - period, 0.0);
         if (returned <= fails) {
@@ -133,7 +128,6 @@ inline RunTime simulate_run(const FailureModel& m, double training, uint64_t num
             }
             continue;
         }
-        failures++;
         kept += train.saved(ran), ran = 0;
         waiting = m.restart + (random_uniform(random.at[1]) < share_of_hangs ? m.time_out : m.notice);
         if (random_uniform(random.at[2]) >= share_that_breaks) continue;
@@ -147,13 +141,13 @@ inline RunTime simulate_run(const FailureModel& m, double training, uint64_t num
             waiting += m.replacement;
         }
     }
-    return {HUGE_VAL, (double)failures};
+    return HUGE_VAL;
 }
 
 // The share of a run's time that makes progress which is kept, over many runs. 0: some of them would not end.
 inline double effective_training_time(const FailureModel& m, double training) {
     constexpr int runs = 100;
     double all = 0;
-    for (int run = 0; run < runs && all < HUGE_VAL; run++) all += simulate_run(m, training, run).seconds;
+    for (int run = 0; run < runs && all < HUGE_VAL; run++) all += simulate_run(m, training, run);
     return runs * training / all;
 }

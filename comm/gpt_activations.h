@@ -76,8 +76,9 @@ them, for then it is copies of weights that are made again. N, n, C ... are thos
     X(floatX, dnorm,      n * C,            shared,               training)                                  \
     X(floatX, dact,       N * F,            shared,               training && swiglu)                        \
     X(floatX, dfc,        N * F1,           until_weights,        training)                                  \
-    X(float,  dfc_scale,  2,                shared,               training && fp8)  /* of fp8 */             \
-    X(float,  dresidual_scale, 2,           shared,               training && fp8)  /* likewise */           \
+    /* scales of gradients in fp8, where one kernel makes all rows that a product reads */                   \
+    X(float,  dfc_scale,  2,                shared,               fp8 && (tp == 1 || swiglu))                \
+    X(float,  dresidual_scale, 2,           shared,               fp8 && tp == 1)                            \
     X(floatX, datt,       N * A,            shared,               training)                                  \
     X(floatX, dqkv,       N * QKV,          filter ? shared : until_weights, training)                       \
     X(floatX, dqk_and_v,  N * QKV,          until_weights,        training && filter)                        \
@@ -116,8 +117,8 @@ struct Fp8Activations {
         filtered = kept(a.filtered_fp8, d.C, norm_measures);
         norm2 = kept(a.norm2_fp8, d.C, norm_measures);
         act = kept(a.act_fp8, d.F, activation_measures);
-        if (a.dfc_scale) dfc = {a.dfc_scale, nullptr, activation_measures};
-        if (a.dresidual_scale) dresidual = {a.dresidual_scale, nullptr, norm_measures};
+        dfc = {a.dfc_scale, nullptr, a.dfc_scale != nullptr};
+        dresidual = {a.dresidual_scale, nullptr, a.dresidual_scale != nullptr};
     }
 };
 

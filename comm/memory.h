@@ -42,9 +42,11 @@ inline std::string size_text(size_t bytes) {
     return bytes < (size_t)1 << 30 ? text("%.1f MiB", bytes / 0x1p20) : text("%.2f GiB", bytes / 0x1p30);
 }
 
+constexpr size_t library_code_memory = (size_t)256 << 20;
+
 // Bytes kept back for the code of the libraries, and for what products use while they run.
 inline size_t library_memory() {
-    return ((size_t)256 << 20) + matmul_workspace();
+    return library_code_memory + matmul_workspace();
 }
 
 // What a rank may take when `ranks` of them share the device: its part of the free memory, less what is kept

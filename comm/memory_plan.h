@@ -56,7 +56,7 @@ inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Wo
     return counted.classes();
 }
 
-// The same on a rank of the stage that takes most.
+// Bytes of each class that a model takes on a rank of the stage that takes most.
 inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const Workload& w,
                                                const ZeroSettings& settings, const Layout& cut = {}) {
     std::vector<MemoryClass> most;

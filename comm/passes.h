@@ -31,7 +31,7 @@ struct ProductShape {
     double flops() const { return 2 * rows * columns * sums; }
 };
 
-// What a pass belongs to, as the pipeline's actions put it together.
+// A pass belongs to one of these parts of a step, which the pipeline's actions put together.
 enum class StepPart {
     embedding_forward,
     embedding_backward,

@@ -33,13 +33,13 @@ struct PlanFigures {
     double days = 0, cost = 0;                // 0: not told
 };
 
-// What takes time, by name.
+// The parts of a step's time, each with its name.
 inline std::vector<std::pair<const char*, double>> named_parts(const StepParts& p) {
     return {{"products", p.products},   {"attention", p.attention}, {"other kernels", p.other_kernels},
             {"optimizer", p.optimizer}, {"bubble", p.bubble},       {"tensor", p.tensor},
             {"pipeline", p.pipeline},   {"data", p.data},           {"together", p.together}};
 }
-// What keeps a layout from having products and attention all the time.
+// Names the part that most keeps a layout from having products and attention all the time.
 inline const char* most_lost_to(const StepParts& parts) {
     auto named = named_parts(parts);
     return std::max_element(named.begin() + 2, named.end() - 1,

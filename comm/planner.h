@@ -56,7 +56,7 @@ struct PlanTask {
          keeps_shard = false, keeps_micro_batch = false, keeps_recompute = false;
 };
 
-// Where the time of a step goes, in seconds; on the stage that has most to do.
+// The time of a step in parts, in seconds: those of work are of the stage that has most to do.
 struct StepParts {
     double products = 0, attention = 0, other_kernels = 0;  // of the micro-batches
     double optimizer = 0;
@@ -65,7 +65,7 @@ struct StepParts {
     double together = 0;                        // and without all of them, by so much more
 };
 
-// What some ranks send each other again and again.
+// A message that the ranks of a group send each other again and again.
 struct PlannedMessage {
     const char* what;
     RankGroup group;
@@ -103,7 +103,7 @@ public:
 
     // Bytes that a rank may take: on a card with bf16, but for what library_memory() keeps back there.
     size_t available() const {
-        constexpr size_t on_cards = (256 + 32 + 256) << 20;
+        constexpr size_t on_cards = library_code_memory + ((32 + 256) << 20);
         auto memory = (size_t)machine_.memory;
         return memory - std::min(memory, number_bytes_ == 2 ? on_cards : library_memory());
     }
@@ -178,12 +178,9 @@ public:
         std::vector<OfStage> stages((size_t)cut.pp);
         double before = 0;
         for (int part = 0, layer = 0; part < (int)split.size(); part++) {
-            double forward = 0, backward = 0;
-            for (int begin = layer; layer < begin + split[part]; layer++) {
-                const LayerTime& one = t.layers[layer];
-                forward += (layer == begin ? one.first : one.forward).all(true);
-                backward += one.backward.all(true);
-            }
+            LayerTime chunk = t.chunk(layer, layer + split[part]);
+            layer += split[part];
+            double forward = chunk.forward.all(true), backward = chunk.backward.all(true);
             if (part == 0) {
                 forward += t.embedding_forward.all(true);
                 backward += t.embedding_backward.all(true);
@@ -231,7 +228,7 @@ public:
         return bytes;
     }
 
-    // What a rank sends in a step, of the stage that sends most.
+    // A rank sends so much in a step, on the stage that sends most.
     BytesSent sent(const PlannedCut& cut) {
         SimulatedStep step = simulated(cut, {});
         return *std::ranges::max_element(step.sent, {}, &BytesSent::all);

@@ -63,6 +63,18 @@ struct MicroBatchTime {
     double optimizer = 0;  // for each parameter that a rank steps
     double clearing = 0;   // for each gradient that it keeps
     double flops = 0;      // of all layers, with what is made again
+
+    // Layers [begin, end) one after another, as a chunk.
+    LayerTime chunk(int begin, int end) const {
+        LayerTime sum;
+        for (int i = begin; i < end; i++) {
+            sum.forward += i == begin ? layers[i].first : layers[i].forward;
+            sum.backward += layers[i].backward;
+            sum.input_gradient += layers[i].input_gradient;
+            sum.weight_gradient += layers[i].weight_gradient;
+        }
+        return sum;
+    }
 };
 
 // Multiprocessors that communication holds are not there for other work.
@@ -73,7 +85,7 @@ inline Machine machine_without(Machine machine, int multiprocessors) {
     return machine;
 }
 
-// What tensor ranks send of a micro-batch at a time.
+// Tensor ranks send all rows of a micro-batch at once, in pieces.
 struct RowsToSend {
     RankGroup ranks;
     double bytes;  // of all rows
@@ -187,7 +199,7 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
 // ----------------------------------------------------------------------------
 // the step
 
-// Which messages take time: what a step would take without some shows what waiting for these comes to.
+// Messages of these kinds take time. A step without those of a kind shows what waiting for them comes to.
 struct MessagesTaken {
     bool tensor = true, pipeline = true, data = true;
 };
@@ -216,7 +228,7 @@ struct SimulatedStep {
     std::vector<double> busy;     // (stages) the part that the micro-batches take
     double optimizer = 0;         // the most of any stage
     std::vector<BytesSent> sent;  // (stages)
-    // What the stages wait, as a share of what they compute.
+    // The stages wait for so long, as a share of the time that they compute.
     double bubble() const {
         double idle = 0, work = 0;
         for (double stage : busy) idle += seconds - stage, work += stage;
@@ -262,16 +274,7 @@ public:
             layer += layers;
         }
         if (has_head()) hold(head_unit(), step.prefetch + (tables_take_turns() ? 1 : 2));
-        for (auto [begin, end] : chunks_) {
-            LayerTime& chunk = of_chunk_.emplace_back();
-            for (int i = begin; i < end; i++) {
-                const LayerTime& one = step.times.layers[i];
-                chunk.forward += i == begin ? one.first : one.forward;
-                chunk.backward += one.backward;
-                chunk.input_gradient += one.input_gradient;
-                chunk.weight_gradient += one.weight_gradient;
-            }
-        }
+        for (auto [begin, end] : chunks_) of_chunk_.push_back(step.times.chunk(begin, end));
         step_parameters();
     }
 

@@ -32,7 +32,9 @@ inline void complete_model(Options& options) {
     }
 }
 
-inline void complete_sequence_length(Options& options) {
+// Options: of training or of a plan.
+template <typename O>
+void complete_sequence_length(O& options) {
     if (options.sequence_length == 0) options.sequence_length = options.context;
     if (options.sequence_length > options.context) {
         fail("--sequence-length %d: longer than the model's context of %d; lower it", options.sequence_length,
@@ -151,11 +153,7 @@ inline void complete_options(TokenizeOptions& options) {
 inline void complete_options(PlanOptions& options) {
     complete(static_cast<ModelConfig&>(options));
     if (options.gpus == 0) fail("--gpus: missing, or 0; give the number of devices that there are");
-    if (options.sequence_length == 0) options.sequence_length = options.context;
-    if (options.sequence_length > options.context) {
-        fail("--sequence-length %d: longer than the model's context of %d; lower it", options.sequence_length,
-             options.context);
-    }
+    complete_sequence_length(options);
     if (options.global_batch == 0) fail("--global-batch: missing; give the tokens of a step, such as 4M");
     if (options.global_batch % options.sequence_length) {
         long long below = options.global_batch / options.sequence_length * options.sequence_length,

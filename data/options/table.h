@@ -134,7 +134,7 @@ inline const std::vector<OptionRow>& option_table() {
     const Limits any_text = {}, on_off = {}, by_name = {};
     const auto range = [](double low, double high) { return Limits{low, high}; };
 #define FIELD(name) #name, [](auto&& options) -> decltype((options.name)) { return options.name; }
-// Of one struct alone, where others have another option of the name.
+// The field of one struct alone, where others have another option of the name.
 #define FIELD_OF(Struct, name)                                                                               \
 #name, [](auto&& options) -> decltype((options.name)) requires std::is_same_v < std::remove_cvref_t <    \
                                      decltype(options)>,                                                     \
@@ -347,13 +347,12 @@ inline const std::vector<OptionRow>& option_table() {
          "Numbers that matrix products are made of; sums are fp32, or in fp8 nearly. auto: those of the "
          "build. bf16: in the fp32 build for CPUs, on processors that have such products, faster and "
          "coarser; weights, activations and gradients stay fp32. fp8: in bf16 builds, on Hopper, those of "
-         "the blocks; not with "
-         "--zero 3. Copies of these weights are kept, unless activations are recomputed.",
+         "the blocks; not with --zero 3. Copies of these weights are kept, unless activations are "
+         "recomputed.",
          noted},
         {FIELD(fp8_fast_gradients), "Memory", on_off,
          "fp8: products for gradients add up in the about 14 bits of the tensor cores, as those of the "
-         "forward "
-         "pass do, which is faster and coarser.",
+         "forward pass do, which is faster and coarser.",
          noted},
         {FIELD(master_weights), "Memory", on_off,
          "bf16 builds: keep an fp32 copy of the weights for the optimizer, 4 bytes a parameter.", noted},

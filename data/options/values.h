@@ -8,6 +8,7 @@ The value of one option, to and from text and JSON, by its row of the table.
 #include <cmath>
 #include <set>
 #include <string>
+#include <optional>
 #include <string_view>
 #include <type_traits>
 #include <variant>
@@ -29,18 +30,12 @@ inline std::string option_name(const OptionRow& row) {
     return "--" + name;
 }
 
-// The row of an option as written on the command line, dashes included; null if there is none.
-inline const OptionRow* find_option(std::string_view name) {
+// The row of an option as written on the command line, dashes included; null if there is none. A name may
+// stand for other options of other commands, so it can be asked for that of one.
+inline const OptionRow* find_option(std::string_view name, std::optional<Command> command = {}) {
     for (const OptionRow& row : option_table()) {
-        if (!row.positional && option_name(row) == name) return &row;
-    }
-    return nullptr;
-}
-
-// Likewise of a command, for names that several commands have options by.
-inline const OptionRow* find_option(std::string_view name, Command command) {
-    for (const OptionRow& row : option_table()) {
-        if (!row.positional && row.belongs_to(command) && option_name(row) == name) return &row;
+        bool belongs = !command || row.belongs_to(*command);
+        if (!row.positional && belongs && option_name(row) == name) return &row;
     }
     return nullptr;
 }
