@@ -5,6 +5,8 @@ A row's rates are those of the vendor's data sheet: products of dense bf16 matri
 memory, and the link to the other cards of a node, in one direction (NVLink where every card of a node has it;
 PCIe where bridges join pairs at most). No program reaches them. The share for products is an expectation: the
 rate of large cuBLASLt products in published measurements, less what the power limit takes in a run of hours.
+That of the A100 with NVLink, and the shares and times below the table, are fitted on the step times of
+published runs, by test/bench/calibrate_planner.cu.
 
 Nodes are those that such cards are usually bought in: how many cards their links join, and the network's rate
 for each card, in one direction. Somebody who plans for other nodes describes them in a file
@@ -18,6 +20,15 @@ for each card, in one direction. Somebody who plans for other nodes describes th
 
 #include "kernels/common.cuh"
 
+// The inner loops of attention on one multiprocessor, with heads of 128, as shares of the rate of products.
+struct AttentionShare {
+    double forward, backward;
+};
+constexpr AttentionShare with_wgmma = {0.94, 0.70};        // counted in the code for Hopper
+constexpr AttentionShare with_mma = {0.75, 0.60};          // other cards, with the mma of Ampere
+constexpr AttentionShare mma_of_blackwell = {0.30, 0.24};  // its products have faster instructions
+constexpr AttentionShare of_host = {0.60, 0.50};
+
 struct Card {
     const char*
         words;  // in cudaDeviceProp::name, in any order; the first row whose words are all there counts
@@ -27,44 +38,46 @@ struct Card {
     double memory_rate;    // bytes/s
     double link_rate;      // bytes/s
     double product_share;  // of flops, expected
+    AttentionShare attention;
     double network_rate;   // bytes/s from node to node, for each card
     int node = 8;          // cards
     int number_bytes = 2;  // of an activation, in the program that is built for it
 };
 
 constexpr Card cards[] = {
-    {"A100 PCIe 80GB", 108, 312e12, 80e9, 1935e9, 32e9, 0.72, 12.5e9},
-    {"A100 PCIe", 108, 312e12, 40e9, 1555e9, 32e9, 0.72, 12.5e9},
-    {"A100 40GB", 108, 312e12, 40e9, 1555e9, 300e9, 0.80, 25e9},
-    {"A100 80GB", 108, 312e12, 80e9, 2039e9, 300e9, 0.80, 25e9},  // 271 TFLOP/s is the best that was measured
-    {"A800 PCIe 80GB", 108, 312e12, 80e9, 1935e9, 32e9, 0.72, 12.5e9},
-    {"A800 40GB", 108, 312e12, 40e9, 1555e9, 32e9, 0.72, 12.5e9},
-    {"A800 80GB", 108, 312e12, 80e9, 2039e9, 200e9, 0.80, 25e9},
-    {"H100 PCIe", 114, 756e12, 80e9, 2.0e12, 64e9, 0.62, 25e9},
-    {"H100 NVL", 132, 835.5e12, 94e9, 3.9e12, 64e9, 0.68, 25e9},
-    {"H100", 132, 989.4e12, 80e9, 3.35e12, 450e9, 0.728, 50e9},  // 720 of 989.4 TFLOP/s
-    {"H800 PCIe", 114, 756e12, 80e9, 2.0e12, 64e9, 0.62, 25e9},
-    {"H800", 132, 989.4e12, 80e9, 3.35e12, 200e9, 0.728, 50e9},
-    {"H200 NVL", 132, 835.5e12, 141e9, 4.8e12, 64e9, 0.68, 25e9},
-    {"H200", 132, 989.4e12, 141e9, 4.8e12, 450e9, 0.728, 50e9},
-    {"GH200 144G", 132, 989.4e12, 144e9, 4.9e12, 450e9, 0.75, 25e9, 4},
-    {"GH200", 132, 989.4e12, 96e9, 4.0e12, 450e9, 0.75, 25e9, 4},
-    {"H20", 78, 148e12, 96e9, 4.0e12, 450e9, 0.90, 50e9},
-    {"B200", 148, 2250e12, 180e9, 8.0e12, 900e9, 0.70, 50e9},
-    {"GB200", 152, 2500e12, 186e9, 8.0e12, 900e9, 0.70, 50e9, 72},
-    {"L40S", 142, 362e12, 48e9, 864e9, 32e9, 0.65, 12.5e9},
-    {"L40", 142, 181e12, 48e9, 864e9, 32e9, 0.80, 12.5e9},
-    {"L4", 58, 121e12, 24e9, 300e9, 32e9, 0.60, 12.5e9},
-    {"RTX 3090", 82, 71e12, 24e9, 936e9, 32e9, 0.90, 3.125e9},
-    {"RTX 4090", 128, 165.2e12, 24e9, 1008e9, 32e9, 0.90, 3.125e9},
-    {"RTX 5090", 170, 209.5e12, 32e9, 1792e9, 64e9, 0.90, 3.125e9},
+    {"A100 PCIe 80GB", 108, 312e12, 80e9, 1935e9, 32e9, 0.72, with_mma, 12.5e9},
+    {"A100 PCIe", 108, 312e12, 40e9, 1555e9, 32e9, 0.72, with_mma, 12.5e9},
+    {"A100 40GB", 108, 312e12, 40e9, 1555e9, 300e9, 0.765, with_mma, 25e9},
+    {"A100 80GB", 108, 312e12, 80e9, 2039e9, 300e9, 0.765, with_mma,
+     25e9},  // 271 TFLOP/s is the best that was measured
+    {"A800 PCIe 80GB", 108, 312e12, 80e9, 1935e9, 32e9, 0.72, with_mma, 12.5e9},
+    {"A800 40GB", 108, 312e12, 40e9, 1555e9, 32e9, 0.72, with_mma, 12.5e9},
+    {"A800 80GB", 108, 312e12, 80e9, 2039e9, 200e9, 0.765, with_mma, 25e9},
+    {"H100 PCIe", 114, 756e12, 80e9, 2.0e12, 64e9, 0.62, with_wgmma, 25e9},
+    {"H100 NVL", 132, 835.5e12, 94e9, 3.9e12, 64e9, 0.68, with_wgmma, 25e9},
+    {"H100", 132, 989.4e12, 80e9, 3.35e12, 450e9, 0.728, with_wgmma, 50e9},  // 720 of 989.4 TFLOP/s
+    {"H800 PCIe", 114, 756e12, 80e9, 2.0e12, 64e9, 0.62, with_wgmma, 25e9},
+    {"H800", 132, 989.4e12, 80e9, 3.35e12, 200e9, 0.728, with_wgmma, 50e9},
+    {"H200 NVL", 132, 835.5e12, 141e9, 4.8e12, 64e9, 0.68, with_wgmma, 25e9},
+    {"H200", 132, 989.4e12, 141e9, 4.8e12, 450e9, 0.728, with_wgmma, 50e9},
+    {"GH200 144G", 132, 989.4e12, 144e9, 4.9e12, 450e9, 0.75, with_wgmma, 25e9, 4},
+    {"GH200", 132, 989.4e12, 96e9, 4.0e12, 450e9, 0.75, with_wgmma, 25e9, 4},
+    {"H20", 78, 148e12, 96e9, 4.0e12, 450e9, 0.90, with_wgmma, 50e9},
+    {"B200", 148, 2250e12, 180e9, 8.0e12, 900e9, 0.70, mma_of_blackwell, 50e9},
+    {"GB200", 152, 2500e12, 186e9, 8.0e12, 900e9, 0.70, mma_of_blackwell, 50e9, 72},
+    {"L40S", 142, 362e12, 48e9, 864e9, 32e9, 0.65, with_mma, 12.5e9},
+    {"L40", 142, 181e12, 48e9, 864e9, 32e9, 0.80, with_mma, 12.5e9},
+    {"L4", 58, 121e12, 24e9, 300e9, 32e9, 0.60, with_mma, 12.5e9},
+    {"RTX 3090", 82, 71e12, 24e9, 936e9, 32e9, 0.90, with_mma, 3.125e9},
+    {"RTX 4090", 128, 165.2e12, 24e9, 1008e9, 32e9, 0.90, with_mma, 3.125e9},
+    {"RTX 5090", 170, 209.5e12, 32e9, 1792e9, 64e9, 0.90, with_mma, 3.125e9},
     // 16 cores of a server with a network of 10 Gbit/s, for plans alone: no driver has this name
-    {"host CPU", 16, 1e12, 64e9, 100e9, 10e9, 0.70, 1.25e9, 1, 4},
+    {"host CPU", 16, 1e12, 64e9, 100e9, 10e9, 0.70, of_host, 1.25e9, 1, 4},
 };
 
 constexpr double stream_share = 0.9;           // of memory_rate, expected: 4.3 of 4.8 TB/s on an H200
-constexpr double link_share = 0.8;             // of link_rate, likewise, in large collectives of NCCL
-constexpr double network_share = 0.9;          // of network_rate
+constexpr double link_share = 0.83;            // of link_rate, in large collectives of NCCL: fitted
+constexpr double network_share = 0.86;         // of network_rate: fitted
 constexpr double unknown_product_share = 0.7;  // where a card has no row
 
 // The word is in the text, between other characters than letters and digits. Capitals do not matter.
@@ -119,22 +132,33 @@ struct Machine {
     double links = 0, network = 0;                       // bytes/s of a device, in one direction
     double link_latency = 3e-6, network_latency = 1e-5;  // seconds of a message
     int number_bytes = 2;                                // as in Card
+    // what else the times of kernels are made of (comm/step_time.h)
+    double attention_forward = 0, attention_backward = 0;  // FLOP/s of the inner loops with heads of 128
+    double half_sums = 90;   // terms of a sum in whose time the first operands of a product arrive: fitted
+    double launch = 2.5e-6;  // seconds from one kernel to the next: fitted
+
+    void set_products(double rate, const AttentionShare& attention) {
+        products = rate;
+        attention_forward = attention.forward * rate, attention_backward = attention.backward * rate;
+    }
 };
 
 // All of a card, by its row.
 inline Machine machine_of(const Card& card) {
-    return {.multiprocessors = card.multiprocessors,
-            .flops = card.flops,
-            .memory_rate = card.memory_rate,
-            .link_rate = card.link_rate,
-            .products = card.product_share * card.flops,
-            .streams = stream_share * card.memory_rate,
-            .published = true,
-            .memory = card.memory,
-            .node = card.node,
-            .links = link_share * card.link_rate,
-            .network = network_share * card.network_rate,
-            .number_bytes = card.number_bytes};
+    Machine machine = {.multiprocessors = card.multiprocessors,
+                       .flops = card.flops,
+                       .memory_rate = card.memory_rate,
+                       .link_rate = card.link_rate,
+                       .products = 0,
+                       .streams = stream_share * card.memory_rate,
+                       .published = true,
+                       .memory = card.memory,
+                       .node = card.node,
+                       .links = link_share * card.link_rate,
+                       .network = network_share * card.network_rate,
+                       .number_bytes = card.number_bytes};
+    machine.set_products(card.product_share * card.flops, card.attention);
+    return machine;
 }
 
 // A device with other multiprocessors than its row is a part of a card (MIG), or another one of the same
@@ -143,18 +167,19 @@ inline Machine machine_of(const cudaDeviceProp& device, double clock, double mem
     Machine m = {};
     m.multiprocessors = device.multiProcessorCount;
     double product_share = unknown_product_share;
+    AttentionShare attention = device.major == 9 ? with_wgmma : with_mma;
     if (const Card* card = find_card(device.name)) {
         double part = device.multiProcessorCount / (double)card->multiprocessors;
         m.flops = part * card->flops;
         m.memory_rate = part * card->memory_rate;
         m.link_rate = card->link_rate;
         m.published = part == 1;
-        product_share = card->product_share;
+        product_share = card->product_share, attention = card->attention;
     } else {
         m.flops = device.multiProcessorCount * clock * flops_per_clock(device);
         m.memory_rate = memory_rate;
     }
-    m.products = product_share * m.flops;
+    m.set_products(product_share * m.flops, attention);
     m.streams = stream_share * m.memory_rate;
     return m;
 }

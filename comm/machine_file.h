@@ -1,10 +1,12 @@
 /*
 Machines that a plan is made for: a card of the table by its name (comm/machine.h), or a file that describes
-other nodes. The file is a JSON object with all of these fields, and no others:
+other nodes. The file is a JSON object with these fields, and no others; those of the last line may be left
+out:
 
     {"multiprocessors": 132, "flops": 989.4e12, "products": 720e12, "streams": 3.0e12, "memory": 80e9,
      "links": 360e9, "link_latency": 3e-6, "node": 8, "network": 45e9, "network_latency": 1e-5,
-     "number_bytes": 2}
+     "number_bytes": 2,
+     "attention_forward": 677e12, "attention_backward": 504e12, "half_sums": 90, "launch": 2.5e-6}
 */
 #pragma once
 
@@ -30,6 +32,7 @@ struct MachineField {
     Rate rate;
     Count count;
     double most;
+    bool may_miss = false;
 };
 
 inline std::span<const MachineField> machine_fields() {
@@ -45,6 +48,10 @@ inline std::span<const MachineField> machine_fields() {
         {"network", &Machine::network, nullptr, 1e15},               // bytes/s of a device to other nodes
         {"network_latency", &Machine::network_latency, nullptr, 1},  // seconds of a message there
         {"number_bytes", nullptr, &Machine::number_bytes, 4},        // of an activation: 2 bf16, 4 fp32
+        {"attention_forward", &Machine::attention_forward, nullptr, 1e18, true},    // FLOP/s of its inner
+        {"attention_backward", &Machine::attention_backward, nullptr, 1e18, true},  // loop
+        {"half_sums", &Machine::half_sums, nullptr, 1e6, true},  // terms of sums that take twice their time
+        {"launch", &Machine::launch, nullptr, 1, true},          // seconds from one kernel to the next
     };
     return fields;
 }
@@ -53,11 +60,12 @@ inline std::span<const MachineField> machine_fields() {
 inline Machine machine_from_json(const nlohmann::json& json, const std::string& file) {
     Machine machine = {};
     JsonObject object(json, file);
+    machine.set_products(object.number("products", 1e18), with_mma);
     for (const MachineField& field : machine_fields()) {
-        if (field.rate)
-            machine.*field.rate = object.number(field.name, field.most);
-        else
+        if (field.count)
             machine.*field.count = (int)object.integer(field.name, 1, (int64_t)field.most);
+        else if (!field.may_miss || object.has(field.name))
+            machine.*field.rate = object.number(field.name, field.most);
     }
     object.done("leave it out, or see comm/machine_file.h for those that are");
     if (machine.number_bytes != 2 && machine.number_bytes != 4)

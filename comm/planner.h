@@ -221,6 +221,25 @@ public:
                              taken);
     }
 
+    // Beyond so many micro-batches, each takes as long as the one before.
+    SimulatedStep simulated(const PlannedCut& cut, const MessagesTaken& taken) {
+        int enough = enough_micro_batches(cut);
+        long long all = micro_batches(cut), more = all - enough;
+        SimulatedStep step = simulated(cut, taken, enough);
+        if (more == 0) return step;
+        SimulatedStep fewer = simulated(cut, taken, enough - cut.pp);
+        double times = (double)more / cut.pp;
+        step.seconds += times * (step.seconds - fewer.seconds);
+        auto go_on = [&](double& value, double before) { value += times * (value - before); };
+        for (int stage = 0; stage < cut.pp; stage++) {
+            go_on(step.busy[stage], fewer.busy[stage]);
+            go_on(step.sent[stage].pipeline, fewer.sent[stage].pipeline);
+            go_on(step.sent[stage].parameters, fewer.sent[stage].parameters);
+            go_on(step.sent[stage].gradients, fewer.sent[stage].gradients);
+        }
+        return step;
+    }
+
     // Bytes on the device.
     size_t total(const std::vector<MemoryClass>& classes) const {
         size_t bytes = 0;
@@ -294,6 +313,14 @@ public:
         std::vector<int>& split = splits_[cut.pp * cut.chunks];
         if (split.empty()) split = pipeline_split(options_of(cut), {});
         return split;
+    }
+    // Of a tensor rank that has all layers.
+    const ParameterLayout& parameters(const PlannedCut& cut) {
+        auto [known, is_new] = parameters_.try_emplace({cut.tp, cut.dp}, nullptr);
+        if (is_new)
+            known->second =
+                std::make_unique<ParameterLayout>(parameter_layout(task_.options, cut.dp, {.tp = cut.tp}));
+        return *known->second;
     }
 
 private:
@@ -530,14 +557,6 @@ private:
         return known->second;
     }
 
-    const ParameterLayout& parameters(const PlannedCut& cut) {
-        auto [known, is_new] = parameters_.try_emplace({cut.tp, cut.dp}, nullptr);
-        if (is_new)
-            known->second =
-                std::make_unique<ParameterLayout>(parameter_layout(task_.options, cut.dp, {.tp = cut.tp}));
-        return *known->second;
-    }
-
     // The classes of the stage that takes most; empty: one takes more than `most`.
     std::vector<MemoryClass> memory(const PlannedCut& cut, size_t most) {
         Options o = options_of(cut);
@@ -564,24 +583,6 @@ private:
         return *stages[number];
     }
 
-    // Beyond so many micro-batches, each takes as long as the one before.
-    SimulatedStep simulated(const PlannedCut& cut, const MessagesTaken& taken) {
-        int enough = enough_micro_batches(cut);
-        long long all = micro_batches(cut), more = all - enough;
-        SimulatedStep step = simulated(cut, taken, enough);
-        if (more == 0) return step;
-        SimulatedStep fewer = simulated(cut, taken, enough - cut.pp);
-        double times = (double)more / cut.pp;
-        step.seconds += times * (step.seconds - fewer.seconds);
-        auto go_on = [&](double& value, double before) { value += times * (value - before); };
-        for (int stage = 0; stage < cut.pp; stage++) {
-            go_on(step.busy[stage], fewer.busy[stage]);
-            go_on(step.sent[stage].pipeline, fewer.sent[stage].pipeline);
-            go_on(step.sent[stage].parameters, fewer.sent[stage].parameters);
-            go_on(step.sent[stage].gradients, fewer.sent[stage].gradients);
-        }
-        return step;
-    }
     const PlanTask& task_;
     const Machine& machine_;
     const size_t number_bytes_;

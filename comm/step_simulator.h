@@ -80,7 +80,8 @@ struct MicroBatchTime {
 // Multiprocessors that communication holds are not there for other work.
 inline Machine machine_without(Machine machine, int multiprocessors) {
     double rest = machine.multiprocessors - std::min(multiprocessors, machine.multiprocessors / 2);
-    machine.products *= rest / machine.multiprocessors;
+    for (double* rate : {&machine.products, &machine.attention_forward, &machine.attention_backward})
+        *rate *= rest / machine.multiprocessors;
     machine.multiprocessors = (int)rest;
     return machine;
 }

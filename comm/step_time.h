@@ -22,8 +22,6 @@ diagonal and the ends of each row of tiles.
 #include "data/options/schedule.h"  // micro_batches_of_step, tokens_of_step
 #include "data/run/meter.h"         // flops_per_token
 
-constexpr double expected_launch = 2.5e-6;  // seconds from one kernel to the next
-
 // ----------------------------------------------------------------------------
 // products
 
@@ -35,7 +33,6 @@ inline double expected_product_rate(const Machine& machine, const ProductShape& 
         double rows, columns, share;
     } tiles[] = {{128, 256, 1}, {256, 128, 1},    {192, 128, 0.96}, {128, 192, 0.96},
                  {256, 192, 1}, {128, 160, 0.96}, {128, 128, 0.93}};
-    constexpr double first_sums = 110;  // products of a sum in whose time the first operands arrive
     constexpr double split_share = 0.95;
     double best = 0;
     for (auto [rows, columns, share] : tiles) {
@@ -47,8 +44,8 @@ inline double expected_product_rate(const Machine& machine, const ProductShape& 
                           : std::clamp(workspace / (4 * p.rows * p.columns), 1.0, 16.0);
         for (int parts = 1; parts <= (int)most; parts++) {
             double waves = count * parts / machine.multiprocessors, sums = p.sums / parts;
-            best = std::max(best, share * used * waves / std::ceil(waves) * sums / (sums + first_sums) *
-                                      (parts > 1 ? split_share : 1));
+            best = std::max(best, share * used * waves / std::ceil(waves) * sums /
+                                      (sums + machine.half_sums) * (parts > 1 ? split_share : 1));
         }
     }
     // fp8 has twice the peak, which operands' ways to the tensor cores and sums in more bits leave less of.
@@ -59,14 +56,15 @@ inline double expected_product_rate(const Machine& machine, const ProductShape& 
 // ----------------------------------------------------------------------------
 // attention
 
-// The inner loop on one multiprocessor has a share of the machine's rate for products, and whole rows of
-// tiles a share of that.
+// Whole rows of tiles have a share of the inner loop's rate; small heads have fewer products for each
+// exponential.
 inline double expected_attention_rate(const Machine& machine, int HS, double mean_keys, bool forward) {
     constexpr double tile = 128, of_diagonal = 0.5, of_ends = 1;
-    double loop = HS > 64 ? (forward ? 0.94 : 0.70) : (forward ? 0.62 : 0.61);
+    double loop = forward ? machine.attention_forward : machine.attention_backward;
+    if (HS <= 64) loop *= forward ? 0.66 : 0.87;
     double scheduled = forward ? 0.98 : mean_keys > 768 ? 0.97 : 0.9;  // simulated: test_attention_order.cu
     double tiles = mean_keys / tile;
-    return machine.products * loop * scheduled * tiles / (tiles + of_diagonal + of_ends);
+    return loop * scheduled * tiles / (tiles + of_diagonal + of_ends);
 }
 
 // ----------------------------------------------------------------------------
@@ -105,7 +103,7 @@ inline StepTime predicted_time(const Machine& machine, int head_size, const std:
     for (const Pass& pass : passes) {
         std::string_view launcher = pass.launcher ? pass.launcher : "";
         double memory = (pass.read + pass.written) / machine.streams,
-               launches = pass.launches * expected_launch;
+               launches = pass.launches * machine.launch;
         if (pass.product.sums > 0) {
             double fused = launcher == "matmul_gelu_forward"    ? 0.88
                            : launcher == "matmul_backward_gelu" ? 0.85

@@ -84,6 +84,12 @@ bench-optimizers:
 	@$(MAKE) --no-print-directory $(BUILD)/train_gpt
 	test/bench/compare_optimizers.py $(BUILD)/train_gpt $(or $(RESULTS),runs/optimizers)
 
+# How well the planner predicts published step times, and its constants, fitted on them
+.PHONY: calibrate-planner
+calibrate-planner:
+	@$(MAKE) --no-print-directory $(BUILD)/calibrate_planner
+	$(BUILD)/calibrate_planner
+
 .PHONY: bench-checkpoint
 bench-checkpoint:
 	@$(MAKE) --no-print-directory $(BUILD)/bench_checkpoint
