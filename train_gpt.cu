@@ -882,6 +882,7 @@ struct TrainingPlan {
     std::unique_ptr<Tokenizer> tokenizer;               // or null
     std::vector<std::string> notes;                     // for the header
     std::unique_ptr<TrainingMemory> memory;             // with the workload and the layout
+    double expected_seconds = 0;                        // of a step; 0: not known
     std::unique_ptr<RunLog> log;                        // null but on the first rank
 };
 
@@ -909,6 +910,7 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
         }
     });
     plan.memory = std::make_unique<TrainingMemory>(fit_training(o, world, plan.notes));
+    plan.expected_seconds = expected_step(o, plan.memory->workload.recompute, world);
     world.on_all_ranks([&] {
         if (!world.is_root()) return;
         check_tuning(o);
@@ -956,11 +958,11 @@ struct TrainingRun {
         g.graphs.on = wants_graphs(o, gemm.rate);
         print_rate(gemm.rate, g.graphs.on);
         if (world.size() == 1) {
-            double parameters = (double)g.layout.size();
             std::string text = prediction_text(this_machine(), peak_rate(o), takes_wgmma_attention(o), o,
-                                               g.workload, g.stage, parameters);
+                                               g.workload, g.stage, (double)g.layout.size());
             if (!text.empty()) printf("prediction   %s\n", text.c_str());
         }
+        progress.expect(plan.expected_seconds);
         begin();
         begin_log();
         batches = make_batches(*plan.train_data);
@@ -1187,7 +1189,7 @@ struct CommandWork {
     void operator()(const TokenizeOptions& o) const { tokenize(o); }
     void operator()(const DataOptions& o) const { report_data(o); }
     void operator()(const TrainingLine& line) const { train(line, world); }
-    void operator()(const PlanLine& line) const { print_bytes(plan(line)); }
+    void operator()(const PlanLine& line) const { plan_or_measure(line, world); }
     void operator()(const SampleOptions& o) const { sample(o, world); }
     void operator()(const EvalOptions& o) const { evaluate_run(o, world); }
     void operator()(const InspectOptions& o) const { inspect_checkpoint(o); }
@@ -1207,7 +1209,7 @@ static void run(Command command, int argc, char** argv, const World& world) {
         given = read_arguments(command, argc, argv);
         if (command == command_train)
             places = origin_places(given);
-        else if (world.size() > 1)
+        else if (world.size() > 1 && !is_given("--measure", given))
             fail("%s: works in one process and there are %d; start it without mpirun", argv[0], world.size());
     });
     FindCheckpoint find = find_on_root(world, places);

@@ -60,13 +60,14 @@ inline std::span<const MachineField> machine_fields() {
 inline Machine machine_from_json(const nlohmann::json& json, const std::string& file) {
     Machine machine = {};
     JsonObject object(json, file);
-    machine.set_products(object.number("products", 1e18), with_mma);
     for (const MachineField& field : machine_fields()) {
         if (field.count)
             machine.*field.count = (int)object.integer(field.name, 1, (int64_t)field.most);
         else if (!field.may_miss || object.has(field.name))
             machine.*field.rate = object.number(field.name, field.most);
     }
+    if (machine.attention_forward == 0) machine.attention_forward = with_mma.forward * machine.products;
+    if (machine.attention_backward == 0) machine.attention_backward = with_mma.backward * machine.products;
     object.done("leave it out, or see comm/machine_file.h for those that are");
     if (machine.number_bytes != 2 && machine.number_bytes != 4)
         fail("%s: number_bytes is %d; it must be 2 or 4", file.c_str(), machine.number_bytes);

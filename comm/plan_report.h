@@ -12,8 +12,10 @@ why the second lost, what to look out for, and the command line that trains so; 
 #include <utility>
 #include <vector>
 
+#include "comm/expected_step.h"        // cut_of
 #include "comm/failures.h"             // effective_training_time
 #include "comm/machine_file.h"         // find_machine
+#include "comm/machine_measurement.h"  // measure_machine
 #include "comm/planner.h"              // Planner
 #include "data/base/figures.h"         // human
 #include "data/base/json.h"            // json_line
@@ -402,8 +404,7 @@ inline PlanTask plan_task(const PlanLine& line, const Machine& machine) {
 inline PlannedCut given_cut(Planner& planner, const PlanLine& line) {
     Options o = line.options;
     complete_layout(o, line.command.gpus);
-    PlannedCut cut = {o.tp,        o.pp,   o.dp,          o.micro_batch, o.pp_schedule,
-                      o.pp_chunks, o.zero, o.shard_group, o.recompute,   o.tp_overlap};
+    PlannedCut cut = cut_of(o);
     if (cut.recompute == Recompute::automatic) {
         cut.recompute = least_recomputation([&](Recompute kind) {
             cut.recompute = kind;
@@ -463,4 +464,12 @@ inline std::string plan(const PlanLine& line) {
     for (const PlannedStep& step : steps) figures.push_back(figures_of(planner, line, machine, step));
     return line.command.format == PlanFormat::json ? json_line(plan_to_json(planner, line, machine, figures))
                                                    : plan_text(planner, line, machine, figures);
+}
+
+// For all ranks: the command.
+inline void plan_or_measure(const PlanLine& line, const World& world) {
+    if (line.command.measure.empty())
+        print_bytes(plan(line));
+    else
+        measure_machine(line.command.measure, world);
 }

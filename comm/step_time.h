@@ -25,8 +25,9 @@ diagonal and the ends of each row of tiles.
 // ----------------------------------------------------------------------------
 // products
 
-// The rate of the best tiles, of those that libraries have for Hopper. A sum may be split over
-// multiprocessors where there are few tiles, as long as its parts fit in the workspace.
+// On a host, the rate of long sums. On a card that of the best tiles, of those that libraries have for
+// Hopper. A sum may be split over multiprocessors where there are few tiles, as long as its parts fit in the
+// workspace.
 inline double expected_product_rate(const Machine& machine, const ProductShape& p) {
     constexpr double workspace = 256 << 20;
     constexpr struct {
@@ -34,6 +35,8 @@ inline double expected_product_rate(const Machine& machine, const ProductShape& 
     } tiles[] = {{128, 256, 1}, {256, 128, 1},    {192, 128, 0.96}, {128, 192, 0.96},
                  {256, 192, 1}, {128, 160, 0.96}, {128, 128, 0.93}};
     constexpr double split_share = 0.95;
+    if (machine.number_bytes == sizeof(float))
+        return machine.products * p.sums / (p.sums + machine.half_sums);
     double best = 0;
     for (auto [rows, columns, share] : tiles) {
         double down = std::ceil(p.rows / rows), across = std::ceil(p.columns / columns),

@@ -348,6 +348,9 @@ inline PlanLine parse_plan(const GivenOptions& given) {
     PlanLine line = {{}, {}, given};
     PlanOptions& command = line.command;
     set_values(given, command);
+    bool measures = !command.measure.empty();
+    if (measures && given.size() > 1) fail("--measure: plans nothing; leave the other options out");
+    if (measures) return line;
     line.options.model = command.model;
     apply_model(line.options);
     static_cast<ModelConfig&>(command) = line.options;

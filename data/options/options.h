@@ -157,6 +157,7 @@ struct Options : ModelConfig {
     int log_every = 1;
     int log_trust_ratios = 0;  // steps; 0: never
     float peak_tflops = 0;
+    std::string machine;  // that steps are predicted for: a card | a file; empty: the cards that are here
     std::string matmul_tuning = name_of(MatmulTuning::on);
 
     int val_every = 100;
@@ -172,6 +173,7 @@ struct PlanOptions : ModelConfig {
 
     std::string model = "tiny";
     std::string machine;     // a card | a file; empty: the card that is here
+    std::string measure;     // a file to write what is measured to, instead of planning
     int gpus = 0;            // devices; must be given
     long long tokens = 0;    // of the run; 0: not told
     double price = 0;        // of a device for an hour; 0: not told

@@ -188,9 +188,13 @@ inline const std::vector<OptionRow>& option_table() {
          !positional, later},
 
         {FIELD(machine), "Machine", any_text,
-         "What the run is planned for: a card by its name, such as h100 or A100-40GB, in the nodes that such "
-         "cards are usually bought in; cpu; or a .json file that describes other devices and nodes (see the "
-         "README). Empty: the card of this machine."},
+         "What a run is planned for, and its steps are compared with: a card by its name, such as h100 or "
+         "A100-40GB, in the nodes that such cards are usually bought in; cpu; or a .json file that describes "
+         "other devices and nodes (see the README). Empty: the cards of this machine.",
+         here},
+        {FIELD(measure), "Machine", any_text,
+         "Measures the devices and links of the ranks that this is started with, writes them to this .json "
+         "file for --machine, and plans nothing."},
         {FIELD(gpus), "Machine", range(0, most_ranks),
          "Devices that there are. A layout may leave some idle, if it is faster so."},
         {FIELD(price), "Machine", range(0, 1e6),

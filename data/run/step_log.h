@@ -4,9 +4,11 @@ Rank 0 alone has a log.
 */
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -37,6 +39,15 @@ public:
 
     // The run begins, or goes on, after this step.
     void start(int step, const nlohmann::ordered_json& how) { write({{"step", step}, {"start", how}}); }
+
+    // The planner's seconds of a step, which are compared with the first ones of the run; 0: not known.
+    void expect(double seconds) {
+        expected_ = seconds;
+        if (seconds > 0)
+            printf("planned      %.4g ms a step, by %s\n", 1e3 * seconds,
+                   o_.machine.empty() ? "rates that are expected of such cards"
+                                      : ("the rates of " + printable(o_.machine)).c_str());
+    }
 
     // By the names of matrices.
     void trust_ratios(int step, const std::vector<std::pair<std::string, float>>& ratios) {
@@ -77,6 +88,7 @@ public:
                    mfu.c_str(), 100 * meter_.gemm_share(rate), left.c_str());
         }
         fflush(stdout);
+        compare_with_plan(step, seconds);
     }
 
     void validation(int step, float loss) {
@@ -124,6 +136,23 @@ public:
     }
 
 private:
+    // The first step warms up; of those behind it the median counts.
+    void compare_with_plan(int step, double seconds) {
+        constexpr size_t steps = 11;
+        if (expected_ == 0) return;
+        first_.push_back(seconds);
+        if (first_.size() < steps && step < o_.steps) return;
+        if (first_.size() > 1) {
+            std::sort(first_.begin() + 1, first_.end());
+            double measured = first_[(first_.size() + 1) / 2];
+            clear();
+            printf("planned %.4g ms a step, measured %.4g (%+.1f%%)\n", 1e3 * expected_, 1e3 * measured,
+                   100 * (measured / expected_ - 1));
+            write({{"step", step}, {"planned_ms", 1e3 * expected_}, {"measured_ms", 1e3 * measured}});
+        }
+        expected_ = 0;
+    }
+
     void checkpoint_failed(const SaveReport& report) {
         clear();
         printf("checkpoint after step %lld: NOT saved: %s; %s\n", (long long)report.step,
@@ -149,4 +178,6 @@ private:
     const bool on_terminal_;
     std::string last_checkpoint_;  // of this run, that was written since it was started
     double recent_ = 0;            // seconds of a token, averaged
+    double expected_ = 0;          // seconds of a step, until they are compared
+    std::vector<double> first_;    // seconds of the first steps
 };

@@ -241,6 +241,29 @@ TEST_CASE("a log on a full disk") {
     CHECK(dropped < 300);
 }
 
+TEST_CASE("the median of the first steps is compared with the planned time, once") {
+    TemporaryFolder folder;
+    std::string run = folder / "run";
+    RunLog log(run, RunFolder::fresh);
+    log.begin(some_options, 0);
+    Options options;
+    options.global_batch = options.sequence_length = 16;
+    Meter meter(options, 16, 0, 1e9, 1);
+    StepLog steps(options, meter, &log, false);
+    steps.expect(0.1);
+    for (int step = 1; step <= 30; step++)  // the first is slow, and one of the others
+        steps.step(step, 16, 1, 1, 1e-3f, step == 1 ? 9 : step == 5 ? 7 : 0.12, 0);
+    int compared = 0;
+    for (const nlohmann::json& line : lines_of(run)) {
+        if (!line.contains("planned_ms")) continue;
+        compared++;
+        CHECK(line["step"] == 11);
+        CHECK(line["planned_ms"] == doctest::Approx(100));
+        CHECK(line["measured_ms"] == doctest::Approx(120));
+    }
+    CHECK(compared == 1);
+}
+
 TEST_CASE("checkpoints in the log") {
     TemporaryFolder folder;
     std::string run = folder / "run";

@@ -8,7 +8,7 @@
 # seconds: 5
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 64
+plan 68
 program=${PROGRAM:-$PWD/build/cpu-fp32/train_gpt} golden=$PWD/test/golden/tokenizers
 at_end() { umount "$work/full" 2>/dev/null; }
 cd "$work" || exit 1
@@ -111,6 +111,10 @@ a card that there is not             | --machine h101: not a card that is known 
 a machine's file without rates       | empty.json: multiprocessors is missing;                         | plan --model llama3-8B --machine empty.json --gpus 8 --global-batch 4M
 a model too large for the devices    | plan: llama3-70B does not fit on 2 devices:                     | plan --model llama3-70B --machine h100 --gpus 2 --global-batch 64k
 chunks of another schedule           | --pp-chunks 4: with --pp-schedule 1f1b a stage has one part     | plan --model llama3-8B --machine h100 --gpus 64 --global-batch 4M --pp-schedule 1f1b --pp-chunks 4
+a measurement of no such name        | --measure m.txt: not the name of a .json file,                  | plan --measure m.txt
+a measurement over another file      | --measure empty.json: is there already;                         | plan --measure empty.json
+a measurement and a plan             | --measure: plans nothing; leave the other options out           | plan --measure m.json --gpus 8
+a machine with other numbers         | --machine h100: of programs with numbers of 2 bytes,            | $train --machine h100
 
 # what the program was not built for
 rounding of bf16 in fp32             | --stochastic-rounding on: parameters are fp32 in this program;  | $train --stochastic-rounding on

@@ -1,0 +1,222 @@
+/*
+The devices, nodes and links that a plan can be made for, measured on the ranks that run this: what `plan
+--measure` writes, `--machine` reads (comm/machine_file.h). All ranks measure at the same time, as they work in
+a run, so that those of a host share its cores and memory; the first one's rates are taken.
+
+Rates are those that the formulas of comm/step_time.h and comm/message_time.h have to be given for what was
+measured to come out.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "comm/machine_file.h"  // machine_to_json
+#include "comm/memory.h"        // DeviceArray
+#include "comm/mesh.h"          // Mesh
+#include "comm/passes.h"        // ProductShape
+#include "comm/step_time.h"     // expected_product_rate, expected_attention_rate
+#include "comm/world.h"         // World
+#include "data/base/file.h"     // NewFile
+#include "data/run/meter.h"     // mean_keys
+#include "kernels/attention.cuh"
+#include "kernels/elementwise.cuh"  // residual_forward
+#include "kernels/fill.cuh"
+#include "kernels/matmul.cuh"
+
+// The median of several times that a call takes, when it is made again and again for a while.
+class Stopwatch {
+public:
+    Stopwatch(const World& world, cudaStream_t stream) : world_(world), stream_(stream) {
+        for (cudaEvent_t* event : {&start_, &end_}) cudaCheck(cudaEventCreate(event));
+    }
+    ~Stopwatch() {
+        for (cudaEvent_t event : {start_, end_}) cudaEventDestroy(event);
+    }
+    Stopwatch(const Stopwatch&) = delete;
+    Stopwatch& operator=(const Stopwatch&) = delete;
+
+    // For all ranks, who make the same number of calls. Seconds of one, on the slowest rank.
+    template <typename Call>
+    double seconds(Call&& call) const {
+        constexpr double long_enough = 0.05;
+        constexpr int rounds = 5, most = 1000;
+        auto measure = [&](int calls) {
+            world_.barrier();
+            cudaCheck(cudaEventRecord(start_, stream_));
+            for (int i = 0; i < calls; i++) call();
+            cudaCheck(cudaEventRecord(end_, stream_));
+            cudaCheck(cudaEventSynchronize(end_));
+            float milliseconds = 0;
+            cudaCheck(cudaEventElapsedTime(&milliseconds, start_, end_));
+            int nanoseconds = (int)std::min(1e6 * milliseconds, (double)INT_MAX);
+            return 1e-9 * std::max(world_.largest(nanoseconds), 1) / calls;
+        };
+        measure(1);  // the first is slow: libraries load their code
+        int calls = (int)std::clamp(long_enough / measure(1), 1.0, (double)most);
+        std::vector<double> times(rounds);
+        for (double& time : times) time = measure(calls);
+        std::sort(times.begin(), times.end());
+        return times[rounds / 2];
+    }
+
+private:
+    const World& world_;
+    cudaStream_t stream_;
+    cudaEvent_t start_, end_;
+};
+
+// A product of (size, sums) and (size, sums).
+inline double product_seconds(const Stopwatch& watch, int size, int sums, cudaStream_t stream) {
+    size_t out = (size_t)size * size, inp = (size_t)size * sums;
+    DeviceArray<floatX> numbers(out + 2 * inp);
+    std::vector<floatX> some(std::min(out + 2 * inp, (size_t)1 << 20));
+    // Normal numbers: constant ones would use less power, and run at a higher clock. They may repeat.
+    uint64_t key = random_key(0, "machine");
+    for (size_t i = 0; i < some.size(); i++) some[i] = floatX(random_normal(key, i));
+    for (size_t at = 0; at < out + 2 * inp; at += some.size()) {
+        size_t bytes = std::min(some.size(), out + 2 * inp - at) * sizeof(floatX);
+        cudaCheck(cudaMemcpyAsync(numbers.data + at, some.data(), bytes, cudaMemcpyHostToDevice, stream));
+    }
+    return watch.seconds([&] {
+        matmul_forward(numbers.data, numbers.data + out, numbers.data + out + inp, nullptr, size, sums, size,
+                       stream);
+    });
+}
+
+// products and half_sums: of two products with the same output, the one with longer sums costs less for each.
+inline void measure_products(Machine& machine, const Stopwatch& watch, cudaStream_t stream) {
+    const int size = has_own_memory ? 8192 : 1024, few = size / 16;
+    auto shape = [&](int sums) { return ProductShape{(double)size, (double)size, (double)sums}; };
+    double many_seconds = product_seconds(watch, size, size, stream),
+           few_seconds = product_seconds(watch, size, few, stream);
+    // seconds = c (sums + half_sums), for both
+    double each = (many_seconds - few_seconds) / (size - few);
+    machine.half_sums = std::clamp(each > 0 ? many_seconds / each - size : 0.0, 1.0, 1e4);
+    machine.products = 1;
+    machine.products = shape(size).flops() / many_seconds / expected_product_rate(machine, shape(size));
+}
+
+inline void measure_memory(Machine& machine, const Stopwatch& watch, const World& world,
+                           cudaStream_t stream) {
+    const size_t count = (size_t)(has_own_memory ? 128 : 16) << 20;
+    DeviceArray<floatX> numbers(3 * count);
+    cudaCheck(cudaMemsetAsync(numbers.data, 0, 3 * count * sizeof(floatX), stream));
+    auto add = [&](size_t n) {
+        residual_forward(numbers.data, numbers.data + count, numbers.data + 2 * count, n, stream);
+    };
+    double share = expected_stream_share("elementwise");
+    machine.streams = 3.0 * (double)count * sizeof(floatX) / watch.seconds([&] { add(count); }) / share;
+    machine.launch = std::clamp(watch.seconds([&] { add(64); }), 1e-9, 1e-3);
+    size_t free_bytes, total;
+    cudaCheck(cudaMemGetInfo(&free_bytes, &total));
+    machine.memory = (double)total / (has_own_memory ? 1 : world.local_size());
+}
+
+inline void measure_attention(Machine& machine, const Stopwatch& watch, cudaStream_t stream) {
+    constexpr int HS = 128;
+    const int T = has_own_memory ? 8192 : 1024, NH = has_own_memory ? 16 : 2;
+    AttentionShape shape = {1, T, T, 0, NH, NH, HS};
+    size_t out = (size_t)T * NH * HS, qkv = 3 * out;
+    DeviceArray<floatX> numbers(2 * qkv + 2 * out);
+    DeviceArray<float> lse((size_t)T * NH), scratch(attention_backward_scratch(shape));
+    cudaCheck(cudaMemsetAsync(numbers.data, 0, (2 * qkv + 2 * out) * sizeof(floatX), stream));
+    floatX *inputs = numbers.data, *gradients = inputs + qkv, *outputs = gradients + qkv,
+           *output_gradients = outputs + out;
+    double keys = (T + 1) / 2.0, scores = 2.0 * keys * (double)out;  // FLOPs of a product of theirs
+    auto rate = [&](double products, double seconds, bool forward) {
+        return products * scores / seconds / expected_attention_rate(machine, HS, keys, forward);
+    };
+    machine.attention_forward = machine.attention_backward = 1;
+    double forward = watch.seconds([&] { attention_forward(outputs, lse.data, inputs, shape, stream); });
+    double backward = watch.seconds([&] {
+        attention_backward(gradients, scratch.data, output_gradients, inputs, outputs, lse.data, shape,
+                           stream);
+    });
+    double forward_rate = rate(2, forward, true), backward_rate = rate(5, backward, false);
+    machine.attention_forward = forward_rate, machine.attention_backward = backward_rate;
+}
+
+// Bytes per second and latency of a group, by an all-gather.
+inline void measure_group(const Communicator& group, const Stopwatch& watch, cudaStream_t stream,
+                          double& rate, double& latency) {
+    const size_t part = (size_t)(has_own_memory ? 32 : 1) << 20;
+    int others = group.size() - 1;
+    DeviceArray<float> numbers(part * (size_t)group.size());
+    cudaCheck(cudaMemsetAsync(numbers.data, 0, part * (size_t)group.size() * sizeof(float), stream));
+    auto gather = [&](size_t count) {
+        return watch.seconds([&] { group.all_gather(numbers.data, count, Traffic::weights, stream); });
+    };
+    latency = std::clamp(gather(1) / others, 1e-9, 1.0);
+    double bytes = (double)others * (double)part * sizeof(float), seconds = gather(part);
+    rate = bytes / std::max(seconds - others * latency, seconds / 2);
+}
+
+// For all ranks.
+inline Machine measured_machine(const World& world) {
+    if (world.size() % world.local_size())
+        fail("--measure: nodes have different numbers of ranks; start as many on each");
+    ComputeStream own;
+    cudaStream_t stream = own.stream;
+    Machine machine = {};
+    Stopwatch watch(world, stream);
+    int nodes = world.size() / world.local_size();
+    Mesh mesh(world, {.tp = world.local_size(), .pp = 1, .dp = nodes, .shard = nodes}, stream);
+    machine.multiprocessors =
+        has_own_memory ? device_properties().multiProcessorCount : std::max(threads_per_rank(world), 1);
+    machine.number_bytes = sizeof(floatX);
+    machine.node = world.local_size();
+    measure_products(machine, watch, stream);
+    measure_memory(machine, watch, world, stream);
+    measure_attention(machine, watch, stream);
+    const Card* card = has_own_memory ? find_card(device_properties().name) : find_card("host CPU");
+    Machine usual = machine_of(card ? *card : *find_card("host CPU"));
+    machine.flops = has_own_memory && card ? std::max(card->flops, machine.products) : machine.products;
+    machine.links = usual.links, machine.network = usual.network;
+    if (world.local_size() > 1)
+        measure_group(mesh.tensor(), watch, stream, machine.links, machine.link_latency);
+    if (nodes > 1) measure_group(mesh.shard(), watch, stream, machine.network, machine.network_latency);
+    return machine;
+}
+
+// What was measured, for people.
+inline std::string measurement_text(const Machine& m, const World& world, const std::string& file) {
+    std::string result;
+    auto say = [&](const char* what, const std::string& words) {
+        result += text("%-13s%s\n", what, words.c_str());
+    };
+    say("products", text("%sFLOP/s; sums of %.0f terms take twice as long as their share",
+                         human(m.products).c_str(), m.half_sums));
+    say("attention", text("%sFLOP/s forward, %sFLOP/s backward", human(m.attention_forward).c_str(),
+                          human(m.attention_backward).c_str()));
+    say("memory", text("%s at %sB/s; %.3g us from one kernel to the next",
+                       size_text((size_t)m.memory).c_str(), human(m.streams).c_str(), 1e6 * m.launch));
+    bool one = world.local_size() == 1, one_node = world.size() == world.local_size();
+    say("links", one ? "not measured with one rank of a node: as is usual of such devices"
+                     : text("%sB/s, %.3g us", human(m.links).c_str(), 1e6 * m.link_latency));
+    say("network", one_node ? "not measured with one node: as is usual of such devices"
+                            : text("%sB/s, %.3g us", human(m.network).c_str(), 1e6 * m.network_latency));
+    return result + "\n" + text("train_gpt plan --machine %s ...\n", file.c_str());
+}
+
+// For all ranks: `plan --measure FILE`.
+inline void measure_machine(const std::string& path, const World& world) {
+    world.on_all_ranks([&] {
+        if (!path.ends_with(".json"))
+            fail("--measure %s: not the name of a .json file, which --machine would take; give one",
+                 printable(path).c_str());
+        if (world.is_root() && access(path.c_str(), F_OK) == 0)
+            fail("--measure %s: is there already; delete it or name another", printable(path).c_str());
+    });
+    Machine machine = measured_machine(world);
+    world.on_all_ranks([&] {
+        if (!world.is_root()) return;
+        NewFile file(path);
+        std::string json = machine_to_json(machine).dump(4) + "\n";
+        file.write(json.data(), json.size());
+        file.commit();
+        print_bytes(measurement_text(machine, world, path));
+    });
+}
