@@ -1,6 +1,6 @@
 /*
-The devices, nodes and links that a plan can be made for, measured on the ranks that run this: what `plan
---measure` writes, `--machine` reads (comm/machine_file.h). All ranks measure at the same time, as they do their
+The devices, nodes and links that a plan can be made for, measured on the ranks that run this: what
+`plan --measure` writes, `--machine` reads (comm/machine_file.h). All ranks measure at the same time, as they
 work in a run, so that those of a host share its cores and memory; the first one's rates are taken.
 
 Rates are those that the formulas of comm/step_time.h and comm/message_time.h have to be given for what was
