@@ -957,11 +957,11 @@ struct TrainingRun {
     void build() {
         g.graphs.on = wants_graphs(o, gemm.rate);
         print_rate(gemm.rate, g.graphs.on);
-        if (world.size() == 1) {
-            std::string text = prediction_text(this_machine(), peak_rate(o), takes_wgmma_attention(o), o,
-                                               g.workload, g.stage, (double)g.layout.size());
-            if (!text.empty()) printf("prediction   %s\n", text.c_str());
-        }
+        std::string text = world.size() > 1
+                               ? ""
+                               : prediction_text(this_machine(), peak_rate(o), takes_wgmma_attention(o), o,
+                                                 g.workload, g.stage, (double)g.layout.size());
+        if (!text.empty()) printf("prediction   %s\n", text.c_str());
         progress.expect(plan.expected_seconds);
         begin();
         begin_log();
@@ -1214,7 +1214,7 @@ static void run(Command command, int argc, char** argv, const World& world) {
     });
     FindCheckpoint find = find_on_root(world, places);
     CommandLine line;
-    world.on_all_ranks([&] { line = parse_options(command, given, world.size(), find); });
+    world.on_all_ranks([&] { line = parse_options(command, given, world.size(), find, auto_layout(world)); });
     choose_device(world);
 #ifndef __CUDACC__
     if (world.size() > 1) host_device.threads = threads_per_rank(world);

@@ -4,6 +4,7 @@ layout (comm/planner.h), on the machine of --machine or the cards that are here.
 */
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "comm/machine_file.h"  // find_machine
@@ -35,9 +36,72 @@ inline bool is_expected(const Options& o) {
            o.batch_ramp.empty() && o.throttle_link == 0;
 }
 
+// Chooses for --tp auto, all ranks alike: the fastest layout of all processes, among those with what is not
+// at its default.
+inline ChooseLayout auto_layout(const World& world) {
+    return [&world](Options& o, int processes) {
+        Machine machine = expected_machine(o, world);
+        if (machine.flops == 0)
+            fail("--tp auto: --machine is missing, and the device here is not a card that is known; measure "
+                 "it "
+                 "with train_gpt plan --measure, or give --tp and --pp");
+        if (!is_expected(o))
+            fail("--tp auto: plans know AdamW on the device, without --batch-ramp and --throttle-link, and "
+                 "fp8 "
+                 "on whole layers; give --tp and --pp");
+        if (o.global_batch == 0) fail("--tp auto: --global-batch is missing; give the tokens of a step");
+        if (o.global_batch % o.sequence_length)
+            fail("--global-batch %lld: not a multiple of --sequence-length %d; give one", o.global_batch,
+                 o.sequence_length);
+        const Options usual;
+        PlanTask task = {.options = o,
+                         .machine = machine,
+                         .devices = processes,
+                         .keeps_tp = o.tp > 0,
+                         .keeps_pp = o.pp > 0,
+                         .keeps_schedule = o.pp_schedule != usual.pp_schedule,
+                         .keeps_chunks = o.pp_chunks > 0,
+                         .keeps_zero = o.zero > 0,
+                         .keeps_shard = o.shard_group > 0,
+                         .keeps_micro_batch = o.micro_batch != usual.micro_batch,
+                         .keeps_recompute = o.recompute != Recompute::automatic};
+        for (int* cut : {&task.options.tp, &task.options.pp}) *cut = std::max(*cut, 1);
+        constexpr int enough = 100;  // ways to divide the ranks: of some, not all are of use
+        std::vector<PlannedStep> best = Planner(task).best(enough);
+        auto whole = [&](const PlannedStep& step) {
+            return step.cut.ranks() == processes && (o.dp == 0 || step.cut.dp == o.dp);
+        };
+        auto found = std::ranges::find_if(best, whole);
+        if (found == best.end())
+            fail("--tp auto: no layout of all %d processes fits the model, the batch and the memory of %s; "
+                 "give "
+                 "--tp and --pp, or start another number",
+                 processes, size_text((size_t)machine.memory).c_str());
+        const PlannedCut& cut = found->cut;
+        o.tp = cut.tp, o.pp = cut.pp, o.dp = cut.dp, o.micro_batch = cut.micro_batch;
+        o.pp_schedule = cut.schedule, o.tp_overlap = cut.tp > 1 ? cut.row_chunks : 0;
+        o.pp_chunks = cut.schedule == PipelineSchedule::interleaved ? cut.chunks : 0;
+        o.zero = cut.zero, o.shard_group = cut.zero > 0 ? cut.shard : 0;
+        o.recompute = cut.recompute;
+    };
+}
+
+// For all ranks: every one has chosen by a file of its own node.
+inline void check_same_cut(const Options& o, const World& world) {
+    std::string cut;
+    for (const OptionRow& row : option_table())
+        if (row.belongs_to(command_train) && is_searched(row, command_plan)) cut += value_text(row, o) + " ";
+    int number = (int)(std::hash<std::string>{}(cut)&INT32_MAX);
+    if (world.largest(number) != -world.largest(-number))
+        fail("--machine %s: ranks of different nodes have chosen different layouts; give all nodes the same "
+             "file",
+             printable(o.machine).c_str());
+}
+
 // For all ranks: seconds of a step, on the first rank; 0 where too little is known. recompute: what the run
 // does.
 inline double expected_step(const Options& o, Recompute recompute, const World& world) {
+    check_same_cut(o, world);
     double seconds = 0;
     world.on_all_ranks([&] {
         if (!world.is_root()) return;

@@ -310,7 +310,8 @@ inline std::vector<std::string> origin_places(const GivenOptions& given) {
 
 // `processes` are to train together.
 inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
-                                   const FindCheckpoint& find = find_checkpoint) {
+                                   const FindCheckpoint& find = find_checkpoint,
+                                   const ChooseLayout& choose = refuse_auto) {
     TrainingLine line;
     Options& options = line.options;
     Options asked = asked_options(given);
@@ -320,7 +321,7 @@ inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
         stored.take_over(options);
         set_values(given, options);
         complete_origin(line, stored, given, processes);
-        complete_options(options, processes);
+        complete_options(options, processes, choose);
         for (std::string& change : stored.changes(options, given)) line.notes.push_back(std::move(change));
     } else {
         options.model = asked.model;
@@ -328,7 +329,7 @@ inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
         TokenizerChoice choice(options, asked.tokenizer);
         set_values(given, options);
         choice.check(options);
-        complete_options(options, processes);
+        complete_options(options, processes, choose);
     }
     check_run_folder(line);
     return line;
@@ -355,6 +356,7 @@ inline PlanLine parse_plan(const GivenOptions& given) {
     apply_model(line.options);
     static_cast<ModelConfig&>(command) = line.options;
     set_values(given, command);
+    for (int* cut : {&command.tp, &command.pp}) *cut = std::max(*cut, 1);  // where they are auto
     complete_options(command);
     for (const OptionRow& row : option_table()) {
         if (row.belongs_to(command_train) && row.belongs_to(command_plan))
@@ -380,14 +382,15 @@ O parse_options_of(const GivenOptions& given) {
 }
 
 inline CommandLine parse_options(Command command, const GivenOptions& given, int processes = 1,
-                                 const FindCheckpoint& find = find_checkpoint) {
+                                 const FindCheckpoint& find = find_checkpoint,
+                                 const ChooseLayout& choose = refuse_auto) {
     switch (command) {
     case command_tokenize:
         return parse_options_of<TokenizeOptions>(given);
     case command_data:
         return parse_options_of<DataOptions>(given);
     case command_train:
-        return parse_training(given, processes, find);
+        return parse_training(given, processes, find, choose);
     case command_plan:
         return parse_plan(given);
     case command_sample:

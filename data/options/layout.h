@@ -11,6 +11,7 @@ write a number as a product of three.
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -281,8 +282,15 @@ inline void complete_global_batch(Options& options) {
     check_limits(row, row.get(options));
 }
 
+// Takes the layout of a run whose --tp or --pp is auto. What knows how long layouts take is above this room.
+using ChooseLayout = std::function<void(Options& options, int processes)>;
+inline void refuse_auto(Options&, int) {
+    fail("--tp auto: a layout is chosen where a run begins; give --tp and --pp");
+}
+
 // For options that are complete but for the layout. Nothing is cut yet, so a refusal costs no memory.
-inline void complete_layout(Options& options, int processes) {
+inline void complete_layout(Options& options, int processes, const ChooseLayout& choose = refuse_auto) {
+    if (options.tp == 0 || options.pp == 0) choose(options, processes);
     check_pipeline_options(options);
     complete_ranks(options, processes);
     complete_shard_group(options);

@@ -89,14 +89,14 @@ inline void check_graphs(const Options& options, int processes) {
     }
 }
 
-inline void complete_training(Options& options, int processes) {
+inline void complete_training(Options& options, int processes, const ChooseLayout& choose) {
     if (options.train_data.empty()) {
         fail("--train-data: missing; name token files, such as those that `train_gpt tokenize` writes");
     }
     if (options.tokenizer.empty()) options.tokenizer = name_of(TokenizerKind::none);
     complete_sequence_length(options);
     check_micro_batch(options);
-    complete_layout(options, processes);
+    complete_layout(options, processes, choose);
     check_graphs(options, processes);
     check_optimizer_options(options);
     if (!options.batch_ramp.empty() && parse_batch_ramp(options.batch_ramp).steps >= options.steps) {
@@ -121,10 +121,10 @@ inline void complete_training(Options& options, int processes) {
 }
 
 // `processes` are to train together.
-inline void complete_options(Options& options, int processes) {
+inline void complete_options(Options& options, int processes, const ChooseLayout& choose = refuse_auto) {
     check_limits(options);
     complete_model(options);
-    complete_training(options, processes);
+    complete_training(options, processes, choose);
 }
 
 // ----------------------------------------------------------------------------

@@ -386,16 +386,18 @@ inline const std::vector<OptionRow>& option_table() {
          "Data parallelism: ranks (processes) that train on different sequences and add up their gradients. "
          "0: the number of processes / (tp * pp).",
          layout},
-        {FIELD(tp), "Layout", range(1, most_ranks),
+        {FIELD(tp), "Layout", range(0, most_ranks),
          "Tensor parallelism: ranks that share each layer, every one with a part of the heads and of the "
          "MLP, and of the sequence in between. They talk in every layer, so they belong into one machine. It "
-         "must divide --heads, --channels, --mlp-width and --sequence-length.",
+         "must divide --heads, --channels, --mlp-width and --sequence-length. 0, or auto: train takes the "
+         "layout that plan finds to be the fastest for its ranks, on --machine; options of the layout that "
+         "are not at their defaults hold.",
          noted},
-        {FIELD(pp), "Layout", range(1, most_ranks),
+        {FIELD(pp), "Layout", range(0, most_ranks),
          "Pipeline parallelism: stages that the layers are dealt to, in order, each on ranks of its own. "
          "Only what goes from one layer to the next is sent, so stages may be far apart; but they wait for "
          "each other at the beginning and end of a step, the less the more micro-batches --global-batch "
-         "holds.",
+         "holds. 0, or auto: as for --tp.",
          noted},
         {FIELD(tp_overlap), "Layout", range(0, 64),
          "--tp: parts in which the rows around a product are sent, each while another is computed. More "

@@ -47,6 +47,11 @@ inline bool is_searched(const OptionRow& row, Command command) {
     return command == command_plan && std::ranges::find(fields, row.field) != std::end(fields);
 }
 
+// Options that may say auto instead of 0.
+inline bool may_be_auto(const OptionRow& row) {
+    return std::string_view(row.field) == "tp" || std::string_view(row.field) == "pp";
+}
+
 // Whether weights are made for a value of it, so that it goes where they go.
 inline bool describes_model(const OptionRow& row) {
     return row.resume == Resume::shape || row.resume == Resume::tokens;
@@ -198,7 +203,7 @@ void set_value(const OptionRow& row, O& options, const std::string& source) {
                     refuse_value(row, source, "not a switch");
                 value = source == name_of(true);
             } else if constexpr (std::is_arithmetic_v<Value>) {
-                value = parse_number<Value>(row, source);
+                value = may_be_auto(row) && source == "auto" ? Value(0) : parse_number<Value>(row, source);
             } else if constexpr (std::is_same_v<Value, Choice>) {
                 auto name = std::find(value.names.begin(), value.names.end(), source);
                 if (name == value.names.end()) refuse_value(row, source, "not one of the choices");

@@ -647,7 +647,7 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
          "--global-batch 10240: 5 micro-batches of 2048 tokens, and --pp-schedule interleaved needs a "
          "multiple of --pp 2; give 8192 or 12288"},
         // ranges
-        {1, "--tp 0", "--tp 0: out of range; "},
+        {1, "--tp 0", "--tp auto: a layout is chosen where a run begins; "},
         {1, "--pp -1", "--pp -1: out of range; "},
         {1, "--dp 2000000", "--dp 2000000: out of range; "},
         {1, "--zero 4", "--zero 4: out of range; give a whole number from 0 to 3"},

@@ -8,7 +8,7 @@
 # seconds: 5
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 68
+plan 70
 program=${PROGRAM:-$PWD/build/cpu-fp32/train_gpt} golden=$PWD/test/golden/tokenizers
 at_end() { umount "$work/full" 2>/dev/null; }
 cd "$work" || exit 1
@@ -114,6 +114,8 @@ chunks of another schedule           | --pp-chunks 4: with --pp-schedule 1f1b a 
 a measurement of no such name        | --measure m.txt: not the name of a .json file,                  | plan --measure m.txt
 a measurement over another file      | --measure empty.json: is there already;                         | plan --measure empty.json
 a measurement and a plan             | --measure: plans nothing; leave the other options out           | plan --measure m.json --gpus 8
+a layout for an unknown machine      | --tp auto: --machine is missing,                                | $train --tp auto --global-batch 64k
+a layout for steps of unknown size   | --tp auto: --global-batch is missing;                           | $train --pp auto --machine cpu
 a machine with other numbers         | --machine h100: of programs with numbers of 2 bytes,            | $train --machine h100
 
 # what the program was not built for

@@ -7,7 +7,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs text=$PWD/kernels
-plan 34
+plan 35
 cd "$work" || exit 1
 
 # field NAME DIR    the values of a field of log.jsonl, one a line
@@ -70,6 +70,9 @@ check "and say what they have measured" grep -qE '^links +[0-9.]+[kMGT]B/s, ' me
 check "a plan can be made for it" grep -q 'mpirun -np 2 ./train_gpt train --model tiny' plan.out
 ranks 2 "$cpu" "${tiny[@]}" --run-dir planned --steps 12 --tp 2 --kv-heads 2 --machine machine.json >planned.out 2>&1
 check "a run compares its steps with the plan" grep -q '"step":11,"planned_ms":.*"measured_ms":' planned/log.jsonl
+
+ranks 2 "$cpu" "${tiny[@]}" --run-dir chosen --kv-heads 2 --tp auto --pp auto --global-batch 384 --machine machine.json >chosen.out 2>&1
+check "and takes the layout of a plan" grep -qE '"layout":\{("dp":2,"tp":1,"pp":1|"dp":1,"tp":2,"pp":1|"dp":1,"tp":1,"pp":2),' chosen/log.jsonl
 
 # what is printed
 run wide "$cpu" --vocab-size 2000 --sample-every 6 --sample-tokens 40
