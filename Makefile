@@ -6,7 +6,8 @@
 #                      fuzzing, sanitizers and longer runs, make soak goes on for an hour
 #   make bench         measure speed: make bench-kernels each kernel, make bench-train whole models;
 #                      make bench-parallel what several processes cost and hide, make bench-checkpoint
-#                      what saving and loading take
+#                      what saving and loading take, make bench-plan how far steps are from their plans,
+#                      make calibrate-planner how far published ones are
 #   make dist          pack the program with the libraries it needs, to be copied to other machines
 #   make info          what was found here, and how to override it
 #   make deps          install the packages that are missing

@@ -22,7 +22,7 @@ inline PlannedCut cut_of(const Options& o) {
 inline Machine expected_machine(const Options& o, const World& world) {
     if (!o.machine.empty()) return find_machine(o.machine);
     Machine machine = {};
-    if (const Card* card = has_own_memory ? find_card(device_properties().name) : nullptr) {
+    if (const Card* card = card_here()) {
         machine = machine_of(*card);
         machine.node = world.local_size();
     }

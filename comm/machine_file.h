@@ -103,6 +103,16 @@ inline const Card* card_called(const std::string& name) {
     return best;
 }
 
+// The row of the device that is here; null: it has none, or there is no device.
+inline const Card* card_here() {
+    int count = 0, device = 0;
+    cudaDeviceProp properties;  // device_properties() is for when the device has been chosen
+    bool any = cudaGetDeviceCount(&count) == cudaSuccess && count > 0 &&
+               cudaGetDevice(&device) == cudaSuccess &&
+               cudaGetDeviceProperties(&properties, device) == cudaSuccess;
+    return any ? find_card(properties.name) : nullptr;
+}
+
 // name: of a card, such as h100 or "A100 PCIe", or of a file, which ends in .json.
 inline Machine find_machine(const std::string& name) {
     if (name.ends_with(".json")) {

@@ -171,9 +171,9 @@ inline Machine measured_machine(const World& world) {
     measure_products(machine, watch, stream);
     measure_memory(machine, watch, world, stream);
     measure_attention(machine, watch, stream);
-    const Card* card = has_own_memory ? find_card(device_properties().name) : find_card("host CPU");
+    const Card* card = card_here();
     Machine usual = machine_of(card ? *card : *find_card("host CPU"));
-    machine.flops = has_own_memory && card ? std::max(card->flops, machine.products) : machine.products;
+    machine.flops = card ? std::max(card->flops, machine.products) : machine.products;
     machine.links = usual.links, machine.network = usual.network;
     if (world.local_size() > 1)
         measure_group(mesh.tensor(), watch, stream, machine.links, machine.link_latency);

@@ -450,7 +450,7 @@ inline PlannedCut given_cut(Planner& planner, const PlanLine& line) {
 // The machine that the options name, or the card that is here.
 inline Machine planned_machine(const std::string& name) {
     if (!name.empty()) return find_machine(name);
-    if (const Card* card = find_card(device_properties().name)) return machine_of(*card);
+    if (const Card* card = card_here()) return machine_of(*card);
     fail(
         "--machine: missing, and the device here is not a card that is known; name one such as h100, or give "
         "cpu or a .json file");

@@ -90,6 +90,12 @@ calibrate-planner:
 	@$(MAKE) --no-print-directory $(BUILD)/calibrate_planner
 	$(BUILD)/calibrate_planner
 
+# Planned steps beside those that the executor takes
+.PHONY: bench-plan
+bench-plan:
+	@$(MAKE) --no-print-directory $(BUILD)/bench_plan
+	test/bench/bench_plan.sh $(BUILD)
+
 .PHONY: bench-checkpoint
 bench-checkpoint:
 	@$(MAKE) --no-print-directory $(BUILD)/bench_checkpoint

@@ -407,6 +407,12 @@ inline CommandLine parse_options(Command command, const GivenOptions& given, int
     __builtin_unreachable();
 }
 
+// The others work on hosts without a device too.
+inline bool computes(Command command, const GivenOptions& given) {
+    return command == command_train || command == command_sample || command == command_eval ||
+           is_given("--measure", given);
+}
+
 // The command a first argument names.
 inline Command parse_command(const std::string& name) {
     std::vector<std::string> names;

@@ -1,0 +1,307 @@
+/*
+How well plans foretell steps: the seconds that are simulated for ways to cut the same work, beside those that
+the executor takes.
+
+    mpirun -np N bench_plan sleep      layers that sleep for known times, over links that are slowed down
+    mpirun -np N bench_plan compute    real steps of a small model, on the machine as it is measured here
+
+Sleeping needs no core, so more ranks than there are cores wait for each other as ranks on devices of their
+own would. Parameters, gradients and rows for the next stage are real, and so is all that sends them: the
+pipeline (comm/pipeline.h) and ZeRO (comm/zero.h).
+
+For each row the error of the simulated time; then their median, and the place that the row which was planned
+to be fastest takes among those that were measured.
+*/
+#include <deque>
+
+#include "comm/expected_step.h"
+#include "comm/machine_measurement.h"
+#include "test/bench/bench_links.h"
+
+namespace {
+
+struct Row {
+    int pp, dp;
+    PipelineSchedule schedule;
+    int chunks, zero;
+};
+
+std::string name_of_row(const Row& row) {
+    std::string name = text("pp %d, dp %d", row.pp, row.dp);
+    if (row.pp > 1) name += text(", %s", name_of(row.schedule));
+    if (row.chunks > 1) name += text(" x%d", row.chunks);
+    if (row.dp > 1) name += text(", ZeRO %d", row.zero);
+    return name;
+}
+
+// Four ways to cut the work for each number of ranks: 2, 4 and 8.
+std::vector<Row> rows_of(int ranks) {
+    using enum PipelineSchedule;
+    if (ranks == 2)
+        return {{2, 1, one_f_one_b, 1, 0},
+                {2, 1, interleaved, 2, 0},
+                {1, 2, one_f_one_b, 1, 1},
+                {1, 2, one_f_one_b, 1, 3}};
+    if (ranks == 4)
+        return {{4, 1, zero_bubble, 1, 0},
+                {2, 2, interleaved, 2, 1},
+                {2, 2, one_f_one_b, 1, 1},
+                {1, 4, one_f_one_b, 1, 2}};
+    if (ranks == 8)
+        return {{8, 1, one_f_one_b, 1, 0},
+                {4, 2, interleaved, 2, 1},
+                {4, 2, zero_bubble, 1, 1},
+                {2, 4, one_f_one_b, 1, 1}};
+    fail("bench_plan sleep: on 2, 4 or 8 ranks; start so many");
+}
+
+constexpr int sequences = 16;  // of a step, one in a micro-batch
+
+Options options_of_row(const ModelConfig& config, const Row& row) {
+    Options o;
+    static_cast<ModelConfig&>(o) = config;
+    o.sequence_length = config.context, o.micro_batch = 1;
+    o.global_batch = (long long)sequences * o.sequence_length;
+    o.pp = row.pp, o.dp = row.dp, o.pp_schedule = row.schedule, o.zero = row.zero;
+    o.pp_chunks = row.chunks > 1 ? row.chunks : 0;
+    o.recompute = Recompute::none;
+    complete_layout(o, row.pp * row.dp);
+    return o;
+}
+
+Layout layout_of(const Options& o) {
+    PipelineShape shape = {o.pp_schedule, o.pp, sequences / o.dp, o.pp_chunks};
+    std::vector<int> split((size_t)o.pp * o.pp_chunks, o.layers / o.pp / o.pp_chunks);
+    return {mesh_shape(o), o.tp_overlap, shape, split};
+}
+
+// ----------------------------------------------------------------------------
+// layers that sleep
+
+struct SleepingTimes {
+    double forward = 12e-3, input_gradient = 12e-3, weight_gradient = 12e-3;  // of a layer
+    double head = 9e-3, embedding = 3e-3;  // either way; the head's gradients take twice as long
+};
+
+// The simulation is told of them; the optimizer works in earnest.
+MicroBatchTime told(const SleepingTimes& times, const Options& o, const Machine& machine) {
+    auto work = [](double seconds) { return WorkTime{seconds, 0}; };
+    LayerTime layer = {work(times.forward), work(times.forward), work(times.input_gradient),
+                       work(times.weight_gradient), work(times.input_gradient + times.weight_gradient)};
+    MicroBatchTime result =
+        micro_batch_time(o, training_workload(o, Recompute::none), {.mesh = {.tp = 1}}, machine);
+    result.layers.assign(o.layers, layer);
+    result.stream = {};
+    result.embedding_forward = result.embedding_backward = work(times.embedding);
+    result.head_forward = work(times.head), result.head_backward = work(2 * times.head);
+    return result;
+}
+
+// A rank of a run whose kernels sleep, in the order of stage_forward() and stage_backward() of the program.
+class SleepingRank {
+public:
+    SleepingRank(const World& world, const Options& o, const SleepingTimes& times)
+        : world_(world),
+          times_(times),
+          micro_batches_(sequences / o.dp),
+          mesh_(world, mesh_shape(o), nullptr),
+          stage_(o, layout_of(o), mesh_.position, true),
+          units_(parameter_layout(o, o.dp, stage_.units())),
+          state_(memory_, units_, mesh_, zero_settings(o), stream_.stream),
+          list_(pipeline_actions(stage_.pipeline(micro_batches_), stage_.number())),
+          rows_((size_t)o.sequence_length * o.channels),
+          pipeline_(memory_, mesh_, stage_.pipeline(micro_batches_), pipeline_room(list_, stage_.chunks()),
+                    rows_, stream_.stream, o.overlap),
+          stats_(1) {
+        initialize(state_, 1);
+    }
+
+    // Seconds of a step, on the rank that takes longest.
+    double seconds(double link) {
+        state_.synchronize();
+        world_.barrier();
+        set_link(link);
+        double start = seconds_now();
+        sleeps_.clear();
+        state_.zero_gradients();
+        cudaCheck(cudaMemsetAsync(stats_.data, 0, sizeof(StepStatistics), stream_.stream));
+        pipeline_.run(list_, rows_, [&](const PipelineTask& task) { work(task); });
+        state_.update(stats_.data, adamw_optimizer({3e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, ++step_, false}, 0),
+                      1.0f);
+        state_.synchronize();
+        double slowest = 1e-6 * world_.largest((int)(1e6 * (seconds_now() - start)));
+        set_link(0);
+        return slowest;
+    }
+
+private:
+    void sleep(double seconds) {
+        sleeps_.push_back((useconds_t)(1e6 * seconds));
+        cudaCheck(cudaLaunchHostFunc(
+            stream_.stream, [](void* time) { usleep(*(const useconds_t*)time); }, &sleeps_.back()));
+    }
+    void pass(int unit, int direction, double seconds) {
+        state_.acquire(unit, direction);
+        if (direction <= 0) state_.begin_gradients(unit);
+        sleep(seconds);
+        state_.release(unit);
+    }
+    void work(const PipelineTask& task) {
+        bool last = task.micro_batch == micro_batches_ - 1, now = task.work == PipelineWork::backward;
+        int begin = stage_.first_layer(task.chunk), end = stage_.end_layer(task.chunk),
+            head = units_.last_unit();
+        if (task.work == PipelineWork::weight_gradient) {
+            for (int layer = end - 1; layer >= begin; layer--) {
+                state_.begin_gradients(layer + 1);
+                sleep(times_.weight_gradient);
+                state_.reduce_gradients(layer + 1, last);
+            }
+        } else if (task.work == PipelineWork::forward) {
+            if (task.part == 0) pass(0, +1, times_.embedding);
+            for (int layer = begin; layer < end; layer++) pass(layer + 1, +1, times_.forward);
+            if (task.part == stage_.last_part()) pass(head, +1, times_.head);
+        } else {
+            if (task.part == stage_.last_part()) {
+                pass(head, 0, 2 * times_.head);
+                state_.reduce_gradients(head, last);
+            }
+            for (int layer = end - 1; layer >= begin; layer--) {
+                pass(layer + 1, -1, times_.input_gradient + (now ? times_.weight_gradient : 0));
+                state_.reduce_gradients(layer + 1, last && now);
+            }
+            if (task.part > 0) return;
+            state_.begin_gradients(0);
+            sleep(times_.embedding);
+            state_.reduce_gradients(0, last);
+        }
+    }
+
+    const World& world_;
+    const SleepingTimes times_;
+    const int micro_batches_;
+    ComputeStream stream_;
+    Mesh mesh_;
+    Arena memory_;
+    Stage stage_;
+    ParameterLayout units_;
+    ZeroState state_;
+    std::vector<PipelineAction> list_;
+    size_t rows_;
+    Pipeline pipeline_;
+    DeviceArray<StepStatistics> stats_;
+    std::deque<useconds_t> sleeps_;
+    int step_ = 0;
+};
+
+// ----------------------------------------------------------------------------
+// the table
+
+struct Compared {
+    std::string name;
+    double planned, measured;
+};
+
+void print_compared(const std::vector<Compared>& rows) {
+    std::vector<double> errors;
+    for (const Compared& row : rows) {
+        errors.push_back(std::abs(row.planned / row.measured - 1));
+        printf("%-34s %10.1f ms %10.1f ms %+7.1f%%\n", row.name.c_str(), 1e3 * row.planned,
+               1e3 * row.measured, 100 * (row.planned / row.measured - 1));
+    }
+    auto best = std::ranges::min_element(rows, {}, &Compared::planned);
+    auto faster = std::ranges::count_if(rows, [&](auto& row) { return row.measured < best->measured; });
+    printf("%-34s median error %.1f%%; the fastest plan is number %d of %zu that were measured\n\n", "",
+           100 * median(errors), (int)faster + 1, rows.size());
+    fflush(stdout);
+}
+
+// Other programs on the machine only ever add to a time.
+double fastest_of_steps(const std::function<double()>& step, int steps) {
+    step();  // the first is slower
+    double fastest = step();
+    for (int i = 1; i < steps; i++) fastest = std::min(fastest, step());
+    return fastest;
+}
+
+void bench_sleep(const World& world) {
+    constexpr double link = 0.13e9;  // bytes/s of a rank
+    constexpr int steps = 4;
+    ModelConfig config;
+    config.layers = 8, config.channels = 256, config.heads = 4, config.vocab_size = 512;
+    config.context = 256, config.tie_embeddings = false;
+    complete(config);
+    SleepingTimes times;
+    Machine machine = measured_machine(world);
+    world.broadcast(&machine, sizeof machine);
+    machine.node = world.size(), machine.links = machine.network = link;
+    machine.link_latency = machine.network_latency = 5e-5;
+    std::vector<Compared> compared;
+    for (const Row& row : rows_of(world.size())) {
+        Options o = options_of_row(config, row);
+        Layout layout = layout_of(o);
+        ParameterLayout parameters = parameter_layout(o, o.dp);
+        MicroBatchTime passes = told(times, o, machine);
+        double planned =
+            simulate_step({.machine = machine,
+                           .config = o,
+                           .layout = layout,
+                           .times = passes,
+                           .parameters = parameters,
+                           .zero = o.zero,
+                           .stream_bytes = (double)sizeof(floatX) * o.sequence_length * o.channels,
+                           .number_bytes = sizeof(floatX)})
+                .seconds;
+        SleepingRank rank(world, o, times);
+        compared.push_back(
+            {name_of_row(row), planned, fastest_of_steps([&] { return rank.seconds(link); }, steps)});
+    }
+    print_compared(compared);
+}
+
+void bench_compute(const World& world) {
+    constexpr int steps = 5;
+    ModelConfig config;
+    config.layers = 4, config.channels = 512, config.heads = 4, config.vocab_size = 2048;
+    config.context = 256, config.tie_embeddings = false;
+    complete(config);
+    std::vector<Compared> compared;
+    std::vector<Row> rows = {{1, 1, PipelineSchedule::one_f_one_b, 1, 0}};
+    if (world.size() > 1) rows = rows_of(world.size());
+    for (const Row& row : rows) {
+        Machine machine = measured_machine(world);  // each time anew: shared machines change by the minute
+        world.broadcast(&machine, sizeof machine);
+        Options o = options_of_row(config, row);
+        PlanTask task = {.options = o, .machine = machine, .devices = world.size()};
+        double planned = Planner(task).simulated(cut_of(o), {}).seconds;
+        Mesh mesh(world, mesh_shape(o), nullptr);
+        CutModel model(world, mesh, config, training_workload(o, Recompute::none), zero_settings(o),
+                       layout_of(o));
+        compared.push_back(
+            {name_of_row(row), planned, fastest_of_steps([&] { return model.seconds(0); }, steps)});
+    }
+    print_compared(compared);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    World world(&argc, &argv);
+    choose_device(world);
+#ifndef __CUDACC__
+    if (world.size() > 1) host_device.threads = threads_per_rank(world);
+#endif
+    if (!world.is_root() && !freopen("/dev/null", "w", stdout)) fail("/dev/null: cannot be opened");
+    std::string what = argc == 2 ? argv[1] : "";
+    printf("%-34s %13s %13s %8s\n", text("%d ranks, %s", world.size(), what.c_str()).c_str(), "planned",
+           "measured", "error");
+    if (what == "sleep")
+        bench_sleep(world);
+    else if (what == "compute")
+        bench_compute(world);
+    else
+        fail("bench_plan: what is compared? give sleep or compute");
+    return 0;
+} catch (const Error& error) {
+    fprintf(stderr, "train_gpt: %s\n", error.what());
+    return 1;
+}
