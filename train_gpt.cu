@@ -1073,6 +1073,7 @@ struct TrainingRun {
     // checkpoint on disk, is agreed with the statistics of the step; what comes when those are on their way
     // is agreed a step later.
     void step() {
+        Phase phase("step");
         double start = seconds_now();
         uint64_t sent_before = sent_bytes();
         Optimizer optimizer = make_optimizer(o, at.step);
@@ -1118,7 +1119,7 @@ inline void train(const TrainingLine& line, const World& world) {
     print_header(line.options, device_text(), *plan.train_data, plan.notes);
     plan.memory->plan.print(world.size());
     fflush(stdout);  // what follows can take long, or wait for other ranks
-    Mesh mesh(world, plan.memory->layout.mesh, nullptr, line.options.communication_timeout);
+    Mesh mesh(world, plan.memory->layout.mesh, nullptr);
     print_ranks(line.options, world, mesh, plan.memory->layout);
     TrainingRun run(line, world, plan, mesh);
     or_abort(world, [&] { run.checkpoints.rescue_from_errors(run.at, [&] { run.loop(); }); });
@@ -1231,6 +1232,8 @@ int main(int argc, char** argv) try {
         fputs(answer.c_str(), stdout);
         return 0;
     }
+    time_limit = time_limit_in(argc, argv);
+    set_device_variables();
     World world(&argc, &argv);
     try {
         or_abort(world, [&] {
@@ -1241,10 +1244,10 @@ int main(int argc, char** argv) try {
         return 0;
     } catch (const CommonError& error) {
         if (world.is_root()) fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
-        return 1;
+        return error.exit_code;
     }
 } catch (const std::exception& error) {
     fprintf(stderr, "train_gpt: %s\n", one_line(message_of(error)).c_str());
-    return 1;
+    return exit_code_of(error);
 }
 #endif

@@ -64,13 +64,17 @@ WorkOutcome do_shared_work(const World& world, Work&& work) {
     }
     if (!mine.error.empty() && world.size() > 1) mine.error = world.name() + ": " + mine.error;
     mine.seconds = seconds_now() - start;
-    for (const std::string& line : world.all_gather(json_line(nlohmann::json(mine)))) {
-        WorkOutcome theirs = nlohmann::json::parse(line);
-        if (all.error.empty()) all.error = theirs.error, all.disk_full = theirs.disk_full;
-        if (all.remark.empty()) all.remark = theirs.remark;
-        all.seconds = std::max(all.seconds, theirs.seconds);
-    }
-    return all;
+    std::string outcome =
+        world.agree(json_line(nlohmann::json(mine)), [&](const std::vector<std::string>& lines) {
+            for (const std::string& line : lines) {
+                WorkOutcome theirs = nlohmann::json::parse(line);
+                if (all.error.empty()) all.error = theirs.error, all.disk_full = theirs.disk_full;
+                if (all.remark.empty()) all.remark = theirs.remark;
+                all.seconds = std::max(all.seconds, theirs.seconds);
+            }
+            return json_line(nlohmann::json(all));
+        });
+    return nlohmann::json::parse(outcome);
 }
 
 // ----------------------------------------------------------------------------
@@ -160,6 +164,8 @@ public:
 
     // For all ranks, while a save is under way: waits until it is over.
     SaveReport finish() {
+        Phase phase("save");
+        WaitsForOthers wait;
         double start = seconds_now();
         work_.finish();
         new_checkpoint_.reset();  // if it is not published, nothing of it stays
@@ -198,7 +204,7 @@ private:
             save_id_ = new_save_id();
         };
         note(do_shared_work(world_, make));
-        folder_ = world_.all_gather(new_checkpoint_ ? new_checkpoint_->folder() : "")[0];
+        folder_ = world_.broadcast_text(new_checkpoint_ ? new_checkpoint_->folder() : "");
         world_.broadcast(&save_id_, sizeof save_id_);
     }
 
@@ -215,6 +221,7 @@ private:
 
     // For all ranks: from the copy to the checkpoint.
     void work() {
+        Phase phase("save");
         try {
             note(do_shared_work(*thread_world_, [this](std::string&) { write(); }));
             if (report_.error.empty()) publish();

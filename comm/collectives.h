@@ -34,7 +34,7 @@ inline void nccl_check(ncclResult_t result, const char* call, const char* file, 
     std::string reason = ncclGetErrorString(result);
     const char* last = ncclGetLastError(comm);
     if (last && *last) reason += std::string(": ") + last;
-    fail("%s failed: %s (%s:%d)", call, reason.c_str(), file, line);
+    fail_part("%s failed: %s (%s:%d)", call, reason.c_str(), file, line);
 }
 
 // Throws Error, which names the call, its place and NCCL's reason.

@@ -16,6 +16,7 @@ first failure is kept, and later calls are refused with it.
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,9 +27,26 @@ first failure is kept, and later calls are refused with it.
 #include "data/base/dtype.h"
 #include "comm/rings.h"  // RingFlow, ChainFlow
 
+// The communicator of MPI that all groups of one world share.
+struct HostMessages {
+    MPI_Comm mpi = MPI_COMM_NULL;
+    int next_group = 0;  // the lowest number that no group of this rank has had
+
+    ~HostMessages() {
+        std::lock_guard lock(mpi_mutex);
+        int over = 0;
+        MPI_Finalized(&over);
+        if (mpi != MPI_COMM_NULL && !over) MPI_Comm_free(&mpi);
+    }
+};
+
+// Tags of a group: its calls have those below tag_of_splits.
+constexpr int tags_of_group = 1 << 15, tag_of_splits = tags_of_group - 2;
+
 struct ncclComm {
-    std::shared_ptr<ncclComm> self;  // until it is destroyed
-    MPI_Comm mpi = MPI_COMM_NULL;    // a group of one may have none
+    std::shared_ptr<ncclComm> self;          // until it is destroyed
+    std::shared_ptr<HostMessages> messages;  // a group of one may have none
+    MessageGroup group;
     int rank = 0, size = 1;
 
     // Every rank numbers its calls alike, and a call's messages carry its number. Those between two ranks are
@@ -51,13 +69,6 @@ struct ncclComm {
     void keep(std::unique_ptr<MessageFlow> abandoned) {
         std::lock_guard lock(mutex_);
         abandoned_.push_back(std::move(abandoned));
-    }
-
-    ~ncclComm() {
-        std::lock_guard lock(mpi_mutex);
-        int over = 0;
-        MPI_Finalized(&over);
-        if (mpi != MPI_COMM_NULL && !over) MPI_Comm_free(&mpi);
     }
 
 private:
@@ -89,32 +100,76 @@ inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) 
 // ----------------------------------------------------------------------------
 // making groups
 
-inline ncclComm_t host_communicator(MPI_Comm mpi, int rank, int size) {
+inline ncclComm_t host_communicator(const std::shared_ptr<HostMessages>& messages, int number,
+                                    std::vector<int> members, int rank) {
+    // MPI may have fewer tags than groups that are ever made; those of so long ago are gone.
+    int* largest_tag = nullptr;
+    int there = 0;
+    if (messages) mpiCheck(MPI_Comm_get_attr(messages->mpi, MPI_TAG_UB, &largest_tag, &there));
+    int groups = there ? *largest_tag / tags_of_group : 1;
     auto comm = std::make_shared<ncclComm>();
     comm->self = comm;
-    comm->mpi = mpi;
+    comm->messages = messages;
     comm->rank = rank;
-    comm->size = size;
-    comm->sent.resize((size_t)size);
-    comm->received.resize((size_t)size);
+    comm->size = (int)members.size();
+    comm->sent.resize(members.size());
+    comm->received.resize(members.size());
+    comm->group = {messages ? messages->mpi : MPI_COMM_NULL, std::move(members),
+                   number % groups * tags_of_group};
     return comm.get();
 }
 
-// Ranks of `parent` with one color form a group, ordered by key; with a negative color a rank gets null. MPI
-// waits for the others while it splits, and holds the mutex. So all come together first, outside it, where
-// the streams of all ranks can go on.
-inline ncclComm_t host_split(MPI_Comm parent, int color, int key) {
-    MPI_Request all_here;
-    mpiCheck(MPI_Ibarrier(parent, &all_here));
-    mpi_wait(&all_here, 1);
-    MPI_Comm mpi = MPI_COMM_NULL;
-    mpiCheck(MPI_Comm_split(parent, color < 0 ? MPI_UNDEFINED : color, key, &mpi));
-    if (mpi == MPI_COMM_NULL) return nullptr;
-    int rank, size;
-    mpiCheck(MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN));
-    mpiCheck(MPI_Comm_rank(mpi, &rank));
-    mpiCheck(MPI_Comm_size(mpi, &size));
-    return host_communicator(mpi, rank, size);
+inline ncclComm_t host_group_of_one() {
+    return host_communicator(nullptr, 0, {0}, 0);
+}
+
+// Ranks of `parent` with one color form a group, ordered by key; with a negative color a rank gets null. The
+// first rank takes everyone's wish and sends the list to all: MPI's own split would wait inside MPI, and keep
+// the other threads of this rank out of it.
+inline ncclComm_t host_split(const ncclComm& parent, int color, int key) {
+    struct Wish {
+        int color, key, rank, number;
+    };
+    HostMessages& messages = *parent.messages;
+    std::vector<Wish> wishes((size_t)parent.size);
+    Wish mine = {color, key, parent.rank, messages.next_group};
+    wishes[0] = mine;
+    int tag = parent.group.first_tag + tag_of_splits;
+    auto all_bytes = (int)(wishes.size() * sizeof mine);
+    auto send = [&](const void* data, int bytes, int to) {
+        MPI_Request request;
+        int rank = parent.group.members[(size_t)to];
+        mpiCheck(MPI_Isend(data, bytes, MPI_BYTE, rank, tag, messages.mpi, &request));
+        return request;
+    };
+    auto receive = [&](void* data, int bytes, int from) {
+        MPI_Request request;
+        int rank = parent.group.members[(size_t)from];
+        mpiCheck(MPI_Irecv(data, bytes, MPI_BYTE, rank, tag, messages.mpi, &request));
+        return request;
+    };
+    auto each_other = [&](auto&& call) {
+        std::vector<MPI_Request> requests;
+        for (int other = 1; other < parent.size; other++) requests.push_back(call(other));
+        mpi_wait(requests.data(), (int)requests.size());
+    };
+    if (parent.rank == 0) {
+        each_other([&](int from) { return receive(&wishes[(size_t)from], sizeof mine, from); });
+        each_other([&](int to) { return send(wishes.data(), all_bytes, to); });
+    } else {
+        MPI_Request both[] = {send(&mine, sizeof mine, 0), receive(wishes.data(), all_bytes, 0)};
+        mpi_wait(both, 2);
+    }
+    int number = 0;  // that nobody here has used
+    for (const Wish& wish : wishes) number = std::max(number, wish.number);
+    messages.next_group = number + 1;
+    if (color < 0) return nullptr;
+    std::erase_if(wishes, [&](const Wish& wish) { return wish.color != color; });
+    std::ranges::stable_sort(wishes, {}, &Wish::key);
+    std::vector<int> members;
+    for (const Wish& wish : wishes) members.push_back(parent.group.members[(size_t)wish.rank]);
+    auto place = std::ranges::find(wishes, parent.rank, &Wish::rank) - wishes.begin();
+    return host_communicator(parent.messages, number, std::move(members), (int)place);
 }
 
 // Nobody needs it: the ranks are those that MPI knows.
@@ -128,7 +183,7 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId, i
     *comm = nullptr;
     if (size < 1 || rank < 0 || rank >= size) return host_nccl_failure(ncclInvalidArgument, "no such rank");
     if (size == 1) {
-        *comm = host_communicator(MPI_COMM_NULL, 0, 1);
+        *comm = host_group_of_one();
         return ncclSuccess;
     }
     try {
@@ -140,7 +195,14 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId, i
         }
         if (size != world_size || rank != world_rank)
             return host_nccl_failure(ncclInvalidUsage, "the ranks are not those that mpirun started");
-        *comm = host_split(MPI_COMM_WORLD, 0, rank);
+        auto messages = std::make_shared<HostMessages>();
+        MPI_Request made;
+        mpiCheck(MPI_Comm_idup(MPI_COMM_WORLD, &messages->mpi, &made));
+        mpi_wait(&made, 1);
+        mpiCheck(MPI_Comm_set_errhandler(messages->mpi, MPI_ERRORS_RETURN));
+        std::vector<int> members((size_t)size);
+        std::iota(members.begin(), members.end(), 0);
+        *comm = host_communicator(messages, messages->next_group++, std::move(members), rank);
         return ncclSuccess;
     } catch (const Error& error) {
         return host_nccl_failure(ncclSystemError, error.what());
@@ -153,10 +215,10 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
     *part = nullptr;
     if (comm->error != ncclSuccess) return comm->error;
     try {
-        if (comm->mpi != MPI_COMM_NULL)
-            *part = host_split(comm->mpi, color, key);
+        if (comm->messages)
+            *part = host_split(*comm, color, key);
         else if (color >= 0)
-            *part = host_communicator(MPI_COMM_NULL, 0, 1);
+            *part = host_group_of_one();
         return ncclSuccess;
     } catch (const Error& error) {
         return host_nccl_failure(ncclSystemError, error.what());
@@ -268,10 +330,10 @@ inline std::unique_ptr<MessageFlow> make_flow(const HostOperation& o) {
     int next = (rank + 1) % size, before = (rank + size - 1) % size;
     auto ring = [&](RingPass pass, size_t count) {
         RingBuffers buffers = {o.from, o.to, count, o.type.bytes, o.type.add};
-        return std::make_unique<RingFlow>(o.comm->mpi, o.tag, rank, size, pass, buffers);
+        return std::make_unique<RingFlow>(o.comm->group, o.tag, rank, size, pass, buffers);
     };
     auto chain = [&](char* data, int from, int to) {
-        return std::make_unique<ChainFlow>(o.comm->mpi, o.tag, data, o.bytes(), from, to);
+        return std::make_unique<ChainFlow>(o.comm->group, o.tag, data, o.bytes(), from, to);
     };
     switch (o.call) {
     case HostCall::all_reduce:

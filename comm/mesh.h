@@ -25,6 +25,7 @@ the shape alone, so ranks cannot disagree, and each split is one exchange: no ba
 
 #include "comm/collectives.h"
 #include "comm/world.h"
+#include "data/base/deadlines.h"
 #include "data/base/error.h"
 
 // Ranks along each axis; the world has tp * dp * pp. shard divides dp.
@@ -97,8 +98,7 @@ public:
     Mesh() = default;
 
     // For all ranks. shape.ranks() must be the size of the world.
-    Mesh(const World& world, const MeshShape& shape, cudaStream_t stream, double timeout_seconds = 0)
-        : shape(shape), timeout_seconds(timeout_seconds) {
+    Mesh(const World& world, const MeshShape& shape, cudaStream_t stream) : shape(shape) {
         if (shape.ranks() != world.size() || shape.shard < 1 || shape.dp % shape.shard) {
             fail("mesh: tp %d * pp %d * dp %d in shard groups of %d does not fit %d processes; see "
                  "complete_layout",
@@ -107,6 +107,8 @@ public:
         position = position_of(world.rank(), shape);
         if (world.size() == 1) return;
         auto start = std::chrono::steady_clock::now();
+        Phase phase("mesh");
+        WaitsForOthers wait;  // the libraries wait where nobody can look
         world_ = Communicator::of_world(world, stream);
         groups_ = {{all_axes(), world_}};
         tensor_ = group(tensor_axis);
@@ -128,7 +130,6 @@ public:
 
     MeshShape shape;
     MeshPosition position;
-    double timeout_seconds = 0;  // that a rank waits for the others (comm/watch.h); 0: for ever
 
     // Groups with the same members are one communicator, gathers() aside; a group of one talks to nobody.
     const Communicator& world() const { return world_; }

@@ -14,6 +14,7 @@ shows whether a run hides it behind its computation.
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <vector>
 
 #include "comm/mpi_calls.h"  // mpi_mutex, mpi_error_text
 
@@ -65,6 +66,14 @@ inline uint64_t host_bytes_sent() {
 // A flow does not know what it carries. The algorithm that derives from it (comm/rings.h) says where message
 // i of either row is in memory, and what is done with one that has arrived.
 
+// Ranks that talk to each other, who share MPI's communicator with other groups: their messages have tags of
+// their own.
+struct MessageGroup {
+    MPI_Comm mpi = MPI_COMM_NULL;
+    std::vector<int> members;  // ranks of MPI, in the order of the group
+    int first_tag = 0;
+};
+
 struct Piece {
     char* data;
     size_t bytes;  // less than 2^31; both ends know it, and nothing is sent for 0
@@ -105,7 +114,12 @@ public:
 protected:
     static constexpr size_t most_under_way = 4;
 
-    MessageFlow(MPI_Comm comm, int tag, int to, int from) : comm_(comm), tag_(tag), to_(to), from_(from) {
+    // to, from: ranks of the group, or -1 for none.
+    MessageFlow(const MessageGroup& group, int tag, int to, int from)
+        : comm_(group.mpi),
+          tag_(group.first_tag + tag),
+          to_(to < 0 ? to : group.members[(size_t)to]),
+          from_(from < 0 ? from : group.members[(size_t)from]) {
         send_requests_.fill(MPI_REQUEST_NULL);
         receive_requests_.fill(MPI_REQUEST_NULL);
     }
@@ -164,7 +178,7 @@ private:
     }
 
     static void check(int code) {
-        if (code != MPI_SUCCESS) fail("MPI: a message failed: %s", mpi_error_text(code).c_str());
+        if (code != MPI_SUCCESS) fail_part("MPI: a message failed: %s", mpi_error_text(code).c_str());
     }
 
     MPI_Comm comm_;

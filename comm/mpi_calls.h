@@ -20,7 +20,8 @@ threads of a process wait for different messages at the same time, and a process
 #include <mpi.h>
 #endif
 
-#include "data/base/error.h"  // fail
+#include "data/base/deadlines.h"  // WaitsForOthers
+#include "data/base/error.h"      // fail
 
 using Clock = std::chrono::steady_clock;
 
@@ -70,7 +71,7 @@ void mpi_check(Call&& call, const char* name, const char* file, int line) {
     std::lock_guard lock(mpi_mutex);
     int code = call();
     if (code != MPI_SUCCESS)
-        fail("MPI: %s failed: %s (%s:%d)", name, mpi_error_text(code).c_str(), file, line);
+        fail_part("MPI: %s failed: %s (%s:%d)", name, mpi_error_text(code).c_str(), file, line);
 }
 
 // Makes the call under the mutex and throws Error if it fails (where the communicator returns errors). A call
@@ -78,14 +79,25 @@ void mpi_check(Call&& call, const char* name, const char* file, int line) {
 // and mpi_wait.
 #define mpiCheck(call) mpi_check([&] { return call; }, #call, __FILE__, __LINE__)
 
+// Looks for what other ranks send, again and again, and is seen to wait (comm/watchdog.h).
+class MpiWait {
+public:
+    // Call between two looks.
+    void again() { patience_.wait(); }
+
+private:
+    Patience patience_;
+    WaitsForOthers waits_;
+};
+
 // Waits until all requests are complete. Throws Error if MPI reports one.
 inline void mpi_wait(MPI_Request* requests, int count) {
-    Patience patience;
+    MpiWait wait;
     for (;;) {
         int done = 0;
         mpiCheck(MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE));
         if (done) return;
-        patience.wait();
+        wait.again();
     }
 }
 

@@ -104,10 +104,10 @@ inline ncclResult_t ncclGroupEnd() {
     return ncclSuccess;
 }
 
-// The number of a call on its communicator, as a tag of MPI (below 2^15): even for collectives, odd for
+// The number of a call on its communicator, as a tag below tag_of_splits: even for collectives, odd for
 // messages between two ranks. Calls whose tags are the same are too far apart to meet.
 inline int next_tag(ncclComm& comm, HostCall call, int peer) {
-    constexpr uint64_t numbers = 1 << 14;
+    constexpr uint64_t numbers = tag_of_splits / 2;
     if (call == HostCall::send) return (int)(comm.sent[(size_t)peer]++ % numbers) * 2 + 1;
     if (call == HostCall::receive) return (int)(comm.received[(size_t)peer]++ % numbers) * 2 + 1;
     return (int)(comm.collectives++ % numbers) * 2;

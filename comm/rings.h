@@ -49,8 +49,9 @@ struct RingBuffers {
 // still in the cache when it is sent on.
 class RingFlow : public MessageFlow {
 public:
-    RingFlow(MPI_Comm comm, int tag, int rank, int ranks, RingPass pass, const RingBuffers& buffers)
-        : MessageFlow(comm, tag, (rank + 1) % ranks, (rank + ranks - 1) % ranks),
+    RingFlow(const MessageGroup& group, int tag, int rank, int ranks, RingPass pass,
+             const RingBuffers& buffers)
+        : MessageFlow(group, tag, (rank + 1) % ranks, (rank + ranks - 1) % ranks),
           buffers_(buffers),
           ranks_((size_t)ranks) {
         bool scatters = pass == RingPass::reduce_scatter;
@@ -131,8 +132,8 @@ private:
 // piece is sent on as soon as it is there, so a long chain takes hardly longer than a short one.
 class ChainFlow : public MessageFlow {
 public:
-    ChainFlow(MPI_Comm comm, int tag, char* data, size_t bytes, int from, int to)
-        : MessageFlow(comm, tag, to, from), data_(data), bytes_(bytes) {
+    ChainFlow(const MessageGroup& group, int tag, char* data, size_t bytes, int from, int to)
+        : MessageFlow(group, tag, to, from), data_(data), bytes_(bytes) {
         size_t pieces = ceil_div(bytes, largest_message);
         sends = to < 0 ? 0 : pieces;
         receives = from < 0 ? 0 : pieces;

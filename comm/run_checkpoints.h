@@ -55,7 +55,7 @@ inline FindCheckpoint find_on_root(const World& world, const std::vector<std::st
         // Paths may be no UTF-8, which JSON's text would not take.
         nlohmann::json::to_cbor(answers, message);
     }
-    nlohmann::json answers = nlohmann::json::from_cbor(world.all_gather(message)[0]);
+    nlohmann::json answers = nlohmann::json::from_cbor(world.broadcast_text(message));
     std::map<std::string, nlohmann::json> by_place;
     for (size_t i = 0; i < answers.size(); i++) by_place.emplace(places[i], answers[i]);
     return [by_place, indexes](const std::string& place) -> std::optional<StoredRun> {
@@ -124,6 +124,7 @@ public:
 
     // For all ranks: begins to save, or saves.
     void save(const RunPosition& position) {
+        Phase phase("save");
         before_save_();
         if (auto report = saver_.save(header(position))) tell(*report);
     }
@@ -164,8 +165,8 @@ public:
             // Bad data, a full disk or a launch that fails cost at most the step that met them.
             bool agreed = world_.size() == 1 || dynamic_cast<const CommonError*>(&error);
             std::string message = message_of(error) + "; " + (agreed ? rescue(position) : all_is_lost);
-            if (agreed) throw CommonError(message);
-            throw Error(message);
+            if (agreed) throw CommonError(message, exit_code_of(error));
+            throw Error(message, exit_code_of(error));
         }
     }
 
@@ -207,7 +208,8 @@ private:
 
     // For all ranks: the first one has the index, and sends it to the others.
     RunPosition load(const StoredRun& run, bool weights_only) {
-        std::string index = world_.all_gather(run.index)[0];
+        Phase phase("load");
+        std::string index = world_.broadcast_text(run.index);
         std::unique_ptr<CheckpointReader> reader;
         world_.on_all_ranks([&] { reader = std::make_unique<CheckpointReader>(run.checkpoint, index); });
         std::string converted = load_checkpoint(state_, world_, layout_at_, *reader, weights_only);

@@ -551,7 +551,7 @@ std::vector<std::string> choose_products(const World& world, const std::string& 
     });
     const std::string setup = cublas_setup();
     nlohmann::json known = {{"setup", setup}, {"algorithms", choices_to_json(table[setup])}};
-    known = nlohmann::json::parse(world.all_gather(world.is_root() ? known.dump() : "")[0]);
+    known = nlohmann::json::parse(world.broadcast_text(known.dump()));
     bool has_setup = known["setup"] == setup;
     AlgorithmChoices choices;
     if (has_setup) choices = choices_from_json(known["algorithms"]);

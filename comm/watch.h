@@ -1,7 +1,7 @@
 /*
-Waiting for work that other ranks take part in. A plain cudaStreamSynchronize would wait for ever for a rank
-that is stuck, and NCCL tells of a broken link only to those who ask. So the wait looks at the stream again
-and again, asks the groups for errors meanwhile, and gives up after a time.
+Waiting for work that other ranks take part in. A plain cudaStreamSynchronize would not be told by NCCL of a
+broken link, which tells only those who ask. So the wait looks at the stream again and again, and asks the
+groups for errors meanwhile. How long it may take is the watchdog's concern (comm/watchdog.h).
 */
 #pragma once
 
@@ -11,18 +11,18 @@ and again, asks the groups for errors meanwhile, and gives up after a time.
 #include <utility>
 
 #include "comm/mesh.h"
+#include "data/base/deadlines.h"
 #include "data/base/error.h"
 #include "kernels/common.cuh"
 
-// Waits until look() is no longer cudaErrorNotReady. If a group of the mesh reports an error, or
-// timeout_seconds have passed (0: never), it aborts the groups, so that streams can end, and throws Error;
-// the run cannot go on then.
+// Waits until look() is no longer cudaErrorNotReady. If a group of the mesh reports an error, it aborts the
+// groups, so that streams can end, and throws Error; the run cannot go on then.
 template <typename Look>
-void wait_watching(const Mesh& mesh, double timeout_seconds, Look&& look) {
-    using Clock = std::chrono::steady_clock;
+void wait_watching(const Mesh& mesh, Look&& look) {
     using namespace std::chrono_literals;
     constexpr Clock::duration shortest_nap = 5us, longest_nap = 200us, between_checks = 20ms;
     Clock::time_point start = Clock::now(), checked = start;
+    WaitsForOthers wait;
     try {
         for (;;) {
             cudaError_t work = look();
@@ -32,12 +32,6 @@ void wait_watching(const Mesh& mesh, double timeout_seconds, Look&& look) {
             if (now - checked > between_checks) {
                 mesh.check();
                 checked = now;
-            }
-            double waited = std::chrono::duration<double>(now - start).count();
-            if (timeout_seconds > 0 && waited > timeout_seconds) {
-                fail("communication: waited %.4g s for the other ranks; see whether one of them is stuck, or "
-                     "raise --communication-timeout (0: wait for ever)",
-                     waited);
             }
             // A nap grows with the wait: it makes that longer by no more than an eighth.
             std::this_thread::sleep_for(
@@ -50,17 +44,12 @@ void wait_watching(const Mesh& mesh, double timeout_seconds, Look&& look) {
 }
 
 // Waits until all work in the stream is done.
-inline void wait_for(cudaStream_t stream, const Mesh& mesh, double timeout_seconds) {
+inline void wait_for(cudaStream_t stream, const Mesh& mesh) {
     if (mesh.shape.ranks() == 1) {
         cudaCheck(cudaStreamSynchronize(stream));
         return;
     }
-    wait_watching(mesh, timeout_seconds, [&] { return cudaStreamQuery(stream); });
-}
-
-// Waits for as long as the mesh says.
-inline void wait_for(cudaStream_t stream, const Mesh& mesh) {
-    wait_for(stream, mesh, mesh.timeout_seconds);
+    wait_watching(mesh, [&] { return cudaStreamQuery(stream); });
 }
 
 // Waits until the stream has come to the event. One that was never recorded is over.
@@ -69,7 +58,7 @@ inline void wait_for(cudaEvent_t event, const Mesh& mesh) {
         cudaCheck(cudaEventSynchronize(event));
         return;
     }
-    wait_watching(mesh, mesh.timeout_seconds, [&] { return cudaEventQuery(event); });
+    wait_watching(mesh, [&] { return cudaEventQuery(event); });
 }
 
 // Copies what the stream's work leaves on the device, and waits. To memory that is not pinned, CUDA's own

@@ -77,14 +77,15 @@ inline std::string first_bad_gradient(const ZeroState& state) {
 // For all ranks, after a step whose loss or gradient is not finite: throws what is known of the reason.
 inline void raise_not_finite(const World& world, const ZeroState& state, int step, float loss,
                              float gradient_norm) {
-    std::string bad;
-    for (const std::string& of_rank : world.all_gather(first_bad_gradient(state))) {
-        if (bad.empty()) bad = of_rank;
-    }
-    raise_error(world,
-                text("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; try a "
-                     "lower --learning-rate or a longer --warmup-steps",
-                     step, plain_nan(loss), plain_nan(gradient_norm), bad.empty() ? "none" : bad.c_str()));
+    std::string bad = world.agree(first_bad_gradient(state), [](const std::vector<std::string>& of_ranks) {
+        auto first = std::ranges::find_if(of_ranks, [](const std::string& each) { return !each.empty(); });
+        return first == of_ranks.end() ? "" : *first;
+    });
+    world.fail_on_all(text("step %d: loss %g, gradient norm %g, first gradient that is not finite: %s; try a "
+                           "lower --learning-rate or a longer --warmup-steps",
+                           step, plain_nan(loss), plain_nan(gradient_norm),
+                           bad.empty() ? "none" : bad.c_str()),
+                      exit_not_finite);
 }
 
 // By the names of all matrices: the ratios of the last step, which LAMB made.

@@ -1,30 +1,30 @@
 /*
 The processes of a run. Started alone, a program is a world of one and never touches MPI; started by mpirun or
-srun it joins the others. World is the control plane: small messages in host memory, and errors that all ranks
+srun it joins the others. World adds to the control plane the places of the ranks, and errors that all of them
 agree on. The calls below that are said to be for all ranks must be made by every rank in the same order.
 
 No rank may be left waiting for one that is gone, so a process that meets an exception of its own ends the
-whole job with MPI_Abort.
+whole job with MPI_Abort; and none for one that is stuck, so each has a watchdog.
 */
 #pragma once
 
 #include <algorithm>
-#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <sched.h>
 #include <set>
 #include <string>
-#include <string_view>
 #include <unistd.h>
 #include <utility>
 #include <vector>
 
-#include "comm/mpi_calls.h"
+#include "comm/control_plane.h"
+#include "comm/watchdog.h"
+#include "data/base/deadlines.h"
 #include "data/base/error.h"
 #include "data/base/strings.h"
 #include "kernels/common.cuh"
@@ -40,6 +40,18 @@ struct CommonError : Error {
     using Error::Error;
 };
 
+// What went wrong on one rank, as it is told to the others.
+struct Failure {
+    int exit_code = exit_bad_input;
+    std::string message;
+
+    // Not empty, even where the message is.
+    std::string packed() const { return std::to_string(exit_code) + ":" + message; }
+    static Failure unpacked(const std::string& packed) {
+        return {atoi(packed.c_str()), packed.substr(packed.find(':') + 1)};
+    }
+};
+
 // The processes that a launcher says it has started, by its environment; 0 if there is no launcher.
 inline int launched_processes() {
     for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
@@ -48,13 +60,11 @@ inline int launched_processes() {
     return 0;
 }
 
-class World {
+class World : public ControlPlane {
 public:
     // For all ranks. Once in a process, for MPI starts only once.
     World([[maybe_unused]] int* argc, [[maybe_unused]] char*** argv) {
-        char host[256] = "";
-        gethostname(host, sizeof host - 1);
-        host_ = host;
+        hosts_ = {host_name()};  // by rank, when the ranks are known
         int promised = launched_processes();
 #ifdef WITHOUT_MPI
         if (promised > 1) {
@@ -84,7 +94,7 @@ public:
 #ifndef WITHOUT_MPI
         if (size_ > 1) {
             MPI_Request request;
-            mpiCheck(MPI_Comm_idup(control_, &other->control_, &request));
+            mpiCheck(MPI_Comm_idup(mpi_, &other->mpi_, &request));
             mpi_wait(&request, 1);
         }
 #endif
@@ -99,15 +109,6 @@ public:
 
     World& operator=(const World&) = delete;
 
-    int rank() const {
-        return rank_;
-    }
-    int size() const {
-        return size_;
-    }
-    bool is_root() const {
-        return rank_ == 0;
-    }
     // Among the processes on this machine.
     int local_rank() const {
         return local_rank_;
@@ -115,118 +116,19 @@ public:
     int local_size() const {
         return local_size_;
     }
+    const std::string& host(int rank) const {
+        return hosts_[(size_t)rank];
+    }
     const std::string& host() const {
-        return host_;
+        return host(rank_);
     }
 
     // "rank 2 of 4 on HOST", for messages.
-    std::string name_of(int rank, const std::string& host) const {
-        return text("rank %d of %d on %s", rank, size_, host.c_str());
+    std::string name_of(int rank) const {
+        return text("rank %d of %d on %s", rank, size_, host(rank).c_str());
     }
     std::string name() const {
-        return name_of(rank_, host_);
-    }
-
-    // For all ranks: root's bytes, in host memory, to everyone.
-    void broadcast([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes,
-                   [[maybe_unused]] int root = 0) const {
-#ifndef WITHOUT_MPI
-        if (size_ == 1) return;
-        constexpr size_t most = INT_MAX;  // MPI counts in int
-        MPI_Request request;
-        for (size_t at = 0; at < bytes; at += most) {
-            int count = (int)std::min(bytes - at, most);
-            mpiCheck(MPI_Ibcast((char*)data + at, count, MPI_BYTE, root, control_, &request));
-            mpi_wait(&request, 1);
-        }
-#endif
-    }
-
-    // For all ranks: everyone's text, by rank, on every rank. Together below 2 GiB.
-    std::vector<std::string> all_gather(const std::string& mine) const {
-        std::vector<std::string> texts = {mine};
-#ifndef WITHOUT_MPI
-        if (size_ == 1) return texts;
-        std::vector<int> lengths((size_t)size_), offsets((size_t)size_);
-        int length = (int)mine.size();
-        MPI_Request request;
-        mpiCheck(MPI_Iallgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, control_, &request));
-        mpi_wait(&request, 1);
-        long long total = 0;
-        for (int rank = 0; rank < size_; rank++) {
-            offsets[(size_t)rank] = (int)total;
-            total += lengths[(size_t)rank];
-        }
-        if (total > INT_MAX) fail("World::all_gather: %lld bytes are too many; send less", total);
-        std::string all((size_t)total, '\0');
-        mpiCheck(MPI_Iallgatherv(mine.data(), length, MPI_BYTE, all.data(), lengths.data(), offsets.data(),
-                                 MPI_BYTE, control_, &request));
-        mpi_wait(&request, 1);
-        texts.clear();
-        for (size_t rank = 0; rank < lengths.size(); rank++) {
-            texts.push_back(all.substr((size_t)offsets[rank], (size_t)lengths[rank]));
-        }
-#endif
-        return texts;
-    }
-
-    // For all ranks: to_each[r] goes to rank r, and what each rank sent comes back. Most ranks have nothing
-    // to say to most others, and messages are large: so the ranks tell each other the lengths, and send what
-    // is not empty from where it lies.
-    std::vector<std::string> exchange(const std::vector<std::string_view>& to_each) const {
-        std::vector<std::string> from_each(to_each.size());
-        from_each[(size_t)rank_] = to_each[(size_t)rank_];
-#ifndef WITHOUT_MPI
-        if (size_ == 1) return from_each;
-        std::vector<int> lengths, incoming(to_each.size());
-        for (std::string_view message : to_each) {
-            if (message.size() > INT_MAX)
-                fail("World::exchange: %zu bytes are too many; send less", message.size());
-            lengths.push_back((int)message.size());
-        }
-        MPI_Request sizes;
-        mpiCheck(MPI_Ialltoall(lengths.data(), 1, MPI_INT, incoming.data(), 1, MPI_INT, control_, &sizes));
-        mpi_wait(&sizes, 1);
-        constexpr int tag = 0;
-        std::vector<MPI_Request> requests;
-        for (int peer = 0; peer < size_; peer++) {
-            std::string& message = from_each[(size_t)peer];
-            int bytes = incoming[(size_t)peer];
-            if (peer == rank_ || bytes == 0) continue;
-            message.resize((size_t)bytes);
-            mpiCheck(
-                MPI_Irecv(message.data(), bytes, MPI_BYTE, peer, tag, control_, &requests.emplace_back()));
-        }
-        for (int peer = 0; peer < size_; peer++) {
-            int bytes = lengths[(size_t)peer];
-            if (peer == rank_ || bytes == 0) continue;
-            mpiCheck(MPI_Isend(to_each[(size_t)peer].data(), bytes, MPI_BYTE, peer, tag, control_,
-                               &requests.emplace_back()));
-        }
-        mpi_wait(requests.data(), (int)requests.size());
-#endif
-        return from_each;
-    }
-
-    // For all ranks: returns when every rank is here.
-    void barrier() const {
-#ifndef WITHOUT_MPI
-        if (size_ == 1) return;
-        MPI_Request request;
-        mpiCheck(MPI_Ibarrier(control_, &request));
-        mpi_wait(&request, 1);
-#endif
-    }
-
-    // For all ranks: the largest value.
-    int largest(int value) const {
-#ifndef WITHOUT_MPI
-        if (size_ == 1) return value;
-        MPI_Request request;
-        mpiCheck(MPI_Iallreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, control_, &request));
-        mpi_wait(&request, 1);
-#endif
-        return value;
+        return name_of(rank_);
     }
 
     // For all ranks: runs `step`. If it fails on some, every rank throws the same CommonError: the message
@@ -235,14 +137,20 @@ public:
     template <typename Step>
     void on_all_ranks(Step&& step) const {
         bool failed = true;
-        std::string message;
+        Failure mine;
         try {
             std::forward<Step>(step)();
             failed = false;
         } catch (const std::exception& error) {
-            message = message_of(error);
+            mine = {exit_code_of(error), message_of(error)};
         }
-        if (largest(failed)) throw_common(failed, message);
+        if (largest(failed)) throw_common(failed, mine);
+    }
+
+    // For all ranks: throws what all of them know already.
+    [[noreturn]] void fail_on_all(const std::string& message, int exit_code) const {
+        agreed_ = true;
+        throw CommonError(message, exit_code);
     }
 
     // After the error of on_all_ranks() was caught: the ranks do not leave with it, but go on.
@@ -250,15 +158,15 @@ public:
         agreed_ = false;
     }
 
-    // Ends the job at once, on all ranks, with exit code 1.
-    [[noreturn]] void abort() const {
+    // Ends the job at once, on all ranks.
+    [[noreturn]] void abort(int exit_code = exit_failed_part) const {
         fflush(nullptr);
 #ifndef WITHOUT_MPI
         // The thread that ends the job may be one that holds the mutex, and waits for nobody else for long.
         for (int tries = 0; tries < 1000 && !mpi_mutex.try_lock(); tries++) usleep(1000);
-        MPI_Abort(MPI_COMM_WORLD, 1);
+        MPI_Abort(MPI_COMM_WORLD, exit_code);
 #endif
-        _exit(1);
+        _exit(exit_code);
     }
 
     static std::string mpi_library() {
@@ -275,31 +183,42 @@ public:
 
 private:
     World(const World& other)
-        : host_(other.host_),
-          rank_(other.rank_),
-          size_(other.size_),
+        : ControlPlane(other),
+          hosts_(other.hosts_),
           local_rank_(other.local_rank_),
           local_size_(other.local_size_),
           first_(false) {}
 
-    [[noreturn]] void throw_common(bool failed, const std::string& message) const {
-        // A letter before the message tells an empty one from none.
-        std::vector<std::string> messages = all_gather(failed ? "!" + message : "");
-        std::vector<std::string> hosts = all_gather(host_);
-        agreed_ = true;
-        size_t first = 0;
-        while (messages[first].empty()) first++;
-        std::string common = messages[first].substr(1);
-        bool same = std::all_of(messages.begin(), messages.end(),
-                                [&](const std::string& other) { return other == messages[first]; });
-        throw CommonError(same ? common : name_of((int)first, hosts[first]) + ": " + common);
+    static std::string host_name() {
+        char host[256] = "";
+        gethostname(host, sizeof host - 1);
+        return host;
+    }
+
+    // The first rank chooses among the messages of those that failed.
+    [[noreturn]] void throw_common(bool failed, const Failure& mine) const {
+        std::string common = agree(failed ? mine.packed() : "", [this](const std::vector<std::string>& all) {
+            size_t first = 0;
+            while (all[first].empty()) first++;
+            Failure chosen = Failure::unpacked(all[first]);
+            bool same =
+                std::ranges::all_of(all, [&](const std::string& other) { return other == all[first]; });
+            if (!same) chosen.message = name_of((int)first) + ": " + chosen.message;
+            return chosen.packed();
+        });
+        Failure failure = Failure::unpacked(common);
+        fail_on_all(failure.message, failure.exit_code);
     }
 
 #ifndef WITHOUT_MPI
     void join(int* argc, char*** argv) {
+        watchdog_ = std::make_unique<Watchdog>(host());
         int provided = MPI_THREAD_SINGLE;
-        if (MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS)
-            fail("MPI: cannot start; check the Open MPI installation (mpirun -version)");
+        {
+            WaitsForOthers wait;
+            if (MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS)
+                fail("MPI: cannot start; check the Open MPI installation (mpirun -version)");
+        }
         joined_ = true;
         if (provided < MPI_THREAD_SERIALIZED) {
             leave();
@@ -308,44 +227,55 @@ private:
                  mpi_library().c_str());
         }
         // Errors become exceptions with a message (mpiCheck) instead of ending the process.
-        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-        MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
-        mpiCheck(MPI_Comm_dup(MPI_COMM_WORLD, &control_));
-        MPI_Comm local;
-        mpiCheck(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local));
-        MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
-        MPI_Comm_size(MPI_COMM_WORLD, &size_);
-        MPI_Comm_rank(local, &local_rank_);
-        MPI_Comm_size(local, &local_size_);
-        MPI_Comm_free(&local);
+        mpiCheck(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+        mpiCheck(MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
+        // The watchdogs come first: the waits that follow have somebody to ask.
+        MPI_Request made;
+        mpiCheck(MPI_Comm_idup(MPI_COMM_WORLD, &watched_, &made));
+        mpi_wait(&made, 1);
+        watchdog_->connect(watched_);
+        MPI_Comm control;
+        mpiCheck(MPI_Comm_idup(MPI_COMM_WORLD, &control, &made));
+        mpi_wait(&made, 1);
+        const std::string mine = host();
+        use(control);
+        hosts_ = all_gather(mine);
+        local_rank_ = (int)std::count(hosts_.begin(), hosts_.begin() + rank_, host());
+        local_size_ = (int)std::ranges::count(hosts_, host());
+        watchdog_->name_ranks([this](int rank) { return name_of(rank); });
     }
 
     void leave() {
         if (!joined_) {
             std::lock_guard lock(mpi_mutex);
-            if (control_ != MPI_COMM_NULL) MPI_Comm_free(&control_);
+            if (mpi_ != MPI_COMM_NULL) MPI_Comm_free(&mpi_);
             return;
         }
+        Phase phase("end");
         try {
             barrier();  // MPI_Finalize waits too, but keeps a core busy
         } catch (const Error& error) {
             fprintf(stderr, "train_gpt: %s\n", error.what());
             abort();
         }
+        watchdog_.reset();
         std::lock_guard lock(mpi_mutex);
-        if (control_ != MPI_COMM_NULL) MPI_Comm_free(&control_);
+        for (MPI_Comm* mpi : {&mpi_, &watched_}) {
+            if (*mpi != MPI_COMM_NULL) MPI_Comm_free(mpi);
+        }
         joined_ = false;
         MPI_Finalize();
     }
 
-    MPI_Comm control_ = MPI_COMM_NULL;  // messages of this class meet no others
-    bool joined_ = false;               // this World is the one that leaves MPI
+    MPI_Comm watched_ = MPI_COMM_NULL;  // messages of the watchdogs
+    std::unique_ptr<Watchdog> watchdog_;
+    bool joined_ = false;  // this World is the one that leaves MPI
 #else
     void leave() {}
 #endif
 
-    std::string host_;
-    int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
+    std::vector<std::string> hosts_;  // by rank
+    int local_rank_ = 0, local_size_ = 1;
     bool first_ = true;  // of the threads' Worlds
     int exceptions_ = std::uncaught_exceptions();
     mutable bool agreed_ = false;  // all ranks are leaving with the same error
@@ -365,16 +295,19 @@ inline int threads_per_rank(const World& world) {
     return std::clamp(fair_share, 1, std::max(allowed, 1));
 }
 
+// Before MPI starts, which may start CUDA. Streams that compute, reduce, gather and send in four directions
+// wait for each other, and would wait for ever if they shared the few queues that a GPU has by default, or
+// the one that some clusters set. So might a kernel that is loaded when it is first launched, for that waits
+// for all that run.
+inline void set_device_variables() {
+    if (launched_processes() <= 1) return;
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+}
+
 // For all ranks: takes the GPU of this rank's number on its machine. NCCL wants a GPU for each rank; over
 // MPI, ranks can share one.
 inline void choose_device(const World& world) {
-    // Streams that compute, reduce, gather and send in four directions wait for each other, and would wait
-    // for ever if they shared the few queues that a GPU has by default, or the one that some clusters set.
-    // So might a kernel that is loaded when it is first launched, for that waits for all that run.
-    if (world.size() > 1) {
-        setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-        setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-    }
     world.on_all_ranks([&] {
         int devices = 0;
         cudaError_t error = cudaGetDeviceCount(&devices);
@@ -383,7 +316,14 @@ inline void choose_device(const World& world) {
                  "DEVICE=cpu",
                  world.host().c_str(), cudaGetErrorString(error));
         }
-        cudaCheck(cudaSetDevice(world.local_rank() % devices));
+        int device = world.local_rank() % devices;
+        cudaCheck(cudaSetDevice(device));
+        process_place() = world.name();
+#ifndef DEVICE_CPU
+        char bus[32] = "";
+        cudaCheck(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
+        process_place() += text(", GPU %d (%s)", device, bus);
+#endif
 #ifndef DEVICE_CPU
         if (!kernel_architecture(error)) {
             const cudaDeviceProp& device = device_properties();
@@ -396,18 +336,24 @@ inline void choose_device(const World& world) {
     // Slurm may show each process only its own GPU, so GPUs are told apart by what they are, not by number.
     const auto& uuid = device_properties().uuid;
     std::string mine(uuid.bytes, sizeof uuid.bytes);
-    std::set<std::string> different;
-    for (const std::string& gpu : world.all_gather(world.host() + " " + mine)) {
-        if (gpu.starts_with(world.host() + " ")) different.insert(gpu);
-    }
-    world.on_all_ranks([&] {
-        if ((int)different.size() < world.local_size()) {
-            fail(
-                "GPUs: %d processes on %s have %d of them, and NCCL needs one each; start %d there, or build "
-                "with COMM=mpi to share",
-                world.local_size(), world.host().c_str(), (int)different.size(), (int)different.size());
+    std::string crowded = world.agree(mine, [&](const std::vector<std::string>& gpus) {
+        std::map<std::string, std::set<std::string>> of_host;
+        std::map<std::string, int> processes;
+        for (int rank = 0; rank < world.size(); rank++) {
+            of_host[world.host(rank)].insert(gpus[(size_t)rank]);
+            processes[world.host(rank)]++;
         }
+        for (auto& [host, different] : of_host) {
+            auto there = (int)different.size();
+            if (there < processes[host])
+                return text(
+                    "GPUs: %d processes on %s have %d of them, and NCCL needs one each; start %d there, "
+                    "or build with COMM=mpi to share",
+                    processes[host], host.c_str(), there, there);
+        }
+        return std::string();
     });
+    if (!crowded.empty()) world.fail_on_all(crowded, exit_bad_input);
 #endif
 }
 
@@ -438,7 +384,7 @@ inline void raise_error(const World& world, const std::string& error) {
 // Ends the job because of an error that only this rank knows of: the others may wait for it.
 [[noreturn]] inline void abort_job(const World& world, const std::exception& error) {
     fprintf(stderr, "train_gpt: %s: %s\n", world.name().c_str(), one_line(message_of(error)).c_str());
-    world.abort();
+    world.abort(exit_code_of(error));
 }
 
 // For all ranks: runs work that throws what goes wrong. An error that not all ranks agree on ends the job at

@@ -8,6 +8,7 @@ block sums, and the two ways to start work on a stream (a CUDA kernel, or a plai
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -65,9 +66,17 @@ constexpr int row_threads(int items, int most) {
 // ----------------------------------------------------------------------------
 // checked calls
 
+// "rank 11 of 16 on HOST, GPU 3 (0000:1b:00.0)", for messages; empty until the process has chosen its device.
+inline std::string& process_place() {
+    static std::string place;
+    return place;
+}
+
 inline void cuda_check(cudaError_t error, const char* call, const char* file, int line) {
     if (error == cudaSuccess) return;
-    fail("%s failed: %s (%s:%d)", call, cudaGetErrorString(error), file, line);
+    const std::string& place = process_place();
+    fail_part("%s%s%s failed: %s (%s:%d)", place.c_str(), place.empty() ? "" : ": ", call,
+              cudaGetErrorString(error), file, line);
 }
 #define cudaCheck(call) cuda_check((call), #call, __FILE__, __LINE__)
 

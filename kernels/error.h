@@ -1,6 +1,6 @@
 /*
 How errors are reported, from the ground floor up: fail() throws, main() prints the one line and exits with
-code 1. What was half done is undone on the way by destructors.
+the error's code. What was half done is undone on the way by destructors.
 */
 #pragma once
 
@@ -10,8 +10,21 @@ code 1. What was half done is undone on the way by destructors.
 #include <string>
 #include <utility>
 
+// What a program exits with, for those who start it again: of these, only the last is worth a new start.
+constexpr int exit_bad_input = 1;    // the user's input: options, files, a machine that is too small
+constexpr int exit_not_finite = 70;  // the numbers of a run are not finite
+constexpr int exit_failed_part =
+    75;  // another process, a link, a device or a disk (EX_TEMPFAIL of sysexits.h)
+
 struct Error : std::runtime_error {
-    using std::runtime_error::runtime_error;
+    explicit Error(const std::string& message, int exit_code = exit_bad_input)
+        : std::runtime_error(message), exit_code(exit_code) {}
+    int exit_code;
+};
+
+// An error of a part that may work again later.
+struct FailedPart : Error {
+    explicit FailedPart(const std::string& message) : Error(message, exit_failed_part) {}
 };
 
 inline std::string text_of(const char* format, va_list arguments) {
@@ -40,6 +53,15 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
     std::string message = text_of(format, arguments);
     va_end(arguments);
     throw Error(message);
+}
+
+// The same of a process, a link, a device or a disk.
+[[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail_part(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    std::string message = text_of(format, arguments);
+    va_end(arguments);
+    throw FailedPart(message);
 }
 
 // Runs work in a place that must not throw, such as a step that a rank cannot leave alone, and keeps its

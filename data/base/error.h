@@ -9,7 +9,7 @@ Errors of those who read and write files; how all errors are thrown is in kernel
 
 #include "kernels/error.h"  // Error, fail, text, note_error
 
-// There is no room on a disk.
+// There is no room on a disk, until somebody makes some.
 struct DiskFull : Error {
     using Error::Error;
 };
@@ -18,4 +18,10 @@ struct DiskFull : Error {
 inline std::string message_of(const std::exception& error) {
     bool memory = dynamic_cast<const std::bad_alloc*>(&error);
     return memory ? "out of memory; free some or choose smaller sizes" : error.what();
+}
+
+// Returns what the program exits with because of it.
+inline int exit_code_of(const std::exception& error) {
+    auto* known = dynamic_cast<const Error*>(&error);
+    return known ? known->exit_code : exit_bad_input;
 }

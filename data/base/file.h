@@ -22,12 +22,13 @@ its place as NAME.partial, and renamed at the end.
 #include <unistd.h>
 #include <utility>
 
+#include "data/base/deadlines.h"
 #include "data/base/error.h"
 
 // "PATH: cannot ACTION: REASON; REMEDY", with the reason in errno.
 [[noreturn]] inline void fail_with_errno(const std::string& path, const char* action) {
     int reason = errno;
-    bool full = false;
+    bool full = false, failed = false;
     const char* remedy = "check the file system, then try again";
     switch (reason) {
     case ENOENT:
@@ -52,10 +53,12 @@ its place as NAME.partial, and renamed at the end.
     case EMFILE:
         remedy = "raise the limit of open files (ulimit -n)";
         break;
+    default:
+        failed = true;
     }
     std::string message = text("%s: cannot %s: %s; %s", path.c_str(), action, strerror(reason), remedy);
     if (full) throw DiskFull(message);
-    throw Error(message);
+    throw Error(message, failed ? exit_failed_part : exit_bad_input);
 }
 
 // Owns a file descriptor.
@@ -95,6 +98,7 @@ inline FileHandle open_regular(const std::string& path, struct stat* status) {
 // Reads bytes [offset, offset + bytes) of a file. False: it ends before that.
 inline bool read_at(const FileHandle& file, const std::string& path, uint64_t offset, void* to,
                     size_t bytes) {
+    WorksOn work("reading " + path);
     for (size_t done = 0; done < bytes;) {
         ssize_t got = pread(file.get(), (char*)to + done, bytes - done, (off_t)(offset + done));
         if (got < 0 && errno == EINTR) continue;
@@ -120,6 +124,7 @@ inline std::string read_whole(const std::string& path, uint64_t most, const char
 // Writes bytes [offset, offset + bytes) of a file.
 inline void write_at(const FileHandle& file, const std::string& path, uint64_t offset, const void* data,
                      size_t bytes) {
+    WorksOn work("writing " + path);
     for (size_t done = 0; done < bytes;) {
         ssize_t written = pwrite(file.get(), (const char*)data + done, bytes - done, (off_t)(offset + done));
         if (written < 0 && errno == EINTR) continue;
@@ -130,6 +135,7 @@ inline void write_at(const FileHandle& file, const std::string& path, uint64_t o
 
 // What was written to the file, or the names in the folder, are on disk after this.
 inline void sync_file(const FileHandle& file, const std::string& path) {
+    WorksOn work("bringing to disk " + path);
     while (fsync(file.get()) != 0) {
         if (errno == EINVAL) return;  // some file systems cannot do that to a folder, and need not
         if (errno != EINTR) fail_with_errno(path, "write it");

@@ -279,6 +279,45 @@ TEST_CASE("gather brings everyone's text, whatever its length") {
     }
 }
 
+TEST_CASE("the first rank's text, and what it makes of everyone's") {
+    const World& world = test_world();
+    for (size_t length : {0, 1, 3999, 4000, 4001, 1'000'000}) {
+        std::string mine(length, (char)('a' + world.rank()));
+        CHECK(world.broadcast_text(mine) == std::string(length, 'a'));
+        int last = world.size() - 1;
+        CHECK(world.broadcast_text(mine, last) == std::string(length, (char)('a' + last)));
+    }
+    std::string all;
+    for (int rank = 0; rank < world.size(); rank++) all += (char)('a' + rank);
+    std::string joined = world.agree({(char)('a' + world.rank())}, [](const std::vector<std::string>& texts) {
+        std::string together;
+        for (const std::string& text : texts) together += text;
+        return together;
+    });
+    CHECK(joined == all);
+    CHECK(world.gather("x").size() == (size_t)(world.is_root() ? world.size() : 0));
+}
+
+TEST_CASE("exchange brings to each what others have for him, call after call") {
+    const World& world = test_world();
+    int size = world.size(), rank = world.rank();
+    // In turn n, rank r writes to r + 1 to r + n, and to itself; some of it is long.
+    auto message = [](int turn, int from, int to) {
+        return std::string((size_t)(to % 2 ? 70'000 : 3), (char)('a' + turn)) + text("%d %d", from, to);
+    };
+    for (int turn = 0; turn < 20; turn++) {
+        std::vector<std::string> mine((size_t)size);
+        auto writes = [&](int from, int to) { return (to - from + size) % size <= turn % size; };
+        for (int to = 0; to < size; to++) {
+            if (writes(rank, to)) mine[(size_t)to] = message(turn, rank, to);
+        }
+        std::vector<std::string> received = world.exchange({mine.begin(), mine.end()});
+        REQUIRE((int)received.size() == size);
+        for (int from = 0; from < size; from++)
+            CHECK(received[(size_t)from] == (writes(from, rank) ? message(turn, from, rank) : ""));
+    }
+}
+
 TEST_CASE("the largest value of all ranks") {
     const World& world = test_world();
     CHECK(world.largest(world.rank()) == world.size() - 1);
@@ -405,7 +444,7 @@ TEST_CASE("a wait ends with the work, and sees it done") {
     for (int i = 0; i < 20; i++) {
         Buffer<float> numbers(std::vector<float>(1000, 1.0f));
         mesh.world().all_reduce((float*)numbers, numbers.size(), Traffic::gradients, test_stream());
-        wait_for(test_stream(), mesh, 60);
+        wait_for(test_stream(), mesh);
         CHECK(cudaStreamQuery(test_stream()) == cudaSuccess);
         CHECK(numbers.host() == std::vector<float>(1000, (float)world.size()));
     }
@@ -431,25 +470,30 @@ TEST_CASE("an abort ends what is on the links and between the ends") {
     world.barrier();
 }
 
-TEST_CASE("a wait for a rank that does not come ends with the reason and the remedy") {
-    const World& world = test_world();
-    if (world.size() == 1) SKIP("one rank has no other");
-    Mesh mesh(world, {1, 1, world.size(), 1}, test_stream());
-    cudaStream_t stream;
-    cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    {
-        Buffer<float> numbers(std::vector<float>(1000, 1.0f));
-        if (world.rank() > 0) {
-            mesh.world().all_reduce((float*)numbers, numbers.size(), Traffic::gradients, stream);
-            CHECK_REFUSED(wait_for(stream, mesh, 0.05), "waited 0.");
-            std::string again = error_of([&] {
-                mesh.world().all_reduce((float*)numbers, numbers.size(), Traffic::gradients, stream);
-            });
-            CHECK(again.find("abort") != std::string::npos);
-        }
-        // The groups were aborted, so the stream can end.
-        cudaCheck(cudaStreamSynchronize(stream));
-    }
-    cudaCheck(cudaStreamDestroy(stream));
-    world.barrier();
+static RankState at(std::vector<RankState::Doing> doing, const std::string& phase = "step") {
+    return {true, phase, std::move(doing)};
+}
+
+TEST_CASE("the watchdog blames who keeps the others waiting, and nobody who gets on with his work") {
+    RankState::Doing waits = {true, "step", "", 11}, waits_since_lately = {true, "step", "", 3},
+                     saves = {true, "save", "", 11}, writes = {false, "save", "writing a.bin", 3},
+                     hangs = {false, "save", "writing a.bin", 12};
+    auto name_of = [](int rank) { return text("rank %d", rank); };
+    auto of = [&](std::vector<RankState> roll, const char* phase = "step") {
+        return blame(roll, 0, phase, 10, name_of);
+    };
+    RankState silent;
+    CHECK(of({at({waits}), silent, at({})}) == "rank 1 does not answer");
+    CHECK(of({at({waits}), at({waits}), at({}, "load")}) ==
+          "rank 2 has not come (it is in the phase `load`)");
+    CHECK(of({at({waits}), at({saves}), at({waits})}).starts_with("rank 1 has not come"));
+    CHECK(of({at({waits}), at({waits}), at({waits, writes})}) == "");  // of these, one is at work
+    CHECK(of({at({saves}), at({saves}), at({writes})}, "save") == "");
+    CHECK(of({at({saves}), at({saves}), at({hangs})}, "save") == "rank 2 is writing a.bin since 12 s");
+    CHECK(of({at({waits}), at({waits}), at({waits})}) == "all ranks wait for each other");
+    CHECK(of({at({waits}), at({waits}), at({waits_since_lately})}) == "");
+    CHECK(of({at({waits_since_lately}), silent}) == "");  // what it asked for is over, and it waits again
+    CHECK(of({at({saves}), silent}) == "");
+    CHECK(of({at({waits}), silent, silent, silent, silent, silent})
+              .ends_with("rank 4 does not answer and 1 more"));
 }

@@ -2,19 +2,21 @@
 # Jobs of several ranks that end badly: whatever happens to one rank, the job ends within seconds, with the reason in one
 # line and no process left; and a job that is asked to stop saves.
 #
-#   SEED=N    repeats the random moments and ranks of an earlier run, which printed it; KILLS=N how many (12)
+#   SEED=N    repeats the random moments and ranks of an earlier run, which printed it; KILLS=N how many ranks are killed
+#             (12), STOPS=N how often one is stopped in each phase of a run (1)
 # needs: cpu-fp32/train_gpt cpu-fp32/fault_injection.so
 # seconds: 120
-# soak: KILLS=300
+# soak: KILLS=300 STOPS=20
 # limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/seed.sh
 . test/support/jobs.sh
 kills=${KILLS:-12}
-plan $((kills + 63))
+stops=${STOPS:-1}
+plan $((kills + 60 + 5 * stops))
 cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
-command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 63)); exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 60 + 5 * stops)); exit; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
 at_end() { kill_all; }
 cd "$work" || exit 1
@@ -68,15 +70,31 @@ for sequences in 6 180; do
     run=stuck$sequences
     start_stopped step 1 $run 3 "$cpu" "${tiny[@]}" --zero 3 --communication-timeout 3 --global-batch $((sequences * 48))
     check "a rank that stops answering ends the job, $sequences sequences a step" ended $run 30
-    check "with an exit code" test "$code" != 0
+    check "with exit code 75" test "$code" = 75
     check "and a reason" grep -q '^train_gpt: .*--communication-timeout' $run.err
     check "and leaves no process" nothing_left $run
 done
 
-start_stopped save 1 saving 3 "$cpu" "${tiny[@]}" --zero 1 --communication-timeout 3 --save-every 5
-check "a rank that stops in the middle of a save ends the job" ended saving 30
-check "with an exit code and the reason" eval 'test "$code" != 0 && grep -q "^train_gpt: .*--communication-timeout" saving.err'
-check "and none of its processes is left" nothing_left saving
+# stopped_in PHASE RANK OPTIONS...    the job ends within its time-out and 15 s, with a line that names the rank
+stopped_in() {
+    local phase=$1 victim=$2 name=stopped_$1
+    shift 2
+    rm -rf "$name"
+    [ "$phase" != load ] || cp -r to_load "$name"
+    start_stopped "$phase" "$victim" "$name" 3 "$cpu" "${tiny[@]}" --zero 1 --communication-timeout 3 --save-every 5 "$@" &&
+        ended "$name" 18 && [ "$code" = 75 ] && nothing_left "$name" &&
+        grep -qE "^train_gpt: communication: rank $victim [^;]*(does not answer|is stopped)" "$name.err" && return
+    tail -n 5 "$name.err"
+    return 1
+}
+start to_load 3 --zero 1 --steps 3
+ended to_load 60
+for ((i = 0; i < stops; i++)); do
+    for phase in start mesh load step save; do
+        victim=$((RANDOM % 3))
+        check "rank $victim that stops in the phase $phase ends the job, and is named" stopped_in $phase $victim --resume auto
+    done
+done
 
 # stalled SECONDS NAME RANKS OPTIONS...    the job's last rank reads its data from a disk that does not answer for so long
 stalled() {
@@ -114,7 +132,7 @@ done
 
 start diverged 4 --zero 2 --learning-rate 10 --weight-decay 1 --schedule constant
 check "a step that is not finite ends the job" ended diverged 60
-check "with exit code 1 and one line" eval "test $code = 1 && one_line diverged && grep -q 'not finite' diverged.err"
+check "with exit code 70 and one line" eval "test $code = 70 && one_line diverged && grep -q 'not finite' diverged.err"
 
 # ----------------------------------------------------------------------------------------------------------
 # a job that is asked to stop

@@ -104,7 +104,7 @@ check "and leaves the weights" "$cpu" sample bad --tokens 1
 
 # a step that is not finite
 "$cpu" "${tiny[@]}" --run-dir diverged --steps 100 --learning-rate 10 --weight-decay 1 --warmup-steps 0 --schedule constant >diverged.out 2>diverged.err
-check "a step that is not finite ends the run with exit code 1" test $? = 1
+check "a step that is not finite ends the run with exit code 70" test $? = 70
 check "and says what was seen" grep -qE 'step [0-9]+: loss .* gradient norm .* not finite' diverged.err
 # Their logits may be no numbers already, which sample says.
 check "and leaves whole weights" grep -qE 'tokens/s|logits' <("$cpu" sample diverged --tokens 1 2>&1)

@@ -41,7 +41,7 @@ one_line() { [ "$(grep -c '^train_gpt: ' "$1.err")" = 1 ]; }
 # (before it joins the job), mesh (while groups of ranks are made), load (of a checkpoint), step, or save. Returns when it has
 # stopped, or 1 if it does not. `faults` names fault_injection.so.
 start_stopped() {
-    local phase=$1 rank=$2 calls
+    local phase=$1 rank=$2 at=1 calls
     shift 2
     if [ "$phase" = step ]; then
         start_job "$@"
@@ -50,12 +50,12 @@ start_stopped() {
     fi
     case $phase in
     start) calls=init ;;
-    mesh) calls=split ;;
+    mesh) calls=dup at=3 ;;  # behind those of the watchdogs and of the control plane
     load) calls=read ;;
     save) calls=create ;;
     *) echo "FAILED there is no phase $phase"; return 1 ;;
     esac
-    start_job "$1" "$2" env LD_PRELOAD="$faults" FAULT=stop FAULT_AT=1 FAULT_CALLS=$calls FAULT_RANK="$rank" "${@:3}"
+    start_job "$1" "$2" env LD_PRELOAD="$faults" FAULT=stop FAULT_AT=$at FAULT_CALLS=$calls FAULT_RANK="$rank" "${@:3}"
     wait_for 60 has_stopped_rank "$1"
 }
 has_stopped_rank() {

@@ -12,7 +12,7 @@ for; everything else goes through. Nothing of the program knows of it.
           stall        the call takes FAULT_SECONDS longer, and then succeeds
     FAULT_LASTING=1    calls after it fail as well
     FAULT_CALLS=...    only these are counted, of: create, write, truncate, sync, rename, unlink, mkdir, rmdir
-                       (all of those without it); read; init (MPI_Init_thread), split (MPI_Comm_split),
+                       (all of those without it); read; init (MPI_Init_thread), dup (MPI_Comm_idup),
                        product (dnnl_sgemm) and touch: the first access to a page of a mapped file whose name
                        holds FAULT_MAPPED
     FAULT_RANK=r       only in rank r of an MPI job
@@ -338,9 +338,9 @@ int dnnl_sgemm(char a, char b, long m, long n, long k, float alpha, const float*
     if (faults().strike_any("product", "", [] {})) return out_of_memory;
     return REAL(dnnl_sgemm)(a, b, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc);
 }
-int MPI_Comm_split(void* comm, int color, int key, void** split) {
-    faults().strike_any("split", "", [] {});
-    return REAL(MPI_Comm_split)(comm, color, key, split);
+int MPI_Comm_idup(void* comm, void** dup, void** request) {
+    faults().strike_any("dup", "", [] {});
+    return REAL(MPI_Comm_idup)(comm, dup, request);
 }
 
 void* mmap(void* address, size_t bytes, int protection, int flags, int file, off_t offset) noexcept {

@@ -1,0 +1,239 @@
+/*
+Small messages in host memory between the processes of a job, over MPI: what is said to all, gathered from
+all, and sent to some.
+
+A job may have ten thousand processes, and a call must not cost more for each of them the more they are. MPI's
+own collectives without waiting send from each rank to each where lengths differ: N^2 messages, and as many
+connections. Here, of N ranks,
+
+    broadcast       a tree                                          N - 1 messages
+    gather          each sends to the first, which takes them as they come      N - 1
+    all_gather      gather, then broadcast                          2N, and N more where texts are long
+    exchange        to whom there is something to say, and then all agree that nothing is under way
+    largest         up a tree and down it                           2N
+    barrier         in log2 N turns                                 N log2 N
+
+Every rank makes the same calls in the same order. Their number is the tag of their messages, so that a rank
+that is early disturbs nobody's call before.
+*/
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/mpi_calls.h"
+#include "data/base/error.h"  // fail
+
+class ControlPlane {
+public:
+    // A world of one, which sends nothing.
+    ControlPlane() = default;
+
+    int rank() const { return rank_; }
+    int size() const { return size_; }
+    bool is_root() const { return rank_ == 0; }
+
+    // For all ranks: root's bytes, in host memory, to everyone.
+    void broadcast([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes,
+                   [[maybe_unused]] int root = 0) const {
+#ifndef WITHOUT_MPI
+        if (size_ == 1) return;
+        constexpr size_t most = INT_MAX;  // MPI counts in int
+        MPI_Request request;
+        for (size_t at = 0; at < bytes; at += most) {
+            int count = (int)std::min(bytes - at, most);
+            mpiCheck(MPI_Ibcast((char*)data + at, count, MPI_BYTE, root, mpi_, &request));
+            mpi_wait(&request, 1);
+        }
+#endif
+    }
+
+    // For all ranks: root's text to everyone, whatever the others give.
+    std::string broadcast_text(std::string text, int root = 0) const {
+        if (size_ == 1) return text;
+        // One message, which a second one follows if the text is longer than the first has room for.
+        struct {
+            uint64_t length;
+            char begin[short_text];
+        } first = {};
+        if (rank_ == root) {
+            first.length = text.size();
+            memcpy(first.begin, text.data(), std::min(text.size(), short_text));
+        }
+        broadcast(&first, sizeof first, root);
+        text.resize(first.length);
+        if (first.length > short_text)
+            broadcast(text.data(), text.size(), root);
+        else
+            memcpy(text.data(), first.begin, text.size());
+        return text;
+    }
+
+    // For all ranks: everyone's text, by rank, on the first one; nothing on the others.
+    std::vector<std::string> gather(const std::string& mine) const {
+        if (size_ == 1) return {mine};
+        std::vector<std::string> texts;
+#ifndef WITHOUT_MPI
+        int tag = next_tag();
+        if (!is_root()) {
+            MPI_Request request = send(MPI_Isend, mine, 0, tag);
+            mpi_wait(&request, 1);
+            return texts;
+        }
+        texts.resize((size_t)size_);
+        texts[0] = mine;
+        for (int missing = size_ - 1; missing > 0; missing--) receive_any(texts, tag);
+#endif
+        return texts;
+    }
+
+    // For all ranks: everyone's text, by rank, on every rank.
+    std::vector<std::string> all_gather(const std::string& mine) const {
+        if (size_ == 1) return {mine};
+        std::string packed;
+        for (const std::string& text : gather(mine)) {
+            uint64_t length = text.size();
+            packed.append((const char*)&length, sizeof length).append(text);
+        }
+        packed = broadcast_text(std::move(packed));
+        std::vector<std::string> texts;
+        for (size_t at = 0; at < packed.size();) {
+            uint64_t length;
+            memcpy(&length, &packed[at], sizeof length);
+            texts.push_back(packed.substr(at + sizeof length, length));
+            at += sizeof length + length;
+        }
+        return texts;
+    }
+
+    // For all ranks: what the first one makes of everyone's texts, on every rank. combine() is called on the
+    // first, and must not throw.
+    template <typename Combine>
+    std::string agree(const std::string& mine, Combine&& combine) const {
+        std::vector<std::string> texts = gather(mine);
+        return broadcast_text(is_root() ? combine(texts) : "");
+    }
+
+    // For all ranks: to_each[r] goes to rank r, and what each rank sent comes back. Most ranks have nothing
+    // to say to most others, and nobody knows who writes to him: so each rank takes what comes until all that
+    // it sent has been taken, tells so, and goes on taking until all have told (Hoefler, Siebert and
+    // Lumsdaine 2010, "Scalable communication protocols for dynamic sparse data exchange").
+    std::vector<std::string> exchange(const std::vector<std::string_view>& to_each) const {
+        std::vector<std::string> from_each(to_each.size());
+        from_each[(size_t)rank_] = to_each[(size_t)rank_];
+#ifndef WITHOUT_MPI
+        if (size_ == 1) return from_each;
+        int tag = next_tag();
+        std::vector<MPI_Request> sent;
+        for (int peer = 0; peer < size_; peer++) {
+            if (peer != rank_ && !to_each[(size_t)peer].empty())
+                sent.push_back(send(MPI_Issend, to_each[(size_t)peer], peer, tag));
+        }
+        MPI_Request all_taken = MPI_REQUEST_NULL;
+        bool told = false;
+        MpiWait wait;
+        for (;;) {
+            int done = 0;
+            while (is_coming(tag)) receive_any(from_each, tag);
+            if (told)
+                mpiCheck(MPI_Test(&all_taken, &done, MPI_STATUS_IGNORE));
+            else
+                mpiCheck(MPI_Testall((int)sent.size(), sent.data(), &done, MPI_STATUSES_IGNORE));
+            if (done && told) return from_each;
+            if (done) {
+                mpiCheck(MPI_Ibarrier(mpi_, &all_taken));
+                told = true;
+                continue;
+            }
+            wait.again();
+        }
+#endif
+        return from_each;
+    }
+
+    // For all ranks: returns when every rank is here.
+    void barrier() const {
+#ifndef WITHOUT_MPI
+        if (size_ == 1) return;
+        MPI_Request request;
+        mpiCheck(MPI_Ibarrier(mpi_, &request));
+        mpi_wait(&request, 1);
+#endif
+    }
+
+    // For all ranks: the largest value.
+    int largest(int value) const {
+#ifndef WITHOUT_MPI
+        if (size_ == 1) return value;
+        MPI_Request request;
+        mpiCheck(MPI_Iallreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, mpi_, &request));
+        mpi_wait(&request, 1);
+#endif
+        return value;
+    }
+
+protected:
+    static constexpr size_t short_text = 4000;
+
+    int rank_ = 0, size_ = 1;
+
+#ifndef WITHOUT_MPI
+    // From now on the ranks are those of this communicator, which the caller frees after this object's last
+    // call.
+    void use(MPI_Comm mpi) {
+        mpi_ = mpi;
+        mpiCheck(MPI_Comm_rank(mpi, &rank_));
+        mpiCheck(MPI_Comm_size(mpi, &size_));
+    }
+
+    MPI_Comm mpi_ = MPI_COMM_NULL;
+
+private:
+    int next_tag() const {
+        return (int)(calls_++ % (1 << 14));
+    }
+
+    // call: MPI_Isend, or MPI_Issend, which is done when the other rank takes the message.
+    MPI_Request send(decltype(MPI_Isend) call, std::string_view message, int to, int tag) const {
+        if (message.size() > INT_MAX)
+            fail("a message to rank %d: %zu bytes are too many; send less", to, message.size());
+        MPI_Request request;
+        mpiCheck(call(message.data(), (int)message.size(), MPI_BYTE, to, tag, mpi_, &request));
+        return request;
+    }
+
+    bool is_coming(int tag) const {
+        int found = 0;
+        mpiCheck(MPI_Iprobe(MPI_ANY_SOURCE, tag, mpi_, &found, MPI_STATUS_IGNORE));
+        return found;
+    }
+
+    // The next message, from whomever it comes, to its place.
+    void receive_any(std::vector<std::string>& texts, int tag) const {
+        MPI_Message message;
+        MPI_Status status;
+        MpiWait wait;
+        for (;;) {
+            int found = 0, bytes = 0;
+            mpiCheck(MPI_Improbe(MPI_ANY_SOURCE, tag, mpi_, &found, &message, &status));
+            if (!found) {
+                wait.again();
+                continue;
+            }
+            mpiCheck(MPI_Get_count(&status, MPI_BYTE, &bytes));
+            std::string& text = texts[(size_t)status.MPI_SOURCE];
+            text.resize((size_t)bytes);
+            MPI_Request request;
+            mpiCheck(MPI_Imrecv(text.data(), bytes, MPI_BYTE, &message, &request));
+            return mpi_wait(&request, 1);
+        }
+    }
+
+    mutable uint32_t calls_ = 0;
+#endif
+};

@@ -1,0 +1,373 @@
+/*
+A thread that sees to it that no rank waits for ever for another: it looks at what the threads of its process
+wait for (data/base/deadlines.h), and when one has waited for longer than the time limit, finds out for whom.
+The thread that waits may itself be stuck, in a launch or a call of a library, and cannot look after itself.
+
+    the rank that has waited    asks the first rank
+    the first rank              calls the roll: asks all what they are at
+    all                         answer, whatever their other threads do; a process that is stopped, or a
+                                machine that hangs, does not
+    the first rank              blames who does not answer, or has not come to what the others wait in, and
+                                ends the job; or, where such a rank gets on with its work, lets them wait
+
+A rank that hears nothing of its question blames the first rank. So a job ends within the time limit and some
+ten seconds, and its last line names the rank to look at.
+
+Before MPI connects the ranks, they cannot ask each other: the line then names the processes of this machine
+that are stopped.
+*/
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+#include "comm/mpi_calls.h"
+#include "data/base/deadlines.h"
+#include "data/base/error.h"
+#include "data/base/json.h"  // json_line
+
+// ----------------------------------------------------------------------------
+// the roll
+
+// What a rank answers to the roll call.
+struct RankState {
+    bool answered = false;
+    std::string phase;  // that its first thread is in
+    struct Doing {
+        bool waits;
+        std::string phase, what;
+        double seconds;
+    };
+    std::vector<Doing> doing;
+
+    const Doing* longest_wait(const std::string& in_phase) const {
+        return longest([&](const Doing& each) { return each.waits && each.phase == in_phase; });
+    }
+    const Doing* longest_work() const {
+        return longest([](const Doing& each) { return !each.waits; });
+    }
+
+private:
+    template <typename Counts>
+    const Doing* longest(Counts&& counts) const {
+        const Doing* found = nullptr;
+        for (const Doing& each : doing) {
+            if (counts(each) && (!found || each.seconds > found->seconds)) found = &each;
+        }
+        return found;
+    }
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState::Doing, waits, phase, what, seconds)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState, answered, phase, doing)
+
+inline RankState state_of_process() {
+    RankState state = {true, Phase::of_process(), {}};
+    for (const Occupation& each : Occupied::all())
+        state.doing.push_back({each.waits, each.phase, each.what, each.seconds()});
+    return state;
+}
+
+// "rank 3 of 8 on HOST", and what is the matter with it.
+using NameOfRank = std::function<std::string(int)>;
+
+// Who keeps rank `asker` waiting in `phase`, and how; empty: nobody who does not get on with his work, or the
+// wait is over. limit: seconds that a wait, or a piece of work, may take.
+inline std::string blame(const std::vector<RankState>& roll, int asker, const std::string& phase,
+                         double limit, const NameOfRank& name_of) {
+    constexpr size_t most_names = 4;
+    std::vector<std::string> silent, stuck, absent;
+    bool someone_works = false, someone_came_late = false;
+    const RankState::Doing* asked = roll[(size_t)asker].longest_wait(phase);
+    if (!asked || asked->seconds < limit) return "";
+    for (int rank = 0; rank < (int)roll.size(); rank++) {
+        const RankState& state = roll[(size_t)rank];
+        const RankState::Doing *wait = state.longest_wait(phase), *work = state.longest_work();
+        if (!state.answered)
+            silent.push_back(name_of(rank) + " does not answer");
+        else if (work && work->seconds >= limit)
+            stuck.push_back(
+                text("%s is %s since %.4g s", name_of(rank).c_str(), work->what.c_str(), work->seconds));
+        else if (work)
+            someone_works = true;
+        else if (!wait)
+            absent.push_back(text("%s has not come (it is in the phase `%s`)", name_of(rank).c_str(),
+                                  state.phase.c_str()));
+        else if (wait->seconds < limit)
+            someone_came_late = true;
+    }
+    std::vector<std::string>& guilty = !silent.empty() ? silent : !stuck.empty() ? stuck : absent;
+    if (guilty.empty() && (someone_works || someone_came_late)) return "";
+    if (guilty.empty()) return "all ranks wait for each other";
+    if (&guilty == &absent && someone_works) return "";
+    std::string result;
+    for (size_t i = 0; i < std::min(guilty.size(), most_names); i++) result += (i ? ", " : "") + guilty[i];
+    if (guilty.size() > most_names) result += text(" and %zu more", guilty.size() - most_names);
+    return result;
+}
+
+// The line that ends the job.
+inline std::string blame_line(const std::string& reason, const std::string& waiting, double seconds,
+                              const std::string& phase) {
+    return text("communication: %s; %s has waited for %.4g s in the phase `%s`: see whether something is "
+                "stuck, or raise --communication-timeout (0: wait for ever)",
+                reason.c_str(), waiting.c_str(), seconds, phase.c_str());
+}
+
+// ----------------------------------------------------------------------------
+// processes that no message reaches
+
+// Of the processes here that the same launcher has started, those that are stopped: "rank 1 (process 4711)".
+inline std::vector<std::string> stopped_neighbours() {
+    std::vector<std::string> stopped;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+        std::string process = entry.path().filename();
+        if (process.find_first_not_of("0123456789") != process.npos) continue;
+        std::stringstream status;
+        status << std::ifstream(entry.path() / "stat").rdbuf();
+        std::string line = status.str();
+        char state = 0;
+        int parent = 0;
+        size_t name_end = line.rfind(')');  // the name may hold anything
+        if (name_end == line.npos || sscanf(line.c_str() + name_end + 1, " %c %d", &state, &parent) != 2)
+            continue;
+        if (parent != getppid() || (state != 'T' && state != 't')) continue;
+        std::ifstream variables(entry.path() / "environ");
+        std::string variable, rank = "a process of this job";
+        while (std::getline(variables, variable, '\0')) {
+            for (std::string name : {"OMPI_COMM_WORLD_RANK=", "PMIX_RANK=", "PMI_RANK=", "SLURM_PROCID="})
+                if (variable.starts_with(name)) rank = "rank " + variable.substr(name.size());
+        }
+        stopped.push_back(rank + " (process " + process + ")");
+    }
+    return stopped;
+}
+
+// ----------------------------------------------------------------------------
+// the thread
+
+#ifndef WITHOUT_MPI
+
+class Watchdog {
+public:
+    // host: of this process, for messages before connect().
+    explicit Watchdog(const std::string& host) : host_(host), thread_([this] { watch(); }) {}
+
+    // From now on the ranks of this communicator, which is the watchdogs' alone, can ask each other.
+    void connect(MPI_Comm mpi) {
+        std::lock_guard lock(mutex_);
+        mpiCheck(MPI_Comm_rank(mpi, &rank_));
+        mpiCheck(MPI_Comm_size(mpi, &size_));
+        mpi_ = mpi;
+    }
+
+    // What it calls the ranks from now on.
+    void name_ranks(NameOfRank name_of) {
+        std::lock_guard lock(mutex_);
+        name_of_ = std::move(name_of);
+    }
+
+    // Before MPI ends. Whoever is asked later does not answer, but by then nobody waits for it.
+    ~Watchdog() {
+        {
+            std::lock_guard lock(mutex_);
+            stopping_ = true;
+        }
+        wake_.notify_all();
+        thread_.join();
+    }
+
+private:
+    using Seconds = std::chrono::duration<double>;
+    static constexpr std::chrono::milliseconds between_looks{100};
+    static constexpr double answer_time = 4;    // that a rank may take, in seconds
+    static constexpr double longest_delay = 4;  // until a rank that is told to wait asks again
+    static constexpr int exit_code = 75;
+    static constexpr int tag = 0;
+    enum Kind : char { question = '?', roll_call = 'r', answer = 'a', wait_on = 'w' };
+
+    struct Roll {
+        int asker;
+        std::string phase;
+        Clock::time_point since;
+        std::vector<RankState> answers;
+    };
+
+    static double seconds_since(Clock::time_point time) { return Seconds(Clock::now() - time).count(); }
+
+    void watch() {
+        std::unique_lock lock(mutex_);
+        while (!wake_.wait_for(lock, between_looks, [this] { return stopping_; })) {
+            if (size_ > 1) take_messages();
+            if (roll_) look_at_roll();
+            look_at_waits();
+        }
+    }
+
+    void look_at_waits() {
+        double limit = time_limit;
+        if (limit <= 0 || Clock::now() < ask_again_) return;
+        for (const Occupation& each : Occupied::all()) {
+            if (!each.waits || each.seconds() < limit) continue;
+            if (size_ == 1) blame_stopped(each);
+            if (rank_ == 0) {
+                call_roll(0, each.phase);
+                return;
+            }
+            if (!asked_) {
+                send(question, each.phase, 0);
+                asked_ = Clock::now();
+            } else if (seconds_since(*asked_) > 2 * answer_time) {
+                end_job(blame_line(name_of_(0) + " does not answer", name_of_(rank_), each.seconds(),
+                                   each.phase));
+            }
+            return;
+        }
+        asked_.reset();
+    }
+
+    // MPI has not connected the ranks yet.
+    void blame_stopped(const Occupation& wait) {
+        std::string names;
+        for (const std::string& process : stopped_neighbours())
+            names += (names.empty() ? "" : ", ") + process + " is stopped";
+        if (names.empty()) names = "a process has not come, and none of those here is stopped";
+        end_job(blame_line(names + " on " + host_, "another process", wait.seconds(), wait.phase));
+    }
+
+    void call_roll(int asker, const std::string& phase) {
+        if (roll_) return;
+        roll_ = {asker, phase, Clock::now(), std::vector<RankState>((size_t)size_)};
+        roll_->answers[0] = state_of_process();
+        for (int rank = 1; rank < size_; rank++) send(roll_call, "", rank);
+    }
+
+    void look_at_roll() {
+        bool all = std::ranges::all_of(roll_->answers, &RankState::answered);
+        if (!all && seconds_since(roll_->since) < answer_time) return;
+        std::string reason = blame(roll_->answers, roll_->asker, roll_->phase, time_limit, name_of_);
+        if (!reason.empty()) {
+            double waited = roll_->answers[(size_t)roll_->asker].longest_wait(roll_->phase)->seconds;
+            end_job(blame_line(reason, name_of_(roll_->asker), waited, roll_->phase));
+        }
+        if (roll_->asker == 0)
+            delay_question();
+        else
+            send(wait_on, "", roll_->asker);
+        roll_.reset();
+    }
+
+    void delay_question() {
+        asked_.reset();
+        ask_again_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                        Seconds(std::min(time_limit / 4, longest_delay)));
+    }
+
+    void take_messages() {
+        for (;;) {
+            MPI_Message message;
+            MPI_Status status;
+            int found = 0, bytes = 0;
+            std::string text;
+            with_mpi([&] {
+                std::erase_if(sent_, [](Sent& sent) {
+                    int done = 0;
+                    return MPI_Test(&sent.request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done;
+                });
+                if (MPI_Improbe(MPI_ANY_SOURCE, tag, mpi_, &found, &message, &status) != MPI_SUCCESS ||
+                    !found)
+                    return;
+                MPI_Get_count(&status, MPI_BYTE, &bytes);
+                text.resize((size_t)bytes);
+                MPI_Mrecv(text.data(), bytes, MPI_BYTE, &message, &status);
+            });
+            if (!found || text.empty()) return;
+            take((Kind)text[0], text.substr(1), status.MPI_SOURCE);
+        }
+    }
+
+    void take(Kind kind, const std::string& text, int from) {
+        switch (kind) {
+        case question:
+            return call_roll(from, text);
+        case roll_call:
+            if (asked_) asked_ = Clock::now();  // it is at work on the question
+            return send(answer, json_line(nlohmann::json(state_of_process())), from);
+        case answer:
+            if (roll_) roll_->answers[(size_t)from] = nlohmann::json::parse(text).get<RankState>();
+            return;
+        case wait_on:
+            return delay_question();
+        }
+    }
+
+    void send(Kind kind, const std::string& text, int to) {
+        Sent& sent = sent_.emplace_back();
+        sent.text = (char)kind + text;
+        with_mpi([&] {
+            MPI_Isend(sent.text.data(), (int)sent.text.size(), MPI_BYTE, to, tag, mpi_, &sent.request);
+        });
+    }
+
+    // A thread that does not come back from MPI keeps the others out of it, and nobody can be asked.
+    template <typename Calls>
+    void with_mpi(Calls&& calls) {
+        Clock::time_point begin = Clock::now();
+        while (!mpi_mutex.try_lock()) {
+            double waited = seconds_since(begin), limit = time_limit;
+            if (limit > 0 && waited > std::max(limit, answer_time))
+                end_job(blame_line("a call of MPI does not return", name_of_(rank_), waited,
+                                   Phase::of_process()));
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        std::lock_guard lock(mpi_mutex, std::adopt_lock);
+        calls();
+    }
+
+    // Ends the job without the other threads of this process, which may be stuck.
+    [[noreturn]] void end_job(const std::string& line) {
+        fprintf(stderr, "train_gpt: %s\n", line.c_str());
+        for (int tries = 0; tries < 1000; tries++) {
+            if (mpi_mutex.try_lock()) {
+                if (size_ > 1) MPI_Abort(MPI_COMM_WORLD, exit_code);
+                break;
+            }
+            usleep(1000);
+        }
+        _exit(exit_code);
+    }
+
+    struct Sent {
+        std::string text;
+        MPI_Request request = MPI_REQUEST_NULL;
+    };
+
+    const std::string host_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    bool stopping_ = false;
+    MPI_Comm mpi_ = MPI_COMM_NULL;
+    int rank_ = 0, size_ = 1;
+    NameOfRank name_of_ = [this](int rank) { return text("rank %d of %d", rank, size_); };
+    std::list<Sent> sent_;
+    std::optional<Roll> roll_;                // on the first rank, while it calls the roll
+    std::optional<Clock::time_point> asked_;  // when this rank put its question, which has no answer yet
+    Clock::time_point ask_again_ = Clock::time_point::min();
+    std::thread thread_;  // last: it starts running when everything above exists
+};
+
+#endif

@@ -1,0 +1,96 @@
+/*
+What the threads of a process are at that may never end: they wait for other processes, or for a disk. Each is
+noted for as long as it takes, so that somebody else can see how long that is (comm/watchdog.h): the thread
+itself may be stuck in a call that does not return.
+*/
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <list>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+// Seconds that one of these may take; 0: as long as it likes.
+inline std::atomic<double> time_limit = 600;
+
+// The part of the program that a thread is in, for messages.
+class Phase {
+public:
+    explicit Phase(const char* name) : outer_(current()) { set(name); }
+    ~Phase() { set(outer_); }
+    Phase(const Phase&) = delete;
+    Phase& operator=(const Phase&) = delete;
+
+    // Of the calling thread.
+    static const char*& current() {
+        static thread_local const char* phase = "start";
+        return phase;
+    }
+    // Of the thread that the program began with.
+    static const char* of_process() { return of_first_thread_; }
+
+private:
+    static void set(const char* name) {
+        current() = name;
+        if (std::this_thread::get_id() == first_thread_) of_first_thread_ = name;
+    }
+
+    inline static const std::thread::id first_thread_ = std::this_thread::get_id();
+    inline static std::atomic<const char*> of_first_thread_ = "start";
+    const char* const outer_;
+};
+
+struct Occupation {
+    bool waits;  // for other processes; otherwise it works, for them among others
+    std::string phase, what;
+    std::chrono::steady_clock::time_point since;
+
+    double seconds() const {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
+    }
+};
+
+// For as long as it exists, its thread is at something.
+class Occupied {
+public:
+    Occupied(bool waits, std::string what) {
+        std::lock_guard lock(mutex_);
+        place_ = all_.insert(all_.end(),
+                             {waits, Phase::current(), std::move(what), std::chrono::steady_clock::now()});
+    }
+    ~Occupied() {
+        std::lock_guard lock(mutex_);
+        all_.erase(place_);
+    }
+    Occupied(const Occupied&) = delete;
+    Occupied& operator=(const Occupied&) = delete;
+
+    // Time is counted anew: something has been done.
+    void progress() {
+        std::lock_guard lock(mutex_);
+        place_->since = std::chrono::steady_clock::now();
+    }
+
+    // The occupations of all threads.
+    static std::vector<Occupation> all() {
+        std::lock_guard lock(mutex_);
+        return {all_.begin(), all_.end()};
+    }
+
+private:
+    inline static std::mutex mutex_;
+    inline static std::list<Occupation> all_;
+    std::list<Occupation>::iterator place_;
+};
+
+struct WaitsForOthers : Occupied {
+    explicit WaitsForOthers(std::string what = "") : Occupied(true, std::move(what)) {}
+};
+
+struct WorksOn : Occupied {
+    explicit WorksOn(std::string what) : Occupied(false, std::move(what)) {}
+};
