@@ -27,6 +27,7 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 #include <vector>
 
 #include "comm/checkpoint_places.h"       // pieces_to_write
+#include "comm/from_root.h"               // broadcast_text
 #include "comm/memory.h"                  // HostArray
 #include "comm/world.h"                   // World
 #include "comm/zero.h"                    // ZeroState
@@ -198,7 +199,7 @@ private:
             save_id_ = new_save_id();
         };
         note(do_shared_work(world_, make));
-        folder_ = world_.all_gather(new_checkpoint_ ? new_checkpoint_->folder() : "")[0];
+        folder_ = broadcast_text(world_, new_checkpoint_ ? new_checkpoint_->folder() : "");
         world_.broadcast(&save_id_, sizeof save_id_);
     }
 

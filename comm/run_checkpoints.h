@@ -17,6 +17,7 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 
 #include "comm/checkpoint_loader.h"  // load_checkpoint
 #include "comm/checkpoint_saver.h"   // CheckpointSaver
+#include "comm/from_root.h"          // broadcast_text
 #include "comm/last_checkpoint.h"    // LastCheckpoint
 #include "comm/world.h"              // World, CommonError
 #include "data/base/error.h"
@@ -55,7 +56,7 @@ inline FindCheckpoint find_on_root(const World& world, const std::vector<std::st
         // Paths may be no UTF-8, which JSON's text would not take.
         nlohmann::json::to_cbor(answers, message);
     }
-    nlohmann::json answers = nlohmann::json::from_cbor(world.all_gather(message)[0]);
+    nlohmann::json answers = nlohmann::json::from_cbor(broadcast_text(world, std::move(message)));
     std::map<std::string, nlohmann::json> by_place;
     for (size_t i = 0; i < answers.size(); i++) by_place.emplace(places[i], answers[i]);
     return [by_place, indexes](const std::string& place) -> std::optional<StoredRun> {
@@ -207,7 +208,7 @@ private:
 
     // For all ranks: the first one has the index, and sends it to the others.
     RunPosition load(const StoredRun& run, bool weights_only) {
-        std::string index = world_.all_gather(run.index)[0];
+        std::string index = broadcast_text(world_, run.index);
         std::unique_ptr<CheckpointReader> reader;
         world_.on_all_ranks([&] { reader = std::make_unique<CheckpointReader>(run.checkpoint, index); });
         std::string converted = load_checkpoint(state_, world_, layout_at_, *reader, weights_only);
