@@ -208,9 +208,9 @@ public:
           reader_(reader),
           sources_(sources),
           places_(shape(), layout_at, reader.index()),
-          buffers_(2 * batch_room) {
-        plan();
-    }
+          batches_(pieces_to_read(places_, reader.index(), world.rank(),
+                                  [&](Slot slot) { return sources.uses(slot); })),
+          buffers_(2 * batch_room) {}
 
     // What was read may be on its way to the state.
     ~CheckpointLoader() { cudaStreamSynchronize(state_.stream()); }
@@ -222,11 +222,12 @@ public:
         state_.synchronize();
         read_ahead(0);
         int turn = state_.mesh().position.replica / replicas_at_once;
-        for (int now = 0; now < (int)rounds_.size(); now++) {
-            for (size_t round = 0; round < rounds_[now]; round++) {
+        for (int now = 0; now < ceil_div(shape().replicas(), replicas_at_once); now++) {
+            int rounds = world_.largest(turn == now ? (int)batches_.size() : 0);
+            for (int round = 0; round < rounds; round++) {
                 Messages messages;
                 world_.on_all_ranks([&] {
-                    if (turn == now && round < batches_.size()) messages = take(round);
+                    if (turn == now && round < (int)batches_.size()) messages = take((size_t)round);
                 });
                 deliver(messages);
             }
@@ -239,43 +240,12 @@ private:
     static constexpr size_t batch_room = largest_piece * sizeof(float);
     static constexpr size_t large_run = 64 << 10;  // bytes that are worth a copy to the device of their own
 
-    struct Batch {  // what is read in one round
-        std::vector<const CheckpointPiece*> pieces;
-        size_t bytes = 0;
-    };
     // What goes to all owners of a part, by the rank of the first of them.
     using Messages = std::map<int, RunMessage>;
 
     const MeshShape& shape() const { return state_.mesh().shape; }
     Dtype stored(Slot slot) const { return *reader_.index().tensors[0].dtype(slot); }
     size_t width_of(Slot slot) const { return dtype_size(stored(slot)); }
-
-    // What this rank reads, and in how many rounds the ranks of each turn have read all of theirs.
-    void plan() {
-        struct Plan {
-            size_t batches = 0;
-            uint64_t elements = 0;  // of the last one
-        };
-        std::vector<Plan> plans(shape().ranks());
-        PieceReaders readers(places_);
-        for (const CheckpointPiece& piece : reader_.index().pieces) {
-            if (!sources_.uses(piece.slot)) continue;
-            int rank = readers.take(piece);
-            Plan& plan = plans[rank];
-            bool fits = plan.batches > 0 && plan.elements + piece.count <= largest_piece;
-            if (!fits) plan.batches++, plan.elements = 0;
-            plan.elements += piece.count;
-            if (rank != world_.rank()) continue;
-            batches_.resize(plan.batches);
-            batches_.back().pieces.push_back(&piece);
-            batches_.back().bytes += reader_.index().bytes_of(piece);
-        }
-        rounds_.resize(ceil_div(shape().replicas(), replicas_at_once));
-        for (int rank = 0; rank < shape().ranks(); rank++) {
-            size_t& rounds = rounds_[position_of(rank, shape()).replica / replicas_at_once];
-            rounds = std::max(rounds, plans[rank].batches);
-        }
-    }
 
     char* buffer(size_t number) { return buffers_.data + number % 2 * batch_room; }
 
@@ -364,12 +334,11 @@ private:
     const CheckpointReader& reader_;
     SlotSources sources_;
     const TensorPlaces places_;
-    std::vector<Batch> batches_;         // that this rank reads
-    std::vector<size_t> rounds_;         // of each turn
-    HostArray<char> buffers_;            // two: of the batch that is delivered, and of the next one
-    RunMessage own_;                     // this rank's small runs of the batch, neighbours made one
-    std::deque<std::string> converted_;  // to the state's precision, in this round
-    Background ahead_;                   // reads the next batch
+    const std::vector<PieceBatch> batches_;  // that this rank reads
+    HostArray<char> buffers_;                // two: of the batch that is delivered, and of the next one
+    RunMessage own_;                         // this rank's small runs of the batch, neighbours made one
+    std::deque<std::string> converted_;      // to the state's precision, in this round
+    Background ahead_;                       // reads the next batch
 };
 
 // For all ranks: sets the state to what a checkpoint holds, bit for bit where both store it alike.
