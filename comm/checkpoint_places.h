@@ -15,16 +15,16 @@ A piece is read by one of the ranks that would write something of it: on the lay
 by the one that wrote it, and on another by the one that has the least to read so far.
 
 A piece, and what a rank has of a tensor, are runs of boxes (data/checkpoint/box.h). That of a rank lies in a
-unit, which shards cut into the parts that they own. Elements 2 to 8 of the box of columns 3 to 5, which the
-second of 2 tensor ranks has, in a unit of 2 shards:
+unit, which shards cut into parts, and their replicas into slices. Elements 2 to 8 of the box of columns 3 to
+5, which the second of 2 tensor ranks has, in a unit of 2 slices:
 
-    the tensor         the unit there, and the parts of its shards
+    the tensor         the unit there, and its slices
     . . . a b c        ... a b c d e f | g h i j k l ...
     . . . d e f                the piece
     . . . g h i                c d e f   g h i
     . . . j k l
 
-So it has two PieceRuns: c d e f, at the end of what shard 0 owns, and g h i, at the beginning of shard 1's.
+So it has two PieceRuns: c d e f, at the end of the first slice, and g h i, at the beginning of the second.
 */
 #pragma once
 
@@ -100,14 +100,6 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
 // ----------------------------------------------------------------------------
 // reading
 
-// The ranks that share one part of a unit: all replicas at a place.
-struct Owners {
-    int tensor, shard, pipeline;
-    int rank(int replica, const MeshShape& shape) const {
-        return rank_of({.tensor = tensor, .shard = shard, .replica = replica, .pipeline = pipeline}, shape);
-    }
-};
-
 // Elements that lie one after another in a piece, and in the part of a unit that ranks own.
 struct PieceRun {
     size_t from;  // in the piece
@@ -143,21 +135,18 @@ public:
     // nothing of it.
     template <typename Visit>
     void each_writer(const CheckpointPiece& piece, Visit&& visit) const {
-        size_t replicas = (size_t)shape_.replicas();
         for (const Held& held : held_[piece.tensor]) {
             BoxRun::Extent extent = held.counted ? piece.run().extent_in(held.run) : BoxRun::Extent();
             if (extent.empty()) continue;
-            size_t slice = held.part_size / replicas, last = (held.at + extent.end - 1) / slice;
-            for (size_t number = (held.at + extent.begin) / slice; number <= last; number++) {
-                Owners owners = {held.tensor, (int)(number / replicas), held.pipeline};
-                visit(owners.rank((int)(number % replicas), shape_));
-            }
+            size_t last = (held.at + extent.end - 1) / held.slice;
+            for (size_t slice = (held.at + extent.begin) / held.slice; slice <= last; slice++)
+                visit(rank_of_slice(held, slice));
         }
     }
 
-    // Calls visit(owners, run) for all who own something of a piece.
+    // Calls visit(rank, run) for all that have something of a piece in their slices, copies too.
     template <typename Visit>
-    void each_owned(const CheckpointPiece& piece, Visit&& visit) const {
+    void each_slice(const CheckpointPiece& piece, Visit&& visit) const {
         for (const Held& held : held_[piece.tensor]) each_run(held, piece, visit);
     }
 
@@ -166,32 +155,39 @@ private:
     struct Held {
         int tensor, pipeline, unit;
         bool counted;
-        size_t part_size;  // of the unit
-        size_t at;         // in the unit
+        size_t slice;  // elements of the unit that each rank writes
+        size_t at;     // in the unit
         BoxRun run;
     };
+
+    int rank_of_slice(const Held& held, size_t number) const {
+        int replicas = shape_.replicas();
+        return rank_of({.tensor = held.tensor,
+                        .shard = (int)number / replicas,
+                        .replica = (int)number % replicas,
+                        .pipeline = held.pipeline},
+                       shape_);
+    }
 
     void add(int tensor, int pipeline, const ParameterLayout& layout) {
         for (int unit : layout.held()) {
             std::vector<UnitRange> counted = layout.counted(unit);
             for (const TensorPart& part : layout.parts(unit, 0, layout.unit_size(unit))) {
                 held_[numbers_.at(part.name)].push_back({tensor, pipeline, unit, is_in_one(counted, part.at),
-                                                         layout.unit_size(unit) / shape_.shard, part.at,
-                                                         part});
+                                                         layout.unit_size(unit) / shape_.dp, part.at, part});
             }
         }
     }
 
-    // Calls visit(owners, run) for what is held of a piece, cut where the next shard begins.
+    // Calls visit(rank, run) for what is held of a piece, cut where the next slice begins.
     template <typename Visit>
     void each_run(const Held& held, const CheckpointPiece& piece, Visit&& visit) const {
         uint64_t width = index_.tensors[piece.tensor].width();
+        size_t part_size = held.slice * (size_t)shape_.replicas();
         piece.run().each_common(held.run, width, [&](uint64_t from, uint64_t there, uint64_t count) {
             for (size_t at = held.at + there, end = at + count; at < end;) {
-                size_t shard = at / held.part_size, inside = at % held.part_size;
-                size_t here = std::min(end - at, held.part_size - inside);
-                visit(Owners{held.tensor, (int)shard, held.pipeline},
-                      PieceRun{from, held.unit, inside, here});
+                size_t here = std::min(end - at, held.slice - at % held.slice);
+                visit(rank_of_slice(held, at / held.slice), PieceRun{from, held.unit, at % part_size, here});
                 from += here, at += here;
             }
         });
