@@ -47,6 +47,7 @@ through a model, is in data/.
 #include "comm/setup.h"            // settings, checks, tuning
 #include "comm/step_time.h"        // prediction_text
 #include "comm/tensor_parallel.h"  // column_parallel, row_parallel
+#include "comm/token_files.h"      // open_token_files
 #include "comm/whole_tensors.h"    // initialize, raise_not_finite, trust_ratios
 #include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
 #include "data/commands/data_report.h"    // the data command
@@ -892,17 +893,13 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
     TrainingPlan plan;
     plan.notes = line.notes;
     int T = o.sequence_length;
+    world.on_all_ranks([&] { check_build(o); });
+    // Tokens of another vocabulary are noticed before an earlier run is cleared away.
+    plan.train_data = open_token_files(world, o.train_data, o.vocab_size, T, SampleOrder::shuffled, o.seed);
+    if (!o.val_data.empty())
+        plan.val_data = open_token_files(world, o.val_data, o.vocab_size, T, SampleOrder::sequential);
     world.on_all_ranks([&] {
-        check_build(o);
-        plan.train_data =
-            std::make_unique<TokenLoader>(o.train_data, o.vocab_size, T, SampleOrder::shuffled, o.seed);
-        if (!o.val_data.empty())
-            plan.val_data =
-                std::make_unique<TokenLoader>(o.val_data, o.vocab_size, T, SampleOrder::sequential);
         plan.tokenizer = Tokenizer::load_if_any(o.tokenizer);
-        // Tokens of another vocabulary are noticed before an earlier run is cleared away.
-        plan.train_data->check_first_sample();
-        if (plan.val_data) plan.val_data->check_first_sample();
         if (world.is_root()) {
             for (const std::string& note :
                  data_notes(*plan.train_data, plan.val_data.get(), plan.tokenizer.get(), o.document_end))

@@ -1,10 +1,11 @@
 /*
 Loading a state from a checkpoint of any layout. Which slot of the checkpoint fills which slot of the state is
 decided first. Each piece of the files is read and verified once, by one rank, which sends what is in it to
-all who own it. So the ranks read disjoint parts of the checkpoint, and what they read is mostly their own.
+those that have it in their slices (comm/checkpoint_places.h): an element goes to one of the replicas that own
+it. So the ranks read disjoint parts of the checkpoint, and on the layout that it was saved with, nothing but
+their own. Ranks read in rounds: as much as one piece may hold, then an exchange, while the next is read.
 
-Ranks read in rounds: as much as one piece may hold, then an exchange, while the next is read. Replicas get
-the same, so few of them read in one round: what a rank receives in it does not grow with their number.
+In the end the replicas bring their slices together, from device to device over the links of their group.
 */
 #pragma once
 
@@ -208,9 +209,9 @@ public:
           reader_(reader),
           sources_(sources),
           places_(shape(), layout_at, reader.index()),
-          buffers_(2 * batch_room) {
-        plan();
-    }
+          batches_(pieces_to_read(places_, reader.index(), world.rank(),
+                                  [&](Slot slot) { return sources.uses(slot); })),
+          buffers_(2 * batch_room) {}
 
     // What was read may be on its way to the state.
     ~CheckpointLoader() { cudaStreamSynchronize(state_.stream()); }
@@ -221,61 +222,33 @@ public:
     void load() {
         state_.synchronize();
         read_ahead(0);
-        int turn = state_.mesh().position.replica / replicas_at_once;
-        for (int now = 0; now < (int)rounds_.size(); now++) {
-            for (size_t round = 0; round < rounds_[now]; round++) {
-                Messages messages;
-                world_.on_all_ranks([&] {
-                    if (turn == now && round < batches_.size()) messages = take(round);
-                });
-                deliver(messages);
-            }
+        int rounds = world_.largest((int)batches_.size());
+        for (int round = 0; round < rounds; round++) {
+            Messages messages;
+            world_.on_all_ranks([&] {
+                if (round < (int)batches_.size()) messages = take((size_t)round);
+            });
+            deliver(messages);
+        }
+        for (Slot slot : slots_of(state_.settings())) {
+            if (sources_[slot]) state_.gather_replicas(slot);
         }
         state_.publish_all();
     }
 
+    // By this rank: bytes of the files, and those that went to other ranks as messages.
+    uint64_t bytes_read() const { return bytes_read_; }
+    uint64_t bytes_sent() const { return bytes_sent_; }
+
 private:
-    static constexpr int replicas_at_once = 8;
     static constexpr size_t batch_room = largest_piece * sizeof(float);
     static constexpr size_t large_run = 64 << 10;  // bytes that are worth a copy to the device of their own
 
-    struct Batch {  // what is read in one round
-        std::vector<const CheckpointPiece*> pieces;
-        size_t bytes = 0;
-    };
-    // What goes to all owners of a part, by the rank of the first of them.
-    using Messages = std::map<int, RunMessage>;
+    using Messages = std::map<int, RunMessage>;  // by the rank they go to
 
     const MeshShape& shape() const { return state_.mesh().shape; }
     Dtype stored(Slot slot) const { return *reader_.index().tensors[0].dtype(slot); }
     size_t width_of(Slot slot) const { return dtype_size(stored(slot)); }
-
-    // What this rank reads, and in how many rounds the ranks of each turn have read all of theirs.
-    void plan() {
-        struct Plan {
-            size_t batches = 0;
-            uint64_t elements = 0;  // of the last one
-        };
-        std::vector<Plan> plans(shape().ranks());
-        PieceReaders readers(places_);
-        for (const CheckpointPiece& piece : reader_.index().pieces) {
-            if (!sources_.uses(piece.slot)) continue;
-            int rank = readers.take(piece);
-            Plan& plan = plans[rank];
-            bool fits = plan.batches > 0 && plan.elements + piece.count <= largest_piece;
-            if (!fits) plan.batches++, plan.elements = 0;
-            plan.elements += piece.count;
-            if (rank != world_.rank()) continue;
-            batches_.resize(plan.batches);
-            batches_.back().pieces.push_back(&piece);
-            batches_.back().bytes += reader_.index().bytes_of(piece);
-        }
-        rounds_.resize(ceil_div(shape().replicas(), replicas_at_once));
-        for (int rank = 0; rank < shape().ranks(); rank++) {
-            size_t& rounds = rounds_[position_of(rank, shape()).replica / replicas_at_once];
-            rounds = std::max(rounds, plans[rank].batches);
-        }
-    }
 
     char* buffer(size_t number) { return buffers_.data + number % 2 * batch_room; }
 
@@ -297,30 +270,30 @@ private:
         const char* from = buffer(number);
         for (const CheckpointPiece* piece : batches_[number].pieces) {
             size_t width = width_of(piece->slot);
-            places_.each_owned(*piece, [&](const Owners& owners, const PieceRun& run) {
+            places_.each_slice(*piece, [&](int rank, const PieceRun& run) {
                 const char* values = from + run.from * width;
                 RunHeader header = {piece->slot, run.unit, run.at, run.count};
-                bool mine = owners.rank(state_.mesh().position.replica, shape()) == world_.rank();
-                if (mine && run.count * width >= large_run) put(header, values);
-                if (mine && run.count * width < large_run) own_.add(header, values, width);
-                if (!mine || shape().replicas() > 1)
-                    messages[owners.rank(0, shape())].add(header, values, width);
+                if (rank != world_.rank())
+                    messages[rank].add(header, values, width);
+                else if (run.count * width >= large_run)
+                    put(header, values);
+                else
+                    own_.add(header, values, width);
             });
             from += piece->count * width;
         }
         put_all(own_.bytes());
+        bytes_read_ += batches_[number].bytes;
         return messages;
     }
 
     // For all ranks.
     void deliver(const Messages& messages) {
         std::vector<std::string_view> to_each(world_.size());
-        for (auto& [first, message] : messages) {
-            MeshPosition position = position_of(first, shape());
-            for (position.replica = 0; position.replica < shape().replicas(); position.replica++)
-                to_each[rank_of(position, shape())] = message.bytes();
+        for (auto& [rank, message] : messages) {
+            to_each[rank] = message.bytes();
+            bytes_sent_ += message.bytes().size();
         }
-        to_each[world_.rank()] = {};  // is there already
         std::vector<std::string> received = world_.exchange(to_each);
         for (const std::string& message : received) put_all(message);
         cudaCheck(cudaStreamSynchronize(state_.stream()));
@@ -364,12 +337,12 @@ private:
     const CheckpointReader& reader_;
     SlotSources sources_;
     const TensorPlaces places_;
-    std::vector<Batch> batches_;         // that this rank reads
-    std::vector<size_t> rounds_;         // of each turn
-    HostArray<char> buffers_;            // two: of the batch that is delivered, and of the next one
-    RunMessage own_;                     // this rank's small runs of the batch, neighbours made one
-    std::deque<std::string> converted_;  // to the state's precision, in this round
-    Background ahead_;                   // reads the next batch
+    const std::vector<PieceBatch> batches_;  // that this rank reads
+    HostArray<char> buffers_;                // two: of the batch that is delivered, and of the next one
+    RunMessage own_;                         // this rank's small runs of the batch, neighbours made one
+    std::deque<std::string> converted_;      // to the state's precision, in this round
+    uint64_t bytes_read_ = 0, bytes_sent_ = 0;
+    Background ahead_;  // reads the next batch
 };
 
 // For all ranks: sets the state to what a checkpoint holds, bit for bit where both store it alike.

@@ -15,24 +15,23 @@ A piece is read by one of the ranks that would write something of it: on the lay
 by the one that wrote it, and on another by the one that has the least to read so far.
 
 A piece, and what a rank has of a tensor, are runs of boxes (data/checkpoint/box.h). That of a rank lies in a
-unit, which shards cut into the parts that they own. Elements 2 to 8 of the box of columns 3 to 5, which the
-second of 2 tensor ranks has, in a unit of 2 shards:
+unit, which shards cut into parts, and their replicas into slices. Elements 2 to 8 of the box of columns 3 to
+5, which the second of 2 tensor ranks has, in a unit of 2 slices:
 
-    the tensor         the unit there, and the parts of its shards
+    the tensor         the unit there, and its slices
     . . . a b c        ... a b c d e f | g h i j k l ...
     . . . d e f                the piece
     . . . g h i                c d e f   g h i
     . . . j k l
 
-So it has two PieceRuns: c d e f, at the end of what shard 0 owns, and g h i, at the beginning of shard 1's.
+So it has two PieceRuns: c d e f, at the end of the first slice, and g h i, at the beginning of the second.
 */
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
-#include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -64,13 +63,21 @@ struct OwnPiece {
     uint64_t bytes() const { return piece.count * dtype_size(dtype_of(piece.slot)); }
 };
 
-// What the rank at this position writes, slot after slot of each run of a tensor.
-inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, const MeshShape& shape,
-                                             const MeshPosition& position, const ZeroSettings& settings) {
-    std::vector<OwnPiece> pieces;
-    std::map<std::string, uint32_t> numbers;
+// The numbers of a model's tensors in checkpoint_tensors().
+using TensorNumbers = std::unordered_map<std::string, uint32_t>;
+
+inline TensorNumbers tensor_numbers(const ParameterLayout& layout) {
+    TensorNumbers numbers;
     layout.each_of_model(
         [&](const TensorRow&, const std::string& name) { numbers.emplace(name, (uint32_t)numbers.size()); });
+    return numbers;
+}
+
+// What the rank at this position writes, slot after slot of each run of a tensor.
+inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, const TensorNumbers& numbers,
+                                             const MeshShape& shape, const MeshPosition& position,
+                                             const ZeroSettings& settings) {
+    std::vector<OwnPiece> pieces;
     auto add = [&](int unit, size_t owned_begin, const TensorPart& part) {
         OwnPiece own = {unit, part.at - owned_begin, {}};
         own.piece.tensor = numbers.at(part.name);
@@ -93,14 +100,6 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
 // ----------------------------------------------------------------------------
 // reading
 
-// The ranks that share one part of a unit: all replicas at a place.
-struct Owners {
-    int tensor, shard, pipeline;
-    int rank(int replica, const MeshShape& shape) const {
-        return rank_of({.tensor = tensor, .shard = shard, .replica = replica, .pipeline = pipeline}, shape);
-    }
-};
-
 // Elements that lie one after another in a piece, and in the part of a unit that ranks own.
 struct PieceRun {
     size_t from;  // in the piece
@@ -115,36 +114,39 @@ public:
     template <typename LayoutAt>
     TensorPlaces(const MeshShape& shape, LayoutAt&& layout_at, const CheckpointIndex& index)
         : shape_(shape), index_(index), held_(index.tensors.size()) {
-        for (const CheckpointTensor& tensor : index.tensors) numbers_.emplace(tensor.name, numbers_.size());
+        for (const CheckpointTensor& tensor : index.tensors)
+            numbers_.emplace(tensor.name, (uint32_t)numbers_.size());
         for (int pipeline = 0; pipeline < shape.pp; pipeline++) {
             for (int tensor = 0; tensor < shape.tp; tensor++)
                 add(tensor, pipeline, layout_at(MeshPosition{.tensor = tensor, .pipeline = pipeline}));
         }
     }
 
-    int ranks() const { return shape_.ranks(); }
+    const MeshShape& shape() const { return shape_; }
 
-    // The ranks that would write something of a piece.
-    std::set<int> writers_of(const CheckpointPiece& piece) const {
-        std::set<int> writers;
-        for (const Held& held : held_[piece.tensor]) {
-            if (!held.counted) continue;
-            size_t slice = held.part_size / shape_.replicas();
-            int last = -1;
-            each_run(held, piece, [&](const Owners& owners, const PieceRun& run) {
-                for (size_t r = run.at / slice; r <= (run.at + run.count - 1) / slice; r++) {
-                    int rank = owners.rank((int)r, shape_);
-                    if (rank != last) writers.insert(rank);  // rows of one matrix mostly go to the same
-                    last = rank;
-                }
-            });
-        }
-        return writers;
+    // The stage that has those who write a tensor; others may have copies.
+    int stage_of(uint32_t tensor) const {
+        const std::vector<Held>& held = held_[tensor];
+        return std::ranges::find_if(held, &Held::counted)->pipeline;
     }
 
-    // Calls visit(owners, run) for all who own something of a piece.
+    // Calls visit(rank) for the ranks that would write something of a piece, some more than once. Of a box
+    // that is narrower than what they have, ranks with slices smaller than a row may be among them that have
+    // nothing of it.
     template <typename Visit>
-    void each_owned(const CheckpointPiece& piece, Visit&& visit) const {
+    void each_writer(const CheckpointPiece& piece, Visit&& visit) const {
+        for (const Held& held : held_[piece.tensor]) {
+            BoxRun::Extent extent = held.counted ? piece.run().extent_in(held.run) : BoxRun::Extent();
+            if (extent.empty()) continue;
+            size_t last = (held.at + extent.end - 1) / held.slice;
+            for (size_t slice = (held.at + extent.begin) / held.slice; slice <= last; slice++)
+                visit(rank_of_slice(held, slice));
+        }
+    }
+
+    // Calls visit(rank, run) for all that have something of a piece in their slices, copies too.
+    template <typename Visit>
+    void each_slice(const CheckpointPiece& piece, Visit&& visit) const {
         for (const Held& held : held_[piece.tensor]) each_run(held, piece, visit);
     }
 
@@ -153,32 +155,39 @@ private:
     struct Held {
         int tensor, pipeline, unit;
         bool counted;
-        size_t part_size;  // of the unit
-        size_t at;         // in the unit
+        size_t slice;  // elements of the unit that each rank writes
+        size_t at;     // in the unit
         BoxRun run;
     };
+
+    int rank_of_slice(const Held& held, size_t number) const {
+        int replicas = shape_.replicas();
+        return rank_of({.tensor = held.tensor,
+                        .shard = (int)number / replicas,
+                        .replica = (int)number % replicas,
+                        .pipeline = held.pipeline},
+                       shape_);
+    }
 
     void add(int tensor, int pipeline, const ParameterLayout& layout) {
         for (int unit : layout.held()) {
             std::vector<UnitRange> counted = layout.counted(unit);
             for (const TensorPart& part : layout.parts(unit, 0, layout.unit_size(unit))) {
                 held_[numbers_.at(part.name)].push_back({tensor, pipeline, unit, is_in_one(counted, part.at),
-                                                         layout.unit_size(unit) / shape_.shard, part.at,
-                                                         part});
+                                                         layout.unit_size(unit) / shape_.dp, part.at, part});
             }
         }
     }
 
-    // Calls visit(owners, run) for what is held of a piece, cut where the next shard begins.
+    // Calls visit(rank, run) for what is held of a piece, cut where the next slice begins.
     template <typename Visit>
     void each_run(const Held& held, const CheckpointPiece& piece, Visit&& visit) const {
         uint64_t width = index_.tensors[piece.tensor].width();
+        size_t part_size = held.slice * (size_t)shape_.replicas();
         piece.run().each_common(held.run, width, [&](uint64_t from, uint64_t there, uint64_t count) {
             for (size_t at = held.at + there, end = at + count; at < end;) {
-                size_t shard = at / held.part_size, inside = at % held.part_size;
-                size_t here = std::min(end - at, held.part_size - inside);
-                visit(Owners{held.tensor, (int)shard, held.pipeline},
-                      PieceRun{from, held.unit, inside, here});
+                size_t here = std::min(end - at, held.slice - at % held.slice);
+                visit(rank_of_slice(held, at / held.slice), PieceRun{from, held.unit, at % part_size, here});
                 from += here, at += here;
             }
         });
@@ -186,20 +195,25 @@ private:
 
     const MeshShape shape_;
     const CheckpointIndex& index_;
-    std::map<std::string, size_t> numbers_;  // of the tensors
-    std::vector<std::vector<Held>> held_;    // of each tensor
+    TensorNumbers numbers_;
+    std::vector<std::vector<Held>> held_;  // of each tensor
 };
 
-// Deals the pieces of a checkpoint to those who read them. It deals the same on every rank that gives it the
-// same pieces.
+// Deals the pieces of a checkpoint to those who read them: each to the rank that has the fewest elements so
+// far, the first of them, among those that would write something of it. Those are all of one stage, so the
+// ranks of a stage need only deal that stage's pieces, and each of them deals the same.
 class PieceReaders {
 public:
-    explicit PieceReaders(const TensorPlaces& places) : places_(places), elements_((size_t)places.ranks()) {}
+    explicit PieceReaders(const TensorPlaces& places)
+        : places_(places), elements_((size_t)places.shape().ranks()) {}
 
     // The rank that reads the next piece.
     int take(const CheckpointPiece& piece) {
-        std::set<int> writers = places_.writers_of(piece);
-        int reader = *std::ranges::min_element(writers, {}, [&](int rank) { return elements_[rank]; });
+        int reader = -1;
+        places_.each_writer(piece, [&](int rank) {
+            if (reader < 0 || std::pair(elements_[rank], rank) < std::pair(elements_[reader], reader))
+                reader = rank;
+        });
         elements_[reader] += piece.count;
         return reader;
     }
@@ -208,3 +222,29 @@ private:
     const TensorPlaces& places_;
     std::vector<uint64_t> elements_;  // for each rank to read, so far
 };
+
+// Pieces that a rank reads one after another, and sends before it reads on.
+struct PieceBatch {
+    std::vector<const CheckpointPiece*> pieces;
+    uint64_t elements = 0, bytes = 0;
+};
+
+// What this rank reads of a checkpoint's pieces, as much at a time as one piece may hold. wanted(slot) tells
+// whether a slot is read at all.
+template <typename Wanted>
+std::vector<PieceBatch> pieces_to_read(const TensorPlaces& places, const CheckpointIndex& index, int rank,
+                                       Wanted&& wanted) {
+    std::vector<PieceBatch> batches;
+    PieceReaders readers(places);
+    int stage = position_of(rank, places.shape()).pipeline;
+    for (const CheckpointPiece& piece : index.pieces) {
+        if (!wanted(piece.slot) || places.stage_of(piece.tensor) != stage) continue;
+        if (readers.take(piece) != rank) continue;
+        bool fits = !batches.empty() && batches.back().elements + piece.count <= largest_piece;
+        if (!fits) batches.emplace_back();
+        batches.back().pieces.push_back(&piece);
+        batches.back().elements += piece.count;
+        batches.back().bytes += index.bytes_of(piece);
+    }
+    return batches;
+}

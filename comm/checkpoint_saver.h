@@ -95,7 +95,8 @@ public:
           in_background_(in_background),
           weights_alone_(weights_alone),
           saved_(saved_settings()),
-          pieces_(pieces_to_write(state.layout(), mesh().shape, mesh().position, saved_)),
+          pieces_(pieces_to_write(state.layout(), tensor_numbers(state.layout()), mesh().shape,
+                                  mesh().position, saved_)),
           room_(staging_room()),
           staging_(room_) {
         // The first copy is not to wait until the system has found memory.

@@ -381,6 +381,24 @@ inline void raise_error(const World& world, const std::string& error) {
     });
 }
 
+// For all ranks: what make() gives on the first one. A file that thousands of ranks would look at is a load
+// on the file system, and they may see different ones. What it throws there, all ranks throw.
+template <typename Make>
+std::string text_from_root(const World& world, Make&& make) {
+    std::string text;
+    if (world.is_root()) {
+        try {
+            text = "+" + make();
+        } catch (const std::exception& error) {
+            text = "-" + Failure{exit_code_of(error), message_of(error)}.packed();
+        }
+    }
+    text = world.broadcast_text(std::move(text));
+    if (text[0] == '+') return text.substr(1);
+    Failure failure = Failure::unpacked(text.substr(1));
+    world.fail_on_all(failure.message, failure.exit_code);
+}
+
 // Ends the job because of an error that only this rank knows of: the others may wait for it.
 [[noreturn]] inline void abort_job(const World& world, const std::exception& error) {
     fprintf(stderr, "train_gpt: %s: %s\n", world.name().c_str(), one_line(message_of(error)).c_str());

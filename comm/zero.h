@@ -135,6 +135,9 @@ public:
     // The same elements of one slot, as they are stored, to and from host memory: work of the compute stream.
     void copy_out(Slot slot, int unit, size_t at, size_t count, void* to) const;
     void copy_in(Slot slot, int unit, size_t at, size_t count, const void* from);
+    // For all ranks: replicas, each of which has set its slice of this slot in the part that they own, bring
+    // the slices together. Work of the compute stream.
+    void gather_replicas(Slot slot);
     // For all ranks: after set(), everyone sees everyone's parameters.
     void publish_all();
     // Waits for all work on the state.
@@ -308,6 +311,43 @@ inline void ZeroState::set(int unit, size_t at, std::span<const float> values) {
     copy_in(Slot::weight, unit, at, rounded.size(), rounded.data());
     if (arrays_.master) copy_in(Slot::master, unit, at, values.size(), values.data());
     cudaCheck(cudaStreamSynchronize(compute_));
+}
+
+// With offload, what lies on the host goes by way of the gradients' place on the device.
+inline void ZeroState::gather_replicas(Slot slot) {
+    const Communicator& replicas = mesh_.replica();
+    if (replicas.size() == 1) return;
+    auto gather = [&](int unit, auto* own, size_t room) {
+        size_t slice = part_size(unit) / (size_t)replicas.size();
+        auto begin_of = [&](int replica) { return std::min((size_t)replica * slice, room); };
+        auto copy = [&](auto* to, const auto* from, size_t count) {
+            cudaCheck(cudaMemcpyAsync(to, from, count * sizeof *to, cudaMemcpyDefault, compute_));
+        };
+        bool visits = settings_.offload && slot != Slot::weight;
+        auto* here = visits ? (decltype(own))owned_grads(unit) : own;
+        int mine = mesh_.position.replica;
+        size_t begin = begin_of(mine);
+        if (visits) copy(here + begin, own + begin, begin_of(mine + 1) - begin);
+        if (room == part_size(unit)) {
+            replicas.all_gather(here, slice, Traffic::weights, compute_);
+        } else {
+            for (int replica = 0; replica < replicas.size(); replica++) {
+                size_t from = begin_of(replica), count = begin_of(replica + 1) - from;
+                if (count > 0) replicas.broadcast(here + from, count, replica, Traffic::weights, compute_);
+            }
+        }
+        if (visits) copy(own, here, room);
+    };
+    for (int unit : layout_.held()) {
+        if (slot != Slot::weight) {
+            gather(unit, (float*)owned(slot, unit), room_of_slot(settings_, slot, layout_, unit, shards_));
+            continue;
+        }
+        gather(unit, owned_params(unit), part_size(unit));
+        if (!arrays_.host_params) continue;
+        cudaCheck(cudaMemcpyAsync(arrays_.host_params + shard_offset(unit), owned_params(unit),
+                                  part_size(unit) * sizeof(floatX), cudaMemcpyDeviceToHost, compute_));
+    }
 }
 
 inline void ZeroState::publish_all() {

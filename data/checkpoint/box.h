@@ -53,6 +53,32 @@ struct BoxRun {
         });
     }
 
+    struct Extent {
+        uint64_t begin = 0, end = 0;
+        bool empty() const { return begin >= end; }
+    };
+
+    // Elements [begin, end) of a run of another box of the same tensor have in them all that this run has of
+    // it; where this one's box is narrower, others too.
+    Extent extent_in(const BoxRun& other) const {
+        uint64_t left = std::max(column, other.column);
+        uint64_t right = std::min(column + columns, other.column + other.columns);
+        if (left >= right) return {};
+        // From (row, from) to before (last_row, to), at what both have of a row.
+        uint64_t row = begin / columns, from = column + begin % columns;
+        uint64_t last = begin + count - 1, last_row = last / columns, to = column + last % columns + 1;
+        if (from >= right) row++, from = left;
+        if (to <= left) {
+            if (last_row == 0) return {};
+            last_row--, to = right;
+        }
+        from = std::max(from, left), to = std::min(to, right);
+        uint64_t first = row * other.columns + from - other.column;
+        uint64_t end = last_row * other.columns + to - other.column;
+        first = std::max(first, other.begin), end = std::min(end, other.begin + other.count);
+        return first < end ? Extent{first - other.begin, end - other.begin} : Extent{};
+    }
+
 private:
     static constexpr uint64_t all = UINT64_MAX;
 

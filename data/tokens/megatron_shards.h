@@ -57,8 +57,9 @@ public:
 
     const std::string& path() const { return path_; }
     const std::string& index_path() const { return index_path_; }
-    int64_t count() const { return count_; }  // tokens
-    int width() const { return width_; }      // bytes of a token
+    TokenArray tokens() const { return {0, count_, width_, width_ == 4}; }  // of PREFIX.bin
+    int64_t count() const { return count_; }                                // tokens
+    int width() const { return width_; }                                    // bytes of a token
     int64_t sequences() const { return sequences_; }
     int64_t documents() const { return documents_; }
 
@@ -86,10 +87,7 @@ public:
 
     // Tokens start .. start+n-1, which must lie in the file; each must be below vocab.
     void copy(int64_t start, int64_t n, int vocab, int* out) const {
-        if (width_ == 2)
-            copy_tokens((const uint16_t*)file_.data(), start, n, vocab, out, path_);
-        else
-            copy_tokens((const int32_t*)file_.data(), start, n, vocab, out, path_);
+        tokens().copy(file_.data(), start, n, vocab, out, path_);
     }
 
 private:

@@ -20,14 +20,28 @@ its own.
 #include "data/tokens/token_source.h"
 #include "data/base/strings.h"
 
+// A source of a blend, its files checked.
+struct CheckedSource {
+    CheckedList tokens;
+    uint64_t weight;
+};
+
+// `list`: as in files_named(), or as in parse_blend().
+inline std::vector<CheckedSource> check_sources(const std::string& list) {
+    std::vector<CheckedSource> sources;
+    for (const BlendSource& source : parse_blend(list))
+        sources.push_back({check_token_files(source.files), source.weight});
+    return sources;
+}
+
 // Serves samples by global index. All of it may be called by several threads at once.
 class TokenLoader {
 public:
-    // `list`: as in files_named(), or as in parse_blend(). Sequential order is for validation.
+    // Sequential order is for validation.
     TokenLoader(const std::string& list, int vocab, int T, SampleOrder order, uint64_t seed = 0)
-        : TokenLoader(parse_blend(list), vocab, T, order, seed) {}
+        : TokenLoader(check_sources(list), vocab, T, order, seed) {}
 
-    TokenLoader(const std::vector<BlendSource>& blend, int vocab, int T, SampleOrder order, uint64_t seed)
+    TokenLoader(const std::vector<CheckedSource>& blend, int vocab, int T, SampleOrder order, uint64_t seed)
         : T_(T), sources_(open_sources(blend, vocab, T)), order_(weights(blend), sizes(), order, seed) {
         for (const Source& source : sources_) {
             samples_ += source.samples;
@@ -105,10 +119,10 @@ private:
         uint64_t samples;                    // per epoch
     };
 
-    static std::vector<Source> open_sources(const std::vector<BlendSource>& blend, int vocab, int T) {
+    static std::vector<Source> open_sources(const std::vector<CheckedSource>& blend, int vocab, int T) {
         std::vector<Source> sources;
-        for (const BlendSource& part : blend) {
-            Source& source = sources.emplace_back(Source{TokenSource(part.files, vocab), {}, 0});
+        for (const CheckedSource& part : blend) {
+            Source& source = sources.emplace_back(Source{TokenSource(part.tokens, vocab), {}, 0});
             for (size_t i = 0; i < source.tokens.size(); i++) {
                 source.first_sample.push_back(source.samples);
                 source.samples += (uint64_t)(source.tokens[i].count() - 1) / (uint64_t)T;
@@ -128,9 +142,9 @@ private:
              tokens.size() > 1 ? ", the most of all files" : "", T + 1);
     }
 
-    static Blend weights(const std::vector<BlendSource>& blend) {
+    static Blend weights(const std::vector<CheckedSource>& blend) {
         std::vector<uint64_t> weights;
-        for (const BlendSource& source : blend) weights.push_back(source.weight);
+        for (const CheckedSource& source : blend) weights.push_back(source.weight);
         return Blend(weights);
     }
 

@@ -72,21 +72,40 @@ void copy_tokens(const Stored* tokens, int64_t start, int64_t n, int vocab, int*
          path.c_str(), (long long)(start + bad), (long long)tokens[bad], vocab);
 }
 
+// Where the tokens of a file lie: one behind the other, up to its end.
+struct TokenArray {
+    uint64_t first_byte = 0;
+    int64_t count = 0;
+    int width = 0;           // bytes of a token
+    bool is_signed = false;  // int32, whose negative values are no tokens
+
+    uint64_t file_bytes() const { return first_byte + (uint64_t)count * (uint64_t)width; }
+
+    // Tokens start .. start+n-1 of the file that is mapped at `file`; each must be below vocab.
+    void copy(const char* file, int64_t start, int64_t n, int vocab, int* out,
+              const std::string& path) const {
+        const char* tokens = file + first_byte;
+        if (width == 2)
+            copy_tokens((const uint16_t*)tokens, start, n, vocab, out, path);
+        else if (is_signed)
+            copy_tokens((const int32_t*)tokens, start, n, vocab, out, path);
+        else
+            copy_tokens((const uint32_t*)tokens, start, n, vocab, out, path);
+    }
+};
+
 class TokenShard {
 public:
     explicit TokenShard(std::string path) : path_(std::move(path)), file_(path_) { check(); }
 
     const std::string& path() const { return path_; }
-    int64_t count() const { return count_; }
-    int width() const { return width_; }
+    const TokenArray& tokens() const { return tokens_; }
+    int64_t count() const { return tokens_.count; }
+    int width() const { return tokens_.width; }
 
     // Tokens start .. start+n-1, which must lie in the shard; each must be below vocab.
     void copy(int64_t start, int64_t n, int vocab, int* out) const {
-        const char* tokens = file_.data() + shard_header_bytes;
-        if (width_ == 2)
-            copy_tokens((const uint16_t*)tokens, start, n, vocab, out, path_);
-        else
-            copy_tokens((const uint32_t*)tokens, start, n, vocab, out, path_);
+        tokens_.copy(file_.data(), start, n, vocab, out, path_);
     }
 
 private:
@@ -114,9 +133,8 @@ private:
                  version, format->version, magic);
         }
         if (count <= 0) fail("%s: its header counts %d tokens; tokenize it again", path, count);
-        count_ = count;
-        width_ = format->width;
-        size_t expected = shard_header_bytes + (size_t)count * (size_t)width_;
+        tokens_ = {shard_header_bytes, count, format->width};
+        size_t expected = tokens_.file_bytes();
         if (file_.size() != expected) {
             fail(
                 "%s: is %s: %zu bytes, where the %d tokens of its header make %zu; copy or tokenize it again",
@@ -126,8 +144,7 @@ private:
 
     std::string path_;
     MappedFile file_;
-    int64_t count_ = 0;
-    int width_ = 0;
+    TokenArray tokens_;
 };
 
 // The files, sorted, that a comma-separated list of paths and patterns ("data/*.bin,more.bin") names.

@@ -1,73 +1,124 @@
 /*
-Where tokens come from: files of several formats behind one interface. A name that ends in .idx is the index
+What samples come from: files of several formats behind one interface. A name that ends in .idx is the index
 of a Megatron data set (data/tokens/megatron_shards.h), any other a token shard (data/tokens/token_shards.h).
+
+A file is checked once, and opened again when it is first read from. So thousands of processes can take what
+one of them has found out (comm/token_files.h), and none opens a file that it has no sample of.
 */
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <unistd.h>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "data/base/error.h"
 #include "data/tokens/megatron_shards.h"
 #include "data/tokens/token_shards.h"
 
+// ----------------------------------------------------------------------------
+// checking
+
+struct CheckedFile {
+    std::string path;         // as it was named: the index of a Megatron data set
+    std::string tokens_path;  // where the tokens are
+    TokenArray tokens;
+};
+
+inline CheckedFile check_token_file(const std::string& path) {
+    if (path.ends_with(".idx")) {
+        MegatronData data(path);
+        return {path, data.path(), data.tokens()};
+    }
+    try {
+        return {path, path, TokenShard(path).tokens()};
+    } catch (const Error&) {
+        std::string index = index_beside(path);
+        if (index.empty()) throw;
+        fail("%s: is no token shard, but the tokens of a Megatron data set; name its index %s instead",
+             path.c_str(), index.c_str());
+    }
+}
+
+// The files that a list names, in the order of their names.
+struct CheckedList {
+    std::string list;
+    std::vector<CheckedFile> files;
+};
+
+// `list` as in files_named().
+inline CheckedList check_token_files(const std::string& list) {
+    CheckedList checked = {list, {}};
+    for (const std::string& name : files_named(list)) {
+        checked.files.push_back(check_token_file(name));
+        const CheckedFile &first = checked.files.front(), &file = checked.files.back();
+        if (file.tokens.width != first.tokens.width) {
+            fail("%s: has %d-byte tokens and %s has %d-byte ones, so their tokenizers differ; name files "
+                 "of one kind",
+                 file.path.c_str(), file.tokens.width, first.path.c_str(), first.tokens.width);
+        }
+    }
+    if (checked.files.empty())
+        fail("'%s': names no token files; give paths or patterns such as data/*.bin", list.c_str());
+    return checked;
+}
+
+// ----------------------------------------------------------------------------
+// reading
+
 class TokenFile {
 public:
-    explicit TokenFile(std::string path) : path_(std::move(path)), file_(open(path_)) {
-        std::visit([&](const auto& file) { count_ = file.count(), width_ = file.width(); }, file_);
-    }
+    explicit TokenFile(CheckedFile checked) : checked_(std::move(checked)) {}
 
-    const std::string& path() const { return path_; }  // as it was named: the index of a Megatron data set
-    int64_t count() const { return count_; }           // tokens
-    int width() const { return width_; }               // bytes of a token
+    const std::string& path() const { return checked_.path; }  // as it was named
+    int64_t count() const { return checked_.tokens.count; }    // tokens
+    int width() const { return checked_.tokens.width; }        // bytes of a token
 
-    // Tokens start .. start+n-1, which must lie in the file; throws Error unless each is below vocab.
+    // Tokens start .. start+n-1, which must lie in the file; throws Error unless each is below vocab, or if
+    // the file is not what it was when it was checked.
     void copy(int64_t start, int64_t n, int vocab, int* out) const {
-        std::visit([&](const auto& file) { file.copy(start, n, vocab, out); }, file_);
+        checked_.tokens.copy(data(), start, n, vocab, out, checked_.tokens_path);
     }
 
 private:
-    using AnyFile = std::variant<TokenShard, MegatronData>;
-
-    static AnyFile open(const std::string& path) {
-        if (path.ends_with(".idx")) return MegatronData(path);
-        try {
-            return TokenShard(path);
-        } catch (const Error&) {
-            std::string index = index_beside(path);
-            if (index.empty()) throw;
-            fail("%s: is no token shard, but the tokens of a Megatron data set; name its index %s instead",
-                 path.c_str(), index.c_str());
+    // Several threads may be the first to read. Where opening fails, the next reader tries again.
+    const char* data() const {
+        if (const char* data = data_.load(std::memory_order_acquire)) return data;
+        std::lock_guard lock(opening_);
+        if (!file_) {
+            MappedFile file(checked_.tokens_path);
+            if (file.size() != checked_.tokens.file_bytes()) {
+                fail(
+                    "%s: has %zu bytes, and had %llu when it was checked; start again when nothing writes it "
+                    "any more",
+                    checked_.tokens_path.c_str(), file.size(),
+                    (unsigned long long)checked_.tokens.file_bytes());
+            }
+            file_ = std::move(file);
+            data_.store(file_->data(), std::memory_order_release);
         }
+        return file_->data();
     }
 
-    std::string path_;
-    AnyFile file_;
-    int64_t count_ = 0;
-    int width_ = 0;
+    const CheckedFile checked_;
+    mutable std::mutex opening_;
+    mutable std::optional<MappedFile> file_;
+    mutable std::atomic<const char*> data_ = nullptr;  // of the file, once it is open
 };
 
-// The files that a list names, in the order of their names.
 class TokenSource {
 public:
-    // `list` as in files_named().
-    TokenSource(std::string list, int vocab) : list_(std::move(list)), vocab_(vocab) {
-        for (const std::string& name : files_named(list_)) {
-            const TokenFile& file = files_.emplace_back(name);
-            total_ += file.count();
-            if (file.width() != width()) {
-                fail("%s: has %d-byte tokens and %s has %d-byte ones, so their tokenizers differ; name files "
-                     "of one kind",
-                     file.path().c_str(), file.width(), files_[0].path().c_str(), width());
-            }
-        }
-        if (files_.empty())
-            fail("'%s': names no token files; give paths or patterns such as data/*.bin", list_.c_str());
+    TokenSource(const CheckedList& checked, int vocab) : list_(checked.list), vocab_(vocab) {
+        for (const CheckedFile& file : checked.files) total_ += files_.emplace_back(file).count();
     }
+    // `list` as in files_named().
+    TokenSource(const std::string& list, int vocab) : TokenSource(check_token_files(list), vocab) {}
+    TokenSource(TokenSource&&) = default;  // and so no copies
 
     const std::string& list() const { return list_; }
     size_t size() const { return files_.size(); }
@@ -82,7 +133,7 @@ public:
 
 private:
     std::string list_;
-    std::vector<TokenFile> files_;
+    std::deque<TokenFile> files_;  // which cannot be moved
     int vocab_;
     int64_t total_ = 0;
 };

@@ -175,6 +175,42 @@ TEST_CASE("on the same layout each rank reads what it wrote") {
     }
 }
 
+TEST_CASE("what replicas have alike is read once, and comes to all of them over their own links") {
+    for (const Case& c : cases()) {
+        CAPTURE(std::string(c.name));
+        CommonFolder run;
+        ToyState toy(test_world(), c.shape, toy_model(c.tied), c.settings);
+        std::vector<Slot> slots = slots_of(c.settings);
+        CheckpointSaver saver(toy.state, test_world(), run.path, 0, 0, false);
+        fill(toy.state);
+        CHECK(save_now(saver, 1).error == "");
+        fill(toy.state, 1);
+        CheckpointReader reader(checkpoint_folder(run.path, 1));
+        CheckpointLoader loader(toy.state, test_world(), toy.layout_at(), reader,
+                                slot_sources(reader, c.settings, false));
+        uint64_t before = bytes_sent(Traffic::weights), links = 0;
+        loader.load();
+        CHECK(wrong_bytes(toy.state, slots) == 0);
+
+        uint64_t read = 0, sent = 0, stored = 0;
+        for (const std::string& bytes : test_world().all_gather(std::to_string(loader.bytes_read())))
+            read += std::stoull(bytes);
+        for (const std::string& bytes : test_world().all_gather(std::to_string(loader.bytes_sent())))
+            sent += std::stoull(bytes);
+        for (const CheckpointPiece& piece : reader.index().pieces) stored += reader.index().bytes_of(piece);
+        CHECK(read == stored);
+        // tensor ranks, and the two ends of a pipeline, have copies that others read for them
+        bool copies = c.shape.tp > 1 || (c.shape.pp > 1 && c.tied);
+        CHECK((sent > 0) == copies);
+        for (int unit : toy.layout.held()) {
+            size_t part = toy.state.part_size(unit), slice = toy.layout.unit_size(unit) / c.shape.dp;
+            for (Slot slot : slots) links += (c.shape.replicas() - 1) * slice * dtype_size(dtype_of(slot));
+            if (c.settings.level < 3) links += (c.shape.shard - 1) * part * sizeof(floatX);  // for the passes
+        }
+        CHECK(bytes_sent(Traffic::weights) - before == links);
+    }
+}
+
 TEST_CASE("tensor ranks read as much each of what one process wrote") {
     int n = test_world().size();
     ToyModel model = toy_model(true);

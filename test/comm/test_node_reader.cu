@@ -7,11 +7,15 @@
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <set>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "comm/node_reader.h"
+#include "comm/token_files.h"
 #include "test/support/ranks.h"
 
 // The same folder on all ranks.
@@ -78,6 +82,128 @@ TEST_CASE("node reader: the batches of a reader for each rank, however ranks lie
         }
     }
 }
+
+// ----------------------------------------------------------------------------
+// who opens what
+
+// The files of a folder that this process has open, which are those it has mapped.
+static std::set<std::string> open_files(const std::string& folder) {
+    std::set<std::string> files;
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+        if (size_t at = line.find(folder + "/"); at != line.npos) files.insert(line.substr(at));
+    }
+    return files;
+}
+
+// Works in another folder, where paths relative to this one name nothing.
+struct OtherFolder {
+    const std::string before = std::filesystem::current_path();
+    explicit OtherFolder(const std::string& folder) { std::filesystem::current_path(folder); }
+    ~OtherFolder() { std::filesystem::current_path(before); }
+};
+
+// PREFIX.idx and .bin of one document.
+static void write_megatron(const std::string& prefix, const std::vector<uint16_t>& tokens) {
+    std::string index("MMIDIDX\0\0", 9);
+    auto add = [&](auto number) { index.append((const char*)&number, sizeof number); };
+    add((uint64_t)1), add((uint8_t)8), add((uint64_t)1), add((uint64_t)2);
+    add((int32_t)tokens.size()), add((int64_t)0), add((int64_t)0), add((int64_t)1);
+    write_file(prefix + ".idx", index);
+    write_file(prefix + ".bin", std::string((const char*)tokens.data(), 2 * tokens.size()));
+}
+
+TEST_CASE("token files: one rank checks all of them, and each opens what it reads") {
+    CommonFolder folder;
+    TemporaryFolder empty;
+    const World& world = test_world();
+    constexpr int T = 16, files = 12;
+    for (int i = 0; i < files; i++)
+        write_on_root(folder / text("s%02d.bin", i), random_tokens((size_t)(200 + 16 * i), 500));
+    if (world.is_root()) write_megatron(folder / "m", random_tokens(300, 500));
+    world.barrier();
+    TokenLoader all("0.8:" + (folder / "s*.bin") + ",0.2:" + (folder / "m.idx"), 500, T,
+                    SampleOrder::shuffled, 3);
+
+    OtherFolder here(world.is_root() ? folder.path : empty.path);
+    std::unique_ptr<TokenLoader> loader =
+        open_token_files(world, "0.8:s*.bin,0.2:m.idx", 500, T, SampleOrder::shuffled, 3);
+    CHECK(loader->samples_per_epoch() == all.samples_per_epoch());
+    CHECK(loader->summary().size() == 2);
+    std::vector<int> sample(2 * T), same_sample(2 * T);
+    auto load = [&](const TokenLoader& from, uint64_t number, std::vector<int>& to) {
+        from.load(number, to.data(), to.data() + T);
+    };
+    std::string first = loader->source(loader->place(0).source)[loader->place(0).file].path();
+    if (!world.is_root())
+        check_error(error_of([&] { load(*loader, 0, sample); }), first.ends_with(".idx") ? "m.bin" : first,
+                    "No such file");
+
+    OtherFolder there(folder.path);
+    std::set<std::string> read;
+    if (world.is_root()) read = open_files(folder.path);
+    CHECK(read.size() == (world.is_root() ? 1 : 0));  // of the first sample
+    for (uint64_t number = (uint64_t)world.rank(); number < 40; number += (uint64_t)world.size() * 7) {
+        load(*loader, number, sample);
+        TokenLoader::Place at = loader->place(number);
+        std::string name = loader->source(at.source)[at.file].path();
+        read.insert(folder / (name.ends_with(".idx") ? "m.bin" : name));
+        CHECK(open_files(folder.path) == read);
+    }
+    uint64_t wrong = 0;
+    for (uint64_t number = 0; number < 2 * loader->samples_per_epoch(); number++) {
+        load(*loader, number, sample), load(all, number, same_sample);
+        wrong += sample != same_sample;
+    }
+    CHECK(wrong == 0);
+    CHECK(open_files(folder.path).size() == files + 1);
+}
+
+TEST_CASE("token files: what one rank refuses all refuse, and a file may not change before it is read") {
+    CommonFolder folder;
+    const World& world = test_world();
+    auto refused = [&](const std::string& files) {
+        std::string error =
+            error_of([&] { open_token_files(world, files, 500, 16, SampleOrder::sequential); });
+        world.recover();
+        return error;
+    };
+    check_error(refused(folder / "none*.bin"), folder / "none*.bin", "no such file");
+    write_on_root(folder / "a.bin", random_tokens(300, 500));
+    write_on_root(folder / "bad.bin", std::vector<uint16_t>(40, 600));
+    check_error(refused(folder / "bad.bin"), folder / "bad.bin", "is 600, outside the vocabulary of 500");
+    CHECK(refused(folder / "*.bin") == "no error");
+    std::unique_ptr<TokenLoader> loader =
+        open_token_files(world, folder / "*.bin", 500, 16, SampleOrder::sequential);
+    world.barrier();
+    write_on_root(folder / "bad.bin", std::vector<uint16_t>(50, 400));
+    std::vector<int> sample(32);
+    uint64_t last = loader->samples_per_epoch() - 1;
+    check_error(error_of([&] { loader->load(last, sample.data(), sample.data() + 16); }), folder / "bad.bin",
+                "has 1124 bytes, and had 1104 when it was checked");
+    world.barrier();
+    write_on_root(folder / "bad.bin", std::vector<uint16_t>(40, 400));
+    CHECK(error_of([&] { loader->load(last, sample.data(), sample.data() + 16); }) == "no error");
+}
+
+TEST_CASE("node reader: only the process that reads opens files") {
+    CommonFolder folder;
+    const World& world = test_world();
+    for (const char* name : {"a.bin", "b.bin", "c.bin"})
+        write_on_root(folder / name, random_tokens(900, 500));
+    const BatchShape shape = {2, 32, -1, false};
+    std::unique_ptr<TokenLoader> loader =
+        open_token_files(world, folder / "*.bin", 500, shape.T, SampleOrder::shuffled);
+    auto reader = make_batch_source(world, true, *loader, shape, 2 * (uint64_t)world.size(), "one");
+    for (uint64_t step = 0; step < 20; step++)
+        reader->load(2 * (step * (uint64_t)world.size() + (uint64_t)world.rank()), shape.B);
+    world.barrier();
+    CHECK(open_files(folder.path).size() == (world.is_root() ? 3 : 0));
+    world.barrier();
+}
+
+// ----------------------------------------------------------------------------
+// what ranks have of the reader
 
 TEST_CASE("node reader: a batch is valid until the next call") {
     CommonFolder folder;

@@ -169,6 +169,18 @@ TEST_CASE("what two runs of boxes have in common") {
             for (uint64_t k = 0; k < n; k++) CHECK(got.insert({at + k, there + k}).second);
         });
         CHECK(got == want);
+
+        BoxRun::Extent extent = a.extent_in(b);
+        bool covers = a.column <= b.column && a.column + a.columns >= b.column + b.columns;
+        uint64_t least = UINT64_MAX, end = 0, outside = 0;
+        for (auto [at, there] : want) {
+            least = std::min(least, there), end = std::max(end, there + 1);
+            outside += there < extent.begin || there >= extent.end;
+        }
+        CHECK(outside == 0);
+        CHECK(extent.end <= b.count);
+        if (covers) CHECK(extent.empty() == want.empty());
+        if (covers && !want.empty()) CHECK((extent.begin == least && extent.end == end));
     }
 }
 

@@ -126,7 +126,8 @@ std::map<std::string, std::string> collected_bytes(ZeroState& state) {
     std::vector<CheckpointTensor> model = checkpoint_tensors(state.layout(), state.settings());
     state.synchronize();
     std::string mine;  // pieces, each with its bytes behind it
-    for (const OwnPiece& own : pieces_to_write(state.layout(), mesh.shape, mesh.position, state.settings())) {
+    for (const OwnPiece& own : pieces_to_write(state.layout(), tensor_numbers(state.layout()), mesh.shape,
+                                               mesh.position, state.settings())) {
         if (own.piece.slot != slot) continue;
         std::string bytes(own.bytes(), 0);
         state.copy_out(slot, own.unit, own.at, own.piece.count, bytes.data());

@@ -1,0 +1,135 @@
+// What a rank of 12,288 does before it loads gpt3-175B, on paper: the index that all of them would have
+// written, and what a rank plans to read of it, on the layout that wrote it and on others.
+// devices: cpu
+// seconds: 5
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "comm/checkpoint_places.h"
+#include "comm/stage.h"
+#include "test/comm/checkpoint_testing.h"
+#include "data/base/figures.h"
+#include "data/options/presets.h"
+
+namespace {
+
+// A model cut over ranks that are not there.
+struct PaperRun {
+    ModelConfig config = find_preset("gpt3-175B")->config;
+    MeshShape shape;
+    std::vector<ParameterLayout> layouts;  // by pipeline and tensor rank
+
+    explicit PaperRun(const MeshShape& mesh) : shape(mesh) {
+        complete(config);
+        Layout layout = {.mesh = mesh,
+                         .pipeline = {PipelineSchedule::one_f_one_b, mesh.pp, mesh.pp},
+                         .split = std::vector<int>((size_t)mesh.pp, config.layers / mesh.pp)};
+        for (int pipeline = 0; pipeline < mesh.pp; pipeline++) {
+            for (int tensor = 0; tensor < mesh.tp; tensor++) {
+                Stage stage(config, layout, {.tensor = tensor, .pipeline = pipeline}, true);
+                layouts.push_back(parameter_layout(config, mesh.dp, stage.units()));
+            }
+        }
+    }
+
+    const ParameterLayout& layout_at(const MeshPosition& position) const {
+        return layouts[(size_t)(position.pipeline * shape.tp + position.tensor)];
+    }
+
+    TensorPlaces places(const CheckpointIndex& index) const {
+        return {shape, [this](const MeshPosition& position) { return layout_at(position); }, index};
+    }
+
+    // Of a checkpoint that all ranks have written.
+    CheckpointIndex index() const {
+        const ZeroSettings settings = {.level = 1, .keep_master = true};
+        const TensorNumbers numbers = tensor_numbers(layouts[0]);
+        CheckpointIndex index = {1, about_step(1), checkpoint_tensors(layouts[0], settings), {}, {}};
+        for (int rank = 0; rank < shape.ranks(); rank++) {
+            MeshPosition position = position_of(rank, shape);
+            uint64_t end = 64;
+            for (OwnPiece& own : pieces_to_write(layout_at(position), numbers, shape, position, settings)) {
+                own.piece.file = (uint32_t)index.file_bytes.size();
+                own.piece.offset = end;
+                own.piece.hash = 0;
+                end += index.bytes_of(own.piece);
+                index.pieces.push_back(own.piece);
+            }
+            if (end > 64) index.file_bytes.push_back(end);
+        }
+        return index;
+    }
+};
+
+struct LoadPlan {
+    double seconds;
+    uint64_t elements = 0;
+    size_t pieces = 0;
+    std::vector<PieceBatch> batches;
+
+    LoadPlan(const PaperRun& run, const CheckpointIndex& index, int rank) {
+        double start = seconds_now();
+        batches = pieces_to_read(run.places(index), index, rank, [](Slot) { return true; });
+        seconds = seconds_now() - start;
+        for (const PieceBatch& batch : batches) elements += batch.elements, pieces += batch.pieces.size();
+    }
+};
+
+// The most that a rank reads, in shares of the mean.
+double imbalance(const PaperRun& run, const CheckpointIndex& index) {
+    TensorPlaces places = run.places(index);
+    PieceReaders readers(places);
+    std::vector<uint64_t> elements((size_t)run.shape.ranks());
+    uint64_t all = 0;
+    for (const CheckpointPiece& piece : index.pieces) {
+        elements[(size_t)readers.take(piece)] += piece.count;
+        all += piece.count;
+    }
+    return (double)std::ranges::max(elements) * run.shape.ranks() / (double)all;
+}
+
+}  // namespace
+
+TEST_CASE("on paper: 12,288 ranks plan to load gpt3-175B, each in less than a second") {
+    const MeshShape shape = {.tp = 8, .pp = 8, .dp = 192, .shard = 192};
+    PaperRun written(shape);
+    CheckpointIndex index = written.index();
+    CHECK(index.file_bytes.size() == 12288);
+    if (dtype_of(Slot::weight) == Dtype::fp32) CHECK(index.pieces.size() == 625340);
+    std::string bytes = checkpoint_index_bytes(index);
+    CHECK(bytes.size() > 40.2e6);
+    CHECK(bytes.size() < 40.4e6);
+    double start = seconds_now();
+    index = parse_checkpoint_index(bytes, "index.bin");
+    double parsed = seconds_now() - start, slowest = 0;
+    CHECK(parsed < 3);  // 0.3 s, where nothing else runs
+
+    for (int rank : {0, 6149, 12287}) {
+        LoadPlan plan(written, index, rank);
+        slowest = std::max(slowest, plan.seconds);
+        size_t others = 0, own = 0;
+        for (const CheckpointPiece& piece : index.pieces) own += (int)piece.file == rank;
+        for (const PieceBatch& batch : plan.batches) {
+            for (const CheckpointPiece* piece : batch.pieces) others += (int)piece->file != rank;
+        }
+        CHECK(others == 0);
+        CHECK(plan.pieces == own);
+        CHECK(plan.pieces < 600);
+    }
+    CHECK(imbalance(written, index) < 1.1);
+    for (MeshShape other : {MeshShape{.tp = 8, .pp = 16, .dp = 96, .shard = 96},
+                            {.tp = 4, .pp = 8, .dp = 384, .shard = 64},
+                            {.tp = 8, .dp = 1536, .shard = 64}}) {
+        PaperRun run(other);
+        double mean = (double)parameter_count(written.config) * 4 / other.ranks();
+        for (int rank : {0, other.ranks() / 2 + 5}) {
+            LoadPlan plan(run, index, rank);
+            slowest = std::max(slowest, plan.seconds);
+            CHECK(plan.elements < 2 * mean);
+        }
+    }
+    printf("index.bin is parsed in %.2f s; a rank plans in %.2f s at most\n", parsed, slowest);
+    CHECK(slowest < 1);
+}
