@@ -165,8 +165,9 @@ inline FailureFigures failure_figures(const PlanLine& line, const Machine& machi
     model.per_node_day = o.failures / 1000;
     if (model.per_node_day == 0) return {};
     if (o.save_every > 0) model.save_interval = o.save_every * best.step.seconds;
-    model.save_stall = staging / to_host;
-    model.save_time = model.save_stall + staging * std::min(machine.node, cut.ranks()) / to_storage;
+    double copy = staging / to_host;
+    model.save_stall = std::max(copy - best.step.seconds, 0.0);  // it runs behind the passes
+    model.save_time = copy + staging * std::min(machine.node, cut.ranks()) / to_storage;
     model.time_out = o.communication_timeout;
     model.restart = o.restart_time;
     model.spares = o.spares, model.data_ranks = cut.dp, model.elastic = o.elastic;
