@@ -1,9 +1,12 @@
 /*
 Saving a state: every rank writes its slices to a data file of its own, and the first one publishes the
-checkpoint when all are on disk. A run that saves in the background stops for a copy into host memory only:
+checkpoint when all are on disk. A run that saves in the background does not stop for it. Until the next
+update, nothing changes of what is saved: its copy into host memory has a stream of its own and runs behind
+the passes, and only the update waits for it.
 
-    save()      all ranks    wait for the save under way, copy
-                threads      hash, write, fsync; tell the first rank's what is where
+    save()      all ranks    wait for the save under way, begin to copy
+                threads      make the folder; wait for the copy
+                             hash, write, fsync; tell the first rank's what is where
                 its thread   write the index, give the folder its name, delete older checkpoints
                 threads      learn what came of it
     finish()    all ranks    wait for the threads
@@ -27,7 +30,7 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 #include <vector>
 
 #include "comm/checkpoint_places.h"       // pieces_to_write
-#include "comm/memory.h"                  // HostArray
+#include "comm/memory.h"                  // HostArray, ComputeStream
 #include "comm/world.h"                   // World
 #include "comm/zero.h"                    // ZeroState
 #include "data/base/background.h"         // Background
@@ -99,6 +102,7 @@ public:
                                   mesh().position, saved_)),
           room_(staging_room()),
           staging_(room_) {
+        cudaCheck(cudaGetDevice(&device_));
         // The first copy is not to wait until the system has found memory.
         memset(staging_.data, 0, room_);
         // Files are numbered without gaps: ranks that have nothing to write have none.
@@ -124,7 +128,7 @@ public:
         return bytes;
     }
 
-    // For all ranks: takes a copy of the state, to be written in the background, or writes it at once. about:
+    // For all ranks: begins to copy the state, to be written in the background, or writes it at once. about:
     // what the header of the index says, step and samples among it. Returns the report of the save before
     // this one, if it had to be waited for; or that of this one, if it is not written in the background.
     std::optional<SaveReport> save(nlohmann::ordered_json about) {
@@ -137,20 +141,15 @@ public:
         report_.weights_alone = weights_alone_;
         report_.bytes = all_bytes_;
         about_ = std::move(about);
-        begin_folder();
-        if (report_.error.empty()) {
+        if (in_background_)
+            state_.copy_aside(copies_.stream, [this] { copy(0, pieces_.size(), copies_.stream); });
+        else
             state_.synchronize();
-            double copy_start = seconds_now();
-            if (in_background_) copy(0, pieces_.size());
-            report_.seconds += seconds_now() - copy_start;
-        }
         under_way_ = true;  // a save that could not be copied has thrown, and there is nothing to finish
-        if (report_.error.empty()) {
-            if (in_background_)
-                work_.start([this] { work(); });
-            else
-                work();
-        }
+        if (in_background_)
+            work_.start([this] { work(); });
+        else
+            work();
         report_.stalled = seconds_now() - start;
         return in_background_ ? before : finish();
     }
@@ -169,6 +168,7 @@ public:
         WaitsForOthers wait;
         double start = seconds_now();
         work_.finish();
+        if (in_background_) report_.stalled += state_.stall_of_copies();
         new_checkpoint_.reset();  // if it is not published, nothing of it stays
         under_way_ = false;
         report_.stalled += seconds_now() - start;
@@ -204,27 +204,29 @@ private:
             check_space(new_checkpoint_->folder(), all_bytes_);
             save_id_ = new_save_id();
         };
-        note(do_shared_work(world_, make));
-        folder_ = world_.broadcast_text(new_checkpoint_ ? new_checkpoint_->folder() : "");
-        world_.broadcast(&save_id_, sizeof save_id_);
+        note(do_shared_work(*thread_world_, make));
+        folder_ = thread_world_->broadcast_text(new_checkpoint_ ? new_checkpoint_->folder() : "");
+        thread_world_->broadcast(&save_id_, sizeof save_id_);
     }
 
-    // Copies pieces [begin, end) into the staging memory, one behind the other.
-    void copy(size_t begin, size_t end) {
+    // The stream copies pieces [begin, end) into the staging memory, one behind the other.
+    void copy(size_t begin, size_t end, cudaStream_t stream) {
         char* to = staging_.data;
         for (size_t i = begin; i < end; i++) {
             const OwnPiece& own = pieces_[i];
-            state_.copy_out(own.piece.slot, own.unit, own.at, own.piece.count, to);
+            state_.copy_out(own.piece.slot, own.unit, own.at, own.piece.count, to, stream);
             to += own.bytes();
         }
-        cudaCheck(cudaStreamSynchronize(state_.stream()));
     }
 
     // For all ranks: from the copy to the checkpoint.
     void work() {
         Phase phase("save");
         try {
-            note(do_shared_work(*thread_world_, [this](std::string&) { write(); }));
+            cudaCheck(cudaSetDevice(device_));  // a thread of its own does not know it
+            begin_folder();
+            if (report_.error.empty())
+                note(do_shared_work(*thread_world_, [this](std::string&) { write(); }));
             if (report_.error.empty()) publish();
         } catch (const std::exception& error) {
             if (world_.size() > 1) abort_job(world_, error);  // the others wait for this one
@@ -241,13 +243,17 @@ private:
 
     // Writes this rank's file, as much at a time as the staging memory holds.
     void write() {
+        if (in_background_) state_.wait_for_copies();
         if (pieces_.empty()) return;
         CheckpointDataFile file(folder_, file_number_, save_id_);
         for (size_t begin = 0, end; begin < pieces_.size(); begin = end) {
             uint64_t bytes = 0;
             for (end = begin; end < pieces_.size() && bytes + pieces_[end].bytes() <= room_; end++)
                 bytes += pieces_[end].bytes();
-            if (!in_background_) copy(begin, end);  // otherwise all of it is there
+            if (!in_background_) {  // otherwise all of it is there
+                copy(begin, end, state_.stream());
+                cudaCheck(cudaStreamSynchronize(state_.stream()));
+            }
             const char* from = staging_.data;
             for (size_t i = begin; i < end; i++) {
                 file.append(pieces_[i].piece, from, pieces_[i].bytes());
@@ -306,6 +312,8 @@ private:
     int file_number_ = 0;
     const size_t room_;  // bytes of staging memory
     HostArray<char> staging_;
+    ComputeStream copies_;  // into it
+    int device_ = 0;
 
     // the save under way
     bool under_way_ = false;

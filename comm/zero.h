@@ -98,7 +98,7 @@ public:
     void update(
         StepStatistics* stats, const Optimizer& optimizer, float max_norm,
         const std::function<void()>& measured = [] {});
-    // Sums those of the statistics that are sums (the first four) over all ranks.
+    // Sums those of the statistics that are sums (the first five) over all ranks.
     void sum_statistics(StepStatistics* stats);
 
     // ---- what this rank owns
@@ -132,8 +132,12 @@ public:
     // Sets elements of the own part of a unit, from `at` on (counted from the part's beginning), and waits.
     // What others see of it comes with publish_all().
     void set(int unit, size_t at, std::span<const float> values);
-    // The same elements of one slot, as they are stored, to and from host memory: work of the compute stream.
-    void copy_out(Slot slot, int unit, size_t at, size_t count, void* to) const;
+    // The same elements of one slot, as they are stored, to and from host memory: work of a stream, or of the
+    // compute stream.
+    void copy_out(Slot slot, int unit, size_t at, size_t count, void* to, cudaStream_t stream) const;
+    void copy_out(Slot slot, int unit, size_t at, size_t count, void* to) const {
+        copy_out(slot, unit, at, count, to, compute_);
+    }
     void copy_in(Slot slot, int unit, size_t at, size_t count, const void* from);
     // For all ranks: replicas, each of which has set its slice of this slot in the part that they own, bring
     // the slices together. Work of the compute stream.
@@ -142,6 +146,13 @@ public:
     void publish_all();
     // Waits for all work on the state.
     void synchronize() const;
+    // What copy() gives to this stream finds the state as it is now: it comes after all work on the state so
+    // far, and what changes it next comes after the copies.
+    void copy_aside(cudaStream_t copies, const std::function<void()>& copy);
+    // Waits until those copies are there: for any thread, for it talks to no rank.
+    void wait_for_copies() const { cudaCheck(cudaEventSynchronize(copied_)); }
+    // Seconds that work on the state waited for those copies.
+    double stall_of_copies() const;
     // (2, sections) on the device: the squares of weights and updates that the last step was made with.
     const float* section_squares() const { return arrays_.section_squares; }
     // Tells whether all parameters are those of one step: not where update() has thrown in the middle.
@@ -154,7 +165,7 @@ private:
         cudaEvent_t ready, free;
     };
 
-    cudaEvent_t new_event();
+    cudaEvent_t new_event(unsigned flags = cudaEventDisableTiming);
     static std::vector<Place> new_places(const UnitBuffers& places, ZeroState& state);
 
     char* owned(Slot slot, int unit) const;
@@ -180,7 +191,9 @@ private:
     void plan_step();
     void sum_copies();
     OptimizerArrays own_arrays(int unit, const float* scale) const;
-    void on_host(std::function<void()> work);
+    void on_host(std::function<void()> work) const { on_host(host_, std::move(work)); }
+    void on_host(cudaStream_t stream, std::function<void()> work) const;
+    void await_copies();
     void run_pass(int unit, const OptimizerPass& pass, const float* scale);
     void sum_norms(const float* scale);
     void copy_updates(const std::vector<int>& units, cudaMemcpyKind kind);
@@ -197,9 +210,11 @@ private:
     std::vector<cudaStream_t> own_streams_;
     std::vector<cudaEvent_t> events_;
     cudaEvent_t order_, gradients_copied_;
-    std::vector<std::vector<OptimizerPart>> steps_;            // for each unit: its own part
-    std::vector<SquaresRange> counted_;                        // of arrays_.grads, in the norm
-    std::vector<std::vector<SquaresRange>> counted_sections_;  // for each unit: of its own part
+    cudaEvent_t copied_, copies_awaited_;  // copies aside: they are there; work begins to wait for them
+    enum class Copies { none, made, awaited } copies_ = Copies::none;  // the last ones
+    std::vector<std::vector<OptimizerPart>> steps_;                    // for each unit: its own part
+    std::vector<SquaresRange> counted_;                                // of arrays_.grads, in the norm
+    std::vector<std::vector<SquaresRange>> counted_sections_;          // for each unit: of its own part
     std::vector<cudaEvent_t> updated_;       // for each unit: its parameters are those of the new step
     std::vector<Place> param_at_, grad_at_;  // what lies in each place
 
@@ -211,9 +226,9 @@ private:
 // ----------------------------------------------------------------------------
 // the state
 
-inline cudaEvent_t ZeroState::new_event() {
+inline cudaEvent_t ZeroState::new_event(unsigned flags) {
     cudaEvent_t event;
-    cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    cudaCheck(cudaEventCreateWithFlags(&event, flags));
     events_.push_back(event);
     return event;
 }
@@ -259,6 +274,7 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
     }
     order_ = new_event();
     gradients_copied_ = new_event();
+    copied_ = new_event(cudaEventBlockingSync), copies_awaited_ = new_event(cudaEventBlockingSync);
     for (int unit = 0; unit < layout.units(); unit++) updated_.push_back(new_event());
     if (arrays_.cut_params) param_at_ = new_places(param_places_, *this);
     if (arrays_.cut_grads) grad_at_ = new_places(grad_places_, *this);
@@ -291,10 +307,38 @@ inline char* ZeroState::owned(Slot slot, int unit) const {
                                   : (char*)owned_slot(slot, unit);
 }
 
-inline void ZeroState::copy_out(Slot slot, int unit, size_t at, size_t count, void* to) const {
+// From host to host, CUDA's own copy would keep the caller until it is done.
+inline void ZeroState::copy_out(Slot slot, int unit, size_t at, size_t count, void* to,
+                                cudaStream_t stream) const {
     size_t width = dtype_size(dtype_of(slot));
-    cudaCheck(
-        cudaMemcpyAsync(to, owned(slot, unit) + at * width, count * width, cudaMemcpyDefault, compute_));
+    const char* from = owned(slot, unit) + at * width;
+    if (settings_.offload && slot != Slot::weight)
+        on_host(stream, [=] { memcpy(to, from, count * width); });
+    else
+        cudaCheck(cudaMemcpyAsync(to, from, count * width, cudaMemcpyDefault, stream));
+}
+
+inline void ZeroState::copy_aside(cudaStream_t copies, const std::function<void()>& copy) {
+    for (cudaStream_t stream : {host_, reductions_, gathers_, compute_}) order(stream, copies);
+    copy();
+    cudaCheck(cudaEventRecord(copied_, copies));
+    copies_ = Copies::made;
+}
+
+// What the compute stream does next may change the state.
+inline void ZeroState::await_copies() {
+    if (copies_ != Copies::made) return;
+    cudaCheck(cudaEventRecord(copies_awaited_, compute_));
+    cudaCheck(cudaStreamWaitEvent(compute_, copied_, 0));
+    copies_ = Copies::awaited;
+}
+
+inline double ZeroState::stall_of_copies() const {
+    if (copies_ != Copies::awaited) return 0;
+    float milliseconds = 0;
+    for (cudaEvent_t event : {copies_awaited_, copied_}) wait_for(event, mesh_);
+    cudaCheck(cudaEventElapsedTime(&milliseconds, copies_awaited_, copied_));
+    return std::max(milliseconds / 1e3, 0.0);
 }
 
 inline void ZeroState::copy_in(Slot slot, int unit, size_t at, size_t count, const void* from) {
@@ -302,6 +346,7 @@ inline void ZeroState::copy_in(Slot slot, int unit, size_t at, size_t count, con
     auto copy = [&](void* to) {
         cudaCheck(cudaMemcpyAsync(to, from, count * width, cudaMemcpyDefault, compute_));
     };
+    await_copies();
     copy(owned(slot, unit) + at * width);
     if (slot == Slot::weight && arrays_.host_params) copy(arrays_.host_params + shard_offset(unit) + at);
 }
@@ -524,6 +569,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     clip_scale(&stats->norm, &stats->squares, &stats->loss, max_norm, compute_);
     measured();
 
+    await_copies();
     is_whole_ = false;
     for (Place& place : param_at_) place.unit = -1;  // what was gathered is old now
     if (settings_.offload) {
@@ -583,7 +629,7 @@ inline OptimizerArrays ZeroState::own_arrays(int unit, const float* scale) const
 
 // Does work of the host when the stream for it comes here, where the caller may be at the next step already.
 // It may not call CUDA.
-inline void ZeroState::on_host(std::function<void()> work) {
+inline void ZeroState::on_host(cudaStream_t stream, std::function<void()> work) const {
     struct Task {
         int threads;
         std::function<void()> work;
@@ -596,7 +642,7 @@ inline void ZeroState::on_host(std::function<void()> work) {
 #endif
         task->work();
     };
-    cudaCheck(cudaLaunchHostFunc(host_, run, new Task{settings_.host_threads, std::move(work)}));
+    cudaCheck(cudaLaunchHostFunc(stream, run, new Task{settings_.host_threads, std::move(work)}));
 }
 
 // One pass of the optimizer over the own part of a unit.

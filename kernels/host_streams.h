@@ -358,6 +358,7 @@ struct HostEvent {
 using cudaEvent_t = HostEvent*;
 
 constexpr unsigned cudaEventDefault = 0;
+constexpr unsigned cudaEventBlockingSync = 1;
 constexpr unsigned cudaEventDisableTiming = 2;
 
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {

@@ -5,9 +5,10 @@ What checkpoints cost, beside what the same disk and memory do with as many byte
                                                        there are several), and leaves a checkpoint in FOLDER/N
     mpirun -np N bench_checkpoint MODEL FOLDER FROM    loads what FROM ranks left in FOLDER/FROM
 
-The state is the model's with AdamW's moments. Saving is measured from the call until the checkpoint is on
-disk under its name and the one before it deleted; a raw write is one file for each rank, written from memory
-16 MiB at a time, fsync, and deleting it.
+The state is the model's with AdamW's moments. A stall is what a save keeps the caller from; its copy runs
+beside the passes of a step, and is longer here only where those are shorter. Saving is measured from the call
+until the checkpoint is on disk under its name and the one before it deleted; a raw write is one file for each
+rank, written from memory 16 MiB at a time, fsync, and deleting it.
 Before everything that is read, the system is asked to drop its files from the page cache (that of a virtual
 machine's host may have them still); a raw read is of the same files, 16 MiB at a time. Each is done several
 times, in turns, and the median counts: the speed of a disk varies.
@@ -46,7 +47,7 @@ public:
 
     void save() {
         fill_state();
-        std::vector<double> stalls, saves, writes, copies;
+        std::vector<double> stalls, behind, saves, writes, copies;
         uint64_t bytes = 0;
         {
             CheckpointSaver saver(state_, world_, run_of(world_.size()), 1, 0, true);
@@ -55,6 +56,7 @@ public:
                             {"step", step},
                             {"samples", 0},
                             {"options", nlohmann::ordered_json::object()}});
+                behind.push_back(seconds_of_all([&] { state_.wait_for_copies(); }));
                 SaveReport report = finish_beside_work(saver);
                 if (!report.error.empty()) throw CommonError(report.error);
                 bytes = report.bytes;
@@ -66,8 +68,9 @@ public:
         for (int i = 0; i < repeats; i++) copies.push_back(copy_in_memory());
         printf("  %.2f GB from %d rank%s\n", (double)bytes / 1e9, world_.size(),
                world_.size() == 1 ? "" : "s");
-        printf("  stall      %6.3f s      memory copy  %6.3f s      (the first stall %.3f s)\n",
-               median(stalls), median(copies), stalls[0]);
+        printf("  stall      %6.3f s      its copy, which the next update waits for, %.3f s; memory copy "
+               "%.3f s\n",
+               median(stalls), median(behind), median(copies));
         row("save", bytes, saves, "raw write", writes);
     }
 
