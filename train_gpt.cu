@@ -112,8 +112,6 @@ struct Gpt {
     ~Gpt() { cudaStreamSynchronize(stream); }
 
     Dims dims(const Batch& batch) const { return {config, rows.ranks(), batch.B, batch.T}; }
-    // Where a norm's own rows are made before they come together in `all`.
-    floatX* own_norm(floatX* all) const { return rows.ranks() == 1 ? all : acts[0].own_norm; }
 
     // Views into a unit. What they show is there while the unit is acquired, or its gradients have begun.
     UnitTensors<floatX> weights(int unit) const { return layout.tensors(unit, state.params(unit)); }
@@ -160,11 +158,10 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
 // layers
 // ----------------------------------------------------------------------------
 
-// A norm, of the residual stream or within a local filter. inp, mean and rstd are of the own rows of this
-// rank, as are the rows it makes, which come together in out before a matrix reads them.
+// A norm, of the residual stream or within a local filter, of the own rows of this rank.
 struct NormLayer {
     Norm norm;
-    floatX *inp, *out;  // (n, C), (N, C)
+    floatX *inp, *out;  // (n, C)
     float *mean, *rstd;
     const floatX *weight, *bias;
     float *dweight, *dbias;
@@ -206,39 +203,40 @@ struct Layer {
           filternorm{Norm::rmsnorm,  a.filter_sum, a.filtered,      nullptr, a.filter_rstd,
                      w[filternormw], nullptr,      dw[filternormw], nullptr, fp8.filtered.largest()} {
         using enum Parallel;
-        auto linear = [&](Parallel parallel, int C, int OC, Tensor weight, Tensor bias, floatX* inp,
-                          const Fp8Operand& inp8, floatX* dout) {
-            return Linear{parallel,   d.N,      C,   OC,   w[weight], w[bias],
-                          dw[weight], dw[bias], inp, inp8, dout,      g.gelu};
+        auto linear = [&](Parallel parallel, int C, int OC, Tensor weight, Tensor bias,
+                          const LinearInput& inp, floatX* dout) {
+            return Linear{parallel, d.N, C, OC, w[weight], w[bias], dw[weight], dw[bias], inp, dout, g.gelu};
         };
+        RowsInPlace in_place(g.config, g.workload.recompute);
+        floatX* all_norm2 = a.all_norm2 ? a.all_norm2 : a.all_norm1;
+        LinearInput x1 = gathered_input(a.norm1, a.all_norm1, fp8.norm1, in_place.norm1),
+                    x2 = gathered_input(a.norm2, all_norm2, fp8.norm2, in_place.norm2),
+                    xf = gathered_input(a.filtered, a.all_filtered, fp8.filtered, in_place.filtered);
         // What a half of the block adds to the stream has the stream's gradient. That has a copy where all
         // rows come together, and where the weights' gradients are made later, when the stream's has changed.
         floatX* dmlp_out = a.dmlp_out ? a.dmlp_out : a.dresidual;
         floatX* datt_out = a.datt_out ? a.datt_out : dmlp_out;
-        qkv = linear(column, d.C, d.QKV, qkvw, qkvb, a.norm1, fp8.norm1, a.dqkv);
-        attproj = linear(row, d.A, d.C, attprojw, attprojb, a.att, fp8.att, datt_out);
-        fc = linear(column, d.C, d.F1, fcw, fcb, g.parallel ? a.norm1 : a.norm2,
-                    g.parallel ? fp8.norm1 : fp8.norm2, a.dfc);
-        fcproj = linear(row, d.F, d.C, fcprojw, fcprojb, a.act, fp8.act, dmlp_out);
+        qkv = linear(column, d.C, d.QKV, qkvw, qkvb, x1, a.dqkv);
+        attproj = linear(row, d.A, d.C, attprojw, attprojb, {a.att, fp8.att}, datt_out);
+        fc = linear(column, d.C, d.F1, fcw, fcb, g.parallel ? x1 : x2, a.dfc);
+        fcproj = linear(row, d.F, d.C, fcprojw, fcprojb, {a.act, fp8.act}, dmlp_out);
         fc.dout8 = fp8.dfc, attproj.dout8 = fcproj.dout8 = fp8.dresidual;
         if (!g.swiglu) fc.gelu_out = a.act, fc.gelu_largest = fp8.act.largest();
         if (!g.swiglu) fcproj.gelu_inp = a.fc, fcproj.gelu_largest = fp8.dfc.largest();
         if (!g.config.local_filter) return;
         auto convolution = [&](Linear l, floatX* dtaps, floatX* state) {
-            l.taps = {a.taps,
-                      dtaps,
-                      state ? state + (size_t)batch.row * l.OC : nullptr,
-                      {d.N, d.T, batch.doc_start}};
+            if (state) state += (size_t)batch.row * l.OC;
+            l.taps = {a.taps, dtaps, state, {d.N, d.T, batch.doc_start}};
             if (batch.past > 0) l.taps.rows.before = l.taps.state;
             return l;
         };
         floatX* dsum = a.dfilter_out ? a.dfilter_out : a.dfilter_sum;
-        filter1 = convolution(linear(column, d.C, d.H, filter1w, filter1b, a.norm1, fp8.norm1, a.dfilter1),
-                              a.dtaps1, a.filter1_state);
-        filter2 = convolution(linear(row, d.H, d.C, filter2w, filter2b, a.filter1, fp8.filter1, dsum),
+        filter1 = convolution(linear(column, d.C, d.H, filter1w, filter1b, x1, a.dfilter1), a.dtaps1,
+                              a.filter1_state);
+        filter2 = convolution(linear(row, d.H, d.C, filter2w, filter2b, {a.filter1, fp8.filter1}, dsum),
                               a.dtaps2, a.filter2_state);
-        qk = qkv.outputs(0, rows.qk_heads() * d.HS, a.filtered, fp8.filtered, a.dqk_and_v);
-        v = qkv.outputs(qk.OC, d.NKV * d.HS, a.norm1, fp8.norm1, a.dqk_and_v + (size_t)d.N * qk.OC);
+        qk = qkv.outputs(0, rows.qk_heads() * d.HS, xf, a.dqk_and_v);
+        v = qkv.outputs(qk.OC, d.NKV * d.HS, x1, a.dqk_and_v + (size_t)d.N * qk.OC);
     }
 
     // All that the block has, the last first.
@@ -257,14 +255,14 @@ struct Sum {
 // ---- norms
 
 inline void stream_norm(Gpt& g, const NormLayer& l, int n) {
-    norm_forward(l.norm, g.own_norm(l.out), l.mean, l.rstd, l.inp, l.weight, l.bias, n, g.config.channels,
+    norm_forward(l.norm, l.out, l.mean, l.rstd, l.inp, l.weight, l.bias, n, g.config.channels,
                  g.config.norm_eps, g.stream, l.largest);
 }
 
 // The norm of a sum, which is written to l.inp in the same pass.
 inline void stream_norm(Gpt& g, const NormLayer& l, const Sum& x, int n) {
-    residual_norm_forward(l.norm, l.inp, g.own_norm(l.out), l.mean, l.rstd, x.residual, x.delta, l.weight,
-                          l.bias, n, g.config.channels, g.config.norm_eps, g.stream, l.largest);
+    residual_norm_forward(l.norm, l.inp, l.out, l.mean, l.rstd, x.residual, x.delta, l.weight, l.bias, n,
+                          g.config.channels, g.config.norm_eps, g.stream, l.largest);
 }
 
 // Adds to the gradient dinp of the norm's input what the gradient dnorm of its own rows comes to.
@@ -289,14 +287,14 @@ inline void keep_taps(Gpt& g, const Linear& l, const Batch& batch) {
 inline void filtered_qkv(Gpt& g, const Layer& l, floatX* qkv) {
     auto& a = l.a;
     const Linear &qk = l.qk, &v = l.v;
-    column_parallel(g.tp, l.filter1, g.own_norm(a.norm1), a.filter1, Branch::first);
+    column_parallel(g.tp, l.filter1, a.filter1, Branch::first);
     keep_taps(g, l.filter1, l.batch);
     row_parallel(g.tp, l.filter2, a.delta);
     keep_taps(g, l.filter2, l.batch);
-    stream_norm(g, l.filternorm, {g.own_norm(a.norm1), a.delta}, l.d.n);
+    stream_norm(g, l.filternorm, {a.norm1, a.delta}, l.d.n);
     floatX* values = a.qk_and_v + (size_t)l.d.N * qk.OC;
-    column_parallel(g.tp, qk, g.own_norm(a.filtered), a.qk_and_v);
-    column_parallel(g.tp, v, nullptr, values, Branch::middle);  // all rows of norm1 are in place
+    column_parallel(g.tp, qk, a.qk_and_v);
+    column_parallel(g.tp, v, values, Branch::middle);  // all rows of norm1 are in place
     copy_columns(qkv, l.d.QKV, a.qk_and_v, qk.OC, qk.OC, l.d.N, g.stream);
     copy_columns(qkv + qk.OC, l.d.QKV, values, v.OC, v.OC, l.d.N, g.stream);
 }
@@ -310,7 +308,7 @@ inline void filtered_qkv_backward(Gpt& g, const Layer& l, WeightGradients weight
     column_parallel_backward(g.tp, qk, a.dnorm, Branch::alone, weights);
     cudaCheck(cudaMemsetAsync(a.dfilter_sum, 0, (size_t)l.d.n * l.d.C * sizeof(floatX), g.stream));
     stream_norm_backward(g, l.filternorm, a.dfilter_sum, a, l.d.n);
-    row_parallel_backward(g.tp, l.filter2, a.dfilter_sum, a.dfilter1, Branch::alone, weights);
+    row_parallel_backward(g.tp, l.filter2, a.dfilter_sum, a.dfilter1, Branch::alone, weights, v);
     column_parallel_backward(g.tp, v, a.dnorm, Branch::first, weights);
     column_parallel_backward(g.tp, l.filter1, a.dnorm, g.parallel ? Branch::middle : Branch::last, weights);
 }
@@ -337,7 +335,7 @@ inline void attention_hidden(Gpt& g, const Layer& l) {
     if (g.config.local_filter)
         filtered_qkv(g, l, qkv);
     else
-        column_parallel(g.tp, l.qkv, g.own_norm(a.norm1), qkv, g.first);
+        column_parallel(g.tp, l.qkv, qkv, g.first);
     finish_qkv(g, l);
     if (int limit = g.workload.cache_length) {
         KvCacheShape shape = kv_cache_shape(d.B, d.T, limit, batch.past, d.NH, d.NKV, d.HS, l.heads.window);
@@ -356,7 +354,8 @@ inline void attention_forward(Gpt& g, const Layer& l) {
 // From the stream's gradient to that of norm1.
 inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) {
     auto& a = l.a;
-    row_parallel_backward(g.tp, l.attproj, a.dresidual, a.datt, g.first, weights);
+    const Linear& next = g.config.local_filter ? l.qk : l.qkv;
+    row_parallel_backward(g.tp, l.attproj, a.dresidual, a.datt, g.first, weights, next);
     attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, l.heads, g.stream);
     if (g.config.qk_norm) {
         qk_norm_backward(a.dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
@@ -374,7 +373,7 @@ inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) 
 
 // The own rows of norm2 are in place, or of a parallel block all rows of norm1. Writes fc and act.
 inline void mlp_hidden(Gpt& g, const Layer& l) {
-    column_parallel(g.tp, l.fc, g.own_norm(l.a.norm2), l.a.fc, g.last);  // with the GELU
+    column_parallel(g.tp, l.fc, l.a.fc, g.last);  // with the GELU
     if (g.swiglu) swiglu_forward(l.a.act, l.a.fc, l.d.N, l.d.F, g.stream, l.fp8.act.largest());
 }
 
@@ -387,7 +386,7 @@ inline void mlp_forward(Gpt& g, const Layer& l) {
 // From the stream's gradient to that of norm2.
 inline void mlp_backward(Gpt& g, const Layer& l, WeightGradients weights) {
     auto& a = l.a;
-    row_parallel_backward(g.tp, l.fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, g.last, weights);
+    row_parallel_backward(g.tp, l.fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, g.last, weights, l.fc);
     if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, l.d.N, l.d.F, g.stream, l.fp8.dfc.largest());
     column_parallel_backward(g.tp, l.fc, a.dnorm, g.last, weights);
 }
@@ -407,12 +406,6 @@ inline Sum block_forward(Gpt& g, const Layer& l) {
     if (!g.parallel) stream_norm(g, l.norm2, {a.residual, a.delta}, l.d.n);
     mlp_forward(g, l);
     return {g.parallel ? a.residual : a.residual2, a.delta};
-}
-
-// All rows of a norm whose input was kept.
-inline void norm_again(Gpt& g, const NormLayer& l, const Dims& d) {
-    stream_norm(g, l, d.n);
-    g.rows.gather(g.own_norm(l.out), l.out, d.N, d.C);
 }
 
 // act of an fc that was kept.
@@ -436,15 +429,15 @@ inline void recompute(Gpt& g, const Layer& l) {
         return keep_input(g.tp, l.fcproj);
     }
     bool fp8 = g.workload.fp8;  // keeps what matrices read, in fp8
-    if (!fp8 || (kind == Recompute::mlp && g.parallel)) norm_again(g, l.norm1, l.d);
-    if (!fp8 && g.config.local_filter) norm_again(g, l.filternorm, l.d);
+    if (!fp8 || (kind == Recompute::mlp && g.parallel)) stream_norm(g, l.norm1, l.d.n);
+    if (!fp8 && g.config.local_filter) stream_norm(g, l.filternorm, l.d.n);
     if (g.config.qk_norm) finish_qkv(g, l);
     if (kind == Recompute::elementwise) {
         if (fp8) return;
-        if (!g.parallel) norm_again(g, l.norm2, l.d);
+        if (!g.parallel) stream_norm(g, l.norm2, l.d.n);
         return activation_again(g, l);
     }
-    if (!g.parallel) stream_norm(g, l.norm2, l.d.n);
+    g.parallel ? g.rows.gather(l.fc.inp.own, l.fc.inp.all, l.d.N, l.d.C) : stream_norm(g, l.norm2, l.d.n);
     mlp_hidden(g, l);
     keep_input(g.tp, l.fcproj);
 }
@@ -499,20 +492,23 @@ inline NormLayer head_norm(const Gpt& g) {
     auto& a = g.acts[0];
     auto w = g.weights(g.head_unit());
     auto dw = g.gradients(g.head_unit());
-    NormLayer l = {g.norm,    a.residualf, a.normf,    a.normf_mean, a.normf_rstd,
-                   w[normfw], w[normfb],   dw[normfw], dw[normfb]};
-    l.dinp_largest = a.dresidual_scale;
-    return l;
+    return {g.norm,    a.residualf, a.normf,    a.normf_mean, a.normf_rstd,     w[normfw],
+            w[normfb], dw[normfw],  dw[normfb], nullptr,      a.dresidual_scale};
 }
 
-// From the output of the last block to all rows of normf.
+// From the output of the last block to the own rows of normf.
 inline void head_forward(Gpt& g, const Batch& batch, const Sum& x) {
-    Dims d = g.dims(batch);
     g.state.acquire(g.head_unit(), +1);
-    NormLayer norm = head_norm(g);
-    stream_norm(g, norm, x, d.n);
-    g.rows.gather(g.own_norm(norm.out), norm.out, d.N, d.C);
+    stream_norm(g, head_norm(g), x, g.dims(batch).n);
     g.state.release(g.head_unit());
+}
+
+// All rows of normf, which the classifier reads. Those of a block's norm lay there, which are no longer read.
+inline const floatX* classifier_input(Gpt& g, const Dims& d) {
+    auto& a = g.acts[0];
+    floatX* all = a.all_norm1 ? a.all_norm1 : a.normf;
+    g.rows.gather(a.normf, all, d.N, d.C);
+    return all;
 }
 
 // From dnorm, as classify() leaves it, to dresidual.
@@ -554,6 +550,7 @@ inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient
     g.state.acquire(unit, 0);
     const floatX* weight = g.weights(unit)[g.classifier_weight()];
     float* dweight = nullptr;
+    const floatX* normf = classifier_input(g, d);
     floatX* dnorm = g.tp.partial_sums(a.dnorm);
     if (want_gradient) {
         g.state.begin_gradients(unit);
@@ -561,7 +558,7 @@ inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient
     }
     for (int begin = 0; begin < d.N; begin += g.workload.loss_chunk) {
         int n = std::min(g.workload.loss_chunk, d.N - begin);
-        const floatX* inp = a.normf + (size_t)begin * C;
+        const floatX* inp = normf + (size_t)begin * C;
         matmul_forward(a.logits, inp, weight, nullptr, n, C, Vp, g.stream);
         classify_rows(g, a.losses + begin, batch.targets + begin, dloss, n, want_gradient);
         if (!want_gradient) continue;
@@ -634,7 +631,7 @@ inline void stage_weight_gradients(Gpt& g, const Batch& batch, const PipelineTas
          number--) {
         g.state.begin_gradients(number + 1);
         Layer l(g, number, batch);
-        for (const Linear* linear : l.linears()) weight_gradient(g.tp, *linear);
+        weight_gradients(g.tp, l.linears());
         g.state.reduce_gradients(number + 1, last_micro_batch);
     }
 }
@@ -803,7 +800,9 @@ private:
         std::vector<int> with_positions = tokens;
         for (int n = 0; n < N; n++) with_positions.push_back(past + n % T);
         copy_to_device(tokens_.data, with_positions.data(), with_positions.size(), g_.stream);
-        forward(g_, {{.tokens = tokens_.data, .positions = tokens_.data + N}, N / T, T, past, row, last});
+        Batch batch = {{.tokens = tokens_.data, .positions = tokens_.data + N}, N / T, T, past, row, last};
+        forward(g_, batch);
+        if (g_.stage.has_head()) normf_ = classifier_input(g_, g_.dims(batch));
     }
 
     // Logits of the tokens that follow rows `first`, first + 1, ... of normf, one row for each.
@@ -815,7 +814,7 @@ private:
         size_t part = (size_t)rows * Vp;
         g_.state.acquire(unit, 0);
         floatX* all = g_.acts[0].logits;
-        matmul_forward(all + g_.rows.rank() * part, g_.acts[0].normf + first * C,
+        matmul_forward(all + g_.rows.rank() * part, normf_ + first * C,
                        g_.weights(unit)[g_.classifier_weight()], nullptr, rows, C, Vp, g_.stream);
         g_.state.release(unit);
         g_.rows.exchange(all, part);
@@ -859,7 +858,8 @@ private:
 
     Gpt& g_;
     const MeshPosition chooser_;
-    DeviceArray<int> tokens_;  // and their positions
+    DeviceArray<int> tokens_;        // and their positions
+    const floatX* normf_ = nullptr;  // all rows of the last pass
 };
 
 inline std::string sample_text(Gpt& g, const Options& o, const Tokenizer* tokenizer, int step) {

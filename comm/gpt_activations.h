@@ -8,6 +8,9 @@ of those that norms and activation functions make, `hidden` that of the others o
 all others. What the weights' gradients are made from lives `until_weights`, and matmul_input() keeps what a
 matrix reads as long. In fp8 a matrix reads rows ending in _fp8 for its gradient, and `elementwise` keeps
 them, for then it is copies of weights that are made again. N, n, C ... are those of Dims (comm/stage.h).
+
+A norm makes the own rows of a tensor rank, and these are kept (RowsOfNorm). All rows are there only while
+matrices read them.
 */
 #pragma once
 
@@ -29,8 +32,9 @@ them, for then it is copies of weights that are made again. N, n, C ... are thos
 #define ACTIVATIONS(X)                                                                                       \
     /* forward: attention */                                                                                 \
     X(floatX, residual,   n * C,            inner,                true)  /* input of the block */            \
-    X(floatX, norm1,      N * C,            fp8 ? shared : matmul_input(elementwise), true)                  \
-    X(char,   norm1_fp8,  in_fp8(N * C),    matmul_input(block),  fp8)                                       \
+    X(floatX, norm1,      n * C,            of_norm1.own,         true)                                      \
+    X(floatX, all_norm1,  N * C,            of_norm1.all,         tp > 1)  /* also of normf, norm2 */        \
+    X(char,   norm1_fp8,  in_fp8(N * C),    of_norm1.fp8,         fp8)                                       \
     X(float,  norm1_mean, n,                fp8 ? block : elementwise, mean)                                 \
     X(float,  norm1_rstd, n,                fp8 ? block : elementwise, true)  /* 1 / deviation */            \
     X(floatX, qkv_raw,    N * QKV,          block,                c.qk_norm)  /* before their own norm */    \
@@ -46,15 +50,17 @@ them, for then it is copies of weights that are made again. N, n, C ... are thos
     X(char,   filter1_fp8, in_fp8(N * H),   matmul_input(block),  filter && fp8)                             \
     X(floatX, filter_sum, n * C,            block,                filter)  /* norm1 + the second's */        \
     X(float,  filter_rstd, n,               fp8 ? block : elementwise, filter)                               \
-    X(floatX, filtered,   N * C,            fp8 ? shared : matmul_input(elementwise), filter)              \
-    X(char,   filtered_fp8, in_fp8(N * C),  matmul_input(block),  filter && fp8)                             \
+    X(floatX, filtered,   n * C,            of_filtered.own,      filter)                                    \
+    X(floatX, all_filtered, N * C,          of_filtered.all,      filter && tp > 1)                          \
+    X(char,   filtered_fp8, in_fp8(N * C),  of_filtered.fp8,      filter && fp8)                             \
     X(floatX, qk_and_v,   N * QKV,          shared,               filter)  /* before they are joined */      \
     X(floatX, filter1_state, texts * H,     layer,                filter)  /* taps of the newest token */    \
     X(floatX, filter2_state, texts * C,     layer,                filter)                                    \
     /* forward: MLP */                                                                                       \
     X(floatX, residual2,  n * C,            block,                sequential)  /* attention added */         \
-    X(floatX, norm2,      N * C,            fp8 ? shared : matmul_input(elementwise), sequential)            \
-    X(char,   norm2_fp8,  in_fp8(N * C),    matmul_input(hidden), sequential && fp8)                         \
+    X(floatX, norm2,      n * C,            of_norm2.own,         sequential)                                \
+    X(floatX, all_norm2,  N * C,            of_norm2.all,         tp > 1 && sequential && in_place.norm2)    \
+    X(char,   norm2_fp8,  in_fp8(N * C),    of_norm2.fp8,         sequential && fp8)                         \
     X(float,  norm2_mean, n,                fp8 ? hidden : elementwise, sequential && mean)                  \
     X(float,  norm2_rstd, n,                fp8 ? hidden : elementwise, sequential)                          \
     X(floatX, fc,         N * F1,           hidden,               true)  /* of SwiGLU: gates, values */      \
@@ -63,14 +69,13 @@ them, for then it is copies of weights that are made again. N, n, C ... are thos
     X(floatX, delta,      n * C,            shared,               true)  /* to be added to the stream */     \
     /* forward: head */                                                                                      \
     X(floatX, residualf,  n * C,            head,                 has_head)                                  \
-    X(floatX, normf,      N * C,            head,                 has_head)                                  \
+    X(floatX, normf,      n * C,            head,                 has_head)                                  \
     X(float,  normf_mean, n,                head,                 has_head && mean)                          \
     X(float,  normf_rstd, n,                head,                 has_head)                                  \
     X(floatX, logits,     logits * Vp,      shared,               has_head)                                  \
     X(float,  parts,      tp * chunk * 3,   shared,               has_head && tp > 1)                        \
     X(float,  losses,     N,                shared,               has_head)  /* of each token */             \
     /* tensor parallelism */                                                                                 \
-    X(floatX, own_norm,   n * C,            shared,               tp > 1)  /* before ranks share it */       \
     X(floatX, partial,    N * C,            shared,               tp > 1)  /* before ranks sum it */         \
     /* backward; dresidual (n, C) belongs to the pipeline */                                                 \
     X(floatX, dnorm,      n * C,            shared,               training)                                  \
@@ -131,6 +136,22 @@ inline bool gelu_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
     return c.bias && gelu_gradient_is_fused(c, w, F);
 }
 
+// The norms whose rows have all come together again, for a product that is recomputed, when the backward pass
+// of the matrices that read them begins.
+struct RowsInPlace {
+    bool norm1, norm2, filtered;
+
+    RowsInPlace(const ModelConfig& c, Recompute kind)
+        : norm1(kind == Recompute::block || (kind == Recompute::mlp && c.block == BlockKind::parallel)),
+          norm2(kind >= Recompute::mlp),
+          filtered(kind == Recompute::block) {}
+};
+
+// Lifetimes of what a norm makes: this rank's own rows, all of them, and those in fp8.
+struct RowsOfNorm {
+    Lifetime own, all, fp8;
+};
+
 // The rows that are there on a rank of the stage, with their sizes.
 inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const Workload& w,
                                                    const Stage& stage) {
@@ -150,6 +171,16 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
              elementwise = kept(w.recompute == Recompute::none, layer),
              until_weights = kept(later, Lifetime::pending);
     auto matmul_input = [&](Lifetime own) { return own == shared ? until_weights : own; };
+    // Rows that come together again are kept as a rank's own; one rank's own are all of them.
+    auto of_norm = [&](Lifetime operand, bool in_place) -> RowsOfNorm {
+        Lifetime own = fp8 ? operand : elementwise;
+        if (tp == 1) return {fp8 ? shared : matmul_input(own), shared, matmul_input(operand)};
+        if (!in_place) return {matmul_input(own), shared, shared};
+        return {shared, fp8 ? shared : until_weights, until_weights};
+    };
+    RowsInPlace in_place(c, w.recompute);
+    RowsOfNorm of_norm1 = of_norm(block, in_place.norm1), of_norm2 = of_norm(hidden, in_place.norm2),
+               of_filtered = of_norm(block, in_place.filtered);
     auto in_fp8 = [](size_t elements) { return Fp8Operand::bytes(elements); };
     size_t cache = cache_row_size(local_part(c, tp), w.cache_length) * w.cache_rows;
     size_t logits = std::max(chunk, tp);  // of one row each, those of a sample come from all tensor ranks

@@ -44,8 +44,9 @@ enum class StepPart {
 };
 
 // Rows of activations that tensor ranks send at a pass (comm/tensor_parallel.h): all come together before it,
-// or are summed and dealt out after it. A product of a block is made in pieces meanwhile.
-enum class RowsSent { none, gathered, scattered };
+// or are summed and dealt out after it. A product of a block is made in pieces meanwhile. For the gradient of
+// a weight they come together again, behind that of the weight before.
+enum class RowsSent { none, gathered, scattered, gathered_again };
 
 struct Pass {
     const char* launcher;  // the function of kernels/ that starts it; nullptr: a fill or copy by the driver
@@ -82,6 +83,7 @@ public:
           N_(d_.N),
           n_(d_.n),
           C_(d_.C),
+          in_place_(config, workload.recompute),
           vocab_((double)padded_vocab(config, stage.layout().mesh.tp)) {
         if (stage.has_embedding()) embedding();
         for (int chunk = 0; chunk < stage.chunks(); chunk++) {
@@ -102,7 +104,9 @@ private:
     const Workload& w_;
     const double e = (double)w_.number_bytes;
     Dims d_;
-    double M_, N_, n_, C_, vocab_;
+    double M_, N_, n_, C_;
+    RowsInPlace in_place_;
+    double vocab_;
     size_t marked_ = 0;  // rows whose part is known
 
     bool sequential() const { return c_.block == BlockKind::sequential; }
@@ -125,6 +129,13 @@ private:
     // Layers side by side send their rows once.
     RowsSent gathered_alone() const { return sequential() ? RowsSent::gathered : RowsSent::none; }
     RowsSent scattered_alone() const { return sequential() ? RowsSent::scattered : RowsSent::none; }
+
+    // For the weight's gradient that was added last.
+    void gather_again(bool in_place) {
+        if (in_place) return;
+        auto is_it = [](const Pass& pass) { return pass.is_weight_gradient() && pass.product.sums > 0; };
+        std::find_if(rows.rbegin(), rows.rend(), is_it)->sent = RowsSent::gathered_again;
+    }
 
     // The rows that were added since the last call.
     void mark(StepPart part, int layer = -1) {
@@ -257,15 +268,17 @@ private:
     void qkv_backward() {
         if (!c_.local_filter) {
             linear_backward(C_, d_.QKV, false, c_.bias).sent = scattered_alone();
-            return;
+            return gather_again(in_place_.norm1);
         }
         double values = d_.NKV * d_.HS;
         add(nullptr, M_, e * N_ * d_.QKV, e * N_ * d_.QKV, 2);
         linear_backward(C_, d_.QKV - values, false, c_.bias).sent = RowsSent::scattered;
+        gather_again(in_place_.filtered);
         add(nullptr, M_, 0, e * n_ * C_);
         norm_backward();
         convolution_backward(d_.H, C_, RowsSent::gathered, false);
         linear_backward(C_, values, false, c_.bias);
+        gather_again(in_place_.norm1);
         convolution_backward(C_, d_.H, scattered_alone(), true);
         add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);
     }
@@ -360,15 +373,11 @@ private:
             return quantize(d_.F, activation_measures(), 1);
         }
         norm_forward(false);
-        rows.back().sent = RowsSent::gathered;
-        if (c_.local_filter) {
-            add("residual_norm_forward", M_, e * n_ * C_, e * n_ * C_ + 4 * n_);
-            rows.back().sent = RowsSent::gathered;
-        }
+        if (in_place_.norm1) rows.back().sent = RowsSent::gathered;
+        if (c_.local_filter) add("residual_norm_forward", M_, e * n_ * C_, e * n_ * C_ + 4 * n_);
         if (c_.qk_norm) finish_qkv();
         if (sequential()) norm_forward(false);
         if (w_.recompute == Recompute::mlp) return mlp_hidden();
-        if (sequential()) rows.back().sent = RowsSent::gathered;
         if (!gelu_fused()) activation_forward();
     }
     // In a parallel block it comes after attention, and adds to what that left.
@@ -378,17 +387,18 @@ private:
         if (swiglu()) add("swiglu_backward", M_, e * N_ * (d_.F + d_.F1), e * N_ * d_.F1);
         if (!swiglu() && !gelu_gradient_fused()) add("elementwise", M_, 2 * e * N_ * d_.F, e * N_ * d_.F);
         linear_backward(C_, d_.F1, activation_measures(), c_.bias, !sequential()).sent = RowsSent::scattered;
+        if (sequential()) gather_again(in_place_.norm2);
     }
 
     // ---- head, where logits exist for a chunk of tokens at a time
 
     void head() {
         norm_forward(true);
-        rows.back().sent = RowsSent::gathered;
         mark(StepPart::head_forward);
         for (int begin = 0; begin < d_.N; begin += w_.loss_chunk) {
             double tokens = std::min(w_.loss_chunk, d_.N - begin);
-            forward(tokens, C_, vocab_);
+            Pass& product = forward(tokens, C_, vocab_);
+            if (begin == 0) product.sent = RowsSent::gathered;  // those of all chunks
             double logits = e * tokens * vocab_;
             add("classifier", M_, logits + 4 * tokens, logits + 4 * tokens);
             backward(tokens, C_, vocab_, false);

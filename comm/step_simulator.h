@@ -99,16 +99,28 @@ struct RowsToSend {
 };
 
 // Seconds of one pass. A product at which rows are sent is made in pieces, each while others are on their
-// way: the first to be gathered, and the last to be scattered, nothing hides.
+// way: the first to be gathered, and the last to be scattered, nothing hides. What hides those that come
+// together again is not known here.
 inline WorkTime pass_time(const Machine& machine, int head_size, Pass pass, RowsToSend rows) {
     if (pass.sent == RowsSent::none || rows.ranks.ranks == 1)
         return {predicted_time(machine, head_size, {pass}).all(), 0};
     bool in_pieces = pass.product.sums > 0 && pass.part != StepPart::head_backward;
+    if (pass.sent == RowsSent::gathered_again)
+        return {predicted_time(machine, head_size, {pass}).all(), rows.pieces * rows.piece_seconds(machine)};
     if (!in_pieces) rows.pieces = 1;
     pass.product.rows /= rows.pieces, pass.read /= rows.pieces, pass.written /= rows.pieces;
     double sent = rows.piece_seconds(machine), piece = predicted_time(machine, head_size, {pass}).all();
     double hidden = rows.overlap ? std::min(sent, piece) : 0;
     return {rows.pieces * piece, rows.pieces * sent - (rows.pieces - 1) * hidden};
+}
+
+// Seconds that the gradients of an input and of its weight, which are made one after the other, wait for what
+// is sent meanwhile: rows for the second, which are there `gathered` seconds after the first begins, and then
+// the sums of the first, each piece in so many seconds.
+inline double sending_beside(double input, double weight, double gathered, int pieces, double piece) {
+    double sent = gathered;
+    for (int i = 1; i <= pieces; i++) sent = std::max(sent, i * input / pieces) + piece;
+    return std::max(std::max(input, gathered) + weight, sent) - input - weight;
 }
 
 inline bool takes_as_long(const Pass& a, const Pass& b) {
@@ -142,6 +154,8 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
     MicroBatchTime result;
     result.layers.resize(L);
     std::vector<Pass> rows = passes_of(config, {.mesh = {.tp = tp}});
+    double piece = sent.piece_seconds(machine);
+    double weight_before = 0, work_since = 0;  // of the last gradient of a weight, and of all since it began
     for (size_t i = 0; i < rows.size(); i++) {
         const Pass& pass = rows[i];
         WorkTime seconds = time(pass);
@@ -166,9 +180,18 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
         case StepPart::block_backward:
             layer->backward += seconds;
             (pass.is_weight_gradient() ? layer->weight_gradient : layer->input_gradient) += seconds;
-            // The last sums over tensor ranks of the product before are on their way meanwhile.
-            if (pass.is_weight_gradient() && rows[i - 1].sent == RowsSent::scattered && overlap)
-                layer->backward.sending -= std::min(sent.piece_seconds(machine), seconds.work);
+            work_since += seconds.work;
+            if (!pass.is_weight_gradient() || pass.product.sums == 0) break;
+            if (tp > 1 && overlap) {
+                WorkTime input = time(rows[i - 1]);
+                bool scatters = rows[i - 1].sent == RowsSent::scattered;
+                double left = std::max(0.0, seconds.sending - (work_since - seconds.work - input.work));
+                layer->backward.sending +=
+                    sending_beside(input.work, seconds.work, left, scatters ? sent.pieces : 0, piece) -
+                    seconds.sending - (scatters ? input.sending : 0);
+                layer->weight_gradient.sending -= std::min(seconds.sending, weight_before);
+            }
+            weight_before = work_since = seconds.work;
             break;
         case StepPart::optimizer:
             (pass.launcher ? result.optimizer : result.clearing) += seconds.work / parameters;

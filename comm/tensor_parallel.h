@@ -20,6 +20,9 @@ another. 12 rows in 2 chunks over 3 ranks:
 
 While one chunk is on its way, the product works on another. Communication has a stream of its own for that;
 without overlap it is put on the compute stream: the same calls, so the same bits.
+
+Of the rows that a column-parallel matrix reads, a rank keeps its own alone. The gradient of the weight reads
+all of them once more: they come together again in the backward pass, behind that of the weight before it.
 */
 #pragma once
 
@@ -48,7 +51,7 @@ public:
         chunks_ = chunks;
         if (!overlap) return;
         sends_ = new_communication_stream();
-        events_.resize((size_t)chunks + 2);
+        events_.resize((size_t)chunks + 3);
     }
 
     ~SequenceParallel() {
@@ -82,18 +85,21 @@ public:
     void gather(const floatX* own, floatX* all, int rows, int width, Work&& work) {
         if (ranks() == 1) return work_alone(own, all, rows, work);
         int chunks = chunks_of(rows), count = rows / chunks;
-        size_t part = (size_t)(own_rows(rows) / chunks) * (size_t)width;
-        send_after_work();
-        for (int chunk = 0; chunk < chunks; chunk++) {
-            group_.all_gather(own + chunk * part, all + chunk * part * ranks(), part, Traffic::activations,
-                              sends_);
-            record(sends_, 1 + chunk);
-        }
+        send_rows(own, all, rows, width, [&](int chunk) { record(sends_, 1 + chunk); });
         for (int chunk = 0; chunk < chunks; chunk++) {
             wait_for_event(compute_, 1 + chunk);
             work(chunk * count, count);
         }
     }
+
+    // Likewise, while other work is done: what reads `all` is put on the compute stream after
+    // wait_for_gathered(), which is called before the next start_gather(). Scatters may come in between.
+    void start_gather(const floatX* own, floatX* all, int rows, int width) {
+        if (ranks() == 1) return work_alone(own, all, rows, [](int, int) {});
+        send_rows(own, all, rows, width, [](int) {});
+        record(sends_, gathered());
+    }
+    void wait_for_gathered() { wait_for_event(compute_, gathered()); }
 
     // work(first, count) puts on the compute stream what writes rows [first, first + count) of `all` (rows,
     // width), while the chunk before is on its way. The sum over the ranks of the own rows goes to `own` (own
@@ -147,9 +153,23 @@ private:
         work(0, rows);
     }
 
-    // Events: of work of the compute stream that sends wait for, of each chunk, and of the last scatter.
-    // What is on one stream only is in order anyway.
+    // sent(chunk) is called when that is on its way.
+    template <typename Sent>
+    void send_rows(const floatX* own, floatX* all, int rows, int width, Sent&& sent) {
+        int chunks = chunks_of(rows);
+        size_t part = (size_t)(own_rows(rows) / chunks) * (size_t)width;
+        send_after_work();
+        for (int chunk = 0; chunk < chunks; chunk++) {
+            group_.all_gather(own + chunk * part, all + chunk * part * ranks(), part, Traffic::activations,
+                              sends_);
+            sent(chunk);
+        }
+    }
+
+    // Events: of work of the compute stream that sends wait for, of each chunk, of the last scatter, and of
+    // the last gather that was started. What is on one stream only is in order anyway.
     size_t scattered() const { return (size_t)chunks_ + 1; }
+    size_t gathered() const { return (size_t)chunks_ + 2; }
     void record(cudaStream_t stream, size_t event) {
         if (overlaps()) events_[event].record(stream);
     }
@@ -183,6 +203,21 @@ struct Taps {
     TapRows rows = {};
 };
 
+// What a linear layer reads.
+struct LinearInput {
+    floatX* all;     // (N, C) all rows
+    Fp8Operand fp8;  // of that, in fp8
+    // (own rows, C) column-parallel: those that this rank has made, which come together in `all`
+    const floatX* own = nullptr;
+    // The backward pass finds all rows where they are, and need not bring them together again.
+    bool in_place = true;
+};
+
+// The input of a column-parallel layer. all: null in a group of one, whose own rows are all.
+inline LinearInput gathered_input(floatX* own, floatX* all, const Fp8Operand& fp8, bool in_place) {
+    return {all ? all : own, fp8, own, in_place || !all};
+}
+
 // A linear layer out (N, OC) = inp (N, C) weight^T + bias, as this rank has it: both passes, and the
 // gradients of its parameters, are made from this one description.
 struct Linear {
@@ -191,8 +226,7 @@ struct Linear {
     const floatX* weight;    // (OC, C)
     const floatX* bias;      // (OC) or null
     float *dweight, *dbias;  // as these, added to; null where nothing is trained
-    floatX* inp;             // (N, C) all rows of the input
-    Fp8Operand inp8;         // of that, in fp8
+    LinearInput inp;         // (N, C)
     floatX* dout;            // (N, OC) all rows of the gradient of the output
     // A GELU that is made in the same pass as the product.
     Gelu gelu = Gelu::tanh;
@@ -208,9 +242,9 @@ struct Linear {
     const floatX* product_gradient() const { return taps.out ? taps.dout : dout; }
 
     // Outputs [from, from + count) as a layer of their own, with an input and a gradient of its own.
-    Linear outputs(int from, int count, floatX* of_inp, const Fp8Operand& of_inp8, floatX* of_dout) const {
+    Linear outputs(int from, int count, const LinearInput& of_inp, floatX* of_dout) const {
         Linear part = *this;
-        part.OC = count, part.inp = of_inp, part.inp8 = of_inp8, part.dout = of_dout;
+        part.OC = count, part.inp = of_inp, part.dout = of_dout;
         part.weight += (size_t)from * C;
         if (dweight) part.dweight += (size_t)from * C;
         if (bias) part.bias += from;
@@ -251,23 +285,23 @@ struct TensorParallel {
 
 // In fp8: keeps all rows of the input for the weight's gradient, where no product that sees them all does so.
 inline void keep_input(const TensorParallel& tp, const Linear& l) {
-    tp.products.keep_input(l.inp, l.inp8, l.N, l.C);
+    tp.products.keep_input(l.inp.all, l.inp.fp8, l.N, l.C);
 }
 
 // Rows [first, first + rows) of out (N, OC), from those of the input; accumulate: added to it, but for a
 // convolution. Of that, the rows before them must have been made.
 inline void linear_rows(const TensorParallel& tp, const Linear& l, floatX* out, const floatX* bias, int first,
                         int rows, bool accumulate) {
-    const floatX* inp = l.inp + (size_t)first * l.C;
+    const floatX* inp = l.inp.all + (size_t)first * l.C;
     size_t at = (size_t)first * l.OC;
     if (l.taps.out) {
-        tp.products.forward(l.taps.out + 2 * at, inp, l.inp8, l.weight, nullptr, rows, l.C, 2 * l.OC);
+        tp.products.forward(l.taps.out + 2 * at, inp, l.inp.fp8, l.weight, nullptr, rows, l.C, 2 * l.OC);
         tap_sum_forward(out, l.taps.out, bias, l.taps.rows, first, rows, l.OC, tp.stream);
     } else if (l.gelu_out) {
-        tp.products.gelu_forward(l.gelu, l.gelu_out + at, out + at, inp, l.inp8, l.weight, bias, rows, l.C,
+        tp.products.gelu_forward(l.gelu, l.gelu_out + at, out + at, inp, l.inp.fp8, l.weight, bias, rows, l.C,
                                  l.OC, l.gelu_largest);
     } else {
-        tp.products.forward(out + at, inp, l.inp8, l.weight, bias, rows, l.C, l.OC, accumulate);
+        tp.products.forward(out + at, inp, l.inp.fp8, l.weight, bias, rows, l.C, l.OC, accumulate);
     }
     if (rows < l.N && first + rows == l.N) keep_input(tp, l);
 }
@@ -285,11 +319,11 @@ inline void linear_rows_backward(const TensorParallel& tp, const Linear& l, floa
         tp.products.backward_input(dinp + at, dout, l.dout8, l.weight, rows, l.C, width, accumulate);
 }
 
-// out (N, OC) of all rows. own_inp (own rows, C): this rank's rows of inp, which come together there.
-inline void column_parallel(const TensorParallel& tp, const Linear& l, const floatX* own_inp, floatX* out,
+// out (N, OC) of all rows, from those of the input, which come together first.
+inline void column_parallel(const TensorParallel& tp, const Linear& l, floatX* out,
                             Branch branch = Branch::alone) {
     auto product = [&](int first, int rows) { linear_rows(tp, l, out, l.bias, first, rows, false); };
-    begins(branch) ? tp.rows.gather(own_inp, l.inp, l.N, l.C, product) : product(0, l.N);
+    begins(branch) ? tp.rows.gather(l.inp.own, l.inp.all, l.N, l.C, product) : product(0, l.N);
 }
 
 // own_out (own rows, OC): the sum over the ranks of what each makes of its part of the inputs.
@@ -310,8 +344,33 @@ inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_
 // own rows; and that of a convolution's.
 inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
     bool bias_is_done = l.taps.out || (l.parallel == Parallel::row && tp.rows.ranks() > 1);
-    tp.products.backward_weight(l.dweight, l.product_gradient(), l.inp, l.inp8, l.N, l.C, l.product_width(),
-                                bias_is_done ? nullptr : l.dbias, tp.scratch);
+    tp.products.backward_weight(l.dweight, l.product_gradient(), l.inp.all, l.inp.fp8, l.N, l.C,
+                                l.product_width(), bias_is_done ? nullptr : l.dbias, tp.scratch);
+}
+
+// All rows of an input that are not in place come together again for the weight's gradient, while other work
+// is done between these two.
+inline void start_gather_again(const TensorParallel& tp, const Linear& l) {
+    tp.rows.start_gather(l.inp.own, l.inp.all, l.N, l.C);
+}
+inline void end_gather_again(const TensorParallel& tp, const Linear& l) {
+    tp.rows.wait_for_gathered();
+    keep_input(tp, l);
+}
+
+// Makes what the backward passes of these layers have left for later. Each input comes together again behind
+// the gradient of the weight before it, for the first layer that reads it.
+inline void weight_gradients(const TensorParallel& tp, const std::vector<const Linear*>& layers) {
+    auto gathers = [&](size_t i) {
+        bool is_first = true;
+        for (size_t j = 0; j < i; j++) is_first &= layers[j]->inp.own != layers[i]->inp.own;
+        return !layers[i]->inp.in_place && is_first;
+    };
+    for (size_t i = 0; i <= layers.size(); i++) {
+        if (i > 0 && gathers(i - 1)) end_gather_again(tp, *layers[i - 1]);
+        if (i < layers.size() && gathers(i)) start_gather_again(tp, *layers[i]);
+        if (i > 0) weight_gradient(tp, *layers[i - 1]);
+    }
 }
 
 // own_dinp (own rows, C): the gradient of this rank's rows of the input, from dout. It is summed over the
@@ -327,14 +386,18 @@ inline void column_parallel_backward(const TensorParallel& tp, const Linear& l, 
         linear_rows_backward(tp, l, partial, first, rows, !begins(branch));
     };
     ends(branch) ? tp.rows.scatter(own_dinp, partial, l.N, l.C, product) : product(0, l.N);
-    if (weights == WeightGradients::now) weight_gradient(tp, l);
+    if (weights == WeightGradients::now) {
+        if (begins(branch) && !l.inp.in_place) end_gather_again(tp, l);
+        weight_gradient(tp, l);
+    }
     tp.rows.wait();
 }
 
 // dinp (N, C): the gradient of the input, or of gelu_inp where there is one, from the gradient of this rank's
-// rows of the output, own_dout (own rows, OC), which come together in dout.
+// rows of the output, own_dout (own rows, OC), which come together in dout. The column-parallel layer whose
+// backward pass is next has its input come together again meanwhile.
 inline void row_parallel_backward(const TensorParallel& tp, const Linear& l, const floatX* own_dout,
-                                  floatX* dinp, Branch branch, WeightGradients weights) {
+                                  floatX* dinp, Branch branch, WeightGradients weights, const Linear& next) {
     bool alone = tp.rows.ranks() == 1;
     auto product = [&](int first, int rows) { linear_rows_backward(tp, l, dinp, first, rows, false); };
     // The gradient of a row's first taps is in the row after it, so the rows before these are complete now.
@@ -352,5 +415,7 @@ inline void row_parallel_backward(const TensorParallel& tp, const Linear& l, con
         cudaCheck(cudaMemcpyAsync(l.dout, own_dout, bytes, cudaMemcpyDeviceToDevice, tp.stream));
     }
     alone || gathered ? work(0, l.N) : tp.rows.gather(own_dout, l.dout, l.N, l.OC, work);
-    if (weights == WeightGradients::now) weight_gradient(tp, l);
+    if (weights == WeightGradients::later) return;
+    if (begins(branch) && !next.inp.in_place) start_gather_again(tp, next);
+    weight_gradient(tp, l);
 }

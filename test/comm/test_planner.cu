@@ -195,6 +195,43 @@ TEST_CASE("planned memory is that of a run") {
     CHECK(bytes(bf16, "activations") < 0.8 * bytes(p, "activations"));
 }
 
+// Korthikanti et al. count sbh (34 + 5as/h) / t bytes of a layer, in numbers of 2 bytes: 11 of attention, 19
+// of the MLP, 4 of the norms, and the scores. Two of the 34 are masks of dropout, and there is none here.
+// Attention in tiles keeps no scores, but a sum of 4 bytes for each row of a head.
+TEST_CASE("tensor ranks hold of a layer what sequence parallelism leaves") {
+    struct {
+        int channels, heads, s, b;
+    } models[] = {{6144, 64, 2048, 4}, {12288, 96, 2048, 1}, {20480, 128, 2048, 1}, {25600, 160, 2048, 1}};
+    for (auto [h, a, s, b] : models) {
+        for (int t : {1, 2, 4, 8}) {
+            CAPTURE(h);
+            CAPTURE(t);
+            auto held = [&](int layers) {
+                Options o = plan_line(text("--model gpt3-175B --machine h100 --gpus 8 --global-batch 64k "
+                                           "--layers %d --channels %d --heads %d",
+                                           layers, h, a))
+                                .options;
+                Workload w = {.B = b, .T = s, .training = true, .loss_chunk = s, .number_bytes = 2};
+                Stage stage(o, {.mesh = {.tp = t}}, {}, true);
+                return (double)memory_total(
+                    memory_of<ActivationArrays>(activation_table(o, w, stage), stage));
+            };
+            double of_layer = held(4) - held(3), sbh = (double)s * b * h;
+            CHECK(of_layer / (sbh / t) == doctest::Approx(34 - 2).epsilon(0.05));
+        }
+    }
+}
+
+TEST_CASE("the largest Llama 3 fits in its layout without recomputing") {
+    nlohmann::json layout = planned(
+        "--model llama3-70B --layers 126 --channels 16384 --heads 128 --mlp-width 53248 --machine h100 "
+        "--gpus 16384 --global-batch 16M --sequence-length 8192 --micro-batch 1 --tp 8 --pp 16 "
+        "--pp-schedule 1f1b --zero 2 --recompute none --explain")["layouts"][0];
+    CHECK(layout["dp"] == 128);
+    CHECK(layout["recompute"] == "none");
+    CHECK(layout["fits"] == true);
+}
+
 TEST_CASE("more devices never make a run longer") {
     for (const char* model : {"--model gpt2-1558M --global-batch 512k --machine a100",
                               "--model llama3-8B --global-batch 768k --machine h100"}) {

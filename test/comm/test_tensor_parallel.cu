@@ -313,6 +313,52 @@ TEST_CASE("a scatter or a gather comes after the scatter before") {
     }
 }
 
+// As the backward pass of a layer has it: rows come together again behind a product whose sums are scattered.
+TEST_CASE("rows come together while sums are scattered") {
+    int rank = test_world().rank(), size = test_world().size();
+    if (size == 1) SKIP("one rank has no other");
+    constexpr int rounds = 4;
+    Rows shape = {size * 3 * 4, 33, 3};
+    size_t whole = shape.size(), part = whole / size;
+    for (bool overlap : {true, false}) {
+        CAPTURE(overlap);
+        SequenceParallel shards(group(), 3, overlap, test_stream());
+        Guarded<floatX> own(part), all(whole), partial(whole), own_sum(part);
+        std::vector<std::unique_ptr<Guarded<floatX>>> made, seen, contributed, sums;
+        for (int round = 0; round < rounds; round++) {
+            made.push_back(std::make_unique<Guarded<floatX>>(
+                part, 0, shape.own(whole_numbers(100 * round + 50, whole), rank)));
+            contributed.push_back(
+                std::make_unique<Guarded<floatX>>(whole, 0, whole_numbers(100 * round + rank, whole)));
+            seen.push_back(std::make_unique<Guarded<floatX>>(whole));
+            sums.push_back(std::make_unique<Guarded<floatX>>(part));
+        }
+        synchronize();
+        reset_traffic();
+        for (int round = 0; round < rounds; round++) {
+            if ((round + rank) % size == 0) take_time();
+            copy(own.data(), made[round]->data(), part);
+            shards.start_gather(own.data(), all.data(), shape.rows, shape.width);
+            shards.scatter(own_sum.data(), partial.data(), shape.rows, shape.width, [&](int row, int count) {
+                size_t at = (size_t)row * shape.width;
+                copy(partial.data() + at, contributed[round]->data() + at, (size_t)count * shape.width);
+            });
+            shards.wait_for_gathered();
+            poison(own.data(), part);
+            copy(seen[round]->data(), all.data(), whole);
+            poison(all.data(), whole);
+            shards.wait();
+            copy(sums[round]->data(), own_sum.data(), part);
+        }
+        CHECK(sent_activations() == 2 * rounds * (size - 1) * part * sizeof(floatX));
+        for (int round = 0; round < rounds; round++) {
+            CAPTURE(round);
+            CHECK(same_bits(seen[round]->host(), whole_numbers(100 * round + 50, whole)));
+            CHECK(same_bits(sums[round]->host(), shape.own(sum_of_ranks(100 * round, whole), rank)));
+        }
+    }
+}
+
 // ----------------------------------------------------------------------------
 // overlap: a stream of rank 0 is held up until the last rank has gone on
 
@@ -449,6 +495,25 @@ TEST_CASE("sums go on their way while other work is on the compute stream") {
     CHECK(same_bits(own.host(), shape.own(sum_of_ranks(0, shape.size()), rank)));
 }
 
+TEST_CASE("rows come together while other work is on the compute stream") {
+    int rank = test_world().rank(), size = test_world().size();
+    if (size == 1) SKIP("one rank has no other");
+    Rows shape = {size * 3 * 50, 301, 3};
+    auto want = fractions(7, shape.size()), mine = shape.own(want, rank);
+    SequenceParallel shards(group(), 3, true, test_stream());
+    Hold hold;
+    Guarded<floatX> own(mine.size(), 0, mine), all(shape.size());
+    synchronize();
+    shards.start_gather(own.data(), all.data(), shape.rows, shape.width);
+    if (rank == 0) hold.put();
+    shards.wait_for_gathered();
+    if (rank == size - 1) {
+        CHECK(comes_true([] { return cudaStreamQuery(test_stream()) == cudaSuccess; }));
+        hold.end();
+    }
+    CHECK(same_bits(all.host(), want));
+}
+
 #ifndef RANKS_USE_NCCL
 // What has been sent in fact is known only of the host transport.
 TEST_CASE("a chunk is sent while the next is computed") {
@@ -494,6 +559,8 @@ TEST_CASE("in a group of one all rows are own rows") {
         shards->gather(rows, rows, 3, 2, work);
         shards->scatter(rows, rows, 3, 2, work);
         shards->wait();
+        shards->start_gather(rows, rows, 3, 2);
+        shards->wait_for_gathered();
         CHECK(calls == std::vector<std::pair<int, int>>{{0, 3}, {0, 3}});
         CHECK_THROWS_AS(shards->gather(rows, rows + 2, 2, 2, work), Error);
         CHECK_THROWS_AS(shards->scatter(rows + 2, rows, 2, 2, work), Error);

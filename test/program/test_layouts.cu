@@ -316,14 +316,13 @@ size_t all_reduced(size_t count, size_t n, size_t rank) {
 }
 
 // All-gathers and reduce-scatters of N*C, in one micro-batch: 4 and 4 a layer; a parallel block has half; a
-// local filter one of each more in each pass; one each for the embedding and for the classifier.
+// local filter one of each more in each pass; one each for the embedding and for the classifier. What norms
+// make is gathered once more, for the gradients of weights, or for what is made again.
 size_t formula_activations(const Place& a) {
     bool parallel = a.c.model.parallel, filter = a.c.model.filter;
-    size_t layer = (parallel ? 4 : 8) + (filter ? 4 : 0);
-    // what the halves' norms make is gathered once more; and for a whole block, attention's output is summed
-    if (a.c.recompute == Recompute::elementwise || a.c.recompute == Recompute::mlp)
-        layer += (parallel ? 1 : 2) + (filter ? 1 : 0);
-    if (a.c.recompute == Recompute::block) layer += (parallel ? 1 : 3) + (filter ? 2 : 0);
+    size_t layer = (parallel ? 5 : 10) + (filter ? 5 : 0);
+    // for a whole block, attention's output is summed once more, and the filter's
+    if (a.c.recompute == Recompute::block) layer += (parallel ? 0 : 1) + (filter ? 1 : 0);
     size_t passes = a.layer_count() * layer + (a.first ? 2 : 0) + (a.last ? 2 : 0);
     return a.m * passes * (a.t - 1) * (N / a.t) * a.sizes.C * e;
 }
@@ -557,8 +556,8 @@ size_t held_micro_batches(const Place& a) {
     }
 }
 
-// What is divided by t and what is whole: rows between products are cut (n = N/t of them), and what is within
-// attention and the MLP by heads and columns; whole are the inputs of products that read the residual stream.
+// All is divided by t: rows between products are cut (n = N/t of them), and what is within attention and the
+// MLP by heads and columns. Inputs of products that read the residual stream are whole while these are made.
 double formula_activations_held(const Place& a, int B, int T) {
     auto& z = a.sizes;
     auto& config = a.config;
@@ -578,12 +577,12 @@ double formula_activations_held(const Place& a, int B, int T) {
     double residual = e * n * C, attention = e * N * QKV + 4 * N * heads, attention_inputs = e * N * A;
     double hidden = e * N * F1, hidden_inputs = remakes_act ? 0 : e * N * F;
     double elementwise = norm * (parallel ? 1 : 2);
-    double elementwise_inputs = e * N * (C + (parallel ? 0 : C) + (remakes_act ? F : 0));
+    double elementwise_inputs = e * N * (remakes_act ? F : 0);
     if (config.qk_norm) elementwise += e * N * QKV, attention += 4 * N * (heads + kv_heads);
     if (!parallel) attention += e * n * C;
     if (config.local_filter) {
         attention += e * n * C, attention_inputs += e * N * H;
-        elementwise += 4 * n, elementwise_inputs += e * N * C;
+        elementwise += 4 * n;
     }
     double bytes = inner * residual;
     auto add = [&](bool kept, double own, double inputs) {
@@ -592,15 +591,24 @@ double formula_activations_held(const Place& a, int B, int T) {
     add(a.c.recompute < Recompute::block, attention, attention_inputs);
     add(a.c.recompute < Recompute::mlp, hidden, hidden_inputs);
     add(a.c.recompute == Recompute::none, elementwise, elementwise_inputs);
+    // what a norm makes: own rows, unless all of them have come together for a product that is made again
+    auto add_norm = [&](bool gathered_before, bool has_room = true) {
+        add(a.c.recompute == Recompute::none, 0, cut && gathered_before ? 0 : e * n * C);
+        if (cut && gathered_before) bytes += e * n * C + pending * e * N * C;
+        if (cut && !gathered_before && has_room) bytes += e * N * C;
+    };
+    add_norm(a.c.recompute == Recompute::block || (parallel && a.c.recompute == Recompute::mlp));
+    if (!parallel) add_norm(a.c.recompute >= Recompute::mlp, false);  // where the first came together
+    if (config.local_filter) add_norm(a.c.recompute == Recompute::block);
     if (a.last) {
         double kept = splits || a.c.pipeline.schedule == gpipe ? slots : 1;
-        bytes += kept * (e * (n + N) * C + norm) + e * (N / 2) * (double)z.vocab + 4 * N;
+        bytes += kept * (e * 2 * n * C + norm) + e * (N / 2) * (double)z.vocab + 4 * N;
         if (cut) bytes += 4 * (double)a.t * (N / 2) * exchanged;
     }
     // once: what a block adds, gradients
     double dact = config.mlp == MlpKind::swiglu ? F : 0;
     bytes += 2 * residual + e * N * (dact + A) + pending * e * N * (F1 + QKV);
-    if (cut) bytes += e * (n + N) * C;
+    if (cut) bytes += e * N * C;
     if (config.local_filter) {
         bytes += e * N * (2 * C + H + 2 * QKV) + residual + (cut ? e * N * C : 0);
         bytes += pending * e * N * (2 * C + 2 * H);
