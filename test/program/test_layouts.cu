@@ -841,25 +841,25 @@ TEST_CASE("any number of data ranks trains the same batch, also where it does no
                   {{.dp = 4, .shard = 2}, 5},
                   {{.dp = 4, .shard = 2}, 7},
                   {{.pp = 2, .dp = 3, .shard = 3}, 8}};
-    for (auto [mesh_shape, micro_batches] : splits) {
-        if (mesh_shape.ranks() != test_world().size()) continue;
+    for (auto& split : splits) {
+        if (split.mesh.ranks() != test_world().size()) continue;
         for (auto schedule : {one_f_one_b, interleaved, zero_bubble}) {
-            if (schedule != one_f_one_b && mesh_shape.pp == 1) continue;
-            Case c = {"", mesh_shape, ceil_div(micro_batches, mesh_shape.dp)};
+            if (schedule != one_f_one_b && split.mesh.pp == 1) continue;
+            Case c = {"", split.mesh, ceil_div(split.micro_batches, split.mesh.dp)};
             c.pipeline.schedule = schedule;
-            c.pipeline.chunks = schedule == interleaved && mesh_shape.pp > 1 ? 2 : 1;
+            c.pipeline.chunks = schedule == interleaved && split.mesh.pp > 1 ? 2 : 1;
             ModelConfig config = config_of(c);
             Gpt alone(config, workload_of(c, B, T), with_master);
-            std::vector<float> want = course_of(alone, micro_batches);
-            for (int level = 0; level <= (mesh_shape.dp > 1 ? 3 : 0); level++) {
-                CAPTURE(text("%d stages, %d replicas, %s, ZeRO %d, %d micro-batches", mesh_shape.pp,
-                             mesh_shape.dp, name_of(schedule), level, micro_batches));
+            std::vector<float> want = course_of(alone, split.micro_batches);
+            for (int level = 0; level <= (split.mesh.dp > 1 ? 3 : 0); level++) {
+                CAPTURE(text("%d stages, %d replicas, %s, ZeRO %d, %d micro-batches", split.mesh.pp,
+                             split.mesh.dp, name_of(schedule), level, split.micro_batches));
                 c.settings.level = level;
-                c.mesh.shard = level == 0 ? 1 : mesh_shape.shard;
+                c.mesh.shard = level == 0 ? 1 : split.mesh.shard;
                 Mesh mesh(test_world(), mesh_of(c), test_stream());
                 Gpt g(config, workload_of(c, B, T), settings_of(c), mesh,
                       Place(c, config, mesh.position).layout());
-                std::vector<float> course = course_of(g, micro_batches);
+                std::vector<float> course = course_of(g, split.micro_batches);
                 for (size_t i = 0; i < want.size(); i++)
                     CHECK(course[i] == doctest::Approx(want[i]).epsilon(exact ? 1e-5 : 2e-2));
             }
