@@ -756,16 +756,15 @@ inline float evaluate(Gpt& g, DeviceBatches& batches, uint64_t count, const std:
     return read_result(g, (double)count * g.workload.T).loss;
 }
 
-// The losses and gradients of `micro_batches` micro-batches on each data rank, from sample `first` on.
+// The losses and gradients of `micro_batches` micro-batches on all data ranks, from sample `first` on.
 inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int micro_batches,
                            bool ends_step = true) {
-    int ranks = g.mesh.shape.dp, rank = g.mesh.data_rank(), B = g.workload.B;
-    float dloss = 1.0f / ((float)micro_batches * ranks * B * g.workload.T);
+    StepShare share(g.mesh, g.state.ranks_in_step(), first, micro_batches, g.workload.B);
     zero_gradients(g);
     auto load = [&](int micro, int slot) {
-        return batches.load(first + ((uint64_t)micro * ranks + rank) * B, B, slot);
+        return batches.load(share.sample(micro), share.samples(micro), slot, share.sample(micro + 1));
     };
-    accumulate_gradients(g, micro_batches, load, dloss, ends_step);
+    accumulate_gradients(g, share.joined(), load, share.of_token(g.workload.T), ends_step);
 }
 
 // ----------------------------------------------------------------------------
@@ -1013,7 +1012,8 @@ struct TrainingRun {
     // Times the matrix products of the first micro-batches, and takes the fastest algorithm for each.
     void tune() {
         auto first_micro_batches = [&] {
-            step_gradients(g, *batches, at.samples, std::min(micro_batches_of_step(o, at.step), o.pp), false);
+            int some = std::min(micro_batches_of_step(o, at.step), o.dp * o.pp);
+            step_gradients(g, *batches, at.samples, some, false);
             g.state.synchronize();
         };
         for (const std::string& note : tune_products(world, o, line.origin ? line.origin->run_dir : "",

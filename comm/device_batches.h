@@ -6,6 +6,7 @@ reads it ahead, and two blocks of pinned memory take turns, so that no copy wait
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -42,28 +43,37 @@ public:
           mesh_(mesh),
           error_(error),
           size_(batch_ints(source_->shape().B, source_->shape().T)),
-          device_(size_ * slots) {}
+          device_(size_ * slots),
+          empty_(size_) {
+        write_empty_batch(source_->shape(), empty_.data);
+    }
 
     ~DeviceBatches() { cudaStreamSynchronize(stream_); }  // it may copy from the slots
 
     // Samples first, first + 1, ... in the order of the run; rows from `count` on have no targets. On the
-    // device they take the place of what was loaded to this slot.
-    Batch load(uint64_t first, int count, int slot_on_device = 0) {
+    // device they take the place of what was loaded to this slot. next: the sample to read ahead from. A
+    // batch of no rows leaves alone what is read ahead.
+    Batch load(uint64_t first, int count, int slot_on_device = 0, std::optional<uint64_t> next = {}) {
         int* device = device_.data + slot_on_device * size_;
+        if (count == 0) return copy(empty_.data, device);
         Slot& slot = slots_[next_++ % 2];
         slot.copied.wait(mesh_);  // its memory is free once the last copy from it is over
         const HostBatch* batch = nullptr;
-        note_error(error_, [&] { batch = &source_->load(first, count); });
-        if (!batch) batch = &source_->load(first, 0);
+        note_error(error_, [&] { batch = &source_->load(first, count, next); });
+        if (!batch) return copy(empty_.data, device);
         std::copy_n(batch->tokens, size_, slot.host.data);  // the other arrays are behind it
-        cudaCheck(
-            cudaMemcpyAsync(device, slot.host.data, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
+        Batch copied = copy(slot.host.data, device);
         slot.copied.record(stream_);
-        const BatchShape& shape = source_->shape();
-        return batch_on_device(device, *batch, shape.B, shape.T);
+        return copied;
     }
 
 private:
+    Batch copy(const int* host, int* device) {
+        cudaCheck(cudaMemcpyAsync(device, host, size_ * sizeof(int), cudaMemcpyHostToDevice, stream_));
+        const BatchShape& shape = source_->shape();
+        return batch_on_device(device, host_batch(host, shape), shape.B, shape.T);
+    }
+
     struct Slot {
         HostArray<int> host;
         Event copied;
@@ -76,6 +86,7 @@ private:
     std::string& error_;
     const size_t size_;  // ints
     DeviceArray<int> device_;
+    HostArray<int> empty_;  // a batch of no rows
     Slot slots_[2] = {Slot(size_), Slot(size_)};
     size_t next_ = 0;
 };

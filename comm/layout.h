@@ -66,6 +66,40 @@ std::vector<int> even_split(int layers, int parts, Cost&& cost) {
 }
 
 // ----------------------------------------------------------------------------
+// micro-batches of data ranks
+
+// The micro-batches of a step, which the data ranks take in turn: so any number of ranks trains the same, and
+// the first ranks may have one more than the others.
+//
+// Where gradients are cut, the ranks of a shard group sum them, and perhaps gather parameters, with every
+// micro-batch. Those with fewer then join in with an empty one: it has no targets, so its gradients are zero,
+// and it takes the time for which its rank would wait anyway.
+struct StepShare {
+    int ranks, rank;  // data ranks, and which this is
+    int group;        // ranks next to each other that need equally many micro-batches; 1: none do
+    uint64_t first;   // sample of the step
+    int all, B;       // micro-batches on all ranks, and the samples of each
+
+    StepShare(const Mesh& mesh, int group, uint64_t first, int all, int B)
+        : ranks(mesh.shape.dp), rank(mesh.data_rank()), group(group), first(first), all(all), B(B) {}
+
+    // Micro-batches of this rank, and with empty ones those that it goes through.
+    int own() const { return of(rank); }
+    int joined() const { return of(rank / group * group); }
+    // Samples of its micro-batch number `micro`, and the first of them. Behind its own come those of the next
+    // step.
+    int samples(int micro) const { return micro < own() ? B : 0; }
+    uint64_t sample(int micro) const {
+        return first + (micro < own() ? (uint64_t)micro * ranks + rank : (uint64_t)all + rank) * B;
+    }
+    // What the loss of one of its tokens counts in that of the step.
+    float of_token(int T) const { return 1.0f / ((float)all * B * T); }
+
+private:
+    int of(int rank) const { return ceil_div(all - rank, ranks); }
+};
+
+// ----------------------------------------------------------------------------
 // the layout
 
 // How a model is cut over ranks, and a step into micro-batches.
@@ -90,14 +124,19 @@ inline uint64_t samples_of_step(const Options& o, int step) {
     return (uint64_t)(tokens_of_step(o, step) / o.sequence_length);
 }
 
-// Micro-batches of that step, on each data rank.
+// Micro-batches of that step, on all data ranks.
 inline int micro_batches_of_step(const Options& o, int step) {
-    return (int)(samples_of_step(o, step) / ((uint64_t)o.micro_batch * o.dp));
+    return (int)(samples_of_step(o, step) / (uint64_t)o.micro_batch);
 }
 
-// The steps of a run have at most so many micro-batches, on each data rank.
+// The same on the data ranks that have the most.
+inline int micro_batches_of_rank(const Options& o, int step) {
+    return ceil_div(micro_batches_of_step(o, step), o.dp);
+}
+
+// The steps of a run have at most so many micro-batches, on a data rank.
 inline int most_micro_batches(const Options& o) {
-    return micro_batches_of_step(o, o.steps - 1);
+    return micro_batches_of_rank(o, o.steps - 1);
 }
 
 inline PipelineShape pipeline_shape(const Options& o) {

@@ -95,13 +95,23 @@ inline int warm_up(const PipelineShape& shape, int stage) {
     __builtin_unreachable();
 }
 
+// Lists are made for whole groups, and what is too many for the last group is left out of them afterwards. So
+// the order of what is done is the same with fewer micro-batches: no stage waits for ever, or keeps more.
+inline PipelineShape in_whole_groups(PipelineShape shape) {
+    int groups = (shape.micro_batches + shape.stages - 1) / shape.stages;
+    if (shape.chunks > 1) shape.micro_batches = groups * shape.stages;
+    return shape;
+}
+
+inline std::vector<PipelineAction> first_micro_batches(std::vector<PipelineAction> actions, int count) {
+    std::erase_if(actions, [&](const PipelineAction& action) { return action.micro_batch >= count; });
+    return actions;
+}
+
 // All that stage `stage` does in a step, in order.
-inline std::vector<PipelineAction> pipeline_actions(const PipelineShape& shape, int stage) {
-    check_pipeline(shape);
-    if (shape.schedule == PipelineSchedule::interleaved && shape.micro_batches % shape.stages != 0) {
-        fail("pipeline: %d micro-batches do not go round %d stages evenly; give a multiple of %d",
-             shape.micro_batches, shape.stages, shape.stages);
-    }
+inline std::vector<PipelineAction> pipeline_actions(const PipelineShape& asked, int stage) {
+    check_pipeline(asked);
+    PipelineShape shape = in_whole_groups(asked);
     bool splits = shape.schedule == PipelineSchedule::zero_bubble;
     int all = shape.micro_batches * shape.chunks, ahead = warm_up(shape, stage);
     int forwards = 0, backwards = 0, weights = 0;
@@ -121,22 +131,16 @@ inline std::vector<PipelineAction> pipeline_actions(const PipelineShape& shape, 
         if (splits && backwards - weights > (steady ? stage : 0)) weight();
     }
     while (splits && weights < all) weight();
-    return actions;
+    return first_micro_batches(std::move(actions), asked.micro_batches);
 }
 
 // Every forward, for a pass that computes losses alone: the same on all stages, and nothing is kept after it.
-// In the order of forward_action(), for any number of micro-batches.
-inline std::vector<PipelineAction> forward_actions(const PipelineShape& shape) {
-    check_pipeline(shape);
+inline std::vector<PipelineAction> forward_actions(const PipelineShape& asked) {
+    check_pipeline(asked);
+    PipelineShape shape = in_whole_groups(asked);
     std::vector<PipelineAction> actions;
-    for (int first = 0; first < shape.micro_batches; first += shape.stages) {
-        int end = std::min(first + shape.stages, shape.micro_batches);
-        for (int chunk = 0; chunk < shape.chunks; chunk++) {
-            for (int micro_batch = first; micro_batch < end; micro_batch++)
-                actions.push_back({PipelineWork::forward, micro_batch, chunk});
-        }
-    }
-    return actions;
+    for (int k = 0; k < shape.micro_batches * shape.chunks; k++) actions.push_back(forward_action(shape, k));
+    return first_micro_batches(std::move(actions), asked.micro_batches);
 }
 
 // ----------------------------------------------------------------------------

@@ -107,7 +107,10 @@ public:
         auto memory = (size_t)machine_.memory;
         return memory - std::min(memory, number_bytes_ == 2 ? on_cards : library_memory());
     }
-    long long micro_batches(const PlannedCut& cut) const { return sequences_ / cut.dp / cut.micro_batch; }
+    // On the data ranks that have the most. Those of the layouts that are searched have equally many.
+    long long micro_batches(const PlannedCut& cut) const {
+        return ceil_div(sequences_ / cut.micro_batch, (long long)cut.dp);
+    }
 
     // Pieces for tensor ranks to send: more hide more, and make smaller, slower products.
     int fastest_row_chunks(PlannedCut cut) {
@@ -134,8 +137,7 @@ public:
         long long tokens = (long long)cut.micro_batch * o.sequence_length;
         return tokens <= INT_MAX && tokens / cut.tp % cut.row_chunks == 0 &&
                sequences_ % ((long long)cut.dp * cut.micro_batch) == 0 && cut.dp % cut.shard == 0 &&
-               (interleaved || cut.chunks == 1) && (long long)cut.pp * cut.chunks <= o.layers &&
-               (!interleaved || micro_batches(cut) % cut.pp == 0);
+               (interleaved || cut.chunks == 1) && (long long)cut.pp * cut.chunks <= o.layers;
     }
 
     // The fastest layouts, the best first: of each way to divide the ranks one, `count` at most. Empty: none
@@ -275,7 +277,7 @@ public:
     }
     // FLOPs of a step on all ranks, with those that are made again.
     double executed_flops(const PlannedCut& cut) {
-        return times(cut).flops * (double)micro_batches(cut) * cut.dp * cut.tp;
+        return times(cut).flops * (double)(sequences_ / cut.micro_batch) * cut.tp;
     }
 
     // The kinds of messages in a step; of parameters and gradients those of a block.
@@ -534,7 +536,9 @@ private:
                 fail("--pp-schedule gpipe: keeps all %lld micro-batches of a step; give 1f1b", all);
             return (int)all;
         }
-        return (int)std::min<long long>(all, std::max(4 * cut.pp, ceil_div(32, cut.pp) * cut.pp));
+        // The last group of an interleaved pipeline may be smaller, and stages wait longer for it.
+        long long left = cut.chunks > 1 ? all % cut.pp : 0;
+        return (int)std::min(all, left + std::max(4 * cut.pp, ceil_div(32, cut.pp) * cut.pp));
     }
     Layout layout(const PlannedCut& cut, int micro_batches) {
         Options o = options_of(cut);

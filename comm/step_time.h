@@ -19,7 +19,7 @@ diagonal and the ends of each row of tiles.
 #include "comm/passes.h"      // Pass, StepPasses
 #include "data/base/error.h"  // text
 #include "data/options/options.h"
-#include "data/options/schedule.h"  // micro_batches_of_step, tokens_of_step
+#include "data/options/schedule.h"  // tokens_of_step
 #include "data/run/meter.h"         // flops_per_token
 
 // ----------------------------------------------------------------------------
@@ -133,7 +133,7 @@ inline std::string prediction_text(const Machine& machine, double peak, bool tak
     bool known_step =
         sizeof(floatX) == 2 && o.optimizer == OptimizerKind::adamw && o.offload == Offload::none;
     if (!known_machine || !known_step) return "";
-    StepPasses passes(o, workload, stage, micro_batches_of_step(o, 0), parameters, o.master_weights);
+    StepPasses passes(o, workload, stage, micro_batches_of_rank(o, 0), parameters, o.master_weights);
     StepTime time = predicted_time(machine, o.head_size, passes.rows);
     double rate = flops_per_token(o, o.sequence_length, false) * tokens_of_step(o, 0) / time.all();
     return text(

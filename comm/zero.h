@@ -79,6 +79,8 @@ public:
 
     // ---- gradients, (unit_size) each
 
+    // Data ranks next to each other that all reduce with every micro-batch, and so need equally many; or 1.
+    int ranks_in_step() const { return arrays_.cut_grads ? shards_ : 1; }
     // Starts a step: all gradients are zero.
     void zero_gradients();
     // The compute stream's next work adds to grads(unit), until reduce_gradients(unit). The second call in a

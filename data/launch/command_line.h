@@ -277,6 +277,8 @@ inline void complete_origin(TrainingLine& line, const StoredOptions& stored, con
     const StoredRun& origin = *line.origin;
     stored.check_fixed(options);
     take_own_tokenizer(line, stored);
+    std::string cut = stored.fit_cut(options, given, processes);
+    if (!cut.empty()) line.notes.push_back(cut);
     stored.take_layout(options, given, processes);
     if (auto tokenizer = Tokenizer::load_if_any(options.tokenizer)) {
         check_tokenizer(*tokenizer, options.tokenizer, options, origin.checkpoint);

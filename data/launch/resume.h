@@ -96,15 +96,38 @@ public:
         }
     }
 
+    // Lowers --tp and --pp of the checkpoint where they do not fit the processes, and returns what is to be
+    // said of that.
+    std::string fit_cut(Options& options, const GivenOptions& given, int processes) const {
+        const LayoutChoice kept = {options.tp, options.pp, options.dp};
+        LayoutChoice least = kept;  // what is given stands
+        if (!is_given("--tp", given)) least.tp = 1;
+        if (!is_given("--pp", given)) least.pp = 1;
+        bool is_planned = kept.tp == 0 || kept.pp == 0;
+        if (weights_only_ || is_planned || fits(kept, processes)) return "";
+        LayoutChoice now = lowered_layout(options, kept, least, processes);
+        options.tp = now.tp, options.pp = now.pp;
+        if (now.tp == kept.tp && now.pp == kept.pp) return "";  // nothing fits, which is refused later
+        std::string own, others;
+        for (auto [name, value] : {std::pair{"--tp", kept.tp}, {"--pp", kept.pp}, {"--dp", kept.dp}})
+            if (value > 0) (is_given(name, given) ? others : own) += text(" %s %d", name, value);
+        if (!others.empty()) own += " with" + others;
+        return text("the checkpoint's%s need %lld processes: now --tp %d --pp %d", own.c_str(),
+                    kept.processes(), now.tp, now.pp);
+    }
+
     // Where nothing is given that changes how the run is cut, what followed from the cut stays as well.
     void take_layout(Options& options, const GivenOptions& given, int processes) const {
-        bool same_cut = processes == (long long)stored_.dp * stored_.tp * stored_.pp &&
-                        options.tp == stored_.tp && options.pp == stored_.pp &&
-                        options.pp_schedule == stored_.pp_schedule && options.zero == stored_.zero &&
-                        options.micro_batch == stored_.micro_batch;
-        if (!same_cut || weights_only_) return;
+        bool same_model = options.tp == stored_.tp && options.pp == stored_.pp &&
+                          options.pp_schedule == stored_.pp_schedule &&
+                          options.micro_batch == stored_.micro_batch;
+        bool same_ranks =
+            processes == (long long)stored_.dp * stored_.tp * stored_.pp && options.zero == stored_.zero;
+        if (!same_model || weights_only_) return;
         for (const OptionRow& row : option_table()) {
-            if (row.resume == Resume::layout && is_stored(row) && !is_given(row, given)) copy(row, options);
+            bool of_ranks = &row == find_option("--dp") || &row == find_option("--shard-group");
+            bool stays = row.resume == Resume::layout && (same_ranks || !of_ranks);
+            if (stays && is_stored(row) && !is_given(row, given)) copy(row, options);
         }
     }
 

@@ -61,10 +61,30 @@ inline std::string cut_refusal(const Options& model, int tp, int pp) {
 // layouts that fit
 
 struct LayoutChoice {
-    int tp, pp, dp;
+    int tp, pp, dp;  // dp 0: what follows from the rest
+
+    // That it needs, or a multiple of it where dp is 0.
+    long long processes() const { return (long long)tp * pp * std::max(1, dp); }
 };
 
-// Options that turn one layout into another: "--tp 2 --dp 4". A dp of 0 follows from the rest.
+inline bool fits(const LayoutChoice& layout, int processes) {
+    return layout.dp == 0 ? processes % layout.processes() == 0 : processes == layout.processes();
+}
+
+// The first layout that fits all processes and the model, from one on that does not, with fewer stages and
+// then fewer tensor ranks, but not fewer than in `least`. The same one where there is none.
+inline LayoutChoice lowered_layout(const Options& model, const LayoutChoice& from, const LayoutChoice& least,
+                                   int processes) {
+    for (int tp = from.tp; tp >= least.tp; tp--) {
+        for (int pp = from.pp; pp >= least.pp; pp--) {
+            LayoutChoice layout = {tp, pp, from.dp};
+            if (fits(layout, processes) && cut_refusal(model, tp, pp).empty()) return layout;
+        }
+    }
+    return from;
+}
+
+// Options that turn one layout into another: "--tp 2 --dp 4".
 inline std::string layout_changes(const LayoutChoice& from, const LayoutChoice& to) {
     std::string changes;
     auto add = [&](const char* option, int value) {
@@ -231,7 +251,7 @@ inline void complete_shard_group(Options& options) {
     }
 }
 
-// tokens: what each step must have a multiple of
+// The first steps need micro-batches of `tokens` tokens, and one for each data rank.
 inline void complete_batch_ramp(Options& options, long long tokens) {
     BatchRamp ramp = parse_batch_ramp(options.batch_ramp);
     const char* given = options.batch_ramp.c_str();
@@ -240,43 +260,42 @@ inline void complete_batch_ramp(Options& options, long long tokens) {
         fail("--batch-ramp %s: ends with %lld tokens, and --global-batch is %lld; give the same to both",
              given, ramp.last, options.global_batch);
     }
-    if (ramp.first % tokens) {
+    if (ramp.first % tokens || ramp.first / tokens < options.dp) {
         fail("--batch-ramp %s: begins with %lld tokens, and the fewest of a step are %lld, in micro-batches "
-             "of "
-             "all data ranks; give a multiple of that, or a smaller --micro-batch",
-             given, ramp.first, tokens);
+             "of %lld; give a multiple of %lld from there on, or a smaller --micro-batch",
+             given, ramp.first, tokens * options.dp, tokens, tokens);
     }
 }
 
+// The data ranks take the micro-batches of a step in turn (comm/layout.h), so each needs one at least.
 inline void complete_global_batch(Options& options) {
-    long long sequences = (long long)options.sequence_length * options.dp;  // tokens, one for each data rank
-    long long tokens = sequences * options.micro_batch;
-    // The micro-batches of a step must be a multiple of it.
+    long long tokens = (long long)options.sequence_length * options.micro_batch, least = tokens * options.dp;
+    if (!options.batch_ramp.empty()) complete_batch_ramp(options, tokens);
+    // Stages of an interleaved pipeline wait least where the micro-batches of a rank are a multiple of it.
     int round = options.pp_schedule == PipelineSchedule::interleaved ? options.pp : 1;
-    if (!options.batch_ramp.empty()) complete_batch_ramp(options, tokens * round);
-    if (options.global_batch == 0) options.global_batch = tokens * round;
-    if (options.global_batch % tokens) {
-        long long below = options.global_batch / tokens * tokens, above = below + tokens;
+    if (options.global_batch == 0) options.global_batch = least * round;
+    bool too_small = options.dp > 1 && options.global_batch < least;
+    if (options.global_batch % tokens || too_small) {
+        long long below = options.global_batch / tokens * tokens, above = std::max(below + tokens, least);
+        auto takes = [&](int sequences) {
+            long long smaller = (long long)options.sequence_length * sequences;
+            return options.global_batch % smaller == 0 && options.global_batch / smaller >= options.dp;
+        };
         int smaller = options.micro_batch - 1;
-        while (smaller > 0 && options.global_batch % (sequences * smaller)) smaller--;
-        fail("--global-batch %lld: not a multiple of the micro-batch of %d sequences * %d tokens%s = %lld; "
-             "give %s%lld%s",
-             options.global_batch, options.micro_batch, options.sequence_length,
-             options.dp > 1 ? text(" * %d data ranks", options.dp).c_str() : "", tokens,
-             below ? text("%lld or ", below).c_str() : "", above,
+        while (smaller > 0 && !takes(smaller)) smaller--;
+        std::string reason = too_small
+                                 ? text("less than a micro-batch for each of %d data ranks,", options.dp)
+                                 : "not a multiple of the micro-batch of";
+        fail("--global-batch %lld: %s %d sequences * %d tokens%s = %lld; give %s%lld%s", options.global_batch,
+             reason.c_str(), options.micro_batch, options.sequence_length,
+             too_small ? text(" * %d", options.dp).c_str() : "", too_small ? least : tokens,
+             below >= least ? text("%lld or ", below).c_str() : "", above,
              smaller ? text(", or --micro-batch %d", smaller).c_str() : "");
     }
     if (options.global_batch / tokens > INT32_MAX) {
         fail("--global-batch %lld: more than 2^31 micro-batches of %lld tokens; lower it or raise "
              "--micro-batch",
              options.global_batch, tokens);
-    }
-    if (long long micro_batches = options.global_batch / tokens; micro_batches % round) {
-        long long below = micro_batches / round * round, above = below + round;
-        fail("--global-batch %lld: %lld micro-batch%s of %lld tokens, and --pp-schedule interleaved needs a "
-             "multiple of --pp %d; give %s%lld",
-             options.global_batch, micro_batches, micro_batches == 1 ? "" : "es", tokens, options.pp,
-             below ? text("%lld or ", below * tokens).c_str() : "", above * tokens);
     }
     const OptionRow& row = *find_option("--global-batch");
     check_limits(row, row.get(options));

@@ -280,7 +280,8 @@ inline const std::vector<OptionRow>& option_table() {
          "Go on from a checkpoint: a run directory, for its newest, or the folder of one. auto: the newest "
          "of --run-dir, and a new run where there is none, so that one command both starts a run and "
          "restarts it. Options that are not given are those of the checkpoint; it may have been made on "
-         "another number of processes, cut in another way.",
+         "another number of processes, cut in another way. A --tp and --pp of the checkpoint that do not "
+         "fit the processes are lowered, and the run says so.",
          here},
         {FIELD(init), "Checkpoints", any_text,
          "Begin a new run with the weights of a run, of one checkpoint or of an import, to train them on: "
@@ -391,7 +392,8 @@ inline const std::vector<OptionRow>& option_table() {
 
         {FIELD(dp), "Layout", range(0, most_ranks),
          "Data parallelism: ranks (processes) that train on different sequences and add up their gradients. "
-         "0: the number of processes / (tp * pp).",
+         "They take the micro-batches of a step in turn, so any number of them trains the same batch. 0: the "
+         "number of processes / (tp * pp).",
          layout},
         {FIELD(tp), "Layout", range(0, most_ranks),
          "Tensor parallelism: ranks that share each layer, every one with a part of the heads and of the "
@@ -415,7 +417,7 @@ inline const std::vector<OptionRow>& option_table() {
          "--pp: order of the work on a stage. gpipe: all micro-batches forward, then all backward, keeping "
          "the activations of every one. 1f1b: backward as soon as can be, keeping those of --pp "
          "micro-batches at most. interleaved: 1f1b with --pp-chunks parts of the layers on each stage, so "
-         "that stages wait less and send more; the micro-batches of a step must be a multiple of --pp. "
+         "that stages wait less and send more, least where a rank's micro-batches are a multiple of --pp. "
          "zero-bubble: 1f1b that puts off the gradients of the weights to when it would wait, and needs "
          "memory for that; with --zero 2 or 3 it sends gradients twice.",
          noted},

@@ -46,10 +46,12 @@ inline void print_run(const Options& o, const TokenLoader& data) {
     for (const std::string& path : data.too_short())
         printf("             %s is shorter than a sample: not used\n", path.c_str());
     double epochs = (double)tokens_until(o, o.steps) / T / data.samples_per_epoch();
+    bool is_even = o.global_batch / T / o.micro_batch % o.dp == 0;
+    const char* uneven = is_even ? "" : ", some once more than others";
     std::string from = o.batch_ramp.empty() ? "" : text("%lld to ", tokens_of_step(o, 0));
     printf("run          %s: %d steps of %s%lld tokens (%d x %d at a time%s), %.2f epochs\n",
            o.run_dir.c_str(), o.steps, from.c_str(), o.global_batch, o.micro_batch, T,
-           o.dp > 1 ? text(" on each of %d data ranks", o.dp).c_str() : "", epochs);
+           o.dp > 1 ? text(" on each of %d data ranks%s", o.dp, uneven).c_str() : "", epochs);
 }
 
 // notes: what else there is to tell, a line each.

@@ -1,7 +1,8 @@
 /*
-Micro-batches in host memory. Steps ask for batches at a constant stride, so the next one is read while the
-device works on this one, and a step waits for the disk only where reading is slower than computing. What is
-read ahead is only a guess: any batch can be asked for, and it is the same whether it was guessed or not.
+Micro-batches in host memory. Who asks for one may say which comes next; else it is one at a constant stride.
+That is read while the device works on this one, so a step waits for the disk only where reading is slower
+than computing. What is read ahead is only a guess: any batch can be asked for, and it is the same whether it
+was guessed or not.
 
 BatchReader reads in the background. Another reader (comm/node_reader.h) is a BatchSource as well: it
 says how one batch is read; what is read ahead, and when, is decided here once.
@@ -11,6 +12,7 @@ says how one batch is read; what is read ahead, and when, is decided here once.
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +53,13 @@ struct BatchShape {
     bool reset_positions;  // whether positions count from the beginning of the document, not of the row
 };
 
+// A batch that read_batch() has written.
+inline HostBatch host_batch(const int* memory, const BatchShape& shape) {
+    HostBatch batch = batch_at(memory, shape.B, shape.T);
+    if (shape.document_end < 0) batch.doc_start = nullptr;
+    return batch;
+}
+
 // Samples first .. first+count-1 of the run, and rows without targets up to B.
 struct BatchRequest {
     uint64_t first;
@@ -58,15 +67,15 @@ struct BatchRequest {
     bool operator==(const BatchRequest&) const = default;
 };
 
-// Writes batch_ints() numbers.
-inline void read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request,
-                       int* memory) {
+// Writes batch_ints() numbers. load(row, tokens, targets) reads one of the first `count` rows.
+template <typename Load>
+void write_batch(const BatchShape& shape, int count, int* memory, Load&& load) {
     auto [B, T, document_end, reset_positions] = shape;
     auto [tokens, targets, doc_start, positions, by_token, by_position] = batch_at(memory, B, T);
     for (int row = 0; row < B; row++) {
         size_t at = (size_t)row * (size_t)T;
-        if (row < request.count) {
-            loader.load(request.first + (uint64_t)row, tokens + at, targets + at);
+        if (row < count) {
+            load(row, tokens + at, targets + at);
         } else {
             std::fill_n(tokens + at, T, 0);
             std::fill_n(targets + at, T, -1);
@@ -79,6 +88,18 @@ inline void read_batch(const TokenLoader& loader, const BatchShape& shape, Batch
     }
     sort_by_token(by_token, tokens, B * T);
     sort_by_position(by_position, positions, B * T);
+}
+
+inline void read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request,
+                       int* memory) {
+    write_batch(shape, request.count, memory, [&](int row, int* tokens, int* targets) {
+        loader.load(request.first + (uint64_t)row, tokens, targets);
+    });
+}
+
+// A batch without samples.
+inline void write_empty_batch(const BatchShape& shape, int* memory) {
+    write_batch(shape, 0, memory, [](int, int*, int*) {});
 }
 
 // The same for a thread that cannot throw: writes what went wrong to `error`, or makes it empty.
@@ -100,11 +121,11 @@ public:
     BatchSource& operator=(const BatchSource&) = delete;
 
     // Samples first .. first+B-1 of the run, of which rows from `count` on have no targets and token 0. The
-    // batch is valid until the next call. It has been read ahead if the last call was for first - stride and
-    // count is B. Throws Error if the samples cannot be read; any batch can be asked for afterwards, and one
-    // of 0 rows needs nothing to be read.
-    const HostBatch& load(uint64_t first, int count) {
-        BatchRequest wanted = {first, count}, next = {first + stride_, shape_.B};
+    // batch is valid until the next call. It has been read ahead if count is B and the last call named first
+    // as the next, which is its own plus the stride where it named none. Throws Error if the samples cannot
+    // be read; any batch can be asked for afterwards, and one of 0 rows needs nothing to be read.
+    const HostBatch& load(uint64_t first, int count, std::optional<uint64_t> next_first = {}) {
+        BatchRequest wanted = {first, count}, next = {next_first.value_or(first + stride_), shape_.B};
         int back = 1 - front_;
         if (!(reading_ && ahead_ == wanted)) {
             if (reading_) skip();
@@ -118,8 +139,7 @@ public:
             throw;
         }
         front_ = back;
-        batch_ = batch_at(block(front_), shape_.B, shape_.T);
-        if (shape_.document_end < 0) batch_.doc_start = nullptr;
+        batch_ = host_batch(block(front_), shape_);
         read_ahead(1 - front_, next);
         return batch_;
     }

@@ -302,7 +302,7 @@ TEST_CASE("the command line of a plan trains in that layout") {
         CHECK(o.zero == layout["zero"]);
         CHECK(o.shard_group == layout["shard_group"]);
         CHECK(o.micro_batch == layout["micro_batch"]);
-        CHECK(micro_batches_of_step(o, 0) == layout["micro_batches"]);
+        CHECK(micro_batches_of_rank(o, 0) == layout["micro_batches"]);
         CHECK(name_of(o.recompute) == layout["recompute"]);
         PlanLine planned = plan_line(line);
         CHECK(o.layers == planned.options.layers);

@@ -118,6 +118,16 @@ TEST_CASE("batches: the next one is read before it is asked for, and no other") 
         ahead = reader.load(2 * B, B).tokens[0] == 1;
     }
     CHECK(ahead);
+    ahead = false;
+    for (int attempt = 0; attempt < 12 && !ahead; attempt++) {  // one that is not at the stride
+        fill(1);
+        BatchReader reader(loader, {B, T, -1, false}, 2 * B);
+        CHECK(reader.load(0, B, 3 * B).tokens[0] == 1);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1 << attempt));
+        fill(2);
+        ahead = reader.load(3 * B, B).tokens[0] == 1;
+    }
+    CHECK(ahead);
     for (auto [first, count] : {std::pair(B, B), {2 * B, B - 1}, {0, B}}) {
         fill(1);
         BatchReader reader(loader, {B, T, -1, false}, 2 * B);

@@ -491,9 +491,14 @@ TEST_CASE("what is left out of a layout follows from the number of processes") {
         {4, "--tp 4 --kv-heads 2", 1, 1, k},
         {4, "--tp 4 --kv-heads 1", 1, 1, k},
         {1048576, "--micro-batch 1 --sequence-length 1", 1048576, 1, 1048576},
-        // an interleaved pipeline takes a micro-batch for each stage at least
+        // data ranks may have different numbers of micro-batches
+        {3, "--global-batch 8k", 3, 1, 8 * k},
+        {6, "--zero 3 --shard-group 3 --global-batch 7k", 6, 3, 7 * k},
+        {4, "--batch-ramp 5k:10k:9", 4, 1, 10 * k},
+        // an interleaved pipeline takes a micro-batch for each stage, or what is given
         {4, "--pp 2 --pp-schedule interleaved", 2, 1, 4 * k},
-        {4, "--pp 2 --pp-schedule interleaved --global-batch 12k", 2, 1, 12 * k},
+        {4, "--pp 2 --pp-schedule interleaved --global-batch 11k", 2, 1, 11 * k},
+        {4, "--pp 4 --pp-schedule interleaved --pp-chunks 1 --global-batch 1k", 1, 1, k},
         {1, "--pp-schedule interleaved", 1, 1, k},
         {4, "--pp 2 --pp-schedule zero-bubble", 2, 1, 2 * k},
     };
@@ -665,23 +670,21 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
         {8, "--zero 3 --tp 2 --shard-group 8", "does not divide the 4 data ranks; give 4"},
         {1, "--zero 1 --shard-group 2", "does not divide the 1 data rank; give 1"},
         // the batch
-        {6, "--global-batch 8k",
-         "--global-batch 8192: not a multiple of the micro-batch of 4 sequences * 256 "
-         "tokens * 6 data ranks = 6144; give 6144 or 12288"},
-        {4, "--global-batch 2k", "* 4 data ranks = 4096; give 4096, or --micro-batch 2"},
+        {6, "--global-batch 8000",
+         "--global-batch 8000: not a multiple of the micro-batch of 4 sequences * 256 tokens = 1024; give "
+         "7168 or 8192"},
+        {4, "--global-batch 2k",
+         "--global-batch 2048: less than a micro-batch for each of 4 data ranks, 4 sequences * 256 tokens * "
+         "4 = 4096; give 4096, or --micro-batch 2"},
+        {3, "--global-batch 3840", "tokens = 1024; give 3072 or 4096, or --micro-batch 3"},
+        {5, "--global-batch 100", "256 tokens * 5 = 5120; give 5120"},
+        {4, "--batch-ramp 2k:8k:9",
+         "--batch-ramp 2k:8k:9: begins with 2048 tokens, and the fewest of a step are 4096, in micro-batches "
+         "of 1024; give a multiple of 1024 from there on, or a smaller --micro-batch"},
         {1, "--global-batch 2500", "256 tokens = 1024; give 2048 or 3072"},
         {1, "--global-batch 1536", "256 tokens = 1024; give 1024 or 2048, or --micro-batch 3"},
-        {8, "--tp 2 --global-batch 1k", "* 4 data ranks = 4096; give 4096, or --micro-batch 1"},
+        {8, "--tp 2 --global-batch 1k", "256 tokens * 4 = 4096; give 4096, or --micro-batch 1"},
         {1048576, "--micro-batch 4096", "--global-batch 1099511627776: out of range; "},
-        {2, "--pp 2 --pp-schedule interleaved --global-batch 3k",
-         "--global-batch 3072: 3 micro-batches of 1024 tokens, and --pp-schedule interleaved needs a "
-         "multiple of --pp 2; give 2048 or 4096"},
-        {4, "--pp 4 --pp-schedule interleaved --pp-chunks 1 --global-batch 1k",
-         "--global-batch 1024: 1 micro-batch of 1024 tokens, and --pp-schedule interleaved needs a multiple "
-         "of --pp 4; give 4096"},
-        {4, "--pp 2 --pp-schedule interleaved --global-batch 10k",
-         "--global-batch 10240: 5 micro-batches of 2048 tokens, and --pp-schedule interleaved needs a "
-         "multiple of --pp 2; give 8192 or 12288"},
         // ranges
         {1, "--tp 0", "--tp auto: a layout is chosen where a run begins; "},
         {1, "--pp -1", "--pp -1: out of range; "},

@@ -194,29 +194,65 @@ TEST_CASE("on another number of processes the run is cut anew") {
     CHECK(train({"--resume", "runs/a", "--zero", "3"}, of_4, 4).options.shard_group == 4);
     CHECK(train({"--resume", "runs/a", "--shard-group", "1"}, of_4, 4).options.shard_group == 1);
     CHECK(train({"--resume", "runs/a", "--zero", "0"}, of_4, 4).options.shard_group == 1);
-    // the batch is what it was, and must fit
+    // the batch is what it was, on any number of data ranks that have a micro-batch each
+    CHECK(train({"--resume", "runs/a"}, of_4, 5).options.global_batch == 12288);
     CHECK_REFUSED(
-        train({"--resume", "runs/a"}, of_4, 5),
-        "--global-batch 12288: not a multiple of the micro-batch of 4 sequences * 256 tokens * 5 data "
-        "ranks = 5120; give 10240 or 15360");
-    CHECK(train({"--resume", "runs/a", "--global-batch", "10k"}, of_4, 5).options.global_batch == 10240);
-    CHECK(train({"--resume", "runs/a", "--micro-batch", "1"}, of_4, 3).options.global_batch == 12288);
+        train({"--resume", "runs/a"}, of_4, 13),
+        "--global-batch 12288: less than a micro-batch for each of 13 data ranks, 4 sequences * 256 "
+        "tokens * 13 = 13312; give 13312, or --micro-batch 3");
+    CHECK(train({"--resume", "runs/a", "--micro-batch", "1"}, of_4, 13).options.global_batch == 12288);
 
     Checkpoints piped =
         at_runs_a({"--run-dir", "runs/a", "--pp", "2", "--pp-layers", "3,1", "--global-batch", "8k"}, 2);
     CHECK(train({"--resume", "runs/a"}, piped, 2).options.pp_layers == "3,1");
-    CHECK(train({"--resume", "runs/a"}, piped, 4).options.pp_layers == "time");
+    CHECK(train({"--resume", "runs/a"}, piped, 4).options.pp_layers == "3,1");
     CHECK(train({"--resume", "runs/a", "--pp", "1"}, piped).options.pp_layers == "time");
     CHECK(
         train({"--resume", "runs/a", "--pp", "4"}, piped, 4).notes ==
         std::vector<std::string>{"--pp 4: the checkpoint had 2", "--pp-layers time: the checkpoint had 3,1"});
-    CHECK_REFUSED(train({"--resume", "runs/a"}, piped, 3), "--pp 2: a multiple of 2 processes is needed");
 
     Checkpoints cut = at_runs_a({"--run-dir", "runs/a", "--tp", "2", "--tp-overlap", "8"}, 2);
     CHECK(train({"--resume", "runs/a"}, cut, 2).options.tp_overlap == 8);
     CHECK(train({"--resume", "runs/a", "--micro-batch", "1", "--global-batch", "1k"}, cut, 2)
               .options.tp_overlap == 4);
     CHECK(train({"--resume", "runs/a", "--tp", "1"}, cut).options.tp_overlap == 1);
+}
+
+TEST_CASE("--tp and --pp of a checkpoint are kept where they fit, and else lowered") {
+    const char* const place[] = {"--run-dir", "runs/a"};
+    Checkpoints of_4 =
+        at_runs_a({"--run-dir", "runs/a", "--tp", "2", "--pp", "2", "--global-batch", "12k"}, 4);
+    auto cut = [&](std::vector<const char*> given, int processes) {
+        given.insert(given.begin(), {"--resume", "auto", place[0], place[1]});
+        TrainingLine line = train(given, of_4, processes);
+        const Options& o = line.options;
+        std::string lines = text("%d %d %d", o.tp, o.pp, o.dp);
+        for (const std::string& note : line.notes) lines += "; " + note;
+        return lines;
+    };
+    CHECK(cut({}, 4) == "2 2 1");
+    CHECK(cut({}, 12) == "2 2 3; --dp 3: the checkpoint had 1");
+    CHECK(cut({}, 2) == "2 1 1; the checkpoint's --tp 2 --pp 2 need 4 processes: now --tp 2 --pp 1");
+    CHECK(cut({}, 6) == "2 1 3; the checkpoint's --tp 2 --pp 2 need 4 processes: now --tp 2 --pp 1; --dp 3: "
+                        "the checkpoint had "
+                        "1");
+    CHECK(cut({}, 3).starts_with(
+        "1 1 3; the checkpoint's --tp 2 --pp 2 need 4 processes: now --tp 1 --pp 1; "));
+    // what is given stands
+    CHECK(cut({"--pp", "2"}, 2)
+              .starts_with("1 2 1; the checkpoint's --tp 2 with --pp 2 need 4 processes: now --tp 1 --pp 2"));
+    CHECK(cut({"--tp", "1"}, 3)
+              .starts_with("1 1 3; the checkpoint's --pp 2 with --tp 1 need 2 processes: now --tp 1 --pp 1"));
+    CHECK(cut({"--dp", "2"}, 4)
+              .starts_with(
+                  "2 1 2; the checkpoint's --tp 2 --pp 2 with --dp 2 need 8 processes: now --tp 2 --pp 1"));
+    CHECK_REFUSED(cut({"--tp", "2", "--pp", "2"}, 3), "--tp 2 --pp 2: a multiple of 4 processes is needed");
+    CHECK_REFUSED(cut({"--tp", "2"}, 3), "a multiple of 4 processes is needed");
+    CHECK_REFUSED(cut({"--dp", "3"}, 4), "--dp 3: with --tp 2 and --pp 2 a layout of 12 processes");
+    // weights alone are cut as the new run is
+    TrainingLine line = train({"--init", "runs/a", "--train-data", "x"}, of_4, 3);
+    CHECK(line.options.dp == 3);
+    CHECK(line.notes.empty());
 }
 
 TEST_CASE("the run directory follows from the checkpoint, or from the model") {

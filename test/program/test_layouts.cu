@@ -7,7 +7,7 @@ once more, from the papers and from what is cut, and share nothing with the prog
     floatX. A ring sends (n - 1)/n of a buffer from each of n ranks in one pass.
 */
 // devices: cpu cuda
-// ranks: 2 4
+// ranks: 2 4 6
 #include <map>
 #include <numeric>
 #include <optional>
@@ -167,6 +167,8 @@ const Case cases[] = {
     {"ZeRO 1, hybrid", {.dp = 4, .shard = 2}, 2, {}, {}, {}, 1, {.level = 1}},
     {"ZeRO 2, hybrid", {.dp = 4, .shard = 2}, 2, {}, {}, {}, 1, {.level = 2}},
     {"ZeRO 3, hybrid", {.dp = 4, .shard = 2}, 2, {parallel_block}, mlp, {}, 1, {.level = 3}},
+    // 6 ranks
+    {"3 replicas of stages", {.pp = 2, .dp = 3, .shard = 3}, 2, {}, {}, {}, 1, {.level = 2}, true},
 };
 
 bool runs(const Case& c) {
@@ -780,6 +782,96 @@ TEST_CASE("overlap, and another run of the same layout, do not change a bit") {
         std::string want = trained(c, mesh, false);
         CHECK((trained(c, mesh, true) == want));
         if (on_cpu) CHECK((trained(c, mesh, true) == want));
+    }
+}
+
+// ----------------------------------------------------------------------------
+// any number of data ranks
+
+namespace {
+
+// Batches of tokens that follow from the numbers of the samples.
+class RandomBatches final : public BatchSource {
+public:
+    RandomBatches(int vocab, int& reads) : BatchSource({B, T, -1, false}, 1), vocab_(vocab), reads_(reads) {}
+
+protected:
+    const int* block(int number) const override { return blocks_[number].data(); }
+    void start(int block, BatchRequest request) override {
+        reads_++;
+        write_batch(shape_, request.count, blocks_[block].data(), [&](int row, int* tokens, int* targets) {
+            for (int t = 0; t < T; t++) {
+                Random4 random = philox(random_key(7, "samples"), (request.first + row) * T + t);
+                tokens[t] = random.at[0] % vocab_;
+                targets[t] = random.at[1] % vocab_;
+            }
+        });
+    }
+    void finish() override {}
+
+private:
+    int vocab_;
+    int& reads_;  // batches that were read
+    std::vector<int> blocks_[2] = {std::vector<int>(batch_ints(B, T)), std::vector<int>(batch_ints(B, T))};
+};
+
+// The losses and gradient norms of some steps of so many micro-batches on all data ranks, and the loss of
+// some samples in the end.
+std::vector<float> course_of(Gpt& g, int micro_batches) {
+    constexpr int steps = 3, samples = 5;
+    std::string error;
+    int reads = 0;
+    DeviceBatches batches(std::make_unique<RandomBatches>(g.config.vocab_size, reads), g.stream, g.mesh,
+                          error, g.stage.room.micro_batches);
+    initialize(g.state, 5);
+    std::vector<float> course;
+    for (int step = 0; step < steps; step++) {
+        step_gradients(g, batches, (uint64_t)step * micro_batches * B, micro_batches);
+        g.state.update(g.stats.data, adamw_optimizer({1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 0), 0.5f);
+        StepResult result = read_result(g, (double)micro_batches * B * T);
+        CHECK(result.finite);
+        course.insert(course.end(), {result.loss, result.gradient_norm});
+    }
+    int own = micro_batches / g.mesh.shape.dp + (g.mesh.data_rank() < micro_batches % g.mesh.shape.dp);
+    CHECK(reads == steps * own + 1);  // each once, and one ahead: what comes next was known
+    course.push_back(evaluate(g, batches, samples, error));
+    CHECK(error.empty());
+    return course;
+}
+
+}  // namespace
+
+TEST_CASE("any number of data ranks trains the same batch, also where it does not divide evenly") {
+    const struct {
+        MeshShape mesh;
+        int micro_batches;
+    } splits[] = {{{.pp = 2}, 5},
+                  {{.dp = 4, .shard = 2}, 5},
+                  {{.dp = 4, .shard = 2}, 7},
+                  {{.pp = 2, .dp = 3, .shard = 3}, 8}};
+    for (auto& split : splits) {
+        if (split.mesh.ranks() != test_world().size()) continue;
+        for (auto schedule : {one_f_one_b, interleaved, zero_bubble}) {
+            if (schedule != one_f_one_b && split.mesh.pp == 1) continue;
+            Case c = {"", split.mesh, ceil_div(split.micro_batches, split.mesh.dp)};
+            c.pipeline.schedule = schedule;
+            c.pipeline.chunks = schedule == interleaved && split.mesh.pp > 1 ? 2 : 1;
+            ModelConfig config = config_of(c);
+            Gpt alone(config, workload_of(c, B, T), with_master);
+            std::vector<float> want = course_of(alone, split.micro_batches);
+            for (int level = 0; level <= (split.mesh.dp > 1 ? 3 : 0); level++) {
+                CAPTURE(text("%d stages, %d replicas, %s, ZeRO %d, %d micro-batches", split.mesh.pp,
+                             split.mesh.dp, name_of(schedule), level, split.micro_batches));
+                c.settings.level = level;
+                c.mesh.shard = level == 0 ? 1 : split.mesh.shard;
+                Mesh mesh(test_world(), mesh_of(c), test_stream());
+                Gpt g(config, workload_of(c, B, T), settings_of(c), mesh,
+                      Place(c, config, mesh.position).layout());
+                std::vector<float> course = course_of(g, split.micro_batches);
+                for (size_t i = 0; i < want.size(); i++)
+                    CHECK(course[i] == doctest::Approx(want[i]).epsilon(exact ? 1e-5 : 2e-2));
+            }
+        }
     }
 }
 
