@@ -707,6 +707,7 @@ struct StepResult {
     bool finite;          // false: the weights were left as they were
     bool stop;            // a rank was asked to stop
     bool saved;           // no rank need be waited for to go on with a checkpoint
+    bool save;            // the first rank's clock says that one is due
 };
 
 inline void clear_statistics(Gpt& g) {
@@ -735,8 +736,8 @@ inline void send_statistics(Gpt& g) {
 inline StepResult await_result(Gpt& g, double targets) {
     g.stats_sent.wait(g.mesh);
     const StepStatistics& s = *g.sent_stats.data;
-    return {(float)(s.loss / targets), s.norm, !std::isnan(s.scale), s.stop > 0,
-            s.saved > (float)g.mesh.shape.ranks() - 0.5f};
+    bool saved = s.saved > (float)g.mesh.shape.ranks() - 0.5f;
+    return {(float)(s.loss / targets), s.norm, !std::isnan(s.scale), s.stop > 0, saved, s.save > 0};
 }
 
 // What all work of the compute stream until now comes to.
@@ -906,6 +907,8 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
                 plan.notes.push_back(note);
         }
     });
+    if (std::string saves = SaveClock(o, world.size()).summary(); !saves.empty())
+        plan.notes.push_back("--save-every auto: " + saves);
     plan.memory = std::make_unique<TrainingMemory>(fit_training(o, world, plan.notes));
     plan.expected_seconds = expected_step(o, plan.memory->workload.recompute, world);
     world.on_all_ranks([&] {
@@ -941,9 +944,8 @@ struct TrainingRun {
         [&] { plan.log ? progress.warn(plan.log->sync()) : void(); },
         [&](const SaveReport& report) { progress.checkpoint(report); }};
     RunPosition at = {};  // how far the run has come
-    int first_step = 0;
     std::unique_ptr<DeviceBatches> batches, val_batches;
-    bool stopping = false;  // as all ranks agreed in the last step
+    bool stopping = false, saving = false;  // as all ranks agreed in the last step
 
     // ---- build: for all ranks, as all that follows
     TrainingRun(const TrainingLine& line, const World& world, const TrainingPlan& plan, const Mesh& mesh)
@@ -978,7 +980,6 @@ struct TrainingRun {
             checkpoints.take_weights(*line.origin);
         else
             initialize(g.state, o.seed);
-        first_step = at.step;
     }
 
     void begin_log() {
@@ -1033,7 +1034,7 @@ struct TrainingRun {
 
     bool next_is_a_step() const {
         return at.step < o.steps && !asked_to_stop() && !measurement_due() && !validation_due() &&
-               !due(o.sample_every) && !due(o.save_every);
+               !due(o.sample_every);
     }
 
     void loop() {
@@ -1042,7 +1043,7 @@ struct TrainingRun {
             if (due(o.sample_every)) show_sample();
             if (at.step == o.steps || asked_to_stop() || (world.size() == 1 && !error.empty())) break;
             step_to_stop_after = at.step + 1;
-            if (due(o.save_every) && at.step > first_step) checkpoints.save(at);
+            if (saving) checkpoints.save(at);
             if (measurement_due()) {
                 g.state.synchronize();
                 meter.add_measurement(gemm.measure_again());
@@ -1081,6 +1082,7 @@ struct TrainingRun {
         if (!error.empty()) spoil_loss(g);
         if (stop_requested) fill(&g.stats.data->stop, 1, 1, g.stream);
         if (checkpoints.is_ready()) fill(&g.stats.data->saved, 1, 1, g.stream);
+        if (checkpoints.due(at.step + 1)) fill(&g.stats.data->save, 1, 1, g.stream);
         if (world.size() > 1) step_to_stop_after = std::min(at.step + 2, o.steps);
         // The statistics are sent before the weights change: while they do, the host can read them and give
         // the device the next step.
@@ -1093,7 +1095,7 @@ struct TrainingRun {
         at = {at.step + 1, at.samples + samples_of_step(o, at.step)};
         NotedLaunchErrors noted(error);
         g.products.weights_changed(g.graphs.on);
-        stopping = result.stop;
+        stopping = result.stop, saving = result.save;
         // The update still runs. A next step waits for it, in its own time; else its time is this step's.
         if (!next_is_a_step()) g.state.synchronize();
         progress.step(at.step, at.samples * o.sequence_length, result.loss, result.gradient_norm,

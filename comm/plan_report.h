@@ -17,6 +17,7 @@ why the second lost, what to look out for, and the command line that trains so; 
 #include "comm/machine_file.h"         // find_machine
 #include "comm/machine_measurement.h"  // measure_machine
 #include "comm/planner.h"              // Planner
+#include "comm/save_clock.h"           // best_interval
 #include "data/base/figures.h"         // human
 #include "data/base/json.h"            // json_line
 #include "data/launch/command_line.h"  // PlanLine
@@ -164,10 +165,15 @@ inline FailureFigures failure_figures(const PlanLine& line, const Machine& machi
     model.nodes = ceil_div(cut.ranks(), machine.node);
     model.per_node_day = o.failures / 1000;
     if (model.per_node_day == 0) return {};
-    if (o.save_every > 0) model.save_interval = o.save_every * best.step.seconds;
     double copy = staging / to_host;
     model.save_stall = std::max(copy - best.step.seconds, 0.0);  // it runs behind the passes
     model.save_time = copy + staging * std::min(machine.node, cut.ranks()) / to_storage;
+    if (o.save_every.unit == Interval::best)
+        model.save_interval =
+            std::max(best_interval(model.save_stall, 1 / model.per_second()), 2 * model.save_time);
+    else if (o.save_every.count > 0)
+        model.save_interval =
+            o.save_every.count * (o.save_every.unit == Interval::steps ? best.step.seconds : 1);
     model.time_out = o.communication_timeout;
     model.restart = o.restart_time;
     model.spares = o.spares, model.data_ranks = cut.dp, model.elastic = o.elastic;

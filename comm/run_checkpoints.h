@@ -19,6 +19,7 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 #include "comm/checkpoint_saver.h"   // CheckpointSaver
 #include "comm/from_root.h"          // broadcast_text
 #include "comm/last_checkpoint.h"    // LastCheckpoint
+#include "comm/save_clock.h"         // SaveClock
 #include "comm/world.h"              // World, CommonError
 #include "data/base/error.h"
 #include "data/base/program_version.h"    // program_version
@@ -93,6 +94,7 @@ public:
           world_(world),
           before_save_(std::move(before_save)),
           report_(std::move(report)),
+          clock_(o, world.size()),
           saver_(state, world, o.run_dir, o.keep, o.keep_every, state.settings().staging) {}
 
     // For all ranks: the state of this checkpoint or, if it is not whole, of the newest before it.
@@ -123,9 +125,15 @@ public:
         printf("weights      of %s\n", origin.checkpoint.c_str());
     }
 
+    // Whether the state after this step is to be saved: the first rank knows, and says it to all.
+    bool due(int step) const { return world_.is_root() && clock_.due(step); }
+
     // For all ranks: begins to save, or saves.
     void save(const RunPosition& position) {
+        clock_.restart();
+        double start = seconds_now();
         before_save_();
+        before_seconds_ = seconds_now() - start;
         if (auto report = saver_.save(header(position))) tell(*report);
     }
 
@@ -142,6 +150,7 @@ public:
     // Throws CommonError if it cannot be saved.
     std::string finish_at(const RunPosition& position) {
         finish();
+        ending_ = true;
         auto save_now = [&] {
             save(position);
             finish();
@@ -223,10 +232,13 @@ private:
                 {"options", options_to_json(options_)}};
     }
 
-    void tell(const SaveReport& report) {
+    void tell(SaveReport report) {
+        report.stalled += before_seconds_;
         last_ = report;
         if (report.error.empty()) on_disk_ = (int)report.step;
         report_(report);
+        if (report.error.empty() && !ending_ && clock_.learn(report))
+            printf("saves        %s\n", clock_.summary().c_str());
     }
 
     ZeroState& state_;
@@ -235,7 +247,10 @@ private:
     const World& world_;
     const std::function<void()> before_save_;
     Report report_;
+    SaveClock clock_;
     CheckpointSaver saver_;
-    int on_disk_ = -1;  // step of the last checkpoint that is
-    SaveReport last_;   // of the last save
+    double before_seconds_ = 0;  // that the last save waited for before_save_
+    bool ending_ = false;        // nothing is trained any more, and saves are waited for
+    int on_disk_ = -1;           // step of the last checkpoint that is
+    SaveReport last_;            // of the last save
 };

@@ -21,6 +21,7 @@ the device reaches, and which algorithm each matrix product takes.
 #include "comm/memory.h"             // has_own_memory, available_memory
 #include "comm/mesh.h"               // Mesh
 #include "comm/pipeline.h"           // PipelineTask
+#include "comm/save_clock.h"         // saves_on_the_way
 #include "comm/stage.h"              // local_part, Dims, Stage
 #include "comm/world.h"              // World
 #include "comm/zero.h"               // ZeroSettings
@@ -90,7 +91,7 @@ inline ZeroSettings zero_settings(const Options& o, size_t number_bytes = sizeof
             .offload = o.offload == Offload::optimizer,
             .overlap = o.overlap,
             .prefetch = o.prefetch,
-            .staging = o.async_save && o.save_every > 0 && o.save_every < o.steps};
+            .staging = o.async_save && saves_on_the_way(o.save_every, o.steps)};
 }
 
 // For a rank that steps its part of the optimizer's state on the host.

@@ -98,7 +98,7 @@ public:
     void update(
         StepStatistics* stats, const Optimizer& optimizer, float max_norm,
         const std::function<void()>& measured = [] {});
-    // Sums those of the statistics that are sums (the first four) over all ranks.
+    // Sums those of the statistics that are sums (the first five) over all ranks.
     void sum_statistics(StepStatistics* stats);
 
     // ---- what this rank owns

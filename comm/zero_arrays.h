@@ -73,11 +73,12 @@ struct StepStatistics {
     float squares;  // of the gradients
     float stop;     // ranks that were asked to stop
     float saved;    // ranks that need not be waited for to go on with a checkpoint
+    float save;     // 1 if the first rank's clock says that a checkpoint is due
     // what follows from them
     float norm;   // of the gradients
     float scale;  // by which they are multiplied; NaN: nothing is stepped
 };
-constexpr int summed_statistics = 4;
+constexpr int summed_statistics = 5;
 static_assert(offsetof(StepStatistics, norm) == summed_statistics * sizeof(float));
 
 // All memory of a state, by the ranks of its shard group.

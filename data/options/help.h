@@ -144,10 +144,11 @@ inline std::string positional_name(const OptionRow& row) {
 
 inline std::string option_help(const OptionRow& row, Command command, int width) {
     constexpr int indent = 30;
-    std::string value = is_switch(row)       ? " [on|off]"
-                        : is_number(row)     ? " N"
-                        : holds<Choice>(row) ? " NAME"
-                                             : " TEXT";
+    std::string value = is_switch(row)         ? " [on|off]"
+                        : is_number(row)       ? " N"
+                        : holds<Interval>(row) ? " N|TIME|auto"
+                        : holds<Choice>(row)   ? " NAME"
+                                               : " TEXT";
     std::string limits = is_switch(row) ? "" : limits_text(row);
     // What describes the model is as --model says, but for that itself.
     bool has_default =

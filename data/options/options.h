@@ -65,6 +65,12 @@ NAMES_OF(PlanFormat, "text", "json");
 enum class PreTokenizerRules { gpt2, llama3, qwen };
 NAMES_OF(PreTokenizerRules, "gpt2", "llama3", "qwen");
 
+// How often something is done: after so many steps, after so many seconds, or as often as costs least.
+struct Interval {
+    enum Unit { steps, seconds, best } unit;
+    int count;  // 0: never, or what is best
+};
+
 // ----------------------------------------------------------------------------
 // options
 
@@ -122,7 +128,8 @@ struct Options : ModelConfig {
 
     std::string resume;  // auto | a run directory | a checkpoint
     std::string init;    // a run directory | a checkpoint
-    int save_every = 1000;
+    Interval save_every = {Interval::steps, 1000};
+    double failure_rate = 0.474;  // in 1,000 days of a device; 0: none
     int keep = 2;
     int keep_every = 0;
     bool async_save = true;
@@ -181,7 +188,7 @@ struct PlanOptions : ModelConfig {
     int restart_time = 300;  // seconds
     int spares = 0;          // nodes
     bool elastic = false;
-    int save_every = 1000;
+    Interval save_every = {Interval::steps, 1000};
     int communication_timeout = 600;
     bool explain = false;  // the one layout that is given
     PlanFormat format = PlanFormat::text;

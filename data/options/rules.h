@@ -50,11 +50,13 @@ inline void check_micro_batch(const Options& options) {
 }
 
 inline void check_checkpoint_options(const Options& options) {
-    if (options.keep_every > 0 && (options.save_every == 0 || options.keep_every % options.save_every)) {
-        std::string other = options.save_every ? text(" or give a multiple of %d", options.save_every) : "";
-        fail("--keep-every %d: there is no checkpoint after every so many steps with --save-every %d; give "
+    Interval save = options.save_every;
+    int steps = save.unit == Interval::steps ? save.count : 0;
+    if (options.keep_every > 0 && (steps == 0 || options.keep_every % steps)) {
+        std::string other = steps ? text(" or give a multiple of %d", steps) : "";
+        fail("--keep-every %d: there is no checkpoint after every so many steps with --save-every %s; give "
              "--save-every a divisor of it%s",
-             options.keep_every, options.save_every, other.c_str());
+             options.keep_every, interval_text(save).c_str(), other.c_str());
     }
 }
 

@@ -16,8 +16,8 @@ the struct and in JSON, --learning-rate on the command line.
 #include "data/options/options.h"
 
 // The value of an option, of its own type.
-using OptionValue =
-    std::variant<int, long long, float, double, bool, Choice, std::string, std::vector<std::string>>;
+using OptionValue = std::variant<int, long long, float, double, bool, Choice, Interval, std::string,
+                                 std::vector<std::string>>;
 
 // The numbers that a row accepts.
 struct Limits {
@@ -286,8 +286,15 @@ inline const std::vector<OptionRow>& option_table() {
          "Begin a new run with the weights of a run, of one checkpoint or of an import, to train them on: "
          "the model and its tokenizer are taken from there, the optimizer starts afresh.",
          here},
-        {FIELD(save_every), "Checkpoints", range(0, most),
-         "Steps between checkpoints. 0: one when the run ends or is asked to stop, as there is in any case."},
+        {FIELD(save_every), "Checkpoints", any_text,
+         "Steps between checkpoints, or time, as in 90s, 10m and 2h. auto: as often as costs least, by Young "
+         "and Daly, from how long saves keep the training waiting and --failure-rate; no sooner than twice "
+         "the time that one takes to be written, and each hour at least. 0: one when the run ends or is "
+         "asked "
+         "to stop, as there is in any case."},
+        {FIELD(failure_rate), "Checkpoints", range(0, 1e6),
+         "Failures that end a run, in 1,000 days of a device, for --save-every auto. The default is that of "
+         "Llama 3: 419 in 54 days on 16,384 devices. 0: there are none."},
         {FIELD(keep), "Checkpoints", range(0, most),
          "Newest checkpoints to keep; an older one is deleted when a new one is safely on disk. 0: all."},
         {FIELD(keep_every), "Checkpoints", range(0, most),

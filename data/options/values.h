@@ -90,6 +90,21 @@ std::string number_text(Number value) {
     return std::string(buffer, result.ptr);
 }
 
+// 500, 90s, 10m, 2h or auto.
+inline std::string interval_text(const Interval& interval) {
+    if (interval.unit == Interval::best) return "auto";
+    std::string unit;
+    int count = interval.count;
+    if (interval.unit == Interval::seconds) {
+        unit = "s";
+        for (const char* larger : {"m", "h"}) {
+            if (count % 60) break;
+            unit = larger, count /= 60;
+        }
+    }
+    return number_text(count) + unit;
+}
+
 inline std::string value_text(const OptionValue& any) {
     return std::visit(
         [](const auto& value) -> std::string {
@@ -100,6 +115,8 @@ inline std::string value_text(const OptionValue& any) {
                 return number_text(value);
             } else if constexpr (std::is_same_v<Value, Choice>) {
                 return value.names[(size_t)value.value];
+            } else if constexpr (std::is_same_v<Value, Interval>) {
+                return interval_text(value);
             } else if constexpr (std::is_same_v<Value, std::string>) {
                 return value;
             } else {
@@ -126,6 +143,7 @@ inline std::string limits_text(const OptionRow& row) {
     if (is_switch(row)) return alternatives({name_of(true), name_of(false)});
     if (const Choice* choice = std::get_if<Choice>(&row.example()))
         return alternatives({choice->names.begin(), choice->names.end()});
+    if (holds<Interval>(row)) return "a number of steps, a time such as 90s, 10m or 2h, or auto";
     if (!is_number(row)) return "";
     if (is_open_ended(row)) return "at least " + number_text((long long)row.limits.low);
     if (is_whole(row)) return text("%lld to %lld", (long long)row.limits.low, (long long)row.limits.high);
@@ -192,6 +210,23 @@ Number parse_number(const OptionRow& row, std::string_view source) {
     return value;
 }
 
+// What interval_text() makes.
+inline Interval parse_interval(const OptionRow& row, std::string_view source) {
+    if (source == "auto") return {Interval::best, 0};
+    size_t unit = source.empty() ? std::string_view::npos : std::string_view("smh").find(source.back());
+    bool is_time = unit != std::string_view::npos;
+    std::string_view digits = source.substr(0, source.size() - is_time);
+    int count = 0;
+    auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
+    bool too_large = error == std::errc::result_out_of_range;
+    if (!too_large && (error != std::errc() || end != digits.data() + digits.size()))
+        refuse_value(row, source, "neither steps nor a time");
+    for (size_t i = 0; is_time && i < unit; i++)
+        too_large = __builtin_mul_overflow(count, 60, &count) || too_large;
+    if (too_large || count < is_time) refuse_value(row, source, "out of range");
+    return {is_time ? Interval::seconds : Interval::steps, count};
+}
+
 template <typename O>
 void set_value(const OptionRow& row, O& options, const std::string& source) {
     OptionValue any = row.get(options);
@@ -208,6 +243,8 @@ void set_value(const OptionRow& row, O& options, const std::string& source) {
                 auto name = std::find(value.names.begin(), value.names.end(), source);
                 if (name == value.names.end()) refuse_value(row, source, "not one of the choices");
                 value.value = (int)(name - value.names.begin());
+            } else if constexpr (std::is_same_v<Value, Interval>) {
+                value = parse_interval(row, source);
             } else if constexpr (std::is_same_v<Value, std::string>) {
                 value = source;
             } else {
@@ -231,6 +268,9 @@ inline nlohmann::ordered_json value_to_json(const OptionValue& any) {
                 return std::stod(number_text(value));
             else if constexpr (std::is_same_v<Value, Choice>)
                 return value_text(any);
+            else if constexpr (std::is_same_v<Value, Interval>)
+                return value.unit == Interval::steps ? nlohmann::ordered_json(value.count)
+                                                     : nlohmann::ordered_json(value_text(any));
             else
                 return value;
         },
@@ -266,7 +306,7 @@ inline nlohmann::ordered_json options_to_json(const Options& options) {
 inline void set_from_json(const OptionRow& row, Options& options, const nlohmann::json& value) {
     bool right_type = is_switch(row)   ? value.is_boolean()
                       : is_number(row) ? value.is_number()
-                                       : value.is_string();
+                                       : value.is_string() || (holds<Interval>(row) && value.is_number());
     if (!right_type)
         fail("option %s should not be of type %s; the file is damaged", row.field, value.type_name());
     if (value.is_boolean()) {

@@ -4,6 +4,7 @@ The simulation of failures (comm/failures.h) against what can be worked out, and
 // devices: cpu
 // seconds: 1
 #include "comm/failures.h"
+#include "comm/save_clock.h"
 #include "test/support/testing.h"
 
 namespace {
@@ -82,4 +83,71 @@ TEST_CASE("failures: a run that never gets to its next checkpoint does not end")
     CHECK(effective_training_time(m, 100 * seconds_of_day) == 0);
     m.save_interval = HUGE_VAL;
     CHECK(effective_training_time(m, 100 * seconds_of_day) == 0);
+}
+
+// ----------------------------------------------------------------------------
+// how often to save
+
+TEST_CASE("the best interval is where stalls and what failures cost are least together") {
+    for (double between : {3600.0, 3.1 * 3600, 1e6}) {
+        for (double stall : {0.05, 1.0, 30.0}) {
+            CAPTURE(between);
+            CAPTURE(stall);
+            // of a run of such failures, by Daly's model: the time it takes, with one unit of work
+            auto cost = [&](double interval) {
+                return between / interval * std::expm1((interval + stall) / between);
+            };
+            double best = best_interval(stall, between);
+            for (double other : {0.8, 0.9, 1.1, 1.25}) CHECK(cost(best) < cost(other * best));
+        }
+    }
+    CHECK(best_interval(100, 40) == 40);
+    // Llama 3 on 16,384 devices: a failure every 3.1 hours
+    SaveClock clock({Interval::best, 0}, Options().failure_rate, 16384);
+    SaveReport report;
+    report.stalled = 0.5, report.seconds = 20;
+    clock.learn(report);
+    CHECK(std::abs(clock.seconds() - std::sqrt(2 * 0.5 * 3.1 * 3600)) < 2);
+}
+
+TEST_CASE("a run saves after so many steps, after so much time, or as its saves and failures want") {
+    double now = seconds_now();
+    SaveClock steps({Interval::steps, 10}, 1, 1), never({Interval::steps, 0}, 1, 1),
+        minutes({Interval::seconds, 600}, 1, 1);
+    CHECK(steps.due(20));
+    CHECK(!steps.due(21));
+    CHECK(!never.due(20));
+    CHECK(!minutes.due(20, now + 590));
+    CHECK(minutes.due(20, now + 610));
+    minutes.restart(now + 610);
+    CHECK(!minutes.due(21, now + 1200));
+    CHECK(minutes.due(21, now + 1211));
+    SaveReport report;
+    report.stalled = 1, report.seconds = 10;
+    for (SaveClock* clock : {&steps, &never, &minutes}) {
+        CHECK(!clock->learn(report));
+        CHECK(clock->summary() == "");
+    }
+
+    // at first ten minutes, to learn what a save costs; then between twice what one takes and an hour
+    SaveClock one({Interval::best, 0}, 0.474, 1), many({Interval::best, 0}, 0.474, 100000),
+        none({Interval::best, 0}, 0, 8);
+    CHECK(one.seconds() == 600);
+    CHECK(none.seconds() == 600);
+    CHECK(one.summary() ==
+          "every 10m00s: until one has been measured, a failure every 2110 days of 1 device");
+    for (SaveClock* clock : {&one, &many, &none}) CHECK(clock->learn(report));
+    CHECK(one.seconds() == 3600);
+    CHECK(none.seconds() == 3600);
+    CHECK(!one.learn(report));
+    double usual = many.seconds();
+    CHECK(usual > 55);
+    CHECK(usual < 61);
+    report.seconds = 100;
+    CHECK(many.learn(report));
+    CHECK(many.seconds() == 200);
+    CHECK(
+        many.summary() ==
+        "every 3m20s: training waits 1.000 s for one, which is written in 100.0 s, a failure every 30m23s of "
+        "100000 devices");
 }

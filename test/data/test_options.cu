@@ -155,6 +155,30 @@ TEST_CASE("commands with arguments that have no name") {
     CHECK(parse_command("sample") == command_sample);
 }
 
+TEST_CASE("an interval is of steps or of time, or is chosen, and comes back from a record") {
+    const struct {
+        const char *given, *shown, *in_json;
+        Interval::Unit unit;
+        int count;
+    } rows[] = {
+        {"500", "500", "500", Interval::steps, 500},       {"0", "0", "0", Interval::steps, 0},
+        {"90s", "90s", "\"90s\"", Interval::seconds, 90},  {"600s", "10m", "\"10m\"", Interval::seconds, 600},
+        {"10m", "10m", "\"10m\"", Interval::seconds, 600}, {"120m", "2h", "\"2h\"", Interval::seconds, 7200},
+        {"auto", "auto", "\"auto\"", Interval::best, 0}};
+    for (auto& row : rows) {
+        CAPTURE(row.given);
+        Options options = train({"--save-every", row.given});
+        CHECK(options.save_every.unit == row.unit);
+        CHECK(options.save_every.count == row.count);
+        CHECK(value_text(*find_option("--save-every"), options) == row.shown);
+        nlohmann::json record = options_to_json(options);
+        CHECK(record["save_every"].dump() == row.in_json);
+        Interval again = options_from_json(record, "record").save_every;
+        CHECK(again.unit == row.unit);
+        CHECK(again.count == row.count);
+    }
+}
+
 TEST_CASE("bad options") {
     const struct {
         std::string_view line;
@@ -192,6 +216,18 @@ TEST_CASE("bad options") {
         {"-l 1", "-l: no such option; "},
         {"--top-k 1", "--top-k: not an option of train_gpt train; "},
         {"--evil\n\x1b[31m", "no such option"},
+        // steps or a time
+        {"--save-every often",
+         "--save-every often: neither steps nor a time; give a number of steps, a time such as 90s, 10m or "
+         "2h, or auto"},
+        {"--save-every 10min", "--save-every 10min: neither steps nor a time; "},
+        {"--save-every m", "--save-every m: neither steps nor a time; "},
+        {"--save-every 1.5h", "--save-every 1.5h: neither steps nor a time; "},
+        {"--save-every -5", "--save-every -5: out of range; "},
+        {"--save-every 0s", "--save-every 0s: out of range; "},
+        {"--save-every 9999999h", "--save-every 9999999h: out of range; "},
+        {"--save-every 99999999999", "--save-every 99999999999: out of range; "},
+        {"--failure-rate -1", "--failure-rate -1: out of range; "},
         // values that are missing, or belong to nothing
         {"--steps", "--steps: value missing; "},
         {"--steps --seed 3", "--steps: value missing before --seed; "},

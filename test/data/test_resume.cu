@@ -342,6 +342,8 @@ TEST_CASE("ways to begin that exclude each other, or lead nowhere") {
         {"--train-data x --keep-every 500",
          "--keep-every 500: there is no checkpoint after every so many steps with --save-every 1000; "},
         {"--train-data x --keep-every 500 --save-every 0", "--save-every 0; "},
+        {"--train-data x --keep-every 500 --save-every 10m", "--save-every 10m; give --save-every a divisor"},
+        {"--train-data x --keep-every 500 --save-every auto", "--save-every auto; "},
     };
     for (auto& row : rows) {
         CAPTURE(row.line);

@@ -7,7 +7,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs text=$PWD/kernels
-plan 35
+plan 37
 cd "$work" || exit 1
 
 # field NAME DIR    the values of a field of log.jsonl, one a line
@@ -48,6 +48,16 @@ run accumulated "$cpu" --micro-batch 1 --global-batch 96
 check "accumulation gives the losses of one batch" close accumulated plain 1e-5
 run seed "$cpu" --seed 5
 check "another seed gives another run" test "$(field loss seed | head -1)" != "$(field loss plain | head -1)"
+
+# By the clock, a checkpoint comes while the run goes on.
+"$cpu" "${tiny[@]}" --run-dir timed --steps 1000000 --save-every 1s --log-every 100 >timed.out 2>&1 &
+timed=$!
+for _ in {1..300}; do grep -qs '^checkpoint after step' timed.out && break; sleep 0.1; done
+kill -USR1 $timed && wait $timed
+check "--save-every 1s saves while the run goes on, and when it is stopped" test "$(grep -c '^checkpoint after step' timed.out)" -ge 2
+run auto "$cpu" --save-every auto
+check "--save-every auto says what it begins with" \
+    grep -q -- '--save-every auto: every 10m00s: until one has been measured, a failure every 2110 days of 1 device' auto.out
 
 check "log.jsonl has every field" grep -qE \
     '"step":1,"loss":[0-9.]+,"grad_norm":[0-9.]+,"lr":[0-9.e-]+,"tokens":96,"tokens_per_s":[0-9.]+,"mfu":(null|[0-9.]+),"gemm_share":[0-9.e-]+,"ms":[0-9.]+,"time":"20[0-9-]+T[0-9:.]+Z"' plain/log.jsonl

@@ -1,0 +1,102 @@
+/*
+When a run saves: after so many steps, after so much time, or as often as costs it least (--save-every). A
+save costs its stall; a failure costs what was trained since the last save, half an interval on average. With
+failures every M seconds and a stall of s, the cost is least near an interval of sqrt(2 s M) (Young, "A First
+Order Approximation to the Optimum Checkpoint Interval", 1974), and closer as best_interval() has it (Daly, "A
+Higher Order Estimate of the Optimum Checkpoint Interval for Restart Dumps", 2006).
+*/
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "comm/failures.h"                // seconds_of_day
+#include "data/base/figures.h"            // seconds_now, duration
+#include "data/checkpoint/save_report.h"  // SaveReport
+#include "data/options/options.h"         // Options, Interval
+
+// Seconds of training between two saves.
+inline double best_interval(double stall, double between_failures) {
+    if (stall >= 2 * between_failures) return between_failures;
+    double share = stall / (2 * between_failures);
+    return std::sqrt(2 * stall * between_failures) * (1 + std::sqrt(share) / 3 + share / 9) - stall;
+}
+
+// Whether a run of so many steps saves before its end.
+inline bool saves_on_the_way(const Interval& every, int steps) {
+    if (every.unit == Interval::best) return true;
+    return every.count > 0 && (every.unit == Interval::seconds || every.count < steps);
+}
+
+// The clock of the rank that decides for all: clocks of different machines differ.
+class SaveClock {
+public:
+    SaveClock(const Interval& every, double failures_per_1000_days, int devices)
+        : every_(every),
+          between_failures_(1000 * seconds_of_day / (failures_per_1000_days * devices)),
+          devices_(devices) {
+        if (every.unit == Interval::best)
+            choose(1);
+        else if (every.unit == Interval::seconds)
+            seconds_ = every.count;
+    }
+    SaveClock(const Options& o, int devices) : SaveClock(o.save_every, o.failure_rate, devices) {}
+
+    // Whether there is to be a checkpoint of the state after this step.
+    bool due(int step, double now = seconds_now()) const {
+        if (every_.unit == Interval::steps) return every_.count > 0 && step % every_.count == 0;
+        return now - last_ >= seconds_;
+    }
+
+    // A save begins.
+    void restart(double now = seconds_now()) { last_ = now; }
+
+    // What saves cost decides, as soon as that is known. Tells whether it is worth saying what is chosen now.
+    bool learn(const SaveReport& report) {
+        if (every_.unit != Interval::best) return false;
+        saves_++, stalls_ += report.stalled, written_ = report.seconds;
+        choose(stalls_ / saves_);
+        if (saves_ > 1 && std::abs(seconds_ - told_) <= told_ / 5) return false;
+        told_ = seconds_;
+        return true;
+    }
+
+    // Seconds between two saves.
+    double seconds() const { return seconds_; }
+
+    // What was chosen, and why; empty: it is as the options say.
+    std::string summary() const {
+        if (every_.unit != Interval::best) return "";
+        std::string failures = std::isinf(between_failures_) ? "no failures"
+                                                             : text("a failure every %s of %d device%s",
+                                                                    long_time(between_failures_).c_str(),
+                                                                    devices_, devices_ == 1 ? "" : "s");
+        std::string stall = saves_ ? text("training waits %.3f s for one, which is written in %.1f s",
+                                          stalls_ / saves_, written_)
+                                   : "until one has been measured";
+        return text("every %s: %s, %s", duration(seconds_).c_str(), stall.c_str(), failures.c_str());
+    }
+
+private:
+    static constexpr double longest = 3600, longest_first = 600;
+
+    void choose(double stall) {
+        seconds_ = std::isinf(between_failures_) ? longest : best_interval(stall, between_failures_);
+        seconds_ = std::min(seconds_, saves_ ? longest : longest_first);
+        seconds_ = std::max(seconds_, 2 * written_);
+    }
+
+    static std::string long_time(double seconds) {
+        double days = seconds / seconds_of_day;
+        return days < 2 ? duration(seconds) : text("%.0f days", days);
+    }
+
+    Interval every_;
+    double between_failures_;  // of the whole run
+    int devices_;
+    double seconds_ = 0, last_ = seconds_now();
+    double told_ = 0;                  // of seconds_
+    int saves_ = 0;                    // that were measured,
+    double stalls_ = 0, written_ = 0;  // what all of them cost, and how long the last one took
+};
