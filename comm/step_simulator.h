@@ -594,7 +594,7 @@ inline SimulatedStep simulate_step(const StepToSimulate& step, const MessagesTak
         result.sent.push_back(stage.sent);
         result.optimizer = std::max(result.optimizer, stage.optimizer);
     }
-    constexpr double statistics_bytes = 16;
+    constexpr double statistics_bytes = 20;
     if (taken.data) result.seconds += sum_seconds(machine, {mesh.ranks(), 1}, statistics_bytes);
     return result;
 }

@@ -407,7 +407,8 @@ size_t formula_parameters(const Place& a) {
 
 // The loss, the norm and whether to stop; and for the classifier what each tensor rank knows of each row.
 size_t formula_statistics(const Place& a) {
-    constexpr size_t numbers = 4;  // loss, square of the norm, ranks asked to stop, ranks that have saved
+    constexpr size_t numbers =
+        5;  // loss, square of the norm; ranks asked to stop, that have saved, that save next
     size_t step = all_reduced(numbers, a.c.mesh.ranks(), test_world().rank());
     return (step + (a.last ? a.m * (a.t - 1) * exchanged * N : 0)) * sizeof(float);
 }

@@ -52,7 +52,7 @@ check "another seed gives another run" test "$(field loss seed | head -1)" != "$
 # By the clock, a checkpoint comes while the run goes on.
 "$cpu" "${tiny[@]}" --run-dir timed --steps 1000000 --save-every 1s --log-every 100 >timed.out 2>&1 &
 timed=$!
-for _ in {1..300}; do grep -q '^checkpoint after step' timed.out && break; sleep 0.1; done
+for _ in {1..300}; do grep -qs '^checkpoint after step' timed.out && break; sleep 0.1; done
 kill -USR1 $timed && wait $timed
 check "--save-every 1s saves while the run goes on, and when it is stopped" test "$(grep -c '^checkpoint after step' timed.out)" -ge 2
 run auto "$cpu" --save-every auto
