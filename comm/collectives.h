@@ -15,6 +15,7 @@ with them to the byte.
 #include <memory>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "data/base/error.h"
 #include "kernels/common.cuh"
@@ -122,11 +123,20 @@ public:
     template <typename World>
     static Communicator of_world(const World& world, cudaStream_t stream) {
         if (world.size() == 1) return {};
-        ncclUniqueId id = {};
-        if (world.rank() == 0) ncclCheck(ncclGetUniqueId(&id));
-        world.broadcast(&id, sizeof id, 0);
+        // Each of these ranks brings some of the others together, so that thousands do not all turn to one.
+        std::vector<ncclUniqueId> ids((size_t)ceil_div(world.size(), ranks_of_bootstrap));
+        for (size_t i = 0; i < ids.size(); i++) {
+            int maker = (int)i * ranks_of_bootstrap;
+            if (world.rank() == maker) ncclCheck(ncclGetUniqueId(&ids[i]));
+            world.broadcast(&ids[i], sizeof ids[i], maker);
+        }
         ncclComm_t made = nullptr;
-        ncclCheck(ncclCommInitRank(&made, world.size(), id, world.rank()));
+#if NCCL_VERSION_CODE >= 22300  // 2.23
+        ncclCheck(ncclCommInitRankScalable(&made, world.size(), world.rank(), (int)ids.size(), ids.data(),
+                                           nullptr));
+#else
+        ncclCheck(ncclCommInitRank(&made, world.size(), ids[0], world.rank()));
+#endif
         Communicator all(made);
         int* number = nullptr;
         cudaCheck(cudaMalloc((void**)&number, sizeof *number));
@@ -246,6 +256,8 @@ public:
     }
 
 private:
+    static constexpr int ranks_of_bootstrap = 512;
+
     struct Shared {
         ncclComm_t comm = nullptr;
         int rank = 0, size = 1;

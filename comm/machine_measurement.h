@@ -18,6 +18,7 @@ measured to come out.
 #include "comm/mesh.h"          // Mesh
 #include "comm/passes.h"        // ProductShape
 #include "comm/step_time.h"     // expected_product_rate, expected_attention_rate
+#include "comm/placement.h"     // threads_per_rank
 #include "comm/world.h"         // World
 #include "data/base/file.h"     // NewFile
 #include "data/run/meter.h"     // mean_keys

@@ -23,6 +23,7 @@ the device reaches, and which algorithm each matrix product takes.
 #include "comm/pipeline.h"           // PipelineTask
 #include "comm/save_clock.h"         // saves_on_the_way
 #include "comm/stage.h"              // local_part, Dims, Stage
+#include "comm/placement.h"          // core_lines, threads_per_rank
 #include "comm/world.h"              // World
 #include "comm/zero.h"               // ZeroSettings
 #include "data/base/error.h"         // fail, note_error
@@ -457,6 +458,11 @@ private:
 // The part of a run's header that is known when its ranks have met.
 inline void print_ranks(const Options& o, const World& world, const Mesh& mesh, const Layout& layout) {
     if (world.size() > 1) printf("ranks        %s\n", mesh.picture().c_str());
+    for (const std::string& line : core_lines(world)) printf("cores        %s\n", line.c_str());
+    if (int promised = promised_processes(); promised > 1 && launched_processes() == 0)
+        printf("             SLURM_NTASKS is %d, and this is one process; to start all, use srun --mpi=pmix "
+               "or mpirun\n",
+               promised);
     if (std::string advice = launcher_advice(); !advice.empty()) printf("stopping     %s\n", advice.c_str());
     if (o.pp > 1) printf("pipeline     %s\n", pipeline_text(layout).c_str());
 }

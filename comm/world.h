@@ -12,11 +12,8 @@ whole job with MPI_Abort; and none for one that is stuck, so each has a watchdog
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <sched.h>
-#include <set>
 #include <string>
 #include <unistd.h>
 #include <utility>
@@ -28,7 +25,6 @@ whole job with MPI_Abort; and none for one that is stuck, so each has a watchdog
 #include "data/base/error.h"
 #include "data/base/strings.h"
 #include "kernels/common.cuh"
-#include "kernels/kernel_image.cuh"
 
 #if defined(__CUDACC__) && !defined(COMM_MPI)
 #define RANKS_USE_NCCL
@@ -57,7 +53,15 @@ inline int launched_processes() {
     for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
         if (const char* size = getenv(variable)) return std::max(atoi(size), 1);
     }
-    return 0;
+    // Those that torchrun starts have no MPI, and are told what to use.
+    const char* size = getenv("WORLD_SIZE");
+    return size && getenv("LOCAL_RANK") ? std::max(atoi(size), 1) : 0;
+}
+
+// The processes that a job of Slurm has room for, of which a script may start fewer; 0 outside of one.
+inline int promised_processes() {
+    const char* tasks = getenv("SLURM_NTASKS");
+    return tasks ? atoi(tasks) : 0;
 }
 
 class World : public ControlPlane {
@@ -92,6 +96,7 @@ public:
     std::unique_ptr<World> for_another_thread() const {
         std::unique_ptr<World> other(new World(*this));
 #ifndef WITHOUT_MPI
+        other->mpi_ = MPI_COMM_NULL;  // that is this World's
         if (size_ > 1) {
             MPI_Request request;
             mpiCheck(MPI_Comm_idup(mpi_, &other->mpi_, &request));
@@ -282,80 +287,7 @@ private:
 };
 
 // ----------------------------------------------------------------------------
-// the part of a machine that a rank takes
-
-// OpenMP threads for each rank on a machine, so that together they keep its cores busy, but not more; 0:
-// leave it to OMP_NUM_THREADS, which is set.
-inline int threads_per_rank(const World& world) {
-    if (getenv("OMP_NUM_THREADS")) return 0;
-    cpu_set_t cores;
-    CPU_ZERO(&cores);
-    int allowed = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : INT_MAX;
-    int fair_share = (int)sysconf(_SC_NPROCESSORS_ONLN) / world.local_size();
-    return std::clamp(fair_share, 1, std::max(allowed, 1));
-}
-
-// Before MPI starts, which may start CUDA. Streams that compute, reduce, gather and send in four directions
-// wait for each other, and would wait for ever if they shared the few queues that a GPU has by default, or
-// the one that some clusters set. So might a kernel that is loaded when it is first launched, for that waits
-// for all that run.
-inline void set_device_variables() {
-    if (launched_processes() <= 1) return;
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-}
-
-// For all ranks: takes the GPU of this rank's number on its machine. NCCL wants a GPU for each rank; over
-// MPI, ranks can share one.
-inline void choose_device(const World& world) {
-    world.on_all_ranks([&] {
-        int devices = 0;
-        cudaError_t error = cudaGetDeviceCount(&devices);
-        if (error != cudaSuccess || devices == 0) {
-            fail("GPU: none found on %s (%s); see that nvidia-smi lists one, or build for the CPU with "
-                 "DEVICE=cpu",
-                 world.host().c_str(), cudaGetErrorString(error));
-        }
-        int device = world.local_rank() % devices;
-        cudaCheck(cudaSetDevice(device));
-        process_place() = world.name();
-#ifndef DEVICE_CPU
-        char bus[32] = "";
-        cudaCheck(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
-        process_place() += text(", GPU %d (%s)", device, bus);
-#endif
-#ifndef DEVICE_CPU
-        if (!kernel_architecture(error)) {
-            const cudaDeviceProp& device = device_properties();
-            fail("GPU: %s on %s does not run the kernels of this program (%s); build with make GPU_ARCH=%d%d",
-                 device.name, world.host().c_str(), cudaGetErrorString(error), device.major, device.minor);
-        }
-#endif
-    });
-#ifdef RANKS_USE_NCCL
-    // Slurm may show each process only its own GPU, so GPUs are told apart by what they are, not by number.
-    const auto& uuid = device_properties().uuid;
-    std::string mine(uuid.bytes, sizeof uuid.bytes);
-    std::string crowded = world.agree(mine, [&](const std::vector<std::string>& gpus) {
-        std::map<std::string, std::set<std::string>> of_host;
-        std::map<std::string, int> processes;
-        for (int rank = 0; rank < world.size(); rank++) {
-            of_host[world.host(rank)].insert(gpus[(size_t)rank]);
-            processes[world.host(rank)]++;
-        }
-        for (auto& [host, different] : of_host) {
-            auto there = (int)different.size();
-            if (there < processes[host])
-                return text(
-                    "GPUs: %d processes on %s have %d of them, and NCCL needs one each; start %d there, "
-                    "or build with COMM=mpi to share",
-                    processes[host], host.c_str(), there, there);
-        }
-        return std::string();
-    });
-    if (!crowded.empty()) world.fail_on_all(crowded, exit_bad_input);
-#endif
-}
+// what a run is made with
 
 // The communication libraries this program was built with, for the run's header.
 inline std::string communication_libraries() {

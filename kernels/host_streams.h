@@ -186,6 +186,9 @@ public:
         worker_.join();
     }
 
+    // Launches that may wait in a stream: as with a GPU, whoever gives it one more waits himself.
+    static constexpr size_t most_tasks = 1024;
+
     // Marks and waits, which order streams, still come and go when work has failed: nobody waits for ever.
     enum Kind { work, order };
 
@@ -196,7 +199,8 @@ public:
             return;
         }
         {
-            std::lock_guard lock(mutex_);
+            std::unique_lock lock(mutex_);
+            room_.wait(lock, [this] { return tasks_.size() < most_tasks; });
             host_tasks++;
             tasks_.emplace_back(std::move(task), kind);
         }
@@ -239,6 +243,7 @@ private:
             task = nullptr;
             lock.lock();
             tasks_.pop_front();
+            room_.notify_one();
             if (tasks_.empty()) idle_.notify_all();
             if (--host_tasks == 0) host_tasks.notify_all();
         }
@@ -253,7 +258,7 @@ private:
     }
 
     std::mutex mutex_;
-    std::condition_variable wake_, idle_;
+    std::condition_variable wake_, room_, idle_;
     std::deque<std::pair<std::function<void()>, Kind>> tasks_;
     bool stopping_ = false;
     std::shared_ptr<HostCapture> capture_;

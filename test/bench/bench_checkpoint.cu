@@ -15,6 +15,7 @@ times, in turns, and the median counts: the speed of a disk varies.
 */
 #include "comm/checkpoint_loader.h"
 #include "comm/checkpoint_saver.h"
+#include "comm/placement.h"
 #include "data/commands/inspect.h"
 #include "test/bench/bench.h"
 

@@ -389,6 +389,28 @@ TEST_CASE("no error, other exceptions, and errors within errors") {
     CHECK(outer == inner);
 }
 
+TEST_CASE("cores are those beside the device where the launcher leaves the choice") {
+    auto range = [](int first, int end) {
+        Cores cores;
+        for (int core = first; core < end; core++) cores.insert(core);
+        return cores;
+    };
+    CHECK(parse_cores("0-3,8,10-11") == Cores{0, 1, 2, 3, 8, 10, 11});
+    CHECK(parse_cores("5") == Cores{5});
+    CHECK(parse_cores("").empty());
+    CHECK(parse_cores("none").empty());
+    Cores all = range(0, 64), near = range(32, 64);
+    CoreChoice free = choose_cores(all, near, 64, "mpirun: --bind-to none");
+    CHECK(free.bind_to == near);
+    CHECK(free.text == "32 of 64, those of the device's NUMA node");
+    CHECK(choose_cores(all, {}, 64, "").bind_to.empty());
+    CHECK(choose_cores(all, all, 64, "").text == "64");
+    CoreChoice bound = choose_cores({40}, near, 64, "mpirun: --bind-to none");
+    CHECK(bound.bind_to.empty());
+    CHECK(bound.text == "1 of 64, bound by mpirun: --bind-to none");
+    CHECK(choose_cores({4}, near, 64, "").text == "1 of 64; the device is on another NUMA node");
+}
+
 TEST_CASE("threads for each rank: its share of the cores, of those it may use, unless told otherwise") {
     const World& world = test_world();
     const char* set = getenv("OMP_NUM_THREADS");

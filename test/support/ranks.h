@@ -6,7 +6,7 @@ before its first case; started without mpirun, it is a job of one rank.
 
 #include <memory>
 
-#include "comm/world.h"
+#include "comm/placement.h"
 #include "test/support/cases.h"
 
 inline std::unique_ptr<World> world_of_tests;

@@ -1,0 +1,214 @@
+/*
+The part of its machine that a rank takes: a device, and the cores beside it.
+
+A GPU hangs on one NUMA node of its machine. Copies to pinned memory and the threads of NCCL go across to
+another node where the process runs there, and mpirun deals processes to nodes in turn, whatever devices they
+take. So a process that its launcher has left free binds itself to the cores of its device's node, before it
+makes threads and memory; and where the launcher has bound it, the header says to what.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <sched.h>
+#include <set>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include "comm/world.h"
+#include "data/base/error.h"
+#include "kernels/common.cuh"
+#include "kernels/kernel_image.cuh"
+
+// ----------------------------------------------------------------------------
+// cores
+
+using Cores = std::set<int>;
+
+// A list as Linux writes it: "0-15,32-47".
+inline Cores parse_cores(const std::string& list) {
+    Cores cores;
+    const char* at = list.c_str();
+    for (int first, last, length; sscanf(at, "%d%n", &first, &length) == 1; at += *at == ',') {
+        at += length;
+        last = first;
+        if (sscanf(at, "-%d%n", &last, &length) == 1) at += length;
+        for (int core = first; core <= last; core++) cores.insert(core);
+    }
+    return cores;
+}
+
+inline Cores allowed_cores() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    Cores cores;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return cores;
+    for (int core = 0; core < CPU_SETSIZE; core++) {
+        if (CPU_ISSET(core, &set)) cores.insert(core);
+    }
+    return cores;
+}
+
+inline std::string first_line(const std::string& path) {
+    std::string line;
+    std::getline(std::ifstream(path) >> std::ws, line);
+    return line;
+}
+
+// The cores of the device's NUMA node; without a GPU, ranks share the nodes. Empty: there is only one node,
+// Linux does not say, or the process is alone on its machine and may use all of it.
+inline Cores cores_of_device(const World& world) {
+    if (world.local_size() == 1) return {};
+#ifndef DEVICE_CPU
+    char bus[32] = "";
+    int device = 0;
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
+    std::string name = bus;
+    for (char& letter : name) letter = (char)tolower(letter);
+    return parse_cores(first_line("/sys/bus/pci/devices/" + name + "/local_cpulist"));
+#else
+    std::vector<Cores> nodes;
+    for (int node : parse_cores(first_line("/sys/devices/system/node/has_cpu")))
+        nodes.push_back(parse_cores(first_line(text("/sys/devices/system/node/node%d/cpulist", node))));
+    if (nodes.size() < 2 || world.local_size() < (int)nodes.size()) return {};
+    return nodes[(size_t)world.local_rank() * nodes.size() / (size_t)world.local_size()];
+#endif
+}
+
+struct CoreChoice {
+    Cores bind_to;     // empty: stay as it is
+    std::string text;  // for the header
+};
+
+// launcher: "mpirun: --bind-to none" or the like, empty without one. all: the machine's cores.
+inline CoreChoice choose_cores(const Cores& allowed, const Cores& near, size_t all,
+                               const std::string& launcher) {
+    auto is_near = [&](int core) { return near.contains(core); };
+    if (allowed.size() == all) {
+        if (near.empty() || near.size() == all) return {{}, text("%zu", all)};
+        return {near, text("%zu of %zu, those of the device's NUMA node", near.size(), all)};
+    }
+    std::string words = text("%zu of %zu", allowed.size(), all);
+    if (!launcher.empty()) words += ", bound by " + launcher;
+    if (!near.empty() && std::ranges::none_of(allowed, is_near))
+        words += "; the device is on another NUMA node";
+    return {{}, words};
+}
+
+// What binds the processes, and the option that leaves them free.
+inline std::string binding_launcher() {
+    if (getenv("OMPI_COMM_WORLD_SIZE")) return "mpirun: --bind-to none";
+    if (getenv("SLURM_STEP_NUM_TASKS")) return "srun: --cpu-bind=none";
+    return "";
+}
+
+// What the process runs on, for the header, when it has chosen its device.
+inline std::string& process_cores() {
+    static std::string words;
+    return words;
+}
+
+// Binds this process, and says to which cores.
+inline std::string bind_to_cores(const World& world) {
+    CoreChoice choice = choose_cores(allowed_cores(), cores_of_device(world),
+                                     (size_t)sysconf(_SC_NPROCESSORS_ONLN), binding_launcher());
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int core : choice.bind_to) {
+        if (core < CPU_SETSIZE) CPU_SET(core, &set);
+    }
+    if (!choice.bind_to.empty() && sched_setaffinity(0, sizeof set, &set) != 0)
+        return text("%ld, not bound: %s", sysconf(_SC_NPROCESSORS_ONLN), strerror(errno));
+    return choice.text;
+}
+
+// For all ranks: lines for the header, on the first rank, of what all ranks run on.
+inline std::vector<std::string> core_lines(const World& world) {
+    std::map<std::string, int> ranks;
+    for (const std::string& words : world.gather(process_cores())) ranks[words]++;
+    std::vector<std::string> lines;
+    for (auto& [words, count] : ranks)
+        lines.push_back(ranks.size() == 1 ? words : text("%s (%d ranks)", words.c_str(), count));
+    return lines;
+}
+
+// OpenMP threads for each rank on a machine, so that together they keep its cores busy, but not more; 0:
+// leave it to OMP_NUM_THREADS, which is set.
+inline int threads_per_rank(const World& world) {
+    if (getenv("OMP_NUM_THREADS")) return 0;
+    auto allowed = (int)allowed_cores().size();
+    int fair_share = (int)sysconf(_SC_NPROCESSORS_ONLN) / world.local_size();
+    return std::clamp(fair_share, 1, std::max(allowed, 1));
+}
+
+// ----------------------------------------------------------------------------
+// devices
+
+// Before MPI starts, which may start CUDA. Streams that compute, reduce, gather and send in four directions
+// wait for each other, and would wait for ever if they shared the few queues that a GPU has by default, or
+// the one that some clusters set. So might a kernel that is loaded when it is first launched, for that waits
+// for all that run.
+inline void set_device_variables() {
+    if (launched_processes() <= 1) return;
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+}
+
+// For all ranks: takes the GPU of this rank's number on its machine. NCCL wants a GPU for each rank; over
+// MPI, ranks can share one.
+inline void choose_device(const World& world) {
+    world.on_all_ranks([&] {
+        int devices = 0;
+        cudaError_t error = cudaGetDeviceCount(&devices);
+        if (error != cudaSuccess || devices == 0) {
+            fail("GPU: none found on %s (%s); see that nvidia-smi lists one, or build for the CPU with "
+                 "DEVICE=cpu",
+                 world.host().c_str(), cudaGetErrorString(error));
+        }
+        int device = world.local_rank() % devices;
+        cudaCheck(cudaSetDevice(device));
+        process_place() = world.name();
+#ifndef DEVICE_CPU
+        char bus[32] = "";
+        cudaCheck(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
+        process_place() += text(", GPU %d (%s)", device, bus);
+        if (!kernel_architecture(error)) {
+            const cudaDeviceProp& card = device_properties();
+            fail("GPU: %s on %s does not run the kernels of this program (%s); build with make GPU_ARCH=%d%d",
+                 card.name, world.host().c_str(), cudaGetErrorString(error), card.major, card.minor);
+        }
+#endif
+        process_cores() = bind_to_cores(world);
+    });
+#ifdef RANKS_USE_NCCL
+    // Slurm may show each process only its own GPU, so GPUs are told apart by what they are, not by number.
+    const auto& uuid = device_properties().uuid;
+    std::string mine(uuid.bytes, sizeof uuid.bytes);
+    std::string crowded = world.agree(mine, [&](const std::vector<std::string>& gpus) {
+        std::map<std::string, std::set<std::string>> of_host;
+        std::map<std::string, int> processes;
+        for (int rank = 0; rank < world.size(); rank++) {
+            of_host[world.host(rank)].insert(gpus[(size_t)rank]);
+            processes[world.host(rank)]++;
+        }
+        for (auto& [host, different] : of_host) {
+            auto there = (int)different.size();
+            if (there < processes[host])
+                return text(
+                    "GPUs: %d processes on %s have %d of them, and NCCL needs one each; start %d there, "
+                    "or build with COMM=mpi to share",
+                    processes[host], host.c_str(), there, there);
+        }
+        return std::string();
+    });
+    if (!crowded.empty()) world.fail_on_all(crowded, exit_bad_input);
+#endif
+}
