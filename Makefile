@@ -111,7 +111,8 @@ libs    := -ldnnl
 endif
 # GCC warns of what it does not understand in sanitized code. OpenMP's library is not instrumented: under thread the
 # threads are those of streams and readers. Leaks of Open MPI are known by the library they are in, which must stay.
-sanitize_address := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+# Checks of null and of alignment would double the code: the address sanitizer sees the first anyway.
+sanitize_address := -fsanitize=address,undefined -fno-sanitize=null,alignment -fno-sanitize-recover=undefined
 sanitize_thread  := -fsanitize=thread -fno-openmp -Wno-unknown-pragmas
 ifneq ($(SANITIZE),)
 compile := $(filter-out -Werror,$(compile)) -O0 $(sanitize_$(SANITIZE))

@@ -744,7 +744,7 @@ inline StepResult read_result(Gpt& g, double targets) {
 }
 
 // Mean loss over the first `count` samples, which the data ranks share.
-inline float evaluate(Gpt& g, DeviceBatches& batches, uint64_t count, const std::string& error) {
+inline float evaluate(Gpt& g, DeviceBatches& batches, uint64_t count, const NotedError& error) {
     clear_statistics(g);
     uint64_t B = g.workload.B, of_all = B * g.mesh.shape.dp;
     add_losses(g, (int)ceil_div(count, of_all), [&](int micro, int slot) {
@@ -931,7 +931,7 @@ struct TrainingRun {
     GemmRate gemm{g.stream};
     const SparedMultiprocessors spared{spared_by_products(plan.memory->layout, o.zero)};
     Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};
-    std::string error;  // what failed on this rank, to be raised when all ranks can hear of it
+    NotedError error;  // what failed on this rank, to be raised when all ranks can hear of it
     StepLog progress{o, meter, plan.log.get(), on_terminal};
     RunCheckpoints checkpoints{
         g.state,
@@ -987,13 +987,17 @@ struct TrainingRun {
             if (line.folder != RunFolder::replaced)
                 check_space(checkpoints_folder(o.run_dir), checkpoints.bytes());
             std::vector<std::string> changes = line.notes;
-            for (const std::string& note : plan.log->begin(options_to_json(o), at.step)) {
+            std::string communication = communication_libraries();
+            std::string changed = communication_note(plan.log->last_start(), communication);
+            std::vector<std::string> found = plan.log->begin(options_to_json(o), at.step);
+            if (world.size() > 1 && at.step > 0 && !changed.empty()) found.push_back(changed);
+            for (const std::string& note : found) {
                 printf("             %s\n", note.c_str());
                 changes.push_back(note);
             }
             std::string origin = line.origin ? line.origin->checkpoint : "";
-            progress.start(at.step,
-                           start_record(o, world.host(), world.size(), device_text(), origin, changes));
+            progress.start(at.step, start_record(o, world.host(), world.size(), device_text(), communication,
+                                                 origin, changes));
             if (plan.tokenizer && !plan.tokenizer->file().empty())
                 plan.tokenizer->write(tokenizer_path(o.run_dir));
             else if (line.folder != RunFolder::continued)
@@ -1118,7 +1122,9 @@ inline void train(const TrainingLine& line, const World& world) {
     print_header(line.options, device_text(), *plan.train_data, plan.notes);
     plan.memory->plan.print(world.size());
     fflush(stdout);  // what follows can take long, or wait for other ranks
-    Mesh mesh(world, plan.memory->layout.mesh, nullptr);
+    Mesh mesh(world, plan.memory->layout.mesh, nullptr,
+              (size_t)block_parameters(line.options) / line.options.tp);
+    plan.memory->check_groups(world);
     print_ranks(line.options, world, mesh, plan.memory->layout);
     TrainingRun run(line, world, plan, mesh);
     or_abort(world, [&] { run.checkpoints.rescue_from_errors(run.at, [&] { run.loop(); }); });

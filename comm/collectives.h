@@ -121,7 +121,7 @@ public:
     // All ranks of `world` (anything with rank(), size() and broadcast(void*, size_t bytes, int root)). Waits
     // until all have come and have exchanged something on the stream, so that what does not work shows here.
     template <typename World>
-    static Communicator of_world(const World& world, cudaStream_t stream) {
+    static Communicator of_world(const World& world, cudaStream_t stream, int max_blocks = 32) {
         if (world.size() == 1) return {};
         // Each of these ranks brings some of the others together, so that thousands do not all turn to one.
         std::vector<ncclUniqueId> ids((size_t)ceil_div(world.size(), ranks_of_bootstrap));
@@ -131,11 +131,12 @@ public:
             world.broadcast(&ids[i], sizeof ids[i], maker);
         }
         ncclComm_t made = nullptr;
+        GroupConfig config(max_blocks);
 #if NCCL_VERSION_CODE >= 22300  // 2.23
         ncclCheck(ncclCommInitRankScalable(&made, world.size(), world.rank(), (int)ids.size(), ids.data(),
-                                           nullptr));
+                                           config.get()));
 #else
-        ncclCheck(ncclCommInitRank(&made, world.size(), ids[0], world.rank()));
+        ncclCheck(ncclCommInitRankConfig(&made, world.size(), ids[0], world.rank(), config.get()));
 #endif
         Communicator all(made);
         int* number = nullptr;
@@ -150,16 +151,11 @@ public:
 
     // Ranks with the same color form a group, ordered by key. A rank with a negative color is in none: a
     // group of one. max_blocks: of each of its kernels on a GPU, of which other work keeps the rest.
-    Communicator split(int color, int key, [[maybe_unused]] int max_blocks = 32) const {
+    Communicator split(int color, int key, int max_blocks = 32) const {
         if (size() == 1) return {};
         ncclComm_t part = nullptr;
-        ncclConfig_t* config = nullptr;
-#if defined(__CUDACC__) && !defined(COMM_MPI)
-        ncclConfig_t limited = NCCL_CONFIG_INITIALIZER;
-        limited.maxCTAs = max_blocks;
-        config = &limited;
-#endif
-        check_call(ncclCommSplit(comm(), color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &part, config),
+        GroupConfig config(max_blocks);
+        check_call(ncclCommSplit(comm(), color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &part, config.get()),
                    "ncclCommSplit", __LINE__);
         if (!part) return {};
         Communicator made(part);
@@ -257,6 +253,24 @@ public:
 
 private:
     static constexpr int ranks_of_bootstrap = 512;
+
+    // How NCCL shall make a group; messages over MPI take no blocks.
+    struct GroupConfig {
+#if defined(__CUDACC__) && !defined(COMM_MPI)
+        explicit GroupConfig(int max_blocks) {
+            config.maxCTAs = max_blocks;
+        }
+        ncclConfig_t* get() {
+            return &config;
+        }
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+#else
+        explicit GroupConfig(int) {}
+        ncclConfig_t* get() {
+            return nullptr;
+        }
+#endif
+    };
 
     struct Shared {
         ncclComm_t comm = nullptr;

@@ -37,7 +37,7 @@ class DeviceBatches {
 public:
     // slots: batches that are on the device at the same time.
     DeviceBatches(std::unique_ptr<BatchSource> source, cudaStream_t stream, const Mesh& mesh,
-                  std::string& error, int slots = 1)
+                  NotedError& error, int slots = 1)
         : source_(std::move(source)),
           stream_(stream),
           mesh_(mesh),
@@ -83,7 +83,7 @@ private:
     std::unique_ptr<BatchSource> source_;
     cudaStream_t stream_;
     const Mesh& mesh_;
-    std::string& error_;
+    NotedError& error_;
     const size_t size_;  // ints
     DeviceArray<int> device_;
     HostArray<int> empty_;  // a batch of no rows

@@ -179,7 +179,8 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 }
 
 // The group of all ranks that mpirun started, or of one.
-inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId, int rank) {
+inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId, int rank,
+                                           ncclConfig_t*) {
     *comm = nullptr;
     if (size < 1 || rank < 0 || rank >= size) return host_nccl_failure(ncclInvalidArgument, "no such rank");
     if (size == 1) {

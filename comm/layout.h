@@ -116,7 +116,8 @@ inline MeshShape mesh_shape(const Options& o) {
             .dp = o.dp,
             .shard = o.shard_group,
             .copies = std::max(1, o.tp / o.kv_heads),
-            .ring = o.pp_chunks > 1};
+            .ring = o.pp_chunks > 1,
+            .homes = o.optimizer == OptimizerKind::muon};
 }
 
 // Sequences of the step after `step` steps, on all data ranks.

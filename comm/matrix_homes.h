@@ -267,11 +267,12 @@ private:
         MeshPosition there = mesh_.position;
         there.replica = replica;
         there.shard = other / mesh_.shape.tp, there.tensor = other % mesh_.shape.tp;
+        there.pipeline = 0;
         int rank = rank_of(there, mesh_.shape);
         if (send)
-            mesh_.world().send((const floatX*)data, count, rank, Traffic::updates, stream_);
+            mesh_.stage().send((const floatX*)data, count, rank, Traffic::updates, stream_);
         else
-            mesh_.world().receive(data, count, rank, stream_);
+            mesh_.stage().receive(data, count, rank, stream_);
     }
 
     const Mesh& mesh_;

@@ -13,9 +13,10 @@ fits.
 #include <utility>
 #include <vector>
 
-#include "data/base/error.h"   // fail, text
-#include "kernels/common.cuh"  // the CUDA runtime, cudaCheck
-#include "kernels/matmul.cuh"  // matmul_workspace
+#include "data/base/error.h"      // fail, text
+#include "kernels/common.cuh"     // the CUDA runtime, cudaCheck
+#include "kernels/host_memory.h"  // host_available_memory
+#include "kernels/matmul.cuh"     // matmul_workspace
 
 // The device's memory is not the host's.
 #ifdef __CUDACC__
@@ -31,10 +32,17 @@ struct MemoryClass {
     bool on_host = false;  // pinned host memory
 };
 
-// On the device.
+// Adds up what is on the device.
 inline size_t memory_total(const std::vector<MemoryClass>& classes) {
     size_t total = 0;
     for (const MemoryClass& part : classes) total += part.on_host && has_own_memory ? 0 : part.bytes;
+    return total;
+}
+
+// Adds up what is on the host.
+inline size_t pinned_total(const std::vector<MemoryClass>& classes) {
+    size_t total = 0;
+    for (const MemoryClass& part : classes) total += part.on_host ? part.bytes : 0;
     return total;
 }
 
@@ -56,6 +64,14 @@ inline size_t available_memory(int ranks = 1) {
     cudaCheck(cudaMemGetInfo(&available, &total));
     available /= ranks;
     return available - std::min(available, library_memory());
+}
+
+// What a rank may pin of its host's memory when `ranks` of them share the host: some is kept back for the
+// program, the libraries, and files that are being read.
+inline size_t available_host_memory(int ranks) {
+    constexpr size_t kept = (size_t)1 << 30;
+    size_t available = host_available_memory() / ranks;
+    return available - std::min(available, kept);
 }
 
 template <typename T>

@@ -11,24 +11,26 @@ chosen by it.
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "comm/activations.h"        // Workload, ActivationArrays
-#include "comm/checkpoint_saver.h"   // CheckpointSaver::staging_bytes
-#include "comm/gpt_activations.h"    // activation_table
-#include "comm/layout.h"             // Layout
-#include "comm/matrix_homes.h"       // MatrixArrays
-#include "comm/memory.h"             // Arena, MemoryClass
-#include "comm/pipeline.h"           // PipelineArrays
-#include "comm/pipeline_schedule.h"  // PipelineShape
-#include "comm/setup.h"              // rope_floats, fp8_sizes, zero_settings, training_layout
-#include "comm/stage.h"              // Stage
-#include "comm/world.h"              // World
-#include "comm/zero_arrays.h"        // ZeroArrays
-#include "data/base/error.h"         // fail, text
-#include "data/options/options.h"    // Options
-#include "kernels/fp8_matmul.cuh"    // Fp8Arrays
+#include "comm/activations.h"          // Workload, ActivationArrays
+#include "comm/checkpoint_saver.h"     // CheckpointSaver::staging_bytes
+#include "comm/communicator_memory.h"  // communicator_memory
+#include "comm/gpt_activations.h"      // activation_table
+#include "comm/layout.h"               // Layout
+#include "comm/matrix_homes.h"         // MatrixArrays
+#include "comm/memory.h"               // Arena, MemoryClass
+#include "comm/pipeline.h"             // PipelineArrays
+#include "comm/pipeline_schedule.h"    // PipelineShape
+#include "comm/setup.h"                // rope_floats, fp8_sizes, zero_settings, training_layout
+#include "comm/stage.h"                // Stage
+#include "comm/world.h"                // World
+#include "comm/zero_arrays.h"          // ZeroArrays
+#include "data/base/error.h"           // fail, text
+#include "data/options/options.h"      // Options
+#include "kernels/fp8_matmul.cuh"      // Fp8Arrays
 
 // ----------------------------------------------------------------------------
 // what is taken
@@ -72,25 +74,31 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
 // ----------------------------------------------------------------------------
 // what fits
 
+// Bytes that a rank may take: of a device, and beside it of the host's memory, to pin.
+struct MemoryRoom {
+    size_t device, host = SIZE_MAX;
+};
+
 // Says whether what a model takes fits into the memory of a rank, and which micro-batch would.
 class MemoryPlan {
 public:
     // Bytes of each class with B sequences in a micro-batch and so many micro-batches in a step.
     using Classes = std::function<std::vector<MemoryClass>(int B, int micro_batches)>;
 
-    MemoryPlan(const Workload& workload, const PipelineShape& pipeline, size_t available, Classes classes)
+    MemoryPlan(const Workload& workload, const PipelineShape& pipeline, MemoryRoom room, Classes classes)
         : B_(workload.B),
           T_(workload.T),
           pipeline_(pipeline),
           training_(workload.training),
           recompute_(workload.recompute),
-          available_(available),
+          room_(room),
           classes_of_(std::move(classes)),
           classes_(classes_of_(B_, pipeline.micro_batches)) {}
 
     size_t needs() const { return memory_total(classes_); }
-    size_t available() const { return available_; }
-    bool fits() const { return needs() <= available_; }
+    size_t available() const { return room_.device; }
+    size_t pins() const { return pinned_total(classes_); }
+    bool fits() const { return needs() <= room_.device && pins() <= room_.host; }
 
     // The largest micro-batch that fits; 0 if none does. A step of several stays as large as it is: smaller
     // ones are more, of which a pipeline may keep more.
@@ -101,7 +109,7 @@ public:
         int round = pipeline_.schedule == PipelineSchedule::interleaved ? pipeline_.stages : 1;
         auto fits = [&](int B) {
             int micro_batches = single ? 1 : ceil_div(ceil_div(step, B), round) * round;
-            return memory_total(classes_of_(B, micro_batches)) <= available_;
+            return memory_total(classes_of_(B, micro_batches)) <= room_.device;
         };
         int most = 0, too_large = single ? INT_MAX / T_ : step / round + 1;
         while (too_large - most > 1) {
@@ -115,19 +123,35 @@ public:
     // Refuses what does not fit.
     void check() const {
         if (fits()) return;
+        if (pins() > room_.host)
+            fail("--async-save and --offload: need %s of the host's memory for each rank and %s are free; "
+                 "give "
+                 "--async-save off, or offload less",
+                 size_text(pins()).c_str(), size_text(room_.host).c_str());
         bool saves_more = training_ && recompute_ < Recompute::block;
         if (int fits = largest_micro_batch()) {
             fail("--micro-batch %d: needs %s of memory and %s are free; --micro-batch %d fits%s", B_,
-                 size_text(needs()).c_str(), size_text(available_).c_str(), fits,
+                 size_text(needs()).c_str(), size_text(room_.device).c_str(), fits,
                  saves_more ? ", --recompute block saves more" : "");
         }
         fail("the model needs %s of memory and %s are free; %s", size_text(needs()).c_str(),
-             size_text(available_).c_str(),
+             size_text(room_.device).c_str(),
              !training_ ? "free some, or ask for less at once"
                         : text("choose a smaller --model, a shorter --sequence-length%s or --async-save off, "
                                "or cut it over more processes with --zero, --tp or --pp",
                                saves_more ? ", --recompute block" : "")
                               .c_str());
+    }
+
+    // The class has been taken, and so much is left: refuses what does not fit any more.
+    void check_left(std::string_view taken, size_t left) const {
+        size_t needs = 0;
+        for (const MemoryClass& one : classes_)
+            if (one.name != taken) needs += memory_total({one});
+        if (needs <= left) return;
+        fail("--micro-batch %d: needs %s more memory and %s are free behind the %s; choose a smaller one, or "
+             "--recompute block",
+             B_, size_text(needs).c_str(), size_text(left).c_str(), std::string(taken).c_str());
     }
 
     void print(int ranks) const {
@@ -137,8 +161,11 @@ public:
         printf("memory      ");
         for (const MemoryClass& part : classes_) printf(" %s %s,", part.name, size_text(part.bytes).c_str());
         printf(" %s in all%s\n             %s free and %s kept for libraries, enough for --micro-batch %d\n",
-               size_text(needs()).c_str(), where, size_text(available_).c_str(),
+               size_text(needs()).c_str(), where, size_text(room_.device).c_str(),
                size_text(library_memory()).c_str(), largest_micro_batch());
+        if (has_own_memory && pins() > 0)
+            printf("             %s of the host's memory, of which %s are free for each rank\n",
+                   size_text(pins()).c_str(), size_text(room_.host).c_str());
     }
 
 private:
@@ -146,27 +173,29 @@ private:
     PipelineShape pipeline_;
     bool training_;
     Recompute recompute_;
-    size_t available_;
+    MemoryRoom room_;
     Classes classes_of_;
     std::vector<MemoryClass> classes_;
 };
 
 inline MemoryPlan memory_plan(const ModelConfig& config, const Workload& workload,
                               const ZeroSettings& settings, const Layout& layout = {},
-                              int ranks_sharing_device = 1, size_t of_graphs = 0) {
+                              MemoryRoom room = {available_memory()}, std::vector<MemoryClass> beside = {}) {
     auto classes = [=](int B, int micro_batches) {
         Workload w = workload;
         Layout cut = layout;
         w.B = B, cut.pipeline.micro_batches = micro_batches;
         auto classes = memory_classes(config, w, settings, cut);
-        if (of_graphs > 0) classes.push_back({"graphs up to", of_graphs});
+        classes.insert(classes.end(), beside.begin(), beside.end());
         return classes;
     };
-    return {workload, layout.pipeline, available_memory(ranks_sharing_device), classes};
+    return {workload, layout.pipeline, room, classes};
 }
 
 // ----------------------------------------------------------------------------
 // what is recomputed
+
+constexpr const char* memory_of_groups = "communicators up to";
 
 // A training run with one kind of recomputation.
 struct TrainingMemory {
@@ -178,8 +207,30 @@ struct TrainingMemory {
         : workload(training_workload(o, recompute)),
           layout(training_layout(
               o, layer_bytes(activation_table(o, workload, Stage(o, {.mesh = {.tp = o.tp}}, {}, true))))),
-          plan(memory_plan(o, workload, zero_settings(o), layout, ranks_sharing_device(world),
-                           graph_memory(o))) {}
+          plan(memory_plan(o, workload, zero_settings(o), layout, room(world), beside(o, world))) {}
+
+    // For all ranks, when their groups have been made: refuses what does not fit beside them.
+    void check_groups(const World& world) const {
+        world.on_all_ranks([&] {
+            if (has_own_memory)
+                plan.check_left(memory_of_groups, available_memory(ranks_sharing_device(world)));
+        });
+    }
+
+private:
+    static MemoryRoom room(const World& world) {
+        return {available_memory(ranks_sharing_device(world)),
+                has_own_memory ? available_host_memory(world.local_size()) : SIZE_MAX};
+    }
+    // What is taken beside a model's own arrays.
+    static std::vector<MemoryClass> beside(const Options& o, [[maybe_unused]] const World& world) {
+        std::vector<MemoryClass> classes = {{"graphs up to", graph_memory(o)}};
+#ifdef RANKS_USE_NCCL
+        classes.push_back({memory_of_groups, communicator_memory(mesh_shape(o), world.local_size())});
+#endif
+        std::erase_if(classes, [](const MemoryClass& one) { return one.bytes == 0; });
+        return classes;
+    }
 };
 
 // Finds the least that fits. Each kind makes again all that the one before it does, so this is the fastest.

@@ -24,6 +24,7 @@ the shape alone, so ranks cannot disagree, and each split is one exchange: no ba
 #include <vector>
 
 #include "comm/collectives.h"
+#include "comm/memory.h"  // has_own_memory, size_text
 #include "comm/world.h"
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
@@ -33,13 +34,15 @@ struct MeshShape {
     int tp = 1, pp = 1, dp = 1, shard = 1;
     int copies = 1;     // tensor ranks that share a key/value head
     bool ring = false;  // the last pipeline stage is followed by the first, as the interleaved schedule needs
+    bool homes = false;  // all ranks of a stage send each other matrices (comm/matrix_homes.h)
     int replicas() const { return dp / shard; }
     int ranks() const { return tp * dp * pp; }
 };
 
 // Thread blocks that a kernel of NCCL may take on a GPU. Those that wait for another rank hold theirs, so all
-// that can wait at the same time, and a product, must fit: four links, and three groups.
-constexpr int blocks_of_links = 4, blocks_of_groups = 16;
+// that can wait at the same time, and a product, must fit: four links, and three groups. All ranks together
+// only add up a few numbers, and more blocks would take memory for each of them.
+constexpr int blocks_of_links = 4, blocks_of_groups = 16, blocks_of_world = 1;
 
 struct MeshPosition {
     int tensor = 0, shard = 0, replica = 0, pipeline = 0;
@@ -97,8 +100,9 @@ public:
     // A world of one.
     Mesh() = default;
 
-    // For all ranks. shape.ranks() must be the size of the world.
-    Mesh(const World& world, const MeshShape& shape, cudaStream_t stream) : shape(shape) {
+    // For all ranks. shape.ranks() must be the size of the world. largest: elements of what groups send, for
+    // the libraries choose their ways by size.
+    Mesh(const World& world, const MeshShape& shape, cudaStream_t stream, size_t largest = 1) : shape(shape) {
         if (shape.ranks() != world.size() || shape.shard < 1 || shape.dp % shape.shard) {
             fail("mesh: tp %d * pp %d * dp %d in shard groups of %d does not fit %d processes; see "
                  "complete_layout",
@@ -109,12 +113,14 @@ public:
         auto start = std::chrono::steady_clock::now();
         Phase phase("mesh");
         WaitsForOthers wait;  // the libraries wait where nobody can look
-        world_ = Communicator::of_world(world, stream);
-        groups_ = {{all_axes(), world_}};
+        size_t free_before = free_memory();
+        world_ = Communicator::of_world(world, stream, blocks_of_world);
+        groups_ = {{0, world_}};
         tensor_ = group(tensor_axis);
         shard_ = group(shard_axis);
         if (shape.shard > 1) gathers_ = make_group(shard_axis);
         replica_ = group(replica_axis);
+        if (shape.homes) stage_ = group(tensor_axis | shard_axis | replica_axis);
         if (shape.copies > 1 && shape.copies < shape.tp) {
             int color = (world.rank() - position.tensor) + position.tensor / shape.copies;
             copies_ = add_group(world_.split(color, position.tensor, blocks_of_groups));
@@ -123,7 +129,9 @@ public:
             make_links(stream);
             make_ends();
         }
-        connect(stream);
+        connect(stream, largest);
+        size_t free_behind = free_memory();
+        memory = free_before - std::min(free_before, free_behind);
         groups_built = (int)groups_.size();
         build_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
@@ -131,7 +139,8 @@ public:
     MeshShape shape;
     MeshPosition position;
 
-    // Groups with the same members are one communicator, gathers() aside; a group of one talks to nobody.
+    // Groups along the same axes are one communicator, gathers() aside; a group of one talks to nobody. That
+    // of all ranks is for a few numbers.
     const Communicator& world() const { return world_; }
     const Communicator& tensor() const { return tensor_; }
     const Communicator& shard() const { return shard_; }
@@ -141,6 +150,9 @@ public:
     const Communicator& replica() const { return replica_; }  // those that hold the same shard
     // Tensor ranks that have copies of the same heads; a group of one if each has its own or all the same.
     const Communicator& copies() const { return copies_; }
+    // All ranks that have parts of the same layers, where matrices travel; shard by shard, as rank_of() has
+    // them on the first stage.
+    const Communicator& stage() const { return stage_; }
     const MeshLinks& links() const { return links_; }
     // The first stage and the last, which share what lies at both ends of a model. A group of one between
     // them.
@@ -151,6 +163,7 @@ public:
 
     int groups_built = 0;      // communicators of this rank
     double build_seconds = 0;  // that it took to make them, on this rank
+    size_t memory = 0;         // bytes of a device's own memory that they took
 
     // Throws Error if the library has reported one for any group.
     void check() const {
@@ -172,6 +185,7 @@ public:
         if (groups_built) {
             result += text("; %d group%s built in %.0f ms", groups_built, plural(groups_built),
                            build_seconds * 1e3);
+            if (memory > 0) result += text(", which take %s", size_text(memory).c_str());
         }
         struct {
             const char* name;
@@ -208,7 +222,6 @@ private:
         }
         return axes;
     }
-    int all_axes() const { return real(tensor_axis | shard_axis | replica_axis | pipeline_axis); }
 
     // The communicator along these axes: none for a group of one, one that is there already, or a new one.
     Communicator group(int axes) {
@@ -267,16 +280,40 @@ private:
         ends_ = add_group(world_.split(color, stage, blocks_of_groups));
     }
 
-    // NCCL connects the ranks of a group when they first talk, and takes memory for that: both are better
-    // over before a step, where kernels of one rank wait for those of another.
-    void connect(cudaStream_t stream) const {
-        int* number = nullptr;
-        cudaCheck(cudaMalloc((void**)&number, sizeof *number));
-        cudaCheck(cudaMemsetAsync(number, 0, sizeof *number, stream));
-        for (const Communicator* group : {&tensor_, &shard_, &gathers_, &replica_, &copies_, &ends_})
-            group->all_reduce(number, 1, Traffic::statistics, stream);
+    // NCCL connects the ranks of a group when they first talk in some way, which it chooses by call and size,
+    // and takes memory for that: both are better over before a step, where kernels of one rank wait for those
+    // of another. So each group makes the calls that it will make, on one number and on as many as there will
+    // be.
+    void connect(cudaStream_t stream, size_t largest) const {
+        const struct {
+            const Communicator& group;
+            bool reduces, scatters, gathers;
+        } calls[] = {{tensor_, true, true, true},   {shard_, true, true, false},
+                     {gathers_, true, false, true}, {replica_, true, false, false},
+                     {copies_, true, false, false}, {ends_, true, false, false}};
+        constexpr auto kind = Traffic::statistics;
+        float* numbers = nullptr;
+        size_t most = largest;  // in whole parts
+        for (auto& [group, reduces, scatters, gathers] : calls)
+            most = std::max(most, ceil_div(largest, (size_t)group.size()) * group.size());
+        cudaCheck(cudaMalloc((void**)&numbers, most * sizeof *numbers));
+        cudaCheck(cudaMemsetAsync(numbers, 0, most * sizeof *numbers, stream));
+        for (auto& [group, reduces, scatters, gathers] : calls) {
+            size_t part = ceil_div(largest, (size_t)group.size());
+            if (reduces) group.all_reduce(numbers, 1, kind, stream);
+            if (reduces && largest > 1) group.all_reduce(numbers, largest, kind, stream);
+            if (scatters) group.reduce_scatter(numbers, part, kind, stream);
+            if (gathers) group.all_gather(numbers, part, kind, stream);
+        }
         cudaCheck(cudaStreamSynchronize(stream));
-        cudaCheck(cudaFree(number));
+        cudaCheck(cudaFree(numbers));
+    }
+
+    // Of a device with memory of its own.
+    static size_t free_memory() {
+        size_t available = 0, total;
+        if (has_own_memory) cudaCheck(cudaMemGetInfo(&available, &total));
+        return available;
     }
 
     // One that no axes find.
@@ -311,7 +348,7 @@ private:
     }
 
     std::vector<Group> groups_;  // communicators with their axes, in the order they were made
-    Communicator world_, tensor_, shard_, gathers_, replica_, copies_, ends_;
+    Communicator world_, tensor_, shard_, gathers_, replica_, copies_, stage_, ends_;
     MeshLinks links_;
 };
 

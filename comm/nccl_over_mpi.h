@@ -28,7 +28,7 @@ From the bottom up:
     }
 
 NCCL_CALL_REFUSED(ncclGetUniqueId)
-NCCL_CALL_REFUSED(ncclCommInitRank)
+NCCL_CALL_REFUSED(ncclCommInitRankConfig)
 NCCL_CALL_REFUSED(ncclCommSplit)
 NCCL_CALL_REFUSED(ncclCommCount)
 NCCL_CALL_REFUSED(ncclCommUserRank)

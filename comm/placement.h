@@ -62,25 +62,32 @@ inline std::string first_line(const std::string& path) {
     return line;
 }
 
-// The cores of the device's NUMA node; without a GPU, ranks share the nodes. Empty: there is only one node,
-// Linux does not say, or the process is alone on its machine and may use all of it.
-inline Cores cores_of_device(const World& world) {
-    if (world.local_size() == 1) return {};
-#ifndef DEVICE_CPU
+// Where the device sits on the PCI bus, as in "0000:18:00.0"; empty: it is no GPU.
+inline std::string bus_of_device() {
+#ifdef __CUDACC__
     char bus[32] = "";
     int device = 0;
     cudaCheck(cudaGetDevice(&device));
     cudaCheck(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
-    std::string name = bus;
-    for (char& letter : name) letter = (char)tolower(letter);
-    return parse_cores(first_line("/sys/bus/pci/devices/" + name + "/local_cpulist"));
+    return bus;
 #else
+    return "";
+#endif
+}
+
+// The cores of the device's NUMA node; without a GPU, ranks share the nodes. Empty: there is only one node,
+// Linux does not say, or the process is alone on its machine and may use all of it.
+inline Cores cores_of_device(const World& world) {
+    if (world.local_size() == 1) return {};
+    if (std::string bus = bus_of_device(); !bus.empty()) {
+        for (char& letter : bus) letter = (char)tolower(letter);
+        return parse_cores(first_line("/sys/bus/pci/devices/" + bus + "/local_cpulist"));
+    }
     std::vector<Cores> nodes;
     for (int node : parse_cores(first_line("/sys/devices/system/node/has_cpu")))
         nodes.push_back(parse_cores(first_line(text("/sys/devices/system/node/node%d/cpulist", node))));
     if (nodes.size() < 2 || world.local_size() < (int)nodes.size()) return {};
     return nodes[(size_t)world.local_rank() * nodes.size() / (size_t)world.local_size()];
-#endif
 }
 
 struct CoreChoice {
@@ -176,10 +183,9 @@ inline void choose_device(const World& world) {
         int device = world.local_rank() % devices;
         cudaCheck(cudaSetDevice(device));
         process_place() = world.name();
+        if (std::string bus = bus_of_device(); !bus.empty())
+            process_place() += text(", GPU %d (%s)", device, bus.c_str());
 #ifndef DEVICE_CPU
-        char bus[32] = "";
-        cudaCheck(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
-        process_place() += text(", GPU %d (%s)", device, bus);
         if (!kernel_architecture(error)) {
             const cudaDeviceProp& card = device_properties();
             fail("GPU: %s on %s does not run the kernels of this program (%s); build with make GPU_ARCH=%d%d",

@@ -25,12 +25,13 @@ left cannot be better. Some are not tried, for another one is never slower:
 #include <utility>
 #include <vector>
 
-#include "comm/layout.h"          // Layout, mesh_shape, pipeline_split
-#include "comm/memory_plan.h"     // stage_memory, stream_size
-#include "comm/setup.h"           // training_workload, zero_settings, held_multiprocessors
-#include "comm/step_simulator.h"  // simulate_step
-#include "data/base/error.h"      // fail
-#include "data/options/layout.h"  // cut_refusal
+#include "comm/communicator_memory.h"  // communicator_memory
+#include "comm/layout.h"               // Layout, mesh_shape, pipeline_split
+#include "comm/memory_plan.h"          // stage_memory, stream_size
+#include "comm/setup.h"                // training_workload, zero_settings, held_multiprocessors
+#include "comm/step_simulator.h"       // simulate_step
+#include "data/base/error.h"           // fail
+#include "data/options/layout.h"       // cut_refusal
 
 // ----------------------------------------------------------------------------
 // what is planned
@@ -572,6 +573,8 @@ private:
             const Stage& stage = this->stage(cut, cut_layout, number);
             auto classes =
                 stage_memory(o, w, settings, cut_layout, stage, parameter_layout(o, cut.dp, stage.units()));
+            if (number_bytes_ == 2)
+                classes.push_back({"communicators", communicator_memory(cut_layout.mesh, machine_.node)});
             if (total(classes) > most) return {};
             if (total(classes) > total(fullest)) fullest = classes;
         }

@@ -14,6 +14,7 @@ whole job with MPI_Abort; and none for one that is stuck, so each has a watchdog
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unistd.h>
 #include <utility>
@@ -36,17 +37,13 @@ struct CommonError : Error {
     using Error::Error;
 };
 
-// What went wrong on one rank, as it is told to the others.
-struct Failure {
-    int exit_code = exit_bad_input;
-    std::string message;
-
-    // Not empty, even where the message is.
-    std::string packed() const { return std::to_string(exit_code) + ":" + message; }
-    static Failure unpacked(const std::string& packed) {
-        return {atoi(packed.c_str()), packed.substr(packed.find(':') + 1)};
-    }
-};
+// An error of one rank as it is told to the others. The text is not empty, even where the message is.
+inline std::string packed(const NotedError& error) {
+    return std::to_string(error.exit_code) + ":" + error.message;
+}
+inline NotedError unpacked_error(const std::string& text) {
+    return {atoi(text.c_str()), text.substr(text.find(':') + 1)};
+}
 
 // The processes that a launcher says it has started, by its environment; 0 if there is no launcher.
 inline int launched_processes() {
@@ -142,7 +139,7 @@ public:
     template <typename Step>
     void on_all_ranks(Step&& step) const {
         bool failed = true;
-        Failure mine;
+        NotedError mine;
         try {
             std::forward<Step>(step)();
             failed = false;
@@ -201,17 +198,17 @@ private:
     }
 
     // The first rank chooses among the messages of those that failed.
-    [[noreturn]] void throw_common(bool failed, const Failure& mine) const {
-        std::string common = agree(failed ? mine.packed() : "", [this](const std::vector<std::string>& all) {
+    [[noreturn]] void throw_common(bool failed, const NotedError& mine) const {
+        std::string common = agree(failed ? packed(mine) : "", [this](const std::vector<std::string>& all) {
             size_t first = 0;
             while (all[first].empty()) first++;
-            Failure chosen = Failure::unpacked(all[first]);
+            NotedError chosen = unpacked_error(all[first]);
             bool same =
                 std::ranges::all_of(all, [&](const std::string& other) { return other == all[first]; });
             if (!same) chosen.message = name_of((int)first) + ": " + chosen.message;
-            return chosen.packed();
+            return packed(chosen);
         });
-        Failure failure = Failure::unpacked(common);
+        NotedError failure = unpacked_error(common);
         fail_on_all(failure.message, failure.exit_code);
     }
 
@@ -289,7 +286,18 @@ private:
 // ----------------------------------------------------------------------------
 // what a run is made with
 
-// The communication libraries this program was built with, for the run's header.
+// The variables of an environment with such a beginning: ", NCCL_ALGO=Ring, NCCL_PROTO=LL".
+inline std::string settings_in(char** environment, const std::string& prefix) {
+    std::set<std::string> settings;
+    for (char** one = environment; *one; one++) {
+        if (std::string(*one).starts_with(prefix)) settings.insert(printable(*one));
+    }
+    std::string list;
+    for (const std::string& setting : settings) list += ", " + setting;
+    return list;
+}
+
+// The communication libraries this program was built with and what they are told, for the run's header.
 inline std::string communication_libraries() {
     std::string libraries = World::mpi_library();
 #ifdef RANKS_USE_NCCL
@@ -297,6 +305,7 @@ inline std::string communication_libraries() {
     if (ncclGetVersion(&nccl) == ncclSuccess) {
         libraries += text(", NCCL %d.%d.%d", nccl / 10000, nccl / 100 % 100, nccl % 100);
     }
+    libraries += settings_in(environ, "NCCL_");
 #elif !defined(WITHOUT_MPI)
     libraries += " (host transport)";
 #endif
@@ -306,11 +315,9 @@ inline std::string communication_libraries() {
 // ----------------------------------------------------------------------------
 // errors that end a run
 
-// For all ranks: if one of them has an error (empty: it has none), all throw it.
-inline void raise_error(const World& world, const std::string& error) {
-    world.on_all_ranks([&] {
-        if (!error.empty()) fail("%s", error.c_str());
-    });
+// For all ranks: if one of them has an error, all throw it.
+inline void raise_error(const World& world, const NotedError& error) {
+    world.on_all_ranks([&] { error.raise(); });
 }
 
 // For all ranks: what make() gives on the first one. A file that thousands of ranks would look at is a load
@@ -322,12 +329,12 @@ std::string text_from_root(const World& world, Make&& make) {
         try {
             text = "+" + make();
         } catch (const std::exception& error) {
-            text = "-" + Failure{exit_code_of(error), message_of(error)}.packed();
+            text = "-" + packed({exit_code_of(error), message_of(error)});
         }
     }
     text = world.broadcast_text(std::move(text));
     if (text[0] == '+') return text.substr(1);
-    Failure failure = Failure::unpacked(text.substr(1));
+    NotedError failure = unpacked_error(text.substr(1));
     world.fail_on_all(failure.message, failure.exit_code);
 }
 

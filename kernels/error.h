@@ -11,10 +11,9 @@ the error's code. What was half done is undone on the way by destructors.
 #include <utility>
 
 // What a program exits with, for those who start it again: of these, only the last is worth a new start.
-constexpr int exit_bad_input = 1;    // the user's input: options, files, a machine that is too small
-constexpr int exit_not_finite = 70;  // the numbers of a run are not finite
-constexpr int exit_failed_part =
-    75;  // another process, a link, a device or a disk (EX_TEMPFAIL of sysexits.h)
+constexpr int exit_bad_input = 1;     // the user's input: options, files, a machine that is too small
+constexpr int exit_not_finite = 70;   // the numbers of a run are not finite
+constexpr int exit_failed_part = 75;  // another process, a link, a device or a disk (sysexits.h: EX_TEMPFAIL)
 
 struct Error : std::runtime_error {
     explicit Error(const std::string& message, int exit_code = exit_bad_input)
@@ -64,22 +63,41 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
     throw FailedPart(message);
 }
 
-// Runs work in a place that must not throw, such as a step that a rank cannot leave alone, and keeps its
-// first error for the moment when it can be reported.
+// An error that is kept for the moment when it can be reported.
+struct NotedError {
+    int exit_code = exit_bad_input;
+    std::string message;  // empty: there is no error
+
+    bool empty() const { return message.empty(); }
+    void raise() const {
+        if (!empty()) throw Error(message, exit_code);
+    }
+};
+
+// Runs work in a place that must not throw, such as a step that a rank cannot leave alone, and notes its
+// first error.
 template <typename Work>
-void note_error(std::string& error, Work&& work) {
+void note_error(NotedError& noted, Work&& work) {
     try {
         work();
     } catch (const Error& thrown) {
-        if (error.empty()) error = thrown.what();
+        if (noted.empty()) noted = {thrown.exit_code, thrown.what()};
     }
+}
+
+// Notes only the message, where the program goes on after it.
+template <typename Work>
+void note_error(std::string& message, Work&& work) {
+    NotedError noted = {exit_bad_input, message};
+    note_error(noted, work);
+    message = noted.message;
 }
 
 // While one of these exists, launchers of its thread note their errors instead of throwing them: a rank whose
 // launch has failed still takes part in all that the other ranks do, until they can hear of it.
 class NotedLaunchErrors {
 public:
-    explicit NotedLaunchErrors(std::string& error) : outer_(std::exchange(place_, &error)) {}
+    explicit NotedLaunchErrors(NotedError& error) : outer_(std::exchange(place_, &error)) {}
     ~NotedLaunchErrors() { place_ = outer_; }
     NotedLaunchErrors(const NotedLaunchErrors&) = delete;
     NotedLaunchErrors& operator=(const NotedLaunchErrors&) = delete;
@@ -94,6 +112,6 @@ public:
     }
 
 private:
-    inline static thread_local std::string* place_ = nullptr;
-    std::string* const outer_;
+    inline static thread_local NotedError* place_ = nullptr;
+    NotedError* const outer_;
 };

@@ -100,6 +100,20 @@ public:
         return notes;
     }
 
+    // How the run was last started (start_record), as its log tells; null: it does not. Before begin().
+    nlohmann::json last_start() const {
+        nlohmann::json last;
+        MappedFile file(file_->path());
+        std::string_view rest(file.data(), file.size());
+        while (!rest.empty()) {
+            std::string_view line = next_line(rest);
+            if (line.find("\"start\"") == line.npos) continue;
+            nlohmann::json value = nlohmann::json::parse(line, nullptr, false);
+            if (value.is_object() && value.contains("start")) last = std::move(value["start"]);
+        }
+        return last;
+    }
+
     // In place of begin(), for a run that is already there as the checkpoint of `step`, and does not go on.
     void begin_as(const nlohmann::ordered_json& options, int64_t step) {
         remove_unfinished(run_dir_);

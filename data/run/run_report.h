@@ -18,19 +18,34 @@ What a run is about to do, for its header.
 #include "data/base/program_version.h"
 #include "data/tokens/token_loader.h"
 
-// The line of log.jsonl that says when, where and how the run was started. origin: the checkpoint that it
-// begins from; empty: none. changes: what a resume made different.
+// The line of log.jsonl that says when, where and how the run was started. communication: the libraries
+// between the processes, and their settings. origin: the checkpoint that it begins from; empty: none.
+// changes: what a resume made different.
 inline nlohmann::ordered_json start_record(const Options& o, const std::string& host, int processes,
-                                           const std::string& device, const std::string& origin,
+                                           const std::string& device, const std::string& communication,
+                                           const std::string& origin,
                                            const std::vector<std::string>& changes) {
     return {{"time", utc_time()},
             {"host", host},
             {"device", device},
             {"version", program_version},
+            {"communication", communication},
             {"processes", processes},
             {"layout", {{"dp", o.dp}, {"tp", o.tp}, {"pp", o.pp}, {"zero", o.zero}}},
             {"from", origin.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(origin)},
             {"changes", changes}};
+}
+
+// Says of a run that goes on what its libraries have become since it was last started, as `before` tells; or
+// nothing. The same layout gives the same bits only with the same ones.
+inline std::string communication_note(const nlohmann::json& before, const std::string& communication) {
+    if (!before.is_object() || !before.contains("communication")) return "";
+    const nlohmann::json& was = before["communication"];
+    if (!was.is_string() || was == communication) return "";
+    return text(
+        "communication was by %s and is by %s: sums may be made in another order, and differ in their "
+        "last bits",
+        printable(was.get<std::string>()).c_str(), communication.c_str());
 }
 
 inline void print_run(const Options& o, const TokenLoader& data) {

@@ -24,7 +24,7 @@ inline ncclComm_t everyone() {
         if (test_world().rank() == 0) ncclCheck(ncclGetUniqueId(&id));
         test_world().broadcast(&id, sizeof id, 0);
         ncclComm_t made = nullptr;
-        ncclCheck(ncclCommInitRank(&made, test_world().size(), id, test_world().rank()));
+        ncclCheck(ncclCommInitRankConfig(&made, test_world().size(), id, test_world().rank(), nullptr));
         return made;
     }();
     return comm;

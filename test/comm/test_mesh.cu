@@ -5,6 +5,7 @@
 #include <set>
 #include <thread>
 
+#include "comm/communicator_memory.h"
 #include "comm/mesh.h"
 #include "comm/watch.h"
 #include "test/support/file_testing.h"
@@ -152,9 +153,11 @@ TEST_CASE("the example in the documentation") {
 
 TEST_CASE("each communicator of every shape has the members it should have, in order") {
     const World& world = test_world();
-    for (const MeshShape& shape : shapes_of(world.size())) {
+    for (MeshShape shape : shapes_of(world.size())) {
         CAPTURE(text("tp %d pp %d dp %d shard %d", shape.tp, shape.pp, shape.dp, shape.shard));
-        Mesh mesh(world, shape, test_stream());
+        shape.homes = true;
+        constexpr size_t largest = 11;  // divides by no group's size, but 1
+        Mesh mesh(world, shape, test_stream(), largest);
         // Worked out here from the definition: ranks that agree in the other coordinates.
         auto expected = [&](bool tensor, bool shard, bool replica, bool pipeline) {
             std::vector<int> members;
@@ -178,9 +181,15 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
         CHECK(mesh.replica().rank() == mesh.position.replica);
         CHECK(mesh.tensor().rank() == mesh.position.tensor);
 
+        // Matrices are sent to the rank that has the place on the first stage.
+        MeshPosition on_first = mesh.position;
+        on_first.pipeline = 0;
+        CHECK(text_of(members_of(mesh.stage())) == expected(true, true, true, false));
+        CHECK(mesh.stage().rank() == rank_of(on_first, shape));
+
         // Groups with the same members are one, and nothing is made for a group of one.
         std::set<std::string> different;
-        const Communicator* groups[] = {&mesh.world(), &mesh.tensor(), &mesh.shard(), &mesh.replica()};
+        const Communicator* groups[] = {&mesh.stage(), &mesh.tensor(), &mesh.shard(), &mesh.replica()};
         for (const Communicator* group : groups) {
             std::string members = text_of(members_of(*group));
             if (group->size() > 1) different.insert(members);
@@ -193,6 +202,9 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
         CHECK(text_of(members_of(mesh.gathers())) == text_of(members_of(mesh.shard())));
         bool own_group = mesh.gathers().size() > 1;
         if (own_group) CHECK(!mesh.gathers().same_group(mesh.shard()));
+        // So is that of all ranks, which has one channel.
+        bool all = mesh.world().size() > 1;
+        for (const Communicator* group : groups) CHECK((!all || !group->same_group(mesh.world())));
 
         // Links are between neighbours, each for itself.
         int step = shape.tp * shape.dp, stage = mesh.position.pipeline, last = shape.pp - 1;
@@ -219,10 +231,39 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
         std::vector<int> ends = {first, first + last * step};
         CHECK(members_of(mesh.ends()) == (at_end ? ends : std::vector<int>{world.rank()}));
 
-        CHECK(mesh.groups_built == (int)different.size() + own_group + linked + at_end);
+        CHECK(mesh.groups_built == all + (int)different.size() + own_group + linked + at_end);
         CHECK((mesh.build_seconds > 0) == (world.size() > 1));
         mesh.check();
     }
+}
+
+TEST_CASE("the memory of groups follows from their channels, and from where the machines are divided") {
+    constexpr size_t ring = memory_of_connection, peer = memory_of_peer;
+    CHECK(communicator_memory({}, 8) == 0);
+    // Eight tensor ranks in a machine, and then in two.
+    CHECK(communicator_memory({.tp = 8}, 8) == ring + 8 * peer + 16 * (ring + 8 * peer));
+    CHECK(communicator_memory({.tp = 8}, 4) == 2 * ring + 8 * peer + 16 * (2 * ring + 8 * peer));
+    // Two shards side by side and two replicas across, with gathers of their own.
+    CHECK(communicator_memory({.dp = 4, .shard = 2}, 2) ==
+          2 * ring + 4 * peer + 2 * 16 * (ring + 2 * peer) + 16 * (2 * ring + 2 * peer));
+    // Muon's matrices go between all four.
+    CHECK(communicator_memory({.dp = 4, .shard = 2, .homes = true}, 2) -
+              communicator_memory({.dp = 4, .shard = 2}, 2) ==
+          16 * (2 * ring + 4 * peer));
+    CHECK(communicator_memory({.dp = 4, .shard = 4, .homes = true}, 8) ==
+          communicator_memory({.dp = 4, .shard = 4}, 8));
+    // Between two stages on a machine each: four links of four channels, and the ends.
+    CHECK(communicator_memory({.pp = 2}, 1) == (1 + 4 * 4 + 16) * (2 * ring + 2 * peer));
+    // The review of a run on 12,288 cards expects 1.3 to 2 GB.
+    double large = (double)communicator_memory({.tp = 8, .pp = 8, .dp = 192, .shard = 192}, 8);
+    CHECK(large > 1.2e9);
+    CHECK(large < 2e9);
+}
+
+TEST_CASE("settings of a library are found in the environment") {
+    const char* environment[] = {"PATH=/bin", "NCCL_PROTO=LL", "NCCL_ALGO=Ring", "XNCCL_A=1", nullptr};
+    CHECK(settings_in((char**)environment, "NCCL_") == ", NCCL_ALGO=Ring, NCCL_PROTO=LL");
+    CHECK(settings_in((char**)environment + 4, "NCCL_") == "");
 }
 
 TEST_CASE("a shape that is not that of the world is refused") {

@@ -81,7 +81,7 @@ void each_cut(Planned& p, Visit&& visit) {
 
 TEST_CASE("the search finds the fastest of all layouts that fit") {
     TemporaryFolder folder;
-    for (double memory : {1.3e9, 2e9, 40e9}) {
+    for (double memory : {2.0e9, 2.6e9, 40e9}) {
         CAPTURE(memory);
         Planned p(small_model + small_machine(folder, memory));
         std::vector<PlannedStep> found = p.planner.best(3);
@@ -193,6 +193,34 @@ TEST_CASE("planned memory is that of a run") {
     CHECK(bytes(bf16, "gradients") == bytes(p, "gradients"));
     CHECK(bytes(bf16, "optimizer") == doctest::Approx(1.5 * bytes(p, "optimizer")));  // a master copy
     CHECK(bytes(bf16, "activations") < 0.8 * bytes(p, "activations"));
+    // Cards have communicators besides.
+    CHECK(bytes(p, "communicators") == 0);
+    CHECK(bytes(bf16, "communicators") == 0);
+    cut.tp = 2;
+    CHECK(bytes(p, "communicators") == 0);
+    CHECK(bytes(bf16, "communicators") == communicator_memory({.tp = 2}, 8));
+}
+
+TEST_CASE("what a rank pins must fit into its host, and what is left behind the groups into the device") {
+    constexpr size_t MiB = 1 << 20;
+    auto classes = [&](int B, int) {
+        return std::vector<MemoryClass>{
+            {"activations", B * 10 * MiB}, {"optimizer", 30 * MiB, true}, {"groups", 5 * MiB}};
+    };
+    Workload w = {.B = 4, .T = 16, .training = true, .loss_chunk = 64};
+    PipelineShape alone = {PipelineSchedule::one_f_one_b, 1, 1};
+    size_t needs = memory_total(classes(4, 1));
+    MemoryPlan plan(w, alone, {needs, 30 * MiB}, classes);
+    CHECK(plan.fits());
+    CHECK(plan.pins() == 30 * MiB);
+    CHECK_NOTHROW(plan.check());
+    MemoryPlan pins_too_much(w, alone, {needs, 30 * MiB - 1}, classes);
+    CHECK(!pins_too_much.fits());
+    CHECK_REFUSED(pins_too_much.check(), "--async-save and --offload: need 30.0 MiB of the host's memory");
+    MemoryPlan too_large(w, alone, {needs - 1, 30 * MiB}, classes);
+    CHECK_REFUSED(too_large.check(), "--micro-batch 3 fits");
+    CHECK_NOTHROW(plan.check_left("groups", needs - 5 * MiB));
+    CHECK_REFUSED(plan.check_left("groups", needs - 5 * MiB - 1), "more memory and");
 }
 
 // Korthikanti et al. count sbh (34 + 5as/h) / t bytes of a layer, in numbers of 2 bytes: 11 of attention, 19

@@ -364,13 +364,13 @@ TEST_CASE("the world is all ranks, and one id") {
     int rank = test_world().rank(), size = test_world().size();
     ncclComm_t made = nullptr;
     ncclUniqueId id = {};
-    CHECK(ncclCommInitRank(&made, size, id, size) == ncclInvalidArgument);
+    CHECK(ncclCommInitRankConfig(&made, size, id, size, nullptr) == ncclInvalidArgument);
     CHECK(made == nullptr);
     if (size == 1) {
-        CHECK(ncclCommInitRank(&made, 2, id, 0) == ncclInvalidUsage);
+        CHECK(ncclCommInitRankConfig(&made, 2, id, 0, nullptr) == ncclInvalidUsage);
         return;
     }
-    CHECK(ncclCommInitRank(&made, size + 1, id, rank) == ncclInvalidUsage);
+    CHECK(ncclCommInitRankConfig(&made, size + 1, id, rank, nullptr) == ncclInvalidUsage);
 }
 
 #endif

@@ -81,7 +81,7 @@ static void check_tiling(const CheckpointIndex& index) {
 static const CheckpointIndex good_index =
     parse_checkpoint_index(forged_index(good_header, good_pieces), "good");
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
+static int test_one_input(const uint8_t* input, size_t size) {
     if (size == 0) return 0;
     try {
         CheckpointIndex index = parse_checkpoint_index(

@@ -57,7 +57,7 @@ static void score_all(const std::vector<ChoiceExample>& examples, int T) {
     if (score.examples != (int64_t)examples.size() || examples.empty()) abort();
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int test_one_input(const uint8_t* data, size_t size) {
     if (size < 8) return 0;
     std::string_view bytes((const char*)data + 1, size - 1);
     std::string content(bytes);

@@ -7,7 +7,7 @@
 #include "test/fuzz/fuzz_json.h"
 #include "test/data/hf_configs.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int test_one_input(const uint8_t* data, size_t size) {
     if (size == 0) return 0;
     std::string text((const char*)data + 1, size - 1);
     static const nlohmann::json published[] = {hf_gpt2(),     hf_llama(), hf_mistral(), hf_qwen3(),

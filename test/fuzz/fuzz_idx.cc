@@ -12,7 +12,7 @@ static FileHandle file_of(const std::string& content) {
     return file;
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int test_one_input(const uint8_t* data, size_t size) {
     if (size < 2) return 0;
     // A byte of settings, one for the size of the file of tokens, then the index: as it is, or its type,
     // lengths and borders of documents in a byte each, which are put in a valid frame.

@@ -28,7 +28,7 @@ static bool read_slowly(std::string_view line, std::string& text) {
 // Two bytes of settings, then the text.
 enum { compressed = 1, lines = 2, cut_in_two = 4, cut_anywhere = 8, keep_bytes = 16, damaged = 32 };
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int test_one_input(const uint8_t* data, size_t size) {
     if (size < 3) return 0;
     int settings = data[0];
     std::string content;

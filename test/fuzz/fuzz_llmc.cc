@@ -30,7 +30,7 @@ constexpr size_t parameters = 2 * 2 + 2 + 12 * 4 + 13 * 2 + 4;
 static const int32_t values[] = {0,         1,        2, 3, 4, 5, 7, 8, -1, 255, 256, 1 << 24, (1 << 24) + 1,
                                  INT32_MAX, INT32_MIN};
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
+static int test_one_input(const uint8_t* input, size_t size) {
     if (size < 4) return 0;
     std::string files[3];
     files[0] = with_header({llmc::model_magic, 5, 1, 1, 1, 1, 2, 2}, parameters * 2);

@@ -25,7 +25,7 @@ static std::string file_from(uint8_t choice, const std::string& rest) {
     return with_length(header.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace), 164);
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
+static int test_one_input(const uint8_t* input, size_t size) {
     if (size == 0) return 0;
     std::string file = file_from(input[0], std::string((const char*)input + 1, size - 1));
     FileHandle memory(memfd_create("safetensors", MFD_CLOEXEC));

@@ -5,7 +5,7 @@
 
 #include "data/commands/data_report.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int test_one_input(const uint8_t* data, size_t size) {
     if (size < 4) return 0;
     // A byte of settings and one that is a token; then tokens behind a header that fits them, or the first
     // numbers of a header and what follows it.

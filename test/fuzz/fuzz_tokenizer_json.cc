@@ -110,7 +110,7 @@ static void run(uint8_t choice, std::string_view input) {
     }
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int test_one_input(const uint8_t* data, size_t size) {
     if (size == 0) return 0;
     try {
         run(data[0], std::string_view((const char*)data + 1, size - 1));

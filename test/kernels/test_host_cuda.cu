@@ -413,14 +413,17 @@ TEST_CASE("work that throws ends all work, until its error is taken") {
 }
 
 TEST_CASE("launchers throw, or note what they would throw") {
-    auto launcher = [](int number) { NotedLaunchErrors::run([=] { fail("launch %d failed", number); }); };
-    std::string error;
+    auto launcher = [](int number) {
+        NotedLaunchErrors::run([=] { fail_part("launch %d failed", number); });
+    };
+    NotedError error;
     CHECK_THROWS_WITH(launcher(1), "launch 1 failed");
     {
         NotedLaunchErrors noted(error);
         for (int number : {2, 3}) launcher(number);
     }
-    CHECK(error == "launch 2 failed");
+    CHECK(error.message == "launch 2 failed");
+    CHECK(error.exit_code == exit_failed_part);
     CHECK_THROWS_WITH(launcher(4), "launch 4 failed");
 }
 

@@ -820,7 +820,7 @@ private:
 // some samples in the end.
 std::vector<float> course_of(Gpt& g, int micro_batches) {
     constexpr int steps = 3, samples = 5;
-    std::string error;
+    NotedError error;
     int reads = 0;
     DeviceBatches batches(std::make_unique<RandomBatches>(g.config.vocab_size, reads), g.stream, g.mesh,
                           error, g.stage.room.micro_batches);

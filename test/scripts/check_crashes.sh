@@ -5,7 +5,7 @@
 #   SEED=N    repeats the random moments of an earlier run, which printed it; KILLS=N how many (10)
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/fault_injection.so
 # seconds: 150
-# soak: KILLS=300
+# soak: KILLS=300 EVERY=yes
 # limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
@@ -113,6 +113,7 @@ sparse() {
 number_of() { printf '%s\n' "${points[@]}" | grep -cE "^[0-9]+ ($1) "; }
 
 points listed --async-save on
+[ -n "$EVERY" ] || mapfile -t points < <(sparse)
 plan "$(number_of '.*')"
 for point in "${points[@]}"; do
     read -r k call file <<<"$point"

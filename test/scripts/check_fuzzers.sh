@@ -6,6 +6,7 @@
 # limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
+. test/support/group.sh
 seconds=${SECONDS_EACH:-5}
 plan 9
 sanitizers=fuzzer,address,undefined
@@ -15,14 +16,31 @@ if ! clang++ -fsanitize=$sanitizers "$work/probe.cc" -o "$work/probe" 2>/dev/nul
     exit
 fi
 
+# All are one program, because most of what they include is the same; FUZZER in the environment names the one that runs.
+write_fuzzers() {
+    local unit name
+    write_group "$work/fuzzers.cc" test/fuzz/fuzz_*.cc
+    {
+        echo 'extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {'
+        echo '    static const std::string fuzzer = getenv("FUZZER");'
+        for unit in test/fuzz/fuzz_*.cc; do
+            name=$(basename "$unit" .cc)
+            echo "    if (fuzzer == \"$name\") return $name::test_one_input(data, size);"
+        done
+        printf '    abort();\n}\n'
+    } >>"$work/fuzzers.cc"
+}
+write_fuzzers
+if ! clang++ -std=c++20 -g -O1 -fsanitize=$sanitizers -fno-sanitize-recover=undefined -DDEVICE_CPU -Wno-unknown-pragmas \
+    -I. "$work/fuzzers.cc" -o "$work/fuzzers" -lxxhash -lpcre2-8 -lutf8proc -lz >"$work/log" 2>&1; then
+    head -20 "$work/log"
+fi
+
 fuzz() {
     local name=$1 corpus=$work/$1.corpus
     mkdir -p "$corpus"
-    if ! clang++ -std=c++20 -g -O1 -fsanitize=$sanitizers -fno-sanitize-recover=undefined -DDEVICE_CPU -Wno-unknown-pragmas \
-        -I. "test/fuzz/$name.cc" -o "$work/$name" -lxxhash -lpcre2-8 -lutf8proc -lz >"$work/$name.log" 2>&1; then
-        head -20 "$work/$name.log"
-        echo "FAILED $name: does not build"
-    elif (cd "$work" && "./$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 "$corpus") >"$work/$name.log" 2>&1; then
+    if (cd "$work" && FUZZER=$name ./fuzzers -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 "$corpus") \
+        >"$work/$name.log" 2>&1; then
         echo "ok $name: $(grep -oE 'Done [0-9]+ runs' "$work/$name.log")"
     else
         tail -40 "$work/$name.log"

@@ -3,17 +3,21 @@
 # norms, validation losses and final weights of one process that takes the step at once. Choices of memory and overlap
 # do not change a bit.
 #
-#   test/scripts/check_layouts.sh [WORD]    only rows that hold the word
+#   test/scripts/check_layouts.sh [WORD]    only rows that hold the word; with EVERY=yes also more rows like the others
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs simt-fp32/train_gpt
 # seconds: 120
+# soak: EVERY=yes
+# limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 110
+checks=70
+[ -z "$EVERY" ] || checks=110
+plan $checks
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 # one that does not change: with some texts differences grow ten times as large within the steps
 text=$PWD/test/golden/bpe_training.json
 only=$1
-command -v mpirun >/dev/null || { skip "no mpirun here" 110; exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" $checks; exit; }
 cd "$work" || exit 1
 
 # One thread a rank, the reference too: then a product is summed in the same order whatever the batch.
@@ -63,62 +67,64 @@ wanted() { [[ -z $only || $* == *"$only"* ]]; }
 
 layouts='
 gpt2      1 --micro-batch 2 --recompute block --zero 3 --offload optimizer
-gpt2      1 --micro-batch 4 --pp-schedule zero-bubble
-llama     1 --micro-batch 1 --zero 2
 llama     1 --micro-batch 4 --pp-schedule interleaved --pp-chunks 3
 gpt2      2 --micro-batch 6 --zero 2 --offload optimizer
 gpt2      2 --micro-batch 4 --zero 3
-llama     2 --micro-batch 3
 llama     2 --micro-batch 6 --zero 1 --recompute mlp --optimizer lamb
 llama     2 --micro-batch 2 --zero 3 --recompute block --optimizer muon
 gpt2      3 --micro-batch 2 --zero 3 --prefetch 3 --optimizer lamb
-llama     3 --micro-batch 4 --zero 2 --overlap off
 parallel  3 --micro-batch 1 --zero 3 --offload optimizer
 gpt2      4 --micro-batch 2 --zero 1 --shard-group 2
-llama     4 --micro-batch 3 --zero 3 --prefetch 0
 llama     4 --micro-batch 2 --zero 3 --shard-group 2 --recompute block --offload optimizer --optimizer muon
 gpt2      8 --micro-batch 3 --zero 3
-llama     8 --micro-batch 1 --zero 3 --shard-group 4 --recompute mlp
-parallel  8 --micro-batch 3 --zero 3 --shard-group 2
-gpt2      2 --tp 2 --micro-batch 8
 gpt2      2 --tp 2 --micro-batch 3 --tp-overlap 1 --recompute block
 llama     2 --tp 2 --micro-batch 6 --recompute elementwise
-parallel  2 --tp 2 --micro-batch 4
 parallel  2 --tp 2 --micro-batch 6 --recompute block --offload optimizer
-llama     4 --tp 4 --micro-batch 8 --optimizer lamb
-llama     4 --tp 2 --micro-batch 3 --zero 2
 gpt2      4 --tp 2 --micro-batch 2 --zero 3 --optimizer muon
-gpt2      2 --pp 2 --micro-batch 4 --optimizer lamb
 gpt2      2 --pp 2 --micro-batch 2 --pp-schedule zero-bubble
 llama     2 --pp 2 --micro-batch 3 --pp-schedule gpipe
 llama     2 --pp 2 --micro-batch 6 --pp-schedule interleaved --pp-chunks 3
 parallel  2 --pp 2 --micro-batch 2 --pp-schedule zero-bubble --recompute block
 gpt2      3 --pp 3 --micro-batch 4 --pp-layers 1,3,1
-gpt2      4 --pp 4 --micro-batch 2
-gpt2      4 --pp 2 --micro-batch 2 --zero 1
 gpt2      4 --pp 2 --micro-batch 3 --zero 3 --pp-schedule zero-bubble
 llama     4 --pp 2 --micro-batch 2 --zero 2 --pp-schedule interleaved
-gpt2      4 --tp 2 --pp 2 --micro-batch 4
 gpt2      4 --tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble --recompute mlp --optimizer muon
+llama     6 --tp 2 --pp 3 --micro-batch 3 --pp-layers 3,1,2
+llama     8 --tp 2 --pp 2 --zero 2 --micro-batch 2 --pp-layers memory --optimizer muon
+parallel  8 --tp 2 --pp 2 --zero 1 --offload optimizer --pp-schedule zero-bubble --micro-batch 2 --optimizer muon
+filter    2 --tp 2 --micro-batch 4 --recompute block
+filter    3 --micro-batch 2 --zero 3 --offload optimizer --optimizer muon
+filter    4 --tp 2 --pp 2 --micro-batch 6 --pp-schedule zero-bubble --optimizer muon
+parallel-filter 2 --tp 2 --micro-batch 6 --recompute block
+parallel-filter 4 --tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble --zero 1
+llama     3 --micro-batch 3 --zero 3 --offload optimizer
+'
+more_layouts='
+gpt2      1 --micro-batch 4 --pp-schedule zero-bubble
+llama     1 --micro-batch 1 --zero 2
+llama     2 --micro-batch 3
+llama     3 --micro-batch 4 --zero 2 --overlap off
+llama     4 --micro-batch 3 --zero 3 --prefetch 0
+llama     8 --micro-batch 1 --zero 3 --shard-group 4 --recompute mlp
+parallel  8 --micro-batch 3 --zero 3 --shard-group 2
+gpt2      2 --tp 2 --micro-batch 8
+parallel  2 --tp 2 --micro-batch 4
+llama     4 --tp 4 --micro-batch 8 --optimizer lamb
+llama     4 --tp 2 --micro-batch 3 --zero 2
+gpt2      2 --pp 2 --micro-batch 4 --optimizer lamb
+gpt2      4 --pp 4 --micro-batch 2
+gpt2      4 --pp 2 --micro-batch 2 --zero 1
+gpt2      4 --tp 2 --pp 2 --micro-batch 4
 llama     4 --tp 2 --pp 2 --micro-batch 2 --pp-schedule interleaved
 parallel  4 --tp 2 --pp 2 --micro-batch 6 --pp-schedule zero-bubble
-llama     6 --tp 2 --pp 3 --micro-batch 3 --pp-layers 3,1,2
 gpt2      8 --tp 2 --pp 2 --zero 1 --micro-batch 2 --optimizer lamb
 gpt2      8 --tp 2 --pp 2 --zero 3 --micro-batch 1 --pp-schedule interleaved --recompute block
 gpt2      8 --pp 4 --zero 1 --micro-batch 2 --pp-schedule gpipe --offload optimizer --optimizer lamb
 llama     8 --tp 4 --pp 2 --micro-batch 4 --pp-schedule zero-bubble
-llama     8 --tp 2 --pp 2 --zero 2 --micro-batch 2 --pp-layers memory --optimizer muon
 llama     8 --tp 2 --zero 3 --shard-group 2 --micro-batch 1
 parallel  8 --tp 2 --pp 4 --micro-batch 3
-parallel  8 --tp 2 --pp 2 --zero 1 --offload optimizer --pp-schedule zero-bubble --micro-batch 2 --optimizer muon
-filter    2 --tp 2 --micro-batch 4 --recompute block
-filter    3 --micro-batch 2 --zero 3 --offload optimizer --optimizer muon
 filter    4 --tp 4 --micro-batch 8 --recompute mlp --optimizer lamb
-filter    4 --tp 2 --pp 2 --micro-batch 6 --pp-schedule zero-bubble --optimizer muon
 filter    8 --tp 2 --pp 2 --zero 2 --micro-batch 2 --pp-layers 3,1
-parallel-filter 2 --tp 2 --micro-batch 6 --recompute block
-parallel-filter 4 --tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble --zero 1
-llama     3 --micro-batch 3 --zero 3 --offload optimizer
 gpt2      6 --pp 2 --micro-batch 3 --zero 2 --pp-schedule interleaved
 '
 declare -A referenced
@@ -143,7 +149,7 @@ while read -r shape n options; do
     else
         echo "FAILED to run $shape on $n $options"
     fi
-done <<<"$layouts"
+done <<<"$layouts${EVERY:+$more_layouts}"
 
 # ----------------------------------------------------------------------------------------------------------
 # a batch that rises, also where a run goes on in the middle of that on other ranks
@@ -172,33 +178,35 @@ fi
 # Options of both | options of the second
 neutral='
 --zero 0                   | --overlap off
---zero 0                   | --offload optimizer
---zero 1                   | --overlap off
---zero 1                   | --offload optimizer
---zero 1                   | --recompute block
---zero 2                   | --overlap off
 --zero 2                   | --offload optimizer
 --zero 2                   | --recompute mlp
 --zero 3                   | --overlap off
 --zero 3                   | --prefetch 0
---zero 3                   | --prefetch 3
---zero 3                   | --offload optimizer
---zero 3                   | --recompute block
 --zero 2 --optimizer muon  | --overlap off --offload optimizer
---tp 2 --optimizer lamb    | --overlap off --offload optimizer
---zero 3 --shard-group 2   |
 --zero 3 --shard-group 2   | --overlap off --prefetch 0 --recompute mlp --offload optimizer
 --tp 2                     | --overlap off
---tp 2                     | --recompute block
 --tp 2                     | --recompute mlp --offload optimizer
 --pp 2                     | --overlap off
---pp 2                     | --pp-schedule gpipe
---pp 2                     | --pp-schedule zero-bubble
 --pp 2                     | --pp-schedule zero-bubble --recompute mlp --overlap off
 --tp 2 --pp 2              |
 --tp 2 --pp 2              | --overlap off --recompute block --pp-schedule zero-bubble
 --pp 2 --zero 3            | --overlap off --prefetch 0
 --pp 2 --pp-schedule interleaved | --overlap off --recompute block
+'
+more_neutral='
+--zero 0                   | --offload optimizer
+--zero 1                   | --overlap off
+--zero 1                   | --recompute block
+--zero 1                   | --offload optimizer
+--zero 2                   | --overlap off
+--zero 3                   | --prefetch 3
+--zero 3                   | --offload optimizer
+--zero 3                   | --recompute block
+--tp 2                     | --recompute block
+--pp 2                     | --pp-schedule gpipe
+--pp 2                     | --pp-schedule zero-bubble
+--tp 2 --optimizer lamb    | --overlap off --offload optimizer
+--zero 3 --shard-group 2   |
 '
 declare -A first_run
 number=0
@@ -220,7 +228,7 @@ while IFS='|' read -r both second; do
     else
         echo "FAILED to run $label"
     fi
-done <<<"$neutral"
+done <<<"$neutral${EVERY:+$more_neutral}"
 
 # ----------------------------------------------------------------------------------------------------------
 # the CUDA kernels, run by the shim

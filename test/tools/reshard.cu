@@ -8,6 +8,7 @@ Moves a checkpoint from one layout to another: on all ranks of mpirun, for test/
 A LAYOUT is a list as in tp=2,dp=3,shard=3,zero=3; also pp, copies and offload. move prints a line "ok ..." or
 "FAILED ..." for each FROM.
 */
+#include "comm/placement.h"
 #include "data/base/strings.h"
 #include "test/comm/checkpoint_testing.h"
 

@@ -1,0 +1,19 @@
+# shellcheck shell=bash
+# One source of several, sourced by what compiles units or fuzzers.
+
+# write_group FILE UNITS...    writes several sources as one: all that they include, then each in a namespace of its
+# own. What they share is compiled once, which takes less than half of the time.
+write_group() {
+    local file=$1 unit
+    shift
+    mkdir -p "$(dirname "$file")"
+    {
+        # what stands within #if is left where it is
+        awk '/^#[ \t]*if/ { depth++ } /^#[ \t]*endif/ { depth-- }
+             /^#include/ && !depth && !seen[$2]++ { print ($2 ~ /^</ ? 0 : 1) "\t" $0 }' "$@" | sort -s -t$'\t' -k1,1n | cut -f2
+        for unit in "$@"; do
+            printf 'namespace %s {\n#include "%s"\n}  // namespace\n' "$(basename "${unit%.*}")" "$unit"
+        done
+    } >"$file.new"
+    if cmp -s "$file.new" "$file"; then rm "$file.new"; else mv "$file.new" "$file"; fi
+}
