@@ -3,6 +3,7 @@
 
 #include "data/checkpoint/builder.h"
 #include "data/run/run_log.h"
+#include "data/run/run_report.h"
 #include "data/run/step_log.h"
 #include "test/data/failing_calls.h"
 #include "test/support/file_testing.h"
@@ -156,6 +157,37 @@ TEST_CASE("a run that goes on has one curve") {
     expected.pop_back();
     CHECK(RunLog(run, RunFolder::continued).begin(some_options, 100).empty());
     CHECK(nlohmann::json(lines_of(run)) == nlohmann::json(expected));
+}
+
+TEST_CASE("a run that goes on says what its libraries have become") {
+    TemporaryFolder folder;
+    std::string run = folder / "run";
+    auto start = [&](int step, const std::string& communication) {
+        return nlohmann::ordered_json{
+            {"step", step}, {"start", start_record(Options(), "host", 2, "device", communication, "", {})}};
+    };
+    {
+        RunLog log(run, RunFolder::fresh);
+        CHECK(log.last_start().is_null());
+        CHECK(communication_note(log.last_start(), "MPI 4") == "");
+        log.begin(some_options, 0);
+        log.write(start(0, "MPI 4, NCCL 2.27.3"));
+        log.write(step_line(1));
+        log.write(start(1, "MPI 4, NCCL 2.28.3, NCCL_ALGO=Ring"));
+        log.write({{"step", 1}, {"sample", "a \"start\""}});
+    }
+    std::ofstream(run + "/log.jsonl", std::ios::app) << "{\"step\": 2, \"start\": {\"comm";  // torn
+    nlohmann::json last = RunLog(run, RunFolder::continued).last_start();
+    REQUIRE(last.is_object());
+    CHECK(last["processes"] == 2);
+    CHECK(communication_note(last, "MPI 4, NCCL 2.28.3, NCCL_ALGO=Ring") == "");
+    CHECK(communication_note(last, "MPI 4, NCCL 2.29.1") ==
+          "communication was by MPI 4, NCCL 2.28.3, NCCL_ALGO=Ring and is by MPI 4, NCCL 2.29.1: sums may be "
+          "made "
+          "in another order, and differ in their last bits");
+    // Earlier programs did not tell.
+    last.erase("communication");
+    CHECK(communication_note(last, "MPI 4") == "");
 }
 
 TEST_CASE("a log that was torn anywhere is cut to whole lines") {

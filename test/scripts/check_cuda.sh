@@ -50,12 +50,13 @@ build() {
 }
 
 strict=(make --no-print-directory DEVICE=cuda STRICT=1 CXXFLAGS=-O0)
-# kernels NAME OPTIONS...    the kernels without the program around them, which takes a fifth of the time
+# kernels NAME OPTIONS...    the kernels that kernels.cu includes, without the program around them, which takes a fifth of the time
 kernels() { build "$1" "$nvcc" -std=c++20 -O3 -Xcompiler -O0 --expt-relaxed-constexpr --extended-lambda -I. "${@:2}" \
     -Xptxas -v -cubin "$work/kernels.cu" -o "$work/kernels.cubin"; }
 printf '#include "%s"\n' kernels/*.cuh >"$work/kernels.cu"
 build "the program for sm_90a in bf16" "${strict[@]}" PRECISION=bf16 GPU_ARCH=90a build/cuda-bf16/train_gpt
 kernels "kernels for sm_80 in bf16" -DPRECISION_BF16 -gencode arch=compute_80,code=sm_80
+printf '#include "%s"\n' $(ls kernels/*.cuh | grep -vE 'attention_(mma|hopper)') >"$work/kernels.cu" # those are for bf16
 kernels "kernels for sm_80 in fp32" -gencode arch=compute_80,code=sm_80
 printf '#include "kernels/%s.cuh"\n' adamw attention_mma_forward classifier norm swiglu >"$work/kernels.cu"
 kernels "kernels for sm_100 from the PTX of sm_80" -DPRECISION_BF16 -gencode arch=compute_80,code=sm_100
