@@ -1220,7 +1220,8 @@ static void run(Command command, int argc, char** argv, const World& world) {
     });
     FindCheckpoint find = find_on_root(world, places);
     CommandLine line;
-    world.on_all_ranks([&] { line = parse_options(command, given, world.size(), find, auto_layout(world)); });
+    world.on_all_ranks(
+        [&] { line = parse_options(command, given, world.size(), find, layout_choices(world)); });
     if (computes(command, given)) choose_device(world);
 #ifndef __CUDACC__
     if (world.size() > 1) host_device.threads = threads_per_rank(world);

@@ -17,14 +17,14 @@ inline PlannedCut cut_of(const Options& o) {
             o.pp_chunks, o.zero, o.shard_group, o.recompute,   o.tp_overlap};
 }
 
-// The machine that the run names, or the cards that are here, as many in a node as there are ranks. Its flops
-// are 0 where neither is known.
+// The machine that the run names, or the cards that are here, as many in a node as the most ranks on one. Its
+// flops are 0 where neither is known.
 inline Machine expected_machine(const Options& o, const World& world) {
     if (!o.machine.empty()) return find_machine(o.machine);
     Machine machine = {};
     if (const Card* card = card_here()) {
         machine = machine_of(*card);
-        machine.node = world.local_size();
+        machine.node = world.most_on_a_host();
     }
     return machine;
 }
@@ -36,54 +36,76 @@ inline bool is_expected(const Options& o) {
            o.batch_ramp.empty() && o.throttle_link == 0;
 }
 
-// Chooses for --tp auto, all ranks alike: the fastest layout of all processes, among those with what is not
-// at its default.
-inline ChooseLayout auto_layout(const World& world) {
-    return [&world](Options& o, int processes) {
-        Machine machine = expected_machine(o, world);
-        if (machine.flops == 0)
-            fail("--tp auto: --machine is missing, and the device here is not a card that is known; measure "
-                 "it "
-                 "with train_gpt plan --measure, or give --tp and --pp");
-        if (!is_expected(o))
-            fail("--tp auto: plans know AdamW on the device, without --batch-ramp and --throttle-link, and "
-                 "fp8 "
-                 "on whole layers; give --tp and --pp");
-        if (o.global_batch == 0) fail("--tp auto: --global-batch is missing; give the tokens of a step");
-        if (o.global_batch % o.sequence_length)
-            fail("--global-batch %lld: not a multiple of --sequence-length %d; give one", o.global_batch,
-                 o.sequence_length);
-        const Options usual;
-        PlanTask task = {.options = o,
-                         .machine = machine,
-                         .devices = processes,
-                         .keeps_tp = o.tp > 0,
-                         .keeps_pp = o.pp > 0,
-                         .keeps_schedule = o.pp_schedule != usual.pp_schedule,
-                         .keeps_chunks = o.pp_chunks > 0,
-                         .keeps_zero = o.zero > 0,
-                         .keeps_shard = o.shard_group > 0,
-                         .keeps_micro_batch = o.micro_batch != usual.micro_batch,
-                         .keeps_recompute = o.recompute != Recompute::automatic};
-        for (int* cut : {&task.options.tp, &task.options.pp}) *cut = std::max(*cut, 1);
-        constexpr int enough = 100;  // ways to divide the ranks: of some, not all are of use
-        std::vector<PlannedStep> best = Planner(task).best(enough);
-        auto whole = [&](const PlannedStep& step) {
-            return step.cut.ranks() == processes && (o.dp == 0 || step.cut.dp == o.dp);
-        };
-        auto found = std::ranges::find_if(best, whole);
-        if (found == best.end())
-            fail("--tp auto: no layout of all %d processes fits the model, the batch and the memory of %s; "
-                 "give "
-                 "--tp and --pp, or start another number",
-                 processes, size_text((size_t)machine.memory).c_str());
-        const PlannedCut& cut = found->cut;
-        o.tp = cut.tp, o.pp = cut.pp, o.dp = cut.dp, o.micro_batch = cut.micro_batch;
-        o.pp_schedule = cut.schedule, o.tp_overlap = cut.tp > 1 ? cut.row_chunks : 0;
-        o.pp_chunks = cut.schedule == PipelineSchedule::interleaved ? cut.chunks : 0;
-        o.zero = cut.zero, o.shard_group = cut.zero > 0 ? cut.shard : 0;
-        o.recompute = cut.recompute;
+// Chooses for --tp auto: the fastest layout of all processes, among those with what is not at its default.
+inline void choose_cut(Options& o, const Machine& machine, int processes) {
+    if (machine.flops == 0)
+        fail("--tp auto: --machine is missing, and the device here is not a card that is known; measure it "
+             "with train_gpt plan --measure, or give --tp and --pp");
+    if (!is_expected(o))
+        fail(
+            "--tp auto: plans know AdamW on the device, without --batch-ramp and --throttle-link, and fp8 on "
+            "whole layers; give --tp and --pp");
+    if (o.global_batch == 0) fail("--tp auto: --global-batch is missing; give the tokens of a step");
+    if (o.global_batch % o.sequence_length)
+        fail("--global-batch %lld: not a multiple of --sequence-length %d; give one", o.global_batch,
+             o.sequence_length);
+    const Options usual;
+    PlanTask task = {.options = o,
+                     .machine = machine,
+                     .devices = processes,
+                     .keeps_tp = o.tp > 0,
+                     .keeps_pp = o.pp > 0,
+                     .keeps_schedule = o.pp_schedule != usual.pp_schedule,
+                     .keeps_chunks = o.pp_chunks > 0,
+                     .keeps_zero = o.zero > 0,
+                     .keeps_shard = o.shard_group > 0,
+                     .keeps_micro_batch = o.micro_batch != usual.micro_batch,
+                     .keeps_recompute = o.recompute != Recompute::automatic};
+    for (int* cut : {&task.options.tp, &task.options.pp}) *cut = std::max(*cut, 1);
+    constexpr int enough = 100;  // ways to divide the ranks: of some, not all are of use
+    std::vector<PlannedStep> best = Planner(task).best(enough);
+    auto whole = [&](const PlannedStep& step) {
+        return step.cut.ranks() == processes && (o.dp == 0 || step.cut.dp == o.dp);
     };
+    auto found = std::ranges::find_if(best, whole);
+    if (found == best.end())
+        fail("--tp auto: no layout of all %d processes fits the model, the batch and the memory of %s; give "
+             "--tp and --pp, or start another number",
+             processes, size_text((size_t)machine.memory).c_str());
+    const PlannedCut& cut = found->cut;
+    o.tp = cut.tp, o.pp = cut.pp, o.dp = cut.dp, o.micro_batch = cut.micro_batch;
+    o.pp_schedule = cut.schedule, o.tp_overlap = cut.tp > 1 ? cut.row_chunks : 0;
+    o.pp_chunks = cut.schedule == PipelineSchedule::interleaved ? cut.chunks : 0;
+    o.zero = cut.zero, o.shard_group = cut.zero > 0 ? cut.shard : 0;
+    o.recompute = cut.recompute;
+}
+
+// Ranks that share the state of a layout that is complete otherwise: so many that a step is as short as it
+// can be, for rings of more ranks wait longer, and it fits. All data ranks, where the planner does not know
+// the run or nothing fits.
+inline int chosen_shard_group(const Options& o, const Machine& machine) {
+    if (o.dp == 1 || machine.flops == 0 || !is_expected(o)) return o.dp;
+    if ((size_t)machine.number_bytes != sizeof(floatX)) return o.dp;
+    PlanTask task = {.options = o,
+                     .machine = machine,
+                     .devices = o.tp * o.pp * o.dp,
+                     .keeps_tp = true,
+                     .keeps_pp = true,
+                     .keeps_schedule = true,
+                     .keeps_chunks = true,
+                     .keeps_zero = true,
+                     .keeps_micro_batch = true,
+                     .keeps_recompute = o.recompute != Recompute::automatic};
+    constexpr int enough = 100;  // numbers of data ranks
+    for (const PlannedStep& step : Planner(task).best(enough))
+        if (step.cut.dp == o.dp) return step.cut.shard;
+    return o.dp;
+}
+
+// What a run's layout is completed with, on all ranks alike.
+inline LayoutChoices layout_choices(const World& world) {
+    return {[&world](Options& o, int processes) { choose_cut(o, expected_machine(o, world), processes); },
+            [&world](const Options& o) { return chosen_shard_group(o, expected_machine(o, world)); }};
 }
 
 // For all ranks: every one has chosen by a file of its own node.

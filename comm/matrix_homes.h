@@ -184,7 +184,10 @@ public:
           my_home_(replica_ * sharers(mesh.shape) + me_),
           rounds_(matrix_rounds(layout, mesh.shape, scratch_of)),
           arrays_(memory, rounds_, mesh.shape, scratch_of),
-          stream_(stream) {}
+          stream_(stream) {
+        if (!rounds_.empty() && mesh.stage().size() != mesh.shape.tp * mesh.shape.dp)
+            fail("mesh: has no group of a stage's ranks, and matrices travel there; see MeshShape::homes");
+    }
 
     const std::vector<MatrixRound>& rounds() const { return rounds_; }
 

@@ -115,7 +115,7 @@ inline std::string training_command(Planner& planner, const PlanLine& line, cons
     complete(static_cast<ModelConfig&>(preset));
     preset.sequence_length = preset.context;
     if (cut.schedule != PipelineSchedule::interleaved) planned.pp_chunks = 0;
-    if (cut.shard == cut.dp || cut.zero == 0) planned.shard_group = 0;
+    if (cut.zero == 0) planned.shard_group = 0;
     planned.dp = 0;  // follows
     Options usual = planned;
     usual.tp_overlap = 0;

@@ -12,6 +12,7 @@ whole job with MPI_Abort; and none for one that is stuck, so each has a watchdog
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -117,6 +118,13 @@ public:
     }
     int local_size() const {
         return local_size_;
+    }
+    // On the machine that has most of them; the same on all ranks.
+    int most_on_a_host() const {
+        std::map<std::string, int> of_host;
+        int most = 1;
+        for (const std::string& host : hosts_) most = std::max(most, ++of_host[host]);
+        return most;
     }
     const std::string& host(int rank) const {
         return hosts_[(size_t)rank];

@@ -313,7 +313,7 @@ inline std::vector<std::string> origin_places(const GivenOptions& given) {
 // `processes` are to train together.
 inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
                                    const FindCheckpoint& find = find_checkpoint,
-                                   const ChooseLayout& choose = refuse_auto) {
+                                   const LayoutChoices& choose = {}) {
     TrainingLine line;
     Options& options = line.options;
     Options asked = asked_options(given);
@@ -385,7 +385,7 @@ O parse_options_of(const GivenOptions& given) {
 
 inline CommandLine parse_options(Command command, const GivenOptions& given, int processes = 1,
                                  const FindCheckpoint& find = find_checkpoint,
-                                 const ChooseLayout& choose = refuse_auto) {
+                                 const LayoutChoices& choose = {}) {
     switch (command) {
     case command_tokenize:
         return parse_options_of<TokenizeOptions>(given);

@@ -243,7 +243,7 @@ inline void complete_shard_group(Options& options) {
         options.shard_group = 1;
         return;
     }
-    if (options.shard_group == 0) options.shard_group = options.dp;
+    if (options.shard_group == 0) options.shard_group = options.dp;  // until it is chosen
     if (options.dp % options.shard_group) {
         fail("--shard-group %d: does not divide the %d data rank%s; give %s", options.shard_group, options.dp,
              options.dp == 1 ? "" : "s",
@@ -301,19 +301,25 @@ inline void complete_global_batch(Options& options) {
     check_limits(row, row.get(options));
 }
 
-// Takes the layout of a run whose --tp or --pp is auto. What knows how long layouts take is above this room.
-using ChooseLayout = std::function<void(Options& options, int processes)>;
-inline void refuse_auto(Options&, int) {
-    fail("--tp auto: a layout is chosen where a run begins; give --tp and --pp");
-}
+// What is chosen where it is not given. What knows how long layouts take is above this room.
+struct LayoutChoices {
+    // Completes the cut of a run whose --tp or --pp is auto.
+    std::function<void(Options& options, int processes)> cut = [](Options&, int) {
+        fail("--tp auto: a layout is chosen where a run begins; give --tp and --pp");
+    };
+    // Ranks that share the state, of a layout that is complete otherwise.
+    std::function<int(const Options& options)> shard_group = [](const Options& o) { return o.dp; };
+};
 
 // For options that are complete but for the layout. Nothing is cut yet, so a refusal costs no memory.
-inline void complete_layout(Options& options, int processes, const ChooseLayout& choose = refuse_auto) {
-    if (options.tp == 0 || options.pp == 0) choose(options, processes);
+inline void complete_layout(Options& options, int processes, const LayoutChoices& choose = {}) {
+    if (options.tp == 0 || options.pp == 0) choose.cut(options, processes);
+    bool chooses_group = options.zero > 0 && options.shard_group == 0;
     check_pipeline_options(options);
     complete_ranks(options, processes);
     complete_shard_group(options);
     complete_global_batch(options);
     complete_tensor_overlap(options);
     complete_pipeline(options);
+    if (chooses_group) options.shard_group = choose.shard_group(options);
 }

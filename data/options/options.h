@@ -119,7 +119,7 @@ struct Options : ModelConfig {
     int pp_chunks = 0;                                      // 0: 2 for an interleaved pipeline, else 1
     std::string pp_layers = name_of(PipelineLayers::time);  // or a list like 3,4,4,3
     int zero = 0;
-    int shard_group = 0;  // 0: dp, and 1 where --zero 0 cuts nothing
+    int shard_group = 0;  // 0: chosen, and 1 where --zero 0 cuts nothing
     bool overlap = true;
     int prefetch = 1;
     Offload offload = Offload::none;

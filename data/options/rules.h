@@ -91,7 +91,7 @@ inline void check_graphs(const Options& options, int processes) {
     }
 }
 
-inline void complete_training(Options& options, int processes, const ChooseLayout& choose) {
+inline void complete_training(Options& options, int processes, const LayoutChoices& choose) {
     if (options.train_data.empty()) {
         fail("--train-data: missing; name token files, such as those that `train_gpt tokenize` writes");
     }
@@ -123,7 +123,7 @@ inline void complete_training(Options& options, int processes, const ChooseLayou
 }
 
 // `processes` are to train together.
-inline void complete_options(Options& options, int processes, const ChooseLayout& choose = refuse_auto) {
+inline void complete_options(Options& options, int processes, const LayoutChoices& choose = {}) {
     check_limits(options);
     complete_model(options);
     complete_training(options, processes, choose);

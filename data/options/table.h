@@ -437,7 +437,8 @@ inline const std::vector<OptionRow>& option_table() {
          noted},
         {FIELD(shard_group), "Layout", range(0, most_ranks),
          "Data ranks that --zero cuts over; the groups repeat each other. Smaller than --dp is hybrid "
-         "sharding: the large messages stay within a group. 0: all data ranks.",
+         "sharding: the large messages stay within a group. 0: as many as make a step shortest by plan and "
+         "fit, on cards and with --machine; elsewhere all data ranks.",
          layout},
         {FIELD(overlap), "Layout", on_off,
          "Talk to the other ranks while computing; the result is the same."},

@@ -75,6 +75,7 @@ TEST_CASE("every matrix is whole at one home, and its parts come back") {
             CAPTURE(text("tp %d, pp %d, dp %d, shard %d, llama %d", shape.tp, shape.pp, shape.dp, shape.shard,
                          llama));
             shape.copies = std::max(1, shape.copies);
+            shape.homes = true;
             ModelConfig config = config_of(llama);
             Mesh mesh(test_world(), shape, test_stream());
             StageUnits place = {.tp = shape.tp, .tensor = mesh.position.tensor};
@@ -158,7 +159,7 @@ TEST_CASE("every matrix is whole at one home, and its parts come back") {
 TEST_CASE("an arena that counts finds the memory of a rank's matrices") {
     ModelConfig config = config_of(true);
     int n = test_world().size();
-    MeshShape shape = {.dp = n, .shard = n};
+    MeshShape shape = {.dp = n, .shard = n, .homes = true};
     Mesh mesh(test_world(), shape, test_stream());
     ParameterLayout layout = parameter_layout(config, n);
     auto scratch = [](size_t rows, size_t cols) { return rows * cols + 3; };

@@ -201,6 +201,50 @@ TEST_CASE("planned memory is that of a run") {
     CHECK(bytes(bf16, "communicators") == communicator_memory({.tp = 2}, 8));
 }
 
+TEST_CASE("the state is cut over as many data ranks as make a step shortest, and fit") {
+    TemporaryFolder folder;
+    Planned p(small_model + small_machine(folder, 40e9));
+    Machine machine = p.machine;
+    machine.number_bytes = sizeof(floatX);
+    auto complete = [&](int zero) {
+        PlannedCut cut;
+        cut.dp = 8, cut.micro_batch = 4, cut.zero = zero, cut.shard = 8;
+        return p.planner.options_of(cut);
+    };
+    for (int zero : {1, 2, 3}) {
+        Options o = complete(zero);
+        for (double network : {1e8, 5e9, 1e12}) {
+            CAPTURE(zero);
+            CAPTURE(network);
+            machine.network = network;
+            PlanTask task = {.options = o, .machine = machine, .devices = 8};
+            Planner planner(task);
+            auto seconds = [&](int shard) {
+                PlannedCut cut = cut_of(o);
+                cut.shard = shard;
+                return planner.simulated(cut, {}).seconds;
+            };
+            int chosen = chosen_shard_group(o, machine);
+            for (int shard : {2, 4, 8}) CHECK(seconds(chosen) <= seconds(shard) * (1 + 1e-9));
+            if (network == 1e8 && zero == 3) CHECK(chosen <= machine.node);
+            // Where only the largest fits, it is taken.
+            Machine small = machine;
+            PlannedCut four = cut_of(o), eight = cut_of(o);
+            four.shard = 4;
+            size_t kept = library_memory();
+            small.memory = (double)(planner.total(planner.planned(eight).memory) + kept);
+            REQUIRE(planner.total(planner.planned(four).memory) + kept > (size_t)small.memory);
+            CHECK(chosen_shard_group(o, small) == 8);
+        }
+    }
+    Options o = complete(3);
+    Machine unknown = machine;
+    unknown.flops = 0;
+    CHECK(chosen_shard_group(o, unknown) == 8);
+    o.optimizer = OptimizerKind::lamb;
+    CHECK(chosen_shard_group(o, machine) == 8);
+}
+
 TEST_CASE("what a rank pins must fit into its host, and what is left behind the groups into the device") {
     constexpr size_t MiB = 1 << 20;
     auto classes = [&](int B, int) {
