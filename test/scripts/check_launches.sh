@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Kernels that cannot be started, and products that fail, in the middle of training: the run ends with one line and exit
-# code 1, what it has trained is saved, and going on from there gives the bits of a run that nothing has happened to.
+# code 75, what it has trained is saved, and going on from there gives the bits of a run that nothing has happened to.
 # needs: cpu-fp32/train_gpt cpu-fp32/fault_injection.so cpu-fp32/compare_runs simt-fp32/train_gpt
 # seconds: 60
 cd "$(dirname "$0")/../.." || exit 1
@@ -22,14 +22,14 @@ train() {
     "${launch[@]}" "$3" "${tiny[@]}" --run-dir "$name" "${@:4}" </dev/null >"$name.out" 2>"$name.err"
 }
 saved_step() { sed -nE 's/^train_gpt: .*; the run up to step ([0-9]+) is saved in .*/\1/p' "$1.err"; }
-# fails NAME WORDS    exit code 1, and one line of the program with these words
-fails() { [ "$code" = 1 ] && [ "$(grep -c '^train_gpt: ' "$1.err")" = 1 ] && grep -qE "^train_gpt: .*$2" "$1.err"; }
+# fails NAME CODE WORDS    this exit code, and one line of the program with these words
+fails() { [ "$code" = "$2" ] && [ "$(grep -c '^train_gpt: ' "$1.err")" = 1 ] && grep -qE "^train_gpt: .*$3" "$1.err"; }
 
 # goes_on NAME RANKS PROGRAM WORDS OPTIONS...    a run that was struck in its fourth step
 goes_on() {
     local name=$1 ranks=$2 program=$3 words=$4
     shift 4
-    check "$name: one line and exit code 1" fails "$name" "$words"
+    check "$name: one line and exit code 75" fails "$name" 75 "$words"
     check "$name: all steps before are saved" test "$(saved_step "$name")" = 3
     check "$name: goes on" train "$name" "$ranks" "$program" --resume auto "$@"
     check "$name: gives the same bits" "$compare" "$name" "whole-$name" --bitwise
@@ -69,13 +69,13 @@ END
 for ranks in 1 2; do
     name=update$ranks
     strike $name $ranks $(($(launches $name $ranks) * 4 / 6))
-    check "$name: one line and exit code 1" fails $name 'failed: too many resources.*; what was trained since the last checkpoint is lost'
+    check "$name: one line and exit code 75" fails $name 75 'failed: too many resources.*; what was trained since the last checkpoint is lost'
     check "$name: weights of two steps are not saved" test ! -e $name/checkpoints/step_00000003 -a ! -e $name/checkpoints/step_00000004
 done
 
 SIMT_ARCHITECTURE=0 train no-image 1 "$simt"
 code=$?
-check "a card that has no kernels here" fails no-image 'does not run the kernels of this program \(no kernel image.*make GPU_ARCH=90'
+check "a card that has no kernels here" fails no-image 1 'does not run the kernels of this program \(no kernel image.*make GPU_ARCH=90'
 
 # ----------------------------------------------------------------------------------------------------------
 # products that fail on the CPU, in a stream's thread
@@ -91,4 +91,4 @@ products=$(wc -l <whole-cpu.products)
 struck cpu 1 $((products * 7 / 12))
 goes_on cpu 1 "$cpu" 'failed: dnnl_sgemm failed'
 struck cpu2 2 $((products * 7 / 24))
-check "cpu2: one line and exit code 1" fails cpu2 'rank 1 of 2 .*failed: dnnl_sgemm failed.*; what was trained since the last checkpoint is lost'
+check "cpu2: one line and exit code 75" fails cpu2 75 'rank 1 of 2 .*failed: dnnl_sgemm failed.*; what was trained since the last checkpoint is lost'
