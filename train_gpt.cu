@@ -47,6 +47,7 @@ through a model, is in data/.
 #include "comm/setup.h"            // settings, checks, tuning
 #include "comm/step_time.h"        // prediction_text
 #include "comm/tensor_parallel.h"  // column_parallel, row_parallel
+#include "comm/timings.h"          // Timings: when each rank did what
 #include "comm/token_files.h"      // open_token_files
 #include "comm/whole_tensors.h"    // initialize, raise_not_finite, trust_ratios
 #include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
@@ -683,6 +684,7 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
                       [&](const Batch& batch, const PipelineTask& task) {
                           bool last = ends_step && task.micro_batch == micro_batches - 1;
                           auto key = [&] { return task_key(batch, task, dloss, last, g.acts); };
+                          NotRecorded in_a_graph(g.graphs.on);
                           g.graphs.run(key, g.stream, [&] {
                               switch (task.work) {
                               case PipelineWork::forward:
@@ -943,6 +945,7 @@ struct TrainingRun {
         [&] { plan.log ? progress.warn(plan.log->sync()) : void(); },
         [&](const SaveReport& report) { progress.checkpoint(report); }};
     RunPosition at = {};  // how far the run has come
+    std::unique_ptr<Timings> timings;
     std::unique_ptr<DeviceBatches> batches, val_batches;
     bool stopping = false, saving = false;  // as all ranks agreed in the last step
 
@@ -966,6 +969,7 @@ struct TrainingRun {
         batches = make_batches(*plan.train_data);
         if (plan.val_data) val_batches = make_batches(*plan.val_data);
         tune();
+        timings = std::make_unique<Timings>(o, world, mesh, g.stage, g.stream, progress);
         step_to_stop_after = world.size() > 1 ? at.step + 1 : at.step;
         stop_on_signals(on_terminal);
         gemm.restart_clock();
@@ -996,8 +1000,10 @@ struct TrainingRun {
                 changes.push_back(note);
             }
             std::string origin = line.origin ? line.origin->checkpoint : "";
-            progress.start(at.step, start_record(o, world.host(), world.size(), device_text(), communication,
-                                                 origin, changes));
+            nlohmann::ordered_json how =
+                start_record(o, world.host(), world.size(), device_text(), communication, origin, changes);
+            how.update(plan.memory->plan.record());
+            progress.start(at.step, how);
             if (plan.tokenizer && !plan.tokenizer->file().empty())
                 plan.tokenizer->write(tokenizer_path(o.run_dir));
             else if (line.folder != RunFolder::continued)
@@ -1047,7 +1053,10 @@ struct TrainingRun {
             if (due(o.sample_every)) show_sample();
             if (at.step == o.steps || asked_to_stop() || (world.size() == 1 && !error.empty())) break;
             step_to_stop_after = at.step + 1;
-            if (saving) checkpoints.save(at);
+            if (saving) {
+                RecordedOnHost wait(Operation::save);
+                checkpoints.save(at);
+            }
             if (measurement_due()) {
                 g.state.synchronize();
                 meter.add_measurement(gemm.measure_again());
@@ -1055,6 +1064,8 @@ struct TrainingRun {
             step();
         }
         raise_error(world, error);
+        g.state.synchronize();
+        timings->finish();
     }
 
     void validate() {
@@ -1079,6 +1090,7 @@ struct TrainingRun {
         double start = seconds_now();
         uint64_t sent_before = sent_bytes();
         Optimizer optimizer = make_optimizer(o, at.step);
+        timings->begin_step(at.step + 1);
         if (batch_changes(o, at.step)) g.graphs.clear(g.stream);  // they have the share of a token in it
         {
             NotedLaunchErrors noted(error);
@@ -1092,6 +1104,7 @@ struct TrainingRun {
         // The statistics are sent before the weights change: while they do, the host can read them and give
         // the device the next step.
         g.state.update(g.stats.data, optimizer, o.gradient_clip, [&] { send_statistics(g); });
+        timings->end_step();
         StepResult result = await_result(g, (double)tokens_of_step(o, at.step));
         if (!result.finite) {
             raise_error(world, error);
@@ -1107,6 +1120,7 @@ struct TrainingRun {
                       optimizer.learning_rate, seconds_now() - start, sent_bytes() - sent_before);
         if (o.log_trust_ratios > 0 && at.step % o.log_trust_ratios == 0 && world.is_root())
             progress.trust_ratios(at.step, trust_ratios(g.state));
+        timings->collect(at.step, seconds_now() - start);
         if (result.saved) checkpoints.finish();
     }
 

@@ -2,14 +2,10 @@
 Groups of ranks and what they do together on their data: NCCL where ranks have a GPU each,
 comm/nccl_over_mpi.h where they have not (on CPUs, and with -DCOMM_MPI where ranks share a GPU).
 
-Every process counts what it sends, by the purpose it is sent for. The counts are those of ring algorithms,
-which is what comm/nccl_over_mpi.h uses and what a bandwidth-bound NCCL comes to; so plans can be compared
-with them to the byte.
+Every process counts what it sends (comm/traffic.h), and every call is in its record (comm/recorder.h).
 */
 #pragma once
 
-#include <array>
-#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -17,6 +13,8 @@ with them to the byte.
 #include <type_traits>
 #include <vector>
 
+#include "comm/recorder.h"  // Recorded
+#include "comm/traffic.h"   // Traffic
 #include "data/base/error.h"
 #include "kernels/common.cuh"
 
@@ -40,31 +38,6 @@ inline void nccl_check(ncclResult_t result, const char* call, const char* file, 
 
 // Throws Error, which names the call, its place and NCCL's reason.
 #define ncclCheck(call) nccl_check((call), #call, __FILE__, __LINE__)
-
-// ----------------------------------------------------------------------------
-// traffic
-
-enum class Traffic { gradients, parameters, statistics, weights, activations, pipeline, updates };
-inline constexpr std::array<const char*, 7> traffic_names = {
-    "gradients", "parameters", "statistics", "weights", "activations", "pipeline", "updates"};
-
-inline std::array<std::atomic<uint64_t>, traffic_names.size()> traffic_bytes;
-
-// What this process has sent (when its streams are done) since the start or reset_traffic.
-inline uint64_t bytes_sent(Traffic kind) {
-    return traffic_bytes[(size_t)kind];
-}
-
-// Of all kinds.
-inline uint64_t sent_bytes() {
-    uint64_t bytes = 0;
-    for (auto& of_kind : traffic_bytes) bytes += of_kind;
-    return bytes;
-}
-
-inline void reset_traffic() {
-    for (auto& bytes : traffic_bytes) bytes = 0;
-}
 
 // ----------------------------------------------------------------------------
 // types
@@ -94,18 +67,21 @@ constexpr ncclDataType_t nccl_type() {
 // ----------------------------------------------------------------------------
 // communicators
 
-// A stream for communication: where it competes with computation for a GPU, it goes first.
-inline cudaStream_t new_communication_stream() {
+// A stream for communication: where it competes with computation for a GPU, it goes first. The name is for
+// timelines.
+inline cudaStream_t new_communication_stream(const char* name) {
     int least, greatest;
     cudaStream_t stream;
     cudaCheck(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     cudaCheck(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest));
+    recorder.name_stream(stream, name);
     return stream;
 }
 
 // Calls that work() makes begin together: many small messages then take little longer than one.
 template <typename Work>
 void grouped(Work&& work) {
+    RecordedTogether one_entry;
     ncclCheck(ncclGroupStart());
     work();
     ncclCheck(ncclGroupEnd());
@@ -171,11 +147,16 @@ public:
     bool same_group(const Communicator& other) const {
         return shared_ == other.shared_;
     }
+    // Its calls are recorded as those of this group from now on.
+    void record_as(int group) const {
+        if (shared_) shared_->record = group;
+    }
 
     // The sum over the ranks, in place. (count)
     template <typename T>
     void all_reduce(T* data, size_t count, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
+        Recorded call(Operation::all_reduce, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclAllReduce(data, data, count, nccl_type<T>(), ncclSum, comm(), stream), "ncclAllReduce",
                    __LINE__);
         // of the chunks, each rank sends all but one in either pass
@@ -194,6 +175,7 @@ public:
     template <typename T>
     void reduce_scatter(const T* data, T* own, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return copy_own(own, data, part, stream);
+        Recorded call(Operation::reduce_scatter, shared_->record, kind, size() * part * sizeof(T), stream);
         check_call(ncclReduceScatter(data, own, part, nccl_type<T>(), ncclSum, comm(), stream),
                    "ncclReduceScatter", __LINE__);
         add(kind, (size_t)(size() - 1) * part * sizeof(T));
@@ -209,6 +191,7 @@ public:
     template <typename T>
     void all_gather(const T* own, T* data, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return copy_own(data, own, part, stream);
+        Recorded call(Operation::all_gather, shared_->record, kind, size() * part * sizeof(T), stream);
         check_call(ncclAllGather(own, data, part, nccl_type<T>(), comm(), stream), "ncclAllGather", __LINE__);
         add(kind, (size_t)(size() - 1) * part * sizeof(T));
     }
@@ -217,6 +200,7 @@ public:
     template <typename T>
     void broadcast(T* data, size_t count, int root, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
+        Recorded call(Operation::broadcast, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclBroadcast(data, data, count, nccl_type<T>(), root, comm(), stream), "ncclBroadcast",
                    __LINE__);
         bool last = (rank() + 1) % size() == root;
@@ -228,13 +212,16 @@ public:
     template <typename T>
     void send(const T* data, size_t count, int to, Traffic kind, cudaStream_t stream) const {
         require_group(to);
+        Recorded call(Operation::send, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclSend(data, count, nccl_type<T>(), to, comm(), stream), "ncclSend", __LINE__);
         add(kind, count * sizeof(T));
     }
 
     template <typename T>
-    void receive(T* data, size_t count, int from, cudaStream_t stream) const {
+    void receive(T* data, size_t count, int from, cudaStream_t stream,
+                 Traffic kind = Traffic::pipeline) const {
         require_group(from);
+        Recorded call(Operation::receive, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclRecv(data, count, nccl_type<T>(), from, comm(), stream), "ncclRecv", __LINE__);
     }
 
@@ -275,6 +262,7 @@ private:
     struct Shared {
         ncclComm_t comm = nullptr;
         int rank = 0, size = 1;
+        int record = -1;  // among the groups of the record
 
         void end(ncclResult_t (*how)(ncclComm_t)) {
             if (comm) how(comm);

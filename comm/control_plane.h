@@ -12,6 +12,7 @@ connections. Here, of N ranks,
     exchange        to whom there is something to say, and then all agree that nothing is under way
     largest         up a tree and down it                           2N
     barrier         in log2 N turns                                 N log2 N
+    post            to the first, which takes what has come         N - 1, and nobody waits
 
 Every rank makes the same calls in the same order. Their number is the tag of their messages, so that a rank
 that is early disturbs nobody's call before.
@@ -22,8 +23,10 @@ that is early disturbs nobody's call before.
 #include <climits>
 #include <cstring>
 #include <cstdint>
+#include <list>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/mpi_calls.h"
@@ -156,6 +159,50 @@ public:
         return from_each;
     }
 
+    // To one rank, which takes it with receive_from().
+    void send_to([[maybe_unused]] int rank, [[maybe_unused]] const std::string& text) const {
+#ifndef WITHOUT_MPI
+        MPI_Request request = send(MPI_Isend, text, rank, pair_tag);
+        mpi_wait(&request, 1);
+#endif
+    }
+    std::string receive_from([[maybe_unused]] int rank) const {
+#ifdef WITHOUT_MPI
+        return "";
+#else
+        return receive(rank, pair_tag).second;
+#endif
+    }
+
+    // Sends the first rank a text, which that takes with posted(). Nobody waits.
+    void post([[maybe_unused]] std::string text) const {
+#ifndef WITHOUT_MPI
+        std::erase_if(posts_, [](Post& post) {
+            int done = 0;
+            mpiCheck(MPI_Test(&post.request, &done, MPI_STATUS_IGNORE));
+            return done;
+        });
+        Post& post = posts_.emplace_back(Post{std::move(text)});
+        post.request = send(MPI_Isend, post.text, 0, post_tag);
+#endif
+    }
+    // On the first rank: what has come since the last call, and from whom. From one rank, in its order.
+    std::vector<std::pair<int, std::string>> posted() const {
+        std::vector<std::pair<int, std::string>> texts;
+#ifndef WITHOUT_MPI
+        while (is_coming(post_tag)) texts.push_back(receive(MPI_ANY_SOURCE, post_tag));
+#endif
+        return texts;
+    }
+    // For all ranks: when this returns, posted() has all that was posted before.
+    void await_posts() const {
+#ifndef WITHOUT_MPI
+        for (Post& post : posts_) mpi_wait(&post.request, 1);
+        posts_.clear();
+#endif
+        gather("");  // messages of a rank come in their order
+    }
+
     // For all ranks: returns when every rank is here.
     void barrier() const {
 #ifndef WITHOUT_MPI
@@ -215,25 +262,39 @@ private:
 
     // The next message, from whomever it comes, to its place.
     void receive_any(std::vector<std::string>& texts, int tag) const {
+        auto [rank, text] = receive(MPI_ANY_SOURCE, tag);
+        texts[(size_t)rank] = std::move(text);
+    }
+
+    // The next message of a rank, or of any, and whose it is.
+    std::pair<int, std::string> receive(int from, int tag) const {
         MPI_Message message;
         MPI_Status status;
         MpiWait wait;
         for (;;) {
             int found = 0, bytes = 0;
-            mpiCheck(MPI_Improbe(MPI_ANY_SOURCE, tag, mpi_, &found, &message, &status));
+            mpiCheck(MPI_Improbe(from, tag, mpi_, &found, &message, &status));
             if (!found) {
                 wait.again();
                 continue;
             }
             mpiCheck(MPI_Get_count(&status, MPI_BYTE, &bytes));
-            std::string& text = texts[(size_t)status.MPI_SOURCE];
-            text.resize((size_t)bytes);
+            std::string text((size_t)bytes, '\0');
             MPI_Request request;
             mpiCheck(MPI_Imrecv(text.data(), bytes, MPI_BYTE, &message, &request));
-            return mpi_wait(&request, 1);
+            mpi_wait(&request, 1);
+            return {status.MPI_SOURCE, std::move(text)};
         }
     }
 
+    // Beside those of calls, which are below.
+    static constexpr int post_tag = 1 << 14, pair_tag = post_tag + 1;
+
+    struct Post {
+        std::string text;
+        MPI_Request request = MPI_REQUEST_NULL;
+    };
+    mutable std::list<Post> posts_;  // that may be under way
     mutable uint32_t calls_ = 0;
 #endif
 };

@@ -12,6 +12,7 @@ reads it ahead, and two blocks of pinned memory take turns, so that no copy wait
 
 #include "comm/memory.h"               // DeviceArray, HostArray
 #include "comm/mesh.h"                 // Mesh
+#include "comm/recorder.h"             // RecordedOnHost
 #include "comm/watch.h"                // Event
 #include "data/tokens/batch_reader.h"  // BatchSource, BatchArrays
 #include "data/base/error.h"           // note_error
@@ -59,7 +60,10 @@ public:
         Slot& slot = slots_[next_++ % 2];
         slot.copied.wait(mesh_);  // its memory is free once the last copy from it is over
         const HostBatch* batch = nullptr;
-        note_error(error_, [&] { batch = &source_->load(first, count, next); });
+        {
+            RecordedOnHost wait(Operation::data);
+            note_error(error_, [&] { batch = &source_->load(first, count, next); });
+        }
         if (!batch) return copy(empty_.data, device);
         std::copy_n(batch->tokens, size_, slot.host.data);  // the other arrays are behind it
         Batch copied = copy(slot.host.data, device);

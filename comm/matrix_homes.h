@@ -275,7 +275,7 @@ private:
         if (send)
             mesh_.stage().send((const floatX*)data, count, rank, Traffic::updates, stream_);
         else
-            mesh_.stage().receive(data, count, rank, stream_);
+            mesh_.stage().receive(data, count, rank, stream_, Traffic::updates);
     }
 
     const Mesh& mesh_;

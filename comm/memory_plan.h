@@ -10,6 +10,7 @@ chosen by it.
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -166,6 +167,21 @@ public:
         if (has_own_memory && pins() > 0)
             printf("             %s of the host's memory, of which %s are free for each rank\n",
                    size_text(pins()).c_str(), size_text(room_.host).c_str());
+    }
+
+    // The same for the log of a run, and how long stages wait by the formula.
+    nlohmann::ordered_json record() const {
+        nlohmann::ordered_json classes = nlohmann::ordered_json::array();
+        for (const MemoryClass& part : classes_)
+            classes.push_back({{"class", part.name}, {"bytes", part.bytes}, {"host", part.on_host}});
+        nlohmann::ordered_json result = {{"memory", classes}, {"free_memory", room_.device}};
+        if (pipeline_.stages > 1)
+            result["pipeline"] = {{"schedule", name_of(pipeline_.schedule)},
+                                  {"stages", pipeline_.stages},
+                                  {"chunks", pipeline_.chunks},
+                                  {"micro_batches", pipeline_.micro_batches},
+                                  {"idle", time_pipeline(pipeline_, {}).bubble()}};
+        return result;
     }
 
 private:

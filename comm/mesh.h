@@ -176,6 +176,45 @@ public:
         for (const Group& group : groups_) group.communicator.abort();
     }
 
+    // Names the groups of this rank for its record, which begins afterwards.
+    void record_groups() const {
+        auto add = [&](const char* name, const Communicator& group, std::vector<int> ranks, int axes) {
+            if (group.size() == 1) return;
+            int size = group.size();
+            group.record_as(recorder.add_group({name, std::move(ranks), size, axes}));
+        };
+        const int me = rank_of(position, shape), stage = tensor_axis | shard_axis | replica_axis;
+        const int all = stage | pipeline_axis;
+        auto along = [&](int axes) { return group_of(me, axes, shape); };
+        // A communicator that serves as several groups goes by the first of these names.
+        const struct {
+            const char* name;
+            const Communicator& group;
+            int axes;
+        } rows[] = {{"gathers", gathers_, shard_axis},
+                    {"stage", stage_, stage},
+                    {"world", world_, all},
+                    {"replica", replica_, replica_axis},
+                    {"shard", shard_, shard_axis},
+                    {"tensor", tensor_, tensor_axis}};
+        for (auto& [name, group, axes] : rows) add(name, group, along(axes), axes);
+        int first_copy = me - position.tensor % shape.copies;
+        std::vector<int> copies;
+        for (int i = 0; i < copies_.size(); i++) copies.push_back(first_copy + i);
+        add("copies", copies_, copies, 0);
+        auto at_stage = [&](int number) {
+            MeshPosition there = position;
+            there.pipeline = (number + shape.pp) % shape.pp;
+            return rank_of(there, shape);
+        };
+        add("ends", ends_, {at_stage(0), at_stage(-1)}, 0);
+        int before = at_stage(position.pipeline - 1), behind = at_stage(position.pipeline + 1);
+        add("forward in", links_.forward_in, {before, me}, 0);
+        add("forward out", links_.forward_out, {me, behind}, 0);
+        add("backward in", links_.backward_in, {behind, me}, 0);
+        add("backward out", links_.backward_out, {me, before}, 0);
+    }
+
     // Lines for the header of the run: what the ranks are, and who talks to whom.
     std::string picture() const {
         std::string result =

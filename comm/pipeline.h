@@ -35,7 +35,8 @@ timeline.
 #include "comm/memory.h"             // Arena
 #include "comm/mesh.h"               // Communicator, MeshLinks
 #include "comm/pipeline_schedule.h"  // PipelineRoom
-#include "comm/watch.h"              // wait_for
+#include "comm/watch.h"              // Event
+#include "comm/recorder.h"           // Recorded
 #include "data/base/error.h"         // fail
 #include "kernels/common.cuh"
 
@@ -73,8 +74,8 @@ struct PipelineTurns {
 // One end of a link, or of none.
 class PipelineLink {
 public:
-    explicit PipelineLink(const Communicator& link) : link_(link) {
-        if (link.size() > 1) stream_ = new_communication_stream();
+    PipelineLink(const Communicator& link, const char* name) : link_(link) {
+        if (link.size() > 1) stream_ = new_communication_stream(name);
     }
     ~PipelineLink() {
         if (!stream_) return;
@@ -108,7 +109,10 @@ public:
     }
 
     // The compute stream waits for the next one.
-    void take(cudaStream_t compute) { arrivals_[taken_++].place().arrived.hold(compute); }
+    void take(cudaStream_t compute) {
+        Recorded wait(Traffic::pipeline, compute);
+        arrivals_[taken_++].place().arrived.hold(compute);
+    }
 
 private:
     struct Arrival {
@@ -139,7 +143,13 @@ public:
         order_.hold(stream_);
         link_.send(place.data, count, MeshLinks::receiver, Traffic::pipeline, stream_);
         place.free.record(stream_);
-        if (!overlap) place.free.hold(compute);
+        if (!overlap) hold(place, compute);
+    }
+
+    // The compute stream waits until what was sent from this place has left.
+    static void hold(const PipelineBuffer& place, cudaStream_t compute) {
+        Recorded wait(Traffic::pipeline, compute);
+        place.free.hold(compute);
     }
 
 private:
@@ -193,12 +203,19 @@ private:
     }
 };
 
-// When a piece of work was done: seconds since the compute stream began the run.
-struct PipelineSpan {
-    PipelineWork work;
-    int micro_batch, chunk;
-    double begin, end;
-};
+// What a piece of work is in the record of the rank.
+constexpr Operation recorded_as(PipelineWork work) {
+    switch (work) {
+    case PipelineWork::forward:
+        return Operation::forward;
+    case PipelineWork::backward:
+        return Operation::backward;
+    case PipelineWork::input_gradient:
+        return Operation::input_gradient;
+    default:
+        return Operation::weight_gradient;
+    }
+}
 
 class Pipeline {
 public:
@@ -218,18 +235,15 @@ public:
         for (const PipelineAction& action : list) {
             forward_in_.receive_ahead();
             backward_in_.receive_ahead();
+            recorder.at_micro_batch(action.micro_batch, action.chunk);
             const PipelineTask task = enter(action);
-            mark();
-            work(task);
-            mark();
+            {
+                Recorded pass(recorded_as(action.work), compute_);
+                work(task);
+            }
             leave(task);
         }
     }
-
-    // Runs from now on note, or do not, when each piece of work was done.
-    void record_timeline(bool on) { recording_ = on; }
-    // The timeline of the last run, which it waits for.
-    std::vector<PipelineSpan> timeline() const;
 
 private:
     int part(int chunk) const { return chunk * shape_.stages + stage_; }
@@ -240,7 +254,6 @@ private:
     void begin_run(const std::vector<PipelineAction>& list, size_t count);
     PipelineTask enter(const PipelineAction& action);
     void leave(const PipelineTask& task);
-    void mark();
 
     const Mesh& mesh_;
     const PipelineShape shape_;
@@ -257,12 +270,6 @@ private:
     // the run
     size_t count_ = 0;
     bool has_backward_ = false;
-
-    // the timeline: an event before the run, and one before and after each piece of work
-    bool recording_ = false;
-    std::vector<PipelineAction> recorded_;
-    std::vector<cudaEvent_t> marks_;
-    size_t marked_ = 0;
 };
 
 // ----------------------------------------------------------------------------
@@ -292,15 +299,14 @@ inline Pipeline::Pipeline(Arena& memory, const Mesh& mesh, const PipelineShape& 
       overlap_(overlap),
       compute_(compute),
       arrays_(memory, shape, room, stage_, count),
-      forward_in_(mesh.links().forward_in),
-      backward_in_(mesh.links().backward_in),
-      forward_out_(mesh.links().forward_out),
-      backward_out_(mesh.links().backward_out) {}
+      forward_in_(mesh.links().forward_in, "forward in"),
+      backward_in_(mesh.links().backward_in, "backward in"),
+      forward_out_(mesh.links().forward_out, "forward out"),
+      backward_out_(mesh.links().backward_out, "backward out") {}
 
 // The links wait for their streams when they end.
 inline Pipeline::~Pipeline() {
     cudaStreamSynchronize(compute_);
-    for (cudaEvent_t event : marks_) cudaEventDestroy(event);
 }
 
 // ----------------------------------------------------------------------------
@@ -328,11 +334,6 @@ inline void Pipeline::begin_run(const std::vector<PipelineAction>& list, size_t 
             gradient++;
         }
     }
-
-    marked_ = 0;
-    recorded_.clear();
-    if (recording_) recorded_ = list;
-    mark();
 }
 
 // The memory of a piece of work; the compute stream waits until it is as the work needs it.
@@ -352,7 +353,7 @@ inline PipelineTask Pipeline::enter(const PipelineAction& action) {
         if (has_before(chunk)) forward_in_.take(compute_);
         if (has_behind(chunk)) {
             PipelineBuffer& place = arrays_.outputs.at(arrays_.outputs.ended);
-            place.free.hold(compute_);
+            PipelineSender::hold(place, compute_);
             task.output = place.data;
         } else if (!is_last(task.part)) {
             task.output = arrays_.inputs[chunk + 1].at((size_t)micro_batch).data;
@@ -361,8 +362,8 @@ inline PipelineTask Pipeline::enter(const PipelineAction& action) {
         PipelineBuffer& place = arrays_.gradients.at(arrays_.gradients.ended);
         if (has_behind(chunk))
             backward_in_.take(compute_);
-        else
-            place.free.hold(compute_);
+        else if (shape_.stages > 1)
+            PipelineSender::hold(place, compute_);
         task.gradient = place.data;
     }
     return task;
@@ -384,32 +385,4 @@ inline void Pipeline::leave(const PipelineTask& task) {
         arrays_.inputs[task.chunk].at((size_t)task.micro_batch).free.record(compute_);
         arrays_.inputs[task.chunk].ended++;
     }
-}
-
-// ----------------------------------------------------------------------------
-// the timeline
-
-inline void Pipeline::mark() {
-    if (!recording_) return;
-    if (marked_ == marks_.size()) {
-        marks_.emplace_back();
-        cudaCheck(cudaEventCreate(&marks_.back()));
-    }
-    cudaCheck(cudaEventRecord(marks_[marked_++], compute_));
-}
-
-inline std::vector<PipelineSpan> Pipeline::timeline() const {
-    std::vector<PipelineSpan> spans;
-    if (recorded_.empty()) return spans;
-    wait_for(marks_[marked_ - 1], mesh_);
-    auto seconds = [&](size_t mark) {
-        float milliseconds = 0;
-        cudaCheck(cudaEventElapsedTime(&milliseconds, marks_[0], marks_[mark]));
-        return (double)milliseconds / 1e3;
-    };
-    for (size_t i = 0; i < recorded_.size(); i++) {
-        auto [work, micro_batch, chunk] = recorded_[i];
-        spans.push_back({work, micro_batch, chunk, seconds(2 * i + 1), seconds(2 * i + 2)});
-    }
-    return spans;
 }

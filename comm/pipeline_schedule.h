@@ -165,10 +165,16 @@ struct PipelineCosts {
     }
 };
 
+struct TimedAction {
+    PipelineAction action;
+    double begin, end;
+};
+
 struct PipelineTiming {
     double seconds = 0;          // of the step, in the unit of the costs
     std::vector<double> busy;    // (stages)
     std::vector<int> most_kept;  // (stages) activations of a chunk's micro-batch held at the same time
+    std::vector<std::vector<TimedAction>> actions = {};  // (stages, actions)
     // What the stages wait, as a share of what they compute.
     double bubble() const {
         double idle = 0, work = 0;
@@ -190,6 +196,7 @@ inline PipelineTiming time_pipeline(const PipelineShape& shape, const PipelineCo
     std::vector<double> free_at(S, 0), link_free_at(S, 0);
     std::vector<int> kept(S, 0);
     PipelineTiming timing = {0, std::vector<double>(S, 0), std::vector<int>(S, 0)};
+    timing.actions.resize(S);
     for (bool any = true; any;) {
         any = false;
         for (int stage = 0; stage < S; stage++) {
@@ -202,7 +209,8 @@ inline PipelineTiming time_pipeline(const PipelineShape& shape, const PipelineCo
                                : work == PipelineWork::weight_gradient ? 0
                                                                        : gradient_at[at(part)];
                 if (input == never) break;
-                double end = std::max(free_at[stage], input) + costs.of(work);
+                double begin = std::max(free_at[stage], input), end = begin + costs.of(work);
+                timing.actions[stage].push_back({action, begin, end});
                 auto sent = [&] {
                     if (S == 1) return end;
                     double& free = link_free_at[stage];

@@ -29,6 +29,7 @@ all of them once more: they come together again in the backward pass, behind tha
 #include <vector>
 
 #include "comm/collectives.h"  // Communicator
+#include "comm/recorder.h"     // Recorded
 #include "comm/watch.h"        // Event
 #include "data/base/error.h"
 #include "kernels/fp8_matmul.cuh"  // BlockProducts
@@ -50,7 +51,7 @@ public:
         if (ranks() == 1) return;
         chunks_ = chunks;
         if (!overlap) return;
-        sends_ = new_communication_stream();
+        sends_ = new_communication_stream("tensor");
         events_.resize((size_t)chunks + 3);
     }
 
@@ -87,7 +88,7 @@ public:
         int chunks = chunks_of(rows), count = rows / chunks;
         send_rows(own, all, rows, width, [&](int chunk) { record(sends_, 1 + chunk); });
         for (int chunk = 0; chunk < chunks; chunk++) {
-            wait_for_event(compute_, 1 + chunk);
+            await(1 + chunk);
             work(chunk * count, count);
         }
     }
@@ -99,7 +100,7 @@ public:
         send_rows(own, all, rows, width, [](int) {});
         record(sends_, gathered());
     }
-    void wait_for_gathered() { wait_for_event(compute_, gathered()); }
+    void wait_for_gathered() { await(gathered()); }
 
     // work(first, count) puts on the compute stream what writes rows [first, first + count) of `all` (rows,
     // width), while the chunk before is on its way. The sum over the ranks of the own rows goes to `own` (own
@@ -139,7 +140,7 @@ public:
     }
 
     // The compute stream waits for what the last scatter sends. The next gather or scatter does so too.
-    void wait() { wait_for_event(compute_, scattered()); }
+    void wait() { await(scattered()); }
 
 private:
     bool overlaps() const { return sends_ != compute_; }
@@ -173,14 +174,17 @@ private:
     void record(cudaStream_t stream, size_t event) {
         if (overlaps()) events_[event].record(stream);
     }
-    void wait_for_event(cudaStream_t stream, size_t event) {
-        if (overlaps()) events_[event].hold(stream);
+    // The compute stream waits for what is sent.
+    void await(size_t event) {
+        if (!overlaps()) return;
+        Recorded wait(Traffic::activations, compute_);
+        events_[event].hold(compute_);
     }
 
     // What is sent from now on comes after all that is on the compute stream by now.
     void send_after_work() {
         record(compute_, 0);
-        wait_for_event(sends_, 0);
+        if (overlaps()) events_[0].hold(sends_);
     }
 
     Communicator group_;

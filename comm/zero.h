@@ -50,6 +50,7 @@ are in comm/zero_arrays.h.
 #include "comm/matrix_homes.h"      // MatrixHomes
 #include "comm/mesh.h"              // Mesh, Communicator
 #include "comm/parameters.h"        // ParameterLayout
+#include "comm/recorder.h"          // Recorded
 #include "comm/watch.h"             // wait_for
 #include "comm/zero_arrays.h"       // ZeroSettings, ZeroArrays, StepStatistics
 #include "kernels/accumulate.cuh"   // accumulate
@@ -188,6 +189,9 @@ private:
 
     // Work given to `after` from now on waits for the work given to `before` until now.
     void order(cudaStream_t before, cudaStream_t after);
+    // The compute stream waits for communication: until it comes to an event, or is done until now.
+    void wait(Traffic kind, cudaEvent_t event);
+    void wait(Traffic kind, cudaStream_t communication);
     void gather_unit(int unit);
     void copy_gradients_to_host(int unit);
     void plan_step();
@@ -217,7 +221,8 @@ private:
     std::vector<std::vector<OptimizerPart>> steps_;                    // for each unit: its own part
     std::vector<SquaresRange> counted_;                                // of arrays_.grads, in the norm
     std::vector<std::vector<SquaresRange>> counted_sections_;          // for each unit: of its own part
-    std::vector<cudaEvent_t> updated_;       // for each unit: its parameters are those of the new step
+    std::vector<cudaEvent_t> updated_;       // for each unit: its parameters are those of the new step,
+    std::vector<char> unawaited_;            // which the compute stream has not waited for yet
     std::vector<Place> param_at_, grad_at_;  // what lies in each place
 
     const ZeroArrays arrays_;
@@ -269,8 +274,10 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
       arrays_(memory, layout, shards_, settings, compute),
       homes_(memory, layout, mesh, settings.training ? settings.transform_scratch : nullptr, compute) {
     if (settings.overlap && (mesh.shape.ranks() > 1 || settings.offload)) {
-        for (cudaStream_t* stream : {&reductions_, &gathers_, &host_}) {
-            *stream = new_communication_stream();
+        std::pair<cudaStream_t*, const char*> streams[] = {
+            {&reductions_, "reductions"}, {&gathers_, "gathers"}, {&host_, "host copies"}};
+        for (auto [stream, name] : streams) {
+            *stream = new_communication_stream(name);
             own_streams_.push_back(*stream);
         }
     }
@@ -278,6 +285,7 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
     gradients_copied_ = new_event();
     copied_ = new_event(cudaEventBlockingSync), copies_awaited_ = new_event(cudaEventBlockingSync);
     for (int unit = 0; unit < layout.units(); unit++) updated_.push_back(new_event());
+    unawaited_.assign(updated_.size(), true);
     if (arrays_.cut_params) param_at_ = new_places(param_places_, *this);
     if (arrays_.cut_grads) grad_at_ = new_places(grad_places_, *this);
 
@@ -298,6 +306,17 @@ inline void ZeroState::order(cudaStream_t before, cudaStream_t after) {
     if (before == after) return;
     cudaCheck(cudaEventRecord(order_, before));
     cudaCheck(cudaStreamWaitEvent(after, order_, 0));
+}
+
+inline void ZeroState::wait(Traffic kind, cudaEvent_t event) {
+    Recorded wait(kind, compute_);
+    cudaCheck(cudaStreamWaitEvent(compute_, event, 0));
+}
+
+inline void ZeroState::wait(Traffic kind, cudaStream_t communication) {
+    if (communication == compute_) return;
+    Recorded wait(kind, compute_);
+    order(communication, compute_);
 }
 
 // ----------------------------------------------------------------------------
@@ -417,6 +436,7 @@ inline void ZeroState::synchronize() const {
 inline void ZeroState::gather_unit(int unit) {
     Place& place = param_at_[param_places_.place(unit)];
     if (place.unit == unit) return;
+    recorder.at_unit(unit);
     place.unit = unit;
     cudaCheck(cudaStreamWaitEvent(gathers_, place.free, 0));
     cudaCheck(cudaMemcpyAsync(params(unit) + owned_begin(unit), owned_params(unit),
@@ -427,14 +447,16 @@ inline void ZeroState::gather_unit(int unit) {
 
 inline void ZeroState::acquire(int unit, int direction) {
     if (!arrays_.cut_params) {
-        // what is on one stream only is in order anyway
-        if (!own_streams_.empty()) cudaCheck(cudaStreamWaitEvent(compute_, updated_[unit], 0));
+        recorder.at_unit(unit);
+        // what is on one stream only is in order anyway, and what has been waited for once is there
+        if (!own_streams_.empty() && unawaited_[unit]) wait(Traffic::parameters, updated_[unit]);
+        unawaited_[unit] = false;
         return;
     }
     gather_unit(unit);
     Place& place = param_at_[param_places_.place(unit)];
     place.in_use = true;
-    cudaCheck(cudaStreamWaitEvent(compute_, place.ready, 0));
+    wait(Traffic::parameters, place.ready);
     // the backward pass does not read the embedding
     int end = direction > 0 ? layout_.last_unit() : 1;
     for (int ahead = 1; direction != 0 && ahead <= settings_.prefetch; ahead++) {
@@ -443,6 +465,7 @@ inline void ZeroState::acquire(int unit, int direction) {
         if (!layout_.has(next)) break;  // it is on another stage
         if (!param_at_[param_places_.place(next)].in_use) gather_unit(next);
     }
+    recorder.at_unit(unit);
 }
 
 inline void ZeroState::release(int unit) {
@@ -466,7 +489,7 @@ inline void ZeroState::begin_gradients(int unit) {
     Place& place = grad_at_[grad_places_.place(unit)];
     if (place.in_use) return;
     place.in_use = true;
-    cudaCheck(cudaStreamWaitEvent(compute_, place.free, 0));
+    wait(Traffic::gradients, place.free);
     cudaCheck(cudaMemsetAsync(grads(unit), 0, layout_.unit_size(unit) * sizeof(float), compute_));
 }
 
@@ -474,6 +497,7 @@ inline void ZeroState::begin_gradients(int unit) {
 // cut gradient cannot wait: the place it is made in is needed for another unit.
 inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
     if (!arrays_.cut_grads && !last_micro_batch) return;
+    recorder.at_unit(unit);
     order(compute_, reductions_);
     size_t part = part_size(unit);
     mesh_.shard().reduce_scatter(grads(unit), part, Traffic::gradients, reductions_);
@@ -506,7 +530,7 @@ inline void ZeroState::copy_gradients_to_host(int unit) {
 inline void ZeroState::sum_statistics(StepStatistics* stats) {
     order(compute_, reductions_);
     mesh_.world().all_reduce(&stats->loss, summed_statistics, Traffic::statistics, reductions_);
-    order(reductions_, compute_);
+    wait(Traffic::statistics, reductions_);
 }
 
 // What a step goes through on this rank, as the launchers take it.
@@ -564,14 +588,15 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     if (optimizer.takes_norms != settings_.takes_norms || transforms != has_room)
         fail("optimizer: it asks for other norms or matrices than the settings of the state say");
     sum_copies();
-    order(reductions_, compute_);  // the last gradient has been summed
-    order(gathers_, compute_);     // and what is stepped now has been read
+    wait(Traffic::gradients, reductions_);  // the last gradient has been summed
+    wait(Traffic::parameters, gathers_);    // and what is stepped now has been read
     sum_squares(&stats->squares, arrays_.norm_scratch, arrays_.grads, counted_, compute_);
     sum_statistics(stats);
     clip_scale(&stats->norm, &stats->squares, &stats->loss, max_norm, compute_);
     measured();
 
     await_copies();
+    Recorded entry(Operation::optimizer, compute_);
     is_whole_ = false;
     for (Place& place : param_at_) place.unit = -1;  // what was gathered is old now
     if (settings_.offload) {
@@ -700,7 +725,7 @@ inline void ZeroState::sum_norms(const float* scale) {
     }
     order(stream, reductions_);
     mesh_.world().all_reduce(arrays_.section_squares, 2 * sections, Traffic::statistics, reductions_);
-    order(reductions_, stream);
+    settings_.offload ? order(reductions_, stream) : wait(Traffic::statistics, reductions_);
     if (settings_.offload) {
         cudaCheck(cudaMemcpyAsync(arrays_.host_section_squares, arrays_.section_squares, bytes,
                                   cudaMemcpyDeviceToHost, host_));
@@ -709,6 +734,7 @@ inline void ZeroState::sum_norms(const float* scale) {
 
 // Brings a unit's new parameters to all who use them, behind what the compute stream does next.
 inline void ZeroState::publish(int unit) {
+    recorder.at_unit(unit);
     order(settings_.offload ? host_ : compute_, gathers_);
     if (arrays_.cut_params) {  // the first units are gathered while others are stepped
         auto& held = layout_.held();
@@ -718,4 +744,5 @@ inline void ZeroState::publish(int unit) {
     }
     mesh_.gathers().all_gather(params(unit), part_size(unit), Traffic::parameters, gathers_);
     cudaCheck(cudaEventRecord(updated_[unit], gathers_));
+    unawaited_[unit] = true;
 }

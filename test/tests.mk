@@ -96,6 +96,12 @@ bench-plan:
 	@$(MAKE) --no-print-directory $(BUILD)/bench_plan
 	test/bench/bench_plan.sh $(BUILD)
 
+# What recording the times of steps costs
+.PHONY: bench-timings
+bench-timings:
+	@$(MAKE) --no-print-directory $(BUILD)/train_gpt
+	test/bench/bench_timings.sh $(BUILD) 20
+
 .PHONY: bench-checkpoint
 bench-checkpoint:
 	@$(MAKE) --no-print-directory $(BUILD)/bench_checkpoint

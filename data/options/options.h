@@ -163,6 +163,8 @@ struct Options : ModelConfig {
 
     int log_every = 1;
     int log_trust_ratios = 0;  // steps; 0: never
+    bool timings = true;
+    std::string trace_steps;  // 100:103; empty: none
     float peak_tflops = 0;
     std::string machine;  // that steps are predicted for: a card | a file; empty: the cards that are here
     std::string matmul_tuning = name_of(MatmulTuning::on);

@@ -76,6 +76,23 @@ inline void check_optimizer_options(const Options& options) {
     }
 }
 
+inline void check_trace(const Options& options) {
+    constexpr int most_steps = 100;
+    if (options.trace_steps.empty()) return;
+    const char* given = options.trace_steps.c_str();
+    StepRange range = parse_step_range("--trace-steps", options.trace_steps);
+    if (!options.timings)
+        fail("--trace-steps %s: with --timings off nothing is recorded; leave out one of them", given);
+    if (range.last > options.steps) {
+        fail("--trace-steps %s: the run has %d steps; give earlier ones, or raise --steps", given,
+             options.steps);
+    }
+    if (range.last - range.first >= most_steps) {
+        fail("--trace-steps %s: %d steps are more than a timeline can show; give %d at most", given,
+             range.last - range.first + 1, most_steps);
+    }
+}
+
 // What talks to others, or to the host, cannot be given to the device in one piece.
 inline void check_graphs(const Options& options, int processes) {
     if (options.cuda_graphs != CudaGraphs::on) return;
@@ -101,6 +118,7 @@ inline void complete_training(Options& options, int processes, const LayoutChoic
     complete_layout(options, processes, choose);
     check_graphs(options, processes);
     check_optimizer_options(options);
+    check_trace(options);
     if (!options.batch_ramp.empty() && parse_batch_ramp(options.batch_ramp).steps >= options.steps) {
         fail("--batch-ramp %s: ends after the run's %d steps; give fewer steps, or raise --steps",
              options.batch_ramp.c_str(), options.steps);

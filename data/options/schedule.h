@@ -80,6 +80,24 @@ inline BatchRamp parse_batch_ramp(const std::string& source) {
     return ramp;
 }
 
+// Steps of a run, counted from 1.
+struct StepRange {
+    int first, last;
+};
+
+// FIRST:LAST, or one step. Refuses what is none.
+inline StepRange parse_step_range(const char* option, const std::string& source) {
+    StepRange range = {0, 0};
+    int length = 0;
+    bool two = sscanf(source.c_str(), "%9d:%9d%n", &range.first, &range.last, &length) == 2;
+    if (!two && sscanf(source.c_str(), "%9d%n", &range.first, &length) == 1) range.last = range.first;
+    if ((size_t)length != source.size() || range.first < 1 || range.last < range.first) {
+        fail("%s %s: no steps; give the first and the last one, counted from 1, as in 100:103", option,
+             printable(source).c_str());
+    }
+    return range;
+}
+
 // Tokens of the step after `step` steps.
 inline long long tokens_of_step(const Options& o, int step) {
     if (o.batch_ramp.empty()) return o.global_batch;

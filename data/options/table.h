@@ -252,6 +252,14 @@ inline const std::vector<OptionRow>& option_table() {
          "Steps between lines on the screen; log.jsonl has every step."},
         {FIELD(log_trust_ratios), "Run", range(0, most),
          "--optimizer lamb: steps between records of the ratios of all matrices in log.jsonl. 0: none."},
+        {FIELD(timings), "Run", on_off,
+         "Record when each rank's device does what: log.jsonl then has the phases of every step on the "
+         "fastest and the slowest rank, ranks.jsonl those of all ranks, and ranks that are slow are named.",
+         here},
+        {FIELD(trace_steps), "Run", any_text,
+         "First and last step, as in 100:103, whose work on all ranks is written to the run directory as a "
+         "timeline for ui.perfetto.dev, trace_000100.json.gz. Empty: none.",
+         here},
         {FIELD(peak_tflops), "Run", range(0, 1e6),
          "TFLOP/s that MFU is a share of. 0: the card's published dense rate, or an estimate.", here},
         {FIELD(matmul_tuning), "Run", any_text,

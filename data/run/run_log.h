@@ -1,8 +1,9 @@
 /*
 The run directory: options.json says how the run was started, log.jsonl tells how it went, one JSON object
-to a line, and checkpoints/ has what came of it. A line is on its way to disk before the next step begins, so
-that a killed run leaves a whole log. The log stays locked for as long as the run lasts. A run that goes on
-from a checkpoint writes on where the log has the line of that step.
+to a line, ranks.jsonl what each rank was at, and checkpoints/ has what came of it. A line of the log is on
+its way to disk before the next step begins, so that a killed run leaves a whole log. The log stays locked for
+as long as the run lasts. A run that goes on from a checkpoint writes on where the log has the line of that
+step.
 */
 #pragma once
 
@@ -31,6 +32,10 @@ inline std::string tokenizer_path(const std::string& run_dir) {
 
 inline std::string log_path(const std::string& run_dir) {
     return run_dir + "/log.jsonl";
+}
+
+inline std::string ranks_path(const std::string& run_dir) {
+    return run_dir + "/ranks.jsonl";
 }
 
 // What the run directory is to a run that begins.
@@ -92,7 +97,8 @@ public:
                          checkpoint_folder(run_dir_, newer).c_str(), (long long)step,
                          checkpoint_name(newer).c_str()));
             }
-            cut_behind(step, !notes.empty());
+            cut_behind(*file_, step, !notes.empty());
+            if (access(ranks_path(run_dir_).c_str(), F_OK) == 0) cut_behind(ranks(), step, false);
         } else {
             clear(-1);
         }
@@ -124,9 +130,16 @@ public:
     // These three do what the functions of LogFile do that they call.
     std::string write(nlohmann::ordered_json line) { return file_->add(std::move(line)); }
     std::string sync() { return file_->sync(); }
+    // A line of ranks.jsonl, which may be lost where the log may not.
+    std::string write_ranks(nlohmann::ordered_json line) { return ranks().add(std::move(line)); }
     size_t waiting() const { return file_->waiting(); }
 
 private:
+    LogFile& ranks() {
+        if (!ranks_) ranks_.emplace(ranks_path(run_dir_));
+        return *ranks_;
+    }
+
     // Removes what was there, but for the checkpoint of one step. The newest goes last: a program that is
     // killed leaves the run that was there, with fewer checkpoints, or the one that comes.
     void clear(int64_t kept) {
@@ -136,15 +149,16 @@ private:
         }
         remove_weights(run_dir_, INT64_MAX);
         file_->truncate_to(0);
+        unlink(ranks_path(run_dir_).c_str());
     }
 
     // Leaves of the log what was done up to a step. A checkpoint is told of when it is on disk, so its line
     // can stand behind those of later steps. What goes is kept beside it where checkpoints of it are.
-    void cut_behind(int64_t step, bool keep_aside) {
+    void cut_behind(LogFile& log, int64_t step, bool keep_aside) {
         uint64_t kept = 0;
         std::string kept_later, lost;
         {
-            MappedFile file(file_->path());
+            MappedFile file(log.path());
             std::string_view rest(file.data(), file.size());
             for (bool cut = false; !rest.empty();) {
                 bool whole = rest.find('\n') != rest.npos;
@@ -157,12 +171,12 @@ private:
             }
         }
         if (keep_aside) {
-            NewFile aside(file_->path() + ".aside");
+            NewFile aside(log.path() + ".aside");
             aside.write(lost.data(), lost.size());
             aside.commit();
         }
-        file_->truncate_to(kept);
-        file_->append(kept_later);
+        log.truncate_to(kept);
+        log.append(kept_later);
     }
 
     // Whether a line of the log is of a step up to this one. What the run measures after a step it measures
@@ -173,7 +187,8 @@ private:
             if (!value.is_object()) return false;
             int64_t step = json_integer(value["step"], 0, INT64_MAX, file_->path());
             bool of_step = false;
-            for (const char* kind : {"loss", "checkpoint", "start", "eval", "dropped_lines"})
+            for (const char* kind : {"loss", "checkpoint", "start", "eval", "dropped_lines", "timings",
+                                     "slow", "ms", "pipeline", "health"})
                 of_step = of_step || value.contains(kind);
             return step < last || (step == last && of_step);
         } catch (const Error&) {
@@ -183,5 +198,5 @@ private:
 
     std::string run_dir_;
     RunFolder use_;
-    std::optional<LogFile> file_;
+    std::optional<LogFile> file_, ranks_;
 };

@@ -7,7 +7,9 @@ Rank 0 alone has a log.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -15,6 +17,7 @@ Rank 0 alone has a log.
 #include "data/base/file.h"
 #include "data/base/figures.h"
 #include "data/run/meter.h"
+#include "data/run/rank_times.h"  // RankPlace
 #include "data/options/options.h"
 #include "data/options/schedule.h"
 #include "data/run/run_log.h"
@@ -38,7 +41,10 @@ public:
     }
 
     // The run begins, or goes on, after this step.
-    void start(int step, const nlohmann::ordered_json& how) { write({{"step", step}, {"start", how}}); }
+    void start(int step, const nlohmann::ordered_json& how) {
+        first_step_ = step;
+        write({{"step", step}, {"start", how}});
+    }
 
     // The planner's seconds of a step, which are compared with the first ones of the run; 0: not known.
     void expect(double seconds) {
@@ -54,6 +60,39 @@ public:
         nlohmann::ordered_json by_name;
         for (auto& [name, ratio] : ratios) by_name[name] = ratio;
         write({{"step", step}, {"trust_ratios", by_name}});
+    }
+
+    // What the ranks are, for those who read of their times.
+    void rank_places(const std::vector<RankPlace>& places) {
+        nlohmann::ordered_json hosts = nlohmann::ordered_json::array(), at = hosts;
+        for (const RankPlace& place : places) {
+            hosts.push_back(place.host);
+            at.push_back({place.tensor, place.shard, place.replica, place.pipeline});
+        }
+        places_ = {{"step", first_step_},
+                   {"start", {{"time", utc_time()}, {"hosts", hosts}, {"places", at}}}};
+    }
+    // What all ranks have told of a step, and of several: lines of log.jsonl and of ranks.jsonl.
+    void timings(const nlohmann::ordered_json& line) { write(line); }
+    void ranks(const nlohmann::ordered_json& line) {
+        if (!log_) return;
+        if (!places_.is_null()) warn(log_->write_ranks(std::exchange(places_, nullptr)));
+        warn(log_->write_ranks(line));
+    }
+    // The ranks that were slow in the last steps; told where they are not those that were told last.
+    void slow(int step, const std::vector<std::string>& names, const nlohmann::ordered_json& record) {
+        if (!names.empty()) write({{"step", step}, {"slow", record}});
+        std::set<int> ranks;
+        for (auto& each : record) ranks.insert(each["rank"].get<int>());
+        if (std::exchange(slow_, ranks) == ranks) return;
+        for (const std::string& name : names) note("slow         " + name + ": the others wait for it");
+        if (names.empty()) note("slow         no rank any more");
+    }
+    // A line of its own.
+    void note(const std::string& line) {
+        clear();
+        printf("%s\n", line.c_str());
+        fflush(stdout);
     }
 
     // tokens: trained on in all. sent_bytes: by this rank.
@@ -176,8 +215,11 @@ private:
     Meter& meter_;
     RunLog* log_;
     const bool on_terminal_;
-    std::string last_checkpoint_;  // of this run, that was written since it was started
-    double recent_ = 0;            // seconds of a token, averaged
-    double expected_ = 0;          // seconds of a step, until they are compared
-    std::vector<double> first_;    // seconds of the first steps
+    std::string last_checkpoint_;    // of this run, that was written since it was started
+    double recent_ = 0;              // seconds of a token, averaged
+    double expected_ = 0;            // seconds of a step, until they are compared
+    std::vector<double> first_;      // seconds of the first steps
+    int first_step_ = 0;             // that the run was started after
+    std::set<int> slow_;             // ranks that were told last
+    nlohmann::ordered_json places_;  // of the ranks, until they are written
 };

@@ -29,6 +29,7 @@ What can be hidden depends on what there is to hide it behind:
 #pragma once
 
 #include "test/bench/bench_links.h"
+#include "test/support/recording.h"
 
 // ----------------------------------------------------------------------------
 // what can be hidden: tensor
@@ -119,14 +120,12 @@ inline double tensor_can_hide(const World& world, const Gpt& g, double link) {
 
 // Of one part and micro-batch, on the stage where it takes longest.
 inline PipelineCosts measured_costs(const World& world, CutModel& model) {
-    model.g.pipeline.record_timeline(true);
-    model.seconds(0);
-    std::map<PipelineWork, std::vector<double>> spans;
-    for (const PipelineSpan& span : model.g.pipeline.timeline())
-        spans[span.work].push_back(span.end - span.begin);
-    model.g.pipeline.record_timeline(false);
+    std::map<Operation, std::vector<double>> seconds;
+    for (const FlightEntry& pass : recorded_work(model.g.stream, [&] { model.seconds(0); }).passes())
+        seconds[pass.operation].push_back(pass.end - pass.begin);
     auto typical = [&](PipelineWork work) {
-        return world.largest(spans[work].empty() ? 0 : (int)(median(spans[work]) * 1e9)) / 1e9;
+        const std::vector<double>& all = seconds[recorded_as(work)];
+        return world.largest(all.empty() ? 0 : (int)(median(all) * 1e9)) / 1e9;
     };
     PipelineCosts costs;
     double both = typical(PipelineWork::backward);  // or 0

@@ -14,6 +14,7 @@ stages idle for as long as the formulas say, and what is sent is hidden.
 #include "comm/pipeline.h"
 #include "test/support/file_testing.h"
 #include "test/support/ranks.h"
+#include "test/support/recording.h"
 #include "test/support/testing.h"
 
 using enum PipelineSchedule;
@@ -510,26 +511,26 @@ private:
         Pipeline pipeline(memory, mesh_, shape_, pipeline_room(list, shape_.chunks), n_, test_stream(), true);
         std::deque<useconds_t> times;
         auto sleep = [](void* time) { usleep(*(const useconds_t*)time); };
-        Clock::time_point start;
-        auto look = [](void* time) { *(Clock::time_point*)time = Clock::now(); };
-        pipeline.record_timeline(true);
         test_world().barrier();
-        cudaCheck(cudaLaunchHostFunc(test_stream(), look, &start));
-        pipeline.run(list, n_, [&](const PipelineTask& task) {
-            times.push_back((useconds_t)(costs_.of(task.work) * 1e6));
-            cudaCheck(cudaLaunchHostFunc(test_stream(), sleep, &times.back()));
+        RecordedWork recorded = recorded_work(test_stream(), [&] {
+            pipeline.run(list, n_, [&](const PipelineTask& task) {
+                times.push_back((useconds_t)(costs_.of(task.work) * 1e6));
+                cudaCheck(cudaLaunchHostFunc(test_stream(), sleep, &times.back()));
+            });
         });
-        std::vector<PipelineSpan> spans = pipeline.timeline();
-        REQUIRE(spans.size() == list.size());
+        std::vector<FlightEntry> passes = recorded.passes();
+        REQUIRE(passes.size() == list.size());
         std::string mine;
-        double end = 0, origin = std::chrono::duration<double>(start.time_since_epoch()).count();
-        for (size_t i = 0; i < spans.size(); i++) {
-            PipelineSpan span = spans[i];
-            REQUIRE(PipelineAction{span.work, span.micro_batch, span.chunk} == list[i]);
-            REQUIRE(span.begin >= end);  // one after another
-            REQUIRE(span.end >= span.begin + 0.999 * costs_.of(span.work));
-            end = span.end;
-            mine += text("%.9f %.9f ", origin + span.begin, origin + span.end);
+        double end = 0;
+        for (size_t i = 0; i < passes.size(); i++) {
+            const FlightEntry& pass = passes[i];
+            CHECK(pass.operation == recorded_as(list[i].work));
+            CHECK(pass.micro_batch == list[i].micro_batch);
+            CHECK(pass.chunk == list[i].chunk);
+            REQUIRE(pass.begin >= end);  // one after another
+            REQUIRE(pass.end >= pass.begin + 0.999 * costs_.of(list[i].work));
+            end = pass.end;
+            mine += text("%.9f %.9f ", recorded.origin + pass.begin, recorded.origin + pass.end);
         }
         std::vector<std::vector<Span>> all;
         for (const std::string& numbers : test_world().all_gather(mine)) {

@@ -1,0 +1,184 @@
+/*
+The flight record of a rank: what it has given its device lately, and what of that is done.
+
+It lies in shared memory of the machine, so another process can read what a rank was at that answers nobody
+any more: a process that is stopped, or a thread that never comes back from a library. Nothing in it is a
+pointer, and whoever reads it must bear an entry that is being written.
+
+    header     which rank of which run, the phase of its first thread, its last sign of life
+    groups     for each communicator: its ranks, and how many calls were issued and are done
+    entries    a ring: the work given last, each entry with its operation, group, unit, micro-batch, bytes and,
+               once the device has done it, its times
+
+In a group whose ranks wait for each other, the one that has issued the fewest calls is the one that has not
+come. comm/recorder.h writes the record.
+*/
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <dirent.h>
+#include <fcntl.h>
+#include <memory>
+#include <new>
+#include <signal.h>
+#include <string>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/base/file.h"  // fail_with_errno
+
+enum class Operation : uint8_t {
+    forward,
+    backward,
+    input_gradient,
+    weight_gradient,
+    optimizer,
+    step,  // all of it
+    wait,  // of the compute stream, for communication
+    all_reduce,
+    reduce_scatter,
+    all_gather,
+    broadcast,
+    send,
+    receive,
+    data,  // the host waits for a batch
+    save   // the host waits for a checkpoint to begin
+};
+inline constexpr const char* operation_names[] = {
+    "forward",    "backward",       "input gradient", "weight gradient", "optimizer", "step",    "wait",
+    "all-reduce", "reduce-scatter", "all-gather",     "broadcast",       "send",      "receive", "data",
+    "save"};
+inline const char* name_of(Operation operation) {
+    return operation_names[(size_t)operation];
+}
+// Work of a pipeline stage, which the others are part of or stand beside.
+constexpr bool is_pass(Operation operation) {
+    return operation <= Operation::weight_gradient;
+}
+constexpr bool is_communication(Operation operation) {
+    return operation >= Operation::all_reduce && operation <= Operation::receive;
+}
+
+struct FlightEntry {
+    static constexpr int16_t none = -1;
+
+    double begin = 0, end = 0;  // seconds on the clock of the record; 0: it has not come to that
+    uint64_t bytes = 0;
+    uint64_t number = 0;  // among the calls of its group, from 1; 0: it is none
+    int32_t step = 0, micro_batch = none;
+    int16_t unit = none, chunk = none;
+    int16_t group = none;  // in the table of groups
+    Operation operation = Operation::forward;
+    uint8_t traffic = 0;  // of communication, and of what is waited for: comm/collectives.h
+    uint8_t track = 0;    // the stream
+};
+
+struct FlightGroup {
+    static constexpr int most_named = 16;
+
+    char name[24];              // "shard", "forward 3>5"
+    int32_t size, axes;         // axes of the mesh that it runs along; 0: its ranks are named
+    int32_t ranks[most_named];  // the first ones, of the world
+    std::atomic<uint64_t> issued, done;
+};
+
+struct FlightRecord {
+    static constexpr uint64_t mark = 0x64726f6365722067;  // "g record"
+    static constexpr int most_groups = 24, most_entries = 4096;
+
+    uint64_t is_record = 0, bytes = sizeof(FlightRecord);  // mark, once all of it can be read
+    int32_t process = 0, rank = 0, ranks = 1;
+    int32_t tp = 1, shard = 1, replicas = 1, pp = 1;  // the mesh
+    char host[64] = "", run_dir[256] = "";
+    std::atomic<int64_t> sign_of_life{0};  // nanoseconds since 1970 when work was last given or done
+    std::atomic<int32_t> step{0};
+    char phase[32] = "";
+    std::atomic<int32_t> group_count{0};
+    FlightGroup groups[most_groups] = {};
+    std::atomic<uint64_t> entry_count{0};  // ever made; entry i is at i % most_entries
+    FlightEntry entries[most_entries];
+
+    const FlightEntry& entry(uint64_t number) const { return entries[number % most_entries]; }
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "a record is read by other processes");
+
+template <size_t size>
+void copy_name(char (&to)[size], const std::string& from) {
+    strncpy(to, from.c_str(), size - 1);
+    to[size - 1] = 0;
+}
+
+// A record as memory of this process that others can map by its name, or where the machine has no shared
+// memory, of this process alone.
+class SharedFlightRecord {
+public:
+    SharedFlightRecord() : name_(name_of_process(getpid())) {
+        remove_left_over();
+        shm_unlink(name_.c_str());
+        int file = shm_open(name_.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
+        bool sized = file >= 0 && posix_fallocate(file, 0, sizeof(FlightRecord)) == 0;
+        void* memory = sized
+                           ? mmap(nullptr, sizeof(FlightRecord), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
+                           : MAP_FAILED;
+        if (file >= 0) close(file);
+        if (memory == MAP_FAILED) {
+            shm_unlink(name_.c_str());
+            name_.clear();
+            memory = mmap(nullptr, sizeof(FlightRecord), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                          -1, 0);
+            if (memory == MAP_FAILED) fail_with_errno("the flight record", "take memory for it");
+        }
+        record_ = new (memory) FlightRecord;
+    }
+    ~SharedFlightRecord() {
+        if (!name_.empty()) shm_unlink(name_.c_str());
+        munmap(record_, sizeof(FlightRecord));
+    }
+    SharedFlightRecord(const SharedFlightRecord&) = delete;
+    SharedFlightRecord& operator=(const SharedFlightRecord&) = delete;
+
+    FlightRecord& operator*() const { return *record_; }
+    FlightRecord* operator->() const { return record_; }
+    // Under which others find it; empty: they do not.
+    const std::string& name() const { return name_; }
+
+    static std::string name_of_process(pid_t process) { return text("%s%d", beginning().c_str(), process); }
+    static std::string beginning() { return text("/train_gpt.%u.", getuid()); }
+
+private:
+    // Processes that were killed have left their records.
+    static void remove_left_over() {
+        std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/dev/shm"), closedir);
+        const std::string begin = beginning().substr(1);
+        while (dirent* file = folder ? readdir(folder.get()) : nullptr) {
+            std::string name = file->d_name;
+            int process = name.starts_with(begin) ? atoi(name.c_str() + begin.size()) : 0;
+            if (process > 0 && kill(process, 0) != 0 && errno == ESRCH) shm_unlink(("/" + name).c_str());
+        }
+    }
+
+    std::string name_;
+    FlightRecord* record_;
+};
+
+// The record of another process of this user on this machine, to be read; null: it has none.
+inline std::shared_ptr<const FlightRecord> read_flight_record(pid_t process) {
+    int file = shm_open(SharedFlightRecord::name_of_process(process).c_str(), O_RDONLY, 0);
+    if (file < 0) return nullptr;
+    struct stat status;
+    bool whole = fstat(file, &status) == 0 && (size_t)status.st_size == sizeof(FlightRecord);
+    void* memory = whole ? mmap(nullptr, sizeof(FlightRecord), PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
+    close(file);
+    if (memory == MAP_FAILED) return nullptr;
+    auto* record = (const FlightRecord*)memory;
+    if (record->is_record != FlightRecord::mark || record->bytes != sizeof(FlightRecord)) {
+        munmap(memory, sizeof(FlightRecord));
+        return nullptr;
+    }
+    return {record, [](const FlightRecord* mapped) { munmap((void*)mapped, sizeof(FlightRecord)); }};
+}

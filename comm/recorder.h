@@ -1,0 +1,640 @@
+/*
+What this rank gives its device, and when that is done: the writer of the flight record (comm/flight_record.h)
+and of the times of a step (data/run/step_times.h).
+
+Each piece of work is between two events on its stream:
+
+    { Recorded pass(Operation::forward, stream); ... give the work to the stream ... }
+
+The events are read when the device has come to them, a step later at the earliest chance, and nobody waits for
+that. Their times are seconds on the device's own clock, counted from the beginning of the record. So that a
+difference of two events, which CUDA has as a float, is always a short one, every step has an event of its own
+from which its times are taken: its anchor.
+
+Where the compute stream waits for communication, the wait is an entry too; it counts as waiting and not as
+part of the pass that it interrupts. Calls between ncclGroupStart and ncclGroupEnd begin together: one entry.
+In a CUDA graph there are no events: the pass that the graph makes up is one entry.
+
+A long step of many small collectives has so many events that they would cost something. So steps come with
+details (communication and waits) or without, and the first rank chooses how often with: comm/timings.h.
+*/
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <ctime>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/flight_record.h"
+#include "comm/traffic.h"
+#include "data/base/figures.h"  // seconds_now
+#include "data/run/step_times.h"
+#include "kernels/common.cuh"
+
+// A group of ranks as the record knows it.
+struct RecordedGroup {
+    std::string name;
+    std::vector<int> ranks;  // the first of them, or all
+    int size = 1, axes = 0;
+};
+
+// Whose record it is: the rank, its place in the world and the mesh of that, its machine and its run.
+struct RecordedRank {
+    int rank = 0, ranks = 1;
+    int tp = 1, shard = 1, replicas = 1, pp = 1;
+    std::string host, run_dir;
+};
+
+// A step that the device has done.
+struct RecordedStep {
+    StepTimes times;
+    std::vector<FlightEntry> passes;  // in their order
+};
+
+constexpr StepPhase phase_of(Operation operation) {
+    switch (operation) {
+    case Operation::forward:
+        return StepPhase::forward;
+    case Operation::backward:
+    case Operation::input_gradient:
+        return StepPhase::backward;
+    case Operation::weight_gradient:
+        return StepPhase::weight_gradients;
+    case Operation::optimizer:
+        return StepPhase::optimizer;
+    case Operation::data:
+        return StepPhase::data;
+    case Operation::save:
+        return StepPhase::save;
+    default:
+        return StepPhase::other;
+    }
+}
+
+constexpr StepPhase wait_for_traffic(Traffic kind) {
+    switch (kind) {
+    case Traffic::activations:
+        return StepPhase::wait_tensor;
+    case Traffic::pipeline:
+        return StepPhase::wait_pipeline;
+    case Traffic::parameters:
+    case Traffic::weights:
+        return StepPhase::wait_parameters;
+    default:
+        return StepPhase::wait_gradients;
+    }
+}
+
+class Recorder {
+public:
+    static constexpr uint8_t compute_track = 0, host_track = 1;
+
+    bool on() const { return on_.load(std::memory_order_relaxed); }
+
+    // Begins a record of this process, whose passes are on this stream.
+    void start(cudaStream_t compute, const RecordedRank& rank) {
+        std::lock_guard lock(mutex_);
+        cudaCheck(cudaGetDevice(&device_));
+        record_.emplace();
+        FlightRecord& record = **record_;
+        record.process = getpid();
+        record.rank = rank.rank, record.ranks = rank.ranks;
+        record.tp = rank.tp, record.shard = rank.shard, record.replicas = rank.replicas, record.pp = rank.pp;
+        copy_name(record.host, rank.host), copy_name(record.run_dir, rank.run_dir);
+        for (RecordedGroup& group : groups_) {
+            if (record.group_count == FlightRecord::most_groups) break;
+            FlightGroup& place = record.groups[record.group_count++];
+            copy_name(place.name, group.name);
+            place.size = group.size, place.axes = group.axes;
+            std::copy_n(group.ranks.begin(), std::min<size_t>(group.ranks.size(), FlightGroup::most_named),
+                        place.ranks);
+        }
+        std::atomic_thread_fence(std::memory_order_release);
+        record.is_record = FlightRecord::mark;
+        tracks_.resize(2);
+        tracks_[compute_track] = {compute, "compute", {}};
+        tracks_[host_track] = {nullptr, "host", {}};
+        compute_ = compute;
+        cudaEvent_t origin = take_event();
+        cudaCheck(cudaStreamSynchronize(compute));
+        double before = seconds_now();
+        cudaCheck(cudaEventRecord(origin, compute));
+        cudaCheck(cudaEventSynchronize(origin));
+        origin_ = (before + seconds_now()) / 2;
+        anchors_.push_back(std::make_shared<Anchor>(Anchor{origin, true, 0}));
+        on_ = true;
+    }
+
+    // Ends it, before the device and its streams go. What has not been read is lost.
+    void stop() {
+        on_ = false;
+        std::lock_guard lock(mutex_);
+        tracks_.clear(), accounts_.clear(), anchors_.clear(), finished_.clear(), kept_.clear();
+        groups_.clear();
+        for (cudaEvent_t event : all_events_) cudaEventDestroy(event);
+        all_events_.clear(), free_events_.clear();
+        record_.reset();
+        step_ = no_step, enclosing_.reset(), paused_ = 0, keeping_ = false;
+    }
+
+    // Adds a group to the next record, and returns its number there.
+    int add_group(RecordedGroup group) {
+        groups_.push_back(std::move(group));
+        return (int)groups_.size() - 1;
+    }
+    const std::vector<RecordedGroup>& groups() const { return groups_; }
+
+    // A name for a stream in timelines.
+    void name_stream(cudaStream_t stream, const char* name) {
+        std::lock_guard lock(mutex_);
+        names_.emplace_back(stream, name);
+    }
+    std::vector<std::string> track_names() const {
+        std::lock_guard lock(mutex_);
+        std::vector<std::string> names;
+        for (const Track& track : tracks_) names.push_back(track.name);
+        return names;
+    }
+    const std::string& name_of_record() const { return record_->name(); }
+
+    // ---- what the thread that gives work is at, for entries that are made from now on
+
+    void at_unit(int unit) { unit_ = (int16_t)unit; }
+    void at_micro_batch(int micro_batch, int chunk) { micro_batch_ = micro_batch, chunk_ = (int16_t)chunk; }
+    void at_phase(const char* phase) {
+        if (on()) copy_name((*record_)->phase, phase);
+    }
+
+    // ---- steps
+
+    void begin_step(int step, bool detailed) {
+        if (!on()) return;
+        cudaEvent_t anchor, begin;
+        {
+            std::lock_guard lock(mutex_);
+            anchor = take_event(), begin = take_event();
+        }
+        cudaCheck(cudaEventRecord(anchor, compute_));
+        cudaCheck(cudaEventRecord(begin, compute_));
+        std::lock_guard lock(mutex_);
+        anchors_.push_back(std::make_shared<Anchor>(Anchor{anchor, false, 0}));
+        detailed_ = detailed;
+        events_of_step_ = 0;
+        step_ = step;
+        (*record_)->step = step;
+        Account& account =
+            accounts_.emplace_back(Account{{{.step = step, .detailed = detailed}, {}}, 1, false});
+        account.step.times[StepPhase::data] = std::exchange(carried_[0], 0);
+        account.step.times[StepPhase::save] = std::exchange(carried_[1], 0);
+        step_begin_ = begin;
+    }
+
+    void end_step() {
+        if (!on()) return;
+        cudaEvent_t end;
+        {
+            std::lock_guard lock(mutex_);
+            end = take_event();
+        }
+        cudaCheck(cudaEventRecord(end, compute_));
+        std::lock_guard lock(mutex_);
+        Pending step = pending(Operation::step, compute_track);
+        step.begin = step_begin_, step.end = end;
+        accounts_.back().outstanding--;  // begin_step() counted it already
+        tracks_[compute_track].pending.push_back(step);
+        accounts_.back().closed = true;
+        step_ = no_step;
+        at_micro_batch(FlightEntry::none, FlightEntry::none);
+    }
+
+    // The oldest step that is over and has not been taken.
+    std::optional<RecordedStep> take_step() {
+        std::lock_guard lock(mutex_);
+        if (finished_.empty()) return {};
+        RecordedStep step = std::move(finished_.front());
+        finished_.pop_front();
+        return step;
+    }
+
+    // Events that the last step was given.
+    int events_of_step() const { return events_of_step_; }
+
+    // Reads what the device has come to. Any thread may, but it does not wait for another that does.
+    void poll() {
+        if (!on()) return;
+        std::unique_lock lock(mutex_, std::try_to_lock);
+        if (!lock || !on()) return;
+        thread_local bool has_device = false;
+        if (!has_device) has_device = cudaSetDevice(device_) == cudaSuccess;
+        for (size_t i = 1; i < anchors_.size(); i++) {
+            Anchor &anchor = *anchors_[i], &before = *anchors_[i - 1];
+            if (anchor.known) continue;
+            if (cudaEventQuery(anchor.event) != cudaSuccess) break;
+            anchor.time = before.time + elapsed(before.event, anchor.event);
+            anchor.known = true;
+        }
+        for (Track& track : tracks_) {
+            for (; !track.pending.empty(); track.pending.pop_front()) {
+                Pending& first = track.pending.front();
+                if (!first.anchor->known || cudaEventQuery(first.end) != cudaSuccess) break;
+                complete(first);
+            }
+        }
+        while (!accounts_.empty() && accounts_.front().closed && accounts_.front().outstanding == 0) {
+            finished_.push_back(std::move(accounts_.front().step));
+            finished_.back().times.complete();
+            accounts_.pop_front();
+        }
+        // An anchor is needed as long as entries are to come that count from it, and by the next one.
+        while (anchors_.size() > 1 && anchors_[1]->known && anchors_[0].use_count() == 1) {
+            free_events_.push_back(anchors_[0]->event);
+            anchors_.pop_front();
+        }
+    }
+
+    // Whether the device has done all that was recorded, as of the last poll().
+    bool is_idle() const {
+        std::lock_guard lock(mutex_);
+        return std::ranges::all_of(tracks_, [](const Track& track) { return track.pending.empty(); });
+    }
+
+    // ---- entries
+
+    // From now on the entries that are done are kept, to be taken as a whole.
+    void keep_entries(bool on) {
+        std::lock_guard lock(mutex_);
+        keeping_ = on;
+    }
+    std::vector<FlightEntry> take_kept() {
+        std::lock_guard lock(mutex_);
+        return std::exchange(kept_, {});
+    }
+    // Passes that the device has done since the start.
+    int passes_done() const { return passes_done_; }
+
+    // Seconds since the start, on the host's clock.
+    double host_time() const { return seconds_now() - origin_; }
+
+    // How a pair of events compares with the host's clock now: the seconds by which the device's clock is
+    // ahead of host_time(), and how wrong that may be. The stream must be idle.
+    std::pair<double, double> clock_offset() {
+        double best_width = std::numeric_limits<double>::max(), offset = 0;
+        std::unique_lock lock(mutex_);
+        cudaEvent_t event = take_event();
+        const std::shared_ptr<Anchor> anchor = anchors_.back();
+        lock.unlock();
+        cudaCheck(cudaStreamSynchronize(compute_));
+        while (!anchor->known) poll();
+        for (int tries = 0; tries < 8; tries++) {
+            double before = host_time();
+            cudaCheck(cudaEventRecord(event, compute_));
+            cudaCheck(cudaEventSynchronize(event));
+            double after = host_time();
+            if (after - before >= best_width) continue;
+            best_width = after - before;
+            offset = anchor->time + elapsed(anchor->event, event) - (before + after) / 2;
+        }
+        lock.lock();
+        free_events_.push_back(event);
+        return {offset, best_width / 2};
+    }
+
+    // Seconds that the host and the device take for one event: the least of some trials, for others use the
+    // machine too.
+    double cost_of_event() {
+        constexpr int events = 64, trials = 8;
+        std::vector<cudaEvent_t> taken;
+        {
+            std::lock_guard lock(mutex_);
+            for (int i = 0; i < events; i++) taken.push_back(take_event());
+        }
+        double least = std::numeric_limits<double>::max();
+        for (int trial = 0; trial < trials; trial++) {
+            cudaCheck(cudaStreamSynchronize(compute_));
+            double start = seconds_now();
+            for (cudaEvent_t event : taken) cudaCheck(cudaEventRecord(event, compute_));
+            cudaCheck(cudaStreamSynchronize(compute_));
+            least = std::min(least, seconds_now() - start);
+        }
+        std::lock_guard lock(mutex_);
+        free_events_.insert(free_events_.end(), taken.begin(), taken.end());
+        return least / events;
+    }
+
+    // The call of communication that this process issued last, for messages: "reduce-scatter of gradients of
+    // unit 12 in the group `shard`"; empty: none.
+    std::string last_call() const {
+        if (!on()) return "";
+        const FlightRecord& record = **record_;
+        uint64_t count = record.entry_count, oldest = count - std::min<uint64_t>(count, 64);
+        while (count-- > oldest) {
+            const FlightEntry& entry = record.entry(count);
+            if (!is_communication(entry.operation) || entry.group < 0) continue;
+            std::string unit = entry.unit < 0 ? "" : text(" of unit %d", entry.unit);
+            return text("%s of %s%s in the group `%s`", name_of(entry.operation),
+                        traffic_names[entry.traffic], unit.c_str(), record.groups[entry.group].name);
+        }
+        return "";
+    }
+
+private:
+    friend class Recorded;
+    friend class RecordedOnHost;
+    friend class RecordedTogether;
+    friend class NotRecorded;
+
+    static constexpr int no_step = -1;
+
+    struct Anchor {
+        cudaEvent_t event;
+        bool known;   // the device has come to it
+        double time;  // seconds since the start
+    };
+    // An entry whose events are on their stream.
+    struct Pending {
+        uint64_t entry = 0;
+        FlightEntry copy;
+        cudaEvent_t begin = {}, end = {};
+        std::shared_ptr<Anchor> anchor;
+        std::optional<Operation> enclosing;
+        bool counts = false;  // for the step it was made in
+    };
+    struct Track {
+        cudaStream_t stream;
+        std::string name;
+        std::deque<Pending> pending;
+    };
+    struct Account {
+        RecordedStep step;
+        int outstanding;  // entries
+        bool closed;
+    };
+
+    // Under the lock, as all that follows.
+    cudaEvent_t take_event() {
+        events_of_step_++;
+        if (free_events_.empty()) {
+            cudaEvent_t event;
+            cudaCheck(cudaEventCreate(&event));
+            all_events_.push_back(event);
+            return event;
+        }
+        cudaEvent_t event = free_events_.back();
+        free_events_.pop_back();
+        return event;
+    }
+
+    // A new entry, with events if it is timed.
+    Pending begin(const FlightEntry& what, cudaStream_t stream, bool timed) {
+        std::lock_guard lock(mutex_);
+        Pending made = pending(what.operation, track_of(stream));
+        FlightEntry& entry = made.copy;
+        entry.group = what.group < (*record_)->group_count ? what.group : FlightEntry::none;
+        entry.traffic = what.traffic, entry.bytes = what.bytes;
+        if (entry.group >= 0) entry.number = ++(*record_)->groups[entry.group].issued;
+        place(made.entry) = entry;
+        bool follows = together_ && first_;
+        if (follows) first_->copy.bytes += entry.bytes;
+        if (timed && !follows)
+            made.begin = take_event(), made.end = take_event();
+        else if (made.counts)
+            accounts_.back().outstanding--;
+        return made;
+    }
+
+    // All of an entry's work is on its stream.
+    void end(Pending made, cudaStream_t stream) {
+        if (cudaEventRecord(made.end, stream) != cudaSuccess) return;  // whoever calls CUDA next tells
+        std::lock_guard lock(mutex_);
+        if (on()) tracks_[made.copy.track].pending.push_back(std::move(made));
+    }
+
+    void waited_on_host(Operation operation, double since) {
+        std::lock_guard lock(mutex_);
+        Pending made = pending(operation, host_track);
+        made.copy.begin = since, made.copy.end = host_time();
+        if (!made.counts) carried_[operation == Operation::save] += (float)(made.copy.end - since);
+        finish(made);
+    }
+
+    uint8_t track_of(cudaStream_t stream) {
+        for (size_t i = 0; i < tracks_.size(); i++)
+            if (tracks_[i].stream == stream && i != host_track) return (uint8_t)i;
+        std::string name = text("stream %zu", tracks_.size());
+        for (auto& [named, its_name] : names_)
+            if (named == stream) name = its_name;
+        tracks_.push_back({stream, name, {}});
+        return (uint8_t)(tracks_.size() - 1);
+    }
+
+    // A new entry of the ring.
+    Pending pending(Operation operation, uint8_t track) {
+        FlightRecord& record = **record_;
+        Pending made;
+        made.copy = {.step = step_ == no_step ? (int32_t)record.step : step_,
+                     .micro_batch = micro_batch_,
+                     .unit = unit_,
+                     .chunk = chunk_,
+                     .operation = operation,
+                     .track = track};
+        made.anchor = anchors_.back();
+        made.enclosing = enclosing_;
+        made.counts = step_ != no_step;
+        if (made.counts) accounts_.back().outstanding++;
+        made.entry = record.entry_count;
+        place(made.entry) = made.copy;
+        record.entry_count++;
+        sign_of_life();
+        return made;
+    }
+    FlightEntry& place(uint64_t entry) { return (*record_)->entries[entry % FlightRecord::most_entries]; }
+
+    void sign_of_life() {
+        timespec now;
+        clock_gettime(CLOCK_REALTIME, &now);
+        (*record_)->sign_of_life = (int64_t)now.tv_sec * 1'000'000'000 + now.tv_nsec;
+    }
+
+    static double elapsed(cudaEvent_t begin, cudaEvent_t end) {
+        float milliseconds = 0;
+        if (cudaEventElapsedTime(&milliseconds, begin, end) != cudaSuccess) return 0;  // others tell why
+        return (double)milliseconds / 1e3;
+    }
+
+    void complete(Pending& done) {
+        double base = done.anchor->time;
+        done.copy.begin = base + elapsed(done.anchor->event, done.begin);
+        done.copy.end = base + elapsed(done.anchor->event, done.end);
+        free_events_.push_back(done.begin), free_events_.push_back(done.end);
+        done.anchor = nullptr;
+        finish(done);
+    }
+
+    // Its times are known.
+    void finish(const Pending& done) {
+        const FlightEntry& entry = done.copy;
+        FlightRecord& record = **record_;
+        if (record.entry_count - done.entry <= FlightRecord::most_entries) place(done.entry) = entry;
+        if (entry.group >= 0) record.groups[entry.group].done = entry.number;
+        sign_of_life();
+        if (keeping_) kept_.push_back(entry);
+        if (is_pass(entry.operation)) passes_done_++;
+        if (!done.counts) return;
+        auto account = std::ranges::find_if(
+            accounts_, [&](const Account& each) { return each.step.times.step == entry.step; });
+        if (account == accounts_.end()) return;
+        account->outstanding--;
+        if (is_pass(entry.operation)) account->step.passes.push_back(entry);
+        StepTimes& times = account->step.times;
+        auto seconds = (float)(entry.end - entry.begin);
+        bool waits = entry.operation == Operation::wait ||
+                     (is_communication(entry.operation) && entry.track == compute_track);
+        if (waits) {
+            times[wait_for_traffic((Traffic)entry.traffic)] += seconds;
+            if (done.enclosing) times[phase_of(*done.enclosing)] -= seconds;
+        } else if (entry.operation == Operation::step) {
+            times.seconds = seconds;
+        } else if (!is_communication(entry.operation)) {
+            times[phase_of(entry.operation)] += seconds;
+        }
+    }
+
+    std::atomic<bool> on_ = false;
+    mutable std::mutex mutex_;
+    std::optional<SharedFlightRecord> record_;
+    int device_ = 0;
+    cudaStream_t compute_ = nullptr;
+    double origin_ = 0;  // of the host's clock, when the device's was 0
+
+    std::vector<RecordedGroup> groups_;
+    std::vector<std::pair<cudaStream_t, const char*>> names_;
+    std::vector<Track> tracks_;
+    std::deque<std::shared_ptr<Anchor>> anchors_;
+    std::vector<cudaEvent_t> all_events_, free_events_;
+
+    int step_ = no_step;
+    cudaEvent_t step_begin_ = {};
+    bool detailed_ = true;
+    int events_of_step_ = 0;
+    std::deque<Account> accounts_;  // of steps that are not over on the device
+    std::deque<RecordedStep> finished_;
+    std::vector<FlightEntry> kept_;
+    std::atomic<int> passes_done_ = 0;
+    bool keeping_ = false;
+    float carried_[2] = {};  // what the host waited between steps, for data and for saves: the next step's
+
+    int16_t unit_ = FlightEntry::none, chunk_ = FlightEntry::none;
+    int32_t micro_batch_ = FlightEntry::none;
+    std::optional<Operation> enclosing_;  // the pass, or the update, that work belongs to
+    int paused_ = 0;
+    bool together_ = false;         // calls begin together,
+    std::optional<Pending> first_;  // and this is the first of them
+    cudaStream_t first_stream_ = nullptr;
+};
+
+inline Recorder recorder;
+
+// For as long as it exists, this process records.
+class Recording {
+public:
+    Recording(cudaStream_t compute, const RecordedRank& rank) { recorder.start(compute, rank); }
+    ~Recording() { recorder.stop(); }
+    Recording(const Recording&) = delete;
+    Recording& operator=(const Recording&) = delete;
+};
+
+// For as long as it exists, what is given to the stream is one entry.
+class Recorded {
+public:
+    // A pass, or the update: what is recorded meanwhile is a part of it.
+    Recorded(Operation operation, cudaStream_t stream) {
+        if (!recorder.on() || recorder.paused_) return;
+        begin({.operation = operation}, stream, true);
+        outer_ = std::exchange(recorder.enclosing_, operation);
+    }
+
+    // A call of a group, whose number in the record this is.
+    Recorded(Operation operation, int group, Traffic kind, uint64_t bytes, cudaStream_t stream) {
+        if (!recorder.on() || recorder.paused_ || group < 0) return;
+        begin({.bytes = bytes, .group = (int16_t)group, .operation = operation, .traffic = (uint8_t)kind},
+              stream, recorder.detailed_);
+    }
+
+    // The stream waits for communication of this kind.
+    Recorded(Traffic waits_for, cudaStream_t stream) {
+        if (!recorder.on() || recorder.paused_ || !recorder.detailed_) return;
+        begin({.operation = Operation::wait, .traffic = (uint8_t)waits_for}, stream, true);
+    }
+
+    ~Recorded() {
+        if (!own_) return;
+        if (outer_) recorder.enclosing_ = *outer_;
+        recorder.end(std::move(*own_), stream_);
+    }
+    Recorded(const Recorded&) = delete;
+    Recorded& operator=(const Recorded&) = delete;
+
+private:
+    void begin(const FlightEntry& what, cudaStream_t stream, bool timed) {
+        Recorder::Pending made = recorder.begin(what, stream, timed);
+        if (!made.begin) return;
+        cudaCheck(cudaEventRecord(made.begin, stream));
+        if (recorder.together_) {
+            recorder.first_ = std::move(made), recorder.first_stream_ = stream;
+        } else {
+            own_ = std::move(made), stream_ = stream;
+        }
+    }
+
+    std::optional<Recorder::Pending> own_;
+    std::optional<std::optional<Operation>> outer_;
+    cudaStream_t stream_ = nullptr;
+};
+
+// For as long as it exists, calls begin together and make one entry.
+class RecordedTogether {
+public:
+    RecordedTogether() { recorder.together_ = true; }
+    ~RecordedTogether() {
+        recorder.together_ = false;
+        if (recorder.first_) recorder.end(*std::exchange(recorder.first_, {}), recorder.first_stream_);
+    }
+    RecordedTogether(const RecordedTogether&) = delete;
+    RecordedTogether& operator=(const RecordedTogether&) = delete;
+};
+
+// For as long as it exists, the host waits.
+class RecordedOnHost {
+public:
+    explicit RecordedOnHost(Operation operation) : operation_(operation), begin_(recorder.host_time()) {}
+    ~RecordedOnHost() {
+        if (recorder.on()) recorder.waited_on_host(operation_, begin_);
+    }
+    RecordedOnHost(const RecordedOnHost&) = delete;
+    RecordedOnHost& operator=(const RecordedOnHost&) = delete;
+
+private:
+    const Operation operation_;
+    const double begin_;
+};
+
+// For as long as it exists, nothing is recorded: the work is captured in a graph.
+class NotRecorded {
+public:
+    explicit NotRecorded(bool really = true) : really_(really) { recorder.paused_ += really_; }
+    ~NotRecorded() { recorder.paused_ -= really_; }
+    NotRecorded(const NotRecorded&) = delete;
+    NotRecorded& operator=(const NotRecorded&) = delete;
+
+private:
+    const bool really_;
+};

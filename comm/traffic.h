@@ -1,0 +1,33 @@
+/*
+What ranks send each other, by the purpose it is sent for, and how much of it this process has sent. The
+counts are those of ring algorithms, which is what comm/nccl_over_mpi.h uses and what a bandwidth-bound NCCL
+comes to; so plans can be compared with them to the byte.
+*/
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+enum class Traffic : uint8_t { gradients, parameters, statistics, weights, activations, pipeline, updates };
+inline constexpr std::array<const char*, 7> traffic_names = {
+    "gradients", "parameters", "statistics", "weights", "activations", "pipeline", "updates"};
+
+inline std::array<std::atomic<uint64_t>, traffic_names.size()> traffic_bytes;
+
+// What this process has sent (when its streams are done) since the start or reset_traffic.
+inline uint64_t bytes_sent(Traffic kind) {
+    return traffic_bytes[(size_t)kind];
+}
+
+// Of all kinds.
+inline uint64_t sent_bytes() {
+    uint64_t bytes = 0;
+    for (auto& of_kind : traffic_bytes) bytes += of_kind;
+    return bytes;
+}
+
+inline void reset_traffic() {
+    for (auto& bytes : traffic_bytes) bytes = 0;
+}

@@ -1,0 +1,266 @@
+/*
+The times of all ranks, as the first one gathers them: what a step was on the fastest, the middle and the
+slowest rank, and which ranks set the pace of all.
+
+A rank is slow when it computes long while its peers wait for it. Its peers have the same part of the model:
+the other ranks of its pipeline stage, or, where a stage is one rank, the other inner stages, layer by layer
+(the first and the last stage have work of their own). Over an interval of steps,
+
+    its own work in the middle step is more than a tenth above that of its peers,
+    it is above theirs in three steps of four, so it is not a single freeze,
+    and the peers waited longer than it by at least half of the difference.
+
+MegaScale (Jiang et al., "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs", 2024)
+found its slow machines, half a percent of them, by such a comparison.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/run/step_times.h"
+
+// A rank of a run: where it is, and what it has of the model.
+struct RankPlace {
+    std::string host;
+    int tensor = 0, shard = 0, replica = 0, pipeline = 0;
+    int layers = 1;
+    bool inner_stage = false;  // neither the first stage nor the last
+};
+
+struct SlowRank {
+    int rank;
+    StepPhase phase;  // in which it loses most
+    double ratio;     // of its own work to that of its peers
+};
+
+// A number among the ranks.
+struct Spread {
+    double least = 0, median = 0, most = 0;
+    int rank = 0;  // that has the most
+};
+
+inline double median_of(std::vector<double> values) {
+    if (values.empty()) return 0;
+    auto middle = values.begin() + (ptrdiff_t)(values.size() / 2);
+    std::ranges::nth_element(values, middle);
+    if (values.size() % 2) return *middle;
+    return (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
+inline Spread spread_of(const std::vector<double>& values) {
+    auto [least, most] = std::ranges::minmax_element(values);
+    return {*least, median_of(values), *most, (int)(most - values.begin())};
+}
+
+// Milliseconds, or a share, with the digits that mean something.
+inline double short_number(double value) {
+    return std::round(value * 1e4) / 1e4;
+}
+
+class RankTimes {
+public:
+    // interval: steps that are put together to judge ranks by.
+    RankTimes(std::vector<RankPlace> places, int interval)
+        : places_(std::move(places)), interval_(interval) {}
+
+    // What a rank says of a step; each says it once, in any order. Once all have, returns what there is to
+    // log of it.
+    std::optional<nlohmann::ordered_json> add(int rank, const StepTimes& times) {
+        Step& step = steps_[times.step];
+        step.ranks.resize(places_.size());
+        step.ranks[(size_t)rank] = times;
+        if (++step.told < places_.size()) return {};
+        std::vector<StepTimes> whole = std::move(step.ranks);
+        steps_.erase(times.step);
+        nlohmann::ordered_json line = {{"step", times.step}, {"timings", summary(whole)}};
+        last_ = times.step;
+        if (times.detailed) kept_.push_back(std::move(whole));
+        return line;
+    }
+
+    // Whether enough steps have come to judge the ranks.
+    bool is_due() const { return (int)kept_.size() >= interval_; }
+    bool has_any() const { return !kept_.empty(); }
+
+    // What the interval comes to: means by rank, and who is slow. The next one begins.
+    nlohmann::ordered_json take_interval() {
+        slow_ = find_slow();
+        nlohmann::ordered_json ms;
+        for (size_t phase = 0; phase < step_phases; phase++) {
+            std::vector<double> means = means_of([&](const StepTimes& t) { return 1e3 * t.phases[phase]; });
+            if (std::ranges::any_of(means, [](double mean) { return mean != 0; }))
+                ms[step_phase_names[phase]] = means;
+        }
+        nlohmann::ordered_json line = {
+            {"step", last_},
+            {"steps", kept_.size()},
+            {"ms", ms},
+            {"step_ms", means_of([](const StepTimes& t) { return 1e3 * t.seconds; })},
+            {"slow", slow_record()}};
+        kept_.clear();
+        return line;
+    }
+
+    // The ranks that were slow in the last interval, the slowest first.
+    const std::vector<SlowRank>& slow() const { return slow_; }
+
+    nlohmann::ordered_json slow_record() const {
+        nlohmann::ordered_json record = nlohmann::ordered_json::array();
+        for (const SlowRank& each : slow_)
+            record.push_back({{"rank", each.rank},
+                              {"host", places_[(size_t)each.rank].host},
+                              {"phase", step_phase_names[(size_t)each.phase]},
+                              {"ratio", short_number(each.ratio)}});
+        return record;
+    }
+
+    // "rank 5 on HOST: 1.31 times its peers, most in forward"
+    std::string slow_text(const SlowRank& slow) const {
+        std::string phase = step_phase_names[(size_t)slow.phase];
+        std::ranges::replace(phase, '_', ' ');
+        return text("rank %d on %s: %.2f times its peers, most in %s", slow.rank,
+                    places_[(size_t)slow.rank].host.c_str(), slow.ratio, phase.c_str());
+    }
+
+private:
+    struct Step {
+        std::vector<StepTimes> ranks;
+        size_t told = 0;
+    };
+
+    static nlohmann::ordered_json summary(const std::vector<StepTimes>& ranks) {
+        auto record = [&](auto&& value) -> nlohmann::ordered_json {
+            std::vector<double> values;
+            for (const StepTimes& times : ranks) values.push_back(value(times));
+            Spread spread = spread_of(values);
+            if (spread.least == 0 && spread.most == 0) return nullptr;
+            return {short_number(spread.least), short_number(spread.median), short_number(spread.most),
+                    spread.rank};
+        };
+        nlohmann::ordered_json result, ms;
+        for (size_t phase = 0; phase < step_phases; phase++) {
+            auto of_phase = record([&](const StepTimes& times) { return 1e3 * times.phases[phase]; });
+            if (!of_phase.is_null()) ms[step_phase_names[phase]] = of_phase;
+        }
+        result["ms"] = ms;
+        if (!ranks[0].detailed) return result;
+        auto share = [](const StepTimes& times) {
+            return times.seconds > 0 ? times.waited() / times.seconds : 0.0;
+        };
+        if (auto waited = record(share); !waited.is_null()) result["waited"] = waited;
+        return result;
+    }
+
+    template <typename Value>
+    std::vector<double> means_of(Value&& value) const {
+        std::vector<double> means(places_.size());
+        for (size_t rank = 0; rank < means.size(); rank++) {
+            for (const auto& step : kept_) means[rank] += value(step[rank]);
+            means[rank] = short_number(means[rank] / (double)kept_.size());
+        }
+        return means;
+    }
+
+    // Ranks that do the same work; by_layer: for each layer that they have.
+    struct Peers {
+        std::vector<size_t> ranks;
+        bool by_layer;
+    };
+
+    std::vector<Peers> groups_of_peers() const {
+        std::map<int, Peers> stages;
+        for (size_t rank = 0; rank < places_.size(); rank++)
+            stages[places_[rank].pipeline].ranks.push_back(rank);
+        std::vector<Peers> groups;
+        Peers inner = {{}, true};
+        for (auto& [stage, group] : stages) {
+            if (group.ranks.size() > 1)
+                groups.push_back(group);
+            else if (places_[group.ranks[0]].inner_stage)
+                inner.ranks.push_back(group.ranks[0]);
+        }
+        if (inner.ranks.size() > 1) groups.push_back(inner);
+        return groups;
+    }
+
+    // What a step was for a rank, and for the middle one of its peers.
+    struct Compared {
+        double mine, theirs;
+        double excess() const { return mine - theirs; }
+    };
+
+    // (ranks of the group, steps)
+    template <typename Value>
+    std::vector<std::vector<Compared>> compare(const Peers& peers, Value&& value) const {
+        const size_t ranks = peers.ranks.size(), others = ranks - 1;
+        std::vector<std::vector<Compared>> result(ranks);
+        for (const std::vector<StepTimes>& step : kept_) {
+            std::vector<double> values, sorted;
+            for (size_t rank : peers.ranks)
+                values.push_back(value(step[rank]) / (peers.by_layer ? places_[rank].layers : 1));
+            sorted = values;
+            std::ranges::sort(sorted);
+            for (size_t i = 0; i < ranks; i++) {
+                auto own = (size_t)(std::ranges::lower_bound(sorted, values[i]) - sorted.begin());
+                auto other = [&](size_t at) { return sorted[at + (at >= own)]; };  // in their order
+                result[i].push_back({values[i], (other(others / 2) + other((others - 1) / 2)) / 2});
+            }
+        }
+        return result;
+    }
+
+    static double typical_excess(const std::vector<Compared>& steps) {
+        std::vector<double> excess;
+        for (const Compared& step : steps) excess.push_back(step.excess());
+        return median_of(excess);
+    }
+
+    std::vector<SlowRank> find_slow() const {
+        constexpr double least_ratio = 1.1, ratio_of_a_step = 1.05, steps_above = 0.75, share_waited = 0.5;
+        std::vector<SlowRank> found;
+        for (const Peers& peers : groups_of_peers()) {
+            auto own = compare(peers, [](const StepTimes& times) { return (double)times.own_work(); });
+            auto waited = compare(peers, [](const StepTimes& times) { return (double)times.waited(); });
+            for (size_t i = 0; i < peers.ranks.size(); i++) {
+                std::vector<double> mine, theirs;
+                for (const Compared& step : own[i]) mine.push_back(step.mine), theirs.push_back(step.theirs);
+                double usual = median_of(theirs), ratio = median_of(mine) / usual;
+                auto above = std::ranges::count_if(
+                    own[i], [](const Compared& step) { return step.mine > ratio_of_a_step * step.theirs; });
+                if (usual <= 0 || ratio < least_ratio ||
+                    (double)above < steps_above * (double)own[i].size() ||
+                    -typical_excess(waited[i]) < share_waited * typical_excess(own[i]))
+                    continue;
+                found.push_back({(int)peers.ranks[i], slowest_phase(peers, i), ratio});
+            }
+        }
+        std::ranges::sort(found, std::ranges::greater(), &SlowRank::ratio);
+        return found;
+    }
+
+    // The phase in which rank i of the group loses most against the others.
+    StepPhase slowest_phase(const Peers& peers, size_t i) const {
+        StepPhase slowest = StepPhase::forward;
+        double most = 0;
+        for (size_t phase = 0; phase <= (size_t)StepPhase::optimizer; phase++) {
+            auto times_of = [&](const StepTimes& times) { return (double)times.phases[phase]; };
+            double lost = typical_excess(compare(peers, times_of)[i]);
+            if (lost > most) most = lost, slowest = (StepPhase)phase;
+        }
+        return slowest;
+    }
+
+    const std::vector<RankPlace> places_;
+    const int interval_;
+    std::map<int, Step> steps_;                 // that not all have told of
+    std::vector<std::vector<StepTimes>> kept_;  // whole ones of the interval
+    std::vector<SlowRank> slow_;
+    int last_ = 0;
+};

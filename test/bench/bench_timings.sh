@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# What it costs to record when a device does what: steps with --timings on and off, in turn. For each pair of runs the
+# ratio of their median steps; then the median of these ratios.
+#
+#   bench_timings.sh BUILD [PAIRS [OPTIONS OF TRAIN...]]    20 pairs, of tiny as it is
+cd "$(dirname "$0")/../.." || exit 1
+program=$1/train_gpt pairs=${2:-20}
+shift 2 2>/dev/null || shift
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$program" tokenize kernels --output "$work/text" --val-fraction 0 >/dev/null || exit 1
+
+# median_ms NAME    of the steps of a run, without the first five
+median_ms() {
+    sed -nE 's/.*"loss":.*"ms":([0-9.]+).*/\1/p' "$work/$1/log.jsonl" | tail -n +6 | sort -n |
+        awk '{ ms[NR] = $1 } END { print ms[int((NR + 1) / 2)] }'
+}
+
+for ((i = 1; i <= pairs; i++)); do
+    modes=(on off)
+    ((i % 2)) && modes=(off on)
+    for mode in "${modes[@]}"; do
+        "$program" train --train-data "$work/text_train_*.bin" --steps 40 --save-every 0 --log-every 100 --run-dir "$work/$mode" \
+            --overwrite --timings $mode "$@" >"$work/$mode.out" 2>&1 || { cat "$work/$mode.out"; exit 1; }
+    done
+    echo "$(median_ms on) $(median_ms off)" | awk -v i=$i '{ printf "pair %2d: %8.3f ms with, %8.3f ms without: %.4f\n", i, $1, $2, $1 / $2 }'
+done | tee "$work/pairs"
+grep -h '^timings' "$work/on.out"
+awk '{ print $NF }' "$work/pairs" | sort -n |
+    awk '{ r[NR] = $1 } END { m = NR % 2 ? r[(NR + 1) / 2] : (r[NR / 2] + r[NR / 2 + 1]) / 2; printf "median ratio %.4f: recording costs %.2f%%\n", m, 100 * (m - 1) }'

@@ -1,0 +1,38 @@
+/*
+Work under the recorder, for tests and benchmarks.
+*/
+#pragma once
+
+#include <thread>
+#include <vector>
+
+#include "comm/recorder.h"
+
+// What the recorder says of work() when that is done, which is given to the compute stream as one step.
+struct RecordedWork {
+    StepTimes times;
+    std::vector<FlightEntry> entries;  // in the order in which they ended on their streams
+    double origin = 0;                 // of their times, on the host's clock
+
+    std::vector<FlightEntry> passes() const {
+        std::vector<FlightEntry> result;
+        for (const FlightEntry& entry : entries)
+            if (is_pass(entry.operation)) result.push_back(entry);
+        return result;
+    }
+};
+
+template <typename Work>
+RecordedWork recorded_work(cudaStream_t compute, Work&& work, bool detailed = true) {
+    Recording recording(compute, {});
+    recorder.keep_entries(true);
+    recorder.begin_step(0, detailed);
+    work();
+    recorder.end_step();
+    for (;;) {
+        recorder.poll();
+        if (auto step = recorder.take_step())
+            return {step->times, recorder.take_kept(), seconds_now() - recorder.host_time()};
+        std::this_thread::yield();
+    }
+}
