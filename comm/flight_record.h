@@ -7,8 +7,8 @@ pointer, and whoever reads it must bear an entry that is being written.
 
     header     which rank of which run, the phase of its first thread, its last sign of life
     groups     for each communicator: its ranks, and how many calls were issued and are done
-    entries    a ring: the work given last, each entry with its operation, group, unit, micro-batch, bytes and,
-               once the device has done it, its times
+    entries    a ring: the work given last, each entry with its operation, group, unit, micro-batch, bytes
+               and, once the device has done it, its times
 
 In a group whose ranks wait for each other, the one that has issued the fewest calls is the one that has not
 come. comm/recorder.h writes the record.

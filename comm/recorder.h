@@ -6,10 +6,10 @@ Each piece of work is between two events on its stream:
 
     { Recorded pass(Operation::forward, stream); ... give the work to the stream ... }
 
-The events are read when the device has come to them, a step later at the earliest chance, and nobody waits for
-that. Their times are seconds on the device's own clock, counted from the beginning of the record. So that a
-difference of two events, which CUDA has as a float, is always a short one, every step has an event of its own
-from which its times are taken: its anchor.
+The events are read when the device has come to them, a step later as a rule, and nobody waits for that. Their
+times are seconds on the device's own clock, counted from the beginning of the record. So that a difference of
+two events, which CUDA has as a float, is always a short one, every step has an event of its own from which
+its times are taken: its anchor.
 
 Where the compute stream waits for communication, the wait is an entry too; it counts as waiting and not as
 part of the pass that it interrupts. Calls between ncclGroupStart and ncclGroupEnd begin together: one entry.

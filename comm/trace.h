@@ -1,9 +1,9 @@
 /*
 The entries of all ranks over some steps as one timeline (--trace-steps), by one clock.
 
-A rank's entries are seconds on its device's clock. Its host knows how far that is ahead of its own clock, give
-or take a little, and the first rank knows how far the hosts' clocks are ahead of its own. The sum of both
-errors is in the file, for each rank: what seems to come before what caused it, by less, means nothing.
+A rank's entries are seconds on its device's clock. Its host knows how far that is ahead of its own clock,
+give or take a little, and the first rank knows how far the hosts' clocks are ahead of its own. The sum of
+both errors is in the file, for each rank: what seems to come before what caused it, by less, means nothing.
 
 The ranks send what they have in turn, so that the first one has the entries of one rank in memory at a time.
 */
@@ -112,8 +112,8 @@ inline double add_rank(TraceFile& file, int rank, const std::string& name, const
     return head["error"].get<double>() + clock.error;
 }
 
-// For all ranks, whose compute streams are idle: writes what they kept to a file of the first one. Returns, on
-// that, why it could not be written; or nothing.
+// For all ranks, whose compute streams are idle: writes what they kept to a file of the first one. Returns,
+// on that, why it could not be written; or nothing.
 inline std::string write_trace(const World& world, const std::string& path,
                                const std::vector<FlightEntry>& entries,
                                const std::vector<MemorySample>& memory) {
