@@ -190,7 +190,7 @@ public:
     std::vector<std::pair<int, std::string>> posted() const {
         std::vector<std::pair<int, std::string>> texts;
 #ifndef WITHOUT_MPI
-        while (is_coming(post_tag)) texts.push_back(receive(MPI_ANY_SOURCE, post_tag));
+        while (size_ > 1 && is_coming(post_tag)) texts.push_back(receive(MPI_ANY_SOURCE, post_tag));
 #endif
         return texts;
     }

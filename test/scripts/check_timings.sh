@@ -15,9 +15,9 @@ tiny=(train --model tiny --layers 4 --channels 32 --heads 2 --kv-heads 1 --mlp-w
 # lines FIELD RUN [FILE]    lines with that field
 lines() { grep -c "\"$1\":" "$2/${3:-log.jsonl}"; }
 losses() { sed -nE 's/.*"loss":([-+.0-9e]+).*/\1/p' "$1/log.jsonl"; }
-records() { ls /dev/shm | grep -c "^train_gpt\.$(id -u)\."; }
+records() { grep -lsa "$work/$1" /dev/shm/train_gpt.* | wc -l; } # of runs in this folder
 
-ranks 4 "$cpu" "${tiny[@]}" --pp 2 --steps 22 --save-every 10 --trace-steps 4:5 --run-dir on >on.out 2>&1 ||
+ranks 4 "$cpu" "${tiny[@]}" --pp 2 --steps 22 --save-every 10 --keep 3 --trace-steps 4:5 --run-dir "$work/on" >on.out 2>&1 ||
     { echo "FAILED to run"; cat on.out; }
 check "every step has its phases" test "$(lines timings on)" = 22
 check "forward and backward have a rank that is slowest" \
@@ -32,7 +32,7 @@ for rank in 0 3; do
     check "rank $rank is on the timeline, with both steps" test "$(gunzip -c on/trace_000004.json.gz |
         grep -cE "\"name\":\"step [45]\".*\"pid\":$rank,")" = 2
 done
-check "the records of a run that has ended are gone" test "$(records)" = 0
+check "the records of a run that has ended are gone" test "$(records on)" = 0
 
 ranks 4 "$cpu" "${tiny[@]}" --pp 2 --steps 22 --timings off --run-dir off >off.out 2>&1
 check "with --timings off there are none" test "$(lines timings off)-$(ls off | grep -c ranks.jsonl)" = 0-0
@@ -43,10 +43,10 @@ check "a run that goes on tells of each step once" test "$(lines timings on)" = 
 check "in ranks.jsonl too" test "$(grep -c '"step":20,.*"pipeline"' on/ranks.jsonl)" = 1
 
 # A rank that stands still for half a second is in the log, by its number.
-"$cpu" "${tiny[@]}" --steps 1000000 --save-every 0 --run-dir freezes >freezes.out 2>&1 &
+"$cpu" "${tiny[@]}" --steps 1000000 --save-every 0 --run-dir "$work/freezes" >freezes.out 2>&1 &
 run=$!
 wait_for 30 has_steps freezes 20
-check "a run that is under way has its record in shared memory" test -e "/dev/shm/train_gpt.$(id -u).$run"
+check "a run that is under way has its record in shared memory" test "$(records freezes)" = 1
 kill -STOP $run && sleep 0.6 && kill -CONT $run && sleep 0.5
 kill -USR1 $run && wait $run
 check "a freeze of half a second is in the log" awk -F'"timings":' '
