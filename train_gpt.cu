@@ -32,6 +32,7 @@ through a model, is in data/.
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -57,6 +58,7 @@ through a model, is in data/.
 #include "data/commands/export_import.h"  // the export and import commands
 #include "data/launch/command_line.h"     // parse_options, parse_command, answer_to
 #include "data/run/run_report.h"          // the header of a run
+#include "data/run/status_line.h"         // the last line of the screen
 #include "data/run/step_log.h"            // what is shown and kept of each step
 #include "data/text/tokenize.h"           // the tokenize command
 #include "data/tokens/data_notes.h"       // TokenLoader, data_notes
@@ -102,7 +104,8 @@ struct Gpt {
     DeviceArray<StepStatistics> stats{1};     // (1)
     HostArray<StepStatistics> sent_stats{1};  // what the host sees of them once it is past the event
     Event stats_sent;
-    Graphs graphs;  // of the work on a micro-batch
+    Graphs graphs;                       // of the work on a micro-batch
+    std::atomic<PassProgress> progress;  // of the pass over micro-batches
 
     // layout.mesh is the mesh's shape.
     Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings, const Mesh& mesh,
@@ -645,12 +648,18 @@ void run_micro_batches(Gpt& g, const std::vector<PipelineAction>& actions, int t
     std::vector<int> loaded(batches.size(), -1);
     g.activations.begin_run(pipeline_room(actions, g.stage.chunks()).has_backward);
     size_t sent = (size_t)g.rows.own_rows(tokens) * g.config.channels;
+    int pieces = 0;
+    PassProgress progress;
+    for (const PipelineAction& action : actions) progress.of = std::max(progress.of, action.micro_batch + 1);
+    g.progress = progress;
     g.pipeline.run(actions, sent, [&](const PipelineTask& task) {
         int slot = task.batch_slot;
         if (loaded[slot] != task.micro_batch) batches[slot] = load(task.micro_batch, slot);
         loaded[slot] = task.micro_batch;
         g.bind_activations(task);
         work(batches[slot], task);
+        progress.done = (float)++pieces / (float)actions.size() * (float)progress.of;
+        g.progress = progress;
     });
 }
 
@@ -924,15 +933,14 @@ struct TrainingRun {
     const Options& o;
     const World& world;
     const TrainingPlan& plan;
-    // mpirun shows its processes a terminal whatever its own output is
-    const bool on_terminal = isatty(STDOUT_FILENO) && !launched_processes();
     const Mesh& mesh;
     Gpt g{o, plan.memory->workload, zero_settings(o, world), mesh, plan.memory->layout};
     GemmRate gemm{g.stream};
     const SparedMultiprocessors spared{spared_by_products(plan.memory->layout, o.zero)};
     Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};
     NotedError error;  // what failed on this rank, to be raised when all ranks can hear of it
-    StepLog progress{o, meter, plan.log.get(), on_terminal};
+    StatusLine status{screen, o.steps, [&] { return g.progress.load(); }};
+    StepLog progress{o, meter, plan.log.get()};
     RunCheckpoints checkpoints{
         g.state,
         [&](const MeshPosition& position) {
@@ -967,7 +975,7 @@ struct TrainingRun {
         if (plan.val_data) val_batches = make_batches(*plan.val_data);
         tune();
         step_to_stop_after = world.size() > 1 ? at.step + 1 : at.step;
-        stop_on_signals(on_terminal);
+        stop_on_signals(screen.descriptor_of_signals(), screen.before_signal_line());
         gemm.restart_clock();
     }
 
@@ -992,7 +1000,7 @@ struct TrainingRun {
             std::vector<std::string> found = plan.log->begin(options_to_json(o), at.step);
             if (world.size() > 1 && at.step > 0 && !changed.empty()) found.push_back(changed);
             for (const std::string& note : found) {
-                printf("             %s\n", note.c_str());
+                screen.warn(note, "             ");
                 changes.push_back(note);
             }
             std::string origin = line.origin ? line.origin->checkpoint : "";
@@ -1061,11 +1069,13 @@ struct TrainingRun {
         uint64_t samples = o.val_batches * (uint64_t)(o.global_batch / o.sequence_length);
         samples = std::min(samples, plan.val_data->samples_per_epoch());
         NotedLaunchErrors noted(error);
+        status.begin_validation();
         progress.validation(at.step, plain_nan(evaluate(g, *val_batches, samples, error)));
     }
 
     void show_sample() {
         NotedLaunchErrors noted(error);
+        status.begin_work("sample");
         note_error(error,
                    [&] { progress.sample(at.step, sample_text(g, o, plan.tokenizer.get(), at.step)); });
     }
@@ -1076,6 +1086,8 @@ struct TrainingRun {
     // is agreed a step later.
     void step() {
         Phase phase("step");
+        status.set_next_checkpoint(checkpoints.next(at.step + 1));
+        status.begin_step(at.step + 1);
         double start = seconds_now();
         uint64_t sent_before = sent_bytes();
         Optimizer optimizer = make_optimizer(o, at.step);
@@ -1105,19 +1117,24 @@ struct TrainingRun {
         if (!next_is_a_step()) g.state.synchronize();
         progress.step(at.step, at.samples * o.sequence_length, result.loss, result.gradient_norm,
                       optimizer.learning_rate, seconds_now() - start, sent_bytes() - sent_before);
+        status.set_seconds_left(progress.seconds_left(at.step));
         if (o.log_trust_ratios > 0 && at.step % o.log_trust_ratios == 0 && world.is_root())
             progress.trust_ratios(at.step, trust_ratios(g.state));
         if (result.saved) checkpoints.finish();
     }
 
     void finish() {
+        status.begin_work("saving");
         std::string saved = checkpoints.finish_at(at);
+        status.end();
+        screen.end_quiet();
         printf("%s after step %d; the checkpoint is %s\n", asked_to_stop() ? "stopped as asked" : "done",
                at.step, saved.c_str());
     }
 };
 
 inline void train(const TrainingLine& line, const World& world) {
+    if (world.is_root()) screen.open(launched_processes() > 0, line.options.quiet);
     TrainingPlan plan = check_training(line, world);
     print_header(line.options, device_text(), *plan.train_data, plan.notes);
     plan.memory->plan.print(world.size());

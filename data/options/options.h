@@ -162,6 +162,7 @@ struct Options : ModelConfig {
     int loss_chunk = 0;
 
     int log_every = 1;
+    bool quiet = false;
     int log_trust_ratios = 0;  // steps; 0: never
     float peak_tflops = 0;
     std::string machine;  // that steps are predicted for: a card | a file; empty: the cards that are here
