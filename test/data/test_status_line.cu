@@ -78,7 +78,7 @@ static RunStatus some_status() {
 TEST_CASE("the status fits into any number of columns, the most important of it longest") {
     RunStatus status = some_status();
     CHECK(status_text(status, 120) ==
-          "step 812/5000  micro-batch 3/8  [======>      ]  12 min left  slowest rank 5 (forward 1.3x)  "
+          "step 812/5000  micro-batch 3/8  [========>        ]  12 min left  slowest rank 5 (forward 1.3x)  "
           "checkpoint in 188 steps");
     CHECK(status_text(status, 79) ==
           "step 812/5000  micro-batch 3/8  12 min left  slowest rank 5 (forward 1.3x)");
@@ -166,23 +166,23 @@ TEST_CASE("the status follows the width, the pass and the clock") {
         CHECK(screen.width() == columns);
     }
     PassProgress pass = {0, 4};
-    StatusLine status(screen, 10, [&] { return pass; });
-    status.begin_step(10);
-    CHECK(status.drawn(38, false) == "step 10/10  micro-batch 1/4  [=====> ]");
+    StatusLine status(screen, 2, [&] { return pass; });
+    status.begin_step(2);
+    CHECK(status.drawn(36, false) == "step 2/2  micro-batch 1/4  [===>   ]");
     pass = {3, 4};
-    CHECK(status.drawn(38, false) == "step 10/10  micro-batch 4/4  [======>]");
+    CHECK(status.drawn(36, false) == "step 2/2  micro-batch 4/4  [======>]");
     pass = {4, 4};
-    CHECK(status.drawn(38, false) == "step 10/10  micro-batch 4/4  [=======]");
+    CHECK(status.drawn(36, false) == "step 2/2  micro-batch 4/4  [=======]");
     status.begin_validation();
     pass = {1, 7};
-    CHECK(status.drawn(26, false) == "step 10/10  validation 2/7");
+    CHECK(status.drawn(24, false) == "step 2/2  validation 2/7");
     status.begin_work("saving");
-    CHECK(status.drawn(26, false) == "step 10/10  saving");
+    CHECK(status.drawn(24, false) == "step 2/2  saving");
     status.set_slowest("slowest rank 5");
     status.set_next_checkpoint("after this step");
     status.set_seconds_left(0.2);
     CHECK(status.drawn(70, false) ==
-          "step 10/10  saving  0 s left  slowest rank 5  checkpoint after this step");
+          "step 2/2  saving  0 s left  slowest rank 5  checkpoint after this step");
 }
 
 TEST_CASE("no status and no colour where nobody would see them") {
