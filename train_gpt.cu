@@ -1069,13 +1069,13 @@ struct TrainingRun {
         uint64_t samples = o.val_batches * (uint64_t)(o.global_batch / o.sequence_length);
         samples = std::min(samples, plan.val_data->samples_per_epoch());
         NotedLaunchErrors noted(error);
-        status.begin_validation();
+        status.begin_validation(at.step);
         progress.validation(at.step, plain_nan(evaluate(g, *val_batches, samples, error)));
     }
 
     void show_sample() {
         NotedLaunchErrors noted(error);
-        status.begin_work("sample");
+        status.begin_work("sample", at.step);
         note_error(error,
                    [&] { progress.sample(at.step, sample_text(g, o, plan.tokenizer.get(), at.step)); });
     }
@@ -1124,7 +1124,7 @@ struct TrainingRun {
     }
 
     void finish() {
-        status.begin_work("saving");
+        status.begin_work("saving", at.step);
         std::string saved = checkpoints.finish_at(at);
         status.end();
         screen.end_quiet();

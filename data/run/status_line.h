@@ -98,18 +98,11 @@ public:
     StatusLine& operator=(const StatusLine&) = delete;
     ~StatusLine() { end(); }
 
-    // From now on this step is worked on, and the line is there.
-    void begin_step(int step) {
-        {
-            std::lock_guard lock(mutex_);
-            status_.step = step;
-        }
-        begin("micro-batch", true, true);
-        start();
-    }
-    void begin_validation() { begin("validation", true, false); }
-    // What is not counted: "saving".
-    void begin_work(const char* name) { begin(name, false, false); }
+    // From now on this step is worked on; or, behind this step, there is validation, or work that is not
+    // counted ("saving"). The first of them brings the line to the screen.
+    void begin_step(int step) { begin("micro-batch", step, true, true); }
+    void begin_validation(int step) { begin("validation", step, true, false); }
+    void begin_work(const char* name, int step) { begin(name, step, false, false); }
 
     void set_seconds_left(double seconds) {
         std::lock_guard lock(mutex_);
@@ -154,11 +147,15 @@ public:
     }
 
 private:
-    void begin(const char* work, bool counted, bool in_step) {
-        std::lock_guard lock(mutex_);
-        status_.work = work;
-        counted_ = counted;
-        in_step_ = in_step;
+    void begin(const char* work, int step, bool counted, bool in_step) {
+        {
+            std::lock_guard lock(mutex_);
+            status_.work = work;
+            status_.step = step;
+            counted_ = counted;
+            in_step_ = in_step;
+        }
+        start();
     }
 
     // One column stays free, for there some terminals keep the cursor of a full line.
