@@ -443,10 +443,10 @@ TEST_CASE("the header has the options that are not as usual, and says where all 
     CHECK(summary({"--model", "tiny"}) == "Data         train-data=x.bin\n" + all + "tiny/options.json\n");
     // What follows from others is not said again; what is given is, in the table's order and groups.
     std::string several = summary({"--model", "tiny", "--channels", "64", "--heads", "4", "--steps", "400",
-                                   "--learning-rate", "0.001", "--run-dir", "runs/a", "--norm", "rmsnorm",
+                                   "--learning-rate", "0.001", "--run-dir", "runs/a", "--norm", "layernorm",
                                    "--warmup-steps", "20", "--micro-batch", "3"});
     CHECK(several.find("\nRun          run-dir=runs/a steps=400 micro-batch=3\n") != std::string::npos);
-    CHECK(several.starts_with("Model        channels=64 norm=rmsnorm\n"));
+    CHECK(several.starts_with("Model        channels=64 norm=layernorm\n"));
     CHECK(several.find("learning-rate=0.001\n") != std::string::npos);
     for (const char* follows : {"head-size", "mlp-width", "kv-heads", "warmup-steps", "global-batch", "seed"})
         CHECK(several.find(follows) == std::string::npos);
