@@ -27,6 +27,7 @@ launchers cannot be asked.
 #include <functional>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -63,9 +64,8 @@ inline std::string launcher_terminal() {
     static const std::set<std::string> launchers = {"mpirun\n", "mpiexec\n", "orterun\n", "prterun\n"};
     pid_t parent = getppid();
     if (!launchers.contains(process_file(parent, "comm"))) return "";
-    std::string arguments = process_file(parent, "cmdline");
-    for (size_t at = 0; at < arguments.size(); at = arguments.find('\0', at) + 1) {
-        std::string argument = arguments.c_str() + at;
+    std::istringstream arguments(process_file(parent, "cmdline"));
+    for (std::string argument; std::getline(arguments, argument, '\0');) {
         bool changes_lines =
             argument.find("output") != std::string::npos || argument.find("xml") != std::string::npos;
         if (argument.starts_with("-") && changes_lines) return "";

@@ -6,9 +6,9 @@
 # seconds: 12
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 24
+plan 25
 program=$PWD/build/cpu-fp32/train_gpt mpirun_here=$(command -v mpirun)
-command -v tmux >/dev/null || { skip "no tmux here" 24; exit 0; }
+command -v tmux >/dev/null || { skip "no tmux here" 25; exit 0; }
 session() { tmux -S "$work/tmux" -f /dev/null "$@"; }
 at_end() { session kill-server 2>/dev/null; }
 cd "$work" || exit 1
@@ -112,9 +112,12 @@ if [ -n "$mpirun_here" ]; then
     check "mpirun on a terminal shows it too" wait_for 30 fits 80 '^step [0-9]+/100000  micro-batch [1-4]/4 '
     session send-keys -t 0 C-c
     wait_for 20 prompt_is_back
+    type_line "clear; $local_ranks --tag-output $(train 200 --run-dir i --log-every 100)"
+    wait_for 30 prompt_is_back
+    check "but not between the lines that mpirun marks" eval "shows '1,0.<stdout>:done after step 200' && clean"
     type_line "clear; $local_ranks $(train 12 --run-dir h) | tee tee.out >/dev/null"
     wait_for 30 grep -q '^done after' tee.out
     check "and one whose output goes elsewhere does not" test "$(tr -dc '\033' <tee.out | wc -c)" = 0 -a "$(grep -c '^step' tee.out)" = 12
 else
-    skip "no mpirun here" 2
+    skip "no mpirun here" 3
 fi
