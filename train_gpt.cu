@@ -32,6 +32,7 @@ through a model, is in data/.
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -58,6 +59,7 @@ through a model, is in data/.
 #include "data/commands/export_import.h"  // the export and import commands
 #include "data/launch/command_line.h"     // parse_options, parse_command, answer_to
 #include "data/run/run_report.h"          // the header of a run
+#include "data/run/status_line.h"         // the last line of the screen
 #include "data/run/step_log.h"            // what is shown and kept of each step
 #include "data/text/tokenize.h"           // the tokenize command
 #include "data/tokens/data_notes.h"       // TokenLoader, data_notes
@@ -103,7 +105,8 @@ struct Gpt {
     DeviceArray<StepStatistics> stats{1};     // (1)
     HostArray<StepStatistics> sent_stats{1};  // what the host sees of them once it is past the event
     Event stats_sent;
-    Graphs graphs;  // of the work on a micro-batch
+    Graphs graphs;                      // of the work on a micro-batch
+    std::atomic<int> micro_batches{0};  // that are worked on
 
     // layout.mesh is the mesh's shape.
     Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings, const Mesh& mesh,
@@ -646,6 +649,9 @@ void run_micro_batches(Gpt& g, const std::vector<PipelineAction>& actions, int t
     std::vector<int> loaded(batches.size(), -1);
     g.activations.begin_run(pipeline_room(actions, g.stage.chunks()).has_backward);
     size_t sent = (size_t)g.rows.own_rows(tokens) * g.config.channels;
+    recorder.begin_passes((int)actions.size());
+    g.micro_batches =
+        actions.empty() ? 0 : std::ranges::max(actions, {}, &PipelineAction::micro_batch).micro_batch + 1;
     g.pipeline.run(actions, sent, [&](const PipelineTask& task) {
         int slot = task.batch_slot;
         if (loaded[slot] != task.micro_batch) batches[slot] = load(task.micro_batch, slot);
@@ -926,15 +932,18 @@ struct TrainingRun {
     const Options& o;
     const World& world;
     const TrainingPlan& plan;
-    // mpirun shows its processes a terminal whatever its own output is
-    const bool on_terminal = isatty(STDOUT_FILENO) && !launched_processes();
     const Mesh& mesh;
     Gpt g{o, plan.memory->workload, zero_settings(o, world), mesh, plan.memory->layout};
     GemmRate gemm{g.stream};
     const SparedMultiprocessors spared{spared_by_products(plan.memory->layout, o.zero)};
     Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};
     NotedError error;  // what failed on this rank, to be raised when all ranks can hear of it
-    StepLog progress{o, meter, plan.log.get(), on_terminal};
+    StatusLine status{screen, o.steps, [&] {
+                          double done = recorder.passes_done();
+                          int of = done < 0 ? 0 : g.micro_batches.load();
+                          return PassProgress{(float)done * (float)of, of};
+                      }};
+    StepLog progress{o, meter, plan.log.get()};
     RunCheckpoints checkpoints{
         g.state,
         [&](const MeshPosition& position) {
@@ -971,7 +980,7 @@ struct TrainingRun {
         tune();
         timings = std::make_unique<Timings>(o, world, mesh, g.stage, g.stream, progress);
         step_to_stop_after = world.size() > 1 ? at.step + 1 : at.step;
-        stop_on_signals(on_terminal);
+        stop_on_signals(screen.descriptor_of_signals(), screen.before_signal_line());
         gemm.restart_clock();
     }
 
@@ -996,7 +1005,7 @@ struct TrainingRun {
             std::vector<std::string> found = plan.log->begin(options_to_json(o), at.step);
             if (world.size() > 1 && at.step > 0 && !changed.empty()) found.push_back(changed);
             for (const std::string& note : found) {
-                printf("             %s\n", note.c_str());
+                screen.warn(note, "             ");
                 changes.push_back(note);
             }
             std::string origin = line.origin ? line.origin->checkpoint : "";
@@ -1072,11 +1081,13 @@ struct TrainingRun {
         uint64_t samples = o.val_batches * (uint64_t)(o.global_batch / o.sequence_length);
         samples = std::min(samples, plan.val_data->samples_per_epoch());
         NotedLaunchErrors noted(error);
+        status.begin_validation(at.step);
         progress.validation(at.step, plain_nan(evaluate(g, *val_batches, samples, error)));
     }
 
     void show_sample() {
         NotedLaunchErrors noted(error);
+        status.begin_work("sample", at.step);
         note_error(error,
                    [&] { progress.sample(at.step, sample_text(g, o, plan.tokenizer.get(), at.step)); });
     }
@@ -1087,6 +1098,8 @@ struct TrainingRun {
     // is agreed a step later.
     void step() {
         Phase phase("step");
+        status.set_next_checkpoint(checkpoints.next(at.step + 1));
+        status.begin_step(at.step + 1);
         double start = seconds_now();
         uint64_t sent_before = sent_bytes();
         Optimizer optimizer = make_optimizer(o, at.step);
@@ -1118,20 +1131,26 @@ struct TrainingRun {
         if (!next_is_a_step()) g.state.synchronize();
         progress.step(at.step, at.samples * o.sequence_length, result.loss, result.gradient_norm,
                       optimizer.learning_rate, seconds_now() - start, sent_bytes() - sent_before);
+        status.set_seconds_left(progress.seconds_left(at.step));
         if (o.log_trust_ratios > 0 && at.step % o.log_trust_ratios == 0 && world.is_root())
             progress.trust_ratios(at.step, trust_ratios(g.state));
         timings->collect(at.step, seconds_now() - start);
+        status.set_slowest(timings->slowest_text());
         if (result.saved) checkpoints.finish();
     }
 
     void finish() {
+        status.begin_work("saving", at.step);
         std::string saved = checkpoints.finish_at(at);
+        status.end();
+        screen.end_quiet();
         printf("%s after step %d; the checkpoint is %s\n", asked_to_stop() ? "stopped as asked" : "done",
                at.step, saved.c_str());
     }
 };
 
 inline void train(const TrainingLine& line, const World& world) {
+    if (world.is_root()) screen.open(launched_processes() > 0, line.options.quiet);
     TrainingPlan plan = check_training(line, world);
     print_header(line.options, device_text(), *plan.train_data, plan.notes);
     plan.memory->plan.print(world.size());

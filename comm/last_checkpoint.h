@@ -28,6 +28,7 @@ The second and the last are for a disk that is full. What was saved of the weigh
 #include "data/checkpoint/verification.h"  // verify_checkpoint
 #include "data/base/file.h"                // free_space
 #include "data/base/figures.h"
+#include "data/base/screen.h"
 #include "data/options/options.h"         // Options
 #include "data/checkpoint/save_report.h"  // SaveReport
 #include "data/base/stop_signals.h"       // waits_for_user
@@ -93,10 +94,11 @@ private:
             uint64_t bytes = missing();
             remedy = text("free %sB in %s", human((double)(bytes ? bytes : bytes_)).c_str(), folder.c_str());
         }
-        printf("checkpoint after step %lld: %s; trying again for %s, until Ctrl-C%s\n",
-               (long long)failed.step, remedy.c_str(), duration(options_.disk_wait).c_str(),
-               failed.disk_full && options_.keep > 0 ? "; then older checkpoints make room" : "");
-        fflush(stdout);
+        if (world_.is_root())
+            screen.warn(
+                text("checkpoint after step %lld: %s; trying again for %s, until Ctrl-C%s",
+                     (long long)failed.step, remedy.c_str(), duration(options_.disk_wait).c_str(),
+                     failed.disk_full && options_.keep > 0 ? "; then older checkpoints make room" : ""));
         waits_for_user = true;
         for (;;) {
             std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -121,8 +123,7 @@ private:
             if (!world_.is_root()) return;
             std::string error;
             note_error(error, [&] { deleted = delete_spare(); });
-            if (!error.empty()) printf("%s\n", one_line(error).c_str());
-            fflush(stdout);
+            if (!error.empty()) screen.warn(one_line(error));
         });
         return world_.largest(deleted);
     }
@@ -140,7 +141,7 @@ private:
             if (room >= bytes_) break;
             room += bytes;
             remove_checkpoint(options_.run_dir, step);
-            printf("checkpoint after step %lld: deleted to make room\n", (long long)step);
+            screen.warn(text("checkpoint after step %lld: deleted to make room", (long long)step));
         }
         return true;
     }

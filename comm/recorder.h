@@ -143,6 +143,7 @@ public:
         for (cudaEvent_t event : all_events_) cudaEventDestroy(event);
         all_events_.clear(), free_events_.clear();
         record_.reset();
+        passes_given_ = passes_done_ = passes_to_do_ = 0;
         step_ = no_step, enclosing_.reset(), paused_ = 0, keeping_ = false;
     }
 
@@ -278,8 +279,17 @@ public:
         std::lock_guard lock(mutex_);
         return std::exchange(kept_, {});
     }
-    // Passes that the device has done since the start.
-    int passes_done() const { return passes_done_; }
+    // A step, or a validation, begins, of so many passes over micro-batches.
+    void begin_passes(int passes) {
+        passes_before_ = passes_given_.load();
+        passes_to_do_ = passes;
+    }
+    // The share of them that the device has done; negative: that is not known. For any thread.
+    double passes_done() {
+        poll();
+        if (!on() || passes_to_do_ == 0) return -1;
+        return std::clamp((double)(passes_done_ - passes_before_) / passes_to_do_, 0., 1.);
+    }
 
     // Seconds since the start, on the host's clock.
     double host_time() const { return seconds_now() - origin_; }
@@ -400,6 +410,7 @@ private:
         FlightEntry& entry = made.copy;
         entry.group = what.group < (*record_)->group_count ? what.group : FlightEntry::none;
         entry.traffic = what.traffic, entry.bytes = what.bytes;
+        if (is_pass(entry.operation)) passes_given_++;
         if (entry.group >= 0) entry.number = ++(*record_)->groups[entry.group].issued;
         place(made.entry) = entry;
         bool follows = together_ && first_;
@@ -528,7 +539,8 @@ private:
     std::deque<Account> accounts_;  // of steps that are not over on the device
     std::deque<RecordedStep> finished_;
     std::vector<FlightEntry> kept_;
-    std::atomic<int> passes_done_ = 0;
+    std::atomic<int> passes_given_ = 0, passes_done_ = 0;    // since the start
+    std::atomic<int> passes_before_ = 0, passes_to_do_ = 0;  // of those that were given last
     bool keeping_ = false;
     float carried_[2] = {};  // what the host waited between steps, for data and for saves: the next step's
 

@@ -21,7 +21,8 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 #include "comm/save_clock.h"         // SaveClock
 #include "comm/world.h"              // World, CommonError
 #include "data/base/error.h"
-#include "data/base/program_version.h"    // program_version
+#include "data/base/program_version.h"  // program_version
+#include "data/base/screen.h"
 #include "data/checkpoint/folder.h"       // checkpoint_steps
 #include "data/launch/find_checkpoint.h"  // find_checkpoint, StoredRun
 #include "data/options/values.h"          // options_to_json
@@ -111,7 +112,7 @@ public:
                 if (folders.size() == 1) throw;
                 world_.recover();
                 if (first_error.empty()) first_error = error.what();
-                printf("resume       passed over: %s\n", one_line(error.what()).c_str());
+                screen.warn("resume       passed over: " + one_line(error.what()));
             }
         }
         throw CommonError(text("--resume %s: none of %zu checkpoints can be used; the newest: %s",
@@ -126,6 +127,9 @@ public:
 
     // Whether the state after this step is to be saved: the first rank knows, and says it to all.
     bool due(int step) const { return world_.is_root() && clock_.due(step); }
+
+    // When the next one comes, in words, while this step is worked on.
+    std::string next(int step) const { return clock_.next(step, options_.steps); }
 
     // For all ranks: begins to save, or saves.
     void save(const RunPosition& position) {
@@ -238,8 +242,10 @@ private:
         last_ = report;
         if (report.error.empty()) on_disk_ = (int)report.step;
         report_(report);
-        if (report.error.empty() && !ending_ && clock_.learn(report))
+        if (report.error.empty() && !ending_ && clock_.learn(report)) {
+            Screen::Turn turn(screen);
             printf("saves        %s\n", clock_.summary().c_str());
+        }
     }
 
     ZeroState& state_;

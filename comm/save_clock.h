@@ -12,7 +12,7 @@ Higher Order Estimate of the Optimum Checkpoint Interval for Restart Dumps", 200
 #include <string>
 
 #include "comm/failures.h"                // seconds_of_day
-#include "data/base/figures.h"            // seconds_now, duration
+#include "data/base/figures.h"            // seconds_now, duration, rough_duration
 #include "data/checkpoint/save_report.h"  // SaveReport
 #include "data/options/options.h"         // Options, Interval
 
@@ -47,6 +47,15 @@ public:
     bool due(int step, double now = seconds_now()) const {
         if (every_.unit == Interval::steps) return every_.count > 0 && step % every_.count == 0;
         return now - last_ >= seconds_;
+    }
+
+    // When the next one comes, while `step` of so many is worked on: "in 188 steps"; empty: at the end.
+    std::string next(int step, int steps, double now = seconds_now()) const {
+        if (every_.unit != Interval::steps)
+            return "in " + rough_duration(std::max(0., last_ + seconds_ - now));
+        int left = every_.count ? (every_.count - step % every_.count) % every_.count : steps;
+        if (step + left >= steps) return "";
+        return left == 0 ? "after this step" : text("in %d step%s", left, left == 1 ? "" : "s");
     }
 
     // A save begins.

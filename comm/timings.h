@@ -188,6 +188,9 @@ public:
         if (ranks_ && ranks_->has_any()) tell_interval();
     }
 
+    // For the screen, on the first rank; empty: no rank is slow.
+    std::string slowest_text() const { return ranks_ ? ranks_->slowest_text() : ""; }
+
 private:
     static constexpr int steps_to_warm_up = 3;
     static constexpr double most_cost = 0.005;  // of a step

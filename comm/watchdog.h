@@ -39,6 +39,7 @@ that are stopped.
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
 #include "data/base/json.h"  // json_line
+#include "data/base/screen.h"
 
 // ----------------------------------------------------------------------------
 // the roll
@@ -340,6 +341,7 @@ private:
 
     // Ends the job without the other threads of this process, which may be stuck.
     [[noreturn]] void end_job(const std::string& line) {
+        screen.give_up();
         fprintf(stderr, "train_gpt: %s\n", line.c_str());
         for (int tries = 0; tries < 1000; tries++) {
             if (mpi_mutex.try_lock()) {

@@ -25,6 +25,7 @@ whole job with MPI_Abort; and none for one that is stuck, so each has a watchdog
 #include "comm/watchdog.h"
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
+#include "data/base/screen.h"
 #include "data/base/strings.h"
 #include "kernels/common.cuh"
 
@@ -265,6 +266,7 @@ private:
         try {
             barrier();  // MPI_Finalize waits too, but keeps a core busy
         } catch (const Error& error) {
+            screen.give_up();
             fprintf(stderr, "train_gpt: %s\n", error.what());
             abort();
         }
@@ -348,6 +350,7 @@ std::string text_from_root(const World& world, Make&& make) {
 
 // Ends the job because of an error that only this rank knows of: the others may wait for it.
 [[noreturn]] inline void abort_job(const World& world, const std::exception& error) {
+    screen.give_up();
     fprintf(stderr, "train_gpt: %s: %s\n", world.name().c_str(), one_line(message_of(error)).c_str());
     world.abort(exit_code_of(error));
 }

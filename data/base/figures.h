@@ -18,6 +18,15 @@ inline std::string duration(double seconds) {
     return text("%ldh%02ldm", s / 3600, s / 60 % 60);
 }
 
+// 45 s, 12 min, 3 h 05 min, 2 d 3 h.
+inline std::string rough_duration(double seconds) {
+    if (seconds < 89.5) return text("%.0f s", seconds);
+    long minutes = std::lround(seconds / 60), hours = minutes / 60;
+    if (minutes < 90) return text("%ld min", minutes);
+    if (hours < 48) return text("%ld h %02ld min", hours, minutes % 60);
+    return text("%ld d %ld h", hours / 24, hours % 24);
+}
+
 // Now, as 2026-01-31T23:59:59.123Z.
 inline std::string utc_time() {
     using namespace std::chrono;

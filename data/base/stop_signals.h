@@ -17,7 +17,9 @@ static volatile sig_atomic_t stop_requested = 0;  // the signal that asked first
 // The step that is the last one if the run is asked to stop now, for the line that says so; -1: what runs is
 // no training.
 static volatile sig_atomic_t step_to_stop_after = -1;
-static volatile sig_atomic_t stops_on_terminal = false;  // where steps are drawn over each other
+// Where the line goes, and what takes away what a terminal shows in its place.
+static volatile sig_atomic_t stop_line_to = STDOUT_FILENO;
+static const char* volatile before_stop_line = "";
 
 // While a run waits for something that the user could do, Ctrl-C, SIGTERM or SIGUSR1 ends the wait.
 static volatile sig_atomic_t waits_for_user = false;
@@ -55,12 +57,12 @@ inline const char* stop_signal_name(int signal) {
 inline void announce_stop(int signal) {
     if (step_to_stop_after < 0 || signal == SIGPIPE) return;  // or nobody reads it any more
     SignalLine line;
-    if (stops_on_terminal) line << "\n";  // behind ^C, and what is drawn of a step
+    line << before_stop_line;
     if (signal != SIGINT) line << stop_signal_name(signal) << ": ";
     line << "stopping after step " << (int)step_to_stop_after << ", then saving";
     if (signal == SIGINT) line << " (Ctrl-C again: quit now without saving)";
     line << "\n";
-    line.write_to(STDOUT_FILENO);
+    line.write_to(stop_line_to);
 }
 
 inline void request_stop(int signal) {
@@ -82,8 +84,9 @@ inline void request_stop(int signal) {
     errno = reason;
 }
 
-inline void stop_on_signals(bool on_terminal = false) {
-    stops_on_terminal = on_terminal;
+inline void stop_on_signals(int descriptor = STDOUT_FILENO, const char* before_line = "") {
+    stop_line_to = descriptor;
+    before_stop_line = before_line;
     for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE}) std::signal(signal, request_stop);
     if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // started by nohup
 }

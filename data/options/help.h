@@ -11,6 +11,7 @@ The text of --help and of the log header, from the table of options.
 #include <string>
 #include <vector>
 
+#include "data/options/rules.h"  // complete_options
 #include "data/options/table.h"
 #include "data/options/values.h"
 #include "data/options/presets.h"
@@ -215,21 +216,44 @@ inline std::string general_help(int width) {
 // ----------------------------------------------------------------------------
 // log header
 
-// Every option in force, one group to a paragraph.
+// Whether an option of a run would be what it is if it were left out: it has its default or that of the
+// preset, or follows from other options.
+inline bool is_left_out(const OptionRow& row, const Options& options) {
+    Options usual;
+    if (const Preset* preset = find_preset(options.model)) {
+        static_cast<ModelConfig&>(usual) = preset->config;
+        usual.tokenizer = name_of(preset->tokenizer);
+        usual.document_end = preset->document_end;
+    }
+    std::string value = value_text(row, options);
+    if (value_text(row, usual) == value) return true;
+    Options without = options;
+    row.set(without, row.get(usual));
+    try {
+        complete_options(without, options.dp * options.tp * options.pp);
+    } catch (const Error&) {
+        return false;  // the others need it
+    }
+    return value_text(row, without) == value;
+}
+
+// The options of a run that are its own, one group to a paragraph.
 inline std::string options_summary(const Options& options, int width) {
-    constexpr int indent = 12;
+    constexpr int indent = 13;
     std::string result;
     for (const std::string& group : option_groups(command_train)) {
         std::string words;
         for (const OptionRow& row : option_table()) {
-            if (!row.belongs_to(command_train) || row.group != group) continue;
+            if (!row.belongs_to(command_train) || row.group != group || is_left_out(row, options)) continue;
             std::string value = value_text(row, options);
             if (!words.empty()) words += ' ';
             words.append(option_name(row).substr(2)).append("=").append(value.empty() ? "''" : value);
         }
+        if (words.empty()) continue;
         std::string line = group;
         line.resize(indent, ' ');
         result += line + wrapped(words, indent, indent, width);
     }
-    return result;
+    return result + "other options have their defaults; all are in " + printable(options.run_dir) +
+           "/options.json\n";
 }

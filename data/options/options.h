@@ -162,6 +162,7 @@ struct Options : ModelConfig {
     int loss_chunk = 0;
 
     int log_every = 1;
+    bool quiet = false;
     int log_trust_ratios = 0;  // steps; 0: never
     bool timings = true;
     std::string trace_steps;  // 100:103; empty: none

@@ -249,7 +249,12 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(seed), "Run", range(0, most),
          "Seed of all random numbers: the same seed gives the same result, bit for bit.", fixed},
         {FIELD(log_every), "Run", range(1, most),
-         "Steps between lines on the screen; log.jsonl has every step."},
+         "Steps between lines on the screen, each with the means of the steps since the one before; "
+         "log.jsonl "
+         "has every step."},
+        {FIELD(quiet), "Run", on_off,
+         "Show warnings and errors, on standard error, and the last line of the run; log.jsonl has the rest.",
+         here},
         {FIELD(log_trust_ratios), "Run", range(0, most),
          "--optimizer lamb: steps between records of the ratios of all matrices in log.jsonl. 0: none."},
         {FIELD(timings), "Run", on_off,

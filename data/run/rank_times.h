@@ -129,6 +129,14 @@ public:
                     places_[(size_t)slow.rank].host.c_str(), slow.ratio, phase.c_str());
     }
 
+    // "slowest rank 5 (backward 1.3x)" of the last interval; empty: no rank was slow.
+    std::string slowest_text() const {
+        if (slow_.empty()) return "";
+        std::string phase = step_phase_names[(size_t)slow_[0].phase];
+        std::ranges::replace(phase, '_', ' ');
+        return text("slowest rank %d (%s %.1fx)", slow_[0].rank, phase.c_str(), slow_[0].ratio);
+    }
+
 private:
     struct Step {
         std::vector<StepTimes> ranks;

@@ -3,6 +3,7 @@ What a run is about to do, for its header.
 */
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -16,6 +17,7 @@ What a run is about to do, for its header.
 #include "data/options/options.h"
 #include "data/options/schedule.h"
 #include "data/base/program_version.h"
+#include "data/base/screen.h"
 #include "data/tokens/token_loader.h"
 
 // The line of log.jsonl that says when, where and how the run was started. communication: the libraries
@@ -72,8 +74,15 @@ inline void print_run(const Options& o, const TokenLoader& data) {
 // notes: what else there is to tell, a line each.
 inline void print_header(const Options& o, const std::string& device, const TokenLoader& data,
                          const std::vector<std::string>& notes) {
-    printf("%s\n", options_summary(o, terminal_width()).c_str());
+    int width = screen.is_terminal() ? std::min(screen.width(), terminal_width()) : terminal_width();
+    printf("%s\n", options_summary(o, width).c_str());
     printf("device       %s\n", device.c_str());
     print_run(o, data);
-    for (const std::string& note : notes) printf("             %s\n", note.c_str());
+    for (const std::string& note : notes) {
+        bool warning = note.starts_with("warning: ") || note.starts_with("passed over: ");
+        if (warning)
+            screen.warn(note, "             ");
+        else
+            printf("             %s\n", note.c_str());
+    }
 }

@@ -1,6 +1,7 @@
 /*
-What the user sees and the log keeps of each step: lines on the screen, and the same as JSON in log.jsonl.
-Rank 0 alone has a log.
+What the user sees and the log keeps of a run: lines on the screen, and JSON in log.jsonl. The log has each
+step. A line on the screen stands for all steps since the one before, with --log-every for several: it has
+their means, and the slowest of them. Rank 0 alone has a log.
 */
 #pragma once
 
@@ -22,18 +23,29 @@ Rank 0 alone has a log.
 #include "data/options/schedule.h"
 #include "data/run/run_log.h"
 #include "data/checkpoint/save_report.h"
+#include "data/base/screen.h"
 #include "data/base/strings.h"
+
+// Steps that one line on the screen stands for.
+struct StepInterval {
+    int steps = 0;
+    double tokens = 0, loss = 0, norm = 0, seconds = 0;  // sums
+    double slowest = 0;                                  // seconds
+    int slowest_step = 0;
+
+    void add(int step, long long tokens_of_step, float loss_of_step, float norm_of_step, double took) {
+        steps++;
+        tokens += (double)tokens_of_step, loss += loss_of_step, norm += norm_of_step, seconds += took;
+        if (took > slowest) slowest = took, slowest_step = step;
+    }
+};
 
 class StepLog {
 public:
-    // `log` may be null. On a terminal, steps between two lines are drawn over each other.
-    StepLog(const Options& o, Meter& meter, RunLog* log, bool on_terminal)
-        : o_(o), meter_(meter), log_(log), on_terminal_(on_terminal) {}
+    // `log` may be null.
+    StepLog(const Options& o, Meter& meter, RunLog* log) : o_(o), meter_(meter), log_(log) {}
 
-    // An error message begins on a line of its own.
     ~StepLog() {
-        clear();
-        fflush(stdout);
         if (!log_) return;
         warn(log_->sync());
         if (size_t lost = log_->waiting())
@@ -85,14 +97,13 @@ public:
         std::set<int> ranks;
         for (auto& each : record) ranks.insert(each["rank"].get<int>());
         if (std::exchange(slow_, ranks) == ranks) return;
-        for (const std::string& name : names) note("slow         " + name + ": the others wait for it");
+        for (const std::string& name : names) warn("slow         " + name + ": the others wait for it");
         if (names.empty()) note("slow         no rank any more");
     }
     // A line of its own.
     void note(const std::string& line) {
-        clear();
+        Screen::Turn turn(screen);
         printf("%s\n", line.c_str());
-        fflush(stdout);
     }
 
     // tokens: trained on in all. sent_bytes: by this rank.
@@ -114,35 +125,31 @@ public:
         if (meter_.has_peak()) line["mfu"] = meter_.mfu(rate);
         if (o_.dp * o_.tp * o_.pp > 1) line["sent_bytes"] = sent_bytes;
         write(line);
-        std::string left = duration(recent_ * (tokens_until(o_, o_.steps) - tokens_until(o_, step)));
-        if (step % o_.log_every && step != 1 && step != o_.steps) {
-            if (on_terminal_)
-                printf("\r\033[Kstep %d/%d  loss %.4f  %s left", step, o_.steps, loss, left.c_str());
-        } else {
-            clear();
-            std::string mfu = meter_.has_peak() ? text("  MFU %4.1f%%", 100 * meter_.mfu(rate)) : "";
-            printf("step %6d/%d  loss %.4f  norm %6.3f  lr %.2e  %7.1f ms  %6s tok/s%s  %4.1f%% of GEMM rate "
-                   " %s left\n",
-                   step, o_.steps, loss, gradient_norm, learning_rate, seconds * 1e3, human(rate).c_str(),
-                   mfu.c_str(), 100 * meter_.gemm_share(rate), left.c_str());
+        interval_.add(step, tokens_of_step(o_, step - 1), loss, gradient_norm, seconds);
+        if (step % o_.log_every == 0 || step == 1 || step == o_.steps) {
+            Screen::Turn turn(screen);
+            printf("%s\n", interval_line(step, learning_rate).c_str());
+            interval_ = {};
         }
-        fflush(stdout);
         compare_with_plan(step, seconds);
     }
 
+    // Until the end of the run, after this step; by the last ones.
+    double seconds_left(int step) const {
+        return recent_ * (double)(tokens_until(o_, o_.steps) - tokens_until(o_, step));
+    }
+
     void validation(int step, float loss) {
-        clear();
+        Screen::Turn turn(screen);
         printf("step %6d/%d  validation loss %.4f\n", step, o_.steps, loss);
-        fflush(stdout);
         write({{"step", step}, {"val_loss", loss}});
     }
 
     void sample(int step, const std::string& sample) {
-        clear();
+        Screen::Turn turn(screen);
         printf("---- sample at step %d\n", step);
         print_bytes(sample);
         printf("\n----\n");
-        fflush(stdout);
         write({{"step", step}, {"sample", sample}});
     }
 
@@ -153,12 +160,11 @@ public:
         }
         if (!report.weights_alone) last_checkpoint_ = report.folder;
         double rate = (double)report.bytes / report.seconds;
-        clear();
+        Screen::Turn turn(screen);
         printf("%s after step %lld: %sB, training waited %.2f s, written in %.2f s (%sB/s)\n",
                report.weights_alone ? "weights alone" : "checkpoint", (long long)report.step,
                human((double)report.bytes).c_str(), report.stalled, report.seconds, human(rate).c_str());
         if (!report.remark.empty()) printf("older checkpoints stay: %s\n", one_line(report.remark).c_str());
-        fflush(stdout);
         write({{"step", report.step},
                {report.weights_alone ? "weights" : "checkpoint", report.folder},
                {"bytes", report.bytes},
@@ -168,13 +174,25 @@ public:
 
     // On a line of its own, if there is something to tell.
     void warn(const std::string& words) {
-        if (words.empty()) return;
-        clear();
-        printf("%s\n", one_line(words).c_str());
-        fflush(stdout);
+        if (!words.empty()) screen.warn(one_line(words));
     }
 
 private:
+    // Of the steps that are gathered, up to this one.
+    std::string interval_line(int step, float learning_rate) const {
+        double rate = interval_.tokens / interval_.seconds;
+        std::string mfu = meter_.has_peak() ? text("  MFU %4.1f%%", 100 * meter_.mfu(rate)) : "";
+        std::string slowest = interval_.steps == 1 ? ""
+                                                   : text("  slowest %.1f ms at step %d",
+                                                          interval_.slowest * 1e3, interval_.slowest_step);
+        return text(
+            "step %6d/%d  loss %.4f  norm %6.3f  lr %.2e  %7.1f ms  %6s tok/s%s  %4.1f%% of GEMM rate "
+            " %s left%s",
+            step, o_.steps, interval_.loss / interval_.steps, interval_.norm / interval_.steps, learning_rate,
+            interval_.seconds / interval_.steps * 1e3, human(rate).c_str(), mfu.c_str(),
+            100 * meter_.gemm_share(rate), duration(seconds_left(step)).c_str(), slowest.c_str());
+    }
+
     // The first step warms up; of those behind it the median counts.
     void compare_with_plan(int step, double seconds) {
         constexpr size_t steps = 11;
@@ -184,7 +202,7 @@ private:
         if (first_.size() > 1) {
             std::sort(first_.begin() + 1, first_.end());
             double measured = first_[(first_.size() + 1) / 2];
-            clear();
+            Screen::Turn turn(screen);
             printf("planned %.4g ms a step, measured %.4g (%+.1f%%)\n", 1e3 * expected_, 1e3 * measured,
                    100 * (measured / expected_ - 1));
             write({{"step", step}, {"planned_ms", 1e3 * expected_}, {"measured_ms", 1e3 * measured}});
@@ -193,18 +211,12 @@ private:
     }
 
     void checkpoint_failed(const SaveReport& report) {
-        clear();
-        printf("checkpoint after step %lld: NOT saved: %s; %s\n", (long long)report.step,
-               one_line(report.error).c_str(),
-               last_checkpoint_.empty() ? "older ones are as they were"
-                                        : ("the last one is " + last_checkpoint_).c_str());
-        fflush(stdout);
+        screen.warn(text("checkpoint after step %lld: NOT saved: %s; %s", (long long)report.step,
+                         one_line(report.error).c_str(),
+                         last_checkpoint_.empty() ? "older ones are as they were"
+                                                  : ("the last one is " + last_checkpoint_).c_str()));
         // "trouble" is the name that readers of the log know
         write({{"step", report.step}, {"checkpoint", nullptr}, {"trouble", report.error}});
-    }
-
-    void clear() const {
-        if (on_terminal_) printf("\r\033[K");
     }
 
     void write(const nlohmann::ordered_json& line) {
@@ -214,8 +226,8 @@ private:
     const Options& o_;
     Meter& meter_;
     RunLog* log_;
-    const bool on_terminal_;
-    std::string last_checkpoint_;    // of this run, that was written since it was started
+    std::string last_checkpoint_;  // of this run, that was written since it was started
+    StepInterval interval_;
     double recent_ = 0;              // seconds of a token, averaged
     double expected_ = 0;            // seconds of a step, until they are compared
     std::vector<double> first_;      // seconds of the first steps

@@ -129,6 +129,15 @@ TEST_CASE("a run saves after so many steps, after so much time, or as its saves 
         CHECK(clock->summary() == "");
     }
 
+    // in words, while a step is worked on; at the end of the run there is one in any case
+    CHECK(steps.next(12, 100) == "in 8 steps");
+    CHECK(steps.next(19, 100) == "in 1 step");
+    CHECK(steps.next(20, 100) == "after this step");
+    CHECK(steps.next(95, 100) == "");
+    CHECK(never.next(12, 100) == "");
+    CHECK(minutes.next(12, 100, now + 610 + 180) == "in 7 min");
+    CHECK(minutes.next(12, 100, now + 610 + 700) == "in 0 s");
+
     // at first ten minutes, to learn what a save costs; then between twice what one takes and an hour
     SaveClock one({Interval::best, 0}, 0.474, 1), many({Interval::best, 0}, 0.474, 100000),
         none({Interval::best, 0}, 0, 8);

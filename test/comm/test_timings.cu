@@ -71,7 +71,7 @@ struct SleepingRun {
         if (world.is_root()) log.emplace(folder, RunFolder::fresh);
         if (log) log->begin({}, 0);
         Meter meter(o, o.sequence_length, 0, 1e9, world.size());
-        StepLog progress(o, meter, log ? &*log : nullptr, false);
+        StepLog progress(o, meter, log ? &*log : nullptr);
         Mesh mesh(world, shape, test_stream());
         Layout layout = {shape, 1, pipeline_shape,
                          std::vector<int>((size_t)(pipeline_shape.stages * pipeline_shape.chunks), 1)};

@@ -435,7 +435,26 @@ TEST_CASE("help names every option, its choices and its default, within the widt
     CHECK(help_text(command_train, 110).find("default 0.0006") != std::string::npos);
     CHECK(help_text(command_train, 110).find("qwen3-0.6B") != std::string::npos);
     CHECK(general_help(110).find("tokenize") != std::string::npos);
-    CHECK(options_summary(train({}), 110).find("learning-rate=0.0006") != std::string::npos);
+}
+
+TEST_CASE("the header has the options that are not as usual, and says where all are") {
+    auto summary = [](std::vector<const char*> words) { return options_summary(train(words), 1000); };
+    std::string all = "other options have their defaults; all are in runs/";
+    CHECK(summary({"--model", "tiny"}) == "Data         train-data=x.bin\n" + all + "tiny/options.json\n");
+    // What follows from others is not said again; what is given is, in the table's order and groups.
+    std::string several = summary({"--model", "tiny", "--channels", "64", "--heads", "4", "--steps", "400",
+                                   "--learning-rate", "0.001", "--run-dir", "runs/a", "--norm", "layernorm",
+                                   "--warmup-steps", "20", "--micro-batch", "3"});
+    CHECK(several.find("\nRun          run-dir=runs/a steps=400 micro-batch=3\n") != std::string::npos);
+    CHECK(several.starts_with("Model        channels=64 norm=layernorm\n"));
+    CHECK(several.find("learning-rate=0.001\n") != std::string::npos);
+    for (const char* follows : {"head-size", "mlp-width", "kv-heads", "warmup-steps", "global-batch", "seed"})
+        CHECK(several.find(follows) == std::string::npos);
+    CHECK(several.ends_with("\n" + all + "a/options.json\n"));
+    CHECK(summary({"--model", "tiny", "--steps", "400", "--warmup-steps", "21"}).find("warmup-steps=21") !=
+          std::string::npos);
+    std::string of_preset = summary({"--model", "llama3.2-1B"});
+    CHECK(of_preset.starts_with("Model        model=llama3.2-1B\n"));
 }
 
 TEST_CASE("help is given wherever it is asked for, but a value of an option asks for nothing") {
@@ -808,8 +827,12 @@ static std::string description(ModelConfig config) {
     complete(config);
     Options options;
     static_cast<ModelConfig&>(options) = config;
-    std::string summary = options_summary(options, 100000);
-    return summary.substr(summary.find("layers="), summary.find('\n') - summary.find("layers="));
+    std::string all;
+    for (const OptionRow& row : option_table()) {
+        if (row.belongs_to(command_train) && row.resume == Resume::shape)
+            all += std::string(row.field) + "=" + value_text(row, options) + " ";
+    }
+    return all;
 }
 
 TEST_CASE("published configs are the presets") {

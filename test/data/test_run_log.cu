@@ -1,5 +1,8 @@
 // The run directory: runs that begin, replace others or go on, and the log of their steps as one curve.
+#include <fcntl.h>
+
 #include <fstream>
+#include <sstream>
 
 #include "data/checkpoint/builder.h"
 #include "data/run/run_log.h"
@@ -281,7 +284,7 @@ TEST_CASE("the median of the first steps is compared with the planned time, once
     Options options;
     options.global_batch = options.sequence_length = 16;
     Meter meter(options, 16, 0, 1e9, 1);
-    StepLog steps(options, meter, &log, false);
+    StepLog steps(options, meter, &log);
     steps.expect(0.1);
     for (int step = 1; step <= 30; step++)  // the first is slow, and one of the others
         steps.step(step, 16, 1, 1, 1e-3f, step == 1 ? 9 : step == 5 ? 7 : 0.12, 0);
@@ -303,7 +306,7 @@ TEST_CASE("checkpoints in the log") {
     log.begin(some_options, 0);
     Options options;
     Meter meter(options, 16, 0, 1e9, 1);
-    StepLog steps(options, meter, &log, false);
+    StepLog steps(options, meter, &log);
     SaveReport report;
     report.step = 100;
     report.folder = "run/checkpoints/step_00000100";
@@ -323,5 +326,47 @@ TEST_CASE("checkpoints in the log") {
                                      {"write_ms", 2000.0}});
     CHECK(lines[1]["checkpoint"].is_null());
     CHECK(lines[1]["trouble"] == "disk: full; free some");
-    StepLog(options, meter, nullptr, false).checkpoint(report);  // of a rank that has no log
+    StepLog(options, meter, nullptr).checkpoint(report);  // of a rank that has no log
+}
+
+TEST_CASE("a line on the screen has the means of its steps, and the slowest of them") {
+    TemporaryFolder folder;
+    std::string run = folder / "run";
+    RunLog log(run, RunFolder::fresh);
+    log.begin(some_options, 0);
+    Options options;
+    options.steps = 8;
+    options.log_every = 3;
+    options.global_batch = options.sequence_length = 1000;
+    Meter meter(options, 1000, 0, 1e9, 1);
+    fflush(stdout);
+    int output = dup(STDOUT_FILENO), file = open((folder / "shown").c_str(), O_CREAT | O_WRONLY, 0600);
+    dup2(file, STDOUT_FILENO);
+    {
+        StepLog steps(options, meter, &log);
+        double ms[] = {900, 20, 30, 40, 80, 60, 50, 10};
+        for (int step = 1; step <= 8; step++)
+            steps.step(step, 1000, (float)(10 - step), 0.5f * (float)step, 1e-3f, ms[step - 1] / 1e3, 0);
+        CHECK(steps.seconds_left(8) == 0);
+    }
+    fflush(stdout);
+    dup2(output, STDOUT_FILENO);
+    close(output), close(file);
+    std::istringstream shown(contents(folder / "shown"));
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(shown, line);) lines.push_back(line);
+    REQUIRE(lines.size() == 4);
+    auto has = [](const std::string& line, const std::string& part) {
+        return line.find(part) != std::string::npos;
+    };
+    CHECK(has(lines[0], "step      1/8  loss 9.0000  norm  0.500  lr 1.00e-03    900.0 ms   1.11k tok/s"));
+    CHECK(!has(lines[0], "slowest"));
+    CHECK(has(lines[1], "step      3/8  loss 7.5000  norm  1.250  lr 1.00e-03     25.0 ms   40.0k tok/s"));
+    CHECK(lines[1].ends_with("  slowest 30.0 ms at step 3"));
+    CHECK(has(lines[2], "step      6/8  loss 5.0000  norm  2.500  lr 1.00e-03     60.0 ms   16.7k tok/s"));
+    CHECK(lines[2].ends_with("  slowest 80.0 ms at step 5"));
+    CHECK(has(lines[3], "step      8/8  loss 2.5000"));
+    CHECK(lines[3].ends_with(" 0s left  slowest 50.0 ms at step 7"));
+    CHECK(lines_of(run).size() == 8);
+    CHECK(lines_of(run)[3]["ms"] == doctest::Approx(40));
 }

@@ -1,0 +1,248 @@
+/*
+The screen of a run: what is printed on it, and a line that stays below.
+
+A program that draws a line over and over and prints others meanwhile does so from several threads. They take
+turns here: whoever prints holds a Screen::Turn, for which the line that stays is taken away, and behind which
+it is drawn again. It is drawn with the cursor at its beginning and never wraps. So one sequence, "go to the
+beginning, clear all behind", takes it away even when the terminal has become narrower and has broken it in
+two, and what others print (a launcher, the ^C of the keyboard) is not appended to it.
+
+Where standard output is no terminal, there is no such line, no colour, and turns do nothing but flush. mpirun
+shows its processes a terminal whatever its own output is; so what counts there is where mpirun's goes. Other
+launchers cannot be asked.
+*/
+#pragma once
+
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#include "data/base/error.h"
+#include "data/base/file.h"  // fail_with_errno
+
+// ----------------------------------------------------------------------------
+// terminals of other processes
+
+// What the system says of a process in such a file: its name, or its arguments, each with a 0 behind it.
+inline std::string process_file(pid_t process, const char* file) {
+    std::string content;
+    if (FILE* stream = fopen(text("/proc/%d/%s", (int)process, file).c_str(), "r")) {
+        for (int c; (c = fgetc(stream)) != EOF;) content += (char)c;
+        fclose(stream);
+    }
+    return content;
+}
+
+// The terminal that a process of this user writes to, by its path; empty if its output goes elsewhere.
+inline std::string terminal_of_process(pid_t process) {
+    struct stat status;
+    if (stat(text("/proc/%d", (int)process).c_str(), &status) != 0 || status.st_uid != getuid()) return "";
+    char name[64];
+    ssize_t length = readlink(text("/proc/%d/fd/1", (int)process).c_str(), name, sizeof name);
+    std::string path(name, (size_t)std::max<ssize_t>(length, 0));
+    bool virtual_console = path.size() > 8 && path.starts_with("/dev/tty") && isdigit(path[8]);
+    return path.starts_with("/dev/pts/") || virtual_console ? path : "";
+}
+
+// The terminal of the mpirun that started this process on its own machine; empty if there is none, or if it
+// changes the lines on their way there.
+inline std::string launcher_terminal() {
+    static const std::set<std::string> launchers = {"mpirun\n", "mpiexec\n", "orterun\n", "prterun\n"};
+    pid_t parent = getppid();
+    if (!launchers.contains(process_file(parent, "comm"))) return "";
+    std::istringstream arguments(process_file(parent, "cmdline"));
+    for (std::string argument; std::getline(arguments, argument, '\0');) {
+        bool changes_lines =
+            argument.find("output") != std::string::npos || argument.find("xml") != std::string::npos;
+        if (argument.starts_with("-") && changes_lines) return "";
+    }
+    return terminal_of_process(parent);
+}
+
+// ----------------------------------------------------------------------------
+
+class Screen {
+public:
+    using Line = std::function<std::string(int width)>;
+
+    ~Screen() {
+        if (own_descriptor_ >= 0) close(own_descriptor_);
+        if (kept_output_ >= 0) close(kept_output_);
+    }
+
+    // Looks at where standard output goes. launched: this process was started by mpirun or another launcher.
+    // quiet: nothing that is printed is shown, but warnings, which go to standard error.
+    void open(bool launched, bool quiet) {
+        if (quiet) return silence();
+        bool is_terminal = isatty(STDOUT_FILENO);
+        before_signal_line_ = is_terminal && !launched ? "\n" : "";
+        const char* kind = getenv("TERM");
+        if (!is_terminal || !kind || !*kind || std::string(kind) == "dumb") return;
+        if (!launched) {
+            show_on(STDOUT_FILENO, getpid());
+        } else if (std::string path = launcher_terminal(); !path.empty()) {
+            own_descriptor_ = ::open(path.c_str(), O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+            if (own_descriptor_ >= 0) show_on(own_descriptor_, getppid());
+        }
+    }
+
+    // The last words of a quiet run are shown.
+    void end_quiet() {
+        if (kept_output_ < 0) return;
+        fflush(stdout);
+        dup2(kept_output_, STDOUT_FILENO);
+        close(kept_output_);
+        kept_output_ = -1;
+    }
+
+    bool is_terminal() const { return terminal_ >= 0; }
+    bool has_colour() const { return colour_; }
+
+    // For lines that a signal handler writes: where, and what comes before them, which takes away the line
+    // that stays, or goes behind the ^C of the keyboard.
+    int descriptor_of_signals() const { return kept_output_ >= 0 ? STDERR_FILENO : STDOUT_FILENO; }
+    const char* before_signal_line() const { return before_signal_line_; }
+
+    // Columns, which may change at any time; 80 where they are not known.
+    int width() const {
+        winsize size = {};
+        bool known = terminal_ >= 0 && ioctl(terminal_, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+        return known ? size.ws_col : 80;
+    }
+
+    // Nobody else prints while it lives, and the line that stays is away. Turns may be nested.
+    class Turn {
+    public:
+        explicit Turn(Screen& screen) : screen_(screen), lock_(screen.mutex_) {
+            if (screen_.turns_++ == 0) screen_.clear();
+        }
+        ~Turn() {
+            fflush(stdout);
+            if (--screen_.turns_ == 0) screen_.draw();
+        }
+        Turn(const Turn&) = delete;
+        Turn& operator=(const Turn&) = delete;
+
+    private:
+        Screen& screen_;
+        std::lock_guard<std::recursive_mutex> lock_;
+    };
+
+    // A warning, on a line of its own.
+    void warn(const std::string& words, const char* indent = "") {
+        Turn turn(*this);
+        if (kept_output_ >= 0)
+            fprintf(stderr, "train_gpt: %s\n", words.c_str());
+        else
+            printf("%s%s\n", indent, yellow(words).c_str());
+    }
+
+    std::string yellow(const std::string& words) const {
+        return colour_ ? "\033[33m" + words + "\033[0m" : words;
+    }
+
+    // From now on this line stays below all others. It is asked for at each drawing, and gives what fits into
+    // so many columns.
+    void keep_below(Line line) {
+        Turn turn(*this);
+        if (is_terminal()) line_ = std::move(line);
+    }
+    // Draws it as it is now.
+    void refresh() {
+        std::lock_guard lock(mutex_);
+        if (turns_ == 0) draw();
+    }
+    // It is gone.
+    void remove_line() {
+        std::lock_guard lock(mutex_);
+        clear();
+        fflush(stdout);
+        line_ = nullptr;
+    }
+
+    // The process ends at once, with a message on standard error. The thread that has its turn may be stuck.
+    void give_up() {
+        given_up_ = true;
+        for (int tries = 0; tries < 100; tries++) {
+            if (mutex_.try_lock()) {
+                clear();
+                fflush(stdout);
+                mutex_.unlock();
+                return;
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+    }
+
+private:
+    // Standard output goes nowhere until end_quiet().
+    void silence() {
+        fflush(stdout);
+        int nowhere = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
+        kept_output_ = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+        if (nowhere < 0 || kept_output_ < 0 || dup2(nowhere, STDOUT_FILENO) < 0)
+            fail_with_errno("/dev/null", "write it");
+        close(nowhere);
+    }
+
+    // `process` has the terminal as its own, while it is in the foreground.
+    void show_on(int terminal, pid_t process) {
+        terminal_ = terminal;
+        process_ = process;
+        const char* no_color = getenv("NO_COLOR");
+        colour_ = !no_color || !*no_color;
+        before_signal_line_ = away;
+    }
+
+    // A job in the background does not draw into what the user does in the foreground.
+    bool in_foreground() const {
+        pid_t foreground = tcgetpgrp(terminal_);
+        return foreground < 0 || foreground == getpgid(process_);
+    }
+
+    void clear() {
+        if (drawn_) fputs(away, stdout);
+        drawn_ = false;
+    }
+
+    // In one piece, so that no other process writes in between; without wrapping meanwhile.
+    void draw() {
+        if (!line_ || given_up_ || !in_foreground()) return;
+        std::string line = line_(width());
+        if (line.empty()) return clear(), (void)fflush(stdout);
+        fputs(("\r\033[?7l" + line + "\033[J\r\033[?7h").c_str(), stdout);
+        fflush(stdout);
+        drawn_ = true;
+    }
+
+    static constexpr const char* away = "\r\033[J";
+
+    std::recursive_mutex mutex_;
+    int turns_ = 0;
+    Line line_;
+    bool drawn_ = false;
+    std::atomic<bool> given_up_ = false;
+
+    int terminal_ = -1;  // a descriptor; -1: there is none
+    pid_t process_ = 0;
+    bool colour_ = false;
+    const char* before_signal_line_ = "";
+    int own_descriptor_ = -1;
+    int kept_output_ = -1;  // of a quiet run
+};
+
+inline Screen screen;  // of this process

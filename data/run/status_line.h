@@ -1,0 +1,194 @@
+/*
+The line at the end of the screen that says where a run is:
+
+    step 812/5000  micro-batch 3/8  [====>          ]  12 min left  checkpoint in 188 steps
+
+A small thread draws it again five times a second, so it moves while the main thread waits for a step, and
+fits it anew into the columns there are. What does not fit is left out, the least important first.
+*/
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "data/base/error.h"
+#include "data/base/figures.h"
+#include "data/base/screen.h"
+#include "data/base/stop_signals.h"
+
+// How many micro-batches are done of those that are worked on. Each is several pieces of work, and counts in
+// parts.
+struct PassProgress {
+    float done = 0;
+    int of = 0;
+};
+
+// What the line says.
+struct RunStatus {
+    int step = 0, steps = 0;  // the one that is worked on
+    const char* work = "";    // "micro-batch", "validation", "saving"
+    int done = 0, of = 0;     // of the work; of 0: it is not counted
+    double share = 0;         // of the run that is done
+    double seconds_left = -1;
+    std::string slowest;          // "slowest rank 5 (forward 1.3x)", or empty
+    std::string next_checkpoint;  // "in 188 steps", or empty
+};
+
+// [====>     ], so many columns in all.
+inline std::string progress_bar(double share, int columns) {
+    int inside = columns - 2, filled = std::clamp((int)(share * inside), 0, inside);
+    std::string bar((size_t)filled, '=');
+    if (filled < inside) bar += '>';
+    bar.resize((size_t)inside, ' ');
+    return "[" + bar + "]";
+}
+
+// The status in at most `columns` columns; in colour, if asked for: dim, but for the slowest rank.
+inline std::string status_text(const RunStatus& status, int columns, bool colour = false) {
+    enum Field { step, work, bar, left, slowest, checkpoint, count };
+    constexpr int gap = 2, least_bar = 8, most_bar = 32;
+    std::array<std::string, count> fields;
+    fields[step] = text("step %d/%d", status.step, status.steps);
+    fields[work] = status.work;
+    if (status.of > 0) fields[work] += text(" %d/%d", status.done, status.of);
+    fields[bar] = std::string(least_bar, ' ');
+    if (status.seconds_left >= 0) fields[left] = rough_duration(status.seconds_left) + " left";
+    fields[slowest] = status.slowest;
+    if (!status.next_checkpoint.empty()) fields[checkpoint] = "checkpoint " + status.next_checkpoint;
+
+    // The most important first, each if there is room for it beside those before.
+    int used = std::min((int)fields[step].size(), std::max(columns, 0));
+    fields[step].resize((size_t)used);
+    for (Field field : {left, work, slowest, checkpoint, bar}) {
+        int more = gap + (int)fields[field].size();
+        if (used + more > columns)
+            fields[field].clear();
+        else if (!fields[field].empty())
+            used += more;
+    }
+    if (!fields[bar].empty())
+        fields[bar] = progress_bar(status.share, std::min(least_bar + columns - used, most_bar));
+
+    std::string line;
+    for (int field = 0; field < count; field++) {
+        if (fields[(size_t)field].empty()) continue;
+        if (!line.empty()) line.append(gap, ' ');
+        bool marked = colour && field == slowest;
+        line += marked ? "\033[22;33m" + fields[slowest] + "\033[39;2m" : fields[(size_t)field];
+    }
+    return colour ? "\033[2m" + line + "\033[0m" : line;
+}
+
+class StatusLine {
+public:
+    // progress() is asked at each drawing, by another thread.
+    StatusLine(Screen& screen, int steps, std::function<PassProgress()> progress)
+        : screen_(screen), progress_(std::move(progress)) {
+        status_.steps = steps;
+    }
+    StatusLine(const StatusLine&) = delete;
+    StatusLine& operator=(const StatusLine&) = delete;
+    ~StatusLine() { end(); }
+
+    // From now on this step is worked on; or, behind this step, there is validation, or work that is not
+    // counted ("saving"). The first of them brings the line to the screen.
+    void begin_step(int step) { begin("micro-batch", step, true, true); }
+    void begin_validation(int step) { begin("validation", step, true, false); }
+    void begin_work(const char* name, int step) { begin(name, step, false, false); }
+
+    void set_seconds_left(double seconds) {
+        std::lock_guard lock(mutex_);
+        status_.seconds_left = seconds;
+        told_ = seconds_now();
+    }
+    void set_slowest(const std::string& words) {
+        std::lock_guard lock(mutex_);
+        status_.slowest = words;
+    }
+    void set_next_checkpoint(const std::string& words) {
+        std::lock_guard lock(mutex_);
+        status_.next_checkpoint = words;
+    }
+
+    // The line as it is now.
+    std::string drawn(int columns, bool colour) const {
+        std::lock_guard lock(mutex_);
+        RunStatus now = status_;
+        double of_step = 0;
+        if (PassProgress pass = counted_ ? progress_() : PassProgress(); pass.of > 0) {
+            now.of = pass.of;
+            now.done = std::min((int)pass.done + 1, pass.of);  // the one that is worked on
+            if (in_step_) of_step = std::min(1., (double)pass.done / pass.of);
+        }
+        int done = status_.step - (in_step_ ? 1 : 0);
+        now.share = (done + of_step) / std::max(now.steps, 1);
+        if (now.seconds_left >= 0)
+            now.seconds_left = std::max(0., now.seconds_left - (seconds_now() - told_));
+        return status_text(now, columns, colour);
+    }
+
+    // It is gone, and does not come back.
+    void end() {
+        {
+            std::lock_guard lock(mutex_);
+            ending_ = true;
+        }
+        wake_.notify_all();
+        if (thread_.joinable()) thread_.join();
+        screen_.remove_line();
+    }
+
+private:
+    void begin(const char* work, int step, bool counted, bool in_step) {
+        {
+            std::lock_guard lock(mutex_);
+            status_.work = work;
+            status_.step = step;
+            counted_ = counted;
+            in_step_ = in_step;
+        }
+        start();
+    }
+
+    // One column stays free, for there some terminals keep the cursor of a full line.
+    void start() {
+        if (!screen_.is_terminal() || started_) return;
+        started_ = true;
+        screen_.keep_below([this](int width) { return drawn(width - 1, screen_.has_colour()); });
+        try {
+            thread_ = std::thread([this] { keep_drawing(); });
+        } catch (const std::system_error&) {
+            // The system has no thread left; the line moves when others are printed.
+        }
+    }
+
+    // A run that was asked to stop may be killed soon, and leaves a clean screen.
+    void keep_drawing() {
+        std::unique_lock lock(mutex_);
+        while (!ending_ && !stop_requested) {
+            lock.unlock();
+            screen_.refresh();
+            lock.lock();
+            wake_.wait_for(lock, std::chrono::milliseconds(200), [this] { return ending_; });
+        }
+        lock.unlock();
+        screen_.remove_line();
+    }
+
+    Screen& screen_;
+    const std::function<PassProgress()> progress_;
+    mutable std::mutex mutex_;
+    std::condition_variable wake_;
+    RunStatus status_;
+    bool counted_ = false, in_step_ = false, started_ = false, ending_ = false;
+    double told_ = 0;  // when seconds_left was
+    std::thread thread_;
+};

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# What a run shows on a terminal, in tmux: a last line that stays while others scroll above it, fits whatever the width, and
+# leaves nothing behind; and none of that where nobody looks.
+# suite: test
+# needs: cpu-fp32/train_gpt
+# seconds: 12
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/checks.sh
+plan 25
+program=$PWD/build/cpu-fp32/train_gpt mpirun_here=$(command -v mpirun)
+command -v tmux >/dev/null || { skip "no tmux here" 25; exit 0; }
+session() { tmux -S "$work/tmux" -f /dev/null "$@"; }
+at_end() { session kill-server 2>/dev/null; }
+cd "$work" || exit 1
+
+{ printf '\x88\xd8\x34\x01\x01\x00\x00\x00\x20\x4e\x00\x00'; head -c 1012 /dev/zero; head -c 40000 /dev/zero; } >tokens.bin # 20,000 tokens
+# train STEPS OPTIONS...    the command line of a run in which a step takes some tens of milliseconds
+train() {
+    local steps=$1
+    shift
+    echo "$program train --model tiny --layers 1 --channels 32 --heads 2 --context 32 --micro-batch 4 --global-batch 1024" \
+        "--train-data tokens.bin --warmup-steps 0 --overwrite --steps $steps $*"
+}
+
+# In the terminal, with a prompt that nothing else begins with.
+type_line() { session send-keys -t 0 -l "$1" && session send-keys -t 0 Enter; }
+screen() { session capture-pane -p -t 0; }
+# with their colours: dim is 2, yellow 33
+coloured() { session capture-pane -e -p -t 0; }
+shows() { screen | grep -qE -- "$1"; }
+last_line() { screen | grep -v '^$' | tail -1; }
+status='^step [0-9]+/[0-9]+  '
+stays() { last_line | grep -qE "$status(micro-batch|validation)"; }
+prompt_is_back() { last_line | grep -q '^ready>$'; }
+# No line of the screen is left of the status, or of a part of it.
+clean() { ! screen | grep -E "micro-batch|validation [0-9]+/|checkpoint in|\[=*>"; }
+# resized COLUMNS WORDS    the status is there again, on one line of the screen, and has the words
+resized() {
+    session resize-window -t 0 -x "$1" -y 30
+    wait_for 5 fits "$1" "$2"
+}
+fits() {
+    sleep 0.3
+    local line rest
+    line=$(last_line)
+    rest=$(screen | grep -cE "micro-batch [0-9]|left  checkpoint|\[=*>")
+    [ "${#line}" -lt "$1" ] && [ "$rest" -le 1 ] && [[ $line =~ $2 ]]
+}
+
+env -u NO_COLOR PS1= TERM=xterm tmux -S "$work/tmux" -f /dev/null new-session -d -x 80 -y 30 "bash --norc --noprofile"
+type_line "PS1='ready>'; unset PROMPT_COMMAND; export OMP_NUM_THREADS=1; clear"
+wait_for 10 prompt_is_back || echo "FAILED the terminal does not start"
+
+# ----------------------------------------------------------------------------------------------------------
+# while it runs
+
+type_line "$(train 100000 --run-dir a --log-every 4 --save-every 1000 --val-data tokens.bin --val-every 1000 --val-batches 4)"
+check "a last line says where the run is" wait_for 20 stays
+check "in 80 columns, with all that fits" wait_for 10 fits 80 '^step [0-9]+/100000  micro-batch [1-8]/8  \[[=> ]+\]  [0-9a-z ]+ left  checkpoint in [0-9]+ steps?$'
+moved() { [ "$(last_line)" != "$before" ]; }
+before=$(last_line)
+check "it moves" wait_for 5 moved
+check "lines scroll above it" wait_for 10 shows '^step +[0-9]+[048]/100000  loss '
+check "with the slowest step of those that they stand for" wait_for 5 shows 'slowest [0-9.]+ ms at step [0-9]+'
+dim() { coloured | grep -v '^$' | tail -1 | grep -q $'\033\[2m'; }
+check "it is dim" wait_for 5 dim
+check "50 columns: it leaves out what is less important" resized 50 '^step [0-9]+/100000  micro-batch [1-8]/8  .* left$'
+check "120 columns: it is whole again" resized 120 'left  checkpoint in [0-9]+ steps$'
+check "20 columns: the step alone" resized 20 '^step [0-9]+/100000$'
+session resize-window -t 0 -x 80 -y 30
+session send-keys -t 0 C-c
+check "Ctrl-C says what it does" wait_for 10 shows '^stopping after step [0-9]+, then saving \(Ctrl-C again: quit now without saving\)$'
+check "and ends the run" wait_for 10 prompt_is_back
+check "with a clean screen" clean
+check "and its last line" shows '^stopped as asked after step [0-9]+; the checkpoint is a/checkpoints/'
+
+type_line "clear; $(train 100000 --run-dir b --val-data tokens.bin --val-every 1 --val-batches 400 --log-every 1000)"
+validates() { last_line | grep -qE '^step [0-9]+/100000  validation [0-9]+/[0-9]+'; }
+check "also while it validates" wait_for 20 validates
+session send-keys -t 0 C-c
+wait_for 10 shows '^stopping after step'
+sleep 0.5
+session send-keys -t 0 C-c
+check "a second Ctrl-C ends it at once" wait_for 5 prompt_is_back
+check "and leaves a clean screen too" clean
+
+# ----------------------------------------------------------------------------------------------------------
+# ends
+
+type_line "clear; $(train 1000 --run-dir c --learning-rate 10 --weight-decay 1 --schedule constant)"
+check "an error is the last line" wait_for 30 shows '^train_gpt: step [0-9]+: loss'
+wait_for 10 prompt_is_back
+check "on a clean screen" clean
+type_line "clear; NO_COLOR=1 $(train 100000 --run-dir d --log-every 100)"
+wait_for 20 stays
+check "NO_COLOR: the line is there, and has no colour" eval 'stays && ! coloured | grep -q "\[[0-9;]*[23]m\|\[33m"'
+session send-keys -t 0 C-c
+wait_for 10 prompt_is_back
+type_line "clear; $(train 40 --run-dir e --quiet)"
+wait_for 20 shows '^done after'
+check "--quiet shows the last line alone" test "$(screen | grep -v '^$\|^ready>\|run-dir e --quiet')" = "done after step 40; the checkpoint is e/checkpoints/step_00000040"
+check "and the log has every step" has_steps e 40
+TERM=xterm $(train 40 --run-dir f --log-every 10) >piped.out 2>&1
+check "nothing of it where output is no terminal" test "$(tr -dc '\033\r' <piped.out | wc -c)" = 0 -a "$(grep -c '^step' piped.out)" = 5
+
+# ----------------------------------------------------------------------------------------------------------
+# under mpirun
+
+if [ -n "$mpirun_here" ]; then
+    local_ranks="mpirun --allow-run-as-root --oversubscribe -np 2"
+    type_line "clear; $local_ranks $(train 100000 --run-dir g --log-every 4 --save-every 1000)"
+    check "mpirun on a terminal shows it too" wait_for 30 fits 80 '^step [0-9]+/100000  micro-batch [1-4]/4 '
+    session send-keys -t 0 C-c
+    wait_for 20 prompt_is_back
+    type_line "clear; $local_ranks --tag-output $(train 200 --run-dir i --log-every 100)"
+    wait_for 30 prompt_is_back
+    check "but not between the lines that mpirun marks" eval "shows '1,0.<stdout>:done after step 200' && clean"
+    type_line "clear; $local_ranks $(train 12 --run-dir h) | tee tee.out >/dev/null"
+    wait_for 30 grep -q '^done after' tee.out
+    check "and one whose output goes elsewhere does not" test "$(tr -dc '\033' <tee.out | wc -c)" = 0 -a "$(grep -c '^step' tee.out)" = 12
+else
+    skip "no mpirun here" 3
+fi
