@@ -557,6 +557,7 @@ inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient
         dweight = g.gradients(unit)[g.classifier_weight()];
     }
     for (int begin = 0; begin < d.N; begin += g.workload.loss_chunk) {
+        GivesWork::goes_on();
         int n = std::min(g.workload.loss_chunk, d.N - begin);
         const floatX* inp = normf + (size_t)begin * C;
         matmul_forward(a.logits, inp, weight, nullptr, n, C, Vp, g.stream);
@@ -583,6 +584,7 @@ inline void stage_forward(Gpt& g, const Batch& batch, const PipelineTask& task) 
     if (task.part == 0) embed_forward(g, batch, task.input);
     Sum x = {};
     for (int number = begin; number < end; number++) {
+        GivesWork::goes_on();
         g.state.acquire(number + 1, +1);
         Layer l(g, number, batch);
         if (number == begin)
@@ -615,6 +617,7 @@ inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task,
     }
     int begin = g.stage.first_layer(task.chunk), end = g.stage.end_layer(task.chunk);
     for (int number = end - 1; number >= begin; number--) {
+        GivesWork::goes_on();
         g.state.acquire(number + 1, -1);
         g.state.begin_gradients(number + 1);
         block_backward(g, Layer(g, number, batch), now ? WeightGradients::now : WeightGradients::later);
@@ -629,6 +632,7 @@ inline void stage_weight_gradients(Gpt& g, const Batch& batch, const PipelineTas
                                    bool last_micro_batch) {
     for (int number = g.stage.end_layer(task.chunk) - 1; number >= g.stage.first_layer(task.chunk);
          number--) {
+        GivesWork::goes_on();
         g.state.begin_gradients(number + 1);
         Layer l(g, number, batch);
         weight_gradients(g.tp, l.linears());
@@ -645,7 +649,9 @@ void run_micro_batches(Gpt& g, const std::vector<PipelineAction>& actions, int t
     std::vector<int> loaded(batches.size(), -1);
     g.activations.begin_run(pipeline_room(actions, g.stage.chunks()).has_backward);
     size_t sent = (size_t)g.rows.own_rows(tokens) * g.config.channels;
+    GivesWork gives;
     g.pipeline.run(actions, sent, [&](const PipelineTask& task) {
+        GivesWork::goes_on();
         int slot = task.batch_slot;
         if (loaded[slot] != task.micro_batch) batches[slot] = load(task.micro_batch, slot);
         loaded[slot] = task.micro_batch;
@@ -1074,12 +1080,8 @@ struct TrainingRun {
     // ranks NaN, so that none of them changes its weights. That a rank is asked to stop, or has its
     // checkpoint on disk, is agreed with the statistics of the step; what comes when those are on their way
     // is agreed a step later.
-    void step() {
-        Phase phase("step");
-        double start = seconds_now();
-        uint64_t sent_before = sent_bytes();
-        Optimizer optimizer = make_optimizer(o, at.step);
-        if (batch_changes(o, at.step)) g.graphs.clear(g.stream);  // they have the share of a token in it
+    void give_step(const Optimizer& optimizer) {
+        GivesWork gives;
         {
             NotedLaunchErrors noted(error);
             step_gradients(g, *batches, at.samples, micro_batches_of_step(o, at.step));
@@ -1092,6 +1094,15 @@ struct TrainingRun {
         // The statistics are sent before the weights change: while they do, the host can read them and give
         // the device the next step.
         g.state.update(g.stats.data, optimizer, o.gradient_clip, [&] { send_statistics(g); });
+    }
+
+    void step() {
+        Phase phase("step");
+        double start = seconds_now();
+        uint64_t sent_before = sent_bytes();
+        Optimizer optimizer = make_optimizer(o, at.step);
+        if (batch_changes(o, at.step)) g.graphs.clear(g.stream);  // they have the share of a token in it
+        give_step(optimizer);
         StepResult result = await_result(g, (double)tokens_of_step(o, at.step));
         if (!result.finite) {
             raise_error(world, error);

@@ -35,10 +35,10 @@ inline void nccl_check(ncclResult_t result, const char* call, const char* file, 
     std::string reason = ncclGetErrorString(result);
     const char* last = ncclGetLastError(comm);
     if (last && *last) reason += std::string(": ") + last;
-    fail_part("%s failed: %s (%s:%d)", call, reason.c_str(), file, line);
+    fail_call(call, reason.c_str(), file, line);
 }
 
-// Throws Error, which names the call, its place and NCCL's reason.
+// Throws Error, which names the process, the call, its place and NCCL's reason.
 #define ncclCheck(call) nccl_check((call), #call, __FILE__, __LINE__)
 
 // ----------------------------------------------------------------------------

@@ -538,25 +538,33 @@ static RankState at(std::vector<RankState::Doing> doing, const std::string& phas
 }
 
 TEST_CASE("the watchdog blames who keeps the others waiting, and nobody who gets on with his work") {
-    RankState::Doing waits = {true, "step", "", 11}, waits_since_lately = {true, "step", "", 3},
-                     saves = {true, "save", "", 11}, writes = {false, "save", "writing a.bin", 3},
-                     hangs = {false, "save", "writing a.bin", 12};
+    using enum Activity;
+    RankState::Doing wait = {waits, "step", "", 11}, wait_since_lately = {waits, "step", "", 3},
+                     saves = {waits, "save", "", 11}, writes = {works, "save", "writing a.bin", 3},
+                     hangs = {works, "save", "writing a.bin", 12}, gives = {launches, "step", "giving", 3},
+                     cannot_give = {launches, "step", "giving", 12};
     auto name_of = [](int rank) { return text("rank %d", rank); };
     auto of = [&](std::vector<RankState> roll, const char* phase = "step") {
         return blame(roll, 0, phase, 10, name_of);
     };
     RankState silent;
-    CHECK(of({at({waits}), silent, at({})}) == "rank 1 does not answer");
-    CHECK(of({at({waits}), at({waits}), at({}, "load")}) ==
-          "rank 2 has not come (it is in the phase `load`)");
-    CHECK(of({at({waits}), at({saves}), at({waits})}).starts_with("rank 1 has not come"));
-    CHECK(of({at({waits}), at({waits}), at({waits, writes})}) == "");  // of these, one is at work
+    CHECK(of({at({wait}), silent, at({})}) == "rank 1 does not answer");
+    CHECK(of({at({wait}), at({wait}), at({}, "load")}) == "rank 2 has not come (it is in the phase `load`)");
+    CHECK(of({at({wait}), at({saves}), at({wait})}).starts_with("rank 1 has not come"));
+    CHECK(of({at({wait}), at({wait}), at({wait, writes})}) == "");  // of these, one is at work
     CHECK(of({at({saves}), at({saves}), at({writes})}, "save") == "");
     CHECK(of({at({saves}), at({saves}), at({hangs})}, "save") == "rank 2 is writing a.bin since 12 s");
-    CHECK(of({at({waits}), at({waits}), at({waits})}) == "all ranks wait for each other");
-    CHECK(of({at({waits}), at({waits}), at({waits_since_lately})}) == "");
-    CHECK(of({at({waits_since_lately}), silent}) == "");  // what it asked for is over, and it waits again
+    CHECK(of({at({wait}), at({wait}), at({wait})}) == "all ranks wait for each other");
+    CHECK(of({at({wait}), at({wait}), at({wait_since_lately})}) == "");
+    CHECK(of({at({wait_since_lately}), silent}) == "");  // what it asked for is over, and it waits again
     CHECK(of({at({saves}), silent}) == "");
-    CHECK(of({at({waits}), silent, silent, silent, silent, silent})
+    CHECK(of({at({wait}), at({gives})}) == "");
+    CHECK(of({at({wait}), at({cannot_give})}) == "rank 1 is giving, which has taken none for 12 s");
+    CHECK(of({at({cannot_give}), at({wait})}) == "rank 0 is giving, which has taken none for 12 s");
+    CHECK(of({at({cannot_give}), silent}) == "rank 1 does not answer");
+    CHECK(of({at({cannot_give}), at({}, "load")}).starts_with("rank 1 has not come"));
+    CHECK(of({at({cannot_give}), at({gives})}) == "");  // what fills its queue may be this one's work
+    CHECK(of({at({hangs}), at({})}, "save") == "rank 0 is writing a.bin since 12 s");
+    CHECK(of({at({wait}), silent, silent, silent, silent, silent})
               .ends_with("rank 4 does not answer and 1 more"));
 }

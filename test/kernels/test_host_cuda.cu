@@ -98,6 +98,26 @@ TEST_CASE("work is asynchronous: the caller goes on at once") {
     cudaCheck(cudaStreamDestroy(stream));
 }
 
+TEST_CASE("a stream holds 1,024 launches: whoever gives it one more waits until one is over") {
+    constexpr int most = 1024, all = most + 100;
+    cudaStream_t stream = new_stream();
+    Gate gate;
+    std::atomic<int> given = 0;
+    std::function<void()> wait = [&] { gate.wait(); }, nothing = [] {};
+    std::thread giver([&] {
+        enqueue(stream, wait);
+        for (given = 1; given < all; given++) enqueue(stream, nothing);
+    });
+    while (given < most) std::this_thread::yield();
+    std::this_thread::sleep_for(milliseconds(50));
+    CHECK(given == most);
+    gate.open();
+    giver.join();
+    CHECK(given == all);
+    cudaCheck(cudaStreamSynchronize(stream));
+    cudaCheck(cudaStreamDestroy(stream));
+}
+
 TEST_CASE("two streams are not ordered") {
     cudaStream_t first = new_stream(), second = new_stream();
     Gate gate;
