@@ -1133,10 +1133,11 @@ inline void train(const TrainingLine& line, const World& world) {
     print_header(line.options, device_text(), *plan.train_data, plan.notes);
     plan.memory->plan.print(world.size());
     fflush(stdout);  // what follows can take long, or wait for other ranks
-    Mesh mesh(world, plan.memory->layout.mesh, nullptr,
-              (size_t)block_parameters(line.options) / line.options.tp);
+    const Layout& layout = plan.memory->layout;
+    Mesh mesh(world, layout.mesh, nullptr,
+              mesh_traffic(line.options, layout, line.options.micro_batch, line.options.sequence_length));
     plan.memory->check_groups(world);
-    print_ranks(line.options, world, mesh, plan.memory->layout);
+    print_ranks(line.options, world, mesh, layout);
     TrainingRun run(line, world, plan, mesh);
     or_abort(world, [&] { run.checkpoints.rescue_from_errors(run.at, [&] { run.loop(); }); });
     run.finish();

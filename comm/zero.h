@@ -550,7 +550,7 @@ inline void ZeroState::sum_copies() {
             }
         }
     };
-    if (mesh_.tensor().size() > 1) grouped(sum_of_tensor_ranks);
+    if (mesh_.tensor().size() > 1) grouped({mesh_.tensor(), mesh_.copies()}, sum_of_tensor_ranks);
     for (int unit : layout_.held()) {
         if (!has_copies(unit)) continue;
         if (has_twin(unit))

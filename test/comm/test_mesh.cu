@@ -156,8 +156,8 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
     for (MeshShape shape : shapes_of(world.size())) {
         CAPTURE(text("tp %d pp %d dp %d shard %d", shape.tp, shape.pp, shape.dp, shape.shard));
         shape.homes = true;
-        constexpr size_t largest = 11;  // divides by no group's size, but 1
-        Mesh mesh(world, shape, test_stream(), largest);
+        constexpr MeshTraffic traffic = {11, 13, 5};  // 11 and 13 divide by no group's size, but 1
+        Mesh mesh(world, shape, test_stream(), traffic);
         // Worked out here from the definition: ranks that agree in the other coordinates.
         auto expected = [&](bool tensor, bool shard, bool replica, bool pipeline) {
             std::vector<int> members;
@@ -477,15 +477,32 @@ TEST_CASE("threads for each rank: its share of the cores, of those it may use, u
     }
 }
 
-TEST_CASE("launchers say how many processes there are") {
-    const char* variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
-    std::vector<std::pair<const char*, std::string>> kept;
-    for (const char* variable : variables) {
-        if (const char* value = getenv(variable)) kept.emplace_back(variable, value);
-        unsetenv(variable);
+// The variables of launchers, without which a process is alone, and put back in the end.
+class NoLauncher {
+public:
+    NoLauncher() {
+        for (const char* variable : variables) {
+            if (const char* value = getenv(variable)) kept_.emplace_back(variable, value);
+            unsetenv(variable);
+        }
     }
+    ~NoLauncher() {
+        for (const char* variable : variables) unsetenv(variable);
+        for (auto& [variable, value] : kept_) setenv(variable, value.c_str(), 1);
+    }
+
+private:
+    static constexpr const char* variables[] = {
+        "OMPI_COMM_WORLD_SIZE", "PMIX_RANK",  "PMI_RANK",   "PMI_SIZE",
+        "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "LOCAL_RANK", "SLURM_NTASKS"};
+    std::vector<std::pair<const char*, std::string>> kept_;
+};
+
+TEST_CASE("launchers say how many processes there are") {
+    NoLauncher none;
     CHECK(launched_processes() == 0);
-    for (const char* variable : variables) {
+    CHECK(promised_processes() == 0);
+    for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
         setenv(variable, "3", 1);
         CHECK(launched_processes() == 3);
         unsetenv(variable);
@@ -494,8 +511,46 @@ TEST_CASE("launchers say how many processes there are") {
     setenv("SLURM_STEP_NUM_TASKS", "2", 1);
     setenv("OMPI_COMM_WORLD_SIZE", "5", 1);
     CHECK(launched_processes() == 5);
-    for (const char* variable : variables) unsetenv(variable);
-    for (auto& [variable, value] : kept) setenv(variable, value.c_str(), 1);
+    for (const char* variable : {"SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"}) unsetenv(variable);
+    // Many users have WORLD_SIZE set; torchrun says to each process which one it is, too.
+    setenv("WORLD_SIZE", "4", 1);
+    CHECK(launched_processes() == 0);
+    setenv("LOCAL_RANK", "0", 1);
+    CHECK(launched_processes() == 4);
+    // What a job of Slurm has room for, its script need not start.
+    setenv("SLURM_NTASKS", "16", 1);
+    CHECK(promised_processes() == 16);
+    CHECK(launched_processes() == 4);
+    unsetenv("WORLD_SIZE");
+    CHECK(launched_processes() == 0);
+}
+
+TEST_CASE("one of several processes that cannot find the others is refused") {
+    NoLauncher none;
+    std::vector<std::pair<const char*, const char*>> launchers[] = {
+        {{"SLURM_STEP_NUM_TASKS", "6"}}, {{"WORLD_SIZE", "6"}, {"LOCAL_RANK", "1"}}};
+    for (auto& variables : launchers) {
+        for (auto [variable, value] : variables) setenv(variable, value, 1);
+        CHECK_REFUSED(World(nullptr, nullptr), "6 processes were started, but this one finds 1; ");
+        for (auto [variable, value] : variables) unsetenv(variable);
+    }
+    setenv("SLURM_NTASKS", "6", 1);  // a process that a script of the job starts for itself
+    CHECK(World(nullptr, nullptr).size() == 1);
+}
+
+TEST_CASE("a message has its rank's name once") {
+    const World& world = test_world();
+    CHECK(world.said_by(0, "a: b") == world.name_of(0) + ": a: b");
+    std::string thrown = error_of([] { cudaCheck(cudaErrorInvalidValue); });
+    CHECK(thrown.starts_with(process_place() + ": "));
+    CHECK(world.said_by(world.rank(), thrown) == thrown);
+    // so has the one that all ranks agree on
+    int bad = world.size() - 1;
+    std::string common = common_error_of([&] {
+        if (world.rank() == bad) cudaCheck(cudaErrorInvalidValue);
+    });
+    CHECK(common.starts_with(world.name_of(bad)));
+    CHECK(common.find(world.name_of(bad), 1) == common.npos);
 }
 
 // ----------------------------------------------------------------------------

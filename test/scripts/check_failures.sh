@@ -14,9 +14,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/jobs.sh
 kills=${KILLS:-12}
 stops=${STOPS:-1}
-plan $((kills + 69 + 5 * stops))
+plan $((kills + 71 + 5 * stops))
 cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
-command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 69 + 5 * stops)); exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 71 + 5 * stops)); exit; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
 at_end() { kill_all; }
 cd "$work" || exit 1
@@ -255,3 +255,10 @@ refused 'nothing' 2 --train-data 'nothing_*.bin'
 refused '--zero' 2 --zero 4
 refused '--laerning-rate' 2 --laerning-rate 1
 refused 'memory' 2 --layers 100 --channels 8192 --heads 64
+
+# One of several processes without MPI between them is refused; where a job of Slurm has room for more, it is told.
+check "what torchrun starts is refused" \
+    eval "! WORLD_SIZE=6 LOCAL_RANK=0 '$cpu' ${tiny[*]@Q} --run-dir torchrun 2>&1 | tee torchrun.err | grep -v '^train_gpt: MPI: 6 processes were started, but this one finds 1; start them with the mpirun' && test -s torchrun.err"
+SLURM_NTASKS=6 OMP_NUM_THREADS=1 "$cpu" "${tiny[@]}" --steps 1 --run-dir slurm >slurm.out 2>&1 </dev/null
+check "a process in a job of Slurm with room for six is told how to start all" \
+    grep -q '^ *SLURM_NTASKS is 6, and this is one process; to start all, use srun --mpi=pmix or mpirun' slurm.out
