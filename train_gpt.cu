@@ -1251,6 +1251,7 @@ int main(int argc, char** argv) try {
         return 0;
     }
     time_limit = time_limit_in(argc, argv);
+    if (launched_processes() <= 1 && argv[1] != std::string("train")) time_limit = 0;  // others cannot set it
     set_device_variables();
     World world(&argc, &argv);
     try {

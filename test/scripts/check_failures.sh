@@ -14,9 +14,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/jobs.sh
 kills=${KILLS:-12}
 stops=${STOPS:-1}
-plan $((kills + 71 + 5 * stops))
+plan $((kills + 72 + 5 * stops))
 cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
-command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 71 + 5 * stops)); exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 72 + 5 * stops)); exit; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
 at_end() { kill_all; }
 cd "$work" || exit 1
@@ -118,11 +118,12 @@ check "and leaves no process then" nothing_left never
 # ----------------------------------------------------------------------------------------------------------
 # a device that takes no more work, and a disk that does not answer
 
-# faulty NAME RANKS CALLS AT OPTIONS...    the last rank's call number AT, of these, never returns; without RANKS (1), no mpirun
+# faulty NAME RANKS CALLS AT OPTIONS...    the last rank's call number AT, of these, never returns, or for $seconds; with
+# RANKS 1 there is no mpirun
 faulty() {
     local name=$1 n=$2 calls=$3 at=$4
-    local command=(env LD_PRELOAD="$faults" FAULT=stall FAULT_SECONDS=1000 FAULT_CALLS="$calls" FAULT_AT="$at"
-        FAULT_RANK=$([ "$n" = 1 ] || echo $((n - 1))) "$cpu" "${tiny[@]}" --communication-timeout 3 "${@:5}")
+    local command=(env LD_PRELOAD="$faults" FAULT=stall FAULT_SECONDS="${seconds:-1000}" FAULT_CALLS="$calls" FAULT_AT="$at"
+        FAULT_LIST="$work/$name.listed" FAULT_RANK=$([ "$n" = 1 ] || echo $((n - 1))) "$cpu" "${tiny[@]}" --communication-timeout 3 "${@:5}")
     if [ "$n" = 1 ]; then
         OMP_NUM_THREADS=1 "${command[@]}" --run-dir "$work/$name" >"$name.out" 2>"$name.err" </dev/null &
         job=$!
@@ -144,6 +145,13 @@ for call in create write sync rename mkdir; do
     check "a process alone whose disk does not return from $call ends, and names the file" \
         blamed alone_$call "[a-z ]+ $work/alone_$call/checkpoints/step_00000002.partial[^ ]* has taken [0-9.]+ s: .*--communication-timeout"
 done
+# One that is stopped itself for longer than it waits (Ctrl-Z), in a write that takes long, goes on when it may.
+seconds=6 faulty paused 1 write 1 --steps 2
+wait_for 40 test -s paused.listed
+kill -STOP "$(rank_pids paused)"
+sleep 4
+kill -CONT "$(rank_pids paused)"
+check "a process that was stopped itself blames nobody for that" eval 'ended paused 40 && test $code = 0'
 for call in write sync; do
     faulty disk_$call 3 $call 1 --zero 1 --save-every 2
     check "a rank whose disk does not return from $call ends the job, and is named with the file" \
