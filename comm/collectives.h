@@ -270,9 +270,9 @@ public:
 private:
     static constexpr int ranks_of_bootstrap = 512;
 
-    // How a group shall be made. The group of all ranks is not blocking: what it is made of, and each of its
-    // splits, can then be waited for here. Groups for data are, for NCCL gives every call on one that is not a
-    // thread of its own.
+    // How a group shall be made. The group of all ranks is not blocking: until it is made, and while it is
+    // split, this thread waits where it can be seen. Groups for data are blocking, for with NCCL each call on
+    // another takes a thread of its own.
     static ncclConfig_t how(int max_blocks, bool blocking) {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.maxCTAs = max_blocks;

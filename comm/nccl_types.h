@@ -34,8 +34,8 @@ struct ncclUniqueId {
     char internal[128];
 };
 
-// How a group shall be made. Of one that is not blocking, calls return when they have begun, and are over when
-// ncclCommGetAsyncError says so.
+// How a group shall be made. Of one that is not blocking, calls return when they have begun, and are over
+// when ncclCommGetAsyncError says so.
 struct ncclConfig_t {
     int blocking = 1;
     int maxCTAs = 0;  // messages over MPI take no blocks of threads

@@ -25,7 +25,7 @@ data/run         470  data/base data/checkpoint data/options data/tokens
 data/exchange   2300  data/base data/checkpoint data/options data/run data/tokenizer
 data/launch      640  data/base data/checkpoint data/exchange data/options data/run data/tokenizer
 data/commands   1400  data/base data/checkpoint data/exchange data/launch data/options data/run data/tokenizer data/tokens kernels
-comm            10300  data/base data/checkpoint data/launch data/options data/run data/tokens kernels
+comm            10400  data/base data/checkpoint data/launch data/options data/run data/tokens kernels
 train_gpt.cu    1020  comm data/base data/commands data/launch data/options data/run data/text data/tokenizer data/tokens kernels
 '
 files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | while read -r file; do [ -f "$file" ] && echo "$file"; done)
