@@ -561,6 +561,7 @@ inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient
         dweight = g.gradients(unit)[g.classifier_weight()];
     }
     for (int begin = 0; begin < d.N; begin += g.workload.loss_chunk) {
+        GivesWork::goes_on();
         int n = std::min(g.workload.loss_chunk, d.N - begin);
         const floatX* inp = normf + (size_t)begin * C;
         matmul_forward(a.logits, inp, weight, nullptr, n, C, Vp, g.stream);
@@ -587,6 +588,7 @@ inline void stage_forward(Gpt& g, const Batch& batch, const PipelineTask& task) 
     if (task.part == 0) embed_forward(g, batch, task.input);
     Sum x = {};
     for (int number = begin; number < end; number++) {
+        GivesWork::goes_on();
         g.state.acquire(number + 1, +1);
         Layer l(g, number, batch);
         if (number == begin)
@@ -619,6 +621,7 @@ inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task,
     }
     int begin = g.stage.first_layer(task.chunk), end = g.stage.end_layer(task.chunk);
     for (int number = end - 1; number >= begin; number--) {
+        GivesWork::goes_on();
         g.state.acquire(number + 1, -1);
         g.state.begin_gradients(number + 1);
         block_backward(g, Layer(g, number, batch), now ? WeightGradients::now : WeightGradients::later);
@@ -633,6 +636,7 @@ inline void stage_weight_gradients(Gpt& g, const Batch& batch, const PipelineTas
                                    bool last_micro_batch) {
     for (int number = g.stage.end_layer(task.chunk) - 1; number >= g.stage.first_layer(task.chunk);
          number--) {
+        GivesWork::goes_on();
         g.state.begin_gradients(number + 1);
         Layer l(g, number, batch);
         weight_gradients(g.tp, l.linears());
@@ -652,7 +656,9 @@ void run_micro_batches(Gpt& g, const std::vector<PipelineAction>& actions, int t
     recorder.begin_passes((int)actions.size());
     g.micro_batches =
         actions.empty() ? 0 : std::ranges::max(actions, {}, &PipelineAction::micro_batch).micro_batch + 1;
+    GivesWork gives;
     g.pipeline.run(actions, sent, [&](const PipelineTask& task) {
+        GivesWork::goes_on();
         int slot = task.batch_slot;
         if (loaded[slot] != task.micro_batch) batches[slot] = load(task.micro_batch, slot);
         loaded[slot] = task.micro_batch;
@@ -1096,15 +1102,9 @@ struct TrainingRun {
     // ranks NaN, so that none of them changes its weights. That a rank is asked to stop, or has its
     // checkpoint on disk, is agreed with the statistics of the step; what comes when those are on their way
     // is agreed a step later.
-    void step() {
-        Phase phase("step");
-        status.set_next_checkpoint(checkpoints.next(at.step + 1));
-        status.begin_step(at.step + 1);
-        double start = seconds_now();
-        uint64_t sent_before = sent_bytes();
-        Optimizer optimizer = make_optimizer(o, at.step);
+    void give_step(const Optimizer& optimizer) {
+        GivesWork gives;
         timings->begin_step(at.step + 1);
-        if (batch_changes(o, at.step)) g.graphs.clear(g.stream);  // they have the share of a token in it
         {
             NotedLaunchErrors noted(error);
             step_gradients(g, *batches, at.samples, micro_batches_of_step(o, at.step));
@@ -1118,6 +1118,17 @@ struct TrainingRun {
         // the device the next step.
         g.state.update(g.stats.data, optimizer, o.gradient_clip, [&] { send_statistics(g); });
         timings->end_step();
+    }
+
+    void step() {
+        Phase phase("step");
+        status.set_next_checkpoint(checkpoints.next(at.step + 1));
+        status.begin_step(at.step + 1);
+        double start = seconds_now();
+        uint64_t sent_before = sent_bytes();
+        Optimizer optimizer = make_optimizer(o, at.step);
+        if (batch_changes(o, at.step)) g.graphs.clear(g.stream);  // they have the share of a token in it
+        give_step(optimizer);
         StepResult result = await_result(g, (double)tokens_of_step(o, at.step));
         if (!result.finite) {
             raise_error(world, error);
@@ -1155,10 +1166,11 @@ inline void train(const TrainingLine& line, const World& world) {
     print_header(line.options, device_text(), *plan.train_data, plan.notes);
     plan.memory->plan.print(world.size());
     fflush(stdout);  // what follows can take long, or wait for other ranks
-    Mesh mesh(world, plan.memory->layout.mesh, nullptr,
-              (size_t)block_parameters(line.options) / line.options.tp);
+    const Layout& layout = plan.memory->layout;
+    Mesh mesh(world, layout.mesh, nullptr,
+              mesh_traffic(line.options, layout, line.options.micro_batch, line.options.sequence_length));
     plan.memory->check_groups(world);
-    print_ranks(line.options, world, mesh, plan.memory->layout);
+    print_ranks(line.options, world, mesh, layout);
     TrainingRun run(line, world, plan, mesh);
     or_abort(world, [&] { run.checkpoints.rescue_from_errors(run.at, [&] { run.loop(); }); });
     run.finish();
@@ -1272,6 +1284,7 @@ int main(int argc, char** argv) try {
         return 0;
     }
     time_limit = time_limit_in(argc, argv);
+    if (launched_processes() <= 1 && argv[1] != std::string("train")) time_limit = 0;  // others cannot set it
     set_device_variables();
     World world(&argc, &argv);
     try {

@@ -65,7 +65,7 @@ WorkOutcome do_shared_work(const World& world, Work&& work) {
     } catch (const std::exception& thrown) {
         mine.error = message_of(thrown);
     }
-    if (!mine.error.empty() && world.size() > 1) mine.error = world.name() + ": " + mine.error;
+    if (!mine.error.empty() && world.size() > 1) mine.error = world.said_by(world.rank(), mine.error);
     mine.seconds = seconds_now() - start;
     std::string outcome =
         world.agree(json_line(nlohmann::json(mine)), [&](const std::vector<std::string>& lines) {

@@ -8,13 +8,16 @@ Every process counts what it sends (comm/traffic.h), and every call is in its re
 
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <type_traits>
 #include <vector>
 
-#include "comm/recorder.h"  // Recorded
-#include "comm/traffic.h"   // Traffic
+#include "comm/mpi_calls.h"  // Patience
+#include "comm/recorder.h"   // Recorded
+#include "comm/traffic.h"    // Traffic
+#include "data/base/deadlines.h"
 #include "data/base/error.h"
 #include "kernels/common.cuh"
 
@@ -33,10 +36,10 @@ inline void nccl_check(ncclResult_t result, const char* call, const char* file, 
     std::string reason = ncclGetErrorString(result);
     const char* last = ncclGetLastError(comm);
     if (last && *last) reason += std::string(": ") + last;
-    fail_part("%s failed: %s (%s:%d)", call, reason.c_str(), file, line);
+    fail_call(call, reason.c_str(), file, line);
 }
 
-// Throws Error, which names the call, its place and NCCL's reason.
+// Throws Error, which names the process, the call, its place and NCCL's reason.
 #define ncclCheck(call) nccl_check((call), #call, __FILE__, __LINE__)
 
 // ----------------------------------------------------------------------------
@@ -78,13 +81,18 @@ inline cudaStream_t new_communication_stream(const char* name) {
     return stream;
 }
 
-// Calls that work() makes begin together: many small messages then take little longer than one.
-template <typename Work>
-void grouped(Work&& work) {
-    RecordedTogether one_entry;
-    ncclCheck(ncclGroupStart());
-    work();
-    ncclCheck(ncclGroupEnd());
+// Waits until a call on a group is over. It may be under way when it returns (ncclInProgress): only then can
+// this thread, and those who watch it, do something about ranks that do not come.
+inline ncclResult_t when_over(ncclResult_t result, ncclComm_t comm) {
+    if (result != ncclInProgress) return result;
+    WaitsForOthers wait;
+    Patience patience;
+    for (;;) {
+        ncclResult_t asked = ncclCommGetAsyncError(comm, &result);
+        if (asked != ncclSuccess) return asked;
+        if (result != ncclInProgress) return result;
+        patience.wait();
+    }
 }
 
 // A group of ranks. Copies are the same group. Default constructed: a group of one, where calls do nothing
@@ -107,18 +115,20 @@ public:
             world.broadcast(&ids[i], sizeof ids[i], maker);
         }
         ncclComm_t made = nullptr;
-        GroupConfig config(max_blocks);
+        ncclConfig_t config = how(max_blocks, false);
 #if NCCL_VERSION_CODE >= 22300  // 2.23
-        ncclCheck(ncclCommInitRankScalable(&made, world.size(), world.rank(), (int)ids.size(), ids.data(),
-                                           config.get()));
+        ncclResult_t result =
+            ncclCommInitRankScalable(&made, world.size(), world.rank(), (int)ids.size(), ids.data(), &config);
 #else
-        ncclCheck(ncclCommInitRankConfig(&made, world.size(), ids[0], world.rank(), config.get()));
+        ncclResult_t result = ncclCommInitRankConfig(&made, world.size(), ids[0], world.rank(), &config);
 #endif
+        nccl_check(when_over(result, made), "making the group of all ranks", __FILE__, __LINE__);
         Communicator all(made);
         int* number = nullptr;
         cudaCheck(cudaMalloc((void**)&number, sizeof *number));
         cudaCheck(cudaMemsetAsync(number, 0, sizeof *number, stream));
-        ncclCheck(ncclAllReduce(number, number, 1, ncclInt32, ncclSum, made, stream));
+        all.check_call(ncclAllReduce(number, number, 1, ncclInt32, ncclSum, made, stream), "ncclAllReduce",
+                       __LINE__);
         cudaCheck(cudaStreamSynchronize(stream));
         cudaCheck(cudaFree(number));
         all.check();
@@ -130,8 +140,8 @@ public:
     Communicator split(int color, int key, int max_blocks = 32) const {
         if (size() == 1) return {};
         ncclComm_t part = nullptr;
-        GroupConfig config(max_blocks);
-        check_call(ncclCommSplit(comm(), color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &part, config.get()),
+        ncclConfig_t config = how(max_blocks, true);
+        check_call(ncclCommSplit(comm(), color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &part, &config),
                    "ncclCommSplit", __LINE__);
         if (!part) return {};
         Communicator made(part);
@@ -233,6 +243,11 @@ public:
         if (error != ncclInProgress) check_call(error, "communication between the processes", __LINE__);
     }
 
+    // After calls that came to this result together: waits until those on this group are on their streams.
+    void await_calls(ncclResult_t result) const {
+        if (shared_) check_call(result, "ncclGroupEnd", __LINE__);
+    }
+
     // Ends what is on the streams, undone. No more calls can be made on this group.
     void abort() const {
         if (shared_) shared_->end(ncclCommAbort);
@@ -241,23 +256,15 @@ public:
 private:
     static constexpr int ranks_of_bootstrap = 512;
 
-    // How NCCL shall make a group; messages over MPI take no blocks.
-    struct GroupConfig {
-#if defined(__CUDACC__) && !defined(COMM_MPI)
-        explicit GroupConfig(int max_blocks) {
-            config.maxCTAs = max_blocks;
-        }
-        ncclConfig_t* get() {
-            return &config;
-        }
+    // How a group shall be made. The group of all ranks is not blocking: until it is made, and while it is
+    // split, this thread waits where it can be seen. Groups for data are blocking, for with NCCL each call on
+    // another takes a thread of its own.
+    static ncclConfig_t how(int max_blocks, bool blocking) {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-#else
-        explicit GroupConfig(int) {}
-        ncclConfig_t* get() {
-            return nullptr;
-        }
-#endif
-    };
+        config.maxCTAs = max_blocks;
+        config.blocking = blocking;
+        return config;
+    }
 
     struct Shared {
         ncclComm_t comm = nullptr;
@@ -269,7 +276,11 @@ private:
             comm = nullptr;
         }
         // While an exception is on its way, the other ranks may never come to what this one waits for.
-        ~Shared() { end(std::uncaught_exceptions() ? ncclCommAbort : ncclCommDestroy); }
+        ~Shared() {
+            bool in_order =
+                comm && !std::uncaught_exceptions() && when_over(ncclCommFinalize(comm), comm) == ncclSuccess;
+            end(in_order ? ncclCommDestroy : ncclCommAbort);
+        }
     };
 
     explicit Communicator(ncclComm_t comm) : shared_(std::make_shared<Shared>()) {
@@ -284,7 +295,7 @@ private:
     }
 
     void check_call(ncclResult_t result, const char* call, int line) const {
-        nccl_check(result, call, __FILE__, line, shared_->comm);
+        nccl_check(when_over(result, shared_->comm), call, __FILE__, line, shared_->comm);
     }
 
     void require_group(int other) const {
@@ -310,3 +321,15 @@ private:
 
     std::shared_ptr<Shared> shared_;
 };
+
+// Calls on these groups that work() makes begin together: many small messages then take little longer than
+// one.
+template <typename Work>
+void grouped(std::initializer_list<Communicator> groups, Work&& work) {
+    RecordedTogether one_entry;
+    ncclCheck(ncclGroupStart());
+    work();
+    ncclResult_t result = ncclGroupEnd();
+    if (result != ncclInProgress) ncclCheck(result);
+    for (const Communicator& group : groups) group.await_calls(result);
+}

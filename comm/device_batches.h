@@ -15,6 +15,7 @@ reads it ahead, and two blocks of pinned memory take turns, so that no copy wait
 #include "comm/recorder.h"             // RecordedOnHost
 #include "comm/watch.h"                // Event
 #include "data/tokens/batch_reader.h"  // BatchSource, BatchArrays
+#include "data/base/deadlines.h"       // WorksOn
 #include "data/base/error.h"           // note_error
 
 // One micro-batch on the device.
@@ -60,10 +61,11 @@ public:
         Slot& slot = slots_[next_++ % 2];
         slot.copied.wait(mesh_);  // its memory is free once the last copy from it is over
         const HostBatch* batch = nullptr;
-        {
+        note_error(error_, [&] {
+            WorksOn work("reading the next micro-batch");
             RecordedOnHost wait(Operation::data);
-            note_error(error_, [&] { batch = &source_->load(first, count, next); });
-        }
+            batch = &source_->load(first, count, next);
+        });
         if (!batch) return copy(empty_.data, device);
         std::copy_n(batch->tokens, size_, slot.host.data);  // the other arrays are behind it
         Batch copied = copy(slot.host.data, device);

@@ -14,6 +14,7 @@ first failure is kept, and later calls are refused with it.
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -54,6 +55,11 @@ struct ncclComm {
     uint64_t collectives = 0;
     std::vector<uint64_t> sent, received;  // (size)
 
+    bool blocking = true;
+    // What is left of a call on a group that is not blocking: does of it what can be done at once, and tells
+    // whether that was all. Empty: the group can be used. Throws Error.
+    std::function<bool()> unfinished;
+
     std::atomic<ncclResult_t> error = ncclSuccess;
     std::string reason;  // of the error; not changed any more once there is one
 
@@ -92,85 +98,139 @@ inline const char* ncclGetLastError(ncclComm_t comm) {
     return host_nccl_reason.c_str();
 }
 
+// Goes on with a call that is not over.
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
-    *error = comm->error;
+    try {
+        if (comm->unfinished && comm->unfinished()) comm->unfinished = nullptr;
+    } catch (const Error& thrown) {
+        comm->unfinished = nullptr;
+        comm->fail(ncclSystemError, thrown.what());
+    }
+    *error = comm->unfinished ? ncclInProgress : comm->error.load();
+    return ncclSuccess;
+}
+
+// Tells whether calls on the group are refused.
+inline ncclResult_t host_refusal(const ncclComm& comm) {
+    if (comm.unfinished) return host_nccl_failure(ncclInvalidArgument, "the group's last call is not over");
+    return comm.error;
+}
+
+// For a call that takes its time: waits for the rest of it, unless the group is not blocking.
+inline ncclResult_t host_finish(ncclComm& comm, std::function<bool()> rest) {
+    if (!comm.blocking) {
+        comm.unfinished = std::move(rest);
+        return ncclInProgress;
+    }
+    MpiWait wait;
+    while (!rest()) wait.again();
     return ncclSuccess;
 }
 
 // ----------------------------------------------------------------------------
 // making groups
 
-inline ncclComm_t host_communicator(const std::shared_ptr<HostMessages>& messages, int number,
-                                    std::vector<int> members, int rank) {
-    // MPI may have fewer tags than groups that are ever made; those of so long ago are gone.
-    int* largest_tag = nullptr;
-    int there = 0;
-    if (messages) mpiCheck(MPI_Comm_get_attr(messages->mpi, MPI_TAG_UB, &largest_tag, &there));
-    int groups = there ? *largest_tag / tags_of_group : 1;
+inline ncclComm_t host_communicator(std::vector<int> members, int rank, bool blocking) {
     auto comm = std::make_shared<ncclComm>();
     comm->self = comm;
-    comm->messages = messages;
     comm->rank = rank;
     comm->size = (int)members.size();
     comm->sent.resize(members.size());
     comm->received.resize(members.size());
-    comm->group = {messages ? messages->mpi : MPI_COMM_NULL, std::move(members),
-                   number % groups * tags_of_group};
+    comm->group.members = std::move(members);
+    comm->blocking = blocking;
     return comm.get();
 }
 
-inline ncclComm_t host_group_of_one() {
-    return host_communicator(nullptr, 0, {0}, 0);
+// The group of this number, of those that share the messages.
+inline void give_messages(ncclComm& comm, const std::shared_ptr<HostMessages>& messages, int number) {
+    // MPI may have fewer tags than groups that are ever made; those of so long ago are gone.
+    int* largest_tag = nullptr;
+    int there = 0;
+    mpiCheck(MPI_Comm_get_attr(messages->mpi, MPI_TAG_UB, &largest_tag, &there));
+    int groups = there ? *largest_tag / tags_of_group : 1;
+    comm.messages = messages;
+    comm.group.mpi = messages->mpi;
+    comm.group.first_tag = number % groups * tags_of_group;
+}
+
+inline bool is_over(std::vector<MPI_Request>& requests) {
+    int done = 0;
+    mpiCheck(MPI_Testall((int)requests.size(), requests.data(), &done, MPI_STATUSES_IGNORE));
+    return done;
 }
 
 // Ranks of `parent` with one color form a group, ordered by key; with a negative color a rank gets null. The
 // first rank takes everyone's wish and sends the list to all: MPI's own split would wait inside MPI, and keep
 // the other threads of this rank out of it.
-inline ncclComm_t host_split(const ncclComm& parent, int color, int key) {
+class HostSplit {
+public:
+    HostSplit(const ncclComm& parent, int color, int key, bool blocking)
+        : parent_(parent), blocking_(blocking), wishes_((size_t)parent.size) {
+        mine_ = {color, key, parent.rank, parent.messages->next_group};
+        wishes_[0] = mine_;
+        if (parent.rank > 0) {
+            send(&mine_, sizeof mine_, 0);
+            receive(wishes_.data(), all_bytes(), 0);
+        }
+        for (int from = 1; parent.rank == 0 && from < parent.size; from++)
+            receive(&wishes_[(size_t)from], sizeof mine_, from);
+    }
+
+    // Does what can be done at once. True: that was all, and made() is there.
+    bool advance() {
+        if (!is_over(requests_)) return false;
+        if (parent_.rank == 0 && !answered_) {
+            answered_ = true;
+            for (int to = 1; to < parent_.size; to++) send(wishes_.data(), all_bytes(), to);
+            return advance();
+        }
+        make();
+        return true;
+    }
+
+    ncclComm_t made() const { return made_; }
+
+private:
     struct Wish {
         int color, key, rank, number;
     };
-    HostMessages& messages = *parent.messages;
-    std::vector<Wish> wishes((size_t)parent.size);
-    Wish mine = {color, key, parent.rank, messages.next_group};
-    wishes[0] = mine;
-    int tag = parent.group.first_tag + tag_of_splits;
-    auto all_bytes = (int)(wishes.size() * sizeof mine);
-    auto send = [&](const void* data, int bytes, int to) {
-        MPI_Request request;
-        int rank = parent.group.members[(size_t)to];
-        mpiCheck(MPI_Isend(data, bytes, MPI_BYTE, rank, tag, messages.mpi, &request));
-        return request;
-    };
-    auto receive = [&](void* data, int bytes, int from) {
-        MPI_Request request;
-        int rank = parent.group.members[(size_t)from];
-        mpiCheck(MPI_Irecv(data, bytes, MPI_BYTE, rank, tag, messages.mpi, &request));
-        return request;
-    };
-    auto each_other = [&](auto&& call) {
-        std::vector<MPI_Request> requests;
-        for (int other = 1; other < parent.size; other++) requests.push_back(call(other));
-        mpi_wait(requests.data(), (int)requests.size());
-    };
-    if (parent.rank == 0) {
-        each_other([&](int from) { return receive(&wishes[(size_t)from], sizeof mine, from); });
-        each_other([&](int to) { return send(wishes.data(), all_bytes, to); });
-    } else {
-        MPI_Request both[] = {send(&mine, sizeof mine, 0), receive(wishes.data(), all_bytes, 0)};
-        mpi_wait(both, 2);
+
+    int all_bytes() const { return (int)(wishes_.size() * sizeof mine_); }
+    int tag() const { return parent_.group.first_tag + tag_of_splits; }
+    void send(const void* data, int bytes, int to) {
+        requests_.emplace_back();
+        mpiCheck(MPI_Isend(data, bytes, MPI_BYTE, parent_.group.members[(size_t)to], tag(), parent_.group.mpi,
+                           &requests_.back()));
     }
-    int number = 0;  // that nobody here has used
-    for (const Wish& wish : wishes) number = std::max(number, wish.number);
-    messages.next_group = number + 1;
-    if (color < 0) return nullptr;
-    std::erase_if(wishes, [&](const Wish& wish) { return wish.color != color; });
-    std::ranges::stable_sort(wishes, {}, &Wish::key);
-    std::vector<int> members;
-    for (const Wish& wish : wishes) members.push_back(parent.group.members[(size_t)wish.rank]);
-    auto place = std::ranges::find(wishes, parent.rank, &Wish::rank) - wishes.begin();
-    return host_communicator(parent.messages, number, std::move(members), (int)place);
-}
+    void receive(void* data, int bytes, int from) {
+        requests_.emplace_back();
+        mpiCheck(MPI_Irecv(data, bytes, MPI_BYTE, parent_.group.members[(size_t)from], tag(),
+                           parent_.group.mpi, &requests_.back()));
+    }
+
+    void make() {
+        int number = 0;  // that nobody here has used
+        for (const Wish& wish : wishes_) number = std::max(number, wish.number);
+        parent_.messages->next_group = number + 1;
+        if (mine_.color < 0) return;
+        std::erase_if(wishes_, [&](const Wish& wish) { return wish.color != mine_.color; });
+        std::ranges::stable_sort(wishes_, {}, &Wish::key);
+        std::vector<int> members;
+        for (const Wish& wish : wishes_) members.push_back(parent_.group.members[(size_t)wish.rank]);
+        auto place = std::ranges::find(wishes_, parent_.rank, &Wish::rank) - wishes_.begin();
+        made_ = host_communicator(std::move(members), (int)place, blocking_);
+        give_messages(*made_, parent_.messages, number);
+    }
+
+    const ncclComm& parent_;
+    const bool blocking_;
+    std::vector<Wish> wishes_;
+    Wish mine_;
+    std::vector<MPI_Request> requests_;
+    bool answered_ = false;
+    ncclComm_t made_ = nullptr;
+};
 
 // Nobody needs it: the ranks are those that MPI knows.
 inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
@@ -180,11 +240,12 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 
 // The group of all ranks that mpirun started, or of one.
 inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId, int rank,
-                                           ncclConfig_t*) {
+                                           ncclConfig_t* config) {
+    bool blocking = !config || config->blocking;
     *comm = nullptr;
     if (size < 1 || rank < 0 || rank >= size) return host_nccl_failure(ncclInvalidArgument, "no such rank");
     if (size == 1) {
-        *comm = host_group_of_one();
+        *comm = host_communicator({0}, 0, blocking);
         return ncclSuccess;
     }
     try {
@@ -197,29 +258,40 @@ inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqu
         if (size != world_size || rank != world_rank)
             return host_nccl_failure(ncclInvalidUsage, "the ranks are not those that mpirun started");
         auto messages = std::make_shared<HostMessages>();
-        MPI_Request made;
-        mpiCheck(MPI_Comm_idup(MPI_COMM_WORLD, &messages->mpi, &made));
-        mpi_wait(&made, 1);
-        mpiCheck(MPI_Comm_set_errhandler(messages->mpi, MPI_ERRORS_RETURN));
+        std::vector<MPI_Request> made(1);
+        mpiCheck(MPI_Comm_idup(MPI_COMM_WORLD, &messages->mpi, made.data()));
         std::vector<int> members((size_t)size);
         std::iota(members.begin(), members.end(), 0);
-        *comm = host_communicator(messages, messages->next_group++, std::move(members), rank);
-        return ncclSuccess;
+        *comm = host_communicator(std::move(members), rank, blocking);
+        return host_finish(**comm, [&all = **comm, messages, made]() mutable {
+            if (!is_over(made)) return false;
+            mpiCheck(MPI_Comm_set_errhandler(messages->mpi, MPI_ERRORS_RETURN));
+            give_messages(all, messages, messages->next_group++);
+            return true;
+        });
     } catch (const Error& error) {
+        *comm = nullptr;
         return host_nccl_failure(ncclSystemError, error.what());
     }
 }
 
 // Ranks with one color form a group, ordered by key; with NCCL_SPLIT_NOCOLOR a rank is in none, and gets
-// null.
-inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t*) {
+// null. It is the group that is split for which the call is over or not.
+inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part,
+                                  ncclConfig_t* config) {
     *part = nullptr;
-    if (comm->error != ncclSuccess) return comm->error;
+    if (ncclResult_t refused = host_refusal(*comm)) return refused;
+    bool blocking = config ? config->blocking : comm->blocking;
     try {
-        if (comm->messages)
-            *part = host_split(*comm, color, key);
-        else if (color >= 0)
-            *part = host_group_of_one();
+        if (comm->messages) {
+            auto split = std::make_shared<HostSplit>(*comm, color, key, blocking);
+            return host_finish(*comm, [split, part] {
+                if (!split->advance()) return false;
+                *part = split->made();
+                return true;
+            });
+        }
+        if (color >= 0) *part = host_communicator({0}, 0, blocking);
         return ncclSuccess;
     } catch (const Error& error) {
         return host_nccl_failure(ncclSystemError, error.what());
@@ -237,6 +309,12 @@ inline ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
 inline ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
     *rank = comm->rank;
     return ncclSuccess;
+}
+
+// The group makes no more calls.
+inline ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+    if (ncclResult_t refused = host_refusal(*comm)) return refused;
+    return host_finish(*comm, [] { return true; });
 }
 
 // Work that is on streams is still done.

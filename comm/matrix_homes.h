@@ -247,7 +247,7 @@ private:
                                       held.part.count * sizeof(floatX), cudaMemcpyDeviceToDevice, stream_));
         });
         if (mesh_.shape.tp * mesh_.shape.dp == 1) return;
-        grouped([&] {
+        grouped({mesh_.stage()}, [&] {
             each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
                 if (matrix.home == my_home_ || !goes(matrix, held, replica_)) return;
                 pass(home, own, held.part.count, replica_of(matrix), matrix.home % sharers(mesh_.shape));

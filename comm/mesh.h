@@ -20,6 +20,7 @@ the shape alone, so ranks cannot disagree, and each split is one exchange: no ba
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,18 @@ struct MeshShape {
     bool homes = false;  // all ranks of a stage send each other matrices (comm/matrix_homes.h)
     int replicas() const { return dp / shard; }
     int ranks() const { return tp * dp * pp; }
+};
+
+// The largest that groups send: NCCL chooses its ways by size. Messages over MPI know one way.
+#ifdef RANKS_USE_NCCL
+constexpr size_t most_to_connect = SIZE_MAX;
+#else
+constexpr size_t most_to_connect = 4096;
+#endif
+struct MeshTraffic {
+    size_t unit = 1;  // parameters that are gathered, and gradients that are reduced, at once
+    size_t rows = 0;  // activations that tensor ranks bring together, and sum
+    size_t sent = 1;  // activations that go from stage to stage
 };
 
 // Thread blocks that a kernel of NCCL may take on a GPU. Those that wait for another rank hold theirs, so all
@@ -100,9 +113,9 @@ public:
     // A world of one.
     Mesh() = default;
 
-    // For all ranks. shape.ranks() must be the size of the world. largest: elements of what groups send, for
-    // the libraries choose their ways by size.
-    Mesh(const World& world, const MeshShape& shape, cudaStream_t stream, size_t largest = 1) : shape(shape) {
+    // For all ranks. shape.ranks() must be the size of the world.
+    Mesh(const World& world, const MeshShape& shape, cudaStream_t stream, const MeshTraffic& traffic = {})
+        : shape(shape) {
         if (shape.ranks() != world.size() || shape.shard < 1 || shape.dp % shape.shard) {
             fail("mesh: tp %d * pp %d * dp %d in shard groups of %d does not fit %d processes; see "
                  "complete_layout",
@@ -126,10 +139,10 @@ public:
             copies_ = add_group(world_.split(color, position.tensor, blocks_of_groups));
         }
         if (shape.pp > 1) {
-            make_links(stream);
+            make_links(stream, traffic.sent);
             make_ends();
         }
-        connect(stream, largest);
+        connect(stream, traffic);
         size_t free_behind = free_memory();
         memory = free_before - std::min(free_before, free_behind);
         groups_built = (int)groups_.size();
@@ -281,14 +294,15 @@ private:
     }
 
     // Links that begin at even stages are made first, then those at odd ones, then the one that closes the
-    // ring: so a rank has one neighbour at a time. A number is sent over each, for NCCL connects two ranks
+    // ring: so a rank has one neighbour at a time. Something is sent over each, for NCCL connects two ranks
     // when they first talk, and its calls wait for that: in a pipeline, for a rank that may be at another
     // call.
-    void make_links(cudaStream_t stream) {
+    void make_links(cudaStream_t stream, size_t sent) {
         int stages = shape.pp, stage = position.pipeline, before = (stage + stages - 1) % stages;
-        int* number = nullptr;
-        cudaCheck(cudaMalloc((void**)&number, sizeof *number));
-        cudaCheck(cudaMemsetAsync(number, 0, sizeof *number, stream));
+        sent = std::min(sent, most_to_connect);
+        floatX* stand_in = nullptr;
+        cudaCheck(cudaMalloc((void**)&stand_in, sent * sizeof *stand_in));
+        cudaCheck(cudaMemsetAsync(stand_in, 0, sent * sizeof *stand_in, stream));
         for (int turn = 0; turn < (shape.ring ? 3 : 2); turn++) {
             auto has_turn = [&](int begin) { return turn == (begin == stages - 1 ? 2 : begin % 2); };
             bool begins = has_turn(stage), ends = has_turn(before);
@@ -301,15 +315,15 @@ private:
                 if (color < 0) return;
                 (sends ? out : in) = made;
                 if (sends)
-                    made.send(number, 1, MeshLinks::receiver, Traffic::pipeline, stream);
+                    made.send(stand_in, sent, MeshLinks::receiver, Traffic::pipeline, stream);
                 else
-                    made.receive(number, 1, MeshLinks::sender, stream);
+                    made.receive(stand_in, sent, MeshLinks::sender, stream);
             };
             link(links_.forward_in, links_.forward_out, begins);
             link(links_.backward_in, links_.backward_out, !begins);
         }
         cudaCheck(cudaStreamSynchronize(stream));
-        cudaCheck(cudaFree(number));
+        cudaCheck(cudaFree(stand_in));
     }
 
     void make_ends() {
@@ -322,19 +336,21 @@ private:
     // NCCL connects the ranks of a group when they first talk in some way, which it chooses by call and size,
     // and takes memory for that: both are better over before a step, where kernels of one rank wait for those
     // of another. So each group makes the calls that it will make, on one number and on as many as there will
-    // be.
-    void connect(cudaStream_t stream, size_t largest) const {
+    // be; and who sends to whom on his own, sends something.
+    void connect(cudaStream_t stream, const MeshTraffic& traffic) const {
         const struct {
             const Communicator& group;
             bool reduces, scatters, gathers;
-        } calls[] = {{tensor_, true, true, true},   {shard_, true, true, false},
+        } calls[] = {{tensor_, true, false, false}, {shard_, true, true, false},
                      {gathers_, true, false, true}, {replica_, true, false, false},
                      {copies_, true, false, false}, {ends_, true, false, false}};
         constexpr auto kind = Traffic::statistics;
-        float* numbers = nullptr;
-        size_t most = largest;  // in whole parts
+        size_t largest = std::min(traffic.unit, most_to_connect);
+        size_t rows = ceil_div(std::min(traffic.rows, most_to_connect), (size_t)shape.tp);  // of each rank
+        size_t most = std::max({largest, (size_t)stage_.size(), rows * shape.tp});          // in whole parts
         for (auto& [group, reduces, scatters, gathers] : calls)
             most = std::max(most, ceil_div(largest, (size_t)group.size()) * group.size());
+        float* numbers = nullptr;
         cudaCheck(cudaMalloc((void**)&numbers, most * sizeof *numbers));
         cudaCheck(cudaMemsetAsync(numbers, 0, most * sizeof *numbers, stream));
         for (auto& [group, reduces, scatters, gathers] : calls) {
@@ -344,6 +360,17 @@ private:
             if (scatters) group.reduce_scatter(numbers, part, kind, stream);
             if (gathers) group.all_gather(numbers, part, kind, stream);
         }
+        if (rows > 0) {
+            tensor_.all_gather((floatX*)numbers, rows, kind, stream);
+            tensor_.reduce_scatter((floatX*)numbers, rows, kind, stream);
+        }
+        grouped({stage_}, [&] {
+            for (int other = 0; other < stage_.size(); other++) {
+                if (other == stage_.rank()) continue;
+                stage_.send(numbers + stage_.rank(), 1, other, kind, stream);
+                stage_.receive(numbers + other, 1, other, stream);
+            }
+        });
         cudaCheck(cudaStreamSynchronize(stream));
         cudaCheck(cudaFree(numbers));
     }

@@ -33,6 +33,7 @@ NCCL_CALL_REFUSED(ncclCommSplit)
 NCCL_CALL_REFUSED(ncclCommCount)
 NCCL_CALL_REFUSED(ncclCommUserRank)
 NCCL_CALL_REFUSED(ncclCommGetAsyncError)
+NCCL_CALL_REFUSED(ncclCommFinalize)
 NCCL_CALL_REFUSED(ncclGroupStart)
 NCCL_CALL_REFUSED(ncclGroupEnd)
 NCCL_CALL_REFUSED(ncclAllReduce)
@@ -94,14 +95,20 @@ inline ncclResult_t ncclGroupStart() {
 }
 
 // The calls since ncclGroupStart begin together on each stream, so a rank may send and receive in any order.
-// Streams do not wait for each other.
+// Streams do not wait for each other. As with NCCL, they may be on their streams only later where a group is
+// not blocking.
 inline ncclResult_t ncclGroupEnd() {
     if (host_calls.depth == 0)
         return host_nccl_failure(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
     if (--host_calls.depth > 0) return ncclSuccess;
-    for (auto& [stream, operations] : std::exchange(host_calls.streams, {}))
+    ncclResult_t result = ncclSuccess;
+    for (auto& [stream, operations] : std::exchange(host_calls.streams, {})) {
+        for (const HostOperation& operation : operations) {
+            if (!operation.comm->blocking) result = host_finish(*operation.comm, [] { return true; });
+        }
         host_enqueue(stream, std::move(operations));
-    return ncclSuccess;
+    }
+    return result;
 }
 
 // The number of a call on its communicator, as a tag below tag_of_splits: even for collectives, odd for
@@ -118,7 +125,7 @@ inline ncclResult_t host_call(HostCall call, const void* from, void* to, size_t 
     if (peer < 0 || peer >= comm->size) return host_nccl_failure(ncclInvalidArgument, "no such rank");
     if (comm->size == 1 && (call == HostCall::send || call == HostCall::receive))
         return host_nccl_failure(ncclInvalidUsage, "a group of one has no one to send to");
-    if (comm->error != ncclSuccess) return comm->error;
+    if (ncclResult_t refused = host_refusal(*comm)) return refused;
     HostOperation operation = {comm->self,       call, (const char*)from,          (char*)to, count,
                                host_types[type], peer, next_tag(*comm, call, peer)};
     ncclGroupStart();

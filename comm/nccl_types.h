@@ -34,7 +34,14 @@ struct ncclUniqueId {
     char internal[128];
 };
 
-struct ncclConfig_t;  // none of its fields means anything here: give nullptr
+// How a group shall be made. Of one that is not blocking, calls return when they have begun, and are over
+// when ncclCommGetAsyncError says so.
+struct ncclConfig_t {
+    int blocking = 1;
+    int maxCTAs = 0;  // messages over MPI take no blocks of threads
+};
+#define NCCL_CONFIG_INITIALIZER                                                                              \
+    {}
 
 struct ncclComm;
 using ncclComm_t = ncclComm*;
@@ -53,6 +60,8 @@ inline const char* ncclGetErrorString(ncclResult_t result) {
         return "invalid usage";
     case ncclRemoteError:
         return "another process failed or left";
+    case ncclInProgress:
+        return "the call is not over";
     default:
         return "internal error";
     }

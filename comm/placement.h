@@ -194,6 +194,7 @@ inline void choose_device(const World& world) {
 #endif
         process_cores() = bind_to_cores(world);
     });
+    world.name_places(process_place());
 #ifdef RANKS_USE_NCCL
     // Slurm may show each process only its own GPU, so GPUs are told apart by what they are, not by number.
     const auto& uuid = device_properties().uuid;

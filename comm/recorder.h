@@ -171,8 +171,10 @@ public:
 
     void at_unit(int unit) { unit_ = (int16_t)unit; }
     void at_micro_batch(int micro_batch, int chunk) { micro_batch_ = micro_batch, chunk_ = (int16_t)chunk; }
+    // For any thread.
     void at_phase(const char* phase) {
-        if (on()) copy_name((*record_)->phase, phase);
+        std::unique_lock lock(mutex_, std::try_to_lock);
+        if (lock && on()) copy_name((*record_)->phase, phase);
     }
 
     // ---- steps
@@ -341,9 +343,10 @@ public:
     }
 
     // The call of communication that this process issued last, for messages: "reduce-scatter of gradients of
-    // unit 12 in the group `shard`"; empty: none.
+    // unit 12 in the group `shard`"; empty: none. For any thread.
     std::string last_call() const {
-        if (!on()) return "";
+        std::unique_lock lock(mutex_, std::try_to_lock);
+        if (!lock || !on()) return "";
         const FlightRecord& record = **record_;
         uint64_t count = record.entry_count, oldest = count - std::min<uint64_t>(count, 64);
         while (count-- > oldest) {

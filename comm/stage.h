@@ -118,3 +118,17 @@ private:
     MeshPosition position_;
     std::vector<int> begin_ = {0};  // first layer of each part
 };
+
+// Of training on micro-batches of B sequences of T tokens, on any rank.
+inline MeshTraffic mesh_traffic(const ModelConfig& config, const Layout& layout, int B, int T) {
+    Dims d(config, layout.mesh.tp, B, T);
+    MeshTraffic traffic;
+    if (layout.mesh.tp > 1) traffic.rows = (size_t)d.N * d.C;
+    traffic.sent = (size_t)d.n * d.C;
+    for (int stage = 0; stage < layout.mesh.pp; stage++) {
+        StageUnits units = Stage(config, layout, {.pipeline = stage}, true).units();
+        ParameterLayout parameters = parameter_layout(config, layout.mesh.dp, units);
+        for (int unit : parameters.held()) traffic.unit = std::max(traffic.unit, parameters.unit_size(unit));
+    }
+    return traffic;
+}

@@ -1,14 +1,16 @@
 /*
 A thread that sees to it that no rank waits for ever for another: it looks at what the threads of its process
-wait for (data/base/deadlines.h), and when one has waited for longer than the time limit, finds out for whom.
-The thread that waits may itself be stuck, in a launch or a call of a library, and cannot look after itself.
+are at (data/base/deadlines.h), and when one has been at it for longer than the time limit, finds out for whom
+it waits. That thread may itself be stuck, in a launch or a call of a library, and cannot look after itself.
 
-    the rank that has waited    asks the first rank
-    the first rank              calls the roll: asks all what they are at
-    all                         answer, whatever their other threads do; a process that is stopped, or a
-                                machine that hangs, does not
-    the first rank              blames who does not answer, or has not come to what the others wait in, and
-                                ends the job; or, where such a rank gets on with its work, lets them wait
+    the rank that gets no further   asks the first rank
+    the first rank                  calls the roll: asks all what they are at
+    all                             answer, whatever their other threads do; a process that is stopped, or a
+                                    machine that hangs, does not
+    the first rank                  blames, in this order, who does not answer, whose disk does not, who has
+                                    not come to what the others wait in, or whose device takes no more work;
+                                    and ends the job. Or, where such a rank gets on with its work, lets the
+                                    others wait
 
 A rank that hears nothing of its question blames the first rank. So a job ends within the time limit and some
 ten seconds, and its last line names the rank to look at.
@@ -35,7 +37,9 @@ that are stopped.
 #include <unistd.h>
 #include <vector>
 
+#include "comm/lone_watchdog.h"
 #include "comm/mpi_calls.h"
+#include "comm/recorder.h"  // what this rank has given its device
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
 #include "data/base/json.h"  // json_line
@@ -47,19 +51,24 @@ that are stopped.
 // What a rank answers to the roll call.
 struct RankState {
     bool answered = false;
-    std::string phase;  // that its first thread is in
+    std::string phase;      // that its first thread is in
+    std::string last_call;  // that it issued, to other ranks: "all-gather of parameters of unit 3 ..."
     struct Doing {
-        bool waits;
+        Activity activity;
         std::string phase, what;
         double seconds;
     };
     std::vector<Doing> doing;
 
-    const Doing* longest_wait(const std::string& in_phase) const {
-        return longest([&](const Doing& each) { return each.waits && each.phase == in_phase; });
+    const Doing* longest_in(const std::string& in_phase) const {
+        return longest([&](const Doing& each) { return each.phase == in_phase; });
     }
-    const Doing* longest_work() const {
-        return longest([](const Doing& each) { return !each.waits; });
+    const Doing* longest_wait(const std::string& in_phase) const {
+        return longest(
+            [&](const Doing& each) { return each.activity == Activity::waits && each.phase == in_phase; });
+    }
+    const Doing* longest(Activity activity) const {
+        return longest([&](const Doing& each) { return each.activity == activity; });
     }
 
 private:
@@ -72,31 +81,37 @@ private:
         return found;
     }
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState::Doing, waits, phase, what, seconds)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState, answered, phase, doing)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState::Doing, activity, phase, what, seconds)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState, answered, phase, last_call, doing)
 
 inline RankState state_of_process() {
-    RankState state = {true, Phase::of_process(), {}};
+    RankState state = {true, Phase::of_process(), recorder.last_call(), {}};
     for (const Occupation& each : Occupied::all())
-        state.doing.push_back({each.waits, each.phase, each.what, each.seconds()});
+        state.doing.push_back({each.activity, each.phase, each.what, each.seconds()});
     return state;
 }
 
-// "rank 3 of 8 on HOST", and what is the matter with it.
+// "rank 3 of 8 on HOST, GPU 3 (0000:1b:00.0)".
 using NameOfRank = std::function<std::string(int)>;
 
-// Who keeps rank `asker` waiting in `phase`, and how; empty: nobody who does not get on with his work, or the
-// wait is over. limit: seconds that a wait, or a piece of work, may take.
+// What a rank issued last, for messages.
+inline std::string behind(const std::string& last_call) {
+    return last_call.empty() ? "" : ", behind its " + last_call;
+}
+
+// Who keeps rank `asker` from getting further in `phase`, and how; empty: nobody who does not get on with his
+// work, or the asker has got further. limit: seconds that a wait, or a piece of work, may take.
 inline std::string blame(const std::vector<RankState>& roll, int asker, const std::string& phase,
                          double limit, const NameOfRank& name_of) {
     constexpr size_t most_names = 4;
-    std::vector<std::string> silent, stuck, absent;
+    std::vector<std::string> silent, stuck, absent, full;
     bool someone_works = false, someone_came_late = false;
-    const RankState::Doing* asked = roll[(size_t)asker].longest_wait(phase);
+    const RankState::Doing* asked = roll[(size_t)asker].longest_in(phase);
     if (!asked || asked->seconds < limit) return "";
     for (int rank = 0; rank < (int)roll.size(); rank++) {
         const RankState& state = roll[(size_t)rank];
-        const RankState::Doing *wait = state.longest_wait(phase), *work = state.longest_work();
+        const RankState::Doing *wait = state.longest_wait(phase), *work = state.longest(Activity::works),
+                               *gives = state.longest(Activity::launches);
         if (!state.answered)
             silent.push_back(name_of(rank) + " does not answer");
         else if (work && work->seconds >= limit)
@@ -104,16 +119,24 @@ inline std::string blame(const std::vector<RankState>& roll, int asker, const st
                 text("%s is %s since %.4g s", name_of(rank).c_str(), work->what.c_str(), work->seconds));
         else if (work)
             someone_works = true;
-        else if (!wait)
-            absent.push_back(text("%s has not come (it is in the phase `%s`)", name_of(rank).c_str(),
-                                  state.phase.c_str()));
-        else if (wait->seconds < limit)
-            someone_came_late = true;
+        else if (wait)
+            someone_came_late |= wait->seconds < limit;
+        else if (gives && gives->seconds >= limit)
+            full.push_back(text("%s is %s, which has taken none for %.4g s", name_of(rank).c_str(),
+                                gives->what.c_str(), gives->seconds));
+        else if (gives)
+            someone_works = true;
+        else
+            absent.push_back(text("%s has not come (it is in the phase `%s`%s)", name_of(rank).c_str(),
+                                  state.phase.c_str(), behind(state.last_call).c_str()));
     }
-    std::vector<std::string>& guilty = !silent.empty() ? silent : !stuck.empty() ? stuck : absent;
+    std::vector<std::string>& guilty = !silent.empty()   ? silent
+                                       : !stuck.empty()  ? stuck
+                                       : !absent.empty() ? absent
+                                                         : full;
     if (guilty.empty() && (someone_works || someone_came_late)) return "";
     if (guilty.empty()) return "all ranks wait for each other";
-    if (&guilty == &absent && someone_works) return "";
+    if ((&guilty == &absent || &guilty == &full) && someone_works) return "";
     std::string result;
     for (size_t i = 0; i < std::min(guilty.size(), most_names); i++) result += (i ? ", " : "") + guilty[i];
     if (guilty.size() > most_names) result += text(" and %zu more", guilty.size() - most_names);
@@ -126,6 +149,12 @@ inline std::string blame_line(const std::string& reason, const std::string& wait
     return text("communication: %s; %s has waited for %.4g s in the phase `%s`: see whether something is "
                 "stuck, or raise --communication-timeout (0: wait for ever)",
                 reason.c_str(), waiting.c_str(), seconds, phase.c_str());
+}
+// The same where nobody has waited yet: the rank that asked is the one.
+inline std::string stuck_line(const std::string& reason, const std::string& phase) {
+    return text("communication: %s, in the phase `%s`: see whether it is stuck, or raise "
+                "--communication-timeout (0: wait for ever)",
+                reason.c_str(), phase.c_str());
 }
 
 // ----------------------------------------------------------------------------
@@ -197,7 +226,6 @@ private:
     static constexpr std::chrono::milliseconds between_looks{100};
     static constexpr double answer_time = 4;    // that a rank may take, in seconds
     static constexpr double longest_delay = 4;  // until a rank that is told to wait asks again
-    static constexpr int exit_code = 75;
     static constexpr int tag = 0;
     enum Kind : char { question = '?', roll_call = 'r', answer = 'a', wait_on = 'w' };
 
@@ -213,6 +241,9 @@ private:
     void watch() {
         std::unique_lock lock(mutex_);
         while (!wake_.wait_for(lock, between_looks, [this] { return stopping_; })) {
+            pauses_.look();
+            recorder.poll();
+            recorder.at_phase(Phase::of_process());
             if (size_ > 1) take_messages();
             if (roll_) look_at_roll();
             look_at_waits();
@@ -223,8 +254,12 @@ private:
         double limit = time_limit;
         if (limit <= 0 || Clock::now() < ask_again_) return;
         for (const Occupation& each : Occupied::all()) {
-            if (!each.waits || each.seconds() < limit) continue;
-            if (size_ == 1) blame_stopped(each);
+            if (each.seconds() < limit || pauses_.seconds_since() < limit) continue;
+            if (size_ == 1) {
+                if (each.activity == Activity::waits) blame_stopped(each);
+                if (each.activity == Activity::works) end_job(alone_line(each));
+                continue;
+            }
             if (rank_ == 0) {
                 call_roll(0, each.phase);
                 return;
@@ -262,8 +297,10 @@ private:
         if (!all && seconds_since(roll_->since) < answer_time) return;
         std::string reason = blame(roll_->answers, roll_->asker, roll_->phase, time_limit, name_of_);
         if (!reason.empty()) {
-            double waited = roll_->answers[(size_t)roll_->asker].longest_wait(roll_->phase)->seconds;
-            end_job(blame_line(reason, name_of_(roll_->asker), waited, roll_->phase));
+            const RankState::Doing& asked = *roll_->answers[(size_t)roll_->asker].longest_in(roll_->phase);
+            end_job(asked.activity == Activity::waits
+                        ? blame_line(reason, name_of_(roll_->asker), asked.seconds, roll_->phase)
+                        : stuck_line(reason, roll_->phase));
         }
         if (roll_->asker == 0)
             delay_question();
@@ -345,12 +382,12 @@ private:
         fprintf(stderr, "train_gpt: %s\n", line.c_str());
         for (int tries = 0; tries < 1000; tries++) {
             if (mpi_mutex.try_lock()) {
-                if (size_ > 1) MPI_Abort(MPI_COMM_WORLD, exit_code);
+                if (size_ > 1) MPI_Abort(MPI_COMM_WORLD, exit_failed_part);
                 break;
             }
             usleep(1000);
         }
-        _exit(exit_code);
+        _exit(exit_failed_part);
     }
 
     struct Sent {
@@ -366,6 +403,7 @@ private:
     int rank_ = 0, size_ = 1;
     NameOfRank name_of_ = [this](int rank) { return text("rank %d of %d", rank, size_); };
     std::list<Sent> sent_;
+    OwnPauses pauses_;
     std::optional<Roll> roll_;                // on the first rank, while it calls the roll
     std::optional<Clock::time_point> asked_;  // when this rank put its question, which has no answer yet
     Clock::time_point ask_again_ = Clock::time_point::min();

@@ -4,7 +4,7 @@ srun it joins the others. World adds to the control plane the places of the rank
 agree on. The calls below that are said to be for all ranks must be made by every rank in the same order.
 
 No rank may be left waiting for one that is gone, so a process that meets an exception of its own ends the
-whole job with MPI_Abort; and none for one that is stuck, so each has a watchdog.
+whole job with MPI_Abort; and none for one that is stuck, so each has a watchdog, as has a process alone.
 */
 #pragma once
 
@@ -22,6 +22,7 @@ whole job with MPI_Abort; and none for one that is stuck, so each has a watchdog
 #include <vector>
 
 #include "comm/control_plane.h"
+#include "comm/lone_watchdog.h"
 #include "comm/watchdog.h"
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
@@ -87,7 +88,9 @@ public:
                  "MPI it is built with (%s), or with srun --mpi=pmix",
                  promised, size_, mpi_library().c_str());
         }
+        if (can_join) return;
 #endif
+        lone_watchdog_ = std::make_unique<LoneWatchdog>();
     }
 
     // For all ranks: the same ranks once more, for another thread, whose messages meet none of this one's. It
@@ -140,6 +143,22 @@ public:
     }
     std::string name() const {
         return name_of(rank_);
+    }
+    // A message of a rank with the rank's name before it, unless it begins with that, as those of calls do
+    // that failed.
+    std::string said_by(int rank, const std::string& message) const {
+        return message.starts_with(name_of(rank)) ? message : name_of(rank) + ": " + message;
+    }
+
+    // For all ranks, each with its own: what messages of the watchdogs call the ranks from now on.
+    void name_places([[maybe_unused]] const std::string& mine) const {
+        [[maybe_unused]] std::vector<std::string> places = gather(mine);
+#ifndef WITHOUT_MPI
+        if (!watchdog_) return;
+        watchdog_->name_ranks([this, mine, places](int rank) {
+            return rank == rank_ ? mine : is_root() ? places[(size_t)rank] : name_of(rank);
+        });
+#endif
     }
 
     // For all ranks: runs `step`. If it fails on some, every rank throws the same CommonError: the message
@@ -214,7 +233,7 @@ private:
             NotedError chosen = unpacked_error(all[first]);
             bool same =
                 std::ranges::all_of(all, [&](const std::string& other) { return other == all[first]; });
-            if (!same) chosen.message = name_of((int)first) + ": " + chosen.message;
+            if (!same) chosen.message = said_by((int)first, chosen.message);
             return packed(chosen);
         });
         NotedError failure = unpacked_error(common);
@@ -285,6 +304,7 @@ private:
 #else
     void leave() {}
 #endif
+    std::unique_ptr<LoneWatchdog> lone_watchdog_;
 
     std::vector<std::string> hosts_;  // by rank
     int local_rank_ = 0, local_size_ = 1;
@@ -351,7 +371,8 @@ std::string text_from_root(const World& world, Make&& make) {
 // Ends the job because of an error that only this rank knows of: the others may wait for it.
 [[noreturn]] inline void abort_job(const World& world, const std::exception& error) {
     screen.give_up();
-    fprintf(stderr, "train_gpt: %s: %s\n", world.name().c_str(), one_line(message_of(error)).c_str());
+    std::string message = world.said_by(world.rank(), message_of(error));
+    fprintf(stderr, "train_gpt: %s\n", one_line(message).c_str());
     world.abort(exit_code_of(error));
 }
 

@@ -53,6 +53,7 @@ are in comm/zero_arrays.h.
 #include "comm/recorder.h"          // Recorded
 #include "comm/watch.h"             // wait_for
 #include "comm/zero_arrays.h"       // ZeroSettings, ZeroArrays, StepStatistics
+#include "data/base/deadlines.h"    // GivesWork
 #include "kernels/accumulate.cuh"   // accumulate
 #include "kernels/global_norm.cuh"  // SquaresRange, sum_squares, sums_of_squares, clip_scale
 #include "kernels/optimizer.h"      // Optimizer, OptimizerPass, OptimizerPart, OptimizerArrays
@@ -573,7 +574,7 @@ inline void ZeroState::sum_copies() {
             }
         }
     };
-    if (mesh_.tensor().size() > 1) grouped(sum_of_tensor_ranks);
+    if (mesh_.tensor().size() > 1) grouped({mesh_.tensor(), mesh_.copies()}, sum_of_tensor_ranks);
     for (int unit : layout_.held()) {
         if (!has_copies(unit)) continue;
         if (has_twin(unit))
@@ -587,6 +588,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     bool transforms = (bool)optimizer.transform, has_room = settings_.transform_scratch;
     if (optimizer.takes_norms != settings_.takes_norms || transforms != has_room)
         fail("optimizer: it asks for other norms or matrices than the settings of the state say");
+    GivesWork gives;
     sum_copies();
     wait(Traffic::gradients, reductions_);  // the last gradient has been summed
     wait(Traffic::parameters, gathers_);    // and what is stepped now has been read
@@ -610,6 +612,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     if (optimizer.takes_norms) sum_norms(&stats->scale);
     auto step = [&](const std::vector<int>& units) {
         for (int unit : units) {
+            GivesWork::goes_on();
             run_pass(unit, optimizer.step, &stats->scale);
             if (settings_.offload) {
                 cudaCheck(cudaMemcpyAsync(owned_params(unit), arrays_.host_params + shard_offset(unit),
@@ -624,6 +627,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
         order(host_, compute_);
     }
     for (const MatrixRound& round : homes_.rounds()) {
+        GivesWork::goes_on();
         homes_.visit(
             round, [&](int unit) { return owned_grads(unit); }, &stats->scale, optimizer.transform);
         if (visits) {

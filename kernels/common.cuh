@@ -72,11 +72,15 @@ inline std::string& process_place() {
     return place;
 }
 
-inline void cuda_check(cudaError_t error, const char* call, const char* file, int line) {
-    if (error == cudaSuccess) return;
+// Throws Error, which names the process, the call, its place and the reason.
+[[noreturn]] inline void fail_call(const char* call, const char* reason, const char* file, int line) {
     const std::string& place = process_place();
-    fail_part("%s%s%s failed: %s (%s:%d)", place.c_str(), place.empty() ? "" : ": ", call,
-              cudaGetErrorString(error), file, line);
+    fail_part("%s%s%s failed: %s (%s:%d)", place.c_str(), place.empty() ? "" : ": ", call, reason, file,
+              line);
+}
+
+inline void cuda_check(cudaError_t error, const char* call, const char* file, int line) {
+    if (error != cudaSuccess) fail_call(call, cudaGetErrorString(error), file, line);
 }
 #define cudaCheck(call) cuda_check((call), #call, __FILE__, __LINE__)
 

@@ -1,7 +1,7 @@
 /*
-What the threads of a process are at that may never end: they wait for other processes, or for a disk. Each is
-noted for as long as it takes, so that somebody else can see how long that is (comm/watchdog.h): the thread
-itself may be stuck in a call that does not return.
+What the threads of a process are at that may never end: they wait for other processes, for a disk, or for
+room in the queue of a device. Each is noted for as long as it takes, so that somebody else can see how long
+that is (comm/watchdog.h): the thread itself may be stuck in a call that does not return.
 */
 #pragma once
 
@@ -9,6 +9,7 @@ itself may be stuck in a call that does not return.
 #include <chrono>
 #include <list>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -44,8 +45,14 @@ private:
     const char* const outer_;
 };
 
+enum class Activity {
+    waits,    // for other processes
+    works,    // for them among others, on a file
+    launches  // gives its device work, which other processes may take part in
+};
+
 struct Occupation {
-    bool waits;  // for other processes; otherwise it works, for them among others
+    Activity activity;
     std::string phase, what;
     std::chrono::steady_clock::time_point since;
 
@@ -57,10 +64,10 @@ struct Occupation {
 // For as long as it exists, its thread is at something.
 class Occupied {
 public:
-    Occupied(bool waits, std::string what) {
+    Occupied(Activity activity, std::string what) {
         std::lock_guard lock(mutex_);
         place_ = all_.insert(all_.end(),
-                             {waits, Phase::current(), std::move(what), std::chrono::steady_clock::now()});
+                             {activity, Phase::current(), std::move(what), std::chrono::steady_clock::now()});
     }
     ~Occupied() {
         std::lock_guard lock(mutex_);
@@ -88,9 +95,35 @@ private:
 };
 
 struct WaitsForOthers : Occupied {
-    explicit WaitsForOthers(std::string what = "") : Occupied(true, std::move(what)) {}
+    explicit WaitsForOthers(std::string what = "") : Occupied(Activity::waits, std::move(what)) {}
 };
 
 struct WorksOn : Occupied {
-    explicit WorksOn(std::string what) : Occupied(false, std::move(what)) {}
+    explicit WorksOn(std::string what) : Occupied(Activity::works, std::move(what)) {}
+};
+
+// A device holds only so many launches: whoever gives it one more waits inside that call, and for ever if the
+// work before it never ends. Within another one of the same thread it is that one's progress.
+class GivesWork {
+public:
+    GivesWork() {
+        goes_on();
+        if (current_) return;
+        current_ = &noted_.emplace(Activity::launches, "giving work to its device");
+    }
+    ~GivesWork() {
+        goes_on();
+        if (noted_) current_ = nullptr;
+    }
+    GivesWork(const GivesWork&) = delete;
+    GivesWork& operator=(const GivesWork&) = delete;
+
+    // The calling thread has given some of it.
+    static void goes_on() {
+        if (current_) current_->progress();
+    }
+
+private:
+    inline static thread_local Occupied* current_ = nullptr;
+    std::optional<Occupied> noted_;
 };

@@ -85,9 +85,19 @@ private:
     int descriptor_;
 };
 
+// open(2) and rename(2), noted while they last, for a file system that hangs may do so in either.
+inline FileHandle open_file(const std::string& path, int flags) {
+    WorksOn work("opening " + path);
+    return FileHandle(open(path.c_str(), flags | O_CLOEXEC, 0666));
+}
+inline int rename_file(const std::string& from, const std::string& to) {
+    WorksOn work("renaming " + from);
+    return rename(from.c_str(), to.c_str());
+}
+
 // Opens a regular file for reading. Anything else is refused; a pipe is not waited for.
 inline FileHandle open_regular(const std::string& path, struct stat* status) {
-    FileHandle file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    FileHandle file = open_file(path, O_RDONLY | O_NONBLOCK);
     if (!file) fail_with_errno(path, "open it");
     if (fstat(file.get(), status) != 0) fail_with_errno(path, "look at it");
     if (S_ISDIR(status->st_mode)) fail("%s: is a folder; name the files in it", path.c_str());
@@ -143,7 +153,7 @@ inline void sync_file(const FileHandle& file, const std::string& path) {
 }
 
 inline void sync_folder(const std::string& folder) {
-    FileHandle handle(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    FileHandle handle = open_file(folder, O_RDONLY | O_DIRECTORY);
     if (!handle) fail_with_errno(folder, "open it");
     sync_file(handle, folder);
 }
@@ -216,6 +226,7 @@ private:
 
 // Bytes that are free in the folder of a file; UINT64_MAX where that is not known, so that writing will tell.
 inline uint64_t free_space(const std::string& path) {
+    WorksOn work("looking for space at " + path);
     std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
     struct statvfs status;
     while (statvfs(folder.c_str(), &status) != 0) {
@@ -238,7 +249,7 @@ inline void check_space(const std::string& path, uint64_t needed) {
 class NewFile {
 public:
     explicit NewFile(std::string path) : path_(std::move(path)), partial_(path_ + ".partial") {
-        file_ = FileHandle(open(partial_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+        file_ = open_file(partial_, O_WRONLY | O_CREAT);
         if (!file_) fail_with_errno(path_, "create it");
         // What an interrupted run left behind is written again; what a running one writes is not touched.
         bool busy = flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
@@ -253,6 +264,7 @@ public:
     NewFile(const NewFile&) = delete;
     NewFile& operator=(const NewFile&) = delete;
     ~NewFile() {
+        WorksOn work("removing " + partial_);
         if (exists_) unlink(partial_.c_str());
     }
 
@@ -269,6 +281,7 @@ public:
 
     // Makes it this long; what is not written is zero.
     void resize(uint64_t bytes) {
+        WorksOn work("writing " + path_);
         if (ftruncate(file_.get(), (off_t)bytes) != 0) fail_with_errno(path_, "write it");
     }
 
@@ -282,8 +295,7 @@ public:
     // Gives the file its name, durably.
     void commit() {
         finish();
-        if (rename(partial_.c_str(), path_.c_str()) != 0)
-            fail_with_errno(path_, "give the new file this name");
+        if (rename_file(partial_, path_) != 0) fail_with_errno(path_, "give the new file this name");
         exists_ = false;
         std::filesystem::path folder = std::filesystem::path(path_).parent_path();
         sync_folder(folder.empty() ? "." : folder.string());

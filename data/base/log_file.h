@@ -25,7 +25,7 @@ public:
 
     // Opens the file, or makes an empty one.
     explicit LogFile(std::string path) : path_(std::move(path)) {
-        file_ = FileHandle(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+        file_ = open_file(path_, O_WRONLY | O_CREAT | O_APPEND);
         if (!file_) fail_with_errno(path_, "create it");
     }
 
@@ -60,6 +60,7 @@ public:
 
     // Adds whole lines, all of them or none. Throws what goes wrong.
     void append(const std::string& lines) {
+        WorksOn work("writing " + path_);
         struct stat status;
         if (fstat(file_.get(), &status) != 0) fail_with_errno(path_, "look at it");
         for (size_t done = 0; done < lines.size();) {

@@ -112,12 +112,13 @@ public:
         : path_(folder + "/" + data_file_name(number)),
           number_((uint32_t)number),
           save_id_(save_id),
-          file_(open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
+          file_(open_file(path_, O_WRONLY | O_CREAT | O_EXCL)) {
         if (!file_) fail_with_errno(path_, "create it");
     }
     CheckpointDataFile(const CheckpointDataFile&) = delete;
     CheckpointDataFile& operator=(const CheckpointDataFile&) = delete;
     ~CheckpointDataFile() {
+        WorksOn work("removing " + path_);
         if (!finished_) unlink(path_.c_str());
     }
 
@@ -128,6 +129,7 @@ public:
         piece.hash = checkpoint_format::move_and_hash(data, bytes, [&](uint64_t done, uint64_t n) {
             write_at(file_, path_, end_ + done, (const char*)data + done, n);
         });
+        WorksOn work("writing " + path_);
         // So that the disk begins now, and not at fsync(); what goes wrong is said there.
         sync_file_range(file_.get(), (off_t)end_, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
         end_ += bytes;
@@ -185,6 +187,7 @@ public:
 
     void check_sizes() const {
         for (uint32_t number = 0; number < files_.size(); number++) {
+            WorksOn work("looking at " + data_path(number));
             struct stat status;
             if (stat(data_path(number).c_str(), &status) != 0)
                 fail_with_errno(data_path(number), "look at it");

@@ -53,6 +53,7 @@ inline std::string shared_run_dir(const std::string& shared, const std::string& 
 inline std::vector<std::string> checkpoint_folder_names(const std::string& run_dir) {
     std::vector<std::string> names;
     std::string folder = checkpoints_folder(run_dir);
+    WorksOn work("listing " + folder);
     std::error_code error;
     std::filesystem::directory_iterator entry(folder, error), end;
     if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) return names;
@@ -92,12 +93,13 @@ inline std::string newest_checkpoint(const std::string& path) {
 // changes that are on disk when they return
 
 inline void rename_folder(const std::string& from, const std::string& to) {
-    if (rename(from.c_str(), to.c_str()) != 0) fail_with_errno(from, "rename it");
+    if (rename_file(from, to) != 0) fail_with_errno(from, "rename it");
     sync_folder(std::filesystem::path(to).parent_path().string());
 }
 
 // With all that is in it; it need not be there.
 inline void remove_folder(const std::string& folder) {
+    WorksOn work("removing " + folder);
     std::error_code error;
     std::filesystem::remove_all(folder, error);
     if (error) fail_with_code(error, folder, "remove it");
@@ -162,15 +164,18 @@ public:
     // Makes the folder; what an interrupted save left there goes. `path` is that of the whole checkpoint.
     NewCheckpoint(const std::string& run_dir, const std::string& path)
         : run_dir_(run_dir), final_(path), partial_(final_ + ".partial") {
+        WorksOn work("making " + partial_);
         std::error_code error;
         std::filesystem::create_directories(checkpoints_folder(run_dir), error);
         if (error) fail_with_code(error, checkpoints_folder(run_dir), "make it");
         remove_folder(partial_);
+        work.progress();
         if (mkdir(partial_.c_str(), 0777) != 0) fail_with_errno(partial_, "make it");
     }
     NewCheckpoint(const NewCheckpoint&) = delete;
     NewCheckpoint& operator=(const NewCheckpoint&) = delete;
     ~NewCheckpoint() {
+        WorksOn work("removing " + partial_);
         std::error_code ignored;
         if (!committed_) std::filesystem::remove_all(partial_, ignored);
     }
@@ -200,16 +205,17 @@ public:
         bool replaces = access(final_.c_str(), F_OK) == 0;
         if (replaces) {
             remove_folder(aside);
-            if (rename(final_.c_str(), aside.c_str()) != 0) fail_with_errno(final_, "rename it");
+            if (rename_file(final_, aside) != 0) fail_with_errno(final_, "rename it");
         }
-        if (rename(partial_.c_str(), final_.c_str()) != 0) {
+        if (rename_file(partial_, final_) != 0) {
             int reason = errno;
-            if (replaces) rename(aside.c_str(), final_.c_str());
+            if (replaces) rename_file(aside, final_);
             errno = reason;
             fail_with_errno(partial_, "rename it");
         }
         committed_ = true;
         sync_folder(checkpoints_folder(run_dir_));
+        WorksOn work("removing " + aside);
         std::error_code ignored;  // the new one is there
         if (replaces) std::filesystem::remove_all(aside, ignored);
     }
@@ -217,6 +223,7 @@ public:
 private:
     void check_data_file(size_t number, uint64_t bytes) const {
         std::string path = partial_ + "/" + data_file_name((int)number);
+        WorksOn work("looking at " + path);
         struct stat status;
         bool there = stat(path.c_str(), &status) == 0;
         if (!there && errno != ENOENT) fail_with_errno(path, "look at it");

@@ -209,8 +209,15 @@ inline std::string general_help(int width) {
         line.resize(14, ' ');
         result += line + wrapped(row.purpose, 14, 14, width);
     }
-    return result + "\ntrain_gpt COMMAND --help explains a command's options; train_gpt --version tells the "
-                    "version.\n";
+    return result + "\n" +
+           wrapped("train_gpt COMMAND --help explains a command's options; train_gpt --version tells the "
+                   "version.",
+                   0, 0, width) +
+           "\n" +
+           wrapped(
+               "Exit codes: 0 done, or stopped as asked; 1 the user's input; 70 numbers of a run that "
+               "are not finite; 75 a process, link, device or disk that failed, which is worth a new start.",
+               0, 0, width);
 }
 
 // ----------------------------------------------------------------------------

@@ -466,9 +466,8 @@ inline const std::vector<OptionRow>& option_table() {
          here},
         {FIELD(communication_timeout), "Layout", range(0, most),
          "Seconds that a rank waits for the others, or for its device or a disk, in any phase of a run, "
-         "before "
-         "the job ends with the name of the rank that is stuck. Work that the device still has to do counts "
-         "too: give more than a step takes. 0: for ever."},
+         "before the job ends with the name of the rank that is stuck. Work that the device still has to do "
+         "counts too: give more than a step takes. A process alone waits so long for a disk. 0: for ever."},
 
         {FIELD(val_every), "Evaluation", range(0, most), "Steps between validations. 0: never."},
         {FIELD(val_batches), "Evaluation", range(1, 1048576),

@@ -60,6 +60,7 @@ public:
     // changed before begin(). `option` is the one that names the directory.
     RunLog(const std::string& run_dir, RunFolder use, const char* option = "--run-dir")
         : run_dir_(run_dir), use_(use) {
+        WorksOn work("making " + run_dir);
         std::error_code error;
         std::filesystem::create_directories(run_dir, error);
         if (error) {

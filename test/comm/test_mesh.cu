@@ -156,8 +156,8 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
     for (MeshShape shape : shapes_of(world.size())) {
         CAPTURE(text("tp %d pp %d dp %d shard %d", shape.tp, shape.pp, shape.dp, shape.shard));
         shape.homes = true;
-        constexpr size_t largest = 11;  // divides by no group's size, but 1
-        Mesh mesh(world, shape, test_stream(), largest);
+        constexpr MeshTraffic traffic = {11, 13, 5};  // 11 and 13 divide by no group's size, but 1
+        Mesh mesh(world, shape, test_stream(), traffic);
         // Worked out here from the definition: ranks that agree in the other coordinates.
         auto expected = [&](bool tensor, bool shard, bool replica, bool pipeline) {
             std::vector<int> members;
@@ -477,15 +477,32 @@ TEST_CASE("threads for each rank: its share of the cores, of those it may use, u
     }
 }
 
-TEST_CASE("launchers say how many processes there are") {
-    const char* variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
-    std::vector<std::pair<const char*, std::string>> kept;
-    for (const char* variable : variables) {
-        if (const char* value = getenv(variable)) kept.emplace_back(variable, value);
-        unsetenv(variable);
+// The variables of launchers, without which a process is alone, and put back in the end.
+class NoLauncher {
+public:
+    NoLauncher() {
+        for (const char* variable : variables) {
+            if (const char* value = getenv(variable)) kept_.emplace_back(variable, value);
+            unsetenv(variable);
+        }
     }
+    ~NoLauncher() {
+        for (const char* variable : variables) unsetenv(variable);
+        for (auto& [variable, value] : kept_) setenv(variable, value.c_str(), 1);
+    }
+
+private:
+    static constexpr const char* variables[] = {
+        "OMPI_COMM_WORLD_SIZE", "PMIX_RANK",  "PMI_RANK",   "PMI_SIZE",
+        "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "LOCAL_RANK", "SLURM_NTASKS"};
+    std::vector<std::pair<const char*, std::string>> kept_;
+};
+
+TEST_CASE("launchers say how many processes there are") {
+    NoLauncher none;
     CHECK(launched_processes() == 0);
-    for (const char* variable : variables) {
+    CHECK(promised_processes() == 0);
+    for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
         setenv(variable, "3", 1);
         CHECK(launched_processes() == 3);
         unsetenv(variable);
@@ -494,8 +511,46 @@ TEST_CASE("launchers say how many processes there are") {
     setenv("SLURM_STEP_NUM_TASKS", "2", 1);
     setenv("OMPI_COMM_WORLD_SIZE", "5", 1);
     CHECK(launched_processes() == 5);
-    for (const char* variable : variables) unsetenv(variable);
-    for (auto& [variable, value] : kept) setenv(variable, value.c_str(), 1);
+    for (const char* variable : {"SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"}) unsetenv(variable);
+    // Many users have WORLD_SIZE set; torchrun says to each process which one it is, too.
+    setenv("WORLD_SIZE", "4", 1);
+    CHECK(launched_processes() == 0);
+    setenv("LOCAL_RANK", "0", 1);
+    CHECK(launched_processes() == 4);
+    // What a job of Slurm has room for, its script need not start.
+    setenv("SLURM_NTASKS", "16", 1);
+    CHECK(promised_processes() == 16);
+    CHECK(launched_processes() == 4);
+    unsetenv("WORLD_SIZE");
+    CHECK(launched_processes() == 0);
+}
+
+TEST_CASE("one of several processes that cannot find the others is refused") {
+    NoLauncher none;
+    std::vector<std::pair<const char*, const char*>> launchers[] = {
+        {{"SLURM_STEP_NUM_TASKS", "6"}}, {{"WORLD_SIZE", "6"}, {"LOCAL_RANK", "1"}}};
+    for (auto& variables : launchers) {
+        for (auto [variable, value] : variables) setenv(variable, value, 1);
+        CHECK_REFUSED(World(nullptr, nullptr), "6 processes were started, but this one finds 1; ");
+        for (auto [variable, value] : variables) unsetenv(variable);
+    }
+    setenv("SLURM_NTASKS", "6", 1);  // a process that a script of the job starts for itself
+    CHECK(World(nullptr, nullptr).size() == 1);
+}
+
+TEST_CASE("a message has its rank's name once") {
+    const World& world = test_world();
+    CHECK(world.said_by(0, "a: b") == world.name_of(0) + ": a: b");
+    std::string thrown = error_of([] { cudaCheck(cudaErrorInvalidValue); });
+    CHECK(thrown.starts_with(process_place() + ": "));
+    CHECK(world.said_by(world.rank(), thrown) == thrown);
+    // so has the one that all ranks agree on
+    int bad = world.size() - 1;
+    std::string common = common_error_of([&] {
+        if (world.rank() == bad) cudaCheck(cudaErrorInvalidValue);
+    });
+    CHECK(common.starts_with(world.name_of(bad)));
+    CHECK(common.find(world.name_of(bad), 1) == common.npos);
 }
 
 // ----------------------------------------------------------------------------
@@ -534,29 +589,42 @@ TEST_CASE("an abort ends what is on the links and between the ends") {
 }
 
 static RankState at(std::vector<RankState::Doing> doing, const std::string& phase = "step") {
-    return {true, phase, std::move(doing)};
+    return {true, phase, "", std::move(doing)};
 }
 
 TEST_CASE("the watchdog blames who keeps the others waiting, and nobody who gets on with his work") {
-    RankState::Doing waits = {true, "step", "", 11}, waits_since_lately = {true, "step", "", 3},
-                     saves = {true, "save", "", 11}, writes = {false, "save", "writing a.bin", 3},
-                     hangs = {false, "save", "writing a.bin", 12};
+    using enum Activity;
+    RankState::Doing wait = {waits, "step", "", 11}, wait_since_lately = {waits, "step", "", 3},
+                     saves = {waits, "save", "", 11}, writes = {works, "save", "writing a.bin", 3},
+                     hangs = {works, "save", "writing a.bin", 12}, gives = {launches, "step", "giving", 3},
+                     cannot_give = {launches, "step", "giving", 12};
     auto name_of = [](int rank) { return text("rank %d", rank); };
     auto of = [&](std::vector<RankState> roll, const char* phase = "step") {
         return blame(roll, 0, phase, 10, name_of);
     };
     RankState silent;
-    CHECK(of({at({waits}), silent, at({})}) == "rank 1 does not answer");
-    CHECK(of({at({waits}), at({waits}), at({}, "load")}) ==
-          "rank 2 has not come (it is in the phase `load`)");
-    CHECK(of({at({waits}), at({saves}), at({waits})}).starts_with("rank 1 has not come"));
-    CHECK(of({at({waits}), at({waits}), at({waits, writes})}) == "");  // of these, one is at work
+    CHECK(of({at({wait}), silent, at({})}) == "rank 1 does not answer");
+    CHECK(of({at({wait}), at({wait}), at({}, "load")}) == "rank 2 has not come (it is in the phase `load`)");
+    RankState behind_a_call = at({}, "step");
+    behind_a_call.last_call = "all-gather of parameters of unit 3 in the group `shard`";
+    CHECK(of({at({wait}), behind_a_call}) ==
+          "rank 1 has not come (it is in the phase `step`, behind its all-gather of parameters of unit 3 in "
+          "the group `shard`)");
+    CHECK(of({at({wait}), at({saves}), at({wait})}).starts_with("rank 1 has not come"));
+    CHECK(of({at({wait}), at({wait}), at({wait, writes})}) == "");  // of these, one is at work
     CHECK(of({at({saves}), at({saves}), at({writes})}, "save") == "");
     CHECK(of({at({saves}), at({saves}), at({hangs})}, "save") == "rank 2 is writing a.bin since 12 s");
-    CHECK(of({at({waits}), at({waits}), at({waits})}) == "all ranks wait for each other");
-    CHECK(of({at({waits}), at({waits}), at({waits_since_lately})}) == "");
-    CHECK(of({at({waits_since_lately}), silent}) == "");  // what it asked for is over, and it waits again
+    CHECK(of({at({wait}), at({wait}), at({wait})}) == "all ranks wait for each other");
+    CHECK(of({at({wait}), at({wait}), at({wait_since_lately})}) == "");
+    CHECK(of({at({wait_since_lately}), silent}) == "");  // what it asked for is over, and it waits again
     CHECK(of({at({saves}), silent}) == "");
-    CHECK(of({at({waits}), silent, silent, silent, silent, silent})
+    CHECK(of({at({wait}), at({gives})}) == "");
+    CHECK(of({at({wait}), at({cannot_give})}) == "rank 1 is giving, which has taken none for 12 s");
+    CHECK(of({at({cannot_give}), at({wait})}) == "rank 0 is giving, which has taken none for 12 s");
+    CHECK(of({at({cannot_give}), silent}) == "rank 1 does not answer");
+    CHECK(of({at({cannot_give}), at({}, "load")}).starts_with("rank 1 has not come"));
+    CHECK(of({at({cannot_give}), at({gives})}) == "");  // what fills its queue may be this one's work
+    CHECK(of({at({hangs}), at({})}, "save") == "rank 0 is writing a.bin since 12 s");
+    CHECK(of({at({wait}), silent, silent, silent, silent, silent})
               .ends_with("rank 4 does not answer and 1 more"));
 }

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "test/comm/collectives_testing.h"
+#include "test/support/file_testing.h"
 
 using std::chrono::milliseconds;
 
@@ -169,6 +170,65 @@ TEST_CASE("a rank without a color is in no group") {
     ncclCheck(ncclCommDestroy(rest));
 }
 
+// Waits for it with the library's own call.
+static ncclResult_t ended(ncclComm_t comm, ncclResult_t result) {
+    while (result == ncclInProgress) ncclCheck(ncclCommGetAsyncError(comm, &result));
+    return result;
+}
+
+TEST_CASE("of a group that is not blocking, each call is over when the library says so") {
+    int rank = test_world().rank(), size = test_world().size();
+    constexpr size_t count = 1000;
+    ncclUniqueId id = {};
+    if (rank == 0) ncclCheck(ncclGetUniqueId(&id));
+    test_world().broadcast(&id, sizeof id, 0);
+    int under_way = 0;  // calls that were not over when they returned
+    auto seen = [&](ncclResult_t result) {
+        under_way += result == ncclInProgress;
+        return result;
+    };
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t all = nullptr, half = nullptr;
+    ncclResult_t made = seen(ncclCommInitRankConfig(&all, size, id, rank, &config));
+    REQUIRE(ended(all, made) == ncclSuccess);
+    CHECK(size_of(all) == size);
+    CHECK(rank_of(all) == rank);
+    config.blocking = 1;
+    REQUIRE(ended(all, seen(ncclCommSplit(all, rank % 2, rank, &half, &config))) == ncclSuccess);
+    CHECK(size_of(half) == (size + (rank % 2 == 0)) / 2);
+    Guarded<float> one(count, 0, inputs<float>(rank, 0, count)), two(count, 0, inputs<float>(rank, 0, count)),
+        part(count, 0, inputs<float>(rank, 0, count));
+    auto sum = [&](Guarded<float>& data, ncclComm_t comm) {
+        return ncclAllReduce(data.data(), data.data(), count, ncclFloat, ncclSum, comm, test_stream());
+    };
+    CHECK(ended(all, seen(sum(one, all))) == ncclSuccess);
+    ncclCheck(ncclGroupStart());
+    CHECK(sum(two, all) == ncclSuccess);
+    CHECK(ended(all, seen(ncclGroupEnd())) == ncclSuccess);
+    CHECK(sum(part, half) == ncclSuccess);  // this one is blocking
+    std::vector<int> members;
+    for (int r = rank % 2; r < size; r += 2) members.push_back(r);
+    for (Guarded<float>* each : {&one, &two})
+        CHECK(close(each->host(), reduced<float>(all_members(), count, 0)));
+    CHECK(close(part.host(), reduced<float>(members, count, 0)));
+    ncclCheck(ncclCommDestroy(half));
+#ifndef RANKS_USE_NCCL  // which may be quick
+    ncclResult_t begun = ncclCommSplit(all, 0, rank, &half, nullptr);
+    if (size > 1) {
+        CHECK(begun == ncclInProgress);
+        CHECK(half == nullptr);
+        CHECK(sum(one, all) == ncclInvalidArgument);
+        CHECK(ncclCommSplit(all, 0, rank, &half, nullptr) == ncclInvalidArgument);
+    }
+    REQUIRE(ended(all, begun) == ncclSuccess);
+    ncclCheck(ncclCommDestroy(half));
+    CHECK(under_way == (size > 1 ? 4 : 2));
+#endif
+    REQUIRE(ended(all, ncclCommFinalize(all)) == ncclSuccess);
+    ncclCheck(ncclCommDestroy(all));
+}
+
 TEST_CASE("what NCCL refuses is an Error with its place and reason") {
     Buffer<float> data(4);
     int size = test_world().size();
@@ -181,6 +241,13 @@ TEST_CASE("what NCCL refuses is an Error with its place and reason") {
         Error);
     CHECK_THROWS_WITH_AS(ncclCheck(ncclInvalidUsage), doctest::Contains("test/comm/test_transport.cu:"),
                          Error);
+    // and with the process and its device, as an error of CUDA
+    std::string who = process_place() + ": ";
+    CHECK(who.starts_with(test_world().name()));
+    CHECK(error_of([] { ncclCheck(ncclInvalidUsage); }).starts_with(who + "ncclInvalidUsage failed: "));
+    CHECK(error_of([] {
+              cudaCheck(cudaErrorInvalidValue);
+          }).starts_with(who + "cudaErrorInvalidValue failed: "));
     ncclResult_t error = ncclInternalError;
     ncclCheck(ncclCommGetAsyncError(everyone(), &error));
     CHECK(error == ncclSuccess);
@@ -239,10 +306,10 @@ TEST_CASE("the calls of a Communicator, and the bytes they send") {
         CHECK(bytes_sent(Traffic::statistics) == 4 * part * (n - 1));
         CHECK(bytes_sent(Traffic::parameters) == 4 * part * (n - 1));
         CHECK(weights == (rank == size - 2 ? 0 : 4 * count));
-        ncclCheck(ncclGroupStart());
-        all.send((const float*)copied.data(), count, (rank + 1) % size, Traffic::weights, test_stream());
-        all.receive(received.data(), count, (rank + size - 1) % size, test_stream());
-        ncclCheck(ncclGroupEnd());
+        grouped({all}, [&] {
+            all.send((const float*)copied.data(), count, (rank + 1) % size, Traffic::weights, test_stream());
+            all.receive(received.data(), count, (rank + size - 1) % size, test_stream());
+        });
         CHECK(bytes_sent(Traffic::weights) == weights + 4 * count);
         synchronize();
 #ifndef RANKS_USE_NCCL

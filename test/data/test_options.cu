@@ -435,6 +435,10 @@ TEST_CASE("help names every option, its choices and its default, within the widt
     CHECK(help_text(command_train, 110).find("default 0.0006") != std::string::npos);
     CHECK(help_text(command_train, 110).find("qwen3-0.6B") != std::string::npos);
     CHECK(general_help(110).find("tokenize") != std::string::npos);
+    std::string codes = general_help(110);
+    codes = codes.substr(std::min(codes.find("\nExit codes: 0 done"), codes.size()));
+    for (int code : {exit_bad_input, exit_not_finite, exit_failed_part})
+        CHECK(codes.find(text("; %d ", code)) != std::string::npos);
 }
 
 TEST_CASE("the header has the options that are not as usual, and says where all are") {

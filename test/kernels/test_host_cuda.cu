@@ -98,6 +98,26 @@ TEST_CASE("work is asynchronous: the caller goes on at once") {
     cudaCheck(cudaStreamDestroy(stream));
 }
 
+TEST_CASE("a stream holds 1,024 launches: whoever gives it one more waits until one is over") {
+    constexpr int most = 1024, all = most + 100;
+    cudaStream_t stream = new_stream();
+    Gate gate;
+    std::atomic<int> given = 0;
+    std::function<void()> wait = [&] { gate.wait(); }, nothing = [] {};
+    std::thread giver([&] {
+        enqueue(stream, wait);
+        for (given = 1; given < all; given++) enqueue(stream, nothing);
+    });
+    while (given < most) std::this_thread::yield();
+    std::this_thread::sleep_for(milliseconds(50));
+    CHECK(given == most);
+    gate.open();
+    giver.join();
+    CHECK(given == all);
+    cudaCheck(cudaStreamSynchronize(stream));
+    cudaCheck(cudaStreamDestroy(stream));
+}
+
 TEST_CASE("two streams are not ordered") {
     cudaStream_t first = new_stream(), second = new_stream();
     Gate gate;
@@ -293,7 +313,7 @@ TEST_CASE("work that is left when a stream is destroyed is done") {
 
 // As a communication stream beside a compute stream: each step waits for the other stream's last one.
 TEST_CASE("two streams wait for each other in turn") {
-    constexpr int steps = 500;
+    constexpr int steps = 300;  // which the streams have room for
     cudaStream_t compute = new_stream(), communication = new_stream();
     cudaEvent_t computed = new_event(), communicated = new_event();  // recorded again and again
     std::vector<int> order;

@@ -14,9 +14,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/jobs.sh
 kills=${KILLS:-12}
 stops=${STOPS:-1}
-plan $((kills + 60 + 5 * stops))
+plan $((kills + 72 + 5 * stops))
 cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
-command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 60 + 5 * stops)); exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 72 + 5 * stops)); exit; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
 at_end() { kill_all; }
 cd "$work" || exit 1
@@ -114,6 +114,49 @@ stalled 1000 never 2 --communication-timeout 3
 check "data that never comes ends the job" ended never 60
 check "with an exit code and a reason" eval 'test "$code" != 0 && grep -q "^train_gpt: .*--communication-timeout" never.err'
 check "and leaves no process then" nothing_left never
+
+# ----------------------------------------------------------------------------------------------------------
+# a device that takes no more work, and a disk that does not answer
+
+# faulty NAME RANKS CALLS AT OPTIONS...    the last rank's call number AT, of these, never returns, or for $seconds; with
+# RANKS 1 there is no mpirun
+faulty() {
+    local name=$1 n=$2 calls=$3 at=$4
+    local command=(env LD_PRELOAD="$faults" FAULT=stall FAULT_SECONDS="${seconds:-1000}" FAULT_CALLS="$calls" FAULT_AT="$at"
+        FAULT_LIST="$work/$name.listed" FAULT_RANK=$([ "$n" = 1 ] || echo $((n - 1))) "$cpu" "${tiny[@]}" --communication-timeout 3 "${@:5}")
+    if [ "$n" = 1 ]; then
+        OMP_NUM_THREADS=1 "${command[@]}" --run-dir "$work/$name" >"$name.out" 2>"$name.err" </dev/null &
+        job=$!
+    else
+        start_job "$name" "$n" "${command[@]}"
+    fi
+}
+# blamed NAME WORDS    the job ends in time, with exit code 75 and one line of the program with these words
+blamed() { ended "$1" 40 && [ "$code" = 75 ] && one_line "$1" && grep -qE "^train_gpt: $2" "$1.err" && nothing_left "$1"; }
+
+# A micro-batch of 40 layers is more than 1,024 launches, and three follow each other: what the host gives of them finds no
+# room behind a product that never ends.
+faulty full 3 product 8000 --zero 1 --layers 40 --channels 16 --global-batch $((18 * 48))
+check "a rank that is stuck inside a launch ends the job, and is named" \
+    blamed full 'communication: rank 2 of 3 on [^,;]* is giving work to its device, which has taken none for [0-9.]+ s(; rank|, in the phase)'
+check "in a step" has_steps full 1
+for call in create write sync rename mkdir; do
+    faulty alone_$call 1 $call 1 --steps 2
+    check "a process alone whose disk does not return from $call ends, and names the file" \
+        blamed alone_$call "[a-z ]+ $work/alone_$call/checkpoints/step_00000002.partial[^ ]* has taken [0-9.]+ s: .*--communication-timeout"
+done
+# One that is stopped itself for longer than it waits (Ctrl-Z), in a write that takes long, goes on when it may.
+seconds=6 faulty paused 1 write 1 --steps 2
+wait_for 40 test -s paused.listed
+kill -STOP "$(rank_pids paused)"
+sleep 4
+kill -CONT "$(rank_pids paused)"
+check "a process that was stopped itself blames nobody for that" eval 'ended paused 40 && test $code = 0'
+for call in write sync; do
+    faulty disk_$call 3 $call 1 --zero 1 --save-every 2
+    check "a rank whose disk does not return from $call ends the job, and is named with the file" \
+        blamed disk_$call "communication: rank 2 of 3 on [^,;]* is [a-z ]+ $work/disk_$call/checkpoints/step_00000002.partial/data_00002.bin since"
+done
 
 # ----------------------------------------------------------------------------------------------------------
 # a rank that meets an error
@@ -220,3 +263,10 @@ refused 'nothing' 2 --train-data 'nothing_*.bin'
 refused '--zero' 2 --zero 4
 refused '--laerning-rate' 2 --laerning-rate 1
 refused 'memory' 2 --layers 100 --channels 8192 --heads 64
+
+# One of several processes without MPI between them is refused; where a job of Slurm has room for more, it is told.
+check "what torchrun starts is refused" \
+    eval "! WORLD_SIZE=6 LOCAL_RANK=0 '$cpu' ${tiny[*]@Q} --run-dir torchrun 2>&1 | tee torchrun.err | grep -v '^train_gpt: MPI: 6 processes were started, but this one finds 1; start them with the mpirun' && test -s torchrun.err"
+SLURM_NTASKS=6 OMP_NUM_THREADS=1 "$cpu" "${tiny[@]}" --steps 1 --run-dir slurm >slurm.out 2>&1 </dev/null
+check "a process in a job of Slurm with room for six is told how to start all" \
+    grep -q '^ *SLURM_NTASKS is 6, and this is one process; to start all, use srun --mpi=pmix or mpirun' slurm.out

@@ -7,8 +7,8 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/README.md
-plan 26
-command -v mpirun >/dev/null || { skip "no mpirun here" 26; exit; }
+plan 27
+command -v mpirun >/dev/null || { skip "no mpirun here" 27; exit; }
 cd "$work" || exit 1
 export OMP_NUM_THREADS=1
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
@@ -92,3 +92,4 @@ struck cpu 1 $((products * 7 / 12))
 goes_on cpu 1 "$cpu" 'failed: dnnl_sgemm failed'
 struck cpu2 2 $((products * 7 / 24))
 check "cpu2: one line and exit code 75" fails cpu2 75 'rank 1 of 2 .*failed: dnnl_sgemm failed.*; what was trained since the last checkpoint is lost'
+check "cpu2: the line names the rank once" test "$(grep '^train_gpt: ' cpu2.err | grep -o 'rank 1 of 2 on ' | wc -l)" = 1
