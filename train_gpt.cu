@@ -139,7 +139,7 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
       workload(workload),
       mesh(mesh),
       stage(config, cut, mesh.position, workload.training),
-      layout(parameter_layout(config, mesh.shape.dp, stage.units())),
+      layout(parameter_layout(config, mesh.shape.shard, stage.units())),
       state(memory, layout, mesh, settings, stream),
       pipeline(memory, mesh, cut.pipeline, stage.room, stream_size(config, workload, cut), stream,
                settings.overlap),
@@ -936,7 +936,7 @@ struct TrainingRun {
     RunCheckpoints checkpoints{
         g.state,
         [&](const MeshPosition& position) {
-            return parameter_layout(o, o.dp, Stage(o, plan.memory->layout, position, true).units());
+            return parameter_layout(o, o.shard_group, Stage(o, plan.memory->layout, position, true).units());
         },
         o, world,
         // So the log tells of every step that a checkpoint has, even if the power fails.

@@ -65,7 +65,7 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
     for (int number = 0; number < cut.mesh.pp; number++) {
         Stage stage(config, cut, {.pipeline = number}, w.training);
         auto classes = stage_memory(config, w, settings, cut, stage,
-                                    parameter_layout(config, cut.mesh.dp, stage.units()));
+                                    parameter_layout(config, cut.mesh.shard, stage.units()));
         if (memory_total(classes) > memory_total(most)) most = classes;
     }
     return most;

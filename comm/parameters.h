@@ -1,8 +1,7 @@
 /*
 Where the parameters of a model lie. The tensors that are used together make a unit (the embedding, each
-block, the head), and a unit is one flat buffer, padded so that any number of ranks up to `ranks` that divides
-it cuts it into equal parts. What is true of parameters is true of their gradients and of the optimizer's
-state.
+block, the head), and a unit is one flat buffer, padded so that the ranks of a shard group cut it into equal
+parts. What is true of parameters is true of their gradients and of the optimizer's state.
 
 A rank has the units of its pipeline stage, and of each tensor what its tensor rank has. 2 tensor ranks:
 
@@ -24,6 +23,7 @@ keeps parts.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -104,6 +104,10 @@ void each_piece(const std::vector<TensorPart>& parts, size_t most, Visit&& visit
     }
 }
 
+// Parts of a unit begin on this many elements: 16 bytes of the narrowest numbers, as vector loads and NCCL
+// take at once.
+constexpr size_t part_alignment = 8;
+
 // Elements [begin, end) of a unit.
 struct UnitRange {
     size_t begin, end;
@@ -124,15 +128,15 @@ struct GradientSum {
 
 class ParameterLayout {
 public:
-    // Each unit can be cut for any divisor of `ranks`, each part beginning on 256 bytes. tied: the head reads
-    // the embedding's parameters, and adds to their gradient.
-    ParameterLayout(std::vector<TensorRow> rows, int layers_, bool tied_, int ranks, StageUnits place_ = {})
+    // Each unit can be cut into `shards` parts. tied: the head reads the embedding's parameters, and adds to
+    // their gradient.
+    ParameterLayout(std::vector<TensorRow> rows, int layers_, bool tied_, int shards, StageUnits place_ = {})
         : layers(layers_),
           tied(tied_),
           place(std::move(place_)),
           rows_(std::move(rows)),
           held_(place.units),
-          ranks_(ranks) {
+          shards_(shards) {
         std::stable_sort(rows_.begin(), rows_.end(),
                          [](const TensorRow& a, const TensorRow& b) { return turn(a) < turn(b); });
         size_t size[3] = {};
@@ -148,7 +152,8 @@ public:
             for (int unit = 0; unit < units(); unit++) held_.push_back(unit);
         }
         unit_size_.resize(units());
-        for (int unit : held_) unit_size_[unit] = round_up(size[(int)kind(unit)], alignment * ranks);
+        const size_t divides = std::lcm(alignment, part_alignment * (size_t)shards);
+        for (int unit : held_) unit_size_[unit] = round_up(size[(int)kind(unit)], divides);
         unit_offset_.push_back(0);
         for (size_t unit_size : unit_size_) unit_offset_.push_back(unit_offset_.back() + unit_size);
     }
@@ -157,7 +162,7 @@ public:
     ParameterLayout of_tensor_rank(int tensor) const {
         StageUnits there = place;
         there.tensor = tensor;
-        return {rows_, layers, tied, ranks_, there};
+        return {rows_, layers, tied, shards_, there};
     }
 
     // Units have the same numbers on all stages.
@@ -309,7 +314,7 @@ public:
     const StageUnits place;
 
 private:
-    static constexpr size_t alignment = 64;  // elements
+    static constexpr size_t alignment = 64;  // elements, where a tensor begins
 
     // In elements. Columns that are cut make one section.
     struct LocalSection {
@@ -407,7 +412,7 @@ private:
     Local local_[UnitTensors<float>::most];
     int sections_[3] = {};  // of each kind of unit
     size_t before_matrices_ = 0;
-    int ranks_;
+    int shards_;
     std::vector<size_t> unit_size_, unit_offset_;
 };
 
@@ -416,9 +421,9 @@ inline int padded_vocab(const ModelConfig& c, int tp = 1) {
     return ceil_div(ceil_div(c.vocab_size, tp), vocab_multiple) * vocab_multiple;
 }
 
-// The parameters of a model, for a data group of `ranks`.
-inline ParameterLayout parameter_layout(const ModelConfig& config, int ranks = 1, StageUnits place = {}) {
-    return ParameterLayout(tensor_table(config), config.layers, config.tie_embeddings, ranks, place);
+// The parameters of a model, for a shard group of `shards`.
+inline ParameterLayout parameter_layout(const ModelConfig& config, int shards = 1, StageUnits place = {}) {
+    return ParameterLayout(tensor_table(config), config.layers, config.tie_embeddings, shards, place);
 }
 
 // ----------------------------------------------------------------------------

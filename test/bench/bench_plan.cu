@@ -106,7 +106,7 @@ public:
           micro_batches_(sequences / o.dp),
           mesh_(world, mesh_shape(o), nullptr),
           stage_(o, layout_of(o), mesh_.position, true),
-          units_(parameter_layout(o, o.dp, stage_.units())),
+          units_(parameter_layout(o, o.shard_group, stage_.units())),
           state_(memory_, units_, mesh_, zero_settings(o), stream_.stream),
           list_(pipeline_actions(stage_.pipeline(micro_batches_), stage_.number())),
           rows_((size_t)o.sequence_length * o.channels),
@@ -239,7 +239,7 @@ void bench_sleep(const World& world) {
     for (const Row& row : rows_of(world.size())) {
         Options o = options_of_row(config, row);
         Layout layout = layout_of(o);
-        ParameterLayout parameters = parameter_layout(o, o.dp);
+        ParameterLayout parameters = parameter_layout(o, o.shard_group);
         MicroBatchTime passes = told(times, o, machine);
         double planned =
             simulate_step({.machine = machine,

@@ -52,7 +52,7 @@ inline ParameterLayout toy_layout(const ToyModel& model, const MeshShape& shape,
         if (place.embedding_copy) place.units.push_back(0);
         for (int unit = first(stage); unit < first(stage + 1); unit++) place.units.push_back(unit);
     }
-    return ParameterLayout(model.rows, model.layers, model.tied, shape.dp, place);
+    return ParameterLayout(model.rows, model.layers, model.tied, shape.shard, place);
 }
 
 // ----------------------------------------------------------------------------

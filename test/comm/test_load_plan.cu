@@ -29,7 +29,7 @@ struct PaperRun {
         for (int pipeline = 0; pipeline < mesh.pp; pipeline++) {
             for (int tensor = 0; tensor < mesh.tp; tensor++) {
                 Stage stage(config, layout, {.tensor = tensor, .pipeline = pipeline}, true);
-                layouts.push_back(parameter_layout(config, mesh.dp, stage.units()));
+                layouts.push_back(parameter_layout(config, mesh.shard, stage.units()));
             }
         }
     }

@@ -89,8 +89,8 @@ std::vector<StageUnits> places_of(const Model& model, int tp, const Stages& stag
     return places;
 }
 
-ParameterLayout layout_of(const Model& model, int ranks, const StageUnits& place = {}) {
-    return ParameterLayout(model.rows, model.layers, model.tied, ranks, place);
+ParameterLayout layout_of(const Model& model, int shards, const StageUnits& place = {}) {
+    return ParameterLayout(model.rows, model.layers, model.tied, shards, place);
 }
 
 // Visits (model, tp, stages, places) of every kind.
@@ -211,11 +211,11 @@ TEST_CASE("all ranks of a replica count every element once, and number it alike"
                 numbers[name].assign(row.size(), padding);
             });
             for (const StageUnits& place : places) {
-                ParameterLayout layout = layout_of(model, 2 * shards, place);
+                ParameterLayout layout = layout_of(model, shards, place);
                 for (int unit : layout.held()) {
                     size_t part_size = layout.unit_size(unit) / shards;
                     CHECK(part_size * shards == layout.unit_size(unit));
-                    CHECK(part_size % 64 == 0);
+                    CHECK(part_size % 8 == 0);
                     for (int shard = 0; shard < shards; shard++) {
                         size_t begin = shard * part_size, end = begin + part_size;
                         for (const TensorPart& part : layout.counted_parts(unit, begin, end)) {
@@ -363,10 +363,10 @@ TEST_CASE("an example by hand") {
 
 TEST_CASE("a unit has the same size on all tensor ranks, and none where it is not") {
     each_cut([](const Model& model, int, const std::vector<StageUnits>& places) {
-        for (int ranks : {1, 3, 8}) {
+        for (int shards : {1, 3, 8}) {
             std::vector<size_t> size(model.layers + 2, 0);
             for (const StageUnits& place : places) {
-                ParameterLayout layout = layout_of(model, ranks, place);
+                ParameterLayout layout = layout_of(model, shards, place);
                 size_t total = 0;
                 for (int unit = 0; unit < layout.units(); unit++) {
                     bool held =
@@ -374,7 +374,8 @@ TEST_CASE("a unit has the same size on all tensor ranks, and none where it is no
                     CHECK(layout.has(unit) == held);
                     CHECK(layout.unit_offset(unit) == total);
                     total += layout.unit_size(unit);
-                    CHECK(layout.unit_size(unit) % (64 * ranks) == 0);
+                    CHECK(layout.unit_size(unit) % (8 * shards) == 0);
+                    CHECK(layout.unit_size(unit) % 64 == 0);
                     if (!held) continue;
                     if (size[unit] == 0) size[unit] = layout.unit_size(unit);
                     CHECK(layout.unit_size(unit) == size[unit]);
@@ -396,26 +397,28 @@ TEST_CASE("a unit has the same size on all tensor ranks, and none where it is no
 }
 
 TEST_CASE("one rank has every tensor whole, padded to 64 elements") {
-    for (const Model& model : models()) {
-        ParameterLayout layout = layout_of(model, 4);
-        size_t total = 0, parameters = 0;
-        for (int unit = 0; unit < layout.units(); unit++) {
-            size_t size = 0, tensors = 0;
-            each_tensor(model, unit, [&](const TensorRow& row) {
-                size_t rows = ceil_div(row.rows, row.pad_to) * row.pad_to;
-                size += ceil_div(rows * std::max<size_t>(row.cols, 1), 64) * 64;
-                parameters += row.size();
-                tensors++;
-            });
-            size = ceil_div(size, 256) * 256;
-            CHECK(layout.unit_size(unit) == size);
-            CHECK(layout.sums(unit).empty());
-            CHECK(layout.parts(unit, 0, size).size() == tensors);
-            total += size;
+    // and units so that they are cut on 8 elements
+    for (auto [shards, multiple] : {std::pair{1, 64}, {4, 64}, {48, 384}, {64, 512}})
+        for (const Model& model : models()) {
+            ParameterLayout layout = layout_of(model, shards);
+            size_t total = 0, parameters = 0;
+            for (int unit = 0; unit < layout.units(); unit++) {
+                size_t size = 0, tensors = 0;
+                each_tensor(model, unit, [&](const TensorRow& row) {
+                    size_t rows = ceil_div(row.rows, row.pad_to) * row.pad_to;
+                    size += ceil_div(rows * std::max<size_t>(row.cols, 1), 64) * 64;
+                    parameters += row.size();
+                    tensors++;
+                });
+                size = ceil_div(size, (size_t)multiple) * multiple;
+                CHECK(layout.unit_size(unit) == size);
+                CHECK(layout.sums(unit).empty());
+                CHECK(layout.parts(unit, 0, size).size() == tensors);
+                total += size;
+            }
+            CHECK(layout.size() == total);
+            CHECK(layout.parameter_count() == parameters);
         }
-        CHECK(layout.size() == total);
-        CHECK(layout.parameter_count() == parameters);
-    }
 }
 
 TEST_CASE("the order in memory is the same however the model is cut") {

@@ -217,11 +217,11 @@ struct UnitSizes {
         for (auto* tensors : {&copies, &others}) sum = std::accumulate(tensors->begin(), tensors->end(), sum);
         return sum;
     }
-    // In memory: any data group up to `ranks` can cut it.
-    size_t padded(int ranks) const {
+    // In memory: `shards` ranks have equal parts of whole 8 elements.
+    size_t padded(int shards) const {
         std::vector<size_t> all = copies;
         all.insert(all.end(), others.begin(), others.end());
-        return round_up(laid_out(all), 64 * (size_t)ranks);
+        return round_up(laid_out(all), std::lcm<size_t>(64, 8 * shards));
     }
 };
 
@@ -292,9 +292,9 @@ struct Place {
     }
     // Tied embeddings are on the first and on the last stage.
     bool has_table() const { return first || (last && config.tie_embeddings); }
-    size_t table() const { return has_table() ? sizes.embedding.padded(c.mesh.dp) : 0; }
-    size_t block() const { return sizes.block.padded(c.mesh.dp); }
-    size_t head() const { return last ? sizes.head.padded(c.mesh.dp) : 0; }
+    size_t table() const { return has_table() ? sizes.embedding.padded(c.mesh.shard) : 0; }
+    size_t block() const { return sizes.block.padded(c.mesh.shard); }
+    size_t head() const { return last ? sizes.head.padded(c.mesh.shard) : 0; }
     size_t all() const { return table() + layer_count() * block() + head(); }
     bool cut_gradients() const { return c.settings.level >= 2 && S > 1; }
     bool cut_parameters() const { return c.settings.level >= 3 && S > 1; }
@@ -340,7 +340,7 @@ size_t formula_pipeline(const Place& a) {
 // backward pass in two.
 size_t formula_gradients(const Place& a) {
     auto unit = [&](const UnitSizes& sizes, bool is_block) {
-        size_t passes = a.cut_gradients() ? a.m : 1, U = sizes.padded(a.c.mesh.dp), own = U / a.S;
+        size_t passes = a.cut_gradients() ? a.m : 1, U = sizes.padded(a.c.mesh.shard), own = U / a.S;
         if (is_block && a.cut_gradients() && a.c.pipeline.schedule == zero_bubble) passes *= 2;
         // of copies, each rank sums over tensor ranks what it owns, once a step
         size_t own_begin = a.at.shard * own;
@@ -472,7 +472,7 @@ static size_t activations_of_passes(const Gpt& g, const Place& a) {
 static BytesSent simulated_bytes(const Gpt& g, const Place& a) {
     MicroBatchTime times;
     times.layers.resize(g.config.layers);
-    ParameterLayout parameters = parameter_layout(g.config, g.mesh.shape.dp, {.tp = g.mesh.shape.tp});
+    ParameterLayout parameters = parameter_layout(g.config, g.mesh.shape.shard, {.tp = g.mesh.shape.tp});
     Layout layout = a.layout();
     StepToSimulate step = {find_machine("h100"),
                            g.config,

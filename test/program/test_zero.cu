@@ -239,12 +239,12 @@ TEST_CASE("overlap, offload and units gathered ahead do not change a bit") {
 namespace {
 
 // Four blocks of nothing but parameters.
-ParameterLayout bare_layout(bool tied, int ranks) {
+ParameterLayout bare_layout(bool tied, int shards) {
     return ParameterLayout({{0, Unit::embedding, "in", 50, 8, 0, 1, true},
                             {1, Unit::block, "weight", 40, 8, 0, 1, true},
                             {2, Unit::block, "bias", 24, 0, 0, 1, false},
                             {3, Unit::head, "out", 45, 8, 0, 1, true}},
-                           4, tied, ranks);
+                           4, tied, shards);
 }
 
 // For all ranks.
@@ -272,7 +272,7 @@ struct Slowness {
 std::string bare_steps(const Case& c, const Slowness& slowness) {
     constexpr int bare_step_count = 3;
     Mesh mesh(test_world(), shape_of(c), test_stream());
-    ParameterLayout layout = bare_layout(c.tied, mesh.shape.dp);
+    ParameterLayout layout = bare_layout(c.tied, mesh.shape.shard);
     cudaStream_t compute = test_stream();
     Arena memory;
     ZeroState state(memory, layout, mesh, settings_of(c), compute);
@@ -427,7 +427,7 @@ TEST_CASE("each kind of tensor has its own learning rate and decay") {
 
     Mesh mesh(test_world(), {.dp = test_world().size(), .shard = test_world().size(), .homes = true},
               test_stream());
-    ParameterLayout layout = bare_layout(false, mesh.shape.dp);
+    ParameterLayout layout = bare_layout(false, mesh.shape.shard);
     auto stepped = [&](OptimizerKind kind, TensorKind other, Multipliers by, bool steps = true) {
         ZeroSettings settings = for_optimizer(kind, {.level = 1});
         settings.multipliers[(int)other] = by;
@@ -478,7 +478,7 @@ TEST_CASE("a tensor of several pieces is set and collected whole") {
     ParameterLayout layout({{0, Unit::embedding, "in", size, 0, 0, 1, true},
                             {1, Unit::block, "weight", 40, 8, 0, 1, true},
                             {2, Unit::head, "out", 45, 8, 0, 1, true}},
-                           1, false, mesh.shape.dp);
+                           1, false, mesh.shape.shard);
     // where there is a master copy, that is what is collected
     Arena memory;
     ZeroState state(memory, layout, mesh, {.level = 1, .training = !exact, .keep_master = !exact},
@@ -517,7 +517,7 @@ ParameterLayout cut_layout(const MeshShape& shape, const MeshPosition& position)
                             {3, block, "out", 6, 12, 0, 1, true, Shard::columns},
                             {4, block, "scale", 3, 0, 0, 1, false},
                             {5, head, "normf", 12, 0, 1, 1, false, Shard::replicated}},
-                           4, true, shape.dp, place);
+                           4, true, shape.shard, place);
 }
 
 // Elements that the passes of this rank would not find as set_normal sets them, copies among them.
