@@ -37,7 +37,7 @@ Model gpt2_like() {
              {projb, block, "proj.bias", C, 0, 0, 0, false, Shard::replicated},
              {fcw, block, "fc.weight", F, C, 0, 1, true, Shard::rows},
              {fcdown, block, "fcproj.weight", C, F, 0, 1, true, Shard::columns},
-             {normf, head, "normf", C, 0, 1, 0, false, Shard::replicated}},
+             {normf, last_block, "normf", C, 0, 1, 0, false, Shard::replicated}},
             5,
             true,
             12,
@@ -57,7 +57,7 @@ Model llama_like(int kv_heads) {
              {projw, block, "proj.weight", C, A, 0, 1, true, Shard::columns},
              {fcw, block, "fc.weight", 2 * F, C, 0, 1, true, Shard::rows, {{F, 0}, {F, 0}}},
              {fcdown, block, "fcproj.weight", C, F, 0, 1, true, Shard::columns},
-             {normf, head, "normf", C, 0, 1, 0, false, Shard::replicated},
+             {normf, last_block, "normf", C, 0, 1, 0, false, Shard::replicated},
              {headw, head, "head", V, C, 0, 1, true, Shard::rows, {}, 8}},
             5,
             false,
@@ -167,7 +167,7 @@ template <typename Visit>
 void each_tensor(const Model& model, int unit, Visit&& visit) {
     Unit kind = unit == 0 ? Unit::embedding : unit <= model.layers ? Unit::block : Unit::head;
     for (const TensorRow& row : model.rows) {
-        if (row.unit == kind) visit(row);
+        if (row.unit == kind || (row.unit == Unit::last_block && unit == model.layers)) visit(row);
     }
 }
 
@@ -347,6 +347,12 @@ TEST_CASE("an example by hand") {
     CHECK(layout.counted(1) == std::vector<UnitRange>{{bias, bias + 12},
                                                       {weight, weight + 12 * 20},
                                                       {weight + 448, layout.unit_size(1)}});
+    // the last norm comes before them in the last block
+    CHECK(layout.before_matrices(5) == 64 + weight);
+    CHECK(layout.sums(5) == std::vector<GradientSum>{
+                                {0, 64 + 20, 4}, {64 + bias + 12, 8, 2}, {64 + weight + 12 * 20, 8 * 20, 2}});
+    CHECK(layout.parts(5, 0, 65)[0].name == "normf");
+    CHECK(layout.parts(5, 0, 65)[1].name == "layers.4.norm");
     auto parts = layout.parts(1, weight, weight + 448);
     REQUIRE(parts.size() == 3);
     CHECK(parts[0].name == "layers.0.qkv.weight");
@@ -371,6 +377,7 @@ TEST_CASE("a unit has the same size on all tensor ranks, and none where it is no
                 for (int unit = 0; unit < layout.units(); unit++) {
                     bool held =
                         place.units.empty() || std::count(place.units.begin(), place.units.end(), unit) > 0;
+                    if (model.tied && unit == layout.last_unit()) held = false;  // it has nothing of its own
                     CHECK(layout.has(unit) == held);
                     CHECK(layout.unit_offset(unit) == total);
                     total += layout.unit_size(unit);
@@ -486,10 +493,10 @@ TEST_CASE("places for units in use") {
         return UnitBuffers(layout_of(model, 1, {.units = std::move(units)}), for_blocks);
     };
     UnitBuffers all = places(tied, {}, 2);
-    CHECK(all.count() == 4);
+    CHECK(all.count() == 3);  // two for blocks, one for the embedding
     CHECK(all.place(1) != all.place(2));
     CHECK(all.place(1) == all.place(3));
-    CHECK(all.place(0) != all.place(6));
+    CHECK(all.place(6) == -1);
     CHECK(places(untied, {}, 2).count() == 3);
     CHECK(places(untied, {}, 2).place(0) == places(untied, {}, 2).place(6));
 
@@ -498,11 +505,15 @@ TEST_CASE("places for units in use") {
     CHECK(parts.count() == 2);
     CHECK(parts.place(2) != parts.place(4));
     CHECK(parts.place(4) != parts.place(5));
-    CHECK(parts.size() == 2 * layout_of(untied, 1).unit_size(1));
+    // the place of the last block has room for what lies beside it
+    size_t block = layout_of(untied, 1).unit_size(1), last_block = layout_of(untied, 1).unit_size(5);
+    CHECK(last_block == block + 64);
+    CHECK(parts.size() == block + last_block);
+    CHECK(parts.offset(parts.place(4)) == last_block);
     CHECK(places(untied, {0, 1}, 2).count() == 2);
     CHECK(places(untied, {6}, 2).count() == 1);
     CHECK(places(untied, {6}, 2).size() == layout_of(untied, 1).unit_size(6));
-    CHECK(places(tied, {0, 5, 6}, 2).count() == 3);  // with a copy of the embedding
+    CHECK(places(tied, {0, 5, 6}, 2).count() == 2);  // with a copy of the embedding
 
     for (const Stages& stages : splits) {
         for (const Model& model : {tied, untied}) {

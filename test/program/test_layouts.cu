@@ -208,8 +208,8 @@ size_t laid_out(const std::vector<size_t>& tensors) {
     return end;
 }
 
-// Sizes of the tensors of the embedding, a block and the head that one tensor rank has. Of copies, the
-// gradients are summed over all tensor ranks.
+// Sizes of the tensors of the embedding, a block and the head that one tensor rank has; the last norm is with
+// the last block. Of copies, the gradients are summed over all tensor ranks.
 struct UnitSizes {
     std::vector<size_t> copies, others;
     size_t parameters() const {
@@ -228,7 +228,7 @@ struct UnitSizes {
 struct Sizes {
     size_t C, HS, A, KV, H, F, F1;  // of one tensor rank
     size_t vocab;                   // rows of the table: a multiple of 128
-    UnitSizes embedding, block, head;
+    UnitSizes embedding, block, last_block, head;
     size_t shared_heads;  // parameters of key and value heads, without their biases
     size_t shared_bias;
 
@@ -251,8 +251,10 @@ struct Sizes {
         block.others = {(A + 2 * KV) * C, A * C, F1 * C, F * C};
         if (c.bias) block.others.insert(block.others.end(), {A + 2 * KV, F1});
         if (c.local_filter) block.others.insert(block.others.end(), {H, 2 * H * C, 2 * C * H});
-        norm(head);
+        norm(last_block);
         if (!c.tie_embeddings) head.others = {vocab * C};
+        last_block.copies.insert(last_block.copies.end(), block.copies.begin(), block.copies.end());
+        last_block.others = block.others;
         shared_heads = 2 * KV * C;
         shared_bias = c.bias ? 2 * KV : 0;
     }
@@ -293,9 +295,17 @@ struct Place {
     // Tied embeddings are on the first and on the last stage.
     bool has_table() const { return first || (last && config.tie_embeddings); }
     size_t table() const { return has_table() ? sizes.embedding.padded(c.mesh.shard) : 0; }
-    size_t block() const { return sizes.block.padded(c.mesh.shard); }
+    const UnitSizes& block(int layer) const {
+        return layer == config.layers - 1 ? sizes.last_block : sizes.block;
+    }
     size_t head() const { return last ? sizes.head.padded(c.mesh.shard) : 0; }
-    size_t all() const { return table() + layer_count() * block() + head(); }
+    size_t all() const {
+        size_t size = table() + head();
+        for (auto& of_chunk : layers) {
+            for (int layer : of_chunk) size += block(layer).padded(c.mesh.shard);
+        }
+        return size;
+    }
     bool cut_gradients() const { return c.settings.level >= 2 && S > 1; }
     bool cut_parameters() const { return c.settings.level >= 3 && S > 1; }
 
@@ -359,7 +369,10 @@ size_t formula_gradients(const Place& a) {
         }
         return passes * (a.S - 1) * own + sums + all_reduced(own, a.R, a.at.replica);
     };
-    size_t count = a.layer_count() * unit(a.sizes.block, true);
+    size_t count = 0;
+    for (auto& of_chunk : a.layers) {
+        for (int layer : of_chunk) count += unit(a.block(layer), true);
+    }
     if (a.has_table()) count += unit(a.sizes.embedding, false);
     if (a.last) count += unit(a.sizes.head, false);
     // the first and the last stage add up what they own of the gradient of tied embeddings
@@ -369,7 +382,7 @@ size_t formula_gradients(const Place& a) {
 
 // Level 3: elements of the units that a stage gathers. A unit is gathered when it is used and not in its
 // place. Blocks take turns in a few places. The embedding and the head have one together if they are on the
-// same stage, and one each if the head uses the embedding.
+// same stage; a head that uses the embedding has none. The last norm is with the last block.
 size_t gathered(const Place& a) {
     constexpr int table = -1, head = -2;
     std::map<int, size_t> place;  // of each unit
@@ -377,13 +390,15 @@ size_t gathered(const Place& a) {
         for (int layer : of_chunk)
             place[layer] = place.size() % std::min<size_t>(a.c.settings.prefetch + 1, a.layer_count());
     }
-    place[table] = SIZE_MAX, place[head] = a.config.tie_embeddings || !a.first ? SIZE_MAX - 1 : SIZE_MAX;
+    place[table] = place[head] = SIZE_MAX;
     std::map<size_t, int> lies;  // the unit at each place
     size_t elements = 0;
     auto use = [&](int unit) {
         auto [entry, is_new] = lies.insert({place[unit], unit});
         if (is_new || entry->second != unit)
-            elements += unit == table ? a.table() : unit == head ? a.head() : a.block();
+            elements += unit == table  ? a.table()
+                        : unit == head ? a.head()
+                                       : a.block(unit).padded(a.c.mesh.shard);
         entry->second = unit;
     };
     for (auto [work, micro_batch, chunk] : pipeline_actions(a.shape(), a.at.pipeline)) {
@@ -392,9 +407,9 @@ size_t gathered(const Place& a) {
         if (work == PipelineWork::forward) {
             if (first_part) use(table);
             for (int layer : layers) use(layer);
-            if (last_part) use(head);
+            if (last_part) use(layers.back());
         } else if (work != PipelineWork::weight_gradient) {
-            if (last_part) use(a.config.tie_embeddings ? table : head), use(head);
+            if (last_part) use(a.config.tie_embeddings ? table : head);
             for (auto layer = layers.rbegin(); layer != layers.rend(); layer++) use(*layer);
         }
     }
@@ -536,7 +551,7 @@ double formula_state(const Place& a) {
     double block = (double)a.sizes.block.parameters(), layers = (double)a.layer_count(), S = (double)a.S;
     double table = a.has_table() ? (double)a.sizes.embedding.parameters() : 0;
     double head = a.last ? (double)a.sizes.head.parameters() : 0, all = table + layers * block + head;
-    double ends = a.config.tie_embeddings ? table + head : std::max(table, head);
+    double ends = std::max(table, head);
     auto held = [&](bool cut, double units) {
         return cut ? all / S + std::min(units, layers) * block + ends : all;
     };
