@@ -607,7 +607,7 @@ inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task,
     bool now = task.work == PipelineWork::backward;
     if (task.part == g.stage.last_part()) {
         classify(g, batch, dloss, true);
-        // but for tied embeddings where the tokens come in, the classifier's weights are used for nothing else
+        // the classifier's weights are used for nothing else, but for tied embeddings by the first stage
         bool used_again = g.config.tie_embeddings && g.stage.has_embedding();
         if (!used_again) g.state.reduce_gradients(g.classifier_unit(), last_micro_batch);
         head_backward(g, batch);

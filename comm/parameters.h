@@ -340,11 +340,7 @@ private:
 
     // By unit, and as they lie in it.
     static int turn(const TensorRow& row) {
-        int unit = row.unit == Unit::embedding    ? 0
-                   : row.unit == Unit::last_block ? 1
-                   : row.unit == Unit::block      ? 2
-                                                  : 3;
-        return unit * 3 + (row.shard != Shard::replicated) + row.is_block_matrix();
+        return (int)row.unit * 3 + (row.shard != Shard::replicated) + row.is_block_matrix();
     }
 
     Local local_part(const TensorRow& row) const {
@@ -415,7 +411,7 @@ private:
 
     // Among those of the model.
     int first_section(int unit) const {
-        auto [embedding, block, last_block, head] = sections_;
+        auto [embedding, last_block, block, head] = sections_;
         return unit == 0 ? 0 : embedding + (unit - 1) * block + (unit > layers ? last_block : 0);
     }
     int first_section(const TensorRow& row, int unit) const {

@@ -245,9 +245,7 @@ public:
 
     // Bytes on the device.
     size_t total(const std::vector<MemoryClass>& classes) const {
-        size_t bytes = 0;
-        for (const MemoryClass& one : classes) bytes += one.on_host && number_bytes_ == 2 ? 0 : one.bytes;
-        return bytes;
+        return memory_total(classes, number_bytes_ == 2);
     }
 
     // A rank sends so much in a step, on the stage that sends most.
@@ -562,13 +560,13 @@ private:
         return known->second;
     }
 
-    // The classes of the stage that takes most; empty: one takes more than `most`.
+    // The classes of the stages that take most; empty: one takes more than `most`.
     std::vector<MemoryClass> memory(const PlannedCut& cut, size_t most) {
         Options o = options_of(cut);
         Workload w = workload(cut);
         ZeroSettings settings = zero_settings(o, number_bytes_);
         Layout cut_layout = layout(cut, enough_micro_batches(cut));
-        std::vector<MemoryClass> fullest;
+        std::vector<std::vector<MemoryClass>> stages;
         for (int number = 0; number < cut.pp; number++) {
             const Stage& stage = this->stage(cut, cut_layout, number);
             auto classes = stage_memory(o, w, settings, cut_layout, stage,
@@ -576,9 +574,9 @@ private:
             if (number_bytes_ == 2)
                 classes.push_back({"communicators", communicator_memory(cut_layout.mesh, machine_.node)});
             if (total(classes) > most) return {};
-            if (total(classes) > total(fullest)) fullest = classes;
+            stages.push_back(std::move(classes));
         }
-        return fullest;
+        return most_of_stages(stages, number_bytes_ == 2);
     }
     const Stage& stage(const PlannedCut& cut, const Layout& layout, int number) {
         auto key = std::tuple(cut.tp, cut.pp, cut.schedule, cut.chunks, layout.pipeline.micro_batches);

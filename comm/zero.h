@@ -376,17 +376,12 @@ inline void ZeroState::gather_replicas(Slot slot) {
         auto* here = visits ? (decltype(own))owned_grads(unit) : own;
         auto [begin, end] = slice_of(mesh_.position.replica);
         if (visits) copy(here + begin, own + begin, end - begin);
-        auto broadcast = [&](size_t from, size_t to, int replica) {
+        size_t each = slice_of(0).end, all = each * (size_t)replicas.size(), gathered = all <= room ? all : 0;
+        if (gathered > 0) replicas.all_gather(here, each, Traffic::weights, compute_);
+        for (int replica = 0; replica < replicas.size(); replica++) {  // what is left
+            auto [from, to] = slice_of(replica);
+            from = std::max(from, gathered);
             if (from < to) replicas.broadcast(here + from, to - from, replica, Traffic::weights, compute_);
-        };
-        if (size_t each = slice_of(0).end; each * (size_t)replicas.size() <= room) {
-            if (each > 0) replicas.all_gather(here, each, Traffic::weights, compute_);
-            broadcast(each * (size_t)replicas.size(), room, replicas.size() - 1);
-        } else {
-            for (int replica = 0; replica < replicas.size(); replica++) {
-                auto [from, to] = slice_of(replica);
-                broadcast(from, to, replica);
-            }
         }
         if (visits) copy(own, here, room);
     };

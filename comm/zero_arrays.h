@@ -72,8 +72,7 @@ inline UnitRange replica_slice(size_t part, int replicas, int replica) {
     return {begin, replica == replicas - 1 ? part : begin + each};
 }
 inline size_t largest_slice(size_t part, int replicas) {
-    auto [begin, end] = replica_slice(part, replicas, replicas - 1);
-    return end - begin;
+    return part - (size_t)(replicas - 1) * replica_slice(part, replicas, 0).end;
 }
 // Whose slice has an element of the part.
 inline int replica_at(size_t part, int replicas, size_t at) {

@@ -115,9 +115,10 @@ inline int filter_width(const ModelConfig& c) {
 // ----------------------------------------------------------------------------
 // the parameter tensors, one row each: name, shape, initial values, weight decay, how it is sharded
 
-// A model is a chain of units: the embedding, each block, and the head, where it has a matrix of its own. The
-// last norm is in the unit of the last block, for a message of so few numbers would take as long as a large one.
-enum class Unit { embedding, block, last_block, head };
+// A model is a chain of units: the embedding, each block, and the head, where it has a matrix of its own.
+// What else is behind the last block lies in that one's unit, ahead of the block's own tensors: a message of
+// so few numbers would take as long as one of many.
+enum class Unit { embedding, last_block, block, head };
 
 // How a tensor is sharded: what of it each tensor rank has.
 enum class Shard {

@@ -765,7 +765,20 @@ TEST_CASE("chunks share the memory of their layers, and no two layers have the s
 
 namespace {
 
-// The statistics of two steps and the bits of all parameters after them, as this rank sees them.
+// The bits of all parameters, as this rank sees them.
+std::string parameter_bits(Gpt& g) {
+    std::string bits;
+    for (int unit : g.layout.held()) {
+        g.state.acquire(unit, 0);
+        g.state.synchronize();
+        auto values = from_device(g.state.params(unit), g.layout.unit_size(unit));
+        g.state.release(unit);
+        bits.append((const char*)values.data(), values.size() * sizeof values[0]);
+    }
+    return bits;
+}
+
+// The statistics of two steps and all parameters after them.
 std::string trained(const Case& c, const Mesh& mesh, bool overlap) {
     ModelConfig config = config_of(c);
     ZeroSettings settings = settings_of(c);
@@ -779,14 +792,7 @@ std::string trained(const Case& c, const Mesh& mesh, bool overlap) {
         CHECK(stats.loss > 0);
         for (float value : {stats.loss, stats.gradient_norm}) bits.append((const char*)&value, sizeof value);
     }
-    for (int unit : g.layout.held()) {
-        g.state.acquire(unit, 0);
-        g.state.synchronize();
-        auto values = from_device(g.state.params(unit), g.layout.unit_size(unit));
-        g.state.release(unit);
-        bits.append((const char*)values.data(), values.size() * sizeof values[0]);
-    }
-    return bits;
+    return bits + parameter_bits(g);
 }
 
 }  // namespace
@@ -831,6 +837,23 @@ private:
     int& reads_;  // batches that were read
     std::vector<int> blocks_[2] = {std::vector<int>(batch_ints(B, T)), std::vector<int>(batch_ints(B, T))};
 };
+
+}  // namespace
+
+TEST_CASE("the host's memory for batches is what is planned for them") {
+    Mesh alone;
+    TakenMemory memory;
+    if (!memory.known()) SKIP("what is taken of a card is not known here");
+    NotedError error;
+    int reads = 0;
+    constexpr size_t slots = 3, batch = 6 * sizeof(int) * N;
+    DeviceBatches batches(std::make_unique<RandomBatches>(50, reads), test_stream(), alone, error,
+                          (int)slots);
+    constexpr size_t read_into = 2 * batch;  // by the source, in memory of its own
+    CHECK(DeviceBatches::host_bytes(B, T) == memory.bytes() - slots * batch + read_into);
+}
+
+namespace {
 
 // The losses and gradient norms of some steps of so many micro-batches on all data ranks, and the loss of
 // some samples in the end.
@@ -887,6 +910,80 @@ TEST_CASE("any number of data ranks trains the same batch, also where it does no
                 std::vector<float> course = course_of(g, split.micro_batches);
                 for (size_t i = 0; i < want.size(); i++)
                     CHECK(course[i] == doctest::Approx(want[i]).epsilon(exact ? 1e-5 : 2e-2));
+            }
+        }
+    }
+}
+
+namespace {
+
+// How the micro-batches of a step come to the data ranks: as a run deals them; each rank its own, by hand;
+// and so with an empty one behind them, as where others have one more.
+enum class Dealt { by_run, by_hand, with_an_empty_one };
+
+// The statistics of two steps of so many micro-batches for each data rank, and the parameters in the end.
+std::string bits_of_even_steps(Gpt& g, int own, Dealt dealt) {
+    NotedError error;
+    int reads = 0, ranks = g.mesh.shape.dp, all = own * ranks;
+    DeviceBatches batches(std::make_unique<RandomBatches>(g.config.vocab_size, reads), g.stream, g.mesh,
+                          error, g.stage.room.micro_batches);
+    initialize(g.state, 5);
+    std::string bits;
+    for (int step = 0; step < 2; step++) {
+        std::vector<std::unique_ptr<TestBatch>> made;
+        for (int micro = 0; micro < own + (dealt == Dealt::with_an_empty_one); micro++) {
+            std::vector<int> tokens(N, 0), targets(N, -1);
+            int sample = step * all + micro * ranks + g.mesh.data_rank();
+            for (int t = 0; t < T && micro < own; t++) {
+                Random4 random = philox(random_key(7, "samples"), sample * T + t);
+                tokens[t] = random.at[0] % g.config.vocab_size,
+                targets[t] = random.at[1] % g.config.vocab_size;
+            }
+            made.push_back(std::make_unique<TestBatch>(B, T, tokens, targets));
+        }
+        if (dealt == Dealt::by_run) {
+            step_gradients(g, batches, (uint64_t)(step * all), all);
+        } else {
+            zero_gradients(g);
+            accumulate_gradients(
+                g, (int)made.size(), [&](int micro, int) { return **made[micro]; }, 1.0f / (float)(all * T));
+        }
+        g.state.update(g.stats.data, adamw_optimizer({1e-2, 0.9, 0.95, 1e-8, 0.1, step + 1, false}, 0), 0.5f);
+        StepResult result = read_result(g, all * T);
+        CHECK(result.finite);
+        for (float value : {result.loss, result.gradient_norm})
+            bits.append((const char*)&value, sizeof value);
+    }
+    return bits + parameter_bits(g);
+}
+
+}  // namespace
+
+TEST_CASE("an even split trains to the bits of one by hand, also with empty micro-batches behind it") {
+    const MeshShape meshes[] = {{.dp = 2, .shard = 2}, {.dp = 4, .shard = 2}, {.pp = 2, .dp = 3, .shard = 3}};
+    constexpr int own = 3;
+    for (const MeshShape& shape : meshes) {
+        if (shape.ranks() != test_world().size()) continue;
+        for (auto schedule : {one_f_one_b, interleaved, zero_bubble}) {
+            if (schedule != one_f_one_b && shape.pp == 1) continue;
+            for (int level = 0; level <= 3; level++) {
+                CAPTURE(text("%d stages, %d replicas, %s, ZeRO %d", shape.pp, shape.dp, name_of(schedule),
+                             level));
+                Case c = {"", shape, own + 1};
+                c.pipeline.schedule = schedule;
+                c.pipeline.chunks = schedule == interleaved ? 2 : 1;
+                c.settings.level = level;
+                if (level == 0) c.mesh.shard = 1;
+                ModelConfig config = config_of(c);
+                Mesh mesh(test_world(), mesh_of(c), test_stream());
+                auto bits = [&](Dealt dealt) {
+                    Gpt g(config, workload_of(c, B, T), settings_of(c), mesh,
+                          Place(c, config, mesh.position).layout());
+                    return bits_of_even_steps(g, own, dealt);
+                };
+                std::string want = bits(Dealt::by_hand);
+                CHECK((bits(Dealt::by_run) == want));
+                CHECK((bits(Dealt::with_an_empty_one) == want));
             }
         }
     }
