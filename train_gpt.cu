@@ -122,9 +122,9 @@ struct Gpt {
     UnitTensors<float> gradients(int unit) const {
         return workload.training ? layout.tensors(unit, state.grads(unit)) : UnitTensors<float>();
     }
-    int head_unit() const { return layout.last_unit(); }
-    // where the classifier's weights (Vp, C) are
-    int classifier_unit() const { return config.tie_embeddings ? 0 : head_unit(); }
+    // where the last norm is, and the classifier's weights (Vp, C)
+    int last_norm_unit() const { return config.layers; }
+    int classifier_unit() const { return config.tie_embeddings ? 0 : layout.last_unit(); }
     Tensor classifier_weight() const { return config.tie_embeddings ? wte : headw; }
     int local_vocab() const { return padded_vocab(config, rows.ranks()); }
 
@@ -143,7 +143,7 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
       workload(workload),
       mesh(mesh),
       stage(config, cut, mesh.position, workload.training),
-      layout(parameter_layout(config, mesh.shape.dp, stage.units())),
+      layout(parameter_layout(config, mesh.shape.shard, stage.units())),
       state(memory, layout, mesh, settings, stream),
       pipeline(memory, mesh, cut.pipeline, stage.room, stream_size(config, workload, cut), stream,
                settings.overlap),
@@ -494,17 +494,17 @@ inline void embed_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
 
 inline NormLayer head_norm(const Gpt& g) {
     auto& a = g.acts[0];
-    auto w = g.weights(g.head_unit());
-    auto dw = g.gradients(g.head_unit());
+    auto w = g.weights(g.last_norm_unit());
+    auto dw = g.gradients(g.last_norm_unit());
     return {g.norm,    a.residualf, a.normf,    a.normf_mean, a.normf_rstd,     w[normfw],
             w[normfb], dw[normfw],  dw[normfb], nullptr,      a.dresidual_scale};
 }
 
 // From the output of the last block to the own rows of normf.
 inline void head_forward(Gpt& g, const Batch& batch, const Sum& x) {
-    g.state.acquire(g.head_unit(), +1);
+    g.state.acquire(g.last_norm_unit(), +1);
     stream_norm(g, head_norm(g), x, g.dims(batch).n);
-    g.state.release(g.head_unit());
+    g.state.release(g.last_norm_unit());
 }
 
 // All rows of normf, which the classifier reads. Those of a block's norm lay there, which are no longer read.
@@ -515,9 +515,10 @@ inline const floatX* classifier_input(Gpt& g, const Dims& d) {
     return all;
 }
 
-// From dnorm, as classify() leaves it, to dresidual.
-inline void head_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
-    int unit = g.head_unit();
+// From dnorm, as classify() leaves it, to dresidual. The gradients of the norm are reduced with those of the
+// last block.
+inline void head_backward(Gpt& g, const Batch& batch) {
+    int unit = g.last_norm_unit();
     Dims d = g.dims(batch);
     auto& a = g.acts[0];
     g.state.acquire(unit, -1);
@@ -525,7 +526,6 @@ inline void head_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
     cudaCheck(cudaMemsetAsync(a.dresidual, 0, (size_t)d.n * d.C * sizeof(floatX), g.stream));
     stream_norm_backward(g, head_norm(g), a.dresidual, a, d.n);
     g.state.release(unit);
-    g.state.reduce_gradients(unit, last_micro_batch);
 }
 
 // From logits of this rank's vocabulary range to losses, and to the gradient of the logits.
@@ -613,9 +613,10 @@ inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task,
     bool now = task.work == PipelineWork::backward;
     if (task.part == g.stage.last_part()) {
         classify(g, batch, dloss, true);
-        // tied embeddings are used for nothing else on the last of several stages
-        if (g.layout.has(0) && !g.stage.has_embedding()) g.state.reduce_gradients(0, last_micro_batch);
-        head_backward(g, batch, last_micro_batch);
+        // the classifier's weights are used for nothing else, but for tied embeddings by the first stage
+        bool used_again = g.config.tie_embeddings && g.stage.has_embedding();
+        if (!used_again) g.state.reduce_gradients(g.classifier_unit(), last_micro_batch);
+        head_backward(g, batch);
     } else if (float* largest = g.acts[0].dresidual_scale) {
         largest_element(largest, task.gradient, (size_t)batch.B * batch.T * g.config.channels, g.stream);
     }
@@ -953,7 +954,7 @@ struct TrainingRun {
     RunCheckpoints checkpoints{
         g.state,
         [&](const MeshPosition& position) {
-            return parameter_layout(o, o.dp, Stage(o, plan.memory->layout, position, true).units());
+            return parameter_layout(o, o.shard_group, Stage(o, plan.memory->layout, position, true).units());
         },
         o, world,
         // So the log tells of every step that a checkpoint has, even if the power fails.

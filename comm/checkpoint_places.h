@@ -90,8 +90,8 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
     };
     for (int unit : layout.held()) {
         size_t part_size = layout.unit_size(unit) / shape.shard, begin = position.shard * part_size;
-        size_t slice = part_size / shape.replicas(), from = begin + position.replica * slice;
-        each_piece(layout.counted_parts(unit, from, from + slice), largest_piece,
+        auto [from, to] = replica_slice(part_size, shape.replicas(), position.replica);
+        each_piece(layout.counted_parts(unit, begin + from, begin + to), largest_piece,
                    [&](const TensorPart& piece) { add(unit, begin, piece); });
     }
     return pieces;
@@ -138,8 +138,8 @@ public:
         for (const Held& held : held_[piece.tensor]) {
             BoxRun::Extent extent = held.counted ? piece.run().extent_in(held.run) : BoxRun::Extent();
             if (extent.empty()) continue;
-            size_t last = (held.at + extent.end - 1) / held.slice;
-            for (size_t slice = (held.at + extent.begin) / held.slice; slice <= last; slice++)
+            size_t last = slice_at(held, held.at + extent.end - 1);
+            for (size_t slice = slice_at(held, held.at + extent.begin); slice <= last; slice++)
                 visit(rank_of_slice(held, slice));
         }
     }
@@ -155,11 +155,16 @@ private:
     struct Held {
         int tensor, pipeline, unit;
         bool counted;
-        size_t slice;  // elements of the unit that each rank writes
-        size_t at;     // in the unit
+        size_t part;  // elements of the unit that each shard has
+        size_t at;    // in the unit
         BoxRun run;
     };
 
+    // The slices of a unit are numbered shard by shard.
+    size_t slice_at(const Held& held, size_t at) const {
+        int replicas = shape_.replicas();
+        return at / held.part * (size_t)replicas + (size_t)replica_at(held.part, replicas, at % held.part);
+    }
     int rank_of_slice(const Held& held, size_t number) const {
         int replicas = shape_.replicas();
         return rank_of({.tensor = held.tensor,
@@ -174,7 +179,8 @@ private:
             std::vector<UnitRange> counted = layout.counted(unit);
             for (const TensorPart& part : layout.parts(unit, 0, layout.unit_size(unit))) {
                 held_[numbers_.at(part.name)].push_back({tensor, pipeline, unit, is_in_one(counted, part.at),
-                                                         layout.unit_size(unit) / shape_.dp, part.at, part});
+                                                         layout.unit_size(unit) / shape_.shard, part.at,
+                                                         part});
             }
         }
     }
@@ -183,11 +189,13 @@ private:
     template <typename Visit>
     void each_run(const Held& held, const CheckpointPiece& piece, Visit&& visit) const {
         uint64_t width = index_.tensors[piece.tensor].width();
-        size_t part_size = held.slice * (size_t)shape_.replicas();
         piece.run().each_common(held.run, width, [&](uint64_t from, uint64_t there, uint64_t count) {
             for (size_t at = held.at + there, end = at + count; at < end;) {
-                size_t here = std::min(end - at, held.slice - at % held.slice);
-                visit(rank_of_slice(held, at / held.slice), PieceRun{from, held.unit, at % part_size, here});
+                size_t slice = slice_at(held, at), inside = at % held.part;
+                int replica = (int)(slice % (size_t)shape_.replicas());
+                size_t rest = replica_slice(held.part, shape_.replicas(), replica).end - inside;
+                size_t here = std::min(end - at, rest);
+                visit(rank_of_slice(held, slice), PieceRun{from, held.unit, inside, here});
                 from += here, at += here;
             }
         });

@@ -122,8 +122,10 @@ public:
                                 const ZeroSettings& settings) {
         size_t bytes = 0;
         for (Slot slot : slots_of(settings)) {
-            for (int unit : layout.held())
-                bytes += room_of_slot(settings, slot, layout, unit, shape.dp) * dtype_size(dtype_of(slot));
+            for (int unit : layout.held()) {
+                size_t slice = largest_slice(layout.unit_size(unit) / shape.shard, shape.replicas());
+                bytes += room_of_slot(settings, slot, layout, unit, slice) * dtype_size(dtype_of(slot));
+            }
         }
         return bytes;
     }

@@ -52,13 +52,20 @@ public:
 
     ~DeviceBatches() { cudaStreamSynchronize(stream_); }  // it may copy from the slots
 
+    // Bytes of the host's memory that a rank takes for batches of this size: what they are read into, which
+    // is shared memory where one process reads for a machine, and the pinned blocks that they are copied
+    // from.
+    static size_t host_bytes(int B, int T) {
+        return (BatchSource::blocks + pinned_slots + 1) * batch_ints(B, T) * sizeof(int);
+    }
+
     // Samples first, first + 1, ... in the order of the run; rows from `count` on have no targets. On the
     // device they take the place of what was loaded to this slot. next: the sample to read ahead from. A
     // batch of no rows leaves alone what is read ahead.
     Batch load(uint64_t first, int count, int slot_on_device = 0, std::optional<uint64_t> next = {}) {
         int* device = device_.data + slot_on_device * size_;
         if (count == 0) return copy(empty_.data, device);
-        Slot& slot = slots_[next_++ % 2];
+        Slot& slot = slots_[next_++ % pinned_slots];
         slot.copied.wait(mesh_);  // its memory is free once the last copy from it is over
         const HostBatch* batch = nullptr;
         note_error(error_, [&] {
@@ -93,6 +100,7 @@ private:
     const size_t size_;  // ints
     DeviceArray<int> device_;
     HostArray<int> empty_;  // a batch of no rows
-    Slot slots_[2] = {Slot(size_), Slot(size_)};
+    static constexpr int pinned_slots = 2;
+    Slot slots_[pinned_slots] = {Slot(size_), Slot(size_)};
     size_t next_ = 0;
 };

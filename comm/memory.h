@@ -29,13 +29,13 @@ constexpr bool has_own_memory = false;
 struct MemoryClass {
     const char* name;
     size_t bytes;
-    bool on_host = false;  // pinned host memory
+    bool on_host = false;  // host memory, most of it pinned
 };
 
-// Adds up what is on the device.
-inline size_t memory_total(const std::vector<MemoryClass>& classes) {
+// Adds up what is on a device, which has memory of its own or the host's.
+inline size_t memory_total(const std::vector<MemoryClass>& classes, bool own_memory = has_own_memory) {
     size_t total = 0;
-    for (const MemoryClass& part : classes) total += part.on_host && has_own_memory ? 0 : part.bytes;
+    for (const MemoryClass& part : classes) total += part.on_host && own_memory ? 0 : part.bytes;
     return total;
 }
 

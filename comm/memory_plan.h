@@ -9,6 +9,7 @@ chosen by it.
 #include <climits>
 #include <cstdio>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -19,6 +20,7 @@ chosen by it.
 #include "comm/activations.h"          // Workload, ActivationArrays
 #include "comm/checkpoint_saver.h"     // CheckpointSaver::staging_bytes
 #include "comm/communicator_memory.h"  // communicator_memory
+#include "comm/device_batches.h"       // DeviceBatches
 #include "comm/gpt_activations.h"      // activation_table
 #include "comm/layout.h"               // Layout
 #include "comm/matrix_homes.h"         // MatrixArrays
@@ -59,23 +61,35 @@ inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Wo
     return counted.classes();
 }
 
-// Bytes of each class that a model takes on a rank of the stage that takes most.
+// Of the classes of all stages, those on the device of the stage that takes most there, and on the host those
+// of the stage that takes most there. Where both are the same memory, those of one stage.
+inline std::vector<MemoryClass> most_of_stages(const std::vector<std::vector<MemoryClass>>& stages,
+                                               bool own_memory = has_own_memory) {
+    std::vector<MemoryClass> most = *std::ranges::max_element(
+        stages, {}, [&](const auto& classes) { return memory_total(classes, own_memory); });
+    if (!own_memory) return most;
+    std::erase_if(most, &MemoryClass::on_host);
+    std::ranges::copy_if(*std::ranges::max_element(stages, {}, pinned_total), std::back_inserter(most),
+                         &MemoryClass::on_host);
+    return most;
+}
+
+// Bytes of each class that a model takes on a rank, of the stages that take most.
 inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const Workload& w,
                                                const ZeroSettings& settings, const Layout& cut = {}) {
-    std::vector<MemoryClass> most;
+    std::vector<std::vector<MemoryClass>> stages;
     for (int number = 0; number < cut.mesh.pp; number++) {
         Stage stage(config, cut, {.pipeline = number}, w.training);
-        auto classes = stage_memory(config, w, settings, cut, stage,
-                                    parameter_layout(config, cut.mesh.dp, stage.units()));
-        if (memory_total(classes) > memory_total(most)) most = classes;
+        stages.push_back(stage_memory(config, w, settings, cut, stage,
+                                      parameter_layout(config, cut.mesh.shard, stage.units())));
     }
-    return most;
+    return most_of_stages(stages);
 }
 
 // ----------------------------------------------------------------------------
 // what fits
 
-// Bytes that a rank may take: of a device, and beside it of the host's memory, to pin.
+// Bytes that a rank may take: of a device, and beside it of the host's memory.
 struct MemoryRoom {
     size_t device, host = SIZE_MAX;
 };
@@ -106,18 +120,16 @@ public:
     int largest_micro_batch() const {
         int step = pipeline_.micro_batches * B_;
         bool single = pipeline_.micro_batches == 1;
-        // micro-batches come in multiples
-        int round = pipeline_.schedule == PipelineSchedule::interleaved ? pipeline_.stages : 1;
         auto fits = [&](int B) {
-            int micro_batches = single ? 1 : ceil_div(ceil_div(step, B), round) * round;
-            return memory_total(classes_of_(B, micro_batches)) <= room_.device;
+            auto classes = classes_of_(B, single ? 1 : ceil_div(step, B));
+            return memory_total(classes) <= room_.device && pinned_total(classes) <= room_.host;
         };
-        int most = 0, too_large = single ? INT_MAX / T_ : step / round + 1;
+        int most = 0, too_large = single ? INT_MAX / T_ : step + 1;
         while (too_large - most > 1) {
             int B = most + (too_large - most) / 2;
             (fits(B) ? most : too_large) = B;
         }
-        while (!single && most > 0 && (step % (most * round) || !fits(most))) most--;
+        while (!single && most > 0 && (step % most || !fits(most))) most--;
         return most;
     }
 
@@ -125,9 +137,9 @@ public:
     void check() const {
         if (fits()) return;
         if (pins() > room_.host)
-            fail("--async-save and --offload: need %s of the host's memory for each rank and %s are free; "
-                 "give "
-                 "--async-save off, or offload less",
+            fail("--async-save and --offload: need %s of the host's memory for each rank, with its batches, "
+                 "and "
+                 "%s are free; give --async-save off, offload less, or a smaller --micro-batch",
                  size_text(pins()).c_str(), size_text(room_.host).c_str());
         bool saves_more = training_ && recompute_ < Recompute::block;
         if (int fits = largest_micro_batch()) {
@@ -165,8 +177,10 @@ public:
                size_text(needs()).c_str(), where, size_text(room_.device).c_str(),
                size_text(library_memory()).c_str(), largest_micro_batch());
         if (has_own_memory && pins() > 0)
-            printf("             %s of the host's memory, of which %s are free for each rank\n",
-                   size_text(pins()).c_str(), size_text(room_.host).c_str());
+            printf("             %s of the host's memory%s, of which %s are free for each rank\n",
+                   size_text(pins()).c_str(),
+                   pipeline_.stages > 1 ? " on the stage that takes most of it" : "",
+                   size_text(room_.host).c_str());
     }
 
     // The same for the log of a run, and how long stages wait by the formula.
@@ -194,15 +208,17 @@ private:
     std::vector<MemoryClass> classes_;
 };
 
+// beside: what a rank takes beside the model's own arrays, or null.
 inline MemoryPlan memory_plan(const ModelConfig& config, const Workload& workload,
                               const ZeroSettings& settings, const Layout& layout = {},
-                              MemoryRoom room = {available_memory()}, std::vector<MemoryClass> beside = {}) {
+                              MemoryRoom room = {available_memory()},
+                              std::function<std::vector<MemoryClass>(const Workload&)> beside = nullptr) {
     auto classes = [=](int B, int micro_batches) {
         Workload w = workload;
         Layout cut = layout;
         w.B = B, cut.pipeline.micro_batches = micro_batches;
         auto classes = memory_classes(config, w, settings, cut);
-        classes.insert(classes.end(), beside.begin(), beside.end());
+        if (beside) std::ranges::copy(beside(w), std::back_inserter(classes));
         return classes;
     };
     return {workload, layout.pipeline, room, classes};
@@ -238,14 +254,20 @@ private:
         return {available_memory(ranks_sharing_device(world)),
                 has_own_memory ? available_host_memory(world.local_size()) : SIZE_MAX};
     }
-    // What is taken beside a model's own arrays.
-    static std::vector<MemoryClass> beside(const Options& o, [[maybe_unused]] const World& world) {
+    // Batches, of one source or of two, and what libraries take.
+    static std::function<std::vector<MemoryClass>(const Workload&)>
+    beside(const Options& o, [[maybe_unused]] const World& world) {
         std::vector<MemoryClass> classes = {{"graphs up to", graph_memory(o)}};
 #ifdef RANKS_USE_NCCL
         classes.push_back({memory_of_groups, communicator_memory(mesh_shape(o), world.local_size())});
 #endif
         std::erase_if(classes, [](const MemoryClass& one) { return one.bytes == 0; });
-        return classes;
+        size_t sources = o.val_data.empty() ? 1 : 2;
+        return [=](const Workload& w) {
+            std::vector<MemoryClass> all = classes;
+            all.push_back({"batches", sources * DeviceBatches::host_bytes(w.B, w.T), true});
+            return all;
+        };
     }
 };
 

@@ -59,7 +59,7 @@ struct Mailbox {
     enum State : uint32_t { idle, asked, answered };
     alignas(64) SharedWord state;
     BatchRequest request;
-    int block;         // which of its two blocks to read into
+    int block;         // which of its blocks to read into
     char error[4096];  // cut to this length; empty: none
 };
 
@@ -117,7 +117,7 @@ public:
         return *(Mailbox*)(memory_ + sizeof(Header) + sizeof(Mailbox) * process);
     }
     int* block(int process, int number) const {
-        return (int*)(memory_ + blocks_) + ((size_t)process * 2 + (size_t)number) * stride_;
+        return (int*)(memory_ + blocks_) + ((size_t)process * BatchSource::blocks + (size_t)number) * stride_;
     }
 
     SharedWord& requests() const { return header().requests; }  // counts them
@@ -140,7 +140,7 @@ private:
         processes_ = processes;
         stride_ = ceil_div(batch_ints(shape.B, shape.T), line) * line;
         blocks_ = sizeof(Header) + sizeof(Mailbox) * (size_t)processes;
-        bytes_ = blocks_ + (size_t)processes * 2 * stride_ * sizeof(int);
+        bytes_ = blocks_ + (size_t)processes * BatchSource::blocks * stride_ * sizeof(int);
     }
 
     void map() {

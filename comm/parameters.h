@@ -1,8 +1,7 @@
 /*
 Where the parameters of a model lie. The tensors that are used together make a unit (the embedding, each
-block, the head), and a unit is one flat buffer, padded so that any number of ranks up to `ranks` that divides
-it cuts it into equal parts. What is true of parameters is true of their gradients and of the optimizer's
-state.
+block, the head), and a unit is one flat buffer, padded so that the ranks of a shard group cut it into equal
+parts. What is true of parameters is true of their gradients and of the optimizer's state.
 
 A rank has the units of its pipeline stage, and of each tensor what its tensor rank has. 2 tensor ranks:
 
@@ -16,7 +15,8 @@ A rank has the units of its pipeline stage, and of each tensor what its tensor r
                  c d                c            d
 
 A unit has the same size on all tensor ranks. In it lie first the replicated tensors, then those that are
-cut; the matrices of a block, all of them cut, at its end. UnitBuffers is the room for whole units where ZeRO
+cut; the matrices of a block, all of them cut, at its end. What the unit of the last block has beside the
+block's own tensors comes before them. UnitBuffers is the room for whole units where ZeRO
 keeps parts.
 */
 #pragma once
@@ -24,6 +24,7 @@ keeps parts.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -104,6 +105,10 @@ void each_piece(const std::vector<TensorPart>& parts, size_t most, Visit&& visit
     }
 }
 
+// Parts of a unit begin on this many elements: 16 bytes of the narrowest numbers, as vector loads and NCCL
+// take at once.
+constexpr size_t part_alignment = 8;
+
 // Elements [begin, end) of a unit.
 struct UnitRange {
     size_t begin, end;
@@ -124,23 +129,23 @@ struct GradientSum {
 
 class ParameterLayout {
 public:
-    // Each unit can be cut for any divisor of `ranks`, each part beginning on 256 bytes. tied: the head reads
-    // the embedding's parameters, and adds to their gradient.
-    ParameterLayout(std::vector<TensorRow> rows, int layers_, bool tied_, int ranks, StageUnits place_ = {})
+    // Each unit can be cut into `shards` parts. tied: the head reads the embedding's parameters, and adds to
+    // their gradient.
+    ParameterLayout(std::vector<TensorRow> rows, int layers_, bool tied_, int shards, StageUnits place_ = {})
         : layers(layers_),
           tied(tied_),
           place(std::move(place_)),
           rows_(std::move(rows)),
           held_(place.units),
-          ranks_(ranks) {
+          shards_(shards) {
         std::stable_sort(rows_.begin(), rows_.end(),
                          [](const TensorRow& a, const TensorRow& b) { return turn(a) < turn(b); });
-        size_t size[3] = {};
         for (const TensorRow& row : rows_) {
             Local& local = local_[row.id] = local_part(row);
-            local.offset = size[(int)row.unit];
-            size[(int)row.unit] += round_up(local.shape.padded_size(), alignment);
-            if (row.unit == Unit::block && !row.is_block_matrix()) before_matrices_ = size[(int)Unit::block];
+            size_t& size = size_[(int)row.unit];
+            local.offset = size;
+            size += round_up(local.shape.padded_size(), alignment);
+            if (row.unit == Unit::block && !row.is_block_matrix()) before_matrices_ = size;
             local.first_section = sections_[(int)row.unit];
             sections_[(int)row.unit] += (int)row.all_sections().size();
         }
@@ -148,7 +153,12 @@ public:
             for (int unit = 0; unit < units(); unit++) held_.push_back(unit);
         }
         unit_size_.resize(units());
-        for (int unit : held_) unit_size_[unit] = round_up(size[(int)kind(unit)], alignment * ranks);
+        const size_t divides = std::lcm(alignment, part_alignment * (size_t)shards);
+        for (int unit : held_) {
+            size_t size = size_[(int)kind(unit)] + (unit == layers ? beside_last_block() : 0);
+            unit_size_[unit] = round_up(size, divides);
+        }
+        std::erase_if(held_, [&](int unit) { return !has(unit); });
         unit_offset_.push_back(0);
         for (size_t unit_size : unit_size_) unit_offset_.push_back(unit_offset_.back() + unit_size);
     }
@@ -157,10 +167,10 @@ public:
     ParameterLayout of_tensor_rank(int tensor) const {
         StageUnits there = place;
         there.tensor = tensor;
-        return {rows_, layers, tied, ranks_, there};
+        return {rows_, layers, tied, shards_, there};
     }
 
-    // Units have the same numbers on all stages.
+    // Units have the same numbers on all stages. A head that has nothing of its own is nowhere.
     int units() const { return layers + 2; }
     int last_unit() const { return layers + 1; }
     const std::vector<int>& held() const { return held_; }  // the units that are here
@@ -170,7 +180,8 @@ public:
     size_t unit_offset(int unit) const { return unit_offset_[unit]; }
     // Elements of a unit that lie before the matrices of a block, or all.
     size_t before_matrices(int unit) const {
-        return kind(unit) == Unit::block ? std::min(before_matrices_, unit_size(unit)) : unit_size(unit);
+        size_t before = before_matrices_ + (unit == layers ? beside_last_block() : 0);
+        return kind(unit) == Unit::block ? std::min(before, unit_size(unit)) : unit_size(unit);
     }
     size_t size() const { return unit_offset_.back(); }
 
@@ -187,7 +198,7 @@ public:
     UnitTensors<T> tensors(int unit, T* memory) const {
         UnitTensors<T> tensors;
         for (const TensorRow& row : rows_) {
-            if (row.unit == kind(unit) && has(unit)) tensors.at[row.id] = memory + local_[row.id].offset;
+            if (is_in(row, unit) && has(unit)) tensors.at[row.id] = memory + offset(row, unit);
         }
         return tensors;
     }
@@ -198,8 +209,7 @@ public:
     void each(Visit&& visit) const {
         for (int unit : held_) {
             for (const TensorRow& row : rows_) {
-                if (row.unit == kind(unit))
-                    visit(row, full_name(row, unit), unit_offset(unit) + local_[row.id].offset);
+                if (is_in(row, unit)) visit(row, full_name(row, unit), unit_offset(unit) + offset(row, unit));
             }
         }
     }
@@ -210,7 +220,7 @@ public:
     void each_of_model(Visit&& visit) const {
         for (int unit = 0; unit < units(); unit++) {
             for (const TensorRow& row : rows_) {
-                if (row.unit == kind(unit)) visit(row, full_name(row, unit));
+                if (is_in(row, unit)) visit(row, full_name(row, unit));
             }
         }
     }
@@ -220,7 +230,7 @@ public:
         std::vector<TensorPart> parts;
         if (!has(unit)) return parts;
         each_section(unit, [&](const TensorRow& row, const Local& local, const LocalSection& section) {
-            size_t start = local.offset + section.local;
+            size_t start = offset(row, unit) + section.local;
             size_t from = std::max(begin, start), to = std::min(end, start + section.count);
             if (from >= to) return;
             size_t first = section.number + from - start;
@@ -238,8 +248,8 @@ public:
         std::vector<UnitRange> ranges;
         if (!has(unit) || (unit == 0 && place.embedding_copy)) return ranges;
         bool counts = false;
-        each_section(unit, [&](const TensorRow&, const Local& local, const LocalSection& section) {
-            size_t at = local.offset + section.local;
+        each_section(unit, [&](const TensorRow& row, const Local&, const LocalSection& section) {
+            size_t at = offset(row, unit) + section.local;
             bool counted_here = place.tensor % section.copies == 0;
             if (counted_here && !counts) ranges.push_back({at, unit_size(unit)});
             if (!counted_here && counts) ranges.back().end = at;
@@ -274,7 +284,7 @@ public:
         std::vector<SectionPart> result;
         for (const TensorPart& part : parts) {
             size_t begin = 0, done = 0;
-            int number = first_section(unit) + local_[part.row->id].first_section;
+            int number = first_section(*part.row, unit);
             for (const Section& section : part.row->all_sections()) {
                 size_t end = begin + section.rows * part.columns;
                 size_t from = part.begin + done, to = std::min(part.begin + part.count, end);
@@ -292,9 +302,9 @@ public:
     std::vector<GradientSum> sums(int unit) const {
         std::vector<GradientSum> sums;
         if (place.tp == 1 || !has(unit)) return sums;
-        each_section(unit, [&](const TensorRow& row, const Local& local, const LocalSection& section) {
+        each_section(unit, [&](const TensorRow& row, const Local&, const LocalSection& section) {
             if (section.copies == 1 || section.count == 0) return;
-            size_t at = local.offset + section.local;
+            size_t at = offset(row, unit) + section.local;
             // replicated tensors make one range with the padding between them
             bool goes_on = !sums.empty() && sums.back().ranks == section.copies &&
                            (row.shard == Shard::replicated || sums.back().begin + sums.back().count == at);
@@ -309,7 +319,7 @@ public:
     const StageUnits place;
 
 private:
-    static constexpr size_t alignment = 64;  // elements
+    static constexpr size_t alignment = 64;  // elements, where a tensor begins
 
     // In elements. Columns that are cut make one section.
     struct LocalSection {
@@ -319,11 +329,11 @@ private:
         int copies;  // neighbouring tensor ranks that have the same
     };
     struct Local {
-        size_t offset = 0;  // in the unit
+        size_t offset = 0;  // among the tensors of its kind of unit
         LocalShape shape = {};
         bool columns_cut = false;
         std::vector<LocalSection> sections = {};
-        int first_section = 0;  // of the tensor, among those of a unit
+        int first_section = 0;  // likewise
     };
 
     static size_t round_up(size_t size, size_t to) { return ceil_div(size, to) * to; }
@@ -383,21 +393,37 @@ private:
         return unit == 0 ? Unit::embedding : unit <= layers ? Unit::block : Unit::head;
     }
 
+    bool is_in(const TensorRow& row, int unit) const {
+        return row.unit == kind(unit) || (row.unit == Unit::last_block && unit == layers);
+    }
+    size_t beside_last_block() const { return size_[(int)Unit::last_block]; }
+    bool is_behind_those(const TensorRow& row, int unit) const {
+        return row.unit == Unit::block && unit == layers;
+    }
+    // Where a tensor begins in a unit.
+    size_t offset(const TensorRow& row, int unit) const {
+        return local_[row.id].offset + (is_behind_those(row, unit) ? beside_last_block() : 0);
+    }
+
     std::string full_name(const TensorRow& row, int unit) const {
         return (row.unit == Unit::block ? text("layers.%d.", unit - 1) : "") + row.name;
     }
 
     // Among those of the model.
     int first_section(int unit) const {
-        auto [embedding, block, head] = sections_;
-        return unit == 0 ? 0 : embedding + (unit - 1) * block;
+        auto [embedding, last_block, block, head] = sections_;
+        return unit == 0 ? 0 : embedding + (unit - 1) * block + (unit > layers ? last_block : 0);
+    }
+    int first_section(const TensorRow& row, int unit) const {
+        int before = is_behind_those(row, unit) ? sections_[(int)Unit::last_block] : 0;
+        return first_section(unit) + before + local_[row.id].first_section;
     }
 
     // Calls visit(row, local, section) in the order of memory.
     template <typename Visit>
     void each_section(int unit, Visit&& visit) const {
         for (const TensorRow& row : rows_) {
-            if (row.unit != kind(unit)) continue;
+            if (!is_in(row, unit)) continue;
             for (const LocalSection& section : local_[row.id].sections) visit(row, local_[row.id], section);
         }
     }
@@ -405,9 +431,11 @@ private:
     std::vector<TensorRow> rows_;  // in the order of memory
     std::vector<int> held_;
     Local local_[UnitTensors<float>::most];
-    int sections_[3] = {};  // of each kind of unit
-    size_t before_matrices_ = 0;
-    int ranks_;
+    // of each kind of unit
+    size_t size_[4] = {};
+    int sections_[4] = {};
+    size_t before_matrices_ = 0;  // of a block's own tensors
+    int shards_;
     std::vector<size_t> unit_size_, unit_offset_;
 };
 
@@ -416,9 +444,9 @@ inline int padded_vocab(const ModelConfig& c, int tp = 1) {
     return ceil_div(ceil_div(c.vocab_size, tp), vocab_multiple) * vocab_multiple;
 }
 
-// The parameters of a model, for a data group of `ranks`.
-inline ParameterLayout parameter_layout(const ModelConfig& config, int ranks = 1, StageUnits place = {}) {
-    return ParameterLayout(tensor_table(config), config.layers, config.tie_embeddings, ranks, place);
+// The parameters of a model, for a shard group of `shards`.
+inline ParameterLayout parameter_layout(const ModelConfig& config, int shards = 1, StageUnits place = {}) {
+    return ParameterLayout(tensor_table(config), config.layers, config.tie_embeddings, shards, place);
 }
 
 // ----------------------------------------------------------------------------
@@ -434,9 +462,13 @@ public:
         for (int unit : layout.held()) {
             if (unit > 0 && unit < last_unit) blocks.push_back(unit);
         }
-        int turns = std::min(for_blocks, (int)blocks.size());
-        for (int i = 0; i < turns; i++) add(layout.unit_size(blocks[i]));
-        for (size_t i = 0; i < blocks.size(); i++) place_[blocks[i]] = (int)i % turns;
+        size_t turns = std::min((size_t)for_blocks, blocks.size());
+        std::vector<size_t> largest(turns);  // the last block is larger than others
+        for (size_t i = 0; i < blocks.size(); i++) {
+            place_[blocks[i]] = (int)(i % turns);
+            largest[i % turns] = std::max(largest[i % turns], layout.unit_size(blocks[i]));
+        }
+        for (size_t size : largest) add(size);
 
         size_t first = layout.unit_size(0), last = layout.unit_size(last_unit);
         bool one_place = !layout.tied && first > 0 && last > 0;

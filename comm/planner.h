@@ -245,9 +245,7 @@ public:
 
     // Bytes on the device.
     size_t total(const std::vector<MemoryClass>& classes) const {
-        size_t bytes = 0;
-        for (const MemoryClass& one : classes) bytes += one.on_host && number_bytes_ == 2 ? 0 : one.bytes;
-        return bytes;
+        return memory_total(classes, number_bytes_ == 2);
     }
 
     // A rank sends so much in a step, on the stage that sends most.
@@ -319,10 +317,10 @@ public:
     }
     // Of a tensor rank that has all layers.
     const ParameterLayout& parameters(const PlannedCut& cut) {
-        auto [known, is_new] = parameters_.try_emplace({cut.tp, cut.dp}, nullptr);
+        auto [known, is_new] = parameters_.try_emplace({cut.tp, cut.shard}, nullptr);
         if (is_new)
             known->second =
-                std::make_unique<ParameterLayout>(parameter_layout(task_.options, cut.dp, {.tp = cut.tp}));
+                std::make_unique<ParameterLayout>(parameter_layout(task_.options, cut.shard, {.tp = cut.tp}));
         return *known->second;
     }
 
@@ -506,8 +504,8 @@ private:
         int kept = task_.keeps_shard ? task_.options.shard_group : 0;
         if (alone) return kept > 1 ? std::vector<int>() : std::vector<int>{1};
         if (kept > 0) return {kept};  // which divides, or nothing is tried
-        const ParameterLayout& layout = parameters(cut);
-        double size = (double)layout.unit_size(1), least = HUGE_VAL, step = times(cut).optimizer;
+        double size = (double)parameters({.tp = cut.tp}).unit_size(1), least = HUGE_VAL,
+               step = times(cut).optimizer;
         double micro = (double)micro_batches(cut), gathered = cut.zero >= 3 ? 2 * micro : 1,
                reduced = cut.zero >= 2 ? micro : 1;  // times in a step
         std::vector<int> groups;
@@ -562,23 +560,23 @@ private:
         return known->second;
     }
 
-    // The classes of the stage that takes most; empty: one takes more than `most`.
+    // The classes of the stages that take most; empty: one takes more than `most`.
     std::vector<MemoryClass> memory(const PlannedCut& cut, size_t most) {
         Options o = options_of(cut);
         Workload w = workload(cut);
         ZeroSettings settings = zero_settings(o, number_bytes_);
         Layout cut_layout = layout(cut, enough_micro_batches(cut));
-        std::vector<MemoryClass> fullest;
+        std::vector<std::vector<MemoryClass>> stages;
         for (int number = 0; number < cut.pp; number++) {
             const Stage& stage = this->stage(cut, cut_layout, number);
-            auto classes =
-                stage_memory(o, w, settings, cut_layout, stage, parameter_layout(o, cut.dp, stage.units()));
+            auto classes = stage_memory(o, w, settings, cut_layout, stage,
+                                        parameter_layout(o, cut.shard, stage.units()));
             if (number_bytes_ == 2)
                 classes.push_back({"communicators", communicator_memory(cut_layout.mesh, machine_.node)});
             if (total(classes) > most) return {};
-            if (total(classes) > total(fullest)) fullest = classes;
+            stages.push_back(std::move(classes));
         }
-        return fullest;
+        return most_of_stages(stages, number_bytes_ == 2);
     }
     const Stage& stage(const PlannedCut& cut, const Layout& layout, int number) {
         auto key = std::tuple(cut.tp, cut.pp, cut.schedule, cut.chunks, layout.pipeline.micro_batches);

@@ -106,7 +106,7 @@ public:
             for (int layer = first_layer(chunk); layer < end_layer(chunk); layer++)
                 units.units.push_back(layer + 1);
         }
-        if (has_head()) units.units.push_back(config_.layers + 1);
+        if (has_head() && !config_.tie_embeddings) units.units.push_back(config_.layers + 1);
         return units;
     }
 

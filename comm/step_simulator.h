@@ -280,12 +280,13 @@ public:
           replica_{step.layout.mesh.replicas(), step.layout.mesh.tp * step.layout.mesh.shard},
           cut_gradients_(step.zero >= 2 && shard_.ranks > 1),
           cut_parameters_(step.zero >= 3 && shard_.ranks > 1),
-          places_((size_t)step.prefetch + 3),
+          places_((size_t)step.prefetch + 2),
           place_of_((size_t)step.config.layers + 2, -1),
           turn_of_((size_t)step.config.layers + 2, 0),
           updated_((size_t)step.config.layers + 2, 0) {
         auto& shape = step.layout.pipeline;
         int part = 0, layer = 0, blocks = 0;
+        // The embedding and the head have one place for both.
         if (has_embedding() || (has_head() && step.config.tie_embeddings)) hold(0, step.prefetch + 1);
         for (int layers : step.layout.split) {
             if (part++ % shape.stages == number) {
@@ -297,7 +298,7 @@ public:
             }
             layer += layers;
         }
-        if (has_head()) hold(head_unit(), step.prefetch + (tables_take_turns() ? 1 : 2));
+        if (has_head() && !step.config.tie_embeddings) hold(head_unit(), step.prefetch + 1);
         for (auto [begin, end] : chunks_) of_chunk_.push_back(step.times.chunk(begin, end));
         step_parameters();
     }
@@ -351,9 +352,8 @@ private:
     bool has_head() const { return number_ == step_.layout.pipeline.stages - 1; }
     bool is_first(int chunk) const { return has_embedding() && chunk == 0; }
     bool is_last(int chunk) const { return has_head() && chunk == step_.layout.pipeline.chunks - 1; }
-    // The embedding and the head have one place for both, unless they are used together.
-    bool tables_take_turns() const { return has_embedding() && has_head() && !step_.config.tie_embeddings; }
     int head_unit() const { return step_.config.layers + 1; }
+    int last_block() const { return step_.config.layers; }  // with the last norm
     double size(int unit) const { return (double)step_.parameters.unit_size(unit); }
 
     void hold(int unit, int place) {
@@ -432,8 +432,7 @@ private:
 
     // There are two places for those of the blocks in turn.
     GradientPlace& gradient_place(int unit) {
-        bool own_place = unit == head_unit() && !tables_take_turns();
-        return gradient_places_[own_place ? 3 : unit == 0 || unit == head_unit() ? 2 : turn_of_[unit]];
+        return gradient_places_[unit == 0 || unit == head_unit() ? 2 : turn_of_[unit]];
     }
     void begin_gradients(int unit) {
         if (!cut_gradients_) return;
@@ -475,9 +474,9 @@ private:
             work(of_chunk_[chunk].forward);
         }
         if (is_last(chunk)) {
-            acquire(head_unit(), +1);
+            acquire(last_block(), +1);
             work(times.head_forward);
-            release(head_unit());
+            release(last_block());
         } else {
             work(times.stream);
         }
@@ -490,9 +489,10 @@ private:
             begin_gradients(classifier);
             work(times.head_backward);
             release(classifier);
-            if (step_.config.tie_embeddings && !has_embedding()) reduce_gradients(0, last);
-            begin_gradients(head_unit());
-            reduce_gradients(head_unit(), last);
+            if (!step_.config.tie_embeddings || !has_embedding()) reduce_gradients(classifier, last);
+            acquire(last_block(), -1);
+            begin_gradients(last_block());
+            release(last_block());
         }
         if (cut_parameters_ || cut_gradients_ || last) {
             for (int layer = chunks_[chunk].end - 1; layer >= chunks_[chunk].begin; layer--) {
@@ -530,7 +530,7 @@ private:
     std::vector<int> place_of_;    // each unit, or -1
     std::vector<int> turn_of_;     // gradients of each block that is here: 0 or 1
     std::vector<double> updated_;  // each unit
-    GradientPlace gradient_places_[4];
+    GradientPlace gradient_places_[3];
     std::vector<Chunk> chunks_;
     std::vector<LayerTime> of_chunk_;
 };

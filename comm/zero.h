@@ -385,29 +385,30 @@ inline void ZeroState::gather_replicas(Slot slot) {
     const Communicator& replicas = mesh_.replica();
     if (replicas.size() == 1) return;
     auto gather = [&](int unit, auto* own, size_t room) {
-        size_t slice = part_size(unit) / (size_t)replicas.size();
-        auto begin_of = [&](int replica) { return std::min((size_t)replica * slice, room); };
+        auto slice_of = [&](int replica) {
+            auto [begin, end] = replica_slice(part_size(unit), replicas.size(), replica);
+            return UnitRange{std::min(begin, room), std::min(end, room)};
+        };
         auto copy = [&](auto* to, const auto* from, size_t count) {
             cudaCheck(cudaMemcpyAsync(to, from, count * sizeof *to, cudaMemcpyDefault, compute_));
         };
         bool visits = settings_.offload && slot != Slot::weight;
         auto* here = visits ? (decltype(own))owned_grads(unit) : own;
-        int mine = mesh_.position.replica;
-        size_t begin = begin_of(mine);
-        if (visits) copy(here + begin, own + begin, begin_of(mine + 1) - begin);
-        if (room == part_size(unit)) {
-            replicas.all_gather(here, slice, Traffic::weights, compute_);
-        } else {
-            for (int replica = 0; replica < replicas.size(); replica++) {
-                size_t from = begin_of(replica), count = begin_of(replica + 1) - from;
-                if (count > 0) replicas.broadcast(here + from, count, replica, Traffic::weights, compute_);
-            }
+        auto [begin, end] = slice_of(mesh_.position.replica);
+        if (visits) copy(here + begin, own + begin, end - begin);
+        size_t each = slice_of(0).end, all = each * (size_t)replicas.size(), gathered = all <= room ? all : 0;
+        if (gathered > 0) replicas.all_gather(here, each, Traffic::weights, compute_);
+        for (int replica = 0; replica < replicas.size(); replica++) {  // what is left
+            auto [from, to] = slice_of(replica);
+            from = std::max(from, gathered);
+            if (from < to) replicas.broadcast(here + from, to - from, replica, Traffic::weights, compute_);
         }
         if (visits) copy(own, here, room);
     };
     for (int unit : layout_.held()) {
         if (slot != Slot::weight) {
-            gather(unit, (float*)owned(slot, unit), room_of_slot(settings_, slot, layout_, unit, shards_));
+            gather(unit, (float*)owned(slot, unit),
+                   room_of_slot(settings_, slot, layout_, unit, part_size(unit)));
             continue;
         }
         gather(unit, owned_params(unit), part_size(unit));

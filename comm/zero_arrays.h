@@ -54,16 +54,30 @@ inline std::vector<Slot> slots_of(const ZeroSettings& settings, const TensorRow&
         std::erase_if(slots, [&](Slot slot) { return std::ranges::count(settings.not_of_matrices, slot); });
     return slots;
 }
-// Elements of a slot that each of `ranks` which share a unit has room for. Of one that the matrices of blocks
-// do not have, that is for what may lie before them.
+// Elements of a slot that a rank has room for which has `own` elements of a unit. Of one that the matrices of
+// blocks do not have, that is for what may lie before them.
 inline size_t room_of_slot(const ZeroSettings& settings, Slot slot, const ParameterLayout& layout, int unit,
-                           int ranks) {
-    size_t own = layout.unit_size(unit) / ranks;
+                           size_t own) {
     return std::ranges::count(settings.not_of_matrices, slot) ? std::min(own, layout.before_matrices(unit))
                                                               : own;
 }
 constexpr Dtype dtype_of(Slot slot) {
     return slot == Slot::weight && sizeof(floatX) == 2 ? Dtype::bf16 : Dtype::fp32;
+}
+
+// Replicas own the same part of a unit, and each reads and writes a slice of it: as much as the others, and
+// the last one also what is left, fewer than part_alignment elements for each replica.
+inline UnitRange replica_slice(size_t part, int replicas, int replica) {
+    size_t each = part / (size_t)replicas / part_alignment * part_alignment, begin = (size_t)replica * each;
+    return {begin, replica == replicas - 1 ? part : begin + each};
+}
+inline size_t largest_slice(size_t part, int replicas) {
+    return part - (size_t)(replicas - 1) * replica_slice(part, replicas, 0).end;
+}
+// Whose slice has an element of the part.
+inline int replica_at(size_t part, int replicas, size_t at) {
+    size_t each = replica_slice(part, replicas, 0).end;
+    return replicas == 1 || each == 0 ? replicas - 1 : (int)std::min(at / each, (size_t)replicas - 1);
 }
 
 // What a step comes to, in device memory.
@@ -129,7 +143,7 @@ struct ZeroArrays {
             size_t size = 0;
             for (int unit = 0; unit < layout.units(); unit++) {
                 slot_at[i].push_back(size);
-                size += room_of_slot(s, s.slots[i], layout, unit, shards);
+                size += room_of_slot(s, s.slots[i], layout, unit, layout.unit_size(unit) / shards);
             }
             take(slots[i], size);
         }

@@ -171,7 +171,7 @@ inline std::vector<HfTensor> hf_tensors(const ModelConfig& c) {
         std::string number = std::to_string(l) + ".";
         add_rows(Unit::block, family.block + number, "layers." + number);
     }
-    add_rows(Unit::head, "", "");
+    add_rows(Unit::last_block, "", "");
     uint64_t V = (uint64_t)c.vocab_size, C = (uint64_t)c.channels;
     bool own_head = find("head.weight");
     add(family.head, family.other_head, {V, C}, own_head ? HfRole::holds : HfRole::may_copy,

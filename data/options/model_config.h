@@ -115,8 +115,10 @@ inline int filter_width(const ModelConfig& c) {
 // ----------------------------------------------------------------------------
 // the parameter tensors, one row each: name, shape, initial values, weight decay, how it is sharded
 
-// A model is a chain of units: the embedding, each block, and the head.
-enum class Unit { embedding, block, head };
+// A model is a chain of units: the embedding, each block, and the head, where it has a matrix of its own.
+// What else is behind the last block lies in that one's unit, ahead of the block's own tensors: a message of
+// so few numbers would take as long as one of many.
+enum class Unit { embedding, last_block, block, head };
 
 // How a tensor is sharded: what of it each tensor rank has.
 enum class Shard {
@@ -177,8 +179,10 @@ enum Tensor {
     // block
     norm1w, norm1b, filter1w, filter1b, filter2w, filter2b, filternormw, qkvw, qkvb, qnormw, knormw,
     attprojw, attprojb, norm2w, norm2b, fcw, fcb, fcprojw, fcprojb,
+    // last block
+    normfw, normfb,
     // head
-    normfw, normfb, headw,
+    headw,
     tensor_count
 };
 // clang-format on
@@ -233,8 +237,8 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     add(bias, {fcb, block, "fc.bias", F1, 0, 0, 0, false, rows, hidden});
     add(true, {fcprojw, block, "fcproj.weight", C, F, 0, out, true, columns});
     add(bias, {fcprojb, block, "fcproj.bias", C, 0, 0, 0, false, replicated});
-    add(true, {normfw, head, "normf.weight", C, 0, 1, 0, false, replicated});
-    add(norm_bias, {normfb, head, "normf.bias", C, 0, 0, 0, false, replicated});
+    add(true, {normfw, last_block, "normf.weight", C, 0, 1, 0, false, replicated});
+    add(norm_bias, {normfb, last_block, "normf.bias", C, 0, 0, 0, false, replicated});
     add(!c.tie_embeddings, {headw, head, "head.weight", V, C, 0, in, true, rows, {}, vocab_multiple});
     return table;
 }

@@ -117,6 +117,8 @@ class BatchSource {
 public:
     virtual ~BatchSource() = default;
     const BatchShape& shape() const { return shape_; }
+    // Of memory, one to be read into while the other is used.
+    static constexpr int blocks = 2;
     BatchSource(const BatchSource&) = delete;
     BatchSource& operator=(const BatchSource&) = delete;
 
@@ -147,7 +149,6 @@ public:
 protected:
     BatchSource(const BatchShape& shape, uint64_t stride) : shape_(shape), stride_(stride) {}
 
-    // Two blocks of memory, one to be read into while the other is used.
     virtual const int* block(int number) const = 0;
     // Begins to read into a block. One batch is read at a time.
     virtual void start(int block, BatchRequest request) = 0;

@@ -106,7 +106,7 @@ public:
           micro_batches_(sequences / o.dp),
           mesh_(world, mesh_shape(o), nullptr),
           stage_(o, layout_of(o), mesh_.position, true),
-          units_(parameter_layout(o, o.dp, stage_.units())),
+          units_(parameter_layout(o, o.shard_group, stage_.units())),
           state_(memory_, units_, mesh_, zero_settings(o), stream_.stream),
           list_(pipeline_actions(stage_.pipeline(micro_batches_), stage_.number())),
           rows_((size_t)o.sequence_length * o.channels),
@@ -149,7 +149,7 @@ private:
     void work(const PipelineTask& task) {
         bool last = task.micro_batch == micro_batches_ - 1, now = task.work == PipelineWork::backward;
         int begin = stage_.first_layer(task.chunk), end = stage_.end_layer(task.chunk),
-            head = units_.last_unit();
+            last_block = units_.layers, classifier = units_.tied ? 0 : units_.last_unit();
         if (task.work == PipelineWork::weight_gradient) {
             for (int layer = end - 1; layer >= begin; layer--) {
                 state_.begin_gradients(layer + 1);
@@ -159,11 +159,12 @@ private:
         } else if (task.work == PipelineWork::forward) {
             if (task.part == 0) pass(0, +1, times_.embedding);
             for (int layer = begin; layer < end; layer++) pass(layer + 1, +1, times_.forward);
-            if (task.part == stage_.last_part()) pass(head, +1, times_.head);
+            if (task.part == stage_.last_part()) pass(last_block, +1, times_.head);
         } else {
             if (task.part == stage_.last_part()) {
-                pass(head, 0, 2 * times_.head);
-                state_.reduce_gradients(head, last);
+                pass(classifier, 0, 2 * times_.head);
+                bool used_again = units_.tied && stage_.has_embedding();
+                if (!used_again) state_.reduce_gradients(classifier, last);
             }
             for (int layer = end - 1; layer >= begin; layer--) {
                 pass(layer + 1, -1, times_.input_gradient + (now ? times_.weight_gradient : 0));
@@ -239,7 +240,7 @@ void bench_sleep(const World& world) {
     for (const Row& row : rows_of(world.size())) {
         Options o = options_of_row(config, row);
         Layout layout = layout_of(o);
-        ParameterLayout parameters = parameter_layout(o, o.dp);
+        ParameterLayout parameters = parameter_layout(o, o.shard_group);
         MicroBatchTime passes = told(times, o, machine);
         double planned =
             simulate_step({.machine = machine,

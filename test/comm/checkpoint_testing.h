@@ -36,7 +36,7 @@ inline ToyModel toy_model(bool tied) {
         {5, block, "out", 11, 24, 0, 1, true, Shard::columns, {{5, 0}, {6, 0}}},
         {6, block, "up", 2 * 40, 9, 0, 1, true, Shard::rows, {{40, 0}, {40, 0}}},
         {7, block, "scale", 3, 0, 0, 1, false},
-        {8, head, "normf", 13, 0, 1, 1, false, Shard::replicated}};
+        {8, last_block, "normf", 13, 0, 1, 1, false, Shard::replicated}};
     if (!tied) rows.push_back({9, head, "out", 51, 16, 0, 1, true, Shard::rows, {}, 16});
     return {rows, 5, tied};
 }
@@ -52,7 +52,7 @@ inline ParameterLayout toy_layout(const ToyModel& model, const MeshShape& shape,
         if (place.embedding_copy) place.units.push_back(0);
         for (int unit = first(stage); unit < first(stage + 1); unit++) place.units.push_back(unit);
     }
-    return ParameterLayout(model.rows, model.layers, model.tied, shape.dp, place);
+    return ParameterLayout(model.rows, model.layers, model.tied, shape.shard, place);
 }
 
 // ----------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // States saved and loaded on all ranks: every byte comes back, wherever the elements lie, and what goes
 // wrong on one rank leaves the older checkpoints and the other ranks as they were.
 // devices: cpu simt-bf16 cuda
-// ranks: 2 1 4
+// ranks: 2 1 4 3
 // seconds: 10
 #include <sys/resource.h>
 
@@ -26,7 +26,12 @@ struct Case {
     bool tied = true;
 };
 
-// Those that fit the ranks of the test.
+// The toy's heads are not cut in three.
+bool can_cut(const MeshShape& shape) {
+    return shape.tp != 3;
+}
+
+// Those that fit the ranks of the test. Slices of three replicas are not even.
 std::vector<Case> cases() {
     int n = test_world().size();
     std::vector<Case> all = {{"plain", {.dp = n}, {.level = 0}},
@@ -44,7 +49,7 @@ std::vector<Case> cases() {
     std::vector<Case> fitting;
     for (Case& c : all) {
         c.settings.keep_master = narrow;
-        if (c.shape.ranks() == n) fitting.push_back(c);
+        if (c.shape.ranks() == n && can_cut(c.shape)) fitting.push_back(c);
     }
     return fitting;
 }
@@ -205,8 +210,11 @@ TEST_CASE("what replicas have alike is read once, and comes to all of them over 
         bool copies = c.shape.tp > 1 || (c.shape.pp > 1 && c.tied);
         CHECK((sent > 0) == copies);
         for (int unit : toy.layout.held()) {
-            size_t part = toy.state.part_size(unit), slice = toy.layout.unit_size(unit) / c.shape.dp;
-            for (Slot slot : slots) links += (c.shape.replicas() - 1) * slice * dtype_size(dtype_of(slot));
+            // slices of whole 8 elements; the last rank sends around what is left
+            size_t part = toy.state.part_size(unit), R = c.shape.replicas(), slice = part / R / 8 * 8;
+            bool sends_rest = R > 1 && toy.mesh.position.replica != (int)R - 2;
+            size_t elements = (R - 1) * slice + (sends_rest ? part - R * slice : 0);
+            for (Slot slot : slots) links += elements * dtype_size(dtype_of(slot));
             if (c.settings.level < 3) links += (c.shape.shard - 1) * part * sizeof(floatX);  // for the passes
         }
         CHECK(bytes_sent(Traffic::weights) - before == links);
@@ -217,6 +225,7 @@ TEST_CASE("tensor ranks read as much each of what one process wrote") {
     int n = test_world().size();
     ToyModel model = toy_model(true);
     MeshShape shape = {.tp = n, .copies = n > 2 ? n / 2 : 1};
+    if (!can_cut(shape)) SKIP("heads are cut in powers of two");
     CommonFolder run;
     test_world().on_all_ranks([&] {
         if (test_world().is_root()) store(model, run.path, Dtype::fp32, true);
@@ -282,8 +291,10 @@ TEST_CASE("ranks without a part of so small a model write no file") {
     fill(toy.state);
     CHECK(save_now(saver, 1).error == "");
     std::string folder = checkpoint_folder(run.path, 1);
-    CHECK(CheckpointReader(folder).index().file_bytes.size() == (size_t)std::min(n, 2));
-    CHECK(fs::exists(folder + "/" + data_file_name(std::min(n, 2) - 1)));
+    size_t files = ceil_div(70, 128 / n);  // the larger unit is padded to 128 elements
+    if (n == 3) files = ceil_div(70, 192 / n);
+    CHECK(CheckpointReader(folder).index().file_bytes.size() == files);
+    CHECK(fs::exists(folder + "/" + data_file_name((int)files - 1)));
     fill(toy.state, 1);
     load(toy, folder);
     CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings())) == 0);
@@ -562,6 +573,7 @@ TEST_CASE("a slot that matrices do not have is saved and loaded without them, on
     }
     for (const MeshShape& shape : {MeshShape{.dp = n}, MeshShape{.tp = n, .copies = std::max(1, n / 2)},
                                    MeshShape{.dp = n, .shard = n}}) {
+        if (!can_cut(shape)) continue;
         auto loaded = state_of(shape, settings);
         load(*loaded, folder);
         CHECK(wrong_bytes(loaded->state, slots_of(settings)) == 0);

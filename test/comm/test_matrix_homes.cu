@@ -81,7 +81,7 @@ TEST_CASE("every matrix is whole at one home, and its parts come back") {
             StageUnits place = {.tp = shape.tp, .tensor = mesh.position.tensor};
             if (shape.pp == 2)
                 place.units = mesh.position.pipeline ? std::vector{2, 3, 4} : std::vector{0, 1};
-            ParameterLayout layout = parameter_layout(config, shape.dp, place);
+            ParameterLayout layout = parameter_layout(config, shape.shard, place);
             const std::vector<ModelSection> sections = layout.sections_of_model();
             auto own_parts = [&](int unit) {
                 size_t size = layout.unit_size(unit) / shape.shard, begin = mesh.position.shard * size;

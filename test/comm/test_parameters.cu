@@ -37,7 +37,7 @@ Model gpt2_like() {
              {projb, block, "proj.bias", C, 0, 0, 0, false, Shard::replicated},
              {fcw, block, "fc.weight", F, C, 0, 1, true, Shard::rows},
              {fcdown, block, "fcproj.weight", C, F, 0, 1, true, Shard::columns},
-             {normf, head, "normf", C, 0, 1, 0, false, Shard::replicated}},
+             {normf, last_block, "normf", C, 0, 1, 0, false, Shard::replicated}},
             5,
             true,
             12,
@@ -57,7 +57,7 @@ Model llama_like(int kv_heads) {
              {projw, block, "proj.weight", C, A, 0, 1, true, Shard::columns},
              {fcw, block, "fc.weight", 2 * F, C, 0, 1, true, Shard::rows, {{F, 0}, {F, 0}}},
              {fcdown, block, "fcproj.weight", C, F, 0, 1, true, Shard::columns},
-             {normf, head, "normf", C, 0, 1, 0, false, Shard::replicated},
+             {normf, last_block, "normf", C, 0, 1, 0, false, Shard::replicated},
              {headw, head, "head", V, C, 0, 1, true, Shard::rows, {}, 8}},
             5,
             false,
@@ -89,8 +89,8 @@ std::vector<StageUnits> places_of(const Model& model, int tp, const Stages& stag
     return places;
 }
 
-ParameterLayout layout_of(const Model& model, int ranks, const StageUnits& place = {}) {
-    return ParameterLayout(model.rows, model.layers, model.tied, ranks, place);
+ParameterLayout layout_of(const Model& model, int shards, const StageUnits& place = {}) {
+    return ParameterLayout(model.rows, model.layers, model.tied, shards, place);
 }
 
 // Visits (model, tp, stages, places) of every kind.
@@ -167,7 +167,7 @@ template <typename Visit>
 void each_tensor(const Model& model, int unit, Visit&& visit) {
     Unit kind = unit == 0 ? Unit::embedding : unit <= model.layers ? Unit::block : Unit::head;
     for (const TensorRow& row : model.rows) {
-        if (row.unit == kind) visit(row);
+        if (row.unit == kind || (row.unit == Unit::last_block && unit == model.layers)) visit(row);
     }
 }
 
@@ -211,11 +211,11 @@ TEST_CASE("all ranks of a replica count every element once, and number it alike"
                 numbers[name].assign(row.size(), padding);
             });
             for (const StageUnits& place : places) {
-                ParameterLayout layout = layout_of(model, 2 * shards, place);
+                ParameterLayout layout = layout_of(model, shards, place);
                 for (int unit : layout.held()) {
                     size_t part_size = layout.unit_size(unit) / shards;
                     CHECK(part_size * shards == layout.unit_size(unit));
-                    CHECK(part_size % 64 == 0);
+                    CHECK(part_size % 8 == 0);
                     for (int shard = 0; shard < shards; shard++) {
                         size_t begin = shard * part_size, end = begin + part_size;
                         for (const TensorPart& part : layout.counted_parts(unit, begin, end)) {
@@ -347,6 +347,12 @@ TEST_CASE("an example by hand") {
     CHECK(layout.counted(1) == std::vector<UnitRange>{{bias, bias + 12},
                                                       {weight, weight + 12 * 20},
                                                       {weight + 448, layout.unit_size(1)}});
+    // the last norm comes before them in the last block
+    CHECK(layout.before_matrices(5) == 64 + weight);
+    CHECK(layout.sums(5) == std::vector<GradientSum>{
+                                {0, 64 + 20, 4}, {64 + bias + 12, 8, 2}, {64 + weight + 12 * 20, 8 * 20, 2}});
+    CHECK(layout.parts(5, 0, 65)[0].name == "normf");
+    CHECK(layout.parts(5, 0, 65)[1].name == "layers.4.norm");
     auto parts = layout.parts(1, weight, weight + 448);
     REQUIRE(parts.size() == 3);
     CHECK(parts[0].name == "layers.0.qkv.weight");
@@ -363,18 +369,20 @@ TEST_CASE("an example by hand") {
 
 TEST_CASE("a unit has the same size on all tensor ranks, and none where it is not") {
     each_cut([](const Model& model, int, const std::vector<StageUnits>& places) {
-        for (int ranks : {1, 3, 8}) {
+        for (int shards : {1, 3, 8}) {
             std::vector<size_t> size(model.layers + 2, 0);
             for (const StageUnits& place : places) {
-                ParameterLayout layout = layout_of(model, ranks, place);
+                ParameterLayout layout = layout_of(model, shards, place);
                 size_t total = 0;
                 for (int unit = 0; unit < layout.units(); unit++) {
                     bool held =
                         place.units.empty() || std::count(place.units.begin(), place.units.end(), unit) > 0;
+                    if (model.tied && unit == layout.last_unit()) held = false;  // it has nothing of its own
                     CHECK(layout.has(unit) == held);
                     CHECK(layout.unit_offset(unit) == total);
                     total += layout.unit_size(unit);
-                    CHECK(layout.unit_size(unit) % (64 * ranks) == 0);
+                    CHECK(layout.unit_size(unit) % (8 * shards) == 0);
+                    CHECK(layout.unit_size(unit) % 64 == 0);
                     if (!held) continue;
                     if (size[unit] == 0) size[unit] = layout.unit_size(unit);
                     CHECK(layout.unit_size(unit) == size[unit]);
@@ -396,26 +404,28 @@ TEST_CASE("a unit has the same size on all tensor ranks, and none where it is no
 }
 
 TEST_CASE("one rank has every tensor whole, padded to 64 elements") {
-    for (const Model& model : models()) {
-        ParameterLayout layout = layout_of(model, 4);
-        size_t total = 0, parameters = 0;
-        for (int unit = 0; unit < layout.units(); unit++) {
-            size_t size = 0, tensors = 0;
-            each_tensor(model, unit, [&](const TensorRow& row) {
-                size_t rows = ceil_div(row.rows, row.pad_to) * row.pad_to;
-                size += ceil_div(rows * std::max<size_t>(row.cols, 1), 64) * 64;
-                parameters += row.size();
-                tensors++;
-            });
-            size = ceil_div(size, 256) * 256;
-            CHECK(layout.unit_size(unit) == size);
-            CHECK(layout.sums(unit).empty());
-            CHECK(layout.parts(unit, 0, size).size() == tensors);
-            total += size;
+    // and units so that they are cut on 8 elements
+    for (auto [shards, multiple] : {std::pair{1, 64}, {4, 64}, {48, 384}, {64, 512}})
+        for (const Model& model : models()) {
+            ParameterLayout layout = layout_of(model, shards);
+            size_t total = 0, parameters = 0;
+            for (int unit = 0; unit < layout.units(); unit++) {
+                size_t size = 0, tensors = 0;
+                each_tensor(model, unit, [&](const TensorRow& row) {
+                    size_t rows = ceil_div(row.rows, row.pad_to) * row.pad_to;
+                    size += ceil_div(rows * std::max<size_t>(row.cols, 1), 64) * 64;
+                    parameters += row.size();
+                    tensors++;
+                });
+                size = ceil_div(size, (size_t)multiple) * multiple;
+                CHECK(layout.unit_size(unit) == size);
+                CHECK(layout.sums(unit).empty());
+                CHECK(layout.parts(unit, 0, size).size() == tensors);
+                total += size;
+            }
+            CHECK(layout.size() == total);
+            CHECK(layout.parameter_count() == parameters);
         }
-        CHECK(layout.size() == total);
-        CHECK(layout.parameter_count() == parameters);
-    }
 }
 
 TEST_CASE("the order in memory is the same however the model is cut") {
@@ -483,10 +493,10 @@ TEST_CASE("places for units in use") {
         return UnitBuffers(layout_of(model, 1, {.units = std::move(units)}), for_blocks);
     };
     UnitBuffers all = places(tied, {}, 2);
-    CHECK(all.count() == 4);
+    CHECK(all.count() == 3);  // two for blocks, one for the embedding
     CHECK(all.place(1) != all.place(2));
     CHECK(all.place(1) == all.place(3));
-    CHECK(all.place(0) != all.place(6));
+    CHECK(all.place(6) == -1);
     CHECK(places(untied, {}, 2).count() == 3);
     CHECK(places(untied, {}, 2).place(0) == places(untied, {}, 2).place(6));
 
@@ -495,11 +505,15 @@ TEST_CASE("places for units in use") {
     CHECK(parts.count() == 2);
     CHECK(parts.place(2) != parts.place(4));
     CHECK(parts.place(4) != parts.place(5));
-    CHECK(parts.size() == 2 * layout_of(untied, 1).unit_size(1));
+    // the place of the last block has room for what lies beside it
+    size_t block = layout_of(untied, 1).unit_size(1), last_block = layout_of(untied, 1).unit_size(5);
+    CHECK(last_block == block + 64);
+    CHECK(parts.size() == block + last_block);
+    CHECK(parts.offset(parts.place(4)) == last_block);
     CHECK(places(untied, {0, 1}, 2).count() == 2);
     CHECK(places(untied, {6}, 2).count() == 1);
     CHECK(places(untied, {6}, 2).size() == layout_of(untied, 1).unit_size(6));
-    CHECK(places(tied, {0, 5, 6}, 2).count() == 3);  // with a copy of the embedding
+    CHECK(places(tied, {0, 5, 6}, 2).count() == 2);  // with a copy of the embedding
 
     for (const Stages& stages : splits) {
         for (const Model& model : {tied, untied}) {

@@ -267,6 +267,40 @@ TEST_CASE("what a rank pins must fit into its host, and what is left behind the 
     CHECK_REFUSED(plan.check_left("groups", needs - 5 * MiB - 1), "more memory and");
 }
 
+TEST_CASE("the largest micro-batch is any that divides the step, and fits, interleaved too") {
+    // 12 micro-batches on 8 stages; all of a step take 100 bytes, each of two that are there at once 10
+    auto classes = [](int B, int micro_batches) {
+        CHECK(B * micro_batches >= 12);
+        return std::vector<MemoryClass>{{"activations", (size_t)(100 + 20 * B)},
+                                        {"batches", (size_t)B, true}};
+    };
+    Workload w = {.B = 1, .T = 16, .training = true, .loss_chunk = 16};
+    for (auto schedule : {PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved}) {
+        PipelineShape shape = {schedule, 8, 12, 2};
+        auto largest = [&](MemoryRoom room) {
+            return MemoryPlan(w, shape, room, classes).largest_micro_batch();
+        };
+        CHECK(largest({1000}) == 12);
+        CHECK(largest({220}) == 4);  // 5 of them would fit, and do not divide
+        CHECK(largest({150}) == 2);
+        CHECK(largest({100}) == 0);
+        CHECK(largest({1000, 3}) == 3);  // of the host's memory
+    }
+}
+
+TEST_CASE("memory is that of the stage which takes most, of the device and of the host") {
+    std::vector<std::vector<MemoryClass>> stages = {{{"parameters", 5}, {"staging", 9, true}},
+                                                    {{"parameters", 8}, {"optimizer", 2, true}},
+                                                    {{"parameters", 7}, {"optimizer", 4, true}}};
+    std::vector<MemoryClass> apart = most_of_stages(stages, true), together = most_of_stages(stages, false);
+    CHECK(memory_total(apart, true) == 8);
+    CHECK(pinned_total(apart) == 9);
+    REQUIRE(apart.size() == 2);
+    CHECK(apart[1].name == std::string("staging"));
+    CHECK(memory_total(together, false) == 14);
+    CHECK(pinned_total(together) == 9);
+}
+
 // Korthikanti et al. count sbh (34 + 5as/h) / t bytes of a layer, in numbers of 2 bytes: 11 of attention, 19
 // of the MLP, 4 of the norms, and the scores. Two of the 34 are masks of dropout, and there is none here.
 // Attention in tiles keeps no scores, but a sum of 4 bytes for each row of a head.

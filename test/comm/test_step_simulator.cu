@@ -48,7 +48,7 @@ struct Simulation {
                    .loss_chunk = chosen_loss_chunk(c, B * c.context, m.number_bytes),
                    .number_bytes = (size_t)m.number_bytes},
           times(micro_batch_time(c, workload, cut, m)),
-          parameters(parameter_layout(c, cut.mesh.dp, {.tp = cut.mesh.tp})),
+          parameters(parameter_layout(c, cut.mesh.shard, {.tp = cut.mesh.tp})),
           zero(zero) {}
 
     StepToSimulate step() const {

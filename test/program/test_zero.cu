@@ -104,7 +104,7 @@ Workload workload_of(int B) {
 // The bits of all parameters as the forward pass of this rank sees them.
 std::string seen_parameters(Gpt& g) {
     std::string bits;
-    for (int unit = 0; unit < g.layout.units(); unit++) {
+    for (int unit : g.layout.held()) {
         g.state.acquire(unit, 0);
         std::string of_unit(g.layout.unit_size(unit) * sizeof(floatX), 0);
         cudaCheck(cudaMemcpyAsync(of_unit.data(), g.state.params(unit), of_unit.size(),
@@ -239,12 +239,12 @@ TEST_CASE("overlap, offload and units gathered ahead do not change a bit") {
 namespace {
 
 // Four blocks of nothing but parameters.
-ParameterLayout bare_layout(bool tied, int ranks) {
+ParameterLayout bare_layout(bool tied, int shards) {
     return ParameterLayout({{0, Unit::embedding, "in", 50, 8, 0, 1, true},
                             {1, Unit::block, "weight", 40, 8, 0, 1, true},
                             {2, Unit::block, "bias", 24, 0, 0, 1, false},
                             {3, Unit::head, "out", 45, 8, 0, 1, true}},
-                           4, tied, ranks);
+                           4, tied, shards);
 }
 
 // For all ranks.
@@ -272,7 +272,7 @@ struct Slowness {
 std::string bare_steps(const Case& c, const Slowness& slowness) {
     constexpr int bare_step_count = 3;
     Mesh mesh(test_world(), shape_of(c), test_stream());
-    ParameterLayout layout = bare_layout(c.tied, mesh.shape.dp);
+    ParameterLayout layout = bare_layout(c.tied, mesh.shape.shard);
     cudaStream_t compute = test_stream();
     Arena memory;
     ZeroState state(memory, layout, mesh, settings_of(c), compute);
@@ -427,7 +427,7 @@ TEST_CASE("each kind of tensor has its own learning rate and decay") {
 
     Mesh mesh(test_world(), {.dp = test_world().size(), .shard = test_world().size(), .homes = true},
               test_stream());
-    ParameterLayout layout = bare_layout(false, mesh.shape.dp);
+    ParameterLayout layout = bare_layout(false, mesh.shape.shard);
     auto stepped = [&](OptimizerKind kind, TensorKind other, Multipliers by, bool steps = true) {
         ZeroSettings settings = for_optimizer(kind, {.level = 1});
         settings.multipliers[(int)other] = by;
@@ -478,7 +478,7 @@ TEST_CASE("a tensor of several pieces is set and collected whole") {
     ParameterLayout layout({{0, Unit::embedding, "in", size, 0, 0, 1, true},
                             {1, Unit::block, "weight", 40, 8, 0, 1, true},
                             {2, Unit::head, "out", 45, 8, 0, 1, true}},
-                           1, false, mesh.shape.dp);
+                           1, false, mesh.shape.shard);
     // where there is a master copy, that is what is collected
     Arena memory;
     ZeroState state(memory, layout, mesh, {.level = 1, .training = !exact, .keep_master = !exact},
@@ -516,8 +516,8 @@ ParameterLayout cut_layout(const MeshShape& shape, const MeshPosition& position)
                             {2, block, "heads", 32, 8, 0, 1, true, Shard::rows, {{24, 12}, {4, 1}, {4, 1}}},
                             {3, block, "out", 6, 12, 0, 1, true, Shard::columns},
                             {4, block, "scale", 3, 0, 0, 1, false},
-                            {5, head, "normf", 12, 0, 1, 1, false, Shard::replicated}},
-                           4, true, shape.dp, place);
+                            {5, last_block, "normf", 12, 0, 1, 1, false, Shard::replicated}},
+                           4, true, shape.shard, place);
 }
 
 // Elements that the passes of this rank would not find as set_normal sets them, copies among them.
@@ -684,7 +684,8 @@ TEST_CASE("bytes sent in a step are those of the formulas" * doctest::skip(on_cp
 
         size_t N = g.layout.size(), D = mesh.shape.dp, S = mesh.shape.shard, R = D / S, M = c.micro_batches;
         size_t first = g.layout.unit_size(0), block = g.layout.unit_size(1),
-               last = g.layout.unit_size(g.head_unit()), L = config.layers;
+               last = g.layout.unit_size(g.layout.last_unit()), L = config.layers,
+               norm = g.layout.unit_size(L) - block;  // with the last block
         bool cut = S > 1;
         // reduce-scatter over the shard group, for every micro-batch where gradients are cut, then all-reduce
         size_t passes = c.level >= 2 ? M : 1;
@@ -693,10 +694,8 @@ TEST_CASE("bytes sent in a step are those of the formulas" * doctest::skip(on_cp
         // way: the backward pass finds the last ones of the forward pass there, and the next forward pass the
         // first ones.
         size_t kept = std::min<size_t>(L, c.settings.prefetch + 1);
-        size_t gathered =
-            c.level == 0  ? 0
-            : c.level < 3 ? N
-                          : (c.tied ? 1 : M) * (first + last) + (2 * M - 1) * (L - kept) * block + L * block;
+        size_t blocks = L * block + norm + (2 * M - 1) * (L - kept) * block + (L > kept ? (M - 1) * norm : 0);
+        size_t gathered = c.level == 0 ? 0 : c.level < 3 ? N : (c.tied ? 1 : M) * (first + last) + blocks;
         CHECK(bytes_sent(Traffic::parameters) == (cut ? gathered * (S - 1) / S * sizeof(floatX) : 0));
         size_t norms = c.optimizer == lamb ? 2 * g.layout.sections() : 0;
         CHECK(bytes_sent(Traffic::statistics) <= 2 * (summed_statistics + norms) * sizeof(float));
@@ -730,9 +729,9 @@ TEST_CASE("memory held is what the formulas say") {
                 // bf16
                 double N = (double)parameter_count(config), S = mesh.shape.shard, x = sizeof(floatX);
                 double first = ((double)config.vocab_size + config.context) * config.channels;
-                double last = config.channels * (tied ? 2.0 : config.vocab_size + 2.0);
+                double last = tied ? 0 : config.channels * (double)config.vocab_size;
                 double block = (N - first - last) / config.layers;
-                double outer = tied ? first + last : std::max(first, last);
+                double outer = std::max(first, last);
                 bool cut_gradients = level >= 2 && S > 1, cut_parameters = level >= 3 && S > 1;
                 double parameters = x * (cut_parameters ? N / S + 2 * block + outer : N);
                 double gradients = 4 * (cut_gradients ? N / S + 2 * block + outer : N);
