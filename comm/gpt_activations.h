@@ -84,6 +84,8 @@ matrices read them.
     /* scales of gradients in fp8, where one kernel makes all rows that a product reads */                   \
     X(float,  dfc_scale,  2,                shared,               fp8 && (tp == 1 || swiglu))                \
     X(float,  dresidual_scale, 2,           shared,               fp8 && tp == 1)                            \
+    /* of the columns of dresidual, over the own rows: what a bias adds to the stream has them as gradient */\
+    X(float,  dresidual_sums, C,            shared,               training && c.bias)                        \
     X(floatX, datt,       N * A,            shared,               training)                                  \
     X(floatX, dqkv,       N * QKV,          filter ? shared : until_weights, training)                       \
     X(floatX, dqk_and_v,  N * QKV,          until_weights,        training && filter)                        \

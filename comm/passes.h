@@ -91,7 +91,9 @@ public:
                 block(layer, layer == stage.first_layer(chunk));
             if (chunk < stage.chunks() - 1 || !stage.has_head()) {
                 add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);  // the stream for the next part
-                if (w_.fp8 && norm_measures()) add("largest_element", M_, e * n_ * C_, 0);  // of its gradient
+                // of its gradient
+                if (w_.fp8 && norm_measures()) add("largest_element", M_, e * n_ * C_, 0);
+                if (c_.bias) bias_gradient("matmul_backward_bias", n_, C_);
             }
             mark(StepPart::stream);
         }
@@ -216,13 +218,18 @@ private:
         add("residual_norm_forward", M_, (of_a_sum ? 2 : 1) * stream + weights,
             (of_a_sum ? 2 : 1) * stream + stats() * n_);
     }
-    void norm_backward() {
+    // With the sums of the columns of what it makes, where these are a bias's gradient.
+    void norm_backward(bool of_the_stream = true) {
         double stream = e * n_ * C_;
-        double partials =
-            4 * C_ * NormBackwardBlocks(d_.n, d_.C, d_.C / vectors()).count;  // of one of two sums
-        double sums = sums_of_norm(), gradients = 4 * sums * C_;
-        add("norm_backward", M_, 3 * stream + e * C_ + stats() * n_ + sums * partials + gradients,
-            stream + 2 * partials + gradients, 2);
+        double partials = 4 * C_ * NormBackwardBlocks(d_.n, d_.C, d_.C / vectors()).count;  // of one sum
+        double sums = sums_of_norm(), gradients = 4 * sums * C_, of_columns = of_the_stream && c_.bias;
+        add("norm_backward", M_,
+            3 * stream + e * C_ + stats() * n_ + (sums + of_columns) * partials + gradients,
+            stream + (2 + of_columns) * partials + gradients + of_columns * 4 * C_, 2);
+    }
+    // Of a matrix whose output the stream takes up.
+    void bias_gradient_of_stream() {
+        if (c_.bias) add("add_bias_sums", M_, 8 * C_, 4 * C_);
     }
 
     // ---- embedding
@@ -275,7 +282,7 @@ private:
         linear_backward(C_, d_.QKV - values, false, c_.bias).sent = RowsSent::scattered;
         gather_again(in_place_.filtered);
         add(nullptr, M_, 0, e * n_ * C_);
-        norm_backward();
+        norm_backward(false);
         convolution_backward(d_.H, C_, RowsSent::gathered, false);
         linear_backward(C_, values, false, c_.bias);
         gather_again(in_place_.norm1);
@@ -340,7 +347,8 @@ private:
         recompute(layer);
         mlp_backward();
         if (sequential()) norm_backward();
-        linear_backward(d_.A, C_, norm_measures(), c_.bias).sent = RowsSent::gathered;
+        bias_gradient_of_stream();
+        linear_backward(d_.A, C_, norm_measures(), false).sent = RowsSent::gathered;
         attention_backward(layer);
         finish_qkv_backward();
         qkv_backward();
@@ -382,7 +390,8 @@ private:
     }
     // In a parallel block it comes after attention, and adds to what that left.
     void mlp_backward() {
-        linear_backward(d_.F, C_, norm_measures(), c_.bias, false, gelu_gradient_fused()).sent =
+        bias_gradient_of_stream();
+        linear_backward(d_.F, C_, norm_measures(), false, false, gelu_gradient_fused()).sent =
             gathered_alone();
         if (swiglu()) add("swiglu_backward", M_, e * N_ * (d_.F + d_.F1), e * N_ * d_.F1);
         if (!swiglu() && !gelu_gradient_fused()) add("elementwise", M_, 2 * e * N_ * d_.F, e * N_ * d_.F);

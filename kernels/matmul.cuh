@@ -77,6 +77,10 @@ inline void matmul_backward_bias_cpu(float* dbias, float* scratch, const floatX*
     }
 }
 
+inline void add_bias_sums_cpu(float* dbias, const float* sums, int OC) {
+    for (int o = 0; o < OC; o++) dbias[o] += sums[o];
+}
+
 inline void matmul_backward_weight_cpu(float* dweight, const floatX* dout, const floatX* inp, int N, int C,
                                        int OC, float* dbias, float* scratch) {
     if (dbias) matmul_backward_bias_cpu(dbias, scratch, dout, N, OC);
@@ -263,6 +267,13 @@ inline void matmul_backward_bias(float* dbias,        // (OC) +=
                                  int N, int OC, cudaStream_t stream) {
     ON_DEVICE(stream, matmul_backward_bias_cpu(dbias, scratch, dout, N, OC),
               launch_backward_bias(dbias, scratch, dout, N, OC, stream));
+}
+
+// The same where the kernel that made dout has added up its columns.
+inline void add_bias_sums(float* dbias,       // (OC) +=
+                          const float* sums,  // (OC)
+                          int OC, cudaStream_t stream) {
+    ON_DEVICE(stream, add_bias_sums_cpu(dbias, sums, OC), launch_add_slices<1>(dbias, sums, OC, stream));
 }
 
 // With the gradient of the bias, unless dbias is null.
