@@ -35,6 +35,7 @@ through a model, is in data/.
 #include <cmath>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/activations.h"      // Workload, ActivationMemory, ActivationArrays
@@ -185,6 +186,7 @@ struct Layer {
     NormLayer norm1, norm2, filternorm;
     Linear qkv, attproj, fc, fcproj;
     Linear filter1 = {}, filter2 = {}, qk = {}, v = {};  // with a local filter, in the place of qkv
+    float* dqkvb = nullptr;  // (QKV) the gradient of its bias, if the backward pass of attention makes it
 
     Layer(Gpt& g, int number, const Batch& batch)
         : batch(batch),
@@ -218,6 +220,7 @@ struct Layer {
         floatX* dmlp_out = a.dmlp_out ? a.dmlp_out : a.dresidual;
         floatX* datt_out = a.datt_out ? a.datt_out : dmlp_out;
         qkv = linear(column, d.C, d.QKV, qkvw, qkvb, x1, a.dqkv);
+        if (attention_makes_bias_gradient(g.config)) dqkvb = std::exchange(qkv.dbias, nullptr);
         attproj = linear(row, d.A, d.C, attprojw, attprojb, {a.att, fp8.att}, datt_out);
         fc = linear(column, d.C, d.F1, fcw, fcb, g.parallel ? x1 : x2, a.dfc);
         fcproj = linear(row, d.F, d.C, fcprojw, fcprojb, {a.act, fp8.act}, dmlp_out);
@@ -358,7 +361,7 @@ inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) 
     auto& a = l.a;
     const Linear& next = g.config.local_filter ? l.qk : l.qkv;
     row_parallel_backward(g.tp, l.attproj, a.dresidual, a.datt, g.first, weights, next);
-    attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, l.heads, g.stream);
+    attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, l.heads, g.stream, l.dqkvb);
     if (g.config.qk_norm) {
         qk_norm_backward(a.dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
                          l.w[qnormw], l.w[knormw], l.rope, l.rows, g.stream);

@@ -274,7 +274,8 @@ private:
     }
     void qkv_backward() {
         if (!c_.local_filter) {
-            linear_backward(C_, d_.QKV, false, c_.bias).sent = scattered_alone();
+            bool bias = c_.bias && !attention_makes_bias_gradient(c_);
+            linear_backward(C_, d_.QKV, false, bias).sent = scattered_alone();
             return gather_again(in_place_.norm1);
         }
         double values = d_.NKV * d_.HS;
@@ -323,8 +324,11 @@ private:
                statistics = 8 * rows_of_heads + 4 * w_.B * padded,
                sums = 4.0 * w_.B * d_.NH * (padded - tile) * d_.HS;
         add("attention_backward", M_, 2 * e * N_ * d_.A + 4 * N_ * d_.NH, statistics);
+        // of the columns of each 16 rows
+        double partials = attention_makes_bias_gradient(c_) ? 4.0 * w_.B * ceil_div(w_.T, 16) * d_.QKV : 0;
         attention("attention_backward", layer, 5, e * N_ * (d_.QKV + d_.A) + statistics + sums,
-                  e * N_ * d_.QKV + sums);
+                  e * N_ * d_.QKV + sums + partials);
+        if (partials > 0) add("attention_backward", M_, partials + 4 * d_.QKV, 4 * d_.QKV);
     }
     void mlp_hidden() {
         linear_forward(C_, d_.F1, norm_measures(), false, gelu_fused()).sent = gathered_alone();

@@ -342,8 +342,8 @@ inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_
 }
 
 // Adds to the gradients of weight and bias what follows from inp and dout. The backward pass has already made
-// that of a row-parallel layer's bias, of the rank's own rows, for each of the ranks has all of it; and that of
-// a convolution's.
+// that of a row-parallel layer's bias, which each of the ranks has, from the rank's own rows; and that of a
+// convolution's.
 inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
     bool bias_is_done = l.taps.out || l.parallel == Parallel::row;
     tp.products.backward_weight(l.dweight, l.product_gradient(), l.inp.all, l.inp.fp8, l.N, l.C,

@@ -32,6 +32,7 @@ threads or multiprocessors.
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/column_sums.cuh"
 #include "kernels/common.cuh"
 #include "kernels/largest.cuh"
 
@@ -102,28 +103,6 @@ inline void norm_forward_cpu(Norm norm, floatX* residual, floatX* out, float* me
 #pragma omp simd
         for (int c = 0; c < C; c++) {
             o[c] = floatX((float(x[c]) - m) * r * float(weight[c]) + (bias ? float(bias[c]) : 0.0f));
-        }
-    }
-}
-
-// Sums over the first index of partials (count, planes, C), a row of each plane: first += that of plane 0;
-// second, unless null, += that of plane 1; and third, unless null, = that of plane 2.
-inline void add_partials_cpu(float* first, float* second, const float* partials, int count, int C,
-                             int planes = 2, float* third = nullptr) {
-    constexpr int columns = 128;
-    if (third) std::fill_n(third, C, 0.0f);
-#pragma omp parallel for
-    for (int start = 0; start < C; start += columns) {
-        int end = std::min(start + columns, C);
-        for (int k = 0; k < count; k++) {
-            const float* partial = partials + (size_t)k * planes * C;
-            for (float* sum : {first, second, third}) {
-                if (sum) {
-#pragma omp simd
-                    for (int c = start; c < end; c++) sum[c] += partial[c];
-                }
-                partial += C;
-            }
         }
     }
 }
@@ -248,9 +227,9 @@ __device__ inline TwoSums row_sums(TwoSums sums, int turn) {
 // cache, and their sums lie in shared memory, where element i of vector c / W is at i * (C / W) + c / W:
 // neighbouring threads then use neighbouring banks.
 //
-// dinp_sums: the columns of dinp are added up as well. No registers are left for that. These sums lie in shared
-// memory behind the others, four elements of each thread and then the next four; or those of longer rows, for
-// which that is too small, where the block's partial sum goes in the end.
+// dinp_sums: the columns of dinp are added up as well. No registers are left for that. These sums lie in
+// shared memory behind the others, four elements of each thread and then the next four; or those of longer
+// rows, for which that is too small, where the block's partial sum goes in the end.
 template <int W, bool once, bool dinp_sums>
 __global__ void __launch_bounds__(norm_threads)
     norm_backward_kernel(Norm norm, floatX* dinp, float* partials, float* largest, const floatX* dout,
@@ -356,36 +335,6 @@ __global__ void __launch_bounds__(norm_threads)
             sum_dinp += thread_sums[c % W / part * part * all + (y * blockDim.x + c / W) * part + c % part];
         partials[2 * C + c] = sum_dinp;
     }
-}
-
-// A block does 32 columns of one plane, blockIdx.y; its warps share the partial sums.
-__global__ void add_partials_kernel(float* first, float* second, float* third, const float* partials,
-                                    int count, int C, int planes) {
-    __shared__ float warp_sums[warp_size][warp_size];
-    int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size, warps = blockDim.x / warp_size;
-    int c = blockIdx.x * warp_size + lane;
-    float* to = blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : third;
-    if (!to) return;
-    float sum = 0;
-    if (c < C) {
-#pragma unroll 8
-        for (int k = warp; k < count; k += warps) sum += partials[((size_t)k * planes + blockIdx.y) * C + c];
-    }
-    warp_sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || c >= C) return;
-    for (int w = 1; w < warps; w++) sum += warp_sums[w][lane];
-    to[c] = blockIdx.y == 2 ? sum : to[c] + sum;
-}
-
-// As add_partials_cpu.
-inline void add_partials(float* first, float* second, const float* partials, int count, int C,
-                         cudaStream_t stream, int planes = 2, float* third = nullptr) {
-    launch(add_partials_kernel,
-           dim3(ceil_div(C, warp_size), third    ? 3
-                                        : second ? 2
-                                                 : 1),
-           1024, 0, stream, first, second, third, partials, count, C, planes);
 }
 
 #endif

@@ -621,7 +621,8 @@ double formula_activations_held(const Place& a, int B, int T) {
     if (splits && !parallel) bytes += pending * e * N * C;
     size_t scratch =
         std::max({attention_backward_scratch(self_attention_shape(B, T, (int)heads, (int)kv_heads,
-                                                                  config.head_size, config.window, nullptr)),
+                                                                  config.head_size, config.window, nullptr),
+                                             config.bias && config.position == PositionKind::learned),
                   norm_backward_scratch((int)z.C), matmul_backward_bias_scratch((int)std::max(F1, QKV)),
                   embedding_backward_scratch(B * T, (int)z.C)});
     bytes += 4 * (double)scratch;
