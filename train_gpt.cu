@@ -224,7 +224,7 @@ struct Layer {
         attproj = linear(row, d.A, d.C, attprojw, attprojb, {a.att, fp8.att}, datt_out);
         fc = linear(column, d.C, d.F1, fcw, fcb, g.parallel ? x1 : x2, a.dfc);
         fcproj = linear(row, d.F, d.C, fcprojw, fcprojb, {a.act, fp8.act}, dmlp_out);
-        fc.dout8 = fp8.dfc, attproj.dout8 = fcproj.dout8 = fp8.dresidual;
+        qkv.dout8 = fp8.dqkv, fc.dout8 = fp8.dfc, attproj.dout8 = fcproj.dout8 = fp8.dresidual;
         attproj.dout_sums = fcproj.dout_sums = norm1.dinp_sums = norm2.dinp_sums = a.dresidual_sums;
         if (!g.swiglu) fc.gelu_out = a.act, fc.gelu_largest = fp8.act.largest();
         if (!g.swiglu) fcproj.gelu_inp = a.fc, fcproj.gelu_largest = fp8.dfc.largest();
@@ -366,7 +366,7 @@ inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) 
         qk_norm_backward(a.dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
                          l.w[qnormw], l.w[knormw], l.rope, l.rows, g.stream);
     } else if (l.d.R > 0) {
-        rope_backward(a.dqkv, l.rope, l.rows, g.stream);
+        rope_backward(a.dqkv, l.rope, l.rows, g.stream, l.fp8.dqkv.largest());
     }
     if (g.config.local_filter)
         filtered_qkv_backward(g, l, weights);

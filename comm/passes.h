@@ -275,7 +275,7 @@ private:
     void qkv_backward() {
         if (!c_.local_filter) {
             bool bias = c_.bias && !attention_makes_bias_gradient(c_);
-            linear_backward(C_, d_.QKV, false, bias).sent = scattered_alone();
+            linear_backward(C_, d_.QKV, rotation_ends_attention(c_), bias).sent = scattered_alone();
             return gather_again(in_place_.norm1);
         }
         double values = d_.NKV * d_.HS;
@@ -295,16 +295,17 @@ private:
         add("qk_norm_forward", M_, e * N_ * d_.QKV + angles(), e * N_ * d_.QKV + 4 * N_ * turned_heads());
     }
     void finish_qkv_backward() {
-        if (!c_.qk_norm) return rope();
+        if (!c_.qk_norm) return rope(w_.fp8 && rotation_ends_attention(c_));
         double partials = 8.0 * d_.HS * even_share((int)N_, qk_norm_partials);
         double heads = e * N_ * turned_heads() * d_.HS;
         add("qk_norm_backward", M_, 2 * heads + 4 * N_ * turned_heads() + angles() + partials,
             heads + partials, 2);
     }
     // Queries and keys are rotated in place, by a table of angles and the token's position.
-    void rope() {
+    // measures: it reads all others too, for the largest element.
+    void rope(bool measures = false) {
         double turned = e * N_ * turned_heads() * d_.R;
-        if (d_.R > 0) add("rope", M_, turned + angles(), turned);
+        if (d_.R > 0) add("rope", M_, (measures ? e * N_ * d_.QKV : turned) + angles(), turned);
     }
     double turned_heads() const { return d_.NH + d_.NKV; }
     double angles() const { return 4.0 * w_.T * d_.R + 4 * N_; }

@@ -4,8 +4,8 @@ Sums of the columns of a matrix, as the gradients of biases and of norms' weight
     dbias (OC) += sum over rows of dout (N, OC)
 
 They are made in two stages, partial sums of fixed sets of rows and then the sum of these, so that the order
-of additions depends on nothing but N. The first stage is a pass over the matrix; or none where the kernel that
-makes the matrix adds up what it writes, as the backward passes of norms and of attention do.
+of additions depends on nothing but N. The first stage is a pass over the matrix; or none, where the kernel
+that makes the matrix adds up what it writes, as the backward passes of norms and of attention do.
 */
 #pragma once
 
