@@ -229,7 +229,7 @@ TEST_CASE("what the sums of biases' gradients, made by kernels that write the ma
         ModelConfig c = step.config();
         double rows = (double)step.B * step.T, layers = (double)c.layers * step.micro_batches;
         double gain = -step.gain([&](std::vector<Pass>& passes) {
-            std::erase_if(passes, [](const Pass& pass) {
+            std::erase_if(passes, [&](const Pass& pass) {
                 return pass.launcher == std::string("add_bias_sums") ||
                        (pass.launcher == std::string("attention_backward") &&
                         pass.written == 12 * c.channels && pass.attention_flops == 0);
