@@ -151,8 +151,7 @@ struct Step {
     int B, T;
     Recompute recompute;
     bool master;
-    double
-        share;  // of the card's published FLOP/s, by the definition of MFU, that it must be predicted to have
+    double share;  // of the card's FLOP/s, as MFU counts them, that is to be predicted
     bool fp8 = false, fast_gradients = false;
     int micro_batches = 4;
 
@@ -199,6 +198,9 @@ const Step gpt2_124m = {"gpt2-124M", 64, 1024, Recompute::none, true, 0.535},
            gpt2_1558m = {"gpt2-1558M", 32, 1024, Recompute::none, true, 0.575},
            llama3_8b = {"llama3-8B", 1, 8192, Recompute::elementwise, false, 0.66};
 
+bool is_of(const Pass& pass, std::string_view launcher) {
+    return pass.launcher && pass.launcher == launcher;
+}
 bool is_fill_of(const Pass& pass, double bytes) {
     return !pass.launcher && pass.written == bytes;
 }
@@ -230,9 +232,9 @@ TEST_CASE("what the sums of biases' gradients, made by kernels that write the ma
         double rows = (double)step.B * step.T, layers = (double)c.layers * step.micro_batches;
         double gain = -step.gain([&](std::vector<Pass>& passes) {
             std::erase_if(passes, [&](const Pass& pass) {
-                return pass.launcher == std::string("add_bias_sums") ||
-                       (pass.launcher == std::string("attention_backward") &&
-                        pass.written == 12 * c.channels && pass.attention_flops == 0);
+                return is_of(pass, "add_bias_sums") ||
+                       (is_of(pass, "attention_backward") && pass.written == 12 * c.channels &&
+                        pass.attention_flops == 0);
             });
             for (double width : {c.channels, c.channels, 3 * c.channels})
                 passes.push_back({"matmul_backward_bias", layers, 2 * rows * width, 0, {}, 0, 0, 2});
@@ -261,11 +263,10 @@ TEST_CASE("what would save too little of a step") {
         // Gradients of weights in bf16.
         gain = step.gain([&](std::vector<Pass>& passes) {
             for (Pass& pass : passes) {
-                std::string launcher = pass.launcher ? pass.launcher : "";
                 if (is_fill_of(pass, 4 * P)) pass.written /= 2;
                 if (pass.is_weight_gradient()) pass.read -= pass.written / 2, pass.written /= 2;
-                if (launcher == "sums_of_squares") pass.read /= 2;
-                if (launcher == "optimizer_pass") pass.read -= 2 * P;
+                if (is_of(pass, "sums_of_squares")) pass.read /= 2;
+                if (is_of(pass, "optimizer_pass")) pass.read -= 2 * P;
             }
         });
         CHECK(gain > 0);
@@ -278,10 +279,10 @@ TEST_CASE("what would save too little of a step") {
         double width = 4.0 * step.config().channels, bytes = 2.0 * step.B * step.T * width;
         double gain = step.gain([&](std::vector<Pass>& passes) {
             CHECK(std::erase_if(passes, [&](const Pass& pass) {  // of fc alone
-                      return pass.launcher == std::string("matmul_backward_weight") && pass.launches == 2;
+                      return is_of(pass, "matmul_backward_weight") && pass.launches == 2;
                   }) == step.config().layers);
             for (size_t i = 0; i < passes.size(); i++) {
-                if (passes[i].launcher != std::string("matmul_backward_gelu")) continue;
+                if (!is_of(passes[i], "matmul_backward_gelu")) continue;
                 passes[i].launcher = "matmul_backward_input";
                 passes[i].read -= bytes;
                 passes.push_back({"elementwise", passes[i].times, 2 * bytes, bytes});
