@@ -15,6 +15,13 @@ its rows beside what it writes of dqkv, from the same registers.
 
 Blocks take turns in adding to dq (attention_order.h). The copy engine does the additions, asked by a thread
 of its own; but the block whose turn is the last has the whole sum, and writes it as it goes into dqkv.
+
+Other orders were compiled, by ptxas 13.0, and are not taken. dq before dk, so that the product for dk hides
+the store of dq, fits heads of 64; but of 128, 232 registers make the products wait for each other (ptxas's
+note C7512), and 240, which leave 24 to the loading warps, spill 24 bytes. Loads of two or four statistics at
+a time are taken to pieces again or, where they are volatile, make a kernel spill. A product for s that starts
+before the statistics are read has its registers touched while it is under way (C7517). What an order gains,
+where one fits, only a card can tell.
 */
 #pragma once
 
