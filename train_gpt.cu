@@ -36,6 +36,7 @@ through a model, is in data/.
 #include <cmath>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/activations.h"      // Workload, ActivationMemory, ActivationArrays
@@ -171,6 +172,7 @@ struct NormLayer {
     float *dweight, *dbias;
     // (1) In fp8: become the largest element of the rows it makes, and of its input's gradient; or null.
     float *largest = nullptr, *dinp_largest = nullptr;
+    float* dinp_sums = nullptr;  // (C) become the sums of that gradient's columns; or null
 };
 
 // A block, as both passes see it: its sizes, weights, gradients and activations, and what it is made of. It
@@ -188,6 +190,7 @@ struct Layer {
     NormLayer norm1, norm2, filternorm;
     Linear qkv, attproj, fc, fcproj;
     Linear filter1 = {}, filter2 = {}, qk = {}, v = {};  // with a local filter, in the place of qkv
+    float* dqkvb = nullptr;  // (QKV) the gradient of its bias, if the backward pass of attention makes it
 
     Layer(Gpt& g, int number, const Batch& batch)
         : batch(batch),
@@ -221,10 +224,12 @@ struct Layer {
         floatX* dmlp_out = a.dmlp_out ? a.dmlp_out : a.dresidual;
         floatX* datt_out = a.datt_out ? a.datt_out : dmlp_out;
         qkv = linear(column, d.C, d.QKV, qkvw, qkvb, x1, a.dqkv);
+        if (attention_makes_bias_gradient(g.config)) dqkvb = std::exchange(qkv.dbias, nullptr);
         attproj = linear(row, d.A, d.C, attprojw, attprojb, {a.att, fp8.att}, datt_out);
         fc = linear(column, d.C, d.F1, fcw, fcb, g.parallel ? x1 : x2, a.dfc);
         fcproj = linear(row, d.F, d.C, fcprojw, fcprojb, {a.act, fp8.act}, dmlp_out);
-        fc.dout8 = fp8.dfc, attproj.dout8 = fcproj.dout8 = fp8.dresidual;
+        qkv.dout8 = fp8.dqkv, fc.dout8 = fp8.dfc, attproj.dout8 = fcproj.dout8 = fp8.dresidual;
+        attproj.dout_sums = fcproj.dout_sums = norm1.dinp_sums = norm2.dinp_sums = a.dresidual_sums;
         if (!g.swiglu) fc.gelu_out = a.act, fc.gelu_largest = fp8.act.largest();
         if (!g.swiglu) fcproj.gelu_inp = a.fc, fcproj.gelu_largest = fp8.dfc.largest();
         if (!g.config.local_filter) return;
@@ -272,7 +277,7 @@ inline void stream_norm(Gpt& g, const NormLayer& l, const Sum& x, int n) {
 // Adds to the gradient dinp of the norm's input what the gradient dnorm of its own rows comes to.
 inline void stream_norm_backward(Gpt& g, const NormLayer& l, floatX* dinp, const Activations& a, int n) {
     norm_backward(l.norm, dinp, l.dweight, l.dbias, a.scratch, a.dnorm, l.inp, l.weight, l.mean, l.rstd, n,
-                  g.config.channels, g.stream, l.dinp_largest);
+                  g.config.channels, g.stream, l.dinp_largest, l.dinp_sums);
 }
 
 // ---- local filter: queries and keys = qk(filternorm(x + filter2(filter1(x)))), values = v(x), x = norm1
@@ -360,12 +365,12 @@ inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) 
     auto& a = l.a;
     const Linear& next = g.config.local_filter ? l.qk : l.qkv;
     row_parallel_backward(g.tp, l.attproj, a.dresidual, a.datt, g.first, weights, next);
-    attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, l.heads, g.stream);
+    attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, l.heads, g.stream, l.dqkvb);
     if (g.config.qk_norm) {
         qk_norm_backward(a.dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
                          l.w[qnormw], l.w[knormw], l.rope, l.rows, g.stream);
     } else if (l.d.R > 0) {
-        rope_backward(a.dqkv, l.rope, l.rows, g.stream);
+        rope_backward(a.dqkv, l.rope, l.rows, g.stream, l.fp8.dqkv.largest());
     }
     if (g.config.local_filter)
         filtered_qkv_backward(g, l, weights);
@@ -496,8 +501,8 @@ inline NormLayer head_norm(const Gpt& g) {
     auto& a = g.acts[0];
     auto w = g.weights(g.last_norm_unit());
     auto dw = g.gradients(g.last_norm_unit());
-    return {g.norm,    a.residualf, a.normf,    a.normf_mean, a.normf_rstd,     w[normfw],
-            w[normfb], dw[normfw],  dw[normfb], nullptr,      a.dresidual_scale};
+    return {g.norm,    a.residualf, a.normf,    a.normf_mean, a.normf_rstd,      w[normfw],
+            w[normfb], dw[normfw],  dw[normfb], nullptr,      a.dresidual_scale, a.dresidual_sums};
 }
 
 // From the output of the last block to the own rows of normf.
@@ -604,6 +609,15 @@ inline void stage_forward(Gpt& g, const Batch& batch, const PipelineTask& task) 
         head_forward(g, batch, x);
 }
 
+// Finds, of the stream's gradient that another part sent, what norms find of the one that they make.
+inline void know_stream_gradient(Gpt& g, const floatX* gradient, const Dims& d) {
+    auto& a = g.acts[0];
+    if (a.dresidual_scale) largest_element(a.dresidual_scale, gradient, (size_t)d.n * d.C, g.stream);
+    if (!a.dresidual_sums) return;
+    cudaCheck(cudaMemsetAsync(a.dresidual_sums, 0, d.C * sizeof(float), g.stream));
+    matmul_backward_bias(a.dresidual_sums, a.scratch, gradient, d.n, d.C, g.stream);
+}
+
 // The part of the backward pass that a task stands for: from the loss, or from the gradient that the next
 // part sent, to the gradients of the blocks and what the part before is sent, or to those of the tables.
 // After the last micro-batch of a step the gradients of each unit are summed over the ranks as soon as they
@@ -617,8 +631,8 @@ inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task,
         bool used_again = g.config.tie_embeddings && g.stage.has_embedding();
         if (!used_again) g.state.reduce_gradients(g.classifier_unit(), last_micro_batch);
         head_backward(g, batch);
-    } else if (float* largest = g.acts[0].dresidual_scale) {
-        largest_element(largest, task.gradient, (size_t)batch.B * batch.T * g.config.channels, g.stream);
+    } else {
+        know_stream_gradient(g, task.gradient, g.dims(batch));
     }
     int begin = g.stage.first_layer(task.chunk), end = g.stage.end_layer(task.chunk);
     for (int number = end - 1; number >= begin; number--) {

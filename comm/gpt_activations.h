@@ -84,6 +84,9 @@ matrices read them.
     /* scales of gradients in fp8, where one kernel makes all rows that a product reads */                   \
     X(float,  dfc_scale,  2,                shared,               fp8 && (tp == 1 || swiglu))                \
     X(float,  dresidual_scale, 2,           shared,               fp8 && tp == 1)                            \
+    X(float,  dqkv_scale, 2,                shared,               fp8 && rotation_ends_attention(c))         \
+    /* of the columns of dresidual, over the own rows: what a bias adds to the stream has them as gradient */\
+    X(float,  dresidual_sums, C,            shared,               training && c.bias)                        \
     X(floatX, datt,       N * A,            shared,               training)                                  \
     X(floatX, dqkv,       N * QKV,          filter ? shared : until_weights, training)                       \
     X(floatX, dqk_and_v,  N * QKV,          until_weights,        training && filter)                        \
@@ -109,7 +112,7 @@ struct Activations {
 // makes one finds its largest element, if it makes all rows that the product sees: a norm does not make those
 // of other tensor ranks, and a GELU behind a part of a product makes only that part.
 struct Fp8Activations {
-    Fp8Operand norm1, att, filter1, filtered, norm2, act, dfc, dresidual;
+    Fp8Operand norm1, att, filter1, filtered, norm2, act, dfc, dresidual, dqkv;
 
     Fp8Activations(const Activations& a, const Dims& d, bool swiglu) {
         bool norm_measures = d.n == d.N, activation_measures = norm_measures || swiglu;
@@ -124,6 +127,7 @@ struct Fp8Activations {
         act = kept(a.act_fp8, d.F, activation_measures);
         dfc = {a.dfc_scale, nullptr, a.dfc_scale != nullptr};
         dresidual = {a.dresidual_scale, nullptr, a.dresidual_scale != nullptr};
+        dqkv = {a.dqkv_scale, nullptr, a.dqkv_scale != nullptr};
     }
 };
 
@@ -185,7 +189,8 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     size_t cache = cache_row_size(local_part(c, tp), w.cache_length) * w.cache_rows;
     size_t logits = std::max(chunk, tp);  // of one row each, those of a sample come from all tensor ranks
     size_t scratch = std::max(
-        {attention_backward_scratch(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, 0, nullptr)),
+        {attention_backward_scratch(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, 0, nullptr),
+                                    attention_makes_bias_gradient(c)),
          norm_backward_scratch(d.C), qk_norm_backward_scratch(d.HS),
          matmul_backward_bias_scratch(std::max({d.F1, d.QKV, d.C})), embedding_backward_scratch(d.N, d.C)});
     const size_t bytes_of_char = 1, bytes_of_float = sizeof(float), bytes_of_floatX = w.number_bytes;

@@ -91,7 +91,9 @@ public:
                 block(layer, layer == stage.first_layer(chunk));
             if (chunk < stage.chunks() - 1 || !stage.has_head()) {
                 add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);  // the stream for the next part
-                if (w_.fp8 && norm_measures()) add("largest_element", M_, e * n_ * C_, 0);  // of its gradient
+                // of its gradient
+                if (w_.fp8 && norm_measures()) add("largest_element", M_, e * n_ * C_, 0);
+                if (c_.bias) bias_gradient("matmul_backward_bias", n_, C_);
             }
             mark(StepPart::stream);
         }
@@ -216,13 +218,18 @@ private:
         add("residual_norm_forward", M_, (of_a_sum ? 2 : 1) * stream + weights,
             (of_a_sum ? 2 : 1) * stream + stats() * n_);
     }
-    void norm_backward() {
+    // With the sums of the columns of what it makes, where these are a bias's gradient.
+    void norm_backward(bool of_the_stream = true) {
         double stream = e * n_ * C_;
-        double partials =
-            4 * C_ * NormBackwardBlocks(d_.n, d_.C, d_.C / vectors()).count;  // of one of two sums
-        double sums = sums_of_norm(), gradients = 4 * sums * C_;
-        add("norm_backward", M_, 3 * stream + e * C_ + stats() * n_ + sums * partials + gradients,
-            stream + 2 * partials + gradients, 2);
+        double partials = 4 * C_ * NormBackwardBlocks(d_.n, d_.C, d_.C / vectors()).count;  // of one sum
+        double sums = sums_of_norm(), gradients = 4 * sums * C_, of_columns = of_the_stream && c_.bias;
+        add("norm_backward", M_,
+            3 * stream + e * C_ + stats() * n_ + (sums + of_columns) * partials + gradients,
+            stream + (2 + of_columns) * partials + gradients + of_columns * 4 * C_, 2);
+    }
+    // Of a matrix whose output the stream takes up.
+    void bias_gradient_of_stream() {
+        if (c_.bias) add("add_bias_sums", M_, 8 * C_, 4 * C_);
     }
 
     // ---- embedding
@@ -267,7 +274,8 @@ private:
     }
     void qkv_backward() {
         if (!c_.local_filter) {
-            linear_backward(C_, d_.QKV, false, c_.bias).sent = scattered_alone();
+            bool bias = c_.bias && !attention_makes_bias_gradient(c_);
+            linear_backward(C_, d_.QKV, rotation_ends_attention(c_), bias).sent = scattered_alone();
             return gather_again(in_place_.norm1);
         }
         double values = d_.NKV * d_.HS;
@@ -275,7 +283,7 @@ private:
         linear_backward(C_, d_.QKV - values, false, c_.bias).sent = RowsSent::scattered;
         gather_again(in_place_.filtered);
         add(nullptr, M_, 0, e * n_ * C_);
-        norm_backward();
+        norm_backward(false);
         convolution_backward(d_.H, C_, RowsSent::gathered, false);
         linear_backward(C_, values, false, c_.bias);
         gather_again(in_place_.norm1);
@@ -287,16 +295,17 @@ private:
         add("qk_norm_forward", M_, e * N_ * d_.QKV + angles(), e * N_ * d_.QKV + 4 * N_ * turned_heads());
     }
     void finish_qkv_backward() {
-        if (!c_.qk_norm) return rope();
+        if (!c_.qk_norm) return rope(w_.fp8 && rotation_ends_attention(c_));
         double partials = 8.0 * d_.HS * even_share((int)N_, qk_norm_partials);
         double heads = e * N_ * turned_heads() * d_.HS;
         add("qk_norm_backward", M_, 2 * heads + 4 * N_ * turned_heads() + angles() + partials,
             heads + partials, 2);
     }
     // Queries and keys are rotated in place, by a table of angles and the token's position.
-    void rope() {
+    // measures: it reads all others too, for the largest element.
+    void rope(bool measures = false) {
         double turned = e * N_ * turned_heads() * d_.R;
-        if (d_.R > 0) add("rope", M_, turned + angles(), turned);
+        if (d_.R > 0) add("rope", M_, (measures ? e * N_ * d_.QKV : turned) + angles(), turned);
     }
     double turned_heads() const { return d_.NH + d_.NKV; }
     double angles() const { return 4.0 * w_.T * d_.R + 4 * N_; }
@@ -316,8 +325,11 @@ private:
                statistics = 8 * rows_of_heads + 4 * w_.B * padded,
                sums = 4.0 * w_.B * d_.NH * (padded - tile) * d_.HS;
         add("attention_backward", M_, 2 * e * N_ * d_.A + 4 * N_ * d_.NH, statistics);
+        // of the columns of each 16 rows
+        double partials = attention_makes_bias_gradient(c_) ? 4.0 * w_.B * ceil_div(w_.T, 16) * d_.QKV : 0;
         attention("attention_backward", layer, 5, e * N_ * (d_.QKV + d_.A) + statistics + sums,
-                  e * N_ * d_.QKV + sums);
+                  e * N_ * d_.QKV + sums + partials);
+        if (partials > 0) add("attention_backward", M_, partials + 4 * d_.QKV, 4 * d_.QKV);
     }
     void mlp_hidden() {
         linear_forward(C_, d_.F1, norm_measures(), false, gelu_fused()).sent = gathered_alone();
@@ -340,7 +352,8 @@ private:
         recompute(layer);
         mlp_backward();
         if (sequential()) norm_backward();
-        linear_backward(d_.A, C_, norm_measures(), c_.bias).sent = RowsSent::gathered;
+        bias_gradient_of_stream();
+        linear_backward(d_.A, C_, norm_measures(), false).sent = RowsSent::gathered;
         attention_backward(layer);
         finish_qkv_backward();
         qkv_backward();
@@ -382,7 +395,8 @@ private:
     }
     // In a parallel block it comes after attention, and adds to what that left.
     void mlp_backward() {
-        linear_backward(d_.F, C_, norm_measures(), c_.bias, false, gelu_gradient_fused()).sent =
+        bias_gradient_of_stream();
+        linear_backward(d_.F, C_, norm_measures(), false, false, gelu_gradient_fused()).sent =
             gathered_alone();
         if (swiglu()) add("swiglu_backward", M_, e * N_ * (d_.F + d_.F1), e * N_ * d_.F1);
         if (!swiglu() && !gelu_gradient_fused()) add("elementwise", M_, 2 * e * N_ * d_.F, e * N_ * d_.F);

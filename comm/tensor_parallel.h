@@ -239,7 +239,9 @@ struct Linear {
     // (1) in fp8: of gelu_out, or of the gradient of gelu_inp, where these are made at once; or null
     float* gelu_largest = nullptr;
     Fp8Operand dout8 = {};  // of product_gradient(), in fp8
-    Taps taps = {};         // of a convolution, which has no GELU
+    // (OC) row-parallel: sums of the columns of this rank's rows of dout, which their maker left; or null
+    const float* dout_sums = nullptr;
+    Taps taps = {};  // of a convolution, which has no GELU
 
     // The product has a width of its own, as its gradient has: both are (N, product_width()).
     int product_width() const { return taps.out ? 2 * OC : OC; }
@@ -344,10 +346,10 @@ inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_
 }
 
 // Adds to the gradients of weight and bias what follows from inp and dout. The backward pass has already made
-// that of a bias that each of several ranks has, as those that share a row-parallel layer do, from the rank's
-// own rows; and that of a convolution's.
+// that of a row-parallel layer's bias, which each of the ranks has, from the rank's own rows; and that of a
+// convolution's.
 inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
-    bool bias_is_done = l.taps.out || (l.parallel == Parallel::row && tp.rows.ranks() > 1);
+    bool bias_is_done = l.taps.out || l.parallel == Parallel::row;
     tp.products.backward_weight(l.dweight, l.product_gradient(), l.inp.all, l.inp.fp8, l.N, l.C,
                                 l.product_width(), bias_is_done ? nullptr : l.dbias, tp.scratch);
 }
@@ -411,7 +413,9 @@ inline void row_parallel_backward(const TensorParallel& tp, const Linear& l, con
         if (first + rows == l.N) product(first, rows);
     };
     auto work = [&](int first, int rows) { l.taps.out ? convolution(first, rows) : product(first, rows); };
-    if (l.dbias && (!alone || l.taps.out))
+    if (l.dbias && l.dout_sums)
+        add_bias_sums(l.dbias, l.dout_sums, l.OC, tp.stream);
+    else if (l.dbias)
         matmul_backward_bias(l.dbias, tp.scratch, own_dout, tp.rows.own_rows(l.N), l.OC, tp.stream);
     bool gathered = !begins(branch);
     if (alone && l.dout != own_dout && !gathered) {  // for later, when own_dout has changed

@@ -21,6 +21,7 @@ All sums are made in a fixed order, and the bits are the same on every run.
 #include "kernels/attention_mma_backward.cuh"
 #include "kernels/attention_mma_forward.cuh"
 #include "kernels/attention_shape.h"
+#include "kernels/column_sums.cuh"
 #include "kernels/common.cuh"
 
 #if defined(PRECISION_BF16) && !defined(DEVICE_CPU)
@@ -66,12 +67,13 @@ inline void launch_attention_forward(floatX* out, float* lse, float* largest, co
 
 inline void launch_attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv,
                                       const floatX* out, const float* lse, const AttentionShape& shape,
-                                      cudaStream_t stream) {
+                                      cudaStream_t stream, float* dbias) {
 #ifdef PRECISION_BF16
     if (takes_wgmma(shape))
-        return attention_hopper_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream);
+        return attention_hopper_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream, dbias);
 #endif
     attention_mma_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream);
+    if (dbias) launch_backward_bias(dbias, scratch, dqkv, shape.B * shape.Tk, shape.qkv_row(), stream);
 }
 
 #endif
@@ -79,19 +81,20 @@ inline void launch_attention_backward(floatX* dqkv, float* scratch, const floatX
 // ----------------------------------------------------------------------------
 // launchers
 
-// Floats of scratch that attention_backward needs.
-inline size_t attention_backward_scratch(const AttentionShape& shape) {
+// Floats of scratch that attention_backward needs; dbias: with the gradient of a bias.
+inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias = false) {
+    size_t for_bias = dbias ? matmul_backward_bias_scratch(shape.qkv_row()) : 0;
 #ifdef DEVICE_CPU
-    return attention_backward_scratch_cpu(shape);
+    return std::max(attention_backward_scratch_cpu(shape), for_bias);
 #else
     size_t floats = 0;
-    auto count = [&](int width) { floats = BackwardScratch(nullptr, shape, width).floats(); };
-    with_head_width(shape.HS, count);
+    with_head_width(shape.HS, [&](int width) { floats = BackwardScratch(nullptr, shape, width).floats(); });
 #ifdef PRECISION_BF16
-    if (has_wgmma_attention(shape))
-        with_hopper_width(shape.HS, count);  // as wide as the other tiles, or wider
+    if (has_wgmma_attention(shape))  // as wide as the other tiles, or wider
+        with_hopper_width(
+            shape.HS, [&](int width) { floats = BackwardScratch(nullptr, shape, width, dbias).floats(); });
 #endif
-    return floats;
+    return std::max(floats, for_bias);
 #endif
 }
 
@@ -112,14 +115,17 @@ inline void attention_forward(floatX* out,        // (B, Tq, NH, HS)
 
 // out and lse are those of the forward pass, and dqkv is what the queries of the call contribute. Gradients
 // of keys and values are written at all Tk positions, zeros where no query sees them; gradients of queries
-// only at q0 ... q0 + Tq - 1, and what dqkv holds of other queries stays.
+// only at q0 ... q0 + Tq - 1, and what dqkv holds of other queries stays. With the gradient of the bias of
+// the layer that made qkv, unless dbias is null; then every position has its query in the call.
 inline void attention_backward(floatX* dqkv,        // (B, Tk, NH + 2*NKV, HS)
-                               float* scratch,      // (attention_backward_scratch(shape))
+                               float* scratch,      // (attention_backward_scratch(shape, dbias))
                                const floatX* dout,  // (B, Tq, NH, HS)
                                const floatX* qkv,   // (B, Tk, NH + 2*NKV, HS)
                                const floatX* out,   // (B, Tq, NH, HS)
                                const float* lse,    // (B, NH, Tq)
-                               const AttentionShape& shape, cudaStream_t stream) {
-    ON_DEVICE(stream, attention_backward_cpu({dqkv, dout, qkv, out, lse, shape}, scratch),
-              launch_attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream));
+                               const AttentionShape& shape, cudaStream_t stream,
+                               float* dbias = nullptr) {  // (NH + 2*NKV, HS) +=
+    if (dbias && shape.Tq < shape.Tk) fail("attention: the gradient of a bias from a part of the queries");
+    ON_DEVICE(stream, attention_backward_cpu({dqkv, dout, qkv, out, lse, shape}, scratch, dbias),
+              launch_attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, stream, dbias));
 }

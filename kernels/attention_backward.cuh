@@ -36,15 +36,31 @@ struct Turn {
 struct BackwardScratch {
     static constexpr int padding = 128, min_queries = 16;  // largest and smallest tile of queries
 
+    static constexpr int sum_rows = 16;  // of dqkv, in a partial sum of its columns
+
     int B, NH, rows, width;  // rows: Tq rounded up to whole tiles; width: of a tile
+    int columns;             // of dqkv, if their sums are wanted, or 0
+    int sums_of_columns;     // parts of a sequence that have partial sums of their own
+    size_t before_sums;      // floats before these; vectors are as aligned as data
     float* data;             // begins at a multiple of 16 bytes
 
-    BackwardScratch(float* data, const AttentionShape& s, int width)
-        : B(s.B), NH(s.NH), rows(ceil_div(s.Tq, padding) * padding), width(width), data(data) {}
+    BackwardScratch(float* data, const AttentionShape& s, int width, bool column_sums = false)
+        : B(s.B),
+          NH(s.NH),
+          rows(ceil_div(s.Tq, padding) * padding),
+          width(width),
+          columns(column_sums ? s.qkv_row() : 0),
+          sums_of_columns(ceil_div(s.Tq, sum_rows)),
+          data(data) {
+        before_sums = ceil_div(floats_of_turns(), 4) * 4;
+    }
 
     HOST_DEVICE size_t all_rows() const { return (size_t)B * NH * rows; }
     HOST_DEVICE size_t counters() const { return all_rows() / min_queries; }
-    size_t floats() const { return all_rows() * (width + 2) + (size_t)B * rows + 1 + counters(); }
+    HOST_DEVICE size_t floats_of_turns() const {
+        return all_rows() * (width + 2) + (size_t)B * rows + 1 + counters();
+    }
+    size_t floats() const { return before_sums + (size_t)B * sums_of_columns * columns; }
 
     // The sums of dq from a row of a head on, the first of a tile: (queries, width), in an order that the
     // kernel chooses.
@@ -62,6 +78,12 @@ struct BackwardScratch {
     // Turn `number` at the tile of queries that begins at a row.
     HOST_DEVICE Turn turn(int b, int h, int row, unsigned number) const {
         return {ticket() + 1 + head_row(b, h, row) / min_queries, number, sums(b, h, row)};
+    }
+
+    // The sums of the columns of dqkv over `sum_rows` rows, from one that is a multiple of that on: (B,
+    // sums_of_columns, columns).
+    HOST_DEVICE float* column_sums(int b, int row) const {
+        return data + before_sums + ((size_t)b * sums_of_columns + row / sum_rows) * columns;
     }
 
 private:

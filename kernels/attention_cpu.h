@@ -13,6 +13,7 @@ whatever the number of threads.
 #include <omp.h>
 
 #include "kernels/attention_shape.h"
+#include "kernels/column_sums.cuh"
 #include "kernels/common.cuh"
 #include "kernels/fast_math.cuh"
 #include "kernels/tile_product.h"
@@ -304,7 +305,7 @@ inline size_t attention_backward_scratch_cpu(const AttentionShape& s) {
 // Head by head, a pair of tiles is visited once and costs five products. With too few heads to occupy the
 // threads, gradients of queries and of keys are made apart, tile by tile, for seven products. Both add the
 // same products in the same order: the choice does not show in the result.
-inline void attention_backward_cpu(const AttentionBackward& a, float* scratch) {
+inline void attention_backward_products_cpu(const AttentionBackward& a, float* scratch) {
     const AttentionShape& s = a.shape;
     int query_tiles = ceil_div(s.Tq, tile_rows), key_tiles = ceil_div(s.Tk, tile_rows);
     int heads = s.B * s.NKV, threads = omp_get_max_threads();
@@ -325,4 +326,9 @@ inline void attention_backward_cpu(const AttentionBackward& a, float* scratch) {
     for (int i = 0; i < key_tiles; i++)
         for (int b = 0; b < s.B; b++)
             for (int h = 0; h < s.NKV; h++) attention_backward_keys_cpu(a, b, h, i);
+}
+
+inline void attention_backward_cpu(const AttentionBackward& a, float* scratch, float* dbias) {
+    attention_backward_products_cpu(a, scratch);
+    if (dbias) matmul_backward_bias_cpu(dbias, scratch, a.dqkv, a.shape.B * a.shape.Tk, a.shape.qkv_row());
 }

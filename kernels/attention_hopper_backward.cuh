@@ -10,14 +10,25 @@ heads of the group. Its two computing warpgroups own 64 keys each. With keys as 
 where p and ds stay in registers on their way to dv and dk; only for dq does ds go through shared memory, for
 its sum is over the keys of both warpgroups.
 
+Where the sums of the columns of dqkv are wanted, which are the gradient of a bias, each warp writes those of
+its rows beside what it writes of dqkv, from the same registers.
+
 Blocks take turns in adding to dq (attention_order.h). The copy engine does the additions, asked by a thread
 of its own; but the block whose turn is the last has the whole sum, and writes it as it goes into dqkv.
+
+Other orders were compiled, by ptxas 13.0, and are not taken. dq before dk, so that the product for dk hides
+the store of dq, fits heads of 64; but of 128, 232 registers make the products wait for each other (ptxas's
+note C7512), and 240, which leave 24 to the loading warps, spill 24 bytes. Loads of two or four statistics at
+a time are taken to pieces again or, where they are volatile, make a kernel spill. A product for s that starts
+before the statistics are read has its registers touched while it is under way (C7517). What an order gains,
+where one fits, only a card can tell.
 */
 #pragma once
 
 #include "kernels/attention_backward.cuh"
 #include "kernels/attention_hopper_tiles.cuh"
 #include "kernels/attention_order.h"
+#include "kernels/column_sums.cuh"
 
 // ----------------------------------------------------------------------------
 // CUDA kernels
@@ -226,6 +237,10 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
             int first = step.row() + Sizes::dq_query(group), column = Sizes::dq_column(group);
             store_results(dqkv + s.query(work.b, first, step.h) + column, s.qkv_row(), dq,
                           {s.scale(), s.scale()}, s.Tq - first, min(s.HS - column, Sizes::dq_columns(group)));
+            if (scratch.columns)
+                store_column_sums(scratch.column_sums(work.b, first) + step.h * s.HS + column,
+                                  scratch.columns, dq, s.scale(), s.Tq - first,
+                                  min(s.HS - column, Sizes::dq_columns(group)));
             continue;
         }
         mbarrier_wait(&shared.dq_empty, dq_ring.phase ^ 1);
@@ -243,6 +258,10 @@ __device__ void hopper_backward_compute(typename HopperBackward<HSP>::Shared& sh
     store_results(dqkv + s.key(work.b, first_row, work.kv_head), s.qkv_row(), dk, {s.scale(), s.scale()},
                   rows, s.HS);
     store_results(dqkv + s.value(work.b, first_row, work.kv_head), s.qkv_row(), dv, {1.0f, 1.0f}, rows, s.HS);
+    if (!scratch.columns) return;
+    float* sums = scratch.column_sums(work.b, first_row) + work.kv_head * s.HS;
+    store_column_sums(sums + s.NH * s.HS, scratch.columns, dk, s.scale(), rows, s.HS);
+    store_column_sums(sums + (s.NH + s.NKV) * s.HS, scratch.columns, dv, 1.0f, rows, s.HS);
 }
 
 template <int HSP>
@@ -293,11 +312,11 @@ __global__ void __launch_bounds__(hopper_threads, 1)
 // For shapes of which hopper_attention_fits. Buffers as attention_backward has them.
 inline void attention_hopper_backward(floatX* dqkv, float* scratch_data, const floatX* dout,
                                       const floatX* qkv, const floatX* out, const float* lse,
-                                      const AttentionShape& s, cudaStream_t stream) {
+                                      const AttentionShape& s, cudaStream_t stream, float* dbias) {
     ProfileRange profile_range(__func__);
     with_hopper_width(s.HS, [&](auto HSP) {
         using Sizes = HopperBackward<HSP>;
-        BackwardScratch scratch(scratch_data, s, HSP);
+        BackwardScratch scratch(scratch_data, s, HSP, dbias != nullptr);
         prepare_backward_scratch(scratch, dout, out, lse, s, stream);
         CUtensorMap key_map = Sizes::KeyTile::key_map(qkv, s);
         CUtensorMap query_map = Sizes::QueryTile::query_map(qkv, s);
@@ -305,5 +324,8 @@ inline void attention_hopper_backward(floatX* dqkv, float* scratch_data, const f
         launch(attention_hopper_backward_kernel<HSP>, HopperKeys<HSP>::tickets(s), hopper_threads,
                sizeof(typename Sizes::Shared), stream, dqkv, key_map, query_map, dout_map, scratch, s,
                backward_section(s, device_properties().multiProcessorCount));
+        if (dbias)
+            add_partials(dbias, nullptr, scratch.column_sums(0, 0), s.B * scratch.sums_of_columns,
+                         scratch.columns, stream, 1);
     });
 }

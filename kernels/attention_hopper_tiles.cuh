@@ -182,6 +182,27 @@ __device__ LargestElement store_results(floatX* to, size_t stride, const float (
     return element;
 }
 
+// Writes the sums of a warpgroup's results over the 16 rows of each warp, of columns below HS: those of the
+// first rows to `to`, and of the next `stride` floats behind them, if they begin below `rows`. All are
+// multiplied by scale.
+template <int count>
+__device__ void store_column_sums(float* to, size_t stride, const float (&results)[count], float scale,
+                                  int rows, int HS) {
+    int warp = pinned(threadIdx.x) % warpgroup_size / warp_size;
+    if (warp * 16 >= rows) return;
+    to += warp * stride;
+#pragma unroll
+    for (int n = 0; n < count; n += 4) {
+        Vec<float, 2> sums = {(results[n] + results[n + 2]) * scale,
+                              (results[n + 1] + results[n + 3]) * scale};
+#pragma unroll
+        for (int lanes = 4; lanes < warp_size; lanes *= 2)
+            for (int i = 0; i < 2; i++) sums[i] += __shfl_xor_sync(~0u, sums[i], lanes);
+        int column = result_column(n);
+        if (threadIdx.x % warp_size < 4 && column < HS) store(to + column, sums);
+    }
+}
+
 // Calls f with the width of tiles for heads of this size, as std::integral_constant.
 template <typename F>
 void with_hopper_width(int HS, F&& f) {

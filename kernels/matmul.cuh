@@ -8,9 +8,8 @@ The linear layer, where nearly all the time of training goes:
 
 The backward pass needs inp and weight. The products are left to the vendor's library, cuBLASLt or oneDNN,
 with sums in fp32 on both. What can be done while numbers are in registers (+=, bias, GELU, its gradient,
-column sums) rides along as an epilogue, or is left to a kernel behind the product where that is faster. The
-kernel's column sums go in two stages, over a fixed number of slices of rows, so their order depends on
-nothing but N.
+column sums) rides along as an epilogue, or is left to a kernel behind the product where that is faster
+(column_sums.cuh has that of column sums).
 */
 #pragma once
 
@@ -18,6 +17,7 @@ nothing but N.
 #include <utility>
 #include <vector>
 
+#include "kernels/column_sums.cuh"
 #include "kernels/common.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/random.cuh"
@@ -27,14 +27,6 @@ nothing but N.
 #else
 #include "kernels/cublas.cuh"
 #endif
-
-// Column sums: stage one sums slice s, rows s, s + bias_slices, ..., of dout; stage two sums the slices.
-constexpr int bias_slices = 64;
-
-// Floats of scratch that matmul_backward_bias needs.
-inline size_t matmul_backward_bias_scratch(int OC) {
-    return (size_t)bias_slices * OC;
-}
 
 #ifdef DEVICE_CPU
 // ----------------------------------------------------------------------------
@@ -59,24 +51,6 @@ inline void matmul_backward_input_cpu(floatX* dinp, const floatX* dout, const fl
     dnnl::error::wrap_c_api(status, "dnnl_sgemm failed");
 }
 
-inline void matmul_backward_bias_cpu(float* dbias, float* scratch, const floatX* dout, int N, int OC) {
-#pragma omp parallel for
-    for (int slice = 0; slice < bias_slices; slice++) {
-        float* sums = scratch + (size_t)slice * OC;
-        std::fill_n(sums, OC, 0.0f);
-        for (int n = slice; n < N; n += bias_slices) {
-            const floatX* row = dout + (size_t)n * OC;
-#pragma omp simd
-            for (int o = 0; o < OC; o++) sums[o] += row[o];
-        }
-    }
-    for (int slice = 0; slice < bias_slices; slice++) {
-        const float* sums = scratch + (size_t)slice * OC;
-#pragma omp simd
-        for (int o = 0; o < OC; o++) dbias[o] += sums[o];
-    }
-}
-
 inline void matmul_backward_weight_cpu(float* dweight, const floatX* dout, const floatX* inp, int N, int C,
                                        int OC, float* dbias, float* scratch) {
     if (dbias) matmul_backward_bias_cpu(dbias, scratch, dout, N, OC);
@@ -87,59 +61,6 @@ inline void matmul_backward_weight_cpu(float* dweight, const floatX* dout, const
 }
 
 #else
-// ----------------------------------------------------------------------------
-// CUDA kernels
-
-constexpr int bias_warps = 16;
-
-// Block (x, y) sums slice y of rows for the 32 W columns from 32 W x on. Its warps take turns at the rows.
-template <int W>
-__global__ void sum_columns_kernel(float* sums, const floatX* dout, int N, int OC) {
-    __shared__ float per_warp[bias_warps][warp_size * W];
-    int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size, slice = blockIdx.y;
-    int first = blockIdx.x * warp_size * W, column = first + lane * W;
-    float sum[W] = {};
-    if (column < OC) {
-#pragma unroll 4
-        for (int n = slice + warp * bias_slices; n < N; n += bias_warps * bias_slices) {
-            auto row = load<W>(dout + (size_t)n * OC + column);
-            for (int i = 0; i < W; i++) sum[i] += float(row[i]);
-        }
-    }
-    // Element i of all lanes lies together, so that neighbours write to different banks.
-    for (int i = 0; i < W; i++) per_warp[warp][i * warp_size + lane] = sum[i];
-    __syncthreads();
-    for (int i = threadIdx.x; i < warp_size * W; i += blockDim.x) {
-        float total = 0;
-        for (int w = 0; w < bias_warps; w++) total += per_warp[w][i % W * warp_size + i / W];
-        if (first + i < OC) sums[(size_t)slice * OC + first + i] = total;
-    }
-}
-
-template <int slices>
-__global__ void add_slices_kernel(float* dbias, const float* sums, int OC) {
-    int column = blockIdx.x * blockDim.x + threadIdx.x;
-    if (column >= OC) return;
-    float total = 0;
-#pragma unroll 16
-    for (int slice = 0; slice < slices; slice++) total += sums[(size_t)slice * OC + column];
-    dbias[column] += total;
-}
-
-template <int slices>
-void launch_add_slices(float* dbias, const float* sums, int OC, cudaStream_t stream) {
-    launch(add_slices_kernel<slices>, ceil_div(OC, 64), 64, 0, stream, dbias, sums, OC);
-}
-
-inline void launch_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC,
-                                 cudaStream_t stream) {
-    with_vec_width<floatX>(OC, [&](auto W) {
-        dim3 grid(ceil_div(OC, warp_size * W), bias_slices);
-        launch(sum_columns_kernel<W>, grid, bias_warps * warp_size, 0, stream, scratch, dout, N, OC);
-    });
-    launch_add_slices<bias_slices>(dbias, scratch, OC, stream);
-}
-
 // ----------------------------------------------------------------------------
 // products with their epilogues
 
@@ -255,14 +176,6 @@ inline void matmul_backward_gelu(Gelu form,
 #endif
     matmul_backward_input(dpre, dout, weight, N, C, OC, stream);
     gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream);
-}
-
-inline void matmul_backward_bias(float* dbias,        // (OC) +=
-                                 float* scratch,      // (matmul_backward_bias_scratch(OC))
-                                 const floatX* dout,  // (N, OC)
-                                 int N, int OC, cudaStream_t stream) {
-    ON_DEVICE(stream, matmul_backward_bias_cpu(dbias, scratch, dout, N, OC),
-              launch_backward_bias(dbias, scratch, dout, N, OC, stream));
 }
 
 // With the gradient of the bias, unless dbias is null.

@@ -17,7 +17,9 @@ dxhat = dout * weight, the backward pass is
     dbias   += sum over rows of dout
 
 where rmsnorm does without average(dxhat) and dbias. dinp accumulates because it is the gradient of the
-residual stream, which reaches it along the skip connection too.
+residual stream, which reaches it along the skip connection too. The layer before, whose output the stream has
+taken up, has that gradient as well: the sums of its columns are the gradient of that layer's bias. The
+backward pass makes them of what it has in registers, so that nobody needs to read dinp for them again.
 
 The variance is computed from the centred row, in a second pass: E[x^2] - E[x]^2 would cancel when the mean is
 large. On a GPU each row is read from memory once: the forward pass keeps it in shared memory, the backward
@@ -30,6 +32,7 @@ threads or multiprocessors.
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/column_sums.cuh"
 #include "kernels/common.cuh"
 #include "kernels/largest.cuh"
 
@@ -57,7 +60,7 @@ struct NormBackwardBlocks {
 
 // Floats of scratch that norm_backward needs, whatever N is.
 inline size_t norm_backward_scratch(int C) {
-    return (size_t)norm_partials(C) * 2 * C;
+    return (size_t)norm_partials(C) * 3 * C;
 }
 
 // ----------------------------------------------------------------------------
@@ -104,23 +107,6 @@ inline void norm_forward_cpu(Norm norm, floatX* residual, floatX* out, float* me
     }
 }
 
-// first += sum of partials[.][0], and second, unless null, += sum of partials[.][1]; partials (count, 2, C).
-inline void add_partials_cpu(float* first, float* second, const float* partials, int count, int C) {
-    constexpr int columns = 128;
-#pragma omp parallel for
-    for (int start = 0; start < C; start += columns) {
-        int end = std::min(start + columns, C);
-        for (int k = 0; k < count; k++) {
-            const float *partial1 = partials + (size_t)k * 2 * C, *partial2 = partial1 + C;
-#pragma omp simd
-            for (int c = start; c < end; c++) first[c] += partial1[c];
-            if (!second) continue;
-#pragma omp simd
-            for (int c = start; c < end; c++) second[c] += partial2[c];
-        }
-    }
-}
-
 // Rows that share a partial sum on the CPU: at most 128 sets, and none so small that adding them would cost.
 inline int rows_per_partial_cpu(int N) {
     return std::max(16, ceil_div(N, 128));
@@ -128,13 +114,13 @@ inline int rows_per_partial_cpu(int N) {
 
 inline void norm_backward_cpu(Norm norm, floatX* dinp, float* dweight, float* dbias, float* scratch,
                               const floatX* dout, const floatX* inp, const floatX* weight, const float* mean,
-                              const float* rstd, int N, int C) {
-    int rows = rows_per_partial_cpu(N), count = ceil_div(N, rows);
+                              const float* rstd, int N, int C, float* dinp_sums) {
+    int rows = rows_per_partial_cpu(N), count = ceil_div(N, rows), planes = dinp_sums ? 3 : 2;
 #pragma omp parallel for
     for (int k = 0; k < count; k++) {
-        float* dw = scratch + (size_t)k * 2 * C;
-        float* db = dw + C;
-        std::fill_n(dw, 2 * C, 0.0f);
+        float* dw = scratch + (size_t)k * planes * C;
+        float *db = dw + C, *dx_sums = db + C;
+        std::fill_n(dw, planes * C, 0.0f);
         for (int row = k * rows; row < std::min(N, (k + 1) * rows); row++) {
             const floatX *dy = dout + (size_t)row * C, *x = inp + (size_t)row * C;
             floatX* dx = dinp + (size_t)row * C;
@@ -155,9 +141,12 @@ inline void norm_backward_cpu(Norm norm, floatX* dinp, float* dweight, float* db
                 db[c] += float(dy[c]);
                 dx[c] = floatX(float(dx[c]) + r * (dxhat - average - xhat * average_xhat));
             }
+            if (!dinp_sums) continue;
+#pragma omp simd
+            for (int c = 0; c < C; c++) dx_sums[c] += float(dx[c]);
         }
     }
-    add_partials_cpu(dweight, dbias, scratch, count, C);
+    add_partials_cpu(dweight, dbias, scratch, count, C, planes, dinp_sums);
 }
 
 // ----------------------------------------------------------------------------
@@ -232,18 +221,25 @@ __device__ inline TwoSums row_sums(TwoSums sums, int turn) {
     return sums;
 }
 
-// A block does blockDim.y rows at a time and writes one partial sum (2, C) of all it does. A thread owns the
-// same columns of all its rows. If these are one vector (`once`), they and their sums stay in registers.
-// Longer rows are read again for the gradient, from the first-level cache, and their sums lie in shared
-// memory, where element i of vector c / W is at i * (C / W) + c / W: neighbouring threads then use
-// neighbouring banks.
-template <int W, bool once>
+// A block does blockDim.y rows at a time and writes one partial sum (planes, C) of all it does. A thread owns
+// the same columns of all its rows. If these are one vector (`once`), they and their sums stay in registers.
+// Longer rows, of which a block does one at a time, are read again for the gradient, from the first-level
+// cache, and their sums lie in shared memory, where element i of vector c / W is at i * (C / W) + c / W:
+// neighbouring threads then use neighbouring banks.
+//
+// dinp_sums: the columns of dinp are added up as well. No registers are left for that. These sums lie in
+// shared memory behind the others, four elements of each thread and then the next four; or those of longer
+// rows, for which that is too small, where the block's partial sum goes in the end.
+template <int W, bool once, bool dinp_sums>
 __global__ void __launch_bounds__(norm_threads)
     norm_backward_kernel(Norm norm, floatX* dinp, float* partials, float* largest, const floatX* dout,
                          const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                          int C) {
+    constexpr int planes = dinp_sums ? 3 : 2, part = W < 4 ? W : 4;
     float* sums = dynamic_shared<float>();  // (blockDim.y, 2, C)
     float* own = sums + threadIdx.y * 2 * C;
+    float* thread_sums = sums + blockDim.y * 2 * C;  // (W / part, blockDim.y, blockDim.x, part)
+    partials += (size_t)blockIdx.x * planes * C;
     int first = threadIdx.x * W, step = blockDim.x * W, plane = C / W, turn = 0;
     Vec<floatX, W> dyc, xc, w, dxc;
     float dweight[W] = {}, dbias[W] = {};
@@ -261,8 +257,20 @@ __global__ void __launch_bounds__(norm_threads)
             own[C + i * plane + c / W] = dbias[i];
         }
     };
+    // Adds to the sums of dinp, or begins them. The thread's number is found out again each time.
+    auto sum_dinp = [&](int c, bool begin) {
+        for (int i = 0; i < W; i += part) {
+            int thread = pinned(threadIdx.y) * blockDim.x + threadIdx.x, all = blockDim.y * blockDim.x;
+            float* at = once ? thread_sums + i * all + thread * part : partials + 2 * C + c + i;
+            Vec<float, part> sum = {};
+            if (!begin) sum = load<part>(at);
+            for (int k = 0; k < part && !begin; k++) sum[k] += float(dxc[i + k]);
+            once ? store_shared(at, sum) : store(at, sum);
+        }
+    };
     if (once && first < C) w = load<W>(weight + first);
     if (!once) each_vector(C, keep_sums);
+    if (dinp_sums) each_vector(C, [&](int c) { sum_dinp(c, true); });
 
     for (int begin = blockIdx.x * blockDim.y; begin < N; begin += gridDim.x * blockDim.y, turn ^= 1) {
         int row = begin + threadIdx.y, columns = row < N ? C : 0;
@@ -303,43 +311,30 @@ __global__ void __launch_bounds__(norm_threads)
             store(dx + c, dxc);
             element.see(dxc);
             if (!once) keep_sums(c);
+            if (once && dinp_sums) sum_dinp(c, false);
+        });
+        if (once || !dinp_sums) continue;
+        each_vector(columns, [&](int c) {
+            dxc = load<W>(dx + c);
+            sum_dinp(c, false);
         });
     }
     element.keep(largest);
     if (once) each_vector(C, keep_sums);
     __syncthreads();
-    partials += (size_t)blockIdx.x * 2 * C;
     for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < C; c += blockDim.x * blockDim.y) {
         const float* at = sums + c % W * plane + c / W;
         float sum_weight = 0, sum_bias = 0;
         for (int y = 0; y < (int)blockDim.y; y++, at += 2 * C) sum_weight += at[0], sum_bias += at[C];
         partials[c] = sum_weight;
         partials[C + c] = sum_bias;
+        if (!once || !dinp_sums) continue;
+        int all = blockDim.y * blockDim.x;
+        float sum_dinp = 0;
+        for (int y = 0; y < (int)blockDim.y; y++)
+            sum_dinp += thread_sums[c % W / part * part * all + (y * blockDim.x + c / W) * part + c % part];
+        partials[2 * C + c] = sum_dinp;
     }
-}
-
-// A block does 32 columns of the first (blockIdx.y = 0) or second sum; its warps share the partial sums.
-__global__ void add_partials_kernel(float* first, float* second, const float* partials, int count, int C) {
-    __shared__ float warp_sums[warp_size][warp_size];
-    int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size, warps = blockDim.x / warp_size;
-    int c = blockIdx.x * warp_size + lane;
-    float sum = 0;
-    if (c < C) {
-#pragma unroll 8
-        for (int k = warp; k < count; k += warps) sum += partials[((size_t)k * 2 + blockIdx.y) * C + c];
-    }
-    warp_sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || c >= C) return;
-    for (int w = 1; w < warps; w++) sum += warp_sums[w][lane];
-    (blockIdx.y == 0 ? first : second)[c] += sum;
-}
-
-// As add_partials_cpu.
-inline void add_partials(float* first, float* second, const float* partials, int count, int C,
-                         cudaStream_t stream) {
-    launch(add_partials_kernel, dim3(ceil_div(C, warp_size), second ? 2 : 1), 1024, 0, stream, first, second,
-           partials, count, C);
 }
 
 #endif
@@ -399,21 +394,32 @@ inline void norm_backward(Norm norm,
                           const float* mean,     // (N), null for rmsnorm
                           const float* rstd,     // (N)
                           int N, int C, cudaStream_t stream,
-                          float* largest = nullptr) {  // (1) of dinp
+                          float* largest = nullptr,      // (1) of dinp
+                          float* dinp_sums = nullptr) {  // (C) become the sums of the columns of dinp
     ON_DEVICE(stream,
-              (norm_backward_cpu(norm, dinp, dweight, dbias, scratch, dout, inp, weight, mean, rstd, N, C),
+              (norm_backward_cpu(norm, dinp, dweight, dbias, scratch, dout, inp, weight, mean, rstd, N, C,
+                                 dinp_sums),
                keep_largest_cpu(largest, dinp, (size_t)N * C)),
               {
                   begin_largest(largest, stream);
                   with_vec_width<floatX>(C, [&](auto width) {
-                      int vectors = C / width();
+                      int vectors = C / width(), planes = dinp_sums ? 3 : 2;
+                      bool once = vectors <= norm_threads;
                       NormBackwardBlocks blocks(N, C, vectors);
-                      launch(vectors <= norm_threads ? norm_backward_kernel<width(), true>
-                                                     : norm_backward_kernel<width(), false>,
-                             blocks.count, dim3(blocks.threads, blocks.rows),
-                             (size_t)blocks.rows * 2 * C * sizeof(float), stream, norm, dinp, scratch,
-                             largest, dout, inp, weight, mean, rstd, N, C);
-                      add_partials(dweight, dbias, scratch, blocks.count, C, stream);
+                      auto start = [&](auto* kernel) {
+                          size_t floats = (size_t)blocks.rows * 2 * C;
+                          if (once && dinp_sums) floats += (size_t)blocks.rows * blocks.threads * width();
+                          launch(kernel, blocks.count, dim3(blocks.threads, blocks.rows),
+                                 floats * sizeof(float), stream, norm, dinp, scratch, largest, dout, inp,
+                                 weight, mean, rstd, N, C);
+                      };
+                      if (dinp_sums)
+                          start(once ? norm_backward_kernel<width(), true, true>
+                                     : norm_backward_kernel<width(), false, true>);
+                      else
+                          start(once ? norm_backward_kernel<width(), true, false>
+                                     : norm_backward_kernel<width(), false, false>);
+                      add_partials(dweight, dbias, scratch, blocks.count, C, stream, planes, dinp_sums);
                   });
               });
 }

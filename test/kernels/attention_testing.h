@@ -127,7 +127,7 @@ struct Reference {
 // One layer's buffers on the device, run forward and backward.
 struct Run {
     Buffer<floatX> qkv, dout, out, dqkv;
-    Buffer<float> lse, scratch, largest{1};
+    Buffer<float> lse, scratch, largest{1}, dbias;
     Buffer<int> doc_start;
 
     Run(const Case& c, const std::vector<floatX>& qkv_values, const std::vector<floatX>& dout_values)
@@ -136,11 +136,17 @@ struct Run {
           out(c.queries() * c.NH * c.HS),
           dqkv(qkv.size()),
           lse(c.queries() * c.NH),
-          scratch(attention_backward_scratch(c.shape())),
+          scratch(attention_backward_scratch(c.shape(), c.Tq == c.T)),
+          dbias(first_dbias(c)),
           doc_start(c.doc_start()) {
         AttentionShape shape = c.shape(doc_start);
         attention_forward(out, lse, qkv, shape, test_stream(), largest);
-        attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, test_stream());
+        attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, test_stream(),
+                           c.Tq == c.T ? (float*)dbias : nullptr);
+    }
+
+    static std::vector<float> first_dbias(const Case& c) {
+        return random_values<float>("dbias", c.qkv_row());
     }
 
     // Everything computed, bit by bit.
@@ -149,6 +155,7 @@ struct Run {
         for (float value : lse.host()) all.push_back(std::bit_cast<uint32_t>(value));
         for (floatX value : out.host()) all.push_back(std::bit_cast<uint32_t>(float(value)));
         for (floatX value : dqkv.host()) all.push_back(std::bit_cast<uint32_t>(float(value)));
+        for (float value : dbias.host()) all.push_back(std::bit_cast<uint32_t>(value));
         return all;
     }
 };
@@ -178,6 +185,9 @@ inline void check(const Case& c, float scale = 1, double backward_tolerance = to
         if (c.unwritten(i)) after[i] = std::exchange(dqkv[i], floatX(0.0f));
     CHECK(same_bits(after, before));
     CHECK(relative_error(to_doubles(dqkv), reference.dqkv) < backward_tolerance);
+    std::vector<double> sums = to_doubles(Run::first_dbias(c));
+    for (size_t i = 0; i < dqkv.size() && c.Tq == c.T; i++) sums[i % sums.size()] += float(dqkv[i]);
+    CHECK_CLOSE(run.dbias, sums, tolerance<floatX>);
 }
 
 // Queries of a few positions, the last or not, that begin and end within tiles. Some tiles of keys are seen

@@ -159,6 +159,18 @@ TEST_CASE(
         }
 }
 
+// comm/step_time.h has these shares.
+TEST_CASE("multiprocessors are as busy as the prediction of a step takes them to be") {
+    for (auto [B, NH] : {std::pair{64, 12}, {32, 25}}) {
+        AttentionShape s = heads_of(B, 1024, NH, NH, 64);
+        CHECK(forward_share<64>(s, 132) >= 0.98);
+        CHECK(backward_share<64>(s, 132) >= 0.9);
+    }
+    AttentionShape s = heads_of(1, 8192, 32, 8, 128);
+    CHECK(forward_share<128>(s, 132) >= 0.98);
+    CHECK(backward_share<128>(s, 132) >= 0.97);
+}
+
 TEST_CASE("multiprocessors are busy in both passes") {
     for (int multiprocessors : cards) {
         CAPTURE(multiprocessors);

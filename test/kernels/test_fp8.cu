@@ -7,6 +7,7 @@ fp8: every number of each format, rounding, and matrices that are quantised both
 #include "comm/memory.h"
 #include "kernels/fp8_matmul.cuh"
 #include "kernels/norm.cuh"
+#include "kernels/rope.cuh"
 #include "kernels/swiglu.cuh"
 
 namespace {
@@ -106,6 +107,8 @@ TEST_CASE("fp8: the largest element of what a kernel makes, NaN included") {
             auto weight = random_values<floatX>("weight", C);
             Buffer<floatX> inp_(inp), dout_(dout), weight_(weight);
             Buffer<float> largest(1), rstd(N), mean(N), dweight(C), scratch(norm_backward_scratch(C));
+            Buffer<float> angles(random_values<float>("angles", C));
+            Buffer<int> positions(std::vector<int>(N, 0));
             auto check = [&](size_t size, auto&& make) {
                 Buffer<floatX> out(size);
                 make((floatX*)out);
@@ -126,6 +129,10 @@ TEST_CASE("fp8: the largest element of what a kernel makes, NaN included") {
                     copy_to_device<floatX>(dinp, dout.data(), N * C, test_stream());
                     norm_backward(Norm::rmsnorm, dinp, dweight, nullptr, scratch, dout_, inp_, weight_,
                                   nullptr, rstd, N, C, test_stream(), largest);
+                });
+                check(2 * N * C, [&](floatX* out) {  // a head that is turned in part, and one that is not
+                    copy_to_device<floatX>(out, inp.data(), inp.size(), test_stream());
+                    rope_backward(out, {angles, positions, C / 4 * 2}, {N, 0, 1, C}, test_stream(), largest);
                 });
                 check(N * C, [&](floatX* out) { swiglu_forward(out, inp_, N, C, test_stream(), largest); });
                 check(2 * N * C,

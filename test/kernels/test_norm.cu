@@ -12,6 +12,7 @@ constexpr float eps = 1e-5f;
 struct Reference {
     Doubles out, mean, rstd;
     Doubles dinp, dweight, dbias;
+    Doubles dinp_sums = {};  // of the columns of what norm_backward leaves
 };
 
 static Reference reference_forward(Norm norm, const Doubles& inp, const Doubles& weight, const Doubles& bias,
@@ -92,19 +93,23 @@ struct Layer {
         return ref;
     }
 
-    Reference run() const {
+    Reference run(bool want_sums = true) const {
         Buffer<floatX> inp_(inp), weight_(weight), bias_(bias), dout_(dout), dinp_(dinp), out_(N * C);
-        Buffer<float> mean_(N), rstd_(N), dweight_(dweight), dbias_(dbias),
+        Buffer<float> mean_(N), rstd_(N), dweight_(dweight), dbias_(dbias), dinp_sums_(C),
             scratch_(norm_backward_scratch(C));
         bool centred = norm == Norm::layernorm;
         float *m = centred ? (float*)mean_ : nullptr, *db = biased ? (float*)dbias_ : nullptr;
         floatX* b = biased ? (floatX*)bias_ : nullptr;
         norm_forward(norm, out_, m, rstd_, inp_, weight_, b, N, C, eps, test_stream());
         norm_backward(norm, dinp_, dweight_, db, scratch_, dout_, inp_, weight_, m, rstd_, N, C,
-                      test_stream());
-        return {out_.doubles(),     centred ? mean_.doubles() : Doubles(N),
-                rstd_.doubles(),    dinp_.doubles(),
-                dweight_.doubles(), dbias_.doubles()};
+                      test_stream(), nullptr, want_sums ? (float*)dinp_sums_ : nullptr);
+        return {out_.doubles(),
+                centred ? mean_.doubles() : Doubles(N),
+                rstd_.doubles(),
+                dinp_.doubles(),
+                dweight_.doubles(),
+                dbias_.doubles(),
+                want_sums ? dinp_sums_.doubles() : Doubles()};
     }
 
     void check(double limit = tolerance<float>) const {
@@ -119,6 +124,13 @@ struct Layer {
             CHECK(relative_error(got.dbias, plus(want.dbias, to_doubles(dbias))) < limit);
         else
             CHECK(got.dbias == to_doubles(dbias));
+        Doubles sums(C);
+        for (int i = 0; i < N * C; i++) sums[i % C] += got.dinp[i];
+        CHECK(relative_error(got.dinp_sums, sums) < tolerance<float>);
+        Reference without = run(false);
+        CHECK(without.dinp == got.dinp);
+        CHECK(without.dweight == got.dweight);
+        CHECK(without.dbias == got.dbias);
     }
 };
 

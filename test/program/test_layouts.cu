@@ -636,10 +636,12 @@ double formula_activations_held(const Place& a, int B, int T) {
     if (splits && !parallel) bytes += pending * e * N * C;
     size_t scratch =
         std::max({attention_backward_scratch(self_attention_shape(B, T, (int)heads, (int)kv_heads,
-                                                                  config.head_size, config.window, nullptr)),
+                                                                  config.head_size, config.window, nullptr),
+                                             config.bias && config.position == PositionKind::learned),
                   norm_backward_scratch((int)z.C), matmul_backward_bias_scratch((int)std::max(F1, QKV)),
                   embedding_backward_scratch(B * T, (int)z.C)});
     bytes += 4 * (double)scratch;
+    if (config.bias) bytes += 4 * C;  // sums of the stream's gradient
     if (config.position == PositionKind::rope) bytes += 4.0 * T * config.rope_dims;
     // the pipeline: inputs, and one more of each chunk that is sent some; gradients; outputs. The chunks of a
     // stage have places for inputs of their own, and do not all need their most at the same time.

@@ -7,12 +7,20 @@
   - no kernel calls a division of 64-bit integers, which takes some hundred instructions;
   - kernels load and store vectors whole, 8 or 16 bytes at a time;
   - the loops of attention have the products that they are written with, in these shapes;
-  - nothing touches the registers of a product of a warpgroup (wgmma) before it was waited for.
+  - nothing touches the registers of a product of a warpgroup (wgmma) before it was waited for;
+  - the kernel that rounds to fp8 moves whole words of shared memory;
+  - the kernels that most of a step's time goes to, besides products, take no more issue slots, and move no more bytes
+    of shared memory, in a round of their loops and in all their code, than sass_loops.json says. These are counts of one
+    version of ptxas, and others are not held to them. After a change that is meant they are written anew, by
+
+    test/tools/check_sass.py --record build/cuda-bf16/train_gpt.o
 
 cuobjdump and nvdisasm of the CUDA Toolkit must be on the PATH. Prints what is wrong; exit code 1 if anything is.
 """
 import collections
+import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,11 +40,11 @@ scalars = {
     r'elementwise_kernel': 1,             # the largest element so far, as in all others that look for it
     r'fp8_quantize_kernel': 2,            # the largest element; the scale
     r'largest_element_kernel': 1,         # that so far
-    r'norm_backward_kernel': 7,           # mean, rstd; at the end, partial sums and the largest element
+    r'norm_backward_kernel': 9,           # mean, rstd; at the end, partial sums and the largest element
     r'norm_forward_kernel': 3,            # mean, rstd; the largest element
     r'qk_norm_backward_kernel': 8,        # the position, rstd; partial sums, at the end
     r'qk_norm_forward_kernel': 2,         # the position, rstd
-    r'rope_kernel': 1,                    # the position
+    r'rope_kernel': 2,                    # the position; the largest element
     r'sum_columns_kernel': 1,             # a sum, at the end
     r'sum_squares_kernel': 1,             # a sum, at the end
     r'swiglu_(for|back)ward_kernel': 1,   # the largest element
@@ -75,6 +83,11 @@ products = {
     r'attention_hopper_backward_kernel<128>': [(8, '64x128x16', 'registers'), (24, '64x64x16', 'shared')],
 }
 
+
+# Kernels whose loops are counted.
+counted = (r'attention_hopper_(for|back)ward_kernel<(64|128)>|attention_stats_kernel<8>|classifier_kernel<8>|'
+           r'fp8_quantize_kernel<.*8>|norm_(for|back)ward_kernel<8[,>]|optimizer_pass_kernel<.*, 4, AdamWFormula>')
+records = Path(__file__).parent / 'sass_loops.json'
 
 # ----------------------------------------------------------------------------
 # machine code
@@ -229,6 +242,12 @@ def widths(kernel):
         yield f'{len(narrow)} accesses of less than 8 bytes, and it has {most} scalars: {narrow[-1].text}'
 
 
+def shared_words(kernel):
+    count = sum(i.name in ('LDS', 'STS') and i.bytes() < 4 for i in kernel.code)
+    if count and kernel.name.startswith('fp8_quantize_kernel'):
+        yield f'{count} accesses to less than a word of shared memory'
+
+
 def product(instruction):
     """(shape, where the left side is, registers of the sums, registers of the left side) of an HGMMA."""
     shape = instruction.modifiers[0]
@@ -299,19 +318,77 @@ def registers_in_flight(kernel):
 
 # ----------------------------------------------------------------------------
 
+# counts, which are compared with what was recorded
+
+def ptxas_version():
+    """Of the ptxas on the PATH, or None."""
+    if not shutil.which('ptxas'):
+        return None
+    text = subprocess.run(['ptxas', '--version'], capture_output=True, check=True, text=True).stdout
+    return re.search(r'V([\d.]+)', text)[1]
+
+
+def shared_bytes(instruction):
+    """Of shared memory, that a warp moves: a quarter of a warpgroup's operands, or what its threads load and store."""
+    if instruction.name == 'HGMMA':
+        rows, columns, sums = map(int, instruction.modifiers[0].split('x'))
+        _, left, _, _ = product(instruction)
+        return 2 * sums * (columns + (rows if left == 'shared' else 0)) // 4
+    if instruction.name in ('LDS', 'STS'):
+        return 32 * instruction.bytes()
+    return 32 * 4 * int(instruction.modifiers[-1]) if instruction.name in ('LDSM', 'STSM') else 0
+
+
+def working_loops(kernel):
+    """(issue slots, bytes of shared memory) of each innermost loop that multiplies or else, where none does, that moves
+    vectors from or to global memory, in the order of the code; and last of the whole code."""
+    def with_any(wanted):
+        loops = [loop for loop in kernel.loops() if any(wanted(kernel.code[at]) for at in loop)]
+        return [loop for loop in loops if not any(other < loop for other in loops)]
+
+    loops = with_any(lambda i: i.name == 'HGMMA') or with_any(lambda i: i.name in ('LDG', 'STG') and i.bytes() >= 8)
+    loops = sorted(loops, key=min) + [range(len(kernel.code))]
+    return [[len(loop), sum(shared_bytes(kernel.code[at]) for at in loop)] for loop in loops]
+
+
+def more_than_recorded(loops):
+    """What is worse than in sass_loops.json, if that is of this ptxas. A few slots come and go with small changes."""
+    recorded = json.loads(records.read_text())
+    if ptxas_version() != recorded['ptxas']:
+        return
+    remedy = f'if that is meant, {Path(__file__).name} --record'
+    for name in sorted(loops.keys() | recorded['loops'].keys()):
+        had, has = recorded['loops'].get(name), loops.get(name)
+        if had is None or has is None or len(had) != len(has):
+            yield f'{name}: has the loops {has}, and {had} are recorded; {remedy}'
+            continue
+        for (slots_had, bytes_had), (slots, bytes_) in zip(had, has):
+            if slots > 1.03 * slots_had + 2 or bytes_ > bytes_had:
+                yield (f'{name}: a loop of {slots_had} issue slots and {bytes_had} bytes of shared memory has '
+                       f'{slots} and {bytes_}; {remedy}')
+
+
+# ----------------------------------------------------------------------------
+
 used = set()
 
 
 def main():
-    if len(sys.argv) != 2:
+    record = sys.argv[1:2] == ['--record']
+    if len(sys.argv) != (3 if record else 2):
         sys.exit(__doc__)
-    kernels = kernels_of(sys.argv[1])
+    kernels = kernels_of(sys.argv[-1])
+    loops = {kernel.name: working_loops(kernel) for kernel in kernels if re.match(counted, kernel.name)}
+    if record:
+        rows = ',\n'.join(f'    {json.dumps(name)}: {json.dumps(loops[name])}' for name in sorted(loops))
+        records.write_text(f'{{\n  "ptxas": "{ptxas_version()}",\n  "loops": {{\n{rows}\n  }}\n}}\n')
     failures = [f'{kernel.name}: {failure}'
                 for kernel in kernels
-                for check in (local_memory, divisions, widths, products_in_loops, registers_in_flight)
+                for check in (local_memory, divisions, widths, shared_words, products_in_loops, registers_in_flight)
                 for failure in check(kernel)]
-    failures += [f'{sys.argv[1]} has no kernel {name}' for table in (scalars, vectors, products) for name in table
+    failures += [f'{sys.argv[-1]} has no kernel {name}' for table in (scalars, vectors, products) for name in table
                  if name not in used]
+    failures += more_than_recorded(loops)
     print('\n'.join(failures) or f'{len(kernels)} kernels are as they must be')
     sys.exit(bool(failures))
 

@@ -1,0 +1,173 @@
+/*
+Sums of the columns of a matrix, as the gradients of biases and of norms' weights are:
+
+    dbias (OC) += sum over rows of dout (N, OC)
+
+They are made in two stages, partial sums of fixed sets of rows and then the sum of these, so that the order
+of additions depends on nothing but N. The first stage is a pass over the matrix; or none, where the kernel
+that makes the matrix adds up what it writes, as the backward passes of norms and of attention do.
+*/
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/common.cuh"
+
+// Column sums: stage one sums slice s, rows s, s + bias_slices, ..., of dout; stage two sums the slices.
+constexpr int bias_slices = 64;
+
+// Floats of scratch that matmul_backward_bias needs.
+inline size_t matmul_backward_bias_scratch(int OC) {
+    return (size_t)bias_slices * OC;
+}
+
+// ----------------------------------------------------------------------------
+// CPU
+
+// Sums over the first index of partials (count, planes, C), a row of each plane: first += that of plane 0;
+// second, unless null, += that of plane 1; and third, unless null, = that of plane 2.
+inline void add_partials_cpu(float* first, float* second, const float* partials, int count, int C,
+                             int planes = 2, float* third = nullptr) {
+    constexpr int columns = 128;
+    if (third) std::fill_n(third, C, 0.0f);
+#pragma omp parallel for
+    for (int start = 0; start < C; start += columns) {
+        int end = std::min(start + columns, C);
+        for (int k = 0; k < count; k++) {
+            const float* partial = partials + (size_t)k * planes * C;
+            for (float* sum : {first, second, third}) {
+                if (sum) {
+#pragma omp simd
+                    for (int c = start; c < end; c++) sum[c] += partial[c];
+                }
+                partial += C;
+            }
+        }
+    }
+}
+
+inline void matmul_backward_bias_cpu(float* dbias, float* scratch, const floatX* dout, int N, int OC) {
+#pragma omp parallel for
+    for (int slice = 0; slice < bias_slices; slice++) {
+        float* sums = scratch + (size_t)slice * OC;
+        std::fill_n(sums, OC, 0.0f);
+        for (int n = slice; n < N; n += bias_slices) {
+            const floatX* row = dout + (size_t)n * OC;
+#pragma omp simd
+            for (int o = 0; o < OC; o++) sums[o] += float(row[o]);
+        }
+    }
+    for (int slice = 0; slice < bias_slices; slice++) {
+        const float* sums = scratch + (size_t)slice * OC;
+#pragma omp simd
+        for (int o = 0; o < OC; o++) dbias[o] += sums[o];
+    }
+}
+
+inline void add_bias_sums_cpu(float* dbias, const float* sums, int OC) {
+    for (int o = 0; o < OC; o++) dbias[o] += sums[o];
+}
+
+// ----------------------------------------------------------------------------
+// CUDA kernels
+#ifndef DEVICE_CPU
+
+// A block does 32 columns of one plane, blockIdx.y; its warps share the partial sums.
+__global__ void add_partials_kernel(float* first, float* second, float* third, const float* partials,
+                                    int count, int C, int planes) {
+    __shared__ float warp_sums[warp_size][warp_size];
+    int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size, warps = blockDim.x / warp_size;
+    int c = blockIdx.x * warp_size + lane;
+    float* to = blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : third;
+    if (!to) return;
+    float sum = 0;
+    if (c < C) {
+#pragma unroll 8
+        for (int k = warp; k < count; k += warps) sum += partials[((size_t)k * planes + blockIdx.y) * C + c];
+    }
+    warp_sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || c >= C) return;
+    for (int w = 1; w < warps; w++) sum += warp_sums[w][lane];
+    to[c] = blockIdx.y == 2 ? sum : to[c] + sum;
+}
+
+// As add_partials_cpu.
+inline void add_partials(float* first, float* second, const float* partials, int count, int C,
+                         cudaStream_t stream, int planes = 2, float* third = nullptr) {
+    launch(add_partials_kernel,
+           dim3(ceil_div(C, warp_size), third    ? 3
+                                        : second ? 2
+                                                 : 1),
+           1024, 0, stream, first, second, third, partials, count, C, planes);
+}
+
+constexpr int bias_warps = 16;
+
+// Block (x, y) sums slice y of rows for the 32 W columns from 32 W x on. Its warps take turns at the rows.
+template <int W>
+__global__ void sum_columns_kernel(float* sums, const floatX* dout, int N, int OC) {
+    __shared__ float per_warp[bias_warps][warp_size * W];
+    int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size, slice = blockIdx.y;
+    int first = blockIdx.x * warp_size * W, column = first + lane * W;
+    float sum[W] = {};
+    if (column < OC) {
+#pragma unroll 4
+        for (int n = slice + warp * bias_slices; n < N; n += bias_warps * bias_slices) {
+            auto row = load<W>(dout + (size_t)n * OC + column);
+            for (int i = 0; i < W; i++) sum[i] += float(row[i]);
+        }
+    }
+    // Element i of all lanes lies together, so that neighbours write to different banks.
+    for (int i = 0; i < W; i++) per_warp[warp][i * warp_size + lane] = sum[i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < warp_size * W; i += blockDim.x) {
+        float total = 0;
+        for (int w = 0; w < bias_warps; w++) total += per_warp[w][i % W * warp_size + i / W];
+        if (first + i < OC) sums[(size_t)slice * OC + first + i] = total;
+    }
+}
+
+template <int slices>
+__global__ void add_slices_kernel(float* dbias, const float* sums, int OC) {
+    int column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= OC) return;
+    float total = 0;
+#pragma unroll 16
+    for (int slice = 0; slice < slices; slice++) total += sums[(size_t)slice * OC + column];
+    dbias[column] += total;
+}
+
+template <int slices>
+void launch_add_slices(float* dbias, const float* sums, int OC, cudaStream_t stream) {
+    launch(add_slices_kernel<slices>, ceil_div(OC, 64), 64, 0, stream, dbias, sums, OC);
+}
+
+inline void launch_backward_bias(float* dbias, float* scratch, const floatX* dout, int N, int OC,
+                                 cudaStream_t stream) {
+    with_vec_width<floatX>(OC, [&](auto W) {
+        dim3 grid(ceil_div(OC, warp_size * W), bias_slices);
+        launch(sum_columns_kernel<W>, grid, bias_warps * warp_size, 0, stream, scratch, dout, N, OC);
+    });
+    launch_add_slices<bias_slices>(dbias, scratch, OC, stream);
+}
+
+#endif
+
+// ----------------------------------------------------------------------------
+// launchers
+
+inline void matmul_backward_bias(float* dbias,        // (OC) +=
+                                 float* scratch,      // (matmul_backward_bias_scratch(OC))
+                                 const floatX* dout,  // (N, OC)
+                                 int N, int OC, cudaStream_t stream) {
+    ON_DEVICE(stream, matmul_backward_bias_cpu(dbias, scratch, dout, N, OC),
+              launch_backward_bias(dbias, scratch, dout, N, OC, stream));
+}
+
+// The same where the kernel that made dout has added up its columns.
+inline void add_bias_sums(float* dbias,       // (OC) +=
+                          const float* sums,  // (OC)
+                          int OC, cudaStream_t stream) {
+    ON_DEVICE(stream, add_bias_sums_cpu(dbias, sums, OC), launch_add_slices<1>(dbias, sums, OC, stream));
+}
