@@ -33,7 +33,7 @@ status='^step [0-9]+/[0-9]+  '
 stays() { last_line | grep -qE "$status(micro-batch|validation)"; }
 prompt_is_back() { last_line | grep -q '^ready>$'; }
 # No line of the screen is left of the status, or of a part of it.
-clean() { ! screen | grep -E "micro-batch|validation [0-9]+/|checkpoint in|\[=*>"; }
+clean() { ! screen | grep -E "micro-batch [0-9]+/|validation [0-9]+/|checkpoint in|\[=*>"; }
 # resized COLUMNS WORDS    the status is there again, on one line of the screen, and has the words
 resized() {
     session resize-window -t 0 -x "$1" -y 30
