@@ -25,8 +25,8 @@ data/run        1110  data/base data/checkpoint data/options data/tokens
 data/exchange   2300  data/base data/checkpoint data/options data/run data/tokenizer
 data/launch      640  data/base data/checkpoint data/exchange data/options data/run data/tokenizer
 data/commands   1400  data/base data/checkpoint data/exchange data/launch data/options data/run data/tokenizer data/tokens kernels
-comm            11800  data/base data/checkpoint data/launch data/options data/run data/tokens kernels
-train_gpt.cu    1050  comm data/base data/commands data/launch data/options data/run data/text data/tokenizer data/tokens kernels
+comm            11900  data/base data/checkpoint data/launch data/options data/run data/tokens kernels
+train_gpt.cu    1060  comm data/base data/commands data/launch data/options data/run data/text data/tokenizer data/tokens kernels
 '
 files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | while read -r file; do [ -f "$file" ] && echo "$file"; done)
 # "FILE INCLUDED" for each file of the program that one of them includes
