@@ -22,11 +22,12 @@ data/tokens     1300  data/base data/tokenizer kernels
 data/text       1000  data/base data/options data/tokenizer data/tokens kernels
 data/checkpoint 1000  data/base
 data/run         460  data/base data/checkpoint data/options data/tokens
+data/report      900  data/base data/options data/run
 data/exchange   2300  data/base data/checkpoint data/options data/run data/tokenizer
 data/launch      640  data/base data/checkpoint data/exchange data/options data/run data/tokenizer
 data/commands   1400  data/base data/checkpoint data/exchange data/launch data/options data/run data/tokenizer data/tokens kernels
 comm            10150  data/base data/checkpoint data/launch data/options data/run data/tokens kernels
-train_gpt.cu    1020  comm data/base data/commands data/launch data/options data/run data/text data/tokenizer data/tokens kernels
+train_gpt.cu    1020  comm data/base data/commands data/launch data/options data/report data/run data/text data/tokenizer data/tokens kernels
 '
 files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | while read -r file; do [ -f "$file" ] && echo "$file"; done)
 # "FILE INCLUDED" for each file of the program that one of them includes
