@@ -195,7 +195,7 @@ $(BUILD)/%.o: %.cu $(BUILD)/command | $(BUILD)/found-build
 # The page of train_gpt report, as a text in the program.
 $(shared)/report_page.h: data/report/page.html
 	@mkdir -p $(shared)
-	@{ printf 'constexpr char report_page[] = R"page('; cat $<; printf ')page";\n'; } >$@
+	@{ printf '$(hash)pragma once\nconstexpr char report_page[] = R"page('; cat $<; printf ')page";\n'; } >$@
 $(BUILD)/found-build: $(shared)/report_page.h
 
 $(BUILD)/found-%:
