@@ -22,8 +22,8 @@ reads run directories and computes nothing, so it works beside a run that goes o
 #include "data/report/scalars.h"
 #include "report_page.h"  // report_page: data/report/page.html as a text, made by the Makefile
 
-// The page with its data in it, where it has null. In JSON "<" stands only in texts, and is written there as no
-// HTML can take it for the end of the script.
+// The page with its data in it, where it has null. In JSON "<" stands only in texts, and is written there so
+// that no HTML can take it for the end of the script.
 inline std::string page_with(const OrderedJson& data) {
     constexpr std::string_view page = report_page, place = ">null</script>";
     const size_t at = page.find(place);

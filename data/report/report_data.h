@@ -1,6 +1,6 @@
 /*
-What a report shows, as one JSON object: for each run its facts, its curves thinned (series.h), its ranks in at
-most a thousand cells, its tables cut to their newest rows. data/report/page.html draws it, and calculates
+What a report shows, as one JSON object: for each run its facts, its curves thinned (series.h), its ranks in
+at most a thousand cells, its tables cut to their newest rows. data/report/page.html draws it, and calculates
 nothing that is not about drawing.
 */
 #pragma once
@@ -10,8 +10,8 @@ nothing that is not about drawing.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -69,8 +69,9 @@ inline double median_of(std::vector<double> values) {
     return *middle;
 }
 
-// Ranks by phase, each cell the greatest of its ranks and the rank that it is of. `told`: ranks that cells name.
-inline OrderedJson cells_json(const RankTimes& times, size_t per_cell, std::map<size_t, bool>& told) {
+// Ranks by phase, each cell the greatest of its ranks and the rank that it is of. `told`: ranks that cells
+// name.
+inline OrderedJson cells_json(const RankTimes& times, size_t per_cell, std::set<size_t>& told) {
     OrderedJson phases = OrderedJson::array();
     for (const auto& [phase, of_ranks] : times) {
         OrderedJson ms = OrderedJson::array(), ranks = ms;
@@ -81,7 +82,7 @@ inline OrderedJson cells_json(const RankTimes& times, size_t per_cell, std::map<
             }
             ms.push_back(short_number(of_ranks[most]));
             ranks.push_back(most);
-            told[most] = true;
+            told.insert(most);
         }
         phases.push_back(
             {{"name", phase}, {"median", short_number(median_of(of_ranks))}, {"ms", ms}, {"rank", ranks}});
@@ -93,7 +94,7 @@ inline OrderedJson heat_json(const RankHistory& history) {
     constexpr size_t most_cells = 1000;
     if (history.ranks() == 0) return nullptr;
     size_t per_cell = (history.ranks() + most_cells - 1) / most_cells;
-    std::map<size_t, bool> told;
+    std::set<size_t> told;
     OrderedJson json = {
         {"ranks", history.ranks()},
         {"per_cell", per_cell},
@@ -105,7 +106,7 @@ inline OrderedJson heat_json(const RankHistory& history) {
         {"mean",
          {{"steps", history.summed_steps()}, {"phases", cells_json(history.mean(), per_cell, told)}}}};
     OrderedJson who = OrderedJson::object();
-    for (const auto& [rank, _] : told) who[std::to_string(rank)] = {history.host(rank), history.place(rank)};
+    for (size_t rank : told) who[std::to_string(rank)] = {history.host(rank), history.place(rank)};
     json["who"] = who;
     return json;
 }

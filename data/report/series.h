@@ -1,8 +1,8 @@
 /*
 A curve of any number of points in bounded memory, for a drawing some hundred pixels wide. Points that follow
 each other share a bucket, which keeps the least, the greatest and the mean of them: so a spike of one step in
-a million stays visible. A bucket spans a power of two steps; when there are too many buckets, each spans twice
-as many and neighbours become one. Nothing is known beforehand of how long the curve will be.
+a million stays visible. A bucket spans a power of two steps; when there are too many buckets, each spans
+twice as many and neighbours become one. Nothing is known beforehand of how long the curve will be.
 */
 #pragma once
 

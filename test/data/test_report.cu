@@ -1,5 +1,5 @@
-// The report of runs: curves that are thinned, logs in any state, the page, CSV and TensorBoard's event files. What
-// a browser makes of the page is checked in test/scripts/check_report.sh.
+// The report of runs: curves that are thinned, logs in any state, the page, CSV, and event files of TensorBoard.
+// What a browser makes of the page is checked in test/scripts/check_report.sh.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -136,7 +136,7 @@ TEST_CASE("a log that is damaged is read as far as it goes, and the notes say wh
     CAPTURE(notes_of(run));
     CHECK(holds_text(notes_of(run), "options.json: is missing"));
     CHECK(holds_text(notes_of(run), "log.jsonl: 2 lines of 9 could not be read, the first is line 4\n"));
-    CHECK(holds_text(notes_of(run), "log.jsonl: the last line is cut short after 12 bytes"));
+    CHECK(holds_text(notes_of(run), "log.jsonl: the last line is cut short after 13 bytes"));
     CHECK(holds_text(notes_of(run), "log.jsonl: a NaN or an infinity in 1 line"));
     CHECK(holds_text(notes_of(run), "log.jsonl: 7 lines could never be written"));
     CHECK(holds_text(notes_of(run), "loss is not a finite number at 2 steps, first at step 2\n"));
@@ -341,7 +341,7 @@ TEST_CASE("checksums of records are CRC-32C, masked as TensorFlow has them") {
     CHECK(crc32c("123456789") == 0xe3069283);
     CHECK(crc32c(std::string(32, '\0')) == 0x8a9136aa);  // RFC 3720, B.4
     CHECK(crc32c(std::string(32, '\xff')) == 0x62a8ab43);
-    // How every event file of TensorFlow begins: the length of its first record, 24, and the checksum of that.
+    // Every event file of TensorFlow begins so: the length of its first record, 24, and the checksum of that.
     const char head[] = "\x18\0\0\0\0\0\0\0\xa3\x7f\x4b\x22";
     TemporaryFolder folder;
     std::string run = run_with(folder, "run", step_line(1, 5));
