@@ -1,4 +1,4 @@
-// The report of runs: curves that are thinned, logs in any state, the page, CSV, and event files of TensorBoard.
+// The report of runs: curves that are thinned, logs in any state, the page, CSV, event files of TensorBoard.
 // What a browser makes of the page is checked in test/scripts/check_report.sh.
 #include <cmath>
 #include <cstring>
