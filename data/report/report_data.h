@@ -78,7 +78,7 @@ inline OrderedJson cells_json(const RankTimes& times, size_t per_cell, std::set<
         for (size_t begin = 0; begin < of_ranks.size(); begin += per_cell) {
             size_t most = begin;
             for (size_t rank = begin; rank < std::min(begin + per_cell, of_ranks.size()); rank++) {
-                if (!(of_ranks[rank] <= of_ranks[most])) most = rank;
+                if (of_ranks[rank] > of_ranks[most] || std::isnan(of_ranks[most])) most = rank;
             }
             ms.push_back(short_number(of_ranks[most]));
             ranks.push_back(most);

@@ -286,6 +286,7 @@ TEST_CASE("of thousands of ranks the slowest of each cell stays, and those the r
         start["places"].push_back({rank % 8, rank / 8, 0, 0});
         times["forward"].push_back(rank == slow ? 131.0 : 100.0 + rank * 1e-4);
     }
+    times["forward"][slow + 1] = nullptr;  // a rank that did not tell
     nlohmann::json record = {{"step", 20}, {"steps", 20}, {"ms", times}, {"step_ms", times["forward"]}};
     record["slow"] = {{{"rank", slow}, {"phase", "forward"}, {"ratio", 1.31}}};
     nlohmann::json next = record;
