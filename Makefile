@@ -94,7 +94,7 @@ list   = $(subst $(empty) $(empty),$(comma),$(strip $(1)))
 precision_fp32 :=
 precision_bf16 := -DPRECISION_BF16
 cuda_include := $(if $(NVCC),$(dir $(NVCC))../include)
-includes := -I. $(patsubst -I%,-isystem %,$(mpi_compile)) $(CPPFLAGS)
+includes := -I. -I$(shared) $(patsubst -I%,-isystem %,$(mpi_compile)) $(CPPFLAGS)
 defines  := $(precision_$(PRECISION)) $(if $(staged),-DCOMM_MPI)
 # GCC 12 sees an overlap that is not there in operator+ of std::string (its bug 105651): -Wno-restrict
 # STRICT=1 makes errors of warnings, and of kernels that spill registers or keep arrays in local memory.
@@ -191,6 +191,12 @@ $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(objects)
 # On a simulated device nobody trains for long: the program is compiled more quickly.
 $(BUILD)/%.o: %.cu $(BUILD)/command | $(BUILD)/found-build
 	$(compile)$(if $(filter simt,$(DEVICE)), -O1) -MMD -MP -c $< -o $@
+
+# The page of train_gpt report, as a text in the program.
+$(shared)/report_page.h: data/report/page.html
+	@mkdir -p $(shared)
+	@{ printf '$(hash)pragma once\nconstexpr char report_page[] = R"page('; cat $<; printf ')page";\n'; } >$@
+$(BUILD)/found-build: $(shared)/report_page.h
 
 $(BUILD)/found-%:
 	$(call require,$(need_$*))

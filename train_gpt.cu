@@ -58,6 +58,7 @@ through a model, is in data/.
 #include "data/commands/generation.h"     // TextWriter, write_texts, the sample command
 #include "data/commands/inspect.h"        // the inspect command
 #include "data/commands/export_import.h"  // the export and import commands
+#include "data/report/report.h"           // the report command
 #include "data/launch/command_line.h"     // parse_options, parse_command, answer_to
 #include "data/run/run_report.h"          // the header of a run
 #include "data/run/status_line.h"         // the last line of the screen
@@ -1147,6 +1148,7 @@ struct TrainingRun {
         StepResult result = await_result(g, (double)tokens_of_step(o, at.step));
         if (!result.finite) {
             raise_error(world, error);
+            progress.not_finite(at.step + 1, result.loss, result.gradient_norm);
             raise_not_finite(world, g.state, at.step + 1, result.loss, result.gradient_norm);
         }
         at = {at.step + 1, at.samples + samples_of_step(o, at.step)};
@@ -1259,6 +1261,7 @@ struct CommandWork {
     void operator()(const SampleOptions& o) const { sample(o, world); }
     void operator()(const EvalOptions& o) const { evaluate_run(o, world); }
     void operator()(const InspectOptions& o) const { inspect_checkpoint(o); }
+    void operator()(const ReportOptions& o) const { report_runs(o); }
     void operator()(const ExportOptions& o) const { export_model(o); }
     void operator()(const ImportOptions& o) const {
         import_model(o, [](const Options& model) {

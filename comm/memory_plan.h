@@ -188,7 +188,9 @@ public:
         nlohmann::ordered_json classes = nlohmann::ordered_json::array();
         for (const MemoryClass& part : classes_)
             classes.push_back({{"class", part.name}, {"bytes", part.bytes}, {"host", part.on_host}});
-        nlohmann::ordered_json result = {{"memory", classes}, {"free_memory", room_.device}};
+        if (room_.device > needs())
+            classes.push_back({{"class", "free"}, {"bytes", room_.device - needs()}, {"host", false}});
+        nlohmann::ordered_json result = {{"memory", classes}};
         if (pipeline_.stages > 1)
             result["pipeline"] = {{"schedule", name_of(pipeline_.schedule)},
                                   {"stages", pipeline_.stages},

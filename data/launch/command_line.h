@@ -373,7 +373,7 @@ inline PlanLine parse_plan(const GivenOptions& given) {
 // any command
 
 using CommandLine = std::variant<TrainingLine, PlanLine, TokenizeOptions, DataOptions, SampleOptions,
-                                 EvalOptions, InspectOptions, ExportOptions, ImportOptions>;
+                                 EvalOptions, InspectOptions, ReportOptions, ExportOptions, ImportOptions>;
 
 template <typename O>
 O parse_options_of(const GivenOptions& given) {
@@ -401,6 +401,8 @@ inline CommandLine parse_options(Command command, const GivenOptions& given, int
         return parse_options_of<EvalOptions>(given);
     case command_inspect:
         return parse_options_of<InspectOptions>(given);
+    case command_report:
+        return parse_options_of<ReportOptions>(given);
     case command_export:
         return parse_options_of<ExportOptions>(given);
     case command_import:

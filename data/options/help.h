@@ -70,6 +70,12 @@ inline const std::vector<CommandHelp>& command_table() {
          "inspect",
          "Says what a checkpoint holds: step, options, tensors, files, and any damage.",
          {"inspect runs/tiny", "inspect runs/tiny/checkpoints/step_00001000 --verify"}},
+        {command_report,
+         "report",
+         "Shows what runs did: curves, ranks, checkpoints and samples as one HTML page; CSV and TensorBoard "
+         "too.",
+         {"report runs/tiny", "report runs/a runs/b --output compared.html",
+          "report runs/tiny --format tensorboard"}},
         {command_export,
          "export",
          "Writes a trained model in the form of other programs: Hugging Face transformers, llm.c.",

@@ -62,6 +62,9 @@ NAMES_OF(ExportDtype, "stored", "fp32", "bf16");
 enum class PlanFormat { text, json };
 NAMES_OF(PlanFormat, "text", "json");
 
+enum class ReportFormat { html, csv, tensorboard };
+NAMES_OF(ReportFormat, "html", "csv", "tensorboard");
+
 enum class PreTokenizerRules { gpt2, llama3, qwen };
 NAMES_OF(PreTokenizerRules, "gpt2", "llama3", "qwen");
 
@@ -82,6 +85,7 @@ enum Command {
     command_sample,
     command_eval,
     command_inspect,
+    command_report,
     command_export,
     command_import
 };
@@ -271,6 +275,14 @@ struct InspectOptions {
 
     std::string run;  // a run directory | a checkpoint
     bool verify = false;
+};
+
+struct ReportOptions {
+    static constexpr Command command = command_report;
+
+    std::vector<std::string> runs;  // run directories
+    std::string output;             // a file, or with --format tensorboard a folder; empty: in the first run
+    ReportFormat format = ReportFormat::html;
 };
 
 struct ExportOptions {

@@ -216,6 +216,10 @@ inline void complete_options(const InspectOptions& options) {
     check_run(options.run, "inspect: nothing to look into");
 }
 
+inline void complete_options(const ReportOptions& options) {
+    if (options.runs.empty()) fail("report: nothing to report on; name run directories");
+}
+
 inline void complete_options(const ExportOptions& options) {
     check_run(options.run, "export: nothing to export");
     check_output(options.output, "the folder to make, or with --format llmc the file");

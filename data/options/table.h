@@ -52,7 +52,7 @@ public:
           positional(positional),
           later(later) {
         add<Field, Options, PlanOptions, TokenizeOptions, DataOptions, SampleOptions, EvalOptions,
-            InspectOptions, ExportOptions, ImportOptions>();
+            InspectOptions, ReportOptions, ExportOptions, ImportOptions>();
     }
 
     const char* field;
@@ -478,6 +478,8 @@ inline const std::vector<OptionRow>& option_table() {
 
         {FIELD(run), "Model", any_text, "Run directory, for its newest checkpoint, or the folder of one.",
          free, positional},
+        {FIELD(runs), "Runs", any_text,
+         "Run directories, drawn over each other; also while they are trained.", free, positional},
         {FIELD(source), "Model", any_text,
          "Folder of a Hugging Face model (config.json, *.safetensors), or a model_*.bin of llm.c; the "
          "optimizer's state is taken from state_*.bin files beside that one.",
@@ -519,10 +521,14 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(output), "Output", any_text,
          "tokenize: beginning of the names of the files to write: PREFIX_train_000000.bin, "
          "PREFIX_val_000000.bin ... export: folder to make, or with --format llmc the file. import: run "
-         "directory to make."},
+         "directory to make. report: file to write, or with --format tensorboard the folder; empty: "
+         "report.html or report.csv in the first run, tensorboard in each."},
         {FIELD_OF(ExportOptions, format), "Output", by_name,
          "hf: a folder that Hugging Face transformers loads: config.json, model.safetensors, tokenizer.json. "
          "llmc: a model .bin of llm.c, for models of the shape of GPT-2."},
+        {FIELD_OF(ReportOptions, format), "Output", by_name,
+         "html: a page of drawings and tables that a browser shows without a network. csv: a table of all "
+         "numbers, a row for each step. tensorboard: event files of the same."},
         {FIELD(dtype), "Output", by_name,
          "Numbers to write the weights in. stored: those of the model's own parameters; fp32 is as precise "
          "as the checkpoint, whose master copy it takes."},

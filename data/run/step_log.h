@@ -134,6 +134,12 @@ public:
         compare_with_plan(step, seconds);
     }
 
+    // A step that changed nothing, because its loss or its gradient is not finite: the log has its numbers,
+    // null where they are none.
+    void not_finite(int step, float loss, float gradient_norm) {
+        write({{"step", step}, {"loss", loss}, {"grad_norm", gradient_norm}, {"time", utc_time()}});
+    }
+
     // Until the end of the run, after this step; by the last ones.
     double seconds_left(int step) const {
         return recent_ * (double)(tokens_until(o_, o_.steps) - tokens_until(o_, step));

@@ -345,6 +345,7 @@ TEST_CASE("command lines that lack something, or say two things") {
         {"eval r", "nothing to measure on; "},
         {"data", "nothing to look into; "},
         {"inspect", "inspect: nothing to look into; "},
+        {"report", "report: nothing to report on; "},
         {"export", "export: nothing to export; "},
         {"export r", "--output: missing; give the folder to make"},
         {"import", "import: nothing to import; "},

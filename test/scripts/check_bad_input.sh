@@ -8,7 +8,7 @@
 # seconds: 5
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 70
+plan 72
 program=${PROGRAM:-$PWD/build/cpu-fp32/train_gpt} golden=$PWD/test/golden/tokenizers
 at_end() { umount "$work/full" 2>/dev/null; }
 cd "$work" || exit 1
@@ -157,6 +157,8 @@ a data file cut at the end           | short/$step/data_00000.bin: 283392 bytes,
 a sample of damaged weights          | flipped/$step/data_00000.bin: tensor wte, weight,               | sample flipped
 an inspection of a damaged index     | header/$step/index.bin: header does not match                   | inspect header
 an inspection of damaged weights     | flipped/$step: 1 of 24 pieces are damaged;                      | inspect flipped --verify
+a report on what is no run            | empty: has no log.jsonl; name the directory of a run            | report empty
+a report that cannot be written       | none/page.html: cannot create it:                               | report made --output none/page.html
 an export of damaged weights         | flipped/$step/data_00000.bin: tensor wte, weight,               | export flipped --output exported
 an export of what llm.c has not      | --norm rmsnorm: llm.c has only layernorm;                       | export made --format llmc --output out.bin
 

@@ -1,0 +1,170 @@
+/*
+What RUN/ranks.jsonl tells of every rank: how long each phase of a step took it, who was slow, what a pipeline
+did when, and how the devices were. A line is as long as there are ranks, so of the lines only the newest of
+each kind and sums over all of them are kept.
+*/
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "data/report/records.h"
+
+// As a step goes; others that a file may have come behind them.
+constexpr std::array<const char*, 11> phases_of_a_step = {
+    "data",        "forward",       "backward",       "weight_gradients", "optimizer", "save",
+    "wait_tensor", "wait_pipeline", "wait_gradients", "wait_parameters",  "other"};
+
+inline bool is_phase_of_a_step(std::string_view name) {
+    return std::find(phases_of_a_step.begin(), phases_of_a_step.end(), name) != phases_of_a_step.end();
+}
+
+// A rank that was slower than its peers in a phase, as the run itself judged it after some intervals.
+struct SlowRank {
+    int64_t count = 0, first_step = 0, last_step = 0;
+    double last_ratio = NAN, worst_ratio = 0;  // to the median of its peers
+    std::string host;
+};
+
+class SlowRanks {
+public:
+    static constexpr size_t most = 1000;  // ranks times phases
+
+    // The field "slow" of a record.
+    void add(const nlohmann::json& record) {
+        int64_t step = integer_in(record, "step");
+        for (const nlohmann::json& item : array_in(record, "slow")) {
+            if (!item.is_object()) continue;
+            std::pair<int64_t, std::string> key = {integer_in(item, "rank", -1), text_in(item, "phase")};
+            if (key.first < 0 || (ranks_.size() >= most && !ranks_.contains(key))) continue;
+            SlowRank& rank = ranks_[key];
+            double ratio = number_in(item, "ratio");
+            if (rank.count++ == 0) rank.first_step = step;
+            rank.last_step = step;
+            rank.last_ratio = ratio;
+            if (ratio > rank.worst_ratio) rank.worst_ratio = ratio;
+            if (std::string host = text_in(item, "host"); !host.empty()) rank.host = host;
+        }
+    }
+
+    bool empty() const { return ranks_.empty(); }
+
+    // By rank and phase.
+    const std::map<std::pair<int64_t, std::string>, SlowRank>& ranks() const { return ranks_; }
+
+private:
+    std::map<std::pair<int64_t, std::string>, SlowRank> ranks_;
+};
+
+// Milliseconds of a step by phase, a number for each rank, in the order of the file.
+using RankTimes = std::vector<std::pair<std::string, std::vector<double>>>;
+
+class RankHistory {
+public:
+    void add(const nlohmann::json& record) {
+        if (record.contains("start")) begin(object_in(record, "start"));
+        if (record.contains("ms")) add_times(record);
+        if (record.contains("pipeline")) pipeline_ = record;
+        if (record.contains("health")) health_ = array_in(record, "health");
+        slow_.add(record);
+    }
+
+    // The newest interval: the last step of it, and how many it had.
+    int64_t step() const { return step_; }
+    int64_t steps() const { return steps_; }
+    const RankTimes& last() const { return last_; }
+
+    // The mean over all intervals since the number of ranks was last another.
+    RankTimes mean() const {
+        RankTimes result = sums_;
+        for (auto& [phase, times] : result) {
+            for (double& time : times) time /= (double)std::max<int64_t>(summed_steps_, 1);
+        }
+        return result;
+    }
+    int64_t summed_steps() const { return summed_steps_; }
+
+    size_t ranks() const { return last_.empty() ? 0 : last_[0].second.size(); }
+    uint64_t records() const { return records_; }
+    const SlowRanks& slow() const { return slow_; }
+    const nlohmann::json& pipeline() const { return object_in(pipeline_, "pipeline"); }
+    int64_t pipeline_step() const { return integer_in(pipeline_, "step"); }
+    const nlohmann::json& health() const { return health_; }
+
+    // Empty where it is not told.
+    std::string host(size_t rank) const { return rank < hosts_.size() ? hosts_[rank] : ""; }
+
+    // Tensor, shard, replica and pipeline rank; empty where they are not told.
+    std::vector<int64_t> place(size_t rank) const {
+        return rank < places_.size() ? places_[rank] : std::vector<int64_t>();
+    }
+
+private:
+    void begin(const nlohmann::json& start) {
+        hosts_.clear();
+        for (const nlohmann::json& host : array_in(start, "hosts"))
+            hosts_.push_back(host.is_string() ? host.get<std::string>() : "");
+        places_.clear();
+        for (const nlohmann::json& place : array_in(start, "places")) {
+            std::vector<int64_t> coordinates;
+            for (const nlohmann::json& c : place)
+                if (c.is_number()) coordinates.push_back((int64_t)number_of(c));
+            places_.push_back(std::move(coordinates));
+        }
+    }
+
+    static std::vector<double> numbers_of(const nlohmann::json& array) {
+        std::vector<double> numbers;
+        for (const nlohmann::json& value : array) numbers.push_back(number_of(value));
+        return numbers;
+    }
+
+    // Phases that do not have a number for each rank, as the first one has, are left out.
+    void add_times(const nlohmann::json& record) {
+        RankTimes times;
+        auto take = [&](const std::string& phase, const nlohmann::json& of_ranks) {
+            bool fits = of_ranks.is_array() && !of_ranks.empty() &&
+                        (times.empty() || of_ranks.size() == times[0].second.size());
+            if (fits) times.push_back({phase, numbers_of(of_ranks)});
+        };
+        for (const char* phase : phases_of_a_step) take(phase, array_in(object_in(record, "ms"), phase));
+        for (const auto& [phase, of_ranks] : object_in(record, "ms").items()) {
+            if (!is_phase_of_a_step(phase)) take(phase, of_ranks);
+        }
+        take("step", array_in(record, "step_ms"));
+        if (times.empty()) return;
+        records_++;
+        step_ = integer_in(record, "step");
+        steps_ = std::max<int64_t>(integer_in(record, "steps", 1), 1);
+        bool alike = sums_.size() == times.size() && sums_[0].second.size() == times[0].second.size();
+        for (size_t i = 0; alike && i < times.size(); i++) alike = sums_[i].first == times[i].first;
+        if (!alike) {
+            summed_steps_ = 0;
+            sums_ = times;
+            for (auto& [phase, sum] : sums_) std::fill(sum.begin(), sum.end(), 0.0);
+        }
+        summed_steps_ += steps_;
+        for (size_t i = 0; i < times.size(); i++) {
+            for (size_t rank = 0; rank < times[i].second.size(); rank++)
+                sums_[i].second[rank] += (double)steps_ * times[i].second[rank];
+        }
+        last_ = std::move(times);
+    }
+
+    std::vector<std::string> hosts_;
+    std::vector<std::vector<int64_t>> places_;
+    uint64_t records_ = 0;
+    int64_t step_ = 0, steps_ = 0, summed_steps_ = 0;
+    RankTimes last_, sums_;
+    SlowRanks slow_;
+    nlohmann::json pipeline_, health_;
+};

@@ -1,0 +1,165 @@
+/*
+Files of JSON lines read as they come, in pieces: a log of a long run is larger than what should be in memory,
+and one of a run that goes on grows meanwhile. Nothing in such a file is an error: a line that cannot be read
+is passed over and counted, and so is the half line at the end that a killed run leaves, or that is just being
+written.
+*/
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <sys/stat.h>
+#include <utility>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/base/strings.h"
+
+// "1 line", "2 lines"
+inline std::string counted(uint64_t count, const char* what) {
+    return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+// What there is to tell of a file after it was read.
+struct Reading {
+    uint64_t lines = 0, records = 0;
+    uint64_t unreadable = 0, first_unreadable = 0;  // lines, and the number of the first one
+    uint64_t half_line = 0;                         // bytes of a last line without an end
+    uint64_t with_nan = 0;                          // lines with a NaN or an infinity, which are no JSON
+
+    // One sentence each; `name` is that of the file.
+    std::vector<std::string> notes(const std::string& name) const {
+        std::vector<std::string> result;
+        if (unreadable > 0)
+            result.push_back(name + ": " + counted(unreadable, "line") + " of " + std::to_string(lines) +
+                             " could not be read, the first is line " + std::to_string(first_unreadable));
+        if (half_line > 0)
+            result.push_back(name + ": the last line is cut short after " + counted(half_line, "byte") +
+                             ": the run was interrupted there, or is writing it");
+        if (with_nan > 0)
+            result.push_back(name + ": a NaN or an infinity in " + counted(with_nan, "line") +
+                             " is shown as no number");
+        return result;
+    }
+};
+
+// A line in which null stands where some writers of JSON put NaN, Infinity and -Infinity.
+inline std::string without_nan(std::string_view line) {
+    std::string result;
+    bool in_text = false;
+    for (size_t i = 0; i < line.size(); i++) {
+        if (line[i] == '"') in_text = !in_text;
+        if (in_text && line[i] == '\\' && i + 1 < line.size()) result += line[i++];
+        bool replaced = false;
+        for (std::string_view word : {"NaN", "nan", "-Infinity", "Infinity", "-inf", "inf"}) {
+            if (in_text || replaced || !line.substr(i).starts_with(word)) continue;
+            result += "null";
+            i += word.size() - 1;
+            replaced = true;
+        }
+        if (!replaced) result += line[i];
+    }
+    return result;
+}
+
+// A line as an object; no object where it is none.
+inline nlohmann::json parse_record(std::string_view line, Reading& reading) {
+    nlohmann::json record = nlohmann::json::parse(line, nullptr, false);
+    if (record.is_discarded()) {
+        record = nlohmann::json::parse(without_nan(line), nullptr, false);
+        reading.with_nan += record.is_object();
+    }
+    reading.records += record.is_object();
+    if (!record.is_object() && reading.unreadable++ == 0) reading.first_unreadable = reading.lines;
+    return record;
+}
+
+inline bool exists(const std::string& path) {
+    struct stat status;
+    return stat(path.c_str(), &status) == 0;
+}
+
+// Gives take() every record of a file, in order.
+template <typename Take>
+Reading read_records(const std::string& path, Take&& take) {
+    constexpr size_t piece = 1 << 20, longest_line = 64 << 20;
+    Reading reading;
+    struct stat status;
+    FileHandle file = open_regular(path, &status);
+    std::string waiting;  // what was read and is not yet a whole line
+    std::string buffer(piece, '\0');
+    bool too_long = false;
+    for (uint64_t at = 0;;) {
+        ssize_t got = pread(file.get(), buffer.data(), piece, (off_t)at);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) fail_with_errno(path, "read it");
+        if (got == 0) break;
+        at += (uint64_t)got;
+        std::string_view rest(buffer.data(), (size_t)got);
+        for (size_t end; (end = rest.find('\n')) != rest.npos; rest.remove_prefix(end + 1)) {
+            waiting.append(rest.substr(0, end));
+            reading.lines++;
+            if (!is_blank(waiting) || too_long) {
+                nlohmann::json record = parse_record(too_long ? "" : waiting, reading);
+                if (record.is_object()) take(record);
+            }
+            waiting.clear();
+            too_long = false;
+        }
+        waiting.append(rest);
+        if (waiting.size() > longest_line) waiting.clear(), too_long = true;
+    }
+    reading.half_line = is_blank(waiting) ? 0 : waiting.size();
+    return reading;
+}
+
+// ----------------------------------------------------------------------------
+// fields, any of which may be missing, null or of another type
+
+// NaN if it is no number.
+inline double number_of(const nlohmann::json& value) {
+    return value.is_number() ? value.get<double>() : NAN;
+}
+
+inline double number_in(const nlohmann::json& record, const char* name) {
+    auto found = record.find(name);
+    return found == record.end() ? NAN : number_of(*found);
+}
+
+inline int64_t integer_in(const nlohmann::json& record, const char* name, int64_t otherwise = 0) {
+    double value = number_in(record, name);
+    return std::abs(value) < 9e15 ? (int64_t)value : otherwise;
+}
+
+inline std::string text_in(const nlohmann::json& record, const char* name) {
+    auto found = record.find(name);
+    return found != record.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+// A field that is an array; else an empty one.
+inline const nlohmann::json& array_in(const nlohmann::json& record, const char* name) {
+    static const nlohmann::json none = nlohmann::json::array();
+    if (!record.is_object()) return none;
+    auto found = record.find(name);
+    return found != record.end() && found->is_array() ? *found : none;
+}
+
+// A field that is an object; else an empty one.
+inline const nlohmann::json& object_in(const nlohmann::json& record, const char* name) {
+    static const nlohmann::json none = nlohmann::json::object();
+    auto found = record.find(name);
+    return found != record.end() && found->is_object() ? *found : none;
+}
+
+// A number for a page: seven digits, and null where it is none.
+inline nlohmann::ordered_json short_number(double value) {
+    if (!std::isfinite(value)) return nullptr;
+    if (value == std::floor(value) && std::abs(value) < 9e15) return (int64_t)value;
+    return std::stod(text("%.7g", value));
+}

@@ -1,0 +1,95 @@
+/*
+The report subcommand: what runs did, as one HTML page that needs no network, as CSV, or for TensorBoard. It
+reads run directories and computes nothing, so it works beside a run that goes on, and on any machine.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/base/figures.h"
+#include "data/options/options.h"
+#include "data/report/report_data.h"
+#include "data/report/run_history.h"
+#include "data/report/scalars.h"
+#include "report_page.h"  // report_page: data/report/page.html as a text, made by the Makefile
+
+// The page with its data in it, where it has null. In JSON "<" stands only in texts, and is written there so
+// that no HTML can take it for the end of the script.
+inline std::string page_with(const OrderedJson& data) {
+    constexpr std::string_view page = report_page, place = ">null</script>";
+    const size_t at = page.find(place);
+    std::string json = data.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    std::string result(page.substr(0, at + 1));
+    for (char c : json) {
+        if (c == '<')
+            result += "\\u003c";
+        else
+            result += c;
+    }
+    return result.append(page.substr(at + place.find('<')));
+}
+
+inline void write_page(const std::vector<std::string>& places, const std::string& path) {
+    std::vector<RunHistory> runs;
+    for (const std::string& place : places) runs.emplace_back(place);
+    std::string made = utc_time();
+    std::string page = page_with(report_json(runs, made));
+    NewFile file(path);
+    file.write(page.data(), page.size());
+    file.commit();
+    for (const RunHistory& run : runs) {
+        printf("%s: %s\n", run.run_dir().c_str(), state_words(run, seconds_of(made)).c_str());
+        for (const std::string& note : run.notes()) printf("  %s\n", one_line(note).c_str());
+    }
+    printf("report: %s (%sB)\n", path.c_str(), human((double)page.size()).c_str());
+}
+
+// A folder for the events of each run, as TensorBoard tells runs apart.
+inline void write_event_files(const ReportOptions& o) {
+    for (size_t i = 0; i < o.runs.size(); i++) {
+        std::filesystem::path folder = std::filesystem::path(o.runs[i]) / "tensorboard";
+        if (!o.output.empty()) {
+            folder = o.output;
+            if (o.runs.size() > 1) {
+                std::filesystem::path name = (std::filesystem::path(o.runs[i]) / "").parent_path().filename();
+                folder /= std::to_string(i) + "_" + name.string();
+            }
+        }
+        std::error_code error;
+        std::filesystem::create_directories(folder, error);
+        if (error) {
+            fail("%s: cannot make the folder: %s; check the path or name another with --output",
+                 folder.c_str(), error.message().c_str());
+        }
+        // One name for ever: what is made later takes the place of what was made before.
+        std::string path = folder / "events.out.tfevents.0.train_gpt";
+        write_events(o.runs[i], path);
+        printf("report: %s\n", path.c_str());
+    }
+}
+
+inline void report_runs(const ReportOptions& o) {
+    for (const std::string& run : o.runs) check_run_log(run);
+    auto path = [&](const char* name) { return o.output.empty() ? o.runs[0] + "/" + name : o.output; };
+    switch (o.format) {
+    case ReportFormat::html:
+        write_page(o.runs, path("report.html"));
+        return;
+    case ReportFormat::csv:
+        write_csv(o.runs, path("report.csv"));
+        printf("report: %s\n", path("report.csv").c_str());
+        return;
+    case ReportFormat::tensorboard:
+        write_event_files(o);
+        return;
+    }
+}

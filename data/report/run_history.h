@@ -1,0 +1,278 @@
+/*
+A run directory read from end to end, for a report: options.json, log.jsonl, and where they are ranks.jsonl
+and incidents.jsonl. Any of it may be missing or damaged, except the log: that is told in notes, and what can
+be read is used. The memory that it takes does not grow with the length of the run.
+*/
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <ctime>
+#include <map>
+#include <string>
+#include <sys/stat.h>
+#include <utility>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/base/figures.h"
+#include "data/base/json.h"
+#include "data/report/rank_history.h"
+#include "data/report/records.h"
+#include "data/report/series.h"
+#include "data/run/run_log.h"
+
+inline std::string ranks_path(const std::string& run_dir) {
+    return run_dir + "/ranks.jsonl";
+}
+
+inline std::string incidents_path(const std::string& run_dir) {
+    return run_dir + "/incidents.jsonl";
+}
+
+// Refuses what is not the directory of a run.
+inline void check_run_log(const std::string& run_dir) {
+    struct stat status;
+    if (stat(run_dir.c_str(), &status) != 0) fail_with_errno(run_dir, "open it");
+    if (!S_ISDIR(status.st_mode))
+        fail("%s: is no folder; name the directory of a run", printable(run_dir).c_str());
+    if (!exists(log_path(run_dir)))
+        fail("%s: has no log.jsonl; name the directory of a run", printable(run_dir).c_str());
+}
+
+// Seconds since 1970 of a time as utc_time() writes it; NaN if it is none.
+inline double seconds_of(const std::string& time) {
+    struct tm parts = {};
+    double seconds = 0;
+    int read = sscanf(time.c_str(), "%d-%d-%dT%d:%d:%lf", &parts.tm_year, &parts.tm_mon, &parts.tm_mday,
+                      &parts.tm_hour, &parts.tm_min, &seconds);
+    if (read != 6) return NAN;
+    parts.tm_year -= 1900;
+    parts.tm_mon--;
+    return (double)timegm(&parts) + seconds;
+}
+
+// Whether a process of this machine holds a file locked, as a run does its log (RunLog). It is read from the
+// kernel's list: to try the lock would disturb a run that starts at this moment. By inode alone, for file
+// systems that lie over others show their own number of the device.
+inline bool is_locked(const std::string& path) {
+    struct stat status;
+    FILE* locks = stat(path.c_str(), &status) == 0 ? fopen("/proc/locks", "re") : nullptr;
+    if (!locks) return false;
+    bool found = false;
+    char line[256];
+    while (!found && fgets(line, sizeof line, locks)) {
+        unsigned long long inode = 0;
+        bool is_flock = sscanf(line, "%*d: FLOCK %*s WRITE %*d %*x:%*x:%llu", &inode) == 1;
+        found = is_flock && inode == status.st_ino;
+    }
+    fclose(locks);
+    return found;
+}
+
+enum class RunState {
+    complete,   // the last step is done
+    running,    // a process holds the log
+    recent,     // the last line is so fresh that the run may go on elsewhere
+    cut_short,  // there are steps left, and nobody works on them
+    unknown     // how many steps there should be is not known
+};
+
+class RunHistory {
+public:
+    static constexpr size_t most_rows = 200;  // of each table
+    static constexpr size_t most_samples = 24;
+    static constexpr size_t most_phases = 32;
+
+    explicit RunHistory(const std::string& run_dir) : run_dir_(run_dir) {
+        check_run_log(run_dir);
+        read_options();
+        note(read_records(log_path(run_dir), [&](const nlohmann::json& line) { add(line); }), "log.jsonl");
+        if (exists(ranks_path(run_dir))) {
+            note(read_records(ranks_path(run_dir), [&](const nlohmann::json& line) { ranks_.add(line); }),
+                 "ranks.jsonl");
+        }
+        if (exists(incidents_path(run_dir))) {
+            note(read_records(incidents_path(run_dir),
+                              [&](const nlohmann::json& line) { incidents_.add(line); }),
+                 "incidents.jsonl");
+        }
+        if (dropped_ > 0)
+            notes_.push_back("log.jsonl: " + counted(dropped_, "line") +
+                             " could never be written, for want of a disk");
+        for (const char* name : {"loss", "grad_norm", "val_loss"}) {
+            const Series& curve = series(name);
+            if (curve.not_finite() == 0) continue;
+            notes_.push_back(std::string(name) + " is not a finite number at " +
+                             counted(curve.not_finite(), "step") + ", first at step " +
+                             std::to_string(curve.without_number()[0]));
+        }
+        if (steps_back_ > 0)
+            notes_.push_back("log.jsonl: steps go back " + counted(steps_back_, "time") +
+                             "; what was measured twice is shown as one range");
+        is_locked_ = is_locked(log_path(run_dir));
+    }
+
+    const std::string& run_dir() const { return run_dir_; }
+    const nlohmann::json& options() const { return options_; }  // an object
+    const nlohmann::json& start() const { return start_; }      // of the last start; an object
+    uint64_t starts() const { return starts_; }
+    const std::vector<std::string>& notes() const { return notes_; }
+
+    // Curves by the name of their field in the log.
+    const std::map<std::string, Series>& series() const { return series_; }
+    const Series& series(const std::string& name) const {
+        static const Series none;
+        auto found = series_.find(name);
+        return found == series_.end() ? none : found->second;
+    }
+    const std::vector<std::pair<std::string, Series>>& phases() const { return phases_; }
+    const Series& waited() const { return waited_; }
+
+    // What a step is in tokens, and in seconds of training.
+    const Series& tokens() const { return series("tokens"); }
+    const Series& seconds() const { return seconds_; }
+
+    const SpreadOf<nlohmann::json>& samples() const { return samples_; }
+    const LastOf<nlohmann::json>& checkpoints() const { return checkpoints_; }
+    const LastOf<nlohmann::json>& skipped() const { return skipped_; }
+    const LastOf<nlohmann::json>& incidents() const { return incidents_; }
+    const LastOf<nlohmann::json>& evaluations() const { return evaluations_; }
+    const nlohmann::json& planned() const { return planned_; }
+    const RankHistory& ranks() const { return ranks_; }
+    const SlowRanks& slow() const { return ranks_.slow().empty() ? slow_ : ranks_.slow(); }
+    bool measures_ranks() const { return !phases_.empty() || ranks_.records() > 0; }
+
+    int64_t last_step() const { return last_step_; }
+    int64_t steps() const { return integer_in(options_, "steps"); }  // of the run; 0: not known
+    const std::string& first_time() const { return first_time_; }
+    const std::string& last_time() const { return last_time_; }
+
+    // `now`: seconds since 1970.
+    RunState state(double now) const {
+        if (is_locked_) return RunState::running;
+        if (steps() == 0) return RunState::unknown;
+        if (last_step_ >= steps()) return RunState::complete;
+        constexpr double patience = 60, some_steps = 10;
+        double step = series("ms").points() > 0 ? series("ms").last() / 1e3 : 0;
+        double age = now - seconds_of(last_time_);
+        return age < patience + some_steps * step ? RunState::recent : RunState::cut_short;
+    }
+
+private:
+    void read_options() {
+        constexpr uint64_t most = 1 << 20;
+        const std::string path = run_dir_ + "/options.json";
+        options_ = nlohmann::json::object();
+        if (!exists(path)) {
+            notes_.push_back("options.json: is missing, so neither the model nor the length of the run is "
+                             "known");
+            return;
+        }
+        std::string error;
+        note_error(error, [&] {
+            nlohmann::json options =
+                parse_json(read_whole(path, most, "that is no file of options"), "options.json");
+            if (options.is_object()) options_ = std::move(options);
+        });
+        if (!error.empty()) notes_.push_back(error);
+    }
+
+    void note(const Reading& reading, const char* name) {
+        for (std::string& note : reading.notes(name)) notes_.push_back(std::move(note));
+        if (reading.records == 0) notes_.push_back(std::string(name) + ": holds no record yet");
+    }
+
+    void add(const nlohmann::json& line) {
+        int64_t step = integer_in(line, "step");
+        steps_back_ += step < last_step_ && line.contains("loss");
+        if (std::string time = text_in(line, "time"); !time.empty()) {
+            if (first_time_.empty()) first_time_ = time;
+            last_time_ = time;
+        }
+        if (line.contains("start")) add_start(object_in(line, "start"));
+        if (line.contains("timings")) add_timings(step, object_in(line, "timings"));
+        if (line.contains("sample")) samples_.add(line);
+        if (line.contains("checkpoint") || line.contains("weights")) checkpoints_.add(line);
+        if (line.contains("eval")) evaluations_.add(line);
+        if (line.contains("planned_ms")) planned_ = line;
+        dropped_ += (uint64_t)std::max<int64_t>(integer_in(line, "dropped_lines"), 0);
+        slow_.add(line);
+        bool is_skipped = line.value("skipped", nlohmann::json()) == true;
+        if (is_skipped) skipped_.add(line);
+        if (line.contains("loss")) add_step(step, line, is_skipped);
+        if (line.contains("val_loss")) series_["val_loss"].add(step, number_in(line, "val_loss"));
+        if (line.contains("loss") || is_skipped) last_step_ = step;
+    }
+
+    void add_start(const nlohmann::json& start) {
+        start_ = start;
+        starts_++;
+        if (first_time_.empty()) first_time_ = text_in(start, "time");
+        if (std::string time = text_in(start, "time"); !time.empty()) last_time_ = time;
+    }
+
+    void add_step(int64_t step, const nlohmann::json& line, bool is_skipped) {
+        for (const char* name :
+             {"loss", "grad_norm", "lr", "tokens", "tokens_per_s", "mfu", "gemm_share", "ms", "sent_bytes"}) {
+            auto value = line.find(name);
+            // Null says of a share that nothing is known to measure by, and of the rest that it is a NaN.
+            bool is_share = std::string_view(name) == "mfu" || std::string_view(name) == "gemm_share";
+            bool missing = value == line.end() || (value->is_null() && (is_share || is_skipped));
+            if (!missing) series_[name].add(step, number_of(*value));
+        }
+        double ms = number_in(line, "ms");
+        if (std::isfinite(ms)) trained_ += ms / 1e3;
+        seconds_.add(step, trained_);
+    }
+
+    void add_timings(int64_t step, const nlohmann::json& timings) {
+        const nlohmann::json& ms = object_in(timings, "ms");
+        for (const char* phase : phases_of_a_step) add_range(step, phase, array_in(ms, phase));
+        for (const auto& [phase, range] : ms.items()) {
+            if (!is_phase_of_a_step(phase)) add_range(step, phase, range);
+        }
+        const nlohmann::json& waited = array_in(timings, "waited");
+        if (waited.size() >= 3)
+            waited_.add(step, number_of(waited[0]), number_of(waited[1]), number_of(waited[2]),
+                        rank_in(waited));
+    }
+
+    void add_range(int64_t step, const std::string& phase, const nlohmann::json& range) {
+        if (!range.is_array() || range.size() < 3) return;
+        auto found = std::find_if(phases_.begin(), phases_.end(),
+                                  [&](const auto& known) { return known.first == phase; });
+        if (found == phases_.end()) {
+            if (phases_.size() >= most_phases) return;
+            found = phases_.insert(phases_.end(), {phase, Series()});
+        }
+        found->second.add(step, number_of(range[0]), number_of(range[1]), number_of(range[2]),
+                          rank_in(range));
+    }
+
+    static int rank_in(const nlohmann::json& range) {
+        return range.size() > 3 && range[3].is_number() ? (int)number_of(range[3]) : -1;
+    }
+
+    std::string run_dir_;
+    nlohmann::json options_, start_ = nlohmann::json::object(), planned_;
+    std::vector<std::string> notes_;
+    std::map<std::string, Series> series_;
+    std::vector<std::pair<std::string, Series>> phases_;
+    Series waited_, seconds_;
+    double trained_ = 0;  // seconds
+    SpreadOf<nlohmann::json> samples_{most_samples};
+    LastOf<nlohmann::json> checkpoints_{most_rows}, skipped_{most_rows}, incidents_{most_rows},
+        evaluations_{most_rows};
+    SlowRanks slow_;
+    RankHistory ranks_;
+    uint64_t starts_ = 0, steps_back_ = 0, dropped_ = 0;
+    int64_t last_step_ = 0;
+    std::string first_time_, last_time_;
+    bool is_locked_ = false;
+};

@@ -1,0 +1,286 @@
+/*
+The numbers of a run for other programs, every step of them: a table as CSV, and event files for TensorBoard.
+Nothing is thinned, and nothing is held in memory but the step that is being read.
+*/
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/base/file.h"
+#include "data/options/values.h"
+#include "data/report/records.h"
+#include "data/report/run_history.h"
+#include "data/run/run_log.h"
+
+// ----------------------------------------------------------------------------
+// numbers of a line of the log
+
+// What lines tell that is about one moment, and no curve.
+inline bool is_curve(std::string_view field) {
+    constexpr std::string_view others[] = {"step", "bytes", "stall_ms", "write_ms", "dropped_lines"};
+    return std::find(std::begin(others), std::end(others), field) == std::end(others);
+}
+
+// Gives take() the group, the name and the value of every number; a loss or norm that is null was a NaN.
+template <typename Take>
+void take_scalars(const nlohmann::json& line, Take&& take) {
+    for (const auto& [name, value] : line.items()) {
+        bool was_nan = value.is_null() && (name == "loss" || name == "val_loss" || name == "grad_norm");
+        if (value.is_number() ? is_curve(name) : was_nan) take("", name, number_of(value));
+        if (name == "skipped" && value == true) take("", name, 1.0);
+    }
+    const nlohmann::json& timings = object_in(line, "timings");
+    const char* parts[] = {"min", "median", "max", "rank"};
+    auto take_range = [&](const std::string& name, const nlohmann::json& range) {
+        for (size_t i = 0; range.is_array() && i < std::min<size_t>(range.size(), std::size(parts)); i++)
+            take("timings", name + "_" + parts[i], number_of(range[i]));
+    };
+    for (const auto& [phase, range] : object_in(timings, "ms").items()) take_range(phase + "_ms", range);
+    take_range("waited", array_in(timings, "waited"));
+}
+
+// A file that is written in large pieces.
+class Output {
+public:
+    explicit Output(const std::string& path) : file_(path) {}
+
+    void add(std::string_view bytes) {
+        waiting_.append(bytes);
+        if (waiting_.size() >= piece) flush();
+    }
+
+    void commit() {
+        flush();
+        file_.commit();
+    }
+
+private:
+    static constexpr size_t piece = 1 << 20;
+
+    void flush() {
+        file_.write(waiting_.data(), waiting_.size());
+        waiting_.clear();
+    }
+
+    NewFile file_;
+    std::string waiting_;
+};
+
+// ----------------------------------------------------------------------------
+// CSV
+
+inline std::string csv_field(const std::string& field) {
+    if (field.find_first_of(",\"\r\n") == field.npos) return field;
+    std::string quoted = "\"";
+    for (char c : field) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+    return quoted + "\"";
+}
+
+inline std::string csv_number(double value) {
+    return std::isnan(value) ? "nan" : std::isinf(value) ? (value > 0 ? "inf" : "-inf") : number_text(value);
+}
+
+// One row for each step of each run, which lines of the log about the same step share. The columns that come
+// behind the usual ones are those that the logs have.
+inline void write_csv(const std::vector<std::string>& runs, const std::string& path) {
+    std::vector<std::string> columns = {"loss",         "val_loss", "grad_norm",  "lr", "tokens",
+                                        "tokens_per_s", "mfu",      "gemm_share", "ms"};
+    std::map<std::string, size_t> places;
+    for (size_t i = 0; i < columns.size(); i++) places[columns[i]] = i;
+    for (const std::string& run : runs) {
+        read_records(log_path(run), [&](const nlohmann::json& line) {
+            take_scalars(line, [&](const char*, const std::string& name, double) {
+                if (places.try_emplace(name, columns.size()).second) columns.push_back(name);
+            });
+        });
+    }
+    Output file(path);
+    std::string head = "run,step,time";
+    for (const std::string& column : columns) head += "," + csv_field(column);
+    file.add(head + "\n");
+    for (const std::string& run : runs) {
+        std::vector<std::string> row(columns.size());
+        std::string step, time;
+        bool has_row = false;
+        auto end_row = [&] {
+            if (!has_row) return;
+            std::string line = csv_field(run) + "," + step + "," + csv_field(time);
+            for (std::string& field : row) {
+                line += "," + field;
+                field.clear();
+            }
+            file.add(line + "\n");
+            time.clear();
+            has_row = false;
+        };
+        read_records(log_path(run), [&](const nlohmann::json& line) {
+            std::string of = std::to_string(integer_in(line, "step"));
+            if (of != step) end_row();
+            step = of;
+            take_scalars(line, [&](const char*, const std::string& name, double value) {
+                auto place = places.find(name);
+                if (place == places.end()) return;  // the run wrote it after the columns were chosen
+                row[place->second] = csv_number(value);
+                has_row = true;
+            });
+            if (has_row && line.contains("time")) time = text_in(line, "time");
+        });
+        end_row();
+    }
+    file.commit();
+}
+
+// ----------------------------------------------------------------------------
+// TensorBoard: records of the form of TFRecord, each an Event of protocol buffers
+
+// CRC-32C (Castagnoli), bit-reversed polynomial 0x82f63b78.
+inline uint32_t crc32c(std::string_view bytes) {
+    static const std::array<uint32_t, 256> table = [] {
+        std::array<uint32_t, 256> made{};
+        for (uint32_t i = 0; i < 256; i++) {
+            made[i] = i;
+            for (int bit = 0; bit < 8; bit++) made[i] = made[i] >> 1 ^ (made[i] & 1 ? 0x82f63b78 : 0);
+        }
+        return made;
+    }();
+    uint32_t crc = ~0u;
+    for (char c : bytes) crc = crc >> 8 ^ table[(crc ^ (uint8_t)c) & 0xff];
+    return ~crc;
+}
+
+// Rotated and added to, as TFRecord has it, so that a checksum of checksums is none that is known.
+inline uint32_t masked_crc32c(std::string_view bytes) {
+    uint32_t crc = crc32c(bytes);
+    return (crc >> 15 | crc << 17) + 0xa282ead8;
+}
+
+// An integer of so many bytes, the lowest first.
+template <typename Integer>
+std::string little_endian(Integer value) {
+    std::string bytes;
+    for (size_t i = 0; i < sizeof value; i++) bytes += (char)(uint8_t)((uint64_t)value >> 8 * i);
+    return bytes;
+}
+
+// length, its checksum, the record, its checksum
+inline std::string tf_record(const std::string& record) {
+    std::string length = little_endian((uint64_t)record.size());
+    return length + little_endian(masked_crc32c(length)) + record + little_endian(masked_crc32c(record));
+}
+
+// A message of protocol buffers: fields one after another, each behind its number and its wire type.
+class ProtoMessage {
+public:
+    void integer(int field, uint64_t value) {
+        varint((uint64_t)field << 3 | 0);
+        varint(value);
+    }
+    void real(int field, double value) {
+        varint((uint64_t)field << 3 | 1);
+        bytes_ += little_endian(std::bit_cast<uint64_t>(value));
+    }
+    void text(int field, std::string_view value) {
+        varint((uint64_t)field << 3 | 2);
+        varint(value.size());
+        bytes_ += value;
+    }
+    void real(int field, float value) {
+        varint((uint64_t)field << 3 | 5);
+        bytes_ += little_endian(std::bit_cast<uint32_t>(value));
+    }
+    void message(int field, const ProtoMessage& value) { text(field, value.bytes_); }
+
+    const std::string& bytes() const { return bytes_; }
+    bool empty() const { return bytes_.empty(); }
+
+private:
+    void varint(uint64_t value) {
+        for (; value >= 0x80; value >>= 7) bytes_ += (char)(uint8_t)(value | 0x80);
+        bytes_ += (char)(uint8_t)value;
+    }
+
+    std::string bytes_;
+};
+
+// Numbers of fields in TensorFlow's event.proto, summary.proto and tensor.proto.
+namespace event_fields {
+constexpr int wall_time = 1, step = 2, file_version = 3, summary = 5;           // Event
+constexpr int value = 1;                                                        // Summary
+constexpr int tag = 1, simple_value = 2, tensor = 8, metadata = 9;              // Summary.Value
+constexpr int plugin_data = 1, plugin_name = 1;                                 // SummaryMetadata
+constexpr int dtype = 1, tensor_shape = 2, dim = 2, dim_size = 1, strings = 8;  // TensorProto
+constexpr int dtype_string = 7;
+}  // namespace event_fields
+
+inline ProtoMessage scalar_value(const std::string& tag, double value) {
+    ProtoMessage message;
+    message.text(event_fields::tag, tag);
+    message.real(event_fields::simple_value, (float)value);
+    return message;
+}
+
+// As the text plugin shows it, which takes it for Markdown: four blanks make it as it stands.
+inline ProtoMessage text_value(const std::string& tag, const std::string& words) {
+    using namespace event_fields;
+    std::string indented = "    ";
+    for (char c : words) indented += c == '\n' ? std::string("\n    ") : std::string(1, c);
+    ProtoMessage plugin, about, size, shape, values, message;
+    plugin.text(plugin_name, "text");
+    about.message(plugin_data, plugin);
+    size.integer(dim_size, 1);
+    shape.message(dim, size);
+    values.integer(dtype, dtype_string);
+    values.message(tensor_shape, shape);
+    values.text(strings, indented);
+    message.text(event_fields::tag, tag);
+    message.message(tensor, values);
+    message.message(metadata, about);
+    return message;
+}
+
+// One event for each line of the log that has numbers, or a sample.
+inline void write_events(const std::string& run, const std::string& path) {
+    Output file(path);
+    double time = 0;
+    auto add = [&](const ProtoMessage& content) {
+        ProtoMessage event;
+        event.real(event_fields::wall_time, time);
+        file.add(tf_record(event.bytes() + content.bytes()));
+    };
+    bool begun = false;
+    auto begin = [&] {
+        ProtoMessage version;
+        version.text(event_fields::file_version, "brain.Event:2");
+        if (!begun) add(version);
+        begun = true;
+    };
+    read_records(log_path(run), [&](const nlohmann::json& line) {
+        std::string told = text_in(line, "time");
+        if (told.empty()) told = text_in(object_in(line, "start"), "time");
+        if (double seconds = seconds_of(told); std::isfinite(seconds)) time = seconds;
+        begin();
+        ProtoMessage summary, content;
+        take_scalars(line, [&](const std::string& group, const std::string& name, double value) {
+            summary.message(event_fields::value,
+                            scalar_value(group.empty() ? name : group + "/" + name, value));
+        });
+        if (line.contains("sample"))
+            summary.message(event_fields::value, text_value("sample", text_in(line, "sample")));
+        if (summary.empty()) return;
+        content.integer(event_fields::step, (uint64_t)integer_in(line, "step"));
+        content.message(event_fields::summary, summary);
+        add(content);
+    });
+    begin();
+    file.commit();
+}
