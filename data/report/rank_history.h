@@ -29,7 +29,7 @@ inline bool is_phase_of_a_step(std::string_view name) {
 }
 
 // A rank that was slower than its peers in a phase, as the run itself judged it after some intervals.
-struct SlowRank {
+struct SlowRankHistory {
     int64_t count = 0, first_step = 0, last_step = 0;
     double last_ratio = NAN, worst_ratio = 0;  // to the median of its peers
     std::string host;
@@ -46,7 +46,7 @@ public:
             if (!item.is_object()) continue;
             std::pair<int64_t, std::string> key = {integer_in(item, "rank", -1), text_in(item, "phase")};
             if (key.first < 0 || (ranks_.size() >= most && !ranks_.contains(key))) continue;
-            SlowRank& rank = ranks_[key];
+            SlowRankHistory& rank = ranks_[key];
             double ratio = number_in(item, "ratio");
             if (rank.count++ == 0) rank.first_step = step;
             rank.last_step = step;
@@ -59,14 +59,14 @@ public:
     bool empty() const { return ranks_.empty(); }
 
     // By rank and phase.
-    const std::map<std::pair<int64_t, std::string>, SlowRank>& ranks() const { return ranks_; }
+    const std::map<std::pair<int64_t, std::string>, SlowRankHistory>& ranks() const { return ranks_; }
 
 private:
-    std::map<std::pair<int64_t, std::string>, SlowRank> ranks_;
+    std::map<std::pair<int64_t, std::string>, SlowRankHistory> ranks_;
 };
 
 // Milliseconds of a step by phase, a number for each rank, in the order of the file.
-using RankTimes = std::vector<std::pair<std::string, std::vector<double>>>;
+using PhaseMeans = std::vector<std::pair<std::string, std::vector<double>>>;
 
 class RankHistory {
 public:
@@ -81,11 +81,11 @@ public:
     // The newest interval: the last step of it, and how many it had.
     int64_t step() const { return step_; }
     int64_t steps() const { return steps_; }
-    const RankTimes& last() const { return last_; }
+    const PhaseMeans& last() const { return last_; }
 
     // The mean over all intervals since the number of ranks was last another.
-    RankTimes mean() const {
-        RankTimes result = sums_;
+    PhaseMeans mean() const {
+        PhaseMeans result = sums_;
         for (auto& [phase, times] : result) {
             for (double& time : times) time /= (double)std::max<int64_t>(summed_steps_, 1);
         }
@@ -130,7 +130,7 @@ private:
 
     // Phases that do not have a number for each rank, as the first one has, are left out.
     void add_times(const nlohmann::json& record) {
-        RankTimes times;
+        PhaseMeans times;
         auto take = [&](const std::string& phase, const nlohmann::json& of_ranks) {
             bool fits = of_ranks.is_array() && !of_ranks.empty() &&
                         (times.empty() || of_ranks.size() == times[0].second.size());
@@ -164,7 +164,7 @@ private:
     std::vector<std::vector<int64_t>> places_;
     uint64_t records_ = 0;
     int64_t step_ = 0, steps_ = 0, summed_steps_ = 0;
-    RankTimes last_, sums_;
+    PhaseMeans last_, sums_;
     SlowRanks slow_;
     nlohmann::json pipeline_, health_;
 };

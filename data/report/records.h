@@ -158,7 +158,7 @@ inline const nlohmann::json& object_in(const nlohmann::json& record, const char*
 }
 
 // A number for a page: seven digits, and null where it is none.
-inline nlohmann::ordered_json short_number(double value) {
+inline nlohmann::ordered_json number_or_null(double value) {
     if (!std::isfinite(value)) return nullptr;
     if (value == std::floor(value) && std::abs(value) < 9e15) return (int64_t)value;
     return std::stod(text("%.7g", value));

@@ -22,6 +22,7 @@ nothing that is not about drawing.
 #include "data/options/rules.h"
 #include "data/options/values.h"
 #include "data/report/run_history.h"
+#include "data/run/rank_times.h"  // median_of
 
 using OrderedJson = nlohmann::ordered_json;
 
@@ -34,9 +35,9 @@ inline OrderedJson curve_json(const Series& series) {
     bool ranges = false, named = false;
     for (const Series::Bucket& bucket : series.buckets()) {
         x.push_back(bucket.first);
-        mid.push_back(short_number(bucket.mean()));
-        lo.push_back(short_number(bucket.low));
-        hi.push_back(short_number(bucket.high));
+        mid.push_back(number_or_null(bucket.mean()));
+        lo.push_back(number_or_null(bucket.low));
+        hi.push_back(number_or_null(bucket.high));
         who.push_back(bucket.who);
         ranges = ranges || bucket.low != bucket.high;
         named = named || bucket.who >= 0;
@@ -56,22 +57,19 @@ inline OrderedJson clock_json(const Series& series) {
     OrderedJson x = OrderedJson::array(), y = x;
     for (const Series::Bucket& bucket : series.buckets()) {
         x.push_back(bucket.first);
-        y.push_back(short_number(bucket.low));
+        y.push_back(number_or_null(bucket.low));
     }
     return {{"x", x}, {"y", y}};
 }
 
-inline double median_of(std::vector<double> values) {
+inline double median_of_known(std::vector<double> values) {
     std::erase_if(values, [](double value) { return !std::isfinite(value); });
-    if (values.empty()) return NAN;
-    auto middle = values.begin() + (int64_t)(values.size() / 2);
-    std::nth_element(values.begin(), middle, values.end());
-    return *middle;
+    return values.empty() ? NAN : median_of(std::move(values));
 }
 
 // Ranks by phase, each cell the greatest of its ranks and the rank that it is of. `told`: ranks that cells
 // name.
-inline OrderedJson cells_json(const RankTimes& times, size_t per_cell, std::set<size_t>& told) {
+inline OrderedJson cells_json(const PhaseMeans& times, size_t per_cell, std::set<size_t>& told) {
     OrderedJson phases = OrderedJson::array();
     for (const auto& [phase, of_ranks] : times) {
         OrderedJson ms = OrderedJson::array(), ranks = ms;
@@ -80,12 +78,14 @@ inline OrderedJson cells_json(const RankTimes& times, size_t per_cell, std::set<
             for (size_t rank = begin; rank < std::min(begin + per_cell, of_ranks.size()); rank++) {
                 if (of_ranks[rank] > of_ranks[most] || std::isnan(of_ranks[most])) most = rank;
             }
-            ms.push_back(short_number(of_ranks[most]));
+            ms.push_back(number_or_null(of_ranks[most]));
             ranks.push_back(most);
             told.insert(most);
         }
-        phases.push_back(
-            {{"name", phase}, {"median", short_number(median_of(of_ranks))}, {"ms", ms}, {"rank", ranks}});
+        phases.push_back({{"name", phase},
+                          {"median", number_or_null(median_of_known(of_ranks))},
+                          {"ms", ms},
+                          {"rank", ranks}});
     }
     return phases;
 }
@@ -118,8 +118,8 @@ inline OrderedJson slow_json(const RunHistory& run) {
         list.push_back({{"rank", key.first},
                         {"host", host},
                         {"phase", key.second},
-                        {"ratio", short_number(slow.last_ratio)},
-                        {"worst", short_number(slow.worst_ratio)},
+                        {"ratio", number_or_null(slow.last_ratio)},
+                        {"worst", number_or_null(slow.worst_ratio)},
                         {"count", slow.count},
                         {"first", slow.first_step},
                         {"last", slow.last_step}});
@@ -142,8 +142,8 @@ inline OrderedJson passes_json(const nlohmann::json& stages, size_t& room) {
             if (!whole) continue;
             room--;
             passes.push_back({pass[0].get<std::string>(), (int64_t)number_of(pass[1]),
-                              (int64_t)number_of(pass[2]), short_number(number_of(pass[3])),
-                              short_number(number_of(pass[4]))});
+                              (int64_t)number_of(pass[2]), number_or_null(number_of(pass[3])),
+                              number_or_null(number_of(pass[4]))});
         }
         if (stage.is_object()) result.push_back({{"stage", integer_in(stage, "stage")}, {"passes", passes}});
     }
@@ -157,8 +157,8 @@ inline OrderedJson pipeline_json(const RankHistory& history) {
     return {{"step", history.pipeline_step()},
             {"measured", passes_json(array_in(pipeline, "measured"), room)},
             {"ideal", passes_json(array_in(pipeline, "ideal"), room)},
-            {"measured_idle", short_number(number_in(pipeline, "measured_idle"))},
-            {"ideal_idle", short_number(number_in(pipeline, "ideal_idle"))}};
+            {"measured_idle", number_or_null(number_in(pipeline, "measured_idle"))},
+            {"ideal_idle", number_or_null(number_in(pipeline, "ideal_idle"))}};
 }
 
 // One sentence for each device about which there is something to tell.
@@ -169,7 +169,7 @@ inline OrderedJson health_json(const RankHistory& history) {
     for (const nlohmann::json& device : history.health()) {
         if (device.is_object()) clocks.push_back(number_in(device, "sm_clock_mhz"));
     }
-    double usual = median_of(clocks);
+    double usual = median_of_known(clocks);
     for (const nlohmann::json& device : history.health()) {
         if (!device.is_object() || words.size() >= most) continue;
         std::string told;

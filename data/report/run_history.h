@@ -27,10 +27,6 @@ be read is used. The memory that it takes does not grow with the length of the r
 #include "data/report/series.h"
 #include "data/run/run_log.h"
 
-inline std::string ranks_path(const std::string& run_dir) {
-    return run_dir + "/ranks.jsonl";
-}
-
 inline std::string incidents_path(const std::string& run_dir) {
     return run_dir + "/incidents.jsonl";
 }
