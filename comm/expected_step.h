@@ -32,7 +32,7 @@ inline Machine expected_machine(const Options& o, const World& world) {
 // The planner knows such runs.
 inline bool is_expected(const Options& o) {
     bool knows_fp8 = o.matmul_dtype != MatmulDtype::fp8 || o.tp * o.pp == 1;
-    return o.optimizer == OptimizerKind::adamw && o.offload == Offload::none && knows_fp8 &&
+    return o.optimizer != OptimizerKind::muon && o.offload == Offload::none && knows_fp8 &&
            o.batch_ramp.empty() && o.throttle_link == 0;
 }
 
@@ -42,9 +42,9 @@ inline void choose_cut(Options& o, const Machine& machine, int processes) {
         fail("--tp auto: --machine is missing, and the device here is not a card that is known; measure it "
              "with train_gpt plan --measure, or give --tp and --pp");
     if (!is_expected(o))
-        fail(
-            "--tp auto: plans know AdamW on the device, without --batch-ramp and --throttle-link, and fp8 on "
-            "whole layers; give --tp and --pp");
+        fail("--tp auto: plans know AdamW and LAMB on the device, without --batch-ramp and --throttle-link, "
+             "and "
+             "fp8 on whole layers; give --tp and --pp");
     if (o.global_batch == 0) fail("--tp auto: --global-batch is missing; give the tokens of a step");
     if (o.global_batch % o.sequence_length)
         fail("--global-batch %lld: not a multiple of --sequence-length %d; give one", o.global_batch,

@@ -136,6 +136,7 @@ struct Machine {
     double attention_forward = 0, attention_backward = 0;  // FLOP/s of the inner loops with heads of 128
     double half_sums = 90;   // terms of a sum in whose time the first operands of a product arrive: fitted
     double launch = 2.5e-6;  // seconds from one kernel to the next: fitted
+    bool measured = false;   // by --measure, on such devices
 
     void set_products(double rate, const AttentionShare& attention) {
         products = rate;

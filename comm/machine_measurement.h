@@ -162,6 +162,7 @@ inline Machine measured_machine(const World& world) {
     ComputeStream own;
     cudaStream_t stream = own.stream;
     Machine machine = {};
+    machine.measured = true;
     Stopwatch watch(world, stream);
     int nodes = world.size() / world.local_size();
     Mesh mesh(world, {.tp = world.local_size(), .pp = 1, .dp = nodes, .shard = nodes}, stream);

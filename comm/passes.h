@@ -3,19 +3,22 @@ The passes of a training step over memory: a row for each launch, with the bytes
 each tensor as often as the kernel goes over it, and its FLOPs. Sizes of any model can be counted so, without
 a device; on the simulated device a test compares the rows with what kernels really read and write.
 
-The rows follow train_gpt.cu, from the embedding to the optimizer, which is AdamW. Communication is not among
-them, and neither are single numbers. Those of fp8 are of products that are made at once, as they are without
+The rows follow train_gpt.cu, from the embedding to the optimizer. Communication is not among them, and
+neither are single numbers. Those of fp8 are of products that are made at once, as they are without
 tensor ranks, and of weights' gradients that are made right behind those of inputs.
 */
 #pragma once
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/activations.h"      // Workload
 #include "comm/gpt_activations.h"  // gelu_is_fused
 #include "comm/stage.h"            // Dims, Stage
+#include "comm/zero_arrays.h"      // ZeroSettings
+#include "data/base/added_rows.h"  // with_added
 #include "data/options/model_config.h"
 #include "data/run/meter.h"        // mean_keys
 #include "kernels/embedding.cuh"   // sum_rows_launches
@@ -40,6 +43,7 @@ enum class StepPart {
     stream,          // for the next stage
     head_forward,    // the last norm
     head_backward,   // with the classifier, which makes both passes at once
+    prepare,         // of the optimizer, before all ranks know the norms of weights and updates
     optimizer
 };
 
@@ -75,7 +79,7 @@ public:
 
     // parameters: those that this rank's optimizer steps.
     StepPasses(const ModelConfig& config, const Workload& workload, const Stage& stage, int micro_batches,
-               double parameters, bool keeps_master)
+               double parameters, const ZeroSettings& settings)
         : c_(config),
           w_(workload),
           d_(config, stage.layout().mesh.tp, workload.B, workload.T),
@@ -96,7 +100,8 @@ public:
             mark(StepPart::stream);
         }
         if (stage.has_head()) head();
-        optimizer(parameters, keeps_master, (int)stage.units().units.size());
+        optimizer(parameters, settings, (int)stage.units().units.size());
+        rows = with_added(std::move(rows));
     }
 
 private:
@@ -412,12 +417,20 @@ private:
 
     // ---- optimizer
 
-    void optimizer(double parameters, bool keeps_master, int units) {
+    // An optimizer that takes norms has a pass that makes updates of gradients, and then one that steps by
+    // them. Slots are read and written by the first.
+    void optimizer(double parameters, const ZeroSettings& settings, int units) {
+        double weights = settings.keep_master ? 4 : e, stepped = e + (settings.keep_master ? 4 : 0),
+               slots = 4.0 * (double)settings.slots.size();
         add(nullptr, 1, 0, 4 * parameters);
         add("sums_of_squares", 1, 4 * parameters, 0, 2);
         add("clip_scale", 1, 8, 8);
-        double weights = keeps_master ? 4 : e;
-        add("optimizer_pass", 1, (4 + 8 + weights) * parameters,
-            (8 + e + (keeps_master ? 4 : 0)) * parameters, units);
+        if (settings.takes_norms) {
+            add("optimizer_pass", 1, (4 + weights + slots) * parameters, (4 + slots) * parameters, units);
+            add("sums_of_squares", 1, (4 + weights) * parameters, 0, 4 * units);
+            mark(StepPart::prepare);
+            slots = 0;
+        }
+        add("optimizer_pass", 1, (4 + weights + slots) * parameters, (stepped + slots) * parameters, units);
     }
 };

@@ -255,6 +255,7 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
         {"messages", nlohmann::ordered_json::array()}};
     for (const PlannedMessage& one : planner.messages(cut)) {
         json["messages"].push_back({{"what", one.what},
+                                    {"numbers", one.numbers},
                                     {"ranks", one.group.ranks},
                                     {"nodes", one.group.nodes(machine)},
                                     {"bytes", one.bytes},
@@ -276,6 +277,8 @@ inline nlohmann::ordered_json plan_to_json(Planner& planner, const PlanLine& lin
                                    {"parameters", parameter_count(line.options)},
                                    {"gpus", line.command.gpus},
                                    {"machine", machine_to_json(machine)},
+                                   {"global_batch", line.options.global_batch},
+                                   {"notes", line.notes},
                                    {"layouts", layouts}};
     if (line.command.tokens > 0) {
         json["tokens"] = line.command.tokens;
@@ -347,7 +350,11 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
              command.gpus, machine.node, human(machine.products).c_str(), human(machine.flops).c_str(),
              size_text((size_t)machine.memory).c_str(), human(machine.streams).c_str(),
              human(machine.links).c_str(), human(machine.network).c_str()));
-    say("", "All figures are simulated with rates that are expected of such devices; none is measured.");
+    say("", machine.measured ? text("All figures are simulated, with rates that --measure wrote to %s.",
+                                    command.machine.c_str())
+                             : "All figures are simulated with rates that are expected of such devices; none "
+                               "is measured.");
+    for (const std::string& note : line.notes) say("note", note);
     result += "\n" + plan_table(planner, figures) + "\n";
     if (figures.size() > 1) say("runner-up", why_lost(best, figures[1]));
     say("layout",
@@ -365,8 +372,8 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
     const char* head = "messages";
     for (const PlannedMessage& one : planner.messages(cut)) {
         int nodes = one.group.crosses_nodes(machine) ? one.group.nodes(machine) : 1;
-        say(head, text("%s: %s in %.3g ms, between %d ranks %s", one.what,
-                       size_text((size_t)one.bytes).c_str(), 1e3 * one.seconds, one.group.ranks,
+        say(head, text("%s: %s of %s in %.3g ms, between %d ranks %s", one.what,
+                       size_text((size_t)one.bytes).c_str(), one.numbers, 1e3 * one.seconds, one.group.ranks,
                        nodes == 1 ? "of a node" : text("in %d nodes", nodes).c_str()));
         head = "";
     }
@@ -409,7 +416,8 @@ inline PlanTask plan_task(const PlanLine& line, const Machine& machine) {
             .keeps_zero = given("--zero"),
             .keeps_shard = given("--shard-group") && line.command.shard_group > 0,
             .keeps_micro_batch = given("--micro-batch"),
-            .keeps_recompute = line.command.recompute != Recompute::automatic};
+            .keeps_recompute = line.command.recompute != Recompute::automatic,
+            .exposed = line.command.exposed};
 }
 
 // The layout of the command line, as `train` would complete it.
@@ -435,16 +443,25 @@ inline PlannedCut given_cut(Planner& planner, const PlanLine& line) {
             "the layout out",
             line.options.model.c_str(), line.options.global_batch / line.options.sequence_length);
     }
+    // Twice as many until that is enough, and then the fewest between: more devices never need more memory.
     std::string nearest;
     constexpr int most = 1 << 20;
-    for (PlanTask larger = task; nearest.empty() && larger.devices <= most / 2;) {
-        larger.devices *= 2;
+    auto is_enough = [&](int devices) {
+        PlanTask larger = task;
+        larger.devices = devices;
         Planner other(larger);
         PlannedStep smallest = other.smallest();
-        if (smallest.memory.empty() || other.total(smallest.memory) > other.available()) continue;
+        if (smallest.memory.empty() || other.total(smallest.memory) > other.available()) return false;
         const PlannedCut& cut = smallest.cut;
         nearest = text("%d devices are enough (--tp %d --pp %d --zero %d --micro-batch %d --recompute %s)",
-                       larger.devices, cut.tp, cut.pp, cut.zero, cut.micro_batch, name_of(cut.recompute));
+                       devices, cut.tp, cut.pp, cut.zero, cut.micro_batch, name_of(cut.recompute));
+        return true;
+    };
+    int too_few = task.devices, enough = 2 * too_few;
+    while (enough <= most && !is_enough(enough)) too_few = enough, enough *= 2;
+    while (!nearest.empty() && enough - too_few > 1) {
+        int middle = too_few + (enough - too_few) / 2;
+        (is_enough(middle) ? enough : too_few) = middle;
     }
     fail("plan: %s does not fit on %d devices: the layout that takes least, --tp %d --pp %d --zero %d, needs "
          "%s on each and there are %s; %s",
@@ -466,6 +483,8 @@ inline Machine planned_machine(const std::string& name) {
 inline std::string plan(const PlanLine& line) {
     constexpr int rows = 5;  // of the table
     const Machine machine = planned_machine(line.command.machine);
+    if (line.options.optimizer == OptimizerKind::muon)
+        fail("--optimizer muon: plans know adamw and lamb; give one of them");
     if (is_given("--pp-schedule", line.given)) check_pipeline_options(line.options);
     const PlanTask task = plan_task(line, machine);
     Planner planner(task);

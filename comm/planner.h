@@ -55,6 +55,15 @@ struct PlanTask {
     // The layout's options that hold; the others are searched for.
     bool keeps_tp = false, keeps_pp = false, keeps_schedule = false, keeps_chunks = false, keeps_zero = false,
          keeps_shard = false, keeps_micro_batch = false, keeps_recompute = false;
+    Exposed exposed = Exposed::none;
+
+    Overlap overlap() const {
+        Overlap overlap = options.overlap;
+        if (exposed == Exposed::tensor) overlap.tensor = false;
+        if (exposed == Exposed::pipeline) overlap.pipeline = false;
+        if (exposed == Exposed::data) overlap.data = false;
+        return overlap;
+    }
 };
 
 // The time of a step in parts, in seconds: those of work are of the stage that has most to do.
@@ -69,6 +78,7 @@ struct StepParts {
 // A message that the ranks of a group send each other again and again.
 struct PlannedMessage {
     const char* what;
+    const char* numbers;  // that travel
     RankGroup group;
     double bytes, seconds;  // each time
 };
@@ -218,9 +228,10 @@ public:
                               .parameters = parameters(cut),
                               .zero = cut.zero,
                               .prefetch = task_.options.prefetch,
-                              .overlap = task_.options.overlap,
+                              .overlap = task_.overlap(),
                               .stream_bytes = stream,
-                              .number_bytes = number_bytes_},
+                              .number_bytes = number_bytes_,
+                              .norm_bytes = norm_bytes(cut)},
                              taken);
     }
 
@@ -269,7 +280,7 @@ public:
         parts.bubble = std::max(0.0, none.seconds - busy - none.optimizer);
         Options o = options_of(cut);
         StepPasses passes(o, workload(cut), Stage(o, {.mesh = {.tp = cut.tp}}, {}, true), 1, 0,
-                          number_bytes_ == 2);
+                          zero_settings(o, number_bytes_));
         StepTime kinds = predicted_time(machine_, o.head_size, passes.rows);
         parts.products = busy * kinds.products / kinds.all();
         parts.attention = busy * kinds.attention / kinds.all();
@@ -289,17 +300,19 @@ public:
         double block = (double)parameters(cut).unit_size(1), part = block / cut.shard;
         RankGroup tensor = {cut.tp, 1}, shard = {cut.shard, cut.tp},
                   replica = {cut.dp / cut.shard, cut.tp * cut.shard}, stages = {2, cut.tp * cut.dp};
-        auto gather = [&](const char* what, const RankGroup& group, double bytes) {
-            if (group.ranks > 1) all.push_back({what, group, bytes, gather_seconds(machine_, group, bytes)});
+        const char *own = number_bytes_ == 2 ? "bf16" : "fp32", *sums = "fp32";
+        auto gather = [&](const char* what, const char* numbers, const RankGroup& group, double bytes) {
+            if (group.ranks > 1)
+                all.push_back({what, numbers, group, bytes, gather_seconds(machine_, group, bytes)});
         };
-        gather("rows of a product", tensor, rows);
+        gather("rows of a product", own, tensor, rows);
         if (cut.pp > 1)
-            all.push_back({"rows for the next stage", stages, rows / cut.tp,
+            all.push_back({"rows for the next stage", own, stages, rows / cut.tp,
                            message_seconds(machine_, !stages.crosses_nodes(machine_), rows / cut.tp)});
-        gather("parameters of a block", shard, (double)number_bytes_ * block);
-        gather("gradients of a block", shard, 4 * block);
+        gather("parameters of a block", own, shard, (double)number_bytes_ * block);
+        gather("gradients of a block", sums, shard, 4 * block);
         if (replica.ranks > 1)
-            all.push_back({"gradients of a part of a block", replica, 4 * part,
+            all.push_back({"gradients of a part of a block", sums, replica, 4 * part,
                            sum_seconds(machine_, replica, 4 * part)});
         return all;
     }
@@ -554,12 +567,19 @@ private:
         auto known = times_.find(key);
         if (known == times_.end()) {
             Workload w = workload(cut);
+            Machine rest = machine_without(machine_, held);
+            ZeroSettings settings = zero_settings(o, number_bytes_);
             known =
-                times_
-                    .emplace(key, micro_batch_time(o, w, tensor, machine_without(machine_, held), o.overlap))
+                times_.emplace(key, micro_batch_time(o, w, tensor, rest, settings, task_.overlap().tensor))
                     .first;
         }
         return known->second;
+    }
+
+    // Squares of weights and of updates, of all matrices and vectors of the model.
+    double norm_bytes(const PlannedCut& cut) {
+        bool takes = zero_settings(task_.options, number_bytes_).takes_norms;
+        return takes ? 2.0 * sizeof(float) * parameters(cut).sections() : 0;
     }
 
     // The classes of the stage that takes most; empty: one takes more than `most`.

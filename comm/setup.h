@@ -26,6 +26,7 @@ the device reaches, and which algorithm each matrix product takes.
 #include "comm/placement.h"          // core_lines, threads_per_rank
 #include "comm/world.h"              // World
 #include "comm/zero.h"               // ZeroSettings
+#include "data/base/added_rows.h"    // with_added
 #include "data/base/error.h"         // fail, note_error
 #include "data/base/figures.h"       // human, seconds_now
 #include "data/base/stop_signals.h"  // launcher_advice
@@ -83,7 +84,7 @@ inline std::array<Multipliers, tensor_kinds> multipliers(const Options& o) {
 inline ZeroSettings zero_settings(const Options& o, size_t number_bytes = sizeof(floatX)) {
     bool muon = o.optimizer == OptimizerKind::muon;
     return {.level = o.zero,
-            .slots = {Slot::m, Slot::v},
+            .slots = with_added<Slot>({Slot::m, Slot::v}),
             .not_of_matrices = muon ? std::vector{Slot::v} : std::vector<Slot>(),
             .takes_norms = o.optimizer == OptimizerKind::lamb,
             .transform_scratch = muon ? orthogonalise_scratch : nullptr,

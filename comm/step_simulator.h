@@ -59,10 +59,12 @@ struct LayerTime {
 struct MicroBatchTime {
     std::vector<LayerTime> layers;
     WorkTime embedding_forward, embedding_backward, head_forward, head_backward;
-    WorkTime stream;       // for the next part
-    double optimizer = 0;  // for each parameter that a rank steps
-    double clearing = 0;   // for each gradient that it keeps
-    double flops = 0;      // of all layers, with what is made again
+    WorkTime stream;  // for the next part
+    // For each parameter that a rank steps: what comes before all ranks know the norms of weights and updates
+    // (0 where the optimizer takes none), and the rest.
+    double prepare = 0, optimizer = 0;
+    double clearing = 0;  // for each gradient that it keeps
+    double flops = 0;     // of all layers, with what is made again
 
     // Layers [begin, end) one after another, as a chunk.
     LayerTime chunk(int begin, int end) const {
@@ -131,7 +133,8 @@ inline bool takes_as_long(const Pass& a, const Pass& b) {
 
 // layout.row_chunks: pieces of what tensor ranks send.
 inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload& workload,
-                                       const Layout& layout, const Machine& machine, bool overlap = true) {
+                                       const Layout& layout, const Machine& machine,
+                                       const ZeroSettings& settings, bool overlap = true) {
     constexpr double parameters = 1e9;  // that the optimizer steps, to know what it takes for one
     int tp = layout.mesh.tp, L = config.layers;
     RowsToSend sent = {{tp, 1},
@@ -139,8 +142,7 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
                        layout.row_chunks,
                        overlap};
     auto passes_of = [&](const ModelConfig& model, const Layout& cut) {
-        bool keeps_master = workload.number_bytes < sizeof(float);
-        return StepPasses(model, workload, Stage(model, cut, {}, true), 1, parameters, keeps_master).rows;
+        return StepPasses(model, workload, Stage(model, cut, {}, true), 1, parameters, settings).rows;
     };
     // Most layers are alike, so there are few passes of different sizes.
     std::vector<std::pair<Pass, WorkTime>> known;
@@ -193,6 +195,9 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
             }
             weight_before = work_since = seconds.work;
             break;
+        case StepPart::prepare:
+            result.prepare += seconds.work / parameters;
+            break;
         case StepPart::optimizer:
             (pass.launcher ? result.optimizer : result.clearing) += seconds.work / parameters;
             break;
@@ -223,6 +228,13 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
 // ----------------------------------------------------------------------------
 // the step
 
+// Messages of these kinds are hidden behind work, as far as that goes on meanwhile. The executor hides all of
+// them or none (--overlap); one kind without the others shows what hiding it is worth.
+struct Overlap {
+    bool tensor, pipeline, data;
+    Overlap(bool all = true) : tensor(all), pipeline(all), data(all) {}
+};
+
 // Messages of these kinds take time. A step without those of a kind shows what waiting for them comes to.
 struct MessagesTaken {
     bool tensor = true, pipeline = true, data = true;
@@ -236,9 +248,10 @@ struct StepToSimulate {
     const MicroBatchTime& times;
     const ParameterLayout& parameters;  // of the whole model, as a tensor rank has it
     int zero = 0, prefetch = 1;
-    bool overlap = true;
+    Overlap overlap = true;
     double stream_bytes = 0;  // that go from stage to stage
     size_t number_bytes = 2;
+    double norm_bytes = 0;  // that all ranks sum between two passes of the optimizer; 0: it has one
 };
 
 // Bytes that a rank sends in a step.
@@ -299,7 +312,27 @@ public:
         }
         if (has_head()) hold(head_unit(), step.prefetch + (tables_take_turns() ? 1 : 2));
         for (auto [begin, end] : chunks_) of_chunk_.push_back(step.times.chunk(begin, end));
-        step_parameters();
+    }
+
+    // The optimizer, ahead of all actions: what comes before norms of all ranks are summed, and the rest.
+    void prepare_updates() {
+        for (int unit : held_) optimizer += step_.times.prepare * size(unit) / shard_.ranks;
+        compute = optimizer;
+    }
+    void step_parameters(double begin) {
+        int number = 0;
+        compute = begin;
+        for (int unit : held_) {
+            double own = size(unit) / shard_.ranks, kept = cut_gradients_ ? own : size(unit);
+            double seconds = step_.times.optimizer * own + step_.times.clearing * kept;
+            compute += seconds, optimizer += seconds;
+            if (!cut_parameters_) {
+                gather(compute, unit);
+                updated_[unit] = data_free_;
+            } else if (number++ <= step_.prefetch && unit < head_unit()) {
+                gather_in_place(unit, compute);
+            }
+        }
     }
 
     // Does the next action, once what it needs has arrived.
@@ -321,7 +354,7 @@ public:
     double send(double seconds, bool to_other_node) {
         if (step_.layout.pipeline.stages > 1) sent.pipeline += step_.stream_bytes;
         link = std::max(link, compute) + seconds;
-        if (!step_.overlap) compute = link;
+        if (!step_.overlap.pipeline) compute = link;
         if (to_other_node) network += seconds;
         return link;
     }
@@ -376,26 +409,12 @@ private:
 
     // ---- parameters
 
-    void step_parameters() {
-        int number = 0;
-        for (int unit : held_) {
-            double own = size(unit) / shard_.ranks, kept = cut_gradients_ ? own : size(unit);
-            double seconds = step_.times.optimizer * own + step_.times.clearing * kept;
-            compute += seconds, optimizer += seconds;
-            if (!cut_parameters_) {
-                gather(compute, unit);
-                updated_[unit] = data_free_;
-            } else if (number++ <= step_.prefetch && unit < head_unit()) {
-                gather_in_place(unit, compute);
-            }
-        }
-    }
     void gather(double begin, int unit) {
         double bytes = (double)step_.number_bytes * size(unit);
         double seconds = gather_seconds(step_.machine, shard_, bytes);
         sent.parameters += share_of_others(shard_) * bytes;
         data_free_ = std::max(data_free_, begin) + data_seconds(seconds, shard_);
-        if (!step_.overlap) compute = std::max(compute, data_free_);
+        if (!step_.overlap.data) compute = std::max(compute, data_free_);
     }
     void gather_in_place(int unit, double begin = 0) {
         Place& place = places_[place_of_[unit]];
@@ -453,7 +472,7 @@ private:
         if (cut_gradients_) gradient_place(unit) = {false, data_free_};
         if (last)
             data_free_ += data_seconds(sum_seconds(step_.machine, replica_, bytes / shard_.ranks), replica_);
-        if (!step_.overlap) compute = std::max(compute, data_free_);
+        if (!step_.overlap.data) compute = std::max(compute, data_free_);
     }
 
     // ---- actions, as stage_forward() and stage_backward() do them
@@ -544,6 +563,13 @@ inline SimulatedStep simulate_step(const StepToSimulate& step, const MessagesTak
     std::vector<SimulatedStage> stages;
     stages.reserve(S);
     for (int stage = 0; stage < S; stage++) stages.emplace_back(step, taken, stage);
+    double begin = 0;  // of the optimizer's last pass, for which all ranks wait where it needs norms
+    for (SimulatedStage& stage : stages) {
+        stage.prepare_updates();
+        begin = std::max(begin, stage.compute);
+    }
+    if (step.norm_bytes > 0 && taken.data) begin += sum_seconds(machine, {mesh.ranks(), 1}, step.norm_bytes);
+    for (SimulatedStage& stage : stages) stage.step_parameters(begin);
     constexpr double never = -1;
     std::vector<double> input_at((size_t)parts * M, never), gradient_at((size_t)parts * M, never);
     std::fill_n(input_at.begin(), M, 0);  // the first part has its input

@@ -27,6 +27,10 @@ NAMES_OF(PipelineLayers, "time", "memory");
 enum class Offload { none, optimizer };
 NAMES_OF(Offload, "none", "optimizer");
 
+// Messages between these ranks.
+enum class Exposed { none, tensor, pipeline, data };
+NAMES_OF(Exposed, "none", "tensor", "pipeline", "data");
+
 enum class ResumeFrom { newest, place };
 NAMES_OF(ResumeFrom, "auto");
 
@@ -191,9 +195,11 @@ struct PlanOptions : ModelConfig {
     Interval save_every = {Interval::steps, 1000};
     int communication_timeout = 600;
     bool explain = false;  // the one layout that is given
+    Exposed exposed = Exposed::none;
     PlanFormat format = PlanFormat::text;
     int sequence_length = 0;     // 0: context
-    long long global_batch = 0;  // must be given
+    long long global_batch = 0;  // 0: as is usual for a model of its size
+    OptimizerKind optimizer = OptimizerKind::adamw;
     bool overlap = true;
     int prefetch = 1;
     // Those of the layout: searched for where they are not given.

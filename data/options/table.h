@@ -215,6 +215,9 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(explain), "Output", on_off,
          "Tell of one layout alone, whether it fits or not: the one that is given. What is left out of it is "
          "as in train."},
+        {FIELD(exposed), "Output", by_name,
+         "Plans as if messages of this kind were never hidden behind work, which tells what hiding them is "
+         "worth; train hides all of them, or with --overlap off none."},
         {FIELD_OF(PlanOptions, format), "Output", by_name, "A table and sentences, or JSON."},
 
         {FIELD(train_data), "Data", any_text,
@@ -268,7 +271,7 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(global_batch), "Run", range(0, 1e12),
          "Tokens of each step, gathered from several micro-batches where need be; may end in k, M or G "
          "(1024, 1024^2, 1024^3). 0: one micro-batch of each data rank, or --pp of them where --pp-schedule "
-         "is interleaved.",
+         "is interleaved; in plans, about as many as GPT-3 of the same size had.",
          noted},
         {FIELD(batch_ramp), "Run", any_text,
          "A batch that rises, START:END:STEPS: from START tokens a step to END, which is --global-batch, "

@@ -88,8 +88,8 @@ MicroBatchTime told(const SleepingTimes& times, const Options& o, const Machine&
     auto work = [](double seconds) { return WorkTime{seconds, 0}; };
     LayerTime layer = {work(times.forward), work(times.forward), work(times.input_gradient),
                        work(times.weight_gradient), work(times.input_gradient + times.weight_gradient)};
-    MicroBatchTime result =
-        micro_batch_time(o, training_workload(o, Recompute::none), {.mesh = {.tp = 1}}, machine);
+    MicroBatchTime result = micro_batch_time(o, training_workload(o, Recompute::none), {.mesh = {.tp = 1}},
+                                             machine, zero_settings(o));
     result.layers.assign(o.layers, layer);
     result.stream = {};
     result.embedding_forward = result.embedding_backward = work(times.embedding);

@@ -78,7 +78,7 @@ inline Machine machine_of_program(Machine machine, const Options& o, const Publi
            backward =
                scores * (4 * product + backward_bytes * move) + (o.recompute == Recompute::none) * forward;
     StepPasses passes(o, training_workload(o, Recompute::none, (size_t)machine.number_bytes),
-                      Stage(o, {.mesh = {.tp = o.tp}}, {}, true), 1, 0, true);
+                      Stage(o, {.mesh = {.tp = o.tp}}, {}, true), 1, 0, zero_settings(o, 2));
     auto each = [&](StepPart part, auto&& visit) {
         for (const Pass& pass : passes.rows)
             if (pass.layer == 0 && pass.part == part)

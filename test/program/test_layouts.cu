@@ -462,7 +462,7 @@ StepResult step_of(Gpt& g, const Case& c, int step, OptimizerKind kind = Optimiz
 
 // The same by the passes at which the table says that tensor ranks send rows.
 static size_t activations_of_passes(const Gpt& g, const Place& a) {
-    StepPasses passes(g.config, g.workload, g.stage, (int)a.m, 0, !exact);
+    StepPasses passes(g.config, g.workload, g.stage, (int)a.m, 0, {.keep_master = !exact});
     double sends = 0;
     for (const Pass& pass : passes.rows) sends += pass.sent == RowsSent::none ? 0 : pass.times;
     return (size_t)sends * (a.t - 1) * (N / a.t) * a.sizes.C * e;
