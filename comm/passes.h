@@ -423,6 +423,7 @@ private:
         double weights = settings.keep_master ? 4 : e, stepped = e + (settings.keep_master ? 4 : 0),
                slots = 4.0 * (double)settings.slots.size();
         add(nullptr, 1, 0, 4 * parameters);
+        mark(StepPart::optimizer);
         add("sums_of_squares", 1, 4 * parameters, 0, 2);
         add("clip_scale", 1, 8, 8);
         if (settings.takes_norms) {
