@@ -58,14 +58,18 @@ struct Counted {
 };
 
 // A step on the simulated device, and what the table says of it.
-Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute, bool fp8) {
+Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute, bool fp8,
+                OptimizerKind kind) {
     Workload workload = {.B = s.B,
                          .T = s.T,
                          .training = true,
                          .recompute = recompute,
                          .loss_chunk = s.B * s.T / 2,
                          .fp8 = fp8};
-    Gpt g(config, workload, with_master);
+    Options o;
+    o.optimizer = kind, o.async_save = false;
+    const ZeroSettings settings = zero_settings(o);
+    Gpt g(config, workload, settings);
     initialize(g.state, 5);
     int N = s.B * s.T;
     std::vector<int> tokens(N), targets(N);
@@ -79,12 +83,12 @@ Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute, 
         zero_gradients(g);
         accumulate_gradients(
             g, s.micro_batches, [&](int, int) { return *batch; }, 1.0f / N, true);
-        g.state.update(g.stats.data, adamw_optimizer({1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 0), 1.0f);
+        g.state.update(g.stats.data, make_optimizer(o, 0), 1.0f);
         CHECK(read_result(g, 1).finite);
         g.state.synchronize();
         counted.device = count.take();
     }
-    StepPasses passes(config, workload, g.stage, s.micro_batches, (double)g.layout.size(), true);
+    StepPasses passes(config, workload, g.stage, s.micro_batches, (double)g.layout.size(), settings);
     for (const Pass& pass : passes.rows) {
         if (!pass.launcher) continue;
         counted.table[pass.launcher] +=
@@ -104,11 +108,13 @@ TEST_CASE("a step reads and writes what the table says") {
         Recompute recompute;
         std::vector<Sizes> sizes = {large};
         bool fp8 = false;
+        OptimizerKind optimizer = OptimizerKind::adamw;
     } models[] = {{"gpt", gpt, Recompute::none, {large, small, wide}},
                   {"gpt without bias", gpt_without_bias, Recompute::elementwise},
                   {"llama", llama, Recompute::elementwise, {large, small, wide}},
                   {"yuan", yuan, Recompute::mlp},
                   {"parallel", parallel, Recompute::block},
+                  {"gpt with LAMB", gpt, Recompute::none, {small}, false, OptimizerKind::lamb},
                   {"gpt in fp8", gpt, Recompute::none, {small}, true},
                   {"yuan in fp8", yuan, Recompute::mlp, {small}, true},
                   {"parallel in fp8", parallel, Recompute::block, {small}, true}};
@@ -117,7 +123,7 @@ TEST_CASE("a step reads and writes what the table says") {
             CAPTURE(model.name);
             CAPTURE(s.T);
             CAPTURE(s.C);
-            auto [device, table] = counted(model.config(s.C), s, model.recompute, model.fp8);
+            auto [device, table] = counted(model.config(s.C), s, model.recompute, model.fp8, model.optimizer);
             for (auto& [launcher, was] : device) {
                 CAPTURE(launcher);
                 simt::Traffic says = table[launcher];
@@ -172,7 +178,7 @@ TEST_CASE("predicted shares of an H200's published FLOP/s") {
                    .fp8 = goal.fp8};
         CHECK(memory_total(memory_classes(c, w, {.keep_master = goal.master})) < 149e9);
         StepPasses passes(c, w, Stage(c, {}, {}, true), goal.micro_batches,
-                          (double)parameter_layout(c).size(), goal.master);
+                          (double)parameter_layout(c).size(), {.keep_master = goal.master});
         double seconds = predicted_time(machine, c.head_size, passes.rows).all();
         double tokens = (double)goal.B * goal.T * goal.micro_batches;
         fp8_fast_gradients = false;
