@@ -32,6 +32,7 @@ struct PublishedRun {
 struct Publication {
     std::string name, machine;
     bool scores_in_memory;
+    std::vector<std::string> left_out;  // rows of it that cannot be planned, and why
 };
 
 struct PublishedRuns {
@@ -43,8 +44,9 @@ inline PublishedRuns published_runs(const std::string& path = "test/golden/publi
     PublishedRuns all;
     nlohmann::json file = parse_json(read_whole(path, 1 << 20, "larger than this file; restore it"), path);
     for (auto& publication : file) {
-        all.publications.push_back(
-            {publication["name"], publication["machine"], publication["scores_in_memory"]});
+        all.publications.push_back({publication["name"], publication["machine"],
+                                    publication["scores_in_memory"],
+                                    publication.value("left_out", std::vector<std::string>())});
         for (auto& row : publication["rows"]) {
             std::istringstream line("plan " + publication["options"].get<std::string>() + " " +
                                     row["options"].get<std::string>());
