@@ -204,7 +204,7 @@ struct Compared {
 
 void print_compared(const std::vector<Compared>& rows) {
     for (const Compared& row : rows)
-        printf("%-34s %10.1f ms %10.1f ms %+7.1f%%\n", row.name.c_str(), 1e3 * row.planned,
+        printf("%-44s %10.1f ms %10.1f ms %+7.1f%%\n", row.name.c_str(), 1e3 * row.planned,
                1e3 * row.measured, 100 * (row.planned / row.measured - 1));
     fflush(stdout);
 }

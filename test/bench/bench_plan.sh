@@ -12,7 +12,7 @@ program=$1/bench_plan
 table() {
     awk -v title="$1" '
         function size(x) { return x < 0 ? -x : x }
-        BEGIN { printf "%-34s %13s %13s %8s\n", title, "planned", "measured", "error" }
+        BEGIN { printf "%-44s %13s %13s %8s\n", title, "planned", "measured", "error" }
         { print; fflush() }
         $(NF - 1) == "ms" && $(NF - 3) == "ms" {
             planned[++n] = $(NF - 4); measured[n] = $(NF - 2); error[n] = size(planned[n] / measured[n] - 1)
@@ -24,7 +24,7 @@ table() {
             for (i = 1; i <= n; i++) place += measured[i] < measured[best]
             for (i = 1; i <= n; i++)
                 for (j = i; j > 1 && error[j] < error[j - 1]; j--) { t = error[j]; error[j] = error[j - 1]; error[j - 1] = t }
-            printf "%-34s median error %.1f%%; the fastest plan is number %d of %d that were measured\n\n", "",
+            printf "%-44s median error %.1f%%; the fastest plan is number %d of %d that were measured\n\n", "",
                 100 * error[int(n / 2) + 1], place, n
         }'
 }
