@@ -7,7 +7,7 @@ left out, and "measured" is true of a file that plan --measure wrote:
      "links": 360e9, "link_latency": 3e-6, "node": 8, "network": 45e9, "network_latency": 1e-5,
      "number_bytes": 2,
      "attention_forward": 677e12, "attention_backward": 504e12, "half_sums": 90, "launch": 2.5e-6,
-     "measured": false}
+     "host_memory": 250e9, "host_streams": 50e9, "host_link": 45e9, "measured": false}
 */
 #pragma once
 
@@ -53,6 +53,9 @@ inline std::span<const MachineField> machine_fields() {
         {"attention_backward", &Machine::attention_backward, nullptr, 1e18, true},  // loop
         {"half_sums", &Machine::half_sums, nullptr, 1e6, true},  // terms of sums that take twice their time
         {"launch", &Machine::launch, nullptr, 1, true},          // seconds from one kernel to the next
+        {"host_memory", &Machine::host_memory, nullptr, 1e15, true},    // bytes of the host, for each device
+        {"host_streams", &Machine::host_streams, nullptr, 1e15, true},  // bytes/s that a copy there reaches
+        {"host_link", &Machine::host_link, nullptr, 1e15, true},        // bytes/s between the two, one way
     };
     return fields;
 }

@@ -118,6 +118,8 @@ public:
         auto memory = (size_t)machine_.memory;
         return memory - std::min(memory, number_bytes_ == 2 ? on_cards : library_memory());
     }
+    // The same of the host.
+    size_t host_room() const { return (size_t)machine_.host_memory; }
     // On the data ranks that have the most. Those of the layouts that are searched have equally many.
     long long micro_batches(const PlannedCut& cut) const {
         return ceil_div(sequences_ / cut.micro_batch, (long long)cut.dp);
@@ -148,7 +150,8 @@ public:
         long long tokens = (long long)cut.micro_batch * o.sequence_length;
         return tokens <= INT_MAX && tokens / cut.tp % cut.row_chunks == 0 &&
                sequences_ % ((long long)cut.dp * cut.micro_batch) == 0 && cut.dp % cut.shard == 0 &&
-               (interleaved || cut.chunks == 1) && (long long)cut.pp * cut.chunks <= o.layers;
+               (interleaved || cut.chunks == 1) && (long long)cut.pp * cut.chunks <= o.layers &&
+               (o.matmul_dtype != MatmulDtype::fp8 || fp8_refusal(options_of(cut)).empty());
     }
 
     // The fastest layouts, the best first: of each way to divide the ranks one, `count` at most. Empty: none
@@ -165,7 +168,7 @@ public:
             each_division(across, [&](int tp, int pp) {
                 for (long long dp : data_ranks(tp, pp, 1)) {
                     PlannedCut cut = {tp, pp, (int)dp, 1};
-                    if (cut.dp > 1) cut.zero = 3, cut.shard = cut.dp;
+                    if (cut.dp > 1) cut.zero = most_zero(), cut.shard = cut.dp;
                     cut.recompute = Recompute::block;
                     keep_options(cut);
                     if (!is_possible(cut)) continue;
@@ -231,7 +234,9 @@ public:
                               .overlap = task_.overlap(),
                               .stream_bytes = stream,
                               .number_bytes = number_bytes_,
-                              .norm_bytes = norm_bytes(cut)},
+                              .norm_bytes = norm_bytes(cut),
+                              .offload = task_.options.offload == Offload::optimizer,
+                              .homes = homes(cut)},
                              taken);
     }
 
@@ -254,6 +259,10 @@ public:
         return step;
     }
 
+    // Bytes that are taken of the host's memory, of a device of which the host is not a part.
+    size_t pinned(const std::vector<MemoryClass>& classes) const {
+        return number_bytes_ == 2 ? pinned_total(classes) : 0;
+    }
     // Bytes on the device.
     size_t total(const std::vector<MemoryClass>& classes) const {
         size_t bytes = 0;
@@ -348,6 +357,9 @@ private:
     using Division = std::tuple<int, int, int>;  // tp, pp, dp
 
     // ---- all layouts
+
+    // Weights in fp8 are known by where they lie, and the highest level moves them.
+    int most_zero() const { return task_.options.matmul_dtype == MatmulDtype::fp8 ? 2 : 3; }
 
     void keep_options(PlannedCut& cut) const {
         const Options& o = task_.options;
@@ -477,6 +489,7 @@ private:
         if (task_.keeps_zero) levels = {task_.options.zero};
         std::map<int, Recompute> least;  // that fits, by shard group
         for (int level : levels) {
+            if (level > most_zero()) break;
             cut.zero = level;
             for (int shard : shard_groups(cut)) {
                 cut.shard = shard;
@@ -505,7 +518,7 @@ private:
         auto [least, is_new] = too_large_.try_emplace(cut, INT_MAX);
         if (size >= least->second) return true;
         cut.micro_batch = size;
-        if (cut.dp > 1) cut.zero = 3, cut.shard = cut.dp;
+        if (cut.dp > 1) cut.zero = most_zero(), cut.shard = cut.dp;
         cut.recompute = Recompute::block;
         keep_options(cut);
         if (!is_possible(cut)) return true;
@@ -520,7 +533,7 @@ private:
         if (alone) return kept > 1 ? std::vector<int>() : std::vector<int>{1};
         if (kept > 0) return {kept};  // which divides, or nothing is tried
         const ParameterLayout& layout = parameters(cut);
-        double size = (double)layout.unit_size(1), least = HUGE_VAL, step = times(cut).optimizer;
+        double size = (double)layout.unit_size(1), least = HUGE_VAL, step = times(cut).optimizer();
         double micro = (double)micro_batches(cut), gathered = cut.zero >= 3 ? 2 * micro : 1,
                reduced = cut.zero >= 2 ? micro : 1;  // times in a step
         std::vector<int> groups;
@@ -582,23 +595,50 @@ private:
         return takes ? 2.0 * sizeof(float) * parameters(cut).sections() : 0;
     }
 
+    // Where whole matrices are transformed: what those of so many blocks take.
+    std::function<HomesTime(int)> homes(const PlannedCut& cut) {
+        if (!zero_settings(task_.options, number_bytes_).transform_scratch) return nullptr;
+        MeshShape mesh = mesh_shape(options_of(cut));
+        return [this, mesh](int blocks) {
+            auto [known, is_new] = homes_.try_emplace({mesh.tp, mesh.dp, mesh.shard, blocks});
+            if (is_new)
+                known->second = homes_time(machine_, task_.options, mesh, (double)number_bytes_, blocks);
+            return known->second;
+        };
+    }
+
     // The classes of the stage that takes most; empty: one takes more than `most`.
     std::vector<MemoryClass> memory(const PlannedCut& cut, size_t most) {
         Options o = options_of(cut);
         Workload w = workload(cut);
         ZeroSettings settings = zero_settings(o, number_bytes_);
+        const TransformScratch scratch_of = std::exchange(settings.transform_scratch, nullptr);
         Layout cut_layout = layout(cut, enough_micro_batches(cut));
         std::vector<MemoryClass> fullest;
         for (int number = 0; number < cut.pp; number++) {
             const Stage& stage = this->stage(cut, cut_layout, number);
             auto classes =
                 stage_memory(o, w, settings, cut_layout, stage, parameter_layout(o, cut.dp, stage.units()));
+            if (scratch_of)
+                classes.push_back({"whole matrices", matrix_bytes(cut_layout.mesh, stage, scratch_of)});
             if (number_bytes_ == 2)
                 classes.push_back({"communicators", communicator_memory(cut_layout.mesh, machine_.node)});
-            if (total(classes) > most) return {};
+            if (total(classes) > most || (most < SIZE_MAX && pinned(classes) > host_room())) return {};
             if (total(classes) > total(fullest)) fullest = classes;
         }
         return fullest;
+    }
+    // The same for stages with as many blocks: it takes long to find where all parts of matrices lie.
+    size_t matrix_bytes(const MeshShape& mesh, const Stage& stage, TransformScratch scratch_of) {
+        int blocks = 0;
+        for (int of_chunk : stage.layers(0)) blocks += of_chunk;
+        auto [known, is_new] = matrix_bytes_.try_emplace({mesh.tp, mesh.dp, mesh.shard, blocks}, 0);
+        if (is_new) {
+            Arena counted(Arena::counts, number_bytes_);
+            MatrixArrays(counted, parameter_layout(task_.options, mesh.dp, stage.units()), mesh, scratch_of);
+            known->second = counted.bytes();
+        }
+        return known->second;
     }
     const Stage& stage(const PlannedCut& cut, const Layout& layout, int number) {
         auto key = std::tuple(cut.tp, cut.pp, cut.schedule, cut.chunks, layout.pipeline.micro_batches);
@@ -618,7 +658,9 @@ private:
     std::map<std::tuple<int, int, bool>, int>
         row_chunks_;  // by tensor ranks, micro-batch and whether stages send
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
-    std::map<PlannedCut, int> too_large_;     // micro-batches; by the rest of the cut
-    std::map<int, std::vector<int>> splits_;  // by the number of parts
+    std::map<std::tuple<int, int, int, int>, HomesTime> homes_;      // by ranks and blocks
+    std::map<std::tuple<int, int, int, int>, size_t> matrix_bytes_;  // likewise
+    std::map<PlannedCut, int> too_large_;                            // micro-batches; by the rest of the cut
+    std::map<int, std::vector<int>> splits_;                         // by the number of parts
     std::map<std::tuple<int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>> stages_;
 };

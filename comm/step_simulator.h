@@ -22,10 +22,14 @@ does not hide them.
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "comm/layout.h"             // Layout
+#include "comm/matrix_homes.h"       // choose_homes
 #include "comm/message_time.h"       // RankGroup, gather_seconds
 #include "comm/parameters.h"         // ParameterLayout
 #include "comm/passes.h"             // StepPasses
@@ -55,16 +59,24 @@ struct LayerTime {
     WorkTime backward;  // both at once
 };
 
+// Seconds of the optimizer's passes for each parameter that a rank steps (StepPart).
+struct OptimizerTime {
+    double prepare = 0, transform = 0, step = 0;
+};
+
 // One micro-batch on one tensor rank.
 struct MicroBatchTime {
     std::vector<LayerTime> layers;
     WorkTime embedding_forward, embedding_backward, head_forward, head_backward;
     WorkTime stream;  // for the next part
-    // For each parameter that a rank steps: what comes before all ranks know the norms of weights and updates
-    // (0 where the optimizer takes none), and the rest.
-    double prepare = 0, optimizer = 0;
+    // For each parameter that a rank steps: of the global norm; and of the optimizer, which treats the blocks'
+    // matrices otherwise where it transforms them. They are made on the host with offload, but for transforming.
+    double norm = 0;
+    OptimizerTime others = {}, matrices = {};
     double clearing = 0;  // for each gradient that it keeps
     double flops = 0;     // of all layers, with what is made again
+
+    double optimizer() const { return norm + others.prepare + others.step; }
 
     // Layers [begin, end) one after another, as a chunk.
     LayerTime chunk(int begin, int end) const {
@@ -131,6 +143,72 @@ inline bool takes_as_long(const Pass& a, const Pass& b) {
            (a.part == StepPart::head_backward) == (b.part == StepPart::head_backward);
 }
 
+// The optimizer's passes that go over `parameters` elements. The host has no launches to wait for.
+inline OptimizerTime optimizer_time(const Machine& machine, const std::vector<Pass>& passes,
+                                    const ZeroSettings& settings, double parameters) {
+    Machine at_work = machine;
+    if (settings.offload) at_work.streams = machine.host_streams, at_work.launch = 0;
+    OptimizerTime time;
+    for (const Pass& pass : passes) {
+        double seconds = predicted_time(at_work, 0, {pass}).all() / parameters;
+        if (pass.part == StepPart::prepare) time.prepare += seconds;
+        if (pass.part == StepPart::optimizer && pass.launcher == std::string_view("optimizer_pass"))
+            time.step += seconds;
+        bool converts = (pass.part == StepPart::transform && pass.layer < 0) ||
+                        (pass.part == StepPart::optimizer && pass.launcher == std::string_view("convert"));
+        if (converts) time.transform += predicted_time(machine, 0, {pass}).all() / parameters;
+    }
+    return time;
+}
+
+// What the matrices of so many blocks take at their homes, on the rank of the stage that has most to do: to
+// become others, and to come and go.
+struct HomesTime {
+    double work = 0, sending = 0;
+};
+
+inline HomesTime homes_time(const Machine& machine, const ModelConfig& config, const MeshShape& mesh,
+                            double number_bytes, int blocks) {
+    int ranks = mesh.tp * mesh.dp, sharing = sharers(mesh);
+    MatrixRound round;
+    std::map<std::pair<size_t, size_t>, double> seconds;  // of each shape
+    for (const TensorRow& row : tensor_table(config)) {
+        if (!row.is_block_matrix()) continue;
+        for (const Section& section : row.all_sections()) {
+            auto [less, more] = std::minmax(section.rows, row.cols);
+            auto passes = orthogonal_passes((double)less, (double)more, number_bytes);
+            seconds[{section.rows, row.cols}] = predicted_time(machine, 0, passes).all();
+            for (int block = 0; block < blocks; block++)
+                round.matrices.push_back({block + 1, section.rows, row.cols});
+        }
+    }
+    choose_homes(round, ranks);
+    std::vector<double> work((size_t)ranks), bytes((size_t)ranks);
+    for (const HomedMatrix& matrix : round.matrices) {
+        work[matrix.home] += seconds[{matrix.rows, matrix.cols}];
+        bytes[matrix.home] += number_bytes * (double)matrix.size();
+    }
+    auto rate = [&](int group) {
+        bool crosses = RankGroup{group, 1}.crosses_nodes(machine);
+        return crosses ? std::min(machine.network, machine.links) : machine.links;
+    };
+    HomesTime time = {std::ranges::max(work), 0};
+    if (ranks == 1) return time;
+    double most = std::ranges::max(bytes);
+    time.sending =
+        most * (sharing - 1) / sharing / rate(sharing) + most * (ranks - 1) / sharing / rate(ranks) +
+        2 * (RankGroup{ranks, 1}.crosses_nodes(machine) ? machine.network_latency : machine.link_latency);
+    return time;
+}
+
+// Blocks whose matrices are at their homes at the same time: as few as give every rank one.
+inline int blocks_of_round(const ModelConfig& config, int ranks) {
+    int matrices = 0;
+    for (const TensorRow& row : tensor_table(config))
+        if (row.is_block_matrix()) matrices += (int)row.all_sections().size();
+    return std::max(1, ceil_div(ranks, std::max(1, matrices)));
+}
+
 // layout.row_chunks: pieces of what tensor ranks send.
 inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload& workload,
                                        const Layout& layout, const Machine& machine,
@@ -155,7 +233,7 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
 
     MicroBatchTime result;
     result.layers.resize(L);
-    std::vector<Pass> rows = passes_of(config, {.mesh = {.tp = tp}});
+    std::vector<Pass> rows = passes_of(config, {.mesh = {.tp = tp}, .row_chunks = layout.row_chunks});
     double piece = sent.piece_seconds(machine);
     double weight_before = 0, work_since = 0;  // of the last gradient of a weight, and of all since it began
     for (size_t i = 0; i < rows.size(); i++) {
@@ -195,15 +273,33 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
             }
             weight_before = work_since = seconds.work;
             break;
+        case StepPart::gradient_norm:
+            (pass.launcher ? result.norm : result.clearing) += seconds.work / parameters;
+            break;
         case StepPart::prepare:
-            result.prepare += seconds.work / parameters;
-            break;
+        case StepPart::transform:
         case StepPart::optimizer:
-            (pass.launcher ? result.optimizer : result.clearing) += seconds.work / parameters;
-            break;
         case StepPart::stream:
             break;
         }
+    }
+    result.others = optimizer_time(machine, rows, settings, parameters);
+    if (settings.transform_scratch) {
+        StepPasses of_matrices(config, workload, Stage(config, {.mesh = {.tp = tp}}, {}, true), 1,
+                               {parameters, parameters}, settings);
+        result.matrices = optimizer_time(machine, of_matrices.rows, settings, parameters);
+    }
+    // A weight's gradient that is made later takes more in fp8.
+    if (workload.fp8) {
+        Layout late = {.mesh = {.tp = tp},
+                       .row_chunks = layout.row_chunks,
+                       .pipeline = {PipelineSchedule::zero_bubble, 1, 1}};
+        for (const Pass& pass : passes_of(config, late))
+            if (pass.part == StepPart::block_backward && pass.for_weight)
+                result.layers[pass.layer].weight_gradient.work += time(pass).work;
+        for (const Pass& pass : rows)
+            if (pass.part == StepPart::block_backward && pass.for_weight)
+                result.layers[pass.layer].weight_gradient.work -= time(pass).work;
     }
 
     // The first layer of a chunk reads a stream that is whole, and the last one's is made whole for the next:
@@ -251,7 +347,10 @@ struct StepToSimulate {
     Overlap overlap = true;
     double stream_bytes = 0;  // that go from stage to stage
     size_t number_bytes = 2;
-    double norm_bytes = 0;  // that all ranks sum between two passes of the optimizer; 0: it has one
+    double norm_bytes = 0;  // that all ranks sum between two passes of the optimizer; 0: it takes no norms
+    bool offload = false;   // of the optimizer
+    // What the matrices of so many blocks take where the optimizer transforms them; null: it does not.
+    std::function<HomesTime(int blocks)> homes = nullptr;
 };
 
 // Bytes that a rank sends in a step.
@@ -314,25 +413,41 @@ public:
         for (auto [begin, end] : chunks_) of_chunk_.push_back(step.times.chunk(begin, end));
     }
 
-    // The optimizer, ahead of all actions: what comes before norms of all ranks are summed, and the rest.
-    void prepare_updates() {
-        for (int unit : held_) optimizer += step_.times.prepare * size(unit) / shard_.ranks;
-        compute = optimizer;
-    }
-    void step_parameters(double begin) {
-        int number = 0;
-        compute = begin;
+    // The optimizer, ahead of all actions: what comes before norms of all ranks are summed, if they are. Returns
+    // when that is done.
+    double prepare_updates() {
+        const MicroBatchTime& times = step_.times;
         for (int unit : held_) {
-            double own = size(unit) / shard_.ranks, kept = cut_gradients_ ? own : size(unit);
-            double seconds = step_.times.optimizer * own + step_.times.clearing * kept;
-            compute += seconds, optimizer += seconds;
-            if (!cut_parameters_) {
-                gather(compute, unit);
-                updated_[unit] = data_free_;
-            } else if (number++ <= step_.prefetch && unit < head_unit()) {
-                gather_in_place(unit, compute);
+            double own = size(unit) / shard_.ranks, matrices = matrices_of(unit);
+            compute += times.norm * own;
+            optimizer_clock() += times.others.prepare * (own - matrices) + times.matrices.prepare * matrices;
+        }
+        if (step_.offload) host_free_ += compute;  // which sends the norm there
+        return optimizer_clock();
+    }
+    // And the rest: units whose matrices are transformed together are stepped behind that, one by one.
+    void step_parameters(double begin) {
+        const MicroBatchTime& times = step_.times;
+        if (step_.norm_bytes > 0) optimizer_clock() = begin;
+        for (int unit : held_)
+            compute += times.clearing * (cut_gradients_ ? 1 : shard_.ranks) * size(unit) / shard_.ranks;
+        int number = 0;
+        for (const std::vector<int>& round : rounds()) {
+            if (step_.homes) transform(round);
+            for (int unit : round) {
+                double own = size(unit) / shard_.ranks, matrices = matrices_of(unit);
+                optimizer_clock() += times.others.step * (own - matrices) + times.matrices.step * matrices;
+                if (step_.offload) host_free_ += (double)step_.number_bytes * own / step_.machine.host_link;
+                if (!cut_parameters_) {
+                    gather(optimizer_clock(), unit);
+                    updated_[unit] = data_free_;
+                } else if (number++ <= step_.prefetch && unit < head_unit()) {
+                    gather_in_place(unit, optimizer_clock());
+                }
             }
         }
+        if (cut_parameters_) data_free_ = std::max(data_free_, optimizer_clock());
+        optimizer = compute;
     }
 
     // Does the next action, once what it needs has arrived.
@@ -358,7 +473,7 @@ public:
         if (to_other_node) network += seconds;
         return link;
     }
-    double end() const { return std::max(compute, data_free_); }
+    double end() const { return std::max({compute, data_free_, host_free_}); }
     // The ends of a model sum the gradients of the table that both have.
     void sum_table(double begin, const RankGroup& ends) {
         double seconds = sum_seconds(step_.machine, ends, 4 * size(0) / shard_.ranks);
@@ -407,6 +522,47 @@ private:
         return seconds;
     }
 
+    // ---- the optimizer
+
+    // It works on the compute stream, or with offload on the host.
+    double& optimizer_clock() { return step_.offload ? host_free_ : compute; }
+
+    // Elements of the blocks' matrices that this rank owns of a unit, where they are transformed.
+    double matrices_of(int unit) const {
+        if (!step_.homes || unit == 0 || unit >= head_unit()) return 0;
+        return (size(unit) - (double)step_.parameters.before_matrices(unit)) / shard_.ranks;
+    }
+    // Units that are stepped one after another, behind the transformation of all their matrices: each by itself,
+    // if there is none.
+    std::vector<std::vector<int>> rounds() const {
+        int blocks = 0,
+            most =
+                step_.homes ? blocks_of_round(step_.config, step_.layout.mesh.tp * step_.layout.mesh.dp) : 1;
+        std::vector<std::vector<int>> rounds;
+        for (int unit : held_) {
+            bool is_block = unit > 0 && unit < head_unit();
+            if (rounds.empty() || !step_.homes || blocks >= most) rounds.emplace_back(), blocks = 0;
+            rounds.back().push_back(unit);
+            blocks += is_block;
+        }
+        return rounds;
+    }
+    // With offload, updates visit the device.
+    void transform(const std::vector<int>& round) {
+        int blocks = 0;
+        double own = 0, matrices = 0;
+        for (int unit : round) {
+            blocks += unit > 0 && unit < head_unit();
+            own += size(unit) / shard_.ranks, matrices += matrices_of(unit);
+        }
+        if (blocks == 0) return;
+        double copy = step_.offload ? 4 * own / step_.machine.host_link : 0;
+        HomesTime homes = step_.homes(blocks);
+        compute = std::max(compute, host_free_) + copy + step_.times.matrices.transform * matrices +
+                  homes.work + (taken_.data ? homes.sending : 0);
+        if (step_.offload) host_free_ = compute + copy;
+    }
+
     // ---- parameters
 
     void gather(double begin, int unit) {
@@ -425,13 +581,13 @@ private:
     }
     void acquire(int unit, int direction) {
         if (!cut_parameters_) {
-            compute = std::max(compute, updated_[unit]);
+            await(updated_[unit]);
             return;
         }
         gather_in_place(unit);
         Place& place = places_[place_of_[unit]];
         place.in_use = true;
-        compute = std::max(compute, place.ready);
+        await(place.ready);
         for (int ahead = 1; direction != 0 && ahead <= step_.prefetch; ahead++) {
             int unit_ahead = unit + direction * ahead;
             bool is_held = unit_ahead >= (direction > 0 ? 0 : 1) && unit_ahead <= head_unit() &&
@@ -439,6 +595,11 @@ private:
             if (!is_held) break;
             if (!places_[place_of_[unit_ahead]].in_use) gather_in_place(unit_ahead);
         }
+    }
+    // What the passes wait for the host is a part of the optimizer's time.
+    void await(double ready) {
+        if (step_.offload) optimizer += std::max(0.0, std::min(ready, host_free_) - compute);
+        compute = std::max(compute, ready);
     }
     void release(int unit) {
         if (!cut_parameters_) return;
@@ -472,6 +633,8 @@ private:
         if (cut_gradients_) gradient_place(unit) = {false, data_free_};
         if (last)
             data_free_ += data_seconds(sum_seconds(step_.machine, replica_, bytes / shard_.ranks), replica_);
+        if (last && step_.offload)
+            host_free_ = std::max(host_free_, data_free_) + bytes / shard_.ranks / step_.machine.host_link;
         if (!step_.overlap.data) compute = std::max(compute, data_free_);
     }
 
@@ -544,6 +707,7 @@ private:
     const RankGroup shard_, replica_;
     const bool cut_gradients_, cut_parameters_;
     double data_free_ = 0;  // when messages of data ranks have come to their end
+    double host_free_ = 0;  // when the host has nothing more to do
     std::vector<int> held_;
     std::vector<Place> places_;
     std::vector<int> place_of_;    // each unit, or -1
@@ -564,10 +728,7 @@ inline SimulatedStep simulate_step(const StepToSimulate& step, const MessagesTak
     stages.reserve(S);
     for (int stage = 0; stage < S; stage++) stages.emplace_back(step, taken, stage);
     double begin = 0;  // of the optimizer's last pass, for which all ranks wait where it needs norms
-    for (SimulatedStage& stage : stages) {
-        stage.prepare_updates();
-        begin = std::max(begin, stage.compute);
-    }
+    for (SimulatedStage& stage : stages) begin = std::max(begin, stage.prepare_updates());
     if (step.norm_bytes > 0 && taken.data) begin += sum_seconds(machine, {mesh.ranks(), 1}, step.norm_bytes);
     for (SimulatedStage& stage : stages) stage.step_parameters(begin);
     constexpr double never = -1;

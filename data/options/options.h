@@ -189,8 +189,9 @@ struct PlanOptions : ModelConfig {
     long long tokens = 0;    // of the run; 0: not told
     double price = 0;        // of a device for an hour; 0: not told
     double failures = 3.79;  // in 1,000 days of a node; 0: none
-    int restart_time = 300;  // seconds
-    int spares = 0;          // nodes
+    double machine_failures = -1, network_failures = -1, software_failures = -1;  // -1: their part of these
+    int restart_time = 300;                                                       // seconds
+    int spares = 0;                                                               // nodes
     bool elastic = false;
     Interval save_every = {Interval::steps, 1000};
     int communication_timeout = 600;
@@ -200,6 +201,9 @@ struct PlanOptions : ModelConfig {
     int sequence_length = 0;     // 0: context
     long long global_batch = 0;  // 0: as is usual for a model of its size
     OptimizerKind optimizer = OptimizerKind::adamw;
+    MatmulDtype matmul_dtype = MatmulDtype::automatic;
+    bool fp8_fast_gradients = false;
+    Offload offload = Offload::none;
     bool overlap = true;
     int prefetch = 1;
     // Those of the layout: searched for where they are not given.

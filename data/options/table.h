@@ -202,6 +202,11 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(failures), "Failures", range(0, 1e6),
          "Failures that end a run, in 1,000 days of a node. The default is that of Llama 3 on 16,384 "
          "devices. 0: there are none."},
+        {FIELD(machine_failures), "Failures", range(-1, 1e6),
+         "Those of them that break a node, which another one replaces. -1: the share of --failures that they "
+         "were there, 73%."},
+        {FIELD(network_failures), "Failures", range(-1, 1e6), "Those of the network. -1: likewise, 12%."},
+        {FIELD(software_failures), "Failures", range(-1, 1e6), "Those of software. -1: likewise, 15%."},
         {FIELD(restart_time), "Failures", range(0, most),
          "Seconds until a run that ended trains again: processes start, connect and load the checkpoint."},
         {FIELD(spares), "Failures", range(0, most_ranks),

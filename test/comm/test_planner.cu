@@ -199,6 +199,104 @@ TEST_CASE("an optimizer takes what its passes go over, and what it keeps") {
     CHECK(cut > seconds / 8);
     CHECK(cut < seconds / 4);
     CHECK_REFUSED(planned_text(line + "1 --optimizer sgd"), "--optimizer sgd");
+
+    // Muon keeps no v of matrices, and makes each of them orthogonal: in five steps, each of three products.
+    // Queries, keys, values and what follows them have 1600 rows, and so has the MLP, with 6400 columns.
+    nlohmann::json muon = layout(1, "muon"), of_eight = layout(8, "muon");
+    auto flops = [](double rows, double columns) {
+        return 5 * (4 * rows * rows * columns + 2 * rows * rows * rows);
+    };
+    double products = 48 * (4 * flops(1600, 1600) + 2 * flops(1600, 6400)),
+           least = products / find_machine("h100").products;
+    seconds = muon["seconds"].get<double>() - adamw["seconds"].get<double>();
+    CHECK(seconds > least);
+    CHECK(seconds < 2 * least);
+    auto bytes = [](const nlohmann::json& layout, const char* name) {
+        return layout["memory"].value(name, 0.0);
+    };
+    CHECK(bytes(adamw, "optimizer") - bytes(muon, "optimizer") ==
+          doctest::Approx(4.0 * 48 * 12 * 1600 * 1600).epsilon(0.01));
+    CHECK(bytes(muon, "whole matrices") > 3 * 2.0 * 1600 * 6400);
+    // Eight ranks are homes of an eighth each.
+    double of_rank = of_eight["seconds"].get<double>() - layout(8, "adamw")["seconds"].get<double>();
+    CHECK(of_rank > seconds / 8);
+    CHECK(of_rank < seconds / 3);
+}
+
+TEST_CASE("an optimizer on the host frees the device, and takes the host's time") {
+    TemporaryFolder folder;
+    Machine machine = find_machine("h100");
+    auto layout = [&](const char* options) {
+        write_file(folder / "m.json", machine_to_json(machine).dump());
+        return planned(
+            "--model llama3-8B --gpus 8 --global-batch 512k --micro-batch 1 --zero 1 --tp 1 --pp 1 "
+            "--recompute elementwise --explain --machine " +
+            (folder / "m.json") + " " + options)["layouts"][0];
+    };
+    auto seconds = [&](const char* options) { return layout(options)["seconds"].get<double>(); };
+    double own = (double)parameter_count(plan_line("--model llama3-8B --gpus 8").options) / 8;
+    nlohmann::json device = layout(""), host = layout("--offload optimizer");
+    // A master copy and two moments move; and copies of gradients and parameters are there besides.
+    CHECK(device["memory_bytes"].get<double>() - host["memory_bytes"].get<double>() ==
+          doctest::Approx(12 * own).epsilon(0.02));
+    CHECK(host["host_bytes"].get<double>() - device["host_bytes"].get<double>() ==
+          doctest::Approx((12 + 4 + 2) * own).epsilon(0.02));
+    CHECK(host["command"].get<std::string>().find("--offload optimizer") != std::string::npos);
+    // A step of AdamW goes over 30 bytes of each parameter; 4 come to the host and 2 go back.
+    double of_host = own * (30 / machine.host_streams + 6 / machine.host_link);
+    double more = host["seconds"].get<double>() - device["seconds"].get<double>();
+    CHECK(more > 0.1 * of_host);
+    CHECK(more < 1.3 * of_host);
+    for (double Machine::*rate : {&Machine::host_streams, &Machine::host_link}) {
+        double before = seconds("--offload optimizer"), usual = machine.*rate;
+        machine.*rate *= 2;
+        CHECK(seconds("--offload optimizer") < before);
+        machine.*rate = usual;
+    }
+    machine.host_streams = machine.host_link = 1e14;
+    CHECK(seconds("--offload optimizer") < device["seconds"]);
+    CHECK(seconds("") == device["seconds"]);
+
+    machine.host_memory = 10e9;
+    nlohmann::json small = layout("--offload optimizer");
+    CHECK(small["fits"] == false);
+    CHECK(small["warnings"][0].get<std::string>().find("of the host's memory are needed") !=
+          std::string::npos);
+    CHECK_REFUSED(
+        planned_text("--model llama3-8B --gpus 8 --global-batch 512k --offload optimizer --tp 1 --pp 1 "
+                     "--machine " +
+                     (folder / "m.json")),
+        "does not fit on 8 devices");
+    std::string table = planned_text("--model llama3-8B --gpus 8 --global-batch 512k --machine h100 "
+                                     "--offload optimizer");
+    CHECK(table.find("memory  host\n") != std::string::npos);
+}
+
+TEST_CASE("products in fp8 are planned where there are some") {
+    std::string line = "--model llama3-8B --gpus 32 --global-batch 2M --machine ",
+                cut = " --tp 2 --pp 2 --tp-overlap 2 --micro-batch 1 --zero 2 --recompute none --explain "
+                      "--pp-schedule ";
+    for (const char* schedule : {"1f1b", "zero-bubble"}) {
+        auto seconds = [&](const char* options) {
+            return planned(line + "h100" + cut + schedule + options)["layouts"][0]["seconds"].get<double>();
+        };
+        double bf16 = seconds(""), fp8 = seconds(" --matmul-dtype fp8"),
+               fast = seconds(" --matmul-dtype fp8 --fp8-fast-gradients on");
+        CHECK(fp8 < 0.95 * bf16);
+        CHECK(fp8 > bf16 / 2);
+        CHECK(fast < fp8);
+    }
+    // Parameters do not move in fp8, and rows are of 16 elements.
+    nlohmann::json best = planned(line + "h100 --matmul-dtype fp8")["layouts"];
+    REQUIRE(!best.empty());
+    for (auto& layout : best) CHECK(layout["zero"] < 3);
+    CHECK_REFUSED(planned_text(line + "h100 --matmul-dtype fp8 --zero 3"), "no layout divides");
+    CHECK_REFUSED(planned_text(line + "h100 --matmul-dtype fp8 --mlp-width 14344"), "no layout divides");
+    CHECK_REFUSED(planned_text(line + "a100 --matmul-dtype fp8"),
+                  "--matmul-dtype fp8: the machine has no such");
+    CHECK_REFUSED(planned_text(line + "h100 --fp8-fast-gradients on"), "goes with --matmul-dtype fp8");
+    CHECK_REFUSED(planned_text(line + "cpu --matmul-dtype bf16"),
+                  "--matmul-dtype bf16: plans know products in");
 }
 
 TEST_CASE("failures and what helps are part of a plan") {
@@ -207,6 +305,14 @@ TEST_CASE("failures and what helps are part of a plan") {
         "--micro-batch 1";
     nlohmann::json usual = planned(line)["failures"], none = planned(line + " --failures 0")["failures"];
     CHECK(usual["hours_between"] == doctest::Approx(1000 * 24 / 3.79 / 512));
+    double of_network = usual["hours_between_of"]["network"];
+    CHECK(of_network == doctest::Approx(usual["hours_between"].get<double>() * 419 / 49));
+    nlohmann::json given =
+        planned(line + " --failures 0 --network-failures 2 --software-failures 1")["failures"];
+    CHECK(given["hours_between"] == doctest::Approx(1000 * 24 / 3.0 / 512));
+    CHECK(given["hours_between_of"]["machines"] == 0);
+    CHECK(given["hours_between_of"]["software"] == doctest::Approx(1000 * 24 / 1.0 / 512));
+    CHECK(given["training_share"] > usual["training_share"]);
     CHECK(usual["training_share"] < 0.96);
     double best = 0;
     for (auto& remedy : usual["with"]) {
@@ -216,7 +322,8 @@ TEST_CASE("failures and what helps are part of a plan") {
     CHECK(usual["with"].back()["what"] == "all of these");
     CHECK(usual["with"].back()["training_share"] == best);
     CHECK(none["training_share"] == 1);
-    CHECK(planned_text(line).find("failures     one in 12.4 h;") != std::string::npos);
+    CHECK(planned_text(line).find("failures     one in 12.4 h (of machines in 16.9 h, of") !=
+          std::string::npos);
     CHECK(planned_text(line + " --failures 0").find("failures ") == std::string::npos);
 }
 
@@ -315,7 +422,7 @@ TEST_CASE("the state is cut over as many data ranks as make a step shortest, and
     Machine unknown = machine;
     unknown.flops = 0;
     CHECK(chosen_shard_group(o, unknown) == 8);
-    o.optimizer = OptimizerKind::muon;
+    o.batch_ramp = "8k:32k:10";
     CHECK(chosen_shard_group(o, machine) == 8);
 }
 
@@ -634,11 +741,10 @@ TEST_CASE("published step times are predicted, but for a factor of each publicat
         }
         double factor = std::accumulate(errors.begin(), errors.end(), 0.0) / (double)errors.size();
         CHECK(std::abs(factor) < 0.07);
+        CHECK(std::ranges::count_if(runs, [](auto* run) { return run->within > 0.11; }) <= 1);
         for (size_t i = 0; i < runs.size(); i++) {
-            // The plot that this was read from has it where the formula of the bubble does not.
-            bool is_odd = runs[i]->name == "fig13 B32 p16 t4";
             double off = std::abs(std::expm1(errors[i] - factor));
-            CHECK_MESSAGE(off < (is_odd ? 0.13 : 0.11), runs[i]->name);
+            CHECK_MESSAGE(off < runs[i]->within, runs[i]->name);
             every.push_back(off);
         }
     }

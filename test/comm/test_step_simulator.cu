@@ -77,7 +77,8 @@ void make_equal(MicroBatchTime& times, double forward, double input, double weig
     for (WorkTime* other : {&times.embedding_forward, &times.embedding_backward, &times.head_forward,
                             &times.head_backward, &times.stream})
         *other = {};
-    times.optimizer = 0;
+    times.norm = times.clearing = 0;
+    times.others = {};
 }
 
 constexpr MessagesTaken no_messages = {false, false, false};

@@ -58,8 +58,8 @@ struct Counted {
 };
 
 // A step on the simulated device, and what the table says of it.
-Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute, bool fp8,
-                OptimizerKind kind) {
+Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute, bool fp8, OptimizerKind kind,
+                PipelineSchedule schedule) {
     Workload workload = {.B = s.B,
                          .T = s.T,
                          .training = true,
@@ -69,7 +69,7 @@ Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute, 
     Options o;
     o.optimizer = kind, o.async_save = false;
     const ZeroSettings settings = zero_settings(o);
-    Gpt g(config, workload, settings);
+    Gpt g(config, workload, settings, one_process(), {.pipeline = {schedule, 1, s.micro_batches}});
     initialize(g.state, 5);
     int N = s.B * s.T;
     std::vector<int> tokens(N), targets(N);
@@ -88,7 +88,11 @@ Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute, 
         g.state.synchronize();
         counted.device = count.take();
     }
-    StepPasses passes(config, workload, g.stage, s.micro_batches, (double)g.layout.size(), settings);
+    double matrices = 0;
+    for (int unit : g.layout.held())
+        matrices += (double)(g.layout.unit_size(unit) - g.layout.before_matrices(unit));
+    StepPasses passes(config, workload, g.stage, s.micro_batches, {(double)g.layout.size(), matrices},
+                      settings);
     for (const Pass& pass : passes.rows) {
         if (!pass.launcher) continue;
         counted.table[pass.launcher] +=
@@ -109,12 +113,21 @@ TEST_CASE("a step reads and writes what the table says") {
         std::vector<Sizes> sizes = {large};
         bool fp8 = false;
         OptimizerKind optimizer = OptimizerKind::adamw;
+        PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
     } models[] = {{"gpt", gpt, Recompute::none, {large, small, wide}},
                   {"gpt without bias", gpt_without_bias, Recompute::elementwise},
                   {"llama", llama, Recompute::elementwise, {large, small, wide}},
                   {"yuan", yuan, Recompute::mlp},
                   {"parallel", parallel, Recompute::block},
                   {"gpt with LAMB", gpt, Recompute::none, {small}, false, OptimizerKind::lamb},
+                  {"llama with Muon", llama, Recompute::none, {small}, false, OptimizerKind::muon},
+                  {"llama in fp8, weights later",
+                   llama,
+                   Recompute::none,
+                   {small},
+                   true,
+                   OptimizerKind::adamw,
+                   PipelineSchedule::zero_bubble},
                   {"gpt in fp8", gpt, Recompute::none, {small}, true},
                   {"yuan in fp8", yuan, Recompute::mlp, {small}, true},
                   {"parallel in fp8", parallel, Recompute::block, {small}, true}};
@@ -123,7 +136,8 @@ TEST_CASE("a step reads and writes what the table says") {
             CAPTURE(model.name);
             CAPTURE(s.T);
             CAPTURE(s.C);
-            auto [device, table] = counted(model.config(s.C), s, model.recompute, model.fp8, model.optimizer);
+            auto [device, table] =
+                counted(model.config(s.C), s, model.recompute, model.fp8, model.optimizer, model.schedule);
             for (auto& [launcher, was] : device) {
                 CAPTURE(launcher);
                 simt::Traffic says = table[launcher];
