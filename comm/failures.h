@@ -10,8 +10,9 @@ noticed, a machine that broke is replaced, and the processes start again and loa
 
 Machines, the network and software fail each at a rate of its own. Causes, and how often each strikes, are
 those of 54 days of Llama 3 on 16,384 devices (Llama Team, "The Llama 3 Herd of Models", 2024, table 5). Of
-what fails, only a machine is replaced: around a part of the network there is another way. One failure in ten is a hang, which nobody notices before a time-out (Wan
-et al., "Robust LLM Training Infrastructure at ByteDance", 2025).
+what fails, only a machine is replaced: around a part of the network there is another way. One failure in ten
+is a hang, which nobody notices before a time-out (Wan et al., "Robust LLM Training Infrastructure at
+ByteDance", 2025).
 */
 #pragma once
 

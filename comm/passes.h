@@ -42,7 +42,7 @@ enum class StepPart {
     stream,          // for the next stage
     head_forward,    // the last norm
     head_backward,   // with the classifier, which makes both passes at once
-    // the optimizer, over what this rank steps: the global norm, for which gradients are cleared too; updates,
+    // the optimizer, over what this rank steps: the global norm, and gradients that are cleared; updates,
     // where they have a pass of their own; whole matrices, at their homes; and new weights
     gradient_norm,
     prepare,
@@ -508,9 +508,9 @@ private:
     // ---- fp8
 
     // What is measured and quantized besides, for the gradient of a weight sees all rows at once:
-    //   where rows are sent in pieces, each is quantized by itself, one way, and then all of them the other way;
-    //   a gradient that waits for its turn until others were quantized is once more;
-    //   and so are rows that have come together again.
+    //   rows that are sent in pieces: each piece by itself, one way, and then all of them the other way;
+    //   a gradient that waits for its turn, for others have been quantized in its place meanwhile;
+    //   rows that have come together again.
     void fp8_again(bool in_pieces, bool late) {
         std::vector<Pass> all;
         bool input_in_pieces = false;

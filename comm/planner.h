@@ -28,69 +28,11 @@ left cannot be better. Some are not tried, for another one is never slower:
 #include "comm/communicator_memory.h"  // communicator_memory
 #include "comm/layout.h"               // Layout, mesh_shape, pipeline_split
 #include "comm/memory_plan.h"          // stage_memory, stream_size
+#include "comm/plan_task.h"            // PlanTask, PlannedCut
 #include "comm/setup.h"                // training_workload, zero_settings, held_multiprocessors
 #include "comm/step_simulator.h"       // simulate_step
 #include "data/base/error.h"           // fail
 #include "data/options/layout.h"       // cut_refusal
-
-// ----------------------------------------------------------------------------
-// what is planned
-
-// A way to cut a run.
-struct PlannedCut {
-    int tp = 1, pp = 1, dp = 1, micro_batch = 1;
-    PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
-    int chunks = 1, zero = 0, shard = 1;
-    Recompute recompute = Recompute::none;
-    int row_chunks = 1;  // pieces of what tensor ranks send
-    auto operator<=>(const PlannedCut&) const = default;
-
-    int ranks() const { return tp * pp * dp; }
-};
-
-struct PlanTask {
-    Options options;  // complete but for the layout
-    Machine machine;
-    int devices;
-    // The layout's options that hold; the others are searched for.
-    bool keeps_tp = false, keeps_pp = false, keeps_schedule = false, keeps_chunks = false, keeps_zero = false,
-         keeps_shard = false, keeps_micro_batch = false, keeps_recompute = false;
-    Exposed exposed = Exposed::none;
-
-    Overlap overlap() const {
-        Overlap overlap = options.overlap;
-        if (exposed == Exposed::tensor) overlap.tensor = false;
-        if (exposed == Exposed::pipeline) overlap.pipeline = false;
-        if (exposed == Exposed::data) overlap.data = false;
-        return overlap;
-    }
-};
-
-// The time of a step in parts, in seconds: those of work are of the stage that has most to do.
-struct StepParts {
-    double products = 0, attention = 0, other_kernels = 0;  // of the micro-batches
-    double optimizer = 0;
-    double bubble = 0;                          // the stages wait for each other
-    double tensor = 0, pipeline = 0, data = 0;  // without these messages the step would be so much shorter
-    double together = 0;                        // and without all of them, by so much more
-};
-
-// A message that the ranks of a group send each other again and again.
-struct PlannedMessage {
-    const char* what;
-    const char* numbers;  // that travel
-    RankGroup group;
-    double bytes, seconds;  // each time
-};
-
-struct PlannedStep {
-    PlannedCut cut;
-    double seconds = 0;
-    std::vector<MemoryClass> memory = {};  // of the stage that takes most
-};
-
-// ----------------------------------------------------------------------------
-// the planner
 
 inline std::vector<long long> divisors(long long number) {
     std::vector<long long> low, high;
@@ -596,13 +538,15 @@ private:
     }
 
     // Where whole matrices are transformed: what those of so many blocks take.
-    std::function<HomesTime(int)> homes(const PlannedCut& cut) {
-        if (!zero_settings(task_.options, number_bytes_).transform_scratch) return nullptr;
+    std::function<AtHomes(int)> homes(const PlannedCut& cut) {
+        ZeroSettings settings = zero_settings(task_.options, number_bytes_);
+        if (!settings.transform_scratch) return nullptr;
         MeshShape mesh = mesh_shape(options_of(cut));
-        return [this, mesh](int blocks) {
+        return [this, mesh, settings, &layout = parameters(cut)](int blocks) {
             auto [known, is_new] = homes_.try_emplace({mesh.tp, mesh.dp, mesh.shard, blocks});
             if (is_new)
-                known->second = homes_time(machine_, task_.options, mesh, (double)number_bytes_, blocks);
+                known->second = matrices_at_homes(machine_, task_.options, mesh, layout, settings,
+                                                  (double)number_bytes_, blocks);
             return known->second;
         };
     }
@@ -612,33 +556,26 @@ private:
         Options o = options_of(cut);
         Workload w = workload(cut);
         ZeroSettings settings = zero_settings(o, number_bytes_);
-        const TransformScratch scratch_of = std::exchange(settings.transform_scratch, nullptr);
+        settings.transform_scratch = nullptr;  // where all parts of matrices lie takes long to find
+        auto homes = this->homes(cut);
         Layout cut_layout = layout(cut, enough_micro_batches(cut));
         std::vector<MemoryClass> fullest;
         for (int number = 0; number < cut.pp; number++) {
             const Stage& stage = this->stage(cut, cut_layout, number);
             auto classes =
                 stage_memory(o, w, settings, cut_layout, stage, parameter_layout(o, cut.dp, stage.units()));
-            if (scratch_of)
-                classes.push_back({"whole matrices", matrix_bytes(cut_layout.mesh, stage, scratch_of)});
+            if (homes) {
+                int blocks = 0, most_blocks = blocks_of_round(o, cut.tp * cut.dp);
+                for (int of_chunk : stage.layers(0)) blocks += of_chunk;
+                double elements = homes(std::min(blocks, most_blocks)).elements;
+                classes.push_back({"whole matrices", (size_t)elements * number_bytes_});
+            }
             if (number_bytes_ == 2)
                 classes.push_back({"communicators", communicator_memory(cut_layout.mesh, machine_.node)});
             if (total(classes) > most || (most < SIZE_MAX && pinned(classes) > host_room())) return {};
             if (total(classes) > total(fullest)) fullest = classes;
         }
         return fullest;
-    }
-    // The same for stages with as many blocks: it takes long to find where all parts of matrices lie.
-    size_t matrix_bytes(const MeshShape& mesh, const Stage& stage, TransformScratch scratch_of) {
-        int blocks = 0;
-        for (int of_chunk : stage.layers(0)) blocks += of_chunk;
-        auto [known, is_new] = matrix_bytes_.try_emplace({mesh.tp, mesh.dp, mesh.shard, blocks}, 0);
-        if (is_new) {
-            Arena counted(Arena::counts, number_bytes_);
-            MatrixArrays(counted, parameter_layout(task_.options, mesh.dp, stage.units()), mesh, scratch_of);
-            known->second = counted.bytes();
-        }
-        return known->second;
     }
     const Stage& stage(const PlannedCut& cut, const Layout& layout, int number) {
         auto key = std::tuple(cut.tp, cut.pp, cut.schedule, cut.chunks, layout.pipeline.micro_batches);
@@ -658,9 +595,8 @@ private:
     std::map<std::tuple<int, int, bool>, int>
         row_chunks_;  // by tensor ranks, micro-batch and whether stages send
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
-    std::map<std::tuple<int, int, int, int>, HomesTime> homes_;      // by ranks and blocks
-    std::map<std::tuple<int, int, int, int>, size_t> matrix_bytes_;  // likewise
-    std::map<PlannedCut, int> too_large_;                            // micro-batches; by the rest of the cut
-    std::map<int, std::vector<int>> splits_;                         // by the number of parts
+    std::map<std::tuple<int, int, int, int>, AtHomes> homes_;  // by ranks and blocks
+    std::map<PlannedCut, int> too_large_;                      // micro-batches; by the rest of the cut
+    std::map<int, std::vector<int>> splits_;                   // by the number of parts
     std::map<std::tuple<int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>> stages_;
 };

@@ -154,8 +154,8 @@ inline void complete_options(TokenizeOptions& options) {
 }
 
 // Tokens of a step where a plan is not told: about those of GPT-3 of the same size (Brown et al., "Language
-// models are few-shot learners", 2020, table 2.1), in a power of two of sequences, which many numbers of ranks
-// divide.
+// models are few-shot learners", 2020, table 2.1), in a power of two of sequences, which many numbers of
+// ranks divide.
 inline long long usual_global_batch(const ModelConfig& config, int sequence_length) {
     double parameters = (double)parameter_count(config);
     long long tokens = 512 << 10;

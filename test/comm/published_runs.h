@@ -8,9 +8,9 @@ is told by three words:
     rows_on_all_ranks       every tensor rank has all rows between its matrices: no sequence parallelism
     best_of_micro_batches   micro-batch and chunks of the pipeline are not told, but the best were taken
 
-A row that cannot be predicted to 11% has `within`, how well it is: with 16 stages and 32 micro-batches, the
-plot of one has 111 TFLOP/s. With 128 micro-batches the same layout has 162, of which the formula of the bubble
-leaves 123 at 32; its neighbours with 8 and 32 stages are as that formula says.
+A row that cannot be predicted to 11% has `within`, how well it is. With 16 stages and 32 micro-batches, the
+plot of one has 111 TFLOP/s. With 128 micro-batches the same layout has 162, of which the formula of the
+bubble leaves 123 at 32; its neighbours with 8 and 32 stages are as that formula says.
 
 All of them sent gradients behind the last micro-batch. A number that was read off a plot has `read_within`,
 the part by which the reading may be wrong.

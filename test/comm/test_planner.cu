@@ -185,8 +185,8 @@ TEST_CASE("an optimizer takes what its passes go over, and what it keeps") {
         return planned(line + text("%d --optimizer %s", gpus, optimizer))["layouts"][0];
     };
     nlohmann::json adamw = layout(1, "adamw"), lamb = layout(1, "lamb");
-    // AdamW reads w, g, m and v, and writes w twice, m and v: 30 bytes. LAMB's first pass has 16 + 12, that of
-    // squares 8, and its second 8 + 6: 20 more.
+    // AdamW reads w, g, m and v, and writes w twice, m and v: 30 bytes. LAMB's first pass has 16 + 12, that
+    // of squares 8, and its second 8 + 6: 20 more.
     Options o = plan_line(line + "1").options;
     double parameters = (double)parameter_count(o), more = 20 * parameters / find_machine("h100").streams;
     double seconds = lamb["seconds"].get<double>() - adamw["seconds"].get<double>();
@@ -361,6 +361,29 @@ TEST_CASE("planned memory is that of a run") {
         compared++;
     });
     CHECK(compared >= 50);
+    // Whole matrices, which are not looked for part by part.
+    for (const char* more : {"", " --kv-heads 4", " --kv-heads 2"}) {
+        Planned muon(small_model + std::string("cpu --optimizer muon") + more);
+        for (auto [tp, dp, shard] :
+             {std::tuple{1, 1, 1}, {1, 8, 8}, {4, 2, 2}, {2, 4, 2}, {8, 1, 1}, {1, 8, 2}}) {
+            CAPTURE(more);
+            CAPTURE(tp);
+            CAPTURE(shard);
+            PlannedCut cut;
+            cut.tp = tp, cut.dp = dp, cut.shard = shard, cut.zero = dp > 1;
+            Options o = muon.planner.options_of(cut);
+            Layout layout = {.mesh = mesh_shape(o)};
+            auto of_run = memory_classes(o, training_workload(o, cut.recompute), zero_settings(o), layout);
+            auto bytes_of = [](const std::vector<MemoryClass>& classes) {
+                for (const MemoryClass& one : classes)
+                    if (one.name == std::string("whole matrices")) return (double)one.bytes;
+                return 0.0;
+            };
+            double planned = bytes_of(muon.planner.planned(cut).memory), run = bytes_of(of_run);
+            CHECK(run > 0);
+            CHECK(planned == doctest::Approx(run).epsilon(0.1));
+        }
+    }
     // What is counted for bf16 has parameters and activations of half the size.
     Planned bf16(small_model + std::string("h100"));
     PlannedCut cut;
