@@ -536,7 +536,7 @@ private:
             if (name != "fp8_matmul_backward_weight") continue;
             if (input_in_pieces || late)
                 quantize_again(all, pass, product.rows * product.sums, input_in_pieces ? 0 : 1);
-            if (pass.sent == RowsSent::gathered_again)
+            if (pass.sent == RowsSent::gathered_again && n_ < N_)
                 quantize_again(all, pass, product.columns * product.sums, 1);
         }
         rows = std::move(all);

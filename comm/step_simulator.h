@@ -137,8 +137,6 @@ public:
     void step_parameters(double begin) {
         const MicroBatchTime& times = step_.times;
         if (step_.norm_bytes > 0) optimizer_clock() = begin;
-        for (int unit : held_)
-            compute += times.clearing * (cut_gradients_ ? 1 : shard_.ranks) * size(unit) / shard_.ranks;
         int number = 0;
         for (const std::vector<int>& round : rounds()) {
             if (step_.homes) transform(round);
@@ -155,6 +153,8 @@ public:
             }
         }
         if (cut_parameters_) data_free_ = std::max(data_free_, optimizer_clock());
+        for (int unit : held_)
+            compute += times.clearing * (cut_gradients_ ? 1 : shard_.ranks) * size(unit) / shard_.ranks;
         optimizer = compute;
     }
 
