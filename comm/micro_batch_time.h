@@ -124,6 +124,7 @@ inline bool takes_as_long(const Pass& a, const Pass& b) {
            a.flops() == b.flops() && a.product.rows == b.product.rows && a.sent == b.sent &&
            (a.part == StepPart::head_backward) == (b.part == StepPart::head_backward);
 }
+
 // ----------------------------------------------------------------------------
 // the optimizer
 
@@ -203,6 +204,7 @@ inline int blocks_of_round(const ModelConfig& config, int ranks) {
         if (row.is_block_matrix()) matrices += (int)row.all_sections().size();
     return std::max(1, ceil_div(ranks, std::max(1, matrices)));
 }
+
 // ----------------------------------------------------------------------------
 // all of it
 
