@@ -199,10 +199,7 @@ inline AtHomes matrices_at_homes(const Machine& machine, const ModelConfig& conf
 
 // Blocks whose matrices are at their homes at the same time: as few as give every rank one.
 inline int blocks_of_round(const ModelConfig& config, int ranks) {
-    int matrices = 0;
-    for (const TensorRow& row : tensor_table(config))
-        if (row.is_block_matrix()) matrices += (int)row.all_sections().size();
-    return std::max(1, ceil_div(ranks, std::max(1, matrices)));
+    return std::max(1, ceil_div(ranks, matrices_of_block(config)));
 }
 
 // ----------------------------------------------------------------------------

@@ -83,6 +83,14 @@ struct SteppedParameters {
     SteppedParameters(double all, double matrices = 0) : all(all), matrices(matrices) {}
 };
 
+// Matrices that an optimizer of whole ones sees in a block.
+inline int matrices_of_block(const ModelConfig& config) {
+    int count = 0;
+    for (const TensorRow& row : tensor_table(config))
+        if (row.is_block_matrix()) count += (int)row.all_sections().size();
+    return count;
+}
+
 // What it takes to orthogonalise() a matrix (kernels/muon.cuh), with rows <= cols.
 inline std::vector<Pass> orthogonal_passes(double rows, double cols, double e) {
     double n = rows * cols, square = rows * rows;
@@ -463,29 +471,28 @@ private:
         add("sums_of_squares", 1, 4 * parameters.all, 0, 2);
         add("clip_scale", 1, 8, 8);
         mark(StepPart::gradient_norm);
-        auto update = [&](double count, double slots) {
-            add("optimizer_pass", 1, (4 + weights + slots) * count, (4 + slots) * count, units);
-        };
-        auto step = [&](double count, double slots) {
-            if (count > 0)
-                add("optimizer_pass", 1, (4 + weights + slots) * count, (stepped + slots) * count, units);
+        auto step = [&](double count, double slots, int launches) {
+            add("optimizer_pass", 1, (4 + weights + slots) * count, (stepped + slots) * count, launches);
         };
         if (settings.takes_norms) {
-            update(others, slots);
+            add("optimizer_pass", 1, (4 + weights + slots) * others, (4 + slots) * others, units);
             add("sums_of_squares", 1, (4 + weights) * others, 0, 4 * units);
             slots = 0;
         }
-        if (matrices > 0) update(matrices, of_matrices);
+        // Muon's updates do not depend on weights.
+        if (matrices > 0)
+            add("optimizer_pass", 1, (4 + of_matrices) * matrices, (4 + of_matrices) * matrices, layers);
         mark(StepPart::prepare);
         if (matrices > 0) {
-            add("convert", 1, 4 * matrices, e * matrices);
-            add("copy_part", 2, e * matrices, e * matrices);
+            int whole = layers * matrices_of_block(c_);
+            add("convert", 1, 4 * matrices, e * matrices, whole);
+            add("copy_part", 2, e * matrices, e * matrices, whole);
             mark(StepPart::transform);
             whole_matrices(layers);
-            add("convert", 1, e * matrices, 4 * matrices);
+            add("convert", 1, e * matrices, 4 * matrices, whole);
+            step(matrices, 0, layers);
         }
-        step(matrices, 0);
-        step(others, slots);
+        if (others > 0) step(others, slots, units);
         mark(StepPart::optimizer);
     }
 
