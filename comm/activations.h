@@ -14,6 +14,7 @@ schedule runs, each layer sees the instances that are its own through a struct o
 #include "comm/pipeline.h"         // PipelineTask
 #include "comm/stage.h"            // Stage
 #include "data/options/options.h"  // Recompute
+#include "kernels/fp8_matmul.cuh"  // fp8_fast_gradients
 
 // ----------------------------------------------------------------------------
 // what is asked of a model
@@ -26,8 +27,9 @@ struct Workload {
     int loss_chunk;  // tokens whose logits exist at the same time
     // Texts that are written at once, and the tokens of each whose keys and values are kept. 0: none.
     int cache_rows = 0, cache_length = 0;
-    bool fp8 = false;                      // products of the blocks
-    size_t number_bytes = sizeof(floatX);  // another size in plans for other builds than this one
+    bool fp8 = false;                          // products of the blocks
+    size_t number_bytes = sizeof(floatX);      // another size in plans for other builds than this one
+    bool fast_gradients = fp8_fast_gradients;  // likewise
 
     int positions() const { return std::max(T, cache_length); }
 };

@@ -29,11 +29,22 @@ inline Machine expected_machine(const Options& o, const World& world) {
     return machine;
 }
 
-// The planner knows such runs.
+// The planner knows such runs: their steps are all alike, and no link is slowed down.
 inline bool is_expected(const Options& o) {
-    bool knows_fp8 = o.matmul_dtype != MatmulDtype::fp8 || o.tp * o.pp == 1;
-    return o.optimizer == OptimizerKind::adamw && o.offload == Offload::none && knows_fp8 &&
-           o.batch_ramp.empty() && o.throttle_link == 0;
+    return o.batch_ramp.empty() && o.throttle_link == 0;
+}
+
+// Refuses numbers that products of the machine's program cannot be made of.
+inline void check_plan(const Options& o, const Machine& machine) {
+    bool fp8 = o.matmul_dtype == MatmulDtype::fp8;
+    if (fp8 && !machine.has_fp8)
+        fail("--matmul-dtype fp8: the machine has no such products; give --matmul-dtype auto, or plan for a "
+             "Hopper or "
+             "later");
+    if (o.fp8_fast_gradients && !fp8)
+        fail("--fp8-fast-gradients on: goes with --matmul-dtype fp8; give --fp8-fast-gradients off");
+    if (o.matmul_dtype == MatmulDtype::bf16 && machine.number_bytes == sizeof(float))
+        fail("--matmul-dtype bf16: plans know products in fp32 of such a machine; give --matmul-dtype auto");
 }
 
 // Chooses for --tp auto: the fastest layout of all processes, among those with what is not at its default.
@@ -42,9 +53,9 @@ inline void choose_cut(Options& o, const Machine& machine, int processes) {
         fail("--tp auto: --machine is missing, and the device here is not a card that is known; measure it "
              "with train_gpt plan --measure, or give --tp and --pp");
     if (!is_expected(o))
-        fail(
-            "--tp auto: plans know AdamW on the device, without --batch-ramp and --throttle-link, and fp8 on "
-            "whole layers; give --tp and --pp");
+        fail("--tp auto: plans know no --batch-ramp and no --throttle-link; leave them out, or give --tp and "
+             "--pp");
+    check_plan(o, machine);
     if (o.global_batch == 0) fail("--tp auto: --global-batch is missing; give the tokens of a step");
     if (o.global_batch % o.sequence_length)
         fail("--global-batch %lld: not a multiple of --sequence-length %d; give one", o.global_batch,

@@ -8,9 +8,11 @@ noticed, a machine that broke is replaced, and the processes start again and loa
     train | save | train | save | train x  noticed | replaced | started, loaded | train ...
                  '------- lost --------'
 
-Causes, and how often each strikes, are those of 54 days of Llama 3 on 16,384 devices (Llama Team, "The Llama
-3 Herd of Models", 2024, table 5). One failure in ten is a hang, which nobody notices before a time-out (Wan
-et al., "Robust LLM Training Infrastructure at ByteDance", 2025).
+Machines, the network and software fail each at a rate of its own. Causes, and how often each strikes, are
+those of 54 days of Llama 3 on 16,384 devices (Llama Team, "The Llama 3 Herd of Models", 2024, table 5). Of
+what fails, only a machine is replaced: around a part of the network there is another way. One failure in ten
+is a hang, which nobody notices before a time-out (Wan et al., "Robust LLM Training Infrastructure at
+ByteDance", 2025).
 */
 #pragma once
 
@@ -25,32 +27,60 @@ et al., "Robust LLM Training Infrastructure at ByteDance", 2025).
 // ----------------------------------------------------------------------------
 // what fails
 
+enum class FailingPart { machine, network, software };
+constexpr int failing_parts = 3;
+constexpr const char* name_of_part[failing_parts] = {"machines", "the network", "software"};
+
 struct FailureCause {
     const char* name;
-    double count;         // in those 54 days
-    bool breaks_machine;  // another one is needed
+    double count;  // in those 54 days
+    FailingPart part;
 };
 
-constexpr FailureCause failure_causes[] = {{"devices", 196, true},
-                                           {"memory of devices", 72, true},
-                                           {"software", 54, false},
-                                           {"network", 42, false},
-                                           {"maintenance of hosts", 32, true},
-                                           {"wrong results", 6, true},
-                                           {"time-outs of messages", 7, false},
-                                           {"others", 10, false}};
+constexpr FailureCause failure_causes[] = {{"devices", 196, FailingPart::machine},
+                                           {"memory of devices", 72, FailingPart::machine},
+                                           {"software", 54, FailingPart::software},
+                                           {"network", 42, FailingPart::network},
+                                           {"maintenance of hosts", 32, FailingPart::machine},
+                                           {"wrong results", 6, FailingPart::machine},
+                                           {"time-outs of messages", 7, FailingPart::network},
+                                           {"others", 10, FailingPart::software}};
 constexpr double observed_node_days = 54 * 2048.0;
-
-constexpr double count_of_failures(bool that_break_machines) {
-    double count = 0;
-    for (const FailureCause& cause : failure_causes)
-        if (cause.breaks_machine || !that_break_machines) count += cause.count;
-    return count;
-}
-
-constexpr double failures_per_node_day = count_of_failures(false) / observed_node_days;
-constexpr double share_that_breaks = count_of_failures(true) / count_of_failures(false);
 constexpr double share_of_hangs = 0.1;
+
+// Failures of each part in a day of a node.
+struct FailureRates {
+    double of[failing_parts] = {};
+
+    constexpr double all() const {
+        double sum = 0;
+        for (double rate : of) sum += rate;
+        return sum;
+    }
+    constexpr FailureRates times(double factor) const {
+        FailureRates scaled = *this;
+        for (double& rate : scaled.of) rate *= factor;
+        return scaled;
+    }
+    // The part that fails next, by a number that is uniform in [0, 1).
+    FailingPart part(double uniform) const {
+        int part = 0;
+        for (double left = uniform * all(); part < failing_parts - 1 && left >= of[part]; part++)
+            left -= of[part];
+        return FailingPart(part);
+    }
+};
+
+constexpr FailureRates observed_failures() {
+    FailureRates rates;
+    for (const FailureCause& cause : failure_causes)
+        rates.of[(int)cause.part] += cause.count / observed_node_days;
+    return rates;
+}
+// So many failures in a day of a node, of the same parts.
+constexpr FailureRates failures_like_observed(double per_node_day) {
+    return observed_failures().times(per_node_day / observed_failures().all());
+}
 
 // ----------------------------------------------------------------------------
 // a run
@@ -60,7 +90,7 @@ constexpr double seconds_of_day = 86400;
 // Times in seconds.
 struct FailureModel {
     int nodes = 1;
-    double per_node_day = failures_per_node_day;
+    FailureRates per_node_day = observed_failures();
     double save_interval = HUGE_VAL;  // training from one checkpoint to the next
     double save_stall = 1;            // training waits so long for one
     double save_time = 60;            // from when it begins until it is on disk, while training goes on
@@ -73,7 +103,7 @@ struct FailureModel {
     int data_ranks = 1;
     bool elastic = false;  // without a spare, the other data ranks go on until there is another machine
 
-    double per_second() const { return nodes * per_node_day / seconds_of_day; }
+    double per_second() const { return nodes * per_node_day.all() / seconds_of_day; }
 };
 
 // Training without a failure, at a share of full speed, with checkpoints. Work is counted in seconds at full
@@ -130,7 +160,7 @@ inline double simulate_run(const FailureModel& m, double training, uint64_t numb
         }
         kept += train.saved(ran), ran = 0;
         waiting = m.restart + (random_uniform(random.at[1]) < share_of_hangs ? m.time_out : m.notice);
-        if (random_uniform(random.at[2]) >= share_that_breaks) continue;
+        if (m.per_node_day.part(random_uniform(random.at[2])) != FailingPart::machine) continue;
         if (spares > 0) {
             spares--;
             returns.push(now + m.repair);

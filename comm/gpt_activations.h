@@ -15,11 +15,13 @@ matrices read them.
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "comm/activations.h"  // Lifetime, ActivationRow, Workload
 #include "comm/parameters.h"   // padded_vocab
 #include "comm/stage.h"        // Dims, Stage, local_part
+#include "data/base/added_rows.h"
 #include "data/options/model_config.h"
 #include "kernels/attention.cuh"   // attention_backward_scratch
 #include "kernels/embedding.cuh"   // embedding_backward_scratch
@@ -202,5 +204,5 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     }
     ACTIVATIONS(X)
 #undef X
-    return rows;
+    return with_added(std::move(rows));
 }

@@ -136,6 +136,10 @@ struct Machine {
     double attention_forward = 0, attention_backward = 0;  // FLOP/s of the inner loops with heads of 128
     double half_sums = 90;   // terms of a sum in whose time the first operands of a product arrive: fitted
     double launch = 2.5e-6;  // seconds from one kernel to the next: fitted
+    // the host: what a device has of its memory, of the rate of that, and bytes/s between the two, one way
+    double host_memory = 128e9, host_streams = 25e9, host_link = 22e9;
+    bool has_fp8 = true;    // products of the program in 8 bits, which begin with Hopper
+    bool measured = false;  // by --measure, on such devices
 
     void set_products(double rate, const AttentionShare& attention) {
         products = rate;
@@ -158,6 +162,12 @@ inline Machine machine_of(const Card& card) {
                        .network = network_share * card.network_rate,
                        .number_bytes = card.number_bytes};
     machine.set_products(card.product_share * card.flops, card.attention);
+    bool is_host = card.number_bytes == sizeof(float);
+    machine.has_fp8 = !is_host && card.attention.forward != with_mma.forward;
+    if (is_host)
+        machine.host_memory = machine.memory, machine.host_streams = machine.host_link = machine.streams;
+    else if (machine.has_fp8)  // hosts with PCIe 5 and DDR5
+        machine.host_memory = 250e9, machine.host_streams = 50e9, machine.host_link = 45e9;
     return machine;
 }
 

@@ -1,12 +1,13 @@
 /*
 Machines that a plan is made for: a card of the table by its name (comm/machine.h), or a file that describes
-other nodes. The file is a JSON object with these fields, and no others; those of the last line may be left
-out:
+other nodes. The file is a JSON object with these fields, and no others; those of the last two lines may be
+left out, and "measured" is true of a file that plan --measure wrote:
 
     {"multiprocessors": 132, "flops": 989.4e12, "products": 720e12, "streams": 3.0e12, "memory": 80e9,
      "links": 360e9, "link_latency": 3e-6, "node": 8, "network": 45e9, "network_latency": 1e-5,
      "number_bytes": 2,
-     "attention_forward": 677e12, "attention_backward": 504e12, "half_sums": 90, "launch": 2.5e-6}
+     "attention_forward": 677e12, "attention_backward": 504e12, "half_sums": 90, "launch": 2.5e-6,
+     "host_memory": 250e9, "host_streams": 50e9, "host_link": 45e9, "measured": false}
 */
 #pragma once
 
@@ -52,6 +53,9 @@ inline std::span<const MachineField> machine_fields() {
         {"attention_backward", &Machine::attention_backward, nullptr, 1e18, true},  // loop
         {"half_sums", &Machine::half_sums, nullptr, 1e6, true},  // terms of sums that take twice their time
         {"launch", &Machine::launch, nullptr, 1, true},          // seconds from one kernel to the next
+        {"host_memory", &Machine::host_memory, nullptr, 1e15, true},    // bytes of the host, for each device
+        {"host_streams", &Machine::host_streams, nullptr, 1e15, true},  // bytes/s that a copy there reaches
+        {"host_link", &Machine::host_link, nullptr, 1e15, true},        // bytes/s between the two, one way
     };
     return fields;
 }
@@ -68,6 +72,7 @@ inline Machine machine_from_json(const nlohmann::json& json, const std::string& 
     }
     if (machine.attention_forward == 0) machine.attention_forward = with_mma.forward * machine.products;
     if (machine.attention_backward == 0) machine.attention_backward = with_mma.backward * machine.products;
+    machine.measured = object.boolean("measured", false);
     object.done("leave it out, or see comm/machine_file.h for those that are");
     if (machine.number_bytes != 2 && machine.number_bytes != 4)
         fail("%s: number_bytes is %d; it must be 2 or 4", file.c_str(), machine.number_bytes);
@@ -87,6 +92,7 @@ inline nlohmann::ordered_json machine_to_json(const Machine& machine) {
         else
             json[field.name] = machine.*field.count;
     }
+    if (machine.measured) json["measured"] = true;
     return json;
 }
 

@@ -116,6 +116,36 @@ inline void measure_memory(Machine& machine, const Stopwatch& watch, const World
     machine.memory = (double)total / (has_own_memory ? 1 : world.local_size());
 }
 
+// What a device has of its host: the rate at which AdamW steps parameters there, each of which it reads and
+// writes 28 bytes of and what is written for the device; and copies of pinned memory.
+inline void measure_host(Machine& machine, const Stopwatch& watch, const World& world, cudaStream_t stream) {
+    machine.host_memory = (double)available_host_memory(world.local_size());
+    const size_t count = (size_t)(has_own_memory ? 64 : 8) << 20;
+    Arena arena;
+    arena.of("host", true);
+    float* numbers[4];
+    for (float*& array : numbers) array = arena.take_zeros<float>(count, stream);
+    floatX* params = arena.take_zero_numbers(count, stream);
+    DeviceArray<float> device(count);
+    machine.host_link = (double)count * sizeof(float) / watch.seconds([&] {
+        cudaCheck(
+            cudaMemcpyAsync(device.data, numbers[0], count * sizeof(float), cudaMemcpyHostToDevice, stream));
+    });
+    constexpr bool has_master = sizeof(floatX) < sizeof(float);
+    float scale = 1;
+    auto [grads, m, v, master] = numbers;
+    OptimizerArrays arrays = {params, has_master ? master : nullptr, {m, v}, grads, &scale};
+    Optimizer adamw = adamw_optimizer({1e-3, 0.9, 0.95, 1e-8, 0.1, 1, false}, 0);
+    auto step = [&] { adamw.step.on_host(arrays, {{0, count, 0, 0, true}}); };
+    cudaCheck(cudaStreamSynchronize(stream));
+    step();  // the first touches the pages
+    world.barrier();
+    double start = seconds_now();
+    step();
+    double bytes = 4 + 4 * 4 + (has_master ? 8 : 4) + sizeof(floatX) * has_master;
+    machine.host_streams = bytes * (double)count / std::max(seconds_now() - start, 1e-9);
+}
+
 inline void measure_attention(Machine& machine, const Stopwatch& watch, cudaStream_t stream) {
     constexpr int HS = 128;
     const int T = has_own_memory ? 8192 : 1024, NH = has_own_memory ? 16 : 2;
@@ -162,6 +192,7 @@ inline Machine measured_machine(const World& world) {
     ComputeStream own;
     cudaStream_t stream = own.stream;
     Machine machine = {};
+    machine.measured = true;
     Stopwatch watch(world, stream);
     int nodes = world.size() / world.local_size();
     Mesh mesh(world, {.tp = world.local_size(), .pp = 1, .dp = nodes, .shard = nodes}, stream);
@@ -172,6 +203,7 @@ inline Machine measured_machine(const World& world) {
     measure_products(machine, watch, stream);
     measure_memory(machine, watch, world, stream);
     measure_attention(machine, watch, stream);
+    measure_host(machine, watch, world, stream);
     const Card* card = card_here();
     Machine usual = machine_of(card ? *card : *find_card("host CPU"));
     machine.flops = card ? std::max(card->flops, machine.products) : machine.products;

@@ -18,6 +18,7 @@ a round the most expensive matrix goes to the rank that has least to do so far. 
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <queue>
 #include <utility>
 #include <vector>
 
@@ -98,14 +99,18 @@ inline std::vector<HomedMatrix> matrices_of(const std::vector<ParameterLayout>& 
 
 // Gives each matrix of a round its home, and each part its place there.
 inline void choose_homes(MatrixRound& round, int ranks) {
-    std::vector<double> load(ranks);
+    using Load = std::pair<double, int>;  // of a rank: the least comes first, and then the first rank
+    std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+    for (int rank = 0; rank < ranks; rank++) loads.push({0, rank});
     std::vector<size_t> room(ranks);
     std::vector<HomedMatrix*> by_cost;
     for (HomedMatrix& matrix : round.matrices) by_cost.push_back(&matrix);
     std::ranges::stable_sort(by_cost, std::greater(), [](const HomedMatrix* m) { return m->cost(); });
     for (HomedMatrix* matrix : by_cost) {
-        matrix->home = (int)(std::ranges::min_element(load) - load.begin());
-        load[matrix->home] += matrix->cost();
+        auto [load, rank] = loads.top();
+        loads.pop();
+        loads.push({load + matrix->cost(), rank});
+        matrix->home = rank;
         for (HeldPart& held : matrix->parts) {
             held.arrives = room[matrix->home];
             room[matrix->home] += held.part.count;

@@ -3,26 +3,28 @@ The passes of a training step over memory: a row for each launch, with the bytes
 each tensor as often as the kernel goes over it, and its FLOPs. Sizes of any model can be counted so, without
 a device; on the simulated device a test compares the rows with what kernels really read and write.
 
-The rows follow train_gpt.cu, from the embedding to the optimizer, which is AdamW. Communication is not among
-them, and neither are single numbers. Those of fp8 are of products that are made at once, as they are without
-tensor ranks, and of weights' gradients that are made right behind those of inputs.
+The rows follow train_gpt.cu, from the embedding to the optimizer. Communication is not among them, and
+neither are single numbers.
 */
 #pragma once
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/activations.h"      // Workload
 #include "comm/gpt_activations.h"  // gelu_is_fused
 #include "comm/stage.h"            // Dims, Stage
+#include "comm/zero_arrays.h"      // ZeroSettings
+#include "data/base/added_rows.h"  // with_added
 #include "data/options/model_config.h"
-#include "data/run/meter.h"        // mean_keys
-#include "kernels/embedding.cuh"   // sum_rows_launches
-#include "kernels/fp8_matmul.cuh"  // fp8_fast_gradients
-#include "kernels/matmul.cuh"      // bias_slices
-#include "kernels/norm.cuh"        // NormBackwardBlocks
-#include "kernels/qk_norm.cuh"     // qk_norm_partials
+#include "data/run/meter.h"       // mean_keys
+#include "kernels/embedding.cuh"  // sum_rows_launches
+#include "kernels/matmul.cuh"     // bias_slices
+#include "kernels/muon.cuh"       // newton_schulz_steps
+#include "kernels/norm.cuh"       // NormBackwardBlocks
+#include "kernels/qk_norm.cuh"    // qk_norm_partials
 
 // D (rows, columns) as sums over `sums` products each.
 struct ProductShape {
@@ -40,6 +42,11 @@ enum class StepPart {
     stream,          // for the next stage
     head_forward,    // the last norm
     head_backward,   // with the classifier, which makes both passes at once
+    // the optimizer, over what this rank steps: the global norm, and gradients that are cleared; updates,
+    // where they have a pass of their own; whole matrices, at their homes; and new weights
+    gradient_norm,
+    prepare,
+    transform,
     optimizer
 };
 
@@ -59,23 +66,59 @@ struct Pass {
     StepPart part = StepPart::optimizer;
     int layer = -1;  // of a block
     RowsSent sent = RowsSent::none;
+    bool for_weight = false;  // copies in fp8: for the gradient of a weight
 
     // Those that a zero-bubble pipeline leaves for later, where they are of a block.
     bool is_weight_gradient() const {
         std::string_view name = launcher ? launcher : "";
-        return name == "matmul_backward_weight" || name == "fp8_matmul_backward_weight";
+        return for_weight || name == "matmul_backward_weight" || name == "fp8_matmul_backward_weight";
     }
     double flops() const { return attention_flops > 0 ? attention_flops : product.flops(); }
 };
+
+// Parameters that an optimizer steps, those of the blocks' matrices among them. Which of them are matters to
+// one that transforms matrices.
+struct SteppedParameters {
+    double all, matrices;
+    SteppedParameters(double all, double matrices = 0) : all(all), matrices(matrices) {}
+};
+
+// Matrices that an optimizer of whole ones sees in a block.
+inline int matrices_of_block(const ModelConfig& config) {
+    int count = 0;
+    for (const TensorRow& row : tensor_table(config))
+        if (row.is_block_matrix()) count += (int)row.all_sections().size();
+    return count;
+}
+
+// What it takes to orthogonalise() a matrix (kernels/muon.cuh), with rows <= cols.
+inline std::vector<Pass> orthogonal_passes(double rows, double cols, double e) {
+    double n = rows * cols, square = rows * rows;
+    std::vector<Pass> passes;
+    auto add = [&](const char* launcher, double times, double read, double written, ProductShape product = {},
+                   int launches = 1) {
+        passes.push_back({launcher, times, e * read, e * written, product, 0, 0, launches});
+        passes.back().part = StepPart::transform;
+    };
+    constexpr double steps = newton_schulz_steps;
+    add("sums_of_squares", 1, n, 0, {}, 2);
+    add("divide_by_norm", 1, n, n);
+    add("matmul_forward", steps, 2 * n, square, {rows, rows, cols});
+    add("matmul_forward", steps, 2 * square, square, {rows, rows, rows});
+    add("elementwise", steps, 2 * square, square);
+    add("matmul_backward_input", steps, n + square, n, {rows, cols, rows});
+    add("elementwise", steps, 2 * n, n);
+    return passes;
+}
 
 // The passes of a training step on one rank.
 class StepPasses {
 public:
     std::vector<Pass> rows;
 
-    // parameters: those that this rank's optimizer steps.
+    // parameters: those that this rank's optimizer steps. It is the home of all matrices of its layers.
     StepPasses(const ModelConfig& config, const Workload& workload, const Stage& stage, int micro_batches,
-               double parameters, bool keeps_master)
+               SteppedParameters parameters, const ZeroSettings& settings)
         : c_(config),
           w_(workload),
           d_(config, stage.layout().mesh.tp, workload.B, workload.T),
@@ -98,7 +141,11 @@ public:
             mark(StepPart::stream);
         }
         if (stage.has_head()) head();
-        optimizer(parameters, keeps_master, (int)stage.units().units.size());
+        if (w_.fp8) fp8_again(stage.layout().row_chunks > 1, std::ranges::max(stage.room.pending) > 0);
+        int layers = 0;
+        for (int of_chunk : stage.layers(0)) layers += of_chunk;
+        optimizer(parameters, settings, (int)stage.units().units.size(), layers);
+        rows = with_added(std::move(rows));
     }
 
 private:
@@ -189,9 +236,9 @@ private:
         weight_copy(weight);
         size_t first = rows.size();
         rows.push_back({"fp8_matmul_backward_input", M_, N_ * OC + weight + (accumulate ? dinp : 0), dinp,
-                        ProductShape{N_, inputs, OC, true, fp8_fast_gradients}});
+                        ProductShape{N_, inputs, OC, true, w_.fast_gradients}});
         rows.push_back({"fp8_matmul_backward_weight", M_, N_ * (inputs + OC) + dweight, dweight,
-                        ProductShape{OC, inputs, N_, true, fp8_fast_gradients}});
+                        ProductShape{OC, inputs, N_, true, w_.fast_gradients}});
         if (bias) bias_gradient("matmul_backward_bias", N_, OC);
         return rows[first];
     }
@@ -426,12 +473,105 @@ private:
 
     // ---- optimizer
 
-    void optimizer(double parameters, bool keeps_master, int units) {
-        add(nullptr, 1, 0, 4 * parameters);
-        add("sums_of_squares", 1, 4 * parameters, 0, 2);
+    // An optimizer that takes norms, or transforms matrices, has a pass that makes updates of gradients, and
+    // then one that steps by them. Slots are read and written by the first.
+    void optimizer(SteppedParameters parameters, const ZeroSettings& settings, int units, int layers) {
+        bool transforms = settings.transform_scratch;
+        double weights = settings.keep_master ? 4 : e, stepped = e + (settings.keep_master ? 4 : 0),
+               slots = 4.0 * (double)settings.slots.size(), matrices = transforms ? parameters.matrices : 0,
+               others = parameters.all - matrices,
+               of_matrices = slots - 4.0 * (double)settings.not_of_matrices.size();
+        add(nullptr, 1, 0, 4 * parameters.all);
+        add("sums_of_squares", 1, 4 * parameters.all, 0, 2);
         add("clip_scale", 1, 8, 8);
-        double weights = keeps_master ? 4 : e;
-        add("optimizer_pass", 1, (4 + 8 + weights) * parameters,
-            (8 + e + (keeps_master ? 4 : 0)) * parameters, units);
+        mark(StepPart::gradient_norm);
+        auto step = [&](double count, double slots, int launches) {
+            add("optimizer_pass", 1, (4 + weights + slots) * count, (stepped + slots) * count, launches);
+        };
+        if (settings.takes_norms) {
+            add("optimizer_pass", 1, (4 + weights + slots) * others, (4 + slots) * others, units);
+            add("sums_of_squares", 1, (4 + weights) * others, 0, 4 * units);
+            slots = 0;
+        }
+        // Muon's updates do not depend on weights.
+        if (matrices > 0)
+            add("optimizer_pass", 1, (4 + of_matrices) * matrices, (4 + of_matrices) * matrices, layers);
+        mark(StepPart::prepare);
+        if (matrices > 0) {
+            int whole = layers * matrices_of_block(c_);
+            add("convert", 1, 4 * matrices, e * matrices, whole);
+            add("copy_part", 2, e * matrices, e * matrices, whole);
+            mark(StepPart::transform);
+            whole_matrices(layers);
+            add("convert", 1, e * matrices, 4 * matrices, whole);
+            step(matrices, 0, layers);
+        }
+        if (others > 0) step(others, slots, units);
+        mark(StepPart::optimizer);
+    }
+
+    // Those of so many blocks, each one in turn.
+    void whole_matrices(int layers) {
+        for (const TensorRow& row : tensor_table(c_)) {
+            if (!row.is_block_matrix()) continue;
+            for (const Section& section : row.all_sections()) {
+                auto [less, more] = std::minmax(section.rows, row.cols);
+                for (Pass& pass : orthogonal_passes((double)less, (double)more, e)) {
+                    pass.times *= layers;
+                    pass.layer = 0;
+                    rows.push_back(pass);
+                }
+            }
+        }
+        marked_ = rows.size();
+    }
+
+    // ---- fp8
+
+    // What is measured and quantized besides, for the gradient of a weight sees all rows at once:
+    //   rows that are sent in pieces: each piece by itself, one way, and then all of them the other way;
+    //   a gradient that waits for its turn, for others have been quantized in its place meanwhile;
+    //   rows that have come together again.
+    void fp8_again(bool in_pieces, bool late) {
+        std::vector<Pass> all;
+        bool input_in_pieces = false;
+        for (const Pass& pass : rows) {
+            std::string_view name = pass.launcher ? pass.launcher : "";
+            const ProductShape& product = pass.product;
+            bool sent_in_pieces =
+                in_pieces && (pass.sent == RowsSent::gathered || pass.sent == RowsSent::scattered);
+            all.push_back(pass);
+            if (!product.fp8) continue;
+            if (name == "fp8_matmul_forward" && sent_in_pieces)
+                quantize_again(all, pass, product.rows * product.sums, 0);
+            if (name == "fp8_matmul_backward_input") {
+                input_in_pieces = sent_in_pieces;
+                double read = e * product.rows * product.sums;
+                bool was_measured = std::none_of(
+                    all.end() - std::min<long>(4, (long)all.size()), all.end(), [&](const Pass& before) {
+                        return before.launcher && before.launcher == std::string_view(measures) &&
+                               before.read == read;
+                    });
+                if (sent_in_pieces && was_measured) all.push_back(like(pass, measures, read, 0));
+            }
+            if (name != "fp8_matmul_backward_weight") continue;
+            if (input_in_pieces || late)
+                quantize_again(all, pass, product.rows * product.sums, input_in_pieces ? 0 : 1);
+            if (pass.sent == RowsSent::gathered_again && n_ < N_)
+                quantize_again(all, pass, product.columns * product.sums, 1);
+        }
+        rows = std::move(all);
+    }
+    void quantize_again(std::vector<Pass>& all, const Pass& product, double elements, int ways) {
+        all.push_back(like(product, measures, e * elements, 0));
+        all.push_back(like(product, "fp8_quantize", e * elements, ways * elements));
+    }
+    static constexpr const char* measures = "largest_element";
+    // Beside a product, in the same layer and for the same gradient.
+    static Pass like(const Pass& product, const char* launcher, double read, double written) {
+        Pass pass = {launcher, product.times, read, written};
+        pass.part = product.part, pass.layer = product.layer;
+        pass.for_weight = product.is_weight_gradient();
+        return pass;
     }
 };

@@ -89,6 +89,11 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
     if (memory > room)
         warnings.push_back(text("it does not fit: %s of memory are needed, and there are %s",
                                 size_text(f.memory).c_str(), size_text(planner.available()).c_str()));
+    else if (planner.pinned(f.step.memory) > planner.host_room())
+        warnings.push_back(
+            text("it does not fit: %s of the host's memory are needed for each device, and there "
+                 "are %s",
+                 size_text(planner.pinned(f.step.memory)).c_str(), size_text(planner.host_room()).c_str()));
     else if (memory > 0.97 * room)
         warnings.push_back(
             text("memory is within 3%% of the %s that there are; what else uses the device may "
@@ -146,8 +151,9 @@ struct Remedy {
 };
 
 struct FailureFigures {
-    double hours = 0;  // between two failures; 0: there are none
-    double share = 1;  // of the time that trains
+    double hours = 0;                     // between two failures; 0: there are none
+    double hours_of[failing_parts] = {};  // likewise, of each part
+    double share = 1;                     // of the time that trains
     std::vector<Remedy> remedies = {};
 };
 
@@ -163,8 +169,16 @@ inline FailureFigures failure_figures(const PlanLine& line, const Machine& machi
         if (one.on_host) staging += (double)one.bytes;
     FailureModel model;
     model.nodes = ceil_div(cut.ranks(), machine.node);
-    model.per_node_day = o.failures / 1000;
-    if (model.per_node_day == 0) return {};
+    model.per_node_day = failures_like_observed(o.failures / 1000);
+    const struct {
+        FailingPart part;
+        double given;
+    } rates[] = {{FailingPart::machine, o.machine_failures},
+                 {FailingPart::network, o.network_failures},
+                 {FailingPart::software, o.software_failures}};
+    for (auto [part, given] : rates)
+        if (given >= 0) model.per_node_day.of[(int)part] = given / 1000;
+    if (model.per_node_day.all() == 0) return {};
     double copy = staging / to_host;
     model.save_stall = std::max(copy - best.step.seconds, 0.0);  // it runs behind the passes
     model.save_time = copy + staging * std::min(machine.node, cut.ranks()) / to_storage;
@@ -179,7 +193,12 @@ inline FailureFigures failure_figures(const PlanLine& line, const Machine& machi
     model.spares = o.spares, model.data_ranks = cut.dp, model.elastic = o.elastic;
     double training = seconds_of_day * (best.days > 0 ? best.days : month);
 
-    FailureFigures figures = {1 / model.per_second() / 3600, effective_training_time(model, training)};
+    FailureFigures figures;
+    figures.hours = 1 / model.per_second() / 3600, figures.share = effective_training_time(model, training);
+    for (int part = 0; part < failing_parts; part++) {
+        double rate = model.per_node_day.of[part];
+        if (rate > 0) figures.hours_of[part] = figures.hours * model.per_node_day.all() / rate;
+    }
     int often = std::max((int)(120 / best.step.seconds), 1);
     const std::pair<std::string, std::function<void(FailureModel&)>> remedies[] = {
         {text("--save-every %d", often), [&](auto& m) { m.save_interval = often * best.step.seconds; }},
@@ -202,8 +221,15 @@ inline FailureFigures failure_figures(const PlanLine& line, const Machine& machi
 }
 
 inline std::string failures_text(const FailureFigures& f, double days) {
-    std::string words =
-        f.hours < 48 ? text("one in %.3g h", f.hours) : text("one in %.3g days", f.hours / 24);
+    auto time = [](double hours) {
+        return hours < 48 ? text("%.3g h", hours) : text("%.3g days", hours / 24);
+    };
+    std::string words = "one in " + time(f.hours), parts;
+    for (int part = 0; part < failing_parts; part++)
+        if (f.hours_of[part] > 0)
+            parts += text("%sof %s in %s", parts.empty() ? "" : ", ", name_of_part[part],
+                          time(f.hours_of[part]).c_str());
+    words += " (" + parts + ")";
     words += text("; %.1f%% of the time trains", 100 * f.share);
     if (days > 0 && f.share > 0) words += text(", %.3g days in all", days / f.share);
     for (const Remedy& one : f.remedies)
@@ -248,13 +274,15 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
         {"most_lost_to", most_lost_to(f.parts)},
         {"memory_bytes", f.memory},
         {"memory_available", planner.available()},
-        {"fits", f.memory <= planner.available()},
+        {"fits", f.memory <= planner.available() && planner.pinned(f.step.memory) <= planner.host_room()},
+        {"host_bytes", planner.pinned(f.step.memory)},
         {"memory", memory},
         {"sent_bytes",
          {{"pipeline", sent.pipeline}, {"parameters", sent.parameters}, {"gradients", sent.gradients}}},
         {"messages", nlohmann::ordered_json::array()}};
     for (const PlannedMessage& one : planner.messages(cut)) {
         json["messages"].push_back({{"what", one.what},
+                                    {"numbers", one.numbers},
                                     {"ranks", one.group.ranks},
                                     {"nodes", one.group.nodes(machine)},
                                     {"bytes", one.bytes},
@@ -276,6 +304,8 @@ inline nlohmann::ordered_json plan_to_json(Planner& planner, const PlanLine& lin
                                    {"parameters", parameter_count(line.options)},
                                    {"gpus", line.command.gpus},
                                    {"machine", machine_to_json(machine)},
+                                   {"global_batch", line.options.global_batch},
+                                   {"notes", line.notes},
                                    {"layouts", layouts}};
     if (line.command.tokens > 0) {
         json["tokens"] = line.command.tokens;
@@ -284,7 +314,12 @@ inline nlohmann::ordered_json plan_to_json(Planner& planner, const PlanLine& lin
     }
     if (figures.size() > 1) json["runner_up"] = why_lost(figures[0], figures[1]);
     FailureFigures failures = failure_figures(line, machine, figures[0]);
-    json["failures"] = {{"hours_between", failures.hours}, {"training_share", failures.share}};
+    json["failures"] = {{"hours_between", failures.hours},
+                        {"hours_between_of",
+                         {{"machines", failures.hours_of[(int)FailingPart::machine]},
+                          {"network", failures.hours_of[(int)FailingPart::network]},
+                          {"software", failures.hours_of[(int)FailingPart::software]}}},
+                        {"training_share", failures.share}};
     for (const Remedy& one : failures.remedies)
         json["failures"]["with"].push_back({{"what", one.words}, {"training_share", one.share}});
     return json;
@@ -298,19 +333,25 @@ inline std::string schedule_text(const PlannedCut& cut) {
     return name_of(cut.schedule) + (cut.chunks > 1 ? text(" x%d", cut.chunks) : "");
 }
 
-inline std::string plan_table(const Planner& planner, const std::vector<PlanFigures>& figures) {
+// host: with a column for what is taken of the host's memory.
+inline std::string plan_table(const Planner& planner, const std::vector<PlanFigures>& figures, bool host) {
     std::string table = "    tp   pp    dp  micro  schedule         zero  shards  recompute     s/step  "
                         "tokens/s   MFU  causal"
-                        "   HFU  memory\n";
+                        "   HFU  memory";
+    table += host ? "  host\n" : "\n";
     int number = 1;
     for (const PlanFigures& f : figures) {
         const PlannedCut& cut = f.step.cut;
-        table += text(
-            "%2d %3d %4d %5d  %5d  %-15s %5d  %6d  %-11s %8.4g  %8s  %3.0f%%  %5.0f%%  %3.0f%%  %5.0f%%\n",
-            number++, cut.tp, cut.pp, cut.dp, cut.micro_batch, schedule_text(cut).c_str(), cut.zero,
-            cut.shard, name_of(cut.recompute), f.step.seconds, human(f.tokens_per_second).c_str(),
-            100 * f.mfu, 100 * f.mfu_causal, 100 * f.hfu,
-            100 * (double)f.memory / (double)planner.available());
+        table +=
+            text("%2d %3d %4d %5d  %5d  %-15s %5d  %6d  %-11s %8.4g  %8s  %3.0f%%  %5.0f%%  %3.0f%%  %5.0f%%",
+                 number++, cut.tp, cut.pp, cut.dp, cut.micro_batch, schedule_text(cut).c_str(), cut.zero,
+                 cut.shard, name_of(cut.recompute), f.step.seconds, human(f.tokens_per_second).c_str(),
+                 100 * f.mfu, 100 * f.mfu_causal, 100 * f.hfu,
+                 100 * (double)f.memory / (double)planner.available());
+        if (host)
+            table +=
+                text("  %3.0f%%", 100 * (double)planner.pinned(f.step.memory) / (double)planner.host_room());
+        table += "\n";
     }
     table += "\n    of a step:  products  attention  others  optimizer  bubble  tensor  pipeline   data  "
              "most lost to\n";
@@ -347,8 +388,12 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
              command.gpus, machine.node, human(machine.products).c_str(), human(machine.flops).c_str(),
              size_text((size_t)machine.memory).c_str(), human(machine.streams).c_str(),
              human(machine.links).c_str(), human(machine.network).c_str()));
-    say("", "All figures are simulated with rates that are expected of such devices; none is measured.");
-    result += "\n" + plan_table(planner, figures) + "\n";
+    say("", machine.measured ? text("All figures are simulated, with rates that --measure wrote to %s.",
+                                    command.machine.c_str())
+                             : "All figures are simulated with rates that are expected of such devices; none "
+                               "is measured.");
+    for (const std::string& note : line.notes) say("note", note);
+    result += "\n" + plan_table(planner, figures, o.offload != Offload::none) + "\n";
     if (figures.size() > 1) say("runner-up", why_lost(best, figures[1]));
     say("layout",
         text("%d x %d x %d ranks (tensor, pipeline, data); %lld micro-batches a step%s%s", cut.tp, cut.pp,
@@ -365,8 +410,8 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
     const char* head = "messages";
     for (const PlannedMessage& one : planner.messages(cut)) {
         int nodes = one.group.crosses_nodes(machine) ? one.group.nodes(machine) : 1;
-        say(head, text("%s: %s in %.3g ms, between %d ranks %s", one.what,
-                       size_text((size_t)one.bytes).c_str(), 1e3 * one.seconds, one.group.ranks,
+        say(head, text("%s: %s of %s in %.3g ms, between %d ranks %s", one.what,
+                       size_text((size_t)one.bytes).c_str(), one.numbers, 1e3 * one.seconds, one.group.ranks,
                        nodes == 1 ? "of a node" : text("in %d nodes", nodes).c_str()));
         head = "";
     }
@@ -409,7 +454,8 @@ inline PlanTask plan_task(const PlanLine& line, const Machine& machine) {
             .keeps_zero = given("--zero"),
             .keeps_shard = given("--shard-group") && line.command.shard_group > 0,
             .keeps_micro_batch = given("--micro-batch"),
-            .keeps_recompute = line.command.recompute != Recompute::automatic};
+            .keeps_recompute = line.command.recompute != Recompute::automatic,
+            .exposed = line.command.exposed};
 }
 
 // The layout of the command line, as `train` would complete it.
@@ -435,16 +481,25 @@ inline PlannedCut given_cut(Planner& planner, const PlanLine& line) {
             "the layout out",
             line.options.model.c_str(), line.options.global_batch / line.options.sequence_length);
     }
+    // Twice as many until that is enough, and then the fewest between: more devices never need more memory.
     std::string nearest;
     constexpr int most = 1 << 20;
-    for (PlanTask larger = task; nearest.empty() && larger.devices <= most / 2;) {
-        larger.devices *= 2;
+    auto is_enough = [&](int devices) {
+        PlanTask larger = task;
+        larger.devices = devices;
         Planner other(larger);
         PlannedStep smallest = other.smallest();
-        if (smallest.memory.empty() || other.total(smallest.memory) > other.available()) continue;
+        if (smallest.memory.empty() || !other.fits(smallest.cut)) return false;
         const PlannedCut& cut = smallest.cut;
         nearest = text("%d devices are enough (--tp %d --pp %d --zero %d --micro-batch %d --recompute %s)",
-                       larger.devices, cut.tp, cut.pp, cut.zero, cut.micro_batch, name_of(cut.recompute));
+                       devices, cut.tp, cut.pp, cut.zero, cut.micro_batch, name_of(cut.recompute));
+        return true;
+    };
+    int too_few = task.devices, enough = 2 * too_few;
+    while (enough <= most && !is_enough(enough)) too_few = enough, enough *= 2;
+    while (!nearest.empty() && enough - too_few > 1) {
+        int middle = too_few + (enough - too_few) / 2;
+        (is_enough(middle) ? enough : too_few) = middle;
     }
     fail("plan: %s does not fit on %d devices: the layout that takes least, --tp %d --pp %d --zero %d, needs "
          "%s on each and there are %s; %s",
@@ -466,6 +521,7 @@ inline Machine planned_machine(const std::string& name) {
 inline std::string plan(const PlanLine& line) {
     constexpr int rows = 5;  // of the table
     const Machine machine = planned_machine(line.command.machine);
+    check_plan(line.options, machine);
     if (is_given("--pp-schedule", line.given)) check_pipeline_options(line.options);
     const PlanTask task = plan_task(line, machine);
     Planner planner(task);

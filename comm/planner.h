@@ -28,59 +28,11 @@ left cannot be better. Some are not tried, for another one is never slower:
 #include "comm/communicator_memory.h"  // communicator_memory
 #include "comm/layout.h"               // Layout, mesh_shape, pipeline_split
 #include "comm/memory_plan.h"          // stage_memory, stream_size
+#include "comm/plan_task.h"            // PlanTask, PlannedCut
 #include "comm/setup.h"                // training_workload, zero_settings, held_multiprocessors
 #include "comm/step_simulator.h"       // simulate_step
 #include "data/base/error.h"           // fail
 #include "data/options/layout.h"       // cut_refusal
-
-// ----------------------------------------------------------------------------
-// what is planned
-
-// A way to cut a run.
-struct PlannedCut {
-    int tp = 1, pp = 1, dp = 1, micro_batch = 1;
-    PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
-    int chunks = 1, zero = 0, shard = 1;
-    Recompute recompute = Recompute::none;
-    int row_chunks = 1;  // pieces of what tensor ranks send
-    auto operator<=>(const PlannedCut&) const = default;
-
-    int ranks() const { return tp * pp * dp; }
-};
-
-struct PlanTask {
-    Options options;  // complete but for the layout
-    Machine machine;
-    int devices;
-    // The layout's options that hold; the others are searched for.
-    bool keeps_tp = false, keeps_pp = false, keeps_schedule = false, keeps_chunks = false, keeps_zero = false,
-         keeps_shard = false, keeps_micro_batch = false, keeps_recompute = false;
-};
-
-// The time of a step in parts, in seconds: those of work are of the stage that has most to do.
-struct StepParts {
-    double products = 0, attention = 0, other_kernels = 0;  // of the micro-batches
-    double optimizer = 0;
-    double bubble = 0;                          // the stages wait for each other
-    double tensor = 0, pipeline = 0, data = 0;  // without these messages the step would be so much shorter
-    double together = 0;                        // and without all of them, by so much more
-};
-
-// A message that the ranks of a group send each other again and again.
-struct PlannedMessage {
-    const char* what;
-    RankGroup group;
-    double bytes, seconds;  // each time
-};
-
-struct PlannedStep {
-    PlannedCut cut;
-    double seconds = 0;
-    std::vector<MemoryClass> memory = {};  // of the stage that takes most
-};
-
-// ----------------------------------------------------------------------------
-// the planner
 
 inline std::vector<long long> divisors(long long number) {
     std::vector<long long> low, high;
@@ -108,6 +60,8 @@ public:
         auto memory = (size_t)machine_.memory;
         return memory - std::min(memory, number_bytes_ == 2 ? on_cards : library_memory());
     }
+    // The same of the host.
+    size_t host_room() const { return (size_t)machine_.host_memory; }
     // On the data ranks that have the most. Those of the layouts that are searched have equally many.
     long long micro_batches(const PlannedCut& cut) const {
         return ceil_div(sequences_ / cut.micro_batch, (long long)cut.dp);
@@ -138,7 +92,8 @@ public:
         long long tokens = (long long)cut.micro_batch * o.sequence_length;
         return tokens <= INT_MAX && tokens / cut.tp % cut.row_chunks == 0 &&
                sequences_ % ((long long)cut.dp * cut.micro_batch) == 0 && cut.dp % cut.shard == 0 &&
-               (interleaved || cut.chunks == 1) && (long long)cut.pp * cut.chunks <= o.layers;
+               (interleaved || cut.chunks == 1) && (long long)cut.pp * cut.chunks <= o.layers &&
+               (o.matmul_dtype != MatmulDtype::fp8 || fp8_refusal(options_of(cut)).empty());
     }
 
     // The fastest layouts, the best first: of each way to divide the ranks one, `count` at most. Empty: none
@@ -155,7 +110,7 @@ public:
             each_division(across, [&](int tp, int pp) {
                 for (long long dp : data_ranks(tp, pp, 1)) {
                     PlannedCut cut = {tp, pp, (int)dp, 1};
-                    if (cut.dp > 1) cut.zero = 3, cut.shard = cut.dp;
+                    if (cut.dp > 1) cut.zero = most_zero(), cut.shard = cut.dp;
                     cut.recompute = Recompute::block;
                     keep_options(cut);
                     if (!is_possible(cut)) continue;
@@ -218,9 +173,12 @@ public:
                               .parameters = parameters(cut),
                               .zero = cut.zero,
                               .prefetch = task_.options.prefetch,
-                              .overlap = task_.options.overlap,
+                              .overlap = task_.overlap(),
                               .stream_bytes = stream,
-                              .number_bytes = number_bytes_},
+                              .number_bytes = number_bytes_,
+                              .norm_bytes = norm_bytes(cut),
+                              .offload = task_.options.offload == Offload::optimizer,
+                              .homes = homes(cut)},
                              taken);
     }
 
@@ -243,6 +201,10 @@ public:
         return step;
     }
 
+    // Bytes that are taken of the host's memory, of a device of which the host is not a part.
+    size_t pinned(const std::vector<MemoryClass>& classes) const {
+        return number_bytes_ == 2 ? pinned_total(classes) : 0;
+    }
     // Bytes on the device.
     size_t total(const std::vector<MemoryClass>& classes) const {
         return memory_total(classes, number_bytes_ == 2);
@@ -267,7 +229,7 @@ public:
         parts.bubble = std::max(0.0, none.seconds - busy - none.optimizer);
         Options o = options_of(cut);
         StepPasses passes(o, workload(cut), Stage(o, {.mesh = {.tp = cut.tp}}, {}, true), 1, 0,
-                          number_bytes_ == 2);
+                          zero_settings(o, number_bytes_));
         StepTime kinds = predicted_time(machine_, o.head_size, passes.rows);
         parts.products = busy * kinds.products / kinds.all();
         parts.attention = busy * kinds.attention / kinds.all();
@@ -287,17 +249,19 @@ public:
         double block = (double)parameters(cut).unit_size(1), part = block / cut.shard;
         RankGroup tensor = {cut.tp, 1}, shard = {cut.shard, cut.tp},
                   replica = {cut.dp / cut.shard, cut.tp * cut.shard}, stages = {2, cut.tp * cut.dp};
-        auto gather = [&](const char* what, const RankGroup& group, double bytes) {
-            if (group.ranks > 1) all.push_back({what, group, bytes, gather_seconds(machine_, group, bytes)});
+        const char *own = number_bytes_ == 2 ? "bf16" : "fp32", *sums = "fp32";
+        auto gather = [&](const char* what, const char* numbers, const RankGroup& group, double bytes) {
+            if (group.ranks > 1)
+                all.push_back({what, numbers, group, bytes, gather_seconds(machine_, group, bytes)});
         };
-        gather("rows of a product", tensor, rows);
+        gather("rows of a product", own, tensor, rows);
         if (cut.pp > 1)
-            all.push_back({"rows for the next stage", stages, rows / cut.tp,
+            all.push_back({"rows for the next stage", own, stages, rows / cut.tp,
                            message_seconds(machine_, !stages.crosses_nodes(machine_), rows / cut.tp)});
-        gather("parameters of a block", shard, (double)number_bytes_ * block);
-        gather("gradients of a block", shard, 4 * block);
+        gather("parameters of a block", own, shard, (double)number_bytes_ * block);
+        gather("gradients of a block", sums, shard, 4 * block);
         if (replica.ranks > 1)
-            all.push_back({"gradients of a part of a block", replica, 4 * part,
+            all.push_back({"gradients of a part of a block", sums, replica, 4 * part,
                            sum_seconds(machine_, replica, 4 * part)});
         return all;
     }
@@ -333,6 +297,9 @@ private:
     using Division = std::tuple<int, int, int>;  // tp, pp, dp
 
     // ---- all layouts
+
+    // Weights in fp8 are known by where they lie, and the highest level moves them.
+    int most_zero() const { return task_.options.matmul_dtype == MatmulDtype::fp8 ? 2 : 3; }
 
     void keep_options(PlannedCut& cut) const {
         const Options& o = task_.options;
@@ -462,6 +429,7 @@ private:
         if (task_.keeps_zero) levels = {task_.options.zero};
         std::map<int, Recompute> least;  // that fits, by shard group
         for (int level : levels) {
+            if (level > most_zero()) break;
             cut.zero = level;
             for (int shard : shard_groups(cut)) {
                 cut.shard = shard;
@@ -490,7 +458,7 @@ private:
         auto [least, is_new] = too_large_.try_emplace(cut, INT_MAX);
         if (size >= least->second) return true;
         cut.micro_batch = size;
-        if (cut.dp > 1) cut.zero = 3, cut.shard = cut.dp;
+        if (cut.dp > 1) cut.zero = most_zero(), cut.shard = cut.dp;
         cut.recompute = Recompute::block;
         keep_options(cut);
         if (!is_possible(cut)) return true;
@@ -504,8 +472,8 @@ private:
         int kept = task_.keeps_shard ? task_.options.shard_group : 0;
         if (alone) return kept > 1 ? std::vector<int>() : std::vector<int>{1};
         if (kept > 0) return {kept};  // which divides, or nothing is tried
-        double size = (double)parameters({.tp = cut.tp}).unit_size(1), least = HUGE_VAL,
-               step = times(cut).optimizer;
+        const ParameterLayout& layout = parameters({.tp = cut.tp});
+        double size = (double)layout.unit_size(1), least = HUGE_VAL, step = times(cut).optimizer();
         double micro = (double)micro_batches(cut), gathered = cut.zero >= 3 ? 2 * micro : 1,
                reduced = cut.zero >= 2 ? micro : 1;  // times in a step
         std::vector<int> groups;
@@ -552,12 +520,33 @@ private:
         auto known = times_.find(key);
         if (known == times_.end()) {
             Workload w = workload(cut);
+            Machine rest = machine_without(machine_, held);
+            ZeroSettings settings = zero_settings(o, number_bytes_);
             known =
-                times_
-                    .emplace(key, micro_batch_time(o, w, tensor, machine_without(machine_, held), o.overlap))
+                times_.emplace(key, micro_batch_time(o, w, tensor, rest, settings, task_.overlap().tensor))
                     .first;
         }
         return known->second;
+    }
+
+    // Squares of weights and of updates, of all matrices and vectors of the model.
+    double norm_bytes(const PlannedCut& cut) {
+        bool takes = zero_settings(task_.options, number_bytes_).takes_norms;
+        return takes ? 2.0 * sizeof(float) * parameters(cut).sections() : 0;
+    }
+
+    // Where whole matrices are transformed: what those of so many blocks take.
+    std::function<AtHomes(int)> homes(const PlannedCut& cut) {
+        ZeroSettings settings = zero_settings(task_.options, number_bytes_);
+        if (!settings.transform_scratch) return nullptr;
+        MeshShape mesh = mesh_shape(options_of(cut));
+        return [this, mesh, settings, &layout = parameters(cut)](int blocks) {
+            auto [known, is_new] = homes_.try_emplace({mesh.tp, mesh.dp, mesh.shard, blocks});
+            if (is_new)
+                known->second = matrices_at_homes(machine_, task_.options, mesh, layout, settings,
+                                                  (double)number_bytes_, blocks);
+            return known->second;
+        };
     }
 
     // The classes of the stages that take most; empty: one takes more than `most`.
@@ -565,15 +554,23 @@ private:
         Options o = options_of(cut);
         Workload w = workload(cut);
         ZeroSettings settings = zero_settings(o, number_bytes_);
+        settings.transform_scratch = nullptr;  // where all parts of matrices lie takes long to find
+        auto homes = this->homes(cut);
         Layout cut_layout = layout(cut, enough_micro_batches(cut));
         std::vector<std::vector<MemoryClass>> stages;
         for (int number = 0; number < cut.pp; number++) {
             const Stage& stage = this->stage(cut, cut_layout, number);
             auto classes = stage_memory(o, w, settings, cut_layout, stage,
                                         parameter_layout(o, cut.shard, stage.units()));
+            if (homes) {
+                int blocks = 0, most_blocks = blocks_of_round(o, cut.tp * cut.dp);
+                for (int of_chunk : stage.layers(0)) blocks += of_chunk;
+                double elements = homes(std::min(blocks, most_blocks)).elements;
+                classes.push_back({"whole matrices", (size_t)elements * number_bytes_});
+            }
             if (number_bytes_ == 2)
                 classes.push_back({"communicators", communicator_memory(cut_layout.mesh, machine_.node)});
-            if (total(classes) > most) return {};
+            if (total(classes) > most || (most < SIZE_MAX && pinned(classes) > host_room())) return {};
             stages.push_back(std::move(classes));
         }
         return most_of_stages(stages, number_bytes_ == 2);
@@ -596,7 +593,8 @@ private:
     std::map<std::tuple<int, int, bool>, int>
         row_chunks_;  // by tensor ranks, micro-batch and whether stages send
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
-    std::map<PlannedCut, int> too_large_;     // micro-batches; by the rest of the cut
-    std::map<int, std::vector<int>> splits_;  // by the number of parts
+    std::map<std::tuple<int, int, int, int>, AtHomes> homes_;  // by ranks and blocks
+    std::map<PlannedCut, int> too_large_;                      // micro-batches; by the rest of the cut
+    std::map<int, std::vector<int>> splits_;                   // by the number of parts
     std::map<std::tuple<int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>> stages_;
 };

@@ -26,6 +26,7 @@ the device reaches, and which algorithm each matrix product takes.
 #include "comm/placement.h"          // core_lines, threads_per_rank
 #include "comm/world.h"              // World
 #include "comm/zero.h"               // ZeroSettings
+#include "data/base/added_rows.h"    // with_added
 #include "data/base/error.h"         // fail, note_error
 #include "data/base/figures.h"       // human, seconds_now
 #include "data/base/stop_signals.h"  // launcher_advice
@@ -83,7 +84,7 @@ inline std::array<Multipliers, tensor_kinds> multipliers(const Options& o) {
 inline ZeroSettings zero_settings(const Options& o, size_t number_bytes = sizeof(floatX)) {
     bool muon = o.optimizer == OptimizerKind::muon;
     return {.level = o.zero,
-            .slots = {Slot::m, Slot::v},
+            .slots = with_added<Slot>({Slot::m, Slot::v}),
             .not_of_matrices = muon ? std::vector{Slot::v} : std::vector<Slot>(),
             .takes_norms = o.optimizer == OptimizerKind::lamb,
             .transform_scratch = muon ? orthogonalise_scratch : nullptr,
@@ -150,7 +151,8 @@ inline Workload training_workload(const Options& o, Recompute recompute,
             .recompute = recompute,
             .loss_chunk = chunk,
             .fp8 = o.matmul_dtype == MatmulDtype::fp8,
-            .number_bytes = number_bytes};
+            .number_bytes = number_bytes,
+            .fast_gradients = o.fp8_fast_gradients};
 }
 
 // ----------------------------------------------------------------------------
@@ -251,6 +253,29 @@ constexpr bool has_products_in_bf16 = false;
 constexpr bool has_products_in_bf16 = sizeof(floatX) < sizeof(float);
 #endif
 
+// Says why a run that is cut so cannot have products in fp8; empty: it can.
+inline std::string fp8_refusal(const Options& o) {
+    if (o.zero == 3) return "weights are known by where they lie, and --zero 3 moves them; give --zero 2";
+    ModelConfig c = local_part(o, o.tp);
+    int rows = o.micro_batch * o.sequence_length;
+    struct Size {
+        const char* what;
+        int size;
+    };
+    for (auto [what, size] :
+         {Size{"channels", c.channels},
+          {"elements of queries, keys and values", qkv_width(c)},
+          {"elements of values by themselves", c.local_filter ? c.kv_heads * c.head_size : 0},
+          {"channels within the local filter", c.local_filter ? filter_width(c) / o.tp : 0},
+          {"elements of all heads", c.heads * c.head_size},
+          {"hidden channels of the MLP", c.mlp_width},
+          {"tokens of a micro-batch at once", rows / (o.tp > 1 ? o.tp * std::max(o.tp_overlap, 1) : 1)}}) {
+        if (size % 16 == 0) continue;
+        return text("%d %s on a rank, no multiple of 16; choose other sizes", size, what);
+    }
+    return "";
+}
+
 // Takes --matmul-dtype over. Products in bf16 need a processor or a build that has them; those in fp8 a card
 // that has them, sizes that its rows of 16 bytes divide, and weights that stay in one place.
 inline void choose_matmul_dtype(const Options& o) {
@@ -279,24 +304,7 @@ inline void choose_matmul_dtype(const Options& o) {
     }
     const cudaDeviceProp& device = device_properties();
     if (device.major < 9) refuse(text("%s has no such products; take a Hopper or later", device.name));
-    if (o.zero == 3) refuse("weights are known by where they lie, and --zero 3 moves them; give --zero 2");
-    ModelConfig c = local_part(o, o.tp);
-    int rows = o.micro_batch * o.sequence_length;
-    struct Size {
-        const char* what;
-        int size;
-    };
-    for (auto [what, size] :
-         {Size{"channels", c.channels},
-          {"elements of queries, keys and values", qkv_width(c)},
-          {"elements of values by themselves", c.local_filter ? c.kv_heads * c.head_size : 0},
-          {"channels within the local filter", c.local_filter ? filter_width(c) / o.tp : 0},
-          {"elements of all heads", c.heads * c.head_size},
-          {"hidden channels of the MLP", c.mlp_width},
-          {"tokens of a micro-batch at once", rows / (o.tp > 1 ? o.tp * std::max(o.tp_overlap, 1) : 1)}}) {
-        if (size % 16 == 0) continue;
-        refuse(text("%d %s on a rank, no multiple of 16; choose other sizes", size, what));
-    }
+    if (std::string reason = fp8_refusal(o); !reason.empty()) refuse(reason);
 }
 
 // The file that keeps the choice, for a run that makes one.

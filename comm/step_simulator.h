@@ -2,226 +2,42 @@
 A training step, simulated on all pipeline stages, with one tensor and one data rank of each: which rank waits
 for what, and how long the step takes. Nothing is described again for it. Stages go through the very lists
 that the executor runs (comm/pipeline_schedule.h); what an action takes is made of the passes of a step
-(comm/passes.h) at the rates that are expected of a machine (comm/step_time.h); units are gathered and reduced
-when ZeroState does it (comm/zero.h).
+(comm/micro_batch_time.h); units are gathered and reduced when ZeroState does it (comm/zero.h).
 
-A stage has streams: one that computes, one that sends to the stages beside, and one for the messages of data
-ranks, which the executor has two for, but they share the way. What is put on a stream comes after all that is
-there already, and after what it waits for. So the end of each piece of work is the latest of some others plus
-what it takes itself: whatever becomes shorter, no step becomes longer.
+A stage has streams: one that computes, one that sends to the stages beside, one for the messages of data
+ranks, which the executor has two for, but they share the way, and with offload that of the host. What is put
+on a stream comes after all that is there already, and after what it waits for. So the end of each piece of
+work is the latest of some others plus what it takes itself: whatever becomes shorter, no step becomes longer.
 
     compute     optimizer | F0 | F1 | B0 | F2 | B1 | B2
     link                       | F0 | F1 | B0 | ...
     data          gathered parameters | ...          reduced gradients
 
 The step begins where the global norm of the gradients is known, and ends there: that is the one place where
-all ranks wait for each other. Rows that tensor ranks send are a part of the time of a product, as far as that
-does not hide them.
+all ranks wait for each other, unless the optimizer takes norms of its own. Rows that tensor ranks send are a
+part of the time of a product, as far as that does not hide them.
 */
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
 #include "comm/layout.h"             // Layout
 #include "comm/message_time.h"       // RankGroup, gather_seconds
+#include "comm/micro_batch_time.h"   // MicroBatchTime, AtHomes
 #include "comm/parameters.h"         // ParameterLayout
-#include "comm/passes.h"             // StepPasses
 #include "comm/pipeline_schedule.h"  // pipeline_actions
-#include "comm/stage.h"              // Stage
-#include "comm/step_time.h"          // predicted_time
 #include "data/base/error.h"         // fail
 
-// ----------------------------------------------------------------------------
-// what the pieces of a micro-batch take
-
-// Seconds of work, and what tensor ranks wait for each other beside it.
-struct WorkTime {
-    double work = 0, sending = 0;
-
-    double all(bool sends) const { return work + (sends ? sending : 0); }
-    WorkTime& operator+=(const WorkTime& other) {
-        work += other.work, sending += other.sending;
-        return *this;
-    }
+// Messages of these kinds are hidden behind work, as far as that goes on meanwhile. The executor hides all of
+// them or none (--overlap); one kind without the others shows what hiding it is worth.
+struct Overlap {
+    bool tensor, pipeline, data;
+    Overlap(bool all = true) : tensor(all), pipeline(all), data(all) {}
 };
-
-struct LayerTime {
-    WorkTime forward;
-    WorkTime first;  // forward, as the first of its chunk
-    WorkTime input_gradient, weight_gradient;
-    WorkTime backward;  // both at once
-};
-
-// One micro-batch on one tensor rank.
-struct MicroBatchTime {
-    std::vector<LayerTime> layers;
-    WorkTime embedding_forward, embedding_backward, head_forward, head_backward;
-    WorkTime stream;       // for the next part
-    double optimizer = 0;  // for each parameter that a rank steps
-    double clearing = 0;   // for each gradient that it keeps
-    double flops = 0;      // of all layers, with what is made again
-
-    // Layers [begin, end) one after another, as a chunk.
-    LayerTime chunk(int begin, int end) const {
-        LayerTime sum;
-        for (int i = begin; i < end; i++) {
-            sum.forward += i == begin ? layers[i].first : layers[i].forward;
-            sum.backward += layers[i].backward;
-            sum.input_gradient += layers[i].input_gradient;
-            sum.weight_gradient += layers[i].weight_gradient;
-        }
-        return sum;
-    }
-};
-
-// Multiprocessors that communication holds are not there for other work.
-inline Machine machine_without(Machine machine, int multiprocessors) {
-    double rest = machine.multiprocessors - std::min(multiprocessors, machine.multiprocessors / 2);
-    for (double* rate : {&machine.products, &machine.attention_forward, &machine.attention_backward})
-        *rate *= rest / machine.multiprocessors;
-    machine.multiprocessors = (int)rest;
-    return machine;
-}
-
-// Tensor ranks send all rows of a micro-batch at once, in pieces.
-struct RowsToSend {
-    RankGroup ranks;
-    double bytes;  // of all rows
-    int pieces;
-    bool overlap;
-
-    double piece_seconds(const Machine& machine) const {
-        return gather_seconds(machine, ranks, bytes / pieces);
-    }
-};
-
-// Seconds of one pass. A product at which rows are sent is made in pieces, each while others are on their
-// way: the first to be gathered, and the last to be scattered, nothing hides. What hides those that come
-// together again is not known here.
-inline WorkTime pass_time(const Machine& machine, int head_size, Pass pass, RowsToSend rows) {
-    if (pass.sent == RowsSent::none || rows.ranks.ranks == 1)
-        return {predicted_time(machine, head_size, {pass}).all(), 0};
-    bool in_pieces = pass.product.sums > 0 && pass.part != StepPart::head_backward;
-    if (pass.sent == RowsSent::gathered_again)
-        return {predicted_time(machine, head_size, {pass}).all(), rows.pieces * rows.piece_seconds(machine)};
-    if (!in_pieces) rows.pieces = 1;
-    pass.product.rows /= rows.pieces, pass.read /= rows.pieces, pass.written /= rows.pieces;
-    double sent = rows.piece_seconds(machine), piece = predicted_time(machine, head_size, {pass}).all();
-    double hidden = rows.overlap ? std::min(sent, piece) : 0;
-    return {rows.pieces * piece, rows.pieces * sent - (rows.pieces - 1) * hidden};
-}
-
-// Seconds that the gradients of an input and of its weight, which are made one after the other, wait for what
-// is sent meanwhile: rows for the second, which are there `gathered` seconds after the first begins, and then
-// the sums of the first, each piece in so many seconds.
-inline double sending_beside(double input, double weight, double gathered, int pieces, double piece) {
-    double sent = gathered;
-    for (int i = 1; i <= pieces; i++) sent = std::max(sent, i * input / pieces) + piece;
-    return std::max(std::max(input, gathered) + weight, sent) - input - weight;
-}
-
-inline bool takes_as_long(const Pass& a, const Pass& b) {
-    return a.launcher == b.launcher && a.times == b.times && a.read == b.read && a.written == b.written &&
-           a.flops() == b.flops() && a.product.rows == b.product.rows && a.sent == b.sent &&
-           (a.part == StepPart::head_backward) == (b.part == StepPart::head_backward);
-}
-
-// layout.row_chunks: pieces of what tensor ranks send.
-inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload& workload,
-                                       const Layout& layout, const Machine& machine, bool overlap = true) {
-    constexpr double parameters = 1e9;  // that the optimizer steps, to know what it takes for one
-    int tp = layout.mesh.tp, L = config.layers;
-    RowsToSend sent = {{tp, 1},
-                       (double)workload.number_bytes * workload.B * workload.T * config.channels,
-                       layout.row_chunks,
-                       overlap};
-    auto passes_of = [&](const ModelConfig& model, const Layout& cut) {
-        bool keeps_master = workload.number_bytes < sizeof(float);
-        return StepPasses(model, workload, Stage(model, cut, {}, true), 1, parameters, keeps_master).rows;
-    };
-    // Most layers are alike, so there are few passes of different sizes.
-    std::vector<std::pair<Pass, WorkTime>> known;
-    auto time = [&](const Pass& pass) {
-        for (auto& [other, seconds] : known)
-            if (takes_as_long(other, pass)) return seconds;
-        known.push_back({pass, pass_time(machine, config.head_size, pass, sent)});
-        return known.back().second;
-    };
-
-    MicroBatchTime result;
-    result.layers.resize(L);
-    std::vector<Pass> rows = passes_of(config, {.mesh = {.tp = tp}});
-    double piece = sent.piece_seconds(machine);
-    double weight_before = 0, work_since = 0;  // of the last gradient of a weight, and of all since it began
-    for (size_t i = 0; i < rows.size(); i++) {
-        const Pass& pass = rows[i];
-        WorkTime seconds = time(pass);
-        LayerTime* layer = pass.layer < 0 ? nullptr : &result.layers[pass.layer];
-        result.flops += pass.times * pass.flops();
-        switch (pass.part) {
-        case StepPart::embedding_forward:
-            result.embedding_forward += seconds;
-            break;
-        case StepPart::embedding_backward:
-            result.embedding_backward += seconds;
-            break;
-        case StepPart::head_forward:
-            result.head_forward += seconds;
-            break;
-        case StepPart::head_backward:
-            result.head_backward += seconds;
-            break;
-        case StepPart::block_forward:
-            layer->forward += seconds;
-            break;
-        case StepPart::block_backward:
-            layer->backward += seconds;
-            (pass.is_weight_gradient() ? layer->weight_gradient : layer->input_gradient) += seconds;
-            work_since += seconds.work;
-            if (!pass.is_weight_gradient() || pass.product.sums == 0) break;
-            if (tp > 1 && overlap) {
-                WorkTime input = time(rows[i - 1]);
-                bool scatters = rows[i - 1].sent == RowsSent::scattered;
-                double left = std::max(0.0, seconds.sending - (work_since - seconds.work - input.work));
-                layer->backward.sending +=
-                    sending_beside(input.work, seconds.work, left, scatters ? sent.pieces : 0, piece) -
-                    seconds.sending - (scatters ? input.sending : 0);
-                layer->weight_gradient.sending -= std::min(seconds.sending, weight_before);
-            }
-            weight_before = work_since = seconds.work;
-            break;
-        case StepPart::optimizer:
-            (pass.launcher ? result.optimizer : result.clearing) += seconds.work / parameters;
-            break;
-        case StepPart::stream:
-            break;
-        }
-    }
-
-    // The first layer of a chunk reads a stream that is whole, and the last one's is made whole for the next:
-    // what that comes to is seen on two layers in chunks of their own.
-    ModelConfig two = config;
-    two.layers = 2;
-    double sum = 0, whole = 0;  // forward passes of the second layer
-    for (const Pass& pass : passes_of(two, {.mesh = {.tp = tp}}))
-        if (pass.part == StepPart::block_forward && pass.layer == 1) sum += time(pass).work;
-    Layout chunks_of_one = {
-        .mesh = {.tp = tp}, .pipeline = {PipelineSchedule::interleaved, 1, 1, 2}, .split = {1, 1}};
-    for (const Pass& pass : passes_of(two, chunks_of_one)) {
-        if (pass.part == StepPart::stream) result.stream += time(pass);
-        if (pass.part == StepPart::block_forward && pass.layer == 1) whole += time(pass).work;
-    }
-    for (LayerTime& layer : result.layers) layer.first = layer.forward;
-    for (int i = 1; i < L; i++) result.layers[i].first.work -= sum - whole;
-    result.layers[0].forward.work += sum - whole;
-    return result;
-}
-
-// ----------------------------------------------------------------------------
-// the step
 
 // Messages of these kinds take time. A step without those of a kind shows what waiting for them comes to.
 struct MessagesTaken {
@@ -236,9 +52,13 @@ struct StepToSimulate {
     const MicroBatchTime& times;
     const ParameterLayout& parameters;  // of the whole model, as a tensor rank has it
     int zero = 0, prefetch = 1;
-    bool overlap = true;
+    Overlap overlap = true;
     double stream_bytes = 0;  // that go from stage to stage
     size_t number_bytes = 2;
+    double norm_bytes = 0;  // that all ranks sum between two passes of the optimizer; 0: it takes no norms
+    bool offload = false;   // of the optimizer
+    // What the matrices of so many blocks take where the optimizer transforms them; null: it does not.
+    std::function<AtHomes(int blocks)> homes = nullptr;
 };
 
 // Bytes that a rank sends in a step.
@@ -300,7 +120,43 @@ public:
         }
         if (has_head() && !step.config.tie_embeddings) hold(head_unit(), step.prefetch + 1);
         for (auto [begin, end] : chunks_) of_chunk_.push_back(step.times.chunk(begin, end));
-        step_parameters();
+    }
+
+    // The optimizer, ahead of all actions: what comes before norms of all ranks are summed, if they are.
+    // Returns when that is done.
+    double prepare_updates() {
+        const MicroBatchTime& times = step_.times;
+        for (int unit : held_) {
+            double own = size(unit) / shard_.ranks, matrices = matrices_of(unit);
+            compute += times.norm * own;
+            optimizer_clock() += times.others.prepare * (own - matrices) + times.matrices.prepare * matrices;
+        }
+        if (step_.offload) host_free_ += compute;  // which sends the norm there
+        return optimizer_clock();
+    }
+    // And the rest: units whose matrices are transformed together are stepped behind that, one by one.
+    void step_parameters(double begin) {
+        const MicroBatchTime& times = step_.times;
+        if (step_.norm_bytes > 0) optimizer_clock() = begin;
+        int number = 0;
+        for (const std::vector<int>& round : rounds()) {
+            if (step_.homes) transform(round);
+            for (int unit : round) {
+                double own = size(unit) / shard_.ranks, matrices = matrices_of(unit);
+                optimizer_clock() += times.others.step * (own - matrices) + times.matrices.step * matrices;
+                if (step_.offload) host_free_ += (double)step_.number_bytes * own / step_.machine.host_link;
+                if (!cut_parameters_) {
+                    gather(optimizer_clock(), unit);
+                    updated_[unit] = data_free_;
+                } else if (number++ <= step_.prefetch && unit < head_unit()) {
+                    gather_in_place(unit, optimizer_clock());
+                }
+            }
+        }
+        if (cut_parameters_) data_free_ = std::max(data_free_, optimizer_clock());
+        for (int unit : held_)
+            compute += times.clearing * (cut_gradients_ ? 1 : shard_.ranks) * size(unit) / shard_.ranks;
+        optimizer = compute;
     }
 
     // Does the next action, once what it needs has arrived.
@@ -322,11 +178,11 @@ public:
     double send(double seconds, bool to_other_node) {
         if (step_.layout.pipeline.stages > 1) sent.pipeline += step_.stream_bytes;
         link = std::max(link, compute) + seconds;
-        if (!step_.overlap) compute = link;
+        if (!step_.overlap.pipeline) compute = link;
         if (to_other_node) network += seconds;
         return link;
     }
-    double end() const { return std::max(compute, data_free_); }
+    double end() const { return std::max({compute, data_free_, host_free_}); }
     // The ends of a model sum the gradients of the table that both have.
     void sum_table(double begin, const RankGroup& ends) {
         double seconds = sum_seconds(step_.machine, ends, 4 * size(0) / shard_.ranks);
@@ -374,28 +230,54 @@ private:
         return seconds;
     }
 
+    // ---- the optimizer
+
+    // It works on the compute stream, or with offload on the host.
+    double& optimizer_clock() { return step_.offload ? host_free_ : compute; }
+
+    // Elements of the blocks' matrices that this rank owns of a unit, where they are transformed.
+    double matrices_of(int unit) const {
+        if (!step_.homes || unit == 0 || unit >= head_unit()) return 0;
+        return (size(unit) - (double)step_.parameters.before_matrices(unit)) / shard_.ranks;
+    }
+    // Units that are stepped one after another, behind the transformation of all their matrices; without one,
+    // each by itself.
+    std::vector<std::vector<int>> rounds() const {
+        int ranks = step_.layout.mesh.tp * step_.layout.mesh.dp, blocks = 0,
+            most = step_.homes ? blocks_of_round(step_.config, ranks) : 1;
+        std::vector<std::vector<int>> rounds;
+        for (int unit : held_) {
+            bool is_block = unit > 0 && unit < head_unit();
+            if (rounds.empty() || !step_.homes || blocks >= most) rounds.emplace_back(), blocks = 0;
+            rounds.back().push_back(unit);
+            blocks += is_block;
+        }
+        return rounds;
+    }
+    // With offload, updates visit the device.
+    void transform(const std::vector<int>& round) {
+        int blocks = 0;
+        double own = 0, matrices = 0;
+        for (int unit : round) {
+            blocks += unit > 0 && unit < head_unit();
+            own += size(unit) / shard_.ranks, matrices += matrices_of(unit);
+        }
+        if (blocks == 0) return;
+        double copy = step_.offload ? 4 * own / step_.machine.host_link : 0;
+        AtHomes homes = step_.homes(blocks);
+        compute = std::max(compute, host_free_) + copy + step_.times.matrices.transform * matrices +
+                  homes.work + (taken_.data ? homes.sending : 0);
+        if (step_.offload) host_free_ = compute + copy;
+    }
+
     // ---- parameters
 
-    void step_parameters() {
-        int number = 0;
-        for (int unit : held_) {
-            double own = size(unit) / shard_.ranks, kept = cut_gradients_ ? own : size(unit);
-            double seconds = step_.times.optimizer * own + step_.times.clearing * kept;
-            compute += seconds, optimizer += seconds;
-            if (!cut_parameters_) {
-                gather(compute, unit);
-                updated_[unit] = data_free_;
-            } else if (number++ <= step_.prefetch && unit < head_unit()) {
-                gather_in_place(unit, compute);
-            }
-        }
-    }
     void gather(double begin, int unit) {
         double bytes = (double)step_.number_bytes * size(unit);
         double seconds = gather_seconds(step_.machine, shard_, bytes);
         sent.parameters += share_of_others(shard_) * bytes;
         data_free_ = std::max(data_free_, begin) + data_seconds(seconds, shard_);
-        if (!step_.overlap) compute = std::max(compute, data_free_);
+        if (!step_.overlap.data) compute = std::max(compute, data_free_);
     }
     void gather_in_place(int unit, double begin = 0) {
         Place& place = places_[place_of_[unit]];
@@ -406,13 +288,13 @@ private:
     }
     void acquire(int unit, int direction) {
         if (!cut_parameters_) {
-            compute = std::max(compute, updated_[unit]);
+            await(updated_[unit]);
             return;
         }
         gather_in_place(unit);
         Place& place = places_[place_of_[unit]];
         place.in_use = true;
-        compute = std::max(compute, place.ready);
+        await(place.ready);
         for (int ahead = 1; direction != 0 && ahead <= step_.prefetch; ahead++) {
             int unit_ahead = unit + direction * ahead;
             bool is_held = unit_ahead >= (direction > 0 ? 0 : 1) && unit_ahead <= head_unit() &&
@@ -420,6 +302,11 @@ private:
             if (!is_held) break;
             if (!places_[place_of_[unit_ahead]].in_use) gather_in_place(unit_ahead);
         }
+    }
+    // What the passes wait for the host is a part of the optimizer's time.
+    void await(double ready) {
+        if (step_.offload) optimizer += std::max(0.0, std::min(ready, host_free_) - compute);
+        compute = std::max(compute, ready);
     }
     void release(int unit) {
         if (!cut_parameters_) return;
@@ -452,7 +339,9 @@ private:
         if (cut_gradients_) gradient_place(unit) = {false, data_free_};
         if (last)
             data_free_ += data_seconds(sum_seconds(step_.machine, replica_, bytes / shard_.ranks), replica_);
-        if (!step_.overlap) compute = std::max(compute, data_free_);
+        if (last && step_.offload)
+            host_free_ = std::max(host_free_, data_free_) + bytes / shard_.ranks / step_.machine.host_link;
+        if (!step_.overlap.data) compute = std::max(compute, data_free_);
     }
 
     // ---- actions, as stage_forward() and stage_backward() do them
@@ -525,6 +414,7 @@ private:
     const RankGroup shard_, replica_;
     const bool cut_gradients_, cut_parameters_;
     double data_free_ = 0;  // when messages of data ranks have come to their end
+    double host_free_ = 0;  // when the host has nothing more to do
     std::vector<int> held_;
     std::vector<Place> places_;
     std::vector<int> place_of_;    // each unit, or -1
@@ -544,6 +434,10 @@ inline SimulatedStep simulate_step(const StepToSimulate& step, const MessagesTak
     std::vector<SimulatedStage> stages;
     stages.reserve(S);
     for (int stage = 0; stage < S; stage++) stages.emplace_back(step, taken, stage);
+    double begin = 0;  // of the optimizer's last pass, for which all ranks wait where it needs norms
+    for (SimulatedStage& stage : stages) begin = std::max(begin, stage.prepare_updates());
+    if (step.norm_bytes > 0 && taken.data) begin += sum_seconds(machine, {mesh.ranks(), 1}, step.norm_bytes);
+    for (SimulatedStage& stage : stages) stage.step_parameters(begin);
     constexpr double never = -1;
     std::vector<double> input_at((size_t)parts * M, never), gradient_at((size_t)parts * M, never);
     std::fill_n(input_at.begin(), M, 0);  // the first part has its input

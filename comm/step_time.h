@@ -17,6 +17,7 @@ diagonal and the ends of each row of tiles.
 
 #include "comm/machine.h"     // Machine
 #include "comm/passes.h"      // Pass, StepPasses
+#include "comm/setup.h"       // zero_settings
 #include "data/base/error.h"  // text
 #include "data/options/options.h"
 #include "data/options/schedule.h"  // tokens_of_step
@@ -130,15 +131,14 @@ inline StepTime predicted_time(const Machine& machine, int head_size, const std:
 }
 
 // For the header of a run on one device; empty where too little is known of the device, or of such a step: of
-// others than those with the attention kernels of Hopper and AdamW on the device. peak: FLOP/s that
-// MFU is a share of.
+// others than those with the attention kernels of Hopper, and an optimizer on the device that steps each
+// element by itself. peak: FLOP/s that MFU is a share of.
 inline std::string prediction_text(const Machine& machine, double peak, bool takes_wgmma, const Options& o,
                                    const Workload& workload, const Stage& stage, double parameters) {
     bool known_machine = machine.products > 0 && machine.streams > 0 && peak > 0 && takes_wgmma;
-    bool known_step =
-        sizeof(floatX) == 2 && o.optimizer == OptimizerKind::adamw && o.offload == Offload::none;
+    bool known_step = sizeof(floatX) == 2 && o.optimizer != OptimizerKind::muon && o.offload == Offload::none;
     if (!known_machine || !known_step) return "";
-    StepPasses passes(o, workload, stage, micro_batches_of_rank(o, 0), parameters, o.master_weights);
+    StepPasses passes(o, workload, stage, micro_batches_of_rank(o, 0), parameters, zero_settings(o));
     StepTime time = predicted_time(machine, o.head_size, passes.rows);
     double rate = flops_per_token(o, o.sequence_length, false) * tokens_of_step(o, 0) / time.all();
     return text(

@@ -345,6 +345,7 @@ struct PlanLine {
     PlanOptions command;
     Options options;  // of the training run that is planned, but for what is searched for
     GivenOptions given;
+    std::vector<std::string> notes = {};  // what was not told, and what is taken for it
 };
 
 inline PlanLine parse_plan(const GivenOptions& given) {
@@ -359,7 +360,12 @@ inline PlanLine parse_plan(const GivenOptions& given) {
     static_cast<ModelConfig&>(command) = line.options;
     set_values(given, command);
     for (int* cut : {&command.tp, &command.pp}) *cut = std::max(*cut, 1);  // where they are auto
+    bool has_batch = command.global_batch > 0;
     complete_options(command);
+    if (!has_batch)
+        line.notes.push_back(text("--global-batch %lld, about as many tokens as GPT-3 of this size had in a "
+                                  "step; give those of your run",
+                                  command.global_batch));
     for (const OptionRow& row : option_table()) {
         if (row.belongs_to(command_train) && row.belongs_to(command_plan))
             row.set(line.options, row.get(command));

@@ -11,8 +11,10 @@ complete() fills those in.
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "data/base/added_rows.h"
 #include "data/base/error.h"
 #include "data/base/strings.h"  // printable
 #include "data/options/choice.h"
@@ -240,7 +242,7 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     add(true, {normfw, last_block, "normf.weight", C, 0, 1, 0, false, replicated});
     add(norm_bias, {normfb, last_block, "normf.bias", C, 0, 0, 0, false, replicated});
     add(!c.tie_embeddings, {headw, head, "head.weight", V, C, 0, in, true, rows, {}, vocab_multiple});
-    return table;
+    return with_added(std::move(table));
 }
 
 // Parameters of a completed config; a tied output matrix counts once.

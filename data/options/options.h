@@ -27,6 +27,10 @@ NAMES_OF(PipelineLayers, "time", "memory");
 enum class Offload { none, optimizer };
 NAMES_OF(Offload, "none", "optimizer");
 
+// Messages between these ranks.
+enum class Exposed { none, tensor, pipeline, data };
+NAMES_OF(Exposed, "none", "tensor", "pipeline", "data");
+
 enum class ResumeFrom { newest, place };
 NAMES_OF(ResumeFrom, "auto");
 
@@ -192,15 +196,21 @@ struct PlanOptions : ModelConfig {
     long long tokens = 0;    // of the run; 0: not told
     double price = 0;        // of a device for an hour; 0: not told
     double failures = 3.79;  // in 1,000 days of a node; 0: none
-    int restart_time = 300;  // seconds
-    int spares = 0;          // nodes
+    double machine_failures = -1, network_failures = -1, software_failures = -1;  // -1: their part of these
+    int restart_time = 300;                                                       // seconds
+    int spares = 0;                                                               // nodes
     bool elastic = false;
     Interval save_every = {Interval::steps, 1000};
     int communication_timeout = 600;
     bool explain = false;  // the one layout that is given
+    Exposed exposed = Exposed::none;
     PlanFormat format = PlanFormat::text;
     int sequence_length = 0;     // 0: context
-    long long global_batch = 0;  // must be given
+    long long global_batch = 0;  // 0: as is usual for a model of its size
+    OptimizerKind optimizer = OptimizerKind::adamw;
+    MatmulDtype matmul_dtype = MatmulDtype::automatic;
+    bool fp8_fast_gradients = false;
+    Offload offload = Offload::none;
     bool overlap = true;
     int prefetch = 1;
     // Those of the layout: searched for where they are not given.

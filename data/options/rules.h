@@ -5,6 +5,7 @@ command.
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <filesystem>
 #include <string>
 
@@ -170,11 +171,22 @@ inline void complete_options(TokenizeOptions& options) {
         fail("--tokenizer none: text becomes tokens by a tokenizer; give bytes or a file");
 }
 
+// Tokens of a step where a plan is not told: about those of GPT-3 of the same size (Brown et al., "Language
+// models are few-shot learners", 2020, table 2.1), in a power of two of sequences, which many numbers of
+// ranks divide.
+inline long long usual_global_batch(const ModelConfig& config, int sequence_length) {
+    double parameters = (double)parameter_count(config);
+    long long tokens = 512 << 10;
+    for (double size : {1e9, 5e9, 20e9}) tokens *= parameters > size ? 2 : 1;
+    return (long long)std::bit_floor((uint64_t)std::max(tokens / sequence_length, 1LL)) * sequence_length;
+}
+
 inline void complete_options(PlanOptions& options) {
     complete(static_cast<ModelConfig&>(options));
     if (options.gpus == 0) fail("--gpus: missing, or 0; give the number of devices that there are");
     complete_sequence_length(options);
-    if (options.global_batch == 0) fail("--global-batch: missing; give the tokens of a step, such as 4M");
+    if (options.global_batch == 0)
+        options.global_batch = usual_global_batch(options, options.sequence_length);
     if (options.global_batch % options.sequence_length) {
         long long below = options.global_batch / options.sequence_length * options.sequence_length,
                   above = below + options.sequence_length;

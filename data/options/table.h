@@ -202,6 +202,11 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(failures), "Failures", range(0, 1e6),
          "Failures that end a run, in 1,000 days of a node. The default is that of Llama 3 on 16,384 "
          "devices. 0: there are none."},
+        {FIELD(machine_failures), "Failures", range(-1, 1e6),
+         "Those of them that break a node, which another one replaces. -1: the share of --failures that they "
+         "were there, 73%."},
+        {FIELD(network_failures), "Failures", range(-1, 1e6), "Those of the network. -1: likewise, 12%."},
+        {FIELD(software_failures), "Failures", range(-1, 1e6), "Those of software. -1: likewise, 15%."},
         {FIELD(restart_time), "Failures", range(0, most),
          "Seconds until a run that ended trains again: processes start, connect and load the checkpoint."},
         {FIELD(spares), "Failures", range(0, most_ranks),
@@ -215,6 +220,9 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(explain), "Output", on_off,
          "Tell of one layout alone, whether it fits or not: the one that is given. What is left out of it is "
          "as in train."},
+        {FIELD(exposed), "Output", by_name,
+         "Plans as if messages of this kind were never hidden behind work, which tells what hiding them is "
+         "worth; train hides all of them, or with --overlap off none."},
         {FIELD_OF(PlanOptions, format), "Output", by_name, "A table and sentences, or JSON."},
 
         {FIELD(train_data), "Data", any_text,
@@ -281,7 +289,7 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(global_batch), "Run", range(0, 1e12),
          "Tokens of each step, gathered from several micro-batches where need be; may end in k, M or G "
          "(1024, 1024^2, 1024^3). 0: one micro-batch of each data rank, or --pp of them where --pp-schedule "
-         "is interleaved.",
+         "is interleaved; in plans, about as many as GPT-3 of the same size had.",
          noted},
         {FIELD(batch_ramp), "Run", any_text,
          "A batch that rises, START:END:STEPS: from START tokens a step to END, which is --global-batch, "

@@ -9,8 +9,8 @@ Sleeping needs no core, so more ranks than there are cores wait for each other a
 own would. Parameters, gradients and rows for the next stage are real, and so is all that sends them: the
 pipeline (comm/pipeline.h) and ZeRO (comm/zero.h).
 
-For each row the error of the simulated time; then their median, and the place that the row which was planned
-to be fastest takes among those that were measured.
+For each row the error of the simulated time. bench_plan.sh starts all of them, makes one table, and adds the
+median error and the place that the row which was planned to be fastest takes among those that were measured.
 */
 #include <deque>
 
@@ -27,7 +27,8 @@ struct Row {
 };
 
 std::string name_of_row(const Row& row) {
-    std::string name = text("pp %d, dp %d", row.pp, row.dp);
+    int ranks = row.pp * row.dp;
+    std::string name = text("%d rank%s: pp %d, dp %d", ranks, ranks > 1 ? "s" : "", row.pp, row.dp);
     if (row.pp > 1) name += text(", %s", name_of(row.schedule));
     if (row.chunks > 1) name += text(" x%d", row.chunks);
     if (row.dp > 1) name += text(", ZeRO %d", row.zero);
@@ -88,8 +89,8 @@ MicroBatchTime told(const SleepingTimes& times, const Options& o, const Machine&
     auto work = [](double seconds) { return WorkTime{seconds, 0}; };
     LayerTime layer = {work(times.forward), work(times.forward), work(times.input_gradient),
                        work(times.weight_gradient), work(times.input_gradient + times.weight_gradient)};
-    MicroBatchTime result =
-        micro_batch_time(o, training_workload(o, Recompute::none), {.mesh = {.tp = 1}}, machine);
+    MicroBatchTime result = micro_batch_time(o, training_workload(o, Recompute::none), {.mesh = {.tp = 1}},
+                                             machine, zero_settings(o));
     result.layers.assign(o.layers, layer);
     result.stream = {};
     result.embedding_forward = result.embedding_backward = work(times.embedding);
@@ -203,16 +204,9 @@ struct Compared {
 };
 
 void print_compared(const std::vector<Compared>& rows) {
-    std::vector<double> errors;
-    for (const Compared& row : rows) {
-        errors.push_back(std::abs(row.planned / row.measured - 1));
-        printf("%-34s %10.1f ms %10.1f ms %+7.1f%%\n", row.name.c_str(), 1e3 * row.planned,
+    for (const Compared& row : rows)
+        printf("%-44s %10.1f ms %10.1f ms %+7.1f%%\n", row.name.c_str(), 1e3 * row.planned,
                1e3 * row.measured, 100 * (row.planned / row.measured - 1));
-    }
-    auto best = std::ranges::min_element(rows, {}, &Compared::planned);
-    auto faster = std::ranges::count_if(rows, [&](auto& row) { return row.measured < best->measured; });
-    printf("%-34s median error %.1f%%; the fastest plan is number %d of %zu that were measured\n\n", "",
-           100 * median(errors), (int)faster + 1, rows.size());
     fflush(stdout);
 }
 
@@ -293,8 +287,6 @@ int main(int argc, char** argv) try {
 #endif
     if (!world.is_root() && !freopen("/dev/null", "w", stdout)) fail("/dev/null: cannot be opened");
     std::string what = argc == 2 ? argv[1] : "";
-    printf("%-34s %13s %13s %8s\n", text("%d ranks, %s", world.size(), what.c_str()).c_str(), "planned",
-           "measured", "error");
     if (what == "sleep")
         bench_sleep(world);
     else if (what == "compute")

@@ -21,14 +21,22 @@ FailureModel large_cluster() {
 }  // namespace
 
 TEST_CASE("failures: those of Llama 3 are all counted") {
-    CHECK(count_of_failures(false) == 419);
-    CHECK(1000 * failures_per_node_day == doctest::Approx(3.79).epsilon(0.001));
+    double count = 0;
+    for (const FailureCause& cause : failure_causes) count += cause.count;
+    CHECK(count == 419);
+    FailureRates observed = observed_failures();
+    CHECK(1000 * observed.all() == doctest::Approx(3.79).epsilon(0.001));
+    const double counts[] = {306, 49, 64};  // of machines, the network and software
+    for (int part = 0; part < failing_parts; part++) {
+        CHECK(observed.of[part] / observed.all() == doctest::Approx(counts[part] / 419));
+        CHECK(failures_like_observed(2).of[part] == doctest::Approx(2 * counts[part] / 419));
+    }
     CHECK(1 / large_cluster().per_second() / 3600 == doctest::Approx(3.09).epsilon(0.001));
 }
 
 TEST_CASE("failures: without any, only checkpoints take time") {
     FailureModel m = large_cluster();
-    m.per_node_day = 0, m.save_stall = 20;
+    m.per_node_day = {}, m.save_stall = 20;
     CHECK(effective_training_time(m, 1800 * 50) == doctest::Approx(1800.0 / 1820));
     m.save_interval = HUGE_VAL;
     CHECK(effective_training_time(m, 12345) == doctest::Approx(1));
@@ -73,8 +81,35 @@ TEST_CASE("failures: each remedy helps, and all of them more") {
     check([](FailureModel& f) { f.restart = 60; });
     check([](FailureModel& f) { f.spares = 4; });
     check([](FailureModel& f) { f.elastic = true, f.data_ranks = 128; });
-    check([](FailureModel& f) { f.per_node_day /= 2; });
+    check([](FailureModel& f) { f.per_node_day = f.per_node_day.times(0.5); });
     CHECK(best < 1);
+}
+
+TEST_CASE("failures: each part fails at its own rate, and only machines are replaced") {
+    FailureRates rates = {{3, 1, 2}};
+    int struck[failing_parts] = {};
+    constexpr int draws = 6000;
+    for (int i = 0; i < draws; i++) struck[(int)rates.part(i / (double)draws)]++;
+    CHECK(struck[0] == 3000);
+    CHECK(struck[1] == 1000);
+    CHECK(struck[2] == 2000);
+    CHECK(FailureRates{{0, 0, 1}}.part(0) == FailingPart::software);
+    CHECK(FailureRates{{1, 0, 0}}.part(0.999999) == FailingPart::machine);
+
+    FailureModel m = large_cluster();
+    auto share = [&](FailureRates per_node_day, double replacement) {
+        m.per_node_day = per_node_day, m.replacement = replacement;
+        return effective_training_time(m, long_run);
+    };
+    double all = observed_failures().all();
+    for (FailingPart part : {FailingPart::network, FailingPart::software}) {
+        FailureRates alone;
+        alone.of[(int)part] = all;
+        CHECK(share(alone, 0) == share(alone, 7200));
+        CHECK(share(alone, 7200) > share({{all, 0, 0}}, 7200));
+        CHECK(share(alone, 7200) > share(observed_failures(), 7200));
+    }
+    CHECK(share({{all, 0, 0}}, 0) > share({{all, 0, 0}}, 7200));
 }
 
 TEST_CASE("failures: a run that never gets to its next checkpoint does not end") {

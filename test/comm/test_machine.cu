@@ -159,6 +159,10 @@ TEST_CASE("machines are written to files and read from them") {
     machine.node = 4, machine.network = 12.5e9;
     nlohmann::json json = machine_to_json(machine);
     CHECK(machine_to_json(machine_from_json(json, "m.json")) == machine_to_json(machine));
+    CHECK(!json.contains("measured"));
+    machine.measured = true;
+    CHECK(machine_from_json(machine_to_json(machine), "m.json").measured);
+    CHECK(!machine_from_json(json, "m.json").measured);
     TemporaryFolder folder;
     write_file(folder / "m.json", json.dump());
     CHECK(find_machine(folder / "m.json").network == 12.5e9);
@@ -175,6 +179,7 @@ TEST_CASE("machines are written to files and read from them") {
                  {"node", 1.5, "node is 1.5; it must be a whole number from 1"},
                  {"number_bytes", 3, "number_bytes is 3; it must be 2 or 4"},
                  {"products", 1e17, "more than flops"},
+                 {"measured", "yes", "measured is \"yes\"; it must be true or false"},
                  {"nodes", 8, "the field \"nodes\" is not known"}};
     for (auto& one : wrong) {
         CAPTURE(one.error);

@@ -25,6 +25,10 @@ Layout layout_of(const ModelConfig& c, int tp, const PipelineShape& shape, int d
             .split = even_split(c.layers, parts, [](int, int begin, int end) { return end - begin; })};
 }
 
+ZeroSettings settings_for(const Machine& m) {
+    return {.keep_master = m.number_bytes == 2};
+}
+
 // Everything that a simulation refers to.
 struct Simulation {
     ModelConfig config;
@@ -47,7 +51,7 @@ struct Simulation {
                    .recompute = recompute,
                    .loss_chunk = chosen_loss_chunk(c, B * c.context, m.number_bytes),
                    .number_bytes = (size_t)m.number_bytes},
-          times(micro_batch_time(c, workload, cut, m)),
+          times(micro_batch_time(c, workload, cut, m, settings_for(m))),
           parameters(parameter_layout(c, cut.mesh.shard, {.tp = cut.mesh.tp})),
           zero(zero) {}
 
@@ -73,7 +77,8 @@ void make_equal(MicroBatchTime& times, double forward, double input, double weig
     for (WorkTime* other : {&times.embedding_forward, &times.embedding_backward, &times.head_forward,
                             &times.head_backward, &times.stream})
         *other = {};
-    times.optimizer = 0;
+    times.norm = times.clearing = 0;
+    times.others = {};
 }
 
 constexpr MessagesTaken no_messages = {false, false, false};
@@ -145,7 +150,7 @@ TEST_CASE("a faster link, or less to send, never makes a step slower") {
         auto seconds = [&](const Machine& m, bool overlap) {
             Simulation s(*one.config, m, cut, 1, one.zero, one.recompute);
             s.overlap = overlap;
-            s.times = micro_batch_time(s.config, s.workload, cut, m, overlap);
+            s.times = micro_batch_time(s.config, s.workload, cut, m, settings_for(m), overlap);
             return s.seconds();
         };
         double usual = seconds(machine, true);
@@ -207,7 +212,8 @@ TEST_CASE("what a layer takes is in the passes, and what tensor ranks send is be
     CHECK(layer.forward.sending == 0);
     CHECK(layer.backward.work == doctest::Approx(layer.input_gradient.work + layer.weight_gradient.work));
     CHECK(layer.first.work < layer.forward.work);
-    StepPasses passes(c, alone.workload, Stage(c, {}, {}, true), 1, (double)alone.parameters.size(), true);
+    StepPasses passes(c, alone.workload, Stage(c, {}, {}, true), 1, (double)alone.parameters.size(),
+                      settings_for(m));
     CHECK(alone.seconds() ==
           doctest::Approx(predicted_time(m, c.head_size, passes.rows).all()).epsilon(1e-3));
 

@@ -477,7 +477,7 @@ StepResult step_of(Gpt& g, const Case& c, int step, OptimizerKind kind = Optimiz
 
 // The same by the passes at which the table says that tensor ranks send rows.
 static size_t activations_of_passes(const Gpt& g, const Place& a) {
-    StepPasses passes(g.config, g.workload, g.stage, (int)a.m, 0, !exact);
+    StepPasses passes(g.config, g.workload, g.stage, (int)a.m, 0, {.keep_master = !exact});
     double sends = 0;
     for (const Pass& pass : passes.rows) sends += pass.sent == RowsSent::none ? 0 : pass.times;
     return (size_t)sends * (a.t - 1) * (N / a.t) * a.sizes.C * e;
@@ -689,6 +689,23 @@ private:
 #endif
 };
 
+// What a plan says of the same layout, from nothing but options.
+size_t planned_bytes(const Place& a, const Workload& w) {
+    const Case& c = a.c;
+    Options o;
+    static_cast<ModelConfig&>(o) = a.config;
+    o.sequence_length = w.T, o.micro_batch = w.B, o.loss_chunk = w.loss_chunk;
+    o.global_batch = (long long)w.T * w.B * c.micro_batches * c.mesh.dp;
+    o.prefetch = c.settings.prefetch, o.overlap = c.settings.overlap, o.async_save = false;
+    o.pp_layers = "";
+    for (int layers : a.split()) o.pp_layers += (o.pp_layers.empty() ? "" : ",") + std::to_string(layers);
+    PlanTask task = {.options = o, .machine = find_machine("cpu"), .devices = c.mesh.ranks()};
+    Planner planner(task);
+    PlannedCut cut = {c.mesh.tp,         c.mesh.pp,        c.mesh.dp,    w.B,         c.pipeline.schedule,
+                      c.pipeline.chunks, c.settings.level, c.mesh.shard, c.recompute, c.row_chunks};
+    return planner.total(planner.planned(cut).memory);
+}
+
 }  // namespace
 
 TEST_CASE("memory held is what the formulas say, and what is printed before") {
@@ -714,6 +731,7 @@ TEST_CASE("memory held is what the formulas say, and what is printed before") {
         for (const std::string& of_rank : test_world().all_gather(std::to_string(held)))
             most = std::max<size_t>(most, std::stoull(of_rank));
         CHECK(memory_total(memory_classes(config, workload, settings, a.layout())) == most);
+        if (exact) CHECK((double)planned_bytes(a, workload) == doctest::Approx((double)most).epsilon(0.02));
     }
 }
 

@@ -58,14 +58,18 @@ struct Counted {
 };
 
 // A step on the simulated device, and what the table says of it.
-Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute, bool fp8) {
+Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute, bool fp8, OptimizerKind kind,
+                PipelineSchedule schedule) {
     Workload workload = {.B = s.B,
                          .T = s.T,
                          .training = true,
                          .recompute = recompute,
                          .loss_chunk = s.B * s.T / 2,
                          .fp8 = fp8};
-    Gpt g(config, workload, with_master);
+    Options o;
+    o.optimizer = kind, o.async_save = false;
+    const ZeroSettings settings = zero_settings(o);
+    Gpt g(config, workload, settings, one_process(), {.pipeline = {schedule, 1, s.micro_batches}});
     initialize(g.state, 5);
     int N = s.B * s.T;
     std::vector<int> tokens(N), targets(N);
@@ -79,12 +83,16 @@ Counted counted(const ModelConfig& config, const Sizes& s, Recompute recompute, 
         zero_gradients(g);
         accumulate_gradients(
             g, s.micro_batches, [&](int, int) { return *batch; }, 1.0f / N, true);
-        g.state.update(g.stats.data, adamw_optimizer({1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, false}, 0), 1.0f);
+        g.state.update(g.stats.data, make_optimizer(o, 0), 1.0f);
         CHECK(read_result(g, 1).finite);
         g.state.synchronize();
         counted.device = count.take();
     }
-    StepPasses passes(config, workload, g.stage, s.micro_batches, (double)g.layout.size(), true);
+    double matrices = 0;
+    for (int unit : g.layout.held())
+        matrices += (double)(g.layout.unit_size(unit) - g.layout.before_matrices(unit));
+    StepPasses passes(config, workload, g.stage, s.micro_batches, {(double)g.layout.size(), matrices},
+                      settings);
     for (const Pass& pass : passes.rows) {
         if (!pass.launcher) continue;
         counted.table[pass.launcher] +=
@@ -104,11 +112,22 @@ TEST_CASE("a step reads and writes what the table says") {
         Recompute recompute;
         std::vector<Sizes> sizes = {large};
         bool fp8 = false;
+        OptimizerKind optimizer = OptimizerKind::adamw;
+        PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
     } models[] = {{"gpt", gpt, Recompute::none, {large, small, wide}},
                   {"gpt without bias", gpt_without_bias, Recompute::elementwise},
                   {"llama", llama, Recompute::elementwise, {large, small, wide}},
                   {"yuan", yuan, Recompute::mlp},
                   {"parallel", parallel, Recompute::block},
+                  {"gpt with LAMB", gpt, Recompute::none, {small}, false, OptimizerKind::lamb},
+                  {"llama with Muon", llama, Recompute::none, {small}, false, OptimizerKind::muon},
+                  {"llama in fp8, weights later",
+                   llama,
+                   Recompute::none,
+                   {small},
+                   true,
+                   OptimizerKind::adamw,
+                   PipelineSchedule::zero_bubble},
                   {"gpt in fp8", gpt, Recompute::none, {small}, true},
                   {"yuan in fp8", yuan, Recompute::mlp, {small}, true},
                   {"parallel in fp8", parallel, Recompute::block, {small}, true}};
@@ -117,7 +136,8 @@ TEST_CASE("a step reads and writes what the table says") {
             CAPTURE(model.name);
             CAPTURE(s.T);
             CAPTURE(s.C);
-            auto [device, table] = counted(model.config(s.C), s, model.recompute, model.fp8);
+            auto [device, table] =
+                counted(model.config(s.C), s, model.recompute, model.fp8, model.optimizer, model.schedule);
             for (auto& [launcher, was] : device) {
                 CAPTURE(launcher);
                 simt::Traffic says = table[launcher];
@@ -171,7 +191,7 @@ struct Step {
                    .fp8 = fp8};
         CHECK(memory_total(memory_classes(c, w, {.keep_master = master})) < 149e9);
         fp8_fast_gradients = fast_gradients;
-        StepPasses passes(c, w, Stage(c, {}, {}, true), micro_batches, parameters(), master);
+        StepPasses passes(c, w, Stage(c, {}, {}, true), micro_batches, parameters(), {.keep_master = master});
         fp8_fast_gradients = false;
         return passes.rows;
     }

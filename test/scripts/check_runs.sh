@@ -7,7 +7,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs text=$PWD/kernels
-plan 37
+plan 38
 cd "$work" || exit 1
 
 # field NAME DIR    the values of a field of log.jsonl, one a line
@@ -76,8 +76,9 @@ check "help names options, ranges and presets" grep -q 'gpt2-124M' <("$cpu" trai
 ranks 2 "$cpu" plan --measure machine.json >measure.out 2>&1
 check "two ranks measure their machine" grep -q '"node": 2' machine.json
 check "and say what they have measured" grep -qE '^links +[0-9.]+[kMGT]B/s, ' measure.out
-"$cpu" plan --model tiny --machine machine.json --gpus 2 --global-batch 8k >plan.out 2>&1
+"$cpu" plan --model tiny --machine machine.json --gpus 2 >plan.out 2>&1
 check "a plan can be made for it" grep -q 'mpirun -np 2 ./train_gpt train --model tiny' plan.out
+check "which says that its rates were measured" grep -q 'with rates that --measure wrote to machine.json' plan.out
 ranks 2 "$cpu" "${tiny[@]}" --run-dir planned --steps 12 --tp 2 --kv-heads 2 --machine machine.json >planned.out 2>&1
 check "a run compares its steps with the plan" grep -q '"step":11,"planned_ms":.*"measured_ms":' planned/log.jsonl
 

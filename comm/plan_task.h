@@ -1,0 +1,67 @@
+/*
+What is asked of the planner (comm/planner.h), and what it answers with: a way to cut a run over devices, and
+the parts of a step's time.
+*/
+#pragma once
+
+#include <vector>
+
+#include "comm/machine.h"            // Machine
+#include "comm/memory.h"             // MemoryClass
+#include "comm/message_time.h"       // RankGroup
+#include "comm/pipeline_schedule.h"  // PipelineSchedule
+#include "comm/step_simulator.h"     // Overlap
+#include "data/options/options.h"    // Options, Exposed
+
+// A way to cut a run.
+struct PlannedCut {
+    int tp = 1, pp = 1, dp = 1, micro_batch = 1;
+    PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+    int chunks = 1, zero = 0, shard = 1;
+    Recompute recompute = Recompute::none;
+    int row_chunks = 1;  // pieces of what tensor ranks send
+    auto operator<=>(const PlannedCut&) const = default;
+
+    int ranks() const { return tp * pp * dp; }
+};
+
+struct PlanTask {
+    Options options;  // complete but for the layout
+    Machine machine;
+    int devices;
+    // The layout's options that hold; the others are searched for.
+    bool keeps_tp = false, keeps_pp = false, keeps_schedule = false, keeps_chunks = false, keeps_zero = false,
+         keeps_shard = false, keeps_micro_batch = false, keeps_recompute = false;
+    Exposed exposed = Exposed::none;
+
+    Overlap overlap() const {
+        Overlap overlap = options.overlap;
+        if (exposed == Exposed::tensor) overlap.tensor = false;
+        if (exposed == Exposed::pipeline) overlap.pipeline = false;
+        if (exposed == Exposed::data) overlap.data = false;
+        return overlap;
+    }
+};
+
+// The time of a step in parts, in seconds: those of work are of the stage that has most to do.
+struct StepParts {
+    double products = 0, attention = 0, other_kernels = 0;  // of the micro-batches
+    double optimizer = 0;
+    double bubble = 0;                          // the stages wait for each other
+    double tensor = 0, pipeline = 0, data = 0;  // without these messages the step would be so much shorter
+    double together = 0;                        // and without all of them, by so much more
+};
+
+// A message that the ranks of a group send each other again and again.
+struct PlannedMessage {
+    const char* what;
+    const char* numbers;  // that travel
+    RankGroup group;
+    double bytes, seconds;  // each time
+};
+
+struct PlannedStep {
+    PlannedCut cut;
+    double seconds = 0;
+    std::vector<MemoryClass> memory = {};  // of the stage that takes most
+};
