@@ -138,7 +138,7 @@ inline MeshTraffic mesh_traffic(const ModelConfig& config, const Layout& layout,
     traffic.sent = (size_t)d.n * d.C;
     for (int stage = 0; stage < layout.mesh.pp; stage++) {
         StageUnits units = Stage(config, layout, {.pipeline = stage}, true).units();
-        ParameterLayout parameters = parameter_layout(config, layout.mesh.dp, units);
+        ParameterLayout parameters = parameter_layout(config, layout.mesh.shard, units);
         for (int unit : parameters.held()) traffic.unit = std::max(traffic.unit, parameters.unit_size(unit));
     }
     return traffic;
