@@ -88,7 +88,7 @@ private:
         unsigned instance, compute_instance;
     };
 
-    // What keeps the clocks below those that the GPU would like; empty: nothing does.
+    // The reasons why clocks are below those that the GPU would like; empty: there are none.
     static std::string reasons_text(unsigned long long reasons) {
         const struct {
             unsigned long long bit;
@@ -130,7 +130,7 @@ public:
         read_all(ignored, at_start_);
     }
 
-    // What is known now: numbers by name, errors since the beginning of the run. Empty: nothing is told.
+    // Reads all that is known now: numbers by name, errors since the beginning of the run. Empty: nothing is.
     nlohmann::ordered_json read() {
         nlohmann::ordered_json now = nlohmann::ordered_json::object();
         std::map<std::string, uint64_t> errors;
@@ -139,7 +139,7 @@ public:
         return now;
     }
 
-    // What of a reading a person should know that was not in the one before; empty: nothing.
+    // The news in a reading, against the one before, that a person should know; empty: there are none.
     static std::string alarm(const nlohmann::ordered_json& before, const nlohmann::ordered_json& now) {
         std::string words;
         auto add = [&](const std::string& more) { words += (words.empty() ? "" : ", ") + more; };

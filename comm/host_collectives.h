@@ -56,7 +56,7 @@ struct ncclComm {
     std::vector<uint64_t> sent, received;  // (size)
 
     bool blocking = true;
-    // What is left of a call on a group that is not blocking: does of it what can be done at once, and tells
+    // The rest of a call on a group that is not blocking: does of it what can be done at once, and tells
     // whether that was all. Empty: the group can be used. Throws Error.
     std::function<bool()> unfinished;
 

@@ -116,8 +116,8 @@ inline void measure_memory(Machine& machine, const Stopwatch& watch, const World
     machine.memory = (double)total / (has_own_memory ? 1 : world.local_size());
 }
 
-// What a device has of its host: the rate at which AdamW steps parameters there, each of which it reads and
-// writes 28 bytes of and what is written for the device; and copies of pinned memory.
+// Measures a device's host: the rate at which AdamW steps parameters there, each of which it reads and writes
+// 28 bytes of and what is written for the device; and copies of pinned memory.
 inline void measure_host(Machine& machine, const Stopwatch& watch, const World& world, cudaStream_t stream) {
     machine.host_memory = (double)available_host_memory(world.local_size());
     const size_t count = (size_t)(has_own_memory ? 64 : 8) << 20;

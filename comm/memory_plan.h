@@ -61,8 +61,8 @@ inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Wo
     return counted.classes();
 }
 
-// Of the classes of all stages, those on the device of the stage that takes most there, and on the host those
-// of the stage that takes most there. Where both are the same memory, those of one stage.
+// Picks from the classes of all stages: those on the device, of the stage that takes most there, and those on
+// the host, of the stage that takes most there. Where both are the same memory, those of one stage.
 inline std::vector<MemoryClass> most_of_stages(const std::vector<std::vector<MemoryClass>>& stages,
                                                bool own_memory = has_own_memory) {
     std::vector<MemoryClass> most = *std::ranges::max_element(

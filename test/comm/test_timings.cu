@@ -16,6 +16,7 @@
 #include "comm/memory.h"
 #include "comm/pipeline.h"
 #include "comm/timings.h"
+#include "data/report/report_data.h"
 #include "data/run/meter.h"
 #include "test/support/file_testing.h"
 #include "test/support/ranks.h"
@@ -165,6 +166,14 @@ TEST_CASE("a rank whose passes are stretched is named, and a healthy run names n
                 REQUIRE(ranks.size() >= 3);  // the ranks, the pipeline, the interval
                 CHECK(ranks[0]["start"]["hosts"].size() == 8);
                 CHECK(ranks[0]["start"]["places"][5] == json::array({0, 0, 1, 1}));
+                json report = report_json({RunHistory(folder.path)}, "")["runs"][0];
+                CHECK(report["heat"]["ranks"] == 8);
+                if (right && slow >= 0) {
+                    CHECK(report["slow"].size() == 1);
+                    CHECK(report["slow"][0]["rank"] == slow);
+                    CHECK(report["slow"][0]["phase"] == "backward");
+                }
+                if (right && slow < 0) CHECK(report["slow"].empty());
             }
             right = test_world().largest(right);
         }
