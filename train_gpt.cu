@@ -42,7 +42,7 @@ through a model, is in data/.
 #include "comm/activations.h"      // Workload, ActivationMemory, ActivationArrays
 #include "comm/device_batches.h"   // Batch, DeviceBatches
 #include "comm/gpt_activations.h"  // Activations, activation_table
-#include "comm/memory_plan.h"      // TrainingMemory, memory_plan, stream_size
+#include "comm/memory_plan.h"      // memory_plan, stream_size
 #include "comm/node_reader.h"      // batches read once for all ranks of a machine
 #include "comm/plan_report.h"      // the plan command
 #include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
@@ -50,7 +50,7 @@ through a model, is in data/.
 #include "comm/step_time.h"        // prediction_text
 #include "comm/tensor_parallel.h"  // column_parallel, row_parallel
 #include "comm/timings.h"          // Timings: when each rank did what
-#include "comm/token_files.h"      // open_token_files
+#include "comm/training_plan.h"    // TrainingPlan, check_training: what is refused before a run begins
 #include "comm/whole_tensors.h"    // initialize, raise_not_finite, trust_ratios
 #include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
 #include "data/commands/data_report.h"    // the data command
@@ -64,7 +64,7 @@ through a model, is in data/.
 #include "data/run/status_line.h"         // the last line of the screen
 #include "data/run/step_log.h"            // what is shown and kept of each step
 #include "data/text/tokenize.h"           // the tokenize command
-#include "data/tokens/data_notes.h"       // TokenLoader, data_notes
+#include "data/tokens/token_loader.h"     // TokenLoader
 #include "kernels/attention.cuh"          // attention_forward, attention_backward
 #include "kernels/classifier.cuh"         // classifier, sum_losses
 #include "kernels/elementwise.cuh"        // residual_forward
@@ -906,47 +906,6 @@ inline std::string sample_text(Gpt& g, const Options& o, const Tokenizer* tokeni
 // ----------------------------------------------------------------------------
 // training
 // ----------------------------------------------------------------------------
-
-// What a training run is to be, when nothing speaks against it any more.
-struct TrainingPlan {
-    std::unique_ptr<TokenLoader> train_data, val_data;  // val_data: or null
-    std::unique_ptr<Tokenizer> tokenizer;               // or null
-    std::vector<std::string> notes;                     // for the header
-    std::unique_ptr<TrainingMemory> memory;             // with the workload and the layout
-    double expected_seconds = 0;                        // of a step; 0: not known
-    std::unique_ptr<RunLog> log;                        // null but on the first rank
-};
-
-// For all ranks: refuses what can be refused before the run directory is made and memory is taken.
-inline TrainingPlan check_training(const TrainingLine& line, const World& world) {
-    const Options& o = line.options;
-    TrainingPlan plan;
-    plan.notes = line.notes;
-    int T = o.sequence_length;
-    world.on_all_ranks([&] { check_build(o); });
-    // Tokens of another vocabulary are noticed before an earlier run is cleared away.
-    plan.train_data = open_token_files(world, o.train_data, o.vocab_size, T, SampleOrder::shuffled, o.seed);
-    if (!o.val_data.empty())
-        plan.val_data = open_token_files(world, o.val_data, o.vocab_size, T, SampleOrder::sequential);
-    world.on_all_ranks([&] {
-        plan.tokenizer = Tokenizer::load_if_any(o.tokenizer);
-        if (world.is_root()) {
-            for (const std::string& note :
-                 data_notes(*plan.train_data, plan.val_data.get(), plan.tokenizer.get(), o.document_end))
-                plan.notes.push_back(note);
-        }
-    });
-    if (std::string saves = SaveClock(o, world.size()).summary(); !saves.empty())
-        plan.notes.push_back("--save-every auto: " + saves);
-    plan.memory = std::make_unique<TrainingMemory>(fit_training(o, world, plan.notes));
-    plan.expected_seconds = expected_step(o, plan.memory->workload.recompute, world);
-    world.on_all_ranks([&] {
-        if (!world.is_root()) return;
-        check_tuning(o);
-        plan.log = std::make_unique<RunLog>(o.run_dir, line.folder);
-    });
-    return plan;
-}
 
 // All that a run is made of, each member built from those before it; and the loop.
 struct TrainingRun {

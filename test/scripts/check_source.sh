@@ -26,8 +26,8 @@ data/report     1350  data/base data/options data/run
 data/exchange   2300  data/base data/checkpoint data/options data/run data/tokenizer
 data/launch      655  data/base data/checkpoint data/exchange data/options data/run data/tokenizer
 data/commands   1400  data/base data/checkpoint data/exchange data/launch data/options data/run data/tokenizer data/tokens kernels
-comm            12400  data/base data/checkpoint data/launch data/options data/run data/tokens kernels
-train_gpt.cu    1060  comm data/base data/commands data/launch data/options data/report data/run data/text data/tokenizer data/tokens kernels
+comm            12450  data/base data/checkpoint data/launch data/options data/run data/tokenizer data/tokens kernels
+train_gpt.cu    1025  comm data/base data/commands data/launch data/options data/report data/run data/text data/tokenizer data/tokens kernels
 '
 files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | grep -vE '\.(html|png)$' | while read -r file; do [ -f "$file" ] && echo "$file"; done)
 # "FILE INCLUDED" for each file of the program that one of them includes

@@ -1,0 +1,64 @@
+/*
+What a training run is to be, when nothing speaks against it any more.
+
+Everything that can be refused is refused here, on all ranks alike, before the run directory is made, an
+earlier run in it is cleared away, and the device's memory is taken: a build that cannot do what is asked,
+token files of another vocabulary, a model that does not fit, a folder that is in use.
+*/
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/expected_step.h"        // expected_step
+#include "comm/memory_plan.h"          // TrainingMemory, fit_training
+#include "comm/save_clock.h"           // SaveClock
+#include "comm/setup.h"                // check_build, check_tuning
+#include "comm/token_files.h"          // open_token_files
+#include "comm/world.h"                // World
+#include "data/launch/command_line.h"  // TrainingLine
+#include "data/run/run_log.h"          // RunLog
+#include "data/tokenizer/tokenizer.h"  // Tokenizer
+#include "data/tokens/data_notes.h"    // data_notes
+#include "data/tokens/token_loader.h"  // TokenLoader
+
+struct TrainingPlan {
+    std::unique_ptr<TokenLoader> train_data, val_data;  // val_data: or null
+    std::unique_ptr<Tokenizer> tokenizer;               // or null
+    std::vector<std::string> notes;                     // for the header
+    std::unique_ptr<TrainingMemory> memory;             // with the workload and the layout
+    double expected_seconds = 0;                        // of a step; 0: not known
+    std::unique_ptr<RunLog> log;                        // null but on the first rank
+};
+
+// For all ranks: refuses what can be refused before the run directory is made and memory is taken.
+inline TrainingPlan check_training(const TrainingLine& line, const World& world) {
+    const Options& o = line.options;
+    TrainingPlan plan;
+    plan.notes = line.notes;
+    int T = o.sequence_length;
+    world.on_all_ranks([&] { check_build(o); });
+    // Tokens of another vocabulary are noticed before an earlier run is cleared away.
+    plan.train_data = open_token_files(world, o.train_data, o.vocab_size, T, SampleOrder::shuffled, o.seed);
+    if (!o.val_data.empty())
+        plan.val_data = open_token_files(world, o.val_data, o.vocab_size, T, SampleOrder::sequential);
+    world.on_all_ranks([&] {
+        plan.tokenizer = Tokenizer::load_if_any(o.tokenizer);
+        if (world.is_root()) {
+            for (const std::string& note :
+                 data_notes(*plan.train_data, plan.val_data.get(), plan.tokenizer.get(), o.document_end))
+                plan.notes.push_back(note);
+        }
+    });
+    if (std::string saves = SaveClock(o, world.size()).summary(); !saves.empty())
+        plan.notes.push_back("--save-every auto: " + saves);
+    plan.memory = std::make_unique<TrainingMemory>(fit_training(o, world, plan.notes));
+    plan.expected_seconds = expected_step(o, plan.memory->workload.recompute, world);
+    world.on_all_ranks([&] {
+        if (!world.is_root()) return;
+        check_tuning(o);
+        plan.log = std::make_unique<RunLog>(o.run_dir, line.folder);
+    });
+    return plan;
+}
