@@ -305,7 +305,11 @@ public:
         const std::shared_ptr<Anchor> anchor = anchors_.back();
         lock.unlock();
         cudaCheck(cudaStreamSynchronize(compute_));
-        while (!anchor->known) poll();
+        for (bool known = false; !known;) {
+            poll();
+            std::lock_guard look(mutex_);
+            known = anchor->known;
+        }
         for (int tries = 0; tries < 8; tries++) {
             double before = host_time();
             cudaCheck(cudaEventRecord(event, compute_));
