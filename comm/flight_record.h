@@ -91,7 +91,8 @@ struct FlightRecord {
     static constexpr uint64_t mark = 0x64726f6365722067;  // "g record"
     static constexpr int most_groups = 24, most_entries = 4096;
 
-    uint64_t is_record = 0, bytes = sizeof(FlightRecord);  // mark, once all of it can be read
+    std::atomic<uint64_t> is_record{0};  // mark, once all of it can be read
+    uint64_t bytes = sizeof(FlightRecord);
     int32_t process = 0, rank = 0, ranks = 1;
     int32_t tp = 1, shard = 1, replicas = 1, pp = 1;  // the mesh
     char host[64] = "", run_dir[256] = "";

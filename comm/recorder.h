@@ -118,7 +118,6 @@ public:
             std::copy_n(group.ranks.begin(), std::min<size_t>(group.ranks.size(), FlightGroup::most_named),
                         place.ranks);
         }
-        std::atomic_thread_fence(std::memory_order_release);
         record.is_record = FlightRecord::mark;
         tracks_.resize(2);
         tracks_[compute_track] = {compute, "compute", {}};

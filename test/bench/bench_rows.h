@@ -142,8 +142,10 @@ inline void rope_rows(Bench& bench) {
             bench.row(
                 forward ? "rope forward" : "rope backward", c.text(), {.bytes = bytes},
                 [&] {
-                    auto turn = forward ? rope_forward : rope_backward;
-                    turn(qkv, {table, places.positions, HS}, {B * T, NH, NKV, HS}, bench.stream);
+                    Rotation rotation = {table, places.positions, HS};
+                    QkvRows rows = {B * T, NH, NKV, HS};
+                    forward ? rope_forward(qkv, rotation, rows, bench.stream)
+                            : rope_backward(qkv, rotation, rows, bench.stream);
                 },
                 [&](Check& check) {
                     check.compare(qkv, rounded_limit, [&](size_t e) {
