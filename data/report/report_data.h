@@ -22,7 +22,6 @@ nothing that is not about drawing.
 #include "data/options/rules.h"
 #include "data/options/values.h"
 #include "data/report/run_history.h"
-#include "data/run/rank_times.h"  // median_of
 
 using OrderedJson = nlohmann::ordered_json;
 
@@ -62,9 +61,12 @@ inline OrderedJson clock_json(const Series& series) {
     return {{"x", x}, {"y", y}};
 }
 
-inline double median_of_known(std::vector<double> values) {
+inline double middle_of_known(std::vector<double> values) {
     std::erase_if(values, [](double value) { return !std::isfinite(value); });
-    return values.empty() ? NAN : median_of(std::move(values));
+    if (values.empty()) return NAN;
+    auto middle = values.begin() + (int64_t)(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
 }
 
 // Ranks by phase, each cell the greatest of its ranks and the rank that it is of. `told`: ranks that cells
@@ -83,7 +85,7 @@ inline OrderedJson cells_json(const PhaseMeans& times, size_t per_cell, std::set
             told.insert(most);
         }
         phases.push_back({{"name", phase},
-                          {"median", number_or_null(median_of_known(of_ranks))},
+                          {"median", number_or_null(middle_of_known(of_ranks))},
                           {"ms", ms},
                           {"rank", ranks}});
     }
@@ -169,7 +171,7 @@ inline OrderedJson health_json(const RankHistory& history) {
     for (const nlohmann::json& device : history.health()) {
         if (device.is_object()) clocks.push_back(number_in(device, "sm_clock_mhz"));
     }
-    double usual = median_of_known(clocks);
+    double usual = middle_of_known(clocks);
     for (const nlohmann::json& device : history.health()) {
         if (!device.is_object() || words.size() >= most) continue;
         std::string told;

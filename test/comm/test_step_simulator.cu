@@ -220,7 +220,7 @@ TEST_CASE("what a layer takes is in the passes, and what tensor ranks send is be
     Simulation cut(c, m, layout_of(c, 8, {one_f_one_b, 1, 1}, 1, 1), 1, 0);
     const LayerTime& part = cut.times.layers[1];
     CHECK(part.forward.sending > 0);
-    // The gradients of weights hide some of what those of inputs send, and rows come together again behind them.
+    // The gradients of weights hide some of what those of inputs send; rows come together again behind them.
     CHECK(part.backward.sending < part.input_gradient.sending + part.weight_gradient.sending);
     CHECK(part.forward.work > layer.forward.work / 8);
     CHECK(part.forward.work < layer.forward.work / 4);
