@@ -188,11 +188,10 @@ struct Step {
                    .training = true,
                    .recompute = recompute,
                    .loss_chunk = chosen_loss_chunk(c, B * T),
-                   .fp8 = fp8};
+                   .fp8 = fp8,
+                   .fast_gradients = fast_gradients};
         CHECK(memory_total(memory_classes(c, w, {.keep_master = master})) < 149e9);
-        fp8_fast_gradients = fast_gradients;
         StepPasses passes(c, w, Stage(c, {}, {}, true), micro_batches, parameters(), {.keep_master = master});
-        fp8_fast_gradients = false;
         return passes.rows;
     }
     // Products are taken to begin more slowly than the rates fitted on published runs say.
