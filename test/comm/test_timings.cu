@@ -57,7 +57,7 @@ std::string unpacked(const std::string& path) {
 struct SleepingRun {
     MeshShape shape;
     PipelineShape pipeline_shape;
-    double pass = 0.01;  // seconds
+    double pass = 0.006;  // seconds
     int slow_rank = -1;
     double stretched = 1.3;
     std::string trace_steps = {};
