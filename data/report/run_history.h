@@ -233,6 +233,9 @@ private:
         for (const auto& [phase, range] : ms.items()) {
             if (!is_phase_of_a_step(phase)) add_range(step, phase, range);
         }
+        // A phase that no rank was in is left out of the line.
+        for (auto& [phase, series] : phases_)
+            if (!ms.empty() && !ms.contains(phase)) series.add(step, 0, 0, 0, -1);
         const nlohmann::json& waited = array_in(timings, "waited");
         if (waited.size() >= 3)
             waited_.add(step, number_of(waited[0]), number_of(waited[1]), number_of(waited[2]),

@@ -187,6 +187,18 @@ TEST_CASE("any type in any field is read without harm") {
     }
 }
 
+TEST_CASE("a phase that a step did not have took it no time") {
+    TemporaryFolder folder;
+    RunHistory run(run_with(folder, "a",
+                            "{\"step\":1,\"timings\":{\"ms\":{\"forward\":[1,2,3,0],\"save\":[7,8,9,1]}}}\n"
+                            "{\"step\":2,\"timings\":{\"ms\":{\"forward\":[1,2,3,0]}}}\n"));
+    REQUIRE(run.phases().size() == 2);
+    for (auto& [phase, series] : run.phases()) {
+        CHECK(series.points() == 2);
+        CHECK(series.last() == (phase == "save" ? 0 : 2));
+    }
+}
+
 TEST_CASE("a run is complete, runs while its log is locked, and is cut short when nobody writes on") {
     TemporaryFolder folder;
     std::string place = folder / "run";
