@@ -145,8 +145,6 @@ public:
 
     FlightRecord& operator*() const { return *record_; }
     FlightRecord* operator->() const { return record_; }
-    // Under which others find it; empty: they do not.
-    const std::string& name() const { return name_; }
 
     static std::string name_of_process(pid_t process) { return text("%s%d", beginning().c_str(), process); }
     static std::string beginning() { return text("/train_gpt.%u.", getuid()); }
@@ -163,7 +161,7 @@ private:
         }
     }
 
-    std::string name_;
+    std::string name_;  // under which others find it; empty: they do not
     FlightRecord* record_;
 };
 

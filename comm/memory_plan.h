@@ -183,7 +183,7 @@ public:
                    size_text(room_.host).c_str());
     }
 
-    // The same for the log of a run, and how long stages wait by the formula.
+    // Returns what print() tells, for the log of a run, and how long stages wait by the formula.
     nlohmann::ordered_json record() const {
         nlohmann::ordered_json classes = nlohmann::ordered_json::array();
         for (const MemoryClass& part : classes_)

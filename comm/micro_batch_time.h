@@ -146,7 +146,7 @@ inline OptimizerTime optimizer_time(const Machine& machine, const std::vector<Pa
     return time;
 }
 
-// What the matrices of so many blocks take at their homes, on the rank of the stage that has most to do:
+// The cost of the matrices of so many blocks at their homes, on the rank of the stage that has most to do:
 // seconds to become others, and to come and go; and elements of memory, as MatrixArrays has them.
 struct AtHomes {
     double work = 0, sending = 0;

@@ -265,7 +265,7 @@ private:
         add("residual_norm_forward", M_, (of_a_sum ? 2 : 1) * stream + weights,
             (of_a_sum ? 2 : 1) * stream + stats() * n_);
     }
-    // With the sums of the columns of what it makes, where these are a bias's gradient.
+    // It sums the columns of what it makes too, where these sums are a bias's gradient.
     void norm_backward(bool of_the_stream = true) {
         double stream = e * n_ * C_;
         double partials = 4 * C_ * NormBackwardBlocks(d_.n, d_.C, d_.C / vectors()).count;  // of one sum
@@ -274,7 +274,7 @@ private:
             3 * stream + e * C_ + stats() * n_ + (sums + of_columns) * partials + gradients,
             stream + (2 + of_columns) * partials + gradients + of_columns * 4 * C_, 2);
     }
-    // Of a matrix whose output the stream takes up.
+    // Adds the gradient of the bias of a matrix whose output the stream takes up.
     void bias_gradient_of_stream() {
         if (c_.bias) add("add_bias_sums", M_, 8 * C_, 4 * C_);
     }

@@ -203,7 +203,7 @@ private:
     }
 };
 
-// What a piece of work is in the record of the rank.
+// The name that a piece of work has in the record of its rank.
 constexpr Operation recorded_as(PipelineWork work) {
     switch (work) {
     case PipelineWork::forward:

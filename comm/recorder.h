@@ -164,7 +164,6 @@ public:
         for (const Track& track : tracks_) names.push_back(track.name);
         return names;
     }
-    const std::string& name_of_record() const { return record_->name(); }
 
     // ---- what the thread that gives work is at, for entries that are made from now on
 
@@ -263,7 +262,7 @@ public:
         }
     }
 
-    // Whether the device has done all that was recorded, as of the last poll().
+    // Tells whether the device has done all that was recorded, as of the last poll().
     bool is_idle() const {
         std::lock_guard lock(mutex_);
         return std::ranges::all_of(tracks_, [](const Track& track) { return track.pending.empty(); });
@@ -271,7 +270,7 @@ public:
 
     // ---- entries
 
-    // From now on the entries that are done are kept, to be taken as a whole.
+    // Keeps the entries that are done from now on, to be taken as a whole; or keeps no more.
     void keep_entries(bool on) {
         std::lock_guard lock(mutex_);
         keeping_ = on;

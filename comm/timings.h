@@ -37,7 +37,7 @@ than a two-hundredth of a step, waits and communication are recorded in one step
 // ----------------------------------------------------------------------------
 // a pipeline as it was
 
-// What one stage did in a step; times are seconds on its own clock.
+// The passes of one stage in a step; times are seconds on its own clock.
 struct StagePasses {
     int stage = 0;
     std::vector<FlightEntry> passes;
@@ -63,7 +63,7 @@ inline double idle_share(const std::vector<StagePasses>& stages) {
     return (end * (double)stages.size() - busy) / busy;
 }
 
-// Of one chunk, on average over the stages.
+// Averages what the passes on one chunk took over all stages.
 inline PipelineCosts costs_of(const std::vector<StagePasses>& stages) {
     std::map<Operation, std::vector<double>> seconds;
     for (const StagePasses& stage : stages) {
@@ -237,7 +237,7 @@ private:
         trace_.reset();
     }
 
-    // What a rank posts: 't' and its times; 'p' and the passes of its stage; 'h' and how its device is.
+    // A rank posts 't' and its times; 'p' and the passes of its stage; 'h' and how its device is.
     void post_what_is_done() {
         recorder.poll();
         const MeshPosition& at = mesh_.position;

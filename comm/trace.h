@@ -30,7 +30,7 @@ struct MemorySample {
     uint64_t bytes;
 };
 
-// What a rank sends of itself: a line of JSON, and its entries as they are.
+// Packs what a rank sends of itself: a line of JSON, and its entries as they are.
 inline std::string packed_trace(const std::vector<FlightEntry>& entries,
                                 const std::vector<MemorySample>& memory) {
     auto [ahead, error] = recorder.clock_offset();

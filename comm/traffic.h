@@ -16,12 +16,12 @@ inline constexpr std::array<const char*, 7> traffic_names = {
 
 inline std::array<std::atomic<uint64_t>, traffic_names.size()> traffic_bytes;
 
-// What this process has sent (when its streams are done) since the start or reset_traffic.
+// Returns the bytes that this process has sent (when its streams are done) since the start or reset_traffic.
 inline uint64_t bytes_sent(Traffic kind) {
     return traffic_bytes[(size_t)kind];
 }
 
-// Of all kinds.
+// Returns the sum over all kinds.
 inline uint64_t sent_bytes() {
     uint64_t bytes = 0;
     for (auto& of_kind : traffic_bytes) bytes += of_kind;

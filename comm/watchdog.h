@@ -94,7 +94,7 @@ inline RankState state_of_process() {
 // "rank 3 of 8 on HOST, GPU 3 (0000:1b:00.0)".
 using NameOfRank = std::function<std::string(int)>;
 
-// What a rank issued last, for messages.
+// Says behind which call a rank is, for messages.
 inline std::string behind(const std::string& last_call) {
     return last_call.empty() ? "" : ", behind its " + last_call;
 }

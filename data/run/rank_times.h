@@ -70,8 +70,8 @@ public:
     RankTimes(std::vector<RankPlace> places, int interval)
         : places_(std::move(places)), interval_(interval) {}
 
-    // What a rank says of a step; each says it once, in any order. Once all have, returns what there is to
-    // log of it.
+    // Takes what a rank says of a step; each says it once, in any order. Once all have, returns what there is
+    // to log of it.
     std::optional<nlohmann::ordered_json> add(int rank, const StepTimes& times) {
         Step& step = steps_[times.step];
         step.ranks.resize(places_.size());
@@ -85,11 +85,11 @@ public:
         return line;
     }
 
-    // Whether enough steps have come to judge the ranks.
+    // Tells whether enough steps have come to judge the ranks.
     bool is_due() const { return (int)kept_.size() >= interval_; }
     bool has_any() const { return !kept_.empty(); }
 
-    // What the interval comes to: means by rank, and who is slow. The next one begins.
+    // Returns the interval's means by rank, and who is slow. The next interval begins.
     nlohmann::ordered_json take_interval() {
         slow_ = find_slow();
         nlohmann::ordered_json ms;
@@ -198,7 +198,7 @@ private:
         return groups;
     }
 
-    // What a step was for a rank, and for the middle one of its peers.
+    // A step as it was for a rank, and for the middle one of its peers.
     struct Compared {
         double mine, theirs;
         double excess() const { return mine - theirs; }

@@ -74,7 +74,7 @@ public:
         write({{"step", step}, {"trust_ratios", by_name}});
     }
 
-    // What the ranks are, for those who read of their times.
+    // Keeps where the ranks are, for those who read of their times.
     void rank_places(const std::vector<RankPlace>& places) {
         nlohmann::ordered_json hosts = nlohmann::ordered_json::array(), at = hosts;
         for (const RankPlace& place : places) {
@@ -84,7 +84,7 @@ public:
         places_ = {{"step", first_step_},
                    {"start", {{"time", utc_time()}, {"hosts", hosts}, {"places", at}}}};
     }
-    // What all ranks have told of a step, and of several: lines of log.jsonl and of ranks.jsonl.
+    // These two log what all ranks have told of a step, and of several: in log.jsonl and in ranks.jsonl.
     void timings(const nlohmann::ordered_json& line) { write(line); }
     void ranks(const nlohmann::ordered_json& line) {
         if (!log_) return;

@@ -67,6 +67,6 @@ struct StepTimes {
     }
     float own_work() const { return sum(is_own_work); }
     float waited() const { return sum(is_waiting); }
-    // What is left of the step is `other`.
+    // Makes `other` of what is left of the step.
     void complete() { (*this)[StepPhase::other] = std::max(0.0f, seconds - own_work() - waited()); }
 };
