@@ -352,7 +352,8 @@ TEST_CASE("a step waits for the copies that were begun before it, and for nothin
         cudaCheck(cudaStreamSynchronize(state.stream()));  // the passes go on
         Buffer<StepStatistics> stats(std::vector<StepStatistics>(1));
         state.update(stats, adamw_optimizer({0.1, 0.9, 0.95, 1e-8, 0.5, 1, false}, 0), 1);
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        test_world().barrier();  // so no rank's update is waited for while the copies are held back
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
         may_copy.set_value();
         state.synchronize();
         CHECK(wrong_bytes(state, {Slot::weight}) > 0);
