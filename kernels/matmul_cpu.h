@@ -4,7 +4,8 @@ are rounded to bf16, which is about twice as fast on processors with dot product
 Sums and results are fp32 either way.
 
 Operands stay fp32 in memory. A product in bf16 is made block by block, so that the rounded copies are small
-and are read from the cache. That of a right block serves all left blocks that it meets:
+and are read from the cache. That of a right block serves all left blocks that it meets, and is laid out as
+oneDNN's loops like to read it:
 
     for each block of columns n, and each of the inner dimension k
         round right[k, n]
@@ -23,10 +24,7 @@ Blocks depend on nothing but the sizes, and so do the bits of a result.
 #include <unordered_map>
 #include <vector>
 
-#include "kernels/tile_product.h"  // Elements
-
-// Products from now on are made in bf16 where this is set.
-inline bool cpu_products_in_bf16 = false;
+#include "kernels/tile_product.h"  // Elements, cpu_products_in_bf16
 
 // oneDNN says whether it has instructions for products in bf16 here. ONEDNN_MAX_CPU_ISA may take them away.
 inline bool has_cpu_products_in_bf16() {
@@ -64,6 +62,8 @@ public:
         auto product = with_bias ? matmul::desc(left, right, bias, out) : matmul::desc(left, right, out);
         made_ = matmul::primitive_desc(product, attributes, cpu_engine());
     }
+
+    Desc right_desc() const { return made_.weights_desc(); }
 
     void run(float* out, const void* left, const void* right, const float* bias) const {
         auto at = [](const Desc& desc, const void* data) {
@@ -125,12 +125,54 @@ private:
     dnnl::memory::desc desc_;
 };
 
+// The rounded copy of a block as the right operand. If the matrix is stored by rows, oneDNN chooses the
+// layout. For one by columns that would cost more than it gains: their distance is often a power of two.
+class RightBlock {
+public:
+    void round(Elements block, int rows, int columns) {
+        chosen_ = block.column == 1;
+        if (!chosen_) return by_columns_.round(block, rows, columns);
+        source_ = block.data;
+        source_desc_ = matrix_desc(dnnl::memory::data_type::f32, rows, columns, block.row, 1);
+        desc_ = {};
+    }
+
+    // What a product is to be made for, and the copy in the layout that the product has taken.
+    dnnl::memory::desc desc() const {
+        if (!chosen_) return by_columns_.desc();
+        return {source_desc_.dims(), dnnl::memory::data_type::bf16, dnnl::memory::format_tag::any};
+    }
+    const void* data(const dnnl::memory::desc& taken) {
+        if (!chosen_) return by_columns_.data();
+        if (taken == desc_) return lines_.data();
+        desc_ = taken;
+        lines_.resize(std::max(lines_.size(), taken.get_size() / sizeof(Line) + 1));
+        dnnl::memory from(source_desc_, cpu_engine(), (void*)source_), to(taken, cpu_engine(), lines_.data());
+        dnnl::stream stream(cpu_engine());
+        dnnl::reorder(from, to).execute(stream, from, to);
+        stream.wait();
+        return lines_.data();
+    }
+
+private:
+    struct alignas(64) Line {
+        uint16_t at[32];
+    };
+
+    bool chosen_ = false;
+    RoundedBlock by_columns_;
+    const float* source_ = nullptr;
+    dnnl::memory::desc source_desc_, desc_;
+    std::vector<Line> lines_;  // memory for the largest so far
+};
+
 constexpr int block_rows = 1024, block_columns = 1024, block_inner = 3072;
 
 // out (M, N) = or += left (M, K) right (K, N) + bias (N), which may be null.
 inline void multiply_in_bf16(float* out, Elements left, Elements right, const float* bias, int M, int N,
                              int K, bool accumulate) {
-    thread_local RoundedBlock left_block, right_block;
+    thread_local RoundedBlock left_block;
+    thread_local RightBlock right_block;
     auto block_at = [](Elements matrix, int row, int column) {
         size_t at = (size_t)row * matrix.row + (size_t)column * matrix.column;
         return Elements{matrix.data + at, matrix.row, matrix.column};
@@ -146,7 +188,8 @@ inline void multiply_in_bf16(float* out, Elements left, Elements right, const fl
                 auto out_desc = matrix_desc(dnnl::memory::data_type::f32, rows, columns, N, 1);
                 CpuProduct product(left_block.desc(), right_block.desc(), out_desc, added,
                                    accumulate || k > 0);
-                product.run(out + (size_t)m * N + n, left_block.data(), right_block.data(), added);
+                const void* right_data = right_block.data(product.right_desc());
+                product.run(out + (size_t)m * N + n, left_block.data(), right_data, added);
             }
         }
     }

@@ -1,8 +1,22 @@
 /*
 Products of matrices small enough to stay in the cache, in plain loops over vectors: the building block of
 attention on the CPU. A block of the result stays in registers while the whole inner dimension passes.
+
+Processors with dot products of bf16 take two steps of the inner dimension at once: both operands are rounded
+into pairs of neighbours along it, a vector of pairs of the right one is multiplied by one pair of the left
+one, and the sums are fp32. Rounding a tile costs little, for each of its numbers serves a row or column.
 */
 #pragma once
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
+#include <cstdint>
+
+// Products on the CPU are made of operands in bf16 from now on, where this is set (kernels/matmul_cpu.h).
+inline bool cpu_products_in_bf16 = false;
 
 // Floats in a vector register, and how many registers a product holds sums in.
 #if defined __AVX512F__
@@ -47,9 +61,94 @@ inline void tile_product_columns(float* c, int ldc, Elements a, const float* b, 
     }
 }
 
-// c (M, N) = or += a (M, K) b (K, N). M and N are multiples of 16.
+#ifdef __x86_64__
+// ----------------------------------------------------------------------------
+// in bf16
+
+#define WITH_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+
+// A tile in bf16: the pair (m, k) holds elements 2 k and 2 k + 1 of the inner dimension.
+struct TileOfPairs {
+    static constexpr int most = 64 * 256;  // elements
+
+    alignas(64) uint32_t at[most / 2];
+    int row, column;  // the distances of neighbours in m and in k
+
+    // Rounds an operand whose inner dimension is contiguous: (lines, K).
+    WITH_BF16 void round_along(const float* from, int stride, int lines, int K) {
+        column = 1, row = (K + 15) / 16 * 8;
+        for (int line = 0; line < lines; line++)
+            for (int k = 0; k < K; k += 16) {
+                __m512 values = _mm512_maskz_loadu_ps(_cvtu32_mask16(0xffff >> std::max(k + 16 - K, 0)),
+                                                      from + line * stride + k);
+                _mm256_store_si256((__m256i*)(at + line * row + k / 2), (__m256i)_mm512_cvtneps_pbh(values));
+            }
+    }
+
+    // Rounds one whose inner dimension is across its lines: (K, columns), with columns a multiple of 16.
+    WITH_BF16 void round_across(const float* from, int stride, int K, int columns) {
+        column = columns, row = 1;
+        // the even lines' numbers are in the lower half of a vector, and the odd lines' in the upper one
+        __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        __m512i in_pairs =
+            _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(16)), 16));
+        for (int k = 0; k < K; k += 2)
+            for (int i = 0; i < columns; i += 16) {
+                __m512 even = _mm512_loadu_ps(from + k * stride + i);
+                __m512 odd = k + 1 < K ? _mm512_loadu_ps(from + (k + 1) * stride + i) : _mm512_setzero_ps();
+                __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+                _mm512_store_si512(at + k / 2 * columns + i, _mm512_permutexvar_epi16(in_pairs, halves));
+            }
+    }
+};
+
+// 16 * vectors columns of c = or += a b.
+template <int vectors>
+WITH_BF16 inline void tile_product_columns_in_bf16(float* c, int ldc, const TileOfPairs& a, const uint32_t* b,
+                                                   int ldb, int M, int pairs, bool accumulate) {
+    constexpr int rows = 16 / vectors;
+    for (int m = 0; m < M; m += rows) {
+        __m512 sum[rows][vectors];
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < vectors; v++) {
+                sum[i][v] = accumulate ? _mm512_loadu_ps(c + (m + i) * ldc + v * 16) : _mm512_setzero_ps();
+            }
+        for (int k = 0; k < pairs; k++) {
+            __m512bh right[vectors];
+            for (int v = 0; v < vectors; v++) right[v] = (__m512bh)_mm512_load_si512(b + k * ldb + v * 16);
+            for (int i = 0; i < rows; i++) {
+                auto left = (__m512bh)_mm512_set1_epi32((int)a.at[(m + i) * a.row + k * a.column]);
+                for (int v = 0; v < vectors; v++) sum[i][v] = _mm512_dpbf16_ps(sum[i][v], left, right[v]);
+            }
+        }
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < vectors; v++) _mm512_storeu_ps(c + (m + i) * ldc + v * 16, sum[i][v]);
+    }
+}
+
+WITH_BF16 inline void tile_product_in_bf16(float* c, int ldc, Elements a, const float* b, int ldb, int M,
+                                           int N, int K, bool accumulate) {
+    TileOfPairs left, right;
+    if (a.column == 1)
+        left.round_along(a.data, a.row, M, K);
+    else
+        left.round_across(a.data, a.column, K, M);
+    right.round_across(b, ldb, K, N);
+    int n = 0, pairs = (K + 1) / 2;
+    for (; n + 32 <= N; n += 32) {
+        tile_product_columns_in_bf16<2>(c + n, ldc, left, right.at + n, N, M, pairs, accumulate);
+    }
+    if (n < N) tile_product_columns_in_bf16<1>(c + n, ldc, left, right.at + n, N, M, pairs, accumulate);
+}
+#endif
+
+// c (M, N) = or += a (M, K) b (K, N). M and N are multiples of 16, and no operand has more than 64 x 256
+// elements.
 inline void tile_product(float* c, int ldc, Elements a, const float* b, int ldb, int M, int N, int K,
                          bool accumulate) {
+#ifdef __x86_64__
+    if (cpu_products_in_bf16) return tile_product_in_bf16(c, ldc, a, b, ldb, M, N, K, accumulate);
+#endif
     int n = 0;
     for (; n + 2 * vector_lanes <= N; n += 2 * vector_lanes) {
         tile_product_columns<2>(c + n, ldc, a, b + n, ldb, M, K, accumulate);

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include "test/kernels/attention_testing.h"
+#include "test/kernels/bf16_products.h"
 #include "test/support/simulated.h"
 
 namespace {
@@ -147,5 +148,24 @@ TEST_CASE_FIXTURE(EveryCard, "the same bits with any number of threads") {
         }
     }
     use_threads(omp_get_max_threads());
+}
+
+TEST_CASE("in bf16 attention is as exact as its operands, and the same again") {
+    if (!has_cpu_products_in_bf16()) SKIP("no products in bf16 on this processor");
+    ProductsInBf16 mode;
+    for (Case c : {Case{2, 130, 4, 2, 33, 100, {10, 77}}, Case{1, 200, 3, 3, 64}, Case{1, 70, 1, 1, 256},
+                   Case{2, 200, 2, 1, 32}.part(70, 90)}) {
+        CAPTURE(c.name());
+        std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);
+        Reference reference(c, to_doubles(qkv), to_doubles(dout));
+        Run run(c, qkv, dout), again(c, qkv, dout);
+        CHECK_CLOSE(run.out, reference.out, tolerance_of_bf16);
+        CHECK_CLOSE(run.lse, reference.lse, tolerance_of_bf16);
+        std::vector<floatX> dqkv = run.dqkv.host();
+        for (size_t i = 0; i < dqkv.size(); i++)
+            if (c.unwritten(i)) dqkv[i] = 0;
+        CHECK(relative_error(to_doubles(dqkv), reference.dqkv) < tolerance_of_bf16);
+        CHECK(run.bits() == again.bits());
+    }
 }
 #endif

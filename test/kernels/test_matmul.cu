@@ -1,5 +1,6 @@
 #include "test/kernels/gelu_reference.h"
 #include "test/support/simulated.h"
+#include "test/kernels/bf16_products.h"
 #include "test/support/testing.h"
 
 #include "kernels/matmul.cuh"
@@ -165,28 +166,6 @@ TEST_CASE("matmul_gelu_forward") {
 }
 
 #ifdef DEVICE_CPU
-namespace {
-
-// Rounds to the nearest bf16, ties to even.
-float in_bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
-    memcpy(&value, &bits, sizeof bits);
-    return value;
-}
-
-// While it lives, products are made in bf16.
-struct ProductsInBf16 {
-    ProductsInBf16() { cpu_products_in_bf16 = true; }
-    ~ProductsInBf16() {
-        cudaStreamSynchronize(test_stream());
-        cpu_products_in_bf16 = false;
-    }
-};
-
-}  // namespace
-
 TEST_CASE("products in bf16 are those of rounded operands, with sums in fp32") {
     if (!has_cpu_products_in_bf16()) SKIP("no products in bf16 on this processor");
     ProductsInBf16 mode;

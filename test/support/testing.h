@@ -115,7 +115,8 @@ inline double relative_error(const std::vector<double>& got, const std::vector<d
 }
 
 // Rounding to T alone: results stored as floatX in bf16 are right to 2^-9, fp32 sums to about 1e-6.
+constexpr double tolerance_of_bf16 = 8e-3;
 template <typename T>
-constexpr double tolerance = std::is_same_v<T, float> ? 2e-5 : 8e-3;
+constexpr double tolerance = std::is_same_v<T, float> ? 2e-5 : tolerance_of_bf16;
 
 #define CHECK_CLOSE(buffer, reference, limit) CHECK(relative_error((buffer).doubles(), reference) < (limit))
