@@ -2,7 +2,7 @@
 # Runs that are killed, and disks that fail, at any moment: what is in `checkpoints` is whole, and --resume auto goes on
 # to the bits of a run that nothing happened to. fault_injection.cc strikes a run at a given call to the file system.
 #
-#   SEED=N    repeats the random moments of an earlier run, which printed it; KILLS=N how many (10)
+#   SEED=N    repeats the random moments of an earlier run, which printed it; KILLS=N how many (4)
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/fault_injection.so
 # seconds: 150
 # soak: KILLS=300 EVERY=yes
@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/seed.sh
 . test/support/jobs.sh
-kills=${KILLS:-10}
+kills=${KILLS:-4}
 plan $((2 + 5 + 7 + 2 + 2 + kills + 1)) # and those of each call of a save, below
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
 text=$PWD/kernels
