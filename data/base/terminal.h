@@ -2,7 +2,8 @@
 Text and progress on a terminal.
 
 Text from anywhere is shown as it is and without harm: control characters, characters that cannot be seen or
-turn the direction of writing, and bytes that are no characters are written out instead.
+turn the direction of writing, and bytes that are no characters are written out instead. Sentences are set in
+lines as wide as the terminal.
 
 ProgressLine says how far long work is, and how long it will still take. It appears after a second, is drawn
 over again in place and goes away at the end; where stderr is no terminal there is none.
@@ -14,6 +15,7 @@ over again in place and goes away at the end; where stderr is no terminal there 
 #include <cstdio>
 #include <string>
 #include <string_view>
+#include <sys/ioctl.h>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -74,6 +76,35 @@ inline std::vector<std::string> visible_lines(std::string_view from, size_t line
     }
     if (at < end) result.push_back("...");
     return result;
+}
+
+// Columns to write text in: those of the terminal that stdout is, within reason. `unknown` where it is none.
+inline int terminal_width(int unknown = 110) {
+    constexpr int least = 60, most = 110;
+    winsize size = {};
+    if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
+        return unknown;
+    return std::clamp<int>(size.ws_col, least, most);
+}
+
+// Words set in lines of `width` columns, each but the first indented; `column` is where the first one begins.
+inline std::string wrapped(const std::string& words, int indent, int column, int width) {
+    std::string result;
+    for (size_t at = 0; at < words.size();) {
+        size_t end = std::min(words.find(' ', at), words.size());
+        std::string word = words.substr(at, end - at);
+        at = end + 1;
+        bool first = result.empty();
+        if (!first && column + 1 + (int)word.size() > width) {
+            result += "\n" + std::string((size_t)indent, ' ');
+            column = indent;
+            first = true;
+        }
+        if (!first) result += ' ', column++;
+        result += word;
+        column += (int)word.size();
+    }
+    return result + "\n";
 }
 
 class ProgressLine {

@@ -449,13 +449,21 @@ inline Command parse_command(const std::string& name) {
 // What a command line asks to be told instead of anything to be done: help or the version; empty: nothing.
 // argv: from the command on. -h may also be the value of an option.
 inline std::string answer_to(int argc, const char* const* argv) {
+    const int width = terminal_width(80);
     auto is_help = [](const std::string& word) { return word == "--help" || word == "-h"; };
-    if (argc < 1 || is_help(argv[0])) return general_help(terminal_width());
+    auto help_of = [&](const char* name, int next) {
+        Command command = parse_command(name);
+        bool one_section = next < argc && argv[next][0] != '-';
+        return one_section ? help_section(command, argv[next], width) : help_text(command, width);
+    };
+    if (argc < 1) return general_help(width);
+    if (argv[0] == std::string("help") || is_help(argv[0]))
+        return argc == 1 || is_help(argv[1]) ? general_help(width) : help_of(argv[1], 2);
     if (argv[0] == std::string("--version")) return std::string(program_version) + "\n";
     for (int i = 1; i < argc; i++) {
         const OptionRow* before = find_option(argv[i - 1]);
         bool is_value = argv[i] == std::string("-h") && before && !is_switch(*before);
-        if (is_help(argv[i]) && !is_value) return help_text(parse_command(argv[0]), terminal_width());
+        if (is_help(argv[i]) && !is_value) return help_of(argv[0], i + 1);
     }
     return "";
 }

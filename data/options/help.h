@@ -1,16 +1,21 @@
 /*
 The text of --help and of the log header, from the table of options.
+
+The help of a command has a section for each group of its options, and one of them can be asked for alone:
+`train --help data`. Where an option means different things to several commands, its row says so in braces,
+"Empty: {train: that of the model}{data: none}.", and the help of each command has its own part alone.
 */
 #pragma once
 
-#include <sys/ioctl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cctype>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "data/base/strings.h"   // nearest_name
+#include "data/base/terminal.h"  // wrapped
 #include "data/options/rules.h"  // complete_options
 #include "data/options/table.h"
 #include "data/options/values.h"
@@ -40,7 +45,7 @@ inline const std::vector<CommandHelp>& command_table() {
          "Trains a model on token files, from the beginning or from a checkpoint.",
          {"train --train-data 'tokens/headers_train_*.bin' --val-data 'tokens/headers_val_*.bin'",
           "train --tokenizer tokens/mine_tokenizer.json --train-data "
-          "'0.7:tokens/mine_train_*.bin,0.3:code.idx'",
+          "'0.7:tokens/web_train_*.bin,0.3:code.idx'",
           "train --model gpt2-124M --train-data 'fineweb_train_*.bin' --micro-batch 8 --global-batch 512k",
           "train --model llama3.2-1B --layers 4 --train-data 'llama_*.bin' --recompute block --run-dir "
           "runs/cut",
@@ -98,36 +103,7 @@ inline const char* command_name(Command command) {
 }
 
 // ----------------------------------------------------------------------------
-// layout
-
-// Columns to write help in: the terminal's, within reason.
-inline int terminal_width() {
-    constexpr int least = 60, most = 110;
-    winsize size = {};
-    if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
-        return most;
-    return std::clamp<int>(size.ws_col, least, most);
-}
-
-// Words set in lines of `width` columns, each but the first indented; `column` is where the first one begins.
-inline std::string wrapped(const std::string& words, int indent, int column, int width) {
-    std::string result;
-    for (size_t at = 0; at < words.size();) {
-        size_t end = std::min(words.find(' ', at), words.size());
-        std::string word = words.substr(at, end - at);
-        at = end + 1;
-        bool first = result.empty();
-        if (!first && column + 1 + (int)word.size() > width) {
-            result += "\n" + std::string((size_t)indent, ' ');
-            column = indent;
-            first = true;
-        }
-        if (!first) result += ' ', column++;
-        result += word;
-        column += (int)word.size();
-    }
-    return result + "\n";
-}
+// --help
 
 // Groups in the order of the table.
 inline std::vector<std::string> option_groups(Command command) {
@@ -139,9 +115,6 @@ inline std::vector<std::string> option_groups(Command command) {
     return groups;
 }
 
-// ----------------------------------------------------------------------------
-// --help
-
 // RUN, INPUTS...
 inline std::string positional_name(const OptionRow& row) {
     std::string name = row.field;
@@ -149,8 +122,44 @@ inline std::string positional_name(const OptionRow& row) {
     return name + (holds<std::vector<std::string>>(row) ? "..." : "");
 }
 
+// Where the words of a line of help begin: beside the name, or beneath it where a terminal is narrow.
+inline int help_indent(int width) {
+    return width < 72 ? 8 : 30;
+}
+
+// `names`, such as "sample eval", against the name of one command; empty: they are not names of commands.
+inline std::optional<bool> name_command(const std::string& names, Command command) {
+    bool named = false;
+    std::istringstream words(names);
+    for (std::string word; words >> word;) {
+        auto row = std::ranges::find(command_table(), word, &CommandHelp::name);
+        if (row == command_table().end()) return {};
+        named |= row->command == command;
+    }
+    return named;
+}
+
+// The help of an option as one command has it: what stands in braces for other commands is left out.
+inline std::string words_for(Command command, std::string help) {
+    for (size_t begin = 0; (begin = help.find('{', begin)) != std::string::npos;) {
+        size_t colon = help.find(": ", begin), end = help.find('}', begin);
+        if (colon == std::string::npos || end == std::string::npos || colon > end) break;
+        std::optional<bool> named = name_command(help.substr(begin + 1, colon - begin - 1), command);
+        if (!named) {
+            begin++;  // other braces
+            continue;
+        }
+        std::string words = *named ? help.substr(colon + 2, end - colon - 2) : "";
+        bool apart = words.empty() && begin > 0 && help[begin - 1] == ' ';
+        size_t blank = apart && help.compare(end + 1, 1, " ") == 0;  // of the two that would meet
+        help.replace(begin, end + 1 - begin + blank, words);
+        begin += words.size();
+    }
+    return help;
+}
+
 inline std::string option_help(const OptionRow& row, Command command, int width) {
-    constexpr int indent = 30;
+    int indent = help_indent(width);
     std::string value = is_switch(row)         ? " [on|off]"
                         : is_number(row)       ? " N"
                         : holds<Interval>(row) ? " N|TIME|auto"
@@ -163,7 +172,7 @@ inline std::string option_help(const OptionRow& row, Command command, int width)
     std::string standard = has_default ? value_text(row.standard(command)) : "";
     if (!standard.empty()) standard = "default " + standard;
     std::string notes = limits + (limits.empty() || standard.empty() ? "" : "; ") + standard;
-    std::string help = row.help + (notes.empty() ? "" : " [" + notes + "]");
+    std::string help = words_for(command, row.help) + (notes.empty() ? "" : " [" + notes + "]");
     std::string line = "  " + (row.positional ? positional_name(row) : option_name(row) + value);
     line +=
         (int)line.size() < indent ? std::string(indent - line.size(), ' ') : "\n" + std::string(indent, ' ');
@@ -176,7 +185,63 @@ inline std::string preset_help(int width) {
         if (!names.empty()) names += ' ';
         names += row.name;
     }
-    return "\nPresets for --model\n  " + wrapped(names, 2, 2, width);
+    return "Presets for --model\n  " + wrapped(names, 2, 2, width);
+}
+
+// A command line, broken before options, so that it can be copied into a shell as it stands.
+inline std::string example_help(const std::string& example, int width) {
+    std::string result, line = "  train_gpt";
+    std::istringstream words(example);
+    std::string part, word;
+    auto add_part = [&] {
+        if ((int)(line.size() + 1 + part.size() + 2) > width) {  // and " \\"
+            result += line + " \\\n";
+            line = "     ";
+        }
+        line += " " + part;
+    };
+    while (words >> word) {
+        if (word.starts_with("--") && !part.empty()) add_part(), part.clear();
+        part += (part.empty() ? "" : " ") + word;
+    }
+    add_part();
+    return result + line + "\n";
+}
+
+// Options of a group; "" if the command has none there, or only what is given without a name.
+inline std::string group_help(Command command, const std::string& group, int width) {
+    std::string rows;
+    for (const OptionRow& row : option_table()) {
+        if (row.belongs_to(command) && row.group == group && !row.positional)
+            rows += option_help(row, command, width);
+    }
+    if (rows.empty()) return "";
+    return group + (group == "Model" ? " (defaults: those of --model)" : "") +
+           (group == "Layout" && command == command_plan ? " (searched, where left out)" : "") + "\n" + rows;
+}
+
+// What the sections of a command's help are called where one is asked for.
+inline std::vector<std::string> help_sections(Command command) {
+    std::vector<std::string> sections;
+    for (std::string& group : option_groups(command)) {
+        if (group_help(command, group, 80).empty()) continue;
+        group[0] = (char)tolower(group[0]);
+        sections.push_back(group);
+    }
+    if (command == command_train || command == command_plan) sections.push_back("presets");
+    return sections;
+}
+
+inline std::string help_section(Command command, const std::string& asked, int width) {
+    std::vector<std::string> sections = help_sections(command);
+    if (std::ranges::find(sections, asked) == sections.end()) {
+        fail("--help %s: train_gpt %s has no such section%s; give %s", printable(asked).c_str(),
+             command_name(command), nearest_name(asked, sections).c_str(), alternatives(sections).c_str());
+    }
+    if (asked == "presets") return preset_help(width);
+    std::string group = asked;
+    group[0] = (char)toupper(group[0]);
+    return group_help(command, group, width);
 }
 
 inline std::string help_text(Command command, int width) {
@@ -188,23 +253,18 @@ inline std::string help_text(Command command, int width) {
     }
     for (const CommandHelp& row : command_table()) {
         if (row.command != command) continue;
-        result +=
-            std::string("train_gpt ") + row.name + usage + " [--option value ...]\n" + row.purpose + "\n";
+        result += std::string("train_gpt ") + row.name + usage + " [--option value ...]\n" +
+                  wrapped(row.purpose, 0, 0, width);
         result += arguments + "\nExamples\n";
-        for (const char* example : row.examples) result += std::string("  train_gpt ") + example + "\n";
+        for (const char* example : row.examples) result += example_help(example, width);
     }
-    for (const std::string& group : option_groups(command)) {
-        std::string rows;
-        for (const OptionRow& row : option_table()) {
-            if (row.belongs_to(command) && row.group == group && !row.positional)
-                rows += option_help(row, command, width);
-        }
-        if (rows.empty()) continue;
-        result += "\n" + group + (group == "Model" ? " (defaults: those of --model)" : "") +
-                  (group == "Layout" && command == command_plan ? " (searched, where left out)" : "") + "\n" +
-                  rows;
+    std::vector<std::string> sections = help_sections(command);
+    if (sections.size() > 3) {
+        result += "\n" + wrapped(std::string("train_gpt ") + command_name(command) + " --help " +
+                                     sections[0] + " shows one section: " + alternatives(sections) + ".",
+                                 0, 0, width);
     }
-    if (command == command_train || command == command_plan) result += preset_help(width);
+    for (const std::string& section : sections) result += "\n" + help_section(command, section, width);
     return result;
 }
 
@@ -216,8 +276,8 @@ inline std::string general_help(int width) {
         result += line + wrapped(row.purpose, 14, 14, width);
     }
     return result + "\n" +
-           wrapped("train_gpt COMMAND --help explains a command's options; train_gpt --version tells the "
-                   "version.",
+           wrapped("train_gpt help COMMAND, or train_gpt COMMAND --help, explains a command and its options; "
+                   "train_gpt COMMAND --help SECTION, some of them; train_gpt --version tells the version.",
                    0, 0, width) +
            "\n" +
            wrapped(

@@ -233,9 +233,8 @@ inline const std::vector<OptionRow>& option_table() {
          "Token files to measure the validation loss on, in the same form. Empty: no validation.", noted},
         {FIELD(tokenizer), "Data", any_text,
          "What turns text into tokens: none, bytes (a token for each), a tokenizer.json, or a rank file of "
-         "tiktoken as ENCODING:FILE. train takes the vocabulary's size and the document end from it. Empty: "
-         "that of the model for train, bytes for tokenize, the one of the run for sample and eval, none for "
-         "data.",
+         "tiktoken as ENCODING:FILE. {train: The vocabulary's size and the document end are taken from it.} "
+         "Empty: {train: that of the model}{tokenize: bytes}{sample eval: that of the run}{data: none}.",
          tokens},
         {FIELD(document_end), "Data", range(-1, 16777215),
          "Token that ends a document; attention does not reach across it. -1: documents are not told apart.",
@@ -288,8 +287,8 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(sequence_length), "Run", range(0, 16777216), "Tokens of each sequence. 0: --context.", fixed},
         {FIELD(global_batch), "Run", range(0, 1e12),
          "Tokens of each step, gathered from several micro-batches where need be; may end in k, M or G "
-         "(1024, 1024^2, 1024^3). 0: one micro-batch of each data rank, or --pp of them where --pp-schedule "
-         "is interleaved; in plans, about as many as GPT-3 of the same size had.",
+         "(1024, 1024^2, 1024^3). 0: {train: one micro-batch of each data rank, or --pp of them where "
+         "--pp-schedule is interleaved}{plan: about as many as GPT-3 of the same size had}.",
          noted},
         {FIELD(batch_ramp), "Run", any_text,
          "A batch that rises, START:END:STEPS: from START tokens a step to END, which is --global-batch, "
@@ -527,10 +526,10 @@ inline const std::vector<OptionRow>& option_table() {
          "on."},
 
         {FIELD(output), "Output", any_text,
-         "tokenize: beginning of the names of the files to write: PREFIX_train_000000.bin, "
-         "PREFIX_val_000000.bin ... export: folder to make, or with --format llmc the file. import: run "
-         "directory to make. report: file to write, or with --format tensorboard the folder; empty: "
-         "report.html or report.csv in the first run, tensorboard in each."},
+         "{tokenize: Beginning of the names of the files to write: PREFIX_train_000000.bin, "
+         "PREFIX_val_000000.bin ...}{export: Folder to make, or with --format llmc the file.}{import: Run "
+         "directory to make.}{report: File to write, or with --format tensorboard the folder. Empty: "
+         "report.html or report.csv in the first run, tensorboard in each.}"},
         {FIELD_OF(ExportOptions, format), "Output", by_name,
          "hf: a folder that Hugging Face transformers loads: config.json, model.safetensors, tokenizer.json. "
          "llmc: a model .bin of llm.c, for models of the shape of GPT-2."},
@@ -542,8 +541,8 @@ inline const std::vector<OptionRow>& option_table() {
          "as the checkpoint, whose master copy it takes."},
 
         {FIELD(inputs), "Text", any_text,
-         "tokenize: files and folders of text; a file is a document, and in a .jsonl each line; .gz too. "
-         "data: token files.",
+         "{tokenize: Files and folders of text; a file is a document, and in a .jsonl each line; .gz too.}"
+         "{data: Token files.}",
          free, positional},
         {FIELD(text_field), "Text", any_text,
          ".jsonl: the field that holds a document's text; every line must have it."},

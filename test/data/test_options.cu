@@ -420,17 +420,22 @@ TEST_CASE("a tokenizer brings its vocabulary and document end, and what is given
 
 TEST_CASE("help names every option, its choices and its default, within the width") {
     for (const CommandHelp& command : command_table()) {
-        for (int width : {60, 110}) {
+        for (int width : {60, 80, 110}) {
             std::string help = help_text(command.command, width);
             for (const OptionRow& row : option_table()) {
                 if (!row.belongs_to(command.command)) continue;
                 INFO(row.field);
                 CHECK(help.find(row.positional ? positional_name(row) : option_name(row)) !=
                       std::string::npos);
-                CHECK(std::string(row.help).back() == '.');
+                std::string words = words_for(command.command, row.help);
+                CHECK(words.find_last_of(".") == words.size() - 1);
+                CHECK(words.find("  ") == std::string::npos);
             }
-            std::istringstream lines(help.substr(help.find("\n  --")));
-            for (std::string line; std::getline(lines, line);) CHECK((int)line.size() <= width);
+            std::istringstream lines(help);
+            for (std::string line; std::getline(lines, line);) {
+                INFO(line);
+                CHECK((int)line.size() <= width);
+            }
         }
     }
     CHECK(help_text(command_train, 110).find("default 0.0006") != std::string::npos);
@@ -440,6 +445,53 @@ TEST_CASE("help names every option, its choices and its default, within the widt
     codes = codes.substr(std::min(codes.find("\nExit codes: 0 done"), codes.size()));
     for (int code : {exit_bad_input, exit_not_finite, exit_failed_part})
         CHECK(codes.find(text("; %d ", code)) != std::string::npos);
+}
+
+TEST_CASE("the help of a command is about that command alone") {
+    CHECK(words_for(command_eval, "A. {train: B.} Empty: {data sample: c}{eval: d}.") == "A. Empty: d.");
+    CHECK(words_for(command_train, "A. {train: B.} Empty: {data sample: c}{eval: d}.") == "A. B. Empty: .");
+    CHECK(words_for(command_eval, "lines of {\"a\": 1} {eval: or b}") == "lines of {\"a\": 1} or b");
+    for (const CommandHelp& command : command_table()) {
+        std::string help = help_text(command.command, 110);
+        for (const CommandHelp& other : command_table()) {
+            INFO(command.name << other.name);
+            CHECK(help.find("{" + std::string(other.name)) == std::string::npos);
+        }
+    }
+    CHECK(help_text(command_export, 110).find("PREFIX_") == std::string::npos);
+    CHECK(help_text(command_tokenize, 110).find("PREFIX_train_000000.bin") != std::string::npos);
+}
+
+// What a shell makes of an example is what the table has.
+TEST_CASE("examples in the help are command lines that can be copied") {
+    for (const CommandHelp& command : command_table()) {
+        for (const char* example : command.examples) {
+            std::string shown = example_help(example, 60);
+            for (size_t at; (at = shown.find(" \\\n     ")) != std::string::npos;) shown.replace(at, 8, "");
+            CHECK(shown == "  train_gpt " + std::string(example) + "\n");
+        }
+    }
+}
+
+TEST_CASE("a section of the help has the options of one group, and there is no other") {
+    std::string all = help_text(command_train, 80), data = help_section(command_train, "data", 80);
+    CHECK(all.find(data) != std::string::npos);
+    CHECK(data.starts_with("Data\n  --train-data TEXT "));
+    CHECK(data.find("--steps ") == std::string::npos);
+    CHECK(help_section(command_train, "presets", 80).find("qwen3-0.6B") != std::string::npos);
+    for (const CommandHelp& command : command_table()) {
+        std::string rest = help_text(command.command, 80);
+        for (const std::string& section : help_sections(command.command)) {
+            size_t at = rest.find(help_section(command.command, section, 80));
+            REQUIRE(at != std::string::npos);
+            rest.erase(at, help_section(command.command, section, 80).size());
+        }
+        CHECK(rest.find("\n  --") == std::string::npos);  // no option is in no section
+    }
+    CHECK_REFUSED(
+        help_section(command_train, "dat", 80),
+        "--help dat: train_gpt train has no such section, the nearest is data; give model, machine");
+    CHECK_REFUSED(help_section(command_inspect, "model", 80), "give checkpoints");
 }
 
 TEST_CASE("the header has the options that are not as usual, and says where all are") {
@@ -464,17 +516,23 @@ TEST_CASE("the header has the options that are not as usual, and says where all 
 
 TEST_CASE("help is given wherever it is asked for, but a value of an option asks for nothing") {
     auto answer = [](std::vector<const char*> words) { return answer_to((int)words.size(), words.data()); };
-    std::string general = general_help(terminal_width()),
-                of_train = help_text(command_train, terminal_width());
-    for (auto words : std::vector<std::vector<const char*>>{{}, {"--help"}, {"-h"}, {"-h", "train"}}) {
+    std::string general = general_help(80), of_train = help_text(command_train, 80),
+                data = help_section(command_train, "data", 80);
+    for (auto words : std::vector<std::vector<const char*>>{{}, {"--help"}, {"-h"}, {"help"}, {"help", "-h"}})
         CHECK(answer(words) == general);
-    }
     for (auto words : std::vector<std::vector<const char*>>{{"train", "--help"},
                                                             {"train", "-h"},
+                                                            {"help", "train"},
+                                                            {"-h", "train"},
+                                                            {"train", "--help", "--steps", "3"},
                                                             {"train", "--steps", "--help"},
                                                             {"train", "--overwrite", "-h"}}) {
         CHECK(answer(words) == of_train);
     }
+    CHECK(answer({"train", "--help", "data"}) == data);
+    CHECK(answer({"help", "train", "data"}) == data);
+    CHECK_REFUSED(answer({"help", "trian"}), "trian: no such command");
+    CHECK_REFUSED(answer({"train", "--help", "dta"}), "--help dta: train_gpt train has no such section");
     CHECK(answer({"--version"}) == std::string(program_version) + "\n");
     CHECK(answer({"train"}) == "");
     CHECK(answer({"sample", "runs/tiny", "--prompt", "-h"}) == "");

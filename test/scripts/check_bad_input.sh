@@ -8,7 +8,7 @@
 # seconds: 5
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 72
+plan 73
 program=${PROGRAM:-$PWD/build/cpu-fp32/train_gpt} golden=$PWD/test/golden/tokenizers
 at_end() { umount "$work/full" 2>/dev/null; }
 cd "$work" || exit 1
@@ -92,6 +92,7 @@ done <<ROWS
 # the command line
 an unknown command                   | trian: no such command, the nearest is train;                   | trian
 help on an unknown command           | trian: no such command, the nearest is train;                   | trian --help
+an unknown section of the help        | --help dta: train_gpt train has no such section, the nearest is | train --help dta
 an unknown option                    | --learning-rat: no such option, the nearest is                  | $train --learning-rat 1
 an option of another command         | --resume: not an option of train_gpt eval;                      | eval made --resume made
 a value that is missing              | --output: value missing;                                        | tokenize text.txt --output

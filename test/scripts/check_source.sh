@@ -16,7 +16,7 @@ narrow() { ! grep -nE '^.{111,}' $(grep -vE 'hf_configs|fuzz_json' <<<"$sources"
 rooms='
 kernels         7070
 data/base       1420  kernels
-data/options    2270  data/base
+data/options    2320  data/base
 data/tokenizer  2650  data/base data/options
 data/tokens     1300  data/base data/tokenizer kernels
 data/text       1000  data/base data/options data/tokenizer data/tokens kernels
