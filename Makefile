@@ -1,17 +1,27 @@
-# train_gpt: pre-training of GPT-style models. The targets:
+# train_gpt pre-trains GPT-style models. The targets:
 #
-#   make               build ./train_gpt for the device found here (make DEVICE=cuda|cpu|simt to choose)
-#   make quickstart    train a small model on text found on this machine (TEXT=path for your own)
-#   make test          build and run the tests (make test UNIT=norm: some of them); make test-all adds
-#                      fuzzing, sanitizers and longer runs, make soak goes on for an hour
-#   make bench         measure speed: make bench-kernels each kernel, make bench-train whole models;
-#                      make bench-parallel what several processes cost and hide, make bench-checkpoint
-#                      what saving and loading take, make bench-plan how far steps are from their plans,
-#                      make calibrate-planner how far published ones are
-#   make dist          pack the program with the libraries it needs, to be copied to other machines
-#   make info          what was found here, and how to override it
-#   make deps          install the packages that are missing
-#   make format, make clean
+#   make                   builds ./train_gpt for the device found here
+#   make quickstart        trains a small model for two minutes on text found here
+#   make test              builds and runs the tests (UNIT=norm: one)
+#   make test-all          and sanitizers, fuzzers, crashes, compiling for GPUs
+#   make soak              and longer runs and random faults, for an hour
+#   make bench             bench-kernels and bench-train
+#   make bench-kernels     each kernel (KERNELS="attention norm": some)
+#   make bench-train       whole models, and PyTorch where it is here
+#   make bench-parallel    what several processes cost and hide
+#   make bench-checkpoint  what saving and loading take
+#   make bench-optimizers  AdamW, LAMB and Muon on the same text
+#   make bench-plan        how far steps are from their plans
+#   make bench-timings     what recording the times of ranks costs
+#   make calibrate-planner how far published runs are from their plans
+#   make dist              packs the program to be copied to other machines
+#   make info              shows what was found here, and how to override it
+#   make deps              installs the packages that are missing
+#   make format            formats the source
+#   make clean             deletes what was built
+#   make help              shows this table
+#
+# DEVICE=cpu, cuda or simt chooses a device; TEXT=path, the text of quickstart.
 
 # ----------------------------------------------------------------------------------------------------------
 # choices
@@ -219,21 +229,36 @@ include test/tests.mk
 TEXT          ?= /usr/include
 PROMPT        ?= $(if $(filter /usr/include,$(TEXT)),typedef struct)
 quick         := runs/quickstart
-QUICK_OPTIONS ?= --steps 1200 --micro-batch 8 --learning-rate 3e-3 --val-every 300 --val-batches 40 --log-every 50
+QUICK_SECONDS ?= 110# of training
+QUICK_OPTIONS ?= --micro-batch 8 --learning-rate 3e-3
+quick_train   := ./train_gpt train --model tiny --tokenizer $(quick)/text_tokenizer.json --train-data '$(quick)/text_train_*.bin'
+quick_bf16    := $(if $(filter cpu,$(DEVICE)),$(if $(cpu_bf16), --matmul-dtype bf16))
+# Steps that fit into QUICK_SECONDS, from the median time of the last 10 steps of a short run. The fifth part of 100 steps'
+# time goes to validations.
+quick_steps   := sed -n 's/.*"loss".*"ms":\([0-9.e+-]*\).*/\1/p' $(quick)/rate/log.jsonl | tail -n 10 | sort -g | \
+                 awk -v seconds=$(QUICK_SECONDS) '{ ms[NR] = $$1 } END { n = int(50 * seconds / ms[int((NR + 1) / 2)]) - 1; print 20 * (n > 5 ? n : 5) }'
 .PHONY: quickstart
 quickstart: deps
 	@$(MAKE) --no-print-directory DEVICE=$(DEVICE)
 	@mkdir -p $(quick)
 	@echo "1. a vocabulary, and tokens, from the text in $(TEXT)"
 	@./train_gpt tokenize $(TEXT) --output $(quick)/text --train-tokenizer 2048 --val-fraction 0.02 --overwrite
-	@echo "2. training on them"
-	@$(if $(and $(filter cpu,$(DEVICE)),$(cpu_bf16)),echo "   (in fp32; this processor has $(cpu_bf16), and models of some size train faster with --matmul-dtype bf16)",:)
-	@./train_gpt train --model tiny --tokenizer $(quick)/text_tokenizer.json --train-data '$(quick)/text_train_*.bin' --val-data '$(quick)/text_val_*.bin' \
-	    --run-dir $(quick)/run --overwrite $(QUICK_OPTIONS)
-	@echo "3. what it has learnt"
+	@echo "2. twenty steps, to see how many fit into two minutes here"
+	@$(quick_train) --run-dir $(quick)/rate --overwrite --quiet $(QUICK_OPTIONS) --steps 20
+	@echo "3. training"
+	@steps=$$($(quick_steps)); rm -rf $(quick)/rate; \
+	$(quick_train) --val-data '$(quick)/text_val_*.bin' --run-dir $(quick)/run --overwrite --steps $$steps \
+	    --log-every $$((steps / 20)) --val-every $$((steps / 4)) --val-batches 10 $(QUICK_OPTIONS)
+	@echo "4. what it has learnt"
 	@./train_gpt sample $(quick)/run --tokens 150 --samples 2 --temperature 0.8 --top-p 0.95 --prompt '$(PROMPT)'
-	@echo "next: ./train_gpt sample $(quick)/run --prompt '#include' (more text), ./train_gpt train --help (your own run),"
-	@echo "      make test (prove the build), make bench (measure the speed)"
+	@printf '%s\n' "" "What to try next:" \
+	    "  more text        ./train_gpt sample $(quick)/run --interactive" \
+	    "  the curves       ./train_gpt report $(quick)/run" \
+	    "  a larger model   $(quick_train) \\" \
+	    "                     --layers 6 --channels 384 --heads 6 --mlp-width 1024 --micro-batch 8 --steps 2000 --run-dir runs/larger$(quick_bf16)" \
+	    "  your own text    make quickstart TEXT=path" \
+	    "  all options      ./train_gpt train --help" \
+	    "  proof, speed     make test, make bench"
 
 # ----------------------------------------------------------------------------------------------------------
 # a folder to copy to other machines: the program and the libraries it needs
@@ -304,6 +329,11 @@ info:
 	$(call show,zlib,$(call where,zlib.h,zlib1g-dev),CPPFLAGS=-I... LDFLAGS=-L...)
 	$(call show,doctest,$(call where,doctest/doctest.h,doctest-dev),(tests only))
 	$(call show,Boost,$(call where,boost/context/detail/fcontext.hpp,libboost-context-dev),(tests only))
+
+# The head of this file is the table.
+.PHONY: help
+help:
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: format
 format:
