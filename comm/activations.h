@@ -122,7 +122,7 @@ public:
         }
     }
 
-    std::vector<View> views;  // of each layer, for the piece of work that was bound last
+    std::vector<View> views;  // one for each layer, for the piece of work bound last
 
     // has_backward: or else nothing is kept from one piece of work to the next.
     void begin_run(bool has_backward) {

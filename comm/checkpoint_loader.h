@@ -213,7 +213,7 @@ public:
                                   [&](Slot slot) { return sources.uses(slot); })),
           buffers_(2 * batch_room) {}
 
-    // What was read may be on its way to the state.
+    // Waits, because pieces that were read may still be on their way to the state.
     ~CheckpointLoader() { cudaStreamSynchronize(state_.stream()); }
 
     CheckpointLoader(const CheckpointLoader&) = delete;
@@ -337,7 +337,7 @@ private:
     const CheckpointReader& reader_;
     SlotSources sources_;
     const TensorPlaces places_;
-    const std::vector<PieceBatch> batches_;  // that this rank reads
+    const std::vector<PieceBatch> batches_;  // the pieces that this rank reads
     HostArray<char> buffers_;                // two: of the batch that is delivered, and of the next one
     RunMessage own_;                         // this rank's small runs of the batch, neighbours made one
     std::deque<std::string> converted_;      // to the state's precision, in this round

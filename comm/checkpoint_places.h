@@ -73,7 +73,7 @@ inline TensorNumbers tensor_numbers(const ParameterLayout& layout) {
     return numbers;
 }
 
-// What the rank at this position writes, slot after slot of each run of a tensor.
+// The pieces that the rank at this position writes, slot after slot of each run of a tensor.
 inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, const TensorNumbers& numbers,
                                              const MeshShape& shape, const MeshPosition& position,
                                              const ZeroSettings& settings) {
@@ -204,7 +204,7 @@ private:
     const MeshShape shape_;
     const CheckpointIndex& index_;
     TensorNumbers numbers_;
-    std::vector<std::vector<Held>> held_;  // of each tensor
+    std::vector<std::vector<Held>> held_;  // one entry for each tensor
 };
 
 // Deals the pieces of a checkpoint to those who read them: each to the rank that has the fewest elements so
@@ -237,8 +237,8 @@ struct PieceBatch {
     uint64_t elements = 0, bytes = 0;
 };
 
-// What this rank reads of a checkpoint's pieces, as much at a time as one piece may hold. wanted(slot) tells
-// whether a slot is read at all.
+// The parts of a checkpoint's pieces that this rank reads, in batches no larger than one piece may be.
+// wanted(slot) tells whether a slot is read at all.
 template <typename Wanted>
 std::vector<PieceBatch> pieces_to_read(const TensorPlaces& places, const CheckpointIndex& index, int rank,
                                        Wanted&& wanted) {

@@ -45,10 +45,10 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 
 // Work that every rank does for itself, and of which all ranks learn what came.
 struct WorkOutcome {
-    std::string error;       // of the first rank that has one, with its name; empty: none has
-    bool disk_full = false;  // that is the error
-    std::string remark;      // of the first rank that has one
-    double seconds = 0;      // that the slowest rank took
+    std::string error;       // the first rank's that has one, with its name; empty: none has
+    bool disk_full = false;  // the error is a full disk
+    std::string remark;      // the first rank's that has one
+    double seconds = 0;      // the slowest rank's
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkOutcome, error, disk_full, remark, seconds)
 
@@ -156,7 +156,7 @@ public:
         return in_background_ ? before : finish();
     }
 
-    uint64_t bytes() const { return all_bytes_; }  // of a checkpoint
+    uint64_t bytes() const { return all_bytes_; }  // the size of a checkpoint
 
     // Tells whether a save has begun of which finish() has not yet told the outcome. All ranks get the same
     // answer.
@@ -201,7 +201,7 @@ private:
     void begin_folder() {
         auto make = [this](std::string&) {
             if (!world_.is_root()) return;
-            new_checkpoint_.reset();  // of a save that has thrown
+            new_checkpoint_.reset();  // it is left from a save that has thrown
             new_checkpoint_ = std::make_unique<NewCheckpoint>(run_dir_, report_.folder);
             check_space(new_checkpoint_->folder(), all_bytes_);
             save_id_ = new_save_id();
@@ -308,9 +308,9 @@ private:
     const int keep_;
     const int64_t keep_every_;
     const bool in_background_, weights_alone_;
-    const ZeroSettings saved_;      // what of the state is saved
-    std::vector<OwnPiece> pieces_;  // that this rank writes
-    uint64_t all_bytes_ = 0;        // of all ranks' pieces
+    const ZeroSettings saved_;      // the part of the state that is saved
+    std::vector<OwnPiece> pieces_;  // the pieces that this rank writes
+    uint64_t all_bytes_ = 0;        // all ranks' pieces together
     int file_number_ = 0;
     const size_t room_;  // bytes of staging memory
     HostArray<char> staging_;
@@ -321,7 +321,7 @@ private:
     bool under_way_ = false;
     nlohmann::ordered_json about_;
     std::unique_ptr<NewCheckpoint> new_checkpoint_;  // on the first rank
-    std::string folder_;                             // where it is written
+    std::string folder_;                             // the folder that is written to
     uint64_t save_id_ = 0;
     SaveReport report_;  // the thread's, while it works
     Background work_;    // last: it ends before what it works with

@@ -181,7 +181,7 @@ public:
         reduce_scatter(data, data + (size_t)rank() * part, part, kind, stream);
     }
 
-    // The same to `own` (part), which lies elsewhere; all of data (size * part) is as it was.
+    // Reduces to `own` (part), which lies elsewhere; data (size * part) stays as it was.
     template <typename T>
     void reduce_scatter(const T* data, T* own, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return copy_own(own, data, part, stream);
@@ -197,7 +197,7 @@ public:
         all_gather(data + (size_t)rank() * part, data, part, kind, stream);
     }
 
-    // The same from `own` (part), which lies elsewhere.
+    // Gathers from `own` (part), which lies elsewhere.
     template <typename T>
     void all_gather(const T* own, T* data, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return copy_own(data, own, part, stream);
@@ -302,7 +302,7 @@ private:
         if (!shared_) fail("communicator: a group of one sends to rank %d", other);
     }
 
-    // What a group of one has to do.
+    // A group of one only copies.
     template <typename T>
     static void copy_own(T* to, const T* from, size_t count, cudaStream_t stream) {
         if (to == from) return;

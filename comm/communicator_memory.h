@@ -18,7 +18,7 @@ what it has really taken is compared with it (MemoryPlan::check_left).
 #include "comm/mesh.h"  // MeshShape, blocks_of_groups, blocks_of_links
 
 constexpr size_t memory_of_connection = ((size_t)512 << 10) + 4915200 + ((size_t)4 << 20);
-constexpr size_t memory_of_peer = 640;  // of one channel
+constexpr size_t memory_of_peer = 640;  // bytes for one channel
 
 // per_machine: ranks.
 inline size_t communicator_memory(const MeshShape& shape, int per_machine) {

@@ -230,8 +230,7 @@ protected:
     int rank_ = 0, size_ = 1;
 
 #ifndef WITHOUT_MPI
-    // From now on the ranks are those of this communicator, which the caller frees after this object's last
-    // call.
+    // Makes the ranks those of this communicator, which the caller frees after this object's last call.
     void use(MPI_Comm mpi) {
         mpi_ = mpi;
         mpiCheck(MPI_Comm_rank(mpi, &rank_));
@@ -294,7 +293,7 @@ private:
         std::string text;
         MPI_Request request = MPI_REQUEST_NULL;
     };
-    mutable std::list<Post> posts_;  // that may be under way
+    mutable std::list<Post> posts_;  // posts that may be under way
     mutable uint32_t calls_ = 0;
 #endif
 };

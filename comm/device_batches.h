@@ -22,7 +22,7 @@ reads it ahead, and two blocks of pinned memory take turns, so that no copy wait
 struct Batch : BatchArrays<const int> {
     int B, T;
     int past = 0;  // tokens before the first, which are in the key/value cache
-    int row = 0;   // of the cache, for the first sequence
+    int row = 0;   // row of the cache for the first sequence
     int last = 0;  // token of each sequence, from 0, behind which there may be padding
 };
 

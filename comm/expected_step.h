@@ -113,7 +113,7 @@ inline int chosen_shard_group(const Options& o, const Machine& machine) {
     return o.dp;
 }
 
-// What a run's layout is completed with, on all ranks alike.
+// The choices that complete a run's layout, the same on all ranks.
 inline LayoutChoices layout_choices(const World& world) {
     return {[&world](Options& o, int processes) { choose_cut(o, expected_machine(o, world), processes); },
             [&world](const Options& o) { return chosen_shard_group(o, expected_machine(o, world)); }};

@@ -93,7 +93,7 @@ struct FailureModel {
     FailureRates per_node_day = observed_failures();
     double save_interval = HUGE_VAL;  // training from one checkpoint to the next
     double save_stall = 1;            // training waits so long for one
-    double save_time = 60;            // from when it begins until it is on disk, while training goes on
+    double save_time = 60;            // until the checkpoint is on disk, while training goes on
     double notice = 20;               // until it is known that a process ended
     double time_out = 600;            // until it is known that one hangs
     double restart = 300;             // processes start, connect and load

@@ -189,7 +189,7 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
                of_filtered = of_norm(block, in_place.filtered);
     auto in_fp8 = [](size_t elements) { return Fp8Operand::bytes(elements); };
     size_t cache = cache_row_size(local_part(c, tp), w.cache_length) * w.cache_rows;
-    size_t logits = std::max(chunk, tp);  // of one row each, those of a sample come from all tensor ranks
+    size_t logits = std::max(chunk, tp);  // a sample's logits of one row come from all tensor ranks
     size_t scratch = std::max(
         {attention_backward_scratch(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, 0, nullptr),
                                     attention_makes_bias_gradient(c)),

@@ -61,7 +61,7 @@ struct ncclComm {
     std::function<bool()> unfinished;
 
     std::atomic<ncclResult_t> error = ncclSuccess;
-    std::string reason;  // of the error; not changed any more once there is one
+    std::string reason;  // the first error's, which stays
 
     // The first failure is the one that is kept.
     void fail(ncclResult_t result, const std::string& why) {
@@ -210,7 +210,7 @@ private:
     }
 
     void make() {
-        int number = 0;  // that nobody here has used
+        int number = 0;  // one that nobody here has used
         for (const Wish& wish : wishes_) number = std::max(number, wish.number);
         parent_.messages->next_group = number + 1;
         if (mine_.color < 0) return;

@@ -130,7 +130,7 @@ private:
 
     bool delete_spare() const {
         uint64_t room = free_space(checkpoints_folder(options_.run_dir) + "/"), more = 0;
-        if (room >= bytes_) room = 0;  // as far as the disk tells, but a quota or a limit says no
+        if (room >= bytes_) room = 0;                     // the disk has room, but a quota or a limit says no
         std::vector<std::pair<int64_t, uint64_t>> spare;  // step and bytes
         for (int64_t step : spare_steps()) {
             spare.emplace_back(step, folder_bytes(step));

@@ -35,7 +35,7 @@ std::vector<int> even_split(int layers, int parts, Cost&& cost) {
     // those the smallest sum of squares.
     struct Best {
         double largest = std::numeric_limits<double>::infinity(), squares = 0;
-        int end = 0;  // where part p ends then
+        int end = 0;  // the end of part p
         bool operator<(const Best& other) const {
             double slack = 1e-9 * largest;  // loads that differ by rounding are equal
             if (largest < other.largest - slack) return true;
@@ -71,9 +71,9 @@ std::vector<int> even_split(int layers, int parts, Cost&& cost) {
 // The micro-batches of a step, which the data ranks take in turn: so any number of ranks trains the same, and
 // the first ranks may have one more than the others.
 //
-// Where gradients are cut, the ranks of a shard group sum them, and perhaps gather parameters, with every
-// micro-batch. Those with fewer then join in with an empty one: it has no targets, so its gradients are zero,
-// and it takes the time for which its rank would wait anyway.
+// If gradients are cut, the ranks of a shard group sum them, and perhaps gather parameters, with every
+// micro-batch. Ranks that have fewer then join in with an empty one: it has no targets, so its gradients are
+// zero, and it takes the time for which its rank would wait anyway.
 struct StepShare {
     int ranks, rank;  // data ranks, and which this is
     int group;        // ranks next to each other that need equally many micro-batches; 1: none do
@@ -92,7 +92,7 @@ struct StepShare {
     uint64_t sample(int micro) const {
         return first + (micro < own() ? (uint64_t)micro * ranks + rank : (uint64_t)all + rank) * B;
     }
-    // What the loss of one of its tokens counts in that of the step.
+    // The weight of one token's loss in the loss of the step.
     float of_token(int T) const { return 1.0f / ((float)all * B * T); }
 
 private:
@@ -130,7 +130,7 @@ inline int micro_batches_of_step(const Options& o, int step) {
     return (int)(samples_of_step(o, step) / (uint64_t)o.micro_batch);
 }
 
-// The same on the data ranks that have the most.
+// The micro-batches of a data rank that has the most.
 inline int micro_batches_of_rank(const Options& o, int step) {
     return ceil_div(micro_batches_of_step(o, step), o.dp);
 }
@@ -147,7 +147,7 @@ inline PipelineShape pipeline_shape(const Options& o) {
 // Bytes on a rank, for --pp-layers memory.
 struct LayerBytes {
     double state;        // parameters, gradients and optimizer state of a layer
-    double activations;  // what is kept of a layer for one micro-batch
+    double activations;  // kept for each layer and micro-batch
     double table;        // state of the embedding, or of the classifier
 };
 

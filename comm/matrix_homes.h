@@ -34,10 +34,10 @@ a round the most expensive matrix goes to the rank that has least to do so far. 
 // One rank of each replica holds this part of a matrix.
 struct HeldPart {
     int owner;    // among the ranks of a replica that share the matrix
-    bool counts;  // of copies, one does
+    bool counts;  // exactly one of several copies does
     size_t at;    // in what the owner has of the unit
     MatrixPart part;
-    size_t arrives;  // where it lies in the memory for what arrives at the home
+    size_t arrives;  // its place in the memory for parts that arrive at the home
 };
 
 struct HomedMatrix {
@@ -99,7 +99,7 @@ inline std::vector<HomedMatrix> matrices_of(const std::vector<ParameterLayout>& 
 
 // Gives each matrix of a round its home, and each part its place there.
 inline void choose_homes(MatrixRound& round, int ranks) {
-    using Load = std::pair<double, int>;  // of a rank: the least comes first, and then the first rank
+    using Load = std::pair<double, int>;  // a rank and its load: least load first, then lowest rank
     std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
     for (int rank = 0; rank < ranks; rank++) loads.push({0, rank});
     std::vector<size_t> room(ranks);

@@ -57,8 +57,8 @@ inline size_t library_memory() {
     return library_code_memory + matmul_workspace();
 }
 
-// What a rank may take when `ranks` of them share the device: its part of the free memory, less what is kept
-// back for the libraries.
+// Bytes that a rank may take when `ranks` of them share the device: its part of the free memory, less a
+// reserve for the libraries.
 inline size_t available_memory(int ranks = 1) {
     size_t available, total;
     cudaCheck(cudaMemGetInfo(&available, &total));
@@ -66,8 +66,8 @@ inline size_t available_memory(int ranks = 1) {
     return available - std::min(available, library_memory());
 }
 
-// What a rank may pin of its host's memory when `ranks` of them share the host: some is kept back for the
-// program, the libraries, and files that are being read.
+// Bytes of its host's memory that a rank may pin when `ranks` of them share the host. A reserve stays for
+// the program, the libraries, and files that are being read.
 inline size_t available_host_memory(int ranks) {
     constexpr size_t kept = (size_t)1 << 30;
     size_t available = host_available_memory() / ranks;

@@ -98,13 +98,13 @@ inline std::vector<int> group_of(int rank, int axes, const MeshShape& shape) {
     return members;
 }
 
-// What a pipeline stage is connected by. Each link goes one way between two neighbours, which have it for
+// The links of a pipeline stage. Each link goes one way between two neighbours, which have it for
 // themselves: NCCL runs the calls of one communicator one after another, and what goes one way must not wait
 // for the other. Where there is no neighbour, there is a group of one.
 struct MeshLinks {
     static constexpr int sender = 0, receiver = 1;  // the ranks of every link
-    Communicator forward_in, forward_out;           // from the stage before, to the stage behind
-    Communicator backward_in, backward_out;         // from the stage behind, to the stage before
+    Communicator forward_in, forward_out;           // activations: from the stage before, to the stage behind
+    Communicator backward_in, backward_out;         // gradients: from the stage behind, to the stage before
 };
 
 // The communicators of this rank. Must end before the World it is made from.
@@ -175,7 +175,7 @@ public:
     int data_rank() const { return position.replica * shape.shard + position.shard; }
 
     int groups_built = 0;      // communicators of this rank
-    double build_seconds = 0;  // that it took to make them, on this rank
+    double build_seconds = 0;  // time that this rank took to make the groups
     size_t memory = 0;         // bytes of a device's own memory that they took
 
     // Throws Error if the library has reported one for any group.
@@ -346,8 +346,9 @@ private:
                      {copies_, true, false, false}, {ends_, true, false, false}};
         constexpr auto kind = Traffic::statistics;
         size_t largest = std::min(traffic.unit, most_to_connect);
-        size_t rows = ceil_div(std::min(traffic.rows, most_to_connect), (size_t)shape.tp);  // of each rank
-        size_t most = std::max({largest, (size_t)stage_.size(), rows * shape.tp});          // in whole parts
+        size_t rows =
+            ceil_div(std::min(traffic.rows, most_to_connect), (size_t)shape.tp);    // rows of each rank
+        size_t most = std::max({largest, (size_t)stage_.size(), rows * shape.tp});  // in whole parts
         for (auto& [group, reduces, scatters, gathers] : calls)
             most = std::max(most, ceil_div(largest, (size_t)group.size()) * group.size());
         float* numbers = nullptr;
@@ -375,7 +376,7 @@ private:
         cudaCheck(cudaFree(numbers));
     }
 
-    // Of a device with memory of its own.
+    // Free memory of a device that has its own; 0 on a CPU.
     static size_t free_memory() {
         size_t available = 0, total;
         if (has_own_memory) cudaCheck(cudaMemGetInfo(&available, &total));

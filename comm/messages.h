@@ -185,7 +185,7 @@ private:
     int tag_, to_, from_;
     std::array<MPI_Request, most_under_way> send_requests_, receive_requests_;
     std::array<Clock::time_point, most_under_way> due_;
-    // What has happened to the messages of each row, counted: a message goes from left to right.
+    // Messages counted by how far they have come; each message goes through a row from left to right.
     size_t booked_ = 0, started_ = 0, sent_ = 0;
     size_t expected_ = 0, arrived_ = 0;
 };

@@ -56,7 +56,7 @@ struct MicroBatchTime {
     double norm = 0;
     OptimizerTime others = {}, matrices = {};
     double clearing = 0;  // for each gradient that it keeps
-    double flops = 0;     // of all layers, with what is made again
+    double flops = 0;     // all layers', recomputation included
 
     double optimizer() const { return norm + others.prepare + others.step; }
 
@@ -85,7 +85,7 @@ inline Machine machine_without(Machine machine, int multiprocessors) {
 // Tensor ranks send all rows of a micro-batch at once, in pieces.
 struct RowsToSend {
     RankGroup ranks;
-    double bytes;  // of all rows
+    double bytes;  // for all rows together
     int pieces;
     bool overlap;
 
@@ -159,7 +159,7 @@ inline AtHomes matrices_at_homes(const Machine& machine, const ModelConfig& conf
                                  double number_bytes, int blocks) {
     int ranks = mesh.tp * mesh.dp, sharing = sharers(mesh);
     MatrixRound round;
-    std::map<std::pair<size_t, size_t>, double> seconds;  // of each shape
+    std::map<std::pair<size_t, size_t>, double> seconds;  // by shape
     double copies = 0, largest = 0, scratch = 0;  // copies: of heads that several tensor ranks have, together
     for (const TensorRow& row : tensor_table(config)) {
         if (!row.is_block_matrix()) continue;
@@ -209,7 +209,7 @@ inline int blocks_of_round(const ModelConfig& config, int ranks) {
 inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload& workload,
                                        const Layout& layout, const Machine& machine,
                                        const ZeroSettings& settings, bool overlap = true) {
-    constexpr double parameters = 1e9;  // that the optimizer steps, to know what it takes for one
+    constexpr double parameters = 1e9;  // a large number to step, for the time per parameter
     int tp = layout.mesh.tp, L = config.layers;
     RowsToSend sent = {{tp, 1},
                        (double)workload.number_bytes * workload.B * workload.T * config.channels,
@@ -231,7 +231,8 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
     result.layers.resize(L);
     std::vector<Pass> rows = passes_of(config, {.mesh = {.tp = tp}, .row_chunks = layout.row_chunks});
     double piece = sent.piece_seconds(machine);
-    double weight_before = 0, work_since = 0;  // of the last gradient of a weight, and of all since it began
+    // the time of the last weight gradient, and of all work since it began
+    double weight_before = 0, work_since = 0;
     for (size_t i = 0; i < rows.size(); i++) {
         const Pass& pass = rows[i];
         WorkTime seconds = time(pass);

@@ -43,7 +43,7 @@ public:
         std::this_thread::sleep_until(std::min(until, now + nap));
     }
 
-    // What was waited for has come.
+    // Begins anew: the awaited message has come.
     void reset() { looks_ = 0; }
 
 private:
@@ -58,7 +58,7 @@ private:
 // Held during every MPI call of every thread.
 inline std::mutex mpi_mutex;
 
-// What MPI says of an error. The caller holds mpi_mutex.
+// MPI's text for an error. The caller holds mpi_mutex.
 inline std::string mpi_error_text(int code) {
     char words[MPI_MAX_ERROR_STRING] = "unknown error";
     int length = 0;

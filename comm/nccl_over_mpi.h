@@ -18,7 +18,7 @@ From the bottom up:
 
 #ifdef WITHOUT_MPI
 
-// What stands for NCCL in a program built without it and without MPI: the calls are there, so that the source
+// A stand-in for NCCL in a program built without it and without MPI: the calls exist, so that the source
 // is the same, and all refuse. Such a program is one process, whose groups of one never come to them.
 
 #define NCCL_CALL_REFUSED(name)                                                                              \

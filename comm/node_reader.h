@@ -54,7 +54,8 @@ inline void wake_all(SharedWord& word) {
 // ----------------------------------------------------------------------------
 // the shared memory
 
-// Of one process. It writes a request while the state is not `asked`, and the reader the answer while it is.
+// The mailbox of one process, which writes a request while the state is not `asked`; the reader writes the
+// answer while it is.
 struct Mailbox {
     enum State : uint32_t { idle, asked, answered };
     alignas(64) SharedWord state;
@@ -110,7 +111,7 @@ public:
         if (memory_) munmap(memory_, bytes_);
     }
 
-    // Where other processes of this machine find it, for as long as this object is there.
+    // The name under which other processes of this machine find it while this object exists.
     const std::string& address() const { return address_; }
     int processes() const { return processes_; }
     Mailbox& mailbox(int process) const {

@@ -33,10 +33,10 @@ keeps parts.
 #include "data/options/model_config.h"  // TensorRow, tensor_table
 #include "kernels/common.cuh"           // ceil_div
 
-// What a rank has of a model: the units of its stage, and of each tensor the part of its tensor rank.
+// The part of a model that a rank has: the units of its stage, and its tensor rank's part of each tensor.
 struct StageUnits {
     int tp = 1, tensor = 0;       // tensor ranks, and which of them this is
-    std::vector<int> units = {};  // of this stage, ascending; empty: all
+    std::vector<int> units = {};  // this stage's, ascending; empty: all
     // The embedding is here for the tied classifier only. Another stage's counts.
     bool embedding_copy = false;
 };
@@ -50,7 +50,8 @@ struct UnitTensors {
     T* operator[](int id) const { return at[id]; }
 };
 
-// What a rank has of a tensor. first_row: of the whole tensor, where rows are cut and make one section.
+// The part of a tensor that a rank has. first_row: its first row in the whole tensor, if rows are cut and
+// make one section.
 struct LocalShape {
     size_t first_row, rows, padded_rows, cols;
     size_t padded_size() const { return padded_rows * std::max<size_t>(cols, 1); }
@@ -63,7 +64,7 @@ struct TensorPart : BoxRun {
     // The number of the first element, for random numbers: that of the whole tensor; or where columns are
     // cut, of the tensor as all ranks' columns one rank after another. Copies have the same numbers.
     size_t first;
-    size_t at;  // where the first of them is in the unit
+    size_t at;  // the first one's offset in the unit
 
     // Calls visit(first, count, offset) for each run of elements [first, first + count) of the whole tensor,
     // row-major, that are here one after another, `offset` from the beginning of this part.
@@ -83,8 +84,8 @@ struct TensorPart : BoxRun {
 // Elements of one section.
 struct SectionPart : TensorPart {
     int section;   // its number in the model
-    size_t rows;   // of the section
-    size_t start;  // where the section begins in the tensor, or in the box of columns
+    size_t rows;   // rows in the section
+    size_t start;  // the section's first element in the tensor, or in the box of columns
 
     bool of_block_matrix() const { return row->is_block_matrix(); }
 };
@@ -185,7 +186,7 @@ public:
     }
     size_t size() const { return unit_offset_.back(); }
 
-    // Of the whole model.
+    // Counts the parameters of the whole model.
     size_t parameter_count() const {
         size_t count = 0;
         each_of_model([&](const TensorRow& row, const std::string&) { count += row.size(); });
@@ -225,7 +226,7 @@ public:
         }
     }
 
-    // What elements [begin, end) of a unit hold, padding left out.
+    // The parts of tensors in elements [begin, end) of a unit, without padding.
     std::vector<TensorPart> parts(int unit, size_t begin, size_t end) const {
         std::vector<TensorPart> parts;
         if (!has(unit)) return parts;
@@ -258,7 +259,7 @@ public:
         return ranges;
     }
 
-    // What parts of counted ranges the elements [begin, end) of a unit hold.
+    // The parts of counted ranges in elements [begin, end) of a unit.
     std::vector<TensorPart> counted_parts(int unit, size_t begin, size_t end) const {
         std::vector<TensorPart> result;
         for (UnitRange range : counted(unit)) {
@@ -298,7 +299,7 @@ public:
         return result;
     }
 
-    // What must be summed over tensor ranks before it is the gradient.
+    // The partial gradients that must be summed over tensor ranks to become the gradient.
     std::vector<GradientSum> sums(int unit) const {
         std::vector<GradientSum> sums;
         if (place.tp == 1 || !has(unit)) return sums;
@@ -323,8 +324,8 @@ private:
 
     // In elements. Columns that are cut make one section.
     struct LocalSection {
-        size_t number;  // of its first element
-        size_t local;   // where it begins in the tensor that is here
+        size_t number;  // its first element's number
+        size_t local;   // its first element in the local tensor
         size_t count;
         int copies;  // neighbouring tensor ranks that have the same
     };
@@ -400,7 +401,7 @@ private:
     bool is_behind_those(const TensorRow& row, int unit) const {
         return row.unit == Unit::block && unit == layers;
     }
-    // Where a tensor begins in a unit.
+    // The offset of a tensor in a unit, in elements.
     size_t offset(const TensorRow& row, int unit) const {
         return local_[row.id].offset + (is_behind_those(row, unit) ? beside_last_block() : 0);
     }
@@ -434,7 +435,7 @@ private:
     // of each kind of unit
     size_t size_[4] = {};
     int sections_[4] = {};
-    size_t before_matrices_ = 0;  // of a block's own tensors
+    size_t before_matrices_ = 0;  // elements of a block's own tensors
     int shards_;
     std::vector<size_t> unit_size_, unit_offset_;
 };
@@ -479,7 +480,7 @@ public:
     int count() const { return (int)offsets_.size(); }
     size_t size() const { return size_; }
     size_t offset(int place) const { return offsets_[place]; }
-    int place(int unit) const { return place_[unit]; }  // of a unit that is here
+    int place(int unit) const { return place_[unit]; }  // the place of a unit that is held here
 
 private:
     int add(size_t elements) {
@@ -488,7 +489,7 @@ private:
         return count() - 1;
     }
 
-    std::vector<int> place_;  // of each unit; -1: it is not here
+    std::vector<int> place_;  // by unit; -1: it is not held here
     std::vector<size_t> offsets_;
     size_t size_ = 0;
 };

@@ -29,7 +29,7 @@ neither are single numbers.
 // D (rows, columns) as sums over `sums` products each.
 struct ProductShape {
     double rows = 0, columns = 0, sums = 0;
-    bool fp8 = false, fast_sums = false;  // of numbers in 8 bits; and as Product (kernels/cublas.cuh) has it
+    bool fp8 = false, fast_sums = false;  // 8-bit operands; sums as Product (kernels/cublas.cuh) has them
     double flops() const { return 2 * rows * columns * sums; }
 };
 
@@ -38,10 +38,10 @@ enum class StepPart {
     embedding_forward,
     embedding_backward,
     block_forward,
-    block_backward,  // with what it makes again
+    block_backward,  // recomputation included
     stream,          // for the next stage
     head_forward,    // the last norm
-    head_backward,   // with the classifier, which makes both passes at once
+    head_backward,   // the classifier included, which makes both passes at once
     // the optimizer, over what this rank steps: the global norm, and gradients that are cleared; updates,
     // where they have a pass of their own; whole matrices, at their homes; and new weights
     gradient_norm,
@@ -60,11 +60,11 @@ struct Pass {
     double times;          // in a step
     double read, written;  // bytes, each time
     ProductShape product = {};
-    double attention_flops = 0;  // as if no score were masked away in vain
+    double attention_flops = 0;  // scores that are computed and then masked do not count
     double mean_keys = 0;        // attention: seen by a query
     int launches = 1;            // kernels, each time
     StepPart part = StepPart::optimizer;
-    int layer = -1;  // of a block
+    int layer = -1;  // a block's layer
     RowsSent sent = RowsSent::none;
     bool for_weight = false;  // copies in fp8: for the gradient of a weight
 
@@ -91,7 +91,7 @@ inline int matrices_of_block(const ModelConfig& config) {
     return count;
 }
 
-// What it takes to orthogonalise() a matrix (kernels/muon.cuh), with rows <= cols.
+// The passes of orthogonalise() on a matrix (kernels/muon.cuh), with rows <= cols.
 inline std::vector<Pass> orthogonal_passes(double rows, double cols, double e) {
     double n = rows * cols, square = rows * rows;
     std::vector<Pass> passes;
@@ -268,7 +268,8 @@ private:
     // It sums the columns of what it makes too, where these sums are a bias's gradient.
     void norm_backward(bool of_the_stream = true) {
         double stream = e * n_ * C_;
-        double partials = 4 * C_ * NormBackwardBlocks(d_.n, d_.C, d_.C / vectors()).count;  // of one sum
+        double partials =
+            4 * C_ * NormBackwardBlocks(d_.n, d_.C, d_.C / vectors()).count;  // bytes of one partial sum
         double sums = sums_of_norm(), gradients = 4 * sums * C_, of_columns = of_the_stream && c_.bias;
         add("norm_backward", M_,
             3 * stream + e * C_ + stats() * n_ + (sums + of_columns) * partials + gradients,
@@ -528,7 +529,8 @@ private:
 
     // ---- fp8
 
-    // What is measured and quantized besides, for the gradient of a weight sees all rows at once:
+    // Adds the operands that are measured and quantized a second time, because the gradient of a weight sees
+    // all rows at once:
     //   rows that are sent in pieces: each piece by itself, one way, and then all of them the other way;
     //   a gradient that waits for its turn, for others have been quantized in its place meanwhile;
     //   rows that have come together again.

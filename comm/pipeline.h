@@ -43,7 +43,7 @@ timeline.
 // ----------------------------------------------------------------------------
 // links
 //
-// What a pipeline stage sends from and receives into: buffers that are used in turn, and the links to its
+// The buffers that a pipeline stage sends from and receives into, used in turn, and the links to its
 // neighbours, each with a stream of its own.
 //
 // The host gives all streams their work without waiting, and orders them by events. An event can be waited
@@ -129,8 +129,8 @@ private:
     }
 
     size_t count_ = 0;
-    std::vector<Arrival> arrivals_;  // of the run, in order
-    size_t begun_ = 0, taken_ = 0;   // of them
+    std::vector<Arrival> arrivals_;  // the run's, in order
+    size_t begun_ = 0, taken_ = 0;   // how many of them
 };
 
 class PipelineSender : public PipelineLink {
@@ -163,9 +163,9 @@ private:
 struct PipelineTask {
     PipelineWork work;
     int micro_batch, chunk, part;  // part = chunk * stages + stage
-    int slot;                      // of what is kept from forward to backward: below kept[chunk]
-    int pending_slot;              // of what is kept from input_gradient to weight_gradient
-    int batch_slot;                // of what is kept while any chunk has work on the micro-batch
+    int slot;          // place of the activations kept from forward to backward: below kept[chunk]
+    int pending_slot;  // place of the tensors kept from input_gradient to weight_gradient
+    int batch_slot;    // place of the batch, kept while any chunk works on it
     floatX* input;     // (count) what the part before made; the first part may write its own there
     floatX* output;    // forward: (count) to be written, for the next part; null on the last part
     floatX* gradient;  // backward, input_gradient: (count) of the output (the last part finds anything); the

@@ -147,8 +147,8 @@ inline std::vector<PipelineAction> forward_actions(const PipelineShape& asked) {
 // timing
 
 struct PipelineCosts {
-    double forward = 1, input_gradient = 1, weight_gradient = 1;  // of one chunk
-    double transfer = 0;  // from one stage to the next; what a stage sends leaves one after another
+    double forward = 1, input_gradient = 1, weight_gradient = 1;  // costs of one chunk
+    double transfer = 0;  // to the next stage; a stage's messages leave one after another
     bool overlap = true;  // or else a stage stands still while it sends
 
     double of(PipelineWork work) const {
@@ -171,11 +171,11 @@ struct TimedAction {
 };
 
 struct PipelineTiming {
-    double seconds = 0;          // of the step, in the unit of the costs
+    double seconds = 0;          // the step's length, in the unit of the costs
     std::vector<double> busy;    // (stages)
     std::vector<int> most_kept;  // (stages) activations of a chunk's micro-batch held at the same time
     std::vector<std::vector<TimedAction>> actions = {};  // (stages, actions)
-    // What the stages wait, as a share of what they compute.
+    // The time that the stages wait, as a share of the time that they compute.
     double bubble() const {
         double idle = 0, work = 0;
         for (double stage : busy) idle += seconds - stage, work += stage;
@@ -249,7 +249,7 @@ inline PipelineTiming time_pipeline(const PipelineShape& shape, const PipelineCo
 struct PipelineRoom {
     std::vector<int> kept;      // (chunks) micro-batches from forward to the end of backward, 1 at least
     std::vector<int> pending;   // (chunks) micro-batches from input_gradient to weight_gradient
-    int micro_batches = 1;      // from the first to the last piece of work on them, over all chunks
+    int micro_batches = 1;      // at work at the same time, over all chunks
     bool has_backward = false;  // or else nothing is kept after a forward
 
     // Says whether there is room for what a list needs.

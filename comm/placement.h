@@ -62,7 +62,7 @@ inline std::string first_line(const std::string& path) {
     return line;
 }
 
-// Where the device sits on the PCI bus, as in "0000:18:00.0"; empty: it is no GPU.
+// The place of the device on the PCI bus, such as "0000:18:00.0"; empty if it is no GPU.
 inline std::string bus_of_device() {
 #ifdef __CUDACC__
     char bus[32] = "";
@@ -110,14 +110,14 @@ inline CoreChoice choose_cores(const Cores& allowed, const Cores& near, size_t a
     return {{}, words};
 }
 
-// What binds the processes, and the option that leaves them free.
+// The launcher that binds the processes, with its option that leaves them free.
 inline std::string binding_launcher() {
     if (getenv("OMPI_COMM_WORLD_SIZE")) return "mpirun: --bind-to none";
     if (getenv("SLURM_STEP_NUM_TASKS")) return "srun: --cpu-bind=none";
     return "";
 }
 
-// What the process runs on, for the header, when it has chosen its device.
+// The cores that the process runs on, for the header; set once it has chosen its device.
 inline std::string& process_cores() {
     static std::string words;
     return words;

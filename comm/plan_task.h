@@ -45,7 +45,7 @@ struct PlanTask {
 
 // The time of a step in parts, in seconds: those of work are of the stage that has most to do.
 struct StepParts {
-    double products = 0, attention = 0, other_kernels = 0;  // of the micro-batches
+    double products = 0, attention = 0, other_kernels = 0;  // seconds in the micro-batches
     double optimizer = 0;
     double bubble = 0;                          // the stages wait for each other
     double tensor = 0, pipeline = 0, data = 0;  // without these messages the step would be so much shorter
@@ -55,7 +55,7 @@ struct StepParts {
 // A message that the ranks of a group send each other again and again.
 struct PlannedMessage {
     const char* what;
-    const char* numbers;  // that travel
+    const char* numbers;  // the type of the numbers that travel
     RankGroup group;
     double bytes, seconds;  // each time
 };
@@ -63,5 +63,5 @@ struct PlannedMessage {
 struct PlannedStep {
     PlannedCut cut;
     double seconds = 0;
-    std::vector<MemoryClass> memory = {};  // of the stage that takes most
+    std::vector<MemoryClass> memory = {};  // for the stage that takes most
 };

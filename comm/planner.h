@@ -60,9 +60,10 @@ public:
         auto memory = (size_t)machine_.memory;
         return memory - std::min(memory, number_bytes_ == 2 ? on_cards : library_memory());
     }
-    // The same of the host.
+    // Bytes of the host's memory for all ranks of a machine.
     size_t host_room() const { return (size_t)machine_.host_memory; }
-    // On the data ranks that have the most. Those of the layouts that are searched have equally many.
+    // Micro-batches of the data ranks that have the most. In the layouts that are searched all have equally
+    // many.
     long long micro_batches(const PlannedCut& cut) const {
         return ceil_div(sequences_ / cut.micro_batch, (long long)cut.dp);
     }
@@ -162,7 +163,7 @@ public:
         return {cut, simulated(cut, {}).seconds, memory(cut, SIZE_MAX)};
     }
 
-    // With so many micro-batches.
+    // Simulates a step of so many micro-batches.
     SimulatedStep simulated(const PlannedCut& cut, const MessagesTaken& taken, int micro_batches) {
         Layout layout = this->layout(cut, micro_batches);
         double stream = (double)number_bytes_ * (double)stream_size(task_.options, workload(cut), layout);
@@ -279,7 +280,7 @@ public:
         if (split.empty()) split = pipeline_split(options_of(cut), {});
         return split;
     }
-    // Of a tensor rank that has all layers.
+    // The parameters of a tensor rank that has all layers.
     const ParameterLayout& parameters(const PlannedCut& cut) {
         auto [known, is_new] = parameters_.try_emplace({cut.tp, cut.shard}, nullptr);
         if (is_new)
@@ -355,7 +356,7 @@ private:
     }
 
     std::vector<Point> points(bool across_nodes) {
-        constexpr long long most_tokens = 1 << 20;  // of a micro-batch: more make no product faster
+        constexpr long long most_tokens = 1 << 20;  // in a micro-batch: more make no product faster
         std::vector<Point> points;
         std::vector<int> sizes;
         for (long long size : divisors(sequences_))
@@ -399,7 +400,7 @@ private:
 
     std::vector<PlannedStep> best_of(int count, bool across_nodes) {
         std::map<Division, PlannedStep> best;
-        double worst = HUGE_VAL;  // that is of interest
+        double worst = HUGE_VAL;  // slower layouts are of no interest
         for (const Point& point : points(across_nodes)) {
             if (point.bound >= worst) break;
             Division division = {point.cut.tp, point.cut.pp, point.cut.dp};
@@ -427,7 +428,7 @@ private:
         std::vector<int> levels = {1, 2, 3};
         if (cut.dp == 1) levels = {0};
         if (task_.keeps_zero) levels = {task_.options.zero};
-        std::map<int, Recompute> least;  // that fits, by shard group
+        std::map<int, Recompute> least;  // the least recomputation that fits, by shard group
         for (int level : levels) {
             if (level > most_zero()) break;
             cut.zero = level;
@@ -451,7 +452,8 @@ private:
         return best;
     }
 
-    // With all that saves memory it does not fit; nor do then larger micro-batches.
+    // Tells whether the layout does not fit even with everything that saves memory. Then larger micro-batches
+    // do not fit either.
     bool takes_too_much(PlannedCut cut) {
         int size = cut.micro_batch;
         cut.micro_batch = 0, cut.row_chunks = 1;
@@ -494,7 +496,7 @@ private:
     Workload workload(const PlannedCut& cut) const {
         return training_workload(options_of(cut), cut.recompute, number_bytes_);
     }
-    // Of pipelines with more micro-batches than these, nothing more can be seen; but gpipe keeps all of them.
+    // The micro-batches after which simulating more of them shows nothing new; but gpipe keeps all of them.
     int enough_micro_batches(const PlannedCut& cut) const {
         constexpr long long most = 1 << 16;
         long long all = micro_batches(cut);
@@ -535,7 +537,7 @@ private:
         return takes ? 2.0 * sizeof(float) * parameters(cut).sections() : 0;
     }
 
-    // Where whole matrices are transformed: what those of so many blocks take.
+    // The cost of transforming the whole matrices of so many blocks; null if the optimizer does not.
     std::function<AtHomes(int)> homes(const PlannedCut& cut) {
         ZeroSettings settings = zero_settings(task_.options, number_bytes_);
         if (!settings.transform_scratch) return nullptr;
@@ -554,7 +556,7 @@ private:
         Options o = options_of(cut);
         Workload w = workload(cut);
         ZeroSettings settings = zero_settings(o, number_bytes_);
-        settings.transform_scratch = nullptr;  // where all parts of matrices lie takes long to find
+        settings.transform_scratch = nullptr;  // placing all parts of matrices takes long
         auto homes = this->homes(cut);
         Layout cut_layout = layout(cut, enough_micro_batches(cut));
         std::vector<std::vector<MemoryClass>> stages;
@@ -588,7 +590,7 @@ private:
     const PlanTask& task_;
     const Machine& machine_;
     const size_t number_bytes_;
-    const long long sequences_;  // of a step
+    const long long sequences_;  // sequences in a step
     std::map<std::tuple<int, int, Recompute, int, int>, MicroBatchTime> times_;
     std::map<std::tuple<int, int, bool>, int>
         row_chunks_;  // by tensor ranks, micro-batch and whether stages send

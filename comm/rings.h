@@ -76,8 +76,8 @@ private:
         size_t step, begin, count;  // elements of the whole buffer
     };
 
-    // What message `index` carries: in step s a rank sends the chunk s behind its first, and receives the one
-    // behind that.
+    // The chunk that message `index` carries: in step s a rank sends the chunk s behind its first, and
+    // receives the one behind that.
     Place place(size_t index, size_t behind) const {
         size_t step = index / block_ % steps_;
         size_t piece = index / (block_ * steps_) * block_ + index % block_;
@@ -96,8 +96,8 @@ private:
     char* result(const Place& at) const {
         return buffers_.result + (at.begin - result_begin_) * buffers_.element_bytes;
     }
-    // Where message `index` is received to be added to. It is sent on as message index + block_, and by
-    // message index + 2 * block_ the memory is free again.
+    // The memory into which message `index` is received to be added to. It is sent on as message index +
+    // block_, and by message index + 2 * block_ the memory is free again.
     char* slot(size_t index) const { return slots_.get() + index % (2 * block_) * slot_bytes_; }
 
     Piece outgoing(size_t index) override {

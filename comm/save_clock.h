@@ -23,7 +23,7 @@ inline double best_interval(double stall, double between_failures) {
     return std::sqrt(2 * stall * between_failures) * (1 + std::sqrt(share) / 3 + share / 9) - stall;
 }
 
-// Whether a run of so many steps saves before its end.
+// Tells whether a run of so many steps saves before its end.
 inline bool saves_on_the_way(const Interval& every, int steps) {
     if (every.unit == Interval::best) return true;
     return every.count > 0 && (every.unit == Interval::seconds || every.count < steps);
@@ -43,7 +43,7 @@ public:
     }
     SaveClock(const Options& o, int devices) : SaveClock(o.save_every, o.failure_rate, devices) {}
 
-    // Whether there is to be a checkpoint of the state after this step.
+    // Tells whether the state after this step is to be saved.
     bool due(int step, double now = seconds_now()) const {
         if (every_.unit == Interval::steps) return every_.count > 0 && step % every_.count == 0;
         return now - last_ >= seconds_;
@@ -61,7 +61,8 @@ public:
     // A save begins.
     void restart(double now = seconds_now()) { last_ = now; }
 
-    // What saves cost decides, as soon as that is known. Tells whether it is worth saying what is chosen now.
+    // Chooses the interval by the cost of saves, as soon as that is known. Tells whether the new choice is
+    // worth a line.
     bool learn(const SaveReport& report) {
         if (every_.unit != Interval::best) return false;
         saves_++, stalls_ += report.stalled, written_ = report.seconds;
@@ -74,7 +75,7 @@ public:
     // Seconds between two saves.
     double seconds() const { return seconds_; }
 
-    // What was chosen, and why; empty: it is as the options say.
+    // The chosen interval, and why; empty if the options set it.
     std::string summary() const {
         if (every_.unit != Interval::best) return "";
         std::string failures = std::isinf(between_failures_) ? "no failures"
@@ -102,10 +103,10 @@ private:
     }
 
     Interval every_;
-    double between_failures_;  // of the whole run
+    double between_failures_;  // the whole run's
     int devices_;
     double seconds_ = 0, last_ = seconds_now();
-    double told_ = 0;                  // of seconds_
-    int saves_ = 0;                    // that were measured,
-    double stalls_ = 0, written_ = 0;  // what all of them cost, and how long the last one took
+    double told_ = 0;                  // the value of seconds_ told last
+    int saves_ = 0;                    // saves measured,
+    double stalls_ = 0, written_ = 0;  // the cost of all of them, and the length of the last
 };

@@ -20,7 +20,7 @@ rank. The same for every rank of a data group.
 // The part of each block that one of `tp` tensor ranks has, as a model of its own.
 inline ModelConfig local_part(ModelConfig c, int tp) {
     c.heads /= tp;
-    c.kv_heads = std::max(1, c.kv_heads / tp);  // with fewer than ranks, several ranks have the same
+    c.kv_heads = std::max(1, c.kv_heads / tp);  // if ranks outnumber heads, several have the same one
     c.mlp_width /= tp;
     return c;
 }
@@ -130,7 +130,7 @@ private:
     std::vector<int> begin_ = {0};  // first layer of each part
 };
 
-// Of training on micro-batches of B sequences of T tokens, on any rank.
+// The traffic of training on micro-batches of B sequences of T tokens, on any rank.
 inline MeshTraffic mesh_traffic(const ModelConfig& config, const Layout& layout, int B, int T) {
     Dims d(config, layout.mesh.tp, B, T);
     MeshTraffic traffic;

@@ -50,14 +50,14 @@ struct StepToSimulate {
     const ModelConfig& config;
     const Layout& layout;
     const MicroBatchTime& times;
-    const ParameterLayout& parameters;  // of the whole model, as a tensor rank has it
+    const ParameterLayout& parameters;  // a tensor rank's, over all stages
     int zero = 0, prefetch = 1;
     Overlap overlap = true;
-    double stream_bytes = 0;  // that go from stage to stage
+    double stream_bytes = 0;  // sent from stage to stage
     size_t number_bytes = 2;
-    double norm_bytes = 0;  // that all ranks sum between two passes of the optimizer; 0: it takes no norms
-    bool offload = false;   // of the optimizer
-    // What the matrices of so many blocks take where the optimizer transforms them; null: it does not.
+    double norm_bytes = 0;  // summed over all ranks between two passes of the optimizer; 0: no norms
+    bool offload = false;   // the optimizer's state is on the host
+    // The cost of the matrices of so many blocks if the optimizer transforms them; null if it does not.
     std::function<AtHomes(int blocks)> homes = nullptr;
 };
 
@@ -191,7 +191,7 @@ public:
     }
 
 private:
-    struct Place {  // of a unit's parameters, where they are cut
+    struct Place {  // for a unit's gathered parameters
         int unit = -1;
         bool in_use = false;
         double ready = 0, free = 0;
@@ -209,7 +209,7 @@ private:
     bool is_first(int chunk) const { return has_embedding() && chunk == 0; }
     bool is_last(int chunk) const { return has_head() && chunk == step_.layout.pipeline.chunks - 1; }
     int head_unit() const { return step_.config.layers + 1; }
-    int last_block() const { return step_.config.layers; }  // with the last norm
+    int last_block() const { return step_.config.layers; }  // its unit includes the last norm
     double size(int unit) const { return (double)step_.parameters.unit_size(unit); }
 
     void hold(int unit, int place) {
@@ -254,7 +254,7 @@ private:
         }
         return rounds;
     }
-    // With offload, updates visit the device.
+    // Simulates the updates of whole matrices, which visit the device even if the optimizer is offloaded.
     void transform(const std::vector<int>& round) {
         int blocks = 0;
         double own = 0, matrices = 0;
@@ -303,7 +303,7 @@ private:
             if (!places_[place_of_[unit_ahead]].in_use) gather_in_place(unit_ahead);
         }
     }
-    // What the passes wait for the host is a part of the optimizer's time.
+    // Time for which the passes wait for the host counts as the optimizer's.
     void await(double ready) {
         if (step_.offload) optimizer += std::max(0.0, std::min(ready, host_free_) - compute);
         compute = std::max(compute, ready);
@@ -434,7 +434,7 @@ inline SimulatedStep simulate_step(const StepToSimulate& step, const MessagesTak
     std::vector<SimulatedStage> stages;
     stages.reserve(S);
     for (int stage = 0; stage < S; stage++) stages.emplace_back(step, taken, stage);
-    double begin = 0;  // of the optimizer's last pass, for which all ranks wait where it needs norms
+    double begin = 0;  // when the optimizer's last pass starts: ranks wait for norms before it
     for (SimulatedStage& stage : stages) begin = std::max(begin, stage.prepare_updates());
     if (step.norm_bytes > 0 && taken.data) begin += sum_seconds(machine, {mesh.ranks(), 1}, step.norm_bytes);
     for (SimulatedStage& stage : stages) stage.step_parameters(begin);

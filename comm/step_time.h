@@ -90,7 +90,7 @@ inline double expected_stream_share(std::string_view launcher) {
         {"embedding_backward", 0.6},       // likewise
         {"matmul_backward_weight", 0.75},  // gradients of biases, which are short
         {"matmul_backward_bias", 0.75},    // likewise
-        {"fp8_quantize", 0.88},            // as others: some 14 instructions for an element's 4 bytes
+        {"fp8_quantize", 0.88},            // some 14 instructions for an element's 4 bytes
         {"norm_backward", 0.82},           // in one pass, but it waits for the sums of a row
         {"", 0.95},                        // fills
     };

@@ -121,7 +121,7 @@ public:
         record(sends_, scattered());
     }
 
-    // The same two without work to put behind or before them, and done for the compute stream's next work.
+    // These two have no work to put behind or before them, and are done for the compute stream's next work.
     void gather(const floatX* own, floatX* all, int rows, int width) {
         gather(own, all, rows, width, [](int, int) {});
     }
@@ -181,7 +181,7 @@ private:
         events_[event].hold(compute_);
     }
 
-    // What is sent from now on comes after all that is on the compute stream by now.
+    // Orders later sends behind all that is on the compute stream now.
     void send_after_work() {
         record(compute_, 0);
         if (overlaps()) events_[0].hold(sends_);
@@ -189,7 +189,7 @@ private:
 
     Communicator group_;
     int chunks_ = 1;
-    cudaStream_t compute_ = nullptr, sends_ = nullptr;  // the same without overlap
+    cudaStream_t compute_ = nullptr, sends_ = nullptr;  // one stream if nothing overlaps
     std::vector<Event> events_;
 };
 
@@ -207,10 +207,10 @@ struct Taps {
     TapRows rows = {};
 };
 
-// What a linear layer reads.
+// The input of a linear layer.
 struct LinearInput {
     floatX* all;     // (N, C) all rows
-    Fp8Operand fp8;  // of that, in fp8
+    Fp8Operand fp8;  // all rows in fp8
     // (own rows, C) column-parallel: those that this rank has made, which come together in `all`
     const floatX* own = nullptr;
     // The backward pass finds all rows where they are, and need not bring them together again.
@@ -229,7 +229,7 @@ struct Linear {
     int N, C, OC;            // rows of activations; inputs and outputs of this rank's part
     const floatX* weight;    // (OC, C)
     const floatX* bias;      // (OC) or null
-    float *dweight, *dbias;  // as these, added to; null where nothing is trained
+    float *dweight, *dbias;  // their gradients, added to; null if nothing is trained
     LinearInput inp;         // (N, C)
     floatX* dout;            // (N, OC) all rows of the gradient of the output
     // A GELU that is made in the same pass as the product.
@@ -238,10 +238,10 @@ struct Linear {
     const floatX* gelu_inp = nullptr;  // (N, C) row-parallel: what inp is the GELU of, or null
     // (1) in fp8: of gelu_out, or of the gradient of gelu_inp, where these are made at once; or null
     float* gelu_largest = nullptr;
-    Fp8Operand dout8 = {};  // of product_gradient(), in fp8
+    Fp8Operand dout8 = {};  // product_gradient() in fp8
     // (OC) row-parallel: sums of the columns of this rank's rows of dout, which their maker left; or null
     const float* dout_sums = nullptr;
-    Taps taps = {};  // of a convolution, which has no GELU
+    Taps taps = {};  // a convolution's, which has no GELU
 
     // The product has a width of its own, as its gradient has: both are (N, product_width()).
     int product_width() const { return taps.out ? 2 * OC : OC; }
@@ -275,17 +275,17 @@ constexpr bool ends(Branch branch) {
 // weight_gradient(), as zero-bubble pipelines do (Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
 enum class WeightGradients { now, later };
 
-// What the linear layers of a rank work with.
+// The context in which the linear layers of a rank work.
 struct TensorParallel {
     SequenceParallel& rows;
     BlockProducts& products;
     cudaStream_t stream;
     // (N, C of the model) partial sums of all rows; not used in a group of one
     floatX* partial = nullptr;
-    float* scratch = nullptr;  // of matmul_backward_bias()
+    float* scratch = nullptr;  // for matmul_backward_bias()
 
-    // Where the partial sums of all rows are made whose sum over the ranks goes to `own`: there, in a group
-    // of one.
+    // The memory for the partial sums of all rows, whose sum over the ranks goes to `own`. In a group of one
+    // it is `own` itself.
     floatX* partial_sums(floatX* own) const { return rows.ranks() == 1 ? own : partial; }
 };
 

@@ -98,7 +98,7 @@ public:
     std::unique_ptr<World> for_another_thread() const {
         std::unique_ptr<World> other(new World(*this));
 #ifndef WITHOUT_MPI
-        other->mpi_ = MPI_COMM_NULL;  // that is this World's
+        other->mpi_ = MPI_COMM_NULL;  // the communicator belongs to this World
         if (size_ > 1) {
             MPI_Request request;
             mpiCheck(MPI_Comm_idup(mpi_, &other->mpi_, &request));
@@ -108,7 +108,8 @@ public:
         return other;
     }
 
-    // With other ranks still at work, leaving because of an exception that they do not know of ends the job.
+    // Ends the job if this rank leaves because of an exception that other ranks, still at work, know nothing
+    // of.
     ~World() {
         if (first_ && size_ > 1 && std::uncaught_exceptions() > exceptions_ && !agreed_) abort();
         leave();
