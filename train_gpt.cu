@@ -33,6 +33,7 @@ through a model, is in data/.
 
 #include <algorithm>
 #include <atomic>
+#include <cfloat>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -47,6 +48,7 @@ through a model, is in data/.
 #include "comm/plan_report.h"      // the plan command
 #include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
 #include "comm/setup.h"            // settings, checks, tuning
+#include "comm/spikes.h"           // SpikeGuard: steps that are left out
 #include "comm/step_time.h"        // prediction_text
 #include "comm/tensor_parallel.h"  // column_parallel, row_parallel
 #include "comm/timings.h"          // Timings: when each rank did what
@@ -731,7 +733,8 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
 struct StepResult {
     float loss;           // mean over the targets of the step
     float gradient_norm;  // before clipping
-    bool finite;          // false: the weights were left as they were
+    bool finite;          // false: the weights were left as they were,
+    bool stepped;         // as with a loss or a norm above its limit
     bool stop;            // a rank was asked to stop
     bool saved;           // no rank need be waited for to go on with a checkpoint
     bool save;            // the first rank's clock says that one is due
@@ -764,7 +767,8 @@ inline StepResult await_result(Gpt& g, double targets) {
     g.stats_sent.wait(g.mesh);
     const StepStatistics& s = *g.sent_stats.data;
     bool saved = s.saved > (float)g.mesh.shape.ranks() - 0.5f;
-    return {(float)(s.loss / targets), s.norm, !std::isnan(s.scale), s.stop > 0, saved, s.save > 0};
+    bool finite = s.norm <= FLT_MAX && std::abs(s.loss) <= FLT_MAX, stepped = !std::isnan(s.scale);
+    return {(float)(s.loss / targets), s.norm, finite, stepped, s.stop > 0, saved, s.save > 0};
 }
 
 // What all work of the compute stream until now comes to.
@@ -935,6 +939,7 @@ struct TrainingRun {
         [&] { plan.log ? progress.warn(plan.log->sync()) : void(); },
         [&](const SaveReport& report) { progress.checkpoint(report); }};
     RunPosition at = {};  // how far the run has come
+    SpikeGuard spikes{o, world, checkpoints, progress, plan.log.get()};
     std::unique_ptr<Timings> timings;
     std::unique_ptr<DeviceBatches> batches, val_batches;
     bool stopping = false, saving = false;  // as all ranks agreed in the last step
@@ -1091,7 +1096,8 @@ struct TrainingRun {
         if (world.size() > 1) step_to_stop_after = std::min(at.step + 2, o.steps);
         // The statistics are sent before the weights change: while they do, the host can read them and give
         // the device the next step.
-        g.state.update(g.stats.data, optimizer, o.gradient_clip, [&] { send_statistics(g); });
+        ClipLimits limits = spikes.limits(at, (double)tokens_of_step(o, at.step));
+        g.state.update(g.stats.data, optimizer, limits, [&] { send_statistics(g); });
         timings->end_step();
     }
 
@@ -1110,20 +1116,32 @@ struct TrainingRun {
             progress.not_finite(at.step + 1, result.loss, result.gradient_norm);
             raise_not_finite(world, g.state, at.step + 1, result.loss, result.gradient_norm);
         }
-        at = {at.step + 1, at.samples + samples_of_step(o, at.step)};
+        at.samples += samples_of_step(o, at.step++);
         NotedLaunchErrors noted(error);
         g.products.weights_changed(g.graphs.on);
         stopping = result.stop, saving = result.save;
         // The update still runs. A next step waits for it, in its own time; else its time is this step's.
         if (!next_is_a_step()) g.state.synchronize();
-        progress.step(at.step, at.samples * o.sequence_length, result.loss, result.gradient_norm,
-                      optimizer.learning_rate, seconds_now() - start, sent_bytes() - sent_before);
+        uint64_t trained_on = at.samples - at.spikes.samples_passed_over();
+        progress.step(at.step, trained_on * o.sequence_length, result.loss, result.gradient_norm,
+                      optimizer.learning_rate, seconds_now() - start, sent_bytes() - sent_before,
+                      !result.stepped);
+        spikes.add_step(at, result.loss, result.gradient_norm, !result.stepped);
         status.set_seconds_left(progress.seconds_left(at.step));
         if (o.log_trust_ratios > 0 && at.step % o.log_trust_ratios == 0 && world.is_root())
             progress.trust_ratios(at.step, trust_ratios(g.state));
         timings->collect(at.step, seconds_now() - start);
         status.set_slowest(timings->slowest_text());
         if (result.saved) checkpoints.finish();
+        if (spikes.has_enough(at)) go_back();
+    }
+
+    // After too many spikes. The steps that are to be saved or shown are others now.
+    void go_back() {
+        g.state.synchronize();
+        spikes.go_back(at);
+        g.products.weights_changed(g.graphs.on);
+        saving = false;
     }
 
     void finish() {

@@ -26,6 +26,7 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 #include "data/checkpoint/folder.h"       // checkpoint_steps
 #include "data/launch/find_checkpoint.h"  // find_checkpoint, StoredRun
 #include "data/options/values.h"          // options_to_json
+#include "data/run/spikes.h"              // SpikeHistory
 
 // ----------------------------------------------------------------------------
 // where a run begins
@@ -76,7 +77,8 @@ inline FindCheckpoint find_on_root(const World& world, const std::vector<std::st
 // How far a run has come.
 struct RunPosition {
     int step = 0;          // steps done
-    uint64_t samples = 0;  // taken from the data, in the order of the run
+    uint64_t samples = 0;  // taken from the data, in the order of the run, or passed over
+    SpikeHistory spikes = {};
 };
 
 class RunCheckpoints {
@@ -99,24 +101,35 @@ public:
 
     // For all ranks: the state of this checkpoint or, if it is not whole, of the newest before it.
     RunPosition resume(const StoredRun& origin) {
-        std::string first_error;
         std::vector<std::string> folders = origin.older;
         folders.insert(folders.begin(), origin.checkpoint);
-        for (const std::string& folder : folders) {
-            try {
-                RunPosition position = load(folder == origin.checkpoint ? origin : older_run(folder), false);
-                printf("resume       %s: goes on after step %d\n", folder.c_str(), position.step);
-                if (is_own(folder, position.step)) on_disk_ = position.step;
-                return position;
-            } catch (const CommonError& error) {
-                if (folders.size() == 1) throw;
-                world_.recover();
-                if (first_error.empty()) first_error = error.what();
-                screen.warn("resume       passed over: " + one_line(error.what()));
-            }
+        auto run_of = [&](const std::string& folder) {
+            return folder == origin.checkpoint ? origin : older_run(folder);
+        };
+        RunPosition position = load_newest("--resume " + printable(options_.resume), folders, run_of);
+        origin_ = {loaded_, position.step};
+        printf("resume       %s: goes on after step %d\n", loaded_.c_str(), position.step);
+        return position;
+    }
+
+    // For all ranks, in the middle of a run: the state of its newest checkpoint up to this step that is
+    // whole. Null: there is none.
+    std::optional<RunPosition> go_back(int step) {
+        finish();
+        std::string steps = text_from_root(world_, [&] {
+            nlohmann::json list = checkpoint_steps(options_.run_dir);
+            return list.dump();
+        });
+        std::vector<std::string> folders;
+        for (int64_t saved : nlohmann::json::parse(steps).get<std::vector<int64_t>>()) {
+            if (saved <= step) folders.push_back(checkpoint_folder(options_.run_dir, saved));
         }
-        throw CommonError(text("--resume %s: none of %zu checkpoints can be used; the newest: %s",
-                               printable(options_.resume).c_str(), folders.size(), first_error.c_str()));
+        // What the run began with may lie elsewhere.
+        bool counts = !origin_.first.empty() && origin_.second <= step;
+        if (folders.empty() && counts) folders.push_back(origin_.first);
+        if (folders.empty()) return std::nullopt;
+        return load_newest("going back", folders,
+                           [&](const std::string& folder) { return older_run(folder); });
     }
 
     // For all ranks: the weights alone.
@@ -202,6 +215,28 @@ private:
         }
     }
 
+    // For all ranks: the state of the first of these checkpoints that is whole.
+    template <typename RunOf>
+    RunPosition load_newest(const std::string& what, const std::vector<std::string>& folders,
+                            RunOf&& run_of) {
+        std::string first_error;
+        for (const std::string& folder : folders) {
+            try {
+                RunPosition position = load(run_of(folder), false);
+                if (is_own(folder, position.step)) on_disk_ = position.step;
+                loaded_ = folder;
+                return position;
+            } catch (const CommonError& error) {
+                if (folders.size() == 1) throw;
+                world_.recover();
+                if (first_error.empty()) first_error = error.what();
+                screen.warn("resume       passed over: " + one_line(error.what()));
+            }
+        }
+        throw CommonError(text("%s: none of %zu checkpoints can be used; the newest: %s", what.c_str(),
+                               folders.size(), first_error.c_str()));
+    }
+
     // For all ranks: an older checkpoint of the run, which must mean what this run takes it for.
     StoredRun older_run(const std::string& folder) const {
         FindCheckpoint find = find_on_root(world_, {folder}, checkpoint_at);
@@ -227,14 +262,22 @@ private:
         world_.on_all_ranks([&] { reader = std::make_unique<CheckpointReader>(run.checkpoint, index); });
         std::string converted = load_checkpoint(state_, world_, layout_at_, *reader, weights_only);
         if (!converted.empty()) printf("             %s\n", converted.c_str());
-        return {(int)run.step, (uint64_t)reader->index().samples()};
+        RunPosition position = {(int)run.step, (uint64_t)reader->index().samples()};
+        world_.on_all_ranks([&] {
+            nlohmann::json about = reader->index().about;
+            position.spikes = spike_history_from_json(about.value("spikes", nlohmann::json()),
+                                                      index_path(run.checkpoint) + ": spikes");
+        });
+        return position;
     }
 
     nlohmann::ordered_json header(const RunPosition& position) const {
-        return {{"program", program_version},
-                {"step", position.step},
-                {"samples", position.samples},
-                {"options", options_to_json(options_)}};
+        nlohmann::ordered_json header = {{"program", program_version},
+                                         {"step", position.step},
+                                         {"samples", position.samples},
+                                         {"options", options_to_json(options_)}};
+        if (!position.spikes.is_empty()) header["spikes"] = position.spikes.to_json();
+        return header;
     }
 
     void tell(SaveReport report) {
@@ -256,8 +299,10 @@ private:
     Report report_;
     SaveClock clock_;
     CheckpointSaver saver_;
-    double before_seconds_ = 0;  // that the last save waited for before_save_
-    bool ending_ = false;        // nothing is trained any more, and saves are waited for
-    int on_disk_ = -1;           // step of the last checkpoint that is
-    SaveReport last_;            // of the last save
+    double before_seconds_ = 0;           // that the last save waited for before_save_
+    bool ending_ = false;                 // nothing is trained any more, and saves are waited for
+    int on_disk_ = -1;                    // step of the last checkpoint that is
+    std::string loaded_;                  // the checkpoint that was loaded last
+    std::pair<std::string, int> origin_;  // the one that the run began with, and its step; empty: none
+    SaveReport last_;                     // of the last save
 };

@@ -96,11 +96,12 @@ public:
 
     // ---- the step
 
-    // Sums the statistics of all ranks, clips the gradients to `max_norm` and steps the parameters. Whether
-    // to leave them alone, because the loss or a gradient is not finite, is decided on the device, alike on
-    // every rank. measured() is called where the compute stream has the statistics, before it steps anything.
+    // Sums the statistics of all ranks, clips the gradients and steps the parameters. Whether to leave them
+    // alone, because the loss or a gradient is not finite or exceeds a limit, is decided on the device, alike
+    // on every rank. measured() is called where the compute stream has the statistics, before it steps
+    // anything.
     void update(
-        StepStatistics* stats, const Optimizer& optimizer, float max_norm,
+        StepStatistics* stats, const Optimizer& optimizer, ClipLimits limits,
         const std::function<void()>& measured = [] {});
     // Sums those of the statistics that are sums (the first five) over all ranks.
     void sum_statistics(StepStatistics* stats);
@@ -584,7 +585,7 @@ inline void ZeroState::sum_copies() {
     }
 }
 
-inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer, float max_norm,
+inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer, ClipLimits limits,
                               const std::function<void()>& measured) {
     bool transforms = (bool)optimizer.transform, has_room = settings_.transform_scratch;
     if (optimizer.takes_norms != settings_.takes_norms || transforms != has_room)
@@ -595,7 +596,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     wait(Traffic::parameters, gathers_);    // and what is stepped now has been read
     sum_squares(&stats->squares, arrays_.norm_scratch, arrays_.grads, counted_, compute_);
     sum_statistics(stats);
-    clip_scale(&stats->norm, &stats->squares, &stats->loss, max_norm, compute_);
+    clip_scale(&stats->norm, &stats->squares, &stats->loss, limits, compute_);
     measured();
 
     await_copies();

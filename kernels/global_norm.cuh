@@ -6,7 +6,8 @@ Sums of squares; the norm of all gradients, and the factor that clips it (Pascan
 All values are squared in one launch, and it is fixed which thread adds what: each range of them is summed in
 chunks of a fixed size, then the chunks are, so a sum depends on neither the number of threads nor the
 device's size. A norm or a loss that is not finite makes the scale NaN, and the
-optimizer then changes nothing: a bad step is stopped on the device, without waiting for the host to look.
+optimizer then changes nothing: a bad step is stopped on the device, without waiting for the host to look. So
+does one that exceeds a limit which the host has set before.
 */
 #pragma once
 
@@ -30,13 +31,19 @@ inline size_t sum_squares_scratch(size_t count) {
     return ceil_div(count, norm_chunk);
 }
 
+struct ClipLimits {
+    float max_norm;                                  // 0 does not clip
+    float most_loss = FLT_MAX, most_norm = FLT_MAX;  // with more, nothing is stepped
+    HOST_DEVICE ClipLimits(float max_norm) : max_norm(max_norm) {}
+};
+
 HOST_DEVICE inline void write_clip_scale(float* norm_and_scale, float sum_squares, float loss,
-                                         float max_norm) {
-    float norm = sqrtf(sum_squares);
+                                         const ClipLimits& limits) {
+    float norm = sqrtf(sum_squares), max_norm = limits.max_norm;
     float scale = max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0f;
-    bool finite = norm <= FLT_MAX && fabsf(loss) <= FLT_MAX;  // false for NaN
+    bool steps = norm <= limits.most_norm && loss <= limits.most_loss && loss >= -FLT_MAX;  // false for NaN
     norm_and_scale[0] = norm;
-    norm_and_scale[1] = finite ? scale : NAN;
+    norm_and_scale[1] = steps ? scale : NAN;
 }
 
 // ----------------------------------------------------------------------------
@@ -131,8 +138,8 @@ void launch_sums_of_squares(float* sums, float* scratch, const T* values,
 }
 
 __global__ void clip_scale_kernel(float* norm_and_scale, const float* sum_squares, const float* loss,
-                                  float max_norm) {
-    write_clip_scale(norm_and_scale, *sum_squares, *loss, max_norm);
+                                  ClipLimits limits) {
+    write_clip_scale(norm_and_scale, *sum_squares, *loss, limits);
 }
 
 #endif
@@ -156,9 +163,8 @@ inline void sum_squares(float* total /* (1) */, float* scratch, const float* val
     sums_of_squares(total, scratch, values, ranges, stream);
 }
 
-// max_norm 0 does not clip.
 inline void clip_scale(float* norm_and_scale /* (2) */, const float* sum_squares /* (1) */,
-                       const float* loss /* (1) */, float max_norm, cudaStream_t stream) {
-    ON_DEVICE(stream, write_clip_scale(norm_and_scale, *sum_squares, *loss, max_norm),
-              launch(clip_scale_kernel, 1, 1, 0, stream, norm_and_scale, sum_squares, loss, max_norm));
+                       const float* loss /* (1) */, ClipLimits limits, cudaStream_t stream) {
+    ON_DEVICE(stream, write_clip_scale(norm_and_scale, *sum_squares, *loss, limits),
+              launch(clip_scale_kernel, 1, 1, 0, stream, norm_and_scale, sum_squares, loss, limits));
 }

@@ -160,6 +160,9 @@ struct Options : ModelConfig {
     float muon_momentum = 0.95f;
     float gradient_clip = 1;
 
+    double spike_sigma = 0;  // deviations; 0: nothing is a spike
+    int spike_skips = 3;     // in a row; 0: any number
+
     MatmulDtype matmul_dtype = MatmulDtype::automatic;
     bool fp8_fast_gradients = false;
     bool master_weights = true;

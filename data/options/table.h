@@ -375,6 +375,15 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(gradient_clip), "Optimizer", range(0, 1e9),
          "Gradients whose global norm exceeds this are scaled down to it. 0: never.", noted},
 
+        {FIELD(spike_sigma), "Checks", range(0, 1e6),
+         "Leave out the update of a step whose loss, or the logarithm of whose gradient norm, exceeds the "
+         "running mean by more than so many running deviations; the first 20 steps are taken as they are. "
+         "6 is usual. 0: take every step.",
+         noted},
+        {FIELD(spike_skips), "Checks", range(0, most),
+         "--spike-sigma: after so many steps in a row that were left out, go back to the checkpoint before "
+         "them, and on with the samples behind them. 0: never go back.",
+         noted},
         {FIELD(matmul_dtype), "Memory", by_name,
          "Numbers that matrix products are made of; sums are fp32, or in fp8 nearly. auto: those of the "
          "build. bf16: in the fp32 build for CPUs, on processors that have such products, faster and "

@@ -107,6 +107,13 @@ public:
         return notes;
     }
 
+    // The run itself goes on from an earlier checkpoint: as in begin(), what is newer goes aside.
+    void go_back(int64_t step) {
+        set_aside_newer(run_dir_, step);
+        cut_behind(*file_, step, true);
+        if (ranks_ || access(ranks_path(run_dir_).c_str(), F_OK) == 0) cut_behind(ranks(), step, false);
+    }
+
     // How the run was last started (start_record), as its log tells; null: it does not. Before begin().
     nlohmann::json last_start() const {
         nlohmann::json last;

@@ -19,6 +19,7 @@ their means, and the slowest of them. Rank 0 alone has a log.
 #include "data/base/figures.h"
 #include "data/run/meter.h"
 #include "data/run/rank_times.h"  // RankPlace
+#include "data/run/spikes.h"      // SpikeLimits, SpikeHistory
 #include "data/options/options.h"
 #include "data/options/schedule.h"
 #include "data/run/run_log.h"
@@ -106,9 +107,9 @@ public:
         printf("%s\n", line.c_str());
     }
 
-    // tokens: trained on in all. sent_bytes: by this rank.
+    // tokens: trained on in all. sent_bytes: by this rank. skipped: the weights were left as they were.
     void step(int step, uint64_t tokens, float loss, float gradient_norm, float learning_rate, double seconds,
-              uint64_t sent_bytes) {
+              uint64_t sent_bytes, bool skipped = false) {
         double rate = tokens_of_step(o_, step - 1) / seconds;
         meter_.add_step(rate);
         recent_ = recent_ == 0 ? 1 / rate : 0.95 * recent_ + 0.05 / rate;
@@ -124,6 +125,7 @@ public:
                                        {"time", utc_time()}};
         if (meter_.has_peak()) line["mfu"] = meter_.mfu(rate);
         if (o_.dp * o_.tp * o_.pp > 1) line["sent_bytes"] = sent_bytes;
+        if (skipped) line["skipped"] = true;
         write(line);
         interval_.add(step, tokens_of_step(o_, step - 1), loss, gradient_norm, seconds);
         if (step % o_.log_every == 0 || step == 1 || step == o_.steps) {
@@ -132,6 +134,25 @@ public:
             interval_ = {};
         }
         compare_with_plan(step, seconds);
+    }
+
+    // A step that changed nothing, because it was a spike.
+    void spike(int step, float loss, float gradient_norm, const SpikeLimits& limits) {
+        note(
+            text("spike        step %d: loss %.4f, norm %.3f, and at most %.4f and %.3f are taken for sound; "
+                 "its update is left out",
+                 step, loss, gradient_norm, limits.loss, limits.norm));
+    }
+    // The run goes on after an earlier step, and behind the samples of these.
+    void went_back(int step, int from_step, int spikes, const SpikeHistory::Samples& passed_over) {
+        note(
+            text("spikes       %d in a row up to step %d: back to the checkpoint of step %d; samples %llu to "
+                 "%llu are passed over",
+                 spikes, from_step, step, (unsigned long long)passed_over.first,
+                 (unsigned long long)passed_over.second - 1));
+        write(
+            {{"step", step},
+             {"went_back", {{"from_step", from_step}, {"passed_over", passed_over}, {"time", utc_time()}}}});
     }
 
     // A step that changed nothing, because its loss or its gradient is not finite: the log has its numbers,

@@ -21,13 +21,13 @@ data/tokenizer  2650  data/base data/options
 data/tokens     1300  data/base data/tokenizer kernels
 data/text       1000  data/base data/options data/tokenizer data/tokens kernels
 data/checkpoint 1000  data/base
-data/run        1120  data/base data/checkpoint data/options data/tokens
+data/run        1160  data/base data/checkpoint data/options data/tokens
 data/report     1350  data/base data/options data/run
 data/exchange   2300  data/base data/checkpoint data/options data/run data/tokenizer
 data/launch      655  data/base data/checkpoint data/exchange data/options data/run data/tokenizer
 data/commands   1400  data/base data/checkpoint data/exchange data/launch data/options data/run data/tokenizer data/tokens kernels
-comm            12450  data/base data/checkpoint data/launch data/options data/run data/tokenizer data/tokens kernels
-train_gpt.cu    1025  comm data/base data/commands data/launch data/options data/report data/run data/text data/tokenizer data/tokens kernels
+comm            12960  data/base data/checkpoint data/launch data/options data/run data/tokenizer data/tokens kernels
+train_gpt.cu    1060  comm data/base data/commands data/launch data/options data/report data/run data/text data/tokenizer data/tokens kernels
 '
 files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | grep -vE '\.(html|png)$' | while read -r file; do [ -f "$file" ] && echo "$file"; done)
 # "FILE INCLUDED" for each file of the program that one of them includes
