@@ -42,6 +42,7 @@ through a model, is in data/.
 
 #include "comm/activations.h"      // Workload, ActivationMemory, ActivationArrays
 #include "comm/device_batches.h"   // Batch, DeviceBatches
+#include "comm/fault_checks.h"     // FaultChecks: devices that compute wrongly
 #include "comm/gpt_activations.h"  // Activations, activation_table
 #include "comm/memory_plan.h"      // memory_plan, stream_size
 #include "comm/node_reader.h"      // batches read once for all ranks of a machine
@@ -801,6 +802,14 @@ inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int m
     accumulate_gradients(g, share.joined(), load, share.of_token(g.workload.T), ends_step);
 }
 
+// The gradients of one micro-batch on each data rank, beside the step.
+inline void gradients_beside(Gpt& g, DeviceBatches& batches, uint64_t first) {
+    zero_gradients(g);
+    float of_token = 1.0f / ((float)g.workload.B * g.workload.T);
+    auto load = [&](int, int slot) { return batches.load(first, g.workload.B, slot); };
+    accumulate_gradients(g, 1, load, of_token, false);
+}
+
 // ----------------------------------------------------------------------------
 // sampling
 // ----------------------------------------------------------------------------
@@ -940,6 +949,7 @@ struct TrainingRun {
         [&](const SaveReport& report) { progress.checkpoint(report); }};
     RunPosition at = {};  // how far the run has come
     SpikeGuard spikes{o, world, checkpoints, progress, plan.log.get()};
+    FaultChecks checks{o, g.state, world, checkpoints};
     std::unique_ptr<Timings> timings;
     std::unique_ptr<DeviceBatches> batches, val_batches;
     bool stopping = false, saving = false;  // as all ranks agreed in the last step
@@ -1046,6 +1056,7 @@ struct TrainingRun {
         for (;;) {
             if (validation_due()) validate();
             if (due(o.sample_every)) show_sample();
+            check();
             if (at.step == o.steps || asked_to_stop() || (world.size() == 1 && !error.empty())) break;
             step_to_stop_after = at.step + 1;
             if (saving) {
@@ -1061,6 +1072,15 @@ struct TrainingRun {
         raise_error(world, error);
         g.state.synchronize();
         timings->finish();
+    }
+
+    // Whether devices compute what they should.
+    void check() {
+        bool saves = saving || at.step == o.steps || asked_to_stop();
+        checks.run(at.step, saves, [&](int data_rank) {
+            NotedLaunchErrors noted(error);
+            gradients_beside(g, *batches, at.samples + (uint64_t)o.micro_batch * data_rank);
+        });
     }
 
     void validate() {

@@ -179,6 +179,9 @@ public:
         return last.save(last_);
     }
 
+    // What the ranks hold is not to be saved any more.
+    void distrust() { is_trusted_ = false; }
+
     // For all ranks: work() trains, and moves `position` on. Where an error ends it after a step, the error
     // that is thrown in its place says what could be saved of the run.
     template <typename Work>
@@ -187,7 +190,7 @@ public:
         try {
             work();
         } catch (const std::exception& error) {
-            if (position.step == first_step) throw;
+            if (position.step == first_step || !is_trusted_) throw;
             // Bad data, a full disk or a launch that fails cost at most the step that met them.
             bool agreed = world_.size() == 1 || dynamic_cast<const CommonError*>(&error);
             std::string message = message_of(error) + "; " + (agreed ? rescue(position) : all_is_lost);
@@ -299,7 +302,8 @@ private:
     Report report_;
     SaveClock clock_;
     CheckpointSaver saver_;
-    double before_seconds_ = 0;           // that the last save waited for before_save_
+    double before_seconds_ = 0;  // that the last save waited for before_save_
+    bool is_trusted_ = true;
     bool ending_ = false;                 // nothing is trained any more, and saves are waited for
     int on_disk_ = -1;                    // step of the last checkpoint that is
     std::string loaded_;                  // the checkpoint that was loaded last

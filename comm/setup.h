@@ -93,7 +93,8 @@ inline ZeroSettings zero_settings(const Options& o, size_t number_bytes = sizeof
             .offload = o.offload == Offload::optimizer,
             .overlap = o.overlap,
             .prefetch = o.prefetch,
-            .staging = o.async_save && saves_on_the_way(o.save_every, o.steps)};
+            .staging = o.async_save && saves_on_the_way(o.save_every, o.steps),
+            .checks = o.check_replicas > 0 || o.check_replay > 0};
 }
 
 // For a rank that steps its part of the optimizer's state on the host.

@@ -89,6 +89,9 @@ public:
     // micro-batch does nothing.
     void begin_gradients(int unit);
     void reduce_gradients(int unit, bool last_micro_batch);
+    // Calls made(unit) from now on where the compute stream has added to a unit's gradients and no rank has
+    // seen them; null: no more.
+    void watch_gradients(std::function<void(int unit)> made) { gradients_made_ = std::move(made); }
     float* grads(int unit) const {
         return arrays_.cut_grads ? arrays_.whole_grads + grad_places_.offset(grad_places_.place(unit))
                                  : arrays_.grads + layout_.unit_offset(unit);
@@ -124,6 +127,9 @@ public:
     const ParameterLayout& layout() const { return layout_; }
     const ZeroSettings& settings() const { return settings_; }
     cudaStream_t stream() const { return compute_; }
+    bool cuts_params() const { return arrays_.cut_params; }
+    // (units + hashes_of_state), on the device; null without ZeroSettings::checks
+    uint64_t* hashes() const { return arrays_.hashes; }
     // These lie on the device, or with offload on the host. Null: the array is not kept.
     float* owned_master(int unit) const {
         return arrays_.master ? arrays_.master + shard_offset(unit) : nullptr;
@@ -226,6 +232,8 @@ private:
     std::vector<cudaEvent_t> updated_;       // for each unit: its parameters are those of the new step,
     std::vector<char> unawaited_;            // which the compute stream has not waited for yet
     std::vector<Place> param_at_, grad_at_;  // what lies in each place
+
+    std::function<void(int unit)> gradients_made_;
 
     const ZeroArrays arrays_;
     MatrixHomes homes_;  // without rounds where no matrix is transformed
@@ -499,6 +507,7 @@ inline void ZeroState::begin_gradients(int unit) {
 // Gradients that stay whole are summed over the ranks once, when the last micro-batch has added to them. A
 // cut gradient cannot wait: the place it is made in is needed for another unit.
 inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
+    if (gradients_made_) gradients_made_(unit);
     if (!arrays_.cut_grads && !last_micro_batch) return;
     recorder.at_unit(unit);
     order(compute_, reductions_);

@@ -37,6 +37,7 @@ struct ZeroSettings {
     int prefetch = 1;  // level 3: units gathered ahead of their use
     // Room in host memory for a copy of the state, which is written while training goes on.
     bool staging = false;
+    bool checks = false;  // room for hashes of what ranks hold, and of their gradients
 };
 
 // What a state keeps of each element, and how.
@@ -80,6 +81,9 @@ inline int replica_at(size_t part, int replicas, size_t at) {
     return replicas == 1 || each == 0 ? replicas - 1 : (int)std::min(at / each, (size_t)replicas - 1);
 }
 
+// Of hashes for checks, those beside one for each unit.
+constexpr int hashes_of_state = 8;
+
 // What a step comes to, in device memory.
 struct StepStatistics {
     // sums over the ranks
@@ -105,6 +109,7 @@ struct ZeroArrays {
     float* grads;          // as params
     size_t norm_scratch_floats;
     float* norm_scratch;
+    uint64_t* hashes;        // (units + hashes_of_state), if they are to be made
     float* section_squares;  // (2, sections) of weights and of updates, where the optimizer takes norms
     // The own part of each unit begins at slot_at[slot][unit].
     float* slots[most_optimizer_slots] = {};
@@ -138,6 +143,8 @@ struct ZeroArrays {
         take(norm_scratch, norm_scratch_floats);
         size_t squares = s.training && s.takes_norms ? 2 * layout.sections() : 0;
         take(section_squares, squares);
+        memory.of("checks");
+        hashes = memory.take_zeros<uint64_t>(s.checks ? (size_t)layout.units() + hashes_of_state : 0, stream);
         memory.of("optimizer", s.offload);
         for (size_t i = 0; i < s.slots.size() && s.training; i++) {
             size_t size = 0;

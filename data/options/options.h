@@ -162,6 +162,8 @@ struct Options : ModelConfig {
 
     double spike_sigma = 0;  // deviations; 0: nothing is a spike
     int spike_skips = 3;     // in a row; 0: any number
+    int check_replicas = 0;  // steps; 0: never
+    int check_replay = 0;    // likewise
 
     MatmulDtype matmul_dtype = MatmulDtype::automatic;
     bool fp8_fast_gradients = false;

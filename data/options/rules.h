@@ -94,6 +94,22 @@ inline void check_trace(const Options& options) {
     }
 }
 
+// Checks compare ranks: they need some that hold, or could compute, the same.
+inline void check_comparisons(const Options& options) {
+    if (options.check_replay > 0 && options.dp == 1) {
+        fail("--check-replay %d: data ranks compare what they compute, and there is one; leave it out",
+             options.check_replay);
+    }
+    bool weights = options.zero == 3 ? options.shard_group < options.dp : options.dp > 1;
+    bool tied = options.pp > 1 && options.tie_embeddings;
+    if (options.check_replicas > 0 && !weights && !tied && options.tp == 1) {
+        std::string remedy =
+            options.dp == 1 ? "leave it out" : "give a smaller --shard-group, or --check-replay";
+        fail("--check-replicas %d: everything is held by one rank alone; %s", options.check_replicas,
+             remedy.c_str());
+    }
+}
+
 // What talks to others, or to the host, cannot be given to the device in one piece.
 inline void check_graphs(const Options& options, int processes) {
     if (options.cuda_graphs != CudaGraphs::on) return;
@@ -120,6 +136,7 @@ inline void complete_training(Options& options, int processes, const LayoutChoic
     check_graphs(options, processes);
     check_optimizer_options(options);
     check_trace(options);
+    check_comparisons(options);
     if (!options.batch_ramp.empty() && parse_batch_ramp(options.batch_ramp).steps >= options.steps) {
         fail("--batch-ramp %s: ends after the run's %d steps; give fewer steps, or raise --steps",
              options.batch_ramp.c_str(), options.steps);

@@ -384,6 +384,17 @@ inline const std::vector<OptionRow>& option_table() {
          "--spike-sigma: after so many steps in a row that were left out, go back to the checkpoint before "
          "them, and on with the samples behind them. 0: never go back.",
          noted},
+        {FIELD(check_replicas), "Checks", range(0, most),
+         "Steps between comparisons of what ranks hold alike, by hashes of 64 bits: weights and, where "
+         "replicas "
+         "of a shard have it, the optimizer's state. One that holds other bits than most ends the run, and "
+         "is "
+         "named. Checkpoints are checked too, before they are written. 0: never."},
+        {FIELD(check_replay), "Checks", range(0, most),
+         "Steps between comparisons of what data ranks compute: each goes through a micro-batch of its own "
+         "and "
+         "one of another rank, beside the training, and their gradients must be the same to the bit. 0: "
+         "never."},
         {FIELD(matmul_dtype), "Memory", by_name,
          "Numbers that matrix products are made of; sums are fp32, or in fp8 nearly. auto: those of the "
          "build. bf16: in the fp32 build for CPUs, on processors that have such products, faster and "

@@ -785,6 +785,11 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
         {2, "--cuda-graphs on",
          "--cuda-graphs on: the passes of one process can be captured, and there are 2; give auto or off"},
         {1, "--cuda-graphs on --offload optimizer", "or leave out --offload optimizer"},
+        {1, "--check-replay 5",
+         "--check-replay 5: data ranks compare what they compute, and there is one; leave it out"},
+        {1, "--check-replicas 5", "--check-replicas 5: everything is held by one rank alone; leave it out"},
+        {2, "--check-replicas 5 --zero 3", "alone; give a smaller --shard-group, or --check-replay"},
+        {2, "--pp 2 --check-replay 5", "there is one"},
     };
     for (auto& row : rows) {
         CAPTURE(row.processes);

@@ -10,8 +10,8 @@
 # limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-checks=70
-[ -z "$EVERY" ] || checks=110
+checks=72
+[ -z "$EVERY" ] || checks=112
 plan $checks
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 # one that does not change: with some texts differences grow ten times as large within the steps
@@ -192,6 +192,8 @@ neutral='
 --tp 2 --pp 2              | --overlap off --recompute block --pp-schedule zero-bubble
 --pp 2 --zero 3            | --overlap off --prefetch 0
 --pp 2 --pp-schedule interleaved | --overlap off --recompute block
+--zero 2                   | --check-replicas 2 --check-replay 3
+--pp 2 --zero 3            | --check-replicas 1 --check-replay 2 --overlap off
 '
 more_neutral='
 --zero 0                   | --offload optimizer
