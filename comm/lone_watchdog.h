@@ -66,7 +66,7 @@ private:
         while (!wake_.wait_for(lock, between_looks, [this] { return stopping_; })) {
             pauses.look();
             recorder.poll();
-            recorder.at_phase(Phase::of_process());
+            recorder.look_at_threads();
             double limit = time_limit;
             if (limit <= 0 || pauses.seconds_since() < limit) continue;
             for (const Occupation& each : Occupied::all()) {

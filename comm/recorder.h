@@ -1,6 +1,6 @@
 /*
-What this rank gives its device, and when that is done: the writer of the flight record (comm/flight_record.h)
-and of the times of a step (data/run/step_times.h).
+What this rank gives its device, and when that is done: the writer of the flight record
+(data/run/flight_record.h) and of the times of a step (data/run/step_times.h).
 
 Each piece of work is between two events on its stream:
 
@@ -34,9 +34,10 @@ details (communication and waits) or without, and the first rank chooses how oft
 #include <utility>
 #include <vector>
 
-#include "comm/flight_record.h"
 #include "comm/traffic.h"
-#include "data/base/figures.h"  // seconds_now
+#include "data/base/deadlines.h"  // Occupied
+#include "data/base/figures.h"    // seconds_now
+#include "data/run/flight_record.h"
 #include "data/run/step_times.h"
 #include "kernels/common.cuh"
 
@@ -94,6 +95,12 @@ constexpr StepPhase wait_for_traffic(Traffic kind) {
     }
 }
 
+#ifdef DEVICE_CPU
+inline constexpr bool is_processor = true;
+#else
+inline constexpr bool is_processor = false;
+#endif
+
 class Recorder {
 public:
     static constexpr uint8_t compute_track = 0, host_track = 1;
@@ -108,6 +115,7 @@ public:
         FlightRecord& record = **record_;
         record.process = getpid();
         record.rank = rank.rank, record.ranks = rank.ranks;
+        record.device = is_processor ? -1 : device_;
         record.tp = rank.tp, record.shard = rank.shard, record.replicas = rank.replicas, record.pp = rank.pp;
         copy_name(record.host, rank.host), copy_name(record.run_dir, rank.run_dir);
         for (RecordedGroup& group : groups_) {
@@ -169,10 +177,23 @@ public:
 
     void at_unit(int unit) { unit_ = (int16_t)unit; }
     void at_micro_batch(int micro_batch, int chunk) { micro_batch_ = micro_batch, chunk_ = (int16_t)chunk; }
+    // Writes down what the threads of this process are at, for those who read the record when nobody answers.
     // For any thread.
-    void at_phase(const char* phase) {
+    void look_at_threads() {
+        const Occupation *work = nullptr, *wait = nullptr;
+        const std::vector<Occupation> all = Occupied::all();
+        for (const Occupation& each : all) {
+            const Occupation*& longest = each.activity == Activity::works ? work : wait;
+            if (each.activity == Activity::launches) continue;
+            if (!longest || each.since < longest->since) longest = &each;
+        }
         std::unique_lock lock(mutex_, std::try_to_lock);
-        if (lock && on()) copy_name((*record_)->phase, phase);
+        if (!lock || !on()) return;
+        FlightRecord& record = **record_;
+        auto since = [](const Occupation* it) { return it ? now() - (int64_t)(1e9 * it->seconds()) : 0; };
+        copy_name(record.phase, Phase::of_process());
+        copy_name(record.work, work ? work->what : "");
+        record.work_since = since(work), record.wait_since = since(wait);
     }
 
     // ---- steps
@@ -249,6 +270,7 @@ public:
                 if (!first.anchor->known || cudaEventQuery(first.end) != cudaSuccess) break;
                 complete(first);
             }
+            look_for_begun(track);
         }
         while (!accounts_.empty() && accounts_.front().closed && accounts_.front().outstanding == 0) {
             finished_.push_back(std::move(accounts_.front().step));
@@ -381,7 +403,8 @@ private:
         cudaEvent_t begin = {}, end = {};
         std::shared_ptr<Anchor> anchor;
         std::optional<Operation> enclosing;
-        bool counts = false;  // for the step it was made in
+        bool counts = false;                                 // for the step it was made in
+        std::vector<std::pair<int16_t, uint64_t>> together;  // calls that begin with it: group and number
     };
     struct Track {
         cudaStream_t stream;
@@ -417,9 +440,13 @@ private:
         entry.traffic = what.traffic, entry.bytes = what.bytes;
         if (is_pass(entry.operation)) passes_given_++;
         if (entry.group >= 0) entry.number = ++(*record_)->groups[entry.group].issued;
-        place(made.entry) = entry;
         bool follows = together_ && first_;
-        if (follows) first_->copy.bytes += entry.bytes;
+        entry.timed = timed && !follows;
+        place(made.entry) = entry;
+        if (follows) {
+            first_->copy.bytes += entry.bytes;
+            if (entry.group >= 0) first_->together.emplace_back(entry.group, entry.number);
+        }
         if (timed && !follows)
             made.begin = take_event(), made.end = take_event();
         else if (made.counts)
@@ -474,16 +501,53 @@ private:
     }
     FlightEntry& place(uint64_t entry) { return (*record_)->entries[entry % FlightRecord::most_entries]; }
 
-    void sign_of_life() {
-        timespec now;
-        clock_gettime(CLOCK_REALTIME, &now);
-        (*record_)->sign_of_life = (int64_t)now.tv_sec * 1'000'000'000 + now.tv_nsec;
+    static int64_t now() {
+        timespec time;
+        clock_gettime(CLOCK_REALTIME, &time);
+        return (int64_t)time.tv_sec * 1'000'000'000 + time.tv_nsec;
     }
+    void sign_of_life() { (*record_)->sign_of_life = now(); }
 
     static double elapsed(cudaEvent_t begin, cudaEvent_t end) {
         float milliseconds = 0;
         if (cudaEventElapsedTime(&milliseconds, begin, end) != cudaSuccess) return 0;  // others tell why
         return (double)milliseconds / 1e3;
+    }
+
+    // Entries stand in the order of their ends: what is part of a pass stands before it and begins behind it.
+    void look_for_begun(Track& track) {
+        bool part_to_come = false;
+        for (Pending& each : track.pending) {
+            if (each.copy.begin != 0) continue;
+            if (!each.anchor->known) return;
+            Operation operation = each.copy.operation;
+            bool encloses =
+                is_pass(operation) || operation == Operation::optimizer || operation == Operation::step;
+            if (part_to_come && !encloses) continue;
+            bool begun = cudaEventQuery(each.begin) == cudaSuccess;
+            if (begun) begin_on_device(each);
+            if (encloses && (!begun || part_to_come)) return;
+            part_to_come |= !begun;
+        }
+    }
+
+    // Its stream has come to it.
+    void begin_on_device(Pending& begun) {
+        FlightRecord& record = **record_;
+        begun.copy.begin = begun.anchor->time + elapsed(begun.anchor->event, begun.begin);
+        if (record.entry_count - begun.entry <= FlightRecord::most_entries) place(begun.entry) = begun.copy;
+        bring(&FlightGroup::begun, begun);
+        sign_of_life();
+    }
+
+    // Brings a count of its groups to its calls.
+    void bring(std::atomic<uint64_t> FlightGroup::*count, const Pending& calls) {
+        auto to = [&](int16_t group, uint64_t number) {
+            std::atomic<uint64_t>& counted = (*record_)->groups[group].*count;
+            if (counted < number) counted = number;
+        };
+        if (calls.copy.group >= 0) to(calls.copy.group, calls.copy.number);
+        for (auto [group, number] : calls.together) to(group, number);
     }
 
     void complete(Pending& done) {
@@ -500,7 +564,8 @@ private:
         const FlightEntry& entry = done.copy;
         FlightRecord& record = **record_;
         if (record.entry_count - done.entry <= FlightRecord::most_entries) place(done.entry) = entry;
-        if (entry.group >= 0) record.groups[entry.group].done = entry.number;
+        bring(&FlightGroup::begun, done);
+        bring(&FlightGroup::done, done);
         sign_of_life();
         if (keeping_) kept_.push_back(entry);
         if (is_pass(entry.operation)) passes_done_++;

@@ -31,6 +31,7 @@ than a two-hundredth of a step, waits and communication are recorded in one step
 #include "comm/world.h"
 #include "data/options/options.h"
 #include "data/options/schedule.h"  // StepRange
+#include "data/run/rank_state.h"    // path_of_run
 #include "data/run/rank_times.h"
 #include "data/run/step_log.h"
 
@@ -137,9 +138,9 @@ public:
         if (!on_) return;
         if (!o.trace_steps.empty()) trace_ = parse_step_range("--trace-steps", o.trace_steps);
         mesh.record_groups();
-        recording_.emplace(compute,
-                           RecordedRank{world.rank(), world.size(), mesh.shape.tp, mesh.shape.shard,
-                                        mesh.shape.replicas(), mesh.shape.pp, world.host(), o.run_dir});
+        recording_.emplace(compute, RecordedRank{world.rank(), world.size(), mesh.shape.tp, mesh.shape.shard,
+                                                 mesh.shape.replicas(), mesh.shape.pp, world.host(),
+                                                 path_of_run(o.run_dir)});
         cost_of_event_ = recorder.cost_of_event();
         std::string layers = std::to_string(layers_of(stage));
         std::vector<std::string> layers_of_ranks = world.gather(layers);

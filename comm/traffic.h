@@ -1,7 +1,7 @@
 /*
-What ranks send each other, by the purpose it is sent for, and how much of it this process has sent. The
-counts are those of ring algorithms, which is what comm/nccl_over_mpi.h uses and what a bandwidth-bound NCCL
-comes to; so plans can be compared with them to the byte.
+How much this process has sent to other ranks, by the purpose it is sent for. The counts are those of ring
+algorithms, which is what comm/nccl_over_mpi.h uses and what a bandwidth-bound NCCL comes to; so plans can be
+compared with them to the byte.
 */
 #pragma once
 
@@ -10,9 +10,7 @@ comes to; so plans can be compared with them to the byte.
 #include <cstddef>
 #include <cstdint>
 
-enum class Traffic : uint8_t { gradients, parameters, statistics, weights, activations, pipeline, updates };
-inline constexpr std::array<const char*, 7> traffic_names = {
-    "gradients", "parameters", "statistics", "weights", "activations", "pipeline", "updates"};
+#include "data/run/flight_record.h"  // Traffic
 
 inline std::array<std::atomic<uint64_t>, traffic_names.size()> traffic_bytes;
 

@@ -49,7 +49,7 @@ that are stopped.
 // the roll
 
 // What a rank answers to the roll call.
-struct RankState {
+struct RollAnswer {
     bool answered = false;
     std::string phase;      // that its first thread is in
     std::string last_call;  // that it issued, to other ranks: "all-gather of parameters of unit 3 ..."
@@ -81,11 +81,11 @@ private:
         return found;
     }
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState::Doing, activity, phase, what, seconds)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState, answered, phase, last_call, doing)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RollAnswer::Doing, activity, phase, what, seconds)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RollAnswer, answered, phase, last_call, doing)
 
-inline RankState state_of_process() {
-    RankState state = {true, Phase::of_process(), recorder.last_call(), {}};
+inline RollAnswer state_of_process() {
+    RollAnswer state = {true, Phase::of_process(), recorder.last_call(), {}};
     for (const Occupation& each : Occupied::all())
         state.doing.push_back({each.activity, each.phase, each.what, each.seconds()});
     return state;
@@ -101,17 +101,17 @@ inline std::string behind(const std::string& last_call) {
 
 // Who keeps rank `asker` from getting further in `phase`, and how; empty: nobody who does not get on with his
 // work, or the asker has got further. limit: seconds that a wait, or a piece of work, may take.
-inline std::string blame(const std::vector<RankState>& roll, int asker, const std::string& phase,
+inline std::string blame(const std::vector<RollAnswer>& roll, int asker, const std::string& phase,
                          double limit, const NameOfRank& name_of) {
     constexpr size_t most_names = 4;
     std::vector<std::string> silent, stuck, absent, full;
     bool someone_works = false, someone_came_late = false;
-    const RankState::Doing* asked = roll[(size_t)asker].longest_in(phase);
+    const RollAnswer::Doing* asked = roll[(size_t)asker].longest_in(phase);
     if (!asked || asked->seconds < limit) return "";
     for (int rank = 0; rank < (int)roll.size(); rank++) {
-        const RankState& state = roll[(size_t)rank];
-        const RankState::Doing *wait = state.longest_wait(phase), *work = state.longest(Activity::works),
-                               *gives = state.longest(Activity::launches);
+        const RollAnswer& state = roll[(size_t)rank];
+        const RollAnswer::Doing *wait = state.longest_wait(phase), *work = state.longest(Activity::works),
+                                *gives = state.longest(Activity::launches);
         if (!state.answered)
             silent.push_back(name_of(rank) + " does not answer");
         else if (work && work->seconds >= limit)
@@ -233,7 +233,7 @@ private:
         int asker;
         std::string phase;
         Clock::time_point since;
-        std::vector<RankState> answers;
+        std::vector<RollAnswer> answers;
     };
 
     static double seconds_since(Clock::time_point time) { return Seconds(Clock::now() - time).count(); }
@@ -243,7 +243,7 @@ private:
         while (!wake_.wait_for(lock, between_looks, [this] { return stopping_; })) {
             pauses_.look();
             recorder.poll();
-            recorder.at_phase(Phase::of_process());
+            recorder.look_at_threads();
             if (size_ > 1) take_messages();
             if (roll_) look_at_roll();
             look_at_waits();
@@ -287,17 +287,17 @@ private:
 
     void call_roll(int asker, const std::string& phase) {
         if (roll_) return;
-        roll_ = {asker, phase, Clock::now(), std::vector<RankState>((size_t)size_)};
+        roll_ = {asker, phase, Clock::now(), std::vector<RollAnswer>((size_t)size_)};
         roll_->answers[0] = state_of_process();
         for (int rank = 1; rank < size_; rank++) send(roll_call, "", rank);
     }
 
     void look_at_roll() {
-        bool all = std::ranges::all_of(roll_->answers, &RankState::answered);
+        bool all = std::ranges::all_of(roll_->answers, &RollAnswer::answered);
         if (!all && seconds_since(roll_->since) < answer_time) return;
         std::string reason = blame(roll_->answers, roll_->asker, roll_->phase, time_limit, name_of_);
         if (!reason.empty()) {
-            const RankState::Doing& asked = *roll_->answers[(size_t)roll_->asker].longest_in(roll_->phase);
+            const RollAnswer::Doing& asked = *roll_->answers[(size_t)roll_->asker].longest_in(roll_->phase);
             end_job(asked.activity == Activity::waits
                         ? blame_line(reason, name_of_(roll_->asker), asked.seconds, roll_->phase)
                         : stuck_line(reason, roll_->phase));
@@ -346,7 +346,7 @@ private:
             if (asked_) asked_ = Clock::now();  // it is at work on the question
             return send(answer, json_line(nlohmann::json(state_of_process())), from);
         case answer:
-            if (roll_) roll_->answers[(size_t)from] = nlohmann::json::parse(text).get<RankState>();
+            if (roll_) roll_->answers[(size_t)from] = nlohmann::json::parse(text).get<RollAnswer>();
             return;
         case wait_on:
             return delay_question();

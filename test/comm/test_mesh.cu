@@ -588,24 +588,24 @@ TEST_CASE("an abort ends what is on the links and between the ends") {
     world.barrier();
 }
 
-static RankState at(std::vector<RankState::Doing> doing, const std::string& phase = "step") {
+static RollAnswer at(std::vector<RollAnswer::Doing> doing, const std::string& phase = "step") {
     return {true, phase, "", std::move(doing)};
 }
 
 TEST_CASE("the watchdog blames who keeps the others waiting, and nobody who gets on with his work") {
     using enum Activity;
-    RankState::Doing wait = {waits, "step", "", 11}, wait_since_lately = {waits, "step", "", 3},
-                     saves = {waits, "save", "", 11}, writes = {works, "save", "writing a.bin", 3},
-                     hangs = {works, "save", "writing a.bin", 12}, gives = {launches, "step", "giving", 3},
-                     cannot_give = {launches, "step", "giving", 12};
+    RollAnswer::Doing wait = {waits, "step", "", 11}, wait_since_lately = {waits, "step", "", 3},
+                      saves = {waits, "save", "", 11}, writes = {works, "save", "writing a.bin", 3},
+                      hangs = {works, "save", "writing a.bin", 12}, gives = {launches, "step", "giving", 3},
+                      cannot_give = {launches, "step", "giving", 12};
     auto name_of = [](int rank) { return text("rank %d", rank); };
-    auto of = [&](std::vector<RankState> roll, const char* phase = "step") {
+    auto of = [&](std::vector<RollAnswer> roll, const char* phase = "step") {
         return blame(roll, 0, phase, 10, name_of);
     };
-    RankState silent;
+    RollAnswer silent;
     CHECK(of({at({wait}), silent, at({})}) == "rank 1 does not answer");
     CHECK(of({at({wait}), at({wait}), at({}, "load")}) == "rank 2 has not come (it is in the phase `load`)");
-    RankState behind_a_call = at({}, "step");
+    RollAnswer behind_a_call = at({}, "step");
     behind_a_call.last_call = "all-gather of parameters of unit 3 in the group `shard`";
     CHECK(of({at({wait}), behind_a_call}) ==
           "rank 1 has not come (it is in the phase `step`, behind its all-gather of parameters of unit 3 in "

@@ -6,15 +6,17 @@ any more: a process that is stopped, or a thread that never comes back from a li
 pointer, and whoever reads it must bear an entry that is being written.
 
     header     which rank of which run, the phase of its first thread, its last sign of life
-    groups     for each communicator: its ranks, and how many calls were issued and are done
+    groups     for each communicator: its ranks, and how many calls were issued, have begun and are done
     entries    a ring: the work given last, each entry with its operation, group, unit, micro-batch, bytes
                and, once the device has done it, its times
 
-In a group whose ranks wait for each other, the one that has issued the fewest calls is the one that has not
-come. comm/recorder.h writes the record.
+In a group whose ranks wait for each other, the one that has begun the fewest calls is the one that has not
+come: its host may have issued as many as the others, but its device has not got to them.
+data/run/rank_state.h reads what that takes, and comm/recorder.h writes the record.
 */
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -64,18 +66,24 @@ constexpr bool is_communication(Operation operation) {
     return operation >= Operation::all_reduce && operation <= Operation::receive;
 }
 
+// What ranks send each other, by the purpose it is sent for.
+enum class Traffic : uint8_t { gradients, parameters, statistics, weights, activations, pipeline, updates };
+inline constexpr std::array<const char*, 7> traffic_names = {
+    "gradients", "parameters", "statistics", "weights", "activations", "pipeline", "updates"};
+
 struct FlightEntry {
     static constexpr int16_t none = -1;
 
-    double begin = 0, end = 0;  // seconds on the clock of the record; 0: it has not come to that
+    double begin = 0, end = 0;  // seconds on the clock of the record; 0: it has not come to that, or no event
     uint64_t bytes = 0;
     uint64_t number = 0;  // among the calls of its group, from 1; 0: it is none
     int32_t step = 0, micro_batch = none;
     int16_t unit = none, chunk = none;
     int16_t group = none;  // in the table of groups
     Operation operation = Operation::forward;
-    uint8_t traffic = 0;  // of communication, and of what is waited for: comm/collectives.h
+    uint8_t traffic = 0;  // of communication, and of what is waited for
     uint8_t track = 0;    // the stream
+    bool timed = false;   // it is between two events
 };
 
 struct FlightGroup {
@@ -84,7 +92,9 @@ struct FlightGroup {
     char name[24];              // "shard", "forward 3>5"
     int32_t size, axes;         // axes of the mesh that it runs along; 0: its ranks are named
     int32_t ranks[most_named];  // the first ones, of the world
-    std::atomic<uint64_t> issued, done;
+    // Calls that the host has given, that their stream has come to, and that are over. The last two are those
+    // of calls that are between events.
+    std::atomic<uint64_t> issued, begun, done;
 };
 
 struct FlightRecord {
@@ -95,10 +105,15 @@ struct FlightRecord {
     uint64_t bytes = sizeof(FlightRecord);
     int32_t process = 0, rank = 0, ranks = 1;
     int32_t tp = 1, shard = 1, replicas = 1, pp = 1;  // the mesh
-    char host[64] = "", run_dir[256] = "";
+    int32_t device = -1;                              // of the machine; -1: the processor
+    char host[64] = "", run_dir[256] = "";            // the whole path
     std::atomic<int64_t> sign_of_life{0};  // nanoseconds since 1970 when work was last given or done
     std::atomic<int32_t> step{0};
     char phase[32] = "";
+    // What a thread of the host has been at for longest that waits for nobody but a disk, and since when, in
+    // nanoseconds since 1970; and since when one has waited for other ranks. 0: there is none.
+    char work[128] = "";
+    std::atomic<int64_t> work_since{0}, wait_since{0};
     std::atomic<int32_t> group_count{0};
     FlightGroup groups[most_groups] = {};
     std::atomic<uint64_t> entry_count{0};  // ever made; entry i is at i % most_entries

@@ -1,0 +1,199 @@
+/*
+What a rank is at, as its flight record tells it to anybody on its machine (data/run/flight_record.h), with no
+help of the rank itself: it may be stopped, dead, or stuck in a call of a library or of the system.
+
+The processes of a run that are on this machine are those whose records are of its folder. A rank that ended
+in order has taken its record away; that of a process that was killed is there until another run begins.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <ctime>
+#include <dirent.h>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include "data/run/flight_record.h"
+
+// A pass, or a call to other ranks; without operation: none.
+struct RankWork {
+    std::string operation, traffic, group;  // "reduce-scatter", "gradients", "shard"
+    int unit = -1, micro_batch = -1, step = 0;
+    uint64_t number = 0;  // among the calls of its group, from 1
+
+    bool operator==(const RankWork&) const = default;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankWork, operation, traffic, group, unit, micro_batch, step, number)
+
+// A group of ranks as one of them sees it. A call has been issued by the host; has begun when the device has
+// come to it, where it may wait for the others; and is done.
+struct RankGroup {
+    std::string name;
+    int size = 1, axes = 0;
+    std::vector<int> ranks;  // the first ones, at least
+    uint64_t issued = 0, begun = 0, done = 0;
+    RankWork next;  // the oldest call that was issued and is not done; the number is done + 1
+
+    bool operator==(const RankGroup&) const = default;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankGroup, name, size, axes, ranks, issued, begun, done, next)
+
+struct RankState {
+    int rank = 0, ranks = 1;
+    int tp = 1, shard = 1, replicas = 1, pp = 1;  // the mesh
+    std::string host;
+    int device = -1, process = 0;  // device -1: the processor
+    bool alive = false;            // the process exists and is no zombie
+    std::string state;  // of the process, a letter as in /proc/PID/stat; D if a thread of it is in D
+    int step = 0;
+    std::string phase;         // of its first thread
+    double quiet_seconds = 0;  // since work was last given or done
+    std::string work;          // of a thread, with a disk: "writing a.bin"; empty: none
+    double work_seconds = 0;   // that this takes
+    double wait_seconds = 0;   // that a thread of the host waits for other ranks; 0: none does
+    std::vector<RankGroup> groups;
+    RankWork last;       // pass or call that the host gave last
+    RankWork pass;       // that the device is in, or comes to next; without operation: it has done them all
+    bool begun = false;  // it is in that pass
+    RankWork wait;       // the communication that the compute stream waits for; without operation: it works
+
+    bool operator==(const RankState&) const = default;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState, rank, ranks, tp, shard, replicas, pp, host, device, process,
+                                   alive, state, step, phase, quiet_seconds, work, work_seconds, wait_seconds,
+                                   groups, last, pass, begun, wait)
+
+// ----------------------------------------------------------------------------
+// a process
+
+// The letter of /proc/PID/stat, or D if that of any thread is, for threads wait for disks each on its own;
+// empty: there is no such process.
+inline std::string state_of(int process) {
+    auto letter = [](const std::string& folder) {
+        std::stringstream status;
+        status << std::ifstream(folder + "/stat").rdbuf();
+        std::string line = status.str();
+        size_t name_end = line.rfind(')');  // the name may hold anything
+        return name_end == line.npos || name_end + 2 >= line.size() ? std::string()
+                                                                    : line.substr(name_end + 2, 1);
+    };
+    std::string folder = "/proc/" + std::to_string(process), state = letter(folder);
+    if (state.empty() || state == "Z" || state == "X" || state == "T") return state;
+    std::error_code ignored;
+    for (const auto& thread : std::filesystem::directory_iterator(folder + "/task", ignored))
+        if (letter(thread.path()) == "D") return "D";
+    return state;
+}
+
+// ----------------------------------------------------------------------------
+// its record
+
+inline RankWork work_of(const FlightRecord& record, const FlightEntry& entry) {
+    RankWork work;
+    work.operation = name_of(entry.operation);
+    if (is_communication(entry.operation) || entry.operation == Operation::wait)
+        work.traffic = traffic_names[std::min<size_t>(entry.traffic, traffic_names.size() - 1)];
+    if (entry.group >= 0 && entry.group < FlightRecord::most_groups)
+        work.group = record.groups[entry.group].name;
+    work.unit = entry.unit, work.micro_batch = entry.micro_batch, work.step = entry.step;
+    work.number = entry.number;
+    return work;
+}
+
+inline RankState state_of(const FlightRecord& record) {
+    timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    auto seconds_since = [&](int64_t since) {
+        return since == 0 ? 0
+                          : std::max(0.0, (double)(time.tv_sec * 1'000'000'000 + time.tv_nsec - since) / 1e9);
+    };
+    RankState rank;
+    rank.rank = record.rank, rank.ranks = record.ranks;
+    rank.tp = record.tp, rank.shard = record.shard, rank.replicas = record.replicas, rank.pp = record.pp;
+    rank.host = record.host, rank.device = record.device, rank.process = record.process;
+    rank.state = state_of(record.process);
+    rank.alive = !rank.state.empty() && rank.state != "Z" && rank.state != "X";
+    rank.step = record.step, rank.phase = record.phase;
+    rank.quiet_seconds = seconds_since(record.sign_of_life);
+    rank.work_seconds = seconds_since(record.work_since);
+    if (record.work_since != 0) rank.work = record.work;
+    rank.wait_seconds = seconds_since(record.wait_since);
+
+    int count = std::min<int>(record.group_count, FlightRecord::most_groups);
+    for (int i = 0; i < count; i++) {
+        const FlightGroup& group = record.groups[i];
+        RankGroup& seen = rank.groups.emplace_back();
+        seen.name = group.name, seen.size = group.size, seen.axes = group.axes;
+        seen.ranks.assign(group.ranks, group.ranks + std::clamp(group.size, 0, FlightGroup::most_named));
+        seen.done = group.done, seen.begun = group.begun, seen.issued = group.issued;
+    }
+
+    // The ring, from its newest entry to its oldest: what is found last is the oldest of its kind.
+    uint64_t newest = record.entry_count;
+    uint64_t oldest = newest - std::min<uint64_t>(newest, FlightRecord::most_entries);
+    for (uint64_t number = newest; number-- > oldest;) {
+        const FlightEntry entry = record.entry(number);
+        const bool over = entry.end != 0,
+                   pass = is_pass(entry.operation) || entry.operation == Operation::optimizer;
+        const bool call = is_communication(entry.operation) && entry.group >= 0 && entry.group < count;
+        if (rank.last.operation.empty() && (pass || call)) rank.last = work_of(record, entry);
+        if (call && entry.number == rank.groups[(size_t)entry.group].done + 1)
+            rank.groups[(size_t)entry.group].next = work_of(record, entry);
+        if (pass && !over) rank.pass = work_of(record, entry), rank.begun = entry.begin != 0;
+        const bool waits = entry.operation == Operation::wait || (call && entry.track == 0);
+        if (waits && entry.begin != 0 && !over) rank.wait = work_of(record, entry);
+    }
+    return rank;
+}
+
+// ----------------------------------------------------------------------------
+// all of them
+
+// A folder as records name it.
+inline std::string path_of_run(const std::string& run_dir) {
+    std::error_code ignored;
+    std::string path = std::filesystem::weakly_canonical(run_dir, ignored);
+    if (path.empty()) path = run_dir;
+    while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+    return path.substr(0, sizeof FlightRecord::run_dir - 1);
+}
+
+// The processes of this user on this machine that have left a record, dead or alive.
+inline std::vector<int> recorded_processes() {
+    std::vector<int> processes;
+    std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/dev/shm"), closedir);
+    const std::string begin = SharedFlightRecord::beginning().substr(1);
+    while (dirent* file = folder ? readdir(folder.get()) : nullptr) {
+        std::string name = file->d_name;
+        int process = name.starts_with(begin) ? atoi(name.c_str() + begin.size()) : 0;
+        if (process > 0) processes.push_back(process);
+    }
+    return processes;
+}
+
+// The ranks of this run that are on this machine, in order. Of two processes that were the same rank, the one
+// that lives, or lived last.
+inline std::vector<RankState> read_rank_states(const std::string& run_dir) {
+    const std::string path = path_of_run(run_dir);
+    std::map<int, RankState> ranks;
+    for (int process : recorded_processes()) {
+        std::shared_ptr<const FlightRecord> record = read_flight_record(process);
+        if (!record || path != record->run_dir) continue;
+        RankState state = state_of(*record);
+        auto [known, added] = ranks.try_emplace(state.rank, state);
+        bool later = state.quiet_seconds < known->second.quiet_seconds;
+        if (!added && (state.alive != known->second.alive ? state.alive : later)) known->second = state;
+    }
+    std::vector<RankState> all;
+    for (auto& [rank, state] : ranks) all.push_back(std::move(state));
+    return all;
+}

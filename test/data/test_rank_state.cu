@@ -1,0 +1,109 @@
+// What others read of a rank in its flight record, and that it says the same as JSON.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "data/run/rank_state.h"
+#include "test/support/file_testing.h"
+
+namespace {
+
+// A record with one group of four, in which two calls are issued, and the second has begun and is not done.
+void fill(FlightRecord& record, const std::string& run_dir, int rank) {
+    record.process = getpid(), record.rank = rank, record.ranks = 4, record.shard = 4;
+    copy_name(record.host, "node5"), copy_name(record.run_dir, path_of_run(run_dir));
+    copy_name(record.phase, "step");
+    record.step = 7;
+    FlightGroup& group = record.groups[record.group_count++];
+    copy_name(group.name, "shard");
+    group.size = 4, group.axes = 2;
+    for (int i = 0; i < 4; i++) group.ranks[i] = i;
+    group.issued = 2, group.begun = 2, group.done = 1;
+    auto add = [&](FlightEntry entry) { record.entries[record.entry_count++] = entry; };
+    add({.begin = 1, .end = 2, .micro_batch = 3, .operation = Operation::forward, .timed = true});
+    add({.begin = 1, .end = 2, .number = 1, .unit = 13, .group = 0, .operation = Operation::reduce_scatter});
+    add({.begin = 2, .end = 0, .micro_batch = 3, .operation = Operation::backward, .timed = true});
+    add({.begin = 3, .end = 0, .number = 2, .unit = 12, .group = 0, .operation = Operation::reduce_scatter});
+    record.entries[3].track = 4;
+    add({.begin = 4, .end = 0, .operation = Operation::wait, .traffic = (uint8_t)Traffic::gradients});
+    add({.micro_batch = 4, .operation = Operation::forward, .timed = true});
+    record.is_record = FlightRecord::mark;
+}
+
+}  // namespace
+
+TEST_CASE("a record tells what its rank is at, and what it waits for") {
+    TemporaryFolder run;
+    SharedFlightRecord record;
+    fill(*record, run.path, 2);
+    record->work_since = 1;
+    copy_name(record->work, "writing a.bin");
+    RankState rank = state_of(*record);
+    CHECK(rank.rank == 2);
+    CHECK(rank.host == "node5");
+    CHECK(rank.alive);
+    CHECK(rank.state == "R");
+    CHECK(rank.step == 7);
+    CHECK(rank.work == "writing a.bin");
+    CHECK(rank.work_seconds > 1e9);  // since 1970
+    CHECK(rank.wait_seconds == 0);
+    REQUIRE(rank.groups.size() == 1);
+    CHECK(rank.groups[0].ranks == std::vector<int>{0, 1, 2, 3});
+    CHECK(rank.groups[0].next.operation == "reduce-scatter");
+    CHECK(rank.groups[0].next.unit == 12);
+    CHECK(rank.pass.operation == "backward");
+    CHECK(rank.begun);
+    CHECK(rank.wait.traffic == "gradients");
+    CHECK(rank.last.operation == "forward");
+    CHECK(rank.last.micro_batch == 4);
+
+    nlohmann::json json = rank;
+    CHECK(nlohmann::json::parse(json.dump()).get<RankState>() == rank);
+
+    // The same through the folder of the run, whichever way it is written.
+    std::string other_name = run.path + "/../" + run.path.substr(run.path.rfind('/') + 1) + "/";
+    auto found = read_rank_states(other_name);
+    REQUIRE(found.size() == 1);
+    CHECK(found[0].groups == rank.groups);
+    CHECK(read_rank_states(run.path + "2").empty());
+}
+
+TEST_CASE("a process that was stopped or killed is seen to be, and one that has ended in order is gone") {
+    TemporaryFolder run;
+    auto start = [&](bool in_order) {
+        pid_t child = fork();
+        if (child == 0) {
+            {
+                SharedFlightRecord record;
+                fill(*record, run.path, 1);
+                if (!in_order) raise(SIGSTOP);
+            }
+            _exit(0);
+        }
+        int status;
+        waitpid(child, &status, WUNTRACED);
+        return child;
+    };
+    start(true);
+    CHECK(read_rank_states(run.path).empty());
+    pid_t stopped = start(false);
+    auto ranks = read_rank_states(run.path);
+    REQUIRE(ranks.size() == 1);
+    CHECK(ranks[0].process == stopped);
+    CHECK(ranks[0].alive);
+    CHECK(ranks[0].state == "T");
+    kill(stopped, SIGKILL);
+    waitid(P_PID, (id_t)stopped, nullptr, WEXITED | WNOWAIT);
+    ranks = read_rank_states(run.path);  // a zombie
+    REQUIRE(ranks.size() == 1);
+    CHECK(!ranks[0].alive);
+    waitpid(stopped, nullptr, 0);
+    CHECK(!read_rank_states(run.path).at(0).alive);
+
+    // Its place is taken by one that lives.
+    SharedFlightRecord record;
+    fill(*record, run.path, 1);
+    CHECK(read_rank_states(run.path).at(0).alive);
+}
