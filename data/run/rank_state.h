@@ -36,16 +36,16 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankWork, operation, traffic, group, unit, mi
 
 // A group of ranks as one of them sees it. A call has been issued by the host; has begun when the device has
 // come to it, where it may wait for the others; and is done.
-struct RankGroup {
+struct GroupState {
     std::string name;
     int size = 1, axes = 0;
     std::vector<int> ranks;  // the first ones, at least
     uint64_t issued = 0, begun = 0, done = 0;
     RankWork next;  // the oldest call that was issued and is not done; the number is done + 1
 
-    bool operator==(const RankGroup&) const = default;
+    bool operator==(const GroupState&) const = default;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankGroup, name, size, axes, ranks, issued, begun, done, next)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GroupState, name, size, axes, ranks, issued, begun, done, next)
 
 struct RankState {
     int rank = 0, ranks = 1;
@@ -60,7 +60,7 @@ struct RankState {
     std::string work;          // of a thread, with a disk: "writing a.bin"; empty: none
     double work_seconds = 0;   // that this takes
     double wait_seconds = 0;   // that a thread of the host waits for other ranks; 0: none does
-    std::vector<RankGroup> groups;
+    std::vector<GroupState> groups;
     RankWork last;       // pass or call that the host gave last
     RankWork pass;       // that the device is in, or comes to next; without operation: it has done them all
     bool begun = false;  // it is in that pass
@@ -131,7 +131,7 @@ inline RankState state_of(const FlightRecord& record) {
     int count = std::min<int>(record.group_count, FlightRecord::most_groups);
     for (int i = 0; i < count; i++) {
         const FlightGroup& group = record.groups[i];
-        RankGroup& seen = rank.groups.emplace_back();
+        GroupState& seen = rank.groups.emplace_back();
         seen.name = group.name, seen.size = group.size, seen.axes = group.axes;
         seen.ranks.assign(group.ranks, group.ranks + std::clamp(group.size, 0, FlightGroup::most_named));
         seen.done = group.done, seen.begun = group.begun, seen.issued = group.issued;
