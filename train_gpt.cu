@@ -63,6 +63,7 @@ through a model, is in data/.
 #include "data/commands/export_import.h"  // the export and import commands
 #include "data/report/report.h"           // the report command
 #include "data/launch/command_line.h"     // parse_options, parse_command, answer_to
+#include "data/run/agent.h"               // run_agent
 #include "data/run/run_report.h"          // the header of a run
 #include "data/run/status_line.h"         // the last line of the screen
 #include "data/run/step_log.h"            // what is shown and kept of each step
@@ -1296,6 +1297,10 @@ int main(int argc, char** argv) try {
     open_standard_streams();
     if (std::string answer = answer_to(argc - 1, argv + 1); !answer.empty()) {
         fputs(answer.c_str(), stdout);
+        return 0;
+    }
+    if (argv[1] == std::string("agent")) {  // no rank: it watches them
+        run_agent(agent_options({argv + 2, argv + argc}));
         return 0;
     }
     time_limit = time_limit_in(argc, argv);

@@ -65,12 +65,13 @@ struct RankState {
     RankWork pass;       // that the device is in, or comes to next; without operation: it has done them all
     bool begun = false;  // it is in that pass
     RankWork wait;       // the communication that the compute stream waits for; without operation: it works
+    bool detailed = false;  // the calls given last are between events: `wait`, and what has begun, are known
 
     bool operator==(const RankState&) const = default;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState, rank, ranks, tp, shard, replicas, pp, host, device, process,
                                    alive, state, step, phase, quiet_seconds, work, work_seconds, wait_seconds,
-                                   groups, last, pass, begun, wait)
+                                   groups, last, pass, begun, wait, detailed)
 
 // ----------------------------------------------------------------------------
 // a process
@@ -140,6 +141,7 @@ inline RankState state_of(const FlightRecord& record) {
     // The ring, from its newest entry to its oldest: what is found last is the oldest of its kind.
     uint64_t newest = record.entry_count;
     uint64_t oldest = newest - std::min<uint64_t>(newest, FlightRecord::most_entries);
+    bool call_found = false;
     for (uint64_t number = newest; number-- > oldest;) {
         const FlightEntry entry = record.entry(number);
         const bool over = entry.end != 0,
@@ -148,6 +150,7 @@ inline RankState state_of(const FlightRecord& record) {
         if (rank.last.operation.empty() && (pass || call)) rank.last = work_of(record, entry);
         if (call && entry.number == rank.groups[(size_t)entry.group].done + 1)
             rank.groups[(size_t)entry.group].next = work_of(record, entry);
+        if (call && !call_found) call_found = true, rank.detailed = entry.timed;
         if (pass && !over) rank.pass = work_of(record, entry), rank.begun = entry.begin != 0;
         const bool waits = entry.operation == Operation::wait || (call && entry.track == 0);
         if (waits && entry.begin != 0 && !over) rank.wait = work_of(record, entry);

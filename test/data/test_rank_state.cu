@@ -2,9 +2,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "data/run/agent.h"
 #include "data/run/rank_state.h"
 #include "test/support/file_testing.h"
 
@@ -106,4 +109,50 @@ TEST_CASE("a process that was stopped or killed is seen to be, and one that has 
     SharedFlightRecord record;
     fill(*record, run.path, 1);
     CHECK(read_rank_states(run.path).at(0).alive);
+}
+
+TEST_CASE("an agent tells what the ranks of its run are at, until nobody listens") {
+    TemporaryFolder run;
+    SharedFlightRecord record;
+    fill(*record, run.path, 2);
+    nlohmann::json line = nlohmann::json::parse(agent_line("node5", run.path));
+    CHECK(line["agent"] == "node5");
+    CHECK(line["ranks"].at(0).get<RankState>().groups.size() == 1);
+    record->sign_of_life = INT64_MAX / 2;  // it gets on
+    record->groups[0].done = 2;
+    CHECK(nlohmann::json::parse(agent_line("node5", run.path))["ranks"].at(0)["groups"].empty());
+    CHECK(nlohmann::json::parse(agent_line("node5", run.path + "2"))["ranks"].empty());
+
+    int input[2], output[2];
+    REQUIRE((pipe(input) == 0 && pipe(output) == 0));
+    fflush(stdout);  // what doctest has printed is not the agent's
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(input[0], STDIN_FILENO), dup2(output[1], STDOUT_FILENO);
+        close(input[1]), close(output[0]);
+        run_agent(agent_options({"--every", "0.01", "--run-dir", run.path}));
+        _exit(7);
+    }
+    close(input[0]), close(output[1]);
+    std::string told;
+    while (std::count(told.begin(), told.end(), '\n') < 3) {
+        char bytes[4096];
+        ssize_t got = read(output[0], bytes, sizeof bytes);
+        REQUIRE(got > 0);
+        told.append(bytes, (size_t)got);
+    }
+    CHECK(nlohmann::json::parse(told.substr(0, told.find('\n')))["ranks"].at(0)["host"] == "node5");
+    close(input[1]);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WEXITSTATUS(status) == 7);
+    close(output[0]);
+}
+
+TEST_CASE("an agent refuses what it does not know") {
+    CHECK(agent_options({"--run-dir", "a"}).every == 1);
+    CHECK_THROWS_AS(agent_options({}), Error);
+    CHECK_THROWS_AS(agent_options({"--run-dir"}), Error);
+    CHECK_THROWS_AS(agent_options({"--rundir", "a"}), Error);
+    CHECK_THROWS_AS(agent_options({"--run-dir", "a", "--every", "x"}), Error);
 }

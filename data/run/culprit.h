@@ -1,0 +1,324 @@
+/*
+Who keeps a run from getting on, from what all of its ranks are at (data/run/rank_state.h).
+
+A rank that is dead, stopped, or stuck with a disk is to blame for what others wait for. If there is none, the
+groups tell. A rank that is inside a call waits for every member of its group that has not begun that call:
+
+    group {0 1 2 3}, reduce-scatter 7        begun   done
+        rank 0                                 7      6     waits for 2
+        rank 1                                 7      6     waits for 2
+        rank 2                                 6      6     has not come
+        rank 3                                 7      6     waits for 2
+
+Rank 2 may wait in another group for somebody else, and is excused then: the waits are followed to a rank that
+waits for nobody. If its device is in the middle of a pass, or its host gives it nothing, it is the one. If it
+is in a call that all members have begun, and none gets done with, a link or a device is at fault, and
+somebody who is in all of the groups where that is so.
+
+A device that computes waits for nobody, whatever stands on its other streams: a pipeline's receives, say,
+which are posted long before they are needed. And while anybody gets on, nobody is accused: a run that is slow
+does not stand still.
+*/
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "data/base/error.h"  // text
+#include "data/run/rank_state.h"
+
+enum class Fault { nobody, dead, stopped, disk, absent, link };
+NLOHMANN_JSON_SERIALIZE_ENUM(Fault, {{Fault::nobody, "nobody"},
+                                     {Fault::dead, "dead"},
+                                     {Fault::stopped, "stopped"},
+                                     {Fault::disk, "disk"},
+                                     {Fault::absent, "absent"},
+                                     {Fault::link, "link"}})
+
+struct Verdict {
+    Fault kind = Fault::nobody;
+    std::vector<int> ranks;  // accused
+    std::string sentence;    // for people; of nobody, why not
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Verdict, kind, ranks, sentence)
+
+// ----------------------------------------------------------------------------
+// groups
+
+// The members of a group, in order: those that are named, or those that differ from the rank along the axes.
+inline std::vector<int> members_of(const RankState& rank, const GroupState& group) {
+    if (group.axes == 0 || (int)group.ranks.size() == group.size) return group.ranks;
+    const int sizes[] = {rank.tp, rank.shard, rank.replicas, rank.pp};
+    std::vector<int> members = {0};
+    int stride = 1, rest = rank.rank;
+    for (int axis = 0; axis < 4; axis++) {
+        int own = rest % sizes[axis];
+        std::vector<int> more;
+        bool along = group.axes >> axis & 1;
+        for (int place = along ? 0 : own; place < (along ? sizes[axis] : own + 1); place++)
+            for (int member : members) more.push_back(member + place * stride);
+        members = more;
+        stride *= sizes[axis], rest /= sizes[axis];
+    }
+    return members;
+}
+
+// Both ends of a link know it by names of their own, "forward in" and "forward out".
+inline std::string common_name(const std::string& name) {
+    return name.substr(0, name.find(' '));
+}
+
+inline std::string words_for(const RankState& rank, const GroupState& group) {
+    if (group.name == "shard" || group.name == "gathers")
+        return rank.replicas == 1 ? "data group" : "shard group";
+    if (group.name == "replica") return rank.shard == 1 ? "data group" : "replica group";
+    if (group.name.find(' ') != group.name.npos) return common_name(group.name) + " link";
+    return group.name + " group";
+}
+
+inline std::string text_of_ranks(const std::vector<int>& ranks) {
+    constexpr size_t most = 16;
+    std::string result;
+    for (size_t i = 0; i < std::min(ranks.size(), most); i++)
+        result += (i ? ", " : "") + std::to_string(ranks[i]);
+    if (ranks.size() > most) result += text(", ... %zu ranks", ranks.size());
+    return "{" + result + "}";
+}
+
+// ----------------------------------------------------------------------------
+// words
+
+// "rank 37 (node5, GPU 3)"
+inline std::string name_of(const RankState& rank) {
+    std::string device = rank.device < 0 ? "" : text(", GPU %d", rank.device);
+    return text("rank %d (%s%s)", rank.rank, rank.host.c_str(), device.c_str());
+}
+
+// "reduce-scatter of gradients of unit 12"
+inline std::string call_text(const RankWork& call) {
+    std::string result = call.operation.empty() ? "next call" : call.operation;
+    if (!call.traffic.empty()) result += " of " + call.traffic;
+    if (call.unit >= 0) result += text(" of unit %d", call.unit);
+    return result;
+}
+
+inline std::string whereabouts(const RankState& rank) {
+    if (!rank.pass.operation.empty() && rank.begun) {
+        std::string of_batch =
+            rank.pass.micro_batch < 0 ? "" : text(" of micro-batch %d", rank.pass.micro_batch);
+        return "it is in the " + rank.pass.operation + (of_batch.empty() ? "" : " pass" + of_batch);
+    }
+    std::string blocked = rank.state == "D" ? ", and the system waits for a disk in it" : "";
+    std::string work = rank.work.empty() ? "" : ", " + rank.work;
+    return "its device has nothing to do, and its host is in the phase `" + rank.phase + "`" + work + blocked;
+}
+
+// ----------------------------------------------------------------------------
+// the verdict
+
+class CulpritSearch {
+public:
+    CulpritSearch(const std::vector<RankState>& states, double limit, bool all_known)
+        : limit_(limit), all_known_(all_known) {
+        for (const RankState& state : states) states_.emplace(state.rank, &state);
+        if (!states.empty())
+            for (int rank = 0; rank < states[0].ranks; rank++)
+                if (!states_.contains(rank)) missing_.push_back(rank);
+    }
+
+    Verdict verdict() {
+        if (states_.empty()) return nobody("no record of a rank is here");
+        if (Verdict dead =
+                among([](const RankState& rank) { return !rank.alive; }, Fault::dead,
+                      [](const RankState& rank) {
+                          return text("is dead (process %d); its last sign of life is from step %d",
+                                      rank.process, rank.step);
+                      });
+            !dead.ranks.empty())
+            return dead.ranks.size() < states_.size() ? dead : nobody("no rank lives any more");
+        for (auto& [rank, state] : states_) {
+            if (state->quiet_seconds < limit_) return nobody(name_of(*state) + " gets on");
+            if (!state->work.empty() && state->work_seconds < limit_ && state->state != "T")
+                return nobody(name_of(*state) + " gets on with " + state->work);
+        }
+        Verdict found = among([](const RankState& rank) { return rank.state == "T" || rank.state == "t"; },
+                              Fault::stopped,
+                              [](const RankState& rank) {
+                                  return text("is stopped (process %d), in the phase `%s` of step %d",
+                                              rank.process, rank.phase.c_str(), rank.step);
+                              });
+        if (!found.ranks.empty()) return found;
+        found = among([&](const RankState& rank) { return !rank.work.empty(); }, Fault::disk,
+                      [](const RankState& rank) {
+                          return text("is blocked on a disk: it is %s since %.4g s", rank.work.c_str(),
+                                      rank.work_seconds);
+                      });
+        if (!found.ranks.empty()) return found;
+        if (all_known_ && !missing_.empty())
+            return {Fault::dead, missing_, "nothing is heard of ranks " + text_of_ranks(missing_)};
+        bool detailed = std::ranges::all_of(states_, [](auto& each) { return each.second->detailed; });
+        return detailed ? verdict_of_groups() : verdict_of_passes();
+    }
+
+private:
+    // A rank inside a call, and one that has not come to it.
+    struct Wait {
+        const RankState* who;
+        const GroupState* group;
+        std::vector<int> members;
+    };
+
+    static Verdict nobody(std::string why) { return {Fault::nobody, {}, std::move(why)}; }
+
+    // Those of whom that is true, and how it is said of them.
+    template <typename Is, typename Says>
+    Verdict among(Is&& is, Fault kind, Says&& says) {
+        Verdict verdict = {kind, {}, ""};
+        for (auto& [rank, state] : states_) {
+            if (!is(*state)) continue;
+            if (verdict.ranks.size() < 4)
+                verdict.sentence +=
+                    (verdict.ranks.empty() ? "" : "; ") + name_of(*state) + " " + says(*state);
+            verdict.ranks.push_back(rank);
+        }
+        if (verdict.ranks.size() > 4) verdict.sentence += text("; and %zu more", verdict.ranks.size() - 4);
+        return verdict;
+    }
+
+    // Its device computes.
+    static bool is_busy(const RankState& rank) {
+        return !rank.pass.operation.empty() && rank.begun && rank.wait.operation.empty();
+    }
+
+    const GroupState* same_group(const RankState& rank, const std::string& name,
+                                 const std::vector<int>& members) const {
+        for (const GroupState& group : rank.groups)
+            if (common_name(group.name) == name && members_of(rank, group) == members) return &group;
+        return nullptr;
+    }
+
+    Verdict verdict_of_groups() {
+        std::map<int, std::vector<Wait>> waits_for;  // a rank that has not come: who waits for it
+        std::map<int, std::vector<Wait>> all_came;   // a rank inside a call that all have begun
+        std::set<int> excused;                       // who waits for somebody
+        bool unknown = false;                        // somebody waits for a rank that nothing is known of
+        for (auto& [rank, state] : states_) {
+            for (const GroupState& group : state->groups) {
+                if (is_busy(*state) || group.begun <= group.done) continue;
+                const uint64_t call = group.done + 1;
+                const Wait wait = {state, &group, members_of(*state, group)};
+                bool all = true;
+                for (int member : wait.members) {
+                    auto other = states_.find(member);
+                    if (other == states_.end()) {
+                        unknown = true, all = false;
+                        continue;
+                    }
+                    const GroupState* theirs =
+                        same_group(*other->second, common_name(group.name), wait.members);
+                    if (!theirs || theirs->begun >= call) continue;
+                    waits_for[member].push_back(wait);
+                    excused.insert(rank);
+                    all = false;
+                }
+                if (all) all_came[rank].push_back(wait);
+            }
+        }
+        Verdict absent = {Fault::absent, {}, ""};
+        for (auto& [rank, waits] : waits_for) {
+            const RankState& state = *states_.at(rank);
+            if (excused.contains(rank) || all_came.contains(rank)) continue;
+            if (!is_busy(state) && state.wait_seconds >= limit_ && unknown) continue;
+            if (absent.ranks.size() < 4)
+                absent.sentence += (absent.ranks.empty() ? "" : "; ") + has_not_come(state, waits);
+            absent.ranks.push_back(rank);
+        }
+        if (!absent.ranks.empty()) return absent;
+        if (!all_came.empty()) return link_verdict(all_came);
+        if (unknown) return nobody("the ranks of this machine wait for some of another");
+        Verdict busy = among([](const RankState& rank) { return is_busy(rank); }, Fault::absent,
+                             [](const RankState& rank) { return "gets no further; " + whereabouts(rank); });
+        if (!busy.ranks.empty() && busy.ranks.size() < states_.size()) return busy;
+        return nobody(excused.empty() ? "no rank is in a call, and none computes"
+                                      : "ranks wait for each other");
+    }
+
+    static std::string has_not_come(const RankState& rank, std::vector<Wait>& waits) {
+        // A call of all is easier to understand than a message.
+        auto is_message = [](const Wait& wait) { return wait.group->next.operation == "receive"; };
+        const Wait& first = *std::ranges::min_element(waits, {}, is_message);
+        std::string where = words_for(*first.who, *first.group) + " " + text_of_ranks(first.members);
+        std::string what =
+            is_message(first)
+                ? text("has not sent what rank %d receives on the %s", first.who->rank, where.c_str())
+                : "has not entered the " + call_text(first.group->next) + " in " + where;
+        return name_of(rank) + " " + what + "; " + whereabouts(rank);
+    }
+
+    // The groups whose calls all have begun have somebody in common, as a rule.
+    Verdict link_verdict(const std::map<int, std::vector<Wait>>& all_came) {
+        std::map<int, std::set<std::vector<int>>> groups_of;  // of a member
+        std::set<std::vector<int>> groups;
+        const Wait* first = nullptr;
+        for (auto& [rank, waits] : all_came) {
+            for (const Wait& wait : waits) {
+                if (!first) first = &wait;
+                groups.insert(wait.members);
+                for (int member : wait.members) groups_of[member].insert(wait.members);
+            }
+        }
+        size_t most = 0;
+        for (auto& [rank, of] : groups_of) most = std::max(most, of.size());
+        Verdict verdict = {Fault::link, {}, ""};
+        for (auto& [rank, of] : groups_of)
+            if (of.size() == most) verdict.ranks.push_back(rank);
+        for (auto& [rank, waits] : all_came)
+            for (const Wait& wait : waits)
+                if (std::ranges::includes(sorted(wait.members), verdict.ranks)) first = &wait;
+        verdict.sentence =
+            text("all ranks have entered the %s in %s %s, and it gets no further: look at the "
+                 "links and devices of ",
+                 call_text(first->group->next).c_str(), words_for(*first->who, *first->group).c_str(),
+                 text_of_ranks(first->members).c_str());
+        for (size_t i = 0; i < std::min<size_t>(verdict.ranks.size(), 4); i++) {
+            auto state = states_.find(verdict.ranks[i]);
+            verdict.sentence += (i ? ", " : "") + (state == states_.end() ? text("rank %d", verdict.ranks[i])
+                                                                          : name_of(*state->second));
+        }
+        if (verdict.ranks.size() > 4) verdict.sentence += text(" and %zu more", verdict.ranks.size() - 4);
+        return verdict;
+    }
+    static std::vector<int> sorted(std::vector<int> ranks) {
+        std::ranges::sort(ranks);
+        return ranks;
+    }
+
+    // In a step without details no call is known to have begun. A rank whose pass has begun, where others wait
+    // before theirs or have done them all, is behind.
+    Verdict verdict_of_passes() {
+        Verdict behind = among(
+            [](const RankState& rank) {
+                return !rank.pass.operation.empty() && rank.begun && rank.pass.operation != "optimizer";
+            },
+            Fault::absent, [](const RankState& rank) { return "gets no further; " + whereabouts(rank); });
+        if (!behind.ranks.empty() && behind.ranks.size() < states_.size()) return behind;
+        return nobody("the step was recorded without details, and all ranks are at the same");
+    }
+
+    const double limit_;
+    const bool all_known_;
+    std::map<int, const RankState*> states_;
+    std::vector<int> missing_;
+};
+
+// Who keeps the others from getting on, if nothing has happened for `limit` seconds. all_known: a rank that has
+// no state here has none anywhere, because its machine is gone or it has not come so far; else it is on a
+// machine that nothing is known of.
+inline Verdict find_culprit(const std::vector<RankState>& states, double limit, bool all_known = true) {
+    return CulpritSearch(states, limit, all_known).verdict();
+}
