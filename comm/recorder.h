@@ -383,6 +383,12 @@ public:
         return "";
     }
 
+    // The folder of the run; empty: nothing is recorded, or not to be seen now. For any thread.
+    std::string run_dir() const {
+        std::unique_lock lock(mutex_, std::try_to_lock);
+        return lock && on() ? (*record_)->run_dir : "";
+    }
+
 private:
     friend class Recorded;
     friend class RecordedOnHost;

@@ -12,6 +12,9 @@ it waits. That thread may itself be stuck, in a launch or a call of a library, a
                                     and ends the job. Or, where such a rank gets on with its work, lets the
                                     others wait
 
+Above that line stands what the flight records of the ranks on this machine say (comm/stall_report.h): often
+that is more exact, for they tell what devices are at.
+
 A rank that hears nothing of its question blames the first rank. So a job ends within the time limit and some
 ten seconds, and its last line names the rank to look at.
 
@@ -40,6 +43,7 @@ that are stopped.
 #include "comm/lone_watchdog.h"
 #include "comm/mpi_calls.h"
 #include "comm/recorder.h"  // what this rank has given its device
+#include "comm/stall_report.h"
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
 #include "data/base/json.h"  // json_line
@@ -379,7 +383,8 @@ private:
     // Ends the job without the other threads of this process, which may be stuck.
     [[noreturn]] void end_job(const std::string& line) {
         screen.give_up();
-        fprintf(stderr, "train_gpt: %s\n", line.c_str());
+        fprintf(stderr, "%strain_gpt: %s\n", stall_text(recorder.run_dir(), time_limit).c_str(),
+                line.c_str());
         for (int tries = 0; tries < 1000; tries++) {
             if (mpi_mutex.try_lock()) {
                 if (size_ > 1) MPI_Abort(MPI_COMM_WORLD, exit_failed_part);

@@ -3,12 +3,14 @@ The agent of a host, which `train_gpt launch` starts on each: it reads the fligh
 there (data/run/rank_state.h), and prints what they say as a line of JSON, again and again. It asks no rank, no
 device and no shared disk for anything, so it goes on telling when none of them answers.
 
-    {"agent": "node5", "time": 1790000000.25, "ranks": [{"rank": 40, "host": "node5", "state": "S", ...}, ...]}
+    {"agent": "node5", "time": 1790000000.25, "ranks": [{"rank": 40, "host": "node5", "state": "S", ...}]}
 
-It ends when its input or its output does, or the process that has started it.
+With --hang-timeout it also says in `verdict` who is to blame (data/run/culprit.h), once a rank is dead or none
+has got on for so long: on one machine that is all, and on one of several, what can be said there. It ends when its input or its output does, or the process that has started it.
 */
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -22,11 +24,13 @@ It ends when its input or its output does, or the process that has started it.
 #include "data/base/error.h"
 #include "data/base/json.h"  // json_line
 #include "data/base/strings.h"
+#include "data/run/culprit.h"
 #include "data/run/rank_state.h"
 
 struct AgentOptions {
     std::string run_dir;
-    double every = 1;  // seconds
+    double every = 1;         // seconds
+    double hang_timeout = 0;  // seconds; 0: it judges nobody
 };
 
 // `arguments` behind the name of the command, which only other programs call.
@@ -35,33 +39,43 @@ inline AgentOptions agent_options(const std::vector<std::string>& arguments) {
     for (size_t i = 0; i < arguments.size(); i += 2) {
         const std::string& name = arguments[i];
         if (i + 1 == arguments.size())
-            fail("agent: %s: value missing; use agent --run-dir DIR [--every SECONDS]",
+            fail("agent: %s: value missing; use agent --run-dir DIR [--every SECONDS] [--hang-timeout "
+                 "SECONDS]",
                  printable(name).c_str());
         const std::string& value = arguments[i + 1];
         if (name == "--run-dir")
             options.run_dir = value;
         else if (name == "--every")
             options.every = atof(value.c_str());
+        else if (name == "--hang-timeout")
+            options.hang_timeout = atof(value.c_str());
         else
-            fail("agent: %s: no such option; use agent --run-dir DIR [--every SECONDS]",
+            fail("agent: %s: no such option; use agent --run-dir DIR [--every SECONDS] [--hang-timeout "
+                 "SECONDS]",
                  printable(name).c_str());
     }
     if (options.run_dir.empty()) fail("agent: --run-dir: missing; name the directory of the run to watch");
     if (!(options.every >= 0.01 && options.every <= 3600))
         fail("agent: --every: not from 0.01 to 3600 seconds; leave it out for 1");
+    if (!(options.hang_timeout >= 0)) fail("agent: --hang-timeout: not a number of seconds; leave it out");
     return options;
 }
 
 // Groups that tell nothing about who waits for whom are left out, while their rank gets on.
-inline std::string agent_line(const std::string& host, const std::string& run_dir) {
+inline std::string agent_line(const std::string& host, const std::string& run_dir, double hang_timeout = 0) {
     constexpr double gets_on = 1;  // seconds since the last sign of life
     std::vector<RankState> ranks = read_rank_states(run_dir);
+    Verdict verdict;
+    if (hang_timeout > 0) verdict = find_culprit(ranks, hang_timeout, false);
     for (RankState& rank : ranks) {
         if (rank.quiet_seconds < gets_on)
             std::erase_if(rank.groups, [](const GroupState& group) { return group.issued == group.done; });
     }
     double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-    return json_line(nlohmann::json({{"agent", host}, {"time", now}, {"ranks", ranks}}));
+    nlohmann::ordered_json line = {{"agent", host}, {"time", now}};
+    if (verdict.kind != Fault::nobody) line["verdict"] = nlohmann::json(verdict);
+    line["ranks"] = nlohmann::json(ranks);
+    return json_line(line);
 }
 
 inline void run_agent(const AgentOptions& options) {
@@ -69,7 +83,7 @@ inline void run_agent(const AgentOptions& options) {
     gethostname(host, sizeof host - 1);
     const pid_t parent = getppid();
     while (getppid() == parent) {
-        fputs(agent_line(host, options.run_dir).c_str(), stdout);
+        fputs(agent_line(host, options.run_dir, options.hang_timeout).c_str(), stdout);
         if (fflush(stdout) != 0) return;
         pollfd input = {STDIN_FILENO, POLLIN, 0};
         char ignored[256];

@@ -255,7 +255,7 @@ TEST_CASE("nobody is accused while anybody gets on, or where no rank is") {
 }
 
 TEST_CASE("a step without details tells by its passes") {
-    auto states = stuck({1, 8, 1, 1}, {{3, moment_of({1, 8, 1, 1}, 3) / 8 * 0}});
+    auto states = stuck({1, 8, 1, 1}, {{3, 0}});
     for (RankState& state : states) state.detailed = false;
     CHECK(find_culprit(states, 5).ranks == std::vector<int>{3});
     for (RankState& state : states) state.begun = true, state.pass.operation = "backward";

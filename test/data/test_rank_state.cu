@@ -122,6 +122,11 @@ TEST_CASE("an agent tells what the ranks of its run are at, until nobody listens
     record->groups[0].done = 2;
     CHECK(nlohmann::json::parse(agent_line("node5", run.path))["ranks"].at(0)["groups"].empty());
     CHECK(nlohmann::json::parse(agent_line("node5", run.path + "2"))["ranks"].empty());
+    CHECK(!nlohmann::json::parse(agent_line("node5", run.path, 3)).contains("verdict"));
+    record->sign_of_life = 1;  // 1970
+    record->work_since = 1;
+    copy_name(record->work, "writing a.bin");
+    CHECK(nlohmann::json::parse(agent_line("node5", run.path, 3))["verdict"]["kind"] == "disk");
 
     int input[2], output[2];
     REQUIRE((pipe(input) == 0 && pipe(output) == 0));
