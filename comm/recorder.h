@@ -383,10 +383,14 @@ public:
         return "";
     }
 
-    // The folder of the run; empty: nothing is recorded, or not to be seen now. For any thread.
+    // The folder of the run; empty: nothing is recorded, or a thread that is stuck keeps it. For any thread.
     std::string run_dir() const {
-        std::unique_lock lock(mutex_, std::try_to_lock);
-        return lock && on() ? (*record_)->run_dir : "";
+        for (int tries = 0; on() && tries < 100; tries++) {
+            std::unique_lock lock(mutex_, std::try_to_lock);
+            if (lock) return on() ? (*record_)->run_dir : "";
+            usleep(1000);
+        }
+        return "";
     }
 
 private:

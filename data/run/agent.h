@@ -1,12 +1,14 @@
 /*
 The agent of a host, which `train_gpt launch` starts on each: it reads the flight records of a run's ranks
-there (data/run/rank_state.h), and prints what they say as a line of JSON, again and again. It asks no rank, no
-device and no shared disk for anything, so it goes on telling when none of them answers.
+there (data/run/rank_state.h), and prints what they say as a line of JSON, again and again. It asks no rank,
+no device and no shared disk for anything, so it goes on telling when none of them answers.
 
-    {"agent": "node5", "time": 1790000000.25, "ranks": [{"rank": 40, "host": "node5", "state": "S", ...}]}
+    {"agent": "node5", "time": 1790000000.25, "ranks": [{"rank": 40, "state": "S", ...}]}
 
-With --hang-timeout it also says in `verdict` who is to blame (data/run/culprit.h), once a rank is dead or none
-has got on for so long: on one machine that is all, and on one of several, what can be said there. It ends when its input or its output does, or the process that has started it.
+With --hang-timeout it also says in `verdict` who is to blame (data/run/culprit.h), once a rank is dead or
+none has got on for so long: of a run on one machine that is all, and of one on several, what can be said here.
+
+It ends when its input or its output does, or the process that has started it.
 */
 #pragma once
 

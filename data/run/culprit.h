@@ -298,8 +298,8 @@ private:
         return ranks;
     }
 
-    // In a step without details no call is known to have begun. A rank whose pass has begun, where others wait
-    // before theirs or have done them all, is behind.
+    // In a step without details no call is known to have begun. A rank whose pass has begun, where others
+    // wait before theirs or have done them all, is behind.
     Verdict verdict_of_passes() {
         Verdict behind = among(
             [](const RankState& rank) {
@@ -316,8 +316,8 @@ private:
     std::vector<int> missing_;
 };
 
-// Who keeps the others from getting on, if nothing has happened for `limit` seconds. all_known: a rank that has
-// no state here has none anywhere, because its machine is gone or it has not come so far; else it is on a
+// Who keeps the others from getting on, if nothing has happened for `limit` seconds. all_known: a rank that
+// has no state here has none anywhere, because its machine is gone or it has not come so far; else it is on a
 // machine that nothing is known of.
 inline Verdict find_culprit(const std::vector<RankState>& states, double limit, bool all_known = true) {
     return CulpritSearch(states, limit, all_known).verdict();

@@ -21,7 +21,7 @@ data/tokenizer  2650  data/base data/options
 data/tokens     1300  data/base data/tokenizer kernels
 data/text       1000  data/base data/options data/tokenizer data/tokens kernels
 data/checkpoint 1000  data/base
-data/run        1420  data/base data/checkpoint data/options data/tokens
+data/run        1710  data/base data/checkpoint data/options data/tokens
 data/report     1350  data/base data/options data/run
 data/exchange   2300  data/base data/checkpoint data/options data/run data/tokenizer
 data/launch      655  data/base data/checkpoint data/exchange data/options data/run data/tokenizer

@@ -10,12 +10,15 @@ for; everything else goes through. Nothing of the program knows of it.
           ENOSPC, EIO  the call fails with this error
           stop         the process is stopped before the call (SIGSTOP)
           stall        the call takes FAULT_SECONDS longer, and then succeeds
+          lose         (of a message) this call and all after it send nothing, and never get done
     FAULT_LASTING=1    calls after it fail as well
     FAULT_CALLS=...    only these are counted, of: create, write, truncate, sync, rename, unlink, mkdir, rmdir
                        (all of those without it); read; init (MPI_Init_thread), dup (MPI_Comm_idup),
                        product (dnnl_sgemm) and touch: the first access to a page of a mapped file whose name
                        holds FAULT_MAPPED
+                       message: MPI_Isend between the ranks of a group
     FAULT_RANK=r       only in rank r of an MPI job
+    FAULT_WHEN=path    calls are counted only when there is a file of this name
     FAULT_LIST=path    a line for each call that was counted, with its number, is appended to this file
 
 A process that is killed leaves the system's cache of its files whole; `power` is for what a machine that goes
@@ -71,11 +74,12 @@ public:
     // The same, wherever the file is, or without one.
     template <typename Half>
     bool strike_any(const char* call, const std::string& path, Half&& half) {
-        if (!counts(call)) return false;
+        if (!counts(call) || (!when_.empty() && access(when_.c_str(), F_OK) != 0)) return false;
         std::unique_lock lock(mutex_);
         count_++;
         list(call, path);
         if (at_ == 0 || count_ < at_ || (count_ > at_ && !lasting_)) return false;
+        if (kind_ == "lose") return true;
         if (kind_ == "ENOSPC" || kind_ == "EIO") {
             errno = kind_ == "EIO" ? EIO : ENOSPC;
             return true;
@@ -140,9 +144,10 @@ private:
         setting("FAULT_RANK").empty() || setting("FAULT_RANK") == setting("OMPI_COMM_WORLD_RANK");
     std::string calls_ =
         "," + setting("FAULT_CALLS", "create,write,truncate,sync,rename,unlink,mkdir,rmdir") + ",";
-    std::string kind_ = setting("FAULT", "kill"), list_ = setting("FAULT_LIST");
+    std::string kind_ = setting("FAULT", "kill"), list_ = setting("FAULT_LIST"),
+                when_ = setting("FAULT_WHEN");
     long at_ = atol(setting("FAULT_AT", "0").c_str()), count_ = 0;
-    bool lasting_ = setting("FAULT_LASTING") == "1";
+    bool lasting_ = setting("FAULT_LASTING") == "1" || kind_ == "lose";
     struct Unsynchronised {
         int file;
         off_t safe;  // bytes that are on disk
@@ -338,9 +343,24 @@ int dnnl_sgemm(char a, char b, long m, long n, long k, float alpha, const float*
     if (faults().strike_any("product", "", [] {})) return out_of_memory;
     return REAL(dnnl_sgemm)(a, b, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc);
 }
+// The watchdogs have the first communicator of their own, the control plane the second, and the groups the
+// third.
+static void* communicator_of_groups = nullptr;
 int MPI_Comm_idup(void* comm, void** dup, void** request) {
+    static int made = 0;
     faults().strike_any("dup", "", [] {});
-    return REAL(MPI_Comm_idup)(comm, dup, request);
+    int result = REAL(MPI_Comm_idup)(comm, dup, request);
+    if (++made == 3) communicator_of_groups = *dup;
+    return result;
+}
+// A message that is lost becomes one from nobody, which is waited for as long as it likes.
+int MPI_Irecv(void* data, int count, void* type, int from, int tag, void* comm, void** request);
+int MPI_Isend(const void* data, int count, void* type, int to, int tag, void* comm, void** request) {
+    if (comm != communicator_of_groups || !faults().strike_any("message", "", [] {}))
+        return REAL(MPI_Isend)(data, count, type, to, tag, comm, request);
+    constexpr int nobodys = 0x7ffffff0;  // tag
+    static char nowhere;
+    return REAL(MPI_Irecv)(&nowhere, 1, type, to, nobodys, comm, request);
 }
 
 void* mmap(void* address, size_t bytes, int protection, int flags, int file, off_t offset) noexcept {

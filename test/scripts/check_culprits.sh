@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# Whoever keeps eight ranks from getting on is named, by the records of all of them: a rank that is stopped, whose device
+# gets no further, whose messages get lost, whose disk does not answer, or that dies; of two at once either. And nobody is
+# named while ranks are merely slow.
+#
+#   SEED=N    repeats an earlier run, which printed it; CASES=N how many cases (6), of which one in twenty may be named
+#             wrongly; HEALTHY=N how many runs on a busy machine (1)
+# suite: test-all
+# needs: cpu-fp32/train_gpt cpu-fp32/fault_injection.so
+# seconds: 45
+# soak: CASES=40 HEALTHY=20
+# limit: 1800
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/checks.sh
+. test/support/seed.sh
+. test/support/jobs.sh
+cases=${CASES:-6} healthy=${HEALTHY:-1}
+plan $((2 + healthy))
+cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
+command -v mpirun >/dev/null || { skip "no mpirun here" $((2 + healthy)); exit; }
+command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
+at_end() { kill_all; }
+cd "$work" || exit 1
+
+"$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
+tiny=(train --model tiny --layers 4 --channels 32 --heads 4 --mlp-width 48 --context 48 --steps 100000 --micro-batch 1
+    --global-batch $((32 * 48)) --warmup-steps 0 --learning-rate 1e-3 --train-data 'text_train_*.bin' --communication-timeout 2)
+layouts=("--zero 1" "--tp 2 --zero 2" "--pp 4 --zero 1" "--tp 2 --pp 2 --zero 1 --shard-group 1" "--zero 3" "--tp 4 --pp 2"
+    "--pp 2 --pp-schedule zero-bubble --zero 1" "--zero 2 --shard-group 4" "--zero 0" "--tp 2 --pp 2 --zero 1 --shard-group 2")
+kinds=(stopped endless lost write dead two read)
+
+# named WORDS RANK...    the line of the culprit has these words, and one of these ranks
+named() {
+    local words=$1 line rank
+    shift
+    line=$(grep -m 1 '^culprit ' "$name.err") || return 1
+    for rank in "$@"; do
+        # a link's line lists a group, too
+        if grep -qE "$words" <<<"$line" && grep -qE "(rank $rank \(|[{ ]$rank[,}])" <<<"$line"; then return; fi
+    done
+    return 1
+}
+signal() { kill -"$1" "$(rank_pids "$name" | sed -n "$(($2 + 1))p")"; }
+
+# one KIND RANK OTHER OPTIONS...    a run in which that goes wrong; true if its watchdogs, or the agent, name it
+one() {
+    local kind=$1 victim=$2 other=$3 fault=()
+    shift 3
+    case $kind in
+    endless | two) fault=(FAULT=stall FAULT_CALLS=product FAULT_WHEN="$work/$name.now" FAULT_AT=$((1 + RANDOM % 60))) ;;
+    lost) fault=(FAULT=lose FAULT_CALLS=message FAULT_WHEN="$work/$name.now" FAULT_AT=$((1 + RANDOM % 60))) ;;
+    write) fault=(FAULT=stall FAULT_CALLS=write FAULT_AT=1) ;;
+    read) fault=(FAULT=stall FAULT_CALLS=touch FAULT_MAPPED=text_train FAULT_AT=$((4 + RANDOM % 8))) ;;
+    esac
+    [ $kind != write ] || set -- "$@" --save-every 3
+    start_job "$name" 8 env LD_PRELOAD="$faults" FAULT_RANK="$victim" FAULT_SECONDS=1000 FAULT_AT=0 "${fault[@]}" "$cpu" "${tiny[@]}" "$@"
+    wait_for 60 has_steps "$name" 2 || [ $kind = read ] || { echo "does not start"; return 1; }
+    [ $kind != dead ] || { "$cpu" agent --run-dir "$name" --every 0.05 --hang-timeout 2 </dev/zero >"$name.agent" & agent=$!; sleep 0.3; }
+    sleep 0.$((RANDOM % 10))
+    touch "$name.now"
+    case $kind in
+    stopped) signal STOP "$victim" ;;
+    dead) signal KILL "$victim" ;;
+    two) signal STOP "$other" ;;
+    esac
+    ended "$name" 40 || { echo "goes on"; return 1; }
+    case $kind in
+    stopped) named 'is stopped' "$victim" ;;
+    endless) named 'has not|gets no further' "$victim" ;;
+    lost) named 'look at the links' "$victim" ;;
+    write | read) named 'is blocked on a disk' "$victim" ;;
+    two) named 'has not|gets no further|is stopped' "$victim" "$other" ;;
+    dead)
+        kill $agent 2>/dev/null
+        wait $agent 2>/dev/null
+        grep -m 1 '"verdict":{"kind":"dead"' "$name.agent" | grep -qE "\"ranks\":\[$victim\],\"sentence\""
+        ;;
+    esac
+}
+
+right=0
+for ((i = 0; i < cases; i++)); do
+    name=case$i kind=${kinds[i % ${#kinds[@]}]} victim=$((RANDOM % 8))
+    other=$(((victim + 1 + RANDOM % 7) % 8))
+    read -ra layout <<<"${layouts[RANDOM % ${#layouts[@]}]}"
+    [ "$kind" != two ] || also=" and $other"
+    if one "$kind" "$victim" "$other" "${layout[@]}"; then
+        right=$((right + 1)) says=right
+    else
+        says=WRONG
+        tail -n 4 "$name.err"
+    fi
+    echo "$says: $kind: rank $victim${also:-} of ${layout[*]}: $(grep -m 1 '^culprit' "$name.err" | cut -c 14-)"
+    [ "$kind" != two ] || also=
+    kill_job "$name"
+    [ $i != 0 ] || [ "$kind" != stopped ] || check "the records are files of the run" eval "test \$(cat $name/stall-*/rank-*.json | grep -c '\"groups\"') = 8"
+done
+echo "$right of $cases named right"
+check "at least 19 of 20 are named right" test $((20 * right)) -ge $((19 * cases))
+
+# Others keep both cores busy, and no rank gets as much of them as it could use.
+for ((i = 0; i < healthy; i++)); do
+    name=healthy$i
+    read -ra layout <<<"${layouts[RANDOM % ${#layouts[@]}]}"
+    start_job "$name" 8 "$cpu" "${tiny[@]}" "${layout[@]}" --steps 30 --communication-timeout 60
+    "$cpu" agent --run-dir "$name" --every 0.1 --hang-timeout 2 </dev/zero >"$name.agent" &
+    agent=$! busy=()
+    for core in 1 2 3; do
+        timeout 60 sh -c 'while :; do :; done' &
+        busy+=($!)
+    done
+    ended "$name" 100
+    kill $agent "${busy[@]}" 2>/dev/null
+    check "nobody is accused in a healthy run ${layout[*]}" eval "test $code = 0 && ! grep -q verdict $name.agent && ! grep -q culprit $name.err && grep -q '\"rank\":7' $name.agent"
+done
