@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <deque>
 #include <optional>
 #include <string>
@@ -183,6 +184,37 @@ TEST_CASE("calls are counted for their group, and others can read the record of 
     CHECK(record->groups[0].done == 1);
     CHECK(record->entry(record->entry_count - 2).end > 0);
     CHECK(!read_flight_record(1));  // a process without one
+}
+
+TEST_CASE("a call that its stream has come to has begun, and the one behind it has not") {
+    cudaStream_t stream = test_stream();
+    int group = recorder.add_group({"shard", {0, 1}, 2, 2});
+    Recording recording(stream, {});
+    recorder.begin_step(0, true);
+    static std::atomic<bool> may_go_on;
+    may_go_on = false;
+    for (int call = 0; call < 2; call++) {
+        Recorded recorded(Operation::all_reduce, group, Traffic::gradients, 4, stream);
+        auto wait = [](void*) {
+            while (!may_go_on) usleep(100);
+        };
+        cudaCheck(cudaLaunchHostFunc(stream, wait, nullptr));
+    }
+    auto record = read_flight_record(getpid());
+    REQUIRE(record);
+    const FlightGroup& counts = record->groups[0];
+    while (counts.begun == 0) recorder.poll();
+    CHECK(counts.issued == 2);
+    CHECK(counts.begun == 1);
+    CHECK(counts.done == 0);
+    CHECK(record->entry(record->entry_count - 2).begin > 0);
+    CHECK(record->entry(record->entry_count - 2).end == 0);
+    CHECK(record->entry(record->entry_count - 1).begin == 0);
+    may_go_on = true;
+    recorder.end_step();
+    while (!recorder.take_step()) recorder.poll();
+    CHECK(counts.begun == 2);
+    CHECK(counts.done == 2);
 }
 
 TEST_CASE("a ring that is full keeps the newest entries, and the counts of all") {
