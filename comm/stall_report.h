@@ -1,6 +1,7 @@
 /*
 What a watchdog says of a run that stands still, before it ends the job: who is to blame, as the flight
-records of the ranks on this machine tell it (data/run/culprit.h). What the records say is kept as files of the run,
+records of the ranks on this machine tell it (data/run/culprit.h). What the records say is kept as files of
+the run,
 
     RUN/stall-20261125-054200/rank-3.json
 

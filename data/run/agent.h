@@ -6,7 +6,8 @@ no device and no shared disk for anything, so it goes on telling when none of th
     {"agent": "node5", "time": 1790000000.25, "ranks": [{"rank": 40, "state": "S", ...}]}
 
 With --hang-timeout it also says in `verdict` who is to blame (data/run/culprit.h), once a rank is dead or
-none has got on for so long: of a run on one machine that is all, and of one on several, what can be said here.
+none has got on for so long: of a run on one machine that is all, and of one on several, what can be said
+here.
 
 It ends when its input or its output does, or the process that has started it.
 */
