@@ -52,7 +52,7 @@ inline std::string stall_text(const std::string& run_dir, double limit) {
     // Whoever noticed it first has waited for so long, and others a little less.
     const std::vector<RankState> states = read_rank_states(run_dir);
     if (states.empty()) return "";
-    const Verdict verdict = find_culprit(states, limit / 2, false);
+    const Verdict verdict = find_culprit(states, limit / 2, false, true);
     const int elsewhere = states[0].ranks - (int)states.size();
     std::string lines =
         text("culprit      %s\n", verdict.kind == Fault::nobody ? ("not known: " + verdict.sentence).c_str()

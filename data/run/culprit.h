@@ -123,8 +123,8 @@ inline std::string whereabouts(const RankState& rank) {
 
 class CulpritSearch {
 public:
-    CulpritSearch(const std::vector<RankState>& states, double limit, bool all_known)
-        : limit_(limit), all_known_(all_known) {
+    CulpritSearch(const std::vector<RankState>& states, double limit, bool all_known, bool stands_still)
+        : limit_(limit), all_known_(all_known), stands_still_(stands_still) {
         for (const RankState& state : states) states_.emplace(state.rank, &state);
         if (!states.empty())
             for (int rank = 0; rank < states[0].ranks; rank++)
@@ -141,11 +141,8 @@ public:
                       });
             !dead.ranks.empty())
             return dead.ranks.size() < states_.size() ? dead : nobody("no rank lives any more");
-        for (auto& [rank, state] : states_) {
-            if (state->quiet_seconds < limit_) return nobody(name_of(*state) + " gets on");
-            if (!state->work.empty() && state->work_seconds < limit_ && state->state != "T")
-                return nobody(name_of(*state) + " gets on with " + state->work);
-        }
+        Verdict moving = somebody_gets_on();
+        if (!stands_still_ && !moving.sentence.empty()) return moving;
         Verdict found = among([](const RankState& rank) { return rank.state == "T" || rank.state == "t"; },
                               Fault::stopped,
                               [](const RankState& rank) {
@@ -153,12 +150,15 @@ public:
                                               rank.process, rank.phase.c_str(), rank.step);
                               });
         if (!found.ranks.empty()) return found;
-        found = among([&](const RankState& rank) { return !rank.work.empty(); }, Fault::disk,
-                      [](const RankState& rank) {
-                          return text("is blocked on a disk: it is %s since %.4g s", rank.work.c_str(),
-                                      rank.work_seconds);
-                      });
+        found =
+            among([&](const RankState& rank) { return !rank.work.empty() && rank.work_seconds >= limit_; },
+                  Fault::disk,
+                  [](const RankState& rank) {
+                      return text("is blocked on a disk: it is %s since %.4g s", rank.work.c_str(),
+                                  rank.work_seconds);
+                  });
         if (!found.ranks.empty()) return found;
+        if (!moving.sentence.empty()) return moving;
         if (all_known_ && !missing_.empty())
             return {Fault::dead, missing_, "nothing is heard of ranks " + text_of_ranks(missing_)};
         bool detailed = std::ranges::all_of(states_, [](auto& each) { return each.second->detailed; });
@@ -172,6 +172,16 @@ private:
         const GroupState* group;
         std::vector<int> members;
     };
+
+    // Without a sentence: nobody does.
+    Verdict somebody_gets_on() const {
+        for (auto& [rank, state] : states_) {
+            if (state->quiet_seconds < limit_) return nobody(name_of(*state) + " gets on");
+            if (!state->work.empty() && state->work_seconds < limit_ && state->state != "T")
+                return nobody(name_of(*state) + " gets on with " + state->work);
+        }
+        return {};
+    }
 
     static Verdict nobody(std::string why) { return {Fault::nobody, {}, std::move(why)}; }
 
@@ -311,14 +321,16 @@ private:
     }
 
     const double limit_;
-    const bool all_known_;
+    const bool all_known_, stands_still_;
     std::map<int, const RankState*> states_;
     std::vector<int> missing_;
 };
 
 // Who keeps the others from getting on, if nothing has happened for `limit` seconds. all_known: a rank that
 // has no state here has none anywhere, because its machine is gone or it has not come so far; else it is on a
-// machine that nothing is known of.
-inline Verdict find_culprit(const std::vector<RankState>& states, double limit, bool all_known = true) {
-    return CulpritSearch(states, limit, all_known).verdict();
+// machine that nothing is known of. stands_still: somebody has waited in vain for so long, so whoever is stopped
+// or blocked is to blame, though others may have begun to wait later.
+inline Verdict find_culprit(const std::vector<RankState>& states, double limit, bool all_known = true,
+                            bool stands_still = false) {
+    return CulpritSearch(states, limit, all_known, stands_still).verdict();
 }

@@ -248,6 +248,12 @@ TEST_CASE("nobody is accused while anybody gets on, or where no rank is") {
         states.back().quiet_seconds = 10;
         states.back().work = "writing a.bin", states.back().work_seconds = 1;
         CHECK(find_culprit(states, 5).kind == Fault::nobody);
+        CHECK(find_culprit(states, 5, true, true).kind == Fault::nobody);
+        states.front().work = "writing b.bin", states.front().work_seconds = 6;
+        CHECK(find_culprit(states, 5).kind == Fault::nobody);
+        CHECK(find_culprit(states, 5, true, true).kind == Fault::disk);  // somebody has waited for it
+        CHECK(find_culprit(states, 5, true, true).ranks == std::vector<int>{0});
+        states.front().work = "";
         for (RankState& state : states) state.alive = false;
         CHECK(find_culprit(states, 5).kind == Fault::nobody);
     }

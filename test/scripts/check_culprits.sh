@@ -51,11 +51,11 @@ one() {
     endless | two) fault=(FAULT=stall FAULT_CALLS=product FAULT_WHEN="$work/$name.now" FAULT_AT=$((1 + RANDOM % 60))) ;;
     lost) fault=(FAULT=lose FAULT_CALLS=message FAULT_WHEN="$work/$name.now" FAULT_AT=$((1 + RANDOM % 60))) ;;
     write) fault=(FAULT=stall FAULT_CALLS=write FAULT_AT=1) ;;
-    read) fault=(FAULT=stall FAULT_CALLS=touch FAULT_MAPPED=text_train FAULT_AT=$((4 + RANDOM % 8))) ;;
+    read) fault=(FAULT=stall FAULT_CALLS=touch FAULT_MAPPED=text_train FAULT_WHEN="$work/$name.now" FAULT_AT=1) ;;
     esac
     [ $kind != write ] || set -- "$@" --save-every 3
     start_job "$name" 8 env LD_PRELOAD="$faults" FAULT_RANK="$victim" FAULT_SECONDS=1000 FAULT_AT=0 "${fault[@]}" "$cpu" "${tiny[@]}" "$@"
-    wait_for 60 has_steps "$name" 2 || [ $kind = read ] || { echo "does not start"; return 1; }
+    wait_for 60 has_steps "$name" 2 || { echo "does not start"; return 1; }
     [ $kind != dead ] || { "$cpu" agent --run-dir "$name" --every 0.05 --hang-timeout 2 <&9 >"$name.agent" & agent=$!; sleep 0.3; }
     sleep 0.$((RANDOM % 10))
     touch "$name.now"
