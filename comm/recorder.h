@@ -451,7 +451,7 @@ private:
         if (is_pass(entry.operation)) passes_given_++;
         if (entry.group >= 0) entry.number = ++(*record_)->groups[entry.group].issued;
         bool follows = together_ && first_;
-        entry.timed = timed && !follows;
+        entry.timed = timed;
         place(made.entry) = entry;
         if (follows) {
             first_->copy.bytes += entry.bytes;

@@ -83,7 +83,7 @@ struct FlightEntry {
     Operation operation = Operation::forward;
     uint8_t traffic = 0;  // of communication, and of what is waited for
     uint8_t track = 0;    // the stream
-    bool timed = false;   // it is between two events
+    bool timed = false;   // it, or what it begins together with, is between two events
 };
 
 struct FlightGroup {
