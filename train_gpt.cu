@@ -61,6 +61,7 @@ through a model, is in data/.
 #include "data/commands/generation.h"     // TextWriter, write_texts, the sample command
 #include "data/commands/inspect.h"        // the inspect command
 #include "data/commands/export_import.h"  // the export and import commands
+#include "data/supervisor/launch.h"       // the launch command
 #include "data/report/report.h"           // the report command
 #include "data/launch/command_line.h"     // parse_options, parse_command, answer_to
 #include "data/run/agent.h"               // run_agent
@@ -1303,6 +1304,7 @@ int main(int argc, char** argv) try {
         run_agent(agent_options({argv + 2, argv + argc}));
         return 0;
     }
+    if (argv[1] == std::string("launch")) return launch(argc - 1, argv + 1);  // no rank: it starts them
     time_limit = time_limit_in(argc, argv);
     if (launched_processes() <= 1 && argv[1] != std::string("train")) time_limit = 0;  // others cannot set it
     set_device_variables();

@@ -401,6 +401,8 @@ inline CommandLine parse_options(Command command, const GivenOptions& given, int
         return parse_training(given, processes, find, choose);
     case command_plan:
         return parse_plan(given);
+    case command_launch:
+        break;  // data/supervisor/launch.h: it has another command line behind its own
     case command_sample:
         return parse_options_of<SampleOptions>(given);
     case command_eval:

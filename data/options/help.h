@@ -61,6 +61,15 @@ inline const std::vector<CommandHelp>& command_table() {
           "2",
           "plan --model llama3-70B --machine h100 --gpus 256 --global-batch 4M --tp 8 --format json",
           "plan --model llama3-8B --machine h200 --gpus 8 --global-batch 1M --explain --tp 2 --zero 1"}},
+        {command_launch,
+         "launch",
+         "Starts a training job on many hosts, watches it, names what holds it up and restarts it.",
+         {"launch --ranks 4 -- train --train-data 'tokens/headers_train_*.bin' --run-dir runs/a",
+          "launch --hosts hosts --ranks 64 --spares 1 -- train --model llama3-8B --run-dir runs/a ...",
+          "launch --hosts hosts --launcher srun --on-event 'mail -s training me' -- train --run-dir runs/a "
+          "...",
+          "launch --hosts hosts --launcher 'mpirun --mca btl_tcp_if_include eth0' -- train --run-dir runs/a "
+          "..."}},
         {command_sample,
          "sample",
          "Writes text with a trained model.",
@@ -244,6 +253,35 @@ inline std::string help_section(Command command, const std::string& asked, int w
     return group_help(command, group, width);
 }
 
+// What becomes of a job.
+inline std::string launch_help(int width) {
+    std::string result = wrapped(
+        "The arguments after -- are the job, as train_gpt would take them; they name its --run-dir. --resume "
+        "auto is added to them. The job has a session of its own and writes to RUN/job.log, which is shown "
+        "here. Ctrl-C, SIGTERM or SIGUSR1 makes it save and end, and a second Ctrl-C ends it without that. "
+        "If the supervisor is killed, the job trains on: the same command line takes it up again.",
+        0, 0, width);
+    const std::pair<const char*, const char*> rows[] = {
+        {"exit code 0", "done, or stopped as asked"},
+        {"1", "the user's error: never tried again"},
+        {"70", "tried once more, from the checkpoint before the newest"},
+        {"75, a signal, a lost daemon", "the hosts are checked, then the job is started again"},
+        {"no progress", "who holds it up is named, the job is ended and started again"},
+        {"a host that fails its check", "a spare takes its place; without one, fewer data ranks go on"},
+        {"the same step twice", "as two restarts without progress: it ends, with the reason"}};
+    result += "\nWhat happens to a job, and what is done\n";
+    constexpr int indent = 30;
+    for (auto [what, done] : rows) {
+        std::string line = "  " + std::string(what);
+        line.resize(indent, ' ');
+        result += line + wrapped(done, indent, indent, width);
+    }
+    return result + "\n" +
+           wrapped("RUN/incidents.jsonl tells when, what, who, how many steps were lost and how long it "
+                   "took; RUN/supervisor.json has the share of the time that trained.",
+                   0, 0, width);
+}
+
 inline std::string help_text(Command command, int width) {
     std::string usage, arguments, result;
     for (const OptionRow& row : option_table()) {
@@ -255,7 +293,9 @@ inline std::string help_text(Command command, int width) {
         if (row.command != command) continue;
         result += std::string("train_gpt ") + row.name + usage + " [--option value ...]\n" +
                   wrapped(row.purpose, 0, 0, width);
-        result += arguments + "\nExamples\n";
+        result += arguments;
+        if (command == command_launch) result += "\n" + launch_help(width);
+        result += "\nExamples\n";
         for (const char* example : row.examples) result += example_help(example, width);
     }
     std::vector<std::string> sections = help_sections(command);

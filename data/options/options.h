@@ -86,6 +86,7 @@ enum Command {
     command_data,
     command_train,
     command_plan,
+    command_launch,
     command_sample,
     command_eval,
     command_inspect,
@@ -226,6 +227,23 @@ struct PlanOptions : ModelConfig {
     int pp_chunks = 0;
     int zero = 0, shard_group = 0;
     Recompute recompute = Recompute::automatic;
+};
+
+// The job comes behind them, after a -- of its own.
+struct LaunchOptions {
+    static constexpr Command command = command_launch;
+
+    std::string hosts;                // a file; empty: this machine
+    int ranks = 0;                    // 0: all slots but those of the spares; without hosts, 1
+    int spares = 0;                   // hosts
+    std::string launcher = "mpirun";  // mpirun | srun | a command line
+    double hang_timeout = 0;          // seconds; 0: by the times of the run's steps
+    double grace = 30;                // seconds
+    double check_timeout = 60;        // seconds
+    int max_restarts = 20;
+    double restart_window = 86400;  // seconds
+    double backoff = 5;             // seconds
+    std::string on_event;           // a command; empty: none
 };
 
 struct TokenizeOptions {

@@ -51,8 +51,8 @@ public:
           resume(resume),
           positional(positional),
           later(later) {
-        add<Field, Options, PlanOptions, TokenizeOptions, DataOptions, SampleOptions, EvalOptions,
-            InspectOptions, ReportOptions, ExportOptions, ImportOptions>();
+        add<Field, Options, PlanOptions, LaunchOptions, TokenizeOptions, DataOptions, SampleOptions,
+            EvalOptions, InspectOptions, ReportOptions, ExportOptions, ImportOptions>();
     }
 
     const char* field;
@@ -209,7 +209,7 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(software_failures), "Failures", range(-1, 1e6), "Those of software. -1: likewise, 15%."},
         {FIELD(restart_time), "Failures", range(0, most),
          "Seconds until a run that ended trains again: processes start, connect and load the checkpoint."},
-        {FIELD(spares), "Failures", range(0, most_ranks),
+        {FIELD_OF(PlanOptions, spares), "Failures", range(0, most_ranks),
          "Nodes that wait to replace one that broke; else it takes half an hour until there is another."},
         {FIELD(elastic), "Failures", on_off,
          "Until there is another node, the run goes on with a data rank less: a checkpoint loads on any "
@@ -224,6 +224,43 @@ inline const std::vector<OptionRow>& option_table() {
          "Plans as if messages of this kind were never hidden behind work, which tells what hiding them is "
          "worth; train hides all of them, or with --overlap off none."},
         {FIELD_OF(PlanOptions, format), "Output", by_name, "A table and sentences, or JSON."},
+
+        {FIELD(hosts), "Hosts", any_text,
+         "File of the hosts, in the form of mpirun's: a line `node1 slots=8` for each, with the number of "
+         "ranks that it takes; # begins a comment. Empty: this machine."},
+        {FIELD(ranks), "Hosts", range(0, most_ranks),
+         "Processes of the job. Hosts are filled in the order of their file, and what is left over are "
+         "spares. 0: as many as the hosts have slots, without those of the last --spares hosts; on this "
+         "machine, one."},
+        {FIELD_OF(LaunchOptions, spares), "Hosts", range(0, most_ranks),
+         "Hosts that must be left over, to take the place of those that fail their check. Where none is "
+         "left, "
+         "the job goes on with fewer data ranks and the same batch."},
+        {FIELD(launcher), "Hosts", any_text,
+         "What starts processes: mpirun, srun, or a command line, where {hosts} stands for the file of the "
+         "hosts to use, {names} for their names with commas between them, {nodes} and {ranks} for the "
+         "numbers "
+         "of hosts and ranks. What a command line that begins with mpirun or srun leaves out of these is "
+         "added to it: 'mpirun --oversubscribe --mca btl_tcp_if_include eth0'. It starts a job, and with one "
+         "rank whatever is to run on a single host."},
+        {FIELD(hang_timeout), "Failures", range(0, most),
+         "Seconds without a sign of progress of any rank before the job is ended, and who holds it up is "
+         "named. 0: twenty times the longest of the last steps, a minute at least; ten minutes while a job "
+         "starts and while it saves."},
+        {FIELD(grace), "Failures", range(0, most),
+         "Seconds between the SIGTERM and the SIGKILL that end a job that hangs."},
+        {FIELD(check_timeout), "Failures", range(1, most),
+         "Seconds in which a host must run a small command. That is tried before the job starts and after "
+         "each failure; a host that does not is put aside, and tried again after the next one."},
+        {FIELD(max_restarts), "Failures", range(0, most),
+         "Restarts in --restart-window, after which the job is given up."},
+        {FIELD(restart_window), "Failures", range(1, most), "Seconds that --max-restarts counts over."},
+        {FIELD(backoff), "Failures", range(0, 3600),
+         "Seconds before a restart; doubled for each that made no progress, up to an hour."},
+        {FIELD(on_event), "Failures", any_text,
+         "Command line for /bin/sh at each incident and at the end, with the incident as JSON in its "
+         "standard "
+         "input and in the variable TRAIN_GPT_INCIDENT. Nobody waits for it."},
 
         {FIELD(train_data), "Data", any_text,
          "Token files to train on, .bin of llm.c (train_gpt tokenize makes them) or .idx of Megatron: paths "

@@ -1,0 +1,245 @@
+/*
+A job that outlives its supervisor. Between the two stands a keeper, a small process in a session of its own
+that starts the launcher, waits for it and writes its exit code down:
+
+    supervisor ---- keeper ---- mpirun ---- ranks
+                      |            |
+                 RUN/job.json  RUN/job.log
+
+So a supervisor that is killed, or whose terminal is closed, leaves a job that trains on, and the next one
+finds it by RUN/job.json: which processes they are, and how the launcher ended. The keeper holds a lock on
+RUN/job.lock for as long as it lives, from before it is there, and no second job can begin meanwhile. The
+launcher leads a process group of its own, which signals go to.
+*/
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <utility>
+
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/base/json.h"
+#include "data/supervisor/processes.h"
+
+inline std::string job_path(const std::string& run_dir) {
+    return run_dir + "/job.json";
+}
+inline std::string job_log_path(const std::string& run_dir) {
+    return run_dir + "/job.log";
+}
+
+// What job.json says.
+struct JobRecord {
+    int number = 0;  // of the start, as the supervisor counts them
+    Process keeper, launcher;
+    uint64_t log_begin = 0;  // where its output begins in job.log
+    int code = -1;           // of the launcher, as a shell has it; -1: it runs
+
+    nlohmann::ordered_json json() const {
+        return {{"number", number},
+                {"keeper", keeper.json()},
+                {"launcher", launcher.json()},
+                {"log_begin", log_begin},
+                {"code", code}};
+    }
+    static std::optional<JobRecord> read(const std::string& run_dir) {
+        constexpr uint64_t most_bytes = 1 << 16;
+        std::string error;
+        std::optional<JobRecord> record;
+        note_error(error, [&] {
+            if (access(job_path(run_dir).c_str(), F_OK) != 0) return;
+            nlohmann::json json = parse_json(
+                read_whole(job_path(run_dir), most_bytes, "that is no record of a job"), job_path(run_dir));
+            try {
+                record = {json.at("number"), Process::from(json.at("keeper")),
+                          Process::from(json.at("launcher")), json.at("log_begin"), json.at("code")};
+            } catch (const nlohmann::json::exception&) {
+            }
+        });
+        return record;
+    }
+};
+
+// The keeper's part; never returns. `ready`: a pipe that the supervisor reads the record from, for a disk may
+// be full.
+class Keeper {
+public:
+    [[noreturn]] static void keep(const std::string& run_dir, JobRecord record, const Words& command,
+                                  int ready, int lock) {
+        setsid();
+        close_others(ready, lock);
+        for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE}) std::signal(signal, SIG_IGN);
+        std::signal(SIGCHLD, SIG_DFL);
+        int log = open(job_log_path(run_dir).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+        int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
+        dup2(nowhere, STDIN_FILENO);
+        dup2(log >= 0 ? log : nowhere, STDOUT_FILENO);
+        dup2(log >= 0 ? log : nowhere, STDERR_FILENO);
+        pid_t child = fork();
+        if (child == 0) {
+            setpgid(0, 0);
+            usual_signals();
+            become(command);
+        }
+        setpgid(child, child);
+        record.keeper = find_process(getpid());
+        record.launcher = find_process(child);
+        std::string text = record.json().dump();
+        [[maybe_unused]] ssize_t sent = write(ready, text.data(), text.size());
+        close(ready);
+
+        bool written = try_to_write(run_dir, record);
+        int status = 0;
+        for (; child > 0 && waitpid(child, &status, WNOHANG) == 0; usleep(50000)) {
+            if (!written && ++waited_ % 20 == 0) written = try_to_write(run_dir, record);
+        }
+        record.code = child < 0 ? 127 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+        constexpr int most_tries = 600;  // a second each
+        for (int i = 0; i < most_tries && !try_to_write(run_dir, record); i++) sleep(1);
+        _exit(record.code);
+    }
+
+private:
+    // What else is open belongs to the supervisor: its lock, and pipes whose ends mean something.
+    static void close_others(int one, int other) {
+        unsigned low = (unsigned)std::min(one, other), high = (unsigned)std::max(one, other);
+        close_range(STDERR_FILENO + 1, low - 1, 0);
+        if (low + 1 < high) close_range(low + 1, high - 1, 0);
+        close_range(high + 1, ~0U, 0);
+    }
+
+    static bool try_to_write(const std::string& run_dir, const JobRecord& record) {
+        std::string error, content = record.json().dump() + "\n";
+        note_error(error, [&] {
+            NewFile file(job_path(run_dir));
+            file.write(content.data(), content.size());
+            file.commit();
+        });
+        return error.empty();
+    }
+
+    inline static int waited_ = 0;
+};
+
+// A job that was started here, or by a supervisor that is no more.
+class Job {
+public:
+    // Starts the command. False in running() if another job is there.
+    Job(const std::string& run_dir, int number, const Words& command) : run_dir_(run_dir) {
+        FileHandle lock = lock_of(run_dir);
+        struct stat log;
+        record_.number = number;
+        record_.log_begin = stat(job_log_path(run_dir).c_str(), &log) == 0 ? (uint64_t)log.st_size : 0;
+        read_to_ = shown_to_ = record_.log_begin;
+        int ready[2];
+        if (pipe2(ready, O_CLOEXEC) != 0) fail_with_errno(run_dir, "make a pipe for the job");
+        FileHandle from(ready[0]), to(ready[1]);
+        keeper_ = fork();
+        if (keeper_ < 0) fail_with_errno(command[0], "start it");
+        if (keeper_ == 0) Keeper::keep(run_dir, record_, command, to.get(), lock.get());
+        to.close();
+        std::string text;
+        char buffer[4096];
+        for (ssize_t got; (got = ::read(from.get(), buffer, sizeof buffer)) != 0;) {
+            if (got < 0 && errno != EINTR) break;
+            if (got > 0) text.append(buffer, (size_t)got);
+        }
+        nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+        if (json.is_object()) {
+            record_.keeper = Process::from(json.at("keeper"));
+            record_.launcher = Process::from(json.at("launcher"));
+        }
+    }
+
+    // Takes up one that runs, or has ended while nobody looked. What it has written so far was shown, or
+    // nobody saw it: it is read for its errors, and not shown again.
+    Job(const std::string& run_dir, const JobRecord& record)
+        : run_dir_(run_dir), record_(record), read_to_(record.log_begin) {
+        struct stat log;
+        shown_to_ = stat(job_log_path(run_dir).c_str(), &log) == 0 ? (uint64_t)log.st_size : 0;
+    }
+
+    Job(const Job&) = delete;
+    Job& operator=(const Job&) = delete;
+
+    const JobRecord& record() const { return record_; }
+
+    // The exit code of the launcher; -1: the job runs. Where nobody can tell any more, it is `not_known`.
+    static constexpr int not_known = 255;
+    int code() {
+        int status = 0;
+        if (keeper_ > 0 && waitpid(keeper_, &status, WNOHANG) == keeper_) {
+            keeper_ = 0;
+            if (WIFEXITED(status)) record_.code = WEXITSTATUS(status);
+        }
+        if (record_.code >= 0 || keeper_ > 0) return record_.code;
+        if (is_alive(record_.keeper) || is_alive(record_.launcher)) return -1;
+        if (std::optional<JobRecord> now = JobRecord::read(run_dir_); now && now->number == record_.number)
+            record_.code = now->code;
+        if (record_.code < 0) record_.code = not_known;
+        return record_.code;
+    }
+
+    // mpirun and srun pass it on to all ranks, which save and end.
+    void ask_to_stop() const { signal_launcher(SIGUSR1, false); }
+    void end(int signal) const { signal_launcher(signal, true); }
+
+    // What the job has written since the last call; `shown` is the part that nobody has seen.
+    std::string read_output(std::string_view* shown) {
+        *shown = {};
+        std::string error;
+        note_error(error, [&] {
+            if (!log_) log_ = open_file(job_log_path(run_dir_), O_RDONLY);
+        });
+        if (!log_) return "";
+        constexpr size_t at_once = 1 << 20;
+        buffer_.resize(at_once);
+        ssize_t got = pread(log_.get(), buffer_.data(), at_once, (off_t)read_to_);
+        if (got <= 0) return "";
+        buffer_.resize((size_t)got);
+        uint64_t begin = read_to_;
+        read_to_ += (uint64_t)got;
+        if (read_to_ > shown_to_)
+            *shown = std::string_view(buffer_).substr(shown_to_ > begin ? shown_to_ - begin : 0);
+        return buffer_;
+    }
+
+    // Held by a keeper. Fails where another one holds it.
+    static FileHandle lock_of(const std::string& run_dir) {
+        const std::string path = run_dir + "/job.lock";
+        FileHandle file = open_file(path, O_RDWR | O_CREAT);
+        if (!file) fail_with_errno(path, "create it");
+        if (flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+            fail("%s: a job runs there that job.json does not tell of; wait for its end, or end it",
+                 run_dir.c_str());
+        return file;
+    }
+    static bool is_locked(const std::string& run_dir) {
+        FileHandle file = open_file(run_dir + "/job.lock", O_RDWR);
+        return file && flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    }
+
+private:
+    void signal_launcher(int signal, bool to_group) const {
+        if (!is_alive(record_.launcher)) return;
+        kill(to_group ? -record_.launcher.id : record_.launcher.id, signal);
+    }
+
+    const std::string run_dir_;
+    JobRecord record_;
+    pid_t keeper_ = 0;  // a child of this process; 0: it is none
+    FileHandle log_;
+    uint64_t read_to_ = 0, shown_to_ = 0;
+    std::string buffer_;
+};

@@ -1,0 +1,537 @@
+/*
+`train_gpt launch`: starts a training job, follows it, and starts it again when something fails.
+
+    Supervisor::run      until the job is done, or given up
+      begin, take_up     start it on the hosts that answer, or find the one that an earlier supervisor left
+      follow             show what it writes, until it ends, or has made no progress for too long
+      after              what failed, and what is done about it (policy.h)
+
+The supervisor is no rank and knows no MPI. What it knows of a job comes from the launcher's exit code, the
+run's log, and agents: one on each host, which tell what the ranks there are at without their help, and over
+pipes, so a disk that hangs does not matter.
+*/
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <sys/file.h>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/base/figures.h"
+#include "data/base/strings.h"
+#include "data/checkpoint/folder.h"
+#include "data/supervisor/agents.h"
+#include "data/supervisor/host_checks.h"
+#include "data/supervisor/job.h"
+#include "data/supervisor/launch_line.h"
+#include "data/supervisor/policy.h"
+#include "data/supervisor/progress.h"
+#include "data/supervisor/state.h"
+
+// Signals that ask a supervisor to let its job save and end; how many have come, and the last.
+static volatile sig_atomic_t stops_asked = 0, stop_asked_by = 0;
+inline void ask_supervisor(int signal) {
+    stops_asked = stops_asked + 1;
+    stop_asked_by = signal;
+}
+
+// What a job's output tells of its end.
+class JobWords {
+public:
+    void add(std::string_view output) {
+        rest_.append(output);
+        std::string_view rest = rest_;
+        while (rest.find('\n') != rest.npos) take(next_line(rest));
+        rest_ = std::string(rest.substr(0, std::min<size_t>(rest.size(), 4096)));
+    }
+    // The last line with which the program said why it ends, without its name; empty: there was none.
+    const std::string& reason() const { return reason_; }
+    // The rank that this names; -1: none.
+    int rank() const {
+        size_t at = reason_.find("rank ");
+        return at == reason_.npos || !isdigit((unsigned char)reason_[at + 5])
+                   ? -1
+                   : atoi(reason_.c_str() + at + 5);
+    }
+
+private:
+    void take(std::string_view line) {
+        constexpr std::string_view name = "train_gpt: ";
+        if (size_t at = line.find(name); at != line.npos)
+            reason_ = printable_line(line.substr(at + name.size()));
+    }
+    static std::string printable_line(std::string_view line) { return one_line(line.substr(0, 1000)); }
+
+    std::string rest_, reason_;
+};
+
+class Supervisor {
+public:
+    explicit Supervisor(LaunchLine line)
+        : line_(std::move(line)),
+          o_(line_.options),
+          launcher_(o_.launcher, !line_.hosts.empty()),
+          program_(this_program()),
+          locks_(line_.run_dir),
+          files_(line_.run_dir),
+          progress_(line_.run_dir) {
+        progress_.update();
+        if (line_.hosts.empty()) {
+            char name[256] = "";
+            gethostname(name, sizeof name - 1);
+            line_.hosts.push_back({name, line_.ranks});
+            is_alone_ = true;
+        }
+    }
+
+    // Returns the exit code of the program.
+    int run() {
+        std::signal(SIGPIPE, SIG_IGN);
+        for (int signal : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal, ask_supervisor);
+        if (std::signal(SIGHUP, ask_supervisor) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
+        take_up_or_begin();
+        while (state_.result.empty()) {
+            if (!job_ && !start()) break;
+            JobEnd end = follow();
+            after(end);
+        }
+        write_state();
+        tell(text("%s; %s", state_.result.c_str(), effective_text().c_str()));
+        return state_.code;
+    }
+
+private:
+    // One supervisor for a run.
+    struct RunLock {
+        explicit RunLock(const std::string& run_dir) {
+            std::error_code error;
+            std::filesystem::create_directories(run_dir, error);
+            if (error)
+                fail("%s: cannot make the run directory: %s; check the path or name another with --run-dir",
+                     run_dir.c_str(), error.message().c_str());
+            file = open_file(run_dir + "/supervisor.lock", O_RDWR | O_CREAT);
+            if (!file) fail_with_errno(run_dir + "/supervisor.lock", "create it");
+            if (flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+                fail("%s: another supervisor looks after this run; end that one, or wait for it",
+                     run_dir.c_str());
+        }
+        FileHandle file;
+    };
+
+    // ------------------------------------------------------------------------
+    // beginning
+
+    void take_up_or_begin() {
+        std::optional<SupervisorState> left = read_state(line_.run_dir);
+        std::optional<JobRecord> record = JobRecord::read(line_.run_dir);
+        // A keeper that was just made is to say yet which job it has.
+        for (int i = 0;
+             i < 100 && Job::is_locked(line_.run_dir) && !(left && record && record->number == left->number);
+             i++) {
+            usleep(100000);
+            left = read_state(line_.run_dir), record = JobRecord::read(line_.run_dir);
+        }
+        bool goes_on = left && left->result.empty() && left->command == line_.job;
+        bool runs = Job::is_locked(line_.run_dir);
+        if (runs && !goes_on)
+            fail("%s: a job of another command line runs there%s; take it up with that one, or end it",
+                 line_.run_dir.c_str(), record ? text(" (process %d)", record->launcher.id).c_str() : "");
+        if (!goes_on) {
+            state_ = {};
+            state_.began = unix_seconds();
+            state_.first_step = std::max<int64_t>(progress_.last_step(), 0);
+            state_.command = line_.job;
+        } else {
+            state_ = *left;
+            state_.stopping = false;
+            for (const Host& host : state_.aside) {
+                for (Host& here : line_.hosts) {
+                    if (here.name == host.name) here.aside = host.aside;
+                }
+            }
+        }
+        tell(text("%d ranks%s%s; what the job writes is in %s", line_.ranks,
+                  is_alone_ ? " on this machine" : text(" on %zu hosts", line_.hosts.size()).c_str(),
+                  o_.spares > 0 ? text(", %d of them spares", o_.spares).c_str() : "",
+                  job_log_path(line_.run_dir).c_str()));
+        if (goes_on && record && record->number == state_.number) {
+            job_.emplace(line_.run_dir, *record);
+            places_ = state_.places;
+            tell(text("takes up start %d, process %d, which %s", state_.number, record->launcher.id,
+                      runs ? "runs" : "has ended meanwhile"));
+            begin_following();
+        } else if (goes_on) {
+            tell("takes up a run whose job is not there any more");
+        }
+    }
+
+    // Starts the job on the hosts that answer. False: it cannot be, and result says why.
+    bool start() {
+        if (state_.number == 0 || checks_hosts_) check_hosts();
+        checks_hosts_ = false;
+        places_ = place_ranks(line_.hosts, line_.ranks, line_.unit);
+        if (places_.empty()) {
+            end_with(text("given up: no host is left for %d ranks", line_.unit), exit_failed_part);
+            return false;
+        }
+        if (int ranks = ranks_of(places_); ranks < line_.ranks)
+            tell(text("goes on with %d of %d ranks, on %s; the batch stays what it is", ranks, line_.ranks,
+                      names_text(places_).c_str()));
+        Words command = {program_};
+        command.insert(command.end(), line_.job.begin(), line_.job.end());
+        if (!state_.resume.empty()) set_resume(command, state_.resume);
+        if (!is_single()) command = launcher_.start(places_, scratch_.hosts_file(places_), command);
+        state_.number++;
+        state_.places = places_;
+        write_state();
+        wait_for_log();
+        if (stops_asked > 0) {
+            end_with("stopped as asked, before the job was started again", 0);
+            return false;
+        }
+        tell(text("start %d: %s", state_.number, joined(command).c_str()));
+        job_.emplace(line_.run_dir, state_.number, command);
+        begin_following();
+        return true;
+    }
+
+    // A process alone needs no launcher.
+    bool is_single() const {
+        return is_alone_ && line_.ranks == 1 && o_.launcher == LaunchOptions().launcher;
+    }
+
+    static void set_resume(Words& command, const std::string& checkpoint) {
+        for (size_t i = 0; i < command.size(); i++) {
+            if (command[i] == "--resume" && i + 1 < command.size()) command[i + 1] = checkpoint;
+            if (command[i].starts_with("--resume=")) command[i] = "--resume=" + checkpoint;
+        }
+    }
+
+    // Ranks that were killed may hold the log a moment longer, and the next ones would be refused.
+    void wait_for_log() {
+        FileHandle log = open_file(log_path(line_.run_dir), O_RDWR);
+        for (int i = 0; log && i < 300 && flock(log.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+             i++)
+            usleep(100000);
+    }
+
+    void check_hosts() {
+        if (is_alone_) return;
+        HostChecks checks(launcher_, scratch_, line_.run_dir, o_.check_timeout);
+        for (const std::string& note : checks.check(line_.hosts)) tell(note);
+    }
+
+    // ------------------------------------------------------------------------
+    // following
+
+    void begin_following() {
+        words_ = {};
+        attempt_ = {.begun = unix_seconds(), .ranks = ranks_of(places_)};
+        const std::string agent = "agent";
+        if (std::ranges::any_of(command_table(), [&](const CommandHelp& row) { return row.name == agent; }))
+            agents_.start(launcher_, is_alone_, places_, scratch_,
+                          {program_, agent, "--run-dir", line_.run_dir});
+        last_sign_ = seconds_now();
+        stepped_ = false;
+        stops_passed_on_ = 0;
+        ending_ = 0;
+        blame_ = {};
+    }
+
+    JobEnd follow() {
+        while (true) {
+            agents_.wait(0.1);
+            agents_.read();
+            show_output();
+            look_at_steps();
+            pass_stops_on();
+            if (int code = job_->code(); code >= 0) {
+                show_output();
+                look_at_steps();
+                attempt_.code = code;
+                attempt_.end = ending_ > 0 ? JobEnd::hung : end_of_job(code, !words_.reason().empty());
+                return attempt_.end;
+            }
+            look_for_a_hang();
+            if (files_.behind() && seconds_now() > next_write_) write_state();
+        }
+    }
+
+    void show_output() {
+        std::string_view shown;
+        while (true) {
+            const std::string output = job_->read_output(&shown);
+            if (output.empty()) break;
+            words_.add(output);
+            fwrite(shown.data(), 1, shown.size(), stdout);
+        }
+        fflush(stdout);
+    }
+
+    void look_at_steps() {
+        bool grown = progress_.update();
+        int64_t step = std::max(progress_.is_visible() ? progress_.last_step() : -1, agents_.last_step());
+        grown = grown || (!progress_.is_visible() && step > attempt_.last_step);
+        last_sign_ = std::max(last_sign_, agents_.last_sign());
+        if (!grown) return;
+        last_sign_ = seconds_now();
+        last_step_time_ = unix_seconds();
+        stepped_ = true;
+        attempt_.last_step = std::max(attempt_.last_step, step);
+        if (step > state_.resumed_step && !state_.resume.empty()) state_.resume.clear();
+        if (state_.incident) close_incident();
+    }
+
+    void pass_stops_on() {
+        if (stops_asked == stops_passed_on_) return;
+        bool again = stops_passed_on_ > 0;
+        stops_passed_on_ = stops_asked;
+        if (again && stop_asked_by == SIGINT) {
+            tell("asked again: the job is ended without saving");
+            job_->end(SIGKILL);
+        } else if (!again) {
+            tell("asked to stop: the job saves and ends (Ctrl-C again: without saving)");
+            job_->ask_to_stop();
+        }
+        state_.stopping = true;
+        write_state();
+    }
+
+    // Seconds without a sign of life after which a job hangs.
+    double hang_limit() const {
+        constexpr double least = 60, starting = 600, steps = 20;
+        if (o_.hang_timeout > 0) return stepped_ ? o_.hang_timeout : std::max(o_.hang_timeout, least);
+        if (!stepped_ || agents_.saves()) return starting;
+        return std::max(least, steps * progress_.longest_step());
+    }
+
+    void look_for_a_hang() {
+        double now = seconds_now();
+        if (ending_ == 0 && now - last_sign_ > hang_limit()) {
+            blame_ = agents_.blame();
+            tell(text("no progress for %.0f s: %s; the job is ended", now - last_sign_,
+                      blame_.sentence.c_str()));
+            job_->end(SIGTERM);
+            ending_ = now;
+        } else if (ending_ > 0 && now - ending_ > o_.grace) {
+            job_->end(SIGKILL);
+            ending_ = now;
+        }
+    }
+
+    // ------------------------------------------------------------------------
+    // after the end
+
+    void after(JobEnd end) {
+        agents_.stop();
+        job_.reset();
+        attempt_.ended = unix_seconds();
+        attempt_.why = why(end);
+        state_.trained = progress_.trained_since(state_.first_step);
+        bool asked = stops_asked > 0;
+        if (end == JobEnd::done) {
+            state_.attempts.push_back(attempt_);
+            if (state_.incident) close_incident();
+            end_with(asked ? "stopped as asked" : "done", 0);
+            return;
+        }
+        tell(text("start %d ended (%s, exit code %d): %s", state_.number, name_of(end), attempt_.code,
+                  attempt_.why.c_str()));
+        bool worth_it = end != JobEnd::bad_input && end != JobEnd::not_finite && !asked;
+        if (worth_it && !is_alone_) {
+            std::vector<HostRanks> before = places_;
+            check_hosts();
+            attempt_.exchanged =
+                names_of(place_ranks(line_.hosts, line_.ranks, line_.unit)) != names_of(before);
+        }
+        state_.aside.clear();
+        for (const Host& host : line_.hosts) {
+            if (!host.aside.empty()) state_.aside.push_back(host);
+        }
+        state_.attempts.push_back(attempt_);
+        constexpr size_t most_attempts = 1000;
+        if (state_.attempts.size() > most_attempts) state_.attempts.erase(state_.attempts.begin());
+        Restart next = decide(state_.attempts, {o_.max_restarts, o_.restart_window, o_.backoff}, asked);
+        open_incident(next);
+        if (next.kind == Restart::finish || next.kind == Restart::give_up) {
+            close_incident();
+            bool by_itself = end == JobEnd::bad_input || end == JobEnd::not_finite;
+            end_with((asked ? "ended" : "given up") + std::string(": ") + next.reason + ": " + attempt_.why,
+                     by_itself ? attempt_.code : exit_failed_part);
+            return;
+        }
+        if (next.kind == Restart::from_before) go_back();
+        write_state();
+        if (next.wait > 0) tell(text("starts again in %.3g s", next.wait));
+        for (double until = seconds_now() + next.wait; seconds_now() < until && stops_asked == 0;)
+            usleep(50000);
+    }
+
+    std::string why(JobEnd end) const {
+        if (end == JobEnd::hung) return blame_.sentence;
+        if (!words_.reason().empty()) return words_.reason();
+        if (end == JobEnd::killed) return text("signal %d ended a process of the job", attempt_.code - 128);
+        return text("the launcher said no more than its exit code, %d", attempt_.code);
+    }
+
+    // The rank that is held to be the cause, and its host; empty: nobody.
+    std::string who() const {
+        std::vector<int> ranks = ending_ > 0 ? blame_.ranks : std::vector<int>();
+        if (ranks.empty() && words_.rank() >= 0) ranks = {words_.rank()};
+        std::string names;
+        for (int rank : ranks) {
+            std::string host = host_of_rank(places_, rank);
+            names +=
+                (names.empty() ? "" : ", ") + text("rank %d", rank) + (host.empty() ? "" : " on " + host);
+        }
+        for (const Host& host : line_.hosts) {
+            bool took_part =
+                std::ranges::any_of(places_, [&](const HostRanks& p) { return p.name == host.name; });
+            if (took_part && !host.aside.empty()) names += (names.empty() ? "" : ", ") + host.name;
+        }
+        return names;
+    }
+
+    static Words names_of(const std::vector<HostRanks>& places) {
+        Words names;
+        for (const HostRanks& place : places) names.push_back(place.name);
+        return names;
+    }
+
+    // Numbers that are not finite may come of a bit that flipped some time ago: the checkpoint before the
+    // newest may be from before that.
+    void go_back() {
+        std::string error;
+        note_error(error, [&] {
+            std::vector<int64_t> steps = checkpoint_steps(line_.run_dir);
+            if (steps.size() < 2) return;
+            state_.resumed_step = steps[0];
+            state_.resume = checkpoint_folder(line_.run_dir, steps[1]);
+            tell("goes back to " + state_.resume);
+        });
+    }
+
+    int64_t newest_checkpoint_step() const {
+        std::string error;
+        int64_t step = 0;
+        note_error(error, [&] {
+            std::vector<int64_t> steps = checkpoint_steps(line_.run_dir);
+            if (!steps.empty()) step = steps[0];
+        });
+        return step;
+    }
+
+    void open_incident(const Restart& next) {
+        Incident incident = state_.incident.value_or(Incident{});
+        bool is_first = !state_.incident;  // or the job has not trained since the last one
+        int64_t step = is_first ? std::max<int64_t>(progress_.last_step(), 0) : incident.step;
+        incident.time = utc_time();
+        incident.what = is_first ? attempt_.why : incident.what + "; then: " + attempt_.why;
+        if (std::string names = who(); is_first || !names.empty()) incident.who = names;
+        incident.then = next.kind == Restart::from_newest   ? "started again"
+                        : next.kind == Restart::from_before ? "started again from the checkpoint before"
+                                                            : next.reason;
+        incident.step = step;
+        incident.lost_steps =
+            progress_.is_visible() ? std::max<int64_t>(step - newest_checkpoint_step(), 0) : 0;
+        if (is_first) incident.since = last_step_time_ > 0 ? last_step_time_ : attempt_.begun;
+        constexpr size_t longest = 2000;
+        incident.what.resize(std::min(incident.what.size(), longest));
+        state_.incident = incident;
+        notify("failure", incident);
+    }
+
+    // The job trains again, or never will.
+    void close_incident() {
+        Incident incident = *state_.incident;
+        incident.seconds = unix_seconds() - incident.since;
+        state_.incident.reset();
+        if (std::string note = files_.add(incident); !note.empty()) tell(note);
+        state_.trained = progress_.trained_since(state_.first_step);
+        write_state();
+        tell(text("%lld steps were lost, and %.1f s without training; %s", (long long)incident.lost_steps,
+                  incident.seconds, effective_text().c_str()));
+    }
+
+    void end_with(const std::string& result, int code) {
+        state_.result = result;
+        state_.code = code;
+        Incident last;
+        last.time = utc_time();
+        last.what = result;
+        last.step = std::max<int64_t>(progress_.last_step(), 0);
+        notify("end", last);
+    }
+
+    void notify(const char* event, const Incident& incident) const {
+        if (o_.on_event.empty()) return;
+        nlohmann::ordered_json json = incident.json();
+        json["event"] = event;
+        json["run_dir"] = line_.run_dir;
+        run_detached(o_.on_event, "TRAIN_GPT_INCIDENT", json_line(json));
+    }
+
+    // ------------------------------------------------------------------------
+    // what is told
+
+    std::string effective_text() const {
+        double now = unix_seconds(), whole = now - state_.began;
+        if (!progress_.is_visible())
+            return "the run's log cannot be seen from here, so its training time is not known";
+        return text("%.1f%% of %s trained", 100 * state_.effective(now), rough_duration(whole).c_str());
+    }
+
+    static void tell(const std::string& words) {
+        printf("launch       %s\n", one_line(words).c_str());
+        fflush(stdout);
+    }
+
+    static std::string joined(const Words& words) {
+        std::string line;
+        for (const std::string& word : words) {
+            bool plain = !word.empty() && word.find_first_of(" \t'\"\\*?[]$&|;<>(){}~#`!") == word.npos;
+            line += (line.empty() ? "" : " ") + (plain ? word : "'" + word + "'");
+        }
+        return line;
+    }
+
+    void write_state() {
+        next_write_ = seconds_now() + 1;
+        if (std::string note = files_.write(state_); !note.empty()) tell(note);
+    }
+
+    LaunchLine line_;
+    const LaunchOptions& o_;
+    const Launcher launcher_;
+    const std::string program_;
+    RunLock locks_;
+    SupervisorFiles files_;
+    Progress progress_;
+    Scratch scratch_;
+    SupervisorState state_;
+    bool is_alone_ = false, checks_hosts_ = true;
+
+    std::optional<Job> job_;
+    std::vector<HostRanks> places_;
+    Agents agents_;
+    JobWords words_;
+    Attempt attempt_;
+    Blame blame_;
+    double last_sign_ = 0;       // seconds_now()
+    double last_step_time_ = 0;  // unix_seconds()
+    double ending_ = 0;          // since when the job is being ended; 0: it is not
+    double next_write_ = 0;
+    bool stepped_ = false;  // in this start
+    int stops_passed_on_ = 0;
+};
+
+inline int launch(int argc, const char* const* argv) {
+    return Supervisor(parse_launch(argc, argv)).run();
+}

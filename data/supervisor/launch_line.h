@@ -1,0 +1,108 @@
+/*
+A command line of `launch`: its own options, and behind a -- the job. What can be known to be wrong is refused
+before anything starts.
+*/
+#pragma once
+
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/launch/command_line.h"
+#include "data/supervisor/hosts.h"
+#include "data/supervisor/launcher.h"
+
+struct LaunchLine {
+    LaunchOptions options;
+    Words job;                // the words behind the --, with --resume auto
+    std::string run_dir;      // of it
+    std::vector<Host> hosts;  // empty: this machine
+    int ranks = 1;
+    int unit = 1;  // ranks of the job are a multiple of it
+};
+
+// Ranks that a job must have a multiple of, as far as its command line tells.
+inline int unit_of_ranks(const Options& job, int ranks) {
+    if (job.dp > 0) return ranks;
+    long long unit = (long long)std::max(job.tp, 1) * std::max(job.pp, 1) * std::max(job.shard_group, 1);
+    return (int)std::min<long long>(unit, INT32_MAX);
+}
+
+inline void place_job(LaunchLine& line, const Options& job) {
+    LaunchOptions& o = line.options;
+    line.ranks = o.ranks;
+    if (o.hosts.empty()) {
+        if (o.spares > 0) fail("--spares %d: there is one machine; name hosts with --hosts", o.spares);
+        line.ranks = std::max(o.ranks, 1);
+    } else {
+        line.hosts = read_hosts(o.hosts);
+        int count = (int)line.hosts.size();
+        if (o.spares >= count)
+            fail("--spares %d: %s has %d hosts, and one at least must train; name more, or fewer spares",
+                 o.spares, o.hosts.c_str(), count);
+        std::vector<Host> first(line.hosts.begin(), line.hosts.end() - o.spares);
+        long long slots = slots_of(first);
+        if (o.ranks == 0) line.ranks = (int)std::min<long long>(slots, 1 << 20);
+        if (line.ranks > slots && o.spares > 0)
+            fail("--ranks %d: %s has %lld slots without its last %d hosts, the spares; name more hosts, or "
+                 "fewer "
+                 "ranks or spares",
+                 line.ranks, o.hosts.c_str(), slots, o.spares);
+        if (line.ranks > slots)
+            fail("--ranks %d: %s has %lld slots; name more hosts, or fewer ranks", line.ranks,
+                 o.hosts.c_str(), slots);
+    }
+    line.unit = unit_of_ranks(job, line.ranks);
+    if (line.ranks % line.unit != 0) {
+        std::string group = job.shard_group > 0 ? text(" --shard-group %d", job.shard_group) : "";
+        fail("--ranks %d: --tp %d --pp %d%s need a multiple of %d; give that", line.ranks,
+             std::max(job.tp, 1), std::max(job.pp, 1), group.c_str(), line.unit);
+    }
+}
+
+inline void check_job(const Options& job, const GivenOptions& given) {
+    if (job.run_dir.empty())
+        fail("--run-dir: missing behind the --; name the directory of the run, which launch keeps its files "
+             "in too");
+    if (is_given("--overwrite", given))
+        fail("--overwrite: would delete at a restart what was trained; remove %s by hand, or name another "
+             "--run-dir",
+             printable(job.run_dir).c_str());
+    if (!job.resume.empty() && !resumes_newest(job))
+        fail("--resume %s: a job goes on from its own newest checkpoint; leave the option out, and begin "
+             "from another "
+             "run with --init",
+             printable(job.resume).c_str());
+}
+
+// argv: from the word `launch` on.
+inline LaunchLine parse_launch(int argc, const char* const* argv) {
+    int own = 1;
+    while (own < argc && argv[own] != std::string("--")) own++;
+    LaunchLine line;
+    set_values(read_arguments(command_launch, own, argv), line.options);
+    if (own + 1 >= argc)
+        fail("launch: no job; write it behind a --, as in `launch --ranks 4 -- train --run-dir runs/a ...`");
+    line.job.assign(argv + own + 1, argv + argc);
+    if (parse_command(line.job[0]) != command_train)
+        fail("launch: %s is over soon and has nothing to go on from; the job is a train command",
+             line.job[0].c_str());
+    std::vector<const char*> words;
+    for (const std::string& word : line.job) words.push_back(word.c_str());
+    GivenOptions given = read_arguments(command_train, (int)words.size(), words.data());
+    Options job = asked_options(given);
+    check_job(job, given);
+    if (job.resume.empty()) line.job.insert(line.job.end(), {"--resume", name_of(ResumeFrom::newest)});
+    line.run_dir = job.run_dir;
+    place_job(line, job);
+    return line;
+}
+
+// This program, as it can be started from any folder.
+inline std::string this_program() {
+    char path[4096];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (length <= 0) fail_with_errno("/proc/self/exe", "read it");
+    return std::string(path, (size_t)length);
+}

@@ -1,0 +1,205 @@
+/*
+Processes as a supervisor needs them: one that is told from another of the same number, so that it can be
+found again; a child whose output is read through a pipe; a command that must end in time.
+*/
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fcntl.h>
+#include <poll.h>
+#include <string>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/base/figures.h"
+#include "data/base/file.h"
+#include "data/supervisor/launcher.h"
+
+// A process with the moment of its start, in ticks since the boot of a machine that is named by its kernel.
+struct Process {
+    pid_t id = 0;
+    unsigned long long start = 0;
+    std::string boot = {};
+
+    nlohmann::ordered_json json() const { return {{"id", id}, {"start", start}, {"boot", boot}}; }
+    static Process from(const nlohmann::json& json) {
+        return {json.at("id"), json.at("start"), json.at("boot")};
+    }
+};
+
+inline std::string this_boot() {
+    char name[64] = "";
+    if (FILE* file = fopen("/proc/sys/kernel/random/boot_id", "re")) {
+        if (fscanf(file, "%63s", name) != 1) name[0] = 0;
+        fclose(file);
+    }
+    return name;
+}
+
+// A process of this machine; its start is 0 if there is none, or only what is left of one that has ended.
+inline Process find_process(pid_t id) {
+    Process process{id, 0, this_boot()};
+    FILE* file = id > 0 ? fopen(text("/proc/%d/stat", id).c_str(), "re") : nullptr;
+    if (!file) return process;
+    char line[1024] = "";
+    const char* rest =
+        fgets(line, sizeof line, file) ? strrchr(line, ')') : nullptr;  // names may hold anything
+    fclose(file);
+    char state = 'Z';
+    unsigned long long start = 0;
+    if (rest &&
+        sscanf(rest, ") %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+               &state, &start) == 2 &&
+        state != 'Z' && state != 'X')
+        process.start = start;
+    return process;
+}
+
+inline bool is_alive(const Process& process) {
+    Process now = find_process(process.id);
+    return process.start != 0 && now.start == process.start && now.boot == process.boot;
+}
+
+// Replaces this process, which is a child that was just made.
+[[noreturn]] inline void become(const Words& command) {
+    std::vector<char*> words;
+    for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
+    words.push_back(nullptr);
+    execvp(words[0], words.data());
+    fprintf(stderr, "train_gpt: %s: cannot start it: %s; check the name and the PATH\n", words[0],
+            strerror(errno));
+    _exit(127);
+}
+
+// Signals as a new program expects them; a supervisor has changed some.
+inline void usual_signals() {
+    for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE, SIGCHLD}) std::signal(signal, SIG_DFL);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
+// A child in a process group of its own, whose standard output is read here. Its standard input is open and
+// empty for as long as this object lives, and all of its group is killed with it.
+class PipedChild {
+public:
+    explicit PipedChild(const Words& command, bool show_errors = false) {
+        int in[2], out[2];
+        if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0)
+            fail_with_errno(command[0], "make a pipe for it");
+        input_ = FileHandle(in[1]), output_ = FileHandle(out[0]);
+        FileHandle child_input(in[0]), child_output(out[1]);
+        id_ = fork();
+        if (id_ < 0) fail_with_errno(command[0], "start it");
+        if (id_ == 0) {
+            setpgid(0, 0);
+            usual_signals();
+            dup2(child_input.get(), STDIN_FILENO);
+            dup2(child_output.get(), STDOUT_FILENO);
+            int nowhere = show_errors ? -1 : open("/dev/null", O_WRONLY | O_CLOEXEC);
+            if (nowhere >= 0) dup2(nowhere, STDERR_FILENO);
+            become(command);
+        }
+        setpgid(id_, id_);
+        fcntl(output_.get(), F_SETFL, O_NONBLOCK);
+    }
+    PipedChild(PipedChild&& other) noexcept
+        : id_(std::exchange(other.id_, 0)),
+          code_(other.code_),
+          input_(std::move(other.input_)),
+          output_(std::move(other.output_)) {}
+    PipedChild& operator=(PipedChild&&) = delete;
+    ~PipedChild() { end(); }
+
+    int output() const { return output_.get(); }
+
+    // What it has written since the last call, at most as much as a pipe holds.
+    std::string read() {
+        std::string result;
+        char buffer[1 << 16];
+        ssize_t got = output_ ? ::read(output_.get(), buffer, sizeof buffer) : 0;
+        if (got > 0) result.assign(buffer, (size_t)got);
+        if (got == 0) output_.close();
+        return result;
+    }
+    // It has closed its output, as it does when it ends.
+    bool is_silent() const { return !output_; }
+
+    // Its exit code, as a shell has it; -1: it runs.
+    int code() {
+        int status = 0;
+        if (id_ > 0 && waitpid(id_, &status, WNOHANG) == id_) {
+            id_ = 0;
+            code_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+        }
+        return code_;
+    }
+
+    void end() {
+        input_.close();
+        if (code() >= 0 || id_ <= 0) return;
+        kill(-id_, SIGKILL);
+        waitpid(id_, nullptr, 0);
+        id_ = 0;
+    }
+
+private:
+    pid_t id_ = 0;
+    int code_ = -1;
+    FileHandle input_, output_;
+};
+
+struct CommandResult {
+    int code = -1;  // -1: it did not end in time
+    std::string output;
+};
+
+// Runs commands side by side, a number of them at a time, each for at most `seconds`.
+inline std::vector<CommandResult> run_commands(const std::vector<Words>& commands, double seconds) {
+    constexpr size_t at_once = 16;
+    std::vector<CommandResult> results(commands.size());
+    for (size_t begin = 0; begin < commands.size(); begin += at_once) {
+        size_t end = std::min(begin + at_once, commands.size());
+        std::vector<PipedChild> children;
+        for (size_t i = begin; i < end; i++) children.emplace_back(commands[i]);
+        for (double limit = seconds_now() + seconds; seconds_now() < limit; usleep(20000)) {
+            bool running = false;
+            for (size_t i = begin; i < end; i++) {
+                PipedChild& child = children[i - begin];
+                results[i].output += child.read();
+                results[i].code = child.code();
+                running = running || results[i].code < 0;
+            }
+            if (!running) break;
+        }
+        for (size_t i = begin; i < end; i++) results[i].output += children[i - begin].read();
+    }
+    return results;
+}
+
+// Runs a command for /bin/sh that nobody waits for, with this text as its standard input and in a variable.
+inline void run_detached(const std::string& command, const char* variable, const std::string& input) {
+    int in[2];
+    if (pipe2(in, O_CLOEXEC) != 0) return;
+    FileHandle from(in[0]), to(in[1]);
+    fcntl(to.get(), F_SETFL, O_NONBLOCK);
+    [[maybe_unused]] ssize_t written = write(to.get(), input.data(), input.size());  // a pipe holds 64 KiB
+    pid_t child = fork();
+    if (child == 0) {
+        if (fork() != 0) _exit(0);  // so that nobody has to wait for what goes on
+        setsid();
+        usual_signals();
+        dup2(from.get(), STDIN_FILENO);
+        setenv(variable, input.c_str(), 1);
+        become({"/bin/sh", "-c", command});
+    }
+    if (child > 0) waitpid(child, nullptr, 0);
+}

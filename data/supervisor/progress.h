@@ -1,0 +1,102 @@
+/*
+How far a run has come, by its log: the last step, how long the last ones took, and the seconds of all that
+were kept. When a run goes back to a checkpoint it cuts its log behind that step, so what is read here is
+always the run as it stands.
+*/
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <unistd.h>
+#include <utility>
+
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/base/strings.h"
+#include "data/run/run_log.h"
+
+class Progress {
+public:
+    explicit Progress(std::string run_dir) : run_dir_(std::move(run_dir)) {}
+
+    // Reads what is new. True: there are steps that were not there at the last call.
+    bool update() {
+        std::string error;
+        bool grown = false;
+        note_error(error, [&] { grown = read_new(); });
+        return grown;
+    }
+
+    bool is_visible() const { return visible_; }  // there is a log, and it can be read
+    int64_t last_step() const { return last_step_; }
+    // Seconds in the steps after this one that are part of the run.
+    double trained_since(int64_t step) {
+        if (step != since_) since_ = step, restart();
+        update();
+        return trained_;
+    }
+    // Seconds of the longest of the last steps; 0: there are none.
+    double longest_step() const { return *std::ranges::max_element(recent_); }
+
+private:
+    void restart() {
+        read_to_ = 0, last_step_ = -1, trained_ = 0;
+        recent_.fill(0);
+        half_line_.clear(), last_bytes_.clear();
+    }
+
+    bool read_new() {
+        const std::string path = log_path(run_dir_);
+        FileHandle file = open_file(path, O_RDONLY);
+        visible_ = (bool)file;
+        if (!visible_) return false;
+        if (!begins_as_before(file)) restart();
+        int64_t before = last_step_;
+        std::string buffer(1 << 16, '\0');
+        for (ssize_t got; (got = pread(file.get(), buffer.data(), buffer.size(), (off_t)read_to_)) > 0;) {
+            read_to_ += (uint64_t)got;
+            half_line_.append(buffer, 0, (size_t)got);
+            last_bytes_.append(buffer, 0, (size_t)got);
+            constexpr size_t compared = 512;
+            if (last_bytes_.size() > compared) last_bytes_.erase(0, last_bytes_.size() - compared);
+            std::string_view rest = half_line_;
+            while (rest.find('\n') != rest.npos) add(next_line(rest));
+            half_line_ = std::string(rest);
+        }
+        return last_step_ > before;
+    }
+
+    // Whether what was read is still there: a log that was cut may have grown again meanwhile.
+    bool begins_as_before(const FileHandle& file) const {
+        std::string now(last_bytes_.size(), '\0');
+        ssize_t got = pread(file.get(), now.data(), now.size(), (off_t)(read_to_ - now.size()));
+        return got == (ssize_t)now.size() && now == last_bytes_;
+    }
+
+    void add(std::string_view line) {
+        if (line.find("\"loss\"") == line.npos && line.find("\"skipped\"") == line.npos) return;
+        double step = number_behind(line, "\"step\":"), ms = number_behind(line, "\"ms\":");
+        if (step < 0) return;
+        last_step_ = (int64_t)step;
+        if (ms < 0) return;
+        if (last_step_ > since_) trained_ += ms / 1e3;
+        recent_[count_++ % recent_.size()] = ms / 1e3;
+    }
+
+    static double number_behind(std::string_view line, std::string_view name) {
+        size_t at = line.find(name);
+        return at == line.npos ? -1 : strtod(std::string(line.substr(at + name.size(), 32)).c_str(), nullptr);
+    }
+
+    const std::string run_dir_;
+    bool visible_ = false;
+    uint64_t read_to_ = 0, count_ = 0;
+    int64_t last_step_ = -1, since_ = 0;
+    double trained_ = 0;
+    std::array<double, 32> recent_ = {};
+    std::string half_line_, last_bytes_;
+};

@@ -1,0 +1,178 @@
+/*
+What a supervisor must know to take up its job again when it was killed: RUN/supervisor.json, replaced whole
+at each change. Beside it RUN/incidents.jsonl gets a line for each failure, when the job trains again or is
+given up: what happened, to whom, how many steps were lost, and for how many seconds nothing was trained.
+*/
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/base/figures.h"
+#include "data/base/file.h"
+#include "data/base/json.h"
+#include "data/base/log_file.h"
+#include "data/supervisor/hosts.h"
+#include "data/supervisor/launcher.h"
+#include "data/supervisor/policy.h"
+
+inline std::string supervisor_path(const std::string& run_dir) {
+    return run_dir + "/supervisor.json";
+}
+
+// Seconds since 1970, as all times of a supervisor are: it may go on as another process, after a reboot.
+inline double unix_seconds() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// A failure, until the job trains again.
+struct Incident {
+    std::string time;       // utc_time()
+    std::string what, who;  // one line; a rank and its host, or empty
+    std::string then;       // what was done about it
+    int64_t step = 0;       // the last one that was made before
+    int64_t lost_steps = 0;
+    double since = 0;    // when that step was made
+    double seconds = 0;  // without training; known at its end
+
+    nlohmann::ordered_json json() const {
+        return {{"time", time},   {"what", what},      {"who", who},
+                {"then", then},   {"step", step},      {"lost_steps", lost_steps},
+                {"since", since}, {"seconds", seconds}};
+    }
+    static Incident from(const nlohmann::json& json) {
+        return {json.at("time"), json.at("what"),       json.at("who"),   json.at("then"),
+                json.at("step"), json.at("lost_steps"), json.at("since"), json.at("seconds")};
+    }
+};
+
+struct SupervisorState {
+    double began = 0;           // of the job's first start
+    int64_t first_step = 0;     // that was there before
+    Words command;              // of the job
+    int number = 0;             // of the start that runs, or ran last; 0: there was none
+    std::string resume;         // the checkpoint that the next start goes on from; empty: the newest
+    int64_t resumed_step = -1;  // of `resume`
+    bool stopping = false;      // it was asked to
+    std::string result;         // how it all ended; empty: it has not
+    int code = 0;               // what the supervisor ended with then
+    std::vector<Attempt> attempts;
+    std::optional<Incident> incident;  // that is not over
+    std::vector<HostRanks> places;     // of the start that runs, or ran last
+    std::vector<Host> aside;           // hosts that were put aside
+    double trained = 0;                // seconds in steps that were kept
+
+    // The share of the time that trained, of all since the beginning.
+    double effective(double now) const { return now > began ? std::min(1.0, trained / (now - began)) : 0; }
+
+    nlohmann::ordered_json json(double now) const {
+        nlohmann::ordered_json tries = nlohmann::ordered_json::array();
+        for (const Attempt& a : attempts) {
+            tries.push_back({{"end", name_of(a.end)},
+                             {"code", a.code},
+                             {"last_step", a.last_step},
+                             {"begun", a.begun},
+                             {"ended", a.ended},
+                             {"ranks", a.ranks},
+                             {"exchanged", a.exchanged},
+                             {"why", a.why}});
+        }
+        nlohmann::ordered_json on = nlohmann::ordered_json::array(), off = nlohmann::ordered_json::array();
+        for (const HostRanks& p : places)
+            on.push_back({{"name", p.name}, {"first", p.first}, {"ranks", p.ranks}});
+        for (const Host& h : aside) off.push_back({{"name", h.name}, {"slots", h.slots}, {"why", h.aside}});
+        nlohmann::ordered_json whole = {{"time", utc_time()},
+                                        {"began", began},
+                                        {"first_step", first_step},
+                                        {"command", command},
+                                        {"number", number},
+                                        {"resume", resume},
+                                        {"resumed_step", resumed_step},
+                                        {"stopping", stopping},
+                                        {"result", result},
+                                        {"code", code},
+                                        {"trained_seconds", trained},
+                                        {"effective_training_time", effective(now)},
+                                        {"hosts", on},
+                                        {"aside", off},
+                                        {"attempts", tries}};
+        whole["incident"] = incident ? incident->json() : nlohmann::ordered_json();
+        return whole;
+    }
+
+    static SupervisorState from(const nlohmann::json& json) {
+        SupervisorState s;
+        s.began = json.at("began");
+        s.first_step = json.at("first_step");
+        s.command = json.at("command").get<Words>();
+        s.number = json.at("number");
+        s.resume = json.at("resume");
+        s.resumed_step = json.at("resumed_step");
+        s.stopping = json.at("stopping");
+        s.result = json.at("result");
+        s.code = json.at("code");
+        s.trained = json.at("trained_seconds");
+        for (const nlohmann::json& a : json.at("attempts")) {
+            s.attempts.push_back({kind_of<JobEnd>(a.at("end").get<std::string>()), a.at("code"),
+                                  a.at("last_step"), a.at("begun"), a.at("ended"), a.at("ranks"),
+                                  a.at("exchanged"), a.at("why")});
+        }
+        for (const nlohmann::json& p : json.at("hosts"))
+            s.places.push_back({p.at("name"), p.at("first"), p.at("ranks")});
+        for (const nlohmann::json& h : json.at("aside"))
+            s.aside.push_back({h.at("name"), h.at("slots"), h.at("why")});
+        if (!json.at("incident").is_null()) s.incident = Incident::from(json.at("incident"));
+        return s;
+    }
+};
+
+// What an earlier supervisor left; nothing where there was none.
+inline std::optional<SupervisorState> read_state(const std::string& run_dir) {
+    constexpr uint64_t most_bytes = 64 << 20;
+    const std::string path = supervisor_path(run_dir);
+    if (access(path.c_str(), F_OK) != 0) return {};
+    nlohmann::json json = parse_json(read_whole(path, most_bytes, "that is no state of a supervisor"), path);
+    try {
+        return SupervisorState::from(json);
+    } catch (const nlohmann::json::exception&) {
+        fail("%s: is no state of a supervisor; move it away to begin anew", path.c_str());
+    }
+}
+
+// Files that a supervisor keeps in the run's directory. A disk that is full, or gone for a while, is no
+// reason to leave a job alone: what could not be written is written later.
+class SupervisorFiles {
+public:
+    explicit SupervisorFiles(std::string run_dir)
+        : run_dir_(std::move(run_dir)), incidents_(run_dir_ + "/incidents.jsonl") {}
+
+    // Returns what there is to tell, if anything.
+    std::string write(const SupervisorState& state) {
+        std::string error, content = state.json(unix_seconds()).dump(1, ' ', false, replace) + "\n";
+        note_error(error, [&] {
+            NewFile file(supervisor_path(run_dir_));
+            file.write(content.data(), content.size());
+            file.commit();
+        });
+        bool was_behind = std::exchange(behind_, !error.empty());
+        if (behind_ == was_behind) return "";
+        return behind_ ? error + " (the supervisor goes on without)"
+                       : supervisor_path(run_dir_) + ": can be written again";
+    }
+    bool behind() const { return behind_; }
+
+    std::string add(const Incident& incident) { return incidents_.add(incident.json()); }
+
+private:
+    static constexpr auto replace = nlohmann::json::error_handler_t::replace;
+    const std::string run_dir_;
+    LogFile incidents_;  // its lines have a step, as it wants
+    bool behind_ = false;
+};

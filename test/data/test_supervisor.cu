@@ -1,0 +1,462 @@
+// What a supervisor decides and keeps: which failures are tried again, on which hosts, and what it knows when
+// it takes a job up again.
+#include <csignal>
+#include <sys/wait.h>
+
+#include "data/supervisor/host_checks.h"
+#include "data/supervisor/job.h"
+#include "data/supervisor/launch_line.h"
+#include "data/supervisor/policy.h"
+#include "data/supervisor/progress.h"
+#include "data/supervisor/state.h"
+#include "test/support/file_testing.h"
+
+// ----------------------------------------------------------------------------
+// policy
+
+// An attempt that came to a step and ended so, a minute after the one before it.
+static Attempt ended(JobEnd end, int64_t last_step, int code = 75, bool exchanged = false) {
+    static double time = 1e9;
+    Attempt attempt;
+    attempt.end = end, attempt.code = code, attempt.last_step = last_step, attempt.exchanged = exchanged;
+    attempt.begun = time, attempt.ended = time += 60;
+    return attempt;
+}
+
+static Restart::Kind kind_after(const std::vector<Attempt>& attempts, bool asked = false) {
+    return decide(attempts, {}, asked).kind;
+}
+
+TEST_CASE("an exit code is an end of its kind") {
+    struct {
+        int code;
+        bool said_why;
+        JobEnd end;
+    } rows[] = {
+        {0, false, JobEnd::done},       {1, true, JobEnd::bad_input},    {1, false, JobEnd::launcher},
+        {70, true, JobEnd::not_finite}, {75, true, JobEnd::failed_part}, {75, false, JobEnd::failed_part},
+        {137, false, JobEnd::killed},   {139, true, JobEnd::killed},     {143, false, JobEnd::killed},
+        {205, false, JobEnd::launcher}, {255, false, JobEnd::launcher},  {127, false, JobEnd::launcher}};
+    for (auto& row : rows) {
+        INFO(row.code);
+        CHECK(name_of(end_of_job(row.code, row.said_why)) == std::string(name_of(row.end)));
+    }
+}
+
+TEST_CASE("what is done after an end is as the table says") {
+    using enum JobEnd;
+    CHECK(kind_after({ended(done, 10, 0)}) == Restart::finish);
+    CHECK(kind_after({ended(bad_input, -1, 1)}) == Restart::give_up);
+    CHECK(kind_after({ended(failed_part, 10)}) == Restart::from_newest);
+    CHECK(kind_after({ended(failed_part, -1)}) == Restart::from_newest);
+    CHECK(kind_after({ended(killed, 10, 137)}) == Restart::from_newest);
+    CHECK(kind_after({ended(hung, 10, 143)}) == Restart::from_newest);
+    CHECK(kind_after({ended(launcher, 10, 205)}) == Restart::from_newest);
+    CHECK(kind_after({ended(not_finite, 10, 70)}) == Restart::from_before);
+    CHECK(kind_after({ended(killed, 10, 143)}, true) == Restart::give_up);
+    // asked to stop, and it did
+    CHECK(kind_after({ended(done, 10, 0)}, true) == Restart::finish);
+}
+
+TEST_CASE("numbers that are not finite again, after a checkpoint was gone back, end it; later ones do not") {
+    using enum JobEnd;
+    Attempt first = ended(not_finite, 10, 70);
+    CHECK(kind_after({first, ended(not_finite, 10, 70)}) == Restart::give_up);
+    CHECK(kind_after({first, ended(not_finite, 7, 70)}) == Restart::give_up);
+    CHECK(kind_after({first, ended(killed, 8, 137), ended(not_finite, 9, 70)}) == Restart::give_up);
+    CHECK(kind_after({first, ended(not_finite, 11, 70)}) == Restart::from_before);
+    CHECK(decide({first, ended(not_finite, 10, 70)}, {}, false).reason.find("step 11") != std::string::npos);
+}
+
+TEST_CASE("the same step that fails twice in the same way ends it, unless something was done about it") {
+    using enum JobEnd;
+    CHECK(kind_after({ended(killed, 10, 139), ended(killed, 10, 139)}) == Restart::give_up);
+    CHECK(kind_after({ended(killed, 10, 139), ended(killed, 10, 137)}) == Restart::from_newest);
+    CHECK(kind_after({ended(killed, 10, 139), ended(failed_part, 10)}) == Restart::from_newest);
+    CHECK(kind_after({ended(killed, 10, 139), ended(killed, 12, 139)}) == Restart::from_newest);
+    CHECK(kind_after({ended(killed, 10, 139, true), ended(killed, 10, 139)}) == Restart::from_newest);
+    CHECK(decide({ended(killed, 10, 139), ended(killed, 10, 139)}, {}, false).reason.find("step 11") !=
+          std::string::npos);
+}
+
+TEST_CASE("two restarts without progress end it") {
+    using enum JobEnd;
+    CHECK(kind_after({ended(killed, 10, 137), ended(failed_part, 8)}) == Restart::from_newest);
+    CHECK(kind_after({ended(killed, 10, 137), ended(failed_part, 8), ended(killed, 9, 137)}) ==
+          Restart::give_up);
+    CHECK(kind_after({ended(killed, 10, 137), ended(failed_part, 8), ended(killed, 11, 137)}) ==
+          Restart::from_newest);
+    // it never begins: the first start is no restart
+    CHECK(kind_after({ended(failed_part, -1), ended(failed_part, -1)}) == Restart::from_newest);
+    CHECK(kind_after({ended(failed_part, -1), ended(failed_part, -1), ended(failed_part, -1)}) ==
+          Restart::give_up);
+    // hosts that were exchanged are reason for another try
+    CHECK(kind_after({ended(failed_part, -1), ended(failed_part, -1, 75, true), ended(failed_part, -1)}) ==
+          Restart::from_newest);
+}
+
+TEST_CASE("restarts are counted in a window, and wait the longer the less they bring") {
+    using enum JobEnd;
+    RestartLimits limits = {.most = 3, .window = 600, .backoff = 2, .longest = 7};
+    std::vector<Attempt> attempts;
+    for (int i = 0; i < 3; i++) {
+        attempts.push_back(ended(killed, 10 + i, 137));
+        CHECK(decide(attempts, limits, false).kind == Restart::from_newest);
+        CHECK(decide(attempts, limits, false).wait == 2);
+    }
+    attempts.push_back(ended(killed, 20, 137));
+    CHECK(decide(attempts, limits, false).kind == Restart::give_up);
+    CHECK(decide(attempts, limits, false).reason.find("3 times") != std::string::npos);
+    // those of long ago do not count
+    for (Attempt& attempt : attempts) attempt.ended -= 3600;
+    attempts.push_back(ended(killed, 21, 137));
+    CHECK(decide(attempts, limits, false).kind == Restart::from_newest);
+
+    std::vector<double> waits;
+    std::vector<Attempt> failing = {ended(launcher, 5, 255, true)};
+    for (int i = 0; i < 3; i++) {
+        waits.push_back(decide(failing, {.most = 20, .backoff = 2, .longest = 7}, false).wait);
+        failing.push_back(ended(launcher, 5, 255, true));
+    }
+    CHECK(waits == std::vector<double>{2, 4, 7});
+    CHECK(decide({ended(killed, 3, 137)}, {.most = 0}, false).kind == Restart::give_up);
+}
+
+// ----------------------------------------------------------------------------
+// hosts
+
+static std::string hosts_error(const TemporaryFolder& folder, const std::string& content) {
+    write_file(folder / "hosts", content);
+    std::string error;
+    note_error(error, [&] { read_hosts(folder / "hosts"); });
+    return error;
+}
+
+TEST_CASE("a file of hosts is read as mpirun reads it, and what is wrong with it is said") {
+    TemporaryFolder folder;
+    write_file(folder / "hosts",
+               "# of the first rack\n\nnode1 slots=8\n  node2   slots=4 max_slots=8 # half\nfd00::2 slots=1");
+    std::vector<Host> hosts = read_hosts(folder / "hosts");
+    REQUIRE(hosts.size() == 3);
+    CHECK(hosts[0].name == "node1");
+    CHECK(hosts[0].slots == 8);
+    CHECK(hosts[1].name == "node2");
+    CHECK(hosts[1].slots == 4);
+    CHECK(hosts[2].name == "fd00::2");
+    CHECK(slots_of(hosts) == 13);
+    std::pair<const char*, const char*> wrong[] = {
+        {"", "has no hosts"},
+        {"# none\n", "has no hosts"},
+        {"a slots=1\nb slots=2\na slots=1\n", "line 3: a is there twice"},
+        {"a slots=1\nb\n", "line 2: b has no slots"},
+        {"a slots=0\n", "line 1: slots=0"},
+        {"a slots=100000000000000000000\n", "line 1: slots=1"},
+        {"a slots=-1\n", "line 1: slots=-1"},
+        {"a slots=2x\n", "line 1: slots=2x"},
+        {"a cpu=2 slots=2\n", "line 1: cpu=2 is not known"},
+        {"-x slots=2\n", "line 1: -x is no name"},
+        {"a;rm slots=2\n", "line 1: a;rm is no name"},
+        {"\x01\x02\xff slots=2\n", "line 1: "},
+    };
+    for (auto [content, words] : wrong) {
+        INFO(content);
+        std::string error = hosts_error(folder, content);
+        CHECK(error.find(words) != std::string::npos);
+        CHECK(error.find("; ") != std::string::npos);
+        CHECK(std::ranges::none_of(error, [](char c) { return c == '\n'; }));
+    }
+}
+
+static std::string placed(const std::vector<Host>& hosts, int ranks, int unit) {
+    std::string words;
+    for (const HostRanks& place : place_ranks(hosts, ranks, unit))
+        words += text("%s:%d+%d ", place.name.c_str(), place.first, place.ranks);
+    return words;
+}
+
+TEST_CASE("ranks fill hosts in order, spares take over, and without one whole data ranks go") {
+    std::vector<Host> hosts = {{"a", 4}, {"b", 4}, {"c", 4}};
+    CHECK(placed(hosts, 8, 2) == "a:0+4 b:4+4 ");
+    CHECK(placed(hosts, 6, 2) == "a:0+4 b:4+2 ");
+    hosts[0].aside = "gone";
+    CHECK(placed(hosts, 8, 2) == "b:0+4 c:4+4 ");
+    CHECK(placed(hosts, 12, 4) == "b:0+4 c:4+4 ");
+    hosts[1].slots = 3;
+    CHECK(placed(hosts, 8, 4) == "b:0+3 c:3+1 ");
+    CHECK(placed(hosts, 8, 8).empty());
+    hosts[2].aside = hosts[1].aside = "gone";
+    CHECK(placed(hosts, 8, 1).empty());
+    std::vector<HostRanks> places = place_ranks({{"a", 4}, {"b", 4}}, 6, 1);
+    CHECK(host_of_rank(places, 3) == "a");
+    CHECK(host_of_rank(places, 4) == "b");
+    CHECK(host_of_rank(places, 6).empty());
+    CHECK(hosts_file_text(places) == "a slots=4\nb slots=2\n");
+}
+
+// ----------------------------------------------------------------------------
+// command lines
+
+static std::string started(const std::string& launcher, bool on_hosts, const std::vector<HostRanks>& places) {
+    std::string line;
+    for (const std::string& word : Launcher(launcher, on_hosts).start(places, "FILE", {"gpt", "train"}))
+        line += "[" + word + "]";
+    return line;
+}
+
+TEST_CASE("a launcher's command line gets what it lacks, and what a user wrote stands") {
+    std::vector<HostRanks> places = {{"a", 0, 4}, {"b", 4, 2}};
+    CHECK(started("mpirun", true, places) ==
+          "[mpirun][--hostfile][FILE][--map-by][slot][--bind-to][none][-n][6][gpt][train]");
+    CHECK(started("mpirun", false, places) == "[mpirun][--map-by][slot][--bind-to][none][-n][6][gpt][train]");
+    CHECK(started("/opt/mpi/bin/mpirun --oversubscribe --map-by node --bind-to core -n {ranks} env A='b c'",
+                  false, places) ==
+          "[/opt/mpi/bin/mpirun][--oversubscribe][--map-by][node][--bind-to][core][-n][6][env][A=b "
+          "c][gpt][train]");
+    CHECK(started("srun --mpi=pmi2", true, places) == "[srun][--mpi=pmi2][--kill-on-bad-exit=1][--overlap][--"
+                                                      "nodes=2][--nodelist=a,b][--ntasks=6][gpt][train]");
+    CHECK(started("my\\ run \"{hosts}\" {ranks} --x={nodes}", true, places) ==
+          "[my run][FILE][6][--x=2][gpt][train]");
+    for (const char* wrong : {"", "  ", "'mpirun", "ssh node", "start {hosts}", "start {ranks}"}) {
+        INFO(wrong);
+        CHECK_THROWS_AS(Launcher(wrong, true), Error);
+    }
+}
+
+static std::string launch_error(std::string line, LaunchLine* good = nullptr) {
+    std::vector<const char*> words = words_of(line);
+    std::string error;
+    note_error(error, [&] {
+        LaunchLine parsed = parse_launch((int)words.size(), words.data());
+        if (good) *good = parsed;
+    });
+    return error;
+}
+
+TEST_CASE("a command line of launch is taken apart, and gets one line where it is wrong") {
+    TemporaryFolder folder;
+    std::string hosts = folder / "hosts";
+    write_file(hosts, "a slots=4\nb slots=4\nc slots=4\n");
+    const std::string job = " -- train --train-data x.bin --run-dir r";
+    LaunchLine line;
+    CHECK(launch_error("launch --hosts " + hosts + " --ranks 8 --spares 1" + job + " --tp 2", &line).empty());
+    CHECK(line.ranks == 8);
+    CHECK(line.unit == 2);
+    CHECK(line.run_dir == "r");
+    CHECK(line.job.size() == 9);
+    CHECK(line.job[line.job.size() - 2] == "--resume");
+    CHECK(line.job.back() == "auto");
+    CHECK(launch_error("launch --hosts " + hosts + " --spares 1" + job + " --resume auto", &line).empty());
+    CHECK(line.ranks == 8);
+    CHECK(line.job.size() == 7);
+    CHECK(launch_error("launch" + job, &line).empty());
+    CHECK(line.ranks == 1);
+    CHECK(launch_error("launch --ranks 4" + job + " --dp 4", &line).empty());
+    CHECK(line.unit == 4);
+    std::pair<std::string, const char*> wrong[] = {
+        {"launch", "no job"},
+        {"launch --ranks 4", "no job"},
+        {"launch --ranks 4 --", "no job"},
+        {"launch --ranks 4 train --run-dir r", "train: unexpected"},
+        {"launch --rank 4" + job, "--rank: no such option, the nearest is --ranks"},
+        {"launch --ranks x" + job, "--ranks x: not a number"},
+        {"launch --ranks -1" + job, "--ranks -1: out of range"},
+        {"launch -- eval r", "eval is over soon"},
+        {"launch -- trian --run-dir r", "trian: no such command"},
+        {"launch -- train --train-data x.bin", "--run-dir: missing"},
+        {"launch" + job + " --overwrite", "--overwrite: would delete"},
+        {"launch" + job + " --resume r2", "--resume r2: a job goes on"},
+        {"launch" + job + " --laerning-rate 1", "--laerning-rate: no such option"},
+        {"launch --spares 1" + job, "--spares 1: there is one machine"},
+        {"launch --ranks 6" + job + " --tp 2 --pp 2", "--ranks 6: --tp 2 --pp 2 need a multiple of 4"},
+        {"launch --ranks 6" + job + " --zero 1 --shard-group 4", "need a multiple of 4"},
+        {"launch --hosts nothing" + job, "nothing: cannot open it"},
+        {"launch --hosts " + hosts + " --ranks 13" + job, "12 slots"},
+        {"launch --hosts " + hosts + " --ranks 9 --spares 1" + job, "8 slots without its last 1 hosts"},
+        {"launch --hosts " + hosts + " --spares 3" + job, "--spares 3: "},
+    };
+    for (auto& [typed, words] : wrong) {
+        INFO(typed);
+        std::string error = launch_error(typed);
+        INFO(error);
+        CHECK(error.find(words) != std::string::npos);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// what is kept
+
+TEST_CASE("a state that was written is read again, and what is no state is refused") {
+    TemporaryFolder folder;
+    CHECK(!read_state(folder.path));
+    SupervisorState state;
+    state.began = 1e9, state.first_step = 7, state.command = {"train", "--run-dir", "a b"};
+    state.number = 3, state.resume = "x", state.resumed_step = 5, state.trained = 12.5;
+    state.attempts = {ended(JobEnd::hung, 11, 143, true), ended(JobEnd::launcher, 12, 205)};
+    state.attempts[1].why = "a line with \"quotes\" and \xff";
+    state.incident = Incident{.time = "t",
+                              .what = "w",
+                              .who = "rank 1 on b",
+                              .then = "again",
+                              .step = 12,
+                              .lost_steps = 4,
+                              .since = 9e8,
+                              .seconds = 1};
+    state.places = {{"a", 0, 4}, {"b", 4, 4}};
+    state.aside = {{"c", 4, "gone"}};
+    SupervisorFiles files(folder.path);
+    CHECK(files.write(state).empty());
+    std::optional<SupervisorState> read = read_state(folder.path);
+    REQUIRE(read);
+    nlohmann::json one = nlohmann::json::parse(
+        state.json(1e9 + 50).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    nlohmann::json other = read->json(1e9 + 50);
+    one.erase("time"), other.erase("time");
+    CHECK(one == other);
+    CHECK(one["effective_training_time"] == 0.25);
+    write_file(supervisor_path(folder.path), "{\"began\": 1}");
+    CHECK_THROWS_AS(read_state(folder.path), Error);
+    write_file(supervisor_path(folder.path), "{");
+    CHECK_THROWS_AS(read_state(folder.path), Error);
+}
+
+TEST_CASE("progress is that of the log as it stands, also when it was cut and grew again") {
+    TemporaryFolder folder;
+    auto step = [](int i, int ms) { return text("{\"step\":%d,\"loss\":1.5,\"ms\":%d}\n", i, ms); };
+    Progress progress(folder.path);
+    CHECK(!progress.update());
+    CHECK(!progress.is_visible());
+    write_file(log_path(folder.path),
+               "{\"step\":0,\"start\":{}}\n" + step(1, 100) + step(2, 100) + "{\"step\":3,\"lo");
+    CHECK(progress.update());
+    CHECK(progress.is_visible());
+    CHECK(progress.last_step() == 2);
+    CHECK(progress.longest_step() == 0.1);
+    CHECK(!progress.update());
+    write_file(log_path(folder.path),
+               "{\"step\":0,\"start\":{}}\n" + step(1, 100) + step(2, 100) + step(3, 300));
+    CHECK(progress.update());
+    CHECK(progress.trained_since(0) == doctest::Approx(0.5));
+    CHECK(progress.trained_since(1) == doctest::Approx(0.4));
+    // back to step 1, and within the same moment longer than it was
+    write_file(log_path(folder.path), "{\"step\":0,\"start\":{}}\n" + step(1, 100) +
+                                          "{\"step\":1,\"start\":{}}\n" + step(2, 200) + step(3, 200) +
+                                          step(4, 200));
+    progress.update();
+    CHECK(progress.last_step() == 4);
+    CHECK(progress.trained_since(1) == doctest::Approx(0.6));
+}
+
+// ----------------------------------------------------------------------------
+// processes
+
+// Follows a job to its end.
+static int code_of(Job& job) {
+    for (int i = 0; i < 500 && job.code() < 0; i++) usleep(20000);
+    return job.code();
+}
+
+TEST_CASE("a job's exit code and output are known, also to one who comes later") {
+    TemporaryFolder folder;
+    for (auto [command, code] : {std::pair{"echo one; exit 75", 75}, {"kill -9 $$", 137}, {"exit 0", 0}}) {
+        INFO(command);
+        Job job(folder.path, 3, {"/bin/sh", "-c", command});
+        CHECK(code_of(job) == code);
+        std::optional<JobRecord> record = JobRecord::read(folder.path);
+        REQUIRE(record);
+        CHECK(record->number == 3);
+        CHECK(record->code == code);
+        CHECK(!Job::is_locked(folder.path));
+    }
+    Job missing(folder.path, 4, {"/nothing/there"});
+    CHECK(code_of(missing) == 127);
+    std::string_view shown;
+    CHECK(missing.read_output(&shown).find("/nothing/there: cannot start it") != std::string::npos);
+}
+
+TEST_CASE("a job outlives its supervisor, and the next one takes it up") {
+    TemporaryFolder folder;
+    pid_t supervisor = fork();
+    if (supervisor == 0) {
+        Job job(folder.path, 1,
+                {"/bin/sh", "-c",
+                 "echo early; trap 'echo asked; exit 5' USR1; for i in 1 2 3 4 5 6 7 8 9; do sleep 1; done"});
+        usleep(200000);
+        raise(SIGKILL);
+    }
+    waitpid(supervisor, nullptr, 0);
+    CHECK(Job::is_locked(folder.path));
+    CHECK_THROWS_AS(Job(folder.path, 2, {"/bin/true"}), Error);  // not beside it
+    std::optional<JobRecord> record;
+    for (int i = 0; i < 100 && !record; i++, usleep(20000)) record = JobRecord::read(folder.path);
+    REQUIRE(record);
+    CHECK(is_alive(record->launcher));
+    Job job(folder.path, *record);
+    CHECK(job.code() == -1);
+    std::string_view shown;
+    CHECK(job.read_output(&shown) == "early\n");
+    CHECK(shown.empty());  // the first one has shown it
+    job.ask_to_stop();
+    CHECK(code_of(job) == 5);
+    CHECK(job.read_output(&shown) == "asked\n");
+    CHECK(shown == "asked\n");
+    CHECK(!is_alive(record->launcher));
+}
+
+TEST_CASE("a job whose keeper was killed is followed to its end, which nobody can tell") {
+    TemporaryFolder folder;
+    Job job(folder.path, 1, {"/bin/sleep", "1"});
+    kill(job.record().keeper.id, SIGKILL);
+    usleep(100000);
+    CHECK(job.code() == -1);
+    CHECK(code_of(job) == Job::not_known);
+}
+
+TEST_CASE("a process is told from a later one of the same number") {
+    Process self = find_process(getpid());
+    CHECK(is_alive(self));
+    Process other = self;
+    other.start++;
+    CHECK(!is_alive(other));
+    other = self, other.boot = "another";
+    CHECK(!is_alive(other));
+    CHECK(!is_alive(Process{}));
+    CHECK(!is_alive(find_process(1 << 29)));
+}
+
+TEST_CASE("commands that do not end are ended") {
+    std::vector<CommandResult> results = run_commands(
+        {{"/bin/sh", "-c", "echo a; exit 3"}, {"/bin/sh", "-c", "echo b; exec sleep 60"}, {"/nothing/there"}},
+        0.5);
+    CHECK(results[0].code == 3);
+    CHECK(results[0].output == "a\n");
+    CHECK(results[1].code == -1);
+    CHECK(results[1].output == "b\n");
+    CHECK(results[2].code == 127);
+}
+
+TEST_CASE("a host that answers is used, one that does not is put aside, and one without the run's directory "
+          "is named") {
+    TemporaryFolder folder;
+    // ssh for three hosts: one is down, and one sees another file system.
+    std::string script = folder / "rsh";
+    write_file(script, "#!/bin/sh\nhost=$1; shift 2\ncase $host in down) exit 255;; esac\n"
+                       "[ $host != apart ] || { echo 'has its own'; exit; }\nexec \"$@\"\n");
+    fs::permissions(script, fs::perms::owner_all);
+    Launcher launcher(script + " {names} {ranks}", true);
+    Scratch scratch;
+    std::vector<Host> hosts = {{"up", 1}, {"down", 1}, {"apart", 1}, {"back", 1, "was down"}};
+    std::vector<std::string> notes;
+    {
+        HostChecks checks(launcher, scratch, folder.path, 10);
+        notes = checks.check(hosts);
+    }
+    CHECK(hosts[0].aside.empty());
+    CHECK(hosts[1].aside.find("255") != std::string::npos);
+    CHECK(hosts[2].aside.empty());
+    CHECK(hosts[3].aside.empty());
+    REQUIRE(notes.size() == 3);
+    CHECK(notes[0].find("down is put aside") == 0);
+    CHECK(notes[1] == "back answers again");
+    CHECK(notes[2].find("is not shared with apart:") != std::string::npos);
+    CHECK(folder.files() == std::vector<std::string>{"rsh"});
+}

@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# `train_gpt launch`: what becomes of a job that ends in each of the ways there are, of one whose supervisor ends, and of
+# hosts that fail. What trained on is compared with a run that nothing happened to.
+# needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/fault_injection.so
+# seconds: 30
+# limit: 600
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/checks.sh
+. test/support/jobs.sh
+. test/support/launches.sh
+plan 36
+cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
+command -v mpirun >/dev/null || { skip "no mpirun here" 36; exit; }
+text=$PWD/kernels
+at_end() {
+    local out
+    for out in "$work"/*.out; do
+        # shellcheck disable=SC2046  # a list of numbers
+        kill -9 $(pgrep -f "^$cpu .*--run-dir $work/$(basename "$out" .out)( |\$)") 2>/dev/null
+    done
+    kill_all
+}
+cd "$work" || exit 1
+export OMP_NUM_THREADS=1
+"$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
+tiny=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --context 48 --micro-batch 1 --global-batch 192
+    --warmup-steps 0 --learning-rate 1e-3 --log-every 100000 --train-data "$work/text_train_*.bin")
+steps=200
+job=("${tiny[@]}" --steps $steps --save-every 20)
+restart=(--backoff 0.1 --grace 2)
+slow=(--throttle-link 0.005) # several ranks: some 20 ms a step, in which processors rest
+two=(--ranks 2 --launcher "$on_one_machine" "${restart[@]}")
+agrees() { "$compare" "$1" "$2" --bitwise; }
+RANKS_TIMEOUT=120 ranks 2 "$cpu" "${job[@]}" --run-dir plain >plain.out 2>&1 || echo "FAILED to run plain"
+
+# ----------------------------------------------------------------------------------------------------------
+# what is refused at once, in one line
+
+refused() { # WORDS OPTIONS...
+    "$cpu" launch "${@:2}" >refused.out 2>refused.err </dev/null
+    [ $? = 1 ] && one_line refused && grep -qE "^train_gpt: .*$1.*; " refused.err && [ ! -e refused ]
+}
+printf 'alpha slots=2\nalpha slots=2\n' >twice
+check "no job" refused 'no job' --ranks 2
+check "no run directory" refused '--run-dir: missing' -- "${tiny[@]}"
+check "a host twice" refused 'twice: line 2: alpha is there twice' --hosts twice -- "${tiny[@]}" --run-dir refused
+check "ranks that do not divide" refused '--ranks 3: --tp 2' --ranks 3 -- "${tiny[@]}" --tp 2 --run-dir refused
+check "help teaches" eval "'$cpu' launch --help | grep -q 'a host that fails its check'"
+
+# ----------------------------------------------------------------------------------------------------------
+# how a job ends, and what is done
+
+launch killed "${two[@]}" --on-event 'cat >>killed.events' -- "${job[@]}" "${slow[@]}"
+wait_for 60 is_past killed 50
+kill -9 "$(ranks_of killed | tail -1)"
+check "a job of which a rank is killed is started again" eval 'launched killed 60 && [ $code = 0 ] && [ "$(starts_of killed)" = 2 ]'
+check "and ends with the bits of a run without failures" agrees killed plain
+check "the incident is told" grep -qE '^\{"time":"[^"]*","what":".*","who":".*","then":"started again","step":[0-9]+,"lost_steps":[0-9]+,"since":[0-9.e+]+,"seconds":[0-9.]+\}$' killed/incidents.jsonl
+check "once, and to --on-event with the end" eval '[ "$(wc -l <killed/incidents.jsonl)" = 1 ] && wait_for 5 eval "[ \$(grep -c event killed.events) = 2 ]" && grep -q "\"event\":\"failure\"" killed.events && grep -q "\"what\":\"done\"" killed.events'
+check "the share of the time that trained is told" eval "grep -qE '^launch  *done; [0-9.]+% of .* trained' killed.out && grep -qE '\"effective_training_time\": 0\.[0-9]' killed/supervisor.json"
+check "a report has the incident" eval "'$cpu' report killed --output killed.html && grep -q '\"started again\"' killed.html"
+
+launch wrong "${restart[@]}" -- "${job[@]}" --train-data 'nothing_*.bin'
+check "a user's error is not tried again" eval 'launched wrong 30 && [ $code = 1 ] && [ "$(starts_of wrong)" = 1 ] && grep -q "given up: what it was given has to be changed: .*nothing_" wrong.out'
+launch diverged "${restart[@]}" -- "${job[@]}" --learning-rate 10 --weight-decay 1 --schedule constant --steps 5000
+check "numbers that are not finite are tried once more" eval 'launched diverged 60 && [ $code = 70 ] && [ "$(starts_of diverged)" = 2 ]'
+check "with the reason" grep -q 'given up: numbers were not finite again by step' diverged.out
+FAULT=kill FAULT_CALLS=touch FAULT_MAPPED=text_train FAULT_AT=30 LD_PRELOAD=$faults launch alike "${restart[@]}" -- "${job[@]}" --save-every 0
+check "a step that fails twice in the same way ends it" eval 'launched alike 30 && [ $code = 75 ] && [ "$(starts_of alike)" = 2 ] && grep -qE "given up: step [0-9]+ failed twice in the same way" alike.out'
+FAULT=kill FAULT_CALLS=init FAULT_AT=1 LD_PRELOAD=$faults launch never "${two[@]}" -- "${job[@]}"
+check "so do two restarts without progress" eval 'launched never 30 && [ $code = 75 ] && [ "$(starts_of never)" = 3 ] && grep -q "given up: 2 restarts made no progress" never.out'
+
+launch stuck "${two[@]}" --hang-timeout 2 -- "${job[@]}" "${slow[@]}"
+wait_for 60 is_past stuck 30
+kill -STOP "$(ranks_of stuck | tail -1)"
+check "a job that makes no progress is ended and started again" eval 'launched stuck 60 && [ $code = 0 ] && [ "$(starts_of stuck)" = 2 ] && grep -q "no progress for" stuck.out'
+check "with the bits of a run without failures" agrees stuck plain
+
+# ----------------------------------------------------------------------------------------------------------
+# a supervisor that is asked to stop, or killed
+
+for signal in INT TERM; do
+    launch asked$signal "${two[@]}" -- "${tiny[@]}" "${slow[@]}" --steps 100000
+    wait_for 60 is_past asked$signal 10
+    kill -$signal "$supervisor"
+    check "SIG$signal makes the job save, and is the end" eval "launched asked$signal 30 && [ \$code = 0 ] && [ \"\$(starts_of asked$signal)\" = 1 ] && grep -q 'stopped as asked' asked$signal.out && '$cpu' sample asked$signal --tokens 1"
+    check "nothing is left of it" wait_for 5 eval "! ranks_of asked$signal"
+done
+launch orphan "${two[@]}" -- "${job[@]}" "${slow[@]}"
+wait_for 60 is_past orphan 30
+check "there is one supervisor to a run" eval '! "$cpu" launch "${two[@]}" -- "${job[@]}" --run-dir "$work/orphan" 2>second.err && grep -q "another supervisor looks after this run" second.err'
+kill -9 "$supervisor"
+wait "$supervisor" 2>/dev/null
+seen=$(last_step orphan)
+check "a job trains on without its supervisor" wait_for 20 is_past orphan "$seen"
+launch orphan "${two[@]}" -- "${job[@]}" "${slow[@]}"
+check "which takes it up again" eval 'launched orphan 60 && [ $code = 0 ] && [ "$(starts_of orphan)" = 1 ] && grep -qE "takes up start 1, process [0-9]+" orphan.out'
+check "with the bits of a run without failures, as ever" agrees orphan plain
+launch orphan "${two[@]}" -- "${job[@]}" "${slow[@]}"
+check "a run that is done is done at once" eval 'launched orphan 30 && [ $code = 0 ] && agrees orphan plain'
+
+# ----------------------------------------------------------------------------------------------------------
+# hosts
+
+printf 'alpha slots=2\nbeta slots=2\ngamma slots=2  # waits\n' >hosts
+four=(--launcher "$on_hosts" --check-timeout 10 "${restart[@]}")
+RANKS_TIMEOUT=120 ranks 4 "$cpu" "${job[@]}" --run-dir plain4 >plain4.out 2>&1 || echo "FAILED to run plain4"
+
+launch spare --hosts hosts --ranks 4 --spares 1 "${four[@]}" -- "${job[@]}" "${slow[@]}"
+wait_for 60 is_past spare 30
+check "ranks are on the first hosts" eval '[ -s hosts.d/alpha.pids ] && [ -s hosts.d/beta.pids ]'
+host_down beta
+check "a host that is lost is replaced by a spare" eval 'launched spare 60 && [ $code = 0 ] && [ "$(starts_of spare)" = 2 ]'
+check "and named" eval "grep -q 'beta is put aside' spare.out && grep -q '\"who\":\"[^\"]*beta\"' spare/incidents.jsonl"
+check "with the bits of a run without failures, for the layout stayed" agrees spare plain4
+host_up beta
+
+printf 'alpha slots=2\nbeta slots=2\n' >hosts
+launch fewer --hosts hosts "${four[@]}" -- "${job[@]}" "${slow[@]}"
+wait_for 60 is_past fewer 30
+host_down beta
+check "without a spare fewer ranks go on" eval 'launched fewer 60 && [ $code = 0 ] && grep -q "goes on with 2 of 4 ranks, on alpha" fewer.out'
+check "with the losses of a run without failures" "$compare" fewer plain4 --losses 1e-5 --weights 1 --moments 1
+touch hosts.d/alpha.down
+launch none --hosts hosts "${four[@]}" -- "${job[@]}"
+check "without any host it is given up" eval 'launched none 30 && [ $code = 75 ] && grep -q "given up: no host is left" none.out'
+rm hosts.d/*.down
+
+touch hosts.d/beta.apart
+launch apart --hosts hosts "${four[@]}" -- "${tiny[@]}" --steps 5
+check "a host that does not share the run's directory is named at the start" eval 'launched apart 60 && [ $code = 0 ] && [ "$(grep -c "is not shared with beta: ranks are watched" apart.out)" = 1 ]'

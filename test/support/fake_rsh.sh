@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# What mpirun starts its daemons with (--mca plm_rsh_agent), for tests with several hosts on one machine:
+# fake_rsh.sh HOST COMMAND... runs the command here, as ssh would run it there.
+#
+#     $FAKE_HOSTS/HOST.down     the host does not answer
+#     $FAKE_HOSTS/HOST.apart    it has a file system of its own: nothing of $FAKE_HOSTS/.. is seen there by `ls`
+#     $FAKE_HOSTS/HOST.pids     processes that were started there; each leads a session, in which all that it starts is
+host=$1
+shift
+[ ! -e "$FAKE_HOSTS/$host.down" ] || exit 255
+[ ! -e "$FAKE_HOSTS/$host.apart" ] || PATH="$FAKE_HOSTS/apart:$PATH"
+echo $$ >>"$FAKE_HOSTS/$host.pids"
+exec setsid -w bash -c "exec $*"

@@ -1,0 +1,59 @@
+# shellcheck shell=bash
+# Supervised runs in the background, for tests that disturb them; for scripts that have sourced checks.sh and jobs.sh, and
+# are in $work. Hosts are made up: fake_rsh.sh runs what is theirs here.
+export FAKE_HOSTS=$work/hosts.d
+mkdir -p "$FAKE_HOSTS/apart"
+printf '#!/bin/sh\nexit 2\n' >"$FAKE_HOSTS/apart/ls"
+chmod +x "$FAKE_HOSTS/apart/ls"
+on_one_machine="mpirun ${mpirun_options[*]}"
+# Ranks of different hosts must not find each other in shared memory, whose names are only unique on a host.
+on_hosts="mpirun --mca plm_rsh_agent $PWD/test/support/fake_rsh.sh --bind-to none --mca mpi_yield_when_idle 1
+    --mca pml ob1 --mca btl self,tcp --mca btl_tcp_if_include lo"
+
+# launch NAME OPTIONS... -- JOB...    in the background, with --run-dir; its process is $supervisor
+launch() {
+    local name=$1
+    shift
+    "$cpu" launch "$@" --run-dir "$work/$name" >>"$name.out" 2>>"$name.err" </dev/null &
+    supervisor=$!
+}
+# launched NAME SECONDS    true if the supervisor ends by then; its exit code is in $code
+launched() {
+    local late=0
+    wait_for "$2" supervisor_is_over || late=1
+    [ $late = 0 ] || { kill -9 "$supervisor"; kill_job "$1"; }
+    wait "$supervisor" 2>/dev/null
+    code=$?
+    return $late
+}
+supervisor_is_over() { ! kill -0 "$supervisor" 2>/dev/null; }
+# The ranks of a run are those processes whose command is train.
+ranks_of() { pgrep -f "^$cpu train .*--run-dir $work/$1( |\$)"; }
+# its launcher, which for one rank is that itself
+launcher_of() { sed -nE 's/.*"launcher":\{"id":([0-9]+).*/\1/p' "$1/job.json"; }
+last_step() { tail -n 5 "$1/log.jsonl" 2>/dev/null | grep -oE '^\{"step":[0-9]+,"loss"' | tail -1 | grep -oE '[0-9]+'; }
+# is_past RUN STEP
+is_past() {
+    local step
+    step=$(last_step "$1")
+    [ "${step:-0}" -gt "$2" ]
+}
+starts_of() { grep -c '^launch  *start [0-9]*: ' "$1.out"; }
+
+# A host that goes down, with all that runs on it; and is there again.
+host_down() {
+    local pid
+    touch "$FAKE_HOSTS/$1.down"
+    for pid in $(cat "$FAKE_HOSTS/$1.pids" 2>/dev/null); do
+        # shellcheck disable=SC2046  # a list of numbers
+        kill -9 $(pgrep -s "$(session_below "$pid")") 2>/dev/null
+    done
+    rm -f "$FAKE_HOSTS/$1.pids"
+}
+# setsid makes the session in a child if it leads a group itself
+session_below() {
+    local child
+    child=$(pgrep -P "$1" | head -1)
+    echo "${child:-$1}"
+}
+host_up() { rm -f "$FAKE_HOSTS/$1.down"; }
