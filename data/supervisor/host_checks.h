@@ -33,11 +33,12 @@ public:
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
 
-    // The name of a file with these hosts. That of one host, which is written often, is the same each time for
-    // as many ranks.
+    // The name of a file with these hosts. That of one host, which is written often, is the same each time
+    // for as many ranks.
     std::string hosts_file(const std::vector<HostRanks>& places) {
-        std::string name =
-            path_ + "/hosts_" + (places.size() == 1 ? places[0].name : std::to_string(++count_));
+        std::string name = path_ + "/" +
+                           (places.size() == 1 ? text("%s_%d", places[0].name.c_str(), places[0].ranks)
+                                               : text("hosts_%d", ++count_));
         FileHandle file = open_file(name, O_WRONLY | O_CREAT | O_TRUNC);
         if (!file) fail_with_errno(name, "create it");
         std::string lines = hosts_file_text(places);

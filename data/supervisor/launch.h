@@ -53,12 +53,14 @@ public:
     }
     // The last line with which the program said why it ends, without its name; empty: there was none.
     const std::string& reason() const { return reason_; }
-    // The rank that this names; -1: none.
+    // What mpirun says of the process that a signal ended first; empty: nothing.
+    const std::string& launcher_reason() const { return launcher_reason_; }
+    // The rank that they name; -1: none.
     int rank() const {
-        size_t at = reason_.find("rank ");
-        return at == reason_.npos || !isdigit((unsigned char)reason_[at + 5])
-                   ? -1
-                   : atoi(reason_.c_str() + at + 5);
+        const std::string& words = reason_.empty() ? launcher_reason_ : reason_;
+        size_t at = words.find("rank ");
+        bool is_number = at != words.npos && isdigit((unsigned char)words[at + 5]);
+        return is_number ? atoi(words.c_str() + at + 5) : -1;
     }
 
 private:
@@ -66,10 +68,11 @@ private:
         constexpr std::string_view name = "train_gpt: ";
         if (size_t at = line.find(name); at != line.npos)
             reason_ = printable_line(line.substr(at + name.size()));
+        if (line.find("noticed that process rank ") != line.npos) launcher_reason_ = printable_line(line);
     }
     static std::string printable_line(std::string_view line) { return one_line(line.substr(0, 1000)); }
 
-    std::string rest_, reason_;
+    std::string rest_, reason_, launcher_reason_;
 };
 
 class Supervisor {
@@ -167,6 +170,7 @@ private:
             tell(text("takes up start %d, process %d, which %s", state_.number, record->launcher.id,
                       runs ? "runs" : "has ended meanwhile"));
             begin_following();
+            attempt_.last_step = progress_.last_step();
         } else if (goes_on) {
             tell("takes up a run whose job is not there any more");
         }
@@ -174,8 +178,7 @@ private:
 
     // Starts the job on the hosts that answer. False: it cannot be, and result says why.
     bool start() {
-        if (state_.number == 0 || checks_hosts_) check_hosts();
-        checks_hosts_ = false;
+        if (checks_hosts_) check_hosts();
         places_ = place_ranks(line_.hosts, line_.ranks, line_.unit);
         if (places_.empty()) {
             end_with(text("given up: no host is left for %d ranks", line_.unit), exit_failed_part);
@@ -223,6 +226,7 @@ private:
     }
 
     void check_hosts() {
+        checks_hosts_ = false;
         if (is_alone_) return;
         HostChecks checks(launcher_, scratch_, line_.run_dir, o_.check_timeout);
         for (const std::string& note : checks.check(line_.hosts)) tell(note);
@@ -295,7 +299,8 @@ private:
         stops_passed_on_ = stops_asked;
         if (again && stop_asked_by == SIGINT) {
             tell("asked again: the job is ended without saving");
-            job_->end(SIGKILL);
+            job_->end(SIGTERM);
+            ending_ = seconds_now();
         } else if (!again) {
             tell("asked to stop: the job saves and ends (Ctrl-C again: without saving)");
             job_->ask_to_stop();
@@ -377,6 +382,7 @@ private:
     std::string why(JobEnd end) const {
         if (end == JobEnd::hung) return blame_.sentence;
         if (!words_.reason().empty()) return words_.reason();
+        if (!words_.launcher_reason().empty()) return words_.launcher_reason();
         if (end == JobEnd::killed) return text("signal %d ended a process of the job", attempt_.code - 128);
         return text("the launcher said no more than its exit code, %d", attempt_.code);
     }
@@ -452,6 +458,7 @@ private:
     void close_incident() {
         Incident incident = *state_.incident;
         incident.seconds = unix_seconds() - incident.since;
+        if (stepped_) incident.lost_steps = std::max<int64_t>(incident.step - progress_.started_after(), 0);
         state_.incident.reset();
         if (std::string note = files_.add(incident); !note.empty()) tell(note);
         state_.trained = progress_.trained_since(state_.first_step);

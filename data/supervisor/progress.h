@@ -33,6 +33,8 @@ public:
 
     bool is_visible() const { return visible_; }  // there is a log, and it can be read
     int64_t last_step() const { return last_step_; }
+    // The step that the run was last started after.
+    int64_t started_after() const { return started_after_; }
     // Seconds in the steps after this one that are part of the run.
     double trained_since(int64_t step) {
         if (step != since_) since_ = step, restart();
@@ -78,6 +80,7 @@ private:
     }
 
     void add(std::string_view line) {
+        if (line.find("\"start\"") != line.npos) started_after_ = (int64_t)number_behind(line, "\"step\":");
         if (line.find("\"loss\"") == line.npos && line.find("\"skipped\"") == line.npos) return;
         double step = number_behind(line, "\"step\":"), ms = number_behind(line, "\"ms\":");
         if (step < 0) return;
@@ -95,7 +98,7 @@ private:
     const std::string run_dir_;
     bool visible_ = false;
     uint64_t read_to_ = 0, count_ = 0;
-    int64_t last_step_ = -1, since_ = 0;
+    int64_t last_step_ = -1, started_after_ = 0, since_ = 0;
     double trained_ = 0;
     std::array<double, 32> recent_ = {};
     std::string half_line_, last_bytes_;

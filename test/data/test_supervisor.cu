@@ -343,6 +343,7 @@ TEST_CASE("progress is that of the log as it stands, also when it was cut and gr
                                           step(4, 200));
     progress.update();
     CHECK(progress.last_step() == 4);
+    CHECK(progress.started_after() == 1);
     CHECK(progress.trained_since(1) == doctest::Approx(0.6));
 }
 

@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+# One supervised run of 8 ranks on four hosts (made up: all are this machine) to which random things happen, one after the
+# other, while nobody looks after it. It ends with the bits of a run without failures where its layout stayed, and with
+# losses that differ by at most 1e-5 where hosts were missing for a while.
+#
+#   SEED=N    repeats the random events of an earlier run, which printed it; EVENTS=N how many (10)
+#
+# What happens, and what is to become of it:
+#     kill      a rank is killed                                a restart
+#     stop      a rank is stopped, and answers no more          a restart
+#     full      the disk is full while checkpoints are due      the run goes on, and saves when there is room again
+#     host      a host goes down with its ranks, and is there   a spare takes over
+#               again when the run has gone on
+#     fewer     so do all hosts but one, at the same time       fewer ranks go on
+#     damage    the newest checkpoint is damaged, and a rank    a restart from the one before
+#               is killed
+#     orphan    the supervisor is killed, and a new one begins  nothing is lost
+# needs: cpu-fp32/train_gpt cpu-fp32/compare_runs
+# seconds: 60
+# soak: EVENTS=100
+# limit: 3600
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/checks.sh
+. test/support/seed.sh
+. test/support/jobs.sh
+. test/support/launches.sh
+events=${EVENTS:-10}
+plan $((events + 6))
+cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs text=$PWD/kernels
+command -v mpirun >/dev/null || { skip "no mpirun here" $((events + 6)); exit; }
+at_end() {
+    kill -9 "$supervisor" 2>/dev/null
+    # shellcheck disable=SC2046  # a list of numbers
+    kill -9 $(pgrep -f "^($cpu|mpirun) .*--run-dir $work/") 2>/dev/null
+    umount "$work/disk" 2>/dev/null
+}
+cd "$work" || exit 1
+export OMP_NUM_THREADS=1
+"$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
+tiny=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --context 48 --micro-batch 1 --global-batch 384
+    --warmup-steps 0 --learning-rate 1e-3 --log-every 100000 --train-data "$work/text_train_*.bin" --zero 1
+    --throttle-link 0.004)
+
+# Each half of the events has a run of its own: one whose layout stays, and one that goes on with fewer ranks too.
+kinds_same=(kill stop full host damage orphan)
+kinds_changed=(kill fewer orphan)
+every=25 # steps from one event to the next, more or less: each begins behind all steps that were made before
+
+# ----------------------------------------------------------------------------------------------------------
+# events: each returns when it has struck; $struck is then the step that was the last one
+
+victim() { ranks_of "$run" | shuf -n 1 --random-source=<(yes $RANDOM); }
+strike_kill() { kill -9 "$(victim)"; }
+strike_stop() { kill -STOP "$(victim)"; }
+strike_damage() {
+    local newest file
+    newest=$(find "$run/checkpoints" -maxdepth 1 -regex '.*/step_[0-9]+' | sort | tail -1)
+    file=$(find "$newest" -name 'data_*.bin' | sort | head -1)
+    [ -z "$file" ] || printf 'damage' | dd of="$file" bs=1 seek=200 conv=notrunc status=none
+    strike_kill
+}
+# The disk is a small one of its own where that can be mounted; else a limit cannot be had, and the event is a kill.
+strike_full() {
+    if mountpoint -q disk; then
+        head -c 100M /dev/zero >disk/filler 2>/dev/null
+        sleep 1
+        rm -f disk/filler
+    else
+        strike_kill
+    fi
+}
+strike_orphan() {
+    kill -9 "$supervisor"
+    wait "$supervisor" 2>/dev/null
+    supervise
+}
+# Hosts that have ranks of the run, in any order.
+taking_part() { sed -n '/"hosts"/,/"aside"/p' "$run/supervisor.json" | sed -nE 's/.*"name": "(.*)".*/\1/p' | shuf --random-source=<(yes $RANDOM); }
+down=()
+strike_host() {
+    down=("$(taking_part | head -1)")
+    host_down "${down[0]}"
+}
+strike_fewer() {
+    local host left
+    left=$(taking_part | head -1)
+    for host in $(grep -v "^$left " "hosts_$run" | cut -d' ' -f1); do
+        down+=("$host")
+        host_down "$host"
+    done
+}
+
+# ----------------------------------------------------------------------------------------------------------
+# a run
+
+supervise() {
+    launch "$run" --hosts "hosts_$run" --ranks 8 "${spares[@]}" --launcher "$on_hosts" --check-timeout 20 --backoff 0.1 --grace 2 \
+        --hang-timeout 4 --max-restarts 1000 -- "${tiny[@]}" --steps "$steps" --save-every 10
+}
+now() { date +%s.%N; }
+goes_on() { is_past "$run" "$struck"; }
+
+# disturb KINDS...    strikes so often, with a check for each event: that the run goes on
+disturb() {
+    local i kind begun
+    for ((i = 0; i < count; i++)); do
+        kind=${kinds[RANDOM % ${#kinds[@]}]}
+        # Each kind comes once before any comes twice.
+        [ $i -ge ${#kinds[@]} ] || kind=${kinds[i]}
+        wait_for 90 is_past "$run" $(((i + 1) * every + RANDOM % 8)) || { echo "FAILED event $i, $kind: the run is not there"; tail -3 "$run.out"; continue; }
+        struck=$(last_step "$run")
+        begun=$(now)
+        "strike_$kind"
+        struck=$(last_step "$run")
+        [ "$kind" != full ] || begun=$(now)
+        if wait_for 60 goes_on; then
+            echo "ok event $i of $run: $kind after step $struck"
+            echo "$kind $begun $(now)" >>times
+        else
+            echo "FAILED event $i of $run: $kind after step $struck"
+            tail -5 "$run.out"
+        fi
+        for host in "${down[@]}"; do host_up "$host"; done
+        down=()
+    done
+}
+
+# whole NAME KINDS...    a run from its beginning to its end
+whole() {
+    run=$1
+    shift
+    kinds=("$@")
+    steps=$(((count + 1) * every + 20))
+    RANKS_TIMEOUT=300 ranks 8 "$cpu" "${tiny[@]}" --throttle-link 0 --steps $steps --run-dir "plain_$run" >"plain_$run.out" 2>&1 || echo "FAILED to run plain_$run"
+    supervise
+    disturb
+    check "$run: nobody looked after it, and it is done" eval 'launched "$run" 120 && [ "$code" = 0 ]'
+    check "$run: every restart was told of" eval '[ "$(wc -l <"$run/incidents.jsonl")" -ge 1 ] && grep -q "of .* trained" "$run.out"'
+}
+
+mkdir disk
+mount -t tmpfs -o size=24m tmpfs disk 2>/dev/null
+mkdir -p disk/same && ln -s disk/same same
+printf '%s slots=4\n' alpha beta gamma delta >hosts_same
+printf '%s slots=4\n' alpha beta gamma >hosts_changed
+count=$(((events + 1) / 2)) spares=(--spares 2)
+whole same "${kinds_same[@]}"
+check "same: the bits of a run without failures" "$compare" same plain_same --bitwise
+count=$((events - count)) spares=(--spares 1)
+whole changed "${kinds_changed[@]}"
+check "changed: the losses of a run without failures" "$compare" changed plain_changed --losses 1e-5 --weights 1 --moments 1
+
+# Seconds from an event to the next step.
+echo "kind       events   median    worst"
+for kind in kill stop full host fewer damage orphan; do
+    awk -v kind=$kind '$1 == kind { print $3 - $2 }' times | sort -n | awk -v kind=$kind '
+        { value[NR] = $1 }
+        END { if (NR) printf "%-10s %6d %8.2f %8.2f\n", kind, NR, value[int((NR + 1) / 2)], value[NR] }'
+done
