@@ -31,7 +31,7 @@ supervisor_is_over() { ! kill -0 "$supervisor" 2>/dev/null; }
 ranks_of() { pgrep -f "^$cpu train .*--run-dir $work/$1( |\$)"; }
 # its launcher, which for one rank is that itself
 launcher_of() { sed -nE 's/.*"launcher":\{"id":([0-9]+).*/\1/p' "$1/job.json"; }
-last_step() { tail -n 5 "$1/log.jsonl" 2>/dev/null | grep -oE '^\{"step":[0-9]+,"loss"' | tail -1 | grep -oE '[0-9]+'; }
+last_step() { grep -oE '^\{"step":[0-9]+,"loss"' "$1/log.jsonl" 2>/dev/null | tail -1 | grep -oE '[0-9]+'; }
 # is_past RUN STEP
 is_past() {
     local step
@@ -57,3 +57,14 @@ session_below() {
     echo "${child:-$1}"
 }
 host_up() { rm -f "$FAKE_HOSTS/$1.down"; }
+
+# same_losses RUN REFERENCE    every step is in both, with losses that differ by at most 1e-5 of the reference
+same_losses() {
+    local run
+    for run in "$1" "$2"; do
+        grep -oE '^\{"step":[0-9]+,"loss":[^,]*' "$run/log.jsonl" | sed -E 's/[^0-9]*([0-9]+),"loss":(.*)/\1 \2/' >"$run.losses"
+    done
+    awk 'NR == FNR { want[$1] = $2; n++; next }
+        { d = ($2 - want[$1]) / want[$1]; if (d < 0) d = -d; if (d > most) most = d; if ($1 in want) n-- }
+        END { print "largest difference of a loss: " most; exit !(n == 0 && FNR > 0 && most <= 1e-5) }' "$2.losses" "$1.losses"
+}
