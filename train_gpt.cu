@@ -1300,11 +1300,9 @@ int main(int argc, char** argv) try {
         fputs(answer.c_str(), stdout);
         return 0;
     }
-    if (argv[1] == std::string("agent")) {  // no rank: it watches them
-        run_agent(agent_options({argv + 2, argv + argc}));
-        return 0;
-    }
-    if (argv[1] == std::string("launch")) return launch(argc - 1, argv + 1);  // no rank: it starts them
+    // These two are no ranks: one starts a job of them, the other watches them.
+    if (argv[1] == std::string("launch")) return launch(argc - 1, argv + 1);
+    if (argv[1] == std::string("agent")) return run_agent(agent_options({argv + 2, argv + argc})), 0;
     time_limit = time_limit_in(argc, argv);
     if (launched_processes() <= 1 && argv[1] != std::string("train")) time_limit = 0;  // others cannot set it
     set_device_variables();

@@ -17,25 +17,12 @@ newest state of every rank, when a rank last gave a sign of life, and who holds 
 
 #include "data/base/figures.h"
 #include "data/base/strings.h"
+#include "data/run/culprit.h"
+#include "data/run/rank_state.h"
 #include "data/supervisor/host_checks.h"
 #include "data/supervisor/hosts.h"
 #include "data/supervisor/launcher.h"
 #include "data/supervisor/processes.h"
-
-// What an agent says of a rank, as far as it is of interest here.
-struct RankSign {
-    int64_t step = 0;
-    std::string phase;
-    double quiet_seconds = 0;  // since its last sign of life
-    std::string state;         // of the process, a letter as in /proc/PID/stat
-    bool alive = true;
-};
-
-// Who holds a job up: these ranks, and why, in one sentence.
-struct Blame {
-    std::vector<int> ranks;
-    std::string sentence;
-};
 
 class Agents {
 public:
@@ -44,7 +31,7 @@ public:
                Scratch& scratch, const Words& command) {
         stop();
         seen_.clear();
-        last_sign_ = 0;
+        last_sign_ = 0, started_ = seconds_now();
         for (const HostRanks& place : places) {
             std::vector<HostRanks> one = {{place.name, 0, 1}};
             Words words = on_this_machine ? command : launcher.start(one, scratch.hosts_file(one), command);
@@ -81,7 +68,7 @@ public:
 
     int64_t last_step() const {
         int64_t last = -1;
-        for (const auto& [rank, sign] : seen_) last = std::max(last, sign.step);
+        for (const auto& [rank, state] : seen_) last = std::max<int64_t>(last, state.step);
         return last;
     }
     // On the clock of seconds_now(); 0: there was none.
@@ -92,18 +79,11 @@ public:
             seen_, [](const auto& seen) { return seen.second.phase.find("sav") != std::string::npos; });
     }
 
-    // Ranks whose processes are gone or stopped, for all others wait for these.
-    Blame blame() const {
-        Blame blame;
-        for (const auto& [rank, sign] : seen_) {
-            bool is_stopped = sign.state == "T" || sign.state == "t";
-            if (sign.alive && !is_stopped) continue;
-            blame.ranks.push_back(rank);
-            blame.sentence += (blame.sentence.empty() ? "" : ", ") +
-                              text("rank %d is %s", rank, is_stopped ? "stopped" : "gone");
-        }
-        if (blame.ranks.empty()) blame.sentence = "no rank is known to be stopped or gone";
-        return blame;
+    // Who holds the others up, who have been quiet for so many seconds.
+    Verdict verdict(double seconds) const {
+        std::vector<RankState> states;
+        for (const auto& [rank, state] : seen_) states.push_back(state);
+        return find_culprit(states, seconds);
     }
 
 private:
@@ -119,12 +99,13 @@ private:
         if (!json.is_object() || !json.contains("ranks")) return;  // of the launcher
         try {
             for (const nlohmann::json& one : json["ranks"]) {
-                RankSign sign = {one.at("step"), one.at("phase"), one.at("quiet_seconds"), one.at("state"),
-                                 one.at("alive")};
-                auto [seen, is_new] = seen_.try_emplace(one.at("rank"), sign);
-                bool moved = is_new || sign.step != seen->second.step || sign.phase != seen->second.phase;
-                last_sign_ = std::max(last_sign_, seconds_now() - (moved ? 0 : sign.quiet_seconds));
-                seen->second = std::move(sign);
+                RankState state = one;
+                // Processes of an earlier start have left their records.
+                if (!state.alive && state.quiet_seconds > seconds_now() - started_) continue;
+                auto [seen, is_new] = seen_.try_emplace(state.rank, state);
+                bool moved = is_new || state.step != seen->second.step || state.phase != seen->second.phase;
+                last_sign_ = std::max(last_sign_, seconds_now() - (moved ? 0 : state.quiet_seconds));
+                seen->second = std::move(state);
             }
         } catch (const nlohmann::json::exception&) {
             // An agent of another version; its ranks count as silent.
@@ -132,6 +113,6 @@ private:
     }
 
     std::vector<Agent> agents_;
-    std::map<int, RankSign> seen_;
-    double last_sign_ = 0;
+    std::map<int, RankState> seen_;
+    double started_ = 0, last_sign_ = 0;  // on the clock of seconds_now()
 };

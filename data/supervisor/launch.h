@@ -238,15 +238,13 @@ private:
     void begin_following() {
         words_ = {};
         attempt_ = {.begun = unix_seconds(), .ranks = ranks_of(places_)};
-        const std::string agent = "agent";
-        if (std::ranges::any_of(command_table(), [&](const CommandHelp& row) { return row.name == agent; }))
-            agents_.start(launcher_, is_alone_, places_, scratch_,
-                          {program_, agent, "--run-dir", line_.run_dir});
+        agents_.start(launcher_, is_alone_, places_, scratch_,
+                      {program_, "agent", "--run-dir", line_.run_dir});
         last_sign_ = seconds_now();
         stepped_ = false;
         stops_passed_on_ = 0;
         ending_ = 0;
-        blame_ = {};
+        verdict_ = {};
     }
 
     JobEnd follow() {
@@ -320,9 +318,9 @@ private:
     void look_for_a_hang() {
         double now = seconds_now();
         if (ending_ == 0 && now - last_sign_ > hang_limit()) {
-            blame_ = agents_.blame();
+            verdict_ = agents_.verdict(hang_limit() / 2);
             tell(text("no progress for %.0f s: %s; the job is ended", now - last_sign_,
-                      blame_.sentence.c_str()));
+                      verdict_.sentence.c_str()));
             job_->end(SIGTERM);
             ending_ = now;
         } else if (ending_ > 0 && now - ending_ > o_.grace) {
@@ -380,7 +378,7 @@ private:
     }
 
     std::string why(JobEnd end) const {
-        if (end == JobEnd::hung) return blame_.sentence;
+        if (end == JobEnd::hung) return verdict_.sentence;
         if (!words_.reason().empty()) return words_.reason();
         if (!words_.launcher_reason().empty()) return words_.launcher_reason();
         if (end == JobEnd::killed) return text("signal %d ended a process of the job", attempt_.code - 128);
@@ -389,7 +387,7 @@ private:
 
     // The rank that is held to be the cause, and its host; empty: nobody.
     std::string who() const {
-        std::vector<int> ranks = ending_ > 0 ? blame_.ranks : std::vector<int>();
+        std::vector<int> ranks = ending_ > 0 ? verdict_.ranks : std::vector<int>();
         if (ranks.empty() && words_.rank() >= 0) ranks = {words_.rank()};
         std::string names;
         for (int rank : ranks) {
@@ -530,7 +528,7 @@ private:
     Agents agents_;
     JobWords words_;
     Attempt attempt_;
-    Blame blame_;
+    Verdict verdict_;
     double last_sign_ = 0;       // seconds_now()
     double last_step_time_ = 0;  // unix_seconds()
     double ending_ = 0;          // since when the job is being ended; 0: it is not

@@ -3,6 +3,7 @@
 #include <csignal>
 #include <sys/wait.h>
 
+#include "data/supervisor/agents.h"
 #include "data/supervisor/host_checks.h"
 #include "data/supervisor/job.h"
 #include "data/supervisor/launch_line.h"
@@ -460,4 +461,35 @@ TEST_CASE("a host that answers is used, one that does not is put aside, and one 
     CHECK(notes[1] == "back answers again");
     CHECK(notes[2].find("is not shared with apart:") != std::string::npos);
     CHECK(folder.files() == std::vector<std::string>{"rsh"});
+}
+
+TEST_CASE("what agents say makes the newest state of each rank, and the one that is stopped is named") {
+    auto rank = [](int number, int step, const char* letter, double quiet) {
+        RankState state;
+        state.rank = number, state.ranks = 2, state.replicas = 2, state.step = step, state.state = letter;
+        state.alive = *letter, state.quiet_seconds = quiet, state.phase = "step", state.host = "here";
+        return state;
+    };
+    auto line = [](std::vector<RankState> ranks) {
+        return nlohmann::json({{"agent", "here"}, {"time", 1.0}, {"ranks", ranks}}).dump() + "\n";
+    };
+    TemporaryFolder folder;
+    // what a launcher says goes by, and so does what is left of an earlier start
+    write_file(folder / "said", "mpirun: hello\n" + line({rank(0, 6, "S", 0), rank(1, 6, "S", 0)}) +
+                                    line({rank(0, 7, "S", 30), rank(1, 7, "T", 30), rank(2, 9, "", 1e6)}));
+    Agents agents;
+    Scratch scratch;
+    agents.start(Launcher("mpirun", false), true, {{"here", 0, 2}}, scratch,
+                 {"/bin/sh", "-c", "cat " + (folder / "said") + "; exec sleep 60"});
+    for (int i = 0; i < 200 && agents.last_step() < 7; i++) {
+        agents.wait(0.05);
+        agents.read();
+    }
+    CHECK(agents.last_step() == 7);
+    CHECK(agents.last_sign() <= seconds_now());
+    CHECK(agents.last_sign() > seconds_now() - 20);
+    Verdict verdict = agents.verdict(5);
+    CHECK(verdict.ranks == std::vector<int>{1});
+    CHECK(verdict.sentence.find("rank 1") != std::string::npos);
+    agents.stop();
 }

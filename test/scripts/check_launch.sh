@@ -73,7 +73,7 @@ check "so do two restarts without progress" eval 'launched never 30 && [ $code =
 launch stuck "${two[@]}" --hang-timeout 2 -- "${job[@]}" "${slow[@]}"
 wait_for 60 is_past stuck 30
 kill -STOP "$(ranks_of stuck | tail -1)"
-check "a job that makes no progress is ended and started again" eval 'launched stuck 60 && [ $code = 0 ] && [ "$(starts_of stuck)" = 2 ] && grep -q "no progress for" stuck.out'
+check "a job that makes no progress is ended and started again" eval 'launched stuck 60 && [ $code = 0 ] && [ "$(starts_of stuck)" = 2 ] && grep -q "no progress for .* rank [01] " stuck.out && grep -q "\"who\":\"rank [01] on" stuck/incidents.jsonl'
 check "with the bits of a run without failures" agrees stuck plain
 
 # ----------------------------------------------------------------------------------------------------------
