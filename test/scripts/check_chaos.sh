@@ -39,7 +39,7 @@ export OMP_NUM_THREADS=1
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
 tiny=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --context 48 --micro-batch 1 --global-batch 384
     --warmup-steps 0 --learning-rate 1e-3 --log-every 100000 --train-data "$work/text_train_*.bin" --zero 1
-    --throttle-link 0.004)
+    --throttle-link 0.0012) # some 100 ms a step, in which processors rest
 
 # Each half of the events has a run of its own: one whose layout stays, and one that goes on with fewer ranks too.
 kinds_same=(kill stop full host damage orphan)

@@ -42,19 +42,14 @@ starts_of() { grep -c '^launch  *start [0-9]*: ' "$1.out"; }
 
 # A host that goes down, with all that runs on it; and is there again.
 host_down() {
-    local pid
+    local pids
     touch "$FAKE_HOSTS/$1.down"
-    for pid in $(cat "$FAKE_HOSTS/$1.pids" 2>/dev/null); do
-        # shellcheck disable=SC2046  # a list of numbers
-        kill -9 $(pgrep -s "$(session_below "$pid")") 2>/dev/null
-    done
+    pids=$(xargs <"$FAKE_HOSTS/$1.pids" | tr ' ' ,)
+    # Each leads a session, or has a child that does, if it led a group before.
+    pids=$pids,$(pgrep -d, -P "$pids")
+    # shellcheck disable=SC2046
+    kill -9 $(pgrep -s "${pids%,}") 2>/dev/null
     rm -f "$FAKE_HOSTS/$1.pids"
-}
-# setsid makes the session in a child if it leads a group itself
-session_below() {
-    local child
-    child=$(pgrep -P "$1" | head -1)
-    echo "${child:-$1}"
 }
 host_up() { rm -f "$FAKE_HOSTS/$1.down"; }
 
