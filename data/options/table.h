@@ -245,8 +245,8 @@ inline const std::vector<OptionRow>& option_table() {
          "rank whatever is to run on a single host."},
         {FIELD(hang_timeout), "Failures", range(0, most),
          "Seconds without a sign of progress of any rank before the job is ended, and who holds it up is "
-         "named. 0: twenty times the longest of the last steps, a minute at least; ten minutes while a job "
-         "starts and while it saves."},
+         "named; until its first step, a minute at least. 0: twenty times the longest of the last steps, a "
+         "minute at least; ten minutes while a job starts and while it saves."},
         {FIELD(grace), "Failures", range(0, most),
          "Seconds between the SIGTERM and the SIGKILL that end a job that hangs."},
         {FIELD(check_timeout), "Failures", range(1, most),
