@@ -285,7 +285,7 @@ TEST_CASE("flipped bits are found, and the rank named") {
             } else if (kind == "gradients") {
                 CHECK(replay.found == n);
                 // a low bit that rounding loses, or padding, does no harm
-                if (has_replicas) CHECK(10 * replicas.found >= 6 * n);
+                if (has_replicas) CHECK(2 * replicas.found >= n);
             } else if (kind == "activations") {
                 CHECK(replicas.found == 0);  // all hold the same wrong weights
                 CHECK(10 * replay.found >= 6 * n);
