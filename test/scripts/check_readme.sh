@@ -36,7 +36,8 @@ links() {
     return $rc
 }
 
-# Files that are named in the text, and functions: words in backquotes with an underscore or "::" in them.
+# Files that are named in the text, and functions: words in backquotes with an underscore or "::" in them, and such words
+# in the drawings of the tour.
 names() {
     local word rc=0
     local all="$work/source"
@@ -44,7 +45,8 @@ names() {
     awk '/^ *```/ { code = !code } !code' README.md | grep -oE '`[^`]+`' | tr -d '`' | sort -u >"$work/quoted"
     while read -r word; do
         grep -qaw -- "${word##*::}" "$all" || { echo "README.md: $word: not in the source"; rc=1; }
-    done < <(grep -xE '[A-Za-z_]+(::[a-z_]+)*' "$work/quoted" | grep -E '_|::')
+    done < <(grep -xE '[A-Za-z_]+(::[a-z_]+)*' "$work/quoted" | grep -E '_|::'
+        awk '/^# /{ tour = /Reading it/ } /^ *```/ { code = !code } code && tour && !/--|\.\.\./' README.md | grep -oE '\b[A-Za-z]+(::|_)[a-z_]+\b' | sort -u)
     while read -r word; do
         [ -e "$word" ] || { echo "README.md: $word: no such file"; rc=1; }
     done < <(grep -xE '(test|comm|data|kernels)/[a-z_/]+(\.[a-z]+)?' "$work/quoted" | grep -vx 'test/gpu_results.md')
