@@ -197,7 +197,8 @@ inline std::string preset_help(int width) {
     return "Presets for --model\n  " + wrapped(names, 2, 2, width);
 }
 
-// A command line, broken before options, so that it can be copied into a shell as it stands.
+// A command line, broken before options that are not in quotes, so that it can be copied into a shell as it
+// stands.
 inline std::string example_help(const std::string& example, int width) {
     std::string result, line = "  train_gpt";
     std::istringstream words(example);
@@ -210,7 +211,8 @@ inline std::string example_help(const std::string& example, int width) {
         line += " " + part;
     };
     while (words >> word) {
-        if (word.starts_with("--") && !part.empty()) add_part(), part.clear();
+        bool quoted = std::ranges::count(part, '\'') % 2 != 0;
+        if (word.starts_with("--") && !part.empty() && !quoted) add_part(), part.clear();
         part += (part.empty() ? "" : " ") + word;
     }
     add_part();

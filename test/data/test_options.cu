@@ -471,6 +471,8 @@ TEST_CASE("examples in the help are command lines that can be copied") {
             CHECK(shown == "  train_gpt " + std::string(example) + "\n");
         }
     }
+    CHECK(example_help("launch --launcher 'mpirun --mca a b' -- train", 30) ==
+          "  train_gpt launch \\\n      --launcher 'mpirun --mca a b' \\\n      -- train\n");
 }
 
 TEST_CASE("a section of the help has the options of one group, and there is no other") {

@@ -104,7 +104,7 @@ options() {
         done
         model=$(grep -oE -- '--model [^ /]+( |$)' <<<"$call" | cut -d' ' -f2)
         [ -z "$model" ] || "$program" train --help presets | tail -n +2 | tr ' ' '\n' | grep -qxF -- "$model" || { echo "--model $model: no such preset"; rc=1; }
-    done < <(for block in "$blocks"/*.run "$blocks"/*.check; do commands "$block"; done)
+    done < <(for block in "$blocks"/*.run "$blocks"/*.check; do commands "$block"; done | sed 's/ -- /\n.\/train_gpt /')
     return $rc
 }
 # those that the text names are of some command, or of another program
