@@ -11,7 +11,7 @@
 # seconds: 30
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-root=$PWD program=$PWD/build/cpu-fp32/train_gpt
+program=$PWD/build/cpu-fp32/train_gpt
 pages="README.md test/README.md test/bench/README.md"
 
 # ----------------------------------------------------------------------------------------------------------
@@ -158,4 +158,3 @@ for block in "$blocks"/*.run; do
     while read -r line; do check "${line:0:100}" run "$line" "$block.out"; done < <(commands "$block")
 done
 for text in "$blocks"/*.shows; do check "what the commands show: $(head -n 1 "${text%.shows}" | cut -c1-60)" shown "${text%.shows}" "$(<"$text").out"; done
-[ "$(pwd)" = "$root" ]
