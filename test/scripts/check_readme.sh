@@ -50,6 +50,9 @@ names() {
     while read -r word; do
         [ -e "$word" ] || { echo "README.md: $word: no such file"; rc=1; }
     done < <(grep -xE '(test|comm|data|kernels)/[a-z_/]+(\.[a-z]+)?' "$work/quoted" | grep -vx 'test/gpu_results.md')
+    while read -r word; do
+        git ls-files -co --exclude-standard | grep -q "/$word\$" || { echo "README.md: $word: no such file"; rc=1; }
+    done < <(grep -oE '\b[a-z_]+\.cuh?\b|\b[a-z_]+\.h\b' README.md | grep -vx train_gpt.cu | sort -u)
     return $rc
 }
 
