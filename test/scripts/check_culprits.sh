@@ -25,7 +25,7 @@ mkfifo quiet && exec 9<>quiet # an input of agents that never ends
 
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
 tiny=(train --model tiny --layers 4 --channels 64 --heads 4 --mlp-width 96 --context 64 --steps 100000 --micro-batch 1
-    --global-batch $((16 * 64)) --warmup-steps 0 --learning-rate 1e-3 --train-data 'text_train_*.bin' --communication-timeout 2)
+    --global-batch $((16 * 64)) --warmup-steps 0 --learning-rate 1e-3 --train-data 'text_train_*.bin' --communication-timeout 3)
 layouts=("--zero 1" "--tp 2 --zero 2" "--pp 4 --zero 1" "--tp 2 --pp 2 --zero 1 --shard-group 1" "--zero 3" "--tp 4 --pp 2"
     "--pp 2 --pp-schedule zero-bubble --zero 1" "--zero 2 --shard-group 4" "--zero 0" "--tp 2 --pp 2 --zero 1 --shard-group 2")
 kinds=(stopped endless lost write dead two read)
@@ -90,7 +90,7 @@ for ((i = 0; i < cases; i++)); do
         [ "$(grep -m 1 '^culprit' "$name.err" | grep -oE 'rank [0-9]+ \(' | sort -u | wc -l)" -gt 1 ] || alone=$((alone + 1))
     else
         says=WRONG
-        tail -n 4 "$name.err"
+        grep -E '^(train_gpt: |culprit )' "$name.err" | tail -n 3
     fi
     echo "$says: $kind: rank $victim${also:-} of ${layout[*]}: $(grep -m 1 '^culprit' "$name.err" | cut -c 14-)"
     [ "$kind" != two ] || also=
