@@ -326,10 +326,11 @@ private:
     std::vector<int> missing_;
 };
 
-// Who keeps the others from getting on, if nothing has happened for `limit` seconds. all_known: a rank that
-// has no state here has none anywhere, because its machine is gone or it has not come so far; else it is on a
-// machine that nothing is known of. stands_still: somebody has waited in vain for so long, so whoever is
-// stopped or blocked is to blame, though others may have begun to wait later.
+// Finds who keeps the others from getting on, if nothing has happened for `limit` seconds.
+// all_known: a rank that has no state here has none anywhere, because its machine is gone or it has not come
+// so far; otherwise it is on a machine that nothing is known of.
+// stands_still: somebody has waited in vain for so long that whoever is stopped or blocked is to blame,
+// though others may have begun to wait later.
 inline Verdict find_culprit(const std::vector<RankState>& states, double limit, bool all_known = true,
                             bool stands_still = false) {
     return CulpritSearch(states, limit, all_known, stands_still).verdict();
