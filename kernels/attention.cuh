@@ -42,7 +42,7 @@ enum class AttentionKernels { fastest, mma, wgmma };
 // Those that are asked for. Set before the first pass.
 inline AttentionKernels attention_kernels = AttentionKernels::fastest;
 
-// Whether there are kernels of Hopper for heads of this shape here.
+// Tells whether this GPU has kernels of Hopper for heads of this shape.
 inline bool has_wgmma_attention([[maybe_unused]] const AttentionShape& shape) {
 #ifdef PRECISION_BF16
     return hopper_attention_fits(shape);
@@ -51,7 +51,7 @@ inline bool has_wgmma_attention([[maybe_unused]] const AttentionShape& shape) {
 #endif
 }
 
-// The same for both passes of a layer.
+// Tells whether both passes of a layer take those kernels.
 [[maybe_unused]] inline bool takes_wgmma(const AttentionShape& shape) {
     return attention_kernels != AttentionKernels::mma && has_wgmma_attention(shape);
 }

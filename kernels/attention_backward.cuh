@@ -25,7 +25,7 @@ struct Turn {
     size_t sums;  // where the tile starts in the scratch
 
     __device__ void wait() const { counter_wait(counter, number); }
-    // The same by what the counter said a while ago: mostly it was this turn already.
+    // Waits, but looks first at an earlier value of the counter: mostly that was this turn already.
     __device__ void wait(unsigned seen) const { counter_wait(counter, number, seen); }
     __device__ void pass() const { counter_set(counter, number + 1); }
 };
@@ -65,7 +65,7 @@ struct BackwardScratch {
     // The sums of dq from a row of a head on, the first of a tile: (queries, width), in an order that the
     // kernel chooses.
     HOST_DEVICE size_t sums(int b, int h, int row) const { return head_row(b, h, row) * width; }
-    // Of each query lse in powers of two, and dout . out: (B, NH, rows, 2).
+    // For each query, lse in powers of two, and dout . out: (B, NH, rows, 2).
     HOST_DEVICE float* stats(int b, int h, int row) const {
         return data + all_rows() * width + 2 * head_row(b, h, row);
     }

@@ -188,7 +188,7 @@ struct AttentionBackward {
     AttentionShape shape;
 };
 
-// What the backward pass needs of one tile of queries.
+// The backward pass's view of one tile of queries.
 struct BackwardQueries : QueryTile {
     HeadTile dout, doutT;
     alignas(64) float lse[tile_rows], dot[tile_rows];  // dot: dout . out of each query

@@ -17,7 +17,7 @@ constexpr int warpgroup_size = 128, warpgroup_rows = 64;
 constexpr int computing_groups = 2, computing_threads = computing_groups * warpgroup_size;
 constexpr int computing_warps = computing_threads / warp_size;
 constexpr int hopper_threads = computing_threads + warpgroup_size;
-// Of a thread. Together they are what the block starts with: 168 of each.
+// Registers of a thread. Together they are the number that the block starts with, 168 for each thread.
 constexpr int loading_registers = 40, computing_registers = 232;
 
 // A tile of `rows` rows of a head: panels of as many columns as a swizzle is wide, one after the other.
@@ -34,8 +34,8 @@ struct SwizzledTile {
             copy_box(to + i * panel, map, i * columns, head, row, b, barrier);
     }
 
-    // Of a product that sums over the head: the matrix from a row on, and what lies `k` columns further
-    // right.
+    // Descriptors of a product that sums over the head: the matrix from a row on, and the part `k` columns
+    // further right.
     __device__ static uint64_t rows_from(const char* tile, int row) {
         return matrix_descriptor(tile + row * width, swizzle, panel, 8 * width);
     }
@@ -43,8 +43,8 @@ struct SwizzledTile {
         return advance(rows_from, k / columns * panel + k % columns * (int)sizeof(floatX));
     }
 
-    // Of a product that sums over the rows: the matrix from a column on (the first of a panel), and what lies
-    // `k` rows further down.
+    // Descriptors of a product that sums over the rows: the matrix from a column on (the first of a panel),
+    // and the part `k` rows further down.
     __device__ static uint64_t columns_from(const char* tile, int column) {
         return matrix_descriptor(tile + column / columns * panel, swizzle, panel, 8 * width);
     }
@@ -67,7 +67,7 @@ struct SwizzledTile {
             from,
             {{s.HS, heads, count, s.B}, {(size_t)s.HS, row, rows_of_sequence * row}, {columns, 1, rows, 1}});
     }
-    // Of heads in qkv: those of the queries of the call, and of all keys that these may see.
+    // Tensor maps of heads in qkv: of the call's queries, and of all keys that these may see.
     static CUtensorMap query_map(const floatX* qkv, const AttentionShape& s) {
         return map(qkv + s.query(0, 0, 0), s, s.NH + 2 * s.NKV, s.Tq, s.Tk);
     }

@@ -30,7 +30,7 @@ struct BackwardTiles {
     static constexpr int HSP = HSP_, keys = keys_, queries = queries_, stages = stages_;
     static constexpr int warps = 8, threads = warps * warp_size;
     static constexpr int parts = warps * 16 / keys, head_columns = HSP / parts;
-    // Where there are not eight queries for each part, the last parts have none.
+    // If there are fewer than eight queries for each part, the last parts have none.
     static constexpr int part_queries = queries / parts < 8 ? 8 : queries / parts;
     // Columns of scores at a time. With 64 of them beside wide heads the registers of sm_90 do not suffice.
 #if __CUDA_ARCH__ >= 900
@@ -265,7 +265,7 @@ __global__ void attention_dq_kernel(floatX* dqkv, BackwardScratch scratch, Atten
 // ----------------------------------------------------------------------------
 // launching
 
-// What a card has that matters here.
+// The properties of a card that matter here.
 struct AttentionCard {
     size_t shared_bytes;  // of a block
     int multiprocessors;

@@ -11,7 +11,7 @@ warp, on tensor cores for bf16 and with the same layout of results for float.
 
 constexpr float log2_e = 1.44269504f;
 
-// What a block may have of shared memory on the cards that have least.
+// The shared memory that a block may have on the cards with the least.
 constexpr size_t least_shared_bytes = 99 * 1024;
 
 __device__ inline int lane_id() {
@@ -306,7 +306,7 @@ void with_width(int HS, F&& f) {
     f(std::integral_constant<int, width>{});
 }
 
-// The same of the widths that the kernels on mma.sync are compiled for.
+// Calls f with the least width, of those that the kernels on mma.sync are compiled for, that holds the head.
 template <typename F>
 void with_head_width(int HS, F&& f) {
     with_width<32, 64, 96, 128, 192, 256>(HS, f);

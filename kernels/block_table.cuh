@@ -39,7 +39,7 @@ struct BlockTable {
         return found;
     }
 
-    // Where a block is among those of its part.
+    // The number of a block among those of its part.
     __device__ unsigned place(unsigned block, int part) const {
         return part > 0 ? block - end[part - 1] : block;
     }

@@ -32,13 +32,13 @@ HOST_DEVICE inline SoftmaxSum merge(SoftmaxSum a, SoftmaxSum b) {
     return {max, a.sum * fast_exp(a.max - max) + b.sum * fast_exp(b.max - max)};
 }
 
-// Where the target is among tokens first_token .. first_token + V - 1; -1: it is elsewhere, or there is none.
+// The target's place among tokens first_token .. first_token + V - 1; -1: it is elsewhere, or there is none.
 // Padding columns are no place for it, though the first tokens of the next device would have their numbers.
 HOST_DEVICE inline int target_here(int target, int first_token, int V) {
     return target >= first_token && target - first_token < V ? target - first_token : -1;
 }
 
-// What one device knows of a row, kept as three floats, which are easy to send.
+// One device's knowledge of a row, kept as three floats, which are easy to send.
 struct ClassifierPart {
     SoftmaxSum total;
     float target_logit = 0;  // 0 where the target is not among the tokens
@@ -192,7 +192,7 @@ __device__ void classifier_gradient(floatX* row, SoftmaxSum total, int target, f
     if (threadIdx.x == 0) row[target] = floatX((probability - 1) * dloss);
 }
 
-// That of a row without a target.
+// Writes the gradient of a row without a target.
 template <int W>
 __device__ void clear_row(floatX* row, int Vp) {
     for (int v = threadIdx.x * W; v < Vp; v += blockDim.x * W) store_last(row + v, Vec<floatX, W>{});

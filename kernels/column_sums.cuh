@@ -92,7 +92,7 @@ __global__ void add_partials_kernel(float* first, float* second, float* third, c
     to[c] = blockIdx.y == 2 ? sum : to[c] + sum;
 }
 
-// As add_partials_cpu.
+// Adds partial sums, as add_partials_cpu does.
 inline void add_partials(float* first, float* second, const float* partials, int count, int C,
                          cudaStream_t stream, int planes = 2, float* third = nullptr) {
     launch(add_partials_kernel,
@@ -165,7 +165,7 @@ inline void matmul_backward_bias(float* dbias,        // (OC) +=
               launch_backward_bias(dbias, scratch, dout, N, OC, stream));
 }
 
-// The same where the kernel that made dout has added up its columns.
+// Adds the gradient of the bias if the kernel that made dout has added up its columns already.
 inline void add_bias_sums(float* dbias,       // (OC) +=
                           const float* sums,  // (OC)
                           int OC, cudaStream_t stream) {

@@ -58,7 +58,7 @@ constexpr int vec_width = 16 / sizeof(T);
 
 constexpr int warp_size = 32;
 
-// The same for threads, in whole warps.
+// Shares items among threads as evenly, in whole warps.
 constexpr int row_threads(int items, int most) {
     return ceil_div(even_share(items, most), warp_size) * warp_size;
 }
@@ -103,7 +103,7 @@ void copy_columns(T* to, size_t to_width, const T* from, size_t from_width, size
                                 rows, cudaMemcpyDeviceToDevice, stream));
 }
 
-// Of the device that this process uses, which it has chosen before it asks.
+// Properties of the device that this process uses, which it has chosen before it asks.
 inline const cudaDeviceProp& device_properties() {
     static const cudaDeviceProp properties = [] {
         cudaDeviceProp result;
@@ -197,7 +197,7 @@ __device__ void store_shared(T* to, const Vec<T, N>& values) {
     *reinterpret_cast<Vec<T, N>*>(to) = values;
 }
 
-// The same where it is the last use of these bytes for long: they are the first to leave the caches.
+// Loads bytes that are not used again for long: they are the first to leave the caches.
 template <int N, typename T>
 __device__ Vec<T, N> load_last(const T* from) {
     if constexpr (sizeof(Vec<T, N>) == 16)

@@ -73,7 +73,7 @@ inline int spared_multiprocessors = 0;
 template <typename T>
 constexpr cudaDataType cuda_type = sizeof(T) == 2 ? CUDA_R_16BF : CUDA_R_32F;
 
-// What is done with numbers that a product has in registers anyway. gelu is in its tanh form.
+// The work that rides along on numbers that a product has in registers anyway. gelu is in its tanh form.
 enum class Epilogue {
     none,
     bias,           // D = the product + bias
@@ -197,7 +197,7 @@ struct Algorithm {
 // The algorithm for each kind_text(), byte by byte; no bytes: the epilogue is left to a kernel of its own.
 using AlgorithmChoices = std::map<std::string, std::string>;
 
-// What to know about a kind of product before running it, found once.
+// The facts about a kind of product that are found once, before it runs.
 struct ProductPlan {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, d;

@@ -145,7 +145,7 @@ struct CarryList {
     HOST_DEVICE int row(int i) const { return rows[i]; }
 };
 
-// What is summed where.
+// The rows to sum, and the places of their sums.
 template <typename List, typename T>
 struct RowSums {
     List list;

@@ -10,7 +10,7 @@ the error's code. What was half done is undone on the way by destructors.
 #include <string>
 #include <utility>
 
-// What a program exits with, for those who start it again: of these, only the last is worth a new start.
+// Exit codes, for those who start the program again: of these, only the last is worth a new start.
 constexpr int exit_bad_input = 1;     // the user's input: options, files, a machine that is too small
 constexpr int exit_not_finite = 70;   // the numbers of a run are not finite
 constexpr int exit_failed_part = 75;  // another process, a link, a device or a disk (sysexits.h: EX_TEMPFAIL)
@@ -54,7 +54,7 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
     throw Error(message);
 }
 
-// The same of a process, a link, a device or a disk.
+// Throws the error of a process, a link, a device or a disk.
 [[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail_part(const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);

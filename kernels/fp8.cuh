@@ -48,7 +48,7 @@ HOST_DEVICE inline float fp8_scale(Fp8 format, float largest_element) {
 // ----------------------------------------------------------------------------
 // CPU
 
-// What is larger than the largest number becomes that.
+// Rounds to the nearest; larger values become the largest number.
 inline uint8_t fp8_round(Fp8 format, float x) {
     int fraction_bits = format == Fp8::e4m3 ? 3 : 2, bias = format == Fp8::e4m3 ? 7 : 15;
     uint8_t sign = std::signbit(x) ? 0x80 : 0;

@@ -97,8 +97,8 @@ struct Fp8Sizes {
     size_t matrices = 0;        // how many these are; 0: fp8 is off
     size_t largest_weight = 0;  // elements of one
     bool keeps_weights = true;  // both ways, until they change
-    // Of the largest activation or gradient. In training a micro-batch has exactly so many rows, and fewer
-    // are a part of them.
+    // The shape of the largest activation or gradient. In training a micro-batch has exactly so many rows,
+    // and fewer are a part of them.
     size_t rows = 0, width = 0;
 };
 
@@ -216,7 +216,7 @@ public:
         matmul_backward_input(dinp, dout, weight, N, C, OC, stream_, accumulate);
     }
 
-    // As matmul_backward_gelu(). largest: (1) of dpre, or null; in fp8.
+    // Does the work of matmul_backward_gelu() in fp8. largest: (1) of dpre, or null.
     void backward_gelu(Gelu form, floatX* dpre, const floatX* pre, const floatX* dout,
                        const Fp8Operand& dout8, const floatX* weight, int N, int C, int OC, float* largest) {
         if (!on_) return matmul_backward_gelu(form, dpre, pre, dout, weight, N, C, OC, stream_);

@@ -65,7 +65,7 @@ void add_squares_cpu(float* total, float* scratch, const T* values, size_t n) {
     *total = (float)sum;
 }
 
-// As sums_of_squares, at once, with memory of the host.
+// Does the work of sums_of_squares at once, on memory of the host.
 template <typename T>
 void sums_of_squares_on_host(float* sums, float* scratch, const T* values,
                              const std::vector<SquaresRange>& ranges) {
@@ -156,7 +156,7 @@ void sums_of_squares(float* sums, float* scratch, const T* values, const std::ve
               launch_sums_of_squares(sums, scratch, values, ranges, stream));
 }
 
-// The same to one sum. Without elements it is 0, and values and scratch are not looked at.
+// Adds all ranges up to one sum. Without elements it is 0, and values and scratch are not looked at.
 inline void sum_squares(float* total /* (1) */, float* scratch, const float* values,
                         std::vector<SquaresRange> ranges, cudaStream_t stream) {
     if (ranges.empty()) ranges.push_back({0, 0});

@@ -14,7 +14,7 @@ using HostGraph = std::vector<std::function<void()>>;
 using cudaGraph_t = std::shared_ptr<const HostGraph>*;
 using cudaGraphExec_t = std::shared_ptr<const HostGraph>*;
 
-// What others do meanwhile is not this capture's concern.
+// The only mode here: other threads' calls do not concern a capture.
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {

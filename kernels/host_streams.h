@@ -155,7 +155,7 @@ struct HostCapture {
     HostStream* origin;
     std::vector<HostStream*> streams;
     std::vector<std::function<void()>> tasks;
-    // Of each other stream, the length of the list after its last work, unless a stream has waited for it
+    // For each other stream, the length of the list after its last work, unless a stream has waited for it
     // since.
     std::map<HostStream*, size_t> unjoined;
     bool invalid = false;  // something was asked of it that cannot be captured
@@ -277,7 +277,7 @@ inline HostStream& host_stream(cudaStream_t stream) {
     return stream ? *stream : default_stream;
 }
 
-// What would have to wait for work that is only being captured: the capture is lost.
+// Refuses a call that would have to wait for work that is only being captured: the capture is lost.
 inline cudaError_t refuse_while_capturing(HostStream& stream) {
     stream.capture()->invalid = true;
     return cudaErrorStreamCaptureUnsupported;
@@ -331,7 +331,7 @@ inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void
 // ----------------------------------------------------------------------------
 // events
 
-// What one cudaEventRecord marked. Waiters hold the mark they saw, so an event can be recorded again
+// The mark of one cudaEventRecord. Waiters hold the mark they saw, so an event can be recorded again
 // meanwhile.
 struct HostMark {
     std::mutex mutex;

@@ -156,7 +156,8 @@ struct HeadSlice {
 
     __device__ static int column(int lane, int lanes, int vector) { return (vector * lanes + lane) * W; }
 
-    // Of a head of HS elements shared by `lanes` lanes; zeros past its end, or if there is none.
+    // Loads a lane's part of a head of HS elements that `lanes` lanes share; zeros past its end, or if there
+    // is none.
     __device__ void load_from(const floatX* head, bool there, int lane, int lanes, int HS) {
         for (int i = 0; i < vectors; i++) {
             int c = column(lane, lanes, i);

@@ -74,7 +74,7 @@ inline cublasStatus_t multiply_fused(const Product& product, const ProductPlan& 
     return status;
 }
 
-// What the library is asked for where a kernel behind it does the rest.
+// The product that the library is asked for if a kernel behind it does the rest.
 inline std::pair<Product, Operands> product_in_front(Product product, Operands operands) {
     if (product.epilogue == Epilogue::bias_gelu) operands.d = operands.pre_gelu;
     product.epilogue = epilogue_row(product.epilogue).in_front;
@@ -159,7 +159,7 @@ inline void matmul_backward_input(floatX* dinp,          // (N, C)
                        {.a = weight, .b = dout, .d = dinp}, stream));
 }
 
-// Where inp is gelu(pre): dpre = gelu'(pre) times the gradient of inp. As an epilogue of the product, it is
+// For inp = gelu(pre): dpre = gelu'(pre) times the gradient of inp. As an epilogue of the product, it is
 // made of that gradient before it is rounded to floatX.
 inline void matmul_backward_gelu(Gelu form,
                                  floatX* dpre,          // (N, C)
@@ -178,7 +178,7 @@ inline void matmul_backward_gelu(Gelu form,
     gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream);
 }
 
-// With the gradient of the bias, unless dbias is null.
+// Adds to the gradient of the weight, and to that of the bias unless dbias is null.
 inline void matmul_backward_weight(float* dweight,      // (OC, C) +=
                                    const floatX* dout,  // (N, OC)
                                    const floatX* inp,   // (N, C)

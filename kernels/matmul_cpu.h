@@ -137,7 +137,7 @@ public:
         desc_ = {};
     }
 
-    // What a product is to be made for, and the copy in the layout that the product has taken.
+    // The layout to make a product for, and the copy in the layout that the product has taken.
     dnnl::memory::desc desc() const {
         if (!chosen_) return by_columns_.desc();
         return {source_desc_.dims(), dnnl::memory::data_type::bf16, dnnl::memory::format_tag::any};

@@ -15,7 +15,7 @@ converted on their own.
 
 #include "kernels/common.cuh"
 
-// Where a part lies in a matrix of (rows, cols).
+// The place of a part in a matrix of (rows, cols).
 struct MatrixPart {
     size_t rows, cols;
     size_t column, columns;  // of the box

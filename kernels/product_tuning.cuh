@@ -49,7 +49,7 @@ class ColdClock {
 public:
     explicit ColdClock(cudaStream_t stream)
         : stream_(stream), bytes_(2 * (size_t)device_properties().l2CacheSize) {
-        // Where the run has left no room, a part of the cache must do.
+        // If the run has left no room, a part of the cache must do.
         cudaError_t error;
         while ((error = cudaMalloc(&other_memory_, bytes_)) == cudaErrorMemoryAllocation && bytes_ > 1)
             bytes_ /= 2;
@@ -142,7 +142,7 @@ inline TunedProduct tune_product(const ProductKind& kind, const Operands& operan
             best != usual};
 }
 
-// Of those that were noted, the kinds for which nothing is chosen yet.
+// Times those kinds of noted products for which nothing is chosen yet.
 inline std::vector<TunedProduct> time_products(NotedProducts products, cudaStream_t stream) {
     std::erase_if(products, [](auto& noted) { return find_plan(noted.first.product, noted.second).chosen; });
     for (auto& [kind, operands] : NotedProducts(products)) {

@@ -36,8 +36,8 @@ __device__ T* dynamic_shared() {
     return reinterpret_cast<T*>(dynamic_shared_bytes);
 }
 
-// The same number, of which the compiler knows nothing: what is computed from it inside of a loop is not kept
-// in registers from one round to the next.
+// Returns the number, about which the compiler then knows nothing: values computed from it inside a loop are
+// not kept in registers from one round to the next.
 __device__ inline int pinned(int number) {
     asm volatile("" : "+r"(number));
     return number;
@@ -109,7 +109,7 @@ __device__ inline void add_global(float* sum, float value) {
     asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sum), "f"(value) : "memory");
 }
 
-// What a counter in global memory says now. By itself this orders nothing.
+// Reads a counter in global memory. By itself this orders nothing.
 __device__ inline unsigned counter_now(const unsigned* counter) {
     unsigned now;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter));
@@ -142,7 +142,7 @@ __device__ inline void cp_async_16(void* shared, const void* global) {
                  : "memory");
 }
 
-// The same where `valid`; 16 zero bytes, and no read of `global`, where not.
+// Copies if `valid`; otherwise it writes 16 zero bytes and does not read `global`.
 __device__ inline void cp_async_16(void* shared, const void* global, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
                  "r"(valid ? 16 : 0)

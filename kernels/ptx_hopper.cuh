@@ -34,7 +34,7 @@ then a barrier before a product or a copy reads it.
 
 #include "kernels/ptx.cuh"
 
-// Whether this is being compiled for a GPU that has the instructions. A kernel that uses them is one branch
+// Tells whether this is compiled for a GPU that has the instructions. A kernel that uses them is one branch
 // of `if constexpr (is_hopper)`, and traps in the other.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr bool is_hopper = true;
@@ -61,7 +61,7 @@ __device__ inline uint64_t matrix_descriptor(const void* start, Swizzle swizzle,
            (uint64_t)(stride >> 4) << 32 | (uint64_t)swizzle << 62;
 }
 
-// The same matrix `bytes` further on.
+// The descriptor of the matrix `bytes` further on.
 __device__ inline uint64_t advance(uint64_t descriptor, int bytes) {
     return descriptor + (bytes >> 4);
 }
@@ -198,7 +198,7 @@ __device__ inline void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// What this thread has written to shared memory becomes visible to products and bulk copies that start later.
+// Makes this thread's writes to shared memory visible to products and bulk copies that start later.
 __device__ inline void fence_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

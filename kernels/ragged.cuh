@@ -15,7 +15,7 @@ struct RaggedVectors {
     int skip;   // elements of the first vector that lie before the arrays
 
     size_t threads(size_t n) const { return ceil_div(n + skip, (size_t)width); }
-    // Of the arrays' elements from `at` on.
+    // The vectors of the arrays' elements from `at` on.
     HOST_DEVICE RaggedVectors from(size_t at) const { return {width, (int)((skip + at) & (width - 1))}; }
 };
 

@@ -26,12 +26,12 @@ public:
     Phase(const Phase&) = delete;
     Phase& operator=(const Phase&) = delete;
 
-    // Of the calling thread.
+    // The phase of the calling thread.
     static const char*& current() {
         static thread_local const char* phase = "start";
         return phase;
     }
-    // Of the thread that the program began with.
+    // The phase of the thread that the program began with.
     static const char* of_process() { return of_first_thread_; }
 
 private:

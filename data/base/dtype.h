@@ -42,7 +42,7 @@ inline void to_floats(Dtype dtype, const void* from, uint64_t count, float* to) 
     }
 }
 
-// The same back, rounded where the type is narrower.
+// Converts back, and rounds if the type is narrower.
 inline void from_floats(Dtype dtype, const float* from, uint64_t count, void* to) {
     if (dtype == Dtype::fp32) {
         memcpy(to, from, count * sizeof(float));

@@ -75,7 +75,7 @@ public:
     int get() const { return descriptor_; }
     explicit operator bool() const { return descriptor_ >= 0; }
 
-    // What close(2) says; some file systems report a full disk only here.
+    // Returns the result of close(2); some file systems report a full disk only here.
     int close() {
         int descriptor = std::exchange(descriptor_, -1);
         return descriptor < 0 ? 0 : ::close(descriptor);
@@ -143,7 +143,7 @@ inline void write_at(const FileHandle& file, const std::string& path, uint64_t o
     }
 }
 
-// What was written to the file, or the names in the folder, are on disk after this.
+// Brings writes to the file, or the names in the folder, to disk.
 inline void sync_file(const FileHandle& file, const std::string& path) {
     WorksOn work("bringing to disk " + path);
     while (fsync(file.get()) != 0) {
@@ -171,7 +171,7 @@ inline void open_standard_streams() {
     close(descriptor);
 }
 
-// Whether all that was printed got through.
+// Throws if printed text did not get through.
 inline void check_standard_output() {
     if (fflush(stdout) != 0 || ferror(stdout))
         fail("standard output: not all could be written; check the disk or the program that it goes to");
@@ -251,7 +251,8 @@ public:
     explicit NewFile(std::string path) : path_(std::move(path)), partial_(path_ + ".partial") {
         file_ = open_file(partial_, O_WRONLY | O_CREAT);
         if (!file_) fail_with_errno(path_, "create it");
-        // What an interrupted run left behind is written again; what a running one writes is not touched.
+        // A file that an interrupted run left is written again; one that a running process writes is not
+        // touched.
         bool busy = flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
         if (busy || !still_ours()) {
             fail("%s: another process is writing it; wait for that to end or choose another name",

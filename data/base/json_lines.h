@@ -17,7 +17,7 @@ passed over.
 #include "data/base/error.h"
 #include "data/base/strings.h"
 
-// What nlohmann's parser calls for each thing that it meets in a line.
+// The callbacks of nlohmann's parser for each item that it meets in a line.
 class TextFieldReader : public nlohmann::json_sax<nlohmann::json> {
 public:
     TextFieldReader(const std::string& field, std::string& text) : field_(field), text_(text) {

@@ -37,7 +37,7 @@ launchers cannot be asked.
 // ----------------------------------------------------------------------------
 // terminals of other processes
 
-// What the system says of a process in such a file: its name, or its arguments, each with a 0 behind it.
+// Reads the system's file about a process: its name, or its arguments, each with a 0 behind it.
 inline std::string process_file(pid_t process, const char* file) {
     std::string content;
     if (FILE* stream = fopen(text("/proc/%d/%s", (int)process, file).c_str(), "r")) {
@@ -155,8 +155,8 @@ public:
         return colour_ ? "\033[33m" + words + "\033[0m" : words;
     }
 
-    // From now on this line stays below all others. It is asked for at each drawing, and gives what fits into
-    // so many columns.
+    // Keeps this line below all others. It is asked for at each drawing, and gives as much as fits into so
+    // many columns.
     void keep_below(Line line) {
         Turn turn(*this);
         if (is_terminal()) line_ = std::move(line);

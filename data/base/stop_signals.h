@@ -17,7 +17,7 @@ static volatile sig_atomic_t stop_requested = 0;  // the signal that asked first
 // The step that is the last one if the run is asked to stop now, for the line that says so; -1: what runs is
 // no training.
 static volatile sig_atomic_t step_to_stop_after = -1;
-// Where the line goes, and what takes away what a terminal shows in its place.
+// The file that the line goes to, and the characters that clear its place on a terminal.
 static volatile sig_atomic_t stop_line_to = STDOUT_FILENO;
 static const char* volatile before_stop_line = "";
 
@@ -91,7 +91,7 @@ inline void stop_on_signals(int descriptor = STDOUT_FILENO, const char* before_l
     if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // started by nohup
 }
 
-// What the user of a launcher must know before the run is asked to stop; empty if there is nothing.
+// Advice for users of a launcher before the run is asked to stop; empty if there is none.
 inline std::string launcher_advice() {
     if (!getenv("OMPI_COMM_WORLD_SIZE") || getenv("OMPI_MCA_odls_base_sigkill_timeout")) return "";
     return "SIGUSR1 to mpirun ends the run with a checkpoint; after SIGTERM or Ctrl-C mpirun kills its\n"

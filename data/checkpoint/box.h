@@ -64,7 +64,7 @@ struct BoxRun {
         uint64_t left = std::max(column, other.column);
         uint64_t right = std::min(column + columns, other.column + other.columns);
         if (left >= right) return {};
-        // From (row, from) to before (last_row, to), at what both have of a row.
+        // The walk goes from (row, from) to before (last_row, to), by the columns that both share in a row.
         uint64_t row = begin / columns, from = column + begin % columns;
         uint64_t last = begin + count - 1, last_row = last / columns, to = column + last % columns + 1;
         if (from >= right) row++, from = left;

@@ -80,7 +80,7 @@ private:
         from_floats(dtype, values, count, bytes_.data() + end);
     }
 
-    // What was gathered, and makes ready for the elements behind it.
+    // Writes the gathered elements, and makes ready for those behind them.
     void write_piece() {
         if (piece_.count > 0) {
             piece_.columns = index_.tensors[piece_.tensor].width();

@@ -166,7 +166,7 @@ inline std::string read_checkpoint_index(const std::string& folder) {
 // For one process. Data files are opened when they are needed.
 class CheckpointReader {
 public:
-    // With `whole`, every data file must be there with its size; without, that is noticed when one is read.
+    // whole: every data file must be there with its size; otherwise a missing one is noticed when it is read.
     explicit CheckpointReader(const std::string& folder, bool whole = true)
         : CheckpointReader(folder, read_checkpoint_index(folder)) {
         if (whole) check_sizes();
@@ -201,7 +201,7 @@ public:
     const CheckpointIndex& index() const { return index_; }
     const std::string& folder() const { return folder_; }
 
-    // What a message calls a piece: its file, tensor, slot, elements and place.
+    // The name of a piece in messages: its file, tensor, slot, elements and place.
     std::string name_of(const CheckpointPiece& piece) const {
         const CheckpointTensor& tensor = index_.tensors[piece.tensor];
         std::string columns;

@@ -43,7 +43,7 @@ inline std::string shared_run_dir(const std::string& shared, const std::string& 
                 (unsigned)XXH3_64bits(path.data(), path.size()));
 }
 
-// As fail_with_errno.
+// Throws as fail_with_errno() does.
 [[noreturn]] inline void fail_with_code(std::error_code error, const std::string& path, const char* action) {
     errno = error.value();
     fail_with_errno(path, action);
@@ -78,7 +78,7 @@ inline std::vector<int64_t> checkpoint_steps(const std::string& run_dir, const s
     return steps;
 }
 
-// Of a run directory the newest; a checkpoint itself.
+// The newest checkpoint of a run directory; a checkpoint's folder stands for itself.
 inline std::string newest_checkpoint(const std::string& path) {
     if (access(index_path(path).c_str(), F_OK) == 0) return path;
     std::vector<int64_t> steps = checkpoint_steps(path);
@@ -97,7 +97,7 @@ inline void rename_folder(const std::string& from, const std::string& to) {
     sync_folder(std::filesystem::path(to).parent_path().string());
 }
 
-// With all that is in it; it need not be there.
+// Removes a folder with its content; it need not exist.
 inline void remove_folder(const std::string& folder) {
     WorksOn work("removing " + folder);
     std::error_code error;
@@ -112,7 +112,7 @@ inline void remove_checkpoint(const std::string& run_dir, int64_t step) {
     remove_folder(partial);
 }
 
-// Whether --keep-every (0: not given) keeps the checkpoint of this step, whatever else goes.
+// Tells whether --keep-every (0: not given) keeps the checkpoint of this step, whatever else goes.
 inline bool stays_for_good(int64_t step, int64_t keep_every) {
     return keep_every > 0 && step % keep_every == 0;
 }
@@ -134,7 +134,7 @@ inline void remove_weights(const std::string& run_dir, int64_t step) {
     }
 }
 
-// What killed runs left.
+// Removes folders that killed runs left unfinished.
 inline void remove_unfinished(const std::string& run_dir) {
     for (const std::string& name : checkpoint_folder_names(run_dir)) {
         if (name.starts_with("step_") && name.ends_with(".partial"))

@@ -59,7 +59,7 @@ public:
         return report(name, [&] { throw error; });
     }
 
-    // What all files have together that are not damaged.
+    // The sums over all files that are not damaged.
     std::string total() {
         out_ = text("together, %zu files\n", files_);
         row("tokens", with_commas(total_tokens_));
@@ -179,7 +179,7 @@ private:
         scan.finish();
         row("tokens", with_commas(scan.count));
         row_largest(scan.largest);
-        // As a machine that loses its power leaves a file, or a copy that skips what it cannot read.
+        // A machine that loses its power leaves such a file, or a copy that skips unreadable parts.
         if (auto [token, start, length] = scan.longest_run; length >= 1 << 14) {
             row("suspicious",
                 text("token %d stands %s times in a row, from token %s on; was this part of the file ever "

@@ -48,7 +48,7 @@ struct DataScore {
     double bits_per_byte() const { return loss / std::log(2.0) / (double)bytes; }
 };
 
-// Of the first `limit` samples (0: all), in the options of the model.
+// Evaluates the first `limit` samples (0: all), under the options of the model.
 template <typename Losses>
 DataScore evaluate_data(const std::string& data, int limit, const Options& o, const Tokenizer* tokenizer,
                         Losses&& losses) {

@@ -28,7 +28,7 @@ class StopText {
 public:
     explicit StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {}
 
-    // What of the text so far is certain to stay.
+    // Returns the part of the text so far that is certain to stay.
     std::string add(std::string_view piece) {
         if (stopped_) return "";
         held_ += piece;
@@ -132,7 +132,7 @@ protected:
     virtual void agree_on(std::vector<int>&) {}
 
 private:
-    // What the model sees of a text. Lengths are rounded up, so that products come in few shapes.
+    // The part of a text that the model sees. Lengths are rounded up, so that products come in few shapes.
     std::vector<int> window(int row, int length) const {
         std::vector<int> tokens(text(row).begin() + (ptrdiff_t)begin_, text(row).end());
         tokens.resize((size_t)std::min((length + step_ - 1) / step_ * step_, limit_), 0);

@@ -87,7 +87,7 @@ private:
         return std::find(std::begin(fields), std::end(fields), field) != std::end(fields);
     }
 
-    // As on the command line.
+    // The value as the command line takes it.
     static std::string value_text(const nlohmann::ordered_json& value) {
         if (value.is_boolean()) return name_of(value.get<bool>());
         if (!value.is_string()) return visible_text(value.dump());

@@ -48,7 +48,8 @@ struct ChoiceExample {
 // ----------------------------------------------------------------------------
 // JSON lines
 
-// What is encoded for a choice. A tokenizer that puts a space in front of every text itself gets none.
+// The text that is encoded for a choice. A tokenizer that puts a space in front of every text itself gets
+// none.
 inline std::string choice_text(const std::string& choice, const Tokenizer& tokenizer) {
     const char* at = choice.data();
     bool spaced = is_white_space(next_code_point(at, choice.data() + choice.size()));
@@ -235,7 +236,7 @@ private:
 
 // ----------------------------------------------------------------------------
 
-// Whether these are the first bytes of an evaluation file of llm.c, written on any machine.
+// Tells whether these are the first bytes of an evaluation file of llm.c, written on any machine.
 inline bool begins_choice_file(std::string_view bytes) {
     uint32_t magic = 0;
     if (bytes.size() < sizeof magic) return false;

@@ -52,7 +52,7 @@ struct HfTensor {
     }
     uint64_t size() const { return rows() * columns(); }
 
-    // Of the rows of ours.
+    // The width of our rows.
     uint64_t our_width() const {
         return order == HfOrder::transposed ? rows() : order == HfOrder::taps ? columns() / 2 : columns();
     }

@@ -107,7 +107,7 @@ inline std::vector<int> numbers(const std::vector<LlmcTensor>& table,
     return result;
 }
 
-// What llm.c has no switch for is refused by the name of ours.
+// Refuses features that llm.c has no switch for, by the names of our options.
 inline void check_exportable(const ModelConfig& c) {
     ModelConfig theirs = {.layers = c.layers,
                           .channels = c.channels,

@@ -185,7 +185,7 @@ private:
         return (int)ranks;
     }
 
-    // Whether the file is as long as with so many values in each sequence.
+    // Tells whether the file has the length of so many values in each sequence.
     bool has_size(const std::string& path, uint64_t values) const {
         struct stat status;
         FileHandle file = open_regular(path, &status);

@@ -165,7 +165,7 @@ inline SafetensorsHeader read_rows(std::string_view source, const std::string& p
     return header;
 }
 
-// That the shape has a size, and that the bytes are those of the shape.
+// Checks that the shape has a size, and that the bytes are those of the shape.
 inline void check_size(const SafeTensor& tensor, const std::string& where) {
     uint64_t bits = 1;
     bool overflow = false;

@@ -138,7 +138,7 @@ private:
         Ranges written;  // elements
     };
 
-    // Of files of two models in one folder, a reader could take the wrong ones.
+    // Refuses a folder with another model's files, of which a reader could take the wrong ones.
     void refuse_older() const {
         std::error_code error;
         std::filesystem::directory_iterator entry(folder_, error), end;
@@ -198,7 +198,7 @@ private:
         return total;
     }
 
-    // With spaces at its end, so that the tensors begin at a multiple of 8.
+    // The header ends with spaces, so that the tensors begin at a multiple of 8.
     static std::string header_text(const Shard& shard) {
         std::string source = text("{\"%s\":{\"format\":\"pt\"}", safetensors::metadata_key);
         for (const SafeTensor& tensor : shard.tensors) {

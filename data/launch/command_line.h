@@ -187,7 +187,7 @@ inline std::optional<StoredRun> named_checkpoint(const char* option, const std::
     return found;
 }
 
-// Where --resume looks; empty: nowhere.
+// The folder in which --resume looks; empty: none.
 inline std::string resumed_place(const Options& asked) {
     if (!resumes_newest(asked)) return asked.resume;
     return asked.run_dir.empty() ? default_run_dir(asked.model) : asked.run_dir;
@@ -222,7 +222,7 @@ inline std::optional<StoredRun> newest_of_run(const Options& asked, const FindCh
     return own;
 }
 
-// With --resume auto, --init is for the first start of the run.
+// Finds the run's origin. If --resume auto is given too, --init is for the first start of the run.
 inline void find_origin(TrainingLine& line, const Options& asked, const FindCheckpoint& find) {
     if (resumes_newest(asked)) {
         std::string run_dir = resumed_place(asked);
@@ -448,7 +448,7 @@ inline Command parse_command(const std::string& name) {
          nearest_name(name, names).c_str());
 }
 
-// What a command line asks to be told instead of anything to be done: help or the version; empty: nothing.
+// The answer to a command line that only asks for help or the version; empty: it asks for neither.
 // argv: from the command on. -h may also be the value of an option.
 inline std::string answer_to(int argc, const char* const* argv) {
     const int width = terminal_width(80);

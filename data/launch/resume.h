@@ -56,7 +56,7 @@ inline bool is_given(const std::string& name, const GivenOptions& given) {
     return is_given(*find_option(name), given);
 }
 
-// What the tokenizer makes of text must be in the vocabulary of a model that is there already.
+// The tokens of the tokenizer must be in the vocabulary of a model that exists already.
 inline void check_tokenizer(const Tokenizer& tokenizer, const std::string& name, const Options& model,
                             const std::string& checkpoint) {
     if (tokenizer.vocab_size() <= model.vocab_size) return;
@@ -116,7 +116,7 @@ public:
                     kept.processes(), now.tp, now.pp);
     }
 
-    // Where nothing is given that changes how the run is cut, what followed from the cut stays as well.
+    // If no given option changes how the run is cut, the options that followed from the cut stay as well.
     void take_layout(Options& options, const GivenOptions& given, int processes) const {
         bool same_model = options.tp == stored_.tp && options.pp == stored_.pp &&
                           options.pp_schedule == stored_.pp_schedule &&
@@ -147,12 +147,13 @@ public:
     }
 
 private:
-    // Of a program that did not know an option, or a model from elsewhere, there is nothing to compare.
+    // A program that did not know an option, or a model from elsewhere, has stored nothing to compare.
     bool is_stored(const OptionRow& row) const { return run_.options.contains(row.field); }
 
     void copy(const OptionRow& row, Options& options) const { row.set(options, row.get(stored_)); }
 
-    // Whether the value of a row is the stored one. 0 can be, where it stands for what follows from others.
+    // Tells whether the value of a row is the stored one. 0 can be, if it stands for a value that follows
+    // from others.
     bool comes_to_stored(const OptionRow& row, const Options& options) const {
         Options changed = stored_;
         row.set(changed, row.get(options));

@@ -19,7 +19,7 @@ struct TrainedModel {
     Options options;
     std::unique_ptr<Tokenizer> tokenizer;
 
-    // From a run directory, whose newest checkpoint it is, or the folder of a checkpoint. `tokenizer_name`
+    // Loads the newest checkpoint of a run directory, or the checkpoint in a folder. `tokenizer_name`
     // takes the place of the run's own tokenizer.
     TrainedModel(const std::string& run, const std::string& tokenizer_name) : reader(newest_checkpoint(run)) {
         StoredRun stored = stored_run(reader);

@@ -131,7 +131,7 @@ inline std::string positional_name(const OptionRow& row) {
     return name + (holds<std::vector<std::string>>(row) ? "..." : "");
 }
 
-// Where the words of a line of help begin: beside the name, or beneath it where a terminal is narrow.
+// The column where the words of a line of help begin: beside the name, or beneath it on a narrow terminal.
 inline int help_indent(int width) {
     return width < 72 ? 8 : 30;
 }
@@ -175,7 +175,7 @@ inline std::string option_help(const OptionRow& row, Command command, int width)
                         : holds<Choice>(row)   ? " NAME"
                                                : " TEXT";
     std::string limits = is_switch(row) ? "" : limits_text(row);
-    // What describes the model is as --model says, but for that itself.
+    // Options that describe the model default to those of --model, which has a default of its own.
     bool has_default =
         (!describes_model(row) || &row == find_option("--model")) && !is_searched(row, command);
     std::string standard = has_default ? value_text(row.standard(command)) : "";
@@ -231,7 +231,7 @@ inline std::string group_help(Command command, const std::string& group, int wid
            (group == "Layout" && command == command_plan ? " (searched, where left out)" : "") + "\n" + rows;
 }
 
-// What the sections of a command's help are called where one is asked for.
+// The names by which sections of a command's help are asked for.
 inline std::vector<std::string> help_sections(Command command) {
     std::vector<std::string> sections;
     for (std::string& group : option_groups(command)) {
@@ -255,7 +255,7 @@ inline std::string help_section(Command command, const std::string& asked, int w
     return group_help(command, group, width);
 }
 
-// What becomes of a job.
+// The fate of a job, by how it ends.
 inline std::string launch_help(int width) {
     std::string result = wrapped(
         "The arguments after -- are the job, as train_gpt would take them; they name its --run-dir. --resume "
@@ -331,8 +331,8 @@ inline std::string general_help(int width) {
 // ----------------------------------------------------------------------------
 // log header
 
-// Whether an option of a run would be what it is if it were left out: it has its default or that of the
-// preset, or follows from other options.
+// Tells whether an option of a run would have its value if it were left out: its default or that of the
+// preset, or one that follows from other options.
 inline bool is_left_out(const OptionRow& row, const Options& options) {
     Options usual;
     if (const Preset* preset = find_preset(options.model)) {

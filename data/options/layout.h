@@ -45,7 +45,7 @@ inline std::string cut_refusal(const Options& model, int tp, int pp) {
     if (model.local_filter && filter_width(model) % tp)
         return text("--tp %d: does not divide %d, half of --channels, the width of --local-filter on", tp,
                     filter_width(model));
-    // With fewer key and value heads than ranks, several ranks keep a copy of the same one.
+    // If ranks outnumber key and value heads, several ranks keep a copy of the same one.
     if (model.kv_heads % tp && tp % model.kv_heads) {
         return text("--tp %d: neither divides --kv-heads %d nor is a multiple of it", tp, model.kv_heads);
     }
@@ -63,7 +63,7 @@ inline std::string cut_refusal(const Options& model, int tp, int pp) {
 struct LayoutChoice {
     int tp, pp, dp;  // dp 0: what follows from the rest
 
-    // That it needs, or a multiple of it where dp is 0.
+    // The processes that it needs; if dp is 0, a multiple of these will do.
     long long processes() const { return (long long)tp * pp * std::max(1, dp); }
 };
 
@@ -195,7 +195,7 @@ inline void complete_ranks(Options& options, int processes) {
     }
 }
 
-// What no number of stages makes good.
+// Refuses options that no number of stages makes valid.
 inline void check_pipeline_options(const Options& options) {
     if (options.pp_chunks > 1 && options.pp_schedule != PipelineSchedule::interleaved) {
         fail("--pp-chunks %d: with --pp-schedule %s a stage has one part of the layers; add --pp-schedule "
@@ -301,7 +301,7 @@ inline void complete_global_batch(Options& options) {
     check_limits(row, row.get(options));
 }
 
-// What is chosen where it is not given. What knows how long layouts take is above this room.
+// The choices for options that are not given. Code that knows how long layouts take is above this room.
 struct LayoutChoices {
     // Completes the cut of a run whose --tp or --pp is auto.
     std::function<void(Options& options, int processes)> cut = [](Options&, int) {

@@ -117,9 +117,9 @@ inline int filter_width(const ModelConfig& c) {
 // ----------------------------------------------------------------------------
 // the parameter tensors, one row each: name, shape, initial values, weight decay, how it is sharded
 
-// A model is a chain of units: the embedding, each block, and the head, where it has a matrix of its own.
-// What else is behind the last block lies in that one's unit, ahead of the block's own tensors: a message of
-// so few numbers would take as long as one of many.
+// A model is a chain of units: the embedding, each block, and the head, where it has a matrix of its own. The
+// other tensors behind the last block lie in that block's unit, ahead of the block's own tensors: a message
+// of so few numbers would take as long as one of many.
 enum class Unit { embedding, last_block, block, head };
 
 // How a tensor is sharded: what of it each tensor rank has.
@@ -138,7 +138,7 @@ struct Section {
     const char* name = "";
 };
 
-// What training can treat apart.
+// The kinds of tensors that training can treat differently.
 enum class TensorKind { matrix, vector, embedding, head };
 constexpr int tensor_kinds = 4;
 

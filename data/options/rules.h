@@ -61,7 +61,7 @@ inline void check_checkpoint_options(const Options& options) {
     }
 }
 
-// What is given for another optimizer, or for a tensor that is not there.
+// Refuses options for another optimizer, or for a tensor that does not exist.
 inline void check_optimizer_options(const Options& options) {
     if (options.log_trust_ratios > 0 && options.optimizer != OptimizerKind::lamb) {
         fail("--log-trust-ratios %d: --optimizer %s takes no ratios; give --optimizer lamb, or leave it out",
@@ -110,7 +110,7 @@ inline void check_comparisons(const Options& options) {
     }
 }
 
-// What talks to others, or to the host, cannot be given to the device in one piece.
+// Work that talks to other ranks, or to the host, cannot be given to the device in one graph.
 inline void check_graphs(const Options& options, int processes) {
     if (options.cuda_graphs != CudaGraphs::on) return;
     if (processes > 1) {

@@ -24,7 +24,7 @@ struct Limits {
     double low = 0, high = 0;
 };
 
-// What becomes of an option when a run goes on from a checkpoint (--resume) or begins with the weights of one
+// The fate of an option when a run goes on from a checkpoint (--resume) or begins with the weights of one
 // (--init).
 enum class Resume {
     free,    // the checkpoint's value holds unless another is given

@@ -52,7 +52,7 @@ inline bool may_be_auto(const OptionRow& row) {
     return std::string_view(row.field) == "tp" || std::string_view(row.field) == "pp";
 }
 
-// Whether weights are made for a value of it, so that it goes where they go.
+// Tells whether weights are made for a value of the option, so that it goes where they go.
 inline bool describes_model(const OptionRow& row) {
     return row.resume == Resume::shape || row.resume == Resume::tokens;
 }
@@ -210,7 +210,7 @@ Number parse_number(const OptionRow& row, std::string_view source) {
     return value;
 }
 
-// What interval_text() makes.
+// Reads an interval in the form of interval_text().
 inline Interval parse_interval(const OptionRow& row, std::string_view source) {
     if (source == "auto") return {Interval::best, 0};
     size_t unit = source.empty() ? std::string_view::npos : std::string_view("smh").find(source.back());

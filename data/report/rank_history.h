@@ -19,7 +19,7 @@ each kind and sums over all of them are kept.
 
 #include "data/report/records.h"
 
-// As a step goes; others that a file may have come behind them.
+// The phases in the order of a step; others that a file may have come behind them.
 constexpr std::array<const char*, 11> phases_of_a_step = {
     "data",        "forward",       "backward",       "weight_gradients", "optimizer", "save",
     "wait_tensor", "wait_pipeline", "wait_gradients", "wait_parameters",  "other"};

@@ -26,7 +26,7 @@ inline std::string counted(uint64_t count, const char* what) {
     return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
-// What there is to tell of a file after it was read.
+// The outcome of reading a file.
 struct Reading {
     uint64_t lines = 0, records = 0;
     uint64_t unreadable = 0, first_unreadable = 0;  // lines, and the number of the first one

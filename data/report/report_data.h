@@ -339,7 +339,7 @@ inline std::string state_words(const RunHistory& run, double now) {
 // ----------------------------------------------------------------------------
 // options
 
-// What the options of a run are where only the model, its data and the length of the run are given.
+// The options of a run for which only the model, its data and the length of the run are given.
 inline OrderedJson usual_options(const nlohmann::json& given, int processes) {
     Options options;
     if (const Preset* preset = find_preset(text_in(given, "model"))) {

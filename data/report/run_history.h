@@ -53,7 +53,7 @@ inline double seconds_of(const std::string& time) {
     return (double)timegm(&parts) + seconds;
 }
 
-// Whether a process of this machine holds a file locked, as a run does its log (RunLog). It is read from the
+// Tells whether a process of this machine holds a file locked, as a run does its log. It is read from the
 // kernel's list: to try the lock would disturb a run that starts at this moment. By inode alone, for file
 // systems that lie over others show their own number of the device.
 inline bool is_locked(const std::string& path) {
@@ -130,7 +130,7 @@ public:
     const std::vector<std::pair<std::string, Series>>& phases() const { return phases_; }
     const Series& waited() const { return waited_; }
 
-    // What a step is in tokens, and in seconds of training.
+    // The steps in tokens, and in seconds of training.
     const Series& tokens() const { return series("tokens"); }
     const Series& seconds() const { return seconds_; }
 

@@ -25,7 +25,7 @@ Nothing is thinned, and nothing is held in memory but the step that is being rea
 // ----------------------------------------------------------------------------
 // numbers of a line of the log
 
-// What lines tell that is about one moment, and no curve.
+// Tells whether a field is a curve; others are about one moment.
 inline bool is_curve(std::string_view field) {
     constexpr std::string_view others[] = {"step", "bytes", "stall_ms", "write_ms", "dropped_lines"};
     return std::find(std::begin(others), std::end(others), field) == std::end(others);
@@ -229,7 +229,7 @@ inline ProtoMessage scalar_value(const std::string& tag, double value) {
     return message;
 }
 
-// As the text plugin shows it, which takes it for Markdown: four blanks make it as it stands.
+// A value for the text plugin, which reads Markdown: four blanks keep it as it is.
 inline ProtoMessage text_value(const std::string& tag, const std::string& words) {
     using namespace event_fields;
     std::string indented = "    ";

@@ -92,7 +92,7 @@ private:
     std::vector<int64_t> without_number_;
 };
 
-// Of a list without an end, the last items, and how many there were.
+// The last items of a list without an end, and how many there were.
 template <typename Item>
 class LastOf {
 public:
@@ -113,7 +113,7 @@ private:
     std::deque<Item> items_;
 };
 
-// Of a list without an end, the first item, the last one, and some evenly in between.
+// The first item of a list without an end, the last one, and some evenly in between.
 template <typename Item>
 class SpreadOf {
 public:

@@ -38,7 +38,7 @@ inline std::string ranks_path(const std::string& run_dir) {
     return run_dir + "/ranks.jsonl";
 }
 
-// What the run directory is to a run that begins.
+// The meaning of a run directory to a run that begins.
 enum class RunFolder {
     fresh,     // it must not hold a run
     replaced,  // the run in it goes
@@ -187,8 +187,8 @@ private:
         log.append(kept_later);
     }
 
-    // Whether a line of the log is of a step up to this one. What the run measures after a step it measures
-    // again when it goes on from there.
+    // Tells whether a line of the log is of a step up to this one. Measurements after a step are made again
+    // when the run goes on from there.
     bool is_done_by(std::string_view line, int64_t last) const {
         try {
             nlohmann::json value = parse_json(line, file_->path());

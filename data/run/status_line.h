@@ -31,7 +31,7 @@ struct PassProgress {
     int of = 0;
 };
 
-// What the line says.
+// The content of the line.
 struct RunStatus {
     int step = 0, steps = 0;  // the one that is worked on
     const char* work = "";    // "micro-batch", "validation", "saving"
@@ -98,8 +98,8 @@ public:
     StatusLine& operator=(const StatusLine&) = delete;
     ~StatusLine() { end(); }
 
-    // From now on this step is worked on; or, behind this step, there is validation, or work that is not
-    // counted ("saving"). The first of them brings the line to the screen.
+    // Tells that this step is worked on; or, behind this step, validation, or work that is not counted
+    // ("saving"). The first of them brings the line to the screen.
     void begin_step(int step) { begin("micro-batch", step, true, true); }
     void begin_validation(int step) { begin("validation", step, true, false); }
     void begin_work(const char* name, int step) { begin(name, step, false, false); }

@@ -205,7 +205,7 @@ public:
     }
 
 private:
-    // Of the steps that are gathered, up to this one.
+    // The line about the gathered steps, up to this one.
     std::string interval_line(int step, float learning_rate) const {
         double rate = interval_.tokens / interval_.seconds;
         std::string mfu = meter_.has_peak() ? text("  MFU %4.1f%%", 100 * meter_.mfu(rate)) : "";

@@ -78,7 +78,7 @@ private:
         counted_ = input_->consumed();
     }
 
-    // As many whole lines as make a batch, one at least.
+    // Reads as many whole lines as make a batch, at least one.
     void read_lines(TextBatch& batch) {
         size_t searched = rest_.size(), end = 0;  // what is left over from before has no end of a line
         bool more = true;

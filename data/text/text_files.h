@@ -156,8 +156,8 @@ private:
                path.ends_with("_tokenizer.json");
     }
 
-    // What a file is that does not look like text in UTF-8, which holds no zero byte; null: it does. UTF-16
-    // begins with its mark, or every other byte of most letters is zero.
+    // Names the kind of a file that does not look like text in UTF-8, which has no zero byte; null: it does.
+    // UTF-16 begins with its mark, or every other byte of most letters is zero.
     static const char* strange_kind(std::string_view beginning) {
         if (beginning.starts_with("\xff\xfe") || beginning.starts_with("\xfe\xff")) return "UTF-16";
         size_t zeros[2] = {};

@@ -105,7 +105,7 @@ inline uint64_t text_size(const TextFile& file) {
     return size;
 }
 
-// Where the only document is cut: its last `fraction` is for validation, and neither part is empty.
+// Cuts the only document: its last `fraction` is for validation, and neither part is empty.
 inline void cut_file(TextFile& file, double fraction) {
     uint64_t size = text_size(file);
     if (size < 2) fail("%s: is too short to split; give more text, or --val-fraction 0", file.path.c_str());

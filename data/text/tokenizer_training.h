@@ -34,7 +34,7 @@ struct TokenizerTraining {
     unsigned threads = 1;
 };
 
-// As a tokenizer.json has it.
+// The settings in the form of a tokenizer.json.
 inline nlohmann::json pre_tokenizer_settings(PreTokenizerRules rules) {
     if (rules == PreTokenizerRules::gpt2) return byte_level_settings(true);
     return pattern_settings(tiktoken_encoding(name_of(rules)).pattern);
@@ -117,7 +117,7 @@ public:
 private:
     static constexpr size_t piece = 1 << 18;
 
-    // What comes before the first line that is there whole is passed over.
+    // Passes over the part before the first whole line.
     bool find_beginning() {
         if (begun_) return true;
         size_t newline = rest_.find('\n');

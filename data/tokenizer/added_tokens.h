@@ -90,7 +90,7 @@ private:
         return longest;
     }
 
-    // Where the white space that ends at `end` begins.
+    // The beginning of the white space that ends at `end`.
     static size_t space_before(std::string_view text, size_t from, size_t end) {
         while (end > from) {
             size_t begin = end - 1;

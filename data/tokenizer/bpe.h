@@ -23,7 +23,7 @@ is merged with a heap, in time n log n and 16 bytes of memory per byte.
 #include "data/base/error.h"
 #include "data/base/utf8.h"
 
-// From 64 bits to 64 bits; made once, then only read.
+// A map from 64 bits to 64 bits, made once and then only read.
 class FlatMap {
 public:
     static constexpr uint64_t none = ~0ull;
@@ -107,7 +107,7 @@ public:
             }
         }
         for_each_part(word, [&](std::string_view part) {
-            // What the table holds was looked up as a whole word, which a part is not.
+            // The table's entries were looked up as whole words, and a part is none.
             if (part.size() <= Known::longest && !options_.ignore_merges)
                 encode_short(part, out);
             else
@@ -172,7 +172,7 @@ private:
     // ------------------------------------------------------------------------
     // borders that no merge crosses
 
-    // What the smallest tokens are made of: a byte, or a character.
+    // The unit of the smallest tokens: a byte, or a character.
     int32_t first_unit(std::string_view token) const {
         if (token.empty()) return 0;
         const char* at = token.data();

@@ -26,7 +26,7 @@ whether it does.
 #include "data/tokenizer/normalizer.h"
 #include "data/tokenizer/pre_tokenizer.h"
 
-// What a tokenizer.json holds.
+// The content of a tokenizer.json.
 struct TokenizerParts {
     std::vector<std::string> vocabulary;  // by id, written as in the file; empty for an id that has no token
     std::vector<Merge> merges;            // in order of rank
@@ -53,7 +53,7 @@ public:
             if (!texts_[id].empty()) bytes_[id] = bytes_of(texts_[id], added_[id]);
         }
         read_post_processor(parts_->post_processor, file + ": post_processor");
-        // Of two that are written alike the library takes the special one.
+        // The library prefers the special one of two that are written alike.
         for (bool special : {true, false}) {
             for (const AddedToken& token : parts_->added) {
                 if (token.special != special) continue;
@@ -100,7 +100,7 @@ public:
         return text.substr(drop);
     }
 
-    // What a token adds to the text; an added token adds its name.
+    // The bytes that a token adds to the text; an added token adds its name.
     const std::string& token_bytes(int token) const {
         if (!has(token)) {
             fail("token %d: is not in the vocabulary of %d; check the tokenizer", token, vocab_size());
@@ -127,11 +127,11 @@ public:
         return token >= 0 && token < vocab_size() && added_[(size_t)token] && added_[(size_t)token]->special;
     }
 
-    // What the library puts before and behind a text if asked to "add special tokens"; encode() never does.
+    // Tokens that the library puts around a text if asked to "add special tokens"; encode() never does.
     const std::vector<int>& beginning() const { return beginning_; }
     const std::vector<int>& ending() const { return ending_; }
 
-    // Whether decode(encode(text)) may differ from the text.
+    // Tells whether decode(encode(text)) may differ from the text.
     bool changes_text() const {
         bool takes_space = std::any_of(parts_->added.begin(), parts_->added.end(),
                                        [](const AddedToken& token) { return token.lstrip || token.rstrip; });

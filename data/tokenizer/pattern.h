@@ -100,11 +100,11 @@ private:
         uint32_t matches_nothing = 0;
         pcre2_pattern_info(code_.get(), PCRE2_INFO_MATCHEMPTY, &matches_nothing);
         if (matches_nothing) refuse("a way to match nothing");
-        // Where there is no compiler for this processor, the pattern is interpreted.
+        // If there is no compiler for this processor, the pattern is interpreted.
         compiled_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE) == 0;
     }
 
-    // What PCRE2 writes to while it matches; each thread has its own.
+    // The memory that PCRE2 writes to while it matches; each thread has its own.
     struct Workspace {
         pcre2_match_data* match = pcre2_match_data_create(1, nullptr);
         pcre2_match_context* context = pcre2_match_context_create(nullptr);

@@ -176,7 +176,7 @@ private:
         return single(code);
     }
 
-    // From the backslash on.
+    // Reads an escape, from the backslash on.
     Member read_escape() {
         static constexpr char white[] = "\\t-\\r\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}"
                                         "\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
@@ -246,8 +246,7 @@ private:
         return code;
     }
 
-    // Where case is ignored, some letters in a row match one character (ß for ss); no pattern here needs
-    // that.
+    // If case is ignored, some letters in a row match one character (ß for ss); no pattern here needs that.
     void check_folding(int32_t code) {
         if (code >= 0x80) refuse("a character beyond ASCII in (?i:");
         std::string pair = {(char)tolower(before_), (char)tolower(code)};

@@ -13,7 +13,7 @@ is a list of steps, each of which cuts the pieces that the one before it made.
 #include "data/base/json.h"
 #include "data/tokenizer/pattern.h"
 
-// What becomes of the places where a pattern matches.
+// The treatment of places where a pattern matches.
 enum class SplitBehavior {
     isolated,              // a piece of its own
     removed,               // left out
@@ -48,10 +48,10 @@ public:
         if (!settings.is_null()) add(settings, file + ": pre_tokenizer");
     }
 
-    // Whether words are written in the byte alphabet afterwards.
+    // Tells whether words are written in the byte alphabet afterwards.
     bool byte_level() const { return byte_level_; }
 
-    // Whether it may put a space in front of the text.
+    // Tells whether it may put a space in front of the text.
     bool adds_space() const {
         return std::any_of(steps_.begin(), steps_.end(),
                            [](const Step& step) { return step.kind != Step::split; });

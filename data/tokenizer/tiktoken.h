@@ -74,7 +74,8 @@ inline const std::vector<TiktokenEncoding>& tiktoken_encodings() {
     return encodings;
 }
 
-// What a tokenizer.json has for text that is cut by a pattern and then written in the byte alphabet.
+// The settings of a tokenizer.json for text that a pattern cuts and that is then written in the byte
+// alphabet.
 inline nlohmann::json byte_level_settings(bool use_regex) {
     return {
         {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};

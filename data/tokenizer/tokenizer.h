@@ -66,7 +66,7 @@ public:
              printable(name).c_str(), alternatives(encodings()).c_str());
     }
 
-    // The same, or null where there is to be none: for "none" and "".
+    // Loads one, or returns null if there is to be none: for "none" and "".
     static std::unique_ptr<Tokenizer> load_if_any(const std::string& name) {
         if (name.empty() || kind_of<TokenizerKind>(name) == TokenizerKind::none) return nullptr;
         return std::make_unique<Tokenizer>(load(name));
@@ -84,7 +84,7 @@ public:
         return tokens;
     }
 
-    // What a token adds to a text; a special token gives its name.
+    // The bytes that a token adds to a text; a special token gives its name.
     std::string token_bytes(int token) const {
         if (hf_) return hf_->token_bytes(token);
         if (token == byte_end_of_text) return "<|endoftext|>";
@@ -103,7 +103,7 @@ public:
     // The highest token and one.
     int vocab_size() const { return hf_ ? hf_->vocab_size() : byte_vocab_size; }
 
-    // Whether there is such a token: numbers below vocab_size() may be unused.
+    // Tells whether there is such a token: numbers below vocab_size() may be unused.
     bool has(int token) const { return hf_ ? hf_->has(token) : token >= 0 && token < byte_vocab_size; }
 
     // The token that ends a document; -1: there is none.
@@ -130,7 +130,7 @@ public:
         return tokenizer_json(parts);
     }
 
-    // As a tokenizer.json. Not for bytes.
+    // The tokenizer as a tokenizer.json. There is none for bytes.
     std::string json() const { return tokenizer_json(hf_->parts()); }
     void write(const std::string& path) const { hf_->write(path); }
 
@@ -180,7 +180,7 @@ private:
             return !step.value("add_prefix_space", true);
         }
         if (type == "Digits") return true;
-        // What is removed between matches is nothing: these patterns match every character.
+        // Nothing is removed between matches: these patterns match every character.
         std::string behavior = step.value("behavior", "");
         bool inverted = step.value("invert", false);
         if (type != "Split" || behavior != (inverted ? "Removed" : "Isolated")) return false;
@@ -221,7 +221,7 @@ public:
         return text;
     }
 
-    // What is left when no more tokens come.
+    // Returns the rest when no more tokens come.
     std::string finish() { return std::exchange(held_, {}); }
 
 private:

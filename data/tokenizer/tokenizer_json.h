@@ -145,7 +145,7 @@ private:
     std::unordered_map<std::string, int> ids_;  // of the vocabulary
 };
 
-// What a file holds; `file` names it in messages.
+// Reads the content of a file; `file` names it in messages.
 inline HfTokenizer parse_tokenizer_json(std::string_view source, const std::string& file) {
     return TokenizerJsonReader(source, file).tokenizer();
 }

@@ -103,7 +103,7 @@ inline bool is_letter_or_number(int32_t code) {
     return code >= 0 && letters[(size_t)code];
 }
 
-// Whether a word ends before text[at] by the patterns of GPT-2, GPT-4, Llama 3 and Qwen, even where the
+// Tells whether a word ends before text[at] by the patterns of GPT-2, GPT-4, Llama 3 and Qwen, even where the
 // text on either side is missing. How white space is divided depends on what comes next. So the safe
 // places are
 inline bool is_word_boundary(std::string_view text, size_t at) {
@@ -134,7 +134,7 @@ using SplitIntoWords =
     std::function<void(std::string_view text, const std::function<void(std::string_view)>& word)>;
 
 // Counts the words of documents. The pieces of a document are given in order by one thread:
-// What `split` throws is thrown again here.
+// Counts words. An exception of `split` is thrown again here.
 class WordCounter {
 public:
     static constexpr size_t default_chunk = 1 << 20;  // bytes

@@ -21,7 +21,7 @@ says how one batch is read; what is read ahead, and when, is decided here once.
 #include "data/tokens/token_loader.h"
 #include "kernels/row_order.h"  // sort_by_token, sort_by_position
 
-// What a batch of B rows of T tokens has for each of them, on the host or the device. N = B*T.
+// The arrays of a batch of B rows of T tokens, on the host or the device. N = B*T.
 template <typename Int>
 struct BatchArrays {
     Int* tokens = nullptr;       // (B, T)
@@ -46,7 +46,7 @@ BatchArrays<Int> batch_at(Int* memory, int B, int T) {
     return {memory, memory + N, memory + 2 * N, memory + 3 * N, memory + 4 * N, memory + 5 * N};
 }
 
-// What the batches of a run have in common.
+// The properties that the batches of a run have in common.
 struct BatchShape {
     int B, T;
     int document_end;      // the token that ends a document; -1: a row is one document
@@ -102,7 +102,7 @@ inline void write_empty_batch(const BatchShape& shape, int* memory) {
     write_batch(shape, 0, memory, [](int, int*, int*) {});
 }
 
-// The same for a thread that cannot throw: writes what went wrong to `error`, or makes it empty.
+// Reads a batch in a thread that cannot throw: writes the failure to `error`, or makes it empty.
 inline void try_read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request,
                            int* memory, std::string& error) {
     try {
@@ -117,7 +117,7 @@ class BatchSource {
 public:
     virtual ~BatchSource() = default;
     const BatchShape& shape() const { return shape_; }
-    // Of memory, one to be read into while the other is used.
+    // Blocks of memory: one is read into while the other is used.
     static constexpr int blocks = 2;
     BatchSource(const BatchSource&) = delete;
     BatchSource& operator=(const BatchSource&) = delete;

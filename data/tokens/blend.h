@@ -160,7 +160,7 @@ public:
     }
 
     size_t sources() const { return share_.size(); }
-    // Of so many draws, which are a round, this source has so many.
+    // A round is round() draws, of which a source has draws_in_round().
     uint64_t round() const { return round_.size(); }
     uint64_t draws_in_round(size_t source) const { return share_[source]; }
 

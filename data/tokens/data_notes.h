@@ -64,7 +64,7 @@ inline std::vector<std::string> overlap_warnings(const TokenLoader& train, const
     return warnings;
 }
 
-// What there is to tell of the data of a run before it starts. Refuses data that were made for another
+// Notes about the data of a run before it starts. Refuses data that were made for another
 // tokenizer. val and tokenizer: or null.
 inline std::vector<std::string> data_notes(const TokenLoader& train, const TokenLoader* val,
                                            const Tokenizer* tokenizer, int document_end) {

@@ -69,7 +69,8 @@ private:
     uint64_t total_ = 0;
 };
 
-// What an earlier run with this output left: OUTPUT_{train,val}_DIGITS.bin, or .bin.partial if interrupted.
+// Files that an earlier run with this output left: OUTPUT_{train,val}_DIGITS.bin, or .bin.partial if
+// interrupted.
 inline std::vector<std::string> existing_outputs(const std::string& output) {
     size_t slash = output.rfind('/');
     std::string folder = slash == std::string::npos ? "" : output.substr(0, slash + 1);

@@ -90,7 +90,7 @@ public:
         uint64_t epoch;       // of the source
     };
 
-    // Where sample number `sample` of the run lies.
+    // The place of sample number `sample` of the run.
     Place place(uint64_t sample) const {
         auto [source, at, epoch] = order_(sample);
         const std::vector<uint64_t>& first = sources_[source].first_sample;

@@ -54,7 +54,7 @@ inline std::string record_path(const std::string& prefix) {
     return prefix + ".json";
 }
 
-// Of a shard PREFIX_train_000000.bin or PREFIX_val_000000.bin; empty for any other name.
+// The record's path for a shard PREFIX_train_000000.bin or PREFIX_val_000000.bin; empty for any other name.
 inline std::string record_of_shard(const std::string& path) {
     std::string_view name = path;
     if (!name.ends_with(".bin")) return "";
@@ -136,8 +136,8 @@ inline std::string check_token_record(const std::string& shard, const TokenRecor
         shard.c_str(), record.document_end, made_with.c_str(), document_end);
 }
 
-// The same for all files that a loader reads. Of files without a record, it is said where the token between
-// documents does not occur.
+// Checks all files that a loader reads. Files without a record are named if the token between documents does
+// not occur in them.
 inline std::vector<std::string> check_token_records(const TokenLoader& loader, const Tokenizer* tokenizer,
                                                     int document_end) {
     constexpr int64_t looked_at = 4 << 20;  // tokens of a source

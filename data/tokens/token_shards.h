@@ -72,7 +72,7 @@ void copy_tokens(const Stored* tokens, int64_t start, int64_t n, int vocab, int*
          path.c_str(), (long long)(start + bad), (long long)tokens[bad], vocab);
 }
 
-// Where the tokens of a file lie: one behind the other, up to its end.
+// The tokens' place in a file: one behind the other, up to its end.
 struct TokenArray {
     uint64_t first_byte = 0;
     int64_t count = 0;

@@ -126,7 +126,7 @@ public:
     int64_t total_tokens() const { return total_; }
     int width() const { return files_[0].width(); }
 
-    // As TokenFile's, with the vocabulary given.
+    // Copies tokens as TokenFile does, with the vocabulary given.
     void copy(size_t file, int64_t start, int64_t n, int* out) const {
         files_[file].copy(start, n, vocab_, out);
     }
