@@ -98,7 +98,7 @@ void check_golden(const char* name) {
         }
         AdamW settings = {o["learning_rate"], o["beta1"], o["beta2"], o["eps"],
                           o["weight_decay"],  step + 1,   false};
-        g.state.update(g.stats.data, optimizer_of(kind, settings, 0), o["gradient_clip"]);
+        g.state.update(g.stats.data, optimizer_of(kind, settings, 0), o["gradient_clip"].get<float>());
         StepResult stats = read_result(g, batch.valid());
         CHECK(stats.finite);
         CHECK(stats.loss ==
