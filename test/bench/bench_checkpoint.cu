@@ -127,7 +127,7 @@ private:
         return world_.largest((int)((seconds_now() - start) * 1e6)) / 1e6;
     }
 
-    // As a run does between its steps: no rank waits for what goes on in the background.
+    // Finishes as a run does between its steps: no rank waits for work in the background.
     SaveReport finish_beside_work(CheckpointSaver& saver) const {
         for (;;) {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -167,7 +167,7 @@ private:
         return seconds;
     }
 
-    // Of what this rank has of the state, to memory that was touched before.
+    // Copies this rank's part of the state to memory that was touched before.
     double copy_in_memory() const {
         size_t bytes = CheckpointSaver::staging_bytes(layout_, mesh_.shape, settings(world_));
         char* to;
@@ -221,7 +221,7 @@ private:
         });
     }
 
-    // As `train_gpt inspect DIR --verify on` does, in one process.
+    // Verifies as `train_gpt inspect DIR --verify on` does, in one process.
     void verify(const std::string& folder) const {
         if (world_.is_root()) verify_checkpoint(CheckpointReader(folder), [](const std::string&) {});
     }

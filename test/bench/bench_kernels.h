@@ -68,7 +68,7 @@ public:
         }
     }
 
-    // What it started as.
+    // The value that it started with.
     double at(size_t i) const {
         return values_[i % period];
     }
@@ -131,7 +131,7 @@ public:
     bool passed() const {
         return worst_ < 1;
     }
-    // That which is largest beside its limit.
+    // The error that is largest beside its limit.
     double error() const {
         return error_;
     }
@@ -159,7 +159,7 @@ constexpr double rounded_limit = sizeof(floatX) == 2 ? 8e-3 : 2e-5,
 
 constexpr double element = sizeof(floatX), number = sizeof(float);  // bytes
 
-// What a kernel must do at least: operations, or bytes to read and write, each once.
+// The least work of a kernel: operations, or bytes to read and write, each once.
 struct Work {
     double flops = 0, bytes = 0;
 };

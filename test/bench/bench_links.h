@@ -44,7 +44,8 @@ public:
         return seconds;
     }
 
-    // Of the forward and backward pass alone, without what ends a step. The same number on all ranks.
+    // Seconds of the forward and backward pass alone, without the end of a step. The same number on all
+    // ranks.
     double pass_seconds() {
         std::vector<double> seconds;
         for (int i = 0; i < 3; i++) {

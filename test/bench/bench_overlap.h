@@ -89,12 +89,12 @@ private:
     float* dweight_;
 };
 
-// Of a product of p seconds and its rows that travel for s seconds in n chunks.
+// The hidden share, for a product of p seconds and its rows that travel for s seconds in n chunks.
 inline double hidden_gather(double s, double p, int n) {
     return std::min(s, p) * (n - 1) / n;
 }
 
-// With other work for `after` seconds behind the product.
+// The hidden share with other work for `after` seconds behind the product.
 inline double hidden_scatter(double s, double p, int n, double after = 0) {
     double sent = s > p ? p / n + s : p + s / n;
     return s + p + after - std::max(p + after, sent);
@@ -118,7 +118,7 @@ inline double tensor_can_hide(const World& world, const Gpt& g, double link) {
 // ----------------------------------------------------------------------------
 // what can be hidden: pipeline
 
-// Of one part and micro-batch, on the stage where it takes longest.
+// Costs of one part and micro-batch, on the stage where it takes longest.
 inline PipelineCosts measured_costs(const World& world, CutModel& model) {
     std::map<Operation, std::vector<double>> seconds;
     for (const FlightEntry& pass : recorded_work(model.g.stream, [&] { model.seconds(0); }).passes())

@@ -63,7 +63,7 @@ struct AttentionGradients : AttentionReference {
     double probability(int b, int i, int j, int h) const {
         return std::exp(score(b, i, j, h) - lse[shape.lse(b, i, h)]);
     }
-    // Of the score of query i and key j, without the scale.
+    // The gradient of the score of query i and key j, without the scale.
     double dscore(int b, int i, int j, int h) const {
         size_t at = shape.output(b, i, h);
         double mean = 0, dp = dot(at, dout, shape.value(b, j, h / shape.group()), qkv);

@@ -267,7 +267,7 @@ inline void measure(const Row& row, FILE* records) {
     fflush(records);
 }
 
-// As the command line above says; errors are thrown.
+// Measures as the command line above says; errors are thrown.
 inline void bench_train(const std::vector<std::string>& arguments) {
     std::vector<Row> rows;
     FILE* records = nullptr;

@@ -80,7 +80,7 @@ struct ToyState {
     }
 };
 
-// What element i of a tensor is in a slot: a number in [-1, 1) that no other is but by chance.
+// Element i of a tensor in a slot: a number in [-1, 1) that no other is but by chance.
 inline float value_of(uint64_t key, size_t i) {
     uint64_t bits = (key ^ (i + 1) * 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;
     bits = (bits ^ bits >> 27) * 0x94d049bb133111ebu;
@@ -91,7 +91,7 @@ inline uint64_t key_of(Slot slot, const std::string& name, uint64_t salt = 0) {
     return random_key((uint64_t)slot + 10 * salt, name);
 }
 
-// Of a part of a tensor, as a state stores it.
+// The values of a part of a tensor, as a state stores it.
 inline std::string values_of(Slot slot, const TensorPart& part, uint64_t salt = 0) {
     size_t width = dtype_size(dtype_of(slot));
     std::string bytes(part.count * width, '\0');

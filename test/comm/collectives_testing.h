@@ -176,7 +176,7 @@ inline std::vector<int> all_members() {
     return members;
 }
 
-// Whether all ranks hold the same bits as rank 0.
+// Tells whether all ranks hold the same bits as rank 0.
 template <typename T>
 bool same_everywhere(const std::vector<T>& mine) {
     Guarded<uint8_t> bytes(mine.size() * sizeof(T));

@@ -93,7 +93,7 @@ void store(const ToyModel& model, const std::string& run_dir, Dtype weight, bool
     builder.commit();
 }
 
-// Whether the error is the same on all ranks.
+// Tells whether the error is the same on all ranks.
 bool common(const std::string& error) {
     for (const std::string& other : test_world().all_gather(error)) {
         if (other != error) return false;
@@ -550,7 +550,7 @@ TEST_CASE("a state keeps the slots of its optimizer, and refuses a checkpoint th
     test_world().recover();
 }
 
-// As Muon's: v is kept of embeddings, head, norms and biases.
+// The slots are Muon's: v is kept of embeddings, head, norms and biases.
 TEST_CASE("a slot that matrices do not have is saved and loaded without them, on any layout") {
     CommonFolder run;
     int n = test_world().size();
@@ -672,7 +672,7 @@ TEST_CASE("tensors of several pieces, of whole rows and of some columns") {
     }
 }
 
-// What is told when such weights are loaded.
+// The words about such weights when they are loaded.
 static std::string expected_words(Dtype weight, bool master, bool keep_master) {
     bool wide = weight == Dtype::fp32;
     std::string words;

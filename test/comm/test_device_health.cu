@@ -1,4 +1,4 @@
-// What the driver and Linux tell of a device, from a library and files that are made up.
+// Findings of the driver and Linux about a device, from a library and files that are made up.
 // devices: cpu
 #include <cstring>
 #include <filesystem>

@@ -1,4 +1,4 @@
-// What a rank of 12,288 does before it loads gpt3-175B, on paper: the index that all of them would have
+// The work of a rank of 12,288 before it loads gpt3-175B, on paper: the index that all of them would have
 // written, and what a rank plans to read of it, on the layout that wrote it and on others.
 // devices: cpu
 // seconds: 5
@@ -42,7 +42,7 @@ struct PaperRun {
         return {shape, [this](const MeshPosition& position) { return layout_at(position); }, index};
     }
 
-    // Of a checkpoint that all ranks have written.
+    // The index of a checkpoint that all ranks have written.
     CheckpointIndex index() const {
         const ZeroSettings settings = {.level = 1, .keep_master = true};
         const TensorNumbers numbers = tensor_numbers(layouts[0]);

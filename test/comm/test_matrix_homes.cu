@@ -17,7 +17,7 @@ ModelConfig config_of(bool llama) {
     return config;
 }
 
-// What element i of a section's matrix is, and becomes: whole numbers that bf16 has.
+// Element i of a section's matrix, before and after: whole numbers that bf16 has.
 float update_at(int section, size_t i) {
     return (float)(section * 3 + i % 61) - 60;
 }
@@ -25,7 +25,7 @@ float transformed_at(int section, size_t i) {
     return update_at(section, i) + 1;
 }
 
-// Where the elements of a part are in the matrix of the section.
+// Visits the places of a part's elements in the matrix of the section.
 template <typename Visit>
 void each_element(const SectionPart& part, Visit&& visit) {
     size_t width = part.row->width();
@@ -36,7 +36,7 @@ void each_element(const SectionPart& part, Visit&& visit) {
     }
 }
 
-// Of the section whose values are here, stored with no more rows than columns; -1: of none.
+// The section whose values are here, stored with no more rows than columns; -1: none.
 int section_of(const std::vector<double>& values, const std::vector<ModelSection>& sections, int rows,
                int cols) {
     for (int number = 0; number < (int)sections.size(); number++) {

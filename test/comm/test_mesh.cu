@@ -418,7 +418,7 @@ TEST_CASE("no error, other exceptions, and errors within errors") {
     CHECK(done == 1);
     CHECK(common_error_of([] { throw std::bad_alloc(); }).starts_with("out of memory; "));
     CHECK(common_error_of([] { throw std::runtime_error("words"); }) == "words");
-    // What an inner on_all_ranks() has agreed on passes the outer one unchanged.
+    // An error that an inner on_all_ranks() has agreed on passes the outer one unchanged.
     std::string inner = common_error_of([&] {
         if (world.rank() == world.size() - 1) fail("a: b; c");
     });
@@ -517,7 +517,7 @@ TEST_CASE("launchers say how many processes there are") {
     CHECK(launched_processes() == 0);
     setenv("LOCAL_RANK", "0", 1);
     CHECK(launched_processes() == 4);
-    // What a job of Slurm has room for, its script need not start.
+    // The script of a Slurm job need not start as many processes as the job has room for.
     setenv("SLURM_NTASKS", "16", 1);
     CHECK(promised_processes() == 16);
     CHECK(launched_processes() == 4);

@@ -18,7 +18,7 @@
 #include "comm/token_files.h"
 #include "test/support/ranks.h"
 
-// The same folder on all ranks.
+// A folder that is the same on all ranks.
 struct CommonFolder {
     TemporaryFolder mine;
     std::string path = test_world().all_gather(mine.path)[0];

@@ -109,8 +109,8 @@ void each_cut(Visit&& visit) {
     }
 }
 
-// What rank `tensor` has of a tensor, by the definition of its cut: numbers of elements of the whole one, in
-// order; and how many ranks have the same.
+// The part of a tensor that rank `tensor` has, by the definition of its cut: numbers of elements of the whole
+// one, in order; and how many ranks have the same.
 struct Expected {
     std::vector<size_t> element;
     std::vector<int> copies;

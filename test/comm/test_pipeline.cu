@@ -66,7 +66,7 @@ void poison(floatX* data, size_t n) {
     cudaCheck(cudaMemsetAsync(data, 0xff, n * sizeof(floatX), test_stream()));
 }
 
-// What part `part` does: no two parts or micro-batches alike, and no two in another order.
+// The work of part `part`: no two parts or micro-batches alike, and no two in another order.
 void part_forward(int part, const floatX* input, const floatX* batch, floatX* kept, floatX* output,
                   size_t n) {
     mix(kept, input, batch, 0.5f, 0.25f, (float)part, n, test_stream());
@@ -87,7 +87,7 @@ void loss_gradient(const floatX* kept, const floatX* batch, int micro_batch, flo
     mix(gradient, kept, batch, 1.0f, -1.0f, (float)micro_batch, n, test_stream());
 }
 
-// What comes out of a run: on one process, or of the parts of this stage.
+// The outcome of a run: on one process, or of the parts of this stage.
 struct Outcome {
     std::vector<floatX> results;          // (micro_batches, n) of the last part
     std::vector<floatX> first_gradients;  // (micro_batches, n) of the input of the first part
@@ -212,7 +212,7 @@ bool same_bits(const std::vector<T>& got, const std::vector<T>& want, size_t beg
     return memcmp(got.data() + begin, want.data() + begin, count * sizeof(T)) == 0;
 }
 
-// What this stage has of it. Sums of a forward pass alone are zero.
+// Compares this stage's part of it. Sums of a forward pass alone are zero.
 void check_outcome(const Outcome& got, const Outcome& want, const PipelineShape& shape, int stage, size_t n,
                    bool trains) {
     if (stage == shape.stages - 1) CHECK(same_bits(got.results, want.results, 0, want.results.size()));
@@ -487,7 +487,7 @@ public:
         });
     }
 
-    // What the stages wait, as a share of what they compute; and all that the step takes.
+    // The time that the stages wait, as a share of the time that they compute.
     double bubble() { return (shape_.stages * seconds() - busy_) / busy_; }
     double seconds() {
         return replay([&](size_t stage, size_t i, double ready) {
@@ -504,7 +504,7 @@ private:
         double delay, length;
     };
 
-    // Of all stages, by one clock.
+    // The timelines of all stages, by one clock.
     std::vector<std::vector<Span>> timelines() {
         const std::vector<PipelineAction>& list = lists_[(size_t)mesh_.position.pipeline];
         Arena memory;

@@ -8,7 +8,7 @@
 
 using Split = std::vector<int>;
 
-// What parts come to: the layers' own loads, with an embedding before and a classifier behind them.
+// The loads of parts: the layers' own loads, with an embedding before and a classifier behind them.
 struct Loads {
     std::vector<double> layers;
     int parts;

@@ -108,7 +108,7 @@ TEST_CASE("pipeline: sending takes as long as the order of the work lets it") {
         // A stage that stands still while it sends does nothing else in that time.
         CHECK(seconds(gpipe, false) == doctest::Approx(27 + 16 * transfer));
     }
-    // With several chunks a stage sends both ways, over one link.
+    // A stage with several chunks sends both ways, over one link.
     PipelineCosts costs = {0.5, 0.5, 0.5, 1};
     CHECK(time_pipeline({interleaved, 2, 8, 2}, costs).seconds == doctest::Approx(36));
     costs.overlap = false;

@@ -384,7 +384,7 @@ TEST_CASE("planned memory is that of a run") {
             CHECK(planned == doctest::Approx(run).epsilon(0.1));
         }
     }
-    // What is counted for bf16 has parameters and activations of half the size.
+    // A plan for bf16 has parameters and activations of half the size.
     Planned bf16(small_model + std::string("h100"));
     PlannedCut cut;
     cut.micro_batch = 4;
@@ -431,7 +431,7 @@ TEST_CASE("the state is cut over as many data ranks as make a step shortest, and
             int chosen = chosen_shard_group(o, machine);
             for (int shard : {2, 4, 8}) CHECK(seconds(chosen) <= seconds(shard) * (1 + 1e-9));
             if (network == 1e8 && zero == 3) CHECK(chosen <= machine.node);
-            // Where only the largest fits, it is taken.
+            // If only the largest fits, it is taken.
             Machine small = machine;
             PlannedCut four = cut_of(o), eight = cut_of(o);
             four.shard = 4;
@@ -767,7 +767,7 @@ TEST_CASE("what cannot be planned is refused in a line that says what can") {
     CHECK_REFUSED(planned_text(line + "--gpus 8 --tp 3"), "no layout divides");
     CHECK_REFUSED(planned_text(line + "--gpus 8 --micro-batch 1024"), "no layout divides");
 
-    // As many as are said to be enough, are.
+    // The number that is said to be enough is.
     std::string refused =
         error_of([] { planned_text("--model gpt3-175B --machine h100 --gpus 8 --global-batch 1M"); });
     CAPTURE(refused);

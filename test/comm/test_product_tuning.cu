@@ -74,7 +74,7 @@ bool is_chosen(const Product& product, const Operands& operands) {
     return find_plan(product, operands).chosen;
 }
 
-// What the products of the layer take from now on is unknown again.
+// Forgets the algorithms of the layer's products.
 struct Forgetful {
     Forgetful() { cublas().plans.clear(), choose_algorithms({}); }
     ~Forgetful() { cublas().plans.clear(), choose_algorithms({}); }

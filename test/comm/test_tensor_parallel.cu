@@ -115,7 +115,7 @@ uint64_t sent_activations() {
     return bytes_sent(Traffic::activations);
 }
 
-// What all kinds come to.
+// The sum over all kinds.
 uint64_t sent_at_all() {
     uint64_t total = 0;
     for (size_t kind = 0; kind < traffic_names.size(); kind++) total += bytes_sent((Traffic)kind);
@@ -313,7 +313,7 @@ TEST_CASE("a scatter or a gather comes after the scatter before") {
     }
 }
 
-// As the backward pass of a layer has it: rows come together again behind a product whose sums are scattered.
+// The backward pass of a layer has this: rows come together again behind a product whose sums are scattered.
 TEST_CASE("rows come together while sums are scattered") {
     int rank = test_world().rank(), size = test_world().size();
     if (size == 1) SKIP("one rank has no other");
@@ -515,7 +515,7 @@ TEST_CASE("rows come together while other work is on the compute stream") {
 }
 
 #ifndef RANKS_USE_NCCL
-// What has been sent in fact is known only of the host transport.
+// Only the host transport knows what has been sent in fact.
 TEST_CASE("a chunk is sent while the next is computed") {
     int rank = test_world().rank(), size = test_world().size();
     if (size == 1) SKIP("one rank has no other");

@@ -139,7 +139,7 @@ TEST_CASE("blend: weights of many digits") {
     CHECK_REFUSED(Blend({}), "no sources");
 }
 
-// What runs that exist depend on must not change by accident.
+// Existing runs depend on these draws, which must not change by accident.
 TEST_CASE("blend: the first draws") {
     Blend blend({7, 3});
     std::string order;

@@ -25,7 +25,7 @@ static std::vector<CheckpointTensor> example_tensors() {
             {"norm", {6}, {Dtype::bf16, Dtype::fp32, {}, {}}}};
 }
 
-// With one data file.
+// Builds a checkpoint with one data file.
 static void build_example(const std::string& run_dir, int64_t step) {
     CheckpointBuilder builder(run_dir, step, about(step), example_tensors());
     auto append = [&](int tensor, Slot slot, uint64_t first, uint64_t count) {

@@ -273,7 +273,7 @@ TEST_CASE("choices: the score") {
     CHECK(score.accuracy_by_mean() == doctest::Approx(1.0 / 3));
     CHECK(score.standard_error(0.5) == doctest::Approx(std::sqrt(0.25 / 2)));
 
-    // Of equals the first is chosen, by the sum and by the mean; impossible ones are no trouble.
+    // The first of equals is chosen, by the sum and by the mean; impossible ones are no trouble.
     score = {};
     example.answer = 1;
     score.add(example, {-8, -6, -6});

@@ -52,7 +52,7 @@ struct Run {
     }
 };
 
-// With one element replaced.
+// Replaces one element.
 Tensors with(Tensors tensors, const char* name, size_t element, float value) {
     tensors[name][element] = value;
     return tensors;

@@ -16,7 +16,7 @@ struct Shape {
     int ranks() const { return tp * shard * replicas * pp; }
 };
 
-// What a rank does in a step, one thing after another: passes of its device, and calls of its groups.
+// The work of a rank in a step, one thing after another: passes of its device, and calls of its groups.
 struct Doing {
     std::string what;          // "forward", "backward", "optimizer", or a call
     std::string group;         // of a call

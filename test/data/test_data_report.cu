@@ -146,7 +146,7 @@ static std::vector<uint16_t> stored(std::string_view text) {
     return tokens;
 }
 
-// What the function prints, and its error.
+// The function's output, and its error.
 template <typename F>
 static std::pair<std::string, std::string> printed_by(F&& f) {
     TemporaryFolder folder;

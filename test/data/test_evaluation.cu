@@ -91,7 +91,7 @@ TEST_CASE("evaluation: tokens that are not the tokenizer's, and files that are n
 TEST_CASE("evaluation: the likeliest choice of each question") {
     TemporaryFolder folder;
     std::string path = folder / "a.jsonl";
-    // Of the fake model the lower bytes are likelier; by the sum short choices are.
+    // The fake model finds lower bytes likelier; by the sum short choices are.
     write_file(path, R"({"context": "x", "choices": [" b", " a", " c"], "answer": 1})"
                      "\n"
                      R"({"context": "xyz", "choices": [" zz", " aaaa"], "answer": 1})"

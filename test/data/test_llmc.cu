@@ -42,7 +42,7 @@ static std::vector<CheckpointTensor> tensors_of(const Options& c) {
 
 enum Kind { weight, master, first_moment, second_moment };
 
-// What an element of one of our tensors is; weights are the masters rounded to bf16, up or down.
+// An element of one of our tensors; weights are the masters rounded to bf16, up or down.
 static float value_of(Kind kind, const std::string& name, uint64_t element, Dtype dtype) {
     uint32_t seed = XXH32(name.data(), name.size(), (uint32_t)element);
     float moment = (float)(seed >> 8) * 0x1p-24f;

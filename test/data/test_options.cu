@@ -462,7 +462,7 @@ TEST_CASE("the help of a command is about that command alone") {
     CHECK(help_text(command_tokenize, 110).find("PREFIX_train_000000.bin") != std::string::npos);
 }
 
-// What a shell makes of an example is what the table has.
+// A shell takes an example apart into the words that the table has.
 TEST_CASE("examples in the help are command lines that can be copied") {
     for (const CommandHelp& command : command_table()) {
         for (const char* example : command.examples) {
@@ -500,7 +500,7 @@ TEST_CASE("the header has the options that are not as usual, and says where all 
     auto summary = [](std::vector<const char*> words) { return options_summary(train(words), 1000); };
     std::string all = "other options have their defaults; all are in runs/";
     CHECK(summary({"--model", "tiny"}) == "Data         train-data=x.bin\n" + all + "tiny/options.json\n");
-    // What follows from others is not said again; what is given is, in the table's order and groups.
+    // Options that follow from others are not said again; given ones are, in the table's order and groups.
     std::string several = summary({"--model", "tiny", "--channels", "64", "--heads", "4", "--steps", "400",
                                    "--learning-rate", "0.001", "--run-dir", "runs/a", "--norm", "layernorm",
                                    "--warmup-steps", "20", "--micro-batch", "3"});
@@ -544,7 +544,7 @@ TEST_CASE("help is given wherever it is asked for, but a value of an option asks
 // ----------------------------------------------------------------------------
 // layouts
 
-// Of the model `tiny`: 4 layers, 128 channels, 4 heads, an MLP of 344, a context of 256; micro-batches of 4.
+// The model `tiny` has 4 layers, 128 channels, 4 heads, an MLP of 344, a context of 256; micro-batches of 4.
 TEST_CASE("what is left out of a layout follows from the number of processes") {
     constexpr long long k = 1024;
     struct {

@@ -1,4 +1,4 @@
-// What others read of a rank in its flight record, and that it says the same as JSON.
+// A rank's flight record, as others read it, and the same state as JSON.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -65,7 +65,7 @@ TEST_CASE("a record tells what its rank is at, and what it waits for") {
     nlohmann::json json = rank;
     CHECK(nlohmann::json::parse(json.dump()).get<RankState>() == rank);
 
-    // The same through the folder of the run, whichever way it is written.
+    // The folder of the run finds it, whichever way it is written.
     std::string other_name = run.path + "/../" + run.path.substr(run.path.rfind('/') + 1) + "/";
     auto found = read_rank_states(other_name);
     REQUIRE(found.size() == 1);

@@ -1,5 +1,5 @@
 // The report of runs: curves that are thinned, logs in any state, the page, CSV, event files of TensorBoard.
-// What a browser makes of the page is checked in test/scripts/check_report.sh.
+// The page in a browser is checked in test/scripts/check_report.sh.
 #include <cmath>
 #include <cstring>
 #include <limits>

@@ -22,12 +22,12 @@ static TrainingLine train(std::vector<const char*> arguments, const Checkpoints&
                           find);
 }
 
-// The same of a line, split at blanks.
+// Parses a line, split at blanks.
 static TrainingLine train_line(std::string line, const Checkpoints& checkpoints = {}) {
     return train(words_of(line), checkpoints);
 }
 
-// What a run that was started like this leaves after 100 steps.
+// The state that a run started like this leaves after 100 steps.
 static StoredRun run_with(std::vector<const char*> arguments, int processes = 1) {
     arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
     StoredRun run;

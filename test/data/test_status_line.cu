@@ -7,7 +7,7 @@
 #include "data/run/status_line.h"
 #include "test/support/file_testing.h"
 
-// What a terminal of a process shows of what is printed: a pair of descriptors, and all that came.
+// A terminal of a process, which shows its output: a pair of descriptors, and all that came.
 class PseudoTerminal {
 public:
     PseudoTerminal() : master_(posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK)) {
@@ -29,7 +29,7 @@ public:
         REQUIRE(ioctl(master_, TIOCSWINSZ, &size) == 0);
     }
 
-    // What was written to it since this was last asked.
+    // The output since the last call.
     std::string written() {
         char buffer[4096];
         std::string all;

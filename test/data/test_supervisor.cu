@@ -1,5 +1,5 @@
-// What a supervisor decides and keeps: which failures are tried again, on which hosts, and what it knows when
-// it takes a job up again.
+// The decisions and the memory of a supervisor: which failures are tried again, on which hosts, and what it
+// knows when it takes a job up again.
 #include <csignal>
 #include <sys/wait.h>
 

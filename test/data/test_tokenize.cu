@@ -88,7 +88,7 @@ TEST_CASE("tokenize: files and folders, split by document") {
     CHECK(!fs::exists(folder / "out_val_000001.bin.partial"));
     CHECK(fs::exists(folder / "out_train_mine.bin"));
 
-    // What an interrupted run left is no result that could be lost.
+    // The files of an interrupted run are no result that could be lost.
     options.overwrite = false;
     options.output = folder / "interrupted";
     write_file(folder / "interrupted_train_000099.bin.partial", "left from before");

@@ -27,7 +27,7 @@ struct Case {
     size_t queries() const { return (size_t)B * Tq; }
     size_t qkv_row() const { return (size_t)(NH + 2 * NKV) * HS; }
 
-    // The same with the queries of the positions from ... from + count - 1 alone.
+    // The case with the queries of the positions from ... from + count - 1 alone.
     Case part(int from, int count) const {
         Case c = *this;
         c.q0 = from, c.Tq = count;
@@ -46,13 +46,13 @@ struct Case {
                                 .doc_start = documents.empty() ? nullptr : doc_start});
     }
 
-    // Of an element of qkv: whether it belongs to a query that is not of the call, or to a key or value that
-    // no query of the call sees for it stands after them.
+    // Tells whether an element of qkv belongs to a query that is not of the call, or to a key or value that
+    // no query of the call sees because it stands after them.
     bool unread(size_t element) const {
         int at = (int)(element / qkv_row() % T), head = (int)(element % qkv_row() / HS);
         return at >= q0 + Tq || (head < NH && at < q0);
     }
-    // Of an element of dqkv: whether it stays as it is.
+    // Tells whether an element of dqkv stays as it is.
     bool unwritten(size_t element) const { return unread(element) && (int)(element % qkv_row() / HS) < NH; }
 
     // (B, T). The documents of sequence b start b positions later than listed.
@@ -168,7 +168,7 @@ inline std::vector<floatX> make_dout(const Case& c) {
     return random_values<floatX>("dout", c.queries() * c.NH * c.HS);
 }
 
-// Where nothing is to be read there are NaN.
+// Places that must not be read hold NaN.
 inline void check(const Case& c, float scale = 1, double backward_tolerance = tolerance<floatX>) {
     CAPTURE(c.name());
     std::vector<floatX> qkv = make_qkv(c, scale), dout = make_dout(c);
@@ -239,7 +239,7 @@ inline void check_cut(const Case& c, std::vector<int> cuts) {
     CHECK(relative_error(dqkv, whole.dqkv.doubles()) < tolerance<floatX>);
 }
 
-// Of T positions, those that see key 5.
+// A NaN in key 5 shows at those of T positions that see it.
 inline void check_nan_shows(int T) {
     Case c{1, T, 1, 1, 16};
     std::vector<floatX> qkv = make_qkv(c), dout = make_dout(c);

@@ -49,8 +49,8 @@ TEST_CASE("sum of ten million squares") {
 }
 #endif
 
-// As a model's gradients are: a range or more for each unit, some without values on this rank. What lies
-// between them is not counted.
+// Ranges like those of a model's gradients: one or more for each unit, some without values on this rank. What
+// lies between them is not counted.
 TEST_CASE("sum of squares in ranges") {
     const std::vector<float> values = random_values<float>("values", 60'000);
     auto check = [&](const std::vector<SquaresRange>& ranges) {
@@ -260,7 +260,7 @@ void each_rounding(F&& f) {
     }
 }
 
-// Where the arrays of a part begin after a multiple of 16 bytes, in elements.
+// The elements by which the arrays of a part begin after a multiple of 16 bytes.
 struct Offsets {
     size_t params, master, m, v, grads;
 };
@@ -332,7 +332,8 @@ TEST_CASE("updating parts of a tensor is the same as updating it whole") {
     });
 }
 
-// As a unit is: parts of many tensors, with and without decay, of which nothing between them is touched.
+// Parts like those of a unit: of many tensors, with and without decay, of which nothing between them is
+// touched.
 TEST_CASE("the parts of many tensors are updated at once, each as if alone") {
     std::vector<OptimizerPart> parts;
     size_t at = 2;

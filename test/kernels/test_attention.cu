@@ -15,7 +15,7 @@ struct EveryCard {};
 struct EveryCard : UseKernels<AttentionKernels::mma> {};
 #endif
 
-// What does not depend on the size of tiles; the simulated device is slow, and shows it in bf16.
+// Cases that do not depend on the size of tiles: the slow simulated device shows them in bf16.
 const auto shown_in_bf16 = doctest::test_suite(simulated && sizeof(floatX) == 4 ? "long" : "");
 
 }  // namespace

@@ -65,7 +65,7 @@ double forward_share(const AttentionShape& s, int multiprocessors) {
     return work / multiprocessors / free.last();
 }
 
-// As blocks wait only for earlier tickets, each can be followed to its end before the next.
+// Blocks wait only for earlier tickets, so each can be followed to its end before the next.
 template <int HSP>
 double backward_share(const AttentionShape& s, int multiprocessors) {
     ExpectedTimes t = expected_times<HSP>();

@@ -27,7 +27,7 @@ TEST_CASE("places are sorted by token") {
 // or of documents of so many tokens at most.
 enum { no_positions = -2, anywhere = -1, rows = 0 };
 
-// Of B rows of T tokens.
+// Positions of B rows of T tokens.
 static std::vector<int> make_positions(int B, int T, int kind) {
     if (kind == anywhere) return random_rows("positions", B * T, T);
     std::vector<int> positions;

@@ -189,7 +189,7 @@ TEST_CASE("fp8: zeros, numbers that are hardly there, and numbers that are none"
 #ifndef DEVICE_CPU
 namespace {
 
-// What becomes of a matrix in fp8, by the specification.
+// A matrix after it went through fp8, by the specification.
 std::vector<double> through_fp8(Fp8 format, const std::vector<floatX>& inp) {
     std::vector<uint8_t> bits(inp.size());
     float scale[2] = {largest_element_cpu(inp.data(), inp.size())};

@@ -1,4 +1,4 @@
-// Where elements of matrices lie, in registers and in shared memory, by tables that share nothing with the
+// The places of matrix elements, in registers and in shared memory, by tables that share nothing with the
 // kernels or the simulated device: test/golden/make_hopper_layouts.py works them out from what NVIDIA
 // publishes.
 // devices: simt-bf16 cuda-bf16

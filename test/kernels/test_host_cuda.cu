@@ -311,7 +311,8 @@ TEST_CASE("work that is left when a stream is destroyed is done") {
     CHECK(count == 100);
 }
 
-// As a communication stream beside a compute stream: each step waits for the other stream's last one.
+// The pattern of a communication stream beside a compute stream: each step waits for the other stream's last
+// one.
 TEST_CASE("two streams wait for each other in turn") {
     constexpr int steps = 300;  // which the streams have room for
     cudaStream_t compute = new_stream(), communication = new_stream();

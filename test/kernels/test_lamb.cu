@@ -133,7 +133,7 @@ TEST_CASE("ten steps of LAMB") {
     }
 }
 
-// As of a matrix that is zero when training begins.
+// A matrix may be zero when training begins.
 TEST_CASE("a section without weights, or without an update, takes a ratio of 1") {
     CHECK(trust_ratio(4, 16) == 0.5f);
     CHECK(trust_ratio(0, 16) == 1);

@@ -321,7 +321,8 @@ bool has_epilogue(const Product& product, const Operands& operands) {
                 .empty();
 }
 
-// With the epilogue in the product, or by a kernel behind it. False: the library has no such epilogue.
+// Multiplies with the epilogue in the product, or by a kernel behind it. False: the library has no such
+// epilogue.
 bool multiply_one_way(bool unfused, const Product& product, const Operands& operands) {
     if (unfused) {
         multiply_unfused(product, operands, test_stream());

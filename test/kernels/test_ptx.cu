@@ -86,7 +86,8 @@ __global__ void copy_kernel(float* out, const float* inp, int rounds, int valid)
     }
 }
 
-// Of each value 2^value, then the value and its negative rounded to bf16; sum becomes the sum of all.
+// For each value, writes 2^value, then the value and its negative rounded to bf16; sum becomes the sum of
+// all.
 __global__ void arithmetic_kernel(float* powers, uint32_t* pairs, float* sum, const float* values) {
     int t = threadIdx.x;
     powers[t] = exp2_approx(values[t]);

@@ -27,7 +27,7 @@ struct Operand {
             copy_box(to + i * panel, map, i * width / 2, 0, 0, 0, barrier);
     }
 
-    // Of the 16 values of k of a step.
+    // The descriptor of a step's 16 values of k.
     __device__ static uint64_t descriptor(const char* at, int step) {
         uint64_t whole = matrix_descriptor(at, swizzle, panel, 8 * width);
         if (major == Major::mn) return advance(whole, step * 16 * width);

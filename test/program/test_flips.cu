@@ -99,7 +99,7 @@ public:
         g_.state.synchronize();
     }
 
-    // What is held, as it was, when this goes.
+    // Restores the held memory when this goes.
     class Kept {
     public:
         explicit Kept(Flipped& of) : of_(of) {

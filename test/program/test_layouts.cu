@@ -319,8 +319,8 @@ struct Place {
 constexpr size_t e = sizeof(floatX);
 constexpr int T = 8, B = 1, N = B * T, exchanged = 3;  // numbers of a row of logits
 
-// What one rank of a ring of n sends when `count` elements are summed: all but one of n parts in each of two
-// passes. Parts are as even as they can be.
+// Elements that one rank of a ring of n sends when `count` elements are summed: all but one of n parts in
+// each of two passes. Parts are as even as they can be.
 size_t all_reduced(size_t count, size_t n, size_t rank) {
     if (n == 1) return 0;
     auto part = [&](size_t i) { return count / n + (i % n < count % n); };
@@ -475,7 +475,7 @@ StepResult step_of(Gpt& g, const Case& c, int step, OptimizerKind kind = Optimiz
 
 }  // namespace
 
-// The same by the passes at which the table says that tensor ranks send rows.
+// The bytes by the passes at which the table says that tensor ranks send rows.
 static size_t activations_of_passes(const Gpt& g, const Place& a) {
     StepPasses passes(g.config, g.workload, g.stage, (int)a.m, 0, {.keep_master = !exact});
     double sends = 0;
@@ -483,7 +483,7 @@ static size_t activations_of_passes(const Gpt& g, const Place& a) {
     return (size_t)sends * (a.t - 1) * (N / a.t) * a.sizes.C * e;
 }
 
-// What the simulated step sends.
+// The bytes of the simulated step.
 static BytesSent simulated_bytes(const Gpt& g, const Place& a) {
     MicroBatchTime times;
     times.layers.resize(g.config.layers);
@@ -545,8 +545,8 @@ TEST_CASE("bytes sent in a step are those of the formulas") {
 
 namespace {
 
-// Of parameters, gradients and the optimizer: parameters in floatX, gradients in fp32, and two moments and a
-// master copy (which fp32 parameters are themselves).
+// The memory of parameters, gradients and the optimizer: parameters in floatX, gradients in fp32, and two
+// moments and a master copy (which fp32 parameters are themselves).
 double formula_state(const Place& a) {
     double block = (double)a.sizes.block.parameters(), layers = (double)a.layer_count(), S = (double)a.S;
     double table = a.has_table() ? (double)a.sizes.embedding.parameters() : 0;
@@ -689,7 +689,7 @@ private:
 #endif
 };
 
-// What a plan says of the same layout, from nothing but options.
+// The bytes of a plan for the same layout, from nothing but options.
 size_t planned_bytes(const Place& a, const Workload& w) {
     const Case& c = a.c;
     Options o;
@@ -1014,8 +1014,8 @@ TEST_CASE("an even split trains to the bits of one by hand, also with empty micr
 
 namespace {
 
-// Of a tensor that several ranks have copies of, their bits under its name and place; and those of all others
-// under names that no other rank has.
+// For a tensor that several ranks have copies of, their bits under its name and place; and those of all
+// others under names that no other rank has.
 std::map<std::string, std::string> bits_of_tensors(Gpt& g) {
     std::map<std::string, std::string> bits;
     for (int unit : g.layout.held()) {

@@ -41,7 +41,7 @@ void drop_key_bias(const ModelConfig& c, const std::string& name, std::vector<do
     values.erase(keys, keys + c.kv_heads * c.head_size);
 }
 
-// What follows from the last norm's output, without the padding of the vocabulary.
+// The logits of the last norm's output, without the padding of the vocabulary.
 std::vector<double> logits_of(Gpt& g, int N) {
     int V = g.config.vocab_size, Vp = padded_vocab(g.config);
     Buffer<floatX> logits((size_t)N * Vp);
@@ -430,7 +430,7 @@ const Variant by_position[] = {
      [](ModelConfig& c) { c.position = PositionKind::rope, c.rope_dims = 6, c.local_filter = true; }},
 };
 
-// What comes out of the last norm in rows [first, first + count), and the gradients of all parameters.
+// The output of the last norm in rows [first, first + count), and the gradients of all parameters.
 std::pair<std::vector<floatX>, std::vector<float>> outputs_and_gradients(Gpt& g, const Batch& on, int first,
                                                                          int count, float dloss) {
     zero_gradients(g);

@@ -152,7 +152,7 @@ std::map<std::string, std::string> collected_bytes(ZeroState& state) {
     return tensors;
 }
 
-// The same one after another.
+// All elements, one after another.
 std::vector<double> collected(ZeroState& state) {
     std::string bytes;
     for (auto& [name, tensor] : collected_bytes(state)) bytes += tensor;
@@ -345,7 +345,7 @@ std::string bare_steps(const Case& c, const Slowness& slowness) {
 
 }  // namespace
 
-// What one stream forgets to wait for from another is not there yet when that other is slow.
+// If one stream forgot to wait for another, the data would not be there yet when that other is slow.
 TEST_CASE("a slow link or slow computation does not change a bit") {
     const Case kinds[] = {{"plain", 0, true, true, 2},
                           {"ZeRO 1", 1, true, false, 2, false, {.offload = true}},
@@ -542,7 +542,7 @@ size_t not_normal(ZeroState& state) {
     return wrong;
 }
 
-// What the ranks of a test can be cut into.
+// The shapes that the ranks of a test can be cut into.
 std::vector<MeshShape> cut_shapes() {
     int n = test_world().size();
     std::vector<MeshShape> shapes = {{.tp = n}, {.dp = n, .shard = n}};

@@ -49,7 +49,7 @@ Stamp stamp(const Thread& thread) {
     return make_stamp(block.interval, thread.warp->epoch, thread.number);
 }
 
-// What lies before the running thread is handed on through memory (order.h).
+// Takes over the past that is handed on through memory (order.h).
 void take_past(uintptr_t at) {
     grid_order.take(at, stamp(*running));
 }
@@ -121,7 +121,7 @@ void check_engine_read(const Thread& thread, const void* pointer, size_t bytes, 
     }
 }
 
-// Whether a hook has anything to check: code of a kernel that uses memory other than the stacks of its
+// Tells whether a hook has anything to check: code of a kernel that uses memory other than the stacks of its
 // threads.
 [[gnu::always_inline]] inline bool concerns_us(const volatile void* at) {
     return stacks.holds((uintptr_t)__builtin_frame_address(0)) && !stacks.holds((uintptr_t)at);

@@ -77,7 +77,7 @@ using cublasLtMatrixLayout_t = HostMatrixLayout*;
 using cublasLtMatmulDesc_t = HostMatmulDesc*;
 using cublasLtMatmulPreference_t = HostMatmulPreference*;
 
-// What the heuristic saw of the problem, and which of the algorithms for it this is.
+// The heuristic's view of the problem, and which of the algorithms for it this is.
 struct cublasLtMatmulAlgo_t {
     uint64_t number, problem;
     uint32_t align_a, align_b, align_c, align_d;
@@ -185,7 +185,7 @@ inline uint64_t problem_number(const HostMatmulDesc& op, const HostMatrixLayout&
     return number;
 }
 
-// Whether the parts of a problem fit together.
+// Tells whether the parts of a problem fit together.
 inline cublasStatus_t check(const HostMatmulDesc& op, const HostMatrixLayout& a, const HostMatrixLayout& b,
                             const HostMatrixLayout& c, const HostMatrixLayout& d) {
     bool ta = op.transpose_a == CUBLAS_OP_T, tb = op.transpose_b == CUBLAS_OP_T;

@@ -29,7 +29,7 @@ struct alignas(64) CUtensorMap {
 
 namespace simt {
 
-// What is in a CUtensorMap here.
+// The content of a CUtensorMap here.
 struct TensorMap {
     uint32_t is_map;  // the constant below, so that memory which is none is noticed
     uint16_t rank, element;

@@ -65,7 +65,7 @@ public:
         return taken(pages) * page;
     }
 
-    // Where in the region an address lies, and where in its allocation.
+    // The places of an address in the region, and in its allocation.
     size_t place(uintptr_t at) const { return at - region_.begin; }
     size_t offset(uintptr_t at) const {
         size_t first = place(at) / page;
@@ -84,7 +84,8 @@ public:
     }
 
 private:
-    // With the page without access, and an even number: what is remembered of two pages is whole pages.
+    // The pages taken, with the page without access, in an even number: the memory about two pages is whole
+    // pages.
     static size_t taken(size_t pages) { return (pages + 2) / 2 * 2; }
 
     Region region_;

@@ -187,7 +187,7 @@ void add_global(float* sum, float value) {
     *sum += value;
 }
 
-// From here to the wait the bytes belong to the copy: whoever else reads or writes them is reported.
+// The bytes belong to the copy from here to the wait: whoever else reads or writes them is reported.
 void cp_async_16(void* shared, const void* global, bool valid) {
     const void* where = __builtin_return_address(0);
     need_shared(shared, "cp.async", where);

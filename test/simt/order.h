@@ -82,7 +82,7 @@ inline bool ordered_in_interval(Stamp a, Stamp b) {
 // ----------------------------------------------------------------------------
 // between blocks
 
-// What lies before an event: of each warp of the grid, what is stamped lower than `before`, and with the flag
+// The past of an event: of each warp of the grid, the work stamped lower than `before`, and with the flag
 // below, what the thread of that stamp has stamped the same.
 class Past {
 public:
@@ -127,10 +127,10 @@ public:
         taken.clear();
     }
 
-    // Of the block that an interval belongs to.
+    // The number of the block that an interval belongs to.
     uint32_t number(uint32_t interval) const { return blocks[place(interval)].number; }
 
-    // Whether a, of another block, lies before b, of the running one.
+    // Tells whether a, of another block, lies before b, of the running one.
     [[gnu::noinline]] bool handed_on(Stamp a, Stamp b) const {
         size_t warp = taken.empty() ? 0 : place(interval_of(a)) * warps_per_block + warp_of(a);
         for (const Taken& from : taken) {
@@ -140,7 +140,7 @@ public:
         return false;
     }
 
-    // What was left at an address, for the thread of `me` and who comes after it; and the other way.
+    // Takes what was left at an address, for the thread of `me` and who comes after it; and the other way.
     void take(uintptr_t at, Stamp me) {
         if (auto found = left.find(at); found != left.end()) taken.push_back({me, found->second});
     }
@@ -152,7 +152,7 @@ public:
     }
 
 private:
-    // What lies before `me`, which is now.
+    // The past of `me`, which is now.
     Past past(Stamp me) const {
         Past result;
         for (const Taken& from : taken) {
@@ -191,7 +191,7 @@ inline uint32_t block_start;  // first interval of the running block
 
 enum class Scope { block, grid };  // who shares the memory
 
-// Whether a is of another block of this grid.
+// Tells whether a is of another block of this grid.
 inline bool elsewhere(Stamp a) {
     return interval_of(a) - grid_order.first_interval < block_start - grid_order.first_interval;
 }

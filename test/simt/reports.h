@@ -10,7 +10,7 @@ std::mutex errors_mutex;
 std::vector<Error> errors;
 int keepers = 0;
 
-// What addr2line says, line by line; empty if there is nothing to say.
+// The output of addr2line, line by line; empty if there is none.
 std::vector<std::string> addr2line(const char* options, const void* address) {
     char path[page] = {};
     if (readlink("/proc/self/exe", path, sizeof path - 1) < 0) return {};

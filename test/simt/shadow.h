@@ -83,8 +83,8 @@ public:
         return Finding::none;
     }
 
-    // Of a byte that was noted in the running block; `bytes` becomes how many of those from there on have the
-    // same history.
+    // The history of a byte that was noted in the running block; `bytes` becomes the number of bytes from
+    // there on with the same history.
     Stamp last_change(size_t at, size_t& bytes) const {
         int grain = units_[at / unit].grain;
         bytes = (size_t(1) << grain) - at % (size_t(1) << grain);

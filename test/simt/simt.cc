@@ -44,7 +44,7 @@ struct Copy {
     const void* global;  // null: zeros
 };
 
-// What one bulk copy moves between shared memory and global memory, piece by piece.
+// One bulk copy between shared memory and global memory, piece by piece.
 struct BulkCopy {
     struct Piece {
         void* shared;
@@ -57,7 +57,7 @@ struct BulkCopy {
     const void* where;
 };
 
-// Of bulk stores, each one piece.
+// A group of bulk stores, each one piece.
 struct BulkGroup {
     struct Unit {
         char bytes[16];

@@ -116,7 +116,7 @@ void cp_async_16(void* shared, const void* global, bool valid);
 void cp_async_commit();
 void cp_async_wait(int pending);
 
-// Of Hopper. `count` floats of D in each thread; `a` holds four registers.
+// Instructions of Hopper. `count` floats of D in each thread; `a` holds four registers.
 uint64_t matrix_descriptor(const void* start, uint64_t swizzle, int leading, int stride);
 void wgmma(float* d, int count, uint64_t a, bool a_mn, uint64_t b, bool b_mn, bool keep);
 void wgmma(float* d, int count, const uint32_t* a, uint64_t b, bool b_mn, bool keep);

@@ -200,7 +200,7 @@ __global__ void chain_kernel(int* sums, unsigned* counters, unsigned* ticket) {
     counter_set(counters, block + 1);
 }
 
-// What stands after a block has passed its turn on is not part of that.
+// Writes after a block has passed its turn on are not part of the turn.
 __global__ void late_write_kernel(int* sums, unsigned* counters, unsigned* ticket) {
     unsigned turn = atomicAdd(ticket, 1);
     counter_wait(counters, turn);

@@ -21,7 +21,7 @@ struct Descriptor {
     uintptr_t stride() const { return (bits >> 32 & 0x3fff) << 4; }
     uintptr_t width() const { return 256u >> (bits >> 62); }  // of the swizzle, in bytes
 
-    // Where element (i, k) lies, i being m or n: offset in shared memory.
+    // The offset of element (i, k) in shared memory, i being m or n.
     uintptr_t at(bool mn_major, uintptr_t i, uintptr_t k) const {
         uintptr_t elements = width() / 2;
         uintptr_t offset = start() + (mn_major ? i / elements * leading() + i % elements * 2 +

@@ -28,7 +28,7 @@ extern std::string skip_reason;
         return;                                                                                              \
     } while (0)
 
-// What test/support/ranks.h adds to the main function of the tests.
+// The hooks of test/support/ranks.h in the main function of the tests.
 struct RankHooks {
     void (*join)(int* argc, char*** argv);          // before the first case
     bool (*is_root)();                              // the rank that reports

@@ -83,7 +83,7 @@ inline std::vector<const char*> words_of(std::string& line) {
     return words;
 }
 
-// What was refused was so in one line that holds the words, and a remedy.
+// Checks that a refusal is one line that holds the words, and a remedy.
 inline void check_refusal(const std::string& refused_with, const std::string& words, int line) {
     CAPTURE(line);
     CAPTURE(words);

@@ -8,7 +8,7 @@ Work under the recorder, for tests and benchmarks.
 
 #include "comm/recorder.h"
 
-// What the recorder says of work() when that is done, which is given to the compute stream as one step.
+// The recorder's account of work(), which is given to the compute stream as one step, when that is done.
 struct RecordedWork {
     StepTimes times;
     std::vector<FlightEntry> entries;  // in the order in which they ended on their streams

@@ -82,7 +82,7 @@ std::vector<T> random_values(const char* name, size_t size, float scale = 1.0f, 
     return values;
 }
 
-// Of the rows of a table of `count`.
+// Random rows of a table of `count`.
 inline std::vector<int> random_rows(const char* name, size_t size, int count) {
     std::vector<int> rows(size);
     uint64_t key = random_key(1234, name);

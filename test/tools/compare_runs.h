@@ -96,7 +96,7 @@ struct TensorDifference {
     double largest = 1e-30, difference = 0;
 };
 
-// With `bitwise`, bits that differ count even where the values are equal.
+// bitwise: bits that differ count even if the values are equal.
 inline TensorDifference compare_tensor(const std::string& name, const std::vector<float>& values,
                                        const std::vector<float>& want, bool bitwise) {
     TensorDifference result = {name};

@@ -71,7 +71,7 @@ public:
         return concerned_ && calls_.find("," + std::string(call) + ",") != calls_.npos;
     }
 
-    // The same, wherever the file is, or without one.
+    // Strikes wherever the file is, or without one.
     template <typename Half>
     bool strike_any(const char* call, const std::string& path, Half&& half) {
         if (!counts(call) || (!when_.empty() && access(when_.c_str(), F_OK) != 0)) return false;
