@@ -167,7 +167,7 @@ cat "$work"/tests-*
 tests=$(add_up)
 check "unit tests: $tests" all_passed
 if [ -n "$sanitize" ]; then
-    for unit in adamw attention classifier embedding gelu hash lamb matmul muon norm qk_norm elementwise rope tap_sum; do
+    for unit in adamw attention classifier embedding gelu hash known_numbers lamb matmul memory_patterns muon norm qk_norm elementwise rope tap_sum; do
         check "compute-sanitizer: test_$unit" sanitized build/cuda-bf16/test_$unit
     done
 fi
