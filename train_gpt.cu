@@ -48,6 +48,7 @@ through a model, is in data/.
 #include "comm/node_reader.h"      // batches read once for all ranks of a machine
 #include "comm/plan_report.h"      // the plan command
 #include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
+#include "comm/selftest.h"         // the selftest command
 #include "comm/setup.h"            // settings, checks, tuning
 #include "comm/spikes.h"           // SpikeGuard: steps that are left out
 #include "comm/step_time.h"        // prediction_text
@@ -1257,6 +1258,7 @@ struct CommandWork {
     void operator()(const DataOptions& o) const { report_data(o); }
     void operator()(const TrainingLine& line) const { train(line, world); }
     void operator()(const PlanLine& line) const { plan_or_measure(line, world); }
+    void operator()(const SelftestOptions& o) const { selftest(o, world); }
     void operator()(const SampleOptions& o) const { sample(o, world); }
     void operator()(const EvalOptions& o) const { evaluate_run(o, world); }
     void operator()(const InspectOptions& o) const { inspect_checkpoint(o); }
@@ -1277,7 +1279,7 @@ static void run(Command command, int argc, char** argv, const World& world) {
         given = read_arguments(command, argc, argv);
         if (command == command_train)
             places = origin_places(given);
-        else if (world.size() > 1 && !is_given("--measure", given))
+        else if (world.size() > 1 && command != command_selftest && !is_given("--measure", given))
             fail("%s: works in one process and there are %d; start it without mpirun", argv[0], world.size());
     });
     FindCheckpoint find = find_on_root(world, places);
@@ -1304,7 +1306,8 @@ int main(int argc, char** argv) try {
     if (argv[1] == std::string("launch")) return launch(argc - 1, argv + 1);
     if (argv[1] == std::string("agent")) return run_agent(agent_options({argv + 2, argv + argc})), 0;
     time_limit = time_limit_in(argc, argv);
-    if (launched_processes() <= 1 && argv[1] != std::string("train")) time_limit = 0;  // others cannot set it
+    bool sets_limit = argv[1] == std::string("train") || argv[1] == std::string("selftest");
+    if (launched_processes() <= 1 && !sets_limit) time_limit = 0;
     set_device_variables();
     World world(&argc, &argv);
     try {

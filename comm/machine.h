@@ -138,6 +138,7 @@ struct Machine {
     double launch = 2.5e-6;  // seconds from one kernel to the next: fitted
     // the host: what a device has of its memory, of the rate of that, and bytes/s between the two, one way
     double host_memory = 128e9, host_streams = 25e9, host_link = 22e9;
+    double storage = 2e9;   // bytes/s that a node writes to the disk of its runs
     bool has_fp8 = true;    // products of the program in 8 bits, which begin with Hopper
     bool measured = false;  // by --measure, on such devices
 

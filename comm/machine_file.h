@@ -1,13 +1,14 @@
 /*
 Machines that a plan is made for: a card of the table by its name (comm/machine.h), or a file that describes
-other nodes. The file is a JSON object with these fields, and no others; those of the last two lines may be
-left out, and "measured" is true of a file that plan --measure wrote:
+other nodes. The file is a JSON object with these fields, and no others; those of the last three lines may be
+left out, and "measured" is true of a file that plan --measure or selftest --measure wrote:
 
     {"multiprocessors": 132, "flops": 989.4e12, "products": 720e12, "streams": 3.0e12, "memory": 80e9,
      "links": 360e9, "link_latency": 3e-6, "node": 8, "network": 45e9, "network_latency": 1e-5,
      "number_bytes": 2,
      "attention_forward": 677e12, "attention_backward": 504e12, "half_sums": 90, "launch": 2.5e-6,
-     "host_memory": 250e9, "host_streams": 50e9, "host_link": 45e9, "measured": false}
+     "host_memory": 250e9, "host_streams": 50e9, "host_link": 45e9, "storage": 2e9,
+     "measured": false}
 */
 #pragma once
 
@@ -56,6 +57,7 @@ inline std::span<const MachineField> machine_fields() {
         {"host_memory", &Machine::host_memory, nullptr, 1e15, true},    // bytes of the host, for each device
         {"host_streams", &Machine::host_streams, nullptr, 1e15, true},  // bytes/s that a copy there reaches
         {"host_link", &Machine::host_link, nullptr, 1e15, true},        // bytes/s between the two, one way
+        {"storage", &Machine::storage, nullptr, 1e15, true},            // bytes/s that a node writes to disk
     };
     return fields;
 }

@@ -27,17 +27,38 @@ measured to come out.
 #include "kernels/fill.cuh"
 #include "kernels/matmul.cuh"
 
+// The time that a stream takes from one place of its work to another.
+class StreamTimer {
+public:
+    explicit StreamTimer(cudaStream_t stream) : stream_(stream) {
+        for (cudaEvent_t* event : {&start_, &end_}) cudaCheck(cudaEventCreate(event));
+    }
+    ~StreamTimer() {
+        for (cudaEvent_t event : {start_, end_}) cudaEventDestroy(event);
+    }
+    StreamTimer(const StreamTimer&) = delete;
+    StreamTimer& operator=(const StreamTimer&) = delete;
+
+    void start() { cudaCheck(cudaEventRecord(start_, stream_)); }
+    void stop() { cudaCheck(cudaEventRecord(end_, stream_)); }
+
+    // Waits for the second place.
+    double seconds() const {
+        cudaCheck(cudaEventSynchronize(end_));
+        float milliseconds = 0;
+        cudaCheck(cudaEventElapsedTime(&milliseconds, start_, end_));
+        return std::max(1e-3 * milliseconds, 1e-9);
+    }
+
+private:
+    cudaStream_t stream_;
+    cudaEvent_t start_, end_;
+};
+
 // The median of several times that a call takes, when it is made again and again for a while.
 class Stopwatch {
 public:
-    Stopwatch(const World& world, cudaStream_t stream) : world_(world), stream_(stream) {
-        for (cudaEvent_t* event : {&start_, &end_}) cudaCheck(cudaEventCreate(event));
-    }
-    ~Stopwatch() {
-        for (cudaEvent_t event : {start_, end_}) cudaEventDestroy(event);
-    }
-    Stopwatch(const Stopwatch&) = delete;
-    Stopwatch& operator=(const Stopwatch&) = delete;
+    Stopwatch(const World& world, cudaStream_t stream) : world_(world), timer_(stream) {}
 
     // For all ranks, who make the same number of calls. Seconds of one, on the slowest rank.
     template <typename Call>
@@ -46,13 +67,10 @@ public:
         constexpr int rounds = 5, most = 1000;
         auto measure = [&](int calls) {
             world_.barrier();
-            cudaCheck(cudaEventRecord(start_, stream_));
+            timer_.start();
             for (int i = 0; i < calls; i++) call();
-            cudaCheck(cudaEventRecord(end_, stream_));
-            cudaCheck(cudaEventSynchronize(end_));
-            float milliseconds = 0;
-            cudaCheck(cudaEventElapsedTime(&milliseconds, start_, end_));
-            int nanoseconds = (int)std::min(1e6 * milliseconds, (double)INT_MAX);
+            timer_.stop();
+            int nanoseconds = (int)std::min(1e9 * timer_.seconds(), (double)INT_MAX);
             return 1e-9 * std::max(world_.largest(nanoseconds), 1) / calls;
         };
         measure(1);  // the first is slow: libraries load their code
@@ -65,8 +83,7 @@ public:
 
 private:
     const World& world_;
-    cudaStream_t stream_;
-    cudaEvent_t start_, end_;
+    mutable StreamTimer timer_;
 };
 
 // A product of (size, sums) and (size, sums).
@@ -234,8 +251,8 @@ inline std::string measurement_text(const Machine& m, const World& world, const 
     return result + "\n" + text("train_gpt plan --machine %s ...\n", file.c_str());
 }
 
-// For all ranks: `plan --measure FILE`.
-inline void measure_machine(const std::string& path, const World& world) {
+// For all ranks: refuses a name for --measure before there is something to write.
+inline void check_measure(const std::string& path, const World& world) {
     world.on_all_ranks([&] {
         if (!path.ends_with(".json"))
             fail("--measure %s: not the name of a .json file, which --machine would take; give one",
@@ -243,13 +260,23 @@ inline void measure_machine(const std::string& path, const World& world) {
         if (world.is_root() && access(path.c_str(), F_OK) == 0)
             fail("--measure %s: is there already; delete it or name another", printable(path).c_str());
     });
-    Machine machine = measured_machine(world);
+}
+
+// For all ranks.
+inline void write_machine(const Machine& machine, const std::string& path, const World& world) {
     world.on_all_ranks([&] {
         if (!world.is_root()) return;
         NewFile file(path);
         std::string json = machine_to_json(machine).dump(4) + "\n";
         file.write(json.data(), json.size());
         file.commit();
-        print_bytes(measurement_text(machine, world, path));
     });
+}
+
+// For all ranks: `plan --measure FILE`.
+inline void measure_machine(const std::string& path, const World& world) {
+    check_measure(path, world);
+    Machine machine = measured_machine(world);
+    write_machine(machine, path, world);
+    print_bytes(measurement_text(machine, world, path));
 }

@@ -159,8 +159,8 @@ struct FailureFigures {
 
 // days: of training; 0: not told, and then of a month.
 inline FailureFigures failure_figures(const PlanLine& line, const Machine& machine, const PlanFigures& best) {
-    constexpr double month = 30;                        // days
-    constexpr double to_host = 25e9, to_storage = 2e9;  // bytes/s of a device, and of a node
+    constexpr double month = 30;      // days
+    constexpr double to_host = 25e9;  // bytes/s of a device
     constexpr double worth_saying = 0.001;
     const PlanOptions& o = line.command;
     const PlannedCut& cut = best.step.cut;
@@ -181,7 +181,7 @@ inline FailureFigures failure_figures(const PlanLine& line, const Machine& machi
     if (model.per_node_day.all() == 0) return {};
     double copy = staging / to_host;
     model.save_stall = std::max(copy - best.step.seconds, 0.0);  // it runs behind the passes
-    model.save_time = copy + staging * std::min(machine.node, cut.ranks()) / to_storage;
+    model.save_time = copy + staging * std::min(machine.node, cut.ranks()) / machine.storage;
     if (o.save_every.unit == Interval::best)
         model.save_interval =
             std::max(best_interval(model.save_stall, 1 / model.per_second()), 2 * model.save_time);

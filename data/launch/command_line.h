@@ -378,8 +378,9 @@ inline PlanLine parse_plan(const GivenOptions& given) {
 // ----------------------------------------------------------------------------
 // any command
 
-using CommandLine = std::variant<TrainingLine, PlanLine, TokenizeOptions, DataOptions, SampleOptions,
-                                 EvalOptions, InspectOptions, ReportOptions, ExportOptions, ImportOptions>;
+using CommandLine =
+    std::variant<TrainingLine, PlanLine, SelftestOptions, TokenizeOptions, DataOptions, SampleOptions,
+                 EvalOptions, InspectOptions, ReportOptions, ExportOptions, ImportOptions>;
 
 template <typename O>
 O parse_options_of(const GivenOptions& given) {
@@ -403,6 +404,8 @@ inline CommandLine parse_options(Command command, const GivenOptions& given, int
         return parse_plan(given);
     case command_launch:
         break;  // data/supervisor/launch.h: it has another command line behind its own
+    case command_selftest:
+        return parse_options_of<SelftestOptions>(given);
     case command_sample:
         return parse_options_of<SampleOptions>(given);
     case command_eval:
@@ -422,7 +425,8 @@ inline CommandLine parse_options(Command command, const GivenOptions& given, int
 // The seconds of --communication-timeout: processes wait for each other before the options are read.
 inline double time_limit_in(int argc, char** argv) {
     const std::string name = "--communication-timeout";
-    double seconds = Options().communication_timeout;
+    bool tests = argc > 1 && argv[1] == std::string(command_name(command_selftest));
+    double seconds = tests ? SelftestOptions().communication_timeout : Options().communication_timeout;
     for (int i = 1; i < argc; i++) {
         std::string argument = argv[i];
         if (argument == name && i + 1 < argc) seconds = atof(argv[i + 1]);
@@ -434,7 +438,7 @@ inline double time_limit_in(int argc, char** argv) {
 // The others work on hosts without a device too.
 inline bool computes(Command command, const GivenOptions& given) {
     return command == command_train || command == command_sample || command == command_eval ||
-           is_given("--measure", given);
+           command == command_selftest || is_given("--measure", given);
 }
 
 // The command a first argument names.

@@ -70,6 +70,12 @@ inline const std::vector<CommandHelp>& command_table() {
           "...",
           "launch --hosts hosts --launcher 'mpirun --mca btl_tcp_if_include eth0' -- train --run-dir runs/a "
           "..."}},
+        {command_selftest,
+         "selftest",
+         "Tests the devices, links and disks of the ranks that it is started with, and names those that are "
+         "slow or wrong.",
+         {"selftest", "selftest --run-dir /shared/runs --seconds 100",
+          "selftest --format json --measure cluster.json"}},
         {command_sample,
          "sample",
          "Writes text with a trained model.",

@@ -69,6 +69,9 @@ NAMES_OF(PlanFormat, "text", "json");
 enum class ReportFormat { html, csv, tensorboard };
 NAMES_OF(ReportFormat, "html", "csv", "tensorboard");
 
+enum class SelftestFormat { text, json };
+NAMES_OF(SelftestFormat, "text", "json");
+
 enum class PreTokenizerRules { gpt2, llama3, qwen };
 NAMES_OF(PreTokenizerRules, "gpt2", "llama3", "qwen");
 
@@ -87,6 +90,7 @@ enum Command {
     command_train,
     command_plan,
     command_launch,
+    command_selftest,
     command_sample,
     command_eval,
     command_inspect,
@@ -240,10 +244,21 @@ struct LaunchOptions {
     double hang_timeout = 0;          // seconds; 0: by the times of the run's steps
     double grace = 30;                // seconds
     double check_timeout = 60;        // seconds
+    bool selftest = false;            // of each host, before the job starts and after failures
     int max_restarts = 20;
     double restart_window = 86400;  // seconds
     double backoff = 5;             // seconds
     std::string on_event;           // a command; empty: none
+};
+
+struct SelftestOptions {
+    static constexpr Command command = command_selftest;
+
+    double seconds = 0;   // 0: as many as are usual on such devices
+    std::string run_dir;  // whose disk is tested; empty: that of temporary files
+    std::string measure;  // a file for the machine as it was measured; empty: none
+    SelftestFormat format = SelftestFormat::text;
+    int communication_timeout = 60;  // seconds
 };
 
 struct TokenizeOptions {

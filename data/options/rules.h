@@ -217,6 +217,9 @@ inline void complete_options(PlanOptions& options) {
     }
 }
 
+// All of its values stand by themselves.
+inline void complete_options(const SelftestOptions&) {}
+
 inline void complete_options(const DataOptions& options) {
     if (options.inputs.empty()) fail("data: nothing to look into; name token files");
 }

@@ -51,8 +51,8 @@ public:
           resume(resume),
           positional(positional),
           later(later) {
-        add<Field, Options, PlanOptions, LaunchOptions, TokenizeOptions, DataOptions, SampleOptions,
-            EvalOptions, InspectOptions, ReportOptions, ExportOptions, ImportOptions>();
+        add<Field, Options, PlanOptions, LaunchOptions, SelftestOptions, TokenizeOptions, DataOptions,
+            SampleOptions, EvalOptions, InspectOptions, ReportOptions, ExportOptions, ImportOptions>();
     }
 
     const char* field;
@@ -192,7 +192,7 @@ inline const std::vector<OptionRow>& option_table() {
          "A100-40GB, in the nodes that such cards are usually bought in; cpu; or a .json file that describes "
          "other devices and nodes (see the README). Empty: the cards of this machine.",
          here},
-        {FIELD(measure), "Machine", any_text,
+        {FIELD_OF(PlanOptions, measure), "Machine", any_text,
          "Measures the devices and links of the ranks that this is started with, writes them to this .json "
          "file for --machine, and plans nothing."},
         {FIELD(gpus), "Machine", range(0, most_ranks),
@@ -252,6 +252,9 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(check_timeout), "Failures", range(1, most),
          "Seconds in which a host must run a small command. That is tried before the job starts and after "
          "each failure; a host that does not is put aside, and tried again after the next one."},
+        {FIELD(selftest), "Failures", on_off,
+         "Each host runs train_gpt selftest with all its slots before the job starts and after each failure, "
+         "and one that names a suspect is put aside: a minute with GPUs."},
         {FIELD(max_restarts), "Failures", range(0, most),
          "Restarts in --restart-window, after which the job is given up."},
         {FIELD(restart_window), "Failures", range(1, most), "Seconds that --max-restarts counts over."},
@@ -261,6 +264,18 @@ inline const std::vector<OptionRow>& option_table() {
          "Command line for /bin/sh at each incident and at the end, with the incident as JSON in its "
          "standard "
          "input and in the variable TRAIN_GPT_INCIDENT. Nobody waits for it."},
+        {FIELD(seconds), "Selftest", range(0, 3600),
+         "Seconds that it takes, about: half of them multiply matrices, a fifth writes patterns to memory. "
+         "0: "
+         "as many as are usual, 60 with GPUs and 2 without."},
+        {FIELD_OF(SelftestOptions, run_dir), "Selftest", any_text,
+         "Folder whose disk is tested: that of the runs, where checkpoints will be. Empty: that of temporary "
+         "files, $TMPDIR or /tmp."},
+        {FIELD_OF(SelftestOptions, measure), "Output", any_text,
+         "Measures what a plan has to know as well, if all is healthy, and writes the machine to this .json "
+         "file for train_gpt plan --machine, with the rate of its disk."},
+        {FIELD_OF(SelftestOptions, format), "Output", by_name,
+         "A table, or JSON: all rates of all ranks and links, and the suspects."},
 
         {FIELD(train_data), "Data", any_text,
          "Token files to train on, .bin of llm.c (train_gpt tokenize makes them) or .idx of Megatron: paths "
@@ -285,7 +300,7 @@ inline const std::vector<OptionRow>& option_table() {
          "that a shared file system has one reader from each. The batches are the same.",
          here},
 
-        {FIELD(run_dir), "Run", any_text,
+        {FIELD_OF(Options, run_dir), "Run", any_text,
          "Folder for the log, the options, the samples and the checkpoints. Empty: that of the run that "
          "--resume names, else runs/ and the model's name.",
          here},

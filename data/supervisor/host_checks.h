@@ -1,7 +1,8 @@
 /*
-Whether hosts can be used: each is to run a small command, started as ranks are. The command looks for a file
-that the supervisor has just made in the run's directory, so its answer also tells whether the host shares
-that directory.
+Finds out which hosts can be used. Each runs a small command, started as ranks are. The command looks for a
+file that the supervisor has just made in the run's directory, so its answer also tells whether the host shares
+that directory. With --selftest on, each host then runs train_gpt selftest with as many ranks as it has slots,
+all hosts at the same time, and one that names a suspect is put aside as well.
 */
 #pragma once
 
@@ -63,8 +64,24 @@ public:
     HostChecks(const HostChecks&) = delete;
     HostChecks& operator=(const HostChecks&) = delete;
 
-    // Puts hosts aside that do not answer, and takes back those that do again. Returns what there is to tell.
-    std::vector<std::string> check(std::vector<Host>& hosts) {
+    // Puts hosts aside that do not answer, or that a selftest finds unfit, and takes back those that are fit
+    // again. selftest: the command of one; empty: there is none. Returns notes for the user.
+    std::vector<std::string> check(std::vector<Host>& hosts, const Words& selftest) {
+        std::vector<std::string> was_aside, notes;
+        for (const Host& host : hosts) was_aside.push_back(host.aside);
+        look_for_answers(hosts, notes);
+        if (!selftest.empty()) test(hosts, selftest);
+        for (size_t i = 0; i < hosts.size(); i++) {
+            if (!hosts[i].aside.empty() && was_aside[i].empty())
+                notes.push_back(hosts[i].name + " is put aside: " + hosts[i].aside);
+            if (hosts[i].aside.empty() && !was_aside[i].empty())
+                notes.push_back(hosts[i].name + " can be used again");
+        }
+        return notes;
+    }
+
+private:
+    void look_for_answers(std::vector<Host>& hosts, std::vector<std::string>& notes) {
         std::vector<Words> commands;
         for (const Host& host : hosts) {
             std::vector<HostRanks> place = {{host.name, 0, 1}};
@@ -73,15 +90,10 @@ public:
             commands.push_back(launcher_.start(place, scratch_.hosts_file(place), look));
         }
         std::vector<CommandResult> results = run_commands(commands, seconds_);
-        std::vector<std::string> notes;
         std::string apart;
         for (size_t i = 0; i < hosts.size(); i++) {
-            std::string problem = problem_of(results[i]);
-            if (!problem.empty() && hosts[i].aside.empty())
-                notes.push_back(hosts[i].name + " is put aside: " + problem);
-            if (problem.empty() && !hosts[i].aside.empty()) notes.push_back(hosts[i].name + " answers again");
-            hosts[i].aside = problem;
-            if (problem.empty() && results[i].output.find("has its own") != std::string::npos)
+            hosts[i].aside = problem_of(results[i]);
+            if (hosts[i].aside.empty() && results[i].output.find("has its own") != std::string::npos)
                 apart += (apart.empty() ? "" : ", ") + hosts[i].name;
         }
         if (probed_ && !apart.empty())
@@ -90,10 +102,34 @@ public:
                 ": ranks are watched, culprits named and the job started again as ever, but a "
                 "checkpoint needs the files of all hosts in one folder: what ranks there save is not "
                 "in it, so a restart on these hosts begins from the last whole one, or anew");
-        return notes;
     }
 
-private:
+    // All hosts that answer test themselves at the same time.
+    void test(std::vector<Host>& hosts, const Words& selftest) {
+        std::vector<Host*> tested;
+        std::vector<Words> commands;
+        for (Host& host : hosts) {
+            if (!host.aside.empty()) continue;
+            std::vector<HostRanks> place = {{host.name, 0, host.slots}};
+            tested.push_back(&host);
+            commands.push_back(launcher_.start(place, scratch_.hosts_file(place), selftest));
+        }
+        constexpr double most_seconds = 600;
+        std::vector<CommandResult> results = run_commands(commands, most_seconds);
+        for (size_t i = 0; i < tested.size(); i++) tested[i]->aside = suspect_of(results[i], most_seconds);
+    }
+
+    // The first suspect that a selftest names, or why it has not told; empty: all is well.
+    static std::string suspect_of(const CommandResult& result, double seconds) {
+        constexpr std::string_view named = "train_gpt: suspect: ";
+        if (result.code == 0) return "";
+        if (result.code < 0) return text("its selftest did not end in %.0f s", seconds);
+        size_t begin = result.output.find(named);
+        if (begin == std::string::npos) return text("its selftest ended with exit code %d", result.code);
+        begin += named.size();
+        return "selftest: " + result.output.substr(begin, result.output.find('\n', begin) - begin);
+    }
+
     std::string problem_of(const CommandResult& result) const {
         if (result.code < 0) return text("it did not run a command in %.0f s (--check-timeout)", seconds_);
         bool answers = result.output.find("shares it") != std::string::npos ||

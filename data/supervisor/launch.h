@@ -227,9 +227,16 @@ private:
 
     void check_hosts() {
         checks_hosts_ = false;
-        if (is_alone_) return;
+        if (is_alone_ && !o_.selftest) return;
+        Words selftest;
+        if (o_.selftest) {
+            // its suspects are told on standard error
+            selftest = {"/bin/sh",   "-c",         "exec \"$0\" \"$@\" 2>&1", program_, "selftest",
+                        "--run-dir", line_.run_dir};
+            tell("each host tests itself: its devices, links and disk");
+        }
         HostChecks checks(launcher_, scratch_, line_.run_dir, o_.check_timeout);
-        for (const std::string& note : checks.check(line_.hosts)) tell(note);
+        for (const std::string& note : checks.check(line_.hosts, selftest)) tell(note);
     }
 
     // ------------------------------------------------------------------------

@@ -164,7 +164,7 @@ struct CommandResult {
 
 // Runs commands side by side, a number of them at a time, each for at most `seconds`.
 inline std::vector<CommandResult> run_commands(const std::vector<Words>& commands, double seconds) {
-    constexpr size_t at_once = 16;
+    constexpr size_t at_once = 128;
     std::vector<CommandResult> results(commands.size());
     for (size_t begin = 0; begin < commands.size(); begin += at_once) {
         size_t end = std::min(begin + at_once, commands.size());

@@ -450,16 +450,16 @@ TEST_CASE("a host that answers is used, one that does not is put aside, and one 
     std::vector<std::string> notes;
     {
         HostChecks checks(launcher, scratch, folder.path, 10);
-        notes = checks.check(hosts);
+        notes = checks.check(hosts, {});
     }
     CHECK(hosts[0].aside.empty());
     CHECK(hosts[1].aside.find("255") != std::string::npos);
     CHECK(hosts[2].aside.empty());
     CHECK(hosts[3].aside.empty());
     REQUIRE(notes.size() == 3);
-    CHECK(notes[0].find("down is put aside") == 0);
-    CHECK(notes[1] == "back answers again");
-    CHECK(notes[2].find("is not shared with apart:") != std::string::npos);
+    CHECK(notes[0].find("is not shared with apart:") != std::string::npos);
+    CHECK(notes[1].find("down is put aside") == 0);
+    CHECK(notes[2] == "back can be used again");
     CHECK(folder.files() == std::vector<std::string>{"rsh"});
 }
 
@@ -492,4 +492,27 @@ TEST_CASE("what agents say makes the newest state of each rank, and the one that
     CHECK(verdict.ranks == std::vector<int>{1});
     CHECK(verdict.sentence.find("rank 1") != std::string::npos);
     agents.stop();
+}
+
+TEST_CASE("a host whose selftest names a suspect is put aside, with the reason, until it passes") {
+    TemporaryFolder folder;
+    std::string script = folder / "rsh";
+    write_file(script, "#!/bin/sh\nhost=$1 ranks=$2; shift 2\n[ $1 = selftest ] || exec \"$@\"\n"
+                       "case $host in\n"
+                       "bad) echo 'train_gpt: suspect: rank 1 of 4: the disk is slow'; exit 75;;\n"
+                       "odd) exit 9;;\n"
+                       "*) [ $ranks = 4 ];;\nesac\n");
+    fs::permissions(script, fs::perms::owner_all);
+    Launcher launcher(script + " {names} {ranks}", true);
+    Scratch scratch;
+    std::vector<Host> hosts = {{"good", 4}, {"bad", 4}, {"odd", 4}};
+    HostChecks checks(launcher, scratch, folder.path, 10);
+    std::vector<std::string> notes = checks.check(hosts, {"selftest"});
+    CHECK(hosts[0].aside.empty());
+    CHECK(hosts[1].aside == "selftest: rank 1 of 4: the disk is slow");
+    CHECK(hosts[2].aside == "its selftest ended with exit code 9");
+    REQUIRE(notes.size() == 2);
+    CHECK(notes[0] == "bad is put aside: " + hosts[1].aside);
+    checks.check(hosts, {});
+    CHECK(hosts[1].aside.empty());
 }

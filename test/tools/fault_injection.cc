@@ -11,6 +11,7 @@ for; everything else goes through. Nothing of the program knows of it.
           stop         the process is stopped before the call (SIGSTOP)
           stall        the call takes FAULT_SECONDS longer, and then succeeds
           lose         (of a message) this call and all after it send nothing, and never get done
+          flip         (of a product) a bit of its result is wrong
     FAULT_LASTING=1    calls after it fail as well
     FAULT_CALLS=...    only these are counted, of: create, write, truncate, sync, rename, unlink, mkdir, rmdir
                        (all of those without it); read; init (MPI_Init_thread), dup (MPI_Comm_idup),
@@ -67,6 +68,8 @@ public:
         return strike(call, path, [] {});
     }
 
+    bool flips() const { return kind_ == "flip"; }
+
     bool counts(const char* call) const {
         return concerned_ && calls_.find("," + std::string(call) + ",") != calls_.npos;
     }
@@ -79,7 +82,7 @@ public:
         count_++;
         list(call, path);
         if (at_ == 0 || count_ < at_ || (count_ > at_ && !lasting_)) return false;
-        if (kind_ == "lose") return true;
+        if (kind_ == "lose" || kind_ == "flip") return true;
         if (kind_ == "ENOSPC" || kind_ == "EIO") {
             errno = kind_ == "EIO" ? EIO : ENOSPC;
             return true;
@@ -340,8 +343,11 @@ int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
 int dnnl_sgemm(char a, char b, long m, long n, long k, float alpha, const float* A, long lda, const float* B,
                long ldb, float beta, float* C, long ldc) {
     constexpr int out_of_memory = 1;
-    if (faults().strike_any("product", "", [] {})) return out_of_memory;
-    return REAL(dnnl_sgemm)(a, b, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc);
+    bool struck = faults().strike_any("product", "", [] {});
+    if (struck && !faults().flips()) return out_of_memory;
+    int status = REAL(dnnl_sgemm)(a, b, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc);
+    if (struck) ((unsigned char*)C)[m / 2 * ldc * (long)sizeof *C + 2] ^= 16;
+    return status;
 }
 // The watchdogs have the first communicator of their own, the control plane the second, and the groups the
 // third.
