@@ -226,8 +226,9 @@ struct Layer {
         LinearInput x1 = gathered_input(a.norm1, a.all_norm1, fp8.norm1, in_place.norm1),
                     x2 = gathered_input(a.norm2, all_norm2, fp8.norm2, in_place.norm2),
                     xf = gathered_input(a.filtered, a.all_filtered, fp8.filtered, in_place.filtered);
-        // What a half of the block adds to the stream has the stream's gradient. That has a copy where all
-        // rows come together, and where the weights' gradients are made later, when the stream's has changed.
+        // The output of each half of the block is added to the stream, so it has the stream's gradient. That
+        // gradient is copied if all rows come together, or if weight gradients are made later, when the
+        // stream's has changed.
         floatX* dmlp_out = a.dmlp_out ? a.dmlp_out : a.dresidual;
         floatX* datt_out = a.datt_out ? a.datt_out : dmlp_out;
         qkv = linear(column, d.C, d.QKV, qkvw, qkvb, x1, a.dqkv);
@@ -367,7 +368,7 @@ inline void attention_forward(Gpt& g, const Layer& l) {
     row_parallel(g.tp, l.attproj, l.a.delta, g.first);
 }
 
-// From the stream's gradient to that of norm1.
+// Goes from the stream's gradient to that of norm1.
 inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) {
     auto& a = l.a;
     const Linear& next = g.config.local_filter ? l.qk : l.qkv;
@@ -399,7 +400,7 @@ inline void mlp_forward(Gpt& g, const Layer& l) {
     row_parallel(g.tp, l.fcproj, l.a.delta, g.last);
 }
 
-// From the stream's gradient to that of norm2.
+// Goes from the stream's gradient to that of norm2.
 inline void mlp_backward(Gpt& g, const Layer& l, WeightGradients weights) {
     auto& a = l.a;
     row_parallel_backward(g.tp, l.fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, g.last, weights, l.fc);
@@ -489,7 +490,7 @@ inline void embed_forward(Gpt& g, const Batch& batch, floatX* out) {
     g.state.release(0);
 }
 
-// From dresidual to the gradients of the tables.
+// Goes from dresidual to the gradients of the tables.
 inline void embed_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
     Dims d = g.dims(batch);
     g.state.begin_gradients(0);
@@ -512,7 +513,7 @@ inline NormLayer head_norm(const Gpt& g) {
             w[normfb], dw[normfw],  dw[normfb], nullptr,      a.dresidual_scale, a.dresidual_sums};
 }
 
-// From the output of the last block to the own rows of normf.
+// Goes from the output of the last block to this rank's rows of normf.
 inline void head_forward(Gpt& g, const Batch& batch, const Sum& x) {
     g.state.acquire(g.last_norm_unit(), +1);
     stream_norm(g, head_norm(g), x, g.dims(batch).n);
@@ -527,8 +528,8 @@ inline const floatX* classifier_input(Gpt& g, const Dims& d) {
     return all;
 }
 
-// From dnorm, as classify() leaves it, to dresidual. The gradients of the norm are reduced with those of the
-// last block.
+// Goes from dnorm, as classify() leaves it, to dresidual. The gradients of the norm are reduced with those of
+// the last block.
 inline void head_backward(Gpt& g, const Batch& batch) {
     int unit = g.last_norm_unit();
     Dims d = g.dims(batch);
@@ -540,7 +541,7 @@ inline void head_backward(Gpt& g, const Batch& batch) {
     g.state.release(unit);
 }
 
-// From logits of this rank's vocabulary range to losses, and to the gradient of the logits.
+// Goes from logits of this rank's vocabulary range to losses, and to the gradient of the logits.
 inline void classify_rows(Gpt& g, float* losses, const int* targets, float dloss, int rows,
                           bool want_gradient) {
     auto& a = g.acts[0];
@@ -689,7 +690,7 @@ void run_micro_batches(Gpt& g, const std::vector<PipelineAction>& actions, int t
     });
 }
 
-// From tokens to normf on the last stage.
+// Goes from tokens to normf on the last stage.
 inline void forward(Gpt& g, const Batch& batch) {
     auto load = [&](int, int) { return batch; };
     run_micro_batches(g, forward_actions(g.stage.pipeline(1)), batch.B * batch.T, load,
@@ -733,7 +734,7 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
                       });
 }
 
-// What a step came to, as all ranks see it.
+// The result of a step, as all ranks see it.
 struct StepResult {
     float loss;           // mean over the targets of the step
     float gradient_norm;  // before clipping
@@ -775,7 +776,7 @@ inline StepResult await_result(Gpt& g, double targets) {
     return {(float)(s.loss / targets), s.norm, finite, stepped, s.stop > 0, saved, s.save > 0};
 }
 
-// What all work of the compute stream until now comes to.
+// Waits for all work given to the compute stream, and returns its result.
 inline StepResult read_result(Gpt& g, double targets) {
     send_statistics(g);
     return await_result(g, targets);
@@ -1077,7 +1078,7 @@ struct TrainingRun {
         timings->finish();
     }
 
-    // Whether devices compute what they should.
+    // Ends the run if a device does not compute what it should.
     void check() {
         bool saves = saving || at.step == o.steps || asked_to_stop();
         checks.run(at.step, saves, [&](int data_rank) {
@@ -1271,7 +1272,7 @@ struct CommandWork {
     }
 };
 
-// What every rank does; throws what stops it.
+// Runs the command on every rank. An error that stops it is thrown.
 static void run(Command command, int argc, char** argv, const World& world) {
     GivenOptions given;
     std::vector<std::string> places;

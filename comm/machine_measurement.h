@@ -231,7 +231,7 @@ inline Machine measured_machine(const World& world) {
     return machine;
 }
 
-// What was measured, for people.
+// The measured rates, for people.
 inline std::string measurement_text(const Machine& m, const World& world, const std::string& file) {
     std::string result;
     auto say = [&](const char* what, const std::string& words) {

@@ -83,7 +83,7 @@ private:
         return sum;
     }
 
-    // Of each unit's gradients, as one pass makes them. Where they are made in two parts, of both.
+    // The hashes of each unit's gradients, as one pass makes them. If they are made in two parts, both count.
     template <typename Pass>
     std::vector<uint64_t> hashes_of(Pass&& pass) {
         std::vector<uint64_t> hashes((size_t)state_.layout().units());

@@ -53,7 +53,7 @@ inline std::vector<int> odd_members(std::span<const uint64_t> values) {
     return odd;
 }
 
-// What groups of ranks hold alike.
+// The kinds of memory that groups of ranks hold alike.
 enum class HeldAlike { weights, state, copies, head_copies, embeddings };
 constexpr int held_alike = 5;
 constexpr const char* name_of_held[held_alike] = {"weights", "optimizer state", "copied weights",

@@ -124,7 +124,7 @@ public:
         for (int64_t saved : nlohmann::json::parse(steps).get<std::vector<int64_t>>()) {
             if (saved <= step) folders.push_back(checkpoint_folder(options_.run_dir, saved));
         }
-        // What the run began with may lie elsewhere.
+        // The checkpoint that the run began with may lie elsewhere.
         bool counts = !origin_.first.empty() && origin_.second <= step;
         if (folders.empty() && counts) folders.push_back(origin_.first);
         if (folders.empty()) return std::nullopt;
@@ -138,7 +138,7 @@ public:
         printf("weights      of %s\n", origin.checkpoint.c_str());
     }
 
-    // Whether the state after this step is to be saved: the first rank knows, and says it to all.
+    // Tells whether the state after this step is to be saved: the first rank knows, and says it to all.
     bool due(int step) const { return world_.is_root() && clock_.due(step); }
 
     // When the next one comes, in words, while this step is worked on.
@@ -179,7 +179,7 @@ public:
         return last.save(last_);
     }
 
-    // What the ranks hold is not to be saved any more.
+    // Forbids saving the state from now on.
     void distrust() { is_trusted_ = false; }
 
     // For all ranks: work() trains, and moves `position` on. Where an error ends it after a step, the error

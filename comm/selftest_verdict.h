@@ -143,7 +143,7 @@ inline double middle_of(std::vector<double> values, size_t at) {
     return values[at];
 }
 
-// What rates are judged by: their median, and the least rate that is not suspect.
+// The bounds that rates are judged by: their median, and the least rate that is not suspect.
 struct RateBounds {
     double median, least;
 };

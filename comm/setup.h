@@ -182,7 +182,7 @@ inline Layout training_layout(const Options& o, size_t layer_bytes) {
                            .table = state * padded_vocab(o) * o.channels});
 }
 
-// What the products of the blocks on this rank take in fp8.
+// The fp8 memory of the products of this rank's blocks.
 inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const Stage& stage) {
     if (!w.fp8) return {};
     Dims d(config, stage.layout().mesh.tp, w.B, w.T);
@@ -392,7 +392,7 @@ std::string task_key(const Batch& b, const PipelineTask& task, const More&... mo
 constexpr int kernels_of_layer = 30;  // about, forward and backward
 
 // auto: where the host would give kernels to the device more slowly than that runs them, at some 4 us each.
-// What the products of a layer take is known from their rate in FLOP/s.
+// The time of a layer's products follows from their rate in FLOP/s.
 inline bool wants_graphs(const Options& o, double gemm_rate) {
     constexpr double launch = 4e-6, margin = 2;
     double products = 6.0 * block_parameters(o) * o.micro_batch * o.sequence_length / gemm_rate;
@@ -414,7 +414,7 @@ inline size_t graph_memory(const Options& o) {
 // ----------------------------------------------------------------------------
 // the device
 
-// What the program was built for, and what it runs on.
+// The device that the program was built for, and the one that it runs on.
 inline std::string device_text() {
     return text("%s (%s, %s; %s)", device_properties().name, device_name, floatX_name,
                 communication_libraries().c_str());
@@ -519,7 +519,7 @@ inline AlgorithmChoices choices_from_json(const nlohmann::json& json) {
     return choices;
 }
 
-// What the ranks chose, brought together.
+// The choices of all ranks, brought together.
 struct GatheredChoices {
     AlgorithmChoices choices;
     int others = 0;   // ranks of another setup

@@ -52,7 +52,7 @@ that are stopped.
 // ----------------------------------------------------------------------------
 // the roll
 
-// What a rank answers to the roll call.
+// A rank's answer to the roll call.
 struct RollAnswer {
     bool answered = false;
     std::string phase;      // that its first thread is in
@@ -154,7 +154,7 @@ inline std::string blame_line(const std::string& reason, const std::string& wait
                 "stuck, or raise --communication-timeout (0: wait for ever)",
                 reason.c_str(), waiting.c_str(), seconds, phase.c_str());
 }
-// The same where nobody has waited yet: the rank that asked is the one.
+// The line if nobody has waited yet: the rank that asked is stuck itself.
 inline std::string stuck_line(const std::string& reason, const std::string& phase) {
     return text("communication: %s, in the phase `%s`: see whether it is stuck, or raise "
                 "--communication-timeout (0: wait for ever)",
@@ -164,7 +164,7 @@ inline std::string stuck_line(const std::string& reason, const std::string& phas
 // ----------------------------------------------------------------------------
 // processes that no message reaches
 
-// Of the processes here that the same launcher has started, those that are stopped: "rank 1 (process 4711)".
+// Stopped processes of this machine that the same launcher has started, such as "rank 1 (process 4711)".
 inline std::vector<std::string> stopped_neighbours() {
     std::vector<std::string> stopped;
     std::error_code ignored;
@@ -201,7 +201,7 @@ public:
     // host: of this process, for messages before connect().
     explicit Watchdog(const std::string& host) : host_(host), thread_([this] { watch(); }) {}
 
-    // From now on the ranks of this communicator, which is the watchdogs' alone, can ask each other.
+    // Lets the ranks of this communicator, which is the watchdogs' alone, ask each other.
     void connect(MPI_Comm mpi) {
         std::lock_guard lock(mutex_);
         mpiCheck(MPI_Comm_rank(mpi, &rank_));
@@ -209,7 +209,7 @@ public:
         mpi_ = mpi;
     }
 
-    // What it calls the ranks from now on.
+    // Sets the names of the ranks in messages.
     void name_ranks(NameOfRank name_of) {
         std::lock_guard lock(mutex_);
         name_of_ = std::move(name_of);

@@ -141,10 +141,10 @@ public:
     }
 
     // Sets elements of the own part of a unit, from `at` on (counted from the part's beginning), and waits.
-    // What others see of it comes with publish_all().
+    // Other ranks see the new values after publish_all().
     void set(int unit, size_t at, std::span<const float> values);
-    // The same elements of one slot, as they are stored, to and from host memory: work of a stream, or of the
-    // compute stream.
+    // Copies elements of one slot, as they are stored, to host memory as work of a stream, and back as work
+    // of the compute stream.
     void copy_out(Slot slot, int unit, size_t at, size_t count, void* to, cudaStream_t stream) const;
     void copy_out(Slot slot, int unit, size_t at, size_t count, void* to) const {
         copy_out(slot, unit, at, count, to, compute_);
@@ -157,8 +157,8 @@ public:
     void publish_all();
     // Waits for all work on the state.
     void synchronize() const;
-    // What copy() gives to this stream finds the state as it is now: it comes after all work on the state so
-    // far, and what changes it next comes after the copies.
+    // Copies that copy() gives to this stream find the state as it is now: they come after all work on the
+    // state so far, and later changes wait for them.
     void copy_aside(cudaStream_t copies, const std::function<void()>& copy);
     // Waits until those copies are there: for any thread, for it talks to no rank.
     void wait_for_copies() const { cudaCheck(cudaEventSynchronize(copied_)); }
@@ -338,7 +338,7 @@ inline char* ZeroState::owned(Slot slot, int unit) const {
                                   : (char*)owned_slot(slot, unit);
 }
 
-// From host to host, CUDA's own copy would keep the caller until it is done.
+// On an offloaded state the copy is host work, because CUDA's own copy from host to host blocks the caller.
 inline void ZeroState::copy_out(Slot slot, int unit, size_t at, size_t count, void* to,
                                 cudaStream_t stream) const {
     size_t width = dtype_size(dtype_of(slot));
@@ -356,7 +356,7 @@ inline void ZeroState::copy_aside(cudaStream_t copies, const std::function<void(
     copies_ = Copies::made;
 }
 
-// What the compute stream does next may change the state.
+// Called before the compute stream is given work that changes the state.
 inline void ZeroState::await_copies() {
     if (copies_ != Copies::made) return;
     cudaCheck(cudaEventRecord(copies_awaited_, compute_));
@@ -389,7 +389,7 @@ inline void ZeroState::set(int unit, size_t at, std::span<const float> values) {
     cudaCheck(cudaStreamSynchronize(compute_));
 }
 
-// With offload, what lies on the host goes by way of the gradients' place on the device.
+// If the optimizer is offloaded, arrays on the host travel through the gradients' place on the device.
 inline void ZeroState::gather_replicas(Slot slot) {
     const Communicator& replicas = mesh_.replica();
     if (replicas.size() == 1) return;
@@ -545,7 +545,7 @@ inline void ZeroState::sum_statistics(StepStatistics* stats) {
     wait(Traffic::statistics, reductions_);
 }
 
-// What a step goes through on this rank, as the launchers take it.
+// Lists the elements that this rank steps, in the form that the launchers take.
 inline void ZeroState::plan_step() {
     steps_.resize(layout_.units());
     counted_sections_.resize(layout_.units());

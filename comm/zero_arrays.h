@@ -40,7 +40,7 @@ struct ZeroSettings {
     bool checks = false;  // room for hashes of what ranks hold, and of their gradients
 };
 
-// What a state keeps of each element, and how.
+// The slots that a state keeps of each element.
 inline std::vector<Slot> slots_of(const ZeroSettings& settings) {
     std::vector<Slot> slots = {Slot::weight};
     if (!settings.training) return slots;
@@ -48,7 +48,7 @@ inline std::vector<Slot> slots_of(const ZeroSettings& settings) {
     slots.insert(slots.end(), settings.slots.begin(), settings.slots.end());
     return slots;
 }
-// Of those of one tensor.
+// The slots that it keeps of one tensor.
 inline std::vector<Slot> slots_of(const ZeroSettings& settings, const TensorRow& row) {
     std::vector<Slot> slots = slots_of(settings);
     if (row.is_block_matrix())
@@ -81,10 +81,10 @@ inline int replica_at(size_t part, int replicas, size_t at) {
     return replicas == 1 || each == 0 ? replicas - 1 : (int)std::min(at / each, (size_t)replicas - 1);
 }
 
-// Of hashes for checks, those beside one for each unit.
+// Hashes for checks, beside the one for each unit.
 constexpr int hashes_of_state = 8;
 
-// What a step comes to, in device memory.
+// The result of a step, in device memory.
 struct StepStatistics {
     // sums over the ranks
     float loss;     // of the losses

@@ -66,7 +66,7 @@ constexpr bool is_communication(Operation operation) {
     return operation >= Operation::all_reduce && operation <= Operation::receive;
 }
 
-// What ranks send each other, by the purpose it is sent for.
+// The purposes of messages between ranks.
 enum class Traffic : uint8_t { gradients, parameters, statistics, weights, activations, pipeline, updates };
 inline constexpr std::array<const char*, 7> traffic_names = {
     "gradients", "parameters", "statistics", "weights", "activations", "pipeline", "updates"};
@@ -110,8 +110,8 @@ struct FlightRecord {
     std::atomic<int64_t> sign_of_life{0};  // nanoseconds since 1970 when work was last given or done
     std::atomic<int32_t> step{0};
     char phase[32] = "";
-    // What a thread of the host has been at for longest that waits for nobody but a disk, and since when, in
-    // nanoseconds since 1970; and since when one has waited for other ranks. 0: there is none.
+    // The oldest work of a host thread that waits only for a disk, and since when, in nanoseconds since 1970;
+    // and since when a thread has waited for other ranks. 0: there is none.
     char work[128] = "";
     std::atomic<int64_t> work_since{0}, wait_since{0};
     std::atomic<int32_t> group_count{0};

@@ -60,7 +60,7 @@ struct SpikeLimits {
     double loss = HUGE_VAL, norm = HUGE_VAL;
 };
 
-// What a run remembers of its spikes. A range of samples is [first, second), in the order of the run.
+// A run's memory of its spikes. A range of samples is [first, second), in the order of the run.
 struct SpikeHistory {
     static constexpr int64_t steps_to_warm_up = 20;
     using Samples = std::pair<uint64_t, uint64_t>;
@@ -100,7 +100,7 @@ struct SpikeHistory {
     }
 };
 
-// What to_json() made; null: nothing was kept. `what` names it in messages.
+// Reads the result of to_json(); null if nothing was kept. `what` names it in messages.
 inline SpikeHistory spike_history_from_json(const nlohmann::json& json, const std::string& what) {
     SpikeHistory history;
     if (json.is_null()) return history;

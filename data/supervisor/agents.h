@@ -73,7 +73,7 @@ public:
     }
     // On the clock of seconds_now(); 0: there was none.
     double last_sign() const { return last_sign_; }
-    // Whether a rank writes a checkpoint.
+    // Tells whether a rank writes a checkpoint.
     bool saves() const {
         return std::ranges::any_of(
             seen_, [](const auto& seen) { return seen.second.phase.find("sav") != std::string::npos; });

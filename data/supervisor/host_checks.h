@@ -1,8 +1,8 @@
 /*
 Finds out which hosts can be used. Each runs a small command, started as ranks are. The command looks for a
-file that the supervisor has just made in the run's directory, so its answer also tells whether the host shares
-that directory. With --selftest on, each host then runs train_gpt selftest with as many ranks as it has slots,
-all hosts at the same time, and one that names a suspect is put aside as well.
+file that the supervisor has just made in the run's directory, so its answer also tells whether the host
+shares that directory. With --selftest on, each host then runs train_gpt selftest with as many ranks as it has
+slots, all hosts at the same time, and one that names a suspect is put aside as well.
 */
 #pragma once
 

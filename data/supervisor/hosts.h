@@ -135,7 +135,7 @@ inline std::string names_text(const std::vector<HostRanks>& places) {
     return names;
 }
 
-// What mpirun reads as a hostfile.
+// A hostfile, in mpirun's form.
 inline std::string hosts_file_text(const std::vector<HostRanks>& places) {
     std::string lines;
     for (const HostRanks& place : places) lines += text("%s slots=%d\n", place.name.c_str(), place.ranks);

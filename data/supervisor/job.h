@@ -39,7 +39,7 @@ inline std::string job_log_path(const std::string& run_dir) {
     return run_dir + "/job.log";
 }
 
-// What job.json says.
+// The content of job.json.
 struct JobRecord {
     int number = 0;  // of the start, as the supervisor counts them
     Process keeper, launcher;
@@ -111,7 +111,7 @@ public:
     }
 
 private:
-    // What else is open belongs to the supervisor: its lock, and pipes whose ends mean something.
+    // All other open files belong to the supervisor: its lock, and pipes whose ends mean something.
     static void close_others(int one, int other) {
         unsigned low = (unsigned)std::min(one, other), high = (unsigned)std::max(one, other);
         close_range(STDERR_FILENO + 1, low - 1, 0);
@@ -195,7 +195,7 @@ public:
     void ask_to_stop() const { signal_launcher(SIGUSR1, false); }
     void end(int signal) const { signal_launcher(signal, true); }
 
-    // What the job has written since the last call; `shown` is the part that nobody has seen.
+    // The job's output since the last call; `shown` is the part that nobody has seen.
     std::string read_output(std::string_view* shown) {
         *shown = {};
         std::string error;

@@ -42,7 +42,7 @@ inline void ask_supervisor(int signal) {
     stop_asked_by = signal;
 }
 
-// What a job's output tells of its end.
+// The reasons for its end in a job's output.
 class JobWords {
 public:
     void add(std::string_view output) {
@@ -53,7 +53,7 @@ public:
     }
     // The last line with which the program said why it ends, without its name; empty: there was none.
     const std::string& reason() const { return reason_; }
-    // What mpirun says of the process that a signal ended first; empty: nothing.
+    // mpirun's words about the process that a signal ended first; empty if there are none.
     const std::string& launcher_reason() const { return launcher_reason_; }
     // The rank that they name; -1: none.
     int rank() const {

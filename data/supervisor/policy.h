@@ -76,7 +76,7 @@ inline int64_t best_step(const std::vector<Attempt>& attempts) {
     return best;
 }
 
-// Whether an attempt came further than all before it.
+// Tells whether an attempt came further than all before it.
 inline bool made_progress(const std::vector<Attempt>& attempts, size_t i) {
     int64_t best = -1;
     for (size_t j = 0; j < i; j++) best = std::max(best, attempts[j].last_step);
@@ -94,7 +94,7 @@ inline int restarts_in_vain(const std::vector<Attempt>& attempts, bool with_exch
     return count;
 }
 
-// Whether the last two failed at the same step in the same way, with nothing done in between.
+// Tells whether the last two failed at the same step in the same way, with nothing done in between.
 inline bool failed_alike(const std::vector<Attempt>& attempts) {
     if (attempts.size() < 2) return false;
     const Attempt &last = attempts.back(), &before = attempts[attempts.size() - 2];

@@ -121,7 +121,7 @@ public:
 
     int output() const { return output_.get(); }
 
-    // What it has written since the last call, at most as much as a pipe holds.
+    // Its output since the last call, at most as much as a pipe holds.
     std::string read() {
         std::string result;
         char buffer[1 << 16];

@@ -72,7 +72,7 @@ private:
         return last_step_ > before;
     }
 
-    // Whether what was read is still there: a log that was cut may have grown again meanwhile.
+    // Tells whether the bytes read last are still there: a log that was cut may have grown again meanwhile.
     bool begins_as_before(const FileHandle& file) const {
         std::string now(last_bytes_.size(), '\0');
         ssize_t got = pread(file.get(), now.data(), now.size(), (off_t)(read_to_ - now.size()));

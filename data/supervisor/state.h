@@ -133,7 +133,7 @@ struct SupervisorState {
     }
 };
 
-// What an earlier supervisor left; nothing where there was none.
+// The state that an earlier supervisor left, if there was one.
 inline std::optional<SupervisorState> read_state(const std::string& run_dir) {
     constexpr uint64_t most_bytes = 64 << 20;
     const std::string path = supervisor_path(run_dir);

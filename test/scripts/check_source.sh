@@ -25,7 +25,7 @@ data/run        1820  data/base data/checkpoint data/options data/tokens
 data/report     1350  data/base data/options data/run
 data/exchange   2300  data/base data/checkpoint data/options data/run data/tokenizer
 data/launch      665  data/base data/checkpoint data/exchange data/options data/run data/tokenizer
-data/supervisor 1700  data/base data/checkpoint data/launch data/options data/run
+data/supervisor 1710  data/base data/checkpoint data/launch data/options data/run
 data/commands   1400  data/base data/checkpoint data/exchange data/launch data/options data/run data/tokenizer data/tokens kernels
 comm            13660  data/base data/checkpoint data/launch data/options data/run data/tokenizer data/tokens kernels
 train_gpt.cu    1065  comm data/base data/commands data/launch data/options data/report data/run data/text data/tokenizer data/tokens kernels data/supervisor
