@@ -26,7 +26,7 @@ struct MemoryPattern {
     }
 };
 
-// What is wrong with a range. One that nothing is added to has no wrong words.
+// The wrong words of a range. One that nothing is added to has none.
 struct WrongWords {
     unsigned long long count = 0, first = ~0ull;  // the least number of one
     unsigned long long bits = 0;                  // that have the wrong value in some word

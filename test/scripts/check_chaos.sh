@@ -15,7 +15,8 @@
 #     damage    the newest checkpoint is damaged, and a rank    a restart from the one before
 #               is killed
 #     orphan    the supervisor is killed, and a new one begins  nothing is lost
-# needs: cpu-fp32/train_gpt cpu-fp32/compare_runs
+# Every forty steps the data are a spike, random tokens, whose update is left out with or without failures.
+# needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/plant_spikes
 # seconds: 60
 # soak: EVENTS=100
 # limit: 3600
@@ -25,9 +26,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/jobs.sh
 . test/support/launches.sh
 events=${EVENTS:-10}
-plan $((events + 6))
-cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs text=$PWD/kernels
-command -v mpirun >/dev/null || { skip "no mpirun here" $((events + 6)); exit; }
+plan $((events + 8))
+cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs plant=$PWD/build/cpu-fp32/plant_spikes text=$PWD/kernels
+command -v mpirun >/dev/null || { skip "no mpirun here" $((events + 8)); exit; }
 at_end() {
     kill -9 "$supervisor" 2>/dev/null
     # shellcheck disable=SC2046  # a list of numbers
@@ -37,8 +38,13 @@ at_end() {
 cd "$work" || exit 1
 export OMP_NUM_THREADS=1
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
+# a step has 8 samples of 48 tokens
+# shellcheck disable=SC2046  # a list of numbers
+"$plant" text_train_000000.bin 48 1337 $(for step in $(seq 70 40 $((events * 13 + 70))); do seq $((8 * step - 8)) $((8 * step - 1)); done) ||
+    echo "FAILED to plant spikes"
 tiny=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --context 48 --micro-batch 1 --global-batch 384
     --warmup-steps 0 --learning-rate 1e-3 --log-every 100000 --train-data "$work/text_train_*.bin" --zero 1
+    --seed 1337 --spike-sigma 6
     --throttle-link 0.0012) # some 100 ms a step, in which processors rest
 
 # Each half of the events has a run of its own: one whose layout stays, and one that goes on with fewer ranks too.
@@ -98,6 +104,8 @@ supervise() {
         --hang-timeout 4 --max-restarts 1000 -- "${tiny[@]}" --steps "$steps" --save-every 10
 }
 now() { date +%s.%N; }
+spikes_of() { grep '"skipped":true' "$1/log.jsonl" | grep -oE '^\{"step":[0-9]+'; }
+same_spikes() { [ "$(spikes_of "$1" | wc -l)" -gt 0 ] && diff <(spikes_of "$1") <(spikes_of "$2"); }
 goes_on() { is_past "$run" "$struck"; }
 
 # disturb KINDS...    strikes so often, with a check for each event: that the run goes on
@@ -135,6 +143,7 @@ whole() {
     supervise
     disturb
     check "$run: nobody looked after it, and it is done" eval 'launched "$run" 120 && [ "$code" = 0 ]'
+    check "$run: the same spikes were left out as without failures" same_spikes "$run" "plain_$run"
     check "$run: every restart was told of" eval '[ "$(wc -l <"$run/incidents.jsonl")" -ge 1 ] && grep -q "of .* trained" "$run.out"'
 }
 
