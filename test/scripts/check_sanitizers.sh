@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
-# The program under the address and undefined-behaviour sanitizers, and under the thread sanitizer: it tokenizes, trains on
-# one rank and on several, resumes, inspects, samples and refuses bad input. (Units run under them too: test/run.sh.)
-# OpenMP is off for the thread sanitizer: its library is not instrumented, and threads of ours are in the streams and the loader.
-# needs: address/train_gpt thread/train_gpt
+# The program under the address and undefined-behaviour sanitizers and, with EVERY=yes, under the thread sanitizer, for which
+# it is built here: it tokenizes, trains on one rank and on several, resumes, inspects, samples and refuses bad input. (Units
+# run under all of them: test/run.sh.) OpenMP is off for the thread sanitizer: its library is not instrumented, and threads
+# of ours are in the streams and the loader.
+# needs: address/train_gpt
 # seconds: 60
+# soak: EVERY=yes
+# limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/sanitizers.sh
-plan 12
+checks=8
+[ -z "$EVERY" ] || checks=12
+plan $checks
 export OMP_NUM_THREADS=2
 # launch N COMMAND...    with mpirun if there are several
 launch() { if [ "$1" = 1 ]; then "${@:2}"; else OMP_NUM_THREADS=1 ASAN_OPTIONS=$whole_stacks ranks "$@"; fi; }
@@ -43,6 +48,8 @@ check "training on 2 tensor ranks under address and undefined" train $program 2 
 check "training on 2 stages under address and undefined" train $program 2 --pp 2 --pp-schedule zero-bubble --global-batch 288 --recompute mlp
 check "training with offload under address and undefined" train $program 2 --zero 3 --offload optimizer --recompute mlp
 
+[ -n "$EVERY" ] || exit 0
+make -s SANITIZE=thread DEVICE=cpu PRECISION=fp32 build/thread/train_gpt || exit 1
 export OMP_NUM_THREADS=1
 program=build/thread/train_gpt
 check "training under thread" train $program 1 --recompute block
