@@ -71,7 +71,7 @@ private:
         const nlohmann::ordered_json usual = options_to_json(Options());
         std::vector<std::string> layout, others;
         for (const OptionRow& row : option_table()) {
-            if (!stored.contains(row.field)) continue;
+            if (!row.belongs_to(command_train) || !stored.contains(row.field)) continue;
             const nlohmann::ordered_json& value = stored[row.field];
             bool of_layout = std::string_view(row.group) == "Layout";
             bool as_usual = usual.contains(row.field) && usual[row.field] == value;

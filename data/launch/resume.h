@@ -148,7 +148,9 @@ public:
 
 private:
     // A program that did not know an option, or a model from elsewhere, has stored nothing to compare.
-    bool is_stored(const OptionRow& row) const { return run_.options.contains(row.field); }
+    bool is_stored(const OptionRow& row) const {
+        return row.belongs_to(command_train) && run_.options.contains(row.field);
+    }
 
     void copy(const OptionRow& row, Options& options) const { row.set(options, row.get(stored_)); }
 

@@ -129,3 +129,7 @@ rm hosts.d/*.down
 touch hosts.d/beta.apart
 launch apart --hosts hosts "${four[@]}" -- "${tiny[@]}" --steps 5
 check "a host that does not share the run's directory is named at the start" eval 'launched apart 60 && [ $code = 0 ] && [ "$(grep -c "is not shared with beta: ranks are watched" apart.out)" = 1 ]'
+rm hosts.d/beta.apart
+
+launch tested --hosts hosts --selftest on "${four[@]}" -- "${tiny[@]}" --steps 5
+check "hosts test themselves before the job starts" eval 'launched tested 90 && [ $code = 0 ] && grep -q "each host tests itself" tested.out && ! grep -q "put aside" tested.out'
