@@ -62,14 +62,14 @@ enum RateNumber {
 };
 
 constexpr SelftestRate selftest_rates[rate_count] = {
-    {"products", "matrix products", "FLOP/s", 1.15, 10},
-    {"memory", "memory", "B/s", 1.15, 10},
+    {"products", "matrix products", "FLOP/s", 1.15, 15},
+    {"memory", "memory", "B/s", 1.15, 15},
     {"to_device", "copies to the device", "B/s", 1.5, 25},
     {"from_device", "copies from the device", "B/s", 1.5, 25},
-    {"node", "messages within the node", "B/s", 1.4, 16},
-    {"network", "messages to other nodes", "B/s", 1.5, 16},
-    {"disk_write", "writing to disk", "B/s", 8, 12},
-    {"disk_read", "reading from disk", "B/s", 8, 25},
+    {"node", "messages within the node", "B/s", 1.4, 50},
+    {"network", "messages to other nodes", "B/s", 1.5, 50},
+    {"disk_write", "writing to disk", "B/s", 8, 25},
+    {"disk_read", "reading from disk", "B/s", 8, 50},
     {"clock", "the clock under load", "Hz", 1.1, 3},
 };
 
