@@ -172,6 +172,9 @@ if [ -n "$sanitize" ]; then
     done
 fi
 
+phase "the card"
+check "tests itself" "$(program bf16)" selftest --seconds 20
+
 phase "training"
 check "tokens of the source" "$(program bf16)" tokenize kernels data comm train_gpt.cu --output "$work/text" --val-fraction 0.1
 check "trains tiny in bf16" train bf16 bf16
