@@ -52,8 +52,10 @@ inline bool is_given(const OptionRow& row, const GivenOptions& given) {
     return std::any_of(given.begin(), given.end(), [&](const GivenOption& g) { return g.row == &row; });
 }
 
+// Several commands may have options by this name.
 inline bool is_given(const std::string& name, const GivenOptions& given) {
-    return is_given(*find_option(name), given);
+    return std::any_of(given.begin(), given.end(),
+                       [&](const GivenOption& g) { return option_name(*g.row) == name; });
 }
 
 // The tokens of the tokenizer must be in the vocabulary of a model that exists already.

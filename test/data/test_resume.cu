@@ -158,7 +158,7 @@ TEST_CASE("another value is used and told, or used without a word, or refused") 
 
 TEST_CASE("every option of train has been given a thought") {
     // Those that shape the state or the data can be told from those that do not.
-    auto policy = [](const char* name) { return find_option(name)->resume; };
+    auto policy = [](const char* name) { return find_option(name, command_train)->resume; };
     for (const OptionRow& row : option_table()) {
         INFO(row.field);
         std::string group = row.group;
