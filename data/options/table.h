@@ -234,15 +234,13 @@ inline const std::vector<OptionRow>& option_table() {
          "machine, one."},
         {FIELD_OF(LaunchOptions, spares), "Hosts", range(0, most_ranks),
          "Hosts that must be left over, to take the place of those that fail their check. Where none is "
-         "left, "
-         "the job goes on with fewer data ranks and the same batch."},
+         "left, the job goes on with fewer data ranks and the same batch."},
         {FIELD(launcher), "Hosts", any_text,
          "What starts processes: mpirun, srun, or a command line, where {hosts} stands for the file of the "
          "hosts to use, {names} for their names with commas between them, {nodes} and {ranks} for the "
-         "numbers "
-         "of hosts and ranks. What a command line that begins with mpirun or srun leaves out of these is "
-         "added to it: 'mpirun --oversubscribe --mca btl_tcp_if_include eth0'. It starts a job, and with one "
-         "rank whatever is to run on a single host."},
+         "numbers of hosts and ranks. What a command line that begins with mpirun or srun leaves out of "
+         "these is added to it: 'mpirun --oversubscribe --mca btl_tcp_if_include eth0'. It starts a job, and "
+         "with one rank whatever is to run on a single host."},
         {FIELD(hang_timeout), "Failures", range(0, most),
          "Seconds without a sign of progress of any rank before the job is ended, and who holds it up is "
          "named; until its first step, a minute at least. 0: twenty times the longest of the last steps, a "
@@ -262,12 +260,10 @@ inline const std::vector<OptionRow>& option_table() {
          "Seconds before a restart; doubled for each that made no progress, up to an hour."},
         {FIELD(on_event), "Failures", any_text,
          "Command line for /bin/sh at each incident and at the end, with the incident as JSON in its "
-         "standard "
-         "input and in the variable TRAIN_GPT_INCIDENT. Nobody waits for it."},
+         "standard input and in the variable TRAIN_GPT_INCIDENT. Nobody waits for it."},
         {FIELD(seconds), "Selftest", range(0, 3600),
          "Seconds that it takes, about: half of them multiply matrices, a fifth writes patterns to memory. "
-         "0: "
-         "as many as are usual, 60 with GPUs and 2 without."},
+         "0: as many as are usual, 60 with GPUs and 2 without."},
         {FIELD_OF(SelftestOptions, run_dir), "Selftest", any_text,
          "Folder whose disk is tested: that of the runs, where checkpoints will be. Empty: that of temporary "
          "files, $TMPDIR or /tmp."},
@@ -309,8 +305,7 @@ inline const std::vector<OptionRow>& option_table() {
          "Seed of all random numbers: the same seed gives the same result, bit for bit.", fixed},
         {FIELD(log_every), "Run", range(1, most),
          "Steps between lines on the screen, each with the means of the steps since the one before; "
-         "log.jsonl "
-         "has every step."},
+         "log.jsonl has every step."},
         {FIELD(quiet), "Run", on_off,
          "Show warnings and errors, on standard error, and the last line of the run; log.jsonl has the rest.",
          here},
@@ -363,8 +358,7 @@ inline const std::vector<OptionRow>& option_table() {
          "Steps between checkpoints, or time, as in 90s, 10m and 2h. auto: as often as costs least, by Young "
          "and Daly, from how long saves keep the training waiting and --failure-rate; no sooner than twice "
          "the time that one takes to be written, and each hour at least. 0: one when the run ends or is "
-         "asked "
-         "to stop, as there is in any case."},
+         "asked to stop, as there is in any case."},
         {FIELD(failure_rate), "Checkpoints", range(0, 1e6),
          "Failures that end a run, in 1,000 days of a device, for --save-every auto. The default is that of "
          "Llama 3: 419 in 54 days on 16,384 devices. 0: there are none."},
@@ -388,9 +382,8 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(optimizer), "Optimizer", by_name,
          "What makes new weights of gradients. lamb: AdamW's update, scaled for each matrix to the norm of "
          "its weights, for batches several times larger; it wants learning rates of its own, around 0.01. "
-         "muon: "
-         "the blocks' matrices go by an orthogonal matrix near the gradient's mean, the rest by AdamW, with "
-         "AdamW's learning rates; it keeps one moment of these instead of two.",
+         "muon: the blocks' matrices go by an orthogonal matrix near the gradient's mean, the rest by AdamW, "
+         "with AdamW's learning rates; it keeps one moment of these instead of two.",
          fixed},
         {FIELD(learning_rate), "Optimizer", range(0, 10), "Step size at its peak.", noted},
         {FIELD(schedule), "Optimizer", by_name,
@@ -438,14 +431,11 @@ inline const std::vector<OptionRow>& option_table() {
          noted},
         {FIELD(check_replicas), "Checks", range(0, most),
          "Steps between comparisons of what ranks hold alike, by hashes of 64 bits: weights and, where "
-         "replicas "
-         "of a shard have it, the optimizer's state. One that holds other bits than most ends the run, and "
-         "is "
-         "named. Checkpoints are checked too, before they are written. 0: never."},
+         "replicas of a shard have it, the optimizer's state. One that holds other bits than most ends the "
+         "run, and is named. Checkpoints are checked too, before they are written. 0: never."},
         {FIELD(check_replay), "Checks", range(0, most),
          "Steps between comparisons of what data ranks compute: each goes through a micro-batch of its own "
-         "and "
-         "one of another rank, beside the training, and their gradients must be the same to the bit. 0: "
+         "and one of another rank, beside the training, and their gradients must be the same to the bit. 0: "
          "never."},
         {FIELD(matmul_dtype), "Memory", by_name,
          "Numbers that matrix products are made of; sums are fp32, or in fp8 nearly. auto: those of the "

@@ -46,8 +46,7 @@ inline void place_job(LaunchLine& line, const Options& job) {
         if (o.ranks == 0) line.ranks = (int)std::min<long long>(slots, 1 << 20);
         if (line.ranks > slots && o.spares > 0)
             fail("--ranks %d: %s has %lld slots without its last %d hosts, the spares; name more hosts, or "
-                 "fewer "
-                 "ranks or spares",
+                 "fewer ranks or spares",
                  line.ranks, o.hosts.c_str(), slots, o.spares);
         if (line.ranks > slots)
             fail("--ranks %d: %s has %lld slots; name more hosts, or fewer ranks", line.ranks,
@@ -71,8 +70,7 @@ inline void check_job(const Options& job, const GivenOptions& given) {
              printable(job.run_dir).c_str());
     if (!job.resume.empty() && !resumes_newest(job))
         fail("--resume %s: a job goes on from its own newest checkpoint; leave the option out, and begin "
-             "from another "
-             "run with --init",
+             "from another run with --init",
              printable(job.resume).c_str());
 }
 

@@ -69,8 +69,7 @@ public:
             if (!mentions("{ranks}")) add({"--ntasks={ranks}"});
         } else if (!mentions("{ranks}") || (on_hosts && !mentions("{hosts}") && !mentions("{names}"))) {
             fail("--launcher %s: does not say where the %s go; write {ranks}%s in it, for --launcher mpirun "
-                 "it is "
-                 "`mpirun --hostfile {hosts} --map-by slot --bind-to none -n {ranks}`",
+                 "it is `mpirun --hostfile {hosts} --map-by slot --bind-to none -n {ranks}`",
                  printable(line).c_str(), mentions("{ranks}") ? "hosts" : "ranks",
                  on_hosts ? " and {hosts}, the name of a file, or {names}" : "");
         }
