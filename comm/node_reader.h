@@ -16,7 +16,6 @@ process could hold; the wait ends when the reading process does.
 #include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 #include <linux/futex.h>
 #include <memory>
 #include <new>
@@ -34,6 +33,7 @@ process could hold; the wait ends when the reading process does.
 #include "data/tokens/batch_reader.h"
 #include "data/base/error.h"
 #include "data/base/file.h"
+#include "data/base/this_machine.h"  // boot_id
 
 // ----------------------------------------------------------------------------
 // waiting between processes
@@ -259,9 +259,7 @@ private:
 inline std::string this_node() {
     char processes[64] = "";
     if (readlink("/proc/self/ns/pid", processes, sizeof processes - 1) < 0) processes[0] = '\0';
-    std::string start;
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> start;
-    return start + " " + processes;
+    return boot_id() + " " + processes;
 }
 
 // For all ranks: the reader of this rank's batches, by itself or (per_node) with the others on its machine.

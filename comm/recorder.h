@@ -24,7 +24,6 @@ details (communication and waits) or without, and the first rank chooses how oft
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <ctime>
 #include <deque>
 #include <limits>
 #include <memory>
@@ -36,7 +35,7 @@ details (communication and waits) or without, and the first rank chooses how oft
 
 #include "comm/traffic.h"
 #include "data/base/deadlines.h"  // Occupied
-#include "data/base/figures.h"    // seconds_now
+#include "data/base/figures.h"    // seconds_now, unix_nanoseconds
 #include "data/run/flight_record.h"
 #include "data/run/step_times.h"
 #include "kernels/common.cuh"
@@ -190,7 +189,9 @@ public:
         std::unique_lock lock(mutex_, std::try_to_lock);
         if (!lock || !on()) return;
         FlightRecord& record = **record_;
-        auto since = [](const Occupation* it) { return it ? now() - (int64_t)(1e9 * it->seconds()) : 0; };
+        auto since = [](const Occupation* it) {
+            return it ? unix_nanoseconds() - (int64_t)(1e9 * it->seconds()) : 0;
+        };
         copy_name(record.phase, Phase::of_process());
         copy_name(record.work, work ? work->what : "");
         record.work_since = since(work), record.wait_since = since(wait);
@@ -511,12 +512,7 @@ private:
     }
     FlightEntry& place(uint64_t entry) { return (*record_)->entries[entry % FlightRecord::most_entries]; }
 
-    static int64_t now() {
-        timespec time;
-        clock_gettime(CLOCK_REALTIME, &time);
-        return (int64_t)time.tv_sec * 1'000'000'000 + time.tv_nsec;
-    }
-    void sign_of_life() { (*record_)->sign_of_life = now(); }
+    void sign_of_life() { (*record_)->sign_of_life = unix_nanoseconds(); }
 
     static double elapsed(cudaEvent_t begin, cudaEvent_t end) {
         float milliseconds = 0;

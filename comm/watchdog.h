@@ -34,7 +34,6 @@ that are stopped.
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <unistd.h>
@@ -48,6 +47,7 @@ that are stopped.
 #include "data/base/error.h"
 #include "data/base/json.h"  // json_line
 #include "data/base/screen.h"
+#include "data/base/this_machine.h"  // process_status
 
 // ----------------------------------------------------------------------------
 // the roll
@@ -171,15 +171,8 @@ inline std::vector<std::string> stopped_neighbours() {
     for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
         std::string process = entry.path().filename();
         if (process.find_first_not_of("0123456789") != process.npos) continue;
-        std::stringstream status;
-        status << std::ifstream(entry.path() / "stat").rdbuf();
-        std::string line = status.str();
-        char state = 0;
-        int parent = 0;
-        size_t name_end = line.rfind(')');  // the name may hold anything
-        if (name_end == line.npos || sscanf(line.c_str() + name_end + 1, " %c %d", &state, &parent) != 2)
-            continue;
-        if (parent != getppid() || (state != 'T' && state != 't')) continue;
+        ProcessStatus status = process_status(entry.path());
+        if (status.parent != getppid() || !status.is_stopped()) continue;
         std::ifstream variables(entry.path() / "environ");
         std::string variable, rank = "a process of this job";
         while (std::getline(variables, variable, '\0')) {

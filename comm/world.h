@@ -28,6 +28,7 @@ whole job with MPI_Abort; and none for one that is stuck, so each has a watchdog
 #include "data/base/error.h"
 #include "data/base/screen.h"
 #include "data/base/strings.h"
+#include "data/base/this_machine.h"  // host_name
 #include "kernels/common.cuh"
 
 #if defined(__CUDACC__) && !defined(COMM_MPI)
@@ -219,12 +220,6 @@ private:
           local_rank_(other.local_rank_),
           local_size_(other.local_size_),
           first_(false) {}
-
-    static std::string host_name() {
-        char host[256] = "";
-        gethostname(host, sizeof host - 1);
-        return host;
-    }
 
     // The first rank chooses among the messages of those that failed.
     [[noreturn]] void throw_common(bool failed, const NotedError& mine) const {

@@ -5,6 +5,7 @@ Numbers and times as people read them, and the clock behind them.
 
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <ctime>
 #include <string>
 
@@ -25,6 +26,16 @@ inline std::string rough_duration(double seconds) {
     if (minutes < 90) return text("%ld min", minutes);
     if (hours < 48) return text("%ld h %02ld min", hours, minutes % 60);
     return text("%ld d %ld h", hours / 24, hours % 24);
+}
+
+// Since the beginning of 1970.
+inline int64_t unix_nanoseconds() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::system_clock::now().time_since_epoch())
+        .count();
+}
+inline double unix_seconds() {
+    return (double)unix_nanoseconds() / 1e9;
 }
 
 // Now, as 2026-01-31T23:59:59.123Z.

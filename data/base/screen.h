@@ -32,20 +32,11 @@ launchers cannot be asked.
 #include <thread>
 
 #include "data/base/error.h"
-#include "data/base/file.h"  // fail_with_errno
+#include "data/base/file.h"          // fail_with_errno
+#include "data/base/this_machine.h"  // process_file
 
 // ----------------------------------------------------------------------------
 // terminals of other processes
-
-// Reads the system's file about a process: its name, or its arguments, each with a 0 behind it.
-inline std::string process_file(pid_t process, const char* file) {
-    std::string content;
-    if (FILE* stream = fopen(text("/proc/%d/%s", (int)process, file).c_str(), "r")) {
-        for (int c; (c = fgetc(stream)) != EOF;) content += (char)c;
-        fclose(stream);
-    }
-    return content;
-}
 
 // The terminal that a process of this user writes to, by its path; empty if its output goes elsewhere.
 inline std::string terminal_of_process(pid_t process) {
@@ -63,8 +54,8 @@ inline std::string terminal_of_process(pid_t process) {
 inline std::string launcher_terminal() {
     static const std::set<std::string> launchers = {"mpirun\n", "mpiexec\n", "orterun\n", "prterun\n"};
     pid_t parent = getppid();
-    if (!launchers.contains(process_file(parent, "comm"))) return "";
-    std::istringstream arguments(process_file(parent, "cmdline"));
+    if (!launchers.contains(process_file(process_folder(parent), "comm"))) return "";
+    std::istringstream arguments(process_file(process_folder(parent), "cmdline"));
     for (std::string argument; std::getline(arguments, argument, '\0');) {
         bool changes_lines =
             argument.find("output") != std::string::npos || argument.find("xml") != std::string::npos;

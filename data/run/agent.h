@@ -14,7 +14,6 @@ It ends when its input or its output does, or the process that has started it.
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -25,8 +24,10 @@ It ends when its input or its output does, or the process that has started it.
 #include <vector>
 
 #include "data/base/error.h"
-#include "data/base/json.h"  // json_line
+#include "data/base/figures.h"  // unix_seconds
+#include "data/base/json.h"     // json_line
 #include "data/base/strings.h"
+#include "data/base/this_machine.h"
 #include "data/run/culprit.h"
 #include "data/run/rank_state.h"
 
@@ -74,16 +75,14 @@ inline std::string agent_line(const std::string& host, const std::string& run_di
         if (rank.quiet_seconds < gets_on)
             std::erase_if(rank.groups, [](const GroupState& group) { return group.issued == group.done; });
     }
-    double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-    nlohmann::ordered_json line = {{"agent", host}, {"time", now}};
+    nlohmann::ordered_json line = {{"agent", host}, {"time", unix_seconds()}};
     if (verdict.kind != Fault::nobody) line["verdict"] = nlohmann::json(verdict);
     line["ranks"] = nlohmann::json(ranks);
     return json_line(line);
 }
 
 inline void run_agent(const AgentOptions& options) {
-    char host[256] = "";
-    gethostname(host, sizeof host - 1);
+    const std::string host = host_name();
     const pid_t parent = getppid();
     while (getppid() == parent) {
         fputs(agent_line(host, options.run_dir, options.hang_timeout).c_str(), stdout);

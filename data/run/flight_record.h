@@ -162,18 +162,26 @@ public:
     FlightRecord* operator->() const { return record_; }
 
     static std::string name_of_process(pid_t process) { return text("%s%d", beginning().c_str(), process); }
-    static std::string beginning() { return text("/train_gpt.%u.", getuid()); }
 
-private:
-    // Processes that were killed have left their records.
-    static void remove_left_over() {
+    // The processes of this user on this machine that have left a record, dead or alive.
+    static std::vector<int> recorded_processes() {
+        std::vector<int> processes;
         std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/dev/shm"), closedir);
         const std::string begin = beginning().substr(1);
         while (dirent* file = folder ? readdir(folder.get()) : nullptr) {
             std::string name = file->d_name;
             int process = name.starts_with(begin) ? atoi(name.c_str() + begin.size()) : 0;
-            if (process > 0 && kill(process, 0) != 0 && errno == ESRCH) shm_unlink(("/" + name).c_str());
+            if (process > 0) processes.push_back(process);
         }
+        return processes;
+    }
+
+private:
+    static std::string beginning() { return text("/train_gpt.%u.", getuid()); }
+    // Processes that were killed have left their records.
+    static void remove_left_over() {
+        for (int process : recorded_processes())
+            if (kill(process, 0) != 0 && errno == ESRCH) shm_unlink(name_of_process(process).c_str());
     }
 
     std::string name_;  // under which others find it; empty: they do not

@@ -10,18 +10,16 @@ in order has taken its record away; that of a process that was killed is there u
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <ctime>
-#include <dirent.h>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <unistd.h>
 #include <vector>
 
+#include "data/base/figures.h"  // unix_nanoseconds
+#include "data/base/this_machine.h"
 #include "data/run/flight_record.h"
 
 // A pass, or a call to other ranks; without operation: none.
@@ -79,20 +77,14 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState, rank, ranks, tp, shard, replicas, 
 // The letter of /proc/PID/stat, or D if that of any thread is, for threads wait for disks each on its own;
 // empty: there is no such process.
 inline std::string state_of(int process) {
-    auto letter = [](const std::string& folder) {
-        std::stringstream status;
-        status << std::ifstream(folder + "/stat").rdbuf();
-        std::string line = status.str();
-        size_t name_end = line.rfind(')');  // the name may hold anything
-        return name_end == line.npos || name_end + 2 >= line.size() ? std::string()
-                                                                    : line.substr(name_end + 2, 1);
-    };
-    std::string folder = "/proc/" + std::to_string(process), state = letter(folder);
-    if (state.empty() || state == "Z" || state == "X" || state == "T") return state;
+    const std::string folder = process_folder(process);
+    auto letter = [](const ProcessStatus& status) { return std::string(status.state != 0, status.state); };
+    const ProcessStatus status = process_status(folder);
+    if (!status.is_alive() || status.state == 'T') return letter(status);
     std::error_code ignored;
     for (const auto& thread : std::filesystem::directory_iterator(folder + "/task", ignored))
-        if (letter(thread.path()) == "D") return "D";
-    return state;
+        if (process_status(thread.path()).state == 'D') return "D";
+    return letter(status);
 }
 
 // ----------------------------------------------------------------------------
@@ -111,11 +103,9 @@ inline RankWork work_of(const FlightRecord& record, const FlightEntry& entry) {
 }
 
 inline RankState state_of(const FlightRecord& record) {
-    timespec time;
-    clock_gettime(CLOCK_REALTIME, &time);
+    const int64_t now = unix_nanoseconds();
     auto seconds_since = [&](int64_t since) {
-        return since == 0 ? 0
-                          : std::max(0.0, (double)(time.tv_sec * 1'000'000'000 + time.tv_nsec - since) / 1e9);
+        return since == 0 ? 0 : std::max(0.0, (double)(now - since) / 1e9);
     };
     RankState rank;
     rank.rank = record.rank, rank.ranks = record.ranks;
@@ -170,25 +160,12 @@ inline std::string path_of_run(const std::string& run_dir) {
     return path.substr(0, sizeof FlightRecord::run_dir - 1);
 }
 
-// The processes of this user on this machine that have left a record, dead or alive.
-inline std::vector<int> recorded_processes() {
-    std::vector<int> processes;
-    std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/dev/shm"), closedir);
-    const std::string begin = SharedFlightRecord::beginning().substr(1);
-    while (dirent* file = folder ? readdir(folder.get()) : nullptr) {
-        std::string name = file->d_name;
-        int process = name.starts_with(begin) ? atoi(name.c_str() + begin.size()) : 0;
-        if (process > 0) processes.push_back(process);
-    }
-    return processes;
-}
-
 // The ranks of this run that are on this machine, in order. Of two processes that were the same rank, the one
 // that lives, or lived last.
 inline std::vector<RankState> read_rank_states(const std::string& run_dir) {
     const std::string path = path_of_run(run_dir);
     std::map<int, RankState> ranks;
-    for (int process : recorded_processes()) {
+    for (int process : SharedFlightRecord::recorded_processes()) {
         std::shared_ptr<const FlightRecord> record = read_flight_record(process);
         if (!record || path != record->run_dir) continue;
         RankState state = state_of(*record);

@@ -104,7 +104,7 @@ public:
         for (; child > 0 && waitpid(child, &status, WNOHANG) == 0; usleep(50000)) {
             if (!written && ++waited_ % 20 == 0) written = try_to_write(run_dir, record);
         }
-        record.code = child < 0 ? 127 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+        record.code = child < 0 ? 127 : shell_code(status);
         constexpr int most_tries = 600;  // a second each
         for (int i = 0; i < most_tries && !try_to_write(run_dir, record); i++) sleep(1);
         _exit(record.code);

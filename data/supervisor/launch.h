@@ -26,6 +26,7 @@ pipes, so a disk that hangs does not matter.
 #include "data/base/error.h"
 #include "data/base/figures.h"
 #include "data/base/strings.h"
+#include "data/base/this_machine.h"
 #include "data/checkpoint/folder.h"
 #include "data/supervisor/agents.h"
 #include "data/supervisor/host_checks.h"
@@ -87,9 +88,7 @@ public:
           progress_(line_.run_dir) {
         progress_.update();
         if (line_.hosts.empty()) {
-            char name[256] = "";
-            gethostname(name, sizeof name - 1);
-            line_.hosts.push_back({name, line_.ranks});
+            line_.hosts.push_back({host_name(), line_.ranks});
             is_alone_ = true;
         }
     }

@@ -21,6 +21,7 @@ found again; a child whose output is read through a pipe; a command that must en
 #include "data/base/error.h"
 #include "data/base/figures.h"
 #include "data/base/file.h"
+#include "data/base/this_machine.h"
 #include "data/supervisor/launcher.h"
 
 // A process with the moment of its start, in ticks since the boot of a machine that is named by its kernel.
@@ -35,32 +36,10 @@ struct Process {
     }
 };
 
-inline std::string this_boot() {
-    char name[64] = "";
-    if (FILE* file = fopen("/proc/sys/kernel/random/boot_id", "re")) {
-        if (fscanf(file, "%63s", name) != 1) name[0] = 0;
-        fclose(file);
-    }
-    return name;
-}
-
 // A process of this machine; its start is 0 if there is none, or only what is left of one that has ended.
 inline Process find_process(pid_t id) {
-    Process process{id, 0, this_boot()};
-    FILE* file = id > 0 ? fopen(text("/proc/%d/stat", id).c_str(), "re") : nullptr;
-    if (!file) return process;
-    char line[1024] = "";
-    const char* rest =
-        fgets(line, sizeof line, file) ? strrchr(line, ')') : nullptr;  // names may hold anything
-    fclose(file);
-    char state = 'Z';
-    unsigned long long start = 0;
-    if (rest &&
-        sscanf(rest, ") %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-               &state, &start) == 2 &&
-        state != 'Z' && state != 'X')
-        process.start = start;
-    return process;
+    ProcessStatus status = process_status(process_folder(id));
+    return {id, status.is_alive() ? status.start : 0, boot_id()};
 }
 
 inline bool is_alive(const Process& process) {
@@ -91,7 +70,7 @@ inline void usual_signals() {
 // empty for as long as this object lives, and all of its group is killed with it.
 class PipedChild {
 public:
-    explicit PipedChild(const Words& command, bool show_errors = false) {
+    explicit PipedChild(const Words& command) {
         int in[2], out[2];
         if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0)
             fail_with_errno(command[0], "make a pipe for it");
@@ -104,7 +83,7 @@ public:
             usual_signals();
             dup2(child_input.get(), STDIN_FILENO);
             dup2(child_output.get(), STDOUT_FILENO);
-            int nowhere = show_errors ? -1 : open("/dev/null", O_WRONLY | O_CLOEXEC);
+            int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
             if (nowhere >= 0) dup2(nowhere, STDERR_FILENO);
             become(command);
         }
@@ -138,7 +117,7 @@ public:
         int status = 0;
         if (id_ > 0 && waitpid(id_, &status, WNOHANG) == id_) {
             id_ = 0;
-            code_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+            code_ = shell_code(status);
         }
         return code_;
     }

@@ -28,10 +28,6 @@ inline std::string supervisor_path(const std::string& run_dir) {
 }
 
 // Seconds since 1970, as all times of a supervisor are: it may go on as another process, after a reboot.
-inline double unix_seconds() {
-    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 // A failure, until the job trains again.
 struct Incident {
     std::string time;       // utc_time()

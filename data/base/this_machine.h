@@ -1,0 +1,61 @@
+/*
+This machine and its processes, as Linux tells of them: the machine's name, its last start, and files of
+processes below /proc. Whatever cannot be read is empty or zero.
+*/
+#pragma once
+
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <sys/wait.h>
+#include <unistd.h>
+
+inline std::string host_name() {
+    char name[256] = "";
+    gethostname(name, sizeof name - 1);
+    return name;
+}
+
+// Names the time since the machine was started last.
+inline std::string boot_id() {
+    std::string id;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+    return id;
+}
+
+inline std::string process_folder(pid_t process) {
+    return "/proc/" + std::to_string(process);
+}
+
+// The content of a file about a process or a thread: its name, or its arguments, each with a 0 behind it.
+inline std::string process_file(const std::string& folder, const char* file) {
+    std::stringstream content;
+    content << std::ifstream(folder + "/" + file).rdbuf();
+    return content.str();
+}
+
+struct ProcessStatus {
+    char state = 0;  // R, S, D (waits for a disk), T (stopped), Z (a zombie), X; 0: there is no such process
+    pid_t parent = 0;
+    unsigned long long start = 0;  // in ticks since the machine was started
+
+    bool is_alive() const { return state != 0 && state != 'Z' && state != 'X'; }
+    bool is_stopped() const { return state == 'T' || state == 't'; }
+};
+
+// folder: of a process, or of a thread of one.
+inline ProcessStatus process_status(const std::string& folder) {
+    std::string line = process_file(folder, "stat");
+    ProcessStatus status;
+    size_t name_end = line.rfind(')');  // the name may hold anything
+    if (name_end == line.npos) return status;
+    const char* format = ") %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu";
+    if (sscanf(line.c_str() + name_end, format, &status.state, &status.parent, &status.start) != 3) return {};
+    return status;
+}
+
+// The exit code of a child as a shell has it.
+inline int shell_code(int wait_status) {
+    return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
+}
