@@ -10,7 +10,9 @@ slots, all hosts at the same time, and one that names a suspect is put aside as 
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include "data/base/error.h"
@@ -65,43 +67,66 @@ public:
     HostChecks& operator=(const HostChecks&) = delete;
 
     // Puts hosts aside that do not answer, or that a selftest finds unfit, and takes back those that are fit
-    // again. selftest: the command of one; empty: there is none. Returns notes for the user.
+    // again. selftest: the command of one; empty: there is none. Returns notes for the user: what has changed
+    // since the last check.
     std::vector<std::string> check(std::vector<Host>& hosts, const Words& selftest) {
-        std::vector<std::string> was_aside, notes;
-        for (const Host& host : hosts) was_aside.push_back(host.aside);
-        look_for_answers(hosts, notes);
+        const std::vector<Host> before = hosts;
+        std::vector<CommandResult> answers = answers_of(hosts);
+        std::string apart;
+        for (size_t i = 0; i < hosts.size(); i++) {
+            hosts[i].aside = problem_of(answers[i]);
+            hosts[i].has_own_folder = probed_ && says(answers[i], has_its_own);
+            if (hosts[i].has_own_folder && !before[i].has_own_folder)
+                apart += (apart.empty() ? "" : ", ") + hosts[i].name;
+        }
+        std::vector<std::string> notes;
+        if (!apart.empty())
+            notes.push_back(
+                "the run's directory is not shared with " + apart +
+                ": ranks are watched, culprits named and the job started again as ever, but a "
+                "checkpoint needs the files of all hosts in one folder: what ranks there save is not "
+                "in it, so a restart on these hosts begins from the last whole one, or anew");
         if (!selftest.empty()) test(hosts, selftest);
         for (size_t i = 0; i < hosts.size(); i++) {
-            if (!hosts[i].aside.empty() && was_aside[i].empty())
+            if (!hosts[i].aside.empty() && before[i].aside.empty())
                 notes.push_back(hosts[i].name + " is put aside: " + hosts[i].aside);
-            if (hosts[i].aside.empty() && !was_aside[i].empty())
+            if (hosts[i].aside.empty() && !before[i].aside.empty())
                 notes.push_back(hosts[i].name + " can be used again");
         }
         return notes;
     }
 
 private:
-    void look_for_answers(std::vector<Host>& hosts, std::vector<std::string>& notes) {
-        std::vector<Words> commands;
-        for (const Host& host : hosts) {
-            std::vector<HostRanks> place = {{host.name, 0, 1}};
-            Words look = {"/bin/sh", "-c", "ls \"$0\" >/dev/null 2>&1 && echo shares it || echo has its own",
-                          probe_};
-            commands.push_back(launcher_.start(place, scratch_.hosts_file(place), look));
+    static constexpr std::string_view shares_it = "shares it", has_its_own = "has its own";
+
+    static bool says(const CommandResult& result, std::string_view words) {
+        return result.output.find(words) != std::string::npos;
+    }
+    static bool is_answer(const CommandResult& result) {
+        return says(result, shares_it) || says(result, has_its_own);
+    }
+
+    // A launcher may fail for reasons of its own, as an ssh server does that gets many connections at once, so
+    // hosts on which it fails are asked a second time.
+    std::vector<CommandResult> answers_of(const std::vector<Host>& hosts) {
+        const std::string look =
+            text("ls \"$0\" >/dev/null 2>&1 && echo %s || echo %s", shares_it.data(), has_its_own.data());
+        std::vector<CommandResult> answers(hosts.size());
+        for (int attempt = 0; attempt < 2; attempt++) {
+            std::vector<size_t> asked;
+            std::vector<Words> commands;
+            for (size_t i = 0; i < hosts.size(); i++) {
+                bool failed = answers[i].code >= 0 && !is_answer(answers[i]);
+                if (attempt > 0 && !failed) continue;
+                std::vector<HostRanks> place = {{hosts[i].name, 0, 1}};
+                asked.push_back(i);
+                commands.push_back(
+                    launcher_.start(place, scratch_.hosts_file(place), {"/bin/sh", "-c", look, probe_}));
+            }
+            std::vector<CommandResult> results = run_commands(commands, seconds_);
+            for (size_t k = 0; k < asked.size(); k++) answers[asked[k]] = std::move(results[k]);
         }
-        std::vector<CommandResult> results = run_commands(commands, seconds_);
-        std::string apart;
-        for (size_t i = 0; i < hosts.size(); i++) {
-            hosts[i].aside = problem_of(results[i]);
-            if (hosts[i].aside.empty() && results[i].output.find("has its own") != std::string::npos)
-                apart += (apart.empty() ? "" : ", ") + hosts[i].name;
-        }
-        if (probed_ && !apart.empty())
-            notes.push_back(
-                "the run's directory is not shared with " + apart +
-                ": ranks are watched, culprits named and the job started again as ever, but a "
-                "checkpoint needs the files of all hosts in one folder: what ranks there save is not "
-                "in it, so a restart on these hosts begins from the last whole one, or anew");
+        return answers;
     }
 
     // All hosts that answer test themselves at the same time.
@@ -132,9 +157,8 @@ private:
 
     std::string problem_of(const CommandResult& result) const {
         if (result.code < 0) return text("it did not run a command in %.0f s (--check-timeout)", seconds_);
-        bool answers = result.output.find("shares it") != std::string::npos ||
-                       result.output.find("has its own") != std::string::npos;
-        return answers ? "" : text("the launcher cannot start a command there (exit code %d)", result.code);
+        if (is_answer(result)) return "";
+        return text("the launcher cannot start a command there (exit code %d)", result.code);
     }
 
     const Launcher& launcher_;

@@ -23,8 +23,9 @@ of micro-batches (comm/division.h).
 
 struct Host {
     std::string name;
-    int slots = 1;           // ranks that it takes
-    std::string aside = {};  // why it is put aside; empty: it is not
+    int slots = 1;                // ranks that it takes
+    std::string aside = {};       // why it is put aside; empty: it is not
+    bool has_own_folder = false;  // it does not share the run's directory
 };
 
 // A host with the ranks that it has in a job, from `first` on.

@@ -65,7 +65,8 @@ check "a user's error is not tried again" eval 'launched wrong 30 && [ $code = 1
 launch diverged "${restart[@]}" -- "${job[@]}" --learning-rate 10 --weight-decay 1 --schedule constant --steps 5000
 check "numbers that are not finite are tried once more" eval 'launched diverged 60 && [ $code = 70 ] && [ "$(starts_of diverged)" = 2 ]'
 check "with the reason" grep -q 'given up: numbers were not finite again by step' diverged.out
-FAULT=kill FAULT_CALLS=touch FAULT_MAPPED=text_train FAULT_AT=30 LD_PRELOAD=$faults launch alike "${restart[@]}" -- "${job[@]}" --save-every 0
+# Batches are read while others train, so what is struck is one of many in a step.
+FAULT=kill FAULT_CALLS=touch FAULT_MAPPED=text_train FAULT_AT=70 LD_PRELOAD=$faults launch alike "${restart[@]}" -- "${job[@]}" --save-every 0 --global-batch 1536
 check "a step that fails twice in the same way ends it" eval 'launched alike 30 && [ $code = 75 ] && [ "$(starts_of alike)" = 2 ] && grep -qE "given up: step [0-9]+ failed twice in the same way" alike.out'
 FAULT=kill FAULT_CALLS=init FAULT_AT=1 LD_PRELOAD=$faults launch never "${two[@]}" -- "${job[@]}"
 check "so do two restarts without progress" eval 'launched never 30 && [ $code = 75 ] && [ "$(starts_of never)" = 3 ] && grep -q "given up: 2 restarts made no progress" never.out'
@@ -103,7 +104,7 @@ check "a run that is done is done at once" eval 'launched orphan 30 && [ $code =
 # hosts
 
 printf 'alpha slots=2\nbeta slots=2\ngamma slots=2  # waits\n' >hosts
-four=(--launcher "$on_hosts" --check-timeout 10 "${restart[@]}")
+four=(--launcher "$on_hosts" --check-timeout 30 "${restart[@]}")
 RANKS_TIMEOUT=120 ranks 4 "$cpu" "${job[@]}" --run-dir plain4 >plain4.out 2>&1 || echo "FAILED to run plain4"
 
 launch spare --hosts hosts --ranks 4 --spares 1 "${four[@]}" -- "${job[@]}" "${slow[@]}"

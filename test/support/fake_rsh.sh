@@ -4,10 +4,13 @@
 #
 #     $FAKE_HOSTS/HOST.down     the host does not answer
 #     $FAKE_HOSTS/HOST.apart    it has a file system of its own: nothing of $FAKE_HOSTS/.. is seen there by `ls`
+#     $FAKE_HOSTS/HOST.tmp      its folder for temporary files: daemons of two hosts spoil each other's files in a common one
 #     $FAKE_HOSTS/HOST.pids     processes that were started there; each leads a session, in which all that it starts is
 host=$1
 shift
 [ ! -e "$FAKE_HOSTS/$host.down" ] || exit 255
 [ ! -e "$FAKE_HOSTS/$host.apart" ] || PATH="$FAKE_HOSTS/apart:$PATH"
 echo $$ >>"$FAKE_HOSTS/$host.pids"
+export TMPDIR=$FAKE_HOSTS/$host.tmp
+mkdir -p "$TMPDIR"
 exec setsid -w bash -c "exec $*"

@@ -17,13 +17,17 @@ launch() {
     "$cpu" launch "$@" --run-dir "$work/$name" >>"$name.out" 2>>"$name.err" </dev/null &
     supervisor=$!
 }
-# launched NAME SECONDS    true if the supervisor ends by then; its exit code is in $code
+# launched NAME SECONDS    true if the supervisor ends by then; its exit code is in $code. A check that fails
+# shows what it said.
 launched() {
     local late=0
     wait_for "$2" supervisor_is_over || late=1
     [ $late = 0 ] || { kill -9 "$supervisor"; kill_job "$1"; }
     wait "$supervisor" 2>/dev/null
     code=$?
+    cat "$1.err"
+    grep '^launch ' "$1.out" | cut -c 1-300 | tail -n 12
+    echo "exit code $code"
     return $late
 }
 supervisor_is_over() { ! kill -0 "$supervisor" 2>/dev/null; }
