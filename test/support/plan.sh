@@ -178,15 +178,24 @@ plan() {
 # lines_within FILE    of the units that a group holds
 lines_within() { sed -n 's/^#include "\(test.*test_.*\.cu\)"/\1/p' "$1" 2>/dev/null | xargs -r cat | wc -l; }
 
-# What has to be built for the jobs, each once, and how large it is.
+# seconds_to_compile TARGET
+seconds_to_compile() {
+    case $1 in
+    */train_gpt) echo 120 ;;
+    */tests/program-* | */bench_train) echo 80 ;;
+    *) echo $(($(lines_within "$1.cu") * 40 / lines_of_group)) ;;
+    esac
+}
+
+# What has to be built for the jobs, each once: lines SECONDS|TARGET, where SECONDS are from the begin of its compilation to
+# the end of the longest job that waits for it.
 needed_targets() {
+    local target longest
     [ -z "$BUILT" ] || return 0
-    printf '%s\n' "${jobs[@]}" "${alone[@]}" | cut -d'|' -f3 | tr ' ' '\n' | sort -u | while read -r target; do
-        case $target in
-        '') ;;
-        */train_gpt) printf '9000|%s\n' "$target" ;;
-        */tests/program-* | */bench_train) printf '5000|%s\n' "$target" ;;
-        *) printf '%d|%s\n' "$(lines_within "$target.cu")" "$target" ;;
-        esac
-    done
+    printf '%s\n' "${jobs[@]}" "${alone[@]}" |
+        awk -F'|' '{ n = split($3, needs, " "); for (i = 1; i <= n; i++) if ($1 + 0 >= longest[needs[i]] + 0) longest[needs[i]] = $1 + 0 }
+            END { for (target in longest) print target, longest[target] }' | sort |
+        while read -r target longest; do
+            echo "$(($(seconds_to_compile "$target") + longest))|$target"
+        done
 }
