@@ -68,7 +68,7 @@ through a model, is in data/.
 #include "data/run/agent.h"               // run_agent
 #include "data/run/run_report.h"          // the header of a run
 #include "data/run/status_line.h"         // the last line of the screen
-#include "data/run/step_log.h"            // what is shown and kept of each step
+#include "data/run/step_log.h"            // shows and keeps a record of each step
 #include "data/text/tokenize.h"           // the tokenize command
 #include "data/tokens/token_loader.h"     // TokenLoader
 #include "kernels/attention.cuh"          // attention_forward, attention_backward
@@ -90,7 +90,7 @@ struct Gpt {
     ModelConfig config;
     Workload workload;
     const Mesh& mesh;
-    Stage stage;             // what this rank has of the model,
+    Stage stage;             // this rank's part of the model,
     ParameterLayout layout;  // and where its parameters lie
     const Norm norm = norm_kernel(config.norm);
     const Gelu gelu = gelu_kernel(config.mlp);
@@ -101,20 +101,20 @@ struct Gpt {
 
     ComputeStream compute;
     cudaStream_t stream = compute.stream;
-    Arena memory;       // of all that follows
+    Arena memory;       // holds everything that follows
     ZeroState state;    // parameters, gradients, optimizer state
     Pipeline pipeline;  // activations from stage to stage
     ActivationMemory<Activations> activations;
-    std::vector<Activations>& acts;           // of each layer, of the micro-batch that is worked on
-    BlockProducts products;                   // of the blocks' matrices
-    SequenceParallel rows;                    // of activations, over tensor ranks
+    std::vector<Activations>& acts;           // each layer's, for the micro-batch that is worked on
+    BlockProducts products;                   // products with the blocks' matrices
+    SequenceParallel rows;                    // activations' rows, over tensor ranks
     TensorParallel tp;                        // linear layers over tensor ranks
     float* rope;                              // (positions, R/2, 2) cosines and sines
     DeviceArray<StepStatistics> stats{1};     // (1)
-    HostArray<StepStatistics> sent_stats{1};  // what the host sees of them once it is past the event
+    HostArray<StepStatistics> sent_stats{1};  // the host's copy, valid once it is past the event
     Event stats_sent;
-    Graphs graphs;                      // of the work on a micro-batch
-    std::atomic<int> micro_batches{0};  // that are worked on
+    Graphs graphs;                      // graphs of the work on a micro-batch
+    std::atomic<int> micro_batches{0};  // micro-batches that are worked on
 
     // layout.mesh is the mesh's shape.
     Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings& settings, const Mesh& mesh,
@@ -196,7 +196,7 @@ struct Layer {
     Rotation rope;
     NormLayer norm1, norm2, filternorm;
     Linear qkv, attproj, fc, fcproj;
-    Linear filter1 = {}, filter2 = {}, qk = {}, v = {};  // with a local filter, in the place of qkv
+    Linear filter1 = {}, filter2 = {}, qk = {}, v = {};  // a local filter takes the place of qkv
     float* dqkvb = nullptr;  // (QKV) the gradient of its bias, if the backward pass of attention makes it
 
     Layer(Gpt& g, int number, const Batch& batch)
@@ -390,7 +390,7 @@ inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) 
 
 // The own rows of norm2 are in place, or of a parallel block all rows of norm1. Writes fc and act.
 inline void mlp_hidden(Gpt& g, const Layer& l) {
-    column_parallel(g.tp, l.fc, l.a.fc, g.last);  // with the GELU
+    column_parallel(g.tp, l.fc, l.a.fc, g.last);  // applies the GELU too
     if (g.swiglu) swiglu_forward(l.a.act, l.a.fc, l.d.N, l.d.F, g.stream, l.fp8.act.largest());
 }
 
@@ -497,7 +497,7 @@ inline void embed_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
     auto dw = g.gradients(0);
     floatX *own = g.acts[0].dresidual, *all = g.tp.partial_sums(own);
     g.rows.gather(own, all, d.N, d.C);
-    float* dpositions = g.rows.rank() == 0 ? dw[wpe] : nullptr;  // as in the forward pass
+    float* dpositions = g.rows.rank() == 0 ? dw[wpe] : nullptr;  // see the forward pass
     embedding_backward(dw[wte], dpositions, g.acts[0].scratch, all, batch.tokens, batch.by_token,
                        batch.positions, batch.by_position, d.N, d.C, g.stream, g.stage.vocab());
     g.state.reduce_gradients(0, last_micro_batch);
@@ -605,7 +605,7 @@ inline void stage_forward(Gpt& g, const Batch& batch, const PipelineTask& task) 
         g.state.acquire(number + 1, +1);
         Layer l(g, number, batch);
         if (number == begin)
-            stream_norm(g, l.norm1, d.n);  // of task.input, which is whole
+            stream_norm(g, l.norm1, d.n);  // task.input is whole
         else
             stream_norm(g, l.norm1, x, d.n);
         x = block_forward(g, l);
@@ -739,7 +739,7 @@ struct StepResult {
     float loss;           // mean over the targets of the step
     float gradient_norm;  // before clipping
     bool finite;          // false: the weights were left as they were,
-    bool stepped;         // as with a loss or a norm above its limit
+    bool stepped;         // false also after a loss or a norm above its limit
     bool stop;            // a rank was asked to stop
     bool saved;           // no rank need be waited for to go on with a checkpoint
     bool save;            // the first rank's clock says that one is due
@@ -935,7 +935,7 @@ struct TrainingRun {
     GemmRate gemm{g.stream};
     const SparedMultiprocessors spared{spared_by_products(plan.memory->layout, o.zero)};
     Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};
-    NotedError error;  // what failed on this rank, to be raised when all ranks can hear of it
+    NotedError error;  // this rank's, raised when all ranks can hear of it
     StatusLine status{screen, o.steps, [&] {
                           double done = recorder.passes_done();
                           int of = done < 0 ? 0 : g.micro_batches.load();
@@ -956,7 +956,7 @@ struct TrainingRun {
     FaultChecks checks{o, g.state, world, checkpoints};
     std::unique_ptr<Timings> timings;
     std::unique_ptr<DeviceBatches> batches, val_batches;
-    bool stopping = false, saving = false;  // as all ranks agreed in the last step
+    bool stopping = false, saving = false;  // all ranks agreed on these in the last step
 
     // ---- build: for all ranks, as all that follows
     TrainingRun(const TrainingLine& line, const World& world, const TrainingPlan& plan, const Mesh& mesh)
@@ -1183,7 +1183,7 @@ inline void train(const TrainingLine& line, const World& world) {
     TrainingPlan plan = check_training(line, world);
     print_header(line.options, device_text(), *plan.train_data, plan.notes);
     plan.memory->plan.print(world.size());
-    fflush(stdout);  // what follows can take long, or wait for other ranks
+    fflush(stdout);  // the work that follows can take long, or wait for other ranks
     const Layout& layout = plan.memory->layout;
     Mesh mesh(world, layout.mesh, nullptr,
               mesh_traffic(line.options, layout, line.options.micro_batch, line.options.sequence_length));

@@ -37,11 +37,11 @@ struct Card {
     double memory;         // bytes
     double memory_rate;    // bytes/s
     double link_rate;      // bytes/s
-    double product_share;  // of flops, expected
+    double product_share;  // the part of flops to expect
     AttentionShare attention;
     double network_rate;   // bytes/s from node to node, for each card
     int node = 8;          // cards
-    int number_bytes = 2;  // of an activation, in the program that is built for it
+    int number_bytes = 2;  // an activation's size, in the program that is built for it
 };
 
 constexpr Card cards[] = {
@@ -75,10 +75,10 @@ constexpr Card cards[] = {
     {"host CPU", 16, 1e12, 64e9, 100e9, 10e9, 0.70, of_host, 1.25e9, 1, 4},
 };
 
-constexpr double stream_share = 0.9;           // of memory_rate, expected: 4.3 of 4.8 TB/s on an H200
-constexpr double link_share = 0.83;            // of link_rate, in large collectives of NCCL: fitted
-constexpr double network_share = 0.86;         // of network_rate: fitted
-constexpr double unknown_product_share = 0.7;  // where a card has no row
+constexpr double stream_share = 0.9;    // the part of memory_rate to expect: 4.3 of 4.8 TB/s on an H200
+constexpr double link_share = 0.83;     // the part of link_rate in large collectives of NCCL: fitted
+constexpr double network_share = 0.86;  // the part of network_rate: fitted
+constexpr double unknown_product_share = 0.7;  // for cards that have no row
 
 // The word is in the text, between other characters than letters and digits. Capitals do not matter.
 inline bool has_word(const std::string& text, const std::string& word) {
@@ -131,7 +131,7 @@ struct Machine {
     int node = 1;                                        // devices
     double links = 0, network = 0;                       // bytes/s of a device, in one direction
     double link_latency = 3e-6, network_latency = 1e-5;  // seconds of a message
-    int number_bytes = 2;                                // as in Card
+    int number_bytes = 2;                                // see Card
     // what else the times of kernels are made of (comm/step_time.h)
     double attention_forward = 0, attention_backward = 0;  // FLOP/s of the inner loops with heads of 128
     double half_sums = 90;   // terms of a sum in whose time the first operands of a product arrive: fitted

@@ -49,7 +49,7 @@ inline std::span<const MachineField> machine_fields() {
         {"node", nullptr, &Machine::node, 1 << 20},                  // devices
         {"network", &Machine::network, nullptr, 1e15},               // bytes/s of a device to other nodes
         {"network_latency", &Machine::network_latency, nullptr, 1},  // seconds of a message there
-        {"number_bytes", nullptr, &Machine::number_bytes, 4},        // of an activation: 2 bf16, 4 fp32
+        {"number_bytes", nullptr, &Machine::number_bytes, 4},        // an activation's: 2 bf16, 4 fp32
         {"attention_forward", &Machine::attention_forward, nullptr, 1e18, true},    // FLOP/s of its inner
         {"attention_backward", &Machine::attention_backward, nullptr, 1e18, true},  // loop
         {"half_sums", &Machine::half_sums, nullptr, 1e6, true},  // terms of sums that take twice their time

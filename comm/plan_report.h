@@ -153,7 +153,7 @@ struct Remedy {
 struct FailureFigures {
     double hours = 0;                     // between two failures; 0: there are none
     double hours_of[failing_parts] = {};  // likewise, of each part
-    double share = 1;                     // of the time that trains
+    double share = 1;                     // the part of the time that trains
     std::vector<Remedy> remedies = {};
 };
 
@@ -519,7 +519,7 @@ inline Machine planned_machine(const std::string& name) {
 }
 
 inline std::string plan(const PlanLine& line) {
-    constexpr int rows = 5;  // of the table
+    constexpr int rows = 5;  // lines in the table
     const Machine machine = planned_machine(line.command.machine);
     check_plan(line.options, machine);
     if (is_given("--pp-schedule", line.given)) check_pipeline_options(line.options);

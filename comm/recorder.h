@@ -600,7 +600,7 @@ private:
     std::optional<SharedFlightRecord> record_;
     int device_ = 0;
     cudaStream_t compute_ = nullptr;
-    double origin_ = 0;  // of the host's clock, when the device's was 0
+    double origin_ = 0;  // the host's clock, when the device's was 0
 
     std::vector<RecordedGroup> groups_;
     std::vector<std::pair<cudaStream_t, const char*>> names_;
@@ -612,13 +612,13 @@ private:
     cudaEvent_t step_begin_ = {};
     bool detailed_ = true;
     int events_of_step_ = 0;
-    std::deque<Account> accounts_;  // of steps that are not over on the device
+    std::deque<Account> accounts_;  // steps that are not over on the device
     std::deque<RecordedStep> finished_;
     std::vector<FlightEntry> kept_;
     std::atomic<int> passes_given_ = 0, passes_done_ = 0;    // since the start
-    std::atomic<int> passes_before_ = 0, passes_to_do_ = 0;  // of those that were given last
+    std::atomic<int> passes_before_ = 0, passes_to_do_ = 0;  // counts of the passes that were given last
     bool keeping_ = false;
-    float carried_[2] = {};  // what the host waited between steps, for data and for saves: the next step's
+    float carried_[2] = {};  // the host's waits between steps, for data and for saves: the next step's
 
     int16_t unit_ = FlightEntry::none, chunk_ = FlightEntry::none;
     int32_t micro_batch_ = FlightEntry::none;

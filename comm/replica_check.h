@@ -96,7 +96,7 @@ inline HoldersAlike holders_alike(HeldAlike what, int rank, const MeshShape& sha
 // A piece of memory of this rank that others hold alike.
 struct HeldPiece {
     HeldAlike what;
-    std::string name;  // of the tensor or the unit
+    std::string name;  // names the tensor or the unit
     const void* begin;
     size_t bytes;
     bool on_host;

@@ -154,7 +154,7 @@ public:
         if (auto report = saver_.save(header(position))) tell(*report);
     }
 
-    uint64_t bytes() const { return saver_.bytes(); }  // of one
+    uint64_t bytes() const { return saver_.bytes(); }  // size of one checkpoint
     // Tells whether a save is over on this rank whose outcome finish() has not yet told.
     bool is_ready() const { return saver_.under_way() && saver_.is_ready(); }
 
@@ -302,11 +302,11 @@ private:
     Report report_;
     SaveClock clock_;
     CheckpointSaver saver_;
-    double before_seconds_ = 0;  // that the last save waited for before_save_
+    double before_seconds_ = 0;  // how long the last save waited for before_save_
     bool is_trusted_ = true;
     bool ending_ = false;                 // nothing is trained any more, and saves are waited for
     int on_disk_ = -1;                    // step of the last checkpoint that is
     std::string loaded_;                  // the checkpoint that was loaded last
     std::pair<std::string, int> origin_;  // the one that the run began with, and its step; empty: none
-    SaveReport last_;                     // of the last save
+    SaveReport last_;                     // the last save's
 };

@@ -168,7 +168,7 @@ struct Suspect {
     int rank;
     int other = -1;  // the far end of a link
     std::string what;
-    double rate = 0, median = 0;  // of what is slow
+    double rate = 0, median = 0;  // the slow part's rate, and the median
     std::string words;            // a sentence that names the place
 };
 

@@ -194,7 +194,7 @@ public:
 
 private:
     static constexpr int steps_to_warm_up = 3;
-    static constexpr double most_cost = 0.005;  // of a step
+    static constexpr double most_cost = 0.005;  // the most that timings may cost: a part of the step
 
     static int layers_of(const Stage& stage) {
         int layers = 0;
@@ -334,6 +334,6 @@ private:
     std::vector<MemorySample> memory_;
     const int interval_ = interval_of_run();
     double cost_of_event_ = 0;
-    int period_ = 1;  // of steps with details
+    int period_ = 1;  // every how many steps there are details
     int steps_ = 0;
 };

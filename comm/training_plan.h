@@ -27,8 +27,8 @@ struct TrainingPlan {
     std::unique_ptr<TokenLoader> train_data, val_data;  // val_data: or null
     std::unique_ptr<Tokenizer> tokenizer;               // or null
     std::vector<std::string> notes;                     // for the header
-    std::unique_ptr<TrainingMemory> memory;             // with the workload and the layout
-    double expected_seconds = 0;                        // of a step; 0: not known
+    std::unique_ptr<TrainingMemory> memory;             // includes the workload and the layout
+    double expected_seconds = 0;                        // time of a step; 0: not known
     std::unique_ptr<RunLog> log;                        // null but on the first rank
 };
 

@@ -41,7 +41,7 @@ that are stopped.
 
 #include "comm/lone_watchdog.h"
 #include "comm/mpi_calls.h"
-#include "comm/recorder.h"  // what this rank has given its device
+#include "comm/recorder.h"  // the record of what this rank has given its device
 #include "comm/stall_report.h"
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
@@ -55,8 +55,8 @@ that are stopped.
 // A rank's answer to the roll call.
 struct RollAnswer {
     bool answered = false;
-    std::string phase;      // that its first thread is in
-    std::string last_call;  // that it issued, to other ranks: "all-gather of parameters of unit 3 ..."
+    std::string phase;      // its first thread's
+    std::string last_call;  // the last one to other ranks: "all-gather of parameters of unit 3 ..."
     struct Doing {
         Activity activity;
         std::string phase, what;
@@ -221,7 +221,7 @@ public:
 private:
     using Seconds = std::chrono::duration<double>;
     static constexpr std::chrono::milliseconds between_looks{100};
-    static constexpr double answer_time = 4;    // that a rank may take, in seconds
+    static constexpr double answer_time = 4;    // how many seconds a rank may take
     static constexpr double longest_delay = 4;  // until a rank that is told to wait asks again
     static constexpr int tag = 0;
     enum Kind : char { question = '?', roll_call = 'r', answer = 'a', wait_on = 'w' };

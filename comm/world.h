@@ -304,7 +304,7 @@ private:
 
     std::vector<std::string> hosts_;  // by rank
     int local_rank_ = 0, local_size_ = 1;
-    bool first_ = true;  // of the threads' Worlds
+    bool first_ = true;  // the first of the threads' Worlds
     int exceptions_ = std::uncaught_exceptions();
     mutable bool agreed_ = false;  // all ranks are leaving with the same error
 };

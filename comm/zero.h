@@ -171,7 +171,7 @@ public:
 
 private:
     struct Place {
-        int unit = -1;  // what lies there
+        int unit = -1;  // the unit that lies there
         bool in_use = false;
         cudaEvent_t ready, free;
     };
@@ -227,11 +227,11 @@ private:
     cudaEvent_t copied_, copies_awaited_;  // copies aside: they are there; work begins to wait for them
     enum class Copies { none, made, awaited } copies_ = Copies::none;  // the last ones
     std::vector<std::vector<OptimizerPart>> steps_;                    // for each unit: its own part
-    std::vector<SquaresRange> counted_;                                // of arrays_.grads, in the norm
-    std::vector<std::vector<SquaresRange>> counted_sections_;          // for each unit: of its own part
+    std::vector<SquaresRange> counted_;  // parts of arrays_.grads that count in the norm
+    std::vector<std::vector<SquaresRange>> counted_sections_;  // for each unit: of its own part
     std::vector<cudaEvent_t> updated_;       // for each unit: its parameters are those of the new step,
     std::vector<char> unawaited_;            // which the compute stream has not waited for yet
-    std::vector<Place> param_at_, grad_at_;  // what lies in each place
+    std::vector<Place> param_at_, grad_at_;  // the contents of the places
 
     std::function<void(int unit)> gradients_made_;
 
@@ -407,7 +407,7 @@ inline void ZeroState::gather_replicas(Slot slot) {
         if (visits) copy(here + begin, own + begin, end - begin);
         size_t each = slice_of(0).end, all = each * (size_t)replicas.size(), gathered = all <= room ? all : 0;
         if (gathered > 0) replicas.all_gather(here, each, Traffic::weights, compute_);
-        for (int replica = 0; replica < replicas.size(); replica++) {  // what is left
+        for (int replica = 0; replica < replicas.size(); replica++) {  // the rest
             auto [from, to] = slice_of(replica);
             from = std::max(from, gathered);
             if (from < to) replicas.broadcast(here + from, to - from, replica, Traffic::weights, compute_);
@@ -559,7 +559,7 @@ inline void ZeroState::plan_step() {
             if (part.of_block_matrix()) step.rows = (int)part.rows, step.cols = (int)part.row->cols;
             steps_[unit].push_back(step);
         }
-        if (mesh_.position.replica > 0) continue;  // of copies, one rank counts the elements
+        if (mesh_.position.replica > 0) continue;  // copies count once
         for (const SectionPart& part :
              layout_.section_parts(unit, layout_.counted_parts(unit, own_begin, own_end)))
             counted_sections_[unit].push_back({part.at - own_begin, part.count, part.section});
@@ -611,7 +611,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     await_copies();
     Recorded entry(Operation::optimizer, compute_);
     is_whole_ = false;
-    for (Place& place : param_at_) place.unit = -1;  // what was gathered is old now
+    for (Place& place : param_at_) place.unit = -1;  // gathered parameters are old now
     if (settings_.offload) {
         cudaCheck(cudaMemcpyAsync(arrays_.host_scale, &stats->scale, sizeof(float), cudaMemcpyDeviceToHost,
                                   compute_));

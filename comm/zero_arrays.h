@@ -24,9 +24,9 @@ struct Multipliers {
 struct ZeroSettings {
     int level = 0;
     bool training = true;                          // false: parameters only
-    std::vector<Slot> slots = {Slot::m, Slot::v};  // that the optimizer keeps, in its order
-    std::vector<Slot> not_of_matrices = {};        // of those, what it does not keep of the blocks' matrices
-    bool takes_norms = false;                      // of sections, as Optimizer::takes_norms
+    std::vector<Slot> slots = {Slot::m, Slot::v};  // arrays that the optimizer keeps, in its order
+    std::vector<Slot> not_of_matrices = {};  // those of them that it does not keep for the blocks' matrices
+    bool takes_norms = false;                // norms of sections, see Optimizer::takes_norms
     // Elements of scratch that Optimizer::transform takes for a matrix, rows <= cols. Null: there is no such.
     size_t (*transform_scratch)(size_t rows, size_t cols) = nullptr;
     std::array<Multipliers, tensor_kinds> multipliers = {};
@@ -87,13 +87,13 @@ constexpr int hashes_of_state = 8;
 // The result of a step, in device memory.
 struct StepStatistics {
     // sums over the ranks
-    float loss;     // of the losses
-    float squares;  // of the gradients
+    float loss;     // the sum of the losses
+    float squares;  // the sum of the gradients' squares
     float stop;     // ranks that were asked to stop
     float saved;    // ranks that need not be waited for to go on with a checkpoint
     float save;     // 1 if the first rank's clock says that a checkpoint is due
     // what follows from them
-    float norm;   // of the gradients
+    float norm;   // the gradients' norm
     float scale;  // by which they are multiplied; NaN: nothing is stepped
 };
 constexpr int summed_statistics = 5;
@@ -106,7 +106,7 @@ struct ZeroArrays {
     floatX* params;        // all units, or (cut) the own part of each
     floatX* whole_params;  // cut: the places of units in use
     float* whole_grads;    // likewise
-    float* grads;          // as params
+    float* grads;          // laid out like params
     size_t norm_scratch_floats;
     float* norm_scratch;
     uint64_t* hashes;        // (units + hashes_of_state), if they are to be made

@@ -18,7 +18,7 @@ The moments m and v, and what divides them, are those of other optimizers too.
 // Double because 1 - beta is taken in double, as in PyTorch: 1 - 0.999f is off by 1e-5.
 struct AdamW {
     double learning_rate, beta1, beta2, eps, weight_decay;
-    int step;  // from 1
+    int step;  // counts from 1
     bool stochastic_rounding;
 };
 
@@ -58,7 +58,7 @@ struct AdamWFormula {
     static constexpr bool steps = true;
 
     Moments moments;
-    float decay;  // what is left of a weight
+    float decay;  // the part of a weight that is left
 
     AdamWFormula() = default;
     explicit AdamWFormula(const AdamW& a)

@@ -90,7 +90,7 @@ inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias
     size_t floats = 0;
     with_head_width(shape.HS, [&](int width) { floats = BackwardScratch(nullptr, shape, width).floats(); });
 #ifdef PRECISION_BF16
-    if (has_wgmma_attention(shape))  // as wide as the other tiles, or wider
+    if (has_wgmma_attention(shape))  // its tiles are as wide as the other ones, or wider
         with_hopper_width(
             shape.HS, [&](int width) { floats = BackwardScratch(nullptr, shape, width, dbias).floats(); });
 #endif

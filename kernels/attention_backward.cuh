@@ -22,7 +22,7 @@ counter of the tiles of keys that have been added to it, and the blocks of these
 struct Turn {
     unsigned* counter;
     unsigned number;
-    size_t sums;  // where the tile starts in the scratch
+    size_t sums;  // the tile's place in the scratch
 
     __device__ void wait() const { counter_wait(counter, number); }
     // Waits, but looks first at an earlier value of the counter: mostly that was this turn already.
@@ -36,10 +36,10 @@ struct Turn {
 struct BackwardScratch {
     static constexpr int padding = 128, min_queries = 16;  // largest and smallest tile of queries
 
-    static constexpr int sum_rows = 16;  // of dqkv, in a partial sum of its columns
+    static constexpr int sum_rows = 16;  // rows of dqkv in a partial sum of its columns
 
     int B, NH, rows, width;  // rows: Tq rounded up to whole tiles; width: of a tile
-    int columns;             // of dqkv, if their sums are wanted, or 0
+    int columns;             // columns of dqkv, if their sums are wanted, or 0
     int sums_of_columns;     // parts of a sequence that have partial sums of their own
     size_t before_sums;      // floats before these; vectors are as aligned as data
     float* data;             // begins at a multiple of 16 bytes

@@ -82,8 +82,8 @@ struct KeyTile {
 // One tile of queries of a head, and the keys that each sees.
 struct QueryTile {
     int start, count;
-    int position;                       // of the first
-    int first_key_tile, last_key_tile;  // that any of these queries sees
+    int position;                       // the first query's
+    int first_key_tile, last_key_tile;  // these queries see no others
     int first_key[tile_rows];
     HeadTile q, qT;  // times the scale of the scores
 
@@ -263,7 +263,7 @@ inline void attention_backward_keys_cpu(const AttentionBackward& a, int b, int k
     dk.clear();
     dv.clear();
     int first_tile = std::max(keys.start - s.q0, 0) / tile_rows;
-    int tiles = keys.start < s.keys_end() ? ceil_div(s.Tq, tile_rows) : 0;  // of queries
+    int tiles = keys.start < s.keys_end() ? ceil_div(s.Tq, tile_rows) : 0;  // tiles of queries
     for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); h++) {
         for (int i = first_tile; i < tiles; i++) {
             if (s.first_key(b, i * tile_rows) >= keys.start + tile_rows) break;

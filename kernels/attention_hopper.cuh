@@ -28,7 +28,7 @@ constexpr int hopper_queries = computing_groups * warpgroup_rows, hopper_keys = 
 template <int HSP>
 struct alignas(1024) HopperForwardShared {
     static constexpr int buffers = 2;
-    using Tile = SwizzledTile<128, HSP>;  // of queries and of keys
+    using Tile = SwizzledTile<128, HSP>;  // holds queries or keys
     char q[Tile::bytes], k[buffers][Tile::bytes], v[buffers][Tile::bytes];
     Handover q_there, k_there[buffers], v_there[buffers];
     int ticket;  // its queries are in q, or it is one too many

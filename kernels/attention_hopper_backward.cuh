@@ -46,7 +46,7 @@ struct HopperBackward {
         char q[buffers][QueryTile::bytes], dout[buffers][QueryTile::bytes];
         char ds[buffers][ScoreTile::bytes];
         float dq[dq_floats];
-        float stats[buffers][2 * queries];  // of each query lse and dot, as in the scratch
+        float stats[buffers][2 * queries];  // each query's lse and dot, ordered as in the scratch
         int first_keys[buffers][queries];
         Mbarrier keys_there, dq_full, dq_empty;
         Handover queries_there[buffers];

@@ -169,7 +169,7 @@ __device__ LargestElement store_results(floatX* to, size_t stride, const float (
     for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int n = 2 * i; n < count; n += 16) {
-            uint32_t words[4];  // of four times eight columns
+            uint32_t words[4];  // four times eight columns
 #pragma unroll
             for (int w = 0; w < 4; w++)
                 words[w] = bf16_pair(results[n + w * 4] * scale[i], results[n + w * 4 + 1] * scale[i]);

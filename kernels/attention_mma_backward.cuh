@@ -267,7 +267,7 @@ __global__ void attention_dq_kernel(floatX* dqkv, BackwardScratch scratch, Atten
 
 // The properties of a card that matter here.
 struct AttentionCard {
-    size_t shared_bytes;  // of a block
+    size_t shared_bytes;  // a block's
     int multiprocessors;
 };
 

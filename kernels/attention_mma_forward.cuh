@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(ForwardTiles<HSP>::threads, 2)
 
     using Scores = Fragment<Tiles::warp_queries, keys>;
     using Rows = float[Tiles::warp_queries / 16][2];
-    Rows largest, total;  // of the scores times scale
+    Rows largest, total;  // scores times scale: the maxima, and sums of exponentials
     Scores::each_row([&](int m, int i) {
         largest[m][i] = -1e30f;  // finite: a query may see nothing of its first tile of keys
         total[m][i] = 0;

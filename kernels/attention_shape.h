@@ -20,7 +20,7 @@ struct AttentionShape {
     HOST_DEVICE int group() const { return NH / NKV; }  // query heads that share a key/value head
     HOST_DEVICE float scale() const { return 1 / sqrtf((float)HS); }
 
-    HOST_DEVICE int position(int i) const { return q0 + i; }   // of query i
+    HOST_DEVICE int position(int i) const { return q0 + i; }   // query i is at this position
     HOST_DEVICE int keys_end() const { return position(Tq); }  // no query sees a key from here on
 
     // Vectors of a query, and of the key and the value at a position: offsets into qkv (B, Tk, NH + 2*NKV,

@@ -28,7 +28,7 @@ struct Tile {
     static constexpr int W = vec_width<floatX>, pieces = columns / W;
     static_assert(pieces % 4 == 0);
 
-    static constexpr int group = pieces % 8 == 0 ? 8 : 4;  // of pieces that change places
+    static constexpr int group = pieces % 8 == 0 ? 8 : 4;  // pieces that change places
 
     floatX* data;
 
@@ -167,7 +167,7 @@ constexpr bool tensor_cores = std::is_same_v<floatX, __nv_bfloat16>;
 template <>
 struct LeftOf<__nv_bfloat16> {
     static constexpr int depth = 16;
-    uint32_t at[4];  // as mma.sync takes them
+    uint32_t at[4];  // the layout that mma.sync takes
 
     template <int width>
     __device__ void load(Tile<width> tile, int row, int k) {
@@ -243,7 +243,7 @@ __device__ void product_step(Fragment<rows, N>& sum, const LeftOf<__nv_bfloat16>
 template <Right right, int rows, int N, int width>
 __device__ void product_step(Fragment<rows, N>& sum, const LeftOf<float> (&left)[rows / 16], Tile<width> b,
                              int first, int k) {
-    first = pinned(first);  // with wide heads the sums leave no registers for the addresses of all steps
+    first = pinned(first);  // the sums of wide heads leave no registers for the addresses of all steps
 #pragma unroll
     for (int n = 0; n < N / 8; n++) {
         for (int i = 0; i < LeftOf<float>::depth; i++) {

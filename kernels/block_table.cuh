@@ -17,7 +17,7 @@ A launch takes as many parts as its table holds: enough for those of a unit. Mor
 template <typename Part, int most>
 struct BlockTable {
     int count = 0;
-    unsigned end[most];  // of the blocks of each part, which follow those of the part before
+    unsigned end[most];  // ends of the parts' blocks; each part's follow those of the part before
     Part part[most];
 
     unsigned blocks() const { return count > 0 ? end[count - 1] : 0; }

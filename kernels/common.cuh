@@ -151,7 +151,7 @@ template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
             Arguments... arguments) {
     static_assert(sizeof...(Parameters) == sizeof...(Arguments), "wrong number of kernel arguments");
-    constexpr size_t shared_bytes_without_asking = 32 * 1024;  // of 48 KiB, with the kernel's static arrays
+    constexpr size_t shared_bytes_without_asking = 32 * 1024;  // 48 KiB hold the kernel's static arrays too
     if (shared_bytes > shared_bytes_without_asking) {
         cudaCheck(cudaFuncSetAttribute((const void*)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)shared_bytes));

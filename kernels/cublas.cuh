@@ -86,8 +86,8 @@ enum class Epilogue {
 struct EpilogueRow {
     cublasLtEpilogue_t name;
     const char* text;
-    Epilogue in_front;     // of the product, where a kernel behind it does the rest; the same: none can
-    bool fused_on_hopper;  // where both can be and nobody has measured; on other cards it is not fused
+    Epilogue in_front;     // the product's own, where a kernel behind it does the rest; the same: none can
+    bool fused_on_hopper;  // where both can be and nobody has measured; other cards do not fuse it
 };
 
 constexpr EpilogueRow epilogue_rows[] = {
@@ -149,7 +149,7 @@ inline uint32_t pointer_alignment(const void* pointer) {
 // All that a choice of algorithm depends on, but for the card and the library.
 struct ProductKind {
     Product product;
-    std::array<uint32_t, 5> alignments;  // of a, b, d, vector() and pre_gelu; 0: there is none
+    std::array<uint32_t, 5> alignments;  // a, b, d, vector() and pre_gelu; 0: there is none
     auto operator<=>(const ProductKind&) const = default;
 
     ProductKind(const Product& product, const Operands& with)

@@ -132,7 +132,7 @@ __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const f
     store(out + n * C + c, sum);
 }
 
-constexpr int sum_warps = 4;  // of a block, with a piece each
+constexpr int sum_warps = 4;  // warps of a block, with a piece each
 constexpr int sum_ahead = 8;  // rows that a warp loads at once
 // of a multiprocessor, at least; in bf16 they have 48 KiB on their way, more than an H200 brings in 1 us
 constexpr int sum_blocks = 6;
@@ -149,7 +149,7 @@ struct CarryList {
 template <typename List, typename T>
 struct RowSums {
     List list;
-    int count;                  // of the list
+    int count;                  // length of the list
     const T* inp;               // (rows, C)
     float* table;               // (rows, C) +=
     float* carries = nullptr;   // (pieces, C)

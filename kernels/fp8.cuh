@@ -119,7 +119,7 @@ __global__ void fp8_quantize_kernel(uint8_t* values, uint8_t* transposed, float*
         auto inside = [&](int y, int k) { return row + y < rows && column + k < columns; };
         bool all_inside = W > 1 && inside(0, 0);  // or none
         Vec<floatX, 8> x[4] = {};
-        uint32_t q[2][4];  // of the first and the second 4 columns
+        uint32_t q[2][4];  // the first and the second 4 columns
 #pragma unroll
         for (int i = 0; i < 32; i += W) {
             int y = i / 8, k = i % 8;
@@ -153,7 +153,7 @@ __global__ void fp8_quantize_kernel(uint8_t* values, uint8_t* transposed, float*
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) scale[1] = 1 / factor;
     if (!transposed) return;
     __syncthreads();
-    constexpr int chunks = fp8_tile / 16;  // of a column, of 16 bytes
+    constexpr int chunks = fp8_tile / 16;  // 16 bytes of a column each
 #pragma unroll
     for (int i = threadIdx.x; i < fp8_tile * chunks; i += fp8_threads) {
         int x = i / chunks, chunk = i % chunks, turned = x / 8;

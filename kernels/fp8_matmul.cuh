@@ -122,8 +122,8 @@ struct Fp8Operand {
 // The memory of these products: copies of weights, an activation, and a gradient both ways.
 struct Fp8Arrays {
     Fp8Matrix inp = {}, dout = {};
-    uint8_t* weights = nullptr;  // of all matrices, one behind the other; or of one, one way
-    float* scales = nullptr;     // of all matrices, scale_stride apart
+    uint8_t* weights = nullptr;  // all matrices, one behind the other; or a single one, one way
+    float* scales = nullptr;     // scales of all matrices, scale_stride apart
     static constexpr size_t scale_stride = 64;
 
     // Memory: an Arena (comm/memory.h).
@@ -204,7 +204,7 @@ public:
                         const floatX* weight, int N, int C, int OC, bool accumulate = false) {
 #ifndef DEVICE_CPU
         if (on_) {
-            bool all = (size_t)N == rows_;  // what backward_weight() needs as well
+            bool all = (size_t)N == rows_;  // backward_weight() needs all rows
             Fp8Matrix dy = quantized(arrays_.dout, all ? arrays_.dout.transposed : nullptr, Fp8::e5m2, dout,
                                      dout8, N, OC);
             transposed_ = all ? dout : nullptr;

@@ -112,7 +112,7 @@ __global__ void sum_chunks_kernel(float* sums, const float* scratch,
 template <typename T>
 void launch_sums_of_squares(float* sums, float* scratch, const T* values,
                             const std::vector<SquaresRange>& ranges, cudaStream_t stream) {
-    size_t row = (uintptr_t)values / sizeof(T);  // what divides all places, as far as vectors go
+    size_t row = (uintptr_t)values / sizeof(T);  // divides all places, as far as vectors go
     for (const SquaresRange& range : ranges) row |= range.at | range.count;
     auto chunks_of = [](const SquaresRange& range) { return (unsigned)ceil_div(range.count, norm_chunk); };
     size_t chunks = 0;

@@ -123,7 +123,7 @@ struct HostDevice {
     };
     void (*release)(void* pointer) = free;
     int major = 0, minor = 0;  // compute capability
-    size_t shared_bytes = 0;   // of a block
+    size_t shared_bytes = 0;   // a block's
     int threads = 0;           // OpenMP threads of each stream; 0: as OpenMP chooses
 };
 inline constinit HostDevice host_device;

@@ -23,7 +23,7 @@ block owns one query of one head, and spreads the keys over its threads.
 #include "kernels/fast_math.cuh"
 
 struct KvCacheShape {
-    AttentionShape attention;  // of qkv and att, whose position t is past + t of the text
+    AttentionShape attention;  // describes qkv and att, whose position t is past + t of the text
     int limit, past;
 
     HOST_DEVICE size_t row() const { return (size_t)2 * attention.NKV * attention.HS; }
@@ -106,7 +106,7 @@ constexpr int heads_together = 4;
 inline void kv_cache_attention_cpu(floatX* att, const floatX* qkv, const floatX* cache,
                                    const KvCacheShape& s) {
     const AttentionShape& a = s.attention;
-    int parts = ceil_div(a.group(), heads_together);  // of the heads that share a key
+    int parts = ceil_div(a.group(), heads_together);  // heads that share a key are divided into so many
 #pragma omp parallel for collapse(3) schedule(dynamic)
     for (int b = 0; b < a.B; b++)
         for (int part = 0; part < a.NKV * parts; part++)

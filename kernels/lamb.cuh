@@ -45,7 +45,7 @@ struct LambStep {
     static constexpr bool steps = true;
 
     float rate;
-    const float *weight_squares, *update_squares;  // of the section; null: its ratio is 1
+    const float *weight_squares, *update_squares;  // the section's; null: its ratio is 1
 
     LambStep() = default;
     LambStep(const AdamW& a, const OptimizerPart& part, const OptimizerArrays& arrays)

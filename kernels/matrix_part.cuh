@@ -18,7 +18,7 @@ converted on their own.
 // The place of a part in a matrix of (rows, cols).
 struct MatrixPart {
     size_t rows, cols;
-    size_t column, columns;  // of the box
+    size_t column, columns;  // the box's first column, and how many it has
     size_t begin, count;     // elements of the box
     bool transposed;         // the whole matrix lies as (cols, rows)
 

@@ -29,7 +29,7 @@ struct MemoryPattern {
 // The wrong words of a range. One that nothing is added to has none.
 struct WrongWords {
     unsigned long long count = 0, first = ~0ull;  // the least number of one
-    unsigned long long bits = 0;                  // that have the wrong value in some word
+    unsigned long long bits = 0;                  // bits that have the wrong value in some word
 };
 
 // ----------------------------------------------------------------------------

@@ -27,8 +27,8 @@ good as exact and takes fewer steps.
 #include "kernels/optimizer_pass.cuh"
 
 struct Muon {
-    AdamW adamw;      // of the tensors that it steps; its learning rate and decay are Muon's too
-    double momentum;  // of the matrices
+    AdamW adamw;      // steps the other tensors; its learning rate and decay are Muon's too
+    double momentum;  // for the matrices
 };
 
 // ----------------------------------------------------------------------------

@@ -45,7 +45,7 @@ inline int norm_partials(int C) {
     return C <= 4096 ? 264 : 132;
 }
 
-constexpr int norm_threads = 1024;  // of a block, at most
+constexpr int norm_threads = 1024;  // the most in a block
 
 // The backward pass shares N rows of so many vectors out to blocks, each with a partial sum. A block has
 // `rows` of them at a time, and `threads` for each.

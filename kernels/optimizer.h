@@ -24,13 +24,13 @@ settings. Where that is not enough, a step has two passes, and the second sees w
 // A run of elements of one section: of a matrix or vector that an optimizer takes as a whole. A tensor is
 // one, or holds several, such as queries, keys and values.
 struct OptimizerPart {
-    size_t at;               // where it begins in the arrays
+    size_t at;               // its place in the arrays
     size_t count;            // elements
-    size_t first;            // where it begins in the tensor
+    size_t first;            // its place in the tensor
     uint64_t name;           // hash of the tensor's name: each has random numbers of its own
     bool decays;             // by weight decay
     int section = 0;         // its number among all of the model
-    int rows = 0, cols = 0;  // of the section, if it is a matrix of a block
+    int rows = 0, cols = 0;  // the section's, if it is a matrix of a block
     double learning_rate = 1, weight_decay = 1;  // by which those of the optimizer are multiplied
 
     bool of_block_matrix() const { return rows > 0; }
@@ -42,7 +42,7 @@ constexpr int most_optimizer_slots = 4;
 struct OptimizerArrays {
     floatX* params;
     float* master;                       // fp32 copy of params; null: params are the only copy
-    float* slots[most_optimizer_slots];  // what the optimizer keeps, in its own order
+    float* slots[most_optimizer_slots];  // arrays that the optimizer keeps, in its own order
     float* grads;                        // once prepared: updates
     const float* scale;                  // (1) by which gradients are multiplied; NaN: nothing is stepped
     // (sections each) sums of squares, where the optimizer takes norms
@@ -63,9 +63,9 @@ struct OptimizerPass {
 };
 
 struct Optimizer {
-    double learning_rate;        // of this step
+    double learning_rate;        // this step's
     OptimizerPass prepare = {};  // nothing, or makes updates of gradients, in place
-    bool takes_norms = false;    // of weights and updates, between the passes
+    bool takes_norms = false;    // it needs norms of weights and updates between the passes
     // Nothing, or replaces the update of a whole matrix of a block, as work of the stream. The matrix lies
     // such that rows <= cols, and scratch is of the size that ZeroSettings::transform_scratch gives.
     std::function<void(floatX* matrix, int rows, int cols, floatX* scratch, cudaStream_t)> transform = {};

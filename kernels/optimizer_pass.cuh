@@ -81,7 +81,7 @@ HOST_DEVICE inline floatX round_weight(float w, [[maybe_unused]] bool stochastic
 template <bool has_master, bool stochastic, typename Formula>
 void optimizer_part_cpu(const OptimizerArrays& arrays, const OptimizerPart& part, const Formula& formula,
                         const Rounding& rounding) {
-    constexpr size_t piece = 4096;  // of which the random numbers are drawn at once
+    constexpr size_t piece = 4096;  // random numbers are drawn for so many at once
     constexpr auto each_slot = std::make_index_sequence<Formula::slots>();
     uint64_t key = random_key(rounding.seed, part.name);
     floatX* params = arrays.params + part.at;
@@ -141,10 +141,10 @@ constexpr unsigned optimizer_block = 256;  // threads, of W elements each
 template <typename Formula>
 struct OptimizerWork {
     size_t at, count, first;
-    uint64_t key;  // of its random numbers
+    uint64_t key;  // the key of its random numbers
     Formula formula;
 };
-constexpr int optimizer_parts = 32;  // of a launch
+constexpr int optimizer_parts = 32;  // the most in a launch
 
 template <bool has_master, int W, typename Formula>
 __global__ void

@@ -25,7 +25,7 @@ stays, unless another is faster by more than the clock's noise.
 #include "kernels/matmul.cuh"
 
 constexpr int timing_rounds = 5;
-constexpr double clearly_faster = 0.99;  // of the time of another
+constexpr double clearly_faster = 0.99;  // the most of another's time
 
 using NotedProducts = std::map<ProductKind, Operands>;
 
@@ -39,8 +39,8 @@ NotedProducts note_products(Step&& step) {
 }
 
 struct TunedProduct {
-    std::string kind, algorithm;   // as AlgorithmChoices has them
-    double seconds, seconds_once;  // with this algorithm, and with the one that was taken before
+    std::string kind, algorithm;   // see AlgorithmChoices
+    double seconds, seconds_once;  // times of this algorithm, and of the one that was taken before
     bool changed;
 };
 

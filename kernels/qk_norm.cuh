@@ -242,8 +242,7 @@ inline void qk_norm_backward(floatX* dinp,           // (N, (NH + 2 NKV) * HS), 
               with_vec_width<floatX>(std::gcd(rope.R / 2, rows.HS), [&](auto width) {
                   int lanes = qk_norm_lanes(rows.HS / width()), count = even_share(rows.N, qk_norm_partials);
                   int threads = row_threads(rows.heads() * lanes, 256);
-                  int elements =
-                      ceil_div(rows.HS, lanes * width()) * width() * threads;  // of a head for each
+                  int elements = ceil_div(rows.HS, lanes * width()) * width() * threads;
                   launch(qk_norm_backward_kernel<width()>, count, threads,
                          elements * (2 * sizeof(float) + sizeof(floatX)), stream, dinp, scratch, dout, inp,
                          rstd, qweight, kweight, rope, lanes, rows);

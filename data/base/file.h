@@ -231,7 +231,7 @@ inline uint64_t free_space(const std::string& path) {
     struct statvfs status;
     while (statvfs(folder.c_str(), &status) != 0) {
         if (errno != ENOENT || !folder.has_relative_path()) return UINT64_MAX;
-        folder = folder.parent_path();  // of one that is still to be made
+        folder = folder.parent_path();  // its parent may still have to be made
     }
     return (uint64_t)status.f_bavail * status.f_frsize;
 }

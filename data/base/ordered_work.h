@@ -107,8 +107,8 @@ private:
 
     std::function<bool(Thing&)> next_;
     std::function<Result(const Thing&)> work_;
-    std::mutex reading_;  // of next_
-    std::mutex mutex_;    // of what follows
+    std::mutex reading_;  // guards next_
+    std::mutex mutex_;    // guards the members that follow
     std::vector<Slot> slots_;
     uint64_t given_ = 0, taken_ = 0;
     bool ended_ = false;  // nothing more is given

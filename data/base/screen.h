@@ -233,7 +233,7 @@ private:
     bool colour_ = false;
     const char* before_signal_line_ = "";
     int own_descriptor_ = -1;
-    int kept_output_ = -1;  // of a quiet run
+    int kept_output_ = -1;  // the real standard output during a quiet run
 };
 
-inline Screen screen;  // of this process
+inline Screen screen;  // the one of this process

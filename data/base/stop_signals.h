@@ -71,7 +71,7 @@ inline void request_stop(int signal) {
         waits_for_user = false;
         return;
     }
-    int reason = errno;  // of what the signal came in between
+    int reason = errno;  // the interrupted call's
     if (signal == SIGINT && interrupted) {
         std::signal(SIGINT, SIG_DFL);
         raise(SIGINT);  // comes when this handler is left

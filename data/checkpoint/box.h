@@ -17,7 +17,7 @@ A tensor that is whole, or cut by rows, is a box of all columns; a vector of n i
 #include <cstdint>
 
 struct BoxRun {
-    uint64_t column, columns;  // of the box
+    uint64_t column, columns;  // the box's first column, and how many it has
     uint64_t begin, count;     // elements of the box
 
     // Calls visit(first, n, at) for neighbours in the tensor, ascending: elements [first, first + n) of the
@@ -39,7 +39,7 @@ struct BoxRun {
         uint64_t line = other.line_of(width), stride = line == all ? all : width;
         each_run(width, [&](uint64_t first, uint64_t n, uint64_t at) {
             for (uint64_t row = first / stride; row * stride < first + n; row++) {
-                uint64_t start = row * stride + other.column;  // of the other box in this row
+                uint64_t start = row * stride + other.column;  // the other box's place in this row
                 uint64_t from = std::max(first, start);
                 uint64_t to = std::min(first + n, line == all ? all : start + line);
                 if (from >= to) continue;

@@ -95,6 +95,6 @@ private:
     NewCheckpoint folder_;
     CheckpointIndex index_;
     CheckpointDataFile file_;
-    CheckpointPiece piece_ = {};  // that is being gathered
-    std::vector<char> bytes_;     // of it
+    CheckpointPiece piece_ = {};  // the piece that is being gathered
+    std::vector<char> bytes_;     // its content
 };

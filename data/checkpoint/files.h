@@ -68,7 +68,7 @@ struct DataPreamble {
     uint64_t save_id;
     uint64_t bytes;
     unsigned char zeros[24];
-    uint64_t hash;  // of what comes before it
+    uint64_t hash;  // covers everything before it
 };
 static_assert(sizeof(DataPreamble) == alignment);
 
@@ -321,13 +321,13 @@ private:
     std::string folder_;
     CheckpointIndex index_;
 
-    mutable std::mutex mutex_;                                      // of what follows
+    mutable std::mutex mutex_;                                      // guards the members that follow
     mutable std::vector<std::shared_ptr<const FileHandle>> files_;  // null: not open
     mutable std::deque<uint32_t> open_;                             // the oldest first
 
     // for read_floats()
     int kept_tensor_ = -1;
     Slot kept_slot_ = Slot::weight;
-    std::vector<const CheckpointPiece*> pieces_;  // of these two
+    std::vector<const CheckpointPiece*> pieces_;  // pieces of these two
     std::map<uint64_t, Kept> kept_;               // by the column of the box
 };

@@ -102,9 +102,9 @@ struct CheckpointIndex {
     uint64_t save_id = 0;
     nlohmann::ordered_json about;  // the header without tensors and files
     std::vector<CheckpointTensor> tensors;
-    std::vector<uint64_t> file_bytes;  // of each data file
+    std::vector<uint64_t> file_bytes;  // sizes of the data files
     std::vector<CheckpointPiece> pieces;
-    std::unordered_map<std::string, int> numbers = {};  // of the tensors, in an index that was read
+    std::unordered_map<std::string, int> numbers = {};  // the tensors' numbers, in an index that was read
 
     // The number of a tensor; -1 if there is none of that name.
     int find(const std::string& name) const {
@@ -127,7 +127,7 @@ struct CheckpointIndex {
     }
 
     int64_t step() const { return about.at("step").get<int64_t>(); }
-    int64_t samples() const { return about.at("samples").get<int64_t>(); }  // that were trained on
+    int64_t samples() const { return about.at("samples").get<int64_t>(); }  // samples trained on so far
 };
 
 namespace checkpoint_format {
@@ -146,7 +146,7 @@ struct IndexPreamble {
     uint64_t save_id;
     uint64_t header_bytes, header_hash;
     uint64_t pieces, pieces_hash;
-    uint64_t hash;  // of what comes before it
+    uint64_t hash;  // covers everything before it
 };
 static_assert(sizeof(IndexPreamble) == alignment && sizeof(CheckpointPiece) == alignment);
 static_assert(std::endian::native == std::endian::little);

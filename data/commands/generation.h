@@ -144,7 +144,7 @@ private:
     const int limit_;  // tokens that the model sees at once
     std::vector<std::vector<int>> texts_;
     bool all_alike_ = true;
-    size_t begin_ = 0;  // of what the model sees
+    size_t begin_ = 0;  // the first token that the model sees
     int past_ = 0;      // tokens of that in the cache
 };
 

@@ -300,7 +300,7 @@ inline void choice_row(const ChoiceExample& example, size_t number, int T, int* 
 struct ChoiceScore {
     int64_t examples = 0;
     int64_t right_by_sum = 0;   // the choice with the largest sum is the answer
-    int64_t right_by_mean = 0;  // the same for the mean over its tokens
+    int64_t right_by_mean = 0;  // the choice with the largest mean over its tokens is
 
     // For each choice of an example, the sum of its tokens' log-likelihoods and how many they are. Of equals
     // the first is chosen.

@@ -103,7 +103,7 @@ public:
     int64_t count = 0;
     int64_t document_ends = 0;
     int largest = -1;
-    LengthHistogram lengths;  // of documents; an end with nothing before it begins the first one
+    LengthHistogram lengths;  // documents; an end with nothing before it begins the first one
 
     // The longest stretch of one token over and over, in whole blocks.
     struct Run {

@@ -44,7 +44,7 @@ public:
 
     void real(const char* key, float& field, std::optional<float> otherwise = {}) {
         if (out)
-            write(key, std::stod(number_text(field)));  // with no digits that a float does not have
+            write(key, std::stod(number_text(field)));  // writes no digits that a float does not have
         else
             field = otherwise && !in->has(key) ? *otherwise : (float)in->number(key, 1e12);
     }
@@ -352,9 +352,9 @@ struct HfRow {
     const char* theirs;
     const char* ours;
     HfOrder order = HfOrder::straight;
-    int section = -1;              // of ours: queries, keys, values; or gates, values; -1: all
-    const char* copies = nullptr;  // of ours that it repeats, where a model has no `ours`
-    bool has_bias = false;         // of zeros, where ours has none
+    int section = -1;              // the part of ours: queries, keys, values; or gates, values; -1: all
+    const char* copies = nullptr;  // the tensor of ours that it repeats, where a model has no `ours`
+    bool has_bias = false;         // it has a bias of zeros, where ours has none
 };
 
 struct HfFamily {
@@ -362,7 +362,7 @@ struct HfFamily {
     const char* architecture;  // the class of transformers
     const ModelConfig* base;   // the switches that all its models have alike, or have where nothing is said
     void (*config)(HfConfig& config);
-    const char* prefix;  // of all names but the head's; those of a model without its head may be without it
+    const char* prefix;  // begins all names but the head's; those of a model without its head may lack it
     const char* block;   // begins the names in block 3, before "3."
     std::vector<HfRow> rows;
     const char* head = "lm_head.weight";
@@ -423,7 +423,7 @@ inline const std::vector<HfFamily>& hf_families() {
             {"self_attn.v_proj", "qkv", straight, 2},
             {"self_attn.o_proj", "attproj"},
             {"post_attention_layernorm", "norm2"},
-            {"mlp.up_proj", "fc", straight, 0},  // that which SiLU makes a gate
+            {"mlp.up_proj", "fc", straight, 0},  // Yuan applies SiLU to this one
             {"mlp.gate_proj", "fc", straight, 1},
             {"mlp.down_proj", "fcproj"},
             {"norm", "normf"}}},

@@ -27,10 +27,10 @@ theirs, and both export and import walk it. A row of theirs holds rows of one of
 #include "data/options/model_config.h"
 
 enum class HfRole {
-    holds,     // of ours
-    copies,    // what another row holds; an import wants both to be the same
-    may_copy,  // the same, but it may be missing, and is not exported
-    zero,      // what ours do not have; an import wants zeros
+    holds,     // it is one of ours
+    copies,    // it copies another row's tensor; an import wants both to be the same
+    may_copy,  // like copies, but it may be missing, and is not exported
+    zero,      // ours have no such tensor; an import wants zeros
 };
 
 struct HfTensor {
@@ -41,7 +41,7 @@ struct HfTensor {
     std::string ours;  // unless zero
     uint64_t first_row = 0;
     HfOrder order = HfOrder::straight;
-    uint64_t heads = 0, head_size = 0, rope_dims = 0;  // of rows that are ordered by them
+    uint64_t heads = 0, head_size = 0, rope_dims = 0;  // the rows are ordered by heads of this size
     uint64_t before = 0;                               // paired: rows of the tensor before this one
 
     uint64_t rows() const { return shape[0]; }

@@ -77,8 +77,8 @@ inline std::vector<std::string> remarks(const LlmcModel& model, const std::optio
 }  // namespace llmc
 
 struct LlmcImport {
-    bool goes_on;                      // with the state of training
-    std::vector<std::string> remarks;  // what there is to tell
+    bool goes_on;                      // the state of training is there too
+    std::vector<std::string> remarks;  // lines for the user
 };
 
 // Reads a model, and the state beside it, into a run directory, which may hold a run only with `overwrite`.

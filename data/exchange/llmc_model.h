@@ -30,8 +30,8 @@ Our tensors of a GPT-2 have the same shapes and the same order of elements, but 
 // One of our tensors in the sequence of all parameters.
 struct LlmcTensor {
     std::string name;
-    uint64_t offset;  // of its first parameter
-    uint64_t size;    // with padding
+    uint64_t offset;  // its first parameter's
+    uint64_t size;    // includes padding
     uint64_t used;    // without
 };
 
@@ -196,7 +196,7 @@ private:
 // Writes the weights of a checkpoint, in the best precision that it has of them.
 inline void export_llmc(CheckpointReader& reader, const ModelConfig& model, const std::string& path,
                         Dtype dtype) {
-    constexpr uint64_t padding = 128;  // of rows, as llm.c pads
+    constexpr uint64_t padding = 128;  // rows, as llm.c pads them
     llmc::check_exportable(model);
     uint64_t padded_vocab = ((uint64_t)model.vocab_size + padding - 1) / padding * padding;
     std::vector<LlmcTensor> table = llmc::tensors(model, padded_vocab);

@@ -192,7 +192,8 @@ private:
         uint64_t size = (uint64_t)status.st_size;
         uint64_t end = sizeof(llmc::Header) + values * sizeof(float) * (has_master() ? 3 : 2);
         if (header_[5] == 0) return end == size;
-        for (int list = 0; list < 2; list++) {  // of files, and of samples in one: a count, and their order
+        // Two lists follow, of files and of samples in one: a count, and their order.
+        for (int list = 0; list < 2; list++) {
             uint64_t count;
             if (end > size || size - end < sizeof count) return false;
             read_bytes(file, path, end, &count, sizeof count);
@@ -206,6 +207,6 @@ private:
     int64_t step_;
     std::vector<LlmcTensor> tensors_;
     std::vector<std::string> paths_;  // by rank
-    llmc::Header header_ = {};        // of rank 0
+    llmc::Header header_ = {};        // that of rank 0
     int parts_ = 1;
 };

@@ -53,7 +53,7 @@ struct NamedShape {
 
 class SafetensorsWriter {
 public:
-    static constexpr uint64_t most_shard_bytes = 5'000'000'000;  // what Hugging Face takes
+    static constexpr uint64_t most_shard_bytes = 5'000'000'000;  // Hugging Face takes no larger ones
 
     // Makes the folder; without commit() nothing is left behind. Tensors are put into shards in the order
     // given.
@@ -128,7 +128,7 @@ private:
     struct Shard {
         std::string name;
         std::vector<SafeTensor> tensors;
-        uint64_t bytes = 0;       // of the tensors
+        uint64_t bytes = 0;       // size of the tensors
         uint64_t missing = 0;     // elements
         uint64_t data_begin = 0;  // bytes in front of the tensors
         std::unique_ptr<NewFile> file;

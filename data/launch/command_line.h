@@ -161,8 +161,8 @@ inline GivenOptions read_arguments(Command command, int argc, const char* const*
 struct TrainingLine {
     Options options;
     std::optional<StoredRun> origin;      // the checkpoint that the run goes on from
-    bool weights_only = false;            // of which it takes the weights alone
-    RunFolder folder = RunFolder::fresh;  // what its directory is to it
+    bool weights_only = false;            // it takes only the weights of `init`
+    RunFolder folder = RunFolder::fresh;  // the part that its directory plays
     std::vector<std::string> notes;       // for its header
 };
 
@@ -343,9 +343,9 @@ inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
 // A command line of `plan`.
 struct PlanLine {
     PlanOptions command;
-    Options options;  // of the training run that is planned, but for what is searched for
+    Options options;  // the training run that is planned, but for what is searched for
     GivenOptions given;
-    std::vector<std::string> notes = {};  // what was not told, and what is taken for it
+    std::vector<std::string> notes = {};  // assumptions for what was not told
 };
 
 inline PlanLine parse_plan(const GivenOptions& given) {
@@ -359,7 +359,7 @@ inline PlanLine parse_plan(const GivenOptions& given) {
     apply_model(line.options);
     static_cast<ModelConfig&>(command) = line.options;
     set_values(given, command);
-    for (int* cut : {&command.tp, &command.pp}) *cut = std::max(*cut, 1);  // where they are auto
+    for (int* cut : {&command.tp, &command.pp}) *cut = std::max(*cut, 1);  // auto becomes 1
     bool has_batch = command.global_batch > 0;
     complete_options(command);
     if (!has_batch)

@@ -26,7 +26,7 @@ struct StoredRun {
     std::string run_dir;             // the run that it lies in; empty: none
     std::string tokenizer;           // that run's copy of its tokenizer; empty: there is none
     int64_t step = 0;                // steps done
-    nlohmann::json options;          // as options_to_json() or model_options_to_json() has them
+    nlohmann::json options;          // the form of options_to_json() or model_options_to_json()
     std::vector<std::string> notes;  // for the header: newer ones that are not it, and why
     std::vector<std::string> older;  // folders of the run's older checkpoints, the newest first
     std::string index;               // the bytes of its index, on the rank that has read them
@@ -102,7 +102,7 @@ public:
     // said of that.
     std::string fit_cut(Options& options, const GivenOptions& given, int processes) const {
         const LayoutChoice kept = {options.tp, options.pp, options.dp};
-        LayoutChoice least = kept;  // what is given stands
+        LayoutChoice least = kept;  // values that the user gave stand
         if (!is_given("--tp", given)) least.tp = 1;
         if (!is_given("--pp", given)) least.pp = 1;
         bool is_planned = kept.tp == 0 || kept.pp == 0;

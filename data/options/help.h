@@ -166,7 +166,7 @@ inline std::string words_for(Command command, std::string help) {
         }
         std::string words = *named ? help.substr(colon + 2, end - colon - 2) : "";
         bool apart = words.empty() && begin > 0 && help[begin - 1] == ' ';
-        size_t blank = apart && help.compare(end + 1, 1, " ") == 0;  // of the two that would meet
+        size_t blank = apart && help.compare(end + 1, 1, " ") == 0;  // two would meet
         help.replace(begin, end + 1 - begin + blank, words);
         begin += words.size();
     }

@@ -54,7 +54,7 @@ struct ModelConfig {
     MlpKind mlp = MlpKind::gelu;
     bool bias = true;
     int window = 0;                   // sliding attention window; 0: none
-    std::string window_pattern = {};  // of layers with a window and without, 3:1; empty: all have it
+    std::string window_pattern = {};  // layers with a window and without, in turn, as 3:1; empty: all have it
     BlockKind block = BlockKind::sequential;
     bool tie_embeddings = true;
     bool qk_norm = false;
@@ -150,7 +150,7 @@ struct TensorRow {
     float mean, deviation;  // initial values are normal, or uniform up to the deviation on either side
     bool decay;             // weight decay: matrices only
     Shard shard = Shard::replicated;
-    std::vector<Section> sections = {};  // of the rows; empty: one of them all
+    std::vector<Section> sections = {};  // divide the rows; empty: there is one section
     size_t pad_to = 1;  // a rank's rows are padded to a multiple of it: always zero, not in files
     bool uniform = false;
 
@@ -265,7 +265,7 @@ inline int64_t block_parameters(const ModelConfig& c) {
 // ----------------------------------------------------------------------------
 // what is a model
 
-constexpr int most_head_size = 256;  // that attention takes
+constexpr int most_head_size = 256;  // attention takes no larger ones
 
 // Fills in the zeros and refuses what is not a model. Each field by itself is within the limits that the
 // table of options has for it.

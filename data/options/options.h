@@ -185,7 +185,7 @@ struct Options : ModelConfig {
     bool timings = true;
     std::string trace_steps;  // 100:103; empty: none
     float peak_tflops = 0;
-    std::string machine;  // that steps are predicted for: a card | a file; empty: the cards that are here
+    std::string machine;  // a card or a file, which steps are predicted for; empty: the cards that are here
     std::string matmul_tuning = name_of(MatmulTuning::on);
 
     int val_every = 100;
@@ -203,8 +203,8 @@ struct PlanOptions : ModelConfig {
     std::string machine;     // a card | a file; empty: the card that is here
     std::string measure;     // a file to write what is measured to, instead of planning
     int gpus = 0;            // devices; must be given
-    long long tokens = 0;    // of the run; 0: not told
-    double price = 0;        // of a device for an hour; 0: not told
+    long long tokens = 0;    // the run's length; 0: not told
+    double price = 0;        // an hour of a device; 0: not told
     double failures = 3.79;  // in 1,000 days of a node; 0: none
     double machine_failures = -1, network_failures = -1, software_failures = -1;  // -1: their part of these
     int restart_time = 300;                                                       // seconds
@@ -244,7 +244,7 @@ struct LaunchOptions {
     double hang_timeout = 0;          // seconds; 0: by the times of the run's steps
     double grace = 30;                // seconds
     double check_timeout = 60;        // seconds
-    bool selftest = false;            // of each host, before the job starts and after failures
+    bool selftest = false;            // each host tests itself before the job starts, and after failures
     int max_restarts = 20;
     double restart_window = 86400;  // seconds
     double backoff = 5;             // seconds
@@ -311,11 +311,11 @@ struct EvalOptions {
 
     std::string run;            // a run directory | a checkpoint
     std::string tokenizer;      // empty: that of the run
-    std::string data, choices;  // what to measure on
+    std::string data, choices;  // data to measure on
     int micro_batch = usual_micro_batch;
     int sequence_length = 0;  // 0: the model's context
     int limit = 0;            // samples or examples; 0: all
-    bool log = false;         // whether the results go into the log of the run
+    bool log = false;         // the run's log gets the results too
 };
 
 struct InspectOptions {

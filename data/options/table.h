@@ -28,10 +28,10 @@ struct Limits {
 // (--init).
 enum class Resume {
     free,    // the checkpoint's value holds unless another is given
-    noted,   // as free, and another value is reported
+    noted,   // like free, but another value is reported
     fixed,   // the checkpoint's value holds; another is refused, for it would change what the state means
-    shape,   // as fixed, for what weights are made for; --init takes over these and the next kind alone
-    tokens,  // as noted, for what the text of the model is made of
+    shape,   // like fixed, for the shape of weights; --init takes over these and the next kind alone
+    tokens,  // like noted, for how the model's text is made
     layout,  // the checkpoint's value holds while the run is cut as it was; else it follows from the new cut
     here     // a value holds for this start alone
 };

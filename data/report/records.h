@@ -92,7 +92,7 @@ Reading read_records(const std::string& path, Take&& take) {
     Reading reading;
     struct stat status;
     FileHandle file = open_regular(path, &status);
-    std::string waiting;  // what was read and is not yet a whole line
+    std::string waiting;  // the beginning of a line whose end has not been read yet
     std::string buffer(piece, '\0');
     bool too_long = false;
     for (uint64_t at = 0;;) {

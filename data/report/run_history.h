@@ -81,7 +81,7 @@ enum class RunState {
 
 class RunHistory {
 public:
-    static constexpr size_t most_rows = 200;  // of each table
+    static constexpr size_t most_rows = 200;  // each table has no more
     static constexpr size_t most_samples = 24;
     static constexpr size_t most_phases = 32;
 
@@ -116,7 +116,7 @@ public:
 
     const std::string& run_dir() const { return run_dir_; }
     const nlohmann::json& options() const { return options_; }  // an object
-    const nlohmann::json& start() const { return start_; }      // of the last start; an object
+    const nlohmann::json& start() const { return start_; }      // the record of the last start, an object
     uint64_t starts() const { return starts_; }
     const std::vector<std::string>& notes() const { return notes_; }
 
@@ -145,7 +145,7 @@ public:
     bool measures_ranks() const { return !phases_.empty() || ranks_.records() > 0; }
 
     int64_t last_step() const { return last_step_; }
-    int64_t steps() const { return integer_in(options_, "steps"); }  // of the run; 0: not known
+    int64_t steps() const { return integer_in(options_, "steps"); }  // the run's length; 0: not known
     const std::string& first_time() const { return first_time_; }
     const std::string& last_time() const { return last_time_; }
 

@@ -20,10 +20,10 @@ public:
 
     struct Bucket {
         int64_t first;     // step of the first point in it
-        double low, high;  // of the points
+        double low, high;  // bounds of the points
         double sum;
         uint64_t count;
-        int who = -1;  // what the greatest belongs to, such as a rank
+        int who = -1;  // the owner of the greatest, such as a rank
 
         double mean() const { return sum / (double)count; }
     };

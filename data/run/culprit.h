@@ -272,7 +272,7 @@ private:
 
     // The groups whose calls all have begun have somebody in common, as a rule.
     Verdict link_verdict(const std::map<int, std::vector<Wait>>& all_came) {
-        std::map<int, std::set<std::vector<int>>> groups_of;  // of a member
+        std::map<int, std::set<std::vector<int>>> groups_of;  // the groups that a member is in
         std::set<std::vector<int>> groups;
         const Wait* first = nullptr;
         for (auto& [rank, waits] : all_came) {

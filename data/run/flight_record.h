@@ -41,7 +41,7 @@ enum class Operation : uint8_t {
     weight_gradient,
     optimizer,
     step,  // all of it
-    wait,  // of the compute stream, for communication
+    wait,  // the compute stream waits for communication
     all_reduce,
     reduce_scatter,
     all_gather,
@@ -81,7 +81,7 @@ struct FlightEntry {
     int16_t unit = none, chunk = none;
     int16_t group = none;  // in the table of groups
     Operation operation = Operation::forward;
-    uint8_t traffic = 0;  // of communication, and of what is waited for
+    uint8_t traffic = 0;  // kind of communication, also for waits
     uint8_t track = 0;    // the stream
     bool timed = false;   // it, or what it begins together with, is between two events
 };
@@ -105,7 +105,7 @@ struct FlightRecord {
     uint64_t bytes = sizeof(FlightRecord);
     int32_t process = 0, rank = 0, ranks = 1;
     int32_t tp = 1, shard = 1, replicas = 1, pp = 1;  // the mesh
-    int32_t device = -1;                              // of the machine; -1: the processor
+    int32_t device = -1;                              // counts the machine's devices; -1: the processor
     char host[64] = "", run_dir[256] = "";            // the whole path
     std::atomic<int64_t> sign_of_life{0};  // nanoseconds since 1970 when work was last given or done
     std::atomic<int32_t> step{0};

@@ -24,7 +24,7 @@ inline double flops_per_token(const ModelConfig& c, int T, bool causal) {
     double C = c.channels, A = (double)c.heads * c.head_size, block = 0;
     for (const TensorRow& row : tensor_table(c))
         if (row.unit == Unit::block && row.cols > 0) block += (double)row.size();
-    double positions = 0;  // of all layers
+    double positions = 0;  // the sum over layers
     for (int layer = 0; layer < c.layers; layer++) positions += mean_keys(c, layer, T, causal);
     return 6 * (c.layers * block + C * c.vocab_size) + 12 * A * positions;
 }

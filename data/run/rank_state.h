@@ -51,16 +51,16 @@ struct RankState {
     std::string host;
     int device = -1, process = 0;  // device -1: the processor
     bool alive = false;            // the process exists and is no zombie
-    std::string state;  // of the process, a letter as in /proc/PID/stat; D if a thread of it is in D
+    std::string state;  // the process's, a letter as in /proc/PID/stat; D if a thread of it is in D
     int step = 0;
-    std::string phase;         // of its first thread
+    std::string phase;         // its first thread's
     double quiet_seconds = 0;  // since work was last given or done
-    std::string work;          // of a thread, with a disk: "writing a.bin"; empty: none
-    double work_seconds = 0;   // that this takes
-    double wait_seconds = 0;   // that a thread of the host waits for other ranks; 0: none does
+    std::string work;          // a thread's work with a disk, such as "writing a.bin"; empty: none
+    double work_seconds = 0;   // how long this has taken
+    double wait_seconds = 0;   // how long a host thread has waited for other ranks; 0: none waits
     std::vector<GroupState> groups;
-    RankWork last;       // pass or call that the host gave last
-    RankWork pass;       // that the device is in, or comes to next; without operation: it has done them all
+    RankWork last;  // pass or call that the host gave last
+    RankWork pass;  // the pass that the device is in, or comes to next; no operation: it has done them all
     bool begun = false;  // it is in that pass
     RankWork wait;       // the communication that the compute stream waits for; without operation: it works
     bool detailed = false;  // the calls given last are between events: `wait`, and what has begun, are known

@@ -37,13 +37,13 @@ struct RankPlace {
 struct SlowRank {
     int rank;
     StepPhase phase;  // in which it loses most
-    double ratio;     // of its own work to that of its peers
+    double ratio;     // its own work divided by its peers'
 };
 
 // A number among the ranks.
 struct Spread {
     double least = 0, median = 0, most = 0;
-    int rank = 0;  // that has the most
+    int rank = 0;  // the one with the largest value
 };
 
 inline double median_of(std::vector<double> values) {
@@ -267,7 +267,7 @@ private:
 
     const std::vector<RankPlace> places_;
     const int interval_;
-    std::map<int, Step> steps_;                 // that not all have told of
+    std::map<int, Step> steps_;                 // steps that some ranks have not told of yet
     std::vector<std::vector<StepTimes>> kept_;  // whole ones of the interval
     std::vector<SlowRank> slow_;
     int last_ = 0;

@@ -35,8 +35,8 @@ struct PassProgress {
 struct RunStatus {
     int step = 0, steps = 0;  // the one that is worked on
     const char* work = "";    // "micro-batch", "validation", "saving"
-    int done = 0, of = 0;     // of the work; of 0: it is not counted
-    double share = 0;         // of the run that is done
+    int done = 0, of = 0;     // parts of the work; of 0: they are not counted
+    double share = 0;         // the part of the run that is done
     double seconds_left = -1;
     std::string slowest;          // "slowest rank 5 (forward 1.3x)", or empty
     std::string next_checkpoint;  // "in 188 steps", or empty

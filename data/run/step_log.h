@@ -253,12 +253,12 @@ private:
     const Options& o_;
     Meter& meter_;
     RunLog* log_;
-    std::string last_checkpoint_;  // of this run, that was written since it was started
+    std::string last_checkpoint_;  // the newest that this process has written
     StepInterval interval_;
     double recent_ = 0;              // seconds of a token, averaged
     double expected_ = 0;            // seconds of a step, until they are compared
     std::vector<double> first_;      // seconds of the first steps
-    int first_step_ = 0;             // that the run was started after
+    int first_step_ = 0;             // the step that the run was started after
     std::set<int> slow_;             // ranks that were told last
-    nlohmann::ordered_json places_;  // of the ranks, until they are written
+    nlohmann::ordered_json places_;  // the ranks' places, until they are written
 };

@@ -52,7 +52,7 @@ constexpr bool is_waiting(StepPhase phase) {
 struct StepTimes {
     int32_t step = 0;
     bool detailed = false;  // without, waits are not told apart from the passes that they are in
-    float seconds = 0;      // of the step on the device
+    float seconds = 0;      // the step's time on the device
     std::array<float, step_phases> phases = {};  // seconds
 
     float& operator[](StepPhase phase) { return phases[(size_t)phase]; }

@@ -90,13 +90,13 @@ private:
     struct Agent {
         Words words;
         std::unique_ptr<PipedChild> child;
-        std::string text;  // of a line that is not whole yet
+        std::string text;  // the beginning of a line whose end has not come yet
         double started;
     };
 
     void take(std::string_view line) {
         nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
-        if (!json.is_object() || !json.contains("ranks")) return;  // of the launcher
+        if (!json.is_object() || !json.contains("ranks")) return;  // a line of the launcher's own
         try {
             for (const nlohmann::json& one : json["ranks"]) {
                 RankState state = one;

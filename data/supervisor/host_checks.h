@@ -106,8 +106,8 @@ private:
         return says(result, shares_it) || says(result, has_its_own);
     }
 
-    // A launcher may fail for reasons of its own, as an ssh server does that gets many connections at once, so
-    // hosts on which it fails are asked a second time.
+    // A launcher may fail for reasons of its own, as an ssh server does that gets many connections at once,
+    // so hosts on which it fails are asked a second time.
     std::vector<CommandResult> answers_of(const std::vector<Host>& hosts) {
         const std::string look =
             text("ls \"$0\" >/dev/null 2>&1 && echo %s || echo %s", shares_it.data(), has_its_own.data());

@@ -41,10 +41,10 @@ inline std::string job_log_path(const std::string& run_dir) {
 
 // The content of job.json.
 struct JobRecord {
-    int number = 0;  // of the start, as the supervisor counts them
+    int number = 0;  // counts the supervisor's starts
     Process keeper, launcher;
-    uint64_t log_begin = 0;  // where its output begins in job.log
-    int code = -1;           // of the launcher, as a shell has it; -1: it runs
+    uint64_t log_begin = 0;  // the place in job.log where its output begins
+    int code = -1;           // the launcher's exit code, as a shell has it; -1: it runs
 
     nlohmann::ordered_json json() const {
         return {{"number", number},

@@ -16,7 +16,7 @@ before anything starts.
 struct LaunchLine {
     LaunchOptions options;
     Words job;                // the words behind the --, with --resume auto
-    std::string run_dir;      // of it
+    std::string run_dir;      // the job's
     std::vector<Host> hosts;  // empty: this machine
     int ranks = 1;
     int unit = 1;  // ranks of the job are a multiple of it

@@ -49,7 +49,7 @@ inline JobEnd end_of_job(int code, bool program_said_why) {
 struct Attempt {
     JobEnd end = JobEnd::done;
     int code = 0;
-    int64_t last_step = -1;  // that was made; -1: none
+    int64_t last_step = -1;  // the last one that was made; -1: none
     double begun = 0;        // seconds since 1970
     double ended = 0;
     int ranks = 0;
@@ -61,13 +61,13 @@ struct RestartLimits {
     int most = 20;          // restarts in the window
     double window = 86400;  // seconds
     double backoff = 5;     // seconds before a restart
-    double longest = 3600;  // that this may become
+    double longest = 3600;  // the most that the back-off grows to
 };
 
 struct Restart {
     enum Kind { finish, give_up, from_newest, from_before } kind;
     double wait = 0;          // seconds
-    std::string reason = {};  // of an end that is not a good one
+    std::string reason = {};  // why the job has ended badly; empty: it has not
 };
 
 inline int64_t best_step(const std::vector<Attempt>& attempts) {

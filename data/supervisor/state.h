@@ -32,7 +32,7 @@ inline std::string supervisor_path(const std::string& run_dir) {
 struct Incident {
     std::string time;       // utc_time()
     std::string what, who;  // one line; a rank and its host, or empty
-    std::string then;       // what was done about it
+    std::string then;       // the supervisor's answer to it
     int64_t step = 0;       // the last one that was made before
     int64_t lost_steps = 0;
     double since = 0;    // when that step was made
@@ -50,18 +50,18 @@ struct Incident {
 };
 
 struct SupervisorState {
-    double began = 0;           // of the job's first start
-    int64_t first_step = 0;     // that was there before
-    Words command;              // of the job
-    int number = 0;             // of the start that runs, or ran last; 0: there was none
+    double began = 0;           // the time of the job's first start
+    int64_t first_step = 0;     // the last one before that
+    Words command;              // the job's
+    int number = 0;             // counts starts up to the one that runs, or ran last; 0: there was none
     std::string resume;         // the checkpoint that the next start goes on from; empty: the newest
-    int64_t resumed_step = -1;  // of `resume`
+    int64_t resumed_step = -1;  // the step of the checkpoint `resume`
     bool stopping = false;      // it was asked to
     std::string result;         // how it all ended; empty: it has not
-    int code = 0;               // what the supervisor ended with then
+    int code = 0;               // the supervisor's exit code at its end
     std::vector<Attempt> attempts;
-    std::optional<Incident> incident;  // that is not over
-    std::vector<HostRanks> places;     // of the start that runs, or ran last
+    std::optional<Incident> incident;  // the one that is not over, if there is one
+    std::vector<HostRanks> places;     // the hosts of the start that runs, or ran last
     std::vector<Host> aside;           // hosts that were put aside
     double trained = 0;                // seconds in steps that were kept
 

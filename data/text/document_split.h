@@ -173,9 +173,9 @@ private:
     SplitOptions options_;
     bool holding_;                   // documents that begin are held back
     bool inside_ = false;            // a document has begun
-    ShardSeries* series_ = nullptr;  // of that document; null: it is held
+    ShardSeries* series_ = nullptr;  // that document's file; null: it is held
     std::vector<int> held_;
-    std::vector<size_t> ends_;  // of the documents in held_
-    bool any_[2] = {};          // whether by the hash some of these are for training, for validation
+    std::vector<size_t> ends_;  // ends of the documents in held_
+    bool any_[2] = {};          // the hash puts some of these into training, into validation
     uint64_t documents_ = 0, empty_ = 0;
 };

@@ -28,10 +28,10 @@ struct TextBatch {
         bool last;  // it ends its document
     };
     std::string text;
-    std::vector<Piece> pieces;  // of the text; none if it is lines
-    std::string path;           // of the lines
+    std::vector<Piece> pieces;  // pieces of the text; none if it is lines
+    std::string path;           // the file that the lines are from
     uint64_t first_line = 0;    // counted from 1
-    uint64_t input_bytes = 0;   // of the files, read for this batch
+    uint64_t input_bytes = 0;   // bytes of the files that were read for this batch
 };
 
 class TextBatches {
@@ -80,7 +80,7 @@ private:
 
     // Reads as many whole lines as make a batch, at least one.
     void read_lines(TextBatch& batch) {
-        size_t searched = rest_.size(), end = 0;  // what is left over from before has no end of a line
+        size_t searched = rest_.size(), end = 0;  // rest_, left over from before, has no end of a line
         bool more = true;
         while (more && end == 0) {
             more = input_->append(rest_, std::max(size_, rest_.size()));
@@ -141,9 +141,9 @@ private:
     std::function<size_t(std::string_view)> cut_;
     size_t size_;
     size_t next_file_ = 0;
-    std::unique_ptr<TextInput> input_;  // of the file before that; none between files
+    std::unique_ptr<TextInput> input_;  // the file before that; null between files
     std::string rest_;                  // read, and not given yet
-    uint64_t line_ = 1;                 // of the beginning of rest_
+    uint64_t line_ = 1;                 // the line in which rest_ begins
     uint64_t at_ = 0;                   // bytes of text read
     bool cut_done_ = false;
     uint64_t counted_ = 0;  // bytes of the file that are in some batch

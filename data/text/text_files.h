@@ -33,7 +33,7 @@ taken for a shorter text.
 struct TextFile {
     std::string path;
     uint64_t bytes;    // on disk
-    bool compressed;   // with gzip
+    bool compressed;   // by gzip
     bool lines;        // .jsonl: each line is an object that holds a document; others are one document each
     uint64_t cut = 0;  // not 0: the document ends after so many bytes of text, and another begins
 };

@@ -27,7 +27,7 @@ Where there is more text than it may learn from, it reads parts that are spread 
 #include "data/tokenizer/word_counts.h"
 
 struct TokenizerTraining {
-    int vocab_size = 8192;  // with the end of text
+    int vocab_size = 8192;  // includes the end of text
     PreTokenizerRules pre_tokenizer = PreTokenizerRules::llama3;
     uint64_t most_text = 1 << 30;  // bytes
     std::string text_field = "text";
@@ -62,7 +62,7 @@ struct FilePart {
 
 inline std::vector<FilePart> spread_parts(const std::vector<TextFile>& files, uint64_t most) {
     const uint64_t part = std::clamp<uint64_t>(most / 256, 64 << 10, 1 << 20);
-    constexpr uint64_t usual_ratio = 4;  // of compression; a larger text ends early, at `most`
+    constexpr uint64_t usual_ratio = 4;  // how far text is compressed; a larger text ends early, at `most`
     auto size_of = [](const TextFile& file) { return file.bytes * (file.compressed ? usual_ratio : 1); };
     double total = 0, seen = 0;
     for (const TextFile& file : files) total += (double)size_of(file);

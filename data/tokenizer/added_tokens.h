@@ -23,7 +23,7 @@ struct AddedToken {
 
 enum class SpecialTokens {
     as_text,    // text is data: what looks like a special token is encoded as the text it is
-    recognized  // what looks like a special token is that token
+    recognized  // text that looks like a special token is that token
 };
 
 // Finds added tokens in a text.

@@ -133,7 +133,7 @@ private:
         static constexpr size_t longest = 23;  // bytes of a word
         static constexpr size_t most = 8;      // tokens of a word
         uint64_t word[3];                      // padded with zeros; the last byte is the length
-        uint32_t instance;                     // of the Bpe; 0: nothing is known here
+        uint32_t instance;                     // the number of the Bpe; 0: nothing is known here
         int32_t count;
         int32_t tokens[most];
     };
@@ -332,7 +332,7 @@ private:
     std::vector<std::string> tokens_;
     std::unordered_map<std::string, int, Hash, std::equal_to<>> id_of_;
     std::array<int, 256> byte_tokens_;
-    FlatMap merges_;      // of pairs of tokens
+    FlatMap merges_;      // maps a pair of tokens to its merge
     FlatMap joins_;       // pairs of units that are adjacent in some merge, at its border
     FlatMap characters_;  // code point to token, for byte_fallback
     BpeOptions options_;

@@ -27,7 +27,7 @@ at most: nothing merges over the ends of a token to be, so its inside always goe
 #include "data/tokenizer/word_counts.h"
 
 struct BpeTrainingOptions {
-    int vocab_size = 8192;   // with the 256 bytes, without special tokens
+    int vocab_size = 8192;   // includes the 256 bytes, but no special tokens
     uint64_t min_count = 2;  // pairs seen less often are not merged, so the vocabulary may stay smaller
     std::function<void(int tokens)> progress;  // called after every merge
 };
@@ -82,7 +82,7 @@ public:
 private:
     struct Pair {
         uint64_t count = 0;
-        std::vector<uint32_t> places;  // of its left token, ascending; some may be gone by now
+        std::vector<uint32_t> places;  // places of its left token, ascending; some may be gone by now
     };
 
     struct Candidate {
@@ -209,7 +209,7 @@ private:
     // The id of a token is at its first and at its last byte, for its neighbours to find.
     std::vector<int32_t> ids_;       // borders lie between words
     std::vector<uint32_t> word_of_;  // each byte
-    std::vector<uint64_t> counts_;   // of each word
+    std::vector<uint64_t> counts_;   // how often each word occurs
     std::unordered_map<uint64_t, Pair> pairs_;
     std::priority_queue<Candidate> queue_;  // the counts in it may be too large, never too small
     // Changes of a step by the token on the other side; all zero between steps.

@@ -34,7 +34,7 @@ struct TokenizerParts {
     std::string unknown_token;  // never met, for every byte has a token
     bool fuse_unknown = false;
     std::vector<AddedToken> added;
-    nlohmann::json normalizer, pre_tokenizer, post_processor, decoder;  // as in the file
+    nlohmann::json normalizer, pre_tokenizer, post_processor, decoder;  // sections of the file, unchanged
 };
 
 class HfTokenizer {

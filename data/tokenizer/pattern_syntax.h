@@ -272,7 +272,7 @@ private:
     std::string owner_;
     std::string written_;
     std::vector<bool> ignores_case_ = {false};  // in the groups that are open, and outside of them
-    std::vector<bool> around_;                  // whether each open group is a look-around
-    bool repeatable_ = false;                   // whether a repetition may follow
+    std::vector<bool> around_;                  // for each open group: it is a look-around
+    bool repeatable_ = false;                   // a repetition may follow
     int32_t before_ = 0;                        // the literal character just read, else 0
 };

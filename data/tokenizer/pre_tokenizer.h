@@ -66,10 +66,10 @@ public:
 private:
     struct Step {
         enum Kind { split, prefix_space, to_metaspace } kind;
-        std::optional<Pattern> pattern;  // of split
+        std::optional<Pattern> pattern;  // used by split
         SplitBehavior behavior = SplitBehavior::isolated;
         bool invert = false;                                   // the pattern says what is between
-        enum Prefix { never, first, always } prefix = always;  // of to_metaspace
+        enum Prefix { never, first, always } prefix = always;  // used by to_metaspace
     };
 
     void add(const nlohmann::json& settings, const std::string& what) {
@@ -175,7 +175,7 @@ private:
         if (step.behavior == SplitBehavior::isolated)
             return step.pattern->split(text, [&](size_t begin, size_t end, bool) { piece(begin, end); });
         size_t held_begin = 0, held_end = 0;  // a piece that may still grow
-        bool before = false;                  // whether the last one was a match
+        bool before = false;                  // the last one was a match
         auto flush = [&] {
             if (held_begin < held_end) piece(held_begin, held_end);
         };

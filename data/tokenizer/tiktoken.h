@@ -21,8 +21,8 @@ from one pair only, the two parts that it has when all lower ranks are merged: t
 
 struct TiktokenEncoding {
     std::string name, pattern;
-    std::vector<std::pair<std::string, int>> special;  // with ids
-    bool nfc = false;                                  // whether text is normalized
+    std::vector<std::pair<std::string, int>> special;  // special tokens and their ids
+    bool nfc = false;                                  // text is normalized first
 };
 
 inline const std::vector<TiktokenEncoding>& tiktoken_encodings() {
@@ -150,7 +150,7 @@ inline HfTokenizer parse_tiktoken(std::string_view source, const TiktokenEncodin
     };
     for (int rank = 0; rank < (int)tokens.size(); rank++) {
         std::string_view token = tokens[(size_t)rank];
-        std::vector<size_t> borders;  // of its parts
+        std::vector<size_t> borders;  // ends of its parts
         for (size_t i = 0; i <= token.size() && !token.empty(); i++) borders.push_back(i);
         while (borders.size() > 3) {
             auto joined = [&](size_t i) { return token.substr(borders[i], borders[i + 2] - borders[i]); };

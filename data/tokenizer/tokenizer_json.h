@@ -142,7 +142,7 @@ private:
 
     std::string file_;
     TokenizerParts parts_;
-    std::unordered_map<std::string, int> ids_;  // of the vocabulary
+    std::unordered_map<std::string, int> ids_;  // the vocabulary
 };
 
 // Reads the content of a file; `file` names it in messages.

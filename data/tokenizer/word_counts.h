@@ -250,11 +250,11 @@ private:
     std::string pending_;  // text of the document that is not handed over yet
     size_t looked_ = 0;    // its beginning has no place for a cut
     size_t next_look_;     // its size at which it is looked through
-    std::mutex mutex_;     // of the four that follow
+    std::mutex mutex_;     // guards the four members that follow
     std::deque<std::string> chunks_;
     std::exception_ptr failure_;
     bool ended_ = false;
     std::condition_variable given_, taken_;
-    std::vector<WordCounts> counts_;  // of each thread
+    std::vector<WordCounts> counts_;  // one for each thread
     std::vector<std::thread> threads_;
 };

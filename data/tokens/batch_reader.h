@@ -50,7 +50,7 @@ BatchArrays<Int> batch_at(Int* memory, int B, int T) {
 struct BatchShape {
     int B, T;
     int document_end;      // the token that ends a document; -1: a row is one document
-    bool reset_positions;  // whether positions count from the beginning of the document, not of the row
+    bool reset_positions;  // positions count from the beginning of the document, not of the row
 };
 
 // A batch that read_batch() has written.

@@ -28,7 +28,7 @@ after any number of draws, each source has its share to within one draw (Baruah,
 enum class SampleOrder { shuffled, sequential };
 
 struct BlendSource {
-    std::string files;  // as for files_named(), of one pattern when there are weights
+    std::string files;  // patterns for files_named(); one pattern when there are weights
     uint64_t weight;    // whole numbers in the proportion of the weights as written
 };
 
@@ -221,9 +221,9 @@ private:
         }
     }
 
-    std::vector<uint64_t> share_;  // of each source: draws in a round
+    std::vector<uint64_t> share_;  // draws from each source in a round
     std::vector<Turn> round_;
-    std::vector<std::vector<uint32_t>> turns_;  // of each source: its places in the round
+    std::vector<std::vector<uint32_t>> turns_;  // each source's places in the round
 };
 
 // The order of all samples: each source gives its own in an order of its own, each once in each epoch of it.
@@ -245,8 +245,8 @@ public:
 
     struct Place {
         size_t source;
-        uint64_t sample;  // of the source
-        uint64_t epoch;   // of the source
+        uint64_t sample;  // counts the source's samples
+        uint64_t epoch;   // counts passes over the source
     };
 
     Place operator()(uint64_t sample) const {

@@ -39,7 +39,7 @@ inline std::vector<std::string> overlap_warnings(const TokenLoader& train, const
     };
     auto inode = [](const TokenFile& file) {
         struct stat status = {};
-        stat(file.path().c_str(), &status);  // of one that is gone meanwhile: none
+        stat(file.path().c_str(), &status);  // zeros for a file that is gone meanwhile
         return std::pair(status.st_dev, status.st_ino);
     };
     each_file(train, [&](const TokenFile& file) {

@@ -57,7 +57,7 @@ public:
 
     const std::string& path() const { return path_; }
     const std::string& index_path() const { return index_path_; }
-    TokenArray tokens() const { return {0, count_, width_, width_ == 4}; }  // of PREFIX.bin
+    TokenArray tokens() const { return {0, count_, width_, width_ == 4}; }  // describes PREFIX.bin
     int64_t count() const { return count_; }                                // tokens
     int width() const { return width_; }                                    // bytes of a token
     int64_t sequences() const { return sequences_; }
@@ -215,6 +215,6 @@ private:
     std::string index_path_, path_;
     MappedFile index_, file_;
     int64_t sequences_ = 0, documents_ = 0, count_ = 0;
-    uint64_t pointers_ = 0, starts_ = 0;  // where these arrays begin in the index
+    uint64_t pointers_ = 0, starts_ = 0;  // places in the index where these arrays begin
     int width_ = 0;
 };

@@ -86,8 +86,8 @@ public:
 
     struct Place {
         size_t source, file;  // file: of the source
-        int64_t token;        // of the file, where the sample begins
-        uint64_t epoch;       // of the source
+        int64_t token;        // the token of the file at which the sample begins
+        uint64_t epoch;       // counts passes over the source
     };
 
     // The place of sample number `sample` of the run.
@@ -115,7 +115,7 @@ public:
 private:
     struct Source {
         TokenSource tokens;
-        std::vector<uint64_t> first_sample;  // of each file, in sequential order
+        std::vector<uint64_t> first_sample;  // the first sample of each file, in sequential order
         uint64_t samples;                    // per epoch
     };
 

@@ -31,11 +31,11 @@ they are; so are records whose fingerprint, as it once was, is of the tokenizer 
 #include "data/base/strings.h"
 
 struct TokenRecord {
-    std::string tokenizer;    // as it was named
-    std::string fingerprint;  // of it
+    std::string tokenizer;    // the name that the user gave
+    std::string fingerprint;  // the tokenizer's
     int vocab_size = 0;
     int document_end = -1;
-    uint64_t documents = 0, bytes = 0;  // of text
+    uint64_t documents = 0, bytes = 0;  // how much text there was
     uint64_t train_tokens = 0, val_tokens = 0;
 };
 
@@ -142,7 +142,7 @@ inline std::vector<std::string> check_token_records(const TokenLoader& loader, c
                                                     int document_end) {
     constexpr int64_t looked_at = 4 << 20;  // tokens of a source
     std::vector<std::string> notes;
-    std::map<std::string, bool> checked;  // whether there is a record
+    std::map<std::string, bool> checked;  // folders; true: there is a record
     auto has_record = [&](const std::string& shard) {
         std::string path = record_of_shard(shard);
         auto [entry, is_new] = checked.emplace(path, false);

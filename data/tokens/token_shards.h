@@ -30,7 +30,7 @@ static_assert(std::endian::native == std::endian::little,
 constexpr size_t shard_header_bytes = 1024;
 constexpr int64_t max_shard_tokens = INT32_MAX;
 constexpr std::string_view token_record_beginning =
-    "{\"train_gpt_tokens\":";  // of what says how they were made
+    "{\"train_gpt_tokens\":";  // begins the record of how they were made
 
 struct ShardFormat {
     int32_t magic, version;

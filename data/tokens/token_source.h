@@ -25,8 +25,8 @@ one of them has found out (comm/token_files.h), and none opens a file that it ha
 // checking
 
 struct CheckedFile {
-    std::string path;         // as it was named: the index of a Megatron data set
-    std::string tokens_path;  // where the tokens are
+    std::string path;         // the name that the user gave: the index of a Megatron data set
+    std::string tokens_path;  // the file with the tokens
     TokenArray tokens;
 };
 
@@ -75,7 +75,7 @@ class TokenFile {
 public:
     explicit TokenFile(CheckedFile checked) : checked_(std::move(checked)) {}
 
-    const std::string& path() const { return checked_.path; }  // as it was named
+    const std::string& path() const { return checked_.path; }  // the name that the user gave
     int64_t count() const { return checked_.tokens.count; }    // tokens
     int width() const { return checked_.tokens.width; }        // bytes of a token
 
@@ -108,7 +108,7 @@ private:
     const CheckedFile checked_;
     mutable std::mutex opening_;
     mutable std::optional<MappedFile> file_;
-    mutable std::atomic<const char*> data_ = nullptr;  // of the file, once it is open
+    mutable std::atomic<const char*> data_ = nullptr;  // the file's content, once it is open
 };
 
 class TokenSource {

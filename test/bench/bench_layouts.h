@@ -21,7 +21,7 @@ layout with more ranks than cores look better over slow links than it is.
 #include "test/bench/bench_links.h"
 
 inline void bench_layouts(const World& world) {
-    constexpr int sequences = 16, tokens = 128, micro_batches = 8;  // of a pipeline, the others have one
+    constexpr int sequences = 16, tokens = 128, micro_batches = 8;  // a pipeline's; other layouts have one
     constexpr double gpu_flops = 660e12, speeds[] = {400, 200, 100};
     int ranks = world.size();
     ModelConfig config;

@@ -56,7 +56,7 @@ std::vector<Row> rows_of(int ranks) {
     fail("bench_plan sleep: on 2, 4 or 8 ranks; start so many");
 }
 
-constexpr int sequences = 16;  // of a step, one in a micro-batch
+constexpr int sequences = 16;  // a step's, one in a micro-batch
 
 Options options_of_row(const ModelConfig& config, const Row& row) {
     Options o;
@@ -80,7 +80,7 @@ Layout layout_of(const Options& o) {
 // layers that sleep
 
 struct SleepingTimes {
-    double forward = 12e-3, input_gradient = 12e-3, weight_gradient = 12e-3;  // of a layer
+    double forward = 12e-3, input_gradient = 12e-3, weight_gradient = 12e-3;  // a layer's
     double head = 9e-3, embedding = 3e-3;  // either way; the head's gradients take twice as long
 };
 

@@ -27,7 +27,7 @@ struct AttentionCase {
 
 // One query of one head, in double precision.
 struct AttentionReference {
-    const AttentionShape shape;  // with a query at every position
+    const AttentionShape shape;  // has a query at every position
     const Numbers<floatX>&qkv, &dout;
 
     double dot(size_t a, const Numbers<floatX>& of_a, size_t b, const Numbers<floatX>& of_b) const {

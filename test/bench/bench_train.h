@@ -255,7 +255,7 @@ inline void measure(const Row& row, FILE* records) {
            setting->at_random() ? "at random" : "in fp32", seconds * 1e3, rate,
            peak > 0 ? text("%.1f%%", 100 * meter.mfu(rate)).c_str() : "-", 100 * meter.gemm_share(rate),
            100 * meter.gemm_share_causal(rate));
-    static std::map<std::string, double> rates;  // of rows with the build's own products
+    static std::map<std::string, double> rates;  // rates of rows with the build's own products
     std::string key = text("%s:%dx%d", row.model.c_str(), row.B, row.T);
     if (row.dtype == MatmulDtype::automatic)
         rates[key] = rate;

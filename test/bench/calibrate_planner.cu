@@ -16,7 +16,7 @@ namespace {
 // A constant that is fitted; the value is multiplied to what a machine has, unless it is of its own.
 struct Constant {
     const char* name;
-    double expected, width;  // of its logarithm
+    double expected, width;  // normal distribution of its logarithm
     void (*set)(Machine& machine, double value, bool is_a100);
 };
 
@@ -29,7 +29,7 @@ const Constant constants[] = {
     {"link_share", 0.80, 0.06, [](Machine& m, double value, bool) { m.links = value * m.link_rate; }},
     {"network_share", 0.90, 0.06, [](Machine& m, double value, bool) { m.network *= value / network_share; }},
     {"launch", 2.5e-6, 0.3, [](Machine& m, double value, bool) { m.launch = value; }},
-    {"bytes_of_score", 13, 0.2, [](Machine&, double, bool) {}},  // of the program, not of the machine
+    {"bytes_of_score", 13, 0.2, [](Machine&, double, bool) {}},  // belongs to the program, not the machine
 };
 constexpr size_t count = std::size(constants);
 constexpr size_t of_score = count - 1;

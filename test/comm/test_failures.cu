@@ -26,7 +26,7 @@ TEST_CASE("failures: those of Llama 3 are all counted") {
     CHECK(count == 419);
     FailureRates observed = observed_failures();
     CHECK(1000 * observed.all() == doctest::Approx(3.79).epsilon(0.001));
-    const double counts[] = {306, 49, 64};  // of machines, the network and software
+    const double counts[] = {306, 49, 64};  // machines, the network and software
     for (int part = 0; part < failing_parts; part++) {
         CHECK(observed.of[part] / observed.all() == doctest::Approx(counts[part] / 419));
         CHECK(failures_like_observed(2).of[part] == doctest::Approx(2 * counts[part] / 419));

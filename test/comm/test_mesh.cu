@@ -611,19 +611,19 @@ TEST_CASE("the watchdog blames who keeps the others waiting, and nobody who gets
           "rank 1 has not come (it is in the phase `step`, behind its all-gather of parameters of unit 3 in "
           "the group `shard`)");
     CHECK(of({at({wait}), at({saves}), at({wait})}).starts_with("rank 1 has not come"));
-    CHECK(of({at({wait}), at({wait}), at({wait, writes})}) == "");  // of these, one is at work
+    CHECK(of({at({wait}), at({wait}), at({wait, writes})}) == "");  // one of these is at work
     CHECK(of({at({saves}), at({saves}), at({writes})}, "save") == "");
     CHECK(of({at({saves}), at({saves}), at({hangs})}, "save") == "rank 2 is writing a.bin since 12 s");
     CHECK(of({at({wait}), at({wait}), at({wait})}) == "all ranks wait for each other");
     CHECK(of({at({wait}), at({wait}), at({wait_since_lately})}) == "");
-    CHECK(of({at({wait_since_lately}), silent}) == "");  // what it asked for is over, and it waits again
+    CHECK(of({at({wait_since_lately}), silent}) == "");  // its request is over, and it waits again
     CHECK(of({at({saves}), silent}) == "");
     CHECK(of({at({wait}), at({gives})}) == "");
     CHECK(of({at({wait}), at({cannot_give})}) == "rank 1 is giving, which has taken none for 12 s");
     CHECK(of({at({cannot_give}), at({wait})}) == "rank 0 is giving, which has taken none for 12 s");
     CHECK(of({at({cannot_give}), silent}) == "rank 1 does not answer");
     CHECK(of({at({cannot_give}), at({}, "load")}).starts_with("rank 1 has not come"));
-    CHECK(of({at({cannot_give}), at({gives})}) == "");  // what fills its queue may be this one's work
+    CHECK(of({at({cannot_give}), at({gives})}) == "");  // the work that fills its queue may be this one's
     CHECK(of({at({hangs}), at({})}, "save") == "rank 0 is writing a.bin since 12 s");
     CHECK(of({at({wait}), silent, silent, silent, silent, silent})
               .ends_with("rank 4 does not answer and 1 more"));

@@ -142,7 +142,7 @@ TEST_CASE("token files: one rank checks all of them, and each opens what it read
     OtherFolder there(folder.path);
     std::set<std::string> read;
     if (world.is_root()) read = open_files(folder.path);
-    CHECK(read.size() == (world.is_root() ? 1 : 0));  // of the first sample
+    CHECK(read.size() == (world.is_root() ? 1 : 0));  // the first sample's
     for (uint64_t number = (uint64_t)world.rank(); number < 40; number += (uint64_t)world.size() * 7) {
         load(*loader, number, sample);
         TokenLoader::Place at = loader->place(number);
@@ -230,7 +230,7 @@ TEST_CASE("node reader: what cannot be read is said to the ranks that need it") 
     const BatchShape shape = {2, 8, -1, false};
     const uint64_t steps = 10, stride = 2 * ranks;
     std::vector<uint16_t> tokens(steps * stride * 8 + 1, 3);
-    tokens[(4 * stride + 2 * bad_rank) * 8 + 1] = 77;  // of step 4 on the last rank
+    tokens[(4 * stride + 2 * bad_rank) * 8 + 1] = 77;  // is in step 4, on the last rank
     write_on_root(folder / "a.bin", tokens);
     TokenLoader loader(folder / "a.bin", 50, shape.T, SampleOrder::sequential);
     auto reader = make_batch_source(world, true, loader, shape, stride, "one");

@@ -513,7 +513,7 @@ TEST_CASE("places for units in use") {
     CHECK(places(untied, {0, 1}, 2).count() == 2);
     CHECK(places(untied, {6}, 2).count() == 1);
     CHECK(places(untied, {6}, 2).size() == layout_of(untied, 1).unit_size(6));
-    CHECK(places(tied, {0, 5, 6}, 2).count() == 2);  // with a copy of the embedding
+    CHECK(places(tied, {0, 5, 6}, 2).count() == 2);  // includes a copy of the embedding
 
     for (const Stages& stages : splits) {
         for (const Model& model : {tied, untied}) {

@@ -585,7 +585,7 @@ private:
     const PipelineCosts costs_;
     const size_t n_;
     std::vector<std::vector<PipelineAction>> lists_;  // (stages)
-    std::vector<std::vector<Best>> best_;             // of each action
+    std::vector<std::vector<Best>> best_;             // each action's
     double busy_ = 0;
 };
 

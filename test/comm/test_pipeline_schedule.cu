@@ -209,7 +209,7 @@ public:
     }
 
 private:
-    struct Messages {  // that a stage receives, in order
+    struct Messages {  // a stage's received ones, in order
         std::vector<PipelineAction> expected;
         std::vector<size_t> numbers;
         size_t sent = 0, places_given = 0, taken = 0;

@@ -488,7 +488,7 @@ TEST_CASE("the largest micro-batch is any that divides the step, and fits, inter
         CHECK(largest({220}) == 4);  // 5 of them would fit, and do not divide
         CHECK(largest({150}) == 2);
         CHECK(largest({100}) == 0);
-        CHECK(largest({1000, 3}) == 3);  // of the host's memory
+        CHECK(largest({1000, 3}) == 3);  // the host's memory limits it
     }
 }
 

@@ -228,13 +228,13 @@ TEST_CASE("an epilogue fused or not, whichever was chosen") {
             CHECK(relative_error(fused, unfused) < tolerance<floatX>);
             differ = differ || fused != unfused;
         }
-        if (simulated) CHECK(differ);  // what is in registers is not rounded yet, or summed in another order
+        if (simulated) CHECK(differ);  // values in registers are not rounded yet, or summed in another order
 
         result({});
         bool usual = device_properties().major == 9 && c.product.epilogue != Epilogue::bias_gradient;
         CHECK(is_unfused() == (!usual || candidates.empty()));
         auto tuned = time_products(note_products(c.run), test_stream());
-        REQUIRE(tuned.size() == 2);  // what is in front comes first, for the other to be compared with
+        REQUIRE(tuned.size() == 2);  // the product in front comes first, for the other to be compared with
         CHECK(tuned[0].kind == in_front);
         CHECK(tuned[0].algorithm != "");
         CHECK(tuned[1].kind == kind);
@@ -315,7 +315,7 @@ TEST_CASE("products beside communication are kinds of their own") {
     };
     const int all = device_properties().multiProcessorCount;
     std::string alone = layer.kind();
-    CHECK(multiprocessors() == 0);  // as the library has it
+    CHECK(multiprocessors() == 0);  // the library's default
     layer.forward();
     auto want = layer.out.doubles();
     NotedProducts noted;
@@ -405,9 +405,9 @@ TEST_CASE("a file of algorithms reads as it was written, or is refused") {
 TEST_CASE("all ranks choose alike, and again what is in the file") {
     Forgetful forgetful;
     const World& world = test_world();
-    TemporaryFolder folder;  // of rank 0 it counts
+    TemporaryFolder folder;  // rank 0's is the one that counts
     std::string file = folder / "algorithms.json";
-    Layer common(50), own(60 + world.rank());  // as the stages of a pipeline
+    Layer common(50), own(60 + world.rank());  // ranks differ like the stages of a pipeline
     auto step = [&] {
         common.forward(), common.backward(), own.forward();
         common.gelu(), common.gelu_gradient(), common.bias_gradient();

@@ -89,7 +89,7 @@ TEST_CASE("without details passes are recorded, and waits are part of them") {
     CHECK(!work.times.detailed);
     CHECK(work.times[StepPhase::backward] >= 0.00999);
     CHECK(work.times[StepPhase::wait_tensor] == 0);
-    CHECK(work.entries.size() == 2);  // with the step
+    CHECK(work.entries.size() == 2);  // the step and its work
 }
 
 TEST_CASE("what the host waits between two steps is the next one's") {
@@ -143,7 +143,7 @@ TEST_CASE("the clock of the device is that of the host, shifted") {
     auto [offset, error] = recorder.clock_offset();
     CHECK(error > 0);
     CHECK(error < 0.05);
-    CHECK(std::abs(offset) < 0.5);  // what start() could know of it, on a machine with other work
+    CHECK(std::abs(offset) < 0.5);  // the error of start()'s guess, on a machine with other work
     sleep_on(stream, 0.01);
     auto [again, error_again] = recorder.clock_offset();
     CHECK(std::abs(again - offset) <= error + error_again + 1e-5);

@@ -79,7 +79,7 @@ TEST_CASE("a slow rank is suspect among two as among many, and its figure is tol
             CHECK(suspect.what == selftest_rates[rate].what);
             CHECK(suspect.words.starts_with("rank 1 on node0: " + suspect.what));
             CHECK(suspect.median == doctest::Approx(1e9).epsilon(0.011));
-            CHECK(suspected(all, false).empty());  // of ranks that share cores it is usual
+            CHECK(suspected(all, false).empty());  // ranks that share cores are slower, which is usual
         }
     }
 }
@@ -110,7 +110,7 @@ TEST_CASE("faults and other bits make a rank suspect, whatever its rates") {
     all[3].bits = "5678";
     CHECK(suspected(all) == std::vector{2, 3});
     all = healthy_ranks(2, 2);
-    all[1].bits = "5678";  // of two that differ nobody knows who is right
+    all[1].bits = "5678";  // nobody knows which of two is right
     CHECK(suspected(all).empty());
 }
 

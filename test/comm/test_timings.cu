@@ -212,7 +212,7 @@ TEST_CASE("a timeline has causes before effects, and stages idle as the formula 
                 for (double each : trace["otherData"]["clock_error_us"]) error = std::max(error, each);
                 CHECK(error > 0);
                 std::map<std::string, double> sent, received;
-                std::map<int, double> busy, begin, end;  // of the passes of step 3, by rank
+                std::map<int, double> busy, begin, end;  // times of the passes of step 3, by rank
                 std::map<int, std::pair<double, double>> step;
                 for (const json& event : trace["traceEvents"]) {
                     std::string kind = event["ph"], name = event["name"];

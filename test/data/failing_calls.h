@@ -12,7 +12,7 @@ makes.
 #include <vector>
 
 inline std::string fail_next_rename_to, fail_next_sync_of;
-inline int interrupted_syncs = 0;        // that many of the next fail with EINTR
+inline int interrupted_syncs = 0;        // so many of the next fail with EINTR
 inline std::vector<std::string> synced;  // paths
 
 extern "C" int rename(const char* from, const char* to) noexcept {

@@ -143,7 +143,7 @@ TEST_CASE("batches: what cannot be read is said when it is asked for, and the ne
     std::string path = folder / "a.bin";
     const int B = 2, T = 8;
     std::vector<uint16_t> tokens(40 * T + 1, 3);
-    tokens[9 * T + 2] = 77;  // of sample 9, in batch 4
+    tokens[9 * T + 2] = 77;  // is in sample 9, in batch 4
     write_file(path, shard_bytes(tokens));
     TokenLoader loader(path, 50, T, SampleOrder::sequential);
     auto check_failure = [&](BatchReader& reader) {
@@ -163,7 +163,7 @@ TEST_CASE("batches: what cannot be read is said when it is asked for, and the ne
         check_batch(reader.load(10, B), loader, {B, T, -1, false}, 10, B);
     }
     {
-        BatchReader reader(loader, {B, T, -1, false}, B);  // from the first on
+        BatchReader reader(loader, {B, T, -1, false}, B);  // begins at the first
         check_failure(reader);
         check_batch(reader.load(10, B), loader, {B, T, -1, false}, 10, B);
     }

@@ -162,7 +162,7 @@ TEST_CASE("what one process builds is read back") {
     CHECK(names(checkpoint_folder(run.path, 3)) == Names{"data_00000.bin", "index.bin"});
     CheckpointReader reader(newest_checkpoint(run.path));
     CHECK(reader.index().step() == 3);
-    CHECK(reader.index().pieces.size() == 5);  // what follows on is one piece
+    CHECK(reader.index().pieces.size() == 5);  // pieces that follow each other are one
     for (uint64_t at_once : {1, 3, 35}) check_all(reader.folder(), at_once);
     float got[6];
     CHECK_REFUSED(reader.read_floats(0, Slot::v, 0, 1, got),
@@ -348,7 +348,7 @@ TEST_CASE("damage is named") {
 TEST_CASE("files that belong elsewhere") {
     TemporaryFolder run, other;
     save_example(run.path, 3, 2);
-    save_example(other.path, 3, 2);  // of the same sizes
+    save_example(other.path, 3, 2);  // has the same sizes
     std::string folder = newest_checkpoint(run.path), another = newest_checkpoint(other.path);
     std::string first = contents(folder + "/data_00000.bin"), second = contents(folder + "/data_00001.bin");
     REQUIRE(contents(another + "/data_00000.bin").size() == first.size());

@@ -125,7 +125,7 @@ TEST_CASE("runs of a piece") {
                     CHECK(at == next);
                     CHECK((runs == 0 || first > end));
                     for (uint64_t i = 0; i < n; i++) {
-                        uint64_t element = piece.begin + at + i;  // of the box
+                        uint64_t element = piece.begin + at + i;  // counts the box's elements
                         visits[first + i]++;
                         CHECK(first + i ==
                               element / piece.columns * width + piece.column + element % piece.columns);

@@ -19,8 +19,8 @@ struct Shape {
 // The work of a rank in a step, one thing after another: passes of its device, and calls of its groups.
 struct Doing {
     std::string what;          // "forward", "backward", "optimizer", or a call
-    std::string group;         // of a call
-    std::vector<int> members;  // of its group
+    std::string group;         // the call's
+    std::vector<int> members;  // the group's
     int micro_batch = -1, unit = -1;
 };
 
@@ -76,7 +76,7 @@ std::vector<Doing> step_of(const Shape& shape, int rank) {
 struct Broken {
     int rank;
     size_t doing;
-    bool link = false;  // what it sends never comes, and it computes on
+    bool link = false;  // its messages never come, and it computes on
 };
 
 // The states when nobody gets on any more.

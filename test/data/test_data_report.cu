@@ -211,7 +211,7 @@ TEST_CASE("data report: text that begins in the middle of a character, and what 
     TemporaryFolder folder;
     Tokenizer bytes;
     std::string path = folder / "a.bin";
-    std::string text = "\xb8\xad";  // what is left of a character
+    std::string text = "\xb8\xad";  // the rest of a character
     for (int i = 0; i < 300; i++) text += "\u4e2d";
     write_file(path, shard_bytes(stored(text)));
     DataReport report(&bytes, -1);

@@ -17,7 +17,7 @@ public:
         : TextWriter(prompt, texts, cache_length, without_cache), cache_((size_t)texts) {}
 
     std::vector<std::vector<int>> seen;     // by each row of logits, in this order
-    std::vector<size_t> lengths_read;       // of all that was read from the beginning
+    std::vector<size_t> lengths_read;       // lengths of everything read from the beginning
     std::vector<std::vector<int>> decided;  // the tokens that were to be shared
     bool damaged = false;
     bool chooses = true;

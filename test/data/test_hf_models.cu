@@ -588,7 +588,7 @@ TEST_CASE("an import replaces a run when all of it is there") {
     CheckpointReader reader(newest_checkpoint(folder / "bytes"));
     export_hf(reader, options, "", out, Dtype::fp32);
     auto import = [&] { import_hf(out, run, true, [](const Options& model) { return tensors_of(model); }); };
-    make_run(run, llama_model());  // of step 7
+    make_run(run, llama_model());  // has step 7
     write_file(run + "/tokenizer.json", "older");
     auto old_run_is_whole = [&] {
         CHECK(checkpoint_steps(run)[0] == 7);

@@ -12,7 +12,7 @@ struct IndexFile {
     std::vector<int32_t> lengths;
     std::vector<int64_t> documents = {};
     std::vector<int64_t> pointers = {};
-    uint64_t sequence_count = UINT64_MAX, document_count = UINT64_MAX;  // as they are
+    uint64_t sequence_count = UINT64_MAX, document_count = UINT64_MAX;  // the default takes the real counts
     std::string tail = "";
 
     std::string bytes() const {

@@ -60,7 +60,7 @@ TEST_CASE("a window counts the positions it holds") {
     // positions 0 .. 4 see 1, 2, 3, 3, 3
     CHECK(flops_per_token(config, 5, true) == doctest::Approx(products + 12 * 8 * (12 / 5.0)));
     CHECK(flops_per_token(config, 5, false) == flops_per_token(config, 5, true));
-    config.window = 5;  // as long as the sequence: no window
+    config.window = 5;  // a window as long as the sequence is none
     CHECK(flops_per_token(config, 5, false) == products + 12 * 8 * 5);
     // layers 0, 1, 3 and 4 of five, of which the others see 1 .. 5 positions
     config = completed({.layers = 5, .channels = 8, .heads = 1, .vocab_size = 1, .window = 3});

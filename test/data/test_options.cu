@@ -920,7 +920,7 @@ TEST_CASE("variants of the families that are the same arithmetic") {
     CHECK(read_hf(with(with(hf_llama(), "attention_bias", true), "mlp_bias", true)).bias);
     CHECK(read_hf(with(hf_mistral(), "sliding_window", nullptr)).window == 0);
     auto windowed = with(with(hf_qwen3(), "use_sliding_window", true), "sliding_window", 512);
-    CHECK(read_hf(windowed).window == 0);  // from layer 28 of 28 on
+    CHECK(read_hf(windowed).window == 0);  // no layer of 28 has a window: they begin at layer 28
     CHECK(read_hf(with(windowed, "max_window_layers", 0)).window == 512);
     CHECK_REFUSED(read_hf(with(windowed, "max_window_layers", 5)), "max_window_layers 5 is not supported; ");
     auto rope = nlohmann::json{{"rope_type", "default"}, {"rope_theta", 1000000}};

@@ -130,7 +130,7 @@ TEST_CASE("an agent tells what the ranks of its run are at, until nobody listens
 
     int input[2], output[2];
     REQUIRE((pipe(input) == 0 && pipe(output) == 0));
-    fflush(stdout);  // what doctest has printed is not the agent's
+    fflush(stdout);  // doctest's output is not the agent's
     pid_t child = fork();
     if (child == 0) {
         dup2(input[0], STDIN_FILENO), dup2(output[1], STDOUT_FILENO);

@@ -474,7 +474,7 @@ TEST_CASE("the tokenizer is the copy in the run, unless another is given") {
     CHECK(line.options.document_end == 7);
 
     Checkpoints bytes = at_runs_a({"--run-dir", "runs/a"});
-    bytes.at("runs/a").tokenizer = llama3;  // of no use to a run that has none
+    bytes.at("runs/a").tokenizer = llama3;  // is of no use to a run that has none
     CHECK(train({"--resume", "runs/a"}, bytes).options.tokenizer == "bytes");
     CHECK_REFUSED(train({"--resume", "runs/a", "--tokenizer", llama3.c_str()}, bytes),
                   "the run has another, bytes");
@@ -617,7 +617,7 @@ TEST_CASE("a checkpoint that lacks only its name gets it") {
         CHECK(find_checkpoint(run)->step == 10);
         CHECK(find_checkpoint(run)->notes.empty());
     }
-    make_checkpoint(run, 30, options);  // what is being removed is older
+    make_checkpoint(run, 30, options);  // an older one is being removed
     CHECK(find_checkpoint(run)->step == 30);
     CHECK(fs::exists(partial));
 }

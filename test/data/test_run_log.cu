@@ -252,7 +252,7 @@ TEST_CASE("a log on a full disk") {
     }
     REQUIRE(told.size() == 1);
     CHECK(told[0].starts_with(run + "/log.jsonl: cannot write it: No space left on device; "));
-    CHECK(contents(run + "/log.jsonl").back() == '\n');  // what was written of a line is gone
+    CHECK(contents(run + "/log.jsonl").back() == '\n');  // the half of a line is gone
     auto begin = [&] { RunLog(disk.folder / "other", RunFolder::fresh).begin(some_options, 0); };
     CHECK_REFUSED(begin(), "No space left on device; ");
 
@@ -326,7 +326,7 @@ TEST_CASE("checkpoints in the log") {
                                      {"write_ms", 2000.0}});
     CHECK(lines[1]["checkpoint"].is_null());
     CHECK(lines[1]["trouble"] == "disk: full; free some");
-    StepLog(options, meter, nullptr).checkpoint(report);  // of a rank that has no log
+    StepLog(options, meter, nullptr).checkpoint(report);  // a rank that has no log
 }
 
 TEST_CASE("a line on the screen has the means of its steps, and the slowest of them") {

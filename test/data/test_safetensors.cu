@@ -384,7 +384,7 @@ TEST_CASE_FIXTURE(Refusals, "holes, overlaps and runs backwards") {
     two("[4,12]", "[12,20]", 20, "a");  // does not begin at 0
     two("[0,8]", "[12,20]", 20, "b");   // a hole
     two("[0,8]", "[4,12]", 12, "b");    // an overlap
-    two("[0,8]", "[0,8]", 8, "b");      // the same bytes
+    two("[0,8]", "[0,8]", 8, "b");      // both have the same bytes
     two("[0,8]", "[0,8]", 16, "b");     // and with the size right
     two("[0,8]", "[8,0]", 16, "b");     // backwards
     two("[0,8]", "[8,18446744073709551608]", 16, "b");

@@ -94,7 +94,7 @@ TEST_CASE("sampler: top-p keeps the fewest that reach it") {
     CHECK(kept(logits, {.top_p = 0.66f}) == Tokens{1, 2, 4});
     CHECK(kept(logits, {.top_p = 0.96f}) == Tokens{0, 1, 2, 3, 4});
     CHECK(kept(logits, {.top_p = 1}) == Tokens{0, 1, 2, 3, 4});
-    CHECK(kept({2, 2, 2, 2}, {.top_p = 0.5f}) == Tokens{0, 1});  // of equals the lowest
+    CHECK(kept({2, 2, 2, 2}, {.top_p = 0.5f}) == Tokens{0, 1});  // the lowest of equals is kept
     CHECK(kept({2, 2, 2, 2}, {.top_p = 0.51f}) == Tokens{0, 1, 2});
     CHECK(kept({-INFINITY, 2, -INFINITY}, {.top_p = 0.99f}) == Tokens{1});
 }

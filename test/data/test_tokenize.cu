@@ -52,7 +52,7 @@ TEST_CASE("tokenize: files and folders, split by document") {
     add("alone.txt", "named by itself");
     write_file(folder / "in/empty", "");
     fs::create_directory_symlink(folder / "in", folder / "in/b/loop");  // a cycle
-    fs::create_symlink(folder / "in/a.txt", folder / "in/b/again");     // the same file a second time
+    fs::create_symlink(folder / "in/a.txt", folder / "in/b/again");     // names the same file a second time
     fs::create_symlink("nowhere", folder / "in/b/broken");
     REQUIRE(mkfifo((folder / "in/pipe").c_str(), 0600) == 0);
     TokenizeOptions options = usual_options();
@@ -617,7 +617,7 @@ TEST_CASE("characters newer than the Unicode of patterns are counted") {
     count_unknown("plain, \u00e9\u4e2d\U0001f600 \xff\xe4\xb8", unknown);
     count_unknown("\ufffe\ufdd0\U0010ffff", unknown);  // no characters, and never will be
     CHECK(unknown.empty());
-    count_unknown("a\U00050000b\U00050001", unknown);  // of a plane that is empty
+    count_unknown("a\U00050000b\U00050001", unknown);  // its plane is empty
     count_unknown("\U00050000", unknown);
     CHECK(unknown == std::map<int32_t, uint64_t>{{0x50000, 2}, {0x50001, 1}});
 }
@@ -647,7 +647,7 @@ TEST_CASE("token files are used as they were made") {
         return error.find("knew another version of Unicode") != error.npos;
     };
     CHECK(!refuses(pattern_unicode()));
-    CHECK(!refuses(""));  // as fingerprints once were
+    CHECK(!refuses(""));  // fingerprints were once empty
     CHECK(refuses("9.0.0"));
     REQUIRE(check("*.bin", nullptr, 4).size() == 1);
     CHECK(check("*.bin", nullptr, 4)[0].find(
@@ -682,7 +682,7 @@ TEST_CASE("tokenize: tokenizers that do not serve") {
     options.train_tokenizer = 300;
     options.pre_tokenizer = PreTokenizerRules::gpt2;
     {
-        NewFile other(folder / "out/x_tokenizer.json");  // of a run that is still at work
+        NewFile other(folder / "out/x_tokenizer.json");  // a run that is still at work has made it
         check_error(error(), folder / "out/x_tokenizer.json", "another process");
         CHECK(fs::exists(folder / "out/x_tokenizer.json.partial"));
     }

@@ -8,7 +8,7 @@ namespace {
 constexpr size_t margin = 9;  // elements around the arrays, which must stay as they are
 
 struct Part {
-    size_t n, out_at, inp_at;  // where the arrays begin
+    size_t n, out_at, inp_at;  // inp_at, out_at: the places where the arrays begin
 };
 
 void check_part(const Part& part) {

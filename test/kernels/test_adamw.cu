@@ -162,7 +162,7 @@ TEST_CASE("ten steps of AdamW") {
                 CHECK_CLOSE(state.v, v, 1e-6);
                 auto got = has_master ? to_doubles(state.master.host()) : state.params.doubles();
                 for (size_t i = 0; i < n; i++) w[i] -= weights[i], got[i] -= weights[i];
-                CHECK(relative_error(got, w) < 5e-5);  // of the change
+                CHECK(relative_error(got, w) < 5e-5);  // relative to the change
                 if (!has_master) continue;
                 auto master = state.master.host();
                 CHECK(state.params.doubles() ==

@@ -44,7 +44,7 @@ TEST_CASE("losses and gradients") {
             CAPTURE(spread);
             size_t size = (size_t)shape.N * shape.Vp;
             auto logits = random_values<floatX>("logits", size, spread);
-            for (int n = 0; n < shape.N; n++) {  // what padding columns hold must not matter
+            for (int n = 0; n < shape.N; n++) {  // contents of padding columns must not matter
                 for (int v = shape.V; v < shape.Vp; v++)
                     logits[(size_t)n * shape.Vp + v] = floatX(v % 2 ? NAN : 1e30f);
             }
@@ -200,7 +200,7 @@ static void check_cut_vocabulary(int V, int ranks, int pad_to, float spread) {
         classifier(untouched, losses_only, device_targets, dloss, N, words.V, words.Vp, false, test_stream(),
                    vocab);
         if (r == 0) first_losses = own_losses.host();
-        CHECK(own_losses.host() == first_losses);  // the same bits everywhere
+        CHECK(own_losses.host() == first_losses);  // all ranks get the same bits
         CHECK(losses_only.host() == first_losses);
 
         auto got = own.doubles(), after = untouched.doubles(), same = to_doubles(before);

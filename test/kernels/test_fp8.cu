@@ -257,7 +257,7 @@ TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
         for (double& value : twice) value *= 2;
         CHECK_CLOSE(dinp, twice, 2 * tolerance<floatX>);
 
-        for (bool part : {false, true}) {  // with the transpose from before, and with one of its own
+        for (bool part : {false, true}) {  // the transpose is from before, or its own
             if (part) products.backward_input(dinp, dout_, {}, weight_, N / 3, C, OC);
             Buffer<float> dweight(before);
             products.backward_weight(dweight, dout_, inp_, x8, N, C, OC);

@@ -540,7 +540,7 @@ TEST_CASE("a captured stream runs nothing; its graph runs all of it, in order, e
     cudaCheck(cudaGraphLaunch(work, stream));
     cudaCheck(cudaStreamSynchronize(stream));
     cudaCheck(cudaGraphLaunch(work, other));
-    cudaCheck(cudaGraphExecDestroy(work));  // what was launched still runs
+    cudaCheck(cudaGraphExecDestroy(work));  // launched work still runs
     cudaCheck(cudaStreamSynchronize(other));
     CHECK(order == std::vector<int>{1, 2, 1, 2});
     enqueue(stream, second);

@@ -198,7 +198,7 @@ TEST_CASE("attention: reads no position outside of the window") {
 }
 
 TEST_CASE("attention: a NaN is not hidden") {
-    for (int element : {16, 32}) {  // of a key, of a value
+    for (int element : {16, 32}) {  // the first belongs to a key, the second to a value
         Case c{1, 3, 73, 68, 1, 1, 16};
         std::vector<floatX> qkv = make_qkv(c);
         qkv[69 * c.qkv_row() + element] = floatX(NAN);

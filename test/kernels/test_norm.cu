@@ -12,7 +12,7 @@ constexpr float eps = 1e-5f;
 struct Reference {
     Doubles out, mean, rstd;
     Doubles dinp, dweight, dbias;
-    Doubles dinp_sums = {};  // of the columns of what norm_backward leaves
+    Doubles dinp_sums = {};  // sums over the columns of norm_backward's output
 };
 
 static Reference reference_forward(Norm norm, const Doubles& inp, const Doubles& weight, const Doubles& bias,

@@ -20,7 +20,7 @@ constexpr float theta = 100.0f;
 
 struct Layer {
     int N, NH, NKV, HS;
-    int R = 0, T = 1;  // of the rotation, whose table has T positions
+    int R = 0, T = 1;  // the rotation's; its table has T positions
     std::vector<int> positions = random_rows("positions", N, T);
     int heads = NH + 2 * NKV;
     size_t size = (size_t)N * heads * HS;
@@ -119,7 +119,7 @@ TEST_CASE("qk_norm: forward and backward over shapes") {
         CHECK(relative_error(got.out, want.out) < tolerance<floatX>);
         CHECK(relative_error(got.rstd, want.rstd) < tolerance<float>);
         CHECK(relative_error(got.dinp, want.dinp) < tolerance<floatX>);
-        double summed = layer.R > 0 ? tolerance<floatX> : tolerance<float>;  // of rounded terms
+        double summed = layer.R > 0 ? tolerance<floatX> : tolerance<float>;  // its terms are rounded
         CHECK(relative_error(got.dqweight, want.dqweight) < summed);
         CHECK(relative_error(got.dkweight, want.dkweight) < summed);
 

@@ -126,7 +126,7 @@ TEST_CASE("rope: Llama 3.1 scaling") {
         } else {
             kept++;
         }
-        double angle = std::atan2(table[R + 2 * i + 1], table[R + 2 * i]);  // of position 1
+        double angle = std::atan2(table[R + 2 * i + 1], table[R + 2 * i]);  // the angle of position 1
         CHECK(angle == doctest::Approx(want).epsilon(1e-6));
     }
     CHECK(kept > 0);

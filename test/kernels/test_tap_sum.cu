@@ -8,7 +8,7 @@ using Doubles = std::vector<double>;
 struct Shape {
     int N, T, C;
     std::vector<int> doc_start = {};  // empty: sequences are whole
-    bool goes_on = false;             // what came before each sequence is given
+    bool goes_on = false;             // the tokens before each sequence are given
 
     bool has_before(int row) const { return row % T > (doc_start.empty() ? 0 : doc_start[row]); }
 };

@@ -35,7 +35,7 @@ struct Case {
     } pipeline = {};
     int row_chunks = 1;
     ZeroSettings settings = {};
-    bool among_few = false;  // that are run on the simulated GPU, which is slow, and again to compare bits
+    bool among_few = false;  // runs on the simulated GPU too, which is slow, and again to compare bits
 };
 
 using enum PipelineSchedule;
@@ -226,7 +226,7 @@ struct UnitSizes {
 };
 
 struct Sizes {
-    size_t C, HS, A, KV, H, F, F1;  // of one tensor rank
+    size_t C, HS, A, KV, H, F, F1;  // one tensor rank's
     size_t vocab;                   // rows of the table: a multiple of 128
     UnitSizes embedding, block, last_block, head;
     size_t shared_heads;  // parameters of key and value heads, without their biases
@@ -268,7 +268,7 @@ struct Place {
     MeshPosition at;
     size_t t, p, S, R, v, m;
     bool first, last;                      // stage
-    std::vector<std::vector<int>> layers;  // of each chunk
+    std::vector<std::vector<int>> layers;  // each chunk's layers
 
     Place(const Case& c_, const ModelConfig& config_, const MeshPosition& at_)
         : c(c_), config(config_), sizes(config, c.mesh.tp), at(at_) {
@@ -385,7 +385,7 @@ size_t formula_gradients(const Place& a) {
 // same stage; a head that uses the embedding has none. The last norm is with the last block.
 size_t gathered(const Place& a) {
     constexpr int table = -1, head = -2;
-    std::map<int, size_t> place;  // of each unit
+    std::map<int, size_t> place;  // each unit's place
     for (auto& of_chunk : a.layers) {
         for (int layer : of_chunk)
             place[layer] = place.size() % std::min<size_t>(a.c.settings.prefetch + 1, a.layer_count());
@@ -511,7 +511,7 @@ TEST_CASE("bytes sent in a step are those of the formulas") {
         Place a(c, config, mesh.position);
         Gpt g(config, workload_of(c, B, T), settings_of(c), mesh, a.layout());
         initialize(g.state, 5);
-        CHECK(step_of(g, c, 0).finite);  // from here on each step begins as it will go on
+        CHECK(step_of(g, c, 0).finite);  // from here on each step begins like the later ones
         reset_traffic();
         [[maybe_unused]] uint64_t before = 0;
 #ifndef RANKS_USE_NCCL
@@ -586,7 +586,7 @@ double formula_activations_held(const Place& a, int B, int T) {
            kv_heads = (double)(z.KV / z.HS);
     double norm = n * (config.norm == NormKind::layernorm ? 8 : 4);  // bytes of what a norm keeps of each row
     double layers = (double)a.layer_count(), slots = (double)held_micro_batches(a);
-    double passes = layers * slots / (double)a.v;  // of a layer over a micro-batch, that are held
+    double passes = layers * slots / (double)a.v;  // held passes of a layer over a micro-batch
     double inner = (layers / (double)a.v - 1) * slots;
     // and one more, which the forward pass writes to
     double pending = splits ? layers * (double)std::min<size_t>(a.at.pipeline + 1, a.m) + 1 : 1;
@@ -617,7 +617,7 @@ double formula_activations_held(const Place& a, int B, int T) {
         if (cut && !gathered_before && has_room) bytes += e * N * C;
     };
     add_norm(a.c.recompute == Recompute::block || (parallel && a.c.recompute == Recompute::mlp));
-    if (!parallel) add_norm(a.c.recompute >= Recompute::mlp, false);  // where the first came together
+    if (!parallel) add_norm(a.c.recompute >= Recompute::mlp, false);  // the two came together in the first
     if (config.local_filter) add_norm(a.c.recompute == Recompute::block);
     if (a.last) {
         double kept = splits || a.c.pipeline.schedule == gpipe ? slots : 1;
@@ -749,7 +749,7 @@ TEST_CASE("chunks share the memory of their layers, and no two layers have the s
                     auto list = pipeline_actions(shape, stage);
                     ActivationSlots held(of_chunk);
                     held.begin_run(true);
-                    std::map<std::pair<int, int>, std::vector<int>> places;  // of each micro-batch in a chunk
+                    std::map<std::pair<int, int>, std::vector<int>> places;  // each micro-batch's in a chunk
                     size_t most = 0;
                     for (const PipelineAction& action : list) {
                         auto& mine = places[{action.chunk, action.micro_batch}];
@@ -1039,7 +1039,7 @@ std::optional<size_t> formula_updates(const Place& a) {
     ModelConfig c = a.config;
     size_t C = c.channels, A = (size_t)c.heads * c.head_size, KV = (size_t)c.kv_heads * c.head_size,
            F = c.mlp_width, hidden = c.mlp == MlpKind::swiglu ? 3 * F : 2 * F,
-           filter = c.local_filter ? C + C : 0,  // of two taps, C/2 x C and C x C/2
+           filter = c.local_filter ? C + C : 0,  // two taps, C/2 x C and C x C/2
         elements = c.layers * C * (2 * A + 2 * KV + hidden + filter);
     return e * elements / a.t * ((a.t - 1) + (a.t * a.R - 1));
 }

@@ -171,7 +171,7 @@ struct Step {
     int B, T;
     Recompute recompute;
     bool master;
-    double share;  // of the card's FLOP/s, as MFU counts them, that is to be predicted
+    double share;  // the part of the card's FLOP/s, as MFU counts them, that is to be predicted
     bool fp8 = false, fast_gradients = false;
     int micro_batches = 4;
 
@@ -297,7 +297,7 @@ TEST_CASE("what would save too little of a step") {
         CAPTURE(step.model);
         double width = 4.0 * step.config().channels, bytes = 2.0 * step.B * step.T * width;
         double gain = step.gain([&](std::vector<Pass>& passes) {
-            CHECK(std::erase_if(passes, [&](const Pass& pass) {  // of fc alone
+            CHECK(std::erase_if(passes, [&](const Pass& pass) {  // removes fc's passes alone
                       return is_of(pass, "matmul_backward_weight") && pass.launches == 2;
                   }) == step.config().layers);
             for (size_t i = 0; i < passes.size(); i++) {

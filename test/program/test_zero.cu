@@ -12,7 +12,7 @@ held that the formulas say. Every rank also trains alone on the whole batch and 
 
 namespace {
 
-constexpr int T = 11, sequences = 8;   // of one step, over all ranks and micro-batches
+constexpr int T = 11, sequences = 8;   // one step's, over all ranks and micro-batches
 constexpr int steps = on_cpu ? 3 : 2;  // the simulated GPU is slow
 
 struct Case {
@@ -179,7 +179,7 @@ TEST_CASE("every level takes the steps of one rank, and all ranks hold the same 
         Gpt g(config, workload_of(sequences / mesh.shape.dp / c.micro_batches), settings_of(c), mesh,
               {mesh.shape});
         initialize(g.state, 5);
-        std::optional<Gpt> alone;  // of one rank; what all others have is compared with that rank's
+        std::optional<Gpt> alone;  // a single rank's model, which the others are compared with
         if (test_world().is_root()) {
             alone.emplace(config, workload_of(sequences), for_optimizer(c.optimizer, with_master));
             initialize(alone->state, 5);
@@ -678,14 +678,14 @@ TEST_CASE("bytes sent in a step are those of the formulas" * doctest::skip(on_cp
         Gpt g(config, workload_of(sequences / mesh.shape.dp / c.micro_batches), settings_of(c), mesh,
               {mesh.shape});
         initialize(g.state, 5);
-        step_of(g, 0, c.micro_batches, c.optimizer);  // from here on each step begins as it will go on
+        step_of(g, 0, c.micro_batches, c.optimizer);  // from here on each step begins like the later ones
         reset_traffic();
         step_of(g, 1, c.micro_batches, c.optimizer);
 
         size_t N = g.layout.size(), D = mesh.shape.dp, S = mesh.shape.shard, R = D / S, M = c.micro_batches;
         size_t first = g.layout.unit_size(0), block = g.layout.unit_size(1),
                last = g.layout.unit_size(g.layout.last_unit()), L = config.layers,
-               norm = g.layout.unit_size(L) - block;  // with the last block
+               norm = g.layout.unit_size(L) - block;  // includes the last block
         bool cut = S > 1;
         // reduce-scatter over the shard group, for every micro-batch where gradients are cut, then all-reduce
         size_t passes = c.level >= 2 ? M : 1;

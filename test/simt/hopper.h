@@ -16,10 +16,10 @@ namespace simt {
 namespace {
 
 struct HopperBarrier {
-    unsigned arrivals, missing;  // of a phase, of this phase
+    unsigned arrivals, missing;  // arrivals that a phase needs, and that this one lacks
     int64_t bytes = 0;           // announced and not there yet
     unsigned phase = 0;
-    Clock clock = {}, done = {};  // what those that arrived had seen: in all, and up to the last phase
+    Clock clock = {}, done = {};  // times that the arrivals had seen: in all, and up to the last phase
     std::vector<Thread*> waiting = {};
     std::vector<BulkCopy> copies = {};
 };
@@ -33,7 +33,7 @@ struct NamedBarrier {
 std::map<uintptr_t, HopperBarrier> mbarriers;
 std::array<NamedBarrier, 16> named_barriers;
 std::vector<Thread*> counter_waiters, register_waiters;
-constexpr unsigned all_registers = 512;                        // of a thread in each of four warps
+constexpr unsigned all_registers = 512;                        // a thread's, in each of four warps
 std::array<unsigned, Stacks::max_threads / 128> registers_of;  // each warpgroup's threads
 unsigned registers_left;
 

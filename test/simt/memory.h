@@ -128,7 +128,7 @@ private:
 
 struct Program {
     Region image;
-    Region thread_locals;  // of the calling thread
+    Region thread_locals;  // the calling thread's
 
     Program() {
         dl_iterate_phdr(
@@ -154,7 +154,7 @@ struct Program {
             this);
     }
 
-    uintptr_t base = 0;  // what to subtract from an address to find it in the file
+    uintptr_t base = 0;  // an address minus this is its place in the file
 };
 
 }  // namespace simt

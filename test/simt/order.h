@@ -167,7 +167,7 @@ private:
 
     struct Block {
         uint32_t first_interval;
-        uint32_t number;  // as x, y and z count up
+        uint32_t number;  // counts with x fastest, then y, then z
     };
     struct Taken {
         Stamp at;
@@ -181,7 +181,7 @@ private:
     }
 
     size_t warps_per_block;
-    std::vector<Block> blocks;       // that have run or run now, in that order
+    std::vector<Block> blocks;       // those that have run or run now, in that order
     std::map<uintptr_t, Past> left;  // at an address of device memory
     std::vector<Taken> taken;        // by threads of the running block
 };

@@ -63,7 +63,7 @@ struct BulkGroup {
         char bytes[16];
     };
     std::vector<BulkCopy> copies;
-    std::vector<std::vector<Unit>> read;  // what each copy found, once it has read its source
+    std::vector<std::vector<Unit>> read;  // the content that each copy found, once it has read its source
 };
 
 struct Warp {
@@ -87,10 +87,10 @@ struct Thread {
     const char* waits_in;  // null while it can run
     bool ended;
     std::vector<std::vector<Copy>> copies;  // committed groups, oldest first, then the open one
-    std::vector<BulkGroup> stores;          // the same of bulk copies to global memory
+    std::vector<BulkGroup> stores;          // bulk copies to global memory
     Stamp fenced;                           // when it last called fence_async
     const unsigned* looked_at;              // by counter_now, last
-    bool fenced_device;                     // whether it has called fence_device
+    bool fenced_device;                     // it has called fence_device
 
     unsigned lane() const { return number % warp_size; }
 };
@@ -108,7 +108,7 @@ Program program;
 Region dynamic_space = reserve(1 << 20, PROT_READ | PROT_WRITE);
 const uintptr_t dynamic_begin = dynamic_space.begin + (256 << 10);
 size_t dynamic_size;
-std::optional<Shadow<Scope::block>> shadow;  // of dynamic shared memory, then of the thread-local block
+std::optional<Shadow<Scope::block>> shadow;  // covers dynamic shared memory, then the thread-local block
 Shadow<Scope::grid> device_shadow(device_memory.size());
 
 std::array<Thread, Stacks::max_threads> threads;
@@ -121,7 +121,7 @@ Failure failure;
 struct {
     unsigned threads, ended;
     uint32_t interval = 1;
-    const char* barrier;  // what the waiting threads wait in
+    const char* barrier;  // the place where the waiting threads wait
     unsigned waiting, votes, result;
 } block;
 

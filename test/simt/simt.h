@@ -56,7 +56,7 @@ class Errors {
 public:
     Errors();
     ~Errors();
-    std::vector<Error> take();  // of all kernels that have ended; the caller synchronises the stream
+    std::vector<Error> take();  // errors of all kernels that have ended; the caller synchronises the stream
 };
 
 // Launches read and write so many bytes of device memory, each byte once a launch. FLOPs are those of
@@ -87,7 +87,7 @@ void set_seed(uint64_t seed);
 // ----------------------------------------------------------------------------
 // for the stand-ins of CUDA's headers
 
-constexpr size_t max_dynamic_shared = 227 * 1024;  // of a block
+constexpr size_t max_dynamic_shared = 227 * 1024;  // a block's
 
 using Invoke = void (*)(const void* parameters);
 

@@ -56,7 +56,7 @@ private:
         return first;
     }
 
-    std::mutex mutex_;  // of the totals; kernels run one at a time
+    std::mutex mutex_;  // guards the totals; kernels run one at a time
     std::map<std::string, Traffic> by_range_;
     Traffic* now_ = nullptr;
     uint32_t *read_ = nullptr, *written_ = nullptr, launch_ = 0;

@@ -19,7 +19,7 @@ struct Descriptor {
     uintptr_t start() const { return (bits & 0x3fff) << 4; }
     uintptr_t leading() const { return (bits >> 16 & 0x3fff) << 4; }
     uintptr_t stride() const { return (bits >> 32 & 0x3fff) << 4; }
-    uintptr_t width() const { return 256u >> (bits >> 62); }  // of the swizzle, in bytes
+    uintptr_t width() const { return 256u >> (bits >> 62); }  // the swizzle's, in bytes
 
     // The offset of element (i, k) in shared memory, i being m or n.
     uintptr_t at(bool mn_major, uintptr_t i, uintptr_t k) const {
@@ -34,9 +34,9 @@ struct Descriptor {
 // One wgmma of a warpgroup.
 struct WarpgroupProduct {
     int count;
-    float* d;  // of thread 0; tells the accumulators of a warpgroup apart
+    float* d;  // thread 0's; tells the accumulators of a warpgroup apart
     Descriptor a, b;
-    const uint32_t* a_registers;  // of thread 0; null: A is in shared memory
+    const uint32_t* a_registers;  // thread 0's; null: A is in shared memory
     bool a_mn, b_mn, keep;
     const void* where;
 };
@@ -110,7 +110,7 @@ void each_value(Accumulator& accumulator, Move move) {
 struct Operand {
     const Descriptor& descriptor;
     bool mn_major;
-    int size;  // of m or n
+    int size;  // m or n
     const void* where;
 };
 

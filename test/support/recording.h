@@ -12,7 +12,7 @@ Work under the recorder, for tests and benchmarks.
 struct RecordedWork {
     StepTimes times;
     std::vector<FlightEntry> entries;  // in the order in which they ended on their streams
-    double origin = 0;                 // of their times, on the host's clock
+    double origin = 0;                 // zero of their times, on the host's clock
 
     std::vector<FlightEntry> passes() const {
         std::vector<FlightEntry> result;
