@@ -112,7 +112,7 @@ warnings := -Wall -Wextra -Wno-restrict $(if $(STRICT),-Werror)
 # -g1: as much as a stack trace needs; more makes compiling a third longer
 host     := -std=c++20 -g1 -fno-math-errno -fno-trapping-math -march=$(CPU_ARCH) -fopenmp $(warnings) $(CXXFLAGS)
 
-# what knows no device
+# compiles code that knows no device
 plain   := $(CXX) -x c++ $(host) $(includes)
 ifeq ($(DEVICE),cpu)
 compile := $(CXX) -x c++ -O3 $(host) -DDEVICE_CPU $(defines) $(includes)
@@ -158,7 +158,7 @@ libs := $(call to_linker,-Wl$(comma)-rpath$(comma)'$$ORIGIN/lib') $(libs) -lxxha
         $(call to_linker,$(mpi_link) -Wl$(comma)--disable-new-dtags)
 
 # ----------------------------------------------------------------------------------------------------------
-# what must be installed: header or program, and the Debian package that has it
+# things that must be installed: header or program, and the Debian package that has it
 
 need_build := cxxopts.hpp=libcxxopts-dev nlohmann/json.hpp=nlohmann-json3-dev xxhash.h=libxxhash-dev pcre2.h=libpcre2-dev \
               utf8proc.h=libutf8proc-dev zlib.h=zlib1g-dev
@@ -265,7 +265,7 @@ quickstart: deps
 
 DIST   ?= dist
 packed := $(DIST)/train_gpt-$(DEVICE)-$(CPU_ARCH)
-# What a node brings: the C library, the driver of the card, and Open MPI with what only that needs.
+# A node has these: the C library, the driver of the card, and Open MPI with what only that needs.
 node_has := ld-linux|lib(c|m|dl|rt|pthread|resolv|util)\.so|lib(cuda|nvidia-ml)\.so|lib(mpi|open-)
 
 # Follows the names of needed libraries from the program on. $$1 is what is looked through.
@@ -288,7 +288,7 @@ dist: $(BUILD)/train_gpt
 	    "a node needs $(if $(filter cuda,$(DEVICE)),a driver$(if $(mpi_link), and Open MPI,),$(if $(mpi_link),Open MPI,nothing else))"
 
 # ----------------------------------------------------------------------------------------------------------
-# what is here
+# detection
 
 .PHONY: deps
 deps:

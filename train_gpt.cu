@@ -95,7 +95,7 @@ struct Gpt {
     const Norm norm = norm_kernel(config.norm);
     const Gelu gelu = gelu_kernel(config.mlp);
     const bool swiglu = config.mlp == MlpKind::swiglu, parallel = config.block == BlockKind::parallel;
-    // of the two halves of a block: they stand alone, unless the block is parallel
+    // the two halves of a block stand alone, unless the block is parallel
     const Branch first = parallel ? Branch::first : Branch::alone,
                  last = parallel ? Branch::last : Branch::alone;
 
@@ -130,7 +130,7 @@ struct Gpt {
     UnitTensors<float> gradients(int unit) const {
         return workload.training ? layout.tensors(unit, state.grads(unit)) : UnitTensors<float>();
     }
-    // where the last norm is, and the classifier's weights (Vp, C)
+    // the units of the last norm, and of the classifier's weights (Vp, C)
     int last_norm_unit() const { return config.layers; }
     int classifier_unit() const { return config.tie_embeddings ? 0 : layout.last_unit(); }
     Tensor classifier_weight() const { return config.tie_embeddings ? wte : headw; }

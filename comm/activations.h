@@ -17,7 +17,7 @@ schedule runs, each layer sees the instances that are its own through a struct o
 #include "kernels/fp8_matmul.cuh"  // fp8_fast_gradients
 
 // ----------------------------------------------------------------------------
-// what is asked of a model
+// requirements of a model
 
 // Sizes that the activations depend on.
 struct Workload {

@@ -32,7 +32,7 @@ In the end the replicas bring their slices together, from device to device over 
 #include "data/checkpoint/files.h"  // CheckpointReader
 
 // ----------------------------------------------------------------------------
-// where each slot comes from
+// sources of the slots
 //
 // Which slots of a checkpoint fill which slots of a state, and whether they can: the model must be the same,
 // the precision and what is kept for the optimizer need not be.
@@ -151,7 +151,7 @@ inline void check_slots(const CheckpointReader& reader, const ParameterLayout& l
 }
 
 // ----------------------------------------------------------------------------
-// what goes from rank to rank
+// messages between ranks
 
 // Elements of one stored slot for the part of a unit that a rank owns. Their bytes follow.
 struct RunHeader {

@@ -169,7 +169,7 @@ public:
         Recorded call(Operation::all_reduce, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclAllReduce(data, data, count, nccl_type<T>(), ncclSum, comm(), stream), "ncclAllReduce",
                    __LINE__);
-        // of the chunks, each rank sends all but one in either pass
+        // each rank sends all chunks but one in either pass
         size_t kept = chunk(count, rank() + 1) + chunk(count, rank() + 2);
         add(kind, (2 * count - kept) * sizeof(T));
     }

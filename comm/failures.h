@@ -25,7 +25,7 @@ ByteDance", 2025).
 #include "kernels/random.cuh"  // philox
 
 // ----------------------------------------------------------------------------
-// what fails
+// parts that fail
 
 enum class FailingPart { machine, network, software };
 constexpr int failing_parts = 3;

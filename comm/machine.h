@@ -132,7 +132,7 @@ struct Machine {
     double links = 0, network = 0;                       // bytes/s of a device, in one direction
     double link_latency = 3e-6, network_latency = 1e-5;  // seconds of a message
     int number_bytes = 2;                                // see Card
-    // what else the times of kernels are made of (comm/step_time.h)
+    // other terms of the times of kernels (comm/step_time.h)
     double attention_forward = 0, attention_backward = 0;  // FLOP/s of the inner loops with heads of 128
     double half_sums = 90;   // terms of a sum in whose time the first operands of a product arrive: fitted
     double launch = 2.5e-6;  // seconds from one kernel to the next: fitted

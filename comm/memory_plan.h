@@ -36,7 +36,7 @@ chosen by it.
 #include "kernels/fp8_matmul.cuh"      // Fp8Arrays
 
 // ----------------------------------------------------------------------------
-// what is taken
+// memory that is taken
 
 // Elements of the residual stream that go from stage to stage: the rows of a tensor rank.
 inline size_t stream_size(const ModelConfig& config, const Workload& w, const Layout& cut) {
@@ -87,7 +87,7 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
 }
 
 // ----------------------------------------------------------------------------
-// what fits
+// layouts that fit
 
 // Bytes that a rank may take: of a device, and beside it of the host's memory.
 struct MemoryRoom {
@@ -227,7 +227,7 @@ inline MemoryPlan memory_plan(const ModelConfig& config, const Workload& workloa
 }
 
 // ----------------------------------------------------------------------------
-// what is recomputed
+// the choice of --recompute
 
 constexpr const char* memory_of_groups = "communicators up to";
 

@@ -210,7 +210,7 @@ private:
 };
 
 // ----------------------------------------------------------------------------
-// what a rank has
+// the reader of a rank
 
 class NodeReader final : public BatchSource {
 public:

@@ -432,7 +432,7 @@ private:
     std::vector<TensorRow> rows_;  // in the order of memory
     std::vector<int> held_;
     Local local_[UnitTensors<float>::most];
-    // of each kind of unit
+    // sizes of each kind of unit
     size_t size_[4] = {};
     int sections_[4] = {};
     size_t before_matrices_ = 0;  // elements of a block's own tensors

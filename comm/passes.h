@@ -134,7 +134,7 @@ public:
                 block(layer, layer == stage.first_layer(chunk));
             if (chunk < stage.chunks() - 1 || !stage.has_head()) {
                 add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);  // the stream for the next part
-                // of its gradient
+                // passes over its gradient
                 if (w_.fp8 && norm_measures()) add("largest_element", M_, e * n_ * C_, 0);
                 if (c_.bias) bias_gradient("matmul_backward_bias", n_, C_);
             }
@@ -373,7 +373,7 @@ private:
                statistics = 8 * rows_of_heads + 4 * w_.B * padded,
                sums = 4.0 * w_.B * d_.NH * (padded - tile) * d_.HS;
         add("attention_backward", M_, 2 * e * N_ * d_.A + 4 * N_ * d_.NH, statistics);
-        // of the columns of each 16 rows
+        // sums of the columns of each 16 rows
         double partials = attention_makes_bias_gradient(c_) ? 4.0 * w_.B * ceil_div(w_.T, 16) * d_.QKV : 0;
         attention("attention_backward", layer, 5, e * N_ * (d_.QKV + d_.A) + statistics + sums,
                   e * N_ * d_.QKV + sums + partials);

@@ -29,7 +29,7 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 #include "data/run/spikes.h"              // SpikeHistory
 
 // ----------------------------------------------------------------------------
-// where a run begins
+// the start of a run
 //
 // Ranks that look for a checkpoint each by themselves may see different ones, for a file system shows the
 // files of other machines late; and thousands of them that look at every file at once are a load on it. So

@@ -37,7 +37,7 @@ link between the two.
 #include "data/base/figures.h"  // human
 
 // ----------------------------------------------------------------------------
-// what is measured
+// measurements
 
 // A rate, the same for all ranks. Times: by which healthy ones may be slower than the median, of GPUs and of
 // ranks that share the cores of a host with who knows what.
@@ -114,7 +114,7 @@ inline std::vector<PairRound> pair_rounds(const std::vector<std::string>& hosts)
 }
 
 // ----------------------------------------------------------------------------
-// what a rank found
+// results of a rank
 
 // A round of messages with a partner.
 struct PairFinding {

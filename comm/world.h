@@ -310,7 +310,7 @@ private:
 };
 
 // ----------------------------------------------------------------------------
-// what a run is made with
+// settings of a run
 
 // The variables of an environment with such a beginning: ", NCCL_ALGO=Ring, NCCL_PROTO=LL".
 inline std::string settings_in(char** environment, const std::string& prefix) {

@@ -330,7 +330,7 @@ inline void ZeroState::wait(Traffic kind, cudaStream_t communication) {
 }
 
 // ----------------------------------------------------------------------------
-// what this rank owns
+// this rank's own part
 
 inline char* ZeroState::owned(Slot slot, int unit) const {
     return slot == Slot::weight   ? (char*)owned_params(unit)
@@ -459,7 +459,7 @@ inline void ZeroState::gather_unit(int unit) {
 inline void ZeroState::acquire(int unit, int direction) {
     if (!arrays_.cut_params) {
         recorder.at_unit(unit);
-        // what is on one stream only is in order anyway, and what has been waited for once is there
+        // work of a single stream is in order anyway, and a unit that was waited for once is there
         if (!own_streams_.empty() && unawaited_[unit]) wait(Traffic::parameters, updated_[unit]);
         unawaited_[unit] = false;
         return;

@@ -92,7 +92,7 @@ struct StepStatistics {
     float stop;     // ranks that were asked to stop
     float saved;    // ranks that need not be waited for to go on with a checkpoint
     float save;     // 1 if the first rank's clock says that a checkpoint is due
-    // what follows from them
+    // these follow from them
     float norm;   // the gradients' norm
     float scale;  // by which they are multiplied; NaN: nothing is stepped
 };

@@ -87,7 +87,7 @@ struct EpilogueRow {
     cublasLtEpilogue_t name;
     const char* text;
     Epilogue in_front;     // the product's own, where a kernel behind it does the rest; the same: none can
-    bool fused_on_hopper;  // where both can be and nobody has measured; other cards do not fuse it
+    bool fused_on_hopper;  // the choice if both can be and nobody has measured; other cards do not fuse it
 };
 
 constexpr EpilogueRow epilogue_rows[] = {
@@ -212,7 +212,7 @@ struct Cublas {
     Workspaces workspaces;
     std::map<ProductKind, ProductPlan> plans;
     AlgorithmChoices choices;
-    // where products are noted as they are made, each kind with its last operands; null: nowhere
+    // a note of every kind of product that is made, with its last operands; null: none is taken
     std::map<ProductKind, Operands>* noted = nullptr;
 
     Cublas() { cublasCheck(cublasLtCreate(&handle)); }

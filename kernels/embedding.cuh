@@ -134,7 +134,7 @@ __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const f
 
 constexpr int sum_warps = 4;  // warps of a block, with a piece each
 constexpr int sum_ahead = 8;  // rows that a warp loads at once
-// of a multiprocessor, at least; in bf16 they have 48 KiB on their way, more than an H200 brings in 1 us
+// blocks of a multiprocessor, at least: in bf16 48 KiB are on their way, more than an H200 brings in 1 us
 constexpr int sum_blocks = 6;
 
 // The carries of pieces are a list as well, of rows one after another.

@@ -33,7 +33,7 @@ inline size_t sum_squares_scratch(size_t count) {
 
 struct ClipLimits {
     float max_norm;                                  // 0 does not clip
-    float most_loss = FLT_MAX, most_norm = FLT_MAX;  // with more, nothing is stepped
+    float most_loss = FLT_MAX, most_norm = FLT_MAX;  // beyond these nothing is stepped
     HOST_DEVICE ClipLimits(float max_norm) : max_norm(max_norm) {}
 };
 

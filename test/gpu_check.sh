@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What only a GPU can show, on a machine with one NVIDIA card: the unit tests on the card in bf16 and fp32, short
+# Tests that need a GPU, on a machine with one NVIDIA card: the unit tests on the card in bf16 and fp32, short
 # training runs, several ranks that share the card, the speed of each kernel, and of whole models beside PyTorch. It
 # takes less than 9 minutes where there are 16 cores to compile on. The summary comes last; the exit code is 1 if
 # anything failed.
@@ -28,7 +28,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # ----------------------------------------------------------------------------------------------------------
-# what is here
+# detection
 
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 [ -n "$nvcc" ] || { echo "gpu_check.sh: no nvcc here; install the CUDA Toolkit" >&2; exit 1; }
@@ -138,7 +138,7 @@ unit_tests() {
 add_up() { sed -s -n '$p' "$work"/tests-* | awk '{ passed += $1; failed += $3 } END { print passed + 0 " passed, " failed + 0 " failed" }'; }
 all_passed() { [[ $tests == *" 0 failed" ]] && ! sed -s -n '$p' "$work"/tests-* | grep -vq ' passed, '; }
 
-# Of each kernel the shape with the smallest share of what the card can do.
+# Prints for each kernel the shape with the smallest share of what the card can do.
 slowest() {
     awk 'NR <= 3 { print }
          NR > 3 && /%/ { name = substr($0, 1, 26); share = $NF + 0

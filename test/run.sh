@@ -76,7 +76,7 @@ printf '%s\n' "${jobs[@]}" "${alone[@]}" | cut -d'|' -f2 | grep . >"$RESULTS/pla
 start=$(date +%s.%N)
 make --no-print-directory -k -j"${JOBS:-$(($(nproc) + 1))}" -f "$pool" 2>&1 |
     grep --line-buffered -vE '^make(\[[0-9]+\])?: (\*\*\*|Target)'
-# What looks at the time has the machine to itself.
+# Tests that measure time have the machine to themselves.
 while IFS='|' read -r _ name need kind arguments; do
     # shellcheck disable=SC2086  # arguments are words
     [ ! -e "$need" ] || test/support/job.sh "$kind" "$name" $arguments

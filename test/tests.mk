@@ -29,7 +29,7 @@ $(BUILD)/test_%: $(BUILD)/test_%.o $(shared)/main.o $(objects)
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(shared)/main.o $(objects)
 	$(link) $^ -o $@ $(libs)
 
-# What knows neither device nor precision is built once for all.
+# Objects that know neither device nor precision are built once for all.
 $(shared)/command: FORCE
 	@mkdir -p $(shared)
 	@echo '$(plain)' | cmp -s - $@ || echo '$(plain)' > $@
@@ -39,7 +39,7 @@ $(shared)/simt.o: test/simt/simt.cc $(shared)/command | $(BUILD)/found-simt
 $(shared)/%.o: test/support/%.cc $(shared)/command | $(BUILD)/found-test
 	$(plain) -O1 -MMD -MP -c $< -o $@
 
-# What programs that are built side by side share.
+# These are shared by programs that are built side by side.
 .PHONY: $(BUILD)/ready
 $(BUILD)/ready: $(BUILD)/command $(BUILD)/found-build $(BUILD)/found-test $(shared)/main.o $(objects)
 
@@ -51,7 +51,7 @@ vpath %.cu test/tools test/bench
 $(tools:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(objects)
 	$(link) $^ -o $@ $(libs)
 
-# What tests put between a program and its file system.
+# Libraries that tests put between a program and its file system.
 $(BUILD)/%.so: test/tools/%.cc $(BUILD)/command
 	$(CXX) -std=c++20 -O1 -g1 $(warnings) -shared -fPIC $< -o $@
 
@@ -96,7 +96,7 @@ bench-plan:
 	@$(MAKE) --no-print-directory $(BUILD)/bench_plan
 	test/bench/bench_plan.sh $(BUILD)
 
-# What recording the times of steps costs
+# measures what recording the times of steps costs
 .PHONY: bench-timings
 bench-timings:
 	@$(MAKE) --no-print-directory $(BUILD)/train_gpt

@@ -177,7 +177,7 @@ public:
         : folder_(folder),
           index_(parse_checkpoint_index(index_bytes, index_path(folder))),
           files_(index_.file_bytes.size()) {
-        // with or without a slash at the end
+        // the folder's name may end in a slash
         int64_t named = step_of_name((std::filesystem::path(folder) / "").parent_path().filename().string());
         if (named >= 0 && named != index_.step()) {
             fail("%s: holds a checkpoint of step %lld; use another checkpoint", folder.c_str(),

@@ -438,7 +438,7 @@ inline const std::vector<HfFamily>& hf_families() {
             {"mlp.dense_4h_to_h", "fcproj"},
             {"final_layer_norm", "normf"}},
          "embed_out.weight", "lm_head.weight"},
-        // of the biases that GPT-J has, all must be zero
+        // GPT-J has biases, all of which must be zero
         {"gptj", "GPTJForCausalLM", &gptj,
          hf::gptj, "transformer.", "h.", {
             {"wte", "wte"},

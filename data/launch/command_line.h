@@ -155,7 +155,7 @@ inline GivenOptions read_arguments(Command command, int argc, const char* const*
 }
 
 // ----------------------------------------------------------------------------
-// where a training run begins
+// the beginning of a training run
 
 // A command line of `train`, and what it has found.
 struct TrainingLine {

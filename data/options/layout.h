@@ -22,7 +22,7 @@ write a number as a product of three.
 #include "data/base/strings.h"
 
 // ----------------------------------------------------------------------------
-// what a model can be cut into
+// parts into which a model can be cut
 
 // Parts of the layers on each of `pp` stages.
 inline int chunks_of(const Options& options, int pp) {

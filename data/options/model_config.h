@@ -263,7 +263,7 @@ inline int64_t block_parameters(const ModelConfig& c) {
 }
 
 // ----------------------------------------------------------------------------
-// what is a model
+// limits of a model
 
 constexpr int most_head_size = 256;  // attention takes no larger ones
 

@@ -264,7 +264,7 @@ inline void complete_options(const ImportOptions& options) {
 }
 
 // ----------------------------------------------------------------------------
-// from a file
+// values from a file
 
 // The options of the training run that a file tells of.
 inline Options stored_options(const nlohmann::json& json, const std::string& file) {

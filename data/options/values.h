@@ -151,7 +151,7 @@ inline std::string limits_text(const OptionRow& row) {
 }
 
 // ----------------------------------------------------------------------------
-// from text
+// reading text
 
 [[noreturn]] inline void refuse_value(const OptionRow& row, std::string_view value, const char* reason) {
     std::string kind;

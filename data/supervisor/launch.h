@@ -490,7 +490,7 @@ private:
     }
 
     // ------------------------------------------------------------------------
-    // what is told
+    // messages
 
     std::string effective_text() const {
         double now = unix_seconds(), whole = now - state_.began;

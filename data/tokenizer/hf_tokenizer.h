@@ -247,7 +247,7 @@ private:
     }
 
     // ------------------------------------------------------------------------
-    // what the library puts around a text
+    // tokens that the library puts around a text
 
     void read_post_processor(const nlohmann::json& settings, const std::string& where) {
         if (settings.is_null()) return;

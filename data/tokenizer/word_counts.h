@@ -85,7 +85,7 @@ private:
 };
 
 // ----------------------------------------------------------------------------
-// where text may be cut
+// places where text may be cut
 
 // The character that ends before text[end]; invalid_byte where none of UTF-8 does.
 inline int32_t code_point_before(std::string_view text, size_t end) {

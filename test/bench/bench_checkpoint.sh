@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What it costs to save and load checkpoints on this machine.
+# The cost of saving and loading checkpoints on this machine.
 #
 #   test/bench/bench_checkpoint.sh BUILD    the folder of a build (make bench-checkpoint gives it)
 #   FOLDER=path                       on which disk (that of build/); three times the bytes of a checkpoint are needed there, 13 GB

@@ -32,7 +32,7 @@ What can be hidden depends on what there is to hide it behind:
 #include "test/support/recording.h"
 
 // ----------------------------------------------------------------------------
-// what can be hidden: tensor
+// tensor-parallel communication that can be hidden
 
 // Seconds of products of all rows on this rank, in chunks as in a step, with all ranks at work.
 class ProductTimes {
@@ -116,7 +116,7 @@ inline double tensor_can_hide(const World& world, const Gpt& g, double link) {
 }
 
 // ----------------------------------------------------------------------------
-// what can be hidden: pipeline
+// pipeline messages that can be hidden
 
 // Costs of one part and micro-batch, on the stage where it takes longest.
 inline PipelineCosts measured_costs(const World& world, CutModel& model) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What several processes cost and hide on this machine.
+# The cost of several processes on this machine, and how much of it they hide.
 #
 #   test/bench/bench_parallel.sh BUILD    the folder of a build (make bench-parallel gives it)
 cd "$(dirname "$0")/../.." || exit 1

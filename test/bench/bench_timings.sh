@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What it costs to record when a device does what: steps with --timings on and off, in turn. For each pair of runs the
+# The cost of recording when a device does what: steps with --timings on and off, in turn. For each pair of runs the
 # ratio of their median steps; then the median of these ratios.
 #
 #   bench_timings.sh BUILD [PAIRS [OPTIONS OF TRAIN...]]    20 pairs, of tiny as it is

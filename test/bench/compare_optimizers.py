@@ -31,7 +31,7 @@ CONTESTANTS = [
     ("adamw", ["--optimizer", "adamw"], 8),
     ("lamb", ["--optimizer", "lamb"], 8),
     ("local filter", [*EMBEDDINGS, "--local-filter", "on"], 1),
-    # as many weights in products, so FLOPs, as with a local filter, to 0.1%
+    # has as many weights in products, so FLOPs, as the one with a local filter, to 0.1%
     ("wider MLP", [*EMBEDDINGS, "--mlp-width", "469"], 1),
 ]
 SHARES = [0.3, 0.5, 0.8]  # of the tokens, for Muon

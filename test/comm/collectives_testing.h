@@ -165,7 +165,7 @@ template <typename T>
 bool close(const std::vector<T>& got, const std::vector<double>& want) {
     std::vector<double> values;
     for (T value : got) values.push_back((double)value);
-    // of bf16 the order is known, and of integers it does not matter
+    // sums in bf16 have a known order, and integers need none
     if (!std::is_same_v<T, float>) return values == want;
     return relative_error(values, want) < 1e-6;
 }

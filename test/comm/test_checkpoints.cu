@@ -129,7 +129,7 @@ TEST_CASE("a state comes back bit for bit") {
             CHECK(wrong_bytes(toy.state, slots) == 0);
             std::optional<SaveReport> report = saver.save(about_step(7));
             CHECK(saver.under_way() == in_background);
-            // what is saved is the state at that time
+            // a checkpoint has the state at that time
             fill(toy.state, 1);
             if (in_background) {
                 CHECK(!report);
@@ -384,7 +384,7 @@ TEST_CASE("saves in a row, of which the newest are kept") {
         load(toy, checkpoint_folder(run.path, step));
         CHECK(wrong_bytes(toy.state, slots_of(toy.state.settings()), step) == 0);
     }
-    // the same step again takes the place of the first
+    // a second save of a step takes the place of the first
     fill(toy.state, 1);
     CHECK(save_now(saver, 50).error == "");
     load(toy, checkpoint_folder(run.path, 50));

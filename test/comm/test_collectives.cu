@@ -51,7 +51,7 @@ void try_reduce_scatter(size_t part, bool in_place) {
     CHECK(close(got, {want.begin() + begin, want.begin() + begin + part}));
     CHECK(from.guards_hold());
     CHECK(other.guards_hold());
-    // what is not the result is as it was
+    // everything but the result is left alone
     if (in_place) std::copy(mine.begin() + begin, mine.begin() + begin + part, after.begin() + begin);
     CHECK(same_bits(after, mine));
 }

@@ -128,7 +128,7 @@ TEST_CASE("the best interval is where stalls and what failures cost are least to
         for (double stall : {0.05, 1.0, 30.0}) {
             CAPTURE(between);
             CAPTURE(stall);
-            // of a run of such failures, by Daly's model: the time it takes, with one unit of work
+            // the time that a run with such failures takes by Daly's model, with one unit of work
             auto cost = [&](double interval) {
                 return between / interval * std::expm1((interval + stall) / between);
             };

@@ -203,7 +203,7 @@ TEST_CASE("node reader: only the process that reads opens files") {
 }
 
 // ----------------------------------------------------------------------------
-// what ranks have of the reader
+// readers of the ranks
 
 TEST_CASE("node reader: a batch is valid until the next call") {
     CommonFolder folder;
@@ -338,7 +338,7 @@ TEST_CASE("node reader: memory that cannot be shared") {
     check_error(error(memory.address(), {4, 64, 5, true}), "--data-reader node", "it has another size");
     check_error(error(text("%d 1000", (int)getpid()), shape), "--data-reader node", "No such file");
     check_error(error("", shape), "--data-reader node", "is no place of shared memory");
-    // where a process may have little of it
+    // a process that may have little of it
     struct rlimit limit;
     REQUIRE(getrlimit(RLIMIT_FSIZE, &limit) == 0);
     struct rlimit small = {4096, limit.rlim_max};

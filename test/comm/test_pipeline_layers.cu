@@ -77,7 +77,7 @@ TEST_CASE("pipeline layers: no cut has a smaller largest part") {
         Loads loads = {{}, parts, (double)(random.at[2] % 4), (double)(random.at[3] % 8)};
         for (int i = 0; i < layers; i++) loads.layers.push_back(1 + philox(4, round * 100 + i).at[0] % 5);
         check_best(layers, parts, loads);
-        // as memory is: earlier stages keep more micro-batches, each with the parameters besides
+        // costs like memory: earlier stages keep more micro-batches, each with the parameters besides
         check_best(layers, parts, [&](int part, int begin, int end) {
             return loads(part, begin, end) + (parts - part) * 3.0 * (end - begin);
         });

@@ -152,7 +152,7 @@ TEST_CASE("of slow messages the rank is suspect that is slow with all, else the 
     Suspect link = SelftestVerdict(all, true).suspects()[0];
     CHECK(link.other == 3);
     CHECK(link.words.starts_with("rank 2 on node0 and rank 3 on node0: messages between them 250MB/s"));
-    // with two ranks in each of four nodes a rank has but one partner there
+    // a rank has but one partner there if each of four nodes has two ranks
     all = healthy_ranks(8, 2);
     for (RankFindings& one : all)
         for (PairFinding& pair : one.pairs)

@@ -7,7 +7,7 @@ TEST_CASE("chunks of the loss are about equal, and of whole tiles") {
     auto chunk = [](int vocab, int tokens) { return chosen_loss_chunk({.vocab_size = vocab}, tokens); };
     const size_t budget = (sizeof(floatX) == 2 ? 1024 : 256) << 20;
     if (sizeof(floatX) == 4) {
-        // of 50304 columns, 1334 rows in 256 MiB, so chunks of 1280 at most
+        // 256 MiB hold 1334 rows of 50304 columns, so chunks have 1280 at most
         CHECK(chunk(50257, 1334) == 1334);
         CHECK(chunk(50257, 1335) == 768);    // 668 and 667, in tiles
         CHECK(chunk(50257, 65536) == 1280);  // 52 of 1261 at least

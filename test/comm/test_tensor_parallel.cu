@@ -20,7 +20,7 @@ const Communicator& group() {
 }
 
 // ----------------------------------------------------------------------------
-// what the own rows are, spelled out
+// the own rows, spelled out
 
 struct Rows {
     int rows, width, chunks;
@@ -305,7 +305,7 @@ TEST_CASE("a scatter or a gather comes after the scatter before") {
                 copy(all.data() + at, source->data() + at, (size_t)count * shape.width);
             });
         }
-        // what the second scatter sends is gathered again
+        // results that the second scatter sends are gathered again
         shards.gather(other.data(), gathered.data(), shape.rows, shape.width, [](int, int) {});
         poison(all.data(), whole);
         CHECK(same_bits(gathered.host(), sum_of_ranks(200, whole)));

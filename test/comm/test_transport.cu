@@ -347,7 +347,7 @@ TEST_CASE("a group split from a Communicator") {
 #ifndef RANKS_USE_NCCL
 
 // ----------------------------------------------------------------------------
-// what only the host transport has
+// the host transport alone
 
 TEST_CASE("a slow link takes the time it must") {
     int size = test_world().size();

@@ -121,7 +121,7 @@ static std::vector<std::string> names(const std::string& folder) {
 using Names = std::vector<std::string>;
 
 // ----------------------------------------------------------------------------
-// what is written is read back
+// written files are read back
 
 TEST_CASE("bf16 is rounded to the nearest, ties to even") {
     for (uint32_t bits = 0; bits < 65536; bits++) {
@@ -464,7 +464,7 @@ TEST_CASE("a checkpoint is there when it is whole") {
     CHECK(names(run / "checkpoints") == Names{"step_00000003"});
     CHECK(contents(checkpoint_folder(run.path, 3) + "/index.bin") == before);
 
-    // what a killed one left is in nobody's way
+    // leftovers of a killed one are in nobody's way
     fs::create_directories(checkpoint_folder(run.path, 3) + ".partial/data_00000.bin");
     fs::create_directories(checkpoint_folder(run.path, 3) + ".aside");
     save_example(run.path, 3);

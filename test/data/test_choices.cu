@@ -21,7 +21,7 @@ TEST_CASE("choices: JSON lines") {
                "\r\n\n   \n"
                R"({"answer": 1, "id": [1, {}], "choices": ["a", "b"], "context": "\u00e9\u0000 "})"
                "\n"
-               // as HellaSwag has them
+               // the form of HellaSwag
                R"({"ind": 24, "ctx_a": "A man", "ctx": "A man is", "endings": ["up.", "a b"], "label": 0})");
     Tokenizer bytes;
     std::vector<ChoiceExample> examples = read_choices(path, &bytes, 257);

@@ -329,7 +329,7 @@ TEST_CASE("models that no family expresses are refused by the option") {
     auto pattern = [](ModelConfig& c) { c.window = 4, c.window_pattern = "1:1"; };
     refuse(with(llama_model(), pattern),
            "--window-pattern 1:1: Hugging Face's mistral, the nearest family, has only none; ");
-    // of whose two layers one is full, and none
+    // two layers, one of them full, or none
     auto patterned = [](ModelConfig model, const char* windows) {
         model.window = 4, model.window_pattern = windows;
         return std::string(hf_family(completed(model)).name);

@@ -169,7 +169,7 @@ TEST_CASE("hf tokenizer: many threads share one") {
 }
 
 // ----------------------------------------------------------------------------
-// what is refused
+// refusals
 
 static void check_refused(const std::string& name, const std::string& words, auto&& change) {
     json file = golden_file(name);

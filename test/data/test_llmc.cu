@@ -416,7 +416,7 @@ TEST_CASE_FIXTURE(Folder, "ranks that are missing, too many or exchanged") {
     std::string one = contents(state(1)), two = contents(state(2));
     write_file(state(1), two);
     check_refused(state(1), "of rank 2 of 4, and its name is of rank 1; ");
-    // with headers that hide it
+    // headers may hide it
     write_file(state(1), one.substr(0, 1024) + two.substr(1024));
     check_refused(model, "tensor wpe: element 8 is ");  // rank 1 has padding of wte only
     write_file(state(1), one);
@@ -457,7 +457,7 @@ TEST_CASE_FIXTURE(Folder, "state that is damaged, or not of the model") {
     }
     check(1, State{.ranks = 2}.bytes(1), "not of the size of ");
 
-    // what a run that shuffles appends, with counts that lie
+    // a run that shuffles appends this, with counts that lie
     State shuffling = {.ranks = 2, .zero = true, .shuffles = true};
     write(shuffling);
     std::string bytes = shuffling.bytes(0);
@@ -469,7 +469,7 @@ TEST_CASE_FIXTURE(Folder, "state that is damaged, or not of the model") {
     for (size_t size = tail; size < bytes.size(); size += 7)
         check(0, shuffling.bytes(0).substr(0, size), "of no size that the state of ");
 
-    // of another save
+    // this file belongs to another save
     write(good);
     std::string other = model_bytes(Dtype::bf16);
     other[1024 + 2 * 1030 + 1] ^= 0x40;  // in wpe

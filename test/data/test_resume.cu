@@ -72,7 +72,7 @@ TEST_CASE("what is not given is as it was") {
     CHECK(!line.weights_only);
     CHECK(line.notes.empty());
     CHECK(train({"--resume", "auto", "--run-dir", "runs/a"}, checkpoints, 8).options.layers == 3);
-    // what belongs to one start
+    // these belong to one start
     CHECK(line.options.resume == "runs/a");
     CHECK(train({"--resume", "runs/a", "--data-reader", "node"}, checkpoints, 8).options.data_reader ==
           DataReader::node);
@@ -126,7 +126,7 @@ TEST_CASE("another value is used and told, or used without a word, or refused") 
     // 0 stands for what follows from the model
     CHECK(notes({"--kv-heads", "4", "--head-size", "0", "--sequence-length", "0"}) == Lines{});
 
-    // what the checkpoint was made for
+    // the layout that the checkpoint was made for
     const struct {
         std::string line;
         const char* stored;
@@ -238,7 +238,7 @@ TEST_CASE("--tp and --pp of a checkpoint are kept where they fit, and else lower
                         "1");
     CHECK(cut({}, 3).starts_with(
         "1 1 3; the checkpoint's --tp 2 --pp 2 need 4 processes: now --tp 1 --pp 1; "));
-    // what is given stands
+    // given values stand
     CHECK(cut({"--pp", "2"}, 2)
               .starts_with("1 2 1; the checkpoint's --tp 2 with --pp 2 need 4 processes: now --tp 1 --pp 2"));
     CHECK(cut({"--tp", "1"}, 3)
@@ -339,7 +339,7 @@ TEST_CASE("the last checkpoint of a run may be in --fallback-dir") {
     CHECK(spare != shared_run_dir("spare", "other/a"));
     CHECK(spare.starts_with("spare/a-"));
 
-    // what cannot be used in one place is no reason to give up the other
+    // an option that cannot be used in one place is no reason to give up the other
     auto parse = [&](const char* broken, const char* whole) {
         std::vector<const char*> arguments = words;
         arguments.insert(arguments.begin(), "train");
@@ -460,7 +460,7 @@ TEST_CASE("the tokenizer is the copy in the run, unless another is given") {
         CHECK_REFUSED(train({"--resume", "runs/a", "--tokenizer", other}, checkpoints),
                       "the run has another, " + llama3);
     }
-    // with its weights alone, another brings its token that ends a document along, unless one is given
+    // a checkpoint whose weights alone are taken brings its end-of-document token along, unless one is given
     int llama3_end = Tokenizer::load(llama3).end_of_text(), bytes_end = Tokenizer::byte_end_of_text;
     line = train({"--init", "runs/a", "--tokenizer", "bytes", "--train-data", "y.bin"}, checkpoints);
     CHECK(line.options.tokenizer == "bytes");
@@ -551,7 +551,7 @@ TEST_CASE("the newest checkpoint that can be used is found") {
     CHECK(find_checkpoint(checkpoint_folder(run, 10))->older.empty());
     CHECK(find_checkpoint(checkpoint_folder(run, 10) + "/")->run_dir == run);
 
-    // from the command line to the disk
+    // the way from the command line to the disk
     auto parse = [](std::vector<const char*> arguments) {
         arguments.insert(arguments.begin(), "train");
         return parse_training(read_arguments(command_train, (int)arguments.size(), arguments.data()));

@@ -233,7 +233,7 @@ TEST_CASE("full disk") {
 }
 
 // ----------------------------------------------------------------------------
-// what a reader must refuse
+// refusals of a reader
 
 struct Refusals {
     TemporaryFolder folder;

@@ -101,10 +101,10 @@ TEST_CASE("sampler: top-p keeps the fewest that reach it") {
 
 TEST_CASE("sampler: each filter acts on what the others left") {
     Logits logits = logs({0.1, 0.4, 0.2, 0.05, 0.25});
-    // of 0.4 and 0.25 the first has 0.615, of all 0.4
+    // the first has 0.615 of 0.4 and 0.25, and 0.4 of all
     CHECK(kept(logits, {.top_k = 2, .top_p = 0.6f}) == Tokens{1});
     CHECK(kept(logits, {.top_k = 2, .top_p = 0.63f}) == Tokens{1, 4});
-    // with temperature 0.5 the shares are 1, 16, 4, 0.25 and 6.25 of 27.5
+    // temperature 0.5 makes shares of 1, 16, 4, 0.25 and 6.25 of 27.5
     CHECK(kept(logits, {.temperature = 0.5f, .top_p = 0.57f}) == Tokens{1});
     CHECK(kept(logits, {.temperature = 0.5f, .min_p = 0.3f}) == Tokens{1, 4});
     CHECK(kept(logits, {.min_p = 0.3f}) == Tokens{1, 2, 4});

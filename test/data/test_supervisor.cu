@@ -284,7 +284,7 @@ TEST_CASE("a command line of launch is taken apart, and gets one line where it i
 }
 
 // ----------------------------------------------------------------------------
-// what is kept
+// state that is kept
 
 TEST_CASE("a state that was written is read again, and what is no state is refused") {
     TemporaryFolder folder;
@@ -474,7 +474,7 @@ TEST_CASE("what agents say makes the newest state of each rank, and the one that
         return nlohmann::json({{"agent", "here"}, {"time", 1.0}, {"ranks", ranks}}).dump() + "\n";
     };
     TemporaryFolder folder;
-    // what a launcher says goes by, and so does what is left of an earlier start
+    // words of a launcher go by, and so do the rests of an earlier start
     write_file(folder / "said", "mpirun: hello\n" + line({rank(0, 6, "S", 0), rank(1, 6, "S", 0)}) +
                                     line({rank(0, 7, "S", 30), rank(1, 7, "T", 30), rank(2, 9, "", 1e6)}));
     Agents agents;

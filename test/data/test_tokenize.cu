@@ -598,7 +598,7 @@ TEST_CASE("a tokenizer has one fingerprint, from whichever file it comes") {
     }
     CHECK(count > 3);
     CHECK(all.size() == count);
-    // what decides on text alone, or names marks that are never made of text, makes no difference
+    // settings that decide on text alone, or name marks that are never made of text, make no difference
     nlohmann::json json = nlohmann::json::parse(contents("test/golden/tokenizers/gpt2.json"));
     std::string before = tokenizer_fingerprint(Tokenizer::load("test/golden/tokenizers/gpt2.json"));
     auto changed = [&] {
@@ -653,7 +653,7 @@ TEST_CASE("token files are used as they were made") {
     CHECK(check("*.bin", nullptr, 4)[0].find(
               "a_train_000000.bin: its documents end with token 256 of the tokenizer bytes") ==
           folder.path.size() + 1);
-    // of others nothing is known but what they hold
+    // nothing is known of others but their content
     CHECK(check("foreign.bin", &other, 4).empty());
     REQUIRE(check("foreign.bin", &bytes, 256).size() == 1);
     CHECK(check("foreign.bin", &bytes, 256)[0].find("foreign.bin: token 256, which ends documents, is not") ==

@@ -79,7 +79,7 @@ TEST_CASE("tokenizer: files by name, folder or encoding; others are refused") {
     CHECK_FALSE(other.has(300));
     CHECK(other.file() == folder / "other");
 
-    // what was loaded can be written as a tokenizer.json
+    // a loaded one can be written as a tokenizer.json
     other.write(folder / "again.json");
     CHECK(Tokenizer::load(folder / "again.json").encode("abcab x") == other.encode("abcab x"));
 

@@ -73,7 +73,7 @@ CONFIGS = {
                           norm="rmsnorm", norm_eps=1e-6, position="rope", rope_dims=4, mlp="swiglu",
                           bias=False, local_filter=True),
 }
-# With these the four frequencies of a head are, in turn: kept, blended, divided, divided.
+# These settings keep, blend, divide and divide the four frequencies of a head.
 CONFIGS["llama3"] = CONFIGS["llama"] | dict(context=256, rope_scaling=4.0, rope_original_context=128)
 # Between the gradient norms of a run, so that some of its steps are clipped.
 GRADIENT_CLIP = {"gpt2": 2.8, "llama": 6.3, "llama3": 5.4, "qwen": 4.2, "parallel": 2.9, "muon": 1.35,

@@ -59,7 +59,7 @@ def row_and_column(place):
     return [place % 64, place // 64]
 
 
-# Where unit (row, unit) of a box that is as wide as its swizzle begins, in bytes: boxes lie in lines of 128 bytes.
+# The place of unit (row, unit) in a box that is as wide as its swizzle, in bytes: boxes lie in lines of 128 bytes.
 def chunk_place(width, row, unit):
     chunk = row * (width // 16) + unit
     line, within = chunk // 8, chunk % 8
@@ -71,7 +71,7 @@ def encoded(bytes_):
     return (bytes_ & 0x3FFFF) >> 4
 
 
-# Of a tile of `rows` rows that lies in panels as wide as a swizzle. along "k": the product sums over columns, and rows
+# The offsets of a tile of `rows` rows in panels as wide as a swizzle. along "k": the product sums over columns, and rows
 # are those of m or n; "mn": it sums over rows. From the ISA's definitions of both offsets:
 #   stride    from the first 8 rows to the next 8 rows, in either case
 #   leading   along k it is not used with a swizzle; along mn it leads from one repeating pattern of the swizzle to the

@@ -44,7 +44,7 @@ save_file(
     metadata={"format": "pt", "made by": 'a "test"'},
 )
 
-# what the writer must make byte for byte
+# files that the writer must make byte for byte
 for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
     state = {"wte.weight": ramp(5, 4, dtype=dtype), "h.0.norm": ramp(4, dtype=dtype), "h.0.bias": ramp(3, dtype=dtype)}
     os.makedirs(os.path.join(folder, name))

@@ -200,7 +200,7 @@ TEST_CASE("the same step gives the same bits, with stochastic rounding too") {
 }
 
 // ----------------------------------------------------------------------------
-// the same bits: of parts of a tensor, on the host, by every compiler
+// equal bits: for parts of a tensor, on the host, by every compiler
 
 // One tensor in memory of the host.
 struct HostState {

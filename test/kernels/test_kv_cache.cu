@@ -224,7 +224,7 @@ TEST_CASE("a text written with the cache is the text computed as a whole") {
 
         Buffer<floatX> whole(plain), out((size_t)c.B * length * c.NH * c.HS);
         Buffer<float> lse((size_t)c.B * length * c.NH);
-        // of a piece of the texts
+        // rotates a piece of the texts
         auto rotate = [&](floatX* qkv, int from, int to) {
             std::vector<int> positions;
             for (int n = 0; n < c.B * (to - from); n++) positions.push_back(from + n % (to - from));

@@ -195,7 +195,7 @@ ModelConfig config_of(const Case& c, bool large = false) {
 }
 
 // ----------------------------------------------------------------------------
-// what a rank has of the model
+// the model's part of a rank
 
 size_t round_up(size_t size, size_t to) {
     return (size + to - 1) / to * to;
@@ -352,7 +352,7 @@ size_t formula_gradients(const Place& a) {
     auto unit = [&](const UnitSizes& sizes, bool is_block) {
         size_t passes = a.cut_gradients() ? a.m : 1, U = sizes.padded(a.c.mesh.shard), own = U / a.S;
         if (is_block && a.cut_gradients() && a.c.pipeline.schedule == zero_bubble) passes *= 2;
-        // of copies, each rank sums over tensor ranks what it owns, once a step
+        // each rank sums its own part of the copies over tensor ranks, once a step
         size_t own_begin = a.at.shard * own;
         auto summed = [&](size_t begin, size_t count, size_t ranks, size_t rank) {
             size_t from = std::max(begin, own_begin), to = std::min(begin + count, own_begin + own);
@@ -610,7 +610,7 @@ double formula_activations_held(const Place& a, int B, int T) {
     add(a.c.recompute < Recompute::block, attention, attention_inputs);
     add(a.c.recompute < Recompute::mlp, hidden, hidden_inputs);
     add(a.c.recompute == Recompute::none, elementwise, elementwise_inputs);
-    // what a norm makes: own rows, unless all of them have come together for a product that is made again
+    // outputs of a norm: own rows, unless all of them have come together for a product that is made again
     auto add_norm = [&](bool gathered_before, bool has_room = true) {
         add(a.c.recompute == Recompute::none, 0, cut && gathered_before ? 0 : e * n * C);
         if (cut && gathered_before) bytes += e * n * C + pending * e * N * C;

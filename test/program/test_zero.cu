@@ -479,7 +479,7 @@ TEST_CASE("a tensor of several pieces is set and collected whole") {
                             {1, Unit::block, "weight", 40, 8, 0, 1, true},
                             {2, Unit::head, "out", 45, 8, 0, 1, true}},
                            1, false, mesh.shape.shard);
-    // where there is a master copy, that is what is collected
+    // the master copy is collected, if there is one
     Arena memory;
     ZeroState state(memory, layout, mesh, {.level = 1, .training = !exact, .keep_master = !exact},
                     test_stream());

@@ -57,7 +57,7 @@ damaged short 'truncate -s -64 data_00000.bin'
 damaged flipped 'printf "\xff" | dd of=data_00000.bin bs=1 seek=200 conv=notrunc status=none'
 
 # ----------------------------------------------------------------------------------------------------------
-# what is refused
+# refusals
 
 # all folders and files, with what is in them, but for the disk that fills up
 contents() { find . -path ./full -prune -o -type d -print -o -type f ! -name message ! -name '.*' -exec md5sum {} + | sort; }
@@ -119,7 +119,7 @@ a layout for an unknown machine      | --tp auto: --machine is missing,         
 a layout for steps of unknown size   | --tp auto: --global-batch is missing;                           | $train --pp auto --machine cpu
 a machine with other numbers         | --machine h100: of programs with numbers of 2 bytes,            | $train --machine h100
 
-# what the program was not built for
+# options that the program was not built for
 rounding of bf16 in fp32             | --stochastic-rounding on: parameters are fp32 in this program;  | $train --stochastic-rounding on
 products in fp8                      | --matmul-dtype fp8: this program has no such                    | $train --matmul-dtype fp8
 fast sums without fp8                | --fp8-fast-gradients on: goes with --matmul-dtype fp8; give     | $train --fp8-fast-gradients on
@@ -163,7 +163,7 @@ a report that cannot be written       | none/page.html: cannot create it:       
 an export of damaged weights         | flipped/$step/data_00000.bin: tensor wte, weight,               | export flipped --output exported
 an export of what llm.c has not      | --norm rmsnorm: llm.c has only layernorm;                       | export made --format llmc --output out.bin
 
-# what else the commands read and write
+# other files that the commands read and write
 a prompt that is missing             | absent.txt: cannot open it:                                     | sample made --prompt-file absent.txt
 data that is cut                     | cut.bin: is truncated: 4024 bytes,                              | eval made --data good.bin,cut.bin
 sequences longer than the context    | --sequence-length 64: longer than the model's                   | eval made --data good.bin --sequence-length 64

@@ -5,7 +5,7 @@
 #
 #   SEED=N    repeats the random events of an earlier run, which printed it; EVENTS=N how many (10)
 #
-# What happens, and what is to become of it:
+# The events, and what is to become of each:
 #     kill      a rank is killed                                a restart
 #     stop      a rank is stopped, and answers no more          a restart
 #     full      the disk is full while checkpoints are due      the run goes on, and saves when there is room again

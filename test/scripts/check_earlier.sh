@@ -12,7 +12,7 @@ cd "$work" || exit 1
 export OMP_NUM_THREADS=1
 mapfile -t options < <(tr ' ' '\n' <options)
 
-# What is logged of steps 5 to 8: STEP NAME VALUE lines.
+# Prints the log of steps 5 to 8 as STEP NAME VALUE lines.
 logged() {
     grep -E '"step":[5-8],"(loss|val_loss)"' "$1" | sed -E 's/\{"step":([0-9]+),/\1 /' | tr '{}:"' '    ' |
         awk '{ split($0, all, ","); step = $1; for (i in all) { n = split(all[i], word, " "); if (word[n - 1] ~ /^(loss|grad_norm|val_loss|lr|tokens)$/) print step, word[n - 1], word[n] } }' | sort

@@ -242,7 +242,7 @@ kill -INT "$(rank_pids quit)"
 check "a second Ctrl-C quits" eval 'ended quit 30 && test "$code" != 0 && ! compgen -G "quit/checkpoints/step_????????"'
 
 # ----------------------------------------------------------------------------------------------------------
-# what is refused, is refused in one line by the whole job, and before anything is written
+# bad input is refused in one line by the whole job, and before anything is written
 
 # refused WORDS RANKS OPTIONS...
 refused() {

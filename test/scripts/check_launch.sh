@@ -34,7 +34,7 @@ agrees() { "$compare" "$1" "$2" --bitwise; }
 RANKS_TIMEOUT=120 ranks 2 "$cpu" "${job[@]}" --run-dir plain >plain.out 2>&1 || echo "FAILED to run plain"
 
 # ----------------------------------------------------------------------------------------------------------
-# what is refused at once, in one line
+# refusals at once, in one line
 
 refused() { # WORDS OPTIONS...
     "$cpu" launch "${@:2}" >refused.out 2>refused.err </dev/null

@@ -17,7 +17,7 @@ pages="README.md test/README.md test/bench/README.md"
 # ----------------------------------------------------------------------------------------------------------
 # links and names
 
-# What GitHub calls the headings of a page.
+# Prints the names that GitHub gives to the headings of a page.
 anchors() {
     awk '/^ *```/ { code = !code } !code && /^#+ /' "$1" | sed -E 's/^#+ //; s/[^a-zA-Z0-9 _-]//g; s/ /-/g' | tr '[:upper:]' '[:lower:]'
 }
@@ -133,7 +133,7 @@ shorter() {
     [[ $1 =~ ^(.*--steps )([0-9]+)(.*)$ ]] && ((BASH_REMATCH[2] >= 50)) &&
         echo "${BASH_REMATCH[1]}$((BASH_REMATCH[2] / 20))${BASH_REMATCH[3]}" || echo "$1"
 }
-# What it prints is added to the output of its block, $2.
+# run COMMAND BLOCK    adds what the command prints to the output of its block
 run() {
     (cd "$here" && eval "$(shorter "$1")") >"$work/printed" 2>&1 </dev/null
     local rc=$?

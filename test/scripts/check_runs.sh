@@ -85,7 +85,7 @@ check "a run compares its steps with the plan" grep -q '"step":11,"planned_ms":.
 ranks 2 "$cpu" "${tiny[@]}" --run-dir chosen --kv-heads 2 --tp auto --pp auto --global-batch 384 --machine machine.json >chosen.out 2>&1
 check "and takes the layout of a plan" grep -qE '"layout":\{("dp":2,"tp":1,"pp":1|"dp":1,"tp":2,"pp":1|"dp":1,"tp":1,"pp":2),' chosen/log.jsonl
 
-# what is printed
+# output
 run wide "$cpu" --vocab-size 2000 --sample-every 6 --sample-tokens 40
 check "a vocabulary wider than the tokenizer's can be sampled" test -e wide/checkpoints/*/index.bin
 "$cpu" sample long --tokens 5 >/dev/full 2>full.err

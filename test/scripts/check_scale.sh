@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What grows with the number of ranks: messages of the control plane, which Open MPI counts below its collectives, and
+# Costs that grow with the number of ranks: messages of the control plane, which Open MPI counts below its collectives, and
 # the start of a run.
 #
 #   RANKS=N    so many ranks (24); EVERY=yes: all calls

@@ -4,7 +4,7 @@
 # suite: test
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 8
+plan 9
 
 sources=$(git ls-files -co --exclude-standard '*.cu' '*.cuh' '*.h' '*.cc')
 formatted() { clang-format --dry-run -Werror $sources 2>&1 | grep -E 'error' | head -5; [ "${PIPESTATUS[0]}" = 0 ]; }
@@ -67,6 +67,22 @@ no_rings() { ! tsort <<<"$includes" 2>&1 >/dev/null | grep .; }
 # The page of a report and its script stay as small as one person reads.
 page() { [ "$(wc -l <data/report/page.html)" -le 700 ]; }
 
+# A comment is a sentence, or a noun phrase: few begin with one of these words, which promise a subject and bring none.
+subjects() {
+    awk 'FNR == 1 { in_comment = 0 }
+        {
+            begins = /^ *(\/\/|\/\*|#)/
+            if (begins ? !in_comment : /[;,{}()] *\/\//) {
+                words = tolower($0)
+                if (begins) sub(/^ *[\/*#]+ */, "", words); else sub(/.*\/\/ */, "", words)
+                if (words ~ /^(what|of|whether|that|where|from|with|as|the same)[ ,:]/) lines[++n] = FILENAME ":" FNR ": " words
+            }
+            in_comment = begins && !/^ *(\/\/|#) ?--/
+        }
+        END { if (n >= 20) for (i = 1; i <= n; i++) print lines[i]; exit n >= 20 }' \
+        $sources $(git ls-files '*.sh' '*.mk' '*.py' Makefile .ci/run)
+}
+
 targets() {
     local target rc=0
     for target in $(grep -oE '\bmake [a-z][a-z-]+' README.md | awk '{print $2}' | sort -u); do
@@ -82,4 +98,5 @@ check "arrows between rooms" arrows
 check "arrows point down" ladder
 check "no file includes its includer" no_rings
 check "at most 700 lines in the page of a report" page
+check "comments have subjects" subjects
 check "targets in the README" targets

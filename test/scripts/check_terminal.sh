@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a run shows on a terminal, in tmux: a last line that stays while others scroll above it, fits whatever the width, and
+# A run on a terminal, in tmux: its last line stays while others scroll above it, fits whatever the width, and
 # leaves nothing behind; and none of that where nobody looks.
 # suite: test
 # needs: cpu-fp32/train_gpt
@@ -25,7 +25,7 @@ train() {
 # In the terminal, with a prompt that nothing else begins with.
 type_line() { session send-keys -t 0 -l "$1" && session send-keys -t 0 Enter; }
 screen() { session capture-pane -p -t 0; }
-# with their colours: dim is 2, yellow 33
+# prints the screen with its colours: dim is 2, yellow 33
 coloured() { session capture-pane -e -p -t 0; }
 shows() { screen | grep -qE -- "$1"; }
 last_line() { screen | grep -v '^$' | tail -1; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From text to text, as in the README: a tokenizer trained, a folder tokenized, tokenizers and data of others, a blend,
+# The README's way from text to text: a tokenizer trained, a folder tokenized, tokenizers and data of others, a blend,
 # samples and evaluations.
 # suite: test
 # needs: cpu-fp32/train_gpt

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a run says of its own time: phases of every step, all ranks in ranks.jsonl, a timeline, and the flight record.
+# A run tells of its own time: phases of every step, all ranks in ranks.jsonl, a timeline, and the flight record.
 # needs: cpu-fp32/train_gpt
 # seconds: 15
 cd "$(dirname "$0")/../.." || exit 1

@@ -198,7 +198,7 @@ inline cublasStatus_t check(const HostMatmulDesc& op, const HostMatrixLayout& a,
     if (op.multiprocessors < 0 || op.multiprocessors > multiprocessors()) return CUBLAS_STATUS_INVALID_VALUE;
     if (k != bk || d.rows != m || d.columns != n || c != d) return CUBLAS_STATUS_INVALID_VALUE;
     if (is_fp8(a.type) || is_fp8(b.type)) {
-        // as Hopper has it: the inner dimension is the fast one of both, and rows are of whole 16 bytes
+        // Hopper wants the inner dimension as the fast one of both, and rows of whole 16 bytes
         bool types =
             is_fp8(a.type) && is_fp8(b.type) && (a.type == CUDA_R_8F_E4M3 || b.type == CUDA_R_8F_E4M3);
         if (!types || !ta || tb || is_fp8(d.type) || a.ld % 16 || b.ld % 16 || d.ld * bytes(d.type) % 16)

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the scripts share that check whole programs: sourced by each, in the top folder. A script prints a line for each
+# Functions for the scripts that check whole programs: sourced by each, in the top folder. A script prints a line for each
 # check: "ok NAME", "FAILED NAME" or "skipped: REASON: NAME"; and "plan N", by itself or in parts: how many there must be.
 #
 # Sets `work`, an empty folder for the script, gone at its end (KEEP=yes: it stays, and is named).

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What mpirun starts its daemons with (--mca plm_rsh_agent), for tests with several hosts on one machine:
+# The program with which mpirun starts its daemons (--mca plm_rsh_agent), for tests with several hosts on one machine:
 # fake_rsh.sh HOST COMMAND... runs the command here, as ssh would run it there.
 #
 #     $FAKE_HOSTS/HOST.down     the host does not answer

@@ -8,7 +8,7 @@ write_group() {
     shift
     mkdir -p "$(dirname "$file")"
     {
-        # what stands within #if is left where it is
+        # includes within #if stay where they are
         awk '/^#[ \t]*if/ { depth++ } /^#[ \t]*endif/ { depth-- }
              /^#include/ && !depth && !seen[$2]++ { print ($2 ~ /^</ ? 0 : 1) "\t" $0 }' "$@" | sort -s -t$'\t' -k1,1n | cut -f2
         for unit in "$@"; do

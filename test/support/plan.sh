@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What there is to run, read from the tests themselves; sourced by test/run.sh.
+# The list of everything there is to run, read from the tests themselves; sourced by test/run.sh.
 #
 # The folder of a unit says on which builds it runs. These lines at the head of a unit or a script say what is special:
 #
@@ -187,7 +187,7 @@ seconds_to_compile() {
     esac
 }
 
-# What has to be built for the jobs, each once: lines SECONDS|TARGET, where SECONDS are from the begin of its compilation to
+# Prints the targets that the jobs need, each once: lines SECONDS|TARGET, with the seconds from the begin of its compilation to
 # the end of the longest job that waits for it.
 needed_targets() {
     local target longest

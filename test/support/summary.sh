@@ -11,7 +11,7 @@ while read -r name; do
 done <planned
 cat -- *.result 2>/dev/null | awk '$6 > 0 { print "FAILED " $2 ": " $6 " of " $5 + $6 }'
 
-# What is missing here counts by its reason; CI knows which it must put up with.
+# Skipped cases are counted by their reasons; CI says which it allows.
 forbidden=0
 if cat -- *.skipped 2>/dev/null | grep -q .; then
     echo "skipped:"

@@ -27,7 +27,7 @@ import tempfile
 from pathlib import Path
 
 # ----------------------------------------------------------------------------
-# what must hold
+# invariants
 
 # Instances for vectors: a number among their template's arguments is that of the elements of 8 or 16 bytes.
 vectorised = r'[<,] ?(4|8)[,>]'

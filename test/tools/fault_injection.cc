@@ -251,7 +251,7 @@ mode_t mode_of(int flags, va_list arguments) {
 }  // namespace
 
 // ----------------------------------------------------------------------------
-// what the program calls in place of libc's
+// functions in the place of libc's
 
 extern "C" {
 

@@ -10,7 +10,7 @@ int main(int argc, char** argv) try {
     World world(&argc, &argv);
     TrainedModel model(argv[1], "");
     int V = model.options.vocab_size, T = argc - 2;
-    // the same text for each token, which is the target everywhere
+    // every token has the same text, which is the target everywhere
     std::vector<int> memory(batch_ints(V, T));
     BatchArrays<int> rows = batch_at(memory.data(), V, T);
     for (int n = 0; n < V * T; n++) {
