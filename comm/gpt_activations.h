@@ -87,7 +87,7 @@ matrices read them.
     X(float,  dfc_scale,  2,                shared,               fp8 && (tp == 1 || swiglu))                \
     X(float,  dresidual_scale, 2,           shared,               fp8 && tp == 1)                            \
     X(float,  dqkv_scale, 2,                shared,               fp8 && rotation_ends_attention(c))         \
-    /* sums of dresidual's columns over the own rows: the gradient of a bias that is added to the stream */   \
+    /* sums of dresidual's columns over the own rows: the gradient of a bias added to the stream */          \
     X(float,  dresidual_sums, C,            shared,               training && c.bias)                        \
     X(floatX, datt,       N * A,            shared,               training)                                  \
     X(floatX, dqkv,       N * QKV,          filter ? shared : until_weights, training)                       \
