@@ -244,9 +244,9 @@ inline std::string measurement_text(const Machine& m, const World& world, const 
     say("memory", text("%s at %sB/s; %.3g us from one kernel to the next",
                        size_text((size_t)m.memory).c_str(), human(m.streams).c_str(), 1e6 * m.launch));
     bool one = world.local_size() == 1, one_node = world.size() == world.local_size();
-    say("links", one ? "not measured with one rank of a node: as is usual of such devices"
+    say("links", one ? "not measured, for it takes two ranks on a node; the usual value is assumed"
                      : text("%sB/s, %.3g us", human(m.links).c_str(), 1e6 * m.link_latency));
-    say("network", one_node ? "not measured with one node: as is usual of such devices"
+    say("network", one_node ? "not measured, for it takes two nodes; the usual value is assumed"
                             : text("%sB/s, %.3g us", human(m.network).c_str(), 1e6 * m.network_latency));
     return result + "\n" + text("train_gpt plan --machine %s ...\n", file.c_str());
 }

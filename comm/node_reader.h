@@ -75,8 +75,8 @@ public:
         size_t most = (size_t)sysconf(_SC_PHYS_PAGES) / 2 * (size_t)sysconf(_SC_PAGESIZE);
         int error = bytes_ > most ? ENOMEM : posix_fallocate(descriptor_.get(), 0, (off_t)bytes_);
         if (error) {
-            fail("--data-reader node: %zu bytes of shared memory cannot be had: %s; free some, choose a "
-                 "smaller --micro-batch, or use --data-reader rank",
+            fail("--data-reader node: %zu bytes of shared memory could not be allocated: %s; free some, "
+                 "choose a smaller --micro-batch, or use --data-reader rank",
                  bytes_, strerror(error));
         }
         map();
@@ -89,7 +89,7 @@ public:
     NodeMemory(const std::string& address, int processes, const BatchShape& shape) : address_(address) {
         int descriptor = -1;
         if (sscanf(address.c_str(), "%d %d", &process_, &descriptor) != 2)
-            fail("--data-reader node: '%s' is no place of shared memory; use --data-reader rank",
+            fail("--data-reader node: '%s' does not name a block of shared memory; use --data-reader rank",
                  address.c_str());
         std::string path = text("/proc/%d/fd/%d", process_, descriptor);
         descriptor_ = FileHandle(open(path.c_str(), O_RDWR | O_CLOEXEC));

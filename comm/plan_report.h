@@ -87,17 +87,15 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
     const PlannedCut& cut = f.step.cut;
     double room = (double)planner.available(), memory = (double)f.memory;
     if (memory > room)
-        warnings.push_back(text("it does not fit: %s of memory are needed, and there are %s",
+        warnings.push_back(text("it does not fit: it needs %s of memory, and %s are available",
                                 size_text(f.memory).c_str(), size_text(planner.available()).c_str()));
     else if (planner.pinned(f.step.memory) > planner.host_room())
         warnings.push_back(
-            text("it does not fit: %s of the host's memory are needed for each device, and there "
-                 "are %s",
+            text("it does not fit: it needs %s of the host's memory for each device, and %s are available",
                  size_text(planner.pinned(f.step.memory)).c_str(), size_text(planner.host_room()).c_str()));
     else if (memory > 0.97 * room)
         warnings.push_back(
-            text("memory is within 3%% of the %s that there are; what else uses the device may "
-                 "not fit beside it",
+            text("memory is within 3%% of the %s available; other programs may not fit on the device",
                  size_text(planner.available()).c_str()));
     if (RankGroup{cut.tp, 1}.crosses_nodes(machine) && cut.ranks() > machine.node)
         warnings.push_back(text("tensor groups of %d cross nodes of %d devices", cut.tp, machine.node));

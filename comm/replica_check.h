@@ -272,8 +272,9 @@ private:
             if (tensors.size() > most) list += text(" and %zu more", tensors.size() - most);
             line += (line.empty() ? "" : "; ") + members[(size_t)member]["place"].get<std::string>() +
                     ": its " + name_of_held[what] + " differ from those of " +
-                    (2 * odd.size() < members.size() ? text("%zu ranks", members.size() - odd.size())
-                                                     : "the others, of which none can be told to be right") +
+                    (2 * odd.size() < members.size()
+                         ? text("%zu ranks", members.size() - odd.size())
+                         : "the others, and no majority says which of them is right") +
                     " in " + list;
         }
         return line;

@@ -229,7 +229,7 @@ private:
             tensor.name = fields.string("name");
             std::string what = text("%s: tensor %s", path_.c_str(), printable(tensor.name).c_str());
             if (!index_.numbers.emplace(tensor.name, (int)index_.tensors.size()).second)
-                fail("%s is there twice; use another checkpoint", what.c_str());
+                fail("%s appears twice; use another checkpoint", what.c_str());
             int64_t size = 1;
             for (const auto& dimension : fields.array("shape")) {
                 tensor.shape.push_back(json_integer(dimension, 1, largest_tensor / size, what + ": shape"));
@@ -275,9 +275,9 @@ private:
                    within(piece.offset, index_.bytes_of(piece), index_.file_bytes[piece.file]);
         }
         if (!good) {
-            fail(
-                "%s: piece %td is of a tensor, slot, place or file that there is not; use another checkpoint",
-                path_.c_str(), &piece - index_.pieces.data());
+            fail("%s: piece %td is of a tensor, slot, place or file that does not exist; use another "
+                 "checkpoint",
+                 path_.c_str(), &piece - index_.pieces.data());
         }
     }
 

@@ -69,7 +69,7 @@ DataScore evaluate_data(const std::string& data, int limit, const Options& o, co
             score.targets++;
             if (!tokenizer || target == o.document_end) return;
             if (!tokenizer->has(target)) {
-                fail("%s: has token %d, which the tokenizer has not; name the one it was made with",
+                fail("%s: has token %d, which the tokenizer does not have; name the one it was made with",
                      data.c_str(), target);
             }
             score.bytes += tokenizer->token_bytes(target).size();

@@ -73,7 +73,7 @@ inline ChoiceExample parse_choices(std::string_view line, const Tokenizer& token
     tokenizer.encode(object.string(hellaswag ? "ctx" : "context"), example.context);
     if (example.context.empty()) {
         if (tokenizer.end_of_text() < 0) {
-            fail("%s: the context is empty, and the tokenizer has no token that ends a text to stand for it; "
+            fail("%s: the context is empty, and the tokenizer has no end-of-text token to take its place; "
                  "give some context",
                  place.c_str());
         }

@@ -67,7 +67,7 @@ inline std::vector<std::string> remarks(const LlmcModel& model, const std::optio
                 " is not there, with which llm.c marks a save as complete; sizes are right, though");
         }
     } else {
-        lines.push_back("weights only: no state_*.bin of its step is beside it");
+        lines.push_back("weights only: there is no state_*.bin of its step beside it");
     }
     if (model.config().vocab_size == 50257)
         lines.push_back("no tokenizer is recorded; for GPT-2's, give its tokenizer.json with --tokenizer");

@@ -216,7 +216,7 @@ struct PlanOptions : ModelConfig {
     Exposed exposed = Exposed::none;
     PlanFormat format = PlanFormat::text;
     int sequence_length = 0;     // 0: context
-    long long global_batch = 0;  // 0: as is usual for a model of its size
+    long long global_batch = 0;  // 0: the usual one for a model of its size
     OptimizerKind optimizer = OptimizerKind::adamw;
     MatmulDtype matmul_dtype = MatmulDtype::automatic;
     bool fp8_fast_gradients = false;

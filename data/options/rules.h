@@ -200,7 +200,7 @@ inline long long usual_global_batch(const ModelConfig& config, int sequence_leng
 
 inline void complete_options(PlanOptions& options) {
     complete(static_cast<ModelConfig&>(options));
-    if (options.gpus == 0) fail("--gpus: missing, or 0; give the number of devices that there are");
+    if (options.gpus == 0) fail("--gpus: missing, or 0; give the number of devices you have");
     complete_sequence_length(options);
     if (options.global_batch == 0)
         options.global_batch = usual_global_batch(options, options.sequence_length);

@@ -196,7 +196,7 @@ inline const std::vector<OptionRow>& option_table() {
          "Measures the devices and links of the ranks that this is started with, writes them to this .json "
          "file for --machine, and plans nothing."},
         {FIELD(gpus), "Machine", range(0, most_ranks),
-         "Devices that there are. A layout may leave some idle, if it is faster so."},
+         "The devices that you have. A layout may leave some idle if that is faster."},
         {FIELD(price), "Machine", range(0, 1e6),
          "Price of a device for an hour, in any currency. 0: not told."},
         {FIELD(failures), "Failures", range(0, 1e6),

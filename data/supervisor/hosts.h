@@ -82,7 +82,7 @@ inline std::vector<Host> read_hosts(const std::string& path) {
         const std::string where = text("%s: line %d", path.c_str(), number);
         hosts.push_back(parse_host(line, where));
         if (!names.insert(hosts.back().name).second)
-            fail("%s: %s is there twice; give it one line, with all of its slots", where.c_str(),
+            fail("%s: %s appears twice; give it one line, with all of its slots", where.c_str(),
                  hosts.back().name.c_str());
     }
     if (hosts.empty()) fail("%s: has no hosts; write a line for each, as `node1 slots=8`", path.c_str());

@@ -231,7 +231,7 @@ public:
             complete_ = result == Z_STREAM_END;
             if (result != Z_OK && !complete_) {
                 fail("%s: is damaged, or no gzip file (%s); copy it again", path_.c_str(),
-                     gzip_.msg ? gzip_.msg : "its data makes no sense");
+                     gzip_.msg ? gzip_.msg : "its data are damaged");
             }
         }
         return room - gzip_.avail_out;

@@ -337,7 +337,7 @@ TEST_CASE("node reader: memory that cannot be shared") {
     CHECK(error(memory.address(), shape) == "no error");
     check_error(error(memory.address(), {4, 64, 5, true}), "--data-reader node", "it has another size");
     check_error(error(text("%d 1000", (int)getpid()), shape), "--data-reader node", "No such file");
-    check_error(error("", shape), "--data-reader node", "is no place of shared memory");
+    check_error(error("", shape), "--data-reader node", "does not name a block of shared memory");
     // a process that may have little of it
     struct rlimit limit;
     REQUIRE(getrlimit(RLIMIT_FSIZE, &limit) == 0);
@@ -348,6 +348,8 @@ TEST_CASE("node reader: memory that cannot be shared") {
     std::string too_large = error_of([&] { NodeMemory(2, {1 << 20, 1 << 20, 5, true}); });
     setrlimit(RLIMIT_FSIZE, &limit);
     std::signal(SIGXFSZ, handler);
-    check_error(refused, "--data-reader node", "bytes of shared memory cannot be had: File too large");
-    check_error(too_large, "--data-reader node", "bytes of shared memory cannot be had: Cannot allocate");
+    check_error(refused, "--data-reader node",
+                "bytes of shared memory could not be allocated: File too large");
+    check_error(too_large, "--data-reader node",
+                "bytes of shared memory could not be allocated: Cannot allocate");
 }

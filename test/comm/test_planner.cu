@@ -260,7 +260,7 @@ TEST_CASE("an optimizer on the host frees the device, and takes the host's time"
     machine.host_memory = 10e9;
     nlohmann::json small = layout("--offload optimizer");
     CHECK(small["fits"] == false);
-    CHECK(small["warnings"][0].get<std::string>().find("of the host's memory are needed") !=
+    CHECK(small["warnings"][0].get<std::string>().find("of the host's memory for each device") !=
           std::string::npos);
     CHECK_REFUSED(
         planned_text("--model llama3-8B --gpus 8 --global-batch 512k --offload optimizer --tp 1 --pp 1 "

@@ -248,7 +248,7 @@ TEST_CASE("pieces that overlap or leave holes, or do not fill the files") {
     check({at(0, 6, 0, 24, 68)}, file_hole, "164");
     check({at(0, 6, 0, 24, 64)}, "data file 1 overlap or leave a hole; ", "160,65");
     check({at(0, 6, 0, 12, 64), at(0, 6, 12, 12, 64)}, file_hole);
-    const char* nowhere = "index.bin: piece 0 is of a tensor, slot, place or file that there is not; ";
+    const char* nowhere = "index.bin: piece 0 is of a tensor, slot, place or file that does not exist; ";
     check({at(0, 6, 0, 24, 64)}, nowhere, "159");
     check({at(0, 6, 0, 24, 64)}, nowhere, "");
     check({at(0, 6, 0, 25, 64)}, nowhere, "164");
@@ -264,7 +264,7 @@ TEST_CASE("a piece has at most 2^22 elements") {
     const std::string tensors = R"({"name": "a", "shape": [4194305], "weight": "bf16"})";
     CheckpointPiece all = {0, Slot::weight, 0, 0, 0, 1, 0, largest_piece + 1, 64, 0};
     std::string header = forged_header(tensors, std::to_string(64 + 2 * all.count));
-    CHECK_REFUSED(parse(forged_index(header, {all})), "place or file that there is not; ");
+    CHECK_REFUSED(parse(forged_index(header, {all})), "place or file that does not exist; ");
     CheckpointPiece one = {0, Slot::weight, 0, 0, 0, 1, largest_piece, 1, 64 + 2 * largest_piece, 0};
     all.count--;
     CHECK_NOTHROW(parse(forged_index(header, {one, all})));
@@ -311,7 +311,7 @@ TEST_CASE("hostile headers with right checksums") {
     tensor(R"({"name": "a", "shape": [4], "weight": "fp32", "m": "bf16"})", "tensor a: m is stored as ");
     tensor(R"({"name": "a\n\u001b[2J", "shape": []})", "tensor a??[2J: ");
     tensor(R"({"name": "a", "shape": [4], "weight": "fp32"}, {"name": "a", "shape": [4], "weight": "fp32"})",
-           "tensor a is there twice; ");
+           "tensor a appears twice; ");
     tensor(R"({"name": "a", "shape": [4], "weight": "fp32"})", "tensor a: pieces of its weight overlap or");
 }
 

@@ -148,7 +148,7 @@ TEST_CASE("a file of hosts is read as mpirun reads it, and what is wrong with it
     std::pair<const char*, const char*> wrong[] = {
         {"", "has no hosts"},
         {"# none\n", "has no hosts"},
-        {"a slots=1\nb slots=2\na slots=1\n", "line 3: a is there twice"},
+        {"a slots=1\nb slots=2\na slots=1\n", "line 3: a appears twice"},
         {"a slots=1\nb\n", "line 2: b has no slots"},
         {"a slots=0\n", "line 1: slots=0"},
         {"a slots=100000000000000000000\n", "line 1: slots=1"},

@@ -43,7 +43,7 @@ refused() { # WORDS OPTIONS...
 printf 'alpha slots=2\nalpha slots=2\n' >twice
 check "no job" refused 'no job' --ranks 2
 check "no run directory" refused '--run-dir: missing' -- "${tiny[@]}"
-check "a host twice" refused 'twice: line 2: alpha is there twice' --hosts twice -- "${tiny[@]}" --run-dir refused
+check "a host twice" refused 'twice: line 2: alpha appears twice' --hosts twice -- "${tiny[@]}" --run-dir refused
 check "ranks that do not divide" refused '--ranks 3: --tp 2' --ranks 3 -- "${tiny[@]}" --tp 2 --run-dir refused
 check "help teaches" eval "'$cpu' launch --help | grep -q 'a host that fails its check'"
 
