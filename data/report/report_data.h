@@ -277,6 +277,12 @@ private:
             add("last line", run_.last_time() + ", " + duration(std::max(age, 0.0)) + " before this page");
         double trained = run_.seconds().last();
         if (std::isfinite(trained)) add("trained", duration(trained) + tokens());
+        const nlohmann::json& launch = run_.supervisor();
+        double supervised = seconds_of(text_in(launch, "time")) - number_in(launch, "began");
+        if (supervised > 0)
+            add("effective training time",
+                text("%.1f%% of %s", 100 * number_in(launch, "effective_training_time"),
+                     duration(supervised).c_str()));
         bool goes_on = run_.state(now_) == RunState::running || run_.state(now_) == RunState::recent;
         if (goes_on && run_.last_step() > 0 && run_.steps() > run_.last_step())
             add("time left", duration(trained / (double)run_.seconds().points() *

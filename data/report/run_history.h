@@ -87,7 +87,9 @@ public:
 
     explicit RunHistory(const std::string& run_dir) : run_dir_(run_dir) {
         check_run_log(run_dir);
-        read_options();
+        options_ = object_in_file("options.json",
+                                  "is missing, so neither the model nor the length of the run is known");
+        supervisor_ = object_in_file("supervisor.json", "");
         note(read_records(log_path(run_dir), [&](const nlohmann::json& line) { add(line); }), "log.jsonl");
         if (exists(ranks_path(run_dir))) {
             note(read_records(ranks_path(run_dir), [&](const nlohmann::json& line) { ranks_.add(line); }),
@@ -115,8 +117,9 @@ public:
     }
 
     const std::string& run_dir() const { return run_dir_; }
-    const nlohmann::json& options() const { return options_; }  // an object
-    const nlohmann::json& start() const { return start_; }      // the record of the last start, an object
+    const nlohmann::json& options() const { return options_; }        // an object
+    const nlohmann::json& supervisor() const { return supervisor_; }  // train_gpt launch's state; an object
+    const nlohmann::json& start() const { return start_; }  // the record of the last start, an object
     uint64_t starts() const { return starts_; }
     const std::vector<std::string>& notes() const { return notes_; }
 
@@ -161,22 +164,21 @@ public:
     }
 
 private:
-    void read_options() {
-        constexpr uint64_t most = 1 << 20;
-        const std::string path = run_dir_ + "/options.json";
-        options_ = nlohmann::json::object();
-        if (!exists(path)) {
-            notes_.push_back("options.json: is missing, so neither the model nor the length of the run is "
-                             "known");
-            return;
+    // The object in this file of the run; an empty one if there is none, with the note `missing`, if any.
+    nlohmann::json object_in_file(const std::string& name, const std::string& missing) {
+        constexpr uint64_t most = 64 << 20;
+        nlohmann::json object;
+        if (!exists(run_dir_ + "/" + name)) {
+            if (!missing.empty()) notes_.push_back(name + ": " + missing);
+        } else {
+            std::string error;
+            note_error(error, [&] {
+                object =
+                    parse_json(read_whole(run_dir_ + "/" + name, most, "too large for a run's file"), name);
+            });
+            if (!error.empty()) notes_.push_back(error);
         }
-        std::string error;
-        note_error(error, [&] {
-            nlohmann::json options =
-                parse_json(read_whole(path, most, "that is no file of options"), "options.json");
-            if (options.is_object()) options_ = std::move(options);
-        });
-        if (!error.empty()) notes_.push_back(error);
+        return object.is_object() ? object : nlohmann::json::object();
     }
 
     void note(const Reading& reading, const char* name) {
@@ -259,7 +261,7 @@ private:
     }
 
     std::string run_dir_;
-    nlohmann::json options_, start_ = nlohmann::json::object(), planned_;
+    nlohmann::json options_, supervisor_, start_ = nlohmann::json::object(), planned_;
     std::vector<std::string> notes_;
     std::map<std::string, Series> series_;
     std::vector<std::pair<std::string, Series>> phases_;

@@ -181,10 +181,28 @@ TEST_CASE("any type in any field is read without harm") {
     for (const char* file : {"/ranks.jsonl", "/incidents.jsonl"}) write_file(run + file, log);
     for (const char* value : values) {
         write_file(run + "/options.json", std::string("{\"model\":") + value + ",\"steps\":" + value + "}");
+        write_file(run + "/supervisor.json", std::string("{\"began\":") + value + ",\"time\":" + value +
+                                                 ",\"effective_training_time\":" + value + "}");
         for (ReportFormat format : {ReportFormat::html, ReportFormat::csv, ReportFormat::tensorboard})
             report({run}, "", format);
         CHECK(data_of(contents(run + "/report.html"))["runs"][0]["name"] == run);
     }
+}
+
+TEST_CASE("a supervised run tells its effective training time") {
+    TemporaryFolder folder;
+    std::string run = run_with(folder, "run", "{\"step\":1,\"loss\":2}\n");
+    auto told = [&] {
+        report({run}, "", ReportFormat::html);
+        const nlohmann::json data = data_of(contents(run + "/report.html"));
+        for (const auto& fact : data["runs"][0]["facts"])
+            if (fact[0] == "effective training time") return fact[1].get<std::string>();
+        return std::string();
+    };
+    CHECK(told() == "");
+    write_file(run + "/supervisor.json", "{\"began\":1795598940,\"time\":\"2026-11-25T10:29:00.000Z\","
+                                         "\"effective_training_time\":0.9731}");
+    CHECK(told() == "97.3% of " + duration(1795602540.0 - 1795598940));
 }
 
 TEST_CASE("a phase that a step did not have took it no time") {

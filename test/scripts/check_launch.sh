@@ -58,7 +58,7 @@ check "and ends with the bits of a run without failures" agrees killed plain
 check "the incident is told" grep -qE '^\{"time":"[^"]*","what":".*","who":".*","then":"started again","step":[0-9]+,"lost_steps":[0-9]+,"since":[0-9.e+]+,"seconds":[0-9.]+\}$' killed/incidents.jsonl
 check "once, and to --on-event with the end" eval '[ "$(wc -l <killed/incidents.jsonl)" = 1 ] && wait_for 5 eval "[ \$(grep -c event killed.events) = 2 ]" && grep -q "\"event\":\"failure\"" killed.events && grep -q "\"what\":\"done\"" killed.events'
 check "the share of the time that trained is told" eval "grep -qE '^launch  *done; [0-9.]+% of .* trained' killed.out && grep -qE '\"effective_training_time\": 0\.[0-9]' killed/supervisor.json"
-check "a report has the incident" eval "'$cpu' report killed --output killed.html && grep -q '\"started again\"' killed.html"
+check "a report has the incident, and the share" eval "'$cpu' report killed --output killed.html && grep -q '\"started again\"' killed.html && grep -qE '\"effective training time\",\"[0-9.]+% of ' killed.html"
 
 launch wrong "${restart[@]}" -- "${job[@]}" --train-data 'nothing_*.bin'
 check "a user's error is not tried again" eval 'launched wrong 30 && [ $code = 1 ] && [ "$(starts_of wrong)" = 1 ] && grep -q "given up: what it was given has to be changed: .*nothing_" wrong.out'
