@@ -28,9 +28,9 @@ fi
 suite=${1:-test}
 [ "$suite" = test ] && [ -z "$UNIT" ] || export LONG=yes
 read_settings || exit 1
-plan "$suite" || exit 1 # fills builds, jobs and alone
+plan "$suite" || exit 1 # fills builds, jobs, waiting and alone
 if [ "$mode" = list ]; then
-    printf '%s\n' "${jobs[@]}" "${alone[@]}" | awk -F'|' '{ printf "%-42s %3d s  %s\n", $2, $1, $3 }'
+    printf '%s\n' "${jobs[@]}" "${waiting[@]}" "${alone[@]}" | grep . | awk -F'|' '{ printf "%-42s %3d s  %s\n", $2, $1, $3 }'
     exit
 fi
 
@@ -45,9 +45,20 @@ pool=$RESULTS/pool.mk
 result() { echo "$RESULTS/${1//\//.}"; }
 longest_first() { sort -t'|' -k1,1nr -s; }
 
+# write_jobs [in-turn]    rules for lines of jobs; adds their targets to the caller's `goals`. In turn: one after another.
+write_jobs() {
+    local name need kind arguments target after=
+    while IFS='|' read -r _ name need kind arguments; do
+        target=$(result "$name")
+        printf '%s: | %s %s\n\t+@test/support/job.sh %s %s %s\n' "$target" "$need" "$after" "$kind" "$name" "$arguments"
+        goals+=("$target")
+        [ -z "$1" ] || after=$target
+    done
+}
+
 # A build's stamps, and objects that several programs share, are made before the programs that need them.
 write_pool() {
-    local target options first goals=() seconds name need kind arguments
+    local target options first goals=()
     printf '.DEFAULT_GOAL := all\n.PHONY: FORCE\nFORCE:\n'
     first=
     for target in "${!builds[@]}"; do # one after another: some of it is the same for all
@@ -55,6 +66,7 @@ write_pool() {
         first=build/$target/ready
         printf '\t+@test/support/job.sh build %s $(MAKE) -s %s %s\n' "$target/ready" "$(build_options "$target")" "$first"
     done
+    write_jobs in-turn < <(printf '%s\n' "${waiting[@]}" | grep . | longest_first)
     while IFS='|' read -r _ target; do
         [ -n "$target" ] || continue
         options=${target#build/}
@@ -63,15 +75,11 @@ write_pool() {
             "$target" "$first" "${target#build/}" "$(build_options "${options%%/*}")" "$target"
         goals+=("$target")
     done < <(needed_targets | longest_first)
-    while IFS='|' read -r seconds name need kind arguments; do
-        target=$(result "$name")
-        printf '%s: | %s\n\t+@test/support/job.sh %s %s %s\n' "$target" "$need" "$kind" "$name" "$arguments"
-        goals+=("$target")
-    done < <(printf '%s\n' "${jobs[@]}" | longest_first)
+    write_jobs < <(printf '%s\n' "${jobs[@]}" | grep . | longest_first)
     printf 'all: %s\n' "${goals[*]}"
 }
 write_pool >"$pool"
-printf '%s\n' "${jobs[@]}" "${alone[@]}" | cut -d'|' -f2 | grep . >"$RESULTS/planned"
+printf '%s\n' "${jobs[@]}" "${waiting[@]}" "${alone[@]}" | cut -d'|' -f2 | grep . >"$RESULTS/planned"
 
 start=$(date +%s.%N)
 make --no-print-directory -k -j"${JOBS:-$(($(nproc) + 1))}" -f "$pool" 2>&1 |

@@ -17,7 +17,8 @@
 #     orphan    the supervisor is killed, and a new one begins  nothing is lost
 # Every forty steps the data are a spike, random tokens, whose update is left out with or without failures.
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/plant_spikes
-# seconds: 60
+# waits: yes
+# seconds: 100
 # soak: EVENTS=100
 # limit: 3600
 cd "$(dirname "$0")/../.." || exit 1

@@ -7,7 +7,8 @@
 #             named wrongly; HEALTHY=N how many runs on a busy machine (1)
 # suite: test-all
 # needs: cpu-fp32/train_gpt cpu-fp32/fault_injection.so
-# seconds: 45
+# waits: yes
+# seconds: 60
 # soak: CASES=40 HEALTHY=20
 # limit: 1800
 cd "$(dirname "$0")/../.." || exit 1

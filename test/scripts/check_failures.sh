@@ -5,7 +5,8 @@
 #   SEED=N    repeats the random moments and ranks of an earlier run, which printed it; KILLS=N how many ranks are killed
 #             (12), STOPS=N how often one is stopped in each phase of a run (1)
 # needs: cpu-fp32/train_gpt cpu-fp32/fault_injection.so
-# seconds: 120
+# waits: yes
+# seconds: 240
 # soak: KILLS=300 STOPS=20
 # limit: 3600
 cd "$(dirname "$0")/../.." || exit 1

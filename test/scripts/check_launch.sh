@@ -2,7 +2,8 @@
 # `train_gpt launch`: what becomes of a job that ends in each of the ways there are, of one whose supervisor ends, and of
 # hosts that fail. What trained on is compared with a run that nothing happened to.
 # needs: cpu-fp32/train_gpt cpu-fp32/compare_runs cpu-fp32/fault_injection.so
-# seconds: 30
+# waits: yes
+# seconds: 75
 # limit: 600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh

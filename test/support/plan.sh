@@ -7,6 +7,8 @@
 #   ranks: 3 1 2 4           run it with mpirun, once with each number of ranks; on the simulated device only with the
 #                            first, and under sanitizers with two, for there it is slow
 #   alone: 4                 cases of doctest's suite "alone" look at the time: they run with so many ranks, after all else
+#   waits: yes               a script that leaves processors idle, for ranks that are stuck or a clock: it begins as early as
+#                            it can, beside the compilers, and one such after another
 #   seconds: 20              about how long it takes, if that is much: the longest begin first
 #   limit: 600               after so many seconds it is stuck, and is ended
 #   needs: cpu-fp32/train_gpt     programs that a script runs
@@ -15,13 +17,13 @@
 
 declare -A setting            # [FILE:KEY]
 declare -A builds             # those that are needed
-jobs=() alone=()              # lines SECONDS|NAME|PROGRAMS THAT IT NEEDS|KIND|ARGUMENTS for job.sh
+jobs=() waiting=() alone=()   # lines SECONDS|NAME|PROGRAMS THAT IT NEEDS|KIND|ARGUMENTS for job.sh
 
 read_settings() {
     local file key value
     while IFS=$'\t' read -r file key value; do
         setting[$file:$key]=$value
-    done < <(grep -HsE '^(//|#) (devices|ranks|alone|seconds|limit|needs|suite|soak): ' \
+    done < <(grep -HsE '^(//|#) (devices|ranks|alone|waits|seconds|limit|needs|suite|soak): ' \
         test/*/test_*.cu test/scripts/check_*.sh | sed -E 's@:(//|#) ([a-z]+): @\t\2\t@')
     # A unit that names no build that there is would run nowhere.
     for key in "${!setting[@]}"; do
@@ -139,7 +141,7 @@ plan_unit() { # BUILD FILE PROGRAM    with $seed, if there is one
 }
 
 plan_scripts() { # SUITE
-    local file name needs need suite=$1 environment
+    local file name needs need suite=$1 environment line
     for file in test/scripts/check_*.sh; do
         name=$(basename "$file" .sh) environment=
         if [ -z "$UNIT" ]; then
@@ -155,7 +157,8 @@ plan_scripts() { # SUITE
             needs+=("build/$need")
             builds[${need%%/*}]=1
         done
-        jobs+=("${setting[$file:seconds]:-1}|$name|${needs[*]}|script|${setting[$file:limit]:-900} $file $environment")
+        line="${setting[$file:seconds]:-1}|$name|${needs[*]}|script|${setting[$file:limit]:-900} $file $environment"
+        if [ -n "${setting[$file:waits]}" ]; then waiting+=("$line"); else jobs+=("$line"); fi
     done
 }
 
@@ -172,7 +175,7 @@ plan() {
         for seed in ${seeds:-''}; do plan_units "$1" "$build"; done
     done
     [ -n "$BUILDS" ] || plan_scripts "$1"
-    [ ${#jobs[@]} -gt 0 ] || { echo "test/run.sh: nothing to run${UNIT:+: no unit or script is called $UNIT}" >&2; return 1; }
+    [ $((${#jobs[@]} + ${#waiting[@]})) -gt 0 ] || { echo "test/run.sh: nothing to run${UNIT:+: no unit or script is called $UNIT}" >&2; return 1; }
 }
 
 # lines_within FILE    of the units that a group holds
@@ -192,7 +195,7 @@ seconds_to_compile() {
 needed_targets() {
     local target longest
     [ -z "$BUILT" ] || return 0
-    printf '%s\n' "${jobs[@]}" "${alone[@]}" |
+    printf '%s\n' "${jobs[@]}" "${waiting[@]}" "${alone[@]}" |
         awk -F'|' '{ n = split($3, needs, " "); for (i = 1; i <= n; i++) if ($1 + 0 >= longest[needs[i]] + 0) longest[needs[i]] = $1 + 0 }
             END { for (target in longest) print target, longest[target] }' | sort |
         while read -r target longest; do
