@@ -11,7 +11,8 @@
 #     full      the disk is full while checkpoints are due      the run goes on, and saves when there is room again
 #     host      a host goes down with its ranks, and is there   a spare takes over
 #               again when the run has gone on
-#     fewer     so do all hosts but one, at the same time       fewer ranks go on
+#     fewer     so do all hosts but one, at the same time; if   fewer ranks go on
+#               the run is on one host only, with that host
 #     damage    the newest checkpoint is damaged, and a rank    a restart from the one before
 #               is killed
 #     orphan    the supervisor is killed, and a new one begins  nothing is lost
@@ -91,6 +92,8 @@ strike_host() {
 strike_fewer() {
     local host left
     left=$(taking_part | head -1)
+    # A run that is on one host already has to move.
+    [ "$(taking_part | wc -l)" -gt 1 ] || left=$(grep -v "^$left " "hosts_$run" | shuf -n 1 --random-source=<(yes $RANDOM) | cut -d' ' -f1)
     for host in $(grep -v "^$left " "hosts_$run" | cut -d' ' -f1); do
         down+=("$host")
         host_down "$host"

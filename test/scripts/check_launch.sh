@@ -9,9 +9,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/jobs.sh
 . test/support/launches.sh
-plan 36
+plan 37
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
-command -v mpirun >/dev/null || { skip "no mpirun here" 36; exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" 37; exit; }
 text=$PWD/kernels
 at_end() {
     local out
@@ -128,9 +128,10 @@ launch none --hosts hosts "${four[@]}" -- "${job[@]}"
 check "without any host it is given up" eval 'launched none 30 && [ $code = 75 ] && grep -q "given up: no host is left" none.out'
 rm hosts.d/*.down
 
-touch hosts.d/beta.apart
+touch hosts.d/beta.apart hosts.d/alpha.once
 launch apart --hosts hosts "${four[@]}" -- "${tiny[@]}" --steps 5
 check "a host that does not share the run's directory is named at the start" eval 'launched apart 60 && [ $code = 0 ] && [ "$(grep -c "is not shared with beta: ranks are watched" apart.out)" = 1 ]'
+check "a host on which the launcher fails once is not put aside" eval '[ ! -e hosts.d/alpha.once ] && ! grep -q "put aside" apart.out'
 rm hosts.d/beta.apart
 
 launch tested --hosts hosts --selftest on "${four[@]}" -- "${tiny[@]}" --steps 5

@@ -48,6 +48,7 @@ starts_of() { grep -c '^launch  *start [0-9]*: ' "$1.out"; }
 host_down() {
     local pids
     touch "$FAKE_HOSTS/$1.down"
+    [ -s "$FAKE_HOSTS/$1.pids" ] || return 0
     pids=$(xargs <"$FAKE_HOSTS/$1.pids" | tr ' ' ,)
     # Each leads a session, or has a child that does, if it led a group before.
     pids=$pids,$(pgrep -d, -P "$pids")
