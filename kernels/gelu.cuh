@@ -34,8 +34,8 @@ HOST_DEVICE float gelu_slope(float x) {
     } else {
         float twice_u = gelu_twice_root * (x + gelu_cubic * x * x * x);
         float e = fast_exp(-fabsf(twice_u));
-        float above = fast_inverse(1 + e),
-              below = e * above;  // sigmoids of |2u|, -|2u|, without cancellation
+        // the sigmoids of |2u| and -|2u|, neither by cancellation
+        float above = fast_inverse(1 + e), below = e * above;
         float slope_u = gelu_twice_root * (1 + 3 * gelu_cubic * x * x);
         return (twice_u > 0 ? above : below) + x * above * below * slope_u;
     }

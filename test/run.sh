@@ -30,7 +30,7 @@ suite=${1:-test}
 read_settings || exit 1
 plan "$suite" || exit 1 # fills builds, jobs, waiting and alone
 if [ "$mode" = list ]; then
-    printf '%s\n' "${jobs[@]}" "${waiting[@]}" "${alone[@]}" | grep . | awk -F'|' '{ printf "%-42s %3d s  %s\n", $2, $1, $3 }'
+    all_jobs | awk -F'|' '{ printf "%-42s %3d s  %s\n", $2, $1, $3 }'
     exit
 fi
 
@@ -79,7 +79,7 @@ write_pool() {
     printf 'all: %s\n' "${goals[*]}"
 }
 write_pool >"$pool"
-printf '%s\n' "${jobs[@]}" "${waiting[@]}" "${alone[@]}" | cut -d'|' -f2 | grep . >"$RESULTS/planned"
+all_jobs | cut -d'|' -f2 >"$RESULTS/planned"
 
 start=$(date +%s.%N)
 make --no-print-directory -k -j"${JOBS:-$(($(nproc) + 1))}" -f "$pool" 2>&1 |

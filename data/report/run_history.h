@@ -27,10 +27,6 @@ be read is used. The memory that it takes does not grow with the length of the r
 #include "data/report/series.h"
 #include "data/run/run_log.h"
 
-inline std::string incidents_path(const std::string& run_dir) {
-    return run_dir + "/incidents.jsonl";
-}
-
 // Refuses what is not the directory of a run.
 inline void check_run_log(const std::string& run_dir) {
     struct stat status;
@@ -87,9 +83,8 @@ public:
 
     explicit RunHistory(const std::string& run_dir) : run_dir_(run_dir) {
         check_run_log(run_dir);
-        options_ = object_in_file("options.json",
-                                  "is missing, so neither the model nor the length of the run is known");
-        supervisor_ = object_in_file("supervisor.json", "");
+        read_options();
+        attempt([&] { supervisor_ = supervisor_json(run_dir); });
         note(read_records(log_path(run_dir), [&](const nlohmann::json& line) { add(line); }), "log.jsonl");
         if (exists(ranks_path(run_dir))) {
             note(read_records(ranks_path(run_dir), [&](const nlohmann::json& line) { ranks_.add(line); }),
@@ -118,7 +113,7 @@ public:
 
     const std::string& run_dir() const { return run_dir_; }
     const nlohmann::json& options() const { return options_; }        // an object
-    const nlohmann::json& supervisor() const { return supervisor_; }  // train_gpt launch's state; an object
+    const nlohmann::json& supervisor() const { return supervisor_; }  // train_gpt launch's state; null: none
     const nlohmann::json& start() const { return start_; }  // the record of the last start, an object
     uint64_t starts() const { return starts_; }
     const std::vector<std::string>& notes() const { return notes_; }
@@ -164,21 +159,27 @@ public:
     }
 
 private:
-    // The object in this file of the run; an empty one if there is none, with the note `missing`, if any.
-    nlohmann::json object_in_file(const std::string& name, const std::string& missing) {
-        constexpr uint64_t most = 64 << 20;
-        nlohmann::json object;
-        if (!exists(run_dir_ + "/" + name)) {
-            if (!missing.empty()) notes_.push_back(name + ": " + missing);
-        } else {
-            std::string error;
-            note_error(error, [&] {
-                object =
-                    parse_json(read_whole(run_dir_ + "/" + name, most, "too large for a run's file"), name);
-            });
-            if (!error.empty()) notes_.push_back(error);
+    void read_options() {
+        constexpr uint64_t most = 1 << 20;
+        const std::string path = run_dir_ + "/options.json";
+        options_ = nlohmann::json::object();
+        if (!exists(path)) {
+            notes_.push_back("options.json: is missing, so neither the model nor the length of the run is "
+                             "known");
+            return;
         }
-        return object.is_object() ? object : nlohmann::json::object();
+        attempt([&] {
+            nlohmann::json options =
+                parse_json(read_whole(path, most, "that is no file of options"), "options.json");
+            if (options.is_object()) options_ = std::move(options);
+        });
+    }
+
+    // What fails becomes a note.
+    void attempt(auto&& work) {
+        std::string error;
+        note_error(error, work);
+        if (!error.empty()) notes_.push_back(error);
     }
 
     void note(const Reading& reading, const char* name) {

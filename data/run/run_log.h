@@ -15,6 +15,7 @@ step.
 #include <string>
 #include <string_view>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,22 @@ inline std::string tokenizer_path(const std::string& run_dir) {
 
 inline std::string log_path(const std::string& run_dir) {
     return run_dir + "/log.jsonl";
+}
+
+// The files of a supervisor, train_gpt launch (data/supervisor/state.h).
+inline std::string supervisor_path(const std::string& run_dir) {
+    return run_dir + "/supervisor.json";
+}
+inline std::string incidents_path(const std::string& run_dir) {
+    return run_dir + "/incidents.jsonl";
+}
+
+// The state of a run's supervisor; null if there is none. Throws Error if the file cannot be read.
+inline nlohmann::json supervisor_json(const std::string& run_dir) {
+    constexpr uint64_t most_bytes = 64 << 20;
+    const std::string path = supervisor_path(run_dir);
+    if (access(path.c_str(), F_OK) != 0) return {};
+    return parse_json(read_whole(path, most_bytes, "that is no state of a supervisor"), path);
 }
 
 inline std::string ranks_path(const std::string& run_dir) {

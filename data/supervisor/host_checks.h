@@ -75,7 +75,7 @@ public:
         std::string apart;
         for (size_t i = 0; i < hosts.size(); i++) {
             hosts[i].aside = problem_of(answers[i]);
-            hosts[i].has_own_folder = probed_ && says(answers[i], has_its_own);
+            hosts[i].has_own_folder = probed_ && hosts[i].aside.empty() && says(answers[i], has_its_own);
             if (hosts[i].has_own_folder && !before[i].has_own_folder)
                 apart += (apart.empty() ? "" : ", ") + hosts[i].name;
         }

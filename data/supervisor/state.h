@@ -19,13 +19,10 @@ given up: what happened, to whom, how many steps were lost, and for how many sec
 #include "data/base/file.h"
 #include "data/base/json.h"
 #include "data/base/log_file.h"
+#include "data/run/run_log.h"
 #include "data/supervisor/hosts.h"
 #include "data/supervisor/launcher.h"
 #include "data/supervisor/policy.h"
-
-inline std::string supervisor_path(const std::string& run_dir) {
-    return run_dir + "/supervisor.json";
-}
 
 // Seconds since 1970, as all times of a supervisor are: it may go on as another process, after a reboot.
 // A failure, until the job trains again.
@@ -131,14 +128,12 @@ struct SupervisorState {
 
 // The state that an earlier supervisor left, if there was one.
 inline std::optional<SupervisorState> read_state(const std::string& run_dir) {
-    constexpr uint64_t most_bytes = 64 << 20;
-    const std::string path = supervisor_path(run_dir);
-    if (access(path.c_str(), F_OK) != 0) return {};
-    nlohmann::json json = parse_json(read_whole(path, most_bytes, "that is no state of a supervisor"), path);
+    if (access(supervisor_path(run_dir).c_str(), F_OK) != 0) return {};
+    nlohmann::json json = supervisor_json(run_dir);
     try {
         return SupervisorState::from(json);
     } catch (const nlohmann::json::exception&) {
-        fail("%s: is no state of a supervisor; move it away to begin anew", path.c_str());
+        fail("%s: is no state of a supervisor; move it away to begin anew", supervisor_path(run_dir).c_str());
     }
 }
 
@@ -147,7 +142,7 @@ inline std::optional<SupervisorState> read_state(const std::string& run_dir) {
 class SupervisorFiles {
 public:
     explicit SupervisorFiles(std::string run_dir)
-        : run_dir_(std::move(run_dir)), incidents_(run_dir_ + "/incidents.jsonl") {}
+        : run_dir_(std::move(run_dir)), incidents_(incidents_path(run_dir_)) {}
 
     // Returns what there is to tell, if anything.
     std::string write(const SupervisorState& state) {

@@ -178,6 +178,9 @@ plan() {
     [ $((${#jobs[@]} + ${#waiting[@]})) -gt 0 ] || { echo "test/run.sh: nothing to run${UNIT:+: no unit or script is called $UNIT}" >&2; return 1; }
 }
 
+# Prints the lines of all jobs.
+all_jobs() { printf '%s\n' "${jobs[@]}" "${waiting[@]}" "${alone[@]}" | grep .; }
+
 # lines_within FILE    of the units that a group holds
 lines_within() { sed -n 's/^#include "\(test.*test_.*\.cu\)"/\1/p' "$1" 2>/dev/null | xargs -r cat | wc -l; }
 
@@ -195,7 +198,7 @@ seconds_to_compile() {
 needed_targets() {
     local target longest
     [ -z "$BUILT" ] || return 0
-    printf '%s\n' "${jobs[@]}" "${waiting[@]}" "${alone[@]}" |
+    all_jobs |
         awk -F'|' '{ n = split($3, needs, " "); for (i = 1; i <= n; i++) if ($1 + 0 >= longest[needs[i]] + 0) longest[needs[i]] = $1 + 0 }
             END { for (target in longest) print target, longest[target] }' | sort |
         while read -r target longest; do
