@@ -40,13 +40,15 @@ at_end() {
 cd "$work" || exit 1
 export OMP_NUM_THREADS=1
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
+model=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --context 48 --micro-batch 1 --global-batch 384
+    --warmup-steps 0 --learning-rate 1e-3 --log-every 100000 --train-data "$work/text_train_*.bin" --seed 1337)
+# Spikes stand out once the loss has stopped falling fast.
+"$cpu" "${model[@]}" --steps 300 --run-dir begun >begun.out 2>&1 || echo "FAILED to begin"
 # a step has 8 samples of 48 tokens
 # shellcheck disable=SC2046  # a list of numbers
 "$plant" text_train_000000.bin 48 1337 $(for step in $(seq 70 40 $((events * 13 + 70))); do seq $((8 * step - 8)) $((8 * step - 1)); done) ||
     echo "FAILED to plant spikes"
-tiny=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --context 48 --micro-batch 1 --global-batch 384
-    --warmup-steps 0 --learning-rate 1e-3 --log-every 100000 --train-data "$work/text_train_*.bin" --zero 1
-    --seed 1337 --spike-sigma 6
+tiny=("${model[@]}" --init "$work/begun" --zero 1 --spike-sigma 6
     --throttle-link 0.0012) # some 100 ms a step, in which processors rest
 
 # Each half of the events has a run of its own: one whose layout stays, and one that goes on with fewer ranks too.
