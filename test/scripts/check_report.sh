@@ -135,7 +135,8 @@ fi
 # script goes into the page behind its own.
 dump() {
     sed '/^<\/html>$/d' "$1" >"$2.html"
-    { echo "<script>${3-}</script>"; echo '</html>'; } >>"$2.html"
+    # A loaded machine may reach the end of the virtual time without a frame: what waits for one waits for a timer instead.
+    { echo "<script>window.requestAnimationFrame = callback => setTimeout(callback, 16);${3-}</script>"; echo '</html>'; } >>"$2.html"
     timeout 120 "$browser" --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir="$work/browser" \
         --window-size=1200,900 --virtual-time-budget=4000 --enable-logging=stderr --log-level=0 --dump-dom \
         "file://$PWD/$2.html" >"$2.dom" 2>"$2.log"
