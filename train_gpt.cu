@@ -1186,7 +1186,8 @@ inline void train(const TrainingLine& line, const World& world) {
     fflush(stdout);  // the work that follows can take long, or wait for other ranks
     const Layout& layout = plan.memory->layout;
     Mesh mesh(world, layout.mesh, nullptr,
-              mesh_traffic(line.options, layout, line.options.micro_batch, line.options.sequence_length));
+              mesh_traffic(line.options, layout, line.options.micro_batch, line.options.sequence_length,
+                           line.options.reduce_dtype));
     plan.memory->check_groups(world);
     print_ranks(line.options, world, mesh, layout);
     TrainingRun run(line, world, plan, mesh);

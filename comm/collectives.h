@@ -51,6 +51,8 @@ constexpr ncclDataType_t nccl_type() {
         return ncclFloat;
     else if constexpr (std::is_same_v<T, double>)
         return ncclDouble;
+    else if constexpr (std::is_same_v<T, uint16_t>)
+        return ncclBfloat16;  // its bits
     else if constexpr (std::is_integral_v<T> && sizeof(T) == 1)
         return std::is_signed_v<T> ? ncclInt8 : ncclUint8;
     else if constexpr (std::is_integral_v<T> && sizeof(T) == 4)
@@ -203,6 +205,24 @@ public:
         if (!shared_) return copy_own(data, own, part, stream);
         Recorded call(Operation::all_gather, shared_->record, kind, size() * part * sizeof(T), stream);
         check_call(ncclAllGather(own, data, part, nccl_type<T>(), comm(), stream), "ncclAllGather", __LINE__);
+        add(kind, (size_t)(size() - 1) * part * sizeof(T));
+    }
+
+    // Part r of data (size * part) to rank r, for all ranks: theirs come into the parts of `received` (size *
+    // part), of which the own one stays as it was.
+    template <typename T>
+    void all_to_all(const T* data, T* received, size_t part, Traffic kind, cudaStream_t stream) const {
+        if (!shared_) return;
+        Recorded call(Operation::all_to_all, shared_->record, kind, size() * part * sizeof(T), stream);
+        ncclCheck(ncclGroupStart());
+        for (int distance = 1; distance < size(); distance++) {  // from each rank to another one at a time
+            int to = (rank() + distance) % size(), from = (rank() + size() - distance) % size();
+            check_call(ncclSend(data + (size_t)to * part, part, nccl_type<T>(), to, comm(), stream),
+                       "ncclSend", __LINE__);
+            check_call(ncclRecv(received + (size_t)from * part, part, nccl_type<T>(), from, comm(), stream),
+                       "ncclRecv", __LINE__);
+        }
+        check_call(ncclGroupEnd(), "ncclGroupEnd", __LINE__);
         add(kind, (size_t)(size() - 1) * part * sizeof(T));
     }
 

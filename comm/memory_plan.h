@@ -27,6 +27,7 @@ chosen by it.
 #include "comm/memory.h"               // Arena, MemoryClass
 #include "comm/pipeline.h"             // PipelineArrays
 #include "comm/pipeline_schedule.h"    // PipelineShape
+#include "comm/rounded_sums.h"         // RoundedSumArrays
 #include "comm/setup.h"                // rope_floats, fp8_sizes, zero_settings, training_layout
 #include "comm/stage.h"                // Stage
 #include "comm/world.h"                // World
@@ -50,6 +51,7 @@ inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Wo
     Arena counted(Arena::counts, w.number_bytes);
     ZeroArrays(counted, layout, cut.mesh.shard, settings);
     MatrixArrays(counted, layout, cut.mesh, settings.transform_scratch);
+    RoundedSumArrays(counted, layout, cut.mesh, settings);
     PipelineArrays(counted, cut.pipeline, stage.room, stage.number(), stream_size(config, w, cut));
     ActivationArrays(counted, activation_table(config, w, stage), stage);
     counted.of("activations").take<float>(rope_floats(config, w));

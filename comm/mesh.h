@@ -47,9 +47,10 @@ constexpr size_t most_to_connect = SIZE_MAX;
 constexpr size_t most_to_connect = 4096;
 #endif
 struct MeshTraffic {
-    size_t unit = 1;  // parameters that are gathered, and gradients that are reduced, at once
-    size_t rows = 0;  // activations that tensor ranks bring together, and sum
-    size_t sent = 1;  // activations that go from stage to stage
+    size_t unit = 1;          // parameters that are gathered, and gradients that are reduced, at once
+    size_t rows = 0;          // activations that tensor ranks bring together, and sum
+    size_t sent = 1;          // activations that go from stage to stage
+    bool all_to_all = false;  // gradients travel in bf16 (comm/rounded_sums.h)
 };
 
 // Thread blocks that a kernel of NCCL may take on a GPU. Those that wait for another rank hold theirs, so all
@@ -340,26 +341,31 @@ private:
     void connect(cudaStream_t stream, const MeshTraffic& traffic) const {
         const struct {
             const Communicator& group;
-            bool reduces, scatters, gathers;
-        } calls[] = {{tensor_, true, false, false}, {shard_, true, true, false},
-                     {gathers_, true, false, true}, {replica_, true, false, false},
-                     {copies_, true, false, false}, {ends_, true, false, false}};
+            bool reduces, scatters, gathers, exchanges;
+        } calls[] = {{tensor_, true, false, false, false},
+                     {shard_, true, true, false, traffic.all_to_all},
+                     {gathers_, true, false, true, false},
+                     {replica_, true, false, traffic.all_to_all, traffic.all_to_all},
+                     {copies_, true, false, false, false},
+                     {ends_, true, false, false, false}};
         constexpr auto kind = Traffic::statistics;
         size_t largest = std::min(traffic.unit, most_to_connect);
         size_t rows =
             ceil_div(std::min(traffic.rows, most_to_connect), (size_t)shape.tp);    // rows of each rank
         size_t most = std::max({largest, (size_t)stage_.size(), rows * shape.tp});  // in whole parts
-        for (auto& [group, reduces, scatters, gathers] : calls)
+        for (auto& [group, reduces, scatters, gathers, exchanges] : calls)
             most = std::max(most, ceil_div(largest, (size_t)group.size()) * group.size());
         float* numbers = nullptr;
         cudaCheck(cudaMalloc((void**)&numbers, most * sizeof *numbers));
         cudaCheck(cudaMemsetAsync(numbers, 0, most * sizeof *numbers, stream));
-        for (auto& [group, reduces, scatters, gathers] : calls) {
+        auto* halves = (uint16_t*)numbers;  // two arrays of bf16 take the memory of one of floats
+        for (auto& [group, reduces, scatters, gathers, exchanges] : calls) {
             size_t part = ceil_div(largest, (size_t)group.size());
             if (reduces) group.all_reduce(numbers, 1, kind, stream);
             if (reduces && largest > 1) group.all_reduce(numbers, largest, kind, stream);
             if (scatters) group.reduce_scatter(numbers, part, kind, stream);
             if (gathers) group.all_gather(numbers, part, kind, stream);
+            if (exchanges) group.all_to_all(halves, halves + most, part, kind, stream);
         }
         if (rows > 0) {
             tensor_.all_gather((floatX*)numbers, rows, kind, stream);

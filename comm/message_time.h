@@ -14,7 +14,8 @@ Algorithms for Full Bandwidth Broadcast, Reduction and Scan", 2009).
 #include <cmath>
 #include <numeric>
 
-#include "comm/machine.h"  // Machine
+#include "comm/machine.h"     // Machine
+#include "data/base/dtype.h"  // Dtype
 
 // Ranks that talk together, each `stride` behind the one before.
 struct RankGroup {
@@ -66,6 +67,40 @@ inline double sum_seconds(const Machine& machine, const RankGroup& group, double
              bytes / group_rate(machine, group));
     return std::min(ring, tree);
 }
+
+// Each rank sends a part of `bytes` straight to each other one, those to other nodes all by its own network.
+inline double exchange_seconds(const Machine& machine, const RankGroup& group, double bytes) {
+    if (group.ranks == 1) return 0;
+    int near = (group.crosses_nodes(machine) ? group.in_node(machine) : group.ranks) - 1,
+        far = group.ranks - 1 - near;
+    double part = bytes / group.ranks;
+    return near * machine.link_latency + (far > 0 ? machine.network_latency : 0) +
+           std::max(near * part / machine.links, far * part / machine.network);
+}
+
+// How long it takes to bring gradients together that travel in a type: a reduce-scatter and an all-reduce of
+// so many, of which those in bf16 go as comm/rounded_sums.h sends them.
+struct GradientMessages {
+    const Machine& machine;
+    Dtype dtype;
+
+    double bytes(double gradients) const { return (double)dtype_size(dtype) * gradients; }
+    double scatter_seconds(const RankGroup& group, double gradients) const {
+        if (dtype == Dtype::fp32) return gather_seconds(machine, group, bytes(gradients));
+        return exchange_seconds(machine, group, bytes(gradients)) + rounding(group, gradients);
+    }
+    double sum_seconds(const RankGroup& group, double gradients) const {
+        if (dtype == Dtype::fp32) return ::sum_seconds(machine, group, bytes(gradients));
+        return exchange_seconds(machine, group, bytes(gradients)) + 2 * rounding(group, gradients) +
+               gather_seconds(machine, group, bytes(gradients));
+    }
+
+private:
+    // Every gradient is read in fp32 and written in bf16, and read so again where it is added.
+    double rounding(const RankGroup& group, double gradients) const {
+        return group.ranks == 1 ? 0 : 8 * gradients / machine.streams;
+    }
+};
 
 // A message from one rank to another.
 inline double message_seconds(const Machine& machine, bool same_node, double bytes) {

@@ -34,6 +34,7 @@ struct PlanFigures {
     double tokens_per_second = 0;
     double mfu = 0, mfu_causal = 0, hfu = 0;  // shares of what all devices can do, also of those without work
     double days = 0, cost = 0;                // 0: not told
+    double seconds_with_bf16_gradients = 0;   // 0: they travel so already, or not at all
 };
 
 // The parts of a step's time, each with its name.
@@ -67,6 +68,8 @@ inline PlanFigures figures_of(Planner& planner, const PlanLine& line, const Mach
     f.hfu = planner.executed_flops(step.cut) / step.seconds / peak;
     f.days = (double)line.command.tokens / f.tokens_per_second / 86400;
     f.cost = 24 * f.days * line.command.gpus * line.command.price;
+    if (o.reduce_dtype == Dtype::fp32 && step.cut.dp > 1)
+        f.seconds_with_bf16_gradients = planner.seconds_with_gradients_in(Dtype::bf16, step.cut);
     return f;
 }
 
@@ -262,6 +265,7 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
         {"tp_overlap", cut.row_chunks},
         {"zero", cut.zero},
         {"shard_group", cut.shard},
+        {"reduce_dtype", name_of(line.options.reduce_dtype)},
         {"recompute", name_of(cut.recompute)},
         {"seconds", f.step.seconds},
         {"tokens_per_s", f.tokens_per_second},
@@ -286,6 +290,8 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
                                     {"bytes", one.bytes},
                                     {"seconds", one.seconds}});
     }
+    if (f.seconds_with_bf16_gradients > 0)
+        json["seconds_with_bf16_gradients"] = f.seconds_with_bf16_gradients;
     if (f.days > 0) json["days"] = f.days;
     if (f.cost > 0) json["cost"] = f.cost;
     json["warnings"] = plan_warnings(planner, machine, line.command.gpus, f);
@@ -417,6 +423,11 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
         say("", text("a rank sends in a step: %s of parameters, %s of gradients, %s to other stages",
                      size_text((size_t)sent.parameters).c_str(), size_text((size_t)sent.gradients).c_str(),
                      size_text((size_t)sent.pipeline).c_str()));
+    if (double seconds = best.seconds_with_bf16_gradients; 0 < seconds && seconds < best.step.seconds)
+        say("",
+            text("with --reduce-dtype bf16, which sends gradients in half as many bytes, a step takes %.4g s "
+                 "(%+.1f%%)",
+                 seconds, 100 * (seconds / best.step.seconds - 1)));
     if (command.tokens > 0) {
         say("run",
             text("%d steps, %.3g days%s; %.4g PetaFLOP/s-days by 6 FLOPs a parameter and token, %.4g by "

@@ -163,6 +163,13 @@ public:
         return {cut, simulated(cut, {}).seconds, memory(cut, SIZE_MAX)};
     }
 
+    // How long a step takes whose gradients travel in this type.
+    double seconds_with_gradients_in(Dtype dtype, const PlannedCut& cut) const {
+        PlanTask task = task_;
+        task.options.reduce_dtype = dtype;
+        return Planner(task).simulated(cut, {}).seconds;
+    }
+
     // Simulates a step of so many micro-batches.
     SimulatedStep simulated(const PlannedCut& cut, const MessagesTaken& taken, int micro_batches) {
         Layout layout = this->layout(cut, micro_batches);
@@ -178,6 +185,7 @@ public:
                               .stream_bytes = stream,
                               .number_bytes = number_bytes_,
                               .norm_bytes = norm_bytes(cut),
+                              .reduce_dtype = task_.options.reduce_dtype,
                               .offload = task_.options.offload == Offload::optimizer,
                               .homes = homes(cut)},
                              taken);
@@ -250,7 +258,9 @@ public:
         double block = (double)parameters(cut).unit_size(1), part = block / cut.shard;
         RankGroup tensor = {cut.tp, 1}, shard = {cut.shard, cut.tp},
                   replica = {cut.dp / cut.shard, cut.tp * cut.shard}, stages = {2, cut.tp * cut.dp};
-        const char *own = number_bytes_ == 2 ? "bf16" : "fp32", *sums = "fp32";
+        const char *own = number_bytes_ == 2 ? "bf16" : "fp32",
+                   *sums = dtype_name(task_.options.reduce_dtype);
+        const GradientMessages gradients = {machine_, task_.options.reduce_dtype};
         auto gather = [&](const char* what, const char* numbers, const RankGroup& group, double bytes) {
             if (group.ranks > 1)
                 all.push_back({what, numbers, group, bytes, gather_seconds(machine_, group, bytes)});
@@ -260,10 +270,12 @@ public:
             all.push_back({"rows for the next stage", own, stages, rows / cut.tp,
                            message_seconds(machine_, !stages.crosses_nodes(machine_), rows / cut.tp)});
         gather("parameters of a block", own, shard, (double)number_bytes_ * block);
-        gather("gradients of a block", sums, shard, 4 * block);
+        if (shard.ranks > 1)
+            all.push_back({"gradients of a block", sums, shard, gradients.bytes(block),
+                           gradients.scatter_seconds(shard, block)});
         if (replica.ranks > 1)
-            all.push_back({"gradients of a part of a block", sums, replica, 4 * part,
-                           sum_seconds(machine_, replica, 4 * part)});
+            all.push_back({"gradients of a part of a block", sums, replica, gradients.bytes(part),
+                           gradients.sum_seconds(replica, part)});
         return all;
     }
 
@@ -478,13 +490,14 @@ private:
         double size = (double)layout.unit_size(1), least = HUGE_VAL, step = times(cut).optimizer();
         double micro = (double)micro_batches(cut), gathered = cut.zero >= 3 ? 2 * micro : 1,
                reduced = cut.zero >= 2 ? micro : 1;  // times in a step
+        const GradientMessages gradients = {machine_, task_.options.reduce_dtype};
         std::vector<int> groups;
         std::vector<long long> sizes = divisors(cut.dp);
         for (auto shard = sizes.rbegin(); shard != sizes.rend() && *shard > 1; ++shard) {
             RankGroup inner = {(int)*shard, cut.tp}, outer = {cut.dp / (int)*shard, cut.tp * (int)*shard};
             double seconds = gathered * gather_seconds(machine_, inner, (double)number_bytes_ * size) +
-                             reduced * gather_seconds(machine_, inner, 4 * size) +
-                             sum_seconds(machine_, outer, 4 * size / (double)*shard) +
+                             reduced * gradients.scatter_seconds(inner, size) +
+                             gradients.sum_seconds(outer, size / (double)*shard) +
                              step * size / (double)*shard;
             if (seconds < least) least = seconds, groups.push_back((int)*shard);
         }

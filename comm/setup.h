@@ -92,6 +92,7 @@ inline ZeroSettings zero_settings(const Options& o, size_t number_bytes = sizeof
             .keep_master = o.master_weights && number_bytes < sizeof(float),
             .offload = o.offload == Offload::optimizer,
             .overlap = o.overlap,
+            .reduce_dtype = o.reduce_dtype,
             .prefetch = o.prefetch,
             .staging = o.async_save && saves_on_the_way(o.save_every, o.steps),
             .checks = o.check_replicas > 0 || o.check_replay > 0};

@@ -131,11 +131,13 @@ private:
 };
 
 // The traffic of training on micro-batches of B sequences of T tokens, on any rank.
-inline MeshTraffic mesh_traffic(const ModelConfig& config, const Layout& layout, int B, int T) {
+inline MeshTraffic mesh_traffic(const ModelConfig& config, const Layout& layout, int B, int T,
+                                Dtype reduce_dtype) {
     Dims d(config, layout.mesh.tp, B, T);
     MeshTraffic traffic;
     if (layout.mesh.tp > 1) traffic.rows = (size_t)d.N * d.C;
     traffic.sent = (size_t)d.n * d.C;
+    traffic.all_to_all = reduce_dtype == Dtype::bf16;
     for (int stage = 0; stage < layout.mesh.pp; stage++) {
         StageUnits units = Stage(config, layout, {.pipeline = stage}, true).units();
         ParameterLayout parameters = parameter_layout(config, layout.mesh.shard, units);

@@ -56,7 +56,8 @@ struct StepToSimulate {
     double stream_bytes = 0;  // sent from stage to stage
     size_t number_bytes = 2;
     double norm_bytes = 0;  // summed over all ranks between two passes of the optimizer; 0: no norms
-    bool offload = false;   // the optimizer's state is on the host
+    Dtype reduce_dtype = Dtype::fp32;  // of gradients on their way
+    bool offload = false;              // the optimizer's state is on the host
     // The cost of the matrices of so many blocks if the optimizer transforms them; null if it does not.
     std::function<AtHomes(int blocks)> homes = nullptr;
 };
@@ -331,16 +332,16 @@ private:
     }
     void reduce_gradients(int unit, bool last) {
         if (!cut_gradients_ && !last) return;
-        double bytes = 4 * size(unit);
-        sent.gradients += share_of_others(shard_) * bytes;
-        if (last) sent.gradients += 2 * share_of_others(replica_) * bytes / shard_.ranks;
-        data_free_ = std::max(data_free_, compute) +
-                     data_seconds(gather_seconds(step_.machine, shard_, bytes), shard_);
+        const GradientMessages messages = {step_.machine, step_.reduce_dtype};
+        double gradients = size(unit), part = gradients / shard_.ranks;
+        sent.gradients += share_of_others(shard_) * messages.bytes(gradients);
+        if (last) sent.gradients += 2 * share_of_others(replica_) * messages.bytes(part);
+        data_free_ =
+            std::max(data_free_, compute) + data_seconds(messages.scatter_seconds(shard_, gradients), shard_);
         if (cut_gradients_) gradient_place(unit) = {false, data_free_};
-        if (last)
-            data_free_ += data_seconds(sum_seconds(step_.machine, replica_, bytes / shard_.ranks), replica_);
+        if (last) data_free_ += data_seconds(messages.sum_seconds(replica_, part), replica_);
         if (last && step_.offload)
-            host_free_ = std::max(host_free_, data_free_) + bytes / shard_.ranks / step_.machine.host_link;
+            host_free_ = std::max(host_free_, data_free_) + 4 * part / step_.machine.host_link;
         if (!step_.overlap.data) compute = std::max(compute, data_free_);
     }
 

@@ -51,6 +51,7 @@ are in comm/zero_arrays.h.
 #include "comm/mesh.h"              // Mesh, Communicator
 #include "comm/parameters.h"        // ParameterLayout
 #include "comm/recorder.h"          // Recorded
+#include "comm/rounded_sums.h"      // RoundedSums
 #include "comm/watch.h"             // wait_for
 #include "comm/zero_arrays.h"       // ZeroSettings, ZeroArrays, StepStatistics
 #include "data/base/deadlines.h"    // GivesWork
@@ -236,6 +237,7 @@ private:
     std::function<void(int unit)> gradients_made_;
 
     const ZeroArrays arrays_;
+    const RoundedSums rounded_sums_;
     MatrixHomes homes_;  // without rounds where no matrix is transformed
     bool is_whole_ = true;
 };
@@ -282,6 +284,7 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
       gathers_(compute),
       host_(compute),
       arrays_(memory, layout, shards_, settings, compute),
+      rounded_sums_({memory, layout, mesh.shape, settings}),
       homes_(memory, layout, mesh, settings.training ? settings.transform_scratch : nullptr, compute) {
     if (settings.overlap && (mesh.shape.ranks() > 1 || settings.offload)) {
         std::pair<cudaStream_t*, const char*> streams[] = {
@@ -512,7 +515,11 @@ inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
     recorder.at_unit(unit);
     order(compute_, reductions_);
     size_t part = part_size(unit);
-    mesh_.shard().reduce_scatter(grads(unit), part, Traffic::gradients, reductions_);
+    bool in_bf16 = settings_.reduce_dtype == Dtype::bf16;
+    if (in_bf16)
+        rounded_sums_.reduce_scatter(mesh_.shard(), grads(unit), part, Traffic::gradients, reductions_);
+    else
+        mesh_.shard().reduce_scatter(grads(unit), part, Traffic::gradients, reductions_);
     if (arrays_.cut_grads) {
         accumulate(owned_grads(unit), grads(unit) + owned_begin(unit), part, reductions_);
         Place& place = grad_at_[grad_places_.place(unit)];
@@ -520,7 +527,10 @@ inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
         cudaCheck(cudaEventRecord(place.free, reductions_));
     }
     if (!last_micro_batch) return;
-    mesh_.replica().all_reduce(owned_grads(unit), part, Traffic::gradients, reductions_);
+    if (in_bf16)
+        rounded_sums_.all_reduce(mesh_.replica(), owned_grads(unit), part, Traffic::gradients, reductions_);
+    else
+        mesh_.replica().all_reduce(owned_grads(unit), part, Traffic::gradients, reductions_);
     if (settings_.offload && !has_copies(unit)) copy_gradients_to_host(unit);
 }
 

@@ -34,7 +34,8 @@ struct ZeroSettings {
     bool offload = false;
     int host_threads = 0;  // OpenMP threads of offloaded steps; 0: as OpenMP chooses
     bool overlap = true;
-    int prefetch = 1;  // level 3: units gathered ahead of their use
+    Dtype reduce_dtype = Dtype::fp32;  // of gradients on their way to other data ranks
+    int prefetch = 1;                  // level 3: units gathered ahead of their use
     // Room in host memory for a copy of the state, which is written while training goes on.
     bool staging = false;
     bool checks = false;  // room for hashes of what ranks hold, and of their gradients

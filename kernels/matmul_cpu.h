@@ -18,12 +18,12 @@ Blocks depend on nothing but the sizes, and so do the bits of a result.
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 #include <vector>
 
+#include "kernels/bf16_bits.h"     // float_to_bf16
 #include "kernels/tile_product.h"  // Elements, cpu_products_in_bf16
 
 // oneDNN says whether it has instructions for products in bf16 here. ONEDNN_MAX_CPU_ISA may take them away.
@@ -87,13 +87,6 @@ private:
 // ----------------------------------------------------------------------------
 // products in bf16
 
-// Rounds to the nearest, ties to even; NaN stays NaN.
-inline uint16_t bf16_bits(float value) {
-    uint32_t bits = std::bit_cast<uint32_t>(value);
-    bool nan = (bits & 0x7fffffff) > 0x7f800000;
-    return (uint16_t)((nan ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 // The rounded copy of a block of a matrix, by rows or by columns as the matrix is.
 class RoundedBlock {
 public:
@@ -107,7 +100,7 @@ public:
             const float* from = block.data + line * stride;
             uint16_t* to = values_.data() + (size_t)line * length;
 #pragma omp simd
-            for (int i = 0; i < length; i++) to[i] = bf16_bits(from[i]);
+            for (int i = 0; i < length; i++) to[i] = float_to_bf16(from[i]);
         }
         desc_ = matrix_desc(dnnl::memory::data_type::bf16, rows, columns, by_row ? length : 1,
                             by_row ? 1 : length);

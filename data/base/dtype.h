@@ -7,6 +7,8 @@ The types in which parameters are stored, here and in files of others.
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/bf16_bits.h"  // bf16_to_float, float_to_bf16
+
 enum class Dtype { fp32, bf16 };
 
 inline const char* dtype_name(Dtype dtype) {
@@ -15,18 +17,6 @@ inline const char* dtype_name(Dtype dtype) {
 
 inline uint64_t dtype_size(Dtype dtype) {
     return dtype == Dtype::fp32 ? 4 : 2;
-}
-
-// bf16 is the upper half of an fp32.
-inline float bf16_to_float(uint16_t bits) {
-    return std::bit_cast<float>((uint32_t)bits << 16);
-}
-
-// To the nearest, and to the even one of two that are equally near. A NaN stays one.
-inline uint16_t float_to_bf16(float value) {
-    uint32_t bits = std::bit_cast<uint32_t>(value);
-    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 // Numbers of a type that lie anywhere, as floats.

@@ -60,6 +60,8 @@ NAMES_OF(MatmulTuning, "on", "off");
 enum class ExportFormat { hf, llmc };
 NAMES_OF(ExportFormat, "hf", "llmc");
 
+NAMES_OF(Dtype, "fp32", "bf16");
+
 enum class ExportDtype { stored, fp32, bf16 };
 NAMES_OF(ExportDtype, "stored", "fp32", "bf16");
 
@@ -133,6 +135,7 @@ struct Options : ModelConfig {
     std::string pp_layers = name_of(PipelineLayers::time);  // or a list like 3,4,4,3
     int zero = 0;
     int shard_group = 0;  // 0: chosen, and 1 where --zero 0 cuts nothing
+    Dtype reduce_dtype = Dtype::fp32;
     bool overlap = true;
     int prefetch = 1;
     Offload offload = Offload::none;
@@ -221,6 +224,7 @@ struct PlanOptions : ModelConfig {
     MatmulDtype matmul_dtype = MatmulDtype::automatic;
     bool fp8_fast_gradients = false;
     Offload offload = Offload::none;
+    Dtype reduce_dtype = Dtype::fp32;
     bool overlap = true;
     int prefetch = 1;
     // Those of the layout: searched for where they are not given.

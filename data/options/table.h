@@ -522,6 +522,11 @@ inline const std::vector<OptionRow>& option_table() {
          "sharding: the large messages stay within a group. 0: as many as make a step shortest by plan and "
          "fit, on cards and with --machine; elsewhere all data ranks.",
          layout},
+        {FIELD(reduce_dtype), "Layout", by_name,
+         "Numbers that gradients travel in from data rank to data rank. bf16: half the bytes, for networks "
+         "that hold a run up. Each addend is rounded once, sums are fp32; with several shard groups, or "
+         "--zero 0, the sum is rounded too.",
+         noted},
         {FIELD(overlap), "Layout", on_off,
          "Talk to the other ranks while computing; the result is the same."},
         {FIELD(prefetch), "Layout", range(0, 16),

@@ -46,15 +46,17 @@ enum class Operation : uint8_t {
     reduce_scatter,
     all_gather,
     broadcast,
+    all_to_all,
     send,
     receive,
     data,  // the host waits for a batch
     save   // the host waits for a checkpoint to begin
 };
 inline constexpr const char* operation_names[] = {
-    "forward",    "backward",       "input gradient", "weight gradient", "optimizer", "step",    "wait",
-    "all-reduce", "reduce-scatter", "all-gather",     "broadcast",       "send",      "receive", "data",
-    "save"};
+    "forward",        "backward",   "input gradient", "weight gradient",
+    "optimizer",      "step",       "wait",           "all-reduce",
+    "reduce-scatter", "all-gather", "broadcast",      "all-to-all",
+    "send",           "receive",    "data",           "save"};
 inline const char* name_of(Operation operation) {
     return operation_names[(size_t)operation];
 }

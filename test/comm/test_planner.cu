@@ -603,6 +603,22 @@ TEST_CASE("messages are told with the numbers that travel") {
     CHECK(bytes[1] == doctest::Approx(4 * elements).epsilon(0.01));
     CHECK(bytes[2] == 2.0 * 2 * 2048 * 4096);
     CHECK(bytes[3] == bytes[2] / 2);
+
+    // Gradients in half as many bytes, and no others: all that is sent of them, and their memory on the way.
+    auto with = [&](const char* more) {
+        return planned(std::string("--model gpt3-6.7B --machine h100 --gpus 32 --global-batch 512k --explain "
+                                   "--tp 8 --zero 1 --micro-batch 2") +
+                       more)["layouts"][0];
+    };
+    nlohmann::json fp32 = with(""), bf16 = with(" --reduce-dtype bf16");
+    CHECK(bf16["sent_bytes"]["gradients"].get<double>() == fp32["sent_bytes"]["gradients"].get<double>() / 2);
+    CHECK(bf16["sent_bytes"]["parameters"] == fp32["sent_bytes"]["parameters"]);
+    CHECK(bf16["seconds"] < fp32["seconds"]);
+    CHECK(fp32["seconds_with_bf16_gradients"] == bf16["seconds"]);
+    CHECK(!bf16.contains("seconds_with_bf16_gradients"));
+    CHECK(bf16["command"].get<std::string>().find("--reduce-dtype bf16") != std::string::npos);
+    CHECK(bf16["memory"]["gradients on their way"] > 0);
+    CHECK(!fp32["memory"].contains("gradients on their way"));
 }
 
 TEST_CASE("large plans are whole") {

@@ -202,6 +202,22 @@ TEST_CASE("messages take what rings, trees and nodes let them") {
     // Small sums go by trees, large ones by rings.
     CHECK(sum_seconds(m, {1024, 8}, 16) < 100 * m.network_latency);
     CHECK(sum_seconds(m, {2, 8}, bytes) == doctest::Approx(bytes / 50e9 + 2e-5).epsilon(1e-9));
+    // What goes straight from rank to rank has one card's network, and the links of its node besides.
+    CHECK(exchange_seconds(m, {1, 1}, bytes) == 0);
+    CHECK(exchange_seconds(m, {8, 1}, bytes) == doctest::Approx(7.0 / 8 * bytes / 400e9 + 7e-6));
+    CHECK(exchange_seconds(m, {8, 8}, bytes) == doctest::Approx(7.0 / 8 * bytes / 50e9 + 1e-5).epsilon(1e-9));
+    CHECK(exchange_seconds(m, {64, 1}, bytes) == doctest::Approx(56.0 / 64 * bytes / 50e9 + 17e-6));
+    // Gradients in bf16 take half as long between nodes with one rank in each, and longer with eight.
+    GradientMessages fp32 = {m, Dtype::fp32}, bf16 = {m, Dtype::bf16};
+    double count = 1e9;
+    CHECK(fp32.scatter_seconds({8, 8}, count) == gather_seconds(m, {8, 8}, 4 * count));
+    CHECK(fp32.sum_seconds({8, 8}, count) == sum_seconds(m, {8, 8}, 4 * count));
+    CHECK(bf16.scatter_seconds({8, 8}, count) ==
+          doctest::Approx(fp32.scatter_seconds({8, 8}, count) / 2).epsilon(0.1));
+    CHECK(bf16.sum_seconds({8, 8}, count) ==
+          doctest::Approx(fp32.sum_seconds({8, 8}, count) / 2).epsilon(0.1));
+    CHECK(bf16.scatter_seconds({64, 1}, count) > 2 * fp32.scatter_seconds({64, 1}, count));
+    CHECK(bf16.sum_seconds({1, 1}, count) == 0);
 }
 
 TEST_CASE("what a layer takes is in the passes, and what tensor ranks send is beside it") {

@@ -1,0 +1,85 @@
+/*
+Sums over ranks whose addends travel as bf16, half as large as in fp32: for networks that are slow.
+
+In a ring that sums bf16, every rank rounds the sum again. Here each rank sends its addends of a part straight
+to the rank that sums them, which does so in fp32, in the order of ranks (as Jin et al., "MegaScale-MoE:
+Large-Scale Communication-Efficient Training of Mixture-of-Experts Models in Production", 2025):
+
+    reduce-scatter    each addend of another rank is rounded once: off by 2^-8 of itself at most
+    all-reduce        and the sum once more, for all ranks shall have the same bits
+
+A rank sends as many numbers as in a ring: (n-1)/n of them, and twice so many for an all-reduce. But where a
+machine has several ranks of a group, a ring leaves it once, and these messages once for each of them. Such
+ranks better make a shard group, and the groups sum their parts (hybrid sharding).
+*/
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/collectives.h"        // Communicator
+#include "comm/mesh.h"               // MeshShape
+#include "comm/memory.h"             // Arena
+#include "comm/parameters.h"         // ParameterLayout, part_alignment
+#include "comm/zero_arrays.h"        // ZeroSettings
+#include "kernels/bf16_addends.cuh"  // round_addends, add_addends, widen_sum
+
+// How many of `count` numbers one of `ranks` sums: each as many, but the last ones fewer.
+inline size_t summed_part(size_t count, int ranks) {
+    return ceil_div(ceil_div(count, (size_t)ranks), part_alignment) * part_alignment;
+}
+
+// Memory for the gradients of one unit on their way; none where they travel in fp32, or not at all.
+struct RoundedSumArrays {
+    uint16_t *sent = nullptr, *received = nullptr;
+
+    RoundedSumArrays(Arena& memory, const ParameterLayout& layout, const MeshShape& mesh,
+                     const ZeroSettings& settings) {
+        if (!settings.training || settings.reduce_dtype == Dtype::fp32 || mesh.dp == 1) return;
+        size_t room = 0;
+        for (int unit : layout.held()) {
+            size_t size = layout.unit_size(unit), part = size / (size_t)mesh.shard;
+            int replicas = mesh.dp / mesh.shard;
+            room = std::max({room, size, summed_part(part, replicas) * (size_t)replicas});
+        }
+        memory.of("gradients on their way");
+        sent = memory.take<uint16_t>(room);
+        received = memory.take<uint16_t>(room);
+    }
+};
+
+class RoundedSums {
+public:
+    // The memory must outlive this. All work that it is given is of one stream.
+    explicit RoundedSums(const RoundedSumArrays& arrays) : arrays_(arrays) {}
+
+    // data (ranks, part): part `rank` becomes its sum over the ranks; the rest is as it was.
+    void reduce_scatter(const Communicator& group, float* data, size_t part, Traffic kind,
+                        cudaStream_t stream) const {
+        int ranks = group.size();
+        if (ranks == 1) return;
+        round_addends(arrays_.sent, data, part * (size_t)ranks, stream);
+        group.all_to_all(arrays_.sent, arrays_.received, part, kind, stream);
+        add_addends(data + (size_t)group.rank() * part, {arrays_.received, part, ranks, group.rank()}, part,
+                    stream);
+    }
+
+    // data (count) becomes its sum over the ranks, the same bits on all of them.
+    void all_reduce(const Communicator& group, float* data, size_t count, Traffic kind,
+                    cudaStream_t stream) const {
+        int ranks = group.size();
+        if (ranks == 1) return;
+        size_t part = summed_part(count, ranks), begin = std::min((size_t)group.rank() * part, count),
+               own = std::min(part, count - begin);
+        round_addends(arrays_.sent, data, count, stream);
+        group.all_to_all(arrays_.sent, arrays_.received, part, kind, stream);
+        add_addends(data + begin, {arrays_.received, part, ranks, group.rank()}, own, stream);
+        round_addends(arrays_.sent + begin, data + begin, own, stream);
+        group.all_gather(arrays_.sent, part, kind, stream);
+        widen_sum(data, arrays_.sent, count, stream);
+    }
+
+private:
+    const RoundedSumArrays arrays_;
+};
