@@ -7,6 +7,7 @@ row for each name.
 #include <string>
 #include <vector>
 
+#include "data/base/dtype.h"  // Dtype
 #include "data/options/model_config.h"
 
 // ----------------------------------------------------------------------------
