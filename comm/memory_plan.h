@@ -22,12 +22,12 @@ chosen by it.
 #include "comm/communicator_memory.h"  // communicator_memory
 #include "comm/device_batches.h"       // DeviceBatches
 #include "comm/gpt_activations.h"      // activation_table
+#include "comm/gradient_sums.h"        // GradientSumArrays
 #include "comm/layout.h"               // Layout
 #include "comm/matrix_homes.h"         // MatrixArrays
 #include "comm/memory.h"               // Arena, MemoryClass
 #include "comm/pipeline.h"             // PipelineArrays
 #include "comm/pipeline_schedule.h"    // PipelineShape
-#include "comm/rounded_sums.h"         // RoundedSumArrays
 #include "comm/setup.h"                // rope_floats, fp8_sizes, zero_settings, training_layout
 #include "comm/stage.h"                // Stage
 #include "comm/world.h"                // World
@@ -51,7 +51,7 @@ inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Wo
     Arena counted(Arena::counts, w.number_bytes);
     ZeroArrays(counted, layout, cut.mesh.shard, settings);
     MatrixArrays(counted, layout, cut.mesh, settings.transform_scratch);
-    RoundedSumArrays(counted, layout, cut.mesh, settings);
+    GradientSumArrays(counted, layout, cut.mesh, settings);
     PipelineArrays(counted, cut.pipeline, stage.room, stage.number(), stream_size(config, w, cut));
     ActivationArrays(counted, activation_table(config, w, stage), stage);
     counted.of("activations").take<float>(rope_floats(config, w));

@@ -50,7 +50,7 @@ struct MeshTraffic {
     size_t unit = 1;          // parameters that are gathered, and gradients that are reduced, at once
     size_t rows = 0;          // activations that tensor ranks bring together, and sum
     size_t sent = 1;          // activations that go from stage to stage
-    bool all_to_all = false;  // gradients travel in bf16 (comm/rounded_sums.h)
+    bool all_to_all = false;  // gradients travel in bf16 (comm/gradient_sums.h)
 };
 
 // Thread blocks that a kernel of NCCL may take on a GPU. Those that wait for another rank hold theirs, so all

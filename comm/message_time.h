@@ -79,7 +79,7 @@ inline double exchange_seconds(const Machine& machine, const RankGroup& group, d
 }
 
 // How long it takes to bring gradients together that travel in a type: a reduce-scatter and an all-reduce of
-// so many, of which those in bf16 go as comm/rounded_sums.h sends them.
+// so many, of which those in bf16 go as comm/gradient_sums.h sends them.
 struct GradientMessages {
     const Machine& machine;
     Dtype dtype;

@@ -21,6 +21,7 @@ The passes over the model see one protocol at every level:
     acquire(unit)  ... params(unit) ...  release(unit)
     begin_gradients(unit) ... grads(unit) ... reduce_gradients(unit)
 
+How gradients are summed over ranks, in fp32 or on their way in bf16, is in comm/gradient_sums.h.
 Communication has streams of its own: gradients are reduced while the backward pass goes on to the next unit,
 parameters arrive while the passes work on earlier ones, and neither waits behind the other. Without overlap
 those streams are the compute stream itself: the same operations one after the other, so the same bits.
@@ -47,11 +48,11 @@ are in comm/zero_arrays.h.
 #include <span>
 #include <vector>
 
+#include "comm/gradient_sums.h"     // GradientSums
 #include "comm/matrix_homes.h"      // MatrixHomes
 #include "comm/mesh.h"              // Mesh, Communicator
 #include "comm/parameters.h"        // ParameterLayout
 #include "comm/recorder.h"          // Recorded
-#include "comm/rounded_sums.h"      // RoundedSums
 #include "comm/watch.h"             // wait_for
 #include "comm/zero_arrays.h"       // ZeroSettings, ZeroArrays, StepStatistics
 #include "data/base/deadlines.h"    // GivesWork
@@ -237,7 +238,7 @@ private:
     std::function<void(int unit)> gradients_made_;
 
     const ZeroArrays arrays_;
-    const RoundedSums rounded_sums_;
+    const GradientSums sums_;
     MatrixHomes homes_;  // without rounds where no matrix is transformed
     bool is_whole_ = true;
 };
@@ -284,7 +285,7 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
       gathers_(compute),
       host_(compute),
       arrays_(memory, layout, shards_, settings, compute),
-      rounded_sums_({memory, layout, mesh.shape, settings}),
+      sums_({memory, layout, mesh.shape, settings}),
       homes_(memory, layout, mesh, settings.training ? settings.transform_scratch : nullptr, compute) {
     if (settings.overlap && (mesh.shape.ranks() > 1 || settings.offload)) {
         std::pair<cudaStream_t*, const char*> streams[] = {
@@ -515,11 +516,7 @@ inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
     recorder.at_unit(unit);
     order(compute_, reductions_);
     size_t part = part_size(unit);
-    bool in_bf16 = settings_.reduce_dtype == Dtype::bf16;
-    if (in_bf16)
-        rounded_sums_.reduce_scatter(mesh_.shard(), grads(unit), part, Traffic::gradients, reductions_);
-    else
-        mesh_.shard().reduce_scatter(grads(unit), part, Traffic::gradients, reductions_);
+    sums_.reduce_scatter(mesh_.shard(), grads(unit), part, reductions_);
     if (arrays_.cut_grads) {
         accumulate(owned_grads(unit), grads(unit) + owned_begin(unit), part, reductions_);
         Place& place = grad_at_[grad_places_.place(unit)];
@@ -527,10 +524,7 @@ inline void ZeroState::reduce_gradients(int unit, bool last_micro_batch) {
         cudaCheck(cudaEventRecord(place.free, reductions_));
     }
     if (!last_micro_batch) return;
-    if (in_bf16)
-        rounded_sums_.all_reduce(mesh_.replica(), owned_grads(unit), part, Traffic::gradients, reductions_);
-    else
-        mesh_.replica().all_reduce(owned_grads(unit), part, Traffic::gradients, reductions_);
+    sums_.all_reduce(mesh_.replica(), owned_grads(unit), part, reductions_);
     if (settings_.offload && !has_copies(unit)) copy_gradients_to_host(unit);
 }
 

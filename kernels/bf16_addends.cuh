@@ -1,5 +1,5 @@
 /*
-What ranks do with the addends of a sum that travel as bf16 (comm/rounded_sums.h):
+What ranks do with the addends of a sum that travel as bf16 (comm/gradient_sums.h):
 
     round_addends     out = bf16(inp)
     add_addends       out = out + inp[0] + inp[1] + ...     all but one, in this order, in fp32

@@ -1,10 +1,10 @@
 /*
-Sums whose addends travel as bf16, on real ranks: every result against the exact sum, within what the rounding
-of its addends allows, and the bytes that were sent.
+Sums of gradients whose addends travel as bf16, on real ranks: every result against the exact sum, within what
+the rounding of its addends allows, and the bytes that were sent.
 */
 // ranks: 3 1 2 4
 #include "comm/mesh.h"
-#include "comm/rounded_sums.h"
+#include "comm/gradient_sums.h"
 #include "test/support/ranks.h"
 #include "test/support/testing.h"
 
@@ -52,11 +52,11 @@ TEST_CASE("a reduce-scatter rounds each addend of another rank once") {
         CAPTURE(part);
         size_t size = part * (size_t)ranks;
         Arena memory;
-        RoundedSums sums({memory, layout_of(size, ranks), mesh.shape, {.reduce_dtype = Dtype::bf16}});
+        GradientSums sums({memory, layout_of(size, ranks), mesh.shape, {.reduce_dtype = Dtype::bf16}});
         auto values = addends(me, size);
         Buffer<float> data(values);
         reset_traffic();
-        sums.reduce_scatter(mesh.shard(), data, part, Traffic::gradients, test_stream());
+        sums.reduce_scatter(mesh.shard(), data, part, test_stream());
         auto got = data.host();
         CHECK(bytes_sent(Traffic::gradients) == 2 * (ranks - 1) * part);
         size_t wrong = 0, rounded = 0;
@@ -80,10 +80,10 @@ TEST_CASE("an all-reduce gives all ranks the same bits, of a sum that is rounded
     for (size_t count : parts) {  // which need not divide by the ranks
         CAPTURE(count);
         Arena memory;
-        RoundedSums sums({memory, layout_of(count, 1), mesh.shape, {.reduce_dtype = Dtype::bf16}});
+        GradientSums sums({memory, layout_of(count, 1), mesh.shape, {.reduce_dtype = Dtype::bf16}});
         Buffer<float> data(addends(me, count));
         reset_traffic();
-        sums.all_reduce(mesh.replica(), data, count, Traffic::gradients, test_stream());
+        sums.all_reduce(mesh.replica(), data, count, test_stream());
         auto got = data.host();
         size_t part = summed_part(count, ranks);
         CHECK(bytes_sent(Traffic::gradients) == 2 * 2 * (ranks - 1) * part);
@@ -103,11 +103,11 @@ TEST_CASE("what is not finite on one rank is not finite in the sum") {
     int ranks = test_world().size(), me = test_world().rank();
     Mesh mesh(test_world(), {.dp = ranks}, test_stream());
     Arena memory;
-    RoundedSums sums({memory, layout_of(64, 1), mesh.shape, {.reduce_dtype = Dtype::bf16}});
+    GradientSums sums({memory, layout_of(64, 1), mesh.shape, {.reduce_dtype = Dtype::bf16}});
     auto values = addends(me, 64);
     if (me == ranks - 1) values[3] = NAN, values[60] = INFINITY;
     Buffer<float> data(values);
-    sums.all_reduce(mesh.replica(), data, 64, Traffic::gradients, test_stream());
+    sums.all_reduce(mesh.replica(), data, 64, test_stream());
     auto got = data.host();
     CHECK(std::isnan(got[3]));
     CHECK(got[60] == INFINITY);
@@ -117,7 +117,7 @@ TEST_CASE("what is not finite on one rank is not finite in the sum") {
 TEST_CASE("gradients that travel in fp32, or not at all, take no memory on their way") {
     auto bytes = [](MeshShape mesh, ZeroSettings settings) {
         Arena counted(Arena::counts);
-        RoundedSumArrays(counted, layout_of(8000, mesh.shard), mesh, settings);
+        GradientSumArrays(counted, layout_of(8000, mesh.shard), mesh, settings);
         return memory_total(counted.classes());
     };
     ZeroSettings in_bf16 = {.reduce_dtype = Dtype::bf16};

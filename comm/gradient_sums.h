@@ -1,5 +1,6 @@
 /*
-Sums over ranks whose addends travel as bf16, half as large as in fp32: for networks that are slow.
+Sums of gradients over data ranks: in fp32 as they are kept, by the group's own calls, or with addends that
+travel as bf16, half as large, for networks that are slow.
 
 In a ring that sums bf16, every rank rounds the sum again. Here each rank sends its addends of a part straight
 to the rank that sums them, which does so in fp32, in the order of ranks (as Jin et al., "MegaScale-MoE:
@@ -19,8 +20,8 @@ ranks better make a shard group, and the groups sum their parts (hybrid sharding
 #include <cstdint>
 
 #include "comm/collectives.h"        // Communicator
-#include "comm/mesh.h"               // MeshShape
 #include "comm/memory.h"             // Arena
+#include "comm/mesh.h"               // MeshShape
 #include "comm/parameters.h"         // ParameterLayout, part_alignment
 #include "comm/zero_arrays.h"        // ZeroSettings
 #include "kernels/bf16_addends.cuh"  // round_addends, add_addends, widen_sum
@@ -31,11 +32,11 @@ inline size_t summed_part(size_t count, int ranks) {
 }
 
 // Memory for the gradients of one unit on their way; none where they travel in fp32, or not at all.
-struct RoundedSumArrays {
+struct GradientSumArrays {
     uint16_t *sent = nullptr, *received = nullptr;
 
-    RoundedSumArrays(Arena& memory, const ParameterLayout& layout, const MeshShape& mesh,
-                     const ZeroSettings& settings) {
+    GradientSumArrays(Arena& memory, const ParameterLayout& layout, const MeshShape& mesh,
+                      const ZeroSettings& settings) {
         if (!settings.training || settings.reduce_dtype == Dtype::fp32 || mesh.dp == 1) return;
         size_t room = 0;
         for (int unit : layout.held()) {
@@ -49,16 +50,16 @@ struct RoundedSumArrays {
     }
 };
 
-class RoundedSums {
+// Where gradients travel as bf16, all its work must be of one stream.
+class GradientSums {
 public:
-    // The memory must outlive this. All work that it is given is of one stream.
-    explicit RoundedSums(const RoundedSumArrays& arrays) : arrays_(arrays) {}
+    // The memory must outlive this.
+    explicit GradientSums(const GradientSumArrays& arrays) : arrays_(arrays) {}
 
     // data (ranks, part): part `rank` becomes its sum over the ranks; the rest is as it was.
-    void reduce_scatter(const Communicator& group, float* data, size_t part, Traffic kind,
-                        cudaStream_t stream) const {
+    void reduce_scatter(const Communicator& group, float* data, size_t part, cudaStream_t stream) const {
         int ranks = group.size();
-        if (ranks == 1) return;
+        if (!arrays_.sent || ranks == 1) return group.reduce_scatter(data, part, kind, stream);
         round_addends(arrays_.sent, data, part * (size_t)ranks, stream);
         group.all_to_all(arrays_.sent, arrays_.received, part, kind, stream);
         add_addends(data + (size_t)group.rank() * part, {arrays_.received, part, ranks, group.rank()}, part,
@@ -66,10 +67,9 @@ public:
     }
 
     // data (count) becomes its sum over the ranks, the same bits on all of them.
-    void all_reduce(const Communicator& group, float* data, size_t count, Traffic kind,
-                    cudaStream_t stream) const {
+    void all_reduce(const Communicator& group, float* data, size_t count, cudaStream_t stream) const {
         int ranks = group.size();
-        if (ranks == 1) return;
+        if (!arrays_.sent || ranks == 1) return group.all_reduce(data, count, kind, stream);
         size_t part = summed_part(count, ranks), begin = std::min((size_t)group.rank() * part, count),
                own = std::min(part, count - begin);
         round_addends(arrays_.sent, data, count, stream);
@@ -81,5 +81,7 @@ public:
     }
 
 private:
-    const RoundedSumArrays arrays_;
+    static constexpr auto kind = Traffic::gradients;
+
+    const GradientSumArrays arrays_;
 };
