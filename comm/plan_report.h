@@ -377,6 +377,7 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
     const PlanFigures& best = figures[0];
     const PlannedCut& cut = best.step.cut;
     constexpr int indent = 13;
+    constexpr double worth_saying = 0.998;  // a shorter step is, by this share of it
     std::string result;
     auto say = [&](const char* what, const std::string& words) {
         std::string head = what;
@@ -423,7 +424,8 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
         say("", text("a rank sends in a step: %s of parameters, %s of gradients, %s to other stages",
                      size_text((size_t)sent.parameters).c_str(), size_text((size_t)sent.gradients).c_str(),
                      size_text((size_t)sent.pipeline).c_str()));
-    if (double seconds = best.seconds_with_bf16_gradients; 0 < seconds && seconds < best.step.seconds)
+    if (double seconds = best.seconds_with_bf16_gradients;
+        0 < seconds && seconds < worth_saying * best.step.seconds)
         say("",
             text("with --reduce-dtype bf16, which sends gradients in half as many bytes, a step takes %.4g s "
                  "(%+.1f%%)",
