@@ -50,7 +50,7 @@ struct GradientSumArrays {
     }
 };
 
-// Where gradients travel as bf16, all its work must be of one stream.
+// A rank's sums. Those whose addends travel as bf16 share memory: they must be work of one stream.
 class GradientSums {
 public:
     // The memory must outlive this.

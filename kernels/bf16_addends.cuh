@@ -19,12 +19,20 @@ struct Addends {
     int ranks, own;
 };
 
+HOST_DEVICE inline uint16_t converted(float value) {
+    return float_to_bf16(value);
+}
+HOST_DEVICE inline float converted(uint16_t bits) {
+    return bf16_to_float(bits);
+}
+
 // ----------------------------------------------------------------------------
 // CPU
 
-inline void round_addends_cpu(uint16_t* out, const float* inp, size_t n) {
+template <typename To, typename From>
+void convert_addends_cpu(To* out, const From* inp, size_t n) {
 #pragma omp parallel for simd if (n > 65536)
-    for (size_t i = 0; i < n; i++) out[i] = float_to_bf16(inp[i]);
+    for (size_t i = 0; i < n; i++) out[i] = converted(inp[i]);
 }
 
 inline void add_addends_cpu(float* out, const Addends& addends, size_t n) {
@@ -41,11 +49,6 @@ inline void add_addends_cpu(float* out, const Addends& addends, size_t n) {
     }
 }
 
-inline void widen_sum_cpu(float* out, const uint16_t* inp, size_t n) {
-#pragma omp parallel for simd if (n > 65536)
-    for (size_t i = 0; i < n; i++) out[i] = bf16_to_float(inp[i]);
-}
-
 // ----------------------------------------------------------------------------
 // CUDA kernels
 
@@ -54,13 +57,14 @@ inline void widen_sum_cpu(float* out, const uint16_t* inp, size_t n) {
 constexpr unsigned addends_block = 256;  // threads
 constexpr int addends_width = 8;         // elements of each
 
-__global__ void round_addends_kernel(uint16_t* out, const float* inp, size_t n) {
+template <typename To, typename From>
+__global__ void convert_addends_kernel(To* out, const From* inp, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * addends_width;
     if (i >= n) return;
     auto values = load<addends_width>(inp + i);
-    Vec<uint16_t, addends_width> rounded;
-    for (int k = 0; k < addends_width; k++) rounded[k] = float_to_bf16(values[k]);
-    store(out + i, rounded);
+    Vec<To, addends_width> results;
+    for (int k = 0; k < addends_width; k++) results[k] = converted(values[k]);
+    store(out + i, results);
 }
 
 __global__ void add_addends_kernel(float* out, Addends addends, size_t n) {
@@ -75,15 +79,6 @@ __global__ void add_addends_kernel(float* out, Addends addends, size_t n) {
     store(out + i, sum);
 }
 
-__global__ void widen_sum_kernel(float* out, const uint16_t* inp, size_t n) {
-    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * addends_width;
-    if (i >= n) return;
-    auto values = load<addends_width>(inp + i);
-    Vec<float, addends_width> widened;
-    for (int k = 0; k < addends_width; k++) widened[k] = bf16_to_float(values[k]);
-    store(out + i, widened);
-}
-
 inline unsigned addends_blocks(size_t n) {
     return ceil_div(n, (size_t)addends_block * addends_width);
 }
@@ -93,11 +88,17 @@ inline unsigned addends_blocks(size_t n) {
 // ----------------------------------------------------------------------------
 // launchers
 
+template <typename To, typename From>
+void convert_addends(To* out, const From* inp, size_t n, cudaStream_t stream) {
+    if (n == 0) return;
+    ON_DEVICE(
+        stream, convert_addends_cpu(out, inp, n),
+        launch(convert_addends_kernel<To, From>, addends_blocks(n), addends_block, 0, stream, out, inp, n));
+}
+
 inline void round_addends(uint16_t* out /* (n) */, const float* inp /* (n) */, size_t n,
                           cudaStream_t stream) {
-    if (n == 0) return;
-    ON_DEVICE(stream, round_addends_cpu(out, inp, n),
-              launch(round_addends_kernel, addends_blocks(n), addends_block, 0, stream, out, inp, n));
+    convert_addends(out, inp, n, stream);
 }
 
 inline void add_addends(float* out /* (n) += */, const Addends& addends, size_t n, cudaStream_t stream) {
@@ -107,7 +108,5 @@ inline void add_addends(float* out /* (n) += */, const Addends& addends, size_t 
 }
 
 inline void widen_sum(float* out /* (n) */, const uint16_t* inp /* (n) */, size_t n, cudaStream_t stream) {
-    if (n == 0) return;
-    ON_DEVICE(stream, widen_sum_cpu(out, inp, n),
-              launch(widen_sum_kernel, addends_blocks(n), addends_block, 0, stream, out, inp, n));
+    convert_addends(out, inp, n, stream);
 }

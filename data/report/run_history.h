@@ -175,7 +175,7 @@ private:
         });
     }
 
-    // What fails becomes a note.
+    // Does the work; a failure becomes a note.
     void attempt(auto&& work) {
         std::string error;
         note_error(error, work);
