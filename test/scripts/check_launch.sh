@@ -24,8 +24,10 @@ at_end() {
 cd "$work" || exit 1
 export OMP_NUM_THREADS=1
 "$cpu" tokenize "$text" --output text >tokenize.out || echo "FAILED tokenize"
+# Losses of two layouts agree to 1e-5 only while training is smooth: at three times this rate the loss jumps on some
+# texts, and the jump makes differences of the last bit a thousand times larger.
 tiny=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --context 48 --micro-batch 1 --global-batch 192
-    --warmup-steps 0 --learning-rate 1e-3 --log-every 100000 --train-data "$work/text_train_*.bin")
+    --warmup-steps 0 --learning-rate 3e-4 --log-every 100000 --train-data "$work/text_train_*.bin")
 steps=200
 job=("${tiny[@]}" --steps $steps --save-every 20)
 restart=(--backoff 0.1 --grace 2)
