@@ -7,7 +7,9 @@ The memory of the machine that a program runs on.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <sys/mman.h>
 
 // Bytes this process could still take: what the kernel calls available, or what is left of a control group's
 // limit.
@@ -30,4 +32,17 @@ inline size_t host_available_memory() {
     size_t used = first_number("/sys/fs/cgroup/memory.current", "");
     if (limit != SIZE_MAX && used != SIZE_MAX) available = std::min(available, limit - std::min(limit, used));
     return available;
+}
+
+// Memory for free() to take back, or null. A large array asks for pages of 2 MiB: a core remembers where some
+// thousands of pages are, which is 10 MiB or so in pages of the usual size, and whoever goes down the columns
+// of a larger matrix looks up nearly every one of them again. Where Linux gives none
+// (/sys/kernel/mm/transparent_hugepage/enabled) the array is only slower.
+inline void* allocate_host_memory(size_t bytes) {
+    constexpr size_t alignment = 256, huge_page = (size_t)2 << 20;
+    bool large = bytes >= 2 * huge_page;
+    void* pointer;
+    if (posix_memalign(&pointer, large ? huge_page : alignment, bytes) != 0) return nullptr;
+    if (large) madvise(pointer, bytes, MADV_HUGEPAGE);
+    return pointer;
 }

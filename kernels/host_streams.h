@@ -32,6 +32,8 @@ it left, and whoever waits for a stream or an event learns of it (cudaErrorLaunc
 #include <omp.h>
 #endif
 
+#include "kernels/host_memory.h"
+
 // ----------------------------------------------------------------------------
 // errors
 
@@ -117,10 +119,7 @@ inline cudaError_t cudaGetLastError() {
 
 // A simulated GPU replaces the functions before main. The program sets `threads` before it makes a stream.
 struct HostDevice {
-    void* (*allocate)(size_t bytes) = [](size_t bytes) -> void* {
-        void* pointer;
-        return posix_memalign(&pointer, 256, bytes) == 0 ? pointer : nullptr;
-    };
+    void* (*allocate)(size_t bytes) = allocate_host_memory;
     void (*release)(void* pointer) = free;
     int major = 0, minor = 0;  // compute capability
     size_t shared_bytes = 0;   // a block's

@@ -8,7 +8,7 @@
 #   UNIT="norm runs"   only test_norm.cu and check_runs.sh, with one program for each unit
 #   CASE='*odd*'       only the cases with such names
 #   BUILDS="cpu-fp32"  only on these builds; BUILT=yes: they have been built, with one program for each unit
-#   JOBS=N             how many jobs run at once: one more than there are cores, for some wait for a disk or for ranks
+#   JOBS=N             how many jobs run at once: two more than there are cores, for some wait for a disk or for ranks
 #   ALLOWED_SKIPS=RE   a skipped case whose reason does not match fails
 #   RESULTS=DIR        where what jobs print goes: build/test-results
 #
@@ -45,45 +45,48 @@ pool=$RESULTS/pool.mk
 result() { echo "$RESULTS/${1//\//.}"; }
 longest_first() { sort -t'|' -k1,1nr -s; }
 
-# write_jobs [in-turn]    rules for lines of jobs; adds their targets to the caller's `goals`. In turn: one after another.
-write_jobs() {
-    local name need kind arguments target after=
-    while IFS='|' read -r _ name need kind arguments; do
-        target=$(result "$name")
-        printf '%s: | %s %s\n\t+@test/support/job.sh %s %s %s\n' "$target" "$need" "$after" "$kind" "$name" "$arguments"
-        goals+=("$target")
-        [ -z "$1" ] || after=$target
-    done
-}
-
-# A build's stamps, and objects that several programs share, are made before the programs that need them.
+# The stamps of builds, and objects that several programs share, are made in a pass of their own, `ready`. Scripts that wait are
+# one job of the pool, which runs them.
 write_pool() {
-    local target options first goals=()
-    printf '.DEFAULT_GOAL := all\n.PHONY: FORCE\nFORCE:\n'
-    first=
-    for target in "${!builds[@]}"; do # one after another: some of it is the same for all
-        printf 'build/%s/ready: FORCE %s\n' "$target" "$first"
-        first=build/$target/ready
-        printf '\t+@test/support/job.sh build %s $(MAKE) -s %s %s\n' "$target/ready" "$(build_options "$target")" "$first"
+    local target first name need kind arguments goals=()
+    printf '.DEFAULT_GOAL := all\n.PHONY: FORCE ready all in-turn\nFORCE:\n'
+    for target in "${!builds[@]}"; do # after the first, for some is the same for all
+        printf 'build/%s/ready: FORCE | %s\n' "$target" "$first"
+        printf '\t+@test/support/job.sh build %s $(MAKE) -s %s build/%s\n' "$target/ready" "$(build_options "$target")" "$target/ready"
+        first=${first:-build/$target/ready}
+        goals+=("build/$target/ready")
     done
-    write_jobs in-turn < <(printf '%s\n' "${waiting[@]}" | grep . | longest_first)
+    printf 'ready: %s\n' "${goals[*]}"
+    goals=()
+    if [ ${#waiting[@]} -gt 0 ]; then
+        printf '%s\n' "${waiting[@]}" | longest_first >"$RESULTS/waiting"
+        printf 'in-turn:\n\t+@test/support/in_turn.sh %s\n' "$RESULTS/waiting"
+        goals+=(in-turn)
+    fi
     while IFS='|' read -r _ target; do
         [ -n "$target" ] || continue
-        options=${target#build/}
-        first=build/${options%%/*}/ready
-        printf '%s: FORCE | %s\n\t+@test/support/job.sh build %s $(MAKE) -s %s %s\n' \
-            "$target" "$first" "${target#build/}" "$(build_options "${options%%/*}")" "$target"
-        goals+=("$target")
+        target=${target#build/}
+        printf 'build/%s: FORCE\n\t+@test/support/job.sh build %s $(MAKE) -s %s build/%s\n' \
+            "$target" "$target" "$(build_options "${target%%/*}")" "$target"
+        goals+=("build/$target")
     done < <(needed_targets | longest_first)
-    write_jobs < <(printf '%s\n' "${jobs[@]}" | grep . | longest_first)
+    while IFS='|' read -r _ name need kind arguments; do
+        printf '%s: | %s\n\t+@test/support/job.sh %s %s %s\n' "$(result "$name")" "$need" "$kind" "$name" "$arguments"
+        goals+=("$(result "$name")")
+    done < <(printf '%s\n' "${jobs[@]}" | grep . | longest_first)
     printf 'all: %s\n' "${goals[*]}"
 }
 write_pool >"$pool"
 all_jobs | cut -d'|' -f2 >"$RESULTS/planned"
 
+# pool GOAL    makes it; false if something of it failed
+pool() {
+    make --no-print-directory -k -j"${JOBS:-$(($(nproc) + 2))}" -f "$pool" "$1" 2>&1 |
+        grep --line-buffered -vE '^make(\[[0-9]+\])?: (\*\*\*|Target)'
+    return "${PIPESTATUS[0]}"
+}
 start=$(date +%s.%N)
-make --no-print-directory -k -j"${JOBS:-$(($(nproc) + 1))}" -f "$pool" 2>&1 |
-    grep --line-buffered -vE '^make(\[[0-9]+\])?: (\*\*\*|Target)'
+[ -n "$BUILT" ] || [ ${#builds[@]} = 0 ] || pool ready && pool all
 # Tests that measure time have the machine to themselves.
 while IFS='|' read -r _ name need kind arguments; do
     # shellcheck disable=SC2086  # arguments are words

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <numeric>
@@ -287,6 +288,33 @@ TEST_CASE("memory") {
     }
     CHECK(std::string(cudaGetErrorString(cudaErrorMemoryAllocation)) == "out of memory");
 }
+
+#ifdef DEVICE_CPU
+// True if all of the mapping that an address lies in may have huge pages: the flag hg of proc(5).
+bool has_huge_pages(const void* address) {
+    std::ifstream maps("/proc/self/smaps");
+    std::string line;
+    for (bool within = false; std::getline(maps, line);) {
+        unsigned long begin, end;
+        if (sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2)
+            within = begin <= (uintptr_t)address && (uintptr_t)address < end;
+        else if (within && line.starts_with("VmFlags:"))
+            return (line + " ").find(" hg ") != std::string::npos;
+    }
+    return false;
+}
+
+TEST_CASE("large arrays ask for huge pages") {
+    if (!std::filesystem::exists("/sys/kernel/mm/transparent_hugepage")) SKIP("no huge pages here");
+    for (size_t bytes : {(size_t)4 << 20, ((size_t)9 << 20) + 12345}) {
+        char* array;
+        cudaCheck(cudaMalloc((void**)&array, bytes));
+        CHECK(has_huge_pages(array));
+        CHECK(has_huge_pages(array + bytes - 1));
+        cudaCheck(cudaFree(array));
+    }
+}
+#endif
 
 TEST_CASE("the device describes itself") {
     int count = 0, device = -1;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs one job of test/run.sh within its time limit, and writes into $RESULTS how it ended: NAME.result has the line
-# "KIND NAME SECONDS CPU_SECONDS PASSED FAILED", NAME.log what it printed, NAME.skipped what it skipped.
+# "KIND NAME SECONDS CPU_SECONDS PASSED FAILED", NAME.log what it printed, NAME.skipped what it skipped. Of what was built
+# NAME.built has "build NAME SECONDS CPU_SECONDS EXIT_CODE".
 #
 #   job.sh build NAME COMMAND...                               builds a program
 #   job.sh unit NAME LIMIT PROGRAM FILE RANKS [VAR=VALUE...]   the cases of the unit FILE; RANKS 0: without mpirun
@@ -43,7 +44,7 @@ build)
     { time "$@" >"$file.log" 2>&1; } 2>"$file.time"
     code=$?
     read -r seconds user system <"$file.time"
-    echo "build $name $seconds $(awk "BEGIN { print $user + $system }")" >"$file.built"
+    echo "build $name $seconds $(awk "BEGIN { print $user + $system }") $code" >"$file.built"
     rm "$file.time"
     [ $code = 0 ] || { grep -v '^make' "$file.log" | head -n 60; echo "$name does not build"; }
     exit $code

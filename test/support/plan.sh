@@ -8,7 +8,7 @@
 #                            first, and under sanitizers with two, for there it is slow
 #   alone: 4                 cases of doctest's suite "alone" look at the time: they run with so many ranks, after all else
 #   waits: yes               a script that leaves processors idle, for ranks that are stuck or a clock: it begins as early as
-#                            it can, beside the compilers, and one such after another
+#                            it can, beside the compilers, and one such after another (in_turn.sh)
 #   seconds: 20              about how long it takes, if that is much: the longest begin first
 #   limit: 600               after so many seconds it is stuck, and is ended
 #   needs: cpu-fp32/train_gpt     programs that a script runs
