@@ -72,6 +72,8 @@ cores    := $(shell nproc)
 # products in bf16 that this processor has
 flags     = $(shell sed -n 's/^flags.*: //p;T;q' /proc/cpuinfo 2>/dev/null)
 cpu_bf16  = $(strip $(if $(filter avx512_bf16,$(flags)),bf16 dot products) $(if $(filter amx_bf16,$(flags)),AMX))
+# whether Linux gives large arrays pages of 2 MiB: always, madvise (to who asks, as the program does) or never
+huge_pages = $(shell sed -n 's/.*\[\(.*\)\].*/\1/p' /sys/kernel/mm/transparent_hugepage/enabled 2>/dev/null)
 staged   := $(if $(filter cuda-mpi,$(DEVICE)-$(COMM)),yes)# GPUs that talk through host memory and MPI
 ifneq ($(filter-out address thread,$(SANITIZE)),)
 $(error SANITIZE=$(SANITIZE): not a sanitizer; give address, which brings undefined, or thread)
@@ -314,6 +316,7 @@ info:
 	$(call show,compiler,$(or $(shell $(CXX) --version 2>/dev/null | head -1),$(CXX) not found: package g++),CXX=clang++)
 	$(call show,CPU,$(shell sed -n 's/model name.*: //p;T;q' /proc/cpuinfo)$(comma) $(cores) cores$(comma) code for $(CPU_ARCH),CPU_ARCH=x86-64-v3)
 	$(call show,bf16 on CPU,$(or $(cpu_bf16),no products in bf16 here),--matmul-dtype bf16|auto)
+	$(call show,huge pages,$(or $(huge_pages),none in this kernel),(the system: madvise or always are fine))
 	$(call show,nvcc,$(or $(NVCC),not found)$(if $(NVCC), $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')$(comma) code for sm_$(subst $(empty) $(empty), sm_,$(GPU_ARCH))),NVCC=path GPU_ARCH="80 90a")
 	$(call show,GPU,$(or $(shell nvidia-smi --query-gpu=name,driver_version --format=csv$(comma)noheader 2>/dev/null | head -1),none),)
 	$(call show,cuBLASLt,$(call where,cublasLt.h,libcublas-dev),CPPFLAGS=-I... LDFLAGS=-L...)

@@ -48,7 +48,8 @@ model=(train --model tiny --layers 1 --channels 32 --heads 2 --mlp-width 48 --co
 # shellcheck disable=SC2046  # a list of numbers
 "$plant" text_train_000000.bin 48 1337 $(for step in $(seq 70 40 $((events * 13 + 70))); do seq $((8 * step - 8)) $((8 * step - 1)); done) ||
     echo "FAILED to plant spikes"
-tiny=("${model[@]}" --init "$work/begun" --zero 1 --spike-sigma 6
+# Losses of two layouts agree to 1e-5 only while training is smooth (check_launch.sh).
+tiny=("${model[@]}" --learning-rate 3e-4 --init "$work/begun" --zero 1 --spike-sigma 6
     --throttle-link 0.0012) # some 100 ms a step, in which processors rest
 
 # Each half of the events has a run of its own: one whose layout stays, and one that goes on with fewer ranks too.
