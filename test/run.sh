@@ -8,7 +8,8 @@
 #   UNIT="norm runs"   only test_norm.cu and check_runs.sh, with one program for each unit
 #   CASE='*odd*'       only the cases with such names
 #   BUILDS="cpu-fp32"  only on these builds; BUILT=yes: they have been built, with one program for each unit
-#   JOBS=N             how many jobs run at once: two more than there are cores, for some wait for a disk or for ranks
+#   JOBS=N             how many jobs run at once, beside scripts that wait: one more than there are cores, for some wait for a
+#                      disk or for ranks
 #   ALLOWED_SKIPS=RE   a skipped case whose reason does not match fails
 #   RESULTS=DIR        where what jobs print goes: build/test-results
 #
@@ -46,7 +47,7 @@ result() { echo "$RESULTS/${1//\//.}"; }
 longest_first() { sort -t'|' -k1,1nr -s; }
 
 # The stamps of builds, and objects that several programs share, are made in a pass of their own, `ready`. Scripts that wait are
-# one job of the pool, which runs them.
+# one more job, which runs them.
 write_pool() {
     local target first name need kind arguments goals=()
     printf '.DEFAULT_GOAL := all\n.PHONY: FORCE ready all in-turn\nFORCE:\n'
@@ -81,7 +82,9 @@ all_jobs | cut -d'|' -f2 >"$RESULTS/planned"
 
 # pool GOAL    makes it; false if something of it failed
 pool() {
-    make --no-print-directory -k -j"${JOBS:-$(($(nproc) + 2))}" -f "$pool" "$1" 2>&1 |
+    local at_once=${JOBS:-$(($(nproc) + 1))}
+    [ ${#waiting[@]} = 0 ] || at_once=$((at_once + 1))
+    make --no-print-directory -k -j"$at_once" -f "$pool" "$1" 2>&1 |
         grep --line-buffered -vE '^make(\[[0-9]+\])?: (\*\*\*|Target)'
     return "${PIPESTATUS[0]}"
 }
