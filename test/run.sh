@@ -80,8 +80,8 @@ write_pool() {
 write_pool >"$pool"
 all_jobs | cut -d'|' -f2 >"$RESULTS/planned"
 
-# pool GOAL    makes it; false if something of it failed
-pool() {
+# run_pool GOAL    makes it; false if something of it failed
+run_pool() {
     local at_once=${JOBS:-$(($(nproc) + 1))}
     [ ${#waiting[@]} = 0 ] || at_once=$((at_once + 1))
     make --no-print-directory -k -j"$at_once" -f "$pool" "$1" 2>&1 |
@@ -89,7 +89,7 @@ pool() {
     return "${PIPESTATUS[0]}"
 }
 start=$(date +%s.%N)
-[ -n "$BUILT" ] || [ ${#builds[@]} = 0 ] || pool ready && pool all
+[ -n "$BUILT" ] || [ ${#builds[@]} = 0 ] || run_pool ready && run_pool all
 # Tests that measure time have the machine to themselves.
 while IFS='|' read -r _ name need kind arguments; do
     # shellcheck disable=SC2086  # arguments are words

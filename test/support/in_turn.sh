@@ -7,8 +7,8 @@ cd "$(dirname "$0")/../.." || exit 1
 
 # built PROGRAM    waits until the pool has built it; false if it does not build
 built() {
-    local result code
-    result=$RESULTS/$(tr / . <<<"${1#build/}").built
+    local name=${1#build/} result code
+    result=$RESULTS/${name//\//.}.built
     until [ -s "$result" ]; do sleep 0.2; done
     read -r _ _ _ _ code <"$result"
     [ "$code" = 0 ]
