@@ -1010,7 +1010,7 @@ struct TrainingRun {
             }
             std::string origin = line.origin ? line.origin->checkpoint : "";
             nlohmann::ordered_json how =
-                start_record(o, world.host(), world.size(), device_text(), communication, origin, changes);
+                start_record(o, world.host(), world.size(), device_text(o), communication, origin, changes);
             how.update(plan.memory->plan.record());
             progress.start(at.step, how);
             if (plan.tokenizer && !plan.tokenizer->file().empty())
@@ -1181,7 +1181,7 @@ struct TrainingRun {
 inline void train(const TrainingLine& line, const World& world) {
     if (world.is_root()) screen.open(launched_processes() > 0, line.options.quiet);
     TrainingPlan plan = check_training(line, world);
-    print_header(line.options, device_text(), *plan.train_data, plan.notes);
+    print_header(line.options, device_text(line.options), *plan.train_data, plan.notes);
     plan.memory->plan.print(world.size());
     fflush(stdout);  // the work that follows can take long, or wait for other ranks
     const Layout& layout = plan.memory->layout;

@@ -36,11 +36,11 @@ inline bool is_expected(const Options& o) {
 
 // Refuses numbers that products of the machine's program cannot be made of.
 inline void check_plan(const Options& o, const Machine& machine) {
+    check_precision(o, (size_t)machine.number_bytes);
     bool fp8 = o.matmul_dtype == MatmulDtype::fp8;
     if (fp8 && !machine.has_fp8)
-        fail("--matmul-dtype fp8: the machine has no such products; give --matmul-dtype auto, or plan for a "
-             "Hopper or "
-             "later");
+        fail("--matmul-dtype fp8: the machine has no such products; give --matmul-dtype auto, or plan for an "
+             "Ada, a Hopper or later");
     if (o.fp8_fast_gradients && !fp8)
         fail("--fp8-fast-gradients on: goes with --matmul-dtype fp8; give --fp8-fast-gradients off");
     if (o.matmul_dtype == MatmulDtype::bf16 && machine.number_bytes == sizeof(float))

@@ -84,9 +84,9 @@ matrices read them.
     X(floatX, dact,       N * F,            shared,               training && swiglu)                        \
     X(floatX, dfc,        N * F1,           until_weights,        training)                                  \
     /* scales of gradients in fp8, where one kernel makes all rows that a product reads */                   \
-    X(float,  dfc_scale,  2,                shared,               fp8 && (tp == 1 || swiglu))                \
-    X(float,  dresidual_scale, 2,           shared,               fp8 && tp == 1)                            \
-    X(float,  dqkv_scale, 2,                shared,               fp8 && rotation_ends_attention(c))         \
+    X(float,  dfc_scale,  fp8_scale_floats, shared,               fp8 && (tp == 1 || swiglu))                \
+    X(float,  dresidual_scale, fp8_scale_floats, shared,          fp8 && tp == 1)                            \
+    X(float,  dqkv_scale, fp8_scale_floats, shared,               fp8 && rotation_ends_attention(c))         \
     /* sums of dresidual's columns over the own rows: the gradient of a bias added to the stream */          \
     X(float,  dresidual_sums, C,            shared,               training && c.bias)                        \
     X(floatX, datt,       N * A,            shared,               training)                                  \

@@ -29,50 +29,57 @@ constexpr AttentionShare with_mma = {0.75, 0.60};          // other cards, with 
 constexpr AttentionShare mma_of_blackwell = {0.30, 0.24};  // its products have faster instructions
 constexpr AttentionShare of_host = {0.60, 0.50};
 
+// capability: see capability_of; 0: the host.
+inline AttentionShare attention_share(int capability) {
+    if (capability == 0) return of_host;
+    int generation = capability / 10;
+    return generation == 9 ? with_wgmma : generation == 10 || generation == 11 ? mma_of_blackwell : with_mma;
+}
+
 struct Card {
     const char*
-        words;  // in cudaDeviceProp::name, in any order; the first row whose words are all there counts
+        words;       // in cudaDeviceProp::name, in any order; the first row whose words are all there counts
+    int capability;  // as 90 for 9.0
     int multiprocessors;
     double flops;          // FLOP/s
-    double memory;         // bytes
+    double memory;         // bytes that the driver offers: GiB of the name, less what it keeps
     double memory_rate;    // bytes/s
     double link_rate;      // bytes/s
     double product_share;  // the part of flops to expect
-    AttentionShare attention;
     double network_rate;   // bytes/s from node to node, for each card
     int node = 8;          // cards
     int number_bytes = 2;  // an activation's size, in the program that is built for it
 };
 
 constexpr Card cards[] = {
-    {"A100 PCIe 80GB", 108, 312e12, 80e9, 1935e9, 32e9, 0.72, with_mma, 12.5e9},
-    {"A100 PCIe", 108, 312e12, 40e9, 1555e9, 32e9, 0.72, with_mma, 12.5e9},
-    {"A100 40GB", 108, 312e12, 40e9, 1555e9, 300e9, 0.765, with_mma, 25e9},
-    {"A100 80GB", 108, 312e12, 80e9, 2039e9, 300e9, 0.765, with_mma,
+    {"A100 PCIe 80GB", 80, 108, 312e12, 85.0e9, 1935e9, 32e9, 0.72, 12.5e9},
+    {"A100 PCIe", 80, 108, 312e12, 42.3e9, 1555e9, 32e9, 0.72, 12.5e9},
+    {"A100 40GB", 80, 108, 312e12, 42.3e9, 1555e9, 300e9, 0.765, 25e9},
+    {"A100 80GB", 80, 108, 312e12, 85.0e9, 2039e9, 300e9, 0.765,
      25e9},  // 271 TFLOP/s is the best that was measured
-    {"A800 PCIe 80GB", 108, 312e12, 80e9, 1935e9, 32e9, 0.72, with_mma, 12.5e9},
-    {"A800 40GB", 108, 312e12, 40e9, 1555e9, 32e9, 0.72, with_mma, 12.5e9},
-    {"A800 80GB", 108, 312e12, 80e9, 2039e9, 200e9, 0.765, with_mma, 25e9},
-    {"H100 PCIe", 114, 756e12, 80e9, 2.0e12, 64e9, 0.62, with_wgmma, 25e9},
-    {"H100 NVL", 132, 835.5e12, 94e9, 3.9e12, 64e9, 0.68, with_wgmma, 25e9},
-    {"H100", 132, 989.4e12, 80e9, 3.35e12, 450e9, 0.728, with_wgmma, 50e9},  // 720 of 989.4 TFLOP/s
-    {"H800 PCIe", 114, 756e12, 80e9, 2.0e12, 64e9, 0.62, with_wgmma, 25e9},
-    {"H800", 132, 989.4e12, 80e9, 3.35e12, 200e9, 0.728, with_wgmma, 50e9},
-    {"H200 NVL", 132, 835.5e12, 141e9, 4.8e12, 64e9, 0.68, with_wgmma, 25e9},
-    {"H200", 132, 989.4e12, 141e9, 4.8e12, 450e9, 0.728, with_wgmma, 50e9},
-    {"GH200 144G", 132, 989.4e12, 144e9, 4.9e12, 450e9, 0.75, with_wgmma, 25e9, 4},
-    {"GH200", 132, 989.4e12, 96e9, 4.0e12, 450e9, 0.75, with_wgmma, 25e9, 4},
-    {"H20", 78, 148e12, 96e9, 4.0e12, 450e9, 0.90, with_wgmma, 50e9},
-    {"B200", 148, 2250e12, 180e9, 8.0e12, 900e9, 0.70, mma_of_blackwell, 50e9},
-    {"GB200", 152, 2500e12, 186e9, 8.0e12, 900e9, 0.70, mma_of_blackwell, 50e9, 72},
-    {"L40S", 142, 362e12, 48e9, 864e9, 32e9, 0.65, with_mma, 12.5e9},
-    {"L40", 142, 181e12, 48e9, 864e9, 32e9, 0.80, with_mma, 12.5e9},
-    {"L4", 58, 121e12, 24e9, 300e9, 32e9, 0.60, with_mma, 12.5e9},
-    {"RTX 3090", 82, 71e12, 24e9, 936e9, 32e9, 0.90, with_mma, 3.125e9},
-    {"RTX 4090", 128, 165.2e12, 24e9, 1008e9, 32e9, 0.90, with_mma, 3.125e9},
-    {"RTX 5090", 170, 209.5e12, 32e9, 1792e9, 64e9, 0.90, with_mma, 3.125e9},
+    {"A800 PCIe 80GB", 80, 108, 312e12, 85.0e9, 1935e9, 32e9, 0.72, 12.5e9},
+    {"A800 40GB", 80, 108, 312e12, 42.3e9, 1555e9, 32e9, 0.72, 12.5e9},
+    {"A800 80GB", 80, 108, 312e12, 85.0e9, 2039e9, 200e9, 0.765, 25e9},
+    {"H100 PCIe", 90, 114, 756e12, 84.9e9, 2.0e12, 64e9, 0.62, 25e9},
+    {"H100 NVL", 90, 132, 835.5e12, 100e9, 3.9e12, 64e9, 0.68, 25e9},
+    {"H100", 90, 132, 989.4e12, 84.9e9, 3.35e12, 450e9, 0.728, 50e9},  // 720 of 989.4 TFLOP/s
+    {"H800 PCIe", 90, 114, 756e12, 84.9e9, 2.0e12, 64e9, 0.62, 25e9},
+    {"H800", 90, 132, 989.4e12, 84.9e9, 3.35e12, 200e9, 0.728, 50e9},
+    {"H200 NVL", 90, 132, 835.5e12, 150.1e9, 4.8e12, 64e9, 0.68, 25e9},
+    {"H200", 90, 132, 989.4e12, 150.1e9, 4.8e12, 450e9, 0.728, 50e9},
+    {"GH200 144G", 90, 132, 989.4e12, 144e9, 4.9e12, 450e9, 0.75, 25e9, 4},
+    {"GH200", 90, 132, 989.4e12, 101.5e9, 4.0e12, 450e9, 0.75, 25e9, 4},
+    {"H20", 90, 78, 148e12, 102e9, 4.0e12, 450e9, 0.90, 50e9},
+    {"B200", 100, 148, 2250e12, 191.5e9, 7.67e12, 900e9, 0.70, 50e9},
+    {"GB200", 100, 152, 2500e12, 186e9, 8.0e12, 900e9, 0.70, 50e9, 72},
+    {"L40S", 89, 142, 362e12, 47.8e9, 864e9, 32e9, 0.65, 12.5e9},
+    {"L40", 89, 142, 181e12, 47.8e9, 864e9, 32e9, 0.80, 12.5e9},
+    {"L4", 89, 58, 121e12, 23.7e9, 300e9, 32e9, 0.60, 12.5e9},
+    {"RTX 3090", 86, 82, 71e12, 25.4e9, 936e9, 32e9, 0.90, 3.125e9},
+    {"RTX 4090", 89, 128, 165.2e12, 25.4e9, 1008e9, 32e9, 0.90, 3.125e9},
+    {"RTX 5090", 120, 170, 209.5e12, 33.7e9, 1792e9, 64e9, 0.90, 3.125e9},
     // 16 cores of a server with a network of 10 Gbit/s, for plans alone: no driver has this name
-    {"host CPU", 16, 1e12, 64e9, 100e9, 10e9, 0.70, of_host, 1.25e9, 1, 4},
+    {"host CPU", 0, 16, 1e12, 64e9, 100e9, 10e9, 0.70, 1.25e9, 1, 4},
 };
 
 constexpr double stream_share = 0.9;    // the part of memory_rate to expect: 4.3 of 4.8 TB/s on an H200
@@ -109,12 +116,11 @@ inline const Card* find_card(const std::string& name) {
 // GeForce cards do half of what others of their generation do.
 inline double flops_per_clock(const cudaDeviceProp& device) {
     constexpr struct {
-        int major, minor;
+        int capability;
         double flops;
-    } generations[] = {{8, 0, 2048},  {8, 6, 1024},  {8, 9, 1024}, {9, 0, 4096},
-                       {10, 0, 8192}, {10, 3, 8192}, {12, 0, 1024}};
-    for (auto [major, minor, flops] : generations) {
-        if (device.major != major || device.minor != minor) continue;
+    } generations[] = {{80, 2048}, {86, 1024}, {89, 1024}, {90, 4096}, {100, 8192}, {103, 8192}, {120, 1024}};
+    for (auto [capability, flops] : generations) {
+        if (capability_of(device) != capability) continue;
         return has_word(device.name, "GeForce") ? flops / 2 : flops;
     }
     return 0;
@@ -139,7 +145,7 @@ struct Machine {
     // the host: what a device has of its memory, of the rate of that, and bytes/s between the two, one way
     double host_memory = 128e9, host_streams = 25e9, host_link = 22e9;
     double storage = 2e9;   // bytes/s that a node writes to the disk of its runs
-    bool has_fp8 = true;    // products of the program in 8 bits, which begin with Hopper
+    bool has_fp8 = true;    // see multiplies_fp8
     bool measured = false;  // by --measure, on such devices
 
     void set_products(double rate, const AttentionShare& attention) {
@@ -162,12 +168,11 @@ inline Machine machine_of(const Card& card) {
                        .links = link_share * card.link_rate,
                        .network = network_share * card.network_rate,
                        .number_bytes = card.number_bytes};
-    machine.set_products(card.product_share * card.flops, card.attention);
-    bool is_host = card.number_bytes == sizeof(float);
-    machine.has_fp8 = !is_host && card.attention.forward != with_mma.forward;
-    if (is_host)
+    machine.set_products(card.product_share * card.flops, attention_share(card.capability));
+    machine.has_fp8 = multiplies_fp8(card.capability);
+    if (card.capability == 0)
         machine.host_memory = machine.memory, machine.host_streams = machine.host_link = machine.streams;
-    else if (machine.has_fp8)  // hosts with PCIe 5 and DDR5
+    else if (card.capability >= 90)  // hosts with PCIe 5 and DDR5
         machine.host_memory = 250e9, machine.host_streams = 50e9, machine.host_link = 45e9;
     return machine;
 }
@@ -178,19 +183,18 @@ inline Machine machine_of(const cudaDeviceProp& device, double clock, double mem
     Machine m = {};
     m.multiprocessors = device.multiProcessorCount;
     double product_share = unknown_product_share;
-    AttentionShare attention = device.major == 9 ? with_wgmma : with_mma;
     if (const Card* card = find_card(device.name)) {
         double part = device.multiProcessorCount / (double)card->multiprocessors;
         m.flops = part * card->flops;
         m.memory_rate = part * card->memory_rate;
         m.link_rate = card->link_rate;
         m.published = part == 1;
-        product_share = card->product_share, attention = card->attention;
+        product_share = card->product_share;
     } else {
         m.flops = device.multiProcessorCount * clock * flops_per_clock(device);
         m.memory_rate = memory_rate;
     }
-    m.set_products(product_share * m.flops, attention);
+    m.set_products(product_share * m.flops, attention_share(capability_of(device)));
     m.streams = stream_share * m.memory_rate;
     return m;
 }

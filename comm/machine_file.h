@@ -114,7 +114,7 @@ inline const Card* card_called(const std::string& name) {
 // The row of the device that is here; null: it has none, or there is no device.
 inline const Card* card_here() {
     int count = 0, device = 0;
-    cudaDeviceProp properties;  // device_properties() is for when the device has been chosen
+    cudaDeviceProp properties;
     bool any = cudaGetDeviceCount(&count) == cudaSuccess && count > 0 &&
                cudaGetDevice(&device) == cudaSuccess &&
                cudaGetDeviceProperties(&properties, device) == cudaSuccess;

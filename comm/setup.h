@@ -203,12 +203,12 @@ inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const St
 // options that this program, as it was built, cannot follow
 
 // Options about rounding depend on what parameters are made of, which is decided when the program is built.
-inline void check_precision(const Options& o) {
-    if (sizeof(floatX) == sizeof(float)) {
+inline void check_precision(const Options& o, size_t number_bytes = sizeof(floatX)) {
+    if (number_bytes == sizeof(float)) {
         // It may be given, or be that of a checkpoint.
         auto refuse = [](const char* option, const char* value, const char* other) {
-            fail("%s %s: parameters are fp32 in this program; give %s %s, or build with PRECISION=bf16",
-                 option, value, option, other);
+            fail("%s %s: parameters are fp32 here; give %s %s, or build with PRECISION=bf16", option, value,
+                 option, other);
         };
         if (o.stochastic_rounding) refuse("--stochastic-rounding", "on", "off");
         if (!o.master_weights) refuse("--master-weights", "off", "on");
@@ -246,6 +246,19 @@ inline bool takes_wgmma_attention([[maybe_unused]] const Options& o) {
 #else
     return takes_wgmma(heads_of_model(o));
 #endif
+}
+
+// A warning where a Hopper runs attention at half its speed; empty: it does not.
+inline std::string attention_warning([[maybe_unused]] const Options& o) {
+#if defined(PRECISION_BF16) && !defined(DEVICE_CPU)
+    bool slow = device_properties().major == 9 && hopper_attention_fits(heads_of_model(o)) &&
+                o.attention == AttentionChoice::automatic && !takes_wgmma_attention(o);
+    if (slow)
+        return text("warning: attention takes the kernels of every card, at half the speed of Hopper's: this "
+                    "program's code is for sm_%d; build with make GPU_ARCH=90a",
+                    kernel_architecture());
+#endif
+    return "";
 }
 
 // The builds whose own products are in bf16. In fp32 a GPU's are for comparisons, and not for speed.
@@ -305,7 +318,8 @@ inline void choose_matmul_dtype(const Options& o) {
                     device_name, floatX_name));
     }
     const cudaDeviceProp& device = device_properties();
-    if (device.major < 9) refuse(text("%s has no such products; take a Hopper or later", device.name));
+    if (!multiplies_fp8(capability_of(device)))
+        refuse(text("%s has no such products; take an Ada, a Hopper or later", device.name));
     if (std::string reason = fp8_refusal(o); !reason.empty()) refuse(reason);
 }
 
@@ -415,10 +429,16 @@ inline size_t graph_memory(const Options& o) {
 // ----------------------------------------------------------------------------
 // the device
 
-// The device that the program was built for, and the one that it runs on.
-inline std::string device_text() {
-    return text("%s (%s, %s; %s)", device_properties().name, device_name, floatX_name,
-                communication_libraries().c_str());
+// The device that the program was built for, the one that it runs on, and its kernels of attention.
+inline std::string device_text([[maybe_unused]] const Options& o) {
+#ifdef DEVICE_CPU
+    const char* attention = "";
+#else
+    const char* attention =
+        takes_wgmma_attention(o) ? "; attention by wgmma" : "; attention by mma, of every card";
+#endif
+    return text("%s (%s, %s; %s%s)", device_properties().name, device_name, floatX_name,
+                communication_libraries().c_str(), attention);
 }
 
 // FLOP/s that the device does at most; 0: they are not known.

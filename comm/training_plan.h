@@ -39,6 +39,7 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
     plan.notes = line.notes;
     int T = o.sequence_length;
     world.on_all_ranks([&] { check_build(o); });
+    if (std::string warning = attention_warning(o); !warning.empty()) plan.notes.push_back(warning);
     // Tokens of another vocabulary are noticed before an earlier run is cleared away.
     plan.train_data = open_token_files(world, o.train_data, o.vocab_size, T, SampleOrder::shuffled, o.seed);
     if (!o.val_data.empty())

@@ -23,6 +23,7 @@ All sums are made in a fixed order, and the bits are the same on every run.
 #include "kernels/attention_shape.h"
 #include "kernels/column_sums.cuh"
 #include "kernels/common.cuh"
+#include "kernels/kernel_image.cuh"
 
 #if defined(PRECISION_BF16) && !defined(DEVICE_CPU)
 #include "kernels/attention_hopper.cuh"
@@ -42,10 +43,11 @@ enum class AttentionKernels { fastest, mma, wgmma };
 // Those that are asked for. Set before the first pass.
 inline AttentionKernels attention_kernels = AttentionKernels::fastest;
 
-// Tells whether this GPU has kernels of Hopper for heads of this shape.
-inline bool has_wgmma_attention([[maybe_unused]] const AttentionShape& shape) {
+// Tells whether this GPU is a Hopper, its code was compiled for it, and the kernels take heads of this shape.
+inline bool has_wgmma_attention([[maybe_unused]] const AttentionShape& shape,
+                                [[maybe_unused]] int architecture = kernel_architecture()) {
 #ifdef PRECISION_BF16
-    return hopper_attention_fits(shape);
+    return hopper_attention_fits(shape) && device_properties().major == 9 && architecture >= 90;
 #else
     return false;
 #endif
@@ -81,7 +83,8 @@ inline void launch_attention_backward(floatX* dqkv, float* scratch, const floatX
 // ----------------------------------------------------------------------------
 // launchers
 
-// Floats of scratch that attention_backward needs; dbias: with the gradient of a bias.
+// Floats of scratch that attention_backward needs with any kernel of this build, so that memory can be planned
+// for another card than the one that is here, or without one; dbias: with the gradient of a bias.
 inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias = false) {
     size_t for_bias = dbias ? matmul_backward_bias_scratch(shape.qkv_row()) : 0;
 #ifdef DEVICE_CPU
@@ -90,7 +93,7 @@ inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias
     size_t floats = 0;
     with_head_width(shape.HS, [&](int width) { floats = BackwardScratch(nullptr, shape, width).floats(); });
 #ifdef PRECISION_BF16
-    if (has_wgmma_attention(shape))  // its tiles are as wide as the other ones, or wider
+    if (hopper_attention_fits(shape))  // its tiles are as wide as the other ones, or wider
         with_hopper_width(
             shape.HS, [&](int width) { floats = BackwardScratch(nullptr, shape, width, dbias).floats(); });
 #endif

@@ -111,7 +111,8 @@ __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX*
     auto pass_turn = [&] { named_barrier_arrive(2 - group, computing_threads); };
     if (group == 1) pass_turn();  // group 0 begins
 
-    float scores[hopper_keys / 2], sum[HSP / 2];
+    // Set here, or compilers before CUDA 12.9 set them between two products, and wait for each one.
+    float scores[hopper_keys / 2] = {}, sum[HSP / 2] = {};
     uint32_t p[hopper_keys / 16][4];
     Ring<1> q;
     Ring<HopperForwardShared<HSP>::buffers> k, v;

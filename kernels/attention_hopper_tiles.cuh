@@ -9,7 +9,6 @@ A block is three warpgroups. The first loads: it gives its registers to the othe
 #include "kernels/attention_shape.h"
 #include "kernels/attention_tiles.cuh"
 #include "kernels/common.cuh"
-#include "kernels/kernel_image.cuh"
 #include "kernels/ptx_hopper.cuh"
 #include "kernels/tensor_map.cuh"
 
@@ -209,9 +208,8 @@ void with_hopper_width(int HS, F&& f) {
     with_width<64, 96, 128>(HS, f);
 }
 
-// The kernels of Hopper can do this on its card, from code that was compiled for it (architecture), for heads
-// whose vectors are whole units of 16 bytes, as the copy engine needs them, and no longer than a tile is
-// wide.
-inline bool hopper_attention_fits(const AttentionShape& shape, int architecture = kernel_architecture()) {
-    return device_properties().major == 9 && architecture >= 90 && shape.HS % 8 == 0 && shape.HS <= 128;
+// The kernels of Hopper take heads whose vectors are whole units of 16 bytes, as the copy engine needs them, and
+// no longer than a tile is wide.
+inline bool hopper_attention_fits(const AttentionShape& shape) {
+    return shape.HS % 8 == 0 && shape.HS <= 128;
 }

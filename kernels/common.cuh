@@ -8,6 +8,8 @@ block sums, and the two ways to start work on a stream (a CUDA kernel, or a plai
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -103,16 +105,26 @@ void copy_columns(T* to, size_t to_width, const T* from, size_t from_width, size
                                 rows, cudaMemcpyDeviceToDevice, stream));
 }
 
-// Properties of the device that this process uses, which it has chosen before it asks.
+// Properties of the device that is chosen now.
 inline const cudaDeviceProp& device_properties() {
-    static const cudaDeviceProp properties = [] {
-        cudaDeviceProp result;
-        int device;
-        cudaCheck(cudaGetDevice(&device));
-        cudaCheck(cudaGetDeviceProperties(&result, device));
-        return result;
-    }();
-    return properties;
+    int device;
+    cudaCheck(cudaGetDevice(&device));
+    static std::mutex mutex;
+    static std::map<int, cudaDeviceProp> known;
+    std::lock_guard lock(mutex);
+    auto [at, is_new] = known.try_emplace(device);
+    if (is_new) cudaCheck(cudaGetDeviceProperties(&at->second, device));
+    return at->second;
+}
+
+// The compute capability as a number, such as 90 for 9.0.
+inline int capability_of(const cudaDeviceProp& device) {
+    return 10 * device.major + device.minor;
+}
+
+// Tensor cores multiply numbers of 8 bits since Ada (89) and Hopper (90).
+constexpr bool multiplies_fp8(int capability) {
+    return capability >= 89;
 }
 
 // ----------------------------------------------------------------------------

@@ -279,13 +279,16 @@ constexpr int most_candidates = 16;
 // the library expects of their speed.
 inline std::vector<Algorithm> proposed_algorithms(const ProductKind& kind, const ProductPlan& plan, int most,
                                                   size_t workspace) {
+    auto [a, b, d, vector, pre_gelu] = kind.alignments;
+    // Its kernels read and write what goes into GELU by vectors, and nothing tells it the alignment of these.
+    constexpr uint32_t least_of_gelu = 16;
+    if (pre_gelu > 0 && pre_gelu < least_of_gelu) return {};
     cublasLtMatmulPreference_t preference;
     cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
     set_attribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)workspace);
     // When a sum is split over blocks, its parts are added in fp32, not in the type of D.
     set_attribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                   (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
-    auto [a, b, d, vector, pre_gelu] = kind.alignments;
     set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, a);
     set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, b);
     set_attribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, d);

@@ -28,10 +28,14 @@ memory. Its largest element is known by then (largest.cuh).
 
 enum class Fp8 { e4m3, e5m2 };
 
+// A scale is floats at a multiple of 16 bytes: the largest element, and then, at the next multiple, what 1 of q
+// counts. cuBLASLt proposes algorithms for scales that lie elsewhere, and then refuses to start them.
+constexpr int fp8_one_at = 4, fp8_scale_floats = 8;
+
 struct Fp8Matrix {
     uint8_t* values;      // (rows, columns), or null
     uint8_t* transposed;  // (columns, rows), or null
-    float* scale;         // (2) the largest element, and what 1 counts
+    float* scale;         // (fp8_scale_floats)
 };
 
 HOST_DEVICE constexpr float fp8_largest(Fp8 format) {
@@ -78,7 +82,7 @@ inline void fp8_quantize_cpu(Fp8Matrix out, Fp8 format, const floatX* inp, size_
             if (out.transposed) out.transposed[column * rows + row] = bits;
         }
     }
-    out.scale[1] = 1 / scale;
+    out.scale[fp8_one_at] = 1 / scale;
 }
 
 // ----------------------------------------------------------------------------
@@ -150,7 +154,7 @@ __global__ void fp8_quantize_kernel(uint8_t* values, uint8_t* transposed, float*
             for (int i = 0; i < 4; i++) place[i * column_words] = of_column[i];
         }
     }
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) scale[1] = 1 / factor;
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) scale[fp8_one_at] = 1 / factor;
     if (!transposed) return;
     __syncthreads();
     constexpr int chunks = fp8_tile / 16;  // 16 bytes of a column each

@@ -27,7 +27,7 @@ inline bool fp8_fast_gradients = false;
 
 #ifndef DEVICE_CPU
 inline const float* fp8_one(const Fp8Matrix& matrix) {
-    return matrix.scale + 1;
+    return matrix.scale + fp8_one_at;
 }
 
 inline void fp8_matmul_forward(floatX* out, const Fp8Matrix& inp, const Fp8Matrix& weight, const floatX* bias,
@@ -104,7 +104,7 @@ struct Fp8Sizes {
 
 // An activation or a gradient, as products take it in fp8.
 struct Fp8Operand {
-    float* scale = nullptr;         // (2), its own
+    float* scale = nullptr;         // (fp8_scale_floats), its own
     uint8_t* transposed = nullptr;  // (columns, rows) of an activation, kept for the weight's gradient
     bool measured = false;          // its maker leaves the largest element in scale[0]
 
@@ -112,7 +112,7 @@ struct Fp8Operand {
 
     // The memory of an activation's copy: its elements, and the scale behind them.
     static constexpr size_t scale_offset(size_t elements) { return ceil_div(elements, 16) * 16; }
-    static constexpr size_t bytes(size_t elements) { return scale_offset(elements) + 2 * sizeof(float); }
+    static constexpr size_t bytes(size_t elements) { return scale_offset(elements) + fp8_scale_floats * sizeof(float); }
     static Fp8Operand in_memory(char* memory, size_t elements, bool measured) {
         if (!memory) return {};
         return {(float*)(memory + scale_offset(elements)), (uint8_t*)memory, measured};

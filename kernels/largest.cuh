@@ -49,7 +49,8 @@ public:
                 see_pair(pair);
             }
         } else {
-            for (int i = 0; i < W; i++) bits_ = max(bits_, __float_as_uint(fabsf(float(x[i]))));
+            // not by fabsf, for a card may give any NaN for that of one
+            for (int i = 0; i < W; i++) bits_ = max(bits_, __float_as_uint(float(x[i])) & 0x7fffffff);
         }
     }
 

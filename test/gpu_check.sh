@@ -1,142 +1,210 @@
 #!/usr/bin/env bash
-# Tests that need a GPU, on a machine with one NVIDIA card: the unit tests on the card in bf16 and fp32, short
-# training runs, several ranks that share the card, the speed of each kernel, and of whole models beside PyTorch. It
-# takes less than 9 minutes where there are 16 cores to compile on. The summary comes last; the exit code is 1 if
-# anything failed.
+# Tests that need a GPU, on a machine with one NVIDIA card, what is worth most first: that the program starts and trains,
+# its tests of the card, the speed of whole models, the unit tests on the card, checkpoints, several ranks that share
+# the card, each kernel's speed, and models in PyTorch. Results are written as they come, so that nothing is lost where time
+# ends first. The summary comes last; the exit code is 1 if anything failed.
 #
 #   test/gpu_check.sh [--write] [--sanitize]
+#   test/gpu_check.sh --pack FILE
 #
-#   --write       writes all results to test/gpu_results.md
-#   --sanitize    also runs the tests of kernels under compute-sanitizer (minutes more)
-#   DEPS=DIR      unpacked Debian packages (dpkg -x FILE DIR) of what the machine lacks: libcxxopts-dev,
-#                 nlohmann-json3-dev, libxxhash-dev, doctest-dev
-#   SECONDS_LEFT=N    in all (530); what is measured last, PyTorch's models, gets what is left of them
+#   --write           writes all results to test/gpu_results.md, and else to build/gpu_results.md
+#   --sanitize        also runs the tests of kernels under compute-sanitizer (minutes more)
+#   --pack FILE       builds all programs here, where no card is needed, and packs them with the libraries they need, Open MPI
+#                     among them, into FILE (.tar.xz), for ARCH (90a)
+#   BUILT=FILE        takes the programs from what was packed, and builds nothing
+#   DEPS=DIR          unpacked Debian packages (dpkg -x FILE DIR) of what the machine lacks to build:
+#                     libcxxopts-dev, nlohmann-json3-dev, libxxhash-dev, doctest-dev
+#   SECONDS_LEFT=N    in all (780): fifteen minutes with a card, less what it takes to get one. Nothing is begun after these.
 #   COMMIT=NAME       where the source is no git clone
 #
 # Without Open MPI it builds with MPI=off and leaves out the ranks; without an installed NCCL it takes the one that PyTorch brings.
 cd "$(dirname "$0")/.." || exit 1
 . test/support/ranks.sh
-write='' sanitize=''
-for option in "$@"; do
-    case $option in
+. test/support/plan.sh
+write='' sanitize='' pack=''
+while [ $# -gt 0 ]; do
+    case $1 in
     --write) write=yes ;;
     --sanitize) sanitize=yes ;;
-    *) echo "gpu_check.sh: $option: no such option; there are --write and --sanitize" >&2; exit 1 ;;
+    --pack) pack=$2; [ -n "$pack" ] || { echo "gpu_check.sh: --pack: give a file" >&2; exit 1; }; shift ;;
+    *) echo "gpu_check.sh: $1: no such option; there are --write, --sanitize and --pack" >&2; exit 1 ;;
     esac
+    shift
 done
+start=$SECONDS
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # ----------------------------------------------------------------------------------------------------------
-# detection
+# programs, and where they come from
+
+# Ranks that share a card talk over MPI, for over NCCL they cannot.
+programs=(cuda-bf16/{train_gpt,bench_train,bench_kernels,compare_runs,tests/kernels-1}
+    cuda-bf16-mpi/tests/program-1 cuda-fp32-mpi/{train_gpt,compare_runs})
+
+# Units are compiled in groups, in fewer minutes of a processor than one by one.
+write_groups() { for build in cuda-bf16 cuda-bf16-mpi; do BUILDS=$build test/run.sh list >/dev/null || return; done; }
+
+# build_all OPTIONS...    all programs, what takes longest first
+build_all() {
+    local program build
+    write_groups || return
+    for program in "${programs[@]}"; do
+        build=${program%%/*}
+        # shellcheck disable=SC2046  # options are words
+        echo "$(seconds_to_compile "build/$program") make --no-print-directory $(build_options "$build") $* build/$program"
+    done | sort -rn | cut -d' ' -f2- | xargs -P "${JOBS:-$(nproc)}" -d '\n' -n 1 bash -c
+}
 
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
-[ -n "$nvcc" ] || { echo "gpu_check.sh: no nvcc here; install the CUDA Toolkit" >&2; exit 1; }
+if [ -n "$pack" ]; then
+    [ -n "$nvcc" ] || { echo "gpu_check.sh: no nvcc here; install the CUDA Toolkit" >&2; exit 1; }
+    build_all GPU_ARCH="${ARCH:-90a}" NVCC="$nvcc" CXXFLAGS=-O1 >"$work/build" 2>&1 || { tail -20 "$work/build"; exit 1; }
+    mkdir -p "$work/packed/lib"
+    for program in "${programs[@]}"; do
+        mkdir -p "$work/packed/$(dirname "$program")"
+        strip -o "$work/packed/$program" "build/$program"
+        [ ! -e "build/$program.cu" ] || cp "build/$program.cu" "$work/packed/$program.cu"
+    done
+    mpi=$(realpath "$(command -v mpirun)")
+    mpi_root=$(dirname "$(dirname "$mpi")") mpi_lib=$(dirname "$(ldconfig -p | awk '/libmpi.so.40/ { print $NF; exit }')")
+    mkdir -p "$work/packed/mpi/bin" "$work/packed/mpi/${mpi_lib#"$mpi_root"/}" "$work/packed/mpi/share"
+    cp -L "$mpi" "$work/packed/mpi/bin/mpirun"
+    cp -L "$(dirname "$mpi")/orted" "$work/packed/mpi/bin/"
+    for part in openmpi pmix2; do
+        [ ! -d "$mpi_lib/$part" ] || cp -r "$mpi_lib/$part" "$work/packed/mpi/${mpi_lib#"$mpi_root"/}/"
+        [ ! -d "$mpi_root/share/${part%2}" ] || cp -rL "$mpi_root/share/${part%2}" "$work/packed/mpi/share/"
+    done
+    rm -rf "$work"/packed/mpi/lib/*/openmpi/include
+    # all libraries but those that every system has, and those of CUDA, which come with a card
+    find "$work/packed" -type f \( -perm -u=x -o -name '*.so*' \) -exec ldd {} + 2>/dev/null | awk '$3 ~ /^\// { print $3 }' | sort -u |
+        grep -vE '/(ld-linux.*|lib(c|m|dl|rt|pthread|util|resolv|gcc_s|stdc\+\+|gomp|cuda.*|cublas.*|nccl.*|nvidia.*))\.so' |
+        xargs -I{} cp -L {} "$work/packed/lib/"
+    git describe --always --dirty >"$work/packed/commit" 2>/dev/null
+    tar -C "$work/packed" -cf - . | xz -T0 -6 >"$pack"
+    echo "$pack: $(du -h "$pack" | cut -f1), for sm_${ARCH:-90a}; BUILT=$pack test/gpu_check.sh takes it"
+    exit
+fi
+
 query() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -1; }
 card=$(query name)
 [ -n "$card" ] || { echo "gpu_check.sh: nvidia-smi finds no GPU here" >&2; exit 1; }
 arch=$(query compute_cap | tr -d .)
 [ "$arch" = 90 ] && arch=90a
-cuda=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+cuda=$([ -z "$nvcc" ] || "$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 commit=${COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}
+results=$([ -n "$write" ] && echo test/gpu_results.md || echo build/gpu_results.md)
+mkdir -p build
 
-has_header() { echo "#include <$1>" | g++ -E -x c++ -I"$(dirname "$nvcc")/../include" - >/dev/null 2>&1; }
-includes=() links=()
-use_library() { [ ! -d "$1" ] || links+=(-L"$1" -Xlinker -rpath="$1"); }
-use_library "$(dirname "$(dirname "$(realpath "$nvcc")")")/lib64"
-if [ -n "$DEPS" ]; then
-    deps=$(realpath "$DEPS") || exit 1
-    includes+=(-isystem "$deps/usr/include")
-    use_library "$deps/usr/lib/$(uname -m)-linux-gnu"
+# What PyTorch brings is found last.
+wheels=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null)
+[ -z "$nvcc" ] || cuda_lib=$(dirname "$(dirname "$(realpath "$nvcc")")")/lib64
+add_libraries() { [ ! -d "$1" ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$1"; }
+if [ -n "$BUILT" ]; then
+    unpacked=build/packed
+    rm -rf "$unpacked"
+    mkdir -p "$unpacked" && tar -C "$unpacked" -xJf "$BUILT" || exit 1
+    for program in "${programs[@]}"; do
+        mkdir -p "build/$(dirname "$program")"
+        cp "$unpacked/$program"* "build/$(dirname "$program")/" || exit 1
+    done
+    [ -n "$COMMIT" ] || commit=$(cat "$unpacked/commit")
+    add_libraries "$PWD/$unpacked/lib"
+    if ! command -v mpirun >/dev/null; then
+        export OPAL_PREFIX=$PWD/$unpacked/mpi PMIX_INSTALL_PREFIX=$PWD/$unpacked/mpi PATH=$PWD/$unpacked/mpi/bin:$PATH
+        export PMIX_MCA_pcompress_base_silence_warning=1
+        for folder in "$unpacked"/mpi/lib/*/openmpi/lib; do add_libraries "$PWD/$folder"; done
+    fi
+    chmod -R u+w "$unpacked"
+else
+    [ -n "$nvcc" ] || { echo "gpu_check.sh: no nvcc here; install the CUDA Toolkit, or give BUILT" >&2; exit 1; }
 fi
-options=(DEVICE=cuda GPU_ARCH="$arch" NVCC="$nvcc")
-mpi=yes
-command -v mpicxx >/dev/null && command -v mpirun >/dev/null || mpi='' options+=(MPI=off)
-if ! has_header nccl.h; then
-    nccl=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null)
-    [ -n "$nccl" ] || { echo "gpu_check.sh: no nccl.h here; install libnccl-dev, or PyTorch" >&2; exit 1; }
-    includes+=(-isystem "$nccl/include")
-    use_library "$nccl/lib"
-    options+=(NCCL=-l:libnccl.so.2)  # the wheel has no libnccl.so
-fi
-options+=(CPPFLAGS="${includes[*]}" LDFLAGS="${links[*]}")
+add_libraries "$cuda_lib"
+add_libraries "${wheels:+$wheels/lib}"
+mpi=$(command -v mpirun)
 
 # ----------------------------------------------------------------------------------------------------------
-# checks; what they say is also the summary
+# checks; what they say goes to the results as it comes
 
-summary=$work/summary
 failed=0
-say() { echo "$*" | tee -a "$summary"; }
+heading() { echo "$card, driver $(query driver_version)${cuda:+, CUDA $cuda}, commit $commit, $(date -u +%Y-%m-%d)"; }
+printf '# Measured on a GPU\n\nBy test/gpu_check.sh: %s.\n\n```\n' "$(heading)" >"$results"
+trap 'rm -rf "$work"; echo "\`\`\`" >>"$results"' EXIT
+say() { echo "$*" | tee -a "$results"; }
 # check NAME COMMAND...    ok if the command succeeds
 check() {
     local name=$1
     shift
     if "$@"; then say "ok $name"; else say "FAILED $name"; failed=$((failed + 1)); fi
 }
-
-# build PRECISION TARGETS...    as much of it as can be built, what takes longest first
-build() {
-    make --no-print-directory -k -j"$(nproc)" "${options[@]}" PRECISION="$1" "${@:2}" units \
-        >"$work/build-$1" 2>&1 && return
-    grep -E 'error|Error|missing|undefined' "$work/build-$1" | head -20
-    return 1
+left() { echo $((${SECONDS_LEFT:-780} - SECONDS + start)); }
+# phase NAME SECONDS    true if there is time for it
+phase() {
+    if [ "$(left)" -lt "$2" ]; then
+        say "left out for want of time: $1"
+        return 1
+    fi
+    say "---- $1 ($((SECONDS - start)) s)"
+}
+# shown LIMIT COMMAND...    what it prints goes to the results too; with its exit code
+shown() {
+    timeout "$1" "${@:2}" 2>&1 | tee -a "$results"
+    return "${PIPESTATUS[0]}"
 }
 
-# Several ranks on one card cannot talk over NCCL.
-of_ranks=(collectives transport mesh zero tensor_parallel pipeline product_tuning)
-build_ranks() {
-    local build=build/cuda-$1-mpi
-    make --no-print-directory -k -j"$(nproc)" "${options[@]}" COMM=mpi PRECISION="$1" "${of_ranks[@]/#/$build/test_}" \
-        "$build"/{train_gpt,compare_runs} >"$work/build-$1-mpi" 2>&1 && return
-    grep -E 'error|Error|missing|undefined' "$work/build-$1-mpi" | head -20
-    return 1
+program=build/cuda-bf16/train_gpt
+
+# Commands that need no card, and those of users' first day.
+starts() {
+    local command
+    "$program" --version && "$program" --help >"$work/help" || return
+    for command in $(sed -n 's/^  \([a-z]*\) .*/\1/p' "$work/help"); do
+        "$program" "$command" --help >"$work/help-$command" || return
+    done
+    "$program" plan --model gpt2-124M --machine h100 --gpus 8 --format json >"$work/plan" &&
+        "$program" tokenize kernels data comm train_gpt.cu --output "$work/text" --val-fraction 0.1 >"$work/tokens"
 }
 
-program() { echo "build/cuda-$1/train_gpt"; }
-
-# train NAME PRECISION OPTIONS...    trains `tiny` on the source of this program
+# train NAME OPTIONS...    trains `tiny` on the source of this program
 train() {
-    "$(program "$2")" train --model tiny --train-data "$work/text_train_*.bin" --val-data "$work/text_val_*.bin" \
+    "$program" train --model tiny --train-data "$work/text_train_*.bin" --val-data "$work/text_val_*.bin" \
         --run-dir "$work/$1" --steps 300 --micro-batch 16 --learning-rate 3e-3 --val-every 300 --log-every 100 \
-        "${@:3}" >"$work/$1.out" 2>&1 && grep -E '^(memory|rate|step)' "$work/$1.out" && return
+        "${@:2}" >"$work/$1.out" 2>&1 && return
     tail -5 "$work/$1.out"
     return 1
-}
-
-val_loss() { sed -n 's/.*"val_loss":\([0-9.]\{1,6\}\).*/\1/p' "$work/$1/log.jsonl" | tail -1; }
-# a bf16 run ends where the fp32 run does, to 5%
-same_end() {
-    awk -v a="$(val_loss bf16)" -v b="$(val_loss fp32)" 'BEGIN { d = a - b; exit !(a > 0 && b > 0 && d * d < (0.05 * b) ^ 2) }'
 }
 steps() { grep -oE '"(loss|grad_norm)":[^,]*' "$work/$1/log.jsonl"; }
 same_steps() { [ -n "$(steps bf16)" ] && diff <(steps bf16) <(steps "$1"); }
 # loses NAME STEP    what came after a checkpoint, as if the run had been killed
 loses() { mv "$work/$1/checkpoints/step_$2" "$work/lost"; }
-learnt() { awk -v loss="$(val_loss "$1")" 'BEGIN { exit !(loss > 0 && loss < 3) }'; }  # bytes at random: 5.5
+val_loss() { sed -n 's/.*"val_loss":\([0-9.]\{1,6\}\).*/\1/p' "$work/$1/log.jsonl" | tail -1; }
+learnt() { awk -v loss="$(val_loss "$1")" 'BEGIN { exit !(loss > 0 && loss < 3) }'; } # bytes at random: 5.5
+# a run ends where the one in bf16 does, to 5%
+same_end() { awk -v a="$(val_loss bf16)" -v b="$(val_loss "$1")" 'BEGIN { d = a - b; exit !(a > 0 && b > 0 && d * d < (0.05 * a) ^ 2) }'; }
 
-# train_ranks NAME RANKS PROGRAM OPTIONS...    steps of 24 sequences, whatever the ranks; with mpirun also for one rank
+# train_ranks NAME RANKS OPTIONS...    steps of 24 sequences in fp32, whatever the ranks; with mpirun also for one rank
 train_ranks() {
-    ranks "$2" "$3" train --model tiny --train-data "$work/text_train_*.bin" --run-dir "$work/$1" --steps 20 \
-        --global-batch 6144 --learning-rate 1e-3 --adam-eps 1e-5 "${@:4}" >"$work/$1.out" 2>&1 && return
+    ranks "$2" build/cuda-fp32-mpi/train_gpt train --model tiny --train-data "$work/text_train_*.bin" --run-dir "$work/$1" \
+        --steps 20 --global-batch 6144 --learning-rate 1e-3 --adam-eps 1e-5 "${@:3}" >"$work/$1.out" 2>&1 && return
     tail -5 "$work/$1.out"
     return 1
 }
 compare() { build/cuda-fp32-mpi/compare_runs "$work/$1" "$work/$2" "${@:3}"; }
 
-sanitized() { timeout 300 compute-sanitizer --error-exitcode 1 "$1" >"$work/sanitizer" 2>&1 || { tail -40 "$work/sanitizer"; return 1; }; }
-
-start=$SECONDS
-phase() { echo "---- $1 ($((SECONDS - start)) s)"; }
-left() { echo $((${SECONDS_LEFT:-530} - SECONDS + start)); }
-
-# unit_tests PRECISION    the last line of what it writes adds up. Only the tests of another precision share the card.
+# unit_tests BUILD FOLDERS...    those of these folders
 unit_tests() {
-    JOBS=1 BUILT=yes RESULTS=$work/results-$1 BUILDS=cuda-$1 timeout 300 test/run.sh >"$work/tests-$1" 2>&1
-    [ -z "$mpi" ] || JOBS=1 BUILT=yes RESULTS=$work/results-$1-mpi BUILDS=cuda-$1-mpi UNIT=${of_ranks[*]} timeout 300 \
-        test/run.sh >"$work/tests-$1-mpi" 2>&1
+    local units
+    units=$(for folder in "${@:2}"; do basename -a -s .cu test/"$folder"/test_*.cu; done | tr '\n' ' ')
+    JOBS=${JOBS:-5} BUILT=groups RESULTS=$work/results-$1 BUILDS=$1 OMP_NUM_THREADS=2 UNIT=$units timeout 300 \
+        test/run.sh >"$work/tests-$1" 2>&1
+    shown 5 tail -n +1 "$work/tests-$1" | grep -vE '^\[' | head -100
+    tail -1 "$work/tests-$1" | grep -q ' 0 failed'
 }
-add_up() { sed -s -n '$p' "$work"/tests-* | awk '{ passed += $1; failed += $3 } END { print passed + 0 " passed, " failed + 0 " failed" }'; }
-all_passed() { [[ $tests == *" 0 failed" ]] && ! sed -s -n '$p' "$work"/tests-* | grep -vq ' passed, '; }
+sanitized() {
+    timeout 300 compute-sanitizer --error-exitcode 1 build/cuda-bf16/tests/kernels-1 "--source-file=*test_$1.cu" >"$work/sanitizer" 2>&1 && return
+    tail -40 "$work/sanitizer"
+    return 1
+}
 
 # Prints for each kernel the shape with the smallest share of what the card can do.
 slowest() {
@@ -148,106 +216,103 @@ slowest() {
          END { for (i = 0; i < n; i++) print line[order[i]] }' "$work/kernels"
 }
 
-phase "building for sm_$arch: ${options[*]}"
-build fp32 "$(program fp32)" &
-fp32_build=$!
-check "builds in bf16" build bf16 "$(program bf16)" build/cuda-bf16/{bench_train,bench_kernels,compare_runs}
-check "builds in fp32" wait $fp32_build
-if [ -n "$mpi" ]; then
-    check "builds in bf16 for ranks over MPI" build_ranks bf16
-    check "builds in fp32 for ranks over MPI" build_ranks fp32
+say "$(nproc) cores; clocks of $(query clocks.max.sm) at most, now $(query clocks.sm); power limit $(query power.limit)"
+
+if [ -z "$BUILT" ]; then
+    phase "building for sm_$arch" 0
+    has_header() { echo "#include <$1>" | g++ -E -x c++ -I"$(dirname "$nvcc")/../include" - >/dev/null 2>&1; }
+    includes=() links=() options=(GPU_ARCH="$arch" NVCC="$nvcc")
+    use_library() { [ ! -d "$1" ] || links+=(-L"$1" -Xlinker -rpath="$1"); }
+    use_library "$cuda_lib"
+    if [ -n "$DEPS" ]; then
+        deps=$(realpath "$DEPS") || exit 1
+        includes+=(-isystem "$deps/usr/include")
+        use_library "$deps/usr/lib/$(uname -m)-linux-gnu"
+    fi
+    [ -n "$mpi" ] || options+=(MPI=off)
+    if ! has_header nccl.h; then
+        [ -n "$wheels" ] || { echo "gpu_check.sh: no nccl.h here; install libnccl-dev, or PyTorch" >&2; exit 1; }
+        includes+=(-isystem "$wheels/include")
+        use_library "$wheels/lib"
+        options+=(NCCL=-l:libnccl.so.2) # the wheel has no libnccl.so
+    fi
+    [ -n "$mpi" ] || programs=("${programs[@]/cuda-*-mpi\/*/}")
+    build() {
+        build_all "${options[@]}" CPPFLAGS="'${includes[*]}'" LDFLAGS="'${links[*]}'" >"$work/build" 2>&1 && return
+        grep -E 'error|Error|missing|undefined' "$work/build" | head -20
+        return 1
+    }
+    check "builds" build
 fi
 
-phase "unit tests"
-unit_tests bf16 &
-bf16_tests=$!
-unit_tests fp32
-wait $bf16_tests
-cat "$work"/tests-*
-tests=$(add_up)
-check "unit tests: $tests" all_passed
+if phase "first steps" 20; then
+    check "starts" starts
+    check "trains tiny in bf16" train bf16
+    grep -E '^(device|memory|rate|products|step)' "$work/bf16.out" | tee -a "$results"
+    check "validation loss in bf16: $(val_loss bf16)" learnt bf16
+    check "trains tiny in bf16 again" train again
+    check "the same run twice gives the same losses and gradients, bit for bit" same_steps again
+    if [ "${arch%a}" -ge 89 ]; then
+        check "trains tiny in fp8" train fp8 --matmul-dtype fp8
+        check "validation loss in fp8: $(val_loss fp8), as in bf16" same_end fp8
+    fi
+fi
+phase "the card" 20 && check "tests itself" shown 60 "$program" selftest --seconds 10
+phase "speed of whole models" 60 &&
+    check "trains whole models" shown "$(left)" env PARTS=ours test/bench/bench_train.sh build/cuda-bf16
+if phase "unit tests" 20; then
+    check "units of kernels" unit_tests cuda-bf16 kernels
+    [ -z "$mpi" ] || check "units of ranks, and of whole models" unit_tests cuda-bf16-mpi comm program
+fi
 if [ -n "$sanitize" ]; then
     for unit in adamw attention classifier embedding gelu hash known_numbers lamb matmul memory_patterns muon norm qk_norm elementwise rope tap_sum; do
-        check "compute-sanitizer: test_$unit" sanitized build/cuda-bf16/test_$unit
+        check "compute-sanitizer: test_$unit" sanitized $unit
     done
 fi
-
-phase "the card"
-check "tests itself" "$(program bf16)" selftest --seconds 20
-
-phase "training"
-check "tokens of the source" "$(program bf16)" tokenize kernels data comm train_gpt.cu --output "$work/text" --val-fraction 0.1
-check "trains tiny in bf16" train bf16 bf16
-check "trains tiny in fp32" train fp32 fp32
-check "trains tiny in bf16 again" train again bf16
-check "validation loss in bf16: $(val_loss bf16)" learnt bf16
-check "validation loss in fp32: $(val_loss fp32), as in bf16" same_end
-check "the same run twice gives the same losses and gradients, bit for bit" same_steps again
-check "saves while it trains" train resumed bf16 --save-every 150 --keep 0
-loses resumed 00000300
-check "goes on from a checkpoint" train resumed bf16 --resume auto
-check "with the same losses and gradients, bit for bit" same_steps resumed
-check "to the same weights and moments, bit for bit" build/cuda-bf16/compare_runs "$work/resumed" "$work/bf16" --bitwise
-check "whose checkpoint is whole" "$(program bf16)" inspect "$work/resumed" --verify
-
-if [ -n "$mpi" ]; then
-    phase "ranks"
-    shared=build/cuda-fp32-mpi/train_gpt
-    check "trains in one rank over NCCL" train_ranks nccl 1 "$(program fp32)" --micro-batch 8
-    check "trains in one rank over MPI" train_ranks one 1 "$shared" --micro-batch 8
-    check "with the same bits" compare nccl one --bitwise
+if phase "checkpoints" 20; then
+    check "saves while it trains" train resumed --save-every 150 --keep 0
+    loses resumed 00000300
+    check "goes on from a checkpoint" train resumed --resume auto
+    check "with the same losses and gradients, bit for bit" same_steps resumed
+    check "to the same weights and moments, bit for bit" build/cuda-bf16/compare_runs "$work/resumed" "$work/bf16" --bitwise
+    check "whose checkpoint is whole" "$program" inspect "$work/resumed" --verify
+    check "samples from it" "$program" sample "$work/bf16" --tokens 40 --prompt 'inline '
+fi
+if [ -z "$mpi" ]; then
+    say "left out: ranks, for Open MPI is not here"
+elif phase "ranks that share the card" 60; then
+    check "trains in one rank over MPI" train_ranks one 1 --micro-batch 8
     for zero in 0 1 2 3; do
-        check "trains in 2 ranks on one card, ZeRO $zero" train_ranks zero$zero 2 "$shared" --micro-batch 4 --zero $zero
+        check "trains in 2 ranks on one card, ZeRO $zero" train_ranks zero$zero 2 --micro-batch 4 --zero $zero
         # the sums of a product depend on the batch here, as the library chooses its kernels by size
         check "with the losses of one process" compare zero$zero one --losses 1e-4 --weights 1e-2 --moments 1e-2
     done
-    check "without overlap" train_ranks serial 2 "$shared" --micro-batch 4 --zero 3 --overlap off --prefetch 0
+    check "without overlap" train_ranks serial 2 --micro-batch 4 --zero 3 --overlap off --prefetch 0
     check "the same bits" compare serial zero3 --bitwise
-    check "with offload" train_ranks offload 2 "$shared" --micro-batch 4 --zero 3 --offload optimizer
+    check "with offload" train_ranks offload 2 --micro-batch 4 --zero 3 --offload optimizer
     check "the losses without" compare offload zero3 --losses 1e-5 --weights 1e-4 --moments 1e-4
     for layout in "2 --tp 2" "2 --pp 2" "2 --pp 2 --pp-schedule zero-bubble" "4 --tp 2 --pp 2 --pp-schedule interleaved"; do
         read -r n of_layout <<<"$layout"
         # shellcheck disable=SC2086  # options are words
-        check "in $n ranks $of_layout" train_ranks cut "$n" "$shared" --overwrite --micro-batch 4 $of_layout
+        check "in $n ranks $of_layout" train_ranks cut "$n" --overwrite --micro-batch 4 $of_layout
         check "with the losses of one process too" compare cut one --losses 1e-4 --weights 1e-2 --moments 1e-2
     done
     for optimizer in lamb muon; do
-        check "$optimizer in one rank" train_ranks $optimizer 1 "$shared" --micro-batch 8 --optimizer $optimizer
-        check "$optimizer in 2 ranks, ZeRO 2" train_ranks cut 2 "$shared" --overwrite --micro-batch 4 --zero 2 --optimizer $optimizer
+        check "$optimizer in one rank" train_ranks $optimizer 1 --micro-batch 8 --optimizer $optimizer
+        check "$optimizer in 2 ranks, ZeRO 2" train_ranks cut 2 --overwrite --micro-batch 4 --zero 2 --optimizer $optimizer
         check "$optimizer with the losses of one rank" compare cut $optimizer --losses 1e-4 --weights 1e-2 --moments 1e-2
     done
-    check "hybrid, in 4 ranks" train_ranks hybrid 4 "$shared" --micro-batch 2 --zero 3 --shard-group 2
+    check "hybrid, in 4 ranks" train_ranks hybrid 4 --micro-batch 2 --zero 3 --shard-group 2
     check "also with the losses of one process" compare hybrid one --losses 1e-4 --weights 1e-2 --moments 1e-2
-else
-    say "skipped: ranks (Open MPI is not here)"
+fi
+if phase "kernels on the shapes of models, against references" 30; then
+    check "kernels are right" shown "$(left)" build/cuda-bf16/bench_kernels
+fi
+if phase "the same models in PyTorch" 40; then
+    shown "$(left)" env PARTS=pytorch PYTORCH_SECONDS=$(($(left) / 2)) test/bench/bench_train.sh build/cuda-bf16 ||
+        say "PyTorch: not measured to the end"
 fi
 
-phase "speed"
-# to a file and to the screen, with the exit code of the first
-measure() { timeout "$2" "${@:3}" 2>&1 | tee "$work/$1"; return "${PIPESTATUS[0]}"; }
-check "kernels on the shapes of models, against references" measure kernels 120 build/cuda-bf16/bench_kernels
-check "trains whole models" measure models 200 env PARTS=ours test/bench/bench_train.sh build/cuda-bf16
-phase "PyTorch ($(left) s left)"
-if [ "$(left)" -gt 20 ]; then
-    measure pytorch "$(left)" env PARTS=pytorch test/bench/bench_train.sh build/cuda-bf16 || say "PyTorch: not measured to the end"
-else
-    echo "PyTorch: left out, no time" | tee "$work/pytorch"
-fi
-
-# ----------------------------------------------------------------------------------------------------------
-# the summary
-
-heading() { echo "$card, driver $(query driver_version), CUDA $cuda, commit $commit, $(date -u +%Y-%m-%d)"; }
-report() {
-    printf '# Measured on a GPU\n\nBy test/gpu_check.sh: %s.\n' "$(heading)"
-    local part
-    for part in models pytorch kernels summary; do printf '\n```\n%s\n```\n' "$(cat "$work/$part")"; done
-}
-[ -z "$write" ] || report >test/gpu_results.md
-phase "summary"
-heading
-grep -v '^ok' "$summary"
-slowest
-cat "$work/models" "$work/pytorch"
-echo "$((SECONDS - start)) s, $(grep -c '^ok' "$summary") checks passed, $failed failed"
+say "---- $((SECONDS - start)) s, $(grep -c '^ok' "$results") checks passed, $failed failed"
+grep '^FAILED' "$results"
 [ "$failed" = 0 ]

@@ -7,7 +7,8 @@
 #
 #   UNIT="norm runs"   only test_norm.cu and check_runs.sh, with one program for each unit
 #   CASE='*odd*'       only the cases with such names
-#   BUILDS="cpu-fp32"  only on these builds; BUILT=yes: they have been built, with one program for each unit
+#   BUILDS="cpu-fp32"  only on these builds; BUILT=yes: they have been built, with one program for each unit, or
+#                      BUILT=groups: in groups
 #   JOBS=N             how many jobs run at once, beside scripts that wait: one more than there are cores, for some wait for a
 #                      disk or for ranks
 #   ALLOWED_SKIPS=RE   a skipped case whose reason does not match fails

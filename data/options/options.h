@@ -224,6 +224,7 @@ struct PlanOptions : ModelConfig {
     OptimizerKind optimizer = OptimizerKind::adamw;
     MatmulDtype matmul_dtype = MatmulDtype::automatic;
     bool fp8_fast_gradients = false;
+    bool master_weights = true, stochastic_rounding = false;
     Offload offload = Offload::none;
     Dtype reduce_dtype = Dtype::fp32;
     bool overlap = true;

@@ -126,6 +126,10 @@ private:
     std::array<Access, command_count> access_ = {};
 };
 
+// A constraint of a parameter, for nvcc drops one that stands behind all parameters of a lambda.
+template <typename O, typename Struct>
+concept Of = std::is_same_v<std::remove_cvref_t<O>, Struct>;
+
 inline const std::vector<OptionRow>& option_table() {
     using enum Resume;
     constexpr bool positional = true, later = true;
@@ -136,11 +140,7 @@ inline const std::vector<OptionRow>& option_table() {
 #define FIELD(name) #name, [](auto&& options) -> decltype((options.name)) { return options.name; }
 // The field of one struct alone, where others have another option of the name.
 #define FIELD_OF(Struct, name)                                                                               \
-#name, [](auto&& options) -> decltype((options.name)) requires std::is_same_v < std::remove_cvref_t <    \
-                                     decltype(options)>,                                                     \
-            Struct> {                                                                                        \
-        return options.name;                                                                                 \
-    }
+#name, [](Of <Struct> auto&& options) -> decltype((options.name)) { return options.name; }
     static const std::vector<OptionRow> table = {
         {FIELD(model), "Model", any_text,
          "Starting point: a preset's name, or a Hugging Face config.json or the folder that holds one. The "

@@ -54,7 +54,7 @@ inline std::vector<Row> default_rows(const cudaDeviceProp& device) {
     for (const Row& row : {Row{"gpt2-124M", 64, 1024, 4}, Row{"gpt2-1558M", 16, 1024, 8},
                            Row{"llama3.2-1B", 4, 8192, 4}, Row{"llama3-8B", 4, 8192, 1}}) {
         rows.push_back(row);
-        if (!can_multiply_in(MatmulDtype::fp8) || device.major < 9) continue;
+        if (!can_multiply_in(MatmulDtype::fp8) || !multiplies_fp8(capability_of(device))) continue;
         for (bool fast : {false, true}) {
             rows.push_back(row);
             rows.back().dtype = MatmulDtype::fp8;

@@ -76,8 +76,9 @@ TEST_CASE_FIXTURE(Hopper, "what the kernels leave to others") {
     CHECK(fits(128));
     CHECK(!fits(20));   // rows of heads that are no whole units of 16 bytes
     CHECK(!fits(136));  // wider than a tile
+    CHECK(has_wgmma_attention(Case{1, 5, 4, 2, 128}.shape()));
     // code that the driver compiled from PTX of an older architecture
-    CHECK(!hopper_attention_fits(Case{1, 5, 4, 2, 128}.shape(), 80));
+    CHECK(!has_wgmma_attention(Case{1, 5, 4, 2, 128}.shape(), 80));
 }
 
 TEST_CASE_FIXTURE(Hopper, "large scores do not overflow") {

@@ -17,7 +17,7 @@ constexpr Fp8 formats[] = {Fp8::e4m3, Fp8::e5m2};
 struct Quantized {
     size_t rows, columns;
     Buffer<uint8_t> values, transposed;
-    Buffer<float> scale{2};
+    Buffer<float> scale{fp8_scale_floats};
 
     Quantized(Fp8 format, const std::vector<floatX>& inp, size_t rows, size_t columns, bool both = true)
         : rows(rows), columns(columns), values(rows * columns), transposed(rows * columns) {
@@ -78,21 +78,21 @@ TEST_CASE("fp8: a matrix and its transpose, as the specification has them") {
             auto inp = random_values<floatX>("inp", rows * columns, 3e-5f);
             Quantized got(format, inp, rows, columns);
             std::vector<uint8_t> values(inp.size()), transposed(inp.size());
-            float scale[2] = {largest_element_cpu(inp.data(), inp.size())};
+            float scale[fp8_scale_floats] = {largest_element_cpu(inp.data(), inp.size())};
             fp8_quantize_cpu({values.data(), transposed.data(), scale}, format, inp.data(), rows, columns);
             CHECK(got.values.host() == values);
             CHECK(got.transposed.host() == transposed);
-            CHECK(got.scale.host() == std::vector<float>(scale, scale + 2));
+            for (int i : {0, fp8_one_at}) CHECK(got.scale.host()[i] == scale[i]);
             // the largest element is the largest number, and all are as near as the format has them
             int bad = 0;
             double half_step = format == Fp8::e4m3 ? 1.0 / 16 : 1.0 / 8;
             for (size_t i = 0; i < inp.size(); i++) {
-                double x = (double)(float)inp[i], back = fp8_value(format, values[i]) * (double)scale[1];
-                double smallest = fp8_value(format, 1) * (double)scale[1];
+                double x = (double)(float)inp[i], back = fp8_value(format, values[i]) * (double)scale[fp8_one_at];
+                double smallest = fp8_value(format, 1) * (double)scale[fp8_one_at];
                 bad += std::fabs(back - x) > 1.001 * (half_step * std::fabs(x) + smallest / 2);
             }
             CHECK(bad == 0);
-            CHECK(scale[1] * fp8_largest(format) == doctest::Approx(scale[0]));
+            CHECK(scale[fp8_one_at] * fp8_largest(format) == doctest::Approx(scale[0]));
         }
     }
 }
@@ -170,17 +170,17 @@ TEST_CASE("fp8: zeros, numbers that are hardly there, and numbers that are none"
             for (uint8_t bits : Quantized(format, inp, 32, columns).values.host()) CHECK(bits == 0);
             inp[7] = floatX(1e-38f);
             Quantized tiny(format, inp, 32, columns);
-            CHECK(std::isfinite(tiny.scale.host()[1]));
+            CHECK(std::isfinite(tiny.scale.host()[fp8_one_at]));
             CHECK((tiny.values.host()[7] & 0x7f) < 0x7c);
 
             inp[5] = floatX(1.0f), inp[9] = floatX(NAN);
             Quantized with_nan(format, inp, 32, columns);
-            CHECK(std::isnan(with_nan.scale.host()[1]));
+            CHECK(std::isnan(with_nan.scale.host()[fp8_one_at]));
             CHECK(same(with_nan.values.host()[9], 0x7f));
 
             inp[9] = floatX(-INFINITY);
             Quantized infinite(format, inp, 32, columns);
-            float one = infinite.scale.host()[1];
+            float one = infinite.scale.host()[fp8_one_at];
             CHECK_FALSE(std::isfinite(fp8_value(format, infinite.values.host()[9]) * one));
         }
     }
@@ -192,10 +192,10 @@ namespace {
 // A matrix after it went through fp8, by the specification.
 std::vector<double> through_fp8(Fp8 format, const std::vector<floatX>& inp) {
     std::vector<uint8_t> bits(inp.size());
-    float scale[2] = {largest_element_cpu(inp.data(), inp.size())};
+    float scale[fp8_scale_floats] = {largest_element_cpu(inp.data(), inp.size())};
     fp8_quantize_cpu({bits.data(), nullptr, scale}, format, inp.data(), inp.size(), 1);
     std::vector<double> values;
-    for (uint8_t b : bits) values.push_back((double)fp8_value(format, b) * scale[1]);
+    for (uint8_t b : bits) values.push_back((double)fp8_value(format, b) * scale[fp8_one_at]);
     return values;
 }
 
@@ -216,7 +216,7 @@ std::vector<double> product(const std::vector<double>& x, bool x_transposed, con
 }  // namespace
 
 TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
-    if (sizeof(floatX) == sizeof(float) || device_properties().major < 9)
+    if (sizeof(floatX) == sizeof(float) || !multiplies_fp8(capability_of(device_properties())))
         SKIP("fp8 is refused here, by precision or card");
     const int N = 48, C = 80, OC = 112;
     auto inp = random_values<floatX>("inp", N * C), weight = random_values<floatX>("weight", OC * C, 0.02f),
@@ -313,7 +313,7 @@ TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
 }
 
 TEST_CASE("fp8: gradients whose sums are fast") {
-    if (sizeof(floatX) == sizeof(float) || device_properties().major < 9)
+    if (sizeof(floatX) == sizeof(float) || !multiplies_fp8(capability_of(device_properties())))
         SKIP("fp8 is refused here, by precision or card");
     const int N = 1024, C = 16, OC = 16;
     auto inp = random_values<floatX>("inp", N * C), dout = random_values<floatX>("dout", N * OC);

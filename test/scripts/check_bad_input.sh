@@ -120,7 +120,7 @@ a layout for steps of unknown size   | --tp auto: --global-batch is missing;    
 a machine with other numbers         | --machine h100: of programs with numbers of 2 bytes,            | $train --machine h100
 
 # options that the program was not built for
-rounding of bf16 in fp32             | --stochastic-rounding on: parameters are fp32 in this program;  | $train --stochastic-rounding on
+rounding of bf16 in fp32             | --stochastic-rounding on: parameters are fp32 here;             | $train --stochastic-rounding on
 products in fp8                      | --matmul-dtype fp8: this program has no such                    | $train --matmul-dtype fp8
 fast sums without fp8                | --fp8-fast-gradients on: goes with --matmul-dtype fp8; give     | $train --fp8-fast-gradients on
 attention of a GPU                   | --attention wgmma: this program has no kernels                  | $train --attention wgmma

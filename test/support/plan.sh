@@ -29,7 +29,7 @@ read_settings() {
     for key in "${!setting[@]}"; do
         [[ $key == *:devices ]] || continue
         for value in ${setting[$key]}; do
-            [[ $value =~ ^(cpu|simt|cuda)(-(fp32|bf16))?$|^(address|thread)$ ]] && continue
+            [[ $value =~ ^(cpu|simt|cuda|nocard)(-(fp32|bf16))?$|^(address|thread)$ ]] && continue
             echo "test/run.sh: ${key%:*}: devices: $value: there is no such build" >&2
             return 1
         done
@@ -102,7 +102,7 @@ plan_units() {
             total=$((total + $(wc -l <"$file")))
         done
         [ "$total" -gt 0 ] || continue
-        if [ -n "$UNIT" ] || [ -n "$BUILT" ]; then
+        if [ -n "$UNIT" ] && [ "$BUILT" != groups ] || [ "$BUILT" = yes ]; then
             for file in "${files[@]}"; do plan_unit "$build" "$file" "build/$build/$(basename "$file" .cu)"; done
             continue
         fi
