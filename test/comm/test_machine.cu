@@ -52,7 +52,7 @@ TEST_CASE("cards by the names that drivers give") {
                  {"NVIDIA GH200 480GB", 989.4, 4000},
                  {"NVIDIA GH200 144G HBM3e", 989.4, 4900},
                  {"NVIDIA H20", 148, 4000},
-                 {"NVIDIA B200", 2250, 8000},
+                 {"NVIDIA B200", 2250, 7670},
                  {"NVIDIA GB200", 2500, 8000},
                  {"NVIDIA L40S", 362, 864},
                  {"NVIDIA GeForce RTX 4090", 165.2, 1008}};
@@ -137,8 +137,8 @@ TEST_CASE("machines of plans are found by parts of their names") {
         const char* name;
         double tflops, memory, network;
         int node;
-    } known[] = {{"h100", 989.4, 80e9, 50e9, 8},   {"H200", 989.4, 141e9, 50e9, 8},
-                 {"a100", 312, 80e9, 25e9, 8},     {"A100-40GB", 312, 40e9, 25e9, 8},
+    } known[] = {{"h100", 989.4, 84.9e9, 50e9, 8}, {"H200", 989.4, 150.1e9, 50e9, 8},
+                 {"a100", 312, 85.0e9, 25e9, 8},   {"A100-40GB", 312, 42.3e9, 25e9, 8},
                  {"gb200", 2500, 186e9, 50e9, 72}, {"cpu", 1, 64e9, 1.25e9, 1}};
     for (auto& card : known) {
         CAPTURE(card.name);
