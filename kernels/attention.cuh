@@ -83,8 +83,8 @@ inline void launch_attention_backward(floatX* dqkv, float* scratch, const floatX
 // ----------------------------------------------------------------------------
 // launchers
 
-// Floats of scratch that attention_backward needs with any kernel of this build, so that memory can be planned
-// for another card than the one that is here, or without one; dbias: with the gradient of a bias.
+// Floats of scratch that attention_backward needs with any kernel of this build, so that memory can be
+// planned for another card than the one that is here, or without one; dbias: with the gradient of a bias.
 inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias = false) {
     size_t for_bias = dbias ? matmul_backward_bias_scratch(shape.qkv_row()) : 0;
 #ifdef DEVICE_CPU

@@ -208,8 +208,8 @@ void with_hopper_width(int HS, F&& f) {
     with_width<64, 96, 128>(HS, f);
 }
 
-// The kernels of Hopper take heads whose vectors are whole units of 16 bytes, as the copy engine needs them, and
-// no longer than a tile is wide.
+// The kernels of Hopper take heads whose vectors are whole units of 16 bytes, as the copy engine needs them,
+// and no longer than a tile is wide.
 inline bool hopper_attention_fits(const AttentionShape& shape) {
     return shape.HS % 8 == 0 && shape.HS <= 128;
 }

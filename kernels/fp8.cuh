@@ -28,8 +28,8 @@ memory. Its largest element is known by then (largest.cuh).
 
 enum class Fp8 { e4m3, e5m2 };
 
-// A scale is floats at a multiple of 16 bytes: the largest element, and then, at the next multiple, what 1 of q
-// counts. cuBLASLt proposes algorithms for scales that lie elsewhere, and then refuses to start them.
+// A scale is floats at a multiple of 16 bytes: the largest element, and then, at the next multiple, what 1 of
+// q counts. cuBLASLt proposes algorithms for scales that lie elsewhere, and then refuses to start them.
 constexpr int fp8_one_at = 4, fp8_scale_floats = 8;
 
 struct Fp8Matrix {

@@ -112,7 +112,9 @@ struct Fp8Operand {
 
     // The memory of an activation's copy: its elements, and the scale behind them.
     static constexpr size_t scale_offset(size_t elements) { return ceil_div(elements, 16) * 16; }
-    static constexpr size_t bytes(size_t elements) { return scale_offset(elements) + fp8_scale_floats * sizeof(float); }
+    static constexpr size_t bytes(size_t elements) {
+        return scale_offset(elements) + fp8_scale_floats * sizeof(float);
+    }
     static Fp8Operand in_memory(char* memory, size_t elements, bool measured) {
         if (!memory) return {};
         return {(float*)(memory + scale_offset(elements)), (uint8_t*)memory, measured};

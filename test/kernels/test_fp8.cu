@@ -87,7 +87,8 @@ TEST_CASE("fp8: a matrix and its transpose, as the specification has them") {
             int bad = 0;
             double half_step = format == Fp8::e4m3 ? 1.0 / 16 : 1.0 / 8;
             for (size_t i = 0; i < inp.size(); i++) {
-                double x = (double)(float)inp[i], back = fp8_value(format, values[i]) * (double)scale[fp8_one_at];
+                double x = (double)(float)inp[i],
+                       back = fp8_value(format, values[i]) * (double)scale[fp8_one_at];
                 double smallest = fp8_value(format, 1) * (double)scale[fp8_one_at];
                 bad += std::fabs(back - x) > 1.001 * (half_step * std::fabs(x) + smallest / 2);
             }
