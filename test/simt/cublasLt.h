@@ -28,7 +28,7 @@ overwrites.
 // clang-format off
 enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED = 1,
                       CUBLAS_STATUS_ALLOC_FAILED = 3, CUBLAS_STATUS_INVALID_VALUE = 7,
-                      CUBLAS_STATUS_NOT_SUPPORTED = 15 };
+                      CUBLAS_STATUS_EXECUTION_FAILED = 13, CUBLAS_STATUS_NOT_SUPPORTED = 15 };
 enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16BF = 14, CUDA_R_8F_E4M3 = 28, CUDA_R_8F_E5M2 = 29 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
@@ -101,6 +101,8 @@ inline const char* cublasLtGetStatusString(cublasStatus_t status) {
         return "out of memory";
     case CUBLAS_STATUS_INVALID_VALUE:
         return "an invalid value was passed";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+        return "the function failed to launch on the GPU";
     case CUBLAS_STATUS_NOT_SUPPORTED:
         return "the operation is not supported";
     }
