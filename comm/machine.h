@@ -39,7 +39,7 @@ inline AttentionShare attention_share(int capability) {
 struct Card {
     const char*
         words;       // in cudaDeviceProp::name, in any order; the first row whose words are all there counts
-    int capability;  // as 90 for 9.0
+    int capability;  // see capability_of
     int multiprocessors;
     double flops;          // FLOP/s
     double memory;         // bytes that the driver offers: GiB of the name, less what it keeps
@@ -183,18 +183,19 @@ inline Machine machine_of(const cudaDeviceProp& device, double clock, double mem
     Machine m = {};
     m.multiprocessors = device.multiProcessorCount;
     double product_share = unknown_product_share;
+    int capability = capability_of(device);
     if (const Card* card = find_card(device.name)) {
         double part = device.multiProcessorCount / (double)card->multiprocessors;
         m.flops = part * card->flops;
         m.memory_rate = part * card->memory_rate;
         m.link_rate = card->link_rate;
         m.published = part == 1;
-        product_share = card->product_share;
+        product_share = card->product_share, capability = card->capability;
     } else {
         m.flops = device.multiProcessorCount * clock * flops_per_clock(device);
         m.memory_rate = memory_rate;
     }
-    m.set_products(product_share * m.flops, attention_share(capability_of(device)));
+    m.set_products(product_share * m.flops, attention_share(capability));
     m.streams = stream_share * m.memory_rate;
     return m;
 }

@@ -111,7 +111,7 @@ options() {
     return $rc
 }
 # those that the text names are of some command, or of another program
-others=" --hostfile --mca --mpi --ntasks-per-node --bind-to --cpu-bind --signal --quick --full --write --record --help --version "
+others=" --hostfile --mca --mpi --ntasks-per-node --bind-to --cpu-bind --signal --quick --full --write --record --pack --help --version "
 options_in_text() {
     local option rc=0
     for option in $(awk '/^ *```/ { code = !code } !code' README.md | grep -oE -- '--[a-z][a-z0-9-]+' | sort -u); do
