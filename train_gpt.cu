@@ -1231,6 +1231,7 @@ inline std::vector<float> batch_losses(Gpt& g, const HostBatch& host, DeviceArra
     size_t N = (size_t)B * T;
     copy_to_device(device.data, host.tokens, batch_ints(B, T), g.stream);
     Batch batch = batch_on_device(device.data, host, B, T);
+    clear_statistics(g);  // the sum of these losses is added to them
     forward(g, batch);
     classify(g, batch, 0, false);
     std::vector<float> losses(N);

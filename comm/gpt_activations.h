@@ -192,7 +192,7 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     size_t logits = std::max(chunk, tp);  // a sample's logits of one row come from all tensor ranks
     size_t scratch = std::max(
         {attention_backward_scratch(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, 0, nullptr),
-                                    attention_makes_bias_gradient(c)),
+                                    attention_makes_bias_gradient(c), w.number_bytes),
          norm_backward_scratch(d.C), qk_norm_backward_scratch(d.HS),
          matmul_backward_bias_scratch(std::max({d.F1, d.QKV, d.C})), embedding_backward_scratch(d.N, d.C)});
     const size_t bytes_of_char = 1, bytes_of_float = sizeof(float), bytes_of_floatX = w.number_bytes;

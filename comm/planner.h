@@ -54,11 +54,12 @@ public:
           number_bytes_((size_t)task.machine.number_bytes),
           sequences_(task.options.global_batch / task.options.sequence_length) {}
 
-    // Bytes that a rank may take: on a card with bf16, but for what library_memory() keeps back there.
+    // Bytes that a rank may take, but for what library_memory() keeps back on a card.
     size_t available() const {
-        constexpr size_t on_cards = library_code_memory + ((32 + 256) << 20);
+        constexpr size_t of_products = (size_t)(32 + 256) << 20;
+        size_t kept = library_code_memory + (number_bytes_ == 2 ? of_products : 0);
         auto memory = (size_t)machine_.memory;
-        return memory - std::min(memory, number_bytes_ == 2 ? on_cards : library_memory());
+        return memory - std::min(memory, kept);
     }
     // Bytes of the host's memory for all ranks of a machine.
     size_t host_room() const { return (size_t)machine_.host_memory; }

@@ -17,6 +17,7 @@ All sums are made in a fixed order, and the bits are the same on every run.
 */
 #pragma once
 
+#include "kernels/attention_backward.cuh"
 #include "kernels/attention_cpu.h"
 #include "kernels/attention_mma_backward.cuh"
 #include "kernels/attention_mma_forward.cuh"
@@ -83,22 +84,25 @@ inline void launch_attention_backward(floatX* dqkv, float* scratch, const floatX
 // ----------------------------------------------------------------------------
 // launchers
 
-// Floats of scratch that attention_backward needs with any kernel of this build, so that memory can be
-// planned for another card than the one that is here, or without one; dbias: with the gradient of a bias.
-inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias = false) {
-    size_t for_bias = dbias ? matmul_backward_bias_scratch(shape.qkv_row()) : 0;
-#ifdef DEVICE_CPU
-    return std::max(attention_backward_scratch_cpu(shape), for_bias);
-#else
+// Floats of scratch that attention_backward needs on any card, in a program whose activations have so many
+// bytes; or on the host, where that program is one for the host. dbias: with the gradient of a bias.
+inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias = false,
+                                         size_t number_bytes = sizeof(floatX)) {
     size_t floats = 0;
-    with_head_width(shape.HS, [&](int width) { floats = BackwardScratch(nullptr, shape, width).floats(); });
-#ifdef PRECISION_BF16
-    if (hopper_attention_fits(shape))  // its tiles are as wide as the other ones, or wider
-        with_hopper_width(
-            shape.HS, [&](int width) { floats = BackwardScratch(nullptr, shape, width, dbias).floats(); });
+#ifdef DEVICE_CPU
+    bool is_host = number_bytes == sizeof(float);
+#else
+    bool is_host = number_bytes > sizeof(floatX);
 #endif
-    return std::max(floats, for_bias);
-#endif
+    if (is_host)
+        floats = attention_backward_scratch_cpu(shape);
+    else if (number_bytes < sizeof(float) && hopper_attention_fits(shape))  // no tile is wider than Hopper's
+        with_hopper_width(shape.HS,
+                          [&](int width) { floats = BackwardScratchSize(shape, width, dbias).floats(); });
+    else
+        with_head_width(shape.HS,
+                        [&](int width) { floats = BackwardScratchSize(shape, width, false).floats(); });
+    return std::max(floats, dbias ? matmul_backward_bias_scratch(shape.qkv_row()) : 0);
 }
 
 // Position t of a sequence attends to max(doc_start[t], t - window + 1) ... t (window 0: no limit; doc_start

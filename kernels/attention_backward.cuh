@@ -12,6 +12,37 @@ counter of the tiles of keys that have been added to it, and the blocks of these
 #include "kernels/attention_tiles.cuh"
 #include "kernels/common.cuh"
 
+// ----------------------------------------------------------------------------
+// the size of the scratch, which a plan for cards needs in every build
+
+struct BackwardScratchSize {
+    static constexpr int padding = 128, min_queries = 16;  // largest and smallest tile of queries
+
+    static constexpr int sum_rows = 16;  // rows of dqkv in a partial sum of its columns
+
+    int B, NH, rows, width;  // rows: Tq rounded up to whole tiles; width: of a tile
+    int columns;             // columns of dqkv, if their sums are wanted, or 0
+    int sums_of_columns;     // parts of a sequence that have partial sums of their own
+    size_t before_sums;      // floats before these; vectors are as aligned as data
+
+    BackwardScratchSize(const AttentionShape& s, int width, bool column_sums)
+        : B(s.B),
+          NH(s.NH),
+          rows(ceil_div(s.Tq, padding) * padding),
+          width(width),
+          columns(column_sums ? s.qkv_row() : 0),
+          sums_of_columns(ceil_div(s.Tq, sum_rows)) {
+        before_sums = ceil_div(floats_of_turns(), 4) * 4;
+    }
+
+    HOST_DEVICE size_t all_rows() const { return (size_t)B * NH * rows; }
+    HOST_DEVICE size_t counters() const { return all_rows() / min_queries; }
+    HOST_DEVICE size_t floats_of_turns() const {
+        return all_rows() * (width + 2) + (size_t)B * rows + 1 + counters();
+    }
+    size_t floats() const { return before_sums + (size_t)B * sums_of_columns * columns; }
+};
+
 #ifndef DEVICE_CPU
 
 // ----------------------------------------------------------------------------
@@ -33,34 +64,11 @@ struct Turn {
 // ----------------------------------------------------------------------------
 // scratch
 
-struct BackwardScratch {
-    static constexpr int padding = 128, min_queries = 16;  // largest and smallest tile of queries
-
-    static constexpr int sum_rows = 16;  // rows of dqkv in a partial sum of its columns
-
-    int B, NH, rows, width;  // rows: Tq rounded up to whole tiles; width: of a tile
-    int columns;             // columns of dqkv, if their sums are wanted, or 0
-    int sums_of_columns;     // parts of a sequence that have partial sums of their own
-    size_t before_sums;      // floats before these; vectors are as aligned as data
-    float* data;             // begins at a multiple of 16 bytes
+struct BackwardScratch : BackwardScratchSize {
+    float* data;  // begins at a multiple of 16 bytes
 
     BackwardScratch(float* data, const AttentionShape& s, int width, bool column_sums = false)
-        : B(s.B),
-          NH(s.NH),
-          rows(ceil_div(s.Tq, padding) * padding),
-          width(width),
-          columns(column_sums ? s.qkv_row() : 0),
-          sums_of_columns(ceil_div(s.Tq, sum_rows)),
-          data(data) {
-        before_sums = ceil_div(floats_of_turns(), 4) * 4;
-    }
-
-    HOST_DEVICE size_t all_rows() const { return (size_t)B * NH * rows; }
-    HOST_DEVICE size_t counters() const { return all_rows() / min_queries; }
-    HOST_DEVICE size_t floats_of_turns() const {
-        return all_rows() * (width + 2) + (size_t)B * rows + 1 + counters();
-    }
-    size_t floats() const { return before_sums + (size_t)B * sums_of_columns * columns; }
+        : BackwardScratchSize(s, width, column_sums), data(data) {}
 
     // The sums of dq from a row of a head on, the first of a tile: (queries, width), in an order that the
     // kernel chooses.

@@ -201,15 +201,3 @@ __device__ void store_column_sums(float* to, size_t stride, const float (&result
         if (threadIdx.x % warp_size < 4 && column < HS) store(to + column, sums);
     }
 }
-
-// Calls f with the width of tiles for heads of this size, as std::integral_constant.
-template <typename F>
-void with_hopper_width(int HS, F&& f) {
-    with_width<64, 96, 128>(HS, f);
-}
-
-// The kernels of Hopper take heads whose vectors are whole units of 16 bytes, as the copy engine needs them,
-// and no longer than a tile is wide.
-inline bool hopper_attention_fits(const AttentionShape& shape) {
-    return shape.HS % 8 == 0 && shape.HS <= 128;
-}

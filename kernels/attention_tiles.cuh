@@ -4,8 +4,39 @@ warp, on tensor cores for bf16 and with the same layout of results for float.
 */
 #pragma once
 
+#include "kernels/attention_shape.h"
 #include "kernels/common.cuh"
 #include "kernels/largest.cuh"
+
+// ----------------------------------------------------------------------------
+// widths of tiles
+
+// Calls f with the first of these widths of tiles that holds HS, as std::integral_constant.
+template <int width, int... wider, typename F>
+void with_width(int HS, F&& f) {
+    if constexpr (sizeof...(wider) > 0) {
+        if (HS > width) return with_width<wider...>(HS, f);
+    }
+    f(std::integral_constant<int, width>{});
+}
+
+// Calls f with the least width, of those that the kernels on mma.sync are compiled for, that holds the head.
+template <typename F>
+void with_head_width(int HS, F&& f) {
+    with_width<32, 64, 96, 128, 192, 256>(HS, f);
+}
+
+// Calls f with the width of tiles for heads of this size, as std::integral_constant.
+template <typename F>
+void with_hopper_width(int HS, F&& f) {
+    with_width<64, 96, 128>(HS, f);
+}
+
+// The kernels of Hopper take heads whose vectors are whole units of 16 bytes, as the copy engine needs them,
+// and no longer than a tile is wide.
+inline bool hopper_attention_fits(const AttentionShape& shape) {
+    return shape.HS % 8 == 0 && shape.HS <= 128;
+}
 
 #ifndef DEVICE_CPU
 
@@ -295,21 +326,6 @@ __device__ inline float quad_sum(float value) {
 // one of the keys [k, k + keys)?
 __device__ inline bool all_seen(int q, int last_first, int k, int keys) {
     return k + keys - 1 <= q && last_first <= k;
-}
-
-// Calls f with the first of these widths of tiles that holds HS, as std::integral_constant.
-template <int width, int... wider, typename F>
-void with_width(int HS, F&& f) {
-    if constexpr (sizeof...(wider) > 0) {
-        if (HS > width) return with_width<wider...>(HS, f);
-    }
-    f(std::integral_constant<int, width>{});
-}
-
-// Calls f with the least width, of those that the kernels on mma.sync are compiled for, that holds the head.
-template <typename F>
-void with_head_width(int HS, F&& f) {
-    with_width<32, 64, 96, 128, 192, 256>(HS, f);
 }
 
 #endif

@@ -104,7 +104,7 @@ commit=${COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}
 results=$([ -n "$write" ] && echo test/gpu_results.md || echo build/gpu_results.md)
 mkdir -p build
 
-# What PyTorch brings is found last.
+# PyTorch's libraries are found last.
 wheels=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null)
 [ -z "$nvcc" ] || cuda_lib=$(dirname "$(dirname "$(realpath "$nvcc")")")/lib64
 add_libraries() { [ ! -d "$1" ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$1"; }

@@ -55,6 +55,8 @@ $(tools:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(objects)
 $(BUILD)/%.so: test/tools/%.cc $(BUILD)/command
 	$(CXX) -std=c++20 -O1 -g1 $(warnings) -shared -fPIC $< -o $@
 
+include test/nocard/nocard.mk
+
 # ----------------------------------------------------------------------------------------------------------
 # benchmarks
 

@@ -38,7 +38,7 @@ def product(a, b, c, K, sam, sak, sbk, sbn, scn, BM: tl.constexpr, BN: tl.conste
     tl.store(c + rm[:, None] * scn + rn[None, :], sums)
 
 
-# The same by the copy engine: a (M, K), b (N, K), c (M, N) in bf16.
+# This product loads by the copy engine: a (M, K), b (N, K), c (M, N) in bf16.
 @triton.jit
 def product_of_boxes(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     m = tl.program_id(0) * BM
@@ -116,7 +116,7 @@ def compile_to(name, kernel, types, constants, capability, warps=4, stages=2):
                           options={"num_warps": warps, "num_stages": stages})
     text = re.sub(r"\n\t\.section.*", "\n", made.asm["ptx"], flags=re.S)
     text = f"// warps {made.metadata.num_warps} shared {made.metadata.shared}\n" + text
-    # The same bytes whenever it is made.
+    # gzip writes the same bytes whenever it is made.
     with open(folder / f"{name}.ptx.gz", "wb") as file:
         with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as zipped:
             zipped.write(text.encode())

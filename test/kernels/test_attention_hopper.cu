@@ -1,5 +1,5 @@
 // The attention kernels of Hopper against the textbook formula in double precision. They are of bf16 only.
-// devices: simt-bf16 cuda-bf16
+// devices: simt-bf16 cuda-bf16 nocard
 // seconds: 6
 #include "test/kernels/attention_testing.h"
 

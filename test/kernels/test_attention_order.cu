@@ -1,7 +1,7 @@
 // The order in which blocks of the attention kernels take their tiles: no block waits for ever in it, and it
 // keeps multiprocessors busy, as a simulation shows of when each block is done. Both ask the kernels' own
 // functions.
-// devices: simt-bf16 cuda-bf16
+// devices: simt-bf16 cuda-bf16 nocard
 // seconds: 1
 #include <map>
 #include <queue>

@@ -1,7 +1,7 @@
 // The places of matrix elements, in registers and in shared memory, by tables that share nothing with the
 // kernels or the simulated device: test/golden/make_hopper_layouts.py works them out from what NVIDIA
 // publishes.
-// devices: simt-bf16 cuda-bf16
+// devices: simt-bf16 cuda-bf16 nocard
 #include <bit>
 #include <fstream>
 #include <nlohmann/json.hpp>

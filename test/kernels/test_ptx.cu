@@ -1,5 +1,5 @@
 // The wrappers of kernels/ptx.cuh against a plain matrix product, on a GPU or the simulated one.
-// devices: simt-bf16 cuda
+// devices: simt-bf16 cuda nocard
 #include "test/support/testing.h"
 
 namespace {

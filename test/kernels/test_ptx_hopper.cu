@@ -1,6 +1,6 @@
 // The wrappers of kernels/ptx_hopper.cuh against plain products and copies, on Hopper or the simulated
 // device.
-// devices: simt-bf16 cuda
+// devices: simt-bf16 cuda nocard
 #include "kernels/ptx_hopper.cuh"
 #include "kernels/tensor_map.cuh"
 #include "test/support/simulated.h"

@@ -1,5 +1,5 @@
 // Counter-based random numbers: the published words, the same on host and device, and their distribution.
-// devices: cpu simt-bf16 cuda address
+// devices: cpu simt-bf16 cuda address nocard
 #include "kernels/random.cuh"
 #include "test/support/testing.h"
 

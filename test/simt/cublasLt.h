@@ -468,7 +468,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     bool has_scales = !is_fp8(a->type) || (operation->a_scale && operation->b_scale);
     if (!A || !B || !C || !D || !has_scales || !as_aligned || !has_workspace)
         return CUBLAS_STATUS_INVALID_VALUE;
-    // As on an H200 (13.1.0): the algorithms that were proposed are refused now.
+    // On an H200, 13.1.0 proposes algorithms for any scales and refuses to start them here.
     if (is_fp8(a->type) && !(aligned(operation->a_scale, 16) && aligned(operation->b_scale, 16)))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     // There, such a kernel ends in "misaligned address".

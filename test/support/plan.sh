@@ -42,11 +42,12 @@ devices_of() {
         return
     fi
     case $1 in
-    test/kernels/*) echo cpu simt cuda address ;;
+    test/kernels/*) echo cpu simt cuda address nocard ;;
     test/comm/*) echo cpu simt-bf16 cuda address ;;
     test/program/*) echo cpu simt-bf16 cuda ;;
     test/simt/*) echo simt-bf16 ;;
     test/data/*) echo cpu ;;
+    test/nocard/*) echo nocard ;;
     *) echo "test/run.sh: $1: no such folder of units; add it to devices_of in test/support/plan.sh" >&2 ;;
     esac
 }
@@ -71,6 +72,7 @@ units_of() { # BUILD    names, the largest first
 build_options() {
     case $1 in
     address | thread) echo "DEVICE=cpu SANITIZE=$1" ;;
+    nocard) echo "DEVICE=cuda" ;;
     cuda-*-mpi) echo "DEVICE=cuda COMM=mpi PRECISION=$(cut -d- -f2 <<<"$1")" ;;
     *-*) echo "DEVICE=${1%%-*} PRECISION=${1#*-}" ;;
     esac
@@ -89,7 +91,7 @@ wanted() { # NAME of a unit or script, without test_ or check_
 lines_of_group=5000
 
 # Folders that share most of what they include are compiled together.
-groups_of_folders=(simt kernels data "comm program")
+groups_of_folders=(simt kernels data "comm program" nocard)
 
 # plan_units SUITE BUILD    the units of some folders are dealt to groups of about the same size
 plan_units() {
@@ -102,7 +104,7 @@ plan_units() {
             total=$((total + $(wc -l <"$file")))
         done
         [ "$total" -gt 0 ] || continue
-        if [ -n "$UNIT" ] && [ "$BUILT" != groups ] || [ "$BUILT" = yes ]; then
+        if [ -n "$UNIT" ] && [ "$BUILT" != groups ] || [ "$BUILT" = yes ] || [ "$folders" = nocard ]; then
             for file in "${files[@]}"; do plan_unit "$build" "$file" "build/$build/$(basename "$file" .cu)"; done
             continue
         fi
@@ -174,6 +176,9 @@ plan() {
     for build in ${BUILDS:-$of_suite}; do
         for seed in ${seeds:-''}; do plan_units "$1" "$build"; done
     done
+    # nvcc compiles the kernels, and stand-ins for a card are under them
+    seed=
+    [ "$1" != soak ] || [ -n "$BUILDS" ] || ! command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null || plan_units "$1" nocard
     [ -n "$BUILDS" ] || plan_scripts "$1"
     [ $((${#jobs[@]} + ${#waiting[@]})) -gt 0 ] || { echo "test/run.sh: nothing to run${UNIT:+: no unit or script is called $UNIT}" >&2; return 1; }
 }

@@ -1,0 +1,52 @@
+# The program that nvcc makes, on a machine without a card; included by test/tests.mk.
+#
+#   make DEVICE=cuda build/nocard/train_gpt          the program
+#   make DEVICE=cuda build/nocard/test_norm          a unit of kernels, as nvcc makes it
+#   NOCARD=a100 build/nocard/train_gpt train ...
+#
+# Stand-ins for the libraries are linked as objects in their place: nothing has to be found when a program
+# starts, none can be the real one by mistake, and an entry that is missing is an error of the linker.
+
+nocard         := build/nocard
+nocard_cards   ?= 90a 80# whose PTX the programs have, and whose machine code, for the registers that ptxas gave
+nocard_objects := $(patsubst test/nocard/%.cc,$(nocard)/objects/%.o,$(wildcard test/nocard/*.cc))
+
+# The PTX is not compressed, so that it can be read. The host's code is tested elsewhere: it is optimised less.
+nocard_host    := -O0 -g1 -march=x86-64-v3 -fno-math-errno -fno-trapping-math -fopenmp $(warnings)
+nocard_compile := $(NVCC) -x cu -std=c++20 -lineinfo --expt-relaxed-constexpr --extended-lambda --threads 0 \
+                  --no-compress $(foreach arch,$(nocard_cards), \
+                      -gencode arch=compute_$(arch)$(comma)code=[compute_$(arch)$(comma)sm_$(arch)]) \
+                  $(if $(STRICT),-Werror all-warnings -Xptxas -v) \
+                  -Xcompiler $(call list,$(nocard_host)) -DPRECISION_BF16 $(includes)
+nocard_libs    := -fopenmp -lxxhash -lpcre2-8 -lutf8proc -lz $(mpi_link)
+
+# What does the work of a card is optimised for this processor.
+$(nocard)/objects/%.o: test/nocard/%.cc test/nocard/nocard.mk
+	@mkdir -p $(@D)
+	$(CXX) -std=c++20 $(if $(filter products kernels,$*),-O3 -march=native,-O1) -g1 -fopenmp $(warnings) \
+	    -Wno-psabi -I. -isystem $(cuda_include) $(patsubst -I%,-isystem %,$(mpi_compile)) -MMD -MP -c $< -o $@
+
+$(nocard)/%.o: %.cu test/nocard/nocard.mk | $(BUILD)/found-build
+	@mkdir -p $(@D)
+	$(nocard_compile) -MMD -MP -c $< -o $@
+$(nocard)/tests/%.o: $(nocard)/tests/%.cu test/nocard/nocard.mk | $(BUILD)/found-build
+	$(nocard_compile) -MMD -MP -c $< -o $@
+
+# The interpreter's own units need no CUDA and no stand-ins.
+$(nocard)/test_ptx_%.o: test/nocard/test_ptx_%.cu test/nocard/nocard.mk | $(BUILD)/found-test
+	@mkdir -p $(@D)
+	$(CXX) -x c++ -std=c++20 -O1 -g1 $(warnings) -Wno-psabi -I. -MMD -MP -c $< -o $@
+$(nocard)/test_ptx_%: $(nocard)/test_ptx_%.o $(nocard)/objects/kernels.o $(shared)/main.o
+	$(CXX) $^ -o $@ -fopenmp -lz
+
+$(nocard)/train_gpt: $(nocard)/train_gpt.o $(nocard_objects)
+	$(CXX) $^ -o $@ $(nocard_libs)
+$(nocard)/test_%: $(nocard)/test_%.o $(nocard_objects) $(shared)/main.o
+	$(CXX) $^ -o $@ $(nocard_libs)
+$(nocard)/tests/%: $(nocard)/tests/%.o $(nocard_objects) $(shared)/main.o
+	$(CXX) $^ -o $@ $(nocard_libs)
+
+.PHONY: $(nocard)/ready
+$(nocard)/ready: $(BUILD)/ready $(nocard_objects)
+
+-include $(wildcard $(nocard)/*.d $(nocard)/objects/*.d)

@@ -1,0 +1,118 @@
+# shellcheck shell=bash
+# The program that nvcc makes, run without a card (test/nocard/): sourced by check_cuda.sh, which has built it. Losses are held
+# to those of the simulated device, which runs the same kernels from their source, and to those of one rank.
+
+nocard=build/nocard/train_gpt
+cpu=build/cpu-fp32/train_gpt
+compare=build/cpu-fp32/compare_runs
+
+# Commands that need no device, which say the same whatever the program was built for, as on a node without a card.
+same_words() {
+    local command a b
+    local -x NOCARD_GPUS=0
+    "$nocard" --help >"$work/help" || return
+    for command in $(sed -n 's/^  \([a-z]*\) .*/\1/p' "$work/help"); do
+        cmp <("$nocard" "$command" --help 2>&1) <("$cpu" "$command" --help 2>&1) || return
+    done
+    while read -r line; do
+        # shellcheck disable=SC2086  # options are words
+        a=$("$nocard" $line 2>&1) b=$("$cpu" $line 2>&1)
+        [ -n "$a" ] && [ "$a" = "$b" ] && continue
+        printf '%s\n' "$line: differs" "$a" "$b"
+        return 1
+    done <<'L'
+plan --gpus 8 --machine h100 --model gpt2-124M
+plan --gpus 64 --machine a100 --model llama3-8B --format json
+plan --gpus 8 --machine h200 --model llama3-8B --matmul-dtype fp8 --master-weights off --stochastic-rounding on
+plan --gpus 8 --machine h100 --model gpt2-1558M --zero 1 --tp 2 --explain
+plan --gpus 8 --machine cpu --model tiny
+plan --gpus 8 --model tiny
+plan --gpus 1 --machine 4090 --model llama3-8B
+train --stepz 3
+inspect nowhere
+report nowhere
+data nowhere
+L
+}
+
+# run_on PROGRAM RANKS NAME OPTIONS...    three steps of eight short sequences, whatever the ranks
+run_on() {
+    local program=$1 ranks=$2 name=$3 launch=()
+    shift 3
+    [ "$ranks" = 1 ] || launch=(mpirun "${mpirun_options[@]}" -np "$ranks")
+    OMP_NUM_THREADS=1 timeout 300 "${launch[@]}" "$program" train --model tiny --layers 2 --channels 64 --heads 2 --context 64 \
+        --train-data "$work/text_train_*.bin" --run-dir "$work/$name" --steps 3 --global-batch 512 --micro-batch 2 \
+        --learning-rate 1e-3 --adam-eps 1e-5 --log-every 1 --matmul-tuning off "$@"
+}
+losses_of() { "$compare" "$work/$1" "$work/$2" --losses "$3" --weights "$4" --moments "$4"; }
+# checked_run NAME RANKS OTHER LIMIT OPTIONS...    it trains, with the losses of another run, as near as the limit says
+checked_run() {
+    check "trains: $1${5:+ (${*:5})}" run_on "$nocard" "$2" "$1" "${@:5}"
+    check "$1 has the losses of $3" losses_of "$1" "$3" "$4" 0.2
+}
+
+# planted FROM TO WORDS    the program with another instruction in the PTX of all kernels ends with a line of these words
+planted() {
+    FROM=$1 TO=$2 perl -pe 's/\Q$ENV{FROM}\E/$ENV{TO} . " " x (length($ENV{FROM}) - length($ENV{TO}))/ge' "$nocard" >"$work/planted_program"
+    chmod +x "$work/planted_program"
+    ! cmp -s "$nocard" "$work/planted_program" || return
+    ! run_on "$work/planted_program" 1 planted --overwrite --context 512 --global-batch 1024 --steps 1 >"$work/planted.out" 2>&1 || return
+    grep "^nocard: .*$3" "$work/planted.out"
+}
+checked_defect() { check "a defect is named: $1 -> ${2:-nothing}" planted "$@"; }
+
+text_of_numbers() { seq 4000 >"$work/numbers.txt" && "$cpu" tokenize "$work/numbers.txt" --output "$work/text"; }
+
+nocard_checks=20
+# The runs of CI: one on the kernels of Hopper, captured in graphs, and others beside it.
+nocard_runs() {
+    check "commands that need no device say what they say on a CPU" same_words
+    check "text to train on" text_of_numbers
+    check "the simulated device trains" run_on build/simt-bf16/train_gpt 1 simt
+    checked_run one 1 simt 1e-3
+    check "the same bits in another order of streams, blocks and copies" eval \
+        "NOCARD_SEED=5 run_on $nocard 1 seed && $compare $work/seed $work/one --bitwise"
+    checked_run fp8 1 one 5e-3 --matmul-dtype fp8
+    checked_run zero 2 one 1e-4 --zero 2 --recompute block --cuda-graphs off
+    checked_run cut 4 one 1e-3 --tp 2 --pp 2
+    check "saves" run_on "$nocard" 1 whole --save-every 2 --keep 0
+    rm -rf "$work/whole/checkpoints/step_00000003"
+    check "resumes in another layout" run_on "$nocard" 2 whole --save-every 2 --keep 0 --resume auto --zero 3
+    check "with the losses of a run that was not interrupted" losses_of whole one 1e-4 0.2
+    check "samples" "$nocard" sample "$work/one" --tokens 8 --prompt "the "
+    check "evaluates" "$nocard" eval "$work/one" --data "$work/text_train_*.bin" --limit 2
+    checked_defect 'wgmma.wait_group.sync.aligned 0;' 'wgmma.wait_group.sync.aligned 1;' 'product'
+    checked_defect 'cp.async.bulk.wait_group.read 0;' 'cp.async.bulk.wait_group.read 1;' 'bulk store'
+    checked_defect 'fence.proxy.async.shared::cta;' '' 'no fence.proxy.async since'
+}
+
+nocard_soak_checks=51
+# The others: a card of Ampere, every recomputation and optimizer, shapes of other models, schedules. The program's own test of
+# a card is for cards: its products and its memory are too large here.
+nocard_soak() {
+    local card
+    for card in h100 a100; do
+        export NOCARD=$card
+        checked_run "$card-one" 1 one 1e-3
+        checked_run "$card-plain" 1 "$card-one" 1e-5 --cuda-graphs off --recompute mlp
+        checked_run "$card-offload" 1 "$card-one" 1e-5 --offload optimizer
+        for optimizer in lamb muon; do
+            check "$card: $optimizer in one rank" run_on "$nocard" 1 "$card-$optimizer" --optimizer $optimizer
+            checked_run "$card-$optimizer-2" 2 "$card-$optimizer" 1e-3 --optimizer $optimizer --zero 3
+        done
+        checked_run "$card-zero3" 2 "$card-one" 1e-4 --zero 3 --prefetch 2
+        checked_run "$card-bubble" 2 "$card-one" 1e-4 --pp 2 --pp-schedule zero-bubble --micro-batch 1
+        checked_run "$card-eight" 8 "$card-one" 1e-3 --tp 2 --pp 2 --zero 1 --micro-batch 1
+        check "$card: local filter" run_on "$nocard" 1 "$card-filter" --local-filter on
+        check "$card: a GPT-2's block" run_on "$nocard" 1 "$card-gpt2" --norm layernorm --position learned --mlp gelu --bias on
+        check "$card: windows, one key head, heads of 128" run_on "$nocard" 1 "$card-heads" --channels 256 --kv-heads 1 --window 20
+        check "$card: products are timed" run_on "$nocard" 1 "$card-tuned" --matmul-tuning on
+        check "$card evaluates" "$nocard" eval "$work/one" --data "$work/text_train_*.bin" --limit 2
+    done
+    unset NOCARD
+    checked_defect 'wgmma.fence.sync.aligned;' '' 'no wgmma.fence since'
+    checked_defect 'fence.acq_rel.gpu;' '' 'race'
+    checked_defect 'st.release.gpu.global.u32' 'st.relaxed.gpu.global.u32' 'race'
+    checked_defect 'cp.async.bulk.wait_group 0;' 'cp.async.bulk.wait_group 1;' 'race'
+    checked_defect 'bar.sync 0;' '' 'race'
+}
