@@ -189,13 +189,21 @@ endef
 
 .DEFAULT_GOAL := all
 .PHONY: all
-all: $(if $(why),say_device) $(BUILD)/train_gpt
+all: $(if $(why),say_device) $(if $(NVCC),$(if $(filter cuda,$(DEVICE)),say_nvcc)) $(BUILD)/train_gpt
 	@cmp -s $(BUILD)/train_gpt train_gpt || cp -f $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is built for $(DEVICE) in $(PRECISION)"
 
 .PHONY: say_device
 say_device:
 	@echo "building for DEVICE=$(DEVICE): $(why)"
+
+# the release of nvcc, such as 12.8
+nvcc_release = $(shell $(NVCC) --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+
+.PHONY: say_nvcc
+say_nvcc:
+	@printf '12.8\n$(nvcc_release)\n' | sort -VC || echo "warning: nvcc $(nvcc_release) is not supported: its kernels \
+	spill registers, and its cuBLASLt knows no Blackwell; give NVCC=path of CUDA 12.8 or later"
 
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(objects)
 	$(link) $^ -o $@ $(libs)
@@ -317,7 +325,7 @@ info:
 	$(call show,CPU,$(shell sed -n 's/model name.*: //p;T;q' /proc/cpuinfo)$(comma) $(cores) cores$(comma) code for $(CPU_ARCH),CPU_ARCH=x86-64-v3)
 	$(call show,bf16 on CPU,$(or $(cpu_bf16),no products in bf16 here),--matmul-dtype bf16|auto)
 	$(call show,huge pages,$(or $(huge_pages),none in this kernel),(the system: madvise or always are fine))
-	$(call show,nvcc,$(or $(NVCC),not found)$(if $(NVCC), $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')$(comma) code for sm_$(subst $(empty) $(empty), sm_,$(GPU_ARCH))),NVCC=path GPU_ARCH="80 90a")
+	$(call show,nvcc,$(or $(NVCC),not found)$(if $(NVCC), $(nvcc_release)$(comma) code for sm_$(subst $(empty) $(empty), sm_,$(GPU_ARCH))),NVCC=path GPU_ARCH="80 90a")
 	$(call show,GPU,$(or $(shell nvidia-smi --query-gpu=name,driver_version --format=csv$(comma)noheader 2>/dev/null | head -1),none),)
 	$(call show,cuBLASLt,$(call where,cublasLt.h,libcublas-dev),CPPFLAGS=-I... LDFLAGS=-L...)
 	$(call show,NCCL,$(call where,nccl.h,libnccl-dev),CPPFLAGS=-I... LDFLAGS=-L... NCCL=-l:libnccl.so.2)

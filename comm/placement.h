@@ -25,6 +25,9 @@ makes threads and memory; and where the launcher has bound it, the header says t
 #include "comm/world.h"
 #include "data/base/error.h"
 #include "kernels/common.cuh"
+#ifndef DEVICE_CPU
+#include "kernels/cublas.cuh"
+#endif
 #include "kernels/kernel_image.cuh"
 
 // ----------------------------------------------------------------------------
@@ -186,11 +189,12 @@ inline void choose_device(const World& world) {
         if (std::string bus = bus_of_device(); !bus.empty())
             process_place() += text(", GPU %d (%s)", device, bus.c_str());
 #ifndef DEVICE_CPU
+        const cudaDeviceProp& card = device_properties();
         if (!kernel_architecture(error)) {
-            const cudaDeviceProp& card = device_properties();
             fail("GPU: %s on %s does not run the kernels of this program (%s); build with make GPU_ARCH=%d%d",
                  card.name, world.host().c_str(), cudaGetErrorString(error), card.major, card.minor);
         }
+        check_cublas_version(card);
 #endif
         process_cores() = bind_to_cores(world);
     });

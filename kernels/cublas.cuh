@@ -30,6 +30,14 @@ inline void cublas_check(cublasStatus_t status, const char* call, const char* fi
 }
 #define cublasCheck(call) cublas_check((call), #call, __FILE__, __LINE__)
 
+// Refuses a library that is older than its card, and would find no algorithm for any product.
+inline void check_cublas_version(const cudaDeviceProp& card, size_t version = cublasLtGetVersion()) {
+    constexpr size_t first_for_blackwell = 120800;
+    if (card.major < 10 || version >= first_for_blackwell) return;
+    fail("cuBLASLt: version %zu has no products for %s; install that of CUDA 12.8 or later", version,
+         card.name);
+}
+
 // Bytes that cuBLASLt may use while a product runs. First what it may always use: older kernels than Hopper's
 // gain from no more than a little. Those that follow are offered where products are timed, for there are
 // kernels that share the sums of small matrices among more blocks then, if the card has 256 times as much.

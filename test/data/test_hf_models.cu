@@ -587,7 +587,9 @@ TEST_CASE("an import replaces a run when all of it is there") {
     options.document_end = 256;
     CheckpointReader reader(newest_checkpoint(folder / "bytes"));
     export_hf(reader, options, "", out, Dtype::fp32);
-    auto import = [&] { import_hf(out, run, true, [](const Options& model) { return tensors_of(model); }); };
+    auto import_model = [&] {
+        import_hf(out, run, true, [](const Options& model) { return tensors_of(model); });
+    };
     make_run(run, llama_model());  // has step 7
     write_file(run + "/tokenizer.json", "older");
     auto old_run_is_whole = [&] {
@@ -602,21 +604,21 @@ TEST_CASE("an import replaces a run when all of it is there") {
     for (const std::string& file :
          {partial + "/data_00000.bin", partial + "/index.bin.partial", run + "/tokenizer.json.new.partial"}) {
         fail_next_sync_of = file;
-        CHECK_REFUSED(import(), "cannot write it: Input/output error; ");
+        CHECK_REFUSED(import_model(), "cannot write it: Input/output error; ");
         old_run_is_whole();
         CHECK(read_text(run + "/tokenizer.json") == "older");
         CHECK(checkpoint_steps(run) == std::vector<int64_t>{7});
     }
     // killed in the midst of it
     fail_next_rename_to = checkpoint_folder(run, 7) + ".partial";
-    CHECK_REFUSED(import(), "cannot rename it: Input/output error; ");
+    CHECK_REFUSED(import_model(), "cannot rename it: Input/output error; ");
     old_run_is_whole();
     CHECK(!fs::exists(run + "/tokenizer.json"));
-    import();
+    import_model();
     CHECK(checkpoint_steps(run) == std::vector<int64_t>{0});
     CHECK(Tokenizer::load(run + "/tokenizer.json").vocab_size() == 257);
     for (const char* name : {"/tokenizer.json", "/tokenizer_config.json"}) fs::remove(out + name);
-    import();  // without a tokenizer
+    import_model();  // without a tokenizer
     CHECK(!fs::exists(run + "/tokenizer.json"));
     CHECK(!fs::exists(run + "/tokenizer.json.aside"));
 }

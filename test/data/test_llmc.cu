@@ -166,14 +166,14 @@ struct Folder : TemporaryFolder {
         write_file(model, model_bytes(state_files.dtype));
         for (int rank = 0; rank < state_files.ranks; rank++) write_file(state(rank), state_files.bytes(rank));
     }
-    std::vector<std::string> import(bool overwrite = false) {
+    std::vector<std::string> import_model(bool overwrite = false) {
         LlmcImport made = import_llmc(model, run, overwrite, tensors_of);
         goes_on = made.goes_on;
         return made.remarks;
     }
     bool goes_on = false;
     void check_refused(const std::string& thing, const std::string& reason) {
-        check_error(error_of([&] { import(); }), thing, reason);
+        check_error(error_of([&] { import_model(); }), thing, reason);
         CHECK(!fs::exists(run));
     }
 };
@@ -203,7 +203,7 @@ TEST_CASE_FIXTURE(Folder, "a model is imported, and exported as it was") {
     for (Dtype dtype : {Dtype::fp32, Dtype::bf16}) {
         CAPTURE(dtype_name(dtype));
         write_file(model, model_bytes(dtype));
-        std::vector<std::string> lines = import(dtype == Dtype::bf16);
+        std::vector<std::string> lines = import_model(dtype == Dtype::bf16);
         CHECK(any_line(lines, "weights only"));
         CHECK(!goes_on);
         CheckpointReader reader(newest_checkpoint(run));
@@ -243,7 +243,7 @@ TEST_CASE_FIXTURE(Folder, "a model is imported, and exported as it was") {
 TEST_CASE("an export takes the master weights") {
     Folder folder;
     folder.write({});
-    folder.import();
+    folder.import_model();
     CheckpointReader reader(newest_checkpoint(folder.run));
     export_llmc(reader, gpt2(), folder / "out.bin", Dtype::fp32);
     CHECK((contents(folder / "out.bin").substr(1024) == bytes_of(memory_of(master, Dtype::bf16))));
@@ -261,7 +261,7 @@ TEST_CASE("tensors that are larger than what is held of them") {
         padded.append((const char*)&bits, 2);
     }
     write_file(folder.model, padded);
-    folder.import();
+    folder.import_model();
     CheckpointReader reader(newest_checkpoint(folder.run));
     Options options = options_from_json(reader.index().about["options"], "options");
     complete(static_cast<ModelConfig&>(options));
@@ -304,17 +304,17 @@ TEST_CASE_FIXTURE(Folder, "files that are no model") {
 
 TEST_CASE_FIXTURE(Folder, "a run that is there stays, unless it is to go") {
     write_file(model, model_bytes(Dtype::fp32));
-    import();
+    import_model();
     std::string before = contents(run + "/options.json");
     write_file(model, "broken");
-    CHECK_REFUSED(import(true), "too short for a model of llm.c; ");
+    CHECK_REFUSED(import_model(true), "too short for a model of llm.c; ");
     CHECK(contents(run + "/options.json") == before);
     CHECK(newest_checkpoint(run) == checkpoint_folder(run, 0));
 }
 
 TEST_CASE_FIXTURE(Folder, "what llm.c cannot express is refused by the name of the option") {
     write_file(model, model_bytes(Dtype::fp32));
-    import();
+    import_model();
     CheckpointReader reader(newest_checkpoint(run));
     auto check = [&](auto&& change, const char* option, const char* only) {
         ModelConfig config = gpt2();
@@ -360,7 +360,7 @@ TEST_CASE("the state of any number of ranks is put together") {
             CAPTURE(switches);
             Folder folder;
             folder.write(state);
-            std::vector<std::string> lines = folder.import();
+            std::vector<std::string> lines = folder.import_model();
             CHECK(any_line(lines, text("step 700, with the state of %d ranks", ranks)));
             CHECK(any_line(lines, "DONE_00000700 is not there"));
             CHECK(folder.goes_on);
@@ -384,14 +384,14 @@ TEST_CASE_FIXTURE(Folder, "the mark of a complete save, and other files, are no 
     write_file(*this / "state_00000600_00000.bin", "of another step");
     write_file(*this / "state_00000700_0.bin", "of another name");
     write_file(*this / "state_00000700_00000.bin.old", "of another name");
-    CHECK(!any_line(import(), "DONE_"));
+    CHECK(!any_line(import_model(), "DONE_"));
 }
 
 TEST_CASE_FIXTURE(Folder, "a model of another name is imported alone") {
     write({});
     fs::rename(model, *this / "gpt2.bin");
     model = *this / "gpt2.bin";
-    CHECK(any_line(import(), "weights only"));
+    CHECK(any_line(import_model(), "weights only"));
     CHECK(CheckpointReader(newest_checkpoint(run)).index().step() == 0);
 }
 
@@ -420,7 +420,7 @@ TEST_CASE_FIXTURE(Folder, "ranks that are missing, too many or exchanged") {
     write_file(state(1), one.substr(0, 1024) + two.substr(1024));
     check_refused(model, "tensor wpe: element 8 is ");  // rank 1 has padding of wte only
     write_file(state(1), one);
-    import();
+    import_model();
 }
 
 TEST_CASE_FIXTURE(Folder, "state that is damaged, or not of the model") {

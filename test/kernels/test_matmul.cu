@@ -421,6 +421,19 @@ TEST_CASE("GELU's epilogues of operands that start anywhere") {
         }
     }
 }
+
+TEST_CASE("a library that is older than its card is refused") {
+    cudaDeviceProp card = {};
+    strcpy(card.name, "NVIDIA B200");
+    card.major = 10;
+    CHECK_THROWS_WITH(
+        check_cublas_version(card, 120604),
+        "cuBLASLt: version 120604 has no products for NVIDIA B200; install that of CUDA 12.8 or later");
+    CHECK_NOTHROW(check_cublas_version(card, 120800));
+    card.major = 9;
+    CHECK_NOTHROW(check_cublas_version(card, 120604));
+    CHECK_NOTHROW(check_cublas_version(device_properties()));
+}
 #endif
 
 TEST_CASE("gemm_rate") {

@@ -130,7 +130,7 @@ TEST_CASE("powers of two, pairs of bf16, sums in global memory") {
         CAPTURE(values[i]);
         CHECK(got_powers[i] == doctest::Approx(std::exp2((double)values[i])).epsilon(1e-6));
         bf16 pair[2];
-        memcpy(pair, &got_pairs[i], sizeof pair);
+        memcpy((void*)pair, &got_pairs[i], sizeof pair);
         CHECK(float(pair[0]) == float(bf16(values[i])));
         CHECK(float(pair[1]) == float(bf16(-values[i])));
         total += values[i];

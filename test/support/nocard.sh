@@ -51,21 +51,43 @@ checked_run() {
     check "$1 has the losses of $3" losses_of "$1" "$3" "$4" 0.2
 }
 
-# planted FROM TO WORDS    the program with another instruction in the PTX of all kernels ends with a line of these words
-planted() {
+# plant FROM TO    makes the program with another instruction in the PTX of all kernels
+plant() {
     FROM=$1 TO=$2 perl -pe 's/\Q$ENV{FROM}\E/$ENV{TO} . " " x (length($ENV{FROM}) - length($ENV{TO}))/ge' "$nocard" >"$work/planted_program"
     chmod +x "$work/planted_program"
-    ! cmp -s "$nocard" "$work/planted_program" || return
+    ! cmp -s "$nocard" "$work/planted_program"
+}
+# planted FROM TO WORDS    it ends with a line of these words
+planted() {
+    plant "$1" "$2" || return
     ! run_on "$work/planted_program" 1 planted --overwrite --context 512 --global-batch 1024 --steps 1 >"$work/planted.out" 2>&1 || return
     grep "^nocard: .*$3" "$work/planted.out"
 }
+# planted_numbers FROM TO OPTIONS...    it has other losses, or ends with a line
+planted_numbers() {
+    plant "$1" "$2" || return
+    if run_on "$work/planted_program" 1 planted --overwrite "${@:3}" >"$work/planted.out" 2>&1; then
+        ! losses_of planted simt 1e-3
+    else
+        grep -E '^nocard: |not finite' "$work/planted.out"
+    fi
+}
+checked_numbers() { check "a defect shows: $1 -> ${2:-nothing}" planted_numbers "$@"; }
 checked_defect() { check "a defect is named: $1 -> ${2:-nothing}" planted "$@"; }
 
 text_of_numbers() { seq 4000 >"$work/numbers.txt" && "$cpu" tokenize "$work/numbers.txt" --output "$work/text"; }
 
-nocard_checks=20
+interpreter_units() {
+    local unit
+    for unit in machine faults triton; do
+        make -s --no-print-directory DEVICE=cuda "build/nocard/test_ptx_$unit" && "build/nocard/test_ptx_$unit" || return
+    done
+}
+
+nocard_checks=21
 # The runs of CI: one on the kernels of Hopper, captured in graphs, and others beside it.
 nocard_runs() {
+    check "the interpreter of PTX, by hand-written kernels and Triton's" interpreter_units
     check "commands that need no device say what they say on a CPU" same_words
     check "text to train on" text_of_numbers
     check "the simulated device trains" run_on build/simt-bf16/train_gpt 1 simt
@@ -86,7 +108,7 @@ nocard_runs() {
     checked_defect 'fence.proxy.async.shared::cta;' '' 'no fence.proxy.async since'
 }
 
-nocard_soak_checks=51
+nocard_soak_checks=60
 # The others: a card of Ampere, every recomputation and optimizer, shapes of other models, schedules. The program's own test of
 # a card is for cards: its products and its memory are too large here.
 nocard_soak() {
@@ -115,4 +137,13 @@ nocard_soak() {
     checked_defect 'st.release.gpu.global.u32' 'st.relaxed.gpu.global.u32' 'race'
     checked_defect 'cp.async.bulk.wait_group 0;' 'cp.async.bulk.wait_group 1;' 'race'
     checked_defect 'bar.sync 0;' '' 'race'
+    checked_numbers ', p, 1, 1, 1, 1;' ', p, 1, 1, 0, 1;'
+    checked_numbers 'setp.ne.b32 p,' 'setp.eq.b32 p,'
+    checked_numbers 'm64n64k16.f32.bf16.bf16' 'm64n64k16.f32.f16.f16'
+    checked_numbers 'setmaxnreg.inc.sync.aligned.u32 232;' 'setmaxnreg.inc.sync.aligned.u32 248;'
+    checked_numbers 'fence.mbarrier_init.release.cluster;' ''
+    checked_numbers 'ex2.approx.ftz.f32' 'lg2.approx.ftz.f32'
+    checked_numbers 'x4.trans.shared.b16' 'x4.shared.b16' --attention mma
+    checked_numbers 'cp.async.wait_group 0;' 'cp.async.wait_group 1;' --attention mma
+    checked_numbers 'row.col.f32.bf16.bf16.f32' 'row.col.f32.f16.f16.f32' --attention mma
 }

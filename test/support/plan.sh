@@ -46,7 +46,7 @@ devices_of() {
     test/comm/*) echo cpu simt-bf16 cuda address ;;
     test/program/*) echo cpu simt-bf16 cuda ;;
     test/simt/*) echo simt-bf16 ;;
-    test/data/*) echo cpu ;;
+    test/data/*) echo cpu nocard ;;
     test/nocard/*) echo nocard ;;
     *) echo "test/run.sh: $1: no such folder of units; add it to devices_of in test/support/plan.sh" >&2 ;;
     esac
@@ -124,9 +124,9 @@ plan_units() {
     done
 }
 
-plan_unit() { # BUILD FILE PROGRAM    with $seed, if there is one
+plan_unit() { # BUILD FILE PROGRAM    with $variant in the environment, if there is one
     local build=$1 file=$2 program=$3 name n counts limit
-    name=$build/$(basename "$file" .cu | cut -c6-)${seed:+.seed$seed}
+    name=$build/$(basename "$file" .cu | cut -c6-)${variant:+.${variant#*=}}
     limit=${setting[$file:limit]:-300}
     builds[$build]=1
     read -ra counts <<<"${setting[$file:ranks]:-0}"
@@ -135,7 +135,7 @@ plan_unit() { # BUILD FILE PROGRAM    with $seed, if there is one
     address-[1-9] | thread-[1-9]) counts=(2) ;;
     esac
     for n in "${counts[@]}"; do
-        jobs+=("${setting[$file:seconds]:-1}|$name$([ "$n" = 0 ] || echo ".x$n")|$program|unit|$limit $program $file $n${seed:+ SIMT_SEED=$seed}")
+        jobs+=("${setting[$file:seconds]:-1}|$name$([ "$n" = 0 ] || echo ".x$n")|$program|unit|$limit $program $file $n${variant:+ $variant}")
     done
     if [ -n "${setting[$file:alone]}" ] && [[ $build == cpu-* ]]; then
         alone+=("1|$name.alone|$program|alone|$limit $program $file ${setting[$file:alone]}")
@@ -166,19 +166,20 @@ plan_scripts() { # SUITE
 
 # plan SUITE    everything there is to do, in no order
 plan() {
-    local build seed of_suite seeds=''
+    local build variant of_suite variants=''
     case $1 in
     test) of_suite="cpu-fp32 simt-fp32 simt-bf16" ;;
     all) of_suite="cpu-fp32 simt-fp32 simt-bf16 address thread" ;;
-    soak) of_suite="simt-fp32 simt-bf16" seeds="2 3 5 7 11" ;; # threads and blocks in other orders
+    soak) of_suite="simt-fp32 simt-bf16" variants=$(printf " SIMT_SEED=%d" 2 3 5 7 11) ;; # threads and blocks in other orders
     *) echo "test/run.sh: $1: no such suite; there are test, all and soak" >&2; return 1 ;;
     esac
     for build in ${BUILDS:-$of_suite}; do
-        for seed in ${seeds:-''}; do plan_units "$1" "$build"; done
+        for variant in ${variants:-''}; do plan_units "$1" "$build"; done
     done
     # nvcc compiles the kernels, and stand-ins for a card are under them
-    seed=
-    [ "$1" != soak ] || [ -n "$BUILDS" ] || ! command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null || plan_units "$1" nocard
+    if [ "$1" = soak ] && [ -z "$BUILDS" ] && command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
+        for variant in NOCARD=h100 NOCARD=a100; do plan_units soak nocard; done
+    fi
     [ -n "$BUILDS" ] || plan_scripts "$1"
     [ $((${#jobs[@]} + ${#waiting[@]})) -gt 0 ] || { echo "test/run.sh: nothing to run${UNIT:+: no unit or script is called $UNIT}" >&2; return 1; }
 }
