@@ -218,6 +218,13 @@ $(shared)/report_page.h: data/report/page.html
 	@{ printf '$(hash)pragma once\nconstexpr char report_page[] = R"page('; cat $<; printf ')page";\n'; } >$@
 $(BUILD)/found-build: $(shared)/report_page.h
 
+# What the program is built from, which ranks compare when they start.
+sources := $(sort train_gpt.cu $(wildcard kernels/* comm/* data/*/*))
+$(shared)/source_hash.h: $(sources)
+	@mkdir -p $(shared)
+	@{ printf '$(hash)pragma once\nconstexpr char source_hash[] = "'; cat $(sources) | sha256sum | cut -c-16 | tr '\n' '"'; echo ';'; } >$@
+$(BUILD)/found-build: | $(shared)/source_hash.h
+
 $(BUILD)/found-%:
 	$(call require,$(need_$*))
 	@mkdir -p $(BUILD); touch $@

@@ -40,6 +40,7 @@ through a model, is in data/.
 #include <utility>
 #include <vector>
 
+#include "comm/agreement.h"        // check_same_program, check_same_options: ranks compare what they have
 #include "comm/activations.h"      // Workload, ActivationMemory, ActivationArrays
 #include "comm/device_batches.h"   // Batch, DeviceBatches
 #include "comm/fault_checks.h"     // FaultChecks: devices that compute wrongly
@@ -1252,6 +1253,7 @@ inline void evaluate_run(const EvalOptions& command, const World& world) {
 }
 
 #ifndef TESTING
+#include "source_hash.h"  // of all that the program is built from, made by the Makefile
 
 // Every rank runs its command with this, by the type of the options; data/options/help.h has the names.
 struct CommandWork {
@@ -1274,21 +1276,36 @@ struct CommandWork {
     }
 };
 
+// The options of a command line, by which ranks are compared.
+template <typename Line>
+static const auto& options_of(const Line& line) {
+    if constexpr (std::is_same_v<Line, TrainingLine>)
+        return line.options;
+    else if constexpr (std::is_same_v<Line, PlanLine>)
+        return line.command;
+    else
+        return line;
+}
+
 // Runs the command on every rank. An error that stops it is thrown.
 static void run(Command command, int argc, char** argv, const World& world) {
+    check_same_program(world, source_hash, argv[0]);
     GivenOptions given;
+    Options asked;
     std::vector<std::string> places;
     world.on_all_ranks([&] {
         given = read_arguments(command, argc, argv);
         if (command == command_train)
-            places = origin_places(given);
+            asked = asked_options(given), places = origin_places(asked);
         else if (world.size() > 1 && command != command_selftest && !is_given("--measure", given))
             fail("%s: works in one process and there are %d; start it without mpirun", argv[0], world.size());
     });
+    check_same_options(world, asked, false);
     FindCheckpoint find = find_on_root(world, places);
     CommandLine line;
     world.on_all_ranks(
         [&] { line = parse_options(command, given, world.size(), find, layout_choices(world)); });
+    std::visit([&](const auto& parsed) { check_same_options(world, options_of(parsed), true); }, line);
     if (computes(command, given)) choose_device(world);
 #ifndef __CUDACC__
     if (world.size() > 1) host_device.threads = threads_per_rank(world);

@@ -13,6 +13,7 @@ batches another one reads (comm/node_reader.h) opens none.
 #include <utility>
 #include <vector>
 
+#include "comm/agreement.h"            // check_same_tokens
 #include "comm/world.h"                // World
 #include "data/tokens/token_loader.h"  // TokenLoader, check_sources
 
@@ -26,18 +27,26 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CheckedSource, tokens, weight)
 inline std::unique_ptr<TokenLoader> open_token_files(const World& world, const std::string& list, int vocab,
                                                      int T, SampleOrder order, uint64_t seed = 0) {
     std::unique_ptr<TokenLoader> loader;
-    auto open = [&](const std::vector<CheckedSource>& sources) {
-        loader = std::make_unique<TokenLoader>(sources, vocab, T, order, seed);
-    };
+    std::vector<CheckedSource> sources;
+    auto open = [&] { loader = std::make_unique<TokenLoader>(sources, vocab, T, order, seed); };
     std::string message = text_from_root(world, [&] {
-        std::vector<CheckedSource> sources = check_sources(list);
-        open(sources);
+        sources = check_sources(list);
+        open();
         loader->check_first_sample();
         // Paths may be no UTF-8, which JSON's text would not take.
         std::string message;
         nlohmann::json::to_cbor(nlohmann::json(sources), message);
         return message;
     });
-    if (!loader) open(nlohmann::json::from_cbor(message));
+    if (!loader) {
+        sources = nlohmann::json::from_cbor(message);
+        open();
+    }
+    if (world.on_several_hosts()) {
+        std::vector<CheckedFile> files;
+        for (const CheckedSource& source : sources)
+            files.insert(files.end(), source.tokens.files.begin(), source.tokens.files.end());
+        check_same_tokens(world, files, world.local_rank() == 0);
+    }
     return loader;
 }

@@ -52,6 +52,7 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
                 plan.notes.push_back(note);
         }
     });
+    check_same_content(world, "--tokenizer", content_of(plan.tokenizer.get(), o.tokenizer));
     if (std::string saves = SaveClock(o, world.size()).summary(); !saves.empty())
         plan.notes.push_back("--save-every auto: " + saves);
     plan.memory = std::make_unique<TrainingMemory>(fit_training(o, world, plan.notes));
@@ -61,5 +62,6 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
         check_tuning(o);
         plan.log = std::make_unique<RunLog>(o.run_dir, line.folder);
     });
+    if (world.on_several_hosts()) check_shared_folder(world, o.run_dir, world.local_rank() == 0);
     return plan;
 }

@@ -132,6 +132,9 @@ public:
         for (const std::string& host : hosts_) most = std::max(most, ++of_host[host]);
         return most;
     }
+    bool on_several_hosts() const {
+        return most_on_a_host() < size_;
+    }
     const std::string& host(int rank) const {
         return hosts_[(size_t)rank];
     }

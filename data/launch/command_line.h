@@ -252,10 +252,14 @@ inline void check_run_folder(TrainingLine& line) {
     if (of_origin && !line.weights_only) line.folder = RunFolder::continued;
 }
 
+// What a tokenizer of this name is: the content of its file, or the name where it has none.
+inline std::string content_of(const Tokenizer* tokenizer, const std::string& name) {
+    return tokenizer && !tokenizer->file().empty() ? tokenizer->json() : name;
+}
+
 inline bool is_same_tokenizer(const std::string& a, const std::string& b) {
     auto content = [](const std::string& name) {
-        auto tokenizer = Tokenizer::load_if_any(name);
-        return tokenizer && !tokenizer->file().empty() ? tokenizer->json() : name;
+        return content_of(Tokenizer::load_if_any(name).get(), name);
     };
     return a == b || content(a) == content(b);
 }
@@ -302,9 +306,9 @@ inline Options asked_options(const GivenOptions& given) {
     return asked;
 }
 
-// The places where parse_training() may look for a checkpoint. They follow from the command line alone.
-inline std::vector<std::string> origin_places(const GivenOptions& given) {
-    Options asked = asked_options(given);
+// The places where parse_training() may look for a checkpoint. asked: asked_options(), for they follow from
+// the command line alone.
+inline std::vector<std::string> origin_places(const Options& asked) {
     std::vector<std::string> places = {resumed_place(asked), fallback_place(asked), asked.init};
     std::erase(places, "");
     return places;

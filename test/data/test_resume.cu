@@ -485,7 +485,8 @@ TEST_CASE("the tokenizer is the copy in the run, unless another is given") {
 TEST_CASE("the places where a run may begin follow from the command line") {
     auto places = [](std::vector<const char*> arguments) {
         arguments.insert(arguments.begin(), "train");
-        return origin_places(read_arguments(command_train, (int)arguments.size(), arguments.data()));
+        return origin_places(
+            asked_options(read_arguments(command_train, (int)arguments.size(), arguments.data())));
     };
     using Places = std::vector<std::string>;
     CHECK(places({}) == Places{});

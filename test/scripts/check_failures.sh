@@ -15,7 +15,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/jobs.sh
 kills=${KILLS:-12}
 stops=${STOPS:-1}
-plan $((kills + 72 + 5 * stops))
+plan $((kills + 73 + 5 * stops))
 cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
 command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 72 + 5 * stops)); exit; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
@@ -46,7 +46,7 @@ for ((i = 0; i < kills; i++)); do
     if ! kill -9 "$(rank_pids $name | sed -n "$((victim + 1))p")"; then
         echo "FAILED $label: it has ended before that"
         tail -3 $name.err
-    elif ! ended $name 20; then
+    elif ! ended $name 240; then
         echo "FAILED $label: the job goes on"
     elif [ $code = 0 ]; then
         echo "FAILED $label: exit code 0"
@@ -70,7 +70,7 @@ wait "$job" 2>/dev/null
 for sequences in 6 180; do
     run=stuck$sequences
     start_stopped step 1 $run 3 "$cpu" "${tiny[@]}" --zero 3 --communication-timeout 3 --global-batch $((sequences * 48))
-    check "a rank that stops answering ends the job, $sequences sequences a step" ended $run 30
+    check "a rank that stops answering ends the job, $sequences sequences a step" ended $run 240
     check "with exit code 75" test "$code" = 75
     check "and a reason" grep -q '^train_gpt: .*--communication-timeout' $run.err
     check "and leaves no process" nothing_left $run
@@ -89,7 +89,7 @@ stopped_in() {
     return 1
 }
 start to_load 3 --zero 1 --steps 3
-ended to_load 60
+ended to_load 240
 for ((i = 0; i < stops; i++)); do
     for phase in start mesh load step save; do
         victim=$((RANDOM % 3))
@@ -106,13 +106,13 @@ stalled() {
 }
 losses() { grep -o '"loss":[^,]*' "$1/log.jsonl"; }
 start prompt 2 --steps 60
-ended prompt 60
+ended prompt 240
 stalled 2 late 2 --steps 60 --communication-timeout 20
-check "data that comes late is waited for" ended late 60
+check "data that comes late is waited for" ended late 240
 check "it was late" test "$(wc -l <late.touched)" -gt 20
 check "and the run is the same" cmp <(losses prompt) <(losses late)
 stalled 1000 never 2 --communication-timeout 3
-check "data that never comes ends the job" ended never 60
+check "data that never comes ends the job" ended never 240
 check "with an exit code and a reason" eval 'test "$code" != 0 && grep -q "^train_gpt: .*--communication-timeout" never.err'
 check "and leaves no process then" nothing_left never
 
@@ -152,7 +152,7 @@ wait_for 40 test -s paused.listed
 kill -STOP "$(rank_pids paused)"
 sleep 4
 kill -CONT "$(rank_pids paused)"
-check "a process that was stopped itself blames nobody for that" eval 'ended paused 40 && test $code = 0'
+check "a process that was stopped itself blames nobody for that" eval 'ended paused 240 && test $code = 0'
 for call in write sync; do
     faulty disk_$call 3 $call 1 --zero 1 --save-every 2
     check "a rank whose disk does not return from $call ends the job, and is named with the file" \
@@ -167,7 +167,7 @@ cp text_train_000000.bin bad.bin
 printf '\xff\xff' | dd of=bad.bin bs=1 seek=$(($(stat -c %s bad.bin) - 20000)) conv=notrunc status=none
 for zero in 0 3; do
     start bad$zero 4 --zero $zero --train-data bad.bin
-    check "bad data on one rank ends the job, ZeRO $zero" ended bad$zero 60
+    check "bad data on one rank ends the job, ZeRO $zero" ended bad$zero 240
     check "with exit code 1" test "$code" = 1
     check "and one line that names the file and the checkpoint" eval "one_line bad$zero && grep -q '^train_gpt: .*bad.bin: token .*; .*bad$zero/checkpoints/step_' bad$zero.err"
     check "which can be used" "$cpu" sample bad$zero --tokens 1
@@ -175,7 +175,7 @@ for zero in 0 3; do
 done
 
 start diverged 4 --zero 2 --learning-rate 10 --weight-decay 1 --schedule constant
-check "a step that is not finite ends the job" ended diverged 60
+check "a step that is not finite ends the job" ended diverged 240
 check "with exit code 70 and one line" eval "test $code = 70 && one_line diverged && grep -q 'not finite' diverged.err"
 
 # ----------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ asked() { # SIGNAL ZERO CODES
     OMPI_MCA_odls_base_sigkill_timeout=4 start $name 4 --zero "$2" --log-every 100000
     wait_for 60 has_steps $name 5
     kill -"$signal" "$(launcher_pid $name)"
-    check "SIG$signal to mpirun ends the job, ZeRO $2" ended $name 30
+    check "SIG$signal to mpirun ends the job, ZeRO $2" ended $name 240
     check "with exit code $3" test "$code" = "$3"
     check "says so" grep -q '^stopped as asked after step' $name.out
     check "leaves a checkpoint" "$cpu" sample $name --tokens 1
@@ -201,7 +201,7 @@ asked INT 3 1
 start asked_one 4 --zero 1 --log-every 100000
 wait_for 60 has_steps asked_one 5
 kill -TERM "$(rank_pids asked_one | sed -n 3p)"
-check "SIGTERM to one rank stops all of them" ended asked_one 30
+check "SIGTERM to one rank stops all of them" ended asked_one 240
 check "with exit code 0 and a checkpoint" eval "test $code = 0 && '$cpu' sample asked_one --tokens 1"
 
 # Schedulers send a signal to mpirun and to its ranks, and again. It says at once after which step the run stops, and
@@ -240,7 +240,7 @@ slow_save quit 1
 kill -INT "$(rank_pids quit)"
 wait_for 10 begun quit
 kill -INT "$(rank_pids quit)"
-check "a second Ctrl-C quits" eval 'ended quit 30 && test "$code" != 0 && ! compgen -G "quit/checkpoints/step_????????"'
+check "a second Ctrl-C quits" eval 'ended quit 240 && test "$code" != 0 && ! compgen -G "quit/checkpoints/step_????????"'
 
 # ----------------------------------------------------------------------------------------------------------
 # bad input is refused in one line by the whole job, and before anything is written
@@ -251,7 +251,7 @@ refused() {
     shift 2
     rm -rf refused
     start refused "$n" "$@"
-    ended refused 60 && [ $code = 1 ] && one_line refused && grep -qE "^train_gpt: .*$words.*; " refused.err &&
+    ended refused 240 && [ $code = 1 ] && one_line refused && grep -qE "^train_gpt: .*$words.*; " refused.err &&
         [ ! -e refused ] && nothing_left refused && echo "ok refused: $*" && return
     echo "FAILED refused: $*: exit code $code"
     grep '^train_gpt' refused.err
@@ -264,6 +264,8 @@ refused 'nothing' 2 --train-data 'nothing_*.bin'
 refused '--zero' 2 --zero 4
 refused '--laerning-rate' 2 --laerning-rate 1
 refused 'memory' 2 --layers 100 --channels 8192 --heads 64
+refused_pair() { ! ranks 1 "$cpu" "${tiny[@]}" --run-dir refused --seed 7 : -np 1 "$cpu" "${tiny[@]}" --run-dir refused; }
+check "refused: another --seed for one rank" eval 'refused_pair >pair.out 2>pair.err; one_line pair && grep -q "^train_gpt: --seed: ranks differ: 7 on rank 0 of 2 on .*, 1337 on rank 1 of 2 on .*; " pair.err && [ ! -e refused ]'
 
 # One of several processes without MPI between them is refused; where a job of Slurm has room for more, it is told.
 check "what torchrun starts is refused" \

@@ -16,7 +16,7 @@ narrow() { ! grep -nE '^.{111,}' $(grep -vE 'hf_configs|fuzz_json' <<<"$sources"
 rooms='
 kernels         7380
 data/base       1470  kernels
-data/options    2470  data/base
+data/options    2495  data/base
 data/tokenizer  2650  data/base data/options
 data/tokens     1300  data/base data/tokenizer kernels
 data/text       1000  data/base data/options data/tokenizer data/tokens kernels
@@ -27,8 +27,8 @@ data/exchange   2300  data/base data/checkpoint data/options data/run data/token
 data/launch      665  data/base data/checkpoint data/exchange data/options data/run data/tokenizer
 data/supervisor 1710  data/base data/checkpoint data/launch data/options data/run
 data/commands   1400  data/base data/checkpoint data/exchange data/launch data/options data/run data/tokenizer data/tokens kernels
-comm            13830  data/base data/checkpoint data/launch data/options data/run data/tokenizer data/tokens kernels
-train_gpt.cu    1065  comm data/base data/commands data/launch data/options data/report data/run data/text data/tokenizer data/tokens kernels data/supervisor
+comm            13960  data/base data/checkpoint data/launch data/options data/run data/tokenizer data/tokens kernels
+train_gpt.cu    1080  comm data/base data/commands data/launch data/options data/report data/run data/text data/tokenizer data/tokens kernels data/supervisor
 '
 files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | grep -vE '\.(html|png)$' | while read -r file; do [ -f "$file" ] && echo "$file"; done)
 # "FILE INCLUDED" for each file of the program that one of them includes

@@ -20,7 +20,7 @@ has_ranks() { [ "$(rank_pids "$1" | wc -l)" = "$2" ]; }
 start_job() {
     local name=$1 n=$2
     shift 2
-    RANKS_TIMEOUT=120 ranks "$n" "$@" --run-dir "$work/$name" >"$name.out" 2>"$name.err" &
+    RANKS_TIMEOUT=300 ranks "$n" "$@" --run-dir "$work/$name" >"$name.out" 2>"$name.err" &
     job=$!
 }
 

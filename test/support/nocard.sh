@@ -108,7 +108,7 @@ nocard_runs() {
     checked_defect 'fence.proxy.async.shared::cta;' '' 'no fence.proxy.async since'
 }
 
-nocard_soak_checks=60
+nocard_soak_checks=94
 # The others: a card of Ampere, every recomputation and optimizer, shapes of other models, schedules. The program's own test of
 # a card is for cards: its products and its memory are too large here.
 nocard_soak() {
@@ -116,17 +116,27 @@ nocard_soak() {
     for card in h100 a100; do
         export NOCARD=$card
         checked_run "$card-one" 1 one 1e-3
-        checked_run "$card-plain" 1 "$card-one" 1e-5 --cuda-graphs off --recompute mlp
+        checked_run "$card-plain" 1 "$card-one" 1e-5 --cuda-graphs off
+        for recompute in none elementwise mlp block; do
+            checked_run "$card-$recompute" 1 "$card-one" 1e-5 --recompute $recompute
+        done
         checked_run "$card-offload" 1 "$card-one" 1e-5 --offload optimizer
         for optimizer in lamb muon; do
             check "$card: $optimizer in one rank" run_on "$nocard" 1 "$card-$optimizer" --optimizer $optimizer
             checked_run "$card-$optimizer-2" 2 "$card-$optimizer" 1e-3 --optimizer $optimizer --zero 3
         done
         checked_run "$card-zero3" 2 "$card-one" 1e-4 --zero 3 --prefetch 2
+        check "$card: four layers in one rank" run_on "$nocard" 1 "$card-four" --layers 4
+        checked_run "$card-interleaved" 2 "$card-four" 1e-4 --layers 4 --pp 2 --pp-schedule interleaved --pp-chunks 2 --micro-batch 1
+        for schedule in gpipe 1f1b; do
+            checked_run "$card-$schedule" 2 "$card-one" 1e-4 --pp 2 --pp-schedule $schedule --micro-batch 1
+        done
         checked_run "$card-bubble" 2 "$card-one" 1e-4 --pp 2 --pp-schedule zero-bubble --micro-batch 1
         checked_run "$card-eight" 8 "$card-one" 1e-3 --tp 2 --pp 2 --zero 1 --micro-batch 1
         check "$card: local filter" run_on "$nocard" 1 "$card-filter" --local-filter on
         check "$card: a GPT-2's block" run_on "$nocard" 1 "$card-gpt2" --norm layernorm --position learned --mlp gelu --bias on
+        check "$card: a Qwen3's block" run_on "$nocard" 1 "$card-qwen3" --head-size 64 --kv-heads 1 --qk-norm on
+        check "$card: documents" run_on "$nocard" 1 "$card-documents" --document-end 10
         check "$card: windows, one key head, heads of 128" run_on "$nocard" 1 "$card-heads" --channels 256 --kv-heads 1 --window 20
         check "$card: products are timed" run_on "$nocard" 1 "$card-tuned" --matmul-tuning on
         check "$card evaluates" "$nocard" eval "$work/one" --data "$work/text_train_*.bin" --limit 2

@@ -1,0 +1,189 @@
+/*
+Ranks that work on one thing, and have been given the same one. MPI starts on each host whatever command line
+it has for it: a rank with another seed or another learning rate would train on without a word while its
+weights drift away from the others', and one with another number of layers would wait for messages that nobody
+sends. So each rank says what it has before it begins, and the first one compares.
+
+Options are compared by value, all but those whose row of the table says that ranks may have their own; the
+program by the sources that it was built from, and not by its bytes, which another processor may have changed;
+files by what they hold, for nodes may have copies of their own.
+*/
+#pragma once
+
+#include <algorithm>
+#include <ctime>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+#include <xxhash.h>
+
+#include "comm/world.h"      // World
+#include "data/base/file.h"  // NewFile, File
+#include "data/base/program_version.h"
+#include "data/options/help.h"         // option_name
+#include "data/options/values.h"       // value_text
+#include "data/tokens/token_source.h"  // CheckedFile
+
+// What a rank has, by name: {"--seed", "1337"}. The names are the same on all ranks, in one order.
+using RankFacts = std::vector<std::pair<std::string, std::string>>;
+
+// "rank 1 of 4 on a", "ranks 1 and 3 of 4, on a and b" or "3 of 4 ranks, the first of them rank 1 on a".
+inline std::string named_ranks(const std::vector<int>& ranks, const World& world) {
+    if (ranks.size() == 1) return world.name_of(ranks[0]);
+    const std::string first = text("rank %d on %s", ranks[0], world.host(ranks[0]).c_str());
+    if (ranks.size() == 2)
+        return text("%s and rank %d on %s", first.c_str(), ranks[1], world.host(ranks[1]).c_str());
+    return text("%zu of %d ranks, the first of them %s", ranks.size(), world.size(), first.c_str());
+}
+
+// What differs between ranks, by the facts of each: the first fact with its values and who has them, and the
+// names of the others. Empty: nothing does. A rank without facts has nothing to compare; the first has some.
+inline std::string difference_between(const std::vector<RankFacts>& of_ranks, const World& world) {
+    std::string values, others;
+    for (size_t fact = 0; fact < of_ranks[0].size(); fact++) {
+        std::map<std::string, std::vector<int>> ranks;  // by value
+        for (int rank = 0; rank < world.size(); rank++) {
+            const RankFacts& facts = of_ranks[(size_t)rank];
+            if (!facts.empty()) ranks[facts[fact].second].push_back(rank);
+        }
+        if (ranks.size() == 1) continue;
+        const std::string& name = of_ranks[0][fact].first;
+        if (!values.empty()) {
+            others += (others.empty() ? "" : ", ") + name;
+            continue;
+        }
+        std::vector<std::pair<std::string, std::vector<int>>> by_rank(ranks.begin(), ranks.end());
+        std::ranges::sort(by_rank, {}, [](const auto& one) { return one.second[0]; });
+        for (const auto& [value, who] : by_rank) {
+            values += (values.empty() ? name + ": ranks differ: " : ", ") +
+                      (value.empty() ? "nothing" : printable(value)) + " on " + named_ranks(who, world);
+        }
+    }
+    return others.empty() ? values : values + " (and " + others + ")";
+}
+
+// For all ranks, each with its own facts: fails on all of them where they differ. remedy: ends the line.
+inline void check_same(const World& world, const RankFacts& mine, const std::string& remedy) {
+    if (world.size() == 1) return;
+    std::string packed;  // values may be no UTF-8, which JSON's text would not take
+    nlohmann::json::to_cbor(nlohmann::json(mine), packed);
+    std::string difference = world.agree(packed, [&](const std::vector<std::string>& texts) {
+        std::vector<RankFacts> of_ranks;
+        for (const std::string& one : texts) of_ranks.push_back(nlohmann::json::from_cbor(one));
+        return difference_between(of_ranks, world);
+    });
+    if (!difference.empty()) world.fail_on_all(difference + "; " + remedy, exit_bad_input);
+}
+
+// ----------------------------------------------------------------------------
+// the program and its options
+
+// For all ranks: programs that can work together, at the same command. source: a hash of what this one was
+// built from.
+inline void check_same_program(const World& world, const char* source, const char* command) {
+#ifdef __CUDACC__
+    const char* device = "GPUs";
+#elif defined(DEVICE_CPU)
+    const char* device = "CPUs";
+#else
+    const char* device = "a simulated GPU";
+#endif
+#ifdef RANKS_USE_NCCL
+    const char* transport = "NCCL";
+#else
+    const char* transport = "MPI";
+#endif
+    std::string build = text("for %s in %s over %s", device, floatX_name, transport);
+    check_same(
+        world,
+        {{"program", program_version}, {"its build", build}, {"its source", source}, {"command", command}},
+        "start the same program on all hosts, for the same command");
+}
+
+// For all ranks, each with its own options. is_complete: what a layout is searched for on a machine has been
+// found, which each node may describe by a file of its own; check_same_cut() compares that.
+template <typename O>
+void check_same_options(const World& world, const O& options, bool is_complete) {
+    RankFacts facts;
+    for (const OptionRow& row : option_table()) {
+        if (!row.belongs_to(O::command) || row.ranks == Ranks::own) continue;
+        if (!is_complete || !is_searched(row, command_plan))
+            facts.emplace_back(option_name(row), value_text(row, options));
+    }
+    check_same(world, facts, "give all ranks the same options");
+}
+
+// ----------------------------------------------------------------------------
+// files
+
+// For all ranks, each with what it has read: the same on all.
+inline void check_same_content(const World& world, const std::string& name, const std::string& content) {
+    uint64_t hash = XXH3_64bits(content.data(), content.size());
+    check_same(world, {{name, text("content %016llx", (unsigned long long)hash)}},
+               "copy the same file to all nodes");
+}
+
+// A hash of this many blocks of a file's tokens, which lie at equal distances.
+inline uint64_t sampled_hash(const CheckedFile& file, int blocks) {
+    constexpr uint64_t block_bytes = 4096;
+    std::string content((size_t)blocks * block_bytes, '\0');
+    uint64_t bytes = (uint64_t)file.tokens.count * (uint64_t)file.tokens.width;
+    struct stat status;
+    FileHandle handle = open_regular(file.tokens_path, &status);
+    for (int block = 0; block < blocks; block++) {
+        uint64_t at = bytes / (uint64_t)blocks * (uint64_t)block;
+        uint64_t wanted = std::min(block_bytes, bytes - at);
+        if (!read_at(handle, file.tokens_path, file.tokens.first_byte + at,
+                     &content[(size_t)block * block_bytes], wanted))
+            fail("%s: is shorter here than on the first rank's node; copy the same file to all nodes",
+                 file.path.c_str());
+    }
+    return XXH3_64bits(content.data(), content.size());
+}
+
+// For all ranks: token files that have the same paths and sizes on all nodes, and content of their own. Those
+// that read, one of each node, compare 64 blocks of each file, and of many files fewer.
+inline void check_same_tokens(const World& world, const std::vector<CheckedFile>& files, bool reads) {
+    constexpr size_t most_blocks = 4096, blocks_of_file = 64;
+    RankFacts facts;
+    world.on_all_ranks([&] {
+        if (!reads) return;
+        size_t every = files.size() / most_blocks + 1;
+        auto blocks = (int)std::clamp(most_blocks / files.size(), (size_t)1, blocks_of_file);
+        for (size_t i = 0; i < files.size(); i += every) {
+            uint64_t hash = sampled_hash(files[i], blocks);
+            facts.emplace_back(files[i].path, text("content %016llx (sampled)", (unsigned long long)hash));
+        }
+    });
+    check_same(world, facts, "copy the same file to all nodes");
+}
+
+// For all ranks: a folder that all nodes share. What the first rank writes there, those that look, one of
+// each node, must find.
+inline void check_shared_folder(const World& world, const std::string& folder, bool looks, int seconds = 10) {
+    struct Removed {
+        std::string path;
+        ~Removed() {
+            if (!path.empty()) unlink(path.c_str());
+        }
+    } written;  // on the first rank
+    std::string name = text_from_root(world, [&] {
+        std::string name = text(".seen_by_all_%d_%lld", (int)getpid(), (long long)time(nullptr));
+        NewFile(folder + "/" + name).commit();
+        written.path = folder + "/" + name;
+        return name;
+    });
+    world.on_all_ranks([&] {
+        // A network file system may show what is new a little later.
+        for (int tries = seconds * 10; looks && access((folder + "/" + name).c_str(), F_OK) != 0; tries--) {
+            if (tries == 0)
+                fail("--run-dir %s: the first rank's node writes there and this one does not find it; name a "
+                     "folder on a file system that all nodes share",
+                     printable(folder).c_str());
+            usleep(100000);
+        }
+    });
+}
