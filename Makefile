@@ -189,21 +189,19 @@ endef
 
 .DEFAULT_GOAL := all
 .PHONY: all
-all: $(if $(why),say_device) $(if $(NVCC),$(if $(filter cuda,$(DEVICE)),say_nvcc)) $(BUILD)/train_gpt
+all: say_device $(BUILD)/train_gpt
 	@cmp -s $(BUILD)/train_gpt train_gpt || cp -f $(BUILD)/train_gpt train_gpt
 	@echo "./train_gpt is built for $(DEVICE) in $(PRECISION)"
-
-.PHONY: say_device
-say_device:
-	@echo "building for DEVICE=$(DEVICE): $(why)"
 
 # the release of nvcc, such as 12.8
 nvcc_release = $(shell $(NVCC) --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 
-.PHONY: say_nvcc
-say_nvcc:
-	@printf '12.8\n$(nvcc_release)\n' | sort -VC || echo "warning: nvcc $(nvcc_release) is not supported: its kernels \
-	spill registers, and its cuBLASLt knows no Blackwell; give NVCC=path of CUDA 12.8 or later"
+.PHONY: say_device
+say_device:
+	@$(if $(why),echo "building for DEVICE=$(DEVICE): $(why)",true)
+	@$(if $(and $(NVCC),$(filter cuda,$(DEVICE))),printf '12.8\n$(nvcc_release)\n' | sort -VC || echo "warning: \
+	nvcc $(nvcc_release) is not supported: its kernels spill registers$(comma) and its cuBLASLt knows no Blackwell; give \
+	NVCC=path of CUDA 12.8 or later",true)
 
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(objects)
 	$(link) $^ -o $@ $(libs)
