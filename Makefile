@@ -109,8 +109,9 @@ cuda_include := $(if $(NVCC),$(dir $(NVCC))../include)
 includes := -I. -I$(shared) $(patsubst -I%,-isystem %,$(mpi_compile)) $(CPPFLAGS)
 defines  := $(precision_$(PRECISION)) $(if $(staged),-DCOMM_MPI)
 # GCC 12 sees an overlap that is not there in operator+ of std::string (its bug 105651): -Wno-restrict
+# -Werror=switch: what is added to an enum must be added wherever something is chosen by it.
 # STRICT=1 makes errors of warnings, and of kernels that spill registers or keep arrays in local memory.
-warnings := -Wall -Wextra -Wno-restrict $(if $(STRICT),-Werror)
+warnings := -Wall -Wextra -Wno-restrict -Werror=switch $(if $(STRICT),-Werror)
 # -g1: as much as a stack trace needs; more makes compiling a third longer
 host     := -std=c++20 -g1 -fno-math-errno -fno-trapping-math -march=$(CPU_ARCH) -fopenmp $(warnings) $(CXXFLAGS)
 
@@ -148,7 +149,7 @@ compile := $(NVCC) -x cu -std=c++20 -lineinfo --expt-relaxed-constexpr --extende
            $(foreach arch,$(architectures),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) \
            $(foreach arch,$(portable),-gencode arch=compute_$(arch)$(comma)code=compute_$(arch)) \
            $(if $(STRICT),-Werror all-warnings -Xptxas -v) \
-           -Xcompiler $(call list,-O3 -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra -Wno-restrict $(CXXFLAGS)) $(defines) $(includes)
+           -Xcompiler $(call list,-O3 -march=$(CPU_ARCH) -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra -Wno-restrict -Werror=switch $(CXXFLAGS)) $(defines) $(includes)
 link    := $(NVCC) -Xcompiler -fopenmp
 libs    := -lcublasLt $(if $(staged),,$(NCCL))
 endif
@@ -216,7 +217,7 @@ $(shared)/report_page.h: data/report/page.html
 	@{ printf '$(hash)pragma once\nconstexpr char report_page[] = R"page('; cat $<; printf ')page";\n'; } >$@
 $(BUILD)/found-build: $(shared)/report_page.h
 
-# What the program is built from, which ranks compare when they start.
+# Sources of the program, which ranks compare when they start.
 sources := $(sort train_gpt.cu $(wildcard kernels/* comm/* data/*/*))
 $(shared)/source_hash.h: $(sources)
 	@mkdir -p $(shared)

@@ -1002,9 +1002,14 @@ struct TrainingRun {
                 check_space(checkpoints_folder(o.run_dir), checkpoints.bytes());
             std::vector<std::string> changes = line.notes;
             std::string communication = communication_libraries();
-            std::string changed = communication_note(plan.log->last_start(), communication);
+            nlohmann::json before = at.step > 0 ? plan.log->last_start() : nlohmann::json();
             std::vector<std::string> found = plan.log->begin(options_to_json(o), at.step);
-            if (world.size() > 1 && at.step > 0 && !changed.empty()) found.push_back(changed);
+            for (const std::string& changed :
+                 {world.size() > 1 ? communication_note(before, communication) : "",
+                  validation_note(before, plan.validation)})
+                if (!changed.empty()) found.push_back(changed);
+            if (std::string space = checkpoints.space_note(o.steps - at.step); !space.empty())
+                found.push_back(space);
             for (const std::string& note : found) {
                 screen.warn(note, "             ");
                 changes.push_back(note);
@@ -1013,6 +1018,7 @@ struct TrainingRun {
             nlohmann::ordered_json how =
                 start_record(o, world.host(), world.size(), device_text(o), communication, origin, changes);
             how.update(plan.memory->plan.record());
+            if (plan.val_data) how["validation"] = record_of(plan.validation);
             progress.start(at.step, how);
             if (plan.tokenizer && !plan.tokenizer->file().empty())
                 plan.tokenizer->write(tokenizer_path(o.run_dir));
@@ -1089,11 +1095,9 @@ struct TrainingRun {
     }
 
     void validate() {
-        uint64_t samples = o.val_batches * (uint64_t)(o.global_batch / o.sequence_length);
-        samples = std::min(samples, plan.val_data->samples_per_epoch());
         NotedLaunchErrors noted(error);
         status.begin_validation(at.step);
-        progress.validation(at.step, plain_nan(evaluate(g, *val_batches, samples, error)));
+        progress.validation(at.step, plain_nan(evaluate(g, *val_batches, plan.validation.samples, error)));
     }
 
     void show_sample() {
@@ -1176,13 +1180,20 @@ struct TrainingRun {
         screen.end_quiet();
         printf("%s after step %d; the checkpoint is %s\n", asked_to_stop() ? "stopped as asked" : "done",
                at.step, saved.c_str());
+        if (stop_requested == SIGPIPE)
+            fprintf(
+                stderr,
+                "train_gpt: nobody reads the output any more: stopped after step %d; the checkpoint is %s\n",
+                at.step, saved.c_str());
     }
 };
 
 inline void train(const TrainingLine& line, const World& world) {
     if (world.is_root()) screen.open(launched_processes() > 0, line.options.quiet);
     TrainingPlan plan = check_training(line, world);
-    print_header(line.options, device_text(line.options), *plan.train_data, plan.notes);
+    int64_t done = line.origin && !line.weights_only ? line.origin->step : 0;
+    print_header(line.options, device_text(line.options), *plan.train_data, plan.validation, done,
+                 plan.notes);
     plan.memory->plan.print(world.size());
     fflush(stdout);  // the work that follows can take long, or wait for other ranks
     const Layout& layout = plan.memory->layout;
@@ -1299,6 +1310,8 @@ static void run(Command command, int argc, char** argv, const World& world) {
             asked = asked_options(given), places = origin_places(asked);
         else if (world.size() > 1 && command != command_selftest && !is_given("--measure", given))
             fail("%s: works in one process and there are %d; start it without mpirun", argv[0], world.size());
+        if (command == command_train || !world.is_root()) return;  // whose header tells of these
+        for (const std::string& repeated : repeated_options(given)) screen.warn(repeated);
     });
     check_same_options(world, asked, false);
     FindCheckpoint find = find_on_root(world, places);
@@ -1313,7 +1326,7 @@ static void run(Command command, int argc, char** argv, const World& world) {
     // One rank speaks for all.
     if (!world.is_root() && !freopen("/dev/null", "w", stdout)) fail_with_errno("/dev/null", "write it");
     std::visit(CommandWork{world}, line);
-    check_standard_output();
+    if (stop_requested != SIGPIPE) check_standard_output();
 }
 
 int main(int argc, char** argv) try {

@@ -70,9 +70,10 @@ struct ActivationRow {
             return stage.inner_slots;
         case Lifetime::pending:
             return first_pending(stage, stage.chunks(), 0);
-        default:
+        case Lifetime::head:
             return stage.room.kept.back();
         }
+        __builtin_unreachable();
     }
     void bind(void* view, size_t instance) const { point(view, memory + instance * stride()); }
 

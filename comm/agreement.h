@@ -27,7 +27,7 @@ files by what they hold, for nodes may have copies of their own.
 #include "data/options/values.h"       // value_text
 #include "data/tokens/token_source.h"  // CheckedFile
 
-// What a rank has, by name: {"--seed", "1337"}. The names are the same on all ranks, in one order.
+// Properties of a rank, by name: {"--seed", "1337"}. The names are the same on all ranks, in one order.
 using RankFacts = std::vector<std::pair<std::string, std::string>>;
 
 // "rank 1 of 4 on a", "ranks 1 and 3 of 4, on a and b" or "3 of 4 ranks, the first of them rank 1 on a".
@@ -39,8 +39,9 @@ inline std::string named_ranks(const std::vector<int>& ranks, const World& world
     return text("%zu of %d ranks, the first of them %s", ranks.size(), world.size(), first.c_str());
 }
 
-// What differs between ranks, by the facts of each: the first fact with its values and who has them, and the
-// names of the others. Empty: nothing does. A rank without facts has nothing to compare; the first has some.
+// The difference between ranks, by the facts of each: the first fact with its values and who has them, and
+// the names of the others. Empty: nothing differs. A rank without facts has nothing to compare; the first
+// has some.
 inline std::string difference_between(const std::vector<RankFacts>& of_ranks, const World& world) {
     std::string values, others;
     for (size_t fact = 0; fact < of_ranks[0].size(); fact++) {

@@ -46,11 +46,11 @@ they were. It is reported and not thrown: losing a checkpoint is no reason to lo
 // Work that every rank does for itself, and of which all ranks learn what came.
 struct WorkOutcome {
     std::string error;       // the first rank's that has one, with its name; empty: none has
-    bool disk_full = false;  // the error is a full disk
+    Lack lack = Lack::none;  // the error is that there is no room
     std::string remark;      // the first rank's that has one
     double seconds = 0;      // the slowest rank's
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkOutcome, error, disk_full, remark, seconds)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkOutcome, error, lack, remark, seconds)
 
 // For all ranks: work(remark) throws what goes wrong, and talks to no other rank. Returns when all are done.
 template <typename Work>
@@ -61,7 +61,7 @@ WorkOutcome do_shared_work(const World& world, Work&& work) {
         work(mine.remark);
     } catch (const DiskFull& thrown) {
         mine.error = thrown.what();
-        mine.disk_full = true;
+        mine.lack = thrown.lack;
     } catch (const std::exception& thrown) {
         mine.error = message_of(thrown);
     }
@@ -71,7 +71,7 @@ WorkOutcome do_shared_work(const World& world, Work&& work) {
         world.agree(json_line(nlohmann::json(mine)), [&](const std::vector<std::string>& lines) {
             for (const std::string& line : lines) {
                 WorkOutcome theirs = nlohmann::json::parse(line);
-                if (all.error.empty()) all.error = theirs.error, all.disk_full = theirs.disk_full;
+                if (all.error.empty()) all.error = theirs.error, all.lack = theirs.lack;
                 if (all.remark.empty()) all.remark = theirs.remark;
                 all.seconds = std::max(all.seconds, theirs.seconds);
             }
@@ -238,7 +238,7 @@ private:
 
     void note(const WorkOutcome& outcome) {
         report_.error = outcome.error;
-        report_.disk_full = outcome.disk_full;
+        report_.lack = outcome.lack;
         report_.remark = outcome.remark;
         report_.seconds += outcome.seconds;
     }

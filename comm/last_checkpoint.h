@@ -7,7 +7,8 @@ so it is not given up at once:
     --disk-wait       it is tried again, until somebody has made room, the time is over, or Ctrl-C
     older ones        are deleted, but not the newest that is whole, nor what --keep-every or --keep 0 keeps
 
-The second and the last are for a disk that is full. What was saved of the weights goes when there is more.
+The second and the last are for a disk or a quota that is full. Nobody makes room in a quota, or in a file
+that may not grow, while a program waits. What was saved of the weights goes when there is more.
 */
 #pragma once
 
@@ -55,11 +56,13 @@ public:
             SaveReport report = save_as(shared_run_dir(options_.fallback_dir, options_.run_dir), false);
             if (report.error.empty()) return report.folder;
         }
-        std::string weights = failed.disk_full ? save_weights() : "";
-        failed = try_again(failed);
-        if (failed.disk_full && make_room()) failed = save_();
+        std::string weights = failed.lack != Lack::none ? save_weights() : "";
+        bool limited = failed.lack == Lack::quota || failed.lack == Lack::file_size;
+        if (!limited && options_.disk_wait > 0) failed = try_again(failed);
+        bool deleting_helps = failed.lack == Lack::disk || failed.lack == Lack::quota;
+        if (deleting_helps && make_room()) failed = save_();
         if (failed.error.empty()) return failed.folder;
-        if (weights.empty() && failed.disk_full) weights = save_weights();
+        if (weights.empty() && failed.lack != Lack::none) weights = save_weights();
         if (weights.empty()) throw CommonError(failed.error);
         throw CommonError(
             text("%s (its weights alone are saved, in %s: sample, eval, export and --init take them, "
@@ -85,26 +88,25 @@ private:
 
     // For all ranks: saves as soon as there seems to be room, until that succeeds or the time is over.
     SaveReport try_again(SaveReport failed) {
-        if (options_.disk_wait == 0) return failed;
         double end = seconds_now() + options_.disk_wait, pause = 1, next = 0;
         std::string folder = checkpoints_folder(options_.run_dir);
         auto missing = [&] { return bytes_ - std::min(bytes_, free_space(folder + "/")); };
         std::string remedy = "see to the disk";
-        if (failed.disk_full) {
+        if (failed.lack == Lack::disk) {
             uint64_t bytes = missing();
             remedy = text("free %sB in %s", human((double)(bytes ? bytes : bytes_)).c_str(), folder.c_str());
         }
         if (world_.is_root())
-            screen.warn(
-                text("checkpoint after step %lld: %s; trying again for %s, until Ctrl-C%s",
-                     (long long)failed.step, remedy.c_str(), duration(options_.disk_wait).c_str(),
-                     failed.disk_full && options_.keep > 0 ? "; then older checkpoints make room" : ""));
+            screen.warn(text(
+                "checkpoint after step %lld: %s; trying again for %s, until Ctrl-C%s", (long long)failed.step,
+                remedy.c_str(), duration(options_.disk_wait).c_str(),
+                failed.lack == Lack::disk && options_.keep > 0 ? "; then older checkpoints make room" : ""));
         waits_for_user = true;
         for (;;) {
             std::this_thread::sleep_for(std::chrono::milliseconds(200));
             double now = seconds_now();
             if (world_.largest(!waits_for_user || (world_.is_root() && now > end))) break;
-            bool worth_it = world_.is_root() && now > next && (!failed.disk_full || missing() == 0);
+            bool worth_it = world_.is_root() && now > next && (failed.lack != Lack::disk || missing() == 0);
             if (!world_.largest(worth_it)) continue;
             failed = save_();
             if (failed.error.empty()) break;

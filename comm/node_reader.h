@@ -61,6 +61,7 @@ struct Mailbox {
     alignas(64) SharedWord state;
     BatchRequest request;
     int block;         // which of its blocks to read into
+    int exit_code;     // the error's
     char error[4096];  // cut to this length; empty: none
 };
 
@@ -196,9 +197,10 @@ private:
 
     void answer(int process) {
         Mailbox& box = memory_.mailbox(process);
-        std::string error;
+        NotedError error;
         try_read_batch(loader_, shape_, box.request, memory_.block(process, box.block), error);
-        snprintf(box.error, sizeof box.error, "%s", error.c_str());
+        snprintf(box.error, sizeof box.error, "%s", error.message.c_str());
+        box.exit_code = error.exit_code;
         box.state = Mailbox::answered;
         wake_all(box.state);
     }
@@ -243,7 +245,7 @@ protected:
             }
             wait_while(box.state, Mailbox::asked);
         }
-        if (box.error[0]) fail("%s", box.error);
+        if (box.error[0]) throw Error(box.error, box.exit_code);
     }
 
 private:

@@ -212,9 +212,10 @@ constexpr Operation recorded_as(PipelineWork work) {
         return Operation::backward;
     case PipelineWork::input_gradient:
         return Operation::input_gradient;
-    default:
+    case PipelineWork::weight_gradient:
         return Operation::weight_gradient;
     }
+    __builtin_unreachable();
 }
 
 class Pipeline {

@@ -159,9 +159,10 @@ struct PipelineCosts {
             return input_gradient + weight_gradient;
         case PipelineWork::input_gradient:
             return input_gradient;
-        default:
+        case PipelineWork::weight_gradient:
             return weight_gradient;
         }
+        __builtin_unreachable();
     }
 };
 

@@ -75,9 +75,18 @@ constexpr StepPhase phase_of(Operation operation) {
         return StepPhase::data;
     case Operation::save:
         return StepPhase::save;
-    default:
+    case Operation::step:
+    case Operation::wait:
+    case Operation::all_reduce:
+    case Operation::reduce_scatter:
+    case Operation::all_gather:
+    case Operation::broadcast:
+    case Operation::all_to_all:
+    case Operation::send:
+    case Operation::receive:
         return StepPhase::other;
     }
+    __builtin_unreachable();
 }
 
 constexpr StepPhase wait_for_traffic(Traffic kind) {
@@ -89,9 +98,12 @@ constexpr StepPhase wait_for_traffic(Traffic kind) {
     case Traffic::parameters:
     case Traffic::weights:
         return StepPhase::wait_parameters;
-    default:
+    case Traffic::gradients:
+    case Traffic::statistics:
+    case Traffic::updates:
         return StepPhase::wait_gradients;
     }
+    __builtin_unreachable();
 }
 
 #ifdef DEVICE_CPU

@@ -155,6 +155,24 @@ public:
     }
 
     uint64_t bytes() const { return saver_.bytes(); }  // size of one checkpoint
+
+    // On the first rank, before some steps more: a warning if the disk has no room for all checkpoints that
+    // will be there at one time; or nothing.
+    std::string space_note(int steps_left) const {
+        auto there = (int64_t)checkpoint_steps(options_.run_dir).size();
+        int64_t most = most_checkpoints(options_, steps_left);
+        uint64_t room = free_space(checkpoints_folder(options_.run_dir) + "/");
+        int64_t fit = there + (int64_t)std::min<uint64_t>(room / bytes(), INT32_MAX);
+        if (most <= fit) return "";
+        std::string remedy = "free some space or name another --run-dir";
+        if (fit > 1)
+            remedy += text(", or give --keep %lld%s", (long long)fit - 1,
+                           options_.keep_every ? " without --keep-every" : "");
+        return text(
+            "each checkpoint takes %sB, and up to %lld are on disk at a time, but there is room for %lld; %s",
+            human((double)bytes()).c_str(), (long long)most, (long long)fit, remedy.c_str());
+    }
+
     // Tells whether a save is over on this rank whose outcome finish() has not yet told.
     bool is_ready() const { return saver_.under_way() && saver_.is_ready(); }
 

@@ -29,6 +29,16 @@ inline bool saves_on_the_way(const Interval& every, int steps) {
     return every.count > 0 && (every.unit == Interval::seconds || every.count < steps);
 }
 
+// Checkpoints that a run of some steps more has on disk at one time, at most: those that it keeps, and the
+// one that it writes. 1 where it keeps all that it saves by time.
+inline int64_t most_checkpoints(const Options& o, int steps_left) {
+    bool by_steps = o.save_every.unit == Interval::steps;
+    int64_t saves = by_steps && o.save_every.count ? 1 + steps_left / o.save_every.count : 1;
+    if (o.keep == 0) return saves;
+    int64_t kept = o.keep + 1 + (o.keep_every ? steps_left / o.keep_every : 0);
+    return by_steps ? std::min(saves, kept) : kept;
+}
+
 // The clock of the rank that decides for all: clocks of different machines differ.
 class SaveClock {
 public:

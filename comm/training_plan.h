@@ -11,20 +11,22 @@ token files of another vocabulary, a model that does not fit, a folder that is i
 #include <string>
 #include <vector>
 
-#include "comm/expected_step.h"        // expected_step
-#include "comm/memory_plan.h"          // TrainingMemory, fit_training
-#include "comm/save_clock.h"           // SaveClock
-#include "comm/setup.h"                // check_build, check_tuning
-#include "comm/token_files.h"          // open_token_files
-#include "comm/world.h"                // World
-#include "data/launch/command_line.h"  // TrainingLine
-#include "data/run/run_log.h"          // RunLog
-#include "data/tokenizer/tokenizer.h"  // Tokenizer
-#include "data/tokens/data_notes.h"    // data_notes
-#include "data/tokens/token_loader.h"  // TokenLoader
+#include "comm/expected_step.h"          // expected_step
+#include "comm/memory_plan.h"            // TrainingMemory, fit_training
+#include "comm/save_clock.h"             // SaveClock
+#include "comm/setup.h"                  // check_build, check_tuning
+#include "comm/token_files.h"            // open_token_files
+#include "comm/world.h"                  // World
+#include "data/launch/command_line.h"    // TrainingLine
+#include "data/run/run_log.h"            // RunLog
+#include "data/tokenizer/tokenizer.h"    // Tokenizer
+#include "data/tokens/data_notes.h"      // data_notes
+#include "data/tokens/token_loader.h"    // TokenLoader
+#include "data/tokens/validation_set.h"  // ValidationSet
 
 struct TrainingPlan {
     std::unique_ptr<TokenLoader> train_data, val_data;  // val_data: or null
+    ValidationSet validation;                           // empty without val_data
     std::unique_ptr<Tokenizer> tokenizer;               // or null
     std::vector<std::string> notes;                     // for the header
     std::unique_ptr<TrainingMemory> memory;             // includes the workload and the layout
@@ -46,6 +48,7 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
         plan.val_data = open_token_files(world, o.val_data, o.vocab_size, T, SampleOrder::sequential);
     world.on_all_ranks([&] {
         plan.tokenizer = Tokenizer::load_if_any(o.tokenizer);
+        if (plan.val_data) plan.validation = validation_set(*plan.val_data, T, o.val_tokens);
         if (world.is_root()) {
             for (const std::string& note :
                  data_notes(*plan.train_data, plan.val_data.get(), plan.tokenizer.get(), o.document_end))

@@ -18,6 +18,7 @@ constexpr float gelu_cubic = 0.044715f, gelu_twice_root = 1.5957691216f;  // 2 s
 
 template <Gelu form>
 HOST_DEVICE float gelu(float x) {
+    static_assert(form == Gelu::exact || form == Gelu::tanh);
     if constexpr (form == Gelu::exact) {
         return x * fast_normal(x).below;
     } else {
@@ -28,6 +29,7 @@ HOST_DEVICE float gelu(float x) {
 // The derivative of gelu at x.
 template <Gelu form>
 HOST_DEVICE float gelu_slope(float x) {
+    static_assert(form == Gelu::exact || form == Gelu::tanh);
     if constexpr (form == Gelu::exact) {
         Normal normal = fast_normal(x);
         return normal.below + x * normal.density;
@@ -53,17 +55,21 @@ HOST_DEVICE float gelu_gradient(float dout, float x) {
 // largest: (1) becomes the largest element of out, or null; likewise for the gradient.
 inline void gelu_forward(Gelu form, floatX* out /* (n), may be inp */, const floatX* inp /* (n) */, size_t n,
                          cudaStream_t stream, float* largest = nullptr) {
-    if (form == Gelu::tanh)
-        elementwise<gelu<Gelu::tanh>>(out, largest, n, stream, inp);
-    else
-        elementwise<gelu<Gelu::exact>>(out, largest, n, stream, inp);
+    switch (form) {
+    case Gelu::tanh:
+        return elementwise<gelu<Gelu::tanh>>(out, largest, n, stream, inp);
+    case Gelu::exact:
+        return elementwise<gelu<Gelu::exact>>(out, largest, n, stream, inp);
+    }
 }
 
 inline void gelu_backward(Gelu form, floatX* dinp /* (n), may be dout */, const floatX* dout /* (n) */,
                           const floatX* inp /* (n) */, size_t n, cudaStream_t stream,
                           float* largest = nullptr) {
-    if (form == Gelu::tanh)
-        elementwise<gelu_gradient<Gelu::tanh>>(dinp, largest, n, stream, dout, inp);
-    else
-        elementwise<gelu_gradient<Gelu::exact>>(dinp, largest, n, stream, dout, inp);
+    switch (form) {
+    case Gelu::tanh:
+        return elementwise<gelu_gradient<Gelu::tanh>>(dinp, largest, n, stream, dout, inp);
+    case Gelu::exact:
+        return elementwise<gelu_gradient<Gelu::exact>>(dinp, largest, n, stream, dout, inp);
+    }
 }

@@ -38,6 +38,16 @@ threads or multiprocessors.
 
 enum class Norm { layernorm, rmsnorm };
 
+HOST_DEVICE inline bool subtracts_mean(Norm norm) {
+    switch (norm) {
+    case Norm::layernorm:
+        return true;
+    case Norm::rmsnorm:
+        return false;
+    }
+    __builtin_unreachable();
+}
+
 // Sets of rows with a partial sum of their own, at most: as many blocks as an H100 runs at once. Each of its
 // 132 multiprocessors has the registers for two, so that one loads while the other adds up, or where rows are
 // long for one.
@@ -95,9 +105,9 @@ inline void norm_forward_cpu(Norm norm, floatX* residual, floatX* out, float* me
             for (int c = 0; c < C; c++) sum[c] = floatX(float(x[c]) + float(y[c]));
             x = sum;
         }
-        float m = norm == Norm::layernorm ? row_mean_cpu(x, C) : 0.0f;
+        float m = subtracts_mean(norm) ? row_mean_cpu(x, C) : 0.0f;
         float r = 1.0f / sqrtf(row_variance_cpu(x, m, C) + eps);
-        if (norm == Norm::layernorm) mean[row] = m;
+        if (subtracts_mean(norm)) mean[row] = m;
         rstd[row] = r;
         floatX* o = out + start;
 #pragma omp simd
@@ -124,7 +134,7 @@ inline void norm_backward_cpu(Norm norm, floatX* dinp, float* dweight, float* db
         for (int row = k * rows; row < std::min(N, (k + 1) * rows); row++) {
             const floatX *dy = dout + (size_t)row * C, *x = inp + (size_t)row * C;
             floatX* dx = dinp + (size_t)row * C;
-            float m = norm == Norm::layernorm ? mean[row] : 0.0f, r = rstd[row];
+            float m = subtracts_mean(norm) ? mean[row] : 0.0f, r = rstd[row];
 
             float sum = 0, sum_xhat = 0;
 #pragma omp simd reduction(+ : sum, sum_xhat)
@@ -133,7 +143,7 @@ inline void norm_backward_cpu(Norm norm, floatX* dinp, float* dweight, float* db
                 sum += dxhat;
                 sum_xhat += dxhat * ((float(x[c]) - m) * r);
             }
-            float average = norm == Norm::layernorm ? sum / C : 0.0f, average_xhat = sum_xhat / C;
+            float average = subtracts_mean(norm) ? sum / C : 0.0f, average_xhat = sum_xhat / C;
 #pragma omp simd
             for (int c = 0; c < C; c++) {
                 float xhat = (float(x[c]) - m) * r, dxhat = float(dy[c]) * float(weight[c]);
@@ -179,7 +189,7 @@ __global__ void norm_forward_kernel(Norm norm, floatX* residual, floatX* out, fl
         for (int i = 0; i < W; i++) sum += float(xc[i]);
         store_shared(x + c, xc);
     }
-    float m = norm == Norm::layernorm ? row_sum(sum) / C : 0.0f;
+    float m = subtracts_mean(norm) ? row_sum(sum) / C : 0.0f;
     float squares = 0;
     for (int c = first; c < C; c += step) {
         Vec<floatX, W> xc = load<W>(x + c);
@@ -187,7 +197,7 @@ __global__ void norm_forward_kernel(Norm norm, floatX* residual, floatX* out, fl
     }
     float r = 1.0f / sqrtf(row_sum(squares) / C + eps);
     if (threadIdx.x == 0) {
-        if (norm == Norm::layernorm) mean[row] = m;
+        if (subtracts_mean(norm)) mean[row] = m;
         rstd[row] = r;
     }
     LargestElement element;
@@ -277,7 +287,7 @@ __global__ void __launch_bounds__(norm_threads)
         const floatX *dy = dout + (size_t)row * C, *x = inp + (size_t)row * C;
         floatX* dx = dinp + (size_t)row * C;
         float m = 0, r = 0;
-        if (row < N) m = norm == Norm::layernorm ? mean[row] : 0.0f, r = rstd[row];
+        if (row < N) m = subtracts_mean(norm) ? mean[row] : 0.0f, r = rstd[row];
 
         TwoSums sum = {0, 0};
         each_vector(columns, [&](int c) {
@@ -293,7 +303,7 @@ __global__ void __launch_bounds__(norm_threads)
             }
         });
         sum = row_sums(sum, turn);
-        float average = norm == Norm::layernorm ? sum.first / C : 0.0f, average_xhat = sum.second / C;
+        float average = subtracts_mean(norm) ? sum.first / C : 0.0f, average_xhat = sum.second / C;
         each_vector(columns, [&](int c) {
             if (!once) {
                 dyc = load<W>(dy + c), xc = load<W>(x + c), w = load<W>(weight + c), dxc = load<W>(dx + c);

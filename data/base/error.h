@@ -9,9 +9,13 @@ Errors of those who read and write files; how all errors are thrown is in kernel
 
 #include "kernels/error.h"  // Error, fail, text, note_error
 
-// There is no room on a disk, until somebody makes some.
+// There is no room: on a disk, where somebody may make some at any time; in the quota of a user, who can
+// delete files; or in a file, whose size is limited.
+enum class Lack { none, disk, quota, file_size };
+
 struct DiskFull : Error {
-    using Error::Error;
+    explicit DiskFull(const std::string& message, Lack lack = Lack::disk) : Error(message), lack(lack) {}
+    Lack lack;
 };
 
 // Returns what to say of an exception.

@@ -6,6 +6,7 @@ its place as NAME.partial, and renamed at the end.
 #pragma once
 
 #include <cerrno>
+#include <csetjmp>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -28,7 +29,8 @@ its place as NAME.partial, and renamed at the end.
 // "PATH: cannot ACTION: REASON; REMEDY", with the reason in errno.
 [[noreturn]] inline void fail_with_errno(const std::string& path, const char* action) {
     int reason = errno;
-    bool full = false, failed = false;
+    Lack lack = Lack::none;
+    bool failed = false;
     const char* remedy = "check the file system, then try again";
     switch (reason) {
     case ENOENT:
@@ -45,10 +47,16 @@ its place as NAME.partial, and renamed at the end.
         remedy = "name another place";
         break;
     case ENOSPC:
-    case EFBIG:
-    case EDQUOT:
-        full = true;
+        lack = Lack::disk;
         remedy = "free some space there or name another place, then try again";
+        break;
+    case EDQUOT:
+        lack = Lack::quota;
+        remedy = "delete files of yours there or name another place, then try again";
+        break;
+    case EFBIG:
+        lack = Lack::file_size;
+        remedy = "raise the largest size of a file (ulimit -f) or name another place, then try again";
         break;
     case EMFILE:
         remedy = "raise the limit of open files (ulimit -n)";
@@ -57,7 +65,7 @@ its place as NAME.partial, and renamed at the end.
         failed = true;
     }
     std::string message = text("%s: cannot %s: %s; %s", path.c_str(), action, strerror(reason), remedy);
-    if (full) throw DiskFull(message);
+    if (lack != Lack::none) throw DiskFull(message, lack);
     throw Error(message, failed ? exit_failed_part : exit_bad_input);
 }
 
@@ -181,12 +189,30 @@ inline void check_standard_output() {
 // reading
 
 // A page of a mapped file that is gone (the file was cut short, or its disk failed) cannot be reported by the
-// read that meets it.
-inline void stop_at_lost_page(int) {
+// read that meets it: a signal leads out of read_mapped(), or ends the program.
+inline thread_local sigjmp_buf* mapped_reader = nullptr;
+
+inline void leave_lost_page(int) {
+    if (mapped_reader) siglongjmp(*mapped_reader, 1);
     constexpr char message[] = "train_gpt: files: one was cut short or could not be read while in use; put "
                                "it back and start again\n";
     [[maybe_unused]] ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
-    _exit(1);
+    _exit(exit_failed_part);
+}
+
+// Runs read(), which reads from a mapped file and must own nothing meanwhile. Throws FailedPart if the file
+// is no longer what it was: it may come back.
+template <typename Read>
+void read_mapped(const std::string& path, Read&& read) {
+    struct Restored {
+        sigjmp_buf* outer;
+        ~Restored() { mapped_reader = outer; }
+    } restored{mapped_reader};
+    sigjmp_buf here;
+    if (sigsetjmp(here, 1) != 0)
+        fail_part("%s: was cut short or could not be read while in use; put it back", path.c_str());
+    mapped_reader = &here;
+    read();
 }
 
 class MappedFile {
@@ -198,7 +224,7 @@ public:
         if (size_ == 0) return;  // nothing to map
         void* address = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
         if (address == MAP_FAILED) fail_with_errno(path, "map it into memory");
-        std::signal(SIGBUS, stop_at_lost_page);
+        std::signal(SIGBUS, leave_lost_page);
         data_ = (const char*)address;
     }
 

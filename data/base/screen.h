@@ -133,9 +133,10 @@ public:
         std::lock_guard<std::recursive_mutex> lock_;
     };
 
-    // A warning, on a line of its own.
+    // A warning, on a line of its own. What was said in the warning before is not said again.
     void warn(const std::string& words, const char* indent = "") {
         Turn turn(*this);
+        if (std::exchange(last_warning_, words) == words) return;
         if (kept_output_ >= 0)
             fprintf(stderr, "train_gpt: %s\n", words.c_str());
         else
@@ -231,6 +232,7 @@ private:
     int terminal_ = -1;  // a descriptor; -1: there is none
     pid_t process_ = 0;
     bool colour_ = false;
+    std::string last_warning_;
     const char* before_signal_line_ = "";
     int own_descriptor_ = -1;
     int kept_output_ = -1;  // the real standard output during a quiet run

@@ -6,6 +6,8 @@ What came of saving a checkpoint.
 #include <cstdint>
 #include <string>
 
+#include "data/base/error.h"  // Lack
+
 struct SaveReport {
     int64_t step = 0;
     std::string folder;
@@ -14,6 +16,6 @@ struct SaveReport {
     double stalled = 0;          // seconds that training waited, on this rank
     double seconds = 0;          // time to copy, write and publish
     std::string error;           // why there is no checkpoint; empty: it is on disk
-    bool disk_full = false;      // the error is that the disk is full
+    Lack lack = Lack::none;      // the error is that there is no room
     std::string remark;          // why older ones are still there; empty: those that were to go are gone
 };

@@ -90,12 +90,15 @@ inline nlohmann::ordered_json score_record(const DataScore& score, const std::st
 }
 
 // Loss, perplexity and bits per byte.
-inline void print_score(const DataScore& score, const std::string& data) {
-    printf("loss %.4f  perplexity %.2f", score.mean(), std::exp(score.mean()));
-    if (score.bytes > 0) printf("  bits per byte %.4f", score.bits_per_byte());
-    printf("  (%llu tokens%s in %llu samples of %s)\n", (unsigned long long)score.targets,
-           score.bytes > 0 ? text(", %llu bytes of text", (unsigned long long)score.bytes).c_str() : "",
-           (unsigned long long)score.samples, data.c_str());
+inline std::string score_text(const DataScore& score, const std::string& data) {
+    std::string per_byte, bytes;
+    if (score.bytes > 0) {
+        per_byte = text("  bits per byte %.4f", score.bits_per_byte());
+        bytes = text(", %llu bytes of text", (unsigned long long)score.bytes);
+    }
+    return text("loss %.4f  perplexity %.2f%s  (%llu tokens%s in %llu samples of %s)", score.mean(),
+                std::exp(score.mean()), per_byte.c_str(), (unsigned long long)score.targets, bytes.c_str(),
+                (unsigned long long)score.samples, data.c_str());
 }
 
 // ----------------------------------------------------------------------------
@@ -144,11 +147,14 @@ inline nlohmann::ordered_json score_record(const ChoiceScore& score, const std::
             {"questions", score.examples}};
 }
 
-inline void print_score(const ChoiceScore& score, const std::string& path) {
-    printf("right %.1f%% by the sum of log-likelihoods, %.1f%% by their mean per token (+- %.1f), of %lld "
-           "questions of %s\n",
-           100 * score.accuracy(), 100 * score.accuracy_by_mean(),
-           100 * score.standard_error(score.accuracy()), (long long)score.examples, path.c_str());
+// Each share with its own standard error.
+inline std::string score_text(const ChoiceScore& score, const std::string& path) {
+    double by_sum = score.accuracy(), by_mean = score.accuracy_by_mean();
+    return text(
+        "right %.1f%% +- %.1f by the sum of log-likelihoods, %.1f%% +- %.1f by their mean per token, of "
+        "%lld questions of %s",
+        100 * by_sum, 100 * score.standard_error(by_sum), 100 * by_mean, 100 * score.standard_error(by_mean),
+        (long long)score.examples, path.c_str());
 }
 
 // ----------------------------------------------------------------------------
@@ -180,7 +186,7 @@ void print_scores(const TrainedModel& model, const EvalOptions& command, Losses&
     std::optional<LogFile> log;
     if (command.log) log.emplace(log_of(model));  // before there is a result that it could not take
     auto tell = [&](const auto& score, const std::string& of) {
-        print_score(score, of);
+        printf("%s\n", score_text(score, of).c_str());
         nlohmann::ordered_json line = {{"step", model.reader.index().step()},
                                        {"eval", score_record(score, of)}};
         line["eval"]["time"] = utc_time();

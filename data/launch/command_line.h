@@ -154,6 +154,26 @@ inline GivenOptions read_arguments(Command command, int argc, const char* const*
     return given;
 }
 
+// Notes on options that are given several times, as by a script that adds its arguments to options of its
+// own: the last one holds. Of lists of files nobody means that, and they are refused.
+inline std::vector<std::string> repeated_options(const GivenOptions& given) {
+    std::vector<std::string> lines;
+    for (size_t i = 0; i < given.size(); i++) {
+        const OptionRow& row = *given[i].row;
+        bool is_list = holds<std::vector<std::string>>(row);
+        auto again = std::find_if(given.begin() + (int64_t)i + 1, given.end(),
+                                  [&](const GivenOption& later) { return later.row == &row; });
+        if (is_list || again == given.end()) continue;
+        const std::string &first = given[i].value, &second = again->value;
+        if (row.field == std::string("train_data") || row.field == std::string("val_data"))
+            fail("%s: given twice; name all files in one list, as in %s,%s", option_name(row).c_str(),
+                 printable(first).c_str(), printable(second).c_str());
+        lines.push_back(text("%s %s: given again, and %s holds", option_name(row).c_str(),
+                             printable(first).c_str(), printable(second).c_str()));
+    }
+    return lines;
+}
+
 // ----------------------------------------------------------------------------
 // the beginning of a training run
 
@@ -302,6 +322,8 @@ inline void complete_origin(TrainingLine& line, const StoredOptions& stored, con
 inline Options asked_options(const GivenOptions& given) {
     Options asked;
     set_values(given, asked);
+    if (asked.val_batches > 0 && is_given("--val-tokens", given))
+        fail("--val-batches %d: --val-tokens says how many tokens; leave one of them out", asked.val_batches);
     check_origin(asked);
     return asked;
 }
@@ -337,6 +359,7 @@ inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
         choice.check(options);
         complete_options(options, processes, choose);
     }
+    for (std::string& repeated : repeated_options(given)) line.notes.push_back(std::move(repeated));
     check_run_folder(line);
     return line;
 }

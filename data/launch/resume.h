@@ -8,6 +8,7 @@ are given another value.
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -16,6 +17,7 @@ are given another value.
 
 #include "data/base/error.h"
 #include "data/options/rules.h"
+#include "data/options/schedule.h"
 #include "data/options/table.h"
 #include "data/options/values.h"
 #include "data/tokenizer/tokenizer.h"
@@ -70,7 +72,10 @@ inline void check_tokenizer(const Tokenizer& tokenizer, const std::string& name,
 class StoredOptions {
 public:
     StoredOptions(const StoredRun& run, bool weights_only)
-        : run_(run), weights_only_(weights_only), stored_(stored_options(run.options, run.checkpoint)) {
+        : run_(run),
+          weights_only_(weights_only),
+          stored_(stored_options(run.options, run.checkpoint)),
+          record_(in_todays_form(run.options, run.checkpoint)) {
         // The run's copy is the one it was trained with, wherever the file is now that was named.
         if (kind_of<TokenizerKind>(stored_.tokenizer) == TokenizerKind::file && !run.tokenizer.empty())
             stored_.tokenizer = run.tokenizer;
@@ -133,25 +138,35 @@ public:
         }
     }
 
-    // For the header of the run, one line each: what is given and differs, what else its text is made of, and
-    // how else it is cut. The options are complete.
+    // For the header of the run, one line each: what is given and differs, what else its text is made of, how
+    // else it is cut, and what comes of that. The options are complete.
     std::vector<std::string> changes(const Options& options, const GivenOptions& given) const {
         std::vector<std::string> lines;
         for (const OptionRow& row : option_table()) {
-            bool noted = row.resume == Resume::noted && !weights_only_ && is_given(row, given);
+            bool in_batches = &row == find_option("--val-tokens") && is_given("--val-batches", given);
+            bool noted =
+                row.resume == Resume::noted && !weights_only_ && (is_given(row, given) || in_batches);
             bool cut = row.resume == Resume::layout && !weights_only_;
             if (!is_stored(row) || !(noted || cut || row.resume == Resume::tokens)) continue;
             if (value_text(row, options) == value_text(row, stored_)) continue;
             lines.push_back(option_name(row) + " " + shown(row, options) + ": the checkpoint had " +
                             shown(row, stored_));
         }
+        if (weights_only_) return lines;
+        bool was_batches = is_stored(*find_option("--val-tokens")) && !run_.options.contains("val_tokens");
+        if (was_batches && !options.val_data.empty() && options.val_tokens == stored_.val_tokens)
+            lines.push_back(
+                text("--val-tokens %lld: those of the batches that this run has validated on so far; "
+                     "they stay the same",
+                     options.val_tokens));
+        if (std::string jump = learning_rate_jump(options); !jump.empty()) lines.push_back(jump);
         return lines;
     }
 
 private:
     // A program that did not know an option, or a model from elsewhere, has stored nothing to compare.
     bool is_stored(const OptionRow& row) const {
-        return row.belongs_to(command_train) && run_.options.contains(row.field);
+        return row.belongs_to(command_train) && record_.contains(row.field);
     }
 
     void copy(const OptionRow& row, Options& options) const { row.set(options, row.get(stored_)); }
@@ -170,6 +185,19 @@ private:
         return value_text(row, changed) == value_text(row, stored_);
     }
 
+    // Empty: the first step has about the rate that it would have had without the options of this start.
+    std::string learning_rate_jump(const Options& options) const {
+        auto rate = [](const Options& o, int64_t step) {
+            return o.learning_rate * schedule(o, (int)std::min<int64_t>(step, o.steps - 1));
+        };
+        float before = rate(stored_, run_.step), now = rate(options, run_.step);
+        if (run_.step == 0 || std::abs(now - before) <= 0.1f * std::max(now, before)) return "";
+        float last = rate(stored_, run_.step - 1);
+        return text("the learning rate jumps from %.3g to %.3g; --schedule constant --learning-rate %.3g "
+                    "--warmup-steps 0 goes on from the last step's",
+                    last, now, last);
+    }
+
     static std::string shown(const OptionRow& row, const Options& options) {
         std::string value = value_text(row, options);
         return value.empty() ? "''" : printable(value);
@@ -178,4 +206,5 @@ private:
     const StoredRun& run_;
     const bool weights_only_;
     Options stored_;
+    nlohmann::json record_;  // run.options as today's program would have written them
 };

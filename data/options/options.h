@@ -193,7 +193,8 @@ struct Options : ModelConfig {
     std::string matmul_tuning = name_of(MatmulTuning::on);
 
     int val_every = 100;
-    int val_batches = 20;
+    long long val_tokens = 128 << 10;  // 0: all there are
+    int val_batches = 0;               // 0: val_tokens says it
     int sample_every = 0;
     int sample_tokens = 256;
     std::string prompt;

@@ -141,6 +141,9 @@ inline void complete_training(Options& options, int processes, const LayoutChoic
         fail("--batch-ramp %s: ends after the run's %d steps; give fewer steps, or raise --steps",
              options.batch_ramp.c_str(), options.steps);
     }
+    if (options.val_batches > 0)
+        options.val_tokens = std::min(options.val_batches * options.global_batch, 1000000000000LL);
+    options.val_batches = 0;
     if (options.warmup_steps < 0) options.warmup_steps = std::min(options.steps / 20, 2000);
     if (options.warmup_steps > options.steps) {
         fail("--warmup-steps %d: more than the run's %d steps; lower it or raise --steps",

@@ -297,6 +297,15 @@ inline const std::vector<OptionRow>& option_table() {
          noted},
         {FIELD(val_data), "Data", alike, any_text,
          "Token files to measure the validation loss on, in the same form. Empty: no validation.", noted},
+        {FIELD(val_tokens), "Data", alike, range(0, 1e12),
+         "Tokens that one validation takes, the first of --val-data: the same ones whatever the batch and "
+         "the "
+         "layout are, so that losses of several runs can be compared. May end in k, M or G. 0: all.",
+         noted},
+        {FIELD(val_batches), "Data", alike, range(0, 1048576),
+         "In place of --val-tokens: the tokens of this many batches of --global-batch, as it is when the run "
+         "begins. 0: --val-tokens says it.",
+         here},
         {FIELD(tokenizer), "Data", own, any_text,
          "What turns text into tokens: none, bytes (a token for each), a tokenizer.json, or a rank file of "
          "tiktoken as ENCODING:FILE. {train: The vocabulary's size and the document end are taken from it.} "
@@ -565,8 +574,6 @@ inline const std::vector<OptionRow>& option_table() {
          "counts too: give more than a step takes. A process alone waits so long for a disk. 0: for ever."},
 
         {FIELD(val_every), "Evaluation", alike, range(0, most), "Steps between validations. 0: never."},
-        {FIELD(val_batches), "Evaluation", alike, range(1, 1048576),
-         "Batches of --global-batch tokens that one validation takes."},
         {FIELD(sample_every), "Sampling", alike, range(0, most),
          "Steps between samples from the model. 0: never."},
         {FIELD(sample_tokens), "Sampling", alike, range(1, 16777216), "Tokens of such a sample."},

@@ -282,7 +282,7 @@ constexpr const char* form_of_record = "record_form";
 constexpr int todays_form = 2;
 
 // The options of a record as today's would have them: in earlier ones bf16 was the name of --matmul-dtype
-// auto.
+// auto, and a validation took batches.
 template <typename Json>
 Json in_todays_form(Json json, const std::string& file) {
     if (!json.contains(form_of_record)) {
@@ -292,6 +292,14 @@ Json in_todays_form(Json json, const std::string& file) {
              file.c_str());
     }
     json.erase(form_of_record);
+    bool in_batches = json.contains("val_batches") && json.contains("global_batch");
+    if (in_batches && !json.contains("val_tokens") && json["val_batches"].is_number_integer() &&
+        json["global_batch"].is_number_integer()) {
+        double tokens =
+            json["val_batches"].template get<double>() * json["global_batch"].template get<double>();
+        json["val_tokens"] = (long long)std::clamp(tokens, 0.0, 1e12);
+        json["val_batches"] = 0;
+    }
     return json;
 }
 

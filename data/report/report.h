@@ -40,7 +40,11 @@ inline std::string page_with(const OrderedJson& data) {
 
 inline void write_page(const std::vector<std::string>& places, const std::string& path) {
     std::vector<RunHistory> runs;
-    for (const std::string& place : places) runs.emplace_back(place);
+    for (const std::string& place : places) {
+        RunHistory run(place);
+        if (!runs.empty()) run.compare_validation(runs[0]);
+        runs.push_back(std::move(run));
+    }
     std::string made = utc_time();
     std::string page = page_with(report_json(runs, made));
     NewFile file(path);

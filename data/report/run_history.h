@@ -111,6 +111,22 @@ public:
         is_locked_ = is_locked(log_path(run_dir));
     }
 
+    // Notes if another run measured its validation loss on other tokens. They are known by their content, or
+    // of runs of earlier programs by the options.
+    void compare_validation(const RunHistory& other) {
+        if (series("val_loss").points() == 0 || other.series("val_loss").points() == 0) return;
+        const nlohmann::json &own_set = object_in(start_, "validation"),
+                             &other_set = object_in(other.start_, "validation");
+        bool known = !own_set.empty() && !other_set.empty();
+        bool same = known
+                        ? own_set == other_set
+                        : text_in(options_, "val_data") == text_in(other.options_, "val_data") &&
+                              integer_in(options_, "val_tokens") == integer_in(other.options_, "val_tokens");
+        if (same) return;
+        notes_.push_back("its validation loss is that of other tokens than that of " + other.run_dir_ +
+                         ": the two cannot be compared");
+    }
+
     const std::string& run_dir() const { return run_dir_; }
     const nlohmann::json& options() const { return options_; }        // an object
     const nlohmann::json& supervisor() const { return supervisor_; }  // train_gpt launch's state; null: none
@@ -171,7 +187,7 @@ private:
         attempt([&] {
             nlohmann::json options =
                 parse_json(read_whole(path, most, "that is no file of options"), "options.json");
-            if (options.is_object()) options_ = std::move(options);
+            if (options.is_object()) options_ = in_todays_form(std::move(options), "options.json");
         });
     }
 
@@ -194,7 +210,7 @@ private:
             if (first_time_.empty()) first_time_ = time;
             last_time_ = time;
         }
-        if (line.contains("start")) add_start(object_in(line, "start"));
+        if (line.contains("start")) add_start(step, object_in(line, "start"));
         if (line.contains("timings")) add_timings(step, object_in(line, "timings"));
         if (line.contains("sample")) samples_.add(line);
         if (line.contains("checkpoint") || line.contains("weights")) checkpoints_.add(line);
@@ -209,7 +225,11 @@ private:
         if (line.contains("loss") || is_skipped) last_step_ = step;
     }
 
-    void add_start(const nlohmann::json& start) {
+    void add_start(int64_t step, const nlohmann::json& start) {
+        const nlohmann::json &before = object_in(start_, "validation"), &now = object_in(start, "validation");
+        if (!before.empty() && !now.empty() && before != now)
+            notes_.push_back(
+                text("its validation loss is that of other tokens from step %lld on", (long long)step));
         start_ = start;
         starts_++;
         if (first_time_.empty()) first_time_ = text_in(start, "time");

@@ -19,6 +19,7 @@ What a run is about to do, for its header.
 #include "data/base/program_version.h"
 #include "data/base/screen.h"
 #include "data/tokens/token_loader.h"
+#include "data/tokens/validation_set.h"
 
 // The line of log.jsonl that says when, where and how the run was started. communication: the libraries
 // between the processes, and their settings. origin: the checkpoint that it begins from; empty: none.
@@ -50,7 +51,16 @@ inline std::string communication_note(const nlohmann::json& before, const std::s
         printable(was.get<std::string>()).c_str(), communication.c_str());
 }
 
-inline void print_run(const Options& o, const TokenLoader& data) {
+// Says the same of the tokens that it validates on.
+inline std::string validation_note(const nlohmann::json& before, const ValidationSet& set) {
+    if (!before.is_object() || !before.contains("validation") || set.samples == 0) return "";
+    if (before["validation"] == nlohmann::json(record_of(set))) return "";
+    return "the validation loss is that of other tokens from here on";
+}
+
+// done: steps that were made before.
+inline void print_run(const Options& o, const TokenLoader& data, const ValidationSet& validation,
+                      int64_t done) {
     double count = (double)parameter_count(o);
     int T = o.sequence_length;
     printf("model        %s: %s parameters, %d layers of %d channels, %sFLOP per token (%s if attention "
@@ -62,22 +72,31 @@ inline void print_run(const Options& o, const TokenLoader& data) {
     for (const std::string& line : data.summary()) printf("             %s\n", line.c_str());
     for (const std::string& path : data.too_short())
         printf("             %s is shorter than a sample: not used\n", path.c_str());
-    double epochs = (double)tokens_until(o, o.steps) / T / data.samples_per_epoch();
+    if (validation.samples > 0 && o.val_every > 0)
+        printf("validation   %s tokens, after every %d steps\n", human((double)validation.tokens).c_str(),
+               o.val_every);
+    // The files may be others than those of the steps before.
+    long long tokens = tokens_until(o, o.steps) - tokens_until(o, done);
+    double epochs = (double)tokens / T / data.samples_per_epoch();
     bool is_even = o.global_batch / T / o.micro_batch % o.dp == 0;
     const char* uneven = is_even ? "" : ", some once more than others";
-    std::string from = o.batch_ramp.empty() ? "" : text("%lld to ", tokens_of_step(o, 0));
-    printf("run          %s: %d steps of %s%lld tokens (%d x %d at a time%s), %.2f epochs\n",
-           o.run_dir.c_str(), o.steps, from.c_str(), o.global_batch, o.micro_batch, T,
+    std::string from = o.batch_ramp.empty() ? "" : text("%lld to ", tokens_of_step(o, (int)done));
+    std::string steps = done == 0        ? text("%d steps", o.steps)
+                        : done < o.steps ? text("steps %lld to %d,", (long long)done + 1, o.steps)
+                                         : text("none of %d steps is left,", o.steps);
+    printf("run          %s: %s of %s%lld tokens (%d x %d at a time%s), %.2f epochs\n", o.run_dir.c_str(),
+           steps.c_str(), from.c_str(), o.global_batch, o.micro_batch, T,
            o.dp > 1 ? text(" on each of %d data ranks%s", o.dp, uneven).c_str() : "", epochs);
 }
 
 // notes: what else there is to tell, a line each.
 inline void print_header(const Options& o, const std::string& device, const TokenLoader& data,
+                         const ValidationSet& validation, int64_t done,
                          const std::vector<std::string>& notes) {
     int width = screen.is_terminal() ? std::min(screen.width(), terminal_width()) : terminal_width();
     printf("%s\n", options_summary(o, width).c_str());
     printf("device       %s\n", device.c_str());
-    print_run(o, data);
+    print_run(o, data, validation, done);
     for (const std::string& note : notes) {
         bool warning = note.starts_with("warning: ") || note.starts_with("passed over: ");
         if (warning)

@@ -9,13 +9,16 @@ before anything starts.
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/base/json.h"
+#include "data/base/screen.h"
 #include "data/launch/command_line.h"
 #include "data/supervisor/hosts.h"
 #include "data/supervisor/launcher.h"
 
 struct LaunchLine {
     LaunchOptions options;
-    Words job;                // the words behind the --, with --resume auto
+    Words job;                // the words behind the --, with --resume auto and when to save
     std::string run_dir;      // the job's
     std::vector<Host> hosts;  // empty: this machine
     int ranks = 1;
@@ -74,12 +77,27 @@ inline void check_job(const Options& job, const GivenOptions& given) {
              printable(job.resume).c_str());
 }
 
+// Tells whether the user has said when the run is to be saved, now or when it was begun.
+inline bool saves_as_chosen(const GivenOptions& given, const std::string& run_dir) {
+    Options begun;
+    std::string not_there, path = run_dir + "/options.json";
+    note_error(not_there, [&] {
+        begun = options_from_json(parse_json(read_whole(path, 1 << 20, "that is no file of options"), path),
+                                  path);
+    });
+    const OptionRow& row = *find_option("--save-every", command_train);
+    return is_given(row, given) || is_given("--keep-every", given) || begun.keep_every > 0 ||
+           value_text(row, begun) != value_text(row.standard(command_train));
+}
+
 // argv: from the word `launch` on.
 inline LaunchLine parse_launch(int argc, const char* const* argv) {
     int own = 1;
     while (own < argc && argv[own] != std::string("--")) own++;
     LaunchLine line;
-    set_values(read_arguments(command_launch, own, argv), line.options);
+    GivenOptions of_launch = read_arguments(command_launch, own, argv);
+    set_values(of_launch, line.options);
+    for (const std::string& repeated : repeated_options(of_launch)) screen.warn(repeated);
     if (own + 1 >= argc)
         fail("launch: no job; write it behind a --, as in `launch --ranks 4 -- train --run-dir runs/a ...`");
     line.job.assign(argv + own + 1, argv + argc);
@@ -92,6 +110,8 @@ inline LaunchLine parse_launch(int argc, const char* const* argv) {
     Options job = asked_options(given);
     check_job(job, given);
     if (job.resume.empty()) line.job.insert(line.job.end(), {"--resume", name_of(ResumeFrom::newest)});
+    // A failure may come at any time, and costs what was trained since the last checkpoint.
+    if (!saves_as_chosen(given, job.run_dir)) line.job.insert(line.job.end(), {"--save-every", "auto"});
     line.run_dir = job.run_dir;
     place_job(line, job);
     return line;

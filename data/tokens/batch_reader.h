@@ -104,12 +104,12 @@ inline void write_empty_batch(const BatchShape& shape, int* memory) {
 
 // Reads a batch in a thread that cannot throw: writes the failure to `error`, or makes it empty.
 inline void try_read_batch(const TokenLoader& loader, const BatchShape& shape, BatchRequest request,
-                           int* memory, std::string& error) {
+                           int* memory, NotedError& error) {
     try {
-        error.clear();
+        error = {};
         read_batch(loader, shape, request, memory);
     } catch (const std::exception& problem) {
-        error = message_of(problem);
+        error = {exit_code_of(problem), message_of(problem)};
     }
 }
 
@@ -198,12 +198,12 @@ protected:
 
     void finish() override {
         reading_.finish();
-        if (!error_.empty()) fail("%s", error_.c_str());
+        error_.raise();
     }
 
 private:
     const TokenLoader& loader_;
     std::array<std::vector<int>, 2> blocks_;
-    std::string error_;
+    NotedError error_;
     Background reading_;  // into the above
 };

@@ -85,12 +85,14 @@ struct TokenArray {
     void copy(const char* file, int64_t start, int64_t n, int vocab, int* out,
               const std::string& path) const {
         const char* tokens = file + first_byte;
-        if (width == 2)
-            copy_tokens((const uint16_t*)tokens, start, n, vocab, out, path);
-        else if (is_signed)
-            copy_tokens((const int32_t*)tokens, start, n, vocab, out, path);
-        else
-            copy_tokens((const uint32_t*)tokens, start, n, vocab, out, path);
+        read_mapped(path, [&] {
+            if (width == 2)
+                copy_tokens((const uint16_t*)tokens, start, n, vocab, out, path);
+            else if (is_signed)
+                copy_tokens((const int32_t*)tokens, start, n, vocab, out, path);
+            else
+                copy_tokens((const uint32_t*)tokens, start, n, vocab, out, path);
+        });
     }
 };
 

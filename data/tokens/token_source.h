@@ -91,18 +91,26 @@ private:
         if (const char* data = data_.load(std::memory_order_acquire)) return data;
         std::lock_guard lock(opening_);
         if (!file_) {
-            MappedFile file(checked_.tokens_path);
-            if (file.size() != checked_.tokens.file_bytes()) {
-                fail(
-                    "%s: has %zu bytes, and had %llu when it was checked; start again when nothing writes it "
-                    "any more",
-                    checked_.tokens_path.c_str(), file.size(),
-                    (unsigned long long)checked_.tokens.file_bytes());
-            }
-            file_ = std::move(file);
+            file_ = opened();
             data_.store(file_->data(), std::memory_order_release);
         }
         return file_->data();
+    }
+
+    // It was whole when it was checked, so what is wrong now may be over soon.
+    MappedFile opened() const {
+        const std::string& path = checked_.tokens_path;
+        NotedError error;
+        std::optional<MappedFile> file;
+        note_error(error, [&] { file.emplace(path); });
+        if (!file) throw FailedPart(error.message);
+        if (file->size() != checked_.tokens.file_bytes()) {
+            fail_part(
+                "%s: has %zu bytes, and had %llu when it was checked; start again when nothing writes it "
+                "any more",
+                path.c_str(), file->size(), (unsigned long long)checked_.tokens.file_bytes());
+        }
+        return std::move(*file);
     }
 
     const CheckedFile checked_;

@@ -145,6 +145,24 @@ TEST_CASE("the best interval is where stalls and what failures cost are least to
     CHECK(std::abs(clock.seconds() - std::sqrt(2 * 0.5 * 3.1 * 3600)) < 2);
 }
 
+TEST_CASE("checkpoints that are on disk at one time") {
+    Options o;
+    o.save_every = {Interval::steps, 10}, o.keep = 2;
+    CHECK(most_checkpoints(o, 100) == 3);
+    CHECK(most_checkpoints(o, 9) == 1);
+    CHECK(most_checkpoints(o, 10) == 2);
+    o.keep_every = 50;
+    CHECK(most_checkpoints(o, 1000) == 23);
+    o.keep = 0;
+    CHECK(most_checkpoints(o, 1000) == 101);
+    o.save_every = {Interval::best, 0};
+    CHECK(most_checkpoints(o, 1000) == 1);
+    o.keep = 2, o.keep_every = 0;
+    CHECK(most_checkpoints(o, 1000) == 3);
+    o.save_every = {Interval::steps, 0};
+    CHECK(most_checkpoints(o, 1000) == 1);
+}
+
 TEST_CASE("a run saves after so many steps, after so much time, or as its saves and failures want") {
     double now = seconds_now();
     SaveClock steps({Interval::steps, 10}, 1, 1), never({Interval::steps, 0}, 1, 1),

@@ -4,6 +4,7 @@
 #include "data/tokens/token_loader.h"
 #include "data/tokens/token_source.h"
 #include "data/tokens/token_shards.h"
+#include "data/tokens/validation_set.h"
 #include "kernels/random.cuh"
 
 TEST_CASE("shards: what is written is read, in both widths") {
@@ -195,4 +196,31 @@ TEST_CASE("shards: a full disk is one line and leaves nothing") {
                 }),
                 path, "No space left");
     CHECK(disk.folder.files().empty());
+}
+
+TEST_CASE("a validation set is the first samples, known by their content whatever the files are") {
+    TemporaryFolder folder;
+    auto write = [&](const char* name, int tokens, int changed) {
+        ShardWriter writer(folder / name, 257);
+        for (int i = 0; i < tokens; i++) {
+            int token = i == changed ? 7 : i % 250;
+            writer.write(&token, 1);
+        }
+        writer.close();
+    };
+    write("a.bin", 1001, -1);
+    write("b.bin", 901, -1);
+    write("c.bin", 1001, 500);
+    auto set = [&](const char* name, int T, long long tokens) {
+        return validation_set(TokenLoader(folder / name, 257, T, SampleOrder::sequential), T, tokens);
+    };
+    CHECK(set("a.bin", 10, 640).samples == 64);
+    CHECK(set("a.bin", 10, 649).tokens == 640);
+    CHECK(set("a.bin", 10, 1).samples == 1);
+    CHECK(set("a.bin", 10, 0).samples == 100);
+    CHECK(set("a.bin", 10, 1 << 30).samples == 100);
+    CHECK(set("a.bin", 10, 640).content == set("b.bin", 10, 640).content);
+    CHECK(set("a.bin", 10, 640).content != set("c.bin", 10, 640).content);
+    CHECK(set("a.bin", 10, 400).content == set("c.bin", 10, 400).content);
+    CHECK(set("a.bin", 10, 640).content != set("a.bin", 20, 640).content);
 }

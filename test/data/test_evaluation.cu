@@ -110,6 +110,10 @@ TEST_CASE("evaluation: the likeliest choice of each question") {
         CHECK(score.examples == 3);
         CHECK(score.right_by_sum == 1);
         CHECK(score.right_by_mean == 2);
+        CHECK(
+            score_text(ChoiceScore{100, 50, 90}, "q") ==
+            "right 50.0% +- 5.0 by the sum of log-likelihoods, 90.0% +- 3.0 by their mean per token, of 100 "
+            "questions of q");
         CHECK(evaluate_choices(path, 1, o, &bytes, losses).examples == 1);
         CHECK(evaluate_choices(path, 9, o, &bytes, losses).examples == 3);
     }

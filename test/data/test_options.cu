@@ -231,6 +231,7 @@ TEST_CASE("bad options") {
         // values that are missing, or belong to nothing
         {"--steps", "--steps: value missing; "},
         {"--steps --seed 3", "--steps: value missing before --seed; "},
+        {"--train-data y.bin", "--train-data: given twice; name all files in one list, as in x.bin,y.bin"},
         {"3", "3: unexpected; "},
         {"-- 3", "3: unexpected; "},
     };

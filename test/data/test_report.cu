@@ -306,6 +306,38 @@ TEST_CASE("several runs go into one page, with the options that tell them apart"
     CHECK(std::find(unusual.begin(), unusual.end(), "--run-dir") == unusual.end());
 }
 
+TEST_CASE("validation losses of other tokens are not laid over each other without a word") {
+    TemporaryFolder folder;
+    auto run = [&](const char* name, std::vector<std::string> contents, int batch) {
+        std::string lines, val_loss = R"({"step":2,"val_loss":4})"
+                                      "\n";
+        for (const std::string& content : contents)
+            lines += R"({"step":1,"start":{"validation":{"tokens":64,"content":")" + content + "\"}}}\n";
+        std::string run = run_with(folder, name, lines + step_line(1, 5) + val_loss);
+        nlohmann::ordered_json options = options_to_json(Options());
+        options.erase("val_tokens");  // earlier programs had batches
+        options["val_batches"] = 2, options["global_batch"] = batch;
+        write_run_options(run, options);
+        return run;
+    };
+    auto notes = [](const std::vector<std::string>& runs) {
+        report(runs);
+        nlohmann::json notes = data_of(contents(runs[0] + "/report.html"))["runs"].back()["notes"];
+        return notes.empty() ? "" : notes.back().get<std::string>();
+    };
+    const std::string a = run("a", {"1f"}, 8), b = run("b", {"1f"}, 16), c = run("c", {"2e"}, 8),
+                      d = run("d", {}, 8), e = run("e", {}, 16), changes = run("f", {"2e", "1f"}, 8);
+    auto differ = [&](const std::string& other) {
+        return "its validation loss is that of other tokens than that of " + other +
+               ": the two cannot be compared";
+    };
+    CHECK(notes({a, b}) == "");
+    CHECK(notes({a, c}) == differ(a));
+    CHECK(notes({a, d}) == "");
+    CHECK(notes({d, e}) == differ(d));
+    CHECK(notes({changes}) == "its validation loss is that of other tokens from step 1 on");
+}
+
 TEST_CASE("of thousands of ranks the slowest of each cell stays, and those the run calls slow have names") {
     TemporaryFolder folder;
     std::string run = run_with(folder, "run", step_line(20, 5));

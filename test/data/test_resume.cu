@@ -99,6 +99,51 @@ TEST_CASE("every option that a run has can be given again as it was") {
     CHECK(lasting(line.options) == lasting(stored));
 }
 
+TEST_CASE("a learning rate that jumps is told, with what goes on from the last one") {
+    Checkpoints checkpoints = at_runs_a({"--steps", "100", "--run-dir", "runs/a"});
+    auto jump = [&](const std::string& line) {
+        std::vector<std::string> notes = train_line("--resume runs/a " + line, checkpoints).notes;
+        return notes.empty() || !notes.back().starts_with("the learning rate") ? "" : notes.back();
+    };
+    CHECK(jump("") == "");
+    CHECK(jump("--steps 200") == "the learning rate jumps from 6e-05 to 0.000337; --schedule constant "
+                                 "--learning-rate 6e-05 --warmup-steps 0 goes on from the last step's");
+    CHECK(jump("--steps 200 --schedule constant --learning-rate 6e-05 --warmup-steps 0") == "");
+    CHECK(jump("--steps 102") == "");
+    // between steps of a warm-up, or while wsd stays at the peak, the rate is what it would have been
+    Checkpoints others = {{"runs/b", run_with({"--steps", "1000", "--warmup-steps", "1000"})},
+                          {"runs/c", run_with({"--steps", "1000", "--schedule", "wsd"})}};
+    for (const char* line : {"--resume runs/b", "--resume runs/c --steps 2000 --run-dir x"}) {
+        for (const std::string& note : train_line(line, others).notes)
+            CHECK(!note.starts_with("the learning rate"));
+    }
+}
+
+TEST_CASE("a run that goes on validates on the tokens that it has validated on") {
+    using Lines = std::vector<std::string>;
+    Checkpoints checkpoints = at_runs_a(
+        {"--val-data", "v.bin", "--val-batches", "2", "--global-batch", "4k", "--run-dir", "runs/a"});
+    TrainingLine line = train_line("--resume runs/a --global-batch 8k", checkpoints);
+    CHECK(line.options.val_tokens == 8192);
+    CHECK(line.options.val_batches == 0);
+    CHECK(line.notes == Lines{"--global-batch 8192: the checkpoint had 4096"});
+    line = train_line("--resume runs/a --val-batches 4", checkpoints);
+    CHECK(line.options.val_tokens == 16384);
+    CHECK(line.notes == Lines{"--val-tokens 16384: the checkpoint had 8192"});
+    CHECK(train_line("--train-data x.bin --global-batch 4k").options.val_tokens == 128 << 10);
+    CHECK(error_of([&] { train_line("--train-data x.bin --val-batches 4 --val-tokens 1k"); }) ==
+          "--val-batches 4: --val-tokens says how many tokens; leave one of them out");
+    // the record of a program that knew batches alone
+    nlohmann::json& record = checkpoints.at("runs/a").options;
+    record.erase("val_tokens");
+    record["val_batches"] = 3;
+    line = train_line("--resume runs/a --global-batch 8k", checkpoints);
+    CHECK(line.options.val_tokens == 12288);
+    CHECK(line.notes == Lines{"--global-batch 8192: the checkpoint had 4096",
+                              "--val-tokens 12288: those of the batches that this run has validated on so "
+                              "far; they stay the same"});
+}
+
 TEST_CASE("another value is used and told, or used without a word, or refused") {
     Checkpoints checkpoints = at_runs_a({"--run-dir", "runs/a"});
     auto notes = [&](std::vector<const char*> arguments) {
@@ -115,7 +160,9 @@ TEST_CASE("another value is used and told, or used without a word, or refused") 
     using Lines = std::vector<std::string>;
     CHECK(line.notes == Lines{"--val-data v.bin: the checkpoint had ''",
                               "--steps 5000: the checkpoint had 1000",
-                              "--learning-rate 0.0003: the checkpoint had 0.0006"});
+                              "--learning-rate 0.0003: the checkpoint had 0.0006",
+                              "the learning rate jumps from 0.000596 to 0.0003; --schedule constant "
+                              "--learning-rate 0.000596 --warmup-steps 0 goes on from the last step's"});
     CHECK(notes({"--learning-rate", "0.0006", "--seed", "1337", "--layers", "4"}) == Lines{});
     CHECK(notes({"--global-batch", "4k"}) == Lines{"--global-batch 4096: the checkpoint had 1024"});
     CHECK(notes({"--global-batch", "0", "--micro-batch", "8"}) ==
@@ -169,13 +216,15 @@ TEST_CASE("every option of train has been given a thought") {
     }
     for (const char* name : {"--seed", "--sequence-length", "--optimizer"})
         CHECK(policy(name) == Resume::fixed);
-    for (const char* name : {"--train-data", "--val-data", "--steps", "--global-batch", "--master-weights",
-                             "--stochastic-rounding", "--tp", "--pp", "--zero", "--pp-schedule"})
+    for (const char* name :
+         {"--train-data", "--val-data", "--val-tokens", "--steps", "--global-batch", "--master-weights",
+          "--stochastic-rounding", "--tp", "--pp", "--zero", "--pp-schedule"})
         CHECK(policy(name) == Resume::noted);
     for (const char* name : {"--tokenizer", "--document-end"}) CHECK(policy(name) == Resume::tokens);
     for (const char* name : {"--dp", "--shard-group", "--tp-overlap", "--pp-chunks", "--pp-layers"})
         CHECK(policy(name) == Resume::layout);
-    for (const char* name : {"--run-dir", "--overwrite", "--resume", "--init", "--throttle-link"})
+    for (const char* name :
+         {"--run-dir", "--overwrite", "--resume", "--init", "--throttle-link", "--val-batches"})
         CHECK(policy(name) == Resume::here);
 }
 

@@ -243,12 +243,22 @@ TEST_CASE("a command line of launch is taken apart, and gets one line where it i
     CHECK(line.ranks == 8);
     CHECK(line.unit == 2);
     CHECK(line.run_dir == "r");
-    CHECK(line.job.size() == 9);
-    CHECK(line.job[line.job.size() - 2] == "--resume");
-    CHECK(line.job.back() == "auto");
+    auto added = [&] { return std::vector<std::string>(line.job.begin() + 5, line.job.end()); };
+    using Added = std::vector<std::string>;
+    CHECK(added() == Added{"--tp", "2", "--resume", "auto", "--save-every", "auto"});
     CHECK(launch_error("launch --hosts " + hosts + " --spares 1" + job + " --resume auto", &line).empty());
     CHECK(line.ranks == 8);
-    CHECK(line.job.size() == 7);
+    CHECK(added() == Added{"--resume", "auto", "--save-every", "auto"});
+    CHECK(launch_error("launch" + job + " --save-every 500", &line).empty());
+    CHECK(added() == Added{"--save-every", "500", "--resume", "auto"});
+    Options begun;
+    for (int every : {1000, 50}) {
+        begun.save_every.count = every;
+        write_run_options(folder.path, options_to_json(begun));
+        CHECK(launch_error("launch -- train --run-dir " + folder.path, &line).empty());
+        CHECK(line.job.back() == "auto");
+        CHECK(line.job[line.job.size() - 2] == (every == 50 ? "--resume" : "--save-every"));
+    }
     CHECK(launch_error("launch" + job, &line).empty());
     CHECK(line.ranks == 1);
     CHECK(launch_error("launch --ranks 4" + job + " --dp 4", &line).empty());

@@ -189,6 +189,8 @@ if mount -t tmpfs -o "size=$((one * 3 / 2 + 64))k" tmpfs small 2>/dev/null; then
         trouble="did not go on"
     elif [ "$(cat full.out full.err | grep -c 'step_00000004.* MB are free')" != 1 ]; then
         trouble="nothing is said"
+    elif ! grep -q 'each checkpoint takes .*B, and up to 2 are on disk at a time, but there is room for 1; ' full.out; then
+        trouble="does not say at its start that there is too little room"
     elif ! holds small/run "step_00000002 step_00000006.weights" || ! whole small/run; then
         trouble="leaves $(ls -x small/run/checkpoints)"
     elif ! grep -q "its weights alone are saved, in small/run/checkpoints/step_00000006.weights" full.err; then

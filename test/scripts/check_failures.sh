@@ -15,9 +15,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/jobs.sh
 kills=${KILLS:-12}
 stops=${STOPS:-1}
-plan $((kills + 73 + 5 * stops))
+plan $((kills + 81 + 5 * stops))
 cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
-command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 72 + 5 * stops)); exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 80 + 5 * stops)); exit; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
 at_end() { kill_all; }
 cd "$work" || exit 1
@@ -26,8 +26,8 @@ cd "$work" || exit 1
 tiny=(train --model tiny --layers 2 --channels 32 --heads 2 --mlp-width 48 --context 48 --steps 100000 --micro-batch 2
     --warmup-steps 0 --learning-rate 1e-3 --train-data 'text_train_*.bin')
 
-# start NAME RANKS OPTIONS...    in the background; its process is $job
-start() { start_job "$1" "$2" "$cpu" "${tiny[@]}" "${@:3}"; }
+# start NAME RANKS OPTIONS...    in the background; its process is $job. With $data it trains on that
+start() { start_job "$1" "$2" "$cpu" "${tiny[@]/text_train_*.bin/${data:-text_train_*.bin}}" "${@:3}"; }
 
 # ----------------------------------------------------------------------------------------------------------
 # a rank that is killed
@@ -166,13 +166,35 @@ done
 cp text_train_000000.bin bad.bin
 printf '\xff\xff' | dd of=bad.bin bs=1 seek=$(($(stat -c %s bad.bin) - 20000)) conv=notrunc status=none
 for zero in 0 3; do
-    start bad$zero 4 --zero $zero --train-data bad.bin
+    data=bad.bin start bad$zero 4 --zero $zero
     check "bad data on one rank ends the job, ZeRO $zero" ended bad$zero 240
     check "with exit code 1" test "$code" = 1
     check "and one line that names the file and the checkpoint" eval "one_line bad$zero && grep -q '^train_gpt: .*bad.bin: token .*; .*bad$zero/checkpoints/step_' bad$zero.err"
     check "which can be used" "$cpu" sample bad$zero --tokens 1
     check "and leaves no process" nothing_left bad$zero
 done
+
+# an rsync in place does that, or another client of a network file system
+for n in 1 3; do
+    cp text_train_000000.bin cut.bin
+    data=cut.bin start cut$n $n --zero 1
+    wait_for 60 has_steps cut$n 3
+    truncate -s 5000 cut.bin
+    check "a token file that is cut short ends a job of $n, as a fault of a disk" eval "ended cut$n 240 && test \$code = 75"
+    check "with one line that names the file and the checkpoint" eval "one_line cut$n && grep -q '^train_gpt: .*cut.bin: was cut short .*; .*cut$n/checkpoints/step_' cut$n.err"
+    cp text_train_000000.bin cut.bin
+    data=cut.bin start cut$n $n --zero 1 --resume auto --steps $(($(grep -c '"loss"' cut$n/log.jsonl) + 1))
+    check "which goes on when the file is back" eval "ended cut$n 240 && test \$code = 0"
+done
+
+# nobody makes room there while a program waits
+(
+    ulimit -f 100
+    OMP_NUM_THREADS=1 timeout 100 "$cpu" "${tiny[@]/100000/2}" --run-dir limited >limited.out 2>limited.err
+    echo $? >limited.code
+)
+check "a file that may not grow is not waited for" eval '[ "$(cat limited.code)" = 1 ] && one_line limited && grep -q "File too large; raise the largest size of a file" limited.err'
+check "and its line is said once" test "$(grep -c 'NOT saved' limited.out)" = "$(grep 'NOT saved' limited.out | sort -u | wc -l)"
 
 start diverged 4 --zero 2 --learning-rate 10 --weight-decay 1 --schedule constant
 check "a step that is not finite ends the job" ended diverged 240
@@ -260,7 +282,7 @@ refused '--dp 3' 4 --dp 3
 refused '--tp 3' 4 --tp 3
 refused '--shard-group 3' 4 --zero 1 --shard-group 3
 refused '--global-batch' 3 --global-batch 192
-refused 'nothing' 2 --train-data 'nothing_*.bin'
+data='nothing_*.bin' refused 'nothing' 2
 refused '--zero' 2 --zero 4
 refused '--laerning-rate' 2 --laerning-rate 1
 refused 'memory' 2 --layers 100 --channels 8192 --heads 64

@@ -90,8 +90,10 @@ run wide "$cpu" --vocab-size 2000 --sample-every 6 --sample-tokens 40
 check "a vocabulary wider than the tokenizer's can be sampled" test -e wide/checkpoints/*/index.bin
 "$cpu" sample long --tokens 5 >/dev/full 2>full.err
 check "output that is lost is not passed over" test $? = 1 -a "$(wc -l <full.err)" = 1
-"$cpu" "${tiny[@]}" --run-dir closed --steps 100000 2>/dev/null | head -1 >/dev/null
-check "a closed pipe ends the run, and leaves the weights" "$cpu" sample closed --tokens 1
+"$cpu" "${tiny[@]}" --run-dir closed --steps 100000 2>closed.err | head -1 >/dev/null
+codes=${PIPESTATUS[0]}
+check "a closed pipe ends the run as asked, with a checkpoint" eval \
+    '[ $codes = 0 ] && grep -q "^train_gpt: nobody reads the output any more: stopped after step [0-9]*; the checkpoint is closed/checkpoints/step_" closed.err && "$cpu" sample closed --tokens 1'
 
 # a run that is asked to stop
 "$cpu" "${tiny[@]}" --run-dir stopped --steps 100000 >stopped.out 2>&1 &
@@ -108,7 +110,7 @@ check "Ctrl-C leaves a whole log" test "$(grep -c '}$' stopped/log.jsonl)" = "$(
 # data that turns out to be bad: one token is not in the vocabulary
 cp data/text_train_000000.bin bad.bin
 printf '\xff\xff' | dd of=bad.bin bs=1 seek=$(($(stat -c %s bad.bin) - 2000)) conv=notrunc status=none
-"$cpu" "${tiny[@]}" --run-dir bad --train-data bad.bin --steps 100000 >bad.out 2>bad.err
+"$cpu" "${tiny[@]/data\/text_train_*.bin/bad.bin}" --run-dir bad --steps 100000 >bad.out 2>bad.err
 check "a token outside the vocabulary ends the run with exit code 1" test $? = 1 -a "$(wc -l <bad.err)" = 1
 check "and names the file and the checkpoint" grep -qE '^train_gpt: bad.bin: token .* vocabulary .*; the run up to step [0-9]+ is saved in bad/checkpoints/' bad.err
 check "and leaves the weights" "$cpu" sample bad --tokens 1

@@ -7,7 +7,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 program=$PWD/build/cpu-fp32/train_gpt sources=$PWD/kernels llama3=$PWD/test/golden/tokenizers/llama3.json
-plan 42
+plan 43
 cd "$work" || exit 1
 export OMP_NUM_THREADS=2
 
@@ -160,6 +160,12 @@ for micro in 3 5 7 11; do [ $((samples % micro)) = 0 ] || break; done
 run odd "$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --val-data 'tokens/mine_val_*.bin' --steps 1 \
     --val-every 1 --val-batches 100000 --micro-batch $micro --warmup-steps 0 --run-dir odd
 check "no warning about other data" eval '! grep -q "^ *warning" odd.out'
+for batch in 96 288; do
+    run set$batch "$program" "${train[@]}" --train-data 'tokens/mine_train_*.bin' --val-data 'tokens/mine_val_*.bin' --steps 1 \
+        --val-every 1 --val-tokens 1000 --micro-batch 2 --global-batch $batch --learning-rate 0 --warmup-steps 0 --run-dir set$batch
+done
+same_set() { grep -q '"validation":{"tokens":960,' set96/log.jsonl && [ "$(field val_loss set96)" = "$(field val_loss set288)" ]; }
+check "validation is on the same tokens whatever the batch is" same_set
 run same "$program" "${train[@]}" --train-data 'tokens/mine_*.bin' --val-data 'tokens/mine_val_*.bin' --steps 1 --warmup-steps 0 --run-dir same
 check "validation on what is trained on is a warning" grep -q '^ *warning: tokens/mine_val_000000.bin is in --train-data as well' same.out
 run eval-odd "$program" eval odd --data 'tokens/mine_val_*.bin' --micro-batch 1

@@ -1,0 +1,46 @@
+/*
+The tokens that a validation loss is measured on: the first samples of the files, --val-tokens of them. They
+depend on neither the batch nor the layout, and the log has their number and a hash of some of them, by which
+a run that goes on, and a report of several runs, can tell whether their losses can be compared.
+*/
+#pragma once
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "data/base/strings.h"
+#include "data/tokens/token_loader.h"
+
+struct ValidationSet {
+    uint64_t samples = 0, tokens = 0;
+    std::string content;  // a hash of up to 64 samples, at equal distances
+};
+
+// files: in sequential order, with samples of T tokens. wanted: tokens; 0: all. Throws Error where tokens
+// cannot be read.
+inline ValidationSet validation_set(const TokenLoader& files, int T, long long wanted) {
+    constexpr uint64_t most_read = 64;
+    uint64_t all = files.samples_per_epoch(), asked = (uint64_t)wanted / (uint64_t)T;
+    ValidationSet set;
+    set.samples = wanted == 0 ? all : std::clamp<uint64_t>(asked, 1, all);
+    set.tokens = set.samples * (uint64_t)T;
+    uint64_t read = std::min(set.samples, most_read);
+    std::vector<int> tokens((size_t)(2 * T) * read);
+    for (uint64_t i = 0; i < read; i++) {
+        int* inputs = &tokens[(size_t)(2 * T) * i];
+        files.load(set.samples / read * i, inputs, inputs + T);
+    }
+    set.content =
+        text("%016llx", (unsigned long long)XXH3_64bits(tokens.data(), tokens.size() * sizeof(int)));
+    return set;
+}
+
+// For the line of the log that tells how a run was started.
+inline nlohmann::ordered_json record_of(const ValidationSet& set) {
+    return {{"tokens", set.tokens}, {"content", set.content}};
+}
