@@ -4,6 +4,7 @@ range checked, so that a bad value is a message and not a crash.
 */
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -14,15 +15,35 @@ range checked, so that a bad value is a message and not a crash.
 #include "data/base/error.h"
 #include "data/base/strings.h"
 
+// The place behind a literal that begins at `at` with its quote, or the end of the text.
+inline size_t behind_literal(std::string_view json, size_t at) {
+    for (at++; at < json.size(); at++) {
+        if (json[at] == '"') return at + 1;
+        if (json[at] == '\\') at++;
+    }
+    return json.size();
+}
+
+// How deep brackets are nested in a text that may be JSON.
+inline int64_t json_depth(std::string_view source) {
+    int64_t depth = 0, deepest = 0;
+    for (size_t at = 0; at < source.size();) {
+        char c = source[at];
+        depth += (c == '[' || c == '{') - (c == ']' || c == '}');
+        deepest = std::max(deepest, depth);
+        at = c == '"' ? behind_literal(source, at) : at + 1;
+    }
+    return deepest;
+}
+
+// The depth is looked at beforehand and not by a callback of the library's parser: with one, it looks through
+// all that came before in an object or a list when an object in it ends.
 inline nlohmann::json parse_json(std::string_view source, const std::string& file) {
     constexpr int deepest = 32;
-    auto bound_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-        if (depth > deepest)
-            fail("%s: JSON nested more than %d deep; not a file of this kind", file.c_str(), deepest);
-        return true;
-    };
+    if (json_depth(source) > deepest)
+        fail("%s: JSON nested more than %d deep; not a file of this kind", file.c_str(), deepest);
     try {
-        return nlohmann::json::parse(source, bound_depth);
+        return nlohmann::json::parse(source);
     } catch (const nlohmann::json::parse_error& error) {
         fail("%s: not valid JSON at byte %zu; the file may be cut short or of another kind", file.c_str(),
              error.byte);

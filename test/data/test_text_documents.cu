@@ -4,6 +4,8 @@
 #include <atomic>
 #include <unistd.h>
 
+#include "data/base/figures.h"  // seconds_now
+#include "data/base/json.h"
 #include "data/base/ordered_work.h"
 #include "data/text/text_documents.h"
 #include "kernels/random.cuh"
@@ -194,6 +196,35 @@ TEST_CASE("gzip: cut short anywhere, or damaged, it is refused") {
     CHECK(refused >= good.size() - 10);  // the time and the system in its header mean nothing
     write_file(path, "");
     CHECK(found({path}).files.empty());
+}
+
+// ----------------------------------------------------------------------------
+// JSON
+
+TEST_CASE("JSON: nested within bounds, and brackets in texts do not count") {
+    auto nested = [](size_t depth, const std::string& inside) {
+        return std::string(depth, '[') + inside + std::string(depth, ']');
+    };
+    CHECK(parse_json(nested(32, R"("\"[[{{\\", "]")"), "x").dump() == nested(32, R"("\"[[{{\\","]")"));
+    for (const std::string& deep : {nested(33, ""), nested(31, "{\"a\": {}}"), std::string(1 << 20, '{')})
+        check_error(error_of([&] { parse_json(deep, "x"); }), "x", "nested more than 32 deep");
+    for (const std::string& bad : {nested(3, "\"[[[["), std::string("]]]]"), std::string("\"\\")})
+        check_error(error_of([&] { parse_json(bad, "x"); }), "x", "not valid JSON at byte");
+}
+
+TEST_CASE("JSON: the time grows as the text does, however many objects stand beside each other") {
+    auto seconds = [](size_t objects) {
+        std::string list = "[";
+        for (size_t i = 0; i < objects; i++) list += "{},";
+        double least = 1e9;
+        for (int time = 0; time < 3; time++) {
+            double start = seconds_now();
+            CHECK(parse_json(list + "0]", "x").size() == objects + 1);
+            least = std::min(least, seconds_now() - start);
+        }
+        return least;
+    };
+    CHECK(seconds(16 << 11) < 100 * seconds(1 << 11));  // 256 times if each looks through those before it
 }
 
 // ----------------------------------------------------------------------------
