@@ -3,18 +3,23 @@ JSON lines (.jsonl): each line is an object, and one of its fields holds the tex
 field is kept while a line is read, so a line of 100 MB costs little more memory than it has bytes.
 
 A line that is not one valid object with a text in the field is refused: {"text": null} as much as half a
-line, bytes that are no UTF-8, half a surrogate pair (\ud800), or the field twice. Lines of white space are
-passed over.
+line, bytes that are no UTF-8, or the field twice. What Python's json.dumps writes beyond JSON is read: NaN
+and Infinity, and half a surrogate pair (\ud800), which becomes U+FFFD. Lines of white space are passed over.
 */
 #pragma once
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <charconv>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "data/base/error.h"
+#include "data/base/json.h"  // behind_literal
 #include "data/base/strings.h"
 
 // The callbacks of nlohmann's parser for each item that it meets in a line.
@@ -85,22 +90,66 @@ private:
     Found found_ = nothing;
 };
 
+// The unit of UTF-16 whose escape begins there, as in \ud83d; -1: there is none.
+inline int escaped_unit(std::string_view json, size_t at) {
+    std::string_view escape = json.substr(std::min(at, json.size()), 6);
+    int unit = -1;
+    if (escape.size() < 6 || !escape.starts_with("\\u")) return -1;
+    auto [end, error] = std::from_chars(escape.data() + 2, escape.data() + 6, unit, 16);
+    return end == escape.data() + 6 && unit >= 0 ? unit : -1;
+}
+
+// Puts JSON in the place of what Python's json.dumps writes beyond it: a number for those that are none, with
+// white space on both sides, so that it joins nothing, and U+FFFD for a lone surrogate. All bytes keep their
+// numbers. Returns how many surrogates there were.
+inline uint64_t repair_json(std::string& line) {
+    constexpr std::pair<std::string_view, std::string_view> numbers[] = {
+        {"NaN", " 0 "}, {"-Infinity", " 0       "}, {"Infinity", " 0      "}};
+    auto high = [](int unit) { return unit >= 0xd800 && unit < 0xdc00; };
+    auto low = [](int unit) { return unit >= 0xdc00 && unit < 0xe000; };
+    uint64_t lone = 0;
+    for (size_t at = 0; at < line.size(); at++) {
+        for (auto [name, number] : numbers) {
+            if (line.compare(at, name.size(), name) == 0) line.replace(at, name.size(), number);
+        }
+        if (line[at] != '"') continue;
+        for (size_t end = behind_literal(line, at); at + 1 < end; at++) {
+            if (line[at] != '\\') continue;
+            int unit = escaped_unit(line, at), next = escaped_unit(line, at + 6);
+            if (high(unit) && low(next)) {
+                at += 11;
+            } else if (high(unit) || low(unit)) {
+                line.replace(at, 6, "\\ufffd");
+                lone++;
+            } else {
+                at++;
+            }
+        }
+    }
+    return lone;
+}
+
 // Takes the text out of a line that is not blank. Returns what is wrong with the line and what to do,
 // "REASON; REMEDY", or nothing.
-inline std::string read_json_line(std::string_view line, const std::string& field,
-                                  std::string& document /* replaced */) {
-    TextFieldReader reader(field, document);
-    if (!nlohmann::json::sax_parse(line, &reader)) {
-        return text("is not valid JSON at byte %zu of the line; repair the line or leave it out",
-                    reader.error_byte());
+inline std::string
+read_json_line(std::string_view line, const std::string& field, std::string& document /* replaced */,
+               uint64_t* lone_surrogates = nullptr /* those that became U+FFFD are added */) {
+    std::optional<TextFieldReader> reader(std::in_place, field, document);
+    if (!nlohmann::json::sax_parse(line, &*reader)) {
+        std::string repaired(line);
+        uint64_t lone = repair_json(repaired);
+        reader.emplace(field, document);
+        if (!nlohmann::json::sax_parse(repaired, &*reader))
+            return text("is not valid JSON at byte %zu of the line; repair the line", reader->error_byte());
+        if (lone_surrogates) *lone_surrogates += lone;
     }
     std::string name = printable(field);
-    if (!reader.is_object()) return "is no JSON object; give each line the form {\"" + name + "\": \"...\"}";
-    switch (reader.found()) {
+    if (!reader->is_object()) return "is no JSON object; give each line the form {\"" + name + "\": \"...\"}";
+    switch (reader->found()) {
     case TextFieldReader::nothing:
         return "has no field \"" + name + "\"; name the field that holds the text with --text-field";
     case TextFieldReader::other_type:
-        return "the field \"" + name + "\" is no text; name another with --text-field, or leave the line out";
+        return "the field \"" + name + "\" is no text; name another with --text-field";
     case TextFieldReader::twice:
         return "has the field \"" + name + "\" twice; leave one of them out";
     case TextFieldReader::text:

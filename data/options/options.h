@@ -281,6 +281,7 @@ struct TokenizeOptions {
     long long tokenizer_text = 1 << 30;  // bytes
     std::string text_field = "text";
     bool skip_binary = false;
+    long long skip_bad = 0;      // lines of .jsonl
     int threads = 0;             // 0: one for each core
     double val_fraction = 0.01;  // 0: no files for validation
     long long shard_tokens = 100 << 20;

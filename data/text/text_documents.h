@@ -34,6 +34,14 @@ struct TextBatch {
     uint64_t input_bytes = 0;   // bytes of the files that were read for this batch
 };
 
+// Notes on the lines of a batch.
+struct LineNotes {
+    static constexpr size_t most_named = 100;
+    uint64_t lone_surrogates = 0;    // in lines of documents; they became U+FFFD
+    uint64_t bad = 0;                // lines without a document
+    std::vector<std::string> named;  // the first of those: "FILE:LINE: REASON; REMEDY"
+};
+
 class TextBatches {
 public:
     static constexpr size_t default_size = 1 << 20;
@@ -149,20 +157,26 @@ private:
     uint64_t counted_ = 0;  // bytes of the file that are in some batch
 };
 
-// Calls piece(text, last) for the pieces of documents in a batch, in order. `last` ends a document.
+// Calls piece(text, last) for the pieces of documents in a batch, in order. `last` ends a document. Bad lines
+// are passed over.
 template <typename F>
-void documents_of(const TextBatch& batch, const std::string& text_field, F&& piece) {
+LineNotes documents_of(const TextBatch& batch, const std::string& text_field, F&& piece) {
     std::string_view rest = batch.text;
     for (auto [size, last] : batch.pieces) {
         piece(rest.substr(0, size), last);
         rest.remove_prefix(size);
     }
+    LineNotes notes;
     std::string document;
     for (uint64_t line = batch.first_line; !rest.empty(); line++) {
         std::string_view one = next_line(rest);
         if (is_blank(one)) continue;
-        std::string wrong = read_json_line(one, text_field, document);
-        if (!wrong.empty()) fail("%s:%llu: %s", batch.path.c_str(), (unsigned long long)line, wrong.c_str());
-        piece(document, true);
+        std::string wrong = read_json_line(one, text_field, document, &notes.lone_surrogates);
+        if (wrong.empty())
+            piece(document, true);
+        else if (notes.bad++ < LineNotes::most_named)
+            notes.named.push_back(
+                text("%s:%llu: %s", batch.path.c_str(), (unsigned long long)line, wrong.c_str()));
     }
+    return notes;
 }

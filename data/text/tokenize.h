@@ -46,6 +46,39 @@ struct TokenBatch {
     std::vector<Piece> pieces;
     uint64_t input_bytes = 0, text_bytes = 0;
     std::map<int32_t, uint64_t> unknown;  // characters that patterns do not know: how often
+    LineNotes lines;
+};
+
+// The notes on all lines. So many bad ones are skipped, and the next one is an error.
+class SkippedLines {
+public:
+    explicit SkippedLines(long long allowed) : allowed_((uint64_t)allowed) {}
+
+    void add(const LineNotes& batch) {
+        lone_surrogates_ += batch.lone_surrogates;
+        if (batch.bad > allowed_ - bad_.count) {
+            size_t next = std::min<size_t>(allowed_ - bad_.count, batch.named.size() - 1);
+            std::string remedy = allowed_ == 0 ? "skip such lines with --skip-bad"
+                                               : text("raise --skip-bad %llu", (unsigned long long)allowed_);
+            fail("%s, or %s", batch.named[next].c_str(), remedy.c_str());
+        }
+        uint64_t all = bad_.count + batch.bad;
+        for (const std::string& line : batch.named) bad_.add(line.substr(0, line.rfind("; ")));
+        bad_.count = all;
+    }
+
+    void print() const {
+        if (bad_.count > 0) printf("tokenize: skipped, bad lines: %s\n", bad_.text().c_str());
+        if (lone_surrogates_ > 0)
+            printf("tokenize: %llu lone surrogate%s (\\ud800 to \\udfff), half a character each, became "
+                   "U+FFFD\n",
+                   (unsigned long long)lone_surrogates_, lone_surrogates_ == 1 ? "" : "s");
+    }
+
+private:
+    const uint64_t allowed_;
+    NamedFiles bad_;
+    uint64_t lone_surrogates_ = 0;
 };
 
 // Counts the characters of a text that are newer than the Unicode of patterns.
@@ -78,7 +111,7 @@ inline TokenBatch encode_batch(const TextBatch& batch, const Tokenizer& tokenize
     TokenBatch result;
     result.input_bytes = batch.input_bytes;
     std::vector<int> tokens;
-    documents_of(batch, text_field, [&](std::string_view text, bool last) {
+    result.lines = documents_of(batch, text_field, [&](std::string_view text, bool last) {
         tokenizer.encode(text, tokens);
         if (!tokenizer.file().empty()) count_unknown(text, result.unknown);
         result.tokens.insert(result.tokens.end(), tokens.begin(), tokens.end());
@@ -164,6 +197,7 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
     DocumentSplitter splitter(std::move(split));
     uint64_t bytes = 0;
     std::map<int32_t, uint64_t> unknown;
+    SkippedLines lines(options.skip_bad);
     {
         ProgressLine progress("tokenize", (double)search.bytes);
         TextBatches batches(files, [&](std::string_view text) { return tokenizer.cut_place(text); });
@@ -173,6 +207,7 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
             threads);
         for (TokenBatch batch; work.take(batch);) {
             check_interrupted("tokenize");
+            lines.add(batch.lines);
             const int* tokens = batch.tokens.data();
             for (auto [n, last] : batch.pieces) {
                 splitter.add(tokens, n, last);
@@ -183,6 +218,7 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
             progress.add((double)batch.input_bytes);
         }
     }
+    lines.print();
     if (splitter.documents() == 0)
         fail("%s: has no text; name files or folders with text in them", options.inputs[0].c_str());
     splitter.finish(options.inputs[0]);

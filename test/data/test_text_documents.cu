@@ -260,6 +260,33 @@ TEST_CASE("JSON lines: the text of the field") {
     CHECK(document == "x");
 }
 
+TEST_CASE("JSON lines: as Python's json.dumps writes them") {
+    struct {
+        std::string line, document;
+        uint64_t lone;
+    } cases[] = {
+        {R"({"n": NaN, "text": "a", "list": [Infinity,-Infinity,NaN], "z":-Infinity})", "a", 0},
+        {R"({"text": "NaN, \"Infinity\" \\", "n": NaN})", "NaN, \"Infinity\" \\", 0},
+        {R"({"text": "\ud800"})", "\xef\xbf\xbd", 1},
+        {R"({"text": "\udc00\uD800"})", "\xef\xbf\xbd\xef\xbf\xbd", 2},
+        {R"({"text": "\ud83d\ude00\ud83dx\ude00"})", "\xf0\x9f\x98\x80\xef\xbf\xbdx\xef\xbf\xbd", 2},
+        {R"({"text": "\ud83d\ud83d\uDE00\\ud800\\\ud800\u0041"})",
+         "\xef\xbf\xbd\xf0\x9f\x98\x80\\ud800\\\xef\xbf\xbd"
+         "A",
+         2},
+        {R"({"text": "\ufffd", "n": NaN})", "\xef\xbf\xbd", 0},
+        {R"({"\udfff": NaN, "text": "\ue000\ud7ff"})", "\xee\x80\x80\xed\x9f\xbf", 1},
+    };
+    for (const auto& one : cases) {
+        CAPTURE(one.line);
+        std::string document;
+        uint64_t lone = 7;
+        CHECK(read_json_line(one.line, "text", document, &lone) == "");
+        CHECK(document == one.document);
+        CHECK(lone == 7 + one.lone);
+    }
+}
+
 TEST_CASE("JSON lines: damaged lines are refused with a reason and a remedy") {
     struct {
         std::string line, reason;
@@ -272,8 +299,18 @@ TEST_CASE("JSON lines: damaged lines are refused with a reason and a remedy") {
         {R"({'text': 'a'})", "not valid JSON"},
         {"{\"text\": \"\xff\"}", "not valid JSON"},
         {"{\"text\": \"\xed\xa0\x80\"}", "not valid JSON"},
-        {R"({"text": "\ud800"})", "not valid JSON"},
-        {R"({"text": "\udc00\ud800"})", "not valid JSON"},
+        {R"({"text": "a", "n": nan})", "not valid JSON at byte 21"},
+        {R"({"text": "a", "n": 1NaN})", "not valid JSON at byte 22"},
+        {R"({"text": "a", "n": -NaN})", "not valid JSON"},
+        {R"({"text": "a", "n": NaN5})", "not valid JSON"},
+        {R"({"text": "a", "n": NaN.5})", "not valid JSON"},
+        {R"({"text": "a", "n": [NaNNaN]})", "not valid JSON"},
+        {R"({"text": "a", "n": --Infinity})", "not valid JSON"},
+        {R"({"text": "a", NaN: 1})", "not valid JSON"},
+        {R"({"text": "\ud800\ud8"})", "not valid JSON"},
+        {R"({"text": "\ud800)", "not valid JSON"},
+        {R"({"text": NaN})", "is no text"},
+        {"Infinity", "no JSON object"},
         {std::string("{\"text\": \"\0\"}", 13), "not valid JSON"},
         {"{\"text\": \"a\tb\"}", "not valid JSON"},
         {R"({"text": "a", "n": 1e999})", "not valid JSON"},
@@ -322,11 +359,12 @@ static Documents documents_in(const std::vector<TextFile>& files, size_t size,
     for (TextBatch batch; batches.next(batch);) {
         input_bytes += batch.input_bytes;
         if (largest) *largest = std::max(*largest, batch.text.size());
-        documents_of(batch, field, [&](std::string_view text, bool last) {
+        LineNotes notes = documents_of(batch, field, [&](std::string_view text, bool last) {
             if (!inside) documents.emplace_back();
             documents.back() += text;
             inside = !last;
         });
+        if (notes.bad > 0) fail("%s", notes.named.at(0).c_str());
     }
     CHECK(!inside);
     for (const TextFile& file : files) bytes += file.bytes;

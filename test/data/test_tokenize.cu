@@ -329,6 +329,69 @@ TEST_CASE("tokenize: damaged lines and cut files leave nothing, and are named wh
     CHECK(fs::is_empty(folder / "out"));
 }
 
+// Runs the command; all that it prints.
+static std::string printed(const TokenizeOptions& options) {
+    TemporaryFolder folder;
+    fflush(stdout);
+    FileHandle before(dup(STDOUT_FILENO)), file = open_file(folder / "printed", O_WRONLY | O_CREAT);
+    dup2(file.get(), STDOUT_FILENO);
+    std::string error = error_of([&] { tokenize(options); });
+    fflush(stdout);
+    dup2(before.get(), STDOUT_FILENO);
+    return contents(folder / "printed") + error;
+}
+
+static bool has(const std::string& text, const std::string& words) {
+    CAPTURE(text);
+    CAPTURE(words);
+    CHECK(text.find(words) != text.npos);
+    return text.find(words) != text.npos;
+}
+
+TEST_CASE("tokenize: bad lines are skipped, counted and named, whatever the threads") {
+    TemporaryFolder folder;
+    std::string path = folder / "x.jsonl", good = "good" + std::string(150, '.'), content;
+    for (int i = 1; i <= 9000; i++) {
+        content += i == 12     ? R"({"text": null})"
+                   : i == 77   ? R"({"id": 7, "text": "half)"
+                   : i == 3000 ? R"({"id": 7})"
+                   : i > 8000  ? R"({"text": "\ud800", "n": NaN})"
+                               : "{\"text\": \"" + good + "\", \"n\": -Infinity}";
+        content += "\n";
+        if (i == 7000) {
+            for (int line = 0; line < 300; line++) content += "bad\n";
+        }
+    }
+    write_file(path, content);
+    TokenizeOptions options = usual_options();
+    options.inputs = {path};
+    options.output = folder / "out";
+    options.overwrite = true;
+    options.val_fraction = 0;
+    for (int threads : {1, 4}) {
+        options.threads = threads;
+        for (auto [allowed, line] : {std::pair(0, 12), {1, 77}, {2, 3000}, {3, 7001}, {52, 7050}}) {
+            options.skip_bad = allowed;
+            std::string error = error_of([&] { tokenize(options); });
+            check_error(error, path + ":" + std::to_string(line),
+                        allowed ? text(", or raise --skip-bad %d", allowed) : ", or skip such lines with");
+        }
+        options.skip_bad = 302;
+        CHECK(error_of([&] { tokenize(options); }).starts_with(path + ":7100: "));
+        options.skip_bad = 303;
+        std::string told = printed(options);
+        has(told, "skipped, bad lines: 303 (" + path + ":12: the field \"text\" is no text, " + path +
+                      ":77: is not valid JSON at byte 24 of the line, " + path +
+                      ":3000: has no field \"text\", ...)\n");
+        has(told, "1000 lone surrogates (");
+        has(told, "8997 documents, ");
+        std::vector<std::string> documents = documents_of(folder / "out_train_*.bin", options.shard_tokens);
+        CHECK(documents.size() == 8997);
+        CHECK(documents.front() == good);
+        CHECK(documents.back() == "\xef\xbf\xbd");
+    }
+}
+
 TEST_CASE("tokenize: a single line, or a single compressed file, is cut") {
     TemporaryFolder folder;
     TokenizeOptions options = usual_options();
