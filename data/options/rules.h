@@ -180,7 +180,6 @@ inline void check_output(const std::string& output, const char* what) {
 }
 
 inline void complete_options(TokenizeOptions& options) {
-    if (options.val_fraction == 1) fail("--val-fraction 1: must be below 1; 0.01 is usual");
     if (options.inputs.empty()) fail("tokenize: nothing to read; name files or folders of text");
     check_output(options.output, "the beginning of the names of the files to write, such as tokens/mytext");
     if (options.train_tokenizer > 0 && !options.tokenizer.empty())

@@ -652,7 +652,7 @@ inline const std::vector<OptionRow>& option_table() {
          "is "
          "null. One more ends the command."},
         {FIELD(val_fraction), "Text", alike, range(0, 1),
-         "Part of the documents kept for validation. 0: none."},
+         "Part of the documents kept for validation. 0: none. 1: all, a validation set alone."},
         {FIELD(shard_tokens), "Text", alike, range(1024, 1 << 30),
          "Tokens of each file at most; may end in k, M or G."},
         {FIELD(threads), "Text", alike, range(0, 4096), "Threads that encode. 0: one for each core."},

@@ -1,7 +1,8 @@
 /*
 Documents for training and for validation. A document goes to validation when a hash of (seed, its number)
 falls below the fraction that is asked for, so text is never split between the two, and what comes later does
-not change it. Where there are two documents or more, each kind gets one at least.
+not change it. Where there are two documents or more, each kind gets one at least, unless all are to be of one
+kind: the fraction is 0 or 1.
 
 How many documents there are is not known before all lines are read. So the first ones are held back until
 there is one of each kind by the hash. If that takes too much memory, or the text ends, the smallest of the
@@ -21,10 +22,10 @@ held ones is for validation, or the largest for training, if that is missing; a 
 #include "data/tokens/shard_series.h"
 #include "kernels/random.cuh"
 
-// Uniform in [0, 1].
+// Uniform in [0, 1).
 inline double validation_draw(uint64_t seed, uint64_t document) {
     Random4 random = philox(random_key(seed, "validation"), document);
-    return (double)((uint64_t)random.at[0] << 32 | random.at[1]) * 0x1p-64;
+    return (double)(((uint64_t)random.at[0] << 32 | random.at[1]) >> 11) * 0x1p-53;
 }
 
 // Marks the documents of validation, of documents of these sizes whose first number is `first`: about
@@ -34,7 +35,8 @@ inline std::vector<bool> choose_validation(const std::vector<uint64_t>& sizes, d
                                            uint64_t first = 0, bool need_train = true, bool need_val = true) {
     size_t documents = sizes.size();
     std::vector<bool> chosen(documents);
-    if (fraction <= 0 || documents == 0) return chosen;
+    if (fraction >= 1) chosen.flip();
+    if (fraction <= 0 || fraction >= 1 || documents == 0) return chosen;
     auto rank = [&](size_t i) { return std::pair(sizes[i], validation_draw(seed, first + i)); };
     size_t smallest = 0, largest = 0, count = 0;
     for (size_t i = 0; i < documents; i++) {
@@ -65,7 +67,7 @@ public:
         : train_(options.output + "_train", options.vocab_size, options.shard_tokens),
           val_(options.output + "_val", options.vocab_size, options.shard_tokens),
           options_(std::move(options)),
-          holding_(!options_.validation && options_.val_fraction > 0) {}
+          holding_(!options_.validation && options_.val_fraction > 0 && options_.val_fraction < 1) {}
 
     // The next tokens of a document; `last` ends it. A document without any is none.
     void add(const int* tokens, size_t n, bool last) {
@@ -112,7 +114,13 @@ public:
     uint64_t train_tokens() const { return train_.total(); }
     uint64_t val_tokens() const { return val_.total(); }
 
-    std::string summary() const { return train_.summary() + (val_.total() > 0 ? ", " + val_.summary() : ""); }
+    std::string summary() const {
+        std::string list;
+        for (const ShardSeries* series : {&train_, &val_}) {
+            if (series->total() > 0) list += (list.empty() ? "" : ", ") + series->summary();
+        }
+        return list;
+    }
 
 private:
     ShardSeries& series_of(uint64_t document) {

@@ -168,6 +168,9 @@ inline DocumentSearch find_text(const TokenizeOptions& options, const std::vecto
     return search;
 }
 
+// The mean loss of fewer tokens is known to a few percent only.
+constexpr uint64_t few_for_validation = 20000;
+
 // Tokenizes the files. A tokenizer that was trained for them gets its file's name with the shards, and the
 // record after them: until then, there is none that could be that of others.
 inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& tokenizer, DocumentSearch& search,
@@ -182,7 +185,8 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
                        (uint64_t)options.seed,
                        {}};
     std::vector<TextFile>& files = search.files;
-    bool is_cut = files.size() == 1 && !files[0].lines && options.val_fraction > 0;
+    bool is_cut =
+        files.size() == 1 && !files[0].lines && options.val_fraction > 0 && options.val_fraction < 1;
     if (is_cut) {
         cut_file(files[0], options.val_fraction);
         split.validation = {false, true};
@@ -243,6 +247,12 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
     if (splitter.empty() > 0)
         printf("tokenize: skipped %llu empty documents\n", (unsigned long long)splitter.empty());
     print_unknown(unknown);
+    if (options.val_fraction == TokenizeOptions().val_fraction && record.val_tokens < few_for_validation) {
+        printf("tokenize: note: %llu tokens for validation are few, and their loss is noisy; keep more with "
+               "a larger "
+               "--val-fraction, or make a set of other text with --val-fraction 1\n",
+               (unsigned long long)record.val_tokens);
+    }
     printf("tokenize: %llu document%s, %llu bytes, %llu tokens: %s\n", (unsigned long long)documents,
            documents == 1 ? "" : "s", (unsigned long long)bytes, (unsigned long long)tokens,
            splitter.summary().c_str());

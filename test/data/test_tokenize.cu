@@ -154,6 +154,35 @@ TEST_CASE("tokenize: a single document is cut") {
     check_error(error_of([&] { tokenize(options); }), folder / "text", "too short to split");
 }
 
+TEST_CASE("tokenize: a fraction of 1 makes a validation set alone") {
+    TemporaryFolder folder;
+    write_file(folder / "a.txt", "first");
+    write_file(folder / "b.jsonl", "{\"text\": \"second\"}\n{\"text\": \"third\"}\n");
+    write_file(folder / "c.txt.gz", gzip("fourth"));
+    std::vector<std::string> all = {"first", "second", "third", "fourth"};
+    TokenizeOptions options = usual_options();
+    options.output = folder / "out";
+    options.val_fraction = 1;
+    options.overwrite = true;
+    write_file(folder / "out_train_000000.bin", "left from before");
+    for (const std::vector<size_t>& taken : {std::vector<size_t>{0, 1, 2, 3}, {1, 2}, {0}, {3}}) {
+        std::set<std::string> inputs;
+        std::vector<std::string> wanted;
+        for (size_t i : taken) {
+            inputs.insert(folder / std::vector<std::string>{"a.txt", "b.jsonl", "b.jsonl", "c.txt.gz"}[i]);
+            wanted.push_back(all[i]);
+        }
+        options.inputs.assign(inputs.begin(), inputs.end());
+        tokenize(options);
+        CHECK(documents_of(folder / "out_val_*.bin", 100) == wanted);
+        CHECK(!fs::exists(folder / "out_train_000000.bin"));
+        TokenRecord record = read_token_record(folder / "out.json").value();
+        CHECK(record.train_tokens == 0);
+        CHECK(record.documents == wanted.size());
+    }
+    for (uint64_t i = 0; i < 1000; i++) CHECK(validation_draw(1, i) < 1);
+}
+
 TEST_CASE("tokenize: bad inputs are one line and leave nothing") {
     TemporaryFolder folder;
     fs::create_directory(folder / "in");
@@ -390,6 +419,22 @@ TEST_CASE("tokenize: bad lines are skipped, counted and named, whatever the thre
         CHECK(documents.front() == good);
         CHECK(documents.back() == "\xef\xbf\xbd");
     }
+}
+
+TEST_CASE("tokenize: a usual split that leaves little for validation is told") {
+    TemporaryFolder folder;
+    TokenizeOptions options = usual_options();
+    options.inputs = {folder / "text"};
+    options.output = folder / "out";
+    options.overwrite = true;
+    const char* note =
+        " tokens for validation are few, and their loss is noisy; keep more with a larger --val-";
+    write_file(folder / "text", std::string(1999700, 'x'));
+    has(printed(options), std::string("note: 19998") + note);
+    write_file(folder / "text", std::string(2000000, 'x'));
+    CHECK(printed(options).find(note) == std::string::npos);
+    options.val_fraction = 0.001;  // the user wants it so
+    CHECK(printed(options).find(note) == std::string::npos);
 }
 
 TEST_CASE("tokenize: a single line, or a single compressed file, is cut") {
