@@ -6,7 +6,8 @@ turn the direction of writing, and bytes that are no characters are written out 
 lines as wide as the terminal.
 
 ProgressLine says how far long work is, and how long it will still take. It appears after a second, is drawn
-over again in place and goes away at the end; where stderr is no terminal there is none.
+over again in place and goes away at the end; where stderr is no terminal there is none. Of work whose size is
+not known it says how much is done.
 */
 #pragma once
 
@@ -109,7 +110,8 @@ inline std::string wrapped(const std::string& words, int indent, int column, int
 
 class ProgressLine {
 public:
-    // `what` begins the line: "tokenize". Work is counted in bytes and shown in MB, or in units of 1.
+    // `what` begins the line: "tokenize". Work is counted in bytes and shown in MB, or in units of 1. A total
+    // of 0 is not known.
     ProgressLine(std::string what, double total, const char* units = nullptr)
         : what_(std::move(what)),
           units_(units ? units : "MB"),
@@ -127,9 +129,16 @@ public:
         if (seconds < next_) return;
         next_ = seconds + 0.2;
         drawn_ = true;
-        double share = std::min(1.0, done_ / total_);
-        fprintf(stderr, "\r\033[K%s: %3.0f%% of %.0f %s, %.0f %s/s, %.0f s left", what_.c_str(), 100 * share,
-                total_ * scale_, units_, done_ * scale_ / seconds, units_, seconds * (1 / share - 1));
+        fprintf(stderr, "\r\033[K%s", words(seconds).c_str());
+    }
+
+    // The line, so many seconds after the beginning.
+    std::string words(double seconds) const {
+        double done = done_ * scale_, share = std::min(1.0, done_ / total_);
+        if (total_ == 0)
+            return text("%s: %.0f %s, %.0f %s/s", what_.c_str(), done, units_, done / seconds, units_);
+        return text("%s: %3.0f%% of %.0f %s, %.0f %s/s, %.0f s left", what_.c_str(), 100 * share,
+                    total_ * scale_, units_, done / seconds, units_, seconds * (1 / share - 1));
     }
 
     // Takes the line away, so that something can be printed; the next add() may draw it again.

@@ -185,6 +185,10 @@ inline void complete_options(TokenizeOptions& options) {
     if (options.train_tokenizer > 0 && !options.tokenizer.empty())
         fail("--tokenizer %s: --train-tokenizer makes one; leave one of them out",
              printable(options.tokenizer).c_str());
+    if (options.train_tokenizer > 0 && std::ranges::count(options.inputs, "-") > 0)
+        fail("--train-tokenizer %d: reads text twice, which standard input cannot be; save it as a file, or "
+             "give --tokenizer",
+             options.train_tokenizer);
     if (options.tokenizer.empty()) options.tokenizer = name_of(TokenizerKind::bytes);
     if (kind_of<TokenizerKind>(options.tokenizer) == TokenizerKind::none)
         fail("--tokenizer none: text becomes tokens by a tokenizer; give bytes or a file");

@@ -639,18 +639,18 @@ inline const std::vector<OptionRow>& option_table() {
          "as the checkpoint, whose master copy it takes."},
 
         {FIELD(inputs), "Text", alike, any_text,
-         "{tokenize: Files and folders of text; a file is a document, and in a .jsonl each line; .gz too.}"
+         "{tokenize: Files and folders of text; a file is a document, and in a .jsonl each line; .gz too. -: "
+         "standard input.}"
          "{data: Token files.}",
          free, positional},
         {FIELD(text_field), "Text", alike, any_text,
          ".jsonl: the field that holds a document's text; a line without it is a bad one."},
         {FIELD(skip_binary), "Text", alike, on_off,
-         "Leave out files that are no text in UTF-8: those with zero bytes, and UTF-16. off: they are named, "
-         "and taken as they are."},
+         "Leave out files that do not begin as text in UTF-8: those with zero bytes, UTF-16, Latin-1. off: "
+         "they are named, and taken as they are."},
         {FIELD(skip_bad), "Text", alike, range(0, most),
          ".jsonl: how many bad lines are skipped, counted and named, such as one that is cut or whose text "
-         "is "
-         "null. One more ends the command."},
+         "is null. One more ends the command."},
         {FIELD(val_fraction), "Text", alike, range(0, 1),
          "Part of the documents kept for validation. 0: none. 1: all, a validation set alone."},
         {FIELD(shard_tokens), "Text", alike, range(1024, 1 << 30),

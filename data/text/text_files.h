@@ -1,7 +1,8 @@
 /*
 The files of text under files and folders, and their bytes: plain, or compressed with gzip, which is known by
 the name (.gz) and by its first bytes. Folders are searched in sorted order, and a file that can be reached in
-several ways is taken once.
+several ways is taken once. The name - is the standard input, which can be read once; its first bytes tell
+whether it is lines.
 
 gzip carries a checksum of its text, so a file that is cut short or damaged is noticed and refused, and never
 taken for a shorter text.
@@ -15,6 +16,8 @@ taken for a shorter text.
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <optional>
+#include <poll.h>
 #include <set>
 #include <string>
 #include <string_view>
@@ -27,16 +30,32 @@ taken for a shorter text.
 
 #include "data/base/error.h"
 #include "data/base/file.h"
+#include "data/base/stop_signals.h"
 #include "data/tokens/token_shards.h"  // find_shard_format, token_record_beginning
 #include "data/base/strings.h"         // printable
+#include "data/base/utf8.h"
+
+constexpr int gzip_only = 16 + MAX_WBITS;  // for inflateInit2
 
 struct TextFile {
     std::string path;
-    uint64_t bytes;    // on disk
+    uint64_t bytes;    // on disk; 0: not known
     bool compressed;   // by gzip
     bool lines;        // .jsonl: each line is an object that holds a document; others are one document each
     uint64_t cut = 0;  // not 0: the document ends after so many bytes of text, and another begins
+    std::optional<std::string> begun = {};  // the standard input: bytes that were read of it already
 };
+
+// Reads once. A pipe may be silent for long, so the program can be interrupted meanwhile.
+inline size_t read_some(const FileHandle& file, const std::string& path, char* out, size_t capacity) {
+    for (;;) {
+        pollfd waited = {file.get(), POLLIN, 0};
+        while (poll(&waited, 1, 200) <= 0) check_interrupted("tokenize");
+        ssize_t n = ::read(file.get(), out, capacity);
+        if (n >= 0) return (size_t)n;
+        if (errno != EINTR) fail_with_errno(path, "read it");
+    }
+}
 
 // Files that have something in common: how many, and the names of the first.
 struct NamedFiles {
@@ -60,11 +79,11 @@ struct NamedFiles {
 class DocumentSearch {
 public:
     std::vector<TextFile> files;
-    uint64_t bytes = 0;
+    uint64_t bytes = 0;  // of them all; 0: not known
     // Files that were skipped, by kind: those that are empty; in folders also hidden ones, token files,
     // broken links, pipes and devices; and those below, if they are to be skipped.
     std::map<std::string, NamedFiles> skipped;
-    // Not UTF-8, by kind: binary, UTF-16. They are in `files` nevertheless.
+    // Not UTF-8, by kind: binary, UTF-16, others. They are in `files` nevertheless.
     std::map<std::string, NamedFiles> strange;
 
     // skip_binary: what is strange is skipped.
@@ -73,6 +92,12 @@ public:
     // Links given by name are followed, and so are links to files; links to folders found on the way are not.
     void add(const std::string& path, bool given_by_name = true) {
         struct stat status, target;
+        if (path == "-" && given_by_name) {
+            if (fstat(STDIN_FILENO, &status) != 0) fail_with_errno("standard input", "look at it");
+            bool first = seen_.insert({status.st_dev, status.st_ino}).second;
+            if (first) add_text("standard input", FileHandle(dup(STDIN_FILENO)), 0, true, true);
+            return;
+        }
         if (lstat(path.c_str(), &status) != 0) fail_with_errno(path, "read it");
         if (S_ISLNK(status.st_mode)) {
             bool broken = stat(path.c_str(), &target) != 0;
@@ -125,11 +150,19 @@ private:
             return;
         }
         struct stat status;
-        FileHandle file = open_regular(path, &status);
+        add_text(path, open_regular(path, &status), size, given_by_name, false);
+    }
+
+    void add_text(const std::string& path, const FileHandle& file, uint64_t size, bool given_by_name,
+                  bool standard_input) {
         std::string beginning(looked_at, '\0');
-        ssize_t got = pread(file.get(), beginning.data(), beginning.size(), 0);
-        if (got < 0) fail_with_errno(path, "read it");
-        beginning.resize((size_t)got);
+        size_t got = 0;
+        while (size_t n = read_some(file, path, beginning.data() + got, looked_at - got)) got += n;
+        beginning.resize(got);
+        if (got == 0) {
+            skipped["empty"].add(path);
+            return;
+        }
         if (!given_by_name && is_made_here(path, beginning)) {
             skipped["tokens or tokenizer"].add(path);
             return;
@@ -140,12 +173,41 @@ private:
         bool named = name.ends_with(".gz");
         bool compressed = named || beginning.starts_with("\x1f\x8b\x08");
         if (named) name.resize(name.size() - 3);
-        if (const char* kind = compressed ? nullptr : strange_kind(beginning)) {
+        std::string text = compressed ? inflated(beginning) : beginning;
+        if (const char* kind = strange_kind(text, compressed || got == looked_at)) {
             (skip_binary_ ? skipped : strange)[kind].add(path);
             if (skip_binary_) return;
         }
-        files.push_back({path, size, compressed, name.ends_with(".jsonl") || name.ends_with(".ndjson")});
-        bytes += size;
+        bool lines =
+            standard_input ? looks_like_lines(text) : name.ends_with(".jsonl") || name.ends_with(".ndjson");
+        files.push_back({path, size, compressed, lines});
+        if (standard_input) files.back().begun = std::move(beginning);
+        sizes_known_ &= size > 0;
+        bytes = sizes_known_ ? bytes + size : 0;
+    }
+
+    // The beginning of the text of a gzip file; where that is damaged, what is before that.
+    static std::string inflated(const std::string& beginning) {
+        std::string text(looked_at, '\0');
+        z_stream gzip = {};
+        gzip.next_in = (Bytef*)beginning.data(), gzip.avail_in = (uInt)beginning.size();
+        gzip.next_out = (Bytef*)text.data(), gzip.avail_out = (uInt)text.size();
+        if (inflateInit2(&gzip, gzip_only) == Z_OK) inflate(&gzip, Z_SYNC_FLUSH);
+        text.resize(gzip.total_out);
+        inflateEnd(&gzip);
+        return text;
+    }
+
+    // The first line begins as an object with a field.
+    static bool looks_like_lines(std::string_view text) {
+        auto skip = [&](const char* letters) {
+            text.remove_prefix(std::min(text.find_first_not_of(letters), text.size()));
+        };
+        skip("\xef\xbb\xbf \t\r\n");
+        if (!text.starts_with('{')) return false;
+        text.remove_prefix(1);
+        skip(" \t");
+        return text.starts_with('"');
     }
 
     // Token shards, their records and tokenizers, which may lie beside the text they were made from.
@@ -157,12 +219,15 @@ private:
     }
 
     // Names the kind of a file that does not look like text in UTF-8, which has no zero byte; null: it does.
-    // UTF-16 begins with its mark, or every other byte of most letters is zero.
-    static const char* strange_kind(std::string_view beginning) {
+    // UTF-16 begins with its mark, or every other byte of most letters is zero. `cut`: the text goes on.
+    static const char* strange_kind(std::string_view beginning, bool cut) {
         if (beginning.starts_with("\xff\xfe") || beginning.starts_with("\xfe\xff")) return "UTF-16";
         size_t zeros[2] = {};
         for (size_t i = 0; i < beginning.size(); i++) zeros[i % 2] += beginning[i] == 0;
-        if (zeros[0] + zeros[1] == 0) return nullptr;
+        if (zeros[0] + zeros[1] == 0) {
+            size_t whole = cut ? whole_characters(beginning) : beginning.size();
+            return is_utf8(beginning.substr(0, whole)) ? nullptr : "neither UTF-8 nor UTF-16";
+        }
         size_t most = std::max(zeros[0], zeros[1]), least = std::min(zeros[0], zeros[1]);
         return most > beginning.size() / 4 && 8 * least < most ? "UTF-16" : "binary";
     }
@@ -189,6 +254,7 @@ private:
     static constexpr size_t looked_at = 8192;  // bytes at the beginning of a file
 
     const bool skip_binary_;
+    bool sizes_known_ = true;
     std::set<std::pair<dev_t, ino_t>> seen_;
 };
 
@@ -199,12 +265,11 @@ private:
 // and leaves it and all that follows out without a word.
 class TextInput {
 public:
-    explicit TextInput(const TextFile& file) : path_(file.path) {
+    explicit TextInput(const TextFile& file) : path_(file.path), begun_(file.begun.value_or("")) {
         struct stat status;
-        file_ = open_regular(path_, &status);
+        file_ = file.begun ? FileHandle(dup(STDIN_FILENO)) : open_regular(path_, &status);
         posix_fadvise(file_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
         compressed_ = file.compressed;
-        constexpr int gzip_only = 16 + MAX_WBITS;
         if (compressed_ && inflateInit2(&gzip_, gzip_only) != Z_OK)
             fail("%s: cannot be decompressed: no memory; close other programs", path_.c_str());
     }
@@ -260,16 +325,13 @@ public:
 
 private:
     size_t read_file(char* out, size_t capacity) {
-        for (;;) {
-            ssize_t n = ::read(file_.get(), out, capacity);
-            if (n < 0 && errno == EINTR) continue;
-            if (n < 0) fail_with_errno(path_, "read it");
-            consumed_ += (uint64_t)n;
-            return (size_t)n;
-        }
+        size_t n = consumed_ < begun_.size() ? begun_.copy(out, capacity, consumed_)
+                                             : read_some(file_, path_, out, capacity);
+        consumed_ += n;
+        return n;
     }
 
-    std::string path_;
+    std::string path_, begun_;
     FileHandle file_;
     bool compressed_;
     z_stream gzip_ = {};

@@ -157,9 +157,15 @@ inline DocumentSearch find_text(const TokenizeOptions& options, const std::vecto
         printf("tokenize: skipped, %s: %s\n", kind.c_str(), files.text().c_str());
     for (const auto& [kind, files] : search.strange) {
         printf("tokenize: taken as text, but %s: %s; %s\n", kind.c_str(), files.text().c_str(),
-               kind == "UTF-16"
+               kind == "binary" ? "leave them out with --skip-binary on"
+               : kind == "UTF-16"
                    ? "convert them with iconv -f UTF-16 -t UTF-8, or leave them out with --skip-binary on"
-                   : "leave them out with --skip-binary on");
+                   : "convert them with iconv (-f LATIN1 -t UTF-8), or leave them out with --skip-binary on");
+    }
+    for (const TextFile& file : search.files) {
+        if (!file.begun) continue;
+        printf("tokenize: %s is taken as %s\n", file.path.c_str(),
+               file.lines ? "JSON lines" : "one document, for it does not begin as JSON lines do, with {\"");
     }
     if (search.files.empty()) {
         fail("%s: has no text; name files or folders with text in them",
@@ -185,13 +191,14 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
                        (uint64_t)options.seed,
                        {}};
     std::vector<TextFile>& files = search.files;
-    bool is_cut =
-        files.size() == 1 && !files[0].lines && options.val_fraction > 0 && options.val_fraction < 1;
+    bool is_cut = files.size() == 1 && !files[0].lines && !files[0].begun && options.val_fraction > 0 &&
+                  options.val_fraction < 1;
     if (is_cut) {
         cut_file(files[0], options.val_fraction);
         split.validation = {false, true};
-    } else if (std::none_of(files.begin(), files.end(),
-                            [](const TextFile& file) { return file.lines || file.compressed; })) {
+    } else if (std::none_of(files.begin(), files.end(), [](const TextFile& file) {
+                   return file.lines || file.compressed || file.begun;
+               })) {
         std::vector<uint64_t> sizes;
         for (const TextFile& file : files) sizes.push_back(file.bytes);
         split.validation = choose_validation(sizes, options.val_fraction, options.seed);
@@ -222,10 +229,11 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
             progress.add((double)batch.input_bytes);
         }
     }
+    check_interrupted("tokenize");  // a program that writes the standard input ends by Ctrl-C too
     lines.print();
     if (splitter.documents() == 0)
         fail("%s: has no text; name files or folders with text in them", options.inputs[0].c_str());
-    splitter.finish(options.inputs[0]);
+    splitter.finish(files[0].path);
     double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     uint64_t documents = splitter.documents() - is_cut,
              tokens = splitter.train_tokens() + splitter.val_tokens();

@@ -356,6 +356,8 @@ TEST_CASE("command lines that lack something, or say two things") {
         {"tokenize a --output b --tokenizer none", "--tokenizer none: "},
         {"tokenize a --output b --tokenizer bytes --train-tokenizer 300",
          "--tokenizer bytes: --train-tokenizer makes one; "},
+        {"tokenize a - --output b --train-tokenizer 300", "--train-tokenizer 300: reads text twice"},
+        {"tokenize a --output b --skip-bad -1", "--skip-bad -1: out of range; "},
         {"tokenize a --output b --val-fraction 1.5", "--val-fraction 1.5: out of range; "},
         {"tokenize a --output b --val-fraction -0.1", "--val-fraction -0.1: out of range; "},
         {"tokenize a --output b --val-fraction nan", "--val-fraction nan: not a finite number; "},

@@ -100,7 +100,12 @@ TEST_CASE("text files: what is skipped or strange is told by kind") {
         std::string skipped, strange;
     } rows[] = {
         {"a.txt", "plain text \xc3\xa9", "", ""},
-        {"b.txt", "bytes that are no UTF-8: \xff\xe9", "", ""},  // Latin-1 is text
+        {"b.txt", "in Latin-1, caf\xe9", "", "neither UTF-8 nor UTF-16"},
+        {"b1.txt", std::string(8191, 'x') + "\xc3\xa9", "",
+         ""},  // a character that is cut where the look ends
+        {"b2.txt", std::string(8190, 'x') + "\xe9 ", "", "neither UTF-8 nor UTF-16"},
+        {"b3.txt.gz", gzip("caf\xe9 au lait"), "", "neither UTF-8 nor UTF-16"},
+        {"b4.txt.gz", gzip("\xc3\xa9"), "", ""},
         {"c.txt", "", "empty", ""},
         {".d", "hidden", "hidden", ""},
         {"e.bin", shard_bytes(std::vector<uint16_t>{1, 2}), "tokens or tokenizer", ""},
@@ -112,7 +117,7 @@ TEST_CASE("text files: what is skipped or strange is told by kind") {
         {"k.txt", utf16("text", true, true), "", "UTF-16"},
         {"l.txt", utf16("ab", false, false), "", "UTF-16"},
         {"m.txt", utf16("a longer text", false, true), "", "UTF-16"},
-        {"n.gz", gzip(std::string("\0", 1)), "", ""},  // seen as it is packed
+        {"n.gz", gzip(std::string(100, '\0')), "", "binary"},
     };
     std::map<std::string, size_t> skipped, strange;
     size_t taken = 0, text = 0;
@@ -134,7 +139,8 @@ TEST_CASE("text files: what is skipped or strange is told by kind") {
     CHECK(counts(search.strange) == strange);
     CHECK(search.strange["UTF-16"].text() ==
           "4 (" + folder / "j.txt" + ", " + folder / "k.txt" + ", " + folder / "l.txt" + ", ...)");
-    CHECK(search.strange["binary"].text() == "2 (" + folder / "h.png" + ", " + folder / "i.dat" + ")");
+    CHECK(search.strange["binary"].text() ==
+          "3 (" + folder / "h.png" + ", " + folder / "i.dat" + ", " + folder / "n.gz" + ")");
 
     DocumentSearch picky(true);
     picky.add(folder.path);

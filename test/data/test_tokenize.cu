@@ -2,9 +2,11 @@
 // seconds: 10
 #include "test/support/file_testing.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <set>
+#include <thread>
 
 #include "data/text/tokenize.h"
 #include "test/data/gzip_testing.h"
@@ -435,6 +437,105 @@ TEST_CASE("tokenize: a usual split that leaves little for validation is told") {
     CHECK(printed(options).find(note) == std::string::npos);
     options.val_fraction = 0.001;  // the user wants it so
     CHECK(printed(options).find(note) == std::string::npos);
+}
+
+// Runs it with these bytes in a pipe as its standard input. `before_end` runs beside it, before they end.
+static std::string with_input(
+    const std::string& content, const std::function<std::string()>& run,
+    const std::function<void()>& before_end = [] {}) {
+    FileHandle before(dup(STDIN_FILENO));
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    dup2(ends[0], STDIN_FILENO);
+    close(ends[0]);
+    std::thread writer([&] {
+        for (size_t at = 0; at < content.size(); at += 5000) {
+            size_t size = std::min<size_t>(5000, content.size() - at);
+            if (write(ends[1], content.data() + at, size) != (ssize_t)size) break;
+        }
+        before_end();
+        close(ends[1]);
+    });
+    std::string result = run();
+    dup2(before.get(), STDIN_FILENO);
+    writer.join();
+    return result;
+}
+
+TEST_CASE("tokenize: standard input, plain and compressed, as from files") {
+    TemporaryFolder folder;
+    fs::create_directory(folder / "out");
+    std::string lines, plain = babble("plain", 300000, "abc \n");
+    for (int i = 0; i < 3000; i++)
+        lines +=
+            nlohmann::json({{"text", text("line %d ", i) + babble("x", 100 + i % 7, "xyz")}}).dump() + "\n";
+    write_file(folder / "more.txt", "a file beside it");
+    TokenizeOptions options = usual_options();
+    options.overwrite = true;
+    options.threads = 3;
+    auto tokens = [&](const std::string& name) {
+        return contents(options.output + "_train_000000.bin") + contents(options.output + "_val_000000.bin");
+    };
+    const char* as_lines = "standard input is taken as JSON lines\n";
+    const char* as_one = "standard input is taken as one document";
+    const struct {
+        const char* name;
+        std::string content;
+        const char* told;
+    } rows[] = {{"a.jsonl", lines, as_lines},
+                {"a.jsonl.gz", gzip(lines), as_lines},
+                {"b.jsonl", "\xef\xbb\xbf { \"text\": \"one\"}\n{\"text\": \"two\"}", as_lines},
+                {"c.txt", plain, as_one},
+                {"c.txt.gz", gzip(plain), as_one},
+                {"d.txt", "{\n \"text\": \"no lines\"\n}", as_one}};
+    for (const auto& row : rows) {
+        CAPTURE(row.name);
+        options.output = folder / "out/x";
+        write_file(folder / row.name, row.content);
+        options.inputs = {folder / row.name, folder / "more.txt"};
+        tokenize(options);
+        std::string wanted = tokens(row.name);
+        options.inputs = {"-", folder / "more.txt", "-"};
+        has(with_input(row.content, [&] { return printed(options); }), row.told);
+        CHECK((tokens(row.name) == wanted));
+    }
+    // alone, a single document is cut, and what is wrong is named
+    options.inputs = {"-"};
+    options.val_fraction = 0.3;
+    has(with_input("0123456789", [&] { return printed(options); }), "its last 3 tokens are for validation");
+    CHECK(documents_of(folder / "out/x_val_*.bin", 100) == std::vector<std::string>{"789"});
+    auto error = [&](const std::string& content) {
+        return with_input(content, [&] { return error_of([&] { tokenize(options); }); });
+    };
+    fs::create_directory(folder / "none");
+    options.output = folder / "none/x";
+    check_error(error(""), "-", "has no text");
+    check_error(error("{\"text\": \"a\"}\n{\"text\": 1}"), "standard input:2", "is no text");
+    check_error(error(gzip(plain).substr(0, 50000)), "standard input", "cut short");
+    check_error(error("BZh9"), "standard input", "is packed with bzip2");
+    CHECK(fs::is_empty(folder / "none"));
+    // Interrupted while nothing comes, or when its end comes, it leaves nothing.
+    for (bool silent : {true, false}) {
+        std::atomic<bool> ended = false;
+        auto run = [&] {
+            std::string error = error_of([&] { tokenize(options); });
+            ended = true;
+            return error;
+        };
+        auto interrupt = [&] {
+            kill(getpid(), SIGTERM);
+            for (int i = 0; silent && i < 50 && !ended; i++) usleep(100000);
+            CHECK(ended >= silent);
+        };
+        check_error(with_input(lines, run, interrupt), "tokenize", "interrupted");
+        stop_requested = 0;
+    }
+    CHECK(fs::is_empty(folder / "none"));
+
+    ProgressLine known("tokenize", 4e6), unknown("tokenize", 0);
+    known.add(1e6), unknown.add(3e6);
+    CHECK(known.words(2) == "tokenize:  25% of 4 MB, 0 MB/s, 6 s left");
+    CHECK(unknown.words(2) == "tokenize: 3 MB, 2 MB/s");
 }
 
 TEST_CASE("tokenize: a single line, or a single compressed file, is cut") {
