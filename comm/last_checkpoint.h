@@ -53,8 +53,10 @@ public:
     // there is no checkpoint in the end, all ranks throw CommonError, which says what there is.
     std::string save(SaveReport failed) {
         if (!options_.fallback_dir.empty()) {
-            SaveReport report = save_as(shared_run_dir(options_.fallback_dir, options_.run_dir), false);
-            if (report.error.empty()) return report.folder;
+            std::string fallback = shared_run_dir(options_.fallback_dir, options_.run_dir);
+            SaveReport report;
+            if (is_ours(fallback)) report = save_as(fallback, false);
+            if (report.error.empty() && !report.folder.empty()) return report.folder;
         }
         std::string weights = failed.lack != Lack::none ? save_weights() : "";
         bool limited = failed.lack == Lack::quota || failed.lack == Lack::file_size;
@@ -78,6 +80,14 @@ private:
         SaveReport report = *saver.save(about_);
         report_(report);
         return report;
+    }
+
+    // For all ranks.
+    bool is_ours(const std::string& folder) const {
+        std::string error;
+        if (world_.is_root()) note_error(error, [&] { check_own_folder(folder); });
+        if (!error.empty()) screen.warn(error);
+        return world_.largest(!error.empty()) == 0;
     }
 
     // For all ranks: their folder, or nothing.

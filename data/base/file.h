@@ -357,6 +357,15 @@ inline std::string read_text(const std::string& path) {
     return std::string(file.data(), file.size());
 }
 
+// Refuses a folder in a place that users share if another user made it, and could have left anything there.
+// One that is not there is nobody's.
+inline void check_own_folder(const std::string& path) {
+    struct stat status;
+    if (lstat(path.c_str(), &status) != 0) return;
+    if (!S_ISDIR(status.st_mode) || status.st_uid != geteuid())
+        fail("%s: is no folder of yours, as far as its owner tells; name another place", path.c_str());
+}
+
 inline bool is_same_folder(const std::string& a, const std::string& b) {
     std::error_code not_there;
     return a == b || std::filesystem::equivalent(a, b, not_there);

@@ -37,7 +37,7 @@ inline std::string process_file(const std::string& folder, const char* file) {
 
 struct ProcessStatus {
     char state = 0;  // R, S, D (waits for a disk), T (stopped), Z (a zombie), X; 0: there is no such process
-    pid_t parent = 0;
+    pid_t parent = 0, group = 0;
     unsigned long long start = 0;  // in ticks since the machine was started
 
     bool is_alive() const { return state != 0 && state != 'Z' && state != 'X'; }
@@ -50,8 +50,10 @@ inline ProcessStatus process_status(const std::string& folder) {
     ProcessStatus status;
     size_t name_end = line.rfind(')');  // the name may hold anything
     if (name_end == line.npos) return status;
-    const char* format = ") %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu";
-    if (sscanf(line.c_str() + name_end, format, &status.state, &status.parent, &status.start) != 3) return {};
+    const char* format = ") %c %d %d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu";
+    if (sscanf(line.c_str() + name_end, format, &status.state, &status.parent, &status.group,
+               &status.start) != 4)
+        return {};
     return status;
 }
 

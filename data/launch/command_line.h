@@ -226,7 +226,9 @@ inline std::optional<StoredRun> newest_of_run(const Options& asked, const FindCh
     std::optional<StoredRun> own, last;
     note_error(error, [&] { own = find(run_dir); });
     note_error(error, [&] {
-        if (!fallback.empty()) last = find(fallback);
+        if (fallback.empty()) return;
+        check_own_folder(fallback);
+        last = find(fallback);
     });
     if (!own && !last && !error.empty()) fail("%s", error.c_str());
     if (last && (!own || last->step > own->step)) {

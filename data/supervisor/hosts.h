@@ -113,6 +113,18 @@ inline std::vector<HostRanks> place_ranks(const std::vector<Host>& hosts, int ra
     return places;
 }
 
+// Tells whether places that a file names could be those of ranks on these hosts.
+inline bool are_on(const std::vector<HostRanks>& places, const std::vector<Host>& hosts) {
+    int first = 0;
+    for (const HostRanks& place : places) {
+        auto host = std::ranges::find(hosts, place.name, &Host::name);
+        if (host == hosts.end() || place.ranks < 1 || place.ranks > host->slots || place.first != first)
+            return false;
+        first += place.ranks;
+    }
+    return true;
+}
+
 inline int ranks_of(const std::vector<HostRanks>& places) {
     return places.empty() ? 0 : places.back().first + places.back().ranks;
 }

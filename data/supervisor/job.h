@@ -10,6 +10,9 @@ So a supervisor that is killed, or whose terminal is closed, leaves a job that t
 finds it by RUN/job.json: which processes they are, and how the launcher ended. The keeper holds a lock on
 RUN/job.lock for as long as it lives, from before it is there, and no second job can begin meanwhile. The
 launcher leads a process group of its own, which signals go to.
+
+Anybody who can write the run's directory can write job.json. So it is believed only where the keeper that it
+names has the lock open, and is the parent of the launcher: no other process is ever signalled.
 */
 #pragma once
 
@@ -18,6 +21,7 @@ launcher leads a process group of its own, which signals go to.
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -30,6 +34,7 @@ launcher leads a process group of its own, which signals go to.
 #include "data/base/error.h"
 #include "data/base/file.h"
 #include "data/base/json.h"
+#include "data/base/this_machine.h"
 #include "data/supervisor/processes.h"
 
 inline std::string job_path(const std::string& run_dir) {
@@ -70,6 +75,27 @@ struct JobRecord {
         return record;
     }
 };
+
+// Tells whether a process has RUN/job.lock open, as only a keeper of this run has.
+inline bool is_keeper(const Process& process, const std::string& run_dir) {
+    struct stat lock, file;
+    bool is_file = lstat((run_dir + "/job.lock").c_str(), &lock) == 0 && S_ISREG(lock.st_mode);
+    if (!is_file || lock.st_nlink != 1 || process.id <= 1 || !is_alive(process)) return false;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(process_folder(process.id) + "/fd", error)) {
+        bool same = stat(entry.path().c_str(), &file) == 0 && file.st_dev == lock.st_dev &&
+                    file.st_ino == lock.st_ino;
+        if (same) return true;
+    }
+    return false;
+}
+
+// Tells whether the processes that job.json names, as far as they are there, are a keeper and its launcher.
+inline bool is_kept(const JobRecord& record, const std::string& run_dir) {
+    ProcessStatus launcher = process_status(process_folder(record.launcher.id));
+    bool is_child = launcher.parent == record.keeper.id && launcher.group == record.launcher.id;
+    return is_keeper(record.keeper, run_dir) && (is_child || !is_alive(record.launcher));
+}
 
 // The keeper's part; never returns. `ready`: a pipe that the supervisor reads the record from, for a disk may
 // be full.
@@ -165,7 +191,7 @@ public:
     // Takes up one that runs, or has ended while nobody looked. What it has written so far was shown, or
     // nobody saw it: it is read for its errors, and not shown again.
     Job(const std::string& run_dir, const JobRecord& record)
-        : run_dir_(run_dir), record_(record), read_to_(record.log_begin) {
+        : run_dir_(run_dir), record_(record), is_ours_(is_kept(record, run_dir)), read_to_(record.log_begin) {
         struct stat log;
         shown_to_ = stat(job_log_path(run_dir).c_str(), &log) == 0 ? (uint64_t)log.st_size : 0;
     }
@@ -232,13 +258,14 @@ public:
 
 private:
     void signal_launcher(int signal, bool to_group) const {
-        if (!is_alive(record_.launcher)) return;
+        if (!is_ours_ || record_.launcher.id <= 1 || !is_alive(record_.launcher)) return;
         kill(to_group ? -record_.launcher.id : record_.launcher.id, signal);
     }
 
     const std::string run_dir_;
     JobRecord record_;
-    pid_t keeper_ = 0;  // a child of this process; 0: it is none
+    bool is_ours_ = true;  // its processes are those of a keeper
+    pid_t keeper_ = 0;     // a child of this process; 0: it is none
     FileHandle log_;
     uint64_t read_to_ = 0, shown_to_ = 0;
     std::string buffer_;

@@ -153,6 +153,7 @@ private:
         } else {
             state_ = *left;
             state_.stopping = false;
+            if (!is_checkpoint_of_run(state_.resume)) state_.resume.clear();
             for (const Host& host : state_.aside) {
                 for (Host& here : line_.hosts) {
                     if (here.name == host.name) here.aside = host.aside;
@@ -163,16 +164,32 @@ private:
                   is_alone_ ? " on this machine" : text(" on %zu hosts", line_.hosts.size()).c_str(),
                   o_.spares > 0 ? text(", %d of them spares", o_.spares).c_str() : "",
                   job_log_path(line_.run_dir).c_str()));
-        if (goes_on && record && record->number == state_.number) {
+        bool known = goes_on && record && record->number == state_.number;
+        bool alive = known && (is_alive(record->keeper) || is_alive(record->launcher));
+        if (alive && !is_kept(*record, line_.run_dir)) {
+            tell(job_path(line_.run_dir) +
+                 ": names processes that are no job of this run; they are left alone");
+        } else if (known && are_on(state_.places, line_.hosts)) {
             job_.emplace(line_.run_dir, *record);
             places_ = state_.places;
             tell(text("takes up start %d, process %d, which %s", state_.number, record->launcher.id,
                       runs ? "runs" : "has ended meanwhile"));
             begin_following();
             attempt_.last_step = progress_.last_step();
+        } else if (alive) {
+            fail(
+                "%s: its job runs on other hosts than this command has; give the --hosts and --ranks that it "
+                "was started with",
+                supervisor_path(line_.run_dir).c_str());
         } else if (goes_on) {
             tell("takes up a run whose job is not there any more");
         }
+    }
+
+    bool is_checkpoint_of_run(const std::string& folder) const {
+        return std::ranges::any_of(checkpoint_steps(line_.run_dir), [&](int64_t step) {
+            return folder == checkpoint_folder(line_.run_dir, step);
+        });
     }
 
     // Starts the job on the hosts that answer. False: it cannot be, and result says why.

@@ -105,7 +105,8 @@ struct SupervisorState {
         s.began = json.at("began");
         s.first_step = json.at("first_step");
         s.command = json.at("command").get<Words>();
-        s.number = json.at("number");
+        constexpr int64_t most_starts = 1'000'000'000;
+        s.number = (int)json_integer(json.at("number"), 0, most_starts, "its number of starts");
         s.resume = json.at("resume");
         s.resumed_step = json.at("resumed_step");
         s.stopping = json.at("stopping");

@@ -423,6 +423,66 @@ TEST_CASE("a job whose keeper was killed is followed to its end, which nobody ca
     CHECK(code_of(job) == Job::not_known);
 }
 
+TEST_CASE("what others write in a run's directory ends no process and reaches no other host") {
+    TemporaryFolder folder;
+    pid_t victim = fork();
+    if (victim == 0) {
+        setpgid(0, 0);
+        execlp("sleep", "sleep", "60", nullptr);
+        _exit(127);
+    }
+    setpgid(victim, victim);
+    while (!is_alive(find_process(victim))) usleep(1000);
+    const Process self = find_process(getpid()), sleeper = find_process(victim);
+    JobRecord forged = {1, self, sleeper, 0, -1};
+    CHECK(!is_kept(forged, folder.path));
+    {
+        FileHandle lock = Job::lock_of(folder.path);
+        CHECK(is_kept(forged, folder.path));
+        fs::rename(folder / "job.lock", folder / "other");
+        fs::create_symlink(folder / "other", folder / "job.lock");
+        CHECK(!is_kept(forged, folder.path));
+        fs::remove(folder / "job.lock");
+        fs::create_hard_link(folder / "other", folder / "job.lock");
+        CHECK(!is_kept(forged, folder.path));
+    }
+    forged.keeper = sleeper;
+    CHECK(!is_kept(forged, folder.path));
+    Job job(folder.path, forged);
+    job.ask_to_stop();
+    job.end(SIGKILL);
+    usleep(20000);
+    CHECK(is_alive(sleeper));
+    forged.launcher = {1, find_process(1).start, boot_id()};
+    Job(folder.path, forged).end(0);
+    kill(victim, SIGKILL);
+    waitpid(victim, nullptr, 0);
+
+    TemporaryFolder own;
+    Job real(own.path, 1, {"/bin/sleep", "60"});
+    CHECK(is_kept(real.record(), own.path));
+    Job again(own.path, real.record());
+    again.end(SIGKILL);
+    CHECK(code_of(real) == 128 + SIGKILL);
+
+    std::vector<Host> hosts = {{"a", 2}, {"b", 2}};
+    CHECK(are_on({{"a", 0, 2}, {"b", 2, 1}}, hosts));
+    CHECK(are_on({}, hosts));
+    for (const HostRanks& place :
+         {HostRanks{"-oProxyCommand=x", 0, 1}, {"c", 0, 1}, {"a", 0, 3}, {"a", 1, 1}, {"a", 0, 0}})
+        CHECK(!are_on({place}, hosts));
+
+    check_own_folder(folder / "not there");
+    check_own_folder(folder.path);
+    fs::create_directory_symlink(folder.path, folder / "link");
+    CHECK_REFUSED(check_own_folder(folder / "link"), "/link: is no folder of yours, ");
+    if (geteuid() == 0) {
+        fs::create_directory(folder / "theirs");
+        REQUIRE(chown((folder / "theirs").c_str(), 65534, 65534) == 0);
+        CHECK_REFUSED(check_own_folder(folder / "theirs"), "/theirs: is no folder of yours, ");
+    }
+}
+
 TEST_CASE("a process is told from a later one of the same number") {
     Process self = find_process(getpid());
     CHECK(is_alive(self));

@@ -47,6 +47,7 @@ echo '{}' >empty.json
 
 small=(--model tiny --layers 1 --channels 16 --heads 2 --context 32 --micro-batch 2)
 train="train ${small[*]} --train-data good.bin --run-dir run --steps 2"
+broken='absent\n.bin'
 # shellcheck disable=SC2086  # words
 "$program" $train --run-dir made --log-every 2 >/dev/null 2>&1 &&
     "$program" $train --run-dir large --context 1024 --sequence-length 32 >/dev/null 2>&1 ||
@@ -131,10 +132,10 @@ a preset that there is not           | --model gpt5: neither a preset nor a conf
 a config cut short                   | config/config.json: not valid JSON at byte 36;                  | $train --model config
 
 # token files
-a missing file, a line break in it   | absent?.bin: no such file;                                      | $train --train-data absent\n.bin
-a file that is cut                   | cut.bin: is truncated: 4024 bytes,                              | $train --train-data cut.bin
+a missing file, a line break in it   | absent?.bin: no such file;                                      | ${train/good.bin/$broken}
+a file that is cut                   | cut.bin: is truncated: 4024 bytes,                              | ${train/good.bin/cut.bin}
 too little to validate on            | few.bin: has 20 tokens, and a sample takes 33;                  | $train --val-data few.bin
-other tokens, in place of a run      | strange.bin: token                                              | $train --train-data strange.bin --run-dir made --overwrite
+other tokens, in place of a run      | strange.bin: token                                              | ${train/good.bin/strange.bin} --run-dir made --overwrite
 
 # memory
 a micro-batch that does not fit      | --micro-batch 1048576: needs                                    | $train --micro-batch 1048576 --context 1024
