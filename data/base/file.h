@@ -25,6 +25,7 @@ its place as NAME.partial, and renamed at the end.
 
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
+#include "data/base/strings.h"
 
 // "PATH: cannot ACTION: REASON; REMEDY", with the reason in errno.
 [[noreturn]] inline void fail_with_errno(const std::string& path, const char* action) {
@@ -125,6 +126,11 @@ inline bool read_at(const FileHandle& file, const std::string& path, uint64_t of
         done += (size_t)got;
     }
     return true;
+}
+
+inline void refuse_lfs_pointer(const FileHandle& file, const std::string& path) {
+    char begin[64] = {};
+    if (pread(file.get(), begin, sizeof begin, 0) > 0) refuse_lfs_pointer({begin, sizeof begin}, path);
 }
 
 // All of a small file. One of more than `most` bytes is refused as what the caller says that it is not.

@@ -39,6 +39,7 @@ inline int64_t json_depth(std::string_view source) {
 // The depth is looked at beforehand and not by a callback of the library's parser: with one, it looks through
 // all that came before in an object or a list when an object in it ends.
 inline nlohmann::json parse_json(std::string_view source, const std::string& file) {
+    refuse_lfs_pointer(source, file);
     constexpr int deepest = 32;
     if (json_depth(source) > deepest)
         fail("%s: JSON nested more than %d deep; not a file of this kind", file.c_str(), deepest);

@@ -9,6 +9,8 @@ nearest known name to a misspelt one.
 #include <string_view>
 #include <vector>
 
+#include "data/base/error.h"
+
 // The items of "a,b,c"; empty ones too.
 inline std::vector<std::string> comma_separated(std::string_view list) {
     std::vector<std::string> items;
@@ -29,6 +31,12 @@ inline std::string_view next_line(std::string_view& rest) {
 
 inline bool is_blank(std::string_view line) {
     return line.find_first_not_of(" \t\r\n") == line.npos;
+}
+
+// What git leaves in the place of a large file, until git-lfs brings it.
+inline void refuse_lfs_pointer(std::string_view bytes, const std::string& path) {
+    if (bytes.starts_with("version https://git-lfs."))
+        fail("%s: only a git-lfs pointer to the file; get the file itself with `git lfs pull`", path.c_str());
 }
 
 // Without control characters, which could break a line or drive the terminal.

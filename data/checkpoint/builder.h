@@ -6,6 +6,7 @@ A checkpoint made by one process, from tensors that come as floats: what an impo
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -32,6 +33,7 @@ public:
 
     // Elements [first, first + count) of a tensor, in any order, each of them once.
     void append(int tensor, Slot slot, uint64_t first, uint64_t count, const float* values) {
+        note_not_finite(tensor, first, count, values);
         bool goes_on =
             (uint32_t)tensor == piece_.tensor && slot == piece_.slot && first == piece_.begin + piece_.count;
         if (!goes_on) {
@@ -49,6 +51,15 @@ public:
             count -= n;
             if (piece_.count == largest_piece) write_piece();
         }
+    }
+
+    // A line for the user where a number is not finite; else empty.
+    std::string not_finite() const {
+        if (not_finite_ == 0) return "";
+        return text(
+            "not finite: %llu of the numbers, the first in tensor %s; whatever the model computes will "
+            "be nan, so get it again from where it was good",
+            (unsigned long long)not_finite_, first_not_finite_.c_str());
     }
 
     // Until this has returned there is no checkpoint; without it, nothing is left behind.
@@ -74,6 +85,14 @@ private:
         return index;
     }
 
+    void note_not_finite(int tensor, uint64_t first, uint64_t count, const float* values) {
+        for (uint64_t i = 0; i < count; i++) {
+            if (std::isfinite(values[i]) || not_finite_++ > 0) continue;
+            first_not_finite_ = text("%s: element %llu is %g", index_.tensors.at((size_t)tensor).name.c_str(),
+                                     (unsigned long long)(first + i), (double)values[i]);
+        }
+    }
+
     void store(Dtype dtype, const float* values, uint64_t count) {
         size_t end = bytes_.size();
         bytes_.resize(end + count * dtype_size(dtype));
@@ -97,4 +116,6 @@ private:
     CheckpointDataFile file_;
     CheckpointPiece piece_ = {};  // the piece that is being gathered
     std::vector<char> bytes_;     // its content
+    uint64_t not_finite_ = 0;     // how many were given
+    std::string first_not_finite_;
 };

@@ -48,12 +48,14 @@ inline void import_model(const ImportOptions& command, const ImportedRun::Tensor
     const char *source = command.source.c_str(), *run = command.output.c_str();
     std::string next = text("train --init %s", run);
     std::error_code not_there;
+    std::vector<std::string> remarks;
     if (std::filesystem::is_directory(command.source, not_there)) {
-        import_hf(command.source, command.output, command.overwrite, tensors_of);
+        remarks = import_hf(command.source, command.output, command.overwrite, tensors_of);
     } else {
         LlmcImport made = import_llmc(command.source, command.output, command.overwrite, tensors_of);
-        for (const std::string& remark : made.remarks) printf("%s\n", remark.c_str());
+        remarks = std::move(made.remarks);
         if (made.goes_on) next = text("train --resume %s --steps N --train-data FILES", run);
     }
+    for (const std::string& remark : remarks) printf("%s\n", remark.c_str());
     printf("%s: imported from %s; next: train_gpt sample %s, train_gpt %s\n", run, source, run, next.c_str());
 }

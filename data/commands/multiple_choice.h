@@ -9,7 +9,8 @@ Two kinds of files are read.
 
        {"context": "The sky is", "choices": ["blue.", "made of cheese."], "answer": 0}
 
-   "answer" counts from 0. HellaSwag's own names, "ctx", "endings" and "label", are known too. The context and
+   "answer" counts from 0, and may be a text, such as "1", as in HellaSwag, whose own names, "ctx", "endings"
+   and "label", are known too. The context and
    each choice are encoded on their own, the choice with a space in front unless it begins with white space. A
    context that is empty becomes the token that ends a text.
 
@@ -54,7 +55,7 @@ inline std::string choice_text(const std::string& choice, const Tokenizer& token
     const char* at = choice.data();
     bool spaced = is_white_space(next_code_point(at, choice.data() + choice.size()));
     std::string with_space = spaced ? choice : " " + choice;
-    bool own_space = tokenizer.dropped_spaces() > 0 && with_space[0] == ' ';
+    bool own_space = tokenizer.adds_space() && with_space[0] == ' ';
     return own_space ? with_space.substr(1) : with_space;
 }
 
@@ -101,8 +102,16 @@ inline ChoiceExample parse_choices(std::string_view line, const Tokenizer& token
                  choices_name, number);
         }
     }
+    const char* answer_name = hellaswag ? "label" : "answer";
+    nlohmann::json answer = object.get(answer_name);
+    if (answer.is_string()) {
+        // a text that is no number stays one, and is refused as such
+        auto number = nlohmann::json::parse(answer.get_ref<const std::string&>(), nullptr, false);
+        if (number.is_number_integer()) answer = number;
+    }
+    if (answer.is_null()) fail("%s is missing; say which choice is right", object.where(answer_name).c_str());
     example.answer =
-        (int)object.integer(hellaswag ? "label" : "answer", 0, (int64_t)example.choices.size() - 1);
+        (int)json_integer(answer, 0, (int64_t)example.choices.size() - 1, object.where(answer_name));
     return example;
 }
 

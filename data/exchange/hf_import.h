@@ -164,9 +164,10 @@ inline Options imported_options(const std::string& folder, const std::string& ru
 
 }  // namespace hf
 
-// Reads a folder into a run directory, which may hold a run only with `overwrite`.
-inline void import_hf(const std::string& folder, const std::string& run_dir, bool overwrite,
-                      const ImportedRun::TensorsOf& tensors_of) {
+// Reads a folder into a run directory, which may hold a run only with `overwrite`. Returns notes for users.
+inline std::vector<std::string> import_hf(const std::string& folder, const std::string& run_dir,
+                                          bool overwrite, const ImportedRun::TensorsOf& tensors_of) {
+    std::vector<std::string> remarks;
     std::unique_ptr<Tokenizer> tokenizer;
     std::error_code not_there;
     if (std::filesystem::exists(folder + "/tokenizer.json", not_there))
@@ -187,4 +188,6 @@ inline void import_hf(const std::string& folder, const std::string& run_dir, boo
             hf::import_tensor(source, theirs, numbers.at(theirs.ours), run.checkpoint);
     }
     run.commit(tokenizer.get());
+    if (std::string damage = run.checkpoint.not_finite(); !damage.empty()) remarks.push_back(damage);
+    return remarks;
 }

@@ -116,5 +116,7 @@ inline LlmcImport import_llmc(const std::string& path, const std::string& run_di
         });
     }
     run.commit();
-    return {state.has_value(), llmc::remarks(model, state, step)};
+    std::vector<std::string> remarks = llmc::remarks(model, state, step);
+    if (std::string damage = run.checkpoint.not_finite(); !damage.empty()) remarks.push_back(damage);
+    return {state.has_value(), remarks};
 }

@@ -123,6 +123,7 @@ inline void check_exportable(const ModelConfig& c) {
 class LlmcModel {
 public:
     explicit LlmcModel(const std::string& path) : path_(path), file_(open_regular(path, &status_)) {
+        refuse_lfs_pointer(file_, path);
         llmc::Header header;
         if ((uint64_t)status_.st_size < sizeof header)
             fail("%s: too short for a model of llm.c; copy it again, or name another file", path.c_str());

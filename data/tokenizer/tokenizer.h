@@ -109,6 +109,12 @@ public:
     // The token that ends a document; -1: there is none.
     int end_of_text() const { return end_of_text_; }
 
+    // Tells whether encoding puts a space in front of a text that begins with none.
+    bool adds_space() const {
+        std::vector<int> tokens = encode("a");
+        return !tokens.empty() && token_bytes(tokens[0]).starts_with(' ');
+    }
+
     // Spaces that decoding drops where a text begins.
     int dropped_spaces() const { return hf_ ? hf_->dropped_spaces() : 0; }
 

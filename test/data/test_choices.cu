@@ -22,10 +22,13 @@ TEST_CASE("choices: JSON lines") {
                R"({"answer": 1, "id": [1, {}], "choices": ["a", "b"], "context": "\u00e9\u0000 "})"
                "\n"
                // the form of HellaSwag
-               R"({"ind": 24, "ctx_a": "A man", "ctx": "A man is", "endings": ["up.", "a b"], "label": 0})");
+               R"({"ind": 24, "ctx_a": "A man", "ctx": "A man is", "endings": ["up.", "a b"], "label": 0})"
+               "\n"
+               R"({"ctx": "A man is", "endings": ["up.", "a b"], "label": "1"})");
     Tokenizer bytes;
     std::vector<ChoiceExample> examples = read_choices(path, &bytes, 257);
-    REQUIRE(examples.size() == 3);
+    REQUIRE(examples.size() == 4);
+    CHECK(examples[3].answer == 1);
     CHECK(examples[0].context == bytes_of("The sky is"));
     CHECK(examples[0].choices ==
           Choices{bytes_of(" blue."), bytes_of(" red."), bytes_of("\n"), bytes_of("\u3000x")});
@@ -57,6 +60,20 @@ TEST_CASE("choices: with a vocabulary, and without a token that ends a text") {
     example = read_choices(path, &llama2, llama2.vocab_size())[0];
     CHECK(example.choices == Choices{llama2.encode("the end"), llama2.encode("of")});
     CHECK(llama2.encode(" of") != llama2.encode("of"));
+
+    // Encoding decides, not the decoder, which strips a space here too.
+    nlohmann::json never = nlohmann::json::parse(contents("test/golden/tokenizers/metaspace.json"));
+    never["pre_tokenizer"]["prepend_scheme"] = "never";
+    never["pre_tokenizer"].erase("add_prefix_space");
+    write_file(folder / "never.json", never.dump());
+    Tokenizer metaspace = Tokenizer::load("test/golden/tokenizers/metaspace.json"),
+              spaceless = Tokenizer::load(folder / "never.json");
+    REQUIRE(spaceless.dropped_spaces() > 0);
+    CHECK(metaspace.adds_space());
+    CHECK(!spaceless.adds_space());
+    example = read_choices(path, &spaceless, spaceless.vocab_size())[0];
+    CHECK(example.choices == Choices{spaceless.encode(" the end"), spaceless.encode(" of")});
+    CHECK(spaceless.encode(" of") != spaceless.encode("of"));
 
     std::ifstream file("test/golden/tokenizers/gpt2.json");
     nlohmann::json parts = nlohmann::json::parse(file);
@@ -99,6 +116,9 @@ TEST_CASE("choices: JSON lines that are refused") {
         {R"({"context": "c", "choices": ["a", "b"], "answer": 18446744073709551616})", "whole number"},
         {R"({"context": "c", "choices": ["a", "b"], "answer": "a"})", "whole number from 0 to 1"},
         {R"({"ctx": "c", "endings": ["a", "b"], "label": ""})", "label is \"\""},
+        {R"({"ctx": "c", "endings": ["a", "b"], "label": "2"})",
+         "label is 2; it must be a whole number from 0 to 1"},
+        {R"({"ctx": "c", "endings": ["a", "b"], "label": "1.0"})", "label is \"1.0\"; it must be a whole"},
         {R"({"ctx": "c", "choices": ["a", "b"], "answer": 0})", "endings is missing"},
     };
     for (const auto& [line, reason] : cases) {

@@ -204,8 +204,8 @@ void export_run(const std::string& run_dir, const ModelConfig& config, const std
     export_hf(reader, options_of(config), "", folder, dtype);
 }
 
-void import_run(const std::string& folder, const std::string& run_dir) {
-    import_hf(folder, run_dir, false, [](const Options& options) { return tensors_of(options); });
+std::vector<std::string> import_run(const std::string& folder, const std::string& run_dir) {
+    return import_hf(folder, run_dir, false, [](const Options& options) { return tensors_of(options); });
 }
 
 // One tensor of a folder.
@@ -670,6 +670,27 @@ TEST_CASE("names of other versions, and what they have besides") {
     std::vector<float> wte(61 * 24);
     reader.read_floats(reader.index().find("wte"), Slot::weight, 0, wte.size(), wte.data());
     CHECK(wte == values_of(0, wte.size()));
+}
+
+TEST_CASE("a weight that is not finite is told, and imported") {
+    TemporaryFolder folder;
+    make_run(folder / "run", gptj_model());
+    export_run(folder / "run", gptj_model(), folder / "out");
+    CHECK(import_run(folder / "out", folder / "finite").empty());
+    rewrite(folder / "out", [](std::vector<Rewritten>& tensors) {
+        find(tensors, "transformer.h.1.mlp.fc_in.weight").values[5] = NAN;
+        find(tensors, "transformer.h.1.mlp.fc_in.weight").values[7] = -INFINITY;
+        find(tensors, "transformer.ln_f.weight").values[0] = INFINITY;
+    });
+    CHECK(import_run(folder / "out", folder / "back") ==
+          std::vector<std::string>{
+              "not finite: 3 of the numbers, the first in tensor layers.1.fc.weight: element 5 is nan; "
+              "whatever the model computes will be nan, so get it again from where it was good"});
+    // One that is put in another order is looked at, too.
+    rewrite(folder / "out", [](std::vector<Rewritten>& tensors) {
+        find(tensors, "transformer.h.0.attn.q_proj.weight").values[0] = NAN;
+    });
+    CHECK(import_run(folder / "out", folder / "other")[0].starts_with("not finite: 4 of the numbers, "));
 }
 
 TEST_CASE("weights that are not of the model are refused, and nothing is made") {

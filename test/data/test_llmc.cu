@@ -282,6 +282,8 @@ TEST_CASE_FIXTURE(Folder, "files that are no model") {
     };
     check_refused(model, "cannot open it: No such file");
     check("", "too short for a model of llm.c; ");
+    check("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+          "only a git-lfs pointer to the file; ");
     check(good.substr(0, 1023), "too short for a model of llm.c; ");
     check(with(0, 20240327), "not a model of llm.c (wrong magic); ");
     for (int version : {1, 2, 4, 6}) check(with(1, version), "only 3 (fp32) and 5 (bf16) are known; ");
