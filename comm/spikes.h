@@ -4,8 +4,6 @@ some in a row, it goes back to a checkpoint. All ranks judge by the same numbers
 */
 #pragma once
 
-#include <algorithm>
-#include <cfloat>
 #include <optional>
 
 #include "comm/run_checkpoints.h"   // RunCheckpoints, RunPosition
@@ -27,8 +25,8 @@ public:
     ClipLimits limits(const RunPosition& at, double targets) const {
         SpikeLimits most = at.spikes.limits(o_.spike_sigma);
         ClipLimits limits = o_.gradient_clip;
-        limits.most_loss = (float)std::min<double>(most.loss * targets, FLT_MAX);
-        limits.most_norm = (float)std::min<double>(most.norm, FLT_MAX);
+        limits.most_loss = most.most_loss(targets);
+        limits.most_norm = most.most_norm();
         return limits;
     }
 

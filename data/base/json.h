@@ -36,13 +36,21 @@ inline int64_t json_depth(std::string_view source) {
     return deepest;
 }
 
-// The depth is looked at beforehand and not by a callback of the library's parser: with one, it looks through
-// all that came before in an object or a list when an object in it ends.
+// How deep JSON of others may be nested: the library copies, compares and writes a value by functions that
+// call themselves. The depth is looked at beforehand and not by a callback of the library's parser: with one,
+// it looks through all that came before in an object or a list when an object in it ends.
+constexpr int deepest_json = 32;
+
+// A discarded value where the text is no JSON, or is nested too deep.
+inline nlohmann::json try_json(std::string_view source) {
+    if (json_depth(source) > deepest_json) return nlohmann::json::value_t::discarded;
+    return nlohmann::json::parse(source, nullptr, false);
+}
+
 inline nlohmann::json parse_json(std::string_view source, const std::string& file) {
     refuse_lfs_pointer(source, file);
-    constexpr int deepest = 32;
-    if (json_depth(source) > deepest)
-        fail("%s: JSON nested more than %d deep; not a file of this kind", file.c_str(), deepest);
+    if (json_depth(source) > deepest_json)
+        fail("%s: JSON nested more than %d deep; not a file of this kind", file.c_str(), deepest_json);
     try {
         return nlohmann::json::parse(source);
     } catch (const nlohmann::json::parse_error& error) {

@@ -163,7 +163,8 @@ uint64_t preamble_hash(const Preamble& preamble) {
 // Reads and checks an index.
 class IndexParser {
 public:
-    IndexParser(std::string_view bytes, const std::string& path) : bytes_(bytes), path_(path) {}
+    IndexParser(std::string_view bytes, const std::string& path, int64_t most_samples)
+        : bytes_(bytes), path_(path), most_samples_(most_samples) {}
 
     CheckpointIndex parse() {
         read_preamble();
@@ -209,7 +210,7 @@ private:
         JsonObject fields(header, path_ + ": header");
         fields.string("program");
         fields.integer("step", 0, INT64_MAX);
-        fields.integer("samples", 0, INT64_MAX);
+        fields.integer("samples", 0, most_samples_);
         if (!fields.get("options").is_object()) refuse("header has no options; use another checkpoint");
         read_tensors(fields.array("tensors"));
         for (const auto& bytes : fields.array("files")) {
@@ -340,14 +341,17 @@ private:
 
     std::string_view bytes_;
     const std::string& path_;
+    int64_t most_samples_;
     IndexPreamble preamble_;
     CheckpointIndex index_;
 };
 
 }  // namespace checkpoint_format
 
-inline CheckpointIndex parse_checkpoint_index(std::string_view bytes, const std::string& path) {
-    return checkpoint_format::IndexParser(bytes, path).parse();
+// A run counts its samples on from those that it reads, so what it writes may have some more.
+inline CheckpointIndex parse_checkpoint_index(std::string_view bytes, const std::string& path,
+                                              int64_t most_samples = (int64_t)1 << 60) {
+    return checkpoint_format::IndexParser(bytes, path, most_samples).parse();
 }
 
 // The file. An index that a reader would refuse is refused here.
@@ -379,6 +383,6 @@ inline std::string checkpoint_index_bytes(const CheckpointIndex& index) {
     std::string bytes((const char*)&preamble, sizeof preamble);
     bytes += source;
     bytes.append((const char*)index.pieces.data(), pieces_bytes);
-    parse_checkpoint_index(bytes, "index of a checkpoint");
+    parse_checkpoint_index(bytes, "index of a checkpoint", INT64_MAX);
     return bytes;
 }

@@ -117,7 +117,7 @@ private:
         for (const nlohmann::json& place : array_in(start, "places")) {
             std::vector<int64_t> coordinates;
             for (const nlohmann::json& c : place)
-                if (c.is_number()) coordinates.push_back((int64_t)number_of(c));
+                if (c.is_number()) coordinates.push_back(integer_of(number_of(c), -1));
             places_.push_back(std::move(coordinates));
         }
     }
@@ -144,7 +144,7 @@ private:
         if (times.empty()) return;
         records_++;
         step_ = integer_in(record, "step");
-        steps_ = std::max<int64_t>(integer_in(record, "steps", 1), 1);
+        steps_ = std::clamp<int64_t>(integer_in(record, "steps", 1), 1, INT32_MAX);
         bool alike = sums_.size() == times.size() && sums_[0].second.size() == times[0].second.size();
         for (size_t i = 0; alike && i < times.size(); i++) alike = sums_[i].first == times[i].first;
         if (!alike) {

@@ -19,6 +19,7 @@ written.
 
 #include "data/base/error.h"
 #include "data/base/file.h"
+#include "data/base/json.h"
 #include "data/base/strings.h"
 
 // "1 line", "2 lines"
@@ -70,9 +71,9 @@ inline std::string without_nan(std::string_view line) {
 
 // A line as an object; no object where it is none.
 inline nlohmann::json parse_record(std::string_view line, Reading& reading) {
-    nlohmann::json record = nlohmann::json::parse(line, nullptr, false);
+    nlohmann::json record = try_json(line);
     if (record.is_discarded()) {
-        record = nlohmann::json::parse(without_nan(line), nullptr, false);
+        record = try_json(without_nan(line));
         reading.with_nan += record.is_object();
     }
     reading.records += record.is_object();
@@ -132,9 +133,13 @@ inline double number_in(const nlohmann::json& record, const char* name) {
     return found == record.end() ? NAN : number_of(*found);
 }
 
-inline int64_t integer_in(const nlohmann::json& record, const char* name, int64_t otherwise = 0) {
-    double value = number_in(record, name);
+// A double beyond the integers has none to become.
+inline int64_t integer_of(double value, int64_t otherwise) {
     return std::abs(value) < 9e15 ? (int64_t)value : otherwise;
+}
+
+inline int64_t integer_in(const nlohmann::json& record, const char* name, int64_t otherwise = 0) {
+    return integer_of(number_in(record, name), otherwise);
 }
 
 inline std::string text_in(const nlohmann::json& record, const char* name) {

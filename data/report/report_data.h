@@ -143,8 +143,8 @@ inline OrderedJson passes_json(const nlohmann::json& stages, size_t& room) {
             for (size_t i = 1; whole && i < 5; i++) whole = pass[i].is_number();
             if (!whole) continue;
             room--;
-            passes.push_back({pass[0].get<std::string>(), (int64_t)number_of(pass[1]),
-                              (int64_t)number_of(pass[2]), number_or_null(number_of(pass[3])),
+            passes.push_back({pass[0].get<std::string>(), integer_of(number_of(pass[1]), -1),
+                              integer_of(number_of(pass[2]), -1), number_or_null(number_of(pass[3])),
                               number_or_null(number_of(pass[4]))});
         }
         if (stage.is_object()) result.push_back({{"stage", integer_in(stage, "stage")}, {"passes", passes}});

@@ -8,6 +8,7 @@ be read is used. The memory that it takes does not grow with the length of the r
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -41,7 +42,7 @@ inline void check_run_log(const std::string& run_dir) {
 inline double seconds_of(const std::string& time) {
     struct tm parts = {};
     double seconds = 0;
-    int read = sscanf(time.c_str(), "%d-%d-%dT%d:%d:%lf", &parts.tm_year, &parts.tm_mon, &parts.tm_mday,
+    int read = sscanf(time.c_str(), "%4d-%2d-%2dT%2d:%2d:%lf", &parts.tm_year, &parts.tm_mon, &parts.tm_mday,
                       &parts.tm_hour, &parts.tm_min, &seconds);
     if (read != 6) return NAN;
     parts.tm_year -= 1900;
@@ -278,7 +279,8 @@ private:
     }
 
     static int rank_in(const nlohmann::json& range) {
-        return range.size() > 3 && range[3].is_number() ? (int)number_of(range[3]) : -1;
+        int64_t rank = range.size() > 3 ? integer_of(number_of(range[3]), -1) : -1;
+        return rank >= 0 && rank <= INT_MAX ? (int)rank : -1;
     }
 
     std::string run_dir_;

@@ -139,7 +139,7 @@ public:
         while (!rest.empty()) {
             std::string_view line = next_line(rest);
             if (line.find("\"start\"") == line.npos) continue;
-            nlohmann::json value = nlohmann::json::parse(line, nullptr, false);
+            nlohmann::json value = try_json(line);
             if (value.is_object() && value.contains("start")) last = std::move(value["start"]);
         }
         return last;

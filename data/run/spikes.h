@@ -58,6 +58,14 @@ struct RunningMean {
 // The largest loss and gradient norm that are no spike.
 struct SpikeLimits {
     double loss = HUGE_VAL, norm = HUGE_VAL;
+
+    // In float, as the device has them, the loss for the sum over so many targets. The means may be any
+    // numbers that a checkpoint holds.
+    float most_loss(double targets) const { return within_float(loss * targets); }
+    float most_norm() const { return within_float(norm); }
+
+private:
+    static float within_float(double value) { return (float)std::clamp<double>(value, -FLT_MAX, FLT_MAX); }
 };
 
 // A run's memory of its spikes. A range of samples is [first, second), in the order of the run.
@@ -102,12 +110,13 @@ struct SpikeHistory {
 
 // Reads the result of to_json(); null if nothing was kept. `what` names it in messages.
 inline SpikeHistory spike_history_from_json(const nlohmann::json& json, const std::string& what) {
+    constexpr int64_t most_steps = 1 << 30;  // from where a run counts on
     SpikeHistory history;
     if (json.is_null()) return history;
     JsonObject fields(json, what);
     auto read = [&](const char* name) {
         JsonObject numbers = fields.child(name);
-        RunningMean mean = {numbers.integer("steps", 0, INT64_MAX)};
+        RunningMean mean = {numbers.integer("steps", 0, most_steps)};
         for (auto [field, value] : {std::pair("mean", &mean.mean), std::pair("variance", &mean.variance)}) {
             const nlohmann::json& number = numbers.get(field);
             if (!number.is_number())
@@ -120,7 +129,7 @@ inline SpikeHistory spike_history_from_json(const nlohmann::json& json, const st
         return mean;
     };
     history.loss = read("loss"), history.log_norm = read("log_norm");
-    history.in_a_row = (int)fields.integer("in_a_row", 0, INT32_MAX);
+    history.in_a_row = (int)fields.integer("in_a_row", 0, most_steps);
     uint64_t from = 0;
     for (const nlohmann::json& range : fields.array("passed_over")) {
         std::string where = fields.where("passed_over");

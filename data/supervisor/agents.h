@@ -16,6 +16,7 @@ newest state of every rank, when a rank last gave a sign of life, and who holds 
 #include <vector>
 
 #include "data/base/figures.h"
+#include "data/base/json.h"
 #include "data/base/strings.h"
 #include "data/run/culprit.h"
 #include "data/run/rank_state.h"
@@ -95,7 +96,7 @@ private:
     };
 
     void take(std::string_view line) {
-        nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
+        nlohmann::json json = try_json(line);
         if (!json.is_object() || !json.contains("ranks")) return;  // a line of the launcher's own
         try {
             for (const nlohmann::json& one : json["ranks"]) {

@@ -181,7 +181,7 @@ public:
             if (got < 0 && errno != EINTR) break;
             if (got > 0) text.append(buffer, (size_t)got);
         }
-        nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+        nlohmann::json json = try_json(text);
         if (json.is_object()) {
             record_.keeper = Process::from(json.at("keeper"));
             record_.launcher = Process::from(json.at("launcher"));

@@ -284,6 +284,8 @@ TEST_CASE("hostile headers with right checksums") {
     check(R"({"program": "", "step": -1})", "header: step is -1; ");
     check(R"({"program": "", "step": 1.5})", "header: step is 1.5; ");
     check(R"({"program": "", "step": 1})", "header: samples is missing; ");
+    check(R"({"program": "", "step": 1, "samples": 9223372036854775807})",
+          "header: samples is 9223372036854775807; ");
     check(R"({"program": "", "step": 1, "samples": 1})", "header has no options; ");
     check(R"({"program": "", "step": 1, "samples": 1, "options": []})", "header has no options; ");
     check(R"({"program": "", "step": 1, "samples": 1, "options": {}})", "header: tensors is missing; ");

@@ -154,6 +154,37 @@ TEST_CASE("a log that is damaged is read as far as it goes, and the notes say wh
     CHECK(holds_text(notes_of(empty), "log.jsonl: holds no record yet"));
 }
 
+TEST_CASE("a line that is nested deep is no record") {
+    TemporaryFolder folder;
+    const std::string deep = "{\"eval\":" + std::string(200000, '[') + std::string(200000, ']') + "}\n";
+    std::string path = run_with(folder, "run", step_line(1, 5) + deep);
+    for (const char* file : {"/ranks.jsonl", "/incidents.jsonl"}) write_file(path + file, deep);
+    std::string notes = notes_of(RunHistory(path));
+    CAPTURE(notes);
+    CHECK(holds_text(notes, "log.jsonl: 1 line of 2 could not be read"));
+    CHECK(holds_text(notes, "incidents.jsonl: 1 line of 1 could not be read"));
+    report({path});
+}
+
+TEST_CASE("numbers that no integer can hold are as if they were not there") {
+    TemporaryFolder folder;
+    std::string path =
+        run_with(folder, "run",
+                 "{\"step\":1,\"time\":\"-2147483648-1-1T1:1:1\",\"timings\":{\"ms\":{\"forward\":"
+                 "[1,2,3,1e300]},\"waited\":[1,2,3,9e12]}}\n");
+    write_file(path + "/ranks.jsonl",
+               "{\"start\":{\"hosts\":[\"a\"],\"places\":[[1e300,2]]}}\n"
+               "{\"pipeline\":{\"measured\":[{\"stage\":0,\"actions\":[[\"f\",1e300,-1e300,0,1]]}]}}\n"
+               "{\"step\":1,\"steps\":8e15,\"ms\":{\"forward\":[1]}}\n");
+    RunHistory run(path);
+    CHECK(run.phases()[0].second.buckets()[0].who == -1);
+    CHECK(run.waited().buckets()[0].who == -1);
+    CHECK(run.ranks().place(0) == std::vector<int64_t>{-1, 2});
+    CHECK(run.ranks().summed_steps() == INT32_MAX);
+    CHECK(run_json(run, 0)["pipeline"]["measured"][0]["passes"][0][1] == -1);
+    CHECK(std::isnan(seconds_of("-2147483648-1-1T1:1:1")));
+}
+
 TEST_CASE("any type in any field is read without harm") {
     TemporaryFolder folder;
     const char* names[] = {"start",    "loss",    "val_loss", "sample",  "checkpoint", "weights",

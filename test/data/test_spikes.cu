@@ -68,6 +68,14 @@ TEST_CASE("a checkpoint brings back every bit of it") {
     CHECK(spike_history_from_json(nullptr, "spikes").is_empty());
 }
 
+TEST_CASE("limits that are beyond a float are the largest float") {
+    SpikeLimits limits = {-1e308, 1e300};
+    CHECK(limits.most_loss(1e3) == -FLT_MAX);
+    CHECK(limits.most_norm() == FLT_MAX);
+    CHECK(SpikeLimits().most_loss(8) == FLT_MAX);
+    CHECK(SpikeLimits{2, 1}.most_loss(8) == 16);
+}
+
 TEST_CASE("what a damaged checkpoint holds is refused by name") {
     SpikeHistory history;
     history.add_step(1, 1);
@@ -82,7 +90,9 @@ TEST_CASE("what a damaged checkpoint holds is refused by name") {
     refused("/loss/mean", "x", "F: spikes: loss: mean is \"x\"; ");
     refused("/loss", nullptr, "F: spikes: loss is null; ");
     refused("/log_norm/steps", -1, "F: spikes: log_norm: steps is -1; ");
+    refused("/loss/steps", INT64_MAX, "F: spikes: loss: steps is 9223372036854775807; ");
     refused("/in_a_row", 0.5, "F: spikes: in_a_row is 0.5; ");
+    refused("/in_a_row", INT32_MAX, "F: spikes: in_a_row is 2147483647; ");
     refused("/passed_over", {{8}}, "F: spikes: passed_over holds an array; ");
     refused("/passed_over", {{8, 4}}, "F: spikes: passed_over is 4; ");
     CHECK_REFUSED(spike_history_from_json(7, "F: spikes"), "F: spikes is 7; ");
