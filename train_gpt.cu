@@ -914,7 +914,7 @@ inline std::string sample_text(Gpt& g, const Options& o, const Tokenizer* tokeni
     std::string sample = o.prompt;
     uint64_t key = random_key(o.seed, text("sample at step %d", step));
     Writer writer(g, prompt_tokens(o, tokenizer, o.prompt), 1);
-    write_texts(writer, o.sample_tokens, o.document_end, {.temperature = 0.8f}, {key}, [&](int, int token) {
+    write_texts(writer, o.sample_tokens, {o.document_end}, {.temperature = 0.8f}, {key}, [&](int, int token) {
         sample += decoder.add(token);
         return true;
     });

@@ -117,7 +117,8 @@ inline std::string training_command(Planner& planner, const PlanLine& line, cons
                                     const PlannedCut& cut) {
     Options planned = planner.options_of(cut), preset;
     preset.model = planned.model;
-    apply_model(preset);
+    std::vector<std::string> told;  // by the plan's own line
+    apply_model(preset, told);
     complete(static_cast<ModelConfig&>(preset));
     preset.sequence_length = preset.context;
     if (cut.schedule != PipelineSchedule::interleaved) planned.pp_chunks = 0;

@@ -286,6 +286,7 @@ private:
         RunPosition position = {(int)run.step, (uint64_t)reader->index().samples()};
         world_.on_all_ranks([&] {
             nlohmann::json about = reader->index().about;
+            published_ = about.value(published_key, nlohmann::json());
             position.spikes = spike_history_from_json(about.value("spikes", nlohmann::json()),
                                                       index_path(run.checkpoint) + ": spikes");
         });
@@ -298,6 +299,7 @@ private:
                                          {"samples", position.samples},
                                          {"options", options_to_json(options_)}};
         if (!position.spikes.is_empty()) header["spikes"] = position.spikes.to_json();
+        if (!published_.is_null()) header[published_key] = published_;
         return header;
     }
 
@@ -326,5 +328,6 @@ private:
     int on_disk_ = -1;                    // step of the last checkpoint that is
     std::string loaded_;                  // the checkpoint that was loaded last
     std::pair<std::string, int> origin_;  // the one that the run began with, and its step; empty: none
+    nlohmann::json published_;            // text files that the model came with; null: none
     SaveReport last_;                     // the last save's
 };

@@ -24,7 +24,7 @@ ones need double precision; row n reads those of positions[n].
 // The frequency scaling of Llama 3.1, by which a model trained on original_context tokens reads longer texts
 // ("llama3" in Hugging Face configs): waves longer than original_context / low_frequency are slowed down by
 // `factor`, those shorter than original_context / high_frequency are kept, and those between interpolated.
-// Factor 1: no scaling.
+// Factor 1: no scaling. An original context of 1, which all waves are longer than, is linear scaling.
 struct RopeScaling {
     float factor = 1, low_frequency = 1, high_frequency = 4;
     int original_context = 8192;

@@ -11,6 +11,7 @@ range checked, so that a bad value is a message and not a crash.
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "data/base/error.h"
 #include "data/base/strings.h"
@@ -153,21 +154,29 @@ public:
     // A field that has no effect here.
     void ignore(const std::string& name) { get(name); }
 
-    // A field that may be there only without effect: null, false, 0 or "".
+    // A field that may be there only without effect: null, false, 0, "" or empty.
     void without(const std::string& name, const char* remedy) {
         const nlohmann::json& value = get(name);
-        bool no_effect = value.is_null() || value == false || value == 0 || value == "";
+        bool no_effect = value.is_null() || value == false || value == 0 || value == "" ||
+                         (value.is_structured() && value.empty());
         if (!no_effect)
             fail("%s is %s, which is not supported; %s", where(name).c_str(), json_text(value).c_str(),
                  remedy);
     }
 
-    // Refuses a field that nobody has read.
-    void done(const char* remedy) const {
+    // Fields that nobody has read.
+    std::vector<std::string> unread() const {
+        std::vector<std::string> names;
         for (const auto& [name, value] : value_.items()) {
-            if (!read_.contains(name))
-                fail("%s: the field \"%s\" is not known; %s", what_.c_str(), printable(name).c_str(), remedy);
+            if (!read_.contains(name)) names.push_back(name);
         }
+        return names;
+    }
+
+    // Refuses one of those.
+    void done(const char* remedy) const {
+        for (const std::string& name : unread())
+            fail("%s: the field \"%s\" is not known; %s", what_.c_str(), printable(name).c_str(), remedy);
     }
 
 private:

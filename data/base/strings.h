@@ -33,7 +33,7 @@ inline bool is_blank(std::string_view line) {
     return line.find_first_not_of(" \t\r\n") == line.npos;
 }
 
-// What git leaves in the place of a large file, until git-lfs brings it.
+// Git leaves such a pointer in the place of a large file, until git-lfs brings it.
 inline void refuse_lfs_pointer(std::string_view bytes, const std::string& path) {
     if (bytes.starts_with("version https://git-lfs."))
         fail("%s: only a git-lfs pointer to the file; get the file itself with `git lfs pull`", path.c_str());

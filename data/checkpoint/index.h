@@ -17,7 +17,8 @@ that wrote. All numbers are little-endian, all checksums XXH3-64.
     64      H  header: {"program", "step", "samples", "options": {...}, "tensors": [{"name", "shape": [...],
                "weight": "fp32" | "bf16", "master", "m", "v": "fp32"}, ...], "files": [bytes of each data
                file], ...}, then spaces. A slot that is not stored is left out. "spikes" (data/run/spikes.h)
-               is there only if the run watches for spikes, or has passed over samples.
+               is there only if the run watches for spikes, or has passed over samples; "published"
+               (data/exchange/published.h) only if the model came from Hugging Face.
   64+H   64*P  pieces; then the file ends
 
     a piece
@@ -62,6 +63,7 @@ so do the pieces in a data file. The reader checks all of it.
 #include "data/checkpoint/slot.h"
 
 constexpr uint64_t largest_piece = 1 << 22;  // elements
+constexpr const char* published_key = "published";
 
 struct CheckpointTensor {
     std::string name;

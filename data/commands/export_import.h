@@ -38,7 +38,8 @@ inline void export_model(const ExportOptions& command) {
     if (command.format == ExportFormat::llmc)
         export_llmc(reader, model, command.output, dtype);
     else
-        export_hf(reader, model, has_file ? run.tokenizer : "", command.output, dtype);
+        export_hf(reader, model, has_file ? run.tokenizer : "", command.output, dtype,
+                  command.dtype == ExportDtype::stored);
     printf("%s: the weights of %s in %s\n", command.output.c_str(), reader.folder().c_str(),
            dtype_name(dtype));
 }

@@ -18,6 +18,7 @@ ends a text where it was asked to end.
 #include "data/base/file.h"
 #include "data/base/figures.h"
 #include "data/commands/sampler.h"
+#include "data/exchange/published.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/launch/trained_model.h"
 #include "kernels/random.cuh"
@@ -149,10 +150,10 @@ private:
 };
 
 // Adds up to `count` tokens to the texts of a writer, each with its key: the same key gives the same text.
-// show(text, token) is called for each new token and says whether the text goes on; the token `end` ends it
-// too. All ranks do the same work, and if no token can be chosen on one of them, all fail.
+// show(text, token) is called for each new token and says whether the text goes on; one of the tokens `ends`
+// ends it too. All ranks do the same work, and if no token can be chosen on one of them, all fail.
 template <typename Show>
-void write_texts(TextWriter& writer, int count, int end, const Sampling& sampling,
+void write_texts(TextWriter& writer, int count, const std::vector<int>& ends, const Sampling& sampling,
                  const std::vector<uint64_t>& keys, Show&& show) {
     std::vector<bool> over(keys.size());
     for (int i = 0; i < count && std::count(over.begin(), over.end(), false) > 0; i++) {
@@ -170,7 +171,8 @@ void write_texts(TextWriter& writer, int count, int end, const Sampling& samplin
         writer.add(tokens);
         if (tokens[0] < 0) fail("%s", error.empty() ? "sample: no token can be chosen" : error.c_str());
         for (size_t row = 0; row < keys.size(); row++) {
-            if (!over[row]) over[row] = tokens[row] == end || !show((int)row, tokens[row]);
+            bool ended = std::find(ends.begin(), ends.end(), tokens[row]) != ends.end();
+            if (!over[row]) over[row] = ended || !show((int)row, tokens[row]);
         }
     }
 }
@@ -209,6 +211,14 @@ inline int sample_length(const TrainedModel& model, const SampleOptions& command
     return (int)std::min(length, (size_t)context);
 }
 
+// The token that ends a document, and those that an imported model was published with.
+inline std::vector<int> ends_of_text(const TrainedModel& model) {
+    PublishedFiles published(model.reader.index().about);
+    std::vector<int> ends = published.ends_of_text(model.options.vocab_size);
+    ends.push_back(model.options.document_end);
+    return ends;
+}
+
 // Continues a prompt and prints it: a single text as it comes, several when all are there. `number` counts
 // the prompts. make_writer(prompt's tokens, texts) begins to write.
 template <typename MakeWriter>
@@ -234,7 +244,7 @@ void print_samples(const TrainedModel& model, const SampleOptions& command, cons
     long long tokens = 0;
     auto writer = make_writer(prompt_tokens(o, model.tokenizer.get(), prompt), samples);
     write_texts(
-        writer, command.tokens, o.document_end,
+        writer, command.tokens, ends_of_text(model),
         {command.temperature, command.top_k, command.top_p, command.min_p, command.repetition_penalty}, keys,
         [&](int i, int token) {
             tokens++;

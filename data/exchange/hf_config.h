@@ -1,11 +1,14 @@
 /*
-Hugging Face config.json -> ModelConfig, and back, for the families that our switches express exactly. Every
-key must be understood: one that is neither read nor known to leave the arithmetic alone is refused, so that a
-variant of a family is never taken for the family itself. And a model is written only where reading it back
-gives the same model.
+Hugging Face config.json -> ModelConfig, and back, for the families that our switches express exactly. Of a
+key that no family reads, a table tells whether it changes what a model computes (hf_keys.h): then it is
+refused, so that a variant of a family is never taken for the family itself. A model is written only where
+reading it back gives the same model. One that was imported goes out with the config that it came with, while
+that tells of it.
 */
 #pragma once
 
+#include <algorithm>
+#include <climits>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -20,9 +23,10 @@ gives the same model.
 
 namespace hf {
 
-inline ModelConfig read_model(const nlohmann::json& json, const std::string& file) {
+// Adds keys that nobody knows to `unknown`.
+inline ModelConfig read_model(const nlohmann::json& json, const std::string& file,
+                              std::vector<std::string>& unknown) {
     JsonObject object(json, file);
-    ignore_bystanders(object);
     std::string type = object.string("model_type");
     std::vector<std::string> names;
     for (const HfFamily& family : hf_families()) {
@@ -33,36 +37,58 @@ inline ModelConfig read_model(const nlohmann::json& json, const std::string& fil
         config.size("vocab_size", model.vocab_size);
         config.flag("tie_word_embeddings", model.tie_embeddings, model.tie_embeddings);
         family.config(config);
-        object.done(HfConfig::remedy);
+        read_others(object, HfConfig::remedy, config.unknown);
+        unknown = config.unknown;
         return model;
     }
     fail("%s: model_type %s is not supported; only %s is", file.c_str(), printable(type).c_str(),
          alternatives(names).c_str());
 }
 
+inline ModelConfig read_model(const nlohmann::json& json, const std::string& file) {
+    std::vector<std::string> unknown;
+    return read_model(json, file, unknown);
+}
+
 }  // namespace hf
 
-// It is left incomplete, so that options can still change what follows from them.
-inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file) {
-    ModelConfig model = hf::read_model(json, file);
+// It is left incomplete, so that options can still change what follows from them. What there is to tell is
+// added to `notes`.
+inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file,
+                            std::vector<std::string>& notes) {
+    std::vector<std::string> unknown;
+    ModelConfig model = hf::read_model(json, file, unknown);
     try {
         checked_model(model);
     } catch (const Error& error) {
         fail("%s: %s", file.c_str(), error.what());
     }
+    std::string names;
+    for (const std::string& key : unknown) names += (names.empty() ? "" : ", ") + printable(key);
+    if (!names.empty()) {
+        notes.push_back(
+            text("%s: not known here, and passed over: %s; look whether the model computes the same "
+                 "without",
+                 file.c_str(), names.c_str()));
+    }
     return model;
 }
 
 inline ModelConfig parse_hf_config(std::string_view source, const std::string& file) {
-    return hf_model(parse_json(source, file), file);
+    std::vector<std::string> notes;
+    return hf_model(parse_json(source, file), file, notes);
 }
 
-// The token that ends a text, the first where a config names several; -1 where it names none of `vocab_size`.
-inline int hf_end_of_text(const nlohmann::json& config, int vocab_size) {
-    nlohmann::json end = config.value("eos_token_id", nlohmann::json());
-    if (end.is_array() && !end.empty()) end = nlohmann::json(end[0]);
-    int64_t token = end.is_number_integer() ? end.get<int64_t>() : -1;
-    return token >= 0 && token < vocab_size ? (int)token : -1;
+// The tokens that end a text, by a config.json or a generation_config.json, without any beyond `vocab_size`.
+inline std::vector<int> hf_ends_of_text(const HfConfig::Json& config, int vocab_size) {
+    HfConfig::Json named = config.value("eos_token_id", HfConfig::Json());
+    std::vector<int> ends;
+    if (!named.is_array()) named = HfConfig::Json::array({named});
+    for (const HfConfig::Json& end : named) {
+        int64_t token = end.is_number_integer() ? end.get<int64_t>() : -1;
+        if (token >= 0 && token < vocab_size) ends.push_back((int)token);
+    }
+    return ends;
 }
 
 // The path of the config that a --model argument names, or nothing if it names none.
@@ -76,8 +102,8 @@ inline nlohmann::json read_hf_json(const std::string& path) {
     return parse_json(read_whole(path, 1 << 20, "a config.json is smaller than a megabyte"), path);
 }
 
-inline ModelConfig read_hf_config(const std::string& path) {
-    return hf_model(read_hf_json(path), path);
+inline ModelConfig read_hf_config(const std::string& path, std::vector<std::string>& notes) {
+    return hf_model(read_hf_json(path), path, notes);
 }
 
 // ----------------------------------------------------------------------------
@@ -87,7 +113,9 @@ namespace hf {
 
 inline const HfFamily& nearest_family(const ModelConfig& c) {
     const char* name = c.position == PositionKind::learned ? "gpt2" : c.bias ? "gpt_neox" : "gptj";
-    if (c.norm == NormKind::rmsnorm) name = c.qk_norm ? "qwen3" : c.window ? "mistral" : "llama";
+    // transformers takes no Llama of an uneven width, but a Mistral without a window
+    bool mistral = c.window || c.channels % c.heads;
+    if (c.norm == NormKind::rmsnorm) name = c.qk_norm ? "qwen3" : mistral ? "mistral" : "llama";
     if (c.local_filter) name = "yuan";
     for (const HfFamily& family : hf_families()) {
         if (family.name == std::string_view(name)) return family;
@@ -113,6 +141,22 @@ inline HfConfig::Json family_config(const HfFamily& family, const ModelConfig& c
     return json;
 }
 
+inline bool reads_as(const nlohmann::json& json, const ModelConfig& c) {
+    try {
+        check_same_model(c, read_model(json, "config.json"), "", "");
+        return true;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+// Names the token that ends a document, which may have changed since the config came. -1: nothing is known.
+inline void keep_end(HfConfig::Json& config, int document_end) {
+    std::vector<int> ends = hf_ends_of_text(config, INT_MAX);
+    if (document_end >= 0 && std::find(ends.begin(), ends.end(), document_end) == ends.end())
+        config["eos_token_id"] = document_end;
+}
+
 }  // namespace hf
 
 // The family that expresses a completed config: what is written of it reads back as the same model. One that
@@ -125,7 +169,17 @@ inline const HfFamily& hf_family(const ModelConfig& c) {
     return family;
 }
 
-// The config.json of a completed config, as family_config() has it.
-inline nlohmann::ordered_json hf_config_json(const ModelConfig& c, const char* dtype, int document_end) {
-    return hf::family_config(hf_family(c), c, dtype, document_end);
+// The config.json of a completed config, as family_config() has it. `published` is the one that it came with,
+// or null: it goes out again while it tells of this model, with our dtype and end of a document.
+inline nlohmann::ordered_json hf_config_json(const ModelConfig& c, const char* dtype, int document_end,
+                                             const HfConfig::Json& published = {}) {
+    const HfFamily& family = hf_family(c);
+    if (published.is_null() || !hf::reads_as(nlohmann::json(published), c))
+        return hf::family_config(family, c, dtype, document_end);
+    HfConfig::Json json = published;
+    for (const char* key : {"torch_dtype", "dtype"}) {
+        if (json.contains(key) && !json[key].is_null()) json[key] = dtype;
+    }
+    hf::keep_end(json, document_end);
+    return json;
 }

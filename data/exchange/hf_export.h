@@ -1,9 +1,9 @@
 /*
 A checkpoint -> a folder that Hugging Face transformers loads: config.json, the weights as safetensors,
-generation_config.json and, where there is one, the tokenizer. Weights go through memory in small parts; only
-those that are written in another order than ours are held, one tensor at a time. Nothing that is there is
-written over. The files get their names at the end, and config.json comes last, so that a folder which has it
-has all.
+generation_config.json and, where there is one, the tokenizer with its settings. Weights go through memory in
+small parts; only those that are written in another order than ours are held, one tensor at a time. Nothing
+that is there is written over. The files get their names at the end, and config.json comes last, so that a
+folder which has it has all.
 */
 #pragma once
 
@@ -22,6 +22,7 @@ has all.
 #include "data/base/file.h"
 #include "data/exchange/hf_config.h"
 #include "data/exchange/hf_tensors.h"
+#include "data/exchange/published.h"
 #include "data/base/json.h"
 #include "data/options/options.h"
 #include "data/exchange/safetensors_writer.h"
@@ -92,25 +93,51 @@ inline nlohmann::ordered_json tokenizer_config(const std::string& tokenizer, con
     return config;
 }
 
+// The name in torch of the weights' dtype. A model of fp16, which becomes fp32 here, goes out under its own.
+inline const char* torch_dtype(const nlohmann::ordered_json& published, Dtype dtype, bool as_stored) {
+    if (dtype == Dtype::bf16) return "bfloat16";
+    bool half = false;
+    for (const char* key : {"torch_dtype", "dtype"})
+        half = half || (published.is_object() && published.value(key, nlohmann::ordered_json()) == "float16");
+    return half && as_stored ? "float16" : "float32";
+}
+
 }  // namespace hf
 
-// `tokenizer_file` is the tokenizer.json of the run; empty: it has none.
+// Files that the run was imported with go out as they came, where they still hold. `tokenizer_file` is the
+// tokenizer.json of the run; empty: it has none. `as_stored`: no other dtype was asked for.
 inline void export_hf(CheckpointReader& reader, const Options& model, const std::string& tokenizer_file,
-                      const std::string& folder, Dtype dtype) {
-    const char* torch_dtype = dtype == Dtype::bf16 ? "bfloat16" : "float32";
+                      const std::string& folder, Dtype dtype, bool as_stored = false) {
+    using Published = PublishedFiles;
+    Published published(reader.index().about);
     std::string tokenizer =
         kind_of<TokenizerKind>(model.tokenizer) == TokenizerKind::bytes ? hf::byte_tokenizer_json() : "";
     if (!tokenizer_file.empty()) tokenizer = read_text(tokenizer_file);
-    nlohmann::ordered_json generation = nlohmann::ordered_json::object();
-    if (model.document_end >= 0)
-        generation = {{"bos_token_id", model.document_end}, {"eos_token_id", model.document_end}};
-    std::vector<hf::TextFile> texts = {{"generation_config.json", generation.dump(2) + "\n"}};
+    HfConfig::Json theirs = published.json(Published::config),
+                   generation = published.json(Published::generation);
+    HfConfig::Json config =
+        hf_config_json(model, hf::torch_dtype(theirs, dtype, as_stored), model.document_end, theirs);
+    if (generation.is_null()) {
+        generation = HfConfig::Json::object();
+        for (const char* key : {"bos_token_id", "eos_token_id"}) {
+            if (config.contains(key) && !config[key].is_null()) generation[key] = config[key];
+        }
+    }
+    hf::keep_end(generation, model.document_end);
+    std::vector<hf::TextFile> texts = {{Published::generation, generation.dump(2) + "\n"}};
     if (!tokenizer.empty()) {
         texts.push_back({"tokenizer.json", tokenizer});
-        texts.push_back(
-            {"tokenizer_config.json", hf::tokenizer_config(tokenizer, tokenizer_file, model).dump(2) + "\n"});
+        bool its_own = published.tell_of(tokenizer);
+        std::string settings = its_own ? published.source(Published::tokenizer) : "";
+        if (settings.empty())
+            settings = hf::tokenizer_config(tokenizer, tokenizer_file, model).dump(2) + "\n";
+        texts.push_back({Published::tokenizer, settings});
+        for (const char* name : {"special_tokens_map.json", "chat_template.jinja"}) {
+            std::string source = its_own ? published.source(name) : "";
+            if (!source.empty()) texts.push_back({name, source});
+        }
     }
-    texts.push_back({"config.json", hf_config_json(model, torch_dtype, model.document_end).dump(2) + "\n"});
+    texts.push_back({Published::config, config.dump(2) + "\n"});
     hf::refuse_older(folder, texts);
 
     std::vector<HfTensor> table = hf_tensors(model);

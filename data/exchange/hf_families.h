@@ -1,19 +1,25 @@
 /*
 Families of models in Hugging Face transformers: what config.json says of one, in terms of our switches, and
 which of its tensors hold what of ours. It stands here once, and is read in both directions: an import makes a
-model of it, and an export writes it. Only what our switches express exactly is read; anything else is refused
-by its key.
+model of it, and an export writes it. Only what our switches express exactly is read. A key that is known to
+change what a model computes is read, or refused by its name; one that is known not to is passed over, and so
+is one that nobody knows, which is named (hf_keys.h). A missing key means what transformers takes it for.
 */
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
+#include <iterator>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "data/base/error.h"
 #include "data/base/json.h"
+#include "data/exchange/hf_keys.h"
 #include "data/options/model_config.h"
 #include "data/options/values.h"  // number_text
 
@@ -22,6 +28,7 @@ class HfConfig {
 public:
     using Json = nlohmann::ordered_json;
     static constexpr const char* remedy = "remove it if the model computes the same without it";
+    std::vector<std::string> unknown;  // keys that nobody knows
 
     HfConfig(JsonObject& from, ModelConfig& into) : model(into), in(&from), out(nullptr) {}
     HfConfig(const ModelConfig& from, Json& into) : model(own_), in(nullptr), out(&into), own_(from) {}
@@ -63,14 +70,6 @@ public:
             refuse(key, value ? "false" : "true", value ? "true" : "false");
     }
 
-    // A text that is the same in all models of the family.
-    void word(const char* key, const char* value) {
-        if (out)
-            write(key, value);
-        else if (std::string found = in->string(key); found != value)
-            refuse(key, found, value);
-    }
-
     // Probabilities that are for training, and are written as 0.
     void dropout(const char* key) {
         if (out) write(key, 0.0);
@@ -87,35 +86,51 @@ private:
 
 namespace hf {
 
+constexpr const char* original_context = "original_max_position_embeddings";
+
 // ----------------------------------------------------------------------------
 // config.json
 
-// Keys that say where a model came from, how to train or to sample it, but not what it computes.
-// clang-format off
-inline void ignore_bystanders(JsonObject& config) {
-    for (const char* key : {
-        "_name_or_path", "architectures", "attention_dropout", "attention_probs_dropout_prob",
-        "attn_pdrop", "auto_map", "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "dtype",
-        "embd_pdrop", "eos_token_id", "finetuning_task", "gradient_checkpointing", "hidden_dropout",
-        "hidden_dropout_prob", "id2label", "initializer_range", "is_decoder", "label2id", "n_ctx",
-        "output_attentions", "output_hidden_states", "output_past", "pad_token_id", "pretraining_tp",
-        "problem_type", "resid_pdrop", "return_dict", "summary_activation", "summary_first_dropout",
-        "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
-        "tokenizer_class", "torch_dtype", "transformers_version", "use_cache"})
-        config.ignore(key);
-}
-// clang-format on
+// Activations by transformers' names; the first of a kind is what is written.
+struct Activation {
+    const char* name;
+    MlpKind mlp;
+};
+constexpr Activation activations[] = {{"gelu_new", MlpKind::gelu},
+                                      {"gelu_pytorch_tanh", MlpKind::gelu},
+                                      {"gelu_fast", MlpKind::gelu},
+                                      {"gelu_accurate", MlpKind::gelu},
+                                      {"gelu_python_tanh", MlpKind::gelu},
+                                      {"gelu", MlpKind::gelu_exact},
+                                      {"gelu_python", MlpKind::gelu_exact},
+                                      {"silu", MlpKind::swiglu},
+                                      {"swish", MlpKind::swiglu}};
 
-inline void gelu(HfConfig& config, const char* key) {
+// `usual` is that of a family where nothing is said, and it tells whether the family has a gate.
+inline void activation(HfConfig& config, const char* key, const char* usual) {
+    auto find = [](auto&& is_it) {
+        return std::find_if(std::begin(activations), std::end(activations), is_it);
+    };
+    auto named = [&](std::string_view name) {
+        return find([&](const Activation& row) { return row.name == name; });
+    };
+    bool gated = named(usual)->mlp == MlpKind::swiglu;
+    auto fits = [&](const Activation& row) { return (row.mlp == MlpKind::swiglu) == gated; };
     if (config.out) {
-        config.write(key, config.model.mlp == MlpKind::gelu ? "gelu_new" : "gelu");
+        auto row = find([&](const Activation& row) { return row.mlp == config.model.mlp && fits(row); });
+        return config.write(key, row == std::end(activations) ? usual : row->name);
+    }
+    std::string found = config.in->has(key) ? config.in->string(key) : usual;
+    auto row = named(found);
+    if (row != std::end(activations) && fits(*row)) {
+        config.model.mlp = row->mlp;
         return;
     }
-    std::string activation = config.in->string(key);
-    bool tanh = activation == "gelu_new" || activation == "gelu_pytorch_tanh" || activation == "gelu_fast";
-    if (!tanh && activation != "gelu")
-        config.refuse(key, activation, "gelu, gelu_new, gelu_fast or gelu_pytorch_tanh");
-    config.model.mlp = tanh ? MlpKind::gelu : MlpKind::gelu_exact;
+    std::vector<std::string> names;
+    for (const Activation& each : activations) {
+        if (fits(each)) names.push_back(each.name);
+    }
+    config.refuse(key, found, alternatives(names).c_str());
 }
 
 // The keys that GPT-J took over from GPT-2.
@@ -127,16 +142,13 @@ inline void openai(HfConfig& config) {
     config.size("n_inner", model.mlp_width, 0);
     config.size("n_positions", model.context);
     config.real("layer_norm_epsilon", model.norm_eps, 1e-5f);
-    gelu(config, "activation_function");
+    activation(config, "activation_function", "gelu_new");
     for (const char* key : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) config.dropout(key);
     config.only("scale_attn_weights", true);
 }
 
 inline void gpt2(HfConfig& config) {
     openai(config);
-    config.only("scale_attn_by_inverse_layer_idx", false);
-    config.only("add_cross_attention", false);
-    if (config.in) config.in->ignore("reorder_and_upcast_attn");  // a matter of rounding
 }
 
 inline void gptj(HfConfig& config) {
@@ -156,56 +168,98 @@ inline void sizes(HfConfig& config) {
     config.dropout("attention_dropout");
 }
 
+// The two types of rope_scaling that there are.
 inline void llama3_scaling(HfConfig& scaling) {
-    scaling.real("factor", scaling.model.rope_scaling);
-    scaling.real("low_freq_factor", scaling.model.rope_low_frequency);
-    scaling.real("high_freq_factor", scaling.model.rope_high_frequency);
-    scaling.size("original_max_position_embeddings", scaling.model.rope_original_context);
+    ModelConfig& model = scaling.model;
+    scaling.real("factor", model.rope_scaling);
+    scaling.real("low_freq_factor", model.rope_low_frequency);
+    scaling.real("high_freq_factor", model.rope_high_frequency);
+    scaling.size(original_context, model.rope_original_context, model.context);
 }
 
-// Newer versions have all of RoPE in rope_parameters, older ones the scaling alone in rope_scaling. `rotated`
-// is the share of a head that is turned, for families that have one.
+// All wavelengths are stretched alike where all are long for the original context.
+inline void linear_scaling(HfConfig& scaling) {
+    ModelConfig& model = scaling.model;
+    scaling.real("factor", model.rope_scaling);
+    if (model.rope_scaling == 1) return;
+    model.rope_original_context = 1, model.rope_low_frequency = 1, model.rope_high_frequency = 4;
+}
+
+inline bool is_linear(const ModelConfig& c) {
+    return c.rope_original_context == 1 && c.rope_low_frequency == 1 && c.rope_high_frequency == 4;
+}
+
+// Newer versions have all of RoPE in rope_parameters, older ones the scaling alone in rope_scaling, which
+// transformers takes where both are there. `rotated` is the share of a head that is turned, for families that
+// have one.
 inline void rope(HfConfig& config, const char* theta, double* rotated = nullptr) {
     ModelConfig& model = config.model;
     config.real(theta, model.rope_theta, 10000);
     if (config.out) {
         if (model.rope_scaling == 1) return;
-        HfConfig::Json scaling = {{"rope_type", "llama3"}};
+        bool linear = is_linear(model);
+        HfConfig::Json scaling = {{"rope_type", linear ? "linear" : "llama3"}};
         HfConfig writer(model, scaling);
-        llama3_scaling(writer);
+        (linear ? linear_scaling : llama3_scaling)(writer);
         config.write("rope_scaling", scaling);
         return;
     }
-    bool newer = config.in->has("rope_parameters");
-    if (!config.in->has("rope_scaling") && !newer) return;
-    JsonObject object = config.in->child(newer ? "rope_parameters" : "rope_scaling");
+    bool has_original = config.in->has(original_context);
+    const char* key = "rope_parameters";
+    for (const char* name : {"rope_parameters", "rope_scaling"}) {
+        const nlohmann::json& value = config.in->get(name);
+        if (!value.is_null() && !value.empty()) key = name;
+    }
+    if (config.in->get(key).empty()) return;
+    JsonObject object = config.in->child(key);
     HfConfig scaling(object, model);
-    std::string type = object.string(object.has("rope_type") ? "rope_type" : "type");
-    object.ignore("type");
-    if (newer) scaling.real("rope_theta", model.rope_theta);
+    std::string type = "default";
+    for (const char* name : {"type", "rope_type"}) {
+        if (object.has(name)) type = object.string(name);
+    }
+    scaling.real("rope_theta", model.rope_theta, model.rope_theta);
     if (rotated) *rotated = object.number("partial_rotary_factor", 1, *rotated);
     if (type == "llama3")
         llama3_scaling(scaling);
+    else if (type == "linear")
+        linear_scaling(scaling);
     else if (type != "default")
-        scaling.refuse("rope_type", type, "llama3 or default");
-    object.done(HfConfig::remedy);
+        scaling.refuse("rope_type", type, "llama3, linear or default");
+    if (type == "llama3" && has_original) config.size(original_context, model.rope_original_context);
+    for (const char* unused : {"factor", "low_freq_factor", "high_freq_factor", original_context})
+        object.ignore(unused);
+    read_others(object, HfConfig::remedy, config.unknown);
 }
 
-// The keys that llama, mistral and qwen3 share. The number of key and value heads, and the size of a head,
-// may follow from others in some of them.
-inline void llama_family(HfConfig& config, bool own_kv_heads, bool own_head_size) {
+// Values of llama, mistral and qwen3 where a key is missing; 0: they follow from others.
+struct LlamaDefaults {
+    int kv_heads = 0, head_size = 0;
+};
+
+// The keys that llama, mistral and qwen3 share.
+inline void llama_family(HfConfig& config, LlamaDefaults defaults) {
     ModelConfig& model = config.model;
     sizes(config);
-    config.size("num_key_value_heads", model.kv_heads,
-                own_kv_heads ? std::nullopt : std::optional(model.heads));
-    config.size("head_dim", model.head_size, own_head_size ? std::nullopt : std::optional(0));
-    config.word("hidden_act", "silu");
-    config.real("rms_norm_eps", model.norm_eps);
+    bool own = defaults.kv_heads > 0 && !(config.in && config.in->is_null("num_key_value_heads"));
+    config.size("num_key_value_heads", model.kv_heads, own ? defaults.kv_heads : model.heads);
+    config.size("head_dim", model.head_size, defaults.head_size);
+    activation(config, "hidden_act", "silu");
+    config.real("rms_norm_eps", model.norm_eps, 1e-6f);
     rope(config, "rope_theta");
 }
 
+// Keys of other families, which transformers leaves unread in this one.
+inline void ignore(HfConfig& config, std::initializer_list<const char*> keys) {
+    for (const char* key : keys) {
+        if (config.in) config.in->ignore(key);
+    }
+}
+
+constexpr int usual_window = 4096;
+
 inline void llama(HfConfig& config) {
-    llama_family(config, false, false);
+    llama_family(config, {});
+    ignore(config, {"layer_types", "sliding_window", "use_sliding_window", "max_window_layers"});
     bool mlp_bias = config.model.bias;
     config.flag("attention_bias", config.model.bias, false);
     config.flag("mlp_bias", mlp_bias, false);
@@ -213,13 +267,14 @@ inline void llama(HfConfig& config) {
         config.refuse("attention_bias", mlp_bias ? "false" : "true", "the value of mlp_bias");
 }
 
-// null is no window, but absent is a window of some default size.
+// null is no window, but absent is a window of the usual size.
 inline void mistral(HfConfig& config) {
-    llama_family(config, true, false);
+    llama_family(config, {.kv_heads = 8});
+    ignore(config, {"layer_types", "use_sliding_window", "max_window_layers"});
     if (config.out && config.model.window == 0)
         config.write("sliding_window", nullptr);
     else if (config.out || !config.in->is_null("sliding_window"))
-        config.size("sliding_window", config.model.window);
+        config.size("sliding_window", config.model.window, usual_window);
 }
 
 // Each layer says whether it has a window; or else max_window_layers does, for those from it on have one.
@@ -228,10 +283,12 @@ inline void read_layer_windows(HfConfig& config) {
     ModelConfig& model = config.model;
     bool windowed = json.boolean("use_sliding_window", false), by_layer = json.has("layer_types");
     json.ignore("max_window_layers");
-    if (json.has("sliding_window") && windowed) {
-        int64_t full = by_layer ? 0 : json.integer("max_window_layers", 0, 1 << 24);
+    json.ignore("sliding_window");
+    if (windowed && !json.is_null("sliding_window")) {
+        bool given = json.has("max_window_layers");
+        int64_t full = by_layer ? 0 : given ? json.integer("max_window_layers", 0, 1 << 24) : 28;
         if (full == 0)
-            config.size("sliding_window", model.window);
+            config.size("sliding_window", model.window, usual_window);
         else if (full < model.layers)
             config.refuse("max_window_layers", std::to_string(full), "a window in all layers or in none");
     }
@@ -258,7 +315,7 @@ inline void read_layer_windows(HfConfig& config) {
 }
 
 inline void qwen3(HfConfig& config) {
-    llama_family(config, true, true);
+    llama_family(config, {.kv_heads = 32, .head_size = 128});
     if (config.in) {
         config.only("attention_bias", false);
         return read_layer_windows(config);
@@ -285,7 +342,7 @@ inline void gpt_neox(HfConfig& config) {
     ModelConfig& model = config.model;
     sizes(config);
     config.dropout("hidden_dropout");
-    gelu(config, "hidden_act");
+    activation(config, "hidden_act", "gelu");
     config.real("layer_norm_eps", model.norm_eps, 1e-5f);
     bool parallel = model.block == BlockKind::parallel;
     config.flag("use_parallel_residual", parallel, true);
@@ -313,22 +370,14 @@ inline void gpt_neox(HfConfig& config) {
 // epsilon of the local filter's norm, which is then that of all norms.
 inline void yuan(HfConfig& config) {
     sizes(config);
-    config.word("hidden_act", "silu");
+    activation(config, "hidden_act", "silu");
     constexpr float filter_eps = 1e-6f;
     config.model.norm_eps = config.out ? filter_eps : config.model.norm_eps;
     config.real("rms_norm_eps", config.model.norm_eps);
     if (config.model.norm_eps != filter_eps)
         config.refuse("rms_norm_eps", number_text(config.model.norm_eps), number_text(filter_eps).c_str());
     config.only("causal_mask", true, true);
-    config.only("use_shareqk", false);
-    config.only("use_moe", false);
-    if (config.in) {
-        for (const char* key : {"_from_model_config", "dropout", "eod_token", "eod_token_id", "mask_token_id",
-                                "model_max_length", "reset_attention_mask", "reset_position_ids", "sep_token",
-                                "sep_token_id", "use_flash_attention", "use_loss_mask"})
-            config.in->ignore(key);
-        return;
-    }
+    if (config.in) return;
     config.write("auto_map", {{"AutoConfig", "configuration_yuan.YuanConfig"},
                               {"AutoModelForCausalLM", "yuan_hf_model.YuanForCausalLM"}});
     // Without these keys that code has tokens of its own vocabulary, or stops.

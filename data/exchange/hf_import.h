@@ -17,6 +17,7 @@ and one tensor at a time of those that we keep in another order.
 #include "data/exchange/hf_config.h"
 #include "data/exchange/hf_tensors.h"
 #include "data/exchange/imported_run.h"
+#include "data/exchange/published.h"
 #include "data/options/values.h"
 #include "data/options/options.h"
 #include "data/exchange/safetensors.h"
@@ -143,16 +144,30 @@ inline void import_tensor(Source& source, const HfTensor& theirs, int number, Ch
     });
 }
 
+// Null where there is none, or one of a kind that is not read here: the weights are of use without.
+inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& path, std::vector<std::string>& remarks) {
+    std::error_code not_there;
+    if (!std::filesystem::exists(path, not_there)) return nullptr;
+    nlohmann::json file = parse_json(read_text(path), path), model = JsonObject(file, path).get("model");
+    nlohmann::json kind = model.is_object() ? model.value("type", nlohmann::json()) : nlohmann::json();
+    if (!kind.is_string() || kind == "BPE") return Tokenizer::load_if_any(path);
+    remarks.push_back(text("%s: of kind %s, and BPE alone is read here: the run has no tokenizer; make token "
+                           "files of numbers with Python's tokenizers, as llm.c's .bin, and train on them",
+                           path.c_str(), json_text(kind).c_str()));
+    return nullptr;
+}
+
 // The options of a run of the model. Its tokenizer is the copy that the run directory gets.
 inline Options imported_options(const std::string& folder, const std::string& run_dir,
-                                const Tokenizer* tokenizer) {
+                                const Tokenizer* tokenizer, std::vector<std::string>& remarks) {
     std::string path = folder + "/config.json";
     nlohmann::json config = read_hf_json(path);
     Options options;
-    static_cast<ModelConfig&>(options) = checked_model(hf_model(config, path));
+    static_cast<ModelConfig&>(options) = checked_model(hf_model(config, path, remarks));
     options.model = folder;
     options.tokenizer = name_of(TokenizerKind::none);
-    options.document_end = hf_end_of_text(config, options.vocab_size);
+    std::vector<int> ends = hf_ends_of_text(HfConfig::Json(config), options.vocab_size);
+    options.document_end = ends.empty() ? -1 : ends[0];
     if (!tokenizer) return options;
     options.tokenizer = tokenizer_path(run_dir);
     if (options.document_end < 0) options.document_end = tokenizer->end_of_text();
@@ -164,15 +179,15 @@ inline Options imported_options(const std::string& folder, const std::string& ru
 
 }  // namespace hf
 
-// Reads a folder into a run directory, which may hold a run only with `overwrite`. Returns notes for users.
+// Reads a folder into a run directory, which may hold a run only with `overwrite`. Returns lines for the
+// user.
 inline std::vector<std::string> import_hf(const std::string& folder, const std::string& run_dir,
                                           bool overwrite, const ImportedRun::TensorsOf& tensors_of) {
     std::vector<std::string> remarks;
-    std::unique_ptr<Tokenizer> tokenizer;
-    std::error_code not_there;
-    if (std::filesystem::exists(folder + "/tokenizer.json", not_there))
-        tokenizer = Tokenizer::load_if_any(folder + "/tokenizer.json");
-    Options options = hf::imported_options(folder, run_dir, tokenizer.get());
+    std::unique_ptr<Tokenizer> tokenizer = hf::find_tokenizer(folder + "/tokenizer.json", remarks);
+    Options options = hf::imported_options(folder, run_dir, tokenizer.get(), remarks);
+    PublishedFiles published(folder, remarks);
+    if (tokenizer) published.set_tokenizer(tokenizer->json());
     hf::Source source(folder, hf_tensors(options));
     std::vector<CheckpointTensor> tensors = tensors_of(options);
     for (CheckpointTensor& tensor : tensors) tensor.slots = {source.dtype()};
@@ -182,7 +197,7 @@ inline std::vector<std::string> import_hf(const std::string& folder, const std::
         if (theirs.role == HfRole::copies || theirs.role == HfRole::may_copy) source.check_copy(theirs);
     }
 
-    ImportedRun run(run_dir, options, overwrite, 0, tensors);
+    ImportedRun run(run_dir, options, overwrite, 0, tensors, published.to_json());
     for (const HfTensor& theirs : source.table()) {
         if (theirs.role == HfRole::holds)
             hf::import_tensor(source, theirs, numbers.at(theirs.ours), run.checkpoint);

@@ -24,16 +24,14 @@ public:
     // Names and shapes of the tensors that a model has.
     using TensorsOf = std::function<std::vector<CheckpointTensor>(const Options&)>;
 
-    // Makes the directory, which may hold a run only with `overwrite`.
+    // Makes the directory, which may hold a run only with `overwrite`. `published` is of PublishedFiles.
     ImportedRun(const std::string& run_dir, const Options& options, bool overwrite, int64_t step,
-                std::vector<CheckpointTensor> tensors)
+                std::vector<CheckpointTensor> tensors, const nlohmann::ordered_json& published = {})
         : run_dir_(run_dir),
           step_(step),
           json_(model_options_to_json(options)),
           log_(run_dir, overwrite ? RunFolder::replaced : RunFolder::fresh, "--output"),
-          checkpoint(run_dir, step,
-                     {{"program", program_version}, {"step", step}, {"samples", 0}, {"options", json_}},
-                     std::move(tensors)) {}
+          checkpoint(run_dir, step, header(published), std::move(tensors)) {}
 
     // If the program is killed in between, there is the run that was there or the new one, whole but for its
     // tokenizer, which must then be named; it is never that of the other.
@@ -52,6 +50,13 @@ public:
     }
 
 private:
+    nlohmann::ordered_json header(const nlohmann::ordered_json& published) const {
+        nlohmann::ordered_json header = {
+            {"program", program_version}, {"step", step_}, {"samples", 0}, {"options", json_}};
+        if (!published.empty()) header[published_key] = published;
+        return header;
+    }
+
     std::string run_dir_;
     int64_t step_;
     nlohmann::ordered_json json_;

@@ -29,14 +29,14 @@ checkpoint has (data/launch/resume.h), then what was given explicitly, then comp
 // ----------------------------------------------------------------------------
 // the command line
 
-// Takes a preset or a foreign config; --model names it.
-inline void apply_model(Options& options) {
+// Takes a preset or a foreign config; --model names it. What there is to tell is added to `notes`.
+inline void apply_model(Options& options, std::vector<std::string>& notes) {
     if (const Preset* preset = find_preset(options.model)) {
         static_cast<ModelConfig&>(options) = preset->config;
         options.tokenizer = name_of(preset->tokenizer);
         options.document_end = preset->document_end;
     } else if (std::string path = hf_config_path(options.model); !path.empty()) {
-        static_cast<ModelConfig&>(options) = read_hf_config(path);
+        static_cast<ModelConfig&>(options) = read_hf_config(path, notes);
     } else {
         std::vector<std::string> names;
         for (const Preset& row : preset_table()) names.push_back(row.name);
@@ -355,7 +355,7 @@ inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
         for (std::string& change : stored.changes(options, given)) line.notes.push_back(std::move(change));
     } else {
         options.model = asked.model;
-        apply_model(options);
+        apply_model(options, line.notes);
         TokenizerChoice choice(options, asked.tokenizer);
         set_values(given, options);
         choice.check(options);
@@ -385,7 +385,7 @@ inline PlanLine parse_plan(const GivenOptions& given) {
     if (measures && given.size() > 1) fail("--measure: plans nothing; leave the other options out");
     if (measures) return line;
     line.options.model = command.model;
-    apply_model(line.options);
+    apply_model(line.options, line.notes);
     static_cast<ModelConfig&>(command) = line.options;
     set_values(given, command);
     for (int* cut : {&command.tp, &command.pp}) *cut = std::max(*cut, 1);  // auto becomes 1

@@ -182,7 +182,9 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(rope_high_frequency), "Model", alike, range(1e-3, 1e6),
          "RoPE scaling: wavelengths below the original context over this are left alone.", shape},
         {FIELD(rope_original_context), "Model", alike, range(1, 16777216),
-         "RoPE scaling: context before stretching, in tokens.", shape},
+         "RoPE scaling: context before stretching, in tokens. 1: all wavelengths are stretched (linear "
+         "RoPE).",
+         shape},
         {FIELD(mlp), "Model", alike, by_name,
          "Activation of the MLP: GELU by its tanh formula, GELU by the error function, or gated SiLU.",
          shape},

@@ -124,10 +124,10 @@ TEST_CASE("generation: a prompt is read once for all texts") {
 
 // The new tokens of each text.
 static std::vector<std::vector<int>> write(const std::vector<uint64_t>& keys, bool cached = true,
-                                           int end = -1, size_t most = 99) {
+                                           std::vector<int> ends = {}, size_t most = 99) {
     FakeWriter writer({1, 2, 3}, (int)keys.size(), cached ? 9 : 0, 9);
     std::vector<std::vector<int>> texts(keys.size());
-    write_texts(writer, 30, end, {}, keys, [&](int i, int token) {
+    write_texts(writer, 30, ends, {}, keys, [&](int i, int token) {
         texts[(size_t)i].push_back(token);
         return texts[(size_t)i].size() < most;
     });
@@ -142,21 +142,24 @@ TEST_CASE("generation: a text depends on its key only, and ends by itself") {
     CHECK(write({12}) == Texts{texts[1]});
     CHECK(write({11, 12, 11}, false) == texts);
 
-    CHECK(write({11, 12}, true, -1, 5) == Texts{std::vector<int>(texts[0].begin(), texts[0].begin() + 5),
+    CHECK(write({11, 12}, true, {}, 5) == Texts{std::vector<int>(texts[0].begin(), texts[0].begin() + 5),
                                                 std::vector<int>(texts[1].begin(), texts[1].begin() + 5)});
-    int end = texts[0][4];
-    auto until = [&](const std::vector<int>& all) {
-        return std::vector<int>(all.begin(), std::find(all.begin(), all.end(), end));
-    };
-    auto ended = write({11, 12}, true, end);
-    CHECK(ended == Texts{until(texts[0]), until(texts[1])});
-    CHECK(ended[0].size() != ended[1].size());
+    // any of the tokens that end a text
+    for (const std::vector<int>& ends : {std::vector<int>{texts[0][4]}, {texts[0][4], texts[1][2]}, {-1}}) {
+        auto until = [&](const std::vector<int>& all) {
+            return std::vector<int>(all.begin(),
+                                    std::find_first_of(all.begin(), all.end(), ends.begin(), ends.end()));
+        };
+        auto ended = write({11, 12}, true, ends);
+        CHECK(ended == Texts{until(texts[0]), until(texts[1])});
+        CHECK((ended[0].size() == 30) == (ends[0] == -1));
+    }
 }
 
 TEST_CASE("generation: all ranks take the tokens of the one that chooses, and hear of its trouble") {
     auto write = [](FakeWriter& writer) {
         std::vector<int> shown;
-        write_texts(writer, 3, -1, {}, {5, 6}, [&](int, int token) { return shown.push_back(token), true; });
+        write_texts(writer, 3, {}, {}, {5, 6}, [&](int, int token) { return shown.push_back(token), true; });
         return shown;
     };
     FakeWriter listens({1}, 2, 9, 9);

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "data/commands/generation.h"
 #include "data/options/presets.h"
 #include "data/options/rules.h"
 #include "data/exchange/hf_export.h"
@@ -286,8 +287,8 @@ TEST_CASE("published configs of Yuan 2.0") {
     };
     refuse("rms_norm_eps", 1e-5, "rms_norm_eps 1e-05 is not supported; only 1e-06 is");
     refuse("causal_mask", false, "causal_mask false is not supported; ");
-    refuse("use_shareqk", true, "use_shareqk true is not supported; ");
-    refuse("use_moe", true, "use_moe true is not supported; ");
+    refuse("use_shareqk", true, "use_shareqk is true, which is not supported; ");
+    refuse("use_moe", true, "use_moe is true, which is not supported; ");
     refuse("moe_config", {{"moe_num_experts", 32}}, "moe_config");
 }
 
@@ -373,17 +374,33 @@ TEST_CASE("GPT-NeoX and GPT-J that are not ours") {
     refuse(hf_gptj(), "scale_attn_weights", false, "scale_attn_weights false is not supported; ");
 }
 
-TEST_CASE("the end of a text in a config") {
-    auto end = [](nlohmann::json value) { return hf_end_of_text({{"eos_token_id", value}}, 10); };
-    CHECK(end(3) == 3);
-    CHECK(end({4, 5}) == 4);
-    CHECK(end(10) == -1);
-    CHECK(end(-1) == -1);
-    CHECK(end(18446744073709551615u) == -1);
-    CHECK(end("3") == -1);
-    CHECK(end(nullptr) == -1);
-    CHECK(end(nlohmann::json::array()) == -1);
-    CHECK(hf_end_of_text(nlohmann::json::object(), 10) == -1);
+TEST_CASE("the tokens that end a text in a config") {
+    using Ends = std::vector<int>;
+    auto ends = [](HfConfig::Json value) { return hf_ends_of_text({{"eos_token_id", value}}, 10); };
+    CHECK(ends(3) == Ends{3});
+    CHECK(ends({4, 5}) == Ends{4, 5});
+    CHECK(ends({4, 10, -1, "3", 5}) == Ends{4, 5});
+    for (HfConfig::Json none : {HfConfig::Json(10), HfConfig::Json(-1), HfConfig::Json(18446744073709551615u),
+                                HfConfig::Json("3"), HfConfig::Json(), HfConfig::Json::array()})
+        CHECK(ends(none).empty());
+    CHECK(hf_ends_of_text(HfConfig::Json::object(), 10).empty());
+}
+
+TEST_CASE("a width that heads do not divide goes out as what transformers takes") {
+    ModelConfig uneven = completed(with(llama_model(), [](ModelConfig& c) { c.channels = 26; }));
+    nlohmann::json config = hf_config_json(uneven, "float32", -1);
+    CHECK(config["model_type"] == "mistral");
+    CHECK(config["architectures"][0] == "MistralForCausalLM");
+    CHECK(config["sliding_window"].is_null());
+    CHECK(description(parse_hf_config(config.dump(), "config.json")) == description(uneven));
+}
+
+TEST_CASE("linear RoPE goes out as that") {
+    ModelConfig linear = completed(
+        with(llama_model(), [](ModelConfig& c) { c.rope_scaling = 2, c.rope_original_context = 1; }));
+    nlohmann::json config = hf_config_json(linear, "float32", -1);
+    CHECK(config["rope_scaling"] == nlohmann::json{{"rope_type", "linear"}, {"factor", 2.0}});
+    CHECK(description(parse_hf_config(config.dump(), "config.json")) == description(linear));
 }
 
 // ----------------------------------------------------------------------------
@@ -642,6 +659,118 @@ TEST_CASE("a run whose tokens are bytes goes out with a tokenizer, and comes bac
     CHECK(back.index().about["options"]["document_end"] == 256);
     CHECK(back.index().about["options"]["tokenizer"] == folder / "back/tokenizer.json");
     CHECK(Tokenizer::load(folder / "back/tokenizer.json").vocab_size() == 257);
+}
+
+// A folder as others publish them, with what no option of ours stands for.
+struct PublishedModel {
+    TemporaryFolder folder;
+    std::string out = folder / "out", run = folder / "run", again = folder / "again";
+
+    explicit PublishedModel(const ModelConfig& model, const char* said) {
+        make_run(folder / "made", model);
+        Options options = options_of(model);
+        options.tokenizer = "bytes";
+        CheckpointReader reader(newest_checkpoint(folder / "made"));
+        export_hf(reader, options, "", out, Dtype::fp32);
+        nlohmann::json config = json(out, "config.json");
+        for (const char* key : {"bos_token_id", "eos_token_id", "torch_dtype"}) config.erase(key);
+        config.update(nlohmann::json::parse(said));
+        write_file(out + "/config.json", config.dump());
+        for (const char* name : {"generation_config.json", "tokenizer_config.json"})
+            fs::remove(out + "/" + name);
+    }
+    nlohmann::json json(const std::string& place, const std::string& name) const {
+        return nlohmann::json::parse(read_text(place + "/" + name));
+    }
+    // Imports it, and exports it again with another end of documents, or -1: that of the import.
+    void go_through(int document_end = -1, Dtype dtype = Dtype::fp32, bool as_stored = true) {
+        for (const std::string& place : {run, again}) fs::remove_all(place);
+        import_run(out, run);
+        CheckpointReader reader(newest_checkpoint(run));
+        Options options = stored_options(reader.index().about["options"], "index.bin");
+        if (document_end >= 0) options.document_end = document_end;
+        export_hf(reader, options, run + "/tokenizer.json", again, dtype, as_stored);
+    }
+};
+
+constexpr const char* identities = R"({"bos_token_id": 7, "eos_token_id": [256, 9], "pad_token_id": 8,
+    "unk_token_id": 3, "initializer_range": 0.008, "torch_dtype": "float16", "hidden_act": "swish",
+    "model_type": "mistral", "sliding_window": null, "quantization_config": null,
+    "nobody_knows": [1, {"a": 2}],
+    "architectures": ["MistralForCausalLM"], "transformers_version": "4.40.0"})";
+
+ModelConfig bytes_model() {
+    return with(llama_model(), [](ModelConfig& c) { c.vocab_size = 257; });
+}
+
+TEST_CASE("what a model was published with goes out as it came in") {
+    PublishedModel model(bytes_model(), identities);
+    const char* generation = R"({"eos_token_id": [9, 256, 11], "do_sample": true, "pad_token_id": 8})";
+    const char* settings = R"({"chat_template": "{{ x }}", "padding_side": "left", "pad_token": "<p>",
+        "unk_token": {"content": "<u>"}, "tokenizer_class": "LlamaTokenizer"})";
+    write_file(model.out + "/generation_config.json", generation);
+    write_file(model.out + "/tokenizer_config.json", settings);
+    write_file(model.out + "/special_tokens_map.json", R"({"pad_token": "<p>"})");
+    write_file(model.out + "/chat_template.jinja", "{% for m in messages %}\n");
+    model.go_through();
+    CHECK(model.json(model.again, "config.json") == model.json(model.out, "config.json"));
+    CHECK(model.json(model.again, "generation_config.json") == nlohmann::json::parse(generation));
+    for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"})
+        CHECK(read_text(model.again + "/" + name) == read_text(model.out + "/" + name));
+
+    // A change that a run made is told.
+    model.go_through(11, Dtype::bf16);
+    nlohmann::json config = model.json(model.again, "config.json");
+    CHECK(config["eos_token_id"] == 11);
+    CHECK(config["bos_token_id"] == 7);
+    CHECK(config["torch_dtype"] == "bfloat16");
+    CHECK(model.json(model.again, "generation_config.json") ==
+          nlohmann::json::parse(generation));  // it has 11
+    model.go_through(-1, Dtype::fp32, false);
+    CHECK(model.json(model.again, "config.json")["torch_dtype"] == "float32");
+
+    // settings of another tokenizer than the run has are left out
+    std::string tokenizer = read_text(model.run + "/tokenizer.json");
+    write_file(model.run + "/tokenizer.json", tokenizer + "\n");
+    CheckpointReader reader(newest_checkpoint(model.run));
+    Options options = stored_options(reader.index().about["options"], "index.bin");
+    export_hf(reader, options, model.run + "/tokenizer.json", model.folder / "other", Dtype::fp32);
+    CHECK(model.json(model.folder / "other", "tokenizer_config.json")["tokenizer_class"] ==
+          "PreTrainedTokenizerFast");
+    CHECK(!fs::exists(model.folder / "other/chat_template.jinja"));
+}
+
+TEST_CASE("a sample ends at every token that a model was published with") {
+    PublishedModel model(bytes_model(), identities);
+    auto ends = [&] {
+        model.go_through();
+        return ends_of_text(TrainedModel(model.run, ""));
+    };
+    CHECK(ends() == std::vector<int>{256, 9, 256});
+    write_file(model.out + "/generation_config.json", R"({"eos_token_id": [9, 256, 11, 257]})");
+    CHECK(ends() == std::vector<int>{9, 256, 11, 256});
+    write_file(model.out + "/generation_config.json", R"({"bos_token_id": 1})");
+    CHECK(ends() == std::vector<int>{256, 9, 256});
+    CHECK(ends_of_text(TrainedModel(model.folder / "made", "")) == std::vector<int>{-1});
+}
+
+TEST_CASE("an import goes on without what it cannot read besides the weights") {
+    PublishedModel model(bytes_model(), R"({"zeta": 1})");
+    write_file(model.out + "/tokenizer.json",
+               R"({"version": "1.0", "model": {"type": "Unigram", "vocab": []}})");
+    write_file(model.out + "/generation_config.json", "{");
+    std::vector<std::string> remarks = import_run(model.out, model.run);
+    REQUIRE(remarks.size() == 3);
+    CHECK(remarks[0].starts_with(model.out +
+                                 "/tokenizer.json: of kind \"Unigram\", and BPE alone is read here: "
+                                 "the run has no tokenizer; make token files "));
+    CHECK(remarks[1].starts_with(model.out + "/config.json: not known here, and passed over: zeta; "));
+    CHECK(remarks[2].starts_with(model.out + "/generation_config.json: not valid JSON at byte "));
+    CHECK(!fs::exists(model.run + "/tokenizer.json"));
+    CheckpointReader reader(newest_checkpoint(model.run));
+    CHECK(reader.index().about["options"]["tokenizer"] == "none");
+    write_file(model.out + "/tokenizer.json", R"({"version": "1.0", "model": {"type": "BPE"}})");
+    CHECK_REFUSED(import_run(model.out, model.folder / "refused"), "tokenizer.json: model: ");
 }
 
 TEST_CASE("a checkpoint that is damaged leaves no folder behind") {

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "data/launch/command_line.h"
+#include "kernels/rope.cuh"
 #include "test/support/file_testing.h"
 #include "test/data/hf_configs.h"
 
@@ -941,15 +942,131 @@ TEST_CASE("variants of the families that are the same arithmetic") {
     CHECK_REFUSED(read_hf(with(windowed, "layer_types", types)), "layer_types");
 }
 
+TEST_CASE("a missing key means what transformers takes it for") {
+    auto usual = [](nlohmann::json config, std::initializer_list<const char*> keys) {
+        for (const char* key : keys) config.erase(key);
+        return read_hf(config);
+    };
+    CHECK(usual(hf_gpt2(), {"activation_function"}).mlp == MlpKind::gelu);
+    CHECK(usual(hf_gptj(), {"activation_function"}).mlp == MlpKind::gelu);
+    CHECK(usual(hf_gpt_neox(), {"hidden_act"}).mlp == MlpKind::gelu_exact);
+    CHECK(usual(hf_llama(), {"hidden_act", "rms_norm_eps"}).norm_eps == 1e-6f);
+    CHECK(usual(hf_mistral(), {"sliding_window"}).window == 4096);
+    CHECK(usual(hf_mistral(), {"num_key_value_heads"}).kv_heads == 8);
+    CHECK(read_hf(with(hf_mistral(), "num_key_value_heads", nullptr)).kv_heads == 32);
+    CHECK(read_hf(with(with(hf_qwen3(), "num_key_value_heads", nullptr), "head_dim", 64)).kv_heads == 16);
+    CHECK(usual(with(hf_qwen3(), "num_attention_heads", 32), {"num_key_value_heads"}).kv_heads == 32);
+    CHECK(usual(hf_qwen3(), {"head_dim"}).head_size == 128);
+    auto windowed = with(with(hf_qwen3(), "use_sliding_window", true), "max_window_layers", 0);
+    CHECK(usual(windowed, {"sliding_window"}).window == 4096);
+    CHECK(read_hf(windowed).window == 0);  // it says null
+    CHECK(usual(with(windowed, "sliding_window", 5), {"max_window_layers"}).window ==
+          0);  // there are 28 layers
+}
+
+TEST_CASE("keys of a config that change nothing, and keys that nobody knows") {
+    auto notes = [](const nlohmann::json& config) {
+        std::vector<std::string> notes;
+        hf_model(config, "config.json", notes);
+        return notes;
+    };
+    // distilgpt2, SmolLM2 and tools have these, and to_dict() of older versions writes them.
+    auto plain = nlohmann::json::parse(R"({"_num_labels": 1, "_commit_hash": null, "is_llama_config": true,
+        "rope_interleaved": false, "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
+        "unsloth_version": "2024.9", "quantization_config": null, "pruned_heads": {},
+        "is_encoder_decoder": false,
+        "temperature": 1.0, "bad_words_ids": null, "torchscript": false, "embedding_multiplier": 1.0,
+        "unk_token_id": 0, "cross_attention_hidden_size": null})");
+    for (auto config :
+         {hf_gpt2(), hf_llama(), hf_mistral(), hf_qwen3(), hf_gpt_neox(), hf_gptj(), hf_yuan2()}) {
+        std::string usual = description(read_hf(config));
+        config.update(plain);
+        CHECK(notes(config).empty());
+        CHECK(description(read_hf(config)) == usual);
+        config["hidden_shift"] = 3, config["zeta\n"] = nullptr;
+        CHECK(notes(config) ==
+              std::vector<std::string>{"config.json: not known here, and passed over: hidden_shift, zeta?; "
+                                       "look whether the model computes the same without"});
+        CHECK(description(read_hf(config)) == usual);
+    }
+    // transformers reads these in other families only
+    std::vector<std::string> types(16, "sliding_attention");
+    auto llama = with(with(hf_llama(), "layer_types", types), "sliding_window", 4096);
+    CHECK(description(read_hf(llama)) == description(read_hf(hf_llama())));
+    CHECK(read_hf(with(hf_mistral(), "layer_types", types)).window == 4096);
+    CHECK_REFUSED(read_hf(with(hf_gpt_neox(), "layer_types", types)),
+                  "layer_types is an array, which is not ");
+    CHECK(notes(with(hf_llama(), "rope_scaling", {{"rope_type", "default"}, {"sigma", 1}}))[0].starts_with(
+        "config.json: not known here, and passed over: sigma; "));
+}
+
+TEST_CASE("activations by all their names") {
+    auto gpt2 = [](const char* name) { return read_hf(with(hf_gpt2(), "activation_function", name)).mlp; };
+    for (const char* tanh :
+         {"gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh"})
+        CHECK(gpt2(tanh) == MlpKind::gelu);
+    for (const char* exact : {"gelu", "gelu_python"}) CHECK(gpt2(exact) == MlpKind::gelu_exact);
+    CHECK(read_hf(with(hf_llama(), "hidden_act", "swish")).mlp == MlpKind::swiglu);
+    CHECK_REFUSED(gpt2("silu"),
+                  "activation_function silu is not supported; only gelu_new, gelu_pytorch_tanh, ");
+    CHECK_REFUSED(gpt2("quick_gelu"), "activation_function quick_gelu is not supported; ");
+    CHECK_REFUSED(read_hf(with(hf_llama(), "hidden_act", 3)), "hidden_act is 3; it must be a text");
+}
+
+// Transformers 5 takes these configs so: frequencies of pairs 0, 8 and 31 of 32, divided by those without.
+TEST_CASE("scaled RoPE, wherever a config has it") {
+    auto base = without(without(hf_llama(), "rope_scaling"), "rope_theta");
+    auto read = [&](const char* changes) {
+        nlohmann::json config = base;
+        config.update(nlohmann::json::parse(changes));
+        return read_hf(config);
+    };
+    auto factors = [](const ModelConfig& c) {
+        std::vector<double> ratios;
+        for (int pair : {0, 8, 31}) {
+            RopeScaling scaling = {c.rope_scaling, c.rope_low_frequency, c.rope_high_frequency,
+                                   c.rope_original_context};
+            ratios.push_back(rope_frequency(pair, 64, c.rope_theta, scaling) /
+                             rope_frequency(pair, 64, c.rope_theta, {}));
+        }
+        return ratios;
+    };
+    using Ratios = std::vector<double>;
+    const char* linear = R"({"rope_theta": 7000.0, "rope_scaling": {"type": "linear", "factor": 2.0}})";
+    CHECK(read(linear).rope_theta == 7000);
+    CHECK(factors(read(linear)) == Ratios{0.5, 0.5, 0.5});
+    // rope_scaling, which people add, goes before rope_parameters, with the base that stands there
+    ModelConfig both = read(R"({"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+                                "rope_scaling": {"rope_type": "linear", "factor": 2.0}})");
+    CHECK(factors(both) == Ratios{0.5, 0.5, 0.5});
+    CHECK(both.rope_theta == 10000);
+    CHECK(read(R"({"rope_parameters": {"rope_theta": 500000.0}, "rope_scaling": {}})").rope_theta == 500000);
+    CHECK(read(R"({"rope_parameters": {"rope_theta": 500000.0}, "rope_scaling": null})").rope_theta ==
+          500000);
+    CHECK(factors(read(R"({"rope_scaling": {"factor": 4.0}})")) == Ratios{1, 1, 1});  // default
+    // the original context beside it, in it, or left out; that beside it goes before
+    const std::string llama3 =
+        R"("rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0)";
+    auto original = [&](const std::string& inner, const std::string& outer) {
+        return read(("{\"rope_scaling\": {" + llama3 + inner + "}" + outer + "}").c_str())
+            .rope_original_context;
+    };
+    CHECK(original(R"(, "original_max_position_embeddings": 4096)", "") == 4096);
+    CHECK(original("", R"(, "original_max_position_embeddings": 2048)") == 2048);
+    CHECK(original(R"(, "original_max_position_embeddings": 4096)",
+                   R"(, "original_max_position_embeddings": 2048)") == 2048);
+    CHECK(original("", "") == 131072);
+    CHECK_REFUSED(read(R"({"rope_parameters": {"rope_theta": 5.0, "partial_rotary_factor": 0.5}})"),
+                  "rope_parameters: partial_rotary_factor is 0.5, which is not supported; ");
+    CHECK_REFUSED(read(R"({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}})"),
+                  "rope_parameters: full_attention is an object, which is not supported; ");
+}
+
 TEST_CASE("configs that cannot be expressed, or make no sense") {
     for (const char* key : {"model_type", "n_layer", "n_embd", "n_head", "n_positions", "vocab_size"}) {
         CHECK_REFUSED(read_hf(without(hf_gpt2(), key)), "config.json: " + std::string(key) + " is missing; ");
     }
-    for (const char* key : {"hidden_size", "num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act"}) {
-        CHECK_REFUSED(read_hf(without(hf_qwen3(), key)),
-                      "config.json: " + std::string(key) + " is missing; ");
-    }
-    CHECK_REFUSED(read_hf(without(hf_mistral(), "sliding_window")), "sliding_window is missing; ");
+    CHECK_REFUSED(read_hf(without(hf_qwen3(), "hidden_size")), "config.json: hidden_size is missing; ");
     const struct {
         nlohmann::json (*config)();
         const char* key;
@@ -966,12 +1083,17 @@ TEST_CASE("configs that cannot be expressed, or make no sense") {
         {hf_gpt2, "n_embd", 770, "config.json: --heads 12: does not divide"},
         {hf_gpt2, "layer_norm_epsilon", 0, "layer_norm_epsilon is 0; it must be a number above 0"},
         {hf_gpt2, "activation_function", "relu", "activation_function relu is not supported; "},
-        {hf_gpt2, "scale_attn_by_inverse_layer_idx", true, "is not supported; "},
+        {hf_gpt2, "scale_attn_by_inverse_layer_idx", true, "is true, which is not supported; "},
         {hf_gpt2, "scale_attn_weights", "yes", "scale_attn_weights is \"yes\"; it must be true or false"},
         {hf_llama, "attention_bias", true, "attention_bias true is not supported; "},
         {hf_llama, "hidden_act", "gelu", "hidden_act gelu is not supported; "},
-        {hf_llama, "attn_logit_softcapping", 50.0, "\"attn_logit_softcapping\" is not known"},
-        {hf_llama, "quantization_config", {{"bits", 4}}, "\"quantization_config\" is not known"},
+        {hf_llama, "attn_logit_softcapping", 50.0,
+         "attn_logit_softcapping is 50.0, which is not supported; "},
+        {hf_llama, "quantization_config", {{"bits", 4}}, "quantization_config is an object, which is not "},
+        {hf_llama, "pruned_heads", {{"1", {2}}}, "pruned_heads is an object, which is not supported; "},
+        {hf_llama, "rope_interleaved", true,
+         "rope_interleaved is true, which is not supported; remove it if"},
+        {hf_llama, "embedding_multiplier", 12, "embedding_multiplier is 12, which is not supported; "},
         {hf_llama, "rope_scaling", 2, "config.json: rope_scaling is 2; it must be an object"},
         {hf_qwen3, "attention_bias", true, "attention_bias true is not supported; "},
     };
@@ -980,7 +1102,7 @@ TEST_CASE("configs that cannot be expressed, or make no sense") {
         CHECK_REFUSED(read_hf(with(row.config(), row.key, row.value)), row.words);
     }
     CHECK_REFUSED(read_hf(with(with(hf_gpt2(), "n_embd", 16777216), "n_head", 65536)), "config.json: ");
-    for (const char* type : {"linear", "dynamic", "yarn", "longrope"}) {
+    for (const char* type : {"dynamic", "yarn", "longrope"}) {
         CHECK_REFUSED(read_hf(with(hf_llama(), "rope_scaling", {{"type", type}, {"factor", 2.0}})),
                       "config.json: rope_scaling: rope_type " + std::string(type) + " is not supported; ");
     }

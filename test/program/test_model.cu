@@ -496,7 +496,7 @@ TEST_CASE("a sample depends on its key only, and top-k 1 is greedy" *
     auto sample = [&](Sampling sampling, uint64_t key, int end = -1, size_t most = 24) {
         std::vector<int> tokens;
         Writer writer(g, {1, 2, 3}, 1);
-        write_texts(writer, 24, end, sampling, {key}, [&](int, int token) {
+        write_texts(writer, 24, {end}, sampling, {key}, [&](int, int token) {
             tokens.push_back(token);
             return tokens.size() < most;
         });
