@@ -57,10 +57,9 @@ public:
         for (bool special : {true, false}) {
             for (const AddedToken& token : parts_->added) {
                 if (token.special != special) continue;
-                if (token.normalized)
-                    in_normalized_.add(normalizer_.apply(token.content), token);
-                else
-                    in_raw_.add(token.content, token);
+                std::string content = token.normalized ? normalizer_.apply(token.content) : token.content;
+                check_added_token(content, file);
+                (token.normalized ? in_normalized_ : in_raw_).add(content, token);
             }
         }
     }
@@ -220,6 +219,7 @@ private:
             fail("%s: %s comes too late; put it before the steps that join tokens", where.c_str(),
                  printable(type).c_str());
         decoding_.push_back(step);
+        check_steps(decoding_.size(), where);
         object.done(unsupported_remedy);
     }
 
@@ -240,7 +240,9 @@ private:
     std::string bytes_of(const std::string& text, const AddedToken* added) const {
         std::string result = added && added->normalized ? normalizer_.apply(text) : text;
         if (pre_tokenizer_.byte_level()) return added ? result : from_byte_alphabet(text).value_or(text);
-        for (const auto& [what, with] : replacements_) result = replaced(result, what, with);
+        std::string where = file_ + ": decoder";
+        GrowthLimit limit(text, where);
+        for (const auto& [what, with] : replacements_) result = limit.replaced(result, what, with);
         bool byte = result.size() == 6 && result.starts_with("<0x") && result.ends_with('>') &&
                     isxdigit((unsigned char)result[3]) && isxdigit((unsigned char)result[4]);
         return byte ? std::string(1, (char)std::stoi(result.substr(3, 2), nullptr, 16)) : result;

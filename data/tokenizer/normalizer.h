@@ -15,41 +15,52 @@ What is done to a text before it is cut into words: the "normalizer" of a tokeni
 
 class Normalizer {
 public:
-    Normalizer(const nlohmann::json& settings, const std::string& file) {
-        if (!settings.is_null()) add(settings, file + ": normalizer");
+    Normalizer(const nlohmann::json& settings, const std::string& file) : where_(file + ": normalizer") {
+        if (!settings.is_null()) add(settings);
     }
 
     bool changes_nothing() const { return steps_.empty(); }
 
     std::string apply(std::string_view text) const {
+        GrowthLimit limit(text, where_);
         std::string result(text);
-        for (const auto& step : steps_) result = step(result);
+        for (const auto& step : steps_) {
+            result = step(result, limit);
+            limit.check(result);
+        }
         return result;
     }
 
 private:
-    void add(const nlohmann::json& settings, const std::string& where) {
-        JsonObject object(settings, where);
+    void add(const nlohmann::json& settings) {
+        JsonObject object(settings, where_);
         std::string type = object.string("type");
         if (type == "Sequence") {
-            for (const auto& step : object.array("normalizers")) add(step, where);
+            for (const auto& step : object.array("normalizers")) add(step);
         } else if (type == "NFC" || type == "NFD" || type == "NFKC" || type == "NFKD") {
             auto form = std::make_shared<const NormalForm>(type);
-            steps_.push_back([form](const std::string& text) { return form->apply(text); });
+            steps_.push_back(
+                [form](const std::string& text, const GrowthLimit&) { return form->apply(text); });
         } else if (type == "Prepend") {
             std::string with = object.string("prepend");
-            steps_.push_back([with](const std::string& text) { return text.empty() ? text : with + text; });
+            steps_.push_back([with](const std::string& text, const GrowthLimit&) {
+                return text.empty() ? text : with + text;
+            });
         } else if (type == "Replace") {
             std::string what = read_replaced(object), with = object.string("content");
-            steps_.push_back([what, with](const std::string& text) { return replaced(text, what, with); });
+            steps_.push_back([what, with](const std::string& text, const GrowthLimit& limit) {
+                return limit.replaced(text, what, with);
+            });
         } else {
             fail("%s: %s is not supported; use NFC, NFD, NFKC, NFKD, Prepend, Replace or a Sequence of them",
-                 where.c_str(), printable(type).c_str());
+                 where_.c_str(), printable(type).c_str());
         }
         object.done(unsupported_remedy);
+        check_steps(steps_.size(), where_);
     }
 
-    std::vector<std::function<std::string(const std::string&)>> steps_;
+    std::string where_;
+    std::vector<std::function<std::string(const std::string&, const GrowthLimit&)>> steps_;
 
 public:
     // The text that a Replace looks for.

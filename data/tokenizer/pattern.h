@@ -88,20 +88,23 @@ private:
     }
 
     void compile(const std::string& pattern) {
-        int error;
-        size_t place;
-        code_.reset(pcre2_compile((PCRE2_SPTR)pattern.data(), pattern.size(), PCRE2_UTF | PCRE2_UCP, &error,
-                                  &place, nullptr));
-        if (!code_) {
-            char reason[200] = "";
-            pcre2_get_error_message(error, (PCRE2_UCHAR*)reason, sizeof reason);
-            refuse(reason);
+        for (auto [code, options] : {std::pair(&code_, 0u), {&code_here_, PCRE2_ANCHORED}}) {
+            int error;
+            size_t place;
+            code->reset(pcre2_compile((PCRE2_SPTR)pattern.data(), pattern.size(),
+                                      PCRE2_UTF | PCRE2_UCP | options, &error, &place, nullptr));
+            if (!*code) {
+                char reason[200] = "";
+                pcre2_get_error_message(error, (PCRE2_UCHAR*)reason, sizeof reason);
+                refuse(reason);
+            }
         }
         uint32_t matches_nothing = 0;
         pcre2_pattern_info(code_.get(), PCRE2_INFO_MATCHEMPTY, &matches_nothing);
         if (matches_nothing) refuse("a way to match nothing");
         // If there is no compiler for this processor, the pattern is interpreted.
-        compiled_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE) == 0;
+        compiled_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE) == 0 &&
+                    pcre2_jit_compile(code_here_.get(), PCRE2_JIT_COMPLETE) == 0;
     }
 
     // The memory that PCRE2 writes to while it matches; each thread has its own.
@@ -125,15 +128,35 @@ private:
     template <typename F>
     void for_each_match(std::string_view subject, F&& found) const {
         static thread_local Workspace workspace;
-        // Going back over a long run of spaces some times is work, going back without end is not.
-        constexpr size_t least = 10'000'000;
-        pcre2_set_match_limit(workspace.context,
-                              (uint32_t)std::min<size_t>(least + 16 * subject.size(), UINT32_MAX));
         const PCRE2_SIZE* place = pcre2_get_ovector_pointer(workspace.match);
         auto match = compiled_ ? pcre2_jit_match : pcre2_match;
+        auto run = [&](const auto& code, size_t at, size_t limit) {
+            pcre2_set_match_limit(workspace.context, (uint32_t)std::min<size_t>(limit, UINT32_MAX));
+            return match(code.get(), (PCRE2_SPTR)subject.data(), subject.size(), at, PCRE2_NO_UTF_CHECK,
+                         workspace.match, workspace.context);
+        };
+        // Going back over a long run of spaces some times is work, going back without end is not. PCRE2
+        // limits the work at one place, and does not tell how much it was. What needs more than most places
+        // do is tried place by place, with limits that grow. Their sum is bounded by the length of the
+        // text, and for short texts by its square.
+        constexpr size_t usual = 1000, short_text = 800;
+        size_t squared = std::min(subject.size(), short_text);
+        size_t left = 16 * squared * squared + 128 * subject.size();
         for (size_t at = 0; at < subject.size();) {
-            int result = match(code_.get(), (PCRE2_SPTR)subject.data(), subject.size(), at,
-                               PCRE2_NO_UTF_CHECK, workspace.match, workspace.context);
+            int result = run(code_, at, usual);
+            bool is_long = result == PCRE2_ERROR_MATCHLIMIT;
+            for (size_t limit = usual; is_long && at < subject.size();) {
+                result = run(code_here_, at, limit);
+                if (result == PCRE2_ERROR_NOMATCH) {
+                    at += (size_t)utf8_length(subject[at]);
+                    limit = usual;
+                } else if (result == PCRE2_ERROR_MATCHLIMIT && left > 0) {
+                    limit = std::min(8 * limit, left);
+                    left -= limit;
+                } else {
+                    break;
+                }
+            }
             if (result == PCRE2_ERROR_NOMATCH) return;
             if (result < 0) {
                 fail("%s: the pattern \"%s\" takes too long or too much memory on this text (PCRE2 error "
@@ -156,8 +179,8 @@ private:
     };
 
     std::string owner_, source_;
-    std::unique_ptr<pcre2_code, FreeCode> code_;
-    bool compiled_ = false;  // to machine code
+    std::unique_ptr<pcre2_code, FreeCode> code_, code_here_;  // finds the next match; one that begins here
+    bool compiled_ = false;                                   // to machine code
 };
 
 // The version of Unicode that patterns know: "14.0.0".

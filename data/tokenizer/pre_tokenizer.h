@@ -11,6 +11,7 @@ is a list of steps, each of which cuts the pieces that the one before it made.
 #include <vector>
 
 #include "data/base/json.h"
+#include "data/tokenizer/limits.h"
 #include "data/tokenizer/pattern.h"
 
 // The treatment of places where a pattern matches.
@@ -26,18 +27,6 @@ inline constexpr const char* gpt2_pattern =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
 inline constexpr std::string_view metaspace = "\u2581";  // stands for a space
-
-// The text with every occurrence of `from` replaced.
-inline std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
-    std::string result;
-    for (;;) {
-        size_t found = text.find(from);
-        result += text.substr(0, found);
-        if (found == text.npos) return result;
-        result += to;
-        text.remove_prefix(found + from.size());
-    }
-}
 
 // Messages recommend this where a field of tokenizer.json is not known, or its effect is not supported.
 constexpr const char* unsupported_remedy = "use a tokenizer without it";
@@ -99,6 +88,7 @@ private:
                  what.c_str(), printable(type).c_str());
         }
         object.done(unsupported_remedy);
+        check_steps(steps_.size(), what);
     }
 
     void add_split(std::string_view pattern, SplitBehavior behavior, bool invert = false) {
@@ -160,7 +150,7 @@ private:
             return run(index + 1, ' ' + std::string(text), leading, word);
         }
         if (step.kind == Step::to_metaspace) {
-            std::string changed = replaced(text, " ", metaspace);
+            std::string changed = GrowthLimit(text, file_).replaced(text, " ", metaspace);
             bool wanted = step.prefix == Step::always || (step.prefix == Step::first && leading);
             if (wanted && !changed.starts_with(metaspace)) changed.insert(0, metaspace);
             return run(index + 1, changed, leading, word);

@@ -7,6 +7,7 @@ from one pair only, the two parts that it has when all lower ranks are merged: t
 */
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <climits>
 #include <optional>
@@ -119,8 +120,8 @@ inline HfTokenizer parse_tiktoken(std::string_view source, const TiktokenEncodin
                                   const std::string& file) {
     std::unordered_map<std::string, int> ranks;
     std::vector<std::string> tokens;
-    constexpr int highest = (1 << 22) - 1;
-    constexpr size_t longest = 4096;
+    const int64_t highest = highest_id((size_t)std::count(source.begin(), source.end(), '\n'));
+    constexpr size_t longest = 1024;
     for (int line = 1; !source.empty(); line++) {
         std::string_view text = next_line(source);
         if (text.ends_with('\r')) text.remove_suffix(1);
@@ -152,15 +153,18 @@ inline HfTokenizer parse_tiktoken(std::string_view source, const TiktokenEncodin
         std::string_view token = tokens[(size_t)rank];
         std::vector<size_t> borders;  // ends of its parts
         for (size_t i = 0; i <= token.size() && !token.empty(); i++) borders.push_back(i);
+        auto rank_at = [&](size_t i) {
+            return rank_of(token.substr(borders[i], borders[i + 2] - borders[i]));
+        };
+        std::vector<int> joined;  // ranks of two parts that are neighbours
+        for (size_t i = 0; i + 2 < borders.size(); i++) joined.push_back(rank_at(i));
         while (borders.size() > 3) {
-            auto joined = [&](size_t i) { return token.substr(borders[i], borders[i + 2] - borders[i]); };
-            size_t lowest = 0;
-            int lowest_rank = rank;
-            for (size_t i = 0; i + 2 < borders.size(); i++) {
-                if (int r = rank_of(joined(i)); r < lowest_rank) lowest = i, lowest_rank = r;
-            }
-            if (lowest_rank == rank) break;
-            borders.erase(borders.begin() + (ptrdiff_t)lowest + 1);
+            auto lowest = std::min_element(joined.begin(), joined.end());
+            if (*lowest >= rank) break;
+            size_t at = (size_t)(lowest - joined.begin());
+            borders.erase(borders.begin() + (ptrdiff_t)at + 1);
+            joined.erase(lowest);
+            for (size_t i = at > 0 ? at - 1 : 0; i <= at && i < joined.size(); i++) joined[i] = rank_at(i);
         }
         if (borders.size() != 3) continue;  // a single byte, or a token that only a whole word is
         int left = rank_of(token.substr(0, borders[1])), right = rank_of(token.substr(borders[1]));

@@ -4,6 +4,7 @@ written as the library writes it.
 */
 #pragma once
 
+#include <climits>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -35,8 +36,6 @@ public:
     HfTokenizer tokenizer() && { return HfTokenizer(std::move(parts_), file_); }
 
 private:
-    static constexpr int64_t highest_id = (1 << 22) - 1;
-
     void read_model(const nlohmann::json& settings) {
         JsonObject model(settings, file_ + ": model");
         const nlohmann::json& type = model.get("type");
@@ -56,7 +55,7 @@ private:
     void read_vocabulary(const nlohmann::json& vocabulary) {
         JsonObject(vocabulary, file_ + ": model: vocab");
         for (const auto& [token, value] : vocabulary.items()) {
-            size_t id = (size_t)json_integer(value, 0, highest_id,
+            size_t id = (size_t)json_integer(value, 0, highest_id(vocabulary.size()),
                                              file_ + ": model: vocab: \"" + printable(token) + "\"");
             if (token.empty())
                 fail("%s: model: vocab: token %zu is empty; give it a text", file_.c_str(), id);
@@ -113,7 +112,7 @@ private:
             AddedToken token;
             token.content = object.string("content");
             std::string what = file_ + ": added_tokens: \"" + printable(token.content) + "\"";
-            token.id = (int)object.integer("id", 0, highest_id);
+            token.id = (int)object.integer("id", 0, INT_MAX);
             token.lstrip = object.boolean("lstrip", false);
             token.rstrip = object.boolean("rstrip", false);
             token.special = object.boolean("special", false);

@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "data/base/figures.h"
 #include "data/tokenizer/tiktoken.h"
 #include "kernels/random.cuh"
 
@@ -282,6 +283,42 @@ TEST_CASE("hf tokenizer: what is not supported is refused by name") {
     check_error(error_of([] { HfTokenizer::read("no/such.json"); }), "no/such.json", "cannot open");
 }
 
+TEST_CASE("hf tokenizer: its file and the text bound what it costs") {
+    auto replace = [](const std::string& what, const std::string& with) {
+        return json{{"type", "Replace"}, {"pattern", {{"String", what}}}, {"content", with}};
+    };
+    auto list = [](const char* type, size_t count, const json& step) {
+        return json{{"type", "Sequence"}, {type, std::vector<json>(count, step)}};
+    };
+    check_refused("gpt2", "normalizer: has more than 50 steps",
+                  [&](json& f) { f["normalizer"] = list("normalizers", 51, replace("a", "b")); });
+    check_refused("gpt2", "pre_tokenizer: has more than 50 steps", [&](json& f) {
+        f["pre_tokenizer"] = list("pretokenizers", 90000, {{"type", "Digits"}});
+    });
+    check_refused("llama2", "decoder: has more than 50 steps", [&](json& f) {
+        for (int i = 0; i < 2049; i++)
+            f["decoder"]["decoders"].push_back(
+                {{"type", "Strip"}, {"content", " "}, {"start", 1 << 20}, {"stop", 0}});
+    });
+    check_refused("gpt2", "must be a whole number from 0 to 267743",
+                  [](json& f) { f["model"]["vocab"]["&"] = 4194303; });
+    check_refused("gpt2", "is longer than 256 bytes", [](json& f) {
+        f["added_tokens"] = {{{"id", 700}, {"content", std::string(257, 'a')}}};
+    });
+    const json bomb = replace("a", std::string(100, 'a'));
+    check_refused("llama2", "decoder: makes more than", [&](json& f) {
+        for (int i = 0; i < 5; i++) f["decoder"]["decoders"].insert(f["decoder"]["decoders"].begin(), bomb);
+    });
+    json file = golden_file("gpt2");
+    file["normalizer"] = list("normalizers", 5, bomb);
+    HfTokenizer tokenizer = parse_tokenizer_json(file.dump(), "t.json");
+    CHECK(tokenizer.encode("xyz").size() > 0);
+    check_error(error_of([&] { tokenizer.encode("abc"); }), "t.json: normalizer", "of a text of 3");
+    file["normalizer"] = replace("a", std::string(33, 'a'));
+    tokenizer = parse_tokenizer_json(file.dump(), "t.json");
+    CHECK(tokenizer.decode(tokenizer.encode("aba")).size() == 67);
+}
+
 TEST_CASE("hf tokenizer: a pattern that leaves text out") {
     json file = golden_file("gpt4o");
     file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\p{L}+";
@@ -340,6 +377,13 @@ TEST_CASE("pattern: what is refused") {
 TEST_CASE("pattern: going back without end is stopped") {
     check_error(error_of([] { cut("(a+)+[bc]", std::string(60, 'a')); }), "here", "takes too long");
     CHECK(cut("\\s*[\\r\\n]+|\\s+", std::string(20'000'000, ' ')).size() == 20'000'002);
+    // The limit is one for all matches of a text, whether they are found or not.
+    std::string twice = "(?:a|a)", often;
+    for (int i = 0; i < 16; i++) often += twice;
+    for (const std::string& pattern : {often + "b|a", often + "[bc]"})
+        check_error(error_of([&] { cut(pattern, std::string(5000, 'a')); }), "here", "takes too long");
+    CHECK(cut("a{2000}b|a", std::string(3, 'a')) == "[a][a][a]");
+    CHECK(cut("(?:a|aa)+b|é", "é" + std::string(12, 'a') + "é") == "[é](aaaaaaaaaaaa)[é]");
 }
 
 TEST_CASE("utf-8: every code point, and nothing else") {
@@ -477,5 +521,13 @@ TEST_CASE("tiktoken: rank files") {
     check_error(refuse(ranks + "IiIiIg== 99999999999\n"), "ranks", "line 705 is not a token");
     check_error(refuse(ranks + "IiIiIg== 50256\n"), "ranks", "token 50256 is no special token");
     check_error(refuse("IQ== 0\n"), "ranks", "no token for byte 0x00");
+    check_error(refuse(ranks + "IiIiIg== 4194303\n"), "ranks", "line 705 is not a token");
+    // Its parts are looked up once, and again only where two were joined.
+    std::string alike = ranks;
+    for (size_t size = 2; size <= 512; size++)
+        alike += base64(std::string(size, '\1')) + text(" %zu\n", 60000 + size);
+    double start = seconds_now();
+    CHECK(refuse(alike) == "no error");
+    CHECK(seconds_now() - start < 1);
     check_error(error_of([] { tiktoken_encoding("gpt9"); }), "gpt9", "is not an encoding");
 }
