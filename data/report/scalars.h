@@ -95,12 +95,18 @@ inline std::string csv_number(double value) {
 inline void write_csv(const std::vector<std::string>& runs, const std::string& path) {
     std::vector<std::string> columns = {"loss",         "val_loss", "grad_norm",  "lr", "tokens",
                                         "tokens_per_s", "mfu",      "gemm_share", "ms"};
+    constexpr size_t most_columns = 300;  // each row has all of them, however few its step has
     std::map<std::string, size_t> places;
     for (size_t i = 0; i < columns.size(); i++) places[columns[i]] = i;
     for (const std::string& run : runs) {
         read_records(log_path(run), [&](const nlohmann::json& line) {
             take_scalars(line, [&](const char*, const std::string& name, double) {
                 if (places.try_emplace(name, columns.size()).second) columns.push_back(name);
+                if (columns.size() > most_columns) {
+                    fail("%s: has numbers of more than %zu names, too many for a table; use --format "
+                         "tensorboard",
+                         log_path(run).c_str(), most_columns);
+                }
             });
         });
     }

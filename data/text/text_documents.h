@@ -45,13 +45,15 @@ struct LineNotes {
 class TextBatches {
 public:
     static constexpr size_t default_size = 1 << 20;
-    static constexpr size_t longest = (size_t)2 << 30;  // bytes of a line, or of text without a place to cut
+    // Bytes of a line, or of text without a place to cut. It is in memory twice, and may come from a .gz of a
+    // thousandth of its size.
+    static constexpr size_t default_longest = (size_t)1 << 30;
 
     // cut: the largest place where a text may be cut, 0 for nowhere (Tokenizer::cut_place). The files must
     // outlive this.
     TextBatches(const std::vector<TextFile>& files, std::function<size_t(std::string_view)> cut,
-                size_t size = default_size)
-        : files_(files), cut_(std::move(cut)), size_(size) {}
+                size_t size = default_size, size_t longest = default_longest)
+        : files_(files), cut_(std::move(cut)), size_(size), longest_(longest) {}
 
     // False at the end.
     bool next(TextBatch& batch) {
@@ -81,6 +83,9 @@ private:
         line_ = 1, at_ = counted_ = 0, cut_done_ = false;
     }
 
+    // How many of so many bytes may be read on: one more than is allowed shows that there are too many.
+    size_t room_for(size_t bytes) const { return std::min(bytes, longest_ + 1 - rest_.size()); }
+
     void count(TextBatch& batch) {
         batch.input_bytes += input_->consumed() - counted_;
         counted_ = input_->consumed();
@@ -91,13 +96,13 @@ private:
         size_t searched = rest_.size(), end = 0;  // rest_, left over from before, has no end of a line
         bool more = true;
         while (more && end == 0) {
-            more = input_->append(rest_, std::max(size_, rest_.size()));
+            more = input_->append(rest_, room_for(std::max(size_, rest_.size())));
             void* newline = memrchr(rest_.data() + searched, '\n', rest_.size() - searched);
             end = newline ? (size_t)((char*)newline - rest_.data()) + 1 : 0;
             searched = rest_.size();
-            if (end == 0 && searched > longest) {
-                fail("%s:%llu: the line is longer than 2 GiB; give each document a line of its own",
-                     file().path.c_str(), (unsigned long long)line_);
+            if (end == 0 && searched > longest_) {
+                fail("%s:%llu: the line is longer than %zu MiB; give each document a line of its own",
+                     file().path.c_str(), (unsigned long long)line_, longest_ >> 20);
             }
         }
         if (!more) end = rest_.size();
@@ -116,7 +121,7 @@ private:
         size_t wanted = size_ - batch.text.size();
         for (;;) {
             uint64_t end = file().cut > 0 && !cut_done_ ? file().cut : UINT64_MAX;
-            size_t before = rest_.size(), room = wanted > before ? wanted - before : size_;
+            size_t before = rest_.size(), room = room_for(wanted > before ? wanted - before : size_);
             bool more = input_->append(rest_, (size_t)std::min<uint64_t>(room, end - at_));
             at_ += rest_.size() - before;
             if (!more || at_ == end) {
@@ -137,9 +142,9 @@ private:
                 count(batch);
                 return;
             }
-            if (rest_.size() > longest) {
-                fail("%s: has 2 GiB in which this tokenizer finds no place to cut; divide the file",
-                     file().path.c_str());
+            if (rest_.size() > longest_) {
+                fail("%s: has %zu MiB in which this tokenizer finds no place to cut; divide the file",
+                     file().path.c_str(), longest_ >> 20);
             }
             wanted = std::max(size_, 2 * rest_.size());
         }
@@ -147,7 +152,7 @@ private:
 
     const std::vector<TextFile>& files_;
     std::function<size_t(std::string_view)> cut_;
-    size_t size_;
+    size_t size_, longest_;
     size_t next_file_ = 0;
     std::unique_ptr<TextInput> input_;  // the file before that; null between files
     std::string rest_;                  // read, and not given yet

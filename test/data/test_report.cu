@@ -431,6 +431,16 @@ TEST_CASE("a table has a row for each step, and what is no number says so") {
               ",9,2026-01-31T23:59:59.500Z,1,,1.5,0.001,900,1000,,,100,,,,,\n");
 }
 
+TEST_CASE("a log of many names makes no table that is much larger than itself") {
+    TemporaryFolder folder;
+    std::string log;
+    for (int i = 0; i < 300; i++) log += "{\"step\":1,\"n" + std::to_string(i) + "\":1}\n";
+    std::string path = run_with(folder, "run", log);
+    check_error(error_of([&] { report({path}, "", ReportFormat::csv); }), path + "/log.jsonl",
+                "numbers of more than 300 names");
+    CHECK_FALSE(exists(path + "/report.csv"));
+}
+
 TEST_CASE("checksums of records are CRC-32C, masked as TensorFlow has them") {
     CHECK(crc32c("123456789") == 0xe3069283);
     CHECK(crc32c(std::string(32, '\0')) == 0x8a9136aa);  // RFC 3720, B.4

@@ -464,6 +464,22 @@ TEST_CASE("batches: small documents and lines share one, lines of 100 MB have th
     CHECK(documents[2] == "last");
 }
 
+TEST_CASE("batches: a long line of a small file is refused before it is in memory") {
+    TemporaryFolder folder;
+    write_file(folder / "a.jsonl.gz", gzip("{\"text\": \"\"}\n{\"text\": \"" + std::string(5 << 20, ' ')));
+    write_file(folder / "a.txt.gz", gzip(std::string(5 << 20, ' ')));
+    auto refused = [&](const std::string& path) {
+        DocumentSearch search = found({path});
+        TextBatches batches(search.files, cut_nowhere, 1 << 10, 4 << 20);
+        TextBatch batch;
+        return error_of([&] {
+            while (batches.next(batch)) CHECK(batch.text.size() <= 4 << 20);
+        });
+    };
+    check_error(refused(folder / "a.jsonl.gz"), folder / "a.jsonl.gz:2", "the line is longer than 4 MiB");
+    check_error(refused(folder / "a.txt.gz"), folder / "a.txt.gz", "has 4 MiB in which");
+}
+
 TEST_CASE("batches: a file that is cut is two documents, and characters stay whole") {
     TemporaryFolder folder;
     std::string content = "0123\xc3\xa9\xf0\x9f\x98\x80"

@@ -22,7 +22,7 @@ data/tokens     1315  data/base data/tokenizer kernels
 data/text       1020  data/base data/options data/tokenizer data/tokens kernels
 data/checkpoint 1009  data/base
 data/run        1830  data/base data/checkpoint data/options data/tokens
-data/report     1376  data/base data/options data/run
+data/report     1382  data/base data/options data/run
 data/exchange   2300  data/base data/checkpoint data/options data/run data/tokenizer
 data/launch      714  data/base data/checkpoint data/exchange data/options data/run data/tokenizer
 data/supervisor 1756  data/base data/checkpoint data/launch data/options data/run
