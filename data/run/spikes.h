@@ -110,7 +110,7 @@ struct SpikeHistory {
 
 // Reads the result of to_json(); null if nothing was kept. `what` names it in messages.
 inline SpikeHistory spike_history_from_json(const nlohmann::json& json, const std::string& what) {
-    constexpr int64_t most_steps = 1 << 30;  // from where a run counts on
+    constexpr int64_t most_steps = 1 << 30;  // a run counts on from there
     SpikeHistory history;
     if (json.is_null()) return history;
     JsonObject fields(json, what);

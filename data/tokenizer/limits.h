@@ -18,7 +18,7 @@ inline void check_steps(size_t steps, const std::string& where) {
     if (steps > most) fail("%s: has more than %zu steps; use a tokenizer with fewer", where.c_str(), most);
 }
 
-// Of a file with so many tokens. Ids may leave some out, but tables are as long as the highest says.
+// The highest that a file of so many tokens may have. Ids may leave some out, but tables are as long.
 inline int64_t highest_id(size_t tokens) {
     return (int64_t)std::min<size_t>(8 * tokens + (1 << 18), 1 << 22) - 1;
 }
@@ -32,7 +32,7 @@ inline void check_added_token(const std::string& content, const std::string& fil
     }
 }
 
-// What is made of a text may not be much longer than it was. NFKD makes 33 bytes of 3.
+// A changed text may not be much longer than it was. NFKD makes 33 bytes of 3.
 class GrowthLimit {
 public:
     // `where` names it in messages, and must outlive this.
