@@ -7,7 +7,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs text=$PWD/kernels
-plan 38
+plan 39
 cd "$work" || exit 1
 
 # field NAME DIR    the values of a field of log.jsonl, one a line
@@ -144,3 +144,16 @@ if command -v mpirun >/dev/null; then
 else
     skip "no mpirun here" 2
 fi
+
+# A model that was imported is trained, and goes on, and still has what it was published with.
+published_stays() {
+    "$cpu" export plain --output made &&
+        sed -i 's/"eos_token_id": 256/"eos_token_id": [\n    256,\n    7\n  ],\n  "nobody_knows": 3/' made/config.json &&
+        grep -q nobody_knows made/config.json &&
+        "$cpu" tokenize "$text" --output data/made --tokenizer made &&
+        "$cpu" import made --output imported && "$cpu" train --init imported --run-dir tuned "${few[@]}" --steps 1 &&
+        "$cpu" train --resume tuned --run-dir tuned "${few[@]}" --steps 2 && "$cpu" export tuned --output again &&
+        diff made/config.json again/config.json && diff made/tokenizer_config.json again/tokenizer_config.json
+} >published.out 2>&1
+few=(--train-data 'data/made_train_*.bin' --micro-batch 2)
+check "an imported model goes out with the config that it came with" published_stays

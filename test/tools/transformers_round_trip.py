@@ -8,6 +8,8 @@ yuan, which transformers has not, the model of test/golden/make_golden.py in a f
     train     one step of AdamW on the same tokens, here and in PyTorch, gives the same weights, and the model
               that was trained here has the same log-likelihoods in transformers
 
+and of configs as people edit them, a line for import and export.
+
     transformers_round_trip.py TRAIN_GPT TOKEN_LIKELIHOODS TOKENIZER.json [FAMILY ...]
 
 prints a line for each, beginning with "ok" or "FAILED". test/scripts/check_transformers.sh runs it.
@@ -206,6 +208,56 @@ def check(name, work):
     say(difference < LOGITS, f"{name}: export of what was trained", f"({difference:.1e})")
 
 
+# Configs as people have them: a family's, with keys added, changed or left out.
+LLAMA3_SCALING = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LEFT_OUT = object()
+EDITED = {
+    "both kinds of RoPE": (LlamaConfig, LLAMA, dict(rope_parameters=dict(rope_type="default", rope_theta=500000.0),
+                                                    rope_scaling=dict(rope_type="linear", factor=2.0))),
+    "older linear RoPE": (LlamaConfig, LLAMA, dict(rope_parameters=LEFT_OUT, rope_theta=7000.0,
+                                                   rope_scaling=dict(type="linear", factor=2.0))),
+    "linear RoPE of a part": (GPTNeoXConfig, OTHERS, dict(rope_parameters=dict(
+        rope_type="linear", factor=3.0, rope_theta=500.0, partial_rotary_factor=0.5))),
+    "original context at the top": (LlamaConfig, LLAMA, dict(
+        rope_parameters=LEFT_OUT, rope_scaling=LLAMA3_SCALING, original_max_position_embeddings=16)),
+    "no original context": (LlamaConfig, LLAMA, dict(rope_parameters=LEFT_OUT, rope_scaling=LLAMA3_SCALING)),
+    "usual window": (MistralConfig, LLAMA, dict(sliding_window=LEFT_OUT, layer_types=["sliding_attention"] * 2)),
+    "no window": (MistralConfig, LLAMA, dict(sliding_window=None, hidden_act="swish", eos_token_id=[5, 9],
+                                             pad_token_id=3, nobody_knows=3)),
+    "uneven width": (MistralConfig, LLAMA | dict(hidden_size=34), dict(sliding_window=None)),
+    "gelu_accurate": (GPT2Config, OPENAI | NO_DROPOUT, dict(activation_function="gelu_accurate", _num_labels=1)),
+    "gelu_python": (GPT2Config, OPENAI | NO_DROPOUT, dict(activation_function="gelu_python")),
+    "gelu_python_tanh": (GPT2Config, OPENAI | NO_DROPOUT, dict(activation_function="gelu_python_tanh")),
+    "usual activation": (GPT2Config, OPENAI | NO_DROPOUT, dict(activation_function=LEFT_OUT)),
+    "usual sizes of qwen3": (Qwen3Config, LLAMA | dict(num_attention_heads=32, head_dim=128, num_key_value_heads=32),
+                             dict.fromkeys(["head_dim", "num_key_value_heads", "rms_norm_eps", "hidden_act"],
+                                           LEFT_OUT)),
+    "usual values of llama": (LlamaConfig, LLAMA | dict(num_key_value_heads=4),
+                              dict(num_key_value_heads=None, rms_norm_eps=LEFT_OUT, hidden_act=LEFT_OUT,
+                                   layer_types=["sliding_attention"] * 2, sliding_window=3)),
+}
+
+
+def check_edited(name, work):
+    """The same log-likelihoods, and the weights and the config come out as they went in."""
+    config_class, settings, changes = EDITED[name]
+    settings = dict(vocab_size=VOCABULARY, bos_token_id=None, eos_token_id=None) | settings
+    random_model(config_class(**settings)).save_pretrained(work / "theirs")
+    path = work / "theirs" / "config.json"
+    config = json.loads(path.read_text()) | changes
+    config = {key: value for key, value in config.items() if value is not LEFT_OUT}
+    path.write_text(json.dumps(config))
+    model = load(work / "theirs")
+    run(PROGRAM, "import", work / "theirs", "--output", work / "run")
+    run(PROGRAM, "export", work / "run", "--output", work / "ours")
+    tokens = torch.randint(0, VOCABULARY, (TIME,), generator=torch.Generator().manual_seed(2))
+    difference = difference_of_likelihoods(work / "run", model, tokens)
+    same = json.loads((work / "ours" / "config.json").read_text()) == config
+    back = load(work / "ours")
+    same &= type(back) is type(model) and largest_difference(model, back) == 0
+    say(difference < LOGITS and same, name, f"({difference:.1e})")
+
+
 def check_bytes(work):
     """A run that began here, and whose tokens are bytes."""
     text = "A byte is a token: \u00e9\u4e16 \n\n"
@@ -251,10 +303,13 @@ def main():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     others = {"bytes": check_bytes, "yuan": check_yuan}
-    for name in sys.argv[4:] or [*FAMILIES, *others]:
+    for name in sys.argv[4:] or [*FAMILIES, *EDITED, *others]:
         with tempfile.TemporaryDirectory() as work:
             try:
-                others[name](Path(work)) if name in others else check(name, Path(work))
+                if name in others:
+                    others[name](Path(work))
+                else:
+                    (check_edited if name in EDITED else check)(name, Path(work))
             except (RuntimeError, OSError, ValueError) as error:
                 say(False, name, str(error))
 
