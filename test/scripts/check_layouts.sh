@@ -157,7 +157,7 @@ done <<<"$layouts${EVERY:+$more_layouts}"
 if wanted ramp; then
     read -ra of_shape <<<"${shapes[llama]//$'\n'/ } --batch-ramp 144:576:7 --optimizer muon --save-every 5 --keep 0"
     train ramp 1 "$cpu" "${of_shape[@]}" --micro-batch 6 || echo "FAILED to run a ramp"
-    rows=$(grep -oE '"tokens":[0-9]+' ramp/log.jsonl | cut -d: -f2 | tr '\n' ' ')
+    rows=$(grep '"loss"' ramp/log.jsonl | grep -oE '"tokens":[0-9]+' | cut -d: -f2 | tr '\n' ' ')
     if [ "$rows" = "144 288 432 720 1008 1440 1872 2448 3024 3600 " ]; then echo "ok tokens of a batch that rises"; else echo "FAILED tokens of a batch that rises: $rows"; fi
     for options in "--tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble" "--tp 2 --zero 3 --micro-batch 1"; do
         read -ra of_row <<<"$options"
