@@ -89,8 +89,8 @@ on_node() {
 }
 # train_there RUN LAUNCHER...
 train_there() {
-    on_node "${@:2}" /elsewhere/train_gpt-cpu-native/train_gpt "${train[@]}" \
-        --train-data '/elsewhere/tokens_train_*.bin' --run-dir "/elsewhere/$1"
+    on_node "${@:2}" /elsewhere/train_gpt-cpu-native/train_gpt \
+        "${train[@]/tokens_train_*.bin//elsewhere/tokens_train_*.bin}" --run-dir "/elsewhere/$1"
 }
 check "a bare node has no library of ours" test -z "$(find "$root/usr" "$root/lib" -name 'libdnnl*' -o -name 'libgomp*' 2>/dev/null)"
 check "trains on a bare node" train_there bare

@@ -63,7 +63,7 @@ check "once, and to --on-event with the end" eval '[ "$(wc -l <killed/incidents.
 check "the share of the time that trained is told" eval "grep -qE '^launch  *done; [0-9.]+% of .* trained' killed.out && grep -qE '\"effective_training_time\": 0\.[0-9]' killed/supervisor.json"
 check "a report has the incident, and the share" eval "'$cpu' report killed --output killed.html && grep -q '\"started again\"' killed.html && grep -qE '\"effective training time\",\"[0-9.]+% of ' killed.html"
 
-launch wrong "${restart[@]}" -- "${job[@]}" --train-data 'nothing_*.bin'
+launch wrong "${restart[@]}" -- "${job[@]/text_train_*.bin/nothing_*.bin}"
 check "a user's error is not tried again" eval 'launched wrong 30 && [ $code = 1 ] && [ "$(starts_of wrong)" = 1 ] && grep -q "given up: what it was given has to be changed: .*nothing_" wrong.out'
 launch diverged "${restart[@]}" -- "${job[@]}" --learning-rate 10 --weight-decay 1 --schedule constant --steps 5000
 check "numbers that are not finite are tried once more" eval 'launched diverged 60 && [ $code = 70 ] && [ "$(starts_of diverged)" = 2 ]'
