@@ -1,0 +1,134 @@
+/*
+A row of the table of options: an option's name, its limits, its help and its policies, with its value in each
+of the structs of options that have it.
+*/
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include "data/options/options.h"
+
+// The value of an option, of its own type.
+using OptionValue = std::variant<int, long long, float, double, bool, Choice, Interval, std::string,
+                                 std::vector<std::string>>;
+
+// The numbers that a row accepts.
+struct Limits {
+    double low = 0, high = 0;
+};
+
+// The fate of an option when a run goes on from a checkpoint (--resume) or begins with the weights of one
+// (--init).
+enum class Resume {
+    free,    // the checkpoint's value holds unless another is given
+    noted,   // like free, but another value is reported
+    fixed,   // the checkpoint's value holds; another is refused, for it would change what the state means
+    shape,   // like fixed, for the shape of weights; --init takes over these and the next kind alone
+    tokens,  // like noted, for how the model's text is made
+    layout,  // the checkpoint's value holds while the run is cut as it was; else it follows from the new cut
+    here     // a value holds for this start alone
+};
+
+// What the ranks of one job may be given each for itself.
+enum class Ranks {
+    alike,  // nothing: another value on another rank is refused (comm/agreement.h)
+    own     // a path on its own node, whose content is compared where it is read, or what concerns no other
+};
+
+// An option, whatever its type, and whichever structs of options have it.
+class OptionRow {
+public:
+    // field(options): that field of a struct of options. The option belongs to the commands whose structs
+    // have it.
+    template <typename Field>
+    OptionRow(const char* name, Field, const char* group, Ranks ranks, Limits limits, const char* help,
+              Resume resume = Resume::free, bool positional = false, bool later = false)
+        : field(name),
+          group(group),
+          ranks(ranks),
+          limits(limits),
+          help(help),
+          resume(resume),
+          positional(positional),
+          later(later) {
+        add<Field, Options, PlanOptions, LaunchOptions, SelftestOptions, TokenizeOptions, DataOptions,
+            SampleOptions, EvalOptions, InspectOptions, ReportOptions, ExportOptions, ImportOptions>();
+    }
+
+    const char* field;
+    const char* group;
+    Ranks ranks;
+    Limits limits;
+    const char* help;
+    Resume resume;
+    bool positional;  // given without its name
+    bool later;       // files were written before it: there a model has its standard value
+
+    bool belongs_to(Command command) const { return access_[command].get; }
+
+    // The value where it is not given.
+    const OptionValue& standard(Command command) const { return *access_[command].standard; }
+
+    // A value of its type.
+    const OptionValue& example() const {
+        return *std::ranges::find_if(access_, [](const Access& a) { return a.get; })->standard;
+    }
+
+    template <typename O>
+    OptionValue get(const O& options) const {
+        return access_[O::command].get(&options);
+    }
+
+    // value: of the option's type
+    template <typename O>
+    void set(O& options, const OptionValue& value) const {
+        access_[O::command].set(&options, value);
+    }
+
+private:
+    struct Access {
+        std::optional<OptionValue> standard;
+        OptionValue (*get)(const void* options);
+        void (*set)(void* options, const OptionValue& value);
+    };
+
+    template <typename Field, typename... Structs>
+    void add() {
+        static_assert((std::is_invocable_v<Field, Structs&> || ...), "no command has this option");
+        (add_one<Field, Structs>(), ...);
+    }
+
+    template <typename Field, typename O>
+    void add_one() {
+        if constexpr (std::is_invocable_v<Field, O&>) {
+            access_[O::command] = {
+                value_of(Field()(O())),
+                [](const void* options) { return value_of(Field()(*(const O*)options)); },
+                [](void* options, const OptionValue& value) { assign(Field()(*(O*)options), value); }};
+        }
+    }
+
+    template <typename Value>
+    static OptionValue value_of(const Value& value) {
+        if constexpr (std::is_enum_v<Value>)
+            return Choice{(int)value, NamesOf<Value>::all};
+        else
+            return value;
+    }
+
+    template <typename Value>
+    static void assign(Value& to, const OptionValue& value) {
+        if constexpr (std::is_enum_v<Value>)
+            to = (Value)std::get<Choice>(value).value;
+        else
+            to = std::get<Value>(value);
+    }
+
+    std::array<Access, command_count> access_ = {};
+};
