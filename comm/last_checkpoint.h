@@ -7,8 +7,8 @@ so it is not given up at once:
     --disk-wait       it is tried again, until somebody has made room, the time is over, or Ctrl-C
     older ones        are deleted, but not the newest that is whole, nor what --keep-every or --keep 0 keeps
 
-The second and the last are for a disk or a quota that is full. Nobody makes room in a quota, or in a file
-that may not grow, while a program waits. What was saved of the weights goes when there is more.
+The second and the last are for a full disk or quota. A quota, or a limit on the size of a file, is not waited
+for: neither changes by itself. What was saved of the weights goes when there is more.
 */
 #pragma once
 
@@ -54,9 +54,10 @@ public:
     std::string save(SaveReport failed) {
         if (!options_.fallback_dir.empty()) {
             std::string fallback = shared_run_dir(options_.fallback_dir, options_.run_dir);
-            SaveReport report;
-            if (is_ours(fallback)) report = save_as(fallback, false);
-            if (report.error.empty() && !report.folder.empty()) return report.folder;
+            if (is_ours(fallback)) {
+                SaveReport report = save_as(fallback, false);
+                if (report.error.empty()) return report.folder;
+            }
         }
         std::string weights = failed.lack != Lack::none ? save_weights() : "";
         bool limited = failed.lack == Lack::quota || failed.lack == Lack::file_size;

@@ -50,6 +50,7 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
         plan.tokenizer = Tokenizer::load_if_any(o.tokenizer);
         if (plan.val_data) plan.validation = validation_set(*plan.val_data, T, o.val_tokens);
         if (world.is_root()) {
+            if (plan.val_data) plan.validation.content = hash_of_samples(plan.validation, *plan.val_data);
             for (const std::string& note :
                  data_notes(*plan.train_data, plan.val_data.get(), plan.tokenizer.get(), o.document_end))
                 plan.notes.push_back(note);

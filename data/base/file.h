@@ -363,8 +363,7 @@ inline std::string read_text(const std::string& path) {
     return std::string(file.data(), file.size());
 }
 
-// Refuses a folder in a place that users share if another user made it, and could have left anything there.
-// One that is not there is nobody's.
+// Refuses a folder that another user made, who could have left anything there. A missing folder passes.
 inline void check_own_folder(const std::string& path) {
     struct stat status;
     if (lstat(path.c_str(), &status) != 0) return;

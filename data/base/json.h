@@ -164,7 +164,7 @@ public:
                  remedy);
     }
 
-    // Fields that nobody has read.
+    // The names of the fields that were not read.
     std::vector<std::string> unread() const {
         std::vector<std::string> names;
         for (const auto& [name, value] : value_.items()) {
@@ -173,7 +173,7 @@ public:
         return names;
     }
 
-    // Refuses one of those.
+    // Refuses a field that was not read.
     void done(const char* remedy) const {
         for (const std::string& name : unread())
             fail("%s: the field \"%s\" is not known; %s", what_.c_str(), printable(name).c_str(), remedy);

@@ -132,7 +132,7 @@ public:
         fprintf(stderr, "\r\033[K%s", words(seconds).c_str());
     }
 
-    // The line, so many seconds after the beginning.
+    // The text of the line, `seconds` after the start.
     std::string words(double seconds) const {
         double done = done_ * scale_, share = std::min(1.0, done_ / total_);
         if (total_ == 0)

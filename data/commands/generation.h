@@ -150,8 +150,8 @@ private:
 };
 
 // Adds up to `count` tokens to the texts of a writer, each with its key: the same key gives the same text.
-// show(text, token) is called for each new token and says whether the text goes on; one of the tokens `ends`
-// ends it too. All ranks do the same work, and if no token can be chosen on one of them, all fail.
+// show(text, token) is called for each new token and returns false to end the text. A token of `ends` ends it
+// as well. All ranks do the same work, and if no token can be chosen on one of them, all fail.
 template <typename Show>
 void write_texts(TextWriter& writer, int count, const std::vector<int>& ends, const Sampling& sampling,
                  const std::vector<uint64_t>& keys, Show&& show) {

@@ -142,7 +142,7 @@ inline void complete_training(Options& options, int processes, const LayoutChoic
              options.batch_ramp.c_str(), options.steps);
     }
     if (options.val_batches > 0)
-        options.val_tokens = std::min(options.val_batches * options.global_batch, 1000000000000LL);
+        options.val_tokens = tokens_of_batches(options.val_batches, (double)options.global_batch);
     options.val_batches = 0;
     if (options.warmup_steps < 0) options.warmup_steps = std::min(options.steps / 20, 2000);
     if (options.warmup_steps > options.steps) {

@@ -277,6 +277,12 @@ inline nlohmann::ordered_json value_to_json(const OptionValue& any) {
         any);
 }
 
+// The value of --val-tokens for a number of batches, as far as it may be.
+inline long long tokens_of_batches(double batches, double global_batch) {
+    const Limits& limits = find_option("--val-tokens")->limits;
+    return (long long)std::clamp(batches * global_batch, limits.low, limits.high);
+}
+
 // Records of today's form say so.
 constexpr const char* form_of_record = "record_form";
 constexpr int todays_form = 2;
@@ -295,9 +301,8 @@ Json in_todays_form(Json json, const std::string& file) {
     bool in_batches = json.contains("val_batches") && json.contains("global_batch");
     if (in_batches && !json.contains("val_tokens") && json["val_batches"].is_number_integer() &&
         json["global_batch"].is_number_integer()) {
-        double tokens =
-            json["val_batches"].template get<double>() * json["global_batch"].template get<double>();
-        json["val_tokens"] = (long long)std::clamp(tokens, 0.0, 1e12);
+        json["val_tokens"] = tokens_of_batches(json["val_batches"].template get<double>(),
+                                               json["global_batch"].template get<double>());
         json["val_batches"] = 0;
     }
     return json;

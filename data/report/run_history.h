@@ -177,17 +177,14 @@ public:
 
 private:
     void read_options() {
-        constexpr uint64_t most = 1 << 20;
-        const std::string path = run_dir_ + "/options.json";
         options_ = nlohmann::json::object();
-        if (!exists(path)) {
+        if (!exists(options_path(run_dir_))) {
             notes_.push_back("options.json: is missing, so neither the model nor the length of the run is "
                              "known");
             return;
         }
         attempt([&] {
-            nlohmann::json options =
-                parse_json(read_whole(path, most, "that is no file of options"), "options.json");
+            nlohmann::json options = run_options_json(run_dir_);
             if (options.is_object()) options_ = in_todays_form(std::move(options), "options.json");
         });
     }

@@ -62,9 +62,20 @@ enum class RunFolder {
     continued  // the run in it goes on
 };
 
-// options.json: how a run was started, or what is known of a model from elsewhere.
+// Tells how a run was started, or what is known of a model from elsewhere.
+inline std::string options_path(const std::string& run_dir) {
+    return run_dir + "/options.json";
+}
+
+// Throws Error if the file cannot be read.
+inline nlohmann::json run_options_json(const std::string& run_dir) {
+    constexpr uint64_t most_bytes = 1 << 20;
+    return parse_json(read_whole(options_path(run_dir), most_bytes, "that is no file of options"),
+                      "options.json");
+}
+
 inline void write_run_options(const std::string& run_dir, const nlohmann::ordered_json& options) {
-    NewFile record(run_dir + "/options.json");
+    NewFile record(options_path(run_dir));
     std::string content = options.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
     record.write(content.data(), content.size());
     record.commit();

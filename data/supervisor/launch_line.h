@@ -9,10 +9,9 @@ before anything starts.
 #include <vector>
 
 #include "data/base/error.h"
-#include "data/base/file.h"
-#include "data/base/json.h"
 #include "data/base/screen.h"
 #include "data/launch/command_line.h"
+#include "data/run/run_log.h"
 #include "data/supervisor/hosts.h"
 #include "data/supervisor/launcher.h"
 
@@ -80,11 +79,8 @@ inline void check_job(const Options& job, const GivenOptions& given) {
 // Tells whether the user has said when the run is to be saved, now or when it was begun.
 inline bool saves_as_chosen(const GivenOptions& given, const std::string& run_dir) {
     Options begun;
-    std::string not_there, path = run_dir + "/options.json";
-    note_error(not_there, [&] {
-        begun = options_from_json(parse_json(read_whole(path, 1 << 20, "that is no file of options"), path),
-                                  path);
-    });
+    std::string not_there;
+    note_error(not_there, [&] { begun = options_from_json(run_options_json(run_dir), "options.json"); });
     const OptionRow& row = *find_option("--save-every", command_train);
     return is_given(row, given) || is_given("--keep-every", given) || begun.keep_every > 0 ||
            value_text(row, begun) != value_text(row.standard(command_train));

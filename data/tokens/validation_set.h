@@ -18,26 +18,27 @@ a run that goes on, and a report of several runs, can tell whether their losses 
 
 struct ValidationSet {
     uint64_t samples = 0, tokens = 0;
-    std::string content;  // a hash of up to 64 samples, at equal distances
+    std::string content = {};  // hash_of_samples(), on the first rank, which keeps the log
 };
 
-// files: in sequential order, with samples of T tokens. wanted: tokens; 0: all. Throws Error where tokens
-// cannot be read.
+// files: with samples of T tokens. wanted: tokens; 0: all.
 inline ValidationSet validation_set(const TokenLoader& files, int T, long long wanted) {
-    constexpr uint64_t most_read = 64;
     uint64_t all = files.samples_per_epoch(), asked = (uint64_t)wanted / (uint64_t)T;
-    ValidationSet set;
-    set.samples = wanted == 0 ? all : std::clamp<uint64_t>(asked, 1, all);
-    set.tokens = set.samples * (uint64_t)T;
-    uint64_t read = std::min(set.samples, most_read);
-    std::vector<int> tokens((size_t)(2 * T) * read);
+    uint64_t samples = wanted == 0 ? all : std::clamp<uint64_t>(asked, 1, all);
+    return {samples, samples * (uint64_t)T};
+}
+
+// A hash of up to 64 of its samples, at equal distances. files: in sequential order. Throws Error where
+// tokens cannot be read.
+inline std::string hash_of_samples(const ValidationSet& set, const TokenLoader& files) {
+    constexpr uint64_t most_read = 64;
+    uint64_t read = std::min(set.samples, most_read), T = set.tokens / set.samples;
+    std::vector<int> tokens((size_t)(2 * T * read));
     for (uint64_t i = 0; i < read; i++) {
-        int* inputs = &tokens[(size_t)(2 * T) * i];
+        int* inputs = &tokens[(size_t)(2 * T * i)];
         files.load(set.samples / read * i, inputs, inputs + T);
     }
-    set.content =
-        text("%016llx", (unsigned long long)XXH3_64bits(tokens.data(), tokens.size() * sizeof(int)));
-    return set;
+    return text("%016llx", (unsigned long long)XXH3_64bits(tokens.data(), tokens.size() * sizeof(int)));
 }
 
 // For the line of the log that tells how a run was started.

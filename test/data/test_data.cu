@@ -212,7 +212,10 @@ TEST_CASE("a validation set is the first samples, known by their content whateve
     write("b.bin", 901, -1);
     write("c.bin", 1001, 500);
     auto set = [&](const char* name, int T, long long tokens) {
-        return validation_set(TokenLoader(folder / name, 257, T, SampleOrder::sequential), T, tokens);
+        TokenLoader files(folder / name, 257, T, SampleOrder::sequential);
+        ValidationSet set = validation_set(files, T, tokens);
+        set.content = hash_of_samples(set, files);
+        return set;
     };
     CHECK(set("a.bin", 10, 640).samples == 64);
     CHECK(set("a.bin", 10, 649).tokens == 640);
