@@ -972,7 +972,7 @@ struct TrainingRun {
                                ? ""
                                : prediction_text(this_machine(), peak_rate(o), takes_wgmma_attention(o), o,
                                                  g.workload, g.stage, (double)g.layout.size());
-        if (!text.empty()) printf("prediction   %s\n", text.c_str());
+        if (!text.empty()) print("prediction   %s\n", text.c_str());
         progress.expect(plan.expected_seconds);
         begin();
         begin_log();
@@ -1044,7 +1044,7 @@ struct TrainingRun {
         };
         for (const std::string& note : tune_products(world, o, line.origin ? line.origin->run_dir : "",
                                                      mesh.data_rank() == 0, g.stream, first_micro_batches))
-            printf("products     %s\n", note.c_str());
+            print("products     %s\n", note.c_str());
     }
 
     // ---- loop
@@ -1178,8 +1178,8 @@ struct TrainingRun {
         std::string saved = checkpoints.finish_at(at);
         status.end();
         screen.end_quiet();
-        printf("%s after step %d; the checkpoint is %s\n", asked_to_stop() ? "stopped as asked" : "done",
-               at.step, saved.c_str());
+        print("%s after step %d; the checkpoint is %s\n", asked_to_stop() ? "stopped as asked" : "done",
+              at.step, saved.c_str());
         if (stop_requested == SIGPIPE)
             fprintf(
                 stderr,
@@ -1194,7 +1194,7 @@ inline void train(const TrainingLine& line, const World& world) {
     int64_t done = line.origin && !line.weights_only ? line.origin->step : 0;
     print_header(line.options, device_text(line.options), *plan.train_data, plan.validation, done,
                  plan.notes);
-    plan.memory->plan.print(world.size());
+    plan.memory->plan.print_lines(world.size());
     fflush(stdout);  // the work that follows can take long, or wait for other ranks
     const Layout& layout = plan.memory->layout;
     Mesh mesh(world, layout.mesh, nullptr,
@@ -1332,7 +1332,7 @@ static void run(Command command, int argc, char** argv, const World& world) {
 int main(int argc, char** argv) try {
     open_standard_streams();
     if (std::string answer = answer_to(argc - 1, argv + 1); !answer.empty()) {
-        fputs(answer.c_str(), stdout);
+        print_text(answer);
         return 0;
     }
     // These two are no ranks: one starts a job of them, the other watches them.
@@ -1351,11 +1351,11 @@ int main(int argc, char** argv) try {
         });
         return 0;
     } catch (const CommonError& error) {
-        if (world.is_root()) fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
+        if (world.is_root()) print_error(error.what());
         return error.exit_code;
     }
 } catch (const std::exception& error) {
-    fprintf(stderr, "train_gpt: %s\n", one_line(message_of(error)).c_str());
+    print_error(message_of(error));
     return exit_code_of(error);
 }
 #endif

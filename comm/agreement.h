@@ -173,7 +173,7 @@ inline void check_shared_folder(const World& world, const std::string& folder, b
     } written;  // on the first rank
     std::string name = text_from_root(world, [&] {
         std::string name = text(".seen_by_all_%d_%lld", (int)getpid(), (long long)time(nullptr));
-        NewFile(folder + "/" + name).commit();
+        write_whole(folder + "/" + name, "");
         written.path = folder + "/" + name;
         return name;
     });

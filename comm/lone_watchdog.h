@@ -10,6 +10,7 @@ file, so that whoever started it learns of it.
 #include <csignal>
 #include <cstdio>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <unistd.h>
@@ -47,23 +48,12 @@ inline std::string alone_line(const Occupation& work) {
 }
 
 class LoneWatchdog {
-public:
-    ~LoneWatchdog() {
-        {
-            std::lock_guard lock(mutex_);
-            stopping_ = true;
-        }
-        wake_.notify_all();
-        thread_.join();
-    }
-
-private:
     static constexpr std::chrono::milliseconds between_looks{100};
 
-    void watch() {
+    void watch(std::stop_token stop) {
         OwnPauses pauses;
         std::unique_lock lock(mutex_);
-        while (!wake_.wait_for(lock, between_looks, [this] { return stopping_; })) {
+        while (!wake_.wait_for(lock, stop, between_looks, [&] { return stop.stop_requested(); })) {
             pauses.look();
             recorder.poll();
             recorder.look_at_threads();
@@ -71,14 +61,15 @@ private:
             if (limit <= 0 || pauses.seconds_since() < limit) continue;
             for (const Occupation& each : Occupied::all()) {
                 if (each.activity != Activity::works || each.seconds() < limit) continue;
-                fprintf(stderr, "train_gpt: %s\n", alone_line(each).c_str());
+                print_error(alone_line(each));
                 _exit(exit_failed_part);  // the thread itself does not come back
             }
         }
     }
 
     std::mutex mutex_;
-    std::condition_variable wake_;
-    bool stopping_ = false;
-    std::thread thread_{[this] { watch(); }};  // last: it starts running when everything above exists
+    std::condition_variable_any wake_;
+    std::jthread thread_{[this](std::stop_token stop) {
+        watch(stop);
+    }};  // last: it starts running when everything above exists
 };

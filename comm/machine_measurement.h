@@ -265,11 +265,7 @@ inline void check_measure(const std::string& path, const World& world) {
 // For all ranks.
 inline void write_machine(const Machine& machine, const std::string& path, const World& world) {
     world.on_all_ranks([&] {
-        if (!world.is_root()) return;
-        NewFile file(path);
-        std::string json = machine_to_json(machine).dump(4) + "\n";
-        file.write(json.data(), json.size());
-        file.commit();
+        if (world.is_root()) write_whole(path, machine_to_json(machine).dump(4) + "\n");
     });
 }
 
@@ -278,5 +274,5 @@ inline void measure_machine(const std::string& path, const World& world) {
     check_measure(path, world);
     Machine machine = measured_machine(world);
     write_machine(machine, path, world);
-    print_bytes(measurement_text(machine, world, path));
+    print_text(measurement_text(machine, world, path));
 }

@@ -169,23 +169,23 @@ public:
              B_, size_text(needs).c_str(), size_text(left).c_str(), std::string(taken).c_str());
     }
 
-    void print(int ranks) const {
+    void print_lines(int ranks) const {
         const char* where = pipeline_.stages > 1 ? " on the stage that takes most"
                             : ranks > 1          ? " on each rank"
                                                  : "";
-        printf("memory      ");
-        for (const MemoryClass& part : classes_) printf(" %s %s,", part.name, size_text(part.bytes).c_str());
-        printf(" %s in all%s\n             %s free and %s kept for libraries, enough for --micro-batch %d\n",
-               size_text(needs()).c_str(), where, size_text(room_.device).c_str(),
-               size_text(library_memory()).c_str(), largest_micro_batch());
+        print("memory      ");
+        for (const MemoryClass& part : classes_) print(" %s %s,", part.name, size_text(part.bytes).c_str());
+        print(" %s in all%s\n             %s free and %s kept for libraries, enough for --micro-batch %d\n",
+              size_text(needs()).c_str(), where, size_text(room_.device).c_str(),
+              size_text(library_memory()).c_str(), largest_micro_batch());
         if (has_own_memory && pins() > 0)
-            printf("             %s of the host's memory%s, of which %s are free for each rank\n",
-                   size_text(pins()).c_str(),
-                   pipeline_.stages > 1 ? " on the stage that takes most of it" : "",
-                   size_text(room_.host).c_str());
+            print("             %s of the host's memory%s, of which %s are free for each rank\n",
+                  size_text(pins()).c_str(),
+                  pipeline_.stages > 1 ? " on the stage that takes most of it" : "",
+                  size_text(room_.host).c_str());
     }
 
-    // Returns what print() tells, for the log of a run, and how long stages wait by the formula.
+    // Returns what print_lines() tells, for the log of a run, and how long stages wait by the formula.
     nlohmann::ordered_json record() const {
         nlohmann::ordered_json classes = nlohmann::ordered_json::array();
         for (const MemoryClass& part : classes_)

@@ -549,7 +549,7 @@ inline std::string plan(const PlanLine& line) {
 // For all ranks: the command.
 inline void plan_or_measure(const PlanLine& line, const World& world) {
     if (line.command.measure.empty())
-        print_bytes(plan(line));
+        print_text(plan(line));
     else
         measure_machine(line.command.measure, world);
 }

@@ -108,7 +108,7 @@ public:
         };
         RunPosition position = load_newest("--resume " + printable(options_.resume), folders, run_of);
         origin_ = {loaded_, position.step};
-        printf("resume       %s: goes on after step %d\n", loaded_.c_str(), position.step);
+        print("resume       %s: goes on after step %d\n", loaded_.c_str(), position.step);
         return position;
     }
 
@@ -135,7 +135,7 @@ public:
     // For all ranks: the weights alone.
     void take_weights(const StoredRun& origin) {
         load(origin, true);
-        printf("weights      of %s\n", origin.checkpoint.c_str());
+        print("weights      of %s\n", origin.checkpoint.c_str());
     }
 
     // Tells whether the state after this step is to be saved: the first rank knows, and says it to all.
@@ -282,7 +282,7 @@ private:
         std::unique_ptr<CheckpointReader> reader;
         world_.on_all_ranks([&] { reader = std::make_unique<CheckpointReader>(run.checkpoint, index); });
         std::string converted = load_checkpoint(state_, world_, layout_at_, *reader, weights_only);
-        if (!converted.empty()) printf("             %s\n", converted.c_str());
+        if (!converted.empty()) print("             %s\n", converted.c_str());
         RunPosition position = {(int)run.step, (uint64_t)reader->index().samples()};
         world_.on_all_ranks([&] {
             nlohmann::json about = reader->index().about;
@@ -310,7 +310,7 @@ private:
         report_(report);
         if (report.error.empty() && !ending_ && clock_.learn(report)) {
             Screen::Turn turn(screen);
-            printf("saves        %s\n", clock_.summary().c_str());
+            print("saves        %s\n", clock_.summary().c_str());
         }
     }
 

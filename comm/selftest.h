@@ -133,7 +133,7 @@ public:
     // folder: empty: where temporary files are.
     explicit ScratchFile(const std::string& folder, int rank)
         : path_(folder_of(folder) + text("/selftest.%d.%d", rank, (int)getpid())),
-          file_(open_file(path_, O_RDWR | O_CREAT | O_EXCL)) {
+          file_(open_to_write(path_, O_RDWR | O_CREAT | O_EXCL)) {
         if (!file_) fail_with_errno(path_, "create it");
         unlink(path_.c_str());
     }
@@ -480,7 +480,7 @@ inline void selftest(const SelftestOptions& o, const World& world) {
     world.on_all_ranks([&] { ScratchFile(o.run_dir, world.rank()); });
     SelftestSizes sizes = selftest_sizes(o.seconds);
     if (text_form) {
-        print_bytes(text("testing for about %s\n", rough_duration(sizes.seconds).c_str()));
+        print_text(text("testing for about %s\n", rough_duration(sizes.seconds).c_str()));
         fflush(stdout);
     }
     const double start = seconds_now();
@@ -493,19 +493,18 @@ inline void selftest(const SelftestOptions& o, const World& world) {
     if (world.is_root()) {
         const double seconds = seconds_now() - start;
         if (text_form)
-            print_bytes(findings_place(*verdict) + "\n" + verdict_text(*verdict) +
-                        tested_text(verdict->findings()[0]) + text("; %s\n", duration(seconds).c_str()));
+            print_text(findings_place(*verdict) + "\n" + verdict_text(*verdict) +
+                       tested_text(verdict->findings()[0]) + text("; %s\n", duration(seconds).c_str()));
         else
-            print_bytes(json_line(verdict_to_json(*verdict, seconds)));
+            print_text(json_line(verdict_to_json(*verdict, seconds)));
         if (text_form && healthy)
-            print_bytes(world.size() == 1
-                            ? "healthy, by itself: there is no other rank to compare it with\n"
-                            : "healthy: all bits are right, and no rank is far from the others\n");
+            print_text(world.size() == 1
+                           ? "healthy, by itself: there is no other rank to compare it with\n"
+                           : "healthy: all bits are right, and no rank is far from the others\n");
         if (text_form && healthy && !o.measure.empty())
-            print_bytes(text("train_gpt plan --machine %s ...\n", o.measure.c_str()));
+            print_text(text("train_gpt plan --machine %s ...\n", o.measure.c_str()));
         fflush(stdout);
-        for (const Suspect& one : verdict->suspects())
-            fprintf(stderr, "train_gpt: suspect: %s\n", one_line(one.words).c_str());
+        for (const Suspect& one : verdict->suspects()) print_error("suspect: " + one.words);
         suspects = (int)verdict->suspects().size();
     }
     suspects = world.largest(suspects);

@@ -487,24 +487,24 @@ private:
 
 // The part of a run's header that is known when its ranks have met.
 inline void print_ranks(const Options& o, const World& world, const Mesh& mesh, const Layout& layout) {
-    if (world.size() > 1) printf("ranks        %s\n", mesh.picture().c_str());
-    for (const std::string& line : core_lines(world)) printf("cores        %s\n", line.c_str());
+    if (world.size() > 1) print("ranks        %s\n", mesh.picture().c_str());
+    for (const std::string& line : core_lines(world)) print("cores        %s\n", line.c_str());
     if (int promised = promised_processes(); promised > 1 && launched_processes() == 0)
-        printf("             SLURM_NTASKS is %d, and this is one process; to start all, use srun --mpi=pmix "
-               "or mpirun\n",
-               promised);
-    if (std::string advice = launcher_advice(); !advice.empty()) printf("stopping     %s\n", advice.c_str());
-    if (o.pp > 1) printf("pipeline     %s\n", pipeline_text(layout).c_str());
+        print("             SLURM_NTASKS is %d, and this is one process; to start all, use srun --mpi=pmix "
+              "or mpirun\n",
+              promised);
+    if (std::string advice = launcher_advice(); !advice.empty()) print("stopping     %s\n", advice.c_str());
+    if (o.pp > 1) print("pipeline     %s\n", pipeline_text(layout).c_str());
 }
 
 // The part that is known when the device has been measured.
 inline void print_rate(double gemm_rate, bool graphs) {
-    if (graphs) printf("graphs       each pass over a micro-batch is one launch\n");
+    if (graphs) print("graphs       each pass over a micro-batch is one launch\n");
     std::string peak;
     if (card_rate() > 0)
         peak = text(", %sFLOP/s %s", human(card_rate()).c_str(),
                     this_machine().published ? "published" : "estimated for this card");
-    printf("rate         %sFLOP/s measured in products%s\n", human(gemm_rate).c_str(), peak.c_str());
+    print("rate         %sFLOP/s measured in products%s\n", human(gemm_rate).c_str(), peak.c_str());
 }
 
 // ----------------------------------------------------------------------------

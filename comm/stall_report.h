@@ -12,8 +12,6 @@ The disk of the run may be what does not answer, so nobody waits for those files
 #include <chrono>
 #include <ctime>
 #include <exception>
-#include <filesystem>
-#include <fstream>
 #include <future>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -22,6 +20,7 @@ The disk of the run may be what does not answer, so nobody waits for those files
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/base/file.h"
 #include "data/base/json.h"  // json_line
 #include "data/run/culprit.h"
 #include "data/run/rank_state.h"
@@ -32,15 +31,14 @@ inline bool write_states(const std::string& folder, const std::vector<RankState>
     std::promise<bool> written;
     std::future<bool> result = written.get_future();
     std::thread([folder, states, written = std::move(written)]() mutable {
-        std::error_code error;
-        std::filesystem::create_directories(folder, error);
-        bool good = !error;
-        for (const RankState& state : states) {
-            std::ofstream file(folder + text("/rank-%d.json", state.rank));
-            file << json_line(nlohmann::json(state));
-            good &= (bool)file.flush();
-        }
-        written.set_value(good);
+        std::string error;
+        note_error(error, [&] {
+            make_folder(folder);
+            check_folder_of_run(folder);
+            for (const RankState& state : states)
+                write_over(folder + text("/rank-%d.json", state.rank), json_line(nlohmann::json(state)));
+        });
+        written.set_value(error.empty());
     }).detach();
     return result.wait_for(patience) == std::future_status::ready && result.get();
 }

@@ -34,6 +34,7 @@ that are stopped.
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <unistd.h>
@@ -192,7 +193,7 @@ inline std::vector<std::string> stopped_neighbours() {
 class Watchdog {
 public:
     // host: of this process, for messages before connect().
-    explicit Watchdog(const std::string& host) : host_(host), thread_([this] { watch(); }) {}
+    explicit Watchdog(const std::string& host) : host_(host) {}
 
     // Lets the ranks of this communicator, which is the watchdogs' alone, ask each other.
     void connect(MPI_Comm mpi) {
@@ -206,16 +207,6 @@ public:
     void name_ranks(NameOfRank name_of) {
         std::lock_guard lock(mutex_);
         name_of_ = std::move(name_of);
-    }
-
-    // Before MPI ends. Whoever is asked later does not answer, but by then nobody waits for it.
-    ~Watchdog() {
-        {
-            std::lock_guard lock(mutex_);
-            stopping_ = true;
-        }
-        wake_.notify_all();
-        thread_.join();
     }
 
 private:
@@ -235,9 +226,9 @@ private:
 
     static double seconds_since(Clock::time_point time) { return Seconds(Clock::now() - time).count(); }
 
-    void watch() {
+    void watch(std::stop_token stop) {
         std::unique_lock lock(mutex_);
-        while (!wake_.wait_for(lock, between_looks, [this] { return stopping_; })) {
+        while (!wake_.wait_for(lock, stop, between_looks, [&] { return stop.stop_requested(); })) {
             pauses_.look();
             recorder.poll();
             recorder.look_at_threads();
@@ -376,8 +367,8 @@ private:
     // Ends the job without the other threads of this process, which may be stuck.
     [[noreturn]] void end_job(const std::string& line) {
         screen.give_up();
-        fprintf(stderr, "%strain_gpt: %s\n", stall_text(recorder.run_dir(), time_limit).c_str(),
-                line.c_str());
+        const std::string stall = visible(stall_text(recorder.run_dir(), time_limit));
+        fprintf(stderr, "%strain_gpt: %s\n", stall.c_str(), one_line(line).c_str());
         for (int tries = 0; tries < 1000; tries++) {
             if (mpi_mutex.try_lock()) {
                 if (size_ > 1) MPI_Abort(MPI_COMM_WORLD, exit_failed_part);
@@ -395,8 +386,7 @@ private:
 
     const std::string host_;
     std::mutex mutex_;
-    std::condition_variable wake_;
-    bool stopping_ = false;
+    std::condition_variable_any wake_;
     MPI_Comm mpi_ = MPI_COMM_NULL;
     int rank_ = 0, size_ = 1;
     NameOfRank name_of_ = [this](int rank) { return text("rank %d of %d", rank, size_); };
@@ -405,7 +395,9 @@ private:
     std::optional<Roll> roll_;                // on the first rank, while it calls the roll
     std::optional<Clock::time_point> asked_;  // when this rank put its question, which has no answer yet
     Clock::time_point ask_again_ = Clock::time_point::min();
-    std::thread thread_;  // last: it starts running when everything above exists
+    // Last: it starts running when everything above exists, and ends before MPI does. Whoever is asked later
+    // does not answer, but by then nobody waits for it.
+    std::jthread thread_{[this](std::stop_token stop) { watch(stop); }};
 };
 
 #endif

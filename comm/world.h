@@ -285,7 +285,7 @@ private:
             barrier();  // MPI_Finalize waits too, but keeps a core busy
         } catch (const Error& error) {
             screen.give_up();
-            fprintf(stderr, "train_gpt: %s\n", error.what());
+            print_error(error.what());
             abort();
         }
         watchdog_.reset();
@@ -370,8 +370,7 @@ std::string text_from_root(const World& world, Make&& make) {
 // Ends the job because of an error that only this rank knows of: the others may wait for it.
 [[noreturn]] inline void abort_job(const World& world, const std::exception& error) {
     screen.give_up();
-    std::string message = world.said_by(world.rank(), message_of(error));
-    fprintf(stderr, "train_gpt: %s\n", one_line(message).c_str());
+    print_error(world.said_by(world.rank(), message_of(error)));
     world.abort(exit_code_of(error));
 }
 

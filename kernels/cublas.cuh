@@ -243,10 +243,6 @@ void set_attribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferen
     cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
 }
 
-inline bool is_fp8(cudaDataType type) {
-    return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
-}
-
 inline void set_pointers(cublasLtMatmulDesc_t operation, const Operands& operands) {
     set_attribute(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.vector());
     set_attribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, operands.pre_gelu);

@@ -2,6 +2,9 @@
 Files that are read whole and files that are written whole. A MappedFile is a read-only view of a regular file
 of any size. A NewFile appears under its name complete and safely on disk, or not at all: it is written beside
 its place as NAME.partial, and renamed at the end.
+
+Whoever can write a folder can leave links, FIFOs and devices in it under the names that files of ours will
+have. They are refused where we write; a folder that is itself a link is not, unless a run directory has it.
 */
 #pragma once
 
@@ -29,45 +32,30 @@ its place as NAME.partial, and renamed at the end.
 
 // "PATH: cannot ACTION: REASON; REMEDY", with the reason in errno.
 [[noreturn]] inline void fail_with_errno(const std::string& path, const char* action) {
-    int reason = errno;
-    Lack lack = Lack::none;
-    bool failed = false;
-    const char* remedy = "check the file system, then try again";
-    switch (reason) {
-    case ENOENT:
-    case ENOTDIR:
-    case EISDIR:
-    case ENAMETOOLONG:
-        remedy = "check the path";
-        break;
-    case EACCES:
-    case EPERM:
-        remedy = "check the permissions";
-        break;
-    case EROFS:
-        remedy = "name another place";
-        break;
-    case ENOSPC:
-        lack = Lack::disk;
-        remedy = "free some space there or name another place, then try again";
-        break;
-    case EDQUOT:
-        lack = Lack::quota;
-        remedy = "delete files of yours there or name another place, then try again";
-        break;
-    case EFBIG:
-        lack = Lack::file_size;
-        remedy = "raise the largest size of a file (ulimit -f) or name another place, then try again";
-        break;
-    case EMFILE:
-        remedy = "raise the limit of open files (ulimit -n)";
-        break;
-    default:
-        failed = true;
+    static constexpr struct {
+        int reason;
+        const char* remedy;
+        Lack lack = Lack::none;
+    } known[] = {{ENOENT, "check the path"},
+                 {ENOTDIR, "check the path"},
+                 {EISDIR, "check the path"},
+                 {ENAMETOOLONG, "check the path"},
+                 {EACCES, "check the permissions"},
+                 {EPERM, "check the permissions"},
+                 {EROFS, "name another place"},
+                 {ENOSPC, "free some space there or name another place, then try again", Lack::disk},
+                 {EDQUOT, "delete files of yours there or name another place, then try again", Lack::quota},
+                 {EFBIG, "raise the largest size of a file (ulimit -f) or name another place, then try again",
+                  Lack::file_size},
+                 {EMFILE, "raise the limit of open files (ulimit -n)"}};
+    const int given = errno;
+    const std::string message = text("%s: cannot %s: %s; ", path.c_str(), action, strerror(given));
+    for (const auto& [reason, remedy, lack] : known) {
+        if (reason != given) continue;
+        if (lack != Lack::none) throw DiskFull(message + remedy, lack);
+        throw Error(message + remedy);
     }
-    std::string message = text("%s: cannot %s: %s; %s", path.c_str(), action, strerror(reason), remedy);
-    if (lack != Lack::none) throw DiskFull(message, lack);
-    throw Error(message, failed ? exit_failed_part : exit_bad_input);
+    throw FailedPart(message + "check the file system, then try again");
 }
 
 // Owns a file descriptor.
@@ -102,6 +90,20 @@ inline FileHandle open_file(const std::string& path, int flags) {
 inline int rename_file(const std::string& from, const std::string& to) {
     WorksOn work("renaming " + from);
     return rename(from.c_str(), to.c_str());
+}
+
+// Opens a regular file to write it. Without one (errno has the reason) the handle is empty; anything else
+// under its name is refused.
+inline FileHandle open_to_write(const std::string& path, int flags) {
+    FileHandle file = open_file(path, flags | O_NOFOLLOW | O_NONBLOCK);
+    int reason = errno;
+    struct stat status;
+    bool known = file ? fstat(file.get(), &status) == 0 : lstat(path.c_str(), &status) == 0;
+    if (known && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))
+        fail("%s: is %s; remove it, or name another place", path.c_str(),
+             S_ISLNK(status.st_mode) ? "a link, which is not written through" : "no regular file");
+    errno = reason;
+    return file;
 }
 
 // Opens a regular file for reading. Anything else is refused; a pipe is not waited for.
@@ -155,6 +157,13 @@ inline void write_at(const FileHandle& file, const std::string& path, uint64_t o
         if (written < 0) fail_with_errno(path, "write it");
         done += (size_t)written;
     }
+}
+
+// Writes a small file in place, which may be there; several processes may write the same.
+inline void write_over(const std::string& path, std::string_view content) {
+    FileHandle file = open_to_write(path, O_WRONLY | O_CREAT | O_TRUNC);
+    if (!file) fail_with_errno(path, "create it");
+    write_at(file, path, 0, content.data(), content.size());
 }
 
 // Brings writes to the file, or the names in the folder, to disk.
@@ -280,18 +289,19 @@ inline void check_space(const std::string& path, uint64_t needed) {
 
 class NewFile {
 public:
+    // A file that an interrupted run left goes; one that a running process writes is not touched. The file is
+    // a new one, which nobody else has opened before.
     explicit NewFile(std::string path) : path_(std::move(path)), partial_(path_ + ".partial") {
-        file_ = open_file(partial_, O_WRONLY | O_CREAT);
-        if (!file_) fail_with_errno(path_, "create it");
-        // A file that an interrupted run left is written again; one that a running process writes is not
-        // touched.
-        bool busy = flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-        if (busy || !still_ours()) {
-            fail("%s: another process is writing it; wait for that to end or choose another name",
-                 path_.c_str());
+        FileHandle left = open_to_write(partial_, O_WRONLY);
+        if (left) {
+            take(left);
+            if (unlink(partial_.c_str()) != 0) fail_with_errno(partial_, "remove it");
         }
+        file_ = open_to_write(partial_, O_WRONLY | O_CREAT | O_EXCL);
+        if (!file_ && errno == EEXIST) fail_as_busy();
+        if (!file_) fail_with_errno(path_, "create it");
+        take(file_);
         exists_ = true;
-        resize(0);
     }
 
     NewFile(const NewFile&) = delete;
@@ -338,11 +348,16 @@ public:
     const std::string& path() const { return path_; }
 
 private:
-    // Between our open() and flock() another process may have given the file its final name.
-    bool still_ours() const {
+    // Locks it. Between open() and flock() another process may have removed it or given it its final name.
+    void take(const FileHandle& file) const {
         struct stat opened, named;
-        return fstat(file_.get(), &opened) == 0 && stat(partial_.c_str(), &named) == 0 &&
-               opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+        bool busy = flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        bool same = fstat(file.get(), &opened) == 0 && lstat(partial_.c_str(), &named) == 0 &&
+                    opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+        if (busy || !same) fail_as_busy();
+    }
+    [[noreturn]] void fail_as_busy() const {
+        fail("%s: another process is writing it; wait for that to end or choose another name", path_.c_str());
     }
 
     std::string path_, partial_;
@@ -351,9 +366,10 @@ private:
     bool exists_ = false;
 };
 
-// To the standard output, zero bytes too.
-inline void print_bytes(const std::string& text) {
-    fwrite(text.data(), 1, text.size(), stdout);
+inline void write_whole(const std::string& path, std::string_view content) {
+    NewFile file(path);
+    file.write(content.data(), content.size());
+    file.commit();
 }
 
 // Text of a file; "-" is the standard input.
@@ -369,6 +385,26 @@ inline void check_own_folder(const std::string& path) {
     if (lstat(path.c_str(), &status) != 0) return;
     if (!S_ISDIR(status.st_mode) || status.st_uid != geteuid())
         fail("%s: is no folder of yours, as far as its owner tells; name another place", path.c_str());
+}
+
+// Makes a folder and those above it. Returns whether it is new.
+inline bool make_folder(const std::string& path, const std::string& remedy = "check the path") {
+    WorksOn work("making " + path);
+    std::error_code error;
+    bool made = std::filesystem::create_directories(path, error);
+    if (error)
+        fail("%s: cannot make the folder: %s; %s", path.c_str(), error.message().c_str(), remedy.c_str());
+    return made;
+}
+
+// Refuses what is no folder in a place where a run directory has one, and a link to a folder too, for what is
+// in it is written and removed. A missing one passes.
+inline void check_folder_of_run(const std::string& path) {
+    struct stat status;
+    if (lstat(path.c_str(), &status) == 0 && !S_ISDIR(status.st_mode))
+        fail("%s: is %s; move it away, or name another run directory", path.c_str(),
+             S_ISLNK(status.st_mode) ? "a link (a run directory may be one, the folders in it may not)"
+                                     : "no folder");
 }
 
 inline bool is_same_folder(const std::string& a, const std::string& b) {

@@ -7,6 +7,7 @@ range checked, so that a bad value is a message and not a crash.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -83,6 +84,24 @@ inline int64_t json_integer(const nlohmann::json& value, int64_t low, int64_t hi
              (long long)low, (long long)high);
     }
     return value.get<int64_t>();
+}
+
+// A field with a whole number, from -1 on, as large as the type holds. Without it the library throws.
+template <typename Integer = int>
+Integer whole_in(const nlohmann::json& record, const char* name) {
+    constexpr uint64_t most = std::min<uint64_t>(std::numeric_limits<Integer>::max(), INT64_MAX);
+    return (Integer)json_integer(record.at(name), -1, (int64_t)most, name);
+}
+
+// A double beyond the integers has none to become.
+inline int64_t integer_of(double value, int64_t otherwise) {
+    return std::abs(value) < 9e15 ? (int64_t)value : otherwise;
+}
+
+// Tells whether no number in it is beyond integers: the library makes one of any number, by a cast.
+inline bool fits_integers(const nlohmann::json& value) {
+    if (value.is_number_float()) return std::fabs(value.get<double>()) < 0x1p31;
+    return value.is_primitive() || std::ranges::all_of(value, fits_integers);
 }
 
 // A JSON object of a fixed form, from a file that others wrote: every field is read by name with its type and

@@ -25,7 +25,7 @@ public:
 
     // Opens the file, or makes an empty one.
     explicit LogFile(std::string path) : path_(std::move(path)) {
-        file_ = open_file(path_, O_WRONLY | O_CREAT | O_APPEND);
+        file_ = open_to_write(path_, O_WRONLY | O_CREAT | O_APPEND);
         if (!file_) fail_with_errno(path_, "create it");
     }
 

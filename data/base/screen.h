@@ -26,13 +26,13 @@ launchers cannot be asked.
 #include <cstdlib>
 #include <functional>
 #include <mutex>
-#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
 
 #include "data/base/error.h"
-#include "data/base/file.h"          // fail_with_errno
+#include "data/base/file.h"  // fail_with_errno
+#include "data/base/print.h"
 #include "data/base/this_machine.h"  // process_file
 
 // ----------------------------------------------------------------------------
@@ -52,9 +52,8 @@ inline std::string terminal_of_process(pid_t process) {
 // The terminal of the mpirun that started this process on its own machine; empty if there is none, or if it
 // changes the lines on their way there.
 inline std::string launcher_terminal() {
-    static const std::set<std::string> launchers = {"mpirun\n", "mpiexec\n", "orterun\n", "prterun\n"};
     pid_t parent = getppid();
-    if (!launchers.contains(process_file(process_folder(parent), "comm"))) return "";
+    if (!is_mpirun(process_file(process_folder(parent), "comm"))) return "";
     std::istringstream arguments(process_file(process_folder(parent), "cmdline"));
     for (std::string argument; std::getline(arguments, argument, '\0');) {
         bool changes_lines =
@@ -138,9 +137,9 @@ public:
         Turn turn(*this);
         if (std::exchange(last_warning_, words) == words) return;
         if (kept_output_ >= 0)
-            fprintf(stderr, "train_gpt: %s\n", words.c_str());
+            print_error(words);
         else
-            printf("%s%s\n", indent, yellow(words).c_str());
+            printf("%s%s\n", indent, yellow(visible(words)).c_str());
     }
 
     std::string yellow(const std::string& words) const {

@@ -1,6 +1,6 @@
 /*
-Lists and lines taken apart, and words for messages: foreign text made safe to print, alternatives, and the
-nearest known name to a misspelt one.
+Lists and lines taken apart, and words for messages: alternatives, and the nearest known name to a misspelt
+one.
 */
 #pragma once
 
@@ -10,6 +10,7 @@ nearest known name to a misspelt one.
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/base/print.h"
 
 // The items of "a,b,c"; empty ones too.
 inline std::vector<std::string> comma_separated(std::string_view list) {
@@ -37,21 +38,6 @@ inline bool is_blank(std::string_view line) {
 inline void refuse_lfs_pointer(std::string_view bytes, const std::string& path) {
     if (bytes.starts_with("version https://git-lfs."))
         fail("%s: only a git-lfs pointer to the file; get the file itself with `git lfs pull`", path.c_str());
-}
-
-// Without control characters, which could break a line or drive the terminal.
-inline std::string one_line(std::string_view from) {
-    std::string result(from);
-    for (char& c : result) {
-        if ((unsigned char)c < 0x20 || c == 0x7f) c = '?';
-    }
-    return result;
-}
-
-// Text from a file or the command line, fit for a message: on one line and not too long.
-inline std::string printable(std::string_view from) {
-    constexpr size_t longest = 100;
-    return one_line(from.substr(0, longest)) + (from.size() > longest ? "..." : "");
 }
 
 // "3 x 4"

@@ -129,7 +129,7 @@ public:
         if (seconds < next_) return;
         next_ = seconds + 0.2;
         drawn_ = true;
-        fprintf(stderr, "\r\033[K%s", words(seconds).c_str());
+        fprintf(stderr, "\r\033[K%s", one_line(words(seconds)).c_str());
     }
 
     // The text of the line, `seconds` after the start.

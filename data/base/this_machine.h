@@ -5,9 +5,11 @@ processes below /proc. Whatever cannot be read is empty or zero.
 #pragma once
 
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,6 +35,20 @@ inline std::string process_file(const std::string& folder, const char* file) {
     std::stringstream content;
     content << std::ifstream(folder + "/" + file).rdbuf();
     return content.str();
+}
+
+// Tells whether a signal waits for a process, which holds it back.
+inline bool is_pending(pid_t process, int signal) {
+    const std::string status = process_file(process_folder(process), "status");
+    const size_t at = status.find("ShdPnd:");
+    return at != status.npos && strtoull(status.c_str() + at + 7, nullptr, 16) >> (signal - 1) & 1;
+}
+
+// Tells whether this is Open MPI's launcher: the path of a program, or its name as /proc has it.
+inline bool is_mpirun(std::string_view program) {
+    program.remove_prefix(program.rfind('/') + 1);
+    if (program.ends_with('\n')) program.remove_suffix(1);
+    return program == "mpirun" || program == "mpiexec" || program == "orterun" || program == "prterun";
 }
 
 struct ProcessStatus {

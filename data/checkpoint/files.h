@@ -112,7 +112,7 @@ public:
         : path_(folder + "/" + data_file_name(number)),
           number_((uint32_t)number),
           save_id_(save_id),
-          file_(open_file(path_, O_WRONLY | O_CREAT | O_EXCL)) {
+          file_(open_to_write(path_, O_WRONLY | O_CREAT | O_EXCL)) {
         if (!file_) fail_with_errno(path_, "create it");
     }
     CheckpointDataFile(const CheckpointDataFile&) = delete;

@@ -168,6 +168,7 @@ public:
         std::error_code error;
         std::filesystem::create_directories(checkpoints_folder(run_dir), error);
         if (error) fail_with_code(error, checkpoints_folder(run_dir), "make it");
+        check_folder_of_run(checkpoints_folder(run_dir));
         remove_folder(partial_);
         work.progress();
         if (mkdir(partial_.c_str(), 0777) != 0) fail_with_errno(partial_, "make it");
@@ -192,11 +193,8 @@ public:
     void complete(const CheckpointIndex& index) {
         for (size_t number = 0; number < index.file_bytes.size(); number++)
             check_data_file(number, index.file_bytes[number]);
-        std::string bytes = checkpoint_index_bytes(index);
-        NewFile file(index_path(partial_));
-        file.write(bytes.data(), bytes.size());
-        file.commit();          // and the names of the data files
-        sync_folder(run_dir_);  // checkpoints/ may be new
+        write_whole(index_path(partial_), checkpoint_index_bytes(index));  // and the names of the data files
+        sync_folder(run_dir_);                                             // checkpoints/ may be new
     }
 
     // An older one of this step is set aside meanwhile, and comes back if the new one cannot take its place.

@@ -331,10 +331,10 @@ inline void report_data(const std::vector<std::string>& names, const Tokenizer* 
     for (const auto& [path, found, error] : items) {
         std::string lines = found ? report.file(path) : report.refused(path, error);
         progress.clear();
-        fputs(lines.c_str(), stdout);
+        print_text(lines);
         fflush(stdout);
     }
-    if (report.files() > 1) fputs(report.total().c_str(), stdout);
+    if (report.files() > 1) print_text(report.total());
     if (report.damaged().size() == 1) fail("%s", report.damage().c_str());
     if (!report.damaged().empty()) {
         constexpr size_t most = 5;

@@ -55,7 +55,7 @@ DataScore evaluate_data(const std::string& data, int limit, const Options& o, co
     int B = o.micro_batch, T = o.sequence_length;
     TokenLoader loader(data, o.vocab_size, T, SampleOrder::sequential);
     for (const std::string& note : check_token_records(loader, tokenizer, o.document_end))
-        printf("note: %s\n", note.c_str());
+        print("note: %s\n", note.c_str());
     DataScore score;
     score.samples = loader.samples_per_epoch();
     if (limit > 0) score.samples = std::min(score.samples, (uint64_t)limit);
@@ -186,7 +186,7 @@ void print_scores(const TrainedModel& model, const EvalOptions& command, Losses&
     std::optional<LogFile> log;
     if (command.log) log.emplace(log_of(model));  // before there is a result that it could not take
     auto tell = [&](const auto& score, const std::string& of) {
-        printf("%s\n", score_text(score, of).c_str());
+        print("%s\n", score_text(score, of).c_str());
         nlohmann::ordered_json line = {{"step", model.reader.index().step()},
                                        {"eval", score_record(score, of)}};
         line["eval"]["time"] = utc_time();

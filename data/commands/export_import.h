@@ -40,8 +40,8 @@ inline void export_model(const ExportOptions& command) {
     else
         export_hf(reader, model, has_file ? run.tokenizer : "", command.output, dtype,
                   command.dtype == ExportDtype::stored);
-    printf("%s: the weights of %s in %s\n", command.output.c_str(), reader.folder().c_str(),
-           dtype_name(dtype));
+    print("%s: the weights of %s in %s\n", command.output.c_str(), reader.folder().c_str(),
+          dtype_name(dtype));
 }
 
 // A folder is a model of Hugging Face, a file one of llm.c.
@@ -57,6 +57,6 @@ inline void import_model(const ImportOptions& command, const ImportedRun::Tensor
         remarks = std::move(made.remarks);
         if (made.goes_on) next = text("train --resume %s --steps N --train-data FILES", run);
     }
-    for (const std::string& remark : remarks) printf("%s\n", remark.c_str());
-    printf("%s: imported from %s; next: train_gpt sample %s, train_gpt %s\n", run, source, run, next.c_str());
+    for (const std::string& remark : remarks) print("%s\n", remark.c_str());
+    print("%s: imported from %s; next: train_gpt sample %s, train_gpt %s\n", run, source, run, next.c_str());
 }

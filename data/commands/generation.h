@@ -219,8 +219,9 @@ inline std::vector<int> ends_of_text(const TrainedModel& model) {
     return ends;
 }
 
-// Continues a prompt and prints it: a single text as it comes, several when all are there. `number` counts
-// the prompts. make_writer(prompt's tokens, texts) begins to write.
+// Continues a prompt and prints it, with its control characters only where no terminal shows it: a single
+// text as it comes, several when all are there. `number` counts the prompts. make_writer(prompt's tokens,
+// texts) begins to write.
 template <typename MakeWriter>
 void print_samples(const TrainedModel& model, const SampleOptions& command, const std::string& prompt,
                    int number, MakeWriter&& make_writer) {
@@ -232,14 +233,17 @@ void print_samples(const TrainedModel& model, const SampleOptions& command, cons
     std::vector<StopText> stops(samples, StopText(command.stop));
     std::vector<std::string> texts(samples, prompt);
     for (int i = 0; i < samples; i++) keys.push_back(random_key(command.seed, text("sample %d", number + i)));
+    auto show = [&, on_terminal = isatty(STDOUT_FILENO)](const std::string& shown) {
+        on_terminal ? print_text(shown) : print_bytes(shown);
+    };
     auto add = [&](int i, const std::string& piece) {
         texts[i] += piece;
         if (!streams) return;
-        print_bytes(piece);
+        show(piece);
         fflush(stdout);
     };
 
-    if (streams) print_bytes(prompt);
+    if (streams) show(prompt);
     double start = seconds_now();
     long long tokens = 0;
     auto writer = make_writer(prompt_tokens(o, model.tokenizer.get(), prompt), samples);
@@ -255,8 +259,8 @@ void print_samples(const TrainedModel& model, const SampleOptions& command, cons
     for (int i = 0; i < samples; i++) {
         add(i, stops[i].add(decoders[i].finish()));
         add(i, stops[i].finish());
-        if (!streams) print_bytes(texts[i]);
-        printf("\n%s", i + 1 < samples ? "----\n" : "");
+        if (!streams) show(texts[i]);
+        print("\n%s", i + 1 < samples ? "----\n" : "");
     }
     check_standard_output();
     fprintf(stderr, "%lld tokens in %.1f s, %.1f tokens/s\n", tokens, seconds, (double)tokens / seconds);
@@ -274,5 +278,5 @@ void write_samples(const TrainedModel& model, const SampleOptions& command, std:
         if (prompt.ends_with('\r')) prompt.pop_back();
         if (!prompt.empty()) print_samples(model, command, prompt, number, make_writer);
     }
-    if (on_terminal) printf("\n");
+    if (on_terminal) print("\n");
 }

@@ -137,18 +137,18 @@ inline void inspect_checkpoint(const InspectOptions& command) {
         std::string steps;
         for (int64_t step : checkpoint_steps(path))
             steps += (steps.empty() ? "" : ", ") + std::to_string(step);
-        printf("run          %s, with checkpoints of steps %s\n", path.c_str(), steps.c_str());
+        print("run          %s, with checkpoints of steps %s\n", path.c_str(), steps.c_str());
     }
-    auto print = [](const std::string& line) {
-        puts(line.c_str());
+    auto print_line = [](const std::string& line) {
+        print("%s\n", line.c_str());
         fflush(stdout);
     };
     CheckpointReader reader(folder, false);
     CheckpointReport report(reader);
-    for (const std::string& line : report.lines()) print(line);
+    for (const std::string& line : report.lines()) print_line(line);
     if (command.verify) {
-        verify_checkpoint(reader, print);
-        print("\nverified: every byte is as it was written");
+        verify_checkpoint(reader, print_line);
+        print_line("\nverified: every byte is as it was written");
     } else {
         reader.check_sizes();
     }

@@ -101,9 +101,12 @@ private:
         case HfOrder::interleaved:
             if (in_head < rope_dims) in_head = in_head % 2 * (rope_dims / 2) + in_head / 2;
             return head * head_size + in_head;
-        default:
+        case HfOrder::straight:
+        case HfOrder::transposed:
+        case HfOrder::taps:
             return row;
         }
+        __builtin_unreachable();
     }
 
     uint64_t head_rows() const {
@@ -114,9 +117,12 @@ private:
             return 2 * head_size;
         case HfOrder::interleaved:
             return head_size;
-        default:
+        case HfOrder::straight:
+        case HfOrder::transposed:
+        case HfOrder::taps:
             return 1;
         }
+        __builtin_unreachable();
     }
 };
 

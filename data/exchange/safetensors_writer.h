@@ -107,14 +107,7 @@ public:
 
 private:
     struct MadeFolder {
-        explicit MadeFolder(const std::string& folder) : path(folder) {
-            std::error_code error;
-            keep = !std::filesystem::create_directories(folder, error);
-            if (error) {
-                fail("%s: cannot make the folder: %s; check the path", folder.c_str(),
-                     error.message().c_str());
-            }
-        }
+        explicit MadeFolder(const std::string& folder) : path(folder), keep(!make_folder(folder)) {}
         MadeFolder(const MadeFolder&) = delete;
         MadeFolder& operator=(const MadeFolder&) = delete;
         ~MadeFolder() {

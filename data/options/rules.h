@@ -21,7 +21,7 @@ inline std::string default_run_dir(const std::string& model) {
     std::filesystem::path path = (std::filesystem::current_path() / model).lexically_normal();
     if (!path.has_filename() || path.filename() == "config.json") path = path.parent_path();
     if (path.extension() == ".json") path = path.stem();
-    return "runs/" + (find_preset(model) ? model : path.filename().string());
+    return "runs/" + one_line(find_preset(model) ? model : path.filename().string());
 }
 
 // The model, and the tokens that it is made for.

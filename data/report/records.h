@@ -133,11 +133,6 @@ inline double number_in(const nlohmann::json& record, const char* name) {
     return found == record.end() ? NAN : number_of(*found);
 }
 
-// A double beyond the integers has none to become.
-inline int64_t integer_of(double value, int64_t otherwise) {
-    return std::abs(value) < 9e15 ? (int64_t)value : otherwise;
-}
-
 inline int64_t integer_in(const nlohmann::json& record, const char* name, int64_t otherwise = 0) {
     return integer_of(number_in(record, name), otherwise);
 }

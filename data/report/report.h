@@ -47,14 +47,12 @@ inline void write_page(const std::vector<std::string>& places, const std::string
     }
     std::string made = utc_time();
     std::string page = page_with(report_json(runs, made));
-    NewFile file(path);
-    file.write(page.data(), page.size());
-    file.commit();
+    write_whole(path, page);
     for (const RunHistory& run : runs) {
-        printf("%s: %s\n", run.run_dir().c_str(), state_words(run, seconds_of(made)).c_str());
-        for (const std::string& note : run.notes()) printf("  %s\n", one_line(note).c_str());
+        print("%s: %s\n", run.run_dir().c_str(), state_words(run, seconds_of(made)).c_str());
+        for (const std::string& note : run.notes()) print("  %s\n", note.c_str());
     }
-    printf("report: %s (%sB)\n", path.c_str(), human((double)page.size()).c_str());
+    print("report: %s (%sB)\n", path.c_str(), human((double)page.size()).c_str());
 }
 
 // A folder for the events of each run, as TensorBoard tells runs apart.
@@ -68,16 +66,12 @@ inline void write_event_files(const ReportOptions& o) {
                 folder /= std::to_string(i) + "_" + name.string();
             }
         }
-        std::error_code error;
-        std::filesystem::create_directories(folder, error);
-        if (error) {
-            fail("%s: cannot make the folder: %s; check the path or name another with --output",
-                 folder.c_str(), error.message().c_str());
-        }
+        make_folder(folder, "check the path or name another with --output");
+        if (o.output.empty()) check_folder_of_run(folder);
         // One name for ever: what is made later takes the place of what was made before.
         std::string path = folder / "events.out.tfevents.0.train_gpt";
         write_events(o.runs[i], path);
-        printf("report: %s\n", path.c_str());
+        print("report: %s\n", path.c_str());
     }
 }
 
@@ -90,7 +84,7 @@ inline void report_runs(const ReportOptions& o) {
         return;
     case ReportFormat::csv:
         write_csv(o.runs, path("report.csv"));
-        printf("report: %s\n", path("report.csv").c_str());
+        print("report: %s\n", path("report.csv").c_str());
         return;
     case ReportFormat::tensorboard:
         write_event_files(o);

@@ -85,7 +85,7 @@ inline void run_agent(const AgentOptions& options) {
     const std::string host = host_name();
     const pid_t parent = getppid();
     while (getppid() == parent) {
-        fputs(agent_line(host, options.run_dir, options.hang_timeout).c_str(), stdout);
+        print_text(agent_line(host, options.run_dir, options.hang_timeout));
         if (fflush(stdout) != 0) return;
         pollfd input = {STDIN_FILENO, POLLIN, 0};
         char ignored[256];

@@ -80,8 +80,5 @@ inline void write_algorithms(const std::string& path, const AlgorithmTable& tabl
         for (auto& [kind, bytes] : kinds) algorithms[setup][kind] = hex_of(bytes);
     }
     nlohmann::json json = {{"algorithms", algorithms}, {"checksum", algorithm_checksum(algorithms)}};
-    std::string content = json.dump(2, ' ', true, nlohmann::json::error_handler_t::replace) + "\n";
-    NewFile file(path);
-    file.write(content.data(), content.size());
-    file.commit();
+    write_whole(path, json.dump(2, ' ', true, nlohmann::json::error_handler_t::replace) + "\n");
 }

@@ -85,7 +85,7 @@ struct FlightEntry {
     Operation operation = Operation::forward;
     uint8_t traffic = 0;  // kind of communication, also for waits
     uint8_t track = 0;    // the stream
-    bool timed = false;   // it, or what it begins together with, is between two events
+    uint8_t timed = 0;    // 1: it, or what it begins together with, is between two events
 };
 
 struct FlightGroup {
@@ -125,6 +125,11 @@ struct FlightRecord {
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "a record is read by other processes");
 
+// Names as records have them, which end with a zero only where they are shorter than their place.
+template <size_t size>
+std::string name_in(const char (&from)[size]) {
+    return {from, strnlen(from, size)};
+}
 template <size_t size>
 void copy_name(char (&to)[size], const std::string& from) {
     strncpy(to, from.c_str(), size - 1);
@@ -190,17 +195,20 @@ private:
     FlightRecord* record_;
 };
 
-// The record of another process of this user on this machine, to be read; null: it has none.
+// The record of another process of this user on this machine, to be read; null: it has none. What other users
+// have left under its name, or could write, is none.
 inline std::shared_ptr<const FlightRecord> read_flight_record(pid_t process) {
     int file = shm_open(SharedFlightRecord::name_of_process(process).c_str(), O_RDONLY, 0);
     if (file < 0) return nullptr;
     struct stat status;
-    bool whole = fstat(file, &status) == 0 && (size_t)status.st_size == sizeof(FlightRecord);
+    bool whole = fstat(file, &status) == 0 && (size_t)status.st_size == sizeof(FlightRecord) &&
+                 status.st_uid == getuid() && (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
     void* memory = whole ? mmap(nullptr, sizeof(FlightRecord), PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
     close(file);
     if (memory == MAP_FAILED) return nullptr;
     auto* record = (const FlightRecord*)memory;
-    if (record->is_record != FlightRecord::mark || record->bytes != sizeof(FlightRecord)) {
+    if (record->is_record != FlightRecord::mark || record->bytes != sizeof(FlightRecord) ||
+        record->process != process) {
         munmap(memory, sizeof(FlightRecord));
         return nullptr;
     }

@@ -15,10 +15,12 @@ in order has taken its record away; that of a process that was killed is there u
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <unistd.h>
 #include <vector>
 
 #include "data/base/figures.h"  // unix_nanoseconds
+#include "data/base/json.h"
 #include "data/base/this_machine.h"
 #include "data/run/flight_record.h"
 
@@ -71,6 +73,37 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState, rank, ranks, tp, shard, replicas, 
                                    alive, state, step, phase, quiet_seconds, work, work_seconds, wait_seconds,
                                    groups, last, pass, begun, wait, detailed)
 
+// Tells whether there can be such a rank: records and lines may have any numbers, and those that say how a
+// run is cut are divided by and counted up to.
+inline bool is_possible(const RankState& state) {
+    constexpr int most_ranks = 1 << 20;
+    auto is_time = [](double seconds) { return seconds >= 0 && seconds < 0x1p31; };
+    auto is_rank = [&](int rank) { return rank >= 0 && rank < state.ranks; };
+    auto is_group = [&](const GroupState& group) {
+        return group.size >= 1 && group.size <= state.ranks && group.axes >= 0 && group.axes < 16 &&
+               group.ranks.size() <= FlightGroup::most_named && std::ranges::all_of(group.ranks, is_rank);
+    };
+    const double product = (double)state.tp * state.shard * state.replicas * state.pp;
+    return state.ranks <= most_ranks && is_rank(state.rank) && product == state.ranks &&
+           std::min({state.tp, state.shard, state.replicas, state.pp}) >= 1 && is_time(state.quiet_seconds) &&
+           is_time(state.work_seconds) && is_time(state.wait_seconds) &&
+           state.groups.size() <= FlightRecord::most_groups && std::ranges::all_of(state.groups, is_group);
+}
+
+// The ranks in a line of an agent (data/run/agent.h). Empty: it is none, or one of another version.
+inline std::vector<RankState> states_in_line(std::string_view line) {
+    nlohmann::json json = try_json(line);
+    std::vector<RankState> states;
+    try {
+        if (json.is_object() && json.contains("ranks") && fits_integers(json["ranks"]))
+            states = json["ranks"];
+    } catch (const nlohmann::json::exception&) {
+        return {};
+    }
+    std::erase_if(states, [](const RankState& state) { return !is_possible(state); });
+    return states;
+}
+
 // ----------------------------------------------------------------------------
 // a process
 
@@ -96,7 +129,7 @@ inline RankWork work_of(const FlightRecord& record, const FlightEntry& entry) {
     if (is_communication(entry.operation) || entry.operation == Operation::wait)
         work.traffic = traffic_names[std::min<size_t>(entry.traffic, traffic_names.size() - 1)];
     if (entry.group >= 0 && entry.group < FlightRecord::most_groups)
-        work.group = record.groups[entry.group].name;
+        work.group = name_in(record.groups[entry.group].name);
     work.unit = entry.unit, work.micro_batch = entry.micro_batch, work.step = entry.step;
     work.number = entry.number;
     return work;
@@ -110,20 +143,20 @@ inline RankState state_of(const FlightRecord& record) {
     RankState rank;
     rank.rank = record.rank, rank.ranks = record.ranks;
     rank.tp = record.tp, rank.shard = record.shard, rank.replicas = record.replicas, rank.pp = record.pp;
-    rank.host = record.host, rank.device = record.device, rank.process = record.process;
+    rank.host = name_in(record.host), rank.device = record.device, rank.process = record.process;
     rank.state = state_of(record.process);
     rank.alive = !rank.state.empty() && rank.state != "Z" && rank.state != "X";
-    rank.step = record.step, rank.phase = record.phase;
+    rank.step = record.step, rank.phase = name_in(record.phase);
     rank.quiet_seconds = seconds_since(record.sign_of_life);
     rank.work_seconds = seconds_since(record.work_since);
-    if (record.work_since != 0) rank.work = record.work;
+    if (record.work_since != 0) rank.work = name_in(record.work);
     rank.wait_seconds = seconds_since(record.wait_since);
 
-    int count = std::min<int>(record.group_count, FlightRecord::most_groups);
+    int count = std::clamp<int>(record.group_count, 0, FlightRecord::most_groups);
     for (int i = 0; i < count; i++) {
         const FlightGroup& group = record.groups[i];
         GroupState& seen = rank.groups.emplace_back();
-        seen.name = group.name, seen.size = group.size, seen.axes = group.axes;
+        seen.name = name_in(group.name), seen.size = group.size, seen.axes = group.axes;
         seen.ranks.assign(group.ranks, group.ranks + std::clamp(group.size, 0, FlightGroup::most_named));
         seen.done = group.done, seen.begun = group.begun, seen.issued = group.issued;
     }
@@ -134,13 +167,14 @@ inline RankState state_of(const FlightRecord& record) {
     bool call_found = false;
     for (uint64_t number = newest; number-- > oldest;) {
         const FlightEntry entry = record.entry(number);
+        if ((size_t)entry.operation >= std::size(operation_names)) continue;  // it is being written
         const bool over = entry.end != 0,
                    pass = is_pass(entry.operation) || entry.operation == Operation::optimizer;
         const bool call = is_communication(entry.operation) && entry.group >= 0 && entry.group < count;
         if (rank.last.operation.empty() && (pass || call)) rank.last = work_of(record, entry);
         if (call && entry.number == rank.groups[(size_t)entry.group].done + 1)
             rank.groups[(size_t)entry.group].next = work_of(record, entry);
-        if (call && !call_found) call_found = true, rank.detailed = entry.timed;
+        if (call && !call_found) call_found = true, rank.detailed = entry.timed != 0;
         if (pass && !over) rank.pass = work_of(record, entry), rank.begun = entry.begin != 0;
         const bool waits = entry.operation == Operation::wait || (call && entry.track == 0);
         if (waits && entry.begin != 0 && !over) rank.wait = work_of(record, entry);
@@ -167,8 +201,9 @@ inline std::vector<RankState> read_rank_states(const std::string& run_dir) {
     std::map<int, RankState> ranks;
     for (int process : SharedFlightRecord::recorded_processes()) {
         std::shared_ptr<const FlightRecord> record = read_flight_record(process);
-        if (!record || path != record->run_dir) continue;
+        if (!record || path != name_in(record->run_dir)) continue;
         RankState state = state_of(*record);
+        if (!is_possible(state)) continue;
         auto [known, added] = ranks.try_emplace(state.rank, state);
         bool later = state.quiet_seconds < known->second.quiet_seconds;
         if (!added && (state.alive != known->second.alive ? state.alive : later)) known->second = state;

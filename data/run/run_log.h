@@ -75,10 +75,8 @@ inline nlohmann::json run_options_json(const std::string& run_dir) {
 }
 
 inline void write_run_options(const std::string& run_dir, const nlohmann::ordered_json& options) {
-    NewFile record(options_path(run_dir));
-    std::string content = options.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-    record.write(content.data(), content.size());
-    record.commit();
+    write_whole(options_path(run_dir),
+                options.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 class RunLog {
@@ -88,17 +86,9 @@ public:
     // changed before begin(). `option` is the one that names the directory.
     RunLog(const std::string& run_dir, RunFolder use, const char* option = "--run-dir")
         : run_dir_(run_dir), use_(use) {
-        WorksOn work("making " + run_dir);
-        std::error_code error;
-        std::filesystem::create_directories(run_dir, error);
-        if (error) {
-            fail("%s: cannot make the run directory: %s; check the path or name another with %s",
-                 run_dir.c_str(), error.message().c_str(), option);
-        }
-        struct stat log, checkpoints;
-        if (stat(checkpoints_folder(run_dir).c_str(), &checkpoints) == 0 && !S_ISDIR(checkpoints.st_mode))
-            fail("%s: is no folder; move it away or name another directory with %s",
-                 checkpoints_folder(run_dir).c_str(), option);
+        make_folder(run_dir, text("check the path or name another with %s", option));
+        check_folder_of_run(checkpoints_folder(run_dir));
+        struct stat log;
         bool holds_run = (stat(log_path(run_dir).c_str(), &log) == 0 && log.st_size > 0) ||
                          !checkpoint_steps(run_dir).empty();
         if (holds_run && use == RunFolder::fresh) {
@@ -206,11 +196,7 @@ private:
                 if (whole && !stays) lost.append(line).append("\n");
             }
         }
-        if (keep_aside) {
-            NewFile aside(log.path() + ".aside");
-            aside.write(lost.data(), lost.size());
-            aside.commit();
-        }
+        if (keep_aside) write_whole(log.path() + ".aside", lost);
         log.truncate_to(kept);
         log.append(kept_later);
     }

@@ -63,18 +63,18 @@ inline void print_run(const Options& o, const TokenLoader& data, const Validatio
                       int64_t done) {
     double count = (double)parameter_count(o);
     int T = o.sequence_length;
-    printf("model        %s: %s parameters, %d layers of %d channels, %sFLOP per token (%s if attention "
-           "counts causal)\n",
-           o.model.c_str(), human(count).c_str(), o.layers, o.channels,
-           human(flops_per_token(o, T, false)).c_str(), human(flops_per_token(o, T, true)).c_str());
-    printf("data         %s tokens, %s samples of %d\n", human((double)data.total_tokens()).c_str(),
-           human((double)data.samples_per_epoch()).c_str(), T);
-    for (const std::string& line : data.summary()) printf("             %s\n", line.c_str());
+    print("model        %s: %s parameters, %d layers of %d channels, %sFLOP per token (%s if attention "
+          "counts causal)\n",
+          o.model.c_str(), human(count).c_str(), o.layers, o.channels,
+          human(flops_per_token(o, T, false)).c_str(), human(flops_per_token(o, T, true)).c_str());
+    print("data         %s tokens, %s samples of %d\n", human((double)data.total_tokens()).c_str(),
+          human((double)data.samples_per_epoch()).c_str(), T);
+    for (const std::string& line : data.summary()) print("             %s\n", line.c_str());
     for (const std::string& path : data.too_short())
-        printf("             %s is shorter than a sample: not used\n", path.c_str());
+        print("             %s is shorter than a sample: not used\n", path.c_str());
     if (validation.samples > 0 && o.val_every > 0)
-        printf("validation   %s tokens, after every %d steps\n", human((double)validation.tokens).c_str(),
-               o.val_every);
+        print("validation   %s tokens, after every %d steps\n", human((double)validation.tokens).c_str(),
+              o.val_every);
     // The files may be others than those of the steps before.
     long long tokens = tokens_until(o, o.steps) - tokens_until(o, done);
     double epochs = (double)tokens / T / data.samples_per_epoch();
@@ -84,9 +84,9 @@ inline void print_run(const Options& o, const TokenLoader& data, const Validatio
     std::string steps = done == 0        ? text("%d steps", o.steps)
                         : done < o.steps ? text("steps %lld to %d,", (long long)done + 1, o.steps)
                                          : text("none of %d steps is left,", o.steps);
-    printf("run          %s: %s of %s%lld tokens (%d x %d at a time%s), %.2f epochs\n", o.run_dir.c_str(),
-           steps.c_str(), from.c_str(), o.global_batch, o.micro_batch, T,
-           o.dp > 1 ? text(" on each of %d data ranks%s", o.dp, uneven).c_str() : "", epochs);
+    print("run          %s: %s of %s%lld tokens (%d x %d at a time%s), %.2f epochs\n", o.run_dir.c_str(),
+          steps.c_str(), from.c_str(), o.global_batch, o.micro_batch, T,
+          o.dp > 1 ? text(" on each of %d data ranks%s", o.dp, uneven).c_str() : "", epochs);
 }
 
 // notes: what else there is to tell, a line each.
@@ -94,14 +94,14 @@ inline void print_header(const Options& o, const std::string& device, const Toke
                          const ValidationSet& validation, int64_t done,
                          const std::vector<std::string>& notes) {
     int width = screen.is_terminal() ? std::min(screen.width(), terminal_width()) : terminal_width();
-    printf("%s\n", options_summary(o, width).c_str());
-    printf("device       %s\n", device.c_str());
+    print("%s\n", options_summary(o, width).c_str());
+    print("device       %s\n", device.c_str());
     print_run(o, data, validation, done);
     for (const std::string& note : notes) {
         bool warning = note.starts_with("warning: ") || note.starts_with("passed over: ");
         if (warning)
             screen.warn(note, "             ");
         else
-            printf("             %s\n", note.c_str());
+            print("             %s\n", note.c_str());
     }
 }

@@ -14,6 +14,7 @@ fits it anew into the columns there are. What does not fit is left out, the leas
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -137,12 +138,8 @@ public:
 
     // It is gone, and does not come back.
     void end() {
-        {
-            std::lock_guard lock(mutex_);
-            ending_ = true;
-        }
-        wake_.notify_all();
-        if (thread_.joinable()) thread_.join();
+        started_ = true;
+        thread_ = {};
         screen_.remove_line();
     }
 
@@ -164,20 +161,20 @@ private:
         started_ = true;
         screen_.keep_below([this](int width) { return drawn(width - 1, screen_.has_colour()); });
         try {
-            thread_ = std::thread([this] { keep_drawing(); });
+            thread_ = std::jthread([this](std::stop_token stop) { keep_drawing(stop); });
         } catch (const std::system_error&) {
             // The system has no thread left; the line moves when others are printed.
         }
     }
 
     // A run that was asked to stop may be killed soon, and leaves a clean screen.
-    void keep_drawing() {
+    void keep_drawing(std::stop_token stop) {
         std::unique_lock lock(mutex_);
-        while (!ending_ && !stop_requested) {
+        while (!stop.stop_requested() && !stop_requested) {
             lock.unlock();
             screen_.refresh();
             lock.lock();
-            wake_.wait_for(lock, std::chrono::milliseconds(200), [this] { return ending_; });
+            wake_.wait_for(lock, stop, std::chrono::milliseconds(200), [&] { return stop.stop_requested(); });
         }
         lock.unlock();
         screen_.remove_line();
@@ -186,9 +183,9 @@ private:
     Screen& screen_;
     const std::function<PassProgress()> progress_;
     mutable std::mutex mutex_;
-    std::condition_variable wake_;
+    std::condition_variable_any wake_;
     RunStatus status_;
-    bool counted_ = false, in_step_ = false, started_ = false, ending_ = false;
+    bool counted_ = false, in_step_ = false, started_ = false;
     double told_ = 0;  // when seconds_left was
-    std::thread thread_;
+    std::jthread thread_;
 };

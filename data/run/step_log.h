@@ -63,9 +63,9 @@ public:
     void expect(double seconds) {
         expected_ = seconds;
         if (seconds > 0)
-            printf("planned      %.4g ms a step, by %s\n", 1e3 * seconds,
-                   o_.machine.empty() ? "rates that are expected of such cards"
-                                      : ("the rates of " + printable(o_.machine)).c_str());
+            print("planned      %.4g ms a step, by %s\n", 1e3 * seconds,
+                  o_.machine.empty() ? "rates that are expected of such cards"
+                                     : ("the rates of " + printable(o_.machine)).c_str());
     }
 
     // By the names of matrices.
@@ -104,7 +104,7 @@ public:
     // A line of its own.
     void note(const std::string& line) {
         Screen::Turn turn(screen);
-        printf("%s\n", line.c_str());
+        print("%s\n", line.c_str());
     }
 
     // tokens: trained on in all. sent_bytes: by this rank. skipped: the weights were left as they were.
@@ -130,7 +130,7 @@ public:
         interval_.add(step, tokens_of_step(o_, step - 1), loss, gradient_norm, seconds);
         if (step % o_.log_every == 0 || step == 1 || step == o_.steps) {
             Screen::Turn turn(screen);
-            printf("%s\n", interval_line(step, learning_rate).c_str());
+            print("%s\n", interval_line(step, learning_rate).c_str());
             interval_ = {};
         }
         compare_with_plan(step, seconds);
@@ -168,15 +168,14 @@ public:
 
     void validation(int step, float loss) {
         Screen::Turn turn(screen);
-        printf("step %6d/%d  validation loss %.4f\n", step, o_.steps, loss);
+        print("step %6d/%d  validation loss %.4f\n", step, o_.steps, loss);
         write({{"step", step}, {"val_loss", loss}});
     }
 
     void sample(int step, const std::string& sample) {
         Screen::Turn turn(screen);
-        printf("---- sample at step %d\n", step);
-        print_bytes(sample);
-        printf("\n----\n");
+        print("---- sample at step %d\n", step);
+        print("%s\n----\n", sample.c_str());
         write({{"step", step}, {"sample", sample}});
     }
 
@@ -188,10 +187,10 @@ public:
         if (!report.weights_alone) last_checkpoint_ = report.folder;
         double rate = (double)report.bytes / report.seconds;
         Screen::Turn turn(screen);
-        printf("%s after step %lld: %sB, training waited %.2f s, written in %.2f s (%sB/s)\n",
-               report.weights_alone ? "weights alone" : "checkpoint", (long long)report.step,
-               human((double)report.bytes).c_str(), report.stalled, report.seconds, human(rate).c_str());
-        if (!report.remark.empty()) printf("older checkpoints stay: %s\n", one_line(report.remark).c_str());
+        print("%s after step %lld: %sB, training waited %.2f s, written in %.2f s (%sB/s)\n",
+              report.weights_alone ? "weights alone" : "checkpoint", (long long)report.step,
+              human((double)report.bytes).c_str(), report.stalled, report.seconds, human(rate).c_str());
+        if (!report.remark.empty()) print("older checkpoints stay: %s\n", one_line(report.remark).c_str());
         write({{"step", report.step},
                {report.weights_alone ? "weights" : "checkpoint", report.folder},
                {"bytes", report.bytes},
@@ -230,8 +229,8 @@ private:
             std::sort(first_.begin() + 1, first_.end());
             double measured = first_[(first_.size() + 1) / 2];
             Screen::Turn turn(screen);
-            printf("planned %.4g ms a step, measured %.4g (%+.1f%%)\n", 1e3 * expected_, 1e3 * measured,
-                   100 * (measured / expected_ - 1));
+            print("planned %.4g ms a step, measured %.4g (%+.1f%%)\n", 1e3 * expected_, 1e3 * measured,
+                  100 * (measured / expected_ - 1));
             write({{"step", step}, {"planned_ms", 1e3 * expected_}, {"measured_ms", 1e3 * measured}});
         }
         expected_ = 0;

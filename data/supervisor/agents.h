@@ -16,7 +16,6 @@ newest state of every rank, when a rank last gave a sign of life, and who holds 
 #include <vector>
 
 #include "data/base/figures.h"
-#include "data/base/json.h"
 #include "data/base/strings.h"
 #include "data/run/culprit.h"
 #include "data/run/rank_state.h"
@@ -96,20 +95,13 @@ private:
     };
 
     void take(std::string_view line) {
-        nlohmann::json json = try_json(line);
-        if (!json.is_object() || !json.contains("ranks")) return;  // a line of the launcher's own
-        try {
-            for (const nlohmann::json& one : json["ranks"]) {
-                RankState state = one;
-                // Processes of an earlier start have left their records.
-                if (!state.alive && state.quiet_seconds > seconds_now() - started_) continue;
-                auto [seen, is_new] = seen_.try_emplace(state.rank, state);
-                bool moved = is_new || state.step != seen->second.step || state.phase != seen->second.phase;
-                last_sign_ = std::max(last_sign_, seconds_now() - (moved ? 0 : state.quiet_seconds));
-                seen->second = std::move(state);
-            }
-        } catch (const nlohmann::json::exception&) {
-            // An agent of another version; its ranks count as silent.
+        for (RankState& state : states_in_line(line)) {
+            // Processes of an earlier start have left their records.
+            if (!state.alive && state.quiet_seconds > seconds_now() - started_) continue;
+            auto [seen, is_new] = seen_.try_emplace(state.rank, state);
+            bool moved = is_new || state.step != seen->second.step || state.phase != seen->second.phase;
+            last_sign_ = std::max(last_sign_, seconds_now() - (moved ? 0 : state.quiet_seconds));
+            seen->second = std::move(state);
         }
     }
 

@@ -42,10 +42,7 @@ public:
         std::string name = path_ + "/" +
                            (places.size() == 1 ? text("%s_%d", places[0].name.c_str(), places[0].ranks)
                                                : text("hosts_%d", ++count_));
-        FileHandle file = open_file(name, O_WRONLY | O_CREAT | O_TRUNC);
-        if (!file) fail_with_errno(name, "create it");
-        std::string lines = hosts_file_text(places);
-        write_at(file, name, 0, lines.data(), lines.size());
+        write_over(name, hosts_file_text(places));
         return name;
     }
 
@@ -59,8 +56,8 @@ public:
     HostChecks(const Launcher& launcher, Scratch& scratch, const std::string& run_dir, double seconds)
         : launcher_(launcher), scratch_(scratch), seconds_(seconds) {
         std::error_code error;
-        probe_ = std::filesystem::absolute(run_dir, error).string() + text("/.probe.%d", getpid());
-        probed_ = (bool)open_file(probe_, O_WRONLY | O_CREAT | O_TRUNC);
+        probe_ = std::filesystem::absolute(run_dir, error).string() + "/.probe.XXXXXX";
+        probed_ = (bool)FileHandle(mkostemp(probe_.data(), O_CLOEXEC));
     }
     ~HostChecks() { unlink(probe_.c_str()); }
     HostChecks(const HostChecks&) = delete;

@@ -67,8 +67,9 @@ struct JobRecord {
             nlohmann::json json = parse_json(
                 read_whole(job_path(run_dir), most_bytes, "that is no record of a job"), job_path(run_dir));
             try {
-                record = {json.at("number"), Process::from(json.at("keeper")),
-                          Process::from(json.at("launcher")), json.at("log_begin"), json.at("code")};
+                record = {whole_in(json, "number"), Process::from(json.at("keeper")),
+                          Process::from(json.at("launcher")), whole_in<uint64_t>(json, "log_begin"),
+                          whole_in(json, "code")};
             } catch (const nlohmann::json::exception&) {
             }
         });
@@ -102,20 +103,25 @@ inline bool is_kept(const JobRecord& record, const std::string& run_dir) {
 class Keeper {
 public:
     [[noreturn]] static void keep(const std::string& run_dir, JobRecord record, const Words& command,
-                                  int ready, int lock) {
+                                  int ready, int lock, int log) {
         setsid();
+        int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
+        dup2(nowhere, STDIN_FILENO);
+        dup2(log, STDOUT_FILENO);
+        dup2(log, STDERR_FILENO);
         close_others(ready, lock);
         for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE}) std::signal(signal, SIG_IGN);
         std::signal(SIGCHLD, SIG_DFL);
-        int log = open(job_log_path(run_dir).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-        int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
-        dup2(nowhere, STDIN_FILENO);
-        dup2(log >= 0 ? log : nowhere, STDOUT_FILENO);
-        dup2(log >= 0 ? log : nowhere, STDERR_FILENO);
+        // mpirun would kill its ranks 2 s after it. Schedulers send it to ranks too, which save and end.
+        const bool holds_back = is_mpirun(command[0]);
+        sigset_t terminate;
+        sigemptyset(&terminate);
+        sigaddset(&terminate, SIGTERM);
         pid_t child = fork();
         if (child == 0) {
             setpgid(0, 0);
             usual_signals();
+            if (holds_back) sigprocmask(SIG_BLOCK, &terminate, nullptr);
             become(command);
         }
         setpgid(child, child);
@@ -125,10 +131,12 @@ public:
         [[maybe_unused]] ssize_t sent = write(ready, text.data(), text.size());
         close(ready);
 
-        bool written = try_to_write(run_dir, record);
+        bool written = try_to_write(run_dir, record), asked = false;
         int status = 0;
         for (; child > 0 && waitpid(child, &status, WNOHANG) == 0; usleep(50000)) {
-            if (!written && ++waited_ % 20 == 0) written = try_to_write(run_dir, record);
+            if (++waited_ % 20 != 0) continue;
+            if (!written) written = try_to_write(run_dir, record);
+            if (holds_back && !asked && is_pending(child, SIGTERM)) asked = kill(child, SIGUSR1) == 0;
         }
         record.code = child < 0 ? 127 : shell_code(status);
         constexpr int most_tries = 600;  // a second each
@@ -147,11 +155,7 @@ private:
 
     static bool try_to_write(const std::string& run_dir, const JobRecord& record) {
         std::string error, content = record.json().dump() + "\n";
-        note_error(error, [&] {
-            NewFile file(job_path(run_dir));
-            file.write(content.data(), content.size());
-            file.commit();
-        });
+        note_error(error, [&] { write_whole(job_path(run_dir), content); });
         return error.empty();
     }
 
@@ -164,16 +168,17 @@ public:
     // Starts the command. False in running() if another job is there.
     Job(const std::string& run_dir, int number, const Words& command) : run_dir_(run_dir) {
         FileHandle lock = lock_of(run_dir);
-        struct stat log;
+        FileHandle log = open_to_write(job_log_path(run_dir), O_WRONLY | O_CREAT | O_APPEND);
+        if (!log) fail_with_errno(job_log_path(run_dir), "create it");
         record_.number = number;
-        record_.log_begin = stat(job_log_path(run_dir).c_str(), &log) == 0 ? (uint64_t)log.st_size : 0;
+        record_.log_begin = (uint64_t)lseek(log.get(), 0, SEEK_END);
         read_to_ = shown_to_ = record_.log_begin;
         int ready[2];
         if (pipe2(ready, O_CLOEXEC) != 0) fail_with_errno(run_dir, "make a pipe for the job");
         FileHandle from(ready[0]), to(ready[1]);
         keeper_ = fork();
         if (keeper_ < 0) fail_with_errno(command[0], "start it");
-        if (keeper_ == 0) Keeper::keep(run_dir, record_, command, to.get(), lock.get());
+        if (keeper_ == 0) Keeper::keep(run_dir, record_, command, to.get(), lock.get(), log.get());
         to.close();
         std::string text;
         char buffer[4096];
@@ -226,16 +231,17 @@ public:
         *shown = {};
         std::string error;
         note_error(error, [&] {
-            if (!log_) log_ = open_file(job_log_path(run_dir_), O_RDONLY);
+            struct stat status;
+            if (!log_) log_ = open_regular(job_log_path(run_dir_), &status);
         });
         if (!log_) return "";
         constexpr size_t at_once = 1 << 20;
         buffer_.resize(at_once);
         ssize_t got = pread(log_.get(), buffer_.data(), at_once, (off_t)read_to_);
         if (got <= 0) return "";
-        buffer_.resize((size_t)got);
+        buffer_.resize(whole_characters({buffer_.data(), (size_t)got}));
         uint64_t begin = read_to_;
-        read_to_ += (uint64_t)got;
+        read_to_ += buffer_.size();
         if (read_to_ > shown_to_)
             *shown = std::string_view(buffer_).substr(shown_to_ > begin ? shown_to_ - begin : 0);
         return buffer_;
@@ -244,7 +250,7 @@ public:
     // Held by a keeper. Fails where another one holds it.
     static FileHandle lock_of(const std::string& run_dir) {
         const std::string path = run_dir + "/job.lock";
-        FileHandle file = open_file(path, O_RDWR | O_CREAT);
+        FileHandle file = open_to_write(path, O_RDWR | O_CREAT);
         if (!file) fail_with_errno(path, "create it");
         if (flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
             fail("%s: a job runs there that job.json does not tell of; wait for its end, or end it",
@@ -259,7 +265,9 @@ public:
 private:
     void signal_launcher(int signal, bool to_group) const {
         if (!is_ours_ || record_.launcher.id <= 1 || !is_alive(record_.launcher)) return;
-        kill(to_group ? -record_.launcher.id : record_.launcher.id, signal);
+        const bool is_held_back =
+            signal == SIGTERM && is_mpirun(process_file(process_folder(record_.launcher.id), "comm"));
+        kill(to_group ? -record_.launcher.id : record_.launcher.id, is_held_back ? SIGINT : signal);
     }
 
     const std::string run_dir_;

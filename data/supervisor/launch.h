@@ -113,12 +113,8 @@ private:
     // One supervisor for a run.
     struct RunLock {
         explicit RunLock(const std::string& run_dir) {
-            std::error_code error;
-            std::filesystem::create_directories(run_dir, error);
-            if (error)
-                fail("%s: cannot make the run directory: %s; check the path or name another with --run-dir",
-                     run_dir.c_str(), error.message().c_str());
-            file = open_file(run_dir + "/supervisor.lock", O_RDWR | O_CREAT);
+            make_folder(run_dir, "check the path or name another with --run-dir");
+            file = open_to_write(run_dir + "/supervisor.lock", O_RDWR | O_CREAT);
             if (!file) fail_with_errno(run_dir + "/supervisor.lock", "create it");
             if (flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
                 fail("%s: another supervisor looks after this run; end that one, or wait for it",
@@ -295,7 +291,7 @@ private:
             const std::string output = job_->read_output(&shown);
             if (output.empty()) break;
             words_.add(output);
-            fwrite(shown.data(), 1, shown.size(), stdout);
+            print_text(shown);
         }
         fflush(stdout);
     }
@@ -517,7 +513,7 @@ private:
     }
 
     static void tell(const std::string& words) {
-        printf("launch       %s\n", one_line(words).c_str());
+        print("launch       %s\n", words.c_str());
         fflush(stdout);
     }
 

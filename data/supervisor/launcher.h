@@ -11,6 +11,7 @@ what its command line has places for.
 
 #include "data/base/error.h"
 #include "data/base/strings.h"
+#include "data/base/this_machine.h"
 #include "data/supervisor/hosts.h"
 
 using Words = std::vector<std::string>;
@@ -52,15 +53,14 @@ public:
     Launcher(const std::string& line, bool on_hosts) : on_hosts_(on_hosts) {
         words_ = shell_words(line, "--launcher");
         if (words_.empty()) fail("--launcher: empty; give mpirun, srun or a command line");
-        std::string program = words_[0].substr(words_[0].rfind('/') + 1);
         // No more than one rank for a slot: with these, host after host gets as many as it has, and the
         // trainer chooses the cores itself.
-        if (program == "mpirun" || program == "mpiexec" || program == "orterun") {
+        if (is_mpirun(words_[0])) {
             if (on_hosts && !mentions("{hosts}")) add({"--hostfile", "{hosts}"});
             if (!has_word("--map-by")) add({"--map-by", "slot"});
             if (!has_word("--bind-to")) add({"--bind-to", "none"});
             if (!mentions("{ranks}")) add({"-n", "{ranks}"});
-        } else if (program == "srun") {
+        } else if (words_[0].substr(words_[0].rfind('/') + 1) == "srun") {
             if (!has_word("--mpi")) add({"--mpi=pmix"});
             if (!has_word("--kill-on-bad-exit")) add({"--kill-on-bad-exit=1"});
             if (!has_word("--overlap")) add({"--overlap"});

@@ -32,7 +32,7 @@ struct Process {
 
     nlohmann::ordered_json json() const { return {{"id", id}, {"start", start}, {"boot", boot}}; }
     static Process from(const nlohmann::json& json) {
-        return {json.at("id"), json.at("start"), json.at("boot")};
+        return {whole_in(json, "id"), whole_in<unsigned long long>(json, "start"), json.at("boot")};
     }
 };
 

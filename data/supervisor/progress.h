@@ -16,6 +16,7 @@ always the run as it stands.
 
 #include "data/base/error.h"
 #include "data/base/file.h"
+#include "data/base/json.h"
 #include "data/base/strings.h"
 #include "data/run/run_log.h"
 
@@ -53,9 +54,10 @@ private:
 
     bool read_new() {
         const std::string path = log_path(run_dir_);
-        FileHandle file = open_file(path, O_RDONLY);
-        visible_ = (bool)file;
-        if (!visible_) return false;
+        struct stat status;
+        visible_ = false;
+        FileHandle file = open_regular(path, &status);
+        visible_ = true;
         if (!begins_as_before(file)) restart();
         int64_t before = last_step_;
         std::string buffer(1 << 16, '\0');
@@ -63,11 +65,11 @@ private:
             read_to_ += (uint64_t)got;
             half_line_.append(buffer, 0, (size_t)got);
             last_bytes_.append(buffer, 0, (size_t)got);
-            constexpr size_t compared = 512;
+            constexpr size_t compared = 512, longest_line = 64 << 20;
             if (last_bytes_.size() > compared) last_bytes_.erase(0, last_bytes_.size() - compared);
             std::string_view rest = half_line_;
             while (rest.find('\n') != rest.npos) add(next_line(rest));
-            half_line_ = std::string(rest);
+            half_line_ = rest.size() > longest_line ? "" : std::string(rest);
         }
         return last_step_ > before;
     }
@@ -80,11 +82,13 @@ private:
     }
 
     void add(std::string_view line) {
-        if (line.find("\"start\"") != line.npos) started_after_ = (int64_t)number_behind(line, "\"step\":");
+        if (line.find("\"start\"") != line.npos)
+            started_after_ = integer_of(number_behind(line, "\"step\":"), 0);
         if (line.find("\"loss\"") == line.npos && line.find("\"skipped\"") == line.npos) return;
-        double step = number_behind(line, "\"step\":"), ms = number_behind(line, "\"ms\":");
+        int64_t step = integer_of(number_behind(line, "\"step\":"), -1);
+        double ms = number_behind(line, "\"ms\":");
         if (step < 0) return;
-        last_step_ = (int64_t)step;
+        last_step_ = step;
         if (ms < 0) return;
         if (last_step_ > since_) trained_ += ms / 1e3;
         recent_[count_++ % recent_.size()] = ms / 1e3;

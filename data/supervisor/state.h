@@ -41,8 +41,14 @@ struct Incident {
                 {"since", since}, {"seconds", seconds}};
     }
     static Incident from(const nlohmann::json& json) {
-        return {json.at("time"), json.at("what"),       json.at("who"),   json.at("then"),
-                json.at("step"), json.at("lost_steps"), json.at("since"), json.at("seconds")};
+        return {json.at("time"),
+                json.at("what"),
+                json.at("who"),
+                json.at("then"),
+                whole_in<int64_t>(json, "step"),
+                whole_in<int64_t>(json, "lost_steps"),
+                json.at("since"),
+                json.at("seconds")};
     }
 };
 
@@ -103,25 +109,24 @@ struct SupervisorState {
     static SupervisorState from(const nlohmann::json& json) {
         SupervisorState s;
         s.began = json.at("began");
-        s.first_step = json.at("first_step");
+        s.first_step = whole_in<int64_t>(json, "first_step");
         s.command = json.at("command").get<Words>();
-        constexpr int64_t most_starts = 1'000'000'000;
-        s.number = (int)json_integer(json.at("number"), 0, most_starts, "its number of starts");
+        s.number = whole_in(json, "number");
         s.resume = json.at("resume");
-        s.resumed_step = json.at("resumed_step");
+        s.resumed_step = whole_in<int64_t>(json, "resumed_step");
         s.stopping = json.at("stopping");
         s.result = json.at("result");
-        s.code = json.at("code");
+        s.code = whole_in(json, "code");
         s.trained = json.at("trained_seconds");
         for (const nlohmann::json& a : json.at("attempts")) {
-            s.attempts.push_back({kind_of<JobEnd>(a.at("end").get<std::string>()), a.at("code"),
-                                  a.at("last_step"), a.at("begun"), a.at("ended"), a.at("ranks"),
-                                  a.at("exchanged"), a.at("why")});
+            s.attempts.push_back({kind_of<JobEnd>(a.at("end").get<std::string>()), whole_in(a, "code"),
+                                  whole_in<int64_t>(a, "last_step"), a.at("begun"), a.at("ended"),
+                                  whole_in(a, "ranks"), a.at("exchanged"), a.at("why")});
         }
         for (const nlohmann::json& p : json.at("hosts"))
-            s.places.push_back({p.at("name"), p.at("first"), p.at("ranks")});
+            s.places.push_back({p.at("name"), whole_in(p, "first"), whole_in(p, "ranks")});
         for (const nlohmann::json& h : json.at("aside"))
-            s.aside.push_back({h.at("name"), h.at("slots"), h.at("why")});
+            s.aside.push_back({h.at("name"), whole_in(h, "slots"), h.at("why")});
         if (!json.at("incident").is_null()) s.incident = Incident::from(json.at("incident"));
         return s;
     }
@@ -133,7 +138,7 @@ inline std::optional<SupervisorState> read_state(const std::string& run_dir) {
     nlohmann::json json = supervisor_json(run_dir);
     try {
         return SupervisorState::from(json);
-    } catch (const nlohmann::json::exception&) {
+    } catch (const std::exception&) {
         fail("%s: is no state of a supervisor; move it away to begin anew", supervisor_path(run_dir).c_str());
     }
 }
@@ -148,11 +153,7 @@ public:
     // Returns what there is to tell, if anything.
     std::string write(const SupervisorState& state) {
         std::string error, content = state.json(unix_seconds()).dump(1, ' ', false, replace) + "\n";
-        note_error(error, [&] {
-            NewFile file(supervisor_path(run_dir_));
-            file.write(content.data(), content.size());
-            file.commit();
-        });
+        note_error(error, [&] { write_whole(supervisor_path(run_dir_), content); });
         bool was_behind = std::exchange(behind_, !error.empty());
         if (behind_ == was_behind) return "";
         return behind_ ? error + " (the supervisor goes on without)"

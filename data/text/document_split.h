@@ -173,8 +173,8 @@ private:
         train_.write(held_.data(), cut);
         train_.write(&options_.end_of_text, 1);
         val_.write(held_.data() + cut, held_.size() - cut);
-        printf("tokenize: %s has a single document, so its last %zu tokens are for validation\n",
-               what.c_str(), tokens - cut);
+        print("tokenize: %s has a single document, so its last %zu tokens are for validation\n", what.c_str(),
+              tokens - cut);
     }
 
     ShardSeries train_, val_;

@@ -67,12 +67,12 @@ public:
         bad_.count = all;
     }
 
-    void print() const {
-        if (bad_.count > 0) printf("tokenize: skipped, bad lines: %s\n", bad_.text().c_str());
+    void print_counts() const {
+        if (bad_.count > 0) print("tokenize: skipped, bad lines: %s\n", bad_.text().c_str());
         if (lone_surrogates_ > 0)
-            printf("tokenize: %llu lone surrogate%s (\\ud800 to \\udfff), half a character each, became "
-                   "U+FFFD\n",
-                   (unsigned long long)lone_surrogates_, lone_surrogates_ == 1 ? "" : "s");
+            print("tokenize: %llu lone surrogate%s (\\ud800 to \\udfff), half a character each, became "
+                  "U+FFFD\n",
+                  (unsigned long long)lone_surrogates_, lone_surrogates_ == 1 ? "" : "s");
     }
 
 private:
@@ -100,10 +100,10 @@ inline void print_unknown(const std::map<int32_t, uint64_t>& unknown) {
         count += times;
     }
     if (count == 0) return;
-    printf("tokenize: %llu character%s newer than Unicode %s, which patterns know here (%s%s): with another "
-           "version they may become other tokens\n",
-           (unsigned long long)count, count == 1 ? " is" : "s are", pattern_unicode().c_str(), names.c_str(),
-           named > 8 ? ", ..." : "");
+    print("tokenize: %llu character%s newer than Unicode %s, which patterns know here (%s%s): with another "
+          "version they may become other tokens\n",
+          (unsigned long long)count, count == 1 ? " is" : "s are", pattern_unicode().c_str(), names.c_str(),
+          named > 8 ? ", ..." : "");
 }
 
 inline TokenBatch encode_batch(const TextBatch& batch, const Tokenizer& tokenizer,
@@ -143,8 +143,8 @@ inline void cut_file(TextFile& file, double fraction) {
     uint64_t size = text_size(file);
     if (size < 2) fail("%s: is too short to split; give more text, or --val-fraction 0", file.path.c_str());
     file.cut = std::clamp<uint64_t>((uint64_t)((double)size * (1 - fraction)), 1, size - 1);
-    printf("tokenize: %s is the only document, so the last %g %% of it are for validation\n",
-           file.path.c_str(), 100 * fraction);
+    print("tokenize: %s is the only document, so the last %g %% of it are for validation\n",
+          file.path.c_str(), 100 * fraction);
 }
 
 inline DocumentSearch find_text(const TokenizeOptions& options, const std::vector<std::string>& older) {
@@ -154,18 +154,18 @@ inline DocumentSearch find_text(const TokenizeOptions& options, const std::vecto
     search.exclude(record_path(options.output));
     for (const std::string& path : options.inputs) search.add(path);
     for (const auto& [kind, files] : search.skipped)
-        printf("tokenize: skipped, %s: %s\n", kind.c_str(), files.text().c_str());
+        print("tokenize: skipped, %s: %s\n", kind.c_str(), files.text().c_str());
     for (const auto& [kind, files] : search.strange) {
-        printf("tokenize: taken as text, but %s: %s; %s\n", kind.c_str(), files.text().c_str(),
-               kind == "binary" ? "leave them out with --skip-binary on"
-               : kind == "UTF-16"
-                   ? "convert them with iconv -f UTF-16 -t UTF-8, or leave them out with --skip-binary on"
-                   : "convert them with iconv (-f LATIN1 -t UTF-8), or leave them out with --skip-binary on");
+        print("tokenize: taken as text, but %s: %s; %s\n", kind.c_str(), files.text().c_str(),
+              kind == "binary" ? "leave them out with --skip-binary on"
+              : kind == "UTF-16"
+                  ? "convert them with iconv -f UTF-16 -t UTF-8, or leave them out with --skip-binary on"
+                  : "convert them with iconv (-f LATIN1 -t UTF-8), or leave them out with --skip-binary on");
     }
     for (const TextFile& file : search.files) {
         if (!file.begun) continue;
-        printf("tokenize: %s is taken as %s\n", file.path.c_str(),
-               file.lines ? "JSON lines" : "one document, for it does not begin as JSON lines do, with {\"");
+        print("tokenize: %s is taken as %s\n", file.path.c_str(),
+              file.lines ? "JSON lines" : "one document, for it does not begin as JSON lines do, with {\"");
     }
     if (search.files.empty()) {
         fail("%s: has no text; name files or folders with text in them",
@@ -230,7 +230,7 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
         }
     }
     check_interrupted("tokenize");  // a program that writes the standard input ends by Ctrl-C too
-    lines.print();
+    lines.print_counts();
     if (splitter.documents() == 0)
         fail("%s: has no text; name files or folders with text in them", options.inputs[0].c_str());
     splitter.finish(files[0].path);
@@ -253,19 +253,19 @@ inline void tokenize_files(const TokenizeOptions& options, const Tokenizer& toke
     record_file.commit();
 
     if (splitter.empty() > 0)
-        printf("tokenize: skipped %llu empty documents\n", (unsigned long long)splitter.empty());
+        print("tokenize: skipped %llu empty documents\n", (unsigned long long)splitter.empty());
     print_unknown(unknown);
     if (options.val_fraction == TokenizeOptions().val_fraction && record.val_tokens < few_for_validation) {
-        printf("tokenize: note: %llu tokens for validation are few, and their loss is noisy; keep more with "
-               "a larger "
-               "--val-fraction, or make a set of other text with --val-fraction 1\n",
-               (unsigned long long)record.val_tokens);
+        print("tokenize: note: %llu tokens for validation are few, and their loss is noisy; keep more with "
+              "a larger "
+              "--val-fraction, or make a set of other text with --val-fraction 1\n",
+              (unsigned long long)record.val_tokens);
     }
-    printf("tokenize: %llu document%s, %llu bytes, %llu tokens: %s\n", (unsigned long long)documents,
-           documents == 1 ? "" : "s", (unsigned long long)bytes, (unsigned long long)tokens,
-           splitter.summary().c_str());
-    printf("tokenize: %.2f bytes per token, %.1f MB/s, tokenizer: %s\n", (double)bytes / (double)tokens,
-           (double)bytes * 1e-6 / std::max(seconds, 1e-9), printable(record.tokenizer).c_str());
+    print("tokenize: %llu document%s, %llu bytes, %llu tokens: %s\n", (unsigned long long)documents,
+          documents == 1 ? "" : "s", (unsigned long long)bytes, (unsigned long long)tokens,
+          splitter.summary().c_str());
+    print("tokenize: %.2f bytes per token, %.1f MB/s, tokenizer: %s\n", (double)bytes / (double)tokens,
+          (double)bytes * 1e-6 / std::max(seconds, 1e-9), printable(record.tokenizer).c_str());
 }
 
 // The command.
@@ -296,9 +296,9 @@ inline void tokenize(const TokenizeOptions& options) {
         DocumentSearch search = find_text(options, older);
         tokenize_files(options, tokenizer, search, older, threads, nullptr);
         if (has_tokenizer && options.tokenizer != tokenizer_path)
-            printf("tokenize: note: %s was not used, and stays; if the tokens are to be its, give "
-                   "--tokenizer %s\n",
-                   tokenizer_path.c_str(), tokenizer_path.c_str());
+            print("tokenize: note: %s was not used, and stays; if the tokens are to be its, give "
+                  "--tokenizer %s\n",
+                  tokenizer_path.c_str(), tokenizer_path.c_str());
         return;
     }
     DocumentSearch search = find_text(options, older);

@@ -193,8 +193,8 @@ inline HfTokenizer train_tokenizer(const std::vector<TextFile>& files, const Tok
     training.vocab_size = options.vocab_size - 1;
     TrainedBpe trained = train_bpe(words.finish(), training);
     int made = (int)trained.tokens.size() + 1;
-    printf("tokenize: trained a tokenizer of %d tokens on %llu bytes of text%s\n", made,
-           (unsigned long long)text.bytes(),
-           made < options.vocab_size ? ", in which no more pairs come twice" : "");
+    print("tokenize: trained a tokenizer of %d tokens on %llu bytes of text%s\n", made,
+          (unsigned long long)text.bytes(),
+          made < options.vocab_size ? ", in which no more pairs come twice" : "");
     return HfTokenizer(tokenizer_parts(trained, settings), name);
 }

@@ -214,8 +214,5 @@ inline std::string tokenizer_json(const TokenizerParts& parts) {
 }
 
 inline void HfTokenizer::write(const std::string& path) const {
-    std::string content = tokenizer_json(parts());
-    NewFile file(path);
-    file.write(content.data(), content.size());
-    file.commit();
+    write_whole(path, tokenizer_json(parts()));
 }

@@ -72,19 +72,6 @@ public:
         return {start, first_token(number + 1) - start};
     }
 
-    // The document that holds this token.
-    int64_t document_of(int64_t token) const {
-        int64_t first = 0, last = documents_ - 1;  // between these
-        while (first < last) {
-            int64_t middle = last - (last - first) / 2;
-            if (first_token(middle) <= token)
-                first = middle;
-            else
-                last = middle - 1;
-        }
-        return first;
-    }
-
     // Tokens start .. start+n-1, which must lie in the file; each must be below vocab.
     void copy(int64_t start, int64_t n, int vocab, int* out) const {
         tokens().copy(file_.data(), start, n, vocab, out, path_);

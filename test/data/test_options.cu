@@ -648,7 +648,8 @@ TEST_CASE("layers of the parts of a pipeline, as a list") {
     for (const char* bad : {"", "3,", "3,,4", "a", "3,0,4", "-1,8", "3 4", "99999999999", "Time", "3;4"})
         check_error(error_of([&] { parse_split(bad, 7, 2); }), text("--pp-layers %s", bad),
                     "is no number of layers; give time, memory or a list such as 3,4,4,3");
-    check_error(error_of([] { parse_split("a\n\x1b[2J", 7, 2); }), "--pp-layers a??[2J", "'a??[2J' is no");
+    check_error(error_of([] { parse_split("a\n\x1b[2J", 7, 2); }), "--pp-layers a\\u000a\\u001b[2J",
+                "'a\\u000a\\u001b[2J' is no");
     const struct {
         const char* list;
         int layers, parts;
@@ -984,9 +985,9 @@ TEST_CASE("keys of a config that change nothing, and keys that nobody knows") {
         CHECK(notes(config).empty());
         CHECK(description(read_hf(config)) == usual);
         config["hidden_shift"] = 3, config["zeta\n"] = nullptr;
-        CHECK(notes(config) ==
-              std::vector<std::string>{"config.json: not known here, and passed over: hidden_shift, zeta?; "
-                                       "look whether the model computes the same without"});
+        CHECK(notes(config) == std::vector<std::string>{
+                                   "config.json: not known here, and passed over: hidden_shift, zeta\\u000a; "
+                                   "look whether the model computes the same without"});
         CHECK(description(read_hf(config)) == usual);
     }
     // transformers reads these in other families only
@@ -1074,7 +1075,7 @@ TEST_CASE("configs that cannot be expressed, or make no sense") {
         const char* words;
     } rows[] = {
         {hf_gpt2, "model_type", "bert", "model_type bert is not supported; "},
-        {hf_gpt2, "model_type", "evil\n\x1b[2J", "model_type evil?"},
+        {hf_gpt2, "model_type", "evil\n\x1b[2J", "model_type evil\\u000a"},
         {hf_gpt2, "n_layer", "12", "; it must be a whole number from 1 to 16777216"},
         {hf_gpt2, "n_layer", -12, "; it must be a whole number from 1 to 16777216"},
         {hf_gpt2, "n_layer", 1.5, "; it must be a whole number from 1 to 16777216"},

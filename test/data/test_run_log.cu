@@ -65,8 +65,8 @@ TEST_CASE("a run directory is not overwritten by accident") {
     CHECK_REFUSED(RunLog(run, RunFolder::fresh), run + ": already holds a run; ");
 
     write_file(folder / "file", "x");
-    CHECK_REFUSED(RunLog(folder / "file", RunFolder::fresh), "/file: cannot make the run directory: ");
-    CHECK_REFUSED(RunLog("/proc/run", RunFolder::fresh), "/proc/run: cannot make the run directory: ");
+    CHECK_REFUSED(RunLog(folder / "file", RunFolder::fresh), "/file: cannot make the folder: ");
+    CHECK_REFUSED(RunLog("/proc/run", RunFolder::fresh), "/proc/run: cannot make the folder: ");
 
     // options of the command that makes it
     std::string refused = error_of([&] { RunLog(run, RunFolder::fresh, "--output"); });

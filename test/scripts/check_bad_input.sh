@@ -8,7 +8,7 @@
 # seconds: 5
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 73
+plan 75
 program=${PROGRAM:-$PWD/build/cpu-fp32/train_gpt} golden=$PWD/test/golden/tokenizers
 at_end() { umount "$work/full" 2>/dev/null; }
 cd "$work" || exit 1
@@ -44,6 +44,7 @@ printf '{"text": "a"}\n{"text": 1}\n' >number.jsonl
 head -c 200000 /dev/urandom | gzip | head -c 100000 >cut.txt.gz
 echo x >old_train_000000.bin
 echo '{}' >empty.json
+mkdir linked piped && ln -s ../text.txt linked/log.jsonl && mkfifo piped/log.jsonl
 
 small=(--model tiny --layers 1 --channels 16 --heads 2 --context 32 --micro-batch 2)
 train="train ${small[*]} --train-data good.bin --run-dir run --steps 2"
@@ -132,7 +133,7 @@ a preset that there is not           | --model gpt5: neither a preset nor a conf
 a config cut short                   | config/config.json: not valid JSON at byte 36;                  | $train --model config
 
 # token files
-a missing file, a line break in it   | absent?.bin: no such file;                                      | ${train/good.bin/$broken}
+a missing file, a line break in it   | absent\\u000a.bin: no such file;                                | ${train/good.bin/$broken}
 a file that is cut                   | cut.bin: is truncated: 4024 bytes,                              | ${train/good.bin/cut.bin}
 too little to validate on            | few.bin: has 20 tokens, and a sample takes 33;                  | $train --val-data few.bin
 other tokens, in place of a run      | strange.bin: token                                              | ${train/good.bin/strange.bin} --run-dir made --overwrite
@@ -144,7 +145,9 @@ an evaluation that does not fit      | --micro-batch 1048576: needs             
 
 # run directories
 one that holds a run                 | taken: already holds a run;                                     | $train --run-dir taken
-one below a file, a line break in it | text.txt/a?b: cannot make the run directory:                    | $train --run-dir text.txt/a\nb
+one whose log is a link              | linked/log.jsonl: is a link, which is not written through;      | $train --run-dir linked --overwrite
+one whose log is a FIFO              | piped/log.jsonl: is no regular file;                            | $train --run-dir piped
+one below a file, a line break in it | text.txt/a\\u000ab: cannot make the folder:                      | $train --run-dir text.txt/a\nb
 
 # checkpoints that a run goes on from
 none there                           | --resume empty: no checkpoint there;                            | $train --run-dir fresh --resume empty

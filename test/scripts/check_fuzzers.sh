@@ -8,11 +8,11 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/group.sh
 seconds=${SECONDS_EACH:-3}
-plan 9
-sanitizers=fuzzer,address,undefined
+plan 11
+sanitizers=fuzzer,address,undefined,float-cast-overflow
 echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' >"$work/probe.cc"
 if ! clang++ -fsanitize=$sanitizers "$work/probe.cc" -o "$work/probe" 2>/dev/null; then
-    skip "no clang++ with libFuzzer here (Debian: clang libclang-rt-14-dev)" 9
+    skip "no clang++ with libFuzzer here (Debian: clang libclang-rt-14-dev)" 11
     exit
 fi
 
@@ -31,7 +31,7 @@ write_fuzzers() {
     } >>"$work/fuzzers.cc"
 }
 write_fuzzers
-if ! clang++ -std=c++20 -g -O1 -fsanitize=$sanitizers -fno-sanitize-recover=undefined -DDEVICE_CPU -Wno-unknown-pragmas \
+if ! clang++ -std=c++20 -g -O1 -fsanitize=$sanitizers -fno-sanitize-recover=all -DDEVICE_CPU -Wno-unknown-pragmas \
     -I. "$work/fuzzers.cc" -o "$work/fuzzers" -lxxhash -lpcre2-8 -lutf8proc -lz >"$work/log" 2>&1; then
     head -20 "$work/log"
 fi
@@ -39,7 +39,7 @@ fi
 fuzz() {
     local name=$1 corpus=$work/$1.corpus
     mkdir -p "$corpus"
-    if (cd "$work" && FUZZER=$name ./fuzzers -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 "$corpus") \
+    if (cd "$work" && FUZZER=$name ./fuzzers -max_total_time="$seconds" -len_control=10 -timeout=20 -rss_limit_mb=4096 "$corpus") \
         >"$work/$name.log" 2>&1; then
         echo "ok $name: $(grep -oE 'Done [0-9]+ runs' "$work/$name.log")"
     else

@@ -9,9 +9,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/jobs.sh
 . test/support/launches.sh
-plan 37
+plan 39
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
-command -v mpirun >/dev/null || { skip "no mpirun here" 37; exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" 39; exit; }
 text=$PWD/kernels
 at_end() {
     local out
@@ -90,6 +90,15 @@ for signal in INT TERM; do
     check "SIG$signal makes the job save, and is the end" eval "launched asked$signal 30 && [ \$code = 0 ] && [ \"\$(starts_of asked$signal)\" = 1 ] && grep -q 'stopped as asked' asked$signal.out && '$cpu' sample asked$signal --tokens 1"
     check "nothing is left of it" wait_for 5 eval "! ranks_of asked$signal"
 done
+FAULT=stall FAULT_SECONDS=4 FAULT_CALLS=sync FAULT_AT=1 LD_PRELOAD=$faults launch everywhere "${two[@]}" -- "${tiny[@]}" "${slow[@]}" --steps 100000
+wait_for 60 is_past everywhere 10
+# shellcheck disable=SC2046  # a list of numbers
+kill -TERM "$supervisor" "$(launcher_of everywhere)" $(ranks_of everywhere)
+check "SIGTERM to all processes leaves time for a long save" eval "launched everywhere 60 && [ \$code = 0 ] && grep -q 'stopped as asked' everywhere.out && '$cpu' sample everywhere --tokens 1"
+launch alone "${two[@]}" -- "${tiny[@]}" "${slow[@]}" --steps 100000
+wait_for 60 is_past alone 10
+kill -TERM "$(launcher_of alone)"
+check "SIGTERM to mpirun alone makes the job save and end" eval "launched alone 30 && [ \$code = 0 ] && [ \"\$(starts_of alone)\" = 1 ] && '$cpu' sample alone --tokens 1"
 launch orphan "${two[@]}" -- "${job[@]}" "${slow[@]}"
 wait_for 60 is_past orphan 30
 check "there is one supervisor to a run" eval '! "$cpu" launch "${two[@]}" -- "${job[@]}" --run-dir "$work/orphan" 2>second.err && grep -q "another supervisor looks after this run" second.err'
