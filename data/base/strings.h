@@ -30,6 +30,22 @@ inline std::string_view next_line(std::string_view& rest) {
     return line;
 }
 
+// The last lines that a program has written, as one: mpirun says in a paragraph, between rules, why it does
+// not start.
+inline std::string last_words(std::string_view output) {
+    constexpr size_t most_lines = 6, longest = 200;
+    std::vector<std::string> lines;
+    while (!output.empty()) {
+        std::string_view line = next_line(output);
+        if (line.find_first_not_of("-= \t\r") == line.npos) continue;
+        lines.push_back(one_line(line.substr(0, longest)));
+        if (lines.size() > most_lines) lines.erase(lines.begin());
+    }
+    std::string result;
+    for (const std::string& line : lines) result += (result.empty() ? "" : " / ") + line;
+    return result.empty() ? "it said nothing" : result;
+}
+
 inline bool is_blank(std::string_view line) {
     return line.find_first_not_of(" \t\r\n") == line.npos;
 }

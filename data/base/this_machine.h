@@ -51,6 +51,14 @@ inline bool is_mpirun(std::string_view program) {
     return program == "mpirun" || program == "mpiexec" || program == "orterun" || program == "prterun";
 }
 
+// Tells whether this is a container, whose root is that of the machine only in part: by what Docker, Podman,
+// systemd-nspawn and Kubernetes leave in it.
+inline bool in_container() {
+    const char* kind = getenv("container");
+    return (kind && *kind) || getenv("KUBERNETES_SERVICE_HOST") || access("/.dockerenv", F_OK) == 0 ||
+           access("/run/.containerenv", F_OK) == 0;
+}
+
 struct ProcessStatus {
     char state = 0;  // R, S, D (waits for a disk), T (stopped), Z (a zombie), X; 0: there is no such process
     pid_t parent = 0, group = 0;

@@ -138,7 +138,7 @@ inline RankWork work_of(const FlightRecord& record, const FlightEntry& entry) {
 inline RankState state_of(const FlightRecord& record) {
     const int64_t now = unix_nanoseconds();
     auto seconds_since = [&](int64_t since) {
-        return since == 0 ? 0 : std::max(0.0, (double)(now - since) / 1e9);
+        return since == 0 ? 0 : std::max(0.0, ((double)now - (double)since) / 1e9);
     };
     RankState rank;
     rank.rank = record.rank, rank.ranks = record.ranks;

@@ -147,7 +147,9 @@ private:
         if (result.code == 0) return "";
         if (result.code < 0) return text("its selftest did not end in %.0f s", seconds);
         size_t begin = result.output.find(named);
-        if (begin == std::string::npos) return text("its selftest ended with exit code %d", result.code);
+        if (begin == std::string::npos)
+            return text("its selftest ended with exit code %d: %s", result.code,
+                        last_words(result.output).c_str());
         begin += named.size();
         return "selftest: " + result.output.substr(begin, result.output.find('\n', begin) - begin);
     }
@@ -155,7 +157,8 @@ private:
     std::string problem_of(const CommandResult& result) const {
         if (result.code < 0) return text("it did not run a command in %.0f s (--check-timeout)", seconds_);
         if (is_answer(result)) return "";
-        return text("the launcher cannot start a command there (exit code %d)", result.code);
+        return text("the launcher cannot start a command there (exit code %d): %s", result.code,
+                    last_words(result.output).c_str());
     }
 
     const Launcher& launcher_;

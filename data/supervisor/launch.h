@@ -48,6 +48,9 @@ class JobWords {
 public:
     void add(std::string_view output) {
         rest_.append(output);
+        tail_.append(output);
+        constexpr size_t tail = 4096;
+        if (tail_.size() > tail) tail_.erase(0, tail_.size() - tail);
         std::string_view rest = rest_;
         while (rest.find('\n') != rest.npos) take(next_line(rest));
         rest_ = std::string(rest.substr(0, std::min<size_t>(rest.size(), 4096)));
@@ -56,6 +59,7 @@ public:
     const std::string& reason() const { return reason_; }
     // mpirun's words about the process that a signal ended first; empty if there are none.
     const std::string& launcher_reason() const { return launcher_reason_; }
+    std::string last() const { return last_words(tail_); }
     // The rank that they name; -1: none.
     int rank() const {
         const std::string& words = reason_.empty() ? launcher_reason_ : reason_;
@@ -73,7 +77,7 @@ private:
     }
     static std::string printable_line(std::string_view line) { return one_line(line.substr(0, 1000)); }
 
-    std::string rest_, reason_, launcher_reason_;
+    std::string rest_, tail_, reason_, launcher_reason_;
 };
 
 class Supervisor {
@@ -242,9 +246,7 @@ private:
         if (is_alone_ && !o_.selftest) return;
         Words selftest;
         if (o_.selftest) {
-            // its suspects are told on standard error
-            selftest = {"/bin/sh",   "-c",         "exec \"$0\" \"$@\" 2>&1", program_, "selftest",
-                        "--run-dir", line_.run_dir};
+            selftest = {program_, "selftest", "--run-dir", line_.run_dir};
             tell("each host tests itself: its devices, links and disk");
         }
         HostChecks checks(launcher_, scratch_, line_.run_dir, o_.check_timeout);
@@ -278,6 +280,9 @@ private:
                 look_at_steps();
                 attempt_.code = code;
                 attempt_.end = ending_ > 0 ? JobEnd::hung : end_of_job(code, !words_.reason().empty());
+                // A launcher that cannot start any rank the first time has not been given what it needs.
+                bool no_rank = state_.number == 1 && agents_.last_sign() == 0 && !stepped_;
+                if (attempt_.end == JobEnd::launcher && no_rank) attempt_.end = JobEnd::bad_input;
                 return attempt_.end;
             }
             look_for_a_hang();
@@ -384,9 +389,11 @@ private:
         open_incident(next);
         if (next.kind == Restart::finish || next.kind == Restart::give_up) {
             close_incident();
-            bool by_itself = end == JobEnd::bad_input || end == JobEnd::not_finite;
+            const int code = end == JobEnd::bad_input    ? exit_bad_input
+                             : end == JobEnd::not_finite ? exit_not_finite
+                                                         : exit_failed_part;
             end_with((asked ? "ended" : "given up") + std::string(": ") + next.reason + ": " + attempt_.why,
-                     by_itself ? attempt_.code : exit_failed_part);
+                     code);
             return;
         }
         if (next.kind == Restart::from_before) go_back();
@@ -401,7 +408,7 @@ private:
         if (!words_.reason().empty()) return words_.reason();
         if (!words_.launcher_reason().empty()) return words_.launcher_reason();
         if (end == JobEnd::killed) return text("signal %d ended a process of the job", attempt_.code - 128);
-        return text("the launcher said no more than its exit code, %d", attempt_.code);
+        return text("the launcher ended with exit code %d: %s", attempt_.code, words_.last().c_str());
     }
 
     // The rank that is held to be the cause, and its host; empty: nobody.

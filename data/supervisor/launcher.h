@@ -56,6 +56,15 @@ public:
         // No more than one rank for a slot: with these, host after host gets as many as it has, and the
         // trainer chooses the cores itself.
         if (is_mpirun(words_[0])) {
+            bool as_root = geteuid() == 0 && !getenv("OMPI_ALLOW_RUN_AS_ROOT");
+            if (as_root && !has_word("--allow-run-as-root")) {
+                if (!in_container())
+                    fail("--launcher %s: Open MPI does not start as root, whose mistakes harm the machine; "
+                         "start as "
+                         "another user, or give --launcher '%s --allow-run-as-root'",
+                         printable(line).c_str(), printable(line).c_str());
+                add({"--allow-run-as-root"});
+            }
             if (on_hosts && !mentions("{hosts}")) add({"--hostfile", "{hosts}"});
             if (!has_word("--map-by")) add({"--map-by", "slot"});
             if (!has_word("--bind-to")) add({"--bind-to", "none"});

@@ -25,7 +25,7 @@ host was exchanged, is no evidence against the data or the program, and is not c
 
 enum class JobEnd {
     done,         // exit code 0
-    bad_input,    // 1, with a line of the program
+    bad_input,    // 1, with a line of the program; or the launcher started no rank the first time
     not_finite,   // 70
     failed_part,  // 75
     killed,       // by a signal

@@ -66,11 +66,11 @@ inline void usual_signals() {
     sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-// A child in a process group of its own, whose standard output is read here. Its standard input is open and
-// empty for as long as this object lives, and all of its group is killed with it.
+// A child in a process group of its own, whose standard output, or with it its errors, is read here. Its
+// standard input is open and empty for as long as this object lives, and all of its group is killed with it.
 class PipedChild {
 public:
-    explicit PipedChild(const Words& command) {
+    explicit PipedChild(const Words& command, bool with_errors = false) {
         int in[2], out[2];
         if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0)
             fail_with_errno(command[0], "make a pipe for it");
@@ -84,7 +84,7 @@ public:
             dup2(child_input.get(), STDIN_FILENO);
             dup2(child_output.get(), STDOUT_FILENO);
             int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
-            if (nowhere >= 0) dup2(nowhere, STDERR_FILENO);
+            dup2(with_errors ? STDOUT_FILENO : nowhere, STDERR_FILENO);
             become(command);
         }
         setpgid(id_, id_);
@@ -137,8 +137,8 @@ private:
 };
 
 struct CommandResult {
-    int code = -1;  // -1: it did not end in time
-    std::string output;
+    int code = -1;       // -1: it did not end in time
+    std::string output;  // and errors
 };
 
 // Runs commands side by side, a number of them at a time, each for at most `seconds`.
@@ -148,7 +148,7 @@ inline std::vector<CommandResult> run_commands(const std::vector<Words>& command
     for (size_t begin = 0; begin < commands.size(); begin += at_once) {
         size_t end = std::min(begin + at_once, commands.size());
         std::vector<PipedChild> children;
-        for (size_t i = begin; i < end; i++) children.emplace_back(commands[i]);
+        for (size_t i = begin; i < end; i++) children.emplace_back(commands[i], true);
         for (double limit = seconds_now() + seconds; seconds_now() < limit; usleep(20000)) {
             bool running = false;
             for (size_t i = begin; i < end; i++) {

@@ -206,6 +206,7 @@ static std::string started(const std::string& launcher, bool on_hosts, const std
 
 TEST_CASE("a launcher's command line gets what it lacks, and what a user wrote stands") {
     std::vector<HostRanks> places = {{"a", 0, 4}, {"b", 4, 2}};
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
     CHECK(started("mpirun", true, places) ==
           "[mpirun][--hostfile][FILE][--map-by][slot][--bind-to][none][-n][6][gpt][train]");
     CHECK(started("mpirun", false, places) == "[mpirun][--map-by][slot][--bind-to][none][-n][6][gpt][train]");
@@ -221,6 +222,24 @@ TEST_CASE("a launcher's command line gets what it lacks, and what a user wrote s
         INFO(wrong);
         CHECK_THROWS_AS(Launcher(wrong, true), Error);
     }
+    unsetenv("OMPI_ALLOW_RUN_AS_ROOT");
+    if (geteuid() == 0) {
+        if (!in_container())
+            CHECK_REFUSED(Launcher("mpirun", false), "give --launcher 'mpirun --allow-run-as-root'");
+        setenv("container", "podman", 1);
+        for (const char* line : {"mpirun", "mpirun --allow-run-as-root"})
+            CHECK(started(line, false, places).starts_with("[mpirun][--allow-run-as-root][--map-by]"));
+        unsetenv("container");
+    }
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+}
+
+TEST_CASE("the last words of a program are its last lines, without rules") {
+    CHECK(last_words("") == "it said nothing");
+    CHECK(last_words("-----\n\n  \n") == "it said nothing");
+    CHECK(last_words("-----\nmpirun has detected\x1b an attempt\n\nto run as root.\n----") ==
+          "mpirun has detected\\u001b an attempt / to run as root.");
+    CHECK(last_words("1\n2\n3\n4\n5\n6\n7\n8\n") == "3 / 4 / 5 / 6 / 7 / 8");
 }
 
 static std::string launch_error(std::string line, LaunchLine* good = nullptr) {
@@ -496,9 +515,10 @@ TEST_CASE("a process is told from a later one of the same number") {
 }
 
 TEST_CASE("commands that do not end are ended") {
-    std::vector<CommandResult> results = run_commands(
-        {{"/bin/sh", "-c", "echo a; exit 3"}, {"/bin/sh", "-c", "echo b; exec sleep 60"}, {"/nothing/there"}},
-        0.5);
+    std::vector<CommandResult> results = run_commands({{"/bin/sh", "-c", "echo a >&2; exit 3"},
+                                                       {"/bin/sh", "-c", "echo b; exec sleep 60"},
+                                                       {"/nothing/there"}},
+                                                      0.5);
     CHECK(results[0].code == 3);
     CHECK(results[0].output == "a\n");
     CHECK(results[1].code == -1);
@@ -580,7 +600,7 @@ TEST_CASE("a host whose selftest names a suspect is put aside, with the reason, 
     std::vector<std::string> notes = checks.check(hosts, {"selftest"});
     CHECK(hosts[0].aside.empty());
     CHECK(hosts[1].aside == "selftest: rank 1 of 4: the disk is slow");
-    CHECK(hosts[2].aside == "its selftest ended with exit code 9");
+    CHECK(hosts[2].aside == "its selftest ended with exit code 9: it said nothing");
     REQUIRE(notes.size() == 2);
     CHECK(notes[0] == "bad is put aside: " + hosts[1].aside);
     checks.check(hosts, {});

@@ -203,6 +203,8 @@ TEST_CASE("records that another user has left or could write are none, and impos
     record.entry_count = UINT64_MAX;
     CHECK(is_there());
     CHECK(find_culprit(read_rank_states(folder.path), 1).sentence.size() > 10);
+    record.sign_of_life = INT64_MIN;
+    CHECK(!is_there());
 }
 
 TEST_CASE("a line of an agent is taken only with ranks that there can be") {

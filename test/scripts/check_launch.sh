@@ -9,9 +9,9 @@ cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/jobs.sh
 . test/support/launches.sh
-plan 39
+plan 41
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
-command -v mpirun >/dev/null || { skip "no mpirun here" 39; exit; }
+command -v mpirun >/dev/null || { skip "no mpirun here" 41; exit; }
 text=$PWD/kernels
 at_end() {
     local out
@@ -65,6 +65,15 @@ check "a report has the incident, and the share" eval "'$cpu' report killed --ou
 
 launch wrong "${restart[@]}" -- "${job[@]/text_train_*.bin/nothing_*.bin}"
 check "a user's error is not tried again" eval 'launched wrong 30 && [ $code = 1 ] && [ "$(starts_of wrong)" = 1 ] && grep -q "given up: what it was given has to be changed: .*nothing_" wrong.out'
+launch refusing --ranks 2 --launcher "$on_one_machine --no-such-option" "${restart[@]}" -- "${job[@]}"
+check "nor a launcher that starts no rank, whose words are told" eval 'launched refusing 30 && [ $code = 1 ] && [ "$(starts_of refusing)" = 1 ] && grep -q "ended with exit code .*no-such-option" refusing.out && grep -q "no-such-option" refusing/incidents.jsonl'
+if [ "$(id -u)" = 0 ]; then
+    (unset OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM && export container=test &&
+        exec "$cpu" launch --ranks 2 --launcher mpirun\ --oversubscribe "${restart[@]}" -- "${job[@]}" --steps 3 --run-dir "$work/root" >root.out 2>&1)
+    check "root in a container is what mpirun is told" eval '[ $? = 0 ] && grep -q "^launch  *done" root.out'
+else
+    skip "only root is refused by mpirun" 1
+fi
 launch diverged "${restart[@]}" -- "${job[@]}" --learning-rate 10 --weight-decay 1 --schedule constant --steps 5000
 check "numbers that are not finite are tried once more" eval 'launched diverged 60 && [ $code = 70 ] && [ "$(starts_of diverged)" = 2 ]'
 check "with the reason" grep -q 'given up: numbers were not finite again by step' diverged.out
