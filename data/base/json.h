@@ -98,9 +98,9 @@ inline int64_t integer_of(double value, int64_t otherwise) {
     return std::abs(value) < 9e15 ? (int64_t)value : otherwise;
 }
 
-// Tells whether no number in it is beyond integers: the library makes one of any number, by a cast.
+// Tells whether each number in it can be cast to any kind of integer, which the library does without a look.
 inline bool fits_integers(const nlohmann::json& value) {
-    if (value.is_number_float()) return std::fabs(value.get<double>()) < 0x1p31;
+    if (value.is_number_float()) return value.get<double>() > -1 && value.get<double>() < 0x1p31;
     return value.is_primitive() || std::ranges::all_of(value, fits_integers);
 }
 

@@ -59,9 +59,8 @@ public:
             bool as_root = geteuid() == 0 && !getenv("OMPI_ALLOW_RUN_AS_ROOT");
             if (as_root && !has_word("--allow-run-as-root")) {
                 if (!in_container())
-                    fail("--launcher %s: Open MPI does not start as root, whose mistakes harm the machine; "
-                         "start as "
-                         "another user, or give --launcher '%s --allow-run-as-root'",
+                    fail("--launcher %s: Open MPI does not start as root; start as another user, or give "
+                         "--launcher '%s --allow-run-as-root'",
                          printable(line).c_str(), printable(line).c_str());
                 add({"--allow-run-as-root"});
             }

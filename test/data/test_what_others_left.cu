@@ -209,7 +209,7 @@ TEST_CASE("records that another user has left or could write are none, and impos
 
 TEST_CASE("a line of an agent is taken only with ranks that there can be") {
     RankState state;
-    state.rank = 1, state.ranks = 2, state.tp = 2;
+    state.rank = 1, state.ranks = 2, state.tp = 2, state.groups.resize(1);
     nlohmann::json line = {{"agent", "node5"}, {"ranks", {state}}};
     auto count = [&](const char* field, const nlohmann::json& value) {
         nlohmann::json changed = line;
@@ -220,6 +220,7 @@ TEST_CASE("a line of an agent is taken only with ranks that there can be") {
     CHECK(states_in_line(line.dump()).at(0) == state);
     for (const char* field : {"/tp", "/ranks", "/shard"}) CHECK(count(field, 0) == 0);
     for (const char* field : {"/rank", "/step", "/device"}) CHECK(count(field, 1e300) == 0);
+    for (double value : {-1.0, 1e300}) CHECK(count("/groups/0/begun", value) == 0);
     CHECK(count("/ranks", INT_MAX) == 0);
     CHECK(count("/quiet_seconds", -1.0) == 0);
     CHECK(count("/work_seconds", 1e300) == 0);
