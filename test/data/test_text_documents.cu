@@ -347,7 +347,7 @@ TEST_CASE("JSON lines: damaged lines are refused with a reason and a remedy") {
         CHECK(wrong.find('\n') == std::string::npos);
     }
     std::string document, wrong = read_json_line("{}", "a\nb", document);
-    CHECK(wrong.find("\"a?b\"") != std::string::npos);
+    CHECK(wrong.find("\"a\\u000ab\"") != std::string::npos);
 }
 
 // ----------------------------------------------------------------------------
