@@ -66,7 +66,7 @@ check "a report has the incident, and the share" eval "'$cpu' report killed --ou
 launch wrong "${restart[@]}" -- "${job[@]/text_train_*.bin/nothing_*.bin}"
 check "a user's error is not tried again" eval 'launched wrong 30 && [ $code = 1 ] && [ "$(starts_of wrong)" = 1 ] && grep -q "given up: what it was given has to be changed: .*nothing_" wrong.out'
 launch refusing --ranks 2 --launcher "$on_one_machine --no-such-option" "${restart[@]}" -- "${job[@]}"
-check "nor a launcher that starts no rank, whose words are told" eval 'launched refusing 30 && [ $code = 1 ] && [ "$(starts_of refusing)" = 1 ] && grep -q "ended with exit code .*no-such-option" refusing.out && grep -q "no-such-option" refusing/incidents.jsonl'
+check "nor a launcher that starts no rank, whose words are told" eval 'launched refusing 240 && [ $code = 1 ] && [ "$(starts_of refusing)" = 1 ] && grep -q "ended with exit code .*no-such-option" refusing.out && grep -q "no-such-option" refusing/incidents.jsonl'
 if [ "$(id -u)" = 0 ]; then
     (unset OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM && export container=test &&
         exec "$cpu" launch --ranks 2 --launcher mpirun\ --oversubscribe "${restart[@]}" -- "${job[@]}" --steps 3 --run-dir "$work/root" >root.out 2>&1)
@@ -103,11 +103,11 @@ FAULT=stall FAULT_SECONDS=4 FAULT_CALLS=sync FAULT_AT=1 LD_PRELOAD=$faults launc
 wait_for 60 is_past everywhere 10
 # shellcheck disable=SC2046  # a list of numbers
 kill -TERM "$supervisor" "$(launcher_of everywhere)" $(ranks_of everywhere)
-check "SIGTERM to all processes leaves time for a long save" eval "launched everywhere 60 && [ \$code = 0 ] && grep -q 'stopped as asked' everywhere.out && '$cpu' sample everywhere --tokens 1"
+check "SIGTERM to all processes leaves time for a long save" eval "launched everywhere 240 && [ \$code = 0 ] && grep -q 'stopped as asked' everywhere.out && '$cpu' sample everywhere --tokens 1"
 launch alone "${two[@]}" -- "${tiny[@]}" "${slow[@]}" --steps 100000
 wait_for 60 is_past alone 10
 kill -TERM "$(launcher_of alone)"
-check "SIGTERM to mpirun alone makes the job save and end" eval "launched alone 30 && [ \$code = 0 ] && [ \"\$(starts_of alone)\" = 1 ] && '$cpu' sample alone --tokens 1"
+check "SIGTERM to mpirun alone makes the job save and end" eval "launched alone 240 && [ \$code = 0 ] && [ \"\$(starts_of alone)\" = 1 ] && '$cpu' sample alone --tokens 1"
 launch orphan "${two[@]}" -- "${job[@]}" "${slow[@]}"
 wait_for 60 is_past orphan 30
 check "there is one supervisor to a run" eval '! "$cpu" launch "${two[@]}" -- "${job[@]}" --run-dir "$work/orphan" 2>second.err && grep -q "another supervisor looks after this run" second.err'
