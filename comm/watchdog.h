@@ -395,8 +395,8 @@ private:
     std::optional<Roll> roll_;                // on the first rank, while it calls the roll
     std::optional<Clock::time_point> asked_;  // when this rank put its question, which has no answer yet
     Clock::time_point ask_again_ = Clock::time_point::min();
-    // Last: it starts running when everything above exists, and ends before MPI does. Whoever is asked later
-    // does not answer, but by then nobody waits for it.
+    // Declared last: the thread starts when all other members exist, and is joined before MPI ends. Other
+    // ranks get no answer after that, but by then none of them waits for one.
     std::jthread thread_{[this](std::stop_token stop) { watch(stop); }};
 };
 

@@ -3,8 +3,8 @@ Files that are read whole and files that are written whole. A MappedFile is a re
 of any size. A NewFile appears under its name complete and safely on disk, or not at all: it is written beside
 its place as NAME.partial, and renamed at the end.
 
-Whoever can write a folder can leave links, FIFOs and devices in it under the names that files of ours will
-have. They are refused where we write; a folder that is itself a link is not, unless a run directory has it.
+Other users who can write a folder can plant links, FIFOs and devices in it, under names that the program is
+going to write. It refuses to write through them. A folder may itself be a link, except in a run directory.
 */
 #pragma once
 
@@ -166,6 +166,12 @@ inline void write_over(const std::string& path, std::string_view content) {
     write_at(file, path, 0, content.data(), content.size());
 }
 
+// Locks a file without waiting. False: another process has locked it. Where the file system has no locks, the
+// answer is true.
+inline bool try_lock(const FileHandle& file) {
+    return flock(file.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
 // Brings writes to the file, or the names in the folder, to disk.
 inline void sync_file(const FileHandle& file, const std::string& path) {
     WorksOn work("bringing to disk " + path);
@@ -289,8 +295,8 @@ inline void check_space(const std::string& path, uint64_t needed) {
 
 class NewFile {
 public:
-    // A file that an interrupted run left goes; one that a running process writes is not touched. The file is
-    // a new one, which nobody else has opened before.
+    // Removes a file that an interrupted run left, but refuses where a process is still writing one. Then
+    // creates a new file, so no other process has it open.
     explicit NewFile(std::string path) : path_(std::move(path)), partial_(path_ + ".partial") {
         FileHandle left = open_to_write(partial_, O_WRONLY);
         if (left) {
@@ -351,10 +357,10 @@ private:
     // Locks it. Between open() and flock() another process may have removed it or given it its final name.
     void take(const FileHandle& file) const {
         struct stat opened, named;
-        bool busy = flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        bool locked = try_lock(file);
         bool same = fstat(file.get(), &opened) == 0 && lstat(partial_.c_str(), &named) == 0 &&
                     opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
-        if (busy || !same) fail_as_busy();
+        if (!locked || !same) fail_as_busy();
     }
     [[noreturn]] void fail_as_busy() const {
         fail("%s: another process is writing it; wait for that to end or choose another name", path_.c_str());

@@ -10,7 +10,6 @@ run: lines that cannot be written wait in memory, and are written when there is 
 #include <deque>
 #include <fcntl.h>
 #include <string>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
@@ -32,7 +31,7 @@ public:
     const std::string& path() const { return path_; }
 
     // For as long as this object lives. False if another process has done so.
-    bool lock() { return flock(file_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
+    bool lock() { return try_lock(file_); }
 
     // Adds a line, which must have a "step". Returns what there is to tell, if anything: that lines begin to
     // wait, or that they are written again.

@@ -8,7 +8,6 @@ Finds the checkpoint that a run goes on from: the newest that can be used, or th
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <sys/file.h>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -66,7 +65,7 @@ inline std::string complete_unfinished(const std::string& run_dir) {
     // The one that saves it may be at work. Where there is no log, there is no such program.
     FileHandle log(open(log_path(run_dir).c_str(), O_WRONLY | O_CLOEXEC));
     if (!log && errno != ENOENT) return "";
-    if (log && flock(log.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return "";
+    if (log && !try_lock(log)) return "";
     try {
         CheckpointReader reader(found);
         if (reader.index().step() != newest) return "";

@@ -23,7 +23,7 @@ struct Limits {
     double low = 0, high = 0;
 };
 
-// The fate of an option when a run goes on from a checkpoint (--resume) or begins with the weights of one
+// Says what happens to an option when a run is resumed (--resume) or begins with another run's weights
 // (--init).
 enum class Resume {
     free,    // the checkpoint's value holds unless another is given
@@ -35,10 +35,10 @@ enum class Resume {
     here     // a value holds for this start alone
 };
 
-// What the ranks of one job may be given each for itself.
+// Says whether the ranks of one job may have different values of an option.
 enum class Ranks {
-    alike,  // nothing: another value on another rank is refused (comm/agreement.h)
-    own     // a path on its own node, whose content is compared where it is read, or what concerns no other
+    alike,  // they may not: another value on another rank is refused (comm/agreement.h)
+    own     // they may: a path on its own node, whose content is compared, or what concerns no other rank
 };
 
 // An option, whatever its type, and whichever structs of options have it.

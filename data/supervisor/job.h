@@ -25,7 +25,6 @@ names has the lock open, and is the parent of the launcher: no other process is 
 #include <optional>
 #include <string>
 #include <string_view>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -252,14 +251,14 @@ public:
         const std::string path = run_dir + "/job.lock";
         FileHandle file = open_to_write(path, O_RDWR | O_CREAT);
         if (!file) fail_with_errno(path, "create it");
-        if (flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        if (!try_lock(file))
             fail("%s: a job runs there that job.json does not tell of; wait for its end, or end it",
                  run_dir.c_str());
         return file;
     }
     static bool is_locked(const std::string& run_dir) {
         FileHandle file = open_file(run_dir + "/job.lock", O_RDWR);
-        return file && flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        return file && !try_lock(file);
     }
 
 private:

@@ -18,7 +18,6 @@ pipes, so a disk that hangs does not matter.
 #include <optional>
 #include <string>
 #include <string_view>
-#include <sys/file.h>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -120,7 +119,7 @@ private:
             make_folder(run_dir, "check the path or name another with --run-dir");
             file = open_to_write(run_dir + "/supervisor.lock", O_RDWR | O_CREAT);
             if (!file) fail_with_errno(run_dir + "/supervisor.lock", "create it");
-            if (flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+            if (!try_lock(file))
                 fail("%s: another supervisor looks after this run; end that one, or wait for it",
                      run_dir.c_str());
         }
@@ -236,9 +235,7 @@ private:
     // Ranks that were killed may hold the log a moment longer, and the next ones would be refused.
     void wait_for_log() {
         FileHandle log = open_file(log_path(line_.run_dir), O_RDWR);
-        for (int i = 0; log && i < 300 && flock(log.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-             i++)
-            usleep(100000);
+        for (int i = 0; log && i < 300 && !try_lock(log); i++) usleep(100000);
     }
 
     void check_hosts() {
