@@ -64,7 +64,7 @@ check "the share of the time that trained is told" eval "grep -qE '^launch  *don
 check "a report has the incident, and the share" eval "'$cpu' report killed --output killed.html && grep -q '\"started again\"' killed.html && grep -qE '\"effective training time\",\"[0-9.]+% of ' killed.html"
 
 launch wrong "${restart[@]}" -- "${job[@]/text_train_*.bin/nothing_*.bin}"
-check "a user's error is not tried again" eval 'launched wrong 30 && [ $code = 1 ] && [ "$(starts_of wrong)" = 1 ] && grep -q "given up: what it was given has to be changed: .*nothing_" wrong.out'
+check "a user's error is not tried again" eval 'launched wrong 240 && [ $code = 1 ] && [ "$(starts_of wrong)" = 1 ] && grep -q "given up: what it was given has to be changed: .*nothing_" wrong.out'
 launch refusing --ranks 2 --launcher "$on_one_machine --no-such-option" "${restart[@]}" -- "${job[@]}"
 check "nor a launcher that starts no rank, whose words are told" eval 'launched refusing 240 && [ $code = 1 ] && [ "$(starts_of refusing)" = 1 ] && grep -q "ended with exit code .*no-such-option" refusing.out && grep -q "no-such-option" refusing/incidents.jsonl'
 if [ "$(id -u)" = 0 ]; then
@@ -75,13 +75,13 @@ else
     skip "only root is refused by mpirun" 1
 fi
 launch diverged "${restart[@]}" -- "${job[@]}" --learning-rate 10 --weight-decay 1 --schedule constant --steps 5000
-check "numbers that are not finite are tried once more" eval 'launched diverged 60 && [ $code = 70 ] && [ "$(starts_of diverged)" = 2 ]'
+check "numbers that are not finite are tried once more" eval 'launched diverged 240 && [ $code = 70 ] && [ "$(starts_of diverged)" = 2 ]'
 check "with the reason" grep -q 'given up: numbers were not finite again by step' diverged.out
-# Batches are read while others train, so what is struck is one of many in a step.
-FAULT=kill FAULT_CALLS=touch FAULT_MAPPED=text_train FAULT_AT=70 LD_PRELOAD=$faults launch alike "${restart[@]}" -- "${job[@]}" --save-every 0 --global-batch 1536
-check "a step that fails twice in the same way ends it" eval 'launched alike 30 && [ $code = 75 ] && [ "$(starts_of alike)" = 2 ] && grep -qE "given up: step [0-9]+ failed twice in the same way" alike.out'
+# Ten products a sequence, 5120 a step: what is struck is the middle of the second, long after the first was logged.
+FAULT=kill FAULT_CALLS=product FAULT_AT=7680 LD_PRELOAD=$faults launch alike "${restart[@]}" -- "${job[@]}" --save-every 0 --global-batch 24576
+check "a step that fails twice in the same way ends it" eval 'launched alike 240 && [ $code = 75 ] && [ "$(starts_of alike)" = 2 ] && grep -qE "given up: step 2 failed twice in the same way" alike.out'
 FAULT=kill FAULT_CALLS=init FAULT_AT=1 LD_PRELOAD=$faults launch never "${two[@]}" -- "${job[@]}"
-check "so do two restarts without progress" eval 'launched never 30 && [ $code = 75 ] && [ "$(starts_of never)" = 3 ] && grep -q "given up: 2 restarts made no progress" never.out'
+check "so do two restarts without progress" eval 'launched never 240 && [ $code = 75 ] && [ "$(starts_of never)" = 3 ] && grep -q "given up: 2 restarts made no progress" never.out'
 
 launch stuck "${two[@]}" --hang-timeout 2 -- "${job[@]}" "${slow[@]}"
 wait_for 60 is_past stuck 30
