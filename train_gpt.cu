@@ -36,52 +36,46 @@ through a model, is in data/.
 #include <cfloat>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "comm/agreement.h"        // check_same_program, check_same_options: ranks compare what they have
-#include "comm/activations.h"      // Workload, ActivationMemory, ActivationArrays
-#include "comm/device_batches.h"   // Batch, DeviceBatches
-#include "comm/fault_checks.h"     // FaultChecks: devices that compute wrongly
-#include "comm/gpt_activations.h"  // Activations, activation_table
-#include "comm/memory_plan.h"      // memory_plan, stream_size
-#include "comm/node_reader.h"      // batches read once for all ranks of a machine
-#include "comm/plan_report.h"      // the plan command
-#include "comm/run_checkpoints.h"  // RunCheckpoints: a run saved, and gone on with
-#include "comm/selftest.h"         // the selftest command
-#include "comm/setup.h"            // settings, checks, tuning
-#include "comm/spikes.h"           // SpikeGuard: steps that are left out
-#include "comm/step_time.h"        // prediction_text
-#include "comm/tensor_parallel.h"  // column_parallel, row_parallel
-#include "comm/timings.h"          // Timings: when each rank did what
-#include "comm/training_plan.h"    // TrainingPlan, check_training: what is refused before a run begins
-#include "comm/whole_tensors.h"    // initialize, raise_not_finite, trust_ratios
-#include "comm/zero.h"             // ZeroState: parameters, gradients and optimizer state, cut over ranks
-#include "data/commands/data_report.h"    // the data command
-#include "data/commands/eval.h"           // the loss on token files, multiple-choice questions
-#include "data/commands/generation.h"     // TextWriter, write_texts, the sample command
-#include "data/commands/inspect.h"        // the inspect command
-#include "data/commands/export_import.h"  // the export and import commands
-#include "data/supervisor/launch.h"       // the launch command
-#include "data/report/report.h"           // the report command
-#include "data/launch/command_line.h"     // parse_options, parse_command, answer_to
-#include "data/run/agent.h"               // run_agent
-#include "data/run/run_report.h"          // the header of a run
-#include "data/run/status_line.h"         // the last line of the screen
-#include "data/run/step_log.h"            // shows and keeps a record of each step
-#include "data/text/tokenize.h"           // the tokenize command
-#include "data/tokens/token_loader.h"     // TokenLoader
-#include "kernels/attention.cuh"          // attention_forward, attention_backward
-#include "kernels/classifier.cuh"         // classifier, sum_losses
-#include "kernels/elementwise.cuh"        // residual_forward
-#include "kernels/embedding.cuh"          // embedding_forward, embedding_backward
-#include "kernels/fill.cuh"               // fill
-#include "kernels/kv_cache.cuh"           // kv_cache_append, kv_cache_attention
-#include "kernels/norm.cuh"               // norm_forward, residual_norm_forward, norm_backward
-#include "kernels/qk_norm.cuh"            // qk_norm_forward, qk_norm_backward
-#include "kernels/rope.cuh"               // rope_forward, rope_backward
-#include "kernels/swiglu.cuh"             // swiglu_forward, swiglu_backward
+#include "comm/agreement.h"            // check_same_program, check_same_options: ranks compare what they have
+#include "comm/activations.h"          // Workload, ActivationMemory, ActivationArrays
+#include "comm/device_batches.h"       // Batch, DeviceBatches
+#include "comm/fault_checks.h"         // FaultChecks: devices that compute wrongly
+#include "comm/gpt_activations.h"      // Activations, activation_table
+#include "comm/memory_plan.h"          // memory_plan, stream_size
+#include "comm/node_reader.h"          // batches read once for all ranks of a machine
+#include "comm/plan_report.h"          // the plan command
+#include "comm/run_checkpoints.h"      // RunCheckpoints: a run saved, and gone on with
+#include "comm/selftest.h"             // the selftest command
+#include "comm/setup.h"                // settings, checks, tuning
+#include "comm/spikes.h"               // SpikeGuard: steps that are left out
+#include "comm/step_time.h"            // prediction_text
+#include "comm/tensor_parallel.h"      // column_parallel, row_parallel
+#include "comm/timings.h"              // Timings: when each rank did what
+#include "comm/training_plan.h"        // TrainingPlan, check_training: what is refused before a run begins
+#include "comm/whole_tensors.h"        // initialize, raise_not_finite, trust_ratios
+#include "comm/zero.h"                 // ZeroState: parameters, gradients and optimizer state, cut over ranks
+#include "data/commands/commands.h"    // the command line, and commands without a device
+#include "data/commands/eval.h"        // the loss on token files, multiple-choice questions
+#include "data/commands/generation.h"  // TextWriter, write_texts, the sample command
+#include "data/run/run_report.h"       // the header of a run
+#include "data/run/status_line.h"      // the last line of the screen
+#include "data/run/step_log.h"         // shows and keeps a record of each step
+#include "data/tokens/token_loader.h"  // TokenLoader
+#include "kernels/attention.cuh"       // attention_forward, attention_backward
+#include "kernels/classifier.cuh"      // classifier, sum_losses
+#include "kernels/elementwise.cuh"     // residual_forward
+#include "kernels/embedding.cuh"       // embedding_forward, embedding_backward
+#include "kernels/fill.cuh"            // fill
+#include "kernels/kv_cache.cuh"        // kv_cache_append, kv_cache_attention
+#include "kernels/norm.cuh"            // norm_forward, residual_norm_forward, norm_backward
+#include "kernels/qk_norm.cuh"         // qk_norm_forward, qk_norm_backward
+#include "kernels/rope.cuh"            // rope_forward, rope_backward
+#include "kernels/swiglu.cuh"          // swiglu_forward, swiglu_backward
 
 // ----------------------------------------------------------------------------
 // model
@@ -1270,56 +1264,50 @@ inline void evaluate_run(const EvalOptions& command, const World& world) {
 struct CommandWork {
     const World& world;
 
-    void operator()(const TokenizeOptions& o) const { tokenize(o); }
-    void operator()(const DataOptions& o) const { report_data(o); }
     void operator()(const TrainingLine& line) const { train(line, world); }
     void operator()(const PlanLine& line) const { plan_or_measure(line, world); }
     void operator()(const SelftestOptions& o) const { selftest(o, world); }
     void operator()(const SampleOptions& o) const { sample(o, world); }
     void operator()(const EvalOptions& o) const { evaluate_run(o, world); }
-    void operator()(const InspectOptions& o) const { inspect_checkpoint(o); }
-    void operator()(const ReportOptions& o) const { report_runs(o); }
-    void operator()(const ExportOptions& o) const { export_model(o); }
-    void operator()(const ImportOptions& o) const {
-        import_model(o, [](const Options& model) {
+    void operator()(const FileCommand& command) const {
+        run_on_files(command, [](const Options& model) {
             return checkpoint_tensors(parameter_layout(model), {.training = false});
         });
     }
 };
 
 // The options of a command line, by which ranks are compared.
-template <typename Line>
-static const auto& options_of(const Line& line) {
-    if constexpr (std::is_same_v<Line, TrainingLine>)
-        return line.options;
-    else if constexpr (std::is_same_v<Line, PlanLine>)
-        return line.command;
-    else
-        return line;
-}
+struct ComparedOptions {
+    const World& world;
+
+    void operator()(const TrainingLine& line) const { check_same_options(world, line.options, true); }
+    void operator()(const PlanLine& line) const { check_same_options(world, line.command, true); }
+    void operator()(const FileCommand&) const {}  // which one rank runs
+    template <typename O>
+    void operator()(const O& options) const {
+        check_same_options(world, options, true);
+    }
+};
 
 // Runs the command on every rank. An error that stops it is thrown.
-static void run(Command command, int argc, char** argv, const World& world) {
-    check_same_program(world, source_hash, argv[0]);
-    GivenOptions given;
-    Options asked;
-    std::vector<std::string> places;
+static void run(int argc, char** argv, const World& world) {
+    check_same_program(world, source_hash, argv[1]);
+    AskedLine asked;
     world.on_all_ranks([&] {
-        given = read_arguments(command, argc, argv);
-        if (command == command_train)
-            asked = asked_options(given), places = origin_places(asked);
-        else if (world.size() > 1 && command != command_selftest && !is_given("--measure", given))
-            fail("%s: works in one process and there are %d; start it without mpirun", argv[0], world.size());
-        if (command == command_train || !world.is_root()) return;  // whose header tells of these
-        for (const std::string& repeated : repeated_options(given)) screen.warn(repeated);
+        asked = read_command_line(argc, argv);
+        bool alone = asked.command != command_train && asked.command != command_selftest &&
+                     !is_given("--measure", asked.given);
+        if (alone && world.size() > 1)
+            fail("%s: works in one process and there are %d; start it without mpirun", argv[1], world.size());
+        if (!world.is_root()) return;
+        for (const std::string& remark : asked.remarks) screen.warn(remark);
     });
-    check_same_options(world, asked, false);
-    FindCheckpoint find = find_on_root(world, places);
+    check_same_options(world, asked.training, false);
+    FindCheckpoint find = find_on_root(world, asked.places);
     CommandLine line;
-    world.on_all_ranks(
-        [&] { line = parse_options(command, given, world.size(), find, layout_choices(world)); });
-    std::visit([&](const auto& parsed) { check_same_options(world, options_of(parsed), true); }, line);
-    if (computes(command, given)) choose_device(world);
+    world.on_all_ranks([&] { line = parse_command_line(asked, world.size(), find, layout_choices(world)); });
+    std::visit(ComparedOptions{world}, line);
+    if (computes(asked.command, asked.given)) choose_device(world);
 #ifndef __CUDACC__
     if (world.size() > 1) host_device.threads = threads_per_rank(world);
 #endif
@@ -1331,24 +1319,14 @@ static void run(Command command, int argc, char** argv, const World& world) {
 
 int main(int argc, char** argv) try {
     open_standard_streams();
-    if (std::string answer = answer_to(argc - 1, argv + 1); !answer.empty()) {
-        print_text(answer);
-        return 0;
-    }
-    // These two are no ranks: one starts a job of them, the other watches them.
-    if (argv[1] == std::string("launch")) return launch(argc - 1, argv + 1);
-    if (argv[1] == std::string("agent")) return run_agent(agent_options({argv + 2, argv + argc})), 0;
+    if (std::optional<int> code = run_without_ranks(argc, argv)) return *code;
     time_limit = time_limit_in(argc, argv);
     bool sets_limit = argv[1] == std::string("train") || argv[1] == std::string("selftest");
     if (launched_processes() <= 1 && !sets_limit) time_limit = 0;
     set_device_variables();
     World world(&argc, &argv);
     try {
-        or_abort(world, [&] {
-            Command command = command_train;
-            world.on_all_ranks([&] { command = parse_command(argv[1]); });
-            run(command, argc - 1, argv + 1, world);
-        });
+        or_abort(world, [&] { run(argc, argv, world); });
         return 0;
     } catch (const CommonError& error) {
         if (world.is_root()) print_error(error.what());

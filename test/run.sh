@@ -50,7 +50,7 @@ longest_first() { sort -t'|' -k1,1nr -s; }
 # The stamps of builds, and objects that several programs share, are made in a pass of their own, `ready`. Scripts that wait are
 # one more job, which runs them.
 write_pool() {
-    local target first name need kind arguments goals=()
+    local target first program first_program name need kind arguments goals=()
     printf '.DEFAULT_GOAL := all\n.PHONY: FORCE ready all in-turn\nFORCE:\n'
     for target in "${!builds[@]}"; do # after the first, for some is the same for all
         printf 'build/%s/ready: FORCE | %s\n' "$target" "$first"
@@ -68,8 +68,10 @@ write_pool() {
     while IFS='|' read -r _ target; do
         [ -n "$target" ] || continue
         target=${target#build/}
-        printf 'build/%s: FORCE\n\t+@test/support/job.sh build %s $(MAKE) -s %s build/%s\n' \
-            "$target" "$target" "$(build_options "${target%%/*}")" "$target"
+        program=
+        [[ $target != */train_gpt ]] || { program=$first_program first_program=${first_program:-build/$target}; }
+        printf 'build/%s: FORCE | %s\n\t+@test/support/job.sh build %s $(MAKE) -s %s build/%s\n' \
+            "$target" "$program" "$target" "$(build_options "${target%%/*}")" "$target"
         goals+=("build/$target")
     done < <(needed_targets | longest_first)
     while IFS='|' read -r _ name need kind arguments; do

@@ -18,11 +18,11 @@ units: $(if $(filter units,$(MAKECMDGOALS)),$(addprefix $(BUILD)/,$(shell test/r
 quickly = $(if $(SANITIZE),,$(if $(findstring /data,$(1)),-Og,$(if $(findstring /program,$(1))$(findstring /comm,$(1)),-O1)))
 
 $(BUILD)/test_%.o: test_%.cu $(BUILD)/command test/tests.mk | $(BUILD)/found-build $(BUILD)/found-test
-	$(compile) $(call quickly,$<) -MMD -MP -c $< -o $@
+	$(call compile_at,$(call quickly,$<)) -MMD -MP -c $< -o $@
 
 # groups of units, written by test/run.sh
 $(BUILD)/tests/%.o: $(BUILD)/tests/%.cu $(BUILD)/command test/tests.mk | $(BUILD)/found-build $(BUILD)/found-test
-	$(compile) $(call quickly,$<) -MMD -MP -c $< -o $@
+	$(call compile_at,$(call quickly,$<)) -MMD -MP -c $< -o $@
 
 $(BUILD)/test_%: $(BUILD)/test_%.o $(shared)/main.o $(objects)
 	$(link) $^ -o $@ $(libs)
@@ -46,7 +46,7 @@ $(BUILD)/ready: $(BUILD)/command $(BUILD)/found-build $(BUILD)/found-test $(shar
 # programs that are no tests: benchmarks, and what scripts use, which is compiled more quickly
 tools := $(basename $(notdir $(wildcard test/tools/*.cu test/bench/*.cu)))
 $(tools:%=$(BUILD)/%.o): $(BUILD)/%.o: %.cu $(BUILD)/command test/tests.mk | $(BUILD)/found-build
-	$(compile)$(if $(findstring test/tools,$<), -O1) -MMD -MP -c $< -o $@
+	$(call compile_at,$(if $(findstring test/tools,$<),-O1)) -MMD -MP -c $< -o $@
 vpath %.cu test/tools test/bench
 $(tools:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(objects)
 	$(link) $^ -o $@ $(libs)

@@ -13,16 +13,16 @@ Only a second Ctrl-C ends the program at once.
 
 #include "data/base/error.h"
 
-static volatile sig_atomic_t stop_requested = 0;  // the signal that asked first
+inline volatile sig_atomic_t stop_requested = 0;  // the signal that asked first
 // The step that is the last one if the run is asked to stop now, for the line that says so; -1: what runs is
 // no training.
-static volatile sig_atomic_t step_to_stop_after = -1;
+inline volatile sig_atomic_t step_to_stop_after = -1;
 // The file that the line goes to, and the characters that clear its place on a terminal.
-static volatile sig_atomic_t stop_line_to = STDOUT_FILENO;
-static const char* volatile before_stop_line = "";
+inline volatile sig_atomic_t stop_line_to = STDOUT_FILENO;
+inline const char* volatile before_stop_line = "";
 
 // While a run waits for something that the user could do, Ctrl-C, SIGTERM or SIGUSR1 ends the wait.
-static volatile sig_atomic_t waits_for_user = false;
+inline volatile sig_atomic_t waits_for_user = false;
 
 // A line that a signal handler can put together: it may neither allocate memory nor call printf.
 class SignalLine {

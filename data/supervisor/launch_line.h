@@ -10,7 +10,7 @@ before anything starts.
 
 #include "data/base/error.h"
 #include "data/base/screen.h"
-#include "data/launch/command_line.h"
+#include "data/launch/parse_command_line.h"
 #include "data/run/run_log.h"
 #include "data/supervisor/hosts.h"
 #include "data/supervisor/launcher.h"

@@ -24,6 +24,7 @@ the part by which the reading may be wrong.
 #include <vector>
 
 #include "comm/plan_report.h"
+#include "data/launch/parse_command_line.h"
 
 struct PublishedRun {
     std::string name;

@@ -2,7 +2,7 @@
 #include <sstream>
 #include <string_view>
 
-#include "data/launch/command_line.h"
+#include "data/launch/parse_command_line.h"
 #include "kernels/rope.cuh"
 #include "test/support/file_testing.h"
 #include "test/data/hf_configs.h"

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "data/checkpoint/builder.h"
-#include "data/launch/command_line.h"
+#include "data/launch/parse_command_line.h"
 #include "data/launch/trained_model.h"
 #include "test/support/file_testing.h"
 

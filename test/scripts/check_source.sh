@@ -24,11 +24,11 @@ data/checkpoint 1007  data/base
 data/run        1853  data/base data/checkpoint data/options data/tokens
 data/report     1370  data/base data/options data/run
 data/exchange   2294  data/base data/checkpoint data/options data/run data/tokenizer
-data/launch      713  data/base data/checkpoint data/exchange data/options data/run data/tokenizer
+data/launch      725  data/base data/checkpoint data/exchange data/options data/run data/tokenizer
 data/supervisor 1764  data/base data/checkpoint data/launch data/options data/run
-data/commands   1400  data/base data/checkpoint data/exchange data/launch data/options data/run data/tokenizer data/tokens kernels
+data/commands   1416  data/base data/checkpoint data/exchange data/launch data/options data/report data/run data/supervisor data/text data/tokenizer data/tokens kernels
 comm            13985  data/base data/checkpoint data/launch data/options data/run data/tokenizer data/tokens kernels
-train_gpt.cu    1089  comm data/base data/commands data/launch data/options data/report data/run data/text data/tokenizer data/tokens kernels data/supervisor
+train_gpt.cu    1067  comm data/base data/commands data/run data/tokens kernels
 '
 files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | grep -vE '\.(html|png)$' | while read -r file; do [ -f "$file" ] && echo "$file"; done)
 # "FILE INCLUDED" for each file of the program that one of them includes

@@ -72,7 +72,7 @@ units_of() { # BUILD    names, the largest first
 build_options() {
     case $1 in
     address | thread) echo "DEVICE=cpu SANITIZE=$1" ;;
-    nocard) echo "DEVICE=cuda" ;;
+    nocard) echo "DEVICE=cuda CPU_ARCH=native" ;;
     cuda-*-mpi) echo "DEVICE=cuda COMM=mpi PRECISION=$(cut -d- -f2 <<<"$1")" ;;
     *-*) echo "DEVICE=${1%%-*} PRECISION=${1#*-}" ;;
     esac

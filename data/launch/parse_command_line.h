@@ -1,0 +1,441 @@
+/*
+From the command line to Options: the defaults, then the preset or config.json named by --model, or what a
+checkpoint has (data/launch/resume.h), then what was given explicitly, then complete_options()
+(data/options/rules.h), which fills in what follows from the rest and refuses what does not fit together.
+*/
+#pragma once
+
+#include <cxxopts.hpp>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "data/base/error.h"
+#include "data/base/program_version.h"
+#include "data/launch/find_checkpoint.h"
+#include "data/launch/command_line.h"
+#include "data/options/help.h"
+#include "data/options/rules.h"
+#include "data/options/table.h"
+#include "data/options/values.h"
+#include "data/launch/resume.h"
+#include "data/run/run_log.h"
+#include "data/tokenizer/tokenizer.h"
+
+// ----------------------------------------------------------------------------
+// the command line
+
+// A tokenizer that is asked for brings its vocabulary and the token that ends a document along, unless these
+// are given themselves.
+class TokenizerChoice {
+public:
+    // The one asked for, or that of the model.
+    TokenizerChoice(Options& options, const std::string& asked_for) {
+        auto tokenizer = Tokenizer::load_if_any(asked_for.empty() ? options.tokenizer : asked_for);
+        if (!tokenizer) return;
+        needed_ = tokenizer->vocab_size();
+        if (asked_for.empty()) return;
+        options.vocab_size = needed_;
+        options.document_end = tokenizer->end_of_text();
+    }
+
+    void check(const Options& options) const {
+        if (options.vocab_size < needed_) {
+            fail("--vocab-size %d: too small for --tokenizer %s; give at least %d", options.vocab_size,
+                 printable(options.tokenizer).c_str(), needed_);
+        }
+    }
+
+private:
+    int needed_ = 0;  // tokens
+};
+
+// An on|off option may stand alone, for on. A value that follows one is joined to it by a "=", as cxxopts
+// wants it where a value may be left out.
+inline std::vector<std::string> with_switch_values(int argc, const char* const* argv) {
+    std::vector<std::string> arguments;
+    for (int i = 0; i < argc; i++) {
+        std::string word = argv[i];
+        const OptionRow* before = arguments.empty() ? nullptr : find_option(arguments.back());
+        bool is_value = before && is_switch(*before) && (word == name_of(true) || word == name_of(false));
+        if (is_value)
+            arguments.back() += "=" + word;
+        else
+            arguments.push_back(word);
+    }
+    return arguments;
+}
+
+inline void refuse_unknown(const std::string& argument, Command command) {
+    std::string name = argument.substr(0, argument.find('='));
+    if (const OptionRow* row = find_option(name); row && !row->belongs_to(command)) {
+        fail("%s: not an option of train_gpt %s; see train_gpt %s --help", name.c_str(),
+             command_name(command), command_name(command));
+    }
+    std::vector<std::string> names;
+    for (const OptionRow& row : option_table()) {
+        if (row.belongs_to(command) && !row.positional) names.push_back(option_name(row));
+    }
+    fail("%s: no such option%s; see train_gpt %s --help", printable(name).c_str(),
+         nearest_name(name, names).c_str(), command_name(command));
+}
+
+// Takes a command line apart; argv[0] is the command's own name.
+inline GivenOptions read_arguments(Command command, int argc, const char* const* argv) {
+    cxxopts::Options parser("train_gpt");
+    parser.allow_unrecognised_options();
+    const OptionRow* positional = nullptr;
+    for (const OptionRow& row : option_table()) {
+        if (!row.belongs_to(command)) continue;
+        if (row.positional) {
+            positional = &row;
+        } else {
+            auto value = cxxopts::value<std::string>();
+            if (is_switch(row)) value->implicit_value(name_of(true));
+            parser.add_options()(option_name(row).substr(2), "", value);
+        }
+    }
+
+    std::vector<std::string> arguments = with_switch_values(argc, argv);
+    std::vector<const char*> pointers;
+    for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
+    GivenOptions given;
+    std::vector<std::string> others;
+    try {
+        cxxopts::ParseResult result = parser.parse((int)pointers.size(), pointers.data());
+        for (const auto& pair : result.arguments())
+            given.push_back({find_option("--" + pair.key(), command), pair.value()});
+        others = result.unmatched();
+    } catch (const cxxopts::exceptions::missing_argument&) {
+        fail("%s: value missing; see train_gpt %s --help", arguments.back().c_str(), command_name(command));
+    } catch (const cxxopts::exceptions::exception& error) {
+        fail("command line: %s; see train_gpt %s --help", printable(error.what()).c_str(),
+             command_name(command));
+    }
+
+    for (const GivenOption& option : given) {
+        const std::string& value = option.value;
+        if (value.starts_with("--") && find_option(value.substr(0, value.find('=')))) {
+            fail("%s: value missing before %s; see train_gpt %s --help", option_name(*option.row).c_str(),
+                 value.c_str(), command_name(command));
+        }
+    }
+    for (const std::string& argument : others) {
+        if (argument.size() > 1 && argument[0] == '-') refuse_unknown(argument, command);
+        bool takes =
+            positional && (holds<std::vector<std::string>>(*positional) || !is_given(*positional, given));
+        if (!takes) {
+            fail("%s: unexpected; options are written --name value and switches on or off, see train_gpt %s "
+                 "--help",
+                 printable(argument).c_str(), command_name(command));
+        }
+        given.push_back({positional, argument});
+    }
+    return given;
+}
+
+// Notes on options that are given several times, as by a script that adds its arguments to options of its
+// own: the last one holds. Of lists of files nobody means that, and they are refused.
+inline std::vector<std::string> repeated_options(const GivenOptions& given) {
+    std::vector<std::string> lines;
+    for (size_t i = 0; i < given.size(); i++) {
+        const OptionRow& row = *given[i].row;
+        bool is_list = holds<std::vector<std::string>>(row);
+        auto again = std::find_if(given.begin() + (int64_t)i + 1, given.end(),
+                                  [&](const GivenOption& later) { return later.row == &row; });
+        if (is_list || again == given.end()) continue;
+        const std::string &first = given[i].value, &second = again->value;
+        if (row.field == std::string("train_data") || row.field == std::string("val_data"))
+            fail("%s: given twice; name all files in one list, as in %s,%s", option_name(row).c_str(),
+                 printable(first).c_str(), printable(second).c_str());
+        lines.push_back(text("%s %s: given again, and %s holds", option_name(row).c_str(),
+                             printable(first).c_str(), printable(second).c_str()));
+    }
+    return lines;
+}
+
+// ----------------------------------------------------------------------------
+// the beginning of a training run
+
+inline void check_origin(const Options& asked) {
+    if (resumes_newest(asked) && asked.overwrite)
+        fail("--overwrite: deletes what --resume auto goes on from; leave one of them out");
+    if (!asked.resume.empty() && !asked.init.empty() && !resumes_newest(asked)) {
+        fail("--init %s: weights come from --resume %s already; leave one of them out",
+             printable(asked.init).c_str(), printable(asked.resume).c_str());
+    }
+    if (!asked.resume.empty() && !asked.init.empty() && asked.run_dir.empty())
+        fail("--run-dir: missing; with --resume auto and --init, name the directory of the run");
+}
+
+inline std::optional<StoredRun> named_checkpoint(const char* option, const std::string& place,
+                                                 const FindCheckpoint& find) {
+    std::optional<StoredRun> found = find(place);
+    if (!found) {
+        fail("%s %s: no checkpoint there; name a run directory that has some, or the folder of one", option,
+             printable(place).c_str());
+    }
+    return found;
+}
+
+// The folder in which --resume looks; empty: none.
+inline std::string resumed_place(const Options& asked) {
+    if (!resumes_newest(asked)) return asked.resume;
+    return asked.run_dir.empty() ? default_run_dir(asked.model) : asked.run_dir;
+}
+
+// The run's folder in --fallback-dir, where its last checkpoint may be as well. It is empty where --resume
+// auto does not look there.
+inline std::string fallback_place(const Options& asked) {
+    bool looks = resumes_newest(asked) && !asked.fallback_dir.empty();
+    return looks ? shared_run_dir(asked.fallback_dir, resumed_place(asked)) : "";
+}
+
+// The newest checkpoint of a run that can be used, of those in its directory and in --fallback-dir.
+inline std::optional<StoredRun> newest_of_run(const Options& asked, const FindCheckpoint& find) {
+    std::string run_dir = resumed_place(asked), fallback = fallback_place(asked), error;
+    std::optional<StoredRun> own, last;
+    note_error(error, [&] { own = find(run_dir); });
+    note_error(error, [&] {
+        if (fallback.empty()) return;
+        check_own_folder(fallback);
+        last = find(fallback);
+    });
+    if (!own && !last && !error.empty()) fail("%s", error.c_str());
+    if (last && (!own || last->step > own->step)) {
+        last->run_dir = run_dir;
+        if (access(tokenizer_path(run_dir).c_str(), F_OK) == 0) last->tokenizer = tokenizer_path(run_dir);
+        if (own) {
+            last->older = std::move(own->older);
+            last->older.insert(last->older.begin(), own->checkpoint);
+        }
+        own = std::move(last);
+    }
+    if (own && !error.empty()) own->notes.push_back("passed over: " + error);
+    return own;
+}
+
+// Finds the run's origin. If --resume auto is given too, --init is for the first start of the run.
+inline void find_origin(TrainingLine& line, const Options& asked, const FindCheckpoint& find) {
+    if (resumes_newest(asked)) {
+        std::string run_dir = resumed_place(asked);
+        line.origin = newest_of_run(asked, find);
+        line.folder = RunFolder::continued;
+        if (!line.origin) line.notes.push_back("no checkpoint in " + run_dir + " yet: a new run begins");
+    } else if (!asked.resume.empty()) {
+        line.origin = named_checkpoint("--resume", asked.resume, find);
+    }
+    if (!line.origin && !asked.init.empty()) {
+        line.origin = named_checkpoint("--init", asked.init, find);
+        line.weights_only = true;
+    }
+    if (!line.origin) return;
+    for (const std::string& note : line.origin->notes) line.notes.push_back(note);
+}
+
+// The run directory, when it is known.
+inline void check_run_folder(TrainingLine& line) {
+    const Options& o = line.options;
+    bool of_origin = line.origin && is_same_folder(line.origin->run_dir, o.run_dir);
+    if (of_origin && o.overwrite) {
+        fail("--overwrite: deletes what %s %s takes; leave it out, or name another directory with --run-dir",
+             line.weights_only ? "--init" : "--resume", printable(line.origin->checkpoint).c_str());
+    }
+    if (o.overwrite) line.folder = RunFolder::replaced;
+    if (of_origin && !line.weights_only) line.folder = RunFolder::continued;
+}
+
+inline bool is_same_tokenizer(const std::string& a, const std::string& b) {
+    auto content = [](const std::string& name) {
+        return content_of(Tokenizer::load_if_any(name).get(), name);
+    };
+    return a == b || content(a) == content(b);
+}
+
+// A run that goes on has a copy of its tokenizer, whatever the file was that it came from.
+inline void take_own_tokenizer(TrainingLine& line, const StoredOptions& stored) {
+    std::string& asked = line.options.tokenizer;
+    if (line.weights_only || kind_of<TokenizerKind>(stored.tokenizer()) == TokenizerKind::none) return;
+    if (!is_same_tokenizer(asked, stored.tokenizer())) {
+        fail("--tokenizer %s: the run has another, %s; leave the option out, or begin a run with --init",
+             printable(asked).c_str(), printable(stored.tokenizer()).c_str());
+    }
+    asked = stored.tokenizer();
+}
+
+inline void complete_origin(TrainingLine& line, const StoredOptions& stored, const GivenOptions& given,
+                            int processes) {
+    Options& options = line.options;
+    const StoredRun& origin = *line.origin;
+    stored.check_fixed(options);
+    take_own_tokenizer(line, stored);
+    std::string cut = stored.fit_cut(options, given, processes);
+    if (!cut.empty()) line.notes.push_back(cut);
+    stored.take_layout(options, given, processes);
+    if (auto tokenizer = Tokenizer::load_if_any(options.tokenizer)) {
+        check_tokenizer(*tokenizer, options.tokenizer, options, origin.checkpoint);
+        if (is_given("--tokenizer", given) && !is_given("--document-end", given))
+            options.document_end = tokenizer->end_of_text();
+    }
+    if (line.weights_only) return;
+    if (options.run_dir.empty()) options.run_dir = origin.run_dir;
+    if (options.steps < origin.step) {
+        fail("--steps %d: the checkpoint %s is after step %lld; give more steps, or go on from an earlier "
+             "checkpoint",
+             options.steps, origin.checkpoint.c_str(), (long long)origin.step);
+    }
+}
+
+// The defaults, with the given values over them.
+inline Options asked_options(const GivenOptions& given) {
+    Options asked;
+    set_values(given, asked);
+    if (asked.val_batches > 0 && is_given("--val-tokens", given))
+        fail("--val-batches %d: --val-tokens says how many tokens; leave one of them out", asked.val_batches);
+    check_origin(asked);
+    return asked;
+}
+
+// The places where parse_training() may look for a checkpoint. asked: asked_options(), for they follow from
+// the command line alone.
+inline std::vector<std::string> origin_places(const Options& asked) {
+    std::vector<std::string> places = {resumed_place(asked), fallback_place(asked), asked.init};
+    std::erase(places, "");
+    return places;
+}
+
+// `processes` are to train together.
+inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
+                                   const FindCheckpoint& find = find_checkpoint,
+                                   const LayoutChoices& choose = {}) {
+    TrainingLine line;
+    Options& options = line.options;
+    Options asked = asked_options(given);
+    find_origin(line, asked, find);
+    if (line.origin) {
+        StoredOptions stored(*line.origin, line.weights_only);
+        stored.take_over(options);
+        set_values(given, options);
+        complete_origin(line, stored, given, processes);
+        complete_options(options, processes, choose);
+        for (std::string& change : stored.changes(options, given)) line.notes.push_back(std::move(change));
+    } else {
+        options.model = asked.model;
+        apply_model(options, line.notes);
+        TokenizerChoice choice(options, asked.tokenizer);
+        set_values(given, options);
+        choice.check(options);
+        complete_options(options, processes, choose);
+    }
+    for (std::string& repeated : repeated_options(given)) line.notes.push_back(std::move(repeated));
+    check_run_folder(line);
+    return line;
+}
+
+// ----------------------------------------------------------------------------
+// plans
+
+inline PlanLine parse_plan(const GivenOptions& given) {
+    PlanLine line = {{}, {}, given};
+    PlanOptions& command = line.command;
+    set_values(given, command);
+    bool measures = !command.measure.empty();
+    if (measures && given.size() > 1) fail("--measure: plans nothing; leave the other options out");
+    if (measures) return line;
+    line.options.model = command.model;
+    apply_model(line.options, line.notes);
+    static_cast<ModelConfig&>(command) = line.options;
+    set_values(given, command);
+    for (int* cut : {&command.tp, &command.pp}) *cut = std::max(*cut, 1);  // auto becomes 1
+    bool has_batch = command.global_batch > 0;
+    complete_options(command);
+    if (!has_batch)
+        line.notes.push_back(text("--global-batch %lld, about as many tokens as GPT-3 of this size had in a "
+                                  "step; give those of your run",
+                                  command.global_batch));
+    for (const OptionRow& row : option_table()) {
+        if (row.belongs_to(command_train) && row.belongs_to(command_plan))
+            row.set(line.options, row.get(command));
+    }
+    if (command.tokens > 0)
+        line.options.steps = (int)((command.tokens + command.global_batch - 1) / command.global_batch);
+    return line;
+}
+
+// ----------------------------------------------------------------------------
+// any command
+
+template <typename O>
+O parse_options_of(const GivenOptions& given) {
+    O options;
+    set_values(given, options);
+    complete_options(options);
+    return options;
+}
+
+inline CommandLine parse_options(Command command, const GivenOptions& given, int processes = 1,
+                                 const FindCheckpoint& find = find_checkpoint,
+                                 const LayoutChoices& choose = {}) {
+    switch (command) {
+    case command_tokenize:
+        return FileCommand(parse_options_of<TokenizeOptions>(given));
+    case command_data:
+        return FileCommand(parse_options_of<DataOptions>(given));
+    case command_train:
+        return parse_training(given, processes, find, choose);
+    case command_plan:
+        return parse_plan(given);
+    case command_launch:
+        break;  // data/supervisor/launch.h: it has another command line behind its own
+    case command_selftest:
+        return parse_options_of<SelftestOptions>(given);
+    case command_sample:
+        return parse_options_of<SampleOptions>(given);
+    case command_eval:
+        return parse_options_of<EvalOptions>(given);
+    case command_inspect:
+        return FileCommand(parse_options_of<InspectOptions>(given));
+    case command_report:
+        return FileCommand(parse_options_of<ReportOptions>(given));
+    case command_export:
+        return FileCommand(parse_options_of<ExportOptions>(given));
+    case command_import:
+        return FileCommand(parse_options_of<ImportOptions>(given));
+    }
+    __builtin_unreachable();
+}
+
+// The command a first argument names.
+inline Command parse_command(const std::string& name) {
+    std::vector<std::string> names;
+    for (const CommandHelp& row : command_table()) {
+        if (name == row.name) return row.command;
+        names.push_back(row.name);
+    }
+    fail("%s: no such command%s; train_gpt --help lists them", printable(name).c_str(),
+         nearest_name(name, names).c_str());
+}
+
+// The answer to a command line that only asks for help or the version; empty: it asks for neither.
+// argv: from the command on. -h may also be the value of an option.
+inline std::string answer_to(int argc, const char* const* argv) {
+    const int width = terminal_width(80);
+    auto is_help = [](const std::string& word) { return word == "--help" || word == "-h"; };
+    auto help_of = [&](const char* name, int next) {
+        Command command = parse_command(name);
+        bool one_section = next < argc && argv[next][0] != '-';
+        return one_section ? help_section(command, argv[next], width) : help_text(command, width);
+    };
+    if (argc < 1) return general_help(width);
+    if (argv[0] == std::string("help") || is_help(argv[0]))
+        return argc == 1 || is_help(argv[1]) ? general_help(width) : help_of(argv[1], 2);
+    if (argv[0] == std::string("--version")) return std::string(program_version) + "\n";
+    for (int i = 1; i < argc; i++) {
+        const OptionRow* before = find_option(argv[i - 1]);
+        bool is_value = argv[i] == std::string("-h") && before && !is_switch(*before);
+        if (is_help(argv[i]) && !is_value) return help_of(argv[0], i + 1);
+    }
+    return "";
+}
