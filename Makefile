@@ -219,9 +219,9 @@ say_device:
 	nvcc $(nvcc_release) is not supported: its kernels spill registers$(comma) and its cuBLASLt knows no Blackwell; give \
 	NVCC=path of CUDA 12.8 or later",true)
 
-# What needs no device is compiled beside the rest, once for all devices. Where both objects have a function, the first
+# The part without a device is compiled beside the rest, once for all devices. Where both objects have a function, the first
 # one's is taken, in which kernels are fast.
-commands := $(if $(SANITIZE),$(BUILD),$(shared))/commands.o
+commands := $(if $(SANITIZE),$(BUILD),$(shared))/commands.o $(shared)/source_hash.o
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(commands) $(objects)
 	$(link) $^ -o $@ $(libs)
 $(shared)/commands.o: data/commands/commands.cu $(shared)/command | $(BUILD)/found-build
@@ -240,12 +240,13 @@ $(shared)/report_page.h: data/report/page.html
 	@{ printf '$(hash)pragma once\nconstexpr char report_page[] = R"page('; cat $<; printf ')page";\n'; } >$@
 $(BUILD)/found-build: $(shared)/report_page.h
 
-# Sources of the program, which ranks compare when they start.
+# A hash of the sources of the program, which ranks compare when they start. It is an object of its own, so that what has
+# not changed is not compiled again.
 sources := $(sort train_gpt.cu $(wildcard kernels/* comm/* data/*/*))
-$(shared)/source_hash.h: $(sources)
+$(shared)/source_hash.o: $(sources)
 	@mkdir -p $(shared)
-	@{ printf '$(hash)pragma once\nconstexpr char source_hash[] = "'; cat $(sources) | sha256sum | cut -c-16 | tr '\n' '"'; echo ';'; } >$@
-$(BUILD)/found-build: | $(shared)/source_hash.h
+	@{ printf 'extern const char source_hash[];\nconst char source_hash[] = "'; cat $(sources) | sha256sum | cut -c-16 | tr '\n' '"'; echo ';'; } | \
+	    $(CXX) -x c++ -c - -o $@
 
 $(BUILD)/found-%:
 	$(call require,$(need_$*))

@@ -1258,7 +1258,7 @@ inline void evaluate_run(const EvalOptions& command, const World& world) {
 }
 
 #ifndef TESTING
-#include "source_hash.h"  // of all that the program is built from, made by the Makefile
+extern const char source_hash[];  // the Makefile makes it, of all that the program is built from
 
 // Every rank runs its command with this, by the type of the options; data/options/help.h has the names.
 struct CommandWork {

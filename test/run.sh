@@ -27,7 +27,8 @@ if [ "$mode" = units ]; then
     units_of "$1"
     exit
 fi
-suite=${1:-test}
+export SUITE=${1:-test}
+suite=$SUITE
 [ "$suite" = test ] && [ -z "$UNIT" ] || export LONG=yes
 read_settings || exit 1
 plan "$suite" || exit 1 # fills builds, jobs, waiting and alone
@@ -47,10 +48,10 @@ pool=$RESULTS/pool.mk
 result() { echo "$RESULTS/${1//\//.}"; }
 longest_first() { sort -t'|' -k1,1nr -s; }
 
-# The stamps of builds, and objects that several programs share, are made in a pass of their own, `ready`. Scripts that wait are
-# one more job, which runs them.
+# The stamps of builds, and objects that several programs share, are made in a pass of their own, `ready`; the first program
+# too, which has some of them. Scripts that wait are one more job, which runs them.
 write_pool() {
-    local target first program first_program name need kind arguments goals=()
+    local target first name need kind arguments goals=()
     printf '.DEFAULT_GOAL := all\n.PHONY: FORCE ready all in-turn\nFORCE:\n'
     for target in "${!builds[@]}"; do # after the first, for some is the same for all
         printf 'build/%s/ready: FORCE | %s\n' "$target" "$first"
@@ -58,7 +59,7 @@ write_pool() {
         first=${first:-build/$target/ready}
         goals+=("build/$target/ready")
     done
-    printf 'ready: %s\n' "${goals[*]}"
+    printf 'ready: %s\n' "${goals[*]} $(needed_targets | longest_first | grep -om 1 'build/.*/train_gpt$')"
     goals=()
     if [ ${#waiting[@]} -gt 0 ]; then
         printf '%s\n' "${waiting[@]}" | longest_first >"$RESULTS/waiting"
@@ -68,10 +69,8 @@ write_pool() {
     while IFS='|' read -r _ target; do
         [ -n "$target" ] || continue
         target=${target#build/}
-        program=
-        [[ $target != */train_gpt ]] || { program=$first_program first_program=${first_program:-build/$target}; }
-        printf 'build/%s: FORCE | %s\n\t+@test/support/job.sh build %s $(MAKE) -s %s build/%s\n' \
-            "$target" "$program" "$target" "$(build_options "${target%%/*}")" "$target"
+        printf 'build/%s: FORCE\n\t+@test/support/job.sh build %s $(MAKE) -s %s build/%s\n' \
+            "$target" "$target" "$(build_options "${target%%/*}")" "$target"
         goals+=("build/$target")
     done < <(needed_targets | longest_first)
     while IFS='|' read -r _ name need kind arguments; do

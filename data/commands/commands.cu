@@ -1,4 +1,4 @@
-// What data/commands/commands.h says, compiled by itself.
+// The part of the program that data/commands/commands.h declares.
 #include <functional>
 #include <optional>
 #include <string>

@@ -57,7 +57,7 @@ inline void apply_model(Options& options, std::vector<std::string>& notes) {
     }
 }
 
-// What a tokenizer of this name is: the content of its file, or the name where it has none.
+// The content of the file of a tokenizer of this name, or the name where it has none.
 inline std::string content_of(const Tokenizer* tokenizer, const std::string& name) {
     return tokenizer && !tokenizer->file().empty() ? tokenizer->json() : name;
 }

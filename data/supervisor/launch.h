@@ -300,7 +300,8 @@ private:
 
     void look_at_steps() {
         bool grown = progress_.update();
-        int64_t step = std::max(progress_.is_visible() ? progress_.last_step() : -1, agents_.last_step());
+        // The log has the last step that was made; agents know the one that ranks are in.
+        int64_t step = progress_.is_visible() ? progress_.last_step() : agents_.last_step();
         grown = grown || (!progress_.is_visible() && step > attempt_.last_step);
         last_sign_ = std::max(last_sign_, agents_.last_sign());
         if (!grown) return;

@@ -1,6 +1,8 @@
 // Options, presets and Hugging Face configs: what is read, and the one line that bad input gets.
 #include <sstream>
 #include <string_view>
+#include <type_traits>
+#include <variant>
 
 #include "data/launch/parse_command_line.h"
 #include "kernels/rope.cuh"
@@ -16,7 +18,11 @@ static CommandLine parse(Command command, std::vector<const char*> arguments, in
 // The options of a command other than train.
 template <typename O>
 static O options_of(std::vector<const char*> arguments) {
-    return std::get<O>(parse(O::command, arguments));
+    CommandLine line = parse(O::command, arguments);
+    if constexpr (std::is_constructible_v<FileCommand, O>)
+        return std::get<O>(std::get<FileCommand>(line));
+    else
+        return std::get<O>(line);
 }
 
 static Options train(std::vector<const char*> arguments, int processes = 1) {

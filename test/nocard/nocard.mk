@@ -39,7 +39,7 @@ $(nocard)/test_ptx_%.o: test/nocard/test_ptx_%.cu test/nocard/nocard.mk | $(BUIL
 $(nocard)/test_ptx_%: $(nocard)/test_ptx_%.o $(nocard)/objects/kernels.o $(shared)/main.o
 	$(CXX) $^ -o $@ -fopenmp -lz
 
-$(nocard)/train_gpt: $(nocard)/train_gpt.o $(shared)/commands.o $(nocard_objects)
+$(nocard)/train_gpt: $(nocard)/train_gpt.o $(commands) $(nocard_objects)
 	$(CXX) $^ -o $@ $(nocard_libs)
 $(nocard)/test_%: $(nocard)/test_%.o $(nocard_objects) $(shared)/main.o
 	$(CXX) $^ -o $@ $(nocard_libs)
@@ -47,6 +47,6 @@ $(nocard)/tests/%: $(nocard)/tests/%.o $(nocard_objects) $(shared)/main.o
 	$(CXX) $^ -o $@ $(nocard_libs)
 
 .PHONY: $(nocard)/ready
-$(nocard)/ready: $(BUILD)/ready $(shared)/commands.o $(nocard_objects)
+$(nocard)/ready: $(BUILD)/ready $(commands) $(nocard_objects)
 
 -include $(wildcard $(nocard)/*.d $(nocard)/objects/*.d)

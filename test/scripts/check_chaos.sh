@@ -24,12 +24,13 @@
 # limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
+. test/support/text.sh
 . test/support/seed.sh
 . test/support/jobs.sh
 . test/support/launches.sh
 events=${EVENTS:-10}
 plan $((events + 8))
-cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs plant=$PWD/build/cpu-fp32/plant_spikes text=$PWD/kernels
+cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs plant=$PWD/build/cpu-fp32/plant_spikes
 command -v mpirun >/dev/null || { skip "no mpirun here" $((events + 8)); exit; }
 at_end() {
     kill -9 "$supervisor" 2>/dev/null

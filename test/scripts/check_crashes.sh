@@ -9,12 +9,12 @@
 # limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
+. test/support/text.sh
 . test/support/seed.sh
 . test/support/jobs.sh
 kills=${KILLS:-4}
 plan $((2 + 5 + 7 + 2 + 2 + kills + 1)) # and those of each call of a save, below
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
-text=$PWD/kernels
 at_end() {
     kill_all
     umount "$work/small" 2>/dev/null

@@ -13,11 +13,12 @@
 # limit: 1800
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
+. test/support/text.sh
 . test/support/seed.sh
 . test/support/jobs.sh
 cases=${CASES:-6} healthy=${HEALTHY:-1}
 plan $((2 + healthy))
-cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
+cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so
 command -v mpirun >/dev/null || { skip "no mpirun here" $((2 + healthy)); exit; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
 at_end() { kill_all; }

@@ -9,11 +9,12 @@
 # limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
+. test/support/text.sh
 . test/support/seed.sh
 flips=${FLIPS:-40}
 plan $((65 + flips))
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs forge=$PWD/build/cpu-fp32/forge_checkpoint
-faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
+faults=$PWD/build/cpu-fp32/fault_injection.so
 cd "$work" || exit 1
 export OMP_NUM_THREADS=1
 

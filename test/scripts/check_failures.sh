@@ -11,12 +11,13 @@
 # limit: 3600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
+. test/support/text.sh
 . test/support/seed.sh
 . test/support/jobs.sh
 kills=${KILLS:-12}
 stops=${STOPS:-1}
 plan $((kills + 81 + 5 * stops))
-cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/kernels
+cpu=$PWD/build/cpu-fp32/train_gpt faults=$PWD/build/cpu-fp32/fault_injection.so
 command -v mpirun >/dev/null || { skip "no mpirun here" $((kills + 80 + 5 * stops)); exit; }
 command -v pgrep >/dev/null || { echo "FAILED pgrep is not here; install procps"; exit 1; }
 at_end() { kill_all; }

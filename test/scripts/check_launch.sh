@@ -7,12 +7,12 @@
 # limit: 600
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
+. test/support/text.sh
 . test/support/jobs.sh
 . test/support/launches.sh
 plan 41
 cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs faults=$PWD/build/cpu-fp32/fault_injection.so
 command -v mpirun >/dev/null || { skip "no mpirun here" 41; exit; }
-text=$PWD/kernels
 at_end() {
     local out
     for out in "$work"/*.out; do

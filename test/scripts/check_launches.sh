@@ -5,8 +5,9 @@
 # seconds: 60
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
+. test/support/text.sh
 cpu=$PWD/build/cpu-fp32/train_gpt simt=$PWD/build/simt-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
-faults=$PWD/build/cpu-fp32/fault_injection.so text=$PWD/README.md
+faults=$PWD/build/cpu-fp32/fault_injection.so
 plan 27
 command -v mpirun >/dev/null || { skip "no mpirun here" 27; exit; }
 cd "$work" || exit 1

@@ -6,7 +6,8 @@
 # seconds: 15
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs text=$PWD/kernels
+. test/support/text.sh
+cpu=$PWD/build/cpu-fp32/train_gpt compare=$PWD/build/cpu-fp32/compare_runs
 plan 39
 cd "$work" || exit 1
 

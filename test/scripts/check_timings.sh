@@ -4,7 +4,8 @@
 # seconds: 15
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-cpu=$PWD/build/cpu-fp32/train_gpt text=$PWD/kernels
+. test/support/text.sh
+cpu=$PWD/build/cpu-fp32/train_gpt
 plan 17
 cd "$work" || exit 1
 

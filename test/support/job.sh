@@ -10,6 +10,7 @@
 #   job.sh script NAME LIMIT SCRIPT [VAR=VALUE...]             a script: see test/support/checks.sh
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/ranks.sh
+given=("$@")
 kind=$1 name=$2
 shift 2
 file=$RESULTS/${name//\//.}
@@ -32,6 +33,12 @@ bounded() {
 # ended PASSED FAILED [LINES]    writes the result, and says it; where something failed, with the end of what was printed
 ended() {
     local skips=0
+    if [ "$2" != 0 ] && [ -z "$REPEATED" ] && [ "$SUITE" != soak ] && grep -q "^| $name |" test/unsteady.md; then
+        tail -n "${3:-60}" "$file.log"
+        echo "$name failed, and is in test/unsteady.md: it is run again"
+        mv "$file.log" "$file.failed.log"
+        REPEATED=yes exec test/support/job.sh "${given[@]}"
+    fi
     [ ! -s "$file.skipped" ] || skips=$(wc -l <"$file.skipped")
     [ "$2" = 0 ] || tail -n "${3:-60}" "$file.log"
     echo "$kind $name $seconds $cpu $1 $2" >"$file.result"
@@ -41,6 +48,7 @@ ended() {
 
 case $kind in
 build)
+    [ ! -e "$file.built" ] || exit "$(cut -d" " -f5 "$file.built")" # in the pass before
     { time "$@" >"$file.log" 2>&1; } 2>"$file.time"
     code=$?
     read -r seconds user system <"$file.time"

@@ -80,7 +80,7 @@ text_of_numbers() { seq 4000 >"$work/numbers.txt" && "$cpu" tokenize "$work/numb
 interpreter_units() {
     local unit
     for unit in machine faults triton; do
-        make -s --no-print-directory DEVICE=cuda "build/nocard/test_ptx_$unit" && "build/nocard/test_ptx_$unit" || return
+        make -s --no-print-directory DEVICE=cuda CPU_ARCH=native "build/nocard/test_ptx_$unit" && "build/nocard/test_ptx_$unit" || return
     done
 }
 

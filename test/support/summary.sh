@@ -11,6 +11,8 @@ while read -r name; do
 done <planned
 cat -- *.result 2>/dev/null | awk '$6 > 0 { print "FAILED " $2 ": " $6 " of " $5 + $6 }'
 
+for log in *.failed.log; do [ ! -e "$log" ] || echo "run a second time: ${log%.failed.log}"; done
+
 # Skipped cases are counted by their reasons; CI says which it allows.
 forbidden=0
 if cat -- *.skipped 2>/dev/null | grep -q .; then
