@@ -21,7 +21,7 @@
 #   make clean             deletes what was built
 #   make help              shows this table
 #
-# DEVICE=cpu, cuda or simt chooses a device; TEXT=path, the text of quickstart; QUICK=1 compiles sooner what runs later.
+# DEVICE=cpu, cuda or simt chooses a device; TEXT=path, the text of quickstart; QUICK=1 compiles faster what trains slowly.
 
 # ----------------------------------------------------------------------------------------------------------
 # choices
@@ -116,8 +116,11 @@ warnings := -Wall -Wextra -Wno-restrict -Werror=switch $(if $(STRICT),-Werror)
 # -g1: as much as a stack trace needs; more makes compiling a third longer
 host     := -std=c++20 -g1 -fno-math-errno -fno-trapping-math -march=$(CPU_ARCH) -fopenmp $(warnings) $(CXXFLAGS)
 
-# -O3 takes half as long again, and what most of the program gains by it nobody notices. These passes are those that the
-# kernels of CPUs gain by: with them they are as fast.
+# compiles code that knows no device
+plain   := $(CXX) -x c++ $(if $(QUICK),-Og,-O1) $(host) $(includes)
+ifeq ($(DEVICE),cpu)
+# -O3 takes half as long again, and only the kernels gain by it. These are the passes that they gain by: with them kernels
+# are as fast.
 speed := -O1 -fstrict-aliasing -ftree-vectorize -fvect-cost-model=dynamic -finline-functions -finline-small-functions \
          --param max-inline-insns-auto=30 --param inline-min-speedup=15 -funswitch-loops -fpeel-loops -fsplit-loops \
          -fpredictive-commoning -fversion-loops-for-strides -ftree-pre -fgcse -fschedule-insns2 -fpeephole2 \
@@ -128,9 +131,6 @@ endif
 ifneq ($(QUICK),)
 speed := -Og
 endif
-# compiles code that knows no device
-plain   := $(CXX) -x c++ $(host) $(includes)
-ifeq ($(DEVICE),cpu)
 compile := $(CXX) -x c++ $(speed) $(host) -DDEVICE_CPU $(defines) $(includes)
 link    := $(CXX) -fopenmp
 libs    := -ldnnl
@@ -225,14 +225,12 @@ commands := $(if $(SANITIZE),$(BUILD),$(shared))/commands.o $(shared)/source_has
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(commands) $(objects)
 	$(link) $^ -o $@ $(libs)
 $(shared)/commands.o: data/commands/commands.cu $(shared)/command | $(BUILD)/found-build
-	$(plain) $(if $(QUICK),-Og,-O1) -MMD -MP -c $< -o $@
+	$(plain) -MMD -MP -c $< -o $@
+vpath commands.cu data/commands
 
 # On a simulated device nobody trains for long: the program is compiled more quickly.
 $(BUILD)/%.o: %.cu $(BUILD)/command | $(BUILD)/found-build
 	$(call compile_at,$(if $(filter simt,$(DEVICE)),-O1)) -MMD -MP -c $< -o $@
-
-$(BUILD)/commands.o: data/commands/commands.cu $(BUILD)/command | $(BUILD)/found-build
-	$(compile) -MMD -MP -c $< -o $@
 
 # The page of train_gpt report, as a text in the program.
 $(shared)/report_page.h: data/report/page.html

@@ -1,5 +1,5 @@
 /*
-A look at an array of a device, for who reads or debugs a step: a line with its size, its largest element and
+A look at an array on a device, for reading or debugging a step: a line with its size, its largest element and
 how many are not finite, then its corners. On a CPU too a stream works later than it is given work, so that a
 printf beside the calls of a block shows what was there before. This waits for the stream instead:
 
@@ -13,6 +13,7 @@ A graph that is captured has no numbers yet: train with --cuda-graphs off.
 */
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -52,7 +53,7 @@ std::string tensor_text(const char* name, const T* data, int rows, int columns, 
     return shown;
 }
 
-// Prints it to standard error, which every rank has, behind the rank's name.
+// Prints tensor_text() to standard error, which every rank has, after the name of the rank.
 template <typename T>
 void print_tensor(const char* name, const T* data, int rows, int columns, cudaStream_t stream) {
     std::string shown = tensor_text(name, data, rows, columns, stream);

@@ -37,7 +37,7 @@ $(shared)/command: FORCE
 $(shared)/simt.o: test/simt/simt.cc $(shared)/command | $(BUILD)/found-simt
 	$(plain) -O2 -Wno-unknown-pragmas -Itest/simt -MMD -MP -c $< -o $@
 $(shared)/%.o: test/support/%.cc $(shared)/command | $(BUILD)/found-test
-	$(plain) -O1 -MMD -MP -c $< -o $@
+	$(plain) -MMD -MP -c $< -o $@
 
 # These are shared by programs that are built side by side.
 .PHONY: $(BUILD)/ready

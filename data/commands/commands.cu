@@ -1,10 +1,7 @@
 // The part of the program that data/commands/commands.h declares.
-#include <functional>
 #include <optional>
 #include <string>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "data/base/print.h"  // print_text
 #include "data/base/screen.h"

@@ -21,7 +21,7 @@ struct AskedLine {
     Command command = command_train;
     GivenOptions given;
     Options training;                  // the options of `train`, over the defaults
-    std::vector<std::string> places;   // places where `train` may look for a checkpoint
+    std::vector<std::string> places;   // folders in which `train` may find a checkpoint
     std::vector<std::string> remarks;  // on what was given, but for `train`, whose header has them
 };
 AskedLine read_command_line(int argc, char** argv);

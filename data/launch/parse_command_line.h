@@ -137,7 +137,7 @@ inline GivenOptions read_arguments(Command command, int argc, const char* const*
 }
 
 // Notes on options that are given several times, as by a script that adds its arguments to options of its
-// own: the last one holds. Of lists of files nobody means that, and they are refused.
+// own: the last one holds. A list of files that is given twice is refused.
 inline std::vector<std::string> repeated_options(const GivenOptions& given) {
     std::vector<std::string> lines;
     for (size_t i = 0; i < given.size(); i++) {
@@ -254,7 +254,7 @@ inline bool is_same_tokenizer(const std::string& a, const std::string& b) {
     return a == b || content(a) == content(b);
 }
 
-// A run that goes on has a copy of its tokenizer, whatever the file was that it came from.
+// A resumed run has its own copy of its tokenizer, whichever file that was copied from.
 inline void take_own_tokenizer(TrainingLine& line, const StoredOptions& stored) {
     std::string& asked = line.options.tokenizer;
     if (line.weights_only || kind_of<TokenizerKind>(stored.tokenizer()) == TokenizerKind::none) return;
