@@ -1295,6 +1295,7 @@ static void run(int argc, char** argv, const World& world) {
     AskedLine asked;
     world.on_all_ranks([&] {
         asked = read_command_line(argc, argv);
+        if (asked.command == command_train) check_all_started();
         bool alone = asked.command != command_train && asked.command != command_selftest &&
                      !is_given("--measure", asked.given);
         if (alone && world.size() > 1)

@@ -489,10 +489,6 @@ private:
 inline void print_ranks(const Options& o, const World& world, const Mesh& mesh, const Layout& layout) {
     if (world.size() > 1) print("ranks        %s\n", mesh.picture().c_str());
     for (const std::string& line : core_lines(world)) print("cores        %s\n", line.c_str());
-    if (int promised = promised_processes(); promised > 1 && launched_processes() == 0)
-        print("             SLURM_NTASKS is %d, and this is one process; to start all, use srun --mpi=pmix "
-              "or mpirun\n",
-              promised);
     if (std::string advice = launcher_advice(); !advice.empty()) print("stopping     %s\n", advice.c_str());
     if (o.pp > 1) print("pipeline     %s\n", pipeline_text(layout).c_str());
 }

@@ -54,15 +54,19 @@ inline int launched_processes() {
     for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
         if (const char* size = getenv(variable)) return std::max(atoi(size), 1);
     }
-    // Those that torchrun starts have no MPI, and are told what to use.
+    // Those that torchrun and its like start have no MPI, and are told what to use.
     const char* size = getenv("WORLD_SIZE");
-    return size && getenv("LOCAL_RANK") ? std::max(atoi(size), 1) : 0;
+    return size && (getenv("LOCAL_RANK") || getenv("RANK")) ? std::max(atoi(size), 1) : 0;
 }
 
-// The processes that a job of Slurm has room for, of which a script may start fewer; 0 outside of one.
-inline int promised_processes() {
+// Refuses to train in one process where a job of Slurm is to have several, and its script starts none of them.
+inline void check_all_started() {
     const char* tasks = getenv("SLURM_NTASKS");
-    return tasks ? atoi(tasks) : 0;
+    if (!tasks || atoi(tasks) <= 1 || launched_processes() > 0) return;
+    fail("SLURM_NTASKS is %d, and this process is alone; start all with srun --mpi=pmix or with mpirun, or "
+         "unset "
+         "SLURM_NTASKS to train in one",
+         atoi(tasks));
 }
 
 class World : public ControlPlane {

@@ -6,31 +6,54 @@ The memory of the machine that a program runs on.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <fstream>
+#include <string>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
-// Bytes this process could still take: what the kernel calls available, or what is left of a control group's
-// limit.
-inline size_t host_available_memory() {
-    auto first_number = [](const char* path, const char* key) -> size_t {
-        FILE* file = fopen(path, "r");
-        if (!file) return SIZE_MAX;
-        char line[256];
-        unsigned long long value = 0;
-        bool found = false;
-        while (!found && fgets(line, sizeof line, file)) {
-            if (strncmp(line, key, strlen(key)) == 0) found = sscanf(line + strlen(key), "%llu", &value) == 1;
-        }
-        fclose(file);
-        return found ? (size_t)value : SIZE_MAX;
-    };
-    size_t available = first_number("/proc/meminfo", "MemAvailable:");
+// The number after a key in a file of Linux, or the one at its beginning. SIZE_MAX: there is none.
+inline size_t number_in_file(const std::string& path, const std::string& key = "") {
+    std::ifstream file(path);
+    std::string word;
+    while (!key.empty() && word != key && file >> word) {
+    }
+    size_t number;
+    return file >> number ? number : SIZE_MAX;
+}
+
+// Bytes that this process could still take: what the kernel calls available, or what is left of a limit, be it
+// that of a control group around this process (of either version, see cgroups(7)) or that of its address
+// space (ulimit -v). The kernel drops cached pages of files that are not in use before a group is out of
+// memory, so they are free. root is put before all paths, for tests.
+inline size_t host_available_memory(const std::string& root = "") {
+    size_t available = number_in_file(root + "/proc/meminfo", "MemAvailable:");
     if (available != SIZE_MAX) available *= 1024;
-    size_t limit = first_number("/sys/fs/cgroup/memory.max", "");
-    size_t used = first_number("/sys/fs/cgroup/memory.current", "");
-    if (limit != SIZE_MAX && used != SIZE_MAX) available = std::min(available, limit - std::min(limit, used));
+    auto limit_to = [&](size_t limit, size_t used, size_t cached) {
+        if (limit == SIZE_MAX || used == SIZE_MAX) return;
+        used -= cached == SIZE_MAX ? 0 : std::min(used, cached);
+        available = std::min(available, limit - std::min(limit, used));
+    };
+    // A line has the number of a hierarchy, its controllers, and the path of the process's group in it. A
+    // container may see its own group as the root and its path from the outside: groups not found are no limit.
+    std::ifstream groups(root + "/proc/self/cgroup");
+    for (std::string line; std::getline(groups, line);) {
+        bool is_v2 = line.starts_with("0::");
+        if (!is_v2 && line.find(":memory") == line.npos && line.find(",memory") == line.npos) continue;
+        for (std::string group = line.substr(line.rfind(":/") + 1);; group.erase(group.rfind('/'))) {
+            std::string folder = root + "/sys/fs/cgroup/" + (is_v2 ? "" : "memory/") + group;
+            limit_to(
+                number_in_file(folder + (is_v2 ? "/memory.max" : "/memory.limit_in_bytes")),
+                number_in_file(folder + (is_v2 ? "/memory.current" : "/memory.usage_in_bytes")),
+                number_in_file(folder + "/memory.stat", is_v2 ? "inactive_file" : "total_inactive_file"));
+            if (group.find('/') == group.npos) break;
+        }
+    }
+    rlimit space;
+    if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
+        size_t used = number_in_file(root + "/proc/self/status", "VmSize:");  // kB
+        if (used != SIZE_MAX) limit_to(space.rlim_cur, used * 1024, 0);
+    }
     return available;
 }
 

@@ -16,6 +16,7 @@
 #
 # The last line is "N passed, N failed, N skipped"; the exit code is 1 if anything failed.
 cd "$(dirname "$0")/.." || exit 1
+unset "${!SLURM_@}" "${!PBS_@}" # tests are the same inside and outside of a job
 . test/support/plan.sh
 export RESULTS=${RESULTS:-build/test-results}
 

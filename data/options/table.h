@@ -123,7 +123,8 @@ inline const std::vector<OptionRow>& option_table() {
 
         {FIELD(hosts), "Hosts", alike, any_text,
          "File of the hosts, in the form of mpirun's: a line `node1 slots=8` for each, with the number of "
-         "ranks that it takes; # begins a comment. Empty: this machine."},
+         "ranks that it takes; # begins a comment. Empty: the nodes and tasks of the job of Slurm or PBS "
+         "around this one (SLURM_JOB_NODELIST and SLURM_TASKS_PER_NODE, or PBS_NODEFILE), or this machine."},
         {FIELD(ranks), "Hosts", alike, range(0, most_ranks),
          "Processes of the job. Hosts are filled in the order of their file, and what is left over are "
          "spares. 0: as many as the hosts have slots, without those of the last --spares hosts; on this "

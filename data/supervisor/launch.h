@@ -159,8 +159,9 @@ private:
                 }
             }
         }
+        const std::string on = text(" on %zu hosts of %s", line_.hosts.size(), line_.hosts_from.c_str());
         tell(text("%d ranks%s%s; what the job writes is in %s", line_.ranks,
-                  is_alone_ ? " on this machine" : text(" on %zu hosts", line_.hosts.size()).c_str(),
+                  is_alone_ ? " on this machine" : on.c_str(),
                   o_.spares > 0 ? text(", %d of them spares", o_.spares).c_str() : "",
                   job_log_path(line_.run_dir).c_str()));
         bool known = goes_on && record && record->number == state_.number;

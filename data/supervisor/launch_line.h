@@ -12,6 +12,7 @@ before anything starts.
 #include "data/base/screen.h"
 #include "data/launch/parse_command_line.h"
 #include "data/run/run_log.h"
+#include "data/supervisor/allocation.h"
 #include "data/supervisor/hosts.h"
 #include "data/supervisor/launcher.h"
 
@@ -20,6 +21,7 @@ struct LaunchLine {
     Words job;                // the words behind the --, with --resume auto and when to save
     std::string run_dir;      // the job's
     std::vector<Host> hosts;  // empty: this machine
+    std::string hosts_from;   // the file or variable that names them
     int ranks = 1;
     int unit = 1;  // ranks of the job are a multiple of it
 };
@@ -34,25 +36,26 @@ inline int unit_of_ranks(const Options& job, int ranks) {
 inline void place_job(LaunchLine& line, const Options& job) {
     LaunchOptions& o = line.options;
     line.ranks = o.ranks;
-    if (o.hosts.empty()) {
+    Allocation known = o.hosts.empty() ? find_allocation() : Allocation{read_hosts(o.hosts), o.hosts};
+    line.hosts = known.hosts, line.hosts_from = known.source;
+    if (line.hosts.empty()) {
         if (o.spares > 0) fail("--spares %d: there is one machine; name hosts with --hosts", o.spares);
         line.ranks = std::max(o.ranks, 1);
     } else {
-        line.hosts = read_hosts(o.hosts);
         int count = (int)line.hosts.size();
         if (o.spares >= count)
             fail("--spares %d: %s has %d hosts, and one at least must train; name more, or fewer spares",
-                 o.spares, o.hosts.c_str(), count);
+                 o.spares, line.hosts_from.c_str(), count);
         std::vector<Host> first(line.hosts.begin(), line.hosts.end() - o.spares);
         long long slots = slots_of(first);
         if (o.ranks == 0) line.ranks = (int)std::min<long long>(slots, 1 << 20);
         if (line.ranks > slots && o.spares > 0)
             fail("--ranks %d: %s has %lld slots without its last %d hosts, the spares; name more hosts, or "
                  "fewer ranks or spares",
-                 line.ranks, o.hosts.c_str(), slots, o.spares);
+                 line.ranks, line.hosts_from.c_str(), slots, o.spares);
         if (line.ranks > slots)
             fail("--ranks %d: %s has %lld slots; name more hosts, or fewer ranks", line.ranks,
-                 o.hosts.c_str(), slots);
+                 line.hosts_from.c_str(), slots);
     }
     line.unit = unit_of_ranks(job, line.ranks);
     if (line.ranks % line.unit != 0) {

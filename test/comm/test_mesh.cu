@@ -493,15 +493,14 @@ public:
 
 private:
     static constexpr const char* variables[] = {
-        "OMPI_COMM_WORLD_SIZE", "PMIX_RANK",  "PMI_RANK",   "PMI_SIZE",
-        "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "LOCAL_RANK", "SLURM_NTASKS"};
+        "OMPI_COMM_WORLD_SIZE", "PMIX_RANK",  "PMI_RANK", "PMI_SIZE",    "SLURM_STEP_NUM_TASKS",
+        "WORLD_SIZE",           "LOCAL_RANK", "RANK",     "SLURM_NTASKS"};
     std::vector<std::pair<const char*, std::string>> kept_;
 };
 
 TEST_CASE("launchers say how many processes there are") {
     NoLauncher none;
     CHECK(launched_processes() == 0);
-    CHECK(promised_processes() == 0);
     for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
         setenv(variable, "3", 1);
         CHECK(launched_processes() == 3);
@@ -515,14 +514,19 @@ TEST_CASE("launchers say how many processes there are") {
     // Many users have WORLD_SIZE set; torchrun says to each process which one it is, too.
     setenv("WORLD_SIZE", "4", 1);
     CHECK(launched_processes() == 0);
-    setenv("LOCAL_RANK", "0", 1);
-    CHECK(launched_processes() == 4);
-    // The script of a Slurm job need not start as many processes as the job has room for.
+    for (const char* variable : {"LOCAL_RANK", "RANK"}) {
+        setenv(variable, "0", 1);
+        CHECK(launched_processes() == 4);
+        unsetenv(variable);
+    }
+    setenv("SLURM_NTASKS", "1", 1);
+    CHECK_NOTHROW(check_all_started());
     setenv("SLURM_NTASKS", "16", 1);
-    CHECK(promised_processes() == 16);
-    CHECK(launched_processes() == 4);
-    unsetenv("WORLD_SIZE");
-    CHECK(launched_processes() == 0);
+    CHECK_THROWS_WITH(check_all_started(),
+                      "SLURM_NTASKS is 16, and this process is alone; start all with srun --mpi=pmix or with "
+                      "mpirun, or unset SLURM_NTASKS to train in one");
+    setenv("OMPI_COMM_WORLD_SIZE", "1", 1);  // one is meant
+    CHECK_NOTHROW(check_all_started());
 }
 
 TEST_CASE("one of several processes that cannot find the others is refused") {

@@ -114,6 +114,22 @@ TEST_CASE("a rank that computes long while its peers wait is named, with the pha
     }
 }
 
+TEST_CASE("a rank a tenth slower than its peers is named when it has been that for long") {
+    Run run = run_of(1, 8);
+    run.stretched[5] = 1.15;
+    RankTimes all(run.places, steps);
+    for (int step = 1; step <= 12 * steps; step++) {
+        if (step == 6 * steps) run.stretched[5] = 1;
+        if (step == 7 * steps) run.stretched[5] = 1.15;
+        for (size_t rank = 0; rank < 8; rank++) all.add((int)rank, run.times(step, rank));
+        if (!all.is_due()) continue;
+        all.take_interval();
+        CAPTURE(step);
+        int in_a_row = step <= 6 * steps ? step : std::max(step - 7 * steps, 0);
+        CHECK(all.slow().size() == (in_a_row >= 3 * steps));
+    }
+}
+
 TEST_CASE("stages of one rank are compared by the layer, but for the ends") {
     Run run = run_of(6, 1);
     run.places[2].layers = 8;  // twice the layers take twice the time, and that is as it should be

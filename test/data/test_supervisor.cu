@@ -168,6 +168,30 @@ TEST_CASE("a file of hosts is read as mpirun reads it, and what is wrong with it
     }
 }
 
+static std::string hosts_text(const std::vector<Host>& hosts) {
+    std::string words;
+    for (const Host& host : hosts) words += text("%s:%d ", host.name.c_str(), host.slots);
+    return words;
+}
+
+TEST_CASE("the nodes of a job of Slurm or PBS are hosts, with a slot for each task") {
+    CHECK(hosts_text(slurm_hosts("login1", "")) == "login1:1 ");
+    CHECK(hosts_text(slurm_hosts("node[1-3],gpu-7", "8(x2),4,2")) == "node1:8 node2:8 node3:4 gpu-7:2 ");
+    CHECK(hosts_text(slurm_hosts("node[08-10,012]", "4(x4)")) == "node08:4 node09:4 node10:4 node012:4 ");
+    CHECK(hosts_text(slurm_hosts("a,rack[1-2]n[1,3-4].local,b", "1(x8)")) ==
+          "a:1 rack1n1.local:1 rack1n3.local:1 rack1n4.local:1 rack2n1.local:1 rack2n3.local:1 "
+          "rack2n4.local:1 b:1 ");
+    for (const char* wrong : {"node[1-3", "a b", "-x", "a,", "node[0-99999999]", "n[1-2]]"}) {
+        INFO(wrong);
+        CHECK(error_of([&] { slurm_hosts(wrong, "1"); }).starts_with("SLURM_JOB_NODELIST: "));
+    }
+    TemporaryFolder folder;
+    write_file(folder / "nodes", "n2.local\nn2.local\nn1\n\nn2.local\n");
+    CHECK(hosts_text(pbs_hosts(folder / "nodes")) == "n2.local:3 n1:1 ");
+    write_file(folder / "nodes", "n1\n-oProxyCommand=x\n");
+    CHECK(error_of([&] { pbs_hosts(folder / "nodes"); }).find("is no name of a host") != std::string::npos);
+}
+
 static std::string placed(const std::vector<Host>& hosts, int ranks, int unit) {
     std::string words;
     for (const HostRanks& place : place_ranks(hosts, ranks, unit))
@@ -282,6 +306,17 @@ TEST_CASE("a command line of launch is taken apart, and gets one line where it i
     CHECK(line.ranks == 1);
     CHECK(launch_error("launch --ranks 4" + job + " --dp 4", &line).empty());
     CHECK(line.unit == 4);
+    CHECK(line.hosts.empty());
+    setenv("SLURM_JOB_NODELIST", "n[1-2]", 1);
+    setenv("SLURM_TASKS_PER_NODE", "3(x2)", 1);
+    CHECK(launch_error("launch" + job, &line).empty());
+    CHECK(hosts_text(line.hosts) + line.hosts_from == "n1:3 n2:3 SLURM_JOB_NODELIST");
+    CHECK(line.ranks == 6);
+    CHECK(launch_error("launch --ranks 7" + job) ==
+          "--ranks 7: SLURM_JOB_NODELIST has 6 slots; name more hosts, or fewer ranks");
+    CHECK(launch_error("launch --hosts " + hosts + job, &line).empty());
+    CHECK(line.hosts_from == hosts);
+    for (const char* variable : {"SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"}) unsetenv(variable);
     std::pair<std::string, const char*> wrong[] = {
         {"launch", "no job"},
         {"launch --ranks 4", "no job"},

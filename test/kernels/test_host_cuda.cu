@@ -2,6 +2,7 @@
 // documents.
 // devices: cpu simt-bf16 address thread
 #include "kernels/graph.cuh"
+#include "test/support/file_testing.h"
 #include "test/support/testing.h"
 
 #include <algorithm>
@@ -679,4 +680,65 @@ TEST_CASE("what cannot be captured is refused, and the capture is lost") {
           cudaErrorStreamCaptureUnsupported);
     cudaCheck(cudaEventDestroy(outside));
     for (cudaStream_t s : {stream, other}) cudaCheck(cudaStreamDestroy(s));
+}
+
+TEST_CASE("memory is what the machine and each limit around the process leave") {
+    const std::string v1 = "9:name=systemd:/other\n4:hugetlb,memory:/docker/a\n0::/other\n";
+    const std::string v1_group = "sys/fs/cgroup/memory/docker/a/memory.", unlimited = "9223372036854771712\n";
+    using Files = std::vector<std::pair<std::string, std::string>>;
+    const struct {
+        const char* what;
+        Files files;
+        size_t available;
+    } machines[] = {
+        {"no limits", {{"proc/self/cgroup", "0::/\n"}}, 8000 << 10},
+        {"version 2, limited in the middle of three groups, with pages of files",
+         {{"proc/self/cgroup", "0::/job/step/task\n"},
+          {"sys/fs/cgroup/job/memory.max", "max\n"},
+          {"sys/fs/cgroup/job/memory.current", "7000000\n"},
+          {"sys/fs/cgroup/job/step/memory.max", "3000000\n"},
+          {"sys/fs/cgroup/job/step/memory.current", "2900000\n"},
+          {"sys/fs/cgroup/job/step/memory.stat", "anon 400000\nactive_file 500000\ninactive_file 2000000\n"},
+          {"sys/fs/cgroup/job/step/task/memory.max", "5000000\n"},
+          {"sys/fs/cgroup/job/step/task/memory.current", "0\n"}},
+         2100000},
+        {"a container of version 2, which sees its group as the root",
+         {{"proc/self/cgroup", "0::/docker/a\n"},
+          {"sys/fs/cgroup/memory.max", "3000000\n"},
+          {"sys/fs/cgroup/memory.current", "1000000\n"}},
+         2000000},
+        {"version 1, limited further out",
+         {{"proc/self/cgroup", v1},
+          {v1_group + "limit_in_bytes", unlimited},
+          {v1_group + "usage_in_bytes", "100\n"},
+          {"sys/fs/cgroup/memory/memory.limit_in_bytes", "4000000\n"},
+          {"sys/fs/cgroup/memory/memory.usage_in_bytes", "3000000\n"},
+          {"sys/fs/cgroup/memory/memory.stat", "inactive_file 7\ntotal_inactive_file 500000\n"}},
+         1500000},
+        {"more is used than the limit",
+         {{"proc/self/cgroup", v1},
+          {v1_group + "limit_in_bytes", "10\n"},
+          {v1_group + "usage_in_bytes", "20\n"}},
+         0},
+    };
+    for (const auto& machine : machines) {
+        CAPTURE(machine.what);
+        TemporaryFolder root;
+        Files files = machine.files;
+        files.push_back({"proc/meminfo", "MemTotal: 9000 kB\nMemFree: 20 kB\nMemAvailable:    8000 kB\n"});
+        for (auto& [name, content] : files) {
+            fs::create_directories(fs::path(root / name).parent_path());
+            write_file(root / name, content);
+        }
+        CHECK(host_available_memory(root.path) == machine.available);
+    }
+    const size_t here = host_available_memory(), used = number_in_file("/proc/self/status", "VmSize:") * 1024;
+    CHECK(here > 0);
+    rlimit before, lowered;
+    REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
+    lowered = before, lowered.rlim_cur = used + (10 << 20);
+    REQUIRE(setrlimit(RLIMIT_AS, &lowered) == 0);
+    const size_t limited = host_available_memory();
+    REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
+    CHECK(limited <= 10 << 20);
 }

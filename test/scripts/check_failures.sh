@@ -290,9 +290,9 @@ refused 'memory' 2 --layers 100 --channels 8192 --heads 64
 refused_pair() { ! ranks 1 "$cpu" "${tiny[@]}" --run-dir refused --seed 7 : -np 1 "$cpu" "${tiny[@]}" --run-dir refused; }
 check "refused: another --seed for one rank" eval 'refused_pair >pair.out 2>pair.err; one_line pair && grep -q "^train_gpt: --seed: ranks differ: 7 on rank 0 of 2 on .*, 1337 on rank 1 of 2 on .*; " pair.err && [ ! -e refused ]'
 
-# One of several processes without MPI between them is refused; where a job of Slurm has room for more, it is told.
+# One of several processes without MPI between them is refused, and one that is alone where Slurm has room for more.
 check "what torchrun starts is refused" \
     eval "! WORLD_SIZE=6 LOCAL_RANK=0 '$cpu' ${tiny[*]@Q} --run-dir torchrun 2>&1 | tee torchrun.err | grep -v '^train_gpt: MPI: 6 processes were started, but this one finds 1; start them with the mpirun' && test -s torchrun.err"
-SLURM_NTASKS=6 OMP_NUM_THREADS=1 "$cpu" "${tiny[@]}" --steps 1 --run-dir slurm >slurm.out 2>&1 </dev/null
-check "a process in a job of Slurm with room for six is told how to start all" \
-    grep -q '^ *SLURM_NTASKS is 6, and this is one process; to start all, use srun --mpi=pmix or mpirun' slurm.out
+alone() { SLURM_NTASKS=6 "$cpu" "${tiny[@]}" --run-dir slurm >alone.out 2>alone.err </dev/null; [ $? = 1 ]; }
+check "a process alone in a job of Slurm with room for six is refused" \
+    eval 'alone && one_line alone && grep -q "^train_gpt: SLURM_NTASKS is 6, and this process is alone; " alone.err && [ ! -e slurm ]'
