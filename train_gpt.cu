@@ -1171,6 +1171,7 @@ struct TrainingRun {
         status.begin_work("saving", at.step);
         std::string saved = checkpoints.finish_at(at);
         status.end();
+        if (asked_to_stop()) progress.stopped(at.step);
         screen.end_quiet();
         print("%s after step %d; the checkpoint is %s\n", asked_to_stop() ? "stopped as asked" : "done",
               at.step, saved.c_str());

@@ -27,6 +27,9 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 #include "data/launch/find_checkpoint.h"  // find_checkpoint, StoredRun
 #include "data/options/values.h"          // options_to_json
 #include "data/run/spikes.h"              // SpikeHistory
+#include "data/tokenizer/tokenizer.h"     // Tokenizer
+#include "data/tokens/blend.h"            // parse_blend
+#include "data/tokens/token_shards.h"     // files_named
 
 // ----------------------------------------------------------------------------
 // the start of a run
@@ -36,7 +39,29 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 // the first rank looks, and tells the others.
 
 // The index stays with the rank that has read it: it is large, and only one of those found is loaded.
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StoredRun, checkpoint, run_dir, tokenizer, step, options, notes, older)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StoredRun, checkpoint, run_dir, tokenizer, step, options, notes, gone,
+                                   older)
+
+// The options of a checkpoint that name files which are not here, as those of a run that was moved.
+inline std::vector<std::string> gone_files(const StoredRun& run) {
+    std::vector<std::string> gone;
+    auto look = [&](const char* option, auto&& find) {
+        auto value = run.options.find(find_option(option, command_train)->field);
+        if (value == run.options.end() || !value->is_string()) return;
+        std::string error;
+        note_error(error, [&] { find(value->template get<std::string>()); });
+        if (!error.empty()) gone.push_back(option);
+    };
+    auto find_tokens = [](const std::string& list) {
+        if (list.empty()) return;
+        for (const BlendSource& source : parse_blend(list)) files_named(source.files);
+    };
+    look("--train-data", find_tokens);
+    look("--val-data", find_tokens);
+    if (run.tokenizer.empty())
+        look("--tokenizer", [](const std::string& name) { Tokenizer::load_if_any(name); });
+    return gone;
+}
 
 // For all ranks: the first one looks at these places, the same on all. The function returned replays its
 // answers, and does no communication.
@@ -49,6 +74,7 @@ inline FindCheckpoint find_on_root(const World& world, const std::vector<std::st
         for (const std::string& place : places) {
             try {
                 std::optional<StoredRun> found = find(place);
+                if (found) found->gone = gone_files(*found);
                 answers.push_back(found ? nlohmann::json(*found) : nullptr);
                 if (found) indexes[place] = std::move(found->index);
             } catch (const std::exception& error) {

@@ -78,14 +78,21 @@ inline std::vector<int64_t> checkpoint_steps(const std::string& run_dir, const s
     return steps;
 }
 
+// Refuses a place without a checkpoint. option: that names it, with a space behind it, or nothing.
+[[noreturn]] inline void fail_without_checkpoint(const std::string& path, const char* option = "") {
+    const std::string place = printable(path);
+    if (access((path + "/config.json").c_str(), F_OK) == 0)
+        fail("%s%s: a model of transformers; import it first: train_gpt import '%s' --output runs/imported",
+             option, place.c_str(), place.c_str());
+    fail("%s%s: no checkpoint there; name a run directory that has some, or the folder of one", option,
+         place.c_str());
+}
+
 // The newest checkpoint of a run directory; a checkpoint's folder stands for itself.
 inline std::string newest_checkpoint(const std::string& path) {
     if (access(index_path(path).c_str(), F_OK) == 0) return path;
     std::vector<int64_t> steps = checkpoint_steps(path);
-    if (steps.empty()) {
-        fail("%s: no checkpoint there; name a run directory that has some, or a checkpoint in one",
-             path.c_str());
-    }
+    if (steps.empty()) fail_without_checkpoint(path);
     return checkpoint_folder(path, steps[0]);
 }
 

@@ -14,10 +14,12 @@ checkpoint has (data/launch/resume.h), then what was given explicitly, then comp
 
 #include "data/base/error.h"
 #include "data/base/program_version.h"
+#include "data/checkpoint/folder.h"
 #include "data/launch/find_checkpoint.h"
 #include "data/launch/command_line.h"
 #include "data/options/help.h"
 #include "data/options/rules.h"
+#include "data/options/synonyms.h"
 #include "data/options/table.h"
 #include "data/options/values.h"
 #include "data/launch/resume.h"
@@ -70,6 +72,12 @@ inline std::vector<std::string> with_switch_values(int argc, const char* const* 
 
 inline void refuse_unknown(const std::string& argument, Command command) {
     std::string name = argument.substr(0, argument.find('='));
+    const Synonym* synonym = find_synonym(name);
+    if (synonym && (!synonym->option || find_option(synonym->option, command))) {
+        std::string meant = synonym->option ? "it is " + std::string(synonym->option) + " here" : "";
+        fail("%s: no such option, %s%s; see train_gpt %s --help", name.c_str(), meant.c_str(), synonym->note,
+             command_name(command));
+    }
     if (const OptionRow* row = find_option(name); row && !row->belongs_to(command)) {
         fail("%s: not an option of train_gpt %s; see train_gpt %s --help", name.c_str(),
              command_name(command), command_name(command));
@@ -173,10 +181,7 @@ inline void check_origin(const Options& asked) {
 inline std::optional<StoredRun> named_checkpoint(const char* option, const std::string& place,
                                                  const FindCheckpoint& find) {
     std::optional<StoredRun> found = find(place);
-    if (!found) {
-        fail("%s %s: no checkpoint there; name a run directory that has some, or the folder of one", option,
-             printable(place).c_str());
-    }
+    if (!found) fail_without_checkpoint(place, option);
     return found;
 }
 
@@ -225,10 +230,10 @@ inline void find_origin(TrainingLine& line, const Options& asked, const FindChec
         line.folder = RunFolder::continued;
         if (!line.origin) line.notes.push_back("no checkpoint in " + run_dir + " yet: a new run begins");
     } else if (!asked.resume.empty()) {
-        line.origin = named_checkpoint("--resume", asked.resume, find);
+        line.origin = named_checkpoint("--resume ", asked.resume, find);
     }
     if (!line.origin && !asked.init.empty()) {
-        line.origin = named_checkpoint("--init", asked.init, find);
+        line.origin = named_checkpoint("--init ", asked.init, find);
         line.weights_only = true;
     }
     if (!line.origin) return;
@@ -269,6 +274,7 @@ inline void complete_origin(TrainingLine& line, const StoredOptions& stored, con
                             int processes) {
     Options& options = line.options;
     const StoredRun& origin = *line.origin;
+    stored.check_files(given);
     stored.check_fixed(options);
     take_own_tokenizer(line, stored);
     std::string cut = stored.fit_cut(options, given, processes);
@@ -319,7 +325,14 @@ inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
         stored.take_over(options);
         set_values(given, options);
         complete_origin(line, stored, given, processes);
-        complete_options(options, processes, choose);
+        std::string refusal;
+        note_error(refusal, [&] { complete_options(options, processes, choose); });
+        if (!refusal.empty() && !line.weights_only && processes != stored.processes())
+            fail("processes: the checkpoint %s was made by %lld, and its options do not fit %d; start %lld, "
+                 "or: %s",
+                 line.origin->checkpoint.c_str(), stored.processes(), processes, stored.processes(),
+                 refusal.c_str());
+        if (!refusal.empty()) fail("%s", refusal.c_str());
         for (std::string& change : stored.changes(options, given)) line.notes.push_back(std::move(change));
     } else {
         options.model = asked.model;

@@ -30,6 +30,7 @@ struct StoredRun {
     int64_t step = 0;                // steps done
     nlohmann::json options;          // the form of options_to_json() or model_options_to_json()
     std::vector<std::string> notes;  // for the header: newer ones that are not it, and why
+    std::vector<std::string> gone;   // options of it that name files which are not here
     std::vector<std::string> older;  // folders of the run's older checkpoints, the newest first
     std::string index;               // the bytes of its index, on the rank that has read them
 };
@@ -90,6 +91,19 @@ public:
     }
 
     const std::string& tokenizer() const { return stored_.tokenizer; }
+    long long processes() const { return (long long)stored_.dp * stored_.tp * stored_.pp; }
+
+    // Refuses a run that was moved away from its files, and names all of them that are not given anew.
+    void check_files(const GivenOptions& given) const {
+        std::string missing;
+        for (const std::string& name : run_.gone) {
+            if (!is_given(name, given))
+                missing += " " + name + " '" + shown(*find_option(name, command_train), stored_) + "'";
+        }
+        if (!missing.empty() && !weights_only_)
+            fail("%s: made with files that are not here; give these options with the paths of today:%s",
+                 run_.checkpoint.c_str(), missing.c_str());
+    }
 
     // Refuses other values of what the checkpoint was made for: its tensors are of this shape, and its state
     // means something in such a run only.
@@ -128,8 +142,7 @@ public:
         bool same_model = options.tp == stored_.tp && options.pp == stored_.pp &&
                           options.pp_schedule == stored_.pp_schedule &&
                           options.micro_batch == stored_.micro_batch;
-        bool same_ranks =
-            processes == (long long)stored_.dp * stored_.tp * stored_.pp && options.zero == stored_.zero;
+        bool same_ranks = processes == this->processes() && options.zero == stored_.zero;
         if (!same_model || weights_only_) return;
         for (const OptionRow& row : option_table()) {
             bool of_ranks = &row == find_option("--dp") || &row == find_option("--shard-group");

@@ -334,6 +334,8 @@ inline std::string state_words(const RunHistory& run, double now) {
         return "running: " + step;
     case RunState::recent:
         return "going on, or stopped a moment ago: " + step;
+    case RunState::stopped:
+        return "stopped as asked after " + step;
     case RunState::cut_short:
         return "stopped after " + step;
     case RunState::unknown:
@@ -444,7 +446,7 @@ inline OrderedJson run_json(const RunHistory& run, double now) {
         phase["name"] = name;
         phases.push_back(phase);
     }
-    const char* states[] = {"complete", "running", "recent", "cut_short", "unknown"};
+    const char* states[] = {"complete", "running", "recent", "stopped", "cut_short", "unknown"};
     return {{"name", run.run_dir()},
             {"state", states[(int)run.state(now)]},
             {"state_words", state_words(run, now)},

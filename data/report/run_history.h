@@ -72,6 +72,7 @@ enum class RunState {
     complete,   // the last step is done
     running,    // a process holds the log
     recent,     // the last line is so fresh that the run may go on elsewhere
+    stopped,    // as it was asked to, with steps left
     cut_short,  // there are steps left, and nobody works on them
     unknown     // how many steps there should be is not known
 };
@@ -169,6 +170,7 @@ public:
         if (is_locked_) return RunState::running;
         if (steps() == 0) return RunState::unknown;
         if (last_step_ >= steps()) return RunState::complete;
+        if (was_asked_) return RunState::stopped;
         constexpr double patience = 60, some_steps = 10;
         double step = series("ms").points() > 0 ? series("ms").last() / 1e3 : 0;
         double age = now - seconds_of(last_time_);
@@ -221,6 +223,8 @@ private:
         if (line.contains("loss")) add_step(step, line, is_skipped);
         if (line.contains("val_loss")) series_["val_loss"].add(step, number_in(line, "val_loss"));
         if (line.contains("loss") || is_skipped) last_step_ = step;
+        was_asked_ =
+            line.contains("stopped") || (was_asked_ && !line.contains("start") && !line.contains("loss"));
     }
 
     void add_start(int64_t step, const nlohmann::json& start) {
@@ -292,6 +296,7 @@ private:
         evaluations_{most_rows};
     SlowRanks slow_;
     RankHistory ranks_;
+    bool was_asked_ = false;  // to stop, after the last start
     uint64_t starts_ = 0, steps_back_ = 0, dropped_ = 0;
     int64_t last_step_ = 0;
     std::string first_time_, last_time_;

@@ -210,7 +210,7 @@ private:
             int64_t step = json_integer(value["step"], 0, INT64_MAX, file_->path());
             bool of_step = false;
             for (const char* kind : {"loss", "checkpoint", "start", "eval", "dropped_lines", "timings",
-                                     "slow", "ms", "pipeline", "health"})
+                                     "slow", "ms", "pipeline", "health", "stopped"})
                 of_step = of_step || value.contains(kind);
             return step < last || (step == last && of_step);
         } catch (const Error&) {

@@ -236,6 +236,9 @@ private:
         expected_ = 0;
     }
 
+    // The run ends early, for it was asked to.
+    void stopped(int step) { write({{"step", step}, {"stopped", "as asked"}}); }
+
     void checkpoint_failed(const SaveReport& report) {
         screen.warn(text("checkpoint after step %lld: NOT saved: %s; %s", (long long)report.step,
                          one_line(report.error).c_str(),

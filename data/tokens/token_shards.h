@@ -163,8 +163,8 @@ inline std::vector<std::string> files_named(const std::string& list) {
         if (result == 0) files.insert(files.end(), matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
         globfree(&matches);
         if (result != 0)
-            fail("%s: no such file; check the path, or make shards with 'train_gpt tokenize'",
-                 pattern.c_str());
+            fail("%s: no such file%s; check the path, or make shards with 'train_gpt tokenize'",
+                 pattern.c_str(), list == pattern ? "" : " (commas part the files of a list)");
     }
     std::sort(files.begin(), files.end());
     files.erase(std::unique(files.begin(), files.end()), files.end());

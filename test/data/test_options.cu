@@ -1,4 +1,5 @@
 // Options, presets and Hugging Face configs: what is read, and the one line that bad input gets.
+#include <set>
 #include <sstream>
 #include <string_view>
 #include <type_traits>
@@ -221,6 +222,10 @@ TEST_CASE("bad options") {
         {"--lerning-rate=1", "--lerning-rate: no such option, the nearest is --learning-rate; "},
         {"--xyzzy-plugh 1", "--xyzzy-plugh: no such option; "},
         {"-l 1", "-l: no such option; "},
+        {"--lr 1", "--lr: no such option, it is --learning-rate here; "},
+        {"--batch_size=8", "--batch_size: no such option, it is --micro-batch here, sequences "},
+        {"--dtype bf16", "--dtype: no such option, it is --matmul-dtype here, and make PRECISION=bf16|fp32 "},
+        {"--dropout 0.1", "--dropout: no such option, there is no dropout; "},
         {"--top-k 1", "--top-k: not an option of train_gpt train; "},
         {"--evil\n\x1b[31m", "no such option"},
         // steps or a time
@@ -254,6 +259,25 @@ TEST_CASE("bad options") {
     CHECK_REFUSED(train({"--schedule", ""}), "--schedule '': not one of the choices; ");
     CHECK_REFUSED(train({"--model", ""}), "neither a preset nor a config.json");
     CHECK_REFUSED(train({"--matmul-tuning", ""}), "--matmul-tuning: empty; give on, off or a file");
+}
+
+TEST_CASE("names of other trainers are each those of one option, which there is") {
+    std::set<std::string> names;
+    for (const Synonym& row : synonyms) {
+        CAPTURE(std::string(row.names));
+        if (row.option) CHECK(find_option(row.option));
+        CHECK((row.option || *row.note));
+        std::istringstream words{std::string(row.names)};
+        for (std::string word; words >> word;) {
+            CHECK(names.insert(word).second);
+            CHECK(find_synonym("--" + word) == &row);
+            CHECK(!find_option("--" + word, command_train));
+        }
+        CHECK((row.names.front() == ' ' && row.names.back() == ' '));
+    }
+    CHECK(find_synonym("lr") == nullptr);
+    CHECK(find_synonym("--") == nullptr);
+    CHECK(find_synonym("--learning-rate") == nullptr);
 }
 
 TEST_CASE("options that do not fit together") {

@@ -264,6 +264,14 @@ TEST_CASE("a run is complete, runs while its log is locked, and is cut short whe
     CHECK(RunHistory(place).state(later) == RunState::cut_short);
     CHECK(RunHistory(place).state(later - 60) == RunState::recent);
     CHECK(state_words(RunHistory(place), later) == "stopped after step 2 of 3");
+    std::ofstream(place + "/log.jsonl", std::ios::app) << R"({"step":2,"stopped":"as asked"})"
+                                                          "\n"
+                                                          R"({"step":2,"eval":[]})"
+                                                          "\n";
+    CHECK(state_words(RunHistory(place), later - 60) == "stopped as asked after step 2 of 3");
+    std::ofstream(place + "/log.jsonl", std::ios::app) << R"({"step":2,"start":{}})"
+                                                          "\n";
+    CHECK(RunHistory(place).state(later) == RunState::cut_short);
     write_file(place + "/options.json", "{\"steps\":2}");
     CHECK(RunHistory(place).state(later) == RunState::complete);
     write_file(place + "/options.json", "{\"st");

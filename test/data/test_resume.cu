@@ -298,10 +298,23 @@ TEST_CASE("--tp and --pp of a checkpoint are kept where they fit, and else lower
     CHECK_REFUSED(cut({"--tp", "2", "--pp", "2"}, 3), "--tp 2 --pp 2: a multiple of 4 processes is needed");
     CHECK_REFUSED(cut({"--tp", "2"}, 3), "a multiple of 4 processes is needed");
     CHECK_REFUSED(cut({"--dp", "3"}, 4), "--dp 3: with --tp 2 and --pp 2 a layout of 12 processes");
+    CHECK_REFUSED(cut({}, 1000),
+                  "was made by 4, and its options do not fit 1000; start 4, or: --global-batch 12288");
     // weights alone are cut as the new run is
     TrainingLine line = train({"--init", "runs/a", "--train-data", "x"}, of_4, 3);
     CHECK(line.options.dp == 3);
     CHECK(line.notes.empty());
+}
+
+TEST_CASE("a run that was moved away from its files asks for all of them at once") {
+    Checkpoints moved = at_runs_a({"--run-dir", "runs/a", "--val-data", "y.bin"});
+    moved["runs/a"].gone = {"--train-data", "--val-data"};
+    CHECK(error_of([&] { train_line("--resume runs/a", moved); }) ==
+          "runs/a/checkpoints/step_00000100: made with files that are not here; give these options with the "
+          "paths of today: --train-data 'x.bin' --val-data 'y.bin'");
+    CHECK_REFUSED(train_line("--resume runs/a --train-data z.bin", moved), "today: --val-data 'y.bin'");
+    CHECK(train_line("--resume runs/a --train-data z --val-data z", moved).options.train_data == "z");
+    CHECK(train_line("--init runs/a --train-data z", moved).weights_only);
 }
 
 TEST_CASE("the run directory follows from the checkpoint, or from the model") {

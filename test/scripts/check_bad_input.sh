@@ -8,7 +8,7 @@
 # seconds: 5
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 75
+plan 80
 program=${PROGRAM:-$PWD/build/cpu-fp32/train_gpt} golden=$PWD/test/golden/tokenizers
 at_end() { umount "$work/full" 2>/dev/null; }
 cd "$work" || exit 1
@@ -53,6 +53,10 @@ broken='absent\n.bin'
 "$program" $train --run-dir made --log-every 2 >/dev/null 2>&1 &&
     "$program" $train --run-dir large --context 1024 --sequence-length 32 >/dev/null 2>&1 ||
     echo "FAILED cannot train for the tests of checkpoints"
+cp good.bin gone.bin
+# shellcheck disable=SC2086  # words
+"$program" $train --run-dir moved --val-data gone.bin --val-batches 1 >/dev/null 2>&1 || echo "FAILED cannot train on files that go"
+rm gone.bin
 step=$(cd made && echo checkpoints/step_*)
 damaged header 'printf X | dd of=index.bin bs=1 seek=100 conv=notrunc status=none'
 damaged short 'truncate -s -64 data_00000.bin'
@@ -96,6 +100,7 @@ an unknown command                   | trian: no such command, the nearest is tr
 help on an unknown command           | trian: no such command, the nearest is train;                   | trian --help
 an unknown section of the help        | --help dta: train_gpt train has no such section, the nearest is | train --help dta
 an unknown option                    | --learning-rat: no such option, the nearest is                  | $train --learning-rat 1
+an option of another trainer         | --lr: no such option, it is --learning-rate here;               | $train --lr 1
 an option of another command         | --resume: not an option of train_gpt eval;                      | eval made --resume made
 a value that is missing              | --output: value missing;                                        | tokenize text.txt --output
 a word for a number                  | --steps many: not a number;                                     | $train --steps many
@@ -134,6 +139,7 @@ a config cut short                   | config/config.json: not valid JSON at byt
 
 # token files
 a missing file, a line break in it   | absent\\u000a.bin: no such file;                                | ${train/good.bin/$broken}
+a file whose name has a comma        | a: no such file (commas part the files of a list);              | ${train/good.bin/a,b.bin}
 a file that is cut                   | cut.bin: is truncated: 4024 bytes,                              | ${train/good.bin/cut.bin}
 too little to validate on            | few.bin: has 20 tokens, and a sample takes 33;                  | $train --val-data few.bin
 other tokens, in place of a run      | strange.bin: token                                              | ${train/good.bin/strange.bin} --run-dir made --overwrite
@@ -151,12 +157,15 @@ one below a file, a line break in it | text.txt/a\\u000ab: cannot make the folde
 
 # checkpoints that a run goes on from
 none there                           | --resume empty: no checkpoint there;                            | $train --run-dir fresh --resume empty
+a model of another program           | --init config: a model of transformers; import it first:        | $train --run-dir fresh --init config
+files that are gone                  | moved/$step: made with files that are not here; give these      | train --resume moved
 none that can be used                | header: it has 1 checkpoint, and none can be used,              | $train --run-dir header --resume auto
 one of another model                 | --layers 3: the checkpoint made/$step was made with 1;          | $train --run-dir made --resume auto --layers 3
 damaged weights                      | flipped/$step/data_00000.bin: tensor wte, weight,               | $train --run-dir flipped --resume auto
 
 # checkpoints that are read
 a sample of nothing                  | empty: no checkpoint there;                                     | sample empty
+a sample of another program's model  | config: a model of transformers; import it first:               | sample config
 a damaged index                      | header/$step/index.bin: header does not match                   | sample header
 a data file cut at the end           | short/$step/data_00000.bin: 283392 bytes, and the index         | sample short
 a sample of damaged weights          | flipped/$step/data_00000.bin: tensor wte, weight,               | sample flipped

@@ -214,7 +214,7 @@ asked() { # SIGNAL ZERO CODES
     kill -"$signal" "$(launcher_pid $name)"
     check "SIG$signal to mpirun ends the job, ZeRO $2" ended $name 240
     check "with exit code $3" test "$code" = "$3"
-    check "says so" grep -q '^stopped as asked after step' $name.out
+    check "says so" eval "grep -q '^stopped as asked after step' $name.out && tail -n 1 $name/log.jsonl | grep -q '\"stopped\":\"as asked\"'"
     check "leaves a checkpoint" "$cpu" sample $name --tokens 1
     check "leaves no process" nothing_left $name
 }

@@ -1,0 +1,76 @@
+/*
+The names that other trainers have for options (llm.c, nanoGPT, Megatron-LM, torchtitan, transformers), for the
+refusal of one that is not known here.
+*/
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+struct Synonym {
+    std::string_view names;  // with a space before and after each
+    const char* option;      // of the same meaning; null: there is none
+    const char* note = "";   // what is different, or why there is none
+};
+
+constexpr Synonym synonyms[] = {
+    {" lr max-lr peak-lr ", "--learning-rate"},
+    {" min-lr lr-end ", "--final-learning-rate", ", a fraction of --learning-rate"},
+    {" lr-schedule lr-scheduler lr-scheduler-type lr-decay-style ", "--schedule"},
+    {" warmup warmup-iters lr-warmup-iters lr-warmup-steps warmup-ratio ", "--warmup-steps",
+     ", a number of steps"},
+    {" grad-clip clip-grad max-grad-norm ", "--gradient-clip"},
+    {" adam-beta1 ", "--beta1"},
+    {" adam-beta2 ", "--beta2"},
+    {" adam-epsilon eps epsilon ", "--adam-eps"},
+    {" wd ", "--weight-decay"},
+    {" batch-size micro-batch-size local-batch-size per-device-train-batch-size ", "--micro-batch",
+     ", sequences that a rank passes at once; --global-batch is a step's, in tokens"},
+    {" global-batch-size total-batch-size train-batch-size ", "--global-batch", ", in tokens"},
+    {" gradient-accumulation-steps grad-accum-steps accumulate ", "--global-batch",
+     ", tokens of a step: as many micro-batches as it takes"},
+    {" max-steps max-iters train-iters num-iterations num-steps iterations ", "--steps"},
+    {" epochs num-epochs num-train-epochs max-epochs ", "--steps", "; the header says of how many epochs"},
+    {" seq-len seq-length block-size max-seq-len max-length max-seq-length ", "--sequence-length"},
+    {" n-layer n-layers num-layers num-hidden-layers depth ", "--layers"},
+    {" n-embd d-model hidden-size hidden-dim dim embed-dim ", "--channels"},
+    {" n-head n-heads num-heads num-attention-heads ", "--heads"},
+    {" n-kv-heads num-kv-heads num-key-value-heads num-query-groups ", "--kv-heads"},
+    {" ffn-hidden-size intermediate-size ffn-dim ", "--mlp-width"},
+    {" max-position-embeddings n-ctx ", "--context"},
+    {" dataset data-path data-dir train-files input-bin ", "--train-data"},
+    {" val-file valid-data eval-data ", "--val-data"},
+    {" output-dir out-dir save-dir checkpoint-dir save ", "--run-dir"},
+    {" eval-interval eval-every eval-steps val-loss-every val-interval ", "--val-every"},
+    {" save-interval save-steps checkpoint-every checkpoint-interval ", "--save-every"},
+    {" log-interval logging-steps print-every ", "--log-every"},
+    {" load load-checkpoint resume-from-checkpoint ", "--resume"},
+    {" init-from pretrained from-pretrained finetune ", "--init"},
+    {" precision bf16 fp16 fp8 amp mixed-precision dtype ", "--matmul-dtype",
+     ", and make PRECISION=bf16|fp32 for all other numbers"},
+    {" gradient-checkpointing activation-checkpointing recompute-activations ", "--recompute"},
+    {" tensor-parallel tensor-parallel-size tensor-model-parallel-size ", "--tp"},
+    {" pipeline-parallel pipeline-parallel-size pipeline-model-parallel-size ", "--pp"},
+    {" data-parallel data-parallel-size ", "--dp"},
+    {" zero-stage ", "--zero"},
+    {" fsdp ", "--zero", " 3"},
+    {" temp ", "--temperature"},
+    {" max-new-tokens max-tokens num-tokens ", "--tokens"},
+    {" num-samples ", "--samples"},
+    {" repeat-penalty ", "--repetition-penalty"},
+    {" dropout attention-dropout hidden-dropout resid-dropout ", nullptr, "there is no dropout"},
+    {" device cpu cuda ", nullptr, "make DEVICE=cpu|cuda chooses the device"},
+    {" nproc nproc-per-node num-gpus devices num-processes ", nullptr, "mpirun -np N starts N processes"},
+    {" compile flash-attn use-flash-attn ", nullptr, "its kernels are compiled, with flash attention"},
+};
+
+// The row of a name such as --batch_size; null: there is none.
+inline const Synonym* find_synonym(std::string name) {
+    std::ranges::replace(name, '_', '-');
+    if (!name.starts_with("--")) return nullptr;
+    name = " " + name.substr(2) + " ";
+    auto row =
+        std::ranges::find_if(synonyms, [&](const Synonym& s) { return s.names.find(name) != s.names.npos; });
+    return row == std::end(synonyms) ? nullptr : row;
+}
