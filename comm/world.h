@@ -59,7 +59,7 @@ inline int launched_processes() {
     return size && (getenv("LOCAL_RANK") || getenv("RANK")) ? std::max(atoi(size), 1) : 0;
 }
 
-// Refuses to train in one process where a job of Slurm is to have several, and its script starts none of them.
+// Refuses to train in one process where a job of Slurm is to have several, and its script starts none.
 inline void check_all_started() {
     const char* tasks = getenv("SLURM_NTASKS");
     if (!tasks || atoi(tasks) <= 1 || launched_processes() > 0) return;

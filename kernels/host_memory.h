@@ -22,8 +22,8 @@ inline size_t number_in_file(const std::string& path, const std::string& key = "
     return file >> number ? number : SIZE_MAX;
 }
 
-// Bytes that this process could still take: what the kernel calls available, or what is left of a limit, be it
-// that of a control group around this process (of either version, see cgroups(7)) or that of its address
+// Bytes that this process could still take: what the kernel calls available, or what is left of a limit, be
+// it that of a control group around this process (of either version, see cgroups(7)) or that of its address
 // space (ulimit -v). The kernel drops cached pages of files that are not in use before a group is out of
 // memory, so they are free. root is put before all paths, for tests.
 inline size_t host_available_memory(const std::string& root = "") {
@@ -35,7 +35,7 @@ inline size_t host_available_memory(const std::string& root = "") {
         available = std::min(available, limit - std::min(limit, used));
     };
     // A line has the number of a hierarchy, its controllers, and the path of the process's group in it. A
-    // container may see its own group as the root and its path from the outside: groups not found are no limit.
+    // container may see its own group as the root, and its path from outside: groups not found have no limit.
     std::ifstream groups(root + "/proc/self/cgroup");
     for (std::string line; std::getline(groups, line);) {
         bool is_v2 = line.starts_with("0::");

@@ -1,6 +1,6 @@
 /*
-The names that other trainers have for options (llm.c, nanoGPT, Megatron-LM, torchtitan, transformers), for the
-refusal of one that is not known here.
+The names that other trainers have for options (llm.c, nanoGPT, Megatron-LM, torchtitan, transformers), for
+the refusal of one that is not known here.
 */
 #pragma once
 
@@ -9,9 +9,9 @@ refusal of one that is not known here.
 #include <string_view>
 
 struct Synonym {
-    std::string_view names;  // with a space before and after each
-    const char* option;      // of the same meaning; null: there is none
-    const char* note = "";   // what is different, or why there is none
+    std::string_view names;  // each between spaces
+    const char* option;      // the one here; null: there is none
+    const char* note = "";   // the difference, or why there is none
 };
 
 constexpr Synonym synonyms[] = {

@@ -72,7 +72,7 @@ enum class RunState {
     complete,   // the last step is done
     running,    // a process holds the log
     recent,     // the last line is so fresh that the run may go on elsewhere
-    stopped,    // as it was asked to, with steps left
+    stopped,    // there are steps left, and it was asked to
     cut_short,  // there are steps left, and nobody works on them
     unknown     // how many steps there should be is not known
 };

@@ -276,7 +276,7 @@ private:
     const int interval_;
     std::map<int, Step> steps_;                 // steps that some ranks have not told of yet
     std::vector<std::vector<StepTimes>> kept_;  // whole ones of the interval
-    std::map<size_t, double> slow_steps_;       // of a slow rank: how many, up to now and in a row
+    std::map<size_t, double> slow_steps_;       // by slow rank: how many it has been that for
     std::vector<SlowRank> slow_;
     int last_ = 0;
 };

@@ -101,6 +101,8 @@ public:
         for (const std::string& name : names) warn("slow         " + name + ": the others wait for it");
         if (names.empty()) note("slow         no rank any more");
     }
+    // The run ends early, for it was asked to.
+    void stopped(int step) { write({{"step", step}, {"stopped", "as asked"}}); }
     // A line of its own.
     void note(const std::string& line) {
         Screen::Turn turn(screen);
@@ -235,9 +237,6 @@ private:
         }
         expected_ = 0;
     }
-
-    // The run ends early, for it was asked to.
-    void stopped(int step) { write({{"step", step}, {"stopped", "as asked"}}); }
 
     void checkpoint_failed(const SaveReport& report) {
         screen.warn(text("checkpoint after step %lld: NOT saved: %s; %s", (long long)report.step,
