@@ -251,8 +251,13 @@ TEST_CASE("where a run begins is what the first rank sees") {
                      .run_dir = "runs/\xff",
                      .tokenizer = "",
                      .step = 1ll << 40,
-                     .options = {{"learning_rate", 0.1f}, {"layers", 3}, {"bias", true}},
+                     .options = {{"learning_rate", 0.1f},
+                                 {"layers", 3},
+                                 {"train_data", "none_*.bin"},
+                                 {"val_data", ""},
+                                 {"tokenizer", "none.json"}},
                      .notes = {"a\xff; b", "c"},
+                     .gone = {},  // the first rank finds that out
                      .older = {"runs/\xff/step_0"},
                      .index = "large"};
     size_t looks = 0;
@@ -273,6 +278,7 @@ TEST_CASE("where a run begins is what the first rank sees") {
     CHECK(found->step == run.step);
     CHECK(found->options == run.options);
     CHECK(found->notes == run.notes);
+    CHECK(found->gone == std::vector<std::string>{"--train-data", "--tokenizer"});
     CHECK(found->older == run.older);
     CHECK(found->index == (root ? "large" : ""));
     find = find_on_root(test_world(), {"bad", "runs/a"}, look);
