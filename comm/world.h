@@ -63,9 +63,8 @@ inline int launched_processes() {
 inline void check_all_started() {
     const char* tasks = getenv("SLURM_NTASKS");
     if (!tasks || atoi(tasks) <= 1 || launched_processes() > 0) return;
-    fail("SLURM_NTASKS is %d, and this process is alone; start all with srun --mpi=pmix or with mpirun, or "
-         "unset "
-         "SLURM_NTASKS to train in one",
+    fail("SLURM_NTASKS is %d, and this process is alone; start all with srun --mpi=pmix or with mpirun, "
+         "or unset SLURM_NTASKS to train in one",
          atoi(tasks));
 }
 

@@ -22,16 +22,25 @@ inline size_t number_in_file(const std::string& path, const std::string& key = "
     return file >> number ? number : SIZE_MAX;
 }
 
+// The files of memory's control groups in both of their versions, see cgroups(7).
+struct GroupFiles {
+    const char *folder, *limit, *used, *unused_pages;
+};
+
 // Bytes that this process could still take: what the kernel calls available, or what is left of a limit, be
-// it that of a control group around this process (of either version, see cgroups(7)) or that of its address
-// space (ulimit -v). The kernel drops cached pages of files that are not in use before a group is out of
-// memory, so they are free. root is put before all paths, for tests.
+// it that of a control group around this process or that of its address space (ulimit -v). The kernel drops
+// cached pages of files that are not in use before a group is out of memory, so they are free. root is put
+// before all paths, for tests.
 inline size_t host_available_memory(const std::string& root = "") {
+    constexpr GroupFiles versions[] = {
+        {"memory/", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file"},
+        {"", "/memory.max", "/memory.current", "inactive_file"}};
+    constexpr size_t unlimited = (size_t)1 << 62;  // version 1 says so with a number above
     size_t available = number_in_file(root + "/proc/meminfo", "MemAvailable:");
     if (available != SIZE_MAX) available *= 1024;
-    auto limit_to = [&](size_t limit, size_t used, size_t cached) {
-        if (limit == SIZE_MAX || used == SIZE_MAX) return;
-        used -= cached == SIZE_MAX ? 0 : std::min(used, cached);
+    auto limit_to = [&](size_t limit, size_t used, size_t unused_pages) {
+        if (used == SIZE_MAX) return;
+        used -= unused_pages == SIZE_MAX ? 0 : std::min(used, unused_pages);
         available = std::min(available, limit - std::min(limit, used));
     };
     // A line has the number of a hierarchy, its controllers, and the path of the process's group in it. A
@@ -40,12 +49,12 @@ inline size_t host_available_memory(const std::string& root = "") {
     for (std::string line; std::getline(groups, line);) {
         bool is_v2 = line.starts_with("0::");
         if (!is_v2 && line.find(":memory") == line.npos && line.find(",memory") == line.npos) continue;
-        for (std::string group = line.substr(line.rfind(":/") + 1);; group.erase(group.rfind('/'))) {
-            std::string folder = root + "/sys/fs/cgroup/" + (is_v2 ? "" : "memory/") + group;
-            limit_to(
-                number_in_file(folder + (is_v2 ? "/memory.max" : "/memory.limit_in_bytes")),
-                number_in_file(folder + (is_v2 ? "/memory.current" : "/memory.usage_in_bytes")),
-                number_in_file(folder + "/memory.stat", is_v2 ? "inactive_file" : "total_inactive_file"));
+        const GroupFiles& files = versions[is_v2];
+        for (std::string group = line.substr(line.find(":/") + 1);; group.erase(group.rfind('/'))) {
+            const std::string folder = root + "/sys/fs/cgroup/" + files.folder + group;
+            if (size_t limit = number_in_file(folder + files.limit); limit < unlimited)
+                limit_to(limit, number_in_file(folder + files.used),
+                         number_in_file(folder + "/memory.stat", files.unused_pages));
             if (group.find('/') == group.npos) break;
         }
     }

@@ -78,14 +78,13 @@ inline std::vector<int64_t> checkpoint_steps(const std::string& run_dir, const s
     return steps;
 }
 
-// Refuses a place without a checkpoint. option: that names it, with a space behind it, or nothing.
-[[noreturn]] inline void fail_without_checkpoint(const std::string& path, const char* option = "") {
-    const std::string place = printable(path);
+// Refuses a place without a checkpoint. option: "--init " where that names it.
+[[noreturn]] inline void fail_without_checkpoint(const std::string& path, const std::string& option = "") {
+    const std::string place = printable(path), thing = option + place;
     if (access((path + "/config.json").c_str(), F_OK) == 0)
-        fail("%s%s: a model of transformers; import it first: train_gpt import '%s' --output runs/imported",
-             option, place.c_str(), place.c_str());
-    fail("%s%s: no checkpoint there; name a run directory that has some, or the folder of one", option,
-         place.c_str());
+        fail("%s: a model of transformers; import it first: train_gpt import '%s' --output runs/imported",
+             thing.c_str(), place.c_str());
+    fail("%s: no checkpoint there; name a run directory that has some, or the folder of one", thing.c_str());
 }
 
 // The newest checkpoint of a run directory; a checkpoint's folder stands for itself.

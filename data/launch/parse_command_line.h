@@ -181,7 +181,7 @@ inline void check_origin(const Options& asked) {
 inline std::optional<StoredRun> named_checkpoint(const char* option, const std::string& place,
                                                  const FindCheckpoint& find) {
     std::optional<StoredRun> found = find(place);
-    if (!found) fail_without_checkpoint(place, option);
+    if (!found) fail_without_checkpoint(place, option + std::string(" "));
     return found;
 }
 
@@ -230,10 +230,10 @@ inline void find_origin(TrainingLine& line, const Options& asked, const FindChec
         line.folder = RunFolder::continued;
         if (!line.origin) line.notes.push_back("no checkpoint in " + run_dir + " yet: a new run begins");
     } else if (!asked.resume.empty()) {
-        line.origin = named_checkpoint("--resume ", asked.resume, find);
+        line.origin = named_checkpoint("--resume", asked.resume, find);
     }
     if (!line.origin && !asked.init.empty()) {
-        line.origin = named_checkpoint("--init ", asked.init, find);
+        line.origin = named_checkpoint("--init", asked.init, find);
         line.weights_only = true;
     }
     if (!line.origin) return;
@@ -325,14 +325,14 @@ inline TrainingLine parse_training(const GivenOptions& given, int processes = 1,
         stored.take_over(options);
         set_values(given, options);
         complete_origin(line, stored, given, processes);
-        std::string refusal;
+        NotedError refusal;
         note_error(refusal, [&] { complete_options(options, processes, choose); });
         if (!refusal.empty() && !line.weights_only && processes != stored.processes())
             fail("processes: the checkpoint %s was made by %lld, and its options do not fit %d; start %lld, "
                  "or: %s",
                  line.origin->checkpoint.c_str(), stored.processes(), processes, stored.processes(),
-                 refusal.c_str());
-        if (!refusal.empty()) fail("%s", refusal.c_str());
+                 refusal.message.c_str());
+        refusal.raise();
         for (std::string& change : stored.changes(options, given)) line.notes.push_back(std::move(change));
     } else {
         options.model = asked.model;

@@ -10,8 +10,8 @@ the other ranks of its pipeline stage, or, where a stage is one rank, the other 
     it is above theirs in three steps of four, so it is not a single freeze,
     and the peers waited longer than it by at least half of the difference.
 
-A rank of which that has been true for fewer than 100 steps is named only if it is slower still, for chance is
-larger in few steps, by their square root: a fifth above its peers after 25 steps.
+A rank that has been slow for fewer than 100 steps is named only if it is slower still, because a mean of few
+steps is less certain, by their square root: a fifth above its peers after 25 steps.
 
 MegaScale (Jiang et al., "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs", 2024)
 found its slow machines, half a percent of them, by such a comparison.
@@ -276,7 +276,7 @@ private:
     const int interval_;
     std::map<int, Step> steps_;                 // steps that some ranks have not told of yet
     std::vector<std::vector<StepTimes>> kept_;  // whole ones of the interval
-    std::map<size_t, double> slow_steps_;       // by slow rank: how many it has been that for
+    std::map<size_t, double> slow_steps_;       // in a row, for which a rank has been slow
     std::vector<SlowRank> slow_;
     int last_ = 0;
 };

@@ -40,7 +40,7 @@ inline void add_names(const std::string& entry, std::vector<std::string>& names)
 inline std::vector<Host> slurm_hosts(const std::string& list, const std::string& tasks) {
     std::vector<std::string> names;
     std::string entry;
-    for (const std::string& part : comma_separated(list)) {  // which takes brackets apart too
+    for (const std::string& part : comma_separated(list)) {  // at the commas in brackets too
         entry += (entry.empty() ? "" : ",") + part;
         if (std::ranges::count(entry, '[') > std::ranges::count(entry, ']')) continue;
         add_names(entry, names);

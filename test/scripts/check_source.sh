@@ -14,7 +14,7 @@ narrow() { ! grep -nE '^.{111,}' $(grep -vE 'hf_configs|fuzz_json' <<<"$sources"
 # The rooms of the program, from the ground up: the lines of code (no blanks, no comments) that each may have, and the
 # rooms that its files may include. A number that is raised, or an arrow that is added, takes a reason in its commit.
 rooms='
-kernels         7437
+kernels         7444
 data/base       1685  kernels
 data/options    2595  data/base
 data/tokenizer  2650  data/base data/options
