@@ -1258,7 +1258,6 @@ inline void evaluate_run(const EvalOptions& command, const World& world) {
     print_scores(model, command, losses);
 }
 
-#ifndef TESTING
 extern const char source_hash[];  // the Makefile makes it, of all that the program is built from
 
 // Every rank runs its command with this, by the type of the options; data/options/help.h has the names.
@@ -1291,7 +1290,7 @@ struct ComparedOptions {
 };
 
 // Runs the command on every rank. An error that stops it is thrown.
-static void run(int argc, char** argv, const World& world) {
+inline void run(int argc, char** argv, const World& world) {
     check_same_program(world, source_hash, argv[1]);
     AskedLine asked;
     world.on_all_ranks([&] {
@@ -1319,7 +1318,7 @@ static void run(int argc, char** argv, const World& world) {
     if (stop_requested != SIGPIPE) check_standard_output();
 }
 
-int main(int argc, char** argv) try {
+inline int run_train_gpt(int argc, char** argv) try {
     open_standard_streams();
     if (std::optional<int> code = run_without_ranks(argc, argv)) return *code;
     time_limit = time_limit_in(argc, argv);
@@ -1337,5 +1336,10 @@ int main(int argc, char** argv) try {
 } catch (const std::exception& error) {
     print_error(message_of(error));
     return exit_code_of(error);
+}
+
+#ifndef TESTING
+int main(int argc, char** argv) {
+    return run_train_gpt(argc, argv);
 }
 #endif

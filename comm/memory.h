@@ -14,16 +14,9 @@ fits.
 #include <vector>
 
 #include "data/base/error.h"      // fail, text
-#include "kernels/common.cuh"     // the CUDA runtime, cudaCheck
+#include "kernels/common.cuh"     // the CUDA runtime, cudaCheck, has_own_memory
 #include "kernels/host_memory.h"  // host_available_memory
 #include "kernels/matmul.cuh"     // matmul_workspace
-
-// The device's memory is not the host's.
-#ifdef __CUDACC__
-constexpr bool has_own_memory = true;
-#else
-constexpr bool has_own_memory = false;
-#endif
 
 // Bytes that a class of memory takes on this rank.
 struct MemoryClass {

@@ -44,6 +44,13 @@ constexpr const char* device_name = "cpu";
 constexpr const char* device_name = "cuda";
 #endif
 
+// The device's memory is not the host's.
+#ifdef __CUDACC__
+constexpr bool has_own_memory = true;
+#else
+constexpr bool has_own_memory = false;
+#endif
+
 template <typename Integer>
 HOST_DEVICE constexpr Integer ceil_div(Integer a, std::type_identity_t<Integer> b) {
     return (a + b - 1) / b;

@@ -224,12 +224,15 @@ struct SparedMultiprocessors {
 // ----------------------------------------------------------------------------
 // speed of the device
 
+// Seconds that the rate is measured for, five times. A GPU takes a while to reach its clock.
+constexpr double rate_seconds = has_own_memory ? 0.02 : 0.006;
+
 // FLOP/s of a product of two (size, size) matrices: what this device can do, to compare training with.
 inline double gemm_rate(int size, cudaStream_t stream) {
     SparedMultiprocessors none(0);
     size_t elements = (size_t)size * size;
     // Normal numbers: constant ones would use less power, and run at a higher clock. They may repeat.
-    std::vector<floatX> numbers(std::min(elements, size_t(1) << 20));
+    std::vector<floatX> numbers(std::min(elements, size_t(1) << 16));
     uint64_t key = random_key(0, "gemm rate");
     for (size_t i = 0; i < numbers.size(); i++) numbers[i] = floatX(random_normal(key, i));
     floatX* matrices[3];  // out, inp, weight
@@ -256,8 +259,7 @@ inline double gemm_rate(int size, cudaStream_t stream) {
         return milliseconds / 1e3 / products;
     };
     seconds(1);  // the first is slow: libraries load their code
-    constexpr double long_enough = 0.02;
-    int products = (int)std::clamp(long_enough / seconds(1), 1.0, 100.0);
+    int products = (int)std::clamp(rate_seconds / seconds(1), 1.0, 100.0);
     std::vector<double> times(5);
     for (double& time : times) time = seconds(products);
     std::sort(times.begin(), times.end());
@@ -274,7 +276,7 @@ inline double measured_gemm_rate(size_t available, cudaStream_t stream) {
     for (int size = 512; size <= 8192; size *= 2) {
         if (rate > 0 && 3 * sizeof(floatX) * size * size > available) break;
         rate = std::max(rate, gemm_rate(size, stream));
-        if (2.0 * size * size * size / rate > 0.01) break;
+        if (2.0 * size * size * size / rate > rate_seconds / 2) break;
     }
     return rate;
 }

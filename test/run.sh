@@ -74,6 +74,9 @@ write_pool() {
             "$target" "$target" "$(build_options "${target%%/*}")" "$target"
         goals+=("build/$target")
     done < <(needed_targets | longest_first)
+    for target in "${!group_of[@]}"; do
+        printf '%s: FORCE | %s\n\t@ln -f %s %s\n' "$target" "${group_of[$target]}" "${group_of[$target]}" "$target"
+    done
     while IFS='|' read -r _ name need kind arguments; do
         printf '%s: | %s\n\t+@test/support/job.sh %s %s %s\n' "$(result "$name")" "$need" "$kind" "$name" "$arguments"
         goals+=("$(result "$name")")

@@ -28,6 +28,8 @@ $(BUILD)/test_%: $(BUILD)/test_%.o $(shared)/main.o $(objects)
 	$(link) $^ -o $@ $(libs)
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(shared)/main.o $(objects)
 	$(link) $^ -o $@ $(libs)
+# one that is the program too
+$(BUILD)/tests/program-1: $(if $(shell grep -s program/train_gpt.cu $(BUILD)/tests/program-1.cu),$(commands))
 
 # Objects that know neither device nor precision are built once for all.
 $(shared)/command: FORCE

@@ -31,7 +31,7 @@ write_fuzzers() {
     } >>"$work/fuzzers.cc"
 }
 write_fuzzers
-if ! clang++ -std=c++20 -g -O1 -fsanitize=$sanitizers -fno-sanitize-recover=all -DDEVICE_CPU -Wno-unknown-pragmas \
+if ! clang++ -std=c++20 -gline-tables-only -O1 -fsanitize=$sanitizers -fno-sanitize-recover=all -DDEVICE_CPU -Wno-unknown-pragmas \
     -I. "$work/fuzzers.cc" -o "$work/fuzzers" -lxxhash -lpcre2-8 -lutf8proc -lz >"$work/log" 2>&1; then
     head -20 "$work/log"
 fi

@@ -36,3 +36,17 @@ struct RankHooks {
     void (*leave)();
 };
 extern const RankHooks* rank_hooks;
+
+// A test program that is another program too, when it is started by that one's name (test/support/group.sh).
+struct OtherProgram {
+    std::string name;
+    int (*run)(int argc, char** argv);
+};
+inline std::vector<OtherProgram>& other_programs() {
+    static std::vector<OtherProgram> all;
+    return all;
+}
+inline bool is_also(const char* name, int (*run)(int argc, char** argv)) {
+    other_programs().push_back({name, run});
+    return true;
+}

@@ -88,10 +88,25 @@ wanted() { # NAME of a unit or script, without test_ or check_
 . test/support/group.sh
 
 # A compiler takes about 40 s for so many lines.
-lines_of_group=5000
+lines_of_group=8000
 
 # Folders that share most of what they include are compiled together.
 groups_of_folders=(simt kernels data "comm program" nocard)
+
+# Programs that scripts need include what units do, and are made with them: the first group of the units of programs is these
+# too. The program itself is so where nobody trains but tests.
+made_with_units=(test/program/train_gpt.cu test/bench/bench_kernels.cu
+    test/tools/{count_messages,forge_checkpoint,plant_spikes,reshard}.cu)
+declare -A group_of # [PROGRAM]    the group that it is made with
+
+# programs_of BUILD    their sources
+programs_of() {
+    local file
+    for file in "${made_with_units[@]}"; do
+        [[ $1 != cpu-* || $file != */train_gpt.cu ]] &&
+            [[ " ${jobs[*]} ${waiting[*]} " == *[\ \|]"build/$1/$(basename "$file" .cu)"[\ \|]* ]] && echo "$file"
+    done
+}
 
 # plan_units SUITE BUILD    the units of some folders are dealt to groups of about the same size
 plan_units() {
@@ -119,6 +134,12 @@ plan_units() {
                 [ "$1" = test ] && [ "${setting[${files[i]}:suite]}" = all ] ||
                     plan_unit "$build" "${files[i]}" "build/$build/tests/$folder-$((group + 1))"
             done
+            if [ "$folder-$group" = program-0 ]; then
+                for file in $(programs_of "$build"); do
+                    members+=("$file")
+                    group_of[build/$build/$(basename "$file" .cu)]=build/$build/tests/program-1
+                done
+            fi
             write_group "build/$build/tests/$folder-$((group + 1)).cu" "${members[@]}"
         done
     done
@@ -173,6 +194,7 @@ plan() {
     soak) of_suite="simt-fp32 simt-bf16" variants=$(printf " SIMT_SEED=%d" 2 3 5 7 11) ;; # threads and blocks in other orders
     *) echo "test/run.sh: $1: no such suite; there are test, all and soak" >&2; return 1 ;;
     esac
+    [ -n "$BUILDS" ] || plan_scripts "$1"
     for build in ${BUILDS:-$of_suite}; do
         for variant in ${variants:-''}; do plan_units "$1" "$build"; done
     done
@@ -180,7 +202,6 @@ plan() {
     if [ "$1" = soak ] && [ -z "$BUILDS" ] && command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
         for variant in NOCARD=h100 NOCARD=a100; do plan_units soak nocard; done
     fi
-    [ -n "$BUILDS" ] || plan_scripts "$1"
     [ $((${#jobs[@]} + ${#waiting[@]})) -gt 0 ] || { echo "test/run.sh: nothing to run${UNIT:+: no unit or script is called $UNIT}" >&2; return 1; }
 }
 
@@ -194,7 +215,7 @@ lines_within() { sed -n 's/^#include "\(test.*test_.*\.cu\)"/\1/p' "$1" 2>/dev/n
 seconds_to_compile() {
     case $1 in
     */train_gpt) echo 120 ;;
-    */tests/program-* | */bench_train) echo 80 ;;
+    */tests/program-*) echo 140 ;;
     *) echo $(($(lines_within "$1.cu") * 40 / lines_of_group)) ;;
     esac
 }
@@ -202,12 +223,14 @@ seconds_to_compile() {
 # Prints the targets that the jobs need, each once: lines SECONDS|TARGET, with the seconds from the begin of its compilation to
 # the end of the longest job that waits for it.
 needed_targets() {
-    local target longest
+    local target seconds
+    local -A longest
     [ -z "$BUILT" ] || return 0
-    all_jobs |
-        awk -F'|' '{ n = split($3, needs, " "); for (i = 1; i <= n; i++) if ($1 + 0 >= longest[needs[i]] + 0) longest[needs[i]] = $1 + 0 }
-            END { for (target in longest) print target, longest[target] }' | sort |
-        while read -r target longest; do
-            echo "$(($(seconds_to_compile "$target") + longest))|$target"
-        done
+    while read -r seconds target; do
+        target=${group_of[$target]:-$target}
+        [ "${longest[$target]:--1}" -ge "$seconds" ] || longest[$target]=$seconds
+    done < <(all_jobs | awk -F'|' '{ n = split($3, needs, " "); for (i = 1; i <= n; i++) print $1, needs[i] }')
+    for target in "${!longest[@]}"; do
+        echo "$(($(seconds_to_compile "$target") + longest[$target]))|$target"
+    done | sort
 }

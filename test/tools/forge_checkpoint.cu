@@ -89,6 +89,7 @@ int main(int argc, char** argv) try {
         if (fault == "vast-header") preamble.header_bytes = (uint64_t)1 << 62;
         if (fault == "vast-table") preamble.pieces = (uint64_t)1 << 60;
     });
+    return 0;
 } catch (const std::exception& error) {
     fprintf(stderr, "forge_checkpoint: %s\n", error.what());
     return 1;

@@ -103,4 +103,5 @@ int main(int argc, char** argv) {
     } catch (const std::exception& error) {
         abort_job(world, error);
     }
+    return 0;
 }
