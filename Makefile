@@ -240,7 +240,7 @@ $(BUILD)/found-build: $(shared)/report_page.h
 
 # A hash of the sources of the program, which ranks compare when they start. It is an object of its own, so that what has
 # not changed is not compiled again.
-sources := $(sort train_gpt.cu $(wildcard kernels/* comm/* data/*/*))
+sources := $(sort train_gpt.cu $(filter-out %.md,$(wildcard kernels/* comm/* data/*/*)))
 $(shared)/source_hash.o: $(sources)
 	@mkdir -p $(shared)
 	@{ printf 'extern const char source_hash[];\nconst char source_hash[] = "'; cat $(sources) | sha256sum | cut -c-16 | tr '\n' '"'; echo ';'; } | \
@@ -306,10 +306,11 @@ packed := $(DIST)/train_gpt-$(DEVICE)-$(CPU_ARCH)
 # A node has these: the C library, the driver of the card, and Open MPI with what only that needs.
 node_has := ld-linux|lib(c|m|dl|rt|pthread|resolv|util)\.so|lib(cuda|nvidia-ml)\.so|lib(mpi|open-)
 
+pages  := $(wildcard *.md */*.md */*/*.md)
 # Follows the names of needed libraries from the program on. $$1 is what is looked through.
 .PHONY: dist
 dist: $(BUILD)/train_gpt
-	@rm -rf $(packed) $(packed).tar.gz; mkdir -p $(packed)/lib; cp $< README.md LICENSE $(packed); \
+	@rm -rf $(packed) $(packed).tar.gz; mkdir -p $(packed)/lib; cp --parents $(pages) LICENSE $(packed); cp $< $(packed); \
 	places=$$(ldd $<); set -- $<; \
 	while [ $$# -gt 0 ]; do \
 	    for name in $$(readelf -d $$1 | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -vE '^($(node_has))'); do \

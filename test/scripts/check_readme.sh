@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The README as its readers follow it: its links lead somewhere, its options, presets and functions exist, and its
-# commands do what it shows.
+# The README and the pages of the folders as their readers follow them: links lead somewhere, options, presets and functions
+# exist, and commands do what the pages show.
 #
-# Blocks of commands begin with ```sh and are run, in order, in a folder that has what their reader would have: some
+# Blocks of commands begin with ```sh and are run, page after page, in a folder that has what their reader would have: some
 # text. Long runs are made shorter. What a block of ```text right behind one shows must begin, line for line, with words
 # that the commands begin lines with. Commands that this machine cannot run (many machines, downloads) stand in blocks
 # that begin with ```sh check, and only their options and presets are looked up.
@@ -12,7 +12,10 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 program=$PWD/build/cpu-fp32/train_gpt
-pages="README.md test/README.md test/bench/README.md"
+described="README.md data/checkpoint/README.md data/README.md kernels/README.md comm/README.md comm/PLANNING.md data/supervisor/README.md"
+pages="$described test/README.md test/bench/README.md"
+# text FILES    without blocks
+text() { awk 'FNR == 1 { code = 0 } /^ *```/ { code = !code } !code' "$@"; }
 
 # ----------------------------------------------------------------------------------------------------------
 # links and names
@@ -31,28 +34,29 @@ links() {
             path=$([ -n "$path" ] && echo "$(dirname "$page")/$path" || echo "$page")
             [ -e "$path" ] || { echo "$page: $target: no such file"; rc=1; continue; }
             [ -z "$anchor" ] || anchors "$path" | grep -qxF -- "$anchor" || { echo "$page: $target: no such heading"; rc=1; }
-        done < <(awk '/^ *```/ { code = !code } !code' "$page" | grep -oE '\]\([^) ]+\)' | sed 's/^](//; s/)$//')
+        done < <(text "$page" | grep -oE '\]\([^) ]+\)' | sed 's/^](//; s/)$//')
     done
     return $rc
 }
 
 # Files that are named in the text, and functions: words in backquotes with an underscore or "::" in them, and such words
-# in the drawings of the tour.
+# in the drawings of kernels/ and comm/.
 names() {
     local word rc=0
     local all="$work/source"
     git ls-files -co --exclude-standard | grep -v '\.md$' | while read -r file; do [ -f "$file" ] && cat "$file"; done >"$all"
-    awk '/^ *```/ { code = !code } !code' README.md | grep -oE '`[^`]+`' | tr -d '`' | sort -u >"$work/quoted"
+    text $described | grep -oE '`[^`]+`' | tr -d '`' | sort -u >"$work/quoted"
     while read -r word; do
-        grep -qaw -- "${word##*::}" "$all" || { echo "README.md: $word: not in the source"; rc=1; }
+        grep -qaw -- "${word##*::}" "$all" || { echo "$word: not in the source"; rc=1; }
     done < <(grep -xE '[A-Za-z_]+(::[a-z_]+)*' "$work/quoted" | grep -E '_|::'
-        awk '/^# /{ tour = /Reading it/ } /^ *```/ { code = !code } code && tour && !/--|\.\.\./' README.md | grep -oE '\b[A-Za-z]+(::|_)[a-z_]+\b' | sort -u)
+        awk 'FNR == 1 { drawn = 0 } /^## / { drawn = /One training step|The model|, drawn/ } /^ *```/ { code = !code } code && drawn && !/--|\.\.\./' \
+            kernels/README.md comm/README.md | grep -oE '\b[A-Za-z]+(::|_)[a-z_]+\b' | sort -u)
     while read -r word; do
-        [ -e "$word" ] || { echo "README.md: $word: no such file"; rc=1; }
+        [ -e "$word" ] || { echo "$word: no such file"; rc=1; }
     done < <(grep -xE '(test|comm|data|kernels)/[a-z_/]+(\.[a-z]+)?' "$work/quoted" | grep -vx 'test/gpu_results.md')
     while read -r word; do
-        git ls-files -co --exclude-standard | grep -q "/$word\$" || { echo "README.md: $word: no such file"; rc=1; }
-    done < <(grep -oE '\b[a-z_]+\.cuh?\b|\b[a-z_]+\.h\b' README.md | grep -vx train_gpt.cu | sort -u)
+        git ls-files -co --exclude-standard | grep -q "/$word\$" || { echo "$word: no such file"; rc=1; }
+    done < <(grep -ohE '\b[a-z_]+\.cuh?\b|\b[a-z_]+\.h\b' $described | grep -vx train_gpt.cu | sort -u)
     return $rc
 }
 
@@ -70,22 +74,23 @@ targets() {
 # ----------------------------------------------------------------------------------------------------------
 # commands
 
-# Blocks of the README into files: 001.run, 002.check, 003.text; .shows names the commands whose output a text is.
+# Blocks of the pages into files: 001.run, 002.check, 003.text; .shows names the commands whose output a text is.
 blocks=$work/blocks
 mkdir "$blocks"
 awk -v folder="$blocks" '
+    FNR == 1 { before = "" }
     /^ *```/ && !inside {
         indent = match($0, /`/) - 1
         info = substr($0, indent + 4)
         kind = info == "sh" ? "run" : info == "sh check" ? "check" : info == "text" ? "text" : "other"
         file = sprintf("%s/%03d.%s", folder, ++number, kind)
         printf "" >file
-        if (kind == "text" && before == "run" && NR <= end + 2) print last >(file ".shows")
+        if (kind == "text" && before == "run" && FNR <= end + 2) print last >(file ".shows")
         inside = 1
         next
     }
-    /^ *```/ { inside = 0; before = kind; end = NR; last = file; close(file); next }
-    inside { print substr($0, indent + 1) >file }' README.md
+    /^ *```/ { inside = 0; before = kind; end = FNR; last = file; close(file); next }
+    inside { print substr($0, indent + 1) >file }' $described test/README.md
 
 # The commands of a block, one a line.
 commands() { sed -E ':a; /\\$/ { N; s/ *\\\n */ /; ba }' "$1" | sed -E 's/ +#( |$).*//' | grep -v '^$'; }
@@ -114,8 +119,8 @@ options() {
 others=" --hostfile --mca --mpi --ntasks-per-node --bind-to --cpu-bind --signal --quick --full --write --record --pack --help --version "
 options_in_text() {
     local option rc=0
-    for option in $(awk '/^ *```/ { code = !code } !code' README.md | grep -oE -- '--[a-z][a-z0-9-]+' | sort -u); do
-        [[ $others == *" $option "* ]] || grep -qxF -- "$option" "$work"/options_* || { echo "README.md: $option: no such option"; rc=1; }
+    for option in $(text $described | grep -oE -- '--[a-z][a-z0-9-]+' | sort -u); do
+        [[ $others == *" $option "* ]] || grep -qxF -- "$option" "$work"/options_* || { echo "$option: no such option"; rc=1; }
     done
     return $rc
 }
@@ -123,7 +128,8 @@ options_in_text() {
 # A folder as the reader of the first chapter has it.
 here=$work/here
 mkdir -p "$here/notes"
-cp comm/*.h README.md "$here/notes"
+cp comm/*.h "$here/notes"
+cat $described >"$here/notes/pages.md"
 cp test/README.md "$here/book.txt"
 ln -s "$program" "$here/train_gpt"
 mpirun() { command mpirun "${mpirun_options[@]}" "$@"; }
@@ -146,7 +152,7 @@ first_words() { sed -E 's/^[ |]+//; s/[ :].*//; s/[0-9]+/#/g' "$1" | grep . | so
 shown() {
     local missing
     missing=$(comm -23 <(grep -vxF ... "$1" | first_words /dev/stdin) <(first_words "$2"))
-    [ -z "$missing" ] || { echo "the README shows lines that begin with: $missing"; return 1; }
+    [ -z "$missing" ] || { echo "the page shows lines that begin with: $missing"; return 1; }
 }
 
 calls=$(for block in "$blocks"/*.run; do commands "$block"; done | wc -l)

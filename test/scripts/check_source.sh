@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The source as its readers find it: formatted, within 110 columns, in rooms whose arrows point down, and with a README
-# that names targets there are.
+# The source as its readers find it: formatted, within 110 columns, in rooms whose arrows point down, and with pages
+# that name targets there are.
 # suite: test
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
-plan 10
+plan 11
 
 sources=$(git ls-files -co --exclude-standard '*.cu' '*.cuh' '*.h' '*.cc')
 formatted() { clang-format --dry-run -Werror $sources 2>&1 | grep -E 'error' | head -5; [ "${PIPESTATUS[0]}" = 0 ]; }
@@ -14,7 +14,7 @@ narrow() { ! grep -nE '^.{111,}' $(grep -vE 'hf_configs|fuzz_json' <<<"$sources"
 # The rooms of the program, from the ground up: the lines of code (no blanks, no comments) that each may have, and the
 # rooms that its files may include. A number that is raised, or an arrow that is added, takes a reason in its commit.
 rooms='
-kernels         7444
+kernels         7449
 data/base       1685  kernels
 data/options    2595  data/base
 data/tokenizer  2650  data/base data/options
@@ -27,10 +27,10 @@ data/exchange   2294  data/base data/checkpoint data/options data/run data/token
 data/launch      749  data/base data/checkpoint data/exchange data/options data/run data/tokenizer
 data/supervisor 1843  data/base data/checkpoint data/launch data/options data/run
 data/commands   1416  data/base data/checkpoint data/exchange data/launch data/options data/report data/run data/supervisor data/text data/tokenizer data/tokens kernels
-comm            14009  data/base data/checkpoint data/launch data/options data/run data/tokenizer data/tokens kernels
-train_gpt.cu    1069  comm data/base data/commands data/run data/tokens kernels
+comm            14004  data/base data/checkpoint data/launch data/options data/run data/tokenizer data/tokens kernels
+train_gpt.cu    1072  comm data/base data/commands data/run data/tokens kernels
 '
-files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | grep -vE '\.(html|png)$' | while read -r file; do [ -f "$file" ] && echo "$file"; done)
+files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | grep -vE '\.(html|png|md)$' | while read -r file; do [ -f "$file" ] && echo "$file"; done)
 # "FILE INCLUDED" for each file of the program that one of them includes
 includes=$(grep -HoE '^ *# *include "(comm|data|kernels)/[^"]+"' $files | sed -E 's/: *# *include "/ /; s/"$//')
 room_of='function room(path, part) { split(path, part, "/"); return part[1] == "data" ? part[1] "/" part[2] : part[1] }'
@@ -85,11 +85,12 @@ subjects() {
 
 targets() {
     local target rc=0
-    for target in $(grep -oE '\bmake [a-z][a-z-]+' README.md | awk '{print $2}' | sort -u); do
-        cat Makefile test/tests.mk | grep -qE "^([a-z-]+ )*$target( [a-z-]+)*:" || { echo "README.md: make $target: no such target"; rc=1; }
+    for target in $(git ls-files -co --exclude-standard '*.md' | xargs grep -ohE '(`|^)make [a-z][a-z-]+' | awk '{print $2}' | sort -u); do
+        cat Makefile test/tests.mk | grep -qE "^([a-z-]+ )*$target( [a-z-]+)*:" || { echo "make $target: no such target"; rc=1; }
     done
     return $rc
 }
+short() { [ "$(wc -c <README.md)" -le 12288 ] || { echo "README.md: $(wc -c <README.md) bytes; what is no task of its readers belongs to the page of a folder"; return 1; }; }
 
 if command -v clang-format >/dev/null; then check "formatted" formatted; else skip "no clang-format here" 1; fi
 check "within 110 columns" narrow
@@ -99,6 +100,7 @@ check "arrows point down" ladder
 check "no file includes its includer" no_rings
 check "at most 700 lines in the page of a report" page
 check "comments have subjects" subjects
-check "targets in the README" targets
+check "targets that pages name" targets
+check "at most 12 KB in the first page" short
 few_unsteady() { [ "$(grep -c '^| check_\|^| [a-z0-9-]*/' test/unsteady.md)" -le 3 ]; }
 check "at most three unsteady tests" few_unsteady
