@@ -26,7 +26,7 @@ The arithmetic of a layer is in kernels/, one file each: the formula, the plain 
 CUDA kernels. How the work is cut over ranks is in comm/: matrices over tensor ranks in tensor_parallel.h,
 parameters in zero.h. The parameters are one table, of name, shape, initialisation, decay and shards, beside
 the switches that they follow from: data/options/model_config.h. The activations are another, of name, size
-and lifetime: comm/gpt_activations.h. What is read and written on disk, and what the commands make of passes
+and lifetime: comm/activations.h. What is read and written on disk, and what the commands make of passes
 through a model, is in data/.
 */
 #include <unistd.h>
@@ -45,7 +45,6 @@ through a model, is in data/.
 #include "comm/activations.h"          // Workload, ActivationMemory, ActivationArrays
 #include "comm/device_batches.h"       // Batch, DeviceBatches
 #include "comm/fault_checks.h"         // FaultChecks: devices that compute wrongly
-#include "comm/gpt_activations.h"      // Activations, activation_table
 #include "comm/memory_plan.h"          // memory_plan, stream_size
 #include "comm/node_reader.h"          // batches read once for all ranks of a machine
 #include "comm/plan_report.h"          // the plan command
@@ -53,7 +52,7 @@ through a model, is in data/.
 #include "comm/selftest.h"             // the selftest command
 #include "comm/setup.h"                // settings, checks, tuning
 #include "comm/spikes.h"               // SpikeGuard: steps that are left out
-#include "comm/step_time.h"            // prediction_text
+#include "comm/plan_times.h"           // prediction_text
 #include "comm/tensor_parallel.h"      // column_parallel, row_parallel
 #include "comm/timings.h"              // Timings: when each rank did what
 #include "comm/training_plan.h"        // TrainingPlan, check_training: what is refused before a run begins
@@ -793,7 +792,8 @@ inline float evaluate(Gpt& g, DeviceBatches& batches, uint64_t count, const Note
 // The losses and gradients of `micro_batches` micro-batches on all data ranks, from sample `first` on.
 inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int micro_batches,
                            bool ends_step = true) {
-    StepShare share(g.mesh, g.state.ranks_in_step(), first, micro_batches, g.workload.B);
+    StepShare share{g.mesh.shape.dp, g.mesh.data_rank(), g.state.ranks_in_step(),
+                    first,           micro_batches,      g.workload.B};
     zero_gradients(g);
     auto load = [&](int micro, int slot) {
         return batches.load(share.sample(micro), share.samples(micro), slot, share.sample(micro + 1));

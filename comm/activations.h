@@ -10,11 +10,19 @@ schedule runs, each layer sees the instances that are its own through a struct o
 #include <utility>
 #include <vector>
 
-#include "comm/memory.h"           // Arena
-#include "comm/pipeline.h"         // PipelineTask
-#include "comm/stage.h"            // Stage
+#include "comm/memory.h"             // Arena
+#include "comm/parameters.h"         // padded_vocab
+#include "comm/pipeline_schedule.h"  // PipelineTask
+#include "comm/stage.h"              // Stage, Dims, local_part
+#include "data/base/added_rows.h"
+#include "data/options/model_config.h"
 #include "data/options/options.h"  // Recompute
-#include "kernels/fp8_matmul.cuh"  // fp8_fast_gradients
+#include "kernels/attention.cuh"   // attention_backward_scratch
+#include "kernels/embedding.cuh"   // embedding_backward_scratch
+#include "kernels/fp8_matmul.cuh"  // fp8_fast_gradients, Fp8Operand
+#include "kernels/matmul.cuh"      // matmul_backward_bias_scratch, gelu_may_ride
+#include "kernels/norm.cuh"        // norm_backward_scratch
+#include "kernels/qk_norm.cuh"     // qk_norm_backward_scratch
 
 // ----------------------------------------------------------------------------
 // requirements of a model
@@ -163,3 +171,197 @@ private:
     const Stage& stage_;
     ActivationSlots layer_slots_, inner_slots_;
 };
+
+// ----------------------------------------------------------------------------
+// those of a GPT
+//
+// The activations of a transformer: all that a pass through it writes. They are one table, with a row for
+// each: type, name, elements, for how long it is kept, and whether it is there at all.
+// The struct that layers see them by, and the memory that they take, follow from it.
+//
+// Unless they are recomputed, a block keeps its activations for its backward pass: `elementwise` is the
+// lifetime of those that norms and activation functions make, `hidden` that of the others of the MLP, and
+// `block` that of all others. What the weights' gradients are made from lives `until_weights`, and
+// matmul_input() keeps what a matrix reads as long. In fp8 a matrix reads rows ending in _fp8 for its
+// gradient, and `elementwise` keeps them, for then it is copies of weights that are made again. N, n, C ...
+// are those of Dims (comm/stage.h).
+//
+// A norm makes the own rows of a tensor rank, and these are kept (RowsOfNorm). All rows are there only while
+// matrices read them.
+
+// clang-format off
+#define ACTIVATIONS(X)                                                                                       \
+    /* forward: attention */                                                                                 \
+    X(floatX, residual,   n * C,            inner,                true)  /* input of the block */            \
+    X(floatX, norm1,      n * C,            of_norm1.own,         true)                                      \
+    X(floatX, all_norm1,  N * C,            of_norm1.all,         tp > 1)  /* also of normf, norm2 */        \
+    X(char,   norm1_fp8,  in_fp8(N * C),    of_norm1.fp8,         fp8)                                       \
+    X(float,  norm1_mean, n,                fp8 ? block : elementwise, mean)                                 \
+    X(float,  norm1_rstd, n,                fp8 ? block : elementwise, true)  /* 1 / deviation */            \
+    X(floatX, qkv_raw,    N * QKV,          block,                c.qk_norm)  /* before their own norm */    \
+    X(float,  qk_rstd,    N * (NH + NKV),   block,                c.qk_norm)                                 \
+    X(floatX, qkv,        N * QKV,          c.qk_norm ? elementwise : block, true)  /* for attention */      \
+    X(floatX, att,        N * A,            fp8 ? block : matmul_input(block), true)                         \
+    X(char,   att_fp8,    in_fp8(N * A),    matmul_input(block),  fp8)                                       \
+    X(float,  lse,        N * NH,           block,                true)  /* log of sums, (B, NH, T) */       \
+    X(floatX, cache,      cache,            layer,                true)  /* of keys and values */            \
+    /* forward: local filter */                                                                              \
+    X(floatX, taps,       N * 2 * C,        shared,               filter)  /* of either convolution */       \
+    X(floatX, filter1,    N * H,            fp8 ? shared : matmul_input(block), filter)  /* of the first */  \
+    X(char,   filter1_fp8, in_fp8(N * H),   matmul_input(block),  filter && fp8)                             \
+    X(floatX, filter_sum, n * C,            block,                filter)  /* norm1 + the second's */        \
+    X(float,  filter_rstd, n,               fp8 ? block : elementwise, filter)                               \
+    X(floatX, filtered,   n * C,            of_filtered.own,      filter)                                    \
+    X(floatX, all_filtered, N * C,          of_filtered.all,      filter && tp > 1)                          \
+    X(char,   filtered_fp8, in_fp8(N * C),  of_filtered.fp8,      filter && fp8)                             \
+    X(floatX, qk_and_v,   N * QKV,          shared,               filter)  /* before they are joined */      \
+    X(floatX, filter1_state, texts * H,     layer,                filter)  /* taps of the newest token */    \
+    X(floatX, filter2_state, texts * C,     layer,                filter)                                    \
+    /* forward: MLP */                                                                                       \
+    X(floatX, residual2,  n * C,            block,                sequential)  /* attention added */         \
+    X(floatX, norm2,      n * C,            of_norm2.own,         sequential)                                \
+    X(floatX, all_norm2,  N * C,            of_norm2.all,         tp > 1 && sequential && in_place.norm2)    \
+    X(char,   norm2_fp8,  in_fp8(N * C),    of_norm2.fp8,         sequential && fp8)                         \
+    X(float,  norm2_mean, n,                fp8 ? hidden : elementwise, sequential && mean)                  \
+    X(float,  norm2_rstd, n,                fp8 ? hidden : elementwise, sequential)                          \
+    X(floatX, fc,         N * F1,           hidden,               true)  /* of SwiGLU: gates, values */      \
+    X(floatX, act,        N * F,            fp8 ? shared : matmul_input(fused ? hidden : elementwise), true) \
+    X(char,   act_fp8,    in_fp8(N * F),    matmul_input(hidden), fp8)                                       \
+    X(floatX, delta,      n * C,            shared,               true)  /* to be added to the stream */     \
+    /* forward: head */                                                                                      \
+    X(floatX, residualf,  n * C,            head,                 has_head)                                  \
+    X(floatX, normf,      n * C,            head,                 has_head)                                  \
+    X(float,  normf_mean, n,                head,                 has_head && mean)                          \
+    X(float,  normf_rstd, n,                head,                 has_head)                                  \
+    X(floatX, logits,     logits * Vp,      shared,               has_head)                                  \
+    X(float,  parts,      tp * chunk * 3,   shared,               has_head && tp > 1)                        \
+    X(float,  losses,     N,                shared,               has_head)  /* of each token */             \
+    /* tensor parallelism */                                                                                 \
+    X(floatX, partial,    N * C,            shared,               tp > 1)  /* before ranks sum it */         \
+    /* backward; dresidual (n, C) belongs to the pipeline */                                                 \
+    X(floatX, dnorm,      n * C,            shared,               training)                                  \
+    X(floatX, dact,       N * F,            shared,               training && swiglu)                        \
+    X(floatX, dfc,        N * F1,           until_weights,        training)                                  \
+    /* scales of gradients in fp8, where one kernel makes all rows that a product reads */                   \
+    X(float,  dfc_scale,  fp8_scale_floats, shared,               fp8 && (tp == 1 || swiglu))                \
+    X(float,  dresidual_scale, fp8_scale_floats, shared,          fp8 && tp == 1)                            \
+    X(float,  dqkv_scale, fp8_scale_floats, shared,               fp8 && rotation_ends_attention(c))         \
+    /* sums of dresidual's columns over the own rows: the gradient of a bias added to the stream */          \
+    X(float,  dresidual_sums, C,            shared,               training && c.bias)                        \
+    X(floatX, datt,       N * A,            shared,               training)                                  \
+    X(floatX, dqkv,       N * QKV,          filter ? shared : until_weights, training)                       \
+    X(floatX, dqk_and_v,  N * QKV,          until_weights,        training && filter)                        \
+    X(floatX, dfilter_sum, n * C,           shared,               training && filter)                        \
+    X(floatX, dfilter_out, N * C,           shared,               training && filter && tp > 1)              \
+    X(floatX, dfilter1,   N * H,            shared,               training && filter)                        \
+    X(floatX, dtaps1,     N * 2 * H,        until_weights,        training && filter)                        \
+    X(floatX, dtaps2,     N * 2 * C,        until_weights,        training && filter)                        \
+    X(floatX, dmlp_out,   N * C,            until_weights,        training && (tp > 1 || later))             \
+    X(floatX, datt_out,   N * C,            until_weights,        training && later && sequential)           \
+    X(float,  scratch,    scratch,          shared,               training)  /* two-stage sums */
+// clang-format on
+
+// The activations of one layer, or of the head, for the micro-batch that is worked on. Null: not there.
+struct Activations {
+#define X(type, name, elements, lifetime, present) type* name = nullptr;
+    ACTIVATIONS(X)
+#undef X
+    floatX* dresidual = nullptr;  // gradient of the residual stream: each part of a block adds its own to it
+};
+
+// Activations and gradients as products take them in fp8; without it, they are all empty. The kernel that
+// makes one finds its largest element, if it makes all rows that the product sees: a norm does not make those
+// of other tensor ranks, and a GELU behind a part of a product makes only that part.
+struct Fp8Activations {
+    Fp8Operand norm1, att, filter1, filtered, norm2, act, dfc, dresidual, dqkv;
+
+    Fp8Activations(const Activations& a, const Dims& d, bool swiglu) {
+        bool norm_measures = d.n == d.N, activation_measures = norm_measures || swiglu;
+        auto kept = [&](char* memory, int width, bool measured) {
+            return Fp8Operand::in_memory(memory, (size_t)d.N * width, measured);
+        };
+        norm1 = kept(a.norm1_fp8, d.C, norm_measures);
+        att = kept(a.att_fp8, d.A, true);
+        filter1 = kept(a.filter1_fp8, d.H, false);
+        filtered = kept(a.filtered_fp8, d.C, norm_measures);
+        norm2 = kept(a.norm2_fp8, d.C, norm_measures);
+        act = kept(a.act_fp8, d.F, activation_measures);
+        dfc = {a.dfc_scale, nullptr, a.dfc_scale != nullptr};
+        dresidual = {a.dresidual_scale, nullptr, a.dresidual_scale != nullptr};
+        dqkv = {a.dqkv_scale, nullptr, a.dqkv_scale != nullptr};
+    }
+};
+
+// A fused GELU, F wide, is made of numbers that are never rounded, and so cannot be made again elementwise.
+// Its gradient is fused without a bias too.
+inline bool gelu_gradient_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
+    return c.mlp == MlpKind::gelu && !w.fp8 && gelu_may_ride(Gelu::tanh, (int)F, w.number_bytes);
+}
+inline bool gelu_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
+    return c.bias && gelu_gradient_is_fused(c, w, F);
+}
+
+// The norms whose rows have all come together again, for a product that is recomputed, when the backward pass
+// of the matrices that read them begins.
+struct RowsInPlace {
+    bool norm1, norm2, filtered;
+
+    RowsInPlace(const ModelConfig& c, Recompute kind)
+        : norm1(kind == Recompute::block || (kind == Recompute::mlp && c.block == BlockKind::parallel)),
+          norm2(kind >= Recompute::mlp),
+          filtered(kind == Recompute::block) {}
+};
+
+// Lifetimes of what a norm makes: this rank's own rows, all of them, and those in fp8.
+struct RowsOfNorm {
+    Lifetime own, all, fp8;
+};
+
+// The rows that are there on a rank of the stage, with their sizes.
+inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const Workload& w,
+                                                   const Stage& stage) {
+    size_t tp = stage.layout().mesh.tp, chunk = w.loss_chunk, Vp = padded_vocab(c, tp);
+    Dims d(c, tp, w.B, w.T);
+    size_t N = d.N, n = d.n, C = d.C, NH = d.NH, NKV = d.NKV, A = d.A, QKV = d.QKV, H = d.H, F = d.F,
+           F1 = d.F1, texts = w.cache_rows;
+    bool training = w.training, mean = c.norm == NormKind::layernorm,
+         sequential = c.block == BlockKind::sequential, swiglu = c.mlp == MlpKind::swiglu,
+         fused = gelu_is_fused(c, w, d.F), filter = c.local_filter, fp8 = training && w.fp8,
+         has_head = stage.has_head(), later = training && std::ranges::max(stage.room.pending) > 0;
+    constexpr Lifetime shared = Lifetime::shared, layer = Lifetime::layer;
+    auto kept = [&](bool is, Lifetime lifetime) { return training && is ? lifetime : shared; };
+    Lifetime inner = kept(true, Lifetime::inner), head = kept(true, Lifetime::head),
+             block = kept(w.recompute != Recompute::block, layer),
+             hidden = kept(w.recompute < Recompute::mlp, layer),
+             elementwise = kept(w.recompute == Recompute::none, layer),
+             until_weights = kept(later, Lifetime::pending);
+    auto matmul_input = [&](Lifetime own) { return own == shared ? until_weights : own; };
+    // Rows that come together again are kept as a rank's own; one rank's own are all of them.
+    auto of_norm = [&](Lifetime operand, bool in_place) -> RowsOfNorm {
+        Lifetime own = fp8 ? operand : elementwise;
+        if (tp == 1) return {fp8 ? shared : matmul_input(own), shared, matmul_input(operand)};
+        if (!in_place) return {matmul_input(own), shared, shared};
+        return {shared, fp8 ? shared : until_weights, until_weights};
+    };
+    RowsInPlace in_place(c, w.recompute);
+    RowsOfNorm of_norm1 = of_norm(block, in_place.norm1), of_norm2 = of_norm(hidden, in_place.norm2),
+               of_filtered = of_norm(block, in_place.filtered);
+    auto in_fp8 = [](size_t elements) { return Fp8Operand::bytes(elements); };
+    size_t cache = cache_row_size(local_part(c, tp), w.cache_length) * w.cache_rows;
+    size_t logits = std::max(chunk, tp);  // a sample's logits of one row come from all tensor ranks
+    size_t scratch = std::max(
+        {attention_backward_scratch(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, 0, nullptr),
+                                    attention_makes_bias_gradient(c), w.number_bytes),
+         norm_backward_scratch(d.C), qk_norm_backward_scratch(d.HS),
+         matmul_backward_bias_scratch(std::max({d.F1, d.QKV, d.C})), embedding_backward_scratch(d.N, d.C)});
+    const size_t bytes_of_char = 1, bytes_of_float = sizeof(float), bytes_of_floatX = w.number_bytes;
+    std::vector<ActivationRow> rows;
+#define X(type, name, elements, lifetime, present)                                                           \
+    if (size_t count = (present) ? (elements) : 0) {                                                         \
+        auto point = [](void* view, void* at) { ((Activations*)view)->name = (type*)at; };                   \
+        rows.push_back({#name, count * bytes_of_##type, lifetime, point});                                   \
+    }
+    ACTIVATIONS(X)
+#undef X
+    return with_added(std::move(rows));
+}

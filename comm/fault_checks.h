@@ -5,12 +5,430 @@ part that failed, which is worth a new start; its state is not saved, for nobody
 */
 #pragma once
 
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "comm/replay_check.h"     // ReplayCheck
-#include "comm/replica_check.h"    // ReplicaCheck
+#include "comm/mesh.h"             // MeshShape, MeshPosition, position_of, rank_of
+#include "comm/parameters.h"       // ParameterLayout
+#include "comm/placement.h"        // process_place
 #include "comm/run_checkpoints.h"  // RunCheckpoints
+#include "comm/watch.h"            // copy_to_host
+#include "comm/world.h"            // World
+#include "comm/zero.h"             // ZeroState
 #include "data/options/options.h"  // Options
+#include "kernels/hash.cuh"        // add_hash, hash_of_bytes_cpu, mix_word
+
+// ----------------------------------------------------------------------------
+// what ranks hold alike
+//
+// --check-replicas: whether ranks that should hold the same bits do. Memory and links have checksums of their
+// own, but a device that computes wrongly now and then gives no sign (Dixit et al., "Silent Data Corruptions
+// at Scale", 2021): the run goes on with weights that are no longer one model.
+//
+// What should be the same, and where:
+//
+//     weights           on all data ranks; with --zero 3 on the replicas of a shard
+//     optimizer state   on the replicas of a shard, the master copy of the weights included
+//     copied weights    on tensor ranks: norms, biases, and key/value heads of which there are too few
+//     embeddings        on the first stage and the last, where they are tied
+//
+// Each rank makes a hash of 64 bits of each of them (kernels/hash.cuh), and the first rank compares those of
+// each group. What most members hold is taken for right, and the others are named; where no value has a
+// majority, as with two members, all are. Only then are the tensors of such a group looked at one by one, for
+// their names.
+//
+// It is checked every N steps, and before each checkpoint, so what is on disk is known to be sound; and a run
+// that fails the check saves nothing more. Two things it cannot see: what is held once, such as the
+// optimizer's state with --zero 1 and no replicas; and what went wrong before gradients were summed, for then
+// all replicas hold the same wrong weights. The second is found by --check-replay.
+
+// ----------------------------------------------------------------------------
+// who has other bits
+
+// Members of a group whose value is not that of most; all of them, where no value has a majority.
+inline std::vector<int> odd_members(std::span<const uint64_t> values) {
+    std::map<uint64_t, size_t> count;
+    for (uint64_t value : values) count[value]++;
+    std::vector<int> odd;
+    if (count.size() == 1) return odd;
+    for (size_t i = 0; i < values.size(); i++)
+        if (2 * count[values[i]] <= values.size()) odd.push_back((int)i);
+    return odd;
+}
+
+// The kinds of memory that groups of ranks hold alike.
+enum class HeldAlike { weights, state, copies, head_copies, embeddings };
+constexpr int held_alike = 5;
+constexpr const char* name_of_held[held_alike] = {"weights", "optimizer state", "copied weights",
+                                                  "copied weights", "tied embeddings"};
+
+// The group of ranks that hold it as this one does: its first rank, and how many there are.
+struct HoldersAlike {
+    int first, ranks;
+};
+inline HoldersAlike holders_alike(HeldAlike what, int rank, const MeshShape& shape, bool cut_params,
+                                  bool tied) {
+    MeshPosition first = position_of(rank, shape);
+    int ranks = 1;
+    switch (what) {
+    case HeldAlike::weights:
+        first.replica = 0;
+        if (!cut_params) first.shard = 0;
+        ranks = cut_params ? shape.replicas() : shape.dp;
+        break;
+    case HeldAlike::state:
+        first.replica = 0, ranks = shape.replicas();
+        break;
+    case HeldAlike::copies:
+        first.tensor = 0, ranks = shape.tp;
+        break;
+    case HeldAlike::head_copies:
+        first.tensor -= first.tensor % shape.copies, ranks = shape.copies;
+        break;
+    case HeldAlike::embeddings:
+        if (!tied || shape.pp == 1 || (first.pipeline > 0 && first.pipeline < shape.pp - 1)) break;
+        first.pipeline = 0, ranks = 2;
+        break;
+    }
+    return {rank_of(first, shape), ranks};
+}
+
+// ----------------------------------------------------------------------------
+// hashes of what a rank holds
+
+// A piece of memory of this rank that others hold alike.
+struct HeldPiece {
+    HeldAlike what;
+    std::string name;  // names the tensor or the unit
+    const void* begin;
+    size_t bytes;
+    bool on_host;
+};
+
+// All that this rank holds and others may hold alike, in an order that they share: whole units, or
+// (by_tensor) their tensors and the padding between them.
+inline std::vector<HeldPiece> held_pieces(const ZeroState& state, bool by_tensor) {
+    const ParameterLayout& layout = state.layout();
+    const ZeroSettings& settings = state.settings();
+    bool cut = state.cuts_params();
+    std::vector<HeldPiece> pieces;
+    // Elements [begin, end) of a unit, of an array whose first is element `at`.
+    auto add = [&](HeldAlike what, const char* slot, int unit, const void* array, size_t width, size_t at,
+                   size_t begin, size_t end, bool on_host) {
+        auto piece = [&](const std::string& name, size_t from, size_t to) {
+            if (from >= to) return;
+            std::string named = slot[0] ? name + " (" + slot + ")" : name;
+            pieces.push_back(
+                {what, named, (const char*)array + (from - at) * width, (to - from) * width, on_host});
+        };
+        if (!by_tensor) return piece(text("unit %d", unit), begin, end);
+        size_t done = begin;
+        for (const TensorPart& part : layout.parts(unit, begin, end)) {
+            piece(text("padding of unit %d", unit), done, part.at);
+            piece(part.name, part.at, part.at + part.count);
+            done = part.at + part.count;
+        }
+        piece(text("padding of unit %d", unit), done, end);
+    };
+    for (int unit : layout.held()) {
+        size_t own = state.owned_begin(unit), own_end = own + state.part_size(unit);
+        const floatX* weights = cut ? state.owned_params(unit) : state.params(unit);
+        size_t at = cut ? own : 0, end = cut ? own_end : layout.unit_size(unit);
+        add(HeldAlike::weights, "", unit, weights, sizeof(floatX), at, at, end, false);
+        for (const GradientSum& sum : layout.sums(unit)) {
+            HeldAlike what = sum.ranks == state.mesh().shape.tp ? HeldAlike::copies : HeldAlike::head_copies;
+            add(what, "", unit, weights, sizeof(floatX), at, std::max(sum.begin, at),
+                std::min(sum.begin + sum.count, end), false);
+        }
+        if (unit == 0 && layout.tied)
+            add(HeldAlike::embeddings, "", unit, weights, sizeof(floatX), at, at, end, false);
+        if (!settings.training) continue;
+        if (const float* master = state.owned_master(unit))
+            add(HeldAlike::state, "master copy", unit, master, sizeof(float), own, own, own_end,
+                settings.offload);
+        for (Slot slot : settings.slots) {
+            size_t room = room_of_slot(settings, slot, layout, unit, state.part_size(unit));
+            add(HeldAlike::state, slot_name(slot), unit, state.owned_slot(slot, unit), sizeof(float), own,
+                own, own + room, settings.offload);
+        }
+    }
+    return pieces;
+}
+
+// ----------------------------------------------------------------------------
+// the check
+
+class ReplicaCheck {
+public:
+    // The state has room for hashes (ZeroSettings::checks).
+    ReplicaCheck(const ZeroState& state, const World& world) : state_(state), world_(world) {}
+
+    // For all ranks, when nothing works on the state: what is wrong, in one line; empty: nothing is.
+    std::string find() const {
+        uint64_t mine[held_alike];
+        hash_all(mine);
+        // The first rank says which groups disagree: a letter for each rank and thing.
+        std::string disagree = world_.agree(bytes_of(mine, sizeof mine), [&](auto& texts) {
+            std::string letters((size_t)world_.size() * held_alike, '-');
+            each_group([&](int what, const std::vector<int>& ranks) {
+                std::vector<uint64_t> values;
+                for (int rank : ranks) values.push_back(hash_in(texts[(size_t)rank], what));
+                if (odd_members(values).empty()) return;
+                for (int rank : ranks) letters[(size_t)(rank * held_alike + what)] = 'x';
+            });
+            return letters.find('x') == letters.npos ? "" : letters;
+        });
+        return disagree.empty() ? "" : name_odd(disagree);
+    }
+
+private:
+    static std::string bytes_of(const void* data, size_t bytes) { return {(const char*)data, bytes}; }
+    static uint64_t hash_in(const std::string& bytes, int at) {
+        uint64_t hash;
+        memcpy(&hash, bytes.data() + (size_t)at * sizeof hash, sizeof hash);
+        return hash;
+    }
+
+    HoldersAlike holders(int what, int rank) const {
+        return holders_alike(HeldAlike(what), rank, state_.mesh().shape, state_.cuts_params(),
+                             state_.layout().tied);
+    }
+
+    // Calls visit(what, ranks) for all groups of several ranks.
+    template <typename Visit>
+    void each_group(Visit&& visit) const {
+        std::map<std::pair<int, int>, std::vector<int>> groups;
+        for (int rank = 0; rank < world_.size(); rank++) {
+            for (int what = 0; what < held_alike; what++) {
+                HoldersAlike group = holders(what, rank);
+                if (group.ranks > 1) groups[{what, group.first}].push_back(rank);
+            }
+        }
+        for (auto& [what_and_first, ranks] : groups) visit(what_and_first.first, ranks);
+    }
+
+    uint64_t hash(const HeldPiece& piece) const {
+        if (piece.on_host) return hash_of_bytes_cpu((const uint8_t*)piece.begin, piece.bytes, 0);
+        uint64_t value;
+        hash_bytes(state_.hashes(), piece.begin, piece.bytes, state_.stream());
+        copy_to_host(&value, state_.hashes(), 1, state_.stream(), state_.mesh());
+        return value;
+    }
+
+    // The sum over the pieces of each thing. Each has places of its own: pieces that change places show.
+    void hash_all(uint64_t* sums) const {
+        constexpr uint64_t far_apart = (uint64_t)1 << 40;
+        cudaStream_t stream = state_.stream();
+        cudaCheck(cudaMemsetAsync(state_.hashes(), 0, held_alike * sizeof *sums, stream));
+        uint64_t of_host[held_alike] = {}, place = 0;
+        for (const HeldPiece& piece : held_pieces(state_, false)) {
+            int what = (int)piece.what;
+            place += far_apart;
+            if (holders(what, world_.rank()).ranks == 1) continue;
+            if (piece.on_host)
+                of_host[what] += hash_of_bytes_cpu((const uint8_t*)piece.begin, piece.bytes, place);
+            else
+                add_hash(state_.hashes() + what, piece.begin, piece.bytes, place, stream);
+        }
+        copy_to_host(sums, state_.hashes(), held_alike, stream, state_.mesh());
+        for (int what = 0; what < held_alike; what++) sums[what] += of_host[what];
+    }
+
+    // For all ranks: those of groups that disagree tell what they hold, tensor by tensor.
+    std::string name_odd(const std::string& disagree) const {
+        // by what is held: not all members of a group are in the same other groups
+        const nlohmann::json none(held_alike, nlohmann::json::array());
+        nlohmann::json told = {{"place", process_place()}, {"names", none}, {"hashes", none}};
+        for (const HeldPiece& piece : held_pieces(state_, true)) {
+            auto what = (size_t)piece.what;
+            if (disagree[(size_t)(world_.rank() * held_alike) + what] != 'x') continue;
+            told["names"][what].push_back(piece.name);
+            told["hashes"][what].push_back(hash(piece));
+        }
+        return world_.agree(told.dump(), [&](auto& texts) {
+            std::string line;
+            each_group([&](int what, const std::vector<int>& ranks) {
+                if (disagree[(size_t)(ranks[0] * held_alike + what)] != 'x') return;
+                std::vector<nlohmann::json> members;
+                for (int rank : ranks) members.push_back(nlohmann::json::parse(texts[(size_t)rank]));
+                line += (line.empty() ? "" : "; ") + sentence(what, members);
+            });
+            return line;
+        });
+    }
+
+    // Names the members of a group whose bits are not those of most, and the tensors that differ.
+    static std::string sentence(int what, const std::vector<nlohmann::json>& members) {
+        std::map<int, std::vector<std::string>> odd;  // tensors, by member
+        const nlohmann::json& names = members[0]["names"][(size_t)what];
+        for (size_t piece = 0; piece < names.size(); piece++) {
+            std::vector<uint64_t> values;
+            for (const nlohmann::json& member : members)
+                values.push_back(member["hashes"][(size_t)what][piece]);
+            for (int member : odd_members(values)) odd[member].push_back(names[piece]);
+        }
+        std::string line;
+        for (auto& [member, tensors] : odd) {
+            constexpr size_t most = 3;
+            std::string list;
+            for (size_t i = 0; i < std::min(most, tensors.size()); i++) list += (i ? ", " : "") + tensors[i];
+            if (tensors.size() > most) list += text(" and %zu more", tensors.size() - most);
+            line += (line.empty() ? "" : "; ") + members[(size_t)member]["place"].get<std::string>() +
+                    ": its " + name_of_held[what] + " differ from those of " +
+                    (2 * odd.size() < members.size()
+                         ? text("%zu ranks", members.size() - odd.size())
+                         : "the others, and no majority says which of them is right") +
+                    " in " + list;
+        }
+        return line;
+    }
+
+    const ZeroState& state_;
+    const World& world_;
+};
+
+// ----------------------------------------------------------------------------
+// a micro-batch gone through twice
+//
+// --check-replay: whether data ranks make the same gradients of the same micro-batch. A device that computes
+// wrongly before gradients are summed gives all replicas the same wrong weights, which no comparison of what
+// they hold can find. But here the same work gives the same bits on any device, so
+// every N steps each data rank goes through two micro-batches of the next step beside the training: its own
+// first one, and that of the data rank behind it, in a ring.
+//
+//     data rank      0       1       2       3
+//     goes through   0, 1    1, 2    2, 3    3, 0        each micro-batch is gone through by two ranks
+//
+// Of the gradients of each unit there is a hash (kernels/hash.cuh), taken where the backward pass has made
+// them and before any are summed over ranks, so it works at every --zero level: nothing is kept but a number
+// for each unit. A rank that disagrees with both its neighbours is named alone; where two disagree and nobody
+// else does, or there are but two, both are named. Tensor ranks and pipeline stages make a micro-batch
+// together, so what one of them spoils shows on those that work with it as well.
+//
+// It finds devices that are wrong always or often; of what goes wrong once in a step, it sees those passes
+// alone.
+
+// The data rank behind that of this rank, in its ring.
+inline int next_in_ring(int rank, const MeshShape& shape) {
+    MeshPosition at = position_of(rank, shape);
+    int next = (at.replica * shape.shard + at.shard + 1) % shape.dp;
+    at.replica = next / shape.shard, at.shard = next % shape.shard;
+    return rank_of(at, shape);
+}
+
+class ReplayCheck {
+public:
+    // The state has room for hashes (ZeroSettings::checks).
+    ReplayCheck(ZeroState& state, const World& world) : state_(state), world_(world) {}
+
+    // When gradients of a unit are made, and before their hash is: where a test does damage.
+    std::function<void(int unit)> before_hash;
+
+    // For all ranks, between steps: what is wrong, in one line; empty: nothing is. gradients(data_rank) makes
+    // those of that data rank's micro-batch, of zeros.
+    template <typename Gradients>
+    std::string find(Gradients&& gradients) {
+        int mine = state_.mesh().data_rank(), next = (mine + 1) % state_.mesh().shape.dp;
+        std::vector<uint64_t> own = hashes_of([&] { gradients(mine); });
+        std::vector<uint64_t> others = hashes_of([&] { gradients(next); });
+        const uint64_t sums[2] = {sum(own), sum(others)};
+        std::string wrong = world_.agree({(const char*)sums, sizeof sums}, [&](auto& texts) {
+            // a letter for each rank and the one behind it
+            std::string letters((size_t)world_.size(), '-');
+            for (int rank = 0; rank < world_.size(); rank++) {
+                if (hash_in(texts, rank, 1) != hash_in(texts, behind(rank), 0)) letters[(size_t)rank] = 'x';
+            }
+            return letters.find('x') == letters.npos ? "" : letters;
+        });
+        return wrong.empty() ? "" : name_odd(wrong, own, others);
+    }
+
+private:
+    int behind(int rank) const { return next_in_ring(rank, state_.mesh().shape); }
+
+    static uint64_t hash_in(const std::vector<std::string>& texts, int rank, int at) {
+        uint64_t hash;
+        memcpy(&hash, texts[(size_t)rank].data() + (size_t)at * sizeof hash, sizeof hash);
+        return hash;
+    }
+    static uint64_t sum(const std::vector<uint64_t>& hashes) {
+        uint64_t sum = 0;
+        for (size_t unit = 0; unit < hashes.size(); unit++) sum += mix_word(hashes[unit], unit);
+        return sum;
+    }
+
+    // The hashes of each unit's gradients, as one pass makes them. If they are made in two parts, both count.
+    template <typename Pass>
+    std::vector<uint64_t> hashes_of(Pass&& pass) {
+        std::vector<uint64_t> hashes((size_t)state_.layout().units());
+        cudaCheck(cudaMemsetAsync(state_.hashes(), 0, hashes.size() * sizeof(uint64_t), state_.stream()));
+        state_.watch_gradients([this](int unit) {
+            if (before_hash) before_hash(unit);
+            add_hash(state_.hashes() + unit, state_.grads(unit),
+                     state_.layout().unit_size(unit) * sizeof(float), 0, state_.stream());
+        });
+        pass();
+        state_.watch_gradients(nullptr);
+        state_.synchronize();
+        copy_to_host(hashes.data(), state_.hashes(), hashes.size(), state_.stream(), state_.mesh());
+        return hashes;
+    }
+
+    // For all ranks: those that disagree with a neighbour tell the hashes of all units.
+    std::string name_odd(const std::string& wrong, const std::vector<uint64_t>& own,
+                         const std::vector<uint64_t>& others) const {
+        nlohmann::json told = {{"place", process_place()}, {"own", own}, {"others", others}};
+        return world_.agree(told.dump(), [&](auto& texts) {
+            std::vector<nlohmann::json> ranks;
+            for (const std::string& text : texts) ranks.push_back(nlohmann::json::parse(text));
+            auto is_wrong = [&](int rank) { return wrong[(size_t)rank] == 'x'; };
+            std::vector<int> before((size_t)world_.size());
+            for (int rank = 0; rank < world_.size(); rank++) before[(size_t)behind(rank)] = rank;
+            auto with_both = [&](int rank) {
+                return state_.mesh().shape.dp > 2 && is_wrong(rank) && is_wrong(before[(size_t)rank]);
+            };
+            std::string line;
+            auto add = [&](const std::string& sentence) { line += (line.empty() ? "" : "; ") + sentence; };
+            auto place = [&](int rank) { return ranks[(size_t)rank]["place"].template get<std::string>(); };
+            for (int rank = 0; rank < world_.size(); rank++) {
+                int next = behind(rank);
+                std::string units =
+                    different_units(ranks[(size_t)rank]["others"], ranks[(size_t)next]["own"]);
+                if (with_both(rank))
+                    add(place(rank) + ": it makes other gradients than both its neighbours, in " + units);
+                if (!is_wrong(rank) || with_both(rank) || with_both(next)) continue;
+                add(place(rank) + ", or " + place(next) +
+                    ": of the same micro-batch they make other gradients, in " + units);
+            }
+            return line;
+        });
+    }
+
+    // In the order of the backward pass: what is wrong in one of them is wrong in those that follow.
+    std::string different_units(const nlohmann::json& a, const nlohmann::json& b) const {
+        std::string list;
+        int last = state_.layout().last_unit(), named = 0, count = 0;
+        for (int unit = last; unit >= 0; unit--) {
+            if (a[(size_t)unit] == b[(size_t)unit]) continue;
+            count++;
+            if (named == 3) continue;
+            list += (named++ ? ", " : "") + (unit == 0      ? std::string("the embeddings")
+                                             : unit == last ? "the head"
+                                                            : text("block %d", unit));
+        }
+        return list + (count > named ? text(" and %d more", count - named) : "");
+    }
+
+    ZeroState& state_;
+    const World& world_;
+};
 
 class FaultChecks {
 public:

@@ -8,7 +8,7 @@ How a model is cut over ranks, and a step into micro-batches; and that from the 
 #include <string>
 #include <vector>
 
-#include "comm/mesh.h"               // MeshShape
+#include "comm/mesh_shape.h"         // MeshShape
 #include "comm/pipeline_schedule.h"  // pipeline_room
 #include "data/base/error.h"
 #include "data/options/layout.h"    // Options, parse_split
@@ -79,9 +79,6 @@ struct StepShare {
     int group;        // ranks next to each other that need equally many micro-batches; 1: none do
     uint64_t first;   // sample of the step
     int all, B;       // micro-batches on all ranks, and the samples of each
-
-    StepShare(const Mesh& mesh, int group, uint64_t first, int all, int B)
-        : ranks(mesh.shape.dp), rank(mesh.data_rank()), group(group), first(first), all(all), B(B) {}
 
     // Micro-batches of this rank, and with empty ones those that it goes through.
     int own() const { return of(rank); }

@@ -13,8 +13,7 @@ From the bottom up:
 */
 #pragma once
 
-#include "comm/messages.h"    // host_link_speed, host_bytes_sent
-#include "comm/nccl_types.h"  // ncclResult_t
+#include "comm/messages.h"  // host_link_speed, host_bytes_sent
 
 #ifdef WITHOUT_MPI
 

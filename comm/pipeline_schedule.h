@@ -32,6 +32,7 @@ Bubble Pipeline Parallelism" (2023).
 
 #include "data/base/error.h"
 #include "data/options/options.h"  // PipelineSchedule
+#include "kernels/common.cuh"      // floatX
 
 enum class PipelineWork {
     forward,
@@ -377,4 +378,20 @@ private:
     bool has_backward_ = false;
     std::map<std::pair<int, int>, std::vector<int>> kept_;  // by chunk and micro-batch
     std::vector<bool> in_use_;
+};
+
+// ----------------------------------------------------------------------------
+// a piece of work
+
+// A piece of work, and its memory. `count` is that of the run.
+struct PipelineTask {
+    PipelineWork work;
+    int micro_batch, chunk, part;  // part = chunk * stages + stage
+    int slot;          // place of the activations kept from forward to backward: below kept[chunk]
+    int pending_slot;  // place of the tensors kept from input_gradient to weight_gradient
+    int batch_slot;    // place of the batch, kept while any chunk works on it
+    floatX* input;     // (count) what the part before made; the first part may write its own there
+    floatX* output;    // forward: (count) to be written, for the next part; null on the last part
+    floatX* gradient;  // backward, input_gradient: (count) of the output (the last part finds anything); the
+                       // work turns it into that of the input
 };

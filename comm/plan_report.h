@@ -12,11 +12,10 @@ why the second lost, what to look out for, and the command line that trains so; 
 #include <utility>
 #include <vector>
 
-#include "comm/expected_step.h"        // cut_of
-#include "comm/failures.h"             // effective_training_time
-#include "comm/machine_file.h"         // find_machine
-#include "comm/machine_measurement.h"  // measure_machine
-#include "comm/planner.h"              // Planner
+#include "comm/plan_choice.h"          // cut_of
+#include "data/run/failures.h"         // effective_training_time
+#include "comm/plan_machine.h"         // find_machine
+#include "comm/plan_search.h"          // Planner
 #include "comm/save_clock.h"           // best_interval
 #include "data/base/figures.h"         // human
 #include "data/base/json.h"            // json_line

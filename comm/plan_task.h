@@ -1,16 +1,16 @@
 /*
-What is asked of the planner (comm/planner.h), and what it answers with: a way to cut a run over devices, and
-the parts of a step's time.
+What is asked of the planner (comm/plan_search.h), and what it answers with: a way to cut a run over devices,
+and the parts of a step's time.
 */
 #pragma once
 
 #include <vector>
 
-#include "comm/machine.h"            // Machine
+#include "kernels/cards.h"           // Machine
 #include "comm/memory.h"             // MemoryClass
-#include "comm/message_time.h"       // RankGroup
+#include "comm/plan_times.h"         // RankGroup
 #include "comm/pipeline_schedule.h"  // PipelineSchedule
-#include "comm/step_simulator.h"     // Overlap
+#include "comm/plan_simulator.h"     // Overlap
 #include "data/options/options.h"    // Options, Exposed
 
 // A way to cut a run.

@@ -11,7 +11,7 @@ Higher Order Estimate of the Optimum Checkpoint Interval for Restart Dumps", 200
 #include <cmath>
 #include <string>
 
-#include "comm/failures.h"                // seconds_of_day
+#include "data/run/failures.h"            // seconds_of_day
 #include "data/base/figures.h"            // seconds_now, duration, rough_duration
 #include "data/checkpoint/save_report.h"  // SaveReport
 #include "data/options/options.h"         // Options, Interval

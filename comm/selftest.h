@@ -32,9 +32,9 @@ A device's own rate is the median, because a device that gets hot becomes slow o
 #include <vector>
 
 #include "comm/collectives.h"  // grouped
-#include "comm/device_health.h"
-#include "comm/machine_measurement.h"  // StreamTimer, measured_machine
-#include "comm/memory.h"               // DeviceArray, HostArray
+#include "data/run/device_health.h"
+#include "comm/plan_machine.h"  // StreamTimer, measured_machine
+#include "comm/memory.h"        // DeviceArray, HostArray
 #include "comm/mesh.h"
 #include "comm/placement.h"  // bus_of_device, process_place
 #include "comm/selftest_verdict.h"

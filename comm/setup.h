@@ -17,7 +17,7 @@ the device reaches, and which algorithm each matrix product takes.
 #include "comm/collectives.h"        // host_link_speed
 #include "comm/device_batches.h"     // Batch
 #include "comm/layout.h"             // make_layout, pipeline_text
-#include "comm/machine.h"            // this_machine
+#include "kernels/cards.h"           // this_machine
 #include "comm/memory.h"             // has_own_memory, available_memory
 #include "comm/mesh.h"               // Mesh
 #include "comm/pipeline.h"           // PipelineTask

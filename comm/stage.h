@@ -10,7 +10,7 @@ rank. The same for every rank of a data group.
 #include <vector>
 
 #include "comm/layout.h"             // Layout
-#include "comm/mesh.h"               // MeshPosition
+#include "comm/mesh_shape.h"         // MeshPosition
 #include "comm/parameters.h"         // StageUnits
 #include "comm/pipeline_schedule.h"  // PipelineRoom
 #include "data/base/error.h"

@@ -21,7 +21,7 @@ than a two-hundredth of a step, waits and communication are recorded in one step
 #include <utility>
 #include <vector>
 
-#include "comm/device_health.h"
+#include "data/run/device_health.h"
 #include "comm/mesh.h"
 #include "comm/pipeline_schedule.h"
 #include "comm/placement.h"  // bus_of_device

@@ -11,11 +11,11 @@ token files of another vocabulary, a model that does not fit, a folder that is i
 #include <string>
 #include <vector>
 
-#include "comm/expected_step.h"          // expected_step
+#include "comm/plan_choice.h"            // expected_step
 #include "comm/memory_plan.h"            // TrainingMemory, fit_training
 #include "comm/save_clock.h"             // SaveClock
 #include "comm/setup.h"                  // check_build, check_tuning
-#include "comm/token_files.h"            // open_token_files
+#include "comm/node_reader.h"            // open_token_files
 #include "comm/world.h"                  // World
 #include "data/launch/command_line.h"    // TrainingLine
 #include "data/run/run_log.h"            // RunLog

@@ -12,7 +12,7 @@ it waits. That thread may itself be stuck, in a launch or a call of a library, a
                                     and ends the job. Or, where such a rank gets on with its work, lets the
                                     others wait
 
-Above that line stands what the flight records of the ranks on this machine say (comm/stall_report.h): often
+Above that line stands what the flight records of the ranks on this machine say: often
 that is more exact, for they tell what devices are at.
 
 A rank that hears nothing of its question blames the first rank. So a job ends within the time limit and some
@@ -24,12 +24,17 @@ that are stopped.
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <list>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -38,17 +43,133 @@ that are stopped.
 #include <string>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
-#include "comm/lone_watchdog.h"
 #include "comm/mpi_calls.h"
 #include "comm/recorder.h"  // the record of what this rank has given its device
-#include "comm/stall_report.h"
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
+#include "data/base/file.h"
 #include "data/base/json.h"  // json_line
 #include "data/base/screen.h"
 #include "data/base/this_machine.h"  // process_status
+#include "data/run/culprit.h"
+#include "data/run/rank_state.h"
+
+// ----------------------------------------------------------------------------
+// what is said of a run that stands still
+//
+// What a watchdog says of a run that stands still, before it ends the job: who is to blame, as the flight
+// records of the ranks on this machine tell it (data/run/culprit.h). What the records say is kept as files of
+// the run,
+//
+//     RUN/stall-20261125-054200/rank-3.json
+//
+// The disk of the run may be what does not answer, so nobody waits for those files for long.
+
+// Writes the states as files of this folder. Returns whether they are there within some seconds.
+inline bool write_states(const std::string& folder, const std::vector<RankState>& states) {
+    constexpr std::chrono::seconds patience{2};
+    std::promise<bool> written;
+    std::future<bool> result = written.get_future();
+    std::thread([folder, states, written = std::move(written)]() mutable {
+        std::string error;
+        note_error(error, [&] {
+            make_folder(folder);
+            check_folder_of_run(folder);
+            for (const RankState& state : states)
+                write_over(folder + text("/rank-%d.json", state.rank), json_line(nlohmann::json(state)));
+        });
+        written.set_value(error.empty());
+    }).detach();
+    return result.wait_for(patience) == std::future_status::ready && result.get();
+}
+
+// Lines for the screen about the run in this folder, in which a wait has taken longer than `limit` seconds;
+// empty: there are no records.
+inline std::string stall_text(const std::string& run_dir, double limit) {
+    if (run_dir.empty()) return "";
+    // Whoever noticed it first has waited for so long, and others a little less.
+    const std::vector<RankState> states = read_rank_states(run_dir);
+    if (states.empty()) return "";
+    const Verdict verdict = find_culprit(states, limit / 2, false, true);
+    const int elsewhere = states[0].ranks - (int)states.size();
+    std::string lines =
+        text("culprit      %s\n", verdict.kind == Fault::nobody ? ("not known: " + verdict.sentence).c_str()
+                                                                : verdict.sentence.c_str());
+    if (elsewhere > 0)
+        lines += text("             (%d of %d ranks are on other machines)\n", elsewhere, states[0].ranks);
+    char when[32] = "";
+    time_t now = time(nullptr);
+    tm local;
+    strftime(when, sizeof when, "%Y%m%d-%H%M%S", localtime_r(&now, &local));
+    std::string folder = run_dir + "/stall-" + when;
+    if (write_states(folder, states)) lines += text("             their records are in %s\n", folder.c_str());
+    return lines;
+}
+
+// ----------------------------------------------------------------------------
+// a process that is alone
+//
+// The watchdog of a process that is alone: nobody can be asked, and nobody waits for it. Its device may take
+// as long as it likes, but a disk that does not answer is noticed, and ends the run with a line that names
+// the file, so that whoever started it learns of it.
+
+// A process that was stopped itself (Ctrl-Z, a scheduler) finds everything older than it is when it goes on:
+// time is counted anew from then.
+class OwnPauses {
+public:
+    // Between two looks there is little time, unless the process was stopped.
+    void look() {
+        auto now = std::chrono::steady_clock::now();
+        if (now - looked_ > longest_between_looks) went_on_ = now;
+        looked_ = now;
+    }
+    double seconds_since() const {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - went_on_).count();
+    }
+
+private:
+    using Time = std::chrono::steady_clock::time_point;
+    static constexpr std::chrono::seconds longest_between_looks{2};
+    Time looked_ = std::chrono::steady_clock::now(), went_on_ = Time() - std::chrono::hours(1000);
+};
+
+// "writing a.bin has taken 12 s", and what to do.
+inline std::string alone_line(const Occupation& work) {
+    return text(
+        "%s has taken %.4g s: see whether the disk answers, or raise --communication-timeout (0: wait "
+        "for ever)",
+        work.what.c_str(), work.seconds());
+}
+
+class LoneWatchdog {
+    static constexpr std::chrono::milliseconds between_looks{100};
+
+    void watch(std::stop_token stop) {
+        OwnPauses pauses;
+        std::unique_lock lock(mutex_);
+        while (!wake_.wait_for(lock, stop, between_looks, [&] { return stop.stop_requested(); })) {
+            pauses.look();
+            recorder.poll();
+            recorder.look_at_threads();
+            double limit = time_limit;
+            if (limit <= 0 || pauses.seconds_since() < limit) continue;
+            for (const Occupation& each : Occupied::all()) {
+                if (each.activity != Activity::works || each.seconds() < limit) continue;
+                print_error(alone_line(each));
+                _exit(exit_failed_part);  // the thread itself does not come back
+            }
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable_any wake_;
+    std::jthread thread_{[this](std::stop_token stop) {
+        watch(stop);
+    }};  // last: it starts running when everything above exists
+};
 
 // ----------------------------------------------------------------------------
 // the roll

@@ -22,7 +22,6 @@ whole job with MPI_Abort; and none for one that is stuck, so each has a watchdog
 #include <vector>
 
 #include "comm/control_plane.h"
-#include "comm/lone_watchdog.h"
 #include "comm/watchdog.h"
 #include "data/base/deadlines.h"
 #include "data/base/error.h"

@@ -14,8 +14,8 @@ median error and the place that the row which was planned to be fastest takes am
 */
 #include <deque>
 
-#include "comm/expected_step.h"
-#include "comm/machine_measurement.h"
+#include "comm/plan_choice.h"
+#include "comm/plan_machine.h"
 #include "test/bench/bench_links.h"
 
 namespace {

@@ -6,7 +6,7 @@ Fits the constants of the planner on published step times, and tells how well it
 Every constant has a value that is expected of it by data sheets and counts, and a width within which that is
 believed; every publication a factor for its software. The most probable values are those with the least sum
 of squares: errors of the runs, of the constants and of the factors, each by its width. The figures that come
-out are those of comm/machine.h. Then each publication is left out in turn, and predicted with factor 1 from
+out are those of kernels/cards.h. Then each publication is left out in turn, and predicted with factor 1 from
 what is fitted on the others. Where an error is larger than it may be, that is said, and the exit code is 1.
 */
 #include "test/comm/published_runs.h"

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <string>
 
-#include "comm/device_health.h"
+#include "data/run/device_health.h"
 #include "test/support/file_testing.h"
 #include "test/support/testing.h"
 

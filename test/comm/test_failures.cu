@@ -1,9 +1,9 @@
 /*
-The simulation of failures (comm/failures.h) against what can be worked out, and what must always hold.
+The simulation of failures (data/run/failures.h) against what can be worked out, and what must always hold.
 */
 // devices: cpu
 // seconds: 1
-#include "comm/failures.h"
+#include "data/run/failures.h"
 #include "comm/save_clock.h"
 #include "test/support/testing.h"
 

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <set>
 
-#include "comm/machine.h"
-#include "comm/machine_file.h"
+#include "kernels/cards.h"
+#include "comm/plan_machine.h"
 #include "test/support/file_testing.h"
 #include "test/support/testing.h"
 

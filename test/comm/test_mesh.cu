@@ -5,7 +5,7 @@
 #include <set>
 #include <thread>
 
-#include "comm/communicator_memory.h"
+#include "comm/memory_plan.h"
 #include "comm/mesh.h"
 #include "comm/watch.h"
 #include "test/support/file_testing.h"

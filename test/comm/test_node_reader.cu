@@ -15,7 +15,6 @@
 #include <sys/wait.h>
 
 #include "comm/node_reader.h"
-#include "comm/token_files.h"
 #include "test/support/ranks.h"
 
 // A folder that is the same on all ranks.

@@ -2,9 +2,9 @@
 // devices: cpu
 #include <doctest/doctest.h>
 
-#include "comm/machine_file.h"
+#include "comm/plan_machine.h"
 #include "comm/memory_plan.h"
-#include "comm/step_simulator.h"
+#include "comm/plan_simulator.h"
 #include "data/options/presets.h"
 
 using enum PipelineSchedule;

@@ -1,11 +1,11 @@
 /*
-The table of passes (comm/passes.h) against what the simulated device reads and writes in a step.
+The table of passes (comm/plan_passes.h) against what the simulated device reads and writes in a step.
 */
 // devices: simt-bf16
 // seconds: 3
-#include "comm/machine.h"
-#include "comm/passes.h"
-#include "comm/step_time.h"
+#include "kernels/cards.h"
+#include "comm/plan_passes.h"
+#include "comm/plan_times.h"
 #include "test/program/model_testing.h"
 #include "test/simt/simt.h"
 

@@ -4,7 +4,7 @@ batch: tensor ranks, pipeline stages, data ranks, micro-batch, schedule, ZeRO, r
 
 All that divide are bounded from below: no step is shorter than a stage's work on all micro-batches, behind
 the first of them on the stages before, and ahead of the last. In the order of their bounds, those that fit
-into memory are simulated (comm/step_simulator.h), until a bound is above the best that are known: what is
+into memory are simulated (comm/plan_simulator.h), until a bound is above the best that are known: what is
 left cannot be better. Some are not tried, for another one is never slower:
 
     gpipe              1f1b waits as long, and keeps fewer micro-batches
@@ -25,14 +25,13 @@ left cannot be better. Some are not tried, for another one is never slower:
 #include <utility>
 #include <vector>
 
-#include "comm/communicator_memory.h"  // communicator_memory
-#include "comm/layout.h"               // Layout, mesh_shape, pipeline_split
-#include "comm/memory_plan.h"          // stage_memory, stream_size
-#include "comm/plan_task.h"            // PlanTask, PlannedCut
-#include "comm/setup.h"                // training_workload, zero_settings, held_multiprocessors
-#include "comm/step_simulator.h"       // simulate_step
-#include "data/base/error.h"           // fail
-#include "data/options/layout.h"       // cut_refusal
+#include "comm/layout.h"          // Layout, mesh_shape, pipeline_split
+#include "comm/memory_plan.h"     // stage_memory, stream_size
+#include "comm/plan_task.h"       // PlanTask, PlannedCut
+#include "comm/setup.h"           // training_workload, zero_settings, held_multiprocessors
+#include "comm/plan_simulator.h"  // simulate_step
+#include "data/base/error.h"      // fail
+#include "data/options/layout.h"  // cut_refusal
 
 inline std::vector<long long> divisors(long long number) {
     std::vector<long long> low, high;

@@ -2,7 +2,7 @@
 A training step, simulated on all pipeline stages, with one tensor and one data rank of each: which rank waits
 for what, and how long the step takes. Nothing is described again for it. Stages go through the very lists
 that the executor runs (comm/pipeline_schedule.h); what an action takes is made of the passes of a step
-(comm/micro_batch_time.h); units are gathered and reduced when ZeroState does it (comm/zero.h).
+(comm/plan_times.h); units are gathered and reduced when ZeroState does it (comm/zero.h).
 
 A stage has streams: one that computes, one that sends to the stages beside, one for the messages of data
 ranks, which the executor has two for, but they share the way, and with offload that of the host. What is put
@@ -26,8 +26,7 @@ part of the time of a product, as far as that does not hide them.
 #include <vector>
 
 #include "comm/layout.h"             // Layout
-#include "comm/message_time.h"       // RankGroup, gather_seconds
-#include "comm/micro_batch_time.h"   // MicroBatchTime, AtHomes
+#include "comm/plan_times.h"         // RankGroup, gather_seconds
 #include "comm/parameters.h"         // ParameterLayout
 #include "comm/pipeline_schedule.h"  // pipeline_actions
 #include "data/base/error.h"         // fail

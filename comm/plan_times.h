@@ -1,24 +1,280 @@
 /*
-What the pieces of a step take on one tensor rank, in seconds, by the passes of a step (comm/passes.h) at the
-rates that are expected of a machine (comm/step_time.h): each layer's passes over one micro-batch, the ends of
-the model, and the optimizer. Rows that tensor ranks send are a part of the time of a product, as far as that
-does not hide them. comm/step_simulator.h puts the pieces together.
+What the pieces of a step take, in seconds, by the rates that are expected of a machine (kernels/cards.h),
+before anything is measured: messages between ranks; kernels, by their passes over memory
+(comm/plan_passes.h); and of both, what a micro-batch takes on each layer, at the ends of the model, and in
+the optimizer. comm/plan_simulator.h puts the pieces together.
 */
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "comm/layout.h"             // Layout
 #include "comm/matrix_homes.h"       // choose_homes
-#include "comm/message_time.h"       // RankGroup, gather_seconds
-#include "comm/passes.h"             // StepPasses
+#include "comm/plan_passes.h"        // Pass, StepPasses
 #include "comm/pipeline_schedule.h"  // PipelineSchedule
+#include "comm/setup.h"              // zero_settings
 #include "comm/stage.h"              // Stage
-#include "comm/step_time.h"          // predicted_time
+#include "data/base/dtype.h"         // Dtype
+#include "data/base/error.h"         // text
+#include "data/options/options.h"
+#include "data/options/schedule.h"  // tokens_of_step
+#include "data/run/meter.h"         // flops_per_token
+#include "kernels/cards.h"          // Machine
+
+// ----------------------------------------------------------------------------
+// messages
+//
+// How long messages between ranks take, by the rates and latencies of a machine. Nodes are filled in the
+// order of ranks, so a group whose ranks are `stride` apart has several in a node if the stride is less than
+// a node.
+//
+// A ring (comm/rings.h) goes through a node once, in by the network of one of its ranks and out by another's:
+// ring after ring, each through other ranks, so a group gets as much of the network as its ranks in one node
+// have. Its steps come one after another, which is what latencies cost. Sums over all may go up and down a
+// tree instead: as many bytes, and two steps for each level between nodes (Sanders, Speck and Traff,
+// "Two-Tree Algorithms for Full Bandwidth Broadcast, Reduction and Scan", 2009).
+
+// Ranks that talk together, each `stride` behind the one before.
+struct RankGroup {
+    int ranks = 1, stride = 1;
+
+    // Groups side by side fill the places of nodes one behind another, and where these do not divide, some
+    // groups begin within a node and end within another: the fewest ranks that any of them has in a node, and
+    // the most nodes that any is in.
+    int in_node(const Machine& machine) const {
+        int places = places_of(machine), fewest = std::min(places, ranks);
+        for (int begin = 0; begin < places; begin += std::gcd(ranks, places)) {
+            int first = std::min(places - begin, ranks), last = (ranks - first) % places;
+            fewest = std::min({fewest, first, last > 0 ? last : places});
+        }
+        return fewest;
+    }
+    int nodes(const Machine& machine) const {
+        int places = places_of(machine), aligned = std::gcd(ranks, places);
+        return 1 + ceil_div(ranks - aligned, places);
+    }
+    bool crosses_nodes(const Machine& machine) const { return ranks > 1 && nodes(machine) > 1; }
+
+private:
+    int places_of(const Machine& machine) const { return std::max(machine.node / stride, 1); }
+};
+
+// Bytes per second in one direction that each rank of the group has.
+inline double group_rate(const Machine& machine, const RankGroup& group) {
+    if (!group.crosses_nodes(machine)) return machine.links;
+    return std::min(machine.links, group.in_node(machine) * machine.network);
+}
+
+// An all-gather or a reduce-scatter of `bytes`, the parts of all ranks together.
+inline double gather_seconds(const Machine& machine, const RankGroup& group, double bytes) {
+    if (group.ranks == 1) return 0;
+    int steps = group.ranks - 1, to_nodes = group.crosses_nodes(machine) ? group.nodes(machine) : 0;
+    to_nodes = std::min(to_nodes, steps);
+    double latency = to_nodes * machine.network_latency + (steps - to_nodes) * machine.link_latency;
+    return latency + bytes * (group.ranks - 1) / group.ranks / group_rate(machine, group);
+}
+
+// An all-reduce of `bytes` on each rank.
+inline double sum_seconds(const Machine& machine, const RankGroup& group, double bytes) {
+    if (group.ranks == 1) return 0;
+    double ring = 2 * gather_seconds(machine, group, bytes);
+    double levels = std::ceil(std::log2(group.nodes(machine)));
+    double tree =
+        2 * (levels * machine.network_latency + (group.in_node(machine) - 1) * machine.link_latency +
+             bytes / group_rate(machine, group));
+    return std::min(ring, tree);
+}
+
+// Each rank sends a part of `bytes` straight to each other one, those to other nodes all by its own network.
+inline double exchange_seconds(const Machine& machine, const RankGroup& group, double bytes) {
+    if (group.ranks == 1) return 0;
+    int near = (group.crosses_nodes(machine) ? group.in_node(machine) : group.ranks) - 1,
+        far = group.ranks - 1 - near;
+    double part = bytes / group.ranks;
+    return near * machine.link_latency + (far > 0 ? machine.network_latency : 0) +
+           std::max(near * part / machine.links, far * part / machine.network);
+}
+
+// How long it takes to bring gradients together that travel in a type: a reduce-scatter and an all-reduce of
+// so many, of which those in bf16 go as comm/gradient_sums.h sends them.
+struct GradientMessages {
+    const Machine& machine;
+    Dtype dtype;
+
+    double bytes(double gradients) const { return (double)dtype_size(dtype) * gradients; }
+    double scatter_seconds(const RankGroup& group, double gradients) const {
+        if (dtype == Dtype::fp32) return gather_seconds(machine, group, bytes(gradients));
+        return exchange_seconds(machine, group, bytes(gradients)) + rounding(group, gradients);
+    }
+    double sum_seconds(const RankGroup& group, double gradients) const {
+        if (dtype == Dtype::fp32) return ::sum_seconds(machine, group, bytes(gradients));
+        return exchange_seconds(machine, group, bytes(gradients)) + 2 * rounding(group, gradients) +
+               gather_seconds(machine, group, bytes(gradients));
+    }
+
+private:
+    // Every gradient is read in fp32 and written in bf16, and read so again where it is added.
+    double rounding(const RankGroup& group, double gradients) const {
+        return group.ranks == 1 ? 0 : 8 * gradients / machine.streams;
+    }
+};
+
+// A message from one rank to another.
+inline double message_seconds(const Machine& machine, bool same_node, double bytes) {
+    return same_node ? machine.link_latency + bytes / machine.links
+                     : machine.network_latency + bytes / machine.network;
+}
+
+// ----------------------------------------------------------------------------
+// kernels
+//
+// How long a step may take on a card: a prediction from its passes (comm/plan_passes.h) and the rates that
+// are expected of it (kernels/cards.h), before anything is measured.
+//
+// A product is as fast as the machine's large ones, less what its tiles waste: those at the edges, those of a
+// last wave that does not fill all multiprocessors, and the start of each sum. A kernel that reads and writes
+// has a share of the rate of memory. Attention has the rate of its inner loop, less the halves of tiles at
+// the diagonal and the ends of each row of tiles.
+
+// ----------------------------------------------------------------------------
+// products
+
+// On a host, the rate of long sums. On a card that of the best tiles, of those that libraries have for
+// Hopper. A sum may be split over multiprocessors where there are few tiles, as long as its parts fit in the
+// workspace.
+inline double expected_product_rate(const Machine& machine, const ProductShape& p) {
+    constexpr double workspace = 256 << 20;
+    constexpr struct {
+        double rows, columns, share;
+    } tiles[] = {{128, 256, 1}, {256, 128, 1},    {192, 128, 0.96}, {128, 192, 0.96},
+                 {256, 192, 1}, {128, 160, 0.96}, {128, 128, 0.93}};
+    constexpr double split_share = 0.95;
+    if (machine.number_bytes == sizeof(float))
+        return machine.products * p.sums / (p.sums + machine.half_sums);
+    double best = 0;
+    for (auto [rows, columns, share] : tiles) {
+        double down = std::ceil(p.rows / rows), across = std::ceil(p.columns / columns),
+               count = down * across;
+        double used = p.rows * p.columns / (down * rows * across * columns);
+        double most = count >= 3 * machine.multiprocessors
+                          ? 1
+                          : std::clamp(workspace / (4 * p.rows * p.columns), 1.0, 16.0);
+        for (int parts = 1; parts <= (int)most; parts++) {
+            double waves = count * parts / machine.multiprocessors, sums = p.sums / parts;
+            best = std::max(best, share * used * waves / std::ceil(waves) * sums /
+                                      (sums + machine.half_sums) * (parts > 1 ? split_share : 1));
+        }
+    }
+    // fp8 has twice the peak, which operands' ways to the tensor cores and sums in more bits leave less of.
+    double numbers = !p.fp8 ? 1 : p.fast_sums ? 1.62 : 1.45;
+    return machine.products * numbers * best;
+}
+
+// ----------------------------------------------------------------------------
+// attention
+
+// Whole rows of tiles have a share of the inner loop's rate; small heads have fewer products for each
+// exponential. What orders of tiles leave of that is simulated with the kernels' own functions, by
+// test/kernels/test_attention_order.cu. The shares of small heads are those that give 300 TFLOP/s forward and
+// 280 backward at T = 1,024 on an H200, which loops like these reach in orders that leave 0.94 and 0.895.
+inline double expected_attention_rate(const Machine& machine, int HS, double mean_keys, bool forward) {
+    constexpr double tile = 128, of_diagonal = 0.5, of_ends = 1;
+    double loop = forward ? machine.attention_forward : machine.attention_backward;
+    if (HS <= 64) loop *= forward ? 0.65 : 0.855;
+    double scheduled = forward ? 0.98 : mean_keys > 768 ? 0.97 : 0.9;
+    double tiles = mean_keys / tile;
+    return loop * scheduled * tiles / (tiles + of_diagonal + of_ends);
+}
+
+// ----------------------------------------------------------------------------
+// kernels that read and write
+
+// Shares of the rate of streams. What machine code shows of these kernels is in test/tools: that they move
+// whole vectors (check_sass.py), and how many issue slots their loops take (sass_loops.json). A
+// multiprocessor does 128 instructions of threads in a clock, in which memory brings it some 20 bytes.
+inline double expected_stream_share(std::string_view launcher) {
+    constexpr struct {
+        std::string_view launcher;
+        double share;
+    } shares[] = {
+        {"attention_backward", 0.8},       // its statistics, of short rows; and sums for a bias
+        {"classifier", 0.82},              // two passes over a row, the second in the L2 cache
+        {"embedding_forward", 0.6},        // rows from all over a table
+        {"embedding_backward", 0.6},       // likewise
+        {"matmul_backward_weight", 0.75},  // gradients of biases, which are short
+        {"matmul_backward_bias", 0.75},    // likewise
+        {"fp8_quantize", 0.88},            // some 14 instructions for an element's 4 bytes
+        {"norm_backward", 0.82},           // in one pass, but it waits for the sums of a row
+        {"", 0.95},                        // fills
+    };
+    for (auto [name, share] : shares)
+        if (name == launcher) return share;
+    return 0.88;
+}
+
+// ----------------------------------------------------------------------------
+// a step
+
+struct StepTime {
+    double products = 0, attention = 0, streams = 0;  // seconds
+    double all() const { return products + attention + streams; }
+};
+
+inline StepTime predicted_time(const Machine& machine, int head_size, const std::vector<Pass>& passes) {
+    StepTime time;
+    for (const Pass& pass : passes) {
+        std::string_view launcher = pass.launcher ? pass.launcher : "";
+        double memory = (pass.read + pass.written) / machine.streams,
+               launches = pass.launches * machine.launch;
+        if (pass.product.sums > 0) {
+            double fused = launcher == "matmul_gelu_forward"    ? 0.88
+                           : launcher == "matmul_backward_gelu" ? 0.85
+                                                                : 1;
+            double seconds = pass.flops() / (fused * expected_product_rate(machine, pass.product));
+            time.products += pass.times * (std::max(seconds, memory / 0.95) + launches);
+        } else if (pass.attention_flops > 0) {
+            double rate =
+                expected_attention_rate(machine, head_size, pass.mean_keys, launcher == "attention_forward");
+            time.attention += pass.times * (pass.flops() / rate + launches);
+        } else {
+            time.streams += pass.times * (memory / expected_stream_share(launcher) + launches);
+        }
+    }
+    return time;
+}
+
+// For the header of a run on one device; empty where too little is known of the device, or of such a step: of
+// others than those with the attention kernels of Hopper, and an optimizer on the device that steps each
+// element by itself. peak: FLOP/s that MFU is a share of.
+inline std::string prediction_text(const Machine& machine, double peak, bool takes_wgmma, const Options& o,
+                                   const Workload& workload, const Stage& stage, double parameters) {
+    bool known_machine = machine.products > 0 && machine.streams > 0 && peak > 0 && takes_wgmma;
+    bool known_step = sizeof(floatX) == 2 && o.optimizer != OptimizerKind::muon && o.offload == Offload::none;
+    if (!known_machine || !known_step) return "";
+    StepPasses passes(o, workload, stage, micro_batches_of_rank(o, 0), parameters, zero_settings(o));
+    StepTime time = predicted_time(machine, o.head_size, passes.rows);
+    double rate = flops_per_token(o, o.sequence_length, false) * tokens_of_step(o, 0) / time.all();
+    return text(
+        "%.3g ms a step and %.1f%% MFU (products %.0f%%, attention %.0f%%, memory %.0f%%), by rates that "
+        "are expected of such cards; nothing of it is measured",
+        1e3 * time.all(), 100 * rate / peak, 100 * time.products / time.all(),
+        100 * time.attention / time.all(), 100 * time.streams / time.all());
+}
+
+// ----------------------------------------------------------------------------
+// micro-batches
+//
+// What the pieces of a step take on one tensor rank, in seconds, by the passes of a step (comm/plan_passes.h)
+// at the rates that are expected of a machine: each layer's passes over one micro-batch,
+// the ends of the model, and the optimizer. Rows that tensor ranks send are a part of the time of a product,
+// as far as that does not hide them. comm/plan_simulator.h puts the pieces together.
 
 // ----------------------------------------------------------------------------
 // a micro-batch

@@ -14,7 +14,6 @@ neither are single numbers.
 #include <vector>
 
 #include "comm/activations.h"      // Workload
-#include "comm/gpt_activations.h"  // gelu_is_fused
 #include "comm/stage.h"            // Dims, Stage
 #include "comm/zero_arrays.h"      // ZeroSettings
 #include "data/base/added_rows.h"  // with_added

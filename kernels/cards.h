@@ -10,7 +10,7 @@ published runs, by test/bench/calibrate_planner.cu.
 
 Nodes are those that such cards are usually bought in: how many cards their links join, and the network's rate
 for each card, in one direction. Somebody who plans for other nodes describes them in a file
-(comm/machine_file.h).
+(comm/plan_machine.h).
 */
 #pragma once
 
@@ -138,7 +138,7 @@ struct Machine {
     double links = 0, network = 0;                       // bytes/s of a device, in one direction
     double link_latency = 3e-6, network_latency = 1e-5;  // seconds of a message
     int number_bytes = 2;                                // see Card
-    // other terms of the times of kernels (comm/step_time.h)
+    // other terms of the times of kernels (comm/plan_times.h)
     double attention_forward = 0, attention_backward = 0;  // FLOP/s of the inner loops with heads of 128
     double half_sums = 90;   // terms of a sum in whose time the first operands of a product arrive: fitted
     double launch = 2.5e-6;  // seconds from one kernel to the next: fitted

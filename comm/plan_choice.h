@@ -1,14 +1,14 @@
 /*
 What a step of a run is expected to take before it has made one: what the plan command says of the run's own
-layout (comm/planner.h), on the machine of --machine or the cards that are here.
+layout (comm/plan_search.h), on the machine of --machine or the cards that are here.
 */
 #pragma once
 
 #include <functional>
 #include <string>
 
-#include "comm/machine_file.h"  // find_machine
-#include "comm/planner.h"       // Planner
+#include "comm/plan_machine.h"  // find_machine
+#include "comm/plan_search.h"   // Planner
 #include "comm/world.h"         // World
 
 // The cut of a run whose layout is complete.
