@@ -31,19 +31,17 @@ comm            data/base data/checkpoint data/launch data/options data/run data
 train_gpt.cu    comm data/base data/commands data/run data/tokens kernels
 '
 # Lines of code (no blanks, no comments) of them all. A number that is raised takes a reason in its commit, too.
-most=42483
+most=42534
 files=$(git ls-files -co --exclude-standard train_gpt.cu comm data kernels | sort -u | grep -vE '\.(html|png|md)$' | while read -r file; do [ -f "$file" ] && echo "$file"; done)
 # "FILE INCLUDED" for each file of the program that one of them includes
 includes=$(grep -HoE '^ *# *include "(comm|data|kernels)/[^"]+"' $files | sed -E 's/: *# *include "/ /; s/"$//')
 room_of='function room(path, part) { split(path, part, "/"); return part[1] == "data" ? part[1] "/" part[2] : part[1] }'
-lines_of_code() {
-    awk -v most="$most" '
-        FNR == 1 { comment = 0 }
-        /^\/\*/ { comment = 1 }
-        !comment && NF && !/^ *\/\// { lines++ }
-        /\*\/ *$/ { comment = 0 }
-        END { print lines " lines of code, and " most " are allowed"; exit lines > most }' $files
-}
+lines=$(awk '
+    FNR == 1 { comment = 0 }
+    /^\/\*/ { comment = 1 }
+    !comment && NF && !/^ *\/\// { lines++ }
+    /\*\/ *$/ { comment = 0 }
+    END { print lines }' $files data/report/page.html)
 arrows() {
     awk "$room_of"'
         NR == FNR { for (i = 2; i <= NF; i++) may[$1, $i] = 1; next }
@@ -106,7 +104,7 @@ short() { [ "$(wc -c <README.md)" -le 12288 ] || { echo "README.md: $(wc -c <REA
 
 if command -v clang-format >/dev/null; then check "formatted" formatted; else skip "no clang-format here" 1; fi
 check "within 110 columns" narrow
-check "lines of code" lines_of_code
+check "$lines lines of code, of $most" test "$lines" -le "$most"
 check "arrows between rooms" arrows
 check "arrows point down" ladder
 check "no file includes its includer" no_rings
