@@ -71,12 +71,9 @@ write_pool() {
         [ -n "$target" ] || continue
         target=${target#build/}
         printf 'build/%s: FORCE\n\t+@test/support/job.sh build %s $(MAKE) -s %s build/%s\n' \
-            "$target" "$target" "$(build_options "${target%%/*}")" "$target"
+            "$target" "$target" "$(build_options "${target%%/*}")" "$target$([[ " ${group_of[*]} " != *" build/$target "* ]] || echo .also)"
         goals+=("build/$target")
     done < <(needed_targets | longest_first)
-    for target in "${!group_of[@]}"; do
-        printf '%s: FORCE | %s\n\t@ln -f %s %s\n' "$target" "${group_of[$target]}" "${group_of[$target]}" "$target"
-    done
     while IFS='|' read -r _ name need kind arguments; do
         printf '%s: | %s\n\t+@test/support/job.sh %s %s %s\n' "$(result "$name")" "$need" "$kind" "$name" "$arguments"
         goals+=("$(result "$name")")

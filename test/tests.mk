@@ -28,8 +28,11 @@ $(BUILD)/test_%: $(BUILD)/test_%.o $(shared)/main.o $(objects)
 	$(link) $^ -o $@ $(libs)
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(shared)/main.o $(objects)
 	$(link) $^ -o $@ $(libs)
-# one that is the program too
+# One that is the program too needs the rest of it; and what else one is has a name of its own.
 $(BUILD)/tests/program-1: $(if $(shell grep -s program/train_gpt.cu $(BUILD)/tests/program-1.cu),$(commands))
+.PHONY: $(BUILD)/tests/program-1.also
+$(BUILD)/tests/program-1.also: $(BUILD)/tests/program-1
+	@for name in $$(sed -n 's/^const bool is_\([a-z_]*\) .*/\1/p' $<.cu); do ln -f $< $(BUILD)/$$name; done
 
 # Objects that know neither device nor precision are built once for all.
 $(shared)/command: FORCE

@@ -97,7 +97,7 @@ groups_of_folders=(simt kernels data "comm program" nocard)
 # too. The program itself is so where nobody trains but tests.
 made_with_units=(test/program/train_gpt.cu test/bench/bench_kernels.cu
     test/tools/{count_messages,forge_checkpoint,plant_spikes,reshard}.cu)
-declare -A group_of # [PROGRAM]    the group that it is made with
+declare -A group_of # [PROGRAM]    the group that it is made with, and that jobs need in its place
 
 # programs_of BUILD    their sources
 programs_of() {
@@ -187,7 +187,7 @@ plan_scripts() { # SUITE
 
 # plan SUITE    everything there is to do, in no order
 plan() {
-    local build variant of_suite variants=''
+    local build variant name of_suite variants=''
     case $1 in
     test) of_suite="cpu-fp32 simt-fp32 simt-bf16" ;;
     all) of_suite="cpu-fp32 simt-fp32 simt-bf16 address thread" ;;
@@ -202,6 +202,9 @@ plan() {
     if [ "$1" = soak ] && [ -z "$BUILDS" ] && command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
         for variant in NOCARD=h100 NOCARD=a100; do plan_units soak nocard; done
     fi
+    for name in "${!group_of[@]}"; do
+        jobs=("${jobs[@]//$name/${group_of[$name]}}") waiting=("${waiting[@]//$name/${group_of[$name]}}")
+    done
     [ $((${#jobs[@]} + ${#waiting[@]})) -gt 0 ] || { echo "test/run.sh: nothing to run${UNIT:+: no unit or script is called $UNIT}" >&2; return 1; }
 }
 
@@ -227,7 +230,6 @@ needed_targets() {
     local -A longest
     [ -z "$BUILT" ] || return 0
     while read -r seconds target; do
-        target=${group_of[$target]:-$target}
         [ "${longest[$target]:--1}" -ge "$seconds" ] || longest[$target]=$seconds
     done < <(all_jobs | awk -F'|' '{ n = split($3, needs, " "); for (i = 1; i <= n; i++) print $1, needs[i] }')
     for target in "${!longest[@]}"; do
