@@ -50,7 +50,9 @@ through a model, is in data/.
 #include "comm/plan_report.h"          // the plan command
 #include "comm/run_checkpoints.h"      // RunCheckpoints: a run saved, and gone on with
 #include "comm/selftest.h"             // the selftest command
-#include "comm/setup.h"                // settings, checks, tuning
+#include "comm/settings.h"             // zero_settings, make_optimizer, training_workload
+#include "comm/run_device.h"           // GemmRate, print_rate
+#include "comm/product_choices.h"      // tune_products
 #include "comm/spikes.h"               // SpikeGuard: steps that are left out
 #include "comm/plan_times.h"           // prediction_text
 #include "comm/tensor_parallel.h"      // column_parallel, row_parallel
@@ -926,7 +928,8 @@ struct TrainingRun {
     const World& world;
     const TrainingPlan& plan;
     const Mesh& mesh;
-    Gpt g{o, plan.memory->workload, zero_settings(o, world), mesh, plan.memory->layout};
+    Gpt g{o, plan.memory->workload, zero_settings(o, sizeof(floatX), threads_per_rank(world)), mesh,
+          plan.memory->layout};
     GemmRate gemm{g.stream};
     const SparedMultiprocessors spared{spared_by_products(plan.memory->layout, o.zero)};
     Meter meter{o, o.sequence_length, peak_rate(o), gemm.rate, world.size()};

@@ -27,8 +27,10 @@ chosen by it.
 #include "comm/memory.h"             // Arena, MemoryClass
 #include "comm/mesh.h"               // MeshShape, blocks_of_groups, blocks_of_links
 #include "comm/pipeline.h"           // PipelineArrays
+#include "comm/placement.h"          // ranks_sharing_device
 #include "comm/pipeline_schedule.h"  // PipelineShape
-#include "comm/setup.h"              // rope_floats, fp8_sizes, zero_settings, training_layout
+#include "comm/settings.h"           // rope_floats, fp8_sizes, zero_settings, training_layout
+#include "comm/run_device.h"         // graph_memory
 #include "comm/stage.h"              // Stage
 #include "comm/world.h"              // World
 #include "comm/zero_arrays.h"        // ZeroArrays

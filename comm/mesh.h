@@ -25,11 +25,6 @@ constexpr size_t most_to_connect = SIZE_MAX;
 constexpr size_t most_to_connect = 4096;
 #endif
 
-// Thread blocks that a kernel of NCCL may take on a GPU. Those that wait for another rank hold theirs, so all
-// that can wait at the same time, and a product, must fit: four links, and three groups. All ranks together
-// only add up a few numbers, and more blocks would take memory for each of them.
-constexpr int blocks_of_links = 4, blocks_of_groups = 16, blocks_of_world = 1;
-
 // The links of a pipeline stage. Each link goes one way between two neighbours, which have it for
 // themselves: NCCL runs the calls of one communicator one after another, and what goes one way must not wait
 // for the other. Where there is no neighbour, there is a group of one.

@@ -39,6 +39,11 @@ struct MeshTraffic {
     bool all_to_all = false;  // gradients travel in bf16 (comm/gradient_sums.h)
 };
 
+// Thread blocks that a kernel of NCCL may take on a GPU. Those that wait for another rank hold theirs, so all
+// that can wait at the same time, and a product, must fit: four links, and three groups. All ranks together
+// only add up a few numbers, and more blocks would take memory for each of them.
+constexpr int blocks_of_links = 4, blocks_of_groups = 16, blocks_of_world = 1;
+
 struct MeshPosition {
     int tensor = 0, shard = 0, replica = 0, pipeline = 0;
     bool operator==(const MeshPosition&) const = default;

@@ -223,3 +223,14 @@ inline void choose_device(const World& world) {
     if (!crowded.empty()) world.fail_on_all(crowded, exit_bad_input);
 #endif
 }
+
+// Ranks of this host that have the same device, at most.
+inline int ranks_sharing_device([[maybe_unused]] const World& world) {
+#ifdef RANKS_USE_NCCL
+    return 1;  // though a rank may see no device but its own
+#else
+    int devices;
+    cudaCheck(cudaGetDeviceCount(&devices));
+    return ceil_div(world.local_size(), devices);
+#endif
+}

@@ -28,7 +28,7 @@ left cannot be better. Some are not tried, for another one is never slower:
 #include "comm/layout.h"          // Layout, mesh_shape, pipeline_split
 #include "comm/memory_plan.h"     // stage_memory, stream_size
 #include "comm/plan_task.h"       // PlanTask, PlannedCut
-#include "comm/setup.h"           // training_workload, zero_settings, held_multiprocessors
+#include "comm/settings.h"        // training_workload, zero_settings, held_multiprocessors
 #include "comm/plan_simulator.h"  // simulate_step
 #include "data/base/error.h"      // fail
 #include "data/options/layout.h"  // cut_refusal

@@ -19,7 +19,7 @@ the optimizer. comm/plan_simulator.h puts the pieces together.
 #include "comm/matrix_homes.h"       // choose_homes
 #include "comm/plan_passes.h"        // Pass, StepPasses
 #include "comm/pipeline_schedule.h"  // PipelineSchedule
-#include "comm/setup.h"              // zero_settings
+#include "comm/settings.h"           // zero_settings
 #include "comm/stage.h"              // Stage
 #include "data/base/dtype.h"         // Dtype
 #include "data/base/error.h"         // text

@@ -1,6 +1,6 @@
-// Settings that comm/setup.h makes of options.
+// Settings that comm/settings.h makes of options.
 // devices: cpu
-#include "comm/setup.h"
+#include "comm/settings.h"
 #include "test/support/testing.h"
 
 TEST_CASE("chunks of the loss are about equal, and of whole tiles") {

@@ -1,0 +1,195 @@
+/*
+The options of a run in the terms of the optimizer and of the ranks: settings, sizes, how the model is cut.
+*/
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "comm/activations.h"       // Workload
+#include "comm/layout.h"            // make_layout
+#include "comm/memory.h"            // memory_of, memory_total
+#include "comm/parameters.h"        // parameter_layout
+#include "comm/save_clock.h"        // saves_on_the_way
+#include "comm/stage.h"             // local_part, Dims, Stage
+#include "comm/zero_arrays.h"       // ZeroSettings
+#include "data/options/options.h"   // Options
+#include "data/options/schedule.h"  // the course of the learning rate
+#include "kernels/adamw.cuh"        // adamw_optimizer
+#include "kernels/fp8_matmul.cuh"   // Fp8Sizes
+#include "kernels/gelu.cuh"         // Gelu
+#include "kernels/lamb.cuh"         // lamb_optimizer
+#include "kernels/muon.cuh"         // muon_optimizer, orthogonalise_scratch
+#include "kernels/norm.cuh"         // Norm
+#include "kernels/rope.cuh"         // rope_table
+
+// ----------------------------------------------------------------------------
+// settings
+
+// The optimizer of the run, for the step after `step` steps.
+inline Optimizer make_optimizer(const Options& o, int step) {
+    AdamW settings = {.learning_rate = o.learning_rate * schedule(o, step),
+                      .beta1 = o.beta1,
+                      .beta2 = o.beta2,
+                      .eps = o.adam_eps,
+                      .weight_decay = o.weight_decay,
+                      .step = step + 1,
+                      .stochastic_rounding = o.stochastic_rounding};
+    switch (o.optimizer) {
+    case OptimizerKind::adamw:
+        return adamw_optimizer(settings, (uint64_t)o.seed);
+    case OptimizerKind::lamb:
+        return lamb_optimizer(settings, (uint64_t)o.seed);
+    case OptimizerKind::muon:
+        return muon_optimizer({settings, o.muon_momentum}, (uint64_t)o.seed);
+    }
+    __builtin_unreachable();
+}
+
+inline std::array<Multipliers, tensor_kinds> multipliers(const Options& o) {
+    std::array<Multipliers, tensor_kinds> by_kind;
+    by_kind[(int)TensorKind::embedding] = {o.embedding_lr, o.embedding_decay};
+    by_kind[(int)TensorKind::head] = {o.head_lr, o.head_decay};
+    by_kind[(int)TensorKind::vector].learning_rate = o.vector_lr;
+    return by_kind;
+}
+
+// The settings say what the optimizer keeps of each element, and asks for. fp32 parameters are their own
+// master copy. host_threads: those of a rank that steps its part of the optimizer's state on the host.
+inline ZeroSettings zero_settings(const Options& o, size_t number_bytes = sizeof(floatX),
+                                  int host_threads = 0) {
+    bool muon = o.optimizer == OptimizerKind::muon;
+    return {.level = o.zero,
+            .slots = with_added<Slot>({Slot::m, Slot::v}),
+            .not_of_matrices = muon ? std::vector{Slot::v} : std::vector<Slot>(),
+            .takes_norms = o.optimizer == OptimizerKind::lamb,
+            .transform_scratch = muon ? orthogonalise_scratch : nullptr,
+            .multipliers = multipliers(o),
+            .keep_master = o.master_weights && number_bytes < sizeof(float),
+            .offload = o.offload == Offload::optimizer,
+            .host_threads = host_threads,
+            .overlap = o.overlap,
+            .reduce_dtype = o.reduce_dtype,
+            .prefetch = o.prefetch,
+            .staging = o.async_save && saves_on_the_way(o.save_every, o.steps),
+            .checks = o.check_replicas > 0 || o.check_replay > 0};
+}
+
+// Kernels have enums of their own.
+inline Norm norm_kernel(NormKind kind) {
+    switch (kind) {
+    case NormKind::layernorm:
+        return Norm::layernorm;
+    case NormKind::rmsnorm:
+        return Norm::rmsnorm;
+    }
+    __builtin_unreachable();
+}
+
+// GELU's form; SwiGLU has none, and is not asked.
+inline Gelu gelu_kernel(MlpKind kind) {
+    switch (kind) {
+    case MlpKind::gelu:
+    case MlpKind::swiglu:
+        return Gelu::tanh;
+    case MlpKind::gelu_exact:
+        return Gelu::exact;
+    }
+    __builtin_unreachable();
+}
+
+// Tokens whose logits exist at once, if the user leaves it open. Each chunk reads and writes all of the fp32
+// gradient of the classifier's weights: 8 bytes for 2 FLOPs a token. A card that does 150 to 300 FLOPs in the
+// time of a byte is kept busy by some thousand tokens at once, which in bf16 take up to 1 GiB. Chunks are of
+// about the same size, for products of a few rows are slow; and of whole tiles of products, where they can.
+inline int chosen_loss_chunk(const ModelConfig& config, int tokens, size_t number_bytes = sizeof(floatX)) {
+    const size_t budget = (size_t)(number_bytes == 2 ? 1024 : 256) << 20;
+    constexpr int tile = 256;
+    int most = (int)std::clamp<size_t>(budget / (padded_vocab(config) * number_bytes), 1, tokens);
+    if (most == tokens) return tokens;
+    int unit = most < tile ? 1 : tile;
+    return ceil_div(even_share(tokens, most / unit * unit), unit) * unit;
+}
+
+// number_bytes: of the program that is to run, which may be built for other numbers than this one.
+inline Workload training_workload(const Options& o, Recompute recompute,
+                                  size_t number_bytes = sizeof(floatX)) {
+    int tokens = o.micro_batch * o.sequence_length;
+    int chunk =
+        o.loss_chunk > 0 ? std::min(o.loss_chunk, tokens) : chosen_loss_chunk(o, tokens, number_bytes);
+    return {.B = o.micro_batch,
+            .T = o.sequence_length,
+            .training = true,
+            .recompute = recompute,
+            .loss_chunk = chunk,
+            .fp8 = o.matmul_dtype == MatmulDtype::fp8,
+            .number_bytes = number_bytes,
+            .fast_gradients = o.fp8_fast_gradients};
+}
+
+// ----------------------------------------------------------------------------
+// sizes
+
+inline size_t rope_floats(const ModelConfig& config, const Workload& w) {
+    return config.position == PositionKind::rope ? (size_t)w.positions() * config.rope_dims : 0;
+}
+
+// (positions, rope_dims / 2, 2) from rope_table(); empty without RoPE.
+inline std::vector<float> rope_angles(const ModelConfig& config, const Workload& w) {
+    std::vector<float> table(rope_floats(config, w));
+    RopeScaling scaling = {config.rope_scaling, config.rope_low_frequency, config.rope_high_frequency,
+                           config.rope_original_context};
+    if (!table.empty()) rope_table(table.data(), w.positions(), config.rope_dims, config.rope_theta, scaling);
+    return table;
+}
+
+// layer_bytes: activations that are kept of a layer for one micro-batch.
+inline Layout training_layout(const Options& o, size_t layer_bytes) {
+    ParameterLayout whole = parameter_layout(o);
+    double state =
+        (double)memory_total(memory_of<ZeroArrays>(whole, 1, zero_settings(o))) / whole.parameter_count();
+    return make_layout(o, {.state = state * block_parameters(o),
+                           .activations = (double)layer_bytes,
+                           .table = state * padded_vocab(o) * o.channels});
+}
+
+// The fp8 memory of the products of this rank's blocks.
+inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const Stage& stage) {
+    if (!w.fp8) return {};
+    Dims d(config, stage.layout().mesh.tp, w.B, w.T);
+    size_t layers = 0;
+    for (int of_chunk : stage.layers(0)) layers += of_chunk;
+    bool filter = config.local_filter;  // its two matrices; and values have another input than queries
+    size_t widths = std::max({d.QKV, d.A, d.F1, d.F, filter ? 2 * d.H : 0});
+    return {.weights = layers * d.C * ((size_t)d.QKV + d.A + d.F1 + d.F + (filter ? 4 * d.H : 0)),
+            .matrices = (filter ? 7 : 4) * layers,
+            .largest_weight = d.C * widths,
+            .keeps_weights = w.recompute == Recompute::none,
+            .rows = (size_t)d.N,
+            .width = (size_t)std::max({filter ? 2 * d.C : d.C, d.QKV, d.A, d.F1})};
+}
+
+// ----------------------------------------------------------------------------
+// multiprocessors
+
+// Multiprocessors that NCCL's kernels are expected to hold while products run: those of two receives from the
+// stages beside, which are there as soon as they can be and wait; and of one group, where tensor ranks send
+// beside products, or data ranks in every micro-batch. It follows from the layout alone: algorithms depend on
+// it, and the bits are the same without overlap.
+inline int held_multiprocessors(const Layout& layout, int zero) {
+    const MeshShape& mesh = layout.mesh;
+    bool tensor_ranks_send = mesh.tp > 1 && layout.row_chunks > 1;
+    bool data_ranks_send = mesh.shard > 1 && zero >= 2;
+    return (mesh.pp > 1 ? 2 * blocks_of_links : 0) +
+           (tensor_ranks_send || data_ranks_send ? blocks_of_groups : 0);
+}
+
+// Products spare these, but where ranks talk by something else than kernels: there they spare none.
+inline int spared_by_products([[maybe_unused]] const Layout& layout, [[maybe_unused]] int zero) {
+#ifdef RANKS_USE_NCCL
+    return held_multiprocessors(layout, zero);
+#else
+    return 0;
+#endif
+}
