@@ -105,9 +105,37 @@ constexpr int command_count = command_import + 1;
 
 constexpr int usual_seed = 1337, usual_micro_batch = 4;
 
+// How a step is cut over processes and into micro-batches. `plan` searches for the fastest, by what is given.
+struct Cut {
+    int micro_batch = usual_micro_batch;
+    int sequence_length = 0;     // 0: context
+    long long global_batch = 0;  // tokens of one step; 0: as few as can be, or the usual ones of a plan
+    int tp = 1;
+    int pp = 1;
+    int tp_overlap = 0;  // 0: chosen by complete_layout
+    PipelineSchedule pp_schedule = PipelineSchedule::one_f_one_b;
+    int pp_chunks = 0;  // 0: 2 for an interleaved pipeline, else 1
+    int zero = 0;
+    int shard_group = 0;  // 0: chosen, and 1 where --zero 0 cuts nothing
+    Dtype reduce_dtype = Dtype::fp32;
+    bool overlap = true;
+    int prefetch = 1;
+    Offload offload = Offload::none;
+    Recompute recompute = Recompute::automatic;
+};
+
+// What a step computes with.
+struct Arithmetic {
+    OptimizerKind optimizer = OptimizerKind::adamw;
+    MatmulDtype matmul_dtype = MatmulDtype::automatic;
+    bool fp8_fast_gradients = false;
+    bool master_weights = true;
+    bool stochastic_rounding = false;
+};
+
 // The options of `train`, and what a checkpoint tells of the run that made it. Sizes left at 0 that can be
 // worked out from the others are filled in by complete_options().
-struct Options : ModelConfig {
+struct Options : ModelConfig, Cut, Arithmetic {
     static constexpr Command command = command_train;
 
     std::string model = "tiny";
@@ -122,26 +150,12 @@ struct Options : ModelConfig {
     int seed = usual_seed;
 
     int steps = 1000;
-    int micro_batch = usual_micro_batch;
-    int sequence_length = 0;     // 0: context
-    long long global_batch = 0;  // tokens of one step; 0: as few as can be
-    std::string batch_ramp;      // 256k:1M:2000; empty: no ramp
+    std::string batch_ramp;  // 256k:1M:2000; empty: no ramp
 
-    int dp = 0;  // 0: processes / (tp * pp)
-    int tp = 1;
-    int pp = 1;
-    int tp_overlap = 0;  // 0: chosen by complete_layout
-    PipelineSchedule pp_schedule = PipelineSchedule::one_f_one_b;
-    int pp_chunks = 0;                                      // 0: 2 for an interleaved pipeline, else 1
+    int dp = 0;                                             // 0: processes / (tp * pp)
     std::string pp_layers = name_of(PipelineLayers::time);  // or a list like 3,4,4,3
-    int zero = 0;
-    int shard_group = 0;  // 0: chosen, and 1 where --zero 0 cuts nothing
-    Dtype reduce_dtype = Dtype::fp32;
-    bool overlap = true;
-    int prefetch = 1;
-    Offload offload = Offload::none;
-    float throttle_link = 0;          // GB/s; 0: as fast as it goes
-    int communication_timeout = 600;  // seconds; 0: for ever
+    float throttle_link = 0;                                // GB/s; 0: as fast as it goes
+    int communication_timeout = 600;                        // seconds; 0: for ever
 
     std::string resume;  // auto | a run directory | a checkpoint
     std::string init;    // a run directory | a checkpoint
@@ -153,7 +167,6 @@ struct Options : ModelConfig {
     int disk_wait = 600;       // seconds
     std::string fallback_dir;  // empty: none
 
-    OptimizerKind optimizer = OptimizerKind::adamw;
     float learning_rate = 6e-4f;
     LearningRateSchedule schedule = LearningRateSchedule::cosine;
     int warmup_steps = -1;  // -1: a twentieth of the run, at most 2000
@@ -174,11 +187,6 @@ struct Options : ModelConfig {
     int check_replicas = 0;  // steps; 0: never
     int check_replay = 0;    // likewise
 
-    MatmulDtype matmul_dtype = MatmulDtype::automatic;
-    bool fp8_fast_gradients = false;
-    bool master_weights = true;
-    bool stochastic_rounding = false;
-    Recompute recompute = Recompute::automatic;
     AttentionChoice attention = AttentionChoice::automatic;
     CudaGraphs cuda_graphs = CudaGraphs::automatic;
     int loss_chunk = 0;
@@ -200,8 +208,8 @@ struct Options : ModelConfig {
     std::string prompt;
 };
 
-// The model, the batch and the layout have the options of `train`.
-struct PlanOptions : ModelConfig {
+// The model, the step and the layout have the options of `train`.
+struct PlanOptions : ModelConfig, Cut, Arithmetic {
     static constexpr Command command = command_plan;
 
     std::string model = "tiny";
@@ -220,24 +228,6 @@ struct PlanOptions : ModelConfig {
     bool explain = false;  // the one layout that is given
     Exposed exposed = Exposed::none;
     PlanFormat format = PlanFormat::text;
-    int sequence_length = 0;     // 0: context
-    long long global_batch = 0;  // 0: the usual one for a model of its size
-    OptimizerKind optimizer = OptimizerKind::adamw;
-    MatmulDtype matmul_dtype = MatmulDtype::automatic;
-    bool fp8_fast_gradients = false;
-    bool master_weights = true, stochastic_rounding = false;
-    Offload offload = Offload::none;
-    Dtype reduce_dtype = Dtype::fp32;
-    bool overlap = true;
-    int prefetch = 1;
-    // Those of the layout: searched for where they are not given.
-    int micro_batch = usual_micro_batch;
-    int tp = 1, pp = 1;
-    int tp_overlap = 0;
-    PipelineSchedule pp_schedule = PipelineSchedule::one_f_one_b;
-    int pp_chunks = 0;
-    int zero = 0, shard_group = 0;
-    Recompute recompute = Recompute::automatic;
 };
 
 // The job comes behind them, after a -- of its own.
