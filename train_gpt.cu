@@ -1309,7 +1309,8 @@ inline void run(int argc, char** argv, const World& world) {
     check_same_options(world, asked.training, false);
     FindCheckpoint find = find_on_root(world, asked.places);
     CommandLine line;
-    world.on_all_ranks([&] { line = parse_command_line(asked, world.size(), find, layout_choices(world)); });
+    world.on_all_ranks(
+        [&] { line = parse_command_line(asked, world.size(), find, layout_choices(world, asked.given)); });
     std::visit(ComparedOptions{world}, line);
     if (computes(asked.command, asked.given)) choose_device(world);
 #ifndef __CUDACC__

@@ -7,9 +7,10 @@ layout (comm/plan_search.h), on the machine of --machine or the cards that are h
 #include <functional>
 #include <string>
 
-#include "comm/plan_machine.h"  // find_machine
-#include "comm/plan_search.h"   // Planner
-#include "comm/world.h"         // World
+#include "comm/plan_machine.h"   // find_machine
+#include "comm/plan_search.h"    // Planner
+#include "comm/world.h"          // World
+#include "data/launch/resume.h"  // GivenOptions, is_given
 
 // The cut of a run whose layout is complete.
 inline PlannedCut cut_of(const Options& o) {
@@ -47,8 +48,9 @@ inline void check_plan(const Options& o, const Machine& machine) {
         fail("--matmul-dtype bf16: plans know products in fp32 of such a machine; give --matmul-dtype auto");
 }
 
-// Chooses for --tp auto: the fastest layout of all processes, among those with what is not at its default.
-inline void choose_cut(Options& o, const Machine& machine, int processes) {
+// Chooses for --tp auto: the fastest layout of all processes, among those with what is given or is not at its
+// default.
+inline void choose_cut(Options& o, const GivenOptions& given, const Machine& machine, int processes) {
     if (machine.flops == 0)
         fail("--tp auto: --machine is missing, and the device here is not a card that is known; measure it "
              "with train_gpt plan --measure, or give --tp and --pp");
@@ -61,16 +63,17 @@ inline void choose_cut(Options& o, const Machine& machine, int processes) {
         fail("--global-batch %lld: not a multiple of --sequence-length %d; give one", o.global_batch,
              o.sequence_length);
     const Options usual;
+    auto holds = [&](const char* name, bool differs) { return differs || is_given(name, given); };
     PlanTask task = {.options = o,
                      .machine = machine,
                      .devices = processes,
                      .keeps_tp = o.tp > 0,
                      .keeps_pp = o.pp > 0,
-                     .keeps_schedule = o.pp_schedule != usual.pp_schedule,
+                     .keeps_schedule = holds("--pp-schedule", o.pp_schedule != usual.pp_schedule),
                      .keeps_chunks = o.pp_chunks > 0,
-                     .keeps_zero = o.zero > 0,
+                     .keeps_zero = holds("--zero", o.zero > 0),
                      .keeps_shard = o.shard_group > 0,
-                     .keeps_micro_batch = o.micro_batch != usual.micro_batch,
+                     .keeps_micro_batch = holds("--micro-batch", o.micro_batch != usual.micro_batch),
                      .keeps_recompute = o.recompute != Recompute::automatic};
     for (int* cut : {&task.options.tp, &task.options.pp}) *cut = std::max(*cut, 1);
     constexpr int enough = 100;  // ways to divide the ranks: of some, not all are of use
@@ -113,9 +116,9 @@ inline int chosen_shard_group(const Options& o, const Machine& machine) {
     return o.dp;
 }
 
-// The choices that complete a run's layout, the same on all ranks.
-inline LayoutChoices layout_choices(const World& world) {
-    return {[&world](Options& o, int processes) { choose_cut(o, expected_machine(o, world), processes); },
+// The choices that complete a run's layout, the same on all ranks. given: on the command line.
+inline LayoutChoices layout_choices(const World& world, const GivenOptions& given) {
+    return {[&](Options& o, int processes) { choose_cut(o, given, expected_machine(o, world), processes); },
             [&world](const Options& o) { return chosen_shard_group(o, expected_machine(o, world)); }};
 }
 

@@ -835,3 +835,18 @@ TEST_CASE("absurd sizes are planned or refused, soon" * doctest::test_suite("lon
         if (error != "no error") check_refusal(error, "plan:", __LINE__);
     }
 }
+
+TEST_CASE("--tp auto keeps what the command line gives, be it the default") {
+    auto chosen = [](const std::string& words) {
+        PlanLine line = plan_line("--model gpt2-350M --global-batch 512k --gpus 8 --machine h100 " + words);
+        Options o = line.options;
+        o.tp = o.pp = 0;
+        choose_cut(o, line.given, find_machine("h100"), 8);
+        return o;
+    };
+    const Options usual, fastest = chosen("");
+    CHECK(fastest.micro_batch != usual.micro_batch);
+    CHECK(fastest.zero != usual.zero);
+    CHECK(chosen("--micro-batch 4").micro_batch == usual.micro_batch);
+    CHECK(chosen("--zero 0").zero == usual.zero);
+}
