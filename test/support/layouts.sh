@@ -1,0 +1,85 @@
+# shellcheck shell=bash disable=SC2034
+# Models and layouts that runs are compared on: check_layouts.sh, and same_as.sh beside it in test/tools.
+
+# Steps of 24 sequences: divided by 1, 2, 3, 4 and 8 ranks, and by micro-batches of 1, 2 and 3; in the last rows 3 ranks
+# have 8 micro-batches. Every step is clipped.
+# --adam-eps: some gradients are zero but for rounding (those of key biases: softmax does not see them), and with a
+# small one AdamW would make updates of that noise.
+common=(--context 24 --steps 10 --global-batch 576 --gradient-clip 0.5 --warmup-steps 2 --adam-eps 1e-5
+    --val-every 5 --val-batches 2 --sample-every 10 --sample-tokens 4 --train-data 'text_train_*.bin' --val-data 'text_val_*.bin' --model tiny)
+# Sizes that divide by little: what is cut into shards, stages or vocabularies leaves a remainder.
+declare -A shapes=(
+    [gpt2]="--vocab-size 257 --layers 5 --channels 60 --heads 4 --norm layernorm --position learned --mlp gelu
+        --bias on --tie-embeddings on"
+    [llama]="--vocab-size 259 --layers 6 --channels 56 --heads 4 --kv-heads 2 --mlp-width 52 --norm rmsnorm
+        --position rope --mlp swiglu --bias off --tie-embeddings off"
+    [parallel]="--vocab-size 263 --layers 4 --channels 28 --heads 2 --kv-heads 1 --mlp-width 38 --norm layernorm
+        --position rope --mlp gelu --bias on --tie-embeddings off --block parallel --qk-norm on --window 7 --window-pattern 2:1"
+)
+shapes[filter]="--vocab-size 261 --layers 4 --channels 48 --heads 4 --mlp-width 52 --norm rmsnorm --position rope --mlp swiglu
+    --bias off --tie-embeddings on --local-filter on"
+shapes[parallel-filter]="${shapes[parallel]} --local-filter on"
+
+# SHAPE RANKS OPTIONS; more_layouts: in `make soak` alone
+layouts='
+gpt2      1 --micro-batch 2 --recompute block --zero 3 --offload optimizer
+llama     1 --micro-batch 4 --pp-schedule interleaved --pp-chunks 3
+gpt2      2 --micro-batch 6 --zero 2 --offload optimizer
+gpt2      2 --micro-batch 4 --zero 3
+llama     2 --micro-batch 6 --zero 1 --recompute mlp --optimizer lamb
+llama     2 --micro-batch 2 --zero 3 --recompute block --optimizer muon
+gpt2      3 --micro-batch 2 --zero 3 --prefetch 3 --optimizer lamb
+parallel  3 --micro-batch 1 --zero 3 --offload optimizer
+gpt2      4 --micro-batch 2 --zero 1 --shard-group 2
+llama     4 --micro-batch 2 --zero 3 --shard-group 2 --recompute block --offload optimizer --optimizer muon
+gpt2      2 --tp 2 --micro-batch 3 --tp-overlap 1 --recompute block
+parallel  2 --tp 2 --micro-batch 6 --recompute block --offload optimizer
+gpt2      4 --tp 2 --micro-batch 2 --zero 3 --optimizer muon
+gpt2      2 --pp 2 --micro-batch 2 --pp-schedule zero-bubble
+llama     2 --pp 2 --micro-batch 6 --pp-schedule interleaved --pp-chunks 3
+gpt2      3 --pp 3 --micro-batch 4 --pp-layers 1,3,1
+gpt2      4 --pp 2 --micro-batch 3 --zero 3 --pp-schedule zero-bubble
+gpt2      4 --tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble --recompute mlp --optimizer muon
+llama     6 --tp 2 --pp 3 --micro-batch 3 --pp-layers 3,1,2
+llama     8 --tp 2 --pp 2 --zero 2 --micro-batch 2 --pp-layers memory --optimizer muon
+parallel  8 --tp 2 --pp 2 --zero 1 --offload optimizer --pp-schedule zero-bubble --micro-batch 2 --optimizer muon
+filter    2 --tp 2 --micro-batch 4 --recompute block
+filter    3 --micro-batch 2 --zero 3 --offload optimizer --optimizer muon
+filter    4 --tp 2 --pp 2 --micro-batch 6 --pp-schedule zero-bubble --optimizer muon
+parallel-filter 2 --tp 2 --micro-batch 6 --recompute block
+parallel-filter 4 --tp 2 --pp 2 --micro-batch 3 --pp-schedule zero-bubble --zero 1
+'
+more_layouts='
+gpt2      8 --micro-batch 3 --zero 3
+llama     2 --tp 2 --micro-batch 6 --recompute elementwise
+llama     2 --pp 2 --micro-batch 3 --pp-schedule gpipe
+parallel  2 --pp 2 --micro-batch 2 --pp-schedule zero-bubble --recompute block
+llama     4 --pp 2 --micro-batch 2 --zero 2 --pp-schedule interleaved
+llama     3 --micro-batch 3 --zero 3 --offload optimizer
+gpt2      1 --micro-batch 4 --pp-schedule zero-bubble
+llama     1 --micro-batch 1 --zero 2
+llama     2 --micro-batch 3
+llama     3 --micro-batch 4 --zero 2 --overlap off
+llama     4 --micro-batch 3 --zero 3 --prefetch 0
+llama     8 --micro-batch 1 --zero 3 --shard-group 4 --recompute mlp
+parallel  8 --micro-batch 3 --zero 3 --shard-group 2
+gpt2      2 --tp 2 --micro-batch 8
+parallel  2 --tp 2 --micro-batch 4
+llama     4 --tp 4 --micro-batch 8 --optimizer lamb
+llama     4 --tp 2 --micro-batch 3 --zero 2
+gpt2      2 --pp 2 --micro-batch 4 --optimizer lamb
+gpt2      4 --pp 4 --micro-batch 2
+gpt2      4 --pp 2 --micro-batch 2 --zero 1
+gpt2      4 --tp 2 --pp 2 --micro-batch 4
+llama     4 --tp 2 --pp 2 --micro-batch 2 --pp-schedule interleaved
+parallel  4 --tp 2 --pp 2 --micro-batch 6 --pp-schedule zero-bubble
+gpt2      8 --tp 2 --pp 2 --zero 1 --micro-batch 2 --optimizer lamb
+gpt2      8 --tp 2 --pp 2 --zero 3 --micro-batch 1 --pp-schedule interleaved --recompute block
+gpt2      8 --pp 4 --zero 1 --micro-batch 2 --pp-schedule gpipe --offload optimizer --optimizer lamb
+llama     8 --tp 4 --pp 2 --micro-batch 4 --pp-schedule zero-bubble
+llama     8 --tp 2 --zero 3 --shard-group 2 --micro-batch 1
+parallel  8 --tp 2 --pp 4 --micro-batch 3
+filter    4 --tp 4 --micro-batch 8 --recompute mlp --optimizer lamb
+filter    8 --tp 2 --pp 2 --zero 2 --micro-batch 2 --pp-layers 3,1
+gpt2      6 --pp 2 --micro-batch 3 --zero 2 --pp-schedule interleaved
+'
