@@ -49,7 +49,8 @@ while read -r n options; do
     wanted "simt $n $options" || continue
     runs=$((runs + 1))
     # shellcheck disable=SC2086
-    check "simulated on $n $options" both simt-bf16 "$n" --layers 2 --channels 64 --heads 2 --context 32 --steps 3 --global-batch 256 $options
+    check "simulated on $n $options" both simt-bf16 "$n" --layers 2 --channels 64 --heads 2 --context 32 --steps 3 --global-batch 256 \
+        --matmul-tuning off $options
 done <<'L'
 1 --micro-batch 4
 1 --micro-batch 4 --recompute block --optimizer muon
