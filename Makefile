@@ -306,7 +306,9 @@ packed := $(DIST)/train_gpt-$(DEVICE)-$(CPU_ARCH)
 # A node has these: the C library, the driver of the card, and Open MPI with what only that needs.
 node_has := ld-linux|lib(c|m|dl|rt|pthread|resolv|util)\.so|lib(cuda|nvidia-ml)\.so|lib(mpi|open-)
 
+# The README, and the pages that it leads to.
 pages  := $(wildcard *.md */*.md */*/*.md)
+
 # Follows the names of needed libraries from the program on. $$1 is what is looked through.
 .PHONY: dist
 dist: $(BUILD)/train_gpt

@@ -1322,6 +1322,7 @@ inline void run(int argc, char** argv, const World& world) {
     if (stop_requested != SIGPIPE) check_standard_output();
 }
 
+// The program, which test programs can be too (test/program/train_gpt.cu).
 inline int run_train_gpt(int argc, char** argv) try {
     open_standard_streams();
     if (std::optional<int> code = run_without_ranks(argc, argv)) return *code;

@@ -32,7 +32,7 @@ part that failed, which is worth a new start; its state is not saved, for nobody
 // own, but a device that computes wrongly now and then gives no sign (Dixit et al., "Silent Data Corruptions
 // at Scale", 2021): the run goes on with weights that are no longer one model.
 //
-// What should be the same, and where:
+// Ranks compare these:
 //
 //     weights           on all data ranks; with --zero 3 on the replicas of a shard
 //     optimizer state   on the replicas of a shard, the master copy of the weights included
@@ -299,18 +299,18 @@ private:
 //
 // --check-replay: whether data ranks make the same gradients of the same micro-batch. A device that computes
 // wrongly before gradients are summed gives all replicas the same wrong weights, which no comparison of what
-// they hold can find. But here the same work gives the same bits on any device, so
-// every N steps each data rank goes through two micro-batches of the next step beside the training: its own
-// first one, and that of the data rank behind it, in a ring.
+// they hold can find. But here the same work gives the same bits on any device, so every N steps each data
+// rank goes through two micro-batches of the next step beside the training: its own first one, and that of
+// the next data rank, in a ring.
 //
 //     data rank      0       1       2       3
 //     goes through   0, 1    1, 2    2, 3    3, 0        each micro-batch is gone through by two ranks
 //
-// Of the gradients of each unit there is a hash (kernels/hash.cuh), taken where the backward pass has made
-// them and before any are summed over ranks, so it works at every --zero level: nothing is kept but a number
-// for each unit. A rank that disagrees with both its neighbours is named alone; where two disagree and nobody
-// else does, or there are but two, both are named. Tensor ranks and pipeline stages make a micro-batch
-// together, so what one of them spoils shows on those that work with it as well.
+// Each rank hashes the gradients of each unit (kernels/hash.cuh) when the backward pass has made them and
+// before any are summed over ranks, so it works at every --zero level: nothing is kept but a number for each
+// unit. A rank that disagrees with both its neighbours is named alone; where two disagree and nobody else
+// does, or there are but two, both are named. Tensor ranks and pipeline stages make a micro-batch together,
+// so what one of them spoils shows on those that work with it as well.
 //
 // It finds devices that are wrong always or often; of what goes wrong once in a step, it sees those passes
 // alone.

@@ -48,8 +48,23 @@ inline void check_plan(const Options& o, const Machine& machine) {
         fail("--matmul-dtype bf16: plans know products in fp32 of such a machine; give --matmul-dtype auto");
 }
 
-// Chooses for --tp auto: the fastest layout of all processes, among those with what is given or is not at its
-// default.
+// Plans a run whose layout is not complete. Its options hold where they are given, or are not at their
+// defaults, as those of a checkpoint may be; whether --tp and --pp do is left to the caller.
+inline PlanTask plan_task(const Options& o, const GivenOptions& given, const Machine& machine, int devices) {
+    const Options usual;
+    auto holds = [&](const char* name, bool differs) { return differs || is_given(name, given); };
+    return {.options = o,
+            .machine = machine,
+            .devices = devices,
+            .keeps_schedule = holds("--pp-schedule", o.pp_schedule != usual.pp_schedule),
+            .keeps_chunks = o.pp_chunks > 0,
+            .keeps_zero = holds("--zero", o.zero > 0),
+            .keeps_shard = o.shard_group > 0,
+            .keeps_micro_batch = holds("--micro-batch", o.micro_batch != usual.micro_batch),
+            .keeps_recompute = o.recompute != Recompute::automatic};
+}
+
+// Chooses for --tp auto: the fastest layout of all processes.
 inline void choose_cut(Options& o, const GivenOptions& given, const Machine& machine, int processes) {
     if (machine.flops == 0)
         fail("--tp auto: --machine is missing, and the device here is not a card that is known; measure it "
@@ -62,19 +77,8 @@ inline void choose_cut(Options& o, const GivenOptions& given, const Machine& mac
     if (o.global_batch % o.sequence_length)
         fail("--global-batch %lld: not a multiple of --sequence-length %d; give one", o.global_batch,
              o.sequence_length);
-    const Options usual;
-    auto holds = [&](const char* name, bool differs) { return differs || is_given(name, given); };
-    PlanTask task = {.options = o,
-                     .machine = machine,
-                     .devices = processes,
-                     .keeps_tp = o.tp > 0,
-                     .keeps_pp = o.pp > 0,
-                     .keeps_schedule = holds("--pp-schedule", o.pp_schedule != usual.pp_schedule),
-                     .keeps_chunks = o.pp_chunks > 0,
-                     .keeps_zero = holds("--zero", o.zero > 0),
-                     .keeps_shard = o.shard_group > 0,
-                     .keeps_micro_batch = holds("--micro-batch", o.micro_batch != usual.micro_batch),
-                     .keeps_recompute = o.recompute != Recompute::automatic};
+    PlanTask task = plan_task(o, given, machine, processes);
+    task.keeps_tp = o.tp > 0, task.keeps_pp = o.pp > 0;
     for (int* cut : {&task.options.tp, &task.options.pp}) *cut = std::max(*cut, 1);
     constexpr int enough = 100;  // ways to divide the ranks: of some, not all are of use
     std::vector<PlannedStep> best = Planner(task).best(enough);

@@ -162,12 +162,10 @@ inline Machine find_machine(const std::string& name) {
 // ----------------------------------------------------------------------------
 // measured
 //
-// The devices, nodes and links that a plan can be made for, measured on the ranks that run this: what `plan
-// --measure` writes, `--machine` reads. All ranks measure at the same time, as they
-// work in a run, so that those of a host share its cores and memory; the first one's rates are taken.
+// `plan --measure` writes what `--machine` reads. All ranks measure at the same time, as they work in a run,
+// so that those of a host share its cores and memory; the first one's rates are taken.
 //
-// Rates are those that the formulas of comm/plan_times.h have to be given for what was
-// measured to come out.
+// With the rates that it writes, the formulas of comm/plan_times.h give what was measured.
 
 // The time that a stream takes from one place of its work to another.
 class StreamTimer {

@@ -449,24 +449,15 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
 // the command
 
 inline PlanTask plan_task(const PlanLine& line, const Machine& machine) {
-    auto given = [&](const char* name) { return is_given(name, line.given); };
     auto given_number = [&](const char* name) {
         return std::ranges::any_of(line.given, [&](const GivenOption& option) {
             return option_name(*option.row) == name && option.value != "auto" && option.value != "0";
         });
     };
-    return {.options = line.options,
-            .machine = machine,
-            .devices = line.command.gpus,
-            .keeps_tp = given_number("--tp"),
-            .keeps_pp = given_number("--pp"),
-            .keeps_schedule = given("--pp-schedule"),
-            .keeps_chunks = given("--pp-chunks") && line.command.pp_chunks > 0,
-            .keeps_zero = given("--zero"),
-            .keeps_shard = given("--shard-group") && line.command.shard_group > 0,
-            .keeps_micro_batch = given("--micro-batch"),
-            .keeps_recompute = line.command.recompute != Recompute::automatic,
-            .exposed = line.command.exposed};
+    PlanTask task = plan_task(line.options, line.given, machine, line.command.gpus);
+    task.keeps_tp = given_number("--tp"), task.keeps_pp = given_number("--pp");
+    task.exposed = line.command.exposed;
+    return task;
 }
 
 // The layout of the command line, as `train` would complete it.

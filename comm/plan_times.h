@@ -269,15 +269,9 @@ inline std::string prediction_text(const Machine& machine, double peak, bool tak
 }
 
 // ----------------------------------------------------------------------------
-// micro-batches
+// a micro-batch, on one tensor rank
 //
-// What the pieces of a step take on one tensor rank, in seconds, by the passes of a step (comm/plan_passes.h)
-// at the rates that are expected of a machine: each layer's passes over one micro-batch,
-// the ends of the model, and the optimizer. Rows that tensor ranks send are a part of the time of a product,
-// as far as that does not hide them. comm/plan_simulator.h puts the pieces together.
-
-// ----------------------------------------------------------------------------
-// a micro-batch
+// Rows that tensor ranks send are a part of the time of a product, as far as that does not hide them.
 
 // Seconds of work, and what tensor ranks wait for each other beside it.
 struct WorkTime {

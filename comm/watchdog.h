@@ -58,11 +58,10 @@ that are stopped.
 #include "data/run/rank_state.h"
 
 // ----------------------------------------------------------------------------
-// what is said of a run that stands still
+// the report of a run that stands still
 //
-// What a watchdog says of a run that stands still, before it ends the job: who is to blame, as the flight
-// records of the ranks on this machine tell it (data/run/culprit.h). What the records say is kept as files of
-// the run,
+// Before a watchdog ends the job it names the rank that holds up the others, by the flight records of the
+// ranks on this machine (data/run/culprit.h). The records are kept as files of the run,
 //
 //     RUN/stall-20261125-054200/rank-3.json
 //

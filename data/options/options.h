@@ -124,7 +124,7 @@ struct Cut {
     Recompute recompute = Recompute::automatic;
 };
 
-// What a step computes with.
+// The optimizer of a step, and the numbers that it computes in.
 struct Arithmetic {
     OptimizerKind optimizer = OptimizerKind::adamw;
     MatmulDtype matmul_dtype = MatmulDtype::automatic;

@@ -30,7 +30,7 @@ run() {
     [ "$3" = 1 ] || launch=(ranks "$3")
     "${launch[@]}" "$program" train "${common[@]}" --run-dir "$name" --overwrite "${@:4}" >"$name.out" 2>&1 </dev/null
 }
-# both BUILD RANKS OPTIONS...    a run by each, a resume on another number of ranks, and whether they are the same
+# both BUILD RANKS OPTIONS...    a run by each program, and whether the two are the same
 both() {
     local source
     for source in here there; do
