@@ -822,7 +822,7 @@ public:
         : TextWriter(prompt, texts, g.workload.cache_length, std::min(g.workload.T, g.config.context),
                      g.rows.ranks()),
           g_(g),
-          chooser_({.pipeline = g.mesh.shape.pp - 1}),
+          chooser_(first_of_stage(g.mesh.shape.pp - 1)),
           tokens_(2 * std::max(limit(), texts)) {}
 
 private:

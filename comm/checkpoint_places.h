@@ -89,8 +89,8 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
         }
     };
     for (int unit : layout.held()) {
-        size_t part_size = layout.unit_size(unit) / shape.shard, begin = position.shard * part_size;
-        auto [from, to] = replica_slice(part_size, shape.replicas(), position.replica);
+        size_t part_size = layout.unit_size(unit) / shape.shard, begin = position[Axis::shard] * part_size;
+        auto [from, to] = replica_slice(part_size, shape.replicas(), position[Axis::replica]);
         each_piece(layout.counted_parts(unit, begin + from, begin + to), largest_piece,
                    [&](const TensorPart& piece) { add(unit, begin, piece); });
     }
@@ -118,7 +118,7 @@ public:
             numbers_.emplace(tensor.name, (uint32_t)numbers_.size());
         for (int pipeline = 0; pipeline < shape.pp; pipeline++) {
             for (int tensor = 0; tensor < shape.tp; tensor++)
-                add(tensor, pipeline, layout_at(MeshPosition{.tensor = tensor, .pipeline = pipeline}));
+                add(tensor, pipeline, layout_at(first_of_stage(pipeline).with(Axis::tensor, tensor)));
         }
     }
 
@@ -167,11 +167,9 @@ private:
     }
     int rank_of_slice(const Held& held, size_t number) const {
         int replicas = shape_.replicas();
-        return rank_of({.tensor = held.tensor,
-                        .shard = (int)number / replicas,
-                        .replica = (int)number % replicas,
-                        .pipeline = held.pipeline},
-                       shape_);
+        MeshPosition at = first_of_stage(held.pipeline).with(Axis::tensor, held.tensor);
+        at[Axis::shard] = (int)number / replicas, at[Axis::replica] = (int)number % replicas;
+        return rank_of(at, shape_);
     }
 
     void add(int tensor, int pipeline, const ParameterLayout& layout) {
@@ -244,7 +242,7 @@ std::vector<PieceBatch> pieces_to_read(const TensorPlaces& places, const Checkpo
                                        Wanted&& wanted) {
     std::vector<PieceBatch> batches;
     PieceReaders readers(places);
-    int stage = position_of(rank, places.shape()).pipeline;
+    int stage = position_of(rank, places.shape())[Axis::pipeline];
     for (const CheckpointPiece& piece : index.pieces) {
         if (!wanted(piece.slot) || places.stage_of(piece.tensor) != stage) continue;
         if (readers.take(piece) != rank) continue;

@@ -76,25 +76,25 @@ struct HoldersAlike {
 inline HoldersAlike holders_alike(HeldAlike what, int rank, const MeshShape& shape, bool cut_params,
                                   bool tied) {
     MeshPosition first = position_of(rank, shape);
-    int ranks = 1;
+    int ranks = 1, stage = first[Axis::pipeline];
     switch (what) {
     case HeldAlike::weights:
-        first.replica = 0;
-        if (!cut_params) first.shard = 0;
+        first[Axis::replica] = 0;
+        if (!cut_params) first[Axis::shard] = 0;
         ranks = cut_params ? shape.replicas() : shape.dp;
         break;
     case HeldAlike::state:
-        first.replica = 0, ranks = shape.replicas();
+        first[Axis::replica] = 0, ranks = shape.replicas();
         break;
     case HeldAlike::copies:
-        first.tensor = 0, ranks = shape.tp;
+        first[Axis::tensor] = 0, ranks = shape.tp;
         break;
     case HeldAlike::head_copies:
-        first.tensor -= first.tensor % shape.copies, ranks = shape.copies;
+        first[Axis::tensor] -= first[Axis::tensor] % shape.copies, ranks = shape.copies;
         break;
     case HeldAlike::embeddings:
-        if (!tied || shape.pp == 1 || (first.pipeline > 0 && first.pipeline < shape.pp - 1)) break;
-        first.pipeline = 0, ranks = 2;
+        if (!tied || shape.pp == 1 || (stage > 0 && stage < shape.pp - 1)) break;
+        first[Axis::pipeline] = 0, ranks = 2;
         break;
     }
     return {rank_of(first, shape), ranks};
@@ -318,9 +318,8 @@ private:
 // The data rank behind that of this rank, in its ring.
 inline int next_in_ring(int rank, const MeshShape& shape) {
     MeshPosition at = position_of(rank, shape);
-    int next = (at.replica * shape.shard + at.shard + 1) % shape.dp;
-    at.replica = next / shape.shard, at.shard = next % shape.shard;
-    return rank_of(at, shape);
+    int next = (index_along(data_axes, at, shape.sizes()) + 1) % shape.dp;
+    return rank_of(moved_along(data_axes, next, at, shape.sizes()), shape);
 }
 
 class ReplayCheck {

@@ -59,11 +59,12 @@ struct MatrixRound {
 };
 
 // Ranks of a replica that share a matrix are numbered shard after shard, and those of a stage so too.
+constexpr AxisSet sharing_axes = {Axis::tensor, Axis::shard};
 inline int sharers(const MeshShape& shape) {
-    return shape.shard * shape.tp;
+    return shape.along(sharing_axes);
 }
-inline int sharer(int shard, int tensor, const MeshShape& shape) {
-    return shard * shape.tp + tensor;
+inline int sharer(const MeshPosition& position, const MeshShape& shape) {
+    return index_along(sharing_axes, position, shape.sizes());
 }
 
 // The matrices of one unit, without homes. layouts: of each tensor rank
@@ -86,8 +87,9 @@ inline std::vector<HomedMatrix> matrices_of(const std::vector<ParameterLayout>& 
                 MatrixPart part = {
                     matrix.rows, matrix.cols,     held.column, held.columns, held.begin - held.start + done,
                     count,       matrix.is_tall()};
-                matrix.parts.push_back(
-                    {sharer((int)shard, there.place.tensor, shape), counts, inside, part, 0});
+                auto owner =
+                    MeshPosition().with(Axis::shard, (int)shard).with(Axis::tensor, there.place.tensor);
+                matrix.parts.push_back({sharer(owner, shape), counts, inside, part, 0});
                 done += count;
             }
         }
@@ -184,8 +186,8 @@ public:
     MatrixHomes(Arena& memory, const ParameterLayout& layout, const Mesh& mesh, TransformScratch scratch_of,
                 cudaStream_t stream)
         : mesh_(mesh),
-          replica_(mesh.position.replica),
-          me_(sharer(mesh.position.shard, mesh.position.tensor, mesh.shape)),
+          replica_(mesh.position[Axis::replica]),
+          me_(sharer(mesh.position, mesh.shape)),
           my_home_(replica_ * sharers(mesh.shape) + me_),
           rounds_(matrix_rounds(layout, mesh.shape, scratch_of)),
           arrays_(memory, rounds_, mesh.shape, scratch_of),
@@ -272,11 +274,8 @@ private:
 
     // Sends to a rank of this stage, or receives from it.
     void pass(bool send, floatX* data, size_t count, int replica, int other) {
-        MeshPosition there = mesh_.position;
-        there.replica = replica;
-        there.shard = other / mesh_.shape.tp, there.tensor = other % mesh_.shape.tp;
-        there.pipeline = 0;
-        int rank = rank_of(there, mesh_.shape);
+        MeshPosition first = MeshPosition().with(Axis::replica, replica);  // on the first stage
+        int rank = rank_of(moved_along(sharing_axes, other, first, mesh_.shape.sizes()), mesh_.shape);
         if (send)
             mesh_.stage().send((const floatX*)data, count, rank, Traffic::updates, stream_);
         else

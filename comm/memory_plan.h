@@ -58,24 +58,17 @@ constexpr size_t memory_of_peer = 640;  // bytes for one channel
 // per_machine: ranks.
 inline size_t communicator_memory(const MeshShape& shape, int per_machine) {
     size_t bytes = 0;
-    // stride: from a rank of the group to the next.
-    auto add = [&](int ranks, int stride, int channels) {
+    // span: how far the last rank of the group is behind the first.
+    auto add = [&](int ranks, int span, int channels) {
         if (ranks == 1) return;
-        bool crosses = (ranks - 1) * stride >= per_machine;
+        bool crosses = span >= per_machine;
         bytes += (size_t)channels * ((crosses ? 2 : 1) * memory_of_connection + ranks * memory_of_peer);
     };
-    int stage = shape.tp * shape.dp;
-    add(shape.ranks(), 1, blocks_of_world);
-    add(shape.tp, 1, blocks_of_groups);
-    for (int twice = 0; twice < 2; twice++) add(shape.shard, shape.tp, blocks_of_groups);  // and gathers()
-    add(shape.replicas(), shape.tp * shape.shard, blocks_of_groups);
-    if (shape.copies < shape.tp) add(shape.copies, 1, blocks_of_groups);
-    if (shape.homes && stage > std::max({shape.tp, shape.shard, shape.replicas()}))
-        add(stage, 1, blocks_of_groups);
-    if (shape.pp > 1) {
-        for (int link = 0; link < 4; link++) add(2, stage, blocks_of_links);
-        add(2, (shape.pp - 1) * stage, blocks_of_groups);  // ends()
+    for (size_t group = 0; group < mesh_groups.size(); group++) {
+        const GroupRow& row = mesh_groups[group];
+        if (served_by(group, shape) == group) add(ranks_of(row, shape), span_of(row, shape), row.blocks);
     }
+    for (int link = 0; link < 4 && shape.pp > 1; link++) add(2, shape.along(stage_axes), blocks_of_links);
     return bytes;
 }
 
@@ -124,7 +117,7 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
                                                const ZeroSettings& settings, const Layout& cut = {}) {
     std::vector<std::vector<MemoryClass>> stages;
     for (int number = 0; number < cut.mesh.pp; number++) {
-        Stage stage(config, cut, {.pipeline = number}, w.training);
+        Stage stage(config, cut, first_of_stage(number), w.training);
         stages.push_back(stage_memory(config, w, settings, cut, stage,
                                       parameter_layout(config, cut.mesh.shard, stage.units())));
     }

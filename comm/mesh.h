@@ -54,52 +54,40 @@ public:
         Phase phase("mesh");
         WaitsForOthers wait;  // the libraries wait where nobody can look
         size_t free_before = free_memory();
-        world_ = Communicator::of_world(world, stream, blocks_of_world);
-        groups_ = {{0, world_}};
-        tensor_ = group(tensor_axis);
-        shard_ = group(shard_axis);
-        if (shape.shard > 1) gathers_ = make_group(shard_axis);
-        replica_ = group(replica_axis);
-        if (shape.homes) stage_ = group(tensor_axis | shard_axis | replica_axis);
-        if (shape.copies > 1 && shape.copies < shape.tp) {
-            int color = (world.rank() - position.tensor) + position.tensor / shape.copies;
-            copies_ = add_group(world_.split(color, position.tensor, blocks_of_groups));
+        for (size_t group = 0; group < mesh_groups.size(); group++) {
+            const GroupRow& row = mesh_groups[group];
+            size_t by = served_by(group, shape);
+            if (ranks_of(row, shape) == 1) continue;
+            groups_[group] = by < group ? groups_[by]
+                             : group == (size_t)MeshGroup::world
+                                 ? made(Communicator::of_world(world, stream, row.blocks))
+                                 : made(split(row));
         }
-        if (shape.pp > 1) {
-            make_links(stream, traffic.sent);
-            make_ends();
-        }
+        if (shape.pp > 1) make_links(stream, traffic.sent);
         connect(stream, traffic);
         size_t free_behind = free_memory();
         memory = free_before - std::min(free_before, free_behind);
-        groups_built = (int)groups_.size();
+        groups_built = (int)made_.size();
         build_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
 
     MeshShape shape;
     MeshPosition position;
 
-    // Groups along the same axes are one communicator, gathers() aside; a group of one talks to nobody. That
-    // of all ranks is for a few numbers.
-    const Communicator& world() const { return world_; }
-    const Communicator& tensor() const { return tensor_; }
-    const Communicator& shard() const { return shard_; }
-    // The shard group once more: NCCL runs the calls of one communicator one after another, and parameters
-    // are gathered while gradients are reduced.
-    const Communicator& gathers() const { return gathers_; }
-    const Communicator& replica() const { return replica_; }  // those that hold the same shard
-    // Tensor ranks that have copies of the same heads; a group of one if each has its own or all the same.
-    const Communicator& copies() const { return copies_; }
-    // All ranks that have parts of the same layers, where matrices travel; shard by shard, as rank_of() has
-    // them on the first stage.
-    const Communicator& stage() const { return stage_; }
+    // A group of one talks to nobody.
+    const Communicator& group(MeshGroup group) const { return groups_[(size_t)group]; }
+    const Communicator& world() const { return group(MeshGroup::world); }
+    const Communicator& tensor() const { return group(MeshGroup::tensor); }
+    const Communicator& shard() const { return group(MeshGroup::shard); }
+    const Communicator& gathers() const { return group(MeshGroup::gathers); }
+    const Communicator& replica() const { return group(MeshGroup::replica); }
+    const Communicator& stage() const { return group(MeshGroup::stage); }
+    const Communicator& copies() const { return group(MeshGroup::copies); }
+    const Communicator& ends() const { return group(MeshGroup::ends); }
     const MeshLinks& links() const { return links_; }
-    // The first stage and the last, which share what lies at both ends of a model. A group of one between
-    // them.
-    const Communicator& ends() const { return ends_; }
 
     // Among the data ranks.
-    int data_rank() const { return position.replica * shape.shard + position.shard; }
+    int data_rank() const { return index_along(data_axes, position, shape.sizes()); }
 
     int groups_built = 0;      // communicators of this rank
     double build_seconds = 0;  // time that this rank took to make the groups
@@ -107,52 +95,36 @@ public:
 
     // Throws Error if the library has reported one for any group.
     void check() const {
-        for (const Group& group : groups_) group.communicator.check();
+        for (const Communicator& group : made_) group.check();
     }
 
     // Ends what the groups have under way on streams, undone, so that streams come to their end. The groups
     // are of no use afterwards.
     void abort() const {
-        for (const Group& group : groups_) group.communicator.abort();
+        for (const Communicator& group : made_) group.abort();
     }
 
     // Names the groups of this rank for its record, which begins afterwards.
     void record_groups() const {
-        auto add = [&](const char* name, const Communicator& group, std::vector<int> ranks, int axes) {
+        auto add = [&](const char* name, const Communicator& group, std::vector<int> ranks, AxisSet axes) {
             if (group.size() == 1) return;
             int size = group.size();
             group.record_as(recorder.add_group({name, std::move(ranks), size, axes}));
         };
-        const int me = rank_of(position, shape), stage = tensor_axis | shard_axis | replica_axis;
-        const int all = stage | pipeline_axis;
-        auto along = [&](int axes) { return group_of(me, axes, shape); };
-        // A communicator that serves as several groups goes by the first of these names.
-        const struct {
-            const char* name;
-            const Communicator& group;
-            int axes;
-        } rows[] = {{"gathers", gathers_, shard_axis},
-                    {"stage", stage_, stage},
-                    {"world", world_, all},
-                    {"replica", replica_, replica_axis},
-                    {"shard", shard_, shard_axis},
-                    {"tensor", tensor_, tensor_axis}};
-        for (auto& [name, group, axes] : rows) add(name, group, along(axes), axes);
-        int first_copy = me - position.tensor % shape.copies;
-        std::vector<int> copies;
-        for (int i = 0; i < copies_.size(); i++) copies.push_back(first_copy + i);
-        add("copies", copies_, copies, 0);
+        const int me = rank_of(position, shape);
+        for (size_t group = 0; group < mesh_groups.size(); group++) {
+            const GroupRow& row = mesh_groups[group];
+            if (served_by(group, shape) == group)
+                add(row.name, groups_[group], members_of(row, me, shape), axes_of(row, shape));
+        }
         auto at_stage = [&](int number) {
-            MeshPosition there = position;
-            there.pipeline = (number + shape.pp) % shape.pp;
-            return rank_of(there, shape);
+            return rank_of(position.with(Axis::pipeline, (number + shape.pp) % shape.pp), shape);
         };
-        add("ends", ends_, {at_stage(0), at_stage(-1)}, 0);
-        int before = at_stage(position.pipeline - 1), behind = at_stage(position.pipeline + 1);
-        add("forward in", links_.forward_in, {before, me}, 0);
-        add("forward out", links_.forward_out, {me, behind}, 0);
-        add("backward in", links_.backward_in, {behind, me}, 0);
-        add("backward out", links_.backward_out, {me, before}, 0);
+        int stage = position[Axis::pipeline], before = at_stage(stage - 1), behind = at_stage(stage + 1);
+        add("forward in", links_.forward_in, {before, me}, AxisSet(0));
+        add("forward out", links_.forward_out, {me, behind}, AxisSet(0));
+        add("backward in", links_.backward_in, {behind, me}, AxisSet(0));
+        add("backward out", links_.backward_out, {me, before}, AxisSet(0));
     }
 
     // Lines for the header of the run: what the ranks are, and who talks to whom.
@@ -166,58 +138,25 @@ public:
                            build_seconds * 1e3);
             if (memory > 0) result += text(", which take %s", size_text(memory).c_str());
         }
-        struct {
-            const char* name;
-            int axis;
-        } rows[] = {{"tensor", tensor_axis},
-                    {"shard", shard_axis},
-                    {"replica", replica_axis},
-                    {"pipeline", pipeline_axis}};
-        for (auto [name, axis] : rows) {
-            if (size_along(axis) > 1) result += text("\n  %-10s %s", name, groups_text(axis).c_str());
-        }
+        for (Axis axis : every_axis)
+            if (shape.along(axis) > 1)
+                result += text("\n  %-10s %s", name_of(axis), groups_text(axis).c_str());
         return result;
     }
 
 private:
-    struct Group {
-        int axes;
-        Communicator communicator;
-    };
-
     static const char* plural(int count) { return count == 1 ? "" : "s"; }
 
-    int size_along(int axis) const {
-        return axis == tensor_axis    ? shape.tp
-               : axis == shard_axis   ? shape.shard
-               : axis == replica_axis ? shape.replicas()
-                                      : shape.pp;
+    // The group of this rank; who is not one of its members joins in the split.
+    Communicator split(const GroupRow& row) const {
+        int rank = rank_of(position, shape);
+        std::vector<int> members = members_of(row, rank, shape);
+        return world().split(members.size() == 1 ? -1 : members[0], rank, row.blocks);
     }
 
-    // Only axes with more than one rank tell groups apart.
-    int real(int axes) const {
-        for (int axis : {tensor_axis, shard_axis, replica_axis, pipeline_axis}) {
-            if (size_along(axis) == 1) axes &= ~axis;
-        }
-        return axes;
-    }
-
-    // The communicator along these axes: none for a group of one, one that is there already, or a new one.
-    Communicator group(int axes) {
-        axes = real(axes);
-        if (axes == 0) return {};
-        for (const Group& group : groups_) {
-            if (group.axes == axes) return group.communicator;
-        }
-        return make_group(axes);
-    }
-
-    // A new communicator along these axes.
-    Communicator make_group(int axes) {
-        // The lowest member's rank names the group.
-        int rank = rank_of(position, shape), color = rank_of(origin(axes), shape);
-        groups_.push_back({axes, world_.split(color, rank, blocks_of_groups)});
-        return groups_.back().communicator;
+    const Communicator& made(const Communicator& group) {
+        if (group.size() > 1) made_.push_back(group);
+        return group;
     }
 
     // Links that begin at even stages are made first, then those at odd ones, then the one that closes the
@@ -225,7 +164,7 @@ private:
     // when they first talk, and its calls wait for that: in a pipeline, for a rank that may be at another
     // call.
     void make_links(cudaStream_t stream, size_t sent) {
-        int stages = shape.pp, stage = position.pipeline, before = (stage + stages - 1) % stages;
+        int stages = shape.pp, stage = position[Axis::pipeline], before = (stage + stages - 1) % stages;
         sent = std::min(sent, most_to_connect);
         floatX* stand_in = nullptr;
         cudaCheck(cudaMalloc((void**)&stand_in, sent * sizeof *stand_in));
@@ -233,18 +172,17 @@ private:
         for (int turn = 0; turn < (shape.ring ? 3 : 2); turn++) {
             auto has_turn = [&](int begin) { return turn == (begin == stages - 1 ? 2 : begin % 2); };
             bool begins = has_turn(stage), ends = has_turn(before);
-            MeshPosition begin = position;
-            begin.pipeline = begins ? stage : before;
-            int color = begins || ends ? rank_of(begin, shape) : -1;
+            int begin = rank_of(position.with(Axis::pipeline, begins ? stage : before), shape);
+            int color = begins || ends ? begin : -1;
             auto link = [&](Communicator& in, Communicator& out, bool sends) {
-                Communicator made = add_group(
-                    world_.split(color, sends ? MeshLinks::sender : MeshLinks::receiver, blocks_of_links));
+                int key = sends ? MeshLinks::sender : MeshLinks::receiver;
+                Communicator link = made(world().split(color, key, blocks_of_links));
                 if (color < 0) return;
-                (sends ? out : in) = made;
+                (sends ? out : in) = link;
                 if (sends)
-                    made.send(stand_in, sent, MeshLinks::receiver, Traffic::pipeline, stream);
+                    link.send(stand_in, sent, MeshLinks::receiver, Traffic::pipeline, stream);
                 else
-                    made.receive(stand_in, sent, MeshLinks::sender, stream);
+                    link.receive(stand_in, sent, MeshLinks::sender, stream);
             };
             link(links_.forward_in, links_.forward_out, begins);
             link(links_.backward_in, links_.backward_out, !begins);
@@ -253,59 +191,51 @@ private:
         cudaCheck(cudaFree(stand_in));
     }
 
-    void make_ends() {
-        int stage = position.pipeline;
-        bool at_end = stage == 0 || stage == shape.pp - 1;
-        int color = at_end ? rank_of(origin(pipeline_axis), shape) : -1;
-        ends_ = add_group(world_.split(color, stage, blocks_of_groups));
-    }
-
     // NCCL connects the ranks of a group when they first talk in some way, which it chooses by call and size,
     // and takes memory for that: both are better over before a step, where kernels of one rank wait for those
     // of another. So each group makes the calls that it will make, on one number and on as many as there will
     // be; and who sends to whom on his own, sends something.
     void connect(cudaStream_t stream, const MeshTraffic& traffic) const {
-        const struct {
-            const Communicator& group;
-            bool reduces, scatters, gathers, exchanges;
-        } calls[] = {{tensor_, true, false, false, false},
-                     {shard_, true, true, false, traffic.all_to_all},
-                     {gathers_, true, false, true, false},
-                     {replica_, true, false, traffic.all_to_all, traffic.all_to_all},
-                     {copies_, true, false, false, false},
-                     {ends_, true, false, false, false}};
         constexpr auto kind = Traffic::statistics;
         size_t largest = std::min(traffic.unit, most_to_connect);
         size_t rows =
-            ceil_div(std::min(traffic.rows, most_to_connect), (size_t)shape.tp);    // rows of each rank
-        size_t most = std::max({largest, (size_t)stage_.size(), rows * shape.tp});  // in whole parts
-        for (auto& [group, reduces, scatters, gathers, exchanges] : calls)
+            ceil_div(std::min(traffic.rows, most_to_connect), (size_t)shape.tp);  // rows of each rank
+        size_t most = rows * shape.tp;                                            // in whole parts
+        for (const Communicator& group : groups_)
             most = std::max(most, ceil_div(largest, (size_t)group.size()) * group.size());
         float* numbers = nullptr;
         cudaCheck(cudaMalloc((void**)&numbers, most * sizeof *numbers));
         cudaCheck(cudaMemsetAsync(numbers, 0, most * sizeof *numbers, stream));
         auto* halves = (uint16_t*)numbers;  // two arrays of bf16 take the memory of one of floats
-        for (auto& [group, reduces, scatters, gathers, exchanges] : calls) {
+        for (size_t i = 0; i < mesh_groups.size(); i++) {
+            const Communicator& group = groups_[i];
+            unsigned calls =
+                mesh_groups[i].calls | (traffic.all_to_all ? mesh_groups[i].calls_in_bf16 : Calls::none);
             size_t part = ceil_div(largest, (size_t)group.size());
-            if (reduces) group.all_reduce(numbers, 1, kind, stream);
-            if (reduces && largest > 1) group.all_reduce(numbers, largest, kind, stream);
-            if (scatters) group.reduce_scatter(numbers, part, kind, stream);
-            if (gathers) group.all_gather(numbers, part, kind, stream);
-            if (exchanges) group.all_to_all(halves, halves + most, part, kind, stream);
-        }
-        if (rows > 0) {
-            tensor_.all_gather((floatX*)numbers, rows, kind, stream);
-            tensor_.reduce_scatter((floatX*)numbers, rows, kind, stream);
-        }
-        grouped({stage_}, [&] {
-            for (int other = 0; other < stage_.size(); other++) {
-                if (other == stage_.rank()) continue;
-                stage_.send(numbers + stage_.rank(), 1, other, kind, stream);
-                stage_.receive(numbers + other, 1, other, stream);
+            if (calls & Calls::sums) group.all_reduce(numbers, 1, kind, stream);
+            if (calls & Calls::sums && largest > 1) group.all_reduce(numbers, largest, kind, stream);
+            if (calls & Calls::scatters) group.reduce_scatter(numbers, part, kind, stream);
+            if (calls & Calls::gathers) group.all_gather(numbers, part, kind, stream);
+            if (calls & Calls::exchanges) group.all_to_all(halves, halves + most, part, kind, stream);
+            if (calls & Calls::moves_rows && rows > 0) {
+                group.all_gather((floatX*)numbers, rows, kind, stream);
+                group.reduce_scatter((floatX*)numbers, rows, kind, stream);
             }
-        });
+            if (calls & Calls::messages) send_to_each(group, numbers, kind, stream);
+        }
         cudaCheck(cudaStreamSynchronize(stream));
         cudaCheck(cudaFree(numbers));
+    }
+
+    // A number for each rank of the group.
+    static void send_to_each(const Communicator& group, float* numbers, Traffic kind, cudaStream_t stream) {
+        grouped({group}, [&] {
+            for (int other = 0; other < group.size(); other++) {
+                if (other == group.rank()) continue;
+                group.send(numbers + group.rank(), 1, other, kind, stream);
+                group.receive(numbers + other, 1, other, stream);
+            }
+        });
     }
 
     // Free memory of a device that has its own; 0 on a CPU.
@@ -315,28 +245,12 @@ private:
         return available;
     }
 
-    // One that no axes find.
-    Communicator add_group(const Communicator& made) {
-        if (made.size() > 1) groups_.push_back({0, made});
-        return made;
-    }
-
-    // This rank's position at the beginning of the axes.
-    MeshPosition origin(int axes) const {
-        MeshPosition first = position;
-        if (axes & tensor_axis) first.tensor = 0;
-        if (axes & shard_axis) first.shard = 0;
-        if (axes & replica_axis) first.replica = 0;
-        if (axes & pipeline_axis) first.pipeline = 0;
-        return first;
-    }
-
     // "{0 1} {2 3}", as much as fits in a line.
-    std::string groups_text(int axis) const {
+    std::string groups_text(Axis axis) const {
         constexpr size_t width = 90;
         std::string result;
         for (int rank = 0; rank < shape.ranks() && result.size() <= width; rank++) {
-            std::vector<int> members = group_of(rank, axis, shape);
+            std::vector<int> members = group_of(rank, axis, shape.sizes());
             if (members[0] != rank) continue;
             result += result.empty() ? "{" : " {";
             for (int member : members) result += text("%s%d", member == rank ? "" : " ", member);
@@ -346,8 +260,8 @@ private:
         return result;
     }
 
-    std::vector<Group> groups_;  // communicators with their axes, in the order they were made
-    Communicator world_, tensor_, shard_, gathers_, replica_, copies_, stage_, ends_;
+    std::array<Communicator, mesh_groups.size()> groups_;
+    std::vector<Communicator> made_;  // each once, in the order they were made, and those of the links
     MeshLinks links_;
 };
 

@@ -1,10 +1,6 @@
 /*
-The mesh: every rank has a place along four axes, and talks to those that differ from it in one of them.
-
-      tensor    shares each layer                 fastest: neighbours in number, so in the same machine
-      shard     shares the state that ZeRO cuts
-      replica   repeats the shard group
-      pipeline  has other layers                  slowest
+The mesh: every rank has a place along each axis (data/run/axes.h), and talks to those that differ from it in
+some of them.
 
 Shard and replica together are the data ranks, which train on different sequences. 8 ranks with --tp 2
 --shard-group 2 --dp 4:
@@ -14,22 +10,47 @@ Shard and replica together are the data ranks, which train on different sequence
       replica 1   |  4   5  |  |  6   7  |        shard   {0 2} {1 3} {4 6} {5 7}     data {0 2 4 6} {1 3 5 7}
                   tensor 0 1                      replica {0 4} {1 5} {2 6} {3 7}
 
-Members of a group are ordered by rank.
+Members of a group are ordered by rank. The table of groups below says all that is to be said of one: who
+makes, counts, connects and records groups loops over it.
 */
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <vector>
 
-// Ranks along each axis; the world has tp * dp * pp. shard divides dp.
+#include "data/run/axes.h"
+
+using MeshPosition = PerAxis;
+
+inline constexpr AxisSet data_axes = {Axis::shard, Axis::replica};
+inline constexpr AxisSet stage_axes = all_axes.without(Axis::pipeline);  // ranks of one pipeline stage
+
+// Ranks as the options count them; the world has tp * dp * pp. shard divides dp.
 struct MeshShape {
     int tp = 1, pp = 1, dp = 1, shard = 1;
     int copies = 1;     // tensor ranks that share a key/value head
     bool ring = false;  // the last pipeline stage is followed by the first, as the interleaved schedule needs
     bool homes = false;  // all ranks of a stage send each other matrices (comm/matrix_homes.h)
+
     int replicas() const { return dp / shard; }
-    int ranks() const { return tp * dp * pp; }
+    // Ranks along each axis, and along several.
+    PerAxis sizes() const { return {{tp, shard, replicas(), pp}}; }
+    int along(AxisSet axes) const { return size_along(axes, sizes()); }
+    int ranks() const { return along(all_axes); }
 };
+
+inline MeshPosition position_of(int rank, const MeshShape& shape) {
+    return position_of(rank, shape.sizes());
+}
+inline int rank_of(const MeshPosition& position, const MeshShape& shape) {
+    return rank_of(position, shape.sizes());
+}
+
+inline MeshPosition first_of_stage(int stage) {
+    return MeshPosition().with(Axis::pipeline, stage);
+}
 
 // The largest that its groups send.
 struct MeshTraffic {
@@ -44,43 +65,102 @@ struct MeshTraffic {
 // only add up a few numbers, and more blocks would take memory for each of them.
 constexpr int blocks_of_links = 4, blocks_of_groups = 16, blocks_of_world = 1;
 
-struct MeshPosition {
-    int tensor = 0, shard = 0, replica = 0, pipeline = 0;
-    bool operator==(const MeshPosition&) const = default;
+// ----------------------------------------------------------------------------
+// groups
+
+enum class MeshGroup { world, tensor, shard, gathers, replica, stage, copies, ends };
+
+// What is called on a group, as bits.
+namespace Calls {
+constexpr unsigned none = 0;
+constexpr unsigned sums = 1, scatters = 2, gathers = 4;  // of a unit's numbers
+constexpr unsigned exchanges = 8;                        // gradients in bf16, to each rank its part
+constexpr unsigned moves_rows = 16;  // activations are gathered, and sums of them scattered
+constexpr unsigned messages = 32;    // from each rank to each other
+}  // namespace Calls
+
+struct GroupRow {
+    const char* name;
+    AxisSet axes;  // that its ranks lie along
+    unsigned calls = Calls::none;
+    unsigned calls_in_bf16 = Calls::none;  // and these, where gradients travel so
+    int blocks = blocks_of_groups;
+    bool alone = false;  // it has a communicator for itself, where another group has the same ranks
+    // Ranks of one group, next to each other along the axes; null: all that lie along them.
+    int (*factor)(const MeshShape&) = nullptr;
+    bool ends = false;  // only the first rank along the axes, and the last
 };
 
-inline MeshPosition position_of(int rank, const MeshShape& shape) {
-    MeshPosition position;
-    position.tensor = rank % shape.tp;
-    rank /= shape.tp;
-    position.shard = rank % shape.shard;
-    rank /= shape.shard;
-    position.replica = rank % shape.replicas();
-    position.pipeline = rank / shape.replicas();
-    return position;
+inline constexpr std::array<GroupRow, 8> mesh_groups = {{
+    // For a few numbers.
+    {.name = "world", .axes = all_axes, .blocks = blocks_of_world, .alone = true},
+    {.name = "tensor", .axes = Axis::tensor, .calls = Calls::sums | Calls::moves_rows},
+    {.name = "shard",
+     .axes = Axis::shard,
+     .calls = Calls::sums | Calls::scatters,
+     .calls_in_bf16 = Calls::exchanges},
+    // The shard group once more: NCCL runs the calls of one communicator one after another, and parameters are
+    // gathered while gradients are reduced.
+    {.name = "gathers", .axes = Axis::shard, .calls = Calls::sums | Calls::gathers, .alone = true},
+    // Those that hold the same shard.
+    {.name = "replica",
+     .axes = Axis::replica,
+     .calls = Calls::sums,
+     .calls_in_bf16 = Calls::gathers | Calls::exchanges},
+    // All ranks that have parts of the same layers, where matrices travel; shard by shard, as rank_of() has
+    // them on the first stage.
+    {.name = "stage",
+     .axes = stage_axes,
+     .calls = Calls::messages,
+     .factor = [](const MeshShape& shape) { return shape.homes ? shape.along(stage_axes) : 1; }},
+    // Tensor ranks that have copies of the same heads; a group of one if each has its own or all the same.
+    {.name = "copies",
+     .axes = Axis::tensor,
+     .calls = Calls::sums,
+     .factor = [](const MeshShape& shape) { return shape.copies < shape.tp ? shape.copies : 1; }},
+    // The first stage and the last, which share what lies at both ends of a model.
+    {.name = "ends", .axes = Axis::pipeline, .calls = Calls::sums, .ends = true},
+}};
+
+inline int ranks_of(const GroupRow& row, const MeshShape& shape) {
+    int all = shape.along(row.axes);
+    return row.ends ? std::min(all, 2) : row.factor ? row.factor(shape) : all;
 }
 
-inline int rank_of(const MeshPosition& position, const MeshShape& shape) {
-    int rank = position.pipeline;
-    rank = rank * shape.replicas() + position.replica;
-    rank = rank * shape.shard + position.shard;
-    return rank * shape.tp + position.tensor;
+// The members of the group of `rank`, in order.
+inline std::vector<int> members_of(const GroupRow& row, int rank, const MeshShape& shape) {
+    std::vector<int> line = group_of(rank, row.axes, shape.sizes()), members;
+    int ranks = ranks_of(row, shape), all = (int)line.size();
+    int index = index_along(row.axes, position_of(rank, shape), shape.sizes());
+    if (row.ends && index != 0 && index != all - 1) return {rank};
+    if (row.ends) return all == 1 ? line : std::vector{line.front(), line.back()};
+    auto first = line.begin() + (index - index % ranks);
+    return {first, first + ranks};
 }
 
-// Axes of the mesh as bits. A group is the ranks that differ in some axes and agree in the others.
-enum MeshAxis { tensor_axis = 1, shard_axis = 2, replica_axis = 4, pipeline_axis = 8 };
+// The axes by which its members are found; none: they must be named.
+inline AxisSet axes_of(const GroupRow& row, const MeshShape& shape) {
+    return ranks_of(row, shape) == shape.along(row.axes) ? row.axes : AxisSet(0);
+}
 
-// The members of the group of `rank` that runs along `axes`, in order.
-inline std::vector<int> group_of(int rank, int axes, const MeshShape& shape) {
-    MeshPosition mine = position_of(rank, shape);
-    std::vector<int> members;
-    for (int other = 0; other < shape.ranks(); other++) {
-        MeshPosition theirs = position_of(other, shape);
-        int differing = (theirs.tensor != mine.tensor ? tensor_axis : 0) |
-                        (theirs.shard != mine.shard ? shard_axis : 0) |
-                        (theirs.replica != mine.replica ? replica_axis : 0) |
-                        (theirs.pipeline != mine.pipeline ? pipeline_axis : 0);
-        if ((differing & ~axes) == 0) members.push_back(other);
-    }
-    return members;
+// How far its last rank is behind its first.
+inline int span_of(const GroupRow& row, const MeshShape& shape) {
+    int last = (row.ends ? shape.along(row.axes) : ranks_of(row, shape)) - 1;
+    return rank_of(moved_along(row.axes, last, {}, shape.sizes()), shape);
+}
+
+// The number of the first group that has the same ranks: they have one communicator. Only axes with more than
+// one rank tell groups apart.
+inline size_t served_by(size_t group, const MeshShape& shape) {
+    auto axes_of_all = [&](const GroupRow& row) {
+        AxisSet axes = row.axes;
+        for (Axis axis : every_axis)
+            if (shape.along(axis) == 1) axes = axes.without(axis);
+        bool all = !row.alone && ranks_of(row, shape) == shape.along(axes);
+        return all ? axes : AxisSet(0);
+    };
+    AxisSet axes = axes_of_all(mesh_groups[group]);
+    for (size_t first = 0; first < group && axes.bits() != 0; first++)
+        if (axes_of_all(mesh_groups[first]) == axes) return first;
+    return group;
 }

@@ -282,7 +282,7 @@ inline Pipeline::Pipeline(Arena& memory, const Mesh& mesh, const PipelineShape& 
     : mesh_(mesh),
       shape_(checked_pipeline(mesh, shape, room)),
       room_(room),
-      stage_(mesh.position.pipeline),
+      stage_(mesh.position[Axis::pipeline]),
       most_(count),
       overlap_(overlap),
       compute_(compute),

@@ -595,8 +595,7 @@ private:
         auto& stages = stages_[key];
         stages.resize((size_t)cut.pp);
         if (!stages[number])
-            stages[number] =
-                std::make_unique<Stage>(task_.options, layout, MeshPosition{.pipeline = number}, true);
+            stages[number] = std::make_unique<Stage>(task_.options, layout, first_of_stage(number), true);
         return *stages[number];
     }
 

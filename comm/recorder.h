@@ -44,13 +44,14 @@ details (communication and waits) or without, and the first rank chooses how oft
 struct RecordedGroup {
     std::string name;
     std::vector<int> ranks;  // the first of them, or all
-    int size = 1, axes = 0;
+    int size = 1;
+    AxisSet axes;  // by which they are found; none: they are named
 };
 
 // Whose record it is: the rank, its place in the world and the mesh of that, its machine and its run.
 struct RecordedRank {
     int rank = 0, ranks = 1;
-    int tp = 1, shard = 1, replicas = 1, pp = 1;
+    PerAxis sizes = one_along_each;
     std::string host, run_dir;
 };
 
@@ -127,13 +128,13 @@ public:
         record.process = getpid();
         record.rank = rank.rank, record.ranks = rank.ranks;
         record.device = is_processor ? -1 : device_;
-        record.tp = rank.tp, record.shard = rank.shard, record.replicas = rank.replicas, record.pp = rank.pp;
+        record.sizes = rank.sizes;
         copy_name(record.host, rank.host), copy_name(record.run_dir, rank.run_dir);
         for (RecordedGroup& group : groups_) {
             if (record.group_count == FlightRecord::most_groups) break;
             FlightGroup& place = record.groups[record.group_count++];
             copy_name(place.name, group.name);
-            place.size = group.size, place.axes = group.axes;
+            place.size = group.size, place.axes = group.axes.bits();
             std::copy_n(group.ranks.begin(), std::min<size_t>(group.ranks.size(), FlightGroup::most_named),
                         place.ranks);
         }

@@ -78,8 +78,8 @@ public:
     size_t layer_slots, inner_slots;
 
     const Layout& layout() const { return layout_; }
-    int number() const { return position_.pipeline; }
-    int tensor() const { return position_.tensor; }
+    int number() const { return position_[Axis::pipeline]; }
+    int tensor() const { return position_[Axis::tensor]; }
     int chunks() const { return layout_.pipeline.chunks; }
     int last_part() const { return (int)layout_.split.size() - 1; }
 
@@ -139,7 +139,7 @@ inline MeshTraffic mesh_traffic(const ModelConfig& config, const Layout& layout,
     traffic.sent = (size_t)d.n * d.C;
     traffic.all_to_all = reduce_dtype == Dtype::bf16;
     for (int stage = 0; stage < layout.mesh.pp; stage++) {
-        StageUnits units = Stage(config, layout, {.pipeline = stage}, true).units();
+        StageUnits units = Stage(config, layout, first_of_stage(stage), true).units();
         ParameterLayout parameters = parameter_layout(config, layout.mesh.shard, units);
         for (int unit : parameters.held()) traffic.unit = std::max(traffic.unit, parameters.unit_size(unit));
     }

@@ -138,8 +138,7 @@ public:
         if (!on_) return;
         if (!o.trace_steps.empty()) trace_ = parse_step_range("--trace-steps", o.trace_steps);
         mesh.record_groups();
-        recording_.emplace(compute, RecordedRank{world.rank(), world.size(), mesh.shape.tp, mesh.shape.shard,
-                                                 mesh.shape.replicas(), mesh.shape.pp, world.host(),
+        recording_.emplace(compute, RecordedRank{world.rank(), world.size(), mesh.shape.sizes(), world.host(),
                                                  path_of_run(o.run_dir)});
         cost_of_event_ = recorder.cost_of_event();
         std::string layers = std::to_string(layers_of(stage));
@@ -148,9 +147,9 @@ public:
         std::vector<RankPlace> places;
         for (int rank = 0; rank < world.size(); rank++) {
             MeshPosition at = position_of(rank, mesh.shape);
-            places.push_back({world.host(rank), at.tensor, at.shard, at.replica, at.pipeline,
-                              std::stoi(layers_of_ranks[(size_t)rank]),
-                              at.pipeline > 0 && at.pipeline < mesh.shape.pp - 1});
+            int stage = at[Axis::pipeline];
+            places.push_back({world.host(rank), at, std::stoi(layers_of_ranks[(size_t)rank]),
+                              stage > 0 && stage < mesh.shape.pp - 1});
         }
         ranks_.emplace(places, interval_);
         progress_.rank_places(places);
@@ -241,8 +240,7 @@ private:
     // A rank posts 't' and its times; 'p' and the passes of its stage; 'h' and how its device is.
     void post_what_is_done() {
         recorder.poll();
-        const MeshPosition& at = mesh_.position;
-        bool speaks = shape_.stages > 1 && at.tensor == 0 && at.shard == 0 && at.replica == 0;
+        bool speaks = shape_.stages > 1 && index_along(stage_axes, mesh_.position, mesh_.shape.sizes()) == 0;
         while (std::optional<RecordedStep> step = recorder.take_step()) {
             post('t', {(const char*)&step->times, sizeof step->times});
             const std::vector<FlightEntry>& passes = step->passes;
@@ -274,7 +272,7 @@ private:
     }
 
     void take_passes(int rank, const char* bytes, size_t size) {
-        StagePasses stage = {position_of(rank, mesh_.shape).pipeline, {}};
+        StagePasses stage = {position_of(rank, mesh_.shape)[Axis::pipeline], {}};
         stage.passes.resize(size / sizeof(FlightEntry));
         memcpy((void*)stage.passes.data(), bytes, size);
         int step = stage.passes[0].step;

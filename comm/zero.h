@@ -114,7 +114,7 @@ public:
     // ---- what this rank owns
 
     // Elements [owned_begin, owned_begin + part_size) of a unit.
-    size_t owned_begin(int unit) const { return mesh_.position.shard * part_size(unit); }
+    size_t owned_begin(int unit) const { return mesh_.position[Axis::shard] * part_size(unit); }
     size_t part_size(int unit) const { return layout_.unit_size(unit) / shards_; }
     std::vector<TensorPart> owned_parts(int unit) const {
         return layout_.parts(unit, owned_begin(unit), owned_begin(unit) + part_size(unit));
@@ -407,7 +407,7 @@ inline void ZeroState::gather_replicas(Slot slot) {
         };
         bool visits = settings_.offload && slot != Slot::weight;
         auto* here = visits ? (decltype(own))owned_grads(unit) : own;
-        auto [begin, end] = slice_of(mesh_.position.replica);
+        auto [begin, end] = slice_of(mesh_.position[Axis::replica]);
         if (visits) copy(here + begin, own + begin, end - begin);
         size_t each = slice_of(0).end, all = each * (size_t)replicas.size(), gathered = all <= room ? all : 0;
         if (gathered > 0) replicas.all_gather(here, each, Traffic::weights, compute_);
@@ -563,7 +563,7 @@ inline void ZeroState::plan_step() {
             if (part.of_block_matrix()) step.rows = (int)part.rows, step.cols = (int)part.row->cols;
             steps_[unit].push_back(step);
         }
-        if (mesh_.position.replica > 0) continue;  // copies count once
+        if (mesh_.position[Axis::replica] > 0) continue;  // copies count once
         for (const SectionPart& part :
              layout_.section_parts(unit, layout_.counted_parts(unit, own_begin, own_end)))
             counted_sections_[unit].push_back({part.at - own_begin, part.count, part.section});

@@ -103,14 +103,20 @@ public:
     // Empty where it is not told.
     std::string host(size_t rank) const { return rank < hosts_.size() ? hosts_[rank] : ""; }
 
-    // Tensor, shard, replica and pipeline rank; empty where they are not told.
+    // Which it is along each axis; empty where that is not told.
     std::vector<int64_t> place(size_t rank) const {
         return rank < places_.size() ? places_[rank] : std::vector<int64_t>();
     }
 
+    // The names of the axes, also of a log that does not have them.
+    const std::vector<std::string>& axes() const { return axes_; }
+
 private:
     void begin(const nlohmann::json& start) {
-        hosts_.clear();
+        axes_.clear(), hosts_.clear();
+        for (const nlohmann::json& axis : array_in(start, "axes"))
+            axes_.push_back(axis.is_string() ? axis.get<std::string>() : "");
+        if (axes_.empty()) axes_ = {"tensor", "shard", "replica", "pipeline"};
         for (const nlohmann::json& host : array_in(start, "hosts"))
             hosts_.push_back(host.is_string() ? host.get<std::string>() : "");
         places_.clear();
@@ -160,7 +166,7 @@ private:
         last_ = std::move(times);
     }
 
-    std::vector<std::string> hosts_;
+    std::vector<std::string> axes_, hosts_;
     std::vector<std::vector<int64_t>> places_;
     uint64_t records_ = 0;
     int64_t step_ = 0, steps_ = 0, summed_steps_ = 0;

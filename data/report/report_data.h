@@ -110,6 +110,7 @@ inline OrderedJson heat_json(const RankHistory& history) {
     OrderedJson who = OrderedJson::object();
     for (size_t rank : told) who[std::to_string(rank)] = {history.host(rank), history.place(rank)};
     json["who"] = who;
+    json["axes"] = history.axes();
     return json;
 }
 

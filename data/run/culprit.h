@@ -53,19 +53,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Verdict, kind, ranks, sentence)
 // The members of a group, in order: those that are named, or those that differ from the rank along the axes.
 inline std::vector<int> members_of(const RankState& rank, const GroupState& group) {
     if (group.axes == 0 || (int)group.ranks.size() == group.size) return group.ranks;
-    const int sizes[] = {rank.tp, rank.shard, rank.replicas, rank.pp};
-    std::vector<int> members = {0};
-    int stride = 1, rest = rank.rank;
-    for (int axis = 0; axis < 4; axis++) {
-        int own = rest % sizes[axis];
-        std::vector<int> more;
-        bool along = group.axes >> axis & 1;
-        for (int place = along ? 0 : own; place < (along ? sizes[axis] : own + 1); place++)
-            for (int member : members) more.push_back(member + place * stride);
-        members = more;
-        stride *= sizes[axis], rest /= sizes[axis];
-    }
-    return members;
+    return group_of(rank.rank, AxisSet(group.axes), rank.sizes);
 }
 
 // Both ends of a link know it by names of their own, "forward in" and "forward out".
@@ -75,8 +63,8 @@ inline std::string common_name(const std::string& name) {
 
 inline std::string words_for(const RankState& rank, const GroupState& group) {
     if (group.name == "shard" || group.name == "gathers")
-        return rank.replicas == 1 ? "data group" : "shard group";
-    if (group.name == "replica") return rank.shard == 1 ? "data group" : "replica group";
+        return rank.sizes[Axis::replica] == 1 ? "data group" : "shard group";
+    if (group.name == "replica") return rank.sizes[Axis::shard] == 1 ? "data group" : "replica group";
     if (group.name.find(' ') != group.name.npos) return common_name(group.name) + " link";
     return group.name + " group";
 }

@@ -33,6 +33,7 @@ data/run/rank_state.h reads what that takes, and comm/recorder.h writes the reco
 
 #include "data/base/error.h"
 #include "data/base/file.h"  // fail_with_errno
+#include "data/run/axes.h"
 
 enum class Operation : uint8_t {
     forward,
@@ -92,7 +93,7 @@ struct FlightGroup {
     static constexpr int most_named = 16;
 
     char name[24];              // "shard", "forward 3>5"
-    int32_t size, axes;         // axes of the mesh that it runs along; 0: its ranks are named
+    int32_t size, axes;         // the bits of its AxisSet; 0: its ranks are named
     int32_t ranks[most_named];  // the first ones, of the world
     // Calls that the host has given, that their stream has come to, and that are over. The last two are those
     // of calls that are between events.
@@ -106,10 +107,10 @@ struct FlightRecord {
     std::atomic<uint64_t> is_record{0};  // mark, once all of it can be read
     uint64_t bytes = sizeof(FlightRecord);
     int32_t process = 0, rank = 0, ranks = 1;
-    int32_t tp = 1, shard = 1, replicas = 1, pp = 1;  // the mesh
-    int32_t device = -1;                              // counts the machine's devices; -1: the processor
-    char host[64] = "", run_dir[256] = "";            // the whole path
-    std::atomic<int64_t> sign_of_life{0};  // nanoseconds since 1970 when work was last given or done
+    PerAxis sizes = one_along_each;         // of the mesh
+    int32_t device = -1;                    // counts the machine's devices; -1: the processor
+    char host[64] = "", run_dir[256] = "";  // the whole path
+    std::atomic<int64_t> sign_of_life{0};   // nanoseconds since 1970 when work was last given or done
     std::atomic<int32_t> step{0};
     char phase[32] = "";
     // The oldest work of a host thread that waits only for a disk, and since when, in nanoseconds since 1970;

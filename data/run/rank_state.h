@@ -47,9 +47,16 @@ struct GroupState {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GroupState, name, size, axes, ranks, issued, begun, done, next)
 
+inline void to_json(nlohmann::json& json, const PerAxis& numbers) {
+    json = numbers.of;
+}
+inline void from_json(const nlohmann::json& json, PerAxis& numbers) {
+    json.get_to(numbers.of);
+}
+
 struct RankState {
     int rank = 0, ranks = 1;
-    int tp = 1, shard = 1, replicas = 1, pp = 1;  // the mesh
+    PerAxis sizes = one_along_each;  // of the mesh
     std::string host;
     int device = -1, process = 0;  // device -1: the processor
     bool alive = false;            // the process exists and is no zombie
@@ -69,9 +76,9 @@ struct RankState {
 
     bool operator==(const RankState&) const = default;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState, rank, ranks, tp, shard, replicas, pp, host, device, process,
-                                   alive, state, step, phase, quiet_seconds, work, work_seconds, wait_seconds,
-                                   groups, last, pass, begun, wait, detailed)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankState, rank, ranks, sizes, host, device, process, alive, state, step,
+                                   phase, quiet_seconds, work, work_seconds, wait_seconds, groups, last, pass,
+                                   begun, wait, detailed)
 
 // Tells whether there can be such a rank: records and lines may have any numbers, and those that say how a
 // run is cut are divided by and counted up to.
@@ -80,12 +87,14 @@ inline bool is_possible(const RankState& state) {
     auto is_time = [](double seconds) { return seconds >= 0 && seconds < 0x1p31; };
     auto is_rank = [&](int rank) { return rank >= 0 && rank < state.ranks; };
     auto is_group = [&](const GroupState& group) {
-        return group.size >= 1 && group.size <= state.ranks && group.axes >= 0 && group.axes < 16 &&
-               group.ranks.size() <= FlightGroup::most_named && std::ranges::all_of(group.ranks, is_rank);
+        return group.size >= 1 && group.size <= state.ranks && group.axes >= 0 &&
+               group.axes <= all_axes.bits() && group.ranks.size() <= FlightGroup::most_named &&
+               std::ranges::all_of(group.ranks, is_rank);
     };
-    const double product = (double)state.tp * state.shard * state.replicas * state.pp;
+    double product = 1;
+    for (int size : state.sizes.of) product *= size;
     return state.ranks <= most_ranks && is_rank(state.rank) && product == state.ranks &&
-           std::min({state.tp, state.shard, state.replicas, state.pp}) >= 1 && is_time(state.quiet_seconds) &&
+           std::ranges::min(state.sizes.of) >= 1 && is_time(state.quiet_seconds) &&
            is_time(state.work_seconds) && is_time(state.wait_seconds) &&
            state.groups.size() <= FlightRecord::most_groups && std::ranges::all_of(state.groups, is_group);
 }
@@ -142,7 +151,7 @@ inline RankState state_of(const FlightRecord& record) {
     };
     RankState rank;
     rank.rank = record.rank, rank.ranks = record.ranks;
-    rank.tp = record.tp, rank.shard = record.shard, rank.replicas = record.replicas, rank.pp = record.pp;
+    rank.sizes = record.sizes;
     rank.host = name_in(record.host), rank.device = record.device, rank.process = record.process;
     rank.state = state_of(record.process);
     rank.alive = !rank.state.empty() && rank.state != "Z" && rank.state != "X";

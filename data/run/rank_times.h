@@ -28,12 +28,13 @@ found its slow machines, half a percent of them, by such a comparison.
 #include <vector>
 
 #include "data/base/error.h"
+#include "data/run/axes.h"
 #include "data/run/step_times.h"
 
 // A rank of a run: where it is, and what it has of the model.
 struct RankPlace {
     std::string host;
-    int tensor = 0, shard = 0, replica = 0, pipeline = 0;
+    PerAxis at;
     int layers = 1;
     bool inner_stage = false;  // neither the first stage nor the last
 };
@@ -189,7 +190,7 @@ private:
     std::vector<Peers> groups_of_peers() const {
         std::map<int, Peers> stages;
         for (size_t rank = 0; rank < places_.size(); rank++)
-            stages[places_[rank].pipeline].ranks.push_back(rank);
+            stages[places_[rank].at[Axis::pipeline]].ranks.push_back(rank);
         std::vector<Peers> groups;
         Peers inner = {{}, true};
         for (auto& [stage, group] : stages) {

@@ -80,10 +80,10 @@ public:
         nlohmann::ordered_json hosts = nlohmann::ordered_json::array(), at = hosts;
         for (const RankPlace& place : places) {
             hosts.push_back(place.host);
-            at.push_back({place.tensor, place.shard, place.replica, place.pipeline});
+            at.push_back(place.at.of);
         }
         places_ = {{"step", first_step_},
-                   {"start", {{"time", utc_time()}, {"hosts", hosts}, {"places", at}}}};
+                   {"start", {{"time", utc_time()}, {"hosts", hosts}, {"axes", axis_names}, {"places", at}}}};
     }
     // These two log what all ranks have told of a step, and of several: in log.jsonl and in ranks.jsonl.
     void timings(const nlohmann::ordered_json& line) { write(line); }

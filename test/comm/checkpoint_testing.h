@@ -44,8 +44,8 @@ inline ToyModel toy_model(bool tied) {
 // Stages with as many units as come out even, the first ones one more.
 inline ParameterLayout toy_layout(const ToyModel& model, const MeshShape& shape,
                                   const MeshPosition& position) {
-    StageUnits place = {.tp = shape.tp, .tensor = position.tensor};
-    int units = model.layers + 2, stage = position.pipeline;
+    StageUnits place = {.tp = shape.tp, .tensor = position[Axis::tensor]};
+    int units = model.layers + 2, stage = position[Axis::pipeline];
     auto first = [&](int of) { return of * (units / shape.pp) + std::min(of, units % shape.pp); };
     if (shape.pp > 1) {
         place.embedding_copy = model.tied && stage == shape.pp - 1;

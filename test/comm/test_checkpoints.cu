@@ -212,7 +212,7 @@ TEST_CASE("what replicas have alike is read once, and comes to all of them over 
         for (int unit : toy.layout.held()) {
             // slices of whole 8 elements; the last rank sends around what is left
             size_t part = toy.state.part_size(unit), R = c.shape.replicas(), slice = part / R / 8 * 8;
-            bool sends_rest = R > 1 && toy.mesh.position.replica != (int)R - 2;
+            bool sends_rest = R > 1 && toy.mesh.position[Axis::replica] != (int)R - 2;
             size_t elements = (R - 1) * slice + (sends_rest ? part - R * slice : 0);
             for (Slot slot : slots) links += elements * dtype_size(dtype_of(slot));
             if (c.settings.level < 3) links += (c.shape.shard - 1) * part * sizeof(floatX);  // for the passes

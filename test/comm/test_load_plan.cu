@@ -28,14 +28,14 @@ struct PaperRun {
                          .split = std::vector<int>((size_t)mesh.pp, config.layers / mesh.pp)};
         for (int pipeline = 0; pipeline < mesh.pp; pipeline++) {
             for (int tensor = 0; tensor < mesh.tp; tensor++) {
-                Stage stage(config, layout, {.tensor = tensor, .pipeline = pipeline}, true);
+                Stage stage(config, layout, first_of_stage(pipeline).with(Axis::tensor, tensor), true);
                 layouts.push_back(parameter_layout(config, mesh.shard, stage.units()));
             }
         }
     }
 
     const ParameterLayout& layout_at(const MeshPosition& position) const {
-        return layouts[(size_t)(position.pipeline * shape.tp + position.tensor)];
+        return layouts[(size_t)(position[Axis::pipeline] * shape.tp + position[Axis::tensor])];
     }
 
     TensorPlaces places(const CheckpointIndex& index) const {

@@ -78,13 +78,13 @@ TEST_CASE("every matrix is whole at one home, and its parts come back") {
             shape.homes = true;
             ModelConfig config = config_of(llama);
             Mesh mesh(test_world(), shape, test_stream());
-            StageUnits place = {.tp = shape.tp, .tensor = mesh.position.tensor};
+            StageUnits place = {.tp = shape.tp, .tensor = mesh.position[Axis::tensor]};
             if (shape.pp == 2)
-                place.units = mesh.position.pipeline ? std::vector{2, 3, 4} : std::vector{0, 1};
+                place.units = mesh.position[Axis::pipeline] ? std::vector{2, 3, 4} : std::vector{0, 1};
             ParameterLayout layout = parameter_layout(config, shape.shard, place);
             const std::vector<ModelSection> sections = layout.sections_of_model();
             auto own_parts = [&](int unit) {
-                size_t size = layout.unit_size(unit) / shape.shard, begin = mesh.position.shard * size;
+                size_t size = layout.unit_size(unit) / shape.shard, begin = mesh.position[Axis::shard] * size;
                 return std::pair(begin, layout.section_parts(unit, layout.parts(unit, begin, begin + size)));
             };
             std::map<int, std::unique_ptr<Buffer<float>>> grads;

@@ -83,10 +83,10 @@ TEST_CASE("each rank has a place of its own, and is found there") {
             for (int rank = 0; rank < ranks; rank++) {
                 MeshPosition p = position_of(rank, shape);
                 found = found && rank_of(p, shape) == rank;
-                inside = inside && p.tensor >= 0 && p.tensor < shape.tp && p.shard >= 0 &&
-                         p.shard < shape.shard && p.replica >= 0 && p.replica < shape.dp / shape.shard &&
-                         p.pipeline >= 0 && p.pipeline < shape.pp;
-                places.insert({p.tensor, p.shard, p.replica, p.pipeline});
+                const int sizes[] = {shape.tp, shape.shard, shape.dp / shape.shard, shape.pp};
+                for (int axis = 0; axis < 4; axis++)
+                    inside = inside && p.of[axis] >= 0 && p.of[axis] < sizes[axis];
+                places.insert({p.of.begin(), p.of.end()});
             }
             CHECK(found);
             CHECK(inside);
@@ -102,14 +102,10 @@ TEST_CASE("neighbours along an axis are a fixed step apart: tensor 1, then shard
             bool right = true;
             for (int rank = 0; rank < ranks; rank++) {
                 MeshPosition p = position_of(rank, shape);
-                auto step = [&](int MeshPosition::*axis) {
-                    MeshPosition next = p;
-                    next.*axis += 1;
-                    return rank_of(next, shape) - rank;
-                };
-                right = right && step(&MeshPosition::tensor) == 1 && step(&MeshPosition::shard) == shape.tp &&
-                        step(&MeshPosition::replica) == shape.tp * shape.shard &&
-                        step(&MeshPosition::pipeline) == shape.tp * shape.dp;
+                auto step = [&](Axis axis) { return rank_of(p.with(axis, p[axis] + 1), shape) - rank; };
+                right = right && step(Axis::tensor) == 1 && step(Axis::shard) == shape.tp &&
+                        step(Axis::replica) == shape.tp * shape.shard &&
+                        step(Axis::pipeline) == shape.tp * shape.dp;
             }
             CHECK(right);
         }
@@ -126,11 +122,12 @@ TEST_CASE("groups along each set of axes cut the world evenly") {
                 int size = 1;
                 for (int axis = 0; axis < 4; axis++) size *= axes >> axis & 1 ? sizes[axis] : 1;
                 for (int rank = 0; rank < ranks; rank++) {
-                    std::vector<int> group = group_of(rank, axes, shape);
+                    std::vector<int> group = group_of(rank, AxisSet(axes), shape.sizes());
                     right = right && (int)group.size() == size &&
                             std::is_sorted(group.begin(), group.end()) &&
                             std::count(group.begin(), group.end(), rank) == 1;
-                    for (int member : group) right = right && group_of(member, axes, shape) == group;
+                    for (int member : group)
+                        right = right && group_of(member, AxisSet(axes), shape.sizes()) == group;
                 }
             }
             CHECK(right);
@@ -139,13 +136,13 @@ TEST_CASE("groups along each set of axes cut the world evenly") {
 }
 
 TEST_CASE("the example in the documentation") {
-    MeshShape shape = {2, 1, 4, 2};
-    CHECK(group_of(5, tensor_axis, shape) == std::vector<int>{4, 5});
-    CHECK(group_of(5, shard_axis, shape) == std::vector<int>{5, 7});
-    CHECK(group_of(5, replica_axis, shape) == std::vector<int>{1, 5});
-    CHECK(group_of(5, shard_axis | replica_axis, shape) == std::vector<int>{1, 3, 5, 7});
-    CHECK(group_of(5, pipeline_axis, shape) == std::vector<int>{5});
-    CHECK(position_of(5, shape) == MeshPosition{1, 0, 1, 0});
+    PerAxis sizes = MeshShape{2, 1, 4, 2}.sizes();
+    CHECK(group_of(5, Axis::tensor, sizes) == std::vector<int>{4, 5});
+    CHECK(group_of(5, Axis::shard, sizes) == std::vector<int>{5, 7});
+    CHECK(group_of(5, Axis::replica, sizes) == std::vector<int>{1, 5});
+    CHECK(group_of(5, data_axes, sizes) == std::vector<int>{1, 3, 5, 7});
+    CHECK(group_of(5, Axis::pipeline, sizes) == std::vector<int>{5});
+    CHECK(position_of(5, sizes) == MeshPosition{{1, 0, 1, 0}});
 }
 
 // ----------------------------------------------------------------------------
@@ -177,13 +174,13 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
         CHECK(text_of(members_of(mesh.shard())) == expected(false, true, false, false));
         CHECK(text_of(members_of(mesh.replica())) == expected(false, false, true, false));
 
-        CHECK(mesh.shard().rank() == mesh.position.shard);
-        CHECK(mesh.replica().rank() == mesh.position.replica);
-        CHECK(mesh.tensor().rank() == mesh.position.tensor);
+        CHECK(mesh.shard().rank() == mesh.position[Axis::shard]);
+        CHECK(mesh.replica().rank() == mesh.position[Axis::replica]);
+        CHECK(mesh.tensor().rank() == mesh.position[Axis::tensor]);
 
         // Matrices are sent to the rank that has the place on the first stage.
         MeshPosition on_first = mesh.position;
-        on_first.pipeline = 0;
+        on_first[Axis::pipeline] = 0;
         CHECK(text_of(members_of(mesh.stage())) == expected(true, true, true, false));
         CHECK(mesh.stage().rank() == rank_of(on_first, shape));
 
@@ -207,7 +204,7 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
         for (const Communicator* group : groups) CHECK((!all || !group->same_group(mesh.world())));
 
         // Links are between neighbours, each for itself.
-        int step = shape.tp * shape.dp, stage = mesh.position.pipeline, last = shape.pp - 1;
+        int step = shape.tp * shape.dp, stage = mesh.position[Axis::pipeline], last = shape.pp - 1;
         bool round = shape.ring && last > 0;
         int before = stage > 0 ? world.rank() - step : round ? world.rank() + last * step : -1;
         int behind = stage < last ? world.rank() + step : round ? world.rank() - last * step : -1;

@@ -247,7 +247,7 @@ std::vector<PipelineShape> shapes_of(int stages) {
 void check_runs(const Mesh& mesh, const PipelineShape& shape, bool overlap, bool pauses) {
     CAPTURE(name_of(shape));
     CAPTURE(overlap);
-    int stage = mesh.position.pipeline, parts = shape.stages * shape.chunks;
+    int stage = mesh.position[Axis::pipeline], parts = shape.stages * shape.chunks;
     size_t n = on_cpu ? 5000 : 300;  // 5000 floats are more than MPI sends without asking
     std::vector<PipelineAction> step = pipeline_actions(shape, stage), evaluation = forward_actions(shape);
     PipelineRoom room = pipeline_room(step, shape.chunks);
@@ -291,7 +291,7 @@ TEST_CASE("a pipeline for evaluation alone, without a ring, in less memory") {
     const World& world = test_world();
     int stages = world.size();
     Mesh mesh(world, {.pp = stages}, test_stream());
-    int stage = mesh.position.pipeline;
+    int stage = mesh.position[Axis::pipeline];
     PipelineShape shape = {one_f_one_b, stages, 5};
     PipelineRoom room = pipeline_room(forward_actions(shape), 1);
     size_t n = 200, places = (stage > 0 ? 2 : 1) + (stage < stages - 1 ? 2 : 0);
@@ -317,7 +317,7 @@ TEST_CASE("bytes sent and memory held are those of the formulas") {
     const World& world = test_world();
     int stages = world.size();
     Mesh mesh(world, {.pp = stages}, test_stream());
-    int stage = mesh.position.pipeline, micro_batches = 2 * stages;
+    int stage = mesh.position[Axis::pipeline], micro_batches = 2 * stages;
     size_t n = 1000, place = n * sizeof(floatX);
     for (PipelineSchedule schedule : {gpipe, one_f_one_b}) {
         PipelineShape shape = {schedule, stages, micro_batches};
@@ -506,7 +506,7 @@ private:
 
     // The timelines of all stages, by one clock.
     std::vector<std::vector<Span>> timelines() {
-        const std::vector<PipelineAction>& list = lists_[(size_t)mesh_.position.pipeline];
+        const std::vector<PipelineAction>& list = lists_[(size_t)mesh_.position[Axis::pipeline]];
         Arena memory;
         Pipeline pipeline(memory, mesh_, shape_, pipeline_room(list, shape_.chunks), n_, test_stream(), true);
         std::deque<useconds_t> times;

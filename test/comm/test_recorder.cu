@@ -151,10 +151,9 @@ TEST_CASE("the clock of the device is that of the host, shifted") {
 
 TEST_CASE("calls are counted for their group, and others can read the record of a process") {
     cudaStream_t stream = test_stream();
-    int group = recorder.add_group({"shard", {4, 6}, 2, 2});
+    int group = recorder.add_group({"shard", {4, 6}, 2, Axis::shard});
     Recording recording(
-        stream,
-        {.rank = 6, .ranks = 8, .tp = 2, .shard = 2, .replicas = 2, .host = "here", .run_dir = "runs/a"});
+        stream, {.rank = 6, .ranks = 8, .sizes = {{2, 2, 2, 1}}, .host = "here", .run_dir = "runs/a"});
     recorder.begin_step(11, true);
     recorder.at_unit(5);
     {
@@ -188,7 +187,7 @@ TEST_CASE("calls are counted for their group, and others can read the record of 
 
 TEST_CASE("a call that its stream has come to has begun, and the one behind it has not") {
     cudaStream_t stream = test_stream();
-    int group = recorder.add_group({"shard", {0, 1}, 2, 2});
+    int group = recorder.add_group({"shard", {0, 1}, 2, Axis::shard});
     Recording recording(stream, {});
     recorder.begin_step(0, true);
     static std::atomic<bool> may_go_on;
@@ -219,7 +218,7 @@ TEST_CASE("a call that its stream has come to has begun, and the one behind it h
 
 TEST_CASE("a ring that is full keeps the newest entries, and the counts of all") {
     cudaStream_t stream = test_stream();
-    int group = recorder.add_group({"world", {0, 1}, 2, 15});
+    int group = recorder.add_group({"world", {0, 1}, 2, all_axes});
     Recording recording(stream, {});
     constexpr int calls = FlightRecord::most_entries + 100;
     recorder.begin_step(0, false);
@@ -251,7 +250,7 @@ TEST_CASE("the record of a process that was killed goes when the next one begins
 
 TEST_CASE("calls that begin together are one entry with the bytes of all") {
     cudaStream_t stream = test_stream();
-    int group = recorder.add_group({"stage", {0, 1}, 2, 1});
+    int group = recorder.add_group({"stage", {0, 1}, 2, Axis::tensor});
     RecordedWork work = recorded_work(stream, [&] {
         RecordedTogether together;
         for (int i = 0; i < 3; i++) Recorded call(Operation::send, group, Traffic::updates, 100, stream);

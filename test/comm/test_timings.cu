@@ -82,7 +82,7 @@ struct SleepingRun {
         Pipeline pipeline(memory, mesh, pipeline_shape, stage.room, n, test_stream(), true);
         DeviceArray<float> sum(1);
         Timings timings(o, world, mesh, stage, test_stream(), progress);
-        auto actions = pipeline_actions(pipeline_shape, mesh.position.pipeline);
+        auto actions = pipeline_actions(pipeline_shape, mesh.position[Axis::pipeline]);
         double seconds = pass * (world.rank() == slow_rank ? stretched : 1);
         std::deque<useconds_t> times;
         auto sleep = [](void* time) { usleep(*(const useconds_t*)time); };

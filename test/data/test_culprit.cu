@@ -27,9 +27,6 @@ struct Doing {
 constexpr int micro_batches = 3, layers = 2;
 
 std::vector<int> along(const Shape& shape, int rank, int axes) {
-    RankState state;
-    state.rank = rank, state.tp = shape.tp, state.shard = shape.shard;
-    state.replicas = shape.replicas, state.pp = shape.pp;
     std::vector<int> members;
     auto place = [&](int of, int axis) {
         const int sizes[] = {shape.tp, shape.shard, shape.replicas, shape.pp};
@@ -121,7 +118,7 @@ std::vector<RankState> stuck(const Shape& shape, const std::vector<Broken>& brok
     for (int rank = 0; rank < n; rank++) {
         RankState state;
         state.rank = rank, state.ranks = n, state.host = "node" + std::to_string(rank / 4);
-        state.tp = shape.tp, state.shard = shape.shard, state.replicas = shape.replicas, state.pp = shape.pp;
+        state.sizes = {{shape.tp, shape.shard, shape.replicas, shape.pp}};
         state.device = rank % 4, state.process = 100 + rank, state.alive = true, state.state = "S";
         state.phase = "step", state.quiet_seconds = 10, state.wait_seconds = 10, state.detailed = true;
         const auto& mine = doings[(size_t)rank];

@@ -15,7 +15,8 @@ namespace {
 
 // A record with one group of four, in which two calls are issued, and the second has begun and is not done.
 void fill(FlightRecord& record, const std::string& run_dir, int rank) {
-    record.process = getpid(), record.rank = rank, record.ranks = 4, record.shard = 4;
+    record.process = getpid(), record.rank = rank, record.ranks = 4;
+    record.sizes[Axis::shard] = 4;
     copy_name(record.host, "node5"), copy_name(record.run_dir, path_of_run(run_dir));
     copy_name(record.phase, "step");
     record.step = 7;

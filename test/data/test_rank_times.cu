@@ -46,7 +46,7 @@ Run run_of(int stages, int data_ranks) {
     for (int stage = 0; stage < stages; stage++) {
         for (int data = 0; data < data_ranks; data++)
             run.places.push_back(
-                {stage % 2 ? "b" : "a", 0, data, 0, stage, 4, stage > 0 && stage < stages - 1});
+                {stage % 2 ? "b" : "a", {{0, data, 0, stage}}, 4, stage > 0 && stage < stages - 1});
     }
     run.stretched.assign(run.places.size(), 1);
     return run;

@@ -139,7 +139,7 @@ struct Planted {
         void* memory = mmap(nullptr, sizeof(FlightRecord), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         close(file);
         record = new (memory) FlightRecord;
-        record->process = process, record->ranks = 4, record->tp = 4;
+        record->process = process, record->ranks = 4, record->sizes[Axis::tensor] = 4;
         copy_name(record->run_dir, path_of_run(run_dir)), copy_name(record->host, "node5");
         FlightGroup& group = record->groups[0];
         record->group_count = 1, group.size = 4, group.axes = 1;
@@ -177,7 +177,8 @@ TEST_CASE("records that another user has left or could write are none, and impos
         CHECK(!is_there());
         field = before;
     };
-    wrong(record.tp, 0), wrong(record.tp, -4), wrong(record.tp, 5), wrong(record.pp, INT_MAX);
+    for (int size : {0, -4, 5}) wrong(record.sizes[Axis::tensor], size);
+    wrong(record.sizes[Axis::pipeline], INT_MAX);
     wrong(record.ranks, INT_MAX), wrong(record.ranks, 0), wrong(record.ranks, -1), wrong(record.rank, 4);
     wrong(record.rank, -1), wrong(record.process, 1);
     FlightGroup& group = record.groups[0];
@@ -209,7 +210,7 @@ TEST_CASE("records that another user has left or could write are none, and impos
 
 TEST_CASE("a line of an agent is taken only with ranks that there can be") {
     RankState state;
-    state.rank = 1, state.ranks = 2, state.tp = 2, state.groups.resize(1);
+    state.rank = 1, state.ranks = 2, state.sizes[Axis::tensor] = 2, state.groups.resize(1);
     nlohmann::json line = {{"agent", "node5"}, {"ranks", {state}}};
     auto count = [&](const char* field, const nlohmann::json& value) {
         nlohmann::json changed = line;
@@ -218,7 +219,7 @@ TEST_CASE("a line of an agent is taken only with ranks that there can be") {
     };
     CHECK(count("/step", 7) == 1);
     CHECK(states_in_line(line.dump()).at(0) == state);
-    for (const char* field : {"/tp", "/ranks", "/shard"}) CHECK(count(field, 0) == 0);
+    for (const char* field : {"/sizes/0", "/ranks", "/sizes/1"}) CHECK(count(field, 0) == 0);
     for (const char* field : {"/rank", "/step", "/device"}) CHECK(count(field, 1e300) == 0);
     for (double value : {-1.0, 1e300}) CHECK(count("/groups/0/begun", value) == 0);
     CHECK(count("/ranks", INT_MAX) == 0);

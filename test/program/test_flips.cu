@@ -13,14 +13,14 @@
 
 namespace {
 
-struct Cut {
+struct FlipCase {
     const char* name;
     MeshShape mesh;
     ZeroSettings settings;
 };
-const Cut cuts[] = {{"4 replicas", {.dp = 4}, {.level = 0}},
-                    {"ZeRO 2 on 2, 2 replicas", {.dp = 4, .shard = 2}, {.level = 2}},
-                    {"ZeRO 1 on 4", {.dp = 4, .shard = 4}, {.level = 1}}};
+const FlipCase cuts[] = {{"4 replicas", {.dp = 4}, {.level = 0}},
+                         {"ZeRO 2 on 2, 2 replicas", {.dp = 4, .shard = 2}, {.level = 2}},
+                         {"ZeRO 1 on 4", {.dp = 4, .shard = 4}, {.level = 1}}};
 
 int flips() {
     const char* given = getenv("FLIPS");
@@ -70,7 +70,7 @@ struct Found {
 
 class Flipped {
 public:
-    explicit Flipped(const Cut& cut)
+    explicit Flipped(const FlipCase& cut)
         : mesh_(test_world(), cut.mesh, test_stream()),
           g_(small_config(), {B, T, true, Recompute::none, B * T}, settings_of(cut), mesh_, layout_of(cut)),
           replicas_(g_.state, test_world()),
@@ -208,12 +208,12 @@ public:
 private:
     static constexpr int B = 2, T = 16;
 
-    static ZeroSettings settings_of(const Cut& cut) {
+    static ZeroSettings settings_of(const FlipCase& cut) {
         ZeroSettings settings = cut.settings;
         settings.keep_master = settings.checks = true;
         return settings;
     }
-    static Layout layout_of(const Cut& cut) {
+    static Layout layout_of(const FlipCase& cut) {
         Layout layout;
         layout.mesh = cut.mesh;
         return layout;
@@ -244,7 +244,7 @@ private:
     int step_ = 0;
 };
 
-void tell(const Cut& cut, const char* kind, const Found& replicas, const Found& replay) {
+void tell(const FlipCase& cut, const char* kind, const Found& replicas, const Found& replay) {
     if (!test_world().is_root()) return;
     printf("| %s | %s | %d | %d | %d | %d | %d |\n", kind, cut.name, replicas.tried, replicas.found,
            replicas.named, replay.found, replay.named);
@@ -256,7 +256,7 @@ TEST_CASE("flipped bits are found, and the rank named") {
     if (test_world().is_root())
         printf("| flipped in | layout | flips | check-replicas found | and named | check-replay found | and "
                "named |\n");
-    for (const Cut& cut : cuts) {
+    for (const FlipCase& cut : cuts) {
         CAPTURE(std::string(cut.name));
         Flipped run(cut);
         Draws draws;

@@ -274,12 +274,12 @@ struct Place {
         : c(c_), config(config_), sizes(config, c.mesh.tp), at(at_) {
         t = c.mesh.tp, p = c.mesh.pp, S = c.mesh.shard, R = c.mesh.dp / S;
         v = c.pipeline.chunks, m = c.micro_batches;
-        first = at.pipeline == 0, last = at.pipeline + 1 == c.mesh.pp;
+        first = at[Axis::pipeline] == 0, last = at[Axis::pipeline] + 1 == c.mesh.pp;
         layers.resize(v);
         int layer = 0;
         for (size_t part = 0; part < p * v; part++) {
             for (int i = 0; i < split()[part]; i++, layer++) {
-                if ((int)(part % p) == at.pipeline) layers[part / p].push_back(layer);
+                if ((int)(part % p) == at[Axis::pipeline]) layers[part / p].push_back(layer);
             }
         }
     }
@@ -353,21 +353,21 @@ size_t formula_gradients(const Place& a) {
         size_t passes = a.cut_gradients() ? a.m : 1, U = sizes.padded(a.c.mesh.shard), own = U / a.S;
         if (is_block && a.cut_gradients() && a.c.pipeline.schedule == zero_bubble) passes *= 2;
         // each rank sums its own part of the copies over tensor ranks, once a step
-        size_t own_begin = a.at.shard * own;
+        size_t own_begin = a.at[Axis::shard] * own;
         auto summed = [&](size_t begin, size_t count, size_t ranks, size_t rank) {
             size_t from = std::max(begin, own_begin), to = std::min(begin + count, own_begin + own);
             return from < to ? all_reduced(to - from, ranks, rank) : 0;
         };
-        size_t sums = summed(0, laid_out(sizes.copies), a.t, a.at.tensor);
+        size_t sums = summed(0, laid_out(sizes.copies), a.t, a.at[Axis::tensor]);
         if (size_t heads = a.config.kv_heads; is_block && heads < a.t) {
-            size_t sharing = a.t / heads, rank = a.at.tensor % sharing,
+            size_t sharing = a.t / heads, rank = a.at[Axis::tensor] % sharing,
                    at = round_up(laid_out(sizes.copies), 64);
             const Sizes& z = a.sizes;
             sums += summed(at + z.A * z.C, z.shared_heads, sharing, rank);
             at += round_up((z.A + 2 * z.KV) * z.C, 64);
             sums += summed(at + z.A, z.shared_bias, sharing, rank);
         }
-        return passes * (a.S - 1) * own + sums + all_reduced(own, a.R, a.at.replica);
+        return passes * (a.S - 1) * own + sums + all_reduced(own, a.R, a.at[Axis::replica]);
     };
     size_t count = 0;
     for (auto& of_chunk : a.layers) {
@@ -401,7 +401,7 @@ size_t gathered(const Place& a) {
                                        : a.block(unit).padded(a.c.mesh.shard);
         entry->second = unit;
     };
-    for (auto [work, micro_batch, chunk] : pipeline_actions(a.shape(), a.at.pipeline)) {
+    for (auto [work, micro_batch, chunk] : pipeline_actions(a.shape(), a.at[Axis::pipeline])) {
         auto layers = a.layers[chunk];
         bool first_part = a.first && chunk == 0, last_part = a.last && chunk + 1 == (int)a.v;
         if (work == PipelineWork::forward) {
@@ -499,7 +499,7 @@ static BytesSent simulated_bytes(const Gpt& g, const Place& a) {
                            true,
                            (double)e * (double)stream_size(g.config, g.workload, layout),
                            e};
-    return simulate_step(step).sent[a.at.pipeline];
+    return simulate_step(step).sent[a.at[Axis::pipeline]];
 }
 
 TEST_CASE("bytes sent in a step are those of the formulas") {
@@ -562,7 +562,7 @@ double formula_state(const Place& a) {
 // Micro-batches that a stage holds between their forward and their backward pass; of an interleaved one, over
 // all chunks.
 size_t held_micro_batches(const Place& a) {
-    size_t behind = a.p - 1 - a.at.pipeline;
+    size_t behind = a.p - 1 - a.at[Axis::pipeline];
     switch (a.c.pipeline.schedule) {
     case gpipe:
         return a.m;
@@ -589,7 +589,7 @@ double formula_activations_held(const Place& a, int B, int T) {
     double passes = layers * slots / (double)a.v;  // held passes of a layer over a micro-batch
     double inner = (layers / (double)a.v - 1) * slots;
     // and one more, which the forward pass writes to
-    double pending = splits ? layers * (double)std::min<size_t>(a.at.pipeline + 1, a.m) + 1 : 1;
+    double pending = splits ? layers * (double)std::min<size_t>(a.at[Axis::pipeline] + 1, a.m) + 1 : 1;
     // bytes: of what is kept unless a block is recomputed, or also the MLP, or anything
     bool remakes_act =
         config.mlp != MlpKind::gelu || e == 4 || (size_t)F % 8 != 0 || !config.bias;  // or it is fused

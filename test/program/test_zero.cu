@@ -516,11 +516,11 @@ namespace {
 
 // One tensor of each kind of cut.
 ParameterLayout cut_layout(const MeshShape& shape, const MeshPosition& position) {
-    StageUnits place = {.tp = shape.tp, .tensor = position.tensor};
-    bool last = position.pipeline == shape.pp - 1;
+    StageUnits place = {.tp = shape.tp, .tensor = position[Axis::tensor]};
+    bool last = position[Axis::pipeline] == shape.pp - 1;
     if (shape.pp > 1) {
         for (int unit = 0; unit <= 5; unit++) {
-            if (std::min(unit / 2, shape.pp - 1) == position.pipeline || (last && unit == 0))
+            if (std::min(unit / 2, shape.pp - 1) == position[Axis::pipeline] || (last && unit == 0))
                 place.units.push_back(unit);
         }
         place.embedding_copy = last;
