@@ -1293,16 +1293,16 @@ struct ComparedOptions {
 };
 
 // Runs the command on every rank. An error that stops it is thrown.
-inline void run(int argc, char** argv, const World& world) {
-    check_same_program(world, source_hash, argv[1]);
-    AskedLine asked;
+inline void run(const AskedLine& asked, const World& world) {
+    check_same_program(world, source_hash, asked.name.c_str());
     world.on_all_ranks([&] {
-        asked = read_command_line(argc, argv);
+        asked.refusal.raise();
         if (asked.command == command_train) check_all_started();
         bool alone = asked.command != command_train && asked.command != command_selftest &&
                      !is_given("--measure", asked.given);
         if (alone && world.size() > 1)
-            fail("%s: works in one process and there are %d; start it without mpirun", argv[1], world.size());
+            fail("%s: works in one process and there are %d; start it without mpirun", asked.name.c_str(),
+                 world.size());
         if (!world.is_root()) return;
         for (const std::string& remark : asked.remarks) screen.warn(remark);
     });
@@ -1325,14 +1325,14 @@ inline void run(int argc, char** argv, const World& world) {
 // The program, which test programs can be too (test/program/train_gpt.cu).
 inline int run_train_gpt(int argc, char** argv) try {
     open_standard_streams();
-    if (std::optional<int> code = run_without_ranks(argc, argv)) return *code;
-    time_limit = time_limit_in(argc, argv);
-    bool sets_limit = argv[1] == std::string("train") || argv[1] == std::string("selftest");
-    if (launched_processes() <= 1 && !sets_limit) time_limit = 0;
+    const AskedLine asked = read_command_line(argc, argv);
+    if (std::optional<int> code = run_without_ranks(asked)) return *code;
+    double usual = launched_processes() > 1 ? Options().communication_timeout : 0;
+    time_limit = asked.time_limit.value_or(usual);
     set_device_variables();
     World world(&argc, &argv);
     try {
-        or_abort(world, [&] { run(argc, argv, world); });
+        or_abort(world, [&] { run(asked, world); });
         return 0;
     } catch (const CommonError& error) {
         if (world.is_root()) print_error(error.what());

@@ -12,12 +12,6 @@ layout (comm/plan_search.h), on the machine of --machine or the cards that are h
 #include "comm/world.h"          // World
 #include "data/launch/resume.h"  // GivenOptions, is_given
 
-// The cut of a run whose layout is complete.
-inline PlannedCut cut_of(const Options& o) {
-    return {o.tp,        o.pp,   o.dp,          o.micro_batch, o.pp_schedule,
-            o.pp_chunks, o.zero, o.shard_group, o.recompute,   o.tp_overlap};
-}
-
 // The machine that the run names, or the cards that are here, as many in a node as the most ranks on one. Its
 // flops are 0 where neither is known.
 inline Machine expected_machine(const Options& o, const World& world) {
@@ -90,12 +84,7 @@ inline void choose_cut(Options& o, const GivenOptions& given, const Machine& mac
         fail("--tp auto: no layout of all %d processes fits the model, the batch and the memory of %s; give "
              "--tp and --pp, or start another number",
              processes, size_text((size_t)machine.memory).c_str());
-    const PlannedCut& cut = found->cut;
-    o.tp = cut.tp, o.pp = cut.pp, o.dp = cut.dp, o.micro_batch = cut.micro_batch;
-    o.pp_schedule = cut.schedule, o.tp_overlap = cut.tp > 1 ? cut.row_chunks : 0;
-    o.pp_chunks = cut.schedule == PipelineSchedule::interleaved ? cut.chunks : 0;
-    o.zero = cut.zero, o.shard_group = cut.zero > 0 ? cut.shard : 0;
-    o.recompute = cut.recompute;
+    static_cast<Cut&>(o) = found->cut;
 }
 
 // Ranks that share the state of a layout that is complete otherwise: so many that a step is as short as it
@@ -116,7 +105,7 @@ inline int chosen_shard_group(const Options& o, const Machine& machine) {
                      .keeps_recompute = o.recompute != Recompute::automatic};
     constexpr int enough = 100;  // numbers of data ranks
     for (const PlannedStep& step : Planner(task).best(enough))
-        if (step.cut.dp == o.dp) return step.cut.shard;
+        if (step.cut.dp == o.dp) return step.cut.shard_group;
     return o.dp;
 }
 
@@ -151,7 +140,7 @@ inline double expected_step(const Options& o, Recompute recompute, const World& 
             fail("--machine %s: of programs with numbers of %d bytes, and this one has %zu; give another",
                  printable(o.machine).c_str(), machine.number_bytes, sizeof(floatX));
         PlanTask task = {.options = o, .machine = machine, .devices = world.size()};
-        PlannedCut cut = cut_of(o);
+        Cut cut = o;
         cut.recompute = recompute;
         seconds = Planner(task).simulated(cut, {}).seconds;
     });

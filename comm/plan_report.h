@@ -12,7 +12,7 @@ why the second lost, what to look out for, and the command line that trains so; 
 #include <utility>
 #include <vector>
 
-#include "comm/plan_choice.h"          // cut_of
+#include "comm/plan_choice.h"          // plan_task
 #include "data/run/failures.h"         // effective_training_time
 #include "comm/plan_machine.h"         // find_machine
 #include "comm/plan_search.h"          // Planner
@@ -86,7 +86,7 @@ inline std::string why_lost(const PlanFigures& best, const PlanFigures& second) 
 inline std::vector<std::string> plan_warnings(const Planner& planner, const Machine& machine, int devices,
                                               const PlanFigures& f) {
     std::vector<std::string> warnings;
-    const PlannedCut& cut = f.step.cut;
+    const Cut& cut = f.step.cut;
     double room = (double)planner.available(), memory = (double)f.memory;
     if (memory > room)
         warnings.push_back(text("it does not fit: it needs %s of memory, and %s are available",
@@ -99,28 +99,29 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
         warnings.push_back(
             text("memory is within 3%% of the %s available; other programs may not fit on the device",
                  size_text(planner.available()).c_str()));
-    if (RankGroup{cut.tp, 1}.crosses_nodes(machine) && cut.ranks() > machine.node)
+    const PerAxis ranks = mesh_shape(planner.options_of(cut)).sizes();
+    if (group_along(Axis::tensor, ranks).crosses_nodes(machine) && cut.ranks() > machine.node)
         warnings.push_back(text("tensor groups of %d cross nodes of %d devices", cut.tp, machine.node));
-    if (cut.zero >= 2 && RankGroup{cut.shard, cut.tp}.crosses_nodes(machine))
+    if (cut.zero >= 2 && group_along(Axis::shard, ranks).crosses_nodes(machine))
         warnings.push_back(text("shard groups of %d cross nodes, and --zero %d sends over them for every "
                                 "micro-batch",
-                                cut.shard, cut.zero));
+                                cut.shard_group, cut.zero));
     if (cut.ranks() < devices)
-        warnings.push_back(text("%d of %d devices stay idle: no layout of more of them is faster",
+        warnings.push_back(text("%lld of %d devices stay idle: no layout of more of them is faster",
                                 devices - cut.ranks(), devices));
     return warnings;
 }
 
 // The command line of a run that is cut so.
 inline std::string training_command(Planner& planner, const PlanLine& line, const Machine& machine,
-                                    const PlannedCut& cut) {
+                                    const Cut& cut) {
     Options planned = planner.options_of(cut), preset;
     preset.model = planned.model;
     std::vector<std::string> told;  // by the plan's own line
     apply_model(preset, told);
     complete(static_cast<ModelConfig&>(preset));
     preset.sequence_length = preset.context;
-    if (cut.schedule != PipelineSchedule::interleaved) planned.pp_chunks = 0;
+    if (cut.pp_schedule != PipelineSchedule::interleaved) planned.pp_chunks = 0;
     if (cut.zero == 0) planned.shard_group = 0;
     planned.dp = 0;  // follows
     Options usual = planned;
@@ -129,8 +130,9 @@ inline std::string training_command(Planner& planner, const PlanLine& line, cons
     if (planned.tp_overlap == usual.tp_overlap) planned.tp_overlap = 0;
     std::string words = "./train_gpt train --model " + planned.model;
     if (cut.ranks() > 1)
-        words = text("mpirun %s-np %d ", cut.ranks() > machine.node ? "--hostfile hosts " : "", cut.ranks()) +
-                words;
+        words =
+            text("mpirun %s-np %lld ", cut.ranks() > machine.node ? "--hostfile hosts " : "", cut.ranks()) +
+            words;
     for (const OptionRow& row : option_table()) {
         bool is_of_both = row.belongs_to(command_train) && row.belongs_to(command_plan);
         bool stands = std::string_view(row.field) == "model" || std::string_view(row.field) == "overwrite";
@@ -164,12 +166,12 @@ inline FailureFigures failure_figures(const PlanLine& line, const Machine& machi
     constexpr double to_host = 25e9;  // bytes/s of a device
     constexpr double worth_saying = 0.001;
     const PlanOptions& o = line.command;
-    const PlannedCut& cut = best.step.cut;
+    const Cut& cut = best.step.cut;
     double staging = 0;
     for (const MemoryClass& one : best.step.memory)
         if (one.on_host) staging += (double)one.bytes;
     FailureModel model;
-    model.nodes = ceil_div(cut.ranks(), machine.node);
+    model.nodes = ceil_div((int)cut.ranks(), machine.node);
     model.per_node_day = failures_like_observed(o.failures / 1000);
     const struct {
         FailingPart part;
@@ -182,7 +184,7 @@ inline FailureFigures failure_figures(const PlanLine& line, const Machine& machi
     if (model.per_node_day.all() == 0) return {};
     double copy = staging / to_host;
     model.save_stall = std::max(copy - best.step.seconds, 0.0);  // it runs behind the passes
-    model.save_time = copy + staging * std::min(machine.node, cut.ranks()) / machine.storage;
+    model.save_time = copy + staging * std::min(machine.node, (int)cut.ranks()) / machine.storage;
     if (o.save_every.unit == Interval::best)
         model.save_interval =
             std::max(best_interval(model.save_stall, 1 / model.per_second()), 2 * model.save_time);
@@ -244,7 +246,7 @@ inline std::string failures_text(const FailureFigures& f, double days) {
 
 inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& line, const Machine& machine,
                                              const PlanFigures& f) {
-    const PlannedCut& cut = f.step.cut;
+    const Cut& cut = f.step.cut;
     nlohmann::ordered_json memory, parts;
     BytesSent sent = planner.sent(cut);
     for (const MemoryClass& one : f.step.memory) memory[one.name] = one.bytes;
@@ -259,12 +261,12 @@ inline nlohmann::ordered_json layout_to_json(Planner& planner, const PlanLine& l
         {"dp", cut.dp},
         {"micro_batch", cut.micro_batch},
         {"micro_batches", planner.micro_batches(cut)},
-        {"pp_schedule", name_of(cut.schedule)},
-        {"pp_chunks", cut.chunks},
+        {"pp_schedule", name_of(cut.pp_schedule)},
+        {"pp_chunks", cut.pp_chunks},
         {"layers", planner.split(cut)},
-        {"tp_overlap", cut.row_chunks},
+        {"tp_overlap", cut.tp_overlap},
         {"zero", cut.zero},
-        {"shard_group", cut.shard},
+        {"shard_group", cut.shard_group},
         {"reduce_dtype", name_of(line.options.reduce_dtype)},
         {"recompute", name_of(cut.recompute)},
         {"seconds", f.step.seconds},
@@ -332,9 +334,9 @@ inline nlohmann::ordered_json plan_to_json(Planner& planner, const PlanLine& lin
 // ----------------------------------------------------------------------------
 // text
 
-inline std::string schedule_text(const PlannedCut& cut) {
+inline std::string schedule_text(const Cut& cut) {
     if (cut.pp == 1) return "-";
-    return name_of(cut.schedule) + (cut.chunks > 1 ? text(" x%d", cut.chunks) : "");
+    return name_of(cut.pp_schedule) + (cut.pp_chunks > 1 ? text(" x%d", cut.pp_chunks) : "");
 }
 
 // host: with a column for what is taken of the host's memory.
@@ -345,11 +347,11 @@ inline std::string plan_table(const Planner& planner, const std::vector<PlanFigu
     table += host ? "  host\n" : "\n";
     int number = 1;
     for (const PlanFigures& f : figures) {
-        const PlannedCut& cut = f.step.cut;
+        const Cut& cut = f.step.cut;
         table +=
             text("%2d %3d %4d %5d  %5d  %-15s %5d  %6d  %-11s %8.4g  %8s  %3.0f%%  %5.0f%%  %3.0f%%  %5.0f%%",
                  number++, cut.tp, cut.pp, cut.dp, cut.micro_batch, schedule_text(cut).c_str(), cut.zero,
-                 cut.shard, name_of(cut.recompute), f.step.seconds, human(f.tokens_per_second).c_str(),
+                 cut.shard_group, name_of(cut.recompute), f.step.seconds, human(f.tokens_per_second).c_str(),
                  100 * f.mfu, 100 * f.mfu_causal, 100 * f.hfu,
                  100 * (double)f.memory / (double)planner.available());
         if (host)
@@ -375,7 +377,7 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
     const Options& o = line.options;
     const PlanOptions& command = line.command;
     const PlanFigures& best = figures[0];
-    const PlannedCut& cut = best.step.cut;
+    const Cut& cut = best.step.cut;
     constexpr int indent = 13;
     constexpr double worth_saying = 0.998;  // a shorter step is, by this share of it
     std::string result;
@@ -404,7 +406,7 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
         text("%d x %d x %d ranks (tensor, pipeline, data); %lld micro-batches a step%s%s", cut.tp, cut.pp,
              cut.dp, planner.micro_batches(cut),
              cut.pp > 1 ? text("; parts of %s", layers_text(planner.split(cut)).c_str()).c_str() : "",
-             cut.tp > 1 ? text("; rows sent in pieces: %d", cut.row_chunks).c_str() : ""));
+             cut.tp > 1 ? text("; rows sent in pieces: %d", cut.tp_overlap).c_str() : ""));
     std::string memory;
     for (const MemoryClass& one : best.step.memory)
         memory +=
@@ -461,10 +463,10 @@ inline PlanTask plan_task(const PlanLine& line, const Machine& machine) {
 }
 
 // The layout of the command line, as `train` would complete it.
-inline PlannedCut given_cut(Planner& planner, const PlanLine& line) {
+inline Cut given_cut(Planner& planner, const PlanLine& line) {
     Options o = line.options;
     complete_layout(o, line.command.gpus);
-    PlannedCut cut = cut_of(o);
+    Cut cut = o;
     if (cut.recompute == Recompute::automatic) {
         cut.recompute = least_recomputation([&](Recompute kind) {
             cut.recompute = kind;
@@ -492,7 +494,7 @@ inline PlannedCut given_cut(Planner& planner, const PlanLine& line) {
         Planner other(larger);
         PlannedStep smallest = other.smallest();
         if (smallest.memory.empty() || !other.fits(smallest.cut)) return false;
-        const PlannedCut& cut = smallest.cut;
+        const Cut& cut = smallest.cut;
         nearest = text("%d devices are enough (--tp %d --pp %d --zero %d --micro-batch %d --recompute %s)",
                        devices, cut.tp, cut.pp, cut.zero, cut.micro_batch, name_of(cut.recompute));
         return true;

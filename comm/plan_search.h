@@ -27,7 +27,7 @@ left cannot be better. Some are not tried, for another one is never slower:
 
 #include "comm/layout.h"          // Layout, mesh_shape, pipeline_split
 #include "comm/memory_plan.h"     // stage_memory, stream_size
-#include "comm/plan_task.h"       // PlanTask, PlannedCut
+#include "comm/plan_task.h"       // PlanTask
 #include "comm/settings.h"        // training_workload, zero_settings, held_multiprocessors
 #include "comm/plan_simulator.h"  // simulate_step
 #include "data/base/error.h"      // fail
@@ -64,12 +64,12 @@ public:
     size_t host_room() const { return (size_t)machine_.host_memory; }
     // Micro-batches of the data ranks that have the most. In the layouts that are searched all have equally
     // many.
-    long long micro_batches(const PlannedCut& cut) const {
+    long long micro_batches(const Cut& cut) const {
         return ceil_div(sequences_ / cut.micro_batch, (long long)cut.dp);
     }
 
     // Pieces for tensor ranks to send: more hide more, and make smaller, slower products.
-    int fastest_row_chunks(PlannedCut cut) {
+    int fastest_row_chunks(Cut cut) {
         const Options& o = task_.options;
         if (cut.tp == 1) return 1;
         if (o.tp_overlap > 0) return o.tp_overlap;
@@ -77,7 +77,7 @@ public:
         double least = HUGE_VAL;
         for (int chunks = 1; is_new && chunks <= 4; chunks++) {
             if (cut.micro_batch * o.sequence_length / cut.tp % chunks) continue;
-            cut.row_chunks = chunks;
+            cut.tp_overlap = chunks;
             double seconds = 0;
             for (const LayerTime& one : times(cut).layers)
                 seconds += one.forward.all(true) + one.backward.all(true);
@@ -87,13 +87,13 @@ public:
     }
 
     // Says whether the model and the batch can be cut so, by what follows for their sizes.
-    bool is_possible(const PlannedCut& cut) const {
+    bool is_possible(const Cut& cut) const {
         const Options& o = task_.options;
-        bool interleaved = cut.schedule == PipelineSchedule::interleaved;
+        bool interleaved = cut.pp_schedule == PipelineSchedule::interleaved;
         long long tokens = (long long)cut.micro_batch * o.sequence_length;
-        return tokens <= INT_MAX && tokens / cut.tp % cut.row_chunks == 0 &&
-               sequences_ % ((long long)cut.dp * cut.micro_batch) == 0 && cut.dp % cut.shard == 0 &&
-               (interleaved || cut.chunks == 1) && (long long)cut.pp * cut.chunks <= o.layers &&
+        return tokens <= INT_MAX && tokens / cut.tp % cut.tp_overlap == 0 &&
+               sequences_ % ((long long)cut.dp * cut.micro_batch) == 0 && cut.dp % cut.shard_group == 0 &&
+               (interleaved || cut.pp_chunks == 1) && (long long)cut.pp * cut.pp_chunks <= o.layers &&
                (o.matmul_dtype != MatmulDtype::fp8 || fp8_refusal(options_of(cut)).empty());
     }
 
@@ -110,8 +110,9 @@ public:
         for (bool across : {false, true}) {
             each_division(across, [&](int tp, int pp) {
                 for (long long dp : data_ranks(tp, pp, 1)) {
-                    PlannedCut cut = {tp, pp, (int)dp, 1};
-                    if (cut.dp > 1) cut.zero = most_zero(), cut.shard = cut.dp;
+                    Cut cut = on_one_rank(task_.options);
+                    cut.tp = tp, cut.pp = pp, cut.dp = (int)dp;
+                    if (cut.dp > 1) cut.zero = most_zero(), cut.shard_group = cut.dp;
                     cut.recompute = Recompute::block;
                     keep_options(cut);
                     if (!is_possible(cut)) continue;
@@ -123,13 +124,13 @@ public:
         return least;
     }
 
-    bool fits(const PlannedCut& cut) { return !memory(cut, available()).empty(); }
+    bool fits(const Cut& cut) { return !memory(cut, available()).empty(); }
 
     // No step is shorter.
-    double bound(const PlannedCut& cut) {
+    double bound(const Cut& cut) {
         const MicroBatchTime& t = times(cut);
         const std::vector<int>& split = this->split(cut);
-        bool drains = cut.schedule != PipelineSchedule::zero_bubble;  // the last work may be put off there
+        bool drains = cut.pp_schedule != PipelineSchedule::zero_bubble;  // the last work may be put off there
         struct OfStage {
             double work = 0;    // on one micro-batch
             double before = 0;  // on the stages before, ahead of its first and behind its last work
@@ -159,19 +160,17 @@ public:
     }
 
     // One layout, whether it fits or not.
-    PlannedStep planned(const PlannedCut& cut) {
-        return {cut, simulated(cut, {}).seconds, memory(cut, SIZE_MAX)};
-    }
+    PlannedStep planned(const Cut& cut) { return {cut, simulated(cut, {}).seconds, memory(cut, SIZE_MAX)}; }
 
     // How long a step takes whose gradients travel in this type.
-    double seconds_with_gradients_in(Dtype dtype, const PlannedCut& cut) const {
+    double seconds_with_gradients_in(Dtype dtype, Cut cut) const {
         PlanTask task = task_;
-        task.options.reduce_dtype = dtype;
+        task.options.reduce_dtype = cut.reduce_dtype = dtype;
         return Planner(task).simulated(cut, {}).seconds;
     }
 
     // Simulates a step of so many micro-batches.
-    SimulatedStep simulated(const PlannedCut& cut, const MessagesTaken& taken, int micro_batches) {
+    SimulatedStep simulated(const Cut& cut, const MessagesTaken& taken, int micro_batches) {
         Layout layout = this->layout(cut, micro_batches);
         double stream = (double)number_bytes_ * (double)stream_size(task_.options, workload(cut), layout);
         return simulate_step({.machine = machine_,
@@ -192,7 +191,7 @@ public:
     }
 
     // Beyond so many micro-batches, each takes as long as the one before.
-    SimulatedStep simulated(const PlannedCut& cut, const MessagesTaken& taken) {
+    SimulatedStep simulated(const Cut& cut, const MessagesTaken& taken) {
         int enough = enough_micro_batches(cut);
         long long all = micro_batches(cut), more = all - enough;
         SimulatedStep step = simulated(cut, taken, enough);
@@ -220,12 +219,12 @@ public:
     }
 
     // A rank sends so much in a step, on the stage that sends most.
-    BytesSent sent(const PlannedCut& cut) {
+    BytesSent sent(const Cut& cut) {
         SimulatedStep step = simulated(cut, {});
         return *std::ranges::max_element(step.sent, {}, &BytesSent::all);
     }
 
-    StepParts parts(const PlannedCut& cut) {
+    StepParts parts(const Cut& cut) {
         StepParts parts;
         double all = simulated(cut, {}).seconds;
         SimulatedStep none = simulated(cut, {false, false, false});
@@ -246,18 +245,19 @@ public:
         return parts;
     }
     // FLOPs of a step on all ranks, with those that are made again.
-    double executed_flops(const PlannedCut& cut) {
+    double executed_flops(const Cut& cut) {
         return times(cut).flops * (double)(sequences_ / cut.micro_batch) * cut.tp;
     }
 
     // The kinds of messages in a step; of parameters and gradients those of a block.
-    std::vector<PlannedMessage> messages(const PlannedCut& cut) {
+    std::vector<PlannedMessage> messages(const Cut& cut) {
         std::vector<PlannedMessage> all;
         double rows =
             (double)number_bytes_ * cut.micro_batch * task_.options.sequence_length * task_.options.channels;
-        double block = (double)parameters(cut).unit_size(1), part = block / cut.shard;
-        RankGroup tensor = {cut.tp, 1}, shard = {cut.shard, cut.tp},
-                  replica = {cut.dp / cut.shard, cut.tp * cut.shard}, stages = {2, cut.tp * cut.dp};
+        double block = (double)parameters(cut).unit_size(1), part = block / cut.shard_group;
+        const PerAxis ranks = mesh_shape(options_of(cut)).sizes();
+        RankGroup tensor = group_along(Axis::tensor, ranks), shard = group_along(Axis::shard, ranks),
+                  replica = group_along(Axis::replica, ranks), stages = {2, size_along(stage_axes, ranks)};
         const char *own = number_bytes_ == 2 ? "bf16" : "fp32",
                    *sums = dtype_name(task_.options.reduce_dtype);
         const GradientMessages gradients = {machine_, task_.options.reduce_dtype};
@@ -279,32 +279,29 @@ public:
         return all;
     }
 
-    Options options_of(const PlannedCut& cut) const {
+    Options options_of(const Cut& cut) const {
         Options o = task_.options;
-        o.tp = cut.tp, o.pp = cut.pp, o.dp = cut.dp, o.micro_batch = cut.micro_batch;
-        o.pp_schedule = cut.schedule, o.pp_chunks = cut.chunks;
-        o.zero = cut.zero, o.shard_group = cut.shard, o.recompute = cut.recompute;
-        o.tp_overlap = cut.row_chunks;
+        static_cast<Cut&>(o) = cut;
         return o;
     }
-    const std::vector<int>& split(const PlannedCut& cut) {
-        std::vector<int>& split = splits_[cut.pp * cut.chunks];
+    const std::vector<int>& split(const Cut& cut) {
+        std::vector<int>& split = splits_[cut.pp * cut.pp_chunks];
         if (split.empty()) split = pipeline_split(options_of(cut), {});
         return split;
     }
     // The parameters of a tensor rank that has all layers.
-    const ParameterLayout& parameters(const PlannedCut& cut) {
-        auto [known, is_new] = parameters_.try_emplace({cut.tp, cut.shard}, nullptr);
+    const ParameterLayout& parameters(const Cut& cut) {
+        auto [known, is_new] = parameters_.try_emplace({cut.tp, cut.shard_group}, nullptr);
         if (is_new)
-            known->second =
-                std::make_unique<ParameterLayout>(parameter_layout(task_.options, cut.shard, {.tp = cut.tp}));
+            known->second = std::make_unique<ParameterLayout>(
+                parameter_layout(task_.options, cut.shard_group, {.tp = cut.tp}));
         return *known->second;
     }
 
 private:
     struct Point {
         double bound;
-        PlannedCut cut;
+        Cut cut;
         auto operator<=>(const Point&) const = default;
     };
     using Division = std::tuple<int, int, int>;  // tp, pp, dp
@@ -314,14 +311,14 @@ private:
     // Weights in fp8 are known by where they lie, and the highest level moves them.
     int most_zero() const { return task_.options.matmul_dtype == MatmulDtype::fp8 ? 2 : 3; }
 
-    void keep_options(PlannedCut& cut) const {
+    void keep_options(Cut& cut) const {
         const Options& o = task_.options;
         if (task_.keeps_micro_batch) cut.micro_batch = o.micro_batch;
-        if (task_.keeps_schedule && cut.pp > 1) cut.schedule = o.pp_schedule;
-        if (task_.keeps_chunks && cut.pp > 1) cut.chunks = o.pp_chunks;
+        if (task_.keeps_schedule && cut.pp > 1) cut.pp_schedule = o.pp_schedule;
+        if (task_.keeps_chunks && cut.pp > 1) cut.pp_chunks = o.pp_chunks;
         if (task_.keeps_zero) cut.zero = o.zero;
-        if (task_.keeps_shard) cut.shard = o.shard_group;
-        if (cut.zero == 0) cut.shard = 1;
+        if (task_.keeps_shard) cut.shard_group = o.shard_group;
+        if (cut.zero == 0) cut.shard_group = 1;
         if (task_.keeps_recompute) cut.recompute = o.recompute;
     }
     // Calls visit(tp, pp) for each that the model and the devices allow.
@@ -377,24 +374,25 @@ private:
         for (int size : sizes) {
             std::vector<long long> all = data_ranks(1, 1, size);
             each_division(across_nodes, [&](int tp, int pp) {
-                std::vector<PlannedCut> schedules = {{tp, pp, 1, size}};
-                schedules[0].row_chunks = fastest_row_chunks(schedules[0]);
+                std::vector<Cut> schedules = {on_one_rank(task_.options)};
+                schedules[0].tp = tp, schedules[0].pp = pp, schedules[0].micro_batch = size;
+                schedules[0].tp_overlap = fastest_row_chunks(schedules[0]);
                 if (pp > 1) {
                     schedules.push_back(schedules[0]);
-                    schedules.back().schedule = PipelineSchedule::zero_bubble;
+                    schedules.back().pp_schedule = PipelineSchedule::zero_bubble;
                     for (int chunks : chunk_numbers(pp)) {
                         schedules.push_back(schedules[0]);
-                        schedules.back().schedule = PipelineSchedule::interleaved;
-                        schedules.back().chunks = chunks;
+                        schedules.back().pp_schedule = PipelineSchedule::interleaved;
+                        schedules.back().pp_chunks = chunks;
                     }
                     bool only_gpipe =
                         task_.keeps_schedule && task_.options.pp_schedule == PipelineSchedule::gpipe;
-                    if (only_gpipe) schedules[0].schedule = PipelineSchedule::gpipe;
+                    if (only_gpipe) schedules[0].pp_schedule = PipelineSchedule::gpipe;
                 }
-                for (PlannedCut cut : schedules) {
+                for (Cut cut : schedules) {
                     bool is_other =
-                        (task_.keeps_schedule && pp > 1 && cut.schedule != task_.options.pp_schedule) ||
-                        (task_.keeps_chunks && cut.chunks != task_.options.pp_chunks);
+                        (task_.keeps_schedule && pp > 1 && cut.pp_schedule != task_.options.pp_schedule) ||
+                        (task_.keeps_chunks && cut.pp_chunks != task_.options.pp_chunks);
                     if (is_other) continue;
                     for (long long dp : all) {
                         cut.dp = (int)dp;
@@ -434,7 +432,7 @@ private:
     }
 
     // The fastest level of ZeRO, shard group and recomputation that fit, if a step takes less than `worst`.
-    std::optional<PlannedStep> best_state(PlannedCut cut, double worst) {
+    std::optional<PlannedStep> best_state(Cut cut, double worst) {
         if (takes_too_much(cut)) return {};
         std::optional<PlannedStep> best;
         std::vector<int> levels = {1, 2, 3};
@@ -445,7 +443,7 @@ private:
             if (level > most_zero()) break;
             cut.zero = level;
             for (int shard : shard_groups(cut)) {
-                cut.shard = shard;
+                cut.shard_group = shard;
                 Recompute first = Recompute::none, last = Recompute::block;
                 if (task_.keeps_recompute) first = last = task_.options.recompute;
                 for (Recompute kind = first; kind <= last; kind = Recompute((int)kind + 1)) {
@@ -466,13 +464,13 @@ private:
 
     // Tells whether the layout does not fit even with everything that saves memory. Then larger micro-batches
     // do not fit either.
-    bool takes_too_much(PlannedCut cut) {
+    bool takes_too_much(Cut cut) {
         int size = cut.micro_batch;
-        cut.micro_batch = 0, cut.row_chunks = 1;
+        cut.micro_batch = 0, cut.tp_overlap = 1;
         auto [least, is_new] = too_large_.try_emplace(cut, INT_MAX);
         if (size >= least->second) return true;
         cut.micro_batch = size;
-        if (cut.dp > 1) cut.zero = most_zero(), cut.shard = cut.dp;
+        if (cut.dp > 1) cut.zero = most_zero(), cut.shard_group = cut.dp;
         cut.recompute = Recompute::block;
         keep_options(cut);
         if (!is_possible(cut)) return true;
@@ -481,12 +479,14 @@ private:
         return true;
     }
 
-    std::vector<int> shard_groups(const PlannedCut& cut) {
+    std::vector<int> shard_groups(const Cut& cut) {
         bool alone = cut.zero == 0 || cut.dp == 1;
         int kept = task_.keeps_shard ? task_.options.shard_group : 0;
         if (alone) return kept > 1 ? std::vector<int>() : std::vector<int>{1};
         if (kept > 0) return {kept};  // which divides, or nothing is tried
-        const ParameterLayout& layout = parameters({.tp = cut.tp});
+        Cut whole = cut;
+        whole.shard_group = 1;
+        const ParameterLayout& layout = parameters(whole);
         double size = (double)layout.unit_size(1), least = HUGE_VAL, step = times(cut).optimizer();
         double micro = (double)micro_batches(cut), gathered = cut.zero >= 3 ? 2 * micro : 1,
                reduced = cut.zero >= 2 ? micro : 1;  // times in a step
@@ -494,7 +494,8 @@ private:
         std::vector<int> groups;
         std::vector<long long> sizes = divisors(cut.dp);
         for (auto shard = sizes.rbegin(); shard != sizes.rend() && *shard > 1; ++shard) {
-            RankGroup inner = {(int)*shard, cut.tp}, outer = {cut.dp / (int)*shard, cut.tp * (int)*shard};
+            PerAxis ranks = MeshShape{.tp = cut.tp, .pp = cut.pp, .dp = cut.dp, .shard = (int)*shard}.sizes();
+            RankGroup inner = group_along(Axis::shard, ranks), outer = group_along(Axis::replica, ranks);
             double seconds = gathered * gather_seconds(machine_, inner, (double)number_bytes_ * size) +
                              reduced * gradients.scatter_seconds(inner, size) +
                              gradients.sum_seconds(outer, size / (double)*shard) +
@@ -506,32 +507,33 @@ private:
 
     // ---- what a layout comes to
 
-    Workload workload(const PlannedCut& cut) const {
+    Workload workload(const Cut& cut) const {
         return training_workload(options_of(cut), cut.recompute, number_bytes_);
     }
     // The micro-batches after which simulating more of them shows nothing new; but gpipe keeps all of them.
-    int enough_micro_batches(const PlannedCut& cut) const {
+    int enough_micro_batches(const Cut& cut) const {
         constexpr long long most = 1 << 16;
         long long all = micro_batches(cut);
-        if (cut.schedule == PipelineSchedule::gpipe && cut.pp > 1) {
+        if (cut.pp_schedule == PipelineSchedule::gpipe && cut.pp > 1) {
             if (all > most)
                 fail("--pp-schedule gpipe: keeps all %lld micro-batches of a step; give 1f1b", all);
             return (int)all;
         }
         // The last group of an interleaved pipeline may be smaller, and stages wait longer for it.
-        long long left = cut.chunks > 1 ? all % cut.pp : 0;
+        long long left = cut.pp_chunks > 1 ? all % cut.pp : 0;
         return (int)std::min(all, left + std::max(4 * cut.pp, ceil_div(32, cut.pp) * cut.pp));
     }
-    Layout layout(const PlannedCut& cut, int micro_batches) {
+    Layout layout(const Cut& cut, int micro_batches) {
         Options o = options_of(cut);
-        return {mesh_shape(o), o.tp_overlap, {cut.schedule, cut.pp, micro_batches, cut.chunks}, split(cut)};
+        return {
+            mesh_shape(o), o.tp_overlap, {cut.pp_schedule, cut.pp, micro_batches, cut.pp_chunks}, split(cut)};
     }
 
-    const MicroBatchTime& times(const PlannedCut& cut) {
+    const MicroBatchTime& times(const Cut& cut) {
         Options o = options_of(cut);
         Layout tensor = {.mesh = mesh_shape(o), .row_chunks = o.tp_overlap};
         int held = number_bytes_ == 2 ? held_multiprocessors(tensor, cut.zero) : 0;
-        auto key = std::tuple(cut.tp, cut.micro_batch, cut.recompute, cut.row_chunks, held);
+        auto key = std::tuple(cut.tp, cut.micro_batch, cut.recompute, cut.tp_overlap, held);
         auto known = times_.find(key);
         if (known == times_.end()) {
             Workload w = workload(cut);
@@ -545,13 +547,13 @@ private:
     }
 
     // Squares of weights and of updates, of all matrices and vectors of the model.
-    double norm_bytes(const PlannedCut& cut) {
+    double norm_bytes(const Cut& cut) {
         bool takes = zero_settings(task_.options, number_bytes_).takes_norms;
         return takes ? 2.0 * sizeof(float) * parameters(cut).sections() : 0;
     }
 
     // The cost of transforming the whole matrices of so many blocks; null if the optimizer does not.
-    std::function<AtHomes(int)> homes(const PlannedCut& cut) {
+    std::function<AtHomes(int)> homes(const Cut& cut) {
         ZeroSettings settings = zero_settings(task_.options, number_bytes_);
         if (!settings.transform_scratch) return nullptr;
         MeshShape mesh = mesh_shape(options_of(cut));
@@ -565,7 +567,7 @@ private:
     }
 
     // The classes of the stages that take most; empty: one takes more than `most`.
-    std::vector<MemoryClass> memory(const PlannedCut& cut, size_t most) {
+    std::vector<MemoryClass> memory(const Cut& cut, size_t most) {
         Options o = options_of(cut);
         Workload w = workload(cut);
         ZeroSettings settings = zero_settings(o, number_bytes_);
@@ -576,7 +578,7 @@ private:
         for (int number = 0; number < cut.pp; number++) {
             const Stage& stage = this->stage(cut, cut_layout, number);
             auto classes = stage_memory(o, w, settings, cut_layout, stage,
-                                        parameter_layout(o, cut.shard, stage.units()));
+                                        parameter_layout(o, cut.shard_group, stage.units()));
             if (homes) {
                 int blocks = 0, most_blocks = blocks_of_round(o, cut.tp * cut.dp);
                 for (int of_chunk : stage.layers(0)) blocks += of_chunk;
@@ -590,8 +592,8 @@ private:
         }
         return most_of_stages(stages, number_bytes_ == 2);
     }
-    const Stage& stage(const PlannedCut& cut, const Layout& layout, int number) {
-        auto key = std::tuple(cut.tp, cut.pp, cut.schedule, cut.chunks, layout.pipeline.micro_batches);
+    const Stage& stage(const Cut& cut, const Layout& layout, int number) {
+        auto key = std::tuple(cut.tp, cut.pp, cut.pp_schedule, cut.pp_chunks, layout.pipeline.micro_batches);
         auto& stages = stages_[key];
         stages.resize((size_t)cut.pp);
         if (!stages[number])
@@ -608,7 +610,7 @@ private:
         row_chunks_;  // by tensor ranks, micro-batch and whether stages send
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
     std::map<std::tuple<int, int, int, int>, AtHomes> homes_;  // by ranks and blocks
-    std::map<PlannedCut, int> too_large_;                      // micro-batches; by the rest of the cut
+    std::map<Cut, int> too_large_;                             // micro-batches; by the rest of the cut
     std::map<int, std::vector<int>> splits_;                   // by the number of parts
     std::map<std::tuple<int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>> stages_;
 };

@@ -13,17 +13,12 @@ and the parts of a step's time.
 #include "comm/plan_simulator.h"     // Overlap
 #include "data/options/options.h"    // Options, Exposed
 
-// A way to cut a run.
-struct PlannedCut {
-    int tp = 1, pp = 1, dp = 1, micro_batch = 1;
-    PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
-    int chunks = 1, zero = 0, shard = 1;
-    Recompute recompute = Recompute::none;
-    int row_chunks = 1;  // pieces of what tensor ranks send
-    auto operator<=>(const PlannedCut&) const = default;
-
-    int ranks() const { return tp * pp * dp; }
-};
+// Those options with the cut of a run of one rank, which each way to cut it begins with.
+inline Cut on_one_rank(Cut cut) {
+    cut.tp = cut.pp = cut.dp = cut.micro_batch = cut.pp_chunks = cut.shard_group = cut.tp_overlap = 1;
+    cut.pp_schedule = PipelineSchedule::one_f_one_b, cut.zero = 0, cut.recompute = Recompute::none;
+    return cut;
+}
 
 struct PlanTask {
     Options options;  // complete but for the layout
@@ -61,7 +56,7 @@ struct PlannedMessage {
 };
 
 struct PlannedStep {
-    PlannedCut cut;
+    Cut cut;
     double seconds = 0;
     std::vector<MemoryClass> memory = {};  // for the stage that takes most
 };

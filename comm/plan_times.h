@@ -66,6 +66,16 @@ private:
     int places_of(const Machine& machine) const { return std::max(machine.node / stride, 1); }
 };
 
+// Those that differ along these axes, which follow each other.
+inline RankGroup group_along(AxisSet axes, const PerAxis& sizes) {
+    RankGroup group = {size_along(axes, sizes), 1};
+    for (Axis axis : every_axis) {
+        if (axes.has(axis)) break;
+        group.stride *= sizes[axis];
+    }
+    return group;
+}
+
 // Bytes per second in one direction that each rank of the group has.
 inline double group_rate(const Machine& machine, const RankGroup& group) {
     if (!group.crosses_nodes(machine)) return machine.links;

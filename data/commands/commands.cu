@@ -15,28 +15,41 @@
 #include "data/supervisor/launch.h"          // the launch command
 #include "data/text/tokenize.h"              // the tokenize command
 
-std::optional<int> run_without_ranks(int argc, char** argv) {
-    if (std::string answer = answer_to(argc - 1, argv + 1); !answer.empty()) {
-        print_text(answer);
-        return 0;
-    }
-    if (argv[1] == std::string("launch")) return launch(argc - 1, argv + 1);
-    if (argv[1] != std::string("agent")) return {};
-    run_agent(agent_options({argv + 2, argv + argc}));
-    return 0;
+AskedLine read_command_line(int argc, char** argv) {
+    std::vector<std::string> words(argv + 1, argv + argc);
+    AskedLine asked;
+    asked.answer = answer_to(words);
+    if (!asked.answer.empty()) return asked;
+    asked.name = words[0];
+    note_error(asked.refusal, [&] {
+        asked.command = parse_command(asked.name);
+        auto end = asked.command == command_launch ? std::ranges::find(words, "--") : words.end();
+        if (end != words.end()) asked.job.assign(end + 1, words.end());
+        asked.given = read_arguments(asked.command, {words.begin(), end});
+        if (asked.command == command_train) {
+            asked.training = asked_options(asked.given);
+            asked.time_limit = asked.training.communication_timeout;
+            asked.places = origin_places(asked.training);
+        } else {
+            asked.remarks = repeated_options(asked.given);
+        }
+        if (asked.command == command_selftest)
+            asked.time_limit = parse_options_of<SelftestOptions>(asked.given).communication_timeout;
+    });
+    return asked;
 }
 
-AskedLine read_command_line(int argc, char** argv) {
-    AskedLine asked;
-    asked.command = parse_command(argv[1]);
-    asked.given = read_arguments(asked.command, argc - 1, argv + 1);
-    if (asked.command == command_train) {
-        asked.training = asked_options(asked.given);
-        asked.places = origin_places(asked.training);
-    } else {
-        asked.remarks = repeated_options(asked.given);
+std::optional<int> run_without_ranks(const AskedLine& asked) {
+    if (!asked.answer.empty()) {
+        print_text(asked.answer);
+        return 0;
     }
-    return asked;
+    if (asked.command != command_launch && asked.command != command_agent) return {};
+    asked.refusal.raise();
+    for (const std::string& remark : asked.remarks) screen.warn(remark);
+    if (asked.command == command_launch) return launch(asked.given, asked.job);
+    run_agent(parse_options_of<AgentOptions>(asked.given));
+    return 0;
 }
 
 CommandLine parse_command_line(const AskedLine& asked, int processes, const FindCheckpoint& find,

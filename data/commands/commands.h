@@ -12,19 +12,24 @@ files alone. It is an object of its own, commands.cu, compiled beside train_gpt.
 #include "data/checkpoint/index.h"     // CheckpointTensor
 #include "data/launch/command_line.h"  // CommandLine, FileCommand
 
-// Answers questions for help or the version, and runs `launch` and `agent`, which start ranks and watch them
-// but are none. Returns the exit code, or nothing where ranks are to run the command.
-std::optional<int> run_without_ranks(int argc, char** argv);
-
 // A command line before checkpoints and files that it names are looked at.
 struct AskedLine {
+    std::string answer;  // to a question for help or the version, which asks for nothing else
+    std::string name;    // the command's
+    NotedError refusal;  // of the rest, which all ranks of a command refuse together
     Command command = command_train;
     GivenOptions given;
+    std::vector<std::string> job;      // behind the -- of `launch`
     Options training;                  // the options of `train`, over the defaults
     std::vector<std::string> places;   // folders in which `train` may find a checkpoint
     std::vector<std::string> remarks;  // on what was given, but for `train`, whose header has them
+    std::optional<double> time_limit;  // seconds that ranks wait for each other, where a command says so
 };
 AskedLine read_command_line(int argc, char** argv);
+
+// Answers questions, and runs `launch` and `agent`, which start ranks and watch them but are none. Returns
+// the exit code, or nothing where ranks are to run the command.
+std::optional<int> run_without_ranks(const AskedLine& asked);
 
 // `processes` are to run it together.
 CommandLine parse_command_line(const AskedLine& asked, int processes, const FindCheckpoint& find,

@@ -62,19 +62,6 @@ inline std::string content_of(const Tokenizer* tokenizer, const std::string& nam
     return tokenizer && !tokenizer->file().empty() ? tokenizer->json() : name;
 }
 
-// The seconds of --communication-timeout: processes wait for each other before the options are read.
-inline double time_limit_in(int argc, char** argv) {
-    const std::string name = "--communication-timeout";
-    bool tests = argc > 1 && argv[1] == std::string(command_name(command_selftest));
-    double seconds = tests ? SelftestOptions().communication_timeout : Options().communication_timeout;
-    for (int i = 1; i < argc; i++) {
-        std::string argument = argv[i];
-        if (argument == name && i + 1 < argc) seconds = atof(argv[i + 1]);
-        if (argument.starts_with(name + "=")) seconds = atof(argument.c_str() + name.size() + 1);
-    }
-    return seconds;
-}
-
 // The others work on hosts without a device too.
 inline bool computes(Command command, const GivenOptions& given) {
     return command == command_train || command == command_sample || command == command_eval ||

@@ -56,10 +56,9 @@ private:
 
 // An on|off option may stand alone, for on. A value that follows one is joined to it by a "=", as cxxopts
 // wants it where a value may be left out.
-inline std::vector<std::string> with_switch_values(int argc, const char* const* argv) {
+inline std::vector<std::string> with_switch_values(const std::vector<std::string>& words) {
     std::vector<std::string> arguments;
-    for (int i = 0; i < argc; i++) {
-        std::string word = argv[i];
+    for (const std::string& word : words) {
         const OptionRow* before = arguments.empty() ? nullptr : find_option(arguments.back());
         bool is_value = before && is_switch(*before) && (word == name_of(true) || word == name_of(false));
         if (is_value)
@@ -90,8 +89,8 @@ inline void refuse_unknown(const std::string& argument, Command command) {
          nearest_name(name, names).c_str(), command_name(command));
 }
 
-// Takes a command line apart; argv[0] is the command's own name.
-inline GivenOptions read_arguments(Command command, int argc, const char* const* argv) {
+// Takes a command line apart, from the command's own name on.
+inline GivenOptions read_arguments(Command command, const std::vector<std::string>& words) {
     cxxopts::Options parser("train_gpt");
     parser.allow_unrecognised_options();
     const OptionRow* positional = nullptr;
@@ -106,7 +105,7 @@ inline GivenOptions read_arguments(Command command, int argc, const char* const*
         }
     }
 
-    std::vector<std::string> arguments = with_switch_values(argc, argv);
+    std::vector<std::string> arguments = with_switch_values(words);
     std::vector<const char*> pointers;
     for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
     GivenOptions given;
@@ -401,7 +400,8 @@ inline CommandLine parse_options(Command command, const GivenOptions& given, int
     case command_plan:
         return parse_plan(given);
     case command_launch:
-        break;  // data/supervisor/launch.h: it has another command line behind its own
+    case command_agent:
+        break;  // no ranks run them
     case command_selftest:
         return parse_options_of<SelftestOptions>(given);
     case command_sample:
@@ -432,23 +432,23 @@ inline Command parse_command(const std::string& name) {
 }
 
 // The answer to a command line that only asks for help or the version; empty: it asks for neither.
-// argv: from the command on. -h may also be the value of an option.
-inline std::string answer_to(int argc, const char* const* argv) {
+// words: from the command on. -h may also be the value of an option.
+inline std::string answer_to(const std::vector<std::string>& words) {
     const int width = terminal_width(80);
     auto is_help = [](const std::string& word) { return word == "--help" || word == "-h"; };
-    auto help_of = [&](const char* name, int next) {
+    auto help_of = [&](const std::string& name, size_t next) {
         Command command = parse_command(name);
-        bool one_section = next < argc && argv[next][0] != '-';
-        return one_section ? help_section(command, argv[next], width) : help_text(command, width);
+        bool one_section = next < words.size() && words[next][0] != '-';
+        return one_section ? help_section(command, words[next], width) : help_text(command, width);
     };
-    if (argc < 1) return general_help(width);
-    if (argv[0] == std::string("help") || is_help(argv[0]))
-        return argc == 1 || is_help(argv[1]) ? general_help(width) : help_of(argv[1], 2);
-    if (argv[0] == std::string("--version")) return std::string(program_version) + "\n";
-    for (int i = 1; i < argc; i++) {
-        const OptionRow* before = find_option(argv[i - 1]);
-        bool is_value = argv[i] == std::string("-h") && before && !is_switch(*before);
-        if (is_help(argv[i]) && !is_value) return help_of(argv[0], i + 1);
+    if (words.empty()) return general_help(width);
+    if (words[0] == "help" || is_help(words[0]))
+        return words.size() == 1 || is_help(words[1]) ? general_help(width) : help_of(words[1], 2);
+    if (words[0] == "--version") return std::string(program_version) + "\n";
+    for (size_t i = 1; i < words.size(); i++) {
+        const OptionRow* before = find_option(words[i - 1]);
+        bool is_value = words[i] == "-h" && before && !is_switch(*before);
+        if (is_help(words[i]) && !is_value) return help_of(words[0], i + 1);
     }
     return "";
 }

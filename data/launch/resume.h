@@ -120,21 +120,21 @@ public:
     // Lowers --tp and --pp of the checkpoint where they do not fit the processes, and returns what is to be
     // said of that.
     std::string fit_cut(Options& options, const GivenOptions& given, int processes) const {
-        const LayoutChoice kept = {options.tp, options.pp, options.dp};
-        LayoutChoice least = kept;  // values that the user gave stand
+        const Cut kept = options;
+        Cut least = kept;  // values that the user gave stand
         if (!is_given("--tp", given)) least.tp = 1;
         if (!is_given("--pp", given)) least.pp = 1;
         bool is_planned = kept.tp == 0 || kept.pp == 0;
         if (weights_only_ || is_planned || fits(kept, processes)) return "";
-        LayoutChoice now = lowered_layout(options, kept, least, processes);
+        Cut now = lowered_layout(options, kept, least, processes);
         options.tp = now.tp, options.pp = now.pp;
         if (now.tp == kept.tp && now.pp == kept.pp) return "";  // nothing fits, which is refused later
         std::string own, others;
         for (auto [name, value] : {std::pair{"--tp", kept.tp}, {"--pp", kept.pp}, {"--dp", kept.dp}})
             if (value > 0) (is_given(name, given) ? others : own) += text(" %s %d", name, value);
         if (!others.empty()) own += " with" + others;
-        return text("the checkpoint's%s need %lld processes: now --tp %d --pp %d", own.c_str(),
-                    kept.processes(), now.tp, now.pp);
+        return text("the checkpoint's%s need %lld processes: now --tp %d --pp %d", own.c_str(), kept.ranks(),
+                    now.tp, now.pp);
     }
 
     // If no given option changes how the run is cut, the options that followed from the cut stay as well.

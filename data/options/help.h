@@ -70,6 +70,10 @@ inline const std::vector<CommandHelp>& command_table() {
           "...",
           "launch --hosts hosts --launcher 'mpirun --mca btl_tcp_if_include eth0' -- train --run-dir runs/a "
           "..."}},
+        {command_agent,
+         "agent",
+         "Prints what the ranks of a run on this host are at, again and again: launch starts one on each.",
+         {"agent --run-dir runs/a --hang-timeout 60"}},
         {command_selftest,
          "selftest",
          "Tests the devices, links and disks of the ranks that it is started with, and names those that are "

@@ -60,32 +60,23 @@ inline std::string cut_refusal(const Options& model, int tp, int pp) {
 // ----------------------------------------------------------------------------
 // layouts that fit
 
-struct LayoutChoice {
-    int tp, pp, dp;  // dp 0: what follows from the rest
-
-    // The processes that it needs; if dp is 0, a multiple of these will do.
-    long long processes() const { return (long long)tp * pp * std::max(1, dp); }
-};
-
-inline bool fits(const LayoutChoice& layout, int processes) {
-    return layout.dp == 0 ? processes % layout.processes() == 0 : processes == layout.processes();
+inline bool fits(const Cut& cut, int processes) {
+    return cut.dp == 0 ? processes % cut.ranks() == 0 : processes == cut.ranks();
 }
 
 // The first layout that fits all processes and the model, from one on that does not, with fewer stages and
 // then fewer tensor ranks, but not fewer than in `least`. The same one where there is none.
-inline LayoutChoice lowered_layout(const Options& model, const LayoutChoice& from, const LayoutChoice& least,
-                                   int processes) {
-    for (int tp = from.tp; tp >= least.tp; tp--) {
-        for (int pp = from.pp; pp >= least.pp; pp--) {
-            LayoutChoice layout = {tp, pp, from.dp};
-            if (fits(layout, processes) && cut_refusal(model, tp, pp).empty()) return layout;
-        }
+inline Cut lowered_layout(const Options& model, const Cut& from, const Cut& least, int processes) {
+    Cut cut = from;
+    for (cut.tp = from.tp; cut.tp >= least.tp; cut.tp--) {
+        for (cut.pp = from.pp; cut.pp >= least.pp; cut.pp--)
+            if (fits(cut, processes) && cut_refusal(model, cut.tp, cut.pp).empty()) return cut;
     }
     return from;
 }
 
 // Options that turn one layout into another: "--tp 2 --dp 4".
-inline std::string layout_changes(const LayoutChoice& from, const LayoutChoice& to) {
+inline std::string layout_changes(const Cut& from, const Cut& to) {
     std::string changes;
     auto add = [&](const char* option, int value) {
         changes += text("%s%s %d", changes.empty() ? "" : " ", option, value);
@@ -99,7 +90,7 @@ inline std::string layout_changes(const LayoutChoice& from, const LayoutChoice& 
 // The two layouts of all processes that fit the model and are nearest to the one asked for, as a remedy:
 // first those that change the fewest options, then those that change --tp and --pp least, for --dp is what is
 // left. A way of cutting that was not asked for is not proposed.
-inline std::string nearest_layouts(const Options& model, const LayoutChoice& asked, int processes) {
+inline std::string nearest_layouts(const Options& model, const Cut& asked, int processes) {
     struct Candidate {
         std::array<int, 4> distance;
         std::string changes;
@@ -111,7 +102,7 @@ inline std::string nearest_layouts(const Options& model, const LayoutChoice& ask
         for (int pp = 1; pp <= processes / tp; pp++) {
             if (processes / tp % pp || (pp > 1 && asked.pp == 1)) continue;
             if (!cut_refusal(model, tp, pp).empty()) continue;
-            LayoutChoice layout = {tp, pp, processes / tp / pp};
+            Cut layout = {tp, pp, processes / tp / pp};
             int changed = (tp != asked.tp) + (pp != asked.pp) + (asked.dp && layout.dp != asked.dp);
             int by = std::abs(tp - asked.tp) + std::abs(pp - asked.pp);
             candidates.push_back({{changed, by, tp, pp}, layout_changes(asked, layout)});
@@ -167,7 +158,7 @@ inline std::vector<int> parse_split(const std::string& list, int layers, int par
 // filling in
 
 inline void complete_ranks(Options& options, int processes) {
-    LayoutChoice asked = {options.tp, options.pp, options.dp};
+    const Cut asked = options;
     long long parts = (long long)options.tp * options.pp;
     if (std::string refusal = cut_refusal(options, options.tp, options.pp); !refusal.empty()) {
         int chunks = chunks_of(options, options.pp), most = options.layers / options.pp;

@@ -57,8 +57,9 @@ public:
           resume(resume),
           positional(positional),
           later(later) {
-        add<Field, Options, PlanOptions, LaunchOptions, SelftestOptions, TokenizeOptions, DataOptions,
-            SampleOptions, EvalOptions, InspectOptions, ReportOptions, ExportOptions, ImportOptions>();
+        add<Field, Options, PlanOptions, LaunchOptions, AgentOptions, SelftestOptions, TokenizeOptions,
+            DataOptions, SampleOptions, EvalOptions, InspectOptions, ReportOptions, ExportOptions,
+            ImportOptions>();
     }
 
     const char* field;

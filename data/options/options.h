@@ -93,6 +93,7 @@ enum Command {
     command_train,
     command_plan,
     command_launch,
+    command_agent,
     command_selftest,
     command_sample,
     command_eval,
@@ -107,21 +108,25 @@ constexpr int usual_seed = 1337, usual_micro_batch = 4;
 
 // How a step is cut over processes and into micro-batches. `plan` searches for the fastest, by what is given.
 struct Cut {
+    int tp = 1, pp = 1;
+    int dp = 0;  // 0: processes / (tp * pp)
     int micro_batch = usual_micro_batch;
-    int sequence_length = 0;     // 0: context
-    long long global_batch = 0;  // tokens of one step; 0: as few as can be, or the usual ones of a plan
-    int tp = 1;
-    int pp = 1;
-    int tp_overlap = 0;  // 0: chosen by complete_layout
     PipelineSchedule pp_schedule = PipelineSchedule::one_f_one_b;
     int pp_chunks = 0;  // 0: 2 for an interleaved pipeline, else 1
     int zero = 0;
     int shard_group = 0;  // 0: chosen, and 1 where --zero 0 cuts nothing
+    Recompute recompute = Recompute::automatic;
+    int tp_overlap = 0;          // 0: chosen by complete_layout
+    int sequence_length = 0;     // 0: context
+    long long global_batch = 0;  // tokens of one step; 0: as few as can be, or the usual ones of a plan
     Dtype reduce_dtype = Dtype::fp32;
     bool overlap = true;
     int prefetch = 1;
     Offload offload = Offload::none;
-    Recompute recompute = Recompute::automatic;
+
+    auto operator<=>(const Cut&) const = default;
+    // The processes that it needs; if dp is 0, a multiple of these will do.
+    long long ranks() const { return (long long)tp * pp * (dp > 0 ? dp : 1); }
 };
 
 // The optimizer of a step, and the numbers that it computes in.
@@ -152,7 +157,6 @@ struct Options : ModelConfig, Cut, Arithmetic {
     int steps = 1000;
     std::string batch_ramp;  // 256k:1M:2000; empty: no ramp
 
-    int dp = 0;                                             // 0: processes / (tp * pp)
     std::string pp_layers = name_of(PipelineLayers::time);  // or a list like 3,4,4,3
     float throttle_link = 0;                                // GB/s; 0: as fast as it goes
     int communication_timeout = 600;                        // seconds; 0: for ever
@@ -246,6 +250,14 @@ struct LaunchOptions {
     double restart_window = 86400;  // seconds
     double backoff = 5;             // seconds
     std::string on_event;           // a command; empty: none
+};
+
+struct AgentOptions {
+    static constexpr Command command = command_agent;
+
+    std::string run_dir;
+    double every = 1;         // seconds
+    double hang_timeout = 0;  // seconds; 0: it judges nobody
 };
 
 struct SelftestOptions {

@@ -223,6 +223,10 @@ inline void complete_options(PlanOptions& options) {
     }
 }
 
+inline void complete_options(const AgentOptions& options) {
+    if (options.run_dir.empty()) fail("agent: --run-dir: missing; name the directory of the run to watch");
+}
+
 // All of its values stand by themselves.
 inline void complete_options(const SelftestOptions&) {}
 

@@ -139,9 +139,12 @@ inline const std::vector<OptionRow>& option_table() {
          "these is added to it: 'mpirun --oversubscribe --mca btl_tcp_if_include eth0'. It starts a job, and "
          "with one rank whatever is to run on a single host."},
         {FIELD(hang_timeout), "Failures", alike, range(0, most),
-         "Seconds without a sign of progress of any rank before the job is ended, and who holds it up is "
-         "named; until its first step, a minute at least. 0: twenty times the longest of the last steps, a "
-         "minute at least; ten minutes while a job starts and while it saves."},
+         "Seconds without a sign of progress of any rank before {launch: the job is ended, and }who holds it "
+         "up is named{launch: ; until its first step, a minute at least}. {launch: 0: twenty times the "
+         "longest of the last steps, a minute at least; ten minutes while a job starts and while it "
+         "saves.}{agent: 0: nobody is.}"},
+        {FIELD_OF(AgentOptions, run_dir), "Run", own, any_text, "Directory of the run that is watched."},
+        {FIELD(every), "Run", own, range(0.01, 3600), "Seconds from one line to the next."},
         {FIELD(grace), "Failures", alike, range(0, most),
          "Seconds between the SIGTERM and the SIGKILL that end a job that hangs."},
         {FIELD(check_timeout), "Failures", alike, range(1, most),

@@ -28,42 +28,9 @@ It ends when its input or its output does, or the process that has started it.
 #include "data/base/json.h"     // json_line
 #include "data/base/strings.h"
 #include "data/base/this_machine.h"
+#include "data/options/options.h"  // AgentOptions
 #include "data/run/culprit.h"
 #include "data/run/rank_state.h"
-
-struct AgentOptions {
-    std::string run_dir;
-    double every = 1;         // seconds
-    double hang_timeout = 0;  // seconds; 0: it judges nobody
-};
-
-// `arguments` behind the name of the command, which only other programs call.
-inline AgentOptions agent_options(const std::vector<std::string>& arguments) {
-    AgentOptions options;
-    for (size_t i = 0; i < arguments.size(); i += 2) {
-        const std::string& name = arguments[i];
-        if (i + 1 == arguments.size())
-            fail("agent: %s: value missing; use agent --run-dir DIR [--every SECONDS] [--hang-timeout "
-                 "SECONDS]",
-                 printable(name).c_str());
-        const std::string& value = arguments[i + 1];
-        if (name == "--run-dir")
-            options.run_dir = value;
-        else if (name == "--every")
-            options.every = atof(value.c_str());
-        else if (name == "--hang-timeout")
-            options.hang_timeout = atof(value.c_str());
-        else
-            fail("agent: %s: no such option; use agent --run-dir DIR [--every SECONDS] [--hang-timeout "
-                 "SECONDS]",
-                 printable(name).c_str());
-    }
-    if (options.run_dir.empty()) fail("agent: --run-dir: missing; name the directory of the run to watch");
-    if (!(options.every >= 0.01 && options.every <= 3600))
-        fail("agent: --every: not from 0.01 to 3600 seconds; leave it out for 1");
-    if (!(options.hang_timeout >= 0)) fail("agent: --hang-timeout: not a number of seconds; leave it out");
-    return options;
-}
 
 // Groups that tell nothing about who waits for whom are left out, while their rank gets on.
 inline std::string agent_line(const std::string& host, const std::string& run_dir, double hang_timeout = 0) {

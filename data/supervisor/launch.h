@@ -562,6 +562,6 @@ private:
     int stops_passed_on_ = 0;
 };
 
-inline int launch(int argc, const char* const* argv) {
-    return Supervisor(parse_launch(argc, argv)).run();
+inline int launch(const GivenOptions& given, const std::vector<std::string>& job) {
+    return Supervisor(parse_launch(given, job)).run();
 }

@@ -89,23 +89,17 @@ inline bool saves_as_chosen(const GivenOptions& given, const std::string& run_di
            value_text(row, begun) != value_text(row.standard(command_train));
 }
 
-// argv: from the word `launch` on.
-inline LaunchLine parse_launch(int argc, const char* const* argv) {
-    int own = 1;
-    while (own < argc && argv[own] != std::string("--")) own++;
+// given: of launch itself; job: the words behind the --.
+inline LaunchLine parse_launch(const GivenOptions& of_launch, const std::vector<std::string>& job_words) {
     LaunchLine line;
-    GivenOptions of_launch = read_arguments(command_launch, own, argv);
     set_values(of_launch, line.options);
-    for (const std::string& repeated : repeated_options(of_launch)) screen.warn(repeated);
-    if (own + 1 >= argc)
+    if (job_words.empty())
         fail("launch: no job; write it behind a --, as in `launch --ranks 4 -- train --run-dir runs/a ...`");
-    line.job.assign(argv + own + 1, argv + argc);
+    line.job = job_words;
     if (parse_command(line.job[0]) != command_train)
         fail("launch: %s is over soon and has nothing to go on from; the job is a train command",
              line.job[0].c_str());
-    std::vector<const char*> words;
-    for (const std::string& word : line.job) words.push_back(word.c_str());
-    GivenOptions given = read_arguments(command_train, (int)words.size(), words.data());
+    GivenOptions given = read_arguments(command_train, line.job);
     Options job = asked_options(given);
     check_job(job, given);
     if (job.resume.empty()) line.job.insert(line.job.end(), {"--resume", name_of(ResumeFrom::newest)});

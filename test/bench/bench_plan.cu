@@ -267,7 +267,7 @@ void bench_compute(const World& world) {
         world.broadcast(&machine, sizeof machine);
         Options o = options_of_row(config, row);
         PlanTask task = {.options = o, .machine = machine, .devices = world.size()};
-        double planned = Planner(task).simulated(cut_of(o), {}).seconds;
+        double planned = Planner(task).simulated(o, {}).seconds;
         Mesh mesh(world, mesh_shape(o), nullptr);
         CutModel model(world, mesh, config, training_workload(o, Recompute::none), zero_settings(o),
                        layout_of(o));

@@ -56,13 +56,10 @@ inline PublishedRuns published_runs(const std::string& path = "test/golden/publi
             std::istringstream line("plan " + publication["options"].get<std::string>() + " " +
                                     row["options"].get<std::string>());
             std::vector<std::string> words{std::istream_iterator<std::string>(line), {}};
-            std::vector<const char*> arguments;
-            for (const std::string& word : words) arguments.push_back(word.c_str());
             all.runs.push_back(
                 {row["name"], (int)all.publications.size() - 1, row["seconds"], row.value("read_within", 0.0),
                  row.value("within", 0.11), row.value("rows_on_all_ranks", false),
-                 row.value("best_of_micro_batches", false),
-                 parse_plan(read_arguments(command_plan, (int)arguments.size(), arguments.data()))});
+                 row.value("best_of_micro_batches", false), parse_plan(read_arguments(command_plan, words))});
         }
     }
     return all;
@@ -112,22 +109,22 @@ inline double predicted_seconds(const PublishedRun& run, const Publication& publ
                                 const Machine& machine, double score_bytes = bytes_of_score) {
     const PlanTask task = plan_task(run.line, machine);
     Planner planner(task);
-    PlannedCut given = given_cut(planner, run.line);
-    std::vector<PlannedCut> cuts = {given};
+    Cut given = given_cut(planner, run.line);
+    std::vector<Cut> cuts = {given};
     if (run.best_of_micro_batches) {
         cuts.clear();
         for (int micro_batch : {1, 2, 4, 8}) {
             for (int chunks = 1; chunks == 1 || (given.pp > 1 && chunks <= 8); chunks++) {
-                PlannedCut cut = given;
-                cut.micro_batch = micro_batch, cut.chunks = chunks;
-                cut.schedule = chunks > 1 ? PipelineSchedule::interleaved : PipelineSchedule::one_f_one_b;
+                Cut cut = given;
+                cut.micro_batch = micro_batch, cut.pp_chunks = chunks;
+                cut.pp_schedule = chunks > 1 ? PipelineSchedule::interleaved : PipelineSchedule::one_f_one_b;
                 bool even = run.line.options.layers % (cut.pp * chunks) == 0;
                 if (even && planner.is_possible(cut)) cuts.push_back(cut);
             }
         }
     }
     double best = HUGE_VAL;
-    for (const PlannedCut& cut : cuts) {
+    for (const Cut& cut : cuts) {
         PlanTask slower = task;
         slower.options = planner.options_of(cut);
         slower.machine = machine_of_program(machine, slower.options, publication, run, score_bytes);

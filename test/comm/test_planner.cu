@@ -11,8 +11,8 @@ namespace {
 
 PlanLine plan_line(std::string words) {
     words = "plan " + words;
-    std::vector<const char*> arguments = words_of(words);
-    return parse_plan(read_arguments(command_plan, (int)arguments.size(), arguments.data()));
+    std::vector<std::string> arguments = words_of(words);
+    return parse_plan(read_arguments(command_plan, arguments));
 }
 
 std::string planned_text(const std::string& words) {
@@ -43,6 +43,16 @@ struct Planned {
           machine(find_machine(line.command.machine)),
           task(plan_task(line, machine)),
           planner(task) {}
+
+    Cut cut(int tp = 1, int pp = 1, int dp = 1, int micro_batch = 1,
+            PipelineSchedule schedule = PipelineSchedule::one_f_one_b, int chunks = 1, int zero = 0,
+            int shard = 1, Recompute recompute = Recompute::none) const {
+        Cut cut = on_one_rank(task.options);
+        cut.tp = tp, cut.pp = pp, cut.dp = dp, cut.micro_batch = micro_batch;
+        cut.pp_schedule = schedule, cut.pp_chunks = chunks;
+        cut.zero = zero, cut.shard_group = shard, cut.recompute = recompute;
+        return cut;
+    }
 };
 
 // Calls visit(cut) for all that divide the batch and the model.
@@ -62,9 +72,9 @@ void each_cut(Planned& p, Visit&& visit) {
                                 for (int shard : {1, 2, 4, 8}) {
                                     if (zero == 0 && shard > 1) continue;
                                     for (int kind = 0; kind <= (int)Recompute::block; kind++) {
-                                        PlannedCut cut = {tp,     pp,   dp,    micro_batch,    schedule,
-                                                          chunks, zero, shard, Recompute(kind)};
-                                        cut.row_chunks = p.planner.fastest_row_chunks(cut);
+                                        Cut cut = p.cut(tp, pp, dp, micro_batch, schedule, chunks, zero,
+                                                        shard, Recompute(kind));
+                                        cut.tp_overlap = p.planner.fastest_row_chunks(cut);
                                         if (p.planner.is_possible(cut)) visit(cut);
                                     }
                                 }
@@ -88,7 +98,7 @@ TEST_CASE("the search finds the fastest of all layouts that fit") {
         REQUIRE(found.size() == 3);
         double fastest = HUGE_VAL;
         int possible = 0, fit = 0;
-        each_cut(p, [&](const PlannedCut& cut) {
+        each_cut(p, [&](const Cut& cut) {
             possible++;
             double bound = p.planner.bound(cut);
             if (bound >= fastest || !p.planner.fits(cut)) return;
@@ -330,12 +340,10 @@ TEST_CASE("failures and what helps are part of a plan") {
 TEST_CASE("of many micro-batches, those are simulated that a step begins and ends with") {
     Planned p("--model gpt2-350M --layers 8 --global-batch 512k --gpus 16 --machine a100");
     using enum PipelineSchedule;
-    for (const PlannedCut& cut : std::initializer_list<PlannedCut>{{1, 1, 2, 1, one_f_one_b, 1, 1, 2},
-                                                                   {1, 1, 2, 1, one_f_one_b, 1, 3, 2},
-                                                                   {2, 4, 2, 1, one_f_one_b, 1, 1, 2},
-                                                                   {1, 4, 2, 1, interleaved, 2, 2, 2},
-                                                                   {1, 4, 2, 2, zero_bubble, 1, 2, 1},
-                                                                   {1, 8, 1, 1, zero_bubble, 1, 0, 1}}) {
+    for (const Cut& cut :
+         {p.cut(1, 1, 2, 1, one_f_one_b, 1, 1, 2), p.cut(1, 1, 2, 1, one_f_one_b, 1, 3, 2),
+          p.cut(2, 4, 2, 1, one_f_one_b, 1, 1, 2), p.cut(1, 4, 2, 1, interleaved, 2, 2, 2),
+          p.cut(1, 4, 2, 2, zero_bubble, 1, 2, 1), p.cut(1, 8, 1, 1, zero_bubble, 1, 0, 1)}) {
         int all = (int)p.planner.micro_batches(cut);
         CHECK(all >= 128);
         SimulatedStep whole = p.planner.simulated(cut, {}, all);
@@ -349,7 +357,7 @@ TEST_CASE("planned memory is that of a run") {
     TemporaryFolder folder;
     Planned p(small_model + std::string("cpu"));
     int number = 0, compared = 0;
-    each_cut(p, [&](const PlannedCut& cut) {
+    each_cut(p, [&](const Cut& cut) {
         if (number++ % 97) return;
         Options o = p.planner.options_of(cut);
         Workload w = training_workload(o, cut.recompute);
@@ -369,8 +377,8 @@ TEST_CASE("planned memory is that of a run") {
             CAPTURE(more);
             CAPTURE(tp);
             CAPTURE(shard);
-            PlannedCut cut;
-            cut.tp = tp, cut.dp = dp, cut.shard = shard, cut.zero = dp > 1;
+            Cut cut = muon.cut(tp, 1, dp);
+            cut.shard_group = shard, cut.zero = dp > 1;
             Options o = muon.planner.options_of(cut);
             Layout layout = {.mesh = mesh_shape(o)};
             auto of_run = memory_classes(o, training_workload(o, cut.recompute), zero_settings(o), layout);
@@ -386,8 +394,7 @@ TEST_CASE("planned memory is that of a run") {
     }
     // A plan for bf16 has parameters and activations of half the size.
     Planned bf16(small_model + std::string("h100"));
-    PlannedCut cut;
-    cut.micro_batch = 4;
+    Cut cut = p.cut(1, 1, 1, 4);
     auto bytes = [&](Planned& plan, const char* name) {
         for (const MemoryClass& one : plan.planner.planned(cut).memory)
             if (one.name == std::string(name)) return (double)one.bytes;
@@ -411,8 +418,8 @@ TEST_CASE("the state is cut over as many data ranks as make a step shortest, and
     Machine machine = p.machine;
     machine.number_bytes = sizeof(floatX);
     auto complete = [&](int zero) {
-        PlannedCut cut;
-        cut.dp = 8, cut.micro_batch = 4, cut.zero = zero, cut.shard = 8;
+        Cut cut = p.cut(1, 1, 8, 4);
+        cut.zero = zero, cut.shard_group = 8;
         return p.planner.options_of(cut);
     };
     for (int zero : {1, 2, 3}) {
@@ -424,8 +431,8 @@ TEST_CASE("the state is cut over as many data ranks as make a step shortest, and
             PlanTask task = {.options = o, .machine = machine, .devices = 8};
             Planner planner(task);
             auto seconds = [&](int shard) {
-                PlannedCut cut = cut_of(o);
-                cut.shard = shard;
+                Cut cut = o;
+                cut.shard_group = shard;
                 return planner.simulated(cut, {}).seconds;
             };
             int chosen = chosen_shard_group(o, machine);
@@ -433,8 +440,8 @@ TEST_CASE("the state is cut over as many data ranks as make a step shortest, and
             if (network == 1e8 && zero == 3) CHECK(chosen <= machine.node);
             // If only the largest fits, it is taken.
             Machine small = machine;
-            PlannedCut four = cut_of(o), eight = cut_of(o);
-            four.shard = 4;
+            Cut four = o, eight = o;
+            four.shard_group = 4;
             size_t kept = library_memory();
             small.memory = (double)(planner.total(planner.planned(eight).memory) + kept);
             REQUIRE(planner.total(planner.planned(four).memory) + kept > (size_t)small.memory);
@@ -659,10 +666,9 @@ TEST_CASE("the command line of a plan trains in that layout") {
         std::string command = layout["command"];
         command = command.substr(command.find(" train ") + 1);
         command.replace(command.find("..."), 3, "x.bin");
-        std::vector<const char*> words = words_of(command);
+        std::vector<std::string> words = words_of(command);
         int ranks = layout["tp"].get<int>() * layout["pp"].get<int>() * layout["dp"].get<int>();
-        Options o =
-            parse_training(read_arguments(command_train, (int)words.size(), words.data()), ranks).options;
+        Options o = parse_training(read_arguments(command_train, words), ranks).options;
         CHECK(o.tp == layout["tp"]);
         CHECK(o.pp == layout["pp"]);
         CHECK(o.dp == layout["dp"]);

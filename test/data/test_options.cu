@@ -10,15 +10,15 @@
 #include "test/support/file_testing.h"
 #include "test/data/hf_configs.h"
 
-static CommandLine parse(Command command, std::vector<const char*> arguments, int processes = 1) {
+static CommandLine parse(Command command, std::vector<std::string> arguments, int processes = 1) {
     arguments.insert(arguments.begin(), command_name(command));
-    GivenOptions given = read_arguments(command, (int)arguments.size(), arguments.data());
+    GivenOptions given = read_arguments(command, arguments);
     return parse_options(command, given, processes);
 }
 
 // The options of a command other than train.
 template <typename O>
-static O options_of(std::vector<const char*> arguments) {
+static O options_of(std::vector<std::string> arguments) {
     CommandLine line = parse(O::command, arguments);
     if constexpr (std::is_constructible_v<FileCommand, O>)
         return std::get<O>(std::get<FileCommand>(line));
@@ -26,7 +26,7 @@ static O options_of(std::vector<const char*> arguments) {
         return std::get<O>(line);
 }
 
-static Options train(std::vector<const char*> arguments, int processes = 1) {
+static Options train(std::vector<std::string> arguments, int processes = 1) {
     arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
     return std::get<TrainingLine>(parse(command_train, arguments, processes)).options;
 }
@@ -40,7 +40,7 @@ static Options train_line(std::string_view line, int processes = 1) {
 // A whole command line, which begins with the command.
 static CommandLine typed(std::string_view line) {
     std::string copy(line);
-    std::vector<const char*> words = words_of(copy);
+    std::vector<std::string> words = words_of(copy);
     return parse(parse_command(words[0]), {words.begin() + 1, words.end()});
 }
 
@@ -530,7 +530,7 @@ TEST_CASE("a section of the help has the options of one group, and there is no o
 }
 
 TEST_CASE("the header has the options that are not as usual, and says where all are") {
-    auto summary = [](std::vector<const char*> words) { return options_summary(train(words), 1000); };
+    auto summary = [](std::vector<std::string> words) { return options_summary(train(words), 1000); };
     std::string all = "other options have their defaults; all are in runs/";
     CHECK(summary({"--model", "tiny"}) == "Data         train-data=x.bin\n" + all + "tiny/options.json\n");
     // Options that follow from others are not said again; given ones are, in the table's order and groups.
@@ -550,12 +550,12 @@ TEST_CASE("the header has the options that are not as usual, and says where all 
 }
 
 TEST_CASE("help is given wherever it is asked for, but a value of an option asks for nothing") {
-    auto answer = [](std::vector<const char*> words) { return answer_to((int)words.size(), words.data()); };
+    auto answer = [](std::vector<std::string> words) { return answer_to(words); };
     std::string general = general_help(80), of_train = help_text(command_train, 80),
                 data = help_section(command_train, "data", 80);
-    for (auto words : std::vector<std::vector<const char*>>{{}, {"--help"}, {"-h"}, {"help"}, {"help", "-h"}})
+    for (auto words : std::vector<std::vector<std::string>>{{}, {"--help"}, {"-h"}, {"help"}, {"help", "-h"}})
         CHECK(answer(words) == general);
-    for (auto words : std::vector<std::vector<const char*>>{{"train", "--help"},
+    for (auto words : std::vector<std::vector<std::string>>{{"train", "--help"},
                                                             {"train", "-h"},
                                                             {"help", "train"},
                                                             {"-h", "train"},

@@ -7,11 +7,16 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "data/launch/parse_command_line.h"
 #include "data/run/agent.h"
 #include "data/run/rank_state.h"
 #include "test/support/file_testing.h"
 
 namespace {
+
+AgentOptions agent_options(const std::vector<std::string>& words) {
+    return parse_options_of<AgentOptions>(read_arguments(command_agent, words));
+}
 
 // A record with one group of four, in which two calls are issued, and the second has begun and is not done.
 void fill(FlightRecord& record, const std::string& run_dir, int rank) {
@@ -136,7 +141,7 @@ TEST_CASE("an agent tells what the ranks of its run are at, until nobody listens
     if (child == 0) {
         dup2(input[0], STDIN_FILENO), dup2(output[1], STDOUT_FILENO);
         close(input[1]), close(output[0]);
-        run_agent(agent_options({"--every", "0.01", "--run-dir", run.path}));
+        run_agent(agent_options({"agent", "--every", "0.01", "--run-dir", run.path}));
         _exit(7);
     }
     close(input[0]), close(output[1]);
@@ -156,9 +161,9 @@ TEST_CASE("an agent tells what the ranks of its run are at, until nobody listens
 }
 
 TEST_CASE("an agent refuses what it does not know") {
-    CHECK(agent_options({"--run-dir", "a"}).every == 1);
-    CHECK_THROWS_AS(agent_options({}), Error);
-    CHECK_THROWS_AS(agent_options({"--run-dir"}), Error);
-    CHECK_THROWS_AS(agent_options({"--rundir", "a"}), Error);
-    CHECK_THROWS_AS(agent_options({"--run-dir", "a", "--every", "x"}), Error);
+    CHECK(agent_options({"agent", "--run-dir", "a"}).every == 1);
+    CHECK_THROWS_AS(agent_options({"agent"}), Error);
+    CHECK_THROWS_AS(agent_options({"agent", "--run-dir"}), Error);
+    CHECK_THROWS_AS(agent_options({"agent", "--rundir", "a"}), Error);
+    CHECK_THROWS_AS(agent_options({"agent", "--run-dir", "a", "--every", "x"}), Error);
 }

@@ -10,7 +10,7 @@
 // Checkpoints by the place where they are looked for.
 using Checkpoints = std::map<std::string, StoredRun>;
 
-static TrainingLine train(std::vector<const char*> arguments, const Checkpoints& checkpoints = {},
+static TrainingLine train(std::vector<std::string> arguments, const Checkpoints& checkpoints = {},
                           int processes = 1) {
     arguments.insert(arguments.begin(), "train");
     auto find = [&](const std::string& place) -> std::optional<StoredRun> {
@@ -18,8 +18,7 @@ static TrainingLine train(std::vector<const char*> arguments, const Checkpoints&
         if (found == checkpoints.end()) return std::nullopt;
         return found->second;
     };
-    return parse_training(read_arguments(command_train, (int)arguments.size(), arguments.data()), processes,
-                          find);
+    return parse_training(read_arguments(command_train, arguments), processes, find);
 }
 
 // Parses a line, split at blanks.
@@ -28,7 +27,7 @@ static TrainingLine train_line(std::string line, const Checkpoints& checkpoints 
 }
 
 // The state that a run started like this leaves after 100 steps.
-static StoredRun run_with(std::vector<const char*> arguments, int processes = 1) {
+static StoredRun run_with(std::vector<std::string> arguments, int processes = 1) {
     arguments.insert(arguments.begin(), {"--train-data", "x.bin"});
     StoredRun run;
     run.checkpoint = "runs/a/checkpoints/step_00000100";
@@ -38,7 +37,7 @@ static StoredRun run_with(std::vector<const char*> arguments, int processes = 1)
     return run;
 }
 
-static Checkpoints at_runs_a(std::vector<const char*> arguments, int processes = 1) {
+static Checkpoints at_runs_a(std::vector<std::string> arguments, int processes = 1) {
     return {{"runs/a", run_with(std::move(arguments), processes)}};
 }
 
@@ -92,7 +91,7 @@ TEST_CASE("every option that a run has can be given again as it was") {
         if (!row.belongs_to(command_train) || of_origin) continue;
         words.push_back(option_name(row) + "=" + value_text(row, stored));
     }
-    std::vector<const char*> arguments;
+    std::vector<std::string> arguments;
     for (const std::string& word : words) arguments.push_back(word.c_str());
     TrainingLine line = train(arguments, checkpoints, 2);
     CHECK(line.notes.empty());
@@ -146,7 +145,7 @@ TEST_CASE("a run that goes on validates on the tokens that it has validated on")
 
 TEST_CASE("another value is used and told, or used without a word, or refused") {
     Checkpoints checkpoints = at_runs_a({"--run-dir", "runs/a"});
-    auto notes = [&](std::vector<const char*> arguments) {
+    auto notes = [&](std::vector<std::string> arguments) {
         arguments.insert(arguments.begin(), {"--resume", "runs/a"});
         return train(arguments, checkpoints).notes;
     };
@@ -271,7 +270,7 @@ TEST_CASE("--tp and --pp of a checkpoint are kept where they fit, and else lower
     const char* const place[] = {"--run-dir", "runs/a"};
     Checkpoints of_4 =
         at_runs_a({"--run-dir", "runs/a", "--tp", "2", "--pp", "2", "--global-batch", "12k"}, 4);
-    auto cut = [&](std::vector<const char*> given, int processes) {
+    auto cut = [&](std::vector<std::string> given, int processes) {
         given.insert(given.begin(), {"--resume", "auto", place[0], place[1]});
         TrainingLine line = train(given, of_4, processes);
         const Options& o = line.options;
@@ -357,7 +356,7 @@ TEST_CASE("a run that can begin or go on with the same words") {
     CHECK(line.notes == std::vector<std::string>{"no checkpoint in runs/tiny yet: a new run begins"});
 
     Checkpoints base = {{"base", run_with({"--layers", "3"})}};
-    std::vector<const char*> words = {"--resume",  "auto",       "--init",       "base",
+    std::vector<std::string> words = {"--resume",  "auto",       "--init",       "base",
                                       "--run-dir", "runs/tuned", "--train-data", "y.bin"};
     line = train(words, base);
     CHECK(line.weights_only);
@@ -386,7 +385,7 @@ TEST_CASE("the last checkpoint of a run may be in --fallback-dir") {
         return run;
     };
     std::string spare = shared_run_dir("spare", "runs/a");
-    std::vector<const char*> words = {"--resume", "auto", "--run-dir", "runs/a", "--fallback-dir", "spare"};
+    std::vector<std::string> words = {"--resume", "auto", "--run-dir", "runs/a", "--fallback-dir", "spare"};
     TrainingLine line = train(words, {{"runs/a", at(10)}, {spare, at(20)}});
     CHECK(line.origin->step == 20);
     CHECK(line.origin->run_dir == "runs/a");
@@ -403,9 +402,9 @@ TEST_CASE("the last checkpoint of a run may be in --fallback-dir") {
 
     // an option that cannot be used in one place is no reason to give up the other
     auto parse = [&](const char* broken, const char* whole) {
-        std::vector<const char*> arguments = words;
+        std::vector<std::string> arguments = words;
         arguments.insert(arguments.begin(), "train");
-        return parse_training(read_arguments(command_train, (int)arguments.size(), arguments.data()), 1,
+        return parse_training(read_arguments(command_train, arguments), 1,
                               [&](const std::string& place) -> std::optional<StoredRun> {
                                   if (place == broken) fail("%s: damaged; use another", broken);
                                   if (place == whole) return at(5);
@@ -478,8 +477,8 @@ TEST_CASE("weights alone: the model and its text, and nothing else") {
     CHECK(o.zero == 0);
     CHECK(o.train_data == "y.bin");
     CHECK_REFUSED(train({"--init", "runs/base"}, checkpoints), "--train-data: missing; ");
-    std::vector<const char*> words = {"--init", "runs/base", "--train-data", "y.bin"};
-    auto with = [&](std::vector<const char*> more) {
+    std::vector<std::string> words = {"--init", "runs/base", "--train-data", "y.bin"};
+    auto with = [&](std::vector<std::string> more) {
         more.insert(more.begin(), words.begin(), words.end());
         return train(more, checkpoints);
     };
@@ -545,10 +544,9 @@ TEST_CASE("the tokenizer is the copy in the run, unless another is given") {
 }
 
 TEST_CASE("the places where a run may begin follow from the command line") {
-    auto places = [](std::vector<const char*> arguments) {
+    auto places = [](std::vector<std::string> arguments) {
         arguments.insert(arguments.begin(), "train");
-        return origin_places(
-            asked_options(read_arguments(command_train, (int)arguments.size(), arguments.data())));
+        return origin_places(asked_options(read_arguments(command_train, arguments)));
     };
     using Places = std::vector<std::string>;
     CHECK(places({}) == Places{});
@@ -615,9 +613,9 @@ TEST_CASE("the newest checkpoint that can be used is found") {
     CHECK(find_checkpoint(checkpoint_folder(run, 10) + "/")->run_dir == run);
 
     // the way from the command line to the disk
-    auto parse = [](std::vector<const char*> arguments) {
+    auto parse = [](std::vector<std::string> arguments) {
         arguments.insert(arguments.begin(), "train");
-        return parse_training(read_arguments(command_train, (int)arguments.size(), arguments.data()));
+        return parse_training(read_arguments(command_train, arguments));
     };
     std::string other = run + "/../run";
     fs::remove(tokenizer_path(run));
@@ -698,7 +696,7 @@ TEST_CASE("the run that a checkpoint lies in") {
 TEST_CASE("a trained model is a run or a checkpoint of it") {
     TemporaryFolder folder;
     std::string run = folder / "run", llama3 = "test/golden/tokenizers/llama3.json";
-    auto record = [&](std::vector<const char*> arguments) {
+    auto record = [&](std::vector<std::string> arguments) {
         arguments.insert(arguments.begin(), {"--train-data", "x"});
         return options_to_json(train(arguments).options);
     };

@@ -267,10 +267,13 @@ TEST_CASE("the last words of a program are its last lines, without rules") {
 }
 
 static std::string launch_error(std::string line, LaunchLine* good = nullptr) {
-    std::vector<const char*> words = words_of(line);
+    std::vector<std::string> words = words_of(line);
     std::string error;
     note_error(error, [&] {
-        LaunchLine parsed = parse_launch((int)words.size(), words.data());
+        auto end = std::ranges::find(words, "--");
+        GivenOptions own = read_arguments(command_launch, {words.begin(), end});
+        LaunchLine parsed = parse_launch(own, end == words.end() ? std::vector<std::string>()
+                                                                 : std::vector(end + 1, words.end()));
         if (good) *good = parsed;
     });
     return error;
@@ -591,7 +594,8 @@ TEST_CASE("a host that answers is used, one that does not is put aside, and one 
 TEST_CASE("what agents say makes the newest state of each rank, and the one that is stopped is named") {
     auto rank = [](int number, int step, const char* letter, double quiet) {
         RankState state;
-        state.rank = number, state.ranks = 2, state.replicas = 2, state.step = step, state.state = letter;
+        state.rank = number, state.ranks = 2, state.sizes[Axis::replica] = 2, state.step = step,
+        state.state = letter;
         state.alive = *letter, state.quiet_seconds = quiet, state.phase = "step", state.host = "here";
         return state;
     };

@@ -701,9 +701,10 @@ size_t planned_bytes(const Place& a, const Workload& w) {
     for (int layers : a.split()) o.pp_layers += (o.pp_layers.empty() ? "" : ",") + std::to_string(layers);
     PlanTask task = {.options = o, .machine = find_machine("cpu"), .devices = c.mesh.ranks()};
     Planner planner(task);
-    PlannedCut cut = {c.mesh.tp,         c.mesh.pp,        c.mesh.dp,    w.B,         c.pipeline.schedule,
-                      c.pipeline.chunks, c.settings.level, c.mesh.shard, c.recompute, c.row_chunks};
-    return planner.total(planner.planned(cut).memory);
+    o.tp = c.mesh.tp, o.pp = c.mesh.pp, o.dp = c.mesh.dp, o.shard_group = c.mesh.shard;
+    o.pp_schedule = c.pipeline.schedule, o.pp_chunks = c.pipeline.chunks, o.tp_overlap = c.row_chunks;
+    o.zero = c.settings.level, o.recompute = c.recompute;
+    return planner.total(planner.planned(o).memory);
 }
 
 }  // namespace

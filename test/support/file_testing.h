@@ -13,6 +13,7 @@ disk.
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <sstream>
 #include <string>
 #include <sys/mount.h>
 #include <vector>
@@ -77,10 +78,9 @@ inline std::string error_of(const std::function<void()>& f) {
 }
 
 // The words of a command line, which stay in `line`.
-inline std::vector<const char*> words_of(std::string& line) {
-    std::vector<const char*> words;
-    for (char* word = strtok(line.data(), " "); word; word = strtok(nullptr, " ")) words.push_back(word);
-    return words;
+inline std::vector<std::string> words_of(const std::string& line) {
+    std::istringstream stream(line);
+    return {std::istream_iterator<std::string>(stream), {}};
 }
 
 // Checks that a refusal is one line that holds the words, and a remedy.
