@@ -69,35 +69,23 @@ constexpr int held_alike = 5;
 constexpr const char* name_of_held[held_alike] = {"weights", "optimizer state", "copied weights",
                                                   "copied weights", "tied embeddings"};
 
-// The group of ranks that hold it as this one does: its first rank, and how many there are.
-struct HoldersAlike {
-    int first, ranks;
-};
-inline HoldersAlike holders_alike(HeldAlike what, int rank, const MeshShape& shape, bool cut_params,
-                                  bool tied) {
-    MeshPosition first = position_of(rank, shape);
-    int ranks = 1, stage = first[Axis::pipeline];
+// The ranks that hold it as this one does.
+inline std::vector<int> holders_alike(HeldAlike what, int rank, const MeshShape& shape, bool cut_params,
+                                      bool tied) {
+    auto group = [&](MeshGroup group) { return members_of(mesh_groups[(size_t)group], rank, shape); };
     switch (what) {
     case HeldAlike::weights:
-        first[Axis::replica] = 0;
-        if (!cut_params) first[Axis::shard] = 0;
-        ranks = cut_params ? shape.replicas() : shape.dp;
-        break;
+        return group_of(rank, cut_params ? AxisSet(Axis::replica) : data_axes, shape);
     case HeldAlike::state:
-        first[Axis::replica] = 0, ranks = shape.replicas();
-        break;
+        return group(MeshGroup::replica);
     case HeldAlike::copies:
-        first[Axis::tensor] = 0, ranks = shape.tp;
-        break;
+        return group(MeshGroup::tensor);
     case HeldAlike::head_copies:
-        first[Axis::tensor] -= first[Axis::tensor] % shape.copies, ranks = shape.copies;
-        break;
+        return group(MeshGroup::copies);
     case HeldAlike::embeddings:
-        if (!tied || shape.pp == 1 || (stage > 0 && stage < shape.pp - 1)) break;
-        first[Axis::pipeline] = 0, ranks = 2;
-        break;
+        return tied ? group(MeshGroup::ends) : std::vector{rank};
     }
-    return {rank_of(first, shape), ranks};
+    __builtin_unreachable();
 }
 
 // ----------------------------------------------------------------------------
@@ -196,7 +184,7 @@ private:
         return hash;
     }
 
-    HoldersAlike holders(int what, int rank) const {
+    std::vector<int> holders(int what, int rank) const {
         return holders_alike(HeldAlike(what), rank, state_.mesh().shape, state_.cuts_params(),
                              state_.layout().tied);
     }
@@ -204,14 +192,15 @@ private:
     // Calls visit(what, ranks) for all groups of several ranks.
     template <typename Visit>
     void each_group(Visit&& visit) const {
-        std::map<std::pair<int, int>, std::vector<int>> groups;
-        for (int rank = 0; rank < world_.size(); rank++) {
-            for (int what = 0; what < held_alike; what++) {
-                HoldersAlike group = holders(what, rank);
-                if (group.ranks > 1) groups[{what, group.first}].push_back(rank);
+        for (int what = 0; what < held_alike; what++) {
+            std::vector<bool> seen((size_t)world_.size());
+            for (int rank = 0; rank < world_.size(); rank++) {
+                if (seen[(size_t)rank]) continue;
+                std::vector<int> ranks = holders(what, rank);
+                for (int member : ranks) seen[(size_t)member] = true;
+                if (ranks.size() > 1) visit(what, ranks);
             }
         }
-        for (auto& [what_and_first, ranks] : groups) visit(what_and_first.first, ranks);
     }
 
     uint64_t hash(const HeldPiece& piece) const {
@@ -231,7 +220,7 @@ private:
         for (const HeldPiece& piece : held_pieces(state_, false)) {
             int what = (int)piece.what;
             place += far_apart;
-            if (holders(what, world_.rank()).ranks == 1) continue;
+            if (holders(what, world_.rank()).size() == 1) continue;
             if (piece.on_host)
                 of_host[what] += hash_of_bytes_cpu((const uint8_t*)piece.begin, piece.bytes, place);
             else
@@ -318,8 +307,8 @@ private:
 // The data rank behind that of this rank, in its ring.
 inline int next_in_ring(int rank, const MeshShape& shape) {
     MeshPosition at = position_of(rank, shape);
-    int next = (index_along(data_axes, at, shape.sizes()) + 1) % shape.dp;
-    return rank_of(moved_along(data_axes, next, at, shape.sizes()), shape);
+    int next = (index_along(data_axes, at, shape) + 1) % shape.dp;
+    return rank_of(moved_along(data_axes, next, at, shape), shape);
 }
 
 class ReplayCheck {

@@ -64,7 +64,7 @@ inline int sharers(const MeshShape& shape) {
     return shape.along(sharing_axes);
 }
 inline int sharer(const MeshPosition& position, const MeshShape& shape) {
-    return index_along(sharing_axes, position, shape.sizes());
+    return index_along(sharing_axes, position, shape);
 }
 
 // The matrices of one unit, without homes. layouts: of each tensor rank
@@ -275,7 +275,7 @@ private:
     // Sends to a rank of this stage, or receives from it.
     void pass(bool send, floatX* data, size_t count, int replica, int other) {
         MeshPosition first = MeshPosition().with(Axis::replica, replica);  // on the first stage
-        int rank = rank_of(moved_along(sharing_axes, other, first, mesh_.shape.sizes()), mesh_.shape);
+        int rank = rank_of(moved_along(sharing_axes, other, first, mesh_.shape), mesh_.shape);
         if (send)
             mesh_.stage().send((const floatX*)data, count, rank, Traffic::updates, stream_);
         else

@@ -87,7 +87,7 @@ public:
     const MeshLinks& links() const { return links_; }
 
     // Among the data ranks.
-    int data_rank() const { return index_along(data_axes, position, shape.sizes()); }
+    int data_rank() const { return index_along(data_axes, position, shape); }
 
     int groups_built = 0;      // communicators of this rank
     double build_seconds = 0;  // time that this rank took to make the groups
@@ -140,7 +140,7 @@ public:
         }
         for (Axis axis : every_axis)
             if (shape.along(axis) > 1)
-                result += text("\n  %-10s %s", name_of(axis), groups_text(axis).c_str());
+                result += text("\n  %-10s %s", axis_names[(size_t)axis], groups_text(axis).c_str());
         return result;
     }
 
@@ -250,7 +250,7 @@ private:
         constexpr size_t width = 90;
         std::string result;
         for (int rank = 0; rank < shape.ranks() && result.size() <= width; rank++) {
-            std::vector<int> members = group_of(rank, axis, shape.sizes());
+            std::vector<int> members = group_of(rank, axis, shape);
             if (members[0] != rank) continue;
             result += result.empty() ? "{" : " {";
             for (int member : members) result += text("%s%d", member == rank ? "" : " ", member);

@@ -35,18 +35,11 @@ struct MeshShape {
     bool homes = false;  // all ranks of a stage send each other matrices (comm/matrix_homes.h)
 
     int replicas() const { return dp / shard; }
-    // Ranks along each axis, and along several.
-    PerAxis sizes() const { return {{tp, shard, replicas(), pp}}; }
-    int along(AxisSet axes) const { return size_along(axes, sizes()); }
+    // Ranks along each axis, which is all that numbers them; and along several.
+    operator PerAxis() const { return {{tp, shard, replicas(), pp}}; }
+    int along(AxisSet axes) const { return size_along(axes, *this); }
     int ranks() const { return along(all_axes); }
 };
-
-inline MeshPosition position_of(int rank, const MeshShape& shape) {
-    return position_of(rank, shape.sizes());
-}
-inline int rank_of(const MeshPosition& position, const MeshShape& shape) {
-    return rank_of(position, shape.sizes());
-}
 
 inline MeshPosition first_of_stage(int stage) {
     return MeshPosition().with(Axis::pipeline, stage);
@@ -76,12 +69,12 @@ constexpr unsigned none = 0;
 constexpr unsigned sums = 1, scatters = 2, gathers = 4;  // of a unit's numbers
 constexpr unsigned exchanges = 8;                        // gradients in bf16, to each rank its part
 constexpr unsigned moves_rows = 16;  // activations are gathered, and sums of them scattered
-constexpr unsigned messages = 32;    // from each rank to each other
+constexpr unsigned messages = 32;    // each rank sends to each other
 }  // namespace Calls
 
 struct GroupRow {
     const char* name;
-    AxisSet axes;  // that its ranks lie along
+    AxisSet axes;  // its ranks lie along these
     unsigned calls = Calls::none;
     unsigned calls_in_bf16 = Calls::none;  // and these, where gradients travel so
     int blocks = blocks_of_groups;
@@ -99,8 +92,8 @@ inline constexpr std::array<GroupRow, 8> mesh_groups = {{
      .axes = Axis::shard,
      .calls = Calls::sums | Calls::scatters,
      .calls_in_bf16 = Calls::exchanges},
-    // The shard group once more: NCCL runs the calls of one communicator one after another, and parameters are
-    // gathered while gradients are reduced.
+    // The shard group once more: NCCL runs the calls of one communicator one after another, and parameters
+    // are gathered while gradients are reduced.
     {.name = "gathers", .axes = Axis::shard, .calls = Calls::sums | Calls::gathers, .alone = true},
     // Those that hold the same shard.
     {.name = "replica",
@@ -129,9 +122,9 @@ inline int ranks_of(const GroupRow& row, const MeshShape& shape) {
 
 // The members of the group of `rank`, in order.
 inline std::vector<int> members_of(const GroupRow& row, int rank, const MeshShape& shape) {
-    std::vector<int> line = group_of(rank, row.axes, shape.sizes()), members;
+    std::vector<int> line = group_of(rank, row.axes, shape), members;
     int ranks = ranks_of(row, shape), all = (int)line.size();
-    int index = index_along(row.axes, position_of(rank, shape), shape.sizes());
+    int index = index_along(row.axes, position_of(rank, shape), shape);
     if (row.ends && index != 0 && index != all - 1) return {rank};
     if (row.ends) return all == 1 ? line : std::vector{line.front(), line.back()};
     auto first = line.begin() + (index - index % ranks);
@@ -146,7 +139,7 @@ inline AxisSet axes_of(const GroupRow& row, const MeshShape& shape) {
 // How far its last rank is behind its first.
 inline int span_of(const GroupRow& row, const MeshShape& shape) {
     int last = (row.ends ? shape.along(row.axes) : ranks_of(row, shape)) - 1;
-    return rank_of(moved_along(row.axes, last, {}, shape.sizes()), shape);
+    return rank_of(moved_along(row.axes, last, {}, shape), shape);
 }
 
 // The number of the first group that has the same ranks: they have one communicator. Only axes with more than

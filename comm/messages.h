@@ -51,11 +51,6 @@ inline void host_link_speed(double gigabytes_per_second) {
     host_link.set_speed(gigabytes_per_second);
 }
 
-// Counts the bytes that collectives of this process gave to MPI to send.
-inline uint64_t host_bytes_sent() {
-    return host_link.bytes_sent;
-}
-
 #ifndef WITHOUT_MPI
 
 // ----------------------------------------------------------------------------

@@ -93,16 +93,9 @@ inline void choose_cut(Options& o, const GivenOptions& given, const Machine& mac
 inline int chosen_shard_group(const Options& o, const Machine& machine) {
     if (o.dp == 1 || machine.flops == 0 || !is_expected(o)) return o.dp;
     if ((size_t)machine.number_bytes != sizeof(floatX)) return o.dp;
-    PlanTask task = {.options = o,
-                     .machine = machine,
-                     .devices = o.tp * o.pp * o.dp,
-                     .keeps_tp = true,
-                     .keeps_pp = true,
-                     .keeps_schedule = true,
-                     .keeps_chunks = true,
-                     .keeps_zero = true,
-                     .keeps_micro_batch = true,
-                     .keeps_recompute = o.recompute != Recompute::automatic};
+    PlanTask task = plan_task(o, {}, machine, (int)o.ranks());
+    task.keeps_tp = task.keeps_pp = task.keeps_schedule = task.keeps_chunks = true;
+    task.keeps_zero = task.keeps_micro_batch = true, task.keeps_shard = false;
     constexpr int enough = 100;  // numbers of data ranks
     for (const PlannedStep& step : Planner(task).best(enough))
         if (step.cut.dp == o.dp) return step.cut.shard_group;

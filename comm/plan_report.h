@@ -99,7 +99,7 @@ inline std::vector<std::string> plan_warnings(const Planner& planner, const Mach
         warnings.push_back(
             text("memory is within 3%% of the %s available; other programs may not fit on the device",
                  size_text(planner.available()).c_str()));
-    const PerAxis ranks = mesh_shape(planner.options_of(cut)).sizes();
+    const PerAxis ranks = mesh_shape(planner.options_of(cut));
     if (group_along(Axis::tensor, ranks).crosses_nodes(machine) && cut.ranks() > machine.node)
         warnings.push_back(text("tensor groups of %d cross nodes of %d devices", cut.tp, machine.node));
     if (cut.zero >= 2 && group_along(Axis::shard, ranks).crosses_nodes(machine))

@@ -255,7 +255,7 @@ public:
         double rows =
             (double)number_bytes_ * cut.micro_batch * task_.options.sequence_length * task_.options.channels;
         double block = (double)parameters(cut).unit_size(1), part = block / cut.shard_group;
-        const PerAxis ranks = mesh_shape(options_of(cut)).sizes();
+        const PerAxis ranks = mesh_shape(options_of(cut));
         RankGroup tensor = group_along(Axis::tensor, ranks), shard = group_along(Axis::shard, ranks),
                   replica = group_along(Axis::replica, ranks), stages = {2, size_along(stage_axes, ranks)};
         const char *own = number_bytes_ == 2 ? "bf16" : "fp32",
@@ -494,7 +494,7 @@ private:
         std::vector<int> groups;
         std::vector<long long> sizes = divisors(cut.dp);
         for (auto shard = sizes.rbegin(); shard != sizes.rend() && *shard > 1; ++shard) {
-            PerAxis ranks = MeshShape{.tp = cut.tp, .pp = cut.pp, .dp = cut.dp, .shard = (int)*shard}.sizes();
+            PerAxis ranks = MeshShape{.tp = cut.tp, .pp = cut.pp, .dp = cut.dp, .shard = (int)*shard};
             RankGroup inner = group_along(Axis::shard, ranks), outer = group_along(Axis::replica, ranks);
             double seconds = gathered * gather_seconds(machine_, inner, (double)number_bytes_ * size) +
                              reduced * gradients.scatter_seconds(inner, size) +

@@ -96,8 +96,8 @@ public:
           step_(step),
           taken_(taken),
           number_(number),
-          shard_(group_along(Axis::shard, step.layout.mesh.sizes())),
-          replica_(group_along(Axis::replica, step.layout.mesh.sizes())),
+          shard_(group_along(Axis::shard, step.layout.mesh)),
+          replica_(group_along(Axis::replica, step.layout.mesh)),
           cut_gradients_(step.zero >= 2 && shard_.ranks > 1),
           cut_parameters_(step.zero >= 3 && shard_.ranks > 1),
           places_((size_t)step.prefetch + 2),
@@ -437,7 +437,7 @@ inline SimulatedStep simulate_step(const StepToSimulate& step, const MessagesTak
     double begin = 0;  // when the optimizer's last pass starts: ranks wait for norms before it
     for (SimulatedStage& stage : stages) begin = std::max(begin, stage.prepare_updates());
     if (step.norm_bytes > 0 && taken.data)
-        begin += sum_seconds(machine, group_along(all_axes, mesh.sizes()), step.norm_bytes);
+        begin += sum_seconds(machine, group_along(all_axes, mesh), step.norm_bytes);
     for (SimulatedStage& stage : stages) stage.step_parameters(begin);
     constexpr double never = -1;
     std::vector<double> input_at((size_t)parts * M, never), gradient_at((size_t)parts * M, never);
@@ -490,7 +490,6 @@ inline SimulatedStep simulate_step(const StepToSimulate& step, const MessagesTak
         result.optimizer = std::max(result.optimizer, stage.optimizer);
     }
     constexpr double statistics_bytes = 20;
-    if (taken.data)
-        result.seconds += sum_seconds(machine, group_along(all_axes, mesh.sizes()), statistics_bytes);
+    if (taken.data) result.seconds += sum_seconds(machine, group_along(all_axes, mesh), statistics_bytes);
     return result;
 }

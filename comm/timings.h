@@ -138,7 +138,7 @@ public:
         if (!on_) return;
         if (!o.trace_steps.empty()) trace_ = parse_step_range("--trace-steps", o.trace_steps);
         mesh.record_groups();
-        recording_.emplace(compute, RecordedRank{world.rank(), world.size(), mesh.shape.sizes(), world.host(),
+        recording_.emplace(compute, RecordedRank{world.rank(), world.size(), mesh.shape, world.host(),
                                                  path_of_run(o.run_dir)});
         cost_of_event_ = recorder.cost_of_event();
         std::string layers = std::to_string(layers_of(stage));
@@ -240,7 +240,7 @@ private:
     // A rank posts 't' and its times; 'p' and the passes of its stage; 'h' and how its device is.
     void post_what_is_done() {
         recorder.poll();
-        bool speaks = shape_.stages > 1 && index_along(stage_axes, mesh_.position, mesh_.shape.sizes()) == 0;
+        bool speaks = shape_.stages > 1 && index_along(stage_axes, mesh_.position, mesh_.shape) == 0;
         while (std::optional<RecordedStep> step = recorder.take_step()) {
             post('t', {(const char*)&step->times, sizeof step->times});
             const std::vector<FlightEntry>& passes = step->passes;

@@ -64,15 +64,6 @@ inline uint8_t fp8_round(Fp8 format, float x) {
     return (uint8_t)(sign | (((exponent + bias - 1) << fraction_bits) + steps));
 }
 
-inline float fp8_value(Fp8 format, uint8_t bits) {
-    int fraction_bits = format == Fp8::e4m3 ? 3 : 2, bias = format == Fp8::e4m3 ? 7 : 15;
-    int size = bits & 0x7f, infinite = format == Fp8::e4m3 ? 0x7f : 0x7c;
-    float sign = bits & 0x80 ? -1.0f : 1.0f;
-    if (size >= infinite) return format == Fp8::e5m2 && size == infinite ? sign * INFINITY : NAN;
-    int exponent = std::max(size >> fraction_bits, 1), fraction = size - ((exponent - 1) << fraction_bits);
-    return sign * std::ldexp((float)fraction, exponent - bias - fraction_bits);
-}
-
 inline void fp8_quantize_cpu(Fp8Matrix out, Fp8 format, const floatX* inp, size_t rows, size_t columns) {
     float scale = fp8_scale(format, out.scale[0]);
     for (size_t row = 0; row < rows; row++) {

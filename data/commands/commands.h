@@ -16,7 +16,7 @@ files alone. It is an object of its own, commands.cu, compiled beside train_gpt.
 struct AskedLine {
     std::string answer;  // to a question for help or the version, which asks for nothing else
     std::string name;    // the command's
-    NotedError refusal;  // of the rest, which all ranks of a command refuse together
+    NotedError refusal;  // the rest is refused so, by all ranks of a command together
     Command command = command_train;
     GivenOptions given;
     std::vector<std::string> job;      // behind the -- of `launch`

@@ -74,11 +74,6 @@ inline ModelConfig hf_model(const nlohmann::json& json, const std::string& file,
     return model;
 }
 
-inline ModelConfig parse_hf_config(std::string_view source, const std::string& file) {
-    std::vector<std::string> notes;
-    return hf_model(parse_json(source, file), file, notes);
-}
-
 // The tokens that end a text, by a config.json or a generation_config.json, without any beyond `vocab_size`.
 inline std::vector<int> hf_ends_of_text(const HfConfig::Json& config, int vocab_size) {
     HfConfig::Json named = config.value("eos_token_id", HfConfig::Json());

@@ -18,9 +18,6 @@ where one is, loops over the axes, so another axis is another row here.
 enum class Axis { tensor, shard, replica, pipeline };  // the fastest first
 inline constexpr std::array axis_names = {"tensor", "shard", "replica", "pipeline"};
 constexpr int axis_count = axis_names.size();
-inline constexpr const char* name_of(Axis axis) {
-    return axis_names[(size_t)axis];
-}
 inline constexpr auto every_axis = [] {
     std::array<Axis, axis_count> axes;
     for (int axis = 0; axis < axis_count; axis++) axes[(size_t)axis] = (Axis)axis;

@@ -107,7 +107,7 @@ struct FlightRecord {
     std::atomic<uint64_t> is_record{0};  // mark, once all of it can be read
     uint64_t bytes = sizeof(FlightRecord);
     int32_t process = 0, rank = 0, ranks = 1;
-    PerAxis sizes = one_along_each;         // of the mesh
+    PerAxis sizes = one_along_each;         // ranks along each axis
     int32_t device = -1;                    // counts the machine's devices; -1: the processor
     char host[64] = "", run_dir[256] = "";  // the whole path
     std::atomic<int64_t> sign_of_life{0};   // nanoseconds since 1970 when work was last given or done

@@ -56,7 +56,7 @@ inline void from_json(const nlohmann::json& json, PerAxis& numbers) {
 
 struct RankState {
     int rank = 0, ranks = 1;
-    PerAxis sizes = one_along_each;  // of the mesh
+    PerAxis sizes = one_along_each;  // ranks along each axis
     std::string host;
     int device = -1, process = 0;  // device -1: the processor
     bool alive = false;            // the process exists and is no zombie

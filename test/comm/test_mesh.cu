@@ -122,12 +122,11 @@ TEST_CASE("groups along each set of axes cut the world evenly") {
                 int size = 1;
                 for (int axis = 0; axis < 4; axis++) size *= axes >> axis & 1 ? sizes[axis] : 1;
                 for (int rank = 0; rank < ranks; rank++) {
-                    std::vector<int> group = group_of(rank, AxisSet(axes), shape.sizes());
+                    std::vector<int> group = group_of(rank, AxisSet(axes), shape);
                     right = right && (int)group.size() == size &&
                             std::is_sorted(group.begin(), group.end()) &&
                             std::count(group.begin(), group.end(), rank) == 1;
-                    for (int member : group)
-                        right = right && group_of(member, AxisSet(axes), shape.sizes()) == group;
+                    for (int member : group) right = right && group_of(member, AxisSet(axes), shape) == group;
                 }
             }
             CHECK(right);
@@ -136,7 +135,7 @@ TEST_CASE("groups along each set of axes cut the world evenly") {
 }
 
 TEST_CASE("the example in the documentation") {
-    PerAxis sizes = MeshShape{2, 1, 4, 2}.sizes();
+    PerAxis sizes = MeshShape{2, 1, 4, 2};
     CHECK(group_of(5, Axis::tensor, sizes) == std::vector<int>{4, 5});
     CHECK(group_of(5, Axis::shard, sizes) == std::vector<int>{5, 7});
     CHECK(group_of(5, Axis::replica, sizes) == std::vector<int>{1, 5});

@@ -292,7 +292,7 @@ TEST_CASE("the calls of a Communicator, and the bytes they send") {
         reset_traffic();
         [[maybe_unused]] uint64_t before = 0;
 #ifndef RANKS_USE_NCCL
-        before = host_bytes_sent();
+        before = host_link.bytes_sent;
 #endif
         all.all_reduce(sum.data(), count, Traffic::gradients, test_stream());
         all.reduce_scatter(scattered.data(), part, Traffic::statistics, test_stream());
@@ -315,7 +315,7 @@ TEST_CASE("the calls of a Communicator, and the bytes they send") {
 #ifndef RANKS_USE_NCCL
         uint64_t total = 0;
         for (size_t kind = 0; kind < traffic_names.size(); kind++) total += bytes_sent((Traffic)kind);
-        CHECK(host_bytes_sent() - before == total);
+        CHECK(host_link.bytes_sent - before == total);
 #endif
         CHECK(close(sum.host(), reduced<float>(all_members(), count, 0)));
         CHECK(close(scattered.host(), reduced<float>(all_members(), part * n, 1)));
@@ -355,7 +355,7 @@ TEST_CASE("a slow link takes the time it must") {
     Guarded<float> data(count, 0, std::vector<float>(count, 1.0f)),
         other(count, 0, std::vector<float>(count, 1.0f));
     synchronize();
-    uint64_t before = host_bytes_sent();
+    uint64_t before = host_link.bytes_sent;
     host_link_speed(0.02);
     auto start = std::chrono::steady_clock::now();
     // both streams share the link
@@ -365,7 +365,7 @@ TEST_CASE("a slow link takes the time it must") {
     synchronize();
     double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     host_link_speed(0);
-    auto bytes = (double)(host_bytes_sent() - before);
+    auto bytes = (double)(host_link.bytes_sent - before);
     if (size > 1) CHECK(bytes > 2e6);
     CHECK(seconds >= bytes / 0.02e9);
     for (auto* each : {&data, &other}) CHECK(each->host() == std::vector<float>(count, (float)size));

@@ -2,6 +2,17 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/exchange/hf_config.h"
+
+// The model of the text of a config.json.
+inline ModelConfig parse_hf_config(std::string_view source, const std::string& file) {
+    std::vector<std::string> notes;
+    return hf_model(parse_json(source, file), file, notes);
+}
 
 inline nlohmann::json hf_gpt2() {
     return nlohmann::json::parse(R"({"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],

@@ -12,6 +12,15 @@ fp8: every number of each format, rounding, and matrices that are quantised both
 
 namespace {
 
+float fp8_value(Fp8 format, uint8_t bits) {
+    int fraction_bits = format == Fp8::e4m3 ? 3 : 2, bias = format == Fp8::e4m3 ? 7 : 15;
+    int size = bits & 0x7f, infinite = format == Fp8::e4m3 ? 0x7f : 0x7c;
+    float sign = bits & 0x80 ? -1.0f : 1.0f;
+    if (size >= infinite) return format == Fp8::e5m2 && size == infinite ? sign * INFINITY : NAN;
+    int exponent = std::max(size >> fraction_bits, 1), fraction = size - ((exponent - 1) << fraction_bits);
+    return sign * std::ldexp((float)fraction, exponent - bias - fraction_bits);
+}
+
 constexpr Fp8 formats[] = {Fp8::e4m3, Fp8::e5m2};
 
 struct Quantized {
