@@ -43,16 +43,14 @@ through a model, is in data/.
 
 #include "comm/agreement.h"            // check_same_program, check_same_options: ranks compare what they have
 #include "comm/activations.h"          // Workload, ActivationMemory, ActivationArrays
-#include "comm/device_batches.h"       // Batch, DeviceBatches
 #include "comm/fault_checks.h"         // FaultChecks: devices that compute wrongly
 #include "comm/memory_plan.h"          // memory_plan, stream_size
-#include "comm/node_reader.h"          // batches read once for all ranks of a machine
+#include "comm/batches.h"              // batches read once for all ranks of a machine
 #include "comm/plan_report.h"          // the plan command
 #include "comm/run_checkpoints.h"      // RunCheckpoints: a run saved, and gone on with
 #include "comm/selftest.h"             // the selftest command
 #include "comm/settings.h"             // zero_settings, make_optimizer, training_workload
 #include "comm/run_device.h"           // GemmRate, print_rate
-#include "comm/product_choices.h"      // tune_products
 #include "comm/spikes.h"               // SpikeGuard: steps that are left out
 #include "comm/plan_times.h"           // prediction_text
 #include "comm/tensor_parallel.h"      // column_parallel, row_parallel

@@ -35,9 +35,9 @@ So it has two PieceRuns: c d e f, at the end of the first slice, and g h i, at t
 #include <utility>
 #include <vector>
 
-#include "comm/mesh.h"              // MeshShape
+#include "comm/mesh_shape.h"        // MeshShape
 #include "comm/parameters.h"        // ParameterLayout
-#include "comm/zero.h"              // ZeroSettings
+#include "comm/zero_arrays.h"       // ZeroSettings
 #include "data/checkpoint/index.h"  // CheckpointPiece
 
 // The tensors of a model as a state with these settings stores them, in the order of each_of_model().
@@ -95,6 +95,19 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
                    [&](const TensorPart& piece) { add(unit, begin, piece); });
     }
     return pieces;
+}
+
+// Host memory that saving in the background takes on each rank.
+inline size_t staging_bytes(const ParameterLayout& layout, const MeshShape& shape,
+                            const ZeroSettings& settings) {
+    size_t bytes = 0;
+    for (Slot slot : slots_of(settings)) {
+        for (int unit : layout.held()) {
+            size_t slice = largest_slice(layout.unit_size(unit) / shape.shard, shape.replicas());
+            bytes += room_of_slot(settings, slot, layout, unit, slice) * dtype_size(dtype_of(slot));
+        }
+    }
+    return bytes;
 }
 
 // ----------------------------------------------------------------------------

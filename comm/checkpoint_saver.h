@@ -117,19 +117,6 @@ public:
     CheckpointSaver(const CheckpointSaver&) = delete;
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-    // Host memory that saving in the background takes on each rank.
-    static size_t staging_bytes(const ParameterLayout& layout, const MeshShape& shape,
-                                const ZeroSettings& settings) {
-        size_t bytes = 0;
-        for (Slot slot : slots_of(settings)) {
-            for (int unit : layout.held()) {
-                size_t slice = largest_slice(layout.unit_size(unit) / shape.shard, shape.replicas());
-                bytes += room_of_slot(settings, slot, layout, unit, slice) * dtype_size(dtype_of(slot));
-            }
-        }
-        return bytes;
-    }
-
     // For all ranks: begins to copy the state, to be written in the background, or writes it at once. about:
     // what the header of the index says, step and samples among it. Returns the report of the save before
     // this one, if it had to be waited for; or that of this one, if it is not written in the background.

@@ -2,10 +2,13 @@
 Groups of ranks and what they do together on their data: NCCL where ranks have a GPU each,
 comm/nccl_over_mpi.h where they have not (on CPUs, and with -DCOMM_MPI where ranks share a GPU).
 
-Every process counts what it sends (comm/traffic.h), and every call is in its record (comm/recorder.h).
+Every process counts what it sends, and every call is in its record (comm/recorder.h).
 */
 #pragma once
 
+#include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <initializer_list>
@@ -16,9 +19,9 @@ Every process counts what it sends (comm/traffic.h), and every call is in its re
 
 #include "comm/mpi_calls.h"  // Patience
 #include "comm/recorder.h"   // Recorded
-#include "comm/traffic.h"    // Traffic
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
+#include "data/run/flight_record.h"  // Traffic
 #include "kernels/common.cuh"
 
 #if defined(__CUDACC__) && !defined(COMM_MPI)
@@ -41,6 +44,31 @@ inline void nccl_check(ncclResult_t result, const char* call, const char* file, 
 
 // Throws Error, which names the process, the call, its place and NCCL's reason.
 #define ncclCheck(call) nccl_check((call), #call, __FILE__, __LINE__)
+
+// ----------------------------------------------------------------------------
+// traffic
+//
+// How much this process has sent to other ranks, by the purpose it is sent for. The counts are those of ring
+// algorithms, which is what comm/nccl_over_mpi.h uses and what a bandwidth-bound NCCL comes to; so plans can
+// be compared with them to the byte.
+
+inline std::array<std::atomic<uint64_t>, traffic_names.size()> traffic_bytes;
+
+// Returns the bytes that this process has sent (when its streams are done) since the start or reset_traffic.
+inline uint64_t bytes_sent(Traffic kind) {
+    return traffic_bytes[(size_t)kind];
+}
+
+// Returns the sum over all kinds.
+inline uint64_t sent_bytes() {
+    uint64_t bytes = 0;
+    for (auto& of_kind : traffic_bytes) bytes += of_kind;
+    return bytes;
+}
+
+inline void reset_traffic() {
+    for (auto& bytes : traffic_bytes) bytes = 0;
+}
 
 // ----------------------------------------------------------------------------
 // types

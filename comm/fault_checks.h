@@ -19,7 +19,6 @@ part that failed, which is worth a new start; its state is not saved, for nobody
 #include "comm/parameters.h"       // ParameterLayout
 #include "comm/placement.h"        // process_place
 #include "comm/run_checkpoints.h"  // RunCheckpoints
-#include "comm/watch.h"            // copy_to_host
 #include "comm/world.h"            // World
 #include "comm/zero.h"             // ZeroState
 #include "data/options/options.h"  // Options

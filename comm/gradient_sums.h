@@ -21,7 +21,7 @@ ranks better make a shard group, and the groups sum their parts (hybrid sharding
 
 #include "comm/collectives.h"        // Communicator
 #include "comm/memory.h"             // Arena
-#include "comm/mesh.h"               // MeshShape
+#include "comm/mesh_shape.h"         // MeshShape
 #include "comm/parameters.h"         // ParameterLayout, part_alignment
 #include "comm/zero_arrays.h"        // ZeroSettings
 #include "kernels/bf16_addends.cuh"  // round_addends, add_addends, widen_sum

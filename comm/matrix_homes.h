@@ -23,7 +23,8 @@ a round the most expensive matrix goes to the rank that has least to do so far. 
 #include <vector>
 
 #include "comm/memory.h"            // Arena
-#include "comm/mesh.h"              // Mesh, rank_of
+#include "comm/collectives.h"       // Communicator
+#include "comm/mesh_shape.h"        // MeshShape
 #include "comm/parameters.h"        // ParameterLayout
 #include "kernels/matrix_part.cuh"  // MatrixPart, copy_part, convert
 #include "kernels/optimizer.h"      // Optimizer
@@ -182,17 +183,19 @@ struct MatrixArrays {
 
 class MatrixHomes {
 public:
-    // The memory must outlive this.
-    MatrixHomes(Arena& memory, const ParameterLayout& layout, const Mesh& mesh, TransformScratch scratch_of,
+    // The memory must outlive this. stage: the group of all ranks of the stage.
+    MatrixHomes(Arena& memory, const ParameterLayout& layout, const MeshShape& shape,
+                const MeshPosition& position, const Communicator& stage, TransformScratch scratch_of,
                 cudaStream_t stream)
-        : mesh_(mesh),
-          replica_(mesh.position[Axis::replica]),
-          me_(sharer(mesh.position, mesh.shape)),
-          my_home_(replica_ * sharers(mesh.shape) + me_),
-          rounds_(matrix_rounds(layout, mesh.shape, scratch_of)),
-          arrays_(memory, rounds_, mesh.shape, scratch_of),
+        : shape_(shape),
+          stage_(stage),
+          replica_(position[Axis::replica]),
+          me_(sharer(position, shape)),
+          my_home_(replica_ * sharers(shape) + me_),
+          rounds_(matrix_rounds(layout, shape, scratch_of)),
+          arrays_(memory, rounds_, shape, scratch_of),
           stream_(stream) {
-        if (!rounds_.empty() && mesh.stage().size() != mesh.shape.tp * mesh.shape.dp)
+        if (!rounds_.empty() && stage.size() != shape.tp * shape.dp)
             fail("mesh: has no group of a stage's ranks, and matrices travel there; see MeshShape::homes");
     }
 
@@ -239,7 +242,7 @@ private:
         }
     }
 
-    int replica_of(const HomedMatrix& matrix) const { return matrix.home / sharers(mesh_.shape); }
+    int replica_of(const HomedMatrix& matrix) const { return matrix.home / sharers(shape_); }
 
     // Own parts to where they arrive at their homes, from the home's replica and of copies one; or from there
     // to all who have them.
@@ -253,16 +256,16 @@ private:
             cudaCheck(cudaMemcpyAsync(home ? there : own, home ? own : there,
                                       held.part.count * sizeof(floatX), cudaMemcpyDeviceToDevice, stream_));
         });
-        if (mesh_.shape.tp * mesh_.shape.dp == 1) return;
-        grouped({mesh_.stage()}, [&] {
+        if (shape_.tp * shape_.dp == 1) return;
+        grouped({stage_}, [&] {
             each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
                 if (matrix.home == my_home_ || !goes(matrix, held, replica_)) return;
-                pass(home, own, held.part.count, replica_of(matrix), matrix.home % sharers(mesh_.shape));
+                pass(home, own, held.part.count, replica_of(matrix), matrix.home % sharers(shape_));
             });
             for (const HomedMatrix& matrix : round.matrices) {
                 if (matrix.home != my_home_) continue;
                 for (const HeldPart& held : matrix.parts) {
-                    for (int replica = 0; replica < mesh_.shape.replicas(); replica++) {
+                    for (int replica = 0; replica < shape_.replicas(); replica++) {
                         bool own = held.owner == me_ && replica == replica_;
                         if (!own && goes(matrix, held, replica))
                             pass(!home, arrays_.arrived + held.arrives, held.part.count, replica, held.owner);
@@ -275,14 +278,15 @@ private:
     // Sends to a rank of this stage, or receives from it.
     void pass(bool send, floatX* data, size_t count, int replica, int other) {
         MeshPosition first = MeshPosition().with(Axis::replica, replica);  // on the first stage
-        int rank = rank_of(moved_along(sharing_axes, other, first, mesh_.shape), mesh_.shape);
+        int rank = rank_of(moved_along(sharing_axes, other, first, shape_), shape_);
         if (send)
-            mesh_.stage().send((const floatX*)data, count, rank, Traffic::updates, stream_);
+            stage_.send((const floatX*)data, count, rank, Traffic::updates, stream_);
         else
-            mesh_.stage().receive(data, count, rank, stream_, Traffic::updates);
+            stage_.receive(data, count, rank, stream_, Traffic::updates);
     }
 
-    const Mesh& mesh_;
+    const MeshShape shape_;
+    const Communicator stage_;
     const int replica_, me_;  // this rank among the sharers of its replica,
     const int my_home_;       // and among all ranks of the stage
     const std::vector<MatrixRound> rounds_;

@@ -19,18 +19,17 @@ chosen by it.
 #include <vector>
 
 #include "comm/activations.h"        // Workload, ActivationArrays
-#include "comm/checkpoint_saver.h"   // CheckpointSaver::staging_bytes
-#include "comm/device_batches.h"     // DeviceBatches
+#include "comm/checkpoint_places.h"  // staging_bytes
+#include "comm/batches.h"            // DeviceBatches
 #include "comm/gradient_sums.h"      // GradientSumArrays
 #include "comm/layout.h"             // Layout
 #include "comm/matrix_homes.h"       // MatrixArrays
 #include "comm/memory.h"             // Arena, MemoryClass
-#include "comm/mesh.h"               // MeshShape, blocks_of_groups, blocks_of_links
+#include "comm/mesh_shape.h"         // MeshShape, mesh_groups
 #include "comm/pipeline.h"           // PipelineArrays
 #include "comm/placement.h"          // ranks_sharing_device
 #include "comm/pipeline_schedule.h"  // PipelineShape
 #include "comm/settings.h"           // rope_floats, fp8_sizes, zero_settings, training_layout
-#include "comm/run_device.h"         // graph_memory
 #include "comm/stage.h"              // Stage
 #include "comm/world.h"              // World
 #include "comm/zero_arrays.h"        // ZeroArrays
@@ -93,8 +92,7 @@ inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Wo
     counted.of("activations").take<float>(rope_floats(config, w));
     Fp8Arrays(counted, fp8_sizes(config, w, stage));
     if (settings.staging) {
-        counted.of("staging for checkpoints", true)
-            .take<char>(CheckpointSaver::staging_bytes(layout, cut.mesh, settings));
+        counted.of("staging for checkpoints", true).take<char>(staging_bytes(layout, cut.mesh, settings));
     }
     return counted.classes();
 }

@@ -63,10 +63,10 @@ constexpr int blocks_of_links = 4, blocks_of_groups = 16, blocks_of_world = 1;
 
 enum class MeshGroup { world, tensor, shard, gathers, replica, stage, copies, ends };
 
-// What is called on a group, as bits.
+// The calls of a group, as bits.
 namespace Calls {
 constexpr unsigned none = 0;
-constexpr unsigned sums = 1, scatters = 2, gathers = 4;  // of a unit's numbers
+constexpr unsigned sums = 1, scatters = 2, gathers = 4;  // a unit and its numbers
 constexpr unsigned exchanges = 8;                        // gradients in bf16, to each rank its part
 constexpr unsigned moves_rows = 16;  // activations are gathered, and sums of them scattered
 constexpr unsigned messages = 32;    // each rank sends to each other

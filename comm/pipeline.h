@@ -35,7 +35,6 @@ timeline.
 #include "comm/memory.h"             // Arena
 #include "comm/mesh.h"               // Communicator, MeshLinks
 #include "comm/pipeline_schedule.h"  // PipelineRoom
-#include "comm/watch.h"              // Event
 #include "comm/recorder.h"           // Recorded
 #include "data/base/error.h"         // fail
 #include "kernels/common.cuh"

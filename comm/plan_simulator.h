@@ -31,13 +31,6 @@ part of the time of a product, as far as that does not hide them.
 #include "comm/pipeline_schedule.h"  // pipeline_actions
 #include "data/base/error.h"         // fail
 
-// Messages of these kinds are hidden behind work, as far as that goes on meanwhile. The executor hides all of
-// them or none (--overlap); one kind without the others shows what hiding it is worth.
-struct Overlap {
-    bool tensor, pipeline, data;
-    Overlap(bool all = true) : tensor(all), pipeline(all), data(all) {}
-};
-
 // Messages of these kinds take time. A step without those of a kind shows what waiting for them comes to.
 struct MessagesTaken {
     bool tensor = true, pipeline = true, data = true;

@@ -17,6 +17,7 @@ the optimizer. comm/plan_simulator.h puts the pieces together.
 
 #include "comm/layout.h"             // Layout
 #include "comm/matrix_homes.h"       // choose_homes
+#include "comm/plan_task.h"          // RankGroup, group_along
 #include "comm/plan_passes.h"        // Pass, StepPasses
 #include "comm/pipeline_schedule.h"  // PipelineSchedule
 #include "comm/settings.h"           // zero_settings
@@ -40,41 +41,6 @@ the optimizer. comm/plan_simulator.h puts the pieces together.
 // have. Its steps come one after another, which is what latencies cost. Sums over all may go up and down a
 // tree instead: as many bytes, and two steps for each level between nodes (Sanders, Speck and Traff,
 // "Two-Tree Algorithms for Full Bandwidth Broadcast, Reduction and Scan", 2009).
-
-// Ranks that talk together, each `stride` behind the one before.
-struct RankGroup {
-    int ranks = 1, stride = 1;
-
-    // Groups side by side fill the places of nodes one behind another, and where these do not divide, some
-    // groups begin within a node and end within another: the fewest ranks that any of them has in a node, and
-    // the most nodes that any is in.
-    int in_node(const Machine& machine) const {
-        int places = places_of(machine), fewest = std::min(places, ranks);
-        for (int begin = 0; begin < places; begin += std::gcd(ranks, places)) {
-            int first = std::min(places - begin, ranks), last = (ranks - first) % places;
-            fewest = std::min({fewest, first, last > 0 ? last : places});
-        }
-        return fewest;
-    }
-    int nodes(const Machine& machine) const {
-        int places = places_of(machine), aligned = std::gcd(ranks, places);
-        return 1 + ceil_div(ranks - aligned, places);
-    }
-    bool crosses_nodes(const Machine& machine) const { return ranks > 1 && nodes(machine) > 1; }
-
-private:
-    int places_of(const Machine& machine) const { return std::max(machine.node / stride, 1); }
-};
-
-// Those that differ along these axes, which follow each other.
-inline RankGroup group_along(AxisSet axes, const PerAxis& sizes) {
-    RankGroup group = {size_along(axes, sizes), 1};
-    for (Axis axis : every_axis) {
-        if (axes.has(axis)) break;
-        group.stride *= sizes[axis];
-    }
-    return group;
-}
 
 // Bytes per second in one direction that each rank of the group has.
 inline double group_rate(const Machine& machine, const RankGroup& group) {

@@ -33,7 +33,6 @@ details (communication and waits) or without, and the first rank chooses how oft
 #include <utility>
 #include <vector>
 
-#include "comm/traffic.h"
 #include "data/base/deadlines.h"  // Occupied
 #include "data/base/figures.h"    // seconds_now, unix_nanoseconds
 #include "data/run/flight_record.h"

@@ -1,26 +1,162 @@
 /*
-The device of a run: its name and its rates, and which work goes through CUDA graphs.
+The device of a run: what it and this build cannot follow of the options, which work goes through CUDA graphs,
+its name and its rates, and which algorithm each matrix product takes.
 */
 #pragma once
 
+#include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "comm/build_checks.h"       // takes_wgmma_attention
-#include "comm/device_batches.h"     // Batch
-#include "comm/layout.h"             // Layout, pipeline_text
-#include "comm/memory.h"             // available_memory
-#include "comm/mesh.h"               // Mesh
-#include "comm/pipeline_schedule.h"  // PipelineTask
-#include "comm/placement.h"          // core_lines
-#include "comm/world.h"              // World
-#include "data/base/error.h"         // note_error
-#include "data/base/figures.h"       // human, seconds_now
-#include "data/base/print.h"         // print
-#include "data/base/stop_signals.h"  // launcher_advice
-#include "data/options/options.h"    // Options
-#include "kernels/cards.h"           // this_machine
-#include "kernels/graph.cuh"         // graph_key
-#include "kernels/matmul.cuh"        // measured_gemm_rate
+#include "comm/batches.h"             // Batch
+#include "comm/collectives.h"         // RANKS_USE_NCCL
+#include "comm/layout.h"              // Layout, pipeline_text
+#include "comm/memory.h"              // available_memory
+#include "comm/mesh.h"                // Mesh
+#include "comm/pipeline_schedule.h"   // PipelineTask
+#include "comm/settings.h"            // wants_graphs
+#include "comm/placement.h"           // core_lines
+#include "comm/stage.h"               // local_part
+#include "comm/world.h"               // World
+#include "data/base/error.h"          // fail, note_error
+#include "data/base/figures.h"        // human, seconds_now
+#include "data/base/print.h"          // print
+#include "data/base/stop_signals.h"   // launcher_advice
+#include "data/options/options.h"     // Options
+#include "data/run/algorithm_file.h"  // AlgorithmChoices
+#include "kernels/attention.cuh"      // has_wgmma_attention, attention_kernels
+#include "kernels/cards.h"            // this_machine
+#include "kernels/fp8_matmul.cuh"     // fp8
+#include "kernels/graph.cuh"          // graph_key
+#include "kernels/matmul.cuh"         // measured_gemm_rate
+#ifndef DEVICE_CPU
+#include "kernels/product_tuning.cuh"
+#endif
+
+// ----------------------------------------------------------------------------
+// limits of this build
+//
+// Options that this program, as it was built, or the card that it runs on, cannot follow.
+
+// Which kernels attention can take depends on the size of its heads alone.
+inline AttentionShape heads_of_model(const Options& o) {
+    return self_attention_shape(1, 1, 1, 1, o.head_size, 0, nullptr);
+}
+
+// Takes --attention over.
+inline void choose_attention(const Options& o) {
+    if (o.attention == AttentionChoice::automatic) return;
+#ifdef DEVICE_CPU
+    fail("--attention %s: this program has no kernels for GPUs; leave it out, or build with DEVICE=cuda",
+         name_of(o.attention));
+#else
+    bool wgmma = o.attention == AttentionChoice::wgmma;
+    if (wgmma && !has_wgmma_attention(heads_of_model(o))) {
+        fail("--attention wgmma: needs a Hopper card, a program built with PRECISION=bf16, and heads of a "
+             "multiple of 8 up to 128 (here: %s, heads of %d); give auto",
+             floatX_name, o.head_size);
+    }
+    attention_kernels = wgmma ? AttentionKernels::wgmma : AttentionKernels::mma;
+#endif
+}
+
+// Says after choose_attention() whether the kernels of Hopper are taken.
+inline bool takes_wgmma_attention([[maybe_unused]] const Options& o) {
+#ifdef DEVICE_CPU
+    return false;
+#else
+    return takes_wgmma(heads_of_model(o));
+#endif
+}
+
+// A warning where a Hopper runs attention at half its speed; empty: it does not.
+inline std::string attention_warning([[maybe_unused]] const Options& o) {
+#if defined(PRECISION_BF16) && !defined(DEVICE_CPU)
+    bool slow = device_properties().major == 9 && hopper_attention_fits(heads_of_model(o)) &&
+                o.attention == AttentionChoice::automatic && !takes_wgmma_attention(o);
+    if (slow)
+        return text("warning: attention takes the kernels of every card, at half the speed of Hopper's: this "
+                    "program's code is for sm_%d; build with make GPU_ARCH=90a",
+                    kernel_architecture());
+#endif
+    return "";
+}
+
+// The builds whose own products are in bf16. In fp32 a GPU's are for comparisons, and not for speed.
+#ifdef DEVICE_CPU
+constexpr bool has_products_in_bf16 = false;
+#else
+constexpr bool has_products_in_bf16 = sizeof(floatX) < sizeof(float);
+#endif
+
+// Takes --matmul-dtype over. Products in bf16 need a processor or a build that has them; those in fp8 a card
+// that has them, sizes that its rows of 16 bytes divide, and weights that stay in one place.
+inline void choose_matmul_dtype(const Options& o) {
+    auto refuse = [&](const std::string& reason) {
+        fail("--matmul-dtype %s: %s, or give --matmul-dtype auto", name_of(o.matmul_dtype), reason.c_str());
+    };
+    bool bf16 = o.matmul_dtype == MatmulDtype::bf16;
+#ifdef DEVICE_CPU
+    cpu_products_in_bf16 = bf16;
+    if (bf16 && !has_cpu_products_in_bf16())
+        refuse("this processor has no such products; take one with avx512_bf16 or AMX");
+#else
+    if (bf16 && !has_products_in_bf16)
+        refuse(text("this program multiplies in fp32 (%s); build with PRECISION=bf16", device_name));
+#endif
+    if (o.matmul_dtype != MatmulDtype::fp8) {
+        // It may be given, or be that of a checkpoint.
+        if (o.fp8_fast_gradients)
+            fail("--fp8-fast-gradients on: goes with --matmul-dtype fp8; give --fp8-fast-gradients off");
+        return;
+    }
+    fp8_fast_gradients = o.fp8_fast_gradients;
+    if (!has_products_in_bf16) {
+        refuse(text("this program has no such products (%s, %s); build with DEVICE=cuda PRECISION=bf16",
+                    device_name, floatX_name));
+    }
+    const cudaDeviceProp& device = device_properties();
+    if (!multiplies_fp8(capability_of(device)))
+        refuse(text("%s has no such products; take an Ada, a Hopper or later", device.name));
+    if (std::string reason = fp8_refusal(o); !reason.empty()) refuse(reason);
+}
+
+// The file that keeps the choice, for a run that makes one.
+inline std::string algorithm_file(const Options& o) {
+    bool in_run = kind_of<MatmulTuning>(o.matmul_tuning) == MatmulTuning::on;
+    return in_run ? algorithm_path(o.run_dir) : o.matmul_tuning;
+}
+
+inline void check_tuning(const Options& o) {
+    MatmulTuning tuning = kind_of<MatmulTuning>(o.matmul_tuning);
+    if (!has_products_in_bf16 && tuning == MatmulTuning::file) {
+        fail("--matmul-tuning %s: products are not timed in this program (%s, %s); give off, or build with "
+             "DEVICE=cuda PRECISION=bf16",
+             printable(o.matmul_tuning).c_str(), device_name, floatX_name);
+    }
+    if (has_products_in_bf16 && tuning != MatmulTuning::off) read_algorithms(algorithm_file(o));
+}
+
+inline void check_communication(const Options& o) {
+#ifdef RANKS_USE_NCCL
+    if (o.throttle_link > 0) {
+        fail("--throttle-link %g: NCCL's links cannot be slowed down; leave it out, or build with COMM=mpi",
+             o.throttle_link);
+    }
+#else
+    host_link_speed(o.throttle_link);
+#endif
+}
+
+// Refuses options of a run that this program cannot follow, and takes over those that set its kernels and
+// links.
+inline void check_build(const Options& o) {
+    check_precision(o);
+    choose_attention(o);
+    choose_matmul_dtype(o);
+    check_communication(o);
+}
 
 // ----------------------------------------------------------------------------
 // CUDA graphs (--cuda-graphs)
@@ -34,28 +170,6 @@ template <typename... More>
 std::string task_key(const Batch& b, const PipelineTask& task, const More&... more) {
     return graph_key(task.work, task.chunk, task.input, task.output, task.gradient, b.B, b.T, b.tokens,
                      b.targets, b.doc_start, b.positions, b.by_token, b.by_position, b.past, b.row, more...);
-}
-
-constexpr int kernels_of_layer = 30;  // about, forward and backward
-
-// auto: where the host would give kernels to the device more slowly than that runs them, at some 4 us each.
-// The time of a layer's products follows from their rate in FLOP/s.
-inline bool wants_graphs(const Options& o, double gemm_rate) {
-    constexpr double launch = 4e-6, margin = 2;
-    double products = 6.0 * block_parameters(o) * o.micro_batch * o.sequence_length / gemm_rate;
-    bool alone = o.dp * o.tp * o.pp == 1 && o.offload == Offload::none;
-    bool pays = has_own_memory && alone && products < margin * launch * kernels_of_layer;
-    return o.cuda_graphs == CudaGraphs::on || (o.cuda_graphs == CudaGraphs::automatic && pays);
-}
-
-// Bytes that the driver may take for the graphs of a run, before the rate is measured: up to version 550 it
-// took 64 KiB for each kernel (says PyTorch's guide to its CUDAGraph trees), and less since. A pass backward
-// is there twice, for the one that ends a step is another.
-inline size_t graph_memory(const Options& o) {
-    constexpr double fastest_card = 3e15;
-    constexpr size_t of_kernel = 64 << 10;
-    bool takes = has_own_memory && wants_graphs(o, fastest_card);
-    return takes ? of_kernel * 2 * kernels_of_layer * o.layers : 0;
 }
 
 // ----------------------------------------------------------------------------
@@ -134,3 +248,128 @@ inline void print_rate(double gemm_rate, bool graphs) {
                     this_machine().published ? "published" : "estimated for this card");
     print("rate         %sFLOP/s measured in products%s\n", human(gemm_rate).c_str(), peak.c_str());
 }
+
+// ----------------------------------------------------------------------------
+// algorithms of products
+//
+// Products are timed before the first step, so that each takes the fastest algorithm. The algorithm decides
+// the order of sums, so all ranks take the same, and a run that goes on takes what it began with: the choice
+// is kept in a file, and only kinds of products that it does not have are timed.
+//
+// The first rank that makes a kind of product chooses for all; of the data ranks, who all make the same ones,
+// the first alone does. Ranks with another card or library than rank 0's keep what their library proposes.
+
+#ifdef DEVICE_CPU
+
+// oneDNN offers no choice.
+template <typename... Any>
+std::vector<std::string> tune_products(const Any&...) {
+    return {};
+}
+
+#else
+
+// Choices as they go from rank to rank.
+inline nlohmann::json choices_to_json(const AlgorithmChoices& choices) {
+    nlohmann::json json = nlohmann::json::object();
+    for (auto& [kind, bytes] : choices) json[kind] = hex_of(bytes);
+    return json;
+}
+
+inline AlgorithmChoices choices_from_json(const nlohmann::json& json) {
+    AlgorithmChoices choices;
+    for (auto& [kind, digits] : json.items()) choices[kind] = bytes_of_hex(digits);
+    return choices;
+}
+
+// The choices of all ranks, brought together.
+struct GatheredChoices {
+    AlgorithmChoices choices;
+    int others = 0;   // ranks of another setup
+    int changed = 0;  // kinds that take another algorithm than before
+    double seconds = 0, seconds_once = 0;
+
+    // For all ranks.
+    GatheredChoices(const World& world, const std::vector<TunedProduct>& mine, const std::string& setup,
+                    const std::string& setup_of_root) {
+        nlohmann::json message = {{"setup", setup}, {"tuned", nlohmann::json::array()}};
+        for (const TunedProduct& product : mine) {
+            message["tuned"].push_back({product.kind, hex_of(product.algorithm), product.changed,
+                                        product.seconds, product.seconds_once});
+        }
+        for (const std::string& text : world.all_gather(message.dump())) {
+            nlohmann::json theirs = nlohmann::json::parse(text);
+            if (theirs["setup"] != setup_of_root) {
+                others++;
+                continue;
+            }
+            for (const nlohmann::json& product : theirs["tuned"]) {
+                if (!choices.emplace(product[0], bytes_of_hex(product[1])).second) continue;
+                changed += product[2].get<bool>();
+                seconds += product[3].get<double>();
+                seconds_once += product[4].get<double>();
+            }
+        }
+    }
+};
+
+// For all ranks: chooses algorithms for the products that step() makes, which leaves nothing of use behind.
+// They are looked for in `file`, or where nothing is there in `origin`, and kept in `file`. times: this rank
+// does, what is not known. Returns what there is to tell, one line each.
+template <typename Step>
+std::vector<std::string> choose_products(const World& world, const std::string& file,
+                                         const std::string& origin, bool times, cudaStream_t stream,
+                                         Step&& step) {
+    using Clock = std::chrono::steady_clock;
+    auto start = Clock::now();
+    AlgorithmTable table;
+    world.on_all_ranks([&] {
+        if (!world.is_root()) return;
+        table = read_algorithms(file);
+        if (table.empty() && !origin.empty()) table = read_algorithms(origin);
+    });
+    const std::string setup = cublas_setup();
+    nlohmann::json known = {{"setup", setup}, {"algorithms", choices_to_json(table[setup])}};
+    known = nlohmann::json::parse(world.broadcast_text(known.dump()));
+    bool has_setup = known["setup"] == setup;
+    AlgorithmChoices choices;
+    if (has_setup) choices = choices_from_json(known["algorithms"]);
+    choose_algorithms(choices);
+    NotedProducts noted = note_products(step);
+    std::vector<TunedProduct> mine;
+    if (has_setup && times) mine = time_products(noted, stream);
+    GatheredChoices all(world, mine, setup, known["setup"]);
+
+    if (has_setup) {
+        for (auto& [kind, bytes] : all.choices) choices[kind] = bytes;
+        choose_algorithms(choices);
+    }
+    world.on_all_ranks([&] { take_workspaces(stream); });
+    table[setup] = choices;
+    world.on_all_ranks([&] {
+        if (world.is_root() && !table[setup].empty()) write_algorithms(file, table);
+    });
+    std::vector<std::string> notes;
+    if (!all.choices.empty()) {
+        notes.push_back(text("%zu kinds timed in %.1f s: %d are faster than what would be taken untimed, "
+                             "%.1f%% less time for one of each",
+                             all.choices.size(), std::chrono::duration<double>(Clock::now() - start).count(),
+                             all.changed, 100 * (1 - all.seconds / all.seconds_once)));
+    }
+    if (all.others > 0)
+        notes.push_back(
+            text("%d ranks have another card or library than the first; theirs are not timed", all.others));
+    return notes;
+}
+
+// For all ranks: the same as the options say, for a run that goes on from one in `origin` (empty: from none).
+template <typename Step>
+std::vector<std::string> tune_products(const World& world, const Options& o, const std::string& origin,
+                                       bool times, cudaStream_t stream, Step&& step) {
+    MatmulTuning tuning = kind_of<MatmulTuning>(o.matmul_tuning);
+    if (!has_products_in_bf16 || tuning == MatmulTuning::off) return {};
+    std::string other = tuning == MatmulTuning::on && !origin.empty() ? algorithm_path(origin) : "";
+    return choose_products(world, algorithm_file(o), other, times, stream, std::forward<Step>(step));
+}
+
+#endif

@@ -38,7 +38,6 @@ A device's own rate is the median, because a device that gets hot becomes slow o
 #include "comm/mesh.h"
 #include "comm/placement.h"  // bus_of_device, process_place
 #include "comm/selftest_verdict.h"
-#include "comm/watch.h"  // wait_for
 #include "comm/world.h"
 #include "data/base/file.h"
 #include "data/base/figures.h"

@@ -193,3 +193,69 @@ inline int spared_by_products([[maybe_unused]] const Layout& layout, [[maybe_unu
     return 0;
 #endif
 }
+
+// ----------------------------------------------------------------------------
+// number formats
+
+// Options about rounding depend on what parameters are made of, which is decided when the program is built.
+inline void check_precision(const Options& o, size_t number_bytes = sizeof(floatX)) {
+    if (number_bytes == sizeof(float)) {
+        // It may be given, or be that of a checkpoint.
+        auto refuse = [](const char* option, const char* value, const char* other) {
+            fail("%s %s: parameters are fp32 here; give %s %s, or build with PRECISION=bf16", option, value,
+                 option, other);
+        };
+        if (o.stochastic_rounding) refuse("--stochastic-rounding", "on", "off");
+        if (!o.master_weights) refuse("--master-weights", "off", "on");
+    } else if (!o.master_weights && !o.stochastic_rounding) {
+        fail("--master-weights off: bf16 alone loses small updates; add --stochastic-rounding on");
+    }
+}
+
+// Says why a run that is cut so cannot have products in fp8; empty: it can.
+inline std::string fp8_refusal(const Options& o) {
+    if (o.zero == 3) return "weights are known by where they lie, and --zero 3 moves them; give --zero 2";
+    ModelConfig c = local_part(o, o.tp);
+    int rows = o.micro_batch * o.sequence_length;
+    struct Size {
+        const char* what;
+        int size;
+    };
+    for (auto [what, size] :
+         {Size{"channels", c.channels},
+          {"elements of queries, keys and values", qkv_width(c)},
+          {"elements of values by themselves", c.local_filter ? c.kv_heads * c.head_size : 0},
+          {"channels within the local filter", c.local_filter ? filter_width(c) / o.tp : 0},
+          {"elements of all heads", c.heads * c.head_size},
+          {"hidden channels of the MLP", c.mlp_width},
+          {"tokens of a micro-batch at once", rows / (o.tp > 1 ? o.tp * std::max(o.tp_overlap, 1) : 1)}}) {
+        if (size % 16 == 0) continue;
+        return text("%d %s on a rank, no multiple of 16; choose other sizes", size, what);
+    }
+    return "";
+}
+
+// ----------------------------------------------------------------------------
+// CUDA graphs (--cuda-graphs)
+
+constexpr int kernels_of_layer = 30;  // about, forward and backward
+
+// auto: where the host would give kernels to the device more slowly than that runs them, at some 4 us each.
+// The time of a layer's products follows from their rate in FLOP/s.
+inline bool wants_graphs(const Options& o, double gemm_rate) {
+    constexpr double launch = 4e-6, margin = 2;
+    double products = 6.0 * block_parameters(o) * o.micro_batch * o.sequence_length / gemm_rate;
+    bool alone = o.dp * o.tp * o.pp == 1 && o.offload == Offload::none;
+    bool pays = has_own_memory && alone && products < margin * launch * kernels_of_layer;
+    return o.cuda_graphs == CudaGraphs::on || (o.cuda_graphs == CudaGraphs::automatic && pays);
+}
+
+// Bytes that the driver may take for the graphs of a run, before the rate is measured: up to version 550 it
+// took 64 KiB for each kernel (says PyTorch's guide to its CUDAGraph trees), and less since. A pass backward
+// is there twice, for the one that ends a step is another.
+inline size_t graph_memory(const Options& o) {
+    constexpr double fastest_card = 3e15;
+    constexpr size_t of_kernel = 64 << 10;
+    bool takes = has_own_memory && wants_graphs(o, fastest_card);
+    return takes ? of_kernel * 2 * kernels_of_layer * o.layers : 0;
+}

@@ -14,8 +14,8 @@ token files of another vocabulary, a model that does not fit, a folder that is i
 #include "comm/plan_choice.h"            // expected_step
 #include "comm/memory_plan.h"            // TrainingMemory, fit_training
 #include "comm/save_clock.h"             // SaveClock
-#include "comm/build_checks.h"           // check_build, check_tuning
-#include "comm/node_reader.h"            // open_token_files
+#include "comm/run_device.h"             // check_build, check_tuning
+#include "comm/batches.h"                // open_token_files
 #include "comm/world.h"                  // World
 #include "data/launch/command_line.h"    // TrainingLine
 #include "data/run/run_log.h"            // RunLog

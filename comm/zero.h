@@ -53,7 +53,6 @@ are in comm/zero_arrays.h.
 #include "comm/mesh.h"              // Mesh, Communicator
 #include "comm/parameters.h"        // ParameterLayout
 #include "comm/recorder.h"          // Recorded
-#include "comm/watch.h"             // wait_for
 #include "comm/zero_arrays.h"       // ZeroSettings, ZeroArrays, StepStatistics
 #include "data/base/deadlines.h"    // GivesWork
 #include "kernels/accumulate.cuh"   // accumulate
@@ -286,7 +285,8 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
       host_(compute),
       arrays_(memory, layout, shards_, settings, compute),
       sums_({memory, layout, mesh.shape, settings}),
-      homes_(memory, layout, mesh, settings.training ? settings.transform_scratch : nullptr, compute) {
+      homes_(memory, layout, mesh.shape, mesh.position, mesh.stage(),
+             settings.training ? settings.transform_scratch : nullptr, compute) {
     if (settings.overlap && (mesh.shape.ranks() > 1 || settings.offload)) {
         std::pair<cudaStream_t*, const char*> streams[] = {
             {&reductions_, "reductions"}, {&gathers_, "gathers"}, {&host_, "host copies"}};

@@ -4,7 +4,7 @@ That is read while the device works on this one, so a step waits for the disk on
 than computing. What is read ahead is only a guess: any batch can be asked for, and it is the same whether it
 was guessed or not.
 
-BatchReader reads in the background. Another reader (comm/node_reader.h) is a BatchSource as well: it
+BatchReader reads in the background. Another reader (comm/batches.h) is a BatchSource as well: it
 says how one batch is read; what is read ahead, and when, is decided here once.
 */
 #pragma once

@@ -3,7 +3,7 @@ What samples come from: files of several formats behind one interface. A name th
 of a Megatron data set (data/tokens/megatron_shards.h), any other a token shard (data/tokens/token_shards.h).
 
 A file is checked once, and opened again when it is first read from. So thousands of processes can take what
-one of them has found out (comm/node_reader.h), and none opens a file that it has no sample of.
+one of them has found out (comm/batches.h), and none opens a file that it has no sample of.
 */
 #pragma once
 

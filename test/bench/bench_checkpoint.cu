@@ -169,7 +169,7 @@ private:
 
     // Copies this rank's part of the state to memory that was touched before.
     double copy_in_memory() const {
-        size_t bytes = CheckpointSaver::staging_bytes(layout_, mesh_.shape, settings(world_));
+        size_t bytes = staging_bytes(layout_, mesh_.shape, settings(world_));
         char* to;
         allocate(to, bytes, true);
         memset(to, 1, bytes);

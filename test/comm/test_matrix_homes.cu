@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "comm/matrix_homes.h"
+#include "comm/mesh.h"
 #include "test/support/ranks.h"
 #include "test/support/testing.h"
 
@@ -99,7 +100,8 @@ TEST_CASE("every matrix is whole at one home, and its parts come back") {
                 grads[unit] = std::make_unique<Buffer<float>>(values);
             }
             Arena memory;
-            MatrixHomes homes(memory, layout, mesh, no_scratch, test_stream());
+            MatrixHomes homes(memory, layout, mesh.shape, mesh.position, mesh.stage(), no_scratch,
+                              test_stream());
             std::string seen;
             for (const MatrixRound& round : homes.rounds()) {
                 auto transform = [&](floatX* matrix, int rows, int cols, floatX*, cudaStream_t stream) {
@@ -164,7 +166,7 @@ TEST_CASE("an arena that counts finds the memory of a rank's matrices") {
     ParameterLayout layout = parameter_layout(config, n);
     auto scratch = [](size_t rows, size_t cols) { return rows * cols + 3; };
     Arena memory, counted(Arena::counts);
-    MatrixHomes homes(memory, layout, mesh, scratch, test_stream());
+    MatrixHomes homes(memory, layout, mesh.shape, mesh.position, mesh.stage(), scratch, test_stream());
     MatrixArrays(counted, layout, shape, scratch);
     CHECK(memory.bytes() == counted.bytes());
     // one matrix and its scratch, and what a rank has, and gets, of a round: a fair share, or one matrix
@@ -172,7 +174,7 @@ TEST_CASE("an arena that counts finds the memory of a rank's matrices") {
     CHECK(memory.bytes() >= (2 * largest + 3) * sizeof(floatX));
     CHECK(memory.bytes() <= (2 * largest + 3 + 4 * std::max(of_block / n, largest)) * sizeof(floatX));
     Arena none;
-    MatrixHomes without(none, layout, mesh, nullptr, test_stream());
+    MatrixHomes without(none, layout, mesh.shape, mesh.position, mesh.stage(), nullptr, test_stream());
     CHECK(without.rounds().empty());
     CHECK(none.bytes() == 0);
 }

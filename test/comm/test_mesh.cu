@@ -7,7 +7,6 @@
 
 #include "comm/memory_plan.h"
 #include "comm/mesh.h"
-#include "comm/watch.h"
 #include "test/support/file_testing.h"
 #include "test/support/ranks.h"
 #include "test/support/testing.h"

@@ -14,7 +14,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include "comm/node_reader.h"
+#include "comm/batches.h"
 #include "test/support/ranks.h"
 
 // A folder that is the same on all ranks.

@@ -9,7 +9,7 @@ on its way to a file, to other ranks and back. Runs on any number of ranks.
 #include "test/support/simulated.h"
 #include "test/support/testing.h"
 
-#include "comm/product_choices.h"
+#include "comm/run_device.h"
 #include "comm/settings.h"
 #include "kernels/matmul.cuh"
 

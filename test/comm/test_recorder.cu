@@ -9,7 +9,7 @@
 #include <string>
 
 #include "comm/recorder.h"
-#include "comm/watch.h"
+#include "comm/mesh.h"
 #include "test/support/recording.h"
 #include "test/support/testing.h"
 
