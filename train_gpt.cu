@@ -779,7 +779,7 @@ inline StepResult read_result(Gpt& g, double targets) {
 // Mean loss over the first `count` samples, which the data ranks share.
 inline float evaluate(Gpt& g, DeviceBatches& batches, uint64_t count, const NotedError& error) {
     clear_statistics(g);
-    uint64_t B = g.workload.B, of_all = B * g.mesh.shape.dp;
+    uint64_t B = g.workload.B, of_all = B * g.mesh.data_ranks();
     add_losses(g, (int)ceil_div(count, of_all), [&](int micro, int slot) {
         uint64_t first = micro * of_all + B * g.mesh.data_rank();
         return batches.load(first, (int)std::min(B, count - std::min(count, first)), slot);
@@ -792,8 +792,8 @@ inline float evaluate(Gpt& g, DeviceBatches& batches, uint64_t count, const Note
 // The losses and gradients of `micro_batches` micro-batches on all data ranks, from sample `first` on.
 inline void step_gradients(Gpt& g, DeviceBatches& batches, uint64_t first, int micro_batches,
                            bool ends_step = true) {
-    StepShare share{g.mesh.shape.dp, g.mesh.data_rank(), g.state.ranks_in_step(),
-                    first,           micro_batches,      g.workload.B};
+    StepShare share{g.mesh.data_ranks(), g.mesh.data_rank(), g.state.ranks_in_step(), first,
+                    micro_batches,       g.workload.B};
     zero_gradients(g);
     auto load = [&](int micro, int slot) {
         return batches.load(share.sample(micro), share.samples(micro), slot, share.sample(micro + 1));

@@ -90,7 +90,8 @@ inline std::vector<OwnPiece> pieces_to_write(const ParameterLayout& layout, cons
     };
     for (int unit : layout.held()) {
         size_t part_size = layout.unit_size(unit) / shape.shard, begin = position[Axis::shard] * part_size;
-        auto [from, to] = replica_slice(part_size, shape.replicas(), position[Axis::replica]);
+        auto [from, to] =
+            replica_slice(part_size, shape.replicas(), index_along(replica_axes, position, shape));
         each_piece(layout.counted_parts(unit, begin + from, begin + to), largest_piece,
                    [&](const TensorPart& piece) { add(unit, begin, piece); });
     }
@@ -181,8 +182,8 @@ private:
     int rank_of_slice(const Held& held, size_t number) const {
         int replicas = shape_.replicas();
         MeshPosition at = first_of_stage(held.pipeline).with(Axis::tensor, held.tensor);
-        at[Axis::shard] = (int)number / replicas, at[Axis::replica] = (int)number % replicas;
-        return rank_of(at, shape_);
+        at[Axis::shard] = (int)number / replicas;
+        return rank_of(moved_along(replica_axes, (int)number % replicas, at, shape_), shape_);
     }
 
     void add(int tensor, int pipeline, const ParameterLayout& layout) {

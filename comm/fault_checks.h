@@ -74,7 +74,7 @@ inline std::vector<int> holders_alike(HeldAlike what, int rank, const MeshShape&
     auto group = [&](MeshGroup group) { return members_of(mesh_groups[(size_t)group], rank, shape); };
     switch (what) {
     case HeldAlike::weights:
-        return group_of(rank, cut_params ? AxisSet(Axis::replica) : data_axes, shape);
+        return group_of(rank, cut_params ? replica_axes : replica_axes | Axis::shard, shape);
     case HeldAlike::state:
         return group(MeshGroup::replica);
     case HeldAlike::copies:
@@ -306,7 +306,7 @@ private:
 // The data rank behind that of this rank, in its ring.
 inline int next_in_ring(int rank, const MeshShape& shape) {
     MeshPosition at = position_of(rank, shape);
-    int next = (index_along(data_axes, at, shape) + 1) % shape.dp;
+    int next = (index_along(data_axes, at, shape) + 1) % shape.along(data_axes);
     return rank_of(moved_along(data_axes, next, at, shape), shape);
 }
 
@@ -322,7 +322,7 @@ public:
     // those of that data rank's micro-batch, of zeros.
     template <typename Gradients>
     std::string find(Gradients&& gradients) {
-        int mine = state_.mesh().data_rank(), next = (mine + 1) % state_.mesh().shape.dp;
+        int mine = state_.mesh().data_rank(), next = (mine + 1) % state_.mesh().data_ranks();
         std::vector<uint64_t> own = hashes_of([&] { gradients(mine); });
         std::vector<uint64_t> others = hashes_of([&] { gradients(next); });
         const uint64_t sums[2] = {sum(own), sum(others)};
@@ -379,7 +379,7 @@ private:
             std::vector<int> before((size_t)world_.size());
             for (int rank = 0; rank < world_.size(); rank++) before[(size_t)behind(rank)] = rank;
             auto with_both = [&](int rank) {
-                return state_.mesh().shape.dp > 2 && is_wrong(rank) && is_wrong(before[(size_t)rank]);
+                return state_.mesh().data_ranks() > 2 && is_wrong(rank) && is_wrong(before[(size_t)rank]);
             };
             std::string line;
             auto add = [&](const std::string& sentence) { line += (line.empty() ? "" : "; ") + sentence; };

@@ -37,11 +37,12 @@ struct GradientSumArrays {
 
     GradientSumArrays(Arena& memory, const ParameterLayout& layout, const MeshShape& mesh,
                       const ZeroSettings& settings) {
-        if (!settings.training || settings.reduce_dtype == Dtype::fp32 || mesh.dp == 1) return;
+        if (!settings.training || settings.reduce_dtype == Dtype::fp32 || mesh.shard * mesh.replicas() == 1)
+            return;
         size_t room = 0;
         for (int unit : layout.held()) {
             size_t size = layout.unit_size(unit), part = size / (size_t)mesh.shard;
-            int replicas = mesh.dp / mesh.shard;
+            int replicas = mesh.replicas();
             room = std::max({room, size, summed_part(part, replicas) * (size_t)replicas});
         }
         memory.of("gradients on their way");

@@ -128,7 +128,7 @@ using TransformScratch = size_t (*)(size_t rows, size_t cols);
 inline std::vector<MatrixRound> matrix_rounds(const ParameterLayout& layout, const MeshShape& shape,
                                               TransformScratch scratch) {
     if (!scratch) return {};
-    int ranks = shape.tp * shape.dp;
+    int ranks = shape.along(stage_axes);
     std::vector<MatrixRound> rounds;
     std::vector<ParameterLayout> layouts;
     for (int tensor = 0; tensor < shape.tp; tensor++) layouts.push_back(layout.of_tensor_rank(tensor));
@@ -157,7 +157,7 @@ struct MatrixArrays {
                  TransformScratch scratch_of) {
         size_t most_own = 0, most_arrived = 0, largest = 0, most_scratch = 0;
         for (const MatrixRound& round : rounds) {
-            std::vector<size_t> of_owner(sharers(shape)), at_home(shape.tp * shape.dp);
+            std::vector<size_t> of_owner(sharers(shape)), at_home(shape.along(stage_axes));
             for (const HomedMatrix& matrix : round.matrices) {
                 for (const HeldPart& held : matrix.parts) {
                     of_owner[held.owner] += held.part.count;
@@ -189,13 +189,13 @@ public:
                 cudaStream_t stream)
         : shape_(shape),
           stage_(stage),
-          replica_(position[Axis::replica]),
+          replica_(index_along(replica_axes, position, shape)),
           me_(sharer(position, shape)),
           my_home_(replica_ * sharers(shape) + me_),
           rounds_(matrix_rounds(layout, shape, scratch_of)),
           arrays_(memory, rounds_, shape, scratch_of),
           stream_(stream) {
-        if (!rounds_.empty() && stage.size() != shape.tp * shape.dp)
+        if (!rounds_.empty() && stage.size() != shape.along(stage_axes))
             fail("mesh: has no group of a stage's ranks, and matrices travel there; see MeshShape::homes");
     }
 
@@ -256,7 +256,7 @@ private:
             cudaCheck(cudaMemcpyAsync(home ? there : own, home ? own : there,
                                       held.part.count * sizeof(floatX), cudaMemcpyDeviceToDevice, stream_));
         });
-        if (shape_.tp * shape_.dp == 1) return;
+        if (stage_.size() == 1) return;
         grouped({stage_}, [&] {
             each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
                 if (matrix.home == my_home_ || !goes(matrix, held, replica_)) return;
@@ -277,7 +277,7 @@ private:
 
     // Sends to a rank of this stage, or receives from it.
     void pass(bool send, floatX* data, size_t count, int replica, int other) {
-        MeshPosition first = MeshPosition().with(Axis::replica, replica);  // on the first stage
+        MeshPosition first = moved_along(replica_axes, replica, {}, shape_);  // on the first stage
         int rank = rank_of(moved_along(sharing_axes, other, first, shape_), shape_);
         if (send)
             stage_.send((const floatX*)data, count, rank, Traffic::updates, stream_);

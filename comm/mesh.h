@@ -90,7 +90,8 @@ public:
     const Communicator& ends() const { return group(MeshGroup::ends); }
     const MeshLinks& links() const { return links_; }
 
-    // Among the data ranks.
+    // The data ranks, and which of them this is.
+    int data_ranks() const { return shape.along(data_axes); }
     int data_rank() const { return index_along(data_axes, position, shape); }
 
     int groups_built = 0;      // communicators of this rank

@@ -25,6 +25,7 @@ makes, counts, connects and records groups loops over it.
 using MeshPosition = PerAxis;
 
 inline constexpr AxisSet data_axes = {Axis::shard, Axis::replica};
+inline constexpr AxisSet replica_axes = Axis::replica;                   // ranks that hold the same shard
 inline constexpr AxisSet stage_axes = all_axes.without(Axis::pipeline);  // ranks of one pipeline stage
 
 // Ranks as the options count them; the world has tp * dp * pp. shard divides dp.
@@ -34,9 +35,9 @@ struct MeshShape {
     bool ring = false;  // the last pipeline stage is followed by the first, as the interleaved schedule needs
     bool homes = false;  // all ranks of a stage send each other matrices (comm/matrix_homes.h)
 
-    int replicas() const { return dp / shard; }
+    int replicas() const { return along(replica_axes); }
     // Ranks along each axis, which is all that numbers them; and along several.
-    operator PerAxis() const { return {{tp, shard, replicas(), pp}}; }
+    operator PerAxis() const { return {{tp, shard, dp / shard, pp}}; }
     int along(AxisSet axes) const { return size_along(axes, *this); }
     int ranks() const { return along(all_axes); }
 };
@@ -95,9 +96,8 @@ inline constexpr std::array<GroupRow, 8> mesh_groups = {{
     // The shard group once more: NCCL runs the calls of one communicator one after another, and parameters
     // are gathered while gradients are reduced.
     {.name = "gathers", .axes = Axis::shard, .calls = Calls::sums | Calls::gathers, .alone = true},
-    // Those that hold the same shard.
     {.name = "replica",
-     .axes = Axis::replica,
+     .axes = replica_axes,
      .calls = Calls::sums,
      .calls_in_bf16 = Calls::gathers | Calls::exchanges},
     // All ranks that have parts of the same layers, where matrices travel; shard by shard, as rank_of() has

@@ -245,7 +245,7 @@ constexpr int kernels_of_layer = 30;  // about, forward and backward
 inline bool wants_graphs(const Options& o, double gemm_rate) {
     constexpr double launch = 4e-6, margin = 2;
     double products = 6.0 * block_parameters(o) * o.micro_batch * o.sequence_length / gemm_rate;
-    bool alone = o.dp * o.tp * o.pp == 1 && o.offload == Offload::none;
+    bool alone = o.ranks() == 1 && o.offload == Offload::none;
     bool pays = has_own_memory && alone && products < margin * launch * kernels_of_layer;
     return o.cuda_graphs == CudaGraphs::on || (o.cuda_graphs == CudaGraphs::automatic && pays);
 }

@@ -407,7 +407,7 @@ inline void ZeroState::gather_replicas(Slot slot) {
         };
         bool visits = settings_.offload && slot != Slot::weight;
         auto* here = visits ? (decltype(own))owned_grads(unit) : own;
-        auto [begin, end] = slice_of(mesh_.position[Axis::replica]);
+        auto [begin, end] = slice_of(replicas.rank());
         if (visits) copy(here + begin, own + begin, end - begin);
         size_t each = slice_of(0).end, all = each * (size_t)replicas.size(), gathered = all <= room ? all : 0;
         if (gathered > 0) replicas.all_gather(here, each, Traffic::weights, compute_);
@@ -563,7 +563,7 @@ inline void ZeroState::plan_step() {
             if (part.of_block_matrix()) step.rows = (int)part.rows, step.cols = (int)part.row->cols;
             steps_[unit].push_back(step);
         }
-        if (mesh_.position[Axis::replica] > 0) continue;  // copies count once
+        if (mesh_.replica().rank() > 0) continue;  // copies count once
         for (const SectionPart& part :
              layout_.section_parts(unit, layout_.counted_parts(unit, own_begin, own_end)))
             counted_sections_[unit].push_back({part.at - own_begin, part.count, part.section});

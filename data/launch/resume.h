@@ -91,7 +91,7 @@ public:
     }
 
     const std::string& tokenizer() const { return stored_.tokenizer; }
-    long long processes() const { return (long long)stored_.dp * stored_.tp * stored_.pp; }
+    long long processes() const { return stored_.ranks(); }
 
     // Refuses a run that was moved away from its files, and names all of them that are not given anew.
     void check_files(const GivenOptions& given) const {

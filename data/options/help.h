@@ -355,7 +355,7 @@ inline bool is_left_out(const OptionRow& row, const Options& options) {
     Options without = options;
     row.set(without, row.get(usual));
     try {
-        complete_options(without, options.dp * options.tp * options.pp);
+        complete_options(without, (int)options.ranks());
     } catch (const Error&) {
         return false;  // the others need it
     }

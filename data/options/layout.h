@@ -159,7 +159,7 @@ inline std::vector<int> parse_split(const std::string& list, int layers, int par
 
 inline void complete_ranks(Options& options, int processes) {
     const Cut asked = options;
-    long long parts = (long long)options.tp * options.pp;
+    long long parts = options.ranks_of_data();
     if (std::string refusal = cut_refusal(options, options.tp, options.pp); !refusal.empty()) {
         int chunks = chunks_of(options, options.pp), most = options.layers / options.pp;
         std::string fewer = chunks > 1 && most > 0 && most < chunks ? text(", or --pp-chunks %d", most) : "";

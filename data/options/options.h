@@ -4,6 +4,7 @@ row for each name.
 */
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -125,8 +126,9 @@ struct Cut {
     Offload offload = Offload::none;
 
     auto operator<=>(const Cut&) const = default;
-    // The processes that it needs; if dp is 0, a multiple of these will do.
-    long long ranks() const { return (long long)tp * pp * (dp > 0 ? dp : 1); }
+    // The processes of a data rank, and those that it needs; if dp is 0, a multiple of these will do.
+    long long ranks_of_data() const { return (long long)std::max(tp, 1) * std::max(pp, 1); }
+    long long ranks() const { return ranks_of_data() * std::max(dp, 1); }
 };
 
 // The optimizer of a step, and the numbers that it computes in.

@@ -34,6 +34,7 @@ public:
 
     constexpr bool has(Axis axis) const { return bits_ >> (int)axis & 1; }
     constexpr int bits() const { return bits_; }
+    constexpr AxisSet operator|(const AxisSet& more) const { return AxisSet(bits_ | more.bits_); }
     constexpr AxisSet without(Axis axis) const { return AxisSet(bits_ & ~(1 << (int)axis)); }
     constexpr bool operator==(const AxisSet&) const = default;
 

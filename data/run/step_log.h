@@ -126,7 +126,7 @@ public:
                                        {"ms", seconds * 1e3},
                                        {"time", utc_time()}};
         if (meter_.has_peak()) line["mfu"] = meter_.mfu(rate);
-        if (o_.dp * o_.tp * o_.pp > 1) line["sent_bytes"] = sent_bytes;
+        if (o_.ranks() > 1) line["sent_bytes"] = sent_bytes;
         if (skipped) line["skipped"] = true;
         write(line);
         interval_.add(step, tokens_of_step(o_, step - 1), loss, gradient_norm, seconds);

@@ -29,7 +29,7 @@ struct LaunchLine {
 // Ranks that a job must have a multiple of, as far as its command line tells.
 inline int unit_of_ranks(const Options& job, int ranks) {
     if (job.dp > 0) return ranks;
-    long long unit = (long long)std::max(job.tp, 1) * std::max(job.pp, 1) * std::max(job.shard_group, 1);
+    long long unit = job.ranks_of_data() * std::max(job.shard_group, 1);
     return (int)std::min<long long>(unit, INT32_MAX);
 }
 
