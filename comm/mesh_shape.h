@@ -85,7 +85,7 @@ struct GroupRow {
     bool ends = false;  // only the first rank along the axes, and the last
 };
 
-inline constexpr std::array<GroupRow, 8> mesh_groups = {{
+inline constexpr auto mesh_groups = std::to_array<GroupRow>({
     // For a few numbers.
     {.name = "world", .axes = all_axes, .blocks = blocks_of_world, .alone = true},
     {.name = "tensor", .axes = Axis::tensor, .calls = Calls::sums | Calls::moves_rows},
@@ -113,7 +113,7 @@ inline constexpr std::array<GroupRow, 8> mesh_groups = {{
      .factor = [](const MeshShape& shape) { return shape.copies < shape.tp ? shape.copies : 1; }},
     // The first stage and the last, which share what lies at both ends of a model.
     {.name = "ends", .axes = Axis::pipeline, .calls = Calls::sums, .ends = true},
-}};
+});
 
 inline int ranks_of(const GroupRow& row, const MeshShape& shape) {
     int all = shape.along(row.axes);

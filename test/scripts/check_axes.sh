@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Another axis of the mesh, or another group of ranks, is a few rows. Patches of the program add an axis inside (context), one outside
+# (island), and a group that is a factor of the data ranks (experts), each with a collective on it. Runs on two along each give what
+# runs without them give, and their header, logs and checkpoints know them.
+#
+#   EVERY=yes    builds the program once for each patch, which takes minutes
+# devices: cpu
+# soak: EVERY=yes
+cd "$(dirname "$0")/../.." || exit 1
+. test/support/checks.sh
+. test/support/layouts.sh
+plan 18
+[ -n "$EVERY" ] || { skip "make soak builds patched programs, which takes minutes" 18; exit; }
+repo=$PWD build=build/cpu-fp32
+make -s DEVICE=cpu PRECISION=fp32 $build/train_gpt $build/compare_runs || exit 1
+mkdir "$work/patched" && tar --exclude=./build --exclude=./.git -c . | tar -x -C "$work/patched" || exit 1
+cd "$work" || exit 1
+"$repo/$build/train_gpt" tokenize "$repo/test/golden/bpe_training.json" --output text --val-fraction 0.2 >tokenize.out || exit 1
+
+# run PROGRAM NAME RANKS OPTIONS...
+run() {
+    # shellcheck disable=SC2086  # the shape is words
+    ranks "$3" "$1" train "${common[@]}" ${shapes[gpt2]} --run-dir "$2" --overwrite "${@:4}" >"$2.out" 2>&1 </dev/null || tail -3 "$2.out"
+}
+# same NAME HOW -- RANKS OPTIONS... -- RANKS OPTIONS...    the patched program on the first, the program on the others
+same() {
+    local patched=() plain=() how=$2
+    shift 3
+    while [ "$1" != -- ]; do patched+=("$1") && shift; done
+    plain=("${@:2}")
+    run "$work/patched/$build/train_gpt" patched_run "${patched[@]}" && run "$repo/$build/train_gpt" plain_run "${plain[@]}" &&
+        # shellcheck disable=SC2086
+        "$repo/$build/compare_runs" patched_run plain_run $how
+}
+begin() {
+    patch -s -p1 -d patched <"$repo/test/patches/$1.patch" && make -s -C patched DEVICE=cpu PRECISION=fp32 $build/train_gpt
+}
+end() { patch -s -R -p1 -d patched <"$repo/test/patches/$1.patch"; }
+
+check "the patch of an axis inside applies, and the program builds" begin context
+check "2 contexts are a rank" same context --bitwise -- 2 --cp 2 --micro-batch 2 -- 1 --micro-batch 2
+check "2 contexts of 2 data ranks" same context --bitwise -- 4 --cp 2 --zero 3 --micro-batch 2 -- 2 --zero 3 --micro-batch 2
+check "2 contexts of 2 tensor ranks, with Muon" same context --bitwise -- 4 --cp 2 --tp 2 --micro-batch 2 --optimizer muon \
+    -- 2 --tp 2 --micro-batch 2 --optimizer muon
+check "the header draws them" grep -q '^  context    {0 2} {1 3}$' patched_run.out
+check "the log names them" grep -q '"axes":\["tensor","context","shard","replica","pipeline"\],"places":\[\[0,0,0,0,0\],\[1,0,0,0,0\],\[0,1' \
+    patched_run/ranks.jsonl
+end context
+
+check "the patch of an axis outside applies, and the program builds" begin island
+check "2 islands are data ranks" same island --bitwise -- 2 --islands 2 --micro-batch 2 -- 2 --zero 1 --shard-group 1 --micro-batch 2
+check "2 islands of 2 pipeline stages" same island --bitwise -- 4 --pp 2 --islands 2 --micro-batch 2 \
+    -- 4 --pp 2 --zero 1 --shard-group 1 --micro-batch 2
+check "2 islands of 2 shards" same island "" -- 4 --islands 2 --zero 2 --shard-group 2 --micro-batch 2 \
+    -- 4 --zero 2 --shard-group 2 --micro-batch 2
+check "the header draws them" grep -q '^  island     {0 2} {1 3}$' patched_run.out
+check "the log names them" grep -q '"axes":\["tensor","shard","replica","pipeline","island"\]' patched_run/ranks.jsonl
+end island
+
+check "the patch of a group applies, and the program builds" begin experts
+check "2 groups of 2 data ranks, as a shard group" same experts "" -- 4 --ep 2 --zero 2 --shard-group 2 --micro-batch 2 \
+    -- 4 --zero 2 --shard-group 2 --micro-batch 2
+check "2 groups of 2 data ranks, within a shard group" same experts "" -- 4 --ep 2 --zero 2 --micro-batch 2 -- 4 --zero 2 --micro-batch 2
+check "a group of 2 data ranks on each stage" same experts "" -- 4 --ep 2 --pp 2 --micro-batch 2 -- 4 --pp 2 --micro-batch 2
+end experts
+most=8
+for patch in "$repo"/test/patches/*.patch; do
+    files=$(grep -c '^diff ' "$patch") && ((files <= most)) || most=0
+done
+check "each patch touches few files" [ $most = 8 ]
+check "and leaves the program as it was" diff -r "$repo/comm" patched/comm
