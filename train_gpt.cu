@@ -56,6 +56,7 @@ through a model, is in data/.
 #include "comm/tensor_parallel.h"      // column_parallel, row_parallel
 #include "comm/timings.h"              // Timings: when each rank did what
 #include "comm/training_plan.h"        // TrainingPlan, check_training: what is refused before a run begins
+#include "comm/watchdog.h"             // watch_ranks
 #include "comm/whole_tensors.h"        // initialize, raise_not_finite, trust_ratios
 #include "comm/zero.h"                 // ZeroState: parameters, gradients and optimizer state, cut over ranks
 #include "data/commands/commands.h"    // the command line, and commands without a device
@@ -1328,7 +1329,7 @@ inline int run_train_gpt(int argc, char** argv) try {
     double usual = launched_processes() > 1 ? Options().communication_timeout : 0;
     time_limit = asked.time_limit.value_or(usual);
     set_device_variables();
-    World world(&argc, &argv);
+    World world(&argc, &argv, watch_ranks);
     try {
         or_abort(world, [&] { run(asked, world); });
         return 0;

@@ -46,8 +46,8 @@ that are stopped.
 #include <utility>
 #include <vector>
 
-#include "comm/mpi_calls.h"
 #include "comm/recorder.h"  // the record of what this rank has given its device
+#include "comm/world.h"     // RankWatch
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
 #include "data/base/file.h"
@@ -143,7 +143,7 @@ inline std::string alone_line(const Occupation& work) {
         work.what.c_str(), work.seconds());
 }
 
-class LoneWatchdog {
+class LoneWatchdog : public RankWatch {
     static constexpr std::chrono::milliseconds between_looks{100};
 
     void watch(std::stop_token stop) {
@@ -217,7 +217,6 @@ inline RollAnswer state_of_process() {
 }
 
 // "rank 3 of 8 on HOST, GPU 3 (0000:1b:00.0)".
-using NameOfRank = std::function<std::string(int)>;
 
 // Says behind which call a rank is, for messages.
 inline std::string behind(const std::string& last_call) {
@@ -310,21 +309,18 @@ inline std::vector<std::string> stopped_neighbours() {
 
 #ifndef WITHOUT_MPI
 
-class Watchdog {
+class Watchdog : public RankWatch {
 public:
-    // host: of this process, for messages before connect().
     explicit Watchdog(const std::string& host) : host_(host) {}
 
-    // Lets the ranks of this communicator, which is the watchdogs' alone, ask each other.
-    void connect(MPI_Comm mpi) {
+    void connect(MPI_Comm mpi) override {
         std::lock_guard lock(mutex_);
         mpiCheck(MPI_Comm_rank(mpi, &rank_));
         mpiCheck(MPI_Comm_size(mpi, &size_));
         mpi_ = mpi;
     }
 
-    // Sets the names of the ranks in messages.
-    void name_ranks(NameOfRank name_of) {
+    void name_ranks(NameOfRank name_of) override {
         std::lock_guard lock(mutex_);
         name_of_ = std::move(name_of);
     }
@@ -521,3 +517,10 @@ private:
 };
 
 #endif
+
+inline std::unique_ptr<RankWatch> watch_ranks([[maybe_unused]] const std::string& host, bool alone) {
+#ifndef WITHOUT_MPI
+    if (!alone) return std::make_unique<Watchdog>(host);
+#endif
+    return std::make_unique<LoneWatchdog>();
+}

@@ -12,6 +12,7 @@ whole job with MPI_Abort; and none for one that is stuck, so each has a watchdog
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,7 +23,6 @@ whole job with MPI_Abort; and none for one that is stuck, so each has a watchdog
 #include <vector>
 
 #include "comm/control_plane.h"
-#include "comm/watchdog.h"
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
 #include "data/base/screen.h"
@@ -67,10 +67,26 @@ inline void check_all_started() {
          atoi(tasks));
 }
 
+using NameOfRank = std::function<std::string(int)>;
+
+// A thread that sees to it that no rank waits for ever (comm/watchdog.h).
+class RankWatch {
+public:
+    virtual ~RankWatch() = default;
+#ifndef WITHOUT_MPI
+    // Lets the ranks of this communicator, which is the watches' alone, ask each other.
+    virtual void connect(MPI_Comm) {}
+#endif
+    // Sets the names of the ranks in messages.
+    virtual void name_ranks(NameOfRank) {}
+};
+// host: of this process, for messages before connect(); alone: there is no other.
+using MakeWatch = std::unique_ptr<RankWatch>(const std::string& host, bool alone);
+
 class World : public ControlPlane {
 public:
     // For all ranks. Once in a process, for MPI starts only once.
-    World([[maybe_unused]] int* argc, [[maybe_unused]] char*** argv) {
+    World([[maybe_unused]] int* argc, [[maybe_unused]] char*** argv, MakeWatch& make_watch) {
         hosts_ = {host_name()};  // by rank, when the ranks are known
         int promised = launched_processes();
 #ifdef WITHOUT_MPI
@@ -84,7 +100,7 @@ public:
         for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"}) {
             can_join = can_join || getenv(variable);
         }
-        if (can_join) join(argc, argv);
+        if (can_join) join(argc, argv, make_watch);
         if (promised > 1 && size_ != promised) {
             leave();
             fail("MPI: %d processes were started, but this one finds %d; start them with the mpirun of the "
@@ -93,7 +109,7 @@ public:
         }
         if (can_join) return;
 #endif
-        lone_watchdog_ = std::make_unique<LoneWatchdog>();
+        watch_ = make_watch(host(), true);
     }
 
     // For all ranks: the same ranks once more, for another thread, whose messages meet none of this one's. It
@@ -158,14 +174,12 @@ public:
     }
 
     // For all ranks, each with its own: what messages of the watchdogs call the ranks from now on.
-    void name_places([[maybe_unused]] const std::string& mine) const {
-        [[maybe_unused]] std::vector<std::string> places = gather(mine);
-#ifndef WITHOUT_MPI
-        if (!watchdog_) return;
-        watchdog_->name_ranks([this, mine, places](int rank) {
+    void name_places(const std::string& mine) const {
+        std::vector<std::string> places = gather(mine);
+        if (!watch_) return;
+        watch_->name_ranks([this, mine, places](int rank) {
             return rank == rank_ ? mine : is_root() ? places[(size_t)rank] : name_of(rank);
         });
-#endif
     }
 
     // For all ranks: runs `step`. If it fails on some, every rank throws the same CommonError: the message
@@ -242,8 +256,8 @@ private:
     }
 
 #ifndef WITHOUT_MPI
-    void join(int* argc, char*** argv) {
-        watchdog_ = std::make_unique<Watchdog>(host());
+    void join(int* argc, char*** argv, MakeWatch& make_watch) {
+        watch_ = make_watch(host(), false);
         int provided = MPI_THREAD_SINGLE;
         {
             WaitsForOthers wait;
@@ -264,7 +278,7 @@ private:
         MPI_Request made;
         mpiCheck(MPI_Comm_idup(MPI_COMM_WORLD, &watched_, &made));
         mpi_wait(&made, 1);
-        watchdog_->connect(watched_);
+        watch_->connect(watched_);
         MPI_Comm control;
         mpiCheck(MPI_Comm_idup(MPI_COMM_WORLD, &control, &made));
         mpi_wait(&made, 1);
@@ -273,7 +287,7 @@ private:
         hosts_ = all_gather(mine);
         local_rank_ = (int)std::count(hosts_.begin(), hosts_.begin() + rank_, host());
         local_size_ = (int)std::ranges::count(hosts_, host());
-        watchdog_->name_ranks([this](int rank) { return name_of(rank); });
+        watch_->name_ranks([this](int rank) { return name_of(rank); });
     }
 
     void leave() {
@@ -290,7 +304,7 @@ private:
             print_error(error.what());
             abort();
         }
-        watchdog_.reset();
+        watch_.reset();
         std::lock_guard lock(mpi_mutex);
         for (MPI_Comm* mpi : {&mpi_, &watched_}) {
             if (*mpi != MPI_COMM_NULL) MPI_Comm_free(mpi);
@@ -300,12 +314,11 @@ private:
     }
 
     MPI_Comm watched_ = MPI_COMM_NULL;  // messages of the watchdogs
-    std::unique_ptr<Watchdog> watchdog_;
-    bool joined_ = false;  // this World is the one that leaves MPI
+    bool joined_ = false;               // this World is the one that leaves MPI
 #else
     void leave() {}
 #endif
-    std::unique_ptr<LoneWatchdog> lone_watchdog_;
+    std::unique_ptr<RankWatch> watch_;
 
     std::vector<std::string> hosts_;  // by rank
     int local_rank_ = 0, local_size_ = 1;

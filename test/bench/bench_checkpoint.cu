@@ -13,6 +13,7 @@ Before everything that is read, the system is asked to drop its files from the p
 machine's host may have them still); a raw read is of the same files, 16 MiB at a time. Each is done several
 times, in turns, and the median counts: the speed of a disk varies.
 */
+#include "comm/watchdog.h"
 #include "comm/checkpoint_loader.h"
 #include "comm/checkpoint_saver.h"
 #include "comm/placement.h"
@@ -237,7 +238,7 @@ private:
 };
 
 int main(int argc, char** argv) try {
-    World world(&argc, &argv);
+    World world(&argc, &argv, watch_ranks);
     choose_device(world);
     if (!world.is_root() && !freopen("/dev/null", "w", stdout)) fail("/dev/null: cannot be opened");
     const Preset* preset = argc == 3 || argc == 4 ? find_preset(argv[1]) : nullptr;

@@ -24,7 +24,7 @@ inline void bench_groups(const World& world) {
 }
 
 int main(int argc, char** argv) try {
-    World world(&argc, &argv);
+    World world(&argc, &argv, watch_ranks);
     choose_device(world);
     if (!world.is_root() && !freopen("/dev/null", "w", stdout)) fail("/dev/null: cannot be opened");
     std::string what = argc == 2 ? argv[1] : "";

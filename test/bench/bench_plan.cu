@@ -14,6 +14,7 @@ median error and the place that the row which was planned to be fastest takes am
 */
 #include <deque>
 
+#include "comm/watchdog.h"
 #include "comm/plan_choice.h"
 #include "comm/plan_machine.h"
 #include "test/bench/bench_links.h"
@@ -280,7 +281,7 @@ void bench_compute(const World& world) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-    World world(&argc, &argv);
+    World world(&argc, &argv, watch_ranks);
     choose_device(world);
 #ifndef __CUDACC__
     if (world.size() > 1) host_device.threads = threads_per_rank(world);

@@ -530,11 +530,12 @@ TEST_CASE("one of several processes that cannot find the others is refused") {
         {{"SLURM_STEP_NUM_TASKS", "6"}}, {{"WORLD_SIZE", "6"}, {"LOCAL_RANK", "1"}}};
     for (auto& variables : launchers) {
         for (auto [variable, value] : variables) setenv(variable, value, 1);
-        CHECK_REFUSED(World(nullptr, nullptr), "6 processes were started, but this one finds 1; ");
+        CHECK_REFUSED(World(nullptr, nullptr, watch_ranks),
+                      "6 processes were started, but this one finds 1; ");
         for (auto [variable, value] : variables) unsetenv(variable);
     }
     setenv("SLURM_NTASKS", "6", 1);  // a process that a script of the job starts for itself
-    CHECK(World(nullptr, nullptr).size() == 1);
+    CHECK(World(nullptr, nullptr, watch_ranks).size() == 1);
 }
 
 TEST_CASE("a message has its rank's name once") {

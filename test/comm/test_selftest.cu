@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <set>
 
+#include "comm/watchdog.h"
 #include "comm/selftest.h"
 #include "test/support/file_testing.h"
 #include "test/support/testing.h"
@@ -203,7 +204,7 @@ TEST_CASE("the sums of a product's rows and columns tell a single bit that is wr
 
 TEST_CASE("a healthy rank finds nothing wrong with itself, and measures all that it has") {
     TemporaryFolder folder;
-    World world(nullptr, nullptr);
+    World world(nullptr, nullptr, watch_ranks);
     SelftestSizes sizes = {64, 64, 1 << 16, 1 << 16, 1 << 16, 1 << 16, 0.01};
     std::vector<RankFindings> found = Selftest(world, sizes, folder.path).run();
     REQUIRE(found.size() == 1);

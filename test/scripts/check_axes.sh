@@ -48,9 +48,9 @@ check "the log names them" grep -q '"axes":\["tensor","context","shard","replica
 end context
 
 check "the patch of an axis outside applies, and the program builds" begin island
-check "2 islands are data ranks" same island --bitwise -- 2 --islands 2 --micro-batch 2 -- 2 --zero 1 --shard-group 1 --micro-batch 2
+check "2 islands are data ranks" same island --bitwise -- 2 --islands 2 --micro-batch 2 -- 2 --micro-batch 2
 check "2 islands of 2 pipeline stages" same island --bitwise -- 4 --pp 2 --islands 2 --micro-batch 2 \
-    -- 4 --pp 2 --zero 1 --shard-group 1 --micro-batch 2
+    -- 4 --pp 2 --micro-batch 2
 check "2 islands of 2 shards" same island "" -- 4 --islands 2 --zero 2 --shard-group 2 --micro-batch 2 \
     -- 4 --zero 2 --shard-group 2 --micro-batch 2
 check "the header draws them" grep -q '^  island     {0 2} {1 3}$' patched_run.out

@@ -6,6 +6,7 @@ before its first case; started without mpirun, it is a job of one rank.
 
 #include <memory>
 
+#include "comm/watchdog.h"
 #include "comm/placement.h"
 #include "test/support/cases.h"
 
@@ -32,7 +33,7 @@ inline const bool hooked = [] {
     static const RankHooks hooks = {
         .join =
             [](int* argc, char*** argv) {
-                world_of_tests = std::make_unique<World>(argc, argv);
+                world_of_tests = std::make_unique<World>(argc, argv, watch_ranks);
                 choose_device(test_world());
             },
         .is_root = [] { return test_world().is_root(); },

@@ -7,6 +7,7 @@ test/scripts/check_scale.sh, which has Open MPI count what is sent meanwhile, be
 #include <functional>
 #include <map>
 
+#include "comm/watchdog.h"
 #include "comm/world.h"
 
 namespace {
@@ -35,7 +36,7 @@ void make_calls(const World& world, const std::string& name, int times) {
 
 int main(int argc, char** argv) try {
     if (argc != 3) fail("usage: count_messages CALL TIMES");
-    World world(&argc, &argv);
+    World world(&argc, &argv, watch_ranks);
     or_abort(world, [&] { make_calls(world, argv[1], atoi(argv[2])); });
     return 0;
 } catch (const std::exception& error) {

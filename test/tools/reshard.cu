@@ -8,6 +8,7 @@ Moves a checkpoint from one layout to another: on all ranks of mpirun, for test/
 A LAYOUT is a list as in tp=2,dp=3,shard=3,zero=3; also pp, copies and offload. move prints a line "ok ..." or
 "FAILED ..." for each FROM.
 */
+#include "comm/watchdog.h"
 #include "comm/placement.h"
 #include "data/base/strings.h"
 #include "test/comm/checkpoint_testing.h"
@@ -83,7 +84,7 @@ void move(const World& world, const std::string& name, const std::string& to,
 }  // namespace
 
 int main(int argc, char** argv) {
-    World world(&argc, &argv);
+    World world(&argc, &argv, watch_ranks);
     choose_device(world);
     std::vector<std::string> arguments(argv + 1, argv + argc);
     try {

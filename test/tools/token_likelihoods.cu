@@ -7,7 +7,7 @@ What a model makes of a text: for every position, the log-likelihood of each tok
 
 int main(int argc, char** argv) try {
     if (argc < 3) fail("token_likelihoods: nothing to look at; give a run directory and tokens");
-    World world(&argc, &argv);
+    World world(&argc, &argv, watch_ranks);
     TrainedModel model(argv[1], "");
     int V = model.options.vocab_size, T = argc - 2;
     // every token has the same text, which is the target everywhere
