@@ -148,7 +148,7 @@ run() {
     return $rc
 }
 # The first word of each line, with a # for each number.
-first_words() { sed -E 's/^[ |]+//; s/[ :].*//; s/[0-9]+/#/g' "$1" | grep . | sort -u; }
+first_words() { sed -E 's/^[ |]+//; s/[ :].*//; s/[0-9][0-9,]*/#/g' "$1" | grep . | sort -u; }
 shown() {
     local missing
     missing=$(comm -23 <(grep -vxF ... "$1" | first_words /dev/stdin) <(first_words "$2"))
