@@ -10,8 +10,8 @@ Shard and replica together are the data ranks, which train on different sequence
       replica 1   |  4   5  |  |  6   7  |        shard   {0 2} {1 3} {4 6} {5 7}     data {0 2 4 6} {1 3 5 7}
                   tensor 0 1                      replica {0 4} {1 5} {2 6} {3 7}
 
-Members of a group are ordered by rank. The table of groups below says all that is to be said of one: who
-makes, counts, connects and records groups loops over it.
+Members of a group are ordered by rank. The table below has all that the program knows of a group: the mesh
+makes, connects and records the groups by it, and the memory plan counts them.
 */
 #pragma once
 

@@ -6,8 +6,8 @@ The axes that the ranks of a run are numbered along:
       replica   repeats the shard group
       pipeline  has other layers                  slowest
 
-A group is a set of axes: its ranks differ in these, and agree in all others. Who numbers ranks, or shows
-where one is, loops over the axes, so another axis is another row here.
+A group is a set of axes: its ranks differ in these, and agree in all others. Code that numbers ranks, or
+shows where one is, loops over the axes: another axis is another row here.
 */
 #pragma once
 
