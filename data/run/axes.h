@@ -100,8 +100,9 @@ inline int rank_of(const PerAxis& position, const PerAxis& sizes) {
 
 // The members of the group of `rank` that runs along `axes`, in order.
 inline std::vector<int> group_of(int rank, AxisSet axes, const PerAxis& sizes) {
-    std::vector<int> members;
-    for (int index = 0; index < size_along(axes, sizes); index++)
-        members.push_back(rank_of(moved_along(axes, index, position_of(rank, sizes), sizes), sizes));
+    const PerAxis here = position_of(rank, sizes);
+    std::vector<int> members((size_t)size_along(axes, sizes));
+    for (size_t i = 0; i < members.size(); i++)
+        members[i] = rank_of(moved_along(axes, (int)i, here, sizes), sizes);
     return members;
 }

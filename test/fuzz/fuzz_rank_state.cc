@@ -12,8 +12,8 @@
 static FlightRecord& damaged_record(std::string_view bytes) {
     static FlightRecord& record = *new FlightRecord;
     memset((void*)&record, 0, sizeof record);
-    record.process = 1, record.rank = 1, record.ranks = 4, record.tp = 2, record.pp = 2;
-    record.shard = record.replicas = 1;
+    record.process = 1, record.rank = 1, record.ranks = 4;
+    record.sizes = {{2, 1, 1, 2}};
     record.group_count = 2, record.entry_count = 3;
     for (int i = 0; i < 2; i++) {
         FlightGroup& group = record.groups[i];
