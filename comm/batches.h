@@ -40,17 +40,6 @@ micro-batch while the host reads the next.
 #include "data/tokens/token_loader.h"  // TokenLoader, check_sources
 
 // ----------------------------------------------------------------------------
-// one reader for a machine
-//
-// --data-reader node: one process of each machine reads the batches of all processes there, so that a file
-// system which many machines share has one reader from each. Ranks keep their own pace: each leaves its
-// request in a mailbox in shared memory, and finds its batch there.
-//
-// The memory has no name, so nothing is left of it whatever becomes of the processes: they open it as a
-// descriptor of the first one. Who waits sleeps on a word of a mailbox (futex), which needs no lock that a
-// dead process could hold; the wait ends when the reading process does.
-
-// ----------------------------------------------------------------------------
 // which files there are
 //
 // The token files of a run, which one process checks for all: 10,000 shards that each of 10,000 ranks opened
@@ -93,7 +82,15 @@ inline std::unique_ptr<TokenLoader> open_token_files(const World& world, const s
 }
 
 // ----------------------------------------------------------------------------
-// waiting between processes
+// one reader for a machine
+//
+// --data-reader node: one process of each machine reads the batches of all processes there, so that a file
+// system which many machines share has one reader from each. Ranks keep their own pace: each leaves its
+// request in a mailbox in shared memory, and finds its batch there.
+//
+// The memory has no name, so nothing is left of it whatever becomes of the processes: they open it as a
+// descriptor of the first one. Who waits sleeps on a word of a mailbox (futex), which needs no lock that a
+// dead process could hold; the wait ends when the reading process does.
 
 using SharedWord = std::atomic<uint32_t>;
 static_assert(SharedWord::is_always_lock_free && sizeof(SharedWord) == sizeof(uint32_t));
@@ -312,6 +309,7 @@ private:
 };
 
 // ----------------------------------------------------------------------------
+// which reader a rank takes
 
 // Names what processes share that can use each other's memory: the machine, since it was started, and the
 // numbers of processes. (Containers on one machine may have each their own.)
@@ -348,8 +346,8 @@ inline std::unique_ptr<BatchSource> make_batch_source(const World& world, bool p
 // ----------------------------------------------------------------------------
 // on the device
 //
-// Micro-batches on the device. While the device works on one, the host has the next one ready: a BatchSource
-// reads it ahead, and two blocks of pinned memory take turns, so that no copy waits for another.
+// While the device works on a micro-batch, the host prepares the next: a BatchSource reads it ahead, and two
+// blocks of pinned memory take turns, so that no copy waits for another.
 
 // One micro-batch on the device.
 struct Batch : BatchArrays<const int> {
@@ -366,8 +364,8 @@ inline Batch batch_on_device(const int* memory, const HostBatch& host, int B, in
     return batch;
 }
 
-// Brings micro-batches to the device. While the device works on one, the host prepares the next. What cannot
-// be read is written to `error`, and the batch has no targets: one rank alone cannot leave a step.
+// Brings micro-batches to the device. Where one cannot be read, `error` says why, and the batch has no
+// targets: one rank alone cannot leave a step.
 class DeviceBatches {
 public:
     // slots: batches that are on the device at the same time.

@@ -48,9 +48,9 @@ inline void nccl_check(ncclResult_t result, const char* call, const char* file, 
 // ----------------------------------------------------------------------------
 // traffic
 //
-// How much this process has sent to other ranks, by the purpose it is sent for. The counts are those of ring
-// algorithms, which is what comm/nccl_over_mpi.h uses and what a bandwidth-bound NCCL comes to; so plans can
-// be compared with them to the byte.
+// Bytes that this process has sent to other ranks, by their purpose. The counts are those of ring algorithms,
+// which comm/nccl_over_mpi.h uses, and NCCL where bandwidth is the limit: plans can be compared with them to
+// the byte.
 
 inline std::array<std::atomic<uint64_t>, traffic_names.size()> traffic_bytes;
 

@@ -215,11 +215,13 @@ private:
         constexpr uint64_t far_apart = (uint64_t)1 << 40;
         cudaStream_t stream = state_.stream();
         cudaCheck(cudaMemsetAsync(state_.hashes(), 0, held_alike * sizeof *sums, stream));
+        bool alone[held_alike];
+        for (int what = 0; what < held_alike; what++) alone[what] = holders(what, world_.rank()).size() == 1;
         uint64_t of_host[held_alike] = {}, place = 0;
         for (const HeldPiece& piece : held_pieces(state_, false)) {
             int what = (int)piece.what;
             place += far_apart;
-            if (holders(what, world_.rank()).size() == 1) continue;
+            if (alone[what]) continue;
             if (piece.on_host)
                 of_host[what] += hash_of_bytes_cpu((const uint8_t*)piece.begin, piece.bytes, place);
             else
@@ -296,9 +298,9 @@ private:
 //
 // Each rank hashes the gradients of each unit (kernels/hash.cuh) when the backward pass has made them and
 // before any are summed over ranks, so it works at every --zero level: nothing is kept but a number for each
-// unit. A rank that disagrees with both its neighbours is named alone; where two disagree and nobody else
-// does, or there are but two, both are named. Tensor ranks and pipeline stages make a micro-batch together,
-// so what one of them spoils shows on those that work with it as well.
+// unit. A rank that disagrees with both its neighbours is named alone; if only two ranks disagree, both are
+// named. Tensor ranks and pipeline stages make a micro-batch together, so what one of them spoils shows on
+// those that work with it as well.
 //
 // It finds devices that are wrong always or often; of what goes wrong once in a step, it sees those passes
 // alone.

@@ -59,14 +59,8 @@ struct MatrixRound {
     std::vector<HomedMatrix> matrices;
 };
 
-// Ranks of a replica that share a matrix are numbered shard after shard, and those of a stage so too.
+// The ranks of a replica that share a matrix are numbered along these, shard after shard.
 constexpr AxisSet sharing_axes = {Axis::tensor, Axis::shard};
-inline int sharers(const MeshShape& shape) {
-    return shape.along(sharing_axes);
-}
-inline int sharer(const MeshPosition& position, const MeshShape& shape) {
-    return index_along(sharing_axes, position, shape);
-}
 
 // The matrices of one unit, without homes. layouts: of each tensor rank
 inline std::vector<HomedMatrix> matrices_of(const std::vector<ParameterLayout>& layouts, int unit,
@@ -90,7 +84,7 @@ inline std::vector<HomedMatrix> matrices_of(const std::vector<ParameterLayout>& 
                     count,       matrix.is_tall()};
                 auto owner =
                     MeshPosition().with(Axis::shard, (int)shard).with(Axis::tensor, there.place.tensor);
-                matrix.parts.push_back({sharer(owner, shape), counts, inside, part, 0});
+                matrix.parts.push_back({index_along(sharing_axes, owner, shape), counts, inside, part, 0});
                 done += count;
             }
         }
@@ -157,7 +151,7 @@ struct MatrixArrays {
                  TransformScratch scratch_of) {
         size_t most_own = 0, most_arrived = 0, largest = 0, most_scratch = 0;
         for (const MatrixRound& round : rounds) {
-            std::vector<size_t> of_owner(sharers(shape)), at_home(shape.along(stage_axes));
+            std::vector<size_t> of_owner(shape.along(sharing_axes)), at_home(shape.along(stage_axes));
             for (const HomedMatrix& matrix : round.matrices) {
                 for (const HeldPart& held : matrix.parts) {
                     of_owner[held.owner] += held.part.count;
@@ -190,8 +184,8 @@ public:
         : shape_(shape),
           stage_(stage),
           replica_(index_along(replica_axes, position, shape)),
-          me_(sharer(position, shape)),
-          my_home_(replica_ * sharers(shape) + me_),
+          me_(index_along(sharing_axes, position, shape)),
+          my_home_(replica_ * shape.along(sharing_axes) + me_),
           rounds_(matrix_rounds(layout, shape, scratch_of)),
           arrays_(memory, rounds_, shape, scratch_of),
           stream_(stream) {
@@ -242,7 +236,7 @@ private:
         }
     }
 
-    int replica_of(const HomedMatrix& matrix) const { return matrix.home / sharers(shape_); }
+    int replica_of(const HomedMatrix& matrix) const { return matrix.home / shape_.along(sharing_axes); }
 
     // Own parts to where they arrive at their homes, from the home's replica and of copies one; or from there
     // to all who have them.
@@ -260,7 +254,8 @@ private:
         grouped({stage_}, [&] {
             each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
                 if (matrix.home == my_home_ || !goes(matrix, held, replica_)) return;
-                pass(home, own, held.part.count, replica_of(matrix), matrix.home % sharers(shape_));
+                pass(home, own, held.part.count, replica_of(matrix),
+                     matrix.home % shape_.along(sharing_axes));
             });
             for (const HomedMatrix& matrix : round.matrices) {
                 if (matrix.home != my_home_) continue;

@@ -57,7 +57,7 @@ constexpr size_t memory_of_peer = 640;  // bytes for one channel
 // per_machine: ranks.
 inline size_t communicator_memory(const MeshShape& shape, int per_machine) {
     size_t bytes = 0;
-    // span: how far the last rank of the group is behind the first.
+    // span: the last rank of the group minus its first.
     auto add = [&](int ranks, int span, int channels) {
         if (ranks == 1) return;
         bool crosses = span >= per_machine;

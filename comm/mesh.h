@@ -78,7 +78,7 @@ public:
     MeshShape shape;
     MeshPosition position;
 
-    // A group of one talks to nobody.
+    // A group of one makes no calls.
     const Communicator& group(MeshGroup group) const { return groups_[(size_t)group]; }
     const Communicator& world() const { return group(MeshGroup::world); }
     const Communicator& tensor() const { return group(MeshGroup::tensor); }
@@ -111,10 +111,10 @@ public:
 
     // Names the groups of this rank for its record, which begins afterwards.
     void record_groups() const {
-        auto add = [&](const char* name, const Communicator& group, std::vector<int> ranks, AxisSet axes) {
+        auto add = [&](const char* name, const Communicator& group, std::vector<int> ranks,
+                       AxisSet axes = {}) {
             if (group.size() == 1) return;
-            int size = group.size();
-            group.record_as(recorder.add_group({name, std::move(ranks), size, axes}));
+            group.record_as(recorder.add_group({name, std::move(ranks), group.size(), axes}));
         };
         const int me = rank_of(position, shape);
         for (size_t group = 0; group < mesh_groups.size(); group++) {
@@ -126,10 +126,10 @@ public:
             return rank_of(position.with(Axis::pipeline, (number + shape.pp) % shape.pp), shape);
         };
         int stage = position[Axis::pipeline], before = at_stage(stage - 1), behind = at_stage(stage + 1);
-        add("forward in", links_.forward_in, {before, me}, AxisSet(0));
-        add("forward out", links_.forward_out, {me, behind}, AxisSet(0));
-        add("backward in", links_.backward_in, {behind, me}, AxisSet(0));
-        add("backward out", links_.backward_out, {me, before}, AxisSet(0));
+        add("forward in", links_.forward_in, {before, me});
+        add("forward out", links_.forward_out, {me, behind});
+        add("backward in", links_.backward_in, {behind, me});
+        add("backward out", links_.backward_out, {me, before});
     }
 
     // Lines for the header of the run: what the ranks are, and who talks to whom.

@@ -133,10 +133,10 @@ inline std::vector<int> members_of(const GroupRow& row, int rank, const MeshShap
 
 // The axes by which its members are found; none: they must be named.
 inline AxisSet axes_of(const GroupRow& row, const MeshShape& shape) {
-    return ranks_of(row, shape) == shape.along(row.axes) ? row.axes : AxisSet(0);
+    return ranks_of(row, shape) == shape.along(row.axes) ? row.axes : AxisSet();
 }
 
-// How far its last rank is behind its first.
+// The last rank of a group minus its first.
 inline int span_of(const GroupRow& row, const MeshShape& shape) {
     int last = (row.ends ? shape.along(row.axes) : ranks_of(row, shape)) - 1;
     return rank_of(moved_along(row.axes, last, {}, shape), shape);
@@ -150,7 +150,7 @@ inline size_t served_by(size_t group, const MeshShape& shape) {
         for (Axis axis : every_axis)
             if (shape.along(axis) == 1) axes = axes.without(axis);
         bool all = !row.alone && ranks_of(row, shape) == shape.along(axes);
-        return all ? axes : AxisSet(0);
+        return all ? axes : AxisSet();
     };
     AxisSet axes = axes_of_all(mesh_groups[group]);
     for (size_t first = 0; first < group && axes.bits() != 0; first++)

@@ -165,7 +165,7 @@ inline Machine find_machine(const std::string& name) {
 // `plan --measure` writes what `--machine` reads. All ranks measure at the same time, as they work in a run,
 // so that those of a host share its cores and memory; the first one's rates are taken.
 //
-// With the rates that it writes, the formulas of comm/plan_times.h give what was measured.
+// The formulas of comm/plan_times.h turn the rates that it writes back into the times that were measured.
 
 // The time that a stream takes from one place of its work to another.
 class StreamTimer {

@@ -14,7 +14,7 @@ and the parts of a step's time.
 #include "comm/pipeline_schedule.h"  // PipelineSchedule
 #include "data/options/options.h"    // Options, Exposed
 
-// Ranks that talk together, each `stride` behind the one before.
+// A group of ranks whose numbers are `stride` apart.
 struct RankGroup {
     int ranks = 1, stride = 1;
 
@@ -49,8 +49,8 @@ inline RankGroup group_along(AxisSet axes, const PerAxis& sizes) {
     return group;
 }
 
-// Messages of these kinds are hidden behind work, as far as that goes on meanwhile. The executor hides all of
-// them or none (--overlap); one kind without the others shows what hiding it is worth.
+// The kinds of messages that overlap with work. The executor overlaps all of them or none (--overlap); a
+// simulation without one kind shows what its overlap is worth.
 struct Overlap {
     bool tensor, pipeline, data;
     Overlap(bool all = true) : tensor(all), pipeline(all), data(all) {}

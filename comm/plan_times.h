@@ -383,7 +383,7 @@ struct AtHomes {
 inline AtHomes matrices_at_homes(const Machine& machine, const ModelConfig& config, const MeshShape& mesh,
                                  const ParameterLayout& parameters, const ZeroSettings& settings,
                                  double number_bytes, int blocks) {
-    int ranks = mesh.tp * mesh.dp, sharing = sharers(mesh);
+    int ranks = mesh.along(stage_axes), sharing = mesh.along(sharing_axes);
     MatrixRound round;
     std::map<std::pair<size_t, size_t>, double> seconds;  // by shape
     double copies = 0, largest = 0, scratch = 0;  // copies: of heads that several tensor ranks have, together

@@ -216,8 +216,6 @@ inline RollAnswer state_of_process() {
     return state;
 }
 
-// "rank 3 of 8 on HOST, GPU 3 (0000:1b:00.0)".
-
 // Says behind which call a rank is, for messages.
 inline std::string behind(const std::string& last_call) {
     return last_call.empty() ? "" : ", behind its " + last_call;

@@ -67,6 +67,7 @@ inline void check_all_started() {
          atoi(tasks));
 }
 
+// "rank 3 of 8 on HOST, GPU 3 (0000:1b:00.0)".
 using NameOfRank = std::function<std::string(int)>;
 
 // A thread that sees to it that no rank waits for ever (comm/watchdog.h).

@@ -26,6 +26,7 @@ inline constexpr auto every_axis = [] {
 
 class AxisSet {
 public:
+    constexpr AxisSet() = default;
     constexpr AxisSet(Axis axis) : bits_(1 << (int)axis) {}
     constexpr AxisSet(std::initializer_list<Axis> axes) {
         for (Axis axis : axes) bits_ |= 1 << (int)axis;

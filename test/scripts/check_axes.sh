@@ -9,7 +9,10 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/layouts.sh
-plan 18
+plan 21
+for patch in context island experts; do
+    check "the patch $patch applies" patch -s -p1 --dry-run --fuzz=0 -i "test/patches/$patch.patch"
+done
 [ -n "$EVERY" ] || { skip "make soak builds patched programs, which takes minutes" 18; exit; }
 repo=$PWD build=build/cpu-fp32
 make -s DEVICE=cpu PRECISION=fp32 $build/train_gpt $build/compare_runs || exit 1
@@ -37,7 +40,7 @@ begin() {
 }
 end() { patch -s -R -p1 -d patched <"$repo/test/patches/$1.patch"; }
 
-check "the patch of an axis inside applies, and the program builds" begin context
+check "the program builds with an axis inside" begin context
 check "2 contexts are a rank" same context --bitwise -- 2 --cp 2 --micro-batch 2 -- 1 --micro-batch 2
 check "2 contexts of 2 data ranks" same context --bitwise -- 4 --cp 2 --zero 3 --micro-batch 2 -- 2 --zero 3 --micro-batch 2
 check "2 contexts of 2 tensor ranks, with Muon" same context --bitwise -- 4 --cp 2 --tp 2 --micro-batch 2 --optimizer muon \
@@ -47,7 +50,7 @@ check "the log names them" grep -q '"axes":\["tensor","context","shard","replica
     patched_run/ranks.jsonl
 end context
 
-check "the patch of an axis outside applies, and the program builds" begin island
+check "the program builds with an axis outside" begin island
 check "2 islands are data ranks" same island --bitwise -- 2 --islands 2 --micro-batch 2 -- 2 --micro-batch 2
 check "2 islands of 2 pipeline stages" same island --bitwise -- 4 --pp 2 --islands 2 --micro-batch 2 \
     -- 4 --pp 2 --micro-batch 2
@@ -57,7 +60,7 @@ check "the header draws them" grep -q '^  island     {0 2} {1 3}$' patched_run.o
 check "the log names them" grep -q '"axes":\["tensor","shard","replica","pipeline","island"\]' patched_run/ranks.jsonl
 end island
 
-check "the patch of a group applies, and the program builds" begin experts
+check "the program builds with another group" begin experts
 check "2 groups of 2 data ranks, as a shard group" same experts "" -- 4 --ep 2 --zero 2 --shard-group 2 --micro-batch 2 \
     -- 4 --zero 2 --shard-group 2 --micro-batch 2
 check "2 groups of 2 data ranks, within a shard group" same experts "" -- 4 --ep 2 --zero 2 --micro-batch 2 -- 4 --zero 2 --micro-batch 2
