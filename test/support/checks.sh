@@ -13,12 +13,12 @@ plan() { echo "plan $1"; }
 
 # check NAME COMMAND...    ok if the command succeeds; if not, the end of what it printed is shown
 check() {
-    local name=$1
+    local name=$1 said=$work/.checked.$BASHPID # here, for a command that is forked has another number
     shift
-    if "$@" >"$work/.checked.$BASHPID" 2>&1; then
+    if "$@" >"$said" 2>&1; then
         echo "ok $name"
     else
-        tail -n 20 "$work/.checked.$BASHPID"
+        tail -n 20 "$said"
         echo "FAILED $name"
     fi
 }
