@@ -41,13 +41,13 @@ through a model, is in data/.
 #include <utility>
 #include <vector>
 
-#include "comm/agreement.h"            // check_same_program, check_same_options: ranks compare what they have
 #include "comm/activations.h"          // Workload, ActivationMemory, ActivationArrays
 #include "comm/fault_checks.h"         // FaultChecks: devices that compute wrongly
 #include "comm/memory_plan.h"          // memory_plan, stream_size
 #include "comm/batches.h"              // batches read once for all ranks of a machine
 #include "comm/plan_report.h"          // the plan command
 #include "comm/run_checkpoints.h"      // RunCheckpoints: a run saved, and gone on with
+#include "comm/run_command.h"          // run_program: from main() to a command on every rank
 #include "comm/selftest.h"             // the selftest command
 #include "comm/settings.h"             // zero_settings, make_optimizer, training_workload
 #include "comm/run_device.h"           // GemmRate, print_rate
@@ -56,7 +56,6 @@ through a model, is in data/.
 #include "comm/tensor_parallel.h"      // column_parallel, row_parallel
 #include "comm/timings.h"              // Timings: when each rank did what
 #include "comm/training_plan.h"        // TrainingPlan, check_training: what is refused before a run begins
-#include "comm/watchdog.h"             // watch_ranks
 #include "comm/whole_tensors.h"        // initialize, raise_not_finite, trust_ratios
 #include "comm/zero.h"                 // ZeroState: parameters, gradients and optimizer state, cut over ranks
 #include "data/commands/commands.h"    // the command line, and commands without a device
@@ -88,11 +87,7 @@ struct Gpt {
     Stage stage;             // this rank's part of the model,
     ParameterLayout layout;  // and where its parameters lie
     const Norm norm = norm_kernel(config.norm);
-    const Gelu gelu = gelu_kernel(config.mlp);
-    const bool swiglu = config.mlp == MlpKind::swiglu, parallel = config.block == BlockKind::parallel;
-    // the two halves of a block stand alone, unless the block is parallel
-    const Branch first = parallel ? Branch::first : Branch::alone,
-                 last = parallel ? Branch::last : Branch::alone;
+    const bool swiglu = config.mlp == MlpKind::swiglu;
 
     ComputeStream compute;
     cudaStream_t stream = compute.stream;
@@ -168,305 +163,420 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
 // A norm, of the residual stream or within a local filter, of the own rows of this rank.
 struct NormLayer {
     Norm norm;
-    floatX *inp, *out;  // (n, C)
-    float *mean, *rstd;
     const floatX *weight, *bias;
     float *dweight, *dbias;
+    floatX *inp = nullptr, *out = nullptr;   // (n, C)
+    float *mean = nullptr, *rstd = nullptr;  // (n)
     // (1) In fp8: become the largest element of the rows it makes, and of its input's gradient; or null.
     float *largest = nullptr, *dinp_largest = nullptr;
     float* dinp_sums = nullptr;  // (C) become the sums of that gradient's columns; or null
+    // (n, C) a part of the output's gradient that comes by another way than the products; or null
+    const floatX* dout_beside = nullptr;
 };
 
-// A block, as both passes see it: its sizes, weights, gradients and activations, and what it is made of. It
-// is made for each block and micro-batch; its weights are there while the unit is acquired.
-struct Layer {
+// The arrays of a layer for one micro-batch, and their sizes: all that its sublayers share. Weights are there
+// while the layer's unit is acquired.
+struct LayerArrays {
+    Gpt& g;
     const Batch& batch;
+    int window;  // attention's; 0: none
     Dims d;
     Activations& a;
-    Fp8Activations fp8;
     UnitTensors<floatX> w;
     UnitTensors<float> dw;
-    AttentionShape heads;
-    QkvRows rows;
-    Rotation rope;
-    NormLayer norm1, norm2, filternorm;
-    Linear qkv, attproj, fc, fcproj;
-    Linear filter1 = {}, filter2 = {}, qk = {}, v = {};  // a local filter takes the place of qkv
-    float* dqkvb = nullptr;  // (QKV) the gradient of its bias, if the backward pass of attention makes it
 
-    Layer(Gpt& g, int number, const Batch& batch)
-        : batch(batch),
+    LayerArrays(Gpt& g, int number, const Batch& batch)
+        : g(g),
+          batch(batch),
+          window(window_of_layer(g.config, number)),
           d(g.dims(batch)),
           a(g.acts[number]),
-          fp8(a, d, g.swiglu),
           w(g.weights(number + 1)),
-          dw(g.gradients(number + 1)),
-          heads(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, window_of_layer(g.config, number),
-                                     batch.doc_start)),
-          rows{d.N, d.NH, d.NKV, d.HS},
-          rope{g.rope, batch.positions, d.R},
-          norm1{g.norm,    a.residual, a.norm1,    a.norm1_mean,        a.norm1_rstd,           w[norm1w],
-                w[norm1b], dw[norm1w], dw[norm1b], fp8.norm1.largest(), fp8.dresidual.largest()},
-          norm2{g.norm,    a.residual2, a.norm2,    a.norm2_mean,        a.norm2_rstd,           w[norm2w],
-                w[norm2b], dw[norm2w],  dw[norm2b], fp8.norm2.largest(), fp8.dresidual.largest()},
-          filternorm{Norm::rmsnorm,  a.filter_sum, a.filtered,      nullptr, a.filter_rstd,
-                     w[filternormw], nullptr,      dw[filternormw], nullptr, fp8.filtered.largest()} {
-        using enum Parallel;
-        auto linear = [&](Parallel parallel, int C, int OC, Tensor weight, Tensor bias,
-                          const LinearInput& inp, floatX* dout) {
-            return Linear{parallel, d.N, C, OC, w[weight], w[bias], dw[weight], dw[bias], inp, dout, g.gelu};
-        };
-        RowsInPlace in_place(g.config, g.workload.recompute);
-        floatX* all_norm2 = a.all_norm2 ? a.all_norm2 : a.all_norm1;
-        LinearInput x1 = gathered_input(a.norm1, a.all_norm1, fp8.norm1, in_place.norm1),
-                    x2 = gathered_input(a.norm2, all_norm2, fp8.norm2, in_place.norm2),
-                    xf = gathered_input(a.filtered, a.all_filtered, fp8.filtered, in_place.filtered);
-        // The output of each half of the block is added to the stream, so it has the stream's gradient. That
-        // gradient is copied if all rows come together, or if weight gradients are made later, when the
-        // stream's has changed.
-        floatX* dmlp_out = a.dmlp_out ? a.dmlp_out : a.dresidual;
-        floatX* datt_out = a.datt_out ? a.datt_out : dmlp_out;
-        qkv = linear(column, d.C, d.QKV, qkvw, qkvb, x1, a.dqkv);
-        if (attention_makes_bias_gradient(g.config)) dqkvb = std::exchange(qkv.dbias, nullptr);
-        attproj = linear(row, d.A, d.C, attprojw, attprojb, {a.att, fp8.att}, datt_out);
-        fc = linear(column, d.C, d.F1, fcw, fcb, g.parallel ? x1 : x2, a.dfc);
-        fcproj = linear(row, d.F, d.C, fcprojw, fcprojb, {a.act, fp8.act}, dmlp_out);
-        qkv.dout8 = fp8.dqkv, fc.dout8 = fp8.dfc, attproj.dout8 = fcproj.dout8 = fp8.dresidual;
-        attproj.dout_sums = fcproj.dout_sums = norm1.dinp_sums = norm2.dinp_sums = a.dresidual_sums;
-        if (!g.swiglu) fc.gelu_out = a.act, fc.gelu_largest = fp8.act.largest();
-        if (!g.swiglu) fcproj.gelu_inp = a.fc, fcproj.gelu_largest = fp8.dfc.largest();
-        if (!g.config.local_filter) return;
-        auto convolution = [&](Linear l, floatX* dtaps, floatX* state) {
-            if (state) state += (size_t)batch.row * l.OC;
-            l.taps = {a.taps, dtaps, state, {d.N, d.T, batch.doc_start}};
-            if (batch.past > 0) l.taps.rows.before = l.taps.state;
-            return l;
-        };
-        floatX* dsum = a.dfilter_out ? a.dfilter_out : a.dfilter_sum;
-        filter1 = convolution(linear(column, d.C, d.H, filter1w, filter1b, x1, a.dfilter1), a.dtaps1,
-                              a.filter1_state);
-        filter2 = convolution(linear(row, d.H, d.C, filter2w, filter2b, {a.filter1, fp8.filter1}, dsum),
-                              a.dtaps2, a.filter2_state);
-        qk = qkv.outputs(0, rows.qk_heads() * d.HS, xf, a.dqk_and_v);
-        v = qkv.outputs(qk.OC, d.NKV * d.HS, x1, a.dqk_and_v + (size_t)d.N * qk.OC);
+          dw(g.gradients(number + 1)) {}
+
+    // The linear layer with this matrix and bias, cut as the matrix's row in the table of tensors says, and
+    // with these operands.
+    Linear linear(Tensor weight, Tensor bias, Linear operands) const {
+        LocalShape shape = g.layout.here(weight);
+        operands.parallel = shape.shard == Shard::columns ? Parallel::row : Parallel::column;
+        operands.N = d.N, operands.C = (int)shape.cols, operands.OC = (int)shape.rows;
+        operands.weight = w[weight], operands.bias = w[bias];
+        operands.dweight = dw[weight], operands.dbias = dw[bias];
+        return operands;
     }
 
-    // All that the block has, the last first.
-    std::vector<const Linear*> linears() const {
-        if (!filter1.weight) return {&fcproj, &fc, &attproj, &qkv};
-        return {&fcproj, &fc, &attproj, &v, &qk, &filter2, &filter1};
+    // The copy in fp8 of an activation (N, width) for the products that read it; without fp8 it is none. Its
+    // maker measures it if that makes all rows, as norms and fused GELUs on several tensor ranks do not.
+    Fp8Operand in_fp8(char* memory, int width, bool measured) const {
+        return Fp8Operand::in_memory(memory, (size_t)d.N * width, measured);
+    }
+    bool has_all_rows() const { return d.n == d.N; }
+
+    NormLayer norm(Tensor weight, Tensor bias) const {
+        return {g.norm, w[weight], w[bias], dw[weight], dw[bias]};
     }
 };
 
 // The seam between two layers: the residual stream, and what the first adds to it. Their sum is left to the
-// norm that reads it, which makes it in the same pass over memory.
+// norm that reads it, which makes it in the same pass over memory. Without a delta, the stream is whole.
 struct Sum {
-    const floatX *residual, *delta;  // (n, C)
+    const floatX *residual, *delta = nullptr;  // (n, C)
 };
 
 // ---- norms
 
-inline void stream_norm(Gpt& g, const NormLayer& l, int n) {
-    norm_forward(l.norm, l.out, l.mean, l.rstd, l.inp, l.weight, l.bias, n, g.config.channels,
-                 g.config.norm_eps, g.stream, l.largest);
-}
-
 // The norm of a sum, which is written to l.inp in the same pass.
 inline void stream_norm(Gpt& g, const NormLayer& l, const Sum& x, int n) {
-    residual_norm_forward(l.norm, l.inp, l.out, l.mean, l.rstd, x.residual, x.delta, l.weight, l.bias, n,
-                          g.config.channels, g.config.norm_eps, g.stream, l.largest);
+    int C = g.config.channels;
+    float eps = g.config.norm_eps;
+    if (x.delta)
+        residual_norm_forward(l.norm, l.inp, l.out, l.mean, l.rstd, x.residual, x.delta, l.weight, l.bias, n,
+                              C, eps, g.stream, l.largest);
+    else
+        norm_forward(l.norm, l.out, l.mean, l.rstd, x.residual, l.weight, l.bias, n, C, eps, g.stream,
+                     l.largest);
 }
 
 // Adds to the gradient dinp of the norm's input what the gradient dnorm of its own rows comes to.
 inline void stream_norm_backward(Gpt& g, const NormLayer& l, floatX* dinp, const Activations& a, int n) {
-    norm_backward(l.norm, dinp, l.dweight, l.dbias, a.scratch, a.dnorm, l.inp, l.weight, l.mean, l.rstd, n,
-                  g.config.channels, g.stream, l.dinp_largest, l.dinp_sums);
+    int C = g.config.channels;
+    if (l.dout_beside) residual_forward(a.dnorm, a.dnorm, l.dout_beside, (size_t)n * C, g.stream);
+    norm_backward(l.norm, dinp, l.dweight, l.dbias, a.scratch, a.dnorm, l.inp, l.weight, l.mean, l.rstd, n, C,
+                  g.stream, l.dinp_largest, l.dinp_sums);
 }
 
-// ---- local filter: queries and keys = qk(filternorm(x + filter2(filter1(x)))), values = v(x), x = norm1
+// ---- sublayers
+
+// A sublayer reads a norm of the residual stream, and adds to the stream. Those of a parallel block do so
+// side by side and share what tensor ranks send: the first gathers the norm's rows, and the last scatters the
+// sum of what all of them add.
+struct Sublayer {
+    const LayerArrays& l;
+    const LinearInput inp;  // the norm's rows
+    const Branch branch;    // its place among the sublayers that read them
+    Gpt& g = l.g;
+    const Dims& d = l.d;
+    Activations& a = l.a;
+
+    Sublayer(const LayerArrays& l, const LinearInput& inp, Branch branch) : l(l), inp(inp), branch(branch) {}
+    virtual ~Sublayer() = default;
+
+    // Goes from this rank's rows of the norm to delta, the sum of what sublayers side by side add.
+    virtual void forward() const = 0;
+    // Recomputes what the forward pass did not keep, by the same operations, so with the same bits.
+    virtual void recompute(Recompute kind) const = 0;
+    // Goes from dresidual, the stream's gradient, to dnorm, the sum of what sublayers side by side make.
+    virtual void backward(WeightGradients weights) const = 0;
+    // Its linear layers, the last first.
+    virtual std::vector<const Linear*> linears() const = 0;
+
+protected:
+    // The linear layer that adds to the stream, so its output's gradient is the stream's. That is copied if
+    // all rows come together, or if weight gradients are made later, when the stream's has changed.
+    Linear adding_linear(Tensor weight, Tensor bias, const LinearInput& inp, floatX* copy) const {
+        return l.linear(weight, bias,
+                        {.inp = inp,
+                         .dout = copy ? copy : a.dresidual,
+                         .dout8 = Fp8Operand::of_gradient(a.dresidual_scale),
+                         .dout_sums = a.dresidual_sums});
+    }
+};
+
+// ---- attention: att = softmax(q k^T) v, with q, k and v = qkv(norm); attproj adds it to the stream
+
+struct Attention : Sublayer {
+    Fp8Operand att8 = l.in_fp8(a.att_fp8, d.A, true), dqkv8 = Fp8Operand::of_gradient(a.dqkv_scale);
+    Linear qkv = l.linear(qkvw, qkvb, {.inp = inp, .dout = a.dqkv, .dout8 = dqkv8});
+    Linear attproj = adding_linear(attprojw, attprojb, {a.att, att8}, a.datt_out ? a.datt_out : a.dmlp_out);
+    // (QKV) the gradient of the bias, if the backward pass of attention makes it
+    float* dqkvb = attention_makes_bias_gradient(g.config) ? std::exchange(qkv.dbias, nullptr) : nullptr;
+    AttentionShape heads = self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, l.window, l.batch.doc_start);
+    QkvRows rows = {d.N, d.NH, d.NKV, d.HS};
+    Rotation rope = {g.rope, l.batch.positions, d.R};
+
+    using Sublayer::Sublayer;
+
+    void forward() const override {
+        hidden();
+        row_parallel(g.tp, attproj, a.delta, branch);
+    }
+
+    void recompute(Recompute kind) const override {
+        if (is_recomputed(SublayerKind::attention, kind)) {
+            hidden();
+            keep_input(g.tp, attproj);
+        } else if (g.config.qk_norm) {
+            finish_qkv();
+        }
+    }
+
+    void backward(WeightGradients weights) const override {
+        row_parallel_backward(g.tp, attproj, a.dresidual, a.datt, branch, weights, *linears()[1]);
+        attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, heads, g.stream, dqkvb);
+        if (g.config.qk_norm)
+            qk_norm_backward(a.dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
+                             l.w[qnormw], l.w[knormw], rope, rows, g.stream);
+        else if (d.R > 0)
+            rope_backward(a.dqkv, rope, rows, g.stream, dqkv8.largest());
+        qkv_backward(weights);
+    }
+
+    std::vector<const Linear*> linears() const override { return {&attproj, &qkv}; }
+
+    virtual void qkv_forward(floatX* out) const { column_parallel(g.tp, qkv, out, branch); }
+    virtual void qkv_backward(WeightGradients weights) const {
+        column_parallel_backward(g.tp, qkv, a.dnorm, branch, weights);
+    }
+
+    // Writes qkv and att.
+    void hidden() const {
+        qkv_forward(g.config.qk_norm ? a.qkv_raw : a.qkv);
+        finish_qkv();
+        if (int limit = g.workload.cache_length) {
+            const Batch& batch = l.batch;
+            KvCacheShape shape = kv_cache_shape(d.B, d.T, limit, batch.past, d.NH, d.NKV, d.HS, heads.window);
+            floatX* cache = a.cache + (size_t)batch.row * limit * shape.row();
+            kv_cache_append(cache, a.qkv, shape, g.stream);
+            if (batch.past > 0) return kv_cache_attention(a.att, a.qkv, cache, shape, g.stream);
+        }
+        attention_forward(a.att, a.lse, a.qkv, heads, g.stream, att8.largest());
+    }
+
+    // Queries and keys with their own norm, if they have one, and with their positions, if these are
+    // rotations.
+    void finish_qkv() const {
+        if (g.config.qk_norm)
+            qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, l.w[qnormw], l.w[knormw], rope, rows,
+                            g.config.norm_eps, g.stream);
+        else if (d.R > 0)
+            rope_forward(a.qkv, rope, rows, g.stream);
+    }
+};
+
+// ---- filtered attention: queries and keys = qk(filternorm(x + filter2(filter1(x)))), values = v(x)
 //
 // Localized filtering attention (Wu et al., "YUAN 2.0: A Large Language Model with Localized Filtering-based
-// Attention", 2023): queries and keys are made of a token and the two before it, by two convolutions over two
-// tokens each. What comes before a document, or before the first convolution's outputs there, is zero.
+// Attention", 2023), of x = norm1: queries and keys are made of a token and the two before it, by two
+// convolutions over two tokens each. What comes before a document, or before the first convolution's outputs
+// there, is zero.
 
-// For the next token of each text that is written, if any is.
-inline void keep_taps(Gpt& g, const Linear& l, const Batch& batch) {
-    if (!l.taps.state) return;
-    copy_columns(l.taps.state, l.OC, l.taps.out + (size_t)batch.last * 2 * l.OC, (size_t)batch.T * 2 * l.OC,
-                 l.OC, batch.B, g.stream);
-}
+struct FilteredAttention : Attention {
+    RowsInPlace in_place{g.config, g.workload.recompute};
+    Fp8Operand filtered8 = l.in_fp8(a.filtered_fp8, d.C, l.has_all_rows());
+    LinearInput filtered = gathered_input(a.filtered, a.all_filtered, filtered8, in_place.filtered);
+    Linear filter1 = convolution(filter1w, filter1b, inp, a.dfilter1, a.dtaps1, a.filter1_state);
+    Linear filter2 = convolution(filter2w, filter2b, {a.filter1, l.in_fp8(a.filter1_fp8, d.H, false)},
+                                 a.dfilter_out ? a.dfilter_out : a.dfilter_sum, a.dtaps2, a.filter2_state);
+    NormLayer filternorm = {Norm::rmsnorm, l.w[filternormw], nullptr, l.dw[filternormw], nullptr};
+    // Products with parts of one matrix, for their inputs differ.
+    Linear qk = qkv.outputs(0, rows.qk_heads() * d.HS, filtered, a.dqk_and_v);
+    Linear v = qkv.outputs(qk.OC, d.NKV* d.HS, inp, a.dqk_and_v + (size_t)d.N * qk.OC);
 
-inline void filtered_qkv(Gpt& g, const Layer& l, floatX* qkv) {
-    auto& a = l.a;
-    const Linear &qk = l.qk, &v = l.v;
-    column_parallel(g.tp, l.filter1, a.filter1, Branch::first);
-    keep_taps(g, l.filter1, l.batch);
-    row_parallel(g.tp, l.filter2, a.delta);
-    keep_taps(g, l.filter2, l.batch);
-    stream_norm(g, l.filternorm, {a.norm1, a.delta}, l.d.n);
-    floatX* values = a.qk_and_v + (size_t)l.d.N * qk.OC;
-    column_parallel(g.tp, qk, a.qk_and_v);
-    column_parallel(g.tp, v, values, Branch::middle);  // all rows of norm1 are in place
-    copy_columns(qkv, l.d.QKV, a.qk_and_v, qk.OC, qk.OC, l.d.N, g.stream);
-    copy_columns(qkv + qk.OC, l.d.QKV, values, v.OC, v.OC, l.d.N, g.stream);
-}
-
-// Makes dnorm of dqkv, but for the part of it that goes around the filter: dfilter_sum.
-inline void filtered_qkv_backward(Gpt& g, const Layer& l, WeightGradients weights) {
-    auto& a = l.a;
-    const Linear &qk = l.qk, &v = l.v;
-    copy_columns(qk.dout, qk.OC, a.dqkv, l.d.QKV, qk.OC, l.d.N, g.stream);
-    copy_columns(v.dout, v.OC, a.dqkv + qk.OC, l.d.QKV, v.OC, l.d.N, g.stream);
-    column_parallel_backward(g.tp, qk, a.dnorm, Branch::alone, weights);
-    cudaCheck(cudaMemsetAsync(a.dfilter_sum, 0, (size_t)l.d.n * l.d.C * sizeof(floatX), g.stream));
-    stream_norm_backward(g, l.filternorm, a.dfilter_sum, a, l.d.n);
-    row_parallel_backward(g.tp, l.filter2, a.dfilter_sum, a.dfilter1, Branch::alone, weights, v);
-    column_parallel_backward(g.tp, v, a.dnorm, Branch::first, weights);
-    column_parallel_backward(g.tp, l.filter1, a.dnorm, g.parallel ? Branch::middle : Branch::last, weights);
-}
-
-// ---- attention: att = softmax(q k^T) v of qkv(norm1); attproj adds it to the stream
-
-// Queries and keys with their own norm, if they have one, and with their positions, if these are rotations.
-inline void finish_qkv(Gpt& g, const Layer& l) {
-    auto& a = l.a;
-    if (g.config.qk_norm) {
-        qk_norm_forward(a.qkv, a.qk_rstd, a.qkv_raw, l.w[qnormw], l.w[knormw], l.rope, l.rows,
-                        g.config.norm_eps, g.stream);
-    } else if (l.d.R > 0) {
-        rope_forward(a.qkv, l.rope, l.rows, g.stream);
+    FilteredAttention(const LayerArrays& l, const LinearInput& inp, Branch branch)
+        : Attention(l, inp, branch) {
+        filternorm.inp = a.filter_sum, filternorm.out = a.filtered, filternorm.rstd = a.filter_rstd;
+        filternorm.largest = filtered8.largest();
     }
-}
 
-// The own rows of norm1 are in place. Writes qkv and att.
-inline void attention_hidden(Gpt& g, const Layer& l) {
-    auto& a = l.a;
-    const Dims& d = l.d;
-    const Batch& batch = l.batch;
-    floatX* qkv = g.config.qk_norm ? a.qkv_raw : a.qkv;
-    if (g.config.local_filter)
-        filtered_qkv(g, l, qkv);
-    else
-        column_parallel(g.tp, l.qkv, qkv, g.first);
-    finish_qkv(g, l);
-    if (int limit = g.workload.cache_length) {
-        KvCacheShape shape = kv_cache_shape(d.B, d.T, limit, batch.past, d.NH, d.NKV, d.HS, l.heads.window);
-        floatX* cache = a.cache + (size_t)batch.row * limit * shape.row();
-        kv_cache_append(cache, a.qkv, shape, g.stream);
-        if (batch.past > 0) return kv_cache_attention(a.att, a.qkv, cache, shape, g.stream);
+    void recompute(Recompute kind) const override {
+        bool kept = is_recomputed(SublayerKind::filtered_attention, kind) || g.workload.fp8;
+        if (!kept) stream_norm(g, filternorm, {a.filter_sum}, d.n);
+        Attention::recompute(kind);
     }
-    attention_forward(a.att, a.lse, a.qkv, l.heads, g.stream, l.fp8.att.largest());
-}
 
-inline void attention_forward(Gpt& g, const Layer& l) {
-    attention_hidden(g, l);
-    row_parallel(g.tp, l.attproj, l.a.delta, g.first);
-}
+    std::vector<const Linear*> linears() const override { return {&attproj, &qk, &v, &filter2, &filter1}; }
 
-// Goes from the stream's gradient to that of norm1.
-inline void attention_backward(Gpt& g, const Layer& l, WeightGradients weights) {
-    auto& a = l.a;
-    const Linear& next = g.config.local_filter ? l.qk : l.qkv;
-    row_parallel_backward(g.tp, l.attproj, a.dresidual, a.datt, g.first, weights, next);
-    attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, l.heads, g.stream, l.dqkvb);
-    if (g.config.qk_norm) {
-        qk_norm_backward(a.dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
-                         l.w[qnormw], l.w[knormw], l.rope, l.rows, g.stream);
-    } else if (l.d.R > 0) {
-        rope_backward(a.dqkv, l.rope, l.rows, g.stream, l.fp8.dqkv.largest());
+    void qkv_forward(floatX* out) const override {
+        column_parallel(g.tp, filter1, a.filter1, Branch::first);
+        keep_taps(filter1);
+        row_parallel(g.tp, filter2, a.delta);
+        keep_taps(filter2);
+        stream_norm(g, filternorm, {a.norm1, a.delta}, d.n);
+        floatX* values = a.qk_and_v + (size_t)d.N * qk.OC;
+        column_parallel(g.tp, qk, a.qk_and_v);
+        column_parallel(g.tp, v, values, Branch::middle);  // all rows of norm1 are in place
+        copy_columns(out, d.QKV, a.qk_and_v, qk.OC, qk.OC, d.N, g.stream);
+        copy_columns(out + qk.OC, d.QKV, values, v.OC, v.OC, d.N, g.stream);
     }
-    if (g.config.local_filter)
-        filtered_qkv_backward(g, l, weights);
-    else
-        column_parallel_backward(g.tp, l.qkv, a.dnorm, g.first, weights);
-}
 
-// ---- MLP: act = gelu or swiglu of fc(norm2); fcproj adds it to the stream
+    // Leaves dfilter_sum, the gradient that goes around the filter, to norm1.
+    void qkv_backward(WeightGradients weights) const override {
+        copy_columns(qk.dout, qk.OC, a.dqkv, d.QKV, qk.OC, d.N, g.stream);
+        copy_columns(v.dout, v.OC, a.dqkv + qk.OC, d.QKV, v.OC, d.N, g.stream);
+        column_parallel_backward(g.tp, qk, a.dnorm, Branch::alone, weights);
+        cudaCheck(cudaMemsetAsync(a.dfilter_sum, 0, (size_t)d.n * d.C * sizeof(floatX), g.stream));
+        stream_norm_backward(g, filternorm, a.dfilter_sum, a, d.n);
+        row_parallel_backward(g.tp, filter2, a.dfilter_sum, a.dfilter1, Branch::alone, weights, v);
+        column_parallel_backward(g.tp, v, a.dnorm, Branch::first, weights);
+        column_parallel_backward(g.tp, filter1, a.dnorm, ends(branch) ? Branch::last : Branch::middle,
+                                 weights);
+    }
 
-// The own rows of norm2 are in place, or of a parallel block all rows of norm1. Writes fc and act.
-inline void mlp_hidden(Gpt& g, const Layer& l) {
-    column_parallel(g.tp, l.fc, l.a.fc, g.last);  // applies the GELU too
-    if (g.swiglu) swiglu_forward(l.a.act, l.a.fc, l.d.N, l.d.F, g.stream, l.fp8.act.largest());
-}
+    Linear convolution(Tensor weight, Tensor bias, const LinearInput& inp, floatX* dout, floatX* dtaps,
+                       floatX* state) const {
+        Linear linear = l.linear(weight, bias, {.inp = inp, .dout = dout});
+        linear.OC /= 2;
+        if (state) state += (size_t)l.batch.row * linear.OC;
+        linear.taps = {a.taps, dtaps, state, {d.N, d.T, l.batch.doc_start}};
+        if (l.batch.past > 0) linear.taps.rows.before = state;
+        return linear;
+    }
 
-// In a parallel block, added to what attention left.
-inline void mlp_forward(Gpt& g, const Layer& l) {
-    mlp_hidden(g, l);
-    row_parallel(g.tp, l.fcproj, l.a.delta, g.last);
-}
+    // For the next token of each text that is written, if any is.
+    void keep_taps(const Linear& filter) const {
+        if (!filter.taps.state) return;
+        size_t row = 2 * filter.OC;
+        copy_columns(filter.taps.state, filter.OC, filter.taps.out + l.batch.last * row, d.T * row, filter.OC,
+                     d.B, g.stream);
+    }
+};
 
-// Goes from the stream's gradient to that of norm2.
-inline void mlp_backward(Gpt& g, const Layer& l, WeightGradients weights) {
-    auto& a = l.a;
-    row_parallel_backward(g.tp, l.fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, g.last, weights, l.fc);
-    if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, l.d.N, l.d.F, g.stream, l.fp8.dfc.largest());
-    column_parallel_backward(g.tp, l.fc, a.dnorm, g.last, weights);
-}
+// ---- MLP: act = gelu or swiglu of fc(norm); fcproj adds it to the stream
+
+struct Mlp : Sublayer {
+    Fp8Operand act8 = l.in_fp8(a.act_fp8, d.F, l.has_all_rows() || g.swiglu);
+    Fp8Operand dfc8 = Fp8Operand::of_gradient(a.dfc_scale);
+    Linear fc = l.linear(fcw, fcb, {.inp = inp, .dout = a.dfc, .dout8 = dfc8});
+    Linear fcproj = adding_linear(fcprojw, fcprojb, {a.act, act8}, a.dmlp_out);
+
+    Mlp(const LayerArrays& l, const LinearInput& inp, Branch branch) : Sublayer(l, inp, branch) {
+        if (g.swiglu) return;
+        fc.gelu = fcproj.gelu = gelu_kernel(g.config.mlp);
+        fc.gelu_out = a.act, fc.gelu_largest = act8.largest();
+        fcproj.gelu_inp = a.fc, fcproj.gelu_largest = dfc8.largest();
+    }
+
+    void forward() const override {
+        hidden();
+        row_parallel(g.tp, fcproj, a.delta, branch);
+    }
+
+    void recompute(Recompute kind) const override {
+        if (!is_recomputed(SublayerKind::mlp, kind)) return g.workload.fp8 ? void() : activation_again();
+        // the first of a branch brings the rows together, if it is recomputed
+        bool gathered = begins(branch) || is_recomputed(SublayerKind::attention, kind);
+        if (!gathered) g.rows.gather(inp.own, inp.all, d.N, d.C);
+        hidden();
+        keep_input(g.tp, fcproj);
+    }
+
+    void backward(WeightGradients weights) const override {
+        row_parallel_backward(g.tp, fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, branch, weights, fc);
+        if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, d.N, d.F, g.stream, dfc8.largest());
+        column_parallel_backward(g.tp, fc, a.dnorm, branch, weights);
+    }
+
+    std::vector<const Linear*> linears() const override { return {&fcproj, &fc}; }
+
+    // Writes fc and act.
+    void hidden() const {
+        column_parallel(g.tp, fc, a.fc, branch);  // applies the GELU too
+        if (g.swiglu) swiglu_forward(a.act, a.fc, d.N, d.F, g.stream, act8.largest());
+    }
+
+    // act of an fc that was kept.
+    void activation_again() const {
+        if (g.swiglu)
+            swiglu_forward(a.act, a.fc, d.N, d.F, g.stream);
+        else if (!gelu_is_fused(g.config, g.workload, d.F))
+            gelu_forward(fc.gelu, a.act, a.fc, (size_t)d.N * d.F, g.stream);
+    }
+};
 
 // ---- block
 
-// A transformer block, from norm1 to what its successor adds up:
+// A block, as both passes see it: sublayers in groups, each of which reads one norm. It is made for each
+// micro-batch.
+struct Layer : LayerArrays {
+    struct Group {
+        NormLayer norm;
+        std::vector<std::unique_ptr<Sublayer>> sublayers = {};
+        bool is_recomputed = false;  // one of them
+
+        void add(SublayerKind kind, const LayerArrays& l, const LinearInput& inp, Branch branch) {
+            is_recomputed |= ::is_recomputed(kind, l.g.workload.recompute);
+            if (kind == SublayerKind::mlp) return sublayers.push_back(std::make_unique<Mlp>(l, inp, branch));
+            if (kind == SublayerKind::attention)
+                sublayers.push_back(std::make_unique<Attention>(l, inp, branch));
+            if (kind == SublayerKind::filtered_attention)
+                sublayers.push_back(std::make_unique<FilteredAttention>(l, inp, branch));
+        }
+    };
+    std::vector<Group> groups;
+
+    Layer(Gpt& g, int number, const Batch& batch) : LayerArrays(g, number, batch) {
+        RowsInPlace in_place(g.config, g.workload.recompute);
+        Fp8Operand norm1_8 = in_fp8(a.norm1_fp8, d.C, has_all_rows()),
+                   norm2_8 = in_fp8(a.norm2_fp8, d.C, has_all_rows());
+        floatX* all_norm2 = a.all_norm2 ? a.all_norm2 : a.all_norm1;
+        LinearInput rows1 = gathered_input(a.norm1, a.all_norm1, norm1_8, in_place.norm1),
+                    rows2 = gathered_input(a.norm2, all_norm2, norm2_8, in_place.norm2);
+        NormLayer norm1 = norm(norm1w, norm1b), norm2 = norm(norm2w, norm2b);
+        norm1.inp = a.residual, norm1.out = a.norm1, norm1.mean = a.norm1_mean, norm1.rstd = a.norm1_rstd;
+        norm2.inp = a.residual2, norm2.out = a.norm2, norm2.mean = a.norm2_mean, norm2.rstd = a.norm2_rstd;
+        norm1.largest = norm1_8.largest(), norm2.largest = norm2_8.largest();
+        norm1.dout_beside = a.dfilter_sum;
+        for (const std::vector<SublayerKind>& kinds : sublayer_kinds(g.config)) {
+            bool first = groups.empty();
+            Group& group = groups.emplace_back(first ? norm1 : norm2);
+            group.norm.dinp_largest = a.dresidual_scale, group.norm.dinp_sums = a.dresidual_sums;
+            for (size_t i = 0; i < kinds.size(); i++) {
+                group.add(kinds[i], *this, first ? rows1 : rows2, branch_of(i, kinds.size()));
+            }
+        }
+    }
+    Layer(const Layer&) = delete;
+
+    // Those of all sublayers, the last first.
+    std::vector<const Linear*> linears() const {
+        std::vector<const Linear*> all;
+        for (const Group& group : groups) {
+            for (const auto& sublayer : group.sublayers) {
+                auto its = sublayer->linears();
+                all.insert(all.begin(), its.begin(), its.end());
+            }
+        }
+        return all;
+    }
+};
+
+// A transformer block, of what its predecessor left to be added up:
 //
 //     sequential    y = x + attention(norm1(x)),  out = y + mlp(norm2(y))
 //     parallel      out = x + attention(norm1(x)) + mlp(norm1(x))
-//
-// The norm before it is made by the caller, who knows what x is the sum of; and each sum is made by the norm
-// after it.
-inline Sum block_forward(Gpt& g, const Layer& l) {
-    auto& a = l.a;
-    attention_forward(g, l);
-    if (!g.parallel) stream_norm(g, l.norm2, {a.residual, a.delta}, l.d.n);
-    mlp_forward(g, l);
-    return {g.parallel ? a.residual : a.residual2, a.delta};
+inline Sum block_forward(Gpt& g, const Layer& l, Sum x) {
+    for (const Layer::Group& group : l.groups) {
+        stream_norm(g, group.norm, x, l.d.n);
+        for (const auto& sublayer : group.sublayers) sublayer->forward();
+        x = {group.norm.inp, l.a.delta};
+    }
+    return x;
 }
 
-// act of an fc that was kept.
-inline void activation_again(Gpt& g, const Layer& l) {
-    if (g.swiglu)
-        swiglu_forward(l.a.act, l.a.fc, l.d.N, l.d.F, g.stream);
-    else if (!gelu_is_fused(g.config, g.workload, l.d.F))
-        gelu_forward(g.gelu, l.a.act, l.a.fc, (size_t)l.d.N * l.d.F, g.stream);
-}
-
-// Makes again what the forward pass did not keep, by the same operations, so with the same bits.
+// Recomputes what the forward pass did not keep. In fp8 it kept what matrices read.
 inline void recompute(Gpt& g, const Layer& l) {
-    auto& a = l.a;
     Recompute kind = g.workload.recompute;
     if (kind == Recompute::none) return;
-    if (kind == Recompute::block) {
-        stream_norm(g, l.norm1, l.d.n);
-        g.parallel ? attention_hidden(g, l) : attention_forward(g, l);
-        g.parallel ? keep_input(g.tp, l.attproj) : stream_norm(g, l.norm2, {a.residual, a.delta}, l.d.n);
-        mlp_hidden(g, l);
-        return keep_input(g.tp, l.fcproj);
+    Sum x = {l.groups[0].norm.inp};
+    for (const Layer::Group& group : l.groups) {
+        if (kind != Recompute::block) x = {group.norm.inp};
+        if (group.is_recomputed || !g.workload.fp8) stream_norm(g, group.norm, x, l.d.n);
+        bool is_last = &group == &l.groups.back();
+        for (const auto& sublayer : group.sublayers)
+            kind == Recompute::block && !is_last ? sublayer->forward() : sublayer->recompute(kind);
+        x = {group.norm.inp, l.a.delta};
     }
-    bool fp8 = g.workload.fp8;  // keeps what matrices read, in fp8
-    if (!fp8 || (kind == Recompute::mlp && g.parallel)) stream_norm(g, l.norm1, l.d.n);
-    if (!fp8 && g.config.local_filter) stream_norm(g, l.filternorm, l.d.n);
-    if (g.config.qk_norm) finish_qkv(g, l);
-    if (kind == Recompute::elementwise) {
-        if (fp8) return;
-        if (!g.parallel) stream_norm(g, l.norm2, l.d.n);
-        return activation_again(g, l);
-    }
-    g.parallel ? g.rows.gather(l.fc.inp.own, l.fc.inp.all, l.d.N, l.d.C) : stream_norm(g, l.norm2, l.d.n);
-    mlp_hidden(g, l);
-    keep_input(g.tp, l.fcproj);
 }
 
-// dresidual, the gradient of the block's output, becomes that of its input. Of a parallel block both halves
-// read the same, in either order, and dnorm is the sum of what they make of it.
+// dresidual, the gradient of the block's output, becomes that of its input. Sublayers that read the same norm
+// do so in either order, and dnorm is the sum of what they make of it.
 inline void block_backward(Gpt& g, const Layer& l, WeightGradients weights) {
-    auto& a = l.a;
     recompute(g, l);
-    if (!g.parallel) {
-        mlp_backward(g, l, weights);
-        stream_norm_backward(g, l.norm2, a.dresidual, a, l.d.n);
+    for (size_t i = l.groups.size(); i-- > 0;) {
+        const Layer::Group& group = l.groups[i];
+        for (const auto& sublayer : group.sublayers) sublayer->backward(weights);
+        stream_norm_backward(g, group.norm, l.a.dresidual, l.a, l.d.n);
     }
-    attention_backward(g, l, weights);
-    if (g.parallel) mlp_backward(g, l, weights);
-    if (a.dfilter_sum) residual_forward(a.dnorm, a.dnorm, a.dfilter_sum, (size_t)l.d.n * l.d.C, g.stream);
-    stream_norm_backward(g, l.norm1, a.dresidual, a, l.d.n);
 }
 
 // ---- embedding: out = wte[token] + wpe[position]
@@ -504,8 +614,10 @@ inline NormLayer head_norm(const Gpt& g) {
     auto& a = g.acts[0];
     auto w = g.weights(g.last_norm_unit());
     auto dw = g.gradients(g.last_norm_unit());
-    return {g.norm,    a.residualf, a.normf,    a.normf_mean, a.normf_rstd,      w[normfw],
-            w[normfb], dw[normfw],  dw[normfb], nullptr,      a.dresidual_scale, a.dresidual_sums};
+    NormLayer norm = {g.norm, w[normfw], w[normfb], dw[normfw], dw[normfb]};
+    norm.inp = a.residualf, norm.out = a.normf, norm.mean = a.normf_mean, norm.rstd = a.normf_rstd;
+    norm.dinp_largest = a.dresidual_scale, norm.dinp_sums = a.dresidual_sums;
+    return norm;
 }
 
 // Goes from the output of the last block to this rank's rows of normf.
@@ -594,16 +706,11 @@ inline void stage_forward(Gpt& g, const Batch& batch, const PipelineTask& task) 
     Dims d = g.dims(batch);
     int begin = g.stage.first_layer(task.chunk), end = g.stage.end_layer(task.chunk);
     if (task.part == 0) embed_forward(g, batch, task.input);
-    Sum x = {};
+    Sum x = {task.input};
     for (int number = begin; number < end; number++) {
         GivesWork::goes_on();
         g.state.acquire(number + 1, +1);
-        Layer l(g, number, batch);
-        if (number == begin)
-            stream_norm(g, l.norm1, d.n);  // task.input is whole
-        else
-            stream_norm(g, l.norm1, x, d.n);
-        x = block_forward(g, l);
+        x = block_forward(g, Layer(g, number, batch), x);
         g.state.release(number + 1);
     }
     if (task.part < g.stage.last_part())
@@ -825,48 +932,32 @@ public:
           tokens_(2 * std::max(limit(), texts)) {}
 
 private:
-    Rows read(const std::vector<int>& tokens, int length, int row) override {
-        pass(tokens, (int)tokens.size(), 0, row, length - 1);
-        return next_logits(length - 1, 1);
-    }
-
-    Rows extend(const std::vector<int>& newest, int past) override {
-        pass(newest, 1, past, 0, 0);
-        return next_logits(0, (int)newest.size());
-    }
-
-    // Texts of T tokens each, behind `past` that are in the cache; `row` is the place of the first there, and
-    // `last` the last token before padding.
-    void pass(const std::vector<int>& tokens, int T, int past, int row, int last) {
+    Rows logits(const std::vector<int>& tokens, int T, int past, int row, int last) override {
         int N = (int)tokens.size();
         std::vector<int> with_positions = tokens;
         for (int n = 0; n < N; n++) with_positions.push_back(past + n % T);
         copy_to_device(tokens_.data, with_positions.data(), with_positions.size(), g_.stream);
         Batch batch = {{.tokens = tokens_.data, .positions = tokens_.data + N}, N / T, T, past, row, last};
         forward(g_, batch);
-        if (g_.stage.has_head()) normf_ = classifier_input(g_, g_.dims(batch));
-    }
-
-    // Logits of the tokens that follow rows `first`, first + 1, ... of normf, one row for each.
-    Rows next_logits(size_t first, int rows) {
         Rows logits;
         if (!g_.stage.has_head()) return logits;
-        int unit = g_.classifier_unit(), Vp = g_.local_vocab(), C = g_.config.channels,
-            ranks = g_.rows.ranks();
-        size_t part = (size_t)rows * Vp;
+
+        const floatX* normf = classifier_input(g_, g_.dims(batch)) + (size_t)last * g_.config.channels;
+        int unit = g_.classifier_unit(), Vp = g_.local_vocab(), ranks = g_.rows.ranks(), texts = N / T;
+        size_t part = (size_t)texts * Vp;
         g_.state.acquire(unit, 0);
         floatX* all = g_.acts[0].logits;
-        matmul_forward(all + g_.rows.rank() * part, normf_ + first * C,
-                       g_.weights(unit)[g_.classifier_weight()], nullptr, rows, C, Vp, g_.stream);
+        matmul_forward(all + g_.rows.rank() * part, normf, g_.weights(unit)[g_.classifier_weight()], nullptr,
+                       texts, g_.config.channels, Vp, g_.stream);
         g_.state.release(unit);
         g_.rows.exchange(all, part);
         if (!(g_.mesh.position == chooser_)) return logits;
         std::vector<floatX> values(ranks * part);
         copy_to_host(values.data(), all, values.size(), g_.stream, g_.mesh);
-        for (int row = 0; row < rows; row++) {
+        for (int text = 0; text < texts; text++) {
             logits.emplace_back();
             for (int rank = 0; rank < ranks; rank++) {
-                const floatX* begin = &values[rank * part + (size_t)row * Vp];
+                const floatX* begin = &values[rank * part + (size_t)text * Vp];
                 logits.back().insert(logits.back().end(), begin, begin + g_.stage.vocab_of(rank).count);
             }
         }
@@ -900,21 +991,8 @@ private:
 
     Gpt& g_;
     const MeshPosition chooser_;
-    DeviceArray<int> tokens_;        // and their positions
-    const floatX* normf_ = nullptr;  // all rows of the last pass
+    DeviceArray<int> tokens_;  // and their positions
 };
-
-inline std::string sample_text(Gpt& g, const Options& o, const Tokenizer* tokenizer, int step) {
-    TextDecoder decoder(tokenizer, o.prompt.empty());
-    std::string sample = o.prompt;
-    uint64_t key = random_key(o.seed, text("sample at step %d", step));
-    Writer writer(g, prompt_tokens(o, tokenizer, o.prompt), 1);
-    write_texts(writer, o.sample_tokens, {o.document_end}, {.temperature = 0.8f}, {key}, [&](int, int token) {
-        sample += decoder.add(token);
-        return true;
-    });
-    return sample + decoder.finish();
-}
 
 // ----------------------------------------------------------------------------
 // training
@@ -971,7 +1049,7 @@ struct TrainingRun {
         if (!text.empty()) print("prediction   %s\n", text.c_str());
         progress.expect(plan.expected_seconds);
         begin();
-        begin_log();
+        begin_log(line, world, plan, checkpoints, progress, at.step);
         batches = make_batches(*plan.train_data);
         if (plan.val_data) val_batches = make_batches(*plan.val_data);
         tune();
@@ -989,38 +1067,6 @@ struct TrainingRun {
             checkpoints.take_weights(*line.origin);
         else
             initialize(g.state, o.seed);
-    }
-
-    void begin_log() {
-        world.on_all_ranks([&] {
-            if (!plan.log) return;
-            if (line.folder != RunFolder::replaced)
-                check_space(checkpoints_folder(o.run_dir), checkpoints.bytes());
-            std::vector<std::string> changes = line.notes;
-            std::string communication = communication_libraries();
-            nlohmann::json before = at.step > 0 ? plan.log->last_start() : nlohmann::json();
-            std::vector<std::string> found = plan.log->begin(options_to_json(o), at.step);
-            for (const std::string& changed :
-                 {world.size() > 1 ? communication_note(before, communication) : "",
-                  validation_note(before, plan.validation)})
-                if (!changed.empty()) found.push_back(changed);
-            if (std::string space = checkpoints.space_note(o.steps - at.step); !space.empty())
-                found.push_back(space);
-            for (const std::string& note : found) {
-                screen.warn(note, "             ");
-                changes.push_back(note);
-            }
-            std::string origin = line.origin ? line.origin->checkpoint : "";
-            nlohmann::ordered_json how =
-                start_record(o, world.host(), world.size(), device_text(o), communication, origin, changes);
-            how.update(plan.memory->plan.record());
-            if (plan.val_data) how["validation"] = record_of(plan.validation);
-            progress.start(at.step, how);
-            if (plan.tokenizer && !plan.tokenizer->file().empty())
-                plan.tokenizer->write(tokenizer_path(o.run_dir));
-            else if (line.folder != RunFolder::continued)
-                unlink(tokenizer_path(o.run_dir).c_str());
-        });
     }
 
     std::unique_ptr<DeviceBatches> make_batches(const TokenLoader& loader) {
@@ -1099,8 +1145,9 @@ struct TrainingRun {
     void show_sample() {
         NotedLaunchErrors noted(error);
         status.begin_work("sample", at.step);
+        auto writer = [&](const std::vector<int>& prompt) { return Writer(g, prompt, 1); };
         note_error(error,
-                   [&] { progress.sample(at.step, sample_text(g, o, plan.tokenizer.get(), at.step)); });
+                   [&] { progress.sample(at.step, sample_text(o, plan.tokenizer.get(), at.step, writer)); });
     }
 
     // A rank with an error, such as a launch that failed, goes on with the step and makes the loss of all
@@ -1260,8 +1307,6 @@ inline void evaluate_run(const EvalOptions& command, const World& world) {
     print_scores(model, command, losses);
 }
 
-extern const char source_hash[];  // the Makefile makes it, of all that the program is built from
-
 // Every rank runs its command with this, by the type of the options; data/options/help.h has the names.
 struct CommandWork {
     const World& world;
@@ -1278,68 +1323,11 @@ struct CommandWork {
     }
 };
 
-// The options of a command line, by which ranks are compared.
-struct ComparedOptions {
-    const World& world;
-
-    void operator()(const TrainingLine& line) const { check_same_options(world, line.options, true); }
-    void operator()(const PlanLine& line) const { check_same_options(world, line.command, true); }
-    void operator()(const FileCommand&) const {}  // which one rank runs
-    template <typename O>
-    void operator()(const O& options) const {
-        check_same_options(world, options, true);
-    }
-};
-
-// Runs the command on every rank. An error that stops it is thrown.
-inline void run(const AskedLine& asked, const World& world) {
-    check_same_program(world, source_hash, asked.name.c_str());
-    world.on_all_ranks([&] {
-        asked.refusal.raise();
-        if (asked.command == command_train) check_all_started();
-        bool alone = asked.command != command_train && asked.command != command_selftest &&
-                     !is_given("--measure", asked.given);
-        if (alone && world.size() > 1)
-            fail("%s: works in one process and there are %d; start it without mpirun", asked.name.c_str(),
-                 world.size());
-        if (!world.is_root()) return;
-        for (const std::string& remark : asked.remarks) screen.warn(remark);
-    });
-    check_same_options(world, asked.training, false);
-    FindCheckpoint find = find_on_root(world, asked.places);
-    CommandLine line;
-    world.on_all_ranks(
-        [&] { line = parse_command_line(asked, world.size(), find, layout_choices(world, asked.given)); });
-    std::visit(ComparedOptions{world}, line);
-    if (computes(asked.command, asked.given)) choose_device(world);
-#ifndef __CUDACC__
-    if (world.size() > 1) host_device.threads = threads_per_rank(world);
-#endif
-    // One rank speaks for all.
-    if (!world.is_root() && !freopen("/dev/null", "w", stdout)) fail_with_errno("/dev/null", "write it");
-    std::visit(CommandWork{world}, line);
-    if (stop_requested != SIGPIPE) check_standard_output();
-}
-
 // The program, which test programs can be too (test/program/train_gpt.cu).
-inline int run_train_gpt(int argc, char** argv) try {
-    open_standard_streams();
-    const AskedLine asked = read_command_line(argc, argv);
-    if (std::optional<int> code = run_without_ranks(asked)) return *code;
-    double usual = launched_processes() > 1 ? Options().communication_timeout : 0;
-    time_limit = asked.time_limit.value_or(usual);
-    set_device_variables();
-    World world(&argc, &argv, watch_ranks);
-    try {
-        or_abort(world, [&] { run(asked, world); });
-        return 0;
-    } catch (const CommonError& error) {
-        if (world.is_root()) print_error(error.what());
-        return error.exit_code;
-    }
-} catch (const std::exception& error) {
-    print_error(message_of(error));
-    return exit_code_of(error);
+inline int run_train_gpt(int argc, char** argv) {
+    return run_program(argc, argv, [](const CommandLine& line, const World& world) {
+        std::visit(CommandWork{world}, line);
+    });
 }
 
 #ifndef TESTING

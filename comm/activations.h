@@ -269,29 +269,6 @@ struct Activations {
     floatX* dresidual = nullptr;  // gradient of the residual stream: each part of a block adds its own to it
 };
 
-// Activations and gradients as products take them in fp8; without it, they are all empty. The kernel that
-// makes one finds its largest element, if it makes all rows that the product sees: a norm does not make those
-// of other tensor ranks, and a GELU behind a part of a product makes only that part.
-struct Fp8Activations {
-    Fp8Operand norm1, att, filter1, filtered, norm2, act, dfc, dresidual, dqkv;
-
-    Fp8Activations(const Activations& a, const Dims& d, bool swiglu) {
-        bool norm_measures = d.n == d.N, activation_measures = norm_measures || swiglu;
-        auto kept = [&](char* memory, int width, bool measured) {
-            return Fp8Operand::in_memory(memory, (size_t)d.N * width, measured);
-        };
-        norm1 = kept(a.norm1_fp8, d.C, norm_measures);
-        att = kept(a.att_fp8, d.A, true);
-        filter1 = kept(a.filter1_fp8, d.H, false);
-        filtered = kept(a.filtered_fp8, d.C, norm_measures);
-        norm2 = kept(a.norm2_fp8, d.C, norm_measures);
-        act = kept(a.act_fp8, d.F, activation_measures);
-        dfc = {a.dfc_scale, nullptr, a.dfc_scale != nullptr};
-        dresidual = {a.dresidual_scale, nullptr, a.dresidual_scale != nullptr};
-        dqkv = {a.dqkv_scale, nullptr, a.dqkv_scale != nullptr};
-    }
-};
-
 // A fused GELU, F wide, is made of numbers that are never rounded, and so cannot be made again elementwise.
 // Its gradient is fused without a bias too.
 inline bool gelu_gradient_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
@@ -301,15 +278,25 @@ inline bool gelu_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
     return c.bias && gelu_gradient_is_fused(c, w, F);
 }
 
-// The norms whose rows have all come together again, for a product that is recomputed, when the backward pass
-// of the matrices that read them begins.
+// A sublayer is recomputed from the rows that it reads. Of others, only what norms and activation functions
+// make is made again.
+inline bool is_recomputed(SublayerKind sublayer, Recompute kind) {
+    return kind >= (sublayer == SublayerKind::mlp ? Recompute::mlp : Recompute::block);
+}
+
+// The norms whose rows have all come together again, for a sublayer that is recomputed, when the backward
+// pass of the matrices that read them begins.
 struct RowsInPlace {
     bool norm1, norm2, filtered;
 
-    RowsInPlace(const ModelConfig& c, Recompute kind)
-        : norm1(kind == Recompute::block || (kind == Recompute::mlp && c.block == BlockKind::parallel)),
-          norm2(kind >= Recompute::mlp),
-          filtered(kind == Recompute::block) {}
+    RowsInPlace(const ModelConfig& c, Recompute kind) {
+        auto reader_is_recomputed = [&](const std::vector<SublayerKind>& group) {
+            return std::ranges::any_of(group, [&](SublayerKind s) { return is_recomputed(s, kind); });
+        };
+        norm1 = reader_is_recomputed(sublayer_kinds(c).front());
+        norm2 = reader_is_recomputed(sublayer_kinds(c).back());
+        filtered = is_recomputed(SublayerKind::filtered_attention, kind);
+    }
 };
 
 // Lifetimes of what a norm makes: this rank's own rows, all of them, and those in fp8.
@@ -331,8 +318,8 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     constexpr Lifetime shared = Lifetime::shared, layer = Lifetime::layer;
     auto kept = [&](bool is, Lifetime lifetime) { return training && is ? lifetime : shared; };
     Lifetime inner = kept(true, Lifetime::inner), head = kept(true, Lifetime::head),
-             block = kept(w.recompute != Recompute::block, layer),
-             hidden = kept(w.recompute < Recompute::mlp, layer),
+             block = kept(!is_recomputed(SublayerKind::attention, w.recompute), layer),
+             hidden = kept(!is_recomputed(SublayerKind::mlp, w.recompute), layer),
              elementwise = kept(w.recompute == Recompute::none, layer),
              until_weights = kept(later, Lifetime::pending);
     auto matmul_input = [&](Lifetime own) { return own == shared ? until_weights : own; };
@@ -349,11 +336,12 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     auto in_fp8 = [](size_t elements) { return Fp8Operand::bytes(elements); };
     size_t cache = cache_row_size(local_part(c, tp), w.cache_length) * w.cache_rows;
     size_t logits = std::max(chunk, tp);  // a sample's logits of one row come from all tensor ranks
-    size_t scratch = std::max(
-        {attention_backward_scratch(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, 0, nullptr),
-                                    attention_makes_bias_gradient(c), w.number_bytes),
-         norm_backward_scratch(d.C), qk_norm_backward_scratch(d.HS),
-         matmul_backward_bias_scratch(std::max({d.F1, d.QKV, d.C})), embedding_backward_scratch(d.N, d.C)});
+    size_t widest = std::ranges::max(local_products(c, (int)tp), {}, &LocalProduct::outputs).outputs;
+    size_t scratch =
+        std::max({attention_backward_scratch(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, 0, nullptr),
+                                             attention_makes_bias_gradient(c), w.number_bytes),
+                  norm_backward_scratch(d.C), qk_norm_backward_scratch(d.HS),
+                  matmul_backward_bias_scratch((int)widest), embedding_backward_scratch(d.N, d.C)});
     const size_t bytes_of_char = 1, bytes_of_float = sizeof(float), bytes_of_floatX = w.number_bytes;
     std::vector<ActivationRow> rows;
 #define X(type, name, elements, lifetime, present)                                                           \

@@ -54,6 +54,7 @@ struct UnitTensors {
 // make one section.
 struct LocalShape {
     size_t first_row, rows, padded_rows, cols;
+    Shard shard;
     size_t padded_size() const { return padded_rows * std::max<size_t>(cols, 1); }
 };
 
@@ -351,7 +352,7 @@ private:
         if (row.shard != Shard::rows || tp == 1) {
             size_t cols = local.columns_cut ? row.cols / tp : row.cols;
             if (local.columns_cut && cols * tp != row.cols) refuse(row);
-            local.shape = {0, row.rows, round_up(row.rows, row.pad_to), cols};
+            local.shape = {0, row.rows, round_up(row.rows, row.pad_to), cols, row.shard};
             size_t size = row.rows * std::max<size_t>(cols, 1);
             local.sections = {
                 {local.columns_cut ? tensor * size : 0, 0, size, local.columns_cut ? 1 : place.tp}};
@@ -381,6 +382,7 @@ private:
         local.shape.rows = here;
         local.shape.padded_rows = round_up(most, row.pad_to);
         local.shape.cols = row.cols;
+        local.shape.shard = row.shard;
         return local;
     }
 

@@ -157,17 +157,17 @@ inline Layout training_layout(const Options& o, size_t layer_bytes) {
 // The fp8 memory of the products of this rank's blocks.
 inline Fp8Sizes fp8_sizes(const ModelConfig& config, const Workload& w, const Stage& stage) {
     if (!w.fp8) return {};
-    Dims d(config, stage.layout().mesh.tp, w.B, w.T);
     size_t layers = 0;
     for (int of_chunk : stage.layers(0)) layers += of_chunk;
-    bool filter = config.local_filter;  // its two matrices; and values have another input than queries
-    size_t widths = std::max({d.QKV, d.A, d.F1, d.F, filter ? 2 * d.H : 0});
-    return {.weights = layers * d.C * ((size_t)d.QKV + d.A + d.F1 + d.F + (filter ? 4 * d.H : 0)),
-            .matrices = (filter ? 7 : 4) * layers,
-            .largest_weight = d.C * widths,
-            .keeps_weights = w.recompute == Recompute::none,
-            .rows = (size_t)d.N,
-            .width = (size_t)std::max({filter ? 2 * d.C : d.C, d.QKV, d.A, d.F1})};
+    Fp8Sizes sizes = {.keeps_weights = w.recompute == Recompute::none, .rows = (size_t)w.B * w.T};
+    for (const LocalProduct& product : local_products(config, stage.layout().mesh.tp)) {
+        size_t weight = product.inputs * product.outputs;
+        sizes.matrices += layers;
+        sizes.weights += layers * weight;
+        sizes.largest_weight = std::max(sizes.largest_weight, weight);
+        sizes.width = std::max({sizes.width, product.inputs, product.outputs});
+    }
+    return sizes;
 }
 
 // ----------------------------------------------------------------------------
@@ -215,24 +215,17 @@ inline void check_precision(const Options& o, size_t number_bytes = sizeof(float
 // Says why a run that is cut so cannot have products in fp8; empty: it can.
 inline std::string fp8_refusal(const Options& o) {
     if (o.zero == 3) return "weights are known by where they lie, and --zero 3 moves them; give --zero 2";
-    ModelConfig c = local_part(o, o.tp);
-    int rows = o.micro_batch * o.sequence_length;
-    struct Size {
-        const char* what;
-        int size;
-    };
-    for (auto [what, size] :
-         {Size{"channels", c.channels},
-          {"elements of queries, keys and values", qkv_width(c)},
-          {"elements of values by themselves", c.local_filter ? c.kv_heads * c.head_size : 0},
-          {"channels within the local filter", c.local_filter ? filter_width(c) / o.tp : 0},
-          {"elements of all heads", c.heads * c.head_size},
-          {"hidden channels of the MLP", c.mlp_width},
-          {"tokens of a micro-batch at once", rows / (o.tp > 1 ? o.tp * std::max(o.tp_overlap, 1) : 1)}}) {
-        if (size % 16 == 0) continue;
-        return text("%d %s on a rank, no multiple of 16; choose other sizes", size, what);
+    auto multiplies = [](size_t size) { return size % 16 == 0; };
+    for (const LocalProduct& product : local_products(o, o.tp)) {
+        if (multiplies(product.inputs) && multiplies(product.outputs)) continue;
+        return text(
+            "%s has %zu inputs and %zu outputs on a rank, not both multiples of 16; choose other sizes",
+            product.name, product.inputs, product.outputs);
     }
-    return "";
+    int tokens = o.micro_batch * o.sequence_length / (o.tp > 1 ? o.tp * std::max(o.tp_overlap, 1) : 1);
+    if (multiplies(tokens)) return "";
+    return text("%d tokens of a micro-batch at once on a rank, no multiple of 16; choose other sizes",
+                tokens);
 }
 
 // ----------------------------------------------------------------------------

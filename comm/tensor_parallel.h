@@ -209,8 +209,8 @@ struct Taps {
 
 // The input of a linear layer.
 struct LinearInput {
-    floatX* all;     // (N, C) all rows
-    Fp8Operand fp8;  // all rows in fp8
+    floatX* all = nullptr;  // (N, C) all rows
+    Fp8Operand fp8 = {};    // all rows in fp8
     // (own rows, C) column-parallel: those that this rank has made, which come together in `all`
     const floatX* own = nullptr;
     // The backward pass finds all rows where they are, and need not bring them together again.
@@ -225,13 +225,13 @@ inline LinearInput gathered_input(floatX* own, floatX* all, const Fp8Operand& fp
 // A linear layer out (N, OC) = inp (N, C) weight^T + bias, as this rank has it: both passes, and the
 // gradients of its parameters, are made from this one description.
 struct Linear {
-    Parallel parallel;
-    int N, C, OC;            // rows of activations; inputs and outputs of this rank's part
-    const floatX* weight;    // (OC, C)
-    const floatX* bias;      // (OC) or null
-    float *dweight, *dbias;  // their gradients, added to; null if nothing is trained
-    LinearInput inp;         // (N, C)
-    floatX* dout;            // (N, OC) all rows of the gradient of the output
+    Parallel parallel = Parallel::column;
+    int N = 0, C = 0, OC = 0;        // rows of activations; inputs and outputs of this rank's part
+    const floatX* weight = nullptr;  // (OC, C)
+    const floatX* bias = nullptr;    // (OC) or null
+    float *dweight = nullptr, *dbias = nullptr;  // their gradients, added to; null if nothing is trained
+    LinearInput inp = {};                        // (N, C)
+    floatX* dout = nullptr;                      // (N, OC) all rows of the gradient of the output
     // A GELU that is made in the same pass as the product.
     Gelu gelu = Gelu::tanh;
     floatX* gelu_out = nullptr;        // (N, OC) column-parallel: the GELU of the output, or null
@@ -263,6 +263,12 @@ struct Linear {
 // gather its rows once and sum over the ranks once: the first gathers, and the last adds its partial sums to
 // those of the others and scatters them.
 enum class Branch { alone, first, middle, last };
+
+// The branch of one of `layers` layers side by side.
+constexpr Branch branch_of(size_t number, size_t layers) {
+    bool first = number == 0, last = number == layers - 1;
+    return first ? (last ? Branch::alone : Branch::first) : (last ? Branch::last : Branch::middle);
+}
 
 constexpr bool begins(Branch branch) {
     return branch == Branch::alone || branch == Branch::first;

@@ -14,11 +14,14 @@ token files of another vocabulary, a model that does not fit, a folder that is i
 #include "comm/plan_choice.h"            // expected_step
 #include "comm/memory_plan.h"            // TrainingMemory, fit_training
 #include "comm/save_clock.h"             // SaveClock
+#include "comm/run_checkpoints.h"        // RunCheckpoints
 #include "comm/run_device.h"             // check_build, check_tuning
 #include "comm/batches.h"                // open_token_files
 #include "comm/world.h"                  // World
 #include "data/launch/command_line.h"    // TrainingLine
 #include "data/run/run_log.h"            // RunLog
+#include "data/run/run_report.h"         // start_record
+#include "data/run/step_log.h"           // StepLog
 #include "data/tokenizer/tokenizer.h"    // Tokenizer
 #include "data/tokens/data_notes.h"      // data_notes
 #include "data/tokens/token_loader.h"    // TokenLoader
@@ -68,4 +71,38 @@ inline TrainingPlan check_training(const TrainingLine& line, const World& world)
     });
     if (world.on_several_hosts()) check_shared_folder(world, o.run_dir, world.local_rank() == 0);
     return plan;
+}
+
+// For all ranks: the log of a run that begins, or goes on after `step`, with what has become different since
+// it was last started; and the tokenizer beside it.
+inline void begin_log(const TrainingLine& line, const World& world, const TrainingPlan& plan,
+                      const RunCheckpoints& checkpoints, StepLog& progress, int step) {
+    const Options& o = line.options;
+    world.on_all_ranks([&] {
+        if (!plan.log) return;
+        if (line.folder != RunFolder::replaced)
+            check_space(checkpoints_folder(o.run_dir), checkpoints.bytes());
+        std::vector<std::string> changes = line.notes;
+        std::string communication = communication_libraries();
+        nlohmann::json before = step > 0 ? plan.log->last_start() : nlohmann::json();
+        std::vector<std::string> found = plan.log->begin(options_to_json(o), step);
+        found.push_back(world.size() > 1 ? communication_note(before, communication) : "");
+        found.push_back(validation_note(before, plan.validation));
+        found.push_back(checkpoints.space_note(o.steps - step));
+        for (const std::string& note : found) {
+            if (note.empty()) continue;
+            screen.warn(note, "             ");
+            changes.push_back(note);
+        }
+        std::string origin = line.origin ? line.origin->checkpoint : "";
+        nlohmann::ordered_json how =
+            start_record(o, world.host(), world.size(), device_text(o), communication, origin, changes);
+        how.update(plan.memory->plan.record());
+        if (plan.val_data) how["validation"] = record_of(plan.validation);
+        progress.start(step, how);
+        if (plan.tokenizer && !plan.tokenizer->file().empty())
+            plan.tokenizer->write(tokenizer_path(o.run_dir));
+        else if (line.folder != RunFolder::continued)
+            unlink(tokenizer_path(o.run_dir).c_str());
+    });
 }

@@ -119,6 +119,8 @@ struct Fp8Operand {
         if (!memory) return {};
         return {(float*)(memory + scale_offset(elements)), (uint8_t*)memory, measured};
     }
+    // A gradient whose maker has this scale to measure it by; null: it does not.
+    static Fp8Operand of_gradient(float* scale) { return {scale, nullptr, scale != nullptr}; }
 };
 
 // The memory of these products: copies of weights, an activation, and a gradient both ways.

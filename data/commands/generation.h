@@ -98,10 +98,11 @@ public:
         if (past_ > 0) {
             std::vector<int> newest;
             for (const auto& text : texts_) newest.push_back(text.back());
-            logits = extend(newest, past_);
+            logits = this->logits(newest, 1, past_, 0, 0);
         } else {
             for (int row = 0; row < (all_alike_ ? 1 : rows); row++) {
-                for (auto& of_row : read(window(row, length), length, row))
+                std::vector<int> seen = window(row, length);
+                for (auto& of_row : this->logits(seen, (int)seen.size(), 0, row, length - 1))
                     logits.push_back(std::move(of_row));
             }
             if (all_alike_ && !logits.empty()) logits.resize((size_t)rows, logits[0]);
@@ -121,12 +122,10 @@ public:
 protected:
     int limit() const { return limit_; }
 
-    // The passes return logits (V), a row for each text they read; nothing on a rank that does not choose.
-    // Reads a text from the beginning. The logits are those behind its first `length` tokens; what is behind
-    // them is of no meaning. `row` is the place of the text in the cache.
-    virtual Rows read(const std::vector<int>& tokens, int length, int row) = 0;
-    // Reads one more token of each text, with `past` in the cache.
-    virtual Rows extend(const std::vector<int>& newest, int past) = 0;
+    // Passes through the model, over texts of T tokens each, after the `past` that are in the cache; `row` is
+    // the place of the first text there. Returns logits (V) of what comes after token `last` of each; tokens
+    // after that are padding. Returns nothing on a rank that does not choose.
+    virtual Rows logits(const std::vector<int>& tokens, int T, int past, int row, int last) = 0;
     // In the cache: the first text's `length` tokens are those of all, for the prompt is read once.
     virtual void copy_first_row(int length, int texts) = 0;
     // Replaces the tokens by those of the rank that chooses.
@@ -183,6 +182,20 @@ inline std::vector<int> prompt_tokens(const Options& o, const Tokenizer* tokeniz
     std::vector<int> tokens = tokenizer->encode(prompt);
     if (tokens.empty()) fail("--prompt: has no tokens; give it other text, or use another tokenizer");
     return tokens;
+}
+
+// The text that a run shows after a step. make_writer(prompt's tokens) begins to write.
+template <typename MakeWriter>
+std::string sample_text(const Options& o, const Tokenizer* tokenizer, int step, MakeWriter&& make_writer) {
+    TextDecoder decoder(tokenizer, o.prompt.empty());
+    std::string sample = o.prompt;
+    uint64_t key = random_key(o.seed, text("sample at step %d", step));
+    auto writer = make_writer(prompt_tokens(o, tokenizer, o.prompt));
+    write_texts(writer, o.sample_tokens, {o.document_end}, {.temperature = 0.8f}, {key}, [&](int, int token) {
+        sample += decoder.add(token);
+        return true;
+    });
+    return sample + decoder.finish();
 }
 
 // ----------------------------------------------------------------------------

@@ -32,22 +32,21 @@ inline int chunks_of(const Options& options, int pp) {
 
 // Why a completed model and its sequences cannot be cut over tp * pp ranks, or nothing if they can.
 inline std::string cut_refusal(const Options& model, int tp, int pp) {
-    struct {
-        const char* option;
-        int size;
-    } divided[] = {{"--heads", model.heads},
-                   {"--channels", model.channels},
-                   {"--mlp-width", model.mlp_width},
-                   {"--sequence-length", model.sequence_length}};
-    for (auto [option, size] : divided) {
-        if (size % tp) return text("--tp %d: does not divide %s %d", tp, option, size);
+    for (const TensorRow& row : tensor_table(model)) {
+        if (row.unit != Unit::block || row.shard != Shard::rows) continue;
+        for (const Section& section : row.sections) {
+            int size = section.pieces > 0 ? section.pieces : (int)section.rows;
+            if (size % tp == 0) continue;
+            if (!section.has_copies) return text("--tp %d: does not divide %s %d", tp, section.option, size);
+            if (tp % size)
+                return text("--tp %d: neither divides %s %d nor is a multiple of it", tp, section.option,
+                            size);
+        }
     }
-    if (model.local_filter && filter_width(model) % tp)
-        return text("--tp %d: does not divide %d, half of --channels, the width of --local-filter on", tp,
-                    filter_width(model));
-    // If ranks outnumber key and value heads, several ranks keep a copy of the same one.
-    if (model.kv_heads % tp && tp % model.kv_heads) {
-        return text("--tp %d: neither divides --kv-heads %d nor is a multiple of it", tp, model.kv_heads);
+    // Every rank has a part of the rows of the stream.
+    for (auto [option, size] :
+         {std::pair{"--channels", model.channels}, {"--sequence-length", model.sequence_length}}) {
+        if (size % tp) return text("--tp %d: does not divide %s %d", tp, option, size);
     }
     if (model.vocab_size < tp) return text("--tp %d: more parts than --vocab-size %d", tp, model.vocab_size);
     if (model.layers < pp) return text("--pp %d: more stages than --layers %d", pp, model.layers);

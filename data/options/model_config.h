@@ -99,6 +99,19 @@ inline std::string effective_window_pattern(const ModelConfig& c) {
     return sliding == 0 || sliding == c.layers ? "" : WindowPattern{sliding, end - sliding}.text();
 }
 
+// ----------------------------------------------------------------------------
+// the sublayers of a block, and their widths
+
+enum class SublayerKind { attention, filtered_attention, mlp };
+
+// The sublayers of a block. Each group reads a norm of its own of the residual stream, and what its sublayers
+// make of that, side by side, is added to the stream.
+inline std::vector<std::vector<SublayerKind>> sublayer_kinds(const ModelConfig& c) {
+    SublayerKind attention = c.local_filter ? SublayerKind::filtered_attention : SublayerKind::attention;
+    if (c.block == BlockKind::parallel) return {{attention, SublayerKind::mlp}};
+    return {{attention}, {SublayerKind::mlp}};
+}
+
 // Outputs of the product that makes queries, keys and values.
 inline int qkv_width(const ModelConfig& c) {
     return (c.heads + 2 * c.kv_heads) * c.head_size;
@@ -136,6 +149,9 @@ struct Section {
     // a copy each of the same piece, and its gradient is the sum of theirs.
     int pieces = 0;
     const char* name = "";
+    const char* option = "";  // the user sets its rows, or pieces, by this
+    bool has_copies = false;  // may have them: more ranks than pieces are allowed
+    bool apart = false;  // multiplied by itself, for its input is another than that of the rows before it
 };
 
 // The kinds of tensors that training can treat differently.
@@ -206,11 +222,16 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     size_t H = filter_width(c);
     float filter1 = 1 / std::sqrt(2.0f * C), filter2 = 1 / std::sqrt(2.0f * H);
     bool bias = c.bias, norm_bias = bias && c.norm == NormKind::layernorm,
-         two_norms = c.block == BlockKind::sequential, filter = c.local_filter, uniform = true;
-    std::vector<Section> hidden,
-        heads = {{A, c.heads, "queries"}, {KV, c.kv_heads, "keys"}, {KV, c.kv_heads, "values"}};
-    auto taps = [](size_t rows) { return std::vector<Section>{{rows, 0, "before"}, {rows, 0, "own"}}; };
-    if (F1 > F) hidden = {{F, 0, "gates"}, {F, 0, "values"}};
+         two_norms = sublayer_kinds(c).size() > 1, filter = c.local_filter, uniform = true;
+    std::vector<Section> hidden = {{F, 0, "", "--mlp-width"}},
+                         heads = {{A, c.heads, "queries", "--heads"},
+                                  {KV, c.kv_heads, "keys", "--kv-heads", true},
+                                  {KV, c.kv_heads, "values", "--kv-heads", true, filter}};
+    if (F1 > F) hidden = {{F, 0, "gates", "--mlp-width"}, {F, 0, "values", "--mlp-width"}};
+    auto taps = [](size_t rows) {
+        const char* width = "the width of --local-filter on, half of --channels:";
+        return std::vector<Section>{{rows, 0, "before", width}, {rows, 0, "own", width}};
+    };
     std::vector<TensorRow> table;
     auto add = [&](bool present, TensorRow row) {
         if (present) table.push_back(row);
@@ -243,6 +264,27 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     add(norm_bias, {normfb, last_block, "normf.bias", C, 0, 0, 0, false, replicated});
     add(!c.tie_embeddings, {headw, head, "head.weight", V, C, 0, in, true, rows, {}, vocab_multiple});
     return with_added(std::move(table));
+}
+
+// A product with a matrix of a block, as one of the tensor ranks makes it.
+struct LocalProduct {
+    const char* name;  // the matrix's
+    size_t inputs, outputs;
+};
+
+// All products of a block.
+inline std::vector<LocalProduct> local_products(const ModelConfig& c, int tp) {
+    std::vector<LocalProduct> products;
+    for (const TensorRow& row : tensor_table(c)) {
+        if (!row.is_block_matrix()) continue;
+        products.push_back({row.name, row.shard == Shard::columns ? row.cols / tp : row.cols, 0});
+        for (const Section& section : row.all_sections()) {
+            int parts = section.pieces > 0 ? std::min(section.pieces, tp) : tp;
+            if (section.apart) products.push_back({row.name, products.back().inputs, 0});
+            products.back().outputs += row.shard == Shard::rows ? section.rows / parts : section.rows;
+        }
+    }
+    return products;
 }
 
 // Parameters of a completed config; a tied output matrix counts once.

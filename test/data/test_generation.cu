@@ -24,7 +24,7 @@ public:
     std::vector<int> from_elsewhere;  // tokens another rank chose
 
 private:
-    std::vector<std::vector<float>> logits(const std::vector<std::vector<int>>& contexts) {
+    Rows logits_after(const std::vector<std::vector<int>>& contexts) {
         std::vector<std::vector<float>> rows;
         for (const auto& context : contexts) {
             seen.push_back(context);
@@ -38,19 +38,20 @@ private:
         return rows;
     }
 
-    std::vector<std::vector<float>> read(const std::vector<int>& tokens, int length, int row) override {
-        lengths_read.push_back(tokens.size());
-        cache_[(size_t)row] = std::vector<int>(tokens.begin(), tokens.begin() + length);
-        return logits({cache_[(size_t)row]});
-    }
-
-    std::vector<std::vector<float>> extend(const std::vector<int>& newest, int past) override {
-        REQUIRE(newest.size() == cache_.size());
-        for (size_t row = 0; row < cache_.size(); row++) {
-            REQUIRE((int)cache_[row].size() == past);
-            cache_[row].push_back(newest[row]);
+    Rows logits(const std::vector<int>& tokens, int T, int past, int row, int last) override {
+        if (past == 0) {
+            REQUIRE(T == (int)tokens.size());
+            lengths_read.push_back(tokens.size());
+            cache_[(size_t)row] = std::vector<int>(tokens.begin(), tokens.begin() + last + 1);
+            return logits_after({cache_[(size_t)row]});
         }
-        return logits(cache_);
+        REQUIRE((T == 1 && row == 0 && last == 0));
+        REQUIRE(tokens.size() == cache_.size());
+        for (size_t i = 0; i < cache_.size(); i++) {
+            REQUIRE((int)cache_[i].size() == past);
+            cache_[i].push_back(tokens[i]);
+        }
+        return logits_after(cache_);
     }
 
     void copy_first_row(int length, int texts) override {

@@ -750,7 +750,7 @@ TEST_CASE("layouts that do not fit, and the nearest that do") {
         {8, "--pp 8 --pp-schedule interleaved --layers 6",
          "--pp 8: more stages than --layers 6; give --pp 2 or --pp 1"},
         {4, "--tp 4 --channels 132 --head-size 32 --local-filter on",
-         "--tp 4: does not divide 66, half of --channels, the width of --local-filter on; give --tp 2"},
+         "--tp 4: does not divide the width of --local-filter on, half of --channels: 66; give --tp 2"},
         {2, "--pp 2 --pp-schedule interleaved --layers 1",
          "--pp 2: more stages than --layers 1; give --pp 1"},
         {2, "--pp 2 --pp-schedule interleaved --pp-chunks 5",

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Another axis of the mesh, or another group of ranks, is a few rows. Patches of the program add an axis inside (context), one outside
-# (island), and a group that is a factor of the data ranks (experts), each with a collective on it. Runs on two along each give what
-# runs without them give, and their header, logs and checkpoints know them.
+# Another axis of the mesh, or another group of ranks, is a few rows, and another sublayer is one struct and its rows. Patches of the
+# program add an axis inside (context), one outside (island), and a group that is a factor of the data ranks (experts), each with a
+# collective on it. Runs on two along each give what runs without them give, and their header, logs and checkpoints know them. One more
+# adds a gated sublayer beside the MLP, whose runs give the same on any layout.
 #
 #   EVERY=yes    builds the program once for each patch, which takes minutes
 # devices: cpu
@@ -9,11 +10,11 @@
 cd "$(dirname "$0")/../.." || exit 1
 . test/support/checks.sh
 . test/support/layouts.sh
-plan 21
-for patch in context island experts; do
+plan 29
+for patch in context island experts sublayer; do
     check "the patch $patch applies" patch -s -p1 --dry-run --fuzz=0 -i "test/patches/$patch.patch"
 done
-[ -n "$EVERY" ] || { skip "make soak builds patched programs, which takes minutes" 18; exit; }
+[ -n "$EVERY" ] || { skip "make soak builds patched programs, which takes minutes" 25; exit; }
 repo=$PWD build=build/cpu-fp32
 make -s DEVICE=cpu PRECISION=fp32 $build/train_gpt $build/compare_runs || exit 1
 mkdir "$work/patched" && tar --exclude=./build --exclude=./.git -c . | tar -x -C "$work/patched" || exit 1
@@ -23,7 +24,7 @@ cd "$work" || exit 1
 # run PROGRAM NAME RANKS OPTIONS...
 run() {
     # shellcheck disable=SC2086  # the shape is words
-    ranks "$3" "$1" train "${common[@]}" ${shapes[gpt2]} --run-dir "$2" --overwrite "${@:4}" >"$2.out" 2>&1 </dev/null || tail -3 "$2.out"
+    ranks "$3" "$1" train "${common[@]}" ${shapes[gpt2]} --run-dir "$2" --overwrite "${@:4}" >"$2.out" 2>&1 </dev/null || { tail -3 "$2.out"; return 1; }
 }
 # same NAME HOW -- RANKS OPTIONS... -- RANKS OPTIONS...    the patched program on the first, the program on the others
 same() {
@@ -66,9 +67,29 @@ check "2 groups of 2 data ranks, as a shard group" same experts "" -- 4 --ep 2 -
 check "2 groups of 2 data ranks, within a shard group" same experts "" -- 4 --ep 2 --zero 2 --micro-batch 2 -- 4 --zero 2 --micro-batch 2
 check "a group of 2 data ranks on each stage" same experts "" -- 4 --ep 2 --pp 2 --micro-batch 2 -- 4 --pp 2 --micro-batch 2
 end experts
-most=8
+
+check "the program builds with a gated sublayer" begin sublayer
+gated() { run "$work/patched/$build/train_gpt" "$1" "$2" --gate-width 24 --micro-batch 2 "${@:3}"; }
+check "it trains" gated one 1
+# on RANKS OPTIONS...    a run that is the one above
+on() { gated other "$@" && "$repo/$build/compare_runs" one other $how; }
+how="" check "on 2 tensor ranks of 2 stages, with ZeRO 3" on 8 --tp 2 --pp 2 --zero 3 --save-every 5 --keep 0
+resumed() {
+    rm -r other/checkpoints/step_00000010 &&
+        ranks 2 "$work/patched/$build/train_gpt" train --resume other --tp 1 --pp 2 --zero 0 >other.out 2>&1 </dev/null &&
+        "$repo/$build/compare_runs" one other
+}
+check "and resumed on another layout" resumed
+how="" check "with its weights' gradients made later" on 4 --tp 2 --pp 2 --pp-schedule zero-bubble
+how=--bitwise check "recomputed" on 1 --recompute mlp
+how=--bitwise check "recomputed with all of its block" on 1 --recompute block
+end sublayer
+
+few=yes
 for patch in "$repo"/test/patches/*.patch; do
-    files=$(grep -c '^diff ' "$patch") && ((files <= most)) || most=0
+    most=8
+    [[ $patch != *sublayer* ]] || most=5
+    (($(grep -c '^diff ' "$patch") <= most)) || few=
 done
-check "each patch touches few files" [ $most = 8 ]
+check "each patch touches few files" [ -n "$few" ]
 check "and leaves the program as it was" diff -r "$repo/comm" patched/comm
