@@ -167,8 +167,8 @@ struct NormLayer {
     float *dweight, *dbias;
     floatX *inp = nullptr, *out = nullptr;   // (n, C)
     float *mean = nullptr, *rstd = nullptr;  // (n)
-    // (1) In fp8: become the largest element of the rows it makes, and of its input's gradient; or null.
-    float *largest = nullptr, *dinp_largest = nullptr;
+    // (1) in fp8, or null: the amax of the rows it makes, and that of its input's gradient
+    float *amax = nullptr, *dinp_amax = nullptr;
     float* dinp_sums = nullptr;  // (C) become the sums of that gradient's columns; or null
     // (n, C) a part of the output's gradient that comes by another way than the products; or null
     const floatX* dout_beside = nullptr;
@@ -231,10 +231,10 @@ inline void stream_norm(Gpt& g, const NormLayer& l, const Sum& x, int n) {
     float eps = g.config.norm_eps;
     if (x.delta)
         residual_norm_forward(l.norm, l.inp, l.out, l.mean, l.rstd, x.residual, x.delta, l.weight, l.bias, n,
-                              C, eps, g.stream, l.largest);
+                              C, eps, g.stream, l.amax);
     else
         norm_forward(l.norm, l.out, l.mean, l.rstd, x.residual, l.weight, l.bias, n, C, eps, g.stream,
-                     l.largest);
+                     l.amax);
 }
 
 // Adds to the gradient dinp of the norm's input what the gradient dnorm of its own rows comes to.
@@ -242,7 +242,7 @@ inline void stream_norm_backward(Gpt& g, const NormLayer& l, floatX* dinp, const
     int C = g.config.channels;
     if (l.dout_beside) residual_forward(a.dnorm, a.dnorm, l.dout_beside, (size_t)n * C, g.stream);
     norm_backward(l.norm, dinp, l.dweight, l.dbias, a.scratch, a.dnorm, l.inp, l.weight, l.mean, l.rstd, n, C,
-                  g.stream, l.dinp_largest, l.dinp_sums);
+                  g.stream, l.dinp_amax, l.dinp_sums);
 }
 
 // ---- sublayers
@@ -317,7 +317,7 @@ struct Attention : Sublayer {
             qk_norm_backward(a.dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
                              l.w[qnormw], l.w[knormw], rope, rows, g.stream);
         else if (d.R > 0)
-            rope_backward(a.dqkv, rope, rows, g.stream, dqkv8.largest());
+            rope_backward(a.dqkv, rope, rows, g.stream, dqkv8.amax());
         qkv_backward(weights);
     }
 
@@ -339,7 +339,7 @@ struct Attention : Sublayer {
             kv_cache_append(cache, a.qkv, shape, g.stream);
             if (batch.past > 0) return kv_cache_attention(a.att, a.qkv, cache, shape, g.stream);
         }
-        attention_forward(a.att, a.lse, a.qkv, heads, g.stream, att8.largest());
+        attention_forward(a.att, a.lse, a.qkv, heads, g.stream, att8.amax());
     }
 
     // Queries and keys with their own norm, if they have one, and with their positions, if these are
@@ -375,7 +375,7 @@ struct FilteredAttention : Attention {
     FilteredAttention(const LayerArrays& l, const LinearInput& inp, Branch branch)
         : Attention(l, inp, branch) {
         filternorm.inp = a.filter_sum, filternorm.out = a.filtered, filternorm.rstd = a.filter_rstd;
-        filternorm.largest = filtered8.largest();
+        filternorm.amax = filtered8.amax();
     }
 
     void recompute(Recompute kind) const override {
@@ -442,8 +442,8 @@ struct Mlp : Sublayer {
     Mlp(const LayerArrays& l, const LinearInput& inp, Branch branch) : Sublayer(l, inp, branch) {
         if (g.swiglu) return;
         fc.gelu = fcproj.gelu = gelu_kernel(g.config.mlp);
-        fc.gelu_out = a.act, fc.gelu_largest = act8.largest();
-        fcproj.gelu_inp = a.fc, fcproj.gelu_largest = dfc8.largest();
+        fc.gelu_out = a.act, fc.gelu_amax = act8.amax();
+        fcproj.gelu_inp = a.fc, fcproj.gelu_amax = dfc8.amax();
     }
 
     void forward() const override {
@@ -462,7 +462,7 @@ struct Mlp : Sublayer {
 
     void backward(WeightGradients weights) const override {
         row_parallel_backward(g.tp, fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, branch, weights, fc);
-        if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, d.N, d.F, g.stream, dfc8.largest());
+        if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, d.N, d.F, g.stream, dfc8.amax());
         column_parallel_backward(g.tp, fc, a.dnorm, branch, weights);
     }
 
@@ -471,7 +471,7 @@ struct Mlp : Sublayer {
     // Writes fc and act.
     void hidden() const {
         column_parallel(g.tp, fc, a.fc, branch);  // applies the GELU too
-        if (g.swiglu) swiglu_forward(a.act, a.fc, d.N, d.F, g.stream, act8.largest());
+        if (g.swiglu) swiglu_forward(a.act, a.fc, d.N, d.F, g.stream, act8.amax());
     }
 
     // act of an fc that was kept.
@@ -514,12 +514,12 @@ struct Layer : LayerArrays {
         NormLayer norm1 = norm(norm1w, norm1b), norm2 = norm(norm2w, norm2b);
         norm1.inp = a.residual, norm1.out = a.norm1, norm1.mean = a.norm1_mean, norm1.rstd = a.norm1_rstd;
         norm2.inp = a.residual2, norm2.out = a.norm2, norm2.mean = a.norm2_mean, norm2.rstd = a.norm2_rstd;
-        norm1.largest = norm1_8.largest(), norm2.largest = norm2_8.largest();
+        norm1.amax = norm1_8.amax(), norm2.amax = norm2_8.amax();
         norm1.dout_beside = a.dfilter_sum;
         for (const std::vector<SublayerKind>& kinds : sublayer_kinds(g.config)) {
             bool first = groups.empty();
             Group& group = groups.emplace_back(first ? norm1 : norm2);
-            group.norm.dinp_largest = a.dresidual_scale, group.norm.dinp_sums = a.dresidual_sums;
+            group.norm.dinp_amax = a.dresidual_scale, group.norm.dinp_sums = a.dresidual_sums;
             for (size_t i = 0; i < kinds.size(); i++) {
                 group.add(kinds[i], *this, first ? rows1 : rows2, branch_of(i, kinds.size()));
             }
@@ -616,7 +616,7 @@ inline NormLayer head_norm(const Gpt& g) {
     auto dw = g.gradients(g.last_norm_unit());
     NormLayer norm = {g.norm, w[normfw], w[normfb], dw[normfw], dw[normfb]};
     norm.inp = a.residualf, norm.out = a.normf, norm.mean = a.normf_mean, norm.rstd = a.normf_rstd;
-    norm.dinp_largest = a.dresidual_scale, norm.dinp_sums = a.dresidual_sums;
+    norm.dinp_amax = a.dresidual_scale, norm.dinp_sums = a.dresidual_sums;
     return norm;
 }
 
@@ -722,7 +722,7 @@ inline void stage_forward(Gpt& g, const Batch& batch, const PipelineTask& task) 
 // Finds, of the stream's gradient that another part sent, what norms find of the one that they make.
 inline void know_stream_gradient(Gpt& g, const floatX* gradient, const Dims& d) {
     auto& a = g.acts[0];
-    if (a.dresidual_scale) largest_element(a.dresidual_scale, gradient, (size_t)d.n * d.C, g.stream);
+    if (a.dresidual_scale) find_amax(a.dresidual_scale, gradient, (size_t)d.n * d.C, g.stream);
     if (!a.dresidual_sums) return;
     cudaCheck(cudaMemsetAsync(a.dresidual_sums, 0, d.C * sizeof(float), g.stream));
     matmul_backward_bias(a.dresidual_sums, a.scratch, gradient, d.n, d.C, g.stream);

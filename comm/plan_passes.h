@@ -134,7 +134,7 @@ public:
             if (chunk < stage.chunks() - 1 || !stage.has_head()) {
                 add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);  // the stream for the next part
                 // passes over its gradient
-                if (w_.fp8 && norm_measures()) add("largest_element", M_, e * n_ * C_, 0);
+                if (w_.fp8 && norm_measures()) add("find_amax", M_, e * n_ * C_, 0);
                 if (c_.bias) bias_gradient("matmul_backward_bias", n_, C_);
             }
             mark(StepPart::stream);
@@ -214,7 +214,7 @@ private:
     }
 
     // Those of the blocks, of all rows. measured: the kernel that made the input, or the gradient of the
-    // output, has found its largest element.
+    // output, has found the amax.
     Pass& linear_forward(double inputs, double OC, bool measured, bool accumulate = false,
                          bool gelu = false) {
         if (!w_.fp8) return forward(N_, inputs, OC, accumulate, gelu);
@@ -229,7 +229,7 @@ private:
                           bool gelu = false) {
         if (!w_.fp8) return backward(N_, inputs, OC, bias, accumulate, gelu);
         double dinp = e * N_ * inputs, weight = inputs * OC, dweight = 4 * weight;
-        add("largest_element", 1, e * weight, 0);
+        add("find_amax", 1, e * weight, 0);
         if (keeps_weights()) add("fp8_quantize", 1, e * weight, 2 * weight);
         quantize(OC, measured, 2);
         weight_copy(weight);
@@ -243,7 +243,7 @@ private:
     }
     // An activation or gradient to fp8, as it is, or transposed, or both.
     void quantize(double columns, bool measured, int ways) {
-        if (!measured) add("largest_element", M_, e * N_ * columns, 0);
+        if (!measured) add("find_amax", M_, e * N_ * columns, 0);
         add("fp8_quantize", M_, e * N_ * columns, ways * N_ * columns);
     }
     bool keeps_weights() const { return w_.recompute == Recompute::none; }
@@ -349,7 +349,7 @@ private:
             heads + partials, 2);
     }
     // Queries and keys are rotated in place, by a table of angles and the token's position.
-    // measures: it reads all others too, for the largest element.
+    // measures: it reads all others too, for the amax.
     void rope(bool measures = false) {
         double turned = e * N_ * turned_heads() * d_.R;
         if (d_.R > 0) add("rope", M_, (measures ? e * N_ * d_.QKV : turned) + angles(), turned);
@@ -567,7 +567,7 @@ private:
         all.push_back(like(product, measures, e * elements, 0));
         all.push_back(like(product, "fp8_quantize", e * elements, ways * elements));
     }
-    static constexpr const char* measures = "largest_element";
+    static constexpr const char* measures = "find_amax";
     // Beside a product, in the same layer and for the same gradient.
     static Pass like(const Pass& product, const char* launcher, double read, double written) {
         Pass pass = {launcher, product.times, read, written};

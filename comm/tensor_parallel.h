@@ -237,7 +237,7 @@ struct Linear {
     floatX* gelu_out = nullptr;        // (N, OC) column-parallel: the GELU of the output, or null
     const floatX* gelu_inp = nullptr;  // (N, C) row-parallel: what inp is the GELU of, or null
     // (1) in fp8: of gelu_out, or of the gradient of gelu_inp, where these are made at once; or null
-    float* gelu_largest = nullptr;
+    float* gelu_amax = nullptr;
     Fp8Operand dout8 = {};  // product_gradient() in fp8
     // (OC) row-parallel: sums of the columns of this rank's rows of dout, which their maker left; or null
     const float* dout_sums = nullptr;
@@ -311,7 +311,7 @@ inline void linear_rows(const TensorParallel& tp, const Linear& l, floatX* out, 
         tap_sum_forward(out, l.taps.out, bias, l.taps.rows, first, rows, l.OC, tp.stream);
     } else if (l.gelu_out) {
         tp.products.gelu_forward(l.gelu, l.gelu_out + at, out + at, inp, l.inp.fp8, l.weight, bias, rows, l.C,
-                                 l.OC, l.gelu_largest);
+                                 l.OC, l.gelu_amax);
     } else {
         tp.products.forward(out + at, inp, l.inp.fp8, l.weight, bias, rows, l.C, l.OC, accumulate);
     }
@@ -326,7 +326,7 @@ inline void linear_rows_backward(const TensorParallel& tp, const Linear& l, floa
     size_t at = (size_t)first * l.C;
     if (l.gelu_inp)
         tp.products.backward_gelu(l.gelu, dinp + at, l.gelu_inp + at, dout, l.dout8, l.weight, rows, l.C,
-                                  width, l.gelu_largest);
+                                  width, l.gelu_amax);
     else
         tp.products.backward_input(dinp + at, dout, l.dout8, l.weight, rows, l.C, width, accumulate);
 }

@@ -59,13 +59,13 @@ inline bool has_wgmma_attention([[maybe_unused]] const AttentionShape& shape,
     return attention_kernels != AttentionKernels::mma && has_wgmma_attention(shape);
 }
 
-inline void launch_attention_forward(floatX* out, float* lse, float* largest, const floatX* qkv,
+inline void launch_attention_forward(floatX* out, float* lse, float* amax, const floatX* qkv,
                                      const AttentionShape& shape, cudaStream_t stream) {
-    begin_largest(largest, stream);
+    begin_amax(amax, stream);
 #ifdef PRECISION_BF16
-    if (takes_wgmma(shape)) return attention_hopper_forward(out, lse, largest, qkv, shape, stream);
+    if (takes_wgmma(shape)) return attention_hopper_forward(out, lse, amax, qkv, shape, stream);
 #endif
-    attention_mma_forward(out, lse, largest, qkv, shape, stream);
+    attention_mma_forward(out, lse, amax, qkv, shape, stream);
 }
 
 inline void launch_attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv,
@@ -113,11 +113,11 @@ inline void attention_forward(floatX* out,        // (B, Tq, NH, HS)
                               float* lse,         // (B, NH, Tq)
                               const floatX* qkv,  // (B, Tk, NH + 2*NKV, HS)
                               const AttentionShape& shape, cudaStream_t stream,
-                              float* largest = nullptr) {  // (1) of out
+                              float* amax = nullptr) {  // (1) of out
     ON_DEVICE(stream,
               (attention_forward_cpu(out, lse, qkv, shape),
-               keep_largest_cpu(largest, out, (size_t)shape.B * shape.Tq * shape.NH * shape.HS)),
-              launch_attention_forward(out, lse, largest, qkv, shape, stream));
+               keep_amax_cpu(amax, out, (size_t)shape.B * shape.Tq * shape.NH * shape.HS)),
+              launch_attention_forward(out, lse, amax, qkv, shape, stream));
 }
 
 // out and lse are those of the forward pass, and dqkv is what the queries of the call contribute. Gradients

@@ -103,9 +103,8 @@ struct OnlineSoftmax {
 };
 
 template <int HSP>
-__device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX* out, float* lse,
-                                       float* largest_out, const AttentionShape& s, int group,
-                                       const Tickets& tickets) {
+__device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX* out, float* lse, float* amax,
+                                       const AttentionShape& s, int group, const Tickets& tickets) {
     using Tile = typename HopperForwardShared<HSP>::Tile;
     auto take_turn = [&] { named_barrier_sync(1 + group, computing_threads); };
     auto pass_turn = [&] { named_barrier_arrive(2 - group, computing_threads); };
@@ -214,15 +213,15 @@ __device__ void hopper_forward_compute(HopperForwardShared<HSP>& shared, floatX*
         }
         store_results(out + s.output(work.b, first_row, work.h), s.out_row(), sum, scale, s.Tq - first_row,
                       s.HS)
-            .keep(largest_out);
+            .keep(amax);
     }
     if (group == 0) take_turn();  // the last that group 1 passed
 }
 
 template <int HSP>
-__device__ void hopper_forward_block(floatX* out, float* lse, float* largest_out,
-                                     const CUtensorMap& query_map, const CUtensorMap& key_map,
-                                     const AttentionShape& s, const Tickets& tickets) {
+__device__ void hopper_forward_block(floatX* out, float* lse, float* amax, const CUtensorMap& query_map,
+                                     const CUtensorMap& key_map, const AttentionShape& s,
+                                     const Tickets& tickets) {
     auto& shared = *swizzled_shared<HopperForwardShared<HSP>>();
     if (threadIdx.x == 0) {
         prefetch_tensor_map(query_map);
@@ -239,18 +238,18 @@ __device__ void hopper_forward_block(floatX* out, float* lse, float* largest_out
         if (threadIdx.x == 0) hopper_forward_load<HSP>(shared, query_map, key_map, s, tickets);
     } else {
         take_registers<computing_registers>();
-        hopper_forward_compute<HSP>(shared, out, lse, largest_out, s, group - 1, tickets);
+        hopper_forward_compute<HSP>(shared, out, lse, amax, s, group - 1, tickets);
     }
 }
 
 template <int HSP>
 __global__ void __launch_bounds__(hopper_threads, 1)
-    attention_hopper_forward_kernel(floatX* out, float* lse, float* largest_out,
+    attention_hopper_forward_kernel(floatX* out, float* lse, float* amax,
                                     const __grid_constant__ CUtensorMap query_map,
                                     const __grid_constant__ CUtensorMap key_map, AttentionShape s,
                                     Tickets tickets) {
     if constexpr (is_hopper)
-        hopper_forward_block<HSP>(out, lse, largest_out, query_map, key_map, s, tickets);
+        hopper_forward_block<HSP>(out, lse, amax, query_map, key_map, s, tickets);
     else
         __trap();
 }
@@ -270,7 +269,7 @@ inline unsigned* ticket_counter(cudaStream_t stream) {
 }
 
 // For shapes of which hopper_attention_fits. Buffers as attention_forward has them.
-inline void attention_hopper_forward(floatX* out, float* lse, float* largest, const floatX* qkv,
+inline void attention_hopper_forward(floatX* out, float* lse, float* amax, const floatX* qkv,
                                      const AttentionShape& shape, cudaStream_t stream) {
     ProfileRange profile_range(__func__);
     with_hopper_width(shape.HS, [&](auto HSP) {
@@ -280,6 +279,6 @@ inline void attention_hopper_forward(floatX* out, float* lse, float* largest, co
         Tickets tickets = {HopperQueries::tickets(shape), forward_section(shape), ticket_counter(stream)};
         int blocks = std::min(tickets.count, device_properties().multiProcessorCount);
         launch(attention_hopper_forward_kernel<HSP>, blocks, hopper_threads, sizeof(Shared), stream, out, lse,
-               largest, query_map, key_map, shape, tickets);
+               amax, query_map, key_map, shape, tickets);
     });
 }

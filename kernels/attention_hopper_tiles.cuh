@@ -161,9 +161,9 @@ __device__ inline void transpose_quad(uint32_t (&words)[4]) {
 // column 0 of its row 0 belongs. The results of row result_row(2 i) are multiplied by scale[i]. Gives the
 // largest of what the thread writes.
 template <int count>
-__device__ LargestElement store_results(floatX* to, size_t stride, const float (&results)[count],
-                                        const float (&scale)[2], int rows, int HS) {
-    LargestElement element;
+__device__ Amax store_results(floatX* to, size_t stride, const float (&results)[count],
+                              const float (&scale)[2], int rows, int HS) {
+    Amax element;
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll

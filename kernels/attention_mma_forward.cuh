@@ -31,7 +31,7 @@ struct ForwardTiles {
 // the values of the tile before, values under the product with the keys.
 template <int HSP>
 __global__ void __launch_bounds__(ForwardTiles<HSP>::threads, 2)
-    attention_forward_kernel(floatX* out, float* lse, float* largest_out, const floatX* qkv, AttentionShape s,
+    attention_forward_kernel(floatX* out, float* lse, float* amax, const floatX* qkv, AttentionShape s,
                              float scale) {
     using Tiles = ForwardTiles<HSP>;
     constexpr int queries = Tiles::queries, keys = Tiles::keys, threads = Tiles::threads;
@@ -131,15 +131,15 @@ __global__ void __launch_bounds__(ForwardTiles<HSP>::threads, 2)
     int start = q_start + warp_row;
     store_tile<Tiles::warp_queries, warp_size>(out + s.output(b, start, h), q, warp_row, lane_id(),
                                                s.out_row(), s.Tq - start, s.HS)
-        .keep(largest_out);
+        .keep(amax);
 }
 
-inline void attention_mma_forward(floatX* out, float* lse, float* largest, const floatX* qkv,
+inline void attention_mma_forward(floatX* out, float* lse, float* amax, const floatX* qkv,
                                   const AttentionShape& s, cudaStream_t stream) {
     with_head_width(s.HS, [&](auto HSP) {
         using Tiles = ForwardTiles<HSP>;
         launch(attention_forward_kernel<HSP>, dim3(ceil_div(s.Tq, Tiles::queries), s.NH, s.B), Tiles::threads,
-               Tiles::shared_bytes, stream, out, lse, largest, qkv, s, s.scale() * log2_e);
+               Tiles::shared_bytes, stream, out, lse, amax, qkv, s, s.scale() * log2_e);
     });
 }
 

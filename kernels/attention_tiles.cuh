@@ -6,7 +6,7 @@ warp, on tensor cores for bf16 and with the same layout of results for float.
 
 #include "kernels/attention_shape.h"
 #include "kernels/common.cuh"
-#include "kernels/largest.cuh"
+#include "kernels/amax.cuh"
 
 // ----------------------------------------------------------------------------
 // widths of tiles
@@ -111,9 +111,8 @@ __device__ void load_tile(Tile<HSP> to, const floatX* from, int stride, int coun
 // The reverse, by `threads` threads of which this is `thread`: rows [0, count) of the `rows` from `first` on.
 // Gives the largest of what the thread writes.
 template <int rows, int threads, int HSP>
-__device__ LargestElement store_tile(floatX* to, Tile<HSP> from, int first, int thread, int stride, int count,
-                                     int HS) {
-    LargestElement element;
+__device__ Amax store_tile(floatX* to, Tile<HSP> from, int first, int thread, int stride, int count, int HS) {
+    Amax element;
     constexpr int W = Tile<HSP>::W;
     if (HS % W == 0) {
         each_piece<rows, HSP, threads>(thread, [&](int row, int column) {

@@ -11,14 +11,14 @@ All arrays are (n) and floatX, f is of floats, and what it gives is rounded once
 #include <type_traits>
 
 #include "kernels/common.cuh"
-#include "kernels/largest.cuh"
+#include "kernels/amax.cuh"
 
 // ----------------------------------------------------------------------------
 // CPU
 
 // Pieces are fixed, and each is of whole vectors, so the number of threads changes no bit.
 template <auto f, typename... Inputs>
-void elementwise_cpu(floatX* out, float* largest, size_t n, const Inputs*... inp) {
+void elementwise_cpu(floatX* out, float* amax, size_t n, const Inputs*... inp) {
     constexpr size_t piece = 8192;
 #pragma omp parallel for if (n > piece)
     for (size_t start = 0; start < n; start += piece) {
@@ -26,7 +26,7 @@ void elementwise_cpu(floatX* out, float* largest, size_t n, const Inputs*... inp
 #pragma omp simd
         for (size_t i = start; i < end; i++) out[i] = floatX(f(float(inp[i])...));
     }
-    keep_largest_cpu(largest, out, n);
+    keep_amax_cpu(amax, out, n);
 }
 
 // ----------------------------------------------------------------------------
@@ -37,9 +37,9 @@ void elementwise_cpu(floatX* out, float* largest, size_t n, const Inputs*... inp
 constexpr unsigned elementwise_block = 256;  // threads, of W elements each
 
 template <auto f, int W, typename... Inputs>
-__global__ void elementwise_kernel(floatX* out, float* largest, size_t n, const Inputs*... inp) {
+__global__ void elementwise_kernel(floatX* out, float* amax, size_t n, const Inputs*... inp) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
-    LargestElement element;
+    Amax element;
     auto write = [&](auto... x) {
         Vec<floatX, W> result;
         for (int k = 0; k < W; k++) result[k] = floatX(f(float(x[k])...));
@@ -47,7 +47,7 @@ __global__ void elementwise_kernel(floatX* out, float* largest, size_t n, const 
         store(out + i, result);
     };
     if (i < n) write(load<W>(inp + i)...);
-    element.keep(largest);
+    element.keep(amax);
 }
 
 // Divisible by a power of two only if n is, and the place of every array in memory, in elements: rows cut out
@@ -62,17 +62,17 @@ size_t common_row(size_t n, const Arrays*... arrays) {
 // ----------------------------------------------------------------------------
 // launchers
 
-// largest: (1) becomes the largest element of out, or null.
+// amax: (1) becomes the amax of out, or null.
 template <auto f, typename... Inputs>
-void elementwise(floatX* out, float* largest, size_t n, cudaStream_t stream, const Inputs*... inp) {
+void elementwise(floatX* out, float* amax, size_t n, cudaStream_t stream, const Inputs*... inp) {
     static_assert((std::is_same_v<Inputs, floatX> && ...));
     if (n == 0) return;
-    ON_DEVICE(stream, elementwise_cpu<f>(out, largest, n, inp...), {
-        begin_largest(largest, stream);
+    ON_DEVICE(stream, elementwise_cpu<f>(out, amax, n, inp...), {
+        begin_amax(amax, stream);
         with_vec_width<floatX>(common_row(n, out, inp...), [=](auto width) {
             constexpr int W = width;
             launch(elementwise_kernel<f, W, Inputs...>, ceil_div(n, elementwise_block * W), elementwise_block,
-                   0, stream, out, largest, n, inp...);
+                   0, stream, out, amax, n, inp...);
         });
     });
 }

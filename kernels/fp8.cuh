@@ -11,7 +11,7 @@ infinite element makes it all NaN.
 
 Hopper multiplies in fp8 only where the inner dimension of both factors is the fast one, so a matrix is
 needed as it is for one product and transposed for another: one pass writes both, through a tile in shared
-memory. Its largest element is known by then (largest.cuh).
+memory. Its amax is known by then (amax.cuh).
 */
 #pragma once
 
@@ -20,7 +20,7 @@ memory. Its largest element is known by then (largest.cuh).
 #include <cstring>
 
 #include "kernels/common.cuh"
-#include "kernels/largest.cuh"
+#include "kernels/amax.cuh"
 
 #ifndef DEVICE_CPU
 #include <cuda_fp8.h>
@@ -28,7 +28,7 @@ memory. Its largest element is known by then (largest.cuh).
 
 enum class Fp8 { e4m3, e5m2 };
 
-// A scale is floats at a multiple of 16 bytes: the largest element, and then, at the next multiple, what 1 of
+// A scale is floats at a multiple of 16 bytes: the amax, and then, at the next multiple, what 1 of
 // q counts. cuBLASLt proposes algorithms for scales that lie elsewhere, and then refuses to start them.
 constexpr int fp8_one_at = 4, fp8_scale_floats = 8;
 
@@ -183,7 +183,7 @@ inline void launch_fp8_quantize(Fp8Matrix out, Fp8 format, const floatX* inp, si
 // ----------------------------------------------------------------------------
 // launchers
 
-// out.scale[0] is the largest element of inp.
+// out.scale[0] is the amax of inp.
 inline void fp8_quantize(Fp8Matrix out, Fp8 format, const floatX* inp /* (rows, columns) */, size_t rows,
                          size_t columns, cudaStream_t stream) {
     ON_DEVICE(stream, fp8_quantize_cpu(out, format, inp, rows, columns),

@@ -106,9 +106,9 @@ struct Fp8Sizes {
 struct Fp8Operand {
     float* scale = nullptr;         // (fp8_scale_floats), its own
     uint8_t* transposed = nullptr;  // (columns, rows) of an activation, kept for the weight's gradient
-    bool measured = false;          // its maker leaves the largest element in scale[0]
+    bool measured = false;          // its maker leaves the amax in scale[0]
 
-    float* largest() const { return measured ? scale : nullptr; }
+    float* amax() const { return measured ? scale : nullptr; }
 
     // The memory of an activation's copy: its elements, and the scale behind them.
     static constexpr size_t scale_offset(size_t elements) { return ceil_div(elements, 16) * 16; }
@@ -196,12 +196,12 @@ public:
 #endif
     }
 
-    // largest: (1) of out, or null; in fp8.
+    // amax: (1) of out, or null; in fp8.
     void gelu_forward(Gelu form, floatX* out, floatX* pre, const floatX* inp, const Fp8Operand& inp8,
-                      const floatX* weight, const floatX* bias, int N, int C, int OC, float* largest) {
+                      const floatX* weight, const floatX* bias, int N, int C, int OC, float* amax) {
         if (!on_) return matmul_gelu_forward(form, out, pre, inp, weight, bias, N, C, OC, stream_);
         forward(pre, inp, inp8, weight, bias, N, C, OC);
-        ::gelu_forward(form, out, pre, (size_t)N * OC, stream_, largest);
+        ::gelu_forward(form, out, pre, (size_t)N * OC, stream_, amax);
     }
 
     void backward_input(floatX* dinp, const floatX* dout, [[maybe_unused]] const Fp8Operand& dout8,
@@ -222,10 +222,10 @@ public:
 
     // Does the work of matmul_backward_gelu() in fp8. largest: (1) of dpre, or null.
     void backward_gelu(Gelu form, floatX* dpre, const floatX* pre, const floatX* dout,
-                       const Fp8Operand& dout8, const floatX* weight, int N, int C, int OC, float* largest) {
+                       const Fp8Operand& dout8, const floatX* weight, int N, int C, int OC, float* amax) {
         if (!on_) return matmul_backward_gelu(form, dpre, pre, dout, weight, N, C, OC, stream_);
         backward_input(dpre, dout, dout8, weight, N, C, OC);
-        gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream_, largest);
+        gelu_backward(form, dpre, dpre, pre, (size_t)N * C, stream_, amax);
     }
 
     // dout: as it was for the gradient of inp. dbias, scratch: as for matmul_backward_weight().
@@ -258,13 +258,13 @@ private:
 
 #ifndef DEVICE_CPU
     // Quantises inp (rows, columns) to to.values, unless that is null, and to `transposed` likewise. Some of
-    // its rows have a scale of their own, to.scale, by the largest element among them.
+    // its rows have a scale of their own, to.scale, by the amax among them.
     Fp8Matrix quantized(Fp8Matrix to, uint8_t* transposed, Fp8 format, const floatX* inp,
                         const Fp8Operand& operand, int rows, int columns) {
         bool all = (size_t)rows == rows_;
         to.transposed = all ? transposed : nullptr;
         if (all && operand.scale) to.scale = operand.scale;
-        if (!all || !operand.measured) largest_element(to.scale, inp, (size_t)rows * columns, stream_);
+        if (!all || !operand.measured) find_amax(to.scale, inp, (size_t)rows * columns, stream_);
         fp8_quantize(to, format, inp, rows, columns, stream_);
         return to;
     }
@@ -272,7 +272,7 @@ private:
     // Finds what is kept of a weight.
     void refresh(const floatX* place, Weight& weight) {
         size_t size = (size_t)weight.OC * weight.C;
-        largest_element(weight.matrix.scale, place, size, stream_);
+        find_amax(weight.matrix.scale, place, size, stream_);
         if (keeps_weights_) fp8_quantize(weight.matrix, Fp8::e4m3, place, weight.OC, weight.C, stream_);
         weight.is_fresh = true;
     }

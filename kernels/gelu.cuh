@@ -52,24 +52,23 @@ HOST_DEVICE float gelu_gradient(float dout, float x) {
 // ----------------------------------------------------------------------------
 // launchers
 
-// largest: (1) becomes the largest element of out, or null; likewise for the gradient.
+// amax: (1) becomes the amax of out, or null; likewise for the gradient.
 inline void gelu_forward(Gelu form, floatX* out /* (n), may be inp */, const floatX* inp /* (n) */, size_t n,
-                         cudaStream_t stream, float* largest = nullptr) {
+                         cudaStream_t stream, float* amax = nullptr) {
     switch (form) {
     case Gelu::tanh:
-        return elementwise<gelu<Gelu::tanh>>(out, largest, n, stream, inp);
+        return elementwise<gelu<Gelu::tanh>>(out, amax, n, stream, inp);
     case Gelu::exact:
-        return elementwise<gelu<Gelu::exact>>(out, largest, n, stream, inp);
+        return elementwise<gelu<Gelu::exact>>(out, amax, n, stream, inp);
     }
 }
 
 inline void gelu_backward(Gelu form, floatX* dinp /* (n), may be dout */, const floatX* dout /* (n) */,
-                          const floatX* inp /* (n) */, size_t n, cudaStream_t stream,
-                          float* largest = nullptr) {
+                          const floatX* inp /* (n) */, size_t n, cudaStream_t stream, float* amax = nullptr) {
     switch (form) {
     case Gelu::tanh:
-        return elementwise<gelu_gradient<Gelu::tanh>>(dinp, largest, n, stream, dout, inp);
+        return elementwise<gelu_gradient<Gelu::tanh>>(dinp, amax, n, stream, dout, inp);
     case Gelu::exact:
-        return elementwise<gelu_gradient<Gelu::exact>>(dinp, largest, n, stream, dout, inp);
+        return elementwise<gelu_gradient<Gelu::exact>>(dinp, amax, n, stream, dout, inp);
     }
 }

@@ -34,7 +34,7 @@ threads or multiprocessors.
 
 #include "kernels/column_sums.cuh"
 #include "kernels/common.cuh"
-#include "kernels/largest.cuh"
+#include "kernels/amax.cuh"
 
 enum class Norm { layernorm, rmsnorm };
 
@@ -173,7 +173,7 @@ __device__ inline float row_sum(float value) {
 template <int W>
 __global__ void norm_forward_kernel(Norm norm, floatX* residual, floatX* out, float* mean, float* rstd,
                                     const floatX* inp1, const floatX* inp2, const floatX* weight,
-                                    const floatX* bias, float* largest, int N, int C, float eps) {
+                                    const floatX* bias, float* amax, int N, int C, float eps) {
     int row = blockIdx.x * blockDim.y + threadIdx.y, first = threadIdx.x * W, step = blockDim.x * W;
     if (row >= N) return;
     size_t start = (size_t)row * C;
@@ -200,7 +200,7 @@ __global__ void norm_forward_kernel(Norm norm, floatX* residual, floatX* out, fl
         if (subtracts_mean(norm)) mean[row] = m;
         rstd[row] = r;
     }
-    LargestElement element;
+    Amax element;
     for (int c = first; c < C; c += step) {
         Vec<floatX, W> y = load<W>(x + c), w = load<W>(weight + c), b = {};
         if (bias) b = load<W>(bias + c);
@@ -208,7 +208,7 @@ __global__ void norm_forward_kernel(Norm norm, floatX* residual, floatX* out, fl
         element.see(y);
         store(out + start + c, y);
     }
-    element.keep(largest);
+    element.keep(amax);
 }
 
 // Two sums over the blockDim.x threads of a row. All threads of the block take part, `turn` being 0 and 1 in
@@ -242,7 +242,7 @@ __device__ inline TwoSums row_sums(TwoSums sums, int turn) {
 // rows, for which that is too small, where the block's partial sum goes in the end.
 template <int W, bool once, bool dinp_sums>
 __global__ void __launch_bounds__(norm_threads)
-    norm_backward_kernel(Norm norm, floatX* dinp, float* partials, float* largest, const floatX* dout,
+    norm_backward_kernel(Norm norm, floatX* dinp, float* partials, float* amax, const floatX* dout,
                          const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                          int C) {
     constexpr int planes = dinp_sums ? 3 : 2, part = W < 4 ? W : 4;
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(norm_threads)
     int first = threadIdx.x * W, step = blockDim.x * W, plane = C / W, turn = 0;
     Vec<floatX, W> dyc, xc, w, dxc;
     float dweight[W] = {}, dbias[W] = {};
-    LargestElement element;
+    Amax element;
 
     auto each_vector = [&](int columns, auto&& f) {
         for (int c = first; c < columns; c += step) {
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(norm_threads)
             sum_dinp(c, false);
         });
     }
-    element.keep(largest);
+    element.keep(amax);
     if (once) each_vector(C, keep_sums);
     __syncthreads();
     for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < C; c += blockDim.x * blockDim.y) {
@@ -364,18 +364,18 @@ inline void residual_norm_forward(Norm norm,
                                   const floatX* weight,  // (C)
                                   const floatX* bias,    // (C), may be null
                                   int N, int C, float eps, cudaStream_t stream,
-                                  float* largest = nullptr) {  // (1) of out
+                                  float* amax = nullptr) {  // (1) of out
     ON_DEVICE(stream,
               (norm_forward_cpu(norm, residual, out, mean, rstd, inp1, inp2, weight, bias, N, C, eps),
-               keep_largest_cpu(largest, out, (size_t)N * C)),
+               keep_amax_cpu(amax, out, (size_t)N * C)),
               {
-                  begin_largest(largest, stream);
+                  begin_amax(amax, stream);
                   with_vec_width<floatX>(C, [&](auto width) {
                       int threads = row_threads(ceil_div(C / width(), 4), norm_threads);
                       int rows = threads == warp_size ? 4 : 1;
                       launch(norm_forward_kernel<width()>, ceil_div(N, rows), dim3(threads, rows),
                              (size_t)rows * C * sizeof(floatX), stream, norm, residual, out, mean, rstd, inp1,
-                             inp2, weight, bias, largest, N, C, eps);
+                             inp2, weight, bias, amax, N, C, eps);
                   });
               });
 }
@@ -388,9 +388,9 @@ inline void norm_forward(Norm norm,
                          const floatX* weight,  // (C)
                          const floatX* bias,    // (C), may be null
                          int N, int C, float eps, cudaStream_t stream,
-                         float* largest = nullptr) {  // (1) of out
+                         float* amax = nullptr) {  // (1) of out
     residual_norm_forward(norm, nullptr, out, mean, rstd, inp, nullptr, weight, bias, N, C, eps, stream,
-                          largest);
+                          amax);
 }
 
 inline void norm_backward(Norm norm,
@@ -404,14 +404,14 @@ inline void norm_backward(Norm norm,
                           const float* mean,     // (N), null for rmsnorm
                           const float* rstd,     // (N)
                           int N, int C, cudaStream_t stream,
-                          float* largest = nullptr,      // (1) of dinp
+                          float* amax = nullptr,         // (1) of dinp
                           float* dinp_sums = nullptr) {  // (C) become the sums of the columns of dinp
     ON_DEVICE(stream,
               (norm_backward_cpu(norm, dinp, dweight, dbias, scratch, dout, inp, weight, mean, rstd, N, C,
                                  dinp_sums),
-               keep_largest_cpu(largest, dinp, (size_t)N * C)),
+               keep_amax_cpu(amax, dinp, (size_t)N * C)),
               {
-                  begin_largest(largest, stream);
+                  begin_amax(amax, stream);
                   with_vec_width<floatX>(C, [&](auto width) {
                       int vectors = C / width(), planes = dinp_sums ? 3 : 2;
                       bool once = vectors <= norm_threads;
@@ -420,8 +420,8 @@ inline void norm_backward(Norm norm,
                           size_t floats = (size_t)blocks.rows * 2 * C;
                           if (once && dinp_sums) floats += (size_t)blocks.rows * blocks.threads * width();
                           launch(kernel, blocks.count, dim3(blocks.threads, blocks.rows),
-                                 floats * sizeof(float), stream, norm, dinp, scratch, largest, dout, inp,
-                                 weight, mean, rstd, N, C);
+                                 floats * sizeof(float), stream, norm, dinp, scratch, amax, dout, inp, weight,
+                                 mean, rstd, N, C);
                       };
                       if (dinp_sums)
                           start(once ? norm_backward_kernel<width(), true, true>

@@ -19,7 +19,7 @@ ones need double precision; row n reads those of positions[n].
 #include <numeric>
 
 #include "kernels/common.cuh"
-#include "kernels/largest.cuh"
+#include "kernels/amax.cuh"
 
 // The frequency scaling of Llama 3.1, by which a model trained on original_context tokens reads longer texts
 // ("llama3" in Hugging Face configs): waves longer than original_context / low_frequency are slowed down by
@@ -115,9 +115,9 @@ __device__ Vec<floatX, W> turned(int c, int R, const float* angles, float direct
 
 // A block does one row, so that its heads share the angles. A thread turns W neighbouring pairs at a time.
 template <int W>
-__global__ void rope_kernel(floatX* qkv, float* largest, Rotation rotation, float direction, QkvRows rows) {
+__global__ void rope_kernel(floatX* qkv, float* amax, Rotation rotation, float direction, QkvRows rows) {
     int R = rotation.R;
-    LargestElement element;
+    Amax element;
     const float* angles = rotation.angles(blockIdx.x);
     floatX* row = qkv + rows.offset(blockIdx.x, 0);
     int vectors = R / 2 / W;  // in half a head
@@ -137,12 +137,12 @@ __global__ void rope_kernel(floatX* qkv, float* largest, Rotation rotation, floa
         store(y, ys);
         element.see(xs), element.see(ys);
     }
-    if (!largest) return;
+    if (!amax) return;
     for (int i = threadIdx.x * W; i < rows.heads() * rows.HS; i += blockDim.x * W) {
         bool was_turned = i < rows.qk_heads() * rows.HS && i % rows.HS < R;
         if (!was_turned) element.see(load<W>(row + i));
     }
-    element.keep(largest);
+    element.keep(amax);
 }
 
 #endif
@@ -151,17 +151,16 @@ __global__ void rope_kernel(floatX* qkv, float* largest, Rotation rotation, floa
 // launchers
 
 inline void rope(floatX* qkv, Rotation rotation, float direction, QkvRows rows, cudaStream_t stream,
-                 float* largest = nullptr) {
-    ON_DEVICE(
-        stream,
-        (rope_cpu(qkv, rotation, direction, rows), keep_largest_cpu(largest, qkv, rows.offset(rows.N, 0))), {
-            begin_largest(largest, stream);
-            with_vec_width<floatX>(std::gcd(rotation.R / 2, rows.HS), [&](auto width) {
-                int threads = row_threads(rows.qk_heads() * (rotation.R / 2 / width()), 256);
-                launch(rope_kernel<width()>, rows.N, threads, 0, stream, qkv, largest, rotation, direction,
-                       rows);
-            });
-        });
+                 float* amax = nullptr) {
+    ON_DEVICE(stream,
+              (rope_cpu(qkv, rotation, direction, rows), keep_amax_cpu(amax, qkv, rows.offset(rows.N, 0))), {
+                  begin_amax(amax, stream);
+                  with_vec_width<floatX>(std::gcd(rotation.R / 2, rows.HS), [&](auto width) {
+                      int threads = row_threads(rows.qk_heads() * (rotation.R / 2 / width()), 256);
+                      launch(rope_kernel<width()>, rows.N, threads, 0, stream, qkv, amax, rotation, direction,
+                             rows);
+                  });
+              });
 }
 
 // In place.
@@ -173,6 +172,6 @@ inline void rope_forward(floatX* qkv /* (N, (NH + 2 NKV) * HS) */, Rotation rota
 // In place: the gradient of the rotated heads becomes that of the heads before rotation.
 inline void rope_backward(floatX* dqkv /* (N, (NH + 2 NKV) * HS) */, Rotation rotation, QkvRows rows,
                           cudaStream_t stream,
-                          float* largest = nullptr /* (1) of dqkv, with what is not rotated */) {
-    rope(dqkv, rotation, -1.0f, rows, stream, largest);
+                          float* amax = nullptr /* (1) of dqkv, with what is not rotated */) {
+    rope(dqkv, rotation, -1.0f, rows, stream, amax);
 }

@@ -9,7 +9,7 @@ inp is (N, 2F): one matrix product makes both halves of a row. out is (N, F); th
 
 #include "kernels/common.cuh"
 #include "kernels/fast_math.cuh"
-#include "kernels/largest.cuh"
+#include "kernels/amax.cuh"
 
 HOST_DEVICE inline float swiglu(float gate, float up) {
     return gate * fast_sigmoid(gate) * up;
@@ -28,7 +28,7 @@ HOST_DEVICE inline SwigluSlope swiglu_slope(float gate, float up) {
 // ----------------------------------------------------------------------------
 // CPU
 
-inline void swiglu_forward_cpu(floatX* out, float* largest, const floatX* inp, int N, int F) {
+inline void swiglu_forward_cpu(floatX* out, float* amax, const floatX* inp, int N, int F) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
         const floatX *gate = inp + (size_t)n * 2 * F, *up = gate + F;
@@ -36,10 +36,10 @@ inline void swiglu_forward_cpu(floatX* out, float* largest, const floatX* inp, i
 #pragma omp simd
         for (int f = 0; f < F; f++) row[f] = floatX(swiglu(float(gate[f]), float(up[f])));
     }
-    keep_largest_cpu(largest, out, (size_t)N * F);
+    keep_amax_cpu(amax, out, (size_t)N * F);
 }
 
-inline void swiglu_backward_cpu(floatX* dinp, float* largest, const floatX* dout, const floatX* inp, int N,
+inline void swiglu_backward_cpu(floatX* dinp, float* amax, const floatX* dout, const floatX* inp, int N,
                                 int F) {
 #pragma omp parallel for
     for (int n = 0; n < N; n++) {
@@ -52,7 +52,7 @@ inline void swiglu_backward_cpu(floatX* dinp, float* largest, const floatX* dout
             dup[f] = floatX(slope.up * float(dout_row[f]));
         }
     }
-    keep_largest_cpu(largest, dinp, (size_t)N * 2 * F);
+    keep_amax_cpu(amax, dinp, (size_t)N * 2 * F);
 }
 
 // ----------------------------------------------------------------------------
@@ -63,25 +63,25 @@ inline void swiglu_backward_cpu(floatX* dinp, float* largest, const floatX* dout
 constexpr int swiglu_block = 256;
 
 template <int W>
-__global__ void swiglu_forward_kernel(floatX* out, float* largest, const floatX* inp, int F) {
+__global__ void swiglu_forward_kernel(floatX* out, float* amax, const floatX* inp, int F) {
     size_t row = blockIdx.x;
     int f = (int)(blockIdx.y * blockDim.x + threadIdx.x) * W;
-    LargestElement element;
+    Amax element;
     if (f < F) {
         auto gate = load<W>(inp + row * 2 * F + f), up = load<W>(inp + row * 2 * F + F + f);
         for (int k = 0; k < W; k++) gate[k] = floatX(swiglu(float(gate[k]), float(up[k])));
         element.see(gate);
         store(out + row * F + f, gate);
     }
-    element.keep(largest);
+    element.keep(amax);
 }
 
 template <int W>
-__global__ void swiglu_backward_kernel(floatX* dinp, float* largest, const floatX* dout, const floatX* inp,
+__global__ void swiglu_backward_kernel(floatX* dinp, float* amax, const floatX* dout, const floatX* inp,
                                        int F) {
     size_t row = blockIdx.x;
     int f = (int)(blockIdx.y * blockDim.x + threadIdx.x) * W;
-    LargestElement element;
+    Amax element;
     if (f < F) {
         auto gate = load<W>(inp + row * 2 * F + f), up = load<W>(inp + row * 2 * F + F + f);
         auto d = load<W>(dout + row * F + f);
@@ -95,7 +95,7 @@ __global__ void swiglu_backward_kernel(floatX* dinp, float* largest, const float
         store(dinp + row * 2 * F + f, gate);
         store(dinp + row * 2 * F + F + f, up);
     }
-    element.keep(largest);
+    element.keep(amax);
 }
 
 #endif
@@ -103,30 +103,30 @@ __global__ void swiglu_backward_kernel(floatX* dinp, float* largest, const float
 // ----------------------------------------------------------------------------
 // launchers
 
-// largest: (1) becomes the largest element of out, or null; likewise for the gradient.
+// amax: (1) becomes the amax of out, or null; likewise for the gradient.
 inline void swiglu_forward(floatX* out /* (N, F) */, const floatX* inp /* (N, 2F) */, int N, int F,
-                           cudaStream_t stream, float* largest = nullptr) {
-    ON_DEVICE(stream, swiglu_forward_cpu(out, largest, inp, N, F), {
-        begin_largest(largest, stream);
+                           cudaStream_t stream, float* amax = nullptr) {
+    ON_DEVICE(stream, swiglu_forward_cpu(out, amax, inp, N, F), {
+        begin_amax(amax, stream);
         with_vec_width<floatX>(F, [=](auto width) {
             constexpr int W = width;
             int threads = row_threads(F / W, swiglu_block);
             dim3 grid(N, ceil_div(F, threads * W));
-            launch(swiglu_forward_kernel<W>, grid, threads, 0, stream, out, largest, inp, F);
+            launch(swiglu_forward_kernel<W>, grid, threads, 0, stream, out, amax, inp, F);
         });
     });
 }
 
 inline void swiglu_backward(floatX* dinp /* (N, 2F), may be inp */, const floatX* dout /* (N, F) */,
                             const floatX* inp /* (N, 2F) */, int N, int F, cudaStream_t stream,
-                            float* largest = nullptr) {
-    ON_DEVICE(stream, swiglu_backward_cpu(dinp, largest, dout, inp, N, F), {
-        begin_largest(largest, stream);
+                            float* amax = nullptr) {
+    ON_DEVICE(stream, swiglu_backward_cpu(dinp, amax, dout, inp, N, F), {
+        begin_amax(amax, stream);
         with_vec_width<floatX>(F, [=](auto width) {
             constexpr int W = width;
             int threads = row_threads(F / W, swiglu_block);
             dim3 grid(N, ceil_div(F, threads * W));
-            launch(swiglu_backward_kernel<W>, grid, threads, 0, stream, dinp, largest, dout, inp, F);
+            launch(swiglu_backward_kernel<W>, grid, threads, 0, stream, dinp, amax, dout, inp, F);
         });
     });
 }

@@ -127,7 +127,7 @@ struct Reference {
 // One layer's buffers on the device, run forward and backward.
 struct Run {
     Buffer<floatX> qkv, dout, out, dqkv;
-    Buffer<float> lse, scratch, largest{1}, dbias;
+    Buffer<float> lse, scratch, amax{1}, dbias;
     Buffer<int> doc_start;
 
     Run(const Case& c, const std::vector<floatX>& qkv_values, const std::vector<floatX>& dout_values)
@@ -140,7 +140,7 @@ struct Run {
           dbias(first_dbias(c)),
           doc_start(c.doc_start()) {
         AttentionShape shape = c.shape(doc_start);
-        attention_forward(out, lse, qkv, shape, test_stream(), largest);
+        attention_forward(out, lse, qkv, shape, test_stream(), amax);
         attention_backward(dqkv, scratch, dout, qkv, out, lse, shape, test_stream(),
                            c.Tq == c.T ? (float*)dbias : nullptr);
     }
@@ -178,7 +178,7 @@ inline void check(const Case& c, float scale = 1, double backward_tolerance = to
     Run run(c, qkv, dout);
     CHECK_CLOSE(run.out, reference.out, tolerance<floatX>);
     std::vector<floatX> out = run.out.host();
-    CHECK(run.largest.host()[0] == largest_element_cpu(out.data(), out.size()));
+    CHECK(run.amax.host()[0] == amax_cpu(out.data(), out.size()));
     CHECK_CLOSE(run.lse, reference.lse, 2e-5);
     std::vector<floatX> dqkv = run.dqkv.host(), before = Buffer<floatX>(dqkv.size()).host(), after = before;
     for (size_t i = 0; i < dqkv.size(); i++)

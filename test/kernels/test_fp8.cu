@@ -31,7 +31,7 @@ struct Quantized {
     Quantized(Fp8 format, const std::vector<floatX>& inp, size_t rows, size_t columns, bool both = true)
         : rows(rows), columns(columns), values(rows * columns), transposed(rows * columns) {
         Buffer<floatX> device(inp);
-        largest_element(scale, device, inp.size(), test_stream());
+        find_amax(scale, device, inp.size(), test_stream());
         fp8_quantize({values, both ? (uint8_t*)transposed : nullptr, scale}, format, device, rows, columns,
                      test_stream());
         cudaCheck(cudaStreamSynchronize(test_stream()));
@@ -87,7 +87,7 @@ TEST_CASE("fp8: a matrix and its transpose, as the specification has them") {
             auto inp = random_values<floatX>("inp", rows * columns, 3e-5f);
             Quantized got(format, inp, rows, columns);
             std::vector<uint8_t> values(inp.size()), transposed(inp.size());
-            float scale[fp8_scale_floats] = {largest_element_cpu(inp.data(), inp.size())};
+            float scale[fp8_scale_floats] = {amax_cpu(inp.data(), inp.size())};
             fp8_quantize_cpu({values.data(), transposed.data(), scale}, format, inp.data(), rows, columns);
             CHECK(got.values.host() == values);
             CHECK(got.transposed.host() == transposed);
@@ -116,46 +116,45 @@ TEST_CASE("fp8: the largest element of what a kernel makes, NaN included") {
                  dout = random_values<floatX>("dout", N * 2 * C);
             auto weight = random_values<floatX>("weight", C);
             Buffer<floatX> inp_(inp), dout_(dout), weight_(weight);
-            Buffer<float> largest(1), rstd(N), mean(N), dweight(C), scratch(norm_backward_scratch(C));
+            Buffer<float> amax(1), rstd(N), mean(N), dweight(C), scratch(norm_backward_scratch(C));
             Buffer<float> angles(random_values<float>("angles", C));
             Buffer<int> positions(std::vector<int>(N, 0));
             auto check = [&](size_t size, auto&& make) {
                 Buffer<floatX> out(size);
                 make((floatX*)out);
                 auto made = out.host();
-                float is = largest_element_cpu(made.data(), size);
-                CHECK(memcmp(largest.host().data(), &is, sizeof is) == 0);
+                float is = amax_cpu(made.data(), size);
+                CHECK(memcmp(amax.host().data(), &is, sizeof is) == 0);
             };
             auto check_all = [&] {
                 check(N * C, [&](floatX* out) {
                     residual_norm_forward(Norm::layernorm, out, out, mean, rstd, inp_, dout_, weight_,
-                                          nullptr, N, C, 1e-5f, test_stream(), largest);
+                                          nullptr, N, C, 1e-5f, test_stream(), amax);
                 });
                 check(N * C, [&](floatX* out) {
                     norm_forward(Norm::rmsnorm, out, nullptr, rstd, inp_, weight_, nullptr, N, C, 1e-5f,
-                                 test_stream(), largest);
+                                 test_stream(), amax);
                 });
                 check(N * C, [&](floatX* dinp) {
                     copy_to_device<floatX>(dinp, dout.data(), N * C, test_stream());
                     norm_backward(Norm::rmsnorm, dinp, dweight, nullptr, scratch, dout_, inp_, weight_,
-                                  nullptr, rstd, N, C, test_stream(), largest);
+                                  nullptr, rstd, N, C, test_stream(), amax);
                 });
                 check(2 * N * C, [&](floatX* out) {  // a head that is turned in part, and one that is not
                     copy_to_device<floatX>(out, inp.data(), inp.size(), test_stream());
-                    rope_backward(out, {angles, positions, C / 4 * 2}, {N, 0, 1, C}, test_stream(), largest);
+                    rope_backward(out, {angles, positions, C / 4 * 2}, {N, 0, 1, C}, test_stream(), amax);
                 });
-                check(N * C, [&](floatX* out) { swiglu_forward(out, inp_, N, C, test_stream(), largest); });
+                check(N * C, [&](floatX* out) { swiglu_forward(out, inp_, N, C, test_stream(), amax); });
                 check(2 * N * C,
-                      [&](floatX* out) { swiglu_backward(out, dout_, inp_, N, C, test_stream(), largest); });
+                      [&](floatX* out) { swiglu_backward(out, dout_, inp_, N, C, test_stream(), amax); });
+                check(N * C,
+                      [&](floatX* out) { gelu_forward(Gelu::tanh, out, inp_, N * C, test_stream(), amax); });
                 check(N * C, [&](floatX* out) {
-                    gelu_forward(Gelu::tanh, out, inp_, N * C, test_stream(), largest);
-                });
-                check(N * C, [&](floatX* out) {
-                    gelu_backward(Gelu::exact, out, dout_, inp_, N * C, test_stream(), largest);
+                    gelu_backward(Gelu::exact, out, dout_, inp_, N * C, test_stream(), amax);
                 });
                 check(N * C, [&](floatX* out) {
                     copy_to_device<floatX>(out, inp.data(), N * C, test_stream());
-                    largest_element(largest, out, N * C, test_stream());
+                    find_amax(amax, out, N * C, test_stream());
                 });
             };
             check_all();
@@ -202,7 +201,7 @@ namespace {
 // A matrix after it went through fp8, by the specification.
 std::vector<double> through_fp8(Fp8 format, const std::vector<floatX>& inp) {
     std::vector<uint8_t> bits(inp.size());
-    float scale[fp8_scale_floats] = {largest_element_cpu(inp.data(), inp.size())};
+    float scale[fp8_scale_floats] = {amax_cpu(inp.data(), inp.size())};
     fp8_quantize_cpu({bits.data(), nullptr, scale}, format, inp.data(), inp.size(), 1);
     std::vector<double> values;
     for (uint8_t b : bits) values.push_back((double)fp8_value(format, b) * scale[fp8_one_at]);
@@ -289,14 +288,13 @@ TEST_CASE("fp8: the products of a layer are those of its rounded matrices") {
 
         // GELU's gradient and that of the bias are kernels behind them
         Buffer<floatX> dpre(N * C), dinp_alone(N * C);
-        Buffer<float> dbias(std::vector<float>(OC, 1.0f)), largest(1),
-            scratch(matmul_backward_bias_scratch(OC));
+        Buffer<float> dbias(std::vector<float>(OC, 1.0f)), amax(1), scratch(matmul_backward_bias_scratch(OC));
         products.backward_input(dinp_alone, dout_, {}, weight_, N, C, OC);
         gelu_backward(Gelu::tanh, dinp_alone, dinp_alone, inp_, N * C, test_stream());
-        products.backward_gelu(Gelu::tanh, dpre, inp_, dout_, {}, weight_, N, C, OC, largest);
+        products.backward_gelu(Gelu::tanh, dpre, inp_, dout_, {}, weight_, N, C, OC, amax);
         CHECK(dpre.doubles() == dinp_alone.doubles());
         auto dpre_host = dpre.host();
-        CHECK(largest.host()[0] == largest_element_cpu(dpre_host.data(), dpre_host.size()));
+        CHECK(amax.host()[0] == amax_cpu(dpre_host.data(), dpre_host.size()));
         copy_to_device<float>(dweight, before.data(), before.size(), test_stream());
         products.backward_weight(dweight, dout_, inp_, x8, N, C, OC, dbias, scratch);
         CHECK_CLOSE(dweight, want_dweight, simulated ? tolerance<float> : 1e-3);

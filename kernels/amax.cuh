@@ -1,8 +1,8 @@
 /*
-The largest element of an array by size, which the scale of the array in fp8 follows from (fp8.cuh). The
-kernel that makes the numbers finds it on the way, or else a pass of its own does.
+The amax of an array, the largest size of an element, from which the scale of the array in fp8 follows
+(fp8.cuh). The kernel that makes the numbers finds it on the way, or else a pass of its own does.
 
-As bits, the sizes of floats are in their own order, and NaN is above all. The largest is an atomic maximum of
+As bits, the sizes of floats are in their own order, and NaN is above all. The amax is an atomic maximum of
 bits, whose order changes nothing. Most warps have nothing larger than what is already there: they only look.
 */
 #pragma once
@@ -17,18 +17,18 @@ bits, whose order changes nothing. Most warps have nothing larger than what is a
 // CPU
 
 // NaN, if there is one.
-inline float largest_element_cpu(const floatX* inp, size_t n) {
-    float largest = 0;
+inline float amax_cpu(const floatX* inp, size_t n) {
+    float amax = 0;
     for (size_t i = 0; i < n; i++) {
         float size = std::fabs(float(inp[i]));
-        if (!(size <= largest)) largest = std::isnan(largest) ? largest : size;
+        if (!(size <= amax)) amax = std::isnan(amax) ? amax : size;
     }
-    return largest;
+    return amax;
 }
 
-// For a function that makes out (n) and leaves its largest element in *largest, unless that is null.
-inline void keep_largest_cpu(float* largest, const floatX* out, size_t n) {
-    if (largest) *largest = largest_element_cpu(out, n);
+// For a function that makes out (n) and leaves its amax in *amax, unless that is null.
+inline void keep_amax_cpu(float* amax, const floatX* out, size_t n) {
+    if (amax) *amax = amax_cpu(out, n);
 }
 
 // ----------------------------------------------------------------------------
@@ -38,7 +38,7 @@ inline void keep_largest_cpu(float* largest, const floatX* out, size_t n) {
 
 // The largest of the numbers that a thread has seen, as bits: of bf16 two, those at even places and at odd
 // ones, which takes no conversions and no more registers than one. It sees either vectors or single numbers.
-class LargestElement {
+class Amax {
 public:
     template <int W>
     __device__ void see(const Vec<floatX, W>& x) {
@@ -59,11 +59,11 @@ public:
         bits_ = max(bits_ & 0xffff, pair & 0x7fff) | max(bits_ & 0xffff0000, pair & 0x7fff0000);
     }
 
-    // For all threads of a warp at once: *largest, unless that is null, becomes no less than what they saw.
-    __device__ void keep(float* largest) const {
-        if (!largest) return;
+    // For all threads of a warp at once: *amax, unless that is null, becomes no less than what they saw.
+    __device__ void keep(float* amax) const {
+        if (!amax) return;
         unsigned bits = sizeof(floatX) == 2 ? max(bits_ << 16, bits_ & 0xffff0000) : bits_;
-        unsigned* known = reinterpret_cast<unsigned*>(largest);
+        unsigned* known = reinterpret_cast<unsigned*>(amax);
         bits = __reduce_max_sync(~0u, bits);
         if (threadIdx.x % warp_size == 0 && bits > counter_now(known)) atomicMax(known, bits);
     }
@@ -73,27 +73,27 @@ private:
 };
 
 // Before a kernel that keeps the largest of what it makes.
-inline void begin_largest(float* largest, cudaStream_t stream) {
-    if (largest) cudaCheck(cudaMemsetAsync(largest, 0, sizeof(float), stream));
+inline void begin_amax(float* amax, cudaStream_t stream) {
+    if (amax) cudaCheck(cudaMemsetAsync(amax, 0, sizeof(float), stream));
 }
 
-constexpr unsigned largest_block = 256;
+constexpr unsigned amax_block = 256;
 
 template <int W>
-__global__ void largest_element_kernel(float* largest, const floatX* inp, size_t n) {
-    LargestElement element;
+__global__ void amax_kernel(float* amax, const floatX* inp, size_t n) {
+    Amax element;
     size_t step = (size_t)gridDim.x * blockDim.x * W;
     for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; i < n; i += step) {
         element.see(load<W>(inp + i));
     }
-    element.keep(largest);
+    element.keep(amax);
 }
 
-inline void launch_largest_element(float* largest, const floatX* inp, size_t n, cudaStream_t stream) {
-    begin_largest(largest, stream);
+inline void launch_amax(float* amax, const floatX* inp, size_t n, cudaStream_t stream) {
+    begin_amax(amax, stream);
     with_vec_width<floatX>(n, [&](auto W) {
-        unsigned blocks = (unsigned)std::min<size_t>(ceil_div(n, largest_block * 4 * W), 1024);
-        launch(largest_element_kernel<W>, blocks, largest_block, 0, stream, largest, inp, n);
+        unsigned blocks = (unsigned)std::min<size_t>(ceil_div(n, amax_block * 4 * W), 1024);
+        launch(amax_kernel<W>, blocks, amax_block, 0, stream, amax, inp, n);
     });
 }
 
@@ -102,7 +102,6 @@ inline void launch_largest_element(float* largest, const floatX* inp, size_t n, 
 // ----------------------------------------------------------------------------
 // launchers
 
-inline void largest_element(float* largest /* (1) */, const floatX* inp /* (n) */, size_t n,
-                            cudaStream_t stream) {
-    ON_DEVICE(stream, keep_largest_cpu(largest, inp, n), launch_largest_element(largest, inp, n, stream));
+inline void find_amax(float* amax /* (1) */, const floatX* inp /* (n) */, size_t n, cudaStream_t stream) {
+    ON_DEVICE(stream, keep_amax_cpu(amax, inp, n), launch_amax(amax, inp, n, stream));
 }
