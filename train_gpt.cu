@@ -60,7 +60,7 @@ through a model, is in data/.
 #include "comm/zero.h"                 // ZeroState: parameters, gradients and optimizer state, cut over ranks
 #include "data/commands/commands.h"    // the command line, and commands without a device
 #include "data/commands/eval.h"        // the loss on token files, multiple-choice questions
-#include "data/commands/generation.h"  // TextWriter, write_texts, the sample command
+#include "data/commands/generation.h"  // TextGenerator, generate_texts, the sample command
 #include "data/run/run_report.h"       // the header of a run
 #include "data/run/status_line.h"      // the last line of the screen
 #include "data/run/step_log.h"         // shows and keeps a record of each step
@@ -95,7 +95,8 @@ struct Gpt {
     ZeroState state;    // parameters, gradients, optimizer state
     Pipeline pipeline;  // activations from stage to stage
     ActivationMemory<Activations> activations;
-    std::vector<Activations>& acts;           // each layer's, for the micro-batch that is worked on
+    // each layer's, for the micro-batch that is worked on; what they share is in all of them, and in acts[0]
+    std::vector<Activations>& acts;
     BlockProducts products;                   // products with the blocks' matrices
     SequenceParallel rows;                    // activations' rows, over tensor ranks
     TensorParallel tp;                        // linear layers over tensor ranks
@@ -115,12 +116,13 @@ struct Gpt {
 
     Dims dims(const Batch& batch) const { return {config, rows.ranks(), batch.B, batch.T}; }
 
-    // Views into a unit. What they show is there while the unit is acquired, or its gradients have begun.
+    // Views into a unit: 0 is the embedding, then come the blocks, and then the head if it has a matrix of
+    // its own. What they show is there while the unit is acquired, or its gradients have begun.
     UnitTensors<floatX> weights(int unit) const { return layout.tensors(unit, state.params(unit)); }
     UnitTensors<float> gradients(int unit) const {
         return workload.training ? layout.tensors(unit, state.grads(unit)) : UnitTensors<float>();
     }
-    // the units of the last norm, and of the classifier's weights (Vp, C)
+    // the units of the last norm, which lies beside the last block, and of the classifier's weights (Vp, C)
     int last_norm_unit() const { return config.layers; }
     int classifier_unit() const { return config.tie_embeddings ? 0 : layout.last_unit(); }
     Tensor classifier_weight() const { return config.tie_embeddings ? wte : headw; }
@@ -143,7 +145,7 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
       stage(config, cut, mesh.position, workload.training),
       layout(parameter_layout(config, mesh.shape.shard, stage.units())),
       state(memory, layout, mesh, settings, stream),
-      pipeline(memory, mesh, cut.pipeline, stage.room, stream_size(config, workload, cut), stream,
+      pipeline(memory, mesh, cut.pipeline, stage.capacity, stream_size(config, workload, cut), stream,
                settings.overlap),
       activations(memory, activation_table(config, workload, stage), stage, config.layers),
       acts(activations.views),
@@ -159,6 +161,23 @@ Gpt::Gpt(const ModelConfig& config, const Workload& workload, const ZeroSettings
 // ----------------------------------------------------------------------------
 // layers
 // ----------------------------------------------------------------------------
+//
+// A block as each of t tensor ranks makes it. Between products a rank has n of the N rows, its own; a product
+// works on all of them. C, the width of the stream, is whole; heads and the MLP are the rank's part (Dims in
+// comm/stage.h has all letters).
+//
+//     stream_norm      residual (n, C)    -> norm1 (n, C)
+//     qkv              all_norm1 (N, C)   -> qkv (N, QKV)              the own rows of all ranks are gathered
+//     attention        qkv                -> att (N, A)                a rank has heads of its own
+//     attproj          att                -> delta (n, C)              sums over the ranks are scattered
+//     stream_norm      residual + delta   -> residual2, norm2 (n, C)
+//     fc, gelu         all_norm2 (N, C)   -> fc (N, F1), act (N, F)    gathered
+//     fcproj           act                -> delta (n, C)              scattered; the next norm adds it
+//
+// In a parallel block fc reads all_norm1 too: rows are gathered once for both halves, and their sums are
+// scattered once. The backward pass is the mirror image: the gradient of a sum, dresidual, is gathered in
+// dmlp_out or datt_out, and the gradient of gathered rows is summed and scattered to dnorm. Gradients that a
+// rank makes from its own rows or heads, as those of norms are, ZeroState::update sums over tensor ranks.
 
 // A norm, of the residual stream or within a local filter, of the own rows of this rank.
 struct NormLayer {
@@ -169,14 +188,14 @@ struct NormLayer {
     float *mean = nullptr, *rstd = nullptr;  // (n)
     // (1) in fp8, or null: the amax of the rows it makes, and that of its input's gradient
     float *amax = nullptr, *dinp_amax = nullptr;
-    float* dinp_sums = nullptr;  // (C) become the sums of that gradient's columns; or null
-    // (n, C) a part of the output's gradient that comes by another way than the products; or null
+    float* dinp_column_sums = nullptr;  // (C) become the sums of that gradient's columns; or null
+    // (n, C) a part of the output's gradient that dnorm has not: a connection around products; or null
     const floatX* dout_beside = nullptr;
 };
 
-// The arrays of a layer for one micro-batch, and their sizes: all that its sublayers share. Weights are there
-// while the layer's unit is acquired.
-struct LayerArrays {
+// The arrays of a block for one micro-batch, and their sizes: all that its sublayers share. Weights are there
+// while the block's unit is acquired.
+struct BlockArrays {
     Gpt& g;
     const Batch& batch;
     int window;  // attention's; 0: none
@@ -185,7 +204,7 @@ struct LayerArrays {
     UnitTensors<floatX> w;
     UnitTensors<float> dw;
 
-    LayerArrays(Gpt& g, int number, const Batch& batch)
+    BlockArrays(Gpt& g, int number, const Batch& batch)
         : g(g),
           batch(batch),
           window(window_of_layer(g.config, number)),
@@ -205,8 +224,9 @@ struct LayerArrays {
         return operands;
     }
 
-    // The copy in fp8 of an activation (N, width) for the products that read it; without fp8 it is none. Its
-    // maker measures it if that makes all rows, as norms and fused GELUs on several tensor ranks do not.
+    // The copy in fp8 of an activation (N, width) for the products that read it; empty without fp8. measured:
+    // the kernel that writes the activation finds its amax, which takes one that writes all rows; norms, and
+    // GELUs that are fused with products, do not on several tensor ranks.
     Fp8Operand in_fp8(char* memory, int width, bool measured) const {
         return Fp8Operand::in_memory(memory, (size_t)d.N * width, measured);
     }
@@ -217,15 +237,15 @@ struct LayerArrays {
     }
 };
 
-// The seam between two layers: the residual stream, and what the first adds to it. Their sum is left to the
-// norm that reads it, which makes it in the same pass over memory. Without a delta, the stream is whole.
+// The residual stream and what is added to it. Their sum is left to the norm that reads it, which makes it in
+// the same pass over memory. Without a delta, the stream is whole.
 struct Sum {
     const floatX *residual, *delta = nullptr;  // (n, C)
 };
 
 // ---- norms
 
-// The norm of a sum, which is written to l.inp in the same pass.
+// The norm of a sum, which it writes to l.inp. If the stream is whole, it lies there.
 inline void stream_norm(Gpt& g, const NormLayer& l, const Sum& x, int n) {
     int C = g.config.channels;
     float eps = g.config.norm_eps;
@@ -237,48 +257,49 @@ inline void stream_norm(Gpt& g, const NormLayer& l, const Sum& x, int n) {
                      l.amax);
 }
 
-// Adds to the gradient dinp of the norm's input what the gradient dnorm of its own rows comes to.
+// Adds the gradient of the norm's input, which it makes of dnorm and dout_beside, to dinp.
 inline void stream_norm_backward(Gpt& g, const NormLayer& l, floatX* dinp, const Activations& a, int n) {
     int C = g.config.channels;
     if (l.dout_beside) residual_forward(a.dnorm, a.dnorm, l.dout_beside, (size_t)n * C, g.stream);
     norm_backward(l.norm, dinp, l.dweight, l.dbias, a.scratch, a.dnorm, l.inp, l.weight, l.mean, l.rstd, n, C,
-                  g.stream, l.dinp_amax, l.dinp_sums);
+                  g.stream, l.dinp_amax, l.dinp_column_sums);
 }
 
 // ---- sublayers
 
 // A sublayer reads a norm of the residual stream, and adds to the stream. Those of a parallel block do so
-// side by side and share what tensor ranks send: the first gathers the norm's rows, and the last scatters the
-// sum of what all of them add.
+// side by side and share one gather and one scatter: the first gathers the norm's rows, and the last scatters
+// the sum of what all of them add.
 struct Sublayer {
-    const LayerArrays& l;
+    const BlockArrays& l;
     const LinearInput inp;  // the norm's rows
-    const Branch branch;    // its place among the sublayers that read them
+    const Side side;        // its place among the sublayers that read them
     Gpt& g = l.g;
     const Dims& d = l.d;
     Activations& a = l.a;
 
-    Sublayer(const LayerArrays& l, const LinearInput& inp, Branch branch) : l(l), inp(inp), branch(branch) {}
+    Sublayer(const BlockArrays& l, const LinearInput& inp, Side side) : l(l), inp(inp), side(side) {}
     virtual ~Sublayer() = default;
 
-    // Goes from this rank's rows of the norm to delta, the sum of what sublayers side by side add.
+    // Computes delta, the sum of what sublayers side by side add, from this rank's rows of the norm.
     virtual void forward() const = 0;
     // Recomputes what the forward pass did not keep, by the same operations, so with the same bits.
     virtual void recompute(Recompute kind) const = 0;
-    // Goes from dresidual, the stream's gradient, to dnorm, the sum of what sublayers side by side make.
+    // Computes dnorm, the sum of what sublayers side by side make, from dresidual, the stream's gradient.
     virtual void backward(WeightGradients weights) const = 0;
     // Its linear layers, the last first.
     virtual std::vector<const Linear*> linears() const = 0;
 
 protected:
-    // The linear layer that adds to the stream, so its output's gradient is the stream's. That is copied if
-    // all rows come together, or if weight gradients are made later, when the stream's has changed.
-    Linear adding_linear(Tensor weight, Tensor bias, const LinearInput& inp, floatX* copy) const {
+    // The linear layer that adds to the stream, so its output's gradient is the stream's. copy: where all
+    // rows of that are gathered, or where it waits for weight gradients that are made later, when the
+    // stream's has changed; null: dresidual is read where it is.
+    Linear linear_to_stream(Tensor weight, Tensor bias, const LinearInput& inp, floatX* copy) const {
         return l.linear(weight, bias,
                         {.inp = inp,
                          .dout = copy ? copy : a.dresidual,
                          .dout8 = Fp8Operand::of_gradient(a.dresidual_scale),
-                         .dout_sums = a.dresidual_sums});
+                         .dout_column_sums = a.dresidual_sums});
     }
 };
 
@@ -287,8 +308,9 @@ protected:
 struct Attention : Sublayer {
     Fp8Operand att8 = l.in_fp8(a.att_fp8, d.A, true), dqkv8 = Fp8Operand::of_gradient(a.dqkv_scale);
     Linear qkv = l.linear(qkvw, qkvb, {.inp = inp, .dout = a.dqkv, .dout8 = dqkv8});
-    Linear attproj = adding_linear(attprojw, attprojb, {a.att, att8}, a.datt_out ? a.datt_out : a.dmlp_out);
-    // (QKV) the gradient of the bias, if the backward pass of attention makes it
+    Linear attproj =
+        linear_to_stream(attprojw, attprojb, {a.att, att8}, a.datt_out ? a.datt_out : a.dmlp_out);
+    // (QKV) the gradient of qkv's bias, if the backward pass of attention makes it, and qkv's does not
     float* dqkvb = attention_makes_bias_gradient(g.config) ? std::exchange(qkv.dbias, nullptr) : nullptr;
     AttentionShape heads = self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, l.window, l.batch.doc_start);
     QkvRows rows = {d.N, d.NH, d.NKV, d.HS};
@@ -298,7 +320,7 @@ struct Attention : Sublayer {
 
     void forward() const override {
         hidden();
-        row_parallel(g.tp, attproj, a.delta, branch);
+        row_parallel(g.tp, attproj, a.delta, side);
     }
 
     void recompute(Recompute kind) const override {
@@ -311,7 +333,7 @@ struct Attention : Sublayer {
     }
 
     void backward(WeightGradients weights) const override {
-        row_parallel_backward(g.tp, attproj, a.dresidual, a.datt, branch, weights, *linears()[1]);
+        row_parallel_backward(g.tp, attproj, a.dresidual, a.datt, side, weights, next_backward());
         attention_backward(a.dqkv, a.scratch, a.datt, a.qkv, a.att, a.lse, heads, g.stream, dqkvb);
         if (g.config.qk_norm)
             qk_norm_backward(a.dqkv, l.dw[qnormw], l.dw[knormw], a.scratch, a.dqkv, a.qkv_raw, a.qk_rstd,
@@ -323,9 +345,11 @@ struct Attention : Sublayer {
 
     std::vector<const Linear*> linears() const override { return {&attproj, &qkv}; }
 
-    virtual void qkv_forward(floatX* out) const { column_parallel(g.tp, qkv, out, branch); }
+    // The layer whose backward pass follows that of attproj, for its input is regathered meanwhile.
+    virtual const Linear& next_backward() const { return qkv; }
+    virtual void qkv_forward(floatX* out) const { column_parallel(g.tp, qkv, out, side); }
     virtual void qkv_backward(WeightGradients weights) const {
-        column_parallel_backward(g.tp, qkv, a.dnorm, branch, weights);
+        column_parallel_backward(g.tp, qkv, a.dnorm, side, weights);
     }
 
     // Writes qkv and att.
@@ -353,6 +377,61 @@ struct Attention : Sublayer {
     }
 };
 
+// ---- MLP: act = gelu or swiglu of fc(norm); fcproj adds it to the stream
+
+struct Mlp : Sublayer {
+    Fp8Operand act8 = l.in_fp8(a.act_fp8, d.F, l.has_all_rows() || g.swiglu);
+    Fp8Operand dfc8 = Fp8Operand::of_gradient(a.dfc_scale);
+    Linear fc = l.linear(fcw, fcb, {.inp = inp, .dout = a.dfc, .dout8 = dfc8});
+    Linear fcproj = linear_to_stream(fcprojw, fcprojb, {a.act, act8}, a.dmlp_out);
+
+    Mlp(const BlockArrays& l, const LinearInput& inp, Side side) : Sublayer(l, inp, side) {
+        if (g.swiglu) return;
+        fc.gelu = fcproj.gelu = gelu_kernel(g.config.mlp);
+        fc.gelu_out = a.act, fc.gelu_amax = act8.amax();
+        fcproj.gelu_inp = a.fc, fcproj.gelu_amax = dfc8.amax();
+    }
+
+    void forward() const override {
+        hidden();
+        row_parallel(g.tp, fcproj, a.delta, side);
+    }
+
+    void recompute(Recompute kind) const override {
+        if (!is_recomputed(SublayerKind::mlp, kind)) {
+            if (!g.workload.fp8) recompute_activation();
+            return;
+        }
+        // attention, the first of a parallel block, gathers the rows if it is recomputed
+        bool gathered = begins(side) || is_recomputed(SublayerKind::attention, kind);
+        if (!gathered) g.rows.gather(inp.own, inp.all, d.N, d.C);
+        hidden();
+        keep_input(g.tp, fcproj);
+    }
+
+    void backward(WeightGradients weights) const override {
+        row_parallel_backward(g.tp, fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, side, weights, fc);
+        if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, d.N, d.F, g.stream, dfc8.amax());
+        column_parallel_backward(g.tp, fc, a.dnorm, side, weights);
+    }
+
+    std::vector<const Linear*> linears() const override { return {&fcproj, &fc}; }
+
+    // Writes fc and act.
+    void hidden() const {
+        column_parallel(g.tp, fc, a.fc, side);  // applies the GELU too
+        if (g.swiglu) swiglu_forward(a.act, a.fc, d.N, d.F, g.stream, act8.amax());
+    }
+
+    // Makes act of an fc that was kept. A fused GELU was kept too (gelu_is_fused in comm/activations.h).
+    void recompute_activation() const {
+        if (g.swiglu)
+            swiglu_forward(a.act, a.fc, d.N, d.F, g.stream);
+        else if (!gelu_is_fused(g.config, g.workload, d.F))
+            gelu_forward(fc.gelu, a.act, a.fc, (size_t)d.N * d.F, g.stream);
+    }
+};
+
 // ---- filtered attention: queries and keys = qk(filternorm(x + filter2(filter1(x)))), values = v(x)
 //
 // Localized filtering attention (Wu et al., "YUAN 2.0: A Large Language Model with Localized Filtering-based
@@ -372,44 +451,43 @@ struct FilteredAttention : Attention {
     Linear qk = qkv.outputs(0, rows.qk_heads() * d.HS, filtered, a.dqk_and_v);
     Linear v = qkv.outputs(qk.OC, d.NKV* d.HS, inp, a.dqk_and_v + (size_t)d.N * qk.OC);
 
-    FilteredAttention(const LayerArrays& l, const LinearInput& inp, Branch branch)
-        : Attention(l, inp, branch) {
+    FilteredAttention(const BlockArrays& l, const LinearInput& inp, Side side) : Attention(l, inp, side) {
         filternorm.inp = a.filter_sum, filternorm.out = a.filtered, filternorm.rstd = a.filter_rstd;
         filternorm.amax = filtered8.amax();
     }
 
     void recompute(Recompute kind) const override {
-        bool kept = is_recomputed(SublayerKind::filtered_attention, kind) || g.workload.fp8;
-        if (!kept) stream_norm(g, filternorm, {a.filter_sum}, d.n);
+        bool makes_all = is_recomputed(SublayerKind::attention, kind);
+        if (!makes_all && !g.workload.fp8) stream_norm(g, filternorm, {a.filter_sum}, d.n);
         Attention::recompute(kind);
     }
 
     std::vector<const Linear*> linears() const override { return {&attproj, &qk, &v, &filter2, &filter1}; }
+    const Linear& next_backward() const override { return qk; }
 
     void qkv_forward(floatX* out) const override {
-        column_parallel(g.tp, filter1, a.filter1, Branch::first);
-        keep_taps(filter1);
+        column_parallel(g.tp, filter1, a.filter1, Side::first);
+        save_conv_state(filter1);
         row_parallel(g.tp, filter2, a.delta);
-        keep_taps(filter2);
+        save_conv_state(filter2);
         stream_norm(g, filternorm, {a.norm1, a.delta}, d.n);
         floatX* values = a.qk_and_v + (size_t)d.N * qk.OC;
         column_parallel(g.tp, qk, a.qk_and_v);
-        column_parallel(g.tp, v, values, Branch::middle);  // all rows of norm1 are in place
+        column_parallel(g.tp, v, values, Side::middle);  // all rows of norm1 are in place
         copy_columns(out, d.QKV, a.qk_and_v, qk.OC, qk.OC, d.N, g.stream);
         copy_columns(out + qk.OC, d.QKV, values, v.OC, v.OC, d.N, g.stream);
     }
 
-    // Leaves dfilter_sum, the gradient that goes around the filter, to norm1.
+    // Leaves dfilter_sum, the gradient of the connection around the filter, to norm1.
     void qkv_backward(WeightGradients weights) const override {
         copy_columns(qk.dout, qk.OC, a.dqkv, d.QKV, qk.OC, d.N, g.stream);
         copy_columns(v.dout, v.OC, a.dqkv + qk.OC, d.QKV, v.OC, d.N, g.stream);
-        column_parallel_backward(g.tp, qk, a.dnorm, Branch::alone, weights);
+        column_parallel_backward(g.tp, qk, a.dnorm, Side::alone, weights);
         cudaCheck(cudaMemsetAsync(a.dfilter_sum, 0, (size_t)d.n * d.C * sizeof(floatX), g.stream));
         stream_norm_backward(g, filternorm, a.dfilter_sum, a, d.n);
-        row_parallel_backward(g.tp, filter2, a.dfilter_sum, a.dfilter1, Branch::alone, weights, v);
-        column_parallel_backward(g.tp, v, a.dnorm, Branch::first, weights);
-        column_parallel_backward(g.tp, filter1, a.dnorm, ends(branch) ? Branch::last : Branch::middle,
-                                 weights);
+        row_parallel_backward(g.tp, filter2, a.dfilter_sum, a.dfilter1, Side::alone, weights, v);
+        column_parallel_backward(g.tp, v, a.dnorm, Side::first, weights);
+        column_parallel_backward(g.tp, filter1, a.dnorm, ends(side) ? Side::last : Side::middle, weights);
     }
 
     Linear convolution(Tensor weight, Tensor bias, const LinearInput& inp, floatX* dout, floatX* dtaps,
@@ -417,69 +495,17 @@ struct FilteredAttention : Attention {
         Linear linear = l.linear(weight, bias, {.inp = inp, .dout = dout});
         linear.OC /= 2;
         if (state) state += (size_t)l.batch.row * linear.OC;
-        linear.taps = {a.taps, dtaps, state, {d.N, d.T, l.batch.doc_start}};
-        if (l.batch.past > 0) linear.taps.rows.before = state;
+        linear.conv = {a.taps, dtaps, state, {d.N, d.T, l.batch.doc_start}};
+        if (l.batch.past > 0) linear.conv.rows.before = state;
         return linear;
     }
 
     // For the next token of each text that is written, if any is.
-    void keep_taps(const Linear& filter) const {
-        if (!filter.taps.state) return;
+    void save_conv_state(const Linear& filter) const {
+        if (!filter.conv.state) return;
         size_t row = 2 * filter.OC;
-        copy_columns(filter.taps.state, filter.OC, filter.taps.out + l.batch.last * row, d.T * row, filter.OC,
-                     d.B, g.stream);
-    }
-};
-
-// ---- MLP: act = gelu or swiglu of fc(norm); fcproj adds it to the stream
-
-struct Mlp : Sublayer {
-    Fp8Operand act8 = l.in_fp8(a.act_fp8, d.F, l.has_all_rows() || g.swiglu);
-    Fp8Operand dfc8 = Fp8Operand::of_gradient(a.dfc_scale);
-    Linear fc = l.linear(fcw, fcb, {.inp = inp, .dout = a.dfc, .dout8 = dfc8});
-    Linear fcproj = adding_linear(fcprojw, fcprojb, {a.act, act8}, a.dmlp_out);
-
-    Mlp(const LayerArrays& l, const LinearInput& inp, Branch branch) : Sublayer(l, inp, branch) {
-        if (g.swiglu) return;
-        fc.gelu = fcproj.gelu = gelu_kernel(g.config.mlp);
-        fc.gelu_out = a.act, fc.gelu_amax = act8.amax();
-        fcproj.gelu_inp = a.fc, fcproj.gelu_amax = dfc8.amax();
-    }
-
-    void forward() const override {
-        hidden();
-        row_parallel(g.tp, fcproj, a.delta, branch);
-    }
-
-    void recompute(Recompute kind) const override {
-        if (!is_recomputed(SublayerKind::mlp, kind)) return g.workload.fp8 ? void() : activation_again();
-        // the first of a branch brings the rows together, if it is recomputed
-        bool gathered = begins(branch) || is_recomputed(SublayerKind::attention, kind);
-        if (!gathered) g.rows.gather(inp.own, inp.all, d.N, d.C);
-        hidden();
-        keep_input(g.tp, fcproj);
-    }
-
-    void backward(WeightGradients weights) const override {
-        row_parallel_backward(g.tp, fcproj, a.dresidual, g.swiglu ? a.dact : a.dfc, branch, weights, fc);
-        if (g.swiglu) swiglu_backward(a.dfc, a.dact, a.fc, d.N, d.F, g.stream, dfc8.amax());
-        column_parallel_backward(g.tp, fc, a.dnorm, branch, weights);
-    }
-
-    std::vector<const Linear*> linears() const override { return {&fcproj, &fc}; }
-
-    // Writes fc and act.
-    void hidden() const {
-        column_parallel(g.tp, fc, a.fc, branch);  // applies the GELU too
-        if (g.swiglu) swiglu_forward(a.act, a.fc, d.N, d.F, g.stream, act8.amax());
-    }
-
-    // act of an fc that was kept.
-    void activation_again() const {
-        if (g.swiglu)
-            swiglu_forward(a.act, a.fc, d.N, d.F, g.stream);
-        else if (!gelu_is_fused(g.config, g.workload, d.F))
-            gelu_forward(fc.gelu, a.act, a.fc, (size_t)d.N * d.F, g.stream);
+        copy_columns(filter.conv.state, filter.OC, filter.conv.products + l.batch.last * row, d.T * row,
+                     filter.OC, d.B, g.stream);
     }
 };
 
@@ -487,24 +513,24 @@ struct Mlp : Sublayer {
 
 // A block, as both passes see it: sublayers in groups, each of which reads one norm. It is made for each
 // micro-batch.
-struct Layer : LayerArrays {
+struct Block : BlockArrays {
     struct Group {
         NormLayer norm;
         std::vector<std::unique_ptr<Sublayer>> sublayers = {};
-        bool is_recomputed = false;  // one of them
+        bool is_recomputed = false;  // any of them
 
-        void add(SublayerKind kind, const LayerArrays& l, const LinearInput& inp, Branch branch) {
+        void add(SublayerKind kind, const BlockArrays& l, const LinearInput& inp, Side side) {
             is_recomputed |= ::is_recomputed(kind, l.g.workload.recompute);
-            if (kind == SublayerKind::mlp) return sublayers.push_back(std::make_unique<Mlp>(l, inp, branch));
+            if (kind == SublayerKind::mlp) return sublayers.push_back(std::make_unique<Mlp>(l, inp, side));
             if (kind == SublayerKind::attention)
-                sublayers.push_back(std::make_unique<Attention>(l, inp, branch));
+                sublayers.push_back(std::make_unique<Attention>(l, inp, side));
             if (kind == SublayerKind::filtered_attention)
-                sublayers.push_back(std::make_unique<FilteredAttention>(l, inp, branch));
+                sublayers.push_back(std::make_unique<FilteredAttention>(l, inp, side));
         }
     };
     std::vector<Group> groups;
 
-    Layer(Gpt& g, int number, const Batch& batch) : LayerArrays(g, number, batch) {
+    Block(Gpt& g, int number, const Batch& batch) : BlockArrays(g, number, batch) {
         RowsInPlace in_place(g.config, g.workload.recompute);
         Fp8Operand norm1_8 = in_fp8(a.norm1_fp8, d.C, has_all_rows()),
                    norm2_8 = in_fp8(a.norm2_fp8, d.C, has_all_rows());
@@ -519,13 +545,13 @@ struct Layer : LayerArrays {
         for (const std::vector<SublayerKind>& kinds : sublayer_kinds(g.config)) {
             bool first = groups.empty();
             Group& group = groups.emplace_back(first ? norm1 : norm2);
-            group.norm.dinp_amax = a.dresidual_scale, group.norm.dinp_sums = a.dresidual_sums;
+            group.norm.dinp_amax = a.dresidual_scale, group.norm.dinp_column_sums = a.dresidual_sums;
             for (size_t i = 0; i < kinds.size(); i++) {
-                group.add(kinds[i], *this, first ? rows1 : rows2, branch_of(i, kinds.size()));
+                group.add(kinds[i], *this, first ? rows1 : rows2, side_of(i, kinds.size()));
             }
         }
     }
-    Layer(const Layer&) = delete;
+    Block(const Block&) = delete;
 
     // Those of all sublayers, the last first.
     std::vector<const Linear*> linears() const {
@@ -540,12 +566,12 @@ struct Layer : LayerArrays {
     }
 };
 
-// A transformer block, of what its predecessor left to be added up:
+// A transformer block. x: its predecessor's output, not yet added up.
 //
 //     sequential    y = x + attention(norm1(x)),  out = y + mlp(norm2(y))
 //     parallel      out = x + attention(norm1(x)) + mlp(norm1(x))
-inline Sum block_forward(Gpt& g, const Layer& l, Sum x) {
-    for (const Layer::Group& group : l.groups) {
+inline Sum block_forward(Gpt& g, const Block& l, Sum x) {
+    for (const Block::Group& group : l.groups) {
         stream_norm(g, group.norm, x, l.d.n);
         for (const auto& sublayer : group.sublayers) sublayer->forward();
         x = {group.norm.inp, l.a.delta};
@@ -553,12 +579,19 @@ inline Sum block_forward(Gpt& g, const Layer& l, Sum x) {
     return x;
 }
 
-// Recomputes what the forward pass did not keep. In fp8 it kept what matrices read.
-inline void recompute(Gpt& g, const Layer& l) {
+// Recomputes what the forward pass did not keep, by --recompute:
+//
+//     elementwise    norms, queries and keys with a norm of their own, activation functions
+//     mlp            those, and fc: all of the MLP but its last product
+//     block          all of the block but its last product
+//
+// In fp8 the forward pass kept the inputs of products, as they are multiplied, so norms and activation
+// functions are made again only where a product is.
+inline void recompute(Gpt& g, const Block& l) {
     Recompute kind = g.workload.recompute;
     if (kind == Recompute::none) return;
     Sum x = {l.groups[0].norm.inp};
-    for (const Layer::Group& group : l.groups) {
+    for (const Block::Group& group : l.groups) {
         if (kind != Recompute::block) x = {group.norm.inp};
         if (group.is_recomputed || !g.workload.fp8) stream_norm(g, group.norm, x, l.d.n);
         bool is_last = &group == &l.groups.back();
@@ -568,12 +601,11 @@ inline void recompute(Gpt& g, const Layer& l) {
     }
 }
 
-// dresidual, the gradient of the block's output, becomes that of its input. Sublayers that read the same norm
-// do so in either order, and dnorm is the sum of what they make of it.
-inline void block_backward(Gpt& g, const Layer& l, WeightGradients weights) {
+// Turns dresidual, the gradient of the block's output, into that of its input.
+inline void block_backward(Gpt& g, const Block& l, WeightGradients weights) {
     recompute(g, l);
     for (size_t i = l.groups.size(); i-- > 0;) {
-        const Layer::Group& group = l.groups[i];
+        const Block::Group& group = l.groups[i];
         for (const auto& sublayer : group.sublayers) sublayer->backward(weights);
         stream_norm_backward(g, group.norm, l.a.dresidual, l.a, l.d.n);
     }
@@ -595,7 +627,7 @@ inline void embed_forward(Gpt& g, const Batch& batch, floatX* out) {
     g.state.release(0);
 }
 
-// Goes from dresidual to the gradients of the tables.
+// Computes the gradients of the tables from dresidual.
 inline void embed_backward(Gpt& g, const Batch& batch, bool last_micro_batch) {
     Dims d = g.dims(batch);
     g.state.begin_gradients(0);
@@ -616,18 +648,18 @@ inline NormLayer head_norm(const Gpt& g) {
     auto dw = g.gradients(g.last_norm_unit());
     NormLayer norm = {g.norm, w[normfw], w[normfb], dw[normfw], dw[normfb]};
     norm.inp = a.residualf, norm.out = a.normf, norm.mean = a.normf_mean, norm.rstd = a.normf_rstd;
-    norm.dinp_amax = a.dresidual_scale, norm.dinp_sums = a.dresidual_sums;
+    norm.dinp_amax = a.dresidual_scale, norm.dinp_column_sums = a.dresidual_sums;
     return norm;
 }
 
-// Goes from the output of the last block to this rank's rows of normf.
+// Computes this rank's rows of normf from the output of the last block.
 inline void head_forward(Gpt& g, const Batch& batch, const Sum& x) {
     g.state.acquire(g.last_norm_unit(), +1);
     stream_norm(g, head_norm(g), x, g.dims(batch).n);
     g.state.release(g.last_norm_unit());
 }
 
-// All rows of normf, which the classifier reads. Those of a block's norm lay there, which are no longer read.
+// Gathers all rows of normf, which the classifier reads, where those of a block's norm are no longer read.
 inline const floatX* classifier_input(Gpt& g, const Dims& d) {
     auto& a = g.acts[0];
     floatX* all = a.all_norm1 ? a.all_norm1 : a.normf;
@@ -635,20 +667,7 @@ inline const floatX* classifier_input(Gpt& g, const Dims& d) {
     return all;
 }
 
-// Goes from dnorm, as classify() leaves it, to dresidual. The gradients of the norm are reduced with those of
-// the last block.
-inline void head_backward(Gpt& g, const Batch& batch) {
-    int unit = g.last_norm_unit();
-    Dims d = g.dims(batch);
-    auto& a = g.acts[0];
-    g.state.acquire(unit, -1);
-    g.state.begin_gradients(unit);
-    cudaCheck(cudaMemsetAsync(a.dresidual, 0, (size_t)d.n * d.C * sizeof(floatX), g.stream));
-    stream_norm_backward(g, head_norm(g), a.dresidual, a, d.n);
-    g.state.release(unit);
-}
-
-// Goes from logits of this rank's vocabulary range to losses, and to the gradient of the logits.
+// Computes losses, and the gradient of the logits, from logits of this rank's range of the vocabulary.
 inline void classify_rows(Gpt& g, float* losses, const int* targets, float dloss, int rows,
                           bool want_gradient) {
     auto& a = g.acts[0];
@@ -664,8 +683,8 @@ inline void classify_rows(Gpt& g, float* losses, const int* targets, float dloss
                {a.parts, ranks, first_token});  // without ranks there are no parts
 }
 
-// On the last stage: adds the sum of the losses to the statistics. With a gradient, the loss counts dloss
-// times: writes dnorm, the gradient of normf, and adds to that of the classifier's weights. Logits exist for
+// On the last stage: adds the sum of the losses to the statistics. With a gradient, each loss is scaled by
+// dloss: writes dnorm, the gradient of normf, and adds to that of the classifier's weights. Logits exist for
 // loss_chunk tokens at a time, which is why this layer makes both passes at once.
 inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient) {
     auto& a = g.acts[0];
@@ -681,7 +700,7 @@ inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient
         dweight = g.gradients(unit)[g.classifier_weight()];
     }
     for (int begin = 0; begin < d.N; begin += g.workload.loss_chunk) {
-        GivesWork::goes_on();
+        LaunchGuard::tick();
         int n = std::min(g.workload.loss_chunk, d.N - begin);
         const floatX* inp = normf + (size_t)begin * C;
         matmul_forward(a.logits, inp, weight, nullptr, n, C, Vp, g.stream);
@@ -696,6 +715,19 @@ inline void classify(Gpt& g, const Batch& batch, float dloss, bool want_gradient
     if (g.rows.rank() == 0) sum_losses(&g.stats.data->loss, a.losses, d.N, g.stream);
 }
 
+// Computes dresidual from dnorm, as classify() leaves it. The gradients of the norm, which lies in the last
+// block's unit, are reduced with those of that block.
+inline void head_backward(Gpt& g, const Batch& batch) {
+    int unit = g.last_norm_unit();
+    Dims d = g.dims(batch);
+    auto& a = g.acts[0];
+    g.state.acquire(unit, -1);
+    g.state.begin_gradients(unit);
+    cudaCheck(cudaMemsetAsync(a.dresidual, 0, (size_t)d.n * d.C * sizeof(floatX), g.stream));
+    stream_norm_backward(g, head_norm(g), a.dresidual, a, d.n);
+    g.state.release(unit);
+}
+
 // ----------------------------------------------------------------------------
 // stage
 // ----------------------------------------------------------------------------
@@ -708,9 +740,9 @@ inline void stage_forward(Gpt& g, const Batch& batch, const PipelineTask& task) 
     if (task.part == 0) embed_forward(g, batch, task.input);
     Sum x = {task.input};
     for (int number = begin; number < end; number++) {
-        GivesWork::goes_on();
+        LaunchGuard::tick();
         g.state.acquire(number + 1, +1);
-        x = block_forward(g, Layer(g, number, batch), x);
+        x = block_forward(g, Block(g, number, batch), x);
         g.state.release(number + 1);
     }
     if (task.part < g.stage.last_part())
@@ -719,8 +751,9 @@ inline void stage_forward(Gpt& g, const Batch& batch, const PipelineTask& task) 
         head_forward(g, batch, x);
 }
 
-// Finds, of the stream's gradient that another part sent, what norms find of the one that they make.
-inline void know_stream_gradient(Gpt& g, const floatX* gradient, const Dims& d) {
+// Measures a gradient of the stream that another part sent: its amax and column sums, which a norm finds of
+// those that it makes.
+inline void measure_stream_gradient(Gpt& g, const floatX* gradient, const Dims& d) {
     auto& a = g.acts[0];
     if (a.dresidual_scale) find_amax(a.dresidual_scale, gradient, (size_t)d.n * d.C, g.stream);
     if (!a.dresidual_sums) return;
@@ -737,33 +770,33 @@ inline void stage_backward(Gpt& g, const Batch& batch, const PipelineTask& task,
     bool now = task.work == PipelineWork::backward;
     if (task.part == g.stage.last_part()) {
         classify(g, batch, dloss, true);
-        // the classifier's weights are used for nothing else, but for tied embeddings by the first stage
+        // embed_backward() adds to tied embeddings that are on this stage
         bool used_again = g.config.tie_embeddings && g.stage.has_embedding();
         if (!used_again) g.state.reduce_gradients(g.classifier_unit(), last_micro_batch);
         head_backward(g, batch);
     } else {
-        know_stream_gradient(g, task.gradient, g.dims(batch));
+        measure_stream_gradient(g, task.gradient, g.dims(batch));
     }
     int begin = g.stage.first_layer(task.chunk), end = g.stage.end_layer(task.chunk);
     for (int number = end - 1; number >= begin; number--) {
-        GivesWork::goes_on();
+        LaunchGuard::tick();
         g.state.acquire(number + 1, -1);
         g.state.begin_gradients(number + 1);
-        block_backward(g, Layer(g, number, batch), now ? WeightGradients::now : WeightGradients::later);
+        block_backward(g, Block(g, number, batch), now ? WeightGradients::now : WeightGradients::later);
         g.state.release(number + 1);
         g.state.reduce_gradients(number + 1, last_micro_batch && now);
     }
     if (task.part == 0) embed_backward(g, batch, last_micro_batch);
 }
 
-// The gradients of the blocks' matrices, which stage_backward() left.
+// Makes the gradients of the blocks' matrices that stage_backward() deferred, from activations alone.
 inline void stage_weight_gradients(Gpt& g, const Batch& batch, const PipelineTask& task,
                                    bool last_micro_batch) {
     for (int number = g.stage.end_layer(task.chunk) - 1; number >= g.stage.first_layer(task.chunk);
          number--) {
-        GivesWork::goes_on();
+        LaunchGuard::tick();
         g.state.begin_gradients(number + 1);
-        Layer l(g, number, batch);
+        Block l(g, number, batch);
         weight_gradients(g.tp, l.linears());
         g.state.reduce_gradients(number + 1, last_micro_batch);
     }
@@ -774,16 +807,16 @@ inline void stage_weight_gradients(Gpt& g, const Batch& batch, const PipelineTas
 template <typename Load, typename Work>
 void run_micro_batches(Gpt& g, const std::vector<PipelineAction>& actions, int tokens, Load&& load,
                        Work&& work) {
-    std::vector<Batch> batches(g.stage.room.micro_batches);
+    std::vector<Batch> batches(g.stage.capacity.micro_batches);
     std::vector<int> loaded(batches.size(), -1);
-    g.activations.begin_run(pipeline_room(actions, g.stage.chunks()).has_backward);
+    g.activations.begin_run(pipeline_capacity(actions, g.stage.chunks()).has_backward);
     size_t sent = (size_t)g.rows.own_rows(tokens) * g.config.channels;
     recorder.begin_passes((int)actions.size());
     g.micro_batches =
         actions.empty() ? 0 : std::ranges::max(actions, {}, &PipelineAction::micro_batch).micro_batch + 1;
-    GivesWork gives;
+    LaunchGuard guard;
     g.pipeline.run(actions, sent, [&](const PipelineTask& task) {
-        GivesWork::goes_on();
+        LaunchGuard::tick();
         int slot = task.batch_slot;
         if (loaded[slot] != task.micro_batch) batches[slot] = load(task.micro_batch, slot);
         loaded[slot] = task.micro_batch;
@@ -792,7 +825,7 @@ void run_micro_batches(Gpt& g, const std::vector<PipelineAction>& actions, int t
     });
 }
 
-// Goes from tokens to normf on the last stage.
+// Computes normf on the last stage from tokens.
 inline void forward(Gpt& g, const Batch& batch) {
     auto load = [&](int, int) { return batch; };
     run_micro_batches(g, forward_actions(g.stage.pipeline(1)), batch.B * batch.T, load,
@@ -821,7 +854,7 @@ void accumulate_gradients(Gpt& g, int micro_batches, Load&& load, float dloss, b
                       [&](const Batch& batch, const PipelineTask& task) {
                           bool last = ends_step && task.micro_batch == micro_batches - 1;
                           auto key = [&] { return task_key(batch, task, dloss, last, g.acts); };
-                          NotRecorded in_a_graph(g.graphs.on);
+                          TracePause in_a_graph(g.graphs.on);
                           g.graphs.run(key, g.stream, [&] {
                               switch (task.work) {
                               case PipelineWork::forward:
@@ -858,7 +891,7 @@ inline void zero_gradients(Gpt& g) {
 }
 
 // Makes the loss of all ranks NaN, because this one has an error.
-inline void spoil_loss(Gpt& g) {
+inline void poison_loss(Gpt& g) {
     fill(&g.stats.data->loss, NAN, 1, g.stream);
 }
 
@@ -892,7 +925,7 @@ inline float evaluate(Gpt& g, DeviceBatches& batches, uint64_t count, const Note
         uint64_t first = micro * of_all + B * g.mesh.data_rank();
         return batches.load(first, (int)std::min(B, count - std::min(count, first)), slot);
     });
-    if (!error.empty()) spoil_loss(g);
+    if (!error.empty()) poison_loss(g);
     g.state.sum_statistics(g.stats.data);
     return read_result(g, (double)count * g.workload.T).loss;
 }
@@ -922,11 +955,11 @@ inline void gradients_beside(Gpt& g, DeviceBatches& batches, uint64_t first) {
 // ----------------------------------------------------------------------------
 
 // Continues `prompt` once for each of some texts with this model. One rank has the logits, and chooses.
-class Writer final : public TextWriter {
+class Generator final : public TextGenerator {
 public:
-    Writer(Gpt& g, const std::vector<int>& prompt, int texts)
-        : TextWriter(prompt, texts, g.workload.cache_length, std::min(g.workload.T, g.config.context),
-                     g.rows.ranks()),
+    Generator(Gpt& g, const std::vector<int>& prompt, int texts)
+        : TextGenerator(prompt, texts, g.workload.cache_length, std::min(g.workload.T, g.config.context),
+                        g.rows.ranks()),
           g_(g),
           chooser_(first_of_stage(g.mesh.shape.pp - 1)),
           tokens_(2 * std::max(limit(), texts)) {}
@@ -1074,7 +1107,7 @@ struct TrainingRun {
         uint64_t stride = (uint64_t)o.micro_batch * o.dp;  // the data ranks take turns
         auto source = make_batch_source(world, o.data_reader == DataReader::node, loader, shape, stride);
         return std::make_unique<DeviceBatches>(std::move(source), g.stream, mesh, error,
-                                               g.stage.room.micro_batches);
+                                               g.stage.capacity.micro_batches);
     }
 
     // Times the matrix products of the first micro-batches, and takes the fastest algorithm for each.
@@ -1113,7 +1146,7 @@ struct TrainingRun {
             if (at.step == o.steps || asked_to_stop() || (world.size() == 1 && !error.empty())) break;
             step_to_stop_after = at.step + 1;
             if (saving) {
-                RecordedOnHost wait(Operation::save);
+                HostSpan wait(Operation::save);
                 checkpoints.save(at);
             }
             if (measurement_due()) {
@@ -1145,9 +1178,10 @@ struct TrainingRun {
     void show_sample() {
         NotedLaunchErrors noted(error);
         status.begin_work("sample", at.step);
-        auto writer = [&](const std::vector<int>& prompt) { return Writer(g, prompt, 1); };
-        note_error(error,
-                   [&] { progress.sample(at.step, sample_text(o, plan.tokenizer.get(), at.step, writer)); });
+        auto generator = [&](const std::vector<int>& prompt) { return Generator(g, prompt, 1); };
+        note_error(error, [&] {
+            progress.sample(at.step, sample_text(o, plan.tokenizer.get(), at.step, generator));
+        });
     }
 
     // A rank with an error, such as a launch that failed, goes on with the step and makes the loss of all
@@ -1155,13 +1189,13 @@ struct TrainingRun {
     // checkpoint on disk, is agreed with the statistics of the step; what comes when those are on their way
     // is agreed a step later.
     void give_step(const Optimizer& optimizer) {
-        GivesWork gives;
+        LaunchGuard guard;
         timings->begin_step(at.step + 1);
         {
             NotedLaunchErrors noted(error);
             step_gradients(g, *batches, at.samples, micro_batches_of_step(o, at.step));
         }
-        if (!error.empty()) spoil_loss(g);
+        if (!error.empty()) poison_loss(g);
         if (stop_requested) fill(&g.stats.data->stop, 1, 1, g.stream);
         if (checkpoints.is_ready()) fill(&g.stats.data->saved, 1, 1, g.stream);
         if (checkpoints.due(at.step + 1)) fill(&g.stats.data->save, 1, 1, g.stream);
@@ -1277,8 +1311,8 @@ inline void sample(const SampleOptions& command, const World& world) {
                          .cache_rows = command.cache ? samples : 0,
                          .cache_length = command.cache ? length : 0};
     std::unique_ptr<Gpt> g = load_model(model, workload, world);
-    auto writer = [&](const std::vector<int>& tokens, int texts) { return Writer(*g, tokens, texts); };
-    write_samples(model, command, prompt, writer);
+    auto generator = [&](const std::vector<int>& tokens, int texts) { return Generator(*g, tokens, texts); };
+    generate_samples(model, command, prompt, generator);
 }
 
 // The losses (B*T) of a batch as the eval command has them. `device` has room for batch_ints().

@@ -36,7 +36,7 @@ struct Workload {
     // Texts that are written at once, and the tokens of each whose keys and values are kept. 0: none.
     int cache_rows = 0, cache_length = 0;
     bool fp8 = false;                          // products of the blocks
-    size_t number_bytes = sizeof(floatX);      // another size in plans for other builds than this one
+    size_t element_bytes = sizeof(floatX);     // another size in plans for other builds than this one
     bool fast_gradients = fp8_fast_gradients;  // likewise
 
     int positions() const { return std::max(T, cache_length); }
@@ -79,7 +79,7 @@ struct ActivationRow {
         case Lifetime::pending:
             return first_pending(stage, stage.chunks(), 0);
         case Lifetime::head:
-            return stage.room.kept.back();
+            return stage.capacity.kept.back();
         }
         __builtin_unreachable();
     }
@@ -90,7 +90,7 @@ struct ActivationRow {
         std::vector<int> layers = stage.layers(0);
         size_t instance = 1;  // 0 is what the forward pass writes
         for (int before = 0; before < chunk; before++)
-            instance += stage.room.pending[before] * layers[before];
+            instance += stage.capacity.pending[before] * layers[before];
         return slot == 0 ? instance : instance + slot * layers[chunk];
     }
 };
@@ -272,7 +272,7 @@ struct Activations {
 // A fused GELU, F wide, is made of numbers that are never rounded, and so cannot be made again elementwise.
 // Its gradient is fused without a bias too.
 inline bool gelu_gradient_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
-    return c.mlp == MlpKind::gelu && !w.fp8 && gelu_may_ride(Gelu::tanh, (int)F, w.number_bytes);
+    return c.mlp == MlpKind::gelu && !w.fp8 && gelu_may_ride(Gelu::tanh, (int)F, w.element_bytes);
 }
 inline bool gelu_is_fused(const ModelConfig& c, const Workload& w, size_t F) {
     return c.bias && gelu_gradient_is_fused(c, w, F);
@@ -314,7 +314,7 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     bool training = w.training, mean = c.norm == NormKind::layernorm,
          sequential = c.block == BlockKind::sequential, swiglu = c.mlp == MlpKind::swiglu,
          fused = gelu_is_fused(c, w, d.F), filter = c.local_filter, fp8 = training && w.fp8,
-         has_head = stage.has_head(), later = training && std::ranges::max(stage.room.pending) > 0;
+         has_head = stage.has_head(), later = training && std::ranges::max(stage.capacity.pending) > 0;
     constexpr Lifetime shared = Lifetime::shared, layer = Lifetime::layer;
     auto kept = [&](bool is, Lifetime lifetime) { return training && is ? lifetime : shared; };
     Lifetime inner = kept(true, Lifetime::inner), head = kept(true, Lifetime::head),
@@ -339,10 +339,10 @@ inline std::vector<ActivationRow> activation_table(const ModelConfig& c, const W
     size_t widest = std::ranges::max(local_products(c, (int)tp), {}, &LocalProduct::outputs).outputs;
     size_t scratch =
         std::max({attention_backward_scratch(self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, 0, nullptr),
-                                             attention_makes_bias_gradient(c), w.number_bytes),
+                                             attention_makes_bias_gradient(c), w.element_bytes),
                   norm_backward_scratch(d.C), qk_norm_backward_scratch(d.HS),
                   matmul_backward_bias_scratch((int)widest), embedding_backward_scratch(d.N, d.C)});
-    const size_t bytes_of_char = 1, bytes_of_float = sizeof(float), bytes_of_floatX = w.number_bytes;
+    const size_t bytes_of_char = 1, bytes_of_float = sizeof(float), bytes_of_floatX = w.element_bytes;
     std::vector<ActivationRow> rows;
 #define X(type, name, elements, lifetime, present)                                                           \
     if (size_t count = (present) ? (elements) : 0) {                                                         \

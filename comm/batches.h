@@ -30,7 +30,7 @@ micro-batch while the host reads the next.
 #include "comm/agreement.h"       // check_same_tokens
 #include "comm/memory.h"          // DeviceArray, HostArray
 #include "comm/mesh.h"            // Mesh
-#include "comm/recorder.h"        // RecordedOnHost
+#include "comm/recorder.h"        // HostSpan
 #include "comm/world.h"           // World
 #include "data/base/deadlines.h"  // WorksOn
 #include "data/base/error.h"      // note_error
@@ -401,7 +401,7 @@ public:
         const HostBatch* batch = nullptr;
         note_error(error_, [&] {
             WorksOn work("reading the next micro-batch");
-            RecordedOnHost wait(Operation::data);
+            HostSpan wait(Operation::data);
             batch = &source_->load(first, count, next);
         });
         if (!batch) return copy(empty_.data, device);

@@ -105,7 +105,7 @@ inline size_t staging_bytes(const ParameterLayout& layout, const MeshShape& shap
     for (Slot slot : slots_of(settings)) {
         for (int unit : layout.held()) {
             size_t slice = largest_slice(layout.unit_size(unit) / shape.shard, shape.replicas());
-            bytes += room_of_slot(settings, slot, layout, unit, slice) * dtype_size(dtype_of(slot));
+            bytes += capacity_of_slot(settings, slot, layout, unit, slice) * dtype_size(dtype_of(slot));
         }
     }
     return bytes;

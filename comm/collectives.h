@@ -18,7 +18,7 @@ Every process counts what it sends, and every call is in its record (comm/record
 #include <vector>
 
 #include "comm/mpi_calls.h"  // Patience
-#include "comm/recorder.h"   // Recorded
+#include "comm/recorder.h"   // TraceSpan
 #include "data/base/deadlines.h"
 #include "data/base/error.h"
 #include "data/run/flight_record.h"  // Traffic
@@ -196,7 +196,7 @@ public:
     template <typename T>
     void all_reduce(T* data, size_t count, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
-        Recorded call(Operation::all_reduce, shared_->record, kind, count * sizeof(T), stream);
+        TraceSpan call(Operation::all_reduce, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclAllReduce(data, data, count, nccl_type<T>(), ncclSum, comm(), stream), "ncclAllReduce",
                    __LINE__);
         // each rank sends all chunks but one in either pass
@@ -215,7 +215,7 @@ public:
     template <typename T>
     void reduce_scatter(const T* data, T* own, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return copy_own(own, data, part, stream);
-        Recorded call(Operation::reduce_scatter, shared_->record, kind, size() * part * sizeof(T), stream);
+        TraceSpan call(Operation::reduce_scatter, shared_->record, kind, size() * part * sizeof(T), stream);
         check_call(ncclReduceScatter(data, own, part, nccl_type<T>(), ncclSum, comm(), stream),
                    "ncclReduceScatter", __LINE__);
         add(kind, (size_t)(size() - 1) * part * sizeof(T));
@@ -231,7 +231,7 @@ public:
     template <typename T>
     void all_gather(const T* own, T* data, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return copy_own(data, own, part, stream);
-        Recorded call(Operation::all_gather, shared_->record, kind, size() * part * sizeof(T), stream);
+        TraceSpan call(Operation::all_gather, shared_->record, kind, size() * part * sizeof(T), stream);
         check_call(ncclAllGather(own, data, part, nccl_type<T>(), comm(), stream), "ncclAllGather", __LINE__);
         add(kind, (size_t)(size() - 1) * part * sizeof(T));
     }
@@ -241,7 +241,7 @@ public:
     template <typename T>
     void all_to_all(const T* data, T* received, size_t part, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
-        Recorded call(Operation::all_to_all, shared_->record, kind, size() * part * sizeof(T), stream);
+        TraceSpan call(Operation::all_to_all, shared_->record, kind, size() * part * sizeof(T), stream);
         ncclCheck(ncclGroupStart());
         for (int distance = 1; distance < size(); distance++) {  // from each rank to another one at a time
             int to = (rank() + distance) % size(), from = (rank() + size() - distance) % size();
@@ -258,7 +258,7 @@ public:
     template <typename T>
     void broadcast(T* data, size_t count, int root, Traffic kind, cudaStream_t stream) const {
         if (!shared_) return;
-        Recorded call(Operation::broadcast, shared_->record, kind, count * sizeof(T), stream);
+        TraceSpan call(Operation::broadcast, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclBroadcast(data, data, count, nccl_type<T>(), root, comm(), stream), "ncclBroadcast",
                    __LINE__);
         bool last = (rank() + 1) % size() == root;
@@ -270,7 +270,7 @@ public:
     template <typename T>
     void send(const T* data, size_t count, int to, Traffic kind, cudaStream_t stream) const {
         require_group(to);
-        Recorded call(Operation::send, shared_->record, kind, count * sizeof(T), stream);
+        TraceSpan call(Operation::send, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclSend(data, count, nccl_type<T>(), to, comm(), stream), "ncclSend", __LINE__);
         add(kind, count * sizeof(T));
     }
@@ -279,7 +279,7 @@ public:
     void receive(T* data, size_t count, int from, cudaStream_t stream,
                  Traffic kind = Traffic::pipeline) const {
         require_group(from);
-        Recorded call(Operation::receive, shared_->record, kind, count * sizeof(T), stream);
+        TraceSpan call(Operation::receive, shared_->record, kind, count * sizeof(T), stream);
         check_call(ncclRecv(data, count, nccl_type<T>(), from, comm(), stream), "ncclRecv", __LINE__);
     }
 
@@ -374,7 +374,7 @@ private:
 // one.
 template <typename Work>
 void grouped(std::initializer_list<Communicator> groups, Work&& work) {
-    RecordedTogether one_entry;
+    TraceGroup one_entry;
     ncclCheck(ncclGroupStart());
     work();
     ncclResult_t result = ncclGroupEnd();

@@ -63,26 +63,26 @@ inline std::vector<int> odd_members(std::span<const uint64_t> values) {
 }
 
 // The kinds of memory that groups of ranks hold alike.
-enum class HeldAlike { weights, state, copies, head_copies, embeddings };
+enum class Replicated { weights, state, copies, head_copies, embeddings };
 constexpr int held_alike = 5;
 constexpr const char* name_of_held[held_alike] = {"weights", "optimizer state", "copied weights",
                                                   "copied weights", "tied embeddings"};
 
 // The ranks that hold it as this one does.
-inline std::vector<int> holders_alike(HeldAlike what, int rank, const MeshShape& shape, bool cut_params,
+inline std::vector<int> replica_group(Replicated what, int rank, const MeshShape& shape, bool cut_params,
                                       bool tied) {
     auto group = [&](MeshGroup group) { return members_of(mesh_groups[(size_t)group], rank, shape); };
     switch (what) {
-    case HeldAlike::weights:
+    case Replicated::weights:
         return group_of(rank, cut_params ? replica_axes : replica_axes | Axis::shard, shape);
-    case HeldAlike::state:
+    case Replicated::state:
         return group(MeshGroup::replica);
-    case HeldAlike::copies:
+    case Replicated::copies:
         return group(MeshGroup::tensor);
-    case HeldAlike::head_copies:
+    case Replicated::head_copies:
         return group(MeshGroup::copies);
-    case HeldAlike::embeddings:
-        return tied ? group(MeshGroup::ends) : std::vector{rank};
+    case Replicated::embeddings:
+        return tied ? group(MeshGroup::embedding) : std::vector{rank};
     }
     __builtin_unreachable();
 }
@@ -91,8 +91,8 @@ inline std::vector<int> holders_alike(HeldAlike what, int rank, const MeshShape&
 // hashes of what a rank holds
 
 // A piece of memory of this rank that others hold alike.
-struct HeldPiece {
-    HeldAlike what;
+struct ReplicatedPiece {
+    Replicated what;
     std::string name;  // names the tensor or the unit
     const void* begin;
     size_t bytes;
@@ -101,13 +101,13 @@ struct HeldPiece {
 
 // All that this rank holds and others may hold alike, in an order that they share: whole units, or
 // (by_tensor) their tensors and the padding between them.
-inline std::vector<HeldPiece> held_pieces(const ZeroState& state, bool by_tensor) {
+inline std::vector<ReplicatedPiece> replicated_pieces(const ZeroState& state, bool by_tensor) {
     const ParameterLayout& layout = state.layout();
     const ZeroSettings& settings = state.settings();
     bool cut = state.cuts_params();
-    std::vector<HeldPiece> pieces;
+    std::vector<ReplicatedPiece> pieces;
     // Elements [begin, end) of a unit, of an array whose first is element `at`.
-    auto add = [&](HeldAlike what, const char* slot, int unit, const void* array, size_t width, size_t at,
+    auto add = [&](Replicated what, const char* slot, int unit, const void* array, size_t width, size_t at,
                    size_t begin, size_t end, bool on_host) {
         auto piece = [&](const std::string& name, size_t from, size_t to) {
             if (from >= to) return;
@@ -128,21 +128,22 @@ inline std::vector<HeldPiece> held_pieces(const ZeroState& state, bool by_tensor
         size_t own = state.owned_begin(unit), own_end = own + state.part_size(unit);
         const floatX* weights = cut ? state.owned_params(unit) : state.params(unit);
         size_t at = cut ? own : 0, end = cut ? own_end : layout.unit_size(unit);
-        add(HeldAlike::weights, "", unit, weights, sizeof(floatX), at, at, end, false);
+        add(Replicated::weights, "", unit, weights, sizeof(floatX), at, at, end, false);
         for (const GradientSum& sum : layout.sums(unit)) {
-            HeldAlike what = sum.ranks == state.mesh().shape.tp ? HeldAlike::copies : HeldAlike::head_copies;
+            Replicated what =
+                sum.ranks == state.mesh().shape.tp ? Replicated::copies : Replicated::head_copies;
             add(what, "", unit, weights, sizeof(floatX), at, std::max(sum.begin, at),
                 std::min(sum.begin + sum.count, end), false);
         }
         if (unit == 0 && layout.tied)
-            add(HeldAlike::embeddings, "", unit, weights, sizeof(floatX), at, at, end, false);
+            add(Replicated::embeddings, "", unit, weights, sizeof(floatX), at, at, end, false);
         if (!settings.training) continue;
         if (const float* master = state.owned_master(unit))
-            add(HeldAlike::state, "master copy", unit, master, sizeof(float), own, own, own_end,
+            add(Replicated::state, "master copy", unit, master, sizeof(float), own, own, own_end,
                 settings.offload);
         for (Slot slot : settings.slots) {
-            size_t room = room_of_slot(settings, slot, layout, unit, state.part_size(unit));
-            add(HeldAlike::state, slot_name(slot), unit, state.owned_slot(slot, unit), sizeof(float), own,
+            size_t room = capacity_of_slot(settings, slot, layout, unit, state.part_size(unit));
+            add(Replicated::state, slot_name(slot), unit, state.owned_slot(slot, unit), sizeof(float), own,
                 own, own + room, settings.offload);
         }
     }
@@ -184,7 +185,7 @@ private:
     }
 
     std::vector<int> holders(int what, int rank) const {
-        return holders_alike(HeldAlike(what), rank, state_.mesh().shape, state_.cuts_params(),
+        return replica_group(Replicated(what), rank, state_.mesh().shape, state_.cuts_params(),
                              state_.layout().tied);
     }
 
@@ -202,7 +203,7 @@ private:
         }
     }
 
-    uint64_t hash(const HeldPiece& piece) const {
+    uint64_t hash(const ReplicatedPiece& piece) const {
         if (piece.on_host) return hash_of_bytes_cpu((const uint8_t*)piece.begin, piece.bytes, 0);
         uint64_t value;
         hash_bytes(state_.hashes(), piece.begin, piece.bytes, state_.stream());
@@ -218,7 +219,7 @@ private:
         bool alone[held_alike];
         for (int what = 0; what < held_alike; what++) alone[what] = holders(what, world_.rank()).size() == 1;
         uint64_t of_host[held_alike] = {}, place = 0;
-        for (const HeldPiece& piece : held_pieces(state_, false)) {
+        for (const ReplicatedPiece& piece : replicated_pieces(state_, false)) {
             int what = (int)piece.what;
             place += far_apart;
             if (alone[what]) continue;
@@ -236,7 +237,7 @@ private:
         // by what is held: not all members of a group are in the same other groups
         const nlohmann::json none(held_alike, nlohmann::json::array());
         nlohmann::json told = {{"place", process_place()}, {"names", none}, {"hashes", none}};
-        for (const HeldPiece& piece : held_pieces(state_, true)) {
+        for (const ReplicatedPiece& piece : replicated_pieces(state_, true)) {
             auto what = (size_t)piece.what;
             if (disagree[(size_t)(world_.rank() * held_alike) + what] != 'x') continue;
             told["names"][what].push_back(piece.name);
@@ -443,7 +444,7 @@ public:
 private:
     void judge(const char* option, int every, int step, const std::string& found) {
         if (found.empty()) return;
-        checkpoints_.distrust();
+        checkpoints_.forbid_saving();
         std::string sound =
             sound_ < 0 ? "it was the first check" : text("all was well after step %d", sound_);
         world_.fail_on_all(

@@ -9,10 +9,10 @@ How a model is cut over ranks, and a step into micro-batches; and that from the 
 #include <vector>
 
 #include "comm/mesh_shape.h"         // MeshShape
-#include "comm/pipeline_schedule.h"  // pipeline_room
+#include "comm/pipeline_schedule.h"  // pipeline_capacity
 #include "data/base/error.h"
-#include "data/options/layout.h"    // Options, parse_split
-#include "data/options/schedule.h"  // tokens_of_step
+#include "data/options/cut_rules.h"  // Options, parse_split
+#include "data/options/schedule.h"   // tokens_of_step
 
 // ----------------------------------------------------------------------------
 // layers of a pipeline
@@ -114,7 +114,7 @@ inline MeshShape mesh_shape(const Options& o) {
             .shard = o.shard_group,
             .copies = std::max(1, o.tp / o.kv_heads),
             .ring = o.pp_chunks > 1,
-            .homes = o.optimizer == OptimizerKind::muon};
+            .matrix_owners = o.optimizer == OptimizerKind::muon};
 }
 
 // Sequences of the step after `step` steps, on all data ranks.
@@ -165,7 +165,7 @@ inline std::vector<int> pipeline_split(const Options& o, const LayerBytes& bytes
     case PipelineLayers::memory: {
         std::vector<double> layer(parts);
         for (int stage = 0; stage < shape.stages; stage++) {
-            PipelineRoom room = pipeline_room(pipeline_actions(shape, stage), shape.chunks);
+            PipelineCapacity room = pipeline_capacity(pipeline_actions(shape, stage), shape.chunks);
             for (int chunk = 0; chunk < shape.chunks; chunk++)
                 layer[chunk * shape.stages + stage] = bytes.state + room.kept[chunk] * bytes.activations;
         }

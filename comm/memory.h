@@ -100,13 +100,13 @@ using HostArray = OwnedArray<T, true>;  // pinned
 class Arena {
 public:
     // An arena that only counts has null for all arrays. It may count for a program of other numbers than
-    // this one's: number_bytes is the size that these have there.
+    // this one's: element_bytes is the size that these have there.
     enum Mode { takes, counts };
-    explicit Arena(Mode mode = takes, size_t number_bytes = sizeof(floatX))
-        : mode_(mode), number_bytes_(number_bytes) {
-        if (mode == takes && number_bytes != sizeof(floatX))
+    explicit Arena(Mode mode = takes, size_t element_bytes = sizeof(floatX))
+        : mode_(mode), element_bytes_(element_bytes) {
+        if (mode == takes && element_bytes != sizeof(floatX))
             fail("memory: numbers of %zu bytes can only be counted here; take those of this build",
-                 number_bytes);
+                 element_bytes);
     }
     ~Arena() {
         for (auto [pointer, on_host] : taken_) on_host ? cudaFreeHost(pointer) : cudaFree(pointer);
@@ -129,7 +129,7 @@ public:
     }
 
     // (count) numbers as parameters and activations are made of, likewise.
-    floatX* take_numbers(size_t count) { return take<floatX>(count, number_bytes_); }
+    floatX* take_elements(size_t count) { return take<floatX>(count, element_bytes_); }
 
     // (count) zeros, once the stream has come so far.
     template <typename T>
@@ -137,11 +137,11 @@ public:
         return zeroed(take<T>(count), count, stream);
     }
     floatX* take_zero_numbers(size_t count, cudaStream_t stream) {
-        return zeroed(take_numbers(count), count, stream);
+        return zeroed(take_elements(count), count, stream);
     }
 
     bool only_counts() const { return mode_ == counts; }
-    size_t number_bytes() const { return number_bytes_; }
+    size_t element_bytes() const { return element_bytes_; }
 
     // Lists the classes in the order in which they were first named, without those that have nothing.
     std::vector<MemoryClass> classes() const {
@@ -176,7 +176,7 @@ private:
     }
 
     const Mode mode_;
-    const size_t number_bytes_;
+    const size_t element_bytes_;
     std::vector<MemoryClass> classes_;
     size_t current_ = 0;
     std::vector<std::pair<void*, bool>> taken_;  // and whether it is on the host

@@ -23,7 +23,7 @@ chosen by it.
 #include "comm/batches.h"            // DeviceBatches
 #include "comm/gradient_sums.h"      // GradientSumArrays
 #include "comm/layout.h"             // Layout
-#include "comm/matrix_homes.h"       // MatrixArrays
+#include "comm/matrix_owners.h"      // MatrixArrays
 #include "comm/memory.h"             // Arena, MemoryClass
 #include "comm/mesh_shape.h"         // MeshShape, mesh_groups
 #include "comm/pipeline.h"           // PipelineArrays
@@ -83,11 +83,11 @@ inline size_t stream_size(const ModelConfig& config, const Workload& w, const La
 inline std::vector<MemoryClass> stage_memory(const ModelConfig& config, const Workload& w,
                                              const ZeroSettings& settings, const Layout& cut,
                                              const Stage& stage, const ParameterLayout& layout) {
-    Arena counted(Arena::counts, w.number_bytes);
+    Arena counted(Arena::counts, w.element_bytes);
     ZeroArrays(counted, layout, cut.mesh.shard, settings);
     MatrixArrays(counted, layout, cut.mesh, settings.transform_scratch);
     GradientSumArrays(counted, layout, cut.mesh, settings);
-    PipelineArrays(counted, cut.pipeline, stage.room, stage.number(), stream_size(config, w, cut));
+    PipelineArrays(counted, cut.pipeline, stage.capacity, stage.number(), stream_size(config, w, cut));
     ActivationArrays(counted, activation_table(config, w, stage), stage);
     counted.of("activations").take<float>(rope_floats(config, w));
     Fp8Arrays(counted, fp8_sizes(config, w, stage));
@@ -126,7 +126,7 @@ inline std::vector<MemoryClass> memory_classes(const ModelConfig& config, const 
 // layouts that fit
 
 // Bytes that a rank may take: of a device, and beside it of the host's memory.
-struct MemoryRoom {
+struct MemoryCapacity {
     size_t device, host = SIZE_MAX;
 };
 
@@ -136,20 +136,21 @@ public:
     // Bytes of each class with B sequences in a micro-batch and so many micro-batches in a step.
     using Classes = std::function<std::vector<MemoryClass>(int B, int micro_batches)>;
 
-    MemoryPlan(const Workload& workload, const PipelineShape& pipeline, MemoryRoom room, Classes classes)
+    MemoryPlan(const Workload& workload, const PipelineShape& pipeline, MemoryCapacity capacity,
+               Classes classes)
         : B_(workload.B),
           T_(workload.T),
           pipeline_(pipeline),
           training_(workload.training),
           recompute_(workload.recompute),
-          room_(room),
+          capacity_(capacity),
           classes_of_(std::move(classes)),
           classes_(classes_of_(B_, pipeline.micro_batches)) {}
 
     size_t needs() const { return memory_total(classes_); }
-    size_t available() const { return room_.device; }
+    size_t available() const { return capacity_.device; }
     size_t pins() const { return pinned_total(classes_); }
-    bool fits() const { return needs() <= room_.device && pins() <= room_.host; }
+    bool fits() const { return needs() <= capacity_.device && pins() <= capacity_.host; }
 
     // The largest micro-batch that fits; 0 if none does. A step of several stays as large as it is: smaller
     // ones are more, of which a pipeline may keep more.
@@ -158,7 +159,7 @@ public:
         bool single = pipeline_.micro_batches == 1;
         auto fits = [&](int B) {
             auto classes = classes_of_(B, single ? 1 : ceil_div(step, B));
-            return memory_total(classes) <= room_.device && pinned_total(classes) <= room_.host;
+            return memory_total(classes) <= capacity_.device && pinned_total(classes) <= capacity_.host;
         };
         int most = 0, too_large = single ? INT_MAX / T_ : step + 1;
         while (too_large - most > 1) {
@@ -172,19 +173,19 @@ public:
     // Refuses what does not fit.
     void check() const {
         if (fits()) return;
-        if (pins() > room_.host)
+        if (pins() > capacity_.host)
             fail("--async-save and --offload: need %s of the host's memory for each rank, with its batches, "
                  "and "
                  "%s are free; give --async-save off, offload less, or a smaller --micro-batch",
-                 size_text(pins()).c_str(), size_text(room_.host).c_str());
+                 size_text(pins()).c_str(), size_text(capacity_.host).c_str());
         bool saves_more = training_ && recompute_ < Recompute::block;
         if (int fits = largest_micro_batch()) {
             fail("--micro-batch %d: needs %s of memory and %s are free; --micro-batch %d fits%s", B_,
-                 size_text(needs()).c_str(), size_text(room_.device).c_str(), fits,
+                 size_text(needs()).c_str(), size_text(capacity_.device).c_str(), fits,
                  saves_more ? ", --recompute block saves more" : "");
         }
         fail("the model needs %s of memory and %s are free; %s", size_text(needs()).c_str(),
-             size_text(room_.device).c_str(),
+             size_text(capacity_.device).c_str(),
              !training_ ? "free some, or ask for less at once"
                         : text("choose a smaller --model, a shorter --sequence-length%s or --async-save off, "
                                "or cut it over more processes with --zero, --tp or --pp",
@@ -210,13 +211,13 @@ public:
         print("memory      ");
         for (const MemoryClass& part : classes_) print(" %s %s,", part.name, size_text(part.bytes).c_str());
         print(" %s in all%s\n             %s free and %s kept for libraries, enough for --micro-batch %d\n",
-              size_text(needs()).c_str(), where, size_text(room_.device).c_str(),
+              size_text(needs()).c_str(), where, size_text(capacity_.device).c_str(),
               size_text(library_memory()).c_str(), largest_micro_batch());
         if (has_own_memory && pins() > 0)
             print("             %s of the host's memory%s, of which %s are free for each rank\n",
                   size_text(pins()).c_str(),
                   pipeline_.stages > 1 ? " on the stage that takes most of it" : "",
-                  size_text(room_.host).c_str());
+                  size_text(capacity_.host).c_str());
     }
 
     // Returns what print_lines() tells, for the log of a run, and how long stages wait by the formula.
@@ -224,8 +225,8 @@ public:
         nlohmann::ordered_json classes = nlohmann::ordered_json::array();
         for (const MemoryClass& part : classes_)
             classes.push_back({{"class", part.name}, {"bytes", part.bytes}, {"host", part.on_host}});
-        if (room_.device > needs())
-            classes.push_back({{"class", "free"}, {"bytes", room_.device - needs()}, {"host", false}});
+        if (capacity_.device > needs())
+            classes.push_back({{"class", "free"}, {"bytes", capacity_.device - needs()}, {"host", false}});
         nlohmann::ordered_json result = {{"memory", classes}};
         if (pipeline_.stages > 1)
             result["pipeline"] = {{"schedule", name_of(pipeline_.schedule)},
@@ -241,7 +242,7 @@ private:
     PipelineShape pipeline_;
     bool training_;
     Recompute recompute_;
-    MemoryRoom room_;
+    MemoryCapacity capacity_;
     Classes classes_of_;
     std::vector<MemoryClass> classes_;
 };
@@ -249,7 +250,7 @@ private:
 // beside: what a rank takes beside the model's own arrays, or null.
 inline MemoryPlan memory_plan(const ModelConfig& config, const Workload& workload,
                               const ZeroSettings& settings, const Layout& layout = {},
-                              MemoryRoom room = {available_memory()},
+                              MemoryCapacity capacity = {available_memory()},
                               std::function<std::vector<MemoryClass>(const Workload&)> beside = nullptr) {
     auto classes = [=](int B, int micro_batches) {
         Workload w = workload;
@@ -259,7 +260,7 @@ inline MemoryPlan memory_plan(const ModelConfig& config, const Workload& workloa
         if (beside) std::ranges::copy(beside(w), std::back_inserter(classes));
         return classes;
     };
-    return {workload, layout.pipeline, room, classes};
+    return {workload, layout.pipeline, capacity, classes};
 }
 
 // ----------------------------------------------------------------------------
@@ -277,7 +278,7 @@ struct TrainingMemory {
         : workload(training_workload(o, recompute)),
           layout(training_layout(
               o, layer_bytes(activation_table(o, workload, Stage(o, {.mesh = {.tp = o.tp}}, {}, true))))),
-          plan(memory_plan(o, workload, zero_settings(o), layout, room(world), beside(o, world))) {}
+          plan(memory_plan(o, workload, zero_settings(o), layout, capacity(world), beside(o, world))) {}
 
     // For all ranks, when their groups have been made: refuses what does not fit beside them.
     void check_groups(const World& world) const {
@@ -288,7 +289,7 @@ struct TrainingMemory {
     }
 
 private:
-    static MemoryRoom room(const World& world) {
+    static MemoryCapacity capacity(const World& world) {
         return {available_memory(ranks_sharing_device(world)),
                 has_own_memory ? available_host_memory(world.local_size()) : SIZE_MAX};
     }

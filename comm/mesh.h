@@ -87,7 +87,7 @@ public:
     const Communicator& replica() const { return group(MeshGroup::replica); }
     const Communicator& stage() const { return group(MeshGroup::stage); }
     const Communicator& copies() const { return group(MeshGroup::copies); }
-    const Communicator& ends() const { return group(MeshGroup::ends); }
+    const Communicator& embedding_group() const { return group(MeshGroup::embedding); }
     const MeshLinks& links() const { return links_; }
 
     // The data ranks, and which of them this is.

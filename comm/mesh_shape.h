@@ -33,7 +33,7 @@ struct MeshShape {
     int tp = 1, pp = 1, dp = 1, shard = 1;
     int copies = 1;     // tensor ranks that share a key/value head
     bool ring = false;  // the last pipeline stage is followed by the first, as the interleaved schedule needs
-    bool homes = false;  // all ranks of a stage send each other matrices (comm/matrix_homes.h)
+    bool matrix_owners = false;  // all ranks of a stage send each other matrices (comm/matrix_owners.h)
 
     int replicas() const { return along(replica_axes); }
     // Ranks along each axis, which is all that numbers them; and along several.
@@ -62,7 +62,7 @@ constexpr int blocks_of_links = 4, blocks_of_groups = 16, blocks_of_world = 1;
 // ----------------------------------------------------------------------------
 // groups
 
-enum class MeshGroup { world, tensor, shard, gathers, replica, stage, copies, ends };
+enum class MeshGroup { world, tensor, shard, gathers, replica, stage, copies, embedding };
 
 // The calls of a group, as bits.
 namespace Calls {
@@ -105,7 +105,7 @@ inline constexpr auto mesh_groups = std::to_array<GroupRow>({
     {.name = "stage",
      .axes = stage_axes,
      .calls = Calls::messages,
-     .factor = [](const MeshShape& shape) { return shape.homes ? shape.along(stage_axes) : 1; }},
+     .factor = [](const MeshShape& shape) { return shape.matrix_owners ? shape.along(stage_axes) : 1; }},
     // Tensor ranks that have copies of the same heads; a group of one if each has its own or all the same.
     {.name = "copies",
      .axes = Axis::tensor,

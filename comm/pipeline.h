@@ -34,8 +34,8 @@ timeline.
 
 #include "comm/memory.h"             // Arena
 #include "comm/mesh.h"               // Communicator, MeshLinks
-#include "comm/pipeline_schedule.h"  // PipelineRoom
-#include "comm/recorder.h"           // Recorded
+#include "comm/pipeline_schedule.h"  // PipelineCapacity
+#include "comm/recorder.h"           // TraceSpan
 #include "data/base/error.h"         // fail
 #include "kernels/common.cuh"
 
@@ -62,7 +62,7 @@ struct PipelineTurns {
     // Takes `count` places of `size` elements.
     PipelineTurns(Arena& memory, int count, size_t size) {
         for (int i = 0; i < count; i++) {
-            floatX* data = memory.take_numbers(size);
+            floatX* data = memory.take_elements(size);
             if (!memory.only_counts()) places.push_back({data});
         }
     }
@@ -109,7 +109,7 @@ public:
 
     // The compute stream waits for the next one.
     void take(cudaStream_t compute) {
-        Recorded wait(Traffic::pipeline, compute);
+        TraceSpan wait(Traffic::pipeline, compute);
         arrivals_[taken_++].place().arrived.hold(compute);
     }
 
@@ -147,7 +147,7 @@ public:
 
     // The compute stream waits until what was sent from this place has left.
     static void hold(const PipelineBuffer& place, cudaStream_t compute) {
-        Recorded wait(Traffic::pipeline, compute);
+        TraceSpan wait(Traffic::pipeline, compute);
         place.free.hold(compute);
     }
 
@@ -163,14 +163,14 @@ struct PipelineArrays {
     std::vector<PipelineTurns> inputs;  // (chunks)
     PipelineTurns gradients, outputs;
 
-    // room: of the list of actions that needs most. count: elements that go from part to part, at most.
-    PipelineArrays(Arena& memory, const PipelineShape& shape, const PipelineRoom& room, int stage,
+    // capacity: of the list of actions that needs most. count: elements that go from part to part, at most.
+    PipelineArrays(Arena& memory, const PipelineShape& shape, const PipelineCapacity& capacity, int stage,
                    size_t count)
-        : inputs(input_places(memory.of("activations"), shape, room, stage, count)),
+        : inputs(input_places(memory.of("activations"), shape, capacity, stage, count)),
           gradients(memory,
-                    !room.has_backward  ? 0
-                    : shape.stages == 1 ? 1
-                                        : 3,
+                    !capacity.has_backward ? 0
+                    : shape.stages == 1    ? 1
+                                           : 3,
                     count),
           outputs(memory, sends(shape, stage) ? 2 : 0, count) {}
 
@@ -179,11 +179,12 @@ private:
         return shape.stages > 1 && (stage < shape.stages - 1 || shape.chunks > 1);
     }
     static std::vector<PipelineTurns> input_places(Arena& memory, const PipelineShape& shape,
-                                                   const PipelineRoom& room, int stage, size_t count) {
+                                                   const PipelineCapacity& capacity, int stage,
+                                                   size_t count) {
         std::vector<PipelineTurns> inputs;
         for (int chunk = 0; chunk < shape.chunks; chunk++) {
             bool receives_ahead = chunk + stage > 0;  // the first part receives nothing
-            inputs.emplace_back(memory, room.kept[chunk] + receives_ahead, count);
+            inputs.emplace_back(memory, capacity.kept[chunk] + receives_ahead, count);
         }
         return inputs;
     }
@@ -206,8 +207,8 @@ constexpr Operation recorded_as(PipelineWork work) {
 
 class Pipeline {
 public:
-    // room and count: as for PipelineArrays. The memory must outlive the pipeline.
-    Pipeline(Arena& memory, const Mesh& mesh, const PipelineShape& shape, const PipelineRoom& room,
+    // capacity and count: as for PipelineArrays. The memory must outlive the pipeline.
+    Pipeline(Arena& memory, const Mesh& mesh, const PipelineShape& shape, const PipelineCapacity& capacity,
              size_t count, cudaStream_t compute, bool overlap);
     ~Pipeline();
     Pipeline(const Pipeline&) = delete;
@@ -225,7 +226,7 @@ public:
             recorder.at_micro_batch(action.micro_batch, action.chunk);
             const PipelineTask task = enter(action);
             {
-                Recorded pass(recorded_as(action.work), compute_);
+                TraceSpan pass(recorded_as(action.work), compute_);
                 work(task);
             }
             leave(task);
@@ -244,7 +245,7 @@ private:
 
     const Mesh& mesh_;
     const PipelineShape shape_;
-    const PipelineRoom room_;
+    const PipelineCapacity capacity_;
     const int stage_;
     const size_t most_;  // elements
     const bool overlap_;
@@ -264,11 +265,11 @@ private:
 
 // Refuses what does not fit together before any memory is taken.
 inline const PipelineShape& checked_pipeline(const Mesh& mesh, const PipelineShape& shape,
-                                             const PipelineRoom& room) {
+                                             const PipelineCapacity& capacity) {
     check_pipeline(shape);
-    if (shape.stages != mesh.shape.pp || (int)room.kept.size() != shape.chunks)
+    if (shape.stages != mesh.shape.pp || (int)capacity.kept.size() != shape.chunks)
         fail("pipeline: %d stages of %d chunks on a mesh of %d, with room for %zu; make all for one shape",
-             shape.stages, shape.chunks, mesh.shape.pp, room.kept.size());
+             shape.stages, shape.chunks, mesh.shape.pp, capacity.kept.size());
     if (shape.stages > 1 && shape.chunks > 1 && !mesh.shape.ring)
         fail("pipeline: %d chunks on a stage go round, and the mesh has no way from the last stage to the "
              "first; make it with MeshShape::ring",
@@ -277,15 +278,15 @@ inline const PipelineShape& checked_pipeline(const Mesh& mesh, const PipelineSha
 }
 
 inline Pipeline::Pipeline(Arena& memory, const Mesh& mesh, const PipelineShape& shape,
-                          const PipelineRoom& room, size_t count, cudaStream_t compute, bool overlap)
+                          const PipelineCapacity& capacity, size_t count, cudaStream_t compute, bool overlap)
     : mesh_(mesh),
-      shape_(checked_pipeline(mesh, shape, room)),
-      room_(room),
+      shape_(checked_pipeline(mesh, shape, capacity)),
+      capacity_(capacity),
       stage_(mesh.position[Axis::pipeline]),
       most_(count),
       overlap_(overlap),
       compute_(compute),
-      arrays_(memory, shape, room, stage_, count),
+      arrays_(memory, shape, capacity, stage_, count),
       forward_in_(mesh.links().forward_in, "forward in"),
       backward_in_(mesh.links().backward_in, "backward in"),
       forward_out_(mesh.links().forward_out, "forward out"),
@@ -300,8 +301,8 @@ inline Pipeline::~Pipeline() {
 // a run
 
 inline void Pipeline::begin_run(const std::vector<PipelineAction>& list, size_t count) {
-    PipelineRoom need = pipeline_room(list, shape_.chunks);
-    if (count > most_ || !room_.holds(need))
+    PipelineCapacity need = pipeline_capacity(list, shape_.chunks);
+    if (count > most_ || !capacity_.holds(need))
         fail("pipeline: a list of %zu actions on %zu elements needs more room than was taken; make the "
              "pipeline with the room of the list that needs most",
              list.size(), count);
@@ -330,9 +331,9 @@ inline PipelineTask Pipeline::enter(const PipelineAction& action) {
                          .micro_batch = micro_batch,
                          .chunk = chunk,
                          .part = part(chunk),
-                         .slot = micro_batch % room_.kept[chunk],
-                         .pending_slot = micro_batch % std::max(1, room_.pending[chunk]),
-                         .batch_slot = micro_batch % room_.micro_batches,
+                         .slot = micro_batch % capacity_.kept[chunk],
+                         .pending_slot = micro_batch % std::max(1, capacity_.pending[chunk]),
+                         .batch_slot = micro_batch % capacity_.micro_batches,
                          .input = arrays_.inputs[chunk].at((size_t)micro_batch).data,
                          .output = nullptr,
                          .gradient = nullptr};

@@ -248,14 +248,14 @@ inline PipelineTiming time_pipeline(const PipelineShape& shape, const PipelineCo
 // ----------------------------------------------------------------------------
 // room: how much a stage has to hold at the same time, found by walking through its list of work
 
-struct PipelineRoom {
+struct PipelineCapacity {
     std::vector<int> kept;      // (chunks) micro-batches from forward to the end of backward, 1 at least
     std::vector<int> pending;   // (chunks) micro-batches from input_gradient to weight_gradient
     int micro_batches = 1;      // at work at the same time, over all chunks
     bool has_backward = false;  // or else nothing is kept after a forward
 
     // Says whether there is room for what a list needs.
-    bool holds(const PipelineRoom& need) const {
+    bool holds(const PipelineCapacity& need) const {
         auto fits = [](const std::vector<int>& have, const std::vector<int>& wanted) {
             return std::equal(have.begin(), have.end(), wanted.begin(), wanted.end(), std::greater_equal<>());
         };
@@ -283,21 +283,21 @@ int most_in_work(const std::vector<PipelineAction>& list, Counts&& counts) {
     return most;
 }
 
-inline PipelineRoom pipeline_room(const std::vector<PipelineAction>& list, int chunks) {
+inline PipelineCapacity pipeline_capacity(const std::vector<PipelineAction>& list, int chunks) {
     using enum PipelineWork;
-    PipelineRoom room;
+    PipelineCapacity capacity;
     for (int chunk = 0; chunk < chunks; chunk++) {
         auto of_chunk = [&](const PipelineAction& action) { return action.chunk == chunk; };
         auto halves = [&](const PipelineAction& action) {
             return of_chunk(action) && (action.work == input_gradient || action.work == weight_gradient);
         };
-        room.kept.push_back(std::max(1, most_in_work(list, of_chunk)));
-        room.pending.push_back(most_in_work(list, halves));
+        capacity.kept.push_back(std::max(1, most_in_work(list, of_chunk)));
+        capacity.pending.push_back(most_in_work(list, halves));
     }
-    room.micro_batches = std::max(1, most_in_work(list, [](const PipelineAction&) { return true; }));
-    room.has_backward = std::any_of(list.begin(), list.end(),
-                                    [](const PipelineAction& action) { return action.work != forward; });
-    return room;
+    capacity.micro_batches = std::max(1, most_in_work(list, [](const PipelineAction&) { return true; }));
+    capacity.has_backward = std::any_of(list.begin(), list.end(),
+                                        [](const PipelineAction& action) { return action.work != forward; });
+    return capacity;
 }
 
 // ----------------------------------------------------------------------------

@@ -31,14 +31,14 @@ inline bool is_expected(const Options& o) {
 
 // Refuses numbers that products of the machine's program cannot be made of.
 inline void check_plan(const Options& o, const Machine& machine) {
-    check_precision(o, (size_t)machine.number_bytes);
+    check_precision(o, (size_t)machine.element_bytes);
     bool fp8 = o.matmul_dtype == MatmulDtype::fp8;
     if (fp8 && !machine.has_fp8)
         fail("--matmul-dtype fp8: the machine has no such products; give --matmul-dtype auto, or plan for an "
              "Ada, a Hopper or later");
     if (o.fp8_fast_gradients && !fp8)
         fail("--fp8-fast-gradients on: goes with --matmul-dtype fp8; give --fp8-fast-gradients off");
-    if (o.matmul_dtype == MatmulDtype::bf16 && machine.number_bytes == sizeof(float))
+    if (o.matmul_dtype == MatmulDtype::bf16 && machine.element_bytes == sizeof(float))
         fail("--matmul-dtype bf16: plans know products in fp32 of such a machine; give --matmul-dtype auto");
 }
 
@@ -92,7 +92,7 @@ inline void choose_cut(Options& o, const GivenOptions& given, const Machine& mac
 // the run or nothing fits.
 inline int chosen_shard_group(const Options& o, const Machine& machine) {
     if (o.dp == 1 || machine.flops == 0 || !is_expected(o)) return o.dp;
-    if ((size_t)machine.number_bytes != sizeof(floatX)) return o.dp;
+    if ((size_t)machine.element_bytes != sizeof(floatX)) return o.dp;
     PlanTask task = plan_task(o, {}, machine, (int)o.ranks());
     task.keeps_tp = task.keeps_pp = task.keeps_schedule = task.keeps_chunks = true;
     task.keeps_zero = task.keeps_micro_batch = true, task.keeps_shard = false;
@@ -129,9 +129,9 @@ inline double expected_step(const Options& o, Recompute recompute, const World& 
         if (!world.is_root()) return;
         Machine machine = expected_machine(o, world);
         if (machine.flops == 0 || !is_expected(o)) return;
-        if ((size_t)machine.number_bytes != sizeof(floatX))
+        if ((size_t)machine.element_bytes != sizeof(floatX))
             fail("--machine %s: of programs with numbers of %d bytes, and this one has %zu; give another",
-                 printable(o.machine).c_str(), machine.number_bytes, sizeof(floatX));
+                 printable(o.machine).c_str(), machine.element_bytes, sizeof(floatX));
         PlanTask task = {.options = o, .machine = machine, .devices = world.size()};
         Cut cut = o;
         cut.recompute = recompute;

@@ -58,23 +58,23 @@ inline std::span<const MachineField> machine_fields() {
     static const MachineField fields[] = {
         {"multiprocessors", nullptr, &Machine::multiprocessors, 1e4},  // or cores
         {"flops", &Machine::flops, nullptr, 1e18},                     // by the data sheet, for MFU
-        {"products", &Machine::products, nullptr, 1e18},               // FLOP/s that large ones reach
-        {"streams", &Machine::streams, nullptr, 1e15},               // bytes/s of memory that a copy reaches
+        {"products", &Machine::gemm_flops, nullptr, 1e18},             // FLOP/s that large ones reach
+        {"streams", &Machine::memory_bandwidth, nullptr, 1e15},      // bytes/s of memory that a copy reaches
         {"memory", &Machine::memory, nullptr, 1e15},                 // bytes of a device
-        {"links", &Machine::links, nullptr, 1e15},                   // bytes/s within the node, one way
+        {"links", &Machine::node_bandwidth, nullptr, 1e15},          // bytes/s within the node, one way
         {"link_latency", &Machine::link_latency, nullptr, 1},        // seconds of a message there
         {"node", nullptr, &Machine::node, 1 << 20},                  // devices
         {"network", &Machine::network, nullptr, 1e15},               // bytes/s of a device to other nodes
         {"network_latency", &Machine::network_latency, nullptr, 1},  // seconds of a message there
-        {"number_bytes", nullptr, &Machine::number_bytes, 4},        // an activation's: 2 bf16, 4 fp32
+        {"number_bytes", nullptr, &Machine::element_bytes, 4},       // an activation's: 2 bf16, 4 fp32
         {"attention_forward", &Machine::attention_forward, nullptr, 1e18, true},    // FLOP/s of its inner
         {"attention_backward", &Machine::attention_backward, nullptr, 1e18, true},  // loop
-        {"half_sums", &Machine::half_sums, nullptr, 1e6, true},  // terms of sums that take twice their time
-        {"launch", &Machine::launch, nullptr, 1, true},          // seconds from one kernel to the next
-        {"host_memory", &Machine::host_memory, nullptr, 1e15, true},    // bytes of the host, for each device
-        {"host_streams", &Machine::host_streams, nullptr, 1e15, true},  // bytes/s that a copy there reaches
-        {"host_link", &Machine::host_link, nullptr, 1e15, true},        // bytes/s between the two, one way
-        {"storage", &Machine::storage, nullptr, 1e15, true},            // bytes/s that a node writes to disk
+        {"half_sums", &Machine::gemm_half_k, nullptr, 1e6, true},  // terms of sums that take twice their time
+        {"launch", &Machine::launch, nullptr, 1, true},            // seconds from one kernel to the next
+        {"host_memory", &Machine::host_memory, nullptr, 1e15, true},  // bytes of the host, for each device
+        {"host_streams", &Machine::host_bandwidth, nullptr, 1e15, true},  // bytes/s that a copy there reaches
+        {"host_link", &Machine::host_link, nullptr, 1e15, true},          // bytes/s between the two, one way
+        {"storage", &Machine::storage, nullptr, 1e15, true},  // bytes/s that a node writes to disk
     };
     return fields;
 }
@@ -89,16 +89,16 @@ inline Machine machine_from_json(const nlohmann::json& json, const std::string& 
         else if (!field.may_miss || object.has(field.name))
             machine.*field.rate = object.number(field.name, field.most);
     }
-    if (machine.attention_forward == 0) machine.attention_forward = with_mma.forward * machine.products;
-    if (machine.attention_backward == 0) machine.attention_backward = with_mma.backward * machine.products;
+    if (machine.attention_forward == 0) machine.attention_forward = with_mma.forward * machine.gemm_flops;
+    if (machine.attention_backward == 0) machine.attention_backward = with_mma.backward * machine.gemm_flops;
     machine.measured = object.boolean("measured", false);
     object.done("leave it out, or see comm/plan_machine.h for those that are");
-    if (machine.number_bytes != 2 && machine.number_bytes != 4)
-        fail("%s: number_bytes is %d; it must be 2 or 4", file.c_str(), machine.number_bytes);
-    if (machine.products > machine.flops)
-        fail("%s: products is %g, more than flops, %g; correct one of them", file.c_str(), machine.products,
+    if (machine.element_bytes != 2 && machine.element_bytes != 4)
+        fail("%s: element_bytes is %d; it must be 2 or 4", file.c_str(), machine.element_bytes);
+    if (machine.gemm_flops > machine.flops)
+        fail("%s: products is %g, more than flops, %g; correct one of them", file.c_str(), machine.gemm_flops,
              machine.flops);
-    machine.memory_rate = machine.streams, machine.link_rate = machine.links;
+    machine.memory_rate = machine.memory_bandwidth, machine.link_rate = machine.node_bandwidth;
     machine.published = true;
     return machine;
 }
@@ -244,17 +244,18 @@ inline double product_seconds(const Stopwatch& watch, int size, int sums, cudaSt
     });
 }
 
-// products and half_sums: of two products with the same output, the one with longer sums costs less for each.
+// gemm_flops and gemm_half_k: of two products with the same output, the one with longer sums costs less for
+// each.
 inline void measure_products(Machine& machine, const Stopwatch& watch, cudaStream_t stream) {
     const int size = has_own_memory ? 8192 : 1024, few = size / 16;
     auto shape = [&](int sums) { return ProductShape{(double)size, (double)size, (double)sums}; };
     double many_seconds = product_seconds(watch, size, size, stream),
            few_seconds = product_seconds(watch, size, few, stream);
-    // seconds = c (sums + half_sums), for both
+    // seconds = c (sums + gemm_half_k), for both
     double each = (many_seconds - few_seconds) / (size - few);
-    machine.half_sums = std::clamp(each > 0 ? many_seconds / each - size : 0.0, 1.0, 1e4);
-    machine.products = 1;
-    machine.products = shape(size).flops() / many_seconds / expected_product_rate(machine, shape(size));
+    machine.gemm_half_k = std::clamp(each > 0 ? many_seconds / each - size : 0.0, 1.0, 1e4);
+    machine.gemm_flops = 1;
+    machine.gemm_flops = shape(size).flops() / many_seconds / expected_product_rate(machine, shape(size));
 }
 
 inline void measure_memory(Machine& machine, const Stopwatch& watch, const World& world,
@@ -266,7 +267,8 @@ inline void measure_memory(Machine& machine, const Stopwatch& watch, const World
         residual_forward(numbers.data, numbers.data + count, numbers.data + 2 * count, n, stream);
     };
     double share = expected_stream_share("elementwise");
-    machine.streams = 3.0 * (double)count * sizeof(floatX) / watch.seconds([&] { add(count); }) / share;
+    machine.memory_bandwidth =
+        3.0 * (double)count * sizeof(floatX) / watch.seconds([&] { add(count); }) / share;
     machine.launch = std::clamp(watch.seconds([&] { add(64); }), 1e-9, 1e-3);
     size_t free_bytes, total;
     cudaCheck(cudaMemGetInfo(&free_bytes, &total));
@@ -300,7 +302,7 @@ inline void measure_host(Machine& machine, const Stopwatch& watch, const World& 
     double start = seconds_now();
     step();
     double bytes = 4 + 4 * 4 + (has_master ? 8 : 4) + sizeof(floatX) * has_master;
-    machine.host_streams = bytes * (double)count / std::max(seconds_now() - start, 1e-9);
+    machine.host_bandwidth = bytes * (double)count / std::max(seconds_now() - start, 1e-9);
 }
 
 inline void measure_attention(Machine& machine, const Stopwatch& watch, cudaStream_t stream) {
@@ -355,7 +357,7 @@ inline Machine measured_machine(const World& world) {
     Mesh mesh(world, {.tp = world.local_size(), .pp = 1, .dp = nodes, .shard = nodes}, stream);
     machine.multiprocessors =
         has_own_memory ? device_properties().multiProcessorCount : std::max(threads_per_rank(world), 1);
-    machine.number_bytes = sizeof(floatX);
+    machine.element_bytes = sizeof(floatX);
     machine.node = world.local_size();
     measure_products(machine, watch, stream);
     measure_memory(machine, watch, world, stream);
@@ -363,10 +365,10 @@ inline Machine measured_machine(const World& world) {
     measure_host(machine, watch, world, stream);
     const Card* card = card_here();
     Machine usual = machine_of(card ? *card : *find_card("host CPU"));
-    machine.flops = card ? std::max(card->flops, machine.products) : machine.products;
-    machine.links = usual.links, machine.network = usual.network;
+    machine.flops = card ? std::max(card->flops, machine.gemm_flops) : machine.gemm_flops;
+    machine.node_bandwidth = usual.node_bandwidth, machine.network = usual.network;
     if (world.local_size() > 1)
-        measure_group(mesh.tensor(), watch, stream, machine.links, machine.link_latency);
+        measure_group(mesh.tensor(), watch, stream, machine.node_bandwidth, machine.link_latency);
     if (nodes > 1) measure_group(mesh.shard(), watch, stream, machine.network, machine.network_latency);
     return machine;
 }
@@ -378,14 +380,15 @@ inline std::string measurement_text(const Machine& m, const World& world, const 
         result += text("%-13s%s\n", what, words.c_str());
     };
     say("products", text("%sFLOP/s; sums of %.0f terms take twice as long as their share",
-                         human(m.products).c_str(), m.half_sums));
+                         human(m.gemm_flops).c_str(), m.gemm_half_k));
     say("attention", text("%sFLOP/s forward, %sFLOP/s backward", human(m.attention_forward).c_str(),
                           human(m.attention_backward).c_str()));
-    say("memory", text("%s at %sB/s; %.3g us from one kernel to the next",
-                       size_text((size_t)m.memory).c_str(), human(m.streams).c_str(), 1e6 * m.launch));
+    say("memory",
+        text("%s at %sB/s; %.3g us from one kernel to the next", size_text((size_t)m.memory).c_str(),
+             human(m.memory_bandwidth).c_str(), 1e6 * m.launch));
     bool one = world.local_size() == 1, one_node = world.size() == world.local_size();
     say("links", one ? "not measured, for it takes two ranks on a node; the usual value is assumed"
-                     : text("%sB/s, %.3g us", human(m.links).c_str(), 1e6 * m.link_latency));
+                     : text("%sB/s, %.3g us", human(m.node_bandwidth).c_str(), 1e6 * m.link_latency));
     say("network", one_node ? "not measured, for it takes two nodes; the usual value is assumed"
                             : text("%sB/s, %.3g us", human(m.network).c_str(), 1e6 * m.network_latency));
     return result + "\n" + text("train_gpt plan --machine %s ...\n", file.c_str());

@@ -42,7 +42,7 @@ enum class StepPart {
     head_forward,    // the last norm
     head_backward,   // the classifier included, which makes both passes at once
     // the optimizer, over what this rank steps: the global norm, and gradients that are cleared; updates,
-    // where they have a pass of their own; whole matrices, at their homes; and new weights
+    // where they have a pass of their own; whole matrices, at their owners; and new weights
     gradient_norm,
     prepare,
     transform,
@@ -52,7 +52,7 @@ enum class StepPart {
 // Rows of activations that tensor ranks send at a pass (comm/tensor_parallel.h): all come together before it,
 // or are summed and dealt out after it. A product of a block is made in pieces meanwhile. For the gradient of
 // a weight they come together again, behind that of the weight before.
-enum class RowsSent { none, gathered, scattered, gathered_again };
+enum class RowsSent { none, gathered, scattered, regathered };
 
 struct Pass {
     const char* launcher;  // the function of kernels/ that starts it; nullptr: a fill or copy by the driver
@@ -115,7 +115,7 @@ class StepPasses {
 public:
     std::vector<Pass> rows;
 
-    // parameters: those that this rank's optimizer steps. It is the home of all matrices of its layers.
+    // parameters: those that this rank's optimizer steps. It is the owner of all matrices of its layers.
     StepPasses(const ModelConfig& config, const Workload& workload, const Stage& stage, int micro_batches,
                SteppedParameters parameters, const ZeroSettings& settings)
         : c_(config),
@@ -140,7 +140,7 @@ public:
             mark(StepPart::stream);
         }
         if (stage.has_head()) head();
-        if (w_.fp8) fp8_again(stage.layout().row_chunks > 1, std::ranges::max(stage.room.pending) > 0);
+        if (w_.fp8) fp8_again(stage.layout().row_chunks > 1, std::ranges::max(stage.capacity.pending) > 0);
         int layers = 0;
         for (int of_chunk : stage.layers(0)) layers += of_chunk;
         optimizer(parameters, settings, (int)stage.units().units.size(), layers);
@@ -150,7 +150,7 @@ public:
 private:
     const ModelConfig& c_;
     const Workload& w_;
-    const double e = (double)w_.number_bytes;
+    const double e = (double)w_.element_bytes;
     Dims d_;
     double M_, N_, n_, C_;
     RowsInPlace in_place_;
@@ -162,7 +162,7 @@ private:
     bool gelu_fused() const { return gelu_is_fused(c_, w_, d_.F); }
     bool gelu_gradient_fused() const { return gelu_gradient_is_fused(c_, w_, d_.F); }
     int vectors() const {
-        int width = 16 / (int)w_.number_bytes;
+        int width = 16 / (int)w_.element_bytes;
         return d_.C % width == 0 ? width : 1;
     }
     // Gradients that a norm has, of its weight and perhaps a bias; and bytes that it keeps of a row.
@@ -179,10 +179,10 @@ private:
     RowsSent scattered_alone() const { return sequential() ? RowsSent::scattered : RowsSent::none; }
 
     // For the weight's gradient that was added last.
-    void gather_again(bool in_place) {
+    void regather(bool in_place) {
         if (in_place) return;
         auto is_it = [](const Pass& pass) { return pass.is_weight_gradient() && pass.product.sums > 0; };
-        std::find_if(rows.rbegin(), rows.rend(), is_it)->sent = RowsSent::gathered_again;
+        std::find_if(rows.rbegin(), rows.rend(), is_it)->sent = RowsSent::regathered;
     }
 
     // The rows that were added since the last call.
@@ -299,11 +299,11 @@ private:
     // A convolution over two taps, and its gradients.
     void convolution_forward(double inputs, double OC, bool measured, RowsSent sent) {
         linear_forward(inputs, 2 * OC, measured).sent = sent;
-        add("tap_sum_forward", M_, 2 * e * N_ * OC, e * N_ * OC);
+        add("causal_conv_forward", M_, 2 * e * N_ * OC, e * N_ * OC);
     }
     void convolution_backward(double inputs, double OC, RowsSent sent, bool accumulate) {
         bias_gradient("matmul_backward_bias", N_, OC);
-        add("tap_sum_backward", M_, e * N_ * OC, 2 * e * N_ * OC);
+        add("causal_conv_backward", M_, e * N_ * OC, 2 * e * N_ * OC);
         linear_backward(inputs, 2 * OC, false, false, accumulate).sent = sent;
     }
     void qkv_forward() {
@@ -323,17 +323,17 @@ private:
         if (!c_.local_filter) {
             bool bias = c_.bias && !attention_makes_bias_gradient(c_);
             linear_backward(C_, d_.QKV, rotation_ends_attention(c_), bias).sent = scattered_alone();
-            return gather_again(in_place_.norm1);
+            return regather(in_place_.norm1);
         }
         double values = d_.NKV * d_.HS;
         add(nullptr, M_, e * N_ * d_.QKV, e * N_ * d_.QKV, 2);
         linear_backward(C_, d_.QKV - values, false, c_.bias).sent = RowsSent::scattered;
-        gather_again(in_place_.filtered);
+        regather(in_place_.filtered);
         add(nullptr, M_, 0, e * n_ * C_);
         norm_backward(false);
         convolution_backward(d_.H, C_, RowsSent::gathered, false);
         linear_backward(C_, values, false, c_.bias);
-        gather_again(in_place_.norm1);
+        regather(in_place_.norm1);
         convolution_backward(C_, d_.H, scattered_alone(), true);
         add("elementwise", M_, 2 * e * n_ * C_, e * n_ * C_);
     }
@@ -448,7 +448,7 @@ private:
         if (swiglu()) add("swiglu_backward", M_, e * N_ * (d_.F + d_.F1), e * N_ * d_.F1);
         if (!swiglu() && !gelu_gradient_fused()) add("elementwise", M_, 2 * e * N_ * d_.F, e * N_ * d_.F);
         linear_backward(C_, d_.F1, activation_measures(), c_.bias, !sequential()).sent = RowsSent::scattered;
-        if (sequential()) gather_again(in_place_.norm2);
+        if (sequential()) regather(in_place_.norm2);
     }
 
     // ---- head, where logits exist for a chunk of tokens at a time
@@ -558,7 +558,7 @@ private:
             if (name != "fp8_matmul_backward_weight") continue;
             if (input_in_pieces || late)
                 quantize_again(all, pass, product.rows * product.sums, input_in_pieces ? 0 : 1);
-            if (pass.sent == RowsSent::gathered_again && n_ < N_)
+            if (pass.sent == RowsSent::regathered && n_ < N_)
                 quantize_again(all, pass, product.columns * product.sums, 1);
         }
         rows = std::move(all);

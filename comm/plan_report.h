@@ -28,7 +28,7 @@ why the second lost, what to look out for, and the command line that trains so; 
 
 struct PlanFigures {
     PlannedStep step;
-    StepParts parts;
+    StepBreakdown parts;
     size_t memory = 0;  // bytes on the device
     double tokens_per_second = 0;
     double mfu = 0, mfu_causal = 0, hfu = 0;  // shares of what all devices can do, also of those without work
@@ -37,13 +37,13 @@ struct PlanFigures {
 };
 
 // The parts of a step's time, each with its name.
-inline std::vector<std::pair<const char*, double>> named_parts(const StepParts& p) {
+inline std::vector<std::pair<const char*, double>> named_parts(const StepBreakdown& p) {
     return {{"products", p.products},   {"attention", p.attention}, {"other kernels", p.other_kernels},
             {"optimizer", p.optimizer}, {"bubble", p.bubble},       {"tensor", p.tensor},
             {"pipeline", p.pipeline},   {"data", p.data},           {"together", p.together}};
 }
 // Names the part that most keeps a layout from having products and attention all the time.
-inline const char* most_lost_to(const StepParts& parts) {
+inline const char* most_lost_to(const StepBreakdown& parts) {
     auto named = named_parts(parts);
     return std::max_element(named.begin() + 2, named.end() - 1,
                             [](auto& a, auto& b) { return a.second < b.second; })
@@ -363,7 +363,7 @@ inline std::string plan_table(const Planner& planner, const std::vector<PlanFigu
              "most lost to\n";
     number = 1;
     for (const PlanFigures& f : figures) {
-        const StepParts& p = f.parts;
+        const StepBreakdown& p = f.parts;
         auto share = [&](double seconds) { return 100 * seconds / f.step.seconds; };
         table += text("%2d %20.1f%% %9.1f%% %6.1f%% %9.1f%% %6.1f%% %6.1f%% %8.1f%% %5.1f%%  %s\n", number++,
                       share(p.products), share(p.attention), share(p.other_kernels), share(p.optimizer),
@@ -392,9 +392,9 @@ inline std::string plan_text(Planner& planner, const PlanLine& line, const Machi
     say("machine",
         text("%d devices in nodes of %d; each %s of %s FLOP/s in products, %s of memory at %sB/s, "
              "%sB/s to its node and %sB/s to others",
-             command.gpus, machine.node, human(machine.products).c_str(), human(machine.flops).c_str(),
-             size_text((size_t)machine.memory).c_str(), human(machine.streams).c_str(),
-             human(machine.links).c_str(), human(machine.network).c_str()));
+             command.gpus, machine.node, human(machine.gemm_flops).c_str(), human(machine.flops).c_str(),
+             size_text((size_t)machine.memory).c_str(), human(machine.memory_bandwidth).c_str(),
+             human(machine.node_bandwidth).c_str(), human(machine.network).c_str()));
     say("", machine.measured ? text("All figures are simulated, with rates that --measure wrote to %s.",
                                     command.machine.c_str())
                              : "All figures are simulated with rates that are expected of such devices; none "

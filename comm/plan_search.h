@@ -25,13 +25,13 @@ left cannot be better. Some are not tried, for another one is never slower:
 #include <utility>
 #include <vector>
 
-#include "comm/layout.h"          // Layout, mesh_shape, pipeline_split
-#include "comm/memory_plan.h"     // stage_memory, stream_size
-#include "comm/plan_task.h"       // PlanTask
-#include "comm/settings.h"        // training_workload, zero_settings, held_multiprocessors
-#include "comm/plan_simulator.h"  // simulate_step
-#include "data/base/error.h"      // fail
-#include "data/options/layout.h"  // cut_refusal
+#include "comm/layout.h"             // Layout, mesh_shape, pipeline_split
+#include "comm/memory_plan.h"        // stage_memory, stream_size
+#include "comm/plan_task.h"          // PlanTask
+#include "comm/settings.h"           // training_workload, zero_settings, held_multiprocessors
+#include "comm/plan_simulator.h"     // simulate_step
+#include "data/base/error.h"         // fail
+#include "data/options/cut_rules.h"  // cut_refusal
 
 inline std::vector<long long> divisors(long long number) {
     std::vector<long long> low, high;
@@ -50,13 +50,13 @@ public:
     explicit Planner(const PlanTask& task)
         : task_(task),
           machine_(task.machine),
-          number_bytes_((size_t)task.machine.number_bytes),
+          element_bytes_((size_t)task.machine.element_bytes),
           sequences_(task.options.global_batch / task.options.sequence_length) {}
 
     // Bytes that a rank may take, but for what library_memory() keeps back on a card.
     size_t available() const {
         constexpr size_t of_products = (size_t)(32 + 256) << 20;
-        size_t kept = library_code_memory + (number_bytes_ == 2 ? of_products : 0);
+        size_t kept = library_code_memory + (element_bytes_ == 2 ? of_products : 0);
         auto memory = (size_t)machine_.memory;
         return memory - std::min(memory, kept);
     }
@@ -172,7 +172,7 @@ public:
     // Simulates a step of so many micro-batches.
     SimulatedStep simulated(const Cut& cut, const MessagesTaken& taken, int micro_batches) {
         Layout layout = this->layout(cut, micro_batches);
-        double stream = (double)number_bytes_ * (double)stream_size(task_.options, workload(cut), layout);
+        double stream = (double)element_bytes_ * (double)stream_size(task_.options, workload(cut), layout);
         return simulate_step({.machine = machine_,
                               .config = task_.options,
                               .layout = layout,
@@ -182,11 +182,11 @@ public:
                               .prefetch = task_.options.prefetch,
                               .overlap = task_.overlap(),
                               .stream_bytes = stream,
-                              .number_bytes = number_bytes_,
+                              .element_bytes = element_bytes_,
                               .norm_bytes = norm_bytes(cut),
                               .reduce_dtype = task_.options.reduce_dtype,
                               .offload = task_.options.offload == Offload::optimizer,
-                              .homes = homes(cut)},
+                              .owners = owners(cut)},
                              taken);
     }
 
@@ -211,11 +211,11 @@ public:
 
     // Bytes that are taken of the host's memory, of a device of which the host is not a part.
     size_t pinned(const std::vector<MemoryClass>& classes) const {
-        return number_bytes_ == 2 ? pinned_total(classes) : 0;
+        return element_bytes_ == 2 ? pinned_total(classes) : 0;
     }
     // Bytes on the device.
     size_t total(const std::vector<MemoryClass>& classes) const {
-        return memory_total(classes, number_bytes_ == 2);
+        return memory_total(classes, element_bytes_ == 2);
     }
 
     // A rank sends so much in a step, on the stage that sends most.
@@ -224,8 +224,8 @@ public:
         return *std::ranges::max_element(step.sent, {}, &BytesSent::all);
     }
 
-    StepParts parts(const Cut& cut) {
-        StepParts parts;
+    StepBreakdown parts(const Cut& cut) {
+        StepBreakdown parts;
         double all = simulated(cut, {}).seconds;
         SimulatedStep none = simulated(cut, {false, false, false});
         parts.tensor = all - simulated(cut, {false, true, true}).seconds;
@@ -237,7 +237,7 @@ public:
         parts.bubble = std::max(0.0, none.seconds - busy - none.optimizer);
         Options o = options_of(cut);
         StepPasses passes(o, workload(cut), Stage(o, {.mesh = {.tp = cut.tp}}, {}, true), 1, 0,
-                          zero_settings(o, number_bytes_));
+                          zero_settings(o, element_bytes_));
         StepTime kinds = predicted_time(machine_, o.head_size, passes.rows);
         parts.products = busy * kinds.products / kinds.all();
         parts.attention = busy * kinds.attention / kinds.all();
@@ -253,12 +253,12 @@ public:
     std::vector<PlannedMessage> messages(const Cut& cut) {
         std::vector<PlannedMessage> all;
         double rows =
-            (double)number_bytes_ * cut.micro_batch * task_.options.sequence_length * task_.options.channels;
+            (double)element_bytes_ * cut.micro_batch * task_.options.sequence_length * task_.options.channels;
         double block = (double)parameters(cut).unit_size(1), part = block / cut.shard_group;
         const PerAxis ranks = mesh_shape(options_of(cut));
         RankGroup tensor = group_along(Axis::tensor, ranks), shard = group_along(Axis::shard, ranks),
                   replica = group_along(Axis::replica, ranks), stages = {2, size_along(stage_axes, ranks)};
-        const char *own = number_bytes_ == 2 ? "bf16" : "fp32",
+        const char *own = element_bytes_ == 2 ? "bf16" : "fp32",
                    *sums = dtype_name(task_.options.reduce_dtype);
         const GradientMessages gradients = {machine_, task_.options.reduce_dtype};
         auto gather = [&](const char* what, const char* numbers, const RankGroup& group, double bytes) {
@@ -269,7 +269,7 @@ public:
         if (cut.pp > 1)
             all.push_back({"rows for the next stage", own, stages, rows / cut.tp,
                            message_seconds(machine_, !stages.crosses_nodes(machine_), rows / cut.tp)});
-        gather("parameters of a block", own, shard, (double)number_bytes_ * block);
+        gather("parameters of a block", own, shard, (double)element_bytes_ * block);
         if (shard.ranks > 1)
             all.push_back({"gradients of a block", sums, shard, gradients.bytes(block),
                            gradients.scatter_seconds(shard, block)});
@@ -496,7 +496,7 @@ private:
         for (auto shard = sizes.rbegin(); shard != sizes.rend() && *shard > 1; ++shard) {
             PerAxis ranks = MeshShape{.tp = cut.tp, .pp = cut.pp, .dp = cut.dp, .shard = (int)*shard};
             RankGroup inner = group_along(Axis::shard, ranks), outer = group_along(Axis::replica, ranks);
-            double seconds = gathered * gather_seconds(machine_, inner, (double)number_bytes_ * size) +
+            double seconds = gathered * gather_seconds(machine_, inner, (double)element_bytes_ * size) +
                              reduced * gradients.scatter_seconds(inner, size) +
                              gradients.sum_seconds(outer, size / (double)*shard) +
                              step * size / (double)*shard;
@@ -508,7 +508,7 @@ private:
     // ---- what a layout comes to
 
     Workload workload(const Cut& cut) const {
-        return training_workload(options_of(cut), cut.recompute, number_bytes_);
+        return training_workload(options_of(cut), cut.recompute, element_bytes_);
     }
     // The micro-batches after which simulating more of them shows nothing new; but gpipe keeps all of them.
     int enough_micro_batches(const Cut& cut) const {
@@ -532,13 +532,13 @@ private:
     const MicroBatchTime& times(const Cut& cut) {
         Options o = options_of(cut);
         Layout tensor = {.mesh = mesh_shape(o), .row_chunks = o.tp_overlap};
-        int held = number_bytes_ == 2 ? held_multiprocessors(tensor, cut.zero) : 0;
+        int held = element_bytes_ == 2 ? held_multiprocessors(tensor, cut.zero) : 0;
         auto key = std::tuple(cut.tp, cut.micro_batch, cut.recompute, cut.tp_overlap, held);
         auto known = times_.find(key);
         if (known == times_.end()) {
             Workload w = workload(cut);
             Machine rest = machine_without(machine_, held);
-            ZeroSettings settings = zero_settings(o, number_bytes_);
+            ZeroSettings settings = zero_settings(o, element_bytes_);
             known =
                 times_.emplace(key, micro_batch_time(o, w, tensor, rest, settings, task_.overlap().tensor))
                     .first;
@@ -548,20 +548,20 @@ private:
 
     // Squares of weights and of updates, of all matrices and vectors of the model.
     double norm_bytes(const Cut& cut) {
-        bool takes = zero_settings(task_.options, number_bytes_).takes_norms;
+        bool takes = zero_settings(task_.options, element_bytes_).takes_norms;
         return takes ? 2.0 * sizeof(float) * parameters(cut).sections() : 0;
     }
 
     // The cost of transforming the whole matrices of so many blocks; null if the optimizer does not.
-    std::function<AtHomes(int)> homes(const Cut& cut) {
-        ZeroSettings settings = zero_settings(task_.options, number_bytes_);
+    std::function<AtOwners(int)> owners(const Cut& cut) {
+        ZeroSettings settings = zero_settings(task_.options, element_bytes_);
         if (!settings.transform_scratch) return nullptr;
         MeshShape mesh = mesh_shape(options_of(cut));
         return [this, mesh, settings, &layout = parameters(cut)](int blocks) {
-            auto [known, is_new] = homes_.try_emplace({mesh.tp, mesh.dp, mesh.shard, blocks});
+            auto [known, is_new] = owners_.try_emplace({mesh.tp, mesh.dp, mesh.shard, blocks});
             if (is_new)
-                known->second = matrices_at_homes(machine_, task_.options, mesh, layout, settings,
-                                                  (double)number_bytes_, blocks);
+                known->second = matrices_at_owners(machine_, task_.options, mesh, layout, settings,
+                                                   (double)element_bytes_, blocks);
             return known->second;
         };
     }
@@ -570,27 +570,27 @@ private:
     std::vector<MemoryClass> memory(const Cut& cut, size_t most) {
         Options o = options_of(cut);
         Workload w = workload(cut);
-        ZeroSettings settings = zero_settings(o, number_bytes_);
+        ZeroSettings settings = zero_settings(o, element_bytes_);
         settings.transform_scratch = nullptr;  // placing all parts of matrices takes long
-        auto homes = this->homes(cut);
+        auto owners = this->owners(cut);
         Layout cut_layout = layout(cut, enough_micro_batches(cut));
         std::vector<std::vector<MemoryClass>> stages;
         for (int number = 0; number < cut.pp; number++) {
             const Stage& stage = this->stage(cut, cut_layout, number);
             auto classes = stage_memory(o, w, settings, cut_layout, stage,
                                         parameter_layout(o, cut.shard_group, stage.units()));
-            if (homes) {
+            if (owners) {
                 int blocks = 0, most_blocks = blocks_of_round(o, cut.tp * cut.dp);
                 for (int of_chunk : stage.layers(0)) blocks += of_chunk;
-                double elements = homes(std::min(blocks, most_blocks)).elements;
-                classes.push_back({"whole matrices", (size_t)elements * number_bytes_});
+                double elements = owners(std::min(blocks, most_blocks)).elements;
+                classes.push_back({"whole matrices", (size_t)elements * element_bytes_});
             }
-            if (number_bytes_ == 2)
+            if (element_bytes_ == 2)
                 classes.push_back({"communicators", communicator_memory(cut_layout.mesh, machine_.node)});
             if (total(classes) > most || (most < SIZE_MAX && pinned(classes) > host_room())) return {};
             stages.push_back(std::move(classes));
         }
-        return most_of_stages(stages, number_bytes_ == 2);
+        return most_of_stages(stages, element_bytes_ == 2);
     }
     const Stage& stage(const Cut& cut, const Layout& layout, int number) {
         auto key = std::tuple(cut.tp, cut.pp, cut.pp_schedule, cut.pp_chunks, layout.pipeline.micro_batches);
@@ -603,14 +603,14 @@ private:
 
     const PlanTask& task_;
     const Machine& machine_;
-    const size_t number_bytes_;
+    const size_t element_bytes_;
     const long long sequences_;  // sequences in a step
     std::map<std::tuple<int, int, Recompute, int, int>, MicroBatchTime> times_;
     std::map<std::tuple<int, int, bool>, int>
         row_chunks_;  // by tensor ranks, micro-batch and whether stages send
     std::map<std::pair<int, int>, std::unique_ptr<ParameterLayout>> parameters_;
-    std::map<std::tuple<int, int, int, int>, AtHomes> homes_;  // by ranks and blocks
-    std::map<Cut, int> too_large_;                             // micro-batches; by the rest of the cut
-    std::map<int, std::vector<int>> splits_;                   // by the number of parts
+    std::map<std::tuple<int, int, int, int>, AtOwners> owners_;  // by ranks and blocks
+    std::map<Cut, int> too_large_;                               // micro-batches; by the rest of the cut
+    std::map<int, std::vector<int>> splits_;                     // by the number of parts
     std::map<std::tuple<int, int, PipelineSchedule, int, int>, std::vector<std::unique_ptr<Stage>>> stages_;
 };

@@ -46,12 +46,12 @@ struct StepToSimulate {
     int zero = 0, prefetch = 1;
     Overlap overlap = true;
     double stream_bytes = 0;  // sent from stage to stage
-    size_t number_bytes = 2;
+    size_t element_bytes = 2;
     double norm_bytes = 0;  // summed over all ranks between two passes of the optimizer; 0: no norms
     Dtype reduce_dtype = Dtype::fp32;  // of gradients on their way
     bool offload = false;              // the optimizer's state is on the host
     // The cost of the matrices of so many blocks if the optimizer transforms them; null if it does not.
-    std::function<AtHomes(int blocks)> homes = nullptr;
+    std::function<AtOwners(int blocks)> owners = nullptr;
 };
 
 // Bytes that a rank sends in a step.
@@ -133,11 +133,11 @@ public:
         if (step_.norm_bytes > 0) optimizer_clock() = begin;
         int number = 0;
         for (const std::vector<int>& round : rounds()) {
-            if (step_.homes) transform(round);
+            if (step_.owners) transform(round);
             for (int unit : round) {
                 double own = size(unit) / shard_.ranks, matrices = matrices_of(unit);
                 optimizer_clock() += times.others.step * (own - matrices) + times.matrices.step * matrices;
-                if (step_.offload) host_free_ += (double)step_.number_bytes * own / step_.machine.host_link;
+                if (step_.offload) host_free_ += (double)step_.element_bytes * own / step_.machine.host_link;
                 if (!cut_parameters_) {
                     gather(optimizer_clock(), unit);
                     updated_[unit] = data_free_;
@@ -230,18 +230,18 @@ private:
 
     // Elements of the blocks' matrices that this rank owns of a unit, where they are transformed.
     double matrices_of(int unit) const {
-        if (!step_.homes || unit == 0 || unit >= head_unit()) return 0;
+        if (!step_.owners || unit == 0 || unit >= head_unit()) return 0;
         return (size(unit) - (double)step_.parameters.before_matrices(unit)) / shard_.ranks;
     }
     // Units that are stepped one after another, behind the transformation of all their matrices; without one,
     // each by itself.
     std::vector<std::vector<int>> rounds() const {
         int ranks = step_.layout.mesh.tp * step_.layout.mesh.dp, blocks = 0,
-            most = step_.homes ? blocks_of_round(step_.config, ranks) : 1;
+            most = step_.owners ? blocks_of_round(step_.config, ranks) : 1;
         std::vector<std::vector<int>> rounds;
         for (int unit : held_) {
             bool is_block = unit > 0 && unit < head_unit();
-            if (rounds.empty() || !step_.homes || blocks >= most) rounds.emplace_back(), blocks = 0;
+            if (rounds.empty() || !step_.owners || blocks >= most) rounds.emplace_back(), blocks = 0;
             rounds.back().push_back(unit);
             blocks += is_block;
         }
@@ -257,16 +257,16 @@ private:
         }
         if (blocks == 0) return;
         double copy = step_.offload ? 4 * own / step_.machine.host_link : 0;
-        AtHomes homes = step_.homes(blocks);
+        AtOwners owners = step_.owners(blocks);
         compute = std::max(compute, host_free_) + copy + step_.times.matrices.transform * matrices +
-                  homes.work + (taken_.data ? homes.sending : 0);
+                  owners.work + (taken_.data ? owners.sending : 0);
         if (step_.offload) host_free_ = compute + copy;
     }
 
     // ---- parameters
 
     void gather(double begin, int unit) {
-        double bytes = (double)step_.number_bytes * size(unit);
+        double bytes = (double)step_.element_bytes * size(unit);
         double seconds = gather_seconds(step_.machine, shard_, bytes);
         sent.parameters += share_of_others(shard_) * bytes;
         data_free_ = std::max(data_free_, begin) + data_seconds(seconds, shard_);
@@ -320,7 +320,7 @@ private:
         if (place.in_use) return;
         place.in_use = true;
         compute = std::max(compute, place.free);
-        work({.work = 4 * size(unit) / step_.machine.streams});
+        work({.work = 4 * size(unit) / step_.machine.memory_bandwidth});
     }
     void reduce_gradients(int unit, bool last) {
         if (!cut_gradients_ && !last) return;

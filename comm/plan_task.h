@@ -82,7 +82,7 @@ struct PlanTask {
 };
 
 // The time of a step in parts, in seconds: those of work are of the stage that has most to do.
-struct StepParts {
+struct StepBreakdown {
     double products = 0, attention = 0, other_kernels = 0;  // seconds in the micro-batches
     double optimizer = 0;
     double bubble = 0;                          // the stages wait for each other

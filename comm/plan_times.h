@@ -16,7 +16,7 @@ the optimizer. comm/plan_simulator.h puts the pieces together.
 #include <vector>
 
 #include "comm/layout.h"             // Layout
-#include "comm/matrix_homes.h"       // choose_homes
+#include "comm/matrix_owners.h"      // choose_owners
 #include "comm/plan_task.h"          // RankGroup, group_along
 #include "comm/plan_passes.h"        // Pass, StepPasses
 #include "comm/pipeline_schedule.h"  // PipelineSchedule
@@ -44,8 +44,8 @@ the optimizer. comm/plan_simulator.h puts the pieces together.
 
 // Bytes per second in one direction that each rank of the group has.
 inline double group_rate(const Machine& machine, const RankGroup& group) {
-    if (!group.crosses_nodes(machine)) return machine.links;
-    return std::min(machine.links, group.in_node(machine) * machine.network);
+    if (!group.crosses_nodes(machine)) return machine.node_bandwidth;
+    return std::min(machine.node_bandwidth, group.in_node(machine) * machine.network);
 }
 
 // An all-gather or a reduce-scatter of `bytes`, the parts of all ranks together.
@@ -75,7 +75,7 @@ inline double exchange_seconds(const Machine& machine, const RankGroup& group, d
         far = group.ranks - 1 - near;
     double part = bytes / group.ranks;
     return near * machine.link_latency + (far > 0 ? machine.network_latency : 0) +
-           std::max(near * part / machine.links, far * part / machine.network);
+           std::max(near * part / machine.node_bandwidth, far * part / machine.network);
 }
 
 // How long it takes to bring gradients together that travel in a type: a reduce-scatter and an all-reduce of
@@ -98,13 +98,13 @@ struct GradientMessages {
 private:
     // Every gradient is read in fp32 and written in bf16, and read so again where it is added.
     double rounding(const RankGroup& group, double gradients) const {
-        return group.ranks == 1 ? 0 : 8 * gradients / machine.streams;
+        return group.ranks == 1 ? 0 : 8 * gradients / machine.memory_bandwidth;
     }
 };
 
 // A message from one rank to another.
 inline double message_seconds(const Machine& machine, bool same_node, double bytes) {
-    return same_node ? machine.link_latency + bytes / machine.links
+    return same_node ? machine.link_latency + bytes / machine.node_bandwidth
                      : machine.network_latency + bytes / machine.network;
 }
 
@@ -132,8 +132,8 @@ inline double expected_product_rate(const Machine& machine, const ProductShape& 
     } tiles[] = {{128, 256, 1}, {256, 128, 1},    {192, 128, 0.96}, {128, 192, 0.96},
                  {256, 192, 1}, {128, 160, 0.96}, {128, 128, 0.93}};
     constexpr double split_share = 0.95;
-    if (machine.number_bytes == sizeof(float))
-        return machine.products * p.sums / (p.sums + machine.half_sums);
+    if (machine.element_bytes == sizeof(float))
+        return machine.gemm_flops * p.sums / (p.sums + machine.gemm_half_k);
     double best = 0;
     for (auto [rows, columns, share] : tiles) {
         double down = std::ceil(p.rows / rows), across = std::ceil(p.columns / columns),
@@ -145,12 +145,12 @@ inline double expected_product_rate(const Machine& machine, const ProductShape& 
         for (int parts = 1; parts <= (int)most; parts++) {
             double waves = count * parts / machine.multiprocessors, sums = p.sums / parts;
             best = std::max(best, share * used * waves / std::ceil(waves) * sums /
-                                      (sums + machine.half_sums) * (parts > 1 ? split_share : 1));
+                                      (sums + machine.gemm_half_k) * (parts > 1 ? split_share : 1));
         }
     }
     // fp8 has twice the peak, which operands' ways to the tensor cores and sums in more bits leave less of.
     double numbers = !p.fp8 ? 1 : p.fast_sums ? 1.62 : 1.45;
-    return machine.products * numbers * best;
+    return machine.gemm_flops * numbers * best;
 }
 
 // ----------------------------------------------------------------------------
@@ -207,7 +207,7 @@ inline StepTime predicted_time(const Machine& machine, int head_size, const std:
     StepTime time;
     for (const Pass& pass : passes) {
         std::string_view launcher = pass.launcher ? pass.launcher : "";
-        double memory = (pass.read + pass.written) / machine.streams,
+        double memory = (pass.read + pass.written) / machine.memory_bandwidth,
                launches = pass.launches * machine.launch;
         if (pass.product.sums > 0) {
             double fused = launcher == "matmul_gelu_forward"    ? 0.88
@@ -231,7 +231,7 @@ inline StepTime predicted_time(const Machine& machine, int head_size, const std:
 // element by itself. peak: FLOP/s that MFU is a share of.
 inline std::string prediction_text(const Machine& machine, double peak, bool takes_wgmma, const Options& o,
                                    const Workload& workload, const Stage& stage, double parameters) {
-    bool known_machine = machine.products > 0 && machine.streams > 0 && peak > 0 && takes_wgmma;
+    bool known_machine = machine.gemm_flops > 0 && machine.memory_bandwidth > 0 && peak > 0 && takes_wgmma;
     bool known_step = sizeof(floatX) == 2 && o.optimizer != OptimizerKind::muon && o.offload == Offload::none;
     if (!known_machine || !known_step) return "";
     StepPasses passes(o, workload, stage, micro_batches_of_rank(o, 0), parameters, zero_settings(o));
@@ -302,7 +302,7 @@ struct MicroBatchTime {
 // Multiprocessors that communication holds are not there for other work.
 inline Machine machine_without(Machine machine, int multiprocessors) {
     double rest = machine.multiprocessors - std::min(multiprocessors, machine.multiprocessors / 2);
-    for (double* rate : {&machine.products, &machine.attention_forward, &machine.attention_backward})
+    for (double* rate : {&machine.gemm_flops, &machine.attention_forward, &machine.attention_backward})
         *rate *= rest / machine.multiprocessors;
     machine.multiprocessors = (int)rest;
     return machine;
@@ -327,7 +327,7 @@ inline WorkTime pass_time(const Machine& machine, int head_size, Pass pass, Rows
     if (pass.sent == RowsSent::none || rows.ranks.ranks == 1)
         return {predicted_time(machine, head_size, {pass}).all(), 0};
     bool in_pieces = pass.product.sums > 0 && pass.part != StepPart::head_backward;
-    if (pass.sent == RowsSent::gathered_again)
+    if (pass.sent == RowsSent::regathered)
         return {predicted_time(machine, head_size, {pass}).all(), rows.pieces * rows.piece_seconds(machine)};
     if (!in_pieces) rows.pieces = 1;
     pass.product.rows /= rows.pieces, pass.read /= rows.pieces, pass.written /= rows.pieces;
@@ -358,7 +358,7 @@ inline bool takes_as_long(const Pass& a, const Pass& b) {
 inline OptimizerTime optimizer_time(const Machine& machine, const std::vector<Pass>& passes,
                                     const ZeroSettings& settings, double parameters) {
     Machine at_work = machine;
-    if (settings.offload) at_work.streams = machine.host_streams, at_work.launch = 0;
+    if (settings.offload) at_work.memory_bandwidth = machine.host_bandwidth, at_work.launch = 0;
     OptimizerTime time;
     for (const Pass& pass : passes) {
         double seconds = predicted_time(at_work, 0, {pass}).all() / parameters;
@@ -372,17 +372,17 @@ inline OptimizerTime optimizer_time(const Machine& machine, const std::vector<Pa
     return time;
 }
 
-// The cost of the matrices of so many blocks at their homes, on the rank of the stage that has most to do:
+// The cost of the matrices of so many blocks at their owners, on the rank of the stage that has most to do:
 // seconds to become others, and to come and go; and elements of memory, as MatrixArrays has them.
-struct AtHomes {
+struct AtOwners {
     double work = 0, sending = 0;
     double elements = 0;
 };
 
 // parameters: of the whole model, as a tensor rank has it.
-inline AtHomes matrices_at_homes(const Machine& machine, const ModelConfig& config, const MeshShape& mesh,
-                                 const ParameterLayout& parameters, const ZeroSettings& settings,
-                                 double number_bytes, int blocks) {
+inline AtOwners matrices_at_owners(const Machine& machine, const ModelConfig& config, const MeshShape& mesh,
+                                   const ParameterLayout& parameters, const ZeroSettings& settings,
+                                   double element_bytes, int blocks) {
     int ranks = mesh.along(stage_axes), sharing = mesh.along(sharing_axes);
     MatrixRound round;
     std::map<std::pair<size_t, size_t>, double> seconds;  // by shape
@@ -391,7 +391,7 @@ inline AtHomes matrices_at_homes(const Machine& machine, const ModelConfig& conf
         if (!row.is_block_matrix()) continue;
         for (const Section& section : row.all_sections()) {
             auto [less, more] = std::minmax(section.rows, row.cols);
-            auto passes = orthogonal_passes((double)less, (double)more, number_bytes);
+            auto passes = orthogonal_passes((double)less, (double)more, element_bytes);
             seconds[{section.rows, row.cols}] = predicted_time(machine, 0, passes).all();
             double size = (double)section.rows * (double)row.cols;
             largest = std::max(largest, size);
@@ -402,28 +402,29 @@ inline AtHomes matrices_at_homes(const Machine& machine, const ModelConfig& conf
                 round.matrices.push_back({block + 1, section.rows, row.cols});
         }
     }
-    choose_homes(round, ranks);
+    choose_owners(round, ranks);
     std::vector<double> work((size_t)ranks), size((size_t)ranks);
-    for (const HomedMatrix& matrix : round.matrices) {
-        work[matrix.home] += seconds[{matrix.rows, matrix.cols}];
-        size[matrix.home] += (double)matrix.size();
+    for (const OwnedMatrix& matrix : round.matrices) {
+        work[matrix.owner] += seconds[{matrix.rows, matrix.cols}];
+        size[matrix.owner] += (double)matrix.size();
     }
     double most = std::ranges::max(size), unit = (double)parameters.unit_size(1),
            own = std::min(unit / mesh.shard, unit - (double)parameters.before_matrices(1));
-    AtHomes at_homes = {std::ranges::max(work), 0, blocks * own + std::max(most, copies) + largest + scratch};
-    if (ranks == 1) return at_homes;
+    AtOwners at_owners = {std::ranges::max(work), 0,
+                          blocks * own + std::max(most, copies) + largest + scratch};
+    if (ranks == 1) return at_owners;
     auto rate = [&](int group) {
         bool crosses = RankGroup{group, 1}.crosses_nodes(machine);
-        return crosses ? std::min(machine.network, machine.links) : machine.links;
+        return crosses ? std::min(machine.network, machine.node_bandwidth) : machine.node_bandwidth;
     };
     bool crosses = RankGroup{ranks, 1}.crosses_nodes(machine);
-    double bytes = number_bytes * most / sharing;
-    at_homes.sending = bytes * (sharing - 1) / rate(sharing) + bytes * (ranks - 1) / rate(ranks) +
-                       2 * (crosses ? machine.network_latency : machine.link_latency);
-    return at_homes;
+    double bytes = element_bytes * most / sharing;
+    at_owners.sending = bytes * (sharing - 1) / rate(sharing) + bytes * (ranks - 1) / rate(ranks) +
+                        2 * (crosses ? machine.network_latency : machine.link_latency);
+    return at_owners;
 }
 
-// Blocks whose matrices are at their homes at the same time: as few as give every rank one.
+// Blocks whose matrices are at their owners at the same time: as few as give every rank one.
 inline int blocks_of_round(const ModelConfig& config, int ranks) {
     return std::max(1, ceil_div(ranks, matrices_of_block(config)));
 }
@@ -438,7 +439,7 @@ inline MicroBatchTime micro_batch_time(const ModelConfig& config, const Workload
     constexpr double parameters = 1e9;  // a large number to step, for the time per parameter
     int tp = layout.mesh.tp, L = config.layers;
     RowsToSend sent = {{tp, 1},
-                       (double)workload.number_bytes * workload.B * workload.T * config.channels,
+                       (double)workload.element_bytes * workload.B * workload.T * config.channels,
                        layout.row_chunks,
                        overlap};
     auto passes_of = [&](const ModelConfig& model, const Layout& cut) {

@@ -4,7 +4,7 @@ What this rank gives its device, and when that is done: the writer of the flight
 
 Each piece of work is between two events on its stream:
 
-    { Recorded pass(Operation::forward, stream); ... give the work to the stream ... }
+    { TraceSpan pass(Operation::forward, stream); ... give the work to the stream ... }
 
 The events are read when the device has come to them, a step later as a rule, and nobody waits for that. Their
 times are seconds on the device's own clock, counted from the beginning of the record. So that a difference of
@@ -33,7 +33,7 @@ details (communication and waits) or without, and the first rank chooses how oft
 #include <utility>
 #include <vector>
 
-#include "data/base/deadlines.h"  // Occupied
+#include "data/base/deadlines.h"  // BusyScope
 #include "data/base/figures.h"    // seconds_now, unix_nanoseconds
 #include "data/run/flight_record.h"
 #include "data/run/step_times.h"
@@ -191,17 +191,17 @@ public:
     // Writes down what the threads of this process are at, for those who read the record when nobody answers.
     // For any thread.
     void look_at_threads() {
-        const Occupation *work = nullptr, *wait = nullptr;
-        const std::vector<Occupation> all = Occupied::all();
-        for (const Occupation& each : all) {
-            const Occupation*& longest = each.activity == Activity::works ? work : wait;
+        const BusyState *work = nullptr, *wait = nullptr;
+        const std::vector<BusyState> all = BusyScope::all();
+        for (const BusyState& each : all) {
+            const BusyState*& longest = each.activity == Activity::works ? work : wait;
             if (each.activity == Activity::launches) continue;
             if (!longest || each.since < longest->since) longest = &each;
         }
         std::unique_lock lock(mutex_, std::try_to_lock);
         if (!lock || !on()) return;
         FlightRecord& record = **record_;
-        auto since = [](const Occupation* it) {
+        auto since = [](const BusyState* it) {
             return it ? unix_nanoseconds() - (int64_t)(1e9 * it->seconds()) : 0;
         };
         copy_name(record.phase, Phase::of_process());
@@ -407,10 +407,10 @@ public:
     }
 
 private:
-    friend class Recorded;
-    friend class RecordedOnHost;
-    friend class RecordedTogether;
-    friend class NotRecorded;
+    friend class TraceSpan;
+    friend class HostSpan;
+    friend class TraceGroup;
+    friend class TracePause;
 
     static constexpr int no_step = -1;
 
@@ -644,44 +644,44 @@ private:
 inline Recorder recorder;
 
 // For as long as it exists, this process records.
-class Recording {
+class TraceSession {
 public:
-    Recording(cudaStream_t compute, const RecordedRank& rank) { recorder.start(compute, rank); }
-    ~Recording() { recorder.stop(); }
-    Recording(const Recording&) = delete;
-    Recording& operator=(const Recording&) = delete;
+    TraceSession(cudaStream_t compute, const RecordedRank& rank) { recorder.start(compute, rank); }
+    ~TraceSession() { recorder.stop(); }
+    TraceSession(const TraceSession&) = delete;
+    TraceSession& operator=(const TraceSession&) = delete;
 };
 
 // For as long as it exists, what is given to the stream is one entry.
-class Recorded {
+class TraceSpan {
 public:
     // A pass, or the update: what is recorded meanwhile is a part of it.
-    Recorded(Operation operation, cudaStream_t stream) {
+    TraceSpan(Operation operation, cudaStream_t stream) {
         if (!recorder.on() || recorder.paused_) return;
         begin({.operation = operation}, stream, true);
         outer_ = std::exchange(recorder.enclosing_, operation);
     }
 
     // A call of a group, whose number in the record this is.
-    Recorded(Operation operation, int group, Traffic kind, uint64_t bytes, cudaStream_t stream) {
+    TraceSpan(Operation operation, int group, Traffic kind, uint64_t bytes, cudaStream_t stream) {
         if (!recorder.on() || recorder.paused_ || group < 0) return;
         begin({.bytes = bytes, .group = (int16_t)group, .operation = operation, .traffic = (uint8_t)kind},
               stream, recorder.detailed_);
     }
 
     // The stream waits for communication of this kind.
-    Recorded(Traffic waits_for, cudaStream_t stream) {
+    TraceSpan(Traffic waits_for, cudaStream_t stream) {
         if (!recorder.on() || recorder.paused_ || !recorder.detailed_) return;
         begin({.operation = Operation::wait, .traffic = (uint8_t)waits_for}, stream, true);
     }
 
-    ~Recorded() {
+    ~TraceSpan() {
         if (!own_) return;
         if (outer_) recorder.enclosing_ = *outer_;
         recorder.end(std::move(*own_), stream_);
     }
-    Recorded(const Recorded&) = delete;
-    Recorded& operator=(const Recorded&) = delete;
+    TraceSpan(const TraceSpan&) = delete;
+    TraceSpan& operator=(const TraceSpan&) = delete;
 
 private:
     void begin(const FlightEntry& what, cudaStream_t stream, bool timed) {
@@ -701,26 +701,26 @@ private:
 };
 
 // For as long as it exists, calls begin together and make one entry.
-class RecordedTogether {
+class TraceGroup {
 public:
-    RecordedTogether() { recorder.together_ = true; }
-    ~RecordedTogether() {
+    TraceGroup() { recorder.together_ = true; }
+    ~TraceGroup() {
         recorder.together_ = false;
         if (recorder.first_) recorder.end(*std::exchange(recorder.first_, {}), recorder.first_stream_);
     }
-    RecordedTogether(const RecordedTogether&) = delete;
-    RecordedTogether& operator=(const RecordedTogether&) = delete;
+    TraceGroup(const TraceGroup&) = delete;
+    TraceGroup& operator=(const TraceGroup&) = delete;
 };
 
 // For as long as it exists, the host waits.
-class RecordedOnHost {
+class HostSpan {
 public:
-    explicit RecordedOnHost(Operation operation) : operation_(operation), begin_(recorder.host_time()) {}
-    ~RecordedOnHost() {
+    explicit HostSpan(Operation operation) : operation_(operation), begin_(recorder.host_time()) {}
+    ~HostSpan() {
         if (recorder.on()) recorder.waited_on_host(operation_, begin_);
     }
-    RecordedOnHost(const RecordedOnHost&) = delete;
-    RecordedOnHost& operator=(const RecordedOnHost&) = delete;
+    HostSpan(const HostSpan&) = delete;
+    HostSpan& operator=(const HostSpan&) = delete;
 
 private:
     const Operation operation_;
@@ -728,12 +728,12 @@ private:
 };
 
 // For as long as it exists, nothing is recorded: the work is captured in a graph.
-class NotRecorded {
+class TracePause {
 public:
-    explicit NotRecorded(bool really = true) : really_(really) { recorder.paused_ += really_; }
-    ~NotRecorded() { recorder.paused_ -= really_; }
-    NotRecorded(const NotRecorded&) = delete;
-    NotRecorded& operator=(const NotRecorded&) = delete;
+    explicit TracePause(bool really = true) : really_(really) { recorder.paused_ += really_; }
+    ~TracePause() { recorder.paused_ -= really_; }
+    TracePause(const TracePause&) = delete;
+    TracePause& operator=(const TracePause&) = delete;
 
 private:
     const bool really_;

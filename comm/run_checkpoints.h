@@ -34,7 +34,7 @@ The checkpoints of a run: where it goes on from, and what is saved of it while i
 #include "data/launch/find_checkpoint.h"   // find_checkpoint, StoredRun
 #include "data/options/options.h"          // Options
 #include "data/options/values.h"           // options_to_json
-#include "data/run/spikes.h"               // SpikeHistory
+#include "data/run/spike_rule.h"           // SpikeHistory
 #include "data/tokenizer/tokenizer.h"      // Tokenizer
 #include "data/tokens/blend.h"             // parse_blend
 #include "data/tokens/token_shards.h"      // files_named
@@ -410,7 +410,7 @@ public:
     }
 
     // Forbids saving the state from now on.
-    void distrust() { is_trusted_ = false; }
+    void forbid_saving() { is_trusted_ = false; }
 
     // For all ranks: work() trains, and moves `position` on. Where an error ends it after a step, the error
     // that is thrown in its place says what could be saved of the run.

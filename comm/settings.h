@@ -57,7 +57,7 @@ inline std::array<Multipliers, tensor_kinds> multipliers(const Options& o) {
 
 // The settings say what the optimizer keeps of each element, and asks for. fp32 parameters are their own
 // master copy. host_threads: those of a rank that steps its part of the optimizer's state on the host.
-inline ZeroSettings zero_settings(const Options& o, size_t number_bytes = sizeof(floatX),
+inline ZeroSettings zero_settings(const Options& o, size_t element_bytes = sizeof(floatX),
                                   int host_threads = 0) {
     bool muon = o.optimizer == OptimizerKind::muon;
     return {.level = o.zero,
@@ -66,7 +66,7 @@ inline ZeroSettings zero_settings(const Options& o, size_t number_bytes = sizeof
             .takes_norms = o.optimizer == OptimizerKind::lamb,
             .transform_scratch = muon ? orthogonalise_scratch : nullptr,
             .multipliers = multipliers(o),
-            .keep_master = o.master_weights && number_bytes < sizeof(float),
+            .keep_master = o.master_weights && element_bytes < sizeof(float),
             .offload = o.offload == Offload::optimizer,
             .host_threads = host_threads,
             .overlap = o.overlap,
@@ -103,28 +103,28 @@ inline Gelu gelu_kernel(MlpKind kind) {
 // gradient of the classifier's weights: 8 bytes for 2 FLOPs a token. A card that does 150 to 300 FLOPs in the
 // time of a byte is kept busy by some thousand tokens at once, which in bf16 take up to 1 GiB. Chunks are of
 // about the same size, for products of a few rows are slow; and of whole tiles of products, where they can.
-inline int chosen_loss_chunk(const ModelConfig& config, int tokens, size_t number_bytes = sizeof(floatX)) {
-    const size_t budget = (size_t)(number_bytes == 2 ? 1024 : 256) << 20;
+inline int chosen_loss_chunk(const ModelConfig& config, int tokens, size_t element_bytes = sizeof(floatX)) {
+    const size_t budget = (size_t)(element_bytes == 2 ? 1024 : 256) << 20;
     constexpr int tile = 256;
-    int most = (int)std::clamp<size_t>(budget / (padded_vocab(config) * number_bytes), 1, tokens);
+    int most = (int)std::clamp<size_t>(budget / (padded_vocab(config) * element_bytes), 1, tokens);
     if (most == tokens) return tokens;
     int unit = most < tile ? 1 : tile;
     return ceil_div(even_share(tokens, most / unit * unit), unit) * unit;
 }
 
-// number_bytes: of the program that is to run, which may be built for other numbers than this one.
+// element_bytes: of the program that is to run, which may be built for other numbers than this one.
 inline Workload training_workload(const Options& o, Recompute recompute,
-                                  size_t number_bytes = sizeof(floatX)) {
+                                  size_t element_bytes = sizeof(floatX)) {
     int tokens = o.micro_batch * o.sequence_length;
     int chunk =
-        o.loss_chunk > 0 ? std::min(o.loss_chunk, tokens) : chosen_loss_chunk(o, tokens, number_bytes);
+        o.loss_chunk > 0 ? std::min(o.loss_chunk, tokens) : chosen_loss_chunk(o, tokens, element_bytes);
     return {.B = o.micro_batch,
             .T = o.sequence_length,
             .training = true,
             .recompute = recompute,
             .loss_chunk = chunk,
             .fp8 = o.matmul_dtype == MatmulDtype::fp8,
-            .number_bytes = number_bytes,
+            .element_bytes = element_bytes,
             .fast_gradients = o.fp8_fast_gradients};
 }
 
@@ -198,8 +198,8 @@ inline int spared_by_products([[maybe_unused]] const Layout& layout, [[maybe_unu
 // number formats
 
 // Options about rounding depend on what parameters are made of, which is decided when the program is built.
-inline void check_precision(const Options& o, size_t number_bytes = sizeof(floatX)) {
-    if (number_bytes == sizeof(float)) {
+inline void check_precision(const Options& o, size_t element_bytes = sizeof(floatX)) {
+    if (element_bytes == sizeof(float)) {
         // It may be given, or be that of a checkpoint.
         auto refuse = [](const char* option, const char* value, const char* other) {
             fail("%s %s: parameters are fp32 here; give %s %s, or build with PRECISION=bf16", option, value,

@@ -1,5 +1,5 @@
 /*
-What a run does about spikes (data/run/spikes.h says what they are): their updates are left out and, after
+What a run does about spikes (data/run/spike_rule.h says what they are): their updates are left out and, after
 some in a row, it goes back to a checkpoint. All ranks judge by the same numbers, so they need not talk.
 */
 #pragma once

@@ -12,7 +12,7 @@ rank. The same for every rank of a data group.
 #include "comm/layout.h"             // Layout
 #include "comm/mesh_shape.h"         // MeshPosition
 #include "comm/parameters.h"         // StageUnits
-#include "comm/pipeline_schedule.h"  // PipelineRoom
+#include "comm/pipeline_schedule.h"  // PipelineCapacity
 #include "data/base/error.h"
 #include "data/options/model_config.h"
 #include "kernels/embedding.cuh"  // VocabRange
@@ -67,12 +67,12 @@ public:
             fail("pipeline: %zu parts of %d layers in all do not fit the model; see --pp-layers",
                  layout_.split.size(), begin_.back());
         auto list = training ? pipeline_actions(shape, number()) : forward_actions(shape);
-        room = pipeline_room(list, shape.chunks);
+        capacity = pipeline_capacity(list, shape.chunks);
         layer_slots = ActivationSlots::most(layers(0), list, training);
         inner_slots = ActivationSlots::most(layers(1), list, training);
     }
 
-    PipelineRoom room;  // micro-batches that are held at the same time
+    PipelineCapacity capacity;  // micro-batches that are held at the same time
     // Slots for what layers keep, over all micro-batches and chunks: of all layers; and of those that are not
     // the first of their chunk.
     size_t layer_slots, inner_slots;

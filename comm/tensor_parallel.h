@@ -29,12 +29,12 @@ all of them once more: they come together again in the backward pass, behind tha
 #include <vector>
 
 #include "comm/collectives.h"  // Communicator
-#include "comm/recorder.h"     // Recorded
+#include "comm/recorder.h"     // TraceSpan
 #include "comm/mesh.h"         // Event
 #include "data/base/error.h"
-#include "kernels/fp8_matmul.cuh"  // BlockProducts
-#include "kernels/gelu.cuh"        // Gelu
-#include "kernels/tap_sum.cuh"     // tap_sum_forward, tap_sum_backward
+#include "kernels/fp8_matmul.cuh"   // BlockProducts
+#include "kernels/gelu.cuh"         // Gelu
+#include "kernels/causal_conv.cuh"  // causal_conv_forward, causal_conv_backward
 
 // ----------------------------------------------------------------------------
 // rows between products
@@ -177,7 +177,7 @@ private:
     // The compute stream waits for what is sent.
     void await(size_t event) {
         if (!overlaps()) return;
-        Recorded wait(Traffic::activations, compute_);
+        TraceSpan wait(Traffic::activations, compute_);
         events_[event].hold(compute_);
     }
 
@@ -198,13 +198,13 @@ private:
 
 enum class Parallel { column, row };
 
-// A linear layer that has taps is a causal convolution over each row and the one before it, of weight (2, OC,
-// C): kernels/tap_sum.cuh has the formula.
-struct Taps {
-    floatX* out = nullptr;    // (N, 2, OC) the products; null: it is none
-    floatX* dout = nullptr;   // (N, 2, OC) their gradient
-    floatX* state = nullptr;  // (N / T, OC) the first taps of each sequence's newest token, or null
-    TapRows rows = {};
+// A linear layer may be a causal convolution over each row and the one before it, whose two taps are a weight
+// (2, OC, C): kernels/causal_conv.cuh has the formula.
+struct CausalConv {
+    floatX* products = nullptr;   // (N, 2, OC) of both taps; null: the layer is no convolution
+    floatX* dproducts = nullptr;  // (N, 2, OC) their gradient
+    floatX* state = nullptr;      // (N / T, OC) the first taps of each sequence's newest token, or null
+    ConvRows rows = {};
 };
 
 // The input of a linear layer.
@@ -240,12 +240,12 @@ struct Linear {
     float* gelu_amax = nullptr;
     Fp8Operand dout8 = {};  // product_gradient() in fp8
     // (OC) row-parallel: sums of the columns of this rank's rows of dout, which their maker left; or null
-    const float* dout_sums = nullptr;
-    Taps taps = {};  // a convolution's, which has no GELU
+    const float* dout_column_sums = nullptr;
+    CausalConv conv = {};  // a convolution's, which has no GELU
 
     // The product has a width of its own, as its gradient has: both are (N, product_width()).
-    int product_width() const { return taps.out ? 2 * OC : OC; }
-    const floatX* product_gradient() const { return taps.out ? taps.dout : dout; }
+    int product_width() const { return conv.products ? 2 * OC : OC; }
+    const floatX* product_gradient() const { return conv.products ? conv.dproducts : dout; }
 
     // Outputs [from, from + count) as a layer of their own, with an input and a gradient of its own.
     Linear outputs(int from, int count, const LinearInput& of_inp, floatX* of_dout) const {
@@ -259,22 +259,22 @@ struct Linear {
     }
 };
 
-// Linear layers that read, or add to, the residual stream side by side, as those of a parallel block do,
-// gather its rows once and sum over the ranks once: the first gathers, and the last adds its partial sums to
-// those of the others and scatters them.
-enum class Branch { alone, first, middle, last };
+// The place of a linear layer among those that read, or add to, the residual stream side by side, as those of
+// a parallel block do. They gather its rows once and sum over the ranks once: the first gathers, and the last
+// adds its partial sums to those of the others and scatters them.
+enum class Side { alone, first, middle, last };
 
-// The branch of one of `layers` layers side by side.
-constexpr Branch branch_of(size_t number, size_t layers) {
+// The place of layer `number` among `layers` of them.
+constexpr Side side_of(size_t number, size_t layers) {
     bool first = number == 0, last = number == layers - 1;
-    return first ? (last ? Branch::alone : Branch::first) : (last ? Branch::last : Branch::middle);
+    return first ? (last ? Side::alone : Side::first) : (last ? Side::last : Side::middle);
 }
 
-constexpr bool begins(Branch branch) {
-    return branch == Branch::alone || branch == Branch::first;
+constexpr bool begins(Side side) {
+    return side == Side::alone || side == Side::first;
 }
-constexpr bool ends(Branch branch) {
-    return branch == Branch::alone || branch == Branch::last;
+constexpr bool ends(Side side) {
+    return side == Side::alone || side == Side::last;
 }
 
 // When the gradients of a layer's parameters are made: in its backward pass, or afterwards by
@@ -306,9 +306,9 @@ inline void linear_rows(const TensorParallel& tp, const Linear& l, floatX* out, 
                         int rows, bool accumulate) {
     const floatX* inp = l.inp.all + (size_t)first * l.C;
     size_t at = (size_t)first * l.OC;
-    if (l.taps.out) {
-        tp.products.forward(l.taps.out + 2 * at, inp, l.inp.fp8, l.weight, nullptr, rows, l.C, 2 * l.OC);
-        tap_sum_forward(out, l.taps.out, bias, l.taps.rows, first, rows, l.OC, tp.stream);
+    if (l.conv.products) {
+        tp.products.forward(l.conv.products + 2 * at, inp, l.inp.fp8, l.weight, nullptr, rows, l.C, 2 * l.OC);
+        causal_conv_forward(out, l.conv.products, bias, l.conv.rows, first, rows, l.OC, tp.stream);
     } else if (l.gelu_out) {
         tp.products.gelu_forward(l.gelu, l.gelu_out + at, out + at, inp, l.inp.fp8, l.weight, bias, rows, l.C,
                                  l.OC, l.gelu_amax);
@@ -332,21 +332,20 @@ inline void linear_rows_backward(const TensorParallel& tp, const Linear& l, floa
 }
 
 // out (N, OC) of all rows, from those of the input, which come together first.
-inline void column_parallel(const TensorParallel& tp, const Linear& l, floatX* out,
-                            Branch branch = Branch::alone) {
+inline void column_parallel(const TensorParallel& tp, const Linear& l, floatX* out, Side side = Side::alone) {
     auto product = [&](int first, int rows) { linear_rows(tp, l, out, l.bias, first, rows, false); };
-    begins(branch) ? tp.rows.gather(l.inp.own, l.inp.all, l.N, l.C, product) : product(0, l.N);
+    begins(side) ? tp.rows.gather(l.inp.own, l.inp.all, l.N, l.C, product) : product(0, l.N);
 }
 
 // own_out (own rows, OC): the sum over the ranks of what each makes of its part of the inputs.
 inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_out,
-                         Branch branch = Branch::alone) {
+                         Side side = Side::alone) {
     floatX* partial = tp.partial_sums(own_out);
     const floatX* bias = tp.rows.rank() == 0 ? l.bias : nullptr;  // once in the sum
     auto product = [&](int first, int rows) {
-        linear_rows(tp, l, partial, bias, first, rows, !begins(branch));
+        linear_rows(tp, l, partial, bias, first, rows, !begins(side));
     };
-    if (!ends(branch)) return product(0, l.N);
+    if (!ends(side)) return product(0, l.N);
     tp.rows.scatter(own_out, partial, l.N, l.OC, product);
     tp.rows.wait();
 }
@@ -355,17 +354,17 @@ inline void row_parallel(const TensorParallel& tp, const Linear& l, floatX* own_
 // that of a row-parallel layer's bias, which each of the ranks has, from the rank's own rows; and that of a
 // convolution's.
 inline void weight_gradient(const TensorParallel& tp, const Linear& l) {
-    bool bias_is_done = l.taps.out || l.parallel == Parallel::row;
+    bool bias_is_done = l.conv.products || l.parallel == Parallel::row;
     tp.products.backward_weight(l.dweight, l.product_gradient(), l.inp.all, l.inp.fp8, l.N, l.C,
                                 l.product_width(), bias_is_done ? nullptr : l.dbias, tp.scratch);
 }
 
 // All rows of an input that are not in place come together again for the weight's gradient, while other work
 // is done between these two.
-inline void start_gather_again(const TensorParallel& tp, const Linear& l) {
+inline void start_regather(const TensorParallel& tp, const Linear& l) {
     tp.rows.start_gather(l.inp.own, l.inp.all, l.N, l.C);
 }
-inline void end_gather_again(const TensorParallel& tp, const Linear& l) {
+inline void end_regather(const TensorParallel& tp, const Linear& l) {
     tp.rows.wait_for_gathered();
     keep_input(tp, l);
 }
@@ -379,27 +378,27 @@ inline void weight_gradients(const TensorParallel& tp, const std::vector<const L
         return !layers[i]->inp.in_place && is_first;
     };
     for (size_t i = 0; i <= layers.size(); i++) {
-        if (i > 0 && gathers(i - 1)) end_gather_again(tp, *layers[i - 1]);
-        if (i < layers.size() && gathers(i)) start_gather_again(tp, *layers[i]);
+        if (i > 0 && gathers(i - 1)) end_regather(tp, *layers[i - 1]);
+        if (i < layers.size() && gathers(i)) start_regather(tp, *layers[i]);
         if (i > 0) weight_gradient(tp, *layers[i - 1]);
     }
 }
 
 // own_dinp (own rows, C): the gradient of this rank's rows of the input, from dout. It is summed over the
 // ranks behind the product for the weights.
-inline void column_parallel_backward(const TensorParallel& tp, const Linear& l, floatX* own_dinp,
-                                     Branch branch, WeightGradients weights) {
+inline void column_parallel_backward(const TensorParallel& tp, const Linear& l, floatX* own_dinp, Side side,
+                                     WeightGradients weights) {
     floatX* partial = tp.partial_sums(own_dinp);
-    if (l.taps.out) {
+    if (l.conv.products) {
         matmul_backward_bias(l.dbias, tp.scratch, l.dout, l.N, l.OC, tp.stream);
-        tap_sum_backward(l.taps.dout, l.dout, l.taps.rows, 0, l.N, l.OC, tp.stream);
+        causal_conv_backward(l.conv.dproducts, l.dout, l.conv.rows, 0, l.N, l.OC, tp.stream);
     }
     auto product = [&](int first, int rows) {
-        linear_rows_backward(tp, l, partial, first, rows, !begins(branch));
+        linear_rows_backward(tp, l, partial, first, rows, !begins(side));
     };
-    ends(branch) ? tp.rows.scatter(own_dinp, partial, l.N, l.C, product) : product(0, l.N);
+    ends(side) ? tp.rows.scatter(own_dinp, partial, l.N, l.C, product) : product(0, l.N);
     if (weights == WeightGradients::now) {
-        if (begins(branch) && !l.inp.in_place) end_gather_again(tp, l);
+        if (begins(side) && !l.inp.in_place) end_regather(tp, l);
         weight_gradient(tp, l);
     }
     tp.rows.wait();
@@ -409,27 +408,29 @@ inline void column_parallel_backward(const TensorParallel& tp, const Linear& l, 
 // rows of the output, own_dout (own rows, OC), which come together in dout. The column-parallel layer whose
 // backward pass is next has its input come together again meanwhile.
 inline void row_parallel_backward(const TensorParallel& tp, const Linear& l, const floatX* own_dout,
-                                  floatX* dinp, Branch branch, WeightGradients weights, const Linear& next) {
+                                  floatX* dinp, Side side, WeightGradients weights, const Linear& next) {
     bool alone = tp.rows.ranks() == 1;
     auto product = [&](int first, int rows) { linear_rows_backward(tp, l, dinp, first, rows, false); };
     // The gradient of a row's first taps is in the row after it, so the rows before these are complete now.
     auto convolution = [&](int first, int rows) {
-        tap_sum_backward(l.taps.dout, l.dout, l.taps.rows, first, rows, l.OC, tp.stream);
+        causal_conv_backward(l.conv.dproducts, l.dout, l.conv.rows, first, rows, l.OC, tp.stream);
         if (first > 0) product(first - rows, rows);
         if (first + rows == l.N) product(first, rows);
     };
-    auto work = [&](int first, int rows) { l.taps.out ? convolution(first, rows) : product(first, rows); };
-    if (l.dbias && l.dout_sums)
-        add_bias_sums(l.dbias, l.dout_sums, l.OC, tp.stream);
+    auto work = [&](int first, int rows) {
+        l.conv.products ? convolution(first, rows) : product(first, rows);
+    };
+    if (l.dbias && l.dout_column_sums)
+        add_bias_sums(l.dbias, l.dout_column_sums, l.OC, tp.stream);
     else if (l.dbias)
         matmul_backward_bias(l.dbias, tp.scratch, own_dout, tp.rows.own_rows(l.N), l.OC, tp.stream);
-    bool gathered = !begins(branch);
+    bool gathered = !begins(side);
     if (alone && l.dout != own_dout && !gathered) {  // for later, when own_dout has changed
         size_t bytes = (size_t)l.N * l.OC * sizeof(floatX);
         cudaCheck(cudaMemcpyAsync(l.dout, own_dout, bytes, cudaMemcpyDeviceToDevice, tp.stream));
     }
     alone || gathered ? work(0, l.N) : tp.rows.gather(own_dout, l.dout, l.N, l.OC, work);
     if (weights == WeightGradients::later) return;
-    if (begins(branch) && !next.inp.in_place) start_gather_again(tp, next);
+    if (begins(side) && !next.inp.in_place) start_regather(tp, next);
     weight_gradient(tp, l);
 }

@@ -318,7 +318,7 @@ private:
     const Mesh& mesh_;
     const PipelineShape shape_;
     StepLog& progress_;
-    std::optional<Recording> recording_;
+    std::optional<TraceSession> recording_;
     std::optional<RankTimes> ranks_;                     // on the first rank
     std::map<int, std::vector<StagePasses>> pipelines_;  // by step, of stages that have told
     struct Readings {

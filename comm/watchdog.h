@@ -136,7 +136,7 @@ private:
 };
 
 // "writing a.bin has taken 12 s", and what to do.
-inline std::string alone_line(const Occupation& work) {
+inline std::string alone_line(const BusyState& work) {
     return text(
         "%s has taken %.4g s: see whether the disk answers, or raise --communication-timeout (0: wait "
         "for ever)",
@@ -155,7 +155,7 @@ class LoneWatchdog : public RankWatch {
             recorder.look_at_threads();
             double limit = time_limit;
             if (limit <= 0 || pauses.seconds_since() < limit) continue;
-            for (const Occupation& each : Occupied::all()) {
+            for (const BusyState& each : BusyScope::all()) {
                 if (each.activity != Activity::works || each.seconds() < limit) continue;
                 print_error(alone_line(each));
                 _exit(exit_failed_part);  // the thread itself does not come back
@@ -211,7 +211,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RollAnswer, answered, phase, last_call, doing
 
 inline RollAnswer state_of_process() {
     RollAnswer state = {true, Phase::of_process(), recorder.last_call(), {}};
-    for (const Occupation& each : Occupied::all())
+    for (const BusyState& each : BusyScope::all())
         state.doing.push_back({each.activity, each.phase, each.what, each.seconds()});
     return state;
 }
@@ -355,7 +355,7 @@ private:
     void look_at_waits() {
         double limit = time_limit;
         if (limit <= 0 || Clock::now() < ask_again_) return;
-        for (const Occupation& each : Occupied::all()) {
+        for (const BusyState& each : BusyScope::all()) {
             if (each.seconds() < limit || pauses_.seconds_since() < limit) continue;
             if (size_ == 1) {
                 if (each.activity == Activity::waits) blame_stopped(each);
@@ -379,7 +379,7 @@ private:
     }
 
     // MPI has not connected the ranks yet.
-    void blame_stopped(const Occupation& wait) {
+    void blame_stopped(const BusyState& wait) {
         std::string names;
         for (const std::string& process : stopped_neighbours())
             names += (names.empty() ? "" : ", ") + process + " is stopped";

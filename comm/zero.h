@@ -29,7 +29,7 @@ those streams are the compute stream itself: the same operations one after the o
 Offload keeps the optimizer's state in host memory and steps it there, unit after unit, while the device goes
 on with the units that are done. An optimizer that takes norms (kernels/optimizer.h) goes through all units
 once before; the norms are summed over all ranks at once, so that copies of a tensor see the same bits. One
-that transforms whole matrices steps their units in rounds (comm/matrix_homes.h).
+that transforms whole matrices steps their units in rounds (comm/matrix_owners.h).
 
 From top to bottom: the state, what a rank owns, parameters, gradients, the step. Its settings and its memory
 are in comm/zero_arrays.h.
@@ -49,12 +49,12 @@ are in comm/zero_arrays.h.
 #include <vector>
 
 #include "comm/gradient_sums.h"     // GradientSums
-#include "comm/matrix_homes.h"      // MatrixHomes
+#include "comm/matrix_owners.h"     // MatrixOwners
 #include "comm/mesh.h"              // Mesh, Communicator
 #include "comm/parameters.h"        // ParameterLayout
-#include "comm/recorder.h"          // Recorded
+#include "comm/recorder.h"          // TraceSpan
 #include "comm/zero_arrays.h"       // ZeroSettings, ZeroArrays, StepStatistics
-#include "data/base/deadlines.h"    // GivesWork
+#include "data/base/deadlines.h"    // LaunchGuard
 #include "kernels/accumulate.cuh"   // accumulate
 #include "kernels/global_norm.cuh"  // SquaresRange, sum_squares, sums_of_squares, clip_scale
 #include "kernels/optimizer.h"      // Optimizer, OptimizerPass, OptimizerPart, OptimizerArrays
@@ -188,8 +188,10 @@ private:
         return ranks == mesh.tensor().size() ? mesh.tensor() : mesh.copies();
     }
     // On the first and the last stage.
-    bool has_twin(int unit) const { return unit == 0 && layout_.tied && mesh_.ends().size() > 1; }
-    bool has_copies(int unit) const { return has_twin(unit) || !layout_.sums(unit).empty(); }
+    bool has_tied_copy(int unit) const {
+        return unit == 0 && layout_.tied && mesh_.embedding_group().size() > 1;
+    }
+    bool has_copies(int unit) const { return has_tied_copy(unit) || !layout_.sums(unit).empty(); }
 
     size_t shard_size() const { return layout_.size() / shards_; }
     // The own part of a unit begins here in arrays of whole units, and in those of own parts.
@@ -238,7 +240,7 @@ private:
 
     const ZeroArrays arrays_;
     const GradientSums sums_;
-    MatrixHomes homes_;  // without rounds where no matrix is transformed
+    MatrixOwners owners_;  // without rounds where no matrix is transformed
     bool is_whole_ = true;
 };
 
@@ -285,8 +287,8 @@ inline ZeroState::ZeroState(Arena& memory, const ParameterLayout& layout, const 
       host_(compute),
       arrays_(memory, layout, shards_, settings, compute),
       sums_({memory, layout, mesh.shape, settings}),
-      homes_(memory, layout, mesh.shape, mesh.position, mesh.stage(),
-             settings.training ? settings.transform_scratch : nullptr, compute) {
+      owners_(memory, layout, mesh.shape, mesh.position, mesh.stage(),
+              settings.training ? settings.transform_scratch : nullptr, compute) {
     if (settings.overlap && (mesh.shape.ranks() > 1 || settings.offload)) {
         std::pair<cudaStream_t*, const char*> streams[] = {
             {&reductions_, "reductions"}, {&gathers_, "gathers"}, {&host_, "host copies"}};
@@ -323,13 +325,13 @@ inline void ZeroState::order(cudaStream_t before, cudaStream_t after) {
 }
 
 inline void ZeroState::wait(Traffic kind, cudaEvent_t event) {
-    Recorded wait(kind, compute_);
+    TraceSpan wait(kind, compute_);
     cudaCheck(cudaStreamWaitEvent(compute_, event, 0));
 }
 
 inline void ZeroState::wait(Traffic kind, cudaStream_t communication) {
     if (communication == compute_) return;
-    Recorded wait(kind, compute_);
+    TraceSpan wait(kind, compute_);
     order(communication, compute_);
 }
 
@@ -421,7 +423,7 @@ inline void ZeroState::gather_replicas(Slot slot) {
     for (int unit : layout_.held()) {
         if (slot != Slot::weight) {
             gather(unit, (float*)owned(slot, unit),
-                   room_of_slot(settings_, slot, layout_, unit, part_size(unit)));
+                   capacity_of_slot(settings_, slot, layout_, unit, part_size(unit)));
             continue;
         }
         gather(unit, owned_params(unit), part_size(unit));
@@ -592,8 +594,9 @@ inline void ZeroState::sum_copies() {
     if (mesh_.tensor().size() > 1) grouped({mesh_.tensor(), mesh_.copies()}, sum_of_tensor_ranks);
     for (int unit : layout_.held()) {
         if (!has_copies(unit)) continue;
-        if (has_twin(unit))
-            mesh_.ends().all_reduce(owned_grads(unit), part_size(unit), Traffic::gradients, reductions_);
+        if (has_tied_copy(unit))
+            mesh_.embedding_group().all_reduce(owned_grads(unit), part_size(unit), Traffic::gradients,
+                                               reductions_);
         if (settings_.offload) copy_gradients_to_host(unit);
     }
 }
@@ -603,7 +606,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     bool transforms = (bool)optimizer.transform, has_room = settings_.transform_scratch;
     if (optimizer.takes_norms != settings_.takes_norms || transforms != has_room)
         fail("optimizer: it asks for other norms or matrices than the settings of the state say");
-    GivesWork gives;
+    LaunchGuard gives;
     sum_copies();
     wait(Traffic::gradients, reductions_);  // the last gradient has been summed
     wait(Traffic::parameters, gathers_);    // and what is stepped now has been read
@@ -613,7 +616,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     measured();
 
     await_copies();
-    Recorded entry(Operation::optimizer, compute_);
+    TraceSpan entry(Operation::optimizer, compute_);
     is_whole_ = false;
     for (Place& place : param_at_) place.unit = -1;  // gathered parameters are old now
     if (settings_.offload) {
@@ -627,7 +630,7 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
     if (optimizer.takes_norms) sum_norms(&stats->scale);
     auto step = [&](const std::vector<int>& units) {
         for (int unit : units) {
-            GivesWork::goes_on();
+            LaunchGuard::tick();
             run_pass(unit, optimizer.step, &stats->scale);
             if (settings_.offload) {
                 cudaCheck(cudaMemcpyAsync(owned_params(unit), arrays_.host_params + shard_offset(unit),
@@ -641,9 +644,9 @@ inline void ZeroState::update(StepStatistics* stats, const Optimizer& optimizer,
         copy_updates(layout_.held(), cudaMemcpyHostToDevice);
         order(host_, compute_);
     }
-    for (const MatrixRound& round : homes_.rounds()) {
-        GivesWork::goes_on();
-        homes_.visit(
+    for (const MatrixRound& round : owners_.rounds()) {
+        LaunchGuard::tick();
+        owners_.transform_at_owners(
             round, [&](int unit) { return owned_grads(unit); }, &stats->scale, optimizer.transform);
         if (visits) {
             order(compute_, host_);

@@ -58,8 +58,8 @@ inline std::vector<Slot> slots_of(const ZeroSettings& settings, const TensorRow&
 }
 // Elements of a slot that a rank has room for which has `own` elements of a unit. Of one that the matrices of
 // blocks do not have, that is for what may lie before them.
-inline size_t room_of_slot(const ZeroSettings& settings, Slot slot, const ParameterLayout& layout, int unit,
-                           size_t own) {
+inline size_t capacity_of_slot(const ZeroSettings& settings, Slot slot, const ParameterLayout& layout,
+                               int unit, size_t own) {
     return std::ranges::count(settings.not_of_matrices, slot) ? std::min(own, layout.before_matrices(unit))
                                                               : own;
 }
@@ -130,13 +130,13 @@ struct ZeroArrays {
                  most_optimizer_slots);
         size_t whole = layout.size(), part = whole / shards, own = s.training ? part : 0;
         auto take = [&](float*& array, size_t count) { array = memory.take_zeros<float>(count, stream); };
-        auto take_numbers = [&](floatX*& array, size_t count) {
+        auto take_elements = [&](floatX*& array, size_t count) {
             array = memory.take_zero_numbers(count, stream);
         };
         memory.of("parameters");
-        take_numbers(params, cut_params ? part : whole);
+        take_elements(params, cut_params ? part : whole);
         memory.of("units in use");
-        take_numbers(whole_params, cut_params ? UnitBuffers(layout, s.prefetch + 1).size() : 0);
+        take_elements(whole_params, cut_params ? UnitBuffers(layout, s.prefetch + 1).size() : 0);
         take(whole_grads, cut_grads ? UnitBuffers(layout, 2).size() : 0);
         memory.of("gradients");
         take(grads, cut_grads ? own : s.training ? whole : 0);
@@ -151,14 +151,14 @@ struct ZeroArrays {
             size_t size = 0;
             for (int unit = 0; unit < layout.units(); unit++) {
                 slot_at[i].push_back(size);
-                size += room_of_slot(s, s.slots[i], layout, unit, layout.unit_size(unit) / shards);
+                size += capacity_of_slot(s, s.slots[i], layout, unit, layout.unit_size(unit) / shards);
             }
             take(slots[i], size);
         }
         take(master, s.keep_master ? own : 0);
         memory.of("copies for offload", true);
         take(host_grads, s.offload ? own : 0);
-        take_numbers(host_params, s.offload ? own : 0);
+        take_elements(host_params, s.offload ? own : 0);
         take(host_scale, s.offload && s.training ? 1 : 0);
         take(host_section_squares, s.offload ? squares : 0);
     }

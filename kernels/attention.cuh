@@ -87,16 +87,16 @@ inline void launch_attention_backward(floatX* dqkv, float* scratch, const floatX
 // Floats of scratch that attention_backward needs on any card, in a program whose activations have so many
 // bytes; or on the host, where that program is one for the host. dbias: with the gradient of a bias.
 inline size_t attention_backward_scratch(const AttentionShape& shape, bool dbias = false,
-                                         size_t number_bytes = sizeof(floatX)) {
+                                         size_t element_bytes = sizeof(floatX)) {
     size_t floats = 0;
 #ifdef DEVICE_CPU
-    bool is_host = number_bytes == sizeof(float);
+    bool is_host = element_bytes == sizeof(float);
 #else
-    bool is_host = number_bytes > sizeof(floatX);
+    bool is_host = element_bytes > sizeof(floatX);
 #endif
     if (is_host)
         floats = attention_backward_scratch_cpu(shape);
-    else if (number_bytes < sizeof(float) && hopper_attention_fits(shape))  // no tile is wider than Hopper's
+    else if (element_bytes < sizeof(float) && hopper_attention_fits(shape))  // no tile is wider than Hopper's
         with_hopper_width(shape.HS,
                           [&](int width) { floats = BackwardScratchSize(shape, width, dbias).floats(); });
     else

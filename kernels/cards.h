@@ -41,14 +41,14 @@ struct Card {
         words;       // in cudaDeviceProp::name, in any order; the first row whose words are all there counts
     int capability;  // see capability_of
     int multiprocessors;
-    double flops;          // FLOP/s
-    double memory;         // bytes that the driver offers: GiB of the name, less what it keeps
-    double memory_rate;    // bytes/s
-    double link_rate;      // bytes/s
-    double product_share;  // the part of flops to expect
-    double network_rate;   // bytes/s from node to node, for each card
-    int node = 8;          // cards
-    int number_bytes = 2;  // an activation's size, in the program that is built for it
+    double flops;           // FLOP/s
+    double memory;          // bytes that the driver offers: GiB of the name, less what it keeps
+    double memory_rate;     // bytes/s
+    double link_rate;       // bytes/s
+    double product_share;   // the part of flops to expect
+    double network_rate;    // bytes/s from node to node, for each card
+    int node = 8;           // cards
+    int element_bytes = 2;  // an activation's size, in the program that is built for it
 };
 
 constexpr Card cards[] = {
@@ -130,26 +130,27 @@ inline double flops_per_clock(const cudaDeviceProp& device) {
 struct Machine {
     int multiprocessors;
     double flops, memory_rate, link_rate;  // at most, in FLOP/s and bytes/s
-    double products, streams;  // expected of large products, and of kernels that only read and write
-    bool published;            // flops by the data sheet; else they are an estimate
+    double gemm_flops,
+        memory_bandwidth;  // expected of large products, and of kernels that only read and write
+    bool published;        // flops by the data sheet; else they are an estimate
     // the nodes that such devices make up, and what is expected of messages within them and between them
     double memory = 0;                                   // bytes of a device
     int node = 1;                                        // devices
-    double links = 0, network = 0;                       // bytes/s of a device, in one direction
+    double node_bandwidth = 0, network = 0;              // bytes/s of a device, in one direction
     double link_latency = 3e-6, network_latency = 1e-5;  // seconds of a message
-    int number_bytes = 2;                                // see Card
+    int element_bytes = 2;                               // see Card
     // other terms of the times of kernels (comm/plan_times.h)
     double attention_forward = 0, attention_backward = 0;  // FLOP/s of the inner loops with heads of 128
-    double half_sums = 90;   // terms of a sum in whose time the first operands of a product arrive: fitted
-    double launch = 2.5e-6;  // seconds from one kernel to the next: fitted
+    double gemm_half_k = 90;  // terms of a sum in whose time the first operands of a product arrive: fitted
+    double launch = 2.5e-6;   // seconds from one kernel to the next: fitted
     // the host: what a device has of its memory, of the rate of that, and bytes/s between the two, one way
-    double host_memory = 128e9, host_streams = 25e9, host_link = 22e9;
+    double host_memory = 128e9, host_bandwidth = 25e9, host_link = 22e9;
     double storage = 2e9;   // bytes/s that a node writes to the disk of its runs
     bool has_fp8 = true;    // see multiplies_fp8
     bool measured = false;  // by --measure, on such devices
 
-    void set_products(double rate, const AttentionShare& attention) {
-        products = rate;
+    void set_gemm_flops(double rate, const AttentionShare& attention) {
+        gemm_flops = rate;
         attention_forward = attention.forward * rate, attention_backward = attention.backward * rate;
     }
 };
@@ -160,20 +161,21 @@ inline Machine machine_of(const Card& card) {
                        .flops = card.flops,
                        .memory_rate = card.memory_rate,
                        .link_rate = card.link_rate,
-                       .products = 0,
-                       .streams = stream_share * card.memory_rate,
+                       .gemm_flops = 0,
+                       .memory_bandwidth = stream_share * card.memory_rate,
                        .published = true,
                        .memory = card.memory,
                        .node = card.node,
-                       .links = link_share * card.link_rate,
+                       .node_bandwidth = link_share * card.link_rate,
                        .network = network_share * card.network_rate,
-                       .number_bytes = card.number_bytes};
-    machine.set_products(card.product_share * card.flops, attention_share(card.capability));
+                       .element_bytes = card.element_bytes};
+    machine.set_gemm_flops(card.product_share * card.flops, attention_share(card.capability));
     machine.has_fp8 = multiplies_fp8(card.capability);
     if (card.capability == 0)
-        machine.host_memory = machine.memory, machine.host_streams = machine.host_link = machine.streams;
+        machine.host_memory = machine.memory,
+        machine.host_bandwidth = machine.host_link = machine.memory_bandwidth;
     else if (card.capability >= 90)  // hosts with PCIe 5 and DDR5
-        machine.host_memory = 250e9, machine.host_streams = 50e9, machine.host_link = 45e9;
+        machine.host_memory = 250e9, machine.host_bandwidth = 50e9, machine.host_link = 45e9;
     return machine;
 }
 
@@ -195,8 +197,8 @@ inline Machine machine_of(const cudaDeviceProp& device, double clock, double mem
         m.flops = device.multiProcessorCount * clock * flops_per_clock(device);
         m.memory_rate = memory_rate;
     }
-    m.set_products(product_share * m.flops, attention_share(capability));
-    m.streams = stream_share * m.memory_rate;
+    m.set_gemm_flops(product_share * m.flops, attention_share(capability));
+    m.memory_bandwidth = stream_share * m.memory_rate;
     return m;
 }
 

@@ -43,9 +43,9 @@ HOST_DEVICE constexpr float fp8_largest(Fp8 format) {
 }
 
 // Without an infinite one for numbers that are hardly there.
-HOST_DEVICE inline float fp8_scale(Fp8 format, float largest_element) {
+HOST_DEVICE inline float fp8_scale(Fp8 format, float amax) {
     constexpr float most = 0x1p100f;
-    float scale = fp8_largest(format) / largest_element;
+    float scale = fp8_largest(format) / amax;
     return scale > most ? most : scale;
 }
 

@@ -111,8 +111,8 @@ inline void multiply(const Product& product, const Operands& operands, cudaStrea
 // launchers
 
 // cuBLASLt has this form as an epilogue, for rows of some widths.
-constexpr bool gelu_may_ride(Gelu form, int width, size_t number_bytes = sizeof(floatX)) {
-    return form == Gelu::tanh && width % 8 == 0 && number_bytes == 2;
+constexpr bool gelu_may_ride(Gelu form, int width, size_t element_bytes = sizeof(floatX)) {
+    return form == Gelu::tanh && width % 8 == 0 && element_bytes == 2;
 }
 
 // accumulate: out += the product and bias, instead of =.

@@ -124,8 +124,8 @@ inline int rows_per_partial_cpu(int N) {
 
 inline void norm_backward_cpu(Norm norm, floatX* dinp, float* dweight, float* dbias, float* scratch,
                               const floatX* dout, const floatX* inp, const floatX* weight, const float* mean,
-                              const float* rstd, int N, int C, float* dinp_sums) {
-    int rows = rows_per_partial_cpu(N), count = ceil_div(N, rows), planes = dinp_sums ? 3 : 2;
+                              const float* rstd, int N, int C, float* dinp_column_sums) {
+    int rows = rows_per_partial_cpu(N), count = ceil_div(N, rows), planes = dinp_column_sums ? 3 : 2;
 #pragma omp parallel for
     for (int k = 0; k < count; k++) {
         float* dw = scratch + (size_t)k * planes * C;
@@ -151,12 +151,12 @@ inline void norm_backward_cpu(Norm norm, floatX* dinp, float* dweight, float* db
                 db[c] += float(dy[c]);
                 dx[c] = floatX(float(dx[c]) + r * (dxhat - average - xhat * average_xhat));
             }
-            if (!dinp_sums) continue;
+            if (!dinp_column_sums) continue;
 #pragma omp simd
             for (int c = 0; c < C; c++) dx_sums[c] += float(dx[c]);
         }
     }
-    add_partials_cpu(dweight, dbias, scratch, count, C, planes, dinp_sums);
+    add_partials_cpu(dweight, dbias, scratch, count, C, planes, dinp_column_sums);
 }
 
 // ----------------------------------------------------------------------------
@@ -237,15 +237,15 @@ __device__ inline TwoSums row_sums(TwoSums sums, int turn) {
 // cache, and their sums lie in shared memory, where element i of vector c / W is at i * (C / W) + c / W:
 // neighbouring threads then use neighbouring banks.
 //
-// dinp_sums: the columns of dinp are added up as well. No registers are left for that. These sums lie in
-// shared memory behind the others, four elements of each thread and then the next four; or those of longer
+// dinp_column_sums: the columns of dinp are added up as well. No registers are left for that. These sums lie
+// in shared memory behind the others, four elements of each thread and then the next four; or those of longer
 // rows, for which that is too small, where the block's partial sum goes in the end.
-template <int W, bool once, bool dinp_sums>
+template <int W, bool once, bool dinp_column_sums>
 __global__ void __launch_bounds__(norm_threads)
     norm_backward_kernel(Norm norm, floatX* dinp, float* partials, float* amax, const floatX* dout,
                          const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                          int C) {
-    constexpr int planes = dinp_sums ? 3 : 2, part = W < 4 ? W : 4;
+    constexpr int planes = dinp_column_sums ? 3 : 2, part = W < 4 ? W : 4;
     float* sums = dynamic_shared<float>();  // (blockDim.y, 2, C)
     float* own = sums + threadIdx.y * 2 * C;
     float* thread_sums = sums + blockDim.y * 2 * C;  // (W / part, blockDim.y, blockDim.x, part)
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(norm_threads)
     };
     if (once && first < C) w = load<W>(weight + first);
     if (!once) each_vector(C, keep_sums);
-    if (dinp_sums) each_vector(C, [&](int c) { sum_dinp(c, true); });
+    if (dinp_column_sums) each_vector(C, [&](int c) { sum_dinp(c, true); });
 
     for (int begin = blockIdx.x * blockDim.y; begin < N; begin += gridDim.x * blockDim.y, turn ^= 1) {
         int row = begin + threadIdx.y, columns = row < N ? C : 0;
@@ -321,9 +321,9 @@ __global__ void __launch_bounds__(norm_threads)
             store(dx + c, dxc);
             element.see(dxc);
             if (!once) keep_sums(c);
-            if (once && dinp_sums) sum_dinp(c, false);
+            if (once && dinp_column_sums) sum_dinp(c, false);
         });
-        if (once || !dinp_sums) continue;
+        if (once || !dinp_column_sums) continue;
         each_vector(columns, [&](int c) {
             dxc = load<W>(dx + c);
             sum_dinp(c, false);
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(norm_threads)
         for (int y = 0; y < (int)blockDim.y; y++, at += 2 * C) sum_weight += at[0], sum_bias += at[C];
         partials[c] = sum_weight;
         partials[C + c] = sum_bias;
-        if (!once || !dinp_sums) continue;
+        if (!once || !dinp_column_sums) continue;
         int all = blockDim.y * blockDim.x;
         float sum_dinp = 0;
         for (int y = 0; y < (int)blockDim.y; y++)
@@ -404,32 +404,32 @@ inline void norm_backward(Norm norm,
                           const float* mean,     // (N), null for rmsnorm
                           const float* rstd,     // (N)
                           int N, int C, cudaStream_t stream,
-                          float* amax = nullptr,         // (1) of dinp
-                          float* dinp_sums = nullptr) {  // (C) become the sums of the columns of dinp
-    ON_DEVICE(stream,
-              (norm_backward_cpu(norm, dinp, dweight, dbias, scratch, dout, inp, weight, mean, rstd, N, C,
-                                 dinp_sums),
-               keep_amax_cpu(amax, dinp, (size_t)N * C)),
-              {
-                  begin_amax(amax, stream);
-                  with_vec_width<floatX>(C, [&](auto width) {
-                      int vectors = C / width(), planes = dinp_sums ? 3 : 2;
-                      bool once = vectors <= norm_threads;
-                      NormBackwardBlocks blocks(N, C, vectors);
-                      auto start = [&](auto* kernel) {
-                          size_t floats = (size_t)blocks.rows * 2 * C;
-                          if (once && dinp_sums) floats += (size_t)blocks.rows * blocks.threads * width();
-                          launch(kernel, blocks.count, dim3(blocks.threads, blocks.rows),
-                                 floats * sizeof(float), stream, norm, dinp, scratch, amax, dout, inp, weight,
-                                 mean, rstd, N, C);
-                      };
-                      if (dinp_sums)
-                          start(once ? norm_backward_kernel<width(), true, true>
-                                     : norm_backward_kernel<width(), false, true>);
-                      else
-                          start(once ? norm_backward_kernel<width(), true, false>
-                                     : norm_backward_kernel<width(), false, false>);
-                      add_partials(dweight, dbias, scratch, blocks.count, C, stream, planes, dinp_sums);
-                  });
-              });
+                          float* amax = nullptr,                // (1) of dinp
+                          float* dinp_column_sums = nullptr) {  // (C) become the sums of the columns of dinp
+    ON_DEVICE(
+        stream,
+        (norm_backward_cpu(norm, dinp, dweight, dbias, scratch, dout, inp, weight, mean, rstd, N, C,
+                           dinp_column_sums),
+         keep_amax_cpu(amax, dinp, (size_t)N * C)),
+        {
+            begin_amax(amax, stream);
+            with_vec_width<floatX>(C, [&](auto width) {
+                int vectors = C / width(), planes = dinp_column_sums ? 3 : 2;
+                bool once = vectors <= norm_threads;
+                NormBackwardBlocks blocks(N, C, vectors);
+                auto start = [&](auto* kernel) {
+                    size_t floats = (size_t)blocks.rows * 2 * C;
+                    if (once && dinp_column_sums) floats += (size_t)blocks.rows * blocks.threads * width();
+                    launch(kernel, blocks.count, dim3(blocks.threads, blocks.rows), floats * sizeof(float),
+                           stream, norm, dinp, scratch, amax, dout, inp, weight, mean, rstd, N, C);
+                };
+                if (dinp_column_sums)
+                    start(once ? norm_backward_kernel<width(), true, true>
+                               : norm_backward_kernel<width(), false, true>);
+                else
+                    start(once ? norm_backward_kernel<width(), true, false>
+                               : norm_backward_kernel<width(), false, false>);
+                add_partials(dweight, dbias, scratch, blocks.count, C, stream, planes, dinp_column_sums);
+            });
+        });
 }

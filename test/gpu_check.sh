@@ -259,7 +259,7 @@ phase "speed of whole models" 60 &&
     check "trains whole models" shown "$(left)" env PARTS=ours test/bench/bench_train.sh build/cuda-bf16
 phase "unit tests of kernels" 20 && check "units of kernels" unit_tests cuda-bf16 kernels
 if [ -n "$sanitize" ]; then
-    for unit in adamw attention classifier embedding gelu hash known_numbers lamb matmul memory_patterns muon norm qk_norm elementwise rope tap_sum; do
+    for unit in adamw attention classifier embedding gelu hash known_numbers lamb matmul memory_patterns muon norm qk_norm elementwise rope causal_conv; do
         check "compute-sanitizer: test_$unit" sanitized $unit
     done
 fi

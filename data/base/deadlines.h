@@ -51,7 +51,7 @@ enum class Activity {
     launches  // gives its device work, which other processes may take part in
 };
 
-struct Occupation {
+struct BusyState {
     Activity activity;
     std::string phase, what;
     std::chrono::steady_clock::time_point since;
@@ -62,19 +62,19 @@ struct Occupation {
 };
 
 // For as long as it exists, its thread is at something.
-class Occupied {
+class BusyScope {
 public:
-    Occupied(Activity activity, std::string what) {
+    BusyScope(Activity activity, std::string what) {
         std::lock_guard lock(mutex_);
         place_ = all_.insert(all_.end(),
                              {activity, Phase::current(), std::move(what), std::chrono::steady_clock::now()});
     }
-    ~Occupied() {
+    ~BusyScope() {
         std::lock_guard lock(mutex_);
         all_.erase(place_);
     }
-    Occupied(const Occupied&) = delete;
-    Occupied& operator=(const Occupied&) = delete;
+    BusyScope(const BusyScope&) = delete;
+    BusyScope& operator=(const BusyScope&) = delete;
 
     // Time is counted anew: something has been done.
     void progress() {
@@ -83,47 +83,47 @@ public:
     }
 
     // The occupations of all threads.
-    static std::vector<Occupation> all() {
+    static std::vector<BusyState> all() {
         std::lock_guard lock(mutex_);
         return {all_.begin(), all_.end()};
     }
 
 private:
     inline static std::mutex mutex_;
-    inline static std::list<Occupation> all_;
-    std::list<Occupation>::iterator place_;
+    inline static std::list<BusyState> all_;
+    std::list<BusyState>::iterator place_;
 };
 
-struct WaitsForOthers : Occupied {
-    explicit WaitsForOthers(std::string what = "") : Occupied(Activity::waits, std::move(what)) {}
+struct WaitsForOthers : BusyScope {
+    explicit WaitsForOthers(std::string what = "") : BusyScope(Activity::waits, std::move(what)) {}
 };
 
-struct WorksOn : Occupied {
-    explicit WorksOn(std::string what) : Occupied(Activity::works, std::move(what)) {}
+struct WorksOn : BusyScope {
+    explicit WorksOn(std::string what) : BusyScope(Activity::works, std::move(what)) {}
 };
 
 // A device holds only so many launches: whoever gives it one more waits inside that call, and for ever if the
 // work before it never ends. Within another one of the same thread it is that one's progress.
-class GivesWork {
+class LaunchGuard {
 public:
-    GivesWork() {
-        goes_on();
+    LaunchGuard() {
+        tick();
         if (current_) return;
         current_ = &noted_.emplace(Activity::launches, "giving work to its device");
     }
-    ~GivesWork() {
-        goes_on();
+    ~LaunchGuard() {
+        tick();
         if (noted_) current_ = nullptr;
     }
-    GivesWork(const GivesWork&) = delete;
-    GivesWork& operator=(const GivesWork&) = delete;
+    LaunchGuard(const LaunchGuard&) = delete;
+    LaunchGuard& operator=(const LaunchGuard&) = delete;
 
     // The calling thread has given some of it.
-    static void goes_on() {
+    static void tick() {
         if (current_) current_->progress();
     }
 
 private:
-    inline static thread_local Occupied* current_ = nullptr;
-    std::optional<Occupied> noted_;
+    inline static thread_local BusyScope* current_ = nullptr;
+    std::optional<BusyScope> noted_;
 };

@@ -16,8 +16,9 @@ that wrote. All numbers are little-endian, all checksums XXH3-64.
     56      8  checksum of the 56 bytes before
     64      H  header: {"program", "step", "samples", "options": {...}, "tensors": [{"name", "shape": [...],
                "weight": "fp32" | "bf16", "master", "m", "v": "fp32"}, ...], "files": [bytes of each data
-               file], ...}, then spaces. A slot that is not stored is left out. "spikes" (data/run/spikes.h)
-               is there only if the run watches for spikes, or has passed over samples; "published"
+               file], ...}, then spaces. A slot that is not stored is left out. "spikes"
+               (data/run/spike_rule.h) is there only if the run watches for spikes, or has passed over
+               samples; "published"
                (data/exchange/published.h) only if the model came from Hugging Face.
   64+H   64*P  pieces; then the file ends
 

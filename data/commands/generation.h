@@ -1,5 +1,5 @@
 /*
-Text from a model, and the sample command. The passes through the model are those of a TextWriter; StopText
+Text from a model, and the sample command. The passes through the model are those of a TextGenerator; StopText
 ends a text where it was asked to end.
 */
 #pragma once
@@ -67,21 +67,21 @@ private:
 // Continues a prompt once for each of some texts, all of them together. What is not in the model's cache is
 // computed again: all of it where there is no cache. When what the model sees at once is full, the older half
 // is left out from then on, and the rest has new positions.
-class TextWriter {
+class TextGenerator {
 public:
     using Rows = std::vector<std::vector<float>>;  // logits (V) of what comes next, one row for each text
 
     // The cache holds cache_length tokens of each text; 0: there is none, and the model sees `without_cache`
     // tokens at once. It reads multiples of `multiple` tokens, which divides without_cache.
-    TextWriter(const std::vector<int>& prompt, int texts, int cache_length, int without_cache,
-               int multiple = 1)
+    TextGenerator(const std::vector<int>& prompt, int texts, int cache_length, int without_cache,
+                  int multiple = 1)
         : cached_(cache_length > 0),
           step_(64 * multiple),
           limit_(cached_ ? cache_length : without_cache),
           texts_((size_t)texts, prompt) {}
-    virtual ~TextWriter() = default;
-    TextWriter(const TextWriter&) = delete;
-    TextWriter& operator=(const TextWriter&) = delete;
+    virtual ~TextGenerator() = default;
+    TextGenerator(const TextGenerator&) = delete;
+    TextGenerator& operator=(const TextGenerator&) = delete;
 
     // The tokens of a text so far.
     const std::vector<int>& text(int number) const { return texts_[(size_t)number]; }
@@ -148,26 +148,26 @@ private:
     int past_ = 0;      // tokens of that in the cache
 };
 
-// Adds up to `count` tokens to the texts of a writer, each with its key: the same key gives the same text.
+// Adds up to `count` tokens to the texts of a generator, each with its key: the same key gives the same text.
 // show(text, token) is called for each new token and returns false to end the text. A token of `ends` ends it
 // as well. All ranks do the same work, and if no token can be chosen on one of them, all fail.
 template <typename Show>
-void write_texts(TextWriter& writer, int count, const std::vector<int>& ends, const Sampling& sampling,
-                 const std::vector<uint64_t>& keys, Show&& show) {
+void generate_texts(TextGenerator& generator, int count, const std::vector<int>& ends,
+                    const Sampling& sampling, const std::vector<uint64_t>& keys, Show&& show) {
     std::vector<bool> over(keys.size());
     for (int i = 0; i < count && std::count(over.begin(), over.end(), false) > 0; i++) {
-        TextWriter::Rows logits = writer.next();
+        TextGenerator::Rows logits = generator.next();
         std::vector<int> tokens(keys.size());
         std::string error;
         for (size_t row = 0; row < logits.size(); row++) {
             if (over[row]) continue;
             float u = random_uniform(philox(keys[row], (uint64_t)i).at[0]);
             note_error(error, [&] {
-                tokens[row] = choose_token(std::move(logits[row]), sampling, writer.text((int)row), u);
+                tokens[row] = choose_token(std::move(logits[row]), sampling, generator.text((int)row), u);
             });
         }
         if (!error.empty()) tokens[0] = -1;  // so that all ranks hear of it
-        writer.add(tokens);
+        generator.add(tokens);
         if (tokens[0] < 0) fail("%s", error.empty() ? "sample: no token can be chosen" : error.c_str());
         for (size_t row = 0; row < keys.size(); row++) {
             bool ended = std::find(ends.begin(), ends.end(), tokens[row]) != ends.end();
@@ -184,17 +184,18 @@ inline std::vector<int> prompt_tokens(const Options& o, const Tokenizer* tokeniz
     return tokens;
 }
 
-// The text that a run shows after a step. make_writer(prompt's tokens) begins to write.
+// The text that a run shows after a step. make_generator(prompt's tokens) begins to generate.
 template <typename MakeWriter>
-std::string sample_text(const Options& o, const Tokenizer* tokenizer, int step, MakeWriter&& make_writer) {
+std::string sample_text(const Options& o, const Tokenizer* tokenizer, int step, MakeWriter&& make_generator) {
     TextDecoder decoder(tokenizer, o.prompt.empty());
     std::string sample = o.prompt;
     uint64_t key = random_key(o.seed, text("sample at step %d", step));
-    auto writer = make_writer(prompt_tokens(o, tokenizer, o.prompt));
-    write_texts(writer, o.sample_tokens, {o.document_end}, {.temperature = 0.8f}, {key}, [&](int, int token) {
-        sample += decoder.add(token);
-        return true;
-    });
+    auto generator = make_generator(prompt_tokens(o, tokenizer, o.prompt));
+    generate_texts(generator, o.sample_tokens, {o.document_end}, {.temperature = 0.8f}, {key},
+                   [&](int, int token) {
+                       sample += decoder.add(token);
+                       return true;
+                   });
     return sample + decoder.finish();
 }
 
@@ -233,11 +234,11 @@ inline std::vector<int> ends_of_text(const TrainedModel& model) {
 }
 
 // Continues a prompt and prints it, with its control characters only where no terminal shows it: a single
-// text as it comes, several when all are there. `number` counts the prompts. make_writer(prompt's tokens,
-// texts) begins to write.
+// text as it comes, several when all are there. `number` counts the prompts. make_generator(prompt's tokens,
+// texts) begins to generate.
 template <typename MakeWriter>
 void print_samples(const TrainedModel& model, const SampleOptions& command, const std::string& prompt,
-                   int number, MakeWriter&& make_writer) {
+                   int number, MakeWriter&& make_generator) {
     const Options& o = model.options;
     int samples = command.samples;
     bool streams = samples == 1;
@@ -259,9 +260,9 @@ void print_samples(const TrainedModel& model, const SampleOptions& command, cons
     if (streams) show(prompt);
     double start = seconds_now();
     long long tokens = 0;
-    auto writer = make_writer(prompt_tokens(o, model.tokenizer.get(), prompt), samples);
-    write_texts(
-        writer, command.tokens, ends_of_text(model),
+    auto generator = make_generator(prompt_tokens(o, model.tokenizer.get(), prompt), samples);
+    generate_texts(
+        generator, command.tokens, ends_of_text(model),
         {command.temperature, command.top_k, command.top_p, command.min_p, command.repetition_penalty}, keys,
         [&](int i, int token) {
             tokens++;
@@ -281,15 +282,15 @@ void print_samples(const TrainedModel& model, const SampleOptions& command, cons
 
 // Continues the prompt, or each line of the standard input.
 template <typename MakeWriter>
-void write_samples(const TrainedModel& model, const SampleOptions& command, std::string prompt,
-                   MakeWriter&& make_writer) {
-    if (!command.interactive) return print_samples(model, command, prompt, 0, make_writer);
+void generate_samples(const TrainedModel& model, const SampleOptions& command, std::string prompt,
+                      MakeWriter&& make_generator) {
+    if (!command.interactive) return print_samples(model, command, prompt, 0, make_generator);
     bool on_terminal = isatty(STDIN_FILENO);
     for (int number = 0;; number++) {
         if (on_terminal) fputs("> ", stdout), fflush(stdout);
         if (!std::getline(std::cin, prompt)) break;
         if (prompt.ends_with('\r')) prompt.pop_back();
-        if (!prompt.empty()) print_samples(model, command, prompt, number, make_writer);
+        if (!prompt.empty()) print_samples(model, command, prompt, number, make_generator);
     }
     if (on_terminal) print("\n");
 }

@@ -85,7 +85,7 @@ public:
     // Before those that are given.
     void take_over(Options& options) const {
         for (const OptionRow& row : option_table()) {
-            bool taken = !weights_only_ && row.resume != Resume::layout && row.resume != Resume::here;
+            bool taken = !weights_only_ && row.resume != Resume::layout && row.resume != Resume::not_stored;
             if (is_stored(row) && (taken || describes_model(row))) copy(row, options);
         }
     }
@@ -157,8 +157,8 @@ public:
         std::vector<std::string> lines;
         for (const OptionRow& row : option_table()) {
             bool in_batches = &row == find_option("--val-tokens") && is_given("--val-batches", given);
-            bool noted =
-                row.resume == Resume::noted && !weights_only_ && (is_given(row, given) || in_batches);
+            bool noted = row.resume == Resume::overridable_noted && !weights_only_ &&
+                         (is_given(row, given) || in_batches);
             bool cut = row.resume == Resume::layout && !weights_only_;
             if (!is_stored(row) || !(noted || cut || row.resume == Resume::tokens)) continue;
             if (value_text(row, options) == value_text(row, stored_)) continue;

@@ -26,13 +26,13 @@ struct Limits {
 // Says what happens to an option when a run is resumed (--resume) or begins with another run's weights
 // (--init).
 enum class Resume {
-    free,    // the checkpoint's value holds unless another is given
-    noted,   // like free, but another value is reported
+    overridable,        // the checkpoint's value holds unless another is given
+    overridable_noted,  // like overridable, but another value is reported
     fixed,   // the checkpoint's value holds; another is refused, for it would change what the state means
     shape,   // like fixed, for the shape of weights; --init takes over these and the next kind alone
-    tokens,  // like noted, for how the model's text is made
+    tokens,  // like overridable_noted, for how the model's text is made
     layout,  // the checkpoint's value holds while the run is cut as it was; else it follows from the new cut
-    here     // a value holds for this start alone
+    not_stored  // a value holds for this start alone
 };
 
 // Says whether the ranks of one job may have different values of an option.
@@ -48,7 +48,7 @@ public:
     // have it.
     template <typename Field>
     OptionRow(const char* name, Field, const char* group, Ranks ranks, Limits limits, const char* help,
-              Resume resume = Resume::free, bool positional = false, bool later = false)
+              Resume resume = Resume::overridable, bool positional = false, bool later = false)
         : field(name),
           group(group),
           ranks(ranks),

@@ -10,7 +10,7 @@ command.
 #include <string>
 
 #include "data/base/error.h"
-#include "data/options/layout.h"
+#include "data/options/cut_rules.h"
 #include "data/options/table.h"
 #include "data/options/values.h"
 #include "data/options/presets.h"

@@ -85,7 +85,7 @@ inline const std::vector<OptionRow>& option_table() {
          "What a run is planned for, and its steps are compared with: a card by its name, such as h100 or "
          "A100-40GB, in the nodes that such cards are usually bought in; cpu; or a .json file that describes "
          "other devices and nodes (see the README). Empty: the cards of this machine.",
-         here},
+         not_stored},
         {FIELD_OF(PlanOptions, measure), "Machine", alike, any_text,
          "Measures the devices and links of the ranks that this is started with, writes them to this .json "
          "file for --machine, and plans nothing."},
@@ -177,17 +177,18 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(train_data), "Data", alike, any_text,
          "Token files to train on, .bin of llm.c (train_gpt tokenize makes them) or .idx of Megatron: paths "
          "or glob patterns, separated by commas; with weights, a blend: 0.7:web_*.bin,0.3:code.idx.",
-         noted},
+         overridable_noted},
         {FIELD(val_data), "Data", alike, any_text,
-         "Token files to measure the validation loss on, in the same form. Empty: no validation.", noted},
+         "Token files to measure the validation loss on, in the same form. Empty: no validation.",
+         overridable_noted},
         {FIELD(val_tokens), "Data", alike, range(0, 1e12),
          "Tokens that one validation takes, the first of --val-data: the same ones whatever the batch and "
          "the layout are, so that losses of several runs can be compared. May end in k, M or G. 0: all.",
-         noted},
+         overridable_noted},
         {FIELD(val_batches), "Data", alike, range(0, 1048576),
          "In place of --val-tokens: the tokens of this many batches of --global-batch, as it is when the run "
          "begins. 0: --val-tokens says it.",
-         here},
+         not_stored},
         {FIELD(tokenizer), "Data", own, any_text,
          "What turns text into tokens: none, bytes (a token for each), a tokenizer.json, or a rank file of "
          "tiktoken as ENCODING:FILE. {train: The vocabulary's size and the document end are taken from it.} "
@@ -199,17 +200,17 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(reset_positions), "Data", alike, on_off,
          "Count positions from the beginning of each document. For learned positions: rotary ones tell "
          "distances only, so it makes no difference to them.",
-         noted},
+         overridable_noted},
         {FIELD(data_reader), "Data", alike, by_name,
          "Who reads the files: each rank what it needs, or one process of each machine for all there, so "
          "that a shared file system has one reader from each. The batches are the same.",
-         here},
+         not_stored},
 
         {FIELD_OF(Options, run_dir), "Run", own, any_text,
          "Folder for the log, the options, the samples and the checkpoints. Empty: that of the run that "
          "--resume names, else runs/ and the model's name.",
-         here},
-        {FIELD(overwrite), "Run", alike, on_off, "Replace what an earlier run left there.", here},
+         not_stored},
+        {FIELD(overwrite), "Run", alike, on_off, "Replace what an earlier run left there.", not_stored},
         {FIELD(seed), "Run", alike, range(0, most),
          "Seed of all random numbers: the same seed gives the same result, bit for bit.", fixed},
         {FIELD(log_every), "Run", alike, range(1, most),
@@ -217,26 +218,26 @@ inline const std::vector<OptionRow>& option_table() {
          "log.jsonl has every step."},
         {FIELD(quiet), "Run", own, on_off,
          "Show warnings and errors, on standard error, and the last line of the run; log.jsonl has the rest.",
-         here},
+         not_stored},
         {FIELD(log_trust_ratios), "Run", alike, range(0, most),
          "--optimizer lamb: steps between records of the ratios of all matrices in log.jsonl. 0: none."},
         {FIELD(timings), "Run", alike, on_off,
          "Record when each rank's device does what: log.jsonl then has the phases of every step on the "
          "fastest and the slowest rank, ranks.jsonl those of all ranks, and ranks that are slow are named.",
-         here},
+         not_stored},
         {FIELD(trace_steps), "Run", alike, any_text,
          "First and last step, as in 100:103, whose work on all ranks is written to the run directory as a "
          "timeline for ui.perfetto.dev, trace_000100.json.gz. Empty: none.",
-         here},
+         not_stored},
         {FIELD(peak_tflops), "Run", alike, range(0, 1e6),
-         "TFLOP/s that MFU is a share of. 0: the card's published dense rate, or an estimate.", here},
+         "TFLOP/s that MFU is a share of. 0: the card's published dense rate, or an estimate.", not_stored},
         {FIELD(matmul_tuning), "Run", alike, any_text,
          "bf16 builds for GPUs: before the first step, time several algorithms of cuBLASLt for each matrix "
          "product of the model and take the fastest, which may change the last bits of results. The choice "
          "is kept in the run directory, in matmul_algorithms.json, and a resumed run takes it again. A "
          "file: keep it there, for several runs to share and agree bit for bit. off: take what cuBLASLt "
          "proposes."},
-        {FIELD(steps), "Run", alike, range(1, most), "Optimizer steps of the run.", noted},
+        {FIELD(steps), "Run", alike, range(1, most), "Optimizer steps of the run.", overridable_noted},
         {FIELD(micro_batch), "Run", alike, range(1, 1048576),
          "Sequences that go through the model at once on each data rank; more is faster and takes more "
          "memory."},
@@ -246,12 +247,12 @@ inline const std::vector<OptionRow>& option_table() {
          "Tokens of each step, gathered from several micro-batches where need be; may end in k, M or G "
          "(1024, 1024^2, 1024^3). 0: {train: one micro-batch of each data rank, or --pp of them where "
          "--pp-schedule is interleaved}{plan: about as many as GPT-3 of the same size had}.",
-         noted},
+         overridable_noted},
         {FIELD(batch_ramp), "Run", alike, any_text,
          "A batch that rises, START:END:STEPS: from START tokens a step to END, which is --global-batch, "
          "when STEPS steps have been made; in multiples of START, each as long as the others. As in "
          "256k:1M:2000.",
-         noted},
+         overridable_noted},
 
         {FIELD(resume), "Checkpoints", alike, any_text,
          "Go on from a checkpoint: a run directory, for its newest, or the folder of one. auto: the newest "
@@ -259,11 +260,11 @@ inline const std::vector<OptionRow>& option_table() {
          "restarts it. Options that are not given are those of the checkpoint; it may have been made on "
          "another number of processes, cut in another way. A --tp and --pp of the checkpoint that do not "
          "fit the processes are lowered, and the run says so.",
-         here},
+         not_stored},
         {FIELD(init), "Checkpoints", alike, any_text,
          "Begin a new run with the weights of a run, of one checkpoint or of an import, to train them on: "
          "the model and its tokenizer are taken from there, the optimizer starts afresh.",
-         here},
+         not_stored},
         {FIELD(save_every), "Checkpoints", alike, any_text,
          "Steps between checkpoints, or time, as in 90s, 10m and 2h. auto: as often as costs least, by Young "
          "and Daly, from how long saves keep the training waiting and --failure-rate; no sooner than twice "
@@ -287,7 +288,7 @@ inline const std::vector<OptionRow>& option_table() {
          "Where the last checkpoint of a run goes, at once, if the run directory does not take it; several "
          "runs may share it. --resume auto looks there too. On several machines, a place that all of them "
          "share.",
-         here},
+         not_stored},
 
         {FIELD(optimizer), "Optimizer", alike, by_name,
          "What makes new weights of gradients. lamb: AdamW's update, scaled for each matrix to the norm of "
@@ -295,52 +296,52 @@ inline const std::vector<OptionRow>& option_table() {
          "muon: the blocks' matrices go by an orthogonal matrix near the gradient's mean, the rest by AdamW, "
          "with AdamW's learning rates; it keeps one moment of these instead of two.",
          fixed},
-        {FIELD(learning_rate), "Optimizer", alike, range(0, 10), "Step size at its peak.", noted},
+        {FIELD(learning_rate), "Optimizer", alike, range(0, 10), "Step size at its peak.", overridable_noted},
         {FIELD(schedule), "Optimizer", alike, by_name,
          "Course of the learning rate after the warm-up; wsd stays at the peak and falls at the end of the "
          "run.",
-         noted},
+         overridable_noted},
         {FIELD(warmup_steps), "Optimizer", alike, range(-1, most),
          "Steps in which the learning rate rises from 0 to its peak. -1: a twentieth of the run, at most "
          "2000.",
-         noted},
+         overridable_noted},
         {FIELD(final_learning_rate), "Optimizer", alike, range(0, 1),
-         "Learning rate at the last step, as a fraction of the peak.", noted},
+         "Learning rate at the last step, as a fraction of the peak.", overridable_noted},
         {FIELD(decay_fraction), "Optimizer", alike, range(0, 1),
-         "wsd: part of the run in which the learning rate falls.", noted},
+         "wsd: part of the run in which the learning rate falls.", overridable_noted},
         {FIELD(weight_decay), "Optimizer", alike, range(0, 10),
-         "Decay of the matrices towards 0; biases and norms do not decay.", noted},
+         "Decay of the matrices towards 0; biases and norms do not decay.", overridable_noted},
         {FIELD(embedding_lr), "Optimizer", alike, range(0, 1e4),
          "Learning rate of the embeddings, as a multiple of --learning-rate. Tied ones are the head too.",
-         noted},
+         overridable_noted},
         {FIELD(head_lr), "Optimizer", alike, range(0, 1e4),
-         "Learning rate of the output matrix, likewise, where it is not tied.", noted},
+         "Learning rate of the output matrix, likewise, where it is not tied.", overridable_noted},
         {FIELD(vector_lr), "Optimizer", alike, range(0, 1e4), "Learning rate of biases and norms, likewise.",
-         noted},
+         overridable_noted},
         {FIELD(embedding_decay), "Optimizer", alike, range(0, 1e4),
-         "Decay of the embeddings, as a multiple of --weight-decay.", noted},
+         "Decay of the embeddings, as a multiple of --weight-decay.", overridable_noted},
         {FIELD(head_decay), "Optimizer", alike, range(0, 1e4),
-         "Decay of the output matrix, likewise, where it is not tied.", noted},
+         "Decay of the output matrix, likewise, where it is not tied.", overridable_noted},
         {FIELD(beta1), "Optimizer", alike, range(0, 0.999999), "AdamW, LAMB: memory of the gradient's mean.",
-         noted},
+         overridable_noted},
         {FIELD(beta2), "Optimizer", alike, range(0, 0.999999),
-         "AdamW, LAMB: memory of the gradient's mean square.", noted},
+         "AdamW, LAMB: memory of the gradient's mean square.", overridable_noted},
         {FIELD(adam_eps), "Optimizer", alike, range(1e-20, 1),
-         "AdamW, LAMB: added to the root of the mean square.", noted},
+         "AdamW, LAMB: added to the root of the mean square.", overridable_noted},
         {FIELD(muon_momentum), "Optimizer", alike, range(0, 0.999999),
-         "Muon: memory of the gradient's mean, for the blocks' matrices.", noted},
+         "Muon: memory of the gradient's mean, for the blocks' matrices.", overridable_noted},
         {FIELD(gradient_clip), "Optimizer", alike, range(0, 1e9),
-         "Gradients whose global norm exceeds this are scaled down to it. 0: never.", noted},
+         "Gradients whose global norm exceeds this are scaled down to it. 0: never.", overridable_noted},
 
         {FIELD(spike_sigma), "Checks", alike, range(0, 1e6),
          "Leave out the update of a step whose loss, or the logarithm of whose gradient norm, exceeds the "
          "running mean by more than so many running deviations; the first 20 steps are taken as they are. "
          "6 is usual. 0: take every step.",
-         noted},
+         overridable_noted},
         {FIELD(spike_skips), "Checks", alike, range(0, most),
          "--spike-sigma: after so many steps in a row that were left out, go back to the checkpoint before "
          "them, and on with the samples behind them. 0: never go back.",
-         noted},
+         overridable_noted},
         {FIELD(check_replicas), "Checks", alike, range(0, most),
          "Steps between comparisons of what ranks hold alike, by hashes of 64 bits: weights and, where "
          "replicas of a shard have it, the optimizer's state. One that holds other bits than most ends the "
@@ -355,16 +356,17 @@ inline const std::vector<OptionRow>& option_table() {
          "coarser; weights, activations and gradients stay fp32. fp8: in bf16 builds, on Hopper, those of "
          "the blocks; not with --zero 3. Copies of these weights are kept, unless activations are "
          "recomputed.",
-         noted},
+         overridable_noted},
         {FIELD(fp8_fast_gradients), "Memory", alike, on_off,
          "fp8: products for gradients add up in the about 14 bits of the tensor cores, as those of the "
          "forward pass do, which is faster and coarser.",
-         noted},
+         overridable_noted},
         {FIELD(master_weights), "Memory", alike, on_off,
-         "bf16 builds: keep an fp32 copy of the weights for the optimizer, 4 bytes a parameter.", noted},
+         "bf16 builds: keep an fp32 copy of the weights for the optimizer, 4 bytes a parameter.",
+         overridable_noted},
         {FIELD(stochastic_rounding), "Memory", alike, on_off,
          "bf16 builds: round updated weights up or down at random, so that small updates are not lost.",
-         noted},
+         overridable_noted},
         {FIELD(recompute), "Memory", alike, by_name,
          "Activations that the backward pass makes again, for want of memory; the result is the same. none: "
          "all are kept. elementwise: outputs of norms and of activation functions are not, unless these "
@@ -378,7 +380,7 @@ inline const std::vector<OptionRow>& option_table() {
          "GPUs: the kernels of attention; they differ in rounding. wgmma: those of Hopper, in bf16, for "
          "heads of a multiple of 8 up to 128. mma: those of every card since Ampere. auto: wgmma where it "
          "can.",
-         noted},
+         overridable_noted},
         {FIELD(cuda_graphs), "Speed", alike, by_name,
          "Give each pass over a micro-batch to the device in one piece (CUDA graphs) instead of kernel by "
          "kernel; the result is the same. auto: in one process with a GPU, where layers are so small that "
@@ -395,13 +397,13 @@ inline const std::vector<OptionRow>& option_table() {
          "must divide --heads, --channels, --mlp-width and --sequence-length. 0, or auto: train takes the "
          "layout that plan finds to be the fastest for its ranks, on --machine; options of the layout that "
          "are not at their defaults hold.",
-         noted},
+         overridable_noted},
         {FIELD(pp), "Layout", alike, range(0, most_ranks),
          "Pipeline parallelism: stages that the layers are dealt to, in order, each on ranks of its own. "
          "Only what goes from one layer to the next is sent, so stages may be far apart; but they wait for "
          "each other at the beginning and end of a step, the less the more micro-batches --global-batch "
          "holds. 0, or auto: as for --tp.",
-         noted},
+         overridable_noted},
         {FIELD(tp_overlap), "Layout", alike, range(0, 64),
          "--tp: parts in which the rows around a product are sent, each while another is computed. More "
          "parts hide more of the sending, and make smaller, slower products. It must divide the rows of a "
@@ -414,7 +416,7 @@ inline const std::vector<OptionRow>& option_table() {
          "that stages wait less and send more, least where a rank's micro-batches are a multiple of --pp. "
          "zero-bubble: 1f1b that puts off the gradients of the weights to when it would wait, and needs "
          "memory for that; with --zero 2 or 3 it sends gradients twice.",
-         noted},
+         overridable_noted},
         {FIELD(pp_chunks), "Layout", alike, range(0, 10000),
          "--pp-schedule interleaved: parts of the layers on each stage. More parts make the stages wait less "
          "and send more. 0: 2 for an interleaved pipeline, else 1.",
@@ -428,7 +430,7 @@ inline const std::vector<OptionRow>& option_table() {
          "ZeRO: what a shard group keeps once instead of each data rank whole. 0: nothing, 1: the "
          "optimizer's state, 2: the gradients too, 3: the parameters too. Each level saves memory; 1 sends "
          "as much as 0, 2 and 3 more where a step has several micro-batches.",
-         noted},
+         overridable_noted},
         {FIELD(shard_group), "Layout", alike, range(0, most_ranks),
          "Data ranks that --zero cuts over; the groups repeat each other. Smaller than --dp is hybrid "
          "sharding: the large messages stay within a group. 0: as many as make a step shortest by plan and "
@@ -438,7 +440,7 @@ inline const std::vector<OptionRow>& option_table() {
          "Numbers that gradients travel in from data rank to data rank. bf16: half the bytes, for networks "
          "that hold a run up. Each addend is rounded once, sums are fp32; with several shard groups, or "
          "--zero 0, the sum is rounded too.",
-         noted},
+         overridable_noted},
         {FIELD(overlap), "Layout", alike, on_off,
          "Talk to the other ranks while computing; the result is the same."},
         {FIELD(prefetch), "Layout", alike, range(0, 16),
@@ -449,7 +451,7 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(throttle_link), "Layout", alike, range(0, 1000),
          "Builds whose ranks talk over MPI: send at most this many GB/s, to see what a slow network costs. "
          "0: as fast as it goes.",
-         here},
+         not_stored},
         {FIELD(communication_timeout), "Layout", alike, range(0, most),
          "Seconds that a rank waits for the others, or for its device or a disk, in any phase of a run, "
          "before the job ends with the name of the rank that is stuck. Work that the device still has to do "
@@ -462,13 +464,13 @@ inline const std::vector<OptionRow>& option_table() {
         {FIELD(prompt), "Sampling", alike, any_text, "Text that samples go on from."},
 
         {FIELD(run), "Model", alike, any_text,
-         "Run directory, for its newest checkpoint, or the folder of one.", free, positional},
+         "Run directory, for its newest checkpoint, or the folder of one.", overridable, positional},
         {FIELD(runs), "Runs", alike, any_text,
-         "Run directories, drawn over each other; also while they are trained.", free, positional},
+         "Run directories, drawn over each other; also while they are trained.", overridable, positional},
         {FIELD(source), "Model", alike, any_text,
          "Folder of a Hugging Face model (config.json, *.safetensors), or a model_*.bin of llm.c; the "
          "optimizer's state is taken from state_*.bin files beside that one.",
-         free, positional},
+         overridable, positional},
         {FIELD(verify), "Checkpoints", alike, on_off,
          "Read all of the checkpoint, compare it with its checksums, and name each damaged piece."},
         {FIELD(prompt_file), "Sampling", alike, any_text,
@@ -524,7 +526,7 @@ inline const std::vector<OptionRow>& option_table() {
          "{tokenize: Files and folders of text; a file is a document, and in a .jsonl each line; .gz too. -: "
          "standard input.}"
          "{data: Token files.}",
-         free, positional},
+         overridable, positional},
         {FIELD(text_field), "Text", alike, any_text,
          ".jsonl: the field that holds a document's text; a line without it is a bad one."},
         {FIELD(skip_binary), "Text", alike, on_off,

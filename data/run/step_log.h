@@ -19,7 +19,7 @@ their means, and the slowest of them. Rank 0 alone has a log.
 #include "data/base/figures.h"
 #include "data/run/meter.h"
 #include "data/run/rank_times.h"  // RankPlace
-#include "data/run/spikes.h"      // SpikeLimits, SpikeHistory
+#include "data/run/spike_rule.h"  // SpikeLimits, SpikeHistory
 #include "data/options/options.h"
 #include "data/options/schedule.h"
 #include "data/run/run_log.h"

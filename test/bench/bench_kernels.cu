@@ -19,11 +19,19 @@ static const struct {
     const char* name;
     void (*rows)(Bench&);
 } groups[] = {
-    {"attention", attention_rows}, {"matmul", matmul_rows},   {"norm", norm_rows},
-    {"rope", rope_rows},           {"qk_norm", qk_norm_rows}, {"swiglu", swiglu_rows},
-    {"gelu", gelu_rows},           {"sums", sum_rows},        {"classifier", classifier_rows},
-    {"embedding", embedding_rows}, {"adamw", adamw_rows},     {"global_norm", global_norm_rows},
-    {"tap_sum", tap_sum_rows},
+    {"attention", attention_rows},
+    {"matmul", matmul_rows},
+    {"norm", norm_rows},
+    {"rope", rope_rows},
+    {"qk_norm", qk_norm_rows},
+    {"swiglu", swiglu_rows},
+    {"gelu", gelu_rows},
+    {"sums", sum_rows},
+    {"classifier", classifier_rows},
+    {"embedding", embedding_rows},
+    {"adamw", adamw_rows},
+    {"global_norm", global_norm_rows},
+    {"causal_conv", causal_conv_rows},
 };
 
 int main(int argc, char** argv) try {

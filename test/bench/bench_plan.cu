@@ -112,8 +112,8 @@ public:
           state_(memory_, units_, mesh_, zero_settings(o), stream_.stream),
           list_(pipeline_actions(stage_.pipeline(micro_batches_), stage_.number())),
           rows_((size_t)o.sequence_length * o.channels),
-          pipeline_(memory_, mesh_, stage_.pipeline(micro_batches_), pipeline_room(list_, stage_.chunks()),
-                    rows_, stream_.stream, o.overlap),
+          pipeline_(memory_, mesh_, stage_.pipeline(micro_batches_),
+                    pipeline_capacity(list_, stage_.chunks()), rows_, stream_.stream, o.overlap),
           stats_(1) {
         initialize(state_, 1);
     }
@@ -229,7 +229,7 @@ void bench_sleep(const World& world) {
     SleepingTimes times;
     Machine machine = measured_machine(world);
     world.broadcast(&machine, sizeof machine);
-    machine.node = world.size(), machine.links = machine.network = link;
+    machine.node = world.size(), machine.node_bandwidth = machine.network = link;
     machine.link_latency = machine.network_latency = 5e-5;
     std::vector<Compared> compared;
     for (const Row& row : rows_of(world.size())) {
@@ -245,7 +245,7 @@ void bench_sleep(const World& world) {
                            .parameters = parameters,
                            .zero = o.zero,
                            .stream_bytes = (double)sizeof(floatX) * o.sequence_length * o.channels,
-                           .number_bytes = sizeof(floatX)})
+                           .element_bytes = sizeof(floatX)})
                 .seconds;
         SleepingRank rank(world, o, times);
         compared.push_back(

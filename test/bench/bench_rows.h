@@ -10,7 +10,7 @@ counted are those of every input and output once; sums that fit in a cache are n
 #include "kernels/elementwise.cuh"
 #include "kernels/rope.cuh"
 #include "kernels/swiglu.cuh"
-#include "kernels/tap_sum.cuh"
+#include "kernels/causal_conv.cuh"
 #include "test/bench/bench_kernels.h"
 
 // ----------------------------------------------------------------------------
@@ -219,7 +219,7 @@ inline void qk_norm_rows(Bench& bench) {
 // ----------------------------------------------------------------------------
 // local filter: rows of one sequence, and columns that are put side by side
 
-inline void tap_sum_rows(Bench& bench) {
+inline void causal_conv_rows(Bench& bench) {
     const std::vector<std::pair<int, int>> of_gpus = {{8192, 2048}, {4096, 8192}}, of_all = {{21, 96}};
     for (auto [N, C] : bench.pick(of_gpus, of_all)) {
         size_t size = (size_t)N * C, width = C;
@@ -227,10 +227,10 @@ inline void tap_sum_rows(Bench& bench) {
         Numbers<floatX> inp(2 * size, "inp", bench.stream), dout(size, "dout", bench.stream);
         Numbers<floatX> bias(C, "bias", bench.stream);
         Array<floatX> out(size, bench.stream), dinp(2 * size, bench.stream);
-        TapRows rows = {.N = N, .T = N};
+        ConvRows rows = {.N = N, .T = N};
         bench.row(
             "tap sum forward", shape, {.bytes = 3 * size * element},
-            [&, N = N, C = C] { tap_sum_forward(out, inp, bias, rows, 0, N, C, bench.stream); },
+            [&, N = N, C = C] { causal_conv_forward(out, inp, bias, rows, 0, N, C, bench.stream); },
             [&](Check& check) {
                 check.compare(out, rounded_limit, [&](size_t e) {
                     size_t n = e / width, c = e % width;
@@ -240,7 +240,7 @@ inline void tap_sum_rows(Bench& bench) {
             });
         bench.row(
             "tap sum backward", shape, {.bytes = 3 * size * element},
-            [&, N = N, C = C] { tap_sum_backward(dinp, dout, rows, 0, N, C, bench.stream); },
+            [&, N = N, C = C] { causal_conv_backward(dinp, dout, rows, 0, N, C, bench.stream); },
             [&](Check& check) {
                 check.compare(dinp, rounded_limit, [&](size_t e) {
                     size_t from = e / width / 2 + (e / width + 1) % 2, c = e % width;

@@ -23,10 +23,11 @@ struct Constant {
 const Constant constants[] = {
     {"product share of the A100", 0.78, 0.04,
      [](Machine& m, double value, bool is_a100) {
-         if (is_a100) m.set_products(value * m.flops, with_mma);
+         if (is_a100) m.set_gemm_flops(value * m.flops, with_mma);
      }},
-    {"half_sums", 110, 0.5, [](Machine& m, double value, bool) { m.half_sums = value; }},
-    {"link_share", 0.80, 0.06, [](Machine& m, double value, bool) { m.links = value * m.link_rate; }},
+    {"half_sums", 110, 0.5, [](Machine& m, double value, bool) { m.gemm_half_k = value; }},
+    {"link_share", 0.80, 0.06,
+     [](Machine& m, double value, bool) { m.node_bandwidth = value * m.link_rate; }},
     {"network_share", 0.90, 0.06, [](Machine& m, double value, bool) { m.network *= value / network_share; }},
     {"launch", 2.5e-6, 0.3, [](Machine& m, double value, bool) { m.launch = value; }},
     {"bytes_of_score", 13, 0.2, [](Machine&, double, bool) {}},  // belongs to the program, not the machine

@@ -78,11 +78,11 @@ inline Machine machine_of_program(Machine machine, const Options& o, const Publi
     if (!publication.scores_in_memory) return machine;
     // Products are made of all scores; passes count the half that is not masked.
     double scores = (double)o.micro_batch * o.heads / o.tp * o.sequence_length * o.sequence_length,
-           product = 2 * o.head_size / machine.products, move = score_bytes / machine.streams;
+           product = 2 * o.head_size / machine.gemm_flops, move = score_bytes / machine.memory_bandwidth;
     double forward = scores * (2 * product + move),
            backward =
                scores * (4 * product + backward_bytes * move) + (o.recompute == Recompute::none) * forward;
-    StepPasses passes(o, training_workload(o, Recompute::none, (size_t)machine.number_bytes),
+    StepPasses passes(o, training_workload(o, Recompute::none, (size_t)machine.element_bytes),
                       Stage(o, {.mesh = {.tp = o.tp}}, {}, true), 1, 0, zero_settings(o, 2));
     auto each = [&](StepPart part, auto&& visit) {
         for (const Pass& pass : passes.rows)

@@ -80,7 +80,7 @@ TEST_CASE("each row of the table can be found") {
         CAPTURE(card.words);
         CHECK(find_card(card.words) == &card);
         CHECK(words.insert(card.words).second);
-        bool is_gpu = card.number_bytes == 2;
+        bool is_gpu = card.element_bytes == 2;
         CHECK(card.flops / card.multiprocessors > (is_gpu ? 0.5e12 : 10e9));
         CHECK(card.flops / card.multiprocessors < 20e12);
         CHECK(card.network_rate <= card.link_rate);
@@ -92,8 +92,8 @@ TEST_CASE("each row of the table can be found") {
 
 TEST_CASE("expected rates are shares of the published ones") {
     Machine h200 = named("NVIDIA H200");
-    CHECK(h200.products == doctest::Approx(720e12).epsilon(0.005));
-    CHECK(h200.streams == doctest::Approx(4.3e12).epsilon(0.01));
+    CHECK(h200.gemm_flops == doctest::Approx(720e12).epsilon(0.005));
+    CHECK(h200.memory_bandwidth == doctest::Approx(4.3e12).epsilon(0.01));
 }
 
 TEST_CASE("a part of a card has a share of its rates, as an estimate") {
@@ -102,7 +102,7 @@ TEST_CASE("a part of a card has a share of its rates, as an estimate") {
     CHECK(whole.published);
     CHECK(!part.published);
     CHECK(part.flops == doctest::Approx(whole.flops / 2).epsilon(1e-12));
-    CHECK(part.products == doctest::Approx(whole.products / 2).epsilon(1e-12));
+    CHECK(part.gemm_flops == doctest::Approx(whole.gemm_flops / 2).epsilon(1e-12));
     CHECK(!named("NVIDIA GeForce RTX 3090 Ti", 84).published);
 }
 
@@ -120,9 +120,9 @@ TEST_CASE("an unknown card is estimated from its clock") {
         Machine m = machine_of(card.device, card.clock, 768e9);
         CHECK(!m.published);
         CHECK(m.flops == doctest::Approx(card.tflops * 1e12).epsilon(0.01));
-        CHECK(m.products < m.flops);
+        CHECK(m.gemm_flops < m.flops);
         CHECK(m.memory_rate == 768e9);
-        CHECK(m.streams == doctest::Approx(stream_share * 768e9));
+        CHECK(m.memory_bandwidth == doctest::Approx(stream_share * 768e9));
     }
     CHECK(machine_of(device("NVIDIA V100", 80, 7, 0), 1.5e9, 0).flops == 0);  // has no bf16
 }
@@ -147,7 +147,7 @@ TEST_CASE("machines of plans are found by parts of their names") {
         CHECK(m.memory == card.memory);
         CHECK(m.network == doctest::Approx(network_share * card.network));
         CHECK(m.node == card.node);
-        CHECK(m.number_bytes == (card.tflops == 1 ? 4 : 2));
+        CHECK(m.element_bytes == (card.tflops == 1 ? 4 : 2));
     }
     CHECK_REFUSED(find_machine("h1000"), "nearest is h100");
     CHECK_REFUSED(find_machine(""), ".json");

@@ -150,7 +150,7 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
     const World& world = test_world();
     for (MeshShape shape : shapes_of(world.size())) {
         CAPTURE(text("tp %d pp %d dp %d shard %d", shape.tp, shape.pp, shape.dp, shape.shard));
-        shape.homes = true;
+        shape.matrix_owners = true;
         constexpr MeshTraffic traffic = {11, 13, 5};  // 11 and 13 divide by no group's size, but 1
         Mesh mesh(world, shape, test_stream(), traffic);
         // Worked out here from the definition: ranks that agree in the other coordinates.
@@ -224,7 +224,7 @@ TEST_CASE("each communicator of every shape has the members it should have, in o
         int first = world.rank() - stage * step;
         bool at_end = last > 0 && (stage == 0 || stage == last);
         std::vector<int> ends = {first, first + last * step};
-        CHECK(members_of(mesh.ends()) == (at_end ? ends : std::vector<int>{world.rank()}));
+        CHECK(members_of(mesh.embedding_group()) == (at_end ? ends : std::vector<int>{world.rank()}));
 
         CHECK(mesh.groups_built == all + (int)different.size() + own_group + linked + at_end);
         CHECK((mesh.build_seconds > 0) == (world.size() > 1));
@@ -242,10 +242,10 @@ TEST_CASE("the memory of groups follows from their channels, and from where the 
     CHECK(communicator_memory({.dp = 4, .shard = 2}, 2) ==
           2 * ring + 4 * peer + 2 * 16 * (ring + 2 * peer) + 16 * (2 * ring + 2 * peer));
     // Muon's matrices go between all four.
-    CHECK(communicator_memory({.dp = 4, .shard = 2, .homes = true}, 2) -
+    CHECK(communicator_memory({.dp = 4, .shard = 2, .matrix_owners = true}, 2) -
               communicator_memory({.dp = 4, .shard = 2}, 2) ==
           16 * (2 * ring + 4 * peer));
-    CHECK(communicator_memory({.dp = 4, .shard = 4, .homes = true}, 8) ==
+    CHECK(communicator_memory({.dp = 4, .shard = 4, .matrix_owners = true}, 8) ==
           communicator_memory({.dp = 4, .shard = 4}, 8));
     // Between two stages on a machine each: four links of four channels, and the ends.
     CHECK(communicator_memory({.pp = 2}, 1) == (1 + 4 * 4 + 16) * (2 * ring + 2 * peer));
@@ -572,7 +572,8 @@ TEST_CASE("an abort ends what is on the links and between the ends") {
     const World& world = test_world();
     if (world.size() == 1) SKIP("one rank has no other");
     Mesh mesh(world, {.pp = world.size(), .ring = true}, test_stream());
-    const Communicator* groups[] = {&mesh.links().forward_in, &mesh.links().backward_in, &mesh.ends()};
+    const Communicator* groups[] = {&mesh.links().forward_in, &mesh.links().backward_in,
+                                    &mesh.embedding_group()};
     Buffer<float> number(1);
     for (const Communicator* group : groups) {
         if (group->size() == 1) continue;

@@ -137,12 +137,16 @@ Outcome run_alone(int data_rank, int micro_batches, int parts, size_t n) {
 // The parts of one stage. What is over is poisoned, so nobody can do without what the pipeline keeps for it.
 class ToyStage {
 public:
-    ToyStage(const PipelineShape& shape, const PipelineRoom& room, size_t n, bool pauses)
-        : shape_(shape), room_(room), pauses_(pauses), most_(n), batches_((size_t)room.micro_batches * n) {
+    ToyStage(const PipelineShape& shape, const PipelineCapacity& capacity, size_t n, bool pauses)
+        : shape_(shape),
+          capacity_(capacity),
+          pauses_(pauses),
+          most_(n),
+          batches_((size_t)capacity.micro_batches * n) {
         for (int chunk = 0; chunk < shape.chunks; chunk++) {
-            kept_.push_back(std::make_unique<Buffer<floatX>>((size_t)room.kept[chunk] * n));
+            kept_.push_back(std::make_unique<Buffer<floatX>>((size_t)capacity.kept[chunk] * n));
             pending_.push_back(
-                std::make_unique<Buffer<floatX>>((size_t)std::max(1, room.pending[chunk]) * n));
+                std::make_unique<Buffer<floatX>>((size_t)std::max(1, capacity.pending[chunk]) * n));
         }
     }
 
@@ -153,7 +157,7 @@ public:
         floatX* pending = *pending_[task.chunk] + (size_t)task.pending_slot * most_;
         float* sum = data.sums + (size_t)task.part * n;
         bool last = task.part == shape_.stages * shape_.chunks - 1;
-        REQUIRE(task.slot < room_.kept[task.chunk]);
+        REQUIRE(task.slot < capacity_.kept[task.chunk]);
         REQUIRE((task.output != nullptr) == (task.work == forward && !last));
         REQUIRE((task.gradient != nullptr) == (task.work == backward || task.work == input_gradient));
         pause();
@@ -199,7 +203,7 @@ private:
     }
 
     const PipelineShape shape_;
-    const PipelineRoom room_;
+    const PipelineCapacity capacity_;
     const bool pauses_;
     const size_t most_;
     Buffer<floatX> batches_;
@@ -250,11 +254,11 @@ void check_runs(const Mesh& mesh, const PipelineShape& shape, bool overlap, bool
     int stage = mesh.position[Axis::pipeline], parts = shape.stages * shape.chunks;
     size_t n = on_cpu ? 5000 : 300;  // 5000 floats are more than MPI sends without asking
     std::vector<PipelineAction> step = pipeline_actions(shape, stage), evaluation = forward_actions(shape);
-    PipelineRoom room = pipeline_room(step, shape.chunks);
+    PipelineCapacity capacity = pipeline_capacity(step, shape.chunks);
     Arena memory;
-    Pipeline pipeline(memory, mesh, shape, room, n, test_stream(), overlap);
-    CHECK(memory.bytes() == memory_total(memory_of<PipelineArrays>(shape, room, stage, n)));
-    ToyStage toy(shape, room, n, pauses);
+    Pipeline pipeline(memory, mesh, shape, capacity, n, test_stream(), overlap);
+    CHECK(memory.bytes() == memory_total(memory_of<PipelineArrays>(shape, capacity, stage, n)));
+    ToyStage toy(shape, capacity, n, pauses);
     struct Run {
         bool trains;
         size_t n;
@@ -293,12 +297,12 @@ TEST_CASE("a pipeline for evaluation alone, without a ring, in less memory") {
     Mesh mesh(world, {.pp = stages}, test_stream());
     int stage = mesh.position[Axis::pipeline];
     PipelineShape shape = {one_f_one_b, stages, 5};
-    PipelineRoom room = pipeline_room(forward_actions(shape), 1);
+    PipelineCapacity capacity = pipeline_capacity(forward_actions(shape), 1);
     size_t n = 200, places = (stage > 0 ? 2 : 1) + (stage < stages - 1 ? 2 : 0);
     Arena memory;
-    Pipeline pipeline(memory, mesh, shape, room, n, test_stream(), true);
+    Pipeline pipeline(memory, mesh, shape, capacity, n, test_stream(), true);
     CHECK(memory.bytes() == places * n * sizeof(floatX));
-    ToyStage toy(shape, room, n, true);
+    ToyStage toy(shape, capacity, n, true);
     Data data(0, shape.micro_batches, stages, n);
     pipeline.run(forward_actions(shape), n, [&](const PipelineTask& task) { toy.work(task, data, false); });
     check_outcome(data.outcome(), run_alone(0, shape.micro_batches, stages, n), shape, stage, n, false);
@@ -306,11 +310,12 @@ TEST_CASE("a pipeline for evaluation alone, without a ring, in less memory") {
     auto nothing = [](const PipelineTask&) {};
     CHECK_REFUSED(pipeline.run(pipeline_actions(shape, stage), n, nothing), "more room than was taken");
     CHECK_REFUSED(pipeline.run(forward_actions(shape), n + 1, nothing), "more room than was taken");
-    CHECK_REFUSED(Pipeline(memory, mesh, {gpipe, stages + 1, 5}, room, n, test_stream(), true), "one shape");
+    CHECK_REFUSED(Pipeline(memory, mesh, {gpipe, stages + 1, 5}, capacity, n, test_stream(), true),
+                  "one shape");
     if (stages == 1) return;
     shape = {interleaved, stages, stages, 2};
-    room = pipeline_room(forward_actions(shape), 2);
-    CHECK_REFUSED(Pipeline(memory, mesh, shape, room, n, test_stream(), true), "MeshShape::ring");
+    capacity = pipeline_capacity(forward_actions(shape), 2);
+    CHECK_REFUSED(Pipeline(memory, mesh, shape, capacity, n, test_stream(), true), "MeshShape::ring");
 }
 
 TEST_CASE("bytes sent and memory held are those of the formulas") {
@@ -321,13 +326,13 @@ TEST_CASE("bytes sent and memory held are those of the formulas") {
     size_t n = 1000, place = n * sizeof(floatX);
     for (PipelineSchedule schedule : {gpipe, one_f_one_b}) {
         PipelineShape shape = {schedule, stages, micro_batches};
-        PipelineRoom room = pipeline_room(pipeline_actions(shape, stage), 1);
+        PipelineCapacity capacity = pipeline_capacity(pipeline_actions(shape, stage), 1);
         Arena memory;
-        Pipeline pipeline(memory, mesh, shape, room, n, test_stream(), true);
+        Pipeline pipeline(memory, mesh, shape, capacity, n, test_stream(), true);
         bool before = stage > 0, behind = stage < stages - 1;
         int inputs = (schedule == gpipe ? micro_batches : stages - stage) + before;
         CHECK(memory.bytes() == (inputs + (stages > 1 ? 3 : 1) + (behind ? 2 : 0)) * place);
-        ToyStage toy(shape, room, n, false);
+        ToyStage toy(shape, capacity, n, false);
         Data data(0, micro_batches, stages, n);
         reset_traffic();
         pipeline.run(pipeline_actions(shape, stage), n,
@@ -350,36 +355,37 @@ TEST_CASE("room: what stages hold at the same time") {
                 CAPTURE(name_of(shape));
                 PipelineTiming timing = time_pipeline(shape, {});
                 for (int stage = 0; stage < stages; stage++) {
-                    PipelineRoom room = pipeline_room(pipeline_actions(shape, stage), shape.chunks);
-                    REQUIRE((int)room.kept.size() == shape.chunks);
-                    CHECK(room.has_backward);
+                    PipelineCapacity capacity =
+                        pipeline_capacity(pipeline_actions(shape, stage), shape.chunks);
+                    REQUIRE((int)capacity.kept.size() == shape.chunks);
+                    CHECK(capacity.has_backward);
                     int kept = 0;
                     for (int chunk = 0; chunk < shape.chunks; chunk++) {
-                        kept += room.kept[chunk];
+                        kept += capacity.kept[chunk];
                         int pending = schedule == zero_bubble ? std::min(micro_batches, stage + 1) : 0;
-                        CHECK(room.pending[chunk] <= pending);
+                        CHECK(capacity.pending[chunk] <= pending);
                         bool fills_up = micro_batches >= 2 * stages;
-                        if (schedule != zero_bubble || fills_up) CHECK(room.pending[chunk] == pending);
+                        if (schedule != zero_bubble || fills_up) CHECK(capacity.pending[chunk] == pending);
                     }
-                    if (schedule == gpipe) CHECK(room.kept[0] == micro_batches);
+                    if (schedule == gpipe) CHECK(capacity.kept[0] == micro_batches);
                     if (schedule == one_f_one_b)
-                        CHECK(room.kept[0] == std::min(micro_batches, stages - stage));
-                    if (schedule == zero_bubble) CHECK(room.kept[0] <= std::min(micro_batches, stages));
+                        CHECK(capacity.kept[0] == std::min(micro_batches, stages - stage));
+                    if (schedule == zero_bubble) CHECK(capacity.kept[0] <= std::min(micro_batches, stages));
                     if (shape.chunks == 1) {
                         CHECK(kept == timing.most_kept[stage]);
-                        CHECK(room.micro_batches == kept);
+                        CHECK(capacity.micro_batches == kept);
                     } else {
                         CHECK(kept >= timing.most_kept[stage]);
-                        CHECK(room.kept[0] <= 2 * stages);
-                        CHECK(room.micro_batches >= room.kept[0]);
-                        CHECK(room.micro_batches <= 2 * stages);
+                        CHECK(capacity.kept[0] <= 2 * stages);
+                        CHECK(capacity.micro_batches >= capacity.kept[0]);
+                        CHECK(capacity.micro_batches <= 2 * stages);
                     }
                 }
-                PipelineRoom room = pipeline_room(forward_actions(shape), shape.chunks);
-                CHECK(room.kept == std::vector<int>(shape.chunks, 1));
-                CHECK(room.pending == std::vector<int>(shape.chunks, 0));
-                CHECK(room.micro_batches == (shape.chunks > 1 ? stages : 1));
-                CHECK_FALSE(room.has_backward);
+                PipelineCapacity capacity = pipeline_capacity(forward_actions(shape), shape.chunks);
+                CHECK(capacity.kept == std::vector<int>(shape.chunks, 1));
+                CHECK(capacity.pending == std::vector<int>(shape.chunks, 0));
+                CHECK(capacity.micro_batches == (shape.chunks > 1 ? stages : 1));
+                CHECK_FALSE(capacity.has_backward);
             }
         }
     }
@@ -508,7 +514,8 @@ private:
     std::vector<std::vector<Span>> timelines() {
         const std::vector<PipelineAction>& list = lists_[(size_t)mesh_.position[Axis::pipeline]];
         Arena memory;
-        Pipeline pipeline(memory, mesh_, shape_, pipeline_room(list, shape_.chunks), n_, test_stream(), true);
+        Pipeline pipeline(memory, mesh_, shape_, pipeline_capacity(list, shape_.chunks), n_, test_stream(),
+                          true);
         std::deque<useconds_t> times;
         auto sleep = [](void* time) { usleep(*(const useconds_t*)time); };
         test_world().barrier();

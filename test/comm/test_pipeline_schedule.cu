@@ -158,17 +158,17 @@ TEST_CASE("what a stage keeps of some micro-batches it has room for with more of
         for (int stages = 1; stages <= 6; stages++) {
             for (int chunks = 1; chunks <= (schedule == interleaved ? 3 : 1); chunks++) {
                 for (int stage = 0; stage < stages; stage++) {
-                    PipelineRoom before;
+                    PipelineCapacity before;
                     size_t slots_before = 0;
                     for (int micro_batches = 1; micro_batches <= 3 * stages + 1; micro_batches++) {
                         CAPTURE(text("schedule %d, stage %d of %d, %d chunks, %d micro-batches",
                                      (int)schedule, stage, stages, chunks, micro_batches));
                         auto list = pipeline_actions({schedule, stages, micro_batches, chunks}, stage);
-                        PipelineRoom room = pipeline_room(list, chunks);
+                        PipelineCapacity capacity = pipeline_capacity(list, chunks);
                         size_t slots = ActivationSlots::most(std::vector<int>((size_t)chunks, 2), list, true);
-                        if (micro_batches > 1) CHECK(room.holds(before));
+                        if (micro_batches > 1) CHECK(capacity.holds(before));
                         CHECK(slots >= slots_before);
-                        before = room, slots_before = slots;
+                        before = capacity, slots_before = slots;
                     }
                 }
             }
@@ -186,7 +186,7 @@ public:
         for (int s = 0; s < shape.stages; s++) {
             Stage& stage = stages_[(size_t)s];
             stage.list = pipeline_actions(shape, s);
-            stage.room = pipeline_room(stage.list, shape.chunks);
+            stage.capacity = pipeline_capacity(stage.list, shape.chunks);
             stage.ended.resize((size_t)shape.chunks);
             size_t gradients = 0;
             for (const PipelineAction& action : stage.list) {
@@ -216,7 +216,7 @@ private:
     };
     struct Stage {
         std::vector<PipelineAction> list;
-        PipelineRoom room;
+        PipelineCapacity capacity;
         Messages inputs, gradients;
         std::vector<int> ended;     // micro-batches of each chunk that are not kept any more
         size_t gradients_gone = 0;  // whose place is free
@@ -234,7 +234,7 @@ private:
         auto& [inputs, numbers, sent, given, taken] = stage.inputs;
         for (; given < inputs.size(); given++) {
             auto [work, micro_batch, chunk] = inputs[given];
-            if (micro_batch - (stage.room.kept[(size_t)chunk] + 1) >= stage.ended[(size_t)chunk]) break;
+            if (micro_batch - (stage.capacity.kept[(size_t)chunk] + 1) >= stage.ended[(size_t)chunk]) break;
         }
         size_t& places = stage.gradients.places_given;
         while (places < stage.gradients.numbers.size() &&

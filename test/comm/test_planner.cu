@@ -28,7 +28,7 @@ constexpr const char* small_model =
 
 std::string small_machine(const TemporaryFolder& folder, double memory) {
     Machine machine = find_machine("a100");
-    machine.memory = memory, machine.links = 20e9, machine.network = 5e9, machine.node = 4;
+    machine.memory = memory, machine.node_bandwidth = 20e9, machine.network = 5e9, machine.node = 4;
     write_file(folder / "small.json", machine_to_json(machine).dump());
     return folder / "small.json";
 }
@@ -158,7 +158,7 @@ TEST_CASE("a row that is added to a table is in every plan") {
     Figures with = figures();
     added_rows<Pass>.clear();
     // Four micro-batches on each of 16 data ranks; the layer is on the first of two stages.
-    double each = 2 * bytes / find_machine("h100").streams;
+    double each = 2 * bytes / find_machine("h100").memory_bandwidth;
     CHECK(with.seconds - plain.seconds > 0.8 * 4 * each);
     CHECK(with.memory == plain.memory);
 
@@ -198,7 +198,8 @@ TEST_CASE("an optimizer takes what its passes go over, and what it keeps") {
     // AdamW reads w, g, m and v, and writes w twice, m and v: 30 bytes. LAMB's first pass has 16 + 12, that
     // of squares 8, and its second 8 + 6: 20 more.
     Options o = plan_line(line + "1").options;
-    double parameters = (double)parameter_count(o), more = 20 * parameters / find_machine("h100").streams;
+    double parameters = (double)parameter_count(o),
+           more = 20 * parameters / find_machine("h100").memory_bandwidth;
     double seconds = lamb["seconds"].get<double>() - adamw["seconds"].get<double>();
     CHECK(seconds > more);
     CHECK(seconds < more / 0.78);
@@ -217,7 +218,7 @@ TEST_CASE("an optimizer takes what its passes go over, and what it keeps") {
         return 5 * (4 * rows * rows * columns + 2 * rows * rows * rows);
     };
     double products = 48 * (4 * flops(1600, 1600) + 2 * flops(1600, 6400)),
-           least = products / find_machine("h100").products;
+           least = products / find_machine("h100").gemm_flops;
     seconds = muon["seconds"].get<double>() - adamw["seconds"].get<double>();
     CHECK(seconds > least);
     CHECK(seconds < 2 * least);
@@ -227,7 +228,7 @@ TEST_CASE("an optimizer takes what its passes go over, and what it keeps") {
     CHECK(bytes(adamw, "optimizer") - bytes(muon, "optimizer") ==
           doctest::Approx(4.0 * 48 * 12 * 1600 * 1600).epsilon(0.01));
     CHECK(bytes(muon, "whole matrices") > 3 * 2.0 * 1600 * 6400);
-    // Eight ranks are homes of an eighth each.
+    // Eight ranks are owners of an eighth each.
     double of_rank = of_eight["seconds"].get<double>() - layout(8, "adamw")["seconds"].get<double>();
     CHECK(of_rank > seconds / 8);
     CHECK(of_rank < seconds / 3);
@@ -253,17 +254,17 @@ TEST_CASE("an optimizer on the host frees the device, and takes the host's time"
           doctest::Approx((12 + 4 + 2) * own).epsilon(0.02));
     CHECK(host["command"].get<std::string>().find("--offload optimizer") != std::string::npos);
     // A step of AdamW goes over 30 bytes of each parameter; 4 come to the host and 2 go back.
-    double of_host = own * (30 / machine.host_streams + 6 / machine.host_link);
+    double of_host = own * (30 / machine.host_bandwidth + 6 / machine.host_link);
     double more = host["seconds"].get<double>() - device["seconds"].get<double>();
     CHECK(more > 0.1 * of_host);
     CHECK(more < 1.3 * of_host);
-    for (double Machine::*rate : {&Machine::host_streams, &Machine::host_link}) {
+    for (double Machine::*rate : {&Machine::host_bandwidth, &Machine::host_link}) {
         double before = seconds("--offload optimizer"), usual = machine.*rate;
         machine.*rate *= 2;
         CHECK(seconds("--offload optimizer") < before);
         machine.*rate = usual;
     }
-    machine.host_streams = machine.host_link = 1e14;
+    machine.host_bandwidth = machine.host_link = 1e14;
     CHECK(seconds("--offload optimizer") < device["seconds"]);
     CHECK(seconds("") == device["seconds"]);
 
@@ -416,7 +417,7 @@ TEST_CASE("the state is cut over as many data ranks as make a step shortest, and
     TemporaryFolder folder;
     Planned p(small_model + small_machine(folder, 40e9));
     Machine machine = p.machine;
-    machine.number_bytes = sizeof(floatX);
+    machine.element_bytes = sizeof(floatX);
     auto complete = [&](int zero) {
         Cut cut = p.cut(1, 1, 8, 4);
         cut.zero = zero, cut.shard_group = 8;
@@ -488,8 +489,8 @@ TEST_CASE("the largest micro-batch is any that divides the step, and fits, inter
     Workload w = {.B = 1, .T = 16, .training = true, .loss_chunk = 16};
     for (auto schedule : {PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved}) {
         PipelineShape shape = {schedule, 8, 12, 2};
-        auto largest = [&](MemoryRoom room) {
-            return MemoryPlan(w, shape, room, classes).largest_micro_batch();
+        auto largest = [&](MemoryCapacity capacity) {
+            return MemoryPlan(w, shape, capacity, classes).largest_micro_batch();
         };
         CHECK(largest({1000}) == 12);
         CHECK(largest({220}) == 4);  // 5 of them would fit, and do not divide
@@ -528,7 +529,7 @@ TEST_CASE("tensor ranks hold of a layer what sequence parallelism leaves") {
                                            "--layers %d --channels %d --heads %d",
                                            layers, h, a))
                                 .options;
-                Workload w = {.B = b, .T = s, .training = true, .loss_chunk = s, .number_bytes = 2};
+                Workload w = {.B = b, .T = s, .training = true, .loss_chunk = s, .element_bytes = 2};
                 Stage stage(o, {.mesh = {.tp = t}}, {}, true);
                 return (double)memory_total(
                     memory_of<ActivationArrays>(activation_table(o, w, stage), stage));

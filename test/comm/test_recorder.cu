@@ -42,13 +42,13 @@ TEST_CASE("a pass counts without what it waits for others, and what is left of a
         recorder.at_micro_batch(3, 1);
         recorder.at_unit(7);
         {
-            Recorded pass(Operation::forward, stream);
+            TraceSpan pass(Operation::forward, stream);
             sleep_on(stream, 0.02);
-            Recorded wait(Traffic::activations, stream);
+            TraceSpan wait(Traffic::activations, stream);
             sleep_on(stream, 0.03);
         }
         {
-            Recorded wait(Traffic::pipeline, stream);
+            TraceSpan wait(Traffic::pipeline, stream);
             sleep_on(stream, 0.01);
         }
         sleep_on(stream, 0.015);
@@ -81,8 +81,8 @@ TEST_CASE("without details passes are recorded, and waits are part of them") {
     RecordedWork work = recorded_work(
         stream,
         [&] {
-            Recorded pass(Operation::backward, stream);
-            Recorded wait(Traffic::activations, stream);
+            TraceSpan pass(Operation::backward, stream);
+            TraceSpan wait(Traffic::activations, stream);
             sleep_on(stream, 0.01);
         },
         false);
@@ -93,14 +93,14 @@ TEST_CASE("without details passes are recorded, and waits are part of them") {
 }
 
 TEST_CASE("what the host waits between two steps is the next one's") {
-    Recording recording(test_stream(), {});
+    TraceSession recording(test_stream(), {});
     {
-        RecordedOnHost save(Operation::save);
+        HostSpan save(Operation::save);
         usleep(5000);
     }
     recorder.begin_step(4, true);
     {
-        RecordedOnHost data(Operation::data);
+        HostSpan data(Operation::data);
         usleep(3000);
     }
     recorder.end_step();
@@ -114,12 +114,12 @@ TEST_CASE("what the host waits between two steps is the next one's") {
 
 TEST_CASE("steps follow each other without being waited for, and each has its own times") {
     cudaStream_t stream = test_stream();
-    Recording recording(stream, {});
+    TraceSession recording(stream, {});
     constexpr int steps = 5;
     for (int step = 0; step < steps; step++) {
         recorder.begin_step(step, true);
         {
-            Recorded pass(Operation::forward, stream);
+            TraceSpan pass(Operation::forward, stream);
             sleep_on(stream, 0.004 * (step + 1));
         }
         recorder.end_step();
@@ -136,7 +136,7 @@ TEST_CASE("steps follow each other without being waited for, and each has its ow
 
 TEST_CASE("the clock of the device is that of the host, shifted") {
     cudaStream_t stream = test_stream();
-    Recording recording(stream, {});
+    TraceSession recording(stream, {});
     recorder.begin_step(0, true);
     recorder.end_step();
     sleep_on(stream, 0.01);
@@ -152,12 +152,12 @@ TEST_CASE("the clock of the device is that of the host, shifted") {
 TEST_CASE("calls are counted for their group, and others can read the record of a process") {
     cudaStream_t stream = test_stream();
     int group = recorder.add_group({"shard", {4, 6}, 2, Axis::shard});
-    Recording recording(
+    TraceSession recording(
         stream, {.rank = 6, .ranks = 8, .sizes = {{2, 2, 2, 1}}, .host = "here", .run_dir = "runs/a"});
     recorder.begin_step(11, true);
     recorder.at_unit(5);
     {
-        Recorded call(Operation::reduce_scatter, group, Traffic::gradients, 4096, stream);
+        TraceSpan call(Operation::reduce_scatter, group, Traffic::gradients, 4096, stream);
         sleep_on(stream, 0.02);
     }
     auto record = read_flight_record(getpid());
@@ -188,12 +188,12 @@ TEST_CASE("calls are counted for their group, and others can read the record of 
 TEST_CASE("a call that its stream has come to has begun, and the one behind it has not") {
     cudaStream_t stream = test_stream();
     int group = recorder.add_group({"shard", {0, 1}, 2, Axis::shard});
-    Recording recording(stream, {});
+    TraceSession recording(stream, {});
     recorder.begin_step(0, true);
     static std::atomic<bool> may_go_on;
     may_go_on = false;
     for (int call = 0; call < 2; call++) {
-        Recorded recorded(Operation::all_reduce, group, Traffic::gradients, 4, stream);
+        TraceSpan recorded(Operation::all_reduce, group, Traffic::gradients, 4, stream);
         auto wait = [](void*) {
             while (!may_go_on) usleep(100);
         };
@@ -219,11 +219,11 @@ TEST_CASE("a call that its stream has come to has begun, and the one behind it h
 TEST_CASE("a ring that is full keeps the newest entries, and the counts of all") {
     cudaStream_t stream = test_stream();
     int group = recorder.add_group({"world", {0, 1}, 2, all_axes});
-    Recording recording(stream, {});
+    TraceSession recording(stream, {});
     constexpr int calls = FlightRecord::most_entries + 100;
     recorder.begin_step(0, false);
     for (int i = 0; i < calls; i++)
-        Recorded call(Operation::all_reduce, group, Traffic::statistics, 4, stream);
+        TraceSpan call(Operation::all_reduce, group, Traffic::statistics, 4, stream);
     auto record = read_flight_record(getpid());
     REQUIRE(record);
     CHECK(record->groups[0].issued == calls);
@@ -243,7 +243,7 @@ TEST_CASE("the record of a process that was killed goes when the next one begins
         REQUIRE(file >= 0);
         close(file);
     }
-    { Recording recording(test_stream(), {}); }
+    { TraceSession recording(test_stream(), {}); }
     CHECK(shm_open(left.c_str(), O_RDONLY, 0) < 0);
     CHECK(!read_flight_record(getpid()));  // and one's own goes with the run
 }
@@ -252,8 +252,8 @@ TEST_CASE("calls that begin together are one entry with the bytes of all") {
     cudaStream_t stream = test_stream();
     int group = recorder.add_group({"stage", {0, 1}, 2, Axis::tensor});
     RecordedWork work = recorded_work(stream, [&] {
-        RecordedTogether together;
-        for (int i = 0; i < 3; i++) Recorded call(Operation::send, group, Traffic::updates, 100, stream);
+        TraceGroup together;
+        for (int i = 0; i < 3; i++) TraceSpan call(Operation::send, group, Traffic::updates, 100, stream);
         sleep_on(stream, 0.005);
     });
     const FlightEntry& entry = only(work.entries, Operation::send);

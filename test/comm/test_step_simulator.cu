@@ -26,7 +26,7 @@ Layout layout_of(const ModelConfig& c, int tp, const PipelineShape& shape, int d
 }
 
 ZeroSettings settings_for(const Machine& m) {
-    return {.keep_master = m.number_bytes == 2};
+    return {.keep_master = m.element_bytes == 2};
 }
 
 // Everything that a simulation refers to.
@@ -49,8 +49,8 @@ struct Simulation {
                    .T = c.context,
                    .training = true,
                    .recompute = recompute,
-                   .loss_chunk = chosen_loss_chunk(c, B * c.context, m.number_bytes),
-                   .number_bytes = (size_t)m.number_bytes},
+                   .loss_chunk = chosen_loss_chunk(c, B * c.context, m.element_bytes),
+                   .element_bytes = (size_t)m.element_bytes},
           times(micro_batch_time(c, workload, cut, m, settings_for(m))),
           parameters(parameter_layout(c, cut.mesh.shard, {.tp = cut.mesh.tp})),
           zero(zero) {}
@@ -64,8 +64,8 @@ struct Simulation {
                 zero,
                 1,
                 overlap,
-                (double)workload.number_bytes * stream_size(config, workload, layout),
-                workload.number_bytes};
+                (double)workload.element_bytes * stream_size(config, workload, layout),
+                workload.element_bytes};
     }
     double seconds(MessagesTaken taken = {}) const { return simulate_step(step(), taken).seconds; }
 };
@@ -155,8 +155,8 @@ TEST_CASE("a faster link, or less to send, never makes a step slower") {
         };
         double usual = seconds(machine, true);
         CHECK(seconds(machine, false) >= usual);
-        for (double Machine::*rate :
-             {&Machine::links, &Machine::network, &Machine::products, &Machine::streams}) {
+        for (double Machine::*rate : {&Machine::node_bandwidth, &Machine::network, &Machine::gemm_flops,
+                                      &Machine::memory_bandwidth}) {
             for (double faster : {1.25, 2.0, 8.0}) {
                 Machine better = machine;
                 better.*rate *= faster;
@@ -180,7 +180,7 @@ TEST_CASE("a faster link, or less to send, never makes a step slower") {
 
 TEST_CASE("messages take what rings, trees and nodes let them") {
     Machine m = find_machine("h100");
-    m.links = 400e9, m.network = 50e9, m.link_latency = 1e-6, m.network_latency = 1e-5;
+    m.node_bandwidth = 400e9, m.network = 50e9, m.link_latency = 1e-6, m.network_latency = 1e-5;
     double bytes = 8e9;
     CHECK(gather_seconds(m, {1, 1}, bytes) == 0);
     CHECK(gather_seconds(m, {8, 1}, bytes) == doctest::Approx(7.0 / 8 * bytes / 400e9 + 7e-6));

@@ -79,7 +79,7 @@ struct SleepingRun {
         Stage stage(o, layout, mesh.position, true);
         constexpr size_t n = 64;
         Arena memory;
-        Pipeline pipeline(memory, mesh, pipeline_shape, stage.room, n, test_stream(), true);
+        Pipeline pipeline(memory, mesh, pipeline_shape, stage.capacity, n, test_stream(), true);
         DeviceArray<float> sum(1);
         Timings timings(o, world, mesh, stage, test_stream(), progress);
         auto actions = pipeline_actions(pipeline_shape, mesh.position[Axis::pipeline]);

@@ -11,10 +11,10 @@ constexpr int vocab = 11;
 using Texts = std::vector<std::vector<int>>;
 
 // Stands for a model whose logits depend on all that it sees.
-class FakeWriter : public TextWriter {
+class FakeGenerator : public TextGenerator {
 public:
-    FakeWriter(const std::vector<int>& prompt, int texts, int cache_length, int without_cache)
-        : TextWriter(prompt, texts, cache_length, without_cache), cache_((size_t)texts) {}
+    FakeGenerator(const std::vector<int>& prompt, int texts, int cache_length, int without_cache)
+        : TextGenerator(prompt, texts, cache_length, without_cache), cache_((size_t)texts) {}
 
     std::vector<std::vector<int>> seen;     // by each row of logits, in this order
     std::vector<size_t> lengths_read;       // lengths of everything read from the beginning
@@ -76,18 +76,18 @@ TEST_CASE("generation: the older half is left out when the model sees no more") 
                 CAPTURE(prompt_length);
                 std::vector<int> text;
                 for (int i = 0; i < prompt_length; i++) text.push_back(i % vocab);
-                FakeWriter writer(text, 1, cached ? limit : 0, cached ? 99 : limit);
+                FakeGenerator generator(text, 1, cached ? limit : 0, cached ? 99 : limit);
                 std::vector<int> shown = text;  // worked out from the definition
                 for (int i = 0; i < 20; i++) {
                     if ((int)shown.size() > limit)
                         shown.erase(shown.begin(), shown.end() - std::max(limit / 2, 1));
-                    REQUIRE(writer.next().size() == 1);
-                    CHECK(writer.seen.back() == shown);
+                    REQUIRE(generator.next().size() == 1);
+                    CHECK(generator.seen.back() == shown);
                     std::vector<int> token = {(3 * i + 1) % vocab};
-                    writer.add(token);
+                    generator.add(token);
                     text.push_back(token[0]);
                     shown.push_back(token[0]);
-                    CHECK(writer.text(0) == text);
+                    CHECK(generator.text(0) == text);
                 }
             }
         }
@@ -95,40 +95,40 @@ TEST_CASE("generation: the older half is left out when the model sees no more") 
 }
 
 TEST_CASE("generation: what is read has few lengths") {
-    FakeWriter writer({1}, 1, 0, 100);
+    FakeGenerator generator({1}, 1, 0, 100);
     for (int i = 0; i < 150; i++) {
-        writer.next();
+        generator.next();
         std::vector<int> token = {i % vocab};
-        writer.add(token);
+        generator.add(token);
     }
-    std::set<size_t> lengths(writer.lengths_read.begin(), writer.lengths_read.end());
+    std::set<size_t> lengths(generator.lengths_read.begin(), generator.lengths_read.end());
     CHECK(lengths == std::set<size_t>{64, 100});
 }
 
 TEST_CASE("generation: a prompt is read once for all texts") {
     for (bool cached : {false, true}) {
-        FakeWriter writer({1, 2, 3}, 4, cached ? 9 : 0, 9);
-        auto logits = writer.next();
-        CHECK(writer.seen.size() == 1);
+        FakeGenerator generator({1, 2, 3}, 4, cached ? 9 : 0, 9);
+        auto logits = generator.next();
+        CHECK(generator.seen.size() == 1);
         REQUIRE(logits.size() == 4);
         CHECK(logits[3] == logits[0]);
         std::vector<int> tokens = {4, 5, 4, 6};
-        writer.add(tokens);
-        logits = writer.next();
-        CHECK(writer.seen.size() == 5);
-        CHECK(writer.seen.back() == std::vector<int>{1, 2, 3, 6});
+        generator.add(tokens);
+        logits = generator.next();
+        CHECK(generator.seen.size() == 5);
+        CHECK(generator.seen.back() == std::vector<int>{1, 2, 3, 6});
         CHECK(logits[2] == logits[0]);
         CHECK(logits[1] != logits[0]);
-        CHECK(writer.lengths_read.size() == (cached ? 1 : 5));
+        CHECK(generator.lengths_read.size() == (cached ? 1 : 5));
     }
 }
 
 // The new tokens of each text.
 static std::vector<std::vector<int>> write(const std::vector<uint64_t>& keys, bool cached = true,
                                            std::vector<int> ends = {}, size_t most = 99) {
-    FakeWriter writer({1, 2, 3}, (int)keys.size(), cached ? 9 : 0, 9);
+    FakeGenerator generator({1, 2, 3}, (int)keys.size(), cached ? 9 : 0, 9);
     std::vector<std::vector<int>> texts(keys.size());
-    write_texts(writer, 30, ends, {}, keys, [&](int i, int token) {
+    generate_texts(generator, 30, ends, {}, keys, [&](int i, int token) {
         texts[(size_t)i].push_back(token);
         return texts[(size_t)i].size() < most;
     });
@@ -158,24 +158,25 @@ TEST_CASE("generation: a text depends on its key only, and ends by itself") {
 }
 
 TEST_CASE("generation: all ranks take the tokens of the one that chooses, and hear of its trouble") {
-    auto write = [](FakeWriter& writer) {
+    auto write = [](FakeGenerator& generator) {
         std::vector<int> shown;
-        write_texts(writer, 3, {}, {}, {5, 6}, [&](int, int token) { return shown.push_back(token), true; });
+        generate_texts(generator, 3, {}, {}, {5, 6},
+                       [&](int, int token) { return shown.push_back(token), true; });
         return shown;
     };
-    FakeWriter listens({1}, 2, 9, 9);
+    FakeGenerator listens({1}, 2, 9, 9);
     listens.chooses = false;
     listens.from_elsewhere = {8, 9};
     CHECK(write(listens) == std::vector<int>{8, 9, 8, 9, 8, 9});
     CHECK(listens.text(1) == std::vector<int>{1, 9, 9, 9});
 
-    FakeWriter damaged({1}, 2, 9, 9);
+    FakeGenerator damaged({1}, 2, 9, 9);
     damaged.damaged = true;
     CHECK_REFUSED(write(damaged), "the weights are damaged");
     REQUIRE(damaged.decided.size() == 1);
     CHECK(damaged.decided[0][0] == -1);
 
-    FakeWriter hears({1}, 2, 9, 9);
+    FakeGenerator hears({1}, 2, 9, 9);
     hears.chooses = false;
     hears.from_elsewhere = {-1, 0};
     CHECK(error_of([&] { write(hears); }) == "sample: no token can be chosen");

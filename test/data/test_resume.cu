@@ -45,7 +45,7 @@ static Checkpoints at_runs_a(std::vector<std::string> arguments, int processes =
 static nlohmann::json lasting(const Options& options) {
     nlohmann::json json = options_to_json(options);
     for (const OptionRow& row : option_table()) {
-        if (row.resume == Resume::here) json.erase(row.field);
+        if (row.resume == Resume::not_stored) json.erase(row.field);
     }
     return json;
 }
@@ -208,23 +208,24 @@ TEST_CASE("every option of train has been given a thought") {
     for (const OptionRow& row : option_table()) {
         INFO(row.field);
         std::string group = row.group;
-        if (!row.belongs_to(command_train)) CHECK(row.resume == Resume::free);
+        if (!row.belongs_to(command_train)) CHECK(row.resume == Resume::override);
         if (group == "Model" && row.belongs_to(command_train)) CHECK(row.resume == Resume::shape);
-        if (group == "Optimizer" && row.field != std::string("optimizer")) CHECK(row.resume == Resume::noted);
-        if (group == "Evaluation" || group == "Sampling") CHECK(row.resume == Resume::free);
+        if (group == "Optimizer" && row.field != std::string("optimizer"))
+            CHECK(row.resume == Resume::override_noted);
+        if (group == "Evaluation" || group == "Sampling") CHECK(row.resume == Resume::override);
     }
     for (const char* name : {"--seed", "--sequence-length", "--optimizer"})
         CHECK(policy(name) == Resume::fixed);
     for (const char* name :
          {"--train-data", "--val-data", "--val-tokens", "--steps", "--global-batch", "--master-weights",
           "--stochastic-rounding", "--tp", "--pp", "--zero", "--pp-schedule"})
-        CHECK(policy(name) == Resume::noted);
+        CHECK(policy(name) == Resume::override_noted);
     for (const char* name : {"--tokenizer", "--document-end"}) CHECK(policy(name) == Resume::tokens);
     for (const char* name : {"--dp", "--shard-group", "--tp-overlap", "--pp-chunks", "--pp-layers"})
         CHECK(policy(name) == Resume::layout);
     for (const char* name :
          {"--run-dir", "--overwrite", "--resume", "--init", "--throttle-link", "--val-batches"})
-        CHECK(policy(name) == Resume::here);
+        CHECK(policy(name) == Resume::not_stored);
 }
 
 TEST_CASE("on another number of processes the run is cut anew") {

@@ -2,7 +2,7 @@
 // keeps of it.
 #include <random>
 
-#include "data/run/spikes.h"
+#include "data/run/spike_rule.h"
 #include "test/support/file_testing.h"
 
 // The weight of the step that was seen `age` steps before the last of n.

@@ -54,7 +54,7 @@ static std::vector<floatX> make_qkv(const Case& c, float scale = 1) {
     return random_values<floatX>("qkv", c.B * c.length() * c.qkv_row(), scale);
 }
 
-// A cache filled as TextWriter fills it: the prompt in one piece, then what follows.
+// A cache filled as TextGenerator fills it: the prompt in one piece, then what follows.
 struct Cache {
     Case c;
     Buffer<floatX> cache;

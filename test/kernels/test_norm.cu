@@ -12,7 +12,7 @@ constexpr float eps = 1e-5f;
 struct Reference {
     Doubles out, mean, rstd;
     Doubles dinp, dweight, dbias;
-    Doubles dinp_sums = {};  // sums over the columns of norm_backward's output
+    Doubles dinp_column_sums = {};  // sums over the columns of norm_backward's output
 };
 
 static Reference reference_forward(Norm norm, const Doubles& inp, const Doubles& weight, const Doubles& bias,
@@ -126,7 +126,7 @@ struct Layer {
             CHECK(got.dbias == to_doubles(dbias));
         Doubles sums(C);
         for (int i = 0; i < N * C; i++) sums[i % C] += got.dinp[i];
-        CHECK(relative_error(got.dinp_sums, sums) < tolerance<float>);
+        CHECK(relative_error(got.dinp_column_sums, sums) < tolerance<float>);
         Reference without = run(false);
         CHECK(without.dinp == got.dinp);
         CHECK(without.dweight == got.dweight);

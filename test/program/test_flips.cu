@@ -103,7 +103,7 @@ public:
     class Kept {
     public:
         explicit Kept(Flipped& of) : of_(of) {
-            for (const HeldPiece& piece : held_pieces(of.g_.state, false)) {
+            for (const ReplicatedPiece& piece : replicated_pieces(of.g_.state, false)) {
                 bytes_.emplace_back(piece.bytes);
                 cudaCheck(cudaMemcpy(bytes_.back().data(), piece.begin, piece.bytes, cudaMemcpyDefault));
             }
@@ -111,7 +111,7 @@ public:
         ~Kept() {
             of_.g_.state.synchronize();
             size_t i = 0;
-            for (const HeldPiece& piece : held_pieces(of_.g_.state, false)) {
+            for (const ReplicatedPiece& piece : replicated_pieces(of_.g_.state, false)) {
                 cudaMemcpy((void*)piece.begin, bytes_[i].data(), piece.bytes, cudaMemcpyDefault);
                 i++;
             }

@@ -435,7 +435,7 @@ MeshShape mesh_of(const Case& c) {
     MeshShape mesh = c.mesh;
     mesh.ring = c.pipeline.chunks > 1;
     mesh.copies = std::max(1, mesh.tp / config_of(c).kv_heads);
-    mesh.homes = true;  // for Muon
+    mesh.matrix_owners = true;  // for Muon
     return mesh;
 }
 
@@ -883,7 +883,7 @@ std::vector<float> course_of(Gpt& g, int micro_batches) {
     NotedError error;
     int reads = 0;
     DeviceBatches batches(std::make_unique<RandomBatches>(g.config.vocab_size, reads), g.stream, g.mesh,
-                          error, g.stage.room.micro_batches);
+                          error, g.stage.capacity.micro_batches);
     initialize(g.state, 5);
     std::vector<float> course;
     for (int step = 0; step < steps; step++) {
@@ -947,7 +947,7 @@ std::string bits_of_even_steps(Gpt& g, int own, Dealt dealt) {
     NotedError error;
     int reads = 0, ranks = g.mesh.shape.dp, all = own * ranks;
     DeviceBatches batches(std::make_unique<RandomBatches>(g.config.vocab_size, reads), g.stream, g.mesh,
-                          error, g.stage.room.micro_batches);
+                          error, g.stage.capacity.micro_batches);
     initialize(g.state, 5);
     std::string bits;
     for (int step = 0; step < 2; step++) {
@@ -1032,8 +1032,8 @@ std::map<std::string, std::string> bits_of_tensors(Gpt& g) {
     return bits;
 }
 
-// Muon: a matrix's home has a t-th part of it, gets the others from its replica, and sends to each replica
-// what of the transformed one the home has not itself. Null where ranks of a shard group have different
+// Muon: a matrix's owner has a t-th part of it, gets the others from its replica, and sends to each replica
+// what of the transformed one the owner has not itself. Null where ranks of a shard group have different
 // parts, or tensor ranks copies of heads.
 std::optional<size_t> formula_updates(const Place& a) {
     if (a.S > 1 || (size_t)a.config.kv_heads < a.t) return {};

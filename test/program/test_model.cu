@@ -495,8 +495,8 @@ TEST_CASE("a sample depends on its key only, and top-k 1 is greedy" *
     randomize(g);
     auto sample = [&](Sampling sampling, uint64_t key, int end = -1, size_t most = 24) {
         std::vector<int> tokens;
-        Writer writer(g, {1, 2, 3}, 1);
-        write_texts(writer, 24, {end}, sampling, {key}, [&](int, int token) {
+        Generator writer(g, {1, 2, 3}, 1);
+        generate_texts(writer, 24, {end}, sampling, {key}, [&](int, int token) {
             tokens.push_back(token);
             return tokens.size() < most;
         });
@@ -536,7 +536,7 @@ TEST_CASE("with a key/value cache texts go on as without, beyond the context too
             randomize(with);
             std::vector<int> prompt;
             for (int i = 0; i < prompt_tokens; i++) prompt.push_back((i * 7 + 3) % config.vocab_size);
-            Writer cached(with, prompt, count), computed(without, prompt, count);
+            Generator cached(with, prompt, count), computed(without, prompt, count);
             double worst = 0;
             for (int step = 0; step < steps; step++) {
                 auto got = cached.next(), want = computed.next();

@@ -197,7 +197,7 @@ struct Step {
     // Products are taken to begin more slowly than the rates fitted on published runs say.
     double seconds(const std::vector<Pass>& passes) const {
         Machine machine = h200();
-        machine.half_sums = 110;
+        machine.gemm_half_k = 110;
         return predicted_time(machine, config().head_size, passes).all();
     }
     double predicted_share() const {

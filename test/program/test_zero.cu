@@ -67,7 +67,7 @@ ModelConfig config_of(const Case& c) {
 MeshShape shape_of(const Case& c) {
     int ranks = test_world().size();
     int group = c.level == 0 ? 1 : c.whole_group || ranks % 2 ? ranks : ranks / 2;
-    return {.dp = ranks, .shard = group, .homes = true};
+    return {.dp = ranks, .shard = group, .matrix_owners = true};
 }
 
 ZeroSettings settings_of(const Case& c) {
@@ -440,7 +440,7 @@ TEST_CASE("each kind of tensor has its own learning rate and decay") {
     are(TensorKind::vector, 6, 1);
     are(TensorKind::matrix, 1, 1);
 
-    Mesh mesh(test_world(), {.dp = test_world().size(), .shard = test_world().size(), .homes = true},
+    Mesh mesh(test_world(), {.dp = test_world().size(), .shard = test_world().size(), .matrix_owners = true},
               test_stream());
     ParameterLayout layout = bare_layout(false, mesh.shape.shard);
     auto stepped = [&](OptimizerKind kind, TensorKind other, Multipliers by, bool steps = true) {
@@ -488,7 +488,7 @@ TEST_CASE("each kind of tensor has its own learning rate and decay") {
 TEST_CASE("a tensor of several pieces is set and collected whole") {
     constexpr size_t size = 2 * tensor_piece + 3;
     auto value = [](size_t i) { return exact ? (float)i : (float)(i >> 15); };  // no rounding
-    Mesh mesh(test_world(), {.dp = test_world().size(), .shard = test_world().size(), .homes = true},
+    Mesh mesh(test_world(), {.dp = test_world().size(), .shard = test_world().size(), .matrix_owners = true},
               test_stream());
     ParameterLayout layout({{0, Unit::embedding, "in", size, 0, 0, 1, true},
                             {1, Unit::block, "weight", 40, 8, 0, 1, true},
@@ -568,7 +568,7 @@ std::vector<MeshShape> cut_shapes() {
                                      {.tp = 2, .dp = 2},
                                      {.pp = 2, .dp = 2, .shard = 2}});
     }
-    for (MeshShape& shape : shapes) shape.homes = true;  // for Muon
+    for (MeshShape& shape : shapes) shape.matrix_owners = true;  // for Muon
     return shapes;
 }
 
@@ -670,7 +670,7 @@ TEST_CASE("a step that is not finite on one rank changes the weights of none") {
                            1);
             return read_result(g, sequences * T);
         };
-        StepResult stats = poisoned_step([&] { spoil_loss(g); });
+        StepResult stats = poisoned_step([&] { poison_loss(g); });
         CHECK_FALSE(stats.finite);
         CHECK((seen_parameters(g) == before));
         CHECK_FALSE(stats.stop);

@@ -24,7 +24,7 @@ struct RecordedWork {
 
 template <typename Work>
 RecordedWork recorded_work(cudaStream_t compute, Work&& work, bool detailed = true) {
-    Recording recording(compute, {});
+    TraceSession recording(compute, {});
     recorder.keep_entries(true);
     recorder.begin_step(0, detailed);
     work();

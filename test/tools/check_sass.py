@@ -48,7 +48,7 @@ scalars = {
     r'sum_columns_kernel': 1,             # a sum, at the end
     r'sum_squares_kernel': 1,             # a sum, at the end
     r'swiglu_(for|back)ward_kernel': 1,   # the largest element
-    r'tap_sum_(for|back)ward_kernel': 1,  # where a document begins
+    r'causal_conv_(for|back)ward_kernel': 1,  # where a document begins
 }
 
 # Kernels whose scalars are beyond counting, since compilers unroll loops over them: ends of parts of arrays, lists, odd

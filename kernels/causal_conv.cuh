@@ -18,7 +18,7 @@ taps of rows [first - 1, first + count - 1).
 #include "kernels/common.cuh"
 
 // The rows of a micro-batch: sequences of T each.
-struct TapRows {
+struct ConvRows {
     int N, T;
     const int* doc_start = nullptr;  // (N) position at which each row's document begins; null: at 0
     // (N / T, C) the first taps of the row before each sequence, which goes on an earlier one. Null: they
@@ -40,8 +40,8 @@ struct TapRows {
 // ----------------------------------------------------------------------------
 // CPU
 
-inline void tap_sum_forward_cpu(floatX* out, const floatX* inp, const floatX* bias, const TapRows& rows,
-                                int first, int count, int C) {
+inline void causal_conv_forward_cpu(floatX* out, const floatX* inp, const floatX* bias, const ConvRows& rows,
+                                    int first, int count, int C) {
 #pragma omp parallel for
     for (int row = first; row < first + count; row++) {
         const floatX* own = inp + ((size_t)row * 2 + 1) * C;
@@ -55,8 +55,8 @@ inline void tap_sum_forward_cpu(floatX* out, const floatX* inp, const floatX* bi
     }
 }
 
-inline void tap_sum_backward_cpu(floatX* dinp, const floatX* dout, const TapRows& rows, int first, int count,
-                                 int C) {
+inline void causal_conv_backward_cpu(floatX* dinp, const floatX* dout, const ConvRows& rows, int first,
+                                     int count, int C) {
 #pragma omp parallel for
     for (int row = first; row < first + count; row++) {
         const floatX* dy = dout + (size_t)row * C;
@@ -74,8 +74,8 @@ inline void tap_sum_backward_cpu(floatX* dinp, const floatX* dout, const TapRows
 
 // One row per block, W neighbouring elements per thread at a time.
 template <int W>
-__global__ void tap_sum_forward_kernel(floatX* out, const floatX* inp, const floatX* bias, TapRows rows,
-                                       int first, int C) {
+__global__ void causal_conv_forward_kernel(floatX* out, const floatX* inp, const floatX* bias, ConvRows rows,
+                                           int first, int C) {
     int row = first + blockIdx.x;
     const floatX* own = inp + ((size_t)row * 2 + 1) * C;
     const floatX* before = rows.taps_before(inp, row, C);
@@ -90,7 +90,8 @@ __global__ void tap_sum_forward_kernel(floatX* out, const floatX* inp, const flo
 
 // One row of dout per block, which reads it once and writes it to both places.
 template <int W>
-__global__ void tap_sum_backward_kernel(floatX* dinp, const floatX* dout, TapRows rows, int first, int C) {
+__global__ void causal_conv_backward_kernel(floatX* dinp, const floatX* dout, ConvRows rows, int first,
+                                            int C) {
     int row = first + blockIdx.x;
     bool begins = rows.begins(row);
     floatX* taps = dinp + (size_t)row * 2 * C;
@@ -108,25 +109,25 @@ __global__ void tap_sum_backward_kernel(floatX* dinp, const floatX* dout, TapRow
 // launchers
 
 // Writes rows [first, first + count) of out.
-inline void tap_sum_forward(floatX* out,         // (N, C)
-                            const floatX* inp,   // (N, 2, C)
-                            const floatX* bias,  // (C), or null
-                            TapRows rows, int first, int count, int C, cudaStream_t stream) {
-    ON_DEVICE(stream, tap_sum_forward_cpu(out, inp, bias, rows, first, count, C),
+inline void causal_conv_forward(floatX* out,         // (N, C)
+                                const floatX* inp,   // (N, 2, C)
+                                const floatX* bias,  // (C), or null
+                                ConvRows rows, int first, int count, int C, cudaStream_t stream) {
+    ON_DEVICE(stream, causal_conv_forward_cpu(out, inp, bias, rows, first, count, C),
               with_vec_width<floatX>(C, [&](auto width) {
-                  launch(tap_sum_forward_kernel<width()>, count, row_threads(C / width(), 256), 0, stream,
+                  launch(causal_conv_forward_kernel<width()>, count, row_threads(C / width(), 256), 0, stream,
                          out, inp, bias, rows, first, C);
               }));
 }
 
 // Writes what rows [first, first + count) of dout are the gradients of: their own taps, and the first taps of
 // the rows before them; of the last row of all, both.
-inline void tap_sum_backward(floatX* dinp,        // (N, 2, C)
-                             const floatX* dout,  // (N, C)
-                             TapRows rows, int first, int count, int C, cudaStream_t stream) {
-    ON_DEVICE(stream, tap_sum_backward_cpu(dinp, dout, rows, first, count, C),
+inline void causal_conv_backward(floatX* dinp,        // (N, 2, C)
+                                 const floatX* dout,  // (N, C)
+                                 ConvRows rows, int first, int count, int C, cudaStream_t stream) {
+    ON_DEVICE(stream, causal_conv_backward_cpu(dinp, dout, rows, first, count, C),
               with_vec_width<floatX>(C, [&](auto width) {
-                  launch(tap_sum_backward_kernel<width()>, count, row_threads(C / width(), 256), 0, stream,
-                         dinp, dout, rows, first, C);
+                  launch(causal_conv_backward_kernel<width()>, count, row_threads(C / width(), 256), 0,
+                         stream, dinp, dout, rows, first, C);
               }));
 }

@@ -1,14 +1,14 @@
 /*
 Whole matrices for an optimizer that needs them, from parts that lie with many ranks.
 
-Each matrix of a block (queries, keys and values apart) has one home among all ranks of its stage. There its
-update comes together from the tensor ranks and shards of the home's replica, becomes another by
-Optimizer::transform, and goes to those of all replicas. The home sees the same matrix however it is cut, and
-homes follow from the layout alone, so the result does not depend on either; and replicas stay equal to the
+Each matrix of a block (queries, keys and values apart) has one owner among all ranks of its stage. There its
+update comes together from the tensor ranks and shards of the owner's replica, becomes another by
+Optimizer::transform, and goes to those of all replicas. The owner sees the same matrix however it is cut, and
+owners follow from the layout alone, so the result does not depend on either; and replicas stay equal to the
 bit, whatever machines they are on.
 
-    shard 0    Q Q K K V       sends    Q's home is shard 0       Q' Q' K' K' V'
-    shard 1    V F F F F       -->      F's home is shard 1  ...  V' F' F' F' F'
+    shard 0    Q Q K K V       sends    Q's owner is shard 0       Q' Q' K' K' V'
+    shard 1    V F F F F       -->      F's owner is shard 1  ...  V' F' F' F' F'
 
 Units go in rounds, as few at once as give every rank a matrix: so all of them work, in little memory. Within
 a round the most expensive matrix goes to the rank that has least to do so far. What travels is floatX.
@@ -34,17 +34,17 @@ a round the most expensive matrix goes to the rank that has least to do so far. 
 
 // One rank of each replica holds this part of a matrix.
 struct HeldPart {
-    int owner;    // among the ranks of a replica that share the matrix
+    int holder;   // among the ranks of a replica that share the matrix
     bool counts;  // exactly one of several copies does
-    size_t at;    // in what the owner has of the unit
+    size_t at;    // in what the holder has of the unit
     MatrixPart part;
-    size_t arrives;  // its place in the memory for parts that arrive at the home
+    size_t arrives;  // its place in the memory for parts that arrive at the owner
 };
 
-struct HomedMatrix {
+struct OwnedMatrix {
     int unit;
     size_t rows, cols;
-    int home = 0;  // among the ranks of the stage, replica after replica
+    int owner = 0;  // among the ranks of the stage, replica after replica
     std::vector<HeldPart> parts = {};
 
     bool is_tall() const { return rows > cols; }
@@ -56,24 +56,24 @@ struct HomedMatrix {
 // Units whose matrices are transformed at the same time.
 struct MatrixRound {
     std::vector<int> units;
-    std::vector<HomedMatrix> matrices;
+    std::vector<OwnedMatrix> matrices;
 };
 
 // The ranks of a replica that share a matrix are numbered along these, shard after shard.
 constexpr AxisSet sharing_axes = {Axis::tensor, Axis::shard};
 
-// The matrices of one unit, without homes. layouts: of each tensor rank
-inline std::vector<HomedMatrix> matrices_of(const std::vector<ParameterLayout>& layouts, int unit,
+// The matrices of one unit, without owners. layouts: of each tensor rank
+inline std::vector<OwnedMatrix> matrices_of(const std::vector<ParameterLayout>& layouts, int unit,
                                             const MeshShape& shape) {
-    std::map<int, HomedMatrix> by_section;
+    std::map<int, OwnedMatrix> by_section;
     size_t part_size = layouts[0].unit_size(unit) / shape.shard;
     for (const ParameterLayout& there : layouts) {
         auto counted = there.counted(unit);
         for (const SectionPart& held :
              there.section_parts(unit, there.parts(unit, 0, there.unit_size(unit)))) {
             if (!held.of_block_matrix()) continue;
-            HomedMatrix& matrix =
-                by_section.try_emplace(held.section, HomedMatrix{unit, held.rows, held.row->cols})
+            OwnedMatrix& matrix =
+                by_section.try_emplace(held.section, OwnedMatrix{unit, held.rows, held.row->cols})
                     .first->second;
             bool counts = is_in_one(counted, held.at);
             for (size_t done = 0; done < held.count;) {
@@ -82,35 +82,35 @@ inline std::vector<HomedMatrix> matrices_of(const std::vector<ParameterLayout>& 
                 MatrixPart part = {
                     matrix.rows, matrix.cols,     held.column, held.columns, held.begin - held.start + done,
                     count,       matrix.is_tall()};
-                auto owner =
+                auto holder =
                     MeshPosition().with(Axis::shard, (int)shard).with(Axis::tensor, there.place.tensor);
-                matrix.parts.push_back({index_along(sharing_axes, owner, shape), counts, inside, part, 0});
+                matrix.parts.push_back({index_along(sharing_axes, holder, shape), counts, inside, part, 0});
                 done += count;
             }
         }
     }
-    std::vector<HomedMatrix> matrices;
+    std::vector<OwnedMatrix> matrices;
     for (auto& [section, matrix] : by_section) matrices.push_back(std::move(matrix));
     return matrices;
 }
 
-// Gives each matrix of a round its home, and each part its place there.
-inline void choose_homes(MatrixRound& round, int ranks) {
+// Gives each matrix of a round its owner, and each part its place there.
+inline void choose_owners(MatrixRound& round, int ranks) {
     using Load = std::pair<double, int>;  // a rank and its load: least load first, then lowest rank
     std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
     for (int rank = 0; rank < ranks; rank++) loads.push({0, rank});
     std::vector<size_t> room(ranks);
-    std::vector<HomedMatrix*> by_cost;
-    for (HomedMatrix& matrix : round.matrices) by_cost.push_back(&matrix);
-    std::ranges::stable_sort(by_cost, std::greater(), [](const HomedMatrix* m) { return m->cost(); });
-    for (HomedMatrix* matrix : by_cost) {
+    std::vector<OwnedMatrix*> by_cost;
+    for (OwnedMatrix& matrix : round.matrices) by_cost.push_back(&matrix);
+    std::ranges::stable_sort(by_cost, std::greater(), [](const OwnedMatrix* m) { return m->cost(); });
+    for (OwnedMatrix* matrix : by_cost) {
         auto [load, rank] = loads.top();
         loads.pop();
         loads.push({load + matrix->cost(), rank});
-        matrix->home = rank;
+        matrix->owner = rank;
         for (HeldPart& held : matrix->parts) {
-            held.arrives = room[matrix->home];
-            room[matrix->home] += held.part.count;
+            held.arrives = room[matrix->owner];
+            room[matrix->owner] += held.part.count;
         }
     }
 }
@@ -127,13 +127,13 @@ inline std::vector<MatrixRound> matrix_rounds(const ParameterLayout& layout, con
     std::vector<ParameterLayout> layouts;
     for (int tensor = 0; tensor < shape.tp; tensor++) layouts.push_back(layout.of_tensor_rank(tensor));
     for (int unit : layout.held()) {
-        std::vector<HomedMatrix> matrices = matrices_of(layouts, unit, shape);
+        std::vector<OwnedMatrix> matrices = matrices_of(layouts, unit, shape);
         bool joins = !rounds.empty() && (int)rounds.back().matrices.size() < ranks;
         if (!joins) rounds.emplace_back();
         rounds.back().units.push_back(unit);
-        for (HomedMatrix& matrix : matrices) rounds.back().matrices.push_back(std::move(matrix));
+        for (OwnedMatrix& matrix : matrices) rounds.back().matrices.push_back(std::move(matrix));
     }
-    for (MatrixRound& round : rounds) choose_homes(round, ranks);
+    for (MatrixRound& round : rounds) choose_owners(round, ranks);
     return rounds;
 }
 
@@ -151,46 +151,47 @@ struct MatrixArrays {
                  TransformScratch scratch_of) {
         size_t most_own = 0, most_arrived = 0, largest = 0, most_scratch = 0;
         for (const MatrixRound& round : rounds) {
-            std::vector<size_t> of_owner(shape.along(sharing_axes)), at_home(shape.along(stage_axes));
-            for (const HomedMatrix& matrix : round.matrices) {
+            std::vector<size_t> of_holder(shape.along(sharing_axes)), at_owner(shape.along(stage_axes));
+            for (const OwnedMatrix& matrix : round.matrices) {
                 for (const HeldPart& held : matrix.parts) {
-                    of_owner[held.owner] += held.part.count;
-                    at_home[matrix.home] += held.part.count;
+                    of_holder[held.holder] += held.part.count;
+                    at_owner[matrix.owner] += held.part.count;
                 }
                 auto [less, more] = std::minmax(matrix.rows, matrix.cols);
                 largest = std::max(largest, matrix.size());
                 most_scratch = std::max(most_scratch, scratch_of(less, more));
             }
-            most_own = std::max(most_own, std::ranges::max(of_owner));
-            most_arrived = std::max(most_arrived, std::ranges::max(at_home));
+            most_own = std::max(most_own, std::ranges::max(of_holder));
+            most_arrived = std::max(most_arrived, std::ranges::max(at_owner));
         }
         memory.of("whole matrices");
-        own = memory.take_numbers(most_own);
-        arrived = memory.take_numbers(most_arrived);
-        matrix = memory.take_numbers(largest);
-        scratch = memory.take_numbers(most_scratch);
+        own = memory.take_elements(most_own);
+        arrived = memory.take_elements(most_arrived);
+        matrix = memory.take_elements(largest);
+        scratch = memory.take_elements(most_scratch);
     }
 };
 
 // ----------------------------------------------------------------------------
-// the way home and back
+// the way to the owner and back
 
-class MatrixHomes {
+class MatrixOwners {
 public:
     // The memory must outlive this. stage: the group of all ranks of the stage.
-    MatrixHomes(Arena& memory, const ParameterLayout& layout, const MeshShape& shape,
-                const MeshPosition& position, const Communicator& stage, TransformScratch scratch_of,
-                cudaStream_t stream)
+    MatrixOwners(Arena& memory, const ParameterLayout& layout, const MeshShape& shape,
+                 const MeshPosition& position, const Communicator& stage, TransformScratch scratch_of,
+                 cudaStream_t stream)
         : shape_(shape),
           stage_(stage),
           replica_(index_along(replica_axes, position, shape)),
           me_(index_along(sharing_axes, position, shape)),
-          my_home_(replica_ * shape.along(sharing_axes) + me_),
+          me_in_stage_(replica_ * shape.along(sharing_axes) + me_),
           rounds_(matrix_rounds(layout, shape, scratch_of)),
           arrays_(memory, rounds_, shape, scratch_of),
           stream_(stream) {
         if (!rounds_.empty() && stage.size() != shape.along(stage_axes))
-            fail("mesh: has no group of a stage's ranks, and matrices travel there; see MeshShape::homes");
+            fail("mesh: has no group of a stage's ranks, and matrices travel there; see "
+                 "MeshShape::matrix_owners");
     }
 
     const std::vector<MatrixRound>& rounds() const { return rounds_; }
@@ -198,13 +199,14 @@ public:
     // For all ranks of a stage: replaces the updates, of which grads_of(unit) is what this rank owns of a
     // unit. Where the scale (1) is NaN they stay as they are.
     template <typename GradsOf, typename Transform>
-    void visit(const MatrixRound& round, GradsOf&& grads_of, const float* scale, Transform&& transform) {
-        each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
+    void transform_at_owners(const MatrixRound& round, GradsOf&& grads_of, const float* scale,
+                             Transform&& transform) {
+        each_own(round, [&](const OwnedMatrix& matrix, const HeldPart& held, floatX* own) {
             convert(own, grads_of(matrix.unit) + held.at, held.part.count, stream_);
         });
         travel(round, true);
-        for (const HomedMatrix& matrix : round.matrices) {
-            if (matrix.home != my_home_) continue;
+        for (const OwnedMatrix& matrix : round.matrices) {
+            if (matrix.owner != me_in_stage_) continue;
             auto [less, more] = std::minmax(matrix.rows, matrix.cols);
             for (const HeldPart& held : matrix.parts) {
                 if (held.counts)
@@ -217,7 +219,7 @@ public:
                                                    stream_);
         }
         travel(round, false);
-        each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
+        each_own(round, [&](const OwnedMatrix& matrix, const HeldPart& held, floatX* own) {
             convert(grads_of(matrix.unit) + held.at, (const floatX*)own, held.part.count, stream_, scale);
         });
     }
@@ -227,43 +229,44 @@ private:
     template <typename Visit>
     void each_own(const MatrixRound& round, Visit&& visit) const {
         floatX* own = arrays_.own;
-        for (const HomedMatrix& matrix : round.matrices) {
+        for (const OwnedMatrix& matrix : round.matrices) {
             for (const HeldPart& held : matrix.parts) {
-                if (held.owner != me_) continue;
+                if (held.holder != me_) continue;
                 visit(matrix, held, own);
                 own += held.part.count;
             }
         }
     }
 
-    int replica_of(const HomedMatrix& matrix) const { return matrix.home / shape_.along(sharing_axes); }
+    int replica_of(const OwnedMatrix& matrix) const { return matrix.owner / shape_.along(sharing_axes); }
 
-    // Own parts to where they arrive at their homes, from the home's replica and of copies one; or from there
-    // to all who have them.
-    void travel(const MatrixRound& round, bool home) {
-        auto goes = [&](const HomedMatrix& matrix, const HeldPart& held, int replica) {
-            return !home || (held.counts && replica == replica_of(matrix));
+    // Sends own parts to where they arrive at their owners, from the owner's replica and of copies one; or
+    // back from there to all who have them.
+    void travel(const MatrixRound& round, bool to_owner) {
+        auto goes = [&](const OwnedMatrix& matrix, const HeldPart& held, int replica) {
+            return !to_owner || (held.counts && replica == replica_of(matrix));
         };
-        each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
-            if (matrix.home != my_home_ || !goes(matrix, held, replica_)) return;
+        each_own(round, [&](const OwnedMatrix& matrix, const HeldPart& held, floatX* own) {
+            if (matrix.owner != me_in_stage_ || !goes(matrix, held, replica_)) return;
             floatX* there = arrays_.arrived + held.arrives;
-            cudaCheck(cudaMemcpyAsync(home ? there : own, home ? own : there,
+            cudaCheck(cudaMemcpyAsync(to_owner ? there : own, to_owner ? own : there,
                                       held.part.count * sizeof(floatX), cudaMemcpyDeviceToDevice, stream_));
         });
         if (stage_.size() == 1) return;
         grouped({stage_}, [&] {
-            each_own(round, [&](const HomedMatrix& matrix, const HeldPart& held, floatX* own) {
-                if (matrix.home == my_home_ || !goes(matrix, held, replica_)) return;
-                pass(home, own, held.part.count, replica_of(matrix),
-                     matrix.home % shape_.along(sharing_axes));
+            each_own(round, [&](const OwnedMatrix& matrix, const HeldPart& held, floatX* own) {
+                if (matrix.owner == me_in_stage_ || !goes(matrix, held, replica_)) return;
+                pass(to_owner, own, held.part.count, replica_of(matrix),
+                     matrix.owner % shape_.along(sharing_axes));
             });
-            for (const HomedMatrix& matrix : round.matrices) {
-                if (matrix.home != my_home_) continue;
+            for (const OwnedMatrix& matrix : round.matrices) {
+                if (matrix.owner != me_in_stage_) continue;
                 for (const HeldPart& held : matrix.parts) {
                     for (int replica = 0; replica < shape_.replicas(); replica++) {
-                        bool own = held.owner == me_ && replica == replica_;
+                        bool own = held.holder == me_ && replica == replica_;
                         if (!own && goes(matrix, held, replica))
-                            pass(!home, arrays_.arrived + held.arrives, held.part.count, replica, held.owner);
+                            pass(!to_owner, arrays_.arrived + held.arrives, held.part.count, replica,
+                                 held.holder);
                     }
                 }
             }
@@ -283,7 +286,7 @@ private:
     const MeshShape shape_;
     const Communicator stage_;
     const int replica_, me_;  // this rank among the sharers of its replica,
-    const int my_home_;       // and among all ranks of the stage
+    const int me_in_stage_;   // and among all ranks of the stage
     const std::vector<MatrixRound> rounds_;
     const MatrixArrays arrays_;
     cudaStream_t stream_;

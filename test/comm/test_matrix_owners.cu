@@ -2,7 +2,7 @@
 #include <map>
 #include <sstream>
 
-#include "comm/matrix_homes.h"
+#include "comm/matrix_owners.h"
 #include "comm/mesh.h"
 #include "test/support/ranks.h"
 #include "test/support/testing.h"
@@ -62,7 +62,7 @@ size_t no_scratch(size_t, size_t) {
 
 }  // namespace
 
-TEST_CASE("every matrix is whole at one home, and its parts come back") {
+TEST_CASE("every matrix is whole at one owner, and its parts come back") {
     int n = test_world().size();
     std::vector<MeshShape> shapes = {{.dp = n, .shard = n}, {.tp = n, .copies = n / 2}, {.dp = n}};
     if (n == 4) {
@@ -76,7 +76,7 @@ TEST_CASE("every matrix is whole at one home, and its parts come back") {
             CAPTURE(text("tp %d, pp %d, dp %d, shard %d, llama %d", shape.tp, shape.pp, shape.dp, shape.shard,
                          llama));
             shape.copies = std::max(1, shape.copies);
-            shape.homes = true;
+            shape.matrix_owners = true;
             ModelConfig config = config_of(llama);
             Mesh mesh(test_world(), shape, test_stream());
             StageUnits place = {.tp = shape.tp, .tensor = mesh.position[Axis::tensor]};
@@ -100,10 +100,10 @@ TEST_CASE("every matrix is whole at one home, and its parts come back") {
                 grads[unit] = std::make_unique<Buffer<float>>(values);
             }
             Arena memory;
-            MatrixHomes homes(memory, layout, mesh.shape, mesh.position, mesh.stage(), no_scratch,
-                              test_stream());
+            MatrixOwners owners(memory, layout, mesh.shape, mesh.position, mesh.stage(), no_scratch,
+                                test_stream());
             std::string seen;
-            for (const MatrixRound& round : homes.rounds()) {
+            for (const MatrixRound& round : owners.rounds()) {
                 auto transform = [&](floatX* matrix, int rows, int cols, floatX*, cudaStream_t stream) {
                     cudaCheck(cudaStreamSynchronize(stream));
                     std::vector<floatX> values((size_t)rows * cols);
@@ -117,7 +117,7 @@ TEST_CASE("every matrix is whole at one home, and its parts come back") {
                     cudaCheck(cudaMemcpy(matrix, values.data(), values.size() * sizeof(floatX),
                                          cudaMemcpyHostToDevice));
                 };
-                homes.visit(
+                owners.transform_at_owners(
                     round, [&](int unit) { return (float*)*grads[unit]; }, nullptr, transform);
             }
             std::map<int, std::vector<float>> after;
@@ -135,15 +135,15 @@ TEST_CASE("every matrix is whole at one home, and its parts come back") {
             }
             // in a step that is skipped they stay as they are
             Buffer<float> nan(std::vector<float>{NAN});
-            for (const MatrixRound& round : homes.rounds()) {
-                homes.visit(
+            for (const MatrixRound& round : owners.rounds()) {
+                owners.transform_at_owners(
                     round, [&](int unit) { return (float*)*grads[unit]; }, nan,
                     [&](floatX* matrix, int rows, int cols, floatX*, cudaStream_t stream) {
                         cudaCheck(cudaMemsetAsync(matrix, 0, rows * cols * sizeof(floatX), stream));
                     });
             }
             for (int unit : layout.held()) CHECK(grads[unit]->host() == after[unit]);
-            // each matrix has one home, and no rank is idle
+            // each matrix has one owner, and no rank is idle
             std::map<int, int> homes_of;
             for (const std::string& mine : test_world().all_gather(seen)) {
                 CHECK(!mine.empty());
@@ -161,12 +161,12 @@ TEST_CASE("every matrix is whole at one home, and its parts come back") {
 TEST_CASE("an arena that counts finds the memory of a rank's matrices") {
     ModelConfig config = config_of(true);
     int n = test_world().size();
-    MeshShape shape = {.dp = n, .shard = n, .homes = true};
+    MeshShape shape = {.dp = n, .shard = n, .matrix_owners = true};
     Mesh mesh(test_world(), shape, test_stream());
     ParameterLayout layout = parameter_layout(config, n);
     auto scratch = [](size_t rows, size_t cols) { return rows * cols + 3; };
     Arena memory, counted(Arena::counts);
-    MatrixHomes homes(memory, layout, mesh.shape, mesh.position, mesh.stage(), scratch, test_stream());
+    MatrixOwners owners(memory, layout, mesh.shape, mesh.position, mesh.stage(), scratch, test_stream());
     MatrixArrays(counted, layout, shape, scratch);
     CHECK(memory.bytes() == counted.bytes());
     // one matrix and its scratch, and what a rank has, and gets, of a round: a fair share, or one matrix
@@ -174,7 +174,7 @@ TEST_CASE("an arena that counts finds the memory of a rank's matrices") {
     CHECK(memory.bytes() >= (2 * largest + 3) * sizeof(floatX));
     CHECK(memory.bytes() <= (2 * largest + 3 + 4 * std::max(of_block / n, largest)) * sizeof(floatX));
     Arena none;
-    MatrixHomes without(none, layout, mesh.shape, mesh.position, mesh.stage(), nullptr, test_stream());
+    MatrixOwners without(none, layout, mesh.shape, mesh.position, mesh.stage(), nullptr, test_stream());
     CHECK(without.rounds().empty());
     CHECK(none.bytes() == 0);
 }

@@ -1,7 +1,7 @@
 // The sum over taps against a convolution in double precision, whole and in parts.
 #include "test/support/testing.h"
 
-#include "kernels/tap_sum.cuh"
+#include "kernels/causal_conv.cuh"
 
 using Doubles = std::vector<double>;
 
@@ -55,8 +55,8 @@ TEST_CASE("tap sum forward over shapes, with a bias and without") {
              before = random_values<floatX>("before", s.N / s.T * C);
         Buffer<floatX> inp_device(inp), bias_device(bias), before_device(before);
         Buffer<int> starts(s.doc_start);
-        TapRows rows = {s.N, s.T, s.doc_start.empty() ? nullptr : (int*)starts,
-                        s.goes_on ? (floatX*)before_device : nullptr};
+        ConvRows rows = {s.N, s.T, s.doc_start.empty() ? nullptr : (int*)starts,
+                         s.goes_on ? (floatX*)before_device : nullptr};
         for (bool biased : {true, false}) {
             Doubles want(size);
             for (int row = 0; row < s.N; row++) {
@@ -70,8 +70,8 @@ TEST_CASE("tap sum forward over shapes, with a bias and without") {
             in_parts(s.N, [&](int part) {
                 Buffer<floatX> out(size);
                 for (int first = 0; first < s.N; first += part) {
-                    tap_sum_forward(out, inp_device, biased ? (floatX*)bias_device : nullptr, rows, first,
-                                    std::min(part, s.N - first), s.C, test_stream());
+                    causal_conv_forward(out, inp_device, biased ? (floatX*)bias_device : nullptr, rows, first,
+                                        std::min(part, s.N - first), s.C, test_stream());
                 }
                 CHECK_CLOSE(out, want, tolerance<floatX>);
             });
@@ -90,7 +90,7 @@ TEST_CASE("tap sum backward over shapes") {
         auto dout = random_values<floatX>("dout", size);
         Buffer<floatX> dout_device(dout);
         Buffer<int> starts(s.doc_start);
-        TapRows rows = {s.N, s.T, s.doc_start.empty() ? nullptr : (int*)starts};
+        ConvRows rows = {s.N, s.T, s.doc_start.empty() ? nullptr : (int*)starts};
         Doubles want(2 * size);
         for (int row = 0; row < s.N; row++) {
             for (size_t c = 0; c < C; c++) {
@@ -101,8 +101,8 @@ TEST_CASE("tap sum backward over shapes") {
         in_parts(s.N, [&](int part) {
             Buffer<floatX> dinp(2 * size);
             for (int first = 0; first < s.N; first += part)
-                tap_sum_backward(dinp, dout_device, rows, first, std::min(part, s.N - first), s.C,
-                                 test_stream());
+                causal_conv_backward(dinp, dout_device, rows, first, std::min(part, s.N - first), s.C,
+                                     test_stream());
             CHECK(dinp.doubles() == want);
         });
     }
