@@ -9,9 +9,6 @@ neither letter, digit nor space, so that any bytes can be cut.
 */
 #pragma once
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
 #include <algorithm>
 #include <memory>
 #include <new>
@@ -25,7 +22,7 @@ class Pattern {
 public:
     // `owner` names the file in messages.
     Pattern(std::string_view pattern, const std::string& owner) : owner_(owner), source_(pattern) {
-        compile(PatternReader(pattern, owner).read());
+        compile(pattern_for_pcre2(pattern, owner));
     }
 
     // A pattern that matches this text and no other.
@@ -92,16 +89,17 @@ private:
             int error;
             size_t place;
             code->reset(pcre2_compile((PCRE2_SPTR)pattern.data(), pattern.size(),
-                                      PCRE2_UTF | PCRE2_UCP | options, &error, &place, nullptr));
+                                      PCRE2_UTF | PCRE2_UCP | PCRE2_NO_AUTO_CAPTURE | options, &error, &place,
+                                      nullptr));
             if (!*code) {
                 char reason[200] = "";
                 pcre2_get_error_message(error, (PCRE2_UCHAR*)reason, sizeof reason);
-                refuse(reason);
+                refuse_pattern(source_, owner_, reason);
             }
         }
         uint32_t matches_nothing = 0;
         pcre2_pattern_info(code_.get(), PCRE2_INFO_MATCHEMPTY, &matches_nothing);
-        if (matches_nothing) refuse("a way to match nothing");
+        if (matches_nothing) refuse_pattern(source_, owner_, "a way to match nothing");
         // If there is no compiler for this processor, the pattern is interpreted.
         compiled_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE) == 0 &&
                     pcre2_jit_compile(code_here_.get(), PCRE2_JIT_COMPLETE) == 0;
@@ -169,18 +167,9 @@ private:
         }
     }
 
-    [[noreturn]] void refuse(const std::string& what) const {
-        fail("%s: the pattern \"%s\" has %s, which is not supported; use a pattern without it",
-             owner_.c_str(), printable(source_).c_str(), printable(what).c_str());
-    }
-
-    struct FreeCode {
-        void operator()(pcre2_code* code) const { pcre2_code_free(code); }
-    };
-
     std::string owner_, source_;
-    std::unique_ptr<pcre2_code, FreeCode> code_, code_here_;  // finds the next match; one that begins here
-    bool compiled_ = false;                                   // to machine code
+    std::unique_ptr<pcre2_code, FreePattern> code_, code_here_;  // finds the next match; one that begins here
+    bool compiled_ = false;                                      // to machine code
 };
 
 // The version of Unicode that patterns know: "14.0.0".

@@ -1,278 +1,123 @@
 /*
 Reads the regular expressions that tokenizer files cut text with, and writes them for PCRE2. They are made for
 another engine (Oniguruma), so only what means the same there and in PCRE2 is let through: alternatives,
-groups, look-around, repetition, and sets of characters. The rest is refused by name. White space is written
-out, for PCRE2 counts U+180E among it, which Unicode does no longer.
+groups, look-around, repetition, and sets of characters. A grammar says what that is, itself a pattern for
+PCRE2. The rest is refused by showing the pattern up to where it leaves the grammar.
 */
 #pragma once
 
-#include <algorithm>
-#include <cctype>
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include <memory>
+#include <new>
 #include <string>
 #include <string_view>
-#include <vector>
+#include <utility>
 
-#include "data/base/error.h"
-#include "data/base/strings.h"
+#include "data/base/print.h"
 #include "data/base/utf8.h"
 
-class PatternReader {
-public:
-    PatternReader(std::string_view pattern, const std::string& owner)
-        : pattern_(pattern), at_(pattern.data()), end_(at_ + pattern.size()), owner_(owner) {}
-
-    // The pattern for PCRE2 with PCRE2_UTF and PCRE2_UCP; its groups do not capture.
-    std::string read() {
-        if (!is_utf8(pattern_)) refuse("text that is not UTF-8");
-        while (at_ < end_) read_one();
-        if (ignores_case_.size() != 1) refuse("an open '('");
-        return std::move(written_);
-    }
-
-private:
-    // A member of a set: one character, or characters as they are written between brackets.
-    struct Member {
-        std::string text;
-        int32_t code = -1;  // -1: not one character
-    };
-
-    [[noreturn]] void refuse(const std::string& what) const {
-        fail("%s: the pattern \"%s\" has %s, which is not supported; use a pattern without it",
-             owner_.c_str(), printable(pattern_).c_str(), printable(what).c_str());
-    }
-
-    bool next_is(std::string_view text) const {
-        return std::string_view(at_, (size_t)(end_ - at_)).starts_with(text);
-    }
-
-    bool take(std::string_view text) {
-        if (!next_is(text)) return false;
-        at_ += text.size();
-        return true;
-    }
-
-    void read_one() {
-        switch (*at_) {
-        case '(':
-            return read_group();
-        case ')':
-            if (ignores_case_.size() == 1) refuse("a ')' too many");
-            ignores_case_.pop_back();
-            repeatable_ = !around_.back();
-            around_.pop_back();
-            before_ = 0;
-            return syntax(take_char());
-        case '|':
-            repeatable_ = false;
-            before_ = 0;
-            return syntax(take_char());
-        case '*':
-        case '+':
-        case '?':
-        case '{':
-            return read_repetition();
-        case '[':
-            take_char();
-            return character(read_brackets());
-        case '.':
-        case '^':
-        case '$':
-        case ']':
-        case '}':
-            refuse(text("'%c'", *at_));
-        case '\\':
-            return character("[" + read_escape().text + "]");
-        default: {
-            int32_t code = next_code_point(at_, end_);
-            if (ignores_case_.back()) check_folding(code);
-            character(single(code).text);
-            before_ = code;
-        }
-        }
-    }
-
-    void read_group() {
-        bool ignores_case = ignores_case_.back(), around = false;
-        if (take("(?:")) {
-            syntax("(?:");
-        } else if (take("(?i:")) {
-            ignores_case = true;
-            syntax("(?i:");
-        } else if (take("(?>")) {
-            syntax("(?>");
-        } else if (next_is("(?=") || next_is("(?!")) {
-            around = true;
-            syntax(std::string(at_, 3));
-            at_ += 3;
-        } else if (next_is("(?<=") || next_is("(?<!")) {
-            around = true;
-            syntax(std::string(at_, 4));
-            at_ += 4;
-        } else if (next_is("(?") || next_is("(*")) {
-            refuse("\"" + std::string(at_, (size_t)std::min<ptrdiff_t>(4, end_ - at_)) + "\"");
-        } else {
-            take("(");
-            syntax("(?:");
-        }
-        ignores_case_.push_back(ignores_case);
-        around_.push_back(around);
-        repeatable_ = false;
-        before_ = 0;
-    }
-
-    // Oniguruma reads {1,2}+ and {1}? otherwise than PCRE2 does, so braces stand alone.
-    void read_repetition() {
-        if (!repeatable_) refuse("a repetition of nothing");
-        repeatable_ = false;
-        before_ = 0;
-        if (*at_ != '{') {
-            syntax(take_char());
-            if (at_ < end_ && (*at_ == '?' || *at_ == '+')) syntax(take_char());
-            return;
-        }
-        const char* begin = at_++;
-        auto digits = [&] {
-            size_t count = 0;
-            while (at_ < end_ && *at_ >= '0' && *at_ <= '9') at_++, count++;
-            return count > 0 && count < 5;
-        };
-        bool good = digits();
-        if (good && take(",") && !next_is("}")) good = digits();
-        if (!good || !take("}")) refuse("a '{' that is no repetition");
-        if (next_is("?") || next_is("+")) refuse(text("'%c' behind a '}'", *at_));
-        syntax(std::string(begin, at_));
-    }
-
-    // Behind the '['.
-    std::string read_brackets() {
-        std::string set = "[";
-        bool first = true, negated = take("^");
-        if (negated && ignores_case_.back()) refuse("[^ in (?i:");
-        if (negated) set += "^";
-        if (next_is("]")) refuse("an empty []");
-        while (!take("]")) {
-            if (at_ == end_) refuse("an open '['");
-            if (next_is("[")) refuse("'[' in []");
-            if (next_is("&&")) refuse("\"&&\" in []");
-            if (next_is("-") && !first && !next_is("-]")) refuse("'-' in the middle of []");
-            Member from = read_member();
-            set += from.text;
-            first = false;
-            if (!next_is("-") || next_is("-]")) continue;
-            take_char();
-            if (at_ == end_ || next_is("[")) refuse("a range without an end");
-            Member to = read_member();
-            if (from.code < 0 || from.code > to.code) refuse("a range that is none");
-            if (ignores_case_.back() && to.code >= 0x80) refuse("a range in (?i:");
-            set += "-" + to.text;
-        }
-        return set + "]";
-    }
-
-    Member read_member() {
-        if (next_is("\\")) return read_escape();
-        int32_t code = next_code_point(at_, end_);
-        if (ignores_case_.back() && code >= 0x80) refuse("a character beyond ASCII in (?i:");
-        return single(code);
-    }
-
-    // Reads an escape, from the backslash on.
-    Member read_escape() {
-        static constexpr char white[] = "\\t-\\r\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}"
-                                        "\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
-        take_char();
-        if (at_ == end_) refuse("a '\\' at its end");
-        char letter = *take_char().begin();
-        if (ignores_case_.back() && std::string_view("sSdDpP").find(letter) != std::string_view::npos)
-            refuse(std::string("\"\\") + letter + "\" in (?i:");
-        switch (letter) {
-        case 's':
-            return {white};
-        case 'S':
-            return {"\\S\\x{180e}"};
-        case 'd':
-            return {"\\p{Nd}"};
-        case 'D':
-            return {"\\P{Nd}"};
-        case 'p':
-        case 'P':
-            return {read_category(letter == 'P')};
-        case 'n':
-            return single('\n');
-        case 'r':
-            return single('\r');
-        case 't':
-            return single('\t');
-        case 'f':
-            return single('\f');
-        case 'v':
-            return single('\v');
-        case 'u':
-            return single(read_hex(4, 4));
-        case 'x': {
-            if (!take("{")) refuse("\"\\x\" without a '{'");
-            int32_t code = read_hex(1, 6);
-            if (!take("}")) refuse("\"\\x{\" without a '}'");
-            return single(code);
-        }
-        default:
-            if ((letter >= '0' && letter <= '9') || (letter >= 'a' && letter <= 'z') ||
-                (letter >= 'A' && letter <= 'Z') || (letter & 0x80))
-                refuse(std::string("\"\\") + letter + "\"");
-            return single((unsigned char)letter);
-        }
-    }
-
-    std::string read_category(bool negated) {
-        static constexpr std::string_view names =
-            "LuLlLtLmLoMnMcMeNdNlNoPcPdPsPePiPfPoSmScSkSoZsZlZpCcCfCsCoCn";
-        if (!take("{")) refuse("\"\\p\" without a '{'");
-        if (take("^")) negated = !negated;
-        const char* begin = at_;
-        while (at_ < end_ && *at_ != '}') at_++;
-        std::string name(begin, at_);
-        if (!take("}")) refuse("\"\\p{\" without a '}'");
-        size_t found = name.empty() ? names.npos : names.find(name);
-        if (name.size() > 2 || found == names.npos || found % 2 != 0) refuse("\\p{" + name + "}");
-        return (negated ? "\\P{" : "\\p{") + name + "}";
-    }
-
-    int32_t read_hex(int least, int most) {
-        int32_t code = 0;
-        int count = 0;
-        for (; count < most && at_ < end_ && isxdigit((unsigned char)*at_); count++, at_++)
-            code = code * 16 + (*at_ <= '9' ? *at_ - '0' : (*at_ | 0x20) - 'a' + 10);
-        if (count < least || code >= code_points) refuse("a code point that is none");
-        return code;
-    }
-
-    // If case is ignored, some letters in a row match one character (ß for ss); no pattern here needs that.
-    void check_folding(int32_t code) {
-        if (code >= 0x80) refuse("a character beyond ASCII in (?i:");
-        std::string pair = {(char)tolower(before_), (char)tolower(code)};
-        for (const char* folded : {"ss", "ff", "fi", "fl", "st"}) {
-            if (pair == folded) refuse("\"" + pair + "\" in (?i:");
-        }
-    }
-
-    static Member single(int32_t code) { return {text("\\x{%x}", (unsigned)code), code}; }
-
-    std::string take_char() { return std::string(1, *at_++); }
-    void syntax(const std::string& text) { written_ += text; }
-
-    // One character of the text, or one of a set.
-    void character(const std::string& text) {
-        written_ += text;
-        repeatable_ = true;
-        before_ = 0;
-    }
-
-    std::string_view pattern_;
-    const char *at_, *end_;
-    std::string owner_;
-    std::string written_;
-    std::vector<bool> ignores_case_ = {false};  // in the groups that are open, and outside of them
-    std::vector<bool> around_;                  // for each open group: it is a look-around
-    bool repeatable_ = false;                   // a repetition may follow
-    int32_t before_ = 0;                        // the literal character just read, else 0
+struct FreePattern {
+    void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+    void operator()(pcre2_match_data* match) const { pcre2_match_data_free(match); }
 };
+
+[[noreturn]] inline void refuse_pattern(std::string_view pattern, const std::string& owner,
+                                        const std::string& what) {
+    fail("%s: the pattern \"%s\" has %s, which is not supported; use a pattern without it", owner.c_str(),
+         printable(pattern).c_str(), printable(what).c_str());
+}
+
+// (?<name> ...) makes a rule and (?&name) uses it; with (?x), blanks and comments stand between their parts.
+// A + behind a repetition keeps what was found from being tried in other ways, so the time does not explode.
+// The limits are twice what the largest patterns need that PCRE2 compiles (250 groups in each other, 64 KiB).
+inline constexpr const char* pattern_grammar = R"((*LIMIT_DEPTH=3000)(*LIMIT_MATCH=1000000)(?x)
+\A (?&pattern) \z (?(DEFINE)
+
+    # Oniguruma repeats no look-around, and reads {1,2}+ and {1}? otherwise than PCRE2: braces stand alone.
+    (?<pattern>    (?: (?&item) (?&repetition)?+ | \(\?<?+[=!] (?&pattern) \) | \| )*+ )
+    (?<item>       (?&character) | (?&class) | (?&set) | \((?:\?[:>])?+ (?&pattern)\) | \(\?i: (?&folded)\) )
+    (?<repetition> [*+?][+?]?+ | \{ \d{1,4}+ (?: , \d{0,4}+ )?+ \} (?![+?]) )
+
+    (?<character>  [^][\\(){}|*+?.^$] | (?&escape) )
+    (?<escape>     \\ (?: [nrtfv] | u[[:xdigit:]]{4} | x\{[[:xdigit:]]{1,6}+\} | [[:punct:][:cntrl:]\ ] ) )
+    (?<class>      \\ (?: [sSdD] | [pP]\{ \^?+ (?&category) \} ) )
+    (?<category>   C[cfnos]?+ | L[lmotu]?+ | M[cen]?+ | N[dlo]?+ | P[cdefios]?+ | S[ckmo]?+ | Z[lps]?+ )
+
+    # A '-' in a set is a character in front and at the end only, and makes a range elsewhere.
+    (?<set>        \[ \^?+ (?!\]) (?: - (?&range)?+ )?+ (?: (?&class) | (?&member) (?&range)?+ )*+ -?+ \] )
+    (?<member>     (?!&&) [^][\\-] | (?&escape) )
+    (?<range>      - (?: [^][\\] | (?&escape) ) )
+
+    # Where case is ignored, Oniguruma takes some letters in a row for one character (ß for ss), and treats
+    # characters beyond ASCII and negated sets in ways of its own; no pattern here needs those.
+    (?<folded>       (?: (?&folded_item) (?&repetition)?+ | \(\?<?+[=!] (?&folded) \) | \| )*+ )
+    (?<folded_item>  (?! [sS][sStT] | [fF][fFiIlL] | [^\0-\x7f] ) (?&character) | (?&folded_set)
+                     | \( (?: \?i?+: | \?> )?+ (?&folded) \) )
+    (?<folded_set>   \[ (?![]^]) (?: - (?&folded_range)?+ )?+
+                     (?: (?![^\0-\x7f]) (?&member) (?&folded_range)?+ )*+ -?+ \] )
+    (?<folded_range> (?! - (?&beyond_ascii) ) (?&range) )
+    (?<beyond_ascii> [^\0-\x7f] | \\u (?!00[0-7]) | \\x\{ (?! 0* [0-7]? [[:xdigit:]] \} ) )
+))";
+
+// Tells whether the grammar lets a pattern through, or with PCRE2_PARTIAL_HARD whether one that begins so.
+inline bool in_pattern_grammar(std::string_view part, uint32_t mode) {
+    int error;
+    size_t place;
+    static const std::unique_ptr<pcre2_code, FreePattern> grammar(pcre2_compile(
+        (PCRE2_SPTR)pattern_grammar, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &error, &place, nullptr));
+    std::unique_ptr<pcre2_match_data, FreePattern> match(pcre2_match_data_create(1, nullptr));
+    if (!grammar || !match) throw std::bad_alloc();
+    int found =
+        pcre2_match(grammar.get(), (PCRE2_SPTR)part.data(), part.size(), 0, mode, match.get(), nullptr);
+    return found >= 0 || found == PCRE2_ERROR_PARTIAL;
+}
+
+inline void check_pattern(std::string_view pattern, const std::string& owner) {
+    if (!is_utf8(pattern)) refuse_pattern(pattern, owner, "text that is not UTF-8");
+    if (in_pattern_grammar(pattern, 0)) return;
+    // The shortest beginning that the grammar has for no pattern ends with what is refused.
+    size_t good = 0, wrong = pattern.size() + 1;
+    while (good + 1 < wrong) {
+        size_t middle = (good + wrong) / 2;
+        std::string_view beginning = pattern.substr(0, whole_characters(pattern.substr(0, middle)));
+        (in_pattern_grammar(beginning, PCRE2_PARTIAL_HARD) ? good : wrong) = middle;
+    }
+    if (wrong > pattern.size()) refuse_pattern(pattern, owner, "no end");
+    std::string_view shown = pattern.substr(0, wrong);
+    while (shown.size() > 40 || (shown.front() & 0xc0) == 0x80) shown.remove_prefix(1);
+    refuse_pattern(pattern, owner, "\"" + std::string(shown) + "\"");
+}
+
+// PCRE2 reads some escapes otherwise than Oniguruma, and takes U+180E for white space, which it is no longer.
+inline constexpr std::pair<char, const char*> meanings_of_escapes[] = {
+    {'s', "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"},
+    {'S', "\\S\\x{180e}"},
+    {'d', "\\p{Nd}"},
+    {'D', "\\P{Nd}"},
+    {'v', "\\x{b}"}};
+
+// The pattern for PCRE2 with PCRE2_UTF, PCRE2_UCP and PCRE2_NO_AUTO_CAPTURE. Its escapes stand in brackets,
+// because PCRE2 10.42 reads \P{Lu}*\P{Nd} as if no character were in both. A '\' in its sets keeps PCRE2 from
+// reading [:a:] as a name.
+inline std::string pattern_for_pcre2(std::string_view pattern, const std::string& owner) {
+    check_pattern(pattern, owner);
+    std::string written;
+    for (bool in_set = false; !pattern.empty();) {
+        const bool is_escape = pattern[0] == '\\';
+        const char letter = is_escape ? pattern[1] : '\0';
+        size_t length = letter == 'u' ? 6 : is_escape ? 2 : 1;
+        if (letter == 'p' || letter == 'P' || letter == 'x') length = pattern.find('}') + 1;
+        std::string token(pattern.substr(0, length));
+        pattern.remove_prefix(length);
+        if (token == "[" || token == "]") in_set = token == "[";
+        if (in_set && token.find_first_of(":.=") == 0) token = "\\" + token;
+        if (letter == 'u') token = "\\x{" + token.substr(2) + "}";
+        for (const auto& [escape, meaning] : meanings_of_escapes) {
+            if (letter == escape) token = meaning;
+        }
+        written += is_escape && !in_set ? "[" + token + "]" : token;
+    }
+    return written;
+}

@@ -353,6 +353,8 @@ TEST_CASE("pattern: what it cuts") {
     CHECK(cut("[-a\\]]+|\\-|[^\\S\\n]", "a-]- \n") == "[a-]-][ ](\n)");
     CHECK(cut("\\d+|\\P{Nd}", "1٣x") == "[1٣][x]");
     CHECK(cut("[^\\s\\S]|x", "yx") == "(y)[x]");
+    CHECK(cut("\\P{Lu}*\\P{Nd}", "ab1") == "[ab](1)");
+    CHECK(cut("[:a:]+|[.b.]|[=c=]", "a:bd=") == "[a:][b](d)[=]");
     CHECK(cut(Pattern::quoted("a.é\n▁"), "a.é\n▁axé") == "[a.é\n▁](axé)");
     CHECK(cut("a", "") == "");
     std::string every;  // each character of ASCII
@@ -372,6 +374,14 @@ TEST_CASE("pattern: what is refused") {
         CAPTURE(pattern);
         check_error(error_of([&] { cut(pattern, "aaa"); }), "here", "not supported");
     }
+    // The messages show the pattern up to what is refused.
+    std::string letters;
+    for (int i = 0; i < 19; i++) letters += "é";
+    using Case = std::pair<std::string, std::string>;
+    for (const auto& [pattern, refused] :
+         {Case("a\\wb", "\"a\\w\""), Case("é(?i:a|st)", "\"é(?i:a|st\""),
+          Case("é" + letters + ".", "\"" + letters + ".\""), Case("(a|", "no end")})
+        check_error(error_of([&] { cut(pattern, "a"); }), "here", "has " + refused + ", which is not");
 }
 
 TEST_CASE("pattern: going back without end is stopped") {
