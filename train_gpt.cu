@@ -198,7 +198,7 @@ struct NormLayer {
 struct BlockArrays {
     Gpt& g;
     const Batch& batch;
-    int window;  // attention's; 0: none
+    LayerKind kind;
     Dims d;
     Activations& a;
     UnitTensors<floatX> w;
@@ -207,7 +207,7 @@ struct BlockArrays {
     BlockArrays(Gpt& g, int number, const Batch& batch)
         : g(g),
           batch(batch),
-          window(window_of_layer(g.config, number)),
+          kind(layer_kind(g.config, number)),
           d(g.dims(batch)),
           a(g.acts[number]),
           w(g.weights(number + 1)),
@@ -312,7 +312,8 @@ struct Attention : Sublayer {
         linear_to_stream(attprojw, attprojb, {a.att, att8}, a.datt_out ? a.datt_out : a.dmlp_out);
     // (QKV) the gradient of qkv's bias, if the backward pass of attention makes it, and qkv's does not
     float* dqkvb = attention_makes_bias_gradient(g.config) ? std::exchange(qkv.dbias, nullptr) : nullptr;
-    AttentionShape heads = self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, l.window, l.batch.doc_start);
+    AttentionShape heads =
+        self_attention_shape(d.B, d.T, d.NH, d.NKV, d.HS, l.kind.window, l.batch.doc_start);
     QkvRows rows = {d.N, d.NH, d.NKV, d.HS};
     Rotation rope = {g.rope, l.batch.positions, d.R};
 
@@ -542,7 +543,7 @@ struct Block : BlockArrays {
         norm2.inp = a.residual2, norm2.out = a.norm2, norm2.mean = a.norm2_mean, norm2.rstd = a.norm2_rstd;
         norm1.amax = norm1_8.amax(), norm2.amax = norm2_8.amax();
         norm1.dout_beside = a.dfilter_sum;
-        for (const std::vector<SublayerKind>& kinds : sublayer_kinds(g.config)) {
+        for (const SublayerGroup& kinds : kind.groups) {
             bool first = groups.empty();
             Group& group = groups.emplace_back(first ? norm1 : norm2);
             group.norm.dinp_amax = a.dresidual_scale, group.norm.dinp_column_sums = a.dresidual_sums;

@@ -290,11 +290,12 @@ struct RowsInPlace {
     bool norm1, norm2, filtered;
 
     RowsInPlace(const ModelConfig& c, Recompute kind) {
-        auto reader_is_recomputed = [&](const std::vector<SublayerKind>& group) {
+        auto reader_is_recomputed = [&](const SublayerGroup& group) {
             return std::ranges::any_of(group, [&](SublayerKind s) { return is_recomputed(s, kind); });
         };
-        norm1 = reader_is_recomputed(sublayer_kinds(c).front());
-        norm2 = reader_is_recomputed(sublayer_kinds(c).back());
+        const LayerKind layer = layer_kind(c, 0);
+        norm1 = reader_is_recomputed(layer.groups.front());
+        norm2 = reader_is_recomputed(layer.groups.back());
         filtered = is_recomputed(SublayerKind::filtered_attention, kind);
     }
 };

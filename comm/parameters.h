@@ -142,27 +142,20 @@ public:
           shards_(shards) {
         std::stable_sort(rows_.begin(), rows_.end(),
                          [](const TensorRow& a, const TensorRow& b) { return turn(a) < turn(b); });
-        for (const TensorRow& row : rows_) {
-            Local& local = local_[row.id] = local_part(row);
-            size_t& size = size_[(int)row.unit];
-            local.offset = size;
-            size += round_up(local.shape.padded_size(), alignment);
-            if (row.unit == Unit::block && !row.is_block_matrix()) before_matrices_ = size;
-            local.first_section = sections_[(int)row.unit];
-            sections_[(int)row.unit] += (int)row.all_sections().size();
-        }
+        for (const TensorRow& row : rows_) local_[row.id] = local_part(row);
         if (held_.empty()) {
             for (int unit = 0; unit < units(); unit++) held_.push_back(unit);
         }
         unit_size_.resize(units());
         const size_t divides = std::lcm(alignment, part_alignment * (size_t)shards);
-        for (int unit : held_) {
-            size_t size = size_[(int)kind(unit)] + (unit == layers ? beside_last_block() : 0);
-            unit_size_[unit] = round_up(size, divides);
-        }
+        auto nothing = [](const TensorRow&, size_t) {};
+        for (int unit : held_) unit_size_[unit] = round_up(each_row(unit, nothing), divides);
         std::erase_if(held_, [&](int unit) { return !has(unit); });
         unit_offset_.push_back(0);
         for (size_t unit_size : unit_size_) unit_offset_.push_back(unit_offset_.back() + unit_size);
+        first_section_.push_back(0);
+        for (int unit = 0; unit < units(); unit++)
+            first_section_.push_back(first_section_.back() + sections_before(nullptr, unit));
     }
 
     // Another tensor rank lays out its parts of the same units like this.
@@ -182,8 +175,11 @@ public:
     size_t unit_offset(int unit) const { return unit_offset_[unit]; }
     // Elements of a unit that lie before the matrices of a block, or all.
     size_t before_matrices(int unit) const {
-        size_t before = before_matrices_ + (unit == layers ? beside_last_block() : 0);
-        return kind(unit) == Unit::block ? std::min(before, unit_size(unit)) : unit_size(unit);
+        size_t before = unit_size(unit);
+        each_row(unit, [&](const TensorRow& row, size_t at) {
+            if (row.is_block_matrix()) before = std::min(before, at);
+        });
+        return before;
     }
     size_t size() const { return unit_offset_.back(); }
 
@@ -199,9 +195,8 @@ public:
     template <typename T>
     UnitTensors<T> tensors(int unit, T* memory) const {
         UnitTensors<T> tensors;
-        for (const TensorRow& row : rows_) {
-            if (is_in(row, unit) && has(unit)) tensors.at[row.id] = memory + offset(row, unit);
-        }
+        if (!has(unit)) return tensors;
+        each_row(unit, [&](const TensorRow& row, size_t at) { tensors.at[row.id] = memory + at; });
         return tensors;
     }
 
@@ -209,30 +204,26 @@ public:
     // memory.
     template <typename Visit>
     void each(Visit&& visit) const {
-        for (int unit : held_) {
-            for (const TensorRow& row : rows_) {
-                if (is_in(row, unit)) visit(row, full_name(row, unit), unit_offset(unit) + offset(row, unit));
-            }
-        }
+        for (int unit : held_)
+            each_row(unit, [&](const TensorRow& row, size_t at) {
+                visit(row, full_name(row, unit), unit_offset(unit) + at);
+            });
     }
 
     // Calls visit(row, full name) for each tensor of the model, in an order that all places agree on: that of
     // memory, where all is here.
     template <typename Visit>
     void each_of_model(Visit&& visit) const {
-        for (int unit = 0; unit < units(); unit++) {
-            for (const TensorRow& row : rows_) {
-                if (is_in(row, unit)) visit(row, full_name(row, unit));
-            }
-        }
+        for (int unit = 0; unit < units(); unit++)
+            each_row(unit, [&](const TensorRow& row, size_t) { visit(row, full_name(row, unit)); });
     }
 
     // The parts of tensors in elements [begin, end) of a unit, without padding.
     std::vector<TensorPart> parts(int unit, size_t begin, size_t end) const {
         std::vector<TensorPart> parts;
         if (!has(unit)) return parts;
-        each_section(unit, [&](const TensorRow& row, const Local& local, const LocalSection& section) {
-            size_t start = offset(row, unit) + section.local;
+        each_section(unit, [&](const TensorRow& row, size_t start, const LocalSection& section) {
+            const Local& local = local_[row.id];
             size_t from = std::max(begin, start), to = std::min(end, start + section.count);
             if (from >= to) return;
             size_t first = section.number + from - start;
@@ -250,8 +241,7 @@ public:
         std::vector<UnitRange> ranges;
         if (!has(unit) || (unit == 0 && place.embedding_copy)) return ranges;
         bool counts = false;
-        each_section(unit, [&](const TensorRow& row, const Local&, const LocalSection& section) {
-            size_t at = offset(row, unit) + section.local;
+        each_section(unit, [&](const TensorRow&, size_t at, const LocalSection& section) {
             bool counted_here = place.tensor % section.copies == 0;
             if (counted_here && !counts) ranges.push_back({at, unit_size(unit)});
             if (!counted_here && counts) ranges.back().end = at;
@@ -270,7 +260,7 @@ public:
         return result;
     }
 
-    int sections() const { return first_section(last_unit()) + sections_[(int)Unit::head]; }
+    int sections() const { return first_section_.back(); }
     // Those of the whole model, in the order of their numbers.
     std::vector<ModelSection> sections_of_model() const {
         std::vector<ModelSection> all;
@@ -286,7 +276,7 @@ public:
         std::vector<SectionPart> result;
         for (const TensorPart& part : parts) {
             size_t begin = 0, done = 0;
-            int number = first_section(*part.row, unit);
+            int number = first_section_[unit] + sections_before(part.row, unit);
             for (const Section& section : part.row->all_sections()) {
                 size_t end = begin + section.rows * part.columns;
                 size_t from = part.begin + done, to = std::min(part.begin + part.count, end);
@@ -304,9 +294,8 @@ public:
     std::vector<GradientSum> sums(int unit) const {
         std::vector<GradientSum> sums;
         if (place.tp == 1 || !has(unit)) return sums;
-        each_section(unit, [&](const TensorRow& row, const Local&, const LocalSection& section) {
+        each_section(unit, [&](const TensorRow& row, size_t at, const LocalSection& section) {
             if (section.copies == 1 || section.count == 0) return;
-            size_t at = offset(row, unit) + section.local;
             // replicated tensors make one range with the padding between them
             bool goes_on = !sums.empty() && sums.back().ranks == section.copies &&
                            (row.shard == Shard::replicated || sums.back().begin + sums.back().count == at);
@@ -331,11 +320,9 @@ private:
         int copies;  // neighbouring tensor ranks that have the same
     };
     struct Local {
-        size_t offset = 0;  // among the tensors of its kind of unit
         LocalShape shape = {};
         bool columns_cut = false;
         std::vector<LocalSection> sections = {};
-        int first_section = 0;  // likewise
     };
 
     static size_t round_up(size_t size, size_t to) { return ceil_div(size, to) * to; }
@@ -397,49 +384,52 @@ private:
     }
 
     bool is_in(const TensorRow& row, int unit) const {
-        return row.unit == kind(unit) || (row.unit == Unit::last_block && unit == layers);
+        bool among_last = row.unit == Unit::last_block && unit == layers;
+        return among_last || (row.unit == kind(unit) && (row.unit != Unit::block || row.is_in(unit - 1)));
     }
-    size_t beside_last_block() const { return size_[(int)Unit::last_block]; }
-    bool is_behind_those(const TensorRow& row, int unit) const {
-        return row.unit == Unit::block && unit == layers;
+
+    // Calls visit(row, its first element in the unit) for each tensor of a unit, in the order of memory.
+    // Returns where they end.
+    template <typename Visit>
+    size_t each_row(int unit, Visit&& visit) const {
+        size_t at = 0;
+        for (const TensorRow& row : rows_) {
+            if (!is_in(row, unit)) continue;
+            visit(row, at);
+            at += round_up(local_[row.id].shape.padded_size(), alignment);
+        }
+        return at;
     }
-    // The offset of a tensor in a unit, in elements.
-    size_t offset(const TensorRow& row, int unit) const {
-        return local_[row.id].offset + (is_behind_those(row, unit) ? beside_last_block() : 0);
+
+    // Calls visit(row, the section's first element in the unit, section) likewise.
+    template <typename Visit>
+    void each_section(int unit, Visit&& visit) const {
+        each_row(unit, [&](const TensorRow& row, size_t at) {
+            for (const LocalSection& section : local_[row.id].sections)
+                visit(row, at + section.local, section);
+        });
+    }
+
+    // Counts the sections of a unit that come before those of a row; null: all.
+    int sections_before(const TensorRow* row, int unit) const {
+        int count = 0;
+        for (const TensorRow& before : rows_) {
+            if (row && before.id == row->id) break;
+            if (is_in(before, unit)) count += (int)before.all_sections().size();
+        }
+        return count;
     }
 
     std::string full_name(const TensorRow& row, int unit) const {
         return (row.unit == Unit::block ? text("layers.%d.", unit - 1) : "") + row.name;
     }
 
-    // Among those of the model.
-    int first_section(int unit) const {
-        auto [embedding, last_block, block, head] = sections_;
-        return unit == 0 ? 0 : embedding + (unit - 1) * block + (unit > layers ? last_block : 0);
-    }
-    int first_section(const TensorRow& row, int unit) const {
-        int before = is_behind_those(row, unit) ? sections_[(int)Unit::last_block] : 0;
-        return first_section(unit) + before + local_[row.id].first_section;
-    }
-
-    // Calls visit(row, local, section) in the order of memory.
-    template <typename Visit>
-    void each_section(int unit, Visit&& visit) const {
-        for (const TensorRow& row : rows_) {
-            if (!is_in(row, unit)) continue;
-            for (const LocalSection& section : local_[row.id].sections) visit(row, local_[row.id], section);
-        }
-    }
-
     std::vector<TensorRow> rows_;  // in the order of memory
     std::vector<int> held_;
     Local local_[UnitTensors<float>::most];
-    // sizes of each kind of unit
-    size_t size_[4] = {};
-    int sections_[4] = {};
-    size_t before_matrices_ = 0;  // elements of a block's own tensors
     int shards_;
     std::vector<size_t> unit_size_, unit_offset_;
+    std::vector<int> first_section_;  // each unit's, among those of the model
 };
 
 // Rows of the vocabulary on each of `tp` ranks.

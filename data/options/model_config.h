@@ -104,12 +104,20 @@ inline std::string effective_window_pattern(const ModelConfig& c) {
 
 enum class SublayerKind { attention, filtered_attention, mlp };
 
-// The sublayers of a block. Each group reads a norm of its own of the residual stream, and what its sublayers
-// make of that, side by side, is added to the stream.
-inline std::vector<std::vector<SublayerKind>> sublayer_kinds(const ModelConfig& c) {
+// Sublayers side by side: each reads the same norm of the residual stream and adds to the stream.
+using SublayerGroup = std::vector<SublayerKind>;
+
+struct LayerKind {
+    int window;                         // attention's; 0: none
+    std::vector<SublayerGroup> groups;  // one after another, each with a norm of its own
+};
+
+// A layer, from 0, as the model has it. All layers have as many groups.
+inline LayerKind layer_kind(const ModelConfig& c, int layer) {
     SublayerKind attention = c.local_filter ? SublayerKind::filtered_attention : SublayerKind::attention;
-    if (c.block == BlockKind::parallel) return {{attention, SublayerKind::mlp}};
-    return {{attention}, {SublayerKind::mlp}};
+    LayerKind kind = {window_of_layer(c, layer), {{attention}, {SublayerKind::mlp}}};
+    if (c.block == BlockKind::parallel) kind.groups = {{attention, SublayerKind::mlp}};
+    return kind;
 }
 
 // Outputs of the product that makes queries, keys and values.
@@ -169,7 +177,9 @@ struct TensorRow {
     std::vector<Section> sections = {};  // divide the rows; empty: there is one section
     size_t pad_to = 1;  // a rank's rows are padded to a multiple of it: always zero, not in files
     bool uniform = false;
+    std::vector<bool> layers = {};  // whether each layer has it; empty: all have
 
+    bool is_in(int layer) const { return layers.empty() || layers[layer]; }
     std::vector<int64_t> shape() const {
         return cols ? std::vector<int64_t>{(int64_t)rows, (int64_t)cols}
                     : std::vector<int64_t>{(int64_t)rows};
@@ -222,7 +232,7 @@ inline std::vector<TensorRow> tensor_table(const ModelConfig& c) {
     size_t H = filter_width(c);
     float filter1 = 1 / std::sqrt(2.0f * C), filter2 = 1 / std::sqrt(2.0f * H);
     bool bias = c.bias, norm_bias = bias && c.norm == NormKind::layernorm,
-         two_norms = sublayer_kinds(c).size() > 1, filter = c.local_filter, uniform = true;
+         two_norms = layer_kind(c, 0).groups.size() > 1, filter = c.local_filter, uniform = true;
     std::vector<Section> hidden = {{F, 0, "", "--mlp-width"}},
                          heads = {{A, c.heads, "queries", "--heads"},
                                   {KV, c.kv_heads, "keys", "--kv-heads", true},
@@ -290,8 +300,12 @@ inline std::vector<LocalProduct> local_products(const ModelConfig& c, int tp) {
 // Parameters of a completed config; a tied output matrix counts once.
 inline int64_t parameter_count(const ModelConfig& c) {
     int64_t count = 0;
-    for (const TensorRow& row : tensor_table(c))
-        count += (int64_t)row.size() * (row.unit == Unit::block ? c.layers : 1);
+    for (const TensorRow& row : tensor_table(c)) {
+        int times = row.unit != Unit::block ? 1
+                    : row.layers.empty()    ? c.layers
+                                            : (int)std::ranges::count(row.layers, true);
+        count += (int64_t)row.size() * times;
+    }
     return count;
 }
 

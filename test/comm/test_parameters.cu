@@ -19,12 +19,14 @@ struct Model {
     int kv_heads, mlp_width;
 };
 
-enum Toy { wte, wpe, norm, qkvw, qkvb, projw, projb, scale, fcw, fcdown, normf, headw };
+enum Toy { wte, wpe, norm, qkvw, qkvb, projw, projb, scale, fcw, fcdown, tablew, tableb, normf, headw };
 
-// 12 heads of 2, a vocabulary of 97, and biases; nothing divides anything by chance.
+// 12 heads of 2, a vocabulary of 97, and biases; nothing divides anything by chance. Two layers of five have
+// tensors that the others have not.
 Model gpt2_like() {
     size_t C = 24, V = 97, F = 48;
     std::vector<Section> heads(3, Section{24, 12});
+    std::vector<bool> in_two = {false, true, false, false, true};
     using enum Unit;
     return {"like GPT-2",
             {{wte, embedding, "wte", V, C, 0, 1, true, Shard::rows, {}, 16},
@@ -37,6 +39,8 @@ Model gpt2_like() {
              {projb, block, "proj.bias", C, 0, 0, 0, false, Shard::replicated},
              {fcw, block, "fc.weight", F, C, 0, 1, true, Shard::rows},
              {fcdown, block, "fcproj.weight", C, F, 0, 1, true, Shard::columns},
+             {tablew, block, "table.weight", F, C, 0, 1, true, Shard::rows, {}, 1, false, in_two},
+             {tableb, block, "table.bias", 7, 0, 0, 1, false, Shard::replicated, {}, 1, false, in_two},
              {normf, last_block, "normf", C, 0, 1, 0, false, Shard::replicated}},
             5,
             true,
@@ -167,7 +171,8 @@ template <typename Visit>
 void each_tensor(const Model& model, int unit, Visit&& visit) {
     Unit kind = unit == 0 ? Unit::embedding : unit <= model.layers ? Unit::block : Unit::head;
     for (const TensorRow& row : model.rows) {
-        if (row.unit == kind || (row.unit == Unit::last_block && unit == model.layers)) visit(row);
+        bool is_there = row.unit != Unit::block || row.layers.empty() || row.layers[unit - 1];
+        if (row.unit == Unit::last_block ? unit == model.layers : row.unit == kind && is_there) visit(row);
     }
 }
 
